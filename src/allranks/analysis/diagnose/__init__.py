@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from allranks.analysis.diagnose.calibration import kind_of
 from allranks.analysis.diagnose.case import DiagnosisCase
 from allranks.analysis.diagnose.causes import find_causes
 from allranks.analysis.diagnose.job_summary import align_clocks, build_timeline, describe_health
@@ -46,15 +47,20 @@ def diagnose(paths: Sequence[Path | str], *, workers: int | None = None) -> Diag
     Raises:
         RequestError: a path does not exist.
     """
+    return diagnose_with_kinds(paths, workers=workers)[0]
+
+
+def diagnose_with_kinds(paths: Sequence[Path | str], *, workers: int | None = None) -> tuple[Diagnosis, list[str]]:
+    """Return the diagnosis, and the kind of rule behind each finding (`calibration.kind_of`), for measurements."""
     sources, left_out = find_logs([Path(p) for p in paths])
     scans = scan_files(sources, workers)
     problems = [ReadProblem(file=name, text=text) for name, text in left_out]
     problems += [ReadProblem(file=sources[s.file].name, text=redact(p)) for s in scans for p in s.problems]
     case = DiagnosisCase([s.name for s in sources], scans)
     clocks = align_clocks(case)
-    findings, benign = find_causes(case)
+    candidates, findings, benign = find_causes(case)
     verdict, unexplained = decide(case, findings)
-    return Diagnosis(
+    diagnosis = Diagnosis(
         verdict=verdict,
         findings=findings,
         benign=benign,
@@ -66,3 +72,4 @@ def diagnose(paths: Sequence[Path | str], *, workers: int | None = None) -> Diag
         files=len(sources),
         bytes_read=sum(s.bytes_read for s in scans),
     )
+    return diagnosis, [kind_of(candidate) for candidate in candidates]

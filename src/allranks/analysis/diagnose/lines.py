@@ -38,6 +38,17 @@ _SYSLOG = re.compile(
     r"^(?:<\d+>)?(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
     r" (?P<host>[A-Za-z][\w.-]*) (?=[\w./-]+(?:\[\d+\])?:)"
 )
+# Prefixes of containers, log collectors and launchers that stand before the program's own text.
+_TAGGED = re.compile(r"^\s*\[\d+,(?P<rank>\d{1,7})\]<std(?:out|err|diag)>:\s?")
+_POD = re.compile(r"^\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?|^(?P<service>[A-Za-z][\w.-]*-\d+) +\| ")
+_COLLECTED = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.]*(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )")
+# A time stamp or a host before a message that has its own form: the rest is what the emitter wrote.
+_OWN_FORM = r"(?=\s*(?:Traceback \(|File \"|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b|\[(?:rank|default)\d|[\w.-]+:\d+:\d+ \[\d+\] NCCL|(?:srun|sbatch|slurmstepd|slurmd)(?:\[\d+\])?: ))"
+_STAMPED = re.compile(
+    r"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:? ?(?:\W{0,3}(?:ERROR|INFO|WARNING|CRITICAL)\W{1,4})?"
+    + _OWN_FORM
+)
+_AT_HOST = re.compile(r"^(?P<host>[A-Za-z][\w-]*\d[\w.-]*): " + _OWN_FORM)
 _HOST = re.compile(r"^(?P<host>[A-Za-z][\w-]*\d[\w.-]*): (?=\S)")
 _IN_RANK = re.compile(r"\[(?:PG [^\]]{0,80}?)?\bRank (?P<rank>\d{1,7})\]", re.IGNORECASE)
 _ON = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON (?P<host>[\w.-]+) ")
@@ -83,6 +94,7 @@ def decode_line(raw: bytes) -> str:
 _EMITTERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern))
     for name, pattern in (
+        ("launcher", r"\bChildFailedError\b|^\s*(?:ERROR|WARNING|INFO):torch\.distributed\.elastic"),
         (
             "python",
             r"^\s*(?:Traceback \(most recent call last\)|File \"[^\"]+\", line \d|(?:[\w<>]+\.)*(?:\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|Abort)|Exception)(?:\(\w+\))?(?::|\s*$))",
@@ -196,8 +208,12 @@ def parse_line(text: str, labelled: bool) -> LogLine:
     host: str | None = None
     if labelled and (match := _TASK.match(text)):
         task, text = int(match["task"]), text[match.end() :]
-    for _ in range(3):
-        if match := _RANK.match(text):
+    for _ in range(4):
+        if (match := _STAMPED.match(text)) or (match := _COLLECTED.match(text)):
+            pass
+        elif match := _TAGGED.match(text):
+            rank = int(match["rank"])
+        elif match := _RANK.match(text):
             if match["kind"].lower() == "rank":
                 rank = int(match["rank"])
             else:
@@ -209,6 +225,8 @@ def parse_line(text: str, labelled: bool) -> LogLine:
         elif match := _NCCL.match(text):
             host, pid = match["host"], int(match["pid"])
             emitter = "nccl"
+        elif (match := _POD.match(text)) or (match := _AT_HOST.match(text)):
+            host = match["host"] or host
         elif match := _SYSLOG.match(text):
             host = match["host"]
             emitter = _SYSLOG_EMITTERS.get(re.split(r"[\[:]", text[match.end() :], maxsplit=1)[0], emitter)
@@ -223,6 +241,62 @@ def parse_line(text: str, labelled: bool) -> LogLine:
         host = found["host"] if found else None
         task = int(srun["task"]) if srun and found is srun else task
     return LogLine(text, rank, local, task, host, pid, emitter or emitter_of(text), severity_of(text))
+
+
+_NEW_MESSAGE = re.compile(
+    r"^\s*(?:\[?\d{4}-\d\d-\d\d|\[?[EWIF]\d{3,4} |Traceback|File \"|[\w.-]+:\d+:\d+ \[|(?:\w+\.)*\w+(?:Error|Exception|Warning)\b|(?:srun|sbatch|slurm\w+)\b|(?:NCCL|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b|[-=*#~]{4,}|\{|\[rank)"
+)
+_UNFINISHED = (
+    ":",
+    ",",
+    "-",
+    "(",
+    "[",
+    "=",
+    "WARN",
+    "/",
+    "_",
+    "'",
+    "`",
+    " to",
+    " of",
+    " the",
+    " with",
+    " from",
+    " for",
+    " a",
+    " and",
+    " is",
+    " by",
+)
+MAX_PARTS, PART_REACH, WRAP_MARGIN, MAX_WRAP = 3, 8, 14, 200
+
+
+def continuation(lines: list[bytes], i: int, labelled: bool) -> list[str]:
+    """Return the texts of the next lines that belong to the message in line `i`: a wrapped message, or a header and its message.
+
+    Lines of other ranks in between are skipped.
+    """
+    first = parse_line(decode_line(lines[i][:MAX_LINE_TEXT]), labelled)
+    near = lines[max(0, i - 20) : i + 20]
+    longest = max(map(len, near))
+    width = longest if longest <= MAX_WRAP else None
+    before, length, parts = first.text.rstrip(), len(lines[i]), []
+    for raw in lines[i + 1 : i + 1 + PART_REACH]:
+        line = parse_line(decode_line(raw[:MAX_LINE_TEXT]), labelled)
+        if (line.rank, line.local, line.task) != (first.rank, first.local, first.task):
+            continue
+        text = line.text.strip()
+        wrapped = width is not None and length >= width - WRAP_MARGIN
+        if not text or _NEW_MESSAGE.match(line.text) or before.endswith((".", "!")) and not wrapped:
+            break
+        if not (wrapped or before.endswith(_UNFINISHED) or text[0].islower() or line.text[:1] in " \t"):
+            break
+        parts.append(text)
+        before, length = text, len(raw)
+        if len(parts) == MAX_PARTS:
+            break
+    return parts
 
 
 def has_task_labels(lines: list[bytes]) -> bool:

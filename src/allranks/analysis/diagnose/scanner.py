@@ -24,6 +24,7 @@ from allranks.analysis.diagnose.catalogue.signs import FAILURE_SIGNS
 from allranks.analysis.diagnose.lines import (
     MAX_LINE_TEXT,
     LogLine,
+    continuation,
     decode_line,
     has_task_labels,
     parse_line,
@@ -177,7 +178,13 @@ LOOSE, LOOSE_FRAMES = 32, 12
 TIME_STAMP_REACH = 40  # maximum distance of a time stamp that dates a line without one
 _BLANK = bytes(48 if 48 <= c <= 57 else c for c in range(256))
 
+# A line that quotes a traceback with its line ends written out; events of a run are read as they are.
+_QUOTED = re.compile(rb'^(?!\{"event").*\bTraceback \(most recent call last\):?\\n.*$', re.MULTILINE)
 _STEP = re.compile(r"\b(?:global_?)?(?:step|iter(?:ation)?)\b\W{0,6}(\d{1,9})\b", re.IGNORECASE)
+
+MAX_JOINED = 256  # messages of a file whose next lines are tried with them
+_JOINED_KINDS = frozenset({"sign", "class", "structured"})
+_LOGICAL_KINDS = frozenset({"class", "benign", "structured"})
 
 MatchingRules = tuple[ScanRule, ...]
 
@@ -205,6 +212,8 @@ class Scanner:
     def _block(self, state: _FileState, block: bytes, whole: bool) -> None:
         state.out.bytes_read += len(block)
         block = strip_escapes(block)
+        if b"\\n" in block and b"Traceback" in block:
+            block = _QUOTED.sub(lambda match: match.group().replace(b"\\n", b"\r"), block)
         if b"\r" in block:
             lines, numbers = _split_returns(block, state.line)
             forms = [line.translate(_BLANK) for line in lines]
@@ -273,6 +282,31 @@ class Scanner:
             return
         for text in _windows(lines[i], verdict):
             self._line(state, parse_line(text, bool(state.labelled)), text, (lines, i), number, verdict)
+        if len(lines[i]) < MAX_LINE_TEXT and any(r.kind in _JOINED_KINDS or r.owner == "exception" for r in verdict):
+            self._logical_line(state, lines, i, number)
+
+    def _logical_line(self, state: _FileState, lines: list[bytes], i: int, number: int) -> None:
+        """Try the rules that match only across the end of a line: a message may be wrapped, or follow its header."""
+        if state.joined >= MAX_JOINED or not (parts := continuation(lines, i, bool(state.labelled))):
+            return
+        state.joined += 1
+        raw = decode_line(lines[i]).rstrip()
+        line = parse_line(raw, bool(state.labelled))
+        end = len(line.text)
+        for glue in (" ", ""):
+            text = glue.join([line.text, *parts])
+            across: list[ScanRule] = []
+            for rule in self.gate.candidates(text.encode()):
+                match = rule.pattern.search(text) if rule.kind in _LOGICAL_KINDS else None
+                if match and match.start() < end < match.end() and not rule.pattern.search(line.text):
+                    across.append(rule)
+            if across:
+                whole = LogLine(
+                    text, line.rank, line.local, line.task, line.host, line.pid, line.emitter, line.severity
+                )
+                self._line(state, whole, glue.join([raw, *parts]), (lines, i), number, tuple(across))
+                return
+        state.complete_exception(number, parts)
 
     def _line(
         self,
@@ -340,6 +374,7 @@ class _FileState:
         self._ranks: set[int] = set()
         self._pids: dict[int, int] = {}
         self._in_stack = 0
+        self.joined = 0
         self._root_at = -ROOT_CAUSE_LINES - 1
         self._steps, self._last_step = 0, b""
         self._late: deque[int] = deque(maxlen=LATE_PROGRESS)
@@ -468,6 +503,14 @@ class _FileState:
         )  # fmt: skip
         if meaning.owner == "exception":
             self._frames.pop(stream, None)
+
+    def complete_exception(self, number: int, parts: list[str]) -> None:
+        """Add the next lines to the message of the exception in this line, if it announces them."""
+        last = self.out.signals[-1] if self.out.signals else None
+        if last is not None and last.owner == "exception" and last.line == number:
+            message = last.groups.get("message", "")
+            if not message or message.endswith(":"):
+                last.groups["message"] = f"{message} {' '.join(parts)}".strip()[:MAX_LINE_TEXT]
 
     def _introduce(self, line: LogLine, rank: int) -> int:
         """Read NCCL's line that maps a process to a rank."""

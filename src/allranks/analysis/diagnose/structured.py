@@ -172,11 +172,13 @@ _ASCEND = {
 
 
 def _ascend(fields: Fields) -> list[Reading]:
-    found = _ASCEND.get(fields["code"])
+    found = _ASCEND.get(fields.get("code") or fields["code2"])
     if found is None:
         return []
     owner, weight, said = found
-    return [Reading("class", owner, weight, f"The Ascend device reports {fields['code']}: {said}.")]
+    return [
+        Reading("class", owner, weight, f"The Ascend device reports {fields.get('code') or fields['code2']}: {said}.")
+    ]
 
 
 _RANKS = re.compile(r"\d+")
@@ -273,7 +275,7 @@ STRUCTURED: dict[str, StructuredMessage] = {
         StructuredMessage(
             id="ascend_fault",
             pattern=Pattern(
-                r"(?:^\W*|\b(?:error|err|code|ErrCode|ret|retCode)\b[^A-Za-z\d]{1,6}(?:is )?)(?P<code>E[IJL]\d{4}|507\d{3}|207018)\b",
+                r"\b(?P<code>E[IJL]\d{4})\b(?=[:\]\s(]|$)|\b(?:error|err|code|ErrCode|ret|retCode)\b[^A-Za-z\d]{1,6}(?:is )?(?P<code2>507\d{3}|207018)\b",
                 "error",
                 "err",
                 "errcode",
@@ -283,6 +285,11 @@ STRUCTURED: dict[str, StructuredMessage] = {
                 "time",
                 "reason",
                 "fail",
+                "wait",
+                "argument",
+                "memory",
+                "socket",
+                "version",
             ),
             read=_ascend,
         ),

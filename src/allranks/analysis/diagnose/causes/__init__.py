@@ -138,14 +138,14 @@ DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
 )
 
 
-def find_causes(case: DiagnosisCase) -> tuple[list[DiagnosisFinding], list[BenignFinding]]:
-    """Return the findings, most likely root cause first, and the harmless messages."""
+def find_causes(case: DiagnosisCase) -> tuple[list[CandidateCause], list[DiagnosisFinding], list[BenignFinding]]:
+    """Return the candidates and their findings, most likely root cause first, and the harmless messages."""
     recovered = _collect(case)
     for decide in DETECTORS:
         decide(case)
     end = first_exit(case)
-    findings = [_finding(case, candidate, end) for candidate in rank_candidates(case)]
-    return findings, _benign(case, recovered)
+    candidates = rank_candidates(case)
+    return candidates, [_finding(case, c, end) for c in candidates], _benign(case, recovered)
 
 
 def _collect(case: DiagnosisCase) -> list[LogSignal]:

@@ -154,6 +154,8 @@ def detect_exceptions(case: DiagnosisCase) -> None:
         found.next_test = (
             "run again with NCCL_DEBUG=INFO (or TORCH_CPP_LOG_LEVEL=INFO) and give diagnose all ranks' logs"
         )
+    if not plain and not communication and not case.candidates:
+        plain = _quoted_exceptions(case)
     if plain:
         ended = first_exit(case).rank
         first = sort_by_time([s for s in plain if ended is not None and s.rank == ended] or plain)[0]
@@ -162,6 +164,20 @@ def detect_exceptions(case: DiagnosisCase) -> None:
             "application_error", 0.74 if named else POSSIBLE - 0.05, [first, *[s for s in plain if s is not first]]
         )
         _explain(case, found, first)
+
+
+_QUOTED = re.compile(r"\b(?:\w+\.)*(?P<type>[A-Z]\w*(?:Error|Exception))\b(?:\([\"'])?:? ?(?P<message>.{0,300})")
+
+
+def _quoted_exceptions(case: DiagnosisCase) -> list[LogSignal]:
+    """Return lines marked as errors that quote an exception, which the program caught to log it."""
+    found: list[LogSignal] = []
+    for signal in case.signals:
+        match = _QUOTED.search(signal.text) if signal.kind == "sign" and signal.owner == "error_line" else None
+        if match and match["type"] not in _CONSEQUENCES and not case.went_on_after(signal):
+            signal.groups.update(type=match["type"], message=match["message"].strip("\"'() "))
+            found.append(signal)
+    return found
 
 
 def _explain(case: DiagnosisCase, found: CandidateCause, first: LogSignal) -> None:
