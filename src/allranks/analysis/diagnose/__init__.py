@@ -9,6 +9,7 @@ from allranks.analysis.diagnose.calibration import kind_of
 from allranks.analysis.diagnose.case import DiagnosisCase
 from allranks.analysis.diagnose.causes import find_causes
 from allranks.analysis.diagnose.job_summary import align_clocks, build_timeline, describe_health
+from allranks.analysis.diagnose.last_good_run import compare_with_last_good
 from allranks.analysis.diagnose.logs import find_logs
 from allranks.analysis.diagnose.parallel_scan import count_connections, scan_files
 from allranks.analysis.diagnose.records import (
@@ -17,8 +18,10 @@ from allranks.analysis.diagnose.records import (
     Diagnosis,
     DiagnosisFinding,
     JobHealth,
+    LastGoodRun,
     LogEvidence,
     ReadProblem,
+    RunChange,
     UnexplainedFailure,
 )
 from allranks.analysis.diagnose.verdict import decide
@@ -30,8 +33,10 @@ __all__ = [
     "Diagnosis",
     "DiagnosisFinding",
     "JobHealth",
+    "LastGoodRun",
     "LogEvidence",
     "ReadProblem",
+    "RunChange",
     "UnexplainedFailure",
     "diagnose",
 ]
@@ -65,6 +70,7 @@ def diagnose_with_kinds(paths: Sequence[Path | str], *, workers: int | None = No
         findings=findings,
         benign=benign,
         unexplained=unexplained,
+        last_good_run=compare_with_last_good([Path(p) for p in paths]) if verdict != "healthy" else None,
         health=describe_health(case, count_connections([Path(p) for p in paths])),
         story=build_timeline(case),
         clocks=clocks,

@@ -119,6 +119,22 @@ class UnexplainedFailure(Struct, frozen=True, kw_only=True):
     evidence: list[LogEvidence]
 
 
+class RunChange(Struct, frozen=True, kw_only=True):
+    """One difference between two runs."""
+
+    what: str
+    before: str
+    now: str
+
+
+class LastGoodRun(Struct, frozen=True, kw_only=True):
+    """The newest successful run of the same spec, and what has changed since."""
+
+    run: str
+    same_spec: bool
+    changes: list[RunChange]
+
+
 class BenignFinding(Struct, frozen=True, kw_only=True):
     """A harmless message that looks like an error, and why it is harmless."""
 
@@ -177,6 +193,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     findings: list[DiagnosisFinding]
     benign: list[BenignFinding]
     unexplained: UnexplainedFailure | None
+    last_good_run: LastGoodRun | None
     health: JobHealth
     story: list[str]
     clocks: ClockOffsets

@@ -15,6 +15,7 @@ from allranks.analysis.diagnose.records import (
     Diagnosis,
     DiagnosisFinding,
     JobHealth,
+    LastGoodRun,
     LogEvidence,
     UnexplainedFailure,
 )
@@ -24,7 +25,7 @@ from allranks.utils.text import printable
 MORE_CAUSES = 2  # number of further causes shown in full; the others by title only
 LABEL_WIDTH, MAX_EVIDENCE_LINES = 12, 3  # width of the labels; terminal lines per log line
 PIPED_WIDTH = 160  # width if there is no terminal
-SHOWN_EVIDENCE, SHOWN_BENIGN, SHOWN_PROBLEMS = 3, 8, 12
+SHOWN_EVIDENCE, SHOWN_BENIGN, SHOWN_PROBLEMS, SHOWN_CHANGES = 3, 8, 12, 12
 
 
 def _style(text: str, *args: Any, **options: Any) -> str:
@@ -52,6 +53,7 @@ def diagnosis_lines(diagnosis: Diagnosis, width: int) -> Iterator[str]:
         yield from _no_failure(diagnosis, width)
     else:
         yield _style("None of these files could be read, so there is no diagnosis.", "yellow", bold=True)
+    yield from _changes(diagnosis.last_good_run, width)
     yield from _health(diagnosis.health, width, brief=diagnosis.verdict != "healthy")
     yield from _timeline(diagnosis.story, diagnosis.clocks, width)
     yield from _benign(diagnosis, width)
@@ -168,6 +170,21 @@ def _seen(evidence: LogEvidence, width: int) -> Iterator[str]:
         parts = [*parts[: MAX_EVIDENCE_LINES - 1], parts[MAX_EVIDENCE_LINES - 1][: _room(width) - 4] + " ..."]
     for part in parts:
         yield from _item("", part, width, fg="yellow")
+
+
+def _changes(good: LastGoodRun | None, width: int) -> Iterator[str]:
+    """Yield what changed since the newest successful run."""
+    if good is None:
+        return
+    same = "the same spec" if good.same_spec else "a spec of the same name"
+    if not good.changes:
+        yield from _wrapped(f"Nothing that is recorded changed since the last good run, {good.run} ({same}).", width)
+        return
+    yield from _wrapped(f"Changed since the last good run, {good.run} ({same}):", width, bold=True)
+    for change in good.changes[:SHOWN_CHANGES]:
+        yield from _wrapped(f"  {change.what}: {change.before} -> {change.now}", width)
+    if len(good.changes) > SHOWN_CHANGES:
+        yield f"  and {len(good.changes) - SHOWN_CHANGES} more (--json has all)"
 
 
 def _health(health: JobHealth, width: int, *, brief: bool) -> Iterator[str]:
