@@ -230,6 +230,21 @@ def _accounting(fields: Fields) -> list[Reading]:
     return []
 
 
+_EXIT_SIGNALS = {code: signal for signal in (6, 7, 9, 11) for code in (-signal, 128 + signal)}
+_OTHER_EXIT_SIGNALS = frozenset({-4, -8, 132, 136})
+
+
+def _exit_code(fields: Fields) -> list[Reading]:
+    """Read an exit code that shows a signal: negative as Python reports it, or above 128 as shells do."""
+    code = int(fields["code"])
+    if code in _OTHER_EXIT_SIGNALS:
+        return [Reading("class", "rank_died", LIKELY)]
+    if code not in _EXIT_SIGNALS:
+        return []
+    owner, _ = _SIGNALS[str(_EXIT_SIGNALS[code])]
+    return [Reading("class", owner, LIKELY)]
+
+
 def _mpi_end(fields: Fields) -> list[Reading]:
     """Read the rank and the signal of an MPI launcher's report."""
     signal = fields.get("signal") or fields.get("signal2") or ""
@@ -326,6 +341,15 @@ STRUCTURED: dict[str, StructuredMessage] = {
                 "boot_fail",
             ),
             read=_accounting,
+        ),
+        StructuredMessage(
+            id="exit_code",
+            pattern=Pattern(
+                r"(?:exit|return)(?:ed)?(?: with)?(?: \w+)?[ _]?(?:code|status)\W{1,6}(?P<code>-\d{1,2}|1[2-4]\d)\b(?!:)|\bEXIT CODE: (?P<code2>1[2-4]\d)\b",
+                "exit",
+                "return",
+            ),
+            read=lambda f: _exit_code({**f, "code": f.get("code") or f["code2"]}),
         ),
         StructuredMessage(
             id="mpi_end",

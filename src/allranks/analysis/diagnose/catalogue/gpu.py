@@ -107,6 +107,8 @@ NO_GPU = FailureClass(
             " device",
         ),
         Pattern(r"No HIP GPUs are available"),
+        Pattern(r"could not select device driver .{0,80}gpu", "could not select device driver"),
+        Pattern(r"nvidia-container-cli: (initialization|device|mount) error", "nvidia-container-cli", weight=LIKELY),
         Pattern(
             r"ProcessGroupNCCL is only supported with GPUs|no GPUs found",
             "processgroupnccl is only supported",

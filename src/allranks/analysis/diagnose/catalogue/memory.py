@@ -14,7 +14,8 @@ CUDA_OOM = FailureClass(
     reference="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
     patterns=(
         Pattern(r"(CUDA|HIP|XPU|NPU) out of memory", " out of memory", passing=True),
-        Pattern(r"\bOutOfMemoryError\b", "outofmemoryerror", unless="java"),
+        Pattern(r"\bOutOfMemoryError\b", "outofmemoryerror", unless=r"java|\bray\."),
+        Pattern(r"RESOURCE_EXHAUSTED: Out of memory", "resource_exhausted", weight=LIKELY),
         Pattern(r"(CUDA|HIP) error: out of memory|Cuda failure.{0,12}out of memory", "out of memory", weight=LIKELY),
         Pattern(
             r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED",
@@ -176,6 +177,12 @@ SHM_TOO_SMALL = FailureClass(
             "nccl-",
         ),
         Pattern(r"Error while creating shared memory segment", weight=LIKELY),
+        Pattern(
+            r"failed to (extend|attach|allocate|create).{0,20}/dev/shm/",
+            "/dev/shm/",
+            weight=LIKELY,
+            unless="No such file",
+        ),
         Pattern(r"unable to allocate shared memory ?\(shm\)", "unable to allocate shared memory", weight=LIKELY),
         Pattern(
             r"\bshm\w*\.(h|cc):\d+.{0,80}(No space left|posix_fallocate|ftruncate)",

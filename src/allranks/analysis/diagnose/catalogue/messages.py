@@ -50,7 +50,7 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
     "stack_head": (Pattern(THREAD_LINE, "thread "),),
     "exception": (
         Pattern(
-            r"^\s*(?:[\w.-]+(?:\[\d+\])?: )?(?:[\w<>]+\.)*(?P<type>(?:\w+(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|NotFound|Refused|Abort)|Exception))(?:\((?P<inner>\w+)\))?(?:: (?P<message>.*))?\s*$",
+            r"^\s*(?:[\w.-]+(?:\[\d+\])?: )?(?:[\w<>]+\.)*(?P<type>(?:\w+(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|NotFound|Refused|Abort)|Exception|(?<=\.exc\.)[A-Z]\w+|(?<=\.errors\.)[A-Z]\w+|(?<=\.exceptions\.)[A-Z]\w+))(?:\((?P<inner>\w+)\))?(?:: (?P<message>.*))?\s*$",
             "*error",
             "*exception",
             "*interrupt",
@@ -61,6 +61,9 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
             "*notfound",
             "*refused",
             "*abort",
+            "exc.",
+            "errors.",
+            "exceptions.",
         ),
     ),
     "event_start": (Pattern(r'^\{"event": ?"start"', '"event"'),),
