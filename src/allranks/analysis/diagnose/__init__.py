@@ -7,7 +7,7 @@ from pathlib import Path
 
 from allranks.analysis.diagnose.calibration import kind_of
 from allranks.analysis.diagnose.case import DiagnosisCase
-from allranks.analysis.diagnose.causes import find_causes
+from allranks.analysis.diagnose.causes import describe_candidates, describe_harmless, find_candidates
 from allranks.analysis.diagnose.job_summary import align_clocks, build_timeline, describe_health
 from allranks.analysis.diagnose.last_good_run import compare_with_last_good
 from allranks.analysis.diagnose.logs import find_logs
@@ -63,12 +63,13 @@ def diagnose_with_kinds(paths: Sequence[Path | str], *, workers: int | None = No
     problems += [ReadProblem(file=sources[s.file].name, text=redact(p)) for s in scans for p in s.problems]
     case = DiagnosisCase([s.name for s in sources], scans)
     clocks = align_clocks(case)
-    candidates, findings, benign = find_causes(case)
-    verdict, unexplained = decide(case, findings)
+    candidates, survived = find_candidates(case)
+    verdict, kept, unexplained = decide(case, candidates)
+    survived += [s for c in candidates if c not in kept for s in c.signals]
     diagnosis = Diagnosis(
         verdict=verdict,
-        findings=findings,
-        benign=benign,
+        findings=describe_candidates(case, kept),
+        benign=describe_harmless(case, survived),
         unexplained=unexplained,
         last_good_run=compare_with_last_good([Path(p) for p in paths]) if verdict != "healthy" else None,
         health=describe_health(case, count_connections([Path(p) for p in paths])),
@@ -78,4 +79,4 @@ def diagnose_with_kinds(paths: Sequence[Path | str], *, workers: int | None = No
         files=len(sources),
         bytes_read=sum(s.bytes_read for s in scans),
     )
-    return diagnosis, [kind_of(candidate) for candidate in candidates]
+    return diagnosis, [kind_of(candidate) for candidate in kept]

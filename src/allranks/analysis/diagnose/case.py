@@ -125,7 +125,7 @@ class DiagnosisCase:
     def ends_well(self, file: int) -> bool:
         """Return whether a file ends in progress or completion."""
         scan = self.scans[file]
-        last = max(scan.last_progress or 0, scan.last_done or 0)
+        last = max(scan.last_progress or 0, scan.last_done or 0, scan.last_ended or 0)
         return last > 0 and scan.lines - last <= max(END_LINES, END_PART * scan.lines)
 
     def propose(

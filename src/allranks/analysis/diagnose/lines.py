@@ -43,7 +43,7 @@ _TAGGED = re.compile(r"^\s*\[\d+,(?P<rank>\d{1,7})\]<std(?:out|err|diag)>:\s?")
 _POD = re.compile(r"^\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?|^(?P<service>[A-Za-z][\w.-]*-\d+) +\| ")
 _COLLECTED = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.]*(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )")
 # A time stamp or a host before a message that has its own form: the rest is what the emitter wrote.
-_OWN_FORM = r"(?=\s*(?:Traceback \(|File \"|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b|\[(?:rank|default)\d|[\w.-]+:\d+:\d+ \[\d+\] NCCL|(?:srun|sbatch|slurmstepd|slurmd)(?:\[\d+\])?: ))"
+_OWN_FORM = r"(?=\s*(?:Traceback \(|File \"|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b|\[(?:rank|default)\d|[\w.-]+:\d+:\d+ \[\d+\] NCCL|(?:srun|sbatch|slurmstepd|slurmd)(?:\[\d+\])?: |E[A-Z]\d{4}: |\[[EWF] \w+\.cpp))"
 _STAMPED = re.compile(
     r"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:? ?(?:\W{0,3}(?:ERROR|INFO|WARNING|CRITICAL)\W{1,4})?"
     + _OWN_FORM
@@ -174,6 +174,7 @@ _SEVERITY = re.compile(
     r"|^\W{0,3}(?P<glog>[IWEF])(?:\d{3,4} [\d:.]+| \w+\.\w+:\d+\])"
     r"|^(?:\[[^\]]{0,40}\] ?){0,2}(?:s(?:run|batch|alloc|cancel|queue|info|acct|control|lurm\w+)(?:-\S+)?(?:\[\d+\])?: )?(?P<slurm>error|fatal|debug\d?|info|warning): "
     r"|(?<![\w.'\"=/])(?P<level>DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SEVERE)(?![\w'\"=/.])"
+    r"|\b\w*(?P<python>Warning): "
     r"|\[(?P<small>debug|info|warning|error|fatal|critical)\]"
 )
 _SEVERITIES = {

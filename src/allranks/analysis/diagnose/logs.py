@@ -11,6 +11,7 @@ import errno
 import io
 import lzma
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -360,10 +361,13 @@ def _texts(file: BinaryIO) -> Iterator[bytes]:
         yield data
 
 
+_HOLE = re.compile(rb"\0{16,}")
+
+
 def _is_binary(head: bytes) -> bool:
     if head.startswith(_BINARY_MAGIC):
         return True
-    text = head.replace(b"\0", b"") if head.count(0) > len(head) // 2 else head  # a hole at the start of a log
+    text = _HOLE.sub(b"", head)  # of a log that was truncated while a process wrote to it
     if not text:
         return False
     odd = len(text) - len(

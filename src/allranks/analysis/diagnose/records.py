@@ -70,6 +70,7 @@ class FileScan(Struct, kw_only=True):
     last_progress: int | None = None
     late_progress: list[int] = field(default_factory=list)  # the last few lines of progress
     last_done: int | None = None  # the last line that shows completion
+    last_ended: int | None = None  # the last line that shows a process that ended without an error
     last_progress_text: str = ""
     marks: dict[int, float] = field(default_factory=dict)  # times of some of the steps
     lines: int = 0

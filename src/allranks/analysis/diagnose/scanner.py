@@ -282,7 +282,9 @@ class Scanner:
             return
         for text in _windows(lines[i], verdict):
             self._line(state, parse_line(text, bool(state.labelled)), text, (lines, i), number, verdict)
-        if len(lines[i]) < MAX_LINE_TEXT and any(r.kind in _JOINED_KINDS or r.owner == "exception" for r in verdict):
+        if len(lines[i]) < MAX_LINE_TEXT and (
+            any(r.kind in _JOINED_KINDS or r.owner == "exception" for r in verdict) and b'File "' not in lines[i][:80]
+        ):
             self._logical_line(state, lines, i, number)
 
     def _logical_line(self, state: _FileState, lines: list[bytes], i: int, number: int) -> None:
@@ -349,6 +351,8 @@ class Scanner:
 def _meanings(rule: ScanRule, match: re.Match[str], line: LogLine) -> list[Meaning]:
     """Return what a match means, if the class accepts the line's emitter."""
     groups = {k: v for k, v in match.groupdict().items() if v is not None}
+    if rule.kind in _JOINED_KINDS and line.text.lstrip().startswith('File "'):
+        return []  # a path or a name in a traceback is no message
     if rule.kind == "structured":
         read = STRUCTURED[rule.owner].read(groups)
         return [
@@ -476,8 +480,10 @@ class _FileState:
             rank = self._pids.get(line.pid)
         if meaning.owner == "channel":
             self._transport(groups["via"])
-        if meaning.owner in ("done", "verified"):
+        if meaning.owner == "done" and line.emitter not in ("slurm_daemon", "kernel"):
             self.out.last_done = number
+        if meaning.owner in ("ended", "verified"):
+            self.out.last_ended = number
         if meaning.owner == "comm_ready":
             self.out.ready += 1
         if meaning.owner == "agent_root":

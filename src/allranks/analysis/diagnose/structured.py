@@ -85,8 +85,10 @@ def _xid(fields: Fields) -> list[Reading]:
     told = f"The driver reports Xid {code} ({_XID_NAMES.get(code, 'see the catalogue of Xid errors')}){where}."
     extra = {"code": str(code), "device": fields.get("device") or ""}
     if code == _CLEAN_UP_XID:
-        earlier = "previous xid" in text.lower()
-        return [] if earlier else [Reading("benign", "xid_cleanup", WEAK, told, extra=extra)]
+        earlier = re.search(r"previous Xid (\d{1,3})", text, re.IGNORECASE)
+        if earlier and int(earlier[1]) != _CLEAN_UP_XID:
+            return _xid({"code": earlier[1], "device": fields.get("device") or ""})
+        return [Reading("benign", "xid_cleanup", WEAK, told, extra=extra)]
     if code == _RECOVERY_XID:
         needed = re.search(r"(reset|reboot|drain)\w*", text, re.IGNORECASE)
         return [Reading("class", _HARDWARE, LIKELY, told, extra=extra)] if needed else []
@@ -148,7 +150,7 @@ _ASCEND = {
     "EI0003": ("collective_mismatch", LIKELY, "an argument of a collective is not valid"),
     "EI0004": ("rendezvous_unreachable", POSSIBLE, "the rank table is not valid"),
     "EI0005": ("collective_mismatch", CERTAIN, "the arguments of a collective differ between ranks"),
-    "EI0006": ("rendezvous_unreachable", LIKELY, "a socket to another rank was not established in time"),
+    "EI0006": ("peer_died_first", LIKELY, "another rank did not connect or did not send its data in time"),
     "EI0007": ("cuda_oom", POSSIBLE, "a resource of the device could not be allocated"),
     "EI0008": ("nccl_library_mismatch", LIKELY, "the ranks have different versions of HCCL"),
     "EI0009": ("rdma_unreachable", POSSIBLE, "an operation of the network adapter failed"),
@@ -158,6 +160,7 @@ _ASCEND = {
     "EL0004": ("cuda_oom", CERTAIN, "device memory is exhausted"),
     "EL0005": ("gpu_hardware_fault", POSSIBLE, "a resource of the device is busy"),
     "EJ0001": ("port_in_use", LIKELY, "HCCP could not be started: another process uses the device's network"),
+    "107020": ("collective_hang", POSSIBLE, "a task on the device timed out"),
     "507010": ("gpu_hardware_fault", LIKELY, "the device is lost"),
     "507011": ("gpu_application_fault", POSSIBLE, "a model on the device failed"),
     "507014": ("gpu_application_fault", POSSIBLE, "an operation on the device timed out"),
@@ -290,7 +293,7 @@ STRUCTURED: dict[str, StructuredMessage] = {
         StructuredMessage(
             id="ascend_fault",
             pattern=Pattern(
-                r"\b(?P<code>E[IJL]\d{4})\b(?=[:\]\s(]|$)|\b(?:error|err|code|ErrCode|ret|retCode)\b[^A-Za-z\d]{1,6}(?:is )?(?P<code2>507\d{3}|207018)\b",
+                r"\b(?P<code>E[IJL]\d{4})\b(?=[:\]\s(]|$)|\b(?:error|err|code|ErrCode|ret|retCode|result)\b[^A-Za-z\d]{1,6}(?:is )?(?P<code2>507\d{3}|207018|107020)\b",
                 "error",
                 "err",
                 "errcode",
@@ -301,6 +304,7 @@ STRUCTURED: dict[str, StructuredMessage] = {
                 "reason",
                 "fail",
                 "wait",
+                "result",
                 "argument",
                 "memory",
                 "socket",

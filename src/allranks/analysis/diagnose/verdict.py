@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from allranks.analysis.diagnose.case import DiagnosisCase
+from allranks.analysis.diagnose.case import CandidateCause, DiagnosisCase
+from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.catalogue.signs import FAILURE_SIGNS, FailureSign
 from allranks.analysis.diagnose.causes.process_exits import first_exit
-from allranks.analysis.diagnose.records import DiagnosisFinding, LogEvidence, LogSignal, UnexplainedFailure
+from allranks.analysis.diagnose.patterns import CERTAIN, POSSIBLE
+from allranks.analysis.diagnose.records import LogEvidence, LogSignal, UnexplainedFailure
 from allranks.utils.redaction import redact
 
 Verdict = Literal["found", "unexplained", "incomplete", "healthy"]
@@ -46,14 +48,39 @@ def _sign(signal: LogSignal) -> FailureSign | None:
     return None
 
 
-def decide(case: DiagnosisCase, findings: list[DiagnosisFinding]) -> tuple[Verdict, UnexplainedFailure | None]:
-    """Return the verdict, and the description of a failure that no finding explains."""
-    if findings:
-        return "found", None
+def decide(
+    case: DiagnosisCase, candidates: list[CandidateCause]
+) -> tuple[Verdict, list[CandidateCause], UnexplainedFailure | None]:
+    """Return the verdict, the candidates that remain findings, and the description of a failure that no finding explains."""
     signs = find_signs(case)
+    kept = candidates if signs else [c for c in candidates if not _is_remark(case, c)]
+    if kept:
+        return "found", kept, None
     if signs:
-        return "unexplained", _describe(case, signs)
-    return ("healthy" if any(case.ends_well(scan.file) for scan in case.scans) else "incomplete"), None
+        return "unexplained", [], _describe(case, signs)
+    return ("healthy" if any(case.ends_well(scan.file) for scan in case.scans) else "incomplete"), [], None
+
+
+_REMARKING_EMITTERS = frozenset({"program", "python", "ray", "launcher"})
+
+
+def _is_remark(case: DiagnosisCase, candidate: CandidateCause) -> bool:
+    """Return whether a candidate needs a sign of failure beside it.
+
+    That is what a logger marks as a warning, an ambiguous message of an unknown emitter, and an ambiguous sign of slowness in a job that
+    ends well.
+    """
+    own = [s for s in candidate.signals if s.kind == "class" and s.owner == candidate.id]
+    if not own or len(own) < len(candidate.signals) or max(s.weight for s in own) >= CERTAIN:
+        return False
+    ambiguous = candidate.score <= POSSIBLE
+    if ambiguous and not CATALOGUE[candidate.id].ends_job and all(case.ends_well(s.file) for s in own):
+        return True
+    return all(
+        (s.severity in ("info", "warning") and s.emitter in _REMARKING_EMITTERS)
+        or (ambiguous and s.emitter == "program")
+        for s in own
+    )
 
 
 def _describe(case: DiagnosisCase, signs: list[tuple[FailureSign, LogSignal]]) -> UnexplainedFailure:

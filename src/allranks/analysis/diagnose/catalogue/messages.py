@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from allranks.analysis.diagnose.catalogue.signs import COMPLETION_PATTERNS
+from allranks.analysis.diagnose.catalogue.signs import COMPLETION_PATTERNS, ENDED_PATTERNS
 from allranks.analysis.diagnose.patterns import Pattern
 from allranks.analysis.stacks import FILE_LINE, THREAD_LINE
 
@@ -189,8 +189,12 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
     ),
     "loading": (Pattern(r"Loading checkpoint shards|loading (?:the )?(?:model|weights)", "loading"),),
     "done": COMPLETION_PATTERNS,
+    "ended": ENDED_PATTERNS,
     "oom_sizes": (
-        Pattern(r"Tried to allocate (?P<want>[\d.]+ \w+).*?(?P<free>[\d.]+ \w+) (?:is )?free", "tried to allocate"),
+        Pattern(
+            r"Tried to allocate (?P<want>[\d.]+ \w+).*?(?:capacity of (?P<capacity>[\d.]+ \w+).*?)?(?P<free>[\d.]+ \w+) (?:is )?free",
+            "tried to allocate",
+        ),
     ),
     "verified": (
         Pattern(
@@ -221,6 +225,7 @@ PROGRESS_PATTERN = Pattern(
     "lr=",
     "iteration",
     "epoch",
+    unless=r"(?:Loading|Fetching|Download\w*|Map\b|Filter\w*|Generating \w+ split|Tokeniz\w*|Resolving|Extract\w*|Casting|Converting|Packing|Preprocess\w*|Materializ\w*)[^|]{0,80}:? +\d+%",
 )
 
 

@@ -57,6 +57,11 @@ SCRIPT_NOT_FOUND = FailureClass(
             weight=POSSIBLE,
             unless="checkpoint|module named|vscode|error code|exit code",
         ),
+        Pattern(
+            r"executable file.{0,80} not found|executable .{1,80} not found in \$?PATH|unable to (find|exec\w*) (the )?(executable|program)",
+            "executable",
+            weight=LIKELY,
+        ),
         Pattern(r"proj(ect)?=missing|pkgs=missing", "=missing", weight=LIKELY),
         Pattern(r"Unable to (open|find) .{1,100}\.(py|sh|sbatch)\b", "unable to ", weight=LIKELY),
     ),
@@ -452,7 +457,7 @@ EXTENSION_BUILD_LOCK = FailureClass(
     next_test='find "${TORCH_EXTENSIONS_DIR:-$HOME/.cache/torch_extensions}" -name lock -ls; pgrep -a "ninja|nvcc|c\\+\\+"',
     reference="https://docs.pytorch.org/docs/stable/cpp_extension.html",
     patterns=(
-        Pattern(r"Waited on lock file .{1,200} for \d+ seconds", "waited on lock file", weight=LIKELY),
+        Pattern(r"Waited on lock file .{1,200} for \d+ seconds", "waited on lock file"),
         Pattern(
             r'file_baton\.py", line \d+,? in wait|wait \(torch/utils/file_baton\.py:\d+\)',
             "file_baton.py",

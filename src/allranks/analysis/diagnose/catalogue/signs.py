@@ -225,6 +225,22 @@ _SIGNS = (
                 ".cu:",
             ),
             Pattern(r"^\W*(?:\S+: )?(?:fatal error|fatal|error)(?: \w{1,12}\d*)?: \S", "error", "fatal"),
+            Pattern(
+                r"\btim(?:ed|ing) ?out\b|\bconnection (?:was )?(?:closed|reset|refused|lost|aborted)\b|\b(?:hung|deadlock(?:ed)?)\b|No route to host",
+                "timed out",
+                "timedout",
+                "timing out",
+                "connection closed",
+                "connection reset",
+                "connection refused",
+                "connection lost",
+                "connection aborted",
+                "connection was",
+                "hung",
+                "deadlock",
+                "no route to host",
+                unless=r"\bif\b|\bwhen\b|may |can |0 timed out",
+            ),
             Pattern(r"^\W*(?:UCX +ERROR|libfabric:.{0,80}(?:error|fail))", "ucx", "libfabric"),
             Pattern(
                 r"^\W{0,3}(?:error|failed|failure|unable|cannot|could not|can't|invalid|unrecognized)\b.{3,}",
@@ -266,13 +282,7 @@ COMPLETION_PATTERNS: tuple[Pattern, ...] = (
         " passed in ",
     ),
     Pattern(
-        r"\bexit(?:ed)?(?: with)?(?: (?:code|status))?\W{1,3}0\b(?!:)|\bexitcode\W{1,4}0\b|finished successfully|completed successfully|Successfully (?:finished|completed|ran|saved)",
-        "exit",
-        "successfully",
-    ),
-    Pattern(r"(?:\||\s|=|^)COMPLETED(?:\||\s+0:0|\s+Reason=|\s*$)", "completed"),
-    Pattern(
-        r"\b(?:saved|saving|wrote) (?:the )?(?:final )?(?:model|weights|adapter|checkpoint|state|results)\b.{0,200}$|final (?:train|val|eval|test)?\w* ?(?:loss|accuracy|perplexity)",
+        r"\b(?:saved|saving|wrote) (?:the )?(?:final )?(?:\w+ ){0,2}(?:model|weights|adapter|checkpoint|results)\b|final (?:train|val|eval|test)?\w* ?(?:loss|accuracy|perplexity)",
         "saved",
         "saving",
         "wrote",
@@ -285,4 +295,14 @@ COMPLETION_PATTERNS: tuple[Pattern, ...] = (
         "startup complete",
         "uvicorn running",
     ),
+)
+
+# A process that ended without an error. It ends a log well, but says nothing about an earlier failure of another process.
+ENDED_PATTERNS: tuple[Pattern, ...] = (
+    Pattern(
+        r"\bexit(?:ed)?(?: with)?(?: (?:code|status))?\W{1,3}0\b(?!:)|\bexitcode\W{1,4}0\b|exit(?:s|ed) successfully|finished successfully|completed successfully|Successfully (?:finished|completed|ran|saved)",
+        "exit",
+        "successfully",
+    ),
+    Pattern(r"(?:\||\s|=|^)COMPLETED(?:\||\s+0:0|\s+Reason=|\s*$)", "completed"),
 )

@@ -408,6 +408,7 @@ SLURM_CONTROLLER_ERROR = FailureClass(
 
 NODE_UNHEALTHY = FailureClass(
     id="node_unhealthy",
+    emitters=SCHEDULER | {"kernel"},
     ends_job=False,
     title="a health report names failing nodes",
     cause="A health check, or Slurm itself, found a node unhealthy and drained or lost it.",
@@ -460,7 +461,7 @@ NODE_UNHEALTHY = FailureClass(
             weight=LIKELY,
         ),
         Pattern(
-            r"(set|setting|mark\w*|put\w*) .{0,60}(node\w* )?.{0,40}(to )?(DOWN|DRAIN)\b|Reason=.{0,80}(fail|error|not responding|Kill task|unhealthy|check)",
+            r"(set|setting|mark\w*|put\w*) .{0,60}(node\w* )?.{0,40}(to )?(DOWN|DRAIN)\b|(?-i:Reason=)(?!\[).{0,80}(fail|error|not responding|Kill task|unhealthy|check)",
             "down",
             "drain",
             "reason=",

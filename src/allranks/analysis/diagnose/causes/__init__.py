@@ -10,7 +10,7 @@ from allranks.analysis.diagnose.catalogue.messages import BENIGN_MESSAGES
 from allranks.analysis.diagnose.causes import hang_reports, hangs, memory, network, process_exits
 from allranks.analysis.diagnose.causes.process_exits import FirstExit, first_exit
 from allranks.analysis.diagnose.lines import times_comparable
-from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, WEAK
+from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE, WEAK
 from allranks.analysis.diagnose.records import BenignFinding, DiagnosisFinding, LogEvidence, LogSignal
 from allranks.utils.redaction import redact
 
@@ -83,7 +83,7 @@ def _mark_explained(case: DiagnosisCase) -> None:
                 if found[echo].score <= found[name].score + 0.02:
                     found[echo].explained = True
     _hangs_and_crashes(case)
-    strong = [c for c in found.values() if not c.explained and c.score >= LIKELY - 0.1 and c.id not in _GENERAL]
+    strong = [c for c in found.values() if not c.explained and c.score > LIKELY - 0.1 and c.id not in _GENERAL]
     own = [c for c in found.values() if not c.explained and c.id in _SELF_REPORTED]
     for candidate in found.values():
         others = [c for c in strong if c is not candidate]
@@ -138,14 +138,18 @@ DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
 )
 
 
-def find_causes(case: DiagnosisCase) -> tuple[list[CandidateCause], list[DiagnosisFinding], list[BenignFinding]]:
-    """Return the candidates and their findings, most likely root cause first, and the harmless messages."""
+def find_candidates(case: DiagnosisCase) -> tuple[list[CandidateCause], list[LogSignal]]:
+    """Return the candidates, most likely root cause first, and the messages of classes that the job survived."""
     recovered = _collect(case)
-    for decide in DETECTORS:
-        decide(case)
+    for detect in DETECTORS:
+        detect(case)
+    return rank_candidates(case), recovered
+
+
+def describe_candidates(case: DiagnosisCase, candidates: list[CandidateCause]) -> list[DiagnosisFinding]:
+    """Return the findings of candidates."""
     end = first_exit(case)
-    candidates = rank_candidates(case)
-    return candidates, [_finding(case, c, end) for c in candidates], _benign(case, recovered)
+    return [_finding(case, candidate, end) for candidate in candidates]
 
 
 def _collect(case: DiagnosisCase) -> list[LogSignal]:
@@ -160,13 +164,22 @@ def _collect(case: DiagnosisCase) -> list[LogSignal]:
             else:
                 by_class.setdefault(signal.owner, []).append(signal)
     for name, signals in by_class.items():
-        best = max(s.weight for s in signals)
+        best = max(_weight(s) for s in signals)
         if best > WEAK:
             more = 0.01 * min(3, len({s.rule for s in signals}) - 1)
-            told = next((s.groups["told"] for s in signals if s.weight == best and s.groups.get("told")), None)
+            told = next((s.groups["told"] for s in signals if _weight(s) == best and s.groups.get("told")), None)
             cause = f"{told} {CATALOGUE[name].cause}" if told else None
             case.propose(name, min(0.98, best + more), sorted(signals, key=lambda s: -s.weight), cause=cause)
     return recovered
+
+
+UNKNOWN_EMITTER = 0.1  # less weight for a message that does not state the cause and whose emitter is not recognised
+
+
+def _weight(signal: LogSignal) -> float:
+    """Return the weight of a message, less if nothing in its line shows who wrote it."""
+    unsure = signal.emitter == "program" and WEAK < signal.weight < CERTAIN
+    return signal.weight - UNKNOWN_EMITTER if unsure else signal.weight
 
 
 def _finding(case: DiagnosisCase, candidate: CandidateCause, end: FirstExit) -> DiagnosisFinding:
@@ -231,13 +244,14 @@ def _evidence(case: DiagnosisCase, signals: list[LogSignal]) -> list[LogEvidence
     return shown
 
 
-def _benign(case: DiagnosisCase, recovered: list[LogSignal]) -> list[BenignFinding]:
+def describe_harmless(case: DiagnosisCase, recovered: list[LogSignal]) -> list[BenignFinding]:
+    """Return the harmless messages, and those that the job survived or that nothing failed beside."""
     found: dict[str, tuple[str, list[LogSignal]]] = {}
     for signal in case.signals:
         if signal.kind == "benign":
             found.setdefault(signal.owner, (BENIGN_MESSAGES[signal.owner].why, []))[1].append(signal)
     for signal in recovered:
-        why = "The job continued after it."
+        why = "The job continued after it, or nothing failed beside it."
         found.setdefault(f"recovered_{signal.owner}", (why, []))[1].append(signal)
     return [
         BenignFinding(

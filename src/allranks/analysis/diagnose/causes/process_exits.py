@@ -166,6 +166,7 @@ def detect_exceptions(case: DiagnosisCase) -> None:
         _explain(case, found, first)
 
 
+_BUILD_TOOL = re.compile(r"\b(ninja|nvcc|hipcc|gcc|g\+\+|cc|c\+\+|clang|cmake|make|ptxas|pip)\b")
 _QUOTED = re.compile(r"\b(?:\w+\.)*(?P<type>[A-Z]\w*(?:Error|Exception))\b(?:\([\"'])?:? ?(?P<message>.{0,300})")
 
 
@@ -208,10 +209,11 @@ def _is_followed(case: DiagnosisCase, first: LogSignal) -> bool:
 def is_own_exception(signal: LogSignal) -> bool:
     """Return whether the process raised this exception itself, and not because another process ended."""
     name = signal.groups.get("inner") or signal.groups.get("type", "")
+    builds = name == "CalledProcessError" and _BUILD_TOOL.search(signal.text) is not None
     return (
         bool(name)
         and name[0].isupper()
-        and name not in _CONSEQUENCES
+        and (name not in _CONSEQUENCES or builds)
         and not name.endswith("Warning")
         and signal.text.count(" ") < 80
         and '"echo":true' not in signal.text
