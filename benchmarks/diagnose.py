@@ -93,7 +93,13 @@ def main() -> int:
     parser.add_argument("--round", type=int, default=0, help="number of the round in the result file")
     parser.add_argument("--key", default="first_look", help="name of the figures in the round (first_look, before)")
     parser.add_argument("--details", type=Path, help="file for one line per log of --first-look")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="write the hit rates of all first looks (--json) into package and page"
+    )
     options = parser.parse_args()
+    if options.calibrate:
+        print(json.dumps(diagnose_unseen.calibrate(options.json), indent=2))
+        return 0
     if options.first_look:
         told = diagnose_unseen.run(options.first_look, options.round, options.json, options.key, options.details)
         print(json.dumps(told, indent=2))

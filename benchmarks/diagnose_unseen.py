@@ -132,3 +132,38 @@ def run(folder: Path, number: int, path: Path | None, key: str, details: Path | 
         entry[key] = got
         path.write_text(json.dumps(document, indent=2) + "\n")
     return got
+
+
+CALIBRATION = Path("src/allranks/analysis/diagnose/calibration.py")
+PAGE = Path("docs/diagnose.md")
+
+
+def calibrate(results: Path) -> dict[str, tuple[int, int]]:
+    """Write the hit rates of all first looks into the package and its page; every answer counts once, as it was first given."""
+    table: dict[str, tuple[int, int]] = {}
+    for entry in json.loads(results.read_text()).get("verdict_rounds", []):
+        for kind, counts in entry.get("first_look", {}).get("kinds", {}).items():
+            answers, right = table.get(kind, (0, 0))
+            table[kind] = (answers + counts["answers"], right + counts["right"])
+    table = dict(sorted(table.items()))
+    rows = [f'    "{kind}": ({answers}, {right}),' for kind, (answers, right) in table.items()]
+    _replace(
+        CALIBRATION, "# begin generated\n", "# end generated", ["MEASURED: dict[str, tuple[int, int]] = {", *rows, "}"]
+    )
+    shown = [
+        f"| {kind} | {answers} | {right} | {100 * right / answers:.0f} % |" for kind, (answers, right) in table.items()
+    ]
+    _replace(
+        PAGE,
+        "<!-- begin calibration -->\n",
+        "<!-- end calibration -->",
+        ["| kind of rule | answers | right | hit rate |", "|---|---|---|---|", *shown],
+    )
+    return table
+
+
+def _replace(path: Path, begin: str, end: str, lines: list[str]) -> None:
+    """Replace the text between two marks."""
+    text = path.read_text()
+    start = text.index(begin) + len(begin)
+    path.write_text(text[:start] + "\n".join(lines) + "\n" + text[text.index(end) :])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 # Escape codes: of a terminal; written out by a program that quotes its output (\\x1b[4m, ^[[4m); and those that lost their first character.
 _SGR = rb"\[(?:0|[1-9]|2[1-9]|3[0-9]|4[0-9]|9[0-7]|10[0-7])?(?:;\d{1,3}){0,4}m"
@@ -69,7 +69,7 @@ _MONTHS = {
 class LogLine(Struct, frozen=True):
     """A parsed line. ``local`` is a rank within its node, ``task`` the number that srun --label prints before the line.
 
-    ``text`` has no prefixes; ``emitter`` is one of `EMITTERS`, ``severity`` is info, warning, error, fatal or "" if the line has none.
+    ``text`` has no prefixes; ``emitter`` (after `identified`) is one of `EMITTERS`, ``severity`` is info, warning, error, fatal or "" if the line has none.
     """
 
     text: str
@@ -78,8 +78,14 @@ class LogLine(Struct, frozen=True):
     task: int | None
     host: str | None
     pid: int | None
-    emitter: str = "program"
+    emitter: str = ""
     severity: str = ""
+
+    def identified(self) -> LogLine:
+        """Return the line with its emitter and severity. Most lines are never asked for them, and finding them costs more than the rest."""
+        return structs.replace(
+            self, emitter=self.emitter or emitter_of(self.text[:EMITTER_REACH]), severity=severity_of(self.text)
+        )
 
 
 def decode_line(raw: bytes) -> str:
@@ -115,7 +121,7 @@ _EMITTERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
         (
             "kernel",
-            r"^(?:kern\s*:\w+\s*: .{0,40}?|<\d+>)?\[ *\d+\.\d{4,9}\] |^kern\s*:"
+            r"^(?:kern\s*:\w+\s*: .{0,40}?|<\d+>)?\[ *\d+\.\d{1,9}\] |^kern\s*:"
             r"|\bkernel: |^\s*(?:\[[^\]]{0,40}\] )?(?:NVRM|nvidia-nvswitch\d*|amdgpu|mce|EDAC)\b"
             r"|\bNVRM: |\bnvidia-nvswitch\d*: ",
         ),
@@ -188,6 +194,7 @@ _SEVERITIES = {
     "c": "fatal",
     "s": "fatal",
 }
+EMITTER_REACH = 400
 SEVERITY_REACH = 160  # a level stands near the start of a line
 
 
@@ -203,7 +210,7 @@ def emitter_of(text: str) -> str:
 
 
 def parse_line(text: str, labelled: bool) -> LogLine:
-    """Split a line: strip the prefixes of srun, torchrun, Ray, syslog and NCCL, and find its subject, emitter and severity."""
+    """Split a line: strip the prefixes of srun, torchrun, Ray, syslog and NCCL, which name its subject and may name its emitter."""
     emitter = ""
     rank = local = task = pid = None
     host: str | None = None
@@ -241,7 +248,7 @@ def parse_line(text: str, labelled: bool) -> LogLine:
         found = _ON.search(text) or srun or _HOST.match(text)
         host = found["host"] if found else None
         task = int(srun["task"]) if srun and found is srun else task
-    return LogLine(text, rank, local, task, host, pid, emitter or emitter_of(text), severity_of(text))
+    return LogLine(text, rank, local, task, host, pid, emitter)
 
 
 _NEW_MESSAGE = re.compile(

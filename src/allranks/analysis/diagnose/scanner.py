@@ -322,6 +322,7 @@ class Scanner:
         found = [(rule, match) for rule in verdict if (match := rule.pattern.search(line.text))]
         if not found:
             return
+        line = line.identified()
         state.note(line)
         matched = [m for rule, match in found for m in _meanings(rule, match, line)]
         harmless = {m.owner for m in matched if m.kind == "benign"}

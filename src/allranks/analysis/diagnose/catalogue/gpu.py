@@ -376,6 +376,12 @@ STRAGGLER = FailureClass(
     reference="https://nvidia.github.io/nvidia-resiliency-ext/straggler_det/index.html",
     patterns=(
         Pattern(r"\bRank=\d+ Node=\S+ Score=0\.[0-6]", "score=", weight=LIKELY),
+        Pattern(
+            r"(rank|node|host|gpu|worker)\W{0,3}[\w.-]*\d\W{0,2} (is|was|looks like) an? (straggl|slow)",
+            "straggl",
+            "slow",
+            weight=LIKELY,
+        ),
         Pattern(r"STRAGGLER DETECTION WARNING", "straggler detection warning"),
         Pattern(
             r"straggl(er|ing)s?\b.{0,40}\b(detected|found|identified)\b",

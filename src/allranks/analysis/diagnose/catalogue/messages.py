@@ -211,7 +211,7 @@ COUNTED_FACTS = frozenset({"channel", "comm_ready"})
 # A line that shows training progress.
 PROGRESS_PATTERN = Pattern(
     r"(?:\b(?:step|iter(?:ation)?|epoch|batch)s?\b[^a-z]{0,12}\d.{0,200}?(?:loss|it/s|s/it|tokens|samples|throughput|grad|lr\b|ms\b|elapsed)"
-    r"|\bloss\b[^a-z]{0,6}\d|\d ?(?:it/s|s/it|samples/s|tokens/s|tok/s)|'loss': '?\d|iteration +\d+/ *\d+ *\||\bEpoch:? \[?\d+\]?[ /\[]|\b(?:train|val)\w*[_ ]loss\W{1,4}\d)",
+    r"|\bloss\b[^a-z]{0,6}\d|\d ?(?:it/s|s/it|samples/s|tokens/s|tok/s|ima?ge?s?/s|steps/s)|'loss': '?\d|iteration +\d+/ *\d+ *\||\bEpoch:? \[?\d+\]?[ /\[]|\b(?:train|val)\w*[_ ]loss\W{1,4}\d)",
     "loss",
     "*_loss",
     "it/s",
@@ -219,6 +219,10 @@ PROGRESS_PATTERN = Pattern(
     "samples",
     "tokens",
     "tok/s",
+    "img/s",
+    "imgs/s",
+    "images/s",
+    "steps/s",
     "throughput",
     "elapsed",
     "grad",

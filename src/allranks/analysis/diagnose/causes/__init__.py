@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from allranks.analysis.diagnose.calibration import confidences
 from allranks.analysis.diagnose.case import CandidateCause, DiagnosisCase, sort_by_time
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.catalogue.messages import BENIGN_MESSAGES
@@ -149,7 +150,10 @@ def find_candidates(case: DiagnosisCase) -> tuple[list[CandidateCause], list[Log
 def describe_candidates(case: DiagnosisCase, candidates: list[CandidateCause]) -> list[DiagnosisFinding]:
     """Return the findings of candidates."""
     end = first_exit(case)
-    return [_finding(case, candidate, end) for candidate in candidates]
+    return [
+        _finding(case, candidate, end, confidence)
+        for candidate, confidence in zip(candidates, confidences(candidates), strict=True)
+    ]
 
 
 def _collect(case: DiagnosisCase) -> list[LogSignal]:
@@ -182,7 +186,7 @@ def _weight(signal: LogSignal) -> float:
     return signal.weight - UNKNOWN_EMITTER if unsure else signal.weight
 
 
-def _finding(case: DiagnosisCase, candidate: CandidateCause, end: FirstExit) -> DiagnosisFinding:
+def _finding(case: DiagnosisCase, candidate: CandidateCause, end: FirstExit, confidence: float) -> DiagnosisFinding:
     entry = CATALOGUE[candidate.id]
     strongest = max((s.weight for s in candidate.signals), default=0.0)
     telling = [s for s in candidate.signals if s.kind != "class" or s.weight >= strongest - 0.2]
@@ -191,7 +195,7 @@ def _finding(case: DiagnosisCase, candidate: CandidateCause, end: FirstExit) -> 
     return DiagnosisFinding(
         id=entry.id,
         title=candidate.title or entry.title,
-        confidence=round(min(candidate.score, 0.98), 2),
+        confidence=confidence,
         cause=redact(candidate.cause or entry.cause),
         fix=candidate.fix or entry.fix,
         host=host,
