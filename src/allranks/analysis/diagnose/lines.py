@@ -43,7 +43,10 @@ _TAGGED = re.compile(r"^\s*\[\d+,(?P<rank>\d{1,7})\]<std(?:out|err|diag)>:\s?")
 _POD = re.compile(r"^\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?|^(?P<service>[A-Za-z][\w.-]*-\d+) +\| ")
 _COLLECTED = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.]*(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )")
 # A time stamp or a host before a message that has its own form: the rest is what the emitter wrote.
-_OWN_FORM = r"(?=\s*(?:Traceback \(|File \"|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b|\[(?:rank|default)\d|[\w.-]+:\d+:\d+ \[\d+\] NCCL|(?:srun|sbatch|slurmstepd|slurmd)(?:\[\d+\])?: |E[A-Z]\d{4}: |\[[EWF] \w+\.cpp))"
+_OWN_FORM = (
+    r"(?=\s*(?:Traceback \(|File \"|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b|\[(?:rank|default)\d|[\w.-]+:\d+:\d+ \[\d+\] NCCL"
+    r"|(?:srun|sbatch|slurmstepd|slurmd)(?:\[\d+\])?: |E[A-Z]\d{4}: |\[[EWF] \w+\.cpp))"
+)
 _STAMPED = re.compile(
     r"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:? ?(?:\W{0,3}(?:ERROR|INFO|WARNING|CRITICAL)\W{1,4})?"
     + _OWN_FORM
@@ -103,7 +106,8 @@ _EMITTERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("launcher", r"\bChildFailedError\b|^\s*(?:ERROR|WARNING|INFO):torch\.distributed\.elastic"),
         (
             "python",
-            r"^\s*(?:Traceback \(most recent call last\)|File \"[^\"]+\", line \d|(?:[\w<>]+\.)*(?:\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|Abort)|Exception)(?:\(\w+\))?(?::|\s*$))",
+            r"^\s*(?:Traceback \(most recent call last\)|File \"[^\"]+\", line \d|(?:[\w<>]+\.)*(?:\w*(?:Error"
+            r"|Exception|Interrupt|Exit|Failure|Timeout|Expired|Abort)|Exception)(?:\(\w+\))?(?::|\s*$))",
         ),
         (
             "slurm_daemon",
@@ -167,6 +171,8 @@ _EMITTERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 EMITTERS = (*dict.fromkeys(name for name, _ in _EMITTERS), "program")
+# What these mark as information or a warning is not an error. Others, such as NCCL and Slurm, report errors as warnings.
+REMARKING_EMITTERS = frozenset({"program", "python", "ray", "launcher"})
 _SYSLOG_EMITTERS = {
     "kernel": "kernel",
     "slurmd": "slurm_daemon",
@@ -178,7 +184,8 @@ _SYSLOG_EMITTERS = {
 _SEVERITY = re.compile(
     r"\b(?:NCCL|RCCL|UCX) +(?P<library>WARN|INFO|ERROR|TRACE|DIAG|FATAL)\b"
     r"|^\W{0,3}(?P<glog>[IWEF])(?:\d{3,4} [\d:.]+| \w+\.\w+:\d+\])"
-    r"|^(?:\[[^\]]{0,40}\] ?){0,2}(?:s(?:run|batch|alloc|cancel|queue|info|acct|control|lurm\w+)(?:-\S+)?(?:\[\d+\])?: )?(?P<slurm>error|fatal|debug\d?|info|warning): "
+    r"|^(?:\[[^\]]{0,40}\] ?){0,2}(?:s(?:run|batch|alloc|cancel|queue|info|acct|control|lurm\w+)(?:-\S+)?(?:\[\d+\])?: )?(?P<slurm>error"
+    r"|fatal|debug\d?|info|warning): "
     r"|(?<![\w.'\"=/])(?P<level>DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SEVERE)(?![\w'\"=/.])"
     r"|\b\w*(?P<python>Warning): "
     r"|\[(?P<small>debug|info|warning|error|fatal|critical)\]"
@@ -209,50 +216,55 @@ def emitter_of(text: str) -> str:
     return next((name for name, pattern in _EMITTERS if pattern.search(text)), "program")
 
 
+_PREFIXES = (_STAMPED, _COLLECTED, _TAGGED, _RANK, _RAY, _NCCL, _POD, _AT_HOST, _SYSLOG)
+MAX_PREFIXES = 4
+_RAY_DAEMONS = ("raylet", "gcs_server")
+
+
 def parse_line(text: str, labelled: bool) -> LogLine:
     """Split a line: strip the prefixes of srun, torchrun, Ray, syslog and NCCL, which name its subject and may name its emitter."""
-    emitter = ""
-    rank = local = task = pid = None
-    host: str | None = None
+    emitter, task = "", None
     if labelled and (match := _TASK.match(text)):
         task, text = int(match["task"]), text[match.end() :]
-    for _ in range(4):
-        if (match := _STAMPED.match(text)) or (match := _COLLECTED.match(text)):
-            pass
-        elif match := _TAGGED.match(text):
-            rank = int(match["rank"])
-        elif match := _RANK.match(text):
-            if match["kind"].lower() == "rank":
-                rank = int(match["rank"])
-            else:
-                local = int(match["rank"])
-        elif match := _RAY.match(text):
-            host = match["host"] or host
-            rank = int(match["rank"]) if match["rank"] else rank
-            emitter = "ray" if match["name"] in ("raylet", "gcs_server") else emitter
-        elif match := _NCCL.match(text):
-            host, pid = match["host"], int(match["pid"])
-            emitter = "nccl"
-        elif (match := _POD.match(text)) or (match := _AT_HOST.match(text)):
-            host = match["host"] or host
-        elif match := _SYSLOG.match(text):
-            host = match["host"]
-            emitter = _SYSLOG_EMITTERS.get(re.split(r"[\[:]", text[match.end() :], maxsplit=1)[0], emitter)
-        else:
+    subject: dict[str, str] = {}
+    for _ in range(MAX_PREFIXES):
+        match = next((m for prefix in _PREFIXES if (m := prefix.match(text))), None)
+        if match is None:
             break
         text = text[match.end() :]
+        found = {name: value for name, value in match.groupdict().items() if value is not None}
+        if found.pop("kind", "").lower() == "default":
+            found["local"] = found.pop("rank")
+        subject |= found
+        emitter = _emitter_of_prefix(match, found, text) or emitter
+    rank, host = subject.get("rank"), subject.get("host")
     if rank is None and (match := _IN_RANK.search(text)):
-        rank = int(match["rank"])
+        rank = match["rank"]
     if host is None:
         srun = _SRUN.search(text)
-        found = _ON.search(text) or srun or _HOST.match(text)
-        host = found["host"] if found else None
-        task = int(srun["task"]) if srun and found is srun else task
-    return LogLine(text, rank, local, task, host, pid, emitter)
+        match = _ON.search(text) or srun or _HOST.match(text)
+        host = match["host"] if match else None
+        task = int(srun["task"]) if srun and match is srun else task
+    return LogLine(text, _number(rank), _number(subject.get("local")), task, host, _number(subject.get("pid")), emitter)
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def _emitter_of_prefix(match: re.Match[str], found: dict[str, str], rest: str) -> str | None:
+    """Return the emitter that a prefix names, if it names one."""
+    if match.re is _NCCL:
+        return "nccl"
+    if match.re is _SYSLOG:
+        return _SYSLOG_EMITTERS.get(re.split(r"[\[:]", rest, maxsplit=1)[0])
+    return "ray" if found.get("name") in _RAY_DAEMONS else None
 
 
 _NEW_MESSAGE = re.compile(
-    r"^\s*(?:\[?\d{4}-\d\d-\d\d|\[?[EWIF]\d{3,4} |Traceback|File \"|[\w.-]+:\d+:\d+ \[|(?:\w+\.)*\w+(?:Error|Exception|Warning)\b|(?:srun|sbatch|slurm\w+)\b|(?:NCCL|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b|[-=*#~]{4,}|\{|\[rank)"
+    r"^\s*(?:\[?\d{4}-\d\d-\d\d|\[?[EWIF]\d{3,4} |Traceback|File \"|[\w.-]+:\d+:\d+ \[|(?:\w+\.)*\w+(?:Error"
+    r"|Exception|Warning)\b|(?:srun|sbatch|slurm\w+)\b|(?:NCCL|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b"
+    r"|[-=*#~]{4,}|\{|\[rank)"
 )
 _UNFINISHED = (
     ":",
@@ -296,7 +308,7 @@ def continuation(lines: list[bytes], i: int, labelled: bool) -> list[str]:
             continue
         text = line.text.strip()
         wrapped = width is not None and length >= width - WRAP_MARGIN
-        if not text or _NEW_MESSAGE.match(line.text) or before.endswith((".", "!")) and not wrapped:
+        if not text or _NEW_MESSAGE.match(line.text) or (before.endswith((".", "!")) and not wrapped):
             break
         if not (wrapped or before.endswith(_UNFINISHED) or text[0].islower() or line.text[:1] in " \t"):
             break

@@ -43,37 +43,13 @@ _XID_NAMES = {
     61: "internal micro-controller breakpoint", 62: "internal micro-controller halt", 63: "row remapping or page retirement", 64: "row remapping failed",
     68: "NVDEC exception", 69: "graphics engine class error", 74: "NVLink error", 79: "GPU has fallen off the bus", 92: "high rate of single-bit ECC errors",
     94: "contained memory error", 95: "uncontained memory error", 109: "context switch timeout", 110: "security fault", 119: "GSP RPC timeout",
-    120: "GSP error", 121: "C2C link error", 122: "SPI read failure", 140: "unrecovered ECC error", 143: "GPU initialisation error", 154: "recovery action changed",
+    120: "GSP error", 121: "C2C link error", 122: "SPI read failure", 140: "unrecovered ECC error", 143: "GPU initialisation error",
+    154: "recovery action changed",
 }  # fmt: skip
 _HARDWARE_XIDS = frozenset(
-    [
-        46,
-        48,
-        54,
-        *range(56, 59),
-        *range(60, 63),
-        *range(64, 68),
-        *range(71, 75),
-        *range(76, 80),
-        80,
-        *range(81, 85),
-        *range(86, 88),
-    ]
-    + [
-        88,
-        89,
-        92,
-        93,
-        *range(95, 99),
-        110,
-        119,
-        *range(120, 126),
-        136,
-        *range(140, 152),
-        *range(155, 159),
-        *range(160, 173),
-    ]
-)
+    [46, 48, 54, *range(56, 59), *range(60, 63), *range(64, 68), *range(71, 75), *range(76, 85), *range(86, 90), 92, 93,
+     *range(95, 99), 110, 119, *range(120, 126), 136, *range(140, 152), *range(155, 159), *range(160, 173)]
+)  # fmt: skip
 _UNSURE_XIDS = frozenset([63, 94, 109])
 _PROGRAM_XIDS = {13: LIKELY, 31: LIKELY, 68: LIKELY, 69: LIKELY, 137: POSSIBLE, 8: POSSIBLE, 32: POSSIBLE, 43: POSSIBLE}
 _CLEAN_UP_XID, _RECOVERY_XID = 45, 154
@@ -92,13 +68,12 @@ def _xid(fields: Fields) -> list[Reading]:
     if code == _RECOVERY_XID:
         needed = re.search(r"(reset|reboot|drain)\w*", text, re.IGNORECASE)
         return [Reading("class", _HARDWARE, LIKELY, told, extra=extra)] if needed else []
-    if code in _PROGRAM_XIDS:
-        return [Reading("class", _PROGRAM, _PROGRAM_XIDS[code], told, extra=extra)]
-    if code in _HARDWARE_XIDS:
-        return [Reading("class", _HARDWARE, CERTAIN, told, extra=extra)]
-    if code in _UNSURE_XIDS:
-        return [Reading("class", _HARDWARE, POSSIBLE, told, extra=extra)]
-    return []
+    owner, weight = (_PROGRAM, _PROGRAM_XIDS[code]) if code in _PROGRAM_XIDS else (_HARDWARE, _hardware_weight(code))
+    return [Reading("class", owner, weight, told, extra=extra)] if weight else []
+
+
+def _hardware_weight(code: int) -> float:
+    return CERTAIN if code in _HARDWARE_XIDS else POSSIBLE if code in _UNSURE_XIDS else 0.0
 
 
 def _sxid(fields: Fields) -> list[Reading]:
@@ -265,7 +240,8 @@ STRUCTURED: dict[str, StructuredMessage] = {
         StructuredMessage(
             id="xid",
             pattern=Pattern(
-                r"(?<![A-Za-z])Xid\b(?: error| code| event| number| errors?)*\s*(?:\((?P<device>[^)]*)\))?\s*[:=#]?\s*(?P<code>\d{1,3})\b(?!\s*(?:GPU|node|times|errors?\b))(?P<text>.*)",
+                r"(?<![A-Za-z])Xid\b(?: error| code| event| number| errors?)*\s*(?:\((?P<device>[^)]*)\))?\s*[:=#]?\s*(?P<code>\d{1,3})\b(?!\s*(?:GPU"
+                r"|node|times|errors?\b))(?P<text>.*)",
                 "xid",
             ),
             read=_xid,
@@ -281,7 +257,9 @@ STRUCTURED: dict[str, StructuredMessage] = {
         StructuredMessage(
             id="amd_fault",
             pattern=Pattern(
-                r"(?P<text>Memory access fault by GPU node.*|HW Exception by GPU.*|HSA_STATUS_ERROR_(?:EXCEPTION|MEMORY_APERTURE_VIOLATION|MEMORY_FAULT).*|amdgpu\b.*(?:GPU reset (?:begin|\(|failed)|ring \S+ timeout|uncorrectable|Fatal error during GPU init|device lost|VM_L2_PROTECTION_FAULT|poison).*)",
+                r"(?P<text>Memory access fault by GPU node.*|HW Exception by GPU.*|HSA_STATUS_ERROR_(?:EXCEPTION|MEMORY_APERTURE_VIOLATION"
+                r"|MEMORY_FAULT).*|amdgpu\b.*(?:GPU reset (?:begin|\(|failed)|ring \S+ timeout|uncorrectable|Fatal error during GPU init"
+                r"|device lost|VM_L2_PROTECTION_FAULT|poison).*)",
                 "memory access fault",
                 "hw exception",
                 "hsa_status_error",
@@ -293,7 +271,8 @@ STRUCTURED: dict[str, StructuredMessage] = {
         StructuredMessage(
             id="ascend_fault",
             pattern=Pattern(
-                r"\b(?P<code>E[IJL]\d{4})\b(?=[:\]\s(]|$)|\b(?:error|err|code|ErrCode|ret|retCode|result)\b[^A-Za-z\d]{1,6}(?:is )?(?P<code2>507\d{3}|207018|107020)\b",
+                r"\b(?P<code>E[IJL]\d{4})\b(?=[:\]\s(]|$)|\b(?:error|err|code|ErrCode|ret|retCode|result)\b[^A-Za-z\d]{1,6}(?:is )?(?P<code2>507\d{3}"
+                r"|207018|107020)\b",
                 "error",
                 "retcode",
                 "errcode",
@@ -316,7 +295,9 @@ STRUCTURED: dict[str, StructuredMessage] = {
         StructuredMessage(
             id="missing_ranks",
             pattern=Pattern(
-                r"Ranks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier|(?:lagging|dead|mismatched).{0,30}ranks? that caused the desync.{0,12}?(?P<ranks2>\[[\d, ]+\])?|(?:missing|dead|unresponsive) ranks?\W{1,3}(?P<ranks3>\d[\d, ]*) (?:out )?of (?P<size>\d+)",
+                r"Ranks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier|(?:lagging|dead|mismatched).{0,30}ranks? that caused the desync"
+                r".{0,12}?(?P<ranks2>\[[\d, ]+\])?"
+                r"|(?:missing|dead|unresponsive) ranks?\W{1,3}(?P<ranks3>\d[\d, ]*) (?:out )?of (?P<size>\d+)",
                 "monitoredbarrier",
                 "caused the desync",
                 "missing rank",
@@ -336,7 +317,8 @@ STRUCTURED: dict[str, StructuredMessage] = {
         StructuredMessage(
             id="accounting",
             pattern=Pattern(
-                r"(?:^|\s|\|)(?P<state>(?-i:FAILED|TIMEOUT|DEADLINE|PREEMPTED|OUT_OF_MEMORY|OUT_OF_ME\+|NODE_FAIL|BOOT_FAIL))\s*[|\s]\s*(?:\d+-)?(?P<code>-?\d+):(?P<signal>\d+)(?![\d:])",
+                r"(?:^|\s|\|)(?P<state>(?-i:FAILED|TIMEOUT|DEADLINE|PREEMPTED|OUT_OF_MEMORY|OUT_OF_ME\+|NODE_FAIL|BOOT_FAIL))\s*["
+                r"|\s]\s*(?:\d+-)?(?P<code>-?\d+):(?P<signal>\d+)(?![\d:])",
                 "failed",
                 "timeout",
                 "deadline",
@@ -350,7 +332,8 @@ STRUCTURED: dict[str, StructuredMessage] = {
         StructuredMessage(
             id="exit_code",
             pattern=Pattern(
-                r"(?:exit|return)(?:ed)?(?: with)?(?: \w+)?[ _]?(?:code|status)\W{1,6}(?P<code>-\d{1,2}|1[2-4]\d)\b(?!:)|\bEXIT CODE: (?P<code2>1[2-4]\d)\b",
+                r"(?:exit|return)(?:ed)?(?: with)?(?: \w+)?[ _]?(?:code|status)\W{1,6}(?P<code>-\d{1,2}|1[2-4]\d)\b(?!:)"
+                r"|\bEXIT CODE: (?P<code2>1[2-4]\d)\b",
                 "exit",
                 "return",
             ),
@@ -359,7 +342,8 @@ STRUCTURED: dict[str, StructuredMessage] = {
         StructuredMessage(
             id="mpi_end",
             pattern=Pattern(
-                r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)|EXIT STRING: .{0,40}\(signal (?P<signal2>\d+)\)|KILLED BY SIGNAL: (?P<signal3>\d+)",
+                r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)"
+                r"|EXIT STRING: .{0,40}\(signal (?P<signal2>\d+)\)|KILLED BY SIGNAL: (?P<signal3>\d+)",
                 "exited on signal",
                 "exit string",
                 "killed by signal",

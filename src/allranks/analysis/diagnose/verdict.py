@@ -8,6 +8,7 @@ from allranks.analysis.diagnose.case import CandidateCause, DiagnosisCase
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.catalogue.signs import FAILURE_SIGNS, FailureSign
 from allranks.analysis.diagnose.causes.process_exits import first_exit
+from allranks.analysis.diagnose.lines import REMARKING_EMITTERS
 from allranks.analysis.diagnose.patterns import CERTAIN, POSSIBLE
 from allranks.analysis.diagnose.records import LogEvidence, LogSignal, UnexplainedFailure
 from allranks.utils.redaction import redact
@@ -26,6 +27,9 @@ def find_signs(case: DiagnosisCase) -> list[tuple[FailureSign, LogSignal]]:
     for signal in case.signals:
         sign = _sign(signal)
         if sign is None or (signal.file, signal.line) in seen or (signal.file, signal.line) in case.own_kills:
+            continue
+        remark = signal.severity in ("info", "warning") and signal.emitter in REMARKING_EMITTERS
+        if not sign.strong and remark:
             continue
         if case.survived(signal) or (not sign.strong and case.went_on_after(signal)):
             continue
@@ -61,9 +65,6 @@ def decide(
     return ("healthy" if any(case.ends_well(scan.file) for scan in case.scans) else "incomplete"), [], None
 
 
-_REMARKING_EMITTERS = frozenset({"program", "python", "ray", "launcher"})
-
-
 def _is_remark(case: DiagnosisCase, candidate: CandidateCause) -> bool:
     """Return whether a candidate needs a sign of failure beside it.
 
@@ -77,7 +78,7 @@ def _is_remark(case: DiagnosisCase, candidate: CandidateCause) -> bool:
     if ambiguous and not CATALOGUE[candidate.id].ends_job and all(case.ends_well(s.file) for s in own):
         return True
     return all(
-        (s.severity in ("info", "warning") and s.emitter in _REMARKING_EMITTERS)
+        (s.severity in ("info", "warning") and s.emitter in REMARKING_EMITTERS)
         or (ambiguous and s.emitter == "program")
         for s in own
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, PROGRAM, FailureClass, Pattern
+from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE, PROGRAM, FailureClass, Pattern
 
 CUDA_OOM = FailureClass(
     id="cuda_oom",
@@ -15,7 +15,13 @@ CUDA_OOM = FailureClass(
     patterns=(
         Pattern(r"(CUDA|HIP|XPU|NPU) out of memory", " out of memory", passing=True),
         Pattern(r"\bOutOfMemoryError\b", "outofmemoryerror", unless=r"java|\bray\."),
-        Pattern(r"RESOURCE_EXHAUSTED: Out of memory", "resource_exhausted", weight=LIKELY),
+        Pattern(
+            r"RESOURCE_EXHAUSTED: Out of memory|Ran out of memory in memory space|Exceeded \w+ capacity by",
+            "resource_exhausted",
+            "ran out of memory in",
+            "exceeded ",
+            weight=CERTAIN,
+        ),
         Pattern(r"(CUDA|HIP) error: out of memory|Cuda failure.{0,12}out of memory", "out of memory", weight=LIKELY),
         Pattern(
             r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED",
@@ -97,7 +103,8 @@ HOST_OOM = FailureClass(
             "memory",
         ),
         Pattern(
-            r"exceeds the memory usage threshold|node (is |was )?running low on memory",
+            r"killed due to memory pressure|exceeds the memory usage threshold|node (is |was )?running low on memory",
+            "killed due to memory",
             "memory usage threshold",
             "running low on memory",
         ),

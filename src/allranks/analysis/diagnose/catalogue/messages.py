@@ -66,6 +66,8 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
             "exceptions.",
         ),
     ),
+    # Python prints exceptions that it ignores, most often while an interpreter ends
+    "ignored": (Pattern(r"^\s*Exception ignored in\b", "exception ignored in"),),
     "event_start": (Pattern(r'^\{"event": ?"start"', '"event"'),),
     "event_error": (
         Pattern(
@@ -155,7 +157,7 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
     "world": (Pattern(r"\bworld[_ ]?size['\"]?\s*[:=]+\s*(?P<world>\d+)", "world_size", "world size", "worldsize"),),
     "saving": (
         Pattern(
-            r"(?:saving|writing|storing) (?:\w+ ){0,4}(?:checkpoint|state|model|shard|optimizer|weights)|save_checkpoint|\bcheckpoint(?:ing)? (?:to|at|started|begin)|(?:loading|restoring) (?:\w+ ){0,3}checkpoint",
+            r"(?:saving|writing|storing) (?:\w+ ){0,4}(?:checkpoint|state|model|shard|optimizer|weights)|save_checkpoint|\bcheckpoint(?:ing)? (?:to|at|started|begin)|(?:loading|restoring) (?:\w+ ){0,3}checkpoint(?! shards)",
             "saving",
             "writing",
             "storing",
@@ -163,6 +165,7 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
             "checkpoint",
             "loading",
             "restoring",
+            unless="initialized from",
         ),
     ),
     "saved": (
@@ -211,7 +214,7 @@ COUNTED_FACTS = frozenset({"channel", "comm_ready"})
 # A line that shows training progress.
 PROGRESS_PATTERN = Pattern(
     r"(?:\b(?:step|iter(?:ation)?|epoch|batch)s?\b[^a-z]{0,12}\d.{0,200}?(?:loss|it/s|s/it|tokens|samples|throughput|grad|lr\b|ms\b|elapsed)"
-    r"|\bloss\b[^a-z]{0,6}\d|\d ?(?:it/s|s/it|samples/s|tokens/s|tok/s|ima?ge?s?/s|steps/s)|'loss': '?\d|iteration +\d+/ *\d+ *\||\bEpoch:? \[?\d+\]?[ /\[]|\b(?:train|val)\w*[_ ]loss\W{1,4}\d)",
+    r"|\bloss\b[^a-z]{0,6}\d|\d ?(?:it/s|s/it|samples/s|tokens/s|tok/s|ima?ge?s?/s|steps/s)|'loss': '?\d|iteration +\d+/ *\d+ *\||\bEpoch:? \[?\d+\]?[ /\[]|\b(?:train|val|eval|test)\w*[_ ]loss\W{1,4}\d|^\s*\d{1,12}\s+\d{1,12}\s+(?:u?int\d+|float|half|bfloat\d+|double|fp\d\w*|f\d\w*)\s+\w+\s+-?\d+\s+[\d.]+\s+[\d.]+)",
     "loss",
     "*_loss",
     "it/s",
@@ -219,6 +222,10 @@ PROGRESS_PATTERN = Pattern(
     "samples",
     "tokens",
     "tok/s",
+    "float",
+    "half",
+    "bfloat",
+    "double",
     "img/s",
     "imgs/s",
     "images/s",

@@ -140,7 +140,17 @@ APPLICATION_ERROR = FailureClass(
     fix="Look at the last own frame of the traceback: it is the line of the program. Print the values that it uses there, and compare them with those of a run that works.",
     next_test="run the same command on one rank: if it fails there too, the cause is not distributed training",
     reference="https://docs.pytorch.org/docs/stable/elastic/errors.html",
-    patterns=(Pattern(r"^\S+\.py: error: (unrecognized|the following|argument|invalid)", ".py: error: ", weight=0.74),),
+    patterns=(
+        Pattern(r"^\S+\.py: error: (unrecognized|the following|argument|invalid)", ".py: error: ", weight=0.74),
+        Pattern(
+            r"^ninja: build stopped|^nvcc fatal|^ptxas fatal|Error building extension '",
+            "ninja: build stopped",
+            "nvcc fatal",
+            "ptxas fatal",
+            "error building extension",
+            weight=0.74,
+        ),
+    ),
     example="KeyError: 'labels'",
     near_miss="torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
 )
@@ -230,11 +240,12 @@ LIBRARY_MISSING = FailureClass(
     next_test="srun --ntasks-per-node=1 python -c 'import <name>; print(<name>.__file__)' on all nodes; allranks doctor SPEC runs this check",
     reference="https://docs.python.org/3/library/exceptions.html#ModuleNotFoundError",
     patterns=(
+        Pattern(r"ModuleNotFoundError\b", "modulenotfounderror", weight=LIKELY, unless=r"numpy\._?core"),
+        # a program that only prints the message has caught the exception
         Pattern(
-            r"ModuleNotFoundError|No module named ['\"]?\w",
-            "modulenotfounderror",
+            r"No module named ['\"]?\w",
             "no module named",
-            weight=LIKELY,
+            weight=POSSIBLE,
             unless=r"/python[\d.]*: No module named|^python[\d.]*: |numpy\._?core",
         ),
         Pattern(r"cannot open shared object file", weight=LIKELY, unless="libnccl-|dlerror|falling back"),
@@ -417,6 +428,10 @@ DEEPSPEED_BATCH = FailureClass(
     patterns=(
         Pattern(r"train_batch_size is not equal to micro_batch"),
         Pattern(r"Check batch related parameters"),
+        Pattern(
+            r"(Micro|Train) batch size\b.{0,30}has to be greater than 0|Gradient accumulation steps\b.{0,20}has to be greater than 0",
+            "has to be greater than",
+        ),
         Pattern(r"\bds \w*batch_size\w*=\S+ vs hf", " vs hf"),
         Pattern(
             r"train_batch_size.{0,80}(mismatch|does not (match|equal)|must (be|equal)|!=)",

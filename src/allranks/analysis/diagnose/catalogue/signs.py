@@ -241,7 +241,12 @@ _SIGNS = (
                 "no route to host",
                 unless=r"\bif\b|\bwhen\b|may |can |0 timed out",
             ),
-            Pattern(r"^\W*(?:UCX +ERROR|libfabric:.{0,80}(?:error|fail))", "ucx", "libfabric"),
+            Pattern(
+                r"^\W*(?:UCX +ERROR|libfabric:.{0,80}(?:error|fail))",
+                "ucx",
+                "libfabric",
+                unless=r"<(?:warn|info|debug)>",
+            ),
             Pattern(
                 r"^\W{0,3}(?:error|failed|failure|unable|cannot|could not|can't|invalid|unrecognized)\b.{3,}",
                 "error",
@@ -263,13 +268,14 @@ FAILURE_SIGNS: dict[str, FailureSign] = {sign.id: sign for sign in _SIGNS}
 # A job that ended well. An exception before it was caught; the exit of a process before it was not.
 COMPLETION_PATTERNS: tuple[Pattern, ...] = (
     Pattern(
-        r"train_runtime|\b(?:training|fine-?tuning|pre-?training|benchmark|evaluation|inference|experiment|run|job|test)\b(?: \w+){0,2} (?:has |is |was )?(?:been )?(?:complete[d]?|finished|succeeded|done|ended well)\b|all \d+ ranks (?:ended well|succeeded)",
+        r"train_runtime|\b(?:training|fine-?tuning|pre-?training|benchmark|evaluation|inference|experiment)\b(?: \w+){0,2} (?:has |is |was )?(?:been )?(?:complete[d]?|finished|succeeded|done|ended well)\b|all \d+ ranks (?:ended well|succeeded)|stopped: `max_(?:steps|epochs)=",
         "train_runtime",
         "complete",
         "finished",
         "succeeded",
         "done",
         "ended well",
+        "stopped: ",
         unless="not (?:been )?(?:complete|finish|done)|before|until|when|once|has not|to be",
     ),
     Pattern(
@@ -299,6 +305,15 @@ COMPLETION_PATTERNS: tuple[Pattern, ...] = (
 
 # A process that ended without an error. It ends a log well, but says nothing about an earlier failure of another process.
 ENDED_PATTERNS: tuple[Pattern, ...] = (
+    Pattern(
+        r"\b(?:run|job|test)s? (?:has |is |was )?(?:complete[d]?|finished|succeeded|done|ended well)\b|^[^a-z]{0,60}\[(?:finished|done)\]",
+        "complete",
+        "finished",
+        "succeeded",
+        "done",
+        "ended well",
+        unless="not (?:been )?(?:complete|finish|done)|before|until|when|once|has not|to be",
+    ),
     Pattern(
         r"\bexit(?:ed)?(?: with)?(?: (?:code|status))?\W{1,3}0\b(?!:)|\bexitcode\W{1,4}0\b|exit(?:s|ed) successfully|finished successfully|completed successfully|Successfully (?:finished|completed|ran|saved)",
         "exit",

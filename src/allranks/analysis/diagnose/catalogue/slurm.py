@@ -309,7 +309,7 @@ SLURM_CREDENTIAL = FailureClass(
             weight=LIKELY,
             unless="started|running normally",
         ),
-        Pattern(r"different slurm\.conf than the slurmctld", weight=LIKELY),
+        Pattern(r"different slurm\.conf than the slurmctld", weight=POSSIBLE),
         Pattern(r"Zero Bytes were transmitted or received", weight=POSSIBLE),
     ),
     example="slurmd: error: Munge decode failed: Rewound credential",
@@ -461,7 +461,7 @@ NODE_UNHEALTHY = FailureClass(
             weight=LIKELY,
         ),
         Pattern(
-            r"(set|setting|mark\w*|put\w*) .{0,60}(node\w* )?.{0,40}(to )?(DOWN|DRAIN)\b|(?-i:Reason=)(?!\[).{0,80}(fail|error|not responding|Kill task|unhealthy|check)",
+            r"(set|setting|mark\w*|put\w*) .{0,60}(node\w* )?.{0,40}(to )?(?-i:DOWN|DRAIN)\b|(?-i:Reason=)(?!\[).{0,80}(fail|error|not responding|Kill task|unhealthy|check)",
             "down",
             "drain",
             "reason=",

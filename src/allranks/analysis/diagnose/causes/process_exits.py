@@ -132,7 +132,7 @@ _CONSEQUENCES = frozenset(
     ]
 )
 _COMMUNICATION = re.compile(
-    r"\b(NCCL|nccl\w*|gloo|TCPStore|c10d|ProcessGroup\w*|collective|unhandled (system|cuda) error)\b"
+    r"\b(NCCL|nccl\w*|HCCL|Hccl\w*|RCCL|gloo|TCPStore|c10d|ProcessGroup\w*|collective|unhandled (system|cuda) error)\b"
 )
 _GENERAL = frozenset({"Error", "Exception", "Failure", "Timeout", "Exit", "Interrupt", "ERROR"})
 
@@ -166,6 +166,7 @@ def detect_exceptions(case: DiagnosisCase) -> None:
         _explain(case, found, first)
 
 
+_TERMINATED = re.compile(r"killed by signal: (Terminated|Interrupt|Hangup)")
 _BUILD_TOOL = re.compile(r"\b(ninja|nvcc|hipcc|gcc|g\+\+|cc|c\+\+|clang|cmake|make|ptxas|pip)\b")
 _QUOTED = re.compile(r"\b(?:\w+\.)*(?P<type>[A-Z]\w*(?:Error|Exception))\b(?:\([\"'])?:? ?(?P<message>.{0,300})")
 
@@ -217,6 +218,7 @@ def is_own_exception(signal: LogSignal) -> bool:
         and not name.endswith("Warning")
         and signal.text.count(" ") < 80
         and '"echo":true' not in signal.text
+        and not _TERMINATED.search(signal.text)
     )
 
 
