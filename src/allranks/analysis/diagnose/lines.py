@@ -12,10 +12,14 @@ from datetime import UTC, datetime
 from msgspec import Struct, structs
 
 # Escape codes: of a terminal; written out by a program that quotes its output (\\x1b[4m, ^[[4m); and those that lost their first character.
-_SGR = rb"\[(?:0|[1-9]|2[1-9]|3[0-9]|4[0-9]|9[0-7]|10[0-7])?(?:;\d{1,3}){0,4}m"
+_SGR = rb"\[(?:\d{1,3}(?:;\d{1,3}){0,4})?m"
 ANSI = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])"
-    rb"|(?:\\x1b|\\u001b|\\033|\\e|\^\[|\xe2\x90\x9b|\xef\xbf\xbd)" + _SGR + rb"|(?<![\w)\]])" + _SGR + rb"(?=[^\]]|$)"
+    rb"|(?:\\x1b|\\u001b|\\033|\\e|\^\[|\xe2\x90\x9b|\xef\xbf\xbd)"
+    + _SGR
+    +
+    # without its first character: one digit may also be a time, as in [5m 3s]
+    rb"|\[(?:0|[2-9]\d|10[0-7]|\d{1,2}(?:;\d{1,3}){1,4})m(?!\])|(?:(?<!\w)|(?<=\dm))\[[1-9]m(?=\S)(?!\])"
 )
 _LOST = re.compile(rb"\[(?:\d{1,2};)?\d{1,2}m")
 _SAMPLE_BYTES = 1 << 15  # codes without their first character occur all over a log, or not at all

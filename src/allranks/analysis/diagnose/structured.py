@@ -168,7 +168,9 @@ def _missing_ranks(fields: Fields) -> list[Reading]:
     named = f"rank {', '.join(map(str, ranks[:8]))}" if ranks else "ranks"
     size = f" of {fields['size']}" if fields.get("size") else ""
     told = f"The report names {named}{size} as missing from the collective in which the others wait."
-    return [Reading("class", "collective_mismatch", LIKELY, told, rank=ranks[0] if ranks else None)]
+    return [
+        Reading("class", "collective_mismatch", CERTAIN if ranks else LIKELY, told, rank=ranks[0] if ranks else None)
+    ]
 
 
 def _store_barrier(fields: Fields) -> list[Reading]:
