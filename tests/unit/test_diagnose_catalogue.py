@@ -137,6 +137,14 @@ def test_the_traceback_of_an_earlier_versions_heartbeat_is_no_finding(tmp_path: 
     assert [b.id for b in found.benign] == ["heartbeat_thread"]
 
 
+def test_a_match_begins_a_word() -> None:
+    pattern = Pattern(r"ib timeout|: late", "ib timeout", "late")
+    assert pattern.search("an ib timeout")
+    assert pattern.search("_ib timeout, node: late")
+    assert pattern.search("node: late")
+    assert not pattern.search("attrib timeout")
+
+
 def test_the_progress_rule_needs_no_second_look() -> None:
     """Lines of progress are counted by their form alone, which has no digits: a literal digit would let every candidate pass."""
     (rule,) = [r for r in all_rules() if r.kind == "progress"]

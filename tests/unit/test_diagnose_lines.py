@@ -235,7 +235,14 @@ def _run(root: Path, name: str, status: str, torch: str, hosts: list[str], lr: s
     (run / "events").mkdir()
     (run / "spec.yaml").write_text(f"name: demo\ntrain: {{lr: {lr}}}\n")
     (run / "plan.json").write_text(
-        json.dumps({"run_name": "demo", "nodes": [{"host": h} for h in hosts], "environment": []})
+        json.dumps(
+            {
+                "run_name": "demo",
+                "nodes": [{"host": h} for h in hosts],
+                "environment": [],
+                **({"launcher": "slurm"} if status == "succeeded" else {}),
+            }
+        )
     )
     (run / "metrics.json").write_text(
         json.dumps({"status": status, "step_time_s": {"median": 0.1 if status == "succeeded" else 0.3}})

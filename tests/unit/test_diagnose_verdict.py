@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,18 @@ def test_health_needs_progress_or_completion_at_the_end(tmp_path: Path, end: str
     assert of(tmp_path, f"starting\n{end}").verdict == "healthy"
     later = "\n".join(f"reading shard {'abcdefgh'[n % 8] * (n % 50 + 1)}" for n in range(400))
     assert of(tmp_path, f"starting\n{end}\n{later}").verdict == "incomplete"
+
+
+def test_what_a_logger_calls_a_warning_is_no_sign(tmp_path: Path) -> None:
+    assert of(tmp_path, "[2026-01-02 10:00:00 WARNING] request timed out, retrying").verdict == "incomplete"
+    assert of(tmp_path, "[2026-01-02 10:00:00 ERROR] request timed out").verdict == "unexplained"
+
+
+def test_records_of_a_run_whose_ranks_succeeded_are_healthy(tmp_path: Path) -> None:
+    ends = {"host": "n1", "failed": [], "succeeded": [{"rank": 0, "host": "n1", "exitcode": 0, "time": 1.7e9}]}
+    (tmp_path / "n1.exit.json").write_text(json.dumps(ends, indent=2))
+    (tmp_path / "n1.rank0.log").write_text("no progress is printed\n")
+    assert diagnose([tmp_path]).verdict == "healthy"
 
 
 def test_no_sign_and_no_end_is_incomplete(tmp_path: Path) -> None:

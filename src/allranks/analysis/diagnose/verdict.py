@@ -62,7 +62,8 @@ def decide(
         return "found", kept, None
     if signs:
         return "unexplained", [], _describe(case, signs)
-    return ("healthy" if any(case.ends_well(scan.file) for scan in case.scans) else "incomplete"), [], None
+    well = any(case.ends_well(scan.file) for scan in case.scans) or bool(case.facts("rank_done"))
+    return ("healthy" if well else "incomplete"), [], None
 
 
 def _is_remark(case: DiagnosisCase, candidate: CandidateCause) -> bool:

@@ -248,7 +248,7 @@ _SIGNS = (
                 unless=r"<(?:warn|info|debug)>",
             ),
             Pattern(
-                r"^\W{0,3}(?:error|failed|failure|unable|cannot|could not|can't|invalid|unrecognized)\b.{3,}",
+                r"^\W{0,3}(?:error|failed|failure|unable|cannot|could not|can't|invalid|unrecognized)\b(?!\"\s*:).{3,}",
                 "error",
                 "failed",
                 "failure",
