@@ -110,7 +110,7 @@ _EMITTERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("launcher", r"\bChildFailedError\b|^\s*(?:ERROR|WARNING|INFO):torch\.distributed\.elastic"),
         (
             "python",
-            r"^\s*(?:Traceback \(most recent call last\)|File \"[^\"]+\", line \d|(?:[\w<>]+\.)*(?:\w*(?:Error"
+            r"^\s*(?:Traceback \(most recent call last\)|Fatal Python error|File \"[^\"]+\", line \d|(?:[\w<>]+\.)*(?:\w*(?:Error"
             r"|Exception|Interrupt|Exit|Failure|Timeout|Expired|Abort)|Exception)(?:\(\w+\))?(?::|\s*$))",
         ),
         (

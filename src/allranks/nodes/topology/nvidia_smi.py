@@ -19,7 +19,9 @@ from allranks.errors import EnvironmentNotAble, RequestError
 from allranks.planning.node_facts import LINK_TYPES, Topology, TopologyDevice, TopologyLink, UnreadLine
 from allranks.utils.inputs import FileTooLarge, NotRegularFile, StdinClosed, name_of, read_input
 
-_ESCAPES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|\^\[\[[0-9;]*m|\[(?:\d{1,3}(?:;\d{1,3}){0,4})?m")
+_ESCAPES = re.compile(
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|\^\[\[[0-9;]*m|\[(?:\d{1,3}(?:;\d{1,3}){0,4})?m"
+)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b\ufeff]")
 _BARS = re.compile(r"[|\u2500-\u257f]")
 _MARK = re.compile(r"^(\s*)([#*>]+|//+|;+)(?=\s)")

@@ -325,12 +325,8 @@ SLURM_CONTROLLER_ERROR = FailureClass(
     next_test="scontrol ping; sdiag; on the controller: systemctl status slurmctld and its log",
     reference="https://slurm.schedmd.com/troubleshoot.html",
     patterns=(
-        Pattern(
-            r"not a valid controller|Slurmctld\(\w+\) at \S+ is DOWN",
-            "not a valid controller",
-            "slurmctld",
-            weight=LIKELY,
-        ),
+        Pattern(r"not a valid controller", weight=LIKELY),
+        Pattern(r"Slurmctld\(\w+\) at \S+ is DOWN", "slurmctld", weight=LIKELY),
         Pattern(r"^\[[\dT:.-]+\] fatal: ", "fatal: ", weight=LIKELY, unless="munge|credential"),
         Pattern(
             r"Could not open \w+ state file|Incomplete \w+ data checkpoint file",
