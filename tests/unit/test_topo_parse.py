@@ -112,6 +112,12 @@ def test_escape_codes_around_any_word() -> None:
     assert types(found) == [("GPU0", "GPU1", "NV1")] and found.unread == []
 
 
+def test_escape_codes_without_their_first_character() -> None:
+    lost = texts.BARE.replace("GPU1 ", "[4mGPU1[0m ").replace("NV1", "[1;32mNV1[m")
+    found = parse_topology(lost)
+    assert types(found) == [("GPU0", "GPU1", "NV1")] and found.unread == []
+
+
 def test_a_header_that_lost_a_column_is_not_believed() -> None:
     text = "\tGPU1\tGPU2\nGPU0\t X \tNV1\tSYS\nGPU1\tNV1\t X \tPIX\nGPU2\tSYS\tPIX\t X \n"
     with pytest.raises(RequestError, match="no row has a link type"):
