@@ -19,7 +19,8 @@ HEAD = """# Models
 
 A spec names a model of the Hugging Face hub, a local folder, or `tiny:mistral`, `tiny:llama`, `tiny:glm4_moe` and `tiny:bert`, which are built without a
 download. allranks trains causal language models on text, and encoders (masked language models, sequence classifiers) as classifiers. `plan` and `run` refuse
-other models, and settings that a model does not support, before any rank starts (exit code 2). For a hub model whose config is not on this machine the ranks make these checks.
+other models, and settings that a model does not support, before any rank starts (exit code 2). For a hub model whose config is not on this machine the ranks
+make these checks.
 
 Generated from `src/allranks/spec/architectures.py` by `scripts/make_model_docs.py`.
 
@@ -27,7 +28,8 @@ Generated from `src/allranks/spec/architectures.py` by `scripts/make_model_docs.
 
 For each architecture a test (`tests/dist/test_architectures.py`) plans a small model with random weights, trains its adapters and then the whole model,
 saves a checkpoint, and loads it in plain transformers and PEFT. It checks that the held-out loss equals that of the run, that each adapter was trained, and
-that packed rows do not influence each other unless the table requires `data.packing: none`. Versions: transformers 5.23, PEFT 0.21. `plan` warns about other architectures; most
+that packed rows do not influence each other unless the table requires `data.packing: none`. Versions: transformers 5.23, PEFT 0.21. `plan` warns about other
+architectures; most
 other decoders of transformers passed the same checks once.
 
 """
@@ -62,7 +64,8 @@ def text() -> str:
     return f"""{HEAD}Causal language models:
 
 {table("text")}
-Encoders, trained as classifiers (`data.template: classification`). A language model whose config names `ForSequenceClassification` is also trained as a classifier.
+Encoders, trained as classifiers (`data.template: classification`). A language model whose config names `ForSequenceClassification` is also trained as a
+classifier.
 
 {table("classification")}
 ## Refused

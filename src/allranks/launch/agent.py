@@ -224,7 +224,7 @@ class Agent:
         return None
 
     def _probe_answers(self) -> ProbeAnswers:
-        from allranks.launch.host_nodes import ProbeAnswers  # only agents that people started are asked
+        from allranks.launch.host_nodes import ProbeAnswers  # only agents that users started are queried
 
         labels = host_labels([place.host for place in self._meeting.places]) if self._meeting else [self._host]
         return ProbeAnswers(self._node, labels[self._node])
@@ -371,7 +371,7 @@ class Agent:
                     "succeeded": [msgspec.to_builtins(end) for end in self._report.ends if end.succeeded],
                 },
             )
-        except OSError as error:  # the channel has told the driver already
+        except OSError as error:  # the driver was already informed over the channel
             logging.warning("the record of this node cannot be written: %s", error)
 
     def _node_environment(self) -> None:

@@ -186,7 +186,7 @@ def not_reached(threshold: str) -> Verdict:
 
 
 def not_testable(threshold: str, why: str) -> Verdict:
-    """Return that this machine lacks what the criterion needs."""
+    """Return the result "not testable": this machine lacks a requirement of the criterion."""
     return Verdict(state=NOT_TESTABLE, measured="-", threshold=threshold, why=why)
 
 
