@@ -301,7 +301,7 @@ class Agent:
             time.sleep(POLL_S)
 
     def _stop_ranks(self, deadline: float | None, now: float) -> float | None:
-        """Ask the ranks to stop; return when they are killed, None if they have as long as their checkpoint takes."""
+        """Request a stop of the ranks; return when they are killed, None if there is no limit for their checkpoint."""
         if self._plan.grace_s is None:
             self._ranks.request_stop()
             return deadline
@@ -386,7 +386,7 @@ class Agent:
 
     @property
     def _names(self) -> list[str]:
-        """Return the names under which others may know this node."""
+        """Return the names of this node on other nodes."""
         place = [self._meeting.places[self._node].host] if self._meeting else []
         return [*place, os.environ.get("SLURMD_NODENAME", ""), self._host]
 

@@ -269,7 +269,7 @@ class Driver:
 
     @contextmanager
     def _staged(self, found: PreflightResult) -> Iterator[None]:
-        """While it lasts, nodes that lack code, packages, model or data have copies of their own."""
+        """Stage code, packages, model or data on nodes that lack them while the context is active."""
         lacking = [r.host for r in found.reports if not r.may_run]
         always = self._spec.cluster.stage == "always"
         if self._spec.cluster.stage == "never" or not (lacking or always or self._run.bundle.exists()):

@@ -286,7 +286,7 @@ def resume(
     """Resume a run from its newest complete checkpoint, in the same folder.
 
     Raises:
-        RequestError: no such run, it is done, or what is asked for does not fit its newest checkpoint, or only with `allow_inexact`;
+        RequestError: no such run, it is complete, or the request does not fit its newest checkpoint, or only with `allow_inexact`;
             or another version of allranks wrote the plan or the checkpoint.
         CheckpointError: no checkpoint is whole.
     """
@@ -323,10 +323,10 @@ def resume(
 
 
 def cancel(run_dir: RunDir, *, now: bool = False) -> str:
-    """End a run, whoever follows it.
+    """End a run, also one that another process follows.
 
     Returns:
-        What was done.
+        A description of what was done.
 
     Raises:
         RequestError: it does not run.

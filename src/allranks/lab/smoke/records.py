@@ -95,7 +95,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FigureRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure of the notes beside the measured one. ``comparable`` is empty if they are comparable, else the reason."""
+    """A figure of the notes and the measured one. ``comparable`` is empty if they are comparable, else the reason."""
 
     name: str
     unit: str

@@ -164,7 +164,7 @@ class SlurmLauncher(Launcher):
             return False
 
     def cancel(self, run: RunDir, *, now: bool) -> str:
-        """Cancel the job or signal it; a driver in an allocation, which has no job of its own, is asked over its channel."""
+        """Cancel the job or signal it; a driver in an allocation, which has no separate job, receives the request over its channel."""
         from allranks.launch.slurm.job import SlurmJob
 
         job, driver = read_record(run.job), read_record(run.driver)

@@ -1,4 +1,4 @@
-"""Decide why a job is to end, and whether it goes back to Slurm's queue."""
+"""Decide why a job ends, and whether it is requeued."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class StopAndRequeue:
 
     @property
     def reason_text(self) -> str:
-        """Why the job is to end, in words."""
+        """Describe why the job ends."""
         known = {
             **REQUEUE_REASONS,
             "cancelled": "the job was cancelled",

@@ -1,4 +1,4 @@
-"""Check that no killed build of a C++ extension has left its lock on a node: every program that loads the extension would wait for ever."""
+"""Check that no killed build of a C++ extension has left its lock on a node: every program that loads the extension would wait forever."""
 
 from __future__ import annotations
 
