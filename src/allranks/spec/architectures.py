@@ -181,7 +181,7 @@ def require_architecture(config: Mapping[str, Any], spec: RunSpec, where: str, *
         )
         raise SpecError(
             f"data.packing is isolated, but in {where} ({kind}) rows of one sequence would influence each other: {why}; set data.packing: "
-            f"none (a row a sequence), or wrapped if rows may see each other{tested_settings(kind)}"
+            f"none (one row per sequence), or wrapped if rows may see each other{tested_settings(kind)}"
         )
     limit = ADAPTER_LIMITS.get(kind)
     if spec.adapter.type != "lora" or limit is None or spec.adapter.target_parameters:
