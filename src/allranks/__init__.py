@@ -20,7 +20,7 @@ __all__ = ["__version__", "load_spec", "plan", "report", "resume", "run"]
 def report(*, step: Any = None, loss: Any = None, tokens: Any = None) -> None:
     """Tell the progress of your own program (``script:``). Does nothing outside a run of allranks. Never raises for a value.
 
-    Call it after each step, on rank 0 or on all ranks. It takes microseconds; the run folder gets at most one record a second.
+    Call it after each step, on rank 0 or on all ranks. It takes microseconds; the run folder gets at most one record per second.
 
     Args:
         step: number of the step that is done.

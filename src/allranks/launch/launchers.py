@@ -86,7 +86,7 @@ class Launcher(ABC):
         return None
 
     def node_commands(self, spec: RunSpec, run: RunDir, plan: Callable[[], LaunchPlan]) -> list[str] | None:
-        """Return the commands that people start, one a node; None for launchers that start the nodes themselves.
+        """Return the commands that users start, one per node; None for launchers that start the nodes themselves.
 
         Args:
             plan: makes the plan; called only where there are commands.
