@@ -65,7 +65,7 @@ DEEPSPEED = "`config` (none): a JSON file, or its content; `config_from` (none):
 DATA = "4P + 12T: weights, gradients, two moments"
 
 PAGES = [
-    Page("single", "One process, without communication.", "Nothing: it is the reference for all other strategies.", "none", DATA, "1",
+    Page("single", "One process, without communication.", "Nothing; it is the reference for all other strategies.", "none", DATA, "1",
          "Not changed by the optimizer.", [F, B, ("optimizer", 60, 68)], new="the reference"),
     Page("simple_ddp", "Every rank trains on its own rows. After each backward pass, every gradient is averaged over the ranks.",
          "`single` uses only one process.", "A T g, in n A all-reduces after backward", DATA, "1", ZEROS,
@@ -123,7 +123,7 @@ PAGES = [
          [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("all-gather", i, i + 4) for i in (26, 33, 44, 55)] + [("reduce-scatter", i, i + 4) for i in (39, 50, 61, 68)],
          ADAPTERS, "torch's `zero3`"),
     Page("deepspeed_zero1", "DeepSpeed's engine, stage 1. Its JSON is filled in from the spec and checked against it; see [DeepSpeed](../deepspeed.md).",
-         "The same method as `zero1`, with DeepSpeed's own configuration.", "2 T g: all-reduces after the last backward, one all-gather per parameter group in the step",
+         "Nothing; the method of `zero1` with DeepSpeed's own configuration.", "2 T g: all-reduces after the last backward, one all-gather per parameter group in the step",
          "4P + 4T + 12T/W; at the update 4P + 16T/W (a float32 copy of the rank's part of the weights)", "3/4", NONE_MISSING, [F, B, ("wait", 60, 68), ("optimizer", 68, 74), ("wait", 74, 84)],
          [("all-reduce", 60, 68), ("all-gather", 74, 84)], DEEPSPEED, "DeepSpeed's stage 1"),
     Page("deepspeed_zero2", "DeepSpeed's engine, stage 2.", "`deepspeed_zero1` keeps full gradients until the last micro-step.",
@@ -136,7 +136,7 @@ PAGES = [
          [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("all-gather", i, i + 4) for i in (26, 33, 44, 55)] + [("reduce-scatter", 72, 78)], DEEPSPEED, "DeepSpeed's stage 3"),
     Page("hf_trainer", "Hugging Face's Trainer runs the steps in place of this project's loop; its Accelerate wraps the model in torch's "
          "DistributedDataParallel. Data, loss, learning rates, records, evaluation, checkpoints and proofs are those of every strategy; see [HF Trainer](../hf_trainer.md).",
-         "Nothing in `pytorch_ddp`: it serves to compare the Trainer with other strategies on equal work, and it refuses a Trainer whose ranks train independently.",
+         "Nothing; it compares the Trainer with other strategies on equal work, and refuses a Trainer whose ranks train independently.",
          "T g, in about T g / 25 MB all-reduces started within backward", "4P + 16T: as `pytorch_ddp`, and buckets beside the gradients", "5/4", OPTION,
          [F, B, ("wait", 60, 63), ("optimizer", 63, 73)], [("all-reduce", 30, 39), ("all-reduce", 42, 51), ("all-reduce", 54, 63)],
          "`find_unused_parameters` (false), `args` (none): more TrainingArguments", "the Trainer in place of the loop",
@@ -147,7 +147,7 @@ PAGES = [
 def picture(page: Page) -> str:
     """Return the timeline of a step of one rank: computation above, communication below."""
     left, width, x = 118, 620, lambda v: 118 + 6.2 * v
-    rows = [("computes", 34, page.compute), ("travels", 72, page.comm)]
+    rows = [("compute", 34, page.compute), ("communication", 72, page.comm)]
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 150" font-family="system-ui, sans-serif" font-size="13">',
         f"<title>One optimizer step under {page.name}</title>",
@@ -213,9 +213,9 @@ def readme() -> str:
     return (
         """# Strategies
 
-Each strategy is one short file below `src/allranks/train/strategies/` that implements one contract (`Strategy` in `base.py`); those of DeepSpeed and
-Hugging Face's Trainer are in `src/allranks/train/engines/`. The spec selects it by name:
-`strategy: {name: zero2}`. Each hand-written strategy improves one thing over the one before it; torch's equivalents are listed too.
+Each strategy is one short file below `src/allranks/train/strategies/` that implements the interface `Strategy` (`base.py`); those of DeepSpeed and
+Hugging Face's Trainer are in `src/allranks/train/engines/`. The spec selects a strategy by name:
+`strategy: {name: zero2}`. Each hand-written strategy improves one thing over the previous one; torch's equivalents are listed, too.
 
 | strategy | what is new | bytes per step, and their collectives | overlaps with computation | memory per rank | at two ranks |
 |---|---|---|---|---|---|
@@ -230,20 +230,20 @@ bytes, (W-1)/W of a reduce-scatter's or all-gather's.
 less. If the weights do not fit, use `zero3` or `pytorch_zero3`. With LoRA few parameters are trained: sharding gradients and moments saves
 little, only sharding the weights matters. `allranks compare SPEC` measures it for your model on your machines; see [compare](../compare.md).
 
-**Equal to one process.** Each strategy is tested against one process that goes through the ranks' micro-batches in order, with tied, frozen, unused and
-uneven parameters, LoRA, accumulation and bfloat16, on 2, 3 and 4 ranks. On two ranks without accumulation and clipping the weights are bitwise equal: addition of
-two terms commutes, and halving is exact. In all other cases sums are rounded in another order; the distance stays below 0.002 of the change that training
-made (float32; AdamW takes full steps even for gradients that are rounding noise).
+**Equivalence to one process.** Each strategy is tested against one process that processes the ranks' micro-batches in order, with tied, frozen, unused and
+uneven parameters, LoRA, accumulation and bfloat16, on 2, 3 and 4 ranks. On two ranks without accumulation and clipping the weights are bitwise equal, because addition of
+two terms is commutative and division by two is exact. In all other cases sums are rounded in another order; the difference is below 0.002 of the change made by
+training (float32; AdamW takes full steps even for gradients that are rounding noise).
 
-**A strategy of your own.** A package of yours can bring one, under an entry point of the group `allranks.strategies`:
+**Custom strategies.** A package can provide a strategy with an entry point of the group `allranks.strategies`:
 
     [project.entry-points."allranks.strategies"]
     mine = "my_strategies:MINE"
 
 `MINE` is a `StrategyInfo` (`allranks.spec.strategies.base`): the class as `module:class`, a summary, options with their defaults, and the memory layout if `plan` should
-estimate it. The class is a subclass of `LoopStrategy` (`allranks.train.strategies.base`). The module of `MINE` must not import torch: `plan` reads it on machines without.
-The package must be installed in the Python of the ranks, too. `allranks compare` measures the strategy and compares its weights with those of one process. A built-in
-name cannot be replaced.
+estimate it. The class is a subclass of `LoopStrategy` (`allranks.train.strategies.base`). The module of `MINE` must not import torch, because `plan` imports it on machines without torch.
+The package must also be installed in the Python of the ranks. `allranks compare` measures the strategy and compares its weights with those of one process. Built-in
+names cannot be replaced.
 """
     )
 

@@ -58,7 +58,7 @@ PHASES = {
     "done": "done",
 }
 PLAIN_INTERVAL_S = 10.0
-LOG_NOTE = " (read in the output of rank 0)"
+LOG_NOTE = " (parsed from the output of rank 0)"
 
 
 class ProgressView:
@@ -253,7 +253,7 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
     nodes = finite_int(m.get("nodes"))
     ranks = f"{format_count(m.get('world_size'))} on {format_count(nodes)} node{'s' * (nodes != 1)}"
     network = as_dict(m.get("network")).get("line")
-    if m.get("model") is None:  # a program of the user's own, of which no steps, tokens or proofs are known
+    if m.get("model") is None:  # a user's own program, whose steps, tokens or proofs are unknown
         ranks += f", your own program, {format_value(m.get('device'))}"
         known = [
             ("ranks", ranks),
@@ -511,7 +511,7 @@ def print_summary(console: SafeConsole, run: RunDir, metrics: dict[str, Any]) ->
 
 
 def _detach(run_dir: RunDir, spec: RunSpec, plan: LaunchPlan, as_json: bool) -> int:
-    """Start a run that nobody follows; where its launcher needs a process that stays, start one in the background."""
+    """Start a run without following it; if its launcher needs a process, start one in the background."""
     from allranks.launch.launchers import get_launcher
 
     launcher = get_launcher(spec.cluster.launcher)

@@ -199,7 +199,7 @@ class ProgramOutput(threading.Thread):
         return {rank: path for rank, path in logs.items() if self._which == "all" or rank == 0}
 
     def _look(self, *, last: bool = False) -> None:
-        """Show what is new. A display never ends a run."""
+        """Show new events. A display never ends a run."""
         if self._failed:
             return
         try:
@@ -231,6 +231,6 @@ class ProgramOutput(threading.Thread):
 
 
 def _visible(line: bytes) -> bytes:
-    """Return what a terminal would show of a line at its end, shortened."""
+    """Return the final state of a line as a terminal would show it, shortened."""
     states = [part for part in line[-4 * LINE_BYTES :].split(b"\r") if part.strip()]
     return states[-1][:LINE_BYTES] if states else b""

@@ -47,7 +47,7 @@ from allranks.train.strategies.base import Strategy
 from allranks.version import __version__
 
 T = TypeVar("T")
-LOW_DISK_BYTES = 32 * 2**20  # below so many free bytes, every write error mentions the free space
+LOW_DISK_BYTES = 32 * 2**20  # below this number of free bytes, every write error mentions the free space
 
 
 class RankAgreement:
