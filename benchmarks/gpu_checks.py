@@ -1,0 +1,559 @@
+"""The checks of `benchmarks.gpu`, by stage. A new one is a function and a line in `STAGES`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.programs import ROOT
+
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+BENCH = ROOT / "benchmarks" / "gpu_lora_mfu.yaml"
+VOCABULARY = 32_000  # of the 7B models; a tiny: model has 2,048, which hides the cost of the logits
+TINY = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512}  # fmt: skip
+MEMORY_ERROR = 0.10  # docs/fit.md
+SHARING = ("simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "pytorch_ddp")
+SINGLE_RANK_ERROR = 0.02  # strategies differ on one rank by rounding only
+
+
+class CheckFailed(Exception):
+    """What a check expected did not happen."""
+
+
+class NotPossible(Exception):
+    """The machine lacks what a check needs."""
+
+
+@dataclass
+class Result:
+    """Result of a check, or of one of its cases."""
+
+    name: str
+    title: str
+    status: str
+    reason: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check. ``run(kit, check, limit_s)`` returns its results."""
+
+    name: str
+    title: str
+    limit_s: float
+    run: Callable[[Kit, Check, float], list[Result]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Checks that run in one call of at most ten minutes; ``lanes`` of them at a time where there are cores enough."""
+
+    name: str
+    limit_s: float
+    checks: tuple[Check, ...]
+    lanes: int = 1
+
+
+@dataclass
+class Kit:
+    """The machine, and how programs are started on it."""
+
+    work: Path
+    rehearsal: bool
+    gpus: int
+    cores: int
+    memory_bytes: int | None
+    compiler: str | None
+    slack: float
+    bench: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def device(self) -> str:
+        """The device of the ranks."""
+        return "cpu" if self.rehearsal else "cuda"
+
+    @property
+    def models(self) -> Path:
+        """Base models, which are removed at the end."""
+        return self.work / "models"
+
+    def command(self, name: str, words: list[str], limit_s: float, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+        """Run a Python command to its end or its limit; return exit code, standard output and standard error.
+
+        Raises:
+            CheckFailed: it ran longer than the limit.
+        """
+        out, err = self.work / f"{name}.out", self.work / f"{name}.err"
+        quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **(env or {})}
+        with out.open("w") as stdout, err.open("w") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, *words], cwd=ROOT, env={**os.environ, **quiet}, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+                start_new_session=True,
+            )  # fmt: skip
+            late = False
+            try:
+                process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                late = True
+            finally:
+                end_group(process)
+        if late:
+            raise CheckFailed(f"no end after {limit_s:.0f} s: {tail(err) or tail(out)}")
+        return process.returncode, out.read_text(errors="replace"), err.read_text(errors="replace")
+
+    def allranks(self, name: str, words: list[str], limit_s: float, ok: tuple[int, ...] = (0,)) -> dict[str, Any]:
+        """Run a verb with ``--json`` and return its document.
+
+        Raises:
+            CheckFailed: another exit code than `ok`, or no JSON.
+        """
+        code, out, err = self.command(name, ["-m", "allranks", *words, "--json"], limit_s)
+        if code not in ok:
+            raise CheckFailed(f"exit code {code}: {' '.join(err.split())[-900:]}")
+        try:
+            return json.loads(out)
+        except ValueError as error:
+            raise CheckFailed(f"exit code {code}, no JSON: {out[:200]!r} {err[-300:]!r}") from error
+
+    def settings(self, procs: int = 1) -> list[str]:
+        """``--set`` words that put a run on this device and into the work folder."""
+        values = {"cluster.device": self.device, "cluster.procs_per_node": procs, "cluster.cache": self.work / "cache", "run_root": self.work / "runs"}  # fmt: skip
+        return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+
+
+def end_group(process: subprocess.Popen[bytes], grace_s: float = 5.0) -> None:
+    """Ask the process group to end, then end it."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(grace_s)
+        except ProcessLookupError:
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def tail(file: Path, size: int = 600) -> str:
+    """Return the end of a file on one line."""
+    return " ".join(file.read_text(errors="replace")[-size:].split())
+
+
+def simple(action: Callable[[Kit, float], dict[str, Any]]) -> Callable[[Kit, Check, float], list[Result]]:
+    """A check with one result: it passes with the figures that `action` returns."""
+
+    def run(kit: Kit, check: Check, limit_s: float) -> list[Result]:
+        try:
+            return [Result(check.name, check.title, PASSED, figures=action(kit, limit_s))]
+        except CheckFailed as error:
+            return [Result(check.name, check.title, FAILED, str(error))]
+        except NotPossible as error:
+            return [Result(check.name, check.title, SKIPPED, str(error))]
+
+    return run
+
+
+# ---------------------------------------------------------------- tests
+
+
+def tests(where: str, choose: str = "") -> Callable[[Kit, Check, float], list[Result]]:
+    """A check whose cases are tests of tests/gpu, each with its own result, also if pytest has to be ended."""
+
+    def run(kit: Kit, check: Check, limit_s: float) -> list[Result]:
+        log = kit.work / f"{check.name}.jsonl"
+        env = {"ALLRANKS_GPU_LOG": str(log)} | ({"ALLRANKS_GPU_REHEARSAL": "1"} if kit.rehearsal else {})
+        words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", where, f"--basetemp={kit.work / check.name}", *(["-k", choose] if choose else [])]
+        problem = ""
+        try:
+            code, out, err = kit.command(check.name, words, limit_s, env)
+            problem = "" if code in (0, 1) else f"pytest ended with {code}: {' '.join((err or out).split())[-500:]}"
+        except CheckFailed as error:
+            problem = str(error)
+        lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        found = [
+            Result(f"{check.name}.{case_of(line['test'])}", case_of(line["test"]).replace("_", " "), line["status"], line["reason"], {}, line["seconds"])
+            for line in lines
+        ]  # fmt: skip
+        if problem or not found:
+            found.append(Result(check.name, check.title, FAILED, problem or "no test ran"))
+        shutil.rmtree(kit.work / check.name, ignore_errors=True)
+        return found
+
+    return run
+
+
+def case_of(node: str) -> str:
+    """Return the name of a test without its file."""
+    return node.rpartition("::")[2].removeprefix("test_")
+
+
+def unit_tests(kit: Kit, limit_s: float) -> dict[str, Any]:
+    """Unit tests of what runs inside a rank, as many as the time allows."""
+    if kit.rehearsal:
+        files = ["tests/unit/test_losses.py", "tests/unit/test_precision.py"]
+        chosen = [f for f in files if (ROOT / f).exists()] or ["tests/unit/test_spec.py"]
+    else:
+        chosen = [f"tests/unit/{p.name}" for p in sorted((ROOT / "tests" / "unit").glob("test_*.py")) if "import torch" in p.read_text()]
+    if not chosen:
+        raise NotPossible("there are no unit tests here")
+    log = kit.work / "unit.jsonl"
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.gpu.conftest", "-m", "not full and not docs", *chosen]
+    late = ""
+    try:
+        kit.command("unit", words, limit_s - 5, {"ALLRANKS_GPU_LOG": str(log)})
+    except CheckFailed:
+        late = f"cut off after {limit_s:.0f} s"
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    counts = {status: sum(x["status"] == status for x in lines) for status in (PASSED, FAILED, SKIPPED)}
+    if not counts[PASSED] or counts[FAILED]:
+        bad = [f"{case_of(x['test'])}: {x['reason'].splitlines()[0] if x['reason'] else ''}" for x in lines if x["status"] == FAILED]
+        raise CheckFailed(f"{counts}; {'; '.join(bad[:8]) or tail(kit.work / 'unit.out')}")
+    return counts | ({"note": late} if late else {})
+
+
+# ---------------------------------------------------------------- correctness
+
+
+def doctor(kit: Kit, limit_s: float) -> dict[str, Any]:
+    """The preflight of this machine."""
+    found = kit.allranks("doctor", ["doctor"], limit_s, ok=(0, 1))
+    bad = [c for node in found["nodes"] for c in node["checks"] if not c["ok"]]
+    if any(c.get("blocks") for c in bad):
+        raise CheckFailed("; ".join(f"{c['name']}: {c['found']}" for c in bad))
+    return {"ok": found["ok"], "notes": [f"{c['name']}: {c['found']}" for c in bad]}
+
+
+def smoke(kit: Kit, limit_s: float) -> dict[str, Any]:
+    """Smoke tests 01, 02, 03 and 05 in their tiny form."""
+    rungs = ["01", "02"] if kit.rehearsal else ["01", "02", "03", "05"]
+    words = ["smoke", *rungs, "--scale", "tiny", "--run-root", str(kit.work / "smoke"), "--set", f"cluster.device={kit.device}"]  # fmt: skip
+    found = kit.allranks("smoke", words, limit_s, ok=(0, 1))
+    states = {t["name"]: t["status"] for t in found["tests"]}
+    wrong = [
+        f"{t['name']}: {t.get('message') or '; '.join(c.get('title', '') for c in t.get('criteria', []) if c.get('status') == 'failed')}"
+        for t in found["tests"]
+        if t["status"] == "failed"
+    ]
+    if wrong:
+        raise CheckFailed("; ".join(wrong))
+    return states
+
+
+def strategy_names() -> list[str]:
+    """Return all strategies whose package is installed."""
+    from importlib.util import find_spec
+
+    from allranks.spec.strategies import REGISTRY
+
+    return [name for name, info in REGISTRY.items() if not info.package or find_spec(info.package)]
+
+
+def demo(kit: Kit, check: Check, limit_s: float) -> list[Result]:
+    """20 steps of the demo in bf16 under every strategy; their losses must agree."""
+    names = strategy_names()[:: 5 if kit.rehearsal else 1]
+    deadline, found, losses = time.monotonic() + limit_s, {}, {}
+    gate, waiting = threading.Semaphore(4 if kit.cores >= 8 else 1), []
+
+    def one(name: str) -> None:
+        with gate:
+            began = time.monotonic()
+            result = found[name] = Result(f"{check.name}.{name}", f"the demo in bf16 under {name}", PASSED)
+            values = {"strategy.name": name, "model.dtype": "bfloat16", "train.max_steps": 20, "train.warmup_steps": 0, "eval.samples": 0}
+            words = ["run", "examples/demo.yaml", *(w for k, v in values.items() for w in ("--set", f"{k}={v}")), *kit.settings()]
+            try:
+                if deadline - began < 5:
+                    raise NotPossible("the time of the check was used up")  # noqa: TRY301
+                metrics = kit.allranks(f"demo-{name}", words, deadline - began)
+                result.figures = {k: metrics[k] for k in ("steps", "train_loss_first", "train_loss_last", "peak_memory_bytes")}
+                if metrics["steps"] != 20 or not math.isfinite(metrics["train_loss_last"] or math.nan):
+                    result.status, result.reason = FAILED, f"steps {metrics['steps']}, loss {metrics['train_loss_last']}"
+                losses[name] = metrics["train_loss_last"]
+            except NotPossible as error:
+                result.status, result.reason = SKIPPED, str(error)
+            except Exception as error:  # noqa: BLE001 - the other strategies go on
+                result.status, result.reason = FAILED, str(error)
+            result.seconds = round(time.monotonic() - began, 1)
+
+    for name in names:
+        waiting.append(threading.Thread(target=one, args=(name,)))
+        waiting[-1].start()
+    for thread in waiting:
+        thread.join()
+    right = losses.get("single")
+    for name, loss in losses.items():
+        if right and found[name].status == PASSED and abs(loss - right) > SINGLE_RANK_ERROR * right:
+            found[name].status, found[name].reason = FAILED, f"loss {loss:.4f} after 20 steps; single has {right:.4f}"
+    return [found[name] for name in names]
+
+
+def compared(kit: Kit, limit_s: float, name: str, words: list[str]) -> dict[str, Any]:
+    """`allranks compare` with its gates: parity, mechanism, equal work."""
+    base = ["compare", "examples/compare-tiny.yaml", "--repeats", "1", "--set", "train.max_steps=4"]
+    found = kit.allranks(name, [*base, *words], limit_s, ok=(0, 1))
+    gates = {row["strategy"]: row["gates"] for row in found["rows"]}
+    wrong = [f"{row['strategy']}: {'; '.join(row.get('reasons', []))[:300]}" for row in found["rows"] if not all(row["gates"].values())]
+    if wrong:
+        raise CheckFailed(" | ".join(wrong))
+    return {"gates": gates}
+
+
+def two_on_one(kit: Kit, limit_s: float) -> dict[str, Any]:
+    """Compare the data-parallel family with two Gloo ranks that share the device."""
+    names = SHARING[-1:] if kit.rehearsal else SHARING
+    return compared(kit, limit_s, "sharing", ["--strategies", ",".join(names), *kit.settings(2), "--set", "cluster.backend=gloo"])
+
+
+def several(kit: Kit, limit_s: float) -> dict[str, Any]:
+    """Compare every strategy with one NCCL rank per GPU."""
+    if kit.gpus < 2:
+        raise NotPossible(f"needs at least two GPUs, here {'is one' if kit.gpus == 1 else 'is none'}")
+    return {"gpus": kit.gpus, **compared(kit, limit_s, "several", ["--strategies", "all", *kit.settings(kit.gpus)])}
+
+
+# ---------------------------------------------------------------- speed and the full model
+
+
+def layers_of(kit: Kit, what: str) -> int:
+    """Layers of the two base models: 8 and 32, in a rehearsal 1 and 2."""
+    return {"part": 1, "full": 2}[what] if kit.rehearsal else {"part": 8, "full": 32}[what]
+
+
+def base_model(kit: Kit, what: str, limit_s: float) -> Path:
+    """Return a folder with random weights of the bench's shapes, drawn on the device: drawing 7B on one core takes minutes."""
+    folder, layers = kit.models / what, layers_of(kit, what)
+    if (folder / "config.json").exists():
+        return folder
+    shapes = {**yaml.safe_load(BENCH.read_text())["model"]["config"], "vocab_size": VOCABULARY}
+    shapes |= TINY if kit.rehearsal else {}
+    shapes["num_hidden_layers"] = layers
+    wanted = 0 if kit.rehearsal else layers * 440_000_000 + 700_000_000  # bytes in bf16, rounded up
+    kit.work.mkdir(parents=True, exist_ok=True)
+    if (free := shutil.disk_usage(kit.work).free) < 1.3 * wanted:
+        raise NotPossible(f"the model has {wanted / 1e9:.0f} GB, {kit.work} has {free / 1e9:.0f} GB free; --work names another folder")
+    words = ["-m", "benchmarks.gpu_checks", str(folder), kit.device, json.dumps(shapes)]
+    code, _, err = kit.command(f"base-{what}", words, limit_s)
+    if code:
+        raise CheckFailed(f"the base model could not be made: {' '.join(err.split())[-600:]}")
+    return folder
+
+
+def bench_spec(kit: Kit, name: str, base: Path, **sections: dict[str, Any]) -> Path:
+    """Write the spec of a bench on a base model."""
+    spec = yaml.safe_load(BENCH.read_text())
+    spec["name"] = f"gpu-{name}"
+    spec["model"] = {"name": str(base), "dtype": "bfloat16"}
+    spec["cluster"] |= {"device": kit.device, "cache": str(kit.work / "cache")}
+    spec["run_root"] = str(kit.work / "runs")
+    if kit.rehearsal:
+        spec["data"] |= {"max_length": 64, "subset": 200}
+        spec["train"] |= {"micro_batch_size": 2, "max_steps": 12}
+    for section, values in sections.items():
+        spec[section] = {**spec.get(section, {}), **values}
+    path = kit.work / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(spec))
+    return path
+
+
+def planned_bytes(kit: Kit, name: str, path: Path) -> tuple[int | None, str, int]:
+    """Return what `plan` says of a rank: bytes of tensors at the peak, the verdict, and the micro-batch size."""
+    found = kit.allranks(f"plan-{name}", ["plan", str(path)], 60)
+    fit = found["fit"]
+    peak = next((m for m in fit["moments"] if m["name"] == fit["peak"]), None)
+    inside = None if peak is None else sum(peak["parts"].values()) - (peak["parts"]["runtime"] if kit.device == "cuda" else 0)
+    return inside, fit["verdict"], found["batch"]["micro_batch_size"]
+
+
+def bench(kit: Kit, name: str, path: Path, limit_s: float) -> dict[str, Any]:
+    """Run a bench; return its speed, and its memory beside what `plan` says."""
+    planned, verdict, micro = planned_bytes(kit, name, path)
+    metrics = kit.allranks(name, ["run", str(path)], limit_s)
+    figures = {k: metrics[k] for k in ("run_name", "steps", "tokens_per_s", "mfu", "step_time_s", "peak_memory_bytes", "train_loss_last", "wall_time_s")}  # fmt: skip
+    figures |= {"micro_batch_size": micro, "planned_memory_bytes": planned, "plan_verdict": verdict}
+    if planned:
+        figures["planned_of_measured"] = round(planned / metrics["peak_memory_bytes"], 3)
+    kit.bench[name] = figures
+    if not metrics["tokens_per_s"]:
+        raise CheckFailed(f"no speed was measured in {metrics['steps']} steps")
+    return figures
+
+
+def variant(name: str, *, compiler: bool = False, **sections: dict[str, Any]) -> Callable[[Kit, Check, float], list[Result]]:
+    """A bench of the 8-layer model that differs from the plain one in `sections`."""
+
+    def action(kit: Kit, limit_s: float) -> dict[str, Any]:
+        if compiler and not kit.compiler:
+            raise NotPossible("torch.compile needs a C compiler, and there is no cc, gcc or clang")
+        began = time.monotonic()
+        base = base_model(kit, "part", limit_s)
+        train = {"train": {"max_steps": 20 if not kit.rehearsal else 8}}
+        return bench(kit, name, bench_spec(kit, name, base, **{**train, **sections}), limit_s - (time.monotonic() - began))
+
+    return simple(action)
+
+
+def profiled(kit: Kit, limit_s: float) -> dict[str, Any]:
+    """A bench with a profile window, and `allranks trace` of it."""
+    began, model = time.monotonic(), base_model(kit, "part", limit_s)
+    path = bench_spec(kit, "profiled", model, train={"max_steps": 14}, observe={"profile": {"wait": 5, "warmup": 2, "active": 3}})
+    figures = bench(kit, "profiled", path, limit_s)
+    left = max(limit_s - (time.monotonic() - began), 20)
+    trace = kit.allranks("trace", ["trace", str(kit.work / "runs" / figures["run_name"])], left)
+    ranks = trace.get("ranks") or []
+    if not ranks:
+        raise CheckFailed(f"allranks trace found no rank: {str(trace)[:300]}")
+    kept = {k: v for k, v in ranks[0].items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    return figures | {"trace": kept}
+
+
+def memory_of_benches(kit: Kit, limit_s: float) -> dict[str, Any]:
+    """All benches of this call: the allocator's peak against `plan`."""
+    if kit.rehearsal:
+        raise NotPossible("tiny models on a CPU: the memory of the process is that of its libraries")
+    ratios = {name: f["planned_of_measured"] for name, f in kit.bench.items() if "planned_of_measured" in f}
+    if not ratios:
+        raise NotPossible("no bench ran in this call")
+    wrong = {name: r for name, r in ratios.items() if abs(r - 1) > MEMORY_ERROR}
+    if wrong:
+        raise CheckFailed(f"planned over measured memory: {wrong}; all: {ratios}")
+    return ratios
+
+
+def full_model(kit: Kit, limit_s: float) -> dict[str, Any]:
+    """30 steps of the 7B model with LoRA, with the largest micro-batch up to 4 that `plan` lets fit."""
+    began, model = time.monotonic(), base_model(kit, "full", limit_s)
+    for micro in (4, 2, 1):
+        steps = {"max_steps": 30 if not kit.rehearsal else 12, "micro_batch_size": micro}
+        path = bench_spec(kit, "full", model, train=steps)
+        if planned_bytes(kit, "full", path)[1] in ("fits", "not known"):
+            return bench(kit, "full", path, limit_s - (time.monotonic() - began))
+    raise NotPossible("plan: not even a micro-batch of 1 fits on this device")
+
+
+def stopped_and_resumed(kit: Kit, limit_s: float) -> dict[str, Any]:
+    """SIGTERM in the middle of a run on 8 layers, and `resume` to its end."""
+    began, model = time.monotonic(), base_model(kit, "part", limit_s)
+    steps = 40
+    path = bench_spec(kit, "stopped", model, train={"max_steps": steps, "schedule": "constant"}, checkpoint={"mode": "full"})
+    runs, out = kit.work / "runs", kit.work / "stopped.out"
+    before = set(runs.glob("gpu-stopped-*"))
+    command = [sys.executable, "-m", "allranks", "run", str(path)]
+    with out.open("w") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            while process.poll() is None and not any(steps_done(run) >= 5 for run in set(runs.glob("gpu-stopped-*")) - before):
+                if time.monotonic() - began > limit_s * 0.5:
+                    raise CheckFailed(f"no fifth step after {limit_s * 0.5:.0f} s: {tail(out)}")
+                time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            process.wait(max(limit_s * 0.75 - (time.monotonic() - began), 5))
+        except subprocess.TimeoutExpired as error:
+            raise CheckFailed(f"the run did not end after SIGTERM: {tail(out)}") from error
+        finally:
+            end_group(process)
+    (run,) = set(runs.glob("gpu-stopped-*")) - before
+    stopped = [int(p.name.removeprefix("step-")) for p in (run / "checkpoints").glob("step-*")]
+    if process.returncode != 1 or len(stopped) != 1 or not 5 <= stopped[0] < steps:
+        raise CheckFailed(f"exit code {process.returncode}, checkpoints {stopped}: {tail(out)}")
+    left = limit_s - (time.monotonic() - began)
+    metrics = kit.allranks("resumed", ["resume", run.name, "--run-root", str(runs)], left)
+    if metrics["steps"] != steps or metrics["attempts"] != 2:
+        raise CheckFailed(f"resumed: {metrics['steps']} steps in {metrics['attempts']} attempts")
+    return {"stopped_at": stopped[0], "steps": metrics["steps"], "checkpoint_s": metrics["checkpoint_s"]}
+
+
+def steps_done(run: Path) -> int:
+    """Return the last step that rank 0 has written."""
+    try:
+        lines = (run / "events" / "rank0.jsonl").read_text().splitlines()
+    except OSError:
+        return 0
+    return max((json.loads(x)["step"] for x in lines if x.startswith('{"event":"step"') and x.endswith("}")), default=0)
+
+
+STRATEGY_TESTS, RUN_TESTS = "tests/gpu/test_strategies.py", "tests/gpu/test_runs.py"
+STAGES = (
+    Stage(
+        "correctness",
+        480,
+        (
+            Check("one_rank", "every strategy on one rank equals plain torch", 300, tests(STRATEGY_TESTS, "one_rank")),
+            Check("nan", "a NaN in step 5 leaves the weights of step 4", 240, tests(RUN_TESTS, "nan")),
+            Check("host_sync", "nothing in a step waits for the GPU", 240, tests(RUN_TESTS, "waits or host_sync")),
+            Check("resume", "20 steps resumed to 30 equal 30 unbroken ones", 200, tests(RUN_TESTS, "20_steps")),
+            Check("two_ranks", "two Gloo ranks that share the device equal one process", 150, tests(STRATEGY_TESTS, "two_ranks")),
+            Check("memory", "peak memory is what plan says", 200, tests(RUN_TESTS, "memory")),
+            Check("doctor", "allranks doctor", 60, simple(doctor)),
+            Check("smoke", "smoke tests 01 02 03 05, tiny", 150, simple(smoke)),
+            Check("demo", "20 steps of the demo in bf16 under every strategy", 240, demo),
+            Check("sharing", "allranks compare, two Gloo ranks on one device", 180, simple(two_on_one)),
+            Check("several", "allranks compare, one NCCL rank per GPU", 300, simple(several)),
+            Check("unit", "unit tests of what runs inside a rank", 120, simple(unit_tests)),
+        ),
+        lanes=4,
+    ),
+    Stage(
+        "speed",
+        540,
+        (
+            Check("plain", "8 layers, eager, rows joined and cut", 150, variant("plain")),
+            Check("isolated", "8 layers, eager, packed rows isolated", 90, variant("isolated", data={"packing": "isolated"})),
+            Check("recomputed", "8 layers, activations recomputed", 90, variant("recomputed", model={"gradient_checkpointing": True})),
+            Check("compiled", "8 layers, torch.compile", 150, variant("compiled", compiler=True, model={"compile": True})),
+            Check("profiled", "8 layers with a profile window, and allranks trace", 120, simple(profiled)),
+            Check(
+                "flex",
+                "8 layers, packed rows isolated by FlexAttention",
+                150,
+                variant("flex", compiler=True, data={"packing": "isolated"}, model={"attention": "flex_attention"}),
+            ),
+            Check("bench_memory", "peak memory of the benches against plan", 30, simple(memory_of_benches)),
+        ),
+    ),
+    Stage(
+        "model",
+        600,
+        (
+            Check("full", "30 steps of a 7B model with LoRA", 420, simple(full_model)),
+            Check("spin", "a rank that spins in a kernel is named", 90, tests(RUN_TESTS, "spins")),
+            Check("stopped", "SIGTERM and resume on 8 layers", 150, simple(stopped_and_resumed)),
+        ),
+    ),
+)
+
+
+def make_base(folder: Path, device: str, shapes: dict[str, Any]) -> None:
+    """Draw the weights on the device and save them with a tokenizer."""
+    import torch
+    from transformers import MistralConfig, MistralForCausalLM
+
+    from allranks.spec.builtin_data import PortableRandom, review_rows
+    from allranks.train.data.tokenization import train_tokenizer
+
+    texts = [str(row["text"]) for row in islice(review_rows(PortableRandom("reviews:0")), 500)]
+    tokenizer = train_tokenizer(texts, shapes["vocab_size"], classifier=False)
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(device):
+        model = MistralForCausalLM(MistralConfig(**shapes, tie_word_embeddings=False, max_position_embeddings=4096, use_cache=False))
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size="4GB")
+
+
+if __name__ == "__main__":
+    make_base(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))
