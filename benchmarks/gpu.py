@@ -24,16 +24,26 @@ from pathlib import Path
 from typing import Any
 
 from allranks.utils.machine import visible_gpus
-from benchmarks.gpu_checks import FAILED, SKIPPED, STAGES, Check, Kit, Result, Stage
+from benchmarks.gpu_checks import STAGES
+from benchmarks.gpu_kit import FAILED, SKIPPED, Check, Kit, Result, Stage
 from benchmarks.machine import PACKAGES, facts
 from benchmarks.programs import ROOT, exit_on_sigterm
 
 RESULTS = ROOT / "benchmarks" / "results" / "gpu"
 WORK = ROOT / "benchmarks" / "work" / "gpu"
-SOURCES = ("src", "tests/gpu", "tests/dist", "benchmarks/gpu.py", "benchmarks/gpu_checks.py", "benchmarks/gpu_lora_mfu.yaml")
+SOURCES = (
+    "src",
+    "tests/gpu",
+    "tests/dist",
+    "benchmarks/gpu.py",
+    "benchmarks/gpu_checks.py",
+    "benchmarks/gpu_kit.py",
+    "benchmarks/gpu_lora_mfu.yaml",
+)
 WHAT = "make gpu: checks on one GPU, by stage"
 REHEARSAL = "REHEARSAL on a CPU with tiny sizes; not a result of a GPU. " + WHAT
 LEAST_S = 10.0  # a check that has less time is not started
+TIME_IS_UP = "the time of the stage was used up; run the stage again"
 CPU_SLACK = 4.0  # limits of a rehearsal, which may run on two busy cores
 VERSIONS = (*PACKAGES, "deepspeed", "triton", "safetensors", "msgspec", "pytest")
 
@@ -82,7 +92,9 @@ def commit() -> str:
 
     def git(*words: str) -> str:
         try:
-            return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+            return subprocess.run(
+                ["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=20, check=True
+            ).stdout.strip()
         except (OSError, subprocess.SubprocessError):
             return ""
 
@@ -125,15 +137,15 @@ class Record:
         """Return the record of a stage."""
         return self.content["stages"].setdefault(name, {"finished": False, "seconds": 0.0, "done": [], "checks": {}})
 
-    def add(self, stage: str, check: Check, found: list[Result]) -> None:
-        """Add the results of a check."""
+    def add(self, stage: str, check: Check, found: list[Result], *, done: bool) -> None:
+        """Add the results of a check; one that is not done runs again when the stage does."""
         with self._lock:
             into = self.stage(stage)
             into["checks"] |= {
                 r.name: {"title": r.title, "status": r.status, "reason": r.reason, "seconds": r.seconds, "limit_s": check.limit_s, "figures": r.figures}
                 for r in found
             }  # fmt: skip
-            into["done"].append(check.name)
+            into["done"] += [check.name] if done else []
             self.write()
 
     def write(self) -> None:
@@ -147,8 +159,6 @@ def run_check(kit: Kit, check: Check, deadline: float) -> list[Result]:
     """Run one check within its limit and the stage's; whatever goes wrong in it is its own result."""
     began = time.monotonic()
     limit = min(check.limit_s * kit.slack, deadline - began)
-    if limit < LEAST_S:
-        return [Result(check.name, check.title, SKIPPED, "the time of the stage was used up; run the stage again")]
     try:
         found = check.run(kit, check, limit)
     except Exception as error:  # noqa: BLE001 - one check must not prevent the others
@@ -163,18 +173,28 @@ def run_stage(kit: Kit, stage: Stage, record: Record) -> None:
     began, known = time.monotonic(), record.stage(stage.name)
     deadline = began + stage.limit_s * kit.slack
     left = [c for c in stage.checks if c.name not in known["done"]]
-    lanes = stage.lanes if kit.cores >= 4 * stage.lanes else 1
-    print(f"{stage.name}: {len(left)} checks, at most {stage.limit_s * kit.slack / 60:.0f} minutes, {lanes} at a time", flush=True)
+    lanes = max(1, min(stage.lanes, kit.cores // 4))
+    print(
+        f"{stage.name}: {len(left)} checks, at most {stage.limit_s * kit.slack / 60:.0f} minutes, {lanes} at a time",
+        flush=True,
+    )
 
     def one(check: Check) -> None:
-        found = run_check(kit, check, deadline)
-        record.add(stage.name, check, found)
+        late = deadline - time.monotonic() < LEAST_S
+        found = [Result(check.name, check.title, SKIPPED, TIME_IS_UP)] if late else run_check(kit, check, deadline)
+        record.add(stage.name, check, found, done=not late)
         for r in found:
-            print(f"  {r.status:8} {r.seconds:6.1f} s  {r.name}{': ' + r.reason.splitlines()[0][:300] if r.reason else ''}", flush=True)
+            print(
+                f"  {r.status:8} {r.seconds:6.1f} s  {r.name}{': ' + r.reason.splitlines()[0][:300] if r.reason else ''}",
+                flush=True,
+            )
 
     with ThreadPoolExecutor(lanes) as pool:
         list(pool.map(one, left))
-    known["finished"], known["seconds"] = True, round(known["seconds"] + time.monotonic() - began, 1)
+    known["finished"], known["seconds"] = (
+        all(c.name in known["done"] for c in stage.checks),
+        round(known["seconds"] + time.monotonic() - began, 1),
+    )
     record.write()
 
 
@@ -193,7 +213,9 @@ def head_of(rehearsal: bool) -> dict[str, Any]:
         sys.exit(3)
     device = {"name": "cpu" if rehearsal else known["name"], "count": known["gpus"] if not rehearsal else 0}
     if not rehearsal:
-        device |= {k: known[k] for k in ("memory_bytes", "capability", "multiprocessors")} | {"driver": driver_version()}
+        device |= {k: known[k] for k in ("memory_bytes", "capability", "multiprocessors")} | {
+            "driver": driver_version()
+        }
     return {
         "what": REHEARSAL if rehearsal else WHAT,
         "rehearsal": rehearsal,
@@ -245,8 +267,13 @@ def main() -> None:
     work.mkdir(parents=True)
     head = record.content
     slack, count = (CPU_SLACK if rehearsal else 1.0), head["device"]["count"]
-    kit = Kit(work, rehearsal, count, head["machine"]["cores"], head["device"].get("memory_bytes"), head["compiler"], slack)
-    print(f"{head['what']}\n{head['device']['name']}, torch {head['versions']['torch']}, commit {head['commit'][:12]} -> {record.path}", flush=True)
+    kit = Kit(
+        work, rehearsal, count, head["machine"]["cores"], head["device"].get("memory_bytes"), head["compiler"], slack
+    )
+    print(
+        f"{head['what']}\n{head['device']['name']}, torch {head['versions']['torch']}, commit {head['commit'][:12]} -> {record.path}",
+        flush=True,
+    )
     began = time.monotonic()
     for stage in STAGES:
         if stage.name not in given.stage:
@@ -261,7 +288,10 @@ def main() -> None:
     record.path.with_suffix(".md").write_text(page(head))
     checks = [c for s in head["stages"].values() for c in s["checks"].values()]
     counts = {status: sum(c["status"] == status for c in checks) for status in ("passed", FAILED, SKIPPED)}
-    print(", ".join(f"{n} {status}" for status, n in counts.items()) + f" in {time.monotonic() - began:.0f} s -> {record.path}")
+    print(
+        ", ".join(f"{n} {status}" for status, n in counts.items())
+        + f" in {time.monotonic() - began:.0f} s -> {record.path}"
+    )
     sys.exit(1 if counts[FAILED] else 0)
 
 

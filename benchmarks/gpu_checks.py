@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import signal
 import subprocess
@@ -12,161 +11,41 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from benchmarks.gpu_kit import (
+    FAILED,
+    PASSED,
+    SKIPPED,
+    Check,
+    CheckFailed,
+    Kit,
+    NotPossible,
+    Result,
+    Stage,
+    end_group,
+    simple,
+    tail,
+)
 from benchmarks.programs import ROOT
 
-PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 BENCH = ROOT / "benchmarks" / "gpu_lora_mfu.yaml"
 VOCABULARY = 32_000  # of the 7B models; a tiny: model has 2,048, which hides the cost of the logits
-TINY = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512}  # fmt: skip
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+}
 MEMORY_ERROR = 0.10  # docs/fit.md
 SHARING = ("simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "pytorch_ddp")
 SINGLE_RANK_ERROR = 0.02  # strategies differ on one rank by rounding only
-
-
-class CheckFailed(Exception):
-    """What a check expected did not happen."""
-
-
-class NotPossible(Exception):
-    """The machine lacks what a check needs."""
-
-
-@dataclass
-class Result:
-    """Result of a check, or of one of its cases."""
-
-    name: str
-    title: str
-    status: str
-    reason: str = ""
-    figures: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check. ``run(kit, check, limit_s)`` returns its results."""
-
-    name: str
-    title: str
-    limit_s: float
-    run: Callable[[Kit, Check, float], list[Result]]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Checks that run in one call of at most ten minutes; ``lanes`` of them at a time where there are cores enough."""
-
-    name: str
-    limit_s: float
-    checks: tuple[Check, ...]
-    lanes: int = 1
-
-
-@dataclass
-class Kit:
-    """The machine, and how programs are started on it."""
-
-    work: Path
-    rehearsal: bool
-    gpus: int
-    cores: int
-    memory_bytes: int | None
-    compiler: str | None
-    slack: float
-    bench: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    @property
-    def device(self) -> str:
-        """The device of the ranks."""
-        return "cpu" if self.rehearsal else "cuda"
-
-    @property
-    def models(self) -> Path:
-        """Base models, which are removed at the end."""
-        return self.work / "models"
-
-    def command(self, name: str, words: list[str], limit_s: float, env: dict[str, str] | None = None) -> tuple[int, str, str]:
-        """Run a Python command to its end or its limit; return exit code, standard output and standard error.
-
-        Raises:
-            CheckFailed: it ran longer than the limit.
-        """
-        out, err = self.work / f"{name}.out", self.work / f"{name}.err"
-        quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **(env or {})}
-        with out.open("w") as stdout, err.open("w") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, *words], cwd=ROOT, env={**os.environ, **quiet}, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-                start_new_session=True,
-            )  # fmt: skip
-            late = False
-            try:
-                process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                late = True
-            finally:
-                end_group(process)
-        if late:
-            raise CheckFailed(f"no end after {limit_s:.0f} s: {tail(err) or tail(out)}")
-        return process.returncode, out.read_text(errors="replace"), err.read_text(errors="replace")
-
-    def allranks(self, name: str, words: list[str], limit_s: float, ok: tuple[int, ...] = (0,)) -> dict[str, Any]:
-        """Run a verb with ``--json`` and return its document.
-
-        Raises:
-            CheckFailed: another exit code than `ok`, or no JSON.
-        """
-        code, out, err = self.command(name, ["-m", "allranks", *words, "--json"], limit_s)
-        if code not in ok:
-            raise CheckFailed(f"exit code {code}: {' '.join(err.split())[-900:]}")
-        try:
-            return json.loads(out)
-        except ValueError as error:
-            raise CheckFailed(f"exit code {code}, no JSON: {out[:200]!r} {err[-300:]!r}") from error
-
-    def settings(self, procs: int = 1) -> list[str]:
-        """``--set`` words that put a run on this device and into the work folder."""
-        values = {"cluster.device": self.device, "cluster.procs_per_node": procs, "cluster.cache": self.work / "cache", "run_root": self.work / "runs"}  # fmt: skip
-        return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-
-
-def end_group(process: subprocess.Popen[bytes], grace_s: float = 5.0) -> None:
-    """Ask the process group to end, then end it."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(grace_s)
-        except ProcessLookupError:
-            break
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
-
-
-def tail(file: Path, size: int = 600) -> str:
-    """Return the end of a file on one line."""
-    return " ".join(file.read_text(errors="replace")[-size:].split())
-
-
-def simple(action: Callable[[Kit, float], dict[str, Any]]) -> Callable[[Kit, Check, float], list[Result]]:
-    """A check with one result: it passes with the figures that `action` returns."""
-
-    def run(kit: Kit, check: Check, limit_s: float) -> list[Result]:
-        try:
-            return [Result(check.name, check.title, PASSED, figures=action(kit, limit_s))]
-        except CheckFailed as error:
-            return [Result(check.name, check.title, FAILED, str(error))]
-        except NotPossible as error:
-            return [Result(check.name, check.title, SKIPPED, str(error))]
-
-    return run
 
 
 # ---------------------------------------------------------------- tests
@@ -178,7 +57,16 @@ def tests(where: str, choose: str = "") -> Callable[[Kit, Check, float], list[Re
     def run(kit: Kit, check: Check, limit_s: float) -> list[Result]:
         log = kit.work / f"{check.name}.jsonl"
         env = {"ALLRANKS_GPU_LOG": str(log)} | ({"ALLRANKS_GPU_REHEARSAL": "1"} if kit.rehearsal else {})
-        words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", where, f"--basetemp={kit.work / check.name}", *(["-k", choose] if choose else [])]
+        words = [
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            where,
+            f"--basetemp={kit.work / check.name}",
+            *(["-k", choose] if choose else []),
+        ]
         problem = ""
         try:
             code, out, err = kit.command(check.name, words, limit_s, env)
@@ -209,11 +97,26 @@ def unit_tests(kit: Kit, limit_s: float) -> dict[str, Any]:
         files = ["tests/unit/test_losses.py", "tests/unit/test_precision.py"]
         chosen = [f for f in files if (ROOT / f).exists()] or ["tests/unit/test_spec.py"]
     else:
-        chosen = [f"tests/unit/{p.name}" for p in sorted((ROOT / "tests" / "unit").glob("test_*.py")) if "import torch" in p.read_text()]
+        chosen = [
+            f"tests/unit/{p.name}"
+            for p in sorted((ROOT / "tests" / "unit").glob("test_*.py"))
+            if "import torch" in p.read_text()
+        ]
     if not chosen:
         raise NotPossible("there are no unit tests here")
     log = kit.work / "unit.jsonl"
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.gpu.conftest", "-m", "not full and not docs", *chosen]
+    words = [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.gpu.conftest",
+        "-m",
+        "not full and not docs",
+        *chosen,
+    ]
     late = ""
     try:
         kit.command("unit", words, limit_s - 5, {"ALLRANKS_GPU_LOG": str(log)})
@@ -222,7 +125,11 @@ def unit_tests(kit: Kit, limit_s: float) -> dict[str, Any]:
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     counts = {status: sum(x["status"] == status for x in lines) for status in (PASSED, FAILED, SKIPPED)}
     if not counts[PASSED] or counts[FAILED]:
-        bad = [f"{case_of(x['test'])}: {x['reason'].splitlines()[0] if x['reason'] else ''}" for x in lines if x["status"] == FAILED]
+        bad = [
+            f"{case_of(x['test'])}: {x['reason'].splitlines()[0] if x['reason'] else ''}"
+            for x in lines
+            if x["status"] == FAILED
+        ]
         raise CheckFailed(f"{counts}; {'; '.join(bad[:8]) or tail(kit.work / 'unit.out')}")
     return counts | ({"note": late} if late else {})
 
@@ -242,7 +149,16 @@ def doctor(kit: Kit, limit_s: float) -> dict[str, Any]:
 def smoke(kit: Kit, limit_s: float) -> dict[str, Any]:
     """Smoke tests 01, 02, 03 and 05 in their tiny form."""
     rungs = ["01", "02"] if kit.rehearsal else ["01", "02", "03", "05"]
-    words = ["smoke", *rungs, "--scale", "tiny", "--run-root", str(kit.work / "smoke"), "--set", f"cluster.device={kit.device}"]  # fmt: skip
+    words = [
+        "smoke",
+        *rungs,
+        "--scale",
+        "tiny",
+        "--run-root",
+        str(kit.work / "smoke"),
+        "--set",
+        f"cluster.device={kit.device}",
+    ]
     found = kit.allranks("smoke", words, limit_s, ok=(0, 1))
     states = {t["name"]: t["status"] for t in found["tests"]}
     wrong = [
@@ -274,15 +190,31 @@ def demo(kit: Kit, check: Check, limit_s: float) -> list[Result]:
         with gate:
             began = time.monotonic()
             result = found[name] = Result(f"{check.name}.{name}", f"the demo in bf16 under {name}", PASSED)
-            values = {"strategy.name": name, "model.dtype": "bfloat16", "train.max_steps": 20, "train.warmup_steps": 0, "eval.samples": 0}
-            words = ["run", "examples/demo.yaml", *(w for k, v in values.items() for w in ("--set", f"{k}={v}")), *kit.settings()]
+            values = {
+                "strategy.name": name,
+                "model.dtype": "bfloat16",
+                "train.max_steps": 20,
+                "train.warmup_steps": 0,
+                "eval.samples": 0,
+            }
+            words = [
+                "run",
+                "examples/demo.yaml",
+                *(w for k, v in values.items() for w in ("--set", f"{k}={v}")),
+                *kit.settings(),
+            ]
             try:
                 if deadline - began < 5:
-                    raise NotPossible("the time of the check was used up")  # noqa: TRY301
+                    raise NotPossible("the time of the check was used up")
                 metrics = kit.allranks(f"demo-{name}", words, deadline - began)
-                result.figures = {k: metrics[k] for k in ("steps", "train_loss_first", "train_loss_last", "peak_memory_bytes")}
+                result.figures = {
+                    k: metrics[k] for k in ("steps", "train_loss_first", "train_loss_last", "peak_memory_bytes")
+                }
                 if metrics["steps"] != 20 or not math.isfinite(metrics["train_loss_last"] or math.nan):
-                    result.status, result.reason = FAILED, f"steps {metrics['steps']}, loss {metrics['train_loss_last']}"
+                    result.status, result.reason = (
+                        FAILED,
+                        f"steps {metrics['steps']}, loss {metrics['train_loss_last']}",
+                    )
                 losses[name] = metrics["train_loss_last"]
             except NotPossible as error:
                 result.status, result.reason = SKIPPED, str(error)
@@ -307,7 +239,11 @@ def compared(kit: Kit, limit_s: float, name: str, words: list[str]) -> dict[str,
     base = ["compare", "examples/compare-tiny.yaml", "--repeats", "1", "--set", "train.max_steps=4"]
     found = kit.allranks(name, [*base, *words], limit_s, ok=(0, 1))
     gates = {row["strategy"]: row["gates"] for row in found["rows"]}
-    wrong = [f"{row['strategy']}: {'; '.join(row.get('reasons', []))[:300]}" for row in found["rows"] if not all(row["gates"].values())]
+    wrong = [
+        f"{row['strategy']}: {'; '.join(row.get('reasons', []))[:300]}"
+        for row in found["rows"]
+        if not all(row["gates"].values())
+    ]
     if wrong:
         raise CheckFailed(" | ".join(wrong))
     return {"gates": gates}
@@ -316,7 +252,9 @@ def compared(kit: Kit, limit_s: float, name: str, words: list[str]) -> dict[str,
 def two_on_one(kit: Kit, limit_s: float) -> dict[str, Any]:
     """Compare the data-parallel family with two Gloo ranks that share the device."""
     names = SHARING[-1:] if kit.rehearsal else SHARING
-    return compared(kit, limit_s, "sharing", ["--strategies", ",".join(names), *kit.settings(2), "--set", "cluster.backend=gloo"])
+    return compared(
+        kit, limit_s, "sharing", ["--strategies", ",".join(names), *kit.settings(2), "--set", "cluster.backend=gloo"]
+    )
 
 
 def several(kit: Kit, limit_s: float) -> dict[str, Any]:
@@ -345,7 +283,9 @@ def base_model(kit: Kit, what: str, limit_s: float) -> Path:
     wanted = 0 if kit.rehearsal else layers * 440_000_000 + 700_000_000  # bytes in bf16, rounded up
     kit.work.mkdir(parents=True, exist_ok=True)
     if (free := shutil.disk_usage(kit.work).free) < 1.3 * wanted:
-        raise NotPossible(f"the model has {wanted / 1e9:.0f} GB, {kit.work} has {free / 1e9:.0f} GB free; --work names another folder")
+        raise NotPossible(
+            f"the model has {wanted / 1e9:.0f} GB, {kit.work} has {free / 1e9:.0f} GB free; --work names another folder"
+        )
     words = ["-m", "benchmarks.gpu_checks", str(folder), kit.device, json.dumps(shapes)]
     code, _, err = kit.command(f"base-{what}", words, limit_s)
     if code:
@@ -375,7 +315,11 @@ def planned_bytes(kit: Kit, name: str, path: Path) -> tuple[int | None, str, int
     found = kit.allranks(f"plan-{name}", ["plan", str(path)], 60)
     fit = found["fit"]
     peak = next((m for m in fit["moments"] if m["name"] == fit["peak"]), None)
-    inside = None if peak is None else sum(peak["parts"].values()) - (peak["parts"]["runtime"] if kit.device == "cuda" else 0)
+    inside = (
+        None
+        if peak is None
+        else sum(peak["parts"].values()) - (peak["parts"]["runtime"] if kit.device == "cuda" else 0)
+    )
     return inside, fit["verdict"], found["batch"]["micro_batch_size"]
 
 
@@ -383,7 +327,19 @@ def bench(kit: Kit, name: str, path: Path, limit_s: float) -> dict[str, Any]:
     """Run a bench; return its speed, and its memory beside what `plan` says."""
     planned, verdict, micro = planned_bytes(kit, name, path)
     metrics = kit.allranks(name, ["run", str(path)], limit_s)
-    figures = {k: metrics[k] for k in ("run_name", "steps", "tokens_per_s", "mfu", "step_time_s", "peak_memory_bytes", "train_loss_last", "wall_time_s")}  # fmt: skip
+    figures = {
+        k: metrics[k]
+        for k in (
+            "run_name",
+            "steps",
+            "tokens_per_s",
+            "mfu",
+            "step_time_s",
+            "peak_memory_bytes",
+            "train_loss_last",
+            "wall_time_s",
+        )
+    }
     figures |= {"micro_batch_size": micro, "planned_memory_bytes": planned, "plan_verdict": verdict}
     if planned:
         figures["planned_of_measured"] = round(planned / metrics["peak_memory_bytes"], 3)
@@ -393,7 +349,9 @@ def bench(kit: Kit, name: str, path: Path, limit_s: float) -> dict[str, Any]:
     return figures
 
 
-def variant(name: str, *, compiler: bool = False, cuda: bool = False, **sections: dict[str, Any]) -> Callable[[Kit, Check, float], list[Result]]:
+def variant(
+    name: str, *, compiler: bool = False, cuda: bool = False, **sections: dict[str, Any]
+) -> Callable[[Kit, Check, float], list[Result]]:
     """A bench of the 8-layer model that differs from the plain one in `sections`."""
 
     def action(kit: Kit, limit_s: float) -> dict[str, Any]:
@@ -404,7 +362,9 @@ def variant(name: str, *, compiler: bool = False, cuda: bool = False, **sections
         began = time.monotonic()
         base = base_model(kit, "part", limit_s)
         train = {"train": {"max_steps": 20 if not kit.rehearsal else 8}}
-        return bench(kit, name, bench_spec(kit, name, base, **{**train, **sections}), limit_s - (time.monotonic() - began))
+        return bench(
+            kit, name, bench_spec(kit, name, base, **{**train, **sections}), limit_s - (time.monotonic() - began)
+        )
 
     return simple(action)
 
@@ -412,7 +372,9 @@ def variant(name: str, *, compiler: bool = False, cuda: bool = False, **sections
 def profiled(kit: Kit, limit_s: float) -> dict[str, Any]:
     """A bench with a profile window, and `allranks trace` of it."""
     began, model = time.monotonic(), base_model(kit, "part", limit_s)
-    path = bench_spec(kit, "profiled", model, train={"max_steps": 14}, observe={"profile": {"wait": 5, "warmup": 2, "active": 3}})
+    path = bench_spec(
+        kit, "profiled", model, train={"max_steps": 14}, observe={"profile": {"wait": 5, "warmup": 2, "active": 3}}
+    )
     figures = bench(kit, "profiled", path, limit_s)
     left = max(limit_s - (time.monotonic() - began), 20)
     trace = kit.allranks("trace", ["trace", str(kit.work / "runs" / figures["run_name"])], left)
@@ -450,14 +412,20 @@ def stopped_and_resumed(kit: Kit, limit_s: float) -> dict[str, Any]:
     """SIGTERM in the middle of a run on 8 layers, and `resume` to its end."""
     began, model = time.monotonic(), base_model(kit, "part", limit_s)
     steps = 40
-    path = bench_spec(kit, "stopped", model, train={"max_steps": steps, "schedule": "constant"}, checkpoint={"mode": "full"})
+    path = bench_spec(
+        kit, "stopped", model, train={"max_steps": steps, "schedule": "constant"}, checkpoint={"mode": "full"}
+    )
     runs, out = kit.work / "runs", kit.work / "stopped.out"
     before = set(runs.glob("gpu-stopped-*"))
     command = [sys.executable, "-m", "allranks", "run", str(path)]
     with out.open("w") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
-            while process.poll() is None and not any(steps_done(run) >= 5 for run in set(runs.glob("gpu-stopped-*")) - before):
+            while process.poll() is None and not any(
+                steps_done(run) >= 5 for run in set(runs.glob("gpu-stopped-*")) - before
+            ):
                 if time.monotonic() - began > limit_s * 0.5:
                     raise CheckFailed(f"no fifth step after {limit_s * 0.5:.0f} s: {tail(out)}")
                 time.sleep(0.05)
@@ -497,14 +465,19 @@ STAGES = (
             Check("nan", "a NaN in step 5 leaves the weights of step 4", 240, tests(RUN_TESTS, "nan")),
             Check("host_sync", "nothing in a step waits for the GPU", 240, tests(RUN_TESTS, "waits or host_sync")),
             Check("resume", "20 steps resumed to 30 equal 30 unbroken ones", 200, tests(RUN_TESTS, "20_steps")),
-            Check("two_ranks", "two Gloo ranks that share the device equal one process", 150, tests(STRATEGY_TESTS, "two_ranks")),
+            Check(
+                "two_ranks",
+                "two Gloo ranks that share the device equal one process",
+                150,
+                tests(STRATEGY_TESTS, "two_ranks"),
+            ),
             Check("memory", "peak memory is what plan says", 200, tests(RUN_TESTS, "memory")),
             Check("doctor", "allranks doctor", 60, simple(doctor)),
             Check("smoke", "smoke tests 01 02 03 05, tiny", 150, simple(smoke)),
-            Check("demo", "20 steps of the demo in bf16 under every strategy", 240, demo),
             Check("sharing", "allranks compare, two Gloo ranks on one device", 180, simple(two_on_one)),
             Check("several", "allranks compare, one NCCL rank per GPU", 300, simple(several)),
             Check("unit", "unit tests of what runs inside a rank", 120, simple(unit_tests)),
+            Check("demo", "20 steps of the demo in bf16 under every strategy", 240, demo),
         ),
         lanes=4,
     ),
@@ -513,15 +486,33 @@ STAGES = (
         540,
         (
             Check("plain", "8 layers, eager, rows joined and cut", 150, variant("plain")),
-            Check("isolated", "8 layers, eager, packed rows isolated", 90, variant("isolated", data={"packing": "isolated"})),
-            Check("recomputed", "8 layers, activations recomputed", 90, variant("recomputed", model={"gradient_checkpointing": True})),
-            Check("compiled", "8 layers, torch.compile", 150, variant("compiled", compiler=True, model={"compile": True})),
+            Check(
+                "isolated",
+                "8 layers, eager, packed rows isolated",
+                90,
+                variant("isolated", data={"packing": "isolated"}),
+            ),
+            Check(
+                "recomputed",
+                "8 layers, activations recomputed",
+                90,
+                variant("recomputed", model={"gradient_checkpointing": True}),
+            ),
+            Check(
+                "compiled", "8 layers, torch.compile", 150, variant("compiled", compiler=True, model={"compile": True})
+            ),
             Check("profiled", "8 layers with a profile window, and allranks trace", 120, simple(profiled)),
             Check(
                 "flex",
                 "8 layers, packed rows isolated by FlexAttention",
                 150,
-                variant("flex", compiler=True, cuda=True, data={"packing": "isolated"}, model={"attention": "flex_attention"}),
+                variant(
+                    "flex",
+                    compiler=True,
+                    cuda=True,
+                    data={"packing": "isolated"},
+                    model={"attention": "flex_attention"},
+                ),
             ),
             Check("bench_memory", "peak memory of the benches against plan", 30, simple(memory_of_benches)),
         ),
@@ -551,7 +542,9 @@ def make_base(folder: Path, device: str, shapes: dict[str, Any]) -> None:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(device):
-        model = MistralForCausalLM(MistralConfig(**shapes, tie_word_embeddings=False, max_position_embeddings=4096, use_cache=False))
+        model = MistralForCausalLM(
+            MistralConfig(**shapes, tie_word_embeddings=False, max_position_embeddings=4096, use_cache=False)
+        )
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder, max_shard_size="4GB")
 

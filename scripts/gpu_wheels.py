@@ -49,7 +49,11 @@ def download(name: str, spec: str, python: str, machine: str, into: Path) -> Pat
     if name in FROM_SOURCE:
         words = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(into), f"{name}{spec}"]
     else:
-        platforms = [f"manylinux_2_{n}_{machine}" for n in GLIBC] + [f"manylinux2014_{machine}", f"manylinux1_{machine}", "any"]
+        platforms = [f"manylinux_2_{n}_{machine}" for n in GLIBC] + [
+            f"manylinux2014_{machine}",
+            f"manylinux1_{machine}",
+            "any",
+        ]
         where = [word for p in platforms for word in ("--platform", p)]
         tags = ["--only-binary=:all:", "--python-version", python, "--implementation", "cp", *where]
         words = [*pip, "download", "-q", "--no-deps", *tags, "-d", str(into), f"{name}{spec}"]
@@ -66,7 +70,13 @@ def needs_of(wheel: Path, extras: set[str], python: str) -> list[Requirement]:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)]
         lines = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
-    place = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
+    place = {
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "os_name": "posix",
+    }
     found = []
     for line in lines:
         one = Requirement(line)
@@ -101,7 +111,9 @@ def main() -> None:
         files.append(wheel)
         queue.extend(needs_of(wheel, need.extras, given.python))
     size = sum(f.stat().st_size for f in files)
-    print(f"gpu-wheels: {len(files)} wheels, {size / 2**20:.1f} MiB in {given.into}: {', '.join(sorted(f.name.split('-')[0] for f in files))}")
+    print(
+        f"gpu-wheels: {len(files)} wheels, {size / 2**20:.1f} MiB in {given.into}: {', '.join(sorted(f.name.split('-')[0] for f in files))}"
+    )
     if replaced:
         print(f"gpu-wheels: there, but too old: {', '.join(replaced)}")
 

@@ -60,7 +60,9 @@ def features() -> dict[str, list[str]]:
     found = {}
     for line in (ROOT / "tests" / "README.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        files = re.findall(r"`((?:dist|cluster|unit|reference|chaos|security)/test_\w+\.py)`", cells[1] if len(cells) > 2 else "")
+        files = re.findall(
+            r"`((?:dist|cluster|unit|reference|chaos|security)/test_\w+\.py)`", cells[1] if len(cells) > 2 else ""
+        )
         if files:
             found[cells[0]] = files
     if unknown := (ON_A_GPU.keys() | set(ON_SEVERAL)) - found.keys():
@@ -79,7 +81,15 @@ def tested(record: Mapping[str, Any], files: list[str]) -> str:
     for part in parts_of(record):
         here = [f for f in files if f"tests/{f}" in part.get("files_s", {})]
         names = tuple("tests." + f.removesuffix(".py").replace("/", ".") + "::" for f in here)
-        bad += [n for n, status in part.get("not_passed", {}).items() if status in ("failure", "error") and n.startswith(names)] if names else []
+        bad += (
+            [
+                n
+                for n, status in part.get("not_passed", {}).items()
+                if status in ("failure", "error") and n.startswith(names)
+            ]
+            if names
+            else []
+        )
         dates += [part["when"]] if here else []
         ran += here
     if not ran:
@@ -98,7 +108,9 @@ def on_gpus(records: list[dict[str, Any]], wanted: tuple[str, ...], *, several: 
     for record in records:  # oldest first
         if several and record["device"]["count"] < 2:
             continue
-        found = [c for stage in record["stages"].values() for name, c in stage["checks"].items() if matches(name, wanted)]
+        found = [
+            c for stage in record["stages"].values() for name, c in stage["checks"].items() if matches(name, wanted)
+        ]
         counts = {s: sum(c["status"] == s for c in found) for s in ("passed", "failed", "skipped")}
         if counts["passed"] + counts["failed"] == 0:
             continue
@@ -135,11 +147,22 @@ def device_page(record: Mapping[str, Any]) -> str:
     device, versions = record["device"], record["versions"]
     head = f"{device['name']}, {record['machine']['date'][:10]}, commit {record['commit'][:12]}"
     facts = ", ".join(f"{k} {v}" for k, v in {"driver": device.get("driver"), **versions}.items() if v)
-    lines = [f"## {head}", "", *(["**Rehearsal on a CPU with tiny sizes; not a result of a GPU.**", ""] if record["rehearsal"] else []), f"{facts}; C compiler: {record['compiler'] or 'none'}.", ""]  # fmt: skip
+    lines = [
+        f"## {head}",
+        "",
+        *(["**Rehearsal on a CPU with tiny sizes; not a result of a GPU.**", ""] if record["rehearsal"] else []),
+        f"{facts}; C compiler: {record['compiler'] or 'none'}.",
+        "",
+    ]
     for stage, found in record["stages"].items():
         checks = found["checks"].values()
-        counts = ", ".join(f"{n} {s}" for s in ("passed", "failed", "skipped") if (n := sum(c["status"] == s for c in checks)))
-        lines += [f"### {stage}: {counts or 'no result'} in {found['seconds']:.0f} s{'' if found['finished'] else ', not finished'}", ""]
+        counts = ", ".join(
+            f"{n} {s}" for s in ("passed", "failed", "skipped") if (n := sum(c["status"] == s for c in checks))
+        )
+        lines += [
+            f"### {stage}: {counts or 'no result'} in {found['seconds']:.0f} s{'' if found['finished'] else ', not finished'}",
+            "",
+        ]
         lines += ["| check | result | s | limit | figures or reason |", "|---|---|---|---|---|"]
         for name, c in found["checks"].items():
             said = c["reason"] or ", ".join(f"{k} {figure(v)}" for k, v in c["figures"].items())

@@ -42,6 +42,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     elif report.longrepr is not None:
         crash = getattr(report.longrepr, "reprcrash", None)
         reason = crash.message if crash is not None else str(report.longrepr)
-    line = {"test": report.nodeid, "status": report.outcome, "reason": reason[:1500], "seconds": round(report.duration, 1)}
+    line = {
+        "test": report.nodeid,
+        "status": report.outcome,
+        "reason": reason[:1500],
+        "seconds": round(report.duration, 1),
+    }
     with Path(log).open("a") as file:
         file.write(json.dumps(line) + "\n")

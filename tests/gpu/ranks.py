@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from allranks.errors import EnvironmentNotAble
 from allranks.rundir.events import EventLog, read_events
 from allranks.spec.records import TrainSpec
 from allranks.train import strategies
@@ -82,7 +83,9 @@ def one_process(world: DistContext, tokens: Any, variant: str) -> tuple[dict[str
     return {n: p.detach().cpu().clone() for n, p in named}, norms
 
 
-def trained(name: str, world: DistContext, tokens: Any, variant: str, folder: Path) -> tuple[dict[str, Any], list[float]]:
+def trained(
+    name: str, world: DistContext, tokens: Any, variant: str, folder: Path
+) -> tuple[dict[str, Any], list[float]]:
     """Weights (rank 0) and gradient norms of a strategy."""
     how = GPU_VARIANTS[variant]
     strategy = strategies.create(name, options_of(name, how))
@@ -103,7 +106,9 @@ def trained(name: str, world: DistContext, tokens: Any, variant: str, folder: Pa
 def compare(name: str, variant: str, world: DistContext, tokens: Any, folder: Path) -> dict[str, Any]:
     """How far a strategy is from one process, in weights (of what the training changed) and in gradient norms."""
     reference, right_norms = one_process(world, tokens, variant)
-    start = {n: p.detach().cpu().clone() for n, p in module_of(variant, world.device).named_parameters() if p.requires_grad}
+    start = {
+        n: p.detach().cpu().clone() for n, p in module_of(variant, world.device).named_parameters() if p.requires_grad
+    }
     ours, norms = trained(name, world, tokens, variant, folder)
     assert len(norms) == STEPS, norms
     return {
@@ -124,6 +129,8 @@ def main() -> None:
     for name, variant in args["pairs"]:
         try:
             found = compare(name, variant, world, tokens, results.parent)
+        except EnvironmentNotAble as error:  # such as another version of a library than the tested ones
+            found = {"strategy": name, "variant": variant, "unable": str(error)[:600]}
         except Exception as error:  # noqa: BLE001 - one strategy's failure must not hide what the others do
             traceback.print_exc()
             found = {"strategy": name, "variant": variant, "failed": f"{type(error).__name__}: {str(error)[:600]}"}

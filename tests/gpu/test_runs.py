@@ -27,10 +27,9 @@ def spec(tmp_path: Path, device: str, name: str, **sections: Any) -> dict[str, A
         "eval": {"samples": 0},
         "cluster": {"device": device, "procs_per_node": 1},
     }
-    merged = {
-        key: {**usual[key], **sections.get(key, {})} if isinstance(usual.get(key), dict) else sections.get(key, usual.get(key))
-        for key in {**usual, **sections}
-    }
+    merged: dict[str, Any] = {**usual, **sections}
+    for section in ("train", "eval", "cluster"):
+        merged[section] = {**usual[section], **sections.get(section, {})}
     return tiny_spec(tmp_path / "rows.json", tmp_path, **merged)
 
 
@@ -74,7 +73,9 @@ def test_a_nan_in_step_5_leaves_the_weights_of_step_4(
     assert equal(weights(good, 4), weights(bad, 4)), "the update of a gradient that is not finite was not skipped"
 
 
-@pytest.mark.parametrize("strategy", ["single", "pytorch_ddp", "bucket_ddp_async", "zero1", "zero2", "zero3", "pytorch_zero3"])
+@pytest.mark.parametrize(
+    "strategy", ["single", "pytorch_ddp", "bucket_ddp_async", "zero1", "zero2", "zero3", "pytorch_zero3"]
+)
 @pytest.mark.parametrize("packing", ["isolated", "wrapped"])
 def test_nothing_in_a_step_waits_for_the_gpu(
     strategy: str, packing: str, cuda: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -83,7 +84,8 @@ def test_nothing_in_a_step_waits_for_the_gpu(
         pytest.skip("the way of the batches does not depend on the strategy")
     plant(monkeypatch, "no_host_syncs:0:4")  # the first steps may: lazily created handles, autotuning
     succeeded(
-        tmp_path, spec(tmp_path, cuda, "sync", strategy={"name": strategy}, data={"packing": packing}, eval={"at_end": False})
+        tmp_path,
+        spec(tmp_path, cuda, "sync", strategy={"name": strategy}, data={"packing": packing}, eval={"at_end": False}),
     )
 
 

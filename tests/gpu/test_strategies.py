@@ -20,13 +20,19 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 STRATEGIES = ["single", *shared_strategies()]
 # Gloo has an all-reduce and a broadcast for tensors of a GPU, and nothing else that these strategies need.
 SHARING = ["simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "pytorch_ddp"]
-TOLERANCE = {"plain": 2e-3, "mixed": 0.2, "lora_on_bf16": 0.2}  # of what the training has changed; 1 is as wrong as untrained
+TOLERANCE = {
+    "plain": 2e-3,
+    "mixed": 0.2,
+    "lora_on_bf16": 0.2,
+}  # of what the training has changed; 1 is as wrong as untrained
 NORM_TOLERANCE = {"plain": 1e-3, "mixed": 0.05, "lora_on_bf16": 0.05}
 PAIR_LIMIT_S = 60
 START_LIMIT_S = 120
 
 
-def run_pairs(folder: Path, names: list[str], world: int, device: str, backend: str) -> dict[tuple[str, str], dict[str, Any]]:
+def run_pairs(
+    folder: Path, names: list[str], world: int, device: str, backend: str
+) -> dict[tuple[str, str], dict[str, Any]]:
     """The result of every pair. Ranks that die or stall are started again behind the pair that did it."""
     left = [(name, variant) for name in names for variant in GPU_VARIANTS]
     found: dict[tuple[str, str], dict[str, Any]] = {}
@@ -87,13 +93,19 @@ def two_ranks(device: str, tmp_path_factory: pytest.TempPathFactory) -> dict[tup
 
 
 def check(found: dict[tuple[str, str], dict[str, Any]], name: str) -> None:
-    """Judge all variants of a strategy."""
+    """Judge all variants of a strategy; skip if the libraries here cannot do one of them, and the others are right."""
+    unable = ""
     for variant in GPU_VARIANTS:
         one = found.get((name, variant), {"failed": "it was not reached"})
+        if "unable" in one:
+            unable = f"{variant}: {one['unable']}"
+            continue
         assert "failed" not in one, f"{variant}: {one['failed']}"
         assert one["error"] is not None and one["error"] < TOLERANCE[variant], one
         assert one["norm_error"] < NORM_TOLERANCE[variant], one
-        assert variant == "plain" or one["dtypes"] == ["torch.float32"], one
+        assert one["dtypes"] == ["torch.float32"], one
+    if unable:
+        pytest.skip(unable)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -35,7 +35,9 @@ def test_models_page_is_up_to_date() -> None:
 
 
 def test_proved_page_is_up_to_date() -> None:
-    assert (REPO / "docs" / "proved.md").read_text() == _generated("make_proved_page"), "run scripts/make_proved_page.py"
+    assert (REPO / "docs" / "proved.md").read_text() == _generated("make_proved_page"), (
+        "run scripts/make_proved_page.py"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Faults for runs of tests/gpu, as ``GPU_PLANT=HOW:RANK:CALL`` says: at the CALL-th forward pass of a rank. On the path of a test's ranks."""
+"""Faults for runs of tests/gpu, as ``GPU_PLANT=HOW:RANK:STEP;...`` says. On the path of a test's ranks."""
 
 import os
 
@@ -24,19 +24,26 @@ def read_a_value(loss):
 
 
 def _plant(how, call):
+    """Change the loss of one step; forward passes before the first step, such as a warm-up, do not count."""
+    from allranks.train import loop
     from allranks.train.models import losses
 
-    plain, calls = losses.LossModel.forward, 0
+    plain_step, plain_forward, steps = loop.TrainingLoop._step, losses.LossModel.forward, 0
+    inside = False
+
+    def step(self, *args):
+        nonlocal steps, inside
+        steps, inside = steps + 1, True
+        try:
+            return plain_step(self, *args)
+        finally:
+            inside = False
 
     def forward(self, *args, **more):
-        nonlocal calls
-        loss = plain(self, *args, **more)
-        if not self.training:
-            return loss
-        calls += 1
-        return globals()[how](loss) if calls == call or (call < 0 and calls >= -call) else loss
+        loss = plain_forward(self, *args, **more)
+        return globals()[how](loss) if inside and steps == call else loss
 
-    losses.LossModel.forward = forward
+    loop.TrainingLoop._step, losses.LossModel.forward = step, forward
 
 
 def _refuse_host_syncs(first):
@@ -63,6 +70,6 @@ def _refuse_host_syncs(first):
 
 if "RANK" in os.environ:
     for _what in filter(None, os.environ.get("GPU_PLANT", "").split(";")):
-        _how, _rank, _call = _what.split(":")
+        _how, _rank, _step = _what.split(":")
         if int(os.environ["RANK"]) == int(_rank):
-            _refuse_host_syncs(int(_call)) if _how == "no_host_syncs" else _plant(_how, int(_call))
+            _refuse_host_syncs(int(_step)) if _how == "no_host_syncs" else _plant(_how, int(_step))
