@@ -36,6 +36,7 @@ SOURCES = (
     "tests/gpu",
     "tests/dist",
     "benchmarks/gpu.py",
+    "benchmarks/gpu_benches.py",
     "benchmarks/gpu_checks.py",
     "benchmarks/gpu_kit.py",
     "benchmarks/gpu_lora_mfu.yaml",
