@@ -3,6 +3,9 @@
 # make test    sets up .venv and runs the usual tests, on gloo ranks and on a cluster in a box too
 # make test-dist  those of them that run on gloo ranks
 # make test-all  all tests, the full matrices too (hours);  make test-all PART="unit chaos"  parts of it, see PARTS
+# make gpu     proves it on one GPU, in at most 28 minutes and without network;  make gpu STAGE="correctness speed model"
+#              AGAIN=1 repeats what is recorded, DEVICE=cpu rehearses with tiny sizes, RESULTS=DIR writes elsewhere
+# make gpu-wheels HAVE=FREEZE FOR=3.12  downloads into .wheels what an offline machine lacks (see benchmarks/README.md)
 # JOBS=5       tests at a time
 # TORCH=2.12.0 another torch than the tested one;  PYTHON=python3.12 another interpreter
 
@@ -17,10 +20,10 @@ PYTEST := $(VENV)/bin/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: slurm help setup demo compare test test-dist test-all lint bench clean
+.PHONY: slurm help setup demo compare test test-dist test-all gpu gpu-wheels lint bench clean
 
 help:
-	@sed -n 's/^# \(make.*\)/\1/p;s/^# \(TORCH.*\)/\1/p;s/^# \(JOBS.*\)/\1/p' Makefile
+	@sed -n 's/^# \(make.*\)/\1/p;s/^# \( *AGAIN.*\)/\1/p;s/^# \(TORCH.*\)/\1/p;s/^# \(JOBS.*\)/\1/p' Makefile
 
 setup: $(STAMP)
 
@@ -78,6 +81,22 @@ part-%: setup
 # The cluster in a box needs Slurm's own programs; where they cannot be installed its tests are skipped, and say so.
 slurm:
 	@bash scripts/install-slurm.sh --check >/dev/null 2>&1 || bash scripts/install-slurm.sh --accounting || true
+
+# Not after setup, which needs a network: without $(VENV) this is the Python with torch, and packages that it lacks come from .wheels.
+DEVICE ?= cuda
+GPU_PYTHON := $(or $(wildcard $(VENV)/bin/python),$(PYTHON))
+WHEELS := $(if $(wildcard $(VENV)/bin/python),,$(wildcard .wheels/*.whl))
+gpu: $(if $(WHEELS),.wheels/site/.ready)
+	@PYTHONPATH="$(CURDIR)/src:$(CURDIR)/.wheels/site$(if $(PYTHONPATH),:$(PYTHONPATH))" $(GPU_PYTHON) -m benchmarks.gpu --device $(DEVICE) \
+	  $(if $(STAGE),--stage $(STAGE)) $(if $(AGAIN),--again) $(if $(RESULTS),--results "$(RESULTS)")
+
+.wheels/site/.ready: $(WHEELS)
+	@rm -rf .wheels/site
+	@$(GPU_PYTHON) -m pip install -q --disable-pip-version-check --no-index --no-deps --target .wheels/site $(WHEELS)
+	@touch $@
+
+gpu-wheels: setup
+	@$(VENV)/bin/python scripts/gpu_wheels.py $(if $(HAVE),--have "$(HAVE)") $(if $(FOR),--python $(FOR))
 
 lint: setup
 	@$(VENV)/bin/ruff check src tests benchmarks

@@ -197,6 +197,8 @@ FILES: dict[str, set[str]] = {
     "dist/test_sharded_runs.py": set(),
     "dist/test_two_users.py": set(),
     "dist/test_failures_a.py": set(),
+    "gpu/test_runs.py": set(),
+    "gpu/test_strategies.py": set(),
     "reference/test_reference.py": {
         "test_the_references_do_not_import_the_package",
         "test_full_fine_tuning[gpt2-3]",
@@ -208,6 +210,7 @@ DOCS: dict[str, set[str]] = {
     "unit/test_docs.py": {
         "test_spec_page_is_up_to_date",
         "test_models_page_is_up_to_date",
+        "test_proved_page_is_up_to_date",
         "test_links_lead_somewhere",
         "test_readme_names_every_folder_and_verb",
         "test_every_strategy_has_its_page_and_picture_and_stands_in_the_ladder",

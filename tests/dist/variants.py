@@ -57,3 +57,9 @@ ONLY = {
 REFUSED = {("pytorch_zero2", "shared"), ("pytorch_zero3", "shared")}
 DEEPSPEED = {"deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"}
 UNUSED_OPTIONS = {"hf_trainer", "pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"} | DEEPSPEED
+# Only a GPU has bf16 matrix units, fused optimizers and flash attention: tests/gpu reaches them with these.
+GPU_VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": VARIANTS["plain"],
+    "mixed": {"accum": 2},  # bf16 autocast over float32 weights
+    "lora_on_bf16": VARIANTS["lora_on_bf16"],
+}

@@ -34,6 +34,12 @@ def test_models_page_is_up_to_date() -> None:
     assert (REPO / "docs" / "models.md").read_text() == _generated("make_model_docs"), "run scripts/make_model_docs.py"
 
 
+def test_proved_page_is_up_to_date() -> None:
+    assert (REPO / "docs" / "proved.md").read_text() == _generated("make_proved_page"), (
+        "run scripts/make_proved_page.py"
+    )
+
+
 @pytest.mark.parametrize(
     "page", [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").rglob("*.md"))], ids=lambda p: p.name
 )

@@ -1,0 +1,243 @@
+"""Benches of `benchmarks.gpu`: speed and memory on a part of a 7B model, the whole model, and a stop in the middle of a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.gpu_kit import Check, CheckFailed, Kit, NotPossible, Result, end_group, simple, tail
+from benchmarks.programs import ROOT
+
+BENCH = ROOT / "benchmarks" / "gpu_lora_mfu.yaml"
+VOCABULARY = 32_000  # of the 7B models; a tiny: model has 2,048, which hides the cost of the logits
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+}
+MEMORY_ERROR = 0.10  # docs/fit.md
+
+
+def layers_of(kit: Kit, what: str) -> int:
+    """Layers of the two base models: 8 and 32, in a rehearsal 1 and 2."""
+    return {"part": 1, "full": 2}[what] if kit.rehearsal else {"part": 8, "full": 32}[what]
+
+
+def base_model(kit: Kit, what: str, limit_s: float) -> Path:
+    """Return a folder with random weights of the bench's shapes, drawn on the device: drawing 7B on one core takes minutes."""
+    folder, layers = kit.models / what, layers_of(kit, what)
+    if (folder / "config.json").exists():
+        return folder
+    shapes = {**yaml.safe_load(BENCH.read_text())["model"]["config"], "vocab_size": VOCABULARY}
+    shapes |= TINY if kit.rehearsal else {}
+    shapes["num_hidden_layers"] = layers
+    wanted = 0 if kit.rehearsal else layers * 440_000_000 + 700_000_000  # bytes in bf16, rounded up
+    kit.work.mkdir(parents=True, exist_ok=True)
+    if (free := shutil.disk_usage(kit.work).free) < 1.3 * wanted:
+        raise NotPossible(
+            f"the model has {wanted / 1e9:.0f} GB, {kit.work} has {free / 1e9:.0f} GB free; --work names another folder"
+        )
+    words = ["-m", "benchmarks.gpu_benches", str(folder), kit.device, json.dumps(shapes)]
+    code, _, err = kit.command(f"base-{what}", words, limit_s)
+    if code:
+        raise CheckFailed(f"the base model could not be made: {' '.join(err.split())[-600:]}")
+    return folder
+
+
+def bench_spec(kit: Kit, name: str, base: Path, **sections: dict[str, Any]) -> Path:
+    """Write the spec of a bench on a base model."""
+    spec = yaml.safe_load(BENCH.read_text())
+    spec["name"] = f"gpu-{name}"
+    spec["model"] = {"name": str(base), "dtype": "bfloat16"}
+    spec["cluster"] |= {"device": kit.device, "cache": str(kit.work / "cache")}
+    spec["run_root"] = str(kit.work / "runs")
+    if kit.rehearsal:
+        spec["data"] |= {"max_length": 64, "subset": 200}
+        spec["train"] |= {"micro_batch_size": 2, "max_steps": 12}
+    for section, values in sections.items():
+        spec[section] = {**spec.get(section, {}), **values}
+    path = kit.work / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(spec))
+    return path
+
+
+def planned_bytes(kit: Kit, name: str, path: Path) -> tuple[int | None, str, int]:
+    """Return what `plan` says of a rank: bytes of tensors at the peak, the verdict, and the micro-batch size."""
+    found = kit.allranks(f"plan-{name}", ["plan", str(path)], 60)
+    fit = found["fit"]
+    peak = next((m for m in fit["moments"] if m["name"] == fit["peak"]), None)
+    inside = (
+        None
+        if peak is None
+        else sum(peak["parts"].values()) - (peak["parts"]["runtime"] if kit.device == "cuda" else 0)
+    )
+    return inside, fit["verdict"], found["batch"]["micro_batch_size"]
+
+
+def bench(kit: Kit, name: str, path: Path, limit_s: float) -> dict[str, Any]:
+    """Run a bench; return its speed, and its memory beside what `plan` says."""
+    planned, verdict, micro = planned_bytes(kit, name, path)
+    metrics = kit.allranks(name, ["run", str(path)], limit_s)
+    figures = {
+        k: metrics[k]
+        for k in (
+            "run_name",
+            "steps",
+            "tokens_per_s",
+            "mfu",
+            "step_time_s",
+            "peak_memory_bytes",
+            "train_loss_last",
+            "wall_time_s",
+        )
+    }
+    figures |= {"micro_batch_size": micro, "planned_memory_bytes": planned, "plan_verdict": verdict}
+    if planned:
+        figures["planned_of_measured"] = round(planned / metrics["peak_memory_bytes"], 3)
+    kit.bench[name] = figures
+    if not metrics["tokens_per_s"]:
+        raise CheckFailed(f"no speed was measured in {metrics['steps']} steps")
+    return figures
+
+
+def variant(
+    name: str, *, compiler: bool = False, cuda: bool = False, **sections: dict[str, Any]
+) -> Callable[[Kit, Check, float], list[Result]]:
+    """A bench of the 8-layer model that differs from the plain one in `sections`."""
+
+    def action(kit: Kit, limit_s: float) -> dict[str, Any]:
+        if compiler and not kit.compiler:
+            raise NotPossible("torch.compile needs a C compiler, and there is no cc, gcc or clang")
+        if cuda and kit.rehearsal:
+            raise NotPossible("FlexAttention has no backward pass on a CPU")
+        began = time.monotonic()
+        base = base_model(kit, "part", limit_s)
+        train = {"train": {"max_steps": 20 if not kit.rehearsal else 8}}
+        return bench(
+            kit, name, bench_spec(kit, name, base, **{**train, **sections}), limit_s - (time.monotonic() - began)
+        )
+
+    return simple(action)
+
+
+def profiled(kit: Kit, limit_s: float) -> dict[str, Any]:
+    """A bench with a profile window, and `allranks trace` of it."""
+    began, model = time.monotonic(), base_model(kit, "part", limit_s)
+    path = bench_spec(
+        kit, "profiled", model, train={"max_steps": 14}, observe={"profile": {"wait": 5, "warmup": 2, "active": 3}}
+    )
+    figures = bench(kit, "profiled", path, limit_s)
+    left = max(limit_s - (time.monotonic() - began), 20)
+    trace = kit.allranks("trace", ["trace", str(kit.work / "runs" / figures["run_name"])], left)
+    ranks = [rank for report in trace["reports"] for rank in report["ranks"]]
+    if not ranks or not ranks[0]["steps"] or ranks[0]["device"] != kit.device:
+        raise CheckFailed(f"allranks trace found no steps of a rank on {kit.device}: {str(trace)[:300]}")
+    return figures | {"trace": ranks[0]["total"], "steps_traced": len(ranks[0]["steps"])}
+
+
+def memory_of_benches(kit: Kit, limit_s: float) -> dict[str, Any]:
+    """All benches of this call: the allocator's peak against `plan`."""
+    if kit.rehearsal:
+        raise NotPossible("tiny models on a CPU: the memory of the process is that of its libraries")
+    ratios = {name: f["planned_of_measured"] for name, f in kit.bench.items() if "planned_of_measured" in f}
+    if not ratios:
+        raise NotPossible("no bench ran in this call")
+    wrong = {name: r for name, r in ratios.items() if abs(r - 1) > MEMORY_ERROR}
+    if wrong:
+        raise CheckFailed(f"planned over measured memory: {wrong}; all: {ratios}")
+    return ratios
+
+
+def full_model(kit: Kit, limit_s: float) -> dict[str, Any]:
+    """30 steps of the 7B model with LoRA, with the largest micro-batch up to 4 that `plan` lets fit."""
+    began, model = time.monotonic(), base_model(kit, "full", limit_s)
+    for micro in (4, 2, 1):
+        steps = {"max_steps": 30 if not kit.rehearsal else 12, "micro_batch_size": micro}
+        path = bench_spec(kit, "full", model, train=steps)
+        if planned_bytes(kit, "full", path)[1] in ("fits", "not known"):
+            return bench(kit, "full", path, limit_s - (time.monotonic() - began))
+    raise NotPossible("plan: not even a micro-batch of 1 fits on this device")
+
+
+def stopped_and_resumed(kit: Kit, limit_s: float) -> dict[str, Any]:
+    """SIGTERM in the middle of a run on 8 layers, and `resume` to its end."""
+    began, model = time.monotonic(), base_model(kit, "part", limit_s)
+    steps = 40
+    path = bench_spec(
+        kit, "stopped", model, train={"max_steps": steps, "schedule": "constant"}, checkpoint={"mode": "full"}
+    )
+    runs, out = kit.work / "runs", kit.work / "stopped.out"
+    before = set(runs.glob("gpu-stopped-*"))
+    command = [sys.executable, "-m", "allranks", "run", str(path)]
+    with out.open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            while process.poll() is None and not any(
+                steps_done(run) >= 5 for run in set(runs.glob("gpu-stopped-*")) - before
+            ):
+                if time.monotonic() - began > limit_s * 0.5:
+                    raise CheckFailed(f"no fifth step after {limit_s * 0.5:.0f} s: {tail(out)}")
+                time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            process.wait(max(limit_s * 0.75 - (time.monotonic() - began), 5))
+        except subprocess.TimeoutExpired as error:
+            raise CheckFailed(f"the run did not end after SIGTERM: {tail(out)}") from error
+        finally:
+            end_group(process)
+    (run,) = set(runs.glob("gpu-stopped-*")) - before
+    stopped = [int(p.name.removeprefix("step-")) for p in (run / "checkpoints").glob("step-*")]
+    if process.returncode != 1 or len(stopped) != 1 or not 5 <= stopped[0] < steps:
+        raise CheckFailed(f"exit code {process.returncode}, checkpoints {stopped}: {tail(out)}")
+    left = limit_s - (time.monotonic() - began)
+    metrics = kit.allranks("resumed", ["resume", run.name, "--run-root", str(runs)], left)
+    if metrics["steps"] != steps or metrics["attempts"] != 2:
+        raise CheckFailed(f"resumed: {metrics['steps']} steps in {metrics['attempts']} attempts")
+    return {"stopped_at": stopped[0], "steps": metrics["steps"], "checkpoint_s": metrics["checkpoint_s"]}
+
+
+def steps_done(run: Path) -> int:
+    """Return the last step that rank 0 has written."""
+    try:
+        lines = (run / "events" / "rank0.jsonl").read_text().splitlines()
+    except OSError:
+        return 0
+    return max((json.loads(x)["step"] for x in lines if x.startswith('{"event":"step"') and x.endswith("}")), default=0)
+
+
+def make_base(folder: Path, device: str, shapes: dict[str, Any]) -> None:
+    """Draw the weights on the device and save them with a tokenizer."""
+    import torch
+    from transformers import MistralConfig, MistralForCausalLM
+
+    from allranks.spec.builtin_data import PortableRandom, review_rows
+    from allranks.train.data.tokenization import train_tokenizer
+
+    texts = [str(row["text"]) for row in islice(review_rows(PortableRandom("reviews:0")), 500)]
+    tokenizer = train_tokenizer(texts, shapes["vocab_size"], classifier=False)
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(device):
+        model = MistralForCausalLM(
+            MistralConfig(**shapes, tie_word_embeddings=False, max_position_embeddings=4096, use_cache=False)
+        )
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size="4GB")
+
+
+if __name__ == "__main__":
+    make_base(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))

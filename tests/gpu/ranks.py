@@ -1,0 +1,145 @@
+"""What the ranks of tests/gpu do. ``python -m tests.gpu.ranks RESULTS ARGS``, one process a rank; appends one JSON line per strategy."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from allranks.errors import EnvironmentNotAble
+from allranks.rundir.events import EventLog, read_events
+from allranks.spec.records import TrainSpec
+from allranks.train import strategies
+from allranks.train.benchmark.baseline import update_error
+from allranks.train.data.batches import Batch, collate
+from allranks.train.distributed import DistContext
+from allranks.train.engines import engine_of
+from allranks.train.models import precision
+from allranks.train.models.losses import LossModel
+from allranks.train.optimizer import adamw
+from allranks.train.step_metrics import LoopPlan, StopRequest
+from tests.dist.making import STEPS, built, options_of, orders_of, tokens_of
+from tests.dist.variants import GPU_VARIANTS
+
+LEARNING_RATE = 1e-2
+
+
+def join(device: torch.device, backend: str) -> DistContext:
+    """A process group from torchrun's variables; all ranks use one device."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    bind = device if backend == "nccl" else None
+    dist.init_process_group(backend, timeout=timedelta(seconds=60), device_id=bind)
+    control = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+    group = dist.group.WORLD
+    assert group is not None
+    assert isinstance(control, dist.ProcessGroup)
+    return DistContext(dist.get_rank(), dist.get_rank(), dist.get_world_size(), "here", device, group, control)
+
+
+def module_of(variant: str, device: torch.device) -> LossModel:
+    """The model on the device, in the variant's precision, as a run builds it."""
+    module = built(GPU_VARIANTS[variant])
+    if variant == "mixed":
+        precision.use_autocast(module.model, torch.bfloat16, device)
+    return module.to(device)
+
+
+def batch_maker(tokens: Any, device: torch.device) -> Any:
+    def make(rows: Any) -> Batch:
+        return collate(tokens, rows, 0, None).to(device)
+
+    return make
+
+
+def one_process(world: DistContext, tokens: Any, variant: str) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """Weights and gradient norms of plain torch that goes through the ranks' micro-batches in order, on the same device."""
+    how, module, make = (
+        GPU_VARIANTS[variant],
+        module_of(variant, world.device).train(),
+        batch_maker(tokens, world.device),
+    )
+    named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+    weights = [p for _, p in named]
+    optimizer = torch.optim.AdamW(weights, lr=LEARNING_RATE, weight_decay=0.0, fused=True)
+    orders, norms = orders_of(world, tokens, how), []
+    for step in range(STEPS):
+        total = int(tokens.trained[orders[0].global_batch(step)].sum())
+        for micro in range(how.get("accum", 1)):
+            for order in orders:
+                (module(make(order.micro_batches(step)[micro])) / total).backward()
+        norms.append(float(torch.nn.utils.get_total_norm([p.grad.float() for p in weights if p.grad is not None])))
+        if how.get("clip", 1.0):
+            torch.nn.utils.clip_grad_norm_(weights, how.get("clip", 1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+    return {n: p.detach().cpu().clone() for n, p in named}, norms
+
+
+def trained(
+    name: str, world: DistContext, tokens: Any, variant: str, folder: Path
+) -> tuple[dict[str, Any], list[float]]:
+    """Weights (rank 0) and gradient norms of a strategy."""
+    how = GPU_VARIANTS[variant]
+    strategy = strategies.create(name, options_of(name, how))
+    module = module_of(variant, world.device)
+    wanted = {n for n, p in module.named_parameters() if p.requires_grad}
+    strategy.setup(module, adamw(TrainSpec(lr=LEARNING_RATE)), world.group, how.get("clip", 1.0))
+    make, log = batch_maker(tokens, world.device), folder / f"events-{name}-{variant}-{world.rank}.jsonl"
+    order = orders_of(world, tokens, how)[world.rank]
+    train = TrainSpec(lr=LEARNING_RATE, schedule="constant")
+    plan = LoopPlan(0, STEPS, train, 1, 1, lambda done: False, lambda done, stop: None)
+    events = EventLog(log, world.rank)
+    engine_of(name)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+    norms = [e["grad_norm"] for e in read_events(log) if e["event"] == "step"]
+    weights = strategy.weights(trained_only=True)
+    return {n: w.detach().cpu() for n, w in weights.items() if n in wanted}, norms
+
+
+def compare(name: str, variant: str, world: DistContext, tokens: Any, folder: Path) -> dict[str, Any]:
+    """How far a strategy is from one process, in weights (of what the training changed) and in gradient norms."""
+    reference, right_norms = one_process(world, tokens, variant)
+    start = {
+        n: p.detach().cpu().clone() for n, p in module_of(variant, world.device).named_parameters() if p.requires_grad
+    }
+    ours, norms = trained(name, world, tokens, variant, folder)
+    assert len(norms) == STEPS, norms
+    return {
+        "strategy": name,
+        "variant": variant,
+        "error": update_error(ours, reference, start) if ours else None,
+        "norm_error": max(abs(n - r) / r for n, r in zip(norms, right_norms, strict=True)),
+        "dtypes": sorted({str(w.dtype) for w in ours.values()}),
+    }
+
+
+def main() -> None:
+    """Every rank does every pair; rank 0 writes. A pair that fails is recorded, and the next one is tried."""
+    results, args = Path(sys.argv[1]), json.loads(sys.argv[2])
+    device = torch.device("cpu") if args["device"] == "cpu" else torch.device("cuda", 0)
+    world = join(device, args["backend"])
+    tokens = tokens_of(results.parent / f"rows{world.rank}", 37)
+    for name, variant in args["pairs"]:
+        try:
+            found = compare(name, variant, world, tokens, results.parent)
+        except EnvironmentNotAble as error:  # such as another version of a library than the tested ones
+            found = {"strategy": name, "variant": variant, "unable": str(error)[:600]}
+        except Exception as error:  # noqa: BLE001 - one strategy's failure must not hide what the others do
+            traceback.print_exc()
+            found = {"strategy": name, "variant": variant, "failed": f"{type(error).__name__}: {str(error)[:600]}"}
+        if world.is_first:
+            with results.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # ranks whose communicators a failed strategy has left behind may wait for each other at the end
+
+
+if __name__ == "__main__":
+    main()
