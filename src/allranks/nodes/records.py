@@ -208,7 +208,9 @@ class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     folders: list[RequiredFolder] = []
     ports: list[int] = []
     program: dict[str, str] = {}
-    """Packages that the user's own program imports, each with the place."""
+    """Packages and submodules that the user's own program imports, each with the place."""
+    program_hidden: dict[str, str] = {}
+    """Those that are in a folder where Python does not look for them, with that folder."""
     program_unknown: str = ""
     """The key of the spec that may add packages in a way that only the job shows."""
     extensions: str = ""

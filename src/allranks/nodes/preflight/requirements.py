@@ -23,8 +23,8 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
-from allranks.nodes.checks import NodeCheck, NodeSurvey, passed_check
-from allranks.nodes.records import Check, NodeRequirements, PreflightReport, Probe, RequiredFolder
+from allranks.nodes.checks import NodeCheck
+from allranks.nodes.records import Check, NodeRequirements, PreflightReport, RequiredFolder
 from allranks.planning.rank_environment import environment_commands, in_environment, is_interpreter, needed_file
 from allranks.planning.records import LaunchPlan
 from allranks.spec.data_sources import parts_of
@@ -33,7 +33,7 @@ from allranks.spec.strategies import strategy_info
 from allranks.spec.user_program import program_file
 from allranks.spec.validation import is_container
 from allranks.utils.filesystem import PACKAGE_FOLDER
-from allranks.utils.machine import MachineFacts, host_name
+from allranks.utils.machine import MachineFacts
 from allranks.version import __version__
 
 LOWEST_PORT = 20_000
@@ -205,12 +205,10 @@ def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root:
     """Return every check of this machine. Where nodes run the ranks, with an interpreter of their own, its packages do not count."""
     own_ranks, same_python = spec.cluster.launched_by.runs_here, spec.cluster.python is None
     packages = _installed_by(spec) if own_ranks or same_python else None
-    program = _program_wish(spec) if own_ranks and spec.script is not None else None
-    missing = _missing_in_own_python(spec, [*(packages or ()), *(program.program if program else ())])
+    missing = _missing_in_own_python(spec, list(packages or ()))
     checks: list[Callable[[], Check]] = [
         _python,
         *([lambda: _packages(packages, missing)] if packages is not None else []),
-        *([lambda: _program(program, missing)] if program is not None else []),
         lambda: _disk(run_root),
         lambda: _writable(run_root),
         lambda: _threads(plan, facts),
@@ -267,23 +265,6 @@ def _disk(run_root: Path) -> Check:
         found=f"{free / 2**30:.1f}GiB-free",
         cure=f"{run_root} has less than {MIN_FREE_BYTES >> 20} MiB free",
     )
-
-
-def _program_wish(spec: RunSpec) -> NodeRequirements:
-    from allranks.nodes.checks import program
-
-    return program.ask(spec, Path.cwd(), NodeRequirements(python=sys.executable))
-
-
-def _program(wish: NodeRequirements, missing: list[str] | None) -> Check:
-    """Return the same check as on nodes."""
-    from allranks.nodes.checks import program
-    from allranks.nodes.probes.probe import has_module
-
-    here = {name: has_module(name) if missing is None else name not in missing for name in wish.program}
-    probe = Probe(host=host_name(), executable=sys.executable, program=here)
-    found = program.judge(NodeSurvey(probes=[probe], wish=wish))
-    return next(iter(found.values()), passed_check("program", "ok"))
 
 
 def _writable(run_root: Path) -> Check:
