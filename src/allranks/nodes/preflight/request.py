@@ -86,6 +86,18 @@ def _check_model_files(name: str) -> None:
         )
 
 
+def check_weights(spec: RunSpec) -> None:
+    """Refuse a local folder with a config and no weights, which can be planned, but not run.
+
+    Raises:
+        SpecError, EnvironmentNotAble: as `stored_tensors`.
+    """
+    name = spec.model.name if spec.model is not None else ""
+    folder = Path(name).expanduser()
+    if name and not is_mlp(name) and not name.startswith("tiny:") and (folder / "config.json").is_file():
+        stored_tensors(folder, name)
+
+
 def is_classifier(spec: RunSpec) -> bool | None:
     """Check the model, and return whether it is trained as a classifier; None if its config is not on this machine.
 

@@ -478,6 +478,8 @@ def facts(wish: dict[str, Any]) -> dict[str, Any]:
     models = Later(FOLDER_LIMIT_S, hub, wish["hub"], wish.get("hub_address", "")) if wish.get("hub") else None
     locks = Later(FOLDER_LIMIT_S, build_locks, wish["extensions"]) if wish.get("extensions") else None
     folders = {item["role"]: Later(FOLDER_LIMIT_S, folder, item) for item in wish.get("folders", [])}
+    tmp = wish.get("tmp") or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - its size is the fact
+    room = Later(FOLDER_LIMIT_S, shutil.disk_usage, tmp)
     found: dict[str, Any] = {
         "host": host,
         "node_id": int(os.environ.get("SLURM_NODEID", "0")),
@@ -503,6 +505,8 @@ def facts(wish: dict[str, Any]) -> dict[str, Any]:
     if models is not None:
         value, error = models.get()
         found["hub"] = value or {"error": error}
+    usage, _ = room.get()
+    found["tmp"], found["tmp_free_bytes"] = tmp, usage.free if usage else None
     if locks is not None:
         found["build_locks"] = locks.get()[0] or []
     gpus, found["gpu_error"] = driver.get()
