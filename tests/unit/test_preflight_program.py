@@ -12,7 +12,7 @@ from allranks.launch.launchers import get_launcher
 from allranks.launch.runs import prepare_run
 from allranks.nodes.checks.hub import ask as ask_hub
 from allranks.nodes.checks.hub import judge
-from allranks.nodes.checks.program import ask, imported_packages
+from allranks.nodes.checks.program import ask, imported_packages, source_problem
 from allranks.nodes.doctor import DoctorOptions, doctor
 from allranks.nodes.preflight.requirements import node_requirements
 from allranks.nodes.preflight.start import check_paths
@@ -47,21 +47,25 @@ class Late:
 
 
 def write(folder: Path, **files: str) -> Path:
+    """Write modules; ``a__b`` is b.py in a, ``a__init`` makes a package of a."""
     for name, text in files.items():
-        path = folder / f"{name.replace('__', '/')}.py"
+        path = folder / f"{name.replace('__init', '__INIT').replace('__', '/').replace('INIT', '__init__')}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return folder / "own.py"
 
 
 def test_only_imports_that_always_run_count_and_modules_beside_the_program_are_read(tmp_path: Path) -> None:
-    script = write(tmp_path, own=PROGRAM, beside="import pandas\nimport own\n", package_here__part="import never\n")
-    found = imported_packages(script, [])
+    script = write(tmp_path, own=PROGRAM, beside="import pandas\nimport own\n", package_here__part="import einops\n")
+    found = imported_packages(script, [tmp_path])
     assert found == {
         "numpy": "own.py line 3",
+        "numpy.linalg": "own.py line 3",
         "torch": "own.py line 5",
+        "torch.nn": "own.py line 5",
         "inside_with": "own.py line 9",
         "pandas": "beside.py line 1",
+        "einops": "part.py line 1",
     }
     assert not (tmp_path / "__pycache__").exists(), "nothing was imported"
 
@@ -71,22 +75,22 @@ def test_only_imports_that_always_run_count_and_modules_beside_the_program_are_r
 )
 def test_nothing_is_said_of_what_follows_a_change_of_the_search_path(tmp_path: Path, line: str) -> None:
     script = write(tmp_path, own=f"import sys, importlib, before\n{line}\nimport after\n")
-    assert imported_packages(script, []) == {"before": "own.py line 1"}
+    assert imported_packages(script, [tmp_path]) == {"before": "own.py line 1"}
 
 
 def test_imports_with_which_the_main_part_begins_count_in_the_program_alone(tmp_path: Path) -> None:
     main = "if __name__ == '__main__':\n    import {0}\n    run()\n    import later\nelse:\n    import other\n"
     script = write(tmp_path, own="import beside\n" + main.format("wandb"), beside=main.format("never"))
-    assert imported_packages(script, []) == {"wandb": "own.py line 3"}
+    assert imported_packages(script, [tmp_path]) == {"wandb": "own.py line 3"}
     script.write_text("if '__main__' == __name__:\n    import wandb\nif __name__ != '__main__':\n    import never\n")
-    assert imported_packages(script, []) == {"wandb": "own.py line 2"}
+    assert imported_packages(script, [tmp_path]) == {"wandb": "own.py line 2"}
 
 
 @pytest.mark.parametrize("content", [b"import (", b"\xff\xfe\x00", b"\0", b"(" * 100_000])
 def test_a_program_that_cannot_be_parsed_imports_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "own.py").write_bytes(content)
-    assert imported_packages(tmp_path / "own.py", []) == {}
-    assert imported_packages(tmp_path / "gone.py", []) == {}
+    assert imported_packages(tmp_path / "own.py", [tmp_path]) == {}
+    assert imported_packages(tmp_path / "gone.py", [tmp_path]) == {}
 
 
 def program_spec(folder: Path, **cluster: object) -> object:
@@ -190,8 +194,86 @@ def test_doctor_and_run_say_the_same_of_a_program_on_this_machine(tmp_path: Path
     assert (check.name, check.found, found.ok, found.starts) == ("program", "MISSING(nosuch_package)", False, False)
     with pytest.raises(EnvironmentNotAble) as refused:
         prepare_run(spec)
-    assert f"program: {check.found}; {check.cure}" in str(refused.value) and "own.py line 2" in check.cure
+    assert f"program: {check.cure}" in str(refused.value) and "own.py line 2" in check.cure
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_submodule_that_no_file_has_is_missing_unless_its_package_may_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path / "installed"))
+    write(tmp_path, installed__fixed__init="", installed__fixed__part="", installed__lazy__init="sys.modules[x] = y\n")
+    write(tmp_path, installed__space__inner__leaf="", beside__init="", other__init="__path__.append('x')\n")
+    names = (
+        "fixed.part",
+        "fixed.gone",
+        "fixed.part.gone",
+        "lazy.gone",
+        "space.inner",
+        "space.gone",
+        "nowhere.part",
+        "xml.dom",
+    )
+    assert [has_module(name) for name in names] == [True, False, False, True, True, False, False, True]
+    script = write(tmp_path, own="import beside.gone, other.gone\nfrom fixed.part import x\n")
+    found = imported_packages(script, [tmp_path])
+    assert found == {"beside.gone": "own.py line 1", "fixed": "own.py line 2", "fixed.part": "own.py line 2"}
+    wish = replace(WISH, program={"a": "own.py line 1", "a.b": "own.py line 1", "c.d": "own.py line 2"})
+    lacks = failures(survey(replace(node(1), program={"a": False, "a.b": False, "c.d": False}), wish=wish))[
+        "n1.program"
+    ]
+    assert lacks.found == "MISSING(a,c.d)" and "no such module in the package" in lacks.cure
+
+
+def test_modules_count_only_where_python_looks_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a path Python sees the program's folder, with a module the working directory."""
+    write(
+        tmp_path,
+        project__init="",
+        project__utils="",
+        project__train="import utils\n",
+        tools__train="import project.utils\n",
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert not has_module("project"), "the folder of the command is not the ranks'"
+    for script, name, folder in (
+        ({"path": "tools/train.py"}, "project", tmp_path),
+        ({"module": "project.train"}, "utils", tmp_path / "project"),
+    ):
+        wish = ask(parse_spec({"script": script, "cluster": {"launcher": "slurm"}}), tmp_path, WISH)
+        assert wish.program_hidden == {name: str(folder)}, script
+        lacks = failures(survey(replace(node(1), program=dict.fromkeys(wish.program, False)), wish=wish))["n1.program"]
+        assert f"{name} (train.py line 1), which is in {folder}, where Python does not look" in lacks.cure
+    for script, path in (({"module": "tools.train"}, None), ({"path": "tools/train.py"}, str(tmp_path))):
+        env = {"PYTHONPATH": path} if path else {}
+        raw = {"script": script, "cluster": {"launcher": "slurm", "env": env}}
+        assert ask(parse_spec(raw), tmp_path, WISH).program == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import os\nprint('a' os)\n", "line 2: invalid syntax"),
+        ("#!/bin/bash\nset -e\n", "its first line is '#!/bin/bash', so it is not a Python program"),
+        ("from .model import x\n", "line 1: a relative import fails here"),
+        ("#!/usr/bin/env python3\n'\\d'\n", None),
+        ("__package__ = 'pkg'\nfrom .model import x\n", None),
+        ("def f():\n    from .model import x\n", None),
+    ],
+)
+def test_a_program_that_cannot_be_executed_is_refused_with_its_line(
+    tmp_path: Path, text: str, says: str | None
+) -> None:
+    path = write(tmp_path, pkg__init="", own="").parent / "pkg" / "train.py"
+    path.write_text(text)
+    check = lambda script: source_problem(parse_spec({"script": script}).script, path)  # noqa: E731
+    problem = check({"path": str(path)})
+    assert problem is None if says is None else problem and f"script.path {path}: {says}" in problem
+    if says and "relative" in says:
+        assert problem and f"set script.module: pkg.train and script.workdir: {tmp_path}" in problem
+        assert check({"module": "pkg.train"}) is None
 
 
 def test_an_interrupted_download_is_not_in_the_cache(tmp_path: Path) -> None:

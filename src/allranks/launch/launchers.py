@@ -112,8 +112,13 @@ class Launcher(ABC):
     def write_files(self, run: RunDir, spec: RunSpec, plan: LaunchPlan) -> None:  # noqa: B027 - as above
         """Write the files that this launcher reads from the run folder, besides spec and plan."""
 
-    def prepare(self, run: RunDir, spec: RunSpec) -> None:  # noqa: B027 - as above
-        """Do what takes long, and find out whether a scheduler would refuse the job; called once, before the first start."""
+    def prepare(self, run: RunDir, spec: RunSpec) -> list[str]:
+        """Do what takes long, and find out whether a scheduler would refuse the job; called once, before the first start.
+
+        Returns:
+            Notes for the user.
+        """
+        return []
 
     # While it runs
 

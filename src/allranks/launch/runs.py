@@ -217,8 +217,8 @@ def prepare_run(spec: RunSpec, *, force: bool = False) -> tuple[RunDir, LaunchPl
     write_request(run_dir, spec, launch_plan)
     write_json(run_dir.preflight, [msgspec.to_builtins(report)])
     write_text_atomic(run_dir.preflight_text, report.line() + "\n")
-    launcher.prepare(run_dir, spec)
-    return run_dir, launch_plan
+    notes = launcher.prepare(run_dir, spec)
+    return run_dir, msgspec.structs.replace(launch_plan, warnings=[*launch_plan.warnings, *notes])
 
 
 def write_request(run_dir: RunDir, spec: RunSpec, launch_plan: LaunchPlan) -> None:

@@ -117,7 +117,7 @@ def doctor(
         plan = msgspec.structs.replace(plan, rank_memory_bytes=memory.known_bytes(memory.fit(spec, plan, facts)))
     check_start(spec, plan, facts, required=not spec.cluster.launched_by.runs_here)
     with nodes as (where, notes):
-        return _run(where, spec, plan, request, notes, say)
+        return _run(where, spec, plan, request, [*plan.warnings, *notes], say)
 
 
 def _run(

@@ -29,6 +29,7 @@ from allranks.planning.slurm_request import (
     gpus_requested,
     parse_time_limit,
     partition_requested,
+    require_consistent,
     takes_whole_nodes,
 )
 from allranks.rundir.files import SCHEMA_VERSION
@@ -133,6 +134,8 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         warnings.append(
             f"{' and '.join(unused)}: not used by the {cluster.launcher} launcher, whose ranks have the environment of this shell"
         )
+    if cluster.launched_by.uses_slurm:
+        require_consistent(cluster)
     warnings += _time_warnings(spec)
     warnings += env_warnings(cluster.env)
     warnings += rank_environment.secret_warnings(spec)

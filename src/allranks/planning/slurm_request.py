@@ -6,10 +6,13 @@ Options in ``cluster.slurm.extra`` follow those of the named keys in the batch s
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import msgspec
 
+from allranks.errors import SpecError
 from allranks.spec.records import ClusterSpec
+from allranks.utils.formatting import format_bytes
 
 SIGNAL_EARLY_S = 60
 """How many seconds early Slurm may send ``--signal`` (man sbatch)."""
@@ -32,7 +35,16 @@ def parse_time_limit(text: str) -> int | None:
 _COUNT = re.compile(r"(\d+)([KMG]?)", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
-_SHORT = {"-G": "gpus", "-p": "partition"}
+_SHORT = {"-G": "gpus", "-p": "partition", "-N": "nodes", "-n": "ntasks", "-a": "array"}
+_OWN_OPTIONS = {
+    "nodes": "set cluster.nodes instead",
+    "ntasks": "set cluster.nodes and cluster.procs_per_node instead; Slurm starts one task per node",
+    "ntasks-per-node": "set cluster.procs_per_node instead; Slurm starts one task per node, which starts its ranks",
+    "array": "submit several runs instead",
+}
+"""Options of sbatch that contradict the plan."""
+MIN_MEM_BYTES = 256 << 20
+_MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
 _GPU_OPTIONS = ("gpus-per-node", "gres", "gpus-per-task", "gpus", "gpus-per-socket")
 _SHARED = re.compile(r"(?:^|,)(?:gres[/:])?(?:shard|mps)\b")
 
@@ -62,6 +74,26 @@ def gpus_requested(cluster: ClusterSpec) -> GpuRequest | None:
             value, option = asked[name]
             return GpuRequest(per_node=_per_node(name, value, cluster.nodes), option=option)
     return None
+
+
+def require_consistent(cluster: ClusterSpec) -> None:
+    """Refuse options that contradict the plan, and memory in which no rank can start.
+
+    Raises:
+        SpecError: names the key.
+    """
+    for option in cluster.slurm.extra:
+        own = next((name for name in _options([option]) if name in _OWN_OPTIONS), None)
+        if own is not None:
+            raise SpecError(f"cluster.slurm.extra {option}: contradicts the plan; {_OWN_OPTIONS[own]}")
+    mem = cluster.slurm.mem
+    found = _MEMORY.fullmatch(mem.strip()) if mem else None
+    size = int(found[1]) * {"K": 1 << 10, "G": 1 << 30, "T": 1 << 40}.get(found[2].upper(), 1 << 20) if found else 0
+    if 0 < size < MIN_MEM_BYTES:  # 0 stands for all memory of the node
+        raise SpecError(
+            f"cluster.slurm.mem {mem}: {format_bytes(size)} for all ranks of a node, in which not even torch can be imported; Slurm reads a number "
+            "without a unit as MiB, so write 64G for 64 GiB"
+        )
 
 
 def partition_requested(cluster: ClusterSpec) -> str | None:
@@ -95,8 +127,12 @@ def _per_node(name: str, value: str, nodes: int) -> int | None:
 
 def _extra(cluster: ClusterSpec) -> dict[str, str]:
     """Return the options of ``cluster.slurm.extra`` by long name; the last one wins, as in sbatch."""
+    return _options(cluster.slurm.extra)
+
+
+def _options(lines: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for line in cluster.slurm.extra:
+    for line in lines:
         word = line.removeprefix("#SBATCH").strip()
         if word[:2] in _SHORT and not word.startswith("--"):
             found[_SHORT[word[:2]]] = word[2:].strip().removeprefix("=")

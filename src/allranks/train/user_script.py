@@ -14,6 +14,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from allranks.errors import EnvironmentNotAble
 from allranks.planning.rank_environment import SCRIPT_ARGS, script_arguments
 from allranks.rundir.events import EventLog
 from allranks.rundir.heartbeat import SCRIPT_PHASE, heartbeat
@@ -73,7 +74,10 @@ def _run_as_main(script: ScriptSpec, arguments: list[str]) -> None:
     """Execute the program as the module ``__main__``, which it stays: threads and exit handlers that run later still find it."""
     path = Path(script.path).expanduser().absolute() if script.path is not None else None
     if script.workdir is not None:
-        os.chdir(Path(script.workdir).expanduser())
+        try:
+            os.chdir(Path(script.workdir).expanduser())
+        except OSError as error:
+            raise EnvironmentNotAble(f"script.workdir {script.workdir}: {error.strerror}") from None
     # The current folder is first, because this process was started with -m. With a script that is the place of its folder.
     sys.path[:1] = [str(path.parent) if path is not None else str(Path.cwd())]
     spec, code, file = _code_of_file(path) if path is not None else _code_of_module(script.module or "")

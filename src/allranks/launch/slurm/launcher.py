@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from allranks.errors import AllranksError, EnvironmentNotAble
+from allranks.errors import EXIT_ENVIRONMENT, AllranksError, EnvironmentNotAble
 from allranks.launch.launchers import LaunchedJob, Launcher
-from allranks.launch.slurm.script import render_batch_script
+from allranks.launch.slurm.script import render_batch_script, render_environment_test
 from allranks.planning import rank_environment
 from allranks.planning.rank_environment import environment_commands, in_environment
 from allranks.planning.records import LaunchPlan
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from allranks.nodes.preflight.runner import TargetNodes
     from allranks.nodes.slurm.commands import Slurm
 
+ENVIRONMENT_TIMEOUT_S = 120.0
 PARTITION_TIMEOUT_S = 5.0
 """Time limit for the Slurm queries of `plan`."""
 
@@ -97,6 +98,7 @@ class SlurmLauncher(Launcher):
                 job_id=job.job_id,
                 cpus=spec.cluster.slurm.cpus_per_task or 1,
             )
+            _require_environment(where, spec)
             yield where, [f"no other Slurm answers: {slurm.label} is used"] if slurm.prefix else []
 
     def require_available(self) -> None:
@@ -108,18 +110,21 @@ class SlurmLauncher(Launcher):
         write_text_atomic(run.sbatch, render_batch_script(spec, plan, run, sys.executable))
         os.close(open_append(run.logs / "slurm.log"))  # Slurm appends to it, and would make it with the job's umask
 
-    def prepare(self, run: RunDir, spec: RunSpec) -> None:
+    def prepare(self, run: RunDir, spec: RunSpec) -> list[str]:
         """Pack files that the nodes may lack, and let Slurm check the script: a refusal then takes a second, not an hour in the queue."""
-        from allranks.nodes.slurm.allocations import test_only
+        from allranks.nodes.slurm.allocations import test_only, waiting_note
 
         if spec.cluster.stage != "never":
             from allranks.nodes.staging.broadcast import pack_ahead
 
             pack_ahead(spec, run)
-        if not inside_allocation():
-            test_only(self._slurm(), spec.cluster)
-            with self._refusals_explained(spec):
-                self._slurm().submit(run.sbatch, test_only=True)
+        if inside_allocation():
+            return []
+        test_only(self._slurm(), spec.cluster)
+        with self._refusals_explained(spec):
+            self._slurm().submit(run.sbatch, test_only=True)
+        note = waiting_note(self._slurm(), spec.cluster)
+        return [note] if note else []
 
     def start(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> LaunchedJob:
         """Submit the batch script; inside an allocation, start the driver here."""
@@ -191,6 +196,28 @@ class SlurmLauncher(Launcher):
     def describe_end(self, run: RunDir, attempt: int, code: int, end_reason: str) -> tuple[str, Path]:
         """Return how Slurm says that the job ended, and the job's log."""
         return f"the job ended as {end_reason}", run.logs / "slurm.log"
+
+
+def _require_environment(where: TargetNodes, spec: RunSpec) -> None:
+    """Load the environment on the first node as the job will.
+
+    Raises:
+        EnvironmentNotAble: the message of the job.
+    """
+    script = render_environment_test(spec)
+    if script is None:
+        return
+    first = where.hosts[0]
+    done = where.run(["bash", "-c", script], ENVIRONMENT_TIMEOUT_S, None, [first])
+    if done.returncode is None:
+        raise EnvironmentNotAble(
+            f"cluster.modules, cluster.setup and cluster.python did not end within {ENVIRONMENT_TIMEOUT_S:g} s on {first}"
+        )
+    if done.returncode:
+        said = [line for line in done.said.splitlines() if not line.startswith("srun:")]
+        last = done.lines[-1].text if done.lines and done.returncode == EXIT_ENVIRONMENT else ""
+        why = f"ended with exit code {done.returncode} on {first}: {(said or ['no output'])[-1].strip()}"
+        raise EnvironmentNotAble(last or f"cluster.python {spec.cluster.python}: its activation {why}")
 
 
 def _sbatch_export(names: list[str], extra: list[str], environment: Mapping[str, str]) -> dict[str, str]:

@@ -22,6 +22,35 @@ def render_batch_script(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: st
     Raises:
         SpecError: a value cannot be quoted safely (a line break, a control character, an invalid variable name).
     """
+    exports = sorted(public_variables(plan.environment).items())
+    for name, value in exports:
+        if not VARIABLE_NAME.match(name):
+            raise SpecError(f"cluster.env.{name}: not a valid name of an environment variable")
+        _one_line(f"cluster.env.{name}", value)
+    _, launcher = environment_commands(spec.cluster.python, python)
+    what = plan.strategy if plan.batch else "your own program"
+    return _render(
+        spec,
+        title=f"allranks run {run.name}: {_count_text(plan.world_size, 'rank')} on {_count_text(len(plan.nodes), 'node')}, {what}",
+        options=sbatch_options(spec, plan, run),
+        verdict=str(run.driver),
+        exports=exports,
+        command=[*launcher, "-m", "allranks.launch.driver", str(run.root)],
+    )
+
+
+def render_environment_test(spec: RunSpec) -> str | None:
+    """Return the part of the batch script that loads modules, runs the setup and activates the environment; None without any of them.
+
+    What fails is named in the last line of its standard output, in the words of a run.
+    """
+    cluster = spec.cluster
+    if not (cluster.modules or cluster.setup or cluster.python):
+        return None
+    return _render(spec, title="allranks doctor", options=[], verdict="/dev/null", exports=[], command=["true"])
+
+
+def _render(spec: RunSpec, **values: object) -> str:
     import jinja2  # takes long, and not every plan has a script
 
     loader = jinja2.PackageLoader(
@@ -30,24 +59,14 @@ def render_batch_script(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: st
     jinja = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)  # noqa: S701
     jinja.trim_blocks = jinja.lstrip_blocks = True
     jinja.filters["q"] = shlex.quote
-    exports = sorted(public_variables(plan.environment).items())
-    for name, value in exports:
-        if not VARIABLE_NAME.match(name):
-            raise SpecError(f"cluster.env.{name}: not a valid name of an environment variable")
-        _one_line(f"cluster.env.{name}", value)
-    activate, launcher = environment_commands(spec.cluster.python, python)
-    what = plan.strategy if plan.batch else "your own program"
+    activate, _ = environment_commands(spec.cluster.python, "")
     return jinja.get_template("job.sbatch.j2").render(
-        title=f"allranks run {run.name}: {_count_text(plan.world_size, 'rank')} on {_count_text(len(plan.nodes), 'node')}, {what}",
-        options=sbatch_options(spec, plan, run),
         modules=_modules(spec.cluster.modules),
         no_modules=NO_MODULES_MESSAGE,
-        verdict=str(run.driver),
         setup=spec.cluster.setup,
         activate=activate,
         environment=_environment_file(spec.cluster.python),
-        exports=exports,
-        command=[*launcher, "-m", "allranks.launch.driver", str(run.root)],
+        **values,
     )
 
 

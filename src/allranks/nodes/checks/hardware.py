@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
-from allranks.nodes.checks import ChecksByHost, NodeSurvey, failed_check, majority_value, passed_check
-from allranks.nodes.records import Check, Probe
+import msgspec
+
+from allranks.nodes.checks import ChecksByHost, NodeCheck, NodeSurvey, failed_check, majority_value, passed_check
+from allranks.nodes.records import Check, NodeRequirements, Probe
 from allranks.planning.memory.records import CLOSE, FITS, TOO_LARGE, verdict
+from allranks.spec.records import RunSpec
 from allranks.utils.formatting import format_bytes_word
 
 MIN_SHM_BYTES = 32 * 2**20
 MIN_SHM_GPU_BYTES = 256 * 2**20
+MIN_TMP_BYTES = 32 * 2**20
 MIN_FILES = 1024
 MIN_MEMLOCK_BYTES = 2**30
 
@@ -31,6 +36,24 @@ def shm(survey: NodeSurvey) -> ChecksByHost:
         else:
             verdicts[probe.host] = passed_check("shm", shown)
     return verdicts
+
+
+def _ask_tmp(spec: RunSpec, here: Path, wish: NodeRequirements) -> NodeRequirements:
+    return msgspec.structs.replace(wish, tmp=spec.cluster.env.get("TMPDIR", ""))
+
+
+def _judge_tmp(survey: NodeSurvey) -> ChecksByHost:
+    """Check the folder for temporary files: data loaders, compilers and downloads write there; many programs run without it."""
+    verdicts: ChecksByHost = {}
+    for probe in survey.probes:
+        if probe.tmp_free_bytes is not None and probe.tmp_free_bytes < MIN_TMP_BYTES:
+            shown = format_bytes_word(probe.tmp_free_bytes)
+            cure = f"{probe.host} has {shown} free in {probe.tmp} for temporary files: remove files there, or set TMPDIR in cluster.env"
+            verdicts[probe.host] = failed_check("tmp", f"FULL({probe.tmp},{shown})", cure, blocks=False)
+    return verdicts
+
+
+TMP = NodeCheck(judge=_judge_tmp, ask=_ask_tmp)
 
 
 def files(survey: NodeSurvey) -> ChecksByHost:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -12,51 +13,115 @@ from pathlib import Path
 import msgspec
 
 from allranks.nodes.checks import ChecksByHost, NodeCheck, NodeSurvey, failed_check, join_names, passed_check
-from allranks.nodes.records import NodeRequirements
-from allranks.spec.records import RunSpec
+from allranks.nodes.probes.probe import adds_modules
+from allranks.nodes.records import NodeRequirements, Probe
+from allranks.spec.records import RunSpec, ScriptSpec
 from allranks.spec.user_program import program_file, working_directory
 from allranks.spec.validation import is_container
 from allranks.utils.inputs import read_text
+from allranks.utils.redaction import redact
 
 MAX_FILES = 200
 MAX_FILE_BYTES = 1 << 20
-CHANGES_PATH = ("sys", "site", "importlib", "pkgutil")
-"""Modules with which a program changes where imports are found: what it imports after their use is not known."""
+CHANGES_PATH = ("sys", "site", "importlib", "pkgutil", "pyximport", "subprocess")
+"""Modules with which a program changes where imports are found, or makes what it imports: what it imports after their use is not known."""
 
 
 def imported_packages(script: Path, folders: list[Path]) -> dict[str, str]:
-    """Return each package that a program imports in any case, with the place: ``{"numpy": "train.py line 3"}``.
+    """Return each package and submodule that a program imports in any case, with the place: ``{"numpy": "train.py line 3"}``.
 
     Only imports at the top level of a module count, outside of ``if`` and ``try``; in the program itself those with which
-    ``if __name__ == "__main__"`` begins, too. Modules beside the program, or in `folders`, are read instead of being returned.
-    A file that cannot be read or parsed imports nothing.
+    ``if __name__ == "__main__"`` begins, too. Modules in `folders`, where Python looks first, are read instead of being
+    returned, unless a package there lacks the submodule. A file that cannot be read or parsed imports nothing.
     """
     found: dict[str, str] = {}
-    folders, left, seen = [script.parent, *folders], [script], {script}
+    left, seen = [script], {script}
     while left and len(seen) < MAX_FILES:
         path = left.pop(0)
         for name, line in _imports(path, main=path == script):
-            own = next((file for folder in folders for file in _files_of(folder, name)), None)
-            if own is None and name not in sys.stdlib_module_names and name != "__future__":
-                found.setdefault(name, f"{path.name} line {line}")
-            elif own is not None and own.suffix == ".py" and own not in seen:
-                seen.add(own)
-                left.append(own)
+            place, top = f"{path.name} line {line}", name.partition(".")[0]
+            if top in sys.stdlib_module_names or top == "__future__":
+                continue
+            files = [_file_in(folders, one) for one in (*_packages_of(name), name)]
+            if files[0] is None:
+                found.setdefault(top, place)
+            if name != top and files[-1] is None and not any(adds_modules(str(file)) for file in files if file):
+                found.setdefault(name, place)
+            more = [file for file in files if file is not None and file.suffix == ".py" and file not in seen]
+            seen.update(more)
+            left += more
     return found
 
 
-def _imports(path: Path, *, main: bool) -> Iterator[tuple[str, int]]:
-    """Yield the first part of each imported name, with its line, until the module changes where imports are found."""
+def source_problem(script: ScriptSpec, path: Path, *, same_python: bool = True) -> str | None:
+    """Return why a program cannot be executed, as its source shows: a syntax error, another language, a relative import without a package.
+
+    Args:
+        same_python: the ranks use this interpreter, so that its syntax is theirs.
+    """
+    key = f"script.path {script.path}" if script.path is not None else f"script.module {script.module}"
     try:
-        module = ast.parse(read_text(path, MAX_FILE_BYTES))
+        text = read_text(path, MAX_FILE_BYTES)
+    except (OSError, ValueError):  # left to Python, which says why
+        return None
+    first = text.partition("\n")[0].strip()
+    if first.startswith("#!") and "python" not in first:
+        return (
+            f"{key}: its first line is {redact(first)!r}, so it is not a Python program; name the Python file that it starts as script.path, "
+            "and the arguments as script.args"
+        )
+    try:
+        module = _parse(path.read_bytes())
+    except (SyntaxError, ValueError, RecursionError, OSError) as error:
+        if not same_python:
+            return None
+        place = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
+        what = error.msg if isinstance(error, SyntaxError) else str(error)
+        return f"{key}: {place}{what}; Python {sys.version_info[0]}.{sys.version_info[1]} cannot read this program"
+    found = _relative_import(module)
+    if found is None or "." in (script.module or "") or (script.path is None and path.name == "__main__.py"):
+        return None
+    folder = path.parent
+    for _ in range(found.level):
+        folder = folder.parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    package = ".".join(path.relative_to(folder).with_suffix("").parts)
+    return (
+        f"{key}: line {found.lineno}: a relative import fails here, because the program is started as a file, not as part of a package; "
+        f"set script.module: {package} and script.workdir: {folder}"
+    )
+
+
+def _parse(source: str | bytes) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the user's strings; Python shows them when it runs the program
+        return ast.parse(source)
+
+
+def _relative_import(module: ast.Module) -> ast.ImportFrom | None:
+    """Return a relative import that a module executes in any case; None if it may set its package before."""
+    for statement in _always_run(module.body, main=True):
+        if isinstance(statement, ast.ImportFrom) and statement.level:
+            return statement
+        names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        if names & {"__package__", *CHANGES_PATH}:
+            return None
+    return None
+
+
+def _imports(path: Path, *, main: bool) -> Iterator[tuple[str, int]]:
+    """Yield each imported module, with its line, until the module changes where imports are found."""
+    try:
+        module = _parse(read_text(path, MAX_FILE_BYTES))
     except (OSError, ValueError, SyntaxError, RecursionError):
         return
     for statement in _always_run(module.body, main=main):
         if isinstance(statement, ast.Import):
-            yield from ((alias.name.partition(".")[0], statement.lineno) for alias in statement.names)
+            yield from ((alias.name, statement.lineno) for alias in statement.names)
         elif isinstance(statement, ast.ImportFrom):
             if statement.level == 0 and statement.module:
-                yield statement.module.partition(".")[0], statement.lineno
+                yield statement.module, statement.lineno
         elif any(
             isinstance(node, ast.Name) and node.id in CHANGES_PATH for node in ast.walk(statement)
         ) and not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -83,12 +148,16 @@ def _is_main(test: ast.expr) -> bool:
     return sides == {"__name__", "'__main__'"}
 
 
+def _file_in(folders: list[Path], name: str) -> Path | None:
+    return next((file for folder in folders for file in _files_of(folder, name)), None)
+
+
 def _files_of(folder: Path, name: str) -> list[Path]:
     """Return the file of a module in a folder; a folder without ``__init__.py`` counts as one, too."""
-    package = folder / name
-    candidates = [package / "__init__.py", package.with_suffix(".py")]
+    package = folder.joinpath(*name.split("."))
+    candidates = [package / "__init__.py", package.with_name(f"{package.name}.py")]
     try:
-        compiled = sorted(folder.glob(f"{name}.*.so"))
+        compiled = sorted(package.parent.glob(f"{package.name}.*.so"))
         return [path for path in candidates if path.is_file()] or compiled or ([package] if package.is_dir() else [])
     except OSError:
         return []
@@ -101,9 +170,13 @@ def ask(spec: RunSpec, here: Path, wish: NodeRequirements) -> NodeRequirements:
     script = program_file(spec.script)
     if script is None:  # a module among the installed packages, or one that only the nodes see
         return wish
-    paths = {**os.environ, **spec.cluster.env}.get("PYTHONPATH", "").split(os.pathsep)
-    found = imported_packages(script, [here, working_directory(spec.script), *(here / path for path in paths if path)])
-    return msgspec.structs.replace(wish, program=found, program_unknown=_why_unknown(spec))
+    variable = {**os.environ, **spec.cluster.env}.get("PYTHONPATH", "")
+    paths = [here / path for path in variable.split(os.pathsep)] if variable else []
+    beside, folder = script.parent, working_directory(spec.script)
+    first, other = (beside, folder) if spec.script.path is not None else (folder, beside)
+    found = imported_packages(script, [first, *paths])
+    hidden = {name: str(other) for name in found if "." not in name and _files_of(other, name)}
+    return msgspec.structs.replace(wish, program=found, program_hidden=hidden, program_unknown=_why_unknown(spec))
 
 
 def _why_unknown(spec: RunSpec) -> str:
@@ -115,25 +188,56 @@ def _why_unknown(spec: RunSpec) -> str:
 
 
 def judge(survey: NodeSurvey) -> ChecksByHost:
-    """Check that each package is installed; not its version, and not what it contains."""
+    """Check that each package is installed, and has the submodules; not its version."""
     verdicts: ChecksByHost = {}
     wanted = survey.wish.program
     for probe in survey.probes if wanted else []:
-        missing = [name for name in wanted if probe.program.get(name) is False]
+        absent = {name for name in wanted if probe.program.get(name) is False}
+        missing = [name for name in wanted if name in absent and absent.isdisjoint(_packages_of(name))]
         if not missing:
             verdicts[probe.host] = passed_check("program", "ok")
         elif survey.wish.program_unknown:
             verdicts[probe.host] = passed_check("program", f"unknown({','.join(missing)})")
         else:
-            python = probe.executable or survey.wish.python
-            places = join_names([f"{name} ({wanted[name]})" for name in missing])
-            cure = (
-                f"the program imports {places}, which {python} on {probe.host} does not have: {python} -m pip install "
-                f"{' '.join(missing)} (a package can have another name than its module), or one environment that all nodes share"
-            )
             stageable = all(survey.program_here.get(name) for name in missing)
+            cure = _cure(survey, probe, missing)
             verdicts[probe.host] = failed_check("program", f"MISSING({','.join(missing)})", cure, stageable=stageable)
     return verdicts
+
+
+def _packages_of(name: str) -> list[str]:
+    """Return the packages that contain a module: ``a`` and ``a.b`` of ``a.b.c``."""
+    parts = name.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
+
+
+def _cure(survey: NodeSurvey, probe: Probe, missing: list[str]) -> str:
+    wish, python = survey.wish, probe.executable or survey.wish.python
+    hidden = [name for name in missing if name in wish.program_hidden]
+    parts = [name for name in missing if "." in name]
+    packages = [name for name in missing if name not in (*hidden, *parts)]
+
+    def places(names: list[str]) -> str:
+        return join_names([f"{name} ({wish.program[name]})" for name in names])
+
+    cures = []
+    if packages:
+        cures.append(
+            f"the program imports {places(packages)}, which {python} on {probe.host} does not have: {python} -m pip install "
+            f"{' '.join(packages)} (a package can have another name than its module), or one environment that all nodes share"
+        )
+    if hidden:
+        cures.append(
+            f"the program imports {places(hidden)}, which is in {wish.program_hidden[hidden[0]]}, where Python does not look: with script.path it "
+            "finds modules beside the program, with script.module those in the working directory; use the other key, or add the folder to "
+            "PYTHONPATH in cluster.env"
+        )
+    if parts:
+        cures.append(
+            f"the program imports {places(parts)}, but there is no such module in the package as {probe.host} has it: check the name, or "
+            "install the version of the package that has it"
+        )
+    return "; ".join(cures)
 
 
 PROGRAM = NodeCheck(judge=judge, ask=ask)

@@ -9,6 +9,7 @@ from allranks.nodes.checks import Judge, NodeCheck, extensions, hardware, hub, n
 
 CHECKS: tuple[Judge | NodeCheck, ...] = (
     software.proj,
+    software.workdir,
     software.pkgs,
     software.py,
     software.torch,
@@ -27,6 +28,7 @@ CHECKS: tuple[Judge | NodeCheck, ...] = (
     network.port,
     network.clock,
     hardware.shm,
+    hardware.TMP,
     hardware.memlock,
     hardware.files,
     hardware.threads,

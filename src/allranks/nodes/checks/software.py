@@ -16,6 +16,12 @@ def proj(survey: NodeSurvey) -> ChecksByHost:
     return same_content(survey, "proj", ["project", "script"], STAGE)
 
 
+def workdir(survey: NodeSurvey) -> ChecksByHost:
+    """Check that the program's working directory exists; its content may differ from node to node."""
+    cure = "set script.workdir to a folder that all nodes have; a run copies the program, but not its working directory"
+    return same_content(survey, "workdir", ["workdir"], cure)
+
+
 def data(survey: NodeSurvey) -> ChecksByHost:
     """Check that the data exist, with the same content."""
     cure = "copy it to a file system shared by all nodes and set data.source to that path"

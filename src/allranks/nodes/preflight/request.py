@@ -29,7 +29,7 @@ from allranks.spec.data_sources import parts_of, source_of
 from allranks.spec.data_templates import choose_template, require_task_template, require_template
 from allranks.spec.models import TINY_ENCODERS, check_model_folder, is_mlp, tiny_family
 from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
-from allranks.spec.user_program import file_of_module, working_directory
+from allranks.spec.user_program import file_of_module, program_file, working_directory
 from allranks.utils.filesystem import cache_root, hf_home, private_root
 from allranks.utils.inputs import read_text
 from allranks.utils.safetensors_files import stored_tensors
@@ -52,6 +52,7 @@ def check_request(spec: RunSpec) -> None:
     if spec.script is not None and spec.cluster.launched_by.runs_here:
         _check_script(spec.script, spec.cluster.python)
     if spec.script is not None:
+        _check_source(spec.script, spec.cluster.python)
         script_arguments(spec.script, dict(os.environ))
     if spec.model is not None and is_mlp(spec.model.name):
         return  # it uses noise, by the rules of the spec
@@ -85,6 +86,18 @@ def _check_model_files(name: str) -> None:
         )
 
 
+def check_weights(spec: RunSpec) -> None:
+    """Refuse a local folder with a config and no weights, which can be planned, but not run.
+
+    Raises:
+        SpecError, EnvironmentNotAble: as `stored_tensors`.
+    """
+    name = spec.model.name if spec.model is not None else ""
+    folder = Path(name).expanduser()
+    if name and not is_mlp(name) and not name.startswith("tiny:") and (folder / "config.json").is_file():
+        stored_tensors(folder, name)
+
+
 def is_classifier(spec: RunSpec) -> bool | None:
     """Check the model, and return whether it is trained as a classifier; None if its config is not on this machine.
 
@@ -101,17 +114,29 @@ def _check_script(script: ScriptSpec, python: str | None) -> None:
     """Refuse a program or a working directory that this machine does not have."""
     for _, problem in missing_program_paths(script):
         raise SpecError(problem)
-    folder = working_directory(script)
-    if (
-        script.path is None
-        and python is None
-        and file_of_module(script.module or "", folder) is None
-        and not _is_installed(script.module or "")
-    ):
+    folder, module = working_directory(script), script.module or ""
+    if script.path is not None or python is not None:
+        return
+    if file_of_module(module, folder) is not None:
+        return
+    if folder.joinpath(*module.split("."), "__init__.py").is_file():
         raise SpecError(
-            f"script.module {script.module}: there is no such module in {folder}, the program's working directory, and no installed package has it; "
-            "set script.workdir to the folder that contains it"
+            f"script.module {module}: this package in {folder} has no __main__.py, so it cannot be started; name one of its modules, such as "
+            f"{module}.train"
         )
+    if not _is_installed(module):
+        raise SpecError(
+            f"script.module {module}: there is no such module in {folder}, the program's working directory, and no installed package has it, or it "
+            "has no __main__.py; set script.workdir to the folder that contains it"
+        )
+
+
+def _check_source(script: ScriptSpec, python: str | None) -> None:
+    from allranks.nodes.checks.program import source_problem  # with the probe of the nodes, which loads much
+
+    path = program_file(script)
+    if path is not None and path.is_file() and (problem := source_problem(script, path, same_python=python is None)):
+        raise SpecError(problem)
 
 
 def missing_program_paths(script: ScriptSpec) -> Iterator[tuple[Path, str]]:
@@ -130,15 +155,15 @@ def missing_program_paths(script: ScriptSpec) -> Iterator[tuple[Path, str]]:
 
 
 def _is_installed(module: str) -> bool:
-    """Return whether a folder of this interpreter's packages has a module; nothing is imported."""
+    """Return whether a folder of this interpreter's packages has a module that can be started; nothing is imported."""
     top, *rest = module.split(".")
     if top in sys.builtin_module_names:
         return True
     found = PathFinder.find_spec(top)
-    if found is None or not rest:
-        return found is not None
-    folders = [Path(folder) for folder in found.submodule_search_locations or []]
-    return any(file_of_module(".".join(rest), folder) is not None for folder in folders)
+    if found is None or found.submodule_search_locations is None:
+        return found is not None and not rest
+    folders = [Path(folder) for folder in found.submodule_search_locations]
+    return any(file_of_module(".".join(rest) or "__main__", folder) is not None for folder in folders)
 
 
 def _check_sources(spec: RunSpec, data: DataSpec, classifier: bool | None) -> None:

@@ -23,8 +23,8 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
-from allranks.nodes.checks import NodeCheck, NodeSurvey, passed_check
-from allranks.nodes.records import Check, NodeRequirements, PreflightReport, Probe, RequiredFolder
+from allranks.nodes.checks import NodeCheck
+from allranks.nodes.records import Check, NodeRequirements, PreflightReport, RequiredFolder
 from allranks.planning.rank_environment import environment_commands, in_environment, is_interpreter, needed_file
 from allranks.planning.records import LaunchPlan
 from allranks.spec.data_sources import parts_of
@@ -33,7 +33,7 @@ from allranks.spec.strategies import strategy_info
 from allranks.spec.user_program import program_file
 from allranks.spec.validation import is_container
 from allranks.utils.filesystem import PACKAGE_FOLDER
-from allranks.utils.machine import MachineFacts, host_name
+from allranks.utils.machine import MachineFacts
 from allranks.version import __version__
 
 LOWEST_PORT = 20_000
@@ -144,6 +144,8 @@ def _folders(spec: RunSpec, run_root: Path, here: Path) -> list[RequiredFolder]:
         program = program_file(spec.script)
         if program is not None:
             found.append(RequiredFolder(role="script", path=full(program), fingerprint=True))
+        if spec.script.workdir is not None:
+            found.append(RequiredFolder(role="workdir", path=full(spec.script.workdir)))
     sources = [part.source for part in parts_of(spec.data)] if spec.data else []
     roles = ["data" if i == 0 else f"data {i + 1}" for i in range(len(sources))]
     for role, source in (*zip(roles, sources, strict=True), ("eval data", spec.eval.source)):
@@ -205,12 +207,10 @@ def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root:
     """Return every check of this machine. Where nodes run the ranks, with an interpreter of their own, its packages do not count."""
     own_ranks, same_python = spec.cluster.launched_by.runs_here, spec.cluster.python is None
     packages = _installed_by(spec) if own_ranks or same_python else None
-    program = _program_wish(spec) if own_ranks and spec.script is not None else None
-    missing = _missing_in_own_python(spec, [*(packages or ()), *(program.program if program else ())])
+    ranks_python = _ask_own_python(spec, list(packages or ()))
     checks: list[Callable[[], Check]] = [
         _python,
-        *([lambda: _packages(packages, missing)] if packages is not None else []),
-        *([lambda: _program(program, missing)] if program is not None else []),
+        *([lambda: _packages(packages, ranks_python)] if packages is not None else []),
         lambda: _disk(run_root),
         lambda: _writable(run_root),
         lambda: _threads(plan, facts),
@@ -234,25 +234,26 @@ def _installed_by(spec: RunSpec) -> dict[str, str]:
     }
 
 
-def _missing_in_own_python(spec: RunSpec, names: Sequence[str]) -> list[str] | None:
-    """Return which of some modules the ranks' Python on this machine lacks; None if it is this one, or in a container."""
+def _ask_own_python(spec: RunSpec, names: Sequence[str]) -> InterpreterFacts | None:
+    """Ask the ranks' Python on this machine for some modules; None if it is this one, or in a container."""
     wanted = spec.cluster.python
     if wanted is None or not spec.cluster.launched_by.runs_here or is_container(wanted):
         return None
-    return ask_interpreter(wanted, names).missing
+    return ask_interpreter(wanted, names)
 
 
-def _packages(installed_by: dict[str, str], missing_there: list[str] | None) -> Check:
+def _packages(installed_by: dict[str, str], there: InterpreterFacts | None) -> Check:
     missing = [
         name
         for name in installed_by
-        if (importlib.util.find_spec(name) is None if missing_there is None else name in missing_there)
+        if (importlib.util.find_spec(name) is None if there is None else name in there.missing)
     ]
+    where = f"in cluster.python: {there.python} -m " if there is not None else ""
     return Check(
         name="packages",
         ok=not missing,
         found=f"missing {', '.join(missing)}" if missing else "ok",
-        cure="; ".join(dict.fromkeys(installed_by[name] for name in missing)),
+        cure="; ".join(dict.fromkeys(f"{where}{installed_by[name]}" for name in missing)),
     )
 
 
@@ -267,23 +268,6 @@ def _disk(run_root: Path) -> Check:
         found=f"{free / 2**30:.1f}GiB-free",
         cure=f"{run_root} has less than {MIN_FREE_BYTES >> 20} MiB free",
     )
-
-
-def _program_wish(spec: RunSpec) -> NodeRequirements:
-    from allranks.nodes.checks import program
-
-    return program.ask(spec, Path.cwd(), NodeRequirements(python=sys.executable))
-
-
-def _program(wish: NodeRequirements, missing: list[str] | None) -> Check:
-    """Return the same check as on nodes."""
-    from allranks.nodes.checks import program
-    from allranks.nodes.probes.probe import has_module
-
-    here = {name: has_module(name) if missing is None else name not in missing for name in wish.program}
-    probe = Probe(host=host_name(), executable=sys.executable, program=here)
-    found = program.judge(NodeSurvey(probes=[probe], wish=wish))
-    return next(iter(found.values()), passed_check("program", "ok"))
 
 
 def _writable(run_root: Path) -> Check:

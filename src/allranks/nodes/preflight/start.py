@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import SpecError
-from allranks.nodes.preflight.request import check_hub, check_rows, missing_program_paths
+from allranks.nodes.preflight.request import check_hub, check_rows, check_weights, missing_program_paths
 from allranks.nodes.preflight.requirements import local_report, node_requirements
 from allranks.nodes.records import PreflightReport, require
 from allranks.planning.rank_environment import needed_file
@@ -28,6 +28,7 @@ def check_start(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, *, require
         EnvironmentNotAble: this machine lacks something.
     """
     check_paths(spec)
+    check_weights(spec)
     report = local_report(spec, plan, facts, Path(spec.run_root))
     if required:
         require(report)
@@ -64,8 +65,9 @@ def check_paths(spec: RunSpec) -> None:
     for path, problem in missing_program_paths(spec.script) if spec.script is not None else ():
         if _counts(path, spec):
             raise SpecError(problem)
-    needed = needed_file(python) if not launcher.runs_here and python is not None and not is_container(python) else None
-    if needed is not None and not needed.is_file() and _counts(needed.parent.parent, spec):
+    needed = needed_file(python) if not launcher.runs_here and python is not None else None
+    image = python is not None and is_container(python)
+    if needed is not None and not needed.is_file() and _counts(needed if image else needed.parent.parent, spec):
         raise SpecError(
             f"cluster.python {python}: there is no {needed}; name a virtual environment's folder, an interpreter, conda:NAME, or a container's image"
         )

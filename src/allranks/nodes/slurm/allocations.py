@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,8 +14,13 @@ import msgspec
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.nodes.slurm.commands import CONTACT, Slurm, clean_words, over_limits, refusal_text, suspects, without
 from allranks.nodes.srun import wait_or_end
+from allranks.planning.slurm_request import partition_requested
 from allranks.spec.records import ClusterSpec
+from allranks.utils.formatting import format_list
+from allranks.utils.redaction import redact
 
+UNAVAILABLE = re.compile(r"node configuration|not available|satisfied", re.IGNORECASE)
+MAX_SHOWN = 5
 END_TIMEOUT_S = 10.0
 HOLD_SCRIPT = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; exec cat >/dev/null'
 """Holds the allocation until our end of the pipe closes, which also happens if we are killed."""
@@ -108,7 +114,32 @@ def refusal(slurm: Slurm, cluster: ClusterSpec, said: str) -> SpecError | Enviro
         smaller = ((key, without(cluster, key)) for key in keys)
         alone = next((key for key, rest in smaller if rest is not None and _ask(slurm, rest).returncode == 0), None)
         keys = keys if alone is None else [alone]
-    return SpecError(refusal_text(said, cluster, keys, _known(slurm, keys[0] if len(keys) == 1 else None)))
+    known = _known(slurm, keys[0] if len(keys) == 1 else None) or _not_usable(slurm, cluster, said)
+    return SpecError(refusal_text(said, cluster, keys, known))
+
+
+def _not_usable(slurm: Slurm, cluster: ClusterSpec, said: str) -> str:
+    """Return which nodes of the partition start no job, with their reasons, where a refusal may be about them; else an empty text."""
+    if not UNAVAILABLE.search(said):
+        return ""
+    bad = [node for node in slurm.node_list(_partition(cluster)) or () if not node.usable]
+    shown = format_list(
+        [f"{node.host} is {node.state}{f' ({redact(node.reason)})' if node.reason else ''}" for node in bad], MAX_SHOWN
+    )
+    return f"; {shown}, so it starts no job" if len(bad) == 1 else f"; {shown}, so they start no job" if bad else ""
+
+
+def waiting_note(slurm: Slurm, cluster: ClusterSpec) -> str:
+    """Return that a job of the spec would wait because its partition is down; empty if it is up, or if Slurm does not say."""
+    states = {node.partition: node.partition_state for node in slurm.node_list(_partition(cluster)) or ()}
+    if not states or set(states.values()) != {"down"}:
+        return ""
+    name = ", ".join(states)
+    return f"cluster.slurm.partition {name}: it is down, so a job waits until an administrator opens it again; see `sinfo -s`"
+
+
+def _partition(cluster: ClusterSpec) -> str | None:
+    return partition_requested(cluster) or os.environ.get("SBATCH_PARTITION") or None
 
 
 def _ask(slurm: Slurm, cluster: ClusterSpec) -> subprocess.CompletedProcess[str]:
@@ -150,6 +181,8 @@ def allocate_nodes(
     if inside_job(slurm):
         yield _current_job(cluster)
         return
+    if why := waiting_note(slurm, cluster):
+        raise EnvironmentNotAble(why)
     extra = [word for word in _extra(cluster) if not word.startswith(SBATCH_ONLY)]
     command = [*slurm.prefix, "salloc", "--job-name=allranks-doctor", f"--time={minutes}"]
     command += [*request_args(cluster, exclude), *extra, "sh", "-c", HOLD_SCRIPT]

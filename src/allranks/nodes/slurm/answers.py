@@ -400,19 +400,42 @@ def is_lost(node: NodeInfo | NoAnswer | None) -> bool | None:
     return None if node.state == "UNKNOWN" or not node.responding else False
 
 
-def usable_nodes(text: str, partition: str | None) -> list[str]:
-    """Return the nodes of a partition that run jobs or can run them, from ``sinfo --Node --format=%P|%N|%T``.
+class ListedNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of ``sinfo --Node --format=%P|%N|%T|%a|%E``: a node as part of one partition."""
+
+    host: str
+    state: str
+    partition: str
+    default: bool
+    partition_state: str
+    """up, down, drain or inactive (man sinfo, AVAIL)."""
+    reason: str
+
+    @property
+    def usable(self) -> bool:
+        """Return whether the node runs jobs or can run them."""
+        return not self.state.endswith("*") and not self.state.startswith(UNUSABLE)
+
+
+def parse_node_list(text: str, partition: str | None = None) -> list[ListedNode]:
+    """Return the nodes of the partitions that a job may use.
 
     Args:
-        partition: its name; None for the default one, which sinfo marks with ``*``.
+        partition: its name, or several joined by commas; None for the default one, which sinfo marks with ``*``.
     """
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
-    wanted = [
-        (host, state.strip())
-        for name, host, state in rows
-        if (name.strip().rstrip("*") == partition if partition else name.strip().endswith("*"))
+    rows = [[word.strip() for word in line.split("|", 4)] for line in text.splitlines() if line.count("|") >= 4]
+    found = [
+        ListedNode(
+            host=host,
+            state=state,
+            partition=name.rstrip("*"),
+            default=name.endswith("*"),
+            partition_state=up,
+            reason=_known(why) or "",
+        )
+        for name, host, state, up, why in rows
     ]
-    return [host for host, state in wanted if not state.endswith("*") and not state.startswith(UNUSABLE)]
+    return [row for row in found if (row.partition in partition.split(",") if partition else row.default)]
 
 
 def _pairs(text: str) -> dict[str, str]:

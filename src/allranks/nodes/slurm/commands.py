@@ -20,7 +20,7 @@ import msgspec
 
 from allranks.errors import EnvironmentNotAble, RequestError
 from allranks.nodes.slurm import answers
-from allranks.nodes.slurm.answers import JobInfo, NoAnswer, NodeInfo, PartitionGres, PartitionLimits
+from allranks.nodes.slurm.answers import JobInfo, ListedNode, NoAnswer, NodeInfo, PartitionGres, PartitionLimits
 from allranks.nodes.slurm.endpoints import find_endpoint
 from allranks.planning.slurm_request import parse_time_limit
 from allranks.spec.records import ClusterSpec
@@ -295,11 +295,16 @@ class Slurm:
 
     def usable_nodes(self, partition: str | None) -> list[str] | None:
         """Return the nodes of a partition (None: the default one) that are up or will be; None if unknown."""
+        found = self.node_list(partition)
+        return None if found is None else [node.host for node in found if node.usable]
+
+    def node_list(self, partition: str | None) -> list[ListedNode] | None:
+        """Return the nodes of a partition (None: the default one) with their states; None if unknown."""
         try:
-            done = self._ask("sinfo", "--noheader", "--Node", "--format=%P|%N|%T", timeout_s=TRY_TIMEOUT_S)
+            done = self._ask("sinfo", "--noheader", "--Node", "--format=%P|%N|%T|%a|%E", timeout_s=TRY_TIMEOUT_S)
         except EnvironmentNotAble:
             return None
-        return answers.usable_nodes(done.stdout, partition) if done.returncode == 0 else None
+        return answers.parse_node_list(done.stdout, partition) if done.returncode == 0 else None
 
     def restarts(self, job: str) -> int | None:
         """Return how often a job was requeued; None if Slurm does not know it or does not answer."""
