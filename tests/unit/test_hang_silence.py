@@ -59,6 +59,7 @@ def watch_of(
     raised: list[HangAlarm] | None = None,
     ended: list[int] | None = None,
     limits: Limits = Limits(step_s=10.0, long_s=50.0),  # noqa: B008 - frozen
+    device: str = "cpu",
     script: ScriptSilence | None = None,
 ) -> HangMonitor:
     run = RunDir(folder)
@@ -80,6 +81,7 @@ def watch_of(
         channel,
         raise_alarm=raise_alarm,
         end=lambda: told.append(node),
+        device=device,
         script=script,
     )
 
@@ -175,6 +177,76 @@ def test_a_users_own_program_raises_its_alarm_once_and_withdraws_it(
     watched.suspect(script, time.monotonic() + 17.0)
     watched.suspect(script, time.monotonic() + 26.5)  # at work on this clock: it began anew
     assert raised == [alarm, None]
+
+
+ON_GPU = {
+    # what the rank does, in which phase: whether it counts as silent
+    "waits for the GPU": ("build", True),
+    "waits in the first step": ("first step", True),
+    "tokenizes": ("prepare", False),
+    "compiles in a child": ("first step", False),
+    "calls collectives": ("build", False),
+    "writes lines": ("evaluate", False),
+    "reads": ("save", False),
+}
+
+
+@pytest.mark.parametrize("does", ON_GPU)
+def test_on_gpus_a_core_that_waits_for_the_gpu_is_no_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str
+) -> None:
+    phase, silent = ON_GPU[does]
+    own, children, io = 0.0, 0.0, 0
+    monkeypatch.setattr(procfs, "work_of", lambda pid: procfs.ProcessWork(own, children, io))
+    watched = watch_of(tmp_path, device="cuda")
+    pulse = pulse_of(watched, phase=phase)
+    log = RunDir(tmp_path).log_of(1, "n0", 0)
+    now = time.monotonic()
+    alarms = []
+    for later in range(0, 120, 10):
+        own += 10.0  # a whole core, always
+        children += 9.0 * (does == "compiles in a child")
+        io += (1 << 20) * (does == "reads")
+        pulse.alive({"default_pg": later if does == "calls collectives" else 1})
+        if does == "writes lines":
+            log.write_text("x" * (later + 1))
+        alarms.append(watched.silence(now + later))
+    assert any(alarms) is silent
+
+
+SPINNER = """
+import os, sys
+os.environ["LOCAL_RANK"] = "0"
+from pathlib import Path
+from allranks.rundir.heartbeat import heartbeat
+from allranks.rundir.paths import RunDir
+from allranks.train import rank_hooks
+rank_hooks.start_rank_hooks(RunDir(Path(sys.argv[1])), 1, 0)
+heartbeat.phase("build")
+def waits_for_the_gpu():
+    while True:
+        pass
+waits_for_the_gpu()
+"""
+
+
+def test_a_real_process_that_spins_is_silent_on_gpus(tmp_path: Path) -> None:
+    watched = watch_of(tmp_path, device="cuda", limits=Limits(step_s=1.0, long_s=1.5))
+    env = {**os.environ, "ALLRANKS_PULSE": page_paths([watched._pages[0]])}
+    spinner = subprocess.Popen([sys.executable, "-c", SPINNER, str(tmp_path)], env=env)
+    try:
+        while not watched.beats():
+            time.sleep(0.05)
+        began, alarm = time.monotonic(), None
+        while alarm is None and time.monotonic() - began < 10.0:
+            alarm = watched.silence(time.monotonic())
+            time.sleep(0.1)
+        state = watched.beats()[0]
+    finally:
+        spinner.kill()
+        spinner.wait()
+    assert state.alive_beats > 2  # its heartbeat thread ran all the time
+    assert alarm is not None and alarm.phase == "build"
 
 
 @pytest.mark.parametrize("by", ["computing", "reading", "nothing"])

@@ -22,7 +22,7 @@ from allranks.train.data.batches import Batch
 from allranks.train.data.tokenization import train_tokenizer
 from allranks.train.models.adapters import adapter_remarks, add_adapter
 from allranks.train.models.losses import LossModel
-from allranks.train.models.moe import ExpertLoad, routers_of
+from allranks.train.models.moe import ExpertLoad, active_parameters, count_parameters, routers_of
 from tests.conftest import REPO
 from tests.dist.making import build_model
 
@@ -241,3 +241,47 @@ def test_the_large_example_is_planned_without_a_network() -> None:
     assert (spec.checkpoint.mode, spec.checkpoint.every, spec.checkpoint.keep) == ("weights_only", 100, 5)
     twin = load_spec(REPO / "examples" / "glm-tiny-fsdp-lora.yaml")
     assert (twin.adapter, twin.strategy, twin.checkpoint.mode) == (spec.adapter, spec.strategy, "weights_only")
+
+
+MIXTRAL = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 32000,
+           "num_local_experts": 8, "num_experts_per_tok": 2}  # fmt: skip
+GLM_AIR = {
+    "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408, "num_hidden_layers": 46, "num_attention_heads": 96,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151552, "n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "attention_bias": True,
+}  # fmt: skip
+QWEN = {
+    "hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+    "head_dim": 128, "vocab_size": 151936, "num_experts": 128, "num_experts_per_tok": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "all_", "active"),
+    [("mixtral", MIXTRAL, 46.7e9, 12.9e9), ("glm4_moe", GLM_AIR, 106e9, 12e9), ("qwen3_moe", QWEN, 30.5e9, 3.3e9)],
+)  # as their authors publish them, GLM's without embeddings (1.2e9)
+def test_of_the_experts_only_those_of_a_token_are_active(
+    kind: str, config: dict[str, Any], all_: float, active: float
+) -> None:
+    import transformers
+
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **config))
+    found = active_parameters(model)
+    assert found is not None
+    assert count_parameters(model)[0] == pytest.approx(all_, rel=0.01)
+    assert found[0] == found[1] == pytest.approx(active, rel=0.12)
+
+
+def test_adapters_of_experts_count_by_their_share_and_unknown_routers_give_nothing(tokenizer: Any) -> None:
+    model = glm(tokenizer, n_routed_experts=8, num_experts_per_tok=2)
+    experts = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
+    assert active_parameters(model) == (count_parameters(model)[0] - experts * 6 // 8,) * 2
+    adapted = add_adapter(model, AdapterSpec(type="lora", r=4, targets=EXPERTS), classifier=False, base="b", seed=1)
+    trained = [(n, p.numel()) for n, p in adapted.named_parameters() if p.requires_grad]
+    assert all(".experts." in n for n, _ in trained)
+    found = active_parameters(adapted)
+    assert found is not None and found[1] == sum(size for _, size in trained) // 4
+    for router in routers_of(adapted).values():
+        router.__class__ = type("Gate", (type(router),), {})  # by that name it is not known
+    assert active_parameters(adapted) is None

@@ -345,12 +345,12 @@ def test_gpus_as_the_driver_lists_them(tmp_path: Path, monkeypatch: pytest.Monke
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    found = probe.nvidia()
+    found = probe.graphics()
     assert [g["ecc_errors"] for g in found["gpus"]] == ["0", "[N/A]"] and found["gpus"][0]["driver"] == "570.1"
     assert found["p2p"] == "GPU0 X OK\n"
     tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not talk to the driver'; exit 9\n")
     with pytest.raises(OSError, match="could not talk"):
-        probe.nvidia()
+        probe.graphics()
 
 
 def sysfs(root: Path, files: dict[str, str]) -> Path:

@@ -76,7 +76,11 @@ def good(test: SmokeTest, *, gpu: bool = False) -> Raw:
         "manifest": {},
         "files": {**dict.fromkeys(names, 100), **state},
         "damage": None,
-        "engine": {"zero_optimization": {"stage": 1}, "train_batch_size": batch}
+        "engine": {
+            "zero_optimization": {"stage": 1},
+            "train_batch_size": batch,
+            **({"optimizer": {"type": "AdamW"}} if gpu else {}),
+        }
         if "deepspeed" in plan.strategy
         else {},
         "ways": {f"n{n.node}": {"P2P": 2, **({"NET/IB": 2} if len(plan.nodes) > 1 else {})} for n in plan.nodes}
@@ -93,7 +97,8 @@ def _story(rank: int, plan: Any, lora: bool, noise: bool, gpu: bool) -> list[Raw
     parts = 1 if plan.strategy in ("pytorch_ddp", "single") else world
     steps = [
         {
-            "event": "step", "rank": rank, "step": i + 1, "loss": 1.0 + i, "loss_share": (1.0 + i) / world, "forward_s": 0.1, "backward_s": 0.1,
+            "event": "step", "rank": rank, "step": i + 1, "loss": 1.0 + i, "loss_share": (1.0 + i) / world,
+            **({"grad_norm": 0.5, "own_s": 0.1} if plan.device == "cuda" else {"grad_norm": 0.5, "forward_s": 0.1, "backward_s": 0.1}),
             "tokens": batch.micro_batch_size * batch.grad_accum if noise else 50, "step_time_s": 0.5 if i else 1.5, "peak_memory_bytes": 5 * 10**8,
         }
         for i in range(STEPS)
@@ -144,7 +149,8 @@ def test_a_good_run_has_every_criterion_ticked_off(test: SmokeTest, gpu: bool) -
     found = judged(test, good(test, gpu=gpu))
     assert {k: (j.state, j.why) for k, j in found.items() if j.state not in ("passed", "not testable")} == {}
     untested = {k for k, j in found.items() if j.state == "not testable"}
-    wanted = set() if gpu else {"gpu", "transport", "across", "within", "jit"} & set(found)
+    alone = {"transport", "within"} & set(found) if test.ranks == 1 else set()
+    wanted = alone if gpu else {"gpu", "transport", "across", "within", "jit"} & set(found)
     assert untested == (wanted if test.name != "08_cpu_lab" else set())
 
 
@@ -266,6 +272,11 @@ MORE: list[tuple[str, bool, Change, str, str, str]] = [
     ("02", False, lambda raw: _one(raw, "step", loss=float("nan")), "forward", FAILED, ""),
     ("02", False, lambda raw: _all(raw, "step", backward_s=0.0), "backward", OPEN, ""),
     ("02", False, lambda raw: _all(raw, "step", backward_s=0.0), "forward", "passed", ""),
+    ("02", True, lambda raw: _all(raw, "step", grad_norm=0.0), "backward", OPEN, ""),
+    ("02", True, lambda raw: _all(raw, "step", grad_norm=None), "backward", OPEN, ""),
+    ("02", True, lambda raw: _all(raw, "step", grad_norm=0.0), "forward", "passed", ""),
+    ("02", True, lambda raw: raw["plan"].update(procs_per_node=1), "transport", "not testable", "opens no channel"),
+    ("03", True, lambda raw: raw["engine"].pop("optimizer"), "jit", "not testable", "no nvcc"),
     ("02", False, lambda raw: _one(raw, "end", weights_hash=None), "sync", FAILED, "2 hashes"),
     ("02", False, lambda raw: raw["first"][1].remove(_events(raw, "step")[-1]), "steps", FAILED, "5 steps"),
     ("02", False, lambda raw: (raw["first"][1].remove(_events(raw, "step")[-1]), _error(raw, "x")), "steps", OPEN, ""),
@@ -529,3 +540,21 @@ def test_the_verbs_answers(words: tuple[str, ...], code: int, said: str, tmp_pat
         assert [t["name"] for t in json.loads(done.stdout)["tests"]]
     if code != 3:
         assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("nvcc", [True, False])
+def test_fused_adam_is_asked_for_only_where_it_can_be_compiled(
+    nvcc: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if nvcc:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "nvcc").touch()
+    ready = prepare_test(BY_NAME["03_deepspeed_zero1"], SmokeOptions(place="local", scale="tiny"), facts(gpus=2))
+    assert ready.spec is not None
+    plan = make_plan(ready.spec, facts(gpus=2))
+    optimizer = plan.strategy_options["config"].get("optimizer")
+    assert (optimizer or {}).get("type") == ("AdamW" if nvcc else None), plan.strategy_options
+    assert (optimizer or {"params": {"lr": ready.spec.train.lr}})["params"]["lr"] == ready.spec.train.lr
+    assert any("FusedAdam" in line for line in ready.scaled) is not nvcc

@@ -107,17 +107,58 @@ def test_steps_done_twice_count_once() -> None:
     assert [e["step"] for e in without_repeated_steps(events) if e["event"] == "step"] == list(range(1, 10))
 
 
+def used(device: str, all_: float, trained: float) -> dict[str, Any]:
+    return {"device": device, "parameters_active": all_, "parameters_trained_active": trained}
+
+
 def test_mfu_counts_lora_at_four_flops() -> None:
     plan = make_plan(SPEC, facts(gpus=8))
-    model = {"device": "NVIDIA H100 80GB HBM3", "parameters": 7e9, "parameters_trained": 0}
-    assert mfu(8 * 24824, SPEC, model, plan) == pytest.approx(24824 * 4 * 7e9 / 989e12)
-    assert mfu(1.0, SPEC, {**model, "device": "cpu"}, plan) is None
+    model = used("NVIDIA H100 80GB HBM3", 7e9, 0)
+    assert mfu(8 * 24824, model, plan) == pytest.approx(24824 * 4 * 7e9 / 989e12)
+    assert mfu(1.0, {**model, "device": "cpu"}, plan) is None
 
 
-def test_the_peak_is_that_of_the_very_gpu() -> None:
+@pytest.mark.parametrize(
+    ("device", "peak"),
+    [
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA H20", 148e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40", 181e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA A10G", 70e12),
+        ("NVIDIA B200", 2250e12),
+        ("NVIDIA B300 SXM6 AC", 2250e12),
+        ("AMD Instinct MI300X", 1307.4e12),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", None),
+        ("NVIDIA H100", None),  # no driver says so
+        ("", None),
+    ],
+)
+def test_the_peak_is_that_of_the_very_gpu(device: str, peak: float | None) -> None:
+    found = mfu(8 * 1000, used(device, 7e9, 7e9), make_plan(SPEC, facts(gpus=8)))
+    assert found == (None if peak is None else pytest.approx(1000 * 6 * 7e9 / peak))
+
+
+def test_mfu_of_a_mixture_of_experts_counts_what_a_token_uses() -> None:
     plan = make_plan(SPEC, facts(gpus=8))
-    model = {"device": "NVIDIA H100 PCIe", "parameters": 7e9, "parameters_trained": 7e9}
-    assert mfu(8 * 1000, SPEC, model, plan) == pytest.approx(1000 * 6 * 7e9 / 756e12)
+    glm_air = {"event": "model", "device": "NVIDIA H200", "parameters": 106e9, "parameters_trained": 0.0, "time": 0.0}
+    told = {**glm_air, "parameters_active": 12e9, "parameters_trained_active": 0.0}
+
+    def mfu_of(*events: dict[str, Any]) -> float | None:
+        steps = [step(n, 1.0, 1000) for n in range(1, 9)]
+        return summarize("r", SPEC, plan, {0: [*events, *steps]}, "succeeded")["mfu"]
+
+    assert mfu_of(told) == pytest.approx(1000 * 4 * 12e9 / 8 / 989e12)
+    assert mfu_of({**told, "parameters_active": None}) is None
+    experts = {"event": "experts", "step": 8, "layers": {"1": [1, 2]}, "time": 1.0}
+    assert mfu_of(glm_air, experts) is None  # a run from before: unknown
+    assert mfu_of(glm_air) == pytest.approx(1000 * 4 * 106e9 / 8 / 989e12)
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["rank 0 starts first", "rank 1 starts first"])

@@ -16,17 +16,32 @@ from allranks.utils.formatting import finite_float, finite_int
 
 WARMUP_STEPS = stragglers.WARMUP_STEPS
 Events = list[dict[str, Any]]
-# Dense bf16 peaks in FLOP/s without sparsity, from the vendors' data sheets; for other GPUs the MFU is None.
 PEAK_FLOPS = {
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "A10": 125e12,
-    "B200": 2250e12,
-}
+    # Dense bf16 peaks in FLOP/s, without sparsity, from the vendors' data sheets (NVIDIA's give twice as much, "with sparsity").
+    # The names are those of the drivers, in full: "H100" is also part of H100 NVL and of its MIG instances. Others have no MFU.
+    "NVIDIA A10": 125e12,
+    "NVIDIA A10G": 70e12,
+    "NVIDIA A30": 165e12,
+    "NVIDIA A40": 149.7e12,
+    **dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"), 312e12),
+    **dict.fromkeys(("NVIDIA A800-SXM4-80GB", "NVIDIA A800 80GB PCIe"), 312e12),
+    "NVIDIA RTX A6000": 154.8e12,
+    "NVIDIA RTX 6000 Ada Generation": 364.2e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA L40": 181e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA H20": 148e12,
+    "NVIDIA H20-3e": 148e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H200 NVL": 835e12,
+    **dict.fromkeys(("NVIDIA H100 80GB HBM3", "NVIDIA H800", "NVIDIA H200"), 989e12),
+    **dict.fromkeys(("NVIDIA GH200 120GB", "NVIDIA GH200 480GB", "NVIDIA GH200 144G HBM3e"), 989e12),
+    **dict.fromkeys(("NVIDIA B200", "NVIDIA B300", "NVIDIA B300 SXM6 AC"), 2250e12),
+    **dict.fromkeys(("NVIDIA GB200", "NVIDIA GB300"), 2500e12),
+    "AMD Instinct MI210": 181e12,
+    **dict.fromkeys(("AMD Instinct MI300X", "AMD Instinct MI300X OAM", "AMD Instinct MI325X", "AMD Instinct MI325X OAM"), 1307.4e12),
+}  # fmt: skip
 NOT_OF_PROGRAMS = ("strategy", "use_lora", "dtype", "gradient_checkpointing", "eval_s", "checkpoint_s")
 
 
@@ -173,7 +188,7 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "warmup_s": round(sum(step_times(steps.get(0, []))) - sum(times), 6) if times else None,
         "step_time_s": {"median": statistics.median(times), "p90": quantile(times, 0.9)} if times else None,
         "epoch_s": epoch_time(times, data, plan),
-        "mfu": mfu(rate, spec, model, plan),
+        "mfu": mfu(rate, _with_active(model, zero), plan),
         "peak_memory_bytes": max(
             (v for s in steps.values() for e in s if (v := e.get("peak_memory_bytes"))), default=None
         ),
@@ -286,18 +301,25 @@ def quantile(values: list[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def mfu(rate: float | None, spec: RunSpec, model: dict[str, Any], plan: LaunchPlan) -> float | None:
-    """Return the model FLOP utilisation; None on a CPU and on GPUs with an unknown peak.
+def mfu(rate: float | None, model: dict[str, Any], plan: LaunchPlan) -> float | None:
+    """Return the model FLOP utilisation; None on a CPU, and if the peak of the GPU or the parameters that a token uses are unknown.
 
     Counts 6 FLOPs per parameter and token; with LoRA 4 per frozen and 6 per trained parameter (frozen weights get no
-    gradient; NeMo counts the same way).
+    gradient; NeMo counts the same way). Of a mixture of experts, only the parameters that a token uses count.
     """
-    peak = next((flops for name, flops in PEAK_FLOPS.items() if name in str(model.get("device", ""))), None)
-    if not rate or not peak or plan.device != "cuda" or plan.dtype != "bfloat16":
+    peak = PEAK_FLOPS.get(str(model.get("device", "")).strip())
+    used, trained = (model.get(key) for key in ("parameters_active", "parameters_trained_active"))
+    if not rate or not peak or used is None or trained is None or plan.device != "cuda" or plan.dtype != "bfloat16":
         return None
-    trained = model["parameters_trained"]
-    frozen = model["parameters"] - trained
-    return rate * (6 * trained + 4 * frozen) / (peak * plan.world_size)
+    return rate * (6 * trained + 4 * (used - trained)) / (peak * plan.world_size)
+
+
+def _with_active(model: dict[str, Any], story: Events) -> dict[str, Any]:
+    """Complete the event of a run that did not record what a token uses: in a dense model, all parameters."""
+    if "parameters_active" in model or any(e["event"] == "experts" for e in story):
+        return model
+    names = {"parameters_active": "parameters", "parameters_trained_active": "parameters_trained"}
+    return {**model, **{active: model.get(whole) for active, whole in names.items()}}
 
 
 def progress_events(events: Events) -> Events:

@@ -439,7 +439,7 @@ class Agent:
         script = ScriptSilence(self._plan.hang, self._plan.device) if self._plan.batch is None else None
         return HangMonitor(
             self._run, self._attempt, self._node, self._report.host, self._host, self._pages, self._plan.hang, collector, self._channel,
-            raise_alarm=self._raise_alarm, end=self._end_hung, script=script,
+            raise_alarm=self._raise_alarm, end=self._end_hung, device=self._plan.device, script=script,
         )  # fmt: skip
 
     def _log_reader(self) -> LogProgress | None:

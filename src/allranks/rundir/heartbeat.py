@@ -38,6 +38,7 @@ _TRAINING = b"train"
 NO_STEP = -1
 TRAIN_PHASE = _TRAINING.decode()
 SCRIPT_PHASE = "script"  # a user's own program, which reports no phases of its own
+PREPARE_PHASE = "prepare"  # rows are read and tokenized, on the CPU
 FIRST_STEP_PHASE = "first step"
 FINISH_PHASE = "finish"  # the work is complete; loggers are closed and the ranks synchronise a last time
 DONE_PHASE = "done"  # the last phase of a rank that exits cleanly, immediately before its process ends with code 0

@@ -137,13 +137,20 @@ def log_engine(here: Attempt, strategy: Strategy) -> None:
         write_json(here.run.engine_config, strategy.engine_config)
 
 
-def log_model(here: Attempt, parameters: tuple[int, int], seconds: float) -> None:
-    """Log the model's size, device, and the versions that results depend on. ``parameters``: (all, trained)."""
+def log_model(here: Attempt, parameters: tuple[int, int], active: tuple[int, int] | None, seconds: float) -> None:
+    """Log the model's size, device, and the versions that results depend on.
+
+    Args:
+        parameters: (all, trained).
+        active: those that a token uses; None: unknown.
+    """
     device = here.world.device
     here.events.write(
         "model",
         parameters=parameters[0],
         parameters_trained=parameters[1],
+        parameters_active=active[0] if active else None,
+        parameters_trained_active=active[1] if active else None,
         seconds=round(seconds, 3),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         torch=str(torch.__version__),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -13,10 +14,11 @@ import torch
 import torch.distributed as dist
 
 from allranks.errors import EnvironmentNotAble
+from allranks.planning.env_vars import MULTI_RANK_GPU
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.heartbeat import STORE_VARIABLE
 from allranks.train import step_timers
-from allranks.utils.machine import host_name
+from allranks.utils.machine import AMD_FILTERS, host_name
 
 
 def open_store(world_size: int, timeout: timedelta) -> dist.Store | None:
@@ -72,6 +74,62 @@ SINGLE_PROCESS = DistContext(
 )
 
 
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def narrow_to_own_mig(local_rank: int, environment: MutableMapping[str, str]) -> int:
+    """Leave this rank one MIG instance of those in CUDA_VISIBLE_DEVICES: CUDA shows a process the first one only.
+
+    Returns:
+        The number of instances that the ranks of this node share; 0 without MIG.
+    """
+    words = [word.strip() for word in environment.get(VISIBLE_DEVICES, "").split(",") if word.strip()]
+    if not words or not all(word.startswith("MIG-") for word in words):
+        return 0
+    environment[VISIBLE_DEVICES] = words[local_rank % len(words)]
+    return len(words)
+
+
+def why_no_gpu(version: str, cuda: str | None, hip: str | None) -> str:
+    """Explain why torch shows no GPU to a rank that is planned for one."""
+    if cuda is None and hip is None:
+        return (
+            f"the ranks are planned for GPUs, but torch {version} is a build for CPUs: install one for the GPU of this node "
+            "(https://pytorch.org/get-started/locally), or set cluster.device: cpu"
+        )
+    kind = f"CUDA {cuda} (NVIDIA)" if cuda is not None else f"ROCm {hip} (AMD)"
+    hidden = [f"{name}={os.environ[name]}" for name in (*AMD_FILTERS, "SLURM_JOB_GPUS") if name in os.environ]
+    return (
+        f"the ranks are planned for GPUs, but torch {version}, built for {kind}, finds none: the GPU is of another vendor, its driver is too "
+        f"old for this build, or the environment hides it ({', '.join(hidden) or 'no variable does'}); or set cluster.device: cpu"
+    )
+
+
+def gpu_of(local_rank: int, procs_per_node: int, visible: int, backend: str, instances: int = 0) -> int:
+    """Return the index of this rank's GPU among the visible ones. Ranks share GPUs under gloo only.
+
+    Args:
+        instances: what `narrow_to_own_mig` returned.
+
+    Raises:
+        EnvironmentNotAble: under NCCL there are fewer GPUs than ranks.
+    """
+    if visible >= procs_per_node:
+        return local_rank
+    if backend == "nccl" and instances and MULTI_RANK_GPU not in os.environ:
+        raise EnvironmentNotAble(
+            f"{procs_per_node} ranks of this node have {instances} MIG instance{'s' * (instances != 1)}, and NCCL refuses several ranks on instances "
+            f"of one GPU: set cluster.procs_per_node: 1, or cluster.backend: gloo, or (NCCL 2.31 and later) cluster.env.{MULTI_RANK_GPU}: '1'"
+        )
+    if backend == "nccl" and instances < procs_per_node:
+        raise EnvironmentNotAble(
+            f"{procs_per_node} ranks of this node see {visible} GPU{'s' * (visible != 1)} ({VISIBLE_DEVICES}="
+            f"{os.environ.get(VISIBLE_DEVICES, 'not set')}), and NCCL needs one for each. Under Slurm a node has one task, whose GPUs all its ranks "
+            f"share: set cluster.slurm.gpus_per_node: {procs_per_node} instead of --gpus-per-task; or cluster.procs_per_node: {visible}"
+        )
+    return local_rank % visible
+
+
 def join_process_group(plan: LaunchPlan) -> DistContext:
     """Initialize the process group from the agent's environment, and create the control group.
 
@@ -81,7 +139,11 @@ def join_process_group(plan: LaunchPlan) -> DistContext:
     timeout = timedelta(seconds=plan.timeout_s)
     device = torch.device("cpu")
     if plan.device == "cuda":
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        instances = narrow_to_own_mig(local_rank, os.environ)
+        visible = torch.cuda.device_count()
+        if visible == 0:
+            raise EnvironmentNotAble(why_no_gpu(torch.__version__, torch.version.cuda, torch.version.hip))
+        device = torch.device("cuda", gpu_of(local_rank, plan.procs_per_node, visible, plan.backend, instances))
         torch.cuda.set_device(device)
     bind = device if plan.backend == "nccl" else None
     step_timers.start_wait_timer()

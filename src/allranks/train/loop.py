@@ -117,9 +117,9 @@ class TrainingLoop:
         self._watcher = watcher or NullStepWatcher()
         self._world, self._strategy, self._order = world, strategy, order
         self._make_batch, self._plan = make_batch, plan
-        self._step_metrics = StepMetrics(world, order, tokens, plan, events, stop)
-        self._watcher.attach(self._step_metrics.quiet)
         self._clock = StepTimer(world.device)
+        self._step_metrics = StepMetrics(world, order, tokens, plan, events, stop, self._clock)
+        self._watcher.attach(self._step_metrics.quiet)
         self._clock.follow(strategy.module, update_times_comparable=strategy.update_times_comparable)
 
     def run(self) -> LoopOutcome:

@@ -25,8 +25,7 @@ from allranks.train.checkpoint.saver import make_saver
 from allranks.train.checkpoint.writer import write_model
 from allranks.train.data.prepared import PreparedData
 from allranks.train.models import adapters, precision
-from allranks.train.models.build import count_parameters
-from allranks.train.models.moe import ExpertLoad
+from allranks.train.models.moe import ExpertLoad, active_parameters, count_parameters
 from allranks.train.models.weight_loader import LoadReport, WeightLoader
 from allranks.train.optimizer import adamw
 from allranks.train.strategies.base import MakeOptimizer, Strategy
@@ -107,7 +106,8 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
         model.compile()
     loss_model = task.loss_model(model)
     experts = ExpertLoad(loss_model, data.tokenizer.pad_token_id, world.device)
-    parameters = count_parameters(model)  # before sharding: a strategy may leave only empty tensors
+    # before sharding: a strategy may leave only empty tensors
+    parameters, active = count_parameters(model), active_parameters(model)
     distributed.seed_rank(spec.train.seed, world.rank)
     digest, loaded = set_up_strategy(
         strategy, filler, loss_model, model, adamw(spec.train), world.group, spec.train.max_grad_norm
@@ -117,7 +117,7 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
         here.events.write("warning", what="model", message=untrained_head(here.model.name, filler.drawn))
     log_remarks(here, adapted, strategy)
     log_engine(here, strategy)
-    log_model(here, parameters, time.perf_counter() - started)
+    log_model(here, parameters, active, time.perf_counter() - started)
     base = loaded.digest if spec.adapter.type != "none" else ""
     identity = checkpoint.TrainingIdentity(sequences=len(data.train), data_hash=data.facts.train_hash, base_hash=base)
     saver = make_saver(here, strategy, model, data.tokenizer, published, identity)

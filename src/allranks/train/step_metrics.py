@@ -23,7 +23,7 @@ from allranks.train.data.prepared import TokenSet
 from allranks.train.data.sampler import CHECKSUM_MODULUS, SampleOrder, rows_checksum
 from allranks.train.distributed import DistContext
 from allranks.train.machine_samples import MachineSamples
-from allranks.train.step_timers import memory_usage
+from allranks.train.step_timers import StepTimer, memory_usage
 from allranks.train.sync_proof import refuse_rows
 
 
@@ -91,6 +91,11 @@ class AsyncStepReduction:
         own = float(vector[0])
         work = dist.all_reduce(vector, group=self._world.control, async_op=True) if self._world.size > 1 else None
         self._pending = (step, work, vector, own)
+
+    def wait_for_device(self) -> None:
+        """Wait until the GPU has ended the last step."""
+        if self._copied is not None:
+            self._copied[2].synchronize()
 
     def quiet(self) -> None:
         """Wait for the pending reduction on this rank, without consuming its result."""
@@ -229,6 +234,7 @@ class StepMetrics:
     """Reduce metrics asynchronously, one step behind, and write the step events.
 
     Args:
+        clock: measures the steps.
         check: called with each step after its reduction; raises if the step is wrong.
     """
 
@@ -240,15 +246,17 @@ class StepMetrics:
         plan: LoopPlan,
         events: EventLog,
         stop: StopRequest,
+        clock: StepTimer,
         check: Callable[[StepWork, ReducedStep], None] | None = None,
     ) -> None:
         self._world, self._order, self._tokens, self._plan = world, order, tokens, plan
-        self._events, self._stop, self._check = events, stop, check
+        self._events, self._stop, self._clock, self._check = events, stop, clock, check
         self._control = AsyncStepReduction(world)
         self._machine = MachineSamples(events, world.device.type)
         self._interval = _LogInterval()
         self._last: tuple[int, ReducedStep, StepWork]
         self._waiting: dict[int, StepWork] = {}  # steps whose metrics are not reduced yet
+        self._counted = -1  # the last step that includes its queued work
 
     def quiet(self) -> None:
         """Wait for the pending reduction on this rank."""
@@ -313,6 +321,7 @@ class StepMetrics:
     def drain(self) -> bool:
         """Finish all pending reductions; return whether all ranks must stop."""
         stop = False
+        self.count_queued_work()
         for agreed in self._control.drain():
             stop = self.process_reduced(agreed) or stop
         if self._interval.steps:
@@ -320,6 +329,15 @@ class StepMetrics:
         self._machine.write_before_pause()
         self._events.sync()
         return stop
+
+    def count_queued_work(self) -> None:
+        """Add to the time of the last step what the GPU still had to do when the host had queued it. A second call does nothing."""
+        if self._world.device.type != "cuda" or not self._waiting or max(self._waiting) == self._counted:
+            return
+        self._counted = max(self._waiting)
+        self._control.wait_for_device()
+        times = self._waiting[self._counted].times
+        times["step_time_s"] = round(times["step_time_s"] + self._clock.rest_of_step(), 6)
 
     def _add(self, work: StepWork, agreed: ReducedStep) -> None:
         into = self._interval

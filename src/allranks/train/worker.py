@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from allranks.errors import AllranksError, NonFiniteLoss
 from allranks.rundir.events import read_events
-from allranks.rundir.heartbeat import FINISH_PHASE, heartbeat
+from allranks.rundir.heartbeat import FINISH_PHASE, PREPARE_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
 from allranks.spec.models import is_mlp
 from allranks.spec.records import RunSpec
@@ -178,7 +178,7 @@ class Worker:
 
     def _prepare(self) -> PreparedData:
         here = self._here
-        here.phase("prepare")
+        here.phase(PREPARE_PHASE)
         started = time.perf_counter()
         data = self._task.prepare(cache_root(here.spec.cluster.cache), here.say)
         prepare_s = time.perf_counter() - started

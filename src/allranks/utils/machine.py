@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -18,16 +19,26 @@ from typing import NoReturn
 import msgspec
 import psutil
 
+MIG = " MIG "
+"""Part of the name of a MIG instance, as torch shows it: ``NVIDIA A100-SXM4-40GB MIG 3g.20gb``."""
+KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+AMD_FILTERS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""Variables that hide AMD GPUs. The second and the third number those that the first leaves; the third counts without the second only."""
 RARELY = 100_000
 """Container objects that a short process allocates between two collections of the youngest generation (default of Python: 700)."""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One NVIDIA GPU as the driver reports it."""
+    """One GPU, or one MIG instance of a GPU, as the driver of NVIDIA or AMD reports it."""
 
     index: int
     name: str
     memory_bytes: int
+
+    @property
+    def is_mig(self) -> bool:
+        """Return whether it is a MIG instance. NCCL takes the instances of one GPU for the same device."""
+        return MIG in self.name
 
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,27 +86,102 @@ def cpu_model() -> str:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES allows, from nvidia-smi; none without a driver."""
+    """Return the GPUs that the environment allows, from the driver of NVIDIA, else from that of AMD; none without a driver."""
+    return _nvidia_gpus() or amd_gpus()
+
+
+def _nvidia_gpus() -> list[Gpu]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES allows, from nvidia-smi. MIG instances take the place of their GPU."""
     if shutil.which("nvidia-smi") is None:
         return []
-    query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=15, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.count(",") >= 3]
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = []
-    for index, uuid, name, memory in rows:
-        if (
-            wanted is not None
-            and index not in wanted.split(",")
-            and not any(w and uuid.startswith(w) for w in wanted.split(","))
-        ):
+    fields = "index,uuid,name,memory.total,mig.mode.current"
+    answer = _nvidia_smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+    rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.count(",") >= 4]
+    instances = _mig_instances(_nvidia_smi("-L")) if any(mig == "Enabled" for *_, mig in rows) else {}
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    wanted = None if asked is None else [word.strip() for word in asked.split(",") if word.strip()]
+    gpus: list[Gpu] = []
+    for index, uuid, name, memory, *_ in rows:
+        whole = wanted is None or index in wanted or any(uuid.startswith(word) for word in wanted)
+        found = instances.get(index)
+        if found is None:
+            mebibytes = int(memory) if memory.isdigit() else 0
+            gpus += [Gpu(index=int(index), name=name, memory_bytes=mebibytes * 2**20)] * whole
             continue
-        mebibytes = int(memory) if memory.isdigit() else 0
-        gpus.append(Gpu(index=int(index), name=name, memory_bytes=mebibytes * 2**20))
+        for own, profile in found:
+            if whole or any(own.startswith(word) for word in wanted or ()):
+                gpus.append(Gpu(index=int(index), name=f"{name}{MIG}{profile}", memory_bytes=_profile_bytes(profile)))
     return gpus
+
+
+def _nvidia_smi(*words: str) -> str:
+    try:
+        return subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=15, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _mig_instances(text: str) -> dict[str, list[tuple[str, str]]]:
+    """Return UUID and profile (``3g.20gb``) of each MIG instance by the index of its GPU, from ``nvidia-smi -L``."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    gpu = ""
+    for line in text.splitlines():
+        if head := re.match(r"GPU (\d+):", line):
+            gpu = head[1]
+        elif part := re.match(r"\s+MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)", line):
+            found.setdefault(gpu, []).append((part[2], part[1]))
+    return found
+
+
+def _profile_bytes(profile: str) -> int:
+    """Return the memory that a profile of MIG names, which is a little less than the instance has."""
+    size = re.search(r"(\d+)gb", profile)
+    return int(size[1]) * 10**9 if size else 0
+
+
+def amd_gpus(nodes: Path = KFD_NODES, devices: Path = Path("/dev/dri")) -> list[Gpu]:
+    """Return the AMD GPUs that this process may use, as the kernel driver (KFD) lists them."""
+    found: list[tuple[str, str, int]] = []
+    for node in sorted((p for p in _entries(nodes) if p.name.isdigit()), key=lambda p: int(p.name)):
+        facts = dict(line.split(maxsplit=1) for line in _text(node / "properties").splitlines() if " " in line)
+        if int(facts.get("simd_count", 0)) and _opens(devices / f"renderD{facts.get('drm_render_minor', '')}"):
+            render = Path(f"/sys/class/drm/renderD{facts['drm_render_minor']}/device/product_name")
+            version = int(facts.get("gfx_target_version", 0))
+            name = _text(render) or f"AMD gfx{version // 10000}{version // 100 % 100}{version % 100:x}"
+            banks = [
+                re.search(r"^size_in_bytes (\d+)", _text(b / "properties"), re.M) for b in _entries(node / "mem_banks")
+            ]
+            uuid = f"GPU-{int(facts.get('unique_id', 0)):016x}"
+            found.append((uuid, name, max((int(size[1]) for size in banks if size), default=0)))
+    rocr, hip, cuda = (os.environ.get(name) for name in AMD_FILTERS)
+    for words in (rocr, hip if hip is not None else cuda):
+        if words is not None:
+            wanted = [word.strip() for word in words.split(",")]
+            found = [gpu for place, gpu in enumerate(found) if str(place) in wanted or gpu[0] in wanted]
+    return [Gpu(index=i, name=name, memory_bytes=size) for i, (_, name, size) in enumerate(found)]
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _opens(device: Path) -> bool:
+    """Return whether a device file can be opened: in a job or a container, others are there and forbidden."""
+    try:
+        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def machine_facts() -> MachineFacts:

@@ -89,6 +89,8 @@ def transport(*wanted: str, across: bool = False) -> Callable[[Evidence], Verdic
     def judge(e: Evidence) -> Verdict:
         where = "between nodes" if across else "within a node"
         threshold = f"only {' or '.join(wanted)} {where}"
+        if e.plan.procs_per_node == 1 and (not across or len(e.plan.nodes) == 1):
+            return not_testable(threshold, "a node with one rank opens no channel within")
         ways: dict[str, int] = {}
         for found in e.ways.values():
             for way, count in found.items():
@@ -192,10 +194,12 @@ def bf16(e: Evidence) -> Verdict:
 
 
 def fused_adam(e: Evidence) -> Verdict:
-    """Check that DeepSpeed compiled its fused optimizer; its start-up time is separate from the steps."""
+    """Check that DeepSpeed compiled its fused optimizer, if the spec names it; its start-up time is separate from the steps."""
     threshold = "FusedAdam, compiled outside of the steps"
     if e.plan.device != "cuda":
         return not_testable(threshold, "FusedAdam is a CUDA kernel; here torch's AdamW runs inside DeepSpeed")
+    if e.engine and "optimizer" not in e.engine:
+        return not_testable(threshold, "no nvcc was found to compile it: torch's fused AdamW runs inside DeepSpeed")
     found = e.last("engine").get(0)
     if not found or "optimizer" not in found:
         return not_reached(threshold)
@@ -230,12 +234,17 @@ def disjoint_rows(e: Evidence) -> Verdict:
 
 
 def computes(part: str) -> Callable[[Evidence], Verdict]:
-    """Check that ``forward`` or ``backward`` ran on every rank, with a finite loss."""
+    """Check that ``forward`` or ``backward`` ran on every rank, with a finite loss.
+
+    The parts of a step have times on a CPU only. On a GPU a loss shows a forward pass, and a norm of gradients a backward pass.
+    """
+    on_gpu = {"forward": "loss", "backward": "grad_norm"}[part]
 
     def judge(e: Evidence) -> Verdict:
         threshold = f"on {n_ranks(len(e.ranks))}, loss finite"
         steps = e.events("step")
-        ran = [r for r, s in steps.items() if any(x.get(f"{part}_s", 0) > 0 for x in s)]
+        sign = on_gpu if e.plan.device == "cuda" else f"{part}_s"
+        ran = [r for r, s in steps.items() if any(is_finite(x.get(sign)) and x[sign] > 0 for x in s)]
         bad = [x for x in e.last("error").values() if "not finite" in str(x["message"])]
         if bad:
             return failed("a loss that is not finite", threshold, str(bad[0]["message"])[:200])

@@ -7,6 +7,10 @@ nodes of two ranks, through Slurm.
 
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
+
 from allranks.lab.smoke import criteria as c
 from allranks.lab.smoke import figures as f
 from allranks.lab.smoke.figures import base_spec, mlp_spec
@@ -197,7 +201,17 @@ def build_zero1(asked: Placement) -> SizedSpec:
     base = base_spec(asked, "03-zero1") | {"strategy": {"name": "deepspeed_zero1"}, "model": {"dtype": "bfloat16"}}
     base["train"] = DEEPSPEED_TRAIN
     spec, scaled = mlp_spec(asked, base, 4096, 6, "blocks", 32, 100)
+    if asked.gpu and has_nvcc():  # DeepSpeed compiles its own AdamW for it, as in the notes
+        spec["strategy"]["config"] = {"optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}}}
+    elif asked.gpu:
+        scaled = [*scaled, "torch's fused AdamW instead of DeepSpeed's FusedAdam, which needs nvcc (CUDA_HOME or PATH)"]
     return SizedSpec(spec=spec, scaled=scaled)
+
+
+def has_nvcc() -> bool:
+    """Return whether CUDA's compiler is found where DeepSpeed looks for it."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    return shutil.which("nvcc") is not None or (Path(home) / "bin" / "nvcc").is_file()
 
 
 ZERO1_TEST = SmokeTest(

@@ -2,6 +2,7 @@
 
 Training steps use the limit of the spec. Long phases (joining, data, model, first step, evaluation, checkpoints) may take
 almost ``cluster.timeout_s``, after which the collective in which the other ranks wait would end them and the evidence.
+On GPUs the CPU time of a rank's own process proves nothing in these phases: a thread that waits for the GPU uses a whole core.
 A user's own program has no phases; `allranks.launch.monitor.script_silence` decides.
 
 The agent sends alarm and evidence to the driver over the control channel; the driver decides
@@ -13,8 +14,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Hashable, Mapping
+from typing import NamedTuple, Protocol
 
 from allranks.analysis.stacks import is_build_lock_stack, is_collective_stack
 from allranks.launch.monitor import procfs
@@ -30,7 +31,7 @@ from allranks.launch.monitor.script_silence import (
     Silence,
 )
 from allranks.planning.records import Limits
-from allranks.rundir.heartbeat import SCRIPT_PHASE, TRAIN_PHASE, Heartbeat, HeartbeatPage
+from allranks.rundir.heartbeat import PREPARE_PHASE, SCRIPT_PHASE, TRAIN_PHASE, Heartbeat, HeartbeatPage
 from allranks.rundir.paths import RunDir
 
 LONGEST_GAP_FACTOR = 3.0  # times the longest silence that this rank has shown before, while it trained
@@ -44,8 +45,13 @@ def silence_limit_s(limits: Limits, beat: Heartbeat) -> float:
 
 
 def only_heartbeats_count(beat: Heartbeat) -> bool:
-    """Return whether only heartbeats count as progress; otherwise CPU time and I/O count too."""
+    """Return whether only heartbeats count as progress; otherwise collectives, log lines, I/O and CPU time count too."""
     return beat.phase == TRAIN_PHASE
+
+
+def own_cpu_counts(device: str, beat: Heartbeat) -> bool:
+    """Return whether the CPU time of the rank's own process is work: on GPUs only while it prepares the data, without the GPU."""
+    return device != "cuda" or beat.phase == PREPARE_PHASE
 
 
 LOOK_S = 0.5
@@ -74,6 +80,25 @@ class EvidenceChannel(Protocol):
     def send_evidence(self, found: NodeEvidence) -> None: ...
 
 
+class _Sample(NamedTuple):
+    """What a rank had done by the time `at`. ``progress`` changes with each collective and each line of its log."""
+
+    at: float
+    work: ProcessWork
+    progress: Hashable
+
+    def works_since(self, before: _Sample, *, own_cpu: bool) -> bool:
+        """Return whether the rank worked since an earlier sample. CPU time of its children (compilers) always counts."""
+        cpu_s = self.work.children_cpu_s - before.work.children_cpu_s
+        if own_cpu:
+            cpu_s = self.work.cpu_s - before.work.cpu_s
+        return (
+            self.progress != before.progress
+            or cpu_s > BUSY_SHARE * (self.at - before.at)
+            or self.work.io_bytes - before.work.io_bytes > BUSY_BYTES
+        )
+
+
 class HangMonitor(threading.Thread):
     """Monitor until `stop`. After an alarm of any node, examine the ranks of this node once.
 
@@ -81,6 +106,7 @@ class HangMonitor(threading.Thread):
         named: this node's name in messages.
         host: this node's name in the names of log files.
         pages: the heartbeat page of each rank of this node.
+        device: ``cuda`` or ``cpu``: where the ranks compute.
         script: for a user's own program, which hangs only if all its nodes raise an alarm.
         raise_alarm: sends the alarm to the driver, or (None) withdraws it.
         end: stops the ranks of this node; always called after the examination, even if nothing can be written.
@@ -100,15 +126,16 @@ class HangMonitor(threading.Thread):
         *,
         raise_alarm: Callable[[HangAlarm | None], None],
         end: Callable[[], None],
+        device: str = "cpu",
         script: ScriptSilence | None = None,
     ) -> None:
         super().__init__(name="hangs", daemon=True)
         self._run, self._attempt, self._node, self._named, self._host = run, attempt, node, named, host
         self._pages, self._limits, self._collector, self._channel = pages, limits, collector, channel
-        self._raise, self._end, self._script = raise_alarm, end, script
+        self._raise, self._end, self._script, self._device = raise_alarm, end, script, device
         self._suspects = False
         self._floor = time.monotonic()
-        self._worked: dict[int, tuple[float, ProcessWork]] = {}  # with the time of the sample
+        self._worked: dict[int, _Sample] = {}
         self._active: dict[int, float] = {}  # when it was last seen working
         self._stopped = threading.Event()
 
@@ -172,15 +199,20 @@ class HangMonitor(threading.Thread):
         return None
 
     def _at_work(self, rank: int, beat: Heartbeat, now: float) -> float:
-        """Return when this rank was last observed to compute, read or write."""
-        at, before = self._worked.get(rank, (0.0, ProcessWork()))
-        if now - at >= ACTIVITY_INTERVAL_S:
-            work = procfs.work_of(beat.pid)
-            computed = work.cpu_s - before.cpu_s > BUSY_SHARE * (now - at)
-            if computed or work.io_bytes - before.io_bytes > BUSY_BYTES or not at:
+        """Return when this rank was last observed to call a collective, write a line, compute, read or write."""
+        before = self._worked.get(rank)
+        if before is None or now - before.at >= ACTIVITY_INTERVAL_S:
+            found = _Sample(now, procfs.work_of(beat.pid), (tuple(beat.sequences.items()), self._log_bytes(rank)))
+            if before is None or found.works_since(before, own_cpu=own_cpu_counts(self._device, beat)):
                 self._active[rank] = now
-            self._worked[rank] = (now, work)
+            self._worked[rank] = found
         return self._active.get(rank, 0.0)
+
+    def _log_bytes(self, rank: int) -> int:
+        try:
+            return self._run.log_of(self._attempt, self._host, rank).stat().st_size
+        except OSError:
+            return 0
 
     def suspect(self, script: ScriptSilence, now: float) -> None:
         """Raise or withdraw this node's alarm about a user's own program."""
@@ -199,12 +231,8 @@ class HangMonitor(threading.Thread):
         self._raise(self._script_alarm(found, now) if found is not None else None)
 
     def _sample(self, rank: int, beat: Heartbeat, measure: bool) -> RankSample:
-        try:
-            size = self._run.log_of(self._attempt, self._host, rank).stat().st_size
-        except OSError:
-            size = 0
         return RankSample(
-            progress=(beat.beats, tuple(beat.sequences.items()), size),
+            progress=(beat.beats, tuple(beat.sequences.items()), self._log_bytes(rank)),
             work=procfs.work_of(beat.pid) if measure else None,
             stack=beat.stack,
             others_needed=any(beat.sequences.values())

@@ -116,12 +116,26 @@ def pkgs(survey: NodeSurvey) -> ChecksByHost:
 
 
 def torch(survey: NodeSurvey) -> ChecksByHost:
-    """Report the version of torch; `pkgs` checks it."""
-    return {
-        probe.host: passed_check("torch", probe.packages["torch"].version or "?")
-        for probe in survey.probes
-        if _has(probe, "torch")
-    }
+    """Check that torch is built for the GPUs of the node. A build without a label is one of PyPI, for NVIDIA; `pkgs` compares versions."""
+    verdicts: ChecksByHost = {}
+    for probe in survey.probes:
+        if not _has(probe, "torch"):
+            continue
+        version = probe.packages["torch"].version or "?"
+        label = version.partition("+")[2]
+        names = " ".join(str(gpu.get("name")) for gpu in probe.gpus)
+        amd, nvidia = "AMD" in names, bool(names) and "AMD" not in names
+        if survey.need.device == "cuda" and (
+            label == "cpu" or (label.startswith("rocm") and nvidia) or (label.startswith("cu") and amd)
+        ):
+            cure = (
+                f"torch {version} on {probe.host} is not built for its GPUs ({names or 'none seen'}): install a build for them "
+                "(https://pytorch.org/get-started/locally), or set cluster.device: cpu"
+            )
+            verdicts[probe.host] = failed_check("torch", f"BUILD({version})", cure)
+        else:
+            verdicts[probe.host] = passed_check("torch", version)
+    return verdicts
 
 
 def _has(probe: Probe, name: str) -> bool:

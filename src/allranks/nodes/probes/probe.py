@@ -338,10 +338,10 @@ def fingerprint(path: Path) -> dict[str, Any]:
     return {"files": len(names), "bytes": total, "digest": digest.hexdigest()[:16]}
 
 
-def nvidia() -> dict[str, Any]:
-    """Return GPUs, pairs without peer access, and the topology; empty without a driver."""
+def graphics() -> dict[str, Any]:
+    """Return GPUs, pairs without peer access, and the topology; empty without a driver. AMD GPUs only without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
-        return {"gpus": [], "p2p": None, "topo": None}
+        return {"gpus": amd(), "p2p": None, "topo": None}
     fields = "index,name,driver_version,memory.total,ecc.errors.uncorrected.volatile.total"
     rows = [line.split(", ") for line in smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits").splitlines()]
     keys = ("index", "name", "driver", "memory_mb", "ecc_errors")
@@ -351,6 +351,33 @@ def nvidia() -> dict[str, Any]:
     later = Later(DRIVER_LIMIT_S, smi, "topo", "-m")
     p2p = smi("topo", "-p2p", "r") if len(gpus) > 1 else None
     return {"gpus": gpus, "p2p": p2p, "topo": later.get()[0]}
+
+
+def amd(nodes: str = "/sys/class/kfd/kfd/topology/nodes", devices: str = "/dev/dri") -> list[dict[str, Any]]:
+    """Return the AMD GPUs whose device this process can open, as `allranks.utils.machine.amd_gpus` does on one machine."""
+    found = []
+    for node in sorted((p for p in Path(nodes).glob("*") if p.name.isdigit()), key=lambda p: int(p.name)):
+        facts = dict(line.split(None, 1) for line in read(f"{node}/properties").splitlines() if " " in line)
+        minor = facts.get("drm_render_minor", "")
+        if not int(facts.get("simd_count", 0)):
+            continue
+        try:
+            os.close(os.open(f"{devices}/renderD{minor}", os.O_RDWR))
+        except OSError:
+            continue
+        version = int(facts.get("gfx_target_version", 0))
+        name = f"AMD gfx{version // 10000}{version // 100 % 100}{version % 100:x}"
+        banks = [line.split() for path in node.glob("mem_banks/*/properties") for line in read(str(path)).splitlines()]
+        size = max([int(words[1]) for words in banks if words[:1] == ["size_in_bytes"]], default=0)
+        found.append(
+            {
+                "index": str(len(found)),
+                "name": read(f"/sys/class/drm/renderD{minor}/device/product_name") or name,
+                "driver": read("/sys/module/amdgpu/version") or platform.release(),
+                "memory_mb": str(size >> 20),
+            }
+        )
+    return found
 
 
 def smi(*words: str) -> str:
@@ -474,7 +501,7 @@ def facts(wish: dict[str, Any]) -> dict[str, Any]:
     """Return all requested facts. Calls that may hang are started first and awaited last."""
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
     name = Later(NAME_LIMIT_S, resolved, socket.gethostname())
-    driver = Later(DRIVER_LIMIT_S + 1, nvidia)
+    driver = Later(DRIVER_LIMIT_S + 1, graphics)
     models = Later(FOLDER_LIMIT_S, hub, wish["hub"], wish.get("hub_address", "")) if wish.get("hub") else None
     locks = Later(FOLDER_LIMIT_S, build_locks, wish["extensions"]) if wish.get("extensions") else None
     folders = {item["role"]: Later(FOLDER_LIMIT_S, folder, item) for item in wish.get("folders", [])}

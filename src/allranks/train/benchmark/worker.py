@@ -15,7 +15,7 @@ from allranks.errors import AllranksError
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.events import EventLog
 from allranks.rundir.files import write_json
-from allranks.rundir.heartbeat import FINISH_PHASE, heartbeat
+from allranks.rundir.heartbeat import FINISH_PHASE, PREPARE_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec
 from allranks.spec.records import CompareRequest, StrategyChoice
@@ -79,7 +79,7 @@ class BenchmarkWorker:
         self._started = time.perf_counter()
 
     def run(self) -> int:
-        self._phase("prepare")
+        self._phase(PREPARE_PHASE)
         wanted = self._asked.warmup_steps + self._asked.steps
         self._verifier = Verifier(self._run, self._spec, self._plan, self._world, wanted)
         bench = self._verifier.bench

@@ -158,11 +158,18 @@ class TrainerLoop:
         self._world, self._strategy, self._order, self._plan, self._events = world, strategy, order, plan, events
         self._make_batch = make_batch
         self._watcher = watcher or NullStepWatcher()
+        self._running = TrainerStep(world.device, self._watcher.part)
         self._step_metrics = StepMetrics(
-            world, order, tokens, plan, events, stop, check=lambda work, agreed: check_norms(world.rank, work, agreed)
+            world,
+            order,
+            tokens,
+            plan,
+            events,
+            stop,
+            self._running.clock,
+            lambda work, agreed: check_norms(world.rank, work, agreed),
         )
         self._watcher.attach(self._step_metrics.quiet)
-        self._running = TrainerStep(world.device, self._watcher.part)
         self._running.clock.follow(strategy.module)
         self._done = plan.first_step
 
@@ -276,6 +283,8 @@ class TrainerLoop:
         if self._step_metrics.callbacks_due(self._done, stop):
             stop = self._step_metrics.edge(self._done, stop)
             self._running.clock.pause()
+        elif self._done == self._plan.total_steps:
+            self._step_metrics.count_queued_work()  # before the Trainer's own end
         return stop
 
 

@@ -316,9 +316,3 @@ def _name_labels(config: Any, labels: dict[str, int]) -> None:
     if labels:
         config.id2label = _id2label(labels)
         config.label2id = dict(labels)
-
-
-def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """Return the numbers of (all, trained) parameters."""
-    everything = list(model.parameters())
-    return sum(p.numel() for p in everything), sum(p.numel() for p in everything if p.requires_grad)

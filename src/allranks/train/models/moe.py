@@ -17,6 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from allranks.train.data.batches import Batch
 
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Keys of a config that hold the number of experts."""
+
 
 def routers_of(model: nn.Module) -> dict[str, nn.Module]:
     """Return routers by name, in the model's order; none in a dense model."""
@@ -34,6 +37,41 @@ def keep_routers_in_float32(model: nn.Module) -> None:
     for router in routers_of(model).values():
         if hasattr(router, "e_score_correction_bias"):
             router.float()
+
+
+def active_parameters(model: nn.Module) -> tuple[int, int] | None:
+    """Return how many (all, trained) parameters a token uses: of the experts of a block only those to which it is routed.
+
+    Returns:
+        None for a mixture of experts whose routers or experts are not found.
+    """
+    config: Any = getattr(model, "config", None)
+    shares: dict[str, float] = {}
+    for name, router in routers_of(model).items():
+        chosen = getattr(router, "top_k", None) or getattr(config, "num_experts_per_tok", None)
+        if not isinstance(chosen, int):
+            return None
+        shares[f"{name.rpartition('.')[0]}.experts."] = chosen / int(router.weight.shape[0])  # type: ignore[union-attr,arg-type]
+    found = {prefix: [p for n, p in model.named_parameters() if n.startswith(prefix)] for prefix in shares}
+    if not all(found.values()) or (not shares and _has_experts(config)):
+        return None
+    unused = [(p, 1 - shares[prefix]) for prefix, parameters in found.items() for p in parameters]
+    everything, trained = count_parameters(model)
+    return (
+        everything - round(sum(p.numel() * share for p, share in unused)),
+        trained - round(sum(p.numel() * share for p, share in unused if p.requires_grad)),
+    )
+
+
+def _has_experts(config: Any) -> bool:
+    counts = (getattr(config, key, None) for key in EXPERT_COUNTS)
+    return any(isinstance(count, int) and count > 1 for count in counts)
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """Return the numbers of (all, trained) parameters."""
+    everything = list(model.parameters())
+    return sum(p.numel() for p in everything), sum(p.numel() for p in everything if p.requires_grad)
 
 
 class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):
