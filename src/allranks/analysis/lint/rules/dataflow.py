@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.command_options import SHELLS
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, VariableUse, Violation
-from allranks.utils.nearest import nearest_name
+from allranks.utils.text import nearest_name
 
 EARLY_WHY = "The batch shell expands it before srun starts, where it is 0; every task on every node gets 0."
 EARLY_CURE = "let the task's own shell expand it: srun bash -c '... $SLURM_NODEID ...' in single quotes, or \\$SLURM_NODEID in double quotes"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
 from allranks.analysis.lint.records import Argument, Edit, ProgramCall, Violation
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
-from allranks.utils.nearest import nearest_name
 from allranks.utils.redaction import holds_secret, redact_arguments
+from allranks.utils.text import nearest_name
 
 BRACKET_WHY = (
     "[ is a command, and ] is its last argument: without the blank it stops with 'missing ]', and the test is false."
