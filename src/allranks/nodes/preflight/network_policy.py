@@ -79,7 +79,7 @@ def policy_for_this_machine(job: NetworkJob, host: str, run_root: Path) -> Netwo
 
 def this_machine_facts(host: str, run_root: Path, topology: Topology | None = None) -> NodeFacts:
     """Return facts of this machine's GPUs, with the result of an earlier copy test. `topology` avoids a query of the driver."""
-    asked = prober.Later(3 * prober.DRIVER_LIMIT_S, prober.nvidia).get()[0] or {}
+    asked = prober.Later(3 * prober.DRIVER_LIMIT_S, prober.graphics).get()[0] or {}
     raw = {"host": host, "nccl": prober.nccl_version(), "nccl_conf": prober.nccl_conf(), "gpu_pci": prober.gpu_pci()}
     probe = msgspec.convert({**asked, **raw}, Probe)
     failed = link_tests.load_copy_tests(run_root, [probe]).get(host)
