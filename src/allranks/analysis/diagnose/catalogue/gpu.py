@@ -289,7 +289,12 @@ GPU_APPLICATION_FAULT = FailureClass(
             "cudaerrorillegaladdress",
             "illegal_address",
         ),
-        Pattern(r"device-side assert|cudaErrorAssert\b", "device-side assert", "cudaerrorassert"),
+        Pattern(
+            r"device-side assert|cudaErrorAssert\b",
+            "device-side assert",
+            "cudaerrorassert",
+            unless="to enable device-side assert",  # torch adds this hint to every error of CUDA
+        ),
         Pattern(
             r"misaligned address|illegal instruction was encountered|cudaErrorMisalignedAddress",
             "misaligned address",

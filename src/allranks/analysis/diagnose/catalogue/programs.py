@@ -77,8 +77,9 @@ SSH_LAUNCHER = FailureClass(
     next_test="ssh -o BatchMode=yes <node> true from the first node of the job",
     reference="https://www.deepspeed.ai/getting-started/#launching-deepspeed-training",
     patterns=(
-        Pattern(r"pdsh@\S+: ", "pdsh@", weight=CERTAIN),
-        Pattern(r"ssh exited with exit code"),
+        # the exit code of ssh itself is 255; others are those of the remote command
+        Pattern(r"pdsh@\S+: ", "pdsh@", weight=CERTAIN, unless="ssh exited with exit code"),
+        Pattern(r"ssh exited with exit code 255\b", "ssh exited with"),
         Pattern(
             r"(Permission denied|Authentication failed).{0,10}\((publickey|password|gssapi|keyboard)",
             "permission denied",
@@ -248,7 +249,7 @@ LIBRARY_MISSING = FailureClass(
             weight=POSSIBLE,
             unless=r"/python[\d.]*: No module named|^python[\d.]*: |numpy\._?core",
         ),
-        Pattern(r"cannot open shared object file", weight=LIKELY, unless="libnccl-|dlerror|falling back"),
+        Pattern(r"cannot open shared object file", weight=LIKELY, unless="lib[nr]ccl-|NET/Plugin|dlerror|falling back"),
         Pattern(r"undefined symbol:", weight=LIKELY, unless=r"undefined symbol: ?_?p?nccl"),
         Pattern(r"ImportError\b", "importerror", weight=LIKELY, unless="nccl|numpy"),
         Pattern(r"cannot import name", weight=LIKELY, unless="from 'numpy"),

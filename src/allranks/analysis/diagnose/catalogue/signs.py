@@ -96,7 +96,7 @@ _SIGNS = (
         read_next=_KERNEL_LOG,
         patterns=(
             Pattern(
-                r"^\W*(?:\S+: (?:line \d+: )?(?:\d+ )?)?(?:Killed|Terminated|Aborted|Segmentation fault|Bus error|Hangup|Illegal instruction|Floating point exception)\b\s*(?:\(core dumped\)|\(signal|$|\W)",
+                r"(?:^\W*(?:\S+: (?:line \d+: )?(?:\d+ )?)?|(?:it/s|s/it)\]\s*)(?:Killed|Terminated|Aborted|Segmentation fault|Bus error|Hangup|Illegal instruction|Floating point exception)\b\s*(?:\(core dumped\)|\(signal|$|\W)",
                 "killed",
                 "terminated",
                 "aborted",
