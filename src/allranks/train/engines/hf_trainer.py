@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import accelerate
@@ -27,14 +26,11 @@ from allranks.rundir.events import EventLog
 from allranks.spec import trainer_arguments
 from allranks.spec.records import TrainSpec
 from allranks.train import distributed
-from allranks.train.data.batches import Batch
-from allranks.train.data.prepared import TokenSet
-from allranks.train.data.sampler import Rows, SampleOrder
 from allranks.train.distributed import DistContext
 from allranks.train.engines.hf_trainer_steps import RanksTrainer, RowDataset, TrainerStep, check_rows, loader, prove_fed
 from allranks.train.loop import NullStepWatcher, StepWatcher
 from allranks.train.optimizer import learning_rate
-from allranks.train.step_metrics import LoopOutcome, LoopPlan, ReducedStep, StepMetrics, StepWork, StopRequest
+from allranks.train.step_metrics import LoopOutcome, LoopPlan, ReducedStep, StepMetrics, StepWork, TrainingRows
 from allranks.train.strategies.base import MakeOptimizer, ReplicatedWeights, Sizes, Traffic, trained_parameters
 from allranks.train.sync_proof import prove_weights
 
@@ -147,19 +143,16 @@ class TrainerLoop:
         self,
         world: DistContext,
         strategy: HFTrainer,
-        order: SampleOrder,
-        tokens: TokenSet,
-        make_batch: Callable[[Rows], Batch],
+        rows: TrainingRows,
         plan: LoopPlan,
         events: EventLog,
-        stop: StopRequest,
         watcher: StepWatcher | None = None,
     ) -> None:
-        self._world, self._strategy, self._order, self._plan, self._events = world, strategy, order, plan, events
-        self._make_batch = make_batch
+        self._world, self._strategy, self._plan, self._events = world, strategy, plan, events
+        self._order, self._make_batch = rows.order, rows.make_batch
         self._watcher = watcher or NullStepWatcher()
         self._step_metrics = StepMetrics(
-            world, order, tokens, plan, events, stop, check=lambda work, agreed: check_norms(world.rank, work, agreed)
+            world, rows, plan, events, check=lambda work, agreed: check_norms(world.rank, work, agreed)
         )
         self._watcher.attach(self._step_metrics.quiet)
         self._running = TrainerStep(world.device, self._watcher.part)
@@ -274,7 +267,7 @@ class TrainerLoop:
         self._done = step + 1
         stop = self._step_metrics.process_reduced(agreed)
         if self._step_metrics.callbacks_due(self._done, stop):
-            stop = self._step_metrics.edge(self._done, stop)
+            stop = self._step_metrics.run_callbacks(self._done, stop)
             self._running.clock.pause()
         return stop
 
