@@ -30,6 +30,7 @@ from allranks.train.distributed import DistContext
 from allranks.train.engines.hf_trainer_steps import RanksTrainer, RowDataset, TrainerStep, check_rows, loader, prove_fed
 from allranks.train.loop import NullStepWatcher, StepWatcher
 from allranks.train.optimizer import learning_rate
+from allranks.train.patches import define_cpu_set_device
 from allranks.train.step_metrics import LoopOutcome, LoopPlan, ReducedStep, StepMetrics, StepWork, TrainingRows
 from allranks.train.strategies.base import MakeOptimizer, ReplicatedWeights, Sizes, Traffic, trained_parameters
 from allranks.train.sync_proof import prove_weights
@@ -203,7 +204,7 @@ class TrainerLoop:
             ),
         )
         self._feed = RowDataset(self._order, self._make_batch, first, total)
-        _let_set_device_be_called()
+        define_cpu_set_device()
         return RanksTrainer(
             feed=loader(self._feed),
             running=self._running,
@@ -270,12 +271,6 @@ class TrainerLoop:
             stop = self._step_metrics.run_callbacks(self._done, stop)
             self._running.clock.pause()
         return stop
-
-
-def _let_set_device_be_called() -> None:
-    """Define `torch.cpu.set_device` if torch lacks it: Accelerate calls it for ranks on CPUs."""
-    if not hasattr(torch.cpu, "set_device"):
-        torch.cpu.set_device = lambda device: None
 
 
 def _require_accelerate() -> None:
