@@ -20,6 +20,7 @@ from allranks.spec import parse_spec
 from allranks.spec.records import AdapterSpec, CheckpointSpec, ModelSpec, TrainSpec
 from allranks.train import strategies
 from allranks.train.checkpoint import PublishedFiles, Saver
+from allranks.train.checkpoint.saver import CheckpointContent
 from allranks.train.data.batches import Batch, collate
 from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.sampler import SampleOrder
@@ -294,9 +295,8 @@ class Collectives(TorchDispatchMode):
 def saver_of(
     run: RunDir, world: DistContext, strategy: Any, module: Any, published: PublishedFiles, **spec: Any
 ) -> Saver:
-    return Saver(
-        run, world, strategy, module.model, model_of()[1], published, CheckpointSpec(**{"keep": 2, **spec}), {}
-    )
+    content = CheckpointContent(strategy, module.model, model_of()[1], published, {})
+    return Saver(run, world, content, CheckpointSpec(**{"keep": 2, **spec}))
 
 
 def main(known: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from allranks.analysis.stacks import is_build_lock_stack, is_collective_stack
@@ -74,13 +75,28 @@ class EvidenceChannel(Protocol):
     def send_evidence(self, found: NodeEvidence) -> None: ...
 
 
+@dataclass(frozen=True)
+class WatchedNode:
+    """The node that a `HangMonitor` is for.
+
+    Attributes:
+        named: its name in messages.
+        host: its name in the names of log files.
+        pages: the heartbeat page of each of its ranks.
+    """
+
+    run: RunDir
+    attempt: int
+    node: int
+    named: str
+    host: str
+    pages: Mapping[int, HeartbeatPage]
+
+
 class HangMonitor(threading.Thread):
     """Monitor until `stop`. After an alarm of any node, examine the ranks of this node once.
 
     Args:
-        named: this node's name in messages.
-        host: this node's name in the names of log files.
-        pages: the heartbeat page of each rank of this node.
         script: for a user's own program, which hangs only if all its nodes raise an alarm.
         raise_alarm: sends the alarm to the driver, or (None) withdraws it.
         end: stops the ranks of this node; always called after the examination, even if nothing can be written.
@@ -88,12 +104,7 @@ class HangMonitor(threading.Thread):
 
     def __init__(
         self,
-        run: RunDir,
-        attempt: int,
-        node: int,
-        named: str,
-        host: str,
-        pages: Mapping[int, HeartbeatPage],
+        watched: WatchedNode,
         limits: Limits,
         collector: EvidenceCollector,
         channel: EvidenceChannel,
@@ -103,8 +114,9 @@ class HangMonitor(threading.Thread):
         script: ScriptSilence | None = None,
     ) -> None:
         super().__init__(name="hangs", daemon=True)
-        self._run, self._attempt, self._node, self._named, self._host = run, attempt, node, named, host
-        self._pages, self._limits, self._collector, self._channel = pages, limits, collector, channel
+        self._run, self._attempt, self._node = watched.run, watched.attempt, watched.node
+        self._named, self._host, self._pages = watched.named, watched.host, watched.pages
+        self._limits, self._collector, self._channel = limits, collector, channel
         self._raise, self._end, self._script = raise_alarm, end, script
         self._suspects = False
         self._floor = time.monotonic()

@@ -24,7 +24,7 @@ from allranks.planning.memory.activations import (
 from allranks.planning.memory.config_sources import ConfigSource
 from allranks.planning.memory.model_config import ModelConfig
 from allranks.planning.memory.records import NOT_KNOWN, Capacity, Fit, Moment, verdict
-from allranks.planning.memory.weights import ModelMemory, shapes_of, trained_weights_of
+from allranks.planning.memory.weights import ElementBytes, ModelMemory, shapes_of, trained_weights_of
 from allranks.planning.records import LaunchPlan
 from allranks.spec.models import is_mlp
 from allranks.spec.records import ModelSpec, RunSpec
@@ -272,9 +272,11 @@ def model_of(spec: RunSpec, plan: LaunchPlan, config: ModelConfig) -> ModelMemor
     return ModelMemory(
         shapes,
         what,
-        element=compute if what.lora else trained,
-        trained_element=trained,
-        autocast=compute if trained != compute and not what.only_adapters else None,
+        ElementBytes(
+            frozen=compute if what.lora else trained,
+            trained=trained,
+            autocast=compute if trained != compute and not what.only_adapters else None,
+        ),
         world=plan.world_size,
         accumulates=plan.batch.grad_accum > 1,
         gloo=plan.backend == "gloo",

@@ -93,7 +93,7 @@ class Baseline:
         self.facts |= {"problem": problem, "planned": self._planned(sequences, order)}
         pad = bench.data.tokenizer.pad_token_id
         dtype = DTYPES[bench.plan.dtype]
-        return PlainTrainer(spec, batch, self._world.size, sequences, order, pad, self._world.device, dtype)
+        return PlainTrainer(spec, sequences, order, pad, self._world.device, dtype)
 
     def _planned(self, sequences: list[PlainSequence], order: PlannedRows) -> list[list[Json]]:
         found = []
