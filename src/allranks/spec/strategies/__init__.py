@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.spec.strategies import data_parallel, deepspeed_zero, fsdp2, hf_trainer, zero
 from allranks.spec.strategies.base import (
     ModelSizes,
     OffloadedState,
+    PlannedWork,
     StrategyInfo,
+    StrategyPlanner,
     StrategyState,
 )
 from allranks.spec.suggestions import near_strategies, suggest_strategies
@@ -131,11 +133,19 @@ def plan_options(
     known = strategy_info(name)
     if not known.planner or spec.script is not None:
         return options
-    return _planner(known).plan_options(name, options, spec.train, micro_batch_size, grad_accum, world, dtype, device)
+    work = PlannedWork(
+        strategy=name,
+        micro_batch_size=micro_batch_size,
+        grad_accum=grad_accum,
+        world_size=world,
+        dtype=dtype,
+        device=device,
+    )
+    return _planner(known).plan_options(options, spec.train, work)
 
 
-def _planner(known: StrategyInfo) -> Any:
-    return import_module(known.planner)
+def _planner(known: StrategyInfo) -> StrategyPlanner:
+    return cast(StrategyPlanner, import_module(known.planner))
 
 
 def offload_warnings(options: dict[str, Any], device: str) -> tuple[str, ...]:

@@ -12,9 +12,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+
+if TYPE_CHECKING:
+    from allranks.spec.records import TrainSpec
 
 ADAM_MOMENTS = 2  # AdamW's
 NO_OPTIMIZER_TEMPORARY = 0  # fused AdamW updates in place
@@ -218,6 +221,39 @@ OFFLOAD_NOTE = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlannedWork:
+    """What a `StrategyPlanner` knows of the plan."""
+
+    strategy: str
+    micro_batch_size: int
+    grad_accum: int
+    world_size: int
+    dtype: str
+    """In which the model computes: float32 or bfloat16."""
+    device: str
+
+
+class StrategyPlanner(Protocol):
+    """The module without torch that plans the options of another library's engine."""
+
+    def read_options(self, options: Options) -> Options:
+        """Return the options with the content of files that they name."""
+        ...
+
+    def param_dtype(self, options: Options) -> str | None:
+        """Return the dtype of trained weights that the options set; None if they set none."""
+        ...
+
+    def plan_options(self, options: Options, train: TrainSpec, work: PlannedWork) -> Options:
+        """Return the options for the ranks.
+
+        Raises:
+            SpecError: an option contradicts the spec.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class StrategyInfo:
     """Where a strategy is implemented, and its options with their defaults."""
@@ -240,7 +276,8 @@ class StrategyInfo:
     """The library compiles extensions when ranks start."""
     cpu_environment: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Variables that the library needs where ranks compute on CPUs: (value, reason)."""
-    planner: str = ""  # the full name of a module without torch, with `read_options`, `param_dtype` and `plan_options`
+    planner: str = ""
+    """The full name of a module that is a `StrategyPlanner`."""
     engine: str = "allranks.train.loop:TrainingLoop"
     """What runs the optimizer steps, as ``module:class``."""
     page: StrategyPage | None = None
