@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.utils.plugins import PluginRegistry
-from allranks.utils.text import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,7 @@ def launcher_info(name: str) -> LauncherInfo:
         SpecError: unknown launcher; the message names the nearest one.
         EnvironmentNotAble: the package of the launcher cannot be loaded.
     """
-    if name in LAUNCHERS:
-        return LAUNCHERS[name]
-    if problem := LAUNCHERS.problem_of(name):
-        raise EnvironmentNotAble(f"cluster.launcher: {name} cannot be loaded: {problem}")
-    raise SpecError(
-        f"cluster.launcher: unknown value {name!r}{did_you_mean(name, LAUNCHERS)} (known: {', '.join(LAUNCHERS)})"
-    )
+    return LAUNCHERS.require(name, "cluster.launcher")
 
 
 def launchers_with(**properties: bool) -> list[str]:

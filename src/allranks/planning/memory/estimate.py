@@ -30,6 +30,7 @@ from allranks.spec.models import is_mlp
 from allranks.spec.records import ModelSpec, RunSpec
 from allranks.spec.strategies import strategy_info, strategy_state
 from allranks.spec.strategies.base import Parts, StrategyState, add_parts
+from allranks.utils.formatting import format_bytes
 from allranks.utils.machine import MachineFacts
 
 GIB = 1 << 30
@@ -64,7 +65,7 @@ def capacity(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Capacity:
     return Capacity(
         device="host memory",
         bytes=each,
-        source=f"{facts.memory_bytes / GIB:.1f} GiB of this machine / {plan.procs_per_node} ranks",
+        source=f"{format_bytes(facts.memory_bytes)} of this machine / {plan.procs_per_node} ranks",
     )
 
 

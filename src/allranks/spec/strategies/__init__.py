@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
-from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.errors import SpecError
 from allranks.spec.strategies import data_parallel, deepspeed_zero, fsdp2, hf_trainer, zero
 from allranks.spec.strategies.base import (
     ModelSizes,
@@ -68,11 +68,7 @@ def strategy_info(name: str) -> StrategyInfo:
         SpecError: unknown strategy; the message names the nearest ones.
         EnvironmentNotAble: the package of the strategy cannot be loaded.
     """
-    if name in REGISTRY:
-        return REGISTRY[name]
-    if problem := REGISTRY.problem_of(name):
-        raise EnvironmentNotAble(f"strategy.name: {name} cannot be loaded: {problem}")
-    raise SpecError(f"strategy.name: unknown strategy {name!r}{strategy_hint(name)} (known: {', '.join(REGISTRY)})")
+    return REGISTRY.require(name, "strategy.name", what="strategy", hint=lambda: strategy_hint(name))
 
 
 def strategy_hint(name: str) -> str:

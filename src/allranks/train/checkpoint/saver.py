@@ -44,6 +44,7 @@ from allranks.train.checkpoint.writer import (
 from allranks.train.distributed import DistContext
 from allranks.train.strategies import shards
 from allranks.train.strategies.base import Strategy
+from allranks.utils.formatting import format_bytes
 from allranks.version import __version__
 
 T = TypeVar("T")
@@ -122,7 +123,7 @@ class RankAgreement:
     def _full(self) -> str:
         """Mention the free space if it is low: torch's writer reports a full disk as "unexpected pos"."""
         free = shutil.disk_usage(self._folder).free if self._folder and self._folder.exists() else LOW_DISK_BYTES
-        return f" ({free / 2**20:.1f} MiB are free in {self._folder})" if free < LOW_DISK_BYTES else ""
+        return f" ({format_bytes(free)} are free in {self._folder})" if free < LOW_DISK_BYTES else ""
 
     def first(self, what: str, action: Callable[[], T]) -> T:
         """Run an action on rank 0 only, and return its result on all ranks; otherwise like `each`."""
