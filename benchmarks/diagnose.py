@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import diagnose_unseen, machine
 from benchmarks.diagnose_logs import write_endless, write_job, write_one
 from benchmarks.processes import measure
 
@@ -87,7 +87,23 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="folder for the logs (default: a temporary one)")
     parser.add_argument("--logs", type=Path, help="folder of labelled logs with INDEX.tsv")
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--first-look", type=Path, help="folder of labelled logs that no rule was written from (labels.tsv)"
+    )
+    parser.add_argument("--round", type=int, default=0, help="number of the round in the result file")
+    parser.add_argument("--key", default="first_look", help="name of the figures in the round (first_look, before)")
+    parser.add_argument("--details", type=Path, help="file for one line per log of --first-look")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="write the hit rates of all first looks (--json) into package and page"
+    )
     options = parser.parse_args()
+    if options.calibrate:
+        print(json.dumps(diagnose_unseen.calibrate(options.json), indent=2))
+        return 0
+    if options.first_look:
+        told = diagnose_unseen.run(options.first_look, options.round, options.json, options.key, options.details)
+        print(json.dumps(told, indent=2))
+        return 0
     folder = Path(tempfile.mkdtemp(dir=options.work))
     try:
         results, good = {}, True
@@ -107,6 +123,7 @@ def main() -> int:
             print(f"labelled logs: {told}", flush=True)
         if options.json:
             document["unseen"] = kept(options.json, "unseen")
+            document["verdict_rounds"] = kept(options.json, "verdict_rounds")
             options.json.write_text(json.dumps(document, indent=2) + "\n")
         return 0 if good else 1
     finally:

@@ -28,7 +28,7 @@ Generated from `src/allranks/analysis/diagnose/known_failures.py` by `scripts/ma
 
 def row(failure: KnownFailure) -> str:
     """Return one row of the table."""
-    count = len(set(NODE_ID.findall((FOLDER / failure.page).read_text().split("## How we know")[1])))
+    count = len(set(NODE_ID.findall((FOLDER / failure.page).read_text().split("## Tests")[1])))
     tests = f"{count} test{'s' * (count != 1)}, {failure.evidence}"
     return f"| {failure.number} | [{failure.title}]({failure.page}) | {failure.how} | {failure.where} | {tests} |\n"
 

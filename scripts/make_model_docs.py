@@ -19,15 +19,17 @@ HEAD = """# Models
 
 A spec names a model of the Hugging Face hub, a local folder, or `tiny:mistral`, `tiny:llama`, `tiny:glm4_moe` and `tiny:bert`, which are built without a
 download. allranks trains causal language models on text, and encoders (masked language models, sequence classifiers) as classifiers. `plan` and `run` refuse
-other models, and settings that do not suit a model, before any rank starts (exit code 2). For a hub model whose config is not on this machine the ranks do.
+other models, and settings that a model does not support, before any rank starts (exit code 2). For a hub model whose config is not on this machine the ranks
+make these checks.
 
 Generated from `src/allranks/spec/architectures.py` by `scripts/make_model_docs.py`.
 
 ## Tested architectures
 
-For each of them a test (`tests/dist/test_architectures.py`) plans a small model with random weights, trains its adapters and then the whole model,
-saves a checkpoint, and loads it in plain transformers and PEFT: the held-out loss there is the one that the run reported, each adapter was trained, and
-packed rows do not influence each other where the table says so. Versions: transformers 5.23, PEFT 0.21. `plan` warns about another architecture; most
+For each architecture a test (`tests/dist/test_architectures.py`) plans a small model with random weights, trains its adapters and then the whole model,
+saves a checkpoint, and loads it in plain transformers and PEFT. It checks that the held-out loss equals that of the run, that each adapter was trained, and
+that packed rows do not influence each other unless the table requires `data.packing: none`. Versions: transformers 5.23, PEFT 0.21. `plan` warns about other
+architectures; most
 other decoders of transformers passed the same checks once.
 
 """
@@ -62,18 +64,19 @@ def text() -> str:
     return f"""{HEAD}Causal language models:
 
 {table("text")}
-Encoders, trained as classifiers (`data.template: classification`). A language model whose config says `ForSequenceClassification` is trained as one, too.
+Encoders, trained as classifiers (`data.template: classification`). A language model whose config names `ForSequenceClassification` is also trained as a
+classifier.
 
 {table("classification")}
 ## Refused
 
 - **Encoder-decoders**: {names(ENCODER_DECODERS)}, and every config with `is_encoder_decoder`.
-- **Images and audio**: {names(MULTIMODAL)}, and every config with a `vision_config` or `audio_config`. Nothing would train those parts. Some have
-  a language model of its own, such as `gemma3_text`.
+- **Images and audio**: {names(MULTIMODAL)}, and every config with a `vision_config` or `audio_config`. These parts would not be trained. For some there is
+  a separate language model, such as `gemma3_text`.
 - **Neither a causal language model nor a sequence classifier** in transformers, and masked language models without a sequence classifier.
 - **Packed rows** (`data.packing: isolated`, the default) in models where one row would influence the next; set `data.packing: none`:
-  - with a state or convolution that runs on: {names(STATE_ACROSS_ROWS)};
-  - whose attention in transformers ignores where a row begins: {names(ATTENTION_ACROSS_ROWS)}.
+    - with a state or convolution that continues across rows: {names(STATE_ACROSS_ROWS)};
+  - whose attention in transformers ignores row boundaries: {names(ATTENTION_ACROSS_ROWS)}.
 - **LoRA targets** that do not work:
 
 | `model_type` | refused | works | why |
@@ -84,9 +87,9 @@ These lists were measured with small models of every causal type of transformers
 
 ## Known limits
 
-- Mamba models are slow on CPUs, and on GPUs without the kernels that transformers looks for; it says so at the start.
+- Mamba models are slow on CPUs, and on GPUs without the kernels that transformers uses; transformers prints a warning at the start.
 - The sample answers of an evaluation are generated in batches with padding on the left, which changes the state of an RWKV model; its losses are not affected.
-- For DistilBERT the first layer of its new head (`pre_classifier`) is trained in full and saved with the adapter, as PEFT does by itself with its last one.
+- For DistilBERT the first layer of the new head (`pre_classifier`) is trained in full and saved with the adapter, as PEFT does with the last layer.
 """
 
 

@@ -12,16 +12,16 @@ from allranks.spec.strategies import REGISTRY
 
 HEAD = """# The spec
 
-One YAML file. `--set section.key=value` overrides any of it. `allranks schema` prints the JSON Schema: with
+A spec is one YAML file. `--set section.key=value` overrides any value. `allranks schema` prints the JSON Schema: with
 `# yaml-language-server: $schema=allranks.schema.json` at the top of a spec, editors check and complete it.
 
-Everything has a default but `model.name` and `data.source` (or `data.sources`). Generated from the records by `scripts/make_spec_docs.py`.
+All keys except `model.name` and `data.source` (or `data.sources`) have a default. Generated from the records by `scripts/make_spec_docs.py`.
 """
 
 DATA = """
 ### Templates and columns
 
-A template converts a row to text and says which part of it is trained. `auto` chooses by the columns of the first row.
+A template converts a row to text and selects the part that is trained. `auto` chooses by the columns of the first row.
 
 | `data.template` | columns, or keys of `data.columns` | text |
 |---|---|---|
@@ -33,7 +33,7 @@ A template converts a row to text and says which part of it is trained. `auto` c
 | a `.jinja` file | any | its block `prompt`, then its block `response`, which is trained |
 
 `data.columns` says which column of the file has which role: `{prompt: question, response: answer}`. Several columns are joined by line feeds:
-`{text: [title, body], label: topic}`. Without it, `conversations` is taken for `messages`, and `response` and `completion` for each other.
+`{text: [title, body], label: topic}`. Without it, `conversations` is used as `messages`, and `response` and `completion` are interchangeable.
 
 A Jinja file uses the columns as variables, and needs the block `response`, unless `data.mask_prompt` is false:
 
@@ -107,7 +107,7 @@ def strategies() -> str:
         for name, e in REGISTRY.items()
     ]
     return (
-        "\n## Strategies\n\nOptions stand beside `strategy.name`.\n\n| name | what | options and defaults |\n|---|---|---|\n"
+        "\n## Strategies\n\nOptions are written next to `strategy.name`.\n\n| name | what | options and defaults |\n|---|---|---|\n"
         + "\n".join(lines)
         + "\n"
     )

@@ -60,7 +60,10 @@ def picture(name: str) -> str:
     """Return the timeline of a step of one rank: computation above, communication below."""
     page = page_of(name)
     left, width, x = 118, 620, lambda v: 118 + 6.2 * v
-    rows: list[tuple[str, int, tuple[Bar, ...]]] = [("computes", 34, page.compute), ("travels", 72, page.communication)]
+    rows: list[tuple[str, int, tuple[Bar, ...]]] = [
+        ("compute", 34, page.compute),
+        ("communication", 72, page.communication),
+    ]
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 150" font-family="system-ui, sans-serif" font-size="13">',
         f"<title>One optimizer step under {name}</title>",
@@ -131,9 +134,9 @@ def readme() -> str:
     return (
         """# Strategies
 
-Each strategy is one short file below `src/allranks/train/strategies/` that implements one contract (`Strategy` in `base.py`); those of DeepSpeed and
-Hugging Face's Trainer are in `src/allranks/train/engines/`. The spec selects it by name:
-`strategy: {name: zero2}`. Each hand-written strategy improves one thing over the one before it; torch's equivalents are listed too.
+Each strategy is one short file below `src/allranks/train/strategies/` that implements the interface `Strategy` (`base.py`); those of DeepSpeed and
+Hugging Face's Trainer are in `src/allranks/train/engines/`. The spec selects a strategy by name:
+`strategy: {name: zero2}`. Each hand-written strategy improves one thing over the previous one; torch's equivalents are listed, too.
 
 | strategy | what is new | bytes per step, and their collectives | overlaps with computation | memory per rank | at two ranks |
 |---|---|---|---|---|---|
@@ -148,20 +151,20 @@ bytes, (W-1)/W of a reduce-scatter's or all-gather's.
 less. If the weights do not fit, use `zero3` or `pytorch_zero3`. With LoRA few parameters are trained: sharding gradients and moments saves
 little, only sharding the weights matters. `allranks compare SPEC` measures it for your model on your machines; see [compare](../compare.md).
 
-**Equal to one process.** Each strategy is tested against one process that goes through the ranks' micro-batches in order, with tied, frozen, unused and
-uneven parameters, LoRA, accumulation and bfloat16, on 2, 3 and 4 ranks. On two ranks without accumulation and clipping the weights are bitwise equal: addition of
-two terms commutes, and halving is exact. In all other cases sums are rounded in another order; the distance stays below 0.002 of the change that training
-made (float32; AdamW takes full steps even for gradients that are rounding noise).
+**Equivalence to one process.** Each strategy is tested against one process that processes the ranks' micro-batches in order, with tied, frozen, unused and
+uneven parameters, LoRA, accumulation and bfloat16, on 2, 3 and 4 ranks. On two ranks without accumulation and clipping the weights are bitwise equal, because addition of
+two terms is commutative and division by two is exact. In all other cases sums are rounded in another order; the difference is below 0.002 of the change made by
+training (float32; AdamW takes full steps even for gradients that are rounding noise).
 
-**A strategy of your own.** A package of yours can bring one, under an entry point of the group `allranks.strategies`:
+**Custom strategies.** A package can provide a strategy with an entry point of the group `allranks.strategies`:
 
     [project.entry-points."allranks.strategies"]
     mine = "my_strategies:MINE"
 
 `MINE` is a `StrategyInfo` (`allranks.spec.strategies.base`): the class as `module:class`, a summary, options with their defaults, and the memory layout if `plan` should
-estimate it. The class is a subclass of `LoopStrategy` (`allranks.train.strategies.base`). The module of `MINE` must not import torch: `plan` reads it on machines without.
-The package must be installed in the Python of the ranks, too. `allranks compare` measures the strategy and compares its weights with those of one process. A built-in
-name cannot be replaced.
+estimate it. The class is a subclass of `LoopStrategy` (`allranks.train.strategies.base`). The module of `MINE` must not import torch, because `plan` imports it on machines without torch.
+The package must also be installed in the Python of the ranks. `allranks compare` measures the strategy and compares its weights with those of one process. Built-in
+names cannot be replaced.
 """
     )
 

@@ -1,6 +1,6 @@
 """allranks: bring up, run, compare and diagnose distributed PyTorch training.
 
-``allranks.run(spec)`` and ``allranks.plan(spec)`` do what the verbs of the command line do. A program that ``script:`` starts tells
+``allranks.run(spec)`` and ``allranks.plan(spec)`` do what the verbs of the command line do. A program started by ``script:`` reports
 its progress with ``allranks.report(step=..., loss=..., tokens=...)``. Importing this package imports neither torch nor anything slow.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["__version__", "load_spec", "plan", "report", "resume", "run"]
 def report(*, step: Any = None, loss: Any = None, tokens: Any = None) -> None:
     """Tell the progress of your own program (``script:``). Does nothing outside a run of allranks. Never raises for a value.
 
-    Call it after each step, on rank 0 or on all ranks. It takes microseconds; the run folder gets at most one record a second.
+    Call it after each step, on rank 0 or on all ranks. It takes microseconds; the run folder gets at most one record per second.
 
     Args:
         step: number of the step that is done.
@@ -41,5 +41,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What is loaded when first used counts, too: for completion in a shell."""
+    """List also names that are loaded on first use, for completion in a shell."""
     return sorted({*globals(), *__all__})

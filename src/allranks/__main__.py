@@ -1,4 +1,4 @@
-"""``python -m allranks`` does what the command ``allranks`` does."""
+"""Run the command ``allranks`` as ``python -m allranks``."""
 
 from allranks.cli.main import main
 

@@ -134,7 +134,7 @@ ON_NODES: dict[str, tuple[Callable[[Path], dict[str, Any]], Plant, dict[str, str
     ),
     "hub-forbidden": (
         lambda shared: hub_spec(shared, env={"HF_HUB_OFFLINE": "1"}), lambda box, shared: nullcontext(),
-        {"n1.hub": "NOT-CACHED(org/nowhere)", "n2.hub": "NOT-CACHED(org/nowhere)"}, "HF_HUB_OFFLINE forbids asking the hub",
+        {"n1.hub": "NOT-CACHED(org/nowhere)", "n2.hub": "NOT-CACHED(org/nowhere)"}, "HF_HUB_OFFLINE disables access to the hub",
     ),
     "script": (
         own_spec, hidden(lambda shared: shared / "prog"),

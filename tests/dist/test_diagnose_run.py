@@ -80,5 +80,6 @@ def test_a_healthy_run_gives_no_finding_and_a_summary(tmp_path: Path) -> None:
     health = found["health"]
     assert health["ranks_seen"] == [0, 1, 2]
     assert list(health["transports"]) == ["TCP/lo"]
+    assert found["verdict"] == "healthy"
     assert "No failure found" in shown
     assert "3 ranks" in shown

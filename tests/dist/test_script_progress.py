@@ -73,7 +73,7 @@ def test_progress_is_read_in_the_output_and_labelled(tmp_path: Path) -> None:
     assert 5 < metrics["steps_per_s"] < 10
     assert metrics.get("tokens_per_s") is None
     assert "tokens_reported" not in metrics
-    assert "30 (read in the output of rank 0)" in done.stdout
+    assert "30 (parsed from the output of rank 0)" in done.stdout
     assert "bytes are not shown" in done.stdout
     assert "only in the log of rank 1" not in done.stdout
     assert len(done.stdout) < 200_000

@@ -71,7 +71,7 @@ def test_a_profile_that_contradicts_itself_gives_no_share_and_no_prediction(expo
     assert one.figures and exposed_share(one.figures) is None
     text, _, predicted = recommend_strategy(measured([one]), [one])
     assert "exposed" not in text[0] and predicted == []
-    assert "its profile contradicts itself" in " ".join(text)
+    assert "its profile is inconsistent" in " ".join(text)
 
 
 def test_a_prediction_adds_the_growth_of_communication_to_the_measured_step() -> None:

@@ -66,7 +66,7 @@ def test_piped_output_marks_what_is_trained_and_writes_control_characters_out(tm
     assert "red \\x1b[31m bell \\x07 \\u202e" in text
     assert "\x1b" not in text
     assert "⟦line\nHF_TOKEN=***</s>⟧" in text
-    assert "*** stands for what looks like a secret" in text
+    assert "*** replaces text that looks like a secret" in text
     assert "template  chat (columns prompt, response); the model has no chat template" in text
 
 

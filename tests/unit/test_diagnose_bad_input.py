@@ -139,13 +139,15 @@ def test_zstd_without_anything_that_reads_it_is_said(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("content", "said", "code"),
     [
-        (b"", "This log is empty", 0),
-        (b"step 1 loss 2.0\n", "No failure found", 0),
+        (b"", "This log is empty", 1),
+        (b"step 1 loss 2.0\n", "they end in progress", 0),
+        (b"loading the model\n", "incomplete", 1),
+        (b"Traceback (most recent call last):\n", "cause is not in these logs", 1),
         (os.urandom(9000), "None of these files could be read", 2),
         (OOM, "GPU memory exhausted", 1),
         (None, "None of these files could be read", 2),
     ],
-    ids=["empty", "healthy", "binary", "failed", "no file"],
+    ids=["empty", "healthy", "incomplete", "unexplained", "binary", "failed", "no file"],
 )
 def test_what_is_said_and_the_exit_code(tmp_path: Path, content: bytes | None, said: str, code: int) -> None:
     """That nothing could be read is not passed off as health."""

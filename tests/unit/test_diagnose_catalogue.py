@@ -12,7 +12,7 @@ from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.catalogue.messages import BENIGN_MESSAGES, FACT_PATTERNS
 from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES
 from allranks.analysis.diagnose.patterns import Pattern, longest_literal
-from allranks.analysis.diagnose.scanner import LiteralPrefilter, all_rules
+from allranks.analysis.diagnose.scan_rules import LiteralPrefilter, all_rules
 from tests.conftest import shared
 
 ENTRIES = pytest.mark.parametrize("entry", CATALOGUE.values(), ids=list(CATALOGUE))
@@ -135,3 +135,17 @@ def test_the_traceback_of_an_earlier_versions_heartbeat_is_no_finding(tmp_path: 
     found = diagnose([tmp_path])
     assert found.findings == []
     assert [b.id for b in found.benign] == ["heartbeat_thread"]
+
+
+def test_a_match_begins_a_word() -> None:
+    pattern = Pattern(r"ib timeout|: late", "ib timeout", "late")
+    assert pattern.search("an ib timeout")
+    assert pattern.search("_ib timeout, node: late")
+    assert pattern.search("node: late")
+    assert not pattern.search("attrib timeout")
+
+
+def test_the_progress_rule_needs_no_second_look() -> None:
+    """Lines of progress are counted by their form alone, which has no digits: a literal digit would let every candidate pass."""
+    (rule,) = [r for r in all_rules() if r.kind == "progress"]
+    assert rule.exact

@@ -10,7 +10,7 @@ import pytest
 
 from allranks.analysis.diagnose import Diagnosis, diagnose
 from allranks.analysis.diagnose.case import DiagnosisCase, sort_by_time
-from allranks.analysis.diagnose.logs import in_year_of, parse_line, timestamp_of
+from allranks.analysis.diagnose.lines import in_year_of, parse_line, timestamp_of
 from allranks.analysis.diagnose.records import FileScan, LogSignal
 from tests.unit.test_diagnose_judge import LOST, STATUS, watchdog
 
@@ -161,15 +161,19 @@ def test_the_agents_table_names_the_rank_and_only_its_own_lines_count(tmp_path: 
     told = "\n".join(f"[{i}]:\n{fields(20 + i, 'node-a')}" for i in range(1, 1 + others))
     root = f"Root Cause (first observed failure):\n[0]:\n{fields(13, 'node-d')}"
     text = f"train.py FAILED\n{'-' * 20}\nFailures:\n{told}\n{'-' * 20}\n{root}\n{'=' * 20}"
-    assert first(tmp_path, {"a.log": text}) == ("application_error", 13, "node-d")
+    found = of(tmp_path, {"a.log": text})
+    assert (found.verdict, ids(found)) == ("unexplained", [])
+    assert found.unexplained is not None
+    assert (found.unexplained.emitter, found.unexplained.rank, found.unexplained.host) == ("launcher", 13, "node-d")
 
 
 @pytest.mark.parametrize("how", ["Exited with exit code 1", "Exited with exit code 17"])
 def test_of_ends_that_srun_reports_the_terminated_ones_are_not_the_first(tmp_path: Path, how: str) -> None:
     text = f"srun: error: n1: tasks 0-3: Terminated\nsrun: error: n2: task 5: {how}"
-    found = of(tmp_path, {"a.out": text}).findings[0]
-    assert (found.id, found.rank, found.host) == ("application_error", 5, "n2")
-    assert "is not in these logs" in found.cause
+    found = of(tmp_path, {"a.out": text})
+    assert (found.verdict, ids(found)) == ("unexplained", [])
+    assert found.unexplained is not None
+    assert (found.unexplained.emitter, found.unexplained.rank, found.unexplained.host) == ("slurm_client", 5, "n2")
 
 
 def test_an_exit_code_says_nothing_more_where_the_error_itself_is_told(tmp_path: Path) -> None:
@@ -404,7 +408,10 @@ def test_an_error_of_the_programs_own_stands_behind_a_cause_that_names_itself(tm
 
 
 def test_an_error_after_which_training_went_on_is_none(tmp_path: Path) -> None:
-    assert ids(of(tmp_path, {"a.log": "KeyError: 'labels'\nstep 2/9 loss 1.0"})) == []
+    assert (
+        ids(of(tmp_path, {"a.log": "KeyError: 'labels'\nstep 2/9 loss 1.0\nstep 3/9 loss 1.0\nstep 4/9 loss 1.0"}))
+        == []
+    )
     assert ids(of(tmp_path, {"a.log": "step 2/9 loss 1.0\nKeyError: 'labels'"})) == ["application_error"]
 
 
@@ -421,7 +428,8 @@ def test_a_message_that_names_no_class_but_hints_is_no_finding_alone(tmp_path: P
     hint = "misc/ibvwrap.cc:7 ibv_modify_qp failed"
     assert ids(of(tmp_path, {"a.log": hint})) == []
     ended = "srun: error: n2: task 5: Exited with exit code 1"
-    assert ids(of(tmp_path, {"a.log": f"{hint}\n{ended}"})) == ["application_error"]
+    found = of(tmp_path, {"a.log": f"{hint}\n{ended}"})
+    assert (found.verdict, ids(found)) == ("unexplained", [])
 
 
 def test_lines_that_several_rules_match_are_counted_once(tmp_path: Path) -> None:

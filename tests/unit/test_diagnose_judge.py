@@ -88,7 +88,7 @@ def test_later_collective_abstains(tmp_path: Path) -> None:
     text = "\n".join(watchdog(r) + "\n" + STATUS.format(rank=r, second=6, seq=900, done=899) for r in range(2))
     found = _diagnose(tmp_path, {"a.log": text})
     assert _ids(found) == ["collective_hang"]
-    assert found.findings[0].confidence < 0.7
+    assert found.findings[0].confidence <= 0.75  # of the abstention, which is right more often than not
 
 
 def test_ranks_in_unlike_collectives(tmp_path: Path) -> None:
@@ -369,7 +369,8 @@ def test_the_host_that_others_lost_is_named(tmp_path: Path, silent: bool) -> Non
 def test_a_kill_is_put_down_to_memory_only_as_far_as_the_logs_say_so(tmp_path: Path) -> None:
     killed = "failed (exitcode: -9) local_rank: 2 (pid: 4174) of binary: /usr/bin/python"
     bare = _diagnose(tmp_path, {"a.log": killed}).findings[0]
-    assert (bare.id, bare.confidence) == ("host_oom", 0.7)
+    assert bare.id == "host_oom"
+    assert bare.confidence < 0.7
     assert "somebody may have sent the signal" in bare.against[0]
     shown = _diagnose(
         tmp_path, {"n1.dmesg": "[12.3] Memory cgroup out of memory: Killed process 4174 (python)"}

@@ -16,7 +16,7 @@ from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES, KnownFailure
 from tests.conftest import REPO
 
-HEADINGS = ["Symptom", "Why", "What allranks does", "Cure by hand", "How we know"]
+HEADINGS = ["Symptom", "Cause", "What allranks does", "Fix", "Tests"]
 FOLDER = REPO / "docs" / "failures"
 EACH = pytest.mark.parametrize("failure", KNOWN_FAILURES, ids=lambda f: f"{f.number:02d}")
 NODE_ID = re.compile(r"`(tests/[\w/]+\.py::[^`]+)`")
@@ -28,7 +28,7 @@ def page_of(failure: KnownFailure) -> str:
 
 def proofs_of(failure: KnownFailure) -> list[str]:
     """The node ids that the page names as proof."""
-    return NODE_ID.findall(page_of(failure).split("## How we know")[1])
+    return NODE_ID.findall(page_of(failure).split("## Tests")[1])
 
 
 def test_all_forty_are_there_once() -> None:
@@ -55,7 +55,7 @@ def test_page_has_its_parts_in_order(failure: KnownFailure) -> None:
 
 @EACH
 def test_page_names_tests(failure: KnownFailure) -> None:
-    last = page_of(failure).split("## How we know")[1]
+    last = page_of(failure).split("## Tests")[1]
     assert proofs_of(failure), "no test shows it"
     assert failure.evidence != "replayed" or "replay" in last.lower()
 
@@ -151,7 +151,7 @@ def test_the_verb_lists_all_and_json_holds_each_field() -> None:
 @EACH
 def test_the_log_of_a_page_is_named_as_the_record_says(failure: KnownFailure, tmp_path: Path) -> None:
     """Of the blocks marked ``log`` under Symptom, diagnose names one by a class of the record; those of harmless messages it does not name."""
-    blocks = re.findall(r"^```log\n(.*?)^```$", page_of(failure).split("## Why")[0], re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```log\n(.*?)^```$", page_of(failure).split("## Cause")[0], re.MULTILINE | re.DOTALL)
     found = []
     for number, block in enumerate(blocks):
         path = tmp_path / f"{number}.log"

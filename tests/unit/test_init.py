@@ -305,7 +305,7 @@ def test_it_asks_which_column_is_what_where_no_template_fits(tmp_path: Path) -> 
     assert code == 0, out
     assert "  frage: Wo ist 0?" in out and "[prompt=frage, response=antwort]" in out
     assert (
-        "there is no column 'frge'" in out and "did you mean 'frage'" in out and out.count("Which column is what") == 2
+        "there is no column 'frge'" in out and "did you mean 'frage'" in out and out.count("Roles of the columns") == 2
     )
     spec = preview.read_spec(tmp_path / "spec.yaml")
     assert spec.data is not None and spec.data.columns == {"prompt": "frage", "response": "antwort"}

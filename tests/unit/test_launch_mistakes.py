@@ -116,7 +116,7 @@ MISTAKES: dict[str, Case] = {
     "speech": ({"model_type": "whisper", "vocab_size": 300, "is_encoder_decoder": True}, {}, ROWS, SpecError, r"a whisper is an encoder-decoder", f"{MODEL}.model_task"),
     "masked model without a classifier": (BERT | {"model_type": "vit", "architectures": ["ViTForMaskedLM"]}, {}, ROWS, SpecError, r"a vit \(ViTForMaskedLM\) has no sequence classifier in transformers; supported", f"{MODEL}.model_task"),
     "packed rows of attention that does not separate them": (LLAMA | {"model_type": "opt"}, {}, ROWS, SpecError, r"packing is isolated, but in .* \(opt\) .* attention in transformers does not .*data\.packing: none", f"{MODEL}.require_architecture"),
-    "packed rows of a state-space model": ({"model_type": "mamba", "vocab_size": 300}, {"model": {"attention": "eager"}}, ROWS, SpecError, r"\(mamba\) .*state runs on .*tested with model\.attention: eager, data\.packing: none, with LoRA adapter\.targets: \[in_proj, x_proj\]", f"{MODEL}.require_architecture"),
+    "packed rows of a state-space model": ({"model_type": "mamba", "vocab_size": 300}, {"model": {"attention": "eager"}}, ROWS, SpecError, r"\(mamba\) .*state continues across rows.*tested with model\.attention: eager, data\.packing: none, with LoRA adapter\.targets: \[in_proj, x_proj\]", f"{MODEL}.require_architecture"),
     "adapters everywhere in a state-space model": ({"model_type": "mamba", "vocab_size": 300}, {"model": {"attention": "eager"}, "data": {"packing": "none"}, **lora(targets=None)}, ROWS, SpecError, r"targets null adapts every linear layer, which does not work for .* \(mamba\): PEFT refuses out_proj .*set adapter\.targets: \[in_proj, x_proj\]", f"{MODEL}.require_architecture"),
     "an adapter that PEFT refuses": ({"model_type": "mamba", "vocab_size": 300}, {"model": {"attention": "eager"}, "data": {"packing": "none"}, **lora(targets=["in_proj", "mixer.out_proj"])}, ROWS, SpecError, r"targets names mixer\.out_proj, which does not work", f"{MODEL}.require_architecture"),
     "neither language model nor classifier": ({"model_type": "vit", "vocab_size": 300}, {}, ROWS, SpecError, r"a vit is neither", f"{MODEL}.model_task"),
@@ -374,7 +374,7 @@ def test_a_hub_that_does_not_answer_is_told_at_once(hub: str, tmp_path: Path, mo
     ):
         check_hub(hub_spec(tmp_path, "org/name"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(EnvironmentNotAble, match="HF_HUB_OFFLINE forbids"):
+    with pytest.raises(EnvironmentNotAble, match="HF_HUB_OFFLINE disables"):
         check_hub(hub_spec(tmp_path, source="org/rows"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_ENDPOINT", "file:///etc")

@@ -171,7 +171,7 @@ def test_what_a_node_says_of_the_hub(facts: HubFacts | None, offline: str, found
     check = judge(report)["n2"]
     assert check.found == found and check.ok is not found.startswith("NOT")
     if not check.ok:
-        assert ("HF_HUB_OFFLINE forbids" if offline else "does not reach huggingface.co:443: timed out") in check.cure
+        assert ("HF_HUB_OFFLINE disables" if offline else "does not reach huggingface.co:443: timed out") in check.cure
         assert "hf download org/m" in check.cure and not check.stageable
 
 

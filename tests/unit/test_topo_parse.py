@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import RequestError
-from allranks.nodes.topology.advice import advise_nccl
+from allranks.nodes.topology.advice import advise_nccl, machine_notes, short_names
 from allranks.nodes.topology.drawings import nvlink_mesh
 from allranks.nodes.topology.nvidia_smi import parse_topology
 from allranks.planning.node_facts import Topology, TopologyDevice, link_distance
@@ -109,6 +109,12 @@ def test_an_empty_cell_between_columns_padded_with_spaces() -> None:
 def test_escape_codes_around_any_word() -> None:
     text = texts.BARE.replace("NV1", "\x1b[32mNV1\x1b[0m").replace("GPU1 ", "\x1b[1mGPU1\x1b[0m ")
     found = parse_topology(text)
+    assert types(found) == [("GPU0", "GPU1", "NV1")] and found.unread == []
+
+
+def test_escape_codes_without_their_first_character() -> None:
+    lost = texts.BARE.replace("GPU1 ", "[4mGPU1[0m ").replace("NV1", "[1;32mNV1[m")
+    found = parse_topology(lost)
     assert types(found) == [("GPU0", "GPU1", "NV1")] and found.unread == []
 
 
@@ -353,3 +359,58 @@ def test_a_cut_machine_is_never_read_as_another(machine: tuple, data: st.DataObj
         assert link.type == real or real.startswith(link.type), "only the last cell may be cut itself"
     if len(cut.rstrip()) < len(text.rstrip()) - 30:
         assert found.unread or found.missing_pairs() == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("[4m", "[0m"),
+        ("\\033[4m", "\\033[0m"),
+        ("\\e[4m", "\\e[m"),
+        ("\u2190[1;4m", "\u2190[0m"),
+        ("\ufffd[4m", "\ufffd[0m"),
+        ("^[[4m", "^[[0m"),
+    ],
+)
+def test_a_header_whose_escape_byte_was_lost(before: str, after: str) -> None:
+    text = f"\t{before}GPU0\tGPU1\tCPU Affinity{after}\nGPU0\t X \tNV4\t0-7\nGPU1\tNV4\t X \t0-7\n"
+    found = parse_topology(text)
+    assert types(found) == [("GPU0", "GPU1", "NV4")] and found.unread == [] and found.gpus[1].cpus == "0-7"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        texts.ROCM,
+        "       GPU0         GPU1\nGPU0   0            PCIE\nGPU1   PCIE         0\n",
+        "LINK TYPE TABLE:\n             0000:0c:00.0 0000:22:00.0\n0000:0c:00.0 SELF         XGMI\n",
+        "======== Weight between two GPUs ========\n       GPU0         GPU1\nGPU0   0            15\nGPU1   15           0\n",
+    ],
+    ids=["type", "pcie", "amd-smi", "weight"],
+)
+def test_forms_of_amd_are_refused_by_name(text: str) -> None:
+    with pytest.raises(RequestError, match="AMD's rocm-smi or amd-smi"):
+        parse_topology(text)
+
+
+def test_advice_begins_with_what_matters_on_this_machine() -> None:
+    def notes(name: str) -> list[str]:
+        found = parse_topology(shared("topo", name).read_text())
+        return machine_notes(found, advise_nccl(found))
+
+    pcie = notes("pcie_8gpu_NODE_SYS_two_numa.txt")
+    assert "GPU0-3; GPU4-7" in pcie[0] and "GPU4-7: 32-63,96-123" in pcie[1]
+    assert notes("2gpu_NV2.txt") == [], "all GPUs alike, and one set of cores"
+    seed = parse_topology(texts.SEED_L4)
+    assert any(
+        "GPU0-1: no network card behind the same PCIe switch" in note for note in machine_notes(seed, advise_nccl(seed))
+    )
+    part = parse_topology("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV4\tSYS\nGPU1\tNV4\tX\tSYS\nGPU2\tSYS\tSYS\tX\n")
+    assert "GPU0-1; GPU2" in machine_notes(part, advise_nccl(part))[0]
+    ring = parse_topology("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV4\tSYS\nGPU1\tNV4\tX\tNV4\nGPU2\tSYS\tNV4\tX\n")
+    assert "does not connect all pairs" in machine_notes(ring, advise_nccl(ring))[0]
+
+
+def test_names_of_gpus_are_shortened() -> None:
+    assert short_names(["GPU0", "GPU1", "GPU2", "GPU6"]) == "GPU0-2, GPU6"
+    assert short_names(["GPU0", "GPU-a"]) == "GPU0, GPU-a"

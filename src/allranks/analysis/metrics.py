@@ -194,7 +194,7 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
 
 
 def _unknown_of_program(steps: dict[int, Events]) -> dict[str, Any]:
-    """Return None for what the plan and absent events say of a training, and nobody knows of a user's own program."""
+    """Return None for values that plan and events determine for a training but not for a user's own program."""
     counts = () if steps.get(0) else ("steps", "tokens_real", "tokens_trained", "tokens_padded")
     return dict.fromkeys((*NOT_OF_PROGRAMS, *counts))
 

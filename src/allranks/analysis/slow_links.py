@@ -20,7 +20,7 @@ MIN_RESENT = 20
 SLOW_FACTOR = (
     3.0  # time per byte, relative to the fastest quarter of the other links: those of a slow node are all slow
 )
-MIN_BUSY_SHARE = 0.2  # of the time; a link that is rarely used delays nobody
+MIN_BUSY_SHARE = 0.2  # of the time; a link that is rarely used delays no rank
 MIN_BYTES = 1 << 20
 
 

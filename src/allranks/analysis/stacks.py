@@ -1,4 +1,4 @@
-"""Read dumps of stacks, and say what a thread is doing. Pure.
+"""Parse stack dumps and determine what a thread is doing. Pure.
 
 The hang watch of a run, the message about a crashed rank and `allranks diagnose` use it. Frames are ``file:function`` texts, innermost
 first, where the line number does not matter.

@@ -20,7 +20,7 @@ from allranks.nodes.slurm.endpoints import DEFAULT_NAME
 Value = TypeVar("Value", int, str)
 PER_NODE = "[NODE=]VALUE"
 NODE = click.argument("node")
-NAME = click.option("--name", help="Which box, where several are up.")
+NAME = click.option("--name", help="Box to use if several are running.")
 
 
 @click.group(cls=FullHelpGroup)
@@ -105,7 +105,7 @@ def up(
 
 
 @cluster.command()
-@click.option("--name", help="Which box, where several are up.")
+@click.option("--name", help="Box to use if several are running.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(name: str | None, as_json: bool) -> None:
     """Show the running box; exit 1 if there is none or part of it does not work."""
@@ -115,7 +115,7 @@ def status(name: str | None, as_json: bool) -> None:
 
 
 @cluster.command(name="exec", context_settings={"allow_interspersed_args": False})
-@click.option("--name", help="Which box, where several are up.")
+@click.option("--name", help="Box to use if several are running.")
 @click.option("--node", help="Run on this node without Slurm, instead of on the login node.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def exec_(name: str | None, node: str | None, command: tuple[str, ...]) -> None:
@@ -139,7 +139,7 @@ def down(name: str | None, every: bool) -> None:
 
 
 def per_node(option: str, texts: tuple[str, ...], kind: type[Value]) -> dict[str, Value]:
-    """Parse ``4`` or ``n2=8`` into a map from node to value; "" stands for all other nodes."""
+    """Parse ``4`` or ``n2=8`` into a map from node to value; "" is for all other nodes."""
     values: dict[str, Value] = {}
     for text in texts:
         node, _, value = text.rpartition("=")

@@ -68,7 +68,7 @@ def _show(console: SafeConsole, spec: RunSpec, found: dict[str, Any], world_size
             console.print(f"{name:<9} {text}", highlight=False, markup=False, soft_wrap=True)
     if found["shown"]:
         legend = "green text is trained" if console.is_terminal else f"the text between {OPEN} and {CLOSE} is trained"
-        hidden = "; *** stands for what looks like a secret" if found["secrets_hidden"] else ""
+        hidden = "; *** replaces text that looks like a secret" if found["secrets_hidden"] else ""
         console.print(
             f"\nThe first rows as the model reads them; {legend}{hidden}.",
             highlight=False,

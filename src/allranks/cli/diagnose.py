@@ -25,8 +25,8 @@ from allranks.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEST, RequestError
 def diagnose_command(paths: tuple[Path, ...], workers: int | None, as_json: bool) -> int:
     """Find what went wrong in run folders, log folders or single log files, compressed or not.
 
-    Reads Slurm output, torchrun, NCCL, kernel and system logs, sacct tables, py-spy and faulthandler dumps. Exit code 1 if
-    there are findings, 0 if there are none, 2 if nothing could be read.
+    Reads Slurm output, torchrun, NCCL, kernel and system logs, sacct tables, py-spy and faulthandler dumps. Exit code 0 if the
+    verdict is healthy; 1 if it is found, unexplained or incomplete; 2 if nothing could be read.
     """
     import msgspec
 
@@ -39,9 +39,9 @@ def diagnose_command(paths: tuple[Path, ...], workers: int | None, as_json: bool
         from allranks.analysis.diagnose.terminal import show_diagnosis
 
         show_diagnosis(diagnosis)
-    if diagnosis.findings:
-        return EXIT_FAILED
-    return EXIT_OK if diagnosis.readable else EXIT_REQUEST
+    if not diagnosis.readable:
+        return EXIT_REQUEST
+    return EXIT_OK if diagnosis.verdict == "healthy" else EXIT_FAILED
 
 
 HANDLING_LEGEND = (

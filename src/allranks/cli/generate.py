@@ -34,7 +34,7 @@ MAX_INPUT_BYTES = 16 << 20
     default=128,
     show_default=True,
     metavar="N",
-    help="Tokens of a reply at most.",
+    help="Maximum number of tokens of a reply.",
 )
 @click.option(
     "--temperature",
@@ -42,17 +42,19 @@ MAX_INPUT_BYTES = 16 << 20
     default=0.0,
     show_default=True,
     metavar="T",
-    help="0 is greedy; above, tokens are drawn from --seed.",
+    help="0 is greedy; with a higher value tokens are sampled.",
 )
 @click.option(
-    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, metavar="N", help="Seed of the draws."
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, metavar="N", help="Seed for sampling."
 )
 @click.option(
     "--checkpoint",
     metavar="STEP|best",
     help="Step of the checkpoint, or the best one (default: the newest complete one).",
 )
-@click.option("--raw", is_flag=True, help="Give the model the prompt as it is, without the template of the run's data.")
+@click.option(
+    "--raw", is_flag=True, help="Pass the prompt to the model unchanged, without the template of the run's data."
+)
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
@@ -149,7 +151,7 @@ def _prompts(given: tuple[str, ...]) -> list[str]:
     prompts = list(given)
     if not given:
         if sys.stdin is None or sys.stdin.isatty():
-            raise RequestError("no prompt: give --prompt TEXT, or prompts on standard input, one a line")
+            raise RequestError("no prompt: give --prompt TEXT, or prompts on standard input, one per line")
         content = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
         if len(content) > MAX_INPUT_BYTES:
             raise RequestError(f"standard input has more than {MAX_INPUT_BYTES >> 20} MiB of prompts")
@@ -169,6 +171,6 @@ def _prompts(given: tuple[str, ...]) -> list[str]:
             raise RequestError(f"prompt {i} is not UTF-8 text") from None
     if not prompts:
         raise RequestError(
-            "no prompt: standard input has no line with text; give --prompt TEXT, or prompts, one a line"
+            "no prompt: standard input has no line with text; give --prompt TEXT, or one prompt per line"
         )
     return prompts

@@ -87,12 +87,14 @@ class _Answers:
     "--data", shell_complete=complete_data, help="Hub name, file, or built-in set such as builtin:instructions."
 )
 @click.option(
-    "--columns", metavar="ROLE=COLUMN,...", help="Columns of other names, such as prompt=question,response=answer."
+    "--columns", metavar="ROLE=COLUMN,...", help="Columns with other names, such as prompt=question,response=answer."
 )
 @click.option(
-    "--template", metavar="NAME|FILE", help="Template of the rows, or a Jinja file (default: by the columns)."
+    "--template", metavar="NAME|FILE", help="Template of the rows, or a Jinja file (default: chosen by the columns)."
 )
-@click.option("--machine", type=click.Choice([*MACHINES]), help="Where to run: this machine, Slurm, or hosts by hand.")
+@click.option(
+    "--machine", type=click.Choice([*MACHINES]), help="Where to run: this machine, Slurm, or hosts started manually."
+)
 @click.option("--strategy", shell_complete=complete_strategy, help="Strategy (default: pytorch_ddp).")
 @click.option("--name", help="Name of the runs (default: from model and data).")
 @click.option(
@@ -116,14 +118,14 @@ class _Answers:
     help="File to write; - prints it.",
 )
 @click.option(
-    "--yes", "-y", is_flag=True, help="Ask nothing: a test run on this machine, unless options say otherwise."
+    "--yes", "-y", is_flag=True, help="Ask no questions: write a test run on this machine, unless options are given."
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @json_option
 def init_command(output: Path, yes: bool, force: bool, as_json: bool, **options: Any) -> int:
     """Write a minimal spec with comments, which `plan` accepts and `run` runs.
 
-    Asks for model, data and machine if standard input is a terminal; with --model, --data and --machine, or with --yes, it asks nothing.
+    Asks for model, data and machine if standard input is a terminal; with --model, --data and --machine, or with --yes, it asks no questions.
     """
     to_stdout = str(output) == "-"
     if not to_stdout:
@@ -156,20 +158,20 @@ def _may_ask(options: dict[str, Any], yes: bool) -> bool:
     """Return whether to ask questions.
 
     Raises:
-        RequestError: an option is missing, and there is nobody to ask.
+        RequestError: an option is missing, and standard input is not a terminal.
     """
     missing = [f"--{key}" for key in NEEDED if options.get(key) is None]
     if yes or not missing:
         return False
     if not sys.stdin.isatty():
         raise RequestError(
-            f"standard input is no terminal, so nothing can be asked: give {', '.join(missing)}, or --yes for a test run on this machine"
+            f"standard input is not a terminal, so no questions can be asked: give {', '.join(missing)}, or --yes for a test run on this machine"
         )
     return True
 
 
 def _agree(answers: _Answers, file: str) -> tuple[str, StarterChoices]:
-    """Return the text of a spec that was checked, and the choices; ask again for what was refused.
+    """Return the text of a spec that was checked, and the choices; ask again for refused values.
 
     Raises:
         AllranksError: the options are refused.
@@ -411,7 +413,7 @@ def _ask(answers: Answers, source: str, rows: list[Row], model: str) -> tuple[tu
         answers.tell(f"  {name}: {_shortened(value)}")
     pairs = suggested_columns(row, {}, classifier=_classifies(model))
     default = ", ".join(f"{role}={name}" for role, name in pairs.items()) or f"{Path(source).stem}.jinja"
-    question = "Which column is what (ROLE=COLUMN, ...; or a .jinja file)"
+    question = "Roles of the columns (ROLE=COLUMN, ...; or a .jinja file)"
     answer = answers.take("columns", question, default)
     columns = _accept(answers, str(answer or default), row)
     if columns:  # a mistake is reported at its question

@@ -150,7 +150,7 @@ def _run(debug: bool) -> int:
 
 
 def _hoist_debug(args: list[str]) -> list[str]:
-    """Move ``--debug`` to the front; it may stand anywhere before a ``--``."""
+    """Move ``--debug`` to the front; it may be anywhere before a ``--``."""
     own = args[: args.index("--")] if "--" in args else args
     return (["--debug"] if "--debug" in own else []) + [a for a in own if a != "--debug"] + args[len(own) :]
 

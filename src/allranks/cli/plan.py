@@ -27,9 +27,7 @@ MAX_NODE_ROWS = 8
 
 @click.command("plan")
 @click.argument("spec", type=any_path)
-@click.option(
-    "--full", is_flag=True, help="Show every rank, and the variables that are left alone, each with its reason."
-)
+@click.option("--full", is_flag=True, help="Show every rank, and the variables that are not set, each with its reason.")
 @set_option
 @json_option
 def plan_command(spec: Path, full: bool, sets: tuple[str, ...], as_json: bool) -> int:
@@ -102,8 +100,8 @@ def hang_line(plan: LaunchPlan) -> str:
         return "hangs: not monitored (observe.hang_s)"
     if plan.batch is None:
         return (
-            f"hangs: silence of all ranks for 10 times its usual length, at least {plan.hang.step_s:g} s in which no rank works, or {plan.hang.long_s:g} s "
-            "in which a rank works and others wait for it, is inspected and reported (observe.hang_s)"
+            f"hangs: if no rank makes progress for 10 times the usual interval, at least {plan.hang.step_s:g} s, and none works, or for {plan.hang.long_s:g} s "
+            "while one works and others wait for it, the ranks are inspected and reported (observe.hang_s)"
         )
     return (
         f"hangs: a rank that makes no progress for {plan.hang.step_s:g} s in a step, or {plan.hang.long_s:g} s in other phases, is inspected and reported "
@@ -154,7 +152,7 @@ def show_plan(
         starts = zip(plan.nodes, commands, strict=True)
         script = "\n".join(f"  {node.host or node.node}:  {command}" for node, command in starts)
     if script:
-        console.print("\nTo start by hand, one command per node:\n" if commands else "\nBatch script:\n")
+        console.print("\nTo start manually, one command per node:\n" if commands else "\nBatch script:\n")
         console.print(script, highlight=False, markup=False, soft_wrap=True)
 
 

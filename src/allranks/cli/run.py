@@ -337,7 +337,7 @@ def print_result(result: RunResult, console: SafeConsole, as_json: bool) -> int:
 
 
 def _detach(run_dir: RunDir, spec: RunSpec, plan: LaunchPlan, as_json: bool) -> int:
-    """Start a run that nobody follows; where its launcher needs a process that stays, start one in the background."""
+    """Start a run without following it; if its launcher needs a process, start one in the background."""
     from allranks.launch.launchers import get_launcher
 
     launcher = get_launcher(spec.cluster.launcher)

@@ -46,7 +46,7 @@ CHUNK_BYTES = 64 << 10  # shown at most of one log per look; what comes faster i
 LINE_BYTES = 4000
 NO_OUTPUT = "none"
 OUTPUTS = ("rank0", "all", NO_OUTPUT)
-LOG_NOTE = " (read in the output of rank 0)"
+LOG_NOTE = " (parsed from the output of rank 0)"
 
 
 class Field(NamedTuple):
@@ -215,7 +215,7 @@ class ProgramOutput(threading.Thread):
         return {rank: path for rank, path in logs.items() if self._which == "all" or rank == 0}
 
     def _look(self, *, last: bool = False) -> None:
-        """Show what is new. A display never ends a run."""
+        """Show new events. A display never ends a run."""
         if self._failed:
             return
         try:
@@ -247,7 +247,7 @@ class ProgramOutput(threading.Thread):
 
 
 def _visible(line: bytes) -> bytes:
-    """Return what a terminal would show of a line at its end, shortened."""
+    """Return the final state of a line as a terminal would show it, shortened."""
     states = [part for part in line[-4 * LINE_BYTES :].split(b"\r") if part.strip()]
     return states[-1][:LINE_BYTES] if states else b""
 
@@ -284,7 +284,7 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
     nodes = finite_int(m.get("nodes"))
     ranks = f"{format_count(m.get('world_size'))} on {format_count(nodes)} node{'s' * (nodes != 1)}"
     network = as_dict(m.get("network")).get("line")
-    if m.get("model") is None:  # a program of the user's own, of which no steps, tokens or proofs are known
+    if m.get("model") is None:  # a user's own program, whose steps, tokens or proofs are unknown
         ranks += f", your own program, {format_value(m.get('device'))}"
         known = [
             ("ranks", ranks),

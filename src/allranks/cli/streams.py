@@ -8,7 +8,11 @@ import os
 import sys
 from typing import Any
 
-CLOSED_ERRNOS = {errno.EPIPE, errno.EIO, errno.EBADF}  # nobody reads any more: a closed pipe, a terminal that hung up
+CLOSED_ERRNOS = {
+    errno.EPIPE,
+    errno.EIO,
+    errno.EBADF,
+}  # the output has no reader: a closed pipe, a terminal that hung up
 
 
 class Output(io.FileIO):

@@ -29,17 +29,18 @@ def topo_command(file: Path | None, svg: Path | None, as_json: bool) -> int:
 
     Exit code 2 if the matrix is truncated, so that the link of some GPU pair is unknown.
     """
-    from allranks.nodes.topology.advice import advise_nccl
+    from allranks.nodes.topology.advice import advise_nccl, machine_notes
     from allranks.nodes.topology.nvidia_smi import parse_topology, query_driver, read_matrix
 
     topology = parse_topology(query_driver() if file is None else read_matrix(file))
     advice = advise_nccl(topology, _live(topology) if file is None else None)
     if svg is not None:
         _write_svg(svg, topology)
+    notes = machine_notes(topology, advice)
     if as_json:
-        print_json(as_document(topology, advice))
+        print_json({**as_document(topology, advice), "notes": notes})
     else:
-        _print(topology, advice)
+        _print(topology, advice, notes)
     missing = topology.missing_pairs()
     if missing:
         echo(
@@ -78,7 +79,7 @@ def _write_svg(out: Path, topology: Topology) -> None:
         raise write_error(out, error, "--svg") from None
 
 
-def _print(topology: Topology, advice: list[EnvVar]) -> None:
+def _print(topology: Topology, advice: list[EnvVar], notes: list[str]) -> None:
     from rich.markup import escape
 
     from allranks.cli.console import SafeConsole
@@ -87,15 +88,19 @@ def _print(topology: Topology, advice: list[EnvVar]) -> None:
 
     console = SafeConsole()
     console.print(draw_text(topology), soft_wrap=True)
-    console.print("NCCL", style="bold")
-    for item in advice:
-        console.print(
-            f"  [bold]{item.name}[/bold] {'do not set' if item.value is None else '= ' + escape(item.value)}",
-            highlight=False,
-        )
-        for part in textwrap.wrap(
-            f"{item.reason}. Risk: {item.risk}", max(console.width - 6, 30), break_on_hyphens=False
-        ):
+    wide = max(console.width - 6, 30)
+    console.print("On this machine", style="bold")
+    alike = "nothing special" + (": all GPUs are connected in the same way" if len(topology.gpus) > 1 else "")
+    for note in notes or [alike]:
+        for number, part in enumerate(textwrap.wrap(note[0].upper() + note[1:], wide, break_on_hyphens=False)):
+            console.print(escape(f"{'  - ' if number == 0 else '    '}{part}"), highlight=False)
+    unset = [item for item in advice if item.value is None]
+    if unset:
+        console.print("\nNCCL variables to leave unset", style="bold")
+    for item in unset:
+        lines = textwrap.wrap(f"{item.name}: {item.reason}", wide, break_on_hyphens=False)
+        console.print(f"  {escape(lines[0])}", highlight=False)
+        for part in lines[1:]:
             console.print(f"      [dim]{escape(part)}[/dim]", highlight=False)
     if advice:
         console.print(f"source: {advice[0].documentation.partition('#')[0]}", highlight=False)

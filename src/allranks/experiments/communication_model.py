@@ -80,7 +80,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def model_error(figures: dict[str, Any], found: CommunicationModel, world: int) -> float:
-    """Return how far the model is from the measured step time, relative to it; infinite if the profile contradicts itself.
+    """Return how far the model is from the measured step time, relative to it; infinite if the profile is inconsistent.
 
     The model replaces the exposed communication of the step by what it computes for the step's collectives.
 

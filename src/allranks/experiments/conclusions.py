@@ -154,7 +154,7 @@ def _percent(error: float) -> str:
     return (
         f"by {error:.0%}"
         if error < 10
-        else "its profile contradicts itself"
+        else "its profile is inconsistent"
         if error == float("inf")
         else "by more than 1000%"
     )

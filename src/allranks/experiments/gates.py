@@ -10,7 +10,7 @@ import msgspec
 
 from allranks.experiments.machine_load import counted_repeats, load_figures, load_marks
 
-# Least limits: honest float32 trainings of tiny models differ by up to 9e-6 of the update.
+# Minimum limits: correct float32 trainings of tiny models differ by up to 9e-6 of the update.
 WEIGHTS_FLOOR = {"float32": 2e-5, "float64": 1e-10, "bfloat16": 0.02, "float16": 5e-3}
 NORM_FLOOR = {"float32": 0.01, "float64": 1e-4, "bfloat16": 0.1, "float16": 0.1}
 LOSS_FLOOR = {"float32": 2e-5, "float64": 1e-10, "bfloat16": 0.02, "float16": 5e-3}
@@ -18,7 +18,7 @@ UNEVEN_FLOOR = 2e-5  # of all three; the uneven trial is in float32
 CEILING = {"float32": 5e-3, "float64": 1e-6, "bfloat16": 0.3, "float16": 0.1}
 """Limits of the weights above which the comparison proves nothing."""
 SPREAD_FACTOR = 5.0
-"""Limits are this many times the distance of two honest trainings in one process."""
+"""Limits are this many times the distance of two equivalent trainings in one process."""
 LIBRARY_TOLERANCE = 0.01  # of bytes, if a library decides the number of messages
 SHOWN_OVERLAP = 0.05
 Json = dict[str, Any]
@@ -90,7 +90,7 @@ def reference_problem(measured: Json) -> str | None:
         )
         if limit > most:
             return (
-                f"nothing can be proved: two honest trainings in one process differ by {limit / SPREAD_FACTOR:.1e} of the update ({kind}); "
+                f"nothing can be proved: two equivalent trainings in one process differ by {limit / SPREAD_FACTOR:.1e} of the update ({kind}); "
                 "use fewer steps, a lower train.lr, or float32"
             )
     clip = measured["uneven_clip_norm"]
@@ -354,7 +354,7 @@ def figure_spreads(figures: Json, ranks: Sequence[Json], repeats: Sequence[int],
     whole = figures["profiled_step_s"]
     found["profiled_step_s"] = spread_of(whole, [step["step_s"] for step in steps])
     for share, part in (("exposed_share", "exposed_comm_s"), ("idle_share", "idle_s")):
-        if 0 <= figures[part] <= whole and whole > 0:  # otherwise the profile contradicts itself
+        if 0 <= figures[part] <= whole and whole > 0:  # otherwise the profile is inconsistent
             found[share] = spread_of(figures[part] / whole, _ratios(steps, lambda s, p=part: (s[p], s["step_s"])))
     if figures["overlap"] is not None:
         hidden = _ratios(steps, lambda s: (s["overlapped_comm_s"], s["comm_s"]))

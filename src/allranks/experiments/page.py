@@ -77,7 +77,7 @@ RUN_FILES = {
 
 
 def find_links(root: Path, names: Sequence[str]) -> PageLinks:
-    """Return links to what a comparison has left in its run folder: results, and the traces and step records of each strategy."""
+    """Return links to the files of a comparison in its run folder: results, and the traces and step records of each strategy."""
     run = [Link(text, href) for text, href in RUN_FILES.items() if (root / href).is_file()]
     return PageLinks(run=run, strategies=[_strategy_links(root, n) for n in names if (root / "compare" / n).is_dir()])
 
@@ -156,7 +156,7 @@ def _tables(good: list[ComparisonRow], ms: Callable[[float], str], unit: str, re
         "optimizer_bytes": ("optimizer state", format_bytes), "state_bytes": ("sum", format_bytes), "peak_bytes": ("peak", format_bytes),
     }  # fmt: skip
     over = f"the range from min to max of the {repeats} repeats" if repeats > 1 else "no range, as there is one repeat"
-    sums = "The parts have medians of their own, so that their sum can differ from the step."
+    sums = "The median is computed for each part, so the sum can differ from the step."
     return [
         _table("Timed steps", f"Median, and {over}. {sums}", timed, good),
         _table("Profiled steps", "Median of the ranks, and the range over ranks and steps. They are slower than timed steps.", profiled, good),

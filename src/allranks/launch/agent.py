@@ -224,7 +224,7 @@ class Agent:
         return None
 
     def _probe_answers(self) -> ProbeAnswers:
-        from allranks.launch.host_nodes import ProbeAnswers  # only agents that people started are asked
+        from allranks.launch.host_nodes import ProbeAnswers  # only agents that users started are queried
 
         labels = host_labels([place.host for place in self._meeting.places]) if self._meeting else [self._host]
         return ProbeAnswers(self._node, labels[self._node])
@@ -301,7 +301,7 @@ class Agent:
             time.sleep(POLL_S)
 
     def _stop_ranks(self, deadline: float | None, now: float) -> float | None:
-        """Ask the ranks to stop; return when they are killed, None if they have as long as their checkpoint takes."""
+        """Request a stop of the ranks; return when they are killed, None if there is no limit for their checkpoint."""
         if self._plan.grace_s is None:
             self._ranks.request_stop()
             return deadline
@@ -371,7 +371,7 @@ class Agent:
                     "succeeded": [msgspec.to_builtins(end) for end in self._report.ends if end.succeeded],
                 },
             )
-        except OSError as error:  # the channel has told the driver already
+        except OSError as error:  # the driver was already informed over the channel
             logging.warning("the record of this node cannot be written: %s", error)
 
     def _node_environment(self) -> None:
@@ -386,7 +386,7 @@ class Agent:
 
     @property
     def _names(self) -> list[str]:
-        """Return the names under which others may know this node."""
+        """Return the names of this node on other nodes."""
         place = [self._meeting.places[self._node].host] if self._meeting else []
         return [*place, os.environ.get("SLURMD_NODENAME", ""), self._host]
 

@@ -269,7 +269,7 @@ class Driver:
 
     @contextmanager
     def _staged(self, found: PreflightResult) -> Iterator[None]:
-        """While it lasts, nodes that lack code, packages, model or data have copies of their own."""
+        """Stage code, packages, model or data on nodes that lack them while the context is active."""
         lacking = [r.host for r in found.reports if not r.may_run]
         always = self._spec.cluster.stage == "always"
         if self._spec.cluster.stage == "never" or not (lacking or always or self._run.bundle.exists()):
@@ -367,7 +367,7 @@ class Driver:
         return own_address_towards(first)  # in an allocation, on another machine
 
     def _wait(self, step: SrunStep, supervisor: Supervisor) -> int:
-        """Wait for the end of the agents' job step, for a bounded time after all agents have ended or were told to."""
+        """Wait for the end of the agents' job step, for a bounded time after all agents have ended or were ordered to end."""
         reported: set[int] = set()
         ended_since: float | None = None
         ordered_since: float | None = None
@@ -424,7 +424,7 @@ class Driver:
             state = "done"
         more = {"gave_up": refused[0].upper() + refused[1:]} if refused else {}
         self._record.write("running", end=msgspec.to_builtins(end), why=self._ending.why, **more)
-        finalize_run(self._run, self._spec, self._plan, code, end=end)  # nobody may be following
+        finalize_run(self._run, self._spec, self._plan, code, end=end)  # there may be no follower
         self._record.write(state, exit_code=code)
         return code
 

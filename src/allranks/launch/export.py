@@ -91,7 +91,7 @@ def export_checkpoint(
 
 @contextmanager
 def _only_export(target: Path) -> Iterator[None]:
-    """Hold a lock beside the target, so that two exports do not write one folder.
+    """Hold a lock next to the target, so that two exports do not write to one folder.
 
     Raises:
         RequestError: another export is writing it.

@@ -157,7 +157,7 @@ def _sender_of_sigkill(for_memory: bool | None) -> str:
         return " (the kernel's out-of-memory killer and Slurm's memory limit send it too)"
     if for_memory:
         return ", and the kernel's out-of-memory killer has ended a process on this machine since the start: host memory ran out"
-    return ", but not by the kernel's out-of-memory killer, which has ended no process here since the start: somebody, or Slurm, sent it"
+    return ", but not by the kernel's out-of-memory killer, which has ended no process here since the start: a user or Slurm sent it"
 
 
 def _left_early(
@@ -222,7 +222,7 @@ def _from_error(error: dict[str, Any], hosts: dict[int, str], last_steps: dict[i
 
 
 def describe_crash(rank: int, logs: Mapping[int, str]) -> str:
-    """Return what the log of an aborted rank says of the reason and the place in the program; empty if it says nothing.
+    """Return the reason and the source line that the log of an aborted rank contains; empty if there are none.
 
     Args:
         logs: the ends of the logs of all ranks.

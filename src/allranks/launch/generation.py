@@ -119,7 +119,7 @@ def _require_replies(run: RunDir, spec: RunSpec) -> None:
     why = (
         "checkpoint.mode is none"
         if saves.mode == "none"
-        else "none has been saved yet; checkpoint.every saves one every so many steps, checkpoint.at_end the last one"
+        else "none has been saved yet (checkpoint.every, checkpoint.at_end)"
     )
     raise RequestError(f"run {run.name} has no checkpoint to try: {why}")
 

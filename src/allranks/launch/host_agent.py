@@ -1,6 +1,6 @@
-"""Runs on a host that people started by hand for ``allranks doctor``: answers the preflight's questions, starts no ranks.
+"""Run the preflight's programs on a host for ``allranks doctor``; started manually, starts no ranks.
 
-``python -m allranks.launch.host_agent CHANNEL --node N --name HOST``; CHANNEL is the file in which the doctor says where it listens. Only the
+``python -m allranks.launch.host_agent CHANNEL --node N --name HOST``; CHANNEL is the file with the address of the doctor. Only the
 programs of `nodes.probes` are run, as they are on this host. No torch.
 """
 

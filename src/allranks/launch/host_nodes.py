@@ -93,7 +93,7 @@ class ProbeAnswers:
     """Answers of one agent. A program runs in a thread, so that the agent still notices that it is to stop."""
 
     def __init__(self, node: int, name: str) -> None:
-        """`name` is what the other hosts call this one."""
+        """Initialize. `name` is the name of this host on the other hosts."""
         self._node, self._name = node, name
         self._asked = 0
         self._done: list[ProbeAnswer] = []

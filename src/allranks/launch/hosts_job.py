@@ -1,4 +1,4 @@
-"""Wait for the agents that people start by hand, one a node: supervise those of a run, or examine their hosts for ``doctor``."""
+"""Wait for agents that users start manually, one per node: supervise those of a run, or examine their hosts for ``doctor``."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ EXAMINED_END_S = 3.0
 
 
 class HostsJob:
-    """Agents started by hand, one per node. Their hosts are examined once all have joined, then the ranks start."""
+    """Agents started manually, one per node. Their hosts are examined once all have joined, then the ranks start."""
 
-    interrupt_grace_s = 15.0  # other machines, of which some may be slow
+    interrupt_grace_s = 15.0  # other machines, some of which may be slow
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class HostsJob:
                 self._supervisor.release()
 
     def _problem_of_hosts(self) -> str:
-        """Return why ranks must not start, empty if nothing speaks against it.
+        """Return why ranks must not start; empty if they may.
 
         Imports are not tested: the ranks import at once anyway. The port of the store is not either: node 0 listens on it already.
         """
@@ -201,11 +201,11 @@ def own_address(first_node: str) -> str:
 def start_on_hosts(
     run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, *, commands: list[str], first: list[str]
 ) -> HostsJob:
-    """Write down where the ranks meet, and listen for the agents.
+    """Record the rendezvous, and listen for the agents.
 
     Args:
-        commands: what starts the agents, one a node.
-        first: what is to be done on each node before.
+        commands: commands that start the agents, one per node.
+        first: commands to run on each node before.
 
     Raises:
         SpecError: no hosts are given, or the first one does not resolve to an address that others can reach.

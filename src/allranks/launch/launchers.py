@@ -1,4 +1,4 @@
-"""What a launcher is: a new one is one file with one class, and one line in `allranks.spec.launchers`.
+"""Define the launcher interface: a new launcher is one file with one class, and one line in `allranks.spec.launchers`.
 
 The files of the launchers are imported when they are needed, and load what starts and follows jobs only in `start`:
 ``allranks plan`` shows what a launcher would do, and must not load all of that.
@@ -55,9 +55,9 @@ class LaunchedJob(Protocol):
 
 
 class Launcher(ABC):
-    """Starts the agents of a run, one a node. Only `start` must be defined; the rest suits agents that report to this process.
+    """Start the agents of a run, one per node. Only `start` must be defined; the defaults are for agents that report to this process.
 
-    An instance serves one command: it may keep what it found out about a scheduler.
+    An instance serves one command: it may cache facts about a scheduler.
     """
 
     needs_follower: ClassVar[bool] = True
@@ -86,7 +86,7 @@ class Launcher(ABC):
         return None
 
     def node_commands(self, spec: RunSpec, run: RunDir, plan: Callable[[], LaunchPlan]) -> list[str] | None:
-        """Return the commands that people start, one a node; None for launchers that start the nodes themselves.
+        """Return the commands that users start, one per node; None for launchers that start the nodes themselves.
 
         Args:
             plan: makes the plan; called only where there are commands.
@@ -110,7 +110,7 @@ class Launcher(ABC):
         """Raise `EnvironmentNotAble` where this launcher cannot be used here; called before anything is written."""
 
     def write_files(self, run: RunDir, spec: RunSpec, plan: LaunchPlan) -> None:  # noqa: B027 - as above
-        """Write what this launcher reads from the run folder, beside the spec and the plan."""
+        """Write the files that this launcher reads from the run folder, besides spec and plan."""
 
     def prepare(self, run: RunDir, spec: RunSpec) -> None:  # noqa: B027 - as above
         """Do what takes long, and find out whether a scheduler would refuse the job; called once, before the first start."""
@@ -118,11 +118,11 @@ class Launcher(ABC):
     # While it runs
 
     def has_records(self, run: RunDir) -> bool:
-        """Whether the run folder holds records that only this launcher writes."""
+        """Return whether the run folder has records that only this launcher writes."""
         return False
 
     def is_running(self, run: RunDir, agents: set[str] | None = None) -> bool:
-        """Whether the run is alive, as far as can be seen from here; by default whether it has an agent on this machine.
+        """Return whether the run is alive, as far as this machine can tell; by default whether it has an agent on this machine.
 
         Args:
             agents: the result of `local_agents`, if the caller queries many runs.
@@ -163,19 +163,19 @@ class Launcher(ABC):
     # After the end
 
     def describe_lost_driver(self, run: RunDir, end_reason: str) -> str:
-        """Return what is known of a driver that did not record its end; empty where it did, or where there is none.
+        """Describe a driver that did not record its end; empty if it did, or if there is none.
 
         Args:
-            end_reason: how the scheduler says that the job ended.
+            end_reason: the end of the job as the scheduler reports it.
         """
         return ""
 
     def describe_end(self, run: RunDir, attempt: int, code: int, end_reason: str) -> tuple[str, Path]:
-        """Return how the job ended, in words, and the log that may say more; for an end that nothing else explains.
+        """Return a description of the job's end and the log with details, for an end without another explanation.
 
         Args:
             code: the exit code of the job.
-            end_reason: how the scheduler says that the job ended.
+            end_reason: the end of the job as the scheduler reports it.
         """
         logs = run.logs_of(attempt)
         return f"the agent ended with exit code {code}", next(iter(logs.glob("*.agent.log")), logs)
@@ -188,7 +188,7 @@ def get_launcher(name: str) -> Launcher:
 
 
 def launcher_of(run: RunDir) -> Launcher:
-    """Return the launcher of a run that was started: by the records that it left, else by its plan; else the default one."""
+    """Return the launcher of a started run, by its records, else by its plan; else the default launcher."""
     found = (get_launcher(name) for name in BUILT_IN)
     if recorded := next((launcher for launcher in found if launcher.has_records(run)), None):
         return recorded
@@ -205,7 +205,7 @@ def local_agents() -> set[str]:
 
 
 def write_attempt_args(run: RunDir, attempt: int, resume: dict[str, Any]) -> None:
-    """Write what the ranks of an attempt are told, where this process starts their agents."""
+    """Write the arguments of an attempt's ranks, if this process starts their agents."""
     make_folder(run.logs_of(attempt))
     write_json(run.logs_of(attempt) / "args.json", resume)
 

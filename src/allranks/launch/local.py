@@ -16,7 +16,7 @@ from allranks.spec.records import RunSpec
 
 
 class LocalLauncher(Launcher):
-    """``launcher: local``. All else is as by default."""
+    """``launcher: local``. Everything else has the defaults."""
 
     def start(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> LaunchedJob:
         """Start the agent."""

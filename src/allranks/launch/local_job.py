@@ -22,7 +22,7 @@ from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import open_append, write_json
 from allranks.rundir.paths import RunDir
 
-STOPPED_S = 10.0  # an agent that a signal has stopped is ended after this time: nobody else could end its ranks
+STOPPED_S = 10.0  # an agent that a signal has stopped is ended after this time, because only it can end its ranks
 ENDED_S = 15.0  # from the last report of an agent to the end of its process
 ORPHANS_S = (
     30.0  # for ranks whose agent was killed to write a checkpoint; for a user's own program, beyond its grace period
@@ -55,7 +55,7 @@ class LocalJob:
             "--telemetry-s",
             str(telemetry_s),
         ]
-        # Apptainer stands between: there the agent's parent is another process.
+        # With Apptainer the agent's parent is another process.
         parent = {} if python[0] == "apptainer" else {LAUNCHER_PID_VARIABLE: str(os.getpid())}
         endpoint = msgspec.json.encode(self._hub.endpoint).decode()
         self._log: IO[bytes] = os.fdopen(open_append(log), "ab")
@@ -101,7 +101,7 @@ class LocalJob:
         return msgspec.structs.replace(found, lost=[self._lost]) if self._lost else found
 
     def _orphans_have_ended(self) -> bool:
-        """Wait for the ranks of a killed agent: the kernel has told them to write a checkpoint, which takes time."""
+        """Wait for the ranks of a killed agent: the kernel sent them the stop signal, and they write a checkpoint."""
         now = time.monotonic()
         self._killed_at = self._killed_at or now
         left = rank_processes(self._run)

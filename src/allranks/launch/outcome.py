@@ -161,7 +161,7 @@ def _why_failed(
     else:
         said = describe_failure(run, culprit, attempt, in_steps=plan.batch is not None)
         if end.reported.stopped and not lost:
-            said = f"{said}. The ranks had been told to stop: {end.reported.stopped}"
+            said = f"{said}. A stop had been requested: {end.reported.stopped}"
         found = said, culprit.exit_code if culprit.known else EXIT_FAILED
     return found
 
@@ -182,7 +182,7 @@ def _stopped(run: RunDir, plan: LaunchPlan, stops: list[dict[str, Any]], why: st
 
 
 def _lost(run: RunDir, plan: LaunchPlan, end: _JobOutcome) -> str:
-    """What is known of agents, or of a driver, that disappeared; empty where none did."""
+    """Describe lost agents, or a lost driver; empty if there are none."""
     agents = "; ".join(f"the agent on {agent.host} is gone: {agent.why}" for agent in end.reported.lost[:4])
     return agents or get_launcher(plan.launcher).describe_lost_driver(run, end.told)
 
@@ -345,7 +345,7 @@ def _planned(run: RunDir) -> LaunchPlan:
 
 
 def reason_of_stop(reported: JobEnd, *, interrupted: bool) -> str:
-    """Return why the ranks were told to stop; empty if they were not, or if agents are lost or ranks had failed before."""
+    """Return why a stop was requested; empty if it was not, or if agents are lost or ranks had failed before."""
     signalled = next((reason for reason in reported.reasons if "the agent received" in reason), "")
     told = reported.stopped or signalled or ("interrupted" if interrupted else "")
     if reported.lost or reported.hang or any(_failed_by_itself(end) for end in reported.ends):
@@ -359,7 +359,7 @@ def _failed_by_itself(end: RankEnd) -> bool:
 
 
 def describe_program_stop(reported: JobEnd, why: str, grace_s: float) -> tuple[str, str, int]:
-    """Return status, message and exit code of a run whose ranks were told to stop.
+    """Return status, message and exit code of a run after a stop request.
 
     The status is ``stopped`` if every rank then ended by itself with exit code 0. Whether it has saved anything is not known.
     """

@@ -77,7 +77,7 @@ def batch_script(spec: RunSpec, *, facts: MachineFacts | None = None) -> str | N
 
 
 def hand_commands(spec: RunSpec, *, facts: MachineFacts | None = None) -> list[str] | None:
-    """Return the commands to start by hand, one per node; None for launchers that start the nodes themselves."""
+    """Return the commands to start manually, one per node; None for launchers that start the nodes themselves."""
     return get_launcher(spec.cluster.launcher).node_commands(spec, _future_run(spec), lambda: plan(spec, facts=facts))
 
 

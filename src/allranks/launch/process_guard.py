@@ -1,6 +1,6 @@
 """Find and end all processes of a run on one node, also those that its ranks have started; and do so when the agent is killed.
 
-``python -I -S process_guard.py FD RUN_ID AGENT_PID GRACE_S`` waits until nobody holds the other end of the pipe FD,
+``python -I -S process_guard.py FD RUN_ID AGENT_PID GRACE_S`` waits until the other end of the pipe FD is closed,
 which is when the agent has ended, however it did. It then ends what is left of the agent's ranks, whose process ids
 it has read from the pipe: they have been sent SIGTERM by the kernel, and get GRACE_S for it. What is left of ranks
 that have ended is killed at once. Standard library alone, so that it starts in some hundredths of a second and needs
@@ -47,7 +47,7 @@ class ProcessGuard:
         os.write(self._write, " ".join(["", *map(str, ranks), ""]).encode())
 
     def close(self) -> None:
-        """Let the guard end what is left, and itself."""
+        """Let the guard end the remaining processes, and itself."""
         os.close(self._write)
         try:
             self._process.wait(timeout=KILL_S)
@@ -87,7 +87,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def guard(fd: int, run_id: str, agent_pid: int, grace_s: float) -> None:
-    """Wait for the end of the agent, then for that of its ranks, and kill what is left."""
+    """Wait for the end of the agent, then of its ranks, and kill the remaining processes."""
     told = b""
     while data := os.read(fd, 4096):
         told += data

@@ -107,7 +107,7 @@ def require_resumable(
     *,
     allow_inexact: bool,
 ) -> None:
-    """Refuse what is done, what does not fit the checkpoint of `step`, and, unless `allow_inexact`, what would not be bitwise the same.
+    """Refuse a completed run, settings that do not fit the checkpoint of `step`, and, unless `allow_inexact`, a resume that is not bitwise.
 
     Args:
         before: the run's own spec, without the settings of this resume.

@@ -260,7 +260,7 @@ def launch(
         job = get_launcher(spec.cluster.launcher).start(run_dir, spec, launch_plan, attempt, resume or {})
         shown = GuardedObserver(observer, logging.getLogger(__name__).warning)
         code = follow(job, tail, shown, counts, launch_plan.grace_s)
-        # The driver plans anew if it left nodes out.
+        # The driver makes a new plan if it excluded nodes.
         ran = _planned(run_dir) or launch_plan
         interrupted = counts.interrupts + counts.stops > 0
         return finalize_run(
@@ -286,7 +286,7 @@ def resume(
     """Resume a run from its newest complete checkpoint, in the same folder.
 
     Raises:
-        RequestError: no such run, it is done, or what is asked for does not fit its newest checkpoint, or only with `allow_inexact`;
+        RequestError: no such run, it is complete, or the request does not fit its newest checkpoint, or only with `allow_inexact`;
             or another version of allranks wrote the plan or the checkpoint.
         CheckpointError: no checkpoint is whole.
     """
@@ -323,10 +323,10 @@ def resume(
 
 
 def cancel(run_dir: RunDir, *, now: bool = False) -> str:
-    """End a run, whoever follows it.
+    """End a run, also one that another process follows.
 
     Returns:
-        What was done.
+        A description of what was done.
 
     Raises:
         RequestError: it does not run.
@@ -338,6 +338,6 @@ def running(run_dir: RunDir, agents: set[str] | None = None) -> bool:
     """Return whether an agent of this run lives on this machine, or its job has not left Slurm's queue.
 
     Args:
-        agents: what `local_agents` found, where many runs are asked for.
+        agents: result of `local_agents`, if many runs are checked.
     """
     return launcher_of(run_dir).is_running(run_dir, agents)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 JOIN_S = 300.0  # from the first start of an agent until all have joined
 RECONNECT_S = 6.0  # an agent whose connection was closed comes back within this time, or is gone
-PAUSED_S = 5.0  # between two ticks: this process itself was stopped, and nobody's silence counts
+PAUSED_S = 5.0  # between two ticks: this process itself was stopped, so no silence counts
 SILENT_S = 60.0  # an agent that is connected but reports nothing: it is stopped, or its node is overloaded
 FAILURE_GRACE_S = 3.0  # for other ranks to record the errors that follow from a failure
 STOP_GRACE_S = 30.0  # for the checkpoint of ranks whose agent is gone
@@ -158,7 +158,7 @@ class Supervisor:
 
     def ask(self, nodes: Sequence[int], program: NodeProgram, limit_s: float) -> int:
         """Have the agents of some nodes run a program of the preflight; return the number of the request."""
-        from allranks.launch.host_nodes import next_probe  # only agents that people started are asked
+        from allranks.launch.host_nodes import next_probe  # only agents that users started are queried
 
         request = next_probe(self._orders.probe, nodes, program, limit_s)
         self._change(probe=request)
@@ -202,7 +202,7 @@ class Supervisor:
 
     @property
     def requested_end(self) -> bool:
-        """Return whether the run was told to stop or end."""
+        """Return whether a stop or the end of the run was requested."""
         return bool(self._orders.stop or self._orders.end)
 
     @property
@@ -324,7 +324,7 @@ def find_lost_agent(node: int, link: AgentLink, now: float, floor: float = 0.0) 
             node=node, host=report.host, why="the node is not reachable over the network", node_lost=True, ranks=ranks
         )
     if not link.closed and now - max(link.heard_at, floor) > SILENT_S:
-        why = f"process {report.pid} has reported nothing for {SILENT_S:.0f} s, although its node keeps the connection: it is stopped or starved"
+        why = f"process {report.pid} has reported nothing for {SILENT_S:.0f} s, although its node keeps the connection: it is stopped or gets no CPU time"
         return LostAgent(node=node, host=report.host, why=why, node_lost=False, ranks=ranks)
     return None
 

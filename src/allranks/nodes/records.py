@@ -215,6 +215,6 @@ class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """The folder of the C++ extensions that torch builds; empty: not to be read."""
     hub: list[HubItem] = []
     hub_offline: str = ""
-    """The variable that forbids asking the hub."""
+    """The variable that disables access to the hub."""
     hub_address: str = ""
     """Host and port of the hub, or of the proxy on the way; empty: not to be tried."""

@@ -182,10 +182,17 @@ class UnreadVariable(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     why: str
     instead: str
+    removed: bool = False
+    """No supported version reads it any more."""
 
 
 def _by_name(*entries: tuple[str, str, str]) -> dict[str, UnreadVariable]:
-    return {name: UnreadVariable(name=name, why=why, instead=instead) for name, why, instead in entries}
+    return {
+        name: UnreadVariable(
+            name=name, why=why, instead=instead, removed=why.startswith(("removed", "renamed in", "not a"))
+        )
+        for name, why, instead in entries
+    }
 
 
 _TIMEOUT = (

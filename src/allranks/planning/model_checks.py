@@ -263,7 +263,7 @@ def require_attention(model_type: Any, wanted: str, where: str) -> None:
 def attention_flags(model_type: str) -> frozenset[str] | None:
     """Return the attention flags that a model's source in transformers sets to True; None if the source is not found.
 
-    The flags stand in the model's subclass of PreTrainedModel.
+    The flags are in the model's subclass of PreTrainedModel.
     """
     folder = re.sub(r"\W", "_", model_type)
     source = _source(f"models/{folder}/modeling_{folder}.py")

@@ -106,7 +106,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     """Decide everything that can be decided before a process starts.
 
     Raises:
-        SpecError: the spec contradicts itself or the facts (batch that does not divide, more ranks than GPUs).
+        SpecError: the spec contradicts itself or the machine facts (batch that is not divisible, more ranks than GPUs).
         EnvironmentNotAble: a GPU is requested and there is none.
     """
     cluster = spec.cluster

@@ -217,6 +217,6 @@ def environment_commands(wanted: str | None, python: str) -> tuple[list[str], li
 
 
 def in_environment(wanted: str | None, python: list[str]) -> list[str]:
-    """Return words that start a Python of `environment_commands` in its environment; the arguments of Python follow them."""
+    """Return the command that starts a Python of `environment_commands` in its environment; the arguments of Python follow them."""
     lines, _ = environment_commands(wanted, "")
     return ["bash", "-c", " && ".join([*lines, 'exec "$@"']), "bash", *python] if lines else python

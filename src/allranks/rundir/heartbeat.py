@@ -83,9 +83,9 @@ class HeartbeatPage:
         self._map = mmap.mmap(self.fd, PAGE_SIZE)
 
     def read(self) -> Heartbeat | None:
-        """Return what the rank has written, or None before its first beat (or if it could not open the page)."""
+        """Return the record of the rank, or None before its first heartbeat (or if it could not open the page)."""
         values = _BEAT.unpack_from(self._map, _BEAT_AT)
-        for _ in range(100):  # if the rank was stopped while it wrote, the page is used as it is
+        for _ in range(100):  # if the rank was stopped while it wrote, the page is used unchanged
             before, after = _COUNT.unpack_from(self._map, _COUNT_AT)
             values = _BEAT.unpack_from(self._map, _BEAT_AT)
             if before == after == _COUNT.unpack_from(self._map, _COUNT_AT)[0]:

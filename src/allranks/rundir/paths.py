@@ -106,7 +106,7 @@ class RunDir(Struct, frozen=True):
         return self.logs_of(attempt) / f"{host}.agent.log"
 
     def agent_exit(self, attempt: int, host: str) -> Path:
-        """How a node's ranks ended: exit codes, signals, who failed first."""
+        """Return the path of the record of how a node's ranks ended: exit codes, signals, who failed first."""
         return self.logs_of(attempt) / f"{host}.exit.json"
 
     @property
@@ -161,7 +161,7 @@ class RunDir(Struct, frozen=True):
         return self.hang(attempt) / f"{host}.rank{rank}.stack.log"
 
     def hang_flight(self, attempt: int, rank: int) -> Path:
-        """A rank's last collectives, written by torch's flight recorder."""
+        """Return the path of a rank's last collectives, written by torch's flight recorder."""
         return self.hang(attempt) / f"flight.rank{rank}"
 
     @property

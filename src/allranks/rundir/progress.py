@@ -73,7 +73,7 @@ class ProgressReporter:
             return
         try:
             self._log.write(PROGRESS, source=REPORTED, **self._pending)
-        except RunFailed as error:  # a full disk; the program's own work goes on
+        except RunFailed as error:  # a full disk; the program continues
             self._warn("events", str(error))
         self._pending = {}
 

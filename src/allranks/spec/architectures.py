@@ -1,4 +1,4 @@
-"""Model architectures: which are tested and how, and what is refused of others. No torch.
+"""List tested model architectures, and refused ones. No torch.
 
 `TESTED` is the table of docs/models.md; a test trains, saves and reloads a small model of each. What is refused was measured with small
 models of each type of transformers 5.23: two rows in one sequence must give the logits of the rows alone, every weight of the default
@@ -81,7 +81,7 @@ STATE_ACROSS_ROWS = frozenset({
     "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "recurrent_gemma",
     "rwkv", "xlstm", "zamba", "zamba2",
 })  # fmt: skip
-"""Types with a state or a convolution that runs on from one packed row into the next."""
+"""Types with a state or a convolution that continues from one packed row to the next."""
 ATTENTION_ACROSS_ROWS = frozenset({
     "afmoe", "biogpt", "bloom", "falcon", "gpt_oss", "inkling2_text", "inkling_text", "mpt", "openai-gpt", "opt", "xglm", "xlm",
 })  # fmt: skip
@@ -175,13 +175,13 @@ def require_architecture(config: Mapping[str, Any], spec: RunSpec, where: str, *
     kind = str(config.get("model_type"))
     if spec.data is not None and spec.data.packing == "isolated" and not classifier and not packs_rows(kind):
         why = (
-            "its state runs on from row to row"
+            "its state continues across rows"
             if kind in STATE_ACROSS_ROWS
             else "its attention in transformers does not separate them"
         )
         raise SpecError(
             f"data.packing is isolated, but in {where} ({kind}) rows of one sequence would influence each other: {why}; set data.packing: "
-            f"none (a row a sequence), or wrapped if rows may see each other{tested_settings(kind)}"
+            f"none (one row per sequence), or wrapped if rows may see each other{tested_settings(kind)}"
         )
     limit = ADAPTER_LIMITS.get(kind)
     if spec.adapter.type != "lora" or limit is None or spec.adapter.target_parameters:

@@ -1,6 +1,6 @@
 """Generate the rows of the built-in data sets ``builtin:<name>``, for demos and tests that must work with no network.
 
-The texts lie in ``builtin/<name>.json``; all of them are made up. The same seed gives the same rows on every machine and
+The texts are in ``builtin/<name>.json``; all are fictitious. The same seed gives the same rows on every machine and
 every version of Python, and a shorter call gives the beginning of a longer one. The order of the lists in these files is
 part of the data: another order gives other rows.
 
@@ -28,7 +28,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 class InstructionWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Facts and words. Every question that they give has exactly one right answer."""
+    """Facts and words. Every generated question has exactly one right answer."""
 
     opposites: Pairs
     capitals: Pairs
@@ -64,7 +64,7 @@ class InstructionTexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     @cached_property
     def listed(self) -> Texts:
-        """The words that lists are made of, and whose letters are asked for."""
+        """Words for lists and for questions about letters."""
         return tuple(thing for things in self.words.kinds.values() for thing in things[:3])
 
     @cached_property
@@ -140,19 +140,19 @@ class PortableRandom:
         self._random = random.Random(name).random
 
     def below(self, n: int) -> int:
-        """A whole number from 0 to n - 1."""
+        """Return an integer from 0 to n - 1."""
         return int(self._random() * n)
 
     def chance(self, probability: float) -> bool:
-        """True with this probability."""
+        """Return true with this probability."""
         return self._random() < probability
 
     def pick(self, items: Sequence[T]) -> T:
-        """One of the items."""
+        """Return one of the items."""
         return items[self.below(len(items))]
 
     def sample(self, items: Sequence[T], count: int) -> list[T]:
-        """This many different positions of the items, in random order."""
+        """Return this number of different positions of the items, in random order."""
         pool = list(items)
         for i in range(count):
             j = i + self.below(len(pool) - i)
@@ -160,7 +160,7 @@ class PortableRandom:
         return pool[:count]
 
     def shuffled(self, items: Sequence[T]) -> list[T]:
-        """All the items, in random order."""
+        """Return all items in random order."""
         return self.sample(items, len(items))
 
 
@@ -331,7 +331,7 @@ def _with_ending(draw: PortableRandom, question: str, answer: str) -> Row:
 
 
 def instruction_rows(draw: PortableRandom) -> Iterator[Row]:
-    """Rows without end; families come in turns, and one that is used up gives its turn to the next.
+    """Yield rows endlessly; families alternate, and an exhausted family is skipped.
 
     No question comes twice, not even with another ending, so that a held-out row is a new one.
     """
@@ -355,7 +355,7 @@ second sentence."""
 
 
 def _fill(draw: PortableRandom, texts: Sequence[str], chosen: dict[str, str]) -> str:
-    """One of the texts with its blanks filled; a blank filled before in this row keeps its filling."""
+    """Return one of the texts with its blanks filled; a blank that occurs again in the row gets the same value."""
     text, blanks = draw.pick(texts), news_texts().blanks
     for _, blank, _, _ in string.Formatter().parse(text):
         if blank and blank not in chosen:
@@ -364,7 +364,7 @@ def _fill(draw: PortableRandom, texts: Sequence[str], chosen: dict[str, str]) ->
 
 
 def capital(text: str) -> str:
-    """The text with its first letter made a capital."""
+    """Return the text with a capital first letter."""
     at = next(i for i, char in enumerate(text) if char.isalnum())
     return text[:at] + text[at].upper() + text[at + 1 :]
 
@@ -383,7 +383,7 @@ def _news_row(draw: PortableRandom, label: int) -> dict[str, Any]:
 
 
 def news_rows(draw: PortableRandom) -> Iterator[dict[str, Any]]:
-    """Rows without end, no text twice, the classes in shuffled turns."""
+    """Yield rows endlessly without repeated texts, the classes in shuffled order."""
     told: set[tuple[str, str]] = set()
     while True:
         for label in draw.shuffled(CLASSES):
@@ -424,7 +424,7 @@ def _review_row(draw: PortableRandom, label: int) -> dict[str, Any]:
 
 
 def review_rows(draw: PortableRandom) -> Iterator[dict[str, Any]]:
-    """Rows without end, no text twice, the stars in shuffled turns."""
+    """Yield rows endlessly without repeated texts, the numbers of stars in shuffled order."""
     told: set[str] = set()
     while True:
         for label in draw.shuffled(STARS):
@@ -446,7 +446,7 @@ class BuiltinSet:
     default_rows: int = 4000
 
     def rows(self, n: int, seed: int) -> list[dict[str, Any]]:
-        """The first n rows of a seed; no two ask or say the same."""
+        """Return the first n rows of a seed, without duplicates."""
         return list(islice(self.stream(PortableRandom(f"{self.name}:{seed}")), n))
 
 

@@ -1,4 +1,4 @@
-"""Match the columns of a data set with what the templates need, choose a template, and suggest what to write where none fits."""
+"""Match the columns of a data set with what the templates need, choose a template, and suggest a mapping if none fits."""
 
 from __future__ import annotations
 

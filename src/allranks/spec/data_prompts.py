@@ -119,7 +119,7 @@ def _jinja_prompt(path: Path, text: str) -> str:
     if len(names) != 1 or inside:
         what = f"parts of {', '.join(inside)}" if inside else f"{len(names)} columns ({', '.join(names) or 'none'})"
         raise DataError(
-            f"data.template {path}: its prompt uses {what}, so one text cannot stand for them; give the columns with --row, such as "
+            f"data.template {path}: its prompt uses {what}, so one text is not sufficient; give the columns with --row, such as "
             f"--row '{_row_example(names)}', or the whole prompt with --raw"
         )
     return _jinja_row_prompt(path, {names[0]: text})

@@ -315,7 +315,7 @@ def require_classes(examples: Sequence[Example]) -> None:
         if len(same) > 1:
             raise DataError(
                 f"the labels {shown(same)} differ only in blanks or in how a number is written, but would be {len(same)} classes; "
-                "write them alike"
+                "write them identically"
             )
     if len(values) >= MANY_CLASSES and len(values) > len(examples) / 2:
         raise DataError(

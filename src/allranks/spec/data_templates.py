@@ -44,7 +44,7 @@ class Template:
 
 
 def require_task_template(kind: str, model: str, *, classifier: bool) -> None:
-    """Check that a template gives what the model is trained on: labels for a classifier, text for a language model.
+    """Check that a template matches the model: labels for a classifier, text for a language model.
 
     Raises:
         DataError: it does not.

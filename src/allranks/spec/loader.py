@@ -76,9 +76,9 @@ MAX_NUMBER = 100
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2 numbers (``1e-4`` is one), errors for duplicate keys, and bounded work.
+    """SafeLoader with YAML 1.2 numbers (such as ``1e-4``), errors for duplicate keys, and bounded work.
 
-    An alias stands for a copy of its anchor, so nested aliases grow exponentially in a document of a few hundred bytes. Every node
+    An alias is a copy of its anchor, so nested aliases grow exponentially in a document of a few hundred bytes. Every node
     is counted while the document is composed; composing stops at the limit.
     """
 

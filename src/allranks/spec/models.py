@@ -162,7 +162,7 @@ ENCODER_DECODERS = {
 
 
 def model_task(config: Mapping[str, Any], types: TaskTypes, where: str) -> Literal["text", "classification"]:
-    """Return what a model is trained for: the next token, or classes of sequences (encoders, masked language models).
+    """Return the task of a model: the next token, or classes of sequences (encoders, masked language models).
 
     Args:
         config: as config.json has it.

@@ -99,8 +99,10 @@ class DataSpec(Record, frozen=True):
             "answer}; docs/own-data.md"
         ),
     ] = {}
-    subset: Annotated[PositiveInt | None, Meta(description="rows, chosen by data.seed; null = all")] = None
-    max_length: Annotated[int, Meta(ge=2, description="tokens; longer rows are truncated and counted")] = 512
+    subset: Annotated[PositiveInt | None, Meta(description="number of rows, chosen by data.seed; null = all")] = None
+    max_length: Annotated[
+        int, Meta(ge=2, description="maximum number of tokens; longer rows are truncated and counted")
+    ] = 512
     packing: Annotated[
         Literal["isolated", "wrapped", "none"],
         Meta(
@@ -124,7 +126,7 @@ class AdapterSpec(Record, frozen=True):
     dropout: Annotated[Fraction, Meta(description="dropout on the adapter's input")] = 0.0
     targets: Annotated[list[str] | None, Meta(description="module names; null = every linear layer")] = None
     target_parameters: Annotated[
-        list[str], Meta(description="parameters, such as fused expert weights; without dropout")
+        list[str], Meta(description="parameter names, such as fused expert weights; without dropout")
     ] = []
     modules_to_save: Annotated[list[str], Meta(description="modules trained in full and saved with the adapter")] = []
 
@@ -141,13 +143,19 @@ class StrategySpec(Record, frozen=True):
 class TrainSpec(Record, frozen=True):
     """The optimizer steps."""
 
-    max_steps: Annotated[NonNegativeInt | None, Meta(description="default 10; 0 only evaluates")] = None
-    epochs: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="instead of max_steps")] = None
+    max_steps: Annotated[
+        NonNegativeInt | None, Meta(description="number of optimizer steps (default 10); 0 only evaluates")
+    ] = None
+    epochs: Annotated[
+        Annotated[float, Meta(gt=0)] | None, Meta(description="number of epochs, instead of max_steps")
+    ] = None
     micro_batch_size: Annotated[
         PositiveInt, Meta(description="sequences per rank in one forward and backward pass")
     ] = 1
-    grad_accum: Annotated[PositiveInt | None, Meta(description="default 1")] = None
-    global_batch_size: Annotated[PositiveInt | None, Meta(description="instead of grad_accum")] = None
+    grad_accum: Annotated[PositiveInt | None, Meta(description="micro-batches per optimizer step (default 1)")] = None
+    global_batch_size: Annotated[
+        PositiveInt | None, Meta(description="sequences per optimizer step over all ranks, instead of grad_accum")
+    ] = None
     lr: Annotated[float, Meta(ge=0, description="learning rate of AdamW after warm-up")] = 5e-5
     schedule: Annotated[
         Literal["linear", "cosine", "constant"],
@@ -155,7 +163,9 @@ class TrainSpec(Record, frozen=True):
     ] = "linear"
     warmup_steps: Annotated[NonNegativeInt, Meta(description="steps in which the learning rate rises from 0 to lr")] = 0
     weight_decay: Annotated[NonNegative, Meta(description="weight decay of AdamW")] = 0.0
-    max_grad_norm: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="null = no clipping")] = 1.0
+    max_grad_norm: Annotated[
+        Annotated[float, Meta(gt=0)] | None, Meta(description="maximum gradient norm for clipping; null = no clipping")
+    ] = 1.0
     seed: Annotated[Seed, Meta(description="seed of new weights and dropout; data.seed is for the data")] = 42
     deterministic: Annotated[
         bool, Meta(description="use only deterministic kernels (torch.use_deterministic_algorithms); slower on GPUs")
@@ -169,21 +179,25 @@ class TrainSpec(Record, frozen=True):
 class EvalSpec(Record, frozen=True):
     """When to evaluate, and on which data."""
 
-    source: Annotated[str | None, Meta(description="a separate set; null = data.eval_fraction")] = None
-    every: Annotated[PositiveInt | None, Meta(description="steps; null = only at the end")] = None
-    subset: Annotated[PositiveInt | None, Meta(description="rows, chosen by data.seed; null = all")] = 200
-    batch_size: Annotated[PositiveInt | None, Meta(description="null = chosen")] = None
+    source: Annotated[
+        str | None, Meta(description="separate data for evaluation; null = data.eval_fraction of the rows")
+    ] = None
+    every: Annotated[PositiveInt | None, Meta(description="steps between evaluations; null = only at the end")] = None
+    subset: Annotated[PositiveInt | None, Meta(description="number of rows, chosen by data.seed; null = all")] = 200
+    batch_size: Annotated[PositiveInt | None, Meta(description="sequences per batch; null = chosen automatically")] = (
+        None
+    )
     baseline: Annotated[bool, Meta(description="evaluate before training too")] = False
     at_end: Annotated[bool, Meta(description="evaluate after the last step")] = True
     patience: Annotated[
         PositiveInt | None,
         Meta(
-            description="end the training after this many evaluations in a row without a lower held-out loss; needs eval.every; null = never"
+            description="end the training after this many consecutive evaluations without a lower held-out loss; needs eval.every; null = never"
         ),
     ] = None
     min_delta: Annotated[
         NonNegative,
-        Meta(description="by how much a held-out loss must be lower than the lowest before, for eval.patience"),
+        Meta(description="minimum improvement over the lowest held-out loss, for eval.patience"),
     ] = 0.0
     samples: Annotated[
         NonNegativeInt, Meta(description="number of sample answers to show, for data whose answers can be checked")
@@ -200,7 +214,7 @@ class CheckpointSpec(Record, frozen=True):
             "nothing"
         ),
     ] = "weights_only"
-    every: Annotated[PositiveInt | None, Meta(description="steps; null = only at the end")] = None
+    every: Annotated[PositiveInt | None, Meta(description="steps between checkpoints; null = only at the end")] = None
     keep: Annotated[PositiveInt, Meta(description="number of newest checkpoints that are kept")] = 5
     keep_best: Annotated[
         bool,
@@ -228,7 +242,7 @@ class ScriptSpec(Record, frozen=True):
         Annotated[str, Meta(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")] | None,
         Meta(description="the module that every rank runs, like `python -m MODULE`; either this or path"),
     ] = None
-    args: Annotated[list[str], Meta(description="its command-line arguments")] = []
+    args: Annotated[list[str], Meta(description="command-line arguments of the program")] = []
     workdir: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
@@ -241,7 +255,7 @@ class ScriptSpec(Record, frozen=True):
         Meta(
             ge=0,
             le=86400,
-            description="seconds from SIGTERM, which a stop sends to every rank, to SIGKILL",
+            description="seconds between SIGTERM, which a stop sends to every rank, and SIGKILL",
         ),
     ] = 30.0
 
@@ -249,10 +263,10 @@ class ScriptSpec(Record, frozen=True):
 class RendezvousSpec(Record, frozen=True):
     """Rendezvous settings. Null means: determined on the nodes."""
 
-    address: Annotated[str | None, Meta(description="address of the first node at which all ranks meet")] = None
+    address: Annotated[str | None, Meta(description="address of the first node for the rendezvous")] = None
     port: Annotated[
         Annotated[int, Meta(ge=1, le=65534)] | None,
-        Meta(description="of the store on the first node; the control channel uses the next port, port + 1"),
+        Meta(description="port of the store on the first node; the control channel uses the next port, port + 1"),
     ] = None
     interface: Annotated[str | None, Meta(description="network interface of the ranks, such as eth0")] = None
 
@@ -264,9 +278,11 @@ class SlurmSpec(Record, frozen=True):
     account: Annotated[str | None, Meta(description="--account that is charged")] = None
     qos: Annotated[str | None, Meta(description="--qos, quality of service")] = None
     time: Annotated[str | None, Meta(description="--time limit, such as 02:00:00 (in quotes)")] = None
-    gpus_per_node: Annotated[PositiveInt | None, Meta(description="also the default of cluster.procs_per_node")] = None
+    gpus_per_node: Annotated[
+        PositiveInt | None, Meta(description="--gpus-per-node; also the default of cluster.procs_per_node")
+    ] = None
     gres: Annotated[
-        str | None, Meta(description="such as gpu:a100:4; its GPUs are the default of cluster.procs_per_node")
+        str | None, Meta(description="--gres, such as gpu:a100:4; its GPUs are the default of cluster.procs_per_node")
     ] = None
     cpus_per_task: Annotated[
         PositiveInt | None, Meta(description="--cpus-per-task: CPUs of a node; one task per node starts its ranks")
@@ -304,9 +320,9 @@ class ClusterSpec(Record, frozen=True):
         ),
     ] = DEFAULT_LAUNCHER
     nodes: Annotated[PositiveInt, Meta(description="number of nodes")] = 1
-    procs_per_node: Annotated[PositiveInt | None, Meta(description="ranks; null = one per GPU, two without GPUs")] = (
-        None
-    )
+    procs_per_node: Annotated[
+        PositiveInt | None, Meta(description="ranks per node; null = one per GPU, two without GPUs")
+    ] = None
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         Meta(
@@ -362,7 +378,7 @@ class ClusterSpec(Record, frozen=True):
             "same"
         ),
     ] = False
-    timeout_s: Annotated[int, Meta(ge=1, description="of collectives")] = 600
+    timeout_s: Annotated[int, Meta(ge=1, description="timeout of collectives, in seconds")] = 600
 
     @property
     def launched_by(self) -> LauncherInfo:
@@ -375,7 +391,7 @@ class ProfileSpec(Record, frozen=True):
 
     wait: Annotated[NonNegativeInt, Meta(description="steps without profiling")] = 5
     warmup: Annotated[NonNegativeInt, Meta(description="warm-up steps of the profiler before recording")] = 2
-    active: Annotated[PositiveInt, Meta(description="steps recorded")] = 3
+    active: Annotated[PositiveInt, Meta(description="number of recorded steps")] = 3
     ranks: Annotated[list[NonNegativeInt] | None, Meta(description="only these ranks; null = all")] = None
 
 
@@ -390,7 +406,7 @@ class ObserveSpec(Record, frozen=True):
         Meta(
             description="seconds without progress in a step of training after which stacks are taken, the stalled rank is named and "
             "the run ends; "
-            "auto = half of cluster.timeout_s, at most 300; for `script` 120 in which no rank makes progress or works; null = off"
+            "auto = half of cluster.timeout_s, at most 300; for `script` 120 without progress or work of any rank; null = off"
         ),
     ] = "auto"
     proof_at_end: Annotated[

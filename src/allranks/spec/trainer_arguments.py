@@ -166,7 +166,7 @@ def _settled(asked: TrainerExpectations) -> Iterator[tuple[str, tuple[Any, str]]
     yield "adam_beta1", (0.9, "that of the project's AdamW")
     yield "adam_beta2", (0.999, "that of the project's AdamW")
     yield "adam_epsilon", (1e-8, "that of the project's AdamW")
-    # On CPUs both are needed: without use_cpu no model is wrapped and the ranks drift apart in silence.
+    # On CPUs both are needed: without use_cpu the model is not wrapped and the ranks diverge silently.
     yield "use_cpu", (asked.device == "cpu", "cluster.device")
     yield "ddp_backend", (asked.backend, "cluster.backend")
     yield "ddp_find_unused_parameters", (asked.find_unused_parameters, "strategy.find_unused_parameters")

@@ -123,7 +123,7 @@ def _may_be_null(annotation: Any) -> bool:
 
 
 def adapter_problems(spec: RunSpec) -> list[str]:
-    """A sentence for each contradiction."""
+    """Return a sentence for each contradiction."""
     options, lora = spec.strategy.options, spec.adapter.type == "lora"
     problems = []
     if lora and spec.adapter.target_parameters and spec.adapter.dropout:
@@ -142,7 +142,7 @@ def adapter_problems(spec: RunSpec) -> list[str]:
 
 
 def mlp_problems(spec: RunSpec) -> list[str]:
-    """A sentence for each contradiction."""
+    """Return a sentence for each contradiction."""
     if spec.model is None or spec.data is None:
         return []
     name, source = spec.model.name, spec.data.source

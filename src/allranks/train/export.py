@@ -65,7 +65,7 @@ def _load_whole_model(name: str, dtype: Any, labels: int) -> Any:
 
 
 def merge(source: Path, target: Path, base: str) -> str:
-    """Write base and adapter as one model, and the tokenizer beside it."""
+    """Write base and adapter as one model, and its tokenizer."""
     merged = load(source, base).merge_and_unload(safe_merge=True)
     merged.save_pretrained(str(target))
     for path in source.iterdir():

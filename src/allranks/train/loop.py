@@ -56,7 +56,7 @@ class StepWatcher(Protocol):
     """Observe where steps and their parts begin and end. Steps count from 0."""
 
     def attach(self, quiet: Callable[[], None]) -> None:
-        """Called before the first step.
+        """Prepare before the first step.
 
         ``quiet()`` waits until all communication that the loop started on this rank is finished. It may be called whenever
         a step begins or ends.
@@ -64,7 +64,7 @@ class StepWatcher(Protocol):
         ...
 
     def step_begins(self, step: int) -> None:
-        """Called at the beginning of a step."""
+        """Handle the beginning of a step."""
         ...
 
     def part(self, name: str) -> AbstractContextManager[Any]:
@@ -72,11 +72,11 @@ class StepWatcher(Protocol):
         ...
 
     def step_ends(self, step: int) -> bool:
-        """Called at the end of a step; return whether the watcher used time that must not count as training time."""
+        """Handle the end of a step; return whether the watcher used time that must not count as training time."""
         ...
 
     def close(self) -> None:
-        """Called after the last step."""
+        """Finish after the last step."""
         ...
 
 

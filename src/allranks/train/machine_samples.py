@@ -48,7 +48,7 @@ class MachineSamples:
             self._links_due = _next_time(now, LINKS_INTERVAL_S)
 
     def write_before_pause(self) -> None:
-        """Write what was measured since the last events, unless it is too short to be judged."""
+        """Write the measurements since the last events, unless the interval is too short."""
         now = time.monotonic()
         if now - self._last.at_s >= MIN_LOAD_S:
             self._write_load()

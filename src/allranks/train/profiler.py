@@ -51,7 +51,7 @@ def publish_trace(export: Callable[[str], object], target: Path, before: Callabl
         TraceNotWritten: the export ended without a complete file (torch raises no error then).
     """
     make_folder(target.parent)
-    aside = target.with_name(f".{target.name}.{os.getpid()}")  # torch leaves partial files beside its file
+    aside = target.with_name(f".{target.name}.{os.getpid()}")  # torch leaves partial files next to its file
     plain, packed = aside / "trace.json", aside / target.name
     try:
         make_folder(aside)

@@ -1,4 +1,4 @@
-"""Verify at step 0 that all ranks hold equal weights and disjoint rows, by checksums.
+"""Verify with checksums at step 0 that all ranks hold equal weights and disjoint rows.
 
 Checksums are additive: those of the parts sum to that of the full tensor, so no rank needs all of it. Three things are verified
 over the same group that training uses, because environment variables are no evidence (with some launch settings every rank

@@ -116,7 +116,7 @@ def _close_files(own: int) -> None:
     """Close the files that the program has left open, as Python does when it clears its modules: rank processes end without that."""
     if os.getpid() != own:
         return
-    # `isinstance` would ask objects for their class: some warn or import modules when they are asked for anything.
+    # `isinstance` would ask objects for their class: some warn or import modules on any attribute access.
     files = [found for found in gc.get_objects() if issubclass(type(found), io.IOBase)]
     # A text file writes to a buffer, and a compressed one to another; the outermost comes first.
     for kind in (io.TextIOBase, io.BufferedIOBase):

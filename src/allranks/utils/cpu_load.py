@@ -230,7 +230,7 @@ def read_throttling(text: str) -> float | None:
 
 
 class MachineLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to the CPU time of the ranks on one host. Shares are of the CPU time that the ranks wanted.
+    """What happened to the CPU time of the ranks on one host. Shares are relative to the CPU time that the ranks requested.
 
     ``taken_share`` is None if it is not known. ``others_cores`` and ``steal_cores`` are means over the time: 2.0 means that other
     processes, or the hypervisor, used two cores all the time. ``competing_share`` is what the ranks took from each other.

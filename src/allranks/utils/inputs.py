@@ -117,7 +117,7 @@ class Appended(NamedTuple):
 
 
 def read_appended(path: str | Path, offset: int, limit: int | None = None) -> Appended:
-    """Return what a growing file has from an offset on.
+    """Return the content of a growing file from an offset on.
 
     Args:
         limit: return no more than this number of bytes, the newest ones.

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from allranks.analysis.diagnose.calibration import kind_of
 from allranks.analysis.diagnose.case import DiagnosisCase
-from allranks.analysis.diagnose.causes import find_causes
+from allranks.analysis.diagnose.causes import describe_candidates, describe_harmless, find_candidates
 from allranks.analysis.diagnose.job_summary import align_clocks, build_timeline, describe_health
+from allranks.analysis.diagnose.last_good_run import compare_with_last_good
 from allranks.analysis.diagnose.logs import find_logs
 from allranks.analysis.diagnose.parallel_scan import count_connections, scan_files
 from allranks.analysis.diagnose.records import (
@@ -16,9 +18,13 @@ from allranks.analysis.diagnose.records import (
     Diagnosis,
     DiagnosisFinding,
     JobHealth,
+    LastGoodRun,
     LogEvidence,
     ReadProblem,
+    RunChange,
+    UnexplainedFailure,
 )
+from allranks.analysis.diagnose.verdict import decide
 from allranks.utils.redaction import redact
 
 __all__ = [
@@ -27,8 +33,11 @@ __all__ = [
     "Diagnosis",
     "DiagnosisFinding",
     "JobHealth",
+    "LastGoodRun",
     "LogEvidence",
     "ReadProblem",
+    "RunChange",
+    "UnexplainedFailure",
     "diagnose",
 ]
 
@@ -43,16 +52,26 @@ def diagnose(paths: Sequence[Path | str], *, workers: int | None = None) -> Diag
     Raises:
         RequestError: a path does not exist.
     """
+    return diagnose_with_kinds(paths, workers=workers)[0]
+
+
+def diagnose_with_kinds(paths: Sequence[Path | str], *, workers: int | None = None) -> tuple[Diagnosis, list[str]]:
+    """Return the diagnosis, and the kind of rule behind each finding (`calibration.kind_of`), for measurements."""
     sources, left_out = find_logs([Path(p) for p in paths])
     scans = scan_files(sources, workers)
     problems = [ReadProblem(file=name, text=text) for name, text in left_out]
     problems += [ReadProblem(file=sources[s.file].name, text=redact(p)) for s in scans for p in s.problems]
     case = DiagnosisCase([s.name for s in sources], scans)
     clocks = align_clocks(case)
-    findings, benign = find_causes(case)
-    return Diagnosis(
-        findings=findings,
-        benign=benign,
+    candidates, survived = find_candidates(case)
+    verdict, kept, unexplained = decide(case, candidates)
+    survived += [s for c in candidates if c not in kept for s in c.signals]
+    diagnosis = Diagnosis(
+        verdict=verdict,
+        findings=describe_candidates(case, kept),
+        benign=describe_harmless(case, survived),
+        unexplained=unexplained,
+        last_good_run=compare_with_last_good([Path(p) for p in paths]) if verdict != "healthy" else None,
         health=describe_health(case, count_connections([Path(p) for p in paths])),
         story=build_timeline(case),
         clocks=clocks,
@@ -60,3 +79,4 @@ def diagnose(paths: Sequence[Path | str], *, workers: int | None = None) -> Diag
         files=len(sources),
         bytes_read=sum(s.bytes_read for s in scans),
     )
+    return diagnosis, [kind_of(candidate) for candidate in kept]

@@ -9,12 +9,21 @@ from pathlib import PurePath
 
 from msgspec import Struct, field
 
-from allranks.analysis.diagnose.logs import times_comparable
+from allranks.analysis.diagnose.lines import times_comparable
 from allranks.analysis.diagnose.records import FileScan, LogSignal
 
 _RANK_FILE = re.compile(r"(?:^|[._-])rank[._-]?(\d+)(?=[._-]|$)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
 _HOST_FILE = re.compile(r"^([A-Za-z][\w-]*(?:\.[\w-]+)*?)\.(?:rank\d+\.log|(?:slurmd|dmesg|kern|syslog|messages)\b)")
+
+
+SURVIVAL_LINES = 3
+END_LINES, END_PART = (
+    60,
+    0.1,
+)  # a log ends in progress if its last progress is within so many lines, or this part, of its end
+# Their reports end a process: what a shell script prints afterwards does not mean that the job survived.
+ENDING_EMITTERS = frozenset({"launcher", "mpi", "slurm_client", "slurm_daemon", "shell", "kernel"})
 
 
 class CandidateCause(Struct, kw_only=True):
@@ -95,11 +104,29 @@ class DiagnosisCase:
         return max(numbers, default=0) >= max(len(hosts), 1)
 
     def went_on_after(self, signal: LogSignal) -> bool:
-        """Return whether training lines follow the last of these messages in the same file."""
+        """Return whether a line of progress or of completion follows the last of these messages in the same file."""
         scan = self.scans[signal.file]
         tally = scan.tallies.get(signal.rule)
         last = tally.last_line if tally else signal.line
-        return scan.last_progress is not None and scan.last_progress > last
+        return max(scan.last_progress or 0, scan.last_done or 0) > last
+
+    def survived(self, signal: LogSignal) -> bool:
+        """Return whether the job went on after the last of these messages: `SURVIVAL_LINES` lines of progress, or its completion.
+
+        One line of progress may be another rank's, which did not yet know of the failure.
+        """
+        scan = self.scans[signal.file]
+        tally = scan.tallies.get(signal.rule)
+        last = tally.last_line if tally else signal.line
+        later = sum(line > last for line in scan.late_progress)
+        done = scan.last_done is not None and scan.last_done > last and signal.severity != "fatal"
+        return later >= SURVIVAL_LINES or (done and (later > 0 or signal.emitter not in ENDING_EMITTERS))
+
+    def ends_well(self, file: int) -> bool:
+        """Return whether a file ends in progress or completion."""
+        scan = self.scans[file]
+        last = max(scan.last_progress or 0, scan.last_done or 0, scan.last_ended or 0)
+        return last > 0 and scan.lines - last <= max(END_LINES, END_PART * scan.lines)
 
     def propose(
         self, name: str, score: float, signals: Iterable[LogSignal] = (), *, cause: str | None = None

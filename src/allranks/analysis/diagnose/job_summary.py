@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from allranks.analysis.diagnose.case import DiagnosisCase
 from allranks.analysis.diagnose.catalogue import CATALOGUE
-from allranks.analysis.diagnose.logs import YEAR_KNOWN, in_year_of, times_comparable
+from allranks.analysis.diagnose.lines import YEAR_KNOWN, in_year_of, times_comparable
 from allranks.analysis.diagnose.patterns import WEAK
 from allranks.analysis.diagnose.records import ClockOffsets, JobHealth, LogSignal
 from allranks.utils.redaction import redact

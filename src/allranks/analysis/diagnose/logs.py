@@ -1,4 +1,4 @@
-"""Find log files, open and decompress them, and split their lines into prefix, time stamp and text.
+"""Find log files, open and decompress them, and read them in blocks of lines.
 
 A truncated compressed file is read up to the damaged position.
 """
@@ -18,7 +18,6 @@ import subprocess
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -110,136 +109,6 @@ class DecompressedFile(io.RawIOBase):
             return False
         self._unpack, self._next = _DECOMPRESSORS[self._kind](), rest
         return True
-
-
-ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
-MAX_LINE_TEXT = 600
-
-_RANK = re.compile(r"^\s*\[(?P<kind>rank|default)\s?(?P<rank>\d{1,7})\]:?\s?", re.IGNORECASE)
-_TASK = re.compile(r"^\s*(?P<task>\d{1,6}): (?=\S|\s)")
-_RAY = re.compile(r"^\s*\((?P<name>[\w.-]+)(?:\[rank=(?P<rank>\d{1,7})\])? pid=\d+(?:, ip=(?P<host>[\w.:-]+))?\) ?")
-_NCCL = re.compile(r"^\s*(?P<host>[A-Za-z][\w.-]*):(?P<pid>\d+):\d+ \[(?P<device>\d+)\] ")
-_SYSLOG = re.compile(
-    r"^(?:<\d+>)?(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
-    r" (?P<host>[A-Za-z][\w.-]*) (?=[\w./-]+(?:\[\d+\])?:)"
-)
-_HOST = re.compile(r"^(?P<host>[A-Za-z][\w-]*\d[\w.-]*): (?=\S)")
-_IN_RANK = re.compile(r"\[(?:PG [^\]]{0,80}?)?\bRank (?P<rank>\d{1,7})\]", re.IGNORECASE)
-_ON = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON (?P<host>[\w.-]+) ")
-_SRUN = re.compile(r"srun: error: (?P<host>[A-Za-z][\w.-]*): tasks? (?P<task>\d+)")
-_ISO = re.compile(
-    r"(?P<day>\d{4}-\d\d-\d\d)[T _-](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d)?"
-)
-_GLOG = re.compile(r"\b[IWEF](?P<month>\d\d)(?P<date>\d\d) (?P<clock>\d\d:\d\d:\d\d)\.(?P<part>\d{1,9})")
-_EPOCH = re.compile(r'"time": ?(?P<time>\d{10}(?:\.\d+)?)')
-_UNIX_DAY = re.compile(
-    r"\b(?P<month>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}(?P<date>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d)(?: (?P<year>\d{4}))?"
-)
-_MONTHS = {
-    m: i for i, m in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1)
-}
-
-
-class LogLine(Struct, frozen=True):
-    """A parsed line. ``local`` is a rank within its node, ``task`` the number that srun --label prints before the line."""
-
-    text: str
-    rank: int | None
-    local: int | None
-    task: int | None
-    host: str | None
-    pid: int | None
-
-
-def decode_line(raw: bytes) -> str:
-    """Return a line as text, without control characters, at most `MAX_TEXT` long."""
-    text = raw.decode("utf-8", "replace")
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else " " for c in text)
-    return text
-
-
-def parse_line(text: str, labelled: bool) -> LogLine:
-    """Strip the prefixes of srun, torchrun, Ray, syslog and NCCL, and return their content with the line."""
-    rank = local = task = pid = None
-    host: str | None = None
-    if labelled and (match := _TASK.match(text)):
-        task, text = int(match["task"]), text[match.end() :]
-    for _ in range(3):
-        if match := _RANK.match(text):
-            if match["kind"].lower() == "rank":
-                rank = int(match["rank"])
-            else:
-                local = int(match["rank"])
-        elif match := _RAY.match(text):
-            host = match["host"] or host
-            rank = int(match["rank"]) if match["rank"] else rank
-        elif match := _NCCL.match(text):
-            host, pid = match["host"], int(match["pid"])
-        elif match := _SYSLOG.match(text):
-            host = match["host"]
-        else:
-            break
-        text = text[match.end() :]
-    if rank is None and (match := _IN_RANK.search(text)):
-        rank = int(match["rank"])
-    if host is None:
-        srun = _SRUN.search(text)
-        found = _ON.search(text) or srun or _HOST.match(text)
-        host = found["host"] if found else None
-        task = int(srun["task"]) if srun and found is srun else task
-    return LogLine(text, rank, local, task, host, pid)
-
-
-def has_task_labels(lines: list[bytes]) -> bool:
-    """Return whether most lines start with a task number, as srun --label writes them."""
-    filled = [line for line in lines if line.strip()]
-    return len(filled) >= 2 and sum(bool(re.match(rb"\s*\d{1,6}: ", line)) for line in filled) > 0.6 * len(filled)
-
-
-def timestamp_of(text: str) -> float | None:
-    """Return the first time stamp in a line as seconds since the epoch, or None.
-
-    A stamp without a year gets the year 2000, one without a zone is taken as UTC: only the order matters. Times within one
-    log family can be compared; times of families with and without a year cannot (`times_comparable`).
-    """
-    if match := _ISO.search(text[:200]):
-        zone = (match["zone"] or "").replace("Z", "+00:00")
-        return _stamp(f"{match['day']}T{match['clock']}{zone}", match["part"])
-    if match := _EPOCH.search(text[:200]):
-        return float(match["time"])
-    if match := _GLOG.search(text[:200]):
-        return _stamp(f"2000-{match['month']}-{match['date']}T{match['clock']}", match["part"])
-    if match := _UNIX_DAY.search(text[:60]):
-        day = f"{match['year'] or 2000}-{_MONTHS[match['month']]:02d}-{int(match['date']):02d}"
-        return _stamp(f"{day}T{match['clock']}", None)
-    return None
-
-
-def _stamp(text: str, part: str | None) -> float | None:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return moment.timestamp() + (float(f"0.{part}") if part else 0.0)
-
-
-def times_comparable(a: float, b: float) -> bool:
-    """Return whether two times can be compared: both with a year, or both without."""
-    return (a < YEAR_KNOWN) == (b < YEAR_KNOWN)
-
-
-def in_year_of(time: float, like: float) -> float:
-    """Move a time without a year to the year of another time, or to the year before if that is nearer."""
-    moment, other = datetime.fromtimestamp(time, UTC), datetime.fromtimestamp(like, UTC)
-    day = min(moment.day, 28) if moment.month == 2 else moment.day
-    candidates = [moment.replace(year=year, day=day).timestamp() for year in (other.year, other.year - 1)]
-    return min(candidates, key=lambda t: abs(t - like))
-
-
-YEAR_KNOWN = datetime(2001, 1, 1, tzinfo=UTC).timestamp()
 
 
 BLOCK = 1 << 20
@@ -492,10 +361,13 @@ def _texts(file: BinaryIO) -> Iterator[bytes]:
         yield data
 
 
+_HOLE = re.compile(rb"\0{16,}")
+
+
 def _is_binary(head: bytes) -> bool:
     if head.startswith(_BINARY_MAGIC):
         return True
-    text = head.replace(b"\0", b"") if head.count(0) > len(head) // 2 else head  # a hole at the start of a log
+    text = _HOLE.sub(b"", head)  # of a log that was truncated while a process wrote to it
     if not text:
         return False
     odd = len(text) - len(

@@ -67,6 +67,8 @@ def add_exit_records(scan: FileScan, path: Path) -> None:
     except (OSError, msgspec.DecodeError, RecursionError):
         return  # truncated by a kill: its text was scanned
     text = data.decode("utf-8", "replace").splitlines()
+    for signal in scan.signals:
+        signal.emitter = "launcher"  # agents of allranks write these records
     for end in failed:
         at = next((i for i, line in enumerate(text, 1) if line.strip().startswith(f'"rank": {end.rank},')), 1)
         for signal in scan.signals:

@@ -41,8 +41,11 @@ class Pattern:
 
     @cached_property
     def compiled(self) -> re.Pattern[str]:
-        """Compile when a line first contains one of the anchors: most patterns are never needed."""
-        return re.compile(self.regex, re.IGNORECASE)
+        """Compile when a line first contains one of the anchors: most patterns are never needed.
+
+        A match that begins with a letter begins a word: `ib` is not found in `attributes`.
+        """
+        return re.compile(rf"(?:(?<![A-Za-z])|(?![A-Za-z]))(?:{self.regex})", re.IGNORECASE)
 
     @cached_property
     def _excluded(self) -> re.Pattern[str]:
@@ -54,6 +57,15 @@ class Pattern:
         if match is not None and self.unless and self._excluded.search(text):
             return None
         return match
+
+
+# Emitters (`lines.EMITTERS`) of groups of classes. "program" is everything that is not recognised.
+PROGRAM = frozenset({"python", "torch", "launcher", "ray", "program", "nccl", "hccl", "mpi"})
+NETWORK = PROGRAM | {"network_library", "kernel"}
+MACHINE = frozenset(
+    {"kernel", "nccl", "hccl", "torch", "python", "ray", "launcher", "program", "slurm_daemon", "slurm_client"}
+)
+SCHEDULER = frozenset({"slurm_client", "slurm_daemon", "shell", "program"})
 
 
 class FailureClass(Struct, frozen=True, kw_only=True):
@@ -69,6 +81,12 @@ class FailureClass(Struct, frozen=True, kw_only=True):
     example: str
     near_miss: str
     echo: bool = False  # only reports that something else failed
+    emitters: frozenset[str] = frozenset()  # whose lines may show it; empty: any
+    ends_job: bool = True  # a job that goes on after it has survived it
+
+    def accepts(self, emitter: str) -> bool:
+        """Return whether a line of this emitter may show the class."""
+        return not self.emitters or emitter in self.emitters
 
 
 def longest_literal(regex: str) -> str:

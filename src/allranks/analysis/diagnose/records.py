@@ -10,7 +10,7 @@ from allranks.analysis.flight_recorder import FlightRecord
 class LogSignal(Struct, kw_only=True):
     """One matched line.
 
-    ``kind`` is class, fact or benign; ``owner`` the class, fact or message. ``frames`` are the nearest traceback's
+    ``kind`` is class, fact, sign or benign; ``owner`` the class, fact, sign or message. ``frames`` are the nearest traceback's
     ``file:function``, outermost first. ``file`` is an index into the scanned files.
     """
 
@@ -29,6 +29,8 @@ class LogSignal(Struct, kw_only=True):
     text: str
     groups: dict[str, str] = field(default_factory=dict)
     frames: tuple[str, ...] = ()
+    emitter: str = "program"
+    severity: str = ""
 
 
 class ThreadStack(Struct):
@@ -66,6 +68,9 @@ class FileScan(Struct, kw_only=True):
     rank_hosts: dict[int, str] = field(default_factory=dict)
     first_progress: int | None = None
     last_progress: int | None = None
+    late_progress: list[int] = field(default_factory=list)  # the last few lines of progress
+    last_done: int | None = None  # the last line that shows completion
+    last_ended: int | None = None  # the last line that shows a process that ended without an error
     last_progress_text: str = ""
     marks: dict[int, float] = field(default_factory=dict)  # times of some of the steps
     lines: int = 0
@@ -102,6 +107,33 @@ class DiagnosisFinding(Struct, frozen=True, kw_only=True):
     next_test: str
     reference: str = ""
     count: int = 1
+
+
+class UnexplainedFailure(Struct, frozen=True, kw_only=True):
+    """A failure whose cause is not in the logs: the lines that show it, who wrote them, and which log may have the cause."""
+
+    says: str
+    emitter: str
+    host: str | None
+    rank: int | None
+    read_next: str
+    evidence: list[LogEvidence]
+
+
+class RunChange(Struct, frozen=True, kw_only=True):
+    """One difference between two runs."""
+
+    what: str
+    before: str
+    now: str
+
+
+class LastGoodRun(Struct, frozen=True, kw_only=True):
+    """The newest successful run of the same spec, and what has changed since."""
+
+    run: str
+    same_spec: bool
+    changes: list[RunChange]
 
 
 class BenignFinding(Struct, frozen=True, kw_only=True):
@@ -152,10 +184,17 @@ class ClockOffsets(Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(Struct, frozen=True, kw_only=True):
-    """The complete result; ``findings`` has the most likely root cause first and is empty if nothing failed."""
+    """The complete result; ``findings`` has the most likely root cause first.
 
+    ``verdict``: found (a class explains the failure), unexplained (something failed, and no class explains it), healthy (nothing failed
+    and the logs end in progress or completion), or incomplete (neither).
+    """
+
+    verdict: str
     findings: list[DiagnosisFinding]
     benign: list[BenignFinding]
+    unexplained: UnexplainedFailure | None
+    last_good_run: LastGoodRun | None
     health: JobHealth
     story: list[str]
     clocks: ClockOffsets

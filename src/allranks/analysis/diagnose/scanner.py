@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from operator import itemgetter
 
@@ -16,135 +16,22 @@ from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.catalogue.messages import (
     BENIGN_MESSAGES,
     COUNTED_FACTS,
-    FACT_PATTERNS,
-    PROGRESS_PATTERN,
 )
-from allranks.analysis.diagnose.logs import (
-    ANSI,
+from allranks.analysis.diagnose.lines import (
     MAX_LINE_TEXT,
+    REMARKING_EMITTERS,
     LogLine,
+    continuation,
     decode_line,
     has_task_labels,
     parse_line,
+    strip_escapes,
     timestamp_of,
 )
-from allranks.analysis.diagnose.patterns import Pattern
+from allranks.analysis.diagnose.patterns import CERTAIN, POSSIBLE
 from allranks.analysis.diagnose.records import FileScan, LogSignal, RuleCount, ThreadStack
-
-_LETTERS = bytes(
-    c if 97 <= c <= 122 else c + 32 if 65 <= c <= 90 else 48 if 48 <= c <= 57 else 32 for c in range(256)
-)  # small letters, digits as 0, anything else blank
-_DIGIT_LITERAL = re.compile(r"(?<![\\{,\d])\d(?![\d,]*\})")
-
-
-class ScanRule:
-    """A pattern and its use: ``kind`` is class, fact, benign or progress; ``owner`` its name."""
-
-    __slots__ = ("anchors", "exact", "index", "kind", "owner", "pattern")
-
-    def __init__(self, index: int, kind: str, owner: str, pattern: Pattern) -> None:
-        self.index, self.kind, self.owner, self.pattern = index, kind, owner, pattern
-        self.anchors = tuple(a.encode() for a in pattern.anchors)
-        # a pattern with digits must be tried on each line: cached forms of lines have no digits
-        texts = (pattern.regex, pattern.unless)
-        self.exact = not any(_DIGIT_LITERAL.search(t) or "[1-9]" in t or "[0-6]" in t for t in texts)
-
-
-def all_rules() -> list[ScanRule]:
-    """Return all patterns in a fixed order, so that an index is the same in each process."""
-    pairs = [("class", e.id, p) for e in CATALOGUE.values() for p in e.patterns]
-    pairs += [("fact", name, p) for name, patterns in FACT_PATTERNS.items() for p in patterns]
-    pairs += [("benign", b.id, p) for b in BENIGN_MESSAGES.values() for p in b.patterns]
-    pairs.append(("progress", "progress", PROGRESS_PATTERN))
-    return [ScanRule(i, *pair) for i, pair in enumerate(pairs)]
-
-
-class LiteralPrefilter:
-    """Find the rules whose anchors a line contains.
-
-    Text and anchors are normalised without changing positions: letters, 0 for digits, blanks. One regular expression
-    searches anchors at the start of words; a second one searches the few that may end a longer word, in the reversed text.
-    """
-
-    def __init__(self, rules: Sequence[ScanRule]) -> None:
-        self.rules = list(rules)
-        self._heads: dict[bytes, set[int]] = {}
-        self._tails: dict[bytes, set[int]] = {}  # by the reversed anchor
-        for rule in self.rules:
-            for anchor in rule.pattern.anchors:
-                words = _words(anchor)
-                self._heads.setdefault(words, set()).add(rule.index)
-                if anchor in rule.pattern.suffixes:
-                    self._tails.setdefault(words[::-1], set()).add(rule.index)
-        # an anchor that is a prefix of another one represents both: the search ends at the shorter
-        # (in a lookahead, so that one inside another is found too)
-        self._head = re.compile(b"[ 0](?=(" + _trie(self._heads) + b"))")
-        self._tail = re.compile(b" (?=(" + _trie(self._tails) + b"))")
-        for table in (self._heads, self._tails):
-            for longer in list(table):
-                for shorter in (longer[:end] for end in range(1, len(longer))):
-                    if shorter in table:
-                        table[shorter] |= table[longer]
-
-    def candidates(self, line: bytes) -> list[ScanRule]:
-        """Return the rules whose anchors a line contains."""
-        words = _normalized(line)
-        found = set[int]()
-        for anchor in self._head.findall(words):
-            found |= self._heads[anchor]
-        for anchor in self._tail.findall(words[::-1]):
-            found |= self._tails[anchor]
-        if not found:
-            return []
-        low = line.lower()
-        rules = (self.rules[i] for i in sorted(found))
-        return [rule for rule in rules if any(anchor in low for anchor in rule.anchors)]
-
-    def telling(self, lines: Sequence[bytes]) -> set[int]:
-        """Return the indices of the lines that may contain an anchor. One search for all lines is much faster than one each."""
-        text = b"\n".join(lines)
-        words = _normalized(text)
-        places = [found.start() for found in self._head.finditer(words)]
-        places += [len(text) - found.start() - 1 for found in self._tail.finditer(words[::-1])]
-        telling, line, counted = set[int](), 0, 0
-        for place in sorted(places):
-            line += text.count(b"\n", counted, place)
-            telling.add(line)
-            counted = place
-        return telling
-
-
-def _normalized(text: bytes) -> bytes:
-    return b" " + text.translate(_LETTERS) + b" "
-
-
-def _words(anchor: str) -> bytes:
-    """Return an anchor in the form of normalised text, from its first letter on."""
-    words = anchor.encode().translate(_LETTERS).lstrip()
-    if not words.strip():
-        raise ValueError(f"anchor {anchor!r} has no letter")
-    return words
-
-
-def _trie(anchors: Iterable[bytes]) -> bytes:
-    """Return a regular expression for the shortest of the anchors that start at a position."""
-    tree: dict[int, dict] = {}
-    for anchor in sorted(anchors):
-        node = tree
-        for i, char in enumerate(anchor):
-            node = node.setdefault(char, {})
-            if node.get(0) is not None:
-                break  # a shorter one ends here
-            if i == len(anchor) - 1:
-                node.clear()
-                node[0] = {}
-    return _branches(tree)
-
-
-def _branches(tree: dict[int, dict]) -> bytes:
-    parts = [bytes([char]) + (b"" if 0 in below else _branches(below)) for char, below in tree.items()]
-    return parts[0] if len(parts) == 1 else b"(?:" + b"|".join(parts) + b")"
-
+from allranks.analysis.diagnose.scan_rules import LiteralPrefilter, Meaning, ScanRule, all_rules
+from allranks.analysis.diagnose.structured import STRUCTURED
 
 MAX_FORMS = 100_000
 BULK_FORMS = 64  # with this many new forms in a block, they are searched together
@@ -153,6 +40,7 @@ LONG_LINE = 4096
 WINDOWS = 16
 MAX_SIGNALS_PER_SOURCE = 3  # signals of one rule from one rank, task or host
 MAX_SIGNALS_PER_RULE = 96
+LATE_PROGRESS = 4  # the last lines of progress that are kept
 MAX_WATCHDOG_FRAMES = 40  # frames of a stack that torch's watchdog prints
 ROOT_CAUSE_LINES = 9  # lines of the launcher's table, from `Root Cause` on
 FRAMES, FRAME_REACH, STREAMS, STACKS = 48, 200, 512, 512
@@ -160,7 +48,14 @@ LOOSE, LOOSE_FRAMES = 32, 12
 TIME_STAMP_REACH = 40  # maximum distance of a time stamp that dates a line without one
 _BLANK = bytes(48 if 48 <= c <= 57 else c for c in range(256))
 
+# A line that quotes a traceback with its line ends written out; events of a run are read as they are.
+_QUOTED = re.compile(rb'^(?!\{"event").*\bTraceback \(most recent call last\):?\\n.*$', re.MULTILINE)
 _STEP = re.compile(r"\b(?:global_?)?(?:step|iter(?:ation)?)\b\W{0,6}(\d{1,9})\b", re.IGNORECASE)
+
+IGNORED_LINES = 40  # longest traceback of an exception that is ignored
+MAX_JOINED = 256  # messages of a file whose next lines are tried with them
+_JOINED_KINDS = frozenset({"sign", "class", "structured"})
+_LOGICAL_KINDS = frozenset({"class", "benign", "structured"})
 
 MatchingRules = tuple[ScanRule, ...]
 
@@ -187,8 +82,9 @@ class Scanner:
 
     def _block(self, state: _FileState, block: bytes, whole: bool) -> None:
         state.out.bytes_read += len(block)
-        if b"\x1b" in block:
-            block = ANSI.sub(b"", block)
+        block = strip_escapes(block)
+        if b"\\n" in block and b"Traceback" in block:
+            block = _QUOTED.sub(lambda match: match.group().replace(b"\\n", b"\r"), block)
         if b"\r" in block:
             lines, numbers = _split_returns(block, state.line)
             forms = [line.translate(_BLANK) for line in lines]
@@ -257,6 +153,33 @@ class Scanner:
             return
         for text in _windows(lines[i], verdict):
             self._line(state, parse_line(text, bool(state.labelled)), text, (lines, i), number, verdict)
+        if len(lines[i]) < MAX_LINE_TEXT and (
+            any(r.kind in _JOINED_KINDS or r.owner == "exception" for r in verdict) and b'File "' not in lines[i][:80]
+        ):
+            self._logical_line(state, lines, i, number)
+
+    def _logical_line(self, state: _FileState, lines: list[bytes], i: int, number: int) -> None:
+        """Try the rules that match only across the end of a line: a message may be wrapped, or follow its header."""
+        if state.joined >= MAX_JOINED or not (parts := continuation(lines, i, bool(state.labelled))):
+            return
+        state.joined += 1
+        raw = decode_line(lines[i]).rstrip()
+        line = parse_line(raw, bool(state.labelled))
+        end = len(line.text)
+        for glue in (" ", ""):
+            text = glue.join([line.text, *parts])
+            across: list[ScanRule] = []
+            for rule in self.gate.candidates(text.encode()):
+                match = rule.pattern.search(text) if rule.kind in _LOGICAL_KINDS else None
+                if match and match.start() < end < match.end() and not rule.pattern.search(line.text):
+                    across.append(rule)
+            if across:
+                whole = LogLine(
+                    text, line.rank, line.local, line.task, line.host, line.pid, line.emitter, line.severity
+                )
+                self._line(state, whole, glue.join([raw, *parts]), (lines, i), number, tuple(across))
+                return
+        state.complete_exception(number, parts)
 
     def _line(
         self,
@@ -267,33 +190,63 @@ class Scanner:
         number: int,
         verdict: MatchingRules,
     ) -> None:
-        matched = [(rule, match) for rule in verdict if (match := rule.pattern.search(line.text))]
-        if not matched:
+        found = [(rule, match) for rule in verdict if (match := rule.pattern.search(line.text))]
+        if not found:
             return
+        line = line.identified()
         state.note(line)
-        harmless = {r.owner for r, _ in matched if r.kind == "benign"}
+        matched = [m for rule, match in found for m in _meanings(rule, match, line)]
+        harmless = {m.owner for m in matched if m.kind == "benign"}
         firm = any(not BENIGN_MESSAGES[name].general for name in harmless)
-        failing = any(r.kind == "class" for r, _ in matched) and not firm
-        for rule, match in matched:
+        failing = any(m.kind == "class" for m in matched) and not firm
+        for meaning in matched:
             if (
-                (rule.kind == "class" and firm)
-                or (rule.kind == "benign" and failing)
-                or (rule.owner == "exception" and firm)
+                (meaning.kind == "class" and firm)
+                or (meaning.kind == "benign" and failing)
+                or (meaning.owner == "exception" and firm)
+                or (meaning.kind == "sign" and harmless)
             ):
                 continue
-            if rule.kind == "progress":
+            if meaning.kind == "progress":
                 if not failing:
                     state.progress(number, where[0][where[1]])
-            elif rule.owner == "event_start":
+            elif meaning.owner == "ignored":
+                state.ignored_from = number
+            elif state.ignores(meaning, number):
+                continue
+            elif meaning.owner == "event_start":
                 state.start_again()
-            elif rule.owner in ("frame", "stack"):
-                state.frame(line, number, match.groupdict())
-            elif rule.owner == "stack_head":
+            elif meaning.owner in ("frame", "stack"):
+                state.frame(line, number, meaning.groups)
+            elif meaning.owner == "stack_head":
                 state.stack(line, number)
             else:
-                state.keep(
-                    rule, line, raw, where, number, {k: v for k, v in match.groupdict().items() if v is not None}
-                )
+                state.keep(meaning, line, raw, where, number)
+
+
+def _meanings(rule: ScanRule, match: re.Match[str], line: LogLine) -> list[Meaning]:
+    """Return what a match means, if the class accepts the line's emitter."""
+    groups = {k: v for k, v in match.groupdict().items() if v is not None}
+    if rule.kind in _JOINED_KINDS and line.text.lstrip().startswith('File "'):
+        return []  # a path or a name in a traceback is no message
+    if rule.kind == "structured":
+        read = STRUCTURED[rule.owner].read(groups)
+        return [
+            Meaning(rule, r.kind, r.owner, r.weight, {**groups, **r.extra, "told": r.told}, r.rank)
+            for r in read
+            if r.kind != "class" or CATALOGUE[r.owner].accepts(line.emitter)
+        ]
+    if rule.kind == "class" and not CATALOGUE[rule.owner].accepts(line.emitter):
+        return []
+    weight = rule.pattern.weight
+    if (
+        rule.kind == "class"
+        and weight < CERTAIN
+        and line.severity in ("info", "warning")
+        and line.emitter in REMARKING_EMITTERS
+    ):
+        weight = min(weight, POSSIBLE)
+    return [Meaning(rule, rule.kind, rule.owner, weight, groups, None)]
 
 
 class _FileState:
@@ -309,16 +262,28 @@ class _FileState:
         self._ranks: set[int] = set()
         self._pids: dict[int, int] = {}
         self._in_stack = 0
+        self.joined = 0
+        self.ignored_from = -IGNORED_LINES - 1
         self._root_at = -ROOT_CAUSE_LINES - 1
         self._steps, self._last_step = 0, b""
+        self._late: deque[int] = deque(maxlen=LATE_PROGRESS)
 
     def result(self) -> FileScan:
         self._mark(self._last_step)
         self.out.lines = self.line - 1
+        self.out.late_progress = list(self._late)
         self.out.hosts, self.out.ranks = sorted(self._hosts), sorted(self._ranks)
         ended = (tuple(f for _, f in frames)[-LOOSE_FRAMES:] for frames in self._frames.values())
         self.out.loose = list(islice((frames for frames in ended if frames), LOOSE))
         return self.out
+
+    def ignores(self, meaning: Meaning, number: int) -> bool:
+        """Return whether a message belongs to an exception that Python said to ignore; the exception itself ends its block."""
+        if number - self.ignored_from > IGNORED_LINES:
+            return False
+        if meaning.owner == "exception":
+            self.ignored_from = number - IGNORED_LINES  # other rules of this line still belong to it
+        return meaning.owner in ("exception", "traceback") or meaning.kind == "class"
 
     def start_again(self) -> None:
         """Discard the previous attempt when a new attempt starts in the event file of a run."""
@@ -326,12 +291,14 @@ class _FileState:
         self.out = kept
         self._kept.clear()
         self._frames.clear()
+        self._late.clear()
         self._steps, self._last_step = 0, b""
 
     def progress(self, number: int, line: bytes) -> None:
         if self.out.first_progress is None:
             self.out.first_progress = number
         self.out.last_progress = number
+        self._late.append(number)
         if not self.out.last_progress_text:
             self.out.last_progress_text = decode_line(line[:300])
         self._steps += 1
@@ -369,7 +336,7 @@ class _FileState:
             if line.host:
                 self.out.rank_hosts.setdefault(rank, line.host)
 
-    def frame(self, line: LogLine, number: int, groups: dict[str, str | None]) -> None:
+    def frame(self, line: LogLine, number: int, groups: dict[str, str]) -> None:
         stream = (line.rank, line.local, line.task, line.host)
         if stream not in self._frames:
             if len(self._frames) >= STREAMS:
@@ -389,33 +356,37 @@ class _FileState:
 
     def keep(
         self,
-        rule: ScanRule,
+        meaning: Meaning,
         line: LogLine,
         raw: str,
         where: tuple[list[bytes], int],
         number: int,
-        groups: dict[str, str],
     ) -> None:
+        rule, groups = meaning.rule, meaning.groups
         tally = self.out.tallies.setdefault(rule.index, RuleCount())
         tally.count += 1
         tally.last_line = number
-        rank = line.rank
-        if rule.owner == "comm_init":
+        rank = meaning.rank if meaning.rank is not None else line.rank
+        if meaning.owner == "comm_init":
             rank = self._introduce(line, int(groups["rank"]))
         elif rank is None and line.pid is not None:
             rank = self._pids.get(line.pid)
-        if rule.owner == "channel":
+        if meaning.owner == "channel":
             self._transport(groups["via"])
-        if rule.owner == "comm_ready":
+        if meaning.owner == "done" and line.emitter not in ("slurm_daemon", "kernel"):
+            self.out.last_done = number
+        if meaning.owner in ("ended", "verified"):
+            self.out.last_ended = number
+        if meaning.owner == "comm_ready":
             self.out.ready += 1
-        if rule.owner == "agent_root":
+        if meaning.owner == "agent_root":
             self._root_at = number
         of_root = (
-            rule.owner == "agent_field" and number - self._root_at <= ROOT_CAUSE_LINES
+            meaning.owner == "agent_field" and number - self._root_at <= ROOT_CAUSE_LINES
         )  # it is written after all the others
         source = (rule.index, rank, line.local, line.task, line.host)
         own, all_of_rule = self._kept.get(source, 0), self._kept.get(rule.index, 0)
-        most = MAX_WATCHDOG_FRAMES if rule.owner == "fr_frame" else MAX_SIGNALS_PER_SOURCE
+        most = MAX_WATCHDOG_FRAMES if meaning.owner == "fr_frame" else MAX_SIGNALS_PER_SOURCE
         if not of_root and (own >= most or all_of_rule >= MAX_SIGNALS_PER_RULE):
             return
         self._kept[source], self._kept[rule.index] = own + 1, all_of_rule + 1
@@ -423,14 +394,22 @@ class _FileState:
         frames = self._frames.get(stream, ())
         self.out.signals.append(
             LogSignal(
-                kind=rule.kind, owner=rule.owner, rule=rule.index, weight=rule.pattern.weight, passing=rule.pattern.passing,
+                kind=meaning.kind, owner=meaning.owner, rule=rule.index, weight=meaning.weight, passing=rule.pattern.passing,
                 file=self.out.file, line=number, time=_time_near(raw, *where), rank=rank, local=line.local, task=line.task,
                 host=line.host, text=raw.strip()[:MAX_LINE_TEXT], groups={k: v[:MAX_LINE_TEXT] for k, v in groups.items()},
-                frames=tuple(f for at, f in frames if number - at <= FRAME_REACH),
+                frames=tuple(f for at, f in frames if number - at <= FRAME_REACH), emitter=line.emitter, severity=line.severity,
             )
         )  # fmt: skip
-        if rule.owner == "exception":
+        if meaning.owner == "exception":
             self._frames.pop(stream, None)
+
+    def complete_exception(self, number: int, parts: list[str]) -> None:
+        """Add the next lines to the message of the exception in this line, if it announces them."""
+        last = self.out.signals[-1] if self.out.signals else None
+        if last is not None and last.owner == "exception" and last.line == number:
+            message = last.groups.get("message", "")
+            if not message or message.endswith(":"):
+                last.groups["message"] = f"{message} {' '.join(parts)}".strip()[:MAX_LINE_TEXT]
 
     def _introduce(self, line: LogLine, rank: int) -> int:
         """Read NCCL's line that maps a process to a rank."""

@@ -15,7 +15,9 @@ from allranks.analysis.diagnose.records import (
     Diagnosis,
     DiagnosisFinding,
     JobHealth,
+    LastGoodRun,
     LogEvidence,
+    UnexplainedFailure,
 )
 from allranks.utils.formatting import format_bytes_decimal
 from allranks.utils.text import printable
@@ -23,7 +25,7 @@ from allranks.utils.text import printable
 MORE_CAUSES = 2  # number of further causes shown in full; the others by title only
 LABEL_WIDTH, MAX_EVIDENCE_LINES = 12, 3  # width of the labels; terminal lines per log line
 PIPED_WIDTH = 160  # width if there is no terminal
-SHOWN_EVIDENCE, SHOWN_BENIGN, SHOWN_PROBLEMS = 3, 8, 12
+SHOWN_EVIDENCE, SHOWN_BENIGN, SHOWN_PROBLEMS, SHOWN_CHANGES = 3, 8, 12, 12
 
 
 def _style(text: str, *args: Any, **options: Any) -> str:
@@ -45,11 +47,14 @@ def diagnosis_lines(diagnosis: Diagnosis, width: int) -> Iterator[str]:
     elif not diagnosis.bytes_read and diagnosis.readable:
         empty = "This log is empty" if diagnosis.files == 1 else "These logs are empty"
         yield _style(f"{empty}: there is nothing to diagnose.", "yellow", bold=True)
+    elif diagnosis.unexplained is not None:
+        yield from _unexplained(diagnosis.unexplained, width)
     elif diagnosis.readable:
-        yield _no_failure(diagnosis)
+        yield from _no_failure(diagnosis, width)
     else:
         yield _style("None of these files could be read, so there is no diagnosis.", "yellow", bold=True)
-    yield from _health(diagnosis.health, width, brief=bool(diagnosis.findings))
+    yield from _changes(diagnosis.last_good_run, width)
+    yield from _health(diagnosis.health, width, brief=diagnosis.verdict != "healthy")
     yield from _timeline(diagnosis.story, diagnosis.clocks, width)
     yield from _benign(diagnosis, width)
     yield from _problems(diagnosis, width)
@@ -57,15 +62,52 @@ def diagnosis_lines(diagnosis: Diagnosis, width: int) -> Iterator[str]:
     yield _style(read, dim=True)
 
 
-def _no_failure(diagnosis: Diagnosis) -> str:
-    """Return the verdict without findings; it names files that were not read, because they may contain a failure."""
-    missing = len({p.file for p in diagnosis.problems if p.text != EMPTY_FILE})
-    if not missing:
-        return _style("No failure found in these logs.", "green", bold=True)
-    files = "1 file was" if missing == 1 else f"{missing} files were"
-    return _style(
-        f"No failure found in the part that was read; {files} not read, or only in part.", "yellow", bold=True
+EMITTER_NAMES = {
+    "kernel": "the kernel",
+    "nccl": "NCCL",
+    "hccl": "HCCL (Ascend)",
+    "torch": "torch",
+    "slurm_client": "a Slurm command",
+    "slurm_daemon": "a Slurm daemon",
+    "ray": "Ray",
+    "python": "Python",
+    "launcher": "the launcher",
+    "mpi": "MPI or PMIx",
+    "network_library": "the network library",
+    "shell": "the shell",
+    "program": "the program",
+}
+
+
+def _unexplained(failure: UnexplainedFailure, width: int) -> Iterator[str]:
+    """Yield the lines that show a failure which no class explains, and where to look next."""
+    yield (
+        _style("A failure whose cause is not in these logs", "red", bold=True) + "  " + _style("unexplained", dim=True)
     )
+    if failure.rank is not None or failure.host is not None:
+        yield from _item("where", _place(failure.rank, failure.host), width)
+    yield from _item("seen", f"{failure.says}, from {EMITTER_NAMES.get(failure.emitter, failure.emitter)}", width)
+    for evidence in failure.evidence[: SHOWN_EVIDENCE + 1]:
+        yield from _seen(evidence, width)
+    yield from _item("read next", failure.read_next, width)
+    yield ""
+
+
+def _no_failure(diagnosis: Diagnosis, width: int) -> Iterator[str]:
+    """Yield the verdict without a failure; it names files that were not read, because they may contain one."""
+    missing = len({p.file for p in diagnosis.problems if p.text != EMPTY_FILE})
+    if missing:
+        files = "1 file was" if missing == 1 else f"{missing} files were"
+        said = f"No failure found in the part that was read; {files} not read, or only in part."
+        yield from _wrapped(said, width, fg="yellow", bold=True)
+    elif diagnosis.verdict == "healthy":
+        yield _style("No failure found in these logs; they end in progress or completion.", "green", bold=True)
+    else:
+        said = (
+            "No failure found, but these logs are incomplete: they end neither in progress nor in completion. Whatever happened next "
+            "is in a later part, or in the log of another rank or of the scheduler."
+        )
+        yield from _wrapped(said, width, fg="yellow", bold=True)
 
 
 def _causes(findings: list[DiagnosisFinding], width: int) -> Iterator[str]:
@@ -110,10 +152,12 @@ def _where(finding: DiagnosisFinding) -> str:
             if finding.count > 1
             else "the line does not say which rank or host"
         )
-    rank = f"rank {finding.rank}" if finding.rank is not None else ""
-    host = f"host {finding.host}" if finding.host else ""
     times = f" ({finding.count} such lines)" if finding.count > 1 else ""
-    return " on ".join(part for part in (rank, host) if part) + times
+    return _place(finding.rank, finding.host) + times
+
+
+def _place(rank: int | None, host: str | None) -> str:
+    return " on ".join([*([f"rank {rank}"] if rank is not None else []), *([f"host {host}"] if host else [])])
 
 
 def _seen(evidence: LogEvidence, width: int) -> Iterator[str]:
@@ -126,6 +170,21 @@ def _seen(evidence: LogEvidence, width: int) -> Iterator[str]:
         parts = [*parts[: MAX_EVIDENCE_LINES - 1], parts[MAX_EVIDENCE_LINES - 1][: _room(width) - 4] + " ..."]
     for part in parts:
         yield from _item("", part, width, fg="yellow")
+
+
+def _changes(good: LastGoodRun | None, width: int) -> Iterator[str]:
+    """Yield what changed since the newest successful run."""
+    if good is None:
+        return
+    same = "the same spec" if good.same_spec else "a spec of the same name"
+    if not good.changes:
+        yield from _wrapped(f"Nothing that is recorded changed since the last good run, {good.run} ({same}).", width)
+        return
+    yield from _wrapped(f"Changed since the last good run, {good.run} ({same}):", width, bold=True)
+    for change in good.changes[:SHOWN_CHANGES]:
+        yield from _wrapped(f"  {change.what}: {change.before} -> {change.now}", width)
+    if len(good.changes) > SHOWN_CHANGES:
+        yield f"  and {len(good.changes) - SHOWN_CHANGES} more (--json has all)"
 
 
 def _health(health: JobHealth, width: int, *, brief: bool) -> Iterator[str]:
@@ -186,11 +245,11 @@ def _problems(diagnosis: Diagnosis, width: int) -> Iterator[str]:
         yield f"  and {len(diagnosis.problems) - SHOWN_PROBLEMS} more (--json has all)"
 
 
-def _wrapped(text: str, width: int, *, hang: int = 4, dim: bool = False) -> Iterator[str]:
+def _wrapped(text: str, width: int, *, hang: int = 4, **style: Any) -> Iterator[str]:
     indent = " " * (len(text) - len(text.lstrip()))
     # paths and host names are not broken, so that they can be copied
     wrapper = textwrap.TextWrapper(
         width, initial_indent=indent, subsequent_indent=" " * hang, break_on_hyphens=False, break_long_words=False
     )
     for part in wrapper.wrap(printable(text.strip())):
-        yield _style(part, dim=True) if dim else part
+        yield _style(part, **style) if style else part

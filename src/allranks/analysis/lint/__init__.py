@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from allranks.analysis.lint.job import JobDescription, LintRule
+from allranks.analysis.lint.job import JobDescription, LintRule, neutralise_placeholders
 from allranks.analysis.lint.readers import (
     OpenedFile,
     ShellReader,
@@ -16,20 +16,34 @@ from allranks.analysis.lint.readers import (
     read_spec,
 )
 from allranks.analysis.lint.records import LintFinding, LintReport, UnreadFile, Violation
-from allranks.analysis.lint.rules import RULES
+from allranks.analysis.lint.rules import RULES, TOPICS
 from allranks.analysis.lint.shell_tokens import MappedText
-from allranks.utils.inputs import name_of
+from allranks.utils.inputs import is_stdin, name_of
 from allranks.utils.redaction import redact
 
-ALLOW = re.compile(r"#\s*allranks:\s*allow\s+([a-z0-9,-]+)\s+(\S.*)")
+ALLOW = re.compile(r"#\s*allranks:\s*(?:allow\s+([a-z0-9,-]+)\s+\S.*|(ignore|ignore-file)\[([a-z0-9, *-]+)\])")
+SEVERITIES = ("error", "warning", "note")
+PLACEHOLDERS_MATTER = {
+    "several-torchruns",
+    "one-node-only",
+    "node-rank-missing",
+    "expanded-too-early",
+    "exit-code-lost",
+    "broken-line",
+    "placeholder",
+}
+"""Rules about the shape of a script. Other findings on the line of a placeholder would be about text that is to be replaced."""
 
 __all__ = ["LintFinding", "LintReport", "lint"]
 
 
-def lint(paths: Sequence[str | Path]) -> LintReport:
+def lint(paths: Sequence[str | Path], slurm_version: str | None = None) -> LintReport:
     """Return the findings in all files, by file and line; ``-`` is standard input.
 
     Files that cannot be read are in `unread`; no exception is raised for them.
+
+    Args:
+        slurm_version: such as ``23.11``; rules about one version are certain then, and notes otherwise.
     """
     findings: list[LintFinding] = []
     allowed: list[LintFinding] = []
@@ -37,7 +51,7 @@ def lint(paths: Sequence[str | Path]) -> LintReport:
     for path in paths:
         name = name_of(path)
         try:
-            jobs, complaints = _jobs(Path(path))
+            jobs, complaints = _jobs(Path(path), slurm_version)
         except UnreadableInput as problem:
             unread.append(UnreadFile(name, None, str(problem)))
             continue
@@ -52,7 +66,7 @@ def lint(paths: Sequence[str | Path]) -> LintReport:
     return LintReport(files=[name_of(p) for p in paths], findings=findings, allowed=allowed, unread=unread)
 
 
-def _jobs(path: Path) -> tuple[list[JobDescription], list[tuple[int | None, str]]]:
+def _jobs(path: Path, slurm_version: str | None = None) -> tuple[list[JobDescription], list[tuple[int | None, str]]]:
     """Return what the file contains: one job; for a spec its environment, and its set-up lines if there are any."""
     opened = open_file(path)
     if opened.kind == "spec":
@@ -63,12 +77,14 @@ def _jobs(path: Path) -> tuple[list[JobDescription], list[tuple[int | None, str]
             raise UnreadableInput("no line of this environment file is NAME=value")
     else:
         reading = ShellReader()
-        reading.read(MappedText(opened.text))
-    jobs = [JobDescription(opened.text, opened.kind, reading)]
+        reading.read(MappedText(neutralise_placeholders(opened.text)))
+    folder = None if is_stdin(path) or path.is_fifo() else path.absolute().parent
+    facts = {"slurm_version": slurm_version, "folder": folder}
+    jobs = [JobDescription(opened.text, opened.kind, reading, **facts)]
     for script in reading.submitted:
         inner = ShellReader()
         inner.read(script)
-        jobs.append(JobDescription(opened.text, "script", inner, source=script))
+        jobs.append(JobDescription(opened.text, "script", inner, source=script, **facts))
     return jobs, list(opened.complaints)
 
 
@@ -93,10 +109,25 @@ def _check(name: str, job: JobDescription) -> tuple[list[LintFinding], list[Lint
             for hit in rule.check(job):
                 finding = _finding(name, job, rule, hit)
                 found.setdefault((finding.id, finding.line, finding.message), finding)
+    open_lines = {job.lines.place(offset)[0] for offset, _ in job.placeholders}
     ordered = sorted(found.values(), key=lambda f: (f.line, f.column, f.id))
+    ordered = [f for f in ordered if f.line not in open_lines or f.id in PLACEHOLDERS_MATTER]
     excuses = _excuses(job)
-    excused = [f for f in ordered if f.id in excuses.get(f.line, ())]
-    return [f for f in ordered if f not in excused], excused
+    excused = [f for f in ordered if excuses.get(f.line, set()) & {f.id, "*"} or excuses.get(0, set()) & {f.id, "*"}]
+    return _once_per_line([f for f in ordered if f not in excused]), excused
+
+
+def _once_per_line(findings: list[LintFinding]) -> list[LintFinding]:
+    """Remove findings that are another side of a mistake that the same line already has."""
+    kept: list[LintFinding] = []
+    seen: dict[int, set[str]] = {}
+    places = {rule: i for topic in TOPICS for i, rule in enumerate(topic)}
+    for finding in sorted(findings, key=lambda f: (f.line, SEVERITIES.index(f.severity), places.get(f.id, 0))):
+        others = {rule for topic in TOPICS if finding.id in topic for rule in topic} - {finding.id}
+        if not others & seen.get(finding.line, set()):
+            kept.append(finding)
+            seen.setdefault(finding.line, set()).add(finding.id)
+    return sorted(kept, key=lambda f: (f.line, f.column, f.id))
 
 
 def _finding(name: str, job: JobDescription, rule: LintRule, hit: Violation) -> LintFinding:
@@ -113,16 +144,18 @@ def _finding(name: str, job: JobDescription, rule: LintRule, hit: Violation) -> 
         why=hit.why or rule.why,
         cure=redact(hit.cure) if hit.cure else rule.cure,
         source=hit.source or rule.source,
+        fix=hit.fix,
     )
 
 
 def _excuses(job: JobDescription) -> dict[int, set[str]]:
-    """Return the lines that a comment ``# allranks: allow RULE reason`` covers: its own and the next."""
+    """Return the lines that a comment covers, with its rules: its own and the next one; 0 stands for the file."""
     found: dict[int, set[str]] = {}
     for number, line in enumerate(job.text.splitlines(), start=1):
         comment = ALLOW.search(line)
         if comment:
-            rules = set(comment[1].split(","))
-            alone = line.lstrip().startswith("#")
-            found.setdefault(number + 1 if alone else number, set()).update(rules)
+            rules = {rule.strip() for rule in (comment[1] or comment[3]).split(",")}
+            alone = line.lstrip().startswith("#") and not line.startswith("#SBATCH")
+            covered = 0 if comment[2] == "ignore-file" else number + 1 if alone else number
+            found.setdefault(covered, set()).update(rules)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from pathlib import Path
 
 import msgspec
 
@@ -22,6 +23,50 @@ from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN, LineIndex, Mapp
 
 NODE_NAMES = {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"}
 NODE_LIST_NAMES = {"SLURM_NODEID", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}
+MAX_LEVELS = 8
+USUAL_GPUS = 8
+"""No common node has more: a job with eight GPUs per node has the node for itself."""
+HALF_OF_USUAL_GPUS = 4
+# Partitions that allocate whole nodes, by the documentation of LUMI (standard, standard-g) and JSC (booster, dc-gpu, batch-like names
+# are too general to be listed).
+EXCLUSIVE_PARTITIONS = {"standard-g", "booster", "develbooster", "dc-gpu", "dc-gpu-devel"}
+# https://docs.nersc.gov/jobs/policy/: all QOS of the GPU nodes but the shared ones
+NERSC_EXCLUSIVE_QOS = {"regular", "debug", "premium", "preempt", "overrun", "realtime"}
+SETS_PATHS_ONLY = re.compile(
+    r"(?:activate|conda\.sh|mamba\.sh|bashrc|profile|modules?\.sh|init/(?:ba)?sh|lmod\S*|z00\S*)\Z"
+)
+# Modules of compilers, CUDA, Python and containers, which set paths, but neither addresses nor ports.
+SETS_NO_RENDEZVOUS = re.compile(
+    r"(?:cuda|gcc|gnu|python|anaconda|miniconda|miniforge|conda|mamba|nccl|openmpi|mpich|cudnn|cmake|git|singularity|apptainer|rocm|intel|"
+    r"nvhpc|nvidia|purge|StdEnv|arch|pytorch|tensorflow|PyTorch|Python|CUDA|GCC|cray|craype|LUMI|CrayEnv|partition|cpe|aws-ofi|libfabric|"
+    r"slurm|java|ninja|ffmpeg|arrow|httpproxy|hdf5)",
+    re.IGNORECASE,
+)
+
+PLACEHOLDER = re.compile(
+    r"(?<![<\w$])<[A-Za-z][\w ./:|$-]{0,60}>|\{\{-?\s*[\w. $-]{1,60}\s*-?\}\}|(?<![\w$])\{ [A-Za-z_][\w.]* \}"
+    r"|(?<![A-Za-z0-9_])[A-Za-z_/-]*X{3,}(?![A-Za-z0-9])|\b(?:YOUR|REPLACE|INSERT|CHANGE)[-_ ]?[A-Z_-]{2,}\b|\b[Yy]our[-_]\w+(?:[-_]\w+)*"
+    r"|/path[-_]?to(?:/[\w./-]*|\b)|\bproject_46[0-9]{0,4}x+|\bTODO\b"
+)
+
+
+def find_placeholders(text: str, comments: set[int]) -> list[tuple[int, str]]:
+    """Return places and texts of the parts that a template leaves open; comments other than #SBATCH are left out."""
+    found: list[tuple[int, str]] = []
+    offset = 0
+    for line in text.split("\n"):
+        start = line.lstrip()
+        if not start.startswith("#") or start.startswith("#SBATCH"):
+            end = min((c - offset for c in comments if offset < c < offset + len(line)), default=len(line))
+            end = len(line) if start.startswith("#SBATCH") else end
+            found += [(offset + m.start(), m[0]) for m in PLACEHOLDER.finditer(line[:end]) if "mktemp" not in line]
+        offset += len(line) + 1
+    return found
+
+
+def neutralise_placeholders(text: str) -> str:
+    """Return the text with the < and > of placeholders replaced: a shell would read them as redirections."""
+    return PLACEHOLDER.sub(lambda m: "_" + m[0][1:-1].replace("|", "_") + "_" if m[0][:1] == "<" else m[0], text)
 
 
 class LauncherCall(msgspec.Struct, frozen=True):
@@ -39,6 +84,12 @@ class LauncherCall(msgspec.Struct, frozen=True):
     def open_ended(self) -> bool:
         """Return whether it has options that are unknown here: ``torchrun $ARGS train.py``."""
         return any(a.source.text.startswith(UNRESOLVED_OPEN) and not a.quoted for a in self.call.args)
+
+    @property
+    def open_srun(self) -> bool:
+        """Return whether srun has options that are unknown here: ``srun $SRUN_ARGS python train.py``."""
+        args = self.srun.args if self.srun else ()
+        return any(a.source.text.startswith(UNRESOLVED_OPEN) and not a.quoted for a in args)
 
     def option(self, *names: str) -> Option | None:
         return next((self.options[n] for n in names if n in self.options), None)
@@ -59,12 +110,17 @@ class JobDescription:
         *,
         nodes: int | None = None,
         source: MappedText | None = None,
+        slurm_version: str | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.text, self.kind, self.reading, self._nodes = text, kind, reading, nodes
         self.source = source or MappedText(text)  # the script itself, if the file contains it in a here-document
+        self._slurm_version = slurm_version
+        self.folder = folder  # of the script; None for standard input
         self.lines = LineIndex(text)
         self.calls, self.assignments, self.uses = reading.calls, reading.assignments, reading.uses
         comments = {c.offset for c in reading.comments}
+        self.placeholders = find_placeholders(text, comments) if kind == "script" else []
         self.directives = read_directives(self.source, comments) if kind == "script" else []
 
     @cached_property
@@ -149,6 +205,8 @@ class JobDescription:
         """Return whether more than one node takes part, as far as the file shows."""
         if self.nodes is not None:
             return self.nodes > 1
+        if "nodes" in self.heading:
+            return True  # a variable number of nodes
         if any(launch.value("nnodes") == "1" or "standalone" in launch.options for launch in self.launches):
             return False
         return self._spread_by_name()
@@ -160,6 +218,83 @@ class JobDescription:
             return None
         digits = re.search(r"(?:^|:)(\d{1,6})(?:\(|,|$)", asked)
         return int(digits[1]) if digits else None
+
+    def is_missing(self, folder: str) -> bool:
+        """Return whether a relative folder exists neither in the current folder, nor next to the script or above it in its project."""
+        if self.folder is None or folder.startswith(("/", "~", "$")) or "%" in folder or not self.is_batch:
+            return False
+        places = [Path.cwd(), self.folder]
+        for above in self.folder.parents:
+            if (places[-1] / ".git").exists() or len(places) > MAX_LEVELS:
+                break
+            places.append(above)
+        return not any((place / folder).is_dir() for place in places)
+
+    @cached_property
+    def requests_gpus(self) -> bool:
+        return any("gpu" in name or name == "gres" for name in self.heading)
+
+    @cached_property
+    def requests_all(self) -> bool:
+        """Return whether the script itself seems to request all that it needs, nothing on the command line of sbatch."""
+        counts = {"nodes", "ntasks", "ntasks-per-node"} & self.heading.keys()
+        more = {"time", "partition", "gres", "mem", "gpus-per-node", "gpus", "account"} & self.heading.keys()
+        return bool(counts) and bool(more)
+
+    @cached_property
+    def whole_nodes(self) -> bool:
+        """Return whether no other job can run on the nodes: their GPUs, memory or partition are requested whole."""
+        heading = self.heading
+        if "exclusive" in heading and heading["exclusive"].value in (None, "", "exclusive"):
+            return True
+        if re.fullmatch(r"0[kKmMgGtT]?", self.heads("mem") or "") or (self.gpus_per_node or 0) >= USUAL_GPUS:
+            return True
+        constraint, qos = self.heads("constraint") or "", self.heads("qos") or "shared"
+        if "gpu" in re.split(r"[&|]", constraint) and qos in NERSC_EXCLUSIVE_QOS:
+            return True
+        partitions = (self.heads("partition") or "").split(",")
+        return all(p in EXCLUSIVE_PARTITIONS for p in partitions)
+
+    @cached_property
+    def shared_nodes(self) -> bool:
+        """Return whether other jobs can run on the nodes, as far as the file shows; False also means unknown."""
+        if not self.is_batch or self.whole_nodes:
+            return False
+        gpus = self.gpus_per_node or self.number(self.heads("gpus"))
+        if gpus is None:  # without GPUs only a limited amount of memory shows it
+            return self.nodes == 1 and bool({"mem", "mem-per-cpu"} & self.heading.keys())
+        return gpus < HALF_OF_USUAL_GPUS or (self.nodes == 1 and "mem" in self.heading)
+
+    @cached_property
+    def slurm_version(self) -> tuple[int, int] | None:
+        """Return the version of Slurm, if it was given or the script loads a module of it."""
+        loaded = re.search(r"^\s*(?:module\s+load|ml)\s.*?\bslurm/(\d\d\.\d\d)", self.text, re.MULTILINE)
+        text = self._slurm_version or (loaded[1] if loaded else "")
+        found = re.match(r"(?:slurm[- ]?)?(\d\d)\.(\d\d)", text)
+        return (int(found[1]), int(found[2])) if found else None
+
+    @cached_property
+    def unknown_settings(self) -> bool:
+        """Return whether a sourced file or a loaded module may set any variable."""
+        return any(_sets_anything(call) for call in self.calls)
+
+    @cached_property
+    def sources_files(self) -> bool:
+        return any(c.program in ("source", ".") and _sets_anything(c) for c in self.calls)
+
+    @cached_property
+    def work(self) -> list[ProgramCall]:
+        """Return the outermost commands that do the job's work: launches, and Python programs without a launcher."""
+        outer = [la.call.under[0] if la.call.under else la.call for la in self.launches]
+        plain = [c for c in self.calls if PYTHON.match(c.program) and _runs_file(c) and not c.in_substitution]
+        found = {c.offset: c for c in [*outer, *(c.under[0] if c.under else c for c in plain)]}
+        return [found[offset] for offset in sorted(found)]
+
+    @cached_property
+    def gpus_of_launchers(self) -> int | None:
+        """Return the ranks per node that the launchers start, if they say so."""
+        found = {self.number(la.value("nproc_per_node", "num_gpus")) for la in self.launches}
+        return found.pop() if len(found) == 1 else None
 
     def srun_nodes(self, srun: ProgramCall) -> int | None:
         asked = slurm_options(srun).get("nodes")
@@ -187,13 +322,59 @@ class JobDescription:
 
     def set_values(self, name: str) -> Iterator[Assignment]:
         """Yield every assignment of a variable that may reach a program."""
-        return (a for a in self.assignments if a.name == name and not a.removed)
+        return iter(self.by_name.get(name, ()))
+
+    @cached_property
+    def by_name(self) -> dict[str, list[Assignment]]:
+        """Return the assignments of each variable, without `unset`."""
+        found: dict[str, list[Assignment]] = {}
+        for item in self.assignments:
+            if not item.removed:
+                found.setdefault(item.name, []).append(item)
+        return found
+
+    @cached_property
+    def used_names(self) -> set[str]:
+        return {use.name for use in self.uses}
+
+    def set_values_at_top(self) -> Iterator[Assignment]:
+        """Yield the assignments of the script's own shell."""
+        return (a for a in self.assignments if not a.under and not a.removed and not a.in_substitution)
+
+    def is_copy(self, item: Assignment) -> bool:
+        """Return whether the value is that of another assignment, at which a finding stands already: ``export A=$A``."""
+        line, origin = self.lines.place(item.offset)[0], self.lines.place(item.source.where(0))[0]
+        return line != origin and origin in self._assigning_lines
+
+    @cached_property
+    def _assigning_lines(self) -> set[int]:
+        return {self.lines.place(a.offset)[0] for a in self.assignments}
+
+    def in_comment(self, offset: int) -> bool:
+        start = offset - self.lines.place(offset)[1] + 1
+        return self._comments.get(start, offset) < offset
+
+    @cached_property
+    def _comments(self) -> dict[int, int]:
+        """Return where the comment of a line starts, by the offset at which the line starts."""
+        places = ((c.offset, self.lines.place(c.offset)[1]) for c in self.reading.comments)
+        return {offset - column + 1: offset for offset, column in places}
 
     def has(self, *names: str) -> bool:
-        return any(a.name in names and not a.removed for a in self.assignments)
+        return any(name in self.by_name for name in names)
 
     def line_of(self, offset: int) -> str:
         return self.lines.line(self.lines.place(offset)[0])
+
+
+def _sets_anything(call: ProgramCall) -> bool:
+    words = [a.text for a in call.args if not a.text.startswith("-")]
+    if call.program in ("source", "."):
+        return bool(words) and not SETS_PATHS_ONLY.search(words[0])
+    if call.program == "ml" or (call.program == "module" and words[:1] in (["load"], ["add"], ["use"], ["restore"])):
+        names = words[1:] if call.program == "module" else words
+        return any(not SETS_NO_RENDEZVOUS.match(name.rpartition("/")[2] if "/" not in name else name) for name in names)
+    return False
 
 
 def _runs_file(call: ProgramCall) -> bool:

@@ -153,6 +153,7 @@ def _is_dump(lines: list[str]) -> bool:
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]]*\])?(\+?)=")
 DECLARING = {"export", "declare", "typeset", "local", "readonly"}
+NAMING = {"read", "mapfile", "readarray", "getopts", "printf", "let", "declare", "typeset", "local", "readonly", "set"}
 VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]]*\])?")
 INNER_NAMES = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 DEFAULTS = (":-", "-", ":=", "=")
@@ -177,6 +178,7 @@ class ShellReader:
         self.trouble: list[tuple[int, str]] = []
         self.variables: dict[str, ShellVariable] = {}
         self.exported: set[str] = set()  # `export NAME` without a value
+        self.named: set[str] = set()  # set in another way: by for, read, mapfile, printf -v, arithmetic, declare
         self.submitted: list[MappedText] = []  # batch scripts that a here-document passes to sbatch
         self.files: dict[str, MappedText] = {}  # files written by here-documents, which may be run later
 
@@ -210,6 +212,9 @@ class _CommandReader:
         if self.raw.loop_name:
             self.program = "for"
             self.reading.variables.pop(self.raw.loop_name, None)
+            self.reading.named.add(self.raw.loop_name)
+        if self.program in NAMING:
+            self.reading.named.update(w.literal or "" for w in words)
         for word in [*words, *(r.target for r in self.raw.redirects if r.target)]:
             self._note_uses(word)
         if self.raw.loop_name:
@@ -274,7 +279,11 @@ class _CommandReader:
         if len(source.text) > MAX_VALUE:
             source = unresolved_text(name, word.offset)
         exported = exported or (old is not None and old.exported)
-        made = Assignment(name, source, word.offset, exported, self.under, "", items, False, self.substitution)
+        quoted = bool(word.items) and all(item.parts and item.parts[0].quoted for item in word.items or ())
+        made = Assignment(
+            name, source, word.offset, exported, self.under, "", items, False, self.substitution, quoted,
+            self.raw.in_function,
+        )  # fmt: skip
         if keep:
             self.reading.assignments.append(made)
             if found[2] is None:
@@ -286,19 +295,25 @@ class _CommandReader:
             if part.kind == "variable":
                 found = VARIABLE.match(part.source.text.lstrip("!#"))
                 if found:
-                    self._use(found[1], part.source.where(0), part.source.text[found.end() :])
+                    rest = part.source.text.lstrip("!#")[found.end() :]
+                    self._use(found[1], part.source.where(0), rest, found[2] or "", part.quoted)
                     for name in INNER_NAMES.findall(part.source.text[found.end() :]):
                         self._use(name, part.source.where(0), "")
             elif part.kind == "arithmetic":
-                for name in dict.fromkeys(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", part.source.text)):
+                changed = re.findall(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:\+\+|--|[-+*/%]?=(?!=))", part.source.text)
+                self.reading.named.update(changed)
+                for name in dict.fromkeys(re.findall(r"(?<![0-9#\w])[A-Za-z_][A-Za-z0-9_]*", part.source.text)):
                     self._use(name, part.source.where(0), "")
             elif part.kind == "command" and self.depth < MAX_DEPTH:
                 self.reading.read(part.source, self.under, self.depth + 1, substitution=True)
         for item in word.items or ():
             self._note_uses(item)
 
-    def _use(self, name: str, offset: int, operator: str) -> None:
-        self.reading.uses.append(VariableUse(name, offset, self.under, self.program, operator, self.raw.in_function))
+    def _use(self, name: str, offset: int, operator: str, index: str = "", quoted: bool = False) -> None:
+        raw = self.raw
+        self.reading.uses.append(
+            VariableUse(name, offset, self.under, self.program, operator, raw.in_function, index, quoted, raw.in_loop)
+        )
 
     def _flatten(self, parts: tuple[WordPart, ...]) -> MappedText:
         """Expand the parts as the shell does; unknown values stay unresolved."""
@@ -310,6 +325,9 @@ class _CommandReader:
         if part.kind in ("text", "frozen"):
             return part.source
         if part.kind == "command":
+            program = re.fullmatch(r"\s*(?:which|command\s+-v|type\s+-p)\s+([\w./-]+)\s*", text)
+            if program:
+                return part.source.part(*program.span(1))
             return unresolved_text(f"({restore_variables(text)})", part.source.where(0))
         if part.kind == "arithmetic":
             return unresolved_text(f"(({restore_variables(text)}))", part.source.where(0))

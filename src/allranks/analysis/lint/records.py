@@ -35,6 +35,8 @@ class Assignment(msgspec.Struct, frozen=True):
     items: tuple[MappedText, ...] | None = None
     removed: bool = False  # `unset NAME`
     in_substitution: bool = False
+    quoted_items: bool = False  # every item of the array is one quoted word
+    in_function: bool = False
 
     @property
     def value(self) -> str:
@@ -85,6 +87,9 @@ class VariableUse(msgspec.Struct, frozen=True):
     program: str  # of the command that contains it; "=" for an assignment
     operator: str = ""  # what follows the name in ${NAME...}
     in_function: bool = False
+    index: str = ""  # of an array, with its brackets
+    quoted: bool = False
+    in_loop: bool = False
 
 
 class Directive(msgspec.Struct, frozen=True):
@@ -110,6 +115,14 @@ class UnreadFile(msgspec.Struct, frozen=True):
     why: str
 
 
+class Edit(msgspec.Struct, frozen=True):
+    """Replace the characters from `start` to `end` of the file by `text`."""
+
+    start: int
+    end: int
+    text: str
+
+
 class Violation(msgspec.Struct, frozen=True):
     """A violation of a rule at one place. `cure` and `why` replace those of the rule if set."""
 
@@ -119,6 +132,7 @@ class Violation(msgspec.Struct, frozen=True):
     why: str | None = None
     source: str | None = None
     severity: Severity | None = None
+    fix: tuple[Edit, ...] = ()
 
 
 class LintFinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +148,8 @@ class LintFinding(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     cure: str
     source: str
+    fix: tuple[Edit, ...] = ()
+    """What ``--fix`` changes; empty if it cannot repair this."""
 
 
 class LintReport(msgspec.Struct, frozen=True, kw_only=True):

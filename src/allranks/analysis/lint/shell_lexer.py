@@ -103,6 +103,11 @@ class WordReader(ABC):
             stop = DOUBLE_STOP.search(self.text, self.i)
             if stop is None:
                 raise self.fail(begun, 'the closing " is missing')
+            mark = self.text.find(UNRESOLVED_OPEN, self.i, stop.start())
+            if mark >= 0:  # an unknown value may contain quotes of its own
+                self._quoted_text(parts, mark)
+                self._frozen(parts, quoted=True)
+                continue
             self._quoted_text(parts, stop.start())
             if stop[0] == '"':
                 self.i += 1

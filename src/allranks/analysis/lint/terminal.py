@@ -16,8 +16,12 @@ INDENT = 16
 MAX_WIDTH = 120
 
 
-def show_report(console: Console, report: LintReport) -> None:
-    """Print the findings line by line, most severe first; cause, fix and source are printed once per rule and file."""
+def show_report(console: Console, report: LintReport, hidden: int = 0) -> None:
+    """Print the findings line by line, most severe first; cause, fix and source are printed once per rule and file.
+
+    Args:
+        hidden: findings below the level that is shown.
+    """
     for name in report.files:
         found = [f for f in report.findings if f.file == name]
         if found:
@@ -28,7 +32,8 @@ def show_report(console: Console, report: LintReport) -> None:
     for problem in report.unread:
         place = f"{problem.file}:{problem.line}" if problem.line else problem.file
         _print(console, Text.assemble(("not read  ", "bold red"), f"{place}: {problem.why}"))
-    _print(console, Text(summary(report)))
+    more = f" ({hidden} note{'s' * (hidden > 1)} with --level note)" if hidden else ""
+    _print(console, Text(summary(report) + more))
 
 
 def _show_file(console: Console, found: list[LintFinding]) -> None:

@@ -115,7 +115,7 @@ def preflight_table(data: RunData) -> Table | None:
     columns = ["check", "verdict", "host", "found", "cure"]
     if not bad:
         columns, kept = columns[:4], [row[:4] for row in kept]
-    return table("preflight", "Checked before the start", columns, kept, note)
+    return table("preflight", "Preflight checks", columns, kept, note)
 
 
 def _hosts(hosts: list[str]) -> str:

@@ -324,7 +324,7 @@ def straggler_note(ranks: list[RankTime], metrics: dict[str, Any]) -> str:
     if len(ranks) < 2:
         return ""
     if machine_notes(metrics):
-        return "The ranks' CPU time was taken from them, so a longer time is no sign of a slow rank."
+        return "The ranks' CPU time was taken from them, so a longer time is not evidence of a slow rank."
     parted = all(r.parts for r in ranks)
     work = {r.rank: r.own if parted else r.mean for r in ranks}
     slowest = max(work, key=lambda rank: work[rank])

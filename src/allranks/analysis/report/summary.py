@@ -111,7 +111,7 @@ def _speed(data: RunData) -> KeyFigure | None:
 
 def _program_speed(data: RunData) -> KeyFigure | None:
     tokens, steps = (finite_float(data.metrics.get(name)) for name in ("tokens_per_s", "steps_per_s"))
-    source = "read in its output" if data.metrics.get("progress_source") == "log" else "as it reported"
+    source = "parsed from its output" if data.metrics.get("progress_source") == "log" else "as reported"
     if tokens is not None:
         return KeyFigure("tokens / s", formatting.format_rate(tokens), source)
     return None if steps is None else KeyFigure("steps / s", f"{steps:.3g}", source)

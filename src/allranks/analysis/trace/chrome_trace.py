@@ -384,7 +384,7 @@ def distributed_info(head: TraceMetadata) -> dict[str, Any]:
         import ast
 
         try:
-            value = ast.literal_eval(value)  # literals only, nothing is executed
+            value = ast.literal_eval(value)  # literals only; no code is executed
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             value = None
     return value if isinstance(value, dict) else {}

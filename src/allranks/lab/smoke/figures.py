@@ -1,6 +1,6 @@
 """Define the figures of the smoke tests, and choose sizes that fit a machine. Pure.
 
-A figure is shown beside the one of the field notes, with the same definition; if they are not comparable, the reason is given. A
+A figure is shown next to that of the field notes, with the same definition; if they are not comparable, the reason is given. A
 test requests the size of the notes and gets the nearest size that fits into memory and, on CPU cores, ends in time.
 """
 
@@ -105,7 +105,7 @@ def peak_gb(e: Evidence) -> float | None:
 
 
 def state_gb_a_rank(e: Evidence) -> float | None:
-    """Return the optimizer state that a rank writes, in 1e9 bytes: the two moments, and beside bfloat16 weights DeepSpeed's float32 master weights."""
+    """Return the optimizer state that a rank writes, in 1e9 bytes: the two moments, and with bfloat16 weights DeepSpeed's float32 master weights."""
     ends = e.last("end")
     if not ends:
         return None

@@ -95,7 +95,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FigureRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure of the notes beside the measured one. ``comparable`` is empty if they are comparable, else the reason."""
+    """A figure of the notes and the measured one. ``comparable`` is empty if they are comparable, else the reason."""
 
     name: str
     unit: str
@@ -186,7 +186,7 @@ def not_reached(threshold: str) -> Verdict:
 
 
 def not_testable(threshold: str, why: str) -> Verdict:
-    """Return that this machine lacks what the criterion needs."""
+    """Return the result "not testable": this machine lacks a requirement of the criterion."""
     return Verdict(state=NOT_TESTABLE, measured="-", threshold=threshold, why=why)
 
 

@@ -81,7 +81,7 @@ def figures_title(test: TestResult) -> str:
 
 
 def figures_table(test: TestResult) -> Table:
-    """Return the reference figures beside the measured ones."""
+    """Return the reference figures next to the measured ones."""
     table = Table(show_edge=False, pad_edge=False)
     for name in ("figure", "reference", "measured", "comparable"):
         table.add_column(name, justify="right" if name in ("reference", "measured") else "left", overflow="fold")

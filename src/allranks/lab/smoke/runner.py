@@ -108,15 +108,15 @@ class SmokeObserver(Protocol):
     def say(self, text: str) -> None: ...
 
     def begin(self, test: SmokeTest, setting: str, scaled: list[str]) -> None:
-        """Called when a test is started."""
+        """Report the start of a test."""
         ...
 
     def judged(self, criterion: CriterionResult) -> None:
-        """Called when a criterion has a result."""
+        """Report the result of a criterion."""
         ...
 
     def end(self, result: TestResult) -> None:
-        """Called when a test has ended."""
+        """Report the end of a test."""
         ...
 
 

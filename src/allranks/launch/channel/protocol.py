@@ -32,7 +32,7 @@ TOKEN_BYTES = 32
 
 
 class ChannelError(Exception):
-    """The peer does not speak this protocol, does not know the token, or sent a damaged frame."""
+    """The peer does not use this protocol, does not know the token, or sent a damaged frame."""
 
 
 def new_token() -> str:
@@ -185,7 +185,7 @@ class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
-    """State of one node's agent. ``host`` is what others call it, ``machine`` what it calls itself; ``store`` is the address and port of the
+    """State of one node's agent. ``host`` is its name on other nodes, ``machine`` its own host name; ``store`` is the address and port of the
     store on node 0; ``answer`` what the program of the newest `ProbeRequest` printed."""
 
     node: int
@@ -276,7 +276,7 @@ def encode_message(message: FromAgent | FromDriver) -> bytes:
 
 
 def decode_from_agent(content: bytes) -> FromAgent:
-    """Decode what a client sent.
+    """Decode a message of a client.
 
     Raises:
         msgspec.DecodeError: it is not a message of this protocol.
@@ -285,7 +285,7 @@ def decode_from_agent(content: bytes) -> FromAgent:
 
 
 def decode_from_driver(content: bytes) -> FromDriver:
-    """Decode what the driver sent.
+    """Decode a message of the driver.
 
     Raises:
         msgspec.DecodeError: it is not a message of this protocol.

@@ -100,7 +100,7 @@ class LineReader:
 
 
 class LogProgress(threading.Thread):
-    """Follow the log of rank 0 until `stop`, and write what it says as events of rank 0.
+    """Follow the log of rank 0 until `stop`, and write its progress as events of rank 0.
 
     Args:
         log: the log, which need not exist yet.
@@ -126,7 +126,7 @@ class LogProgress(threading.Thread):
             self.join(timeout=5.0)
 
     def look(self, *, last: bool = False) -> None:
-        """Read what is new, at last also a line without its end. A failure is no reason to end anything."""
+        """Read new lines, at the end also an incomplete one. Failures are only logged."""
         try:
             for line in self._new_lines():
                 self._lines.feed(line)

@@ -51,7 +51,7 @@ class SlurmLauncher(Launcher):
         return self._found
 
     def planning_facts(self, spec: RunSpec) -> MachineFacts:
-        """Return the facts of this machine, and the GPUs of the partition if no GPUs are asked for.
+        """Return the facts of this machine, and the GPUs of the partition if none are requested.
 
         Slurm is queried only if its answer matters, for at most seconds; without an answer the device is decided on the nodes.
         """
@@ -109,7 +109,7 @@ class SlurmLauncher(Launcher):
         os.close(open_append(run.logs / "slurm.log"))  # Slurm appends to it, and would make it with the job's umask
 
     def prepare(self, run: RunDir, spec: RunSpec) -> None:
-        """Pack what the nodes may lack, and let Slurm check the script: a refusal costs a second, not an hour in the queue."""
+        """Pack files that the nodes may lack, and let Slurm check the script: a refusal then takes a second, not an hour in the queue."""
         from allranks.nodes.slurm.allocations import test_only
 
         if spec.cluster.stage != "never":
@@ -125,7 +125,7 @@ class SlurmLauncher(Launcher):
         """Submit the batch script; inside an allocation, start the driver here."""
         from allranks.launch.slurm.job import AllocationJob, SlurmJob
 
-        # Secrets stand in no script: sbatch hands the environment of its caller on to the job.
+        # The script contains no secrets: sbatch passes the environment of its caller to the job.
         secrets = rank_environment.secret_variables(plan.environment)
         os.environ.update(secrets)
         os.environ.update(_sbatch_export(list(secrets), spec.cluster.slurm.extra, os.environ))
@@ -140,7 +140,7 @@ class SlurmLauncher(Launcher):
 
     @contextmanager
     def _refusals_explained(self, spec: RunSpec) -> Iterator[None]:
-        """Name the key of the spec where Slurm refuses the job, in the same words as `doctor`."""
+        """Name the key of the spec if Slurm refuses the job, with the same message as `doctor`."""
         from allranks.nodes.slurm.allocations import refusal
         from allranks.nodes.slurm.commands import SubmissionRefused
 
@@ -150,11 +150,11 @@ class SlurmLauncher(Launcher):
             raise refusal(self._slurm(), spec.cluster, str(error)) from None
 
     def has_records(self, run: RunDir) -> bool:
-        """Whether the run has a job, or a driver that recorded something."""
+        """Return whether the run has a job or a record of a driver."""
         return run.job.exists() or run.driver.exists()
 
     def is_running(self, run: RunDir, agents: set[str] | None = None) -> bool:
-        """Whether the job has not left Slurm's queue; before and after its driver ran, whether an agent is on this machine."""
+        """Return whether the job is in Slurm's queue; before and after its driver ran, whether an agent is on this machine."""
         driver = read_record(run.driver)
         if driver.get("state") not in ("running", "requeued"):
             return super().is_running(run, agents)
@@ -164,7 +164,7 @@ class SlurmLauncher(Launcher):
             return False
 
     def cancel(self, run: RunDir, *, now: bool) -> str:
-        """Cancel the job or signal it; a driver in an allocation, which has no job of its own, is asked over its channel."""
+        """Cancel the job or signal it; a driver in an allocation, which has no separate job, receives the request over its channel."""
         from allranks.launch.slurm.job import SlurmJob
 
         job, driver = read_record(run.job), read_record(run.driver)

@@ -260,7 +260,10 @@ def _describe_loss(sign: str, run: RunDir, slurm: Slurm, job: str, driver: Mappi
     few = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
     state = slurm.node_state(str(host))
     if sign == SILENT and node.lost is False:
-        return f"the driver of job {job} on {host} recorded nothing for too long: its process is stopped or starved ({node.text}). Job {job} was cancelled"
+        return (
+            f"the driver of job {job} on {host} recorded nothing for too long: its process is stopped or gets no CPU time ({node.text}). "
+            f"Job {job} was cancelled"
+        )
     what = "has recorded nothing for too long" if sign == SILENT else "has finished, but Slurm has not noticed"
     mute = ", that is, it does not answer" if state.endswith("*") else ""
     return (

@@ -1,4 +1,4 @@
-"""Decide why a job is to end, and whether it goes back to Slurm's queue."""
+"""Decide why a job ends, and whether it is requeued."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ class StopAndRequeue:
 
     @property
     def reason_text(self) -> str:
-        """Why the job is to end, in words."""
+        """Describe why the job ends."""
         known = {
             **REQUEUE_REASONS,
             "cancelled": "the job was cancelled",
             "node_fail": "Slurm ended the job because a node failed",
         }
-        return known.get(self.why, "a signal asked for the end, and Slurm knows of no time limit or preemption")
+        return known.get(self.why, "a signal requested the end, and Slurm reports no time limit or preemption")
 
     def requeue_before_start(self, spec: RunSpec, plan: LaunchPlan, attempt: int) -> str:
         """Requeue a job that was asked to end before any rank was started, if the reason allows it.
@@ -128,7 +128,7 @@ class StopAndRequeue:
         """
         lost = self._lost_nodes(end, hosts) if failed and not self.why else []
         unstarted = end.terminated and not end.ends
-        # A preempted training whose ranks could not save may start again; a user's own program decides by itself.
+        # A preempted training whose ranks could not save may start again; a user's own program decides itself.
         may_start_again = self.why == "preempted" and plan.batch is not None
         if ((stopped or unstarted) and self.why in REQUEUE_REASONS) or (end.terminated and may_start_again):
             return self._requeue(spec, plan, attempt, REQUEUE_REASONS[self.why], [])

@@ -1,4 +1,4 @@
-"""Check that no killed build of a C++ extension has left its lock on a node: every program that loads the extension would wait for ever."""
+"""Check that no killed build of a C++ extension has left its lock on a node: every program that loads the extension would wait forever."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def judge(survey: NodeSurvey) -> ChecksByHost:
             names = ",".join(Path(lock.path).parent.name for lock in old)
             one = len(old) == 1
             cure = (
-                f"a build that was killed left {'its lock' if one else 'locks'} on {probe.host}, {max(lock.age_s for lock in old) / 60:.0f} min ago; what "
-                f"loads {'this extension' if one else 'these extensions'} waits for ever: rm {' '.join(lock.path for lock in old[:4])}"
+                f"a killed build left {'its lock' if one else 'locks'} on {probe.host}, {max(lock.age_s for lock in old) / 60:.0f} min ago; programs that "
+                f"load {'this extension' if one else 'these extensions'} wait forever: rm {' '.join(lock.path for lock in old[:4])}"
             )
             verdicts[probe.host] = failed_check("extensions", f"LOCKED({names})", cure, blocks=False)
         elif survey.wish.extensions:

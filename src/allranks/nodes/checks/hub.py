@@ -36,7 +36,7 @@ def hub_names(spec: RunSpec) -> list[tuple[str, str, list[Path]]]:
 
 
 def offline_variable(environment: Mapping[str, str]) -> str:
-    """Return the variable that forbids asking the hub; empty if none does."""
+    """Return the variable that disables access to the hub; empty if none does."""
     return next((n for n in OFFLINE if environment.get(n, "").lower() in ("1", "true", "yes", "on")), "")
 
 
@@ -86,7 +86,7 @@ def judge(survey: NodeSurvey) -> ChecksByHost:
 
 def _cure(host: str, item: HubItem, wish: NodeRequirements, error: str) -> str:
     why = (
-        f"{wish.hub_offline} forbids asking the hub"
+        f"{wish.hub_offline} disables access to the hub"
         if wish.hub_offline
         else f"it does not reach {wish.hub_address}: {error}"
     )

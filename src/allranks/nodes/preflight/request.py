@@ -253,7 +253,7 @@ def _ask_hub(path: str, key: str, name: str) -> None:
     cure = "use a local folder or file, or fill the cache on a machine with network (HF_HOME)"
     if variable := offline_variable(os.environ):
         raise EnvironmentNotAble(
-            f"{key} {name}: is not in this machine's cache, and {variable} forbids asking the hub; {cure}"
+            f"{key} {name}: is not in this machine's cache, and {variable} disables access to the hub; {cure}"
         )
     if urlsplit(base).scheme not in ("http", "https"):
         raise EnvironmentNotAble(f"HF_ENDPOINT is {base}; it must be an http or https address")

@@ -1,4 +1,4 @@
-"""Check what the launcher's machine knows before any node is asked. `run` and `doctor` make the same checks, from here."""
+"""Check on the launcher's machine before any node is contacted. `run` and `doctor` make the same checks with this module."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def check_paths(spec: RunSpec) -> None:
 
 
 def _counts(missing: Path, spec: RunSpec) -> bool:
-    """Return whether a path that is missing here is missing on the nodes, too, as far as can be told from here.
+    """Return whether a path that is missing here is missing on the nodes, too, as far as this machine can tell.
 
     A relative path starts from the current folder, which the nodes share. An absolute one may be in a folder that only they see, such as
     a folder for temporary files.

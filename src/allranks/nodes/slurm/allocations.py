@@ -99,7 +99,7 @@ test_only.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for 
 def refusal(slurm: Slurm, cluster: ClusterSpec, said: str) -> SpecError | EnvironmentNotAble:
     """Return the error for a refusal of sbatch, with the key of the spec that it is about.
 
-    Where several keys may be meant, Slurm is asked again without each of them: the one without which it accepts the job is named.
+    If several keys may be the cause, the request is repeated without each of them: the key without which Slurm accepts the job is named.
     """
     if CONTACT.search(said):
         return EnvironmentNotAble(f"Slurm ({slurm.label}) does not answer sbatch: {said}")

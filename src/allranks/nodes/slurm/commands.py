@@ -110,7 +110,7 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubmissionRefused(RequestError):
-    """Slurm refused a job; the message holds its words."""
+    """Slurm refused a job; the message contains its error."""
 
 
 class Slurm:
@@ -307,7 +307,7 @@ class Slurm:
         return found.restarts if isinstance(found, JobInfo) else None
 
     def node_state(self, host: str) -> str:
-        """Return sinfo's state of a node: ``allocated``, ``down`` and the like, with ``*`` if it does not respond."""
+        """Return sinfo's state of a node: ``allocated``, ``down`` and others, with ``*`` if it does not respond."""
         try:
             done = self._ask("sinfo", "--noheader", "--Node", f"--nodes={host}", "--format=%T", timeout_s=TRY_TIMEOUT_S)
         except EnvironmentNotAble:
@@ -351,7 +351,7 @@ def clean_words(said: str) -> str:
 
 
 def suspects(said: str, cluster: ClusterSpec) -> list[str]:
-    """Return the keys with a value that a refusal may be about; the likeliest first, none if the words are unknown."""
+    """Return the keys with a value that a refusal may be about; the likeliest first, none if the message is unknown."""
     for pattern, keys in REFUSALS:
         if re.search(pattern, said, re.IGNORECASE):
             return [key for key in keys if _value(cluster, key)] or [keys[0]]
@@ -369,7 +369,7 @@ def without(cluster: ClusterSpec, key: str) -> ClusterSpec | None:
 def over_limits(cluster: ClusterSpec, limits: Sequence[PartitionLimits], default: str | None) -> list[str]:
     """Return the keys that exceed the limits of every partition that may run the job.
 
-    Slurm accepts such a job unless its administrator set EnforcePartLimits. A QOS may lift the limits, so nothing is said where one is named.
+    Slurm accepts such a job unless its administrator set EnforcePartLimits. A QOS may lift the limits, so nothing is reported if the spec has one.
 
     Args:
         default: the partition if the spec names none; None: Slurm's default.
@@ -388,7 +388,7 @@ def over_limits(cluster: ClusterSpec, limits: Sequence[PartitionLimits], default
 
 
 def refusal_text(said: str, cluster: ClusterSpec, keys: Sequence[str], known: str = "") -> str:
-    """Return the message of a refusal: keys with their values, Slurm's words, and where to look."""
+    """Return the message of a refusal: keys with their values, Slurm's error, and where to look."""
     named = " and ".join(
         f"{'cluster' if key == 'nodes' else 'cluster.slurm'}.{key} {shown_value(cluster, key)}" for key in keys
     )
@@ -398,7 +398,7 @@ def refusal_text(said: str, cluster: ClusterSpec, keys: Sequence[str], known: st
 
 
 def shown_value(cluster: ClusterSpec, key: str) -> str:
-    """Return a key's value as the spec has it; null stands for what Slurm chooses."""
+    """Return a key's value as the spec has it; null for a value that Slurm chooses."""
     value = _value(cluster, key)
     if isinstance(value, list):
         return " ".join(map(str, value))

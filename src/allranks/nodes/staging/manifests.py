@@ -153,7 +153,7 @@ def spec_here(spec: RunSpec, manifest: Path) -> RunSpec:
 
 
 def _shell(node: NodeStage, default: Sequence[str]) -> str:
-    """Return shell words that set a node's variables and exec its Python."""
+    """Return a shell command that sets a node's variables and executes its Python."""
     words = [f"export {v.name}={shlex.quote(v.value)};" for v in node.variables if v.value is not None]
     if node.python_path:
         words.append(f"export PYTHONPATH={shlex.quote(':'.join(node.python_path))}${{PYTHONPATH:+:$PYTHONPATH}};")

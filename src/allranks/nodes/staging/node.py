@@ -1,4 +1,4 @@
-"""Run staging on a node. Standard library only, Python 3.8 or later: it is sent there as text, with unpack.py.
+"""Run staging on a node. Standard library only, Python 3.8 or later: it is sent there as source text, with unpack.py.
 
 The text arrives on standard input, followed by one line of JSON, the request: ``ask`` (which parts are missing here),
 ``receive`` (receive parts, verify them, unpack them) or ``remove``. Answers are lines ``@allranks NODE I N FRAGMENT``: short,

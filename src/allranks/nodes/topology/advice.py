@@ -5,14 +5,22 @@ A matrix alone justifies almost no setting: it shows neither interfaces nor addr
 
 from __future__ import annotations
 
-from allranks.nodes.topology.drawings import device_label
+from collections.abc import Sequence
+
+from allranks.nodes.topology.drawings import device_label, group_by_links
 from allranks.planning import network_policy
 from allranks.planning.env_vars import EnvVar, nccl_var
 from allranks.planning.node_facts import NodeFacts, Topology
 
+MAX_NAMED = 8
+
 
 def advise_nccl(topology: Topology, node: NodeFacts | None = None) -> list[EnvVar]:
-    """Return a recommendation for every variable that scripts set because of a matrix. `node`: other known facts about it."""
+    """Return a recommendation for every variable that scripts set because of a matrix, those to set first.
+
+    Args:
+        node: other known facts about the machine.
+    """
     node = node or NodeFacts(host="this machine", gpus=len(topology.gpus), topology=topology)
     found = [network_policy.decide_p2p(node)] if len(topology.gpus) > 1 else []
     found += [_p2p_level(topology)] if len(topology.gpus) > 1 else []
@@ -29,7 +37,90 @@ def advise_nccl(topology: Topology, node: NodeFacts | None = None) -> list[EnvVa
         "NCCL chooses it since 2.21; a matrix shows no addresses",
         "the order of the GID table differs between nodes, so a fixed index becomes wrong",
     )
-    return [*found, interface, *([gid] if topology.nics else [])]
+    every = [*found, interface, *([gid] if topology.nics else [])]
+    return sorted(every, key=lambda item: item.value is None)
+
+
+def machine_notes(topology: Topology, advice: Sequence[EnvVar]) -> list[str]:
+    """Return what matters on this machine, most important first; empty if nothing is special about it."""
+    found = [f"set {item.name}={item.value}: {item.reason}" for item in advice if item.value is not None]
+    refused = [link for link in topology.p2p if link.type != "OK"]
+    if refused:
+        pairs = ", ".join(f"{link.a}-{link.b}" for link in refused[:MAX_NAMED])
+        found.append(
+            f"the driver refuses direct copies between {len(refused)} pairs ({pairs}): NCCL uses host memory there"
+        )
+    return [*found, *_islands(topology), *_far_cards(topology), *_cores(topology)]
+
+
+def _islands(topology: Topology) -> list[str]:
+    """Say which GPUs belong together, if not all pairs are alike."""
+    pairs = topology.gpu_pairs()
+    if len(topology.gpus) < 2 or topology.missing_pairs() or all(link.nvlinks for link in pairs):
+        return []
+    names = [gpu.name for gpu in topology.gpus]
+    joined = [link for link in pairs if link.nvlinks]
+    if joined:
+        groups = group_by_links(names, joined)
+        if len(joined) < sum(len(group) * (len(group) - 1) // 2 for group in groups):
+            return [
+                "NVLink does not connect all pairs of GPUs: ranks that communicate most belong on pairs that it connects (table below)"
+            ]
+        shown = "; ".join(short_names(group) for group in groups[:MAX_NAMED])
+        return [
+            f"NVLink only connects GPUs within these groups: {shown}. Tensor parallelism fits into one group, and no further"
+        ]
+    numa = {gpu.name: gpu.numa for gpu in topology.gpus}
+    if None in numa.values() or len(set(numa.values())) < 2:
+        return [
+            "the GPUs only reach each other over PCIe, which limits what communicates in every layer (FSDP, tensor parallelism) most"
+        ]
+    groups = [[n for n in names if numa[n] == node] for node in sorted(set(numa.values()), key=str)]
+    shown = "; ".join(short_names(group) for group in groups)
+    return [
+        f"the GPUs only reach each other over PCIe, and between these groups over the CPUs' link: {shown}. Keep groups that communicate most on one side"
+    ]
+
+
+def _far_cards(topology: Topology) -> list[str]:
+    far = [
+        gpu.name
+        for gpu in topology.gpus
+        if topology.nics and topology.nearest_nics(gpu.name)[0] in ("PHB", "NODE", "SYS", "SOC")
+    ]
+    if not far:
+        return []
+    return [
+        f"{short_names(far)}: no network card behind the same PCIe switch, so data for other nodes goes through the CPU"
+    ]
+
+
+def _cores(topology: Topology) -> list[str]:
+    """Say which cores are near which GPUs, if there is a choice."""
+    near: dict[str, list[str]] = {}
+    for gpu in topology.gpus:
+        if gpu.cpus:
+            near.setdefault(gpu.cpus, []).append(gpu.name)
+    if len(near) < 2:
+        return []
+    shown = "; ".join(f"{short_names(names)}: {cpus}" for cpus, names in list(near.items())[:MAX_NAMED])
+    return [
+        f"run each rank and its data loaders on the cores of its GPU ({shown}): srun --cpu-bind, numactl or taskset"
+    ]
+
+
+def short_names(names: Sequence[str]) -> str:
+    """Return ``GPU0-3, GPU6`` for devices with consecutive numbers, else the names."""
+    numbers = [int(name[3:]) if name.startswith("GPU") and name[3:].isdecimal() else None for name in names]
+    parts: list[str] = []
+    i = 0
+    while i < len(names):
+        start, number = i, numbers[i]
+        while number is not None and i + 1 < len(names) and numbers[i + 1] == number + (i + 1 - start):
+            i += 1
+        parts.append(f"{names[start]}-{numbers[i]}" if i > start else names[start])
+        i += 1
+    return ", ".join(parts)
 
 
 def _p2p_level(topology: Topology) -> EnvVar:

@@ -77,8 +77,10 @@ def _groups(topology: Topology, gpus: Sequence[TopologyDevice], nics: Sequence[T
     left = set(names)
     found: list[tuple[str, set[str]]] = []
     for what, kinds in _LEVELS:
-        for members in _components([n for n in names if n in left], topology.links, kinds):
-            if len(members) > 1:
+        links = [link for link in topology.links if link.type in kinds]
+        for group in group_by_links([n for n in names if n in left], links):
+            if len(group) > 1:
+                members = set(group)
                 found.append((_switch(what, members, topology.links), members))
                 left -= members
     found += [("", {name}) for name in names if name in left]
@@ -95,10 +97,11 @@ def _switch(what: str, members: set[str], links: Sequence[TopologyLink]) -> str:
     return SWITCH if what == SWITCHES and all(link.type == "PIX" for link in inside) else what
 
 
-def _components(names: Sequence[str], links: Sequence[TopologyLink], kinds: Sequence[str]) -> list[set[str]]:
+def group_by_links(names: Sequence[str], links: Sequence[TopologyLink]) -> list[list[str]]:
+    """Return the groups of devices that the links connect, each in the order of the names."""
     near: dict[str, set[str]] = {name: set() for name in names}
     for link in links:
-        if link.type in kinds and link.a in near and link.b in near:
+        if link.a in near and link.b in near:
             near[link.a].add(link.b)
             near[link.b].add(link.a)
     seen: set[str] = set()
@@ -113,7 +116,7 @@ def _components(names: Sequence[str], links: Sequence[TopologyLink], kinds: Sequ
                 members.add(one)
                 todo += near[one] - members
         seen |= members
-        found.append(members)
+        found.append([n for n in names if n in members])
     return found
 
 

@@ -20,6 +20,10 @@ from allranks.planning.node_facts import LINK_TYPES, Topology, TopologyDevice, T
 from allranks.utils.inputs import FileTooLarge, NotRegularFile, StdinClosed, name_of, read_input
 
 _ESCAPES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|\^\[\[[0-9;]*m")
+# Colours whose escape byte was spelt out, shown as a symbol, or lost when the text was copied: nvidia-smi underlines its header, ``[4m``.
+_DAMAGED_ESCAPES = re.compile(
+    r"(?:\\(?:033|0?33|x1[bB]|e|u001[bB])|[\u241b\u2190\ufffd])\[[0-9;]*m|\[(?:\d{1,3}(?:;\d{1,3})*)?m(?=\s|\[|[A-Za-z]|\Z)"
+)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b\ufeff]")
 _BARS = re.compile(r"[|\u2500-\u257f]")
 _MARK = re.compile(r"^(\s*)([#*>]+|//+|;+)(?=\s)")
@@ -38,7 +42,7 @@ def strip_control_codes(line: str) -> str:
     """Return a line without escape codes, control characters, table bars, comment and quotation marks (``#``, ``*``,
     ``//``, ``>``) and the label that ``srun --label`` prints before it.
     """
-    plain = _CONTROL.sub("", _ESCAPES.sub("", line))
+    plain = _CONTROL.sub("", _DAMAGED_ESCAPES.sub("", _ESCAPES.sub("", line)))
     plain = _BARS.sub("\t", plain) if _BARS.search(plain) and not plain.lstrip().startswith("$") else plain
     plain = _SRUN_LABEL.sub("", plain.replace("\xa0", " "))
     return _MARK.sub("", plain)
@@ -212,8 +216,10 @@ _LEGEND = re.compile(r"\s*([A-Z][A-Z0-9#]{0,9})\s+=\s+(\S.*)")
 _NIC_LEGEND = re.compile(r"\s*(?:NIC\d+\s*:\s*\S+\s*)+", re.ASCII)
 _BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
 _NIC_NAMES = re.compile(r"(NIC\d+)\s*:\s*(\S+)", re.ASCII)
+AMD = "AMD's rocm-smi or amd-smi"
 _OTHERS = {
-    r"rocm|amd-smi|xgmi|(?:link type|hops|weight) between two gpus": "AMD's rocm-smi",
+    r"rocm|amd-smi|xgmi|(?:link type|hops|weight) between two gpus|^(?:access|weight|hops|link type) table\b": AMD,
+    r"^GPU\d+\s+(?:\S+\s+)*PCIE\b": AMD,
     r"xpu-smi|xe link|\bXL\d*\b": "Intel's xpu-smi",
     r"\bNPU\d": "Ascend's npu-smi",
     r"mthreads|\bMTT\b": "Moore Threads' tool",
@@ -240,9 +246,11 @@ def parse_topology(text: str) -> Topology:
 
 
 def _no_matrix(text: str, reader: _Reader) -> str:
-    other = next((name for pattern, name in _OTHERS.items() if re.search(pattern, text, re.IGNORECASE)), None)
+    flags = re.IGNORECASE | re.MULTILINE
+    other = next((name for pattern, name in _OTHERS.items() if re.search(pattern, text, flags)), None)
     if other:
-        return f"this looks like the output of {other}; only the matrix of `nvidia-smi topo -m` is supported"
+        more = "; RCCL, AMD's NCCL, chooses paths by itself, as NCCL does" if other == AMD else ""
+        return f"this looks like the output of {other}; only the matrix of `nvidia-smi topo -m` is supported{more}"
     if reader.damaged:
         number, word = reader.damaged
         return f"the header of the matrix, line {number}, is damaged or was shortened: {word!r} is not a device; print it again with `nvidia-smi topo -m`"
@@ -509,7 +517,9 @@ def query_driver() -> str:
         EnvironmentNotAble: there is no driver, or it does not answer.
     """
     if shutil.which("nvidia-smi") is None:
-        raise EnvironmentNotAble("there is no nvidia-smi on this machine; give a file: allranks topo FILE")
+        amd = next((name for name in ("rocm-smi", "amd-smi") if shutil.which(name)), None)
+        more = f" ({amd} is here, but topologies of AMD GPUs are not supported)" if amd else ""
+        raise EnvironmentNotAble(f"there is no nvidia-smi on this machine{more}; give a file: allranks topo FILE")
     try:
         done = subprocess.run(
             ["nvidia-smi", "topo", "-m"],

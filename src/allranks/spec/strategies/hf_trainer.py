@@ -60,8 +60,8 @@ HF_TRAINER = StrategyInfo(
         "the model in torch's DistributedDataParallel. Data, loss, learning rates, records, "
         "evaluation, checkpoints and proofs are those of every strategy; see [HF "
         "Trainer](../hf_trainer.md).",
-        improves="Nothing in `pytorch_ddp`: it serves to compare the Trainer with other strategies on equal "
-        "work, and it refuses a Trainer whose ranks train independently.",
+        improves="Nothing; it compares the Trainer with other strategies on equal work, and refuses a Trainer "
+        "whose ranks train independently.",
         bytes="T g, in about T g / 25 MB all-reduces started within backward",
         memory="4P + 16T: as `pytorch_ddp`, and buckets beside the gradients",
         ratio="5/4",

@@ -48,7 +48,7 @@ UNEVEN_CLIP_NORM = 0.02  # far below the norm of each step, so that every step i
 class Baseline:
     """What one kind of trial must give. All ranks call the same methods; the results are those of rank 0.
 
-    ``facts`` has ``spread``, the distances of two honest trainings in one process; ``planned``, the work of each rank and step;
+    ``facts`` has ``spread``, the distances of two equivalent trainings in one process; ``planned``, the work of each rank and step;
     ``problem``, how the prepared data differ from the documented rules; and ``norms``, the gradient norm of each step.
     """
 

@@ -74,14 +74,14 @@ class MemoryUsage:
         self._gradient_storages = [(StorageWeakRef(s), s.nbytes()) for s in storages.values()]
 
     def weights(self) -> int:
-        """Bytes of weights; for weights that are gathered temporarily, those of the shards."""
+        """Return the bytes of weights; for weights that are gathered temporarily, those of the shards."""
         return _total([*self._parameters(), *self._strategy.extra_weights()])
 
     def optimizer_state(self) -> int:
         return _total(v for state in self._inner.state.values() for v in state.values() if isinstance(v, torch.Tensor))
 
     def kept_between_steps(self) -> int:
-        """Bytes at the beginning of a step: gradients count if their storage is kept after the update."""
+        """Return the bytes at the beginning of a step: gradients count if their storage is kept after the update."""
         kept = sum(n for ref, n in self._gradient_storages if not ref.expired())
         return self.weights() + self.optimizer_state() + kept + self._buckets
 

@@ -48,7 +48,7 @@ from allranks.utils.formatting import format_bytes
 from allranks.version import __version__
 
 T = TypeVar("T")
-LOW_DISK_BYTES = 32 * 2**20  # below so many free bytes, every write error mentions the free space
+LOW_DISK_BYTES = 32 * 2**20  # below this number of free bytes, every write error mentions the free space
 
 
 class RankAgreement:

@@ -48,7 +48,7 @@ class Batch:
         return self.input_ids.numel() - self.tokens_real
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on a device; the copies do not wait."""
+        """Return the batch on a device; copies are asynchronous."""
         if device.type == "cpu":
             return self
 
@@ -144,7 +144,7 @@ class NoiseBatch:
     tokens_padded = 0
 
     def to(self, device: torch.device) -> NoiseBatch:
-        """The same batch on a device; the copies do not wait."""
+        """Return the batch on a device; copies are asynchronous."""
         if device.type == "cpu":
             return self
         moved = [t.pin_memory().to(device, non_blocking=True) for t in (self.inputs, self.targets)]

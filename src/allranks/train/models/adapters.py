@@ -67,7 +67,7 @@ def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Te
 def add_adapter(
     model: nn.Module, spec: AdapterSpec, *, classifier: bool, base: str, seed: int, revision: str | None = None
 ) -> nn.Module:
-    """The model with a fresh LoRA adapter (its base frozen), or the model itself for ``type: none``.
+    """Return the model with a new LoRA adapter and a frozen base, or the model itself for ``type: none``.
 
     Args:
         base: what the saved adapter names as its base: a hub name, or a folder.

@@ -213,7 +213,7 @@ class TransferChecksums:
         self._copies: dict[str, int] = {}
 
     def send(self, name: str, part: torch.Tensor, start: int = 0) -> None:
-        """Add what the reader sends: elements of the flattened parameter from index `start`."""
+        """Add the data that the reader sends: elements of the flattened parameter from index `start`."""
         self._sent[name] = add_checksums(self._sent.get(name, NO_SUMS), checksums(part, start))
 
     def keep(self, name: str, part: torch.Tensor, start: int = 0, copies: int = 1) -> None:
@@ -261,7 +261,7 @@ class WeightLoader:
     """Load one model. Every rank creates a loader and calls the same methods in the same order."""
 
     def __init__(self, world: DistContext, source: WeightSource | None, *, drawn: tuple[str, ...] = ()) -> None:
-        """`source` is None on ranks that do not read; `drawn` names weights that no file holds."""
+        """Initialize. `source` is None on ranks that do not read; `drawn` names weights that no file holds."""
         self._world, self._source, self.drawn = world, source, drawn
         self._origins: dict[str, str] = {}
         self._frozen: set[str] = set()

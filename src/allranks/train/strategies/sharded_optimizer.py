@@ -82,7 +82,7 @@ class FlatParameter:
         self.whole.untyped_storage().resize_(0)
 
     def own(self) -> torch.Tensor:
-        """This rank's part of the weights, as a view."""
+        """Return this rank's part of the weights, as a view."""
         return self.whole[self.low : self.high]
 
     def cut(self, part: torch.Tensor) -> list[torch.Tensor]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, FailureClass, Pattern
+from allranks.analysis.diagnose.patterns import LIKELY, NETWORK, POSSIBLE, PROGRAM, FailureClass, Pattern
 
 FIRST_COLLECTIVE_FAILED = FailureClass(
     id="first_collective_failed",
+    emitters=PROGRAM,
     title="the first collective never finished, or returned no data",
     cause=(
         "The very first communication between the ranks failed. A report that a rank has 0 parameters is a consequence of this, not a difference between models. "
@@ -29,6 +30,7 @@ FIRST_COLLECTIVE_FAILED = FailureClass(
 
 MODEL_DIFFERS = FailureClass(
     id="model_differs_between_ranks",
+    emitters=PROGRAM,
     title="ranks built different models",
     cause="Number or shapes of parameters differ between ranks, and no rank reports zero parameters: the ranks built different models.",
     fix="Build the model from one configuration on every rank: same code, files, seed and library versions, and no code that depends on the rank.",
@@ -56,6 +58,7 @@ MODEL_DIFFERS = FailureClass(
 
 COLLECTIVE_MISMATCH = FailureClass(
     id="collective_mismatch",
+    emitters=PROGRAM,
     title="ranks are in different collectives",
     cause=(
         "The ranks do not make the same calls in the same order: a branch on the rank, a call on rank 0 alone, an early stop on only some "
@@ -107,6 +110,7 @@ COLLECTIVE_MISMATCH = FailureClass(
 
 CHECKPOINT_COLLECTIVE = FailureClass(
     id="checkpoint_collective",
+    emitters=PROGRAM,
     title="a collective of a checkpoint never finished",
     cause=(
         "Saving or loading a checkpoint is a collective in FSDP and DeepSpeed. Only some ranks called it, or it gathers the whole model over "
@@ -145,6 +149,7 @@ CHECKPOINT_COLLECTIVE = FailureClass(
 
 COLLECTIVE_HANG = FailureClass(
     id="collective_hang",
+    emitters=PROGRAM,
     title="ranks are stuck in communication; the log does not show why",
     cause=(
         "The ranks waited in a collective until the timeout. The log does not show whether a rank never reached the call (diverged, busy, dead) or the network "
@@ -268,6 +273,7 @@ RANK_DIED = FailureClass(
 
 PEER_DIED_FIRST = FailureClass(
     id="peer_died_first",
+    emitters=NETWORK,
     title="a consequence: another rank failed or is busy elsewhere",
     cause=(
         "These lines only show that a peer disconnected or did not answer. The reason is in that peer's own log, most often rank 0's: "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, WEAK, FailureClass, Pattern
+from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, PROGRAM, WEAK, FailureClass, Pattern
 
 DATASET_RACE = FailureClass(
     id="dataset_race",
+    emitters=PROGRAM,
     title="ranks create or read the same files at once",
     cause="Several ranks prepare the same cached files at the same time; one rank reads, renames or deletes a file that another has not finished.",
     fix="Prepare on one rank, then a barrier, then all ranks read; or give each rank its own cache. allranks locks its cache and publishes it by one rename.",
@@ -134,6 +135,7 @@ OUTPUT_NOT_WRITABLE = FailureClass(
 
 DATALOADER_HANG = FailureClass(
     id="dataloader_hang",
+    emitters=PROGRAM,
     title="one rank waits for its data while the others wait for it",
     cause="A rank is blocked in its data loader: a worker hangs or died, a file system does not answer, or the rank has no batches. The others wait in the collective.",
     fix="Check that rank's workers and paths; set DataLoader(timeout=...) so that it fails with an error; avoid fork with threads (multiprocessing_context='spawn').",
@@ -187,6 +189,7 @@ DATALOADER_HANG = FailureClass(
 
 HUB_UNREACHABLE = FailureClass(
     id="hub_unreachable",
+    emitters=PROGRAM | {"shell"},
     title="a model or data hub refuses or cannot be reached",
     cause="The node cannot reach the hub, or the hub refuses: no network on compute nodes, a missing or invalid token, a gated model, or too many requests.",
     fix="Download on the login node and run offline (HF_HUB_OFFLINE=1; allranks stage does it), or set the token (HF_TOKEN) where the ranks run.",

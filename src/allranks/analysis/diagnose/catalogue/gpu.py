@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, WEAK, FailureClass, Pattern
+from allranks.analysis.diagnose.patterns import LIKELY, MACHINE, POSSIBLE, PROGRAM, WEAK, FailureClass, Pattern
 
 P2P_UNSUPPORTED = FailureClass(
     id="p2p_unsupported",
+    emitters=MACHINE,
     title="GPU peer access fails between GPUs",
     cause="The driver refuses direct access from one GPU to the memory of another: a GPU model that does not support it, a virtual machine, or two containers.",
     fix="Set NCCL_P2P_DISABLE=1 for such GPUs; for CUDA failure 217 with NCCL's cuMem, set NCCL_CUMEM_HOST_ENABLE=0 or NCCL_CUMEM_ENABLE=0.",
@@ -39,6 +40,7 @@ P2P_UNSUPPORTED = FailureClass(
 
 DUPLICATE_GPU = FailureClass(
     id="duplicate_gpu",
+    emitters=PROGRAM,
     title="two ranks on one GPU",
     cause="Two ranks of a group use the same GPU: the program does not select it by local rank, or each process sees only the same device.",
     fix="Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before any GPU work; start one launcher per node, and no more ranks than GPUs.",
@@ -55,6 +57,7 @@ DUPLICATE_GPU = FailureClass(
 
 INVALID_DEVICE = FailureClass(
     id="invalid_device",
+    emitters=PROGRAM,
     title="a rank selects a GPU that does not exist",
     cause="The device index is not below the number of GPUs that the process sees: more ranks than GPUs, a global rank used as device, or Slurm binding one GPU to each task.",
     fix="Use the local rank as device, and start as many ranks per node as it has visible GPUs; with --gpus-per-task=1 every rank's device is 0.",
@@ -91,6 +94,7 @@ INVALID_DEVICE = FailureClass(
 
 NO_GPU = FailureClass(
     id="no_gpu",
+    emitters=MACHINE | {"shell"},
     title="no GPU is visible to the process",
     cause="The process sees no usable GPU: none was requested from the scheduler, the container was started without GPUs, the driver is missing or incompatible, or torch is a CPU build.",
     fix="Request GPUs (--gpus-per-node), start the container with them (--nv, --gpus all), install a torch build that matches the driver.",
@@ -103,6 +107,8 @@ NO_GPU = FailureClass(
             " device",
         ),
         Pattern(r"No HIP GPUs are available"),
+        Pattern(r"could not select device driver .{0,80}gpu", "could not select device driver"),
+        Pattern(r"nvidia-container-cli: (initialization|device|mount) error", "nvidia-container-cli", weight=LIKELY),
         Pattern(
             r"ProcessGroupNCCL is only supported with GPUs|no GPUs found",
             "processgroupnccl is only supported",
@@ -151,6 +157,7 @@ NO_GPU = FailureClass(
 
 FABRIC_MANAGER = FailureClass(
     id="fabric_manager",
+    emitters=MACHINE,
     title="the NVSwitch fabric manager is not ready",
     cause="On machines with NVSwitch the GPUs cannot be used until nvidia-fabricmanager runs, in exactly the driver's version. nvidia-smi works without it.",
     fix="systemctl restart nvidia-fabricmanager on that node (same version as the driver); exclude the node until then.",
@@ -189,13 +196,10 @@ FABRIC_MANAGER = FailureClass(
     near_miss="systemd[1]: Started NVIDIA fabric manager service.",
 )
 
-# Xid numbers of faults of the device or its links, from NVIDIA's catalogue. Programs cause 13, 31, 43, 45, 68, 69;
-# 63 and 94 are contained errors that can also indicate failing memory.
-_HARDWARE_XID = r"46|48|54|5[6-8]|6[0-2]|6[4-7]|7[1-4]|7[6-9]|8[0-46-8]|92|93|9[5-8]|110|119|12[0-5]|13[67]|14\d|15[0-1]|15[5-8]|16\d|17[0-2]"
-_XID = r"\bXid\b(?: error| code| event| number| errors?)*\s*(?:\([^)]*\))?\s*[:=#]?\s*"
-
 GPU_HARDWARE_FAULT = FailureClass(
     id="gpu_hardware_fault",
+    emitters=MACHINE,
+    ends_job=False,
     title="the GPU or its link is faulty",
     cause="The driver reports an error of the device itself: uncorrectable ECC errors, NVLink or PCIe errors, a GPU that fell off the bus, or firmware (GSP) that does not respond.",
     fix="Exclude the node (--exclude=<node>), reset the GPU or reboot, and replace the GPU if the error returns. Code and batch size are not the cause.",
@@ -210,8 +214,6 @@ GPU_HARDWARE_FAULT = FailureClass(
             "dbe",
             unless=r"(count|errors?|total|aggregate|volatile)\s*[:=]\s*0\b|0 uncorrect",
         ),
-        Pattern(_XID + rf"({_HARDWARE_XID})\b", "xid"),
-        Pattern(_XID + r"(63|94)\b", "xid", weight=POSSIBLE),
         Pattern(
             r"fallen off the bus|GPU is lost|GPU (has )?disappeared|lost (contact|communication) with (the )?GPU",
             "fallen off the bus",
@@ -243,7 +245,6 @@ GPU_HARDWARE_FAULT = FailureClass(
         Pattern(
             r"\b(PCIe|AER)\b.{0,80}(uncorrect|fatal)", "pcie", "aer", unless=r"non.?fatal|(?<!un)correct", weight=LIKELY
         ),
-        Pattern(r"\bSXid\b.{0,80}\bfatal", "sxid", unless="non.?fatal"),
         Pattern(
             r"GPU.{0,60}(needs? (a )?reset|requires? (a )?reset|reset required|hardware (fault|error|failure)|is (bad|faulty|broken))",
             "reset",
@@ -275,6 +276,7 @@ GPU_HARDWARE_FAULT = FailureClass(
 
 GPU_APPLICATION_FAULT = FailureClass(
     id="gpu_application_fault",
+    emitters=MACHINE,
     title="illegal memory access of the program on the GPU",
     cause="A kernel read or wrote outside of its memory, or an assertion on the device failed (most often an index out of range, such as a label or token ID beyond the table size).",
     fix="Run with CUDA_LAUNCH_BLOCKING=1 to see the operation, check indices against vocabulary and label sizes, and check custom kernels.",
@@ -288,8 +290,6 @@ GPU_APPLICATION_FAULT = FailureClass(
             "illegal_address",
         ),
         Pattern(r"device-side assert|cudaErrorAssert\b", "device-side assert", "cudaerrorassert"),
-        Pattern(_XID + r"(13|31|68|69)\b", "xid", weight=LIKELY),
-        Pattern(_XID + r"(8|32|43)\b", "xid", weight=POSSIBLE),
         Pattern(
             r"misaligned address|illegal instruction was encountered|cudaErrorMisalignedAddress",
             "misaligned address",
@@ -319,6 +319,8 @@ GPU_APPLICATION_FAULT = FailureClass(
 
 GPU_THROTTLED = FailureClass(
     id="gpu_throttled",
+    emitters=MACHINE,
+    ends_job=False,
     title="GPU clocks are throttled by power or temperature",
     cause="The GPU runs far below its clock because it is too hot, the power supply signals a power brake, or a power limit was set.",
     fix="Exclude the node and report it: fans, inlet temperature, power supplies; reset a power limit that was set by hand.",
@@ -365,6 +367,8 @@ GPU_THROTTLED = FailureClass(
 
 STRAGGLER = FailureClass(
     id="straggler",
+    emitters=PROGRAM,
+    ends_job=False,
     title="one rank is slower than its peers",
     cause="Every step waits for the slowest rank. One rank or host is always slower: a throttled or slow GPU, a slow path to data, or a busy CPU.",
     fix="Exclude that host, or find what is slow there (clocks, data loading, other processes); the other ranks are not the cause.",
@@ -372,6 +376,12 @@ STRAGGLER = FailureClass(
     reference="https://nvidia.github.io/nvidia-resiliency-ext/straggler_det/index.html",
     patterns=(
         Pattern(r"\bRank=\d+ Node=\S+ Score=0\.[0-6]", "score=", weight=LIKELY),
+        Pattern(
+            r"(rank|node|host|gpu|worker)\W{0,3}[\w.-]*\d\W{0,2} (is|was|looks like) an? (straggl|slow)",
+            "straggl",
+            "slow",
+            weight=LIKELY,
+        ),
         Pattern(r"STRAGGLER DETECTION WARNING", "straggler detection warning"),
         Pattern(
             r"straggl(er|ing)s?\b.{0,40}\b(detected|found|identified)\b",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, FailureClass, Pattern
+from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE, PROGRAM, FailureClass, Pattern
 
 CUDA_OOM = FailureClass(
     id="cuda_oom",
+    emitters=PROGRAM,
     title="GPU memory exhausted",
     cause="The model, its activations or another process on the same GPU need more memory than the GPU has.",
     fix="Use a smaller micro-batch or sequence with more accumulation, gradient checkpointing, sharding (ZeRO, FSDP) or LoRA; check that no other process uses the GPU.",
@@ -13,7 +14,14 @@ CUDA_OOM = FailureClass(
     reference="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
     patterns=(
         Pattern(r"(CUDA|HIP|XPU|NPU) out of memory", " out of memory", passing=True),
-        Pattern(r"\bOutOfMemoryError\b", "outofmemoryerror", unless="java"),
+        Pattern(r"\bOutOfMemoryError\b", "outofmemoryerror", unless=r"java|\bray\."),
+        Pattern(
+            r"RESOURCE_EXHAUSTED: Out of memory|Ran out of memory in memory space|Exceeded \w+ capacity by",
+            "resource_exhausted",
+            "ran out of memory in",
+            "exceeded ",
+            weight=CERTAIN,
+        ),
         Pattern(r"(CUDA|HIP) error: out of memory|Cuda failure.{0,12}out of memory", "out of memory", weight=LIKELY),
         Pattern(
             r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED",
@@ -48,6 +56,7 @@ CUDA_OOM = FailureClass(
 
 CUDA_OOM_OPTIMIZER_STEP = FailureClass(
     id="cuda_oom_optimizer_step",
+    emitters=PROGRAM,
     title="GPU memory exhausted when the optimizer first steps",
     cause=(
         "Forward and backward fit, but the optimizer allocates its state at its first step: AdamW needs two more values per parameter (and often a float32 copy), which does not fit."
@@ -94,7 +103,8 @@ HOST_OOM = FailureClass(
             "memory",
         ),
         Pattern(
-            r"exceeds the memory usage threshold|node (is |was )?running low on memory",
+            r"killed due to memory pressure|exceeds the memory usage threshold|node (is |was )?running low on memory",
+            "killed due to memory",
             "memory usage threshold",
             "running low on memory",
         ),
@@ -174,6 +184,12 @@ SHM_TOO_SMALL = FailureClass(
             "nccl-",
         ),
         Pattern(r"Error while creating shared memory segment", weight=LIKELY),
+        Pattern(
+            r"failed to (extend|attach|allocate|create).{0,20}/dev/shm/",
+            "/dev/shm/",
+            weight=LIKELY,
+            unless="No such file",
+        ),
         Pattern(r"unable to allocate shared memory ?\(shm\)", "unable to allocate shared memory", weight=LIKELY),
         Pattern(
             r"\bshm\w*\.(h|cc):\d+.{0,80}(No space left|posix_fallocate|ftruncate)",

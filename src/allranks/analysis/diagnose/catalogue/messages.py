@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from allranks.analysis.diagnose.catalogue.signs import COMPLETION_PATTERNS, ENDED_PATTERNS
 from allranks.analysis.diagnose.patterns import Pattern
 from allranks.analysis.stacks import FILE_LINE, THREAD_LINE
 
@@ -49,7 +50,7 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
     "stack_head": (Pattern(THREAD_LINE, "thread "),),
     "exception": (
         Pattern(
-            r"^\s*(?:[\w.-]+(?:\[\d+\])?: )?(?:[\w<>]+\.)*(?P<type>(?:\w+(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|NotFound|Refused)|Exception))(?:: (?P<message>.*))?\s*$",
+            r"^\s*(?:[\w.-]+(?:\[\d+\])?: )?(?:[\w<>]+\.)*(?P<type>(?:\w+(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|NotFound|Refused|Abort)|Exception|(?<=\.exc\.)[A-Z]\w+|(?<=\.errors\.)[A-Z]\w+|(?<=\.exceptions\.)[A-Z]\w+))(?:\((?P<inner>\w+)\))?(?:: (?P<message>.*))?\s*$",
             "*error",
             "*exception",
             "*interrupt",
@@ -59,8 +60,14 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
             "*expired",
             "*notfound",
             "*refused",
+            "*abort",
+            "exc.",
+            "errors.",
+            "exceptions.",
         ),
     ),
+    # Python prints exceptions that it ignores, most often while an interpreter ends
+    "ignored": (Pattern(r"^\s*Exception ignored in\b", "exception ignored in"),),
     "event_start": (Pattern(r'^\{"event": ?"start"', '"event"'),),
     "event_error": (
         Pattern(
@@ -150,7 +157,7 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
     "world": (Pattern(r"\bworld[_ ]?size['\"]?\s*[:=]+\s*(?P<world>\d+)", "world_size", "world size", "worldsize"),),
     "saving": (
         Pattern(
-            r"(?:saving|writing|storing) (?:\w+ ){0,4}(?:checkpoint|state|model|shard|optimizer|weights)|save_checkpoint|\bcheckpoint(?:ing)? (?:to|at|started|begin)|(?:loading|restoring) (?:\w+ ){0,3}checkpoint",
+            r"(?:saving|writing|storing) (?:\w+ ){0,4}(?:checkpoint|state|model|shard|optimizer|weights)|save_checkpoint|\bcheckpoint(?:ing)? (?:to|at|started|begin)|(?:loading|restoring) (?:\w+ ){0,3}checkpoint(?! shards)",
             "saving",
             "writing",
             "storing",
@@ -158,6 +165,7 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
             "checkpoint",
             "loading",
             "restoring",
+            unless="initialized from",
         ),
     ),
     "saved": (
@@ -183,20 +191,13 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
         ),
     ),
     "loading": (Pattern(r"Loading checkpoint shards|loading (?:the )?(?:model|weights)", "loading"),),
-    "done": (
-        Pattern(
-            r"train_runtime|(?:training|run|job|test|benchmark) (?:has )?(?:complete[d]?|finished|succeeded|done|ended well)\b|all \d+ ranks (?:ended well|succeeded)|Avg bus bandwidth",
-            "train_runtime",
-            "complete",
-            "finished",
-            "succeeded",
-            "done",
-            "ended well",
-            "avg bus bandwidth",
-        ),
-    ),
+    "done": COMPLETION_PATTERNS,
+    "ended": ENDED_PATTERNS,
     "oom_sizes": (
-        Pattern(r"Tried to allocate (?P<want>[\d.]+ \w+).*?(?P<free>[\d.]+ \w+) (?:is )?free", "tried to allocate"),
+        Pattern(
+            r"Tried to allocate (?P<want>[\d.]+ \w+).*?(?:capacity of (?P<capacity>[\d.]+ \w+).*?)?(?P<free>[\d.]+ \w+) (?:is )?free",
+            "tried to allocate",
+        ),
     ),
     "verified": (
         Pattern(
@@ -212,16 +213,30 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
 COUNTED_FACTS = frozenset({"channel", "comm_ready"})
 # A line that shows training progress.
 PROGRESS_PATTERN = Pattern(
-    r"(?:\b(?:step|iter(?:ation)?|epoch|batch)\b[^a-z]{0,12}\d.{0,200}?(?:loss|it/s|s/it|tokens|samples|throughput|grad|lr\b|ms\b|elapsed)|\bloss\b[^a-z]{0,6}\d|\d(?:it/s|s/it|samples/s)|'loss': \d)",
+    r"(?:\b(?:step|iter(?:ation)?|epoch|batch)s?\b[^a-z]{0,12}\d.{0,200}?(?:loss|it/s|s/it|tokens|samples|throughput|grad|lr\b|ms\b|elapsed)"
+    r"|\bloss\b[^a-z]{0,6}\d|\d ?(?:it/s|s/it|samples/s|tokens/s|tok/s|ima?ge?s?/s|steps/s)|'loss': '?\d|iteration +\d+/ *\d+ *\||\bEpoch:? \[?\d+\]?[ /\[]|\b(?:train|val|eval|test)\w*[_ ]loss\W{1,4}\d|^\s*\d{1,12}\s+\d{1,12}\s+(?:u?int\d+|float|half|bfloat\d+|double|fp\d\w*|f\d\w*)\s+\w+\s+-?\d+\s+[\d.]+\s+[\d.]+)",
     "loss",
+    "*_loss",
     "it/s",
     "s/it",
     "samples",
     "tokens",
+    "tok/s",
+    "float",
+    "half",
+    "bfloat",
+    "double",
+    "img/s",
+    "imgs/s",
+    "images/s",
+    "steps/s",
     "throughput",
     "elapsed",
     "grad",
     "lr=",
+    "iteration",
+    "epoch",
+    unless=r"(?:Loading|Fetching|Download\w*|Map\b|Filter\w*|Generating \w+ split|Tokeniz\w*|Resolving|Extract\w*|Casting|Converting|Packing|Preprocess\w*|Materializ\w*)[^|]{0,80}:? +\d+%",
 )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE, WEAK, FailureClass, Pattern
+from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, MACHINE, NETWORK, POSSIBLE, WEAK, FailureClass, Pattern
 
 BROKEN_NODE_NETWORK = FailureClass(
     id="broken_node_network",
+    emitters=MACHINE | NETWORK,
     title="a node's network is down or flapping",
     cause="The node itself reports that a link or port went down. Connections over it break, whatever the job does.",
     fix="Exclude the node (--exclude=<node>) and report the port: cable, transceiver, switch port or adapter.",
@@ -67,6 +68,7 @@ BROKEN_NODE_NETWORK = FailureClass(
 
 RDMA_UNREACHABLE = FailureClass(
     id="rdma_unreachable",
+    emitters=NETWORK,
     title="an RDMA connection between two nodes fails",
     cause=(
         "A queue pair to the peer could not be set up, or its retries were exhausted: the two ports are on separate fabrics (or one is InfiniBand and the other "
@@ -91,7 +93,7 @@ RDMA_UNREACHABLE = FailureClass(
         Pattern(r"NCCL WARN.{0,200}\bNCCL_IB_HCA\b", "nccl_ib_hca", weight=POSSIBLE),
         Pattern(r"(vendor err(or)?|vendor_err) (129|0x81)\b", "vendor", weight=POSSIBLE),
         Pattern(
-            r"(RDMA|IB|InfiniBand|RoCE|verbs|EFA|libfabric|OFI|UCX).{0,100}(No route to host|unreachable|not reachable|unresponsive receiver|handshake)",
+            r"\b(RDMA|IB|InfiniBand|RoCE|verbs|EFA|libfabric|OFI|UCX)\b.{0,100}\b(No route to host|unreachable|not reachable|unresponsive receiver|handshake.{0,30}(fail|tim|error|refus))",
             "no route to host",
             "unreachable",
             "not reachable",
@@ -124,6 +126,7 @@ RDMA_UNREACHABLE = FailureClass(
 
 ROCE_GID_INDEX = FailureClass(
     id="roce_gid_index",
+    emitters=NETWORK,
     title="wrong RoCE GID index",
     cause="The configured GID index for RoCE is empty or has another type on this port: indices differ between nodes and change when an interface restarts.",
     fix="Leave NCCL_IB_GID_INDEX unset: NCCL 2.21 and newer choose a RoCE v2 entry with an IPv4 address on each port. For older ones, look it up per node.",
@@ -157,6 +160,7 @@ ROCE_GID_INDEX = FailureClass(
 
 MEMLOCK_LIMIT = FailureClass(
     id="memlock_limit",
+    emitters=NETWORK | {"shell", "slurm_daemon"},
     title="the limit of locked memory is too low for RDMA",
     cause="RDMA pins memory; the process may not lock enough of it (ulimit -l), so registering buffers or queues fails.",
     fix="Raise it to unlimited where the job starts: limits.conf for login shells, LimitMEMLOCK=infinity for slurmd, --ulimit memlock=-1 for containers.",
@@ -202,6 +206,8 @@ MEMLOCK_LIMIT = FailureClass(
 
 SILENT_SOCKET_FALLBACK = FailureClass(
     id="silent_socket_fallback",
+    emitters=NETWORK,
+    ends_job=False,
     title="NCCL fell back from RDMA to TCP sockets",
     cause=(
         "RDMA is available or was expected, but NCCL could not use it and used sockets without an error: a driver library in the container that does not match the "
@@ -230,13 +236,15 @@ SILENT_SOCKET_FALLBACK = FailureClass(
 
 SLOW_TRANSPORT = FailureClass(
     id="slow_transport",
+    emitters=NETWORK,
+    ends_job=False,
     title="communication works, but over a slow path",
     cause="Ranks exchange data over a path that is slower than the hardware allows: peer-to-peer is disabled, copies go through host memory, or there are too few channels.",
     fix="Unset NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and channel limits where P2P works; otherwise check IOMMU/ACS and the placement of the GPUs.",
     next_test="compare all_reduce_perf with and without the setting; nvidia-smi topo -m (allranks topo) shows which links the machine has",
     reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
     patterns=(
-        Pattern(r"Avg bus bandwidth\s*:\s*0\.0*[1-9]", "avg bus bandwidth", weight=POSSIBLE),
+        Pattern(r"Avg bus bandwidth\s*:\s*0\.0*[1-9]", "avg bus bandwidth", weight=LIKELY - 0.1),
         Pattern(r"P2P is disabled between", weight=LIKELY),
         Pattern(r"NCCL_P2P_DISABLE set by environment to 1", "nccl_p", weight=LIKELY),
         Pattern(r"NCCL_SHM_DISABLE set by environment to 1", "nccl_shm_disable", weight=POSSIBLE),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE, FailureClass, Pattern
+from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE, PROGRAM, FailureClass, Pattern
 
 SCRIPT_NOT_FOUND = FailureClass(
     id="script_not_found",
@@ -56,6 +56,11 @@ SCRIPT_NOT_FOUND = FailureClass(
             "missing",
             weight=POSSIBLE,
             unless="checkpoint|module named|vscode|error code|exit code",
+        ),
+        Pattern(
+            r"executable file.{0,80} not found|executable .{1,80} not found in \$?PATH|unable to (find|exec\w*) (the )?(executable|program)",
+            "executable",
+            weight=LIKELY,
         ),
         Pattern(r"proj(ect)?=missing|pkgs=missing", "=missing", weight=LIKELY),
         Pattern(r"Unable to (open|find) .{1,100}\.(py|sh|sbatch)\b", "unable to ", weight=LIKELY),
@@ -131,11 +136,21 @@ SSH_LAUNCHER = FailureClass(
 APPLICATION_ERROR = FailureClass(
     id="application_error",
     title="an exception of the program itself",
-    cause="The program raised an exception; everything after it is the shutdown of the other ranks.",
-    fix="Fix what the exception reports; the last frame of its traceback is the line of the program.",
+    cause="The program raised an exception.",
+    fix="Look at the last own frame of the traceback: it is the line of the program. Print the values that it uses there, and compare them with those of a run that works.",
     next_test="run the same command on one rank: if it fails there too, the cause is not distributed training",
     reference="https://docs.pytorch.org/docs/stable/elastic/errors.html",
-    patterns=(Pattern(r"^\S+\.py: error: (unrecognized|the following|argument|invalid)", ".py: error: ", weight=0.74),),
+    patterns=(
+        Pattern(r"^\S+\.py: error: (unrecognized|the following|argument|invalid)", ".py: error: ", weight=0.74),
+        Pattern(
+            r"^ninja: build stopped|^nvcc fatal|^ptxas fatal|Error building extension '",
+            "ninja: build stopped",
+            "nvcc fatal",
+            "ptxas fatal",
+            "error building extension",
+            weight=0.74,
+        ),
+    ),
     example="KeyError: 'labels'",
     near_miss="torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
 )
@@ -143,6 +158,8 @@ APPLICATION_ERROR = FailureClass(
 
 LOSS_NOT_FINITE = FailureClass(
     id="loss_not_finite",
+    emitters=PROGRAM,
+    ends_job=False,
     title="the loss is not finite",
     cause="The loss became NaN or infinite, and the program went on: all steps since then are lost, and so is every checkpoint of them. Gradients are averaged, so all ranks have it after one step.",
     fix="Go back to a checkpoint before that step; end the program when the loss is not finite; lower the learning rate, clip gradients, use bfloat16 instead of float16, and check the data of that step.",
@@ -163,6 +180,7 @@ LOSS_NOT_FINITE = FailureClass(
 
 NUMPY_CLASH = FailureClass(
     id="numpy_clash",
+    emitters=PROGRAM,
     title="a package was built for another NumPy major version",
     cause="NumPy 2 changed its binary interface and removed names; a package built for or written against NumPy 1 runs with NumPy 2, or the reverse.",
     fix="Pin numpy<2, or upgrade the package in the message to a version for NumPy 2; the same on every node.",
@@ -222,11 +240,12 @@ LIBRARY_MISSING = FailureClass(
     next_test="srun --ntasks-per-node=1 python -c 'import <name>; print(<name>.__file__)' on all nodes; allranks doctor SPEC runs this check",
     reference="https://docs.python.org/3/library/exceptions.html#ModuleNotFoundError",
     patterns=(
+        Pattern(r"ModuleNotFoundError\b", "modulenotfounderror", weight=LIKELY, unless=r"numpy\._?core"),
+        # a program that only prints the message has caught the exception
         Pattern(
-            r"ModuleNotFoundError|No module named ['\"]?\w",
-            "modulenotfounderror",
+            r"No module named ['\"]?\w",
             "no module named",
-            weight=LIKELY,
+            weight=POSSIBLE,
             unless=r"/python[\d.]*: No module named|^python[\d.]*: |numpy\._?core",
         ),
         Pattern(r"cannot open shared object file", weight=LIKELY, unless="libnccl-|dlerror|falling back"),
@@ -287,6 +306,7 @@ LIBRARY_MISSING = FailureClass(
 
 DDP_READY_TWICE = FailureClass(
     id="ddp_ready_twice",
+    emitters=PROGRAM,
     title="DDP: a parameter was marked ready twice",
     cause=(
         "A parameter's gradient hook ran twice in one backward pass: re-entrant gradient checkpointing, often with LoRA, or a parameter used again outside "
@@ -305,6 +325,7 @@ DDP_READY_TWICE = FailureClass(
 
 DDP_UNUSED_PARAMS = FailureClass(
     id="ddp_unused_params",
+    emitters=PROGRAM,
     title="DDP: parameters without gradient",
     cause="Some parameters were not used in the loss of a step (an expert without tokens, a branch not taken, a frozen head), so DDP waits for gradients that never arrive.",
     fix="Set find_unused_parameters=True if it changes by step; freeze or remove what is never used; or add every branch to the loss with weight zero.",
@@ -333,6 +354,7 @@ DDP_UNUSED_PARAMS = FailureClass(
 
 FSDP_MIXED_DTYPE = FailureClass(
     id="fsdp_mixed_dtype",
+    emitters=PROGRAM,
     title="FSDP: tensors of different dtypes in one flat parameter",
     cause="FSDP1 flattens the parameters of a module into one tensor, which has one dtype; here some are float32 (adapters, norms) and some bfloat16.",
     fix="Convert the model to one dtype before wrapping, or use FSDP2 (fully_shard), which keeps parameters separate.",
@@ -355,6 +377,7 @@ FSDP_MIXED_DTYPE = FailureClass(
 
 DTYPE_MISMATCH = FailureClass(
     id="dtype_mismatch",
+    emitters=PROGRAM,
     title="inputs and weights differ in dtype",
     cause="An operation got two tensors of different dtypes, most often float32 inputs or a float32 module in a bfloat16 model.",
     fix="Cast the inputs to the model's dtype at its entry, run under autocast, or convert the module that has the other dtype.",
@@ -396,6 +419,7 @@ DTYPE_MISMATCH = FailureClass(
 
 DEEPSPEED_BATCH = FailureClass(
     id="deepspeed_batch_mismatch",
+    emitters=PROGRAM,
     title="DeepSpeed: batch sizes are not consistent",
     cause="train_batch_size must equal micro-batch x ranks x accumulation; the file was written for another number of ranks.",
     fix='Omit one of the three values in the JSON (DeepSpeed computes it), or set "auto" with the HF Trainer; allranks plan shows the arithmetic.',
@@ -404,6 +428,10 @@ DEEPSPEED_BATCH = FailureClass(
     patterns=(
         Pattern(r"train_batch_size is not equal to micro_batch"),
         Pattern(r"Check batch related parameters"),
+        Pattern(
+            r"(Micro|Train) batch size\b.{0,30}has to be greater than 0|Gradient accumulation steps\b.{0,20}has to be greater than 0",
+            "has to be greater than",
+        ),
         Pattern(r"\bds \w*batch_size\w*=\S+ vs hf", " vs hf"),
         Pattern(
             r"train_batch_size.{0,80}(mismatch|does not (match|equal)|must (be|equal)|!=)",
@@ -420,6 +448,7 @@ DEEPSPEED_BATCH = FailureClass(
 
 DEEPSPEED_NEEDS_OPTIMIZER = FailureClass(
     id="deepspeed_needs_optimizer",
+    emitters=PROGRAM,
     title="DeepSpeed: ZeRO without an optimizer",
     cause="ZeRO shards an optimizer's state, but the engine got no optimizer: none in the JSON and none passed, or model and optimizer were prepared in separate calls.",
     fix="Set the optimizer in the JSON or pass it to deepspeed.initialize; with accelerate, prepare model and optimizer in one call.",
@@ -436,13 +465,14 @@ DEEPSPEED_NEEDS_OPTIMIZER = FailureClass(
 
 EXTENSION_BUILD_LOCK = FailureClass(
     id="extension_build_lock",
+    emitters=PROGRAM,
     title="ranks wait for the build of a C++ extension of torch",
     cause="One process builds the extension, the others wait until its lock file is gone. A build that was killed leaves the file, and every later run waits for ever.",
     fix="If no compiler runs, delete the files named lock below TORCH_EXTENSIONS_DIR (by default ~/.cache/torch_extensions) on every node.",
     next_test='find "${TORCH_EXTENSIONS_DIR:-$HOME/.cache/torch_extensions}" -name lock -ls; pgrep -a "ninja|nvcc|c\\+\\+"',
     reference="https://docs.pytorch.org/docs/stable/cpp_extension.html",
     patterns=(
-        Pattern(r"Waited on lock file .{1,200} for \d+ seconds", "waited on lock file", weight=LIKELY),
+        Pattern(r"Waited on lock file .{1,200} for \d+ seconds", "waited on lock file"),
         Pattern(
             r'file_baton\.py", line \d+,? in wait|wait \(torch/utils/file_baton\.py:\d+\)',
             "file_baton.py",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE, FailureClass, Pattern
+from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, NETWORK, POSSIBLE, PROGRAM, FailureClass, Pattern
 
 RENDEZVOUS_UNREACHABLE = FailureClass(
     id="rendezvous_unreachable",
+    emitters=PROGRAM,
     title="ranks cannot reach the rendezvous",
     cause=(
         "The rendezvous address and port do not answer. Nothing listens there (the agent of the first node never started, or does not know that it "
@@ -99,6 +100,7 @@ RENDEZVOUS_UNREACHABLE = FailureClass(
 
 PORT_IN_USE = FailureClass(
     id="port_in_use",
+    emitters=PROGRAM,
     title="the rendezvous port is taken",
     cause="Another process already listens on that port: another job on the node, a left-over process, or a second launcher of this same job.",
     fix="Use a free port per job (allranks finds one on the first node), or --standalone on one node; start one torchrun per node (--ntasks-per-node=1).",
@@ -132,6 +134,7 @@ PORT_IN_USE = FailureClass(
 
 WRONG_INTERFACE = FailureClass(
     id="wrong_interface",
+    emitters=NETWORK,
     title="NCCL or Gloo uses a network interface that is missing or cannot reach the peers",
     cause=(
         "The interface that was chosen or configured does not exist on this node, has no address, or connects only to networks inside this host "

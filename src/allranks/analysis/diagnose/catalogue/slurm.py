@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, WEAK, FailureClass, Pattern
+from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, SCHEDULER, WEAK, FailureClass, Pattern
 
 REFUSED = 0.72  # the request failed; the reason follows the colon
 
 SLURM_TIME_LIMIT = FailureClass(
     id="slurm_time_limit",
+    emitters=SCHEDULER,
     title="ended by the time limit",
     cause="The job ran into its wall-time limit and the scheduler ended it.",
     fix="Request more time, or save before the limit and resume afterwards (allranks does both: a checkpoint at the signal, then resume).",
@@ -41,6 +42,7 @@ SLURM_TIME_LIMIT = FailureClass(
 
 SLURM_PREEMPTED = FailureClass(
     id="slurm_preempted",
+    emitters=SCHEDULER,
     title="preempted or requeued by the scheduler",
     cause="A job of higher priority took the nodes, or the job was requeued.",
     fix="Let it be requeued and resume from its checkpoint (--requeue, allranks resume), or use a partition or QOS without preemption.",
@@ -109,6 +111,7 @@ SLURM_CANCELLED = FailureClass(
 
 SLURM_SUBMIT_REJECTED = FailureClass(
     id="slurm_submit_rejected",
+    emitters=SCHEDULER,
     title="the scheduler refuses the request",
     cause="Account, partition, QOS or the requested resources (nodes, tasks, memory, GPUs, array) are not valid on this cluster.",
     fix="Correct the value in the message; sinfo, sacctmgr show assoc user=$USER and scontrol show partition list what is allowed.",
@@ -229,6 +232,7 @@ SLURM_SUBMIT_REJECTED = FailureClass(
 
 SLURM_ALLOCATION_GONE = FailureClass(
     id="slurm_allocation_gone",
+    emitters=SCHEDULER,
     title="the allocation had ended",
     cause="A step was started for a job that had ended: it reached its time limit, it was cancelled, or the shell still has the variables of an old allocation.",
     fix="Start a new allocation; unset SLURM_JOB_ID in shells that outlived their allocation; sacct shows why the old one ended.",
@@ -259,6 +263,7 @@ SLURM_ALLOCATION_GONE = FailureClass(
 
 SLURM_CREDENTIAL = FailureClass(
     id="slurm_credential",
+    emitters=SCHEDULER,
     title="a munge or job credential was refused",
     cause="Slurm's daemons cannot authenticate each other: munge keys, clocks, user IDs or slurm.conf differ between nodes, or munged does not run.",
     fix="Use the same munge.key, synchronised clocks, same user IDs and the same slurm.conf on all hosts; restart munged and slurmd there.",
@@ -304,7 +309,7 @@ SLURM_CREDENTIAL = FailureClass(
             weight=LIKELY,
             unless="started|running normally",
         ),
-        Pattern(r"different slurm\.conf than the slurmctld", weight=LIKELY),
+        Pattern(r"different slurm\.conf than the slurmctld", weight=POSSIBLE),
         Pattern(r"Zero Bytes were transmitted or received", weight=POSSIBLE),
     ),
     example="slurmd: error: Munge decode failed: Rewound credential",
@@ -313,18 +318,15 @@ SLURM_CREDENTIAL = FailureClass(
 
 SLURM_CONTROLLER_ERROR = FailureClass(
     id="slurm_controller_error",
+    emitters=SCHEDULER,
     title="the scheduler's controller does not work",
     cause="slurmctld or slurmdbd does not answer, cannot start, or has another protocol version than this client.",
     fix="The job is not the cause: try again later, or send these lines to the administrators; a submission that timed out may still have been accepted (squeue).",
     next_test="scontrol ping; sdiag; on the controller: systemctl status slurmctld and its log",
     reference="https://slurm.schedmd.com/troubleshoot.html",
     patterns=(
-        Pattern(
-            r"not a valid controller|Slurmctld\(\w+\) at \S+ is DOWN",
-            "not a valid controller",
-            "slurmctld",
-            weight=LIKELY,
-        ),
+        Pattern(r"not a valid controller", weight=LIKELY),
+        Pattern(r"Slurmctld\(\w+\) at \S+ is DOWN", "slurmctld", weight=LIKELY),
         Pattern(r"^\[[\dT:.-]+\] fatal: ", "fatal: ", weight=LIKELY, unless="munge|credential"),
         Pattern(
             r"Could not open \w+ state file|Incomplete \w+ data checkpoint file",
@@ -402,6 +404,8 @@ SLURM_CONTROLLER_ERROR = FailureClass(
 
 NODE_UNHEALTHY = FailureClass(
     id="node_unhealthy",
+    emitters=SCHEDULER | {"kernel"},
+    ends_job=False,
     title="a health report names failing nodes",
     cause="A health check, or Slurm itself, found a node unhealthy and drained or lost it.",
     fix="Exclude the nodes in the report (--exclude), and send the report to the administrators.",
@@ -429,7 +433,7 @@ NODE_UNHEALTHY = FailureClass(
             "health check error",
         ),
         Pattern(
-            r"(?<![\w./-])(health|node|gpu|nic|ib|check|diag)\w*.{0,80}\b(?-i:FAIL(ED)?|CRITICAL|UNHEALTHY|NOT OK)\b",
+            r"(?<![\w./-])(health|nic|ib|hca|check|diag|burn)\w*.{0,80}\b(?-i:FAIL(ED)?|CRITICAL|UNHEALTHY|NOT OK)\b",
             "fail",
             "critical",
             "unhealthy",
@@ -453,7 +457,7 @@ NODE_UNHEALTHY = FailureClass(
             weight=LIKELY,
         ),
         Pattern(
-            r"(set|setting|mark\w*|put\w*) .{0,60}(node\w* )?.{0,40}(to )?(DOWN|DRAIN)\b|Reason=.{0,80}(fail|error|not responding|Kill task|unhealthy|check)",
+            r"(set|setting|mark\w*|put\w*) .{0,60}(node\w* )?.{0,40}(to )?(?-i:DOWN|DRAIN)\b|(?-i:Reason=)(?!\[).{0,80}(fail|error|not responding|Kill task|unhealthy|check)",
             "down",
             "drain",
             "reason=",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from allranks.analysis.diagnose.calibration import confidences
 from allranks.analysis.diagnose.case import CandidateCause, DiagnosisCase, sort_by_time
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.catalogue.messages import BENIGN_MESSAGES
 from allranks.analysis.diagnose.causes import hang_reports, hangs, memory, network, process_exits
 from allranks.analysis.diagnose.causes.process_exits import FirstExit, first_exit
-from allranks.analysis.diagnose.logs import times_comparable
-from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, WEAK
+from allranks.analysis.diagnose.lines import times_comparable
+from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE, WEAK
 from allranks.analysis.diagnose.records import BenignFinding, DiagnosisFinding, LogEvidence, LogSignal
 from allranks.utils.redaction import redact
 
@@ -83,7 +84,7 @@ def _mark_explained(case: DiagnosisCase) -> None:
                 if found[echo].score <= found[name].score + 0.02:
                     found[echo].explained = True
     _hangs_and_crashes(case)
-    strong = [c for c in found.values() if not c.explained and c.score >= LIKELY - 0.1 and c.id not in _GENERAL]
+    strong = [c for c in found.values() if not c.explained and c.score > LIKELY - 0.1 and c.id not in _GENERAL]
     own = [c for c in found.values() if not c.explained and c.id in _SELF_REPORTED]
     for candidate in found.values():
         others = [c for c in strong if c is not candidate]
@@ -130,7 +131,7 @@ DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
     hangs.detect_rank_outside_collective,
     hangs.detect_diverging_calls,
     process_exits.detect_exceptions,
-    process_exits.detect_exit_codes,
+    process_exits.detect_silent_exits,
     process_exits.detect_lost_peers,
     process_exits.detect_non_finite_loss,
     hang_reports.detect_monitored_hang,
@@ -138,14 +139,21 @@ DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
 )
 
 
-def find_causes(case: DiagnosisCase) -> tuple[list[DiagnosisFinding], list[BenignFinding]]:
-    """Return the findings, most likely root cause first, and the harmless messages."""
+def find_candidates(case: DiagnosisCase) -> tuple[list[CandidateCause], list[LogSignal]]:
+    """Return the candidates, most likely root cause first, and the messages of classes that the job survived."""
     recovered = _collect(case)
-    for decide in DETECTORS:
-        decide(case)
+    for detect in DETECTORS:
+        detect(case)
+    return rank_candidates(case), recovered
+
+
+def describe_candidates(case: DiagnosisCase, candidates: list[CandidateCause]) -> list[DiagnosisFinding]:
+    """Return the findings of candidates."""
     end = first_exit(case)
-    findings = [_finding(case, candidate, end) for candidate in rank_candidates(case)]
-    return findings, _benign(case, recovered)
+    return [
+        _finding(case, candidate, end, confidence)
+        for candidate, confidence in zip(candidates, confidences(candidates), strict=True)
+    ]
 
 
 def _collect(case: DiagnosisCase) -> list[LogSignal]:
@@ -154,19 +162,31 @@ def _collect(case: DiagnosisCase) -> list[LogSignal]:
     by_class: dict[str, list[LogSignal]] = {}
     for signal in case.signals:
         if signal.kind == "class":
-            if signal.passing and case.went_on_after(signal):
+            survived = CATALOGUE[signal.owner].ends_job and case.survived(signal)
+            if survived or (signal.passing and case.went_on_after(signal)):
                 recovered.append(signal)
             else:
                 by_class.setdefault(signal.owner, []).append(signal)
     for name, signals in by_class.items():
-        best = max(s.weight for s in signals)
+        best = max(_weight(s) for s in signals)
         if best > WEAK:
             more = 0.01 * min(3, len({s.rule for s in signals}) - 1)
-            case.propose(name, min(0.98, best + more), sorted(signals, key=lambda s: -s.weight))
+            told = next((s.groups["told"] for s in signals if _weight(s) == best and s.groups.get("told")), None)
+            cause = f"{told} {CATALOGUE[name].cause}" if told else None
+            case.propose(name, min(0.98, best + more), sorted(signals, key=lambda s: -s.weight), cause=cause)
     return recovered
 
 
-def _finding(case: DiagnosisCase, candidate: CandidateCause, end: FirstExit) -> DiagnosisFinding:
+UNKNOWN_EMITTER = 0.1  # less weight for a message that does not state the cause and whose emitter is not recognised
+
+
+def _weight(signal: LogSignal) -> float:
+    """Return the weight of a message, less if nothing in its line shows who wrote it."""
+    unsure = signal.emitter == "program" and WEAK < signal.weight < CERTAIN
+    return signal.weight - UNKNOWN_EMITTER if unsure else signal.weight
+
+
+def _finding(case: DiagnosisCase, candidate: CandidateCause, end: FirstExit, confidence: float) -> DiagnosisFinding:
     entry = CATALOGUE[candidate.id]
     strongest = max((s.weight for s in candidate.signals), default=0.0)
     telling = [s for s in candidate.signals if s.kind != "class" or s.weight >= strongest - 0.2]
@@ -175,7 +195,7 @@ def _finding(case: DiagnosisCase, candidate: CandidateCause, end: FirstExit) -> 
     return DiagnosisFinding(
         id=entry.id,
         title=candidate.title or entry.title,
-        confidence=round(min(candidate.score, 0.98), 2),
+        confidence=confidence,
         cause=redact(candidate.cause or entry.cause),
         fix=candidate.fix or entry.fix,
         host=host,
@@ -228,13 +248,14 @@ def _evidence(case: DiagnosisCase, signals: list[LogSignal]) -> list[LogEvidence
     return shown
 
 
-def _benign(case: DiagnosisCase, recovered: list[LogSignal]) -> list[BenignFinding]:
+def describe_harmless(case: DiagnosisCase, recovered: list[LogSignal]) -> list[BenignFinding]:
+    """Return the harmless messages, and those that the job survived or that nothing failed beside."""
     found: dict[str, tuple[str, list[LogSignal]]] = {}
     for signal in case.signals:
         if signal.kind == "benign":
             found.setdefault(signal.owner, (BENIGN_MESSAGES[signal.owner].why, []))[1].append(signal)
     for signal in recovered:
-        why = "The job continued after it."
+        why = "The job continued after it, or nothing failed beside it."
         found.setdefault(f"recovered_{signal.owner}", (why, []))[1].append(signal)
     return [
         BenignFinding(

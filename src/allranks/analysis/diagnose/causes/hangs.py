@@ -27,7 +27,7 @@ from allranks.utils.collectives import size_rule
 
 EARLY_COLLECTIVES = 100  # after this many collectives the network is known to work
 MAX_RANKS = 1 << 20
-WHOLE_MODEL_ELEMENTS = 1_000_000_000  # output elements of one gather; the gather of one layer is smaller
+WHOLE_MODEL_ELEMENTS = 4_000_000_000  # output elements of one gather; the gather of one layer is smaller
 _FIELD = {
     "seq": re.compile(r"SeqNum=(\d+)"),
     "op": re.compile(r"OpType=(\w+)"),

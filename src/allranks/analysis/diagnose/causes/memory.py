@@ -31,6 +31,7 @@ _UNITS = {
     "GB": 10**9,
 }
 NEAR_LINES = 60
+SPARE_PART = 0.2  # of the capacity; less can be lost to fragmentation
 
 
 def detect_out_of_memory(case: DiagnosisCase) -> None:
@@ -147,7 +148,12 @@ def _is_near(a: LogSignal, b: LogSignal) -> bool:
 def _implausible_oom(case: DiagnosisCase, signals: list[LogSignal]) -> None:
     """Detect an implausible error: memory was free, nothing was allocated yet, or the allocator reports no sizes."""
     sizes = [(s, _bytes(s.groups["want"]), _bytes(s.groups["free"])) for s in case.facts("oom_sizes")]
-    spare = [s for s, want, free in sizes if want and free > 2 * want and free > 2**30]
+    spare = [
+        s
+        for s, want, free in sizes
+        if want and free > 2 * want and free > max(2**30, SPARE_PART * _bytes(s.groups.get("capacity", "")))
+        if "allowed" not in s.text  # the program limits its own share of the memory
+    ]
     oom = case.candidates["cuda_oom"]
     if spare and len(spare) == len(sizes):
         _to_spare(case, oom, spare)

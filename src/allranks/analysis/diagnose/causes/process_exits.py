@@ -8,36 +8,14 @@ from msgspec import Struct
 
 from allranks.analysis.diagnose.case import CandidateCause, DiagnosisCase, sort_by_time
 from allranks.analysis.diagnose.catalogue import CATALOGUE
+from allranks.analysis.diagnose.causes.exception_families import family_of
 from allranks.analysis.diagnose.patterns import POSSIBLE
 from allranks.analysis.diagnose.records import LogSignal
 
 _NUMBER = re.compile(r"\d+")
 
 
-def detect_exit_codes(case: DiagnosisCase) -> None:
-    """Report the exit code if it is the only information: the launcher's report does not contain the error itself."""
-    _silent_exits(case)
-    if case.candidates:
-        return
-    ended = [
-        s
-        for s in case.facts("agent_field")
-        if s.groups["field"].lower() == "exitcode" and s.groups["value"].startswith("1 ")
-    ]
-    ended += [s for s in case.facts("agent_failed") if s.groups["code"] == "1"]
-    ended += [s for s in case.facts("srun_exit") if re.search(r"exit code [1-9]\d?$", s.groups["how"])]
-    if ended:
-        found = case.propose("application_error", 0.5, sort_by_time(ended))
-        found.cause = (
-            "A process ended with an error code; its error is not in these logs, only the launcher's report of it."
-        )
-        found.next_test = (
-            "give diagnose the logs of that rank; decorate the program's main function with @record of torch.distributed.elastic, or start with "
-            "--log-dir and --redirects=3, so that the error is saved"
-        )
-
-
-def _silent_exits(case: DiagnosisCase) -> None:
+def detect_silent_exits(case: DiagnosisCase) -> None:
     """Detect a rank that ended with an exit code but no message, while the others only report that it is gone."""
     if case.candidates.keys() - {"peer_died_first"}:
         return
@@ -138,6 +116,14 @@ _CONSEQUENCES = frozenset(
         "RendezvousClosedError",
         "RendezvousStateError",
         "TimeoutExpired",
+        "RayTaskError",
+        "RayActorError",
+        "ActorDiedError",
+        "ActorUnavailableError",
+        "WorkerCrashedError",
+        "NodeDiedError",
+        "LocalRayletDiedError",
+        "RuntimeEnvSetupError",
         "BrokenExecutor",
         "BrokenProcessPool",
         "WorkerError",
@@ -146,7 +132,7 @@ _CONSEQUENCES = frozenset(
     ]
 )
 _COMMUNICATION = re.compile(
-    r"\b(NCCL|nccl\w*|gloo|TCPStore|c10d|ProcessGroup\w*|collective|unhandled (system|cuda) error)\b"
+    r"\b(NCCL|nccl\w*|HCCL|Hccl\w*|RCCL|gloo|TCPStore|c10d|ProcessGroup\w*|collective|unhandled (system|cuda) error)\b"
 )
 _GENERAL = frozenset({"Error", "Exception", "Failure", "Timeout", "Exit", "Interrupt", "ERROR"})
 
@@ -157,7 +143,7 @@ def detect_exceptions(case: DiagnosisCase) -> None:
     own = [
         s
         for s in (*case.facts("exception"), *case.facts("event_error"))
-        if (s.file, s.line) not in explained and is_own_exception(s) and not case.went_on_after(s)
+        if (s.file, s.line) not in explained and is_own_exception(s) and not case.survived(s)
     ]
     communication = [s for s in own if _COMMUNICATION.search(s.text)]
     plain = [s for s in own if s not in communication]
@@ -168,6 +154,8 @@ def detect_exceptions(case: DiagnosisCase) -> None:
         found.next_test = (
             "run again with NCCL_DEBUG=INFO (or TORCH_CPP_LOG_LEVEL=INFO) and give diagnose all ranks' logs"
         )
+    if not plain and not communication and not case.candidates:
+        plain = _quoted_exceptions(case)
     if plain:
         ended = first_exit(case).rank
         first = sort_by_time([s for s in plain if ended is not None and s.rank == ended] or plain)[0]
@@ -175,19 +163,62 @@ def detect_exceptions(case: DiagnosisCase) -> None:
         found = case.propose(
             "application_error", 0.74 if named else POSSIBLE - 0.05, [first, *[s for s in plain if s is not first]]
         )
-        found.cause = _sentence(first)
+        _explain(case, found, first)
+
+
+_TERMINATED = re.compile(r"killed by signal: (Terminated|Interrupt|Hangup)")
+_BUILD_TOOL = re.compile(r"\b(ninja|nvcc|hipcc|gcc|g\+\+|cc|c\+\+|clang|cmake|make|ptxas|pip)\b")
+_QUOTED = re.compile(r"\b(?:\w+\.)*(?P<type>[A-Z]\w*(?:Error|Exception))\b(?:\([\"'])?:? ?(?P<message>.{0,300})")
+
+
+def _quoted_exceptions(case: DiagnosisCase) -> list[LogSignal]:
+    """Return lines marked as errors that quote an exception, which the program caught to log it."""
+    found: list[LogSignal] = []
+    for signal in case.signals:
+        match = _QUOTED.search(signal.text) if signal.kind == "sign" and signal.owner == "error_line" else None
+        if match and match["type"] not in _CONSEQUENCES and not case.went_on_after(signal):
+            signal.groups.update(type=match["type"], message=match["message"].strip("\"'() "))
+            found.append(signal)
+    return found
+
+
+def _explain(case: DiagnosisCase, found: CandidateCause, first: LogSignal) -> None:
+    """Set cause, remedy and test of an exception, by its family; say what follows it only if something does."""
+    what = _what(first)
+    family = family_of(what)
+    where = ""
+    if first.frames:
+        where = f" It was raised in {first.frames[-1].replace(':', ', ', 1)}."
+    after = " What follows it is the shutdown of the other processes." if _is_followed(case, first) else ""
+    means = f" {family.means}" if family else ""
+    found.cause = f"The program raised {what[:200].rstrip('. ')}.{where}{means}{after}"
+    if family is not None:
+        found.title = f"an exception of the program: {family.title}"
+        found.fix, found.next_test = family.fix, family.next_test
+
+
+def _is_followed(case: DiagnosisCase, first: LogSignal) -> bool:
+    """Return whether reports of other processes' ends follow an exception."""
+    return any(
+        s.line > first.line
+        for name in ("step_over", "srun_exit", "agent_failed", "agent_root")
+        for s in case.facts(name)
+        if s.file == first.file
+    ) or any(s.file != first.file for s in case.signals if s.kind == "sign")
 
 
 def is_own_exception(signal: LogSignal) -> bool:
     """Return whether the process raised this exception itself, and not because another process ended."""
-    name = signal.groups.get("type", "")
+    name = signal.groups.get("inner") or signal.groups.get("type", "")
+    builds = name == "CalledProcessError" and _BUILD_TOOL.search(signal.text) is not None
     return (
         bool(name)
         and name[0].isupper()
-        and name not in _CONSEQUENCES
+        and (name not in _CONSEQUENCES or builds)
         and not name.endswith("Warning")
         and signal.text.count(" ") < 80
         and '"echo":true' not in signal.text
+        and not _TERMINATED.search(signal.text)
     )
 
 
@@ -199,14 +230,9 @@ def _after_lost_peer(case: DiagnosisCase, signal: LogSignal) -> bool:
     )
 
 
-def _sentence(signal: LogSignal) -> str:
-    what = signal.groups["type"] + (f": {signal.groups['message']}" if signal.groups.get("message") else "")
-    where = (
-        f" It was raised in {signal.frames[-1].replace(':', ', ', 1) if signal.frames else ''}."
-        if signal.frames
-        else ""
-    )
-    return f"The program raised {what[:200].rstrip('. ')}.{where} The messages after it are from the shutdown of the other processes."
+def _what(signal: LogSignal) -> str:
+    name = signal.groups.get("inner") or signal.groups["type"]
+    return name + (f": {signal.groups['message']}" if signal.groups.get("message") else "")
 
 
 _NAMED = (

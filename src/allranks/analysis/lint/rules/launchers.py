@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import msgspec
+
 from allranks.analysis.lint.command_options import SHELLS, slurm_options
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
@@ -46,6 +48,12 @@ STARTERS = re.compile(r"\b(?:torchrun|torch\.distributed|deepspeed|accelerate la
 
 
 def ssh(job: JobDescription) -> Iterator[Violation]:
+    slurm = job.is_batch or any(u.name.startswith("SLURM_") for u in job.uses)
+    for hit in _ssh(job):
+        yield hit if slurm else msgspec.structs.replace(hit, severity="note")  # elsewhere SSH is the usual way
+
+
+def _ssh(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
         option = launch.option("hostfile", "H", "deepspeed_hostfile")
         by = (launch.value("launcher", "deepspeed_multinode_launcher") or "pdsh").lower()
@@ -81,6 +89,7 @@ def old(job: JobDescription) -> Iterator[Violation]:
                 launch.call.offset,
                 "torch.distributed.launch is deprecated",
                 cure="use torchrun with the same options; read LOCAL_RANK from the environment",
+                severity="note" if "use_env" in launch.options else "warning",
             )
 
 
@@ -165,7 +174,7 @@ def _prepares(call: ProgramCall) -> bool:
 
 
 def pkill(job: JobDescription) -> Iterator[Violation]:
-    if "exclusive" in job.heading:
+    if job.whole_nodes:
         return
     for call in job.calls:
         words = " ".join(a.text for a in call.args)
@@ -210,6 +219,9 @@ def untrapped(job: JobDescription) -> Iterator[Violation]:
         return
     traps = [t for t in _traps(job, asked[1]) if not t.under]
     launch = job.launches[-1] if job.launches else None
+    replaced = any(re.match(r"\s*exec\s+\S+\s", job.line_of(c.offset)) for c in job.work)
+    if not traps and (replaced or job.sources_files):
+        return  # the program that replaced the shell gets it, or the trap is in another file
     if not traps:
         yield Violation(
             asked[2], f"--signal=B:{asked[1]} without a trap for {asked[1]} in the script: it ends the batch shell"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import PurePosixPath
 
-from allranks.analysis.lint.command_options import LONG, PYTHON, SHELLS
+from allranks.analysis.lint.command_options import LONG, PYTHON, slurm_options
 from allranks.analysis.lint.job import JobDescription, LauncherCall
-from allranks.analysis.lint.records import ProgramCall, VariableUse, Violation
+from allranks.analysis.lint.records import Edit, ProgramCall, Violation
 from allranks.analysis.lint.rules.tasks import sources_settings
 from allranks.utils.text import nearest_name
 
@@ -20,7 +21,7 @@ UNREAD_WHY = "sbatch treats this as an ordinary comment."
 OUTPUT_WHY = (
     "Slurm opens the output file before the script runs. If the folder is missing, the job fails at once without a log."
 )
-OUTPUT_CURE = "create the folder before sbatch, or use an existing one"
+OUTPUT_CURE = "create the folder before sbatch (mkdir -p), or use an existing one"
 SHEBANG_WHY = "sbatch refuses a script whose first line does not start with #!."
 PATHS = ("output", "error", "chdir", "input")
 
@@ -50,7 +51,7 @@ def late(job: JobDescription) -> Iterator[Violation]:
 
 
 def unread(job: JobDescription) -> Iterator[Violation]:
-    if not job.is_batch:
+    if not job.is_batch and not any(u.name.startswith("SLURM_") for u in job.uses):
         return
     for comment in job.reading.comments:
         line, column = job.lines.place(comment.offset)
@@ -59,9 +60,14 @@ def unread(job: JobDescription) -> Iterator[Violation]:
             yield Violation(comment.offset, "this #SBATCH is indented, so it is not read")
         elif column == 1 and re.match(r"#(?:sbatch|Sbatch|SBATCH[:=]|SLURM)\s+-", comment.text):
             yield Violation(comment.offset, f"{comment.text.split()[0]} is not #SBATCH")
+        elif column == 1 and (typo := re.match(r"#(S[A-Z]{4,6})\s+-", comment.text)) and typo[1] != "SBATCH":
+            if sorted(typo[1]) == sorted("SBATCH") or nearest_name(typo[1], ["SBATCH"], 0.8):
+                yield Violation(comment.offset, f"#{typo[1]} is not #SBATCH")
         elif column == 1 and re.match(r"#[ \t]+SBATCH\s+-", comment.text):
             yield Violation(
-                comment.offset, "# SBATCH with a space is a comment (write ##SBATCH if it is intended)", severity="note"
+                comment.offset,
+                "# SBATCH with a space is a comment (write ##SBATCH if it is intended)",
+                severity="note" if job.is_batch else "warning",
             )
     yield from _misspelled(job)
 
@@ -93,22 +99,38 @@ def _misspelled(job: JobDescription) -> Iterator[Violation]:
 
 
 def output(job: JobDescription) -> Iterator[Violation]:
+    """Report log folders that do not exist when the job starts."""
     made = {
-        p.text.rstrip("/")
+        p.text.rstrip("/").removeprefix("./")
         for c in job.calls
         if c.program == "mkdir" and not c.under
         for p in c.args
         if not p.text.startswith("-")
     }
+    reported: set[str] = set()
     for name in ("output", "error"):
         found = job.heading.get(name)
-        folder = str(PurePosixPath(found.value).parent) if found and found.value and "/" in found.value else None
-        if (
-            found
-            and folder
-            and any(m == folder or m.startswith(folder + "/") or m.removeprefix("./") == folder for m in made)
-        ):
-            yield Violation(found.offset, f"the folder {folder} is created by the script, too late for --{name}")
+        if found is None or not found.value or "/" not in found.value:
+            continue
+        folder = str(PurePosixPath(found.value).parent)
+        both = "--output and --error" if _same_folder(job, folder) else f"--{name}"
+        if folder in reported:
+            continue
+        reported.add(folder)
+        pattern = re.search(r"([^/\s]*%\d*[jJAaNnst][^/\s]*)/", found.value)
+        if pattern:
+            text = f"nobody creates the folder {pattern[1]} of {both}, whose name is known only when the job exists"
+            yield Violation(found.offset, text, cure=f"--{name}=<existing folder>/%x-%j.out")
+        elif any(m == folder or m.startswith(folder + "/") for m in made):
+            yield Violation(found.offset, f"the folder {folder} is created by the script, too late for {both}")
+        elif job.is_missing(folder.replace("%x", job.heads("job-name") or "%x")):
+            yield Violation(
+                found.offset, f"there is no folder {folder} for {both}, neither here nor next to the script"
+            )
+
+
+def _same_folder(job: JobDescription, folder: str) -> bool:
+    return all(str(PurePosixPath(job.heads(name) or "").parent) == folder for name in ("output", "error"))
 
 
 def shebang(job: JobDescription) -> Iterator[Violation]:
@@ -130,23 +152,9 @@ SET_E_WHY = (
 )
 SET_E_CURE = "srun ... || rc=$?"
 BUFFERED_WHY = "Python buffers some kB of output if it does not write to a terminal; when a rank is killed, its last lines are lost."
-EXPORT_WHY = "A shell started by srun or bash -c only has the exported variables; this one is empty there, and its option gets no value or the next word."
 FOLDER_WHY = "sbatch copies the script to the node's spool folder and runs the copy: $0 and BASH_SOURCE point to that folder, which contains no other files."
 FOLDER_CURE = 'cd "$SLURM_SUBMIT_DIR", the folder where sbatch was called (or use a full path)'
 OWN_PATH = re.compile(r"\$\{?(?:0|BASH_SOURCE)(?![0-9A-Za-z_])")
-INHERITED = {
-    "PATH",
-    "HOME",
-    "USER",
-    "SHELL",
-    "PWD",
-    "LANG",
-    "TERM",
-    "TMPDIR",
-    "LD_LIBRARY_PATH",
-    "PYTHONPATH",
-    "HOSTNAME",
-}
 LAST = {"exit", "true", ":", "wait", "trap", "fi", "done", "return", "}", "set", "unset", "export"}
 
 
@@ -175,35 +183,6 @@ def _outer(launch: LauncherCall) -> ProgramCall:
     return launch.call.under[0] if launch.call.under else launch.call
 
 
-def not_exported(job: JobDescription) -> Iterator[Violation]:
-    """Report variables set in the outer shell, used by an inner one, and never exported."""
-    if sources_settings(job) or re.search(r"\bset\s+-(?:\w*a\w*|o\s+allexport)\b", job.text):
-        return
-    said: set[str] = set()
-    for use in job.uses:
-        shells = [c for c in use.under if c.program in SHELLS]
-        if not shells or use.name in said or use.operator or not _lost(job, use):
-            continue
-        said.add(use.name)
-        yield Violation(
-            use.offset,
-            f"${use.name} is set in the script but not exported: it is empty in this shell",
-            cure=f"export {use.name}",
-        )
-
-
-def _lost(job: JobDescription, use: VariableUse) -> bool:
-    name = use.name
-    own = [a for a in job.assignments if a.name == name and not a.removed]
-    outer = [a for a in own if not a.under and not a.in_substitution and a.offset < use.offset]
-    if not outer or len(outer) < len(own) or name in INHERITED or name in job.reading.exported:
-        return False
-    given = any(f"{name}=" in a.text for call in use.under if call.program not in SHELLS for a in call.args)
-    set_otherwise = re.search(rf"\b(?:for|read|mapfile|readarray|printf\s+-v)\s[^\n;]*\b{name}\b", job.text)
-    kept = any(a.exported or re.search(rf"\$\{{?{name}\b", a.value) for a in outer)
-    return not (given or set_otherwise or kept)
-
-
 def script_folder(job: JobDescription) -> Iterator[Violation]:
     if not job.is_batch or re.search(r"SLURM_SUBMIT_DIR|scontrol\s+show\s+job\b", job.text):
         return
@@ -222,43 +201,99 @@ def script_folder(job: JobDescription) -> Iterator[Violation]:
 
 
 def exit_code(job: JobDescription) -> Iterator[Violation]:
-    if not job.is_batch:
-        return
+    """Report an exit code that is lost: behind a pipe, by `exit 0`, or because another command is the last one."""
     errexit, pipefail = _flags(job)
-    for launch in job.launches:
-        outer = _outer(launch)
-        if launch.call.in_function or outer.tested or outer.before in ("&&", "||") or outer.after in ("||", "&&", "&"):
+    for outer in job.work:
+        if outer.in_function or outer.in_substitution or outer.tested or outer.before in ("&&", "||"):
             continue
-        if outer.after in ("|", "|&"):
-            if not pipefail:
-                yield Violation(
-                    outer.offset,
-                    f"{launch.kind} is piped, so its exit code is lost: a pipe returns that of its last command",
-                )
-                return
-            outer = next(
-                (c for c in job.calls if c.offset > outer.offset and c.before in ("|", "|&") and not c.under), outer
-            )
-        if errexit or _looks(job, outer):
-            continue
-        later = [
-            c
-            for c in job.calls
-            if c.offset > outer.offset and not c.under and not c.in_substitution and not c.in_function
-            if not c.instead_of(outer)
-        ]
-        if (
-            later
-            and later[-1].program not in LAST
-            and not any(la.call is later[-1] for la in job.launches)
-            and later[-1].program != "srun"
-        ):
-            yield Violation(
-                later[-1].offset,
-                f"the job ends with the exit code of '{later[-1].written}', even if {launch.kind} failed",
-                cure=EXIT_CURE,
-            )
+        what = _name_of_work(job, outer)
+        if outer.after in ("|", "|&") and not pipefail and not _looks(job, outer):
+            text = f"{what} is piped, so its exit code is lost: a pipe returns that of its last command"
+            yield Violation(outer.offset, text, fix=_add_pipefail(job, errexit))
             return
+        if outer.after in ("||", "&&", "&", "|", "|&") or errexit or _looks(job, outer):
+            continue
+        later = _after(job, outer)
+        end = later[-1] if later else None
+        if end is None or any(w.offset == end.offset for w in job.work):
+            continue
+        if end.program == "exit" and [a.text for a in end.args] == ["0"] and not end.branch and not end.in_loop:
+            yield Violation(end.offset, f"exit 0 reports success, even if {what} failed")
+            return
+        if job.is_batch and end.program not in LAST and end.program != "srun":
+            text = f"the job ends with the exit code of '{end.written}', even if {what} failed"
+            yield Violation(end.offset, text, cure=EXIT_CURE, severity="note")
+            return
+
+
+ERROR_TEXT = re.compile(
+    r"(?i)\berror\b|\bfail|\bmissing\b|not found|\bno \w+ (?:assigned|found|available)|\bexiting\b|usage:|cannot|could not|abort"
+)
+
+
+def exit_zero(job: JobDescription) -> Iterator[Violation]:
+    """Report ``exit 0`` directly after an error message."""
+    for before, call in pairwise(c for c in job.calls if not c.in_substitution):
+        zero = call.program == "exit" and [a.text for a in call.args] == ["0"] and call.branch
+        if zero and before.program in ("echo", "printf") and ERROR_TEXT.search(" ".join(a.text for a in before.args)):
+            if before.branch == call.branch:
+                yield Violation(call.offset, "exit 0 after an error message reports success", cure="exit 1")
+
+
+ENDLESS = re.compile(
+    r"\b(?:vllm[ -]serve|serve|api_server|http\.server|tensorboard|dmon|watch|jupyter|nvidia-smi .*-l\b|--loop)\b"
+)
+
+
+def endless(job: JobDescription) -> Iterator[Violation]:
+    """Report a plain ``wait`` for a server, which does not end by itself."""
+    servers = [
+        c
+        for c in job.calls
+        if c.after == "&" and not c.under and ENDLESS.search(" ".join([c.written, *(a.text for a in c.args)]))
+    ]
+    nested = [
+        c
+        for c in job.calls
+        if c.under and c.under[0].after == "&" and ENDLESS.search(" ".join([c.written, *(a.text for a in c.args)]))
+    ]
+    found = servers or nested
+    if not found or any(c.program in ("kill", "pkill", "trap", "scancel") for c in job.calls):
+        return
+    for call in job.calls:
+        if call.program == "wait" and not call.args and call.offset > found[0].offset and not call.under:
+            text = f"wait also waits for '{found[0].written}' in line {job.lines.place(found[0].offset)[0]}, which does not end by itself"
+            yield Violation(call.offset, text)
+            return
+
+
+def _after(job: JobDescription, outer: ProgramCall) -> list[ProgramCall]:
+    """Return the commands of the script's own shell that run after a command."""
+    return [
+        c
+        for c in job.calls
+        if c.offset > outer.offset and not c.under and not c.in_substitution and not c.in_function
+        if not c.instead_of(outer)
+    ]
+
+
+def _name_of_work(job: JobDescription, outer: ProgramCall) -> str:
+    launch = next((la for la in job.launches if _outer(la) is outer), None)
+    return launch.kind if launch and launch.kind != "python" else outer.program
+
+
+def _add_pipefail(job: JobDescription, errexit: bool) -> tuple[Edit, ...]:
+    """Return the edit that adds ``set -o pipefail`` above the first command; none where it could end the script early."""
+    if errexit or not re.match(r"#!\S*(?:/|env\s+)(?:ba|k|z)sh\b", job.lines.line(1)):
+        return ()
+    first = min((c.offset for c in [*job.calls, *job.assignments]), default=None)
+    if first is None:
+        return ()
+    start = first - job.lines.place(first)[1] + 1
+    if job.text[start - 2 : start - 1] == "\\" or job.lines.place(first)[0] == 1:
+        return ()
+    newline = "\r\n" if "\r\n" in job.text else "\n"
+    return (Edit(start, start, f"set -o pipefail{newline}"),)
 
 
 def _looks(job: JobDescription, outer: ProgramCall) -> bool:
@@ -326,3 +361,66 @@ def buffered(job: JobDescription) -> Iterator[Violation]:
                     "Python's output is buffered: no PYTHONUNBUFFERED and no -u (torchrun passes -u itself, srun does not)",
                 )
                 return
+
+
+CONDA_WHY = "conda activate needs a function that conda's start-up code defines; a batch script does not run that code, and goes on with another Python."
+CONDA_CURE = 'eval "$(conda shell.bash hook)" before it, or source <conda>/etc/profile.d/conda.sh, or #!/bin/bash -l'
+WAIT_WHY = "The job ends when the batch script ends, and Slurm then kills all its processes."
+WAIT_CURE = "wait, as the last line"
+SEQUENCE_WHY = (
+    "The first launcher waits for the others, which start only after it has ended; it stops at the rendezvous timeout."
+)
+SEQUENCE_CURE = "srun --ntasks-per-node=1 without --nodelist starts all nodes at once; or end the line with & and add wait after the loop"
+NODES_WHY = "The batch script runs on the first node only; the other nodes are idle, and paid for."
+NODES_CURE = "srun python ..., or #SBATCH --nodes=1"
+
+
+def conda(job: JobDescription) -> Iterator[Violation]:
+    if not job.is_batch or re.match(r"#!\S+(?:\s+\S+)*\s+-\S*[li]", job.lines.line(1)):
+        return
+    prepared = any(c.program in ("source", ".", "module", "ml", "eval", "conda-activate") for c in job.calls)
+    for call in job.calls:
+        if call.program in ("conda", "mamba", "micromamba") and [a.text for a in call.args[:1]] == ["activate"]:
+            if not prepared and not call.under and not call.in_function:
+                yield Violation(call.offset, f"{call.program} activate in a shell that conda has not set up")
+            return
+
+
+def background(job: JobDescription) -> Iterator[Violation]:
+    for outer in job.work:
+        if not job.is_batch and (not outer.in_loop or re.search(r"\b(?:nohup|setsid|tmux|screen|disown)\b", job.text)):
+            continue
+        if outer.after == "&" and not outer.in_function and not outer.in_substitution:
+            later = [c for c in job.calls if c.offset > outer.offset and not c.under]
+            if not any(c.program in ("wait", "tail", "exec", "source", ".") for c in later) and not any(
+                w.offset > outer.offset and w.after != "&" for w in job.work
+            ):
+                yield Violation(
+                    outer.offset, f"{outer.program} runs in the background, and the script ends without wait"
+                )
+                return
+
+
+def sequence(job: JobDescription) -> Iterator[Violation]:
+    """Report launchers that a loop starts on one node after another."""
+    for launch in job.launches:
+        srun = launch.srun
+        if srun is None or not srun.in_loop or launch.call.under[0].after == "&" or srun.in_function:
+            continue
+        node = slurm_options(srun).get("nodelist")
+        if node and "$" in (node.value or "") and launch.value("nnodes", "num_machines") not in (None, "1"):
+            yield Violation(srun.offset, f"the loop starts {launch.kind} on one node after another")
+
+
+def idle_nodes(job: JobDescription) -> Iterator[Violation]:
+    if not job.is_batch or (job.nodes or 1) < 2 or job.launches or not job.work or job.sources_files:
+        return
+    spread = {"srun", "mpirun", "mpiexec", "ssh", "pdsh", "parallel", "sbatch", "ray", "scontrol"}
+    if any(c.program in spread for c in job.calls) or "array" in job.heading:
+        return
+    yield Violation(job.work[0].offset, f"{job.work[0].program} runs on the first of {job.nodes} nodes only")
+
+
+ZERO_WHY = "Slurm and the shell take exit code 0 for success: the job is COMPLETED, and dependent jobs start."
+ENDLESS_WHY = "wait without arguments waits for all background processes: the job runs until its time limit."
+ENDLESS_CURE = 'keep the process id of the training: train & pid=$!; wait "$pid"; rc=$?; kill %1; exit $rc'

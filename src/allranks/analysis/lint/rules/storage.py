@@ -23,6 +23,8 @@ SBCAST_CURE = "use one tar file, sbcast --force, and srun --ntasks-per-node=1 ta
 LOCAL = re.compile(
     r"(?:file://)?(/tmp|/var/tmp|/dev/shm|/local(?:_?scratch|disk)?|/run/user)(?:/|\Z)|\$\{?(?:TMPDIR|SLURM_TMPDIR|TMP)\b"
 )
+FIXED_NAME = re.compile(r"/(?:var/)?tmp/[^$*?{]+\Z")
+REMOVE_WHY = "Another job of yours on this node, or one that starts later, loses the files that it uses."
 PLACE = re.compile(r"(?:DIR|HOME|CACHE|FILE|FOLDER|PATH|ROOT)\Z")
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "HF_DATASETS_CACHE")
 FOLDERS = (
@@ -83,12 +85,26 @@ def _where(arg: Argument) -> int:
 
 def fixed(job: JobDescription) -> Iterator[Violation]:
     seen: set[str] = set()
+    if job.whole_nodes:
+        return
     for call in job.calls:
+        removes = call.program == "rm" and any(re.match(r"-\w*[rR]|--recursive", a.text) for a in call.args)
+        for arg in call.args if removes else ():
+            if re.fullmatch(r"/(?:dev/shm|tmp|var/tmp)/?\*?", arg.text):
+                yield Violation(
+                    call.offset,
+                    f"rm -r {arg.text} removes the files of all your jobs and tasks on the node",
+                    why=REMOVE_WHY,
+                )
+            elif FIXED_NAME.match(arg.text):
+                text = f"rm -r {arg.text}: the folder has the same name in every job, so it removes files of other jobs"
+                yield Violation(call.offset, text, why=REMOVE_WHY)
+                seen.add(arg.text.rstrip("/"))
         targets = [(r.target, call.offset) for r in call.redirects if r.operator in (">", ">>", ">|", "&>")]
         launched = any(la.call is call for la in job.launches)
         targets += [(_paths(a), _where(a)) for a in call.args] if launched or call.program == "tee" else []
         for path, offset in targets:
-            if re.match(r"/(?:var/)?tmp/[^$*?]+\Z", path) and path not in seen:
+            if FIXED_NAME.match(path) and path.rstrip("/") not in seen:
                 seen.add(path)
                 yield Violation(offset, f"{path} has the same name for every user and every job")
     for item in job.assignments:
@@ -107,7 +123,7 @@ def tmpdir(job: JobDescription) -> Iterator[Violation]:
         ):
             guarded = any(u.program in ("[", "[[", "test") or u.operator for u in job.uses if u.name == "SLURM_TMPDIR")
             if not guarded:
-                yield Violation(use.offset, "$SLURM_TMPDIR is empty on a cluster that does not set it")
+                yield Violation(use.offset, "$SLURM_TMPDIR is empty on a cluster that does not set it", severity="note")
             return
 
 
@@ -139,7 +155,8 @@ def sbcast(job: JobDescription) -> Iterator[Violation]:
         words = [a.text for a in call.args]
         if call.in_loop:
             yield Violation(call.offset, "sbcast in a loop: every call starts a new broadcast", severity="note")
-        if not any(
+        own = re.search(r"JOB_?ID|TMPDIR", " ".join(words))
+        if not own and not any(
             w in ("-f", "--force") or re.match(r"-[a-zA-Z]*f", w)
             for w in words
             if not w.startswith("--") or w == "--force"

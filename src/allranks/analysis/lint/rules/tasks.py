@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import slurm_options
-from allranks.analysis.lint.job import JobDescription, LauncherCall
+from allranks.analysis.lint.job import SETS_PATHS_ONLY, JobDescription, LauncherCall
 from allranks.analysis.lint.records import Violation
 
 SEVERAL_WHY = "Every task starts a launcher that starts all ranks of the node: too many ranks per GPU, and several launchers on the same port."
@@ -48,6 +48,15 @@ KILL_WHY = (
     "By default, when one task fails, srun does not end the others; they wait for it in a collective until the timeout."
 )
 KILL_CURE = "srun --kill-on-bad-exit=1 (srun may then return 143 instead of the first task's code)"
+FIRST_WITHOUT_CPUS, FIRST_WITH_CPUS_AGAIN = (22, 5), (23, 11)
+OVERSUBSCRIBED_WHY = (
+    "Threads that outnumber the CPUs take turns: data preparation and CPU operations become many times slower."
+)
+OVERSUBSCRIBED_CURE = "export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / <ranks per task>))"
+IDLE_WHY = "The job pays for all GPUs that it requests."
+IDLE_CURE = "set both to the same number"
+WORLD_WHY = "init_process_group waits until WORLD_SIZE ranks have joined; with more ranks than that, it fails."
+WORLD_CURE = "export WORLD_SIZE=$SLURM_NTASKS"
 SPREADING = {
     "srun",
     "mpirun",
@@ -70,12 +79,36 @@ def _starts(launch: LauncherCall) -> bool:
 
 def several(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
-        if _starts(launch) and launch.srun:
+        if _starts(launch) and launch.srun and _same_unknown(job, launch):
+            asked = job.heads("ntasks-per-node")
+            yield Violation(
+                launch.call.offset,
+                f"srun starts {asked} tasks per node, and each starts {launch.kind} with as many ranks",
+            )
+        elif _starts(launch) and launch.srun:
             tasks = job.tasks_per_node(launch.srun)
-            if tasks is not None and tasks > 1:
-                yield Violation(
-                    launch.call.offset, f"srun starts {tasks} tasks per node, and each starts {launch.kind}"
-                )
+            one_each = (launch.value("nproc_per_node", "num_processes") or "") == "1"
+            if tasks is not None and tasks > 1 and not (one_each and launch.option("node_rank", "machine_rank")):
+                text = f"srun starts {tasks} tasks per node, and each starts {launch.kind}"
+                yield Violation(launch.call.offset, text, severity="error" if _certain_tasks(job, launch) else "note")
+
+
+def _certain_tasks(job: JobDescription, launch: LauncherCall) -> bool:
+    """Return whether the number of tasks is certain: whether --ntasks-per-node of srun replaces that of the job depends on Slurm's version."""
+    own = slurm_options(launch.srun).get("ntasks-per-node") if launch.srun else None
+    other = own is not None and own.value != job.heads("ntasks-per-node") and "ntasks-per-node" in job.heading
+    return not other or job.slurm_version == FIRST_WITHOUT_CPUS
+
+
+def _same_unknown(job: JobDescription, launch: LauncherCall) -> bool:
+    """Return whether one variable is both the number of tasks per node and that of the ranks that each starts."""
+    asked, ranks = job.heads("ntasks-per-node") or "", launch.value("nproc_per_node", "num_gpus") or ""
+    plain = [text.replace("{", "").replace("}", "") for text in (asked, ranks)]
+    return (
+        plain[0].startswith("$")
+        and plain[0] == plain[1]
+        and not (slurm_options(launch.srun).keys() & {"ntasks", "ntasks-per-node"} if launch.srun else False)
+    )
 
 
 def one_node(job: JobDescription) -> Iterator[Violation]:
@@ -83,6 +116,8 @@ def one_node(job: JobDescription) -> Iterator[Violation]:
         return
     for launch in job.launches:
         spread = any(c.program in SPREADING for c in launch.call.under)
+        if not spread and any(la.srun and la.call.instead_of(launch.call) for la in job.launches):
+            continue  # the branch for one node
         if not spread and _starts(launch) and not launch.call.in_function and not launch.option("hostfile", "H"):
             count = job.nodes if job.nodes else "several"
             yield Violation(launch.call.offset, f"{launch.kind} runs on the first of {count} nodes only")
@@ -90,16 +125,18 @@ def one_node(job: JobDescription) -> Iterator[Violation]:
 
 def inherited(job: JobDescription) -> Iterator[Violation]:
     asked = job.number(job.heads("cpus-per-task"))
-    if asked is None or asked < 2 or job.has("SRUN_CPUS_PER_TASK"):
+    version = job.slurm_version
+    affected = version is None or FIRST_WITHOUT_CPUS <= version < FIRST_WITH_CPUS_AGAIN
+    if asked is None or asked < 2 or job.has("SRUN_CPUS_PER_TASK") or not affected:
         return
     for srun in _launching(job):
         if slurm_options(srun).keys() & {"cpus-per-task", "exclusive", "cpus-per-gpu", "cpu-bind"}:
             continue
-        several_tasks = (job.tasks_per_node(srun) or 2) > 1
+        certain = version is not None and (job.tasks_per_node(srun) or 2) > 1
         yield Violation(
             srun.offset,
             f"srun has no --cpus-per-task, which the job sets to {asked}",
-            severity=None if several_tasks else "note",
+            severity="warning" if certain else "note",
         )
 
 
@@ -110,7 +147,7 @@ def _launching(job: JobDescription):
 
 
 def missing(job: JobDescription) -> Iterator[Violation]:
-    if not job.heading or not job.launches:
+    if not job.heading or not job.launches or job.whole_nodes:
         return
     given = job.heading.keys() & {
         "cpus-per-task",
@@ -127,13 +164,99 @@ def missing(job: JobDescription) -> Iterator[Violation]:
     tasks = job.number(job.heads("ntasks-per-node")) or job.number(job.heads("ntasks")) or 1
     if launch.srun is None and tasks > 1:
         return  # the task has all CPUs of the batch script
-    yield Violation(launch.call.offset, f"the job requests no CPUs: {launch.kind} and its ranks get one per task")
+    text = (
+        f"the job requests no CPUs: {launch.kind} and its ranks get one per task, unless the site has another default"
+    )
+    yield Violation(launch.call.offset, text)
+
+
+def oversubscribed(job: JobDescription) -> Iterator[Violation]:
+    """Report more OpenMP threads than CPUs: the threads of all ranks of a task share its CPUs."""
+    cpus = job.number(job.heads("cpus-per-task"))
+    items = list(job.set_values("OMP_NUM_THREADS"))
+    if not cpus or len(items) != 1 or job.heading.keys() & {"cpus-per-gpu"} or "exclusive" in job.heading:
+        return
+    value = items[0].value
+    threads = cpus if re.fullmatch(r"\$\{?SLURM_CPUS_PER_TASK(?::-\d+)?\}?", value) else job.number(value)
+    if threads is None:
+        return
+    ranks = [r for la in job.launches if (r := _ranks_of_task(job, la))]
+    most = max(ranks, default=0)
+    if most and threads * most > cpus and threads > 1:
+        many = f"{most} ranks x {threads} threads" if most > 1 else f"{threads} threads"
+        cure = (
+            f"export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / {most}))"
+            if most > 1
+            else "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK"
+        )
+        yield Violation(items[0].offset, f"{many} per task, but a task has {cpus} CPUs", cure=cure)
+
+
+def _ranks_of_task(job: JobDescription, launch: LauncherCall) -> int | None:
+    if launch.kind == "python":
+        bound = slurm_options(launch.srun).get("cpus-per-task") if launch.srun else None
+        return 1 if bound is None or job.number(bound.value) == job.number(job.heads("cpus-per-task")) else None
+    if launch.srun and "cpus-per-task" in slurm_options(launch.srun):
+        asked = slurm_options(launch.srun)["cpus-per-task"].value
+        if asked != job.heads("cpus-per-task") and "SLURM_CPUS_PER_TASK" not in (asked or ""):
+            return None
+    told = launch.value("nproc_per_node", "num_gpus")
+    if told in ("gpu", "auto") or (launch.kind == "deepspeed" and told is None):
+        return job.gpus_per_node
+    if launch.kind == "accelerate":
+        total, machines = job.number(launch.value("num_processes")), job.number(launch.value("num_machines")) or 1
+        return total // machines if total else None
+    if not launch.srun and (job.number(job.heads("ntasks-per-node")) or job.number(job.heads("ntasks")) or 1) > 1:
+        return None  # the batch shell has the CPUs of all tasks
+    return job.number(told)
+
+
+def idle(job: JobDescription) -> Iterator[Violation]:
+    """Report fewer ranks than GPUs, if one launcher alone uses the node."""
+    gpus = job.gpus_per_node
+    calls = [la for la in job.launches if not la.call.in_function]
+    if (
+        not gpus
+        or len(calls) != 1
+        or calls[0].kind not in ("torchrun", "torch.distributed.launch")
+        or calls[0].call.in_loop
+    ):
+        return
+    launch = calls[0]
+    option = launch.option("nproc_per_node")
+    ranks = job.number(option.value) if option else None if launch.open_ended or job.has("PET_NPROC_PER_NODE") else 1
+    tasks = job.tasks_per_node(launch.srun) if launch.srun else 1
+    outer = launch.call.under[0] if launch.call.under else launch.call
+    if ranks and tasks and ranks * tasks < gpus and outer.after != "&" and not job.has("CUDA_VISIBLE_DEVICES"):
+        told = (
+            f"{ranks * tasks} rank{'s' * (ranks * tasks > 1)} per node"
+            if option
+            else "no --nproc_per_node: one rank per node"
+        )
+        yield Violation(
+            option.arg.offset if option else launch.call.offset,
+            f"{told}, but the job requests {gpus} GPUs per node: the others are idle",
+        )
+
+
+def world_size(job: JobDescription) -> Iterator[Violation]:
+    """Compare a literal WORLD_SIZE with the tasks that srun starts."""
+    for item in job.set_values("WORLD_SIZE"):
+        if not item.value.isdecimal() or job.nodes is None:
+            continue
+        for launch in job.launches:
+            tasks = job.tasks_per_node(launch.srun) if launch.kind == "python" and launch.srun else None
+            nodes = job.srun_nodes(launch.srun) if launch.srun else None
+            if tasks and nodes and tasks * nodes != int(item.value[:9]):
+                yield Violation(item.offset, f"WORLD_SIZE={item.value}, but srun starts {tasks * nodes} ranks")
+                break
 
 
 def sources_settings(job: JobDescription) -> bool:
     """Return whether a file is sourced that may set anything; scripts of virtual environments only set paths."""
-    known = re.compile(r"(?:activate|conda\.sh|mamba\.sh|bashrc|profile|modules?\.sh|init/(?:ba)?sh|lmod\S*|z00\S*)\Z")
-    return any(c.program in ("source", ".") and c.args and not known.search(c.args[0].text) for c in job.calls)
+    return any(
+        c.program in ("source", ".") and c.args and not SETS_PATHS_ONLY.search(c.args[0].text) for c in job.calls
+    )
 
 
 def threads(job: JobDescription) -> Iterator[Violation]:
@@ -166,12 +289,19 @@ def _passes(job: JobDescription, name: str) -> bool:
 
 def gpus_total(job: JobDescription) -> Iterator[Violation]:
     found = job.heading.get("gpus")
-    if found and (job.nodes or 0) > 1:
-        yield Violation(found.offset, f"--gpus={found.value} is the total for all nodes")
+    count = re.search(r"\d+\Z", found.value or "") if found else None
+    if found and count and job.nodes and job.nodes > 1:
+        uneven = int(count[0][:9]) % job.nodes
+        severity = "warning" if uneven or int(count[0][:9]) == job.gpus_of_launchers else "note"
+        yield Violation(found.offset, f"--gpus={found.value} is the total for all {job.nodes} nodes", severity=severity)
 
 
 def gpu_per_task(job: JobDescription) -> Iterator[Violation]:
     found = job.heading.get("gpus-per-task")
+    if "allow-task-sharing" in f"{job.heads('gres-flags')}{[a.value for a in job.set_values('SLURM_GRES_FLAGS')]}":
+        return
+    if any(a.value == "none" for a in job.set_values("SLURM_GPU_BIND")):
+        return
     for launch in job.launches:
         if launch.kind != "python" or launch.srun is None or (job.tasks_per_node(launch.srun) or 1) < 2:
             continue
@@ -179,6 +309,9 @@ def gpu_per_task(job: JobDescription) -> Iterator[Violation]:
         option, bound = options.get("gpus-per-task"), options.get("gpu-bind")
         if (bound.value if bound else job.heads("gpu-bind")) == "none":
             continue  # every task sees all GPUs of its node
+        flags = options.get("gres-flags")
+        if launch.open_srun or (flags and "allow-task-sharing" in (flags.value or "")):
+            continue
         if found or option:
             yield Violation(
                 option.arg.offset if option else found.offset if found else 0,
@@ -189,6 +322,13 @@ def gpu_per_task(job: JobDescription) -> Iterator[Violation]:
 
 def too_many(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
+        if launch.kind == "python" and launch.srun:
+            tasks, gpus = job.tasks_per_node(launch.srun), job.gpus_per_node
+            if tasks and gpus and tasks > gpus and job.has("MASTER_ADDR", "MASTER_PORT"):
+                yield Violation(
+                    launch.call.offset, f"{tasks} ranks per node, but the job requests {gpus} GPUs per node"
+                )
+            continue
         option = launch.option("nproc_per_node", "num_gpus")
         ranks = job.number(option.value) if option else None
         gpus = job.gpus_per_node

@@ -24,7 +24,8 @@ def _set_variables(job: JobDescription) -> Iterator[Assignment]:
 def unknown(job: JobDescription) -> Iterator[Violation]:
     for item in _set_variables(job):
         mistake = UNREAD_VARIABLES.get(item.name)
-        if mistake and not (item.name == "DIST_BACKEND" and not item.exported):
+        own = not item.name.startswith(PREFIXES) and (not item.exported or _is_used(job, item.name))
+        if mistake and not (own and job.kind == "script"):
             yield Violation(item.offset, f"{item.name}: {mistake.why}", cure=mistake.instead)
 
 
@@ -46,13 +47,22 @@ def misspelled(job: JobDescription) -> Iterator[Violation]:
         elif name.startswith("GLOO_"):  # NCCL plugins have their own variables, Gloo has no plugins
             cure = "remove it; GLOO_SOCKET_IFNAME selects Gloo's interface"
             yield Violation(item.offset, f"{name}: neither Gloo nor torch reads it", cure=cure)
+        elif name.startswith("NCCL_") and (item.exported or job.kind != "script") and not _is_used(job, name):
+            cure = "remove it; NCCL_DEBUG=INFO lists the variables that NCCL takes"
+            yield Violation(item.offset, f"{name}: neither NCCL nor a known plugin reads it", cure=cure)
+
+
+def _is_used(job: JobDescription, name: str) -> bool:
+    """Return whether the script itself uses the variable, so that it has an effect whatever libraries read."""
+    return name in job.used_names
 
 
 def deprecated(job: JobDescription) -> Iterator[Violation]:
     for item in _set_variables(job):
         old = DEPRECATED_VARIABLES.get(item.name)
-        if old:
-            yield Violation(item.offset, f"{item.name}: {old.why}", cure=old.instead)
+        if old and not _is_used(job, item.name):
+            severity = "warning" if old.removed else "note"
+            yield Violation(item.offset, f"{item.name}: {old.why}", cure=old.instead, severity=severity)
 
 
 GLOO_WHY = (
@@ -75,7 +85,7 @@ DEFAULT_ZERO = ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
 
 def gloo_syntax(job: JobDescription) -> Iterator[Violation]:
     for item in job.set_values("GLOO_SOCKET_IFNAME"):
-        sign = next((s for s in "^=" if s in item.value), None)
+        sign = next((s for s in "^=" if item.value.startswith(s)), None)
         if sign:
             yield Violation(item.offset, f"GLOO_SOCKET_IFNAME={item.value}: Gloo does not support {sign!r}")
 
@@ -83,12 +93,24 @@ def gloo_syntax(job: JobDescription) -> Iterator[Violation]:
 def invalid(job: JobDescription) -> Iterator[Violation]:
     for item in job.assignments:
         value = item.value
+        if re.search(r"(?:PORT|ADDR)\Z", item.name) and re.search(r"\S[ \t]+\}?\Z", value) and not item.items:
+            yield Violation(
+                item.offset,
+                f"{item.name}={value!r}: a blank at the end of the value",
+                cure="remove the blank",
+                severity="warning",
+            )
         if item.removed or "$" in value:
             continue
         allowed = ALLOWED.get(item.name)
         if allowed and value.upper() not in allowed[0]:
             yield Violation(
                 item.offset, f"{item.name}={value or '(empty)'}: invalid value", cure=f"one of {allowed[1]}"
+            )
+        if item.name == "NCCL_DEBUG_FILE" and (unknown_code := re.search(r"%[^hp%]", value)):
+            text = f"{item.name}={value}: NCCL replaces only %h (host) and %p (process), not {unknown_code[0]}"
+            yield Violation(
+                item.offset, text, cure="%h and %p in the name", why="All ranks write to one file.", severity="warning"
             )
         if item.name in SWITCHES and not re.fullmatch(r"-?\d+|", value):
             yield Violation(item.offset, f"{item.name}={value}: expected a number, got {value!r}", cure="0 or 1")
@@ -113,6 +135,24 @@ def _socket_threads(job: JobDescription) -> Iterator[Violation]:
         place = found.get("NCCL_NSOCKS_PERTHREAD") or found["NCCL_SOCKET_NTHREADS"]
         text = f"NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD = {threads * sockets}: NCCL's maximum is 64 sockets"
         yield Violation(place.offset, text, cure="a product of 64 or less")
+
+
+def handling_off(job: JobDescription) -> Iterator[Violation]:
+    for item in job.assignments:
+        if item.name in ("NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING") and item.value == "0":
+            yield Violation(item.offset, f"{item.name}=0 switches the watchdog's error handling off")
+
+
+def debugging(job: JobDescription) -> Iterator[Violation]:
+    for item in job.assignments:
+        if item.name in ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL") and item.value in (
+            "1",
+            "3",
+        ):
+            severity = "note" if _has_comment(job, item.offset) else "warning"
+            yield Violation(
+                item.offset, f"{item.name}={item.value} makes every kernel wait for the one before", severity=severity
+            )
 
 
 def no_effect(job: JobDescription) -> Iterator[Violation]:
@@ -146,6 +186,15 @@ DISABLED_CURE = (
     "remove it; if a copy test between the pairs (allranks doctor --collectives) or NCCL's log shows that the transport "
     "fails, keep it and document it: # allranks: allow transport-disabled <reason>"
 )
+DEBUGGING_WHY = (
+    "The setting is for debugging: copies and communication no longer overlap with computation, and training is slower."
+)
+HANDLING_WHY = (
+    "When a rank dies, the others wait in their collective without end; by default torch ends them after the timeout."
+)
+HANDLING_CURE = "remove it"
+VISIBLE_WHY = "Inside of a job the GPUs are numbered from 0. Other numbers name no GPU, or on a cluster without cgroups that of another job."
+VISIBLE_CURE = "remove it: Slurm sets CUDA_VISIBLE_DEVICES"
 GID_WHY = "The index of the RoCE v2 address differs between nodes and changes when addresses change. NCCL 2.21 and later select it."
 NAME = re.compile(r"[a-z]+[a-z0-9]*\d[a-z0-9.:_-]*\Z", re.IGNORECASE)
 
@@ -163,7 +212,8 @@ def interface(job: JobDescription) -> Iterator[Violation]:
         if value.startswith("^") or "$" in value or len(names) != 1 or not NAME.match(names[0]):
             continue
         where = "on every node" if job.multi_node else "here"
-        yield Violation(item.offset, f"{item.name}={value}: the interface {names[0]} may not exist {where}")
+        text = f"{item.name}={value}: the interface {names[0]} may not exist {where}"
+        yield Violation(item.offset, text)
     for call in job.calls:
         words = [a.text for a in call.args]
         if call.program in ("ip", "ifconfig", "ethtool"):
@@ -190,24 +240,57 @@ def loopback(job: JobDescription) -> Iterator[Violation]:
 def disabled(job: JobDescription) -> Iterator[Violation]:
     for item in job.assignments:
         what = _switched_off(item)
-        if what:
-            yield Violation(
-                item.offset, f"{item.name}={item.value} disables {what} on every node, without a stated reason"
-            )
+        if what is None:
+            continue
+        text = f"{item.name}={item.value} disables {what} on every node, without a stated reason"
+        one_node = job.kind == "script" and job.nodes == 1 and what == NETWORK
+        reason = "note" if one_node or _has_comment(job, item.offset) or _other_network(job) else "warning"
+        yield Violation(item.offset, text, severity=reason)
 
 
+CODE_COMMENT = re.compile(r"#SBATCH|#+\s*(?:source|export|srun|module|python|conda|torchrun|\w+=)")
+
+
+def _has_comment(job: JobDescription, offset: int) -> bool:
+    """Return whether a comment stands on the line or directly above: it is a stated reason."""
+    line = job.lines.place(offset)[0]
+    for comment in job.reading.comments:
+        place, column = job.lines.place(comment.offset)
+        if place == line or (place == line - 1 and not job.lines.line(place)[: column - 1].strip()):
+            if len(comment.text.split()) > 2 and not CODE_COMMENT.match(comment.text):
+                return True
+    return False
+
+
+def _other_network(job: JobDescription) -> bool:
+    """Return whether the script uses another fast network than InfiniBand, through a plugin."""
+    return any(a.name.startswith(("FI_", "NCCL_OFI_", "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX")) for a in job.assignments)
+
+
+NETWORK = "InfiniBand and RoCE"
 OFF = {
     ("NCCL_P2P_DISABLE", "1"): "direct copies between GPUs",
     ("NCCL_P2P_LEVEL", "LOC"): "direct copies between GPUs",
     ("NCCL_P2P_LEVEL", "0"): "direct copies between GPUs",
-    ("NCCL_IB_DISABLE", "1"): "InfiniBand and RoCE",
-    ("NCCL_NET", "SOCKET"): "InfiniBand and RoCE",
+    ("NCCL_IB_DISABLE", "1"): NETWORK,
+    ("NCCL_NET", "SOCKET"): NETWORK,
     ("NCCL_SHM_DISABLE", "1"): "shared memory",
 }
 
 
 def _switched_off(item: Assignment) -> str | None:
     return None if item.removed else OFF.get((item.name, item.value.strip().upper()))
+
+
+def visible_devices(job: JobDescription) -> Iterator[Violation]:
+    """Compare a literal list of GPUs with what the job requests: Slurm numbers the GPUs of a job from 0."""
+    gpus = job.gpus_per_node or (job.number(job.heads("gpus")) if job.nodes == 1 else None)
+    for item in job.set_values_at_top():
+        if item.name == "CUDA_VISIBLE_DEVICES" and gpus and re.fullmatch(r"\d+(?:,\d+)*", item.value):
+            numbers = [int(n[:6]) for n in item.value.split(",")]
+            if max(numbers) >= gpus:
+                text = f"CUDA_VISIBLE_DEVICES={item.value}, but the job requests {gpus} GPU{'s' * (gpus > 1)}"
+                yield Violation(item.offset, text)
 
 
 def gid(job: JobDescription) -> Iterator[Violation]:

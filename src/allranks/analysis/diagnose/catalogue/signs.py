@@ -1,0 +1,323 @@
+"""Signs of a failure that do not depend on any class, and messages that show that a job completed.
+
+A log with a sign that no class explains has the verdict `unexplained`, never `healthy`.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from allranks.analysis.diagnose.patterns import Pattern
+
+_RANK_LOG = (
+    "the output (stderr) of the rank that is named here, or of every rank: with torchrun --log-dir=DIR --redirects=3 --tee=3 each rank has a file; "
+    "`@record` of torch.distributed.elastic saves the traceback of the main function"
+)
+_KERNEL_LOG = "the kernel log of that host at that time (dmesg -T, journalctl -k), and sacct -j <job> -o JobID,State,ExitCode,MaxRSS for who ended it"
+_NCCL_LOG = "the same run with NCCL_DEBUG=INFO on all ranks, and the first of these lines on each rank"
+_SCHEDULER_LOG = (
+    "sacct -j <job> -o JobID,State,ExitCode,Reason, then the log of slurmd on that host (or of slurmctld) at that time"
+)
+_PROGRAM_LOG = "the lines just before these, and the program's own log files"
+
+
+class FailureSign(Struct, frozen=True, kw_only=True):
+    """A message that shows a failure but not its cause.
+
+    ``strong`` signs end a process; the others are lines that a logger marks as errors, which jobs often survive.
+    """
+
+    id: str
+    says: str
+    read_next: str
+    patterns: tuple[Pattern, ...]
+    strong: bool = True
+
+
+_SIGNS = (
+    FailureSign(
+        id="traceback",
+        says="an uncaught exception",
+        read_next=_PROGRAM_LOG,
+        patterns=(
+            Pattern(r"^\W*Traceback \(most recent call last\)", "traceback (most"),
+            Pattern(
+                r"^\W*(?:(?:Uncaught|Unhandled) exception|terminate called after throwing|Fatal Python error)",
+                "uncaught exception",
+                "unhandled exception",
+                "terminate called",
+                "fatal python error",
+            ),
+        ),
+    ),
+    FailureSign(
+        id="launcher_report",
+        says="a launcher's report that a process failed",
+        read_next=_RANK_LOG,
+        patterns=(
+            Pattern(
+                r"Root Cause \(first observed failure\)|ChildFailedError\b",
+                "root cause (first",
+                "*childfailederror",
+            ),
+            Pattern(
+                r"(?:returned|with) non-?zero (?:exit )?(?:status|code)|non-?zero (?:exit|status|return) ",
+                "non-zero",
+                "nonzero",
+            ),
+            Pattern(
+                r"\bexit(?:ed|s|ing)?(?: (?:abnormally|unexpectedly))?(?: with)?(?: the)?(?: (?:exit|return|error))?[ _]?(?:code|status)?s?\)?\s{0,3}[:=(]?\s{0,3}(?:-\d|[1-9])\d*\b",
+                "exit",
+                unless=r"exit(?:ed|s|ing)? (?:on|at|after|in|from) |\b(?:step|epoch|iter\w*|rank|worker|process|node)s? \d+ exit(?:ed|s|ing)? [1-9]|on_?exit|restarts?_exit|exit ?codes? 0\b",
+            ),
+            Pattern(
+                r"\b(?:return|returncode|return_code|ret(?:urn)? code|error code|exit_?code|exitcode|rc)\b\W{1,4}(?:-\d|[1-9])\d*\b",
+                "return",
+                "exit",
+                "error code",
+                "rc=",
+            ),
+            Pattern(
+                r"(?:worker|process|task|child|job|command|rank|step)s?\b.{0,60}\b(?:failed|crashed|died|was killed|terminated abnormally|terminated unexpectedly|exited unexpectedly)\b",
+                "failed",
+                "crashed",
+                "died",
+                "was killed",
+                "terminated abnormally",
+                "terminated unexpectedly",
+                "exited unexpectedly",
+                unless=r"\b(?:0|no|none|zero) \w* ?failed|failed[:= ]+0\b|if .{0,30}failed|was not killed",
+            ),
+        ),
+    ),
+    FailureSign(
+        id="signal",
+        says="a process that a signal ended",
+        read_next=_KERNEL_LOG,
+        patterns=(
+            Pattern(
+                r"^\W*(?:\S+: (?:line \d+: )?(?:\d+ )?)?(?:Killed|Terminated|Aborted|Segmentation fault|Bus error|Hangup|Illegal instruction|Floating point exception)\b\s*(?:\(core dumped\)|\(signal|$|\W)",
+                "killed",
+                "terminated",
+                "aborted",
+                "segmentation fault",
+                "bus error",
+                "hangup",
+                "illegal instruction",
+                "floating point",
+            ),
+            Pattern(
+                r"\b(?:received|caught|got|killed by|died (?:with|from|by)|terminated by|exited (?:on|with)|on|by|due to|unhandled|fatal) (?:a )?(?:fatal )?(?:signal\W{0,3}(?:\d+|SIG\w+|\w+)|<?(?:Signals\.)?SIG(?:KILL|SEGV|ABRT|BUS|TERM|ILL|FPE|INT|HUP|PIPE)\b)",
+                "signal",
+                "sigkill",
+                "sigsegv",
+                "sigabrt",
+                "sigbus",
+                "sigterm",
+                "sigill",
+                "sigfpe",
+                "sigint",
+                "sighup",
+                "sigpipe",
+                unless=r"handler|regist|will be|when |if |on signal from",
+            ),
+            Pattern(
+                r"\(core dumped\)|segfault at |general protection fault|\bkernel panic\b",
+                "core dumped",
+                "segfault at",
+                "general protection",
+                "kernel panic",
+            ),
+        ),
+    ),
+    FailureSign(
+        id="abort_block",
+        says="an abort by MPI or PMIx",
+        read_next="the output of the rank that is named in this block, just before it",
+        patterns=(
+            Pattern(
+                r"\bMPI_ABORT\b|BAD TERMINATION|Primary job +terminated|mpirun (?:noticed|detected|has exited)|process(?:es)? (?:exited|returned) .{0,30}non-zero|^\W*Abort\(\d+\)|\*\*\* An error occurred in MPI|MPI_ERRORS_ARE_FATAL|PMIX ERROR|PMIx_Abort",
+                "mpi_abort",
+                "bad termination",
+                "primary job",
+                "mpirun noticed",
+                "mpirun detected",
+                "mpirun has exited",
+                "non-zero",
+                "abort(",
+                "an error occurred in mpi",
+                "mpi_errors_are_fatal",
+                "pmix error",
+                "pmix_abort",
+            ),
+        ),
+    ),
+    FailureSign(
+        id="scheduler_error",
+        says="an error of the scheduler",
+        read_next=_SCHEDULER_LOG,
+        patterns=(
+            Pattern(
+                r"^\W*(?:\[[^\]]{0,40}\] ?){0,2}(?:srun|sbatch|salloc|scancel|squeue|sacct|sacctmgr|scontrol|sinfo|sbcast|slurm\w+)(?:-[\w.-]+)?(?:\[\d+\])?: (?:error|fatal): ",
+                ": error: ",
+                ": fatal: ",
+            ),
+            Pattern(r"^\[\d{4}-\d\d-\d\dT[\d:.]+\] (?:\[[\w.]+\] )?(?:error|fatal): ", "] error: ", "] fatal: "),
+            Pattern(
+                r"(?:\||\s|=|^)(?:FAILED|TIMEOUT|OUT_OF_ME\w*|NODE_FAIL|BOOT_FAIL|DEADLINE|PREEMPTED|CANCELLED)\+?(?: by \d+)?(?:\||\s+-?\d+:\d+|\s+Reason=|\s*$)",
+                "failed",
+                "timeout",
+                "out_of_me",
+                "node_fail",
+                "boot_fail",
+                "deadline",
+                "preempted",
+                "cancelled",
+            ),
+            Pattern(r"\*\*\* (?:JOB|STEP|REBOOT) .{0,80}\bCANCELLED AT ", " cancelled at "),
+        ),
+    ),
+    FailureSign(
+        id="nccl_warning",
+        says="a warning of NCCL, with which it reports its errors",
+        read_next=_NCCL_LOG,
+        strong=False,
+        patterns=(
+            Pattern(
+                r"\b(?:NCCL|RCCL) (?:WARN|ERROR)\b",
+                "nccl warn",
+                "nccl error",
+                unless=r"NCCL WARN (?:NET/Plugin|TUNER/|PROFILER/|Plugin|MSCCL|NCCL_\w+ .{0,30}(?:deprecat|set))|NCCL WARN .{0,60}(?:deprecated|Missing \"iommu|numa_balancing|NUMA auto|No socket interface for|performance may|No plugin)",
+            ),
+            Pattern(
+                r"\bnccl(?:UnhandledCudaError|SystemError|InternalError|InvalidArgument|InvalidUsage|RemoteError)\b|unhandled (?:cuda|system) error",
+                "ncclunhandled",
+                "ncclsystem",
+                "ncclinternal",
+                "ncclinvalid",
+                "ncclremote",
+                "unhandled cuda error",
+                "unhandled system error",
+            ),
+            Pattern(r"\[ERROR\] ?(?:HCCL|HCCP|RUNTIME|GE|TDT|DRV)\b|\bERR\d{5}\b.{0,60}error", "error"),
+        ),
+    ),
+    FailureSign(
+        id="error_line",
+        says="a line that a logger marks as an error",
+        read_next=_PROGRAM_LOG,
+        strong=False,
+        patterns=(
+            Pattern(
+                r"(?-i:(?<![\w.'\"=/-])(?:ERROR|FATAL|CRITICAL|SEVERE)(?![\w'\"=/-]))",
+                "error",
+                "fatal",
+                "critical",
+                "severe",
+                unless=r"ERRORS?\s*[:=]\s*0\b|\b0 ERRORS?\b|NO ERRORS?\b|LOG_?LEVEL|log level|FOR ERROR",
+            ),
+            Pattern(
+                r"^\W{0,3}[EF]\d{0,4} ?[\d:.]* ?\d* ?[\w./]+\.(?:cpp|cc|h|hpp|py|cu):\d+\]",
+                ".cpp:",
+                ".py:",
+                ".hpp:",
+                ".cc:",
+                ".cu:",
+            ),
+            Pattern(r"^\W*(?:\S+: )?(?:fatal error|fatal|error)(?: \w{1,12}\d*)?: \S", "error", "fatal"),
+            Pattern(
+                r"\btim(?:ed|ing) ?out\b|\bconnection (?:was )?(?:closed|reset|refused|lost|aborted)\b|\b(?:hung|deadlock(?:ed)?)\b|No route to host",
+                "timed out",
+                "timedout",
+                "timing out",
+                "connection closed",
+                "connection reset",
+                "connection refused",
+                "connection lost",
+                "connection aborted",
+                "connection was",
+                "hung",
+                "deadlock",
+                "no route to host",
+                unless=r"\bif\b|\bwhen\b|may |can |0 timed out",
+            ),
+            Pattern(
+                r"^\W*(?:UCX +ERROR|libfabric:.{0,80}(?:error|fail))",
+                "ucx",
+                "libfabric",
+                unless=r"<(?:warn|info|debug)>",
+            ),
+            Pattern(
+                r"^\W{0,3}(?:error|failed|failure|unable|cannot|could not|can't|invalid|unrecognized)\b(?!\"\s*:).{3,}",
+                "error",
+                "failed",
+                "failure",
+                "unable",
+                "cannot",
+                "could not",
+                "can't",
+                "invalid",
+                "unrecognized",
+                unless=r"(?:error|failed|failures?)\s*[:=]\s*(?:0|none|\[\])\b|falling back|will be ignored|using default",
+            ),
+        ),
+    ),
+)
+FAILURE_SIGNS: dict[str, FailureSign] = {sign.id: sign for sign in _SIGNS}
+
+# A job that ended well. An exception before it was caught; the exit of a process before it was not.
+COMPLETION_PATTERNS: tuple[Pattern, ...] = (
+    Pattern(
+        r"train_runtime|\b(?:training|fine-?tuning|pre-?training|benchmark|evaluation|inference|experiment)\b(?: \w+){0,2} (?:has |is |was )?(?:been )?(?:complete[d]?|finished|succeeded|done|ended well)\b|all \d+ ranks (?:ended well|succeeded)|stopped: `max_(?:steps|epochs)=",
+        "train_runtime",
+        "complete",
+        "finished",
+        "succeeded",
+        "done",
+        "ended well",
+        "stopped: ",
+        unless="not (?:been )?(?:complete|finish|done)|before|until|when|once|has not|to be",
+    ),
+    Pattern(
+        r"Avg bus bandwidth|Out of bounds values\s*:\s*0 OK|collective test concluded|All tests passed|tests? passed\b|\b\d+ passed in ",
+        "avg bus bandwidth",
+        "out of bounds values",
+        "test concluded",
+        "tests passed",
+        "test passed",
+        " passed in ",
+    ),
+    Pattern(
+        r"\b(?:saved|saving|wrote) (?:the )?(?:final )?(?:\w+ ){0,2}(?:model|weights|adapter|checkpoint|results)\b|final (?:train|val|eval|test)?\w* ?(?:loss|accuracy|perplexity)",
+        "saved",
+        "saving",
+        "wrote",
+        "final ",
+        weight=0.5,
+    ),
+    Pattern(
+        r"run_stop.{0,80}success|Application startup complete|Uvicorn running on",
+        "run_stop",
+        "startup complete",
+        "uvicorn running",
+    ),
+)
+
+# A process that ended without an error. It ends a log well, but says nothing about an earlier failure of another process.
+ENDED_PATTERNS: tuple[Pattern, ...] = (
+    Pattern(
+        r"\b(?:run|job|test)s? (?:has |is |was )?(?:complete[d]?|finished|succeeded|done|ended well)\b|^[^a-z]{0,60}\[(?:finished|done)\]",
+        "complete",
+        "finished",
+        "succeeded",
+        "done",
+        "ended well",
+        unless="not (?:been )?(?:complete|finish|done)|before|until|when|once|has not|to be",
+    ),
+    Pattern(
+        r"\bexit(?:ed)?(?: with)?(?: (?:code|status))?\W{1,3}0\b(?!:)|\bexitcode\W{1,4}0\b|exit(?:s|ed) successfully|finished successfully|completed successfully|Successfully (?:finished|completed|ran|saved)",
+        "exit",
+        "successfully",
+    ),
+    Pattern(r"(?:\||\s|=|^)COMPLETED(?:\||\s+0:0|\s+Reason=|\s*$)", "completed"),
+)

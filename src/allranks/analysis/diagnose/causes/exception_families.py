@@ -1,0 +1,188 @@
+"""Remedies for exceptions of the program, by family: what such an exception means, what to change, and what to test.
+
+A family is one `ExceptionFamily`. The first whose pattern matches ``Type: message`` applies.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+
+
+class ExceptionFamily:
+    """Exceptions with one kind of remedy."""
+
+    def __init__(self, title: str, pattern: str, means: str, fix: str, next_test: str) -> None:
+        self.title, self.pattern, self.means, self.fix, self.next_test = title, pattern, means, fix, next_test
+
+    @cached_property
+    def _compiled(self) -> re.Pattern[str]:
+        return re.compile(self.pattern, re.IGNORECASE)
+
+    def matches(self, text: str) -> bool:
+        """Return whether ``Type: message`` belongs to the family."""
+        return self._compiled.search(text) is not None
+
+
+FAMILIES: tuple[ExceptionFamily, ...] = (
+    ExceptionFamily(
+        "too many open files",
+        r"too many open files|\bEMFILE\b|\bENFILE\b|\[Errno 2[34]\]|received 0 items of ancdata",
+        "The process reached its limit of open file descriptors (sockets of the ranks, data workers, shards).",
+        "Raise the limit where the job starts (ulimit -n 65536), use fewer data workers, or torch.multiprocessing.set_sharing_strategy('file_system').",
+        "inside the step: ulimit -n; ls /proc/<pid>/fd | wc -l while it runs",
+    ),
+    ExceptionFamily(
+        "a checkpoint does not fit the model",
+        r"size mismatch for|Error\(s\) in loading state_dict|(missing|unexpected) key\(s\)|Missing key in checkpoint"
+        r"|shape mismatch.{0,40}(checkpoint|param|weight)|checkpoint.{0,80}(shape|size|world.?size|mismatch"
+        r"|parallel)|loaded state dict|mismatched_sizes|Unexpected key\(s\)",
+        "Names or shapes in the checkpoint differ from those of the model that was built: another configuration, vocabulary, "
+        "adapter rank, library version or number of shards.",
+        "Build the model from the configuration that is saved with the checkpoint; resize embeddings as in the training "
+        "run; convert sharded checkpoints before loading them on another number of ranks.",
+        "compare the keys and shapes of both: {k: v.shape for k, v in torch.load(path, map_location='meta').items()} and model.state_dict()",
+    ),
+    ExceptionFamily(
+        "a checkpoint cannot be read",
+        r"Weights only load failed|invalid header or archive is corrupted|failed finding central directory"
+        r"|PytorchStreamReader|UnpicklingError|HeaderTooLarge|MetadataIncompleteBuffer|safetensors.{0,60}(error"
+        r"|invalid|corrupt|rust)|incomplete metadata",
+        "The file is truncated or damaged, is a Git LFS pointer, holds objects that torch does not load by default, or was written by another version.",
+        "Check size and hash against the source, download or copy it again; for trusted files with Python objects pass weights_only=False.",
+        "ls -l and sha256sum of the file on each node; head -c 200 of it shows an LFS pointer",
+    ),
+    ExceptionFamily(
+        "the GPU or the build does not support an operation",
+        r"no kernel image is available|hipErrorNoBinaryForGpu|compute capability|CUDA capability|sm_\d+|only supports? (Ampere"
+        r"|Hopper|A100|H100)|bfloat16.{0,60}(not supported|support)|bf16.{0,40}(not|require|support)|fp8.{0,60}(not"
+        r"|require|support)|not implemented for '|FlashAttention.{0,60}(only|support|require)|device kernel image is invalid"
+        r"|PTX.{0,40}(unsupported|toolchain)",
+        "This build, kernel or data type does not run on this GPU generation or device.",
+        "Install a build for this architecture (TORCH_CUDA_ARCH_LIST when compiling), or choose another data type or "
+        "attention implementation (fp16, sdpa).",
+        "python -c 'import torch; print(torch.cuda.get_device_capability(), torch.cuda.get_arch_list())' on that node",
+    ),
+    ExceptionFamily(
+        "tensors differ in dtype or device",
+        r"same device|on the same device|found at least two devices|dtype|scalar type|expected .{0,40}(Half"
+        r"|Float|BFloat16|Long|Int|Double)\b|Input type .{0,80}weight type",
+        "An operation got tensors on two devices or of two data types.",
+        "Move or cast at the line in the traceback (.to(device), .to(dtype)); create tensors on the device of an input; use one dtype or autocast.",
+        "print .device and .dtype of each argument at that line",
+    ),
+    ExceptionFamily(
+        "tensor shapes do not fit",
+        r"shapes? .{0,60}(mismatch|cannot be multiplied|not (aligned|match)|invalid for input)|size of tensor a"
+        r"|must match the (existing )?size|Dimension (out of range|specified)|Sizes of tensors must match|shape '.*' is invalid"
+        r"|cannot reshape|Expected .{0,40}(dim|channels|shape|size)|index out of (range|bounds)|out of bounds"
+        r"|Target \d+ is out|view size is not compatible|not divisible|divisible by|too many indices|stack expects each tensor",
+        "Sizes differ from what the operation needs: sequence length, head or vocabulary size, or a batch that the number of ranks does not divide.",
+        "Print the shapes at the last own frame of the traceback; pad or drop the last batch, and check sizes against the number of ranks.",
+        "the same batch on one rank: if it fails too, it is the data or the model, not the distribution",
+    ),
+    ExceptionFamily(
+        "a value is not finite",
+        r"\b(nan|inf|non-?finite|not finite|overflow)\b.{0,60}(loss|grad|norm|value|found|detected|scale|probab"
+        r"|logit)?|(loss|grad\w*|norm|value|scale|probability tensor).{0,60}\b(nan|inf|infinite|non-?finite)\b"
+        r"|FloatingPointError|minimum loss scale|Current loss scale already at minimum",
+        "The loss, a gradient or a probability became NaN or infinite, and the program stops on it.",
+        "Go back to a checkpoint before that step; lower the learning rate, clip gradients, use bfloat16 instead of "
+        "float16, and check the data of that step.",
+        "run the steps before it again with torch.autograd.set_detect_anomaly(True), and print the loss of each rank",
+    ),
+    ExceptionFamily(
+        "an extension or a kernel could not be built",
+        r"Error (building|compiling)|Failed to (build|compile)|ninja|nvcc|hipcc|\bgcc\b|\bg\+\+|CUDA_HOME|CalledProcessError.{0,120}(ninja"
+        r"|nvcc|gcc|cmake|make)|CppCompileError|Unsupported (gcc|compiler|gpu arch)|CompilationError|InductorError"
+        r"|BackendCompilerFailed|CompilerError|PTXAS|triton.{0,40}(compil|error)|lower(ing)? (error|exception)"
+        r"|LoweringException",
+        "A C++/CUDA extension or a generated kernel did not compile: no compiler or headers in this environment, versions "
+        "that do not fit, or two ranks that build in one folder.",
+        "Load a compiler and the CUDA toolkit of torch's version (torch.version.cuda), build once before the run, set "
+        "TORCH_EXTENSIONS_DIR or TRITON_CACHE_DIR to a local folder; or disable the fused kernel or torch.compile.",
+        "inside the step: which gcc nvcc ninja; nvcc --version; python -c 'import torch; print(torch.version.cuda)'",
+    ),
+    ExceptionFamily(
+        "versions of libraries do not fit",
+        r"unexpected keyword argument|got multiple values for|takes \d+ positional|missing \d+ required (positional"
+        r"|keyword)|has no attribute|cannot import name|undefined symbol|requires .{0,40}(version|>=|<=|==)"
+        r"|version.{0,40}(mismatch|required|not support|incompatible|conflict)|VersionConflict|ABI|deprecated"
+        r"|removed in|is not available in this version|was not found.{0,20}version|circular import",
+        "The code calls a name or an argument that this version of a library does not have, or binary interfaces differ.",
+        "Install the versions that the program was written for (its lock or requirements file), the same on every node.",
+        "pip list on each node, compared with the requirements; python -c 'import <library>; print(<library>.__version__, <library>.__file__)'",
+    ),
+    ExceptionFamily(
+        "autograd cannot compute this gradient",
+        r"does not require grad|modified by an inplace operation|backward through the graph a second time|element 0 of tensors"
+        r"|leaf [Vv]ariable|grad can be implicitly created|one of the differentiated|different (number|metadata).{0,60}recomput"
+        r"|CheckpointError|saved tensors?.{0,60}(recomput|checkpoint)",
+        "The graph has no gradient to compute (all parameters are frozen, inputs do not require it), or a tensor was changed after it was used.",
+        "Enable gradients where the graph begins (model.enable_input_require_grads() with LoRA and checkpointing, use_reentrant=False), "
+        "and avoid in-place operations on saved tensors.",
+        "torch.autograd.set_detect_anomaly(True) for one step; count the parameters with requires_grad",
+    ),
+    ExceptionFamily(
+        "a parallel layout does not fit the number of ranks",
+        r"(world.?size|ranks?|tensor.{0,10}parallel|pipeline.{0,10}parallel|\btp\b|\bpp\b|\bdp\b|\bcp\b|expert).{0,80}(divisib"
+        r"|must|equal|mismatch|not match|greater|less|does not|invalid|exceed)|mesh.{0,40}(size|shape|dim)"
+        r"|not enough (ranks|gpus|devices)",
+        "The product of the parallel sizes, or a size of the model, does not fit the number of ranks.",
+        "Choose data, tensor and pipeline sizes whose product is the number of ranks, and that divide heads, layers and batch.",
+        "allranks plan SPEC shows the layout; print WORLD_SIZE at the start of the program",
+    ),
+    ExceptionFamily(
+        "a file or folder is not there",
+        r"FileNotFoundError|\[Errno 2\]|No such file|does not exist|NotADirectoryError|IsADirectoryError|\[Errno 2[01]\]",
+        "A path does not exist where this rank runs.",
+        "Check the path on that node: a shared file system that is not mounted, a relative path with another working "
+        "directory, or a file that another rank has not written yet.",
+        "srun --ntasks-per-node=1 ls -ld <path> on all nodes of the job",
+    ),
+    ExceptionFamily(
+        "an operation of the system was refused",
+        r"OSError|IOError|BlockingIOError|\[Errno \d+\]|InterruptedError|ChildProcessError|ProcessLookupError",
+        "The operating system refused an operation; the number after Errno says which rule.",
+        "Look the number up (python -c 'import errno; print(errno.errorcode[N])'); check limits, permissions and the "
+        "state of that file system or device on that node.",
+        "the same operation by hand on that node, inside a step of the job",
+    ),
+    ExceptionFamily(
+        "a service or a connection did not answer",
+        r"Timeout|timed out|ConnectionError|HTTPError|SSLError|URLError|ConnectTimeout|BrokenPipe|gRPC|grpc|RpcError|wandb|CommError|UsageError",
+        "A request to another service or process was not answered in time or was refused.",
+        "Check that the service runs and is reachable from that node; run without it (offline mode of the tracker) to decide whether it matters.",
+        "curl or nc to the address in the message, inside a step on that node",
+    ),
+    ExceptionFamily(
+        "a configuration or an argument is not valid",
+        r"ValidationError|Config\w*(Error|Exception)|MissingMandatory|unrecognized arguments|invalid (choice"
+        r"|argument|literal|value)|ArgumentError|YAMLError|ScannerError|JSONDecodeError|HydraException|InterpolationKeyError"
+        r"|TOMLDecode|HFValidationError|Unknown (option|argument|key|model|strategy)|not a valid|must be (one of"
+        r"|set|specified|provided|an?|in|positive|greater|either)|should be|is not supported|not supported"
+        r"|cannot be (None|used|combined)|is required",
+        "A setting of the program is missing, misspelt, or contradicts another.",
+        "Correct the setting that the message names, in the file or on the command line of this run.",
+        "print the configuration after it was read, on rank 0, before anything is built",
+    ),
+    ExceptionFamily(
+        "a key or a name is missing",
+        r"^(KeyError|NameError|UnboundLocalError|AttributeError|IndexError)\b|NoneType",
+        "The program reads a name, key or index that is not there: another data format, an optional value that is None, or a typing error.",
+        "Look at the last own frame of the traceback and print the object there; check the columns of the data and the keys of the configuration.",
+        "the same code on one rank and one sample",
+    ),
+    ExceptionFamily(
+        "an assertion of the program failed",
+        r"^AssertionError",
+        "A condition that the program checks does not hold.",
+        "Read the assertion at the last frame of the traceback, and print the values that it compares.",
+        "the same configuration on one rank; then on two",
+    ),
+)
+
+
+def family_of(text: str) -> ExceptionFamily | None:
+    """Return the family of ``Type: message``, or None."""
+    return next((family for family in FAMILIES if family.matches(text)), None)

@@ -1,0 +1,409 @@
+"""Rules for the flow of variables: where a value is set, which shell expands it, and which program gets it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.analysis.lint.command_options import SHELLS
+from allranks.analysis.lint.job import JobDescription, LauncherCall
+from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, VariableUse, Violation
+from allranks.utils.text import nearest_name
+
+EARLY_WHY = "The batch shell expands it before srun starts, where it is 0; every task on every node gets 0."
+EARLY_CURE = "let the task's own shell expand it: srun bash -c '... $SLURM_NODEID ...' in single quotes, or \\$SLURM_NODEID in double quotes"
+EMPTY_WHY = "The batch shell expands it before srun starts, where it is not set; every task gets an empty value."
+EXPORT_WHY = (
+    "A program, and a shell started by srun or bash -c, only has the exported variables; others are empty there."
+)
+UNSET_WHY = "An empty value is used: the option gets no value or takes the next word, or the program uses its default."
+UNSET_CURE = "set the variable before, or give a default: ${NAME:-value}"
+OPTION_WHY = "Slurm sets this variable only if the job requests the option; otherwise it is empty."
+ARRAY_WHY = "The list of nodes is one word with line breaks, so element 0 is the whole list, not the first node."
+ARRAY_CURE = 'nodes=( $(scontrol show hostnames "$SLURM_JOB_NODELIST") ) without quotes around $(...); or head -n 1'
+OCTAL_WHY = "Bash takes a number that begins with 0 as octal: for a job id that ends in 0089 the script stops with 'value too great for base'."
+
+# What only a task, or only a launcher, sets.
+TASK_NAMES = {"SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS"}
+LAUNCHER_NAMES = {
+    "LOCAL_RANK", "RANK", "GROUP_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_LOCAL_RANK", "PMIX_RANK",
+    "MPI_LOCALRANKID",
+}  # fmt: skip
+HARMLESS = {"echo", "printf", "[", "[[", "test", "for", "date", "mkdir", "logger", "?", "cd", "touch", "tee", ":"}
+INHERITED = {
+    "PATH", "HOME", "USER", "SHELL", "PWD", "LANG", "TERM", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "HOSTNAME", "LOGNAME", "OLDPWD",
+    "RANDOM", "SECONDS", "LINENO", "BASH_SOURCE", "FUNCNAME", "IFS", "PPID", "UID", "EUID", "HOSTTYPE", "SCRATCH", "WORK", "PROJECT",
+    "CONDA_PREFIX", "VIRTUAL_ENV", "OPTARG", "OPTIND", "REPLY", "PIPESTATUS", "BASHPID", "BASH_VERSION", "OSTYPE", "EPOCHSECONDS", "CPATH",
+    "LIBRARY_PATH", "MANPATH", "CUDA_HOME", "HF_HOME", "HF_TOKEN", "WANDB_API_KEY", "GROUP", "SHLVL", "MODULEPATH", "XDG_RUNTIME_DIR",
+}  # fmt: skip
+# https://slurm.schedmd.com/sbatch.html, output environment variables that are "only set if the option is specified"
+NEEDED_OPTIONS = {
+    "SLURM_CPUS_PER_TASK": ("cpus-per-task",),
+    "SLURM_NTASKS": ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"),
+    "SLURM_NPROCS": ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"),
+    "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",),
+    "SLURM_GPUS_PER_NODE": ("gpus-per-node",),
+    "SLURM_GPUS_PER_TASK": ("gpus-per-task",),
+    "SLURM_CPUS_PER_GPU": ("cpus-per-gpu",),
+    "SLURM_GPUS": ("gpus",),
+    "SLURM_ARRAY_TASK_ID": ("array",),
+    "SLURM_ARRAY_JOB_ID": ("array",),
+    "SLURM_MEM_PER_CPU": ("mem-per-cpu",),
+}
+# Only programs read these, so a value that is not exported has no effect.
+READ_BY_PROGRAMS = re.compile(
+    r"(?:NCCL|GLOO|TORCH|TORCH_NCCL|FI|UCX|RCCL)_\w+\Z|(?:MASTER_ADDR|MASTER_PORT|WORLD_SIZE|OMP_NUM_THREADS|MKL_NUM_THREADS|"
+    r"CUDA_VISIBLE_DEVICES|CUDA_LAUNCH_BLOCKING|HF_HOME|HF_HUB_OFFLINE|HF_DATASETS_CACHE|TRANSFORMERS_OFFLINE|WANDB_MODE|TOKENIZERS_PARALLELISM|"
+    r"PYTHONUNBUFFERED|PYTHONFAULTHANDLER|CUDA_DEVICE_MAX_CONNECTIONS|PYTORCH_CUDA_ALLOC_CONF)\Z"
+)
+RENDEZVOUS_OPTIONS = (
+    "master_addr", "master_port", "rdzv_endpoint", "rdzv_id", "nnodes", "nproc_per_node", "node_rank", "main_process_ip", "main_process_port",
+    "num_machines", "machine_rank", "num_processes",
+)  # fmt: skip
+GUARDS = (":", "-", "+", "?", "=")
+
+
+def under_srun(under: tuple[ProgramCall, ...]) -> bool:
+    return any(c.program == "srun" for c in under)
+
+
+def early(job: JobDescription) -> Iterator[Violation]:
+    """Report variables of a task that the batch shell expands."""
+    starts = any(c.program == "srun" and not c.in_substitution for c in job.calls)
+    if not (starts or (job.is_batch and job.multi_node and job.launches)):
+        return
+    if not (job.multi_node or any(la.kind == "python" for la in job.launches)):
+        return
+    ignored = _ignored_ranks(job)
+    for use in job.uses:
+        if under_srun(use.under) or use.in_function or use.program in HARMLESS or use.offset in ignored:
+            continue
+        if use.name in TASK_NAMES and (use.program != "=" or _matters(job, use)):
+            yield Violation(use.offset, f"${use.name} is expanded by the batch shell, where it is 0")
+        elif use.name in LAUNCHER_NAMES and use.program == "srun" and not _is_set(job, use.name):
+            text = f"${use.name} is expanded by the batch shell, where it is not set"
+            yield Violation(use.offset, text, why=EMPTY_WHY)
+
+
+def _ignored_ranks(job: JobDescription) -> set[int]:
+    """Return where the node ranks stand that torchrun ignores, because c10d assigns them."""
+    found: set[int] = set()
+    for launch in job.launches:
+        option = launch.option("node_rank", "machine_rank")
+        if option and (launch.value("rdzv_backend") or "").lower() in ("c10d", "etcd", "etcd-v2"):
+            index = launch.call.args.index(option.arg)
+            for arg in launch.call.args[index : index + 2]:
+                found.update(arg.source.at)
+    return found
+
+
+def _matters(job: JobDescription, use: VariableUse) -> bool:
+    """Return whether the variable that is assigned here reaches a program: exported, or used later by one."""
+    line = job.lines.place(use.offset)[0]
+    here = [
+        a for a in job.assignments if not a.under and job.lines.place(a.offset)[0] == line and a.offset < use.offset
+    ]
+    if not here:
+        return True
+    names = {here[-1].name}
+    if here[-1].exported or names & job.reading.exported:
+        return not any(a.name in names and under_srun(a.under) for a in job.assignments)
+    return any(u.name in names and u.program not in HARMLESS and u.offset > use.offset for u in job.uses)
+
+
+def _is_set(job: JobDescription, name: str) -> bool:
+    return job.has(name) or name in job.reading.named or name in job.reading.exported
+
+
+# ------------------------------------------------------------------------------------------ exports
+
+
+def _exports_all(job: JobDescription) -> bool:
+    return bool(re.search(r"\bset\s+-(?:\w*a\w*|o\s+allexport)\b", job.text))
+
+
+def not_exported(job: JobDescription) -> Iterator[Violation]:
+    """Report variables that a program or an inner shell needs, and that the script sets without exporting them."""
+    if _exports_all(job):
+        return
+    said: set[str] = set()
+    for use in [] if job.unknown_settings else job.uses:
+        shells = [c for c in use.under if c.program in SHELLS]
+        if not shells or use.name in said or use.operator or not _lost(job, use):
+            continue
+        said.add(use.name)
+        yield Violation(
+            use.offset,
+            f"${use.name} is set in the script but not exported: it is empty in this shell",
+            cure=f"export {use.name}",
+        )
+    if job.launches:
+        yield from _read_by_programs(job, said)
+
+
+def _read_by_programs(job: JobDescription, said: set[str]) -> Iterator[Violation]:
+    used = {u.name for u in job.uses}
+    env_init = any(la.kind == "python" for la in job.launches)
+    for item in job.set_values_at_top():
+        name = item.name
+        if name in said or name in used or name in job.reading.exported or not READ_BY_PROGRAMS.match(name):
+            continue
+        if name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") and not env_init:
+            continue  # other launchers set them for their ranks
+        if (
+            any(a.exported or a.under for a in job.assignments if a.name == name)
+            or item.offset > job.launches[-1].call.offset
+        ):
+            continue
+        said.add(name)
+        yield Violation(item.offset, f"{name} is set but not exported: no program gets it", cure=f"export {name}")
+
+
+def _lost(job: JobDescription, use: VariableUse) -> bool:
+    name = use.name
+    own = job.by_name.get(name, [])
+    outer = [a for a in own if not a.under and not a.in_substitution and a.offset < use.offset]
+    if not outer or len(outer) < len(own) or name in INHERITED or name in job.reading.exported:
+        return False
+    given = any(f"{name}=" in a.text for call in use.under if call.program not in SHELLS for a in call.args)
+    kept = any(a.exported or re.search(rf"\$\{{?{name}\b", a.value) for a in outer)
+    return not (given or name in job.reading.named or kept)
+
+
+# ------------------------------------------------------------------------------------- never set
+
+
+def unset(job: JobDescription) -> Iterator[Violation]:
+    """Report variables that are used and that nothing sets: before, in another shell, or at all."""
+    if job.kind != "script":
+        return
+    said: set[str] = set()
+    parts = (_slurm_options, _ranks, _other_shell, _set_later, _glued, _misspelled, _rendezvous)
+    for found in (part(job) for part in parts):
+        for name, hit in found:
+            if name not in said:
+                said.add(name)
+                yield hit
+
+
+def _plain_uses(job: JobDescription) -> Iterator[VariableUse]:
+    tested = {u.name for u in job.uses if u.program in ("[", "[[", "test") or u.operator.startswith(GUARDS)}
+    return (u for u in job.uses if u.name not in tested and not u.operator.startswith(GUARDS))
+
+
+def _slurm_options(job: JobDescription) -> Iterator[tuple[str, Violation]]:
+    if not job.requests_all or any(c.program == "sbatch" for c in job.calls):
+        return
+    guarded = {u.name for u in job.uses if u.operator.startswith(GUARDS) and not _ends_job(job, u)}
+    guarded |= {u.name for u in job.uses if u.program in ("[", "[[", "test") and not _ends_job(job, u)}
+    for use in job.uses:
+        options = NEEDED_OPTIONS.get(use.name)
+        if not options or use.program in ("echo", "printf") or use.name in guarded or use.operator.startswith(GUARDS):
+            continue
+        if job.has(use.name) or job.heading.keys() & set(options) or ("gpu" in options[0] and not job.requests_gpus):
+            continue
+        if use.under and use.name in ("SLURM_NTASKS", "SLURM_NPROCS"):
+            continue  # srun sets them for its tasks
+        given = any(f"--{o}" in a.text for c in use.under for a in c.args for o in options)
+        if not given:
+            text = f"${use.name} is empty: the job does not request --{options[0]}"
+            cure = f"#SBATCH --{options[0]}=<n>, or ${{{use.name}:-<n>}}"
+            yield use.name, Violation(use.offset, text, why=OPTION_WHY, cure=cure)
+
+
+def _ends_job(job: JobDescription, use: VariableUse) -> bool:
+    """Return whether the test for an empty variable ends the job, which then happens always."""
+    block = re.match(r"[^\n]*\n(?:(?!\s*(?:fi|else|elif)\b)[^\n]*\n){0,6}", job.text[use.offset :])
+    line = job.line_of(use.offset)
+    return bool(re.search(rf"-z\s+\"?\$\{{?{use.name}\b", line) and block and re.search(r"\bexit\b", block[0]))
+
+
+def _ranks(job: JobDescription) -> Iterator[tuple[str, Violation]]:
+    """Report ranks that the batch shell itself uses: only mpirun, srun or a launcher sets them, for their processes."""
+    if not job.is_batch or any(c.program in ("mpirun", "mpiexec", "sbatch") for c in job.calls):
+        return
+    for use in job.uses:
+        if (
+            use.name in LAUNCHER_NAMES
+            and not use.under
+            and not use.in_function
+            and not use.operator
+            and not _is_set(job, use.name)
+        ):
+            if use.program in ("[", "[["):
+                yield (
+                    use.name,
+                    Violation(
+                        use.offset,
+                        f"${use.name} is not set in the batch shell",
+                        why="Only the processes that mpirun, srun or a launcher starts have a rank.",
+                    ),
+                )
+
+
+def _other_shell(job: JobDescription) -> Iterator[tuple[str, Violation]]:
+    """Report values that are set in an inner shell only, and used outside of it."""
+    for use in _plain_uses(job):
+        own = job.by_name.get(use.name, [])
+        if (
+            not own
+            or use.under
+            or use.in_function
+            or use.name in INHERITED | job.reading.named
+            or use.program in ("echo", "printf")
+        ):
+            continue
+        if all(a.under and any(c.program in SHELLS for c in a.under) for a in own) and not job.unknown_settings:
+            text = f"${use.name} is expanded by the batch shell, and set only in the inner shell"
+            yield (
+                use.name,
+                Violation(
+                    use.offset, text, cure=f"\\${use.name} in double quotes, or single quotes around the inner script"
+                ),
+            )
+
+
+def _set_later(job: JobDescription) -> Iterator[tuple[str, Violation]]:
+    for use in _plain_uses(job):
+        own = job.by_name.get(use.name, [])
+        if not own or use.under or use.in_function or use.in_loop or use.name in INHERITED | job.reading.named:
+            continue
+        first = own[0]
+        if (
+            use.offset < first.offset
+            and not any(a.under or a.in_function or a.in_substitution for a in own)
+            and not job.unknown_settings
+        ):
+            same_line = job.lines.place(first.offset)[0] == job.lines.place(use.offset)[0]
+            inherited = re.search(rf"\$\{{?{use.name}\b", first.value)
+            if not same_line and not inherited and use.program not in HARMLESS and not use.name.startswith("SLURM_"):
+                text = f"${use.name} is used before it is set, in line {job.lines.place(first.offset)[0]}"
+                yield use.name, Violation(use.offset, text)
+
+
+SHORTEST_NAME = 5
+MAX_COMPARED = 50_000  # pairs of names, each costs some microseconds
+LOWER_CASE = {"pwd", "home", "user", "hostname", "shell", "tmpdir"}
+
+
+def _glued(job: JobDescription) -> Iterator[tuple[str, Violation]]:
+    """Report names that take in the text after them, ``$SLURM_NODEID_x``, and names in the wrong case, ``${pwd}``."""
+    for use in _plain_uses(job):
+        if _is_set(job, use.name):
+            continue
+        shorter = use.name.rstrip("_")
+        known = shorter.startswith("SLURM_") or _is_set(job, shorter) or shorter in INHERITED
+        if shorter != use.name and known:
+            text = f"${use.name} is never set; ${{{shorter}}} followed by _ was probably meant"
+            yield use.name, Violation(use.offset, text, cure=f"${{{shorter}}}_")
+        elif use.name in LOWER_CASE:
+            text = f"${use.name} is never set; ${use.name.upper()} was probably meant"
+            yield use.name, Violation(use.offset, text, cure=f"${use.name.upper()}")
+
+
+def _misspelled(job: JobDescription) -> Iterator[tuple[str, Violation]]:
+    known = sorted(name for name in job.by_name if len(name) >= SHORTEST_NAME)
+    first = {use.name: use for use in reversed(list(_plain_uses(job)))}
+    for use in first.values() if len(known) * len(first) < MAX_COMPARED else ():
+        if (
+            len(use.name) < SHORTEST_NAME
+            or _is_set(job, use.name)
+            or use.name in INHERITED
+            or use.name.startswith(("SLURM_", "SBATCH_"))
+        ):
+            continue
+        near = nearest_name(use.name, known, 0.9)
+        if near and re.sub(r"\d", "", near) != re.sub(r"\d", "", use.name) and not _similar_by_design(near, use.name):
+            text = f"${use.name} is never set; {near} was probably meant"
+            yield use.name, Violation(use.offset, text, cure=f"${near}")
+
+
+def _similar_by_design(a: str, b: str) -> bool:
+    """Return whether the names differ by a word, such as TRAIN_DIR and TRAINS_DIR do not."""
+    return sorted(a.split("_")) == sorted(b.split("_")) or abs(a.count("_") - b.count("_")) > 1
+
+
+def _rendezvous(job: JobDescription) -> Iterator[tuple[str, Violation]]:
+    """Report a launcher's option whose variable nothing sets."""
+    if not job.is_batch or job.unknown_settings or job.heading.get("export"):
+        return
+    for launch in job.launches:
+        for option_name in RENDEZVOUS_OPTIONS:
+            option = launch.option(option_name)
+            for name in re.findall(r"\$\{?([A-Za-z_]\w*)\}?(?![\w:])", option.value or "") if option else []:
+                known = name.startswith(("SLURM_", "SBATCH_", "PALS_", "PBS_")) or name in INHERITED | LAUNCHER_NAMES
+                if (
+                    option
+                    and not known
+                    and not _is_set(job, name)
+                    and not launch.call.in_function
+                    and not _tested(job, name)
+                ):
+                    text = f"${name} of --{option_name} is never set in this script"
+                    yield name, Violation(_place(option.arg, launch, name), text, severity="note")
+
+
+def _tested(job: JobDescription, name: str) -> bool:
+    return any(u.name == name and (u.operator or u.program in ("[", "[[", "test")) for u in job.uses)
+
+
+def _place(arg: Argument, launch: LauncherCall, name: str) -> int:
+    args = launch.call.args
+    start = args.index(arg)
+    for candidate in args[start : start + 2]:
+        index = candidate.source.text.find(name)
+        if index >= 0:
+            return candidate.source.where(index)
+    return arg.offset
+
+
+# -------------------------------------------------------------------------------------- node lists
+
+
+def node_list(job: JobDescription) -> Iterator[Violation]:
+    """Report the whole list of nodes where the first node is meant."""
+    lists: dict[str, Assignment] = {}
+    for item in job.assignments:
+        if item.removed:
+            continue
+        whole = _is_whole_list(item, lists)
+        if whole and (item.items is None or (item.quoted_items and len(item.items) == 1)):
+            lists[item.name] = item
+        else:
+            lists.pop(item.name, None)
+    for name, item in lists.items():
+        if any(u.name == name and u.index == "[0]" for u in job.uses):
+            yield Violation(item.offset, f"${{{name}[0]}} is the whole list of nodes: {name} has one element")
+    for item in job.assignments:
+        addressed = re.search(r"MASTER_ADDR|(?:HEAD|MASTER)_(?:NODE|ADDR|IP|HOST)|RDZV_HOST", item.name, re.IGNORECASE)
+        if addressed and job.multi_node and not item.removed and item.items is None:
+            written = job.text[item.offset + len(item.name) : item.offset + 200].split("\n")[0]
+            name = re.match(r"=\"?\$\{?(\w+)\}?\"?\s*(?:[;#]|\Z)", written)
+            if re.match(r"=\"?\$\(\s*scontrol\s+show\s+hostnames?(?:\s+\"?\$\{?\w+\}?\"?)?\s*\)", written) or (
+                name and name[1] in lists
+            ):
+                yield Violation(item.offset, f"{item.name} is the whole list of nodes")
+
+
+def _is_whole_list(item: Assignment, lists: dict[str, Assignment]) -> bool:
+    value = item.value.strip()
+    if re.fullmatch(r"\$\(\s*scontrol\s+show\s+hostnames?\b[^|]*\)", value):
+        return True
+    source = re.fullmatch(r"\$\{?(\w+)\}?", value)
+    return bool(source and source[1] in lists)
+
+
+def octal(job: JobDescription) -> Iterator[Violation]:
+    """Report the last digits of a job id in arithmetic, which may begin with 0."""
+    for found in re.finditer(r"\$\(\(([^\n]*)", job.text):
+        inside = found[1]
+        cut = re.search(
+            r"\$\{SLURM_(?:ARRAY_)?JOB_?ID:\s*-\d+\}|\$\([^)]*SLURM_JOB_?ID[^)]*\|\s*(?:tail\s+-c|cut\s+-c)[^)]*\)",
+            inside,
+        )
+        if cut and "10#" not in inside[: cut.start()] and not job.in_comment(found.start()):
+            yield Violation(
+                found.start(),
+                "the last digits of the job id may begin with 0, and are then read as octal",
+                cure="$((10000 + 10#${SLURM_JOB_ID: -4}))",
+            )

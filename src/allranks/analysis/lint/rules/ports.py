@@ -1,0 +1,362 @@
+"""Rules for the port and the id of the rendezvous."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from allranks.analysis.lint.command_options import Option
+from allranks.analysis.lint.job import JobDescription, LauncherCall
+from allranks.analysis.lint.records import Argument, Assignment, Severity, Violation
+from allranks.analysis.lint.rules.dataflow import under_srun
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+
+PORT_WHY = (
+    "Two jobs on one node use the same port. With c10d the second job does not fail: it joins the store of the first one, and fails when "
+    "that job ends; with a static rendezvous it stops with 'Address already in use'."
+)
+PORT_CURE = "derive it from the job ID, below the ephemeral range: MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000)); on one node use torchrun --standalone"
+EPHEMERAL_WHY = "The kernel assigns ports of its ephemeral range (32768 to 60999) to outgoing connections, so such a port is often in use."
+PER_NODE_WHY = "Every node gets a different value, so the nodes never find each other."
+ID_WHY = "Jobs with the same id, address and port share one rendezvous: one of them is killed, or it uses nodes of the other."
+ID_CURE = "--rdzv_id=$SLURM_JOB_ID (with requeue: $SLURM_JOB_ID.$SLURM_RESTART_COUNT)"
+PORT_NAME = re.compile(r"(?:MASTER|RDZV|HEAD|MAIN|RENDEZVOUS)\w*PORT\Z|PORT\Z", re.IGNORECASE)
+DEFAULT_PORTS = ("29500", "29400")
+EPHEMERAL_START, EPHEMERAL_END = 32768, 60999
+SMALL_PART = 0.05
+"""Part of a range that may be in the ephemeral range without a report."""
+
+
+def backend(launch: LauncherCall) -> str:
+    return (launch.value("rdzv_backend") or "static").lower()
+
+
+def is_torchrun(launch: LauncherCall) -> bool:
+    return launch.kind in ("torchrun", "torch.distributed.launch")
+
+
+def _severity(job: JobDescription) -> Severity:
+    """Return how certain it is that another job can use the port: unknown is a note."""
+    return "warning" if job.shared_nodes or job.kind == "environment" else "note"
+
+
+def _standalone(job: JobDescription) -> bool:
+    """Return whether no launcher uses a port of the script: ``--standalone`` finds a free one itself."""
+    return bool(job.launches) and all("standalone" in la.options for la in job.launches)
+
+
+def port(job: JobDescription) -> Iterator[Violation]:
+    if job.whole_nodes:
+        return
+    seen: set[int] = set()
+    severity = _severity(job)
+    for item in [] if _standalone(job) else _first_assignments(job):
+        if (
+            item.removed
+            or not PORT_NAME.match(item.name)
+            or item.items
+            or not _is_rendezvous_port(job, item.name, item.value)
+        ):
+            continue
+        digits = re.fullmatch(r"(\d{2,5})|\$\{\w+:?[-=](\d{2,5})\}", item.value)
+        if digits and (job.kind == "script" or digits[1] in DEFAULT_PORTS):
+            seen.add(job.lines.place(item.offset)[0])
+            said = f"is always {digits[1]}" if digits[1] else f"is {digits[2]} unless it is set outside"
+            if not _is_ephemeral(int(digits[1] or digits[2])):
+                yield Violation(item.offset, f"{item.name} {said}", severity=severity)
+    for launch in job.launches:
+        for hit in _launch_port(job, launch):
+            line = job.lines.place(hit.offset)[0]
+            if line not in seen:
+                seen.add(line)
+                yield hit
+
+
+def _first_assignments(job: JobDescription) -> list[Assignment]:
+    """Return the assignments without those that copy a port to another variable, or export it."""
+    ports = [a for a in job.assignments if PORT_NAME.match(a.name)]
+    counts = Counter(a.value for a in ports)
+    return [a for a in ports if not (counts[a.value] > 1 and job.is_copy(a))]
+
+
+def _is_rendezvous_port(job: JobDescription, name: str, value: str) -> bool:
+    """Return whether the variable reaches a launcher: one called PORT may be that of another server."""
+    if job.kind == "script" and not any(a.exported or a.under for a in job.set_values(name)):
+        if name not in job.reading.exported and name not in job.used_names:
+            return False
+    return name.upper() != "PORT" or any(value in a.text for la in job.launches for a in la.call.args)
+
+
+def _launch_port(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
+    severity = _severity(job)
+    for name, pattern in (
+        ("master_port", r"\d+\Z"),
+        ("main_process_port", r"\d+\Z"),
+        ("rdzv_endpoint", r"(?<=:)\d+\Z"),
+    ):
+        option = launch.option(name)
+        found = re.search(pattern, option.value or "") if option else None
+        if option and found and found[0] != "0" and "standalone" not in launch.options:
+            where = _place(option.arg, launch, found[0])
+            if not _is_ephemeral(int(found[0][:6])):
+                yield Violation(where, f"the port of --{name} is always {found[0]}", severity=severity)
+    if launch.option("standalone", "master_port", "main_process_port", "rdzv_endpoint", "config_file") or job.has(
+        "PET_MASTER_PORT"
+    ):
+        return
+    if is_torchrun(launch) and job.multi_node and backend(launch) == "static" and launch.srun:
+        yield Violation(
+            launch.call.offset,
+            "no --master_port: torchrun uses 29500 (it does not read MASTER_PORT)",
+            severity=severity,
+        )
+    elif (
+        launch.kind in ("deepspeed", "accelerate", "torch.distributed.launch") and not launch.srun and job.shared_nodes
+    ):
+        several = launch.value("num_gpus", "num_processes", "nproc_per_node")
+        if several != "1" and not job.multi_node and not job.has("MASTER_PORT") and not launch.open_ended:
+            option = "main_process_port" if launch.kind == "accelerate" else "master_port"
+            yield Violation(
+                launch.call.offset, f"no --{option}: {launch.kind} uses 29500, as every other job on the node does"
+            )
+
+
+def _place(arg: Argument, launch: LauncherCall, digits: str) -> int:
+    """Return the position of the digits, perhaps in a variable's value further up."""
+    args = launch.call.args
+    start = args.index(arg)
+    for candidate in args[start : start + 2]:
+        index = candidate.source.text.rfind(digits)
+        if index >= 0:
+            return candidate.source.where(index)
+    return arg.offset
+
+
+# ------------------------------------------------------------------------------ the ephemeral range
+
+
+def _is_ephemeral(number: int) -> bool:
+    return EPHEMERAL_START <= number <= EPHEMERAL_END
+
+
+def ephemeral(job: JobDescription) -> Iterator[Violation]:
+    if _standalone(job):
+        return
+    for item in _first_assignments(job):
+        if (
+            item.removed
+            or item.items
+            or not PORT_NAME.match(item.name)
+            or not _is_rendezvous_port(job, item.name, item.value)
+        ):
+            continue
+        span = port_range(item.value)
+        if span is not None:
+            yield from _range_hits(job, f"{item.name} is", item.offset, span)
+    for launch in job.launches:
+        for name in ("master_port", "main_process_port", "rdzv_endpoint"):
+            option = launch.option(name)
+            number = (option.value or "").rpartition(":")[2] if option else ""
+            drawn = port_range(number) if option and "$" in number else None
+            if option and drawn and not any(_is_port_of(job, a, option) for a in job.assignments):
+                place = next(
+                    (p for a in _value_args(launch, option.arg) for p in _place_of(a, number)), option.arg.offset
+                )
+                yield from _range_hits(job, f"the port of --{name} is", place, drawn)
+            if option and number.isdecimal() and _is_ephemeral(int(number[:6])) and not job.whole_nodes:
+                where = _place(option.arg, launch, number)
+                if not any(a.offset <= where <= a.offset + 40 and PORT_NAME.match(a.name) for a in job.assignments):
+                    yield Violation(where, f"the port of --{name} is always {number}, in the ephemeral range")
+
+
+def _value_args(launch: LauncherCall, arg: Argument) -> list[Argument]:
+    index = launch.call.args.index(arg)
+    return list(launch.call.args[index : index + 2])
+
+
+def _place_of(arg: Argument, text: str) -> list[int]:
+    """Return where the last unresolved part of the word is written: in a variable's value further up, perhaps."""
+    index = arg.source.text.rfind(UNRESOLVED_OPEN)
+    return [arg.source.where(index)] if index >= 0 and text in arg.text else []
+
+
+def _is_port_of(job: JobDescription, item: Assignment, option: Option) -> bool:
+    return bool(PORT_NAME.match(item.name) and item.value and item.value in (option.value or ""))
+
+
+def _range_hits(job: JobDescription, what: str, offset: int, span: tuple[int, int]) -> Iterator[Violation]:
+    low, high = span
+    inside = min(high, EPHEMERAL_END) - max(low, EPHEMERAL_START) + 1
+    if low == high and _is_ephemeral(low) and not job.whole_nodes:
+        yield Violation(offset, f"{what} always {low}, in the ephemeral range")
+    elif high > 65535 and low > 1024:
+        yield Violation(
+            offset, f"{what} chosen from {low} to {high}, but the last port is 65535", why="A larger number is refused."
+        )
+    elif inside > SMALL_PART * (high - low + 1) and low < high and not job.whole_nodes:
+        yield Violation(offset, f"{what} chosen from {low} to {high}, in the ephemeral range")
+    elif low < 1024 and low < high:
+        yield Violation(
+            offset,
+            f"{what} perhaps below 1024, which only root may use",
+            why="Binding fails with 'Permission denied'.",
+        )
+
+
+_RANGES = (
+    re.compile(r"shuf\s.*?-i\s*(\d{1,5})-(\d{1,5})"),
+    re.compile(r"seq\s+(\d{1,5})\s+(\d{1,5})[^|]*\|\s*(?:shuf|sort\s+-R)"),
+    re.compile(r"rand(?:int|range)\(\s*(\d{1,5})\s*,\s*(\d{1,5})\s*\)"),
+    re.compile(r"seq\s+(\d{1,5})\s+(\d{1,5})\)?.*\bshuf\b"),
+)
+
+
+def port_range(value: str) -> tuple[int, int] | None:
+    """Return the smallest and the largest value that an expression can have; None if that is unknown."""
+    if re.search(r"\.bind\(|getsockname|free.?port", value, re.IGNORECASE):
+        return None
+    for pattern in _RANGES:
+        found = pattern.search(value)
+        if found:
+            return int(found[1]), int(found[2])
+    text = value.strip().strip("\"'")
+    if found := re.fullmatch(r"\$\(\((.*)\)\)|\$\[(.*)\]|\$\(\s*expr\s+(.*)\)", text, re.DOTALL):
+        return _Arithmetic(found[1] or found[2] or found[3]).value()
+    if found := re.fullmatch(r"(\d{1,4})\$\{SLURM_(?:ARRAY_)?JOB_?ID:\s*-(\d)\}", text):
+        return int(found[1] + "0" * int(found[2])), int(found[1] + "9" * int(found[2]))
+    if found := re.fullmatch(r"\d{2,5}|\$\{\w+:?[-=](\d{2,5})\}", text):
+        number = int(found[1] or found[0])
+        return number, number
+    return (0, 32767) if text == "$RANDOM" else None
+
+
+MAX_TOKENS = 60
+_UNBOUNDED = 10**12
+
+
+class _Arithmetic:
+    """Bounds of an arithmetic expression of numbers, RANDOM, and job ids or other unknown counts."""
+
+    TOKEN = re.compile(
+        r"\s*(?:10#(?=\$)|(10#)?(\d{1,9})|\$?\{?(RANDOM)\}?|(?P<cut>\$\{\w+:\s*-\d\}|\$\([^()]*(?:\([^()]*\)[^()]*)*\))|(?P<name>\$?\{?[A-Za-z_]\w*\}?)"
+        r"|(?P<op>\\?[-+*/%()]))"
+    )
+
+    def __init__(self, text: str) -> None:
+        self.tokens: list[str | tuple[int, int]] = []
+        i = 0
+        text = text.strip()
+        while i < len(text):
+            found = self.TOKEN.match(text, i)
+            if found is None or len(self.tokens) > MAX_TOKENS:
+                self.tokens = []
+                return
+            i = found.end()
+            self._add(found)
+        self.i = 0
+
+    def _add(self, found: re.Match[str]) -> None:
+        if found[2]:
+            self.tokens.append((int(found[2]), int(found[2])))
+        elif found[3]:
+            self.tokens.append((0, 32767))
+        elif found["cut"]:
+            digits = re.search(r":\s*-(\d)\}|tail\s+-c\s*(\d)|cut\s+-c\s*(\d)-(\d)", found["cut"])
+            count = int(digits[1] or digits[2] or 0) if digits else 0
+            if digits and digits[2] and not re.search(r"echo\s+-n|printf", found["cut"]):
+                count -= 1  # the line break is a character, too
+            count = int(digits[4]) - int(digits[3]) + 1 if digits and digits[4] else count
+            self.tokens.append((0, 10**count - 1 if count > 0 else _UNBOUNDED))
+        elif found["name"]:
+            self.tokens.append((0, _UNBOUNDED))
+        elif found["op"]:
+            self.tokens.append(found["op"].lstrip("\\"))
+
+    def value(self) -> tuple[int, int] | None:
+        """Return the bounds; None if the expression is not understood or has no upper bound."""
+        if not self.tokens:
+            return None
+        try:
+            found = self._sum()
+        except (IndexError, TypeError, ZeroDivisionError):
+            return None
+        return found if self.i == len(self.tokens) and found[1] < _UNBOUNDED // 2 else None
+
+    def _operator(self, *names: str) -> str | None:
+        token = self.tokens[self.i] if self.i < len(self.tokens) else None
+        if isinstance(token, str) and token in names:
+            self.i += 1
+            return token
+        return None
+
+    def _sum(self) -> tuple[int, int]:
+        low, high = self._product()
+        while operator := self._operator("+", "-"):
+            a, b = self._product()
+            low, high = (low + a, high + b) if operator == "+" else (low - b, high - a)
+        return low, high
+
+    def _product(self) -> tuple[int, int]:
+        low, high = self._atom()
+        while operator := self._operator("*", "/", "%"):
+            a, b = self._atom()
+            if operator == "%":
+                low, high = (low, high) if high < a else (0, b - 1)
+            elif operator == "*":
+                low, high = low * a, min(high * b, _UNBOUNDED)
+            else:
+                low, high = low // b, high // a
+        return low, high
+
+    def _atom(self) -> tuple[int, int]:
+        if self._operator("("):
+            found = self._sum()
+            if not self._operator(")"):
+                raise IndexError
+            return found
+        token = self.tokens[self.i]
+        if isinstance(token, str):
+            raise TypeError
+        self.i += 1
+        return token
+
+
+# ----------------------------------------------------------------------------------------- ids
+
+
+def port_per_node(job: JobDescription) -> Iterator[Violation]:
+    if not job.multi_node:
+        return
+    drawn = re.compile(r"RANDOM|shuf|\.bind\(|SLURM_(?:NODEID|PROCID|LOCALID)|free.?port", re.IGNORECASE)
+    for item in job.assignments:
+        if PORT_NAME.match(item.name) and under_srun(item.under) and drawn.search(item.value):
+            yield Violation(
+                item.offset,
+                f"{item.name} is chosen on every node separately",
+                cure="choose it once, in the batch script. " + PORT_CURE,
+            )
+    for use in job.uses:
+        if use.name == "RANDOM" and use.program in ("torchrun", "python") and under_srun(use.under):
+            yield Violation(use.offset, "$RANDOM differs on every node", cure=ID_CURE)
+
+
+def identity(job: JobDescription) -> Iterator[Violation]:
+    if job.whole_nodes:
+        return
+    for launch in job.launches:
+        if launch.kind != "torchrun" or backend(launch) != "c10d" or "standalone" in launch.options:
+            continue
+        endpoint = launch.value("rdzv_endpoint") or ""
+        if not endpoint and job.multi_node:
+            continue  # every node meets only itself
+        own_port = re.search(r":0\Z|:.*\$", endpoint) or (endpoint and not re.search(r":\d+\Z", endpoint))
+        severity: Severity = "note" if own_port else _severity(job)
+        option = launch.option("rdzv_id")
+        if option is None:
+            if not job.has("PET_RDZV_ID"):
+                yield Violation(
+                    launch.call.offset, "no --rdzv_id: the default id is 'none' for every job", severity=severity
+                )
+        elif option.value and "$" not in option.value:
+            yield Violation(option.arg.offset, f"the rendezvous id is always {option.value}", severity=severity)

@@ -1,0 +1,296 @@
+"""Rules for shell syntax that loses a value or a line, placeholders, and secrets in the text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
+from allranks.analysis.lint.records import Argument, Edit, ProgramCall, Violation
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+from allranks.utils.redaction import holds_secret, redact_arguments
+from allranks.utils.text import nearest_name
+
+BRACKET_WHY = (
+    "[ is a command, and ] is its last argument: without the blank it stops with 'missing ]', and the test is false."
+)
+BRACKET_CURE = "put a blank before ] and around = and =="
+LINE_WHY = "The command ends here. What follows runs as another command, and its options are lost."
+LINE_CURE = (
+    "end every line of the command but the last with a backslash that nothing follows; put comments above the command"
+)
+ASSIGN_WHY = "An assignment has no blanks: this runs a program of that name."
+QUOTE_WHY = "An unquoted variable is split at blanks, and its [ ] * are matched against files; if it is empty, the word is missing."
+QUOTE_CURE = 'quote it: "$NAME"'
+LITERAL_WHY = "Inside of double quotes single quotes are ordinary characters: the value begins and ends with one."
+LITERAL_CURE = '"${1:-value}" without the inner quotes'
+ARGUMENTS_WHY = '"$@" on a line of its own runs the first argument as a program.'
+ARGUMENTS_CURE = 'write the program before it: python train.py "$@"'
+MISTYPED_WHY = "The command is not found; without set -e the script goes on without it."
+UNTERMINATED_WHY = "The shell reads everything up to the next quote as text, and stops with a syntax error at the end."
+UNTERMINATED_CURE = "close it"
+CLEAR_TEXT_WHY = "Everybody who can read the file, its history or the job's command line has the token."
+CLEAR_TEXT_CURE = "revoke it; read the token from a file that only you can read: export HF_TOKEN=$(cat ~/.hf_token), or huggingface-cli login"
+PLACEHOLDER_WHY = "The file is a template; these parts are to be replaced before it runs."
+PLACEHOLDER_CURE = "replace them"
+
+
+def brackets(job: JobDescription) -> Iterator[Violation]:
+    for call in job.calls:
+        last = call.args[-1].text if call.args else ""
+        if call.program == "[" and last != "]":
+            glued = last.endswith("]") and len(last) > 1
+            text = "the blank before ] is missing" if glued else "[ without ]"
+            yield Violation(call.offset, text, fix=_blank_before_bracket(job, call) if glued else ())
+        elif re.match(r"(?:if|elif|while)\[|\[\[?(?:-[a-zA-Z]\Z|[$\"])", call.written) and call.program != "[":
+            yield Violation(call.offset, "the blank after [ is missing")
+        elif call.program == "[" and len(call.args) == 2 and re.search(r"[^=!]==?[^=]", call.args[0].text):
+            yield Violation(call.offset, "the test is always true: blanks around = are missing", severity="warning")
+        elif (
+            call.args
+            and call.args[0].text == "="
+            and re.fullmatch(r"[A-Za-z_]\w*", call.written)
+            and not call.args[0].quoted
+        ):
+            yield Violation(
+                call.offset,
+                f"{call.written} = ... is a command, not an assignment",
+                why=ASSIGN_WHY,
+                cure=f"{call.written}=value",
+            )
+
+
+def _blank_before_bracket(job: JobDescription, call: ProgramCall) -> tuple[Edit, ...]:
+    last = call.args[-1]
+    end = job.text.find("\n", last.offset)
+    word = re.match(r"[^\s;&|]*?\](?=[\s;&|]|\Z)", job.text[last.offset : end if end >= 0 else None])
+    if word is None or word[0].count("]") != 1:
+        return ()
+    place = last.offset + word.end() - 1
+    return (Edit(place, place, " "),)
+
+
+def literal_quotes(job: JobDescription) -> Iterator[Violation]:
+    """Report quotes that become part of a value: single quotes of a default inside of double quotes."""
+    for found in re.finditer(r"\"[^\"\n]*?(\$\{\w+:?[-=]'[^'\n\"]*'\})", job.text):
+        if not job.in_comment(found.start(1)):
+            yield Violation(found.start(1), f"the quotes of {found[1]} become part of the value")
+
+
+def runs_arguments(job: JobDescription) -> Iterator[Violation]:
+    """Report a command line that is only the script's arguments, if these are values that the script reads by number."""
+    numbered = any(u.name in ("1", "2") for u in job.uses) or re.search(r"=\"?\$\{?1\b", job.text)
+    if not numbered or any(c.program in ("shift", "getopts") for c in job.calls):
+        return
+    for call in job.calls:
+        if (
+            call.written in ("$@", "$*", "${@}")
+            and not call.under
+            and not call.in_function
+            and not call.in_substitution
+        ):
+            yield Violation(call.offset, "the first argument runs as a command, but the script reads it as a value")
+            return
+
+
+COMMANDS = (
+    "source", "module", "export", "srun", "sbatch", "conda", "mamba", "python", "python3", "torchrun", "accelerate", "deepspeed", "mkdir",
+    "echo", "singularity", "apptainer", "scontrol", "mpirun", "nvidia-smi", "unset", "sleep", "ulimit", "hostname",
+)  # fmt: skip
+LONG_NAME = 6
+KNOWN_SIMILAR = {
+    "pythonw",
+    "python2",
+    "pip",
+    "sources",
+    "modules",
+    "mods",
+    "eco",
+    "slurm",
+    "mpiexec",
+    "ssource",
+    "trun",
+    "runs",
+    "run",
+    "strun",
+}
+
+
+def mistyped(job: JobDescription) -> Iterator[Violation]:
+    """Report commands whose name is nearly that of a usual one."""
+    near_names: dict[str, str | None] = {}
+    defined = set(re.findall(r"(?m)^\s*(?:function\s+)?([\w-]+)\s*\(\)", job.text)) | set(
+        re.findall(r"\balias\s+([\w-]+)=", job.text)
+    )
+    for call in job.calls:
+        name = call.written
+        if (
+            not re.fullmatch(r"[a-z][a-z-]{3,}", name)
+            or name in COMMANDS
+            or name in defined | KNOWN_SIMILAR
+            or call.in_substitution
+        ):
+            continue
+        if name not in near_names:
+            near_names[name] = nearest_name(name, COMMANDS, 0.83)
+        near = near_names[name]
+        if near and (sorted(near) == sorted(name) or len(near) > LONG_NAME):
+            yield Violation(call.offset, f"{name}: there is no such command; {near} was probably meant", cure=near)
+
+
+def unterminated(job: JobDescription) -> Iterator[Violation]:
+    """Report where a quote or a here-document is not closed: the shell refuses the script, or reads it differently."""
+    for offset, what in job.reading.trouble:
+        start = offset
+        if what.startswith('the closing "'):
+            start = _first_open_quote(job, offset)
+        yield Violation(start, what)
+
+
+def _first_open_quote(job: JobDescription, last: int) -> int:
+    """Return the quote that is probably not closed: its text goes on to a later line, up to the quote that opens another value."""
+    places = [m.start() for m in re.finditer(r'(?<!\\)"', job.text[: last + 1]) if not job.in_comment(m.start())]
+    for start, end in zip(places[::2], places[1::2], strict=False):
+        inside = job.text[start + 1 : end]
+        if "\n" in inside and re.search(r"\n.*\w=\Z", inside):
+            return start
+    return last
+
+
+def continued(job: JobDescription) -> Iterator[Violation]:
+    """Report commands that end earlier than their writer meant: after a comment or a blank behind the backslash."""
+    reported: set[int] = set()
+    for comment in job.reading.comments:
+        line, column = job.lines.place(comment.offset)
+        if line == 1 or job.lines.line(line)[: column - 1].strip():
+            continue
+        above = job.lines.line(line - 1)
+        if not above.endswith("\\") or above.lstrip().startswith("#"):
+            continue
+        after = _next_line(job, line)
+        if after and re.match(r"\s*-{1,2}[A-Za-z]|\s+\S", job.lines.line(after)) and _continues(job, line):
+            reported.add(after)
+            yield Violation(comment.offset, f"the comment ends the command: line {after} is not part of it")
+    for call in job.calls:
+        for arg in call.args:
+            place = arg.source.where(0)
+            if arg.text.strip() or not arg.text or job.text[place - 1 : place] != "\\":
+                continue
+            line = job.lines.place(place)[0]
+            if not job.lines.line(line)[job.lines.place(place)[1] - 1 :].split("#")[0].strip():
+                reported.add(line + 1)
+                yield Violation(
+                    place - 1, "a blank follows the backslash, so the command ends here", fix=_strip(job, line, place)
+                )
+    for call in job.calls:
+        line, column = job.lines.place(call.offset)
+        if job.lines.line(line)[: column - 1].strip():
+            continue  # command -v, exec -a
+        if (
+            not call.under
+            and re.match(r"--?[A-Za-z][\w-]*", call.written)
+            and line not in reported
+            and not call.in_substitution
+        ):
+            yield Violation(
+                call.offset,
+                f"{call.written.split('=')[0]} runs as a command: the line above does not end with a backslash",
+            )
+
+
+def _next_line(job: JobDescription, line: int) -> int | None:
+    total = job.text.count("\n") + 1
+    number = line + 1
+    while number <= total and job.lines.line(number).lstrip().startswith("#"):
+        number += 1
+    return number if number <= total and job.lines.line(number).strip() else None
+
+
+def _continues(job: JobDescription, line: int) -> bool:
+    """Return whether the command above has no complete program yet, or options follow: else the comment is its end."""
+    after = _next_line(job, line)
+    text = job.lines.line(after).strip() if after else ""
+    return (
+        text.startswith("-")
+        or job.lines.line(line).endswith("\\")
+        or bool(re.match(r"\S+\.py\b|\$\{?\w+\}?\s*\\?$", text))
+    )
+
+
+def _strip(job: JobDescription, line: int, place: int) -> tuple[Edit, ...]:
+    column = job.lines.place(place)[1]
+    rest = job.lines.line(line)[column - 1 :]
+    return () if rest.strip() else (Edit(place, place + len(rest), ""),)
+
+
+def unquoted(job: JobDescription) -> Iterator[Violation]:
+    for call in job.calls:
+        for before, arg in zip((None, *call.args), call.args, strict=False):
+            if not _is_bare_variable(arg):
+                continue
+            name = _name_at(job, arg)
+            if name is None:
+                continue
+            start = job.text.rindex("$", 0, arg.offset + 1)
+            fix = (Edit(start, start + len(name), f'"{name}"'),)
+            if call.program == "[" and before is not None and before.text == "-n" and len(call.args) == 3:
+                yield Violation(
+                    arg.offset, f"[ -n {name} ] is true if the variable is empty", severity="warning", fix=fix
+                )
+            elif call.program == "scontrol" and "NODELIST" in name:
+                yield Violation(arg.offset, f"{name} is not quoted", fix=fix)
+
+
+def _is_bare_variable(arg: Argument) -> bool:
+    return not arg.quoted and arg.source.text.startswith(UNRESOLVED_OPEN)
+
+
+def _name_at(job: JobDescription, arg: Argument) -> str | None:
+    start = job.text.rfind("$", max(0, arg.offset - 2), arg.offset + 1)  # the word's offset is that of the name
+    found = (
+        re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\})(?=[\s;)|]|\Z)").match(job.text, start) if start > 0 else None
+    )
+    return found[0] if found and job.text[start - 1].isspace() else None
+
+
+# ------------------------------------------------------------------------------- secrets, placeholders
+
+
+def placeholder(job: JobDescription) -> Iterator[Violation]:
+    """Report all placeholders once, at the first one."""
+    if job.placeholders:
+        lines: dict[str, int] = {}
+        for offset, text in job.placeholders:
+            lines.setdefault(text, job.lines.place(offset)[0])
+        shown = ", ".join(f"{text} (line {line})" for text, line in list(lines.items())[:6])
+        more = f" and {len(lines) - 6} more" if len(lines) > 6 else ""
+        yield Violation(job.placeholders[0][0], f"to be filled in: {shown}{more}")
+
+
+def secret(job: JobDescription) -> Iterator[Violation]:
+    for item in job.assignments:
+        value = item.value
+        if item.removed or "$" in value or len(value) < 8 or _is_no_secret(value):
+            continue
+        if holds_secret(item.name, value):
+            yield Violation(item.offset, f"{item.name} contains a token in clear text")
+    for call in job.calls:
+        if call.program in ("echo", "printf", "srun", "bash", "env"):
+            continue
+        words = [a.text for a in call.args]
+        for arg, word, shown in zip(call.args, words, redact_arguments(words), strict=True):
+            login = call.program in ("wandb", "huggingface-cli", "hf") and re.fullmatch(
+                r"[0-9a-f]{40}|hf_\w{20,}", word
+            )
+            if (login or word != shown) and "$" not in word and not _is_no_secret(word):
+                yield Violation(arg.offset, f"the arguments of {call.program} contain a token in clear text")
+                break
+
+
+def _is_no_secret(value: str) -> bool:
+    text = value.partition("=")[2] or value
+    return bool(
+        PLACEHOLDER.search(text)
+        or re.search(r"(?i)your|xxx|\*\*\*|token|secret|example|changeme|dummy|\.\.\.|<|/", text)
+        or len(set(text.lower())) < 6
+    )
