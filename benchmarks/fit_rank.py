@@ -42,7 +42,7 @@ from allranks.train.models.build import load_model
 from allranks.train.models.losses import LossModel
 from allranks.train.optimizer import adamw
 from allranks.train.setup import set_precision, set_up_strategy, stored_dtype
-from allranks.train.step_metrics import LoopPlan, StopRequest
+from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies.base import Strategy
 from allranks.utils.machine import machine_facts
 
@@ -128,7 +128,7 @@ class Rank:
         plan = LoopPlan(0, steps, self._spec.train, 1, 1, lambda done: False, lambda done, stop: None)
         events = EventLog(self._folder / f"events{self._world.rank}.jsonl", self._world.rank)
         engine = engine_of(self._plan.strategy)
-        engine(self._world, strategy, self._order, self._tokens, self._batch, plan, events, StopRequest()).run()
+        engine(self._world, strategy, TrainingRows(self._order, self._tokens, self._batch), plan, events).run()
         events.close()
 
 

@@ -38,7 +38,7 @@ from allranks.train.loop import StepWatcher
 from allranks.train.models.adapters import add_adapter
 from allranks.train.models.losses import LossModel
 from allranks.train.optimizer import adamw
-from allranks.train.step_metrics import LoopPlan, StopRequest
+from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies.base import Strategy
 from allranks.utils.machine import MachineFacts
 
@@ -78,9 +78,8 @@ class Runner:
         """Train on; tokens per second and rank. Every rank calls."""
         plan = LoopPlan(self.done, self.done + steps, TRAIN, 1, 1, lambda done: False, lambda done, stop: None)
         events = EventLog(self.log, self.world.rank)
-        stop = StopRequest()
-        make = engine_of(self.name)
-        loop = make(self.world, self.strategy, self._order, self._tokens, self._make, plan, events, stop, watcher)
+        rows = TrainingRows(self._order, self._tokens, self._make)
+        loop = engine_of(self.name)(self.world, self.strategy, rows, plan, events, watcher)
         dist.barrier(group=self.world.control)
         self.tokens, began = 0, time.perf_counter()
         loop.run()

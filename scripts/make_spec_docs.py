@@ -53,6 +53,8 @@ def unwrap(annotation: typing.Any) -> tuple[str, str, type[Record] | None]:
         inner, *metas = typing.get_args(annotation)
         name, below, record = unwrap(inner)
         notes = [m.description for m in metas if isinstance(m, msgspec.Meta) and m.description]
+        words = [w for m in metas if isinstance(m, msgspec.Meta) for w in (m.extra_json_schema or {}).get("enum", [])]
+        name = " or ".join(f"`{word}`" for word in words) or name
         return name, notes[0] if notes else below, record
     if isinstance(annotation, type) and issubclass(annotation, Record):
         return "section", (annotation.__doc__ or "").strip().splitlines()[0], annotation

@@ -37,7 +37,15 @@ class ProofFailed(RunFailed):
 
 
 class NonFiniteLoss(RunFailed):
-    """A loss or a gradient was NaN or infinite."""
+    """A loss or a gradient was NaN or infinite.
+
+    Args:
+        step: the step, counted from 0; the weights are those before it.
+    """
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
+        self.step = step
 
 
 class CheckpointError(RunFailed):

@@ -20,6 +20,7 @@ from allranks.spec import parse_spec
 from allranks.spec.records import AdapterSpec, CheckpointSpec, ModelSpec, TrainSpec
 from allranks.train import strategies
 from allranks.train.checkpoint import PublishedFiles, Saver
+from allranks.train.checkpoint.saver import CheckpointContent
 from allranks.train.data.batches import Batch, collate
 from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.sampler import SampleOrder
@@ -32,7 +33,7 @@ from allranks.train.models.build import load_model
 from allranks.train.models.losses import LossModel
 from allranks.train.models.moe import routers_of
 from allranks.train.optimizer import adamw
-from allranks.train.step_metrics import LoopPlan, StopRequest
+from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies import shards
 from allranks.utils.machine import MachineFacts
 from tests.dist import plants
@@ -226,7 +227,7 @@ def train_with(
     def make(rows: Any) -> Batch:
         return collate(tokens, rows, 0, None)
 
-    engine_of(name)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+    engine_of(name)(world, strategy, TrainingRows(order, tokens, make), plan, events).run()
     norms = [e["grad_norm"] for e in read_events(folder / f"events{world.rank}.jsonl") if e["event"] == "step"][-STEPS:]
     whole = {n: w for n, w in strategy.weights(trained_only=True).items() if n in wanted}
     assert world.rank != 0 or whole.keys() == wanted
@@ -260,7 +261,7 @@ def go_on(
         first, last, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None
     )
     events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
-    engine_of(strategy.named_here)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+    engine_of(strategy.named_here)(world, strategy, TrainingRows(order, tokens, make), plan, events).run()
 
 
 def whole_state(strategy: Any, world: DistContext) -> dict[str, torch.Tensor]:
@@ -294,9 +295,8 @@ class Collectives(TorchDispatchMode):
 def saver_of(
     run: RunDir, world: DistContext, strategy: Any, module: Any, published: PublishedFiles, **spec: Any
 ) -> Saver:
-    return Saver(
-        run, world, strategy, module.model, model_of()[1], published, CheckpointSpec(**{"keep": 2, **spec}), {}
-    )
+    content = CheckpointContent(strategy, module.model, model_of()[1], published, {})
+    return Saver(run, world, content, CheckpointSpec(**{"keep": 2, **spec}))
 
 
 def main(known: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from allranks.train.distributed import DistContext
 from allranks.train.engines import engine_of
 from allranks.train.optimizer import adamw
 from allranks.train.setup import set_up_strategy
-from allranks.train.step_metrics import LoopPlan, StopRequest
+from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.tasks import NoiseTask, whole_model
 from tests.dist.making import main, options_of, saver_of
 
@@ -99,7 +99,7 @@ def every_strategy(world: DistContext, args: dict[str, Any]) -> Any:
         events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
         make = task.batches(data, dtype, world.device)
         order = orders(world, len(data.train))[world.rank]
-        engine_of(name)(world, strategy, order, data.train, make, plan, events, StopRequest()).run()
+        engine_of(name)(world, strategy, TrainingRows(order, data.train, make), plan, events).run()
         evaluator = task.evaluator(world, module, data, dtype)
         assert evaluator is not None
         loss = evaluator.run().loss

@@ -18,7 +18,7 @@ from allranks.train.distributed import DistContext
 from allranks.train.engines import engine_of
 from allranks.train.loop import NullStepWatcher
 from allranks.train.optimizer import adamw
-from allranks.train.step_metrics import LoopPlan, StopRequest
+from allranks.train.step_metrics import LoopPlan, TrainingRows
 from tests.dist.making import built, options_of, orders_of, tokens_of
 
 LOOKS = (1, 20, 100)
@@ -88,10 +88,9 @@ def _trained(name: str, world: DistContext, tokens: Any, how: dict[str, Any], fo
     train = TrainSpec(lr=LR, schedule="constant")
     plan = LoopPlan(0, how["looks"][-1], train, 1, 1, lambda done: False, lambda done, stop: None)
     with EventLog(folder / f"events{world.rank}.jsonl", world.rank) as events:
-        engine_of(name)(
-            world, strategy, orders_of(world, tokens, how)[world.rank], tokens, lambda rows: collate(tokens, rows, 0, None),
-            plan, events, StopRequest(), looks,
-        ).run()  # fmt: skip
+        order = orders_of(world, tokens, how)[world.rank]
+        rows = TrainingRows(order, tokens, lambda rows: collate(tokens, rows, 0, None))
+        engine_of(name)(world, strategy, rows, plan, events, looks).run()
     return looks.updates
 
 

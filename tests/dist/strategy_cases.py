@@ -23,7 +23,7 @@ from allranks.train.distributed import DistContext
 from allranks.train.engines import engine_of
 from allranks.train.models.losses import LossModel
 from allranks.train.optimizer import adamw
-from allranks.train.step_metrics import LoopPlan, StopRequest
+from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies import zero2, zero3
 from allranks.train.strategies.base import Sizes, clip_and_update
 from tests.dist import plants
@@ -168,18 +168,8 @@ def mechanism(world: DistContext, args: dict[str, Any]) -> Any:
         events = EventLog(Path(args["folder"]) / f"events{world.rank}.jsonl", world.rank)
         order = orders_of(world, tokens, how)[world.rank]
         watcher = _Watching(recorder)
-        engine = engine_of(name)
-        engine(
-            world,
-            strategy,
-            order,
-            tokens,
-            lambda rows: collate(tokens, rows, 0, None),
-            plan,
-            events,
-            StopRequest(),
-            watcher,
-        ).run()
+        rows = TrainingRows(order, tokens, lambda rows: collate(tokens, rows, 0, None))
+        engine_of(name)(world, strategy, rows, plan, events, watcher).run()
         expected = [asdict(t) for t in strategy.traffic(sizes, world.size, how.get("accum", 1))]
         found.append(
             {

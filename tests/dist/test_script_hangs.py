@@ -149,7 +149,7 @@ def test_a_group_that_ddp_frees_does_not_hang(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_without_the_pause_torch_hangs(tmp_path: Path) -> None:
-    """If this fails, torch has been corrected, and `rank_hooks.let_collectives_end` can go."""
+    """If this fails, torch has been corrected, and `patches.let_collectives_end` can go."""
     (tmp_path / "program.py").write_text(GROUP_OF_DDP)
     done = subprocess.run(
         [sys.executable, tmp_path / "program.py", "bare"], capture_output=True, text=True, timeout=60, check=False

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from allranks.analysis.trace import analyse
-from allranks.analysis.trace.records import Breakdown, TraceReport, collectives_per_step
+from allranks.analysis.trace.records import Breakdown, TraceReport
 from tests.conftest import REPO
 from tests.dist.harness import free_port
 from tests.dist.profiled import LATE_S, LAYERS, STEPS, WIDTH
+from tests.trace_totals import collectives_per_step
 
 pytestmark = pytest.mark.dist
 PARAMETERS = 2 * LAYERS

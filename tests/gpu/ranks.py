@@ -24,7 +24,7 @@ from allranks.train.engines import engine_of
 from allranks.train.models import precision
 from allranks.train.models.losses import LossModel
 from allranks.train.optimizer import adamw
-from allranks.train.step_metrics import LoopPlan, StopRequest
+from allranks.train.step_metrics import LoopPlan, TrainingRows
 from tests.dist.making import STEPS, built, options_of, orders_of, tokens_of
 from tests.dist.variants import GPU_VARIANTS
 
@@ -97,7 +97,7 @@ def trained(
     train = TrainSpec(lr=LEARNING_RATE, schedule="constant")
     plan = LoopPlan(0, STEPS, train, 1, 1, lambda done: False, lambda done, stop: None)
     events = EventLog(log, world.rank)
-    engine_of(name)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+    engine_of(name)(world, strategy, TrainingRows(order, tokens, make), plan, events).run()
     norms = [e["grad_norm"] for e in read_events(log) if e["event"] == "step"]
     weights = strategy.weights(trained_only=True)
     return {n: w.detach().cpu() for n, w in weights.items() if n in wanted}, norms

@@ -25,7 +25,7 @@ from allranks.cli.console import SafeConsole
 from allranks.cli.logs import _follow
 from allranks.cli.main import cli, main
 from allranks.cli.options import json_text
-from allranks.cli.run import summary_table
+from allranks.cli.run_output import summary_table
 from allranks.launch import runs
 from allranks.planning.planner import make_plan
 from allranks.rundir.files import write_json

@@ -31,5 +31,5 @@ def test_a_full_disk_is_told_whatever_the_writer_says(
             alone.each("write its files", fail)
         return str(told.value)
 
-    assert f"(0.5 MiB are free in {tmp_path})" in said(2**19)
+    assert f"(512 KiB are free in {tmp_path})" in said(2**19)
     assert "free" not in said(2**40)

@@ -8,7 +8,8 @@ from typing import cast
 from rich.console import Console
 
 from allranks.cli.options import error_line
-from allranks.cli.run import ProgressView, samples_table
+from allranks.cli.run import ProgressView
+from allranks.cli.run_output import samples_table
 from allranks.planning.records import LaunchPlan
 
 WILD = "one \x1b[31mred\x1b[0m \x1b]0;title\x07 two\x00"

@@ -49,7 +49,9 @@ def test_links_lead_somewhere(page) -> None:
 
 
 # Names that look like modules or files of the repository: trace annotations, the schema that a user writes, an ignored folder.
-NO_MODULES = re.compile(r"allranks\.(data|forward|backward|optimizer|control|module|schema|strategies)\b(?!\.py)")
+NO_MODULES = re.compile(
+    r"allranks\.(data|forward|backward|optimizer|control|module|schema|strategies|launchers)\b(?!\.py)"
+)
 NO_FILES = ("benchmarks/work",)
 # Programs of the field notes and of other projects, which these pages are about.
 FOREIGN = {"seeds.md", "lint.md"}

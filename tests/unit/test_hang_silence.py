@@ -23,7 +23,7 @@ from allranks.launch.monitor import evidence as collect
 from allranks.launch.monitor import hang_watch, procfs
 from allranks.launch.monitor.evidence import EvidenceCollector, save_evidence
 from allranks.launch.monitor.hang_report import write_hang_report
-from allranks.launch.monitor.hang_watch import HangMonitor
+from allranks.launch.monitor.hang_watch import HangMonitor, WatchedNode
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence, RankEvidence, StackFrame, StalledRank
 from allranks.launch.monitor.script_silence import ScriptSilence
 from allranks.planning.records import Limits
@@ -70,12 +70,7 @@ def watch_of(
     raise_alarm = channel.raise_alarm(node) if isinstance(channel, InProcessDriver) else alarms.append
     pages = {r: HeartbeatPage() for r in range(node * ranks, (node + 1) * ranks)}
     return HangMonitor(
-        run,
-        1,
-        node,
-        f"n{node}",
-        f"n{node}",
-        pages,
+        WatchedNode(run, 1, node, f"n{node}", f"n{node}", pages),
         limits,
         collector if collector is not None else cast(EvidenceCollector, Looker()),
         channel,

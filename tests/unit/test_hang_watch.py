@@ -16,7 +16,7 @@ import pytest
 from allranks.analysis.stacks import blocking_location, main_thread_frames
 from allranks.errors import SpecError
 from allranks.launch.monitor.evidence import EvidenceCollector
-from allranks.launch.monitor.hang_watch import HangMonitor, only_heartbeats_count, silence_limit_s
+from allranks.launch.monitor.hang_watch import HangMonitor, WatchedNode, only_heartbeats_count, silence_limit_s
 from allranks.planning.planner import limits_of
 from allranks.planning.records import Limits
 from allranks.rundir.files import read_json
@@ -231,12 +231,7 @@ def test_the_watch_takes_stacks_of_a_silent_process_and_the_driver_judges(tmp_pa
     driver = InProcessDriver(run, {0: "h", 1: "h"}, 1)
     pages = {0: HeartbeatPage(), 1: HeartbeatPage()}
     watch = HangMonitor(
-        run,
-        1,
-        0,
-        "h",
-        "h",
-        pages,
+        WatchedNode(run, 1, 0, "h", "h", pages),
         Limits(step_s=1.0, long_s=60.0),
         EvidenceCollector(run, 1, 0, "h", None, ""),
         driver,
@@ -277,12 +272,7 @@ def test_a_watch_that_saw_nothing_writes_nothing_and_ends_no_rank(tmp_path: Path
     run = RunDir(tmp_path)
     ended: list[int] = []
     watch = HangMonitor(
-        run,
-        1,
-        0,
-        "h",
-        "h",
-        {0: HeartbeatPage()},
+        WatchedNode(run, 1, 0, "h", "h", {0: HeartbeatPage()}),
         Limits(step_s=1.0, long_s=60.0),
         EvidenceCollector(run, 1, 0, "h", None, ""),
         DeafChannel(),

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
 
@@ -16,14 +15,16 @@ from allranks.launch.launchers import Launcher, get_launcher, launcher_of
 from allranks.launch.slurm.launcher import SlurmLauncher
 from allranks.rundir.files import write_json
 from allranks.rundir.paths import RunDir
-from allranks.spec.launchers import DEFAULT_LAUNCHER, LAUNCHERS, launchers_with
+from allranks.spec.launchers import BUILT_IN, DEFAULT_LAUNCHER, LAUNCHERS, launchers_with
+from allranks.spec.loader import json_schema
 from allranks.spec.records import ClusterSpec
 
 HEAVY = ["allranks.launch.supervisor", "allranks.launch.channel", "allranks.nodes.slurm", "jinja2", "torch", "asyncio"]
 
 
 def test_every_launcher_that_a_spec_may_name_is_listed() -> None:
-    assert list(LAUNCHERS) == list(get_args(get_type_hints(ClusterSpec)["launcher"]))
+    assert json_schema()["$defs"]["ClusterSpec"]["properties"]["launcher"]["enum"] == list(LAUNCHERS)
+    assert set(BUILT_IN) <= set(LAUNCHERS)
     assert all(isinstance(get_launcher(name), Launcher) for name in LAUNCHERS)
 
 

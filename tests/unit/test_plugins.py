@@ -1,4 +1,4 @@
-"""Strategies of installed packages: found by their entry point, planned and built as the built-in ones; never in the way of others."""
+"""Strategies and launchers of installed packages: found by their entry point, used as the built-in ones; never in the way of others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,21 @@ import allranks
 from allranks.utils.plugins import PluginRegistry
 
 PLUGIN = """
+from allranks.launch.launchers import Launcher
+from allranks.spec.launchers import LauncherInfo
 from allranks.spec.strategies.base import Replicated, StrategyInfo
+
+BATCH = LauncherInfo("my_strategies:BatchLauncher", "a scheduler of mine", "laptop", runs_here=True)
+
+class BatchLauncher(Launcher):
+    def start(self, run, spec, plan, attempt, resume):
+        raise NotImplementedError
+
+    def batch_script(self, spec, run, plan):
+        return f"submit {plan().world_size} ranks"
+
+    def cancel(self, run, *, now):
+        return "removed from the queue"
 
 MINE = StrategyInfo("my_strategies_train:Mine", "one of mine", {"power": 1.0}, memory=lambda m, o: Replicated(m))
 """
@@ -29,6 +43,10 @@ mine = my_strategies:MINE
 damaged = my_strategies:NOTHING
 wrong = my_strategies:StrategyInfo
 single = my_strategies:MINE
+[allranks.launchers]
+batch = my_strategies:BATCH
+local = my_strategies:BATCH
+lost = my_strategies:NOTHING
 """
 SPEC = "model: {name: 'tiny:llama'}\ndata: {source: 'builtin:instructions'}\nstrategy: {name: NAME}\n"
 
@@ -95,6 +113,33 @@ def test_all_others_are_listed_and_built_in_ones_stay(site: Path, tmp_path: Path
         "my" not in python(site, "-c", "from allranks.spec.strategies import REGISTRY as r; print(r['single'])").stdout
     )
     assert "mine" in plan(site, tmp_path, "nine").stderr  # did you mean
+
+
+def test_a_launcher_of_a_package_shows_its_script_and_cancels_its_runs(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC.replace("NAME", "zero1") + "cluster: {launcher: batch}\n")
+    done = python(site, "-m", "allranks", "plan", str(tmp_path / "spec.yaml"))
+    assert "Batch script:\n\nsubmit 2 ranks\n" in done.stdout, done.stderr
+    code = (
+        "import sys; from pathlib import Path; from allranks import api; from allranks.rundir.paths import RunDir;"
+        "print(api.cancel(RunDir(Path(sys.argv[1]))))"
+    )
+    (tmp_path / "plan.json").write_text('{"launcher": "batch"}')
+    assert python(site, "-c", code, str(tmp_path)).stdout == "removed from the queue\n"
+    (tmp_path / "plan.json").write_text('{"launcher": "removed_since"}')
+    assert "there is nothing to cancel" in python(site, "-c", code, str(tmp_path)).stderr
+
+
+def test_a_launcher_that_cannot_be_loaded_is_named_and_built_in_ones_stay(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC.replace("NAME", "zero1") + "cluster: {launcher: lost}\n")
+    done = python(site, "-m", "allranks", "plan", str(tmp_path / "spec.yaml"))
+    assert done.returncode == 3, done.stderr
+    assert "cluster.launcher: lost cannot be loaded: package my-strategies: AttributeError" in done.stderr
+    code = (
+        "from allranks.cli.init import MACHINES; from allranks.spec.launchers import *; "
+        "print(MACHINES, LAUNCHERS['local'].summary)"
+    )
+    offered = python(site, "-c", code).stdout
+    assert offered.startswith("{'laptop': 'local', 'slurm': 'slurm', 'hosts': 'hosts'} this machine")
 
 
 def test_packages_are_not_read_for_a_built_in_name(site: Path, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from allranks.analysis.metrics import before_and_after
 from allranks.analysis.report.page import write_report
 from allranks.analysis.stragglers import StragglerDetector
 from allranks.cli.options import error_line
-from allranks.cli.run import ProgressView, samples_table, summary_rows, summary_table
+from allranks.cli.run import ProgressView
+from allranks.cli.run_output import samples_table, summary_rows, summary_table
 from allranks.launch.runs import GuardedObserver
 from allranks.planning.planner import make_plan
 from allranks.rundir.events import decode_line

@@ -17,7 +17,7 @@ from allranks.train import step_metrics
 from allranks.train.data.prepared import TokenSet
 from allranks.train.data.sampler import SampleOrder
 from allranks.train.distributed import SINGLE_PROCESS
-from allranks.train.step_metrics import LoopPlan, StepMetrics, StepWork, StopRequest, TokenCounts
+from allranks.train.step_metrics import LoopPlan, StepMetrics, StepWork, TokenCounts, TrainingRows
 from allranks.train.step_timers import StepTimer
 
 STEP_S, STEPS = 0.05, 4
@@ -65,15 +65,16 @@ def test_the_times_of_the_steps_add_up_to_those_of_the_gpu(
     Control.gpu = Gpu()
     ones: Any = np.ones(64, np.int64)
     ends: Any = np.arange(65, dtype=np.int64)
-    rows = TokenSet(
+    tokens = TokenSet(
         ids=np.zeros(0, np.int32), mask=np.zeros(0, np.uint8), offsets=ends, pack_offsets=ends, pack_rows=ends[:-1],
         labels=ends[:-1], real=ones, trained=ones,
     )  # fmt: skip
     order = SampleOrder(64, 1, BatchPlan(micro_batch_size=1, grad_accum=1, global_batch_size=1), 0, 1)
+    rows = TrainingRows(order, tokens, lambda rows: pytest.fail("no batch is made"))
     plan = LoopPlan(0, STEPS, TrainSpec(), 1, 1, lambda done: done in edges, lambda done, stopping: None)
     clock = StepTimer(torch.device("cuda"))
     with EventLog(tmp_path / "rank0.jsonl", 0) as events:
-        metrics = StepMetrics(world, order, rows, plan, events, StopRequest(), clock)
+        metrics = StepMetrics(world, rows, plan, events, clock)
         clock.pause()
         for step in range(STEPS):
             clock.parts = {}
@@ -83,7 +84,7 @@ def test_the_times_of_the_steps_add_up_to_those_of_the_gpu(
             work = StepWork(step, one, one, TokenCounts(1, 1, 0), 1, 0.1, times, numbers)
             metrics.process_reduced(metrics.exchange(work))
             if metrics.callbacks_due(step + 1, False):
-                metrics.edge(step + 1, False)
+                metrics.run_callbacks(step + 1, False)
                 clock.pause()
         metrics.count_queued_work()
         metrics.drain()

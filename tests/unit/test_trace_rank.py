@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from allranks.analysis.trace import analyse
-from allranks.analysis.trace.records import RankReport, TraceReport, collectives_per_step
+from allranks.analysis.trace.records import RankReport, TraceReport
+from tests.trace_totals import collectives_per_step
 from tests.unit.trace_builder import AUTOGRAD, GLOO, Event, kernel, launch, mark, nccl, op, span, step, thread, write
 
 MS = 1e-3

@@ -16,7 +16,7 @@ import click
 from allranks.cli.completers import complete_data, complete_models, complete_strategy
 from allranks.cli.options import any_path, check_new_file, echo, json_option, print_json, write_new_file
 from allranks.errors import EXIT_OK, AllranksError, DataError, RequestError
-from allranks.spec.launchers import DEFAULT_LAUNCHER, LAUNCHERS, LauncherInfo, launchers_with
+from allranks.spec.launchers import BUILT_IN, DEFAULT_LAUNCHER, LAUNCHERS, LauncherInfo, launchers_with
 from allranks.utils.redaction import redact
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from allranks.spec.data_sources import Row
     from allranks.spec.starter import StarterChoices
 
-MACHINES = {info.machine: name for name, info in LAUNCHERS.items()}
-"""The values of ``--machine``, each with its launcher."""
+MACHINES = {info.machine: name for name, info in (*LAUNCHERS.items(), *BUILT_IN.items())}
+"""The values of ``--machine``, each with its launcher; of two with the same value, the built-in one."""
 MAX_ATTEMPTS = 20
 """Wrong answers after which the last message ends the verb: the input may be a program."""
 SINFO_TIMEOUT_S = 5.0

@@ -36,7 +36,7 @@ def report_command(run: str, run_root: Path, as_json: bool) -> int:
         print_json(metrics)
     else:
         from allranks.cli.console import SafeConsole
-        from allranks.cli.run import print_summary
+        from allranks.cli.run_output import print_summary
 
         console = SafeConsole()
         print_summary(console, found, metrics)

@@ -1,4 +1,4 @@
-"""Show a run while `allranks run` follows it: a progress line that fits the terminal, and the output of a user's own program."""
+"""Show a run: a progress line that fits the terminal, the output of a user's own program, and the summary at the end."""
 
 from __future__ import annotations
 
@@ -9,15 +9,30 @@ from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
 from rich.progress import Progress, ProgressColumn, Task
 from rich.progress_bar import ProgressBar
 from rich.segment import Segment
+from rich.table import Table
 
+from allranks.analysis.machine_load import machine_notes
+from allranks.analysis.metrics import before_and_after
+from allranks.analysis.slow_links import link_notes
+from allranks.cli.console import SafeConsole
+from allranks.rundir.events import read_events
 from allranks.rundir.paths import RunDir
 from allranks.rundir.progress import REPORTED
-from allranks.utils.formatting import finite_float, finite_int
+from allranks.utils.formatting import (
+    NO_VALUE,
+    as_dict,
+    finite_float,
+    finite_int,
+    format_bytes,
+    format_count,
+    format_duration,
+)
 from allranks.utils.inputs import read_appended
-from allranks.utils.text import printable
+from allranks.utils.text import format_value, printable, sanitize
 
 BAR_WIDTH = 20
 """Smallest width of the bar beside other fields."""
@@ -31,6 +46,7 @@ CHUNK_BYTES = 64 << 10  # shown at most of one log per look; what comes faster i
 LINE_BYTES = 4000
 NO_OUTPUT = "none"
 OUTPUTS = ("rank0", "all", NO_OUTPUT)
+LOG_NOTE = " (parsed from the output of rank 0)"
 
 
 class Field(NamedTuple):
@@ -234,3 +250,181 @@ def _visible(line: bytes) -> bytes:
     """Return the final state of a line as a terminal would show it, shortened."""
     states = [part for part in line[-4 * LINE_BYTES :].split(b"\r") if part.strip()]
     return states[-1][:LINE_BYTES] if states else b""
+
+
+def count_text(event: dict[str, Any], name: str) -> str:
+    """Format an integer without separators."""
+    found = finite_int(event.get(name))
+    return NO_VALUE if found is None else str(found)
+
+
+def number_text(value: Any, form: str, absent: str = NO_VALUE) -> str:
+    found = finite_float(value)
+    return absent if found is None else format(found, form)
+
+
+def summary_table(metrics: dict[str, Any]) -> Table:
+    """Return the summary of a run as a two-column table."""
+    table = Table(
+        title=escape(f"{format_value(metrics.get('run_name'))}: {format_value(metrics.get('status'))}"),
+        title_justify="left",
+        show_header=False,
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in summary_rows(metrics):
+        table.add_row(name, escape(value))
+    return table
+
+
+def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of the summary whose values are known."""
+    nodes = finite_int(m.get("nodes"))
+    ranks = f"{format_count(m.get('world_size'))} on {format_count(nodes)} node{'s' * (nodes != 1)}"
+    network = as_dict(m.get("network")).get("line")
+    if m.get("model") is None:  # a user's own program, whose steps, tokens or proofs are unknown
+        ranks += f", your own program, {format_value(m.get('device'))}"
+        known = [
+            ("ranks", ranks),
+            ("steps", _program_steps(m)),
+            ("train loss", _change(m, "train_loss_first", "train_loss_last", trained="loss_not_finite" in m)),
+            ("held-out loss", _change(m, "eval_loss_first", "eval_loss", trained=False)),
+            ("speed", _program_speed(m)),
+            ("time", format_duration(finite_float(m.get("wall_time_s")) or 0)),
+            ("network", network),
+        ]
+        return [(name, sanitize(value)) for name, value in known if value]
+    rows = [
+        ("ranks", ", ".join([ranks, *(format_value(m.get(name)) for name in ("strategy", "device", "dtype"))])),
+        ("proof", _proof(m)),
+        ("steps", _steps(m)),
+        ("train loss", _change(m, "train_loss_first", "train_loss_last", trained=bool(m.get("steps")))),
+        ("held-out loss", _change(m, "eval_loss_first", "eval_loss", trained=bool(m.get("eval_s")))),
+        ("best", _best(m)),
+        ("ended early", _ended_early(m)),
+        ("perplexity", _format_or_none(m.get("perplexity"), ".3f")),
+        ("accuracy", _format_or_none(m.get("accuracy"), ".1%")),
+        ("exact match", _change_of_share(m.get("exact_match_first"), m.get("exact_match"))),
+        ("tokens", ", ".join(f"{format_count(m.get(f'tokens_{key}'))} {word}" for key, word in TOKEN_KINDS)),
+        ("speed", _rate(m)),
+        ("step time", _step_time(as_dict(m.get("step_time_s")))),
+        ("epoch", _format_number(m.get("epoch_s"), lambda s: f"{format_duration(s)} of training")),
+        ("network", network),
+        ("MFU", _format_or_none(m.get("mfu"), ".1%")),
+        ("peak memory", format_bytes(m.get("peak_memory_bytes")) + " per rank"),
+        ("machine", "; ".join(machine_notes(m))),
+        ("links", "; ".join(link_notes(m)[:3])),
+    ]
+    return [(name, sanitize(value)) for name, value in rows if value]
+
+
+TOKEN_KINDS = (("real", "real"), ("trained", "trained"), ("padded", "padding"))
+
+
+def _program_steps(m: dict[str, Any]) -> str | None:
+    """Format the steps of a user's own program, if it has made them known."""
+    steps = finite_int(m.get("steps")) if "progress_source" in m else None
+    return None if steps is None else f"{steps}{LOG_NOTE if m['progress_source'] == 'log' else ''}"
+
+
+def _program_speed(m: dict[str, Any]) -> str | None:
+    known = [(m.get("tokens_per_s"), ",.0f", "tokens/s"), (m.get("steps_per_s"), ".3g", "steps/s")]
+    return (
+        ", ".join(
+            f"{number_text(value, form)} {unit}" for value, form, unit in known if finite_float(value) is not None
+        )
+        or None
+    )
+
+
+def _proof(m: dict[str, Any]) -> str:
+    return "world size, equal weights, disjoint data: shown at step 0" if m.get("sync_proof") else "not reached"
+
+
+def _steps(m: dict[str, Any]) -> str:
+    attempts = finite_int(m.get("attempts")) or 1
+    more = f" over {attempts} attempts" if attempts > 1 else ""
+    wall = finite_float(m.get("wall_time_s"))
+    return f"{count_text(m, 'steps')}{more}" + (f"; the whole run took {format_duration(wall)}" if wall else "")
+
+
+def _change(m: dict[str, Any], first: str, last: str, *, trained: bool) -> str | None:
+    """Format a loss before and after training. A measured loss without a value was not finite."""
+    before, after = finite_float(m.get(first)), finite_float(m.get(last))
+    if after is None:
+        end = "nan (not finite)" if trained and last in m else None
+        return end if before is None or end is None else f"{before:.4f} -> {end}"
+    return f"{after:.4f}" if before is None or before == after else f"{before:.4f} -> {after:.4f}"
+
+
+def _best(m: dict[str, Any]) -> str | None:
+    """Format the lowest held-out loss, if it is not the last one."""
+    loss, last = finite_float(m.get("best_eval_loss")), finite_float(m.get("eval_loss"))
+    return None if loss is None or loss == last else f"{loss:.4f} after step {count_text(m, 'best_step')}"
+
+
+def _ended_early(m: dict[str, Any]) -> str | None:
+    early = as_dict(m.get("stopped_early"))
+    return f"after step {count_text(early, 'step')}: {format_value(early.get('reason'))}" if early else None
+
+
+def _rate(m: dict[str, Any]) -> str | None:
+    rate, each = finite_float(m.get("tokens_per_s")), finite_float(m.get("tokens_per_s_per_rank"))
+    if rate is None:
+        return None
+    return f"{rate:,.0f} real tokens/s ({number_text(each, ',.0f')} per rank), after 5 warm-up steps"
+
+
+def _step_time(step: dict[str, Any]) -> str | None:
+    if finite_float(step.get("median")) is None:
+        return None
+    return f"median {number_text(step.get('median'), '.3f')} s, p90 {number_text(step.get('p90'), '.3f')} s"
+
+
+def _format_or_none(value: Any, form: str) -> str | None:
+    return _format_number(value, lambda found: format(found, form))
+
+
+def _format_number(value: Any, text: Callable[[float], str]) -> str | None:
+    found = finite_float(value)
+    return None if found is None else text(found)
+
+
+def _change_of_share(first: Any, last: Any) -> str | None:
+    before, after = finite_float(first), finite_float(last)
+    if after is None:
+        return None
+    return f"{after:.1%}" if before is None or before == after else f"{before:.1%} -> {after:.1%}"
+
+
+def samples_table(samples: list[dict[str, Any]]) -> Table:
+    """Return a table of sample answers before and after training."""
+    table = Table(title="Held-out questions", title_justify="left", show_lines=False)
+    for name in ("question", "correct answer", "before", "after"):
+        table.add_column(name, overflow="fold", max_width=48)
+    for s in samples:
+        table.add_row(*(escape(_one_line(s.get(k))) for k in ("prompt", "expected", "before", "after")))
+    return table
+
+
+def _one_line(text: Any) -> str:
+    if text is None:
+        return "-"
+    for header in ("### Instruction:", "### Input:", "### Response:"):
+        text = str(text).replace(header, "")
+    flat = " ".join(sanitize(text).split())  # an untrained model says anything, also what a terminal obeys
+    return flat if len(flat) <= 160 else flat[:157] + "..."
+
+
+def print_summary(console: SafeConsole, run: RunDir, metrics: dict[str, Any]) -> None:
+    """Print sample answers and the summary."""
+    samples = before_and_after(list(read_events(run.events_of(0))))
+    if samples:
+        console.print()
+        console.print(samples_table(samples))
+    if metrics["steps"] or metrics["status"] == "succeeded":
+        console.print()
+        console.print(summary_table(metrics))
+        console.print()

@@ -9,6 +9,7 @@ import click
 
 from allranks.cli.options import any_path, echo, json_option, print_json, set_option
 from allranks.errors import EXIT_OK
+from allranks.utils.formatting import format_bytes
 
 if TYPE_CHECKING:
     from allranks.nodes.staging.bundles import Bundle
@@ -64,7 +65,7 @@ def _show(bundle: Bundle) -> None:
     console = SafeConsole()
     console.print(table)
     console.print(
-        f"{bundle.bytes / 2**20:.1f} MiB, verified in {bundle.seconds:.1f} s; nodes need Python {bundle.python.version} ({bundle.python.soabi})",
+        f"{format_bytes(bundle.bytes)}, verified in {bundle.seconds:.1f} s; nodes need Python {bundle.python.version} ({bundle.python.soabi})",
         highlight=False,
     )
     console.print(bundle.file, highlight=False, markup=False, soft_wrap=True)

@@ -36,7 +36,7 @@ from allranks.launch.channel.protocol import (
 )
 from allranks.launch.monitor import evidence
 from allranks.launch.monitor.evidence import EvidenceCollector
-from allranks.launch.monitor.hang_watch import HangMonitor
+from allranks.launch.monitor.hang_watch import HangMonitor, WatchedNode
 from allranks.launch.monitor.log_progress import LogProgress
 from allranks.launch.monitor.records import HangAlarm
 from allranks.launch.monitor.script_silence import ScriptSilence
@@ -437,10 +437,17 @@ class Agent:
         interface = places[self._node].interface if places else ""
         collector = EvidenceCollector(self._run, self._attempt, self._node, self._host, driver, interface)
         script = ScriptSilence(self._plan.hang, self._plan.device) if self._plan.batch is None else None
+        watched = WatchedNode(self._run, self._attempt, self._node, self._report.host, self._host, self._pages)
         return HangMonitor(
-            self._run, self._attempt, self._node, self._report.host, self._host, self._pages, self._plan.hang, collector, self._channel,
-            raise_alarm=self._raise_alarm, end=self._end_hung, device=self._plan.device, script=script,
-        )  # fmt: skip
+            watched,
+            self._plan.hang,
+            collector,
+            self._channel,
+            raise_alarm=self._raise_alarm,
+            end=self._end_hung,
+            device=self._plan.device,
+            script=script,
+        )
 
     def _log_reader(self) -> LogProgress | None:
         """Return the reader of what rank 0 of a user's own program prints, on its node."""

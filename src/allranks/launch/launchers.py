@@ -22,7 +22,7 @@ from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import make_folder, read_record, write_json
 from allranks.rundir.paths import RunDir
 from allranks.spec.data_sources import parts_of
-from allranks.spec.launchers import DEFAULT_LAUNCHER, LAUNCHERS
+from allranks.spec.launchers import BUILT_IN, DEFAULT_LAUNCHER, LAUNCHERS, launcher_info
 from allranks.spec.records import RunSpec
 from allranks.spec.user_program import program_file
 from allranks.spec.validation import is_container
@@ -188,14 +188,17 @@ class Launcher(ABC):
 
 def get_launcher(name: str) -> Launcher:
     """Return the launcher that a spec names as ``cluster.launcher``."""
-    module, _, class_name = LAUNCHERS[name].target.partition(":")
-    return getattr(import_module(f"allranks.launch.{module}"), class_name)()
+    module, _, class_name = launcher_info(name).target.partition(":")
+    return getattr(import_module(module), class_name)()
 
 
 def launcher_of(run: RunDir) -> Launcher:
-    """Return the launcher of a started run, by its records; without records the default launcher."""
-    found = (get_launcher(name) for name in LAUNCHERS)
-    return next((launcher for launcher in found if launcher.has_records(run)), get_launcher(DEFAULT_LAUNCHER))
+    """Return the launcher of a started run, by its records, else by its plan; else the default launcher."""
+    found = (get_launcher(name) for name in BUILT_IN)
+    if recorded := next((launcher for launcher in found if launcher.has_records(run)), None):
+        return recorded
+    planned = read_record(run.plan).get("launcher")
+    return get_launcher(planned if isinstance(planned, str) and planned in LAUNCHERS else DEFAULT_LAUNCHER)
 
 
 def local_agents() -> set[str]:

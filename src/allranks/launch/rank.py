@@ -182,6 +182,7 @@ def _record_exit(run: RunDir, attempt: int, rank: int, code: int, end: SystemExi
 
 def _record_error(run: RunDir, attempt: int, rank: int, error: BaseException, code: int) -> None:
     """Record the event ``error``. (The user's own program may have changed ``sys.argv``.)"""
+    from allranks.errors import NonFiniteLoss
     from allranks.launch.failure_attribution import is_peer_error
 
     message = _text_of(error)
@@ -191,7 +192,7 @@ def _record_error(run: RunDir, attempt: int, rank: int, error: BaseException, co
         "error",
         type=type(error).__name__,
         message=message,
-        step=getattr(error, "step", None),
+        step=error.step if isinstance(error, NonFiniteLoss) else None,
         attempt=attempt,
         exit_code=code,
         known=hasattr(error, "exit_code"),

@@ -16,6 +16,7 @@ from allranks.utils.text import did_you_mean
 
 if TYPE_CHECKING:
     from allranks.spec.records import TrainSpec
+    from allranks.spec.strategies.base import PlannedWork
 
 Json = dict[str, Any]
 AUTO = "auto"
@@ -90,31 +91,22 @@ def param_dtype(options: Json) -> str | None:
     return "bfloat16" if _at(options["config"] or {}, "bf16.enabled") is True else None
 
 
-def plan_options(
-    name: str,
-    options: Json,
-    train: TrainSpec,
-    micro_batch_size: int,
-    grad_accum: int,
-    world: int,
-    dtype: str,
-    device: str,
-) -> Json:
+def plan_options(options: Json, train: TrainSpec, work: PlannedWork) -> Json:
     """Return the options with a configuration that is complete except for values that only the ranks know.
 
     Raises:
         SpecError: the configuration contradicts the spec.
     """
     asked = DeepSpeedExpectations(
-        stage=STAGES[name],
-        world_size=world,
-        micro_batch_size=micro_batch_size,
-        grad_accum=grad_accum,
-        dtype=dtype,
+        stage=STAGES[work.strategy],
+        world_size=work.world_size,
+        micro_batch_size=work.micro_batch_size,
+        grad_accum=work.grad_accum,
+        dtype=work.dtype,
         clip_norm=train.max_grad_norm or 0.0,
         lr=train.lr,
         weight_decay=train.weight_decay,
-        device=device,
+        device=work.device,
     )
     return {**options, "config": complete_config(options["config"], asked, options["config_from"] or "strategy.config")}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from allranks.spec.data_templates import TEMPLATE_KINDS
+from allranks.spec.launchers import LAUNCHERS
 from allranks.spec.models import NOISE_SOURCE, tiny_names
 from allranks.spec.records import Record, RunSpec
 from allranks.spec.strategies import REGISTRY
@@ -35,6 +36,7 @@ def settable_keys() -> dict[str, tuple[str, ...]]:
             keys[f"strategy.{option}"] = tuple(dict.fromkeys([*keys.get(f"strategy.{option}", ()), *words]))
     return keys | {
         "strategy.name": tuple(REGISTRY),
+        "cluster.launcher": tuple(LAUNCHERS),
         "model.name": tiny_names(),
         "data.source": (*(f"builtin:{name}" for name in BUILTIN), NOISE_SOURCE),
         "data.template": ("auto", *TEMPLATE_KINDS),

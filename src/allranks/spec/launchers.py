@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+
+from allranks.utils.plugins import PluginRegistry
 
 
 @dataclass(frozen=True)
@@ -11,7 +12,7 @@ class LauncherInfo:
     """Where a launcher is implemented, and what it means for a spec."""
 
     target: str
-    """The class, as ``module:class`` in `allranks.launch`."""
+    """The class, as ``module:class``."""
     summary: str
     """Where the ranks run, for the comment in a new spec."""
     machine: str
@@ -27,22 +28,35 @@ class LauncherInfo:
 DEFAULT_LAUNCHER = "local"
 
 
-LAUNCHERS: dict[str, LauncherInfo] = {
-    "local": LauncherInfo("local:LocalLauncher", "this machine", "laptop", runs_here=True),
+BUILT_IN: dict[str, LauncherInfo] = {
+    "local": LauncherInfo("allranks.launch.local:LocalLauncher", "this machine", "laptop", runs_here=True),
     "slurm": LauncherInfo(
-        "slurm.launcher:SlurmLauncher", "a batch job; allranks submits and follows it", "slurm", uses_slurm=True
+        "allranks.launch.slurm.launcher:SlurmLauncher",
+        "a batch job; allranks submits and follows it",
+        "slurm",
+        uses_slurm=True,
     ),
     "hosts": LauncherInfo(
-        "hosts:HostsLauncher", "by hand: allranks prints a command for each node", "hosts", uses_hosts=True
+        "allranks.launch.hosts:HostsLauncher",
+        "by hand: allranks prints a command for each node",
+        "hosts",
+        uses_hosts=True,
     ),
 }
-"""The values of ``cluster.launcher``."""
+"""The launchers of this package."""
+
+LAUNCHERS = PluginRegistry(BUILT_IN, group="allranks.launchers", kind=LauncherInfo)
+"""The values of ``cluster.launcher``: all launchers, also those of installed packages."""
 
 
-if TYPE_CHECKING:
-    LauncherName = str
-else:  # msgspec checks the value and writes the schema
-    LauncherName = Literal[tuple(LAUNCHERS)]
+def launcher_info(name: str) -> LauncherInfo:
+    """Return the registry entry of a launcher.
+
+    Raises:
+        SpecError: unknown launcher; the message names the nearest one.
+        EnvironmentNotAble: the package of the launcher cannot be loaded.
+    """
+    return LAUNCHERS.require(name, "cluster.launcher")
 
 
 def launchers_with(**properties: bool) -> list[str]:

@@ -18,7 +18,7 @@ from yaml.composer import ComposerError
 from allranks.errors import SpecError
 from allranks.spec.data_sources import mixture_problems
 from allranks.spec.keys import all_keys
-from allranks.spec.launchers import launchers_with
+from allranks.spec.launchers import LAUNCHERS, launchers_with
 from allranks.spec.records import ClusterSpec, Record, RunSpec, StrategySpec
 from allranks.spec.strategies import OPTION_DESCRIPTIONS, REGISTRY, read_options, resolve_options
 from allranks.spec.suggestions import KEY_SYNONYMS
@@ -51,6 +51,7 @@ def json_schema() -> dict[str, Any]:
         },
         "additionalProperties": False,
     }
+    components["ClusterSpec"]["properties"]["launcher"]["enum"] = list(LAUNCHERS)
     components["DataSpec"]["oneOf"] = [
         {"required": [name], "properties": {name: {"not": {"type": "null"}}, other: {"type": "null"}}}
         for name, other in (("source", "sources"), ("sources", "source"))
@@ -389,7 +390,10 @@ def _check_together(spec: RunSpec, where: str) -> None:
     problems += adapter_problems(spec)
     problems += mlp_problems(spec)
     problems += evaluation_problems(spec)
-    problems += _cluster_problems(spec.cluster)
+    try:
+        problems += _cluster_problems(spec.cluster)
+    except SpecError as error:
+        problems.append(str(error))
     try:
         resolve_options(spec.strategy.name, spec.strategy.options)
     except SpecError as error:

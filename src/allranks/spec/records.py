@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, field
 
-from allranks.spec.launchers import DEFAULT_LAUNCHER, LAUNCHERS, LauncherInfo, LauncherName
+from allranks.spec.launchers import BUILT_IN, DEFAULT_LAUNCHER, LauncherInfo, launcher_info
 
 
 class StrategyChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,8 +313,11 @@ class ClusterSpec(Record, frozen=True):
         str | None, Meta(description="another spec, whose cluster section gives defaults for this one's")
     ] = None
     launcher: Annotated[
-        LauncherName,
-        Meta(description="local = this machine; slurm = submit a job; hosts = one command per node, started by hand"),
+        str,
+        Meta(
+            description="local = this machine; slurm = submit a job; hosts = one command per node, started by hand",
+            extra_json_schema={"enum": list(BUILT_IN)},
+        ),
     ] = DEFAULT_LAUNCHER
     nodes: Annotated[PositiveInt, Meta(description="number of nodes")] = 1
     procs_per_node: Annotated[
@@ -380,7 +383,7 @@ class ClusterSpec(Record, frozen=True):
     @property
     def launched_by(self) -> LauncherInfo:
         """What `launcher` means."""
-        return LAUNCHERS[self.launcher]
+        return launcher_info(self.launcher)
 
 
 class ProfileSpec(Record, frozen=True):

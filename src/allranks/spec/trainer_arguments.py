@@ -13,6 +13,7 @@ from allranks.utils.text import did_you_mean
 
 if TYPE_CHECKING:
     from allranks.spec.records import TrainSpec
+    from allranks.spec.strategies.base import PlannedWork
 
 Json = dict[str, Any]
 KEY = "strategy.args"
@@ -109,16 +110,7 @@ def param_dtype(options: Json) -> str | None:
     return None
 
 
-def plan_options(
-    name: str,
-    options: Json,
-    train: TrainSpec,
-    micro_batch_size: int,
-    grad_accum: int,
-    world: int,
-    dtype: str,
-    device: str,
-) -> Json:
+def plan_options(options: Json, train: TrainSpec, work: PlannedWork) -> Json:
     """Return the options with all TrainingArguments that are known before the ranks start.
 
     Raises:
@@ -126,10 +118,10 @@ def plan_options(
     """
     asked = TrainerExpectations(
         train=train,
-        micro_batch_size=micro_batch_size,
-        grad_accum=grad_accum,
-        world_size=world,
-        device=device,
+        micro_batch_size=work.micro_batch_size,
+        grad_accum=work.grad_accum,
+        world_size=work.world_size,
+        device=work.device,
         find_unused_parameters=options["find_unused_parameters"],
         max_steps=train.max_steps,
     )

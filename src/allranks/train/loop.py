@@ -13,12 +13,9 @@ import torch
 
 from allranks.rundir.events import EventLog
 from allranks.rundir.heartbeat import HeartbeatWriter, heartbeat
-from allranks.train.data.batches import Batch
-from allranks.train.data.prepared import TokenSet
-from allranks.train.data.sampler import Rows, SampleOrder
 from allranks.train.distributed import DistContext
 from allranks.train.optimizer import learning_rate, set_learning_rate
-from allranks.train.step_metrics import LoopOutcome, LoopPlan, StepMetrics, StepWork, StopRequest, TokenCounts
+from allranks.train.step_metrics import LoopOutcome, LoopPlan, StepMetrics, StepWork, TokenCounts, TrainingRows
 from allranks.train.step_timers import StepTimer
 from allranks.train.strategies.base import LoopStrategy
 
@@ -106,19 +103,15 @@ class TrainingLoop:
         self,
         world: DistContext,
         strategy: LoopStrategy,
-        order: SampleOrder,
-        tokens: TokenSet,
-        make_batch: Callable[[Rows], Batch],
+        rows: TrainingRows,
         plan: LoopPlan,
         events: EventLog,
-        stop: StopRequest,
         watcher: StepWatcher | None = None,
     ) -> None:
         self._watcher = watcher or NullStepWatcher()
-        self._world, self._strategy, self._order = world, strategy, order
-        self._make_batch, self._plan = make_batch, plan
+        self._world, self._strategy, self._rows, self._plan = world, strategy, rows, plan
         self._clock = StepTimer(world.device)
-        self._step_metrics = StepMetrics(world, order, tokens, plan, events, stop, self._clock)
+        self._step_metrics = StepMetrics(world, rows, plan, events, self._clock)
         self._watcher.attach(self._step_metrics.quiet)
         self._clock.follow(strategy.module, update_times_comparable=strategy.update_times_comparable)
 
@@ -141,7 +134,7 @@ class TrainingLoop:
             step += 1
             stop = self._step_metrics.process_reduced(agreed)
             if self._step_metrics.callbacks_due(step, stop):
-                stop = self._step_metrics.edge(step, stop)
+                stop = self._step_metrics.run_callbacks(step, stop)
                 self._strategy.module.train()
                 self._clock.pause()
             if stop:
@@ -155,13 +148,13 @@ class TrainingLoop:
         set_learning_rate(self._strategy.optimizer, learning_rate(self._plan.train, step, self._plan.total_steps))
         clock.begin()
         trained = self._step_metrics.trained(step)
-        micro = self._order.micro_batches(step)
+        micro = self._rows.order.micro_batches(step)
         scale = self._world.size / max(trained, 1)
         loss_sum = torch.zeros((), dtype=torch.float32, device=self._world.device)
         counts, sequences = TokenCounts(), []
         for i, rows in enumerate(micro):
             with part("data"):
-                batch = self._make_batch(rows)
+                batch = self._rows.make_batch(rows)
             clock.lap("data")
             with nullcontext() if i == len(micro) - 1 else self._strategy.accumulate():
                 with part("forward"):

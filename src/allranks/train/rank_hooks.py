@@ -8,23 +8,21 @@ recorded in the heartbeat page (`allranks.rundir.heartbeat.Heartbeat.monitor_err
 from __future__ import annotations
 
 import faulthandler
-import functools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from allranks.rundir.files import open_append
 from allranks.rundir.heartbeat import DUMP_SIGNAL, HEARTBEAT_VARIABLE, heartbeat
 from allranks.rundir.paths import RunDir
+from allranks.train.patches import let_collectives_end
 
 HEARTBEAT_INTERVAL_S = 0.5
 MAX_DUMP_BYTES = 8 << 20
 STACK_FRAMES = 12
-RELEASE_S = 0.05  # a thread of gloo that waits for the GIL gets it within 5 ms on an idle core
 
 
 def start_rank_hooks(run: RunDir, attempt: int, rank: int) -> None:
@@ -105,27 +103,6 @@ def _sequences() -> dict[str, int]:
         except (RuntimeError, AttributeError):  # not every backend counts, and none before its first collective
             continue
     return found
-
-
-def let_collectives_end(c10d: Any) -> None:
-    """Make ``destroy_process_group`` release the GIL for a moment before the group can be freed. Do nothing the second time.
-
-    torch 2.13 frees a gloo group with the GIL held and joins its threads, and such a thread needs the GIL to free the tensors of
-    the last collective. A program that destroys its group within 5 ms of that collective hangs, under torchrun as well.
-    """
-    for name in ("_unregister_all_process_groups", "_unregister_process_group"):
-        original = getattr(c10d, name, None)
-        if callable(original) and not hasattr(original, "__wrapped__"):
-            setattr(c10d, name, _after_pause(original))
-
-
-def _after_pause(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def pause_first(*arguments: Any, **named: Any) -> Any:
-        time.sleep(RELEASE_S)
-        return original(*arguments, **named)
-
-    return pause_first
 
 
 def _write_flight_record(target: Path) -> None:

@@ -20,7 +20,7 @@ from allranks.rundir.events import EventLog
 from allranks.spec.records import TrainSpec
 from allranks.train.data.batches import Batch, NoiseBatch
 from allranks.train.data.prepared import TokenSet
-from allranks.train.data.sampler import CHECKSUM_MODULUS, SampleOrder, rows_checksum
+from allranks.train.data.sampler import CHECKSUM_MODULUS, Rows, SampleOrder, rows_checksum
 from allranks.train.distributed import DistContext
 from allranks.train.machine_samples import MachineSamples
 from allranks.train.step_timers import StepTimer, memory_usage
@@ -149,10 +149,19 @@ class StopRequest:
 
 
 @dataclass(frozen=True)
+class TrainingRows:
+    """The rows that a rank trains: which ones in each step, their tokens, and the function that makes a batch of them."""
+
+    order: SampleOrder
+    tokens: TokenSet
+    make_batch: Callable[[Rows], Batch]
+
+
+@dataclass(frozen=True)
 class LoopPlan:
     """Steps to run, and ``run_callbacks(steps_done, stopping)``, which evaluates and saves when due.
 
-    ``run_callbacks`` returns True on every rank if the training ends with this step.
+    ``run_callbacks`` returns True on every rank if the training ends with this step. ``stop`` is set by a signal.
     """
 
     first_step: int
@@ -162,6 +171,7 @@ class LoopPlan:
     global_batch_size: int
     is_due: Callable[[int], bool]
     run_callbacks: Callable[[int, bool], bool | None]
+    stop: StopRequest = field(default_factory=StopRequest)
 
 
 @dataclass
@@ -241,16 +251,14 @@ class StepMetrics:
     def __init__(
         self,
         world: DistContext,
-        order: SampleOrder,
-        tokens: TokenSet,
+        rows: TrainingRows,
         plan: LoopPlan,
         events: EventLog,
-        stop: StopRequest,
         clock: StepTimer,
         check: Callable[[StepWork, ReducedStep], None] | None = None,
     ) -> None:
-        self._world, self._order, self._tokens, self._plan = world, order, tokens, plan
-        self._events, self._stop, self._clock, self._check = events, stop, clock, check
+        self._world, self._order, self._tokens, self._plan = world, rows.order, rows.tokens, plan
+        self._events, self._clock, self._check = events, clock, check
         self._control = AsyncStepReduction(world)
         self._machine = MachineSamples(events, world.device.type)
         self._interval = _LogInterval()
@@ -274,7 +282,7 @@ class StepMetrics:
             work.step,
             work.loss_sum,
             work.grad_norm,
-            stop=self._stop.asked,
+            stop=self._plan.stop.asked,
             rows=work.rows_checksum,
             planned_rows=self._order.planned_checksum(work.step),
         )
@@ -307,7 +315,7 @@ class StepMetrics:
         """Return whether a callback is due after this step."""
         return stop or self._plan.is_due(done)
 
-    def edge(self, done: int, stop: bool) -> bool:
+    def run_callbacks(self, done: int, stop: bool) -> bool:
         """Drain the reductions between two steps, when every rank has done the same number; then evaluate and save if due.
 
         Returns:
@@ -386,8 +394,7 @@ class StepMetrics:
             what = f"the loss of rank {names} is not finite ({loss}) in step {agreed.step + 1}; rank {rank} trained sequences {rows[:8]}"
         else:
             what = f"the gradient is not finite in step {agreed.step + 1}, though every rank's loss is"
-        error = NonFiniteLoss(
-            f"{what}. The weights are those before that step; try a lower train.lr, more warmup_steps, or float32"
+        raise NonFiniteLoss(
+            f"{what}. The weights are those before that step; try a lower train.lr, more warmup_steps, or float32",
+            agreed.step,
         )
-        error.step = agreed.step  # type: ignore[attr-defined]
-        raise error

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from allranks.train.patches import replace_work_wait
 from allranks.utils.cpu_load import RunQueueClock
 
 _waited = 0.0
@@ -46,8 +47,7 @@ def start_wait_timer() -> None:
     global _original_wait, _run_queue  # noqa: PLW0603 - one per process, like the patched class
     if _original_wait is None:
         _run_queue = RunQueueClock()
-        _original_wait = dist.Work.wait
-        dist.Work.wait = _timed_wait  # pyright: ignore[reportAttributeAccessIssue]
+        _original_wait = replace_work_wait(_timed_wait)
 
 
 def _timed_wait(work: dist.Work, *args: Any, **more: Any) -> Any:

@@ -28,7 +28,7 @@ from allranks.train.evaluation import EarlyStopping, evaluations_until, sample_a
 from allranks.train.loggers import make_loggers
 from allranks.train.loop import HeartbeatWatcher, NullStepWatcher, StepWatcher
 from allranks.train.setup import TrainingSetup, build_training, log_end, log_experts, restore
-from allranks.train.step_metrics import LoopOutcome, LoopPlan, StopRequest
+from allranks.train.step_metrics import LoopOutcome, LoopPlan, StopRequest, TrainingRows
 from allranks.train.sync_proof import prove_ranks
 from allranks.train.tasks import TrainingTask, task_of
 from allranks.utils.filesystem import cache_root
@@ -197,13 +197,13 @@ class Worker:
     def _train(self, data: PreparedData, order: SampleOrder, built: TrainingSetup, first_step: int) -> int:
         total = self._total_steps(order)
         self._warn(order, total)
-        edges = StepCallbacks(self._here, self._task, data, built, total)
-        edges.before(first_step)
+        callbacks = StepCallbacks(self._here, self._task, data, built, total)
+        callbacks.before(first_step)
         self._here.phase("train", total_steps=total, first_step=first_step)
-        outcome = self._steps(data, order, built, edges, first_step, total)
-        if outcome.stopped and not edges.ended_early:
+        outcome = self._steps(data, order, built, callbacks, first_step, total)
+        if outcome.stopped and not callbacks.ended_early:
             return self._end_stopped(outcome.steps_done)
-        edges.at_end(first_step, outcome.steps_done)
+        callbacks.at_end(first_step, outcome.steps_done)
         return self._finish()
 
     def _warn(self, order: SampleOrder, total: int) -> None:
@@ -225,7 +225,13 @@ class Worker:
         return plan.max_steps
 
     def _steps(
-        self, data: PreparedData, order: SampleOrder, built: TrainingSetup, edges: StepCallbacks, first: int, total: int
+        self,
+        data: PreparedData,
+        order: SampleOrder,
+        built: TrainingSetup,
+        callbacks: StepCallbacks,
+        first: int,
+        total: int,
     ) -> LoopOutcome:
         """Run steps from `first` until `total` are done or all ranks agree to stop."""
         here, spec = self._here, self._here.spec
@@ -242,17 +248,17 @@ class Worker:
             spec.train,
             spec.observe.log_every,
             here.batch.global_batch_size,
-            edges.is_due,
-            edges.run_callbacks,
+            callbacks.is_due,
+            callbacks.run_callbacks,
+            here.stop,
         )
+        rows = TrainingRows(order, data.train, make_batch)
         watcher = HeartbeatWatcher(self._watcher(built, first, total))
         try:
-            outcome = engine_of(here.plan.strategy)(
-                here.world, built.strategy, order, data.train, make_batch, plan, here.events, here.stop, watcher
-            ).run()
+            outcome = engine_of(here.plan.strategy)(here.world, built.strategy, rows, plan, here.events, watcher).run()
         except NonFiniteLoss as error:
             try:
-                edges.saves.save_last_good(getattr(error, "step", 0))
+                callbacks.saves.save_last_good(error.step)
             except AllranksError as second:  # the first error is the cause, and the one to report
                 here.say(f"the last good state could not be saved: {second}")
             raise

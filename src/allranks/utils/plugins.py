@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Generic, TypeVar
+
+from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.utils.text import did_you_mean
 
 T = TypeVar("T")
 
@@ -42,6 +45,25 @@ class PluginRegistry(MutableMapping[str, T], Generic[T]):
         """Return why the package that has this name could not be loaded; None if there is no such package."""
         self._plugins()
         return None if name in self else self._problems.get(name)
+
+    def require(self, name: str, key: str, *, what: str = "value", hint: Callable[[], str] | None = None) -> T:
+        """Return the record that a key of the spec names.
+
+        Args:
+            key: the key, for messages.
+            what: what the names are.
+            hint: returns the suggestion for an unknown name, such as ``; did you mean 'slurm'?``; None: the nearest name.
+
+        Raises:
+            SpecError: unknown name.
+            EnvironmentNotAble: the package of that name cannot be loaded.
+        """
+        if name in self:
+            return self[name]
+        if problem := self.problem_of(name):
+            raise EnvironmentNotAble(f"{key}: {name} cannot be loaded: {problem}")
+        near = hint() if hint else did_you_mean(name, self)
+        raise SpecError(f"{key}: unknown {what} {name!r}{near} (known: {', '.join(self)})")
 
     def __getitem__(self, name: str) -> T:
         return self._own[name] if name in self._own else self._plugins()[name]

@@ -248,7 +248,6 @@ class TraceStream:
         self.head = TraceMetadata()
         self.damage: str | None = None  # why the file ended early
         self.skipped = 0  # events that could not be parsed
-        self.raw_bytes = 0
 
     def pieces(self) -> Iterator[list[TraceEvent]]:
         """Yield events in the file's order, some thousand at a time. Raises `NotATrace`, `OSError`."""
@@ -269,9 +268,7 @@ class TraceStream:
             if not first:
                 raise NotATrace("the file is empty")
             reader = read_gzip(file, first, self._damaged) if first[:2] == GZIP else read_plain(file, first)
-            for chunk in reader:
-                self.raw_bytes += len(chunk)
-                yield chunk
+            yield from reader
 
     def _damaged(self, why: str) -> None:
         self.damage = why

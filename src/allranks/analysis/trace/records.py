@@ -1,4 +1,4 @@
-"""Records of a trace report, and sums of its collectives by step and by phase.
+"""Records of a trace report, and sums of its collectives by phase.
 
 One `TraceReport` covers all ranks of one run (or one window of it). Times are in seconds, sizes in bytes. Points in time
 (`start_s`, `end_s`) count from the earliest window start of any rank, on the clock derived from paired collectives: equal points
@@ -7,7 +7,6 @@ on two ranks are the same time, as far as the traces show. docs/trace.md defines
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Literal
 
 from msgspec import Struct
@@ -281,14 +280,6 @@ class TraceReport(Record, frozen=True):
         return next((r for r in self.ranks if r.rank == number), None)
 
 
-class CollectiveTotals(Record, frozen=True):
-    """Collectives of one kind in one step of one rank. `bytes` is None if the size of one of them is unknown."""
-
-    count: int
-    bytes: int | None
-    time_s: float
-
-
 def totals_by_phase(report: TraceReport) -> tuple[dict[tuple[str, Phase], list[float]], bool, int]:
     """Return sums of (count, bytes, seconds) by kind and phase over ranks and steps; whether all sizes are known; ranks times steps."""
     sums: dict[tuple[str, Phase], list[float]] = {}
@@ -299,27 +290,3 @@ def totals_by_phase(report: TraceReport) -> tuple[dict[tuple[str, Phase], list[f
         row[2] += r.time_s
     told = all(r.bytes is not None for r in report.launches)
     return sums, told, sum(max(len(r.steps), 1) for r in report.ranks)
-
-
-def collectives_per_step(
-    report: TraceReport, rank: int, phase: Phase | None = None
-) -> dict[int | None, dict[str, CollectiveTotals]]:
-    """Return by step and kind the collectives that a rank launched, in one phase (`"backward"`: launched there, whenever it ran) or in all.
-
-    Steps without collectives are included, empty. Without step marks the only key is None.
-    """
-    found = report.rank(rank)
-    steps: list[int | None] = [s.step for s in found.steps] if found else []
-    out: dict[int | None, dict[str, CollectiveTotals]] = {step: {} for step in steps or [None]}
-    sums: dict[tuple[int | None, str], list[CollectiveTotals]] = defaultdict(list)
-    for row in report.launches:
-        if row.rank == rank and phase in (None, row.phase):
-            sums[row.step, row.kind].append(CollectiveTotals(count=row.count, bytes=row.bytes, time_s=row.time_s))
-    for (step, kind), rows in sums.items():
-        sizes = [r.bytes for r in rows]
-        out.setdefault(step, {})[kind] = CollectiveTotals(
-            count=sum(r.count for r in rows),
-            bytes=None if None in sizes else sum(s or 0 for s in sizes),
-            time_s=sum(r.time_s for r in rows),
-        )
-    return out

@@ -73,15 +73,6 @@ class OrderSource(Protocol):
     def request(self, order: str, reason: str) -> None: ...
 
 
-class ChannelCounters(msgspec.Struct):
-    """Number of operations so far, for measurements."""
-
-    messages_in: int = 0
-    messages_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-
-
 class _Connection:
     """One connection."""
 
@@ -131,7 +122,6 @@ class ChannelServer(threading.Thread):
         self._links: dict[int, AgentLink] = {}
         self._orders = Orders()
         self._closed = threading.Event()
-        self.counts = ChannelCounters()
         token = new_token()
         self._token = token
         self.endpoint = Endpoint(address=address, port=self._listener.getsockname()[1], token=token, keep_s=keep_s)
@@ -232,10 +222,8 @@ class ChannelServer(threading.Thread):
         if not data:
             self._drop(peer, CLOSED)
             return
-        self.counts.bytes_in += len(data)
         try:
             for content in self._opened(peer, data):
-                self.counts.messages_in += 1
                 self._take(peer, content)
         except (ChannelError, msgspec.DecodeError) as error:
             logging.warning("control channel: connection from %s refused: %s", peer.address, error)
@@ -292,14 +280,12 @@ class ChannelServer(threading.Thread):
             self._drop(peer, CLOSED)
             return
         peer.out += peer.sealer.seal(content)
-        self.counts.messages_out += 1
         self._flush(peer)
 
     def _flush(self, peer: _Connection) -> None:
         try:
             while peer.out:
                 sent = peer.sock.send(peer.out)
-                self.counts.bytes_out += sent
                 del peer.out[:sent]
         except BlockingIOError:
             pass

@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from allranks.analysis.stacks import is_build_lock_stack, is_collective_stack
@@ -99,13 +100,28 @@ class _Sample(NamedTuple):
         )
 
 
+@dataclass(frozen=True)
+class WatchedNode:
+    """The node that a `HangMonitor` is for.
+
+    Attributes:
+        named: its name in messages.
+        host: its name in the names of log files.
+        pages: the heartbeat page of each of its ranks.
+    """
+
+    run: RunDir
+    attempt: int
+    node: int
+    named: str
+    host: str
+    pages: Mapping[int, HeartbeatPage]
+
+
 class HangMonitor(threading.Thread):
     """Monitor until `stop`. After an alarm of any node, examine the ranks of this node once.
 
     Args:
-        named: this node's name in messages.
-        host: this node's name in the names of log files.
-        pages: the heartbeat page of each rank of this node.
         device: ``cuda`` or ``cpu``: where the ranks compute.
         script: for a user's own program, which hangs only if all its nodes raise an alarm.
         raise_alarm: sends the alarm to the driver, or (None) withdraws it.
@@ -114,12 +130,7 @@ class HangMonitor(threading.Thread):
 
     def __init__(
         self,
-        run: RunDir,
-        attempt: int,
-        node: int,
-        named: str,
-        host: str,
-        pages: Mapping[int, HeartbeatPage],
+        watched: WatchedNode,
         limits: Limits,
         collector: EvidenceCollector,
         channel: EvidenceChannel,
@@ -130,8 +141,9 @@ class HangMonitor(threading.Thread):
         script: ScriptSilence | None = None,
     ) -> None:
         super().__init__(name="hangs", daemon=True)
-        self._run, self._attempt, self._node, self._named, self._host = run, attempt, node, named, host
-        self._pages, self._limits, self._collector, self._channel = pages, limits, collector, channel
+        self._run, self._attempt, self._node = watched.run, watched.attempt, watched.node
+        self._named, self._host, self._pages = watched.named, watched.host, watched.pages
+        self._limits, self._collector, self._channel = limits, collector, channel
         self._raise, self._end, self._script, self._device = raise_alarm, end, script, device
         self._suspects = False
         self._floor = time.monotonic()

@@ -102,7 +102,7 @@ class ConnectionAttempts:
 
 
 class ProbedNode:
-    """One node's state: the links to try, the expected visits, and counters.
+    """One node's state: the links to try, and the expected visits.
 
     Args:
         index: this node's index.
@@ -127,7 +127,6 @@ class ProbedNode:
             (peer, port): ConnectionAttempts(now) for peer in targets for port in seats[peer][2]
         }
         self.visitors = {seats[peer][0] for peer in visitors}
-        self.visits = 0
         self.missing = {(name, port) for name in self.visitors for port in self.ports}
         self.closed: dict[int, str] = {}
         self.cost = {"connects": 0, "accepts": 0, "messages": 0, "bytes": 0}
@@ -167,7 +166,6 @@ class ProbedNode:
 
     def visited(self, name: str, port: int) -> None:
         """Record that a peer connected, read this node's name and closed."""
-        self.visits += 1
         self.missing.discard((name, port))
 
     def sent(self, count: int) -> None:

@@ -24,12 +24,13 @@ from allranks.planning.memory.activations import (
 from allranks.planning.memory.config_sources import ConfigSource
 from allranks.planning.memory.model_config import ModelConfig
 from allranks.planning.memory.records import NOT_KNOWN, Capacity, Fit, Moment, verdict
-from allranks.planning.memory.weights import ModelMemory, shapes_of, trained_weights_of
+from allranks.planning.memory.weights import ElementBytes, ModelMemory, shapes_of, trained_weights_of
 from allranks.planning.records import LaunchPlan
 from allranks.spec.models import is_mlp
 from allranks.spec.records import ModelSpec, RunSpec
 from allranks.spec.strategies import strategy_info, strategy_state
 from allranks.spec.strategies.base import Parts, StrategyState, add_parts
+from allranks.utils.formatting import format_bytes
 from allranks.utils.machine import MachineFacts
 
 GIB = 1 << 30
@@ -64,7 +65,7 @@ def capacity(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Capacity:
     return Capacity(
         device="host memory",
         bytes=each,
-        source=f"{facts.memory_bytes / GIB:.1f} GiB of this machine / {plan.procs_per_node} ranks",
+        source=f"{format_bytes(facts.memory_bytes)} of this machine / {plan.procs_per_node} ranks",
     )
 
 
@@ -272,9 +273,11 @@ def model_of(spec: RunSpec, plan: LaunchPlan, config: ModelConfig) -> ModelMemor
     return ModelMemory(
         shapes,
         what,
-        element=compute if what.lora else trained,
-        trained_element=trained,
-        autocast=compute if trained != compute and not what.only_adapters else None,
+        ElementBytes(
+            frozen=compute if what.lora else trained,
+            trained=trained,
+            autocast=compute if trained != compute and not what.only_adapters else None,
+        ),
         world=plan.world_size,
         accumulates=plan.batch.grad_accum > 1,
         gloo=plan.backend == "gloo",

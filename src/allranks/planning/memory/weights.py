@@ -7,6 +7,7 @@ frozen base, by PEFT's rules.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
 
@@ -341,13 +342,25 @@ def _ends(name: str, target: str) -> bool:
     return name == target or name.endswith("." + target)
 
 
+@dataclass(frozen=True)
+class ElementBytes:
+    """Bytes of one element of the weights.
+
+    Attributes:
+        frozen: of a weight of the base that is not trained.
+        trained: of a trained weight, its gradient, and each of its moments.
+        autocast: in the dtype of compute, where forward passes run under autocast; else None.
+    """
+
+    frozen: int
+    trained: int
+    autocast: int | None
+
+
 class ModelMemory:
     """Model data that memory layouts depend on. ``blocks`` in order; ``rest``: weights outside blocks. Sums are cached.
 
     Args:
-        element: bytes of a weight of the base that is not trained.
-        trained_element: bytes of a trained element, its gradient, and each of its moments.
-        autocast: bytes of an element in the dtype of compute, where forward passes run under autocast; else None.
         accumulates: a step has several micro-steps.
         gloo: collectives use gloo, which reduces a copy of a reduce-scatter's input.
         device: cpu | cuda.
@@ -357,30 +370,28 @@ class ModelMemory:
         self,
         shapes: Shapes,
         what: TrainedWeights,
+        element: ElementBytes,
         *,
-        element: int,
-        trained_element: int,
         world: int,
         accumulates: bool,
         gloo: bool,
         device: str,
-        autocast: int | None = None,
     ) -> None:
         self.shapes, self.what, self.world, self.accumulates = shapes, what, world, accumulates
-        self.element, self.trained_element, self.copies = element, trained_element, 2 if gloo else 1
-        self.device, self.autocast = device, autocast
+        self.element, self.trained_element, self.autocast = element.frozen, element.trained, element.autocast
+        self.device, self.copies = device, 2 if gloo else 1
         distinct = {id(block): what.unit(block) for block in {id(b): b for b in shapes.blocks}.values()}
         self.blocks: tuple[UnitSizes, ...] = tuple(distinct[id(block)] for block in shapes.blocks)
         self.rest: UnitSizes = what.unit(shapes.rest)
         every = (*self.blocks, self.rest)
         self.base = sum(self._base_bytes(u) for u in every)
-        self.adapters = sum(u.adapters for u in every) * trained_element
+        self.adapters = sum(u.adapters for u in every) * element.trained
         self.parameters = sum(u.base + u.adapters for u in every)
         self.trained = sum(u.trained for u in every)  # numbers, not bytes
-        self.gradients = self.trained * trained_element
-        self.largest_gradient = max(u.largest_trained for u in every) * trained_element
+        self.gradients = self.trained * element.trained
+        self.largest_gradient = max(u.largest_trained for u in every) * element.trained
         self._head = sum(w.numel if what.is_trained(w) else 0 for w in shapes.behind)
-        self.head_gradient_bytes = self._head * trained_element  # the first gradients of backward
+        self.head_gradient_bytes = self._head * element.trained  # the first gradients of backward
         backwards = accumulate((self.gradient_of(b) for b in self.blocks[::-1]), initial=self.head_gradient_bytes)
         self._come = list(backwards)[-2::-1]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.errors import SpecError
 from allranks.spec.strategies import data_parallel, deepspeed_zero, fsdp2, hf_trainer, zero
 from allranks.spec.strategies.base import (
     ModelSizes,
     OffloadedState,
+    PlannedWork,
     StrategyInfo,
+    StrategyPlanner,
     StrategyState,
 )
 from allranks.spec.suggestions import near_strategies, suggest_strategies
@@ -66,11 +68,7 @@ def strategy_info(name: str) -> StrategyInfo:
         SpecError: unknown strategy; the message names the nearest ones.
         EnvironmentNotAble: the package of the strategy cannot be loaded.
     """
-    if name in REGISTRY:
-        return REGISTRY[name]
-    if problem := REGISTRY.problem_of(name):
-        raise EnvironmentNotAble(f"strategy.name: {name} cannot be loaded: {problem}")
-    raise SpecError(f"strategy.name: unknown strategy {name!r}{strategy_hint(name)} (known: {', '.join(REGISTRY)})")
+    return REGISTRY.require(name, "strategy.name", what="strategy", hint=lambda: strategy_hint(name))
 
 
 def strategy_hint(name: str) -> str:
@@ -131,11 +129,19 @@ def plan_options(
     known = strategy_info(name)
     if not known.planner or spec.script is not None:
         return options
-    return _planner(known).plan_options(name, options, spec.train, micro_batch_size, grad_accum, world, dtype, device)
+    work = PlannedWork(
+        strategy=name,
+        micro_batch_size=micro_batch_size,
+        grad_accum=grad_accum,
+        world_size=world,
+        dtype=dtype,
+        device=device,
+    )
+    return _planner(known).plan_options(options, spec.train, work)
 
 
-def _planner(known: StrategyInfo) -> Any:
-    return import_module(known.planner)
+def _planner(known: StrategyInfo) -> StrategyPlanner:
+    return cast(StrategyPlanner, import_module(known.planner))
 
 
 def offload_warnings(options: dict[str, Any], device: str) -> tuple[str, ...]:

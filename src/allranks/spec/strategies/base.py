@@ -12,9 +12,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+
+if TYPE_CHECKING:
+    from allranks.spec.records import TrainSpec
 
 ADAM_MOMENTS = 2  # AdamW's
 NO_OPTIMIZER_TEMPORARY = 0  # fused AdamW updates in place
@@ -171,6 +174,86 @@ class StrategyState(Protocol):
 MakeState = Callable[[ModelSizes, Options], StrategyState]
 
 
+Bar = tuple[str, float, float]
+"""What a rank does in a picture, from when to when, on a scale from 0 to 100."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyPage:
+    """What the documentation says of a strategy. `scripts/make_strategy_pages.py` adds its options, its class and the picture.
+
+    In formulas P are the parameters; T the trained ones, n of them tensors, of g bytes each; A the micro-steps; W the ranks.
+    """
+
+    new: str
+    """In a few words, for the table of all strategies."""
+    idea: str
+    improves: str
+    """What it improves over the strategy before it."""
+    bytes: str
+    """Payload of one rank per step."""
+    memory: str
+    """Bytes of a rank, with float32 AdamW."""
+    ratio: str
+    """Memory as a ratio to plain data parallelism at two ranks, if all weights are trained."""
+    unused: str
+    """What happens to parameters without gradient."""
+    compute: tuple[Bar, ...]
+    """The timeline of a step: forward, backward, optimizer, wait."""
+    communication: tuple[Bar, ...] = ()
+    """Collectives, below it."""
+    options: dict[str, str] = field(default_factory=dict)
+    """More on an option than its name and default."""
+
+
+def bars(kind: str, width: float, *starts: float) -> tuple[Bar, ...]:
+    """Return bars of equal width for `StrategyPage`."""
+    return tuple((kind, start, start + width) for start in starts)
+
+
+ONE_MICRO_STEP: tuple[Bar, ...] = (("forward", 0, 20), ("backward", 20, 60))
+FULL_REPLICA = "4P + 12T: weights, gradients, two moments"
+ZERO_GRADIENTS = "A missing gradient counts as zeros on that rank. If it is missing on all ranks, the optimizer gets a gradient of zeros."
+OR_TORCH_ERROR = "With `find_unused_parameters: true`; without it torch raises an error."
+OFFLOAD_NOTE = (
+    "optimizer keeps moments on the host and updates there; each step copies this rank's gradients to the host and "
+    "its new weights back"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedWork:
+    """What a `StrategyPlanner` knows of the plan."""
+
+    strategy: str
+    micro_batch_size: int
+    grad_accum: int
+    world_size: int
+    dtype: str
+    """In which the model computes: float32 or bfloat16."""
+    device: str
+
+
+class StrategyPlanner(Protocol):
+    """The module without torch that plans the options of another library's engine."""
+
+    def read_options(self, options: Options) -> Options:
+        """Return the options with the content of files that they name."""
+        ...
+
+    def param_dtype(self, options: Options) -> str | None:
+        """Return the dtype of trained weights that the options set; None if they set none."""
+        ...
+
+    def plan_options(self, options: Options, train: TrainSpec, work: PlannedWork) -> Options:
+        """Return the options for the ranks.
+
+        Raises:
+            SpecError: an option contradicts the spec.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class StrategyInfo:
     """Where a strategy is implemented, and its options with their defaults."""
@@ -193,9 +276,11 @@ class StrategyInfo:
     """The library compiles extensions when ranks start."""
     cpu_environment: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Variables that the library needs where ranks compute on CPUs: (value, reason)."""
-    planner: str = ""  # the full name of a module without torch, with `read_options`, `param_dtype` and `plan_options`
+    planner: str = ""
+    """The full name of a module that is a `StrategyPlanner`."""
     engine: str = "allranks.train.loop:TrainingLoop"
     """What runs the optimizer steps, as ``module:class``."""
+    page: StrategyPage | None = None
 
 
 class GradientBuffers:

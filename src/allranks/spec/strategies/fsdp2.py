@@ -7,19 +7,29 @@ from itertools import accumulate
 
 from allranks.spec.strategies.base import (
     ADAM_MOMENTS,
+    OFFLOAD_NOTE,
     ModelSizes,
     Options,
     Parts,
     StrategyInfo,
+    StrategyPage,
     StrategyState,
     UnitSizes,
     add_parts,
+    bars,
     sharded_setup,
     share_per_rank,
 )
 
 OPTIONS: Options = {"find_unused_parameters": False, "adapters": "auto", "offload": "none"}
 CHOICES = {"adapters": ("auto", "ignored", "sharded"), "offload": ("none", "optimizer", "all")}
+OPTION_NOTES = {
+    "adapters": "ignored keeps adapters whole on every rank (one flat all-reduce of their gradients per step, no collective to "
+    "save them), sharded shards them like other weights, auto keeps them whole if four times their bytes are at most 64 MiB or a "
+    "tenth of the rank's share of the frozen weights, and reports the choice",
+    "offload": f"{OFFLOAD_NOTE}; all also keeps the sharded weights there, so that a block's shard is copied to the device "
+    "whenever it is gathered; whole adapters stay on the device",
+}
 SMALL_BYTES = 64 << 20
 
 
@@ -127,6 +137,19 @@ PYTORCH_ZERO2 = StrategyInfo(
     OPTIONS,
     CHOICES,
     memory=partial(_memory, reshard=False),
+    page=StrategyPage(
+        new="torch's `zero2`, weights sharded between steps",
+        idea="torch's FSDP2 (`fully_shard` per block) that keeps gathered weights until backward has used them.",
+        improves="`pytorch_zero1` keeps full gradients.",
+        bytes="A (P + T) g: all-gathers in forward, reduce-scatters in backward",
+        memory="(4P + 12T)/W between steps; all weights between forward and backward",
+        ratio="1/2",
+        unused="With `find_unused_parameters: true`, which adds zeros to each block's output; without it, "
+        "ranks with different unused parameters would reduce different ones.",
+        compute=(("wait", 0, 5), ("forward", 5, 25), ("backward", 25, 67), ("optimizer", 67, 71)),
+        communication=(*bars("all-gather", 4, 0, 6, 12, 18), *bars("reduce-scatter", 4, 35, 45, 55, 63)),
+        options=OPTION_NOTES,
+    ),
 )
 PYTORCH_ZERO3 = StrategyInfo(
     "allranks.train.strategies.fsdp2:PyTorchZero3",
@@ -134,4 +157,20 @@ PYTORCH_ZERO3 = StrategyInfo(
     OPTIONS,
     CHOICES,
     memory=partial(_memory, reshard=True),
+    page=StrategyPage(
+        new="torch's `zero3`",
+        idea="torch's FSDP2 (`fully_shard` per block) that frees a block after its forward and gathers it "
+        "again for its backward.",
+        improves="`pytorch_zero2` keeps all weights gathered between forward and backward.",
+        bytes="A (2 P + T) g: all-gathers in forward and backward, reduce-scatters in backward",
+        memory="(4P + 12T)/W, and two or three gathered blocks",
+        ratio="1/2",
+        unused="As `pytorch_zero2`.",
+        compute=(("wait", 0, 5), ("forward", 5, 25), ("wait", 25, 30), ("backward", 30, 72), ("optimizer", 72, 76)),
+        communication=(
+            *bars("all-gather", 4, 0, 6, 12, 18, 26, 33, 44, 55),
+            *bars("reduce-scatter", 4, 39, 50, 61, 68),
+        ),
+        options=OPTION_NOTES,
+    ),
 )

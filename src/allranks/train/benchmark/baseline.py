@@ -35,7 +35,7 @@ from allranks.train.models.losses import LossModel
 from allranks.train.models.precision import DTYPES
 from allranks.train.optimizer import adamw
 from allranks.train.setup import set_precision, stored_dtype
-from allranks.train.step_metrics import LoopPlan, StopRequest
+from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies.base import Strategy
 from allranks.train.tasks import task_of, whole_model
 from allranks.utils.filesystem import cache_root
@@ -93,7 +93,7 @@ class Baseline:
         self.facts |= {"problem": problem, "planned": self._planned(sequences, order)}
         pad = bench.data.tokenizer.pad_token_id
         dtype = DTYPES[bench.plan.dtype]
-        return PlainTrainer(spec, batch, self._world.size, sequences, order, pad, self._world.device, dtype)
+        return PlainTrainer(spec, sequences, order, pad, self._world.device, dtype)
 
     def _planned(self, sequences: list[PlainSequence], order: PlannedRows) -> list[list[Json]]:
         found = []
@@ -326,5 +326,5 @@ class TrialRunner:
             0, steps, self.spec.train, 1, self.batch.global_batch_size, lambda done: False, lambda done, stop: None
         )
         with EventLog(log, self.world.rank) as events:
-            engine(self.world, strategy, self.order, self.data.train, make, plan, events, StopRequest(), watcher).run()
+            engine(self.world, strategy, TrainingRows(self.order, self.data.train, make), plan, events, watcher).run()
         return [e for e in read_events(log) if e["event"] == "step"], work

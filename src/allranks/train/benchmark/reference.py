@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from allranks.planning.records import BatchPlan
 from allranks.spec.models import MlpShape, is_mlp, mlp_shape
 from allranks.spec.records import RunSpec, TrainSpec
 from allranks.train.benchmark.reference_rows import PlainRow, PlainSequence, PlannedRows
@@ -59,8 +58,6 @@ class PlainTrainer:
     def __init__(
         self,
         spec: RunSpec,
-        batch: BatchPlan,
-        world_size: int,
         sequences: Sequence[PlainSequence],
         order: PlannedRows,
         pad_id: int,
@@ -68,9 +65,9 @@ class PlainTrainer:
         dtype: torch.dtype,
     ) -> None:
         assert spec.model is not None and spec.data is not None
-        self._train, self._batch, self._world = spec.train, batch, world_size
+        self._train, self._batch, self._world = spec.train, order.batch, order.world_size
         self._sequences, self._order, self._pad, self._device, self._dtype = sequences, order, pad_id, device, dtype
-        self._seed, self._most = spec.data.seed, spec.data.max_length * batch.micro_batch_size
+        self._seed, self._most = spec.data.seed, spec.data.max_length * order.batch.micro_batch_size
         self._width = mlp_shape(spec.model.name, spec.model.config).width if is_mlp(spec.model.name) else 0
 
     def run(self, module: Any, steps: int, variant: Variant) -> PlainTraining:

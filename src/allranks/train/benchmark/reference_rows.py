@@ -62,14 +62,14 @@ class PlannedRows:
     """
 
     def __init__(self, n: int, seed: int, batch: BatchPlan, world_size: int) -> None:
-        self._n, self._seed, self._batch, self._world = n, seed, batch, world_size
+        self._n, self._seed, self.batch, self.world_size = n, seed, batch, world_size
         self._epoch = lru_cache(maxsize=2)(lambda epoch: permutation(n, seed, 1 + epoch))
 
     def of_rank(self, step: int, rank: int) -> list[list[int]]:
         """Return the sequences of a rank's micro-batches in a step (from 0)."""
-        size, out = self._batch.micro_batch_size, []
-        for micro in range(self._batch.grad_accum):
-            first = step * self._batch.global_batch_size + (micro * self._world + rank) * size
+        size, out = self.batch.micro_batch_size, []
+        for micro in range(self.batch.grad_accum):
+            first = step * self.batch.global_batch_size + (micro * self.world_size + rank) * size
             out.append([self._at(first + k) for k in range(size)])
         return out
 

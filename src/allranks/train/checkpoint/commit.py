@@ -21,6 +21,7 @@ from allranks.rundir.files import make_folder, write_text_atomic
 from allranks.rundir.paths import RunDir, restrict_permissions
 from allranks.train.checkpoint.writer import PublishedFiles, TensorDigest
 from allranks.train.models.weight_sources import NAME_OF
+from allranks.utils.formatting import format_bytes
 
 READER = Path(__file__).with_name("reread.py")
 WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "module.", "_checkpoint_wrapped_module")
@@ -142,7 +143,7 @@ def make_room(run: RunDir, need_bytes: int, *, keep_best: bool = False) -> list[
     sizes = {step: _bytes_below(run.checkpoint(step)) for step in old}
     if free + sum(sizes.values()) < need:
         raise CheckpointError(
-            f"{run.checkpoints}: about {need_bytes / 2**20:.1f} MiB are needed, {free / 2**20:.1f} MiB are free"
+            f"{run.checkpoints}: about {format_bytes(need_bytes)} are needed, {format_bytes(free)} are free"
         )
     removed = []
     for step in old:

@@ -44,6 +44,7 @@ from allranks.train.checkpoint.writer import (
 from allranks.train.distributed import DistContext
 from allranks.train.strategies import shards
 from allranks.train.strategies.base import Strategy
+from allranks.utils.formatting import format_bytes
 from allranks.version import __version__
 
 T = TypeVar("T")
@@ -122,7 +123,7 @@ class RankAgreement:
     def _full(self) -> str:
         """Mention the free space if it is low: torch's writer reports a full disk as "unexpected pos"."""
         free = shutil.disk_usage(self._folder).free if self._folder and self._folder.exists() else LOW_DISK_BYTES
-        return f" ({free / 2**20:.1f} MiB are free in {self._folder})" if free < LOW_DISK_BYTES else ""
+        return f" ({format_bytes(free)} are free in {self._folder})" if free < LOW_DISK_BYTES else ""
 
     def first(self, what: str, action: Callable[[], T]) -> T:
         """Run an action on rank 0 only, and return its result on all ranks; otherwise like `each`."""
@@ -150,13 +151,28 @@ class SavedCheckpoint:
     removed: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class CheckpointContent:
+    """What is saved: weights and state of a strategy, and what belongs to them.
+
+    Attributes:
+        published: layout of the weights in the published files, planned before the strategy's set-up.
+        identity: facts for the manifest.
+        progress: returns the state of schedule and data for a step.
+    """
+
+    strategy: Strategy
+    model: nn.Module
+    tokenizer: Any
+    published: PublishedFiles
+    identity: dict[str, Any]
+    progress: Callable[[int], dict[str, Any]] = lambda step: {"step": step}
+
+
 class Saver:
     """Save checkpoints in the foreground or background. `save` and `finish` are collective.
 
     Args:
-        published: layout of the weights in the published files, planned before the strategy's set-up.
-        identity: facts for the manifest.
-        progress: returns the state of schedule and data for a step.
         told: called with each published checkpoint, in the thread that wrote it.
     """
 
@@ -164,19 +180,13 @@ class Saver:
         self,
         run: RunDir,
         world: DistContext,
-        strategy: Strategy,
-        model: nn.Module,
-        tokenizer: Any,
-        published: PublishedFiles,
+        content: CheckpointContent,
         spec: CheckpointSpec,
-        identity: dict[str, Any],
-        progress: Callable[[int], dict[str, Any]] = lambda step: {"step": step},
         told: Callable[[SavedCheckpoint], None] = lambda saved: None,
     ) -> None:
-        self.run, self.world, self.strategy, self.model = run, world, strategy, model
-        self._tokenizer, self._published, self._spec = tokenizer, published, spec
-        self._identity, self._progress, self._told = identity, progress, told
-        slow = 4 * published.bytes / SLOW_DISK_BYTES_PER_S
+        self.run, self.world, self._content = run, world, content
+        self._published, self._spec, self._told = content.published, spec, told
+        slow = 4 * content.published.bytes / SLOW_DISK_BYTES_PER_S
         self._together = RankAgreement(spec.timeout_s, spec.timeout_s + slow, run.checkpoints)
         self._copies = CpuCopies()
         self._in_flight: threading.Thread | None = None
@@ -200,7 +210,7 @@ class Saver:
         self.finish()
         self._together.meet(f"the checkpoint of step {steps_done}")
         random = distributed.rng_state() if mode == "full" else None
-        parts = collect_parts(self.strategy, self._published, self.world.rank, self.world.size, random)
+        parts = collect_parts(self._content.strategy, self._published, self.world.rank, self.world.size, random)
         removed = self._find_room(parts)
         parts = self._copies.of(parts) if behind else on_cpu(parts)
         if not behind:
@@ -292,7 +302,13 @@ class Saver:
 
         def write() -> tuple[list[TensorDigest], dict[str, str]]:
             more, places = writer.write_files(
-                aside, aside / "on-the-way", parts, self._published, self.model, self.world.rank, self.world.size
+                aside,
+                aside / "on-the-way",
+                parts,
+                self._published,
+                self._content.model,
+                self.world.rank,
+                self.world.size,
             )
             if parts.random is not None:
                 self._write_random(aside, parts.random)
@@ -308,10 +324,10 @@ class Saver:
 
     def _write_small(self, aside: Path, mode: str, step: int, places: dict[str, str]) -> None:
         shutil.rmtree(aside / "on-the-way")
-        writer.write_configs(aside, self._published, self.model, self._tokenizer)
+        writer.write_configs(aside, self._published, self._content.model, self._content.tokenizer)
         writer.write_index(aside, self._published, places)
         if mode == "full":
-            write_json(aside / "state" / "progress.json", self._progress(step))
+            write_json(aside / "state" / "progress.json", self._content.progress(step))
             if self.run.spec.exists():
                 shutil.copyfile(self.run.spec, aside / "state" / "spec.yaml")
 
@@ -337,7 +353,7 @@ class Saver:
             "world_size": self.world.size,
             "allranks": __version__,
             "torch": str(torch.__version__),
-            **self._identity,
+            **self._content.identity,
             "eval_loss": eval_loss,
         }
         paths = sorted(p for p in aside.rglob("*") if p.is_file())
@@ -361,18 +377,9 @@ def make_saver(
     identity: TrainingIdentity,
 ) -> Saver:
     """Return the saver of this run's checkpoints."""
-    return Saver(
-        here.run,
-        here.world,
-        strategy,
-        model,
-        tokenizer,
-        published,
-        here.spec.checkpoint,
-        {"strategy": here.plan.strategy, "run": here.run.name},
-        partial(_progress, here, identity),
-        partial(_log_saved, here),
-    )
+    facts = {"strategy": here.plan.strategy, "run": here.run.name}
+    content = CheckpointContent(strategy, model, tokenizer, published, facts, partial(_progress, here, identity))
+    return Saver(here.run, here.world, content, here.spec.checkpoint, partial(_log_saved, here))
 
 
 def _progress(here: Attempt, identity: TrainingIdentity, done: int) -> dict[str, Any]:

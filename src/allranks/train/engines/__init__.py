@@ -6,17 +6,13 @@ strategies are run by `TrainingLoop`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from allranks.rundir.events import EventLog
 from allranks.spec.strategies import strategy_info
-from allranks.train.data.batches import Batch
-from allranks.train.data.prepared import TokenSet
-from allranks.train.data.sampler import Rows, SampleOrder
 from allranks.train.distributed import DistContext
 from allranks.train.loop import StepWatcher
-from allranks.train.step_metrics import LoopOutcome, LoopPlan, StopRequest
+from allranks.train.step_metrics import LoopOutcome, LoopPlan, TrainingRows
 from allranks.train.strategies import import_target
 
 
@@ -30,12 +26,9 @@ class Engine(Protocol):
         self,
         world: DistContext,
         strategy: Any,
-        order: SampleOrder,
-        tokens: TokenSet,
-        make_batch: Callable[[Rows], Batch],
+        rows: TrainingRows,
         plan: LoopPlan,
         events: EventLog,
-        stop: StopRequest,
         watcher: StepWatcher | None = None,
     ) -> None: ...
 

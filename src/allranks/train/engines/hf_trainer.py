@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import accelerate
@@ -27,14 +26,12 @@ from allranks.rundir.events import EventLog
 from allranks.spec import trainer_arguments
 from allranks.spec.records import TrainSpec
 from allranks.train import distributed
-from allranks.train.data.batches import Batch
-from allranks.train.data.prepared import TokenSet
-from allranks.train.data.sampler import Rows, SampleOrder
 from allranks.train.distributed import DistContext
 from allranks.train.engines.hf_trainer_steps import RanksTrainer, RowDataset, TrainerStep, check_rows, loader, prove_fed
 from allranks.train.loop import NullStepWatcher, StepWatcher
 from allranks.train.optimizer import learning_rate
-from allranks.train.step_metrics import LoopOutcome, LoopPlan, ReducedStep, StepMetrics, StepWork, StopRequest
+from allranks.train.patches import define_cpu_set_device
+from allranks.train.step_metrics import LoopOutcome, LoopPlan, ReducedStep, StepMetrics, StepWork, TrainingRows
 from allranks.train.strategies.base import MakeOptimizer, ReplicatedWeights, Sizes, Traffic, trained_parameters
 from allranks.train.sync_proof import prove_weights
 
@@ -147,25 +144,20 @@ class TrainerLoop:
         self,
         world: DistContext,
         strategy: HFTrainer,
-        order: SampleOrder,
-        tokens: TokenSet,
-        make_batch: Callable[[Rows], Batch],
+        rows: TrainingRows,
         plan: LoopPlan,
         events: EventLog,
-        stop: StopRequest,
         watcher: StepWatcher | None = None,
     ) -> None:
-        self._world, self._strategy, self._order, self._plan, self._events = world, strategy, order, plan, events
-        self._make_batch = make_batch
+        self._world, self._strategy, self._plan, self._events = world, strategy, plan, events
+        self._order, self._make_batch = rows.order, rows.make_batch
         self._watcher = watcher or NullStepWatcher()
         self._running = TrainerStep(world.device, self._watcher.part)
         self._step_metrics = StepMetrics(
             world,
-            order,
-            tokens,
+            rows,
             plan,
             events,
-            stop,
             self._running.clock,
             lambda work, agreed: check_norms(world.rank, work, agreed),
         )
@@ -217,7 +209,7 @@ class TrainerLoop:
             ),
         )
         self._feed = RowDataset(self._order, self._make_batch, first, total)
-        _let_set_device_be_called()
+        define_cpu_set_device()
         return RanksTrainer(
             feed=loader(self._feed),
             running=self._running,
@@ -281,17 +273,11 @@ class TrainerLoop:
         self._done = step + 1
         stop = self._step_metrics.process_reduced(agreed)
         if self._step_metrics.callbacks_due(self._done, stop):
-            stop = self._step_metrics.edge(self._done, stop)
+            stop = self._step_metrics.run_callbacks(self._done, stop)
             self._running.clock.pause()
         elif self._done == self._plan.total_steps:
             self._step_metrics.count_queued_work()  # before the Trainer's own end
         return stop
-
-
-def _let_set_device_be_called() -> None:
-    """Define `torch.cpu.set_device` if torch lacks it: Accelerate calls it for ranks on CPUs."""
-    if not hasattr(torch.cpu, "set_device"):
-        torch.cpu.set_device = lambda device: None
 
 
 def _require_accelerate() -> None:

@@ -22,6 +22,7 @@ from allranks.errors import SpecError
 from allranks.spec.records import AdapterSpec
 from allranks.train.data.tokenization import first_line
 from allranks.train.models.losses import replace_dropout
+from allranks.train.patches import replace_forward
 
 
 def fuse_lora(model: nn.Module) -> int:
@@ -31,7 +32,7 @@ def fuse_lora(model: nn.Module) -> int:
     found = 0
     for module in model.modules():
         if type(module) is Linear and type(module.base_layer) is nn.Linear:
-            module.forward = MethodType(_forward, module)
+            replace_forward(module, MethodType(_forward, module))
             found += 1
     return found
 

@@ -23,6 +23,7 @@ from allranks.train.models.weight_loader import (
     replace_parameters,
     unmaterialized_parameter,
 )
+from allranks.train.patches import replace_forward
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _ATTRIBUTE = "compute_dtype"
@@ -53,17 +54,17 @@ def use_autocast(model: nn.Module, dtype: torch.dtype, device: torch.device) -> 
     if not any(p.dtype != dtype and not _of_adapter(n) for n, p in model.named_parameters() if p.requires_grad):
         return False
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    base.forward = _under_autocast(base.forward, device.type, dtype)
+    replace_forward(base, _under_autocast(base.forward, device.type, dtype))
     setattr(model, _ATTRIBUTE, dtype)
     for router in routers_of(base).values():
         if router.weight.dtype == torch.float32:
-            router.forward = _without_autocast(router.forward, device.type)
+            replace_forward(router, _without_autocast(router.forward, device.type))
     for module in base.modules():
         fused = [n for n, p in module.named_parameters(recurse=False) if p.ndim == 3 and p.requires_grad]
         if fused:
-            module.forward = _with_cast(module, fused, dtype)
+            replace_forward(module, _with_cast(module, fused, dtype))
         if isinstance(module, nn.LayerNorm) and module.elementwise_affine and not module.weight.requires_grad:
-            module.forward = MethodType(_layer_norm, module)
+            replace_forward(module, MethodType(_layer_norm, module))
     embedding = _input_embedding(base)
     if embedding is not None and any(p.requires_grad for p in embedding.parameters()):
         embedding.register_forward_hook(lambda module, args, output: output.float())

@@ -88,8 +88,8 @@ class SimpleDDPAccumulating(Replicated):
         return [Traffic("all_reduce", "after_backward", len(sizes.trained), sizes.trained_bytes)]
 
 
-class SimpleDDPHook(Replicated):
-    """Run a blocking all-reduce per parameter in the last backward."""
+class _ReducedInBackward(Replicated):
+    """All-reduce each gradient in the last backward, in the order from the last parameter to the first."""
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
@@ -105,10 +105,11 @@ class SimpleDDPHook(Replicated):
         if self._micro.last:
             self._order.ready(turn)
 
+    def _gradient(self, turn: int) -> torch.Tensor:
+        return gradient_of(self._named[len(self._named) - 1 - turn][1])
+
     def _reduce(self, turn: int) -> None:
-        gradient = gradient_of(self._named[len(self._named) - 1 - turn][1])
-        dist.all_reduce(gradient, group=self._group)
-        gradient.div_(dist.get_world_size(self._group))
+        raise NotImplementedError
 
     def accumulate(self) -> AbstractContextManager[Any]:
         return self._micro.no_sync()
@@ -122,7 +123,16 @@ class SimpleDDPHook(Replicated):
         return [Traffic("all_reduce", "backward", len(sizes.trained), sizes.trained_bytes)]
 
 
-class SimpleDDPAsync(Replicated):
+class SimpleDDPHook(_ReducedInBackward):
+    """Run a blocking all-reduce per parameter in the last backward."""
+
+    def _reduce(self, turn: int) -> None:
+        gradient = self._gradient(turn)
+        dist.all_reduce(gradient, group=self._group)
+        gradient.div_(dist.get_world_size(self._group))
+
+
+class SimpleDDPAsync(_ReducedInBackward):
     """Start an asynchronous all-reduce per parameter in the last backward."""
 
     claims_overlap = True
@@ -130,31 +140,14 @@ class SimpleDDPAsync(Replicated):
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
-        super().setup(model, make_optimizer, group, clip_norm)
-        self._micro = MicroStepState()
         self._in_flight: list[tuple[dist.Work, torch.Tensor]] = []
-        self._order = OrderedCollectives(len(self._named), self._reduce)
-        last = len(self._named) - 1
-        for i, (_, parameter) in enumerate(self._named):  # backward runs from the last layer to the first
-            on_gradient(parameter, partial(self._ready, last - i))
-
-    def _ready(self, turn: int) -> None:
-        if self._micro.last:
-            self._order.ready(turn)
+        super().setup(model, make_optimizer, group, clip_norm)
 
     def _reduce(self, turn: int) -> None:
-        gradient = gradient_of(self._named[len(self._named) - 1 - turn][1])
+        gradient = self._gradient(turn)
         work = dist.all_reduce(gradient, group=self._group, async_op=True)
         assert work is not None
         self._in_flight.append((work, gradient))
-
-    def accumulate(self) -> AbstractContextManager[Any]:
-        return self._micro.no_sync()
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-        if self._micro.last:
-            self._order.finish()
 
     def step(self) -> torch.Tensor:
         for work, gradient in self._in_flight:
@@ -162,6 +155,3 @@ class SimpleDDPAsync(Replicated):
             gradient.div_(dist.get_world_size(self._group))
         self._in_flight.clear()
         return super().step()
-
-    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
-        return [Traffic("all_reduce", "backward", len(sizes.trained), sizes.trained_bytes)]

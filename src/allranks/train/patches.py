@@ -1,0 +1,107 @@
+"""Change objects of other libraries, where they have no public hook for it. All such changes are here, with the versions they were verified for.
+
+torch is not imported here: a user's own program may not use it. Attributes that a library reads by its own protocol
+(``found_inf`` of fused optimizers, ``_weight_conversions`` of transformers' models) are set where they belong.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+RELEASE_S = 0.05  # a thread of gloo that waits for the GIL gets it within 5 ms on an idle core
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One change, and why it is needed. A test fails if the tested version of the package is not in the verified range."""
+
+    target: str
+    package: str
+    first: str
+    """The oldest verified version."""
+    last: str
+    """The newest verified version; later patch releases count."""
+    why: str
+
+
+PATCHES = (
+    Patch(
+        "torch.distributed.Work.wait",
+        "torch",
+        "2.13",
+        "2.13",
+        "measure the time in waits: torch has no hook there",
+    ),
+    Patch(
+        "torch.distributed.distributed_c10d._unregister_process_group",
+        "torch",
+        "2.13",
+        "2.13",
+        "destroy_process_group frees a gloo group with the GIL held, and hangs",
+    ),
+    Patch("torch.cpu.set_device", "accelerate", "1.15", "1.15", "Accelerate calls it, and torch may not define it"),
+    Patch(
+        "forward of peft.tuners.lora.layer.Linear",
+        "peft",
+        "0.21",
+        "0.21",
+        "one fused product instead of three passes; PEFT registers custom layers only by a private method of its config",
+    ),
+    Patch(
+        "forward of modules under autocast",
+        "transformers",
+        "5.23",
+        "5.23",
+        "autocast on or off in some modules: torch has hooks before and after a forward pass, and none around it",
+    ),
+)
+
+
+def replace_work_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace ``Work.wait`` in this process, and return the original."""
+    import torch.distributed as dist
+
+    original = dist.Work.wait
+    dist.Work.wait = wait  # pyright: ignore[reportAttributeAccessIssue]
+    return original
+
+
+def let_collectives_end(c10d: Any) -> None:
+    """Make ``destroy_process_group`` release the GIL for a moment before the group can be freed. Do nothing the second time.
+
+    torch 2.13 frees a gloo group with the GIL held and joins its threads, and such a thread needs the GIL to free the tensors of
+    the last collective. A program that destroys its group within 5 ms of that collective hangs, under torchrun as well.
+    """
+    for name in ("_unregister_all_process_groups", "_unregister_process_group"):
+        original = getattr(c10d, name, None)
+        if callable(original) and not hasattr(original, "__wrapped__"):
+            setattr(c10d, name, _after_pause(original))
+
+
+def _after_pause(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def pause_first(*arguments: Any, **named: Any) -> Any:
+        time.sleep(RELEASE_S)
+        return original(*arguments, **named)
+
+    return pause_first
+
+
+def define_cpu_set_device() -> None:
+    """Define `torch.cpu.set_device` if torch lacks it: Accelerate calls it for ranks on CPUs."""
+    import torch
+
+    if not hasattr(torch.cpu, "set_device"):
+        torch.cpu.set_device = lambda device: None
+
+
+def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
+    """Replace the forward pass of one module; its class, its hooks and its saved state stay as they are."""
+    module.forward = forward

@@ -1,0 +1,100 @@
+"""A strategy and a launcher of an installed package: planned, run and compared as those of allranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import tiny_spec
+from tests.dist.harness import ALLRANKS
+
+pytestmark = pytest.mark.dist
+
+RECORD = """
+from allranks.spec.launchers import LauncherInfo
+from allranks.spec.strategies.base import Replicated, StrategyInfo
+
+NICE = LauncherInfo("toy_launcher:NiceLauncher", "this machine, with low priority", "nice", runs_here=True)
+RIGHT = StrategyInfo("toy_ranks:Right", "mean of the gradients", {}, memory=lambda m, o: Replicated(m))
+WRONG = StrategyInfo("toy_ranks:Wrong", "gradients of each rank", {}, memory=lambda m, o: Replicated(m))
+"""
+RANKS = """
+import os
+from allranks.train.strategies.simple_ddp import SimpleDDP
+
+
+class Right(SimpleDDP):
+    def __init__(self):
+        super().__init__()
+        print("niceness", os.nice(0))
+
+
+class Wrong(SimpleDDP):
+    def backward(self, loss):
+        loss.backward()
+"""
+LAUNCHER = """
+import sys
+from allranks.launch.launchers import Launcher, write_attempt_args
+from allranks.planning.rank_environment import as_variables
+
+
+class NiceLauncher(Launcher):
+    def start(self, run, spec, plan, attempt, resume):
+        from allranks.launch.local_job import LocalJob
+
+        write_attempt_args(run, attempt, resume)
+        return LocalJob(run, plan, attempt, as_variables(plan.environment), 0, ["nice", "-n", "7", sys.executable])
+"""
+ENTRIES = """[allranks.strategies]
+toy_right = toy_record:RIGHT
+toy_wrong = toy_record:WRONG
+[allranks.launchers]
+nice = toy_record:NICE
+"""
+
+
+def niced_ranks(folder: Path) -> int:
+    """Return how many ranks ran at the niceness that only the toy launcher sets."""
+    return len({log for log in folder.rglob("*.log") if "niceness 7\n" in log.read_text()})
+
+
+def test_they_are_planned_run_and_compared(tmp_path: Path, rows_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    info = site / "toy-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "toy_record.py").write_text(RECORD)
+    (site / "toy_ranks.py").write_text(RANKS)
+    (site / "toy_launcher.py").write_text(LAUNCHER)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRIES)
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+    spec = tiny_spec(rows_file, tmp_path, strategy={"name": "toy_right"})
+    spec["cluster"] = {**spec.get("cluster", {}), "launcher": "nice", "procs_per_node": 2}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(spec))
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*ALLRANKS, *words], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+
+    planned = run("plan", "s.yaml", "--json")
+    assert planned.returncode == 0, planned.stderr
+    plan = json.loads(planned.stdout)
+    assert (plan["launcher"], plan["world_size"]) == ("nice", 2)
+    kept = {moment["name"]: moment["parts"] for moment in plan["fit"]["moments"]}["loss"]
+    assert kept["optimizer_state"] == 8 * plan["fit"]["parameters_trained"]  # of `Replicated`: two moments in float32
+    done = run("run", "s.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["strategy"], result["world_size"]) == ("toy_right", 2)
+    assert niced_ranks(tmp_path) == 2
+    compared = run("compare", "s.yaml", "--strategies", "toy_right,toy_wrong", "--repeats", "1", "--json")
+    assert compared.returncode == 1, compared.stderr  # that one of them is wrong
+    rows = {row["strategy"]: row for row in json.loads(compared.stdout)["rows"]}
+    assert rows["toy_right"]["gates"]["parity"] and rows["toy_right"]["tokens_per_s"]
+    assert not rows["toy_wrong"]["gates"]["parity"]
+    assert niced_ranks(tmp_path) == 4  # the launcher started the comparison, too
