@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.nodes.checks import PlanRequirements
@@ -15,8 +18,17 @@ from allranks.nodes.probes import probe
 from allranks.nodes.records import Package
 from allranks.planning.env_vars import MULTI_RANK_GPU
 from allranks.planning.planner import make_plan
+from allranks.planning.rank_environment import NUMA_BINDING
 from allranks.spec import parse_spec
-from allranks.train.distributed import gpu_of, narrow_to_own_mig, why_no_gpu
+from allranks.train.checkpoint.saver import Saver
+from allranks.train.distributed import (
+    SINGLE_PROCESS,
+    bind_beside_gpu,
+    gpu_of,
+    narrow_to_own_mig,
+    parse_cpu_list,
+    why_no_gpu,
+)
 from allranks.utils.machine import AMD_FILTERS, Gpu, amd_gpus, visible_gpus
 from tests.unit.preflight_nodes import failures, node, survey
 from tests.unit.test_plan import facts
@@ -168,3 +180,53 @@ def test_a_build_of_torch_for_another_device_is_refused_before_the_start(version
     found = failures(survey(one, need=PlanRequirements(device="cuda")))
     assert ("n1.torch" in found) is fails
     assert "n1.torch" not in failures(survey(one, need=PlanRequirements(device="cpu")))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_a_rank_is_bound_to_the_cores_beside_its_gpu(tmp_path: Path) -> None:
+    before = os.sched_getaffinity(0)
+    one = min(before)
+    for bus, cores in (("0000:1b:00.0", f"{one},100000-100003"), ("0000:1c:00.0", "100000"), ("0000:1d:00.0", "odd")):
+        (tmp_path / bus).mkdir()
+        (tmp_path / bus / "local_cpulist").write_text(cores + "\n")
+    asked = {NUMA_BINDING: "1", "OMP_NUM_THREADS": "1"}
+    try:
+        for bus, environment in (
+            ("0000:1C:00.0", asked),  # none of its cores is the job's
+            ("0000:1d:00.0", asked),
+            ("0000:1e:00.0", asked),
+            ("0000:1B:00.0", {**asked, NUMA_BINDING: "0"}),
+            ("0000:1B:00.0", {**asked, "OMP_NUM_THREADS": "2"}),  # fewer cores than threads
+        ):
+            assert bind_beside_gpu(bus, environment, tmp_path) == set()
+            assert os.sched_getaffinity(0) == before
+        assert bind_beside_gpu("0000:1B:00.0", asked, tmp_path) == os.sched_getaffinity(0) == {one}
+    finally:
+        os.sched_setaffinity(0, before)
+    assert parse_cpu_list("0-2,8\n") == {0, 1, 2, 8} and parse_cpu_list("\n") == set()
+
+
+def test_a_training_on_gpus_sets_its_allocator_and_binding_with_reasons() -> None:
+    raw = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
+    here = facts(gpus=2)
+    decided = {item.name: item for item in make_plan(parse_spec(raw), here).environment}
+    assert decided["PYTORCH_ALLOC_CONF"].value == "expandable_segments:True"
+    assert decided[NUMA_BINDING].value == "1"
+    own = parse_spec(raw, ["cluster.env.PYTORCH_CUDA_ALLOC_CONF='max_split_size_mb:64'"])  # the older name
+    assert "PYTORCH_ALLOC_CONF" not in {item.name for item in make_plan(own, here).environment}
+    off = parse_spec(raw, [f"cluster.env.{NUMA_BINDING}='0'"])
+    assert {i.name: i.value for i in make_plan(off, here).environment}[NUMA_BINDING] == "0"
+    for other in (make_plan(parse_spec(raw), facts()), make_plan(parse_spec({"script": {"path": "x.py"}}), here)):
+        assert "PYTORCH_ALLOC_CONF" not in {item.name for item in other.environment}
+
+
+def test_the_thread_that_writes_a_checkpoint_has_its_ranks_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, torch.device]] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda d: seen.append((threading.current_thread().name, d)))
+    saver = Saver.__new__(Saver)
+    saver.world = dataclasses.replace(SINGLE_PROCESS, device=torch.device("cuda", 3))
+    monkeypatch.setattr(Saver, "_write_out", lambda self, *a: seen.append(("written", torch.device("cpu"))))
+    thread = threading.Thread(target=saver._behind, name="checkpoint")
+    thread.start()
+    thread.join()
+    assert seen == [("checkpoint", torch.device("cuda", 3)), ("written", torch.device("cpu"))]

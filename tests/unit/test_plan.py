@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -147,6 +148,27 @@ def test_ranks_are_numbered_node_by_node() -> None:
 )
 def test_time_limits_as_slurm_reads_them(text: str, seconds: int | None) -> None:
     assert parse_time_limit(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("cluster.slurm.extra=['--nodes=1']", "cluster.slurm.extra --nodes=1: contradicts the plan; set cluster.nodes"),
+        ("cluster.slurm.extra=['#SBATCH -N 1']", "cluster.slurm.extra #SBATCH -N 1: contradicts the plan"),
+        ("cluster.slurm.extra=['--ntasks-per-node=4']", "set cluster.procs_per_node instead"),
+        ("cluster.slurm.mem='64'", "cluster.slurm.mem 64: 64MiB for all ranks of a node"),
+        ("cluster.slurm.mem=100M", "cluster.slurm.mem 100M: 100MiB"),
+        ("cluster.slurm.mem=64G", None),
+        ("cluster.slurm.mem='0'", None),
+        ("cluster.slurm.extra=['--nodelist=n1', '--comment=x']", None),
+    ],
+)
+def test_options_that_contradict_the_plan_are_refused(option: str, words: str | None) -> None:
+    if words is None:
+        plan(["cluster.launcher=slurm", option])
+        return
+    with pytest.raises(SpecError, match=re.escape(words)):
+        plan(["cluster.launcher=slurm", option])
 
 
 def test_a_time_limit_that_the_signal_eats_up_is_said() -> None:

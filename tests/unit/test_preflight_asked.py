@@ -12,7 +12,7 @@ from allranks.nodes.preflight import check_request
 from allranks.nodes.preflight.requirements import needed_packages
 from allranks.nodes.preflight.runner import exclude_nodes, failure_lines, require_usable_nodes
 from allranks.nodes.records import Check, PreflightReport
-from allranks.nodes.slurm.allocations import refusal
+from allranks.nodes.slurm.allocations import allocate_nodes, refusal, waiting_note
 from allranks.nodes.slurm.allocations import test_only as ask_sbatch
 from allranks.nodes.slurm.answers import parse_partition_limits
 from allranks.nodes.slurm.commands import Slurm, SubmissionRefused, over_limits
@@ -115,6 +115,37 @@ def test_limits_that_sbatch_ignores_are_told_too() -> None:
         cluster = spec_of("cluster.launcher=slurm", *sets).cluster
         assert over_limits(cluster, limits, None) == keys, sets
     assert over_limits(spec_of("cluster.slurm.time='11'").cluster, limits, "short") == ["time"]
+
+
+SINFO = (
+    "main*|n1|idle|up|none\nmain*|n2|drained|{0}|bad DIMM\nmain*|n3|down*|{0}|Not responding\ngpu|g1|idle|{0}|none\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("partition", "said"), [(None, "n2 is drained (bad DIMM), n3 is down* (Not responding)"), ("gpu", "")]
+)
+def test_nodes_that_start_no_job_are_named_with_their_reasons(tmp_path: Path, partition: str | None, said: str) -> None:
+    slurm = saying(tmp_path, out=SINFO.format("up"))
+    sets = [f"cluster.slurm.partition={partition}"] if partition else []
+    cluster = spec_of("cluster.launcher=slurm", "cluster.nodes=3", *sets).cluster
+    words = str(refusal(slurm, cluster, "Requested node configuration is not available"))
+    assert (
+        words.startswith("cluster.nodes 3: Slurm refuses")
+        and (f"; {said}, so they start no job" if said else "sinfo") in words
+    )
+    assert ("start no job" in words) == bool(said)
+
+
+def test_a_partition_that_is_down_is_said_before_the_job_waits(tmp_path: Path) -> None:
+    gpu, main = (
+        spec_of("cluster.launcher=slurm", f"cluster.slurm.partition={name}").cluster for name in ("gpu", "main")
+    )
+    down = saying(tmp_path, out=SINFO.format("down"))
+    assert waiting_note(down, gpu).startswith("cluster.slurm.partition gpu: it is down, so a job waits")
+    assert waiting_note(down, main) == "", "half of its lines say that it is up"
+    with pytest.raises(EnvironmentNotAble, match="gpu: it is down"), allocate_nodes(down, gpu):
+        pass
 
 
 def test_a_job_of_several_clusters_has_a_number_all_the_same(tmp_path: Path) -> None:

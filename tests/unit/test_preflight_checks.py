@@ -11,7 +11,13 @@ from allranks.errors import EnvironmentNotAble
 from allranks.nodes.checks import NodeSurvey, PlanRequirements
 from allranks.nodes.checks.registry import CHECKS
 from allranks.nodes.preflight.requirements import node_requirements
-from allranks.nodes.preflight.runner import failure_lines, report_line, require_usable_nodes, run_checks
+from allranks.nodes.preflight.runner import (
+    STAGEABLE_CHECKS,
+    failure_lines,
+    report_line,
+    require_usable_nodes,
+    run_checks,
+)
 from allranks.nodes.records import (
     BuildLock,
     Check,
@@ -25,7 +31,19 @@ from allranks.nodes.records import (
     UnreachedPort,
 )
 from allranks.spec import parse_spec
-from tests.unit.preflight_nodes import GIB, PORTS, WISH, connected, failures, in_folder, interface, node, survey, three
+from tests.unit.preflight_nodes import (
+    FOLDERS,
+    GIB,
+    PORTS,
+    WISH,
+    connected,
+    failures,
+    in_folder,
+    interface,
+    node,
+    survey,
+    three,
+)
 
 replace = msgspec.structs.replace
 
@@ -316,3 +334,21 @@ def test_a_node_whose_gpu_or_memory_is_too_small_for_a_rank() -> None:
     host = PlanRequirements(procs_per_node=2, threads=4, rank_memory_bytes=9 * GIB)
     nodes = survey(node(1, memory_bytes=32 * GIB), node(2, memory_bytes=16 * GIB), need=host)
     assert list(failures(nodes)) == ["n2.memory"]
+
+
+def test_a_full_folder_for_temporary_files_is_said_and_stops_no_run() -> None:
+    found = failures(three(node(2, tmp="/scratch", tmp_free_bytes=5 << 20)))
+    assert list(found) == ["n2.tmp"] and found["n2.tmp"].found == "FULL(/scratch,5MiB)" and not found["n2.tmp"].blocks
+    assert not failures(three(node(2, tmp="/scratch", tmp_free_bytes=None))), "unknown"
+
+
+def test_a_working_directory_that_a_node_lacks_is_not_staged() -> None:
+    wish = replace(WISH, folders=[*FOLDERS, RequiredFolder(role="workdir", path="/work/at")])
+    nodes = [node(n) for n in (1, 2)]
+    there = [
+        replace(one, folders={**one.folders, "workdir": FolderFacts(exists=one.host == "n1", is_folder=True)})
+        for one in nodes
+    ]
+    found = failures(survey(*there, wish=wish))
+    assert list(found) == ["n2.workdir"] and found["n2.workdir"].found == "MISSING(/work/at)"
+    assert "workdir" not in STAGEABLE_CHECKS

@@ -214,7 +214,7 @@ def test_collectives_and_staging_hold_10000_nodes(srun: Path) -> None:
     found = runner.PreflightResult(reports=[], probes=probes, network=None, port=21000, probe_s=0, reach_s=0)
     plan = make_plan(RunSpec(), machine_facts())
     with pytest.raises(RunFailed, match="gave no results"):
-        link_tests.measure_pairs(runner.TargetNodes(hosts=HOSTS), found, plan, 1, NetworkPolicy(nodes=[]))
+        link_tests.measure_collectives(runner.TargetNodes(hosts=HOSTS), found, plan, 1, NetworkPolicy(nodes=[]))
     assert json.loads(srun.read_text())["hosts"] == HOSTS
     step = StagingStep(Allocation(job_id="1", nodes=tuple(HOSTS)), HOSTS, ["python3"], {"verb": "ask"})
     with step, pytest.raises(RunFailed, match="did not answer"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -59,7 +60,7 @@ class Control(step_metrics.AsyncStepReduction):
 def test_the_times_of_the_steps_add_up_to_those_of_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edges: set[int]
 ) -> None:
-    world = SINGLE_PROCESS.__class__(**{**vars(SINGLE_PROCESS), "device": torch.device("cuda")})
+    world = dataclasses.replace(SINGLE_PROCESS, device=torch.device("cuda"))
     monkeypatch.setattr(step_metrics, "AsyncStepReduction", Control)
     monkeypatch.setattr(step_metrics, "memory_usage", lambda device: {})
     Control.gpu = Gpu()

@@ -15,7 +15,11 @@ from allranks.errors import EXIT_FAILED, EXIT_OK
 @click.command("doctor")
 @click.argument("spec", required=False, type=any_path)
 @set_option
-@click.option("--collectives", is_flag=True, help="Also test copies and all-reduces between all pairs of ranks.")
+@click.option(
+    "--collectives",
+    is_flag=True,
+    help="Also measure collectives by size, and copies and all-reduces between pairs of ranks.",
+)
 @click.option("--exclude-bad", is_flag=True, help="Continue without nodes that fail, if the spec allows fewer.")
 @click.option("--imports/--no-imports", default=True, show_default=True, help="Also import the packages.")
 @click.option("--wait-s", default=600.0, show_default=True, help="Seconds to wait for the nodes to become free.")
@@ -62,8 +66,8 @@ def _print(found: Any) -> None:
     network = found.preflight.network
     if network:
         echo(f"network {network.network}: {network.reason}")
-    for pair in found.pairs:
-        echo(pair.line())
+    for text in (*(one.line() for one in found.sweep), *found.bandwidth, *(pair.line() for pair in found.pairs)):
+        echo(text)
     if found.pairs:
         echo(f"collectives: {found.pairs_verdict}")
     for result in found.copies:

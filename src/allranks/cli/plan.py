@@ -202,7 +202,10 @@ def _show_environment(console: SafeConsole, variables: list[EnvVar], *, full: bo
     shown = [item for item in variables if full or item.value is not None]
     if shown:
         table = Table(title="Environment of the ranks", title_justify="left")
-        for name in ("variable", "value", "source", "why"):
+        room = console.width * 3 // 10  # names and values stay whole in terminals of 80 columns and more
+        for name, values in (("variable", [i.name for i in shown]), ("value", [i.value or "" for i in shown])):
+            table.add_column(name, overflow="fold", min_width=min(room, max(map(len, values))))
+        for name in ("source", "why"):
             table.add_column(name, overflow="fold")
         for item in shown:
             value = escape(item.value) if item.value is not None else _value_text(item)

@@ -11,15 +11,18 @@ import msgspec
 
 from allranks.errors import EnvironmentNotAble
 from allranks.nodes.network_verification import NetworkOutcome
+from allranks.nodes.preflight import bandwidth
+from allranks.nodes.preflight.bandwidth import CollectiveTime
 from allranks.nodes.preflight.link_tests import (
+    CollectiveMeasurements,
     CopyResult,
     RankPair,
-    measure_pairs,
+    measure_collectives,
     run_copy_test,
     slow_pair_summary,
     slow_pairs,
 )
-from allranks.nodes.preflight.network_policy import policy_for_nodes
+from allranks.nodes.preflight.network_policy import facts_of_nodes, policy_for_nodes
 from allranks.nodes.preflight.runner import PreflightResult, TargetNodes, exclude_nodes, run_preflight, unusable_nodes
 from allranks.nodes.preflight.start import check_start
 from allranks.nodes.records import PreflightReport
@@ -28,6 +31,7 @@ from allranks.planning.env_vars import NetworkPolicy, NodeNetworkPolicy
 from allranks.planning.planner import make_plan, network_job
 from allranks.planning.records import LaunchPlan
 from allranks.spec.records import RunSpec
+from allranks.utils.filesystem import cache_root, private_root
 from allranks.utils.machine import MachineFacts, machine_facts
 
 Log = Callable[[str], None]
@@ -50,6 +54,10 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a run would start its ranks on these nodes; it stages what can be staged."""
     pairs: list[RankPair] = []
     pairs_verdict: str = ""
+    sweep: list[CollectiveTime] = []
+    """Collectives of all ranks, by size."""
+    bandwidth: list[str] = []
+    """Sentences about them: relative to the hardware, and to earlier runs."""
     excluded: list[str] = []
     notes: list[str] = []
     policy: NetworkPolicy = NetworkPolicy(nodes=[])
@@ -69,6 +77,8 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
             "pairs": [_pair_json(pair) for pair in self.pairs],
             "slow_pairs": [[pair.a, pair.b] for pair in slow_pairs(self.pairs)],
             "pairs_verdict": self.pairs_verdict,
+            "sweep": [_sweep_json(one) for one in self.sweep],
+            "bandwidth": self.bandwidth,
             "environment": {node.host: _policy_json(node) for node in self.policy.nodes},
             "observed": msgspec.to_builtins(self.outcome),
             "copies": msgspec.to_builtins(self.copies),
@@ -88,6 +98,11 @@ def _policy_json(node: NodeNetworkPolicy) -> dict[str, Any]:
 def _pair_json(pair: RankPair) -> dict[str, Any]:
     rates = {"copy_bytes_per_s": pair.copy_bytes_per_s, "all_reduce_bytes_per_s": pair.all_reduce_bytes_per_s}
     return {**msgspec.to_builtins(pair), **rates}
+
+
+def _sweep_json(one: CollectiveTime) -> dict[str, Any]:
+    rates = {"algorithm_bytes_per_s": one.algorithm_bytes_per_s, "bus_bytes_per_s": one.bus_bytes_per_s}
+    return {**msgspec.to_builtins(one), **rates}
 
 
 def _report_json(report: PreflightReport) -> dict[str, Any]:
@@ -133,22 +148,26 @@ def _run(
         notes = [*notes, note]
         ok = bool(excluded)
         where = msgspec.structs.replace(where, hosts=[h for h in where.hosts if h not in excluded])
-    pairs: list[RankPair] = []
-    outcome: NetworkOutcome | None = None
+    measured = CollectiveMeasurements(pairs=[], outcome=None)
+    told: list[str] = []
     copies: list[CopyResult] = []
     policy = _policy(spec, plan, found)
     if request.collectives and where.programs_only:
         notes = [*notes, "collectives were not measured: launcher hosts starts no ranks for the doctor"]
     elif request.collectives and (ok or found.may_run):
-        say("measuring all pairs ...")
+        say("measuring collectives and pairs ...")
         if plan.device == "cuda":
             copies = run_copy_test(where, found, Path(spec.run_root))
             policy = _policy(spec, plan, found)  # a failed copy changes it
         procs = plan.procs_per_node if plan.device == "cuda" or len(where.hosts) < 2 else 1
-        measured = measure_pairs(where, found, plan, procs, policy)
-        pairs, outcome = measured.pairs, measured.outcome
+        measured = measure_collectives(where, found, plan, procs, policy)
+        told = _judge_bandwidth(spec, plan, found, policy, procs, measured)
+        done, planned = measured.rounds
+        if done < planned:
+            notes = [*notes, f"{done} of {planned} rounds of disjoint pairs were measured in the time for it"]
     elif request.collectives:
         notes = [*notes, "collectives were not measured: fix the failed checks first"]
+    pairs, outcome = measured.pairs, measured.outcome
     used = [report for report in found.reports if report.host not in excluded]
     lacking = ", ".join(report.host for report in used if not report.may_run)
     starts = not unusable_nodes(spec, used)
@@ -160,12 +179,37 @@ def _run(
         ok=ok and not slow_pairs(pairs) and (outcome is None or outcome.ok) and not any(c.failed for c in copies),
         pairs=pairs,
         pairs_verdict=slow_pair_summary(pairs) if pairs else "",
+        sweep=measured.sweep,
+        bandwidth=told,
         excluded=excluded,
         notes=notes,
         policy=policy,
         outcome=outcome,
         copies=copies,
     )
+
+
+def _judge_bandwidth(
+    spec: RunSpec,
+    plan: LaunchPlan,
+    found: PreflightResult,
+    policy: NetworkPolicy,
+    procs: int,
+    measured: CollectiveMeasurements,
+) -> list[str]:
+    """Compare the collectives of all ranks with the hardware and with earlier runs, and keep them for later ones."""
+    if not measured.sweep:
+        return []
+    limit = bandwidth.hardware_limit(found.probes, facts_of_nodes(found.probes, found.network, {}), policy, procs)
+    history = bandwidth.history_file(private_root(cache_root(spec.cluster.cache)), plan, found.probes, policy, procs)
+    earlier = bandwidth.read_history(history)
+    hosts = [probe.host for probe in found.probes]
+    bandwidth.add_to_history(history, measured.sweep, hosts, slow=bool(slow_pairs(measured.pairs)))
+    told = [
+        bandwidth.compare_with_hardware(measured.sweep, limit),
+        bandwidth.compare_with_history(measured.sweep, earlier),
+    ]
+    return [text for text in told if text]
 
 
 def _policy(spec: RunSpec, plan: LaunchPlan, found: PreflightResult) -> NetworkPolicy:

@@ -67,6 +67,10 @@ def decide_environment(spec: RunSpec, job: NetworkJob, *, cpus: int, procs_per_n
                 reason="train.deterministic: cuBLAS is deterministic with a workspace of fixed size only",
             )
         )
+    if job.device == "cuda" and spec.script is None:  # a program of the user's own decides for itself
+        decisions += [
+            d for d in _gpu_decisions() if f"PYTORCH_CUDA_{d.name.removeprefix('PYTORCH_')}" not in spec.cluster.env
+        ]
     if spec.cluster.cache:
         decisions.append(
             EnvVar(
@@ -84,6 +88,29 @@ def decide_environment(spec: RunSpec, job: NetworkJob, *, cpus: int, procs_per_n
     rest = {name: value for name, value in spec.cluster.env.items() if name not in named}
     more = [EnvVar(name=k, value=v, reason="cluster.env", source="user") for k, v in rest.items()]
     return [*apply_user_env(decisions, spec.cluster.env), *more, *_script_arguments(spec.script)]
+
+
+NUMA_BINDING = "ALLRANKS_NUMA_BINDING"
+"""Binds a rank to the cores beside its GPU (`allranks.train.distributed.bind_beside_gpu`); 0 turns it off."""
+
+
+def _gpu_decisions() -> list[EnvVar]:
+    """Return what a training on GPUs sets. TF32 stays off (docs/precision.md)."""
+    return [
+        EnvVar(
+            name="PYTORCH_ALLOC_CONF",
+            value="expandable_segments:True",
+            reason="sequences of many lengths fragment the memory of the GPU; segments that grow can be filled again",
+            documentation="https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf",
+            risk="tensors cannot be shared with other processes by CUDA IPC in older versions of torch; no training here does so",
+        ),
+        EnvVar(
+            name=NUMA_BINDING,
+            value="1",
+            reason="a rank runs on the cores of its GPU's NUMA node, if the job has enough of them: copies do not cross sockets",
+            risk="a node whose firmware names wrong cores is slower; 0 turns it off",
+        ),
+    ]
 
 
 def _script_arguments(script: ScriptSpec | None) -> list[EnvVar]:

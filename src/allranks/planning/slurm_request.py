@@ -12,7 +12,7 @@ import msgspec
 
 from allranks.errors import SpecError
 from allranks.spec.records import ClusterSpec
-from allranks.utils.formatting import format_bytes
+from allranks.utils.formatting import format_bytes_word
 
 SIGNAL_EARLY_S = 60
 """How many seconds early Slurm may send ``--signal`` (man sbatch)."""
@@ -91,7 +91,7 @@ def require_consistent(cluster: ClusterSpec) -> None:
     size = int(found[1]) * {"K": 1 << 10, "G": 1 << 30, "T": 1 << 40}.get(found[2].upper(), 1 << 20) if found else 0
     if 0 < size < MIN_MEM_BYTES:  # 0 stands for all memory of the node
         raise SpecError(
-            f"cluster.slurm.mem {mem}: {format_bytes(size)} for all ranks of a node, in which not even torch can be imported; Slurm reads a number "
+            f"cluster.slurm.mem {mem}: {format_bytes_word(size)} for all ranks of a node, in which not even torch can be imported; Slurm reads a number "
             "without a unit as MiB, so write 64G for 64 GiB"
         )
 

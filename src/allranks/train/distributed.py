@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from allranks.errors import EnvironmentNotAble
 from allranks.planning.env_vars import MULTI_RANK_GPU
+from allranks.planning.rank_environment import NUMA_BINDING
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.heartbeat import STORE_VARIABLE
 from allranks.train import step_timers
@@ -74,6 +76,7 @@ SINGLE_PROCESS = DistContext(
 )
 
 
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
@@ -130,6 +133,54 @@ def gpu_of(local_rank: int, procs_per_node: int, visible: int, backend: str, ins
     return local_rank % visible
 
 
+def bind_beside_gpu(bus: str, environment: Mapping[str, str], devices: Path = PCI_DEVICES) -> set[int]:
+    """Bind this process to the cores of its GPU's NUMA node, as far as it may use them.
+
+    Call before threads are started: they inherit the cores. Nothing happens without `NUMA_BINDING`, if the kernel does not know
+    the cores, or if fewer would be left than the rank has threads.
+
+    Args:
+        bus: PCI address of the GPU, such as ``0000:1b:00.0``.
+
+    Returns:
+        The cores to which the process is bound now; empty if nothing has changed.
+    """
+    if environment.get(NUMA_BINDING) != "1" or not hasattr(os, "sched_setaffinity"):
+        return set()
+    try:
+        near = parse_cpu_list((devices / bus.lower() / "local_cpulist").read_text())
+        allowed = os.sched_getaffinity(0)
+        threads = environment.get("OMP_NUM_THREADS", "1")
+        least = int(threads) if threads.isdigit() else 1
+        if near >= allowed or len(near & allowed) < least:
+            return set()
+        os.sched_setaffinity(0, near & allowed)
+    except (OSError, ValueError):
+        return set()
+    return near & allowed
+
+
+def parse_cpu_list(text: str) -> set[int]:
+    """Return the numbers of a kernel's list of CPUs: ``0-3,8``.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    found: set[int] = set()
+    for part in text.strip().split(",") if text.strip() else []:
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def pci_address(device: torch.device) -> str:
+    """Return the PCI address of a GPU; empty if this version of torch does not tell it."""
+    facts: Any = torch.cuda.get_device_properties(device)
+    if not hasattr(facts, "pci_bus_id"):
+        return ""
+    return f"{getattr(facts, 'pci_domain_id', 0):04x}:{facts.pci_bus_id:02x}:{getattr(facts, 'pci_device_id', 0):02x}.0"
+
+
 def join_process_group(plan: LaunchPlan) -> DistContext:
     """Initialize the process group from the agent's environment, and create the control group.
 
@@ -145,6 +196,8 @@ def join_process_group(plan: LaunchPlan) -> DistContext:
             raise EnvironmentNotAble(why_no_gpu(torch.__version__, torch.version.cuda, torch.version.hip))
         device = torch.device("cuda", gpu_of(local_rank, plan.procs_per_node, visible, plan.backend, instances))
         torch.cuda.set_device(device)
+        if address := pci_address(device):
+            bind_beside_gpu(address, os.environ)
     bind = device if plan.backend == "nccl" else None
     step_timers.start_wait_timer()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -213,10 +213,11 @@ def _record_event() -> torch.cuda.Event:
 class StepTimer:
     """Measure from the end of one step to the end of the next; `pause` excludes evaluation and checkpoints.
 
-    On a GPU the host ends a step when it is queued. The host is at most one step ahead (`step_metrics`), so that the times of several
-    steps add up to those of the GPU if the last one includes `rest_of_step`. ``forward_s`` and the other parts are host times. On a GPU
-    they only show when work was queued, so only ``step_time_s`` is kept. ``own_s``, ``own_backward_s`` and ``own_optimizer_s`` are this
-    rank's compute times without waits for other ranks, and ``own_queued_s`` etc. the part of each in which the main thread had no core.
+    On a GPU the host ends a step when it is queued. It is at most one step ahead (`step_metrics`), so that the times of several
+    steps add up to those of the GPU if the last one includes `rest_of_step`. ``forward_s`` and the other parts are host times; on
+    a GPU they only show when work was queued, so only ``step_time_s`` is kept. ``own_s``, ``own_backward_s`` and
+    ``own_optimizer_s`` are this rank's compute times without waits for other ranks, and ``own_queued_s`` etc. the part of each in
+    which the main thread had no core.
     """
 
     device: torch.device

@@ -14,6 +14,7 @@ from allranks.errors import EnvironmentNotAble
 from allranks.launch.slurm import liveness
 from allranks.launch.slurm.liveness import DriverLiveness
 from allranks.launch.supervisor import JobEnd, job_end_of
+from allranks.nodes.records import PreflightReport
 from allranks.nodes.slurm.commands import NO_ANSWER, JobState, Slurm
 from allranks.rundir.files import read_json, write_json
 from allranks.rundir.paths import RunDir
@@ -41,6 +42,7 @@ class SlurmJob:
         self._overdue = DriverLiveness(run, job)
         self._gave_up = ""
         self._notes: list[str] = []
+        self._examined = False
         self.label = f"Slurm job {job}"
 
     @classmethod
@@ -93,7 +95,9 @@ class SlurmJob:
             return False
 
     def news(self) -> str | None:
-        """Return what has changed in the queue since the last call, as a message."""
+        """Return what has changed in the queue since the last call, or what the preflight noted, as a message."""
+        if not self._examined and self._state.state != "PENDING":
+            self._read_preflight()
         if self._notes:
             return self._notes.pop(0)
         text = self._text()
@@ -101,6 +105,19 @@ class SlurmJob:
             return None
         self._told = text
         return text
+
+    def _read_preflight(self) -> None:
+        """Take what the driver found on the nodes and what does not prevent the run, once it has examined them."""
+        from allranks.nodes.preflight.runner import failure_lines  # with all checks, and most commands follow no job
+
+        try:
+            reports = msgspec.convert(read_json(self._run.preflight), list[PreflightReport])
+        except msgspec.ValidationError:  # none yet
+            return
+        nodes = [report for report in reports if any(check.name == "proj" for check in report.checks)]
+        if nodes:  # else it is still the report on the machine of the command
+            self._examined = True
+            self._notes += [f"note     {line}" for line in failure_lines([one for one in nodes if one.may_run])]
 
     def _text(self) -> str | None:
         state = self._state

@@ -12,7 +12,6 @@ from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
 from allranks.spec.records import RunSpec
 
-NO_MODULES_MESSAGE = "cluster.modules: the job's first node has no `module` command; remove the list, or load the system's start-up file in cluster.setup"
 VARIABLE_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
@@ -62,7 +61,10 @@ def _render(spec: RunSpec, **values: object) -> str:
     activate, _ = environment_commands(spec.cluster.python, "")
     return jinja.get_template("job.sbatch.j2").render(
         modules=_modules(spec.cluster.modules),
-        no_modules=NO_MODULES_MESSAGE,
+        no_modules=_json_text(
+            f"cluster.modules {', '.join(spec.cluster.modules)}: the job's first node has no `module` command; remove the list, or load the "
+            "system's start-up file in cluster.setup"
+        ),
         setup=spec.cluster.setup,
         activate=activate,
         environment=_environment_file(spec.cluster.python),
@@ -76,7 +78,12 @@ def _environment_file(wanted: str | None) -> tuple[str, str] | None:
     if path is None:
         return None
     text = f"cluster.python {wanted}: the job's first node has no {path}; put it on a file system that all nodes share"
-    return str(path), json.dumps(text)[1:-1]
+    return str(path), _json_text(text)
+
+
+def _json_text(text: str) -> str:
+    """Return a text as the inside of a JSON string, in which the batch script puts it."""
+    return json.dumps(text)[1:-1]
 
 
 def _count_text(count: int, what: str) -> str:
@@ -86,8 +93,7 @@ def _count_text(count: int, what: str) -> str:
 def _modules(names: list[str]) -> list[tuple[str, str]]:
     """Return each module with its error message, escaped for a JSON string."""
     return [
-        (_one_line("cluster.modules", name), json.dumps(_module_error(names[:i], name))[1:-1])
-        for i, name in enumerate(names)
+        (_one_line("cluster.modules", name), _json_text(_module_error(names[:i], name))) for i, name in enumerate(names)
     ]
 
 

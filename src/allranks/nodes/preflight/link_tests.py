@@ -1,4 +1,4 @@
-"""Measure all pairs of ranks, and test all copies between GPUs on the nodes of a preflight.
+"""Measure collectives and pairs of ranks, and test all copies between GPUs on the nodes of a preflight.
 
 Results of copy tests are saved next to the runs, so that later runs on the same node respect them. The pair measurement names
 the pair, or the node, that is slower than the others.
@@ -24,6 +24,7 @@ from allranks.nodes.network_verification import (
     count_by_interface,
     host_of_line,
 )
+from allranks.nodes.preflight.bandwidth import CollectiveTime, format_rate
 from allranks.nodes.preflight.runner import PreflightResult, TargetNodes
 from allranks.nodes.probes.probe import unused_port
 from allranks.nodes.records import Probe
@@ -130,8 +131,11 @@ def run_copy_test(where: TargetNodes, found: PreflightResult, run_root: Path) ->
     return results
 
 
-COLLECTIVE_BYTES = 4 * 2**20
+PAIR_BYTES = {"nccl": 256 * 2**20, "gloo": 4 * 2**20}
+"""What two ranks copy, by backend: with 4 MiB, NVLink and InfiniBand would show their latency."""
 COLLECTIVES_LIMIT_S = 180.0
+BUDGET_S = {"nccl": 100.0, "gloo": 40.0}
+"""Time for the measurements themselves, after the ranks have started."""
 SLOW_SHARE = 0.33
 """A pair is slow if it has less than this share of the usual bandwidth."""
 MIN_PAIRS = 3
@@ -146,7 +150,7 @@ class RankPair(msgspec.Struct, frozen=True, kw_only=True):
     copy_s: float
     latency_s: float
     all_reduce_s: float
-    bytes: int = COLLECTIVE_BYTES
+    bytes: int = PAIR_BYTES["gloo"]
     host_a: str = ""
     host_b: str = ""
 
@@ -164,21 +168,26 @@ class RankPair(msgspec.Struct, frozen=True, kw_only=True):
         """Return one line for the terminal."""
         ends = f"{self.host_a}:{self.a} - {self.host_b}:{self.b}"
         return (
-            f"{ends:24} copy {_ms(self.copy_s)} {_rate(self.copy_bytes_per_s)}, latency {_ms(self.latency_s)}, "
-            f"all-reduce {_ms(self.all_reduce_s)} {_rate(self.all_reduce_bytes_per_s)}"
+            f"{ends:24} copy {_ms(self.copy_s)} {format_rate(self.copy_bytes_per_s)}, latency {_ms(self.latency_s)}, "
+            f"all-reduce {_ms(self.all_reduce_s)} {format_rate(self.all_reduce_bytes_per_s)}"
         )
 
 
-class PairMeasurements(msgspec.Struct, frozen=True, kw_only=True):
-    """All pairs, and the network that the measuring ranks used."""
+class CollectiveMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Pairs, collectives of all ranks by size, and the network that the measuring ranks used.
+
+    ``rounds``: how many rounds of pairs were measured in time, and of how many.
+    """
 
     pairs: list[RankPair]
-    outcome: NetworkOutcome
+    outcome: NetworkOutcome | None
+    sweep: list[CollectiveTime] = []
+    rounds: tuple[int, int] = (0, 0)
 
 
-def measure_pairs(
+def measure_collectives(
     where: TargetNodes, found: PreflightResult, plan: LaunchPlan, procs: int, policy: NetworkPolicy
-) -> PairMeasurements:
+) -> CollectiveMeasurements:
     """Start the program on all nodes, with each node's own environment, and wait for it.
 
     Raises:
@@ -194,8 +203,9 @@ def measure_pairs(
         "port": found.port or unused_port(),
         "procs": procs,
         "backend": plan.backend,
-        "bytes": COLLECTIVE_BYTES,
+        "bytes": PAIR_BYTES[plan.backend],
         "limit_s": COLLECTIVES_LIMIT_S,
+        "budget_s": BUDGET_S[plan.backend],
     }
     argv = [sys.executable, "-m", "allranks.nodes.probes.pairs_probe"]
     answers = where.run(argv, COLLECTIVES_LIMIT_S + 10, json.dumps(wish))
@@ -205,8 +215,12 @@ def measure_pairs(
             pairs = msgspec.convert(facts["pairs"], list[RankPair])
             named = [msgspec.structs.replace(p, host_a=hosts[p.a // procs], host_b=hosts[p.b // procs]) for p in pairs]
             lines = [item.text for item in answers.lines] + answers.said.splitlines()
-            return PairMeasurements(
-                pairs=named, outcome=_network_outcome(found, policy, lines, facts.get("connections", []), procs)
+            sweep = msgspec.convert(facts.get("sweep", []), list[CollectiveTime])
+            return CollectiveMeasurements(
+                pairs=named,
+                outcome=_network_outcome(found, policy, lines, facts.get("connections", []), procs),
+                sweep=[msgspec.structs.replace(one, ranks=len(hosts) * procs) for one in sweep],
+                rounds=tuple(facts.get("rounds", (0, 0))),
             )
     last = [text for text in answers.said.splitlines() if text.strip()][-3:]
     raise RunFailed(f"the collectives gave no results (exit code {answers.returncode}): {' / '.join(last)}")
@@ -266,7 +280,7 @@ def slow_pair_summary(pairs: list[RankPair]) -> str:
         return "no pair is slower than the others" if len(pairs) >= MIN_PAIRS else "too few pairs for a comparison"
     host = slow_node(pairs, slow)
     worst = slow[0]
-    shown = f"{worst.host_a}:{worst.a} - {worst.host_b}:{worst.b} with {_rate(worst.copy_bytes_per_s)}"
+    shown = f"{worst.host_a}:{worst.a} - {worst.host_b}:{worst.b} with {format_rate(worst.copy_bytes_per_s)}"
     if host:
         return f"{host} is slow to all other nodes (slowest: {shown}): check its cable, port and interface"
     others = f" and {len(slow) - 1} more" if len(slow) > 1 else ""
@@ -275,7 +289,3 @@ def slow_pair_summary(pairs: list[RankPair]) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.2f} ms"
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e9:.2f} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.1f} MB/s"

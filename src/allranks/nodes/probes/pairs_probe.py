@@ -1,9 +1,11 @@
-"""Measure copies and all-reduces between all pairs of ranks: time and bandwidth. Runs on the nodes, with torch.
+"""Measure collectives of all ranks by size, then copies and all-reduces between pairs of ranks. Runs on the nodes, with torch.
 
     python -m allranks.nodes.probes.pairs_probe < request.json      {"hosts": ["n1", "n2"], "environment": {...}, "port": 21000, ...}
 
 The request grows with the number of nodes, so it is passed on standard input: one argument has at most 128 KiB. Started once
-per node, the program starts its ranks itself. Pairs run one after another, so that they do not disturb each other. Rank 0 prints.
+per node, the program starts its ranks itself. Pairs are measured in rounds of a round-robin tournament: no rank is in two pairs of
+a round, and between nodes no node is, so that pairs of a round share no link. All rounds of n ranks take n - 1 times as long as one
+pair; after log2(n) rounds each node has been measured with as many others. Rank 0 prints, also if the time ends before the last round.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from itertools import combinations
 from typing import Any
 
 from allranks.nodes.network_verification import connection_addresses
@@ -26,8 +28,16 @@ RANK = "ALLRANKS_PAIRS_RANK"
 REPEATS = 5
 PASSES = 2
 """Repetitions: a pair is slow only if it is slow each time, because on a busy machine any pair may be slow once."""
-LIMIT_S = 30
+LIMIT_S = 60
 SMALL_BYTES = 8
+SIZES = [4**k for k in range(5, 15)]
+"""Bytes of the collectives of all ranks: 1 KiB to 256 MiB."""
+SWEEP_SHARE = 0.4
+"""Share of the time for the collectives of all ranks; the rest is for pairs."""
+TIMED_S = 0.2
+"""A collective or a copy is repeated for about so long."""
+MOST_REPEATS = 20
+Pair = tuple[int, int]
 
 
 def main() -> None:
@@ -68,68 +78,173 @@ def start(wish: dict[str, Any], text: str) -> int:
 
 
 def measure(wish: dict[str, Any], rank: int) -> None:
-    """Measure all pairs in turn; the store collects the results."""
+    """Measure collectives and pairs; the store collects the results."""
     import torch
     import torch.distributed as dist
 
+    warnings.simplefilter("ignore")  # torch 2.13 has other names for two collectives
     world, cuda = len(wish["hosts"]) * wish["procs"], wish["backend"] == "nccl"
     if cuda:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     limit = timedelta(seconds=LIMIT_S)
     store = dist.TCPStore(wish["master"], wish["port"], world, rank == 0, limit)
     dist.init_process_group(wish["backend"], store=store, rank=rank, world_size=world, timeout=limit)
-    pairs = list(combinations(range(world), 2))
-    groups = [dist.new_group(list(pair), timeout=limit) for pair in pairs]
-    best: dict[tuple[int, int], dict[str, float]] = {}
-    for _ in range(PASSES):
-        for pair, group in zip(pairs, groups, strict=True):
-            if rank in pair:
-                times = _pair(torch, dist, wish["bytes"], pair, rank, group, cuda)
-                best[pair] = {key: min(value, best.get(pair, times)[key]) for key, value in times.items()}
-            dist.barrier()
+    ranks = Ranks(torch, dist, rank, world, cuda, time.monotonic() + wish["budget_s"])
+    sweep = list(ranks.sweep(wish["budget_s"] * SWEEP_SHARE)) if world > 1 else []
+    best, done, planned = ranks.pairs(wish["procs"], wish["bytes"])
     store.set(f"connections/{rank}", json.dumps(connection_addresses([os.getpid()], without_ports=[wish["port"]])))
-    for pair, times in best.items():
-        if rank == pair[0]:
-            store.set(f"pair/{pair[0]}/{pair[1]}", json.dumps(times))
+    store.set(f"pairs/{rank}", json.dumps([{"a": a, "b": b, **times} for (a, b), times in best.items() if rank == a]))
     if rank == 0:
-        rows = [{"a": a, "b": b, **json.loads(store.get(f"pair/{a}/{b}"))} for a, b in pairs]
+        rows = [row for other in range(world) for row in json.loads(store.get(f"pairs/{other}"))]
+        rows.sort(key=lambda row: (row["a"], row["b"]))
         seen = [json.loads(store.get(f"connections/{other}")) for other in range(world)]
-        sys.stdout.write(json.dumps({"host": wish["hosts"][0], "pairs": rows, "connections": seen}) + "\n")
+        found = {"pairs": rows, "sweep": sweep, "connections": seen, "rounds": [done, planned]}
+        sys.stdout.write(json.dumps({"host": wish["hosts"][0], **found}) + "\n")
         sys.stdout.flush()
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _pair(
-    torch: Any, dist: Any, size: int, pair: tuple[int, int], rank: int, group: Any, cuda: bool
-) -> dict[str, float]:
-    device = "cuda" if cuda else "cpu"
-    large = torch.ones(size // 4, dtype=torch.float32, device=device)
-    small = torch.ones(SMALL_BYTES // 4, dtype=torch.float32, device=device)
-    other = pair[1] if rank == pair[0] else pair[0]
+def tournament(players: int) -> list[list[Pair]]:
+    """Return rounds of disjoint pairs in which each two players meet once (circle method); with an odd number one rests in each."""
+    seats = [*range(players), *([-1] if players % 2 else [])]
+    rounds = []
+    for _ in range(len(seats) - 1):
+        half = len(seats) // 2
+        met = zip(seats[:half], reversed(seats[half:]))  # noqa: B905 - equally long
+        rounds.append(sorted((min(a, b), max(a, b)) for a, b in met if min(a, b) >= 0))
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return rounds if players > 1 else []
 
-    def there_and_back(tensor: Any) -> None:
-        for sender in pair:
-            if sender == rank:
-                dist.send(tensor, other, group=group)
-            else:
-                dist.recv(tensor, other, group=group)
 
-    def timed(work: Callable[[], None]) -> float:
-        times = []
-        for _ in range(REPEATS + 1):
-            began = time.perf_counter()
+def rounds_of(nodes: int, procs: int) -> list[list[Pair]]:
+    """Return the rounds: pairs within all nodes at a time, then between nodes the first rank of each node, then the second, and so on."""
+    within = [[(n * procs + a, n * procs + b) for n in range(nodes) for a, b in pairs] for pairs in tournament(procs)]
+    between = tournament(nodes)
+    return [*within, *([(a * procs + i, b * procs + i) for a, b in pairs] for i in range(procs) for pairs in between)]
+
+
+class Ranks:
+    """One rank's part in the measurement. All ranks call the same methods and take the same decisions."""
+
+    def __init__(self, torch: Any, dist: Any, rank: int, world: int, cuda: bool, deadline: float) -> None:
+        self._torch, self._dist, self._rank, self._world = torch, dist, rank, world
+        self._cuda, self._deadline = cuda, deadline
+        self._control = dist.new_group(backend="gloo") if cuda else dist.group.WORLD
+
+    def sweep(self, limit_s: float) -> Iterator[dict[str, Any]]:
+        """Time collectives of all ranks by size, until the next size would take longer than there is time."""
+        end = min(time.monotonic() + limit_s, self._deadline)
+        calls = self._calls()
+        last = dict.fromkeys(calls, 0.0)
+        for size in SIZES:
+            for kind, call in calls.items():
+                if not self._all_agree(time.monotonic() + 3 * 4 * last[kind] < end):
+                    continue
+                seconds = self._timed(call(size), self._control)
+                last[kind] = seconds
+                yield {"kind": kind, "bytes": size, "seconds": seconds}
+
+    def _calls(self) -> dict[str, Callable[[int], Callable[[], Any]]]:
+        """Return for each kind a function from a size, as nccl-tests counts it, to the call."""
+        dist, world = self._dist, self._world
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+        def all_reduce(size: int) -> Callable[[], Any]:
+            data = self._ones(size)
+            return lambda: dist.all_reduce(data)
+
+        def all_gather(size: int) -> Callable[[], Any]:
+            part = self._ones(size // world)
+            whole = part.new_empty(part.numel() * world)
+            return lambda: gather(whole, part)
+
+        def reduce_scatter(size: int) -> Callable[[], Any]:
+            part = self._ones(size // world)
+            whole = part.new_ones(part.numel() * world)
+            return lambda: scatter(part, whole)
+
+        return {"all_reduce": all_reduce, "all_gather": all_gather, "reduce_scatter": reduce_scatter}
+
+    def _ones(self, size: int) -> Any:
+        device = "cuda" if self._cuda else "cpu"
+        return self._torch.ones(max(1, size // 4), dtype=self._torch.float32, device=device)
+
+    def pairs(self, procs: int, size: int) -> tuple[dict[Pair, dict[str, float]], int, int]:
+        """Measure pairs, as far as there is time.
+
+        Returns:
+            This rank's pairs with their best times; the number of rounds done at least once, and of all.
+        """
+        rounds = rounds_of(self._world // procs, procs)
+        best: dict[Pair, dict[str, float]] = {}
+        groups: dict[Pair | None, Any] = {}
+        done, took = 0, 0.0
+        for number in range(PASSES * len(rounds)):
+            began = time.monotonic()
+            if not self._all_agree(began + took < self._deadline):
+                break
+            pair = next((p for p in rounds[number % len(rounds)] if self._rank in p), None)
+            if number < len(rounds):
+                groups[pair] = self._group([self._rank] if pair is None else list(pair))
+            if pair is not None:
+                times = self._pair(pair, groups[pair], size)
+                best[pair] = {key: min(value, best.get(pair, times)[key]) for key, value in times.items()}
+            took = max(took, time.monotonic() - began)
+            done = max(done, min(number + 1, len(rounds)))
+        self._dist.barrier(group=self._control)
+        return best, done, len(rounds)
+
+    def _group(self, members: list[int]) -> Any:
+        """Create a group without the other ranks. Each rank creates one per round, also if it rests: its name contains their number."""
+        return self._dist.new_group(members, timeout=timedelta(seconds=LIMIT_S), use_local_synchronization=True)
+
+    def _pair(self, pair: Pair, group: Any, size: int) -> dict[str, float]:
+        dist, rank = self._dist, self._rank
+        large, small = self._ones(size), self._ones(SMALL_BYTES)
+        other = pair[1] if rank == pair[0] else pair[0]
+
+        def there_and_back(tensor: Any) -> None:
+            for sender in pair:
+                if sender == rank:
+                    dist.send(tensor, other, group=group)
+                else:
+                    dist.recv(tensor, other, group=group)
+
+        return {
+            "copy_s": self._best(lambda: there_and_back(large)) / 2,
+            "latency_s": self._best(lambda: there_and_back(small)) / 2,
+            "all_reduce_s": self._best(lambda: dist.all_reduce(large, group=group)),
+            "bytes": size,
+        }
+
+    def _best(self, work: Callable[[], None]) -> float:
+        """Return the shortest of some times: other load only adds. The first one includes connecting."""
+        return min(self._once(work) for _ in range(REPEATS + 1))
+
+    def _once(self, work: Callable[[], Any], times: int = 1) -> float:
+        began = time.perf_counter()
+        for _ in range(times):
             work()
-            if cuda:
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - began)
-        return min(times[1:])  # the first one includes connecting; other load only adds time
+        if self._cuda:
+            self._torch.cuda.synchronize()
+        return (time.perf_counter() - began) / times
 
-    return {
-        "copy_s": timed(lambda: there_and_back(large)) / 2,
-        "latency_s": timed(lambda: there_and_back(small)) / 2,
-        "all_reduce_s": timed(lambda: dist.all_reduce(large, group=group)),
-    }
+    def _timed(self, work: Callable[[], Any], group: Any) -> float:
+        """Return the mean time of a collective, queued several times as nccl-tests does; that of the slowest rank."""
+        self._once(work)
+        repeats = int(min(MOST_REPEATS, max(1, TIMED_S / max(self._largest(self._once(work), group), 1e-9))))
+        return self._largest(self._once(work, repeats), group)
+
+    def _largest(self, value: float, group: Any) -> float:
+        found = self._torch.tensor(value, dtype=self._torch.float64)
+        self._dist.all_reduce(found, op=self._dist.ReduceOp.MAX, group=group)
+        return float(found)
+
+    def _all_agree(self, mine: bool) -> bool:
+        """Return whether all ranks say so; also a barrier."""
+        return self._largest(float(not mine), self._control) == 0.0
 
 
 if __name__ == "__main__":

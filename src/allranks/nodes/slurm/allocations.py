@@ -131,10 +131,10 @@ def _not_usable(slurm: Slurm, cluster: ClusterSpec, said: str) -> str:
 
 def waiting_note(slurm: Slurm, cluster: ClusterSpec) -> str:
     """Return that a job of the spec would wait because its partition is down; empty if it is up, or if Slurm does not say."""
-    states = {node.partition: node.partition_state for node in slurm.node_list(_partition(cluster)) or ()}
-    if not states or set(states.values()) != {"down"}:
+    nodes = slurm.node_list(_partition(cluster)) or ()
+    if {node.partition_state for node in nodes} != {"down"}:
         return ""
-    name = ", ".join(states)
+    name = ", ".join(dict.fromkeys(node.partition for node in nodes))
     return f"cluster.slurm.partition {name}: it is down, so a job waits until an administrator opens it again; see `sinfo -s`"
 
 

@@ -240,6 +240,8 @@ class Saver:
             raise failed
 
     def _behind(self, *args: Any) -> None:
+        if self.world.device.type == "cuda":  # a new thread has GPU 0, on which each rank would open a context
+            torch.cuda.set_device(self.world.device)
         try:
             self._write_out(*args)
         except CheckpointError as error:

@@ -96,11 +96,15 @@ class OrderedCollectives:
             self._next += 1
             self._launch(self._next - 1)
 
-    def finish(self) -> None:
-        """Launch the remaining items and reset."""
-        while self._next < self._n:
+    def launch(self, count: int) -> None:
+        """Launch the first `count` items, if they are not launched."""
+        while self._next < count:
             self._next += 1
             self._launch(self._next - 1)
+
+    def finish(self) -> None:
+        """Launch the remaining items and reset."""
+        self.launch(self._n)
         self._ready = [False] * self._n
         self._next = 0
 

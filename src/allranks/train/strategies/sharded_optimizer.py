@@ -181,9 +181,14 @@ def _ranges(flat: FlatParameter) -> list[tuple[str, int, int, int, int]]:
 
 
 class GradientReduceScatter:
-    """Reduce-scatter the gradients of flat parameters in the order of backward; the last one of the model comes first."""
+    """Reduce-scatter the gradients of flat parameters in the order of backward; the last one of the model comes first.
 
-    def __init__(self, flats: Sequence[FlatParameter], group: dist.ProcessGroup) -> None:
+    Args:
+        when_ready: launch each one when its gradients are there; False: when `launch` says so.
+    """
+
+    def __init__(self, flats: Sequence[FlatParameter], group: dist.ProcessGroup, *, when_ready: bool = True) -> None:
+        self._when_ready = when_ready
         self._flats, self._group, self._world = flats, group, dist.get_world_size(group)
         self._buffers: list[torch.Tensor | None] = [None] * len(flats)
         self._came: list[set[int]] = [set() for _ in flats]
@@ -205,7 +210,7 @@ class GradientReduceScatter:
         torch.div(parameter.grad.flatten(), self._world, out=buffer[start:stop])
         parameter.grad = None
         self._came[at].add(i)
-        if len(self._came[at]) == len(flat.named):
+        if self._when_ready and len(self._came[at]) == len(flat.named):
             self._order.ready(at)
 
     def _launch(self, at: int) -> None:
@@ -227,6 +232,10 @@ class GradientReduceScatter:
         work.wait()
         own = self._own[at]
         self._own[at] = out if own is None else own.add_(out)
+
+    def launch(self, count: int) -> None:
+        """Launch the first `count` reduce-scatters, if they are not launched; what has no gradient counts as zero."""
+        self._order.launch(count)
 
     def finish(self) -> None:
         """Launch the remaining reduce-scatters at the end of a backward."""

@@ -6,6 +6,7 @@ A (2 P + T) g (W-1)/W sent by each rank on a ring, A micro-steps. The next unit'
 And one float32 for the gradient norm.
 Memory per rank (fp32 AdamW): (4P + 12T)/W bytes, and two or three gathered units; at two ranks and T = P 1/2 of plain data
 parallelism.
+All collectives are called in one order on all ranks, whatever parameters a rank's batch uses, as NCCL requires.
 Predecessor (``zero2``): all weights on all ranks. Gathering the full model before forward would not reduce peak memory:
 weights must be gathered and freed block by block.
 Source: ZeRO stage 3, Rajbhandari et al. 2020; the order of gathering follows FSDP, Zhao et al. 2023.
@@ -121,15 +122,13 @@ class Zero3(LoopStrategy):
         self.module, self._group, self._clip_norm = model, group, clip_norm
         require_same_order(list(model.named_parameters()), group)
         broadcast_from_first(model, group)
-        # ranks differ in when gradients are ready, but not in when weights are needed: two orders, two groups
-        gathering = dist.new_group(dist.get_process_group_ranks(group), group_desc="zero3 weights")
-        assert isinstance(gathering, dist.ProcessGroup)
         blocks = transformer_blocks(model)
-        self._root, self._units = self._make_units(model, blocks, gathering)
+        self._root, self._units = self._make_units(model, blocks, group)
         place = {name: i for i, (name, _) in enumerate(model.named_parameters())}
         flats = [flat for unit in (*self._units, self._root) for flat in unit.flats if flat.trained]
         # in the order of backward: the head's gradient must not wait for that of the embeddings
-        flats.sort(key=lambda flat: -max(place[name] for name, _ in flat.named))
+        flats.sort(key=lambda flat: -min(place[name] for name, _ in flat.named))
+        self._complete = _complete_before(flats, self._units, place)
         parts = {
             id(f): part for unit in (*self._units, self._root) for f, part in zip(unit.flats, unit.parts, strict=True)
         }
@@ -137,7 +136,7 @@ class Zero3(LoopStrategy):
             flat.make_pieces(parts[id(flat)], on_host=self._on_host)
         self._trained = flats
         self.optimizer = make_optimizer(optimizer_pieces(flats))
-        self._gradients = GradientReduceScatter(flats, group)
+        self._gradients = GradientReduceScatter(flats, group, when_ready=False)
         for i, block in enumerate(blocks):
             block.register_forward_pre_hook(partial(self._before_forward, i))
             block.register_forward_hook(partial(self._after_forward, i))
@@ -146,18 +145,18 @@ class Zero3(LoopStrategy):
             entrance.register_forward_hook(self._leave)
 
     def _make_units(
-        self, model: nn.Module, blocks: list[nn.Module], gathering: dist.ProcessGroup
+        self, model: nn.Module, blocks: list[nn.Module], group: dist.ProcessGroup
     ) -> tuple[GatheredUnit, list[GatheredUnit]]:
         named = {p: n for n, p in model.named_parameters()}
         places = Counter(p for _, p in model.named_parameters(remove_duplicate=False))
         # a weight shared by two blocks would be freed by one while the other needs it: it stays outside of blocks
         groups = [[(named.pop(p), p) for p in block.parameters() if places[p] == 1] for block in blocks]
         how = compute_dtype(model), keeps_own_dtype(model)
-        units = [GatheredUnit(self._flats(_apart([part], how[1])), gathering, *how) for part in groups]
+        units = [GatheredUnit(self._flats(_apart([part], how[1])), group, *how) for part in groups]
         # parameters outside of blocks (embeddings, head) are gathered together; their gradients are reduced in block-sized pieces
         largest = max((flat.bytes for unit in units for flat in unit.flats), default=0)
         rest = [[(named[p], p) for p in part] for part in split_into_buckets(list(named), largest)]
-        return GatheredUnit(self._flats(_apart(rest, how[1])), gathering, *how), units
+        return GatheredUnit(self._flats(_apart(rest, how[1])), group, *how), units
 
     def _flats(self, parts: Iterable[list[tuple[str, nn.Parameter]]]) -> Iterator[FlatParameter]:
         for part in parts:
@@ -197,6 +196,9 @@ class Zero3(LoopStrategy):
         unit.use()
         if i + 1 < len(self._units):
             self._units[i + 1].free()
+        # gathers and reduce-scatters share a communicator, so that all ranks must call them in one order: not when a gradient is
+        # ready, which differs between ranks (unused experts), but between the blocks
+        self._gradients.launch(self._complete[i])
         if i > 0:
             self._units[i - 1].gather()
 
@@ -252,6 +254,20 @@ class Zero3(LoopStrategy):
 
     def state_ranges(self) -> list[StateRange]:
         return flat_states(self._trained, self.optimizer)
+
+
+def _complete_before(flats: list[FlatParameter], units: list[GatheredUnit], place: dict[str, int]) -> list[int]:
+    """Return for each block how many of the `flats`, in their order, have all their gradients when backward reaches the block's end.
+
+    Those are the flats of later blocks, and those behind the last block (the head).
+    """
+    blocks = [[place[name] for flat in unit.flats for name, _ in flat.named] for unit in units]
+    found = []
+    for i in range(len(units)):
+        last = max((at for block in blocks[: i + 1] for at in block), default=-1)
+        early = (at for at, flat in enumerate(flats) if min(place[name] for name, _ in flat.named) <= last)
+        found.append(next(early, len(flats)))
+    return found
 
 
 def _apart(
