@@ -6,6 +6,9 @@ The caller divides the sum by the token count of the optimizer step.
 from __future__ import annotations
 
 import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -87,6 +90,44 @@ def replace_dropout(model: nn.Module) -> int:
     return found
 
 
+_packed: bool | None = None  # whether the current forward pass has packed rows; None: unknown
+
+
+@contextmanager
+def known_packing(packed: bool) -> Iterator[None]:
+    """Tell transformers within this context whether the rows are packed.
+
+    Without it, transformers finds out from the position ids in each forward pass, for which the host waits for the GPU. Versions of
+    transformers without that function are not changed.
+    """
+    global _packed  # noqa: PLW0603 - transformers passes nothing from the caller of a model to its masks
+    _answer_for_transformers()
+    before, _packed = _packed, packed
+    try:
+        yield
+    finally:
+        _packed = before
+
+
+def _answer_for_transformers() -> None:
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    original = getattr(masks, "find_packed_sequence_indices", None)
+    if original is None or hasattr(original, "asks_the_device"):
+        return
+
+    def find_packed_sequence_indices(position_ids: torch.Tensor) -> torch.Tensor | None:
+        """Return the number of the packed row of each token, or None if no rows are packed."""
+        if _packed is None:
+            return original(position_ids)
+        if not _packed:
+            return None
+        steps = torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1)
+        return (steps != 1).cumsum(-1)
+
+    find_packed_sequence_indices.asks_the_device = False  # type: ignore[attr-defined]
+    masks.find_packed_sequence_indices = find_packed_sequence_indices
+
+
 class LossModel(nn.Module):
     """The model with its loss, so that a strategy wraps one module whose forward gives the loss.
 
@@ -122,4 +163,5 @@ class LossModel(nn.Module):
             if 0 < len(wanted) < targets.shape[1]:
                 inputs["logits_to_keep"] = wanted
                 targets = targets[:, wanted]
-        return self.model(**inputs).logits.float(), targets
+        with known_packing(batch.position_ids is not None):
+            return self.model(**inputs).logits.float(), targets
