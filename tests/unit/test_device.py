@@ -164,8 +164,8 @@ def test_nodes_that_differ_are_refused_by_name() -> None:
 
 
 def test_memory_is_not_judged_while_the_device_is_open() -> None:
-    open_ = spec_of("cluster.slurm.mem=1M", "cluster.device_memory_gib=0.001")
+    open_ = spec_of("cluster.slurm.mem=600M", "cluster.device_memory_gib=0.001")
     known = facts()
     assert fit(open_, make_plan(open_, known), known).capacity.bytes is None
-    settled = spec_of("cluster.slurm.mem=1M", "cluster.device_memory_gib=0.001", "cluster.device=cpu")
+    settled = spec_of("cluster.slurm.mem=600M", "cluster.device_memory_gib=0.001", "cluster.device=cpu")
     assert fit(settled, make_plan(settled, known), known).refused

@@ -25,7 +25,7 @@ def test_a_file_is_suggested_from_its_folder(tmp_path: Path) -> None:
     assert nearest_file_hint(tmp_path / "missing" / "job.sh") == ""
 
 
-@pytest.mark.parametrize("used", ["difflib", '"; did you mean'])
+@pytest.mark.parametrize("used", ["get_close_matches", '"; did you mean'])
 def test_no_other_module_suggests_names_by_itself(used: str) -> None:
     package = Path(allranks.__file__).parent
     found = {path.relative_to(package) for path in package.rglob("*.py") if used in path.read_text("utf-8")}
