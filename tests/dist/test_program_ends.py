@@ -50,9 +50,18 @@ def test_the_traceback_of_a_program_begins_in_the_program(tmp_path: Path) -> Non
     assert first == "Traceback (most recent call last):"
     assert second == f'  File "{tmp_path}/program.py", line 4, in <module>'
     assert last == "KeyError: 'rows'"
-    first, *_, last = log_of(tmp_path, "a = (\n")
-    assert first == f'  File "{tmp_path}/program.py", line 1'
+    first, *_, last = log_of(tmp_path, "exec(compile('a = (', 'made.py', 'exec'))\n")
+    assert first == "Traceback (most recent call last):"
     assert last == "SyntaxError: '(' was never closed"
+
+
+def test_a_program_that_python_cannot_read_starts_no_rank(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("a = (\n")
+    spec = {"name": "p", "script": {"path": "program.py"}, "run_root": str(tmp_path / "runs")}
+    done = allranks("run", str(write_spec(tmp_path, spec)), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "program.py: line 1: '(' was never closed" in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_an_error_goes_to_the_excepthook_of_the_program(tmp_path: Path) -> None:

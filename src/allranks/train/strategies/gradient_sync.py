@@ -109,6 +109,11 @@ class OrderedCollectives:
         self._next = 0
 
 
+def queue_after_backward(action: Callable[[], None]) -> None:
+    """Let autograd's engine call `action` at the end of the running backward; to be called from a hook in it."""
+    torch.autograd.Variable._execution_engine.queue_callback(action)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
     """Return the gradient; zeros if this rank's batch did not use the parameter (another rank's may have)."""
     if parameter.grad is None:

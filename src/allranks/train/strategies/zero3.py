@@ -39,6 +39,7 @@ from allranks.train.strategies.base import (
 from allranks.train.strategies.gradient_sync import (
     all_gather,
     broadcast_from_first,
+    queue_after_backward,
     require_same_order,
     split_into_buckets,
 )
@@ -210,8 +211,9 @@ class Zero3(LoopStrategy):
         return nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
+        # the last reduce-scatters are launched by autograd's engine when its work is done, as torch's FSDP does
+        loss.register_hook(lambda gradient: queue_after_backward(self._gradients.finish))
         loss.backward()
-        self._gradients.finish()
         for unit in (*self._units, self._root):
             unit.free()
 
