@@ -370,3 +370,37 @@ def test_the_verdict_is_kept_where_it_cannot_be_written(
     assert "rank 1 on n2" in sentence and "/home/u/rows.py:12 in read" in sentence
     assert "cannot be written" in caplog.text
     assert run.hang_report(1).exists() == (refused == "events")
+
+
+def in_function(name: str, line: int) -> list[StackFrame]:
+    c10d = "/v/site-packages/torch/distributed/distributed_c10d.py"
+    return [
+        StackFrame(file=c10d, line=2900, function=name),
+        StackFrame(file="/home/u/p.py", line=line, function="<module>"),
+    ]
+
+
+SCRIPT: dict[str, Any] = {"phase": "script", "part": "", "step": None, "sequences": {"default_pg": 7}}
+
+
+def test_of_ranks_without_recorded_calls_the_one_in_another_function_is_named() -> None:
+    reduces, gathers = in_function("all_reduce", 42), in_function("all_gather", 43)
+    found = verdict(
+        rank(0, stack=reduces, **SCRIPT), rank(1, stack=gathers, **SCRIPT), rank(2, stack=reduces, **SCRIPT)
+    )
+    assert (named(found), found.kind) == ([1], "collective_mismatch")
+    assert "it called all_gather, other ranks called all_reduce" in found.sentence
+
+
+def test_no_rank_is_named_by_its_function_if_it_may_belong_there() -> None:
+    reduces, gathers, sends = (in_function(n, i) for i, n in enumerate(("all_reduce", "all_gather", "send")))
+    later = SCRIPT | {"sequences": {"default_pg": 6}}
+    for ranks in (
+        [rank(0, stack=reduces, **SCRIPT), rank(1, stack=gathers, **SCRIPT)],
+        [rank(0, stack=reduces, **SCRIPT), rank(1, stack=sends, **SCRIPT), rank(2, stack=reduces, **SCRIPT)],
+        [rank(0, stack=reduces, **SCRIPT), rank(1, stack=gathers, **later), rank(2, stack=reduces, **SCRIPT)],
+    ):
+        found = verdict(*ranks)
+        assert named(found) == [], found.sentence
+        assert "same place" not in found.sentence
+        assert "rank 0 is in /home/u/p.py:0 in <module>" in found.sentence

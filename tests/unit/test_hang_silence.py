@@ -541,7 +541,9 @@ def test_what_is_taken_down_of_one_rank(tmp_path: Path) -> None:
     os.write(page.stacks, earlier.encode())
     os.write(page.stacks, DUMP.format(file="/home/u/rows.py", line=12, secret=SECRET).encode())
     used = procfs.work_of(os.getpid()).cpu_s
-    found = collector_of(tmp_path)._rank(0, page, beat_of(os.getpid()), len(earlier), None, used - 400.0, 1000.0)
+    found = collector_of(tmp_path)._rank(
+        0, page, beat_of(os.getpid()), len(earlier), None, used - 400.0, (time.monotonic(), 1000.0)
+    )
     assert blocking_location(found.stack) == "/home/u/rows.py:12 in f"
     assert "before.py" not in run.hang_stack(1, "n0", 0).read_text()  # a dump of an earlier signal is none of now
     assert SECRET not in run.hang_stack(1, "n0", 0).read_text()
@@ -551,7 +553,9 @@ def test_what_is_taken_down_of_one_rank(tmp_path: Path) -> None:
     assert found.python_silent_s is not None
     assert found.silent_s - found.python_silent_s == pytest.approx(7.0, abs=0.01)
     assert (found.phase, found.part, found.step, found.sequences) == ("train", "data", 4, {"default_pg": 4})
-    mute = collector_of(tmp_path)._rank(1, HeartbeatPage(), beat_of(os.getpid(), alive_at=0.0), 0, None, used, 100.0)
+    mute = collector_of(tmp_path)._rank(
+        1, HeartbeatPage(), beat_of(os.getpid(), alive_at=0.0), 0, None, used, (0.0, 1.0)
+    )
     assert (mute.python_silent_s, mute.stack, mute.stack_by) == (None, [], "")
     assert mute.no_stack == "the process did not answer"
     assert not run.hang_stack(1, "n0", 1).exists()
@@ -576,11 +580,38 @@ def test_all_ranks_answers_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
     thread = threading.Thread(target=late)
     thread.start()
     monkeypatch.setattr(collect, "ANSWER_S", 30.0)
-    collect._wait_for_answers(pages, {0: 0, 1: 0})
+    collect._wait_for_answers(pages, {0: 0, 1: 0}, {})
     assert os.fstat(pages[1].stacks).st_size == 1
     thread.join()
     monkeypatch.setattr(collect, "ANSWER_S", 0.1)
-    collect._wait_for_answers(pages, {0: 0, 1: 99})
+    collect._wait_for_answers(pages, {0: 0, 1: 99}, {})
+
+
+def test_a_rank_that_works_on_its_answer_is_given_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an overloaded node the flight recorder's dump takes longer than usual; a rank that is blocked uses no CPU time."""
+    page = HeartbeatPage()
+    os.write(page.stacks, b"x")
+    monkeypatch.setattr(collect, "ANSWER_S", 0.1)
+    monkeypatch.setattr(collect, "BUSY_ANSWER_S", 20.0)
+    asleep = subprocess.Popen(
+        [sys.executable, "-c", "import time; print('on', flush=True); time.sleep(60)"], stdout=subprocess.PIPE
+    )
+    busy = subprocess.Popen([sys.executable, "-c", "print('on', flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
+    try:
+        for process in (asleep, busy):
+            assert process.stdout is not None
+            process.stdout.readline()
+        began = time.monotonic()
+        collect._wait_for_answers({0: page}, {0: 0}, {0: asleep.pid})
+        assert time.monotonic() - began < 10.0
+        thread = threading.Timer(3.0, page._map.__setitem__, (1024, 2))
+        thread.start()
+        collect._wait_for_answers({0: page}, {0: 0}, {0: busy.pid})
+        assert page.answered
+        thread.join()
+    finally:
+        asleep.kill()
+        busy.kill()
 
 
 def test_the_work_of_children_counts() -> None:

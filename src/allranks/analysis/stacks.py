@@ -41,6 +41,10 @@ _COLLECTIVE = re.compile(
     r"|^(?!.*/lib/python3[^/]*/(?!site-packages/|dist-packages/))(?!.*/(torch/utils|torch/multiprocessing|psutil)/)"
     r"(?!(threading|subprocess|selectors|(asyncio|multiprocessing|concurrent)/[^:]*)\.py:).*:wait$"
 )
+_CALLED = re.compile(
+    r"distributed/distributed_c10d\.py:(barrier|monitored_barrier|all_reduce|all_gather\w*|reduce_scatter\w*|broadcast\w*"
+    r"|all_to_all\w*|gather\w*|scatter\w*|reduce)$"  # not send and recv: ranks of a pipeline are in different ones
+)
 _DEVICE_WAIT = re.compile(r":synchronize$")
 _BUILD_LOCK = re.compile(r"torch/utils/file_baton\.py:wait$")
 _CHECKPOINT = re.compile(
@@ -145,6 +149,12 @@ def blocking_location(frames: list[StackFrame]) -> str:
 def is_collective_stack(frames: Sequence[str]) -> bool:
     """Return whether a thread is in a collective, or in the rendezvous before one."""
     return any(_COLLECTIVE.search(frame) for frame in frames[:COLLECTIVE_FRAMES])
+
+
+def called_collective(frames: Sequence[str]) -> str:
+    """Return the function of torch.distributed that a thread has called and not left; empty if it is not in one."""
+    found = [match[1] for frame in frames[:COLLECTIVE_FRAMES] if (match := _CALLED.search(frame))]
+    return found[-1] if found else ""  # the outermost: a barrier calls all_reduce
 
 
 def is_build_lock_stack(frames: Sequence[str]) -> bool:

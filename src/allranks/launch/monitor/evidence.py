@@ -58,6 +58,9 @@ def _torch_version() -> tuple[int, ...]:
 
 
 ANSWER_S = 3.0  # for the dump of a stack and of the flight recorder
+BUSY_ANSWER_S = (
+    10.0  # if a rank that has not answered still works on its answer; below the time for all nodes (`supervisor`)
+)
 PY_SPY_S = 6.0
 STACK_BYTES = 256 << 10
 MAX_CALLS = 60
@@ -85,11 +88,11 @@ class EvidenceCollector:
         with ThreadPoolExecutor(8) as pool:
             meets = pool.submit(self._meets)
             spied = {rank: pool.submit(_py_spy, beat.pid) for rank, beat in beats.items()}
-            _wait_for_answers(pages, sizes)
+            _wait_for_answers(pages, sizes, {rank: beat.pid for rank, beat in beats.items()})
             texts = {rank: s.result() for rank, s in spied.items()}
             waited = time.monotonic() - began
             ranks = [
-                self._rank(rank, pages[rank], beat, sizes[rank], texts[rank], before[rank], waited)
+                self._rank(rank, pages[rank], beat, sizes[rank], texts[rank], before[rank], (began, waited))
                 for rank, beat in sorted(beats.items())
             ]
             memory = psutil.virtual_memory()
@@ -119,9 +122,10 @@ class EvidenceCollector:
         size: int,
         spied: str | None,
         cpu_before: float,
-        waited: float,
+        asked: tuple[float, float],
     ) -> RankEvidence:
-        now = time.monotonic()
+        """Return the evidence of a rank. ``asked``: when it was asked, and how long the answer was waited for, in seconds."""
+        at, waited = asked  # silence counts up to the request, since the answer itself may take long
         dumped = page.stack_text(STACK_BYTES + size)[size:]
         text, by = (spied, "py-spy") if spied else (dumped, "faulthandler")
         frames = main_thread_frames(text)
@@ -135,8 +139,8 @@ class EvidenceCollector:
             phase=beat.phase,
             part=beat.part,
             step=beat.step,
-            silent_s=round(now - beat.at, 3),
-            python_silent_s=round(now - beat.alive_at, 3) if beat.alive_at else None,
+            silent_s=round(at - beat.at, 3),
+            python_silent_s=round(at - beat.alive_at, 3) if beat.alive_at else None,
             python_beats=beat.alive_beats,
             monitor_error=beat.monitor_error,
             sequences=beat.sequences,
@@ -198,16 +202,23 @@ def _request_stack_dump(pid: int) -> None:
             return
 
 
-def _wait_for_answers(pages: Mapping[int, HeartbeatPage], sizes: Mapping[int, int]) -> None:
-    """Wait until all ranks have answered and their dumps have stopped growing; at most `ANSWER_S`."""
-    deadline, last = time.monotonic() + ANSWER_S, -1
-    while time.monotonic() < deadline:
+def _wait_for_answers(pages: Mapping[int, HeartbeatPage], sizes: Mapping[int, int], pids: Mapping[int, int]) -> None:
+    """Wait until all ranks have answered and their dumps have stopped growing.
+
+    Wait at most `ANSWER_S`; up to `BUSY_ANSWER_S` while a rank that has not answered computes, as on an overloaded node.
+    """
+    began, last = time.monotonic(), -1
+    cpu_s: dict[int, float] = {}
+    while (waited := time.monotonic() - began) < BUSY_ANSWER_S:
         now = sum(os.fstat(p.stacks).st_size for p in pages.values())
         grown = all(os.fstat(p.stacks).st_size > sizes[r] for r, p in pages.items())
         if grown and now == last and all(p.answered for p in pages.values()):
             return
-        last = now
-        time.sleep(0.2)
+        last, before = now, cpu_s
+        cpu_s = {r: procfs.work_of(pids[r]).cpu_s for r, p in pages.items() if r in pids and not p.answered}
+        if waited >= ANSWER_S and not any(cpu_s[r] > before.get(r, cpu_s[r]) for r in cpu_s):
+            return
+        time.sleep(0.2 if waited < ANSWER_S else 1.0)
 
 
 def _py_spy(pid: int) -> str | None:

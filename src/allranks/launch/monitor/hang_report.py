@@ -51,6 +51,11 @@ def hang_message(verdict: HangVerdict, waiting: list[WaitingRank], alarm: HangAl
                 f"hang: {silent}; all ranks wait until another process has built a C++ extension of torch ({first}): if no compiler runs, one "
                 "that was killed left its lock: delete the files named lock below TORCH_EXTENSIONS_DIR (by default ~/.cache/torch_extensions)"
             )
+        if (other := next((w for w in waiting if w.where and w.where != first), None)) is not None:
+            return (
+                f"hang: {silent}; no rank is known to have stalled: rank {waiting[0].rank} is in {first}, rank {other.rank} in {other.where}: "
+                "check whether these calls belong together, then the network and the GPUs"
+            )
         return (
             f"hang: {silent}; all ranks wait in the same place ({first}) and none stalled: check the network and the GPUs rather than "
             "the program"

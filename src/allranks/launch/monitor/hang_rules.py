@@ -7,12 +7,13 @@ that does not answer is named for its silence, after all other rules about obser
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from allranks.analysis.flight_recorder import CollectiveCall, OpenCollective, describe_call, open_collectives
-from allranks.analysis.stacks import blocking_location, is_collective_stack
+from allranks.analysis.stacks import blocking_location, called_collective, is_collective_stack
 from allranks.launch.monitor.procfs import is_ended_state
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence, RankEvidence, StalledRank
 from allranks.rundir.heartbeat import DONE_PHASE, NO_STEP, TRAIN_PHASE
@@ -20,6 +21,7 @@ from allranks.utils.formatting import format_list
 
 MAX_LISTED = 8
 UNKNOWN = "unknown"
+MIN_FOR_MAJORITY = 3  # of two ranks that differ, neither is the odd one
 BUSY_CPU_SHARE = 0.8  # of a core
 
 
@@ -188,6 +190,25 @@ def _sequences(case: HangEvidence) -> HangVerdict | None:
     return None
 
 
+def _called_functions(case: HangEvidence) -> HangVerdict | None:
+    """Name ranks that are in another function of torch.distributed than most, where no record shows the calls themselves.
+
+    All ranks must be known to be in one, and none may be ahead of another in its number of calls.
+    """
+    called = {r.rank: called_collective([str(f) for f in r.stack]) for r in case.ranks.values()}
+    numbers = [r.sequences for r in case.ranks.values()]
+    if len(called) < MIN_FOR_MAJORITY or not all(called.values()) or any(one != numbers[0] for one in numbers):
+        return None
+    ((usual, count), *others) = Counter(called.values()).most_common()
+    if not others or count * 2 <= len(called):
+        return None
+    why = "it called {}, other ranks called {}"
+    odd = sorted(rank for rank, name in called.items() if name != usual)
+    return HangVerdict(
+        kind="collective_mismatch", fallen=[case.fallen(r, why.format(called[r], usual)) for r in odd], cause="order"
+    )
+
+
 def _mismatch(case: HangEvidence, found: OpenCollective[CollectiveCall]) -> HangVerdict:
     odd = found.rarest
     if len(odd) == len(found.calls):  # equal numbers: the ranks that are less far called the wrong one
@@ -310,5 +331,6 @@ def _end_text(rank: RankEvidence) -> str:
 
 
 RULES: tuple[Callable[[HangEvidence], HangVerdict | None], ...] = (
-    _not_runnable, _network, _calls, _unreachable_node, _blocked_interpreter, _behind, _sequences, _not_in_collective, _first_silent, _ended,
+    _not_runnable, _network, _calls, _unreachable_node, _blocked_interpreter, _behind, _sequences, _called_functions, _not_in_collective,
+    _first_silent, _ended,
 )  # fmt: skip
