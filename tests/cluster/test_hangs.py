@@ -49,10 +49,10 @@ def test_a_rank_that_stands_still_on_another_node_is_named_with_its_line(box: Bo
     done, run_dir = run(shared, spec(shared, 40, PYTHONPATH=path, STUCK="sleep_forever:2:6"))
     assert done.returncode == 1, done.stdout + done.stderr + log_of(run_dir)
     report = the_report(run_dir, done.stdout + done.stderr)
-    (fallen,) = report["fallen"]
-    assert (fallen["rank"], fallen["host"]) == (2, "n3")
-    assert "stuck/sitecustomize.py" in fallen["where"]
-    assert "in sleep_forever" in fallen["where"]
+    (stalled,) = report["stalled"]
+    assert (stalled["rank"], stalled["host"]) == (2, "n3")
+    assert "stuck/sitecustomize.py" in stalled["where"]
+    assert "in sleep_forever" in stalled["where"]
     assert [w["rank"] for w in report["waiting"]] == [0, 1]
     assert "rank 2 on n3" in done.stderr
     assert empty(box)
@@ -68,7 +68,7 @@ def test_a_stopped_process_is_named_by_its_state(box: Box, shared: Path) -> None
     code, out = job.wait(90)
     assert code == 1, out
     report = the_report(job.run, out)
-    assert [(f["rank"], f["host"]) for f in report["fallen"]] == [(1, "n2")]
+    assert [(f["rank"], f["host"]) for f in report["stalled"]] == [(1, "n2")]
     assert "stopped by a signal" in out
     assert empty(box)
 
@@ -86,7 +86,7 @@ def test_a_node_without_network_is_named(
     inject(box, fault, node=node)
     _, out = job.wait(120)
     report = the_report(job.run, out)
-    assert [f["host"] for f in report["fallen"]] == [node], report["sentence"]
+    assert [f["host"] for f in report["stalled"]] == [node], report["sentence"]
     assert "network" in report["sentence"]
 
 
@@ -101,7 +101,7 @@ def test_a_first_node_without_network_ends_the_run_and_the_job(
     code, out = job.wait(120)
     assert code == 1, out + log_of(job.run)
     report = the_report(job.run, out)
-    assert [(f["rank"], f["host"]) for f in report["fallen"]] == [(0, "n1")], report["sentence"]
+    assert [(f["rank"], f["host"]) for f in report["stalled"]] == [(0, "n1")], report["sentence"]
     assert "the network of n1" in out, out
     assert "n1, the job's first node, where its script and rank 0 ran, has finished, but Slurm has not noticed" in out
     assert f"Job {job.job()} was cancelled" in out and "--set 'cluster.slurm.exclude=[n1]'" in out

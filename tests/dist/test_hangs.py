@@ -58,11 +58,11 @@ def test_a_rank_that_sleeps_is_named_with_its_line(tmp_path: Path, monkeypatch: 
     done, run = train(tmp_path, spec(tmp_path))
     assert done.returncode == 1, done.stdout + done.stderr
     report = the_report(run)
-    (fallen,) = report["fallen"]
-    assert fallen["rank"] == 1
-    assert "stuck/sitecustomize.py:" in fallen["where"]
-    assert "in sleep_forever" in fallen["where"]
-    assert "never joined collective" in fallen["why"]
+    (stalled,) = report["stalled"]
+    assert stalled["rank"] == 1
+    assert "stuck/sitecustomize.py:" in stalled["where"]
+    assert "in sleep_forever" in stalled["where"]
+    assert "never joined collective" in stalled["why"]
     assert report["waiting"][0]["rank"] == 0
     assert report["kind"] == "dataloader_hang"
     for words in ("hang: rank 1 on", "sleep_forever", "rank 0 in"):
@@ -102,7 +102,7 @@ def test_other_ways_to_fall_out(
     assert done.returncode == 1, done.stdout + done.stderr
     report = the_report(run)
     assert report["kind"] == kind
-    mine = next(f for f in report["fallen"] if f["rank"] == 1)
+    mine = next(f for f in report["stalled"] if f["rank"] == 1)
     assert why in mine["why"]
     assert f"in {how}" in mine["where"]
     assert nothing_left(run)
@@ -117,7 +117,7 @@ def test_the_first_collective_is_bounded_by_what_the_others_can_wait(
     assert done.returncode == 1
     report = the_report(run)
     assert report["alarm"]["phase"] == "first step"
-    assert [f["rank"] for f in report["fallen"]] == [0]
+    assert [f["rank"] for f in report["stalled"]] == [0]
 
 
 @pytest.mark.full
@@ -131,7 +131,7 @@ def test_a_stopped_process_is_named_by_its_state(tmp_path: Path) -> None:
         background.stop()
     assert code == 1
     report = the_report(background.run)
-    assert [f["rank"] for f in report["fallen"]] == [1]
+    assert [f["rank"] for f in report["stalled"]] == [1]
     assert "stopped by a signal (SIGSTOP or SIGTSTP)" in out
 
 

@@ -107,8 +107,8 @@ def test_the_rank_that_hangs_is_named_with_its_reason(
     done, run = end_of(tmp_path, what, ranks=ranks)
     assert done.returncode == 1, done.stdout + done.stderr
     report = read_json(run.hang_report(1))
-    (fallen,) = report["fallen"]
-    assert (fallen["rank"], reason in fallen["why"]) == (1, True), report["sentence"]
+    (stalled,) = report["stalled"]
+    assert (stalled["rank"], reason in stalled["why"]) == (1, True), report["sentence"]
     assert where in report["sentence"]
     assert report["sentence"] in done.stderr
     assert report["alarm"]["phase"] == "script"
@@ -118,7 +118,7 @@ def test_the_rank_that_hangs_is_named_with_its_reason(
 def test_ranks_that_all_sleep_are_ended_and_none_is_blamed(tmp_path: Path) -> None:
     done, run = end_of(tmp_path, "all")
     assert done.returncode == 1
-    assert read_json(run.hang_report(1))["fallen"] == []
+    assert read_json(run.hang_report(1))["stalled"] == []
     assert "none is in a collective" in done.stderr
 
 

@@ -171,6 +171,6 @@ def test_a_rank_that_spins_in_a_kernel_is_named(device: str, tmp_path: Path, mon
     assert done.returncode == 1, done.stdout + done.stderr
     report = read_json(run.hang_report(1))
     assert report is not None, done.stderr[-3000:]
-    assert [fallen["rank"] for fallen in report["fallen"]] == [1], report["sentence"]
-    assert "spin_on_the_device" in report["fallen"][0]["where"], report["fallen"][0]
+    assert [stalled["rank"] for stalled in report["stalled"]] == [1], report["sentence"]
+    assert "spin_on_the_device" in report["stalled"][0]["where"], report["stalled"][0]
     assert "hang: rank 1 on" in done.stderr

@@ -27,7 +27,7 @@ FOLDERS = [
     RequiredFolder(role="run", path="/work/runs", write=True, nonce=".nonce"),
     RequiredFolder(role="data", path="/work/rows.json", fingerprint=True),
 ]
-WISH = NodeRequirements(python=PYTHON, packages=["torch", "peft"], folders=FOLDERS, ports=PORTS)
+REQUIRED = NodeRequirements(python=PYTHON, packages=["torch", "peft"], folders=FOLDERS, ports=PORTS)
 
 
 def interface(name: str, address: str | None, prefix: int = 24, **more: object) -> Interface:
@@ -86,7 +86,7 @@ def survey(*probes: Probe, **changes: object) -> NodeSurvey:
     """What is known of these nodes; every one reaches all others."""
     base = NodeSurvey(
         probes=list(probes),
-        wish=WISH,
+        required=REQUIRED,
         need=PlanRequirements(procs_per_node=2, threads=4),
         network=choose_network(probes) if len(probes) > 1 else None,
         reach=connected([p.host for p in probes]) if len(probes) > 1 else None,

@@ -248,9 +248,9 @@ def test_copy_tests_are_kept_for_the_same_gpus_and_driver(tmp_path: Path) -> Non
 
 CHILD = """
 import json, sys, time
-wish = json.loads(sys.argv[sys.argv.index("--json-args") + 1])
+request = json.loads(sys.argv[sys.argv.index("--json-args") + 1])
 for pair, end in (("GPU0-GPU1", "ok"), ("GPU0-GPU2", "hang"), ("GPU1-GPU0", "ok"), ("GPU3-GPU0", "wrong"), ("GPU1-GPU2", "die")):
-    if pair in wish["skip"]:
+    if pair in request["skip"]:
         continue
     print("begin", pair, flush=True)
     if end == "hang":

@@ -60,7 +60,7 @@ def verdict(*ranks: RankEvidence, nodes: list[NodeEvidence] | None = None, world
 
 
 def named(report: HangReport) -> list[int | None]:
-    return [f.rank for f in report.fallen]
+    return [f.rank for f in report.stalled]
 
 
 def test_a_rank_that_never_came_is_named_with_its_line() -> None:
@@ -70,7 +70,7 @@ def test_a_rank_that_never_came_is_named_with_its_line() -> None:
         rank(2, calls=[call(1, done=True), call(2)]),
     )
     assert named(found) == [1]
-    assert (found.fallen[0].host, found.fallen[0].where) == ("n2", "/home/u/rows.py:12 in read")
+    assert (found.stalled[0].host, found.stalled[0].where) == ("n2", "/home/u/rows.py:12 in read")
     assert found.kind == "dataloader_hang"
     assert "never joined collective 2" in found.sentence
     assert found.waiting[0].call == "collective 2 of group 0: all_reduce [[8]]"
@@ -82,7 +82,7 @@ def test_other_operations_and_other_sizes_are_a_mismatch() -> None:
     for odd in (call(2, "all_gather"), call(2, sizes="[[9]]")):
         found = verdict(rank(0, calls=[call(2)]), rank(1, calls=[call(2)]), rank(2, calls=[odd]))
         assert (named(found), found.kind) == ([2], "collective_mismatch")
-        assert odd.op in found.fallen[0].why
+        assert odd.op in found.stalled[0].why
     two = verdict(rank(0, calls=[call(2)]), rank(1, calls=[call(2, "all_gather")]))
     assert named(two) == [0, 1]  # one against one: which of them is wrong cannot be told
     assert "ranks 0, 1" in two.sentence
@@ -145,7 +145,7 @@ def test_how_far_a_rank_is_goes_by_phase_then_by_part() -> None:
     for earlier, later in (("data", "forward"), ("forward", "backward"), ("backward", "optimizer")):
         assert named(verdict(rank(0, part=later), rank(1, part=later), rank(2, part=earlier))) == [2], earlier
     found = verdict(rank(0), rank(1), rank(2, part="data"))
-    assert found.fallen[0].why == "it is still in train, step 7, data, other ranks are ahead"
+    assert found.stalled[0].why == "it is still in train, step 7, data, other ranks are ahead"
 
 
 def test_processes_that_cannot_run() -> None:
@@ -156,9 +156,9 @@ def test_processes_that_cannot_run() -> None:
     for state in ("D in uninterruptible sleep", "Z a zombie"):
         assert named(verdict(*(rank(i, state=state, calls=[call(2)]) for i in (0, 1)))) == []  # it tells them not apart
     spins = rank(1, state="R running", cpu_share=0.97, stack=READS, part="data")
-    assert verdict(rank(0), spins, rank(2)).fallen[0].state == "running at 97% of a core"
+    assert verdict(rank(0), spins, rank(2)).stalled[0].state == "running at 97% of a core"
     idles = rank(1, state="R running", cpu_share=0.3, stack=READS, part="data")
-    assert verdict(rank(0), idles, rank(2)).fallen[0].state == "running"
+    assert verdict(rank(0), idles, rank(2)).stalled[0].state == "running"
 
 
 def test_a_rank_of_which_nothing_is_known_is_not_held_to_be_elsewhere() -> None:
@@ -199,8 +199,8 @@ def test_a_stopped_process_is_named_whatever_the_calls_say() -> None:
     )
     found = verdict(rank(0, calls=[call(2)]), stopped)
     assert named(found) == [1]
-    assert found.fallen[0].why == "its process 101 is stopped by a signal (SIGSTOP or SIGTSTP)"
-    assert found.fallen[0].why in found.sentence
+    assert found.stalled[0].why == "its process 101 is stopped by a signal (SIGSTOP or SIGTSTP)"
+    assert found.stalled[0].why in found.sentence
     assert "the position of" in found.sentence and "is unknown" in found.sentence
 
 
@@ -208,7 +208,7 @@ def test_a_process_whose_interpreter_is_held_is_named() -> None:
     def why(**more: Any) -> str:
         held = {"stack": READS, "silent_s": 8.0, "python_silent_s": 8.0, **more}
         found = verdict(rank(0, calls=[call(2)]), rank(1, **held))
-        return found.fallen[0].why if found.fallen else ""
+        return found.stalled[0].why if found.stalled else ""
 
     assert "holds the interpreter" in why()
     for more in (
@@ -344,7 +344,7 @@ def test_evidence_of_a_node_that_the_driver_does_not_reach_is_taken_from_the_run
     assert report["sentence"] == sentence
     assert [(w["rank"], w["host"]) for w in report["waiting"]] == [(0, "n1")]
     assert report["missing_hosts"] == ["n3"]
-    assert [f["rank"] for f in report["fallen"]] == [1]
+    assert [f["rank"] for f in report["stalled"]] == [1]
     assert report["files"] == str(run.hang(1))
     alone = RunDir(tmp_path / "b")
     alone.events.mkdir(parents=True)

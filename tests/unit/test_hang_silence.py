@@ -302,7 +302,7 @@ def test_an_alarm_of_one_node_has_all_examined_the_driver_judges_once_and_all_en
     assert list(driver.alarms) == [1]
     assert sorted(ended) == [0, 1, 2]
     report = read_json(run.hang_report(1))
-    assert ([f["rank"] for f in report["fallen"]], report["kind"]) == ([1], "dataloader_hang")
+    assert ([f["rank"] for f in report["stalled"]], report["kind"]) == ([1], "dataloader_hang")
     assert (report["files"], report["missing_hosts"]) == (str(run.hang(1)), [])
     assert all(run.hang_node(1, n).exists() for n in range(3))
     assert driver.orders.end == "ranks made no progress"
@@ -345,7 +345,7 @@ def test_a_users_own_program_is_examined_once_both_nodes_are_silent(
         agent.join(20)
     assert sorted(ended) == [0, 1]
     report = read_json(run.hang_report(1))
-    assert [f["rank"] for f in report["fallen"]] == [1]
+    assert [f["rank"] for f in report["stalled"]] == [1]
     assert (
         "never joined collective 2 of group default_pg, in which rank 0 waits; its last one is 1" in report["sentence"]
     )
@@ -664,14 +664,14 @@ def test_an_event_stands_with_the_rank_that_fell_out(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.events.mkdir()
     run.hang(1).mkdir(parents=True)
-    fallen = [StalledRank(rank=r, host="n1", why="w", where="x.py:1 in f") for r in (2, 3)]
+    stalled = [StalledRank(rank=r, host="n1", why="w", where="x.py:1 in f") for r in (2, 3)]
     write_hang_report(
-        run, HangReport(attempt=1, kind="k", sentence="s", fallen=fallen, waiting=[], alarm=ALARM, judged=12.0)
+        run, HangReport(attempt=1, kind="k", sentence="s", stalled=stalled, waiting=[], alarm=ALARM, judged=12.0)
     )
     event = json.loads(run.events_of(2).read_text())
     assert (event["ranks"], event["host"], event["where"], event["kind"]) == ([2, 3], "n1", "x.py:1 in f", "k")
     write_hang_report(
-        run, HangReport(attempt=1, kind="k", sentence="s", fallen=[], waiting=[], alarm=ALARM, judged=12.0)
+        run, HangReport(attempt=1, kind="k", sentence="s", stalled=[], waiting=[], alarm=ALARM, judged=12.0)
     )
     assert json.loads(run.events_of(0).read_text())["ranks"] == []
 

@@ -252,8 +252,8 @@ def test_the_watch_takes_stacks_of_a_silent_process_and_the_driver_judges(tmp_pa
             process.wait()
     assert ended
     report = read_json(run.hang_report(1))
-    assert [f["rank"] for f in report["fallen"]] == [1]
-    assert "sleeper.py:11 in stand_still" in report["fallen"][0]["where"]
+    assert [f["rank"] for f in report["stalled"]] == [1]
+    assert "sleeper.py:11 in stand_still" in report["stalled"][0]["where"]
     assert report["judged"] <= ended[0]  # the ranks are there until the evidence is judged
     assert "stand_still" in run.hang_stack(1, "h", 1).read_text()
     assert [r["rank"] for r in read_json(run.hang_node(1, 0))["ranks"]] == [0, 1]

@@ -35,7 +35,7 @@ from tests.unit.preflight_nodes import (
     FOLDERS,
     GIB,
     PORTS,
-    WISH,
+    REQUIRED,
     connected,
     failures,
     in_folder,
@@ -81,12 +81,12 @@ def test_a_missing_package_and_a_differing_version() -> None:
 def test_an_engines_package_is_looked_for_and_not_imported(tmp_path: Path) -> None:
     base = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
     for strategy, package in (("deepspeed_zero1", "deepspeed"), ("hf_trainer", "accelerate"), ("pytorch_ddp", None)):
-        wish = node_requirements(parse_spec({**base, "strategy": {"name": strategy}}), tmp_path)
-        assert set(wish.packages) - set(wish.imports) == ({package} - {None}), strategy
+        required = node_requirements(parse_spec({**base, "strategy": {"name": strategy}}), tmp_path)
+        assert set(required.packages) - set(required.imports) == ({package} - {None}), strategy
     engine = {"deepspeed": Package(version="0.18.0", origin="/env/deepspeed/__init__.py")}
     nodes = [node(n, packages={**node(n).packages, **(engine if n < 3 else {})}) for n in (1, 2, 3)]
-    wanted = replace(WISH, packages=["torch", "deepspeed"])
-    check = only(survey(*nodes, wish=wanted), "n3.pkgs")
+    wanted = replace(REQUIRED, packages=["torch", "deepspeed"])
+    check = only(survey(*nodes, required=wanted), "n3.pkgs")
     assert check.found == "MISSING(deepspeed)" and "'allranks[train,deepspeed]' on n3" in check.cure
 
 
@@ -120,10 +120,10 @@ def test_a_users_own_program_is_part_of_the_project() -> None:
         replace(p, folders={**p.folders, "script": FolderFacts(exists=p.host != "n2", fingerprint=own)})
         for p in map(node, (1, 2, 3))
     ]
-    wish = replace(WISH, folders=[*WISH.folders, RequiredFolder(role="script", path="/home/u/own.py")])
-    assert only(replace(survey(*probes), wish=wish), "n2.proj").found == "MISSING(/home/u/own.py)"
+    required = replace(REQUIRED, folders=[*REQUIRED.folders, RequiredFolder(role="script", path="/home/u/own.py")])
+    assert only(replace(survey(*probes), required=required), "n2.proj").found == "MISSING(/home/u/own.py)"
     without = [in_folder(p, "project", exists=p.host != "n1") for p in probes]
-    bad = failures(replace(survey(*without), wish=wish))
+    bad = failures(replace(survey(*without), required=required))
     assert {key: check.found.partition("(")[0] for key, check in bad.items()} == {
         "n1.proj": "MISSING",
         "n2.proj": "MISSING",
@@ -280,7 +280,11 @@ def test_what_blocks_is_refused_with_all_cures() -> None:
 
 def test_every_check_passes_over_what_was_not_asked() -> None:
     bare = survey(
-        node(1), wish=replace(WISH, packages=[], folders=[], ports=[]), need=PlanRequirements(), nonces={}, received={}
+        node(1),
+        required=replace(REQUIRED, packages=[], folders=[], ports=[]),
+        need=PlanRequirements(),
+        nonces={},
+        received={},
     )
     assert failures(bare) == {}
     assert len(CHECKS) == len(set(CHECKS))
@@ -343,12 +347,12 @@ def test_a_full_folder_for_temporary_files_is_said_and_stops_no_run() -> None:
 
 
 def test_a_working_directory_that_a_node_lacks_is_not_staged() -> None:
-    wish = replace(WISH, folders=[*FOLDERS, RequiredFolder(role="workdir", path="/work/at")])
+    required = replace(REQUIRED, folders=[*FOLDERS, RequiredFolder(role="workdir", path="/work/at")])
     nodes = [node(n) for n in (1, 2)]
     there = [
         replace(one, folders={**one.folders, "workdir": FolderFacts(exists=one.host == "n1", is_folder=True)})
         for one in nodes
     ]
-    found = failures(survey(*there, wish=wish))
+    found = failures(survey(*there, required=required))
     assert list(found) == ["n2.workdir"] and found["n2.workdir"].found == "MISSING(/work/at)"
     assert "workdir" not in STAGEABLE_CHECKS

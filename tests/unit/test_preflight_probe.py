@@ -27,10 +27,10 @@ PREFLIGHT = Path(probe.__file__).parent
 replace = msgspec.structs.replace
 
 
-def ask(wish: dict, **env: str) -> dict:
+def ask(request: dict, **env: str) -> dict:
     """One run of the program over standard input, without this package on the path."""
     done = subprocess.run(
-        [sys.executable, "-", "--json-args", json.dumps(wish)],
+        [sys.executable, "-", "--json-args", json.dumps(request)],
         input=srun.program_text("probe.py"),
         env={**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **env},
         capture_output=True,
@@ -94,8 +94,8 @@ def test_one_line_with_the_facts(tmp_path: Path) -> None:
         busy.listen(1)
         taken = busy.getsockname()[1]
         folders = [{"role": "run", "path": str(tmp_path), "write": True, "fingerprint": True}]
-        wish = {"packages": ["click", "no_such_package"], "ports": [taken], "folders": folders, "imports": ["json"]}
-        facts = ask({**wish, "imports": ["json", "no_such_module"]}, ALLRANKS_CLOCK_OFFSET_S="-90", SLURM_NODEID="3")
+        request = {"packages": ["click", "no_such_package"], "ports": [taken], "folders": folders, "imports": ["json"]}
+        facts = ask({**request, "imports": ["json", "no_such_module"]}, ALLRANKS_CLOCK_OFFSET_S="-90", SLURM_NODEID="3")
     found = msgspec.convert(facts, Probe)
     assert found.free_ports == [] and found.node_id == 3 and found.executable == sys.executable
     assert -92 < found.clock - time.time() < -88
@@ -161,11 +161,11 @@ def test_nonces_are_put_only_where_must_be_shared_and_taken_away(tmp_path: Path)
     run, read = (RequiredFolder(role=r, path=str(tmp_path / r), write=r == "run") for r in ("run", "data"))
     for item in (run, read):
         Path(item.path).mkdir()
-    with write_nonces(NodeRequirements(python="p", folders=[run, read])) as (wish, secrets):
-        assert list(secrets) == ["run"] and wish.folders[1].nonce is None
-        path = Path(run.path) / str(wish.folders[0].nonce)
+    with write_nonces(NodeRequirements(python="p", folders=[run, read])) as (request, secrets):
+        assert list(secrets) == ["run"] and request.folders[1].nonce is None
+        path = Path(run.path) / str(request.folders[0].nonce)
         assert path.read_text() == secrets["run"]
-        facts = probe.folder(msgspec.to_builtins(wish.folders[0]))
+        facts = probe.folder(msgspec.to_builtins(request.folders[0]))
         assert facts["nonce"] == secrets["run"]
     assert not path.exists()
 

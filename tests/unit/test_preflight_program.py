@@ -19,7 +19,7 @@ from allranks.nodes.preflight.start import check_paths
 from allranks.nodes.probes.probe import has_module, hub, is_cached
 from allranks.nodes.records import HubFacts, HubItem
 from allranks.spec import parse_spec
-from tests.unit.preflight_nodes import WISH, failures, node, survey
+from tests.unit.preflight_nodes import REQUIRED, failures, node, survey
 
 replace = msgspec.structs.replace
 PROGRAM = '''"""A program."""
@@ -100,23 +100,25 @@ def program_spec(folder: Path, **cluster: object) -> object:
 def test_the_users_pythonpath_counts_and_what_only_the_job_knows_is_unknown(tmp_path: Path) -> None:
     write(tmp_path, own="import mine, other\n", lib__mine="")
     spec = program_spec(tmp_path, env={"PYTHONPATH": str(tmp_path / "lib")})
-    assert list(ask(spec, tmp_path, WISH).program) == ["other"]
+    assert list(ask(spec, tmp_path, REQUIRED).program) == ["other"]
     assert list(node_requirements(spec, tmp_path, here=tmp_path).program) == ["other"], "it is registered"
     for cluster in ({"modules": ["pytorch"]}, {"setup": ["export PYTHONPATH=x"]}, {"python": "conda:x"}):
-        wish = ask(program_spec(tmp_path, **cluster), tmp_path, WISH)
-        found = survey(*(replace(node(n), program={"mine": True, "other": False}) for n in (1, 2)), wish=wish)
-        assert wish.program_unknown and failures(found) == {}, cluster
-    assert ask(program_spec(tmp_path, python="/images/x.sif"), tmp_path, WISH).program == {}
+        required = ask(program_spec(tmp_path, **cluster), tmp_path, REQUIRED)
+        found = survey(*(replace(node(n), program={"mine": True, "other": False}) for n in (1, 2)), required=required)
+        assert required.program_unknown and failures(found) == {}, cluster
+    assert ask(program_spec(tmp_path, python="/images/x.sif"), tmp_path, REQUIRED).program == {}
 
 
 def test_the_node_that_lacks_a_package_is_named_with_the_line(tmp_path: Path) -> None:
-    wish = replace(WISH, program={"numpy": "own.py line 1", "einops": "own.py line 2"})
+    required = replace(REQUIRED, program={"numpy": "own.py line 1", "einops": "own.py line 2"})
     nodes = [replace(node(n), program={"numpy": True, "einops": n != 2}) for n in (1, 2, 3)]
-    found = failures(survey(*nodes, wish=wish, program_here={"einops": True}))
+    found = failures(survey(*nodes, required=required, program_here={"einops": True}))
     assert list(found) == ["n2.program"] and found["n2.program"].found == "MISSING(einops)"
     assert "einops (own.py line 2), which /env/bin/python on n2" in found["n2.program"].cure
     assert found["n2.program"].stageable
-    assert not failures(survey(*nodes, wish=wish))["n2.program"].stageable, "the launcher's machine lacks it, too"
+    assert not failures(survey(*nodes, required=required))["n2.program"].stageable, (
+        "the launcher's machine lacks it, too"
+    )
 
 
 def test_an_empty_folder_is_no_module_and_a_namespace_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,19 +144,19 @@ def test_a_name_of_the_hub_is_looked_for_on_the_nodes(tmp_path: Path, monkeypatc
         "data": {"source": "org/d"},
         "cluster": {"launcher": "slurm", "cache": str(tmp_path)},
     }
-    wish = ask_hub(parse_spec(raw), tmp_path, WISH)
-    assert [(item.key, item.name, item.folders[0], item.here) for item in wish.hub] == [
+    required = ask_hub(parse_spec(raw), tmp_path, REQUIRED)
+    assert [(item.key, item.name, item.folders[0], item.here) for item in required.hub] == [
         ("model.name", "org/m", f"{tmp_path}/hub/models--org--m", False),
         ("data.source", "org/d", f"{tmp_path}/hub/datasets--org--d", False),
     ]
-    assert wish.hub_address == "huggingface.co:443"
+    assert required.hub_address == "huggingface.co:443"
     monkeypatch.setenv("HTTPS_PROXY", "proxy.site:3128")
-    assert ask_hub(parse_spec(raw), tmp_path, WISH).hub_address == "proxy.site:3128"
+    assert ask_hub(parse_spec(raw), tmp_path, REQUIRED).hub_address == "proxy.site:3128"
     raw["cluster"]["env"] = {"HF_HUB_OFFLINE": "1"}
-    offline = ask_hub(parse_spec(raw), tmp_path, WISH)
+    offline = ask_hub(parse_spec(raw), tmp_path, REQUIRED)
     assert (offline.hub_offline, offline.hub_address) == ("HF_HUB_OFFLINE", "")
     local = {**raw, "model": {"name": "tiny:mistral"}, "data": {"source": "builtin:news"}}
-    assert ask_hub(parse_spec(local), tmp_path, WISH).hub == []
+    assert ask_hub(parse_spec(local), tmp_path, REQUIRED).hub == []
 
 
 @pytest.mark.parametrize(
@@ -170,8 +172,8 @@ def test_a_name_of_the_hub_is_looked_for_on_the_nodes(tmp_path: Path, monkeypatc
 )
 def test_what_a_node_says_of_the_hub(facts: HubFacts | None, offline: str, found: str) -> None:
     item = HubItem(key="model.name", name="org/m", folders=["/cache/hub/models--org--m"])
-    wish = replace(WISH, hub=[item], hub_offline=offline, hub_address="" if offline else "huggingface.co:443")
-    report = survey(node(1), replace(node(2), hub=facts), wish=wish)
+    required = replace(REQUIRED, hub=[item], hub_offline=offline, hub_address="" if offline else "huggingface.co:443")
+    report = survey(node(1), replace(node(2), hub=facts), required=required)
     check = judge(report)["n2"]
     assert check.found == found and check.ok is not found.startswith("NOT")
     if not check.ok:
@@ -218,8 +220,8 @@ def test_a_submodule_that_no_file_has_is_missing_unless_its_package_may_make_it(
     script = write(tmp_path, own="import beside.gone, other.gone\nfrom fixed.part import x\n")
     found = imported_packages(script, [tmp_path])
     assert found == {"beside.gone": "own.py line 1", "fixed": "own.py line 2", "fixed.part": "own.py line 2"}
-    wish = replace(WISH, program={"a": "own.py line 1", "a.b": "own.py line 1", "c.d": "own.py line 2"})
-    lacks = failures(survey(replace(node(1), program={"a": False, "a.b": False, "c.d": False}), wish=wish))[
+    required = replace(REQUIRED, program={"a": "own.py line 1", "a.b": "own.py line 1", "c.d": "own.py line 2"})
+    lacks = failures(survey(replace(node(1), program={"a": False, "a.b": False, "c.d": False}), required=required))[
         "n1.program"
     ]
     assert lacks.found == "MISSING(a,c.d)" and "no such module in the package" in lacks.cure
@@ -242,14 +244,16 @@ def test_modules_count_only_where_python_looks_for_them(tmp_path: Path, monkeypa
         ({"path": "tools/train.py"}, "project", tmp_path),
         ({"module": "project.train"}, "utils", tmp_path / "project"),
     ):
-        wish = ask(parse_spec({"script": script, "cluster": {"launcher": "slurm"}}), tmp_path, WISH)
-        assert wish.program_hidden == {name: str(folder)}, script
-        lacks = failures(survey(replace(node(1), program=dict.fromkeys(wish.program, False)), wish=wish))["n1.program"]
+        required = ask(parse_spec({"script": script, "cluster": {"launcher": "slurm"}}), tmp_path, REQUIRED)
+        assert required.program_hidden == {name: str(folder)}, script
+        lacks = failures(survey(replace(node(1), program=dict.fromkeys(required.program, False)), required=required))[
+            "n1.program"
+        ]
         assert f"{name} (train.py line 1), which is in {folder}, where Python does not look" in lacks.cure
     for script, path in (({"module": "tools.train"}, None), ({"path": "tools/train.py"}, str(tmp_path))):
         env = {"PYTHONPATH": path} if path else {}
         raw = {"script": script, "cluster": {"launcher": "slurm", "env": env}}
-        assert ask(parse_spec(raw), tmp_path, WISH).program == {}
+        assert ask(parse_spec(raw), tmp_path, REQUIRED).program == {}
 
 
 @pytest.mark.parametrize(

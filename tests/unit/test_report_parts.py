@@ -88,7 +88,7 @@ def test_the_log_shown_is_that_of_the_rank_that_fell_out(tmp_path: Path) -> None
     for rank in (0, 1):
         make.run.log_of(1, "one", rank).write_text(f"last words of rank {rank}\n")
     make.run.hang(1).mkdir(parents=True)
-    make.run.hang_report(1).write_text(json.dumps({"fallen": [{"rank": 1}]}))
+    make.run.hang_report(1).write_text(json.dumps({"stalled": [{"rank": 1}]}))
     assert read_run_data(make.write(status="failed")).log == ("one.rank1.log", "last words of rank 1")
     make.run.hang_report(1).unlink()
     assert read_run_data(make.run).log == ("one.rank0.log", "last words of rank 0")
@@ -175,7 +175,7 @@ def test_ranks_beyond_those_shown_are_counted(tmp_path: Path) -> None:
     assert pace is not None
     assert (len(pace.rows), pace.rows[0][-1].text) == (MAX_ROWS, "slow: the others wait")
     assert pace.note.endswith("3 faster ranks are not shown.")
-    stood = {"fallen": [{"rank": 1}], "waiting": [{"rank": r} for r in range(2, MAX_ROWS + 6)]}
+    stood = {"stalled": [{"rank": 1}], "waiting": [{"rank": r} for r in range(2, MAX_ROWS + 6)]}
     hang = hang_table(RunData(**{**vars(data), "hang": stood}))
     assert hang is not None
     assert [row[2].text for row in hang.rows] == ["stalled", *["waits"] * (MAX_ROWS - 1)]

@@ -135,12 +135,12 @@ def encode_request(request: Any) -> str:
     return base64.b64encode(zlib.compress(json.dumps(request, separators=(",", ":")).encode(), 9)).decode()
 
 
-def python_command(python: str, wish: dict[str, Any] | None = None) -> list[str]:
+def python_command(python: str, request: dict[str, Any] | None = None) -> list[str]:
     """Return a node's command: the launcher's interpreter, or another one, reading the program from standard input.
 
-    `wish` is one argument: nothing in it may grow with the number of nodes.
+    `request` is one argument: nothing in it may grow with the number of nodes.
     """
-    args = [] if wish is None else ["--json-args", json.dumps(wish)]
+    args = [] if request is None else ["--json-args", json.dumps(request)]
     return ["sh", "-c", FIND_PYTHON, "allranks-probe", python, *args]
 
 

@@ -301,9 +301,9 @@ def _rank_to_show(run: RunDir, data: RunData, attempt: int) -> int | None:
 
     A stalled rank of a hang, else the first with its own error, else the first with a bad exit code.
     """
-    fallen = as_dicts(data.hang.get("fallen"))
-    if fallen:
-        return finite_int(fallen[0].get("rank"))
+    stalled = as_dicts(data.hang.get("stalled"))
+    if stalled:
+        return finite_int(stalled[0].get("rank"))
     for event in data.errors():
         if finite_int(event.get("attempt")) == attempt and event.get("echo") is not True:
             return finite_int(event.get("rank"))

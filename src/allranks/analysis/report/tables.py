@@ -206,15 +206,15 @@ def expert_table(data: RunData) -> Table | None:
 
 def hang_table(data: RunData) -> Table | None:
     """Return the stack position of each rank at the time of the hang."""
-    fallen, waiting = as_dicts(data.hang.get("fallen")), as_dicts(data.hang.get("waiting"))
+    stalled, waiting = as_dicts(data.hang.get("stalled")), as_dicts(data.hang.get("waiting"))
     made: list[Row] = []
-    for item in fallen[:MAX_ROWS]:
+    for item in stalled[:MAX_ROWS]:
         why = long_cell(format_value(item.get("why")))
         made.append((*_rank_and_host(item), Cell("stalled", "bad"), long_cell(format_value(item.get("where"))), why))
     for item in waiting[: max(MAX_ROWS - len(made), 1)]:
         call = long_cell(format_value(item.get("call")))
         made.append((*_rank_and_host(item), Cell("waits", "muted"), long_cell(format_value(item.get("where"))), call))
-    left = len(fallen) + len(waiting) - len(made)
+    left = len(stalled) + len(waiting) - len(made)
     alarm = as_dict(data.hang.get("alarm"))
     note = f"Limit without progress: {format_duration(alarm.get('limit_s'))}. Stacks and calls of all ranks: {format_value(data.hang.get('files'))}."
     if left > 0:

@@ -38,7 +38,7 @@ from allranks.utils.inputs import read_regular
 def hang_message(verdict: HangVerdict, waiting: list[WaitingRank], alarm: HangAlarm, now: float) -> str:
     """Return the report as one paragraph."""
     silent = f"no progress for {now - alarm.since:.0f} s (limit {alarm.limit_s:g} s, {_alarm_place(alarm)})"
-    if not verdict.fallen:
+    if not verdict.stalled:
         first = waiting[0].where if waiting else "nowhere"
         if verdict.cause == "alone":
             return f"hang: {silent}; the only rank is in {first}"
@@ -60,19 +60,19 @@ def hang_message(verdict: HangVerdict, waiting: list[WaitingRank], alarm: HangAl
             f"hang: {silent}; all ranks wait in the same place ({first}) and none stalled: check the network and the GPUs rather than "
             "the program"
         )
-    who = verdict.fallen[0]
-    ranks = list_ranks([f.rank for f in verdict.fallen if f.rank is not None])
-    hosts = ", ".join(dict.fromkeys(f.host for f in verdict.fallen if f.host))
-    one = len(verdict.fallen) == 1
+    who = verdict.stalled[0]
+    ranks = list_ranks([f.rank for f in verdict.stalled if f.rank is not None])
+    hosts = ", ".join(dict.fromkeys(f.host for f in verdict.stalled if f.host))
+    one = len(verdict.stalled) == 1
     it = "It" if one else f"Rank {who.rank}"
     text = f"hang: rank{'' if one else 's'} {ranks} on {hosts} stalled, {who.why if one else f'rank {who.rank}: {who.why}'}. {_location_text(it, who)}"
-    for other in verdict.fallen[1:3]:
+    for other in verdict.stalled[1:3]:
         if other.where not in (who.where, UNKNOWN):
             text += f"; rank {other.rank} in {other.where}"
     if waiting:
         first = waiting[0]
         count = f"{len(waiting)} other rank{'s wait' if len(waiting) > 1 else ' waits'}"
-        text += f". {count}{' for it' if len(verdict.fallen) == 1 else ''}, rank {first.rank} in {first.where or first.call or 'an unknown place'}"
+        text += f". {count}{' for it' if len(verdict.stalled) == 1 else ''}, rank {first.rank} in {first.where or first.call or 'an unknown place'}"
     return f"{text}; {silent}"
 
 
@@ -118,7 +118,7 @@ def analyze_hang(
     """
     case = HangEvidence(nodes, hosts, alarm)
     verdict = next((v for ask in RULES if (v := ask(case)) is not None), _no_stalled_rank(case))
-    named = {f.rank for f in verdict.fallen}
+    named = {f.rank for f in verdict.stalled}
     waiting = [
         WaitingRank(
             rank=r.rank, host=case.hosts.get(r.rank, ""), where=blocking_location(r.stack), call=pending_call_text(r)
@@ -131,7 +131,7 @@ def analyze_hang(
         attempt=attempt,
         kind=kind,
         sentence=hang_message(verdict, waiting, alarm, now),
-        fallen=verdict.fallen,
+        stalled=verdict.stalled,
         waiting=waiting,
         alarm=alarm,
         judged=round(now, 3),
@@ -142,18 +142,18 @@ def analyze_hang(
 
 def _no_stalled_rank(case: HangEvidence) -> HangVerdict:
     if len(case.ranks) < 2:
-        return HangVerdict(kind="collective_hang", fallen=[], cause="alone")
+        return HangVerdict(kind="collective_hang", stalled=[], cause="alone")
     if all(is_build_lock_stack([str(f) for f in r.stack]) for r in case.ranks.values()):
-        return HangVerdict(kind="extension_build_lock", fallen=[], cause="build")
+        return HangVerdict(kind="extension_build_lock", stalled=[], cause="build")
     waits = any(case.waits(r) for r in case.ranks.values())
-    return HangVerdict(kind="collective_hang", fallen=[], cause="same" if waits else "outside")
+    return HangVerdict(kind="collective_hang", stalled=[], cause="same" if waits else "outside")
 
 
 def _specific_kind(case: HangEvidence, verdict: HangVerdict) -> str:
     """Return the class of failure that the rank's position indicates."""
-    if verdict.kind != "collective_mismatch" or verdict.cause == "order" or len(verdict.fallen) != 1:
+    if verdict.kind != "collective_mismatch" or verdict.cause == "order" or len(verdict.stalled) != 1:
         return verdict.kind
-    rank = case.ranks.get(verdict.fallen[0].rank if verdict.fallen[0].rank is not None else -1)
+    rank = case.ranks.get(verdict.stalled[0].rank if verdict.stalled[0].rank is not None else -1)
     if rank is None:
         return verdict.kind
     lines = [str(f) for f in rank.stack[:ACTIVITY_FRAMES]]
@@ -198,7 +198,7 @@ def write_hang_report(run: RunDir, report: HangReport) -> None:
 
     make_folder(run.hang(report.attempt))
     write_json(run.hang_report(report.attempt), msgspec.to_builtins(report))
-    first = report.fallen[0] if report.fallen else None
+    first = report.stalled[0] if report.stalled else None
     rank = first.rank if first and first.rank is not None else 0
     log = EventLog(run.events_of(rank), rank)
     log.write(
@@ -206,7 +206,7 @@ def write_hang_report(run: RunDir, report: HangReport) -> None:
         attempt=report.attempt,
         kind=report.kind,
         host=first.host if first else None,
-        ranks=[f.rank for f in report.fallen],
+        ranks=[f.rank for f in report.stalled],
         where=first.where if first else "",
         message=report.sentence,
         since=report.alarm.since,

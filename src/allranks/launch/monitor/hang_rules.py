@@ -29,7 +29,7 @@ class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that one rule names as stalled, and the class of failure."""
 
     kind: str
-    fallen: list[StalledRank]
+    stalled: list[StalledRank]
     cause: str = ""
 
 
@@ -46,7 +46,7 @@ class HangEvidence:
         self.missing = [r for r in absent if hosts[r] not in answered]  # their node did not answer
         self.unseen = [r for r in absent if hosts[r] in answered]  # their node answered, but has no heartbeat from them
 
-    def fallen(self, rank: int, why: str) -> StalledRank:
+    def stalled(self, rank: int, why: str) -> StalledRank:
         """Return the stalled rank with its position."""
         found = self.ranks.get(rank)
         where = blocking_location(found.stack) if found else ""
@@ -125,7 +125,7 @@ def _unreachable_node(case: HangEvidence) -> HangVerdict | None:
         return None
     hosts = sorted({case.hosts[r] for r in case.missing})
     why = f"host {', '.join(hosts)} does not answer, neither its ranks nor their agent"
-    return HangVerdict(kind="collective_hang", fallen=[case.fallen(r, why) for r in case.missing])
+    return HangVerdict(kind="collective_hang", stalled=[case.stalled(r, why) for r in case.missing])
 
 
 def _not_runnable(case: HangEvidence) -> HangVerdict | None:
@@ -135,7 +135,7 @@ def _not_runnable(case: HangEvidence) -> HangVerdict | None:
         return None
     return HangVerdict(
         kind="collective_hang",
-        fallen=[case.fallen(r.rank, f"its process {r.pid} is {process_state_text(r)}") for r in held],
+        stalled=[case.stalled(r.rank, f"its process {r.pid} is {process_state_text(r)}") for r in held],
     )
 
 
@@ -151,7 +151,7 @@ def _network(case: HangEvidence) -> HangVerdict | None:
     bad = down or (cut_off if len(cut_off) < len(asked) else [])
     if not bad:
         return None
-    fallen = []
+    stalled = []
     for node in bad:
         why = (
             f"its interface {node.interface} is down"
@@ -160,8 +160,8 @@ def _network(case: HangEvidence) -> HangVerdict | None:
             if node in down
             else "it cannot reach the rendezvous node, the others can"
         )
-        fallen += [case.fallen(r.rank, f"the network of {node.host}: {why}") for r in node.ranks]
-    return HangVerdict(kind="collective_hang", fallen=fallen)
+        stalled += [case.stalled(r.rank, f"the network of {node.host}: {why}") for r in node.ranks]
+    return HangVerdict(kind="collective_hang", stalled=stalled)
 
 
 def _calls(case: HangEvidence) -> HangVerdict | None:
@@ -183,10 +183,10 @@ def _sequences(case: HangEvidence) -> HangVerdict | None:
         behind = [r for _, r in sorted(members.items()) if r.sequences[group] < most and r.stack and not case.waits(r)]
         if waits and behind:
             why = "it never joined collective {} of group {}, in which rank {} waits; its last one is {}"
-            fallen = [
-                case.fallen(r.rank, why.format(most, group, list_ranks(waits), r.sequences[group])) for r in behind
+            stalled = [
+                case.stalled(r.rank, why.format(most, group, list_ranks(waits), r.sequences[group])) for r in behind
             ]
-            return HangVerdict(kind="collective_mismatch", fallen=fallen)
+            return HangVerdict(kind="collective_mismatch", stalled=stalled)
     return None
 
 
@@ -205,7 +205,7 @@ def _called_functions(case: HangEvidence) -> HangVerdict | None:
     why = "it called {}, other ranks called {}"
     odd = sorted(rank for rank, name in called.items() if name != usual)
     return HangVerdict(
-        kind="collective_mismatch", fallen=[case.fallen(r, why.format(called[r], usual)) for r in odd], cause="order"
+        kind="collective_mismatch", stalled=[case.stalled(r, why.format(called[r], usual)) for r in odd], cause="order"
     )
 
 
@@ -214,11 +214,11 @@ def _mismatch(case: HangEvidence, found: OpenCollective[CollectiveCall]) -> Hang
     if len(odd) == len(found.calls):  # equal numbers: the ranks that are less far called the wrong one
         odd = [r for r in _ranks_least_far(case) if r in found.calls] or odd
     why = "its collective {} of group {} is {}, other ranks called {}"
-    fallen = []
+    stalled = []
     for rank in odd:
         own, other = found.describe(found.calls[rank]), found.describe(found.contrast(rank))
-        fallen.append(case.fallen(rank, why.format(found.seq, found.group, own, other)))
-    return HangVerdict(kind="collective_mismatch", fallen=fallen, cause="order")
+        stalled.append(case.stalled(rank, why.format(found.seq, found.group, own, other)))
+    return HangVerdict(kind="collective_mismatch", stalled=stalled, cause="order")
 
 
 def _absent(case: HangEvidence, found: OpenCollective[CollectiveCall]) -> HangVerdict:
@@ -227,7 +227,7 @@ def _absent(case: HangEvidence, found: OpenCollective[CollectiveCall]) -> HangVe
         f"it never joined collective {found.seq} of group {found.group} ({describe_call(found.calls[waits[0]])}), in which "
         f"rank {list_ranks(waits)} waits"
     )
-    return HangVerdict(kind="collective_mismatch", fallen=[case.fallen(r, why) for r in found.absent])
+    return HangVerdict(kind="collective_mismatch", stalled=[case.stalled(r, why) for r in found.absent])
 
 
 def _behind(case: HangEvidence) -> HangVerdict | None:
@@ -237,8 +237,8 @@ def _behind(case: HangEvidence) -> HangVerdict | None:
         return None
     return HangVerdict(
         kind="collective_mismatch",
-        fallen=[
-            case.fallen(r, f"it is still in {progress_text(case.ranks[r])}, other ranks are ahead") for r in behind
+        stalled=[
+            case.stalled(r, f"it is still in {progress_text(case.ranks[r])}, other ranks are ahead") for r in behind
         ],
     )
 
@@ -271,7 +271,7 @@ def _not_in_collective(case: HangEvidence) -> HangVerdict | None:
         return None
     return HangVerdict(
         kind="collective_mismatch",
-        fallen=[case.fallen(r.rank, "it is not in a collective, the others wait in one") for r in out],
+        stalled=[case.stalled(r.rank, "it is not in a collective, the others wait in one") for r in out],
     )
 
 
@@ -283,7 +283,7 @@ def _first_silent(case: HangEvidence) -> HangVerdict | None:
     if len({blocking_location(r.stack) for r in case.ranks.values() if r.stack}) < 2:
         return None
     why = "it was the first to be silent, and it is not in a collective"
-    return HangVerdict(kind="collective_hang", fallen=[case.fallen(first.rank, why)])
+    return HangVerdict(kind="collective_hang", stalled=[case.stalled(first.rank, why)])
 
 
 def _blocked_interpreter(case: HangEvidence) -> HangVerdict | None:
@@ -293,7 +293,7 @@ def _blocked_interpreter(case: HangEvidence) -> HangVerdict | None:
         return None
     why = "no Python thread has run in its process for {:.0f} s: a C call holds the interpreter"
     return HangVerdict(
-        kind="collective_mismatch", fallen=[case.fallen(r.rank, why.format(r.python_silent_s)) for r in held]
+        kind="collective_mismatch", stalled=[case.stalled(r.rank, why.format(r.python_silent_s)) for r in held]
     )
 
 
@@ -322,7 +322,7 @@ def _ended(case: HangEvidence) -> HangVerdict | None:
     gone = [r for r in case.ranks.values() if is_ended_state(r.state)]
     if not gone or len(gone) == len(case.ranks):
         return None
-    return HangVerdict(kind="rank_died", fallen=[case.fallen(r.rank, _end_text(r)) for r in gone])
+    return HangVerdict(kind="rank_died", stalled=[case.stalled(r.rank, _end_text(r)) for r in gone])
 
 
 def _end_text(rank: RankEvidence) -> str:

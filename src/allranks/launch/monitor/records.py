@@ -107,7 +107,7 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     kind: str
     sentence: str
-    fallen: list[StalledRank]
+    stalled: list[StalledRank]
     waiting: list[WaitingRank]
     alarm: HangAlarm
     judged: float

@@ -37,7 +37,7 @@ class NodeSurvey(msgspec.Struct, frozen=True, kw_only=True):
     """Every node's answers, and the request."""
 
     probes: list[Probe]
-    wish: NodeRequirements
+    required: NodeRequirements
     need: PlanRequirements = PlanRequirements()
     network: ChosenNetwork | None = None
     network_error: str | None = None

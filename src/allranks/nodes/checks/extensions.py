@@ -17,11 +17,11 @@ DEFAULT = "~/.cache/torch_extensions"
 MIN_AGE_S = 600.0  # a younger one may be that of a build on another node that shares the folder
 
 
-def ask(spec: RunSpec, here: Path, wish: NodeRequirements) -> NodeRequirements:
+def ask(spec: RunSpec, here: Path, required: NodeRequirements) -> NodeRequirements:
     """Add the folder of extensions, if the run may load some: the user's own programs, and DeepSpeed."""
     loads = spec.script is not None or strategy_info(spec.strategy.name).builds_extensions
     folder = {**os.environ, **spec.cluster.env}.get(VARIABLE) or DEFAULT
-    return msgspec.structs.replace(wish, extensions=str(here / Path(folder).expanduser())) if loads else wish
+    return msgspec.structs.replace(required, extensions=str(here / Path(folder).expanduser())) if loads else required
 
 
 def judge(survey: NodeSurvey) -> ChecksByHost:
@@ -37,7 +37,7 @@ def judge(survey: NodeSurvey) -> ChecksByHost:
                 f"load {'this extension' if one else 'these extensions'} wait forever: rm {' '.join(lock.path for lock in old[:4])}"
             )
             verdicts[probe.host] = failed_check("extensions", f"LOCKED({names})", cure, blocks=False)
-        elif survey.wish.extensions:
+        elif survey.required.extensions:
             verdicts[probe.host] = passed_check("extensions", "ok")
     return verdicts
 

@@ -38,8 +38,8 @@ def shm(survey: NodeSurvey) -> ChecksByHost:
     return verdicts
 
 
-def _ask_tmp(spec: RunSpec, here: Path, wish: NodeRequirements) -> NodeRequirements:
-    return msgspec.structs.replace(wish, tmp=spec.cluster.env.get("TMPDIR", ""))
+def _ask_tmp(spec: RunSpec, here: Path, required: NodeRequirements) -> NodeRequirements:
+    return msgspec.structs.replace(required, tmp=spec.cluster.env.get("TMPDIR", ""))
 
 
 def _judge_tmp(survey: NodeSurvey) -> ChecksByHost:

@@ -40,12 +40,12 @@ def offline_variable(environment: Mapping[str, str]) -> str:
     return next((n for n in OFFLINE if environment.get(n, "").lower() in ("1", "true", "yes", "on")), "")
 
 
-def ask(spec: RunSpec, here: Path, wish: NodeRequirements) -> NodeRequirements:
+def ask(spec: RunSpec, here: Path, required: NodeRequirements) -> NodeRequirements:
     """Add the folders of each name in the cache, and the hub's address. Nodes of the local launcher are this machine: `check_hub` asks the hub itself."""
     from allranks.nodes.probes.probe import is_cached  # `hub_names` is used without it
 
     if spec.cluster.launched_by.runs_here:
-        return wish
+        return required
     environment = {**os.environ, **spec.cluster.env}
     offline = offline_variable(environment)
     address = "" if offline else _address(environment)
@@ -53,7 +53,7 @@ def ask(spec: RunSpec, here: Path, wish: NodeRequirements) -> NodeRequirements:
         HubItem(key=key, name=name, folders=[str(f) for f in folders], here=any(map(is_cached, map(str, folders))))
         for key, name, folders in hub_names(spec)
     ]
-    return msgspec.structs.replace(wish, hub=items, hub_offline=offline, hub_address=address if items else "")
+    return msgspec.structs.replace(required, hub=items, hub_offline=offline, hub_address=address if items else "")
 
 
 def _address(environment: Mapping[str, str]) -> str:
@@ -67,9 +67,9 @@ def _address(environment: Mapping[str, str]) -> str:
 def judge(survey: NodeSurvey) -> ChecksByHost:
     """Check the cache of each node, and if a name is missing there, whether the node may and can reach the hub."""
     verdicts: ChecksByHost = {}
-    for probe in survey.probes if survey.wish.hub else []:
+    for probe in survey.probes if survey.required.hub else []:
         facts = probe.hub
-        missing = [item for item in survey.wish.hub if facts and not facts.cached.get(item.name)]
+        missing = [item for item in survey.required.hub if facts and not facts.cached.get(item.name)]
         if facts is None or not facts.cached:
             verdicts[probe.host] = passed_check("hub", "unknown")
         elif not missing:
@@ -78,17 +78,17 @@ def judge(survey: NodeSurvey) -> ChecksByHost:
             verdicts[probe.host] = passed_check("hub", "reachable")
         else:
             names = ",".join(item.name for item in missing)
-            cure = _cure(probe.host, missing[0], survey.wish, facts.error)
+            cure = _cure(probe.host, missing[0], survey.required, facts.error)
             stageable = all(item.here for item in missing)
             verdicts[probe.host] = failed_check("hub", f"NOT-CACHED({names})", cure, stageable=stageable)
     return verdicts
 
 
-def _cure(host: str, item: HubItem, wish: NodeRequirements, error: str) -> str:
+def _cure(host: str, item: HubItem, required: NodeRequirements, error: str) -> str:
     why = (
-        f"{wish.hub_offline} disables access to the hub"
-        if wish.hub_offline
-        else f"it does not reach {wish.hub_address}: {error}"
+        f"{required.hub_offline} disables access to the hub"
+        if required.hub_offline
+        else f"it does not reach {required.hub_address}: {error}"
     )
     option = "" if item.key == "model.name" else "--repo-type dataset "
     return (

@@ -127,7 +127,7 @@ def name(survey: NodeSurvey) -> ChecksByHost:
 
 def port(survey: NodeSurvey) -> ChecksByHost:
     """Check that the rendezvous port is free on the first node; the other nodes do not listen on it."""
-    asked = survey.wish.ports
+    asked = survey.required.ports
     if not asked:
         return {}
     first = survey.first

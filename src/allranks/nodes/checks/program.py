@@ -163,20 +163,20 @@ def _files_of(folder: Path, name: str) -> list[Path]:
         return []
 
 
-def ask(spec: RunSpec, here: Path, wish: NodeRequirements) -> NodeRequirements:
+def ask(spec: RunSpec, here: Path, required: NodeRequirements) -> NodeRequirements:
     """Add the packages of the program; none where only the node knows: in a container, or where shell lines and modules change its Python."""
     if spec.script is None or is_container(spec.cluster.python):
-        return wish
+        return required
     script = program_file(spec.script)
     if script is None:  # a module among the installed packages, or one that only the nodes see
-        return wish
+        return required
     variable = {**os.environ, **spec.cluster.env}.get("PYTHONPATH", "")
     paths = [here / path for path in variable.split(os.pathsep)] if variable else []
     beside, folder = script.parent, working_directory(spec.script)
     first, other = (beside, folder) if spec.script.path is not None else (folder, beside)
     found = imported_packages(script, [first, *paths])
     hidden = {name: str(other) for name in found if "." not in name and _files_of(other, name)}
-    return msgspec.structs.replace(wish, program=found, program_hidden=hidden, program_unknown=_why_unknown(spec))
+    return msgspec.structs.replace(required, program=found, program_hidden=hidden, program_unknown=_why_unknown(spec))
 
 
 def _why_unknown(spec: RunSpec) -> str:
@@ -190,13 +190,13 @@ def _why_unknown(spec: RunSpec) -> str:
 def judge(survey: NodeSurvey) -> ChecksByHost:
     """Check that each package is installed, and has the submodules; not its version."""
     verdicts: ChecksByHost = {}
-    wanted = survey.wish.program
+    wanted = survey.required.program
     for probe in survey.probes if wanted else []:
         absent = {name for name in wanted if probe.program.get(name) is False}
         missing = [name for name in wanted if name in absent and absent.isdisjoint(_packages_of(name))]
         if not missing:
             verdicts[probe.host] = passed_check("program", "ok")
-        elif survey.wish.program_unknown:
+        elif survey.required.program_unknown:
             verdicts[probe.host] = passed_check("program", f"unknown({','.join(missing)})")
         else:
             stageable = all(survey.program_here.get(name) for name in missing)
@@ -212,13 +212,13 @@ def _packages_of(name: str) -> list[str]:
 
 
 def _cure(survey: NodeSurvey, probe: Probe, missing: list[str]) -> str:
-    wish, python = survey.wish, probe.executable or survey.wish.python
-    hidden = [name for name in missing if name in wish.program_hidden]
+    required, python = survey.required, probe.executable or survey.required.python
+    hidden = [name for name in missing if name in required.program_hidden]
     parts = [name for name in missing if "." in name]
     packages = [name for name in missing if name not in (*hidden, *parts)]
 
     def places(names: list[str]) -> str:
-        return join_names([f"{name} ({wish.program[name]})" for name in names])
+        return join_names([f"{name} ({required.program[name]})" for name in names])
 
     cures = []
     if packages:
@@ -228,7 +228,7 @@ def _cure(survey: NodeSurvey, probe: Probe, missing: list[str]) -> str:
         )
     if hidden:
         cures.append(
-            f"the program imports {places(hidden)}, which is in {wish.program_hidden[hidden[0]]}, where Python does not look: with script.path it "
+            f"the program imports {places(hidden)}, which is in {required.program_hidden[hidden[0]]}, where Python does not look: with script.path it "
             "finds modules beside the program, with script.module those in the working directory; use the other key, or add the folder to "
             "PYTHONPATH in cluster.env"
         )

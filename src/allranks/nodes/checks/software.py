@@ -25,7 +25,7 @@ def workdir(survey: NodeSurvey) -> ChecksByHost:
 def data(survey: NodeSurvey) -> ChecksByHost:
     """Check that the data exist, with the same content."""
     cure = "copy it to a file system shared by all nodes and set data.source to that path"
-    roles = [item.role for item in survey.wish.folders if item.role == "eval data" or item.role.startswith("data")]
+    roles = [item.role for item in survey.required.folders if item.role == "eval data" or item.role.startswith("data")]
     return same_content(survey, "data", roles, cure)
 
 
@@ -36,7 +36,7 @@ def model(survey: NodeSurvey) -> ChecksByHost:
 
 def same_content(survey: NodeSurvey, name: str, roles: list[str], cure: str) -> ChecksByHost:
     """Check that each role's path exists on every node and has the same content."""
-    wanted = [item for item in survey.wish.folders if item.role in roles]
+    wanted = [item for item in survey.required.folders if item.role in roles]
     verdicts: ChecksByHost = {}
     for item in wanted:
         digests = {
@@ -72,8 +72,8 @@ def py(survey: NodeSurvey) -> ChecksByHost:
     verdicts: ChecksByHost = {}
     for probe in survey.probes:
         if not _right_python(survey, probe):
-            cure = f"{probe.host} does not have {survey.wish.python}: create the environment on a file system shared by all nodes"
-            verdicts[probe.host] = failed_check("py", f"MISSING({survey.wish.python})", cure)
+            cure = f"{probe.host} does not have {survey.required.python}: create the environment on a file system shared by all nodes"
+            verdicts[probe.host] = failed_check("py", f"MISSING({survey.required.python})", cure)
         elif probe.python != usual:
             cure = f"the other nodes have {usual}: use one environment on a file system that all nodes share"
             verdicts[probe.host] = failed_check("py", f"VERSION({probe.python})", cure)
@@ -83,12 +83,12 @@ def py(survey: NodeSurvey) -> ChecksByHost:
 
 
 def _right_python(survey: NodeSurvey, probe: Probe) -> bool:
-    return bool(probe.executable) and PurePosixPath(probe.executable) == PurePosixPath(survey.wish.python)
+    return bool(probe.executable) and PurePosixPath(probe.executable) == PurePosixPath(survey.required.python)
 
 
 def pkgs(survey: NodeSurvey) -> ChecksByHost:
     """Check that every needed package is installed, in the same version."""
-    names = survey.wish.packages
+    names = survey.required.packages
     usual = {
         name: majority_value({p.host: p.packages[name].version for p in survey.probes if _has(p, name)})
         for name in names
@@ -97,7 +97,7 @@ def pkgs(survey: NodeSurvey) -> ChecksByHost:
     for probe in survey.probes if names else []:
         missing = [name for name in names if not _has(probe, name)]
         other = [n for n in names if n not in missing and probe.packages[n].version != usual[n]]
-        where = probe.executable or survey.wish.python
+        where = probe.executable or survey.required.python
         if missing:
             extras = ",".join(["train", *(n for n in ("deepspeed", "tensorboard", "wandb") if n in missing)])
             cure = (
@@ -175,7 +175,7 @@ def cache(survey: NodeSurvey) -> ChecksByHost:
 
 
 def _written(survey: NodeSurvey, role: str, key: str, option: str) -> ChecksByHost:
-    wanted = next((item for item in survey.wish.folders if item.role == role), None)
+    wanted = next((item for item in survey.required.folders if item.role == role), None)
     if wanted is None:
         return {}
     return {

@@ -196,7 +196,7 @@ def measure_collectives(
     hosts = [probe.host for probe in found.probes]
     seats = found.network.seats if found.network else {}
     alone = not seats
-    wish = {
+    request = {
         "hosts": hosts,
         "environment": {host: _environment(policy, host) for host in hosts},
         "master": "127.0.0.1" if alone else seats[hosts[0]].address,
@@ -208,7 +208,7 @@ def measure_collectives(
         "budget_s": BUDGET_S[plan.backend],
     }
     argv = [sys.executable, "-m", "allranks.nodes.probes.pairs_probe"]
-    answers = where.run(argv, COLLECTIVES_LIMIT_S + 10, json.dumps(wish))
+    answers = where.run(argv, COLLECTIVES_LIMIT_S + 10, json.dumps(request))
     for line in answers.lines:
         facts = line.facts()
         if facts and "pairs" in facts:

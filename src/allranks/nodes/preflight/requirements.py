@@ -107,7 +107,7 @@ def node_requirements(
     from allranks.nodes.checks.registry import CHECKS  # with all checks; a run on this machine needs few of them
 
     packages, here = needed_packages(spec), here or Path.cwd()
-    wish = NodeRequirements(
+    required = NodeRequirements(
         python=node_python(spec),
         packages=[*packages, *engine_packages(spec), *optional_packages(spec)],
         imports=packages if imports else [],
@@ -116,8 +116,8 @@ def node_requirements(
     )
     for check in CHECKS:
         if isinstance(check, NodeCheck) and check.ask is not None:
-            wish = check.ask(spec, here, wish)
-    return wish
+            required = check.ask(spec, here, required)
+    return required
 
 
 def node_python(spec: RunSpec) -> str:
@@ -177,7 +177,7 @@ def existing_folder(path: Path) -> Path:
 
 
 @contextmanager
-def write_nonces(wish: NodeRequirements) -> Iterator[tuple[NodeRequirements, dict[str, str]]]:
+def write_nonces(required: NodeRequirements) -> Iterator[tuple[NodeRequirements, dict[str, str]]]:
     """Write a file with a secret to every folder that must be shared; removed at the end.
 
     Yields the requirements with the files' names, and the secret by role. A folder that cannot be written from here gets none.
@@ -186,7 +186,7 @@ def write_nonces(wish: NodeRequirements) -> Iterator[tuple[NodeRequirements, dic
     made: list[Path] = []
     folders, told = [], {}
     try:
-        for item in wish.folders:
+        for item in required.folders:
             path = Path(item.path) / name
             named = item
             if item.write:
@@ -197,7 +197,7 @@ def write_nonces(wish: NodeRequirements) -> Iterator[tuple[NodeRequirements, dic
                 except OSError:
                     pass
             folders.append(named)
-        yield msgspec.structs.replace(wish, folders=folders), told
+        yield msgspec.structs.replace(required, folders=folders), told
     finally:
         for path in made:
             path.unlink(missing_ok=True)

@@ -122,15 +122,15 @@ def run_preflight(
     run_root: Path,
     *,
     imports: bool = True,
-    wish: NodeRequirements | None = None,
+    required: NodeRequirements | None = None,
 ) -> PreflightResult:
     """Query all nodes at once, and evaluate the answers, in two srun steps: facts, then connections.
 
-    `wish` replaces the requirements of the spec.
+    `required` replaces the requirements of the spec.
     """
     fixed = spec.cluster.rendezvous.port
     ports = [fixed] if fixed else port_candidates(where.job_id)
-    asked = wish or node_requirements(spec, run_root, ports=ports, imports=imports)
+    asked = required or node_requirements(spec, run_root, ports=ports, imports=imports)
     with write_nonces(asked) as (asked, secrets):
         limit = PROBE_TIMEOUT_S + (asked.import_limit_s if asked.imports else 0)
         program = NodeProgram(name="probe.py", python=asked.python, argument=msgspec.to_builtins(asked))
@@ -143,7 +143,7 @@ def run_preflight(
     reach, reach_s = _test_connectivity(where, asked, probes, network)
     survey = NodeSurvey(
         probes=probes,
-        wish=asked,
+        required=asked,
         need=_plan_requirements(plan, fixed),
         network=network,
         network_error=network_error,
@@ -179,10 +179,10 @@ def _plan_requirements(plan: LaunchPlan, port: int | None) -> PlanRequirements:
     )
 
 
-def _launcher_folders(wish: NodeRequirements) -> dict[str, FolderFacts]:
+def _launcher_folders(required: NodeRequirements) -> dict[str, FolderFacts]:
     """Return the launcher's own view of the same folders."""
     seen = {}
-    for item in wish.folders:
+    for item in required.folders:
         asked = msgspec.to_builtins(msgspec.structs.replace(item, write=False, nonce=None))
         value, error = prober.Later(prober.FOLDER_LIMIT_S, prober.folder, asked).get()
         seen[item.role] = msgspec.convert({**(value or {}), "error": error}, FolderFacts)
@@ -204,7 +204,7 @@ def connect_window_s(nodes: int) -> float:
 
 
 def _test_connectivity(
-    where: TargetNodes, wish: NodeRequirements, probes: list[Probe], network: ChosenNetwork | None
+    where: TargetNodes, required: NodeRequirements, probes: list[Probe], network: ChosenNetwork | None
 ) -> tuple[dict[str, NodeLinks] | None, float]:
     """Test connections in one round, and suspects in a second one; return each node's verdict, and the seconds."""
     if network is None:
@@ -212,12 +212,12 @@ def _test_connectivity(
     hosts = [probe.host for probe in probes]
     seats = {p.host: [p.host, network.seats[p.host].address, _ports(p)] for p in probes}
     first, seconds = _round(
-        where, wish.python, seats, connectivity.sampled_links(hosts, where.job_id), seed=where.job_id
+        where, required.python, seats, connectivity.sampled_links(hosts, where.job_id), seed=where.job_id
     )
     again = connectivity.second_round(hosts, first, where.job_id)
     if not again:
         return connectivity.judge_links(hosts, first), seconds
-    second, more_s = _round(where, wish.python, {host: seats[host] for host in hosts if host in again}, again)
+    second, more_s = _round(where, required.python, {host: seats[host] for host in hosts if host in again}, again)
     return connectivity.judge_links(hosts, first, second), seconds + more_s
 
 

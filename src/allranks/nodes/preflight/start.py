@@ -48,7 +48,9 @@ def _with_node_checks(report: PreflightReport, spec: RunSpec, plan: LaunchPlan) 
     from allranks.nodes.preflight.runner import TargetNodes, require_usable_nodes, run_preflight  # with all checks
 
     run_root = Path(spec.run_root)
-    found = run_preflight(TargetNodes(), spec, plan, run_root, wish=node_requirements(spec, run_root, imports=False))
+    found = run_preflight(
+        TargetNodes(), spec, plan, run_root, required=node_requirements(spec, run_root, imports=False)
+    )
     require_usable_nodes(found.reports)
     more = [check for one in found.reports for check in one.checks]
     names = {check.name for check in more}

@@ -26,13 +26,13 @@ START_S = 60.0
 
 def main() -> None:
     """Run the node's part, which prints one JSON line, or the copying process."""
-    wish = json.loads(sys.argv[sys.argv.index("--json-args") + 1])
+    request = json.loads(sys.argv[sys.argv.index("--json-args") + 1])
     if CHILD in os.environ:
-        copy_all(wish["devices"], wish["skip"])
+        copy_all(request["devices"], request["skip"])
         return
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
     command = [sys.executable, "-m", "allranks.nodes.probes.copies_probe"]
-    found = supervise(command, wish.get("devices"), wish.get("limit_s", 20.0))
+    found = supervise(command, request.get("devices"), request.get("limit_s", 20.0))
     sys.stdout.write(json.dumps({"host": host, **found}) + "\n")
     sys.stdout.flush()
 
@@ -64,11 +64,11 @@ def _plain(pair: str) -> str:
 
 
 def _watch(
-    command: Sequence[str], wish: dict[str, Any], limit_s: float, done: list[str], failed: list[str]
+    command: Sequence[str], request: dict[str, Any], limit_s: float, done: list[str], failed: list[str]
 ) -> tuple[str | None, int | None, str]:
     """Follow one process until its end or first hang; return the pair in which it hung or died, its exit code and last output."""
     process = subprocess.Popen(
-        [*command, "--json-args", json.dumps(wish)],
+        [*command, "--json-args", json.dumps(request)],
         env={**os.environ, CHILD: "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

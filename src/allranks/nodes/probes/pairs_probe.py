@@ -43,19 +43,19 @@ Pair = tuple[int, int]
 def main() -> None:
     """Run the node's part, or one rank's."""
     text = sys.stdin.read()
-    wish = json.loads(text)
+    request = json.loads(text)
     if RANK in os.environ:
-        measure(wish, int(os.environ[RANK]))
+        measure(request, int(os.environ[RANK]))
     else:
-        sys.exit(start(wish, text))
+        sys.exit(start(request, text))
 
 
-def start(wish: dict[str, Any], text: str) -> int:
+def start(request: dict[str, Any], text: str) -> int:
     """Start this node's ranks, each with its interface and the request as its standard input, and wait for them."""
     me = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
-    me = me if me in wish["hosts"] else wish["hosts"][0]
-    base = {**os.environ, "OMP_NUM_THREADS": "1", **wish["environment"][me]}
-    first = wish["hosts"].index(me) * wish["procs"]
+    me = me if me in request["hosts"] else request["hosts"][0]
+    base = {**os.environ, "OMP_NUM_THREADS": "1", **request["environment"][me]}
+    first = request["hosts"].index(me) * request["procs"]
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "allranks.nodes.probes.pairs_probe"],
@@ -63,11 +63,11 @@ def start(wish: dict[str, Any], text: str) -> int:
             stdin=subprocess.PIPE,
             text=True,
         )
-        for local in range(wish["procs"])
+        for local in range(request["procs"])
     ]
     for child in children:
         write_stdin(child.stdin, text)
-    deadline = time.monotonic() + wish["limit_s"]
+    deadline = time.monotonic() + request["limit_s"]
     try:
         return max(abs(child.wait(max(0.1, deadline - time.monotonic()))) for child in children)
     except subprocess.TimeoutExpired:
@@ -77,29 +77,29 @@ def start(wish: dict[str, Any], text: str) -> int:
             child.kill()
 
 
-def measure(wish: dict[str, Any], rank: int) -> None:
+def measure(request: dict[str, Any], rank: int) -> None:
     """Measure collectives and pairs; the store collects the results."""
     import torch
     import torch.distributed as dist
 
     warnings.simplefilter("ignore")  # torch 2.13 has other names for two collectives
-    world, cuda = len(wish["hosts"]) * wish["procs"], wish["backend"] == "nccl"
+    world, cuda = len(request["hosts"]) * request["procs"], request["backend"] == "nccl"
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     limit = timedelta(seconds=LIMIT_S)
-    store = dist.TCPStore(wish["master"], wish["port"], world, rank == 0, limit)
-    dist.init_process_group(wish["backend"], store=store, rank=rank, world_size=world, timeout=limit)
-    ranks = Ranks(torch, dist, rank, world, cuda, time.monotonic() + wish["budget_s"])
-    sweep = list(ranks.sweep(wish["budget_s"] * SWEEP_SHARE)) if world > 1 else []
-    best, done, planned = ranks.pairs(wish["procs"], wish["bytes"])
-    store.set(f"connections/{rank}", json.dumps(connection_addresses([os.getpid()], without_ports=[wish["port"]])))
+    store = dist.TCPStore(request["master"], request["port"], world, rank == 0, limit)
+    dist.init_process_group(request["backend"], store=store, rank=rank, world_size=world, timeout=limit)
+    ranks = Ranks(torch, dist, rank, world, cuda, time.monotonic() + request["budget_s"])
+    sweep = list(ranks.sweep(request["budget_s"] * SWEEP_SHARE)) if world > 1 else []
+    best, done, planned = ranks.pairs(request["procs"], request["bytes"])
+    store.set(f"connections/{rank}", json.dumps(connection_addresses([os.getpid()], without_ports=[request["port"]])))
     store.set(f"pairs/{rank}", json.dumps([{"a": a, "b": b, **times} for (a, b), times in best.items() if rank == a]))
     if rank == 0:
         rows = [row for other in range(world) for row in json.loads(store.get(f"pairs/{other}"))]
         rows.sort(key=lambda row: (row["a"], row["b"]))
         seen = [json.loads(store.get(f"connections/{other}")) for other in range(world)]
         found = {"pairs": rows, "sweep": sweep, "connections": seen, "rounds": [done, planned]}
-        sys.stdout.write(json.dumps({"host": wish["hosts"][0], **found}) + "\n")
+        sys.stdout.write(json.dumps({"host": request["hosts"][0], **found}) + "\n")
         sys.stdout.flush()
     dist.barrier()
     dist.destroy_process_group()

@@ -270,18 +270,18 @@ def imports(names: list[str], limit_s: float) -> dict[str, dict[str, Any]]:
     return {name: facts.get(name, {"seconds": None, "error": end}) for name in names}
 
 
-def folder(wish: dict[str, Any]) -> dict[str, Any]:
+def folder(request: dict[str, Any]) -> dict[str, Any]:
     """Return facts about a path: whether it exists and is writable, free space, content."""
-    path = Path(wish["path"])
+    path = Path(request["path"])
     facts: dict[str, Any] = {"exists": path.exists(), "is_folder": path.is_dir(), "free_bytes": None}
-    if wish.get("nonce"):
-        facts["nonce"] = read_nonce(path / wish["nonce"])
+    if request.get("nonce"):
+        facts["nonce"] = read_nonce(path / request["nonce"])
     if facts["exists"]:
         room = shutil.disk_usage(path)
         facts["free_bytes"] = room.free
-        if wish.get("write"):
+        if request.get("write"):
             facts["write_error"] = write_error(path)
-        if wish.get("fingerprint"):
+        if request.get("fingerprint"):
             facts["fingerprint"] = fingerprint(path)
     return facts
 
@@ -497,15 +497,15 @@ def limits() -> dict[str, int | None]:
     }
 
 
-def facts(wish: dict[str, Any]) -> dict[str, Any]:
+def facts(request: dict[str, Any]) -> dict[str, Any]:
     """Return all requested facts. Calls that may hang are started first and awaited last."""
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
     name = Later(NAME_LIMIT_S, resolved, socket.gethostname())
     driver = Later(DRIVER_LIMIT_S + 1, graphics)
-    models = Later(FOLDER_LIMIT_S, hub, wish["hub"], wish.get("hub_address", "")) if wish.get("hub") else None
-    locks = Later(FOLDER_LIMIT_S, build_locks, wish["extensions"]) if wish.get("extensions") else None
-    folders = {item["role"]: Later(FOLDER_LIMIT_S, folder, item) for item in wish.get("folders", [])}
-    tmp = wish.get("tmp") or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - its size is the fact
+    models = Later(FOLDER_LIMIT_S, hub, request["hub"], request.get("hub_address", "")) if request.get("hub") else None
+    locks = Later(FOLDER_LIMIT_S, build_locks, request["extensions"]) if request.get("extensions") else None
+    folders = {item["role"]: Later(FOLDER_LIMIT_S, folder, item) for item in request.get("folders", [])}
+    tmp = request.get("tmp") or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - its size is the fact
     room = Later(FOLDER_LIMIT_S, shutil.disk_usage, tmp)
     found: dict[str, Any] = {
         "host": host,
@@ -513,21 +513,21 @@ def facts(wish: dict[str, Any]) -> dict[str, Any]:
         "own_name": socket.gethostname(),
         "python": platform.python_version(),
         "executable": sys.executable,
-        "wanted_python": wish.get("python"),
+        "wanted_python": request.get("python"),
         "cpus": cpus(),
         "interfaces": interfaces(),
-        "free_ports": [port for port in wish.get("ports", []) if port_free(port)],
+        "free_ports": [port for port in request.get("ports", []) if port_free(port)],
         "unused_port": unused_port(),
-        "packages": {item: package(item) for item in wish.get("packages", [])},
-        "program": {item: has_module(item) for item in wish.get("program", {})},
+        "packages": {item: package(item) for item in request.get("packages", [])},
+        "program": {item: has_module(item) for item in request.get("program", {})},
         "infiniband": infiniband(),
         "gpu_pci": gpu_pci(),
         "nccl": nccl_version(),
         "nccl_conf": nccl_conf(),
         **limits(),
     }
-    if wish.get("imports"):
-        found["imports"] = imports(wish["imports"], wish.get("import_limit_s", 90.0))
+    if request.get("imports"):
+        found["imports"] = imports(request["imports"], request.get("import_limit_s", 90.0))
     found["resolves"], found["resolve_error"] = name.get()
     if models is not None:
         value, error = models.get()
