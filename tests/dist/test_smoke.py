@@ -1,4 +1,4 @@
-"""The smoke ladder on two gloo ranks, tiny: what is right is ticked off, and each planted fault turns its criterion red, no other."""
+"""The smoke tests on two gloo ranks, tiny: what is right is ticked off, and each planted fault turns its criterion red, no other."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def states(test: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def ladder(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any]]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any]]:
     """01 and 02, really run."""
     return smoke(tmp_path_factory.mktemp("smoke"), "01", "02")
 
 
-def test_the_first_two_rungs(ladder: tuple[int, dict[str, Any]]) -> None:
-    code, found = ladder
+def test_the_first_two_rungs(results: tuple[int, dict[str, Any]]) -> None:
+    code, found = results
     assert code == 0 and found["passed"], found
     one, two = found["tests"]
     assert [t["status"] for t in (one, two)] == ["passed", "passed"]
@@ -203,13 +203,13 @@ def judged(name: str, evidence: Evidence) -> dict[str, CriterionResult]:
 
 
 @pytest.fixture(scope="module")
-def two(ladder: tuple[int, dict[str, Any]]) -> Evidence:
+def two(results: tuple[int, dict[str, Any]]) -> Evidence:
     """The records of 02."""
-    return read_evidence(RunDir(Path(ladder[1]["tests"][1]["folder"])))
+    return read_evidence(RunDir(Path(results[1]["tests"][1]["folder"])))
 
 
-def test_each_criterion_of_02_can_fail(ladder: tuple[int, dict[str, Any]], two: Evidence) -> None:
-    one = read_evidence(RunDir(Path(ladder[1]["tests"][0]["folder"])))
+def test_each_criterion_of_02_can_fail(results: tuple[int, dict[str, Any]], two: Evidence) -> None:
+    one = read_evidence(RunDir(Path(results[1]["tests"][0]["folder"])))
     assert {j.state for j in judged("02_ddp", altered(two, lambda raw: None)).values()} == {"passed", "not testable"}
     for what, (key, change) in CHANGES.items():
         found = judged("01_single" if key == "torch" else "02_ddp", altered(two, change))

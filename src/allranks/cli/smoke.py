@@ -65,16 +65,16 @@ def smoke_command(
     watcher = _ProgressPrinter(console)
     nodes = max((r.asked.nodes for r in ready if r.asked), default=1)
     with cluster_for_tests(cast(Any, place), nodes, watcher.say):
-        ladder = run_tests(tests, wanted, machine, watcher)
-    folder = report_folder(ladder, run_root)
-    write_report(ladder, folder)
+        results = run_tests(tests, wanted, machine, watcher)
+    folder = report_folder(results, run_root)
+    write_report(results, folder)
     if as_json:
-        print_json({**as_document(ladder), "report": str(folder / "smoke.html")})
+        print_json({**as_document(results), "report": str(folder / "smoke.html")})
     else:
-        _show(console, ladder, folder)
-    if not ladder.ran:
+        _show(console, results, folder)
+    if not results.ran:
         return EXIT_ENVIRONMENT
-    return EXIT_FAILED if ladder.failed else EXIT_OK
+    return EXIT_FAILED if results.failed else EXIT_OK
 
 
 class _ProgressPrinter:
@@ -109,19 +109,19 @@ class _ProgressPrinter:
         self.say(f"  {result.status}{what}")
 
 
-def _show(console: SafeConsole, ladder: Any, folder: Path) -> None:
+def _show(console: SafeConsole, results: Any, folder: Path) -> None:
     from allranks.lab.smoke.report import PLACES, figures_table, figures_title, overview_table, verdict
 
-    for test in ladder.tests:
+    for test in results.tests:
         if test.figures:
             console.print()
             console.print(escape(figures_title(test)), style="italic", highlight=False, soft_wrap=True)
             console.print(figures_table(test))
     console.print()
     console.print(
-        f"Smoke tests {PLACES[ladder.place]}: {verdict(ladder)}", style="bold", highlight=False, soft_wrap=True
+        f"Smoke tests {PLACES[results.place]}: {verdict(results)}", style="bold", highlight=False, soft_wrap=True
     )
-    console.print(overview_table(ladder))
+    console.print(overview_table(results))
     console.print(f"report   {folder}/smoke.html", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -23,13 +23,13 @@ COLOURS = {PASSED: "green", FAILED: "red", NOT_REACHED: "yellow", NOT_TESTABLE: 
 PLACES = {"local": "on this machine", "slurm": "through Slurm", "cluster": "in a cluster in a box on this machine"}
 
 
-def verdict(ladder: SmokeReport) -> str:
+def verdict(results: SmokeReport) -> str:
     """Return the summary of all tests in one line."""
-    states = [(s, sum(t.status == s for t in ladder.tests)) for s in ("passed", "failed", "not run")]
+    states = [(s, sum(t.status == s for t in results.tests)) for s in ("passed", "failed", "not run")]
     said = ", ".join(f"{count} {state}" for state, count in states if count)
-    criteria = [j.state for t in ladder.tests for j in t.criteria]
+    criteria = [j.state for t in results.tests for j in t.criteria]
     left = criteria.count(NOT_TESTABLE)
-    tests = f"{len(ladder.tests)} test{'s' * (len(ladder.tests) != 1)}: {said}"
+    tests = f"{len(results.tests)} test{'s' * (len(results.tests) != 1)}: {said}"
     if not criteria:
         return tests
     untested = f", {left} more could not be tested here" if left else ""
@@ -53,12 +53,12 @@ def criterion_line(j: Any) -> str:
     return f"  [{colour}]{MARKS[j.state]}[/{colour}] {escape(j.title)}: {shown}  [dim]expected: {escape(j.threshold)}[/dim]{why}"
 
 
-def overview_table(ladder: SmokeReport) -> Table:
+def overview_table(results: SmokeReport) -> Table:
     """Return one row per test."""
     table = Table(show_edge=False, pad_edge=False)
     for name in ("test", "result", "criteria", "not testable", "seconds", "setting"):
         table.add_column(name, justify="right" if name in ("criteria", "not testable", "seconds") else "left")
-    for t in ladder.tests:
+    for t in results.tests:
         count = {state: sum(j.state == state for j in t.criteria) for state in MARKS}
         ticked = f"{count[PASSED]} of {len(t.criteria) - count[NOT_TESTABLE]}" if t.criteria else "-"
         colour = {"passed": "green", "failed": "red"}.get(t.status, "dim")
@@ -101,25 +101,25 @@ def _reference_text(f: FigureRow) -> str:
     return f"{figure_text(f.seed, f.unit)}, corrected {figure_text(f.correct, f.unit)}"
 
 
-def as_document(ladder: SmokeReport) -> dict[str, Any]:
+def as_document(results: SmokeReport) -> dict[str, Any]:
     """Return smoke.json, which ``--json`` prints too."""
-    return {**msgspec.to_builtins(ladder), "passed": not ladder.failed and ladder.ran}
+    return {**msgspec.to_builtins(results), "passed": not results.failed and results.ran}
 
 
-def html_page(ladder: SmokeReport) -> str:
+def html_page(results: SmokeReport) -> str:
     """Return smoke.html."""
     text = (resources.files("allranks.lab.smoke") / "templates" / "smoke.html.j2").read_text("utf-8")
     environment = html_environment()
     environment.filters["value"] = figure_text
     marks = {state: (mark, state.replace(" ", "-")) for state, mark in MARKS.items()}
     html = environment.from_string(text).render(
-        ladder=ladder, marks=marks, version=__version__, place=PLACES[ladder.place], verdict=verdict(ladder)
+        results=results, marks=marks, version=__version__, place=PLACES[results.place], verdict=verdict(results)
     )
     return redact_forms(html)
 
 
-def write_report(ladder: SmokeReport, folder: Path) -> None:
+def write_report(results: SmokeReport, folder: Path) -> None:
     """Write both files."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "smoke.json", as_document(ladder))
-    write_text_atomic(folder / "smoke.html", html_page(ladder))
+    write_json(folder / "smoke.json", as_document(results))
+    write_text_atomic(folder / "smoke.html", html_page(results))

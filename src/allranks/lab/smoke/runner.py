@@ -329,6 +329,6 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def report_folder(ladder: SmokeReport, run_root: str | Path) -> Path:
+def report_folder(results: SmokeReport, run_root: str | Path) -> Path:
     """Return the folder of the report, next to the runs."""
-    return Path(run_root).absolute() / ladder.name
+    return Path(run_root).absolute() / results.name
