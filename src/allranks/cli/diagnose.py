@@ -110,7 +110,7 @@ def _print_tables(entries: list[dict[str, str]], rows: list[dict[str, Any]]) -> 
 
     console = SafeConsole()
     console.print(
-        _plain_table("Failures that diagnose names", ("class", "description"), [(e["id"], e["title"]) for e in entries])
+        _plain_table("Failure classes of diagnose", ("class", "description"), [(e["id"], e["title"]) for e in entries])
     )
     console.print()
     lines = [(str(r["number"]), r["title"], r["how"], r["where"]) for r in rows]

@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 Handling = Literal["P", "R", "D"]
-HANDLING_WORDS: dict[Handling, str] = {"P": "prevented", "R": "refused", "D": "named"}
+HANDLING_WORDS: dict[Handling, str] = {"P": "prevented", "R": "refused", "D": "diagnosed"}
 
 
 class KnownFailure(Struct, frozen=True, kw_only=True):
