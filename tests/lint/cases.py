@@ -229,7 +229,7 @@ BAD: list[tuple[str, str, int]] = [
     ("test-syntax", "#!/bin/bash\nNODES = 2\n", 2),
     ("broken-line", "#!/bin/bash\ntorchrun --nnodes 1 \\\n  # --x 1 \\\n  --y 2 train.py\n", 3),
     ("broken-line", "#!/bin/bash\ntorchrun --nnodes 1 \\ \n  --y 2 train.py\n", 2),
-    ("broken-line", "#!/bin/bash\ntorchrun train.py --lr 1\n  --y 2\n", 3),
+    ("broken-line", "#!/bin/bash\ntorchrun train.py --lr 1\n  --y 2\n", 2),
     ("unquoted-variable", "#!/bin/bash\nif [ -n $X ]; then ls; fi\n", 2),
     ("unquoted-variable", "#!/bin/bash\nscontrol show hostnames $SLURM_JOB_NODELIST | head -n1\n", 2),
     ("secret-in-script", "#!/bin/bash\nexport HF_TOKEN=hf_" + "aBcDeFgHiJkLmNoPqRsTuVwX\n", 2),

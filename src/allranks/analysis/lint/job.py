@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from pathlib import Path
+from itertools import zip_longest
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
@@ -27,6 +28,10 @@ MAX_LEVELS = 8
 USUAL_GPUS = 8
 """No common node has more: a job with eight GPUs per node has the node for itself."""
 HALF_OF_USUAL_GPUS = 4
+FEW_GPUS, FEW_CPUS = 2, 16
+"""A job with so many GPUs, and CPUs, per node leaves room for another one."""
+ACCELERATORS = re.compile(r"(?:gpu|dcu|npu|mlu|gcd)(?::|\Z)")
+LIMITS_MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 # Partitions that allocate whole nodes, by the documentation of LUMI (standard, standard-g) and JSC (booster, dc-gpu, batch-like names
 # are too general to be listed).
 EXCLUSIVE_PARTITIONS = {"standard-g", "booster", "develbooster", "dc-gpu", "dc-gpu-devel"}
@@ -75,6 +80,9 @@ class LauncherCall(msgspec.Struct, frozen=True):
     kind: str
     call: ProgramCall
     options: dict[str, Option]
+    repeated: tuple[tuple[str, Option], ...] = ()  # options that a later one of the same name replaces
+    unknown: bool = False  # has options that are unknown here, as in ``torchrun $ARGS train.py``
+    cut: bool = False  # the command ends earlier than its writer meant: its last options are lost
 
     @property
     def srun(self) -> ProgramCall | None:
@@ -82,8 +90,8 @@ class LauncherCall(msgspec.Struct, frozen=True):
 
     @property
     def open_ended(self) -> bool:
-        """Return whether it has options that are unknown here: ``torchrun $ARGS train.py``."""
-        return any(a.source.text.startswith(UNRESOLVED_OPEN) and not a.quoted for a in self.call.args)
+        """Return whether it may have more options than the file shows."""
+        return self.unknown or self.cut
 
     @property
     def open_srun(self) -> bool:
@@ -141,11 +149,15 @@ class JobDescription:
     def launches(self) -> list[LauncherCall]:
         """Return the calls that start ranks, in the order of the file."""
         found: list[LauncherCall] = []
-        for call in self.calls:
+        for call, following in zip_longest(self.calls, self.calls[1:]):
             if call.in_substitution:
                 continue
             if call.program in LAUNCHERS:
-                found.append(LauncherCall(call.program, call, launcher_options(call)))
+                options = launcher_options(call)
+                cut = any(a.text and not a.text.strip() for a in call.args) or (
+                    following is not None and following.written.startswith("-")
+                )
+                found.append(LauncherCall(call.program, call, options.last, options.repeated, options.unknown, cut))
             elif PYTHON.match(call.program) and _runs_file(call) and (call.srun or _mpi(call)):
                 found.append(LauncherCall("python", call, {}))
         return found
@@ -213,22 +225,45 @@ class JobDescription:
 
     @cached_property
     def gpus_per_node(self) -> int | None:
-        asked = self.heads("gpus-per-node") or self.heads("gres")
-        if asked is None or (self.heads("gpus-per-node") is None and not asked.startswith("gpu")):
-            return None
-        digits = re.search(r"(?:^|:)(\d{1,6})(?:\(|,|$)", asked)
-        return int(digits[1]) if digits else None
+        asked = self.heads("gpus-per-node")
+        if asked is None:
+            kinds = (self.heads("gres") or "").removeprefix("gres/").split(",")
+            asked = next((kind for kind in kinds if ACCELERATORS.match(kind)), None)
+        if asked is not None:
+            digits = re.search(r"(?:^|:)(\d{1,6})(?:\(|,|$)", asked)
+            return int(digits[1]) if digits else 1 if ACCELERATORS.fullmatch(asked) else None
+        return self._gpus_of_tasks()
 
-    def is_missing(self, folder: str) -> bool:
-        """Return whether a relative folder exists neither in the current folder, nor next to the script or above it in its project."""
+    def _gpus_of_tasks(self) -> int | None:
+        """Return the GPUs per node of ``--gpus-per-task``, or of ``--gpus`` if they are the same on every node."""
+        per_task, total = self.number(self.heads("gpus-per-task")), re.search(r"\d{1,6}\Z", self.heads("gpus") or "")
+        tasks, nodes = self.number(self.heads("ntasks-per-node")), self.nodes
+        if tasks is None and (all_tasks := self.number(self.heads("ntasks"))) and nodes:
+            tasks = -(-all_tasks // nodes)
+        if per_task and tasks:
+            return per_task * tasks
+        if total and nodes and int(total[0]) % nodes == 0 and per_task is None:
+            return int(total[0]) // nodes
+        return None
+
+    def is_missing(self, folder: str) -> tuple[bool, bool]:
+        """Return whether a relative folder exists nowhere, and whether that is certain.
+
+        It is looked for in the current folder, next to the script and above it in its project. A script that was copied out of its
+        project says nothing about the folders there.
+        """
         if self.folder is None or folder.startswith(("/", "~", "$")) or "%" in folder or not self.is_batch:
-            return False
+            return False, False
         places = [Path.cwd(), self.folder]
         for above in self.folder.parents:
             if (places[-1] / ".git").exists() or len(places) > MAX_LEVELS:
                 break
             places.append(above)
-        return not any((place / folder).is_dir() for place in places)
+        parent = str(PurePosixPath(folder).parent)
+        certain = any((p / ".git").exists() for p in places[1:]) or (
+            parent != "." and any((p / parent).is_dir() for p in places)
+        )
+        return not any((place / folder).is_dir() for place in places), certain
 
     @cached_property
     def requests_gpus(self) -> bool:
@@ -260,10 +295,14 @@ class JobDescription:
         """Return whether other jobs can run on the nodes, as far as the file shows; False also means unknown."""
         if not self.is_batch or self.whole_nodes:
             return False
-        gpus = self.gpus_per_node or self.number(self.heads("gpus"))
-        if gpus is None:  # without GPUs only a limited amount of memory shows it
-            return self.nodes == 1 and bool({"mem", "mem-per-cpu"} & self.heading.keys())
-        return gpus < HALF_OF_USUAL_GPUS or (self.nodes == 1 and "mem" in self.heading)
+        gpus, limited = self.gpus_per_node, bool(LIMITS_MEMORY & self.heading.keys())
+        if "array" in self.heading:  # its tasks run at the same time
+            return limited or (gpus is not None and gpus <= HALF_OF_USUAL_GPUS)
+        if self.nodes != 1:
+            return False
+        cpus = self.number(self.heads("cpus-per-task"))
+        small = limited or (cpus is not None and cpus <= FEW_CPUS)
+        return small and (gpus is None or gpus <= FEW_GPUS) and (limited or gpus is not None)
 
     @cached_property
     def slurm_version(self) -> tuple[int, int] | None:

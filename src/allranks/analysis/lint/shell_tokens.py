@@ -73,6 +73,9 @@ class LineIndex:
         number = bisect_right(self._starts, min(max(offset, 0), len(self.text)))
         return number, offset - self._starts[number - 1] + 1
 
+    def start(self, number: int) -> int:
+        return self._starts[number - 1]
+
     def line(self, number: int) -> str:
         """Return a line without its line break."""
         start = self._starts[number - 1]

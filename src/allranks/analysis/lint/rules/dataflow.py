@@ -56,6 +56,7 @@ READ_BY_PROGRAMS = re.compile(
     r"CUDA_VISIBLE_DEVICES|CUDA_LAUNCH_BLOCKING|HF_HOME|HF_HUB_OFFLINE|HF_DATASETS_CACHE|TRANSFORMERS_OFFLINE|WANDB_MODE|TOKENIZERS_PARALLELISM|"
     r"PYTHONUNBUFFERED|PYTHONFAULTHANDLER|CUDA_DEVICE_MAX_CONNECTIONS|PYTORCH_CUDA_ALLOC_CONF)\Z"
 )
+EXPORTED_BEFORE = {"CUDA_VISIBLE_DEVICES"}  # by Slurm, PBS and LSF, in a job with GPUs
 RENDEZVOUS_OPTIONS = (
     "master_addr", "master_port", "rdzv_endpoint", "rdzv_id", "nnodes", "nproc_per_node", "node_rank", "main_process_ip", "main_process_port",
     "num_machines", "machine_rank", "num_processes",
@@ -90,7 +91,9 @@ def _ignored_ranks(job: JobDescription) -> set[int]:
     found: set[int] = set()
     for launch in job.launches:
         option = launch.option("node_rank", "machine_rank")
-        if option and (launch.value("rdzv_backend") or "").lower() in ("c10d", "etcd", "etcd-v2"):
+        dynamic = (launch.value("rdzv_backend") or "").lower() in ("c10d", "etcd", "etcd-v2")
+        meant_static = launch.option("master_addr") and not launch.option("rdzv_endpoint")
+        if option and dynamic and not meant_static:
             index = launch.call.args.index(option.arg)
             for arg in launch.call.args[index : index + 2]:
                 found.update(arg.source.at)
@@ -150,6 +153,8 @@ def _read_by_programs(job: JobDescription, said: set[str]) -> Iterator[Violation
             continue
         if name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") and not env_init:
             continue  # other launchers set them for their ranks
+        if name in EXPORTED_BEFORE and (job.is_batch or re.search(r"(?m)^#(?:PBS|BSUB)\b", job.text)):
+            continue  # the shell keeps the export attribute of what it inherits
         if (
             any(a.exported or a.under for a in job.assignments if a.name == name)
             or item.offset > job.launches[-1].call.offset

@@ -88,8 +88,8 @@ EXAMPLES: dict[str, RuleExample] = {
     ),
     "fixed-port": RuleExample(
         "`Address already in use`; or two jobs in one rendezvous, of which one dies with `RendezvousConnectionError` when the other ends. Only where other jobs can be on the node is this a warning; with whole nodes (`--exclusive`, `--mem=0`, eight GPUs) it is not reported.",
-        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\nexport MASTER_PORT=29500\nsrun python train.py",
-        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\nexport MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000))\nsrun python train.py",
+        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nexport MASTER_PORT=29500\nsrun python train.py",
+        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nexport MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000))\nsrun python train.py",
     ),
     "ephemeral-port": RuleExample(
         "`Address already in use`, now and then, with no other job on the node.",

@@ -89,7 +89,6 @@ def old(job: JobDescription) -> Iterator[Violation]:
                 launch.call.offset,
                 "torch.distributed.launch is deprecated",
                 cure="use torchrun with the same options; read LOCAL_RANK from the environment",
-                severity="note" if "use_env" in launch.options else "warning",
             )
 
 

@@ -115,7 +115,8 @@ def _launch_port(job: JobDescription, launch: LauncherCall) -> Iterator[Violatio
         launch.kind in ("deepspeed", "accelerate", "torch.distributed.launch") and not launch.srun and job.shared_nodes
     ):
         several = launch.value("num_gpus", "num_processes", "nproc_per_node")
-        if several != "1" and not job.multi_node and not job.has("MASTER_PORT") and not launch.open_ended:
+        alone = several is None and (job.gpus_per_node == 1 or launch.kind == "torch.distributed.launch")
+        if several != "1" and not alone and not job.multi_node and not job.has("MASTER_PORT") and not launch.open_ended:
             option = "main_process_port" if launch.kind == "accelerate" else "master_port"
             yield Violation(
                 launch.call.offset, f"no --{option}: {launch.kind} uses 29500, as every other job on the node does"

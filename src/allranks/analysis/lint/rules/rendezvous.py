@@ -54,7 +54,7 @@ def rank_missing(job: JobDescription) -> Iterator[Violation]:
         several = nodes is not None and nodes not in ("0", "1") and ":" not in nodes
         if launch.kind == "deepspeed":
             several = "no_ssh" in launch.options
-        if several and backend(launch) == "static":
+        if several and backend(launch) == "static" and not launch.open_ended:
             name = "--machine_rank" if launch.kind == "accelerate" else "--node_rank"
             yield Violation(launch.call.offset, f"{launch.kind} on several nodes without {name}")
 
@@ -101,8 +101,9 @@ def _no_address(job: JobDescription) -> Iterator[Violation]:
         lonely = job.multi_node and is_torchrun(launch) and backend(launch) == "c10d" and not launch.open_ended
         if lonely and not launch.option("rdzv_endpoint", "standalone") and not job.has("PET_RDZV_ENDPOINT"):
             ignored = " (--master_addr is for a static rendezvous)" if launch.option("master_addr") else ""
+            chosen = launch.option("rdzv_backend")
             yield Violation(
-                launch.call.offset,
+                chosen.arg.offset if chosen else launch.call.offset,
                 f"no --rdzv_endpoint: with c10d every node waits at its own localhost{ignored}",
                 cure='--rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"',
                 severity="error",

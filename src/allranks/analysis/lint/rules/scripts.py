@@ -40,8 +40,8 @@ def variable(job: JobDescription) -> Iterator[Violation]:
 
 def late(job: JobDescription) -> Iterator[Violation]:
     items = [item for item in job.directives if item.late]
-    if not items:
-        return
+    if not items or not job.source.text.startswith("#!"):
+        return  # without #! sbatch refuses the script
     lines = [job.lines.place(item.offset)[0] for item in items]
     before = [c for c in job.calls if not c.under and not c.in_substitution and c.offset < items[0].offset]
     command = f", {before[0].written!r} in line {job.lines.place(before[0].offset)[0]}" if before else ""
@@ -123,10 +123,11 @@ def output(job: JobDescription) -> Iterator[Violation]:
             yield Violation(found.offset, text, cure=f"--{name}=<existing folder>/%x-%j.out")
         elif any(m == folder or m.startswith(folder + "/") for m in made):
             yield Violation(found.offset, f"the folder {folder} is created by the script, too late for {both}")
-        elif job.is_missing(folder.replace("%x", job.heads("job-name") or "%x")):
-            yield Violation(
-                found.offset, f"there is no folder {folder} for {both}, neither here nor next to the script"
-            )
+        else:
+            missing, certain = job.is_missing(folder.replace("%x", job.heads("job-name") or "%x"))
+            if missing:
+                text = f"there is no folder {folder} for {both}, neither here nor next to the script"
+                yield Violation(found.offset, text, severity="warning" if certain else "note")
 
 
 def _same_folder(job: JobDescription, folder: str) -> bool:

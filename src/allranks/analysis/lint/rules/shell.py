@@ -192,9 +192,45 @@ def continued(job: JobDescription) -> Iterator[Violation]:
             and line not in reported
             and not call.in_substitution
         ):
+            above = _line_above(job, line)
+            yield Violation(
+                above if above is not None else call.offset,
+                f"no backslash at the end of the line: {call.written.split('=')[0]} in line {line} runs as a command",
+            )
+            reported.add(line)
+    yield from _split_values(job)
+
+
+def _line_above(job: JobDescription, line: int) -> int | None:
+    """Return where the nearest line above that has text begins; None if it is a comment."""
+    while line > 1:
+        line -= 1
+        text = job.lines.line(line)
+        if text.lstrip().startswith("#"):
+            return None
+        if text.strip():
+            return job.lines.start(line) + len(text) - len(text.lstrip())
+    return None
+
+
+PATH_LIST = re.compile(r"(?!\w+://)[^\s=;|&]*/[^\s=;|&]*:[/$~][^\s;|&]*\Z")
+
+
+def _split_values(job: JobDescription) -> Iterator[Violation]:
+    """Report a list of paths that runs as a command: the rest of a value that was broken over two lines."""
+    for call in job.calls:
+        line, column = job.lines.place(call.offset)
+        if line == 1 or call.args or job.lines.line(line)[: column - 1].strip():
+            continue
+        if not PATH_LIST.match(call.written):
+            continue
+        above = job.lines.line(line - 1)
+        named = re.match(r"\s*(?:export\s+)?([A-Za-z_]\w*)=", above)
+        if named and not above.rstrip().endswith("\\"):
             yield Violation(
                 call.offset,
-                f"{call.written.split('=')[0]} runs as a command: the line above does not end with a backslash",
+                f"the value of {named[1]} ends in line {line - 1}; its rest runs as a command",
+                cure="write the value in one line",
             )
 
 
@@ -268,6 +304,15 @@ def placeholder(job: JobDescription) -> Iterator[Violation]:
 
 
 def secret(job: JobDescription) -> Iterator[Violation]:
+    seen: set[int] = set()
+    for hit in _secrets(job):
+        line = job.lines.place(hit.offset)[0]
+        if line not in seen:
+            seen.add(line)
+            yield hit
+
+
+def _secrets(job: JobDescription) -> Iterator[Violation]:
     for item in job.assignments:
         value = item.value
         if item.removed or "$" in value or len(value) < 8 or _is_no_secret(value):

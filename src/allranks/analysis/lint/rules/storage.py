@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from allranks.analysis.lint.job import JobDescription
-from allranks.analysis.lint.records import Argument, ProgramCall, Violation
+from allranks.analysis.lint.records import Argument, ProgramCall, Severity, Violation
 from allranks.analysis.lint.rules.tasks import sources_settings
 
 LOCAL_WHY = "/tmp is local to each node. Other nodes do not see files written there: 'can't open file', or checkpoints of one node only."
@@ -87,6 +87,7 @@ def fixed(job: JobDescription) -> Iterator[Violation]:
     seen: set[str] = set()
     if job.whole_nodes:
         return
+    severity: Severity = "warning" if job.shared_nodes else "note"
     for call in job.calls:
         removes = call.program == "rm" and any(re.match(r"-\w*[rR]|--recursive", a.text) for a in call.args)
         for arg in call.args if removes else ():
@@ -98,7 +99,7 @@ def fixed(job: JobDescription) -> Iterator[Violation]:
                 )
             elif FIXED_NAME.match(arg.text):
                 text = f"rm -r {arg.text}: the folder has the same name in every job, so it removes files of other jobs"
-                yield Violation(call.offset, text, why=REMOVE_WHY)
+                yield Violation(call.offset, text, why=REMOVE_WHY, severity=severity)
                 seen.add(arg.text.rstrip("/"))
         targets = [(r.target, call.offset) for r in call.redirects if r.operator in (">", ">>", ">|", "&>")]
         launched = any(la.call is call for la in job.launches)
@@ -106,10 +107,11 @@ def fixed(job: JobDescription) -> Iterator[Violation]:
         for path, offset in targets:
             if FIXED_NAME.match(path) and path.rstrip("/") not in seen:
                 seen.add(path)
-                yield Violation(offset, f"{path} has the same name for every user and every job")
+                yield Violation(offset, f"{path} has the same name for every user and every job", severity=severity)
     for item in job.assignments:
         if item.exported and PLACE.search(item.name) and re.match(r"/(?:var/)?tmp/[^$*?%]+\Z", item.value):
-            yield Violation(item.offset, f"{item.name}={item.value} has the same name for every user and every job")
+            text = f"{item.name}={item.value} has the same name for every user and every job"
+            yield Violation(item.offset, text, severity=severity)
 
 
 def tmpdir(job: JobDescription) -> Iterator[Violation]:

@@ -243,9 +243,17 @@ def disabled(job: JobDescription) -> Iterator[Violation]:
         if what is None:
             continue
         text = f"{item.name}={item.value} disables {what} on every node, without a stated reason"
-        one_node = job.kind == "script" and job.nodes == 1 and what == NETWORK
-        reason = "note" if one_node or _has_comment(job, item.offset) or _other_network(job) else "warning"
-        yield Violation(item.offset, text, severity=reason)
+        wrong = _contradicts(job, what) and not (_has_comment(job, item.offset) or _other_network(job))
+        yield Violation(item.offset, text, severity="warning" if wrong else "note")
+
+
+def _contradicts(job: JobDescription, what: str) -> bool:
+    """Return whether the file also shows that the nodes have what it disables; the site may have a reason otherwise."""
+    if what == NETWORK:
+        adapters = job.has("NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_TIMEOUT", "NCCL_NET_GDR_LEVEL")
+        return adapters and not (job.kind == "script" and job.nodes == 1)
+    requested = " ".join(job.heads(name) or "" for name in ("gres", "gpus-per-node", "gpus", "constraint", "partition"))
+    return job.has("NCCL_NVLS_ENABLE") or bool(NVLINK.search(requested))
 
 
 CODE_COMMENT = re.compile(r"#SBATCH|#+\s*(?:source|export|srun|module|python|conda|torchrun|\w+=)")
@@ -268,6 +276,7 @@ def _other_network(job: JobDescription) -> bool:
 
 
 NETWORK = "InfiniBand and RoCE"
+NVLINK = re.compile(r"(?i)nvlink|sxm|[dh]gx|gh200|h200|b200|mi[23]\d\d")
 OFF = {
     ("NCCL_P2P_DISABLE", "1"): "direct copies between GPUs",
     ("NCCL_P2P_LEVEL", "LOC"): "direct copies between GPUs",
