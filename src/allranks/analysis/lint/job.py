@@ -18,6 +18,7 @@ from allranks.analysis.lint.command_options import (
     read_directives,
     slurm_options,
 )
+from allranks.analysis.lint.pbs import read_pbs
 from allranks.analysis.lint.readers import FileKind, ShellReader
 from allranks.analysis.lint.records import Assignment, Directive, ProgramCall, Severity, Violation
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN, LineIndex, MappedText
@@ -130,6 +131,7 @@ class JobDescription:
         comments = {c.offset for c in reading.comments}
         self.placeholders = find_placeholders(text, comments) if kind == "script" else []
         self.directives = read_directives(self.source, comments) if kind == "script" else []
+        self.pbs = read_pbs(self.source, comments) if kind == "script" and not self.directives else None
 
     @cached_property
     def heading(self) -> dict[str, Directive]:
@@ -140,6 +142,15 @@ class JobDescription:
     @property
     def is_batch(self) -> bool:
         return bool(self.directives)
+
+    @property
+    def submits(self) -> bool:
+        return bool(self.reading.submitted) or any(c.program in ("sbatch", "qsub", "bsub") for c in self.calls)
+
+    @property
+    def is_job(self) -> bool:
+        """Return whether the file is a batch script of Slurm or PBS."""
+        return self.is_batch or self.pbs is not None
 
     def heads(self, name: str) -> str | None:
         found = self.heading.get(name)
@@ -193,6 +204,8 @@ class JobDescription:
                 if a.value.isdecimal() and len(a.value) < 9
             ]
             return max(told, default=None)
+        if self.pbs is not None:
+            return self.pbs.nodes
         asked = self.heads("nodes")
         if asked and "nodes" in self.heading:
             bounds = [int(n) for n in re.findall(r"\d{1,8}", asked)]
@@ -225,6 +238,8 @@ class JobDescription:
 
     @cached_property
     def gpus_per_node(self) -> int | None:
+        if self.pbs is not None:
+            return self.pbs.gpus
         asked = self.heads("gpus-per-node")
         if asked is None:
             kinds = (self.heads("gres") or "").removeprefix("gres/").split(",")
@@ -267,6 +282,8 @@ class JobDescription:
 
     @cached_property
     def requests_gpus(self) -> bool:
+        if self.pbs is not None:
+            return self.pbs.requests_gpus
         return any("gpu" in name or name == "gres" for name in self.heading)
 
     @cached_property

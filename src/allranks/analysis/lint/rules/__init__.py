@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allranks.analysis.lint.job import LintRule
 from allranks.analysis.lint.rules import (
+    allocation,
     dataflow,
     launchers,
     ports,
@@ -65,6 +66,9 @@ RULES: tuple[LintRule, ...] = (
     LintRule("idle-nodes", "warning", scripts.idle_nodes, scripts.NODES_WHY, scripts.NODES_CURE, SLURM),
     LintRule("world-size", "error", tasks.world_size, tasks.WORLD_WHY, tasks.WORLD_CURE, "torch.distributed documentation, env://"),
     LintRule("threads-oversubscribed", "warning", tasks.oversubscribed, tasks.OVERSUBSCRIBED_WHY, tasks.OVERSUBSCRIBED_CURE, "OpenMP specification"),
+    LintRule("fewer-cpus-than-ranks", "warning", tasks.few_cpus, tasks.FEW_CPUS_WHY, tasks.FEW_CPUS_CURE, SLURM),
+    LintRule("gpus-held", "warning", allocation.held, allocation.HELD_WHY, allocation.HELD_CURE, SLURM),
+    LintRule("option-twice", "warning", allocation.twice, allocation.TWICE_WHY, allocation.TWICE_CURE, "argparse; " + SLURM_TEST),
     LintRule("visible-devices", "warning", variables.visible_devices, variables.VISIBLE_WHY, variables.VISIBLE_CURE, "Slurm's gres manual"),
     LintRule("one-failed-rest-waits", "note", tasks.kill, tasks.KILL_WHY, tasks.KILL_CURE, SLURM_TEST),
     # Launchers, environment and signals
@@ -89,6 +93,8 @@ RULES: tuple[LintRule, ...] = (
     LintRule("unset-variable", "warning", dataflow.unset, dataflow.UNSET_WHY, dataflow.UNSET_CURE, SLURM + "; bash manual, expansion"),
     LintRule("test-syntax", "error", shell.brackets, shell.BRACKET_WHY, shell.BRACKET_CURE, "bash manual, conditional expressions"),
     LintRule("broken-line", "error", shell.continued, shell.LINE_WHY, shell.LINE_CURE, "bash manual, quoting"),
+    LintRule("csh-syntax", "error", shell.csh, shell.CSH_WHY, "NAME=value, or export NAME=value", "bash manual, set"),
+    LintRule("folder-not-copied", "warning", storage.not_copied, storage.COPY_WHY, "cp -r", "cp manual"),
     LintRule("unquoted-variable", "note", shell.unquoted, shell.QUOTE_WHY, shell.QUOTE_CURE, "bash manual, word splitting"),
     LintRule("literal-quotes", "warning", shell.literal_quotes, shell.LITERAL_WHY, shell.LITERAL_CURE, "bash manual, parameter expansion"),
     LintRule("runs-arguments", "warning", shell.runs_arguments, shell.ARGUMENTS_WHY, shell.ARGUMENTS_CURE, "bash manual, special parameters"),

@@ -20,6 +20,7 @@ LINE_CURE = (
     "end every line of the command but the last with a backslash that nothing follows; put comments above the command"
 )
 ASSIGN_WHY = "An assignment has no blanks: this runs a program of that name."
+CSH_WHY = "The variable is not set: an empty value is used later, or that of the environment."
 QUOTE_WHY = "An unquoted variable is split at blanks, and its [ ] * are matched against files; if it is empty, the word is missing."
 QUOTE_CURE = 'quote it: "$NAME"'
 LITERAL_WHY = "Inside of double quotes single quotes are ordinary characters: the value begins and ends with one."
@@ -75,6 +76,23 @@ def literal_quotes(job: JobDescription) -> Iterator[Violation]:
     for found in re.finditer(r"\"[^\"\n]*?(\$\{\w+:?[-=]'[^'\n\"]*'\})", job.text):
         if not job.in_comment(found.start(1)):
             yield Violation(found.start(1), f"the quotes of {found[1]} become part of the value")
+
+
+CSH_WORDS = {"setenv", "unsetenv", "endif", "foreach", "endsw"}
+
+
+def csh(job: JobDescription) -> Iterator[Violation]:
+    """Report commands of csh: in sh and bash ``set NAME = value`` sets the positional parameters."""
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        if call.program == "set" and words and not call.args[0].quoted:
+            spaced = re.fullmatch(r"[A-Za-z_]\w*", words[0]) and words[1:2] and words[1].startswith("=")
+            glued = re.match(r"[A-Za-z_]\w*=", words[0])
+            if spaced or glued:
+                name = words[0].partition("=")[0]
+                yield Violation(call.offset, f"set {name} = ... is csh: here it sets $1, and {name} stays as it was")
+        elif call.program in CSH_WORDS and not re.search(rf"(?m)^\s*(?:function\s+)?{call.program}\s*\(\)", job.text):
+            yield Violation(call.offset, f"{call.program} is csh: sh and bash have no such command")
 
 
 def runs_arguments(job: JobDescription) -> Iterator[Violation]:

@@ -32,6 +32,12 @@ def unknown(job: JobDescription) -> Iterator[Violation]:
 def misspelled(job: JobDescription) -> Iterator[Violation]:
     for item in _set_variables(job):
         name = item.name
+        if not name.startswith(PREFIXES) and (item.exported or job.kind != "script") and not _is_used(job, name):
+            near = _usual_name(name)
+            if near:
+                text = f"{name}: no library knows this variable; {near} was probably meant"
+                yield Violation(item.offset, text, cure=near)
+            continue
         if (
             not name.startswith(PREFIXES)
             or name in UNREAD_VARIABLES
@@ -50,6 +56,43 @@ def misspelled(job: JobDescription) -> Iterator[Violation]:
         elif name.startswith("NCCL_") and (item.exported or job.kind != "script") and not _is_used(job, name):
             cure = "remove it; NCCL_DEBUG=INFO lists the variables that NCCL takes"
             yield Violation(item.offset, f"{name}: neither NCCL nor a known plugin reads it", cure=cure)
+
+
+USUAL = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS",
+    "PYTORCH_CUDA_ALLOC_CONF", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CUDA_ARCH_LIST", "TORCH_EXTENSIONS_DIR", "TORCH_SHOW_CPP_STACKTRACES",
+    "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "TOKENIZERS_PARALLELISM", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_DATASETS_CACHE",
+    "HF_HUB_OFFLINE", "LD_LIBRARY_PATH", "LD_PRELOAD", "MASTER_ADDR", "MASTER_PORT", "SRUN_CPUS_PER_TASK", "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMEXPR_MAX_THREADS",
+    "VECLIB_MAXIMUM_THREADS", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "FI_PROVIDER", "TORCH_NCCL_BLOCKING_WAIT", "PYTHONPATH",
+)  # fmt: skip
+SHORTEST_TYPO, LONG_NAME = 10, 14
+OTHER_COLLECTIVES = {"RCCL", "HCCL", "ECCL", "MCCL", "CNCL", "XCCL", "BKCL", "PCCL", "ACCL", "OCCL", "UCCL", "SCCL", "TCCL"}
+
+
+def _usual_name(name: str) -> str | None:
+    """Return the usual variable of which this is a misspelling: one or two letters wrong, missing, too many or swapped."""
+    head, _, rest = name.partition("_")
+    if head not in OTHER_COLLECTIVES and rest and edits(head, "NCCL", 1) == 1 and is_known_variable(f"NCCL_{rest}"):
+        return f"NCCL_{rest}"
+    if len(name) < SHORTEST_TYPO or name in USUAL:
+        return None
+    most = 2 if len(name) >= LONG_NAME else 1
+    return next((known for known in USUAL if known[0] in name[:2] and edits(name, known, most) <= most), None)
+
+
+def edits(a: str, b: str, most: int) -> int:
+    """Return how many letters to replace, add, remove or swap make `b` of `a`; ``most + 1`` if it is more than that."""
+    if abs(len(a) - len(b)) > most:
+        return most + 1
+    before, row = [0] * (len(b) + 1), list(range(len(b) + 1))
+    for i, left in enumerate(a, start=1):
+        last, before, row = before, row, [i] + [0] * len(b)
+        for j, right in enumerate(b, start=1):
+            row[j] = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (left != right))
+            if i > 1 and j > 1 and left == b[j - 2] and a[i - 2] == right:
+                row[j] = min(row[j], last[j - 2] + 1)
+    return min(row[-1], most + 1)
 
 
 def _is_used(job: JobDescription, name: str) -> bool:
