@@ -89,7 +89,7 @@ def test_facts_of_a_script_decide_what_is_a_warning(tmp_path: Path) -> None:
     assert severity(1, 2) == severity(1, 2, "#SBATCH -c 80\n") == "note", "perhaps these are all CPUs of the node"
     assert severity(1, 4, "#SBATCH --mem=32G\n") == "note", "four GPUs are a whole node of many clusters"
     assert severity(2, 2, "#SBATCH --mem=32G\n") == "note", "other jobs would have to meet it on its first node"
-    assert severity(1, 4, "#SBATCH --array=0-9\n") == "warning", "tasks of an array run at the same time"
+    assert severity(2, 2, "#SBATCH --array=0-9\n") == "warning", "tasks of an array run at the same time"
     for whole in (
         "#SBATCH --exclusive\n",
         "#SBATCH --mem=0\n",

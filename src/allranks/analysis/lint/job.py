@@ -313,8 +313,9 @@ class JobDescription:
         if not self.is_batch or self.whole_nodes:
             return False
         gpus, limited = self.gpus_per_node, bool(LIMITS_MEMORY & self.heading.keys())
-        if "array" in self.heading:  # its tasks run at the same time
-            return limited or (gpus is not None and gpus <= HALF_OF_USUAL_GPUS)
+        array = self.heads("array")
+        if array and not array.endswith("%1"):  # its tasks run at the same time
+            return limited if gpus is None else gpus < HALF_OF_USUAL_GPUS
         if self.nodes != 1:
             return False
         cpus = self.number(self.heads("cpus-per-task"))
@@ -392,6 +393,10 @@ class JobDescription:
     @cached_property
     def used_names(self) -> set[str]:
         return {use.name for use in self.uses}
+
+    def set_values_named(self, name: str, part: str) -> bool:
+        """Return whether the variable gets a value that contains a text."""
+        return any(part in a.value for a in self.by_name.get(name, ()))
 
     def set_values_at_top(self) -> Iterator[Assignment]:
         """Yield the assignments of the script's own shell."""

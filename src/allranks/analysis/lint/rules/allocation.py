@@ -75,3 +75,34 @@ def twice(job: JobDescription) -> Iterator[Violation]:
                 line = job.lines.place(last.arg.offset)[0]
                 text = f"--{name} is given twice: {option.value} is replaced by {last.value} in line {line}"
                 yield Violation(option.arg.offset, text)
+
+
+UNIT_WHY = "Slurm takes a number without a unit as megabytes: the job is killed with out of memory when it loads its first library."
+UNIT_CURE = "--mem=64G"
+LEAST_MB = 1024
+
+
+def megabytes(job: JobDescription) -> Iterator[Violation]:
+    """Report an amount of memory without its unit."""
+    for name in ("mem", "mem-per-gpu", "mem-per-cpu"):
+        value = job.heads(name) or ""
+        least = LEAST_MB if name != "mem-per-cpu" else LEAST_MB // 8
+        if re.fullmatch(r"[1-9]\d{0,3}", value) and int(value) < least:
+            yield Violation(job.heading[name].offset, f"--{name}={value} is {value} MB", cure=f"--{name}={value}G")
+
+
+SHARED_LOG_WHY = "All tasks of the array open the same file; each truncates what the others have written."
+SHARED_LOG_CURE = "--output=%x-%A_%a.out"
+
+
+def shared_log(job: JobDescription) -> Iterator[Violation]:
+    """Report a log file that all tasks of a job array write."""
+    array = job.heads("array")
+    if not array or array.endswith("%1") or re.fullmatch(r"\d+", array) or (job.heads("open-mode") or "") == "append":
+        return
+    for name in ("output", "error"):
+        found = job.heading.get(name)
+        value = found.value if found else None
+        if found and value and value != "/dev/null" and not re.search(r"%\d*[aAjJ]", value):
+            yield Violation(found.offset, f"--{name}={value} is one file for all tasks of the array")
+            return

@@ -231,6 +231,16 @@ EXAMPLES: dict[str, RuleExample] = {
         "nvidia-smi\nsleep 86400",
         "nvidia-smi\nsrun torchrun --nnodes=2 train.py",
     ),
+    "memory-unit": RuleExample(
+        "The job ends within seconds with state OUT_OF_MEMORY, or `Exceeded job memory limit`.",
+        "#SBATCH --nodes=1\n#SBATCH --mem=64\nsrun torchrun train.py",
+        "#SBATCH --nodes=1\n#SBATCH --mem=64G\nsrun torchrun train.py",
+    ),
+    "one-log-for-array": RuleExample(
+        "The log has parts of several tasks, and most of their lines are missing.",
+        "#SBATCH --array=0-9\n#SBATCH --output=train.out\nsrun python train.py",
+        "#SBATCH --array=0-9\n#SBATCH --output=train-%A_%a.out\nsrun python train.py",
+    ),
     "option-twice": RuleExample(
         "The option that was meant has its default: one node instead of two, or the first GPU request is gone.",
         "torchrun --nproc_per_node=2 --nproc_per_node=4 train.py",
@@ -355,6 +365,16 @@ EXAMPLES: dict[str, RuleExample] = {
         "`--lr: command not found`, and a run with default values.",
         "torchrun --standalone \\\n  # --nproc_per_node=4 \\\n  --nproc_per_node=2 train.py",
         "# torchrun with four ranks: --nproc_per_node=4\ntorchrun --standalone \\\n  --nproc_per_node=2 train.py",
+    ),
+    "typographic-character": RuleExample(
+        "`unrecognized arguments`, or sbatch refuses the option, although it looks right.",
+        "srun torchrun \u2013\u2013nnodes=2 train.py",
+        "srun torchrun --nnodes=2 train.py",
+    ),
+    "blank-before-equals": RuleExample(
+        "`invalid int value: '='`, or `can't open file '4'`.",
+        "torchrun --nproc_per_node =4 train.py",
+        "torchrun --nproc_per_node=4 train.py",
     ),
     "csh-syntax": RuleExample(
         "`setenv: command not found`; or nothing, and the value is empty.",

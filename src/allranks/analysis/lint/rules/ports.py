@@ -352,7 +352,7 @@ def identity(job: JobDescription) -> Iterator[Violation]:
         if not endpoint and job.multi_node:
             continue  # every node meets only itself
         own_port = re.search(r":0\Z|:.*\$", endpoint) or (endpoint and not re.search(r":\d+\Z", endpoint))
-        severity: Severity = "note" if own_port else _severity(job)
+        severity: Severity = "note" if own_port or job.is_batch else _severity(job)  # fixed-port reports the collision
         option = launch.option("rdzv_id")
         if option is None:
             if not job.has("PET_RDZV_ID"):

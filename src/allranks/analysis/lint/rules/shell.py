@@ -20,6 +20,9 @@ LINE_CURE = (
     "end every line of the command but the last with a backslash that nothing follows; put comments above the command"
 )
 ASSIGN_WHY = "An assignment has no blanks: this runs a program of that name."
+TYPOGRAPHIC_WHY = "The shell takes it as part of the word: the option or the quotation is not recognised."
+TYPOGRAPHIC_CURE = "type - or \" or a blank again; text copied from a web page or a document has others"
+EQUALS_WHY = "The option takes = as its value, and the value that was meant becomes the program's name."
 CSH_WHY = "The variable is not set: an empty value is used later, or that of the environment."
 QUOTE_WHY = "An unquoted variable is split at blanks, and its [ ] * are matched against files; if it is empty, the word is missing."
 QUOTE_CURE = 'quote it: "$NAME"'
@@ -76,6 +79,49 @@ def literal_quotes(job: JobDescription) -> Iterator[Violation]:
     for found in re.finditer(r"\"[^\"\n]*?(\$\{\w+:?[-=]'[^'\n\"]*'\})", job.text):
         if not job.in_comment(found.start(1)):
             yield Violation(found.start(1), f"the quotes of {found[1]} become part of the value")
+
+
+TYPOGRAPHIC = {
+    "\u2013": "an en dash", "\u2014": "an em dash", "\u2212": "a minus sign", "\u201c": "a curly quote", "\u201d": "a curly quote",
+    "\u2018": "a curly quote", "\u2019": "a curly quote", "\u00a0": "a no-break space", "\u200b": "a zero-width space",
+}  # fmt: skip
+BLANKS = ("\u00a0", "\u200b")
+TYPOGRAPHIC_WORD = re.compile(
+    r"(?:(?<=\s)|(?<==)|^)(?:[\u2013\u2014\u2212][\u2013\u2014\u2212-]*(?=[A-Za-z])|[\u201c\u201d\u2018\u2019](?=\S))|[\u00a0\u200b]", re.MULTILINE
+)
+
+
+def typographic(job: JobDescription) -> Iterator[Violation]:
+    """Report dashes, quotes and blanks of a word processor where the shell needs those of ASCII."""
+    if job.text.isascii():
+        return
+    words = [a for c in job.calls if c.program not in ("echo", "printf") for a in c.args]
+    inside = {p for a in words if not a.quoted for p in a.source.at} | {p for a in job.assignments for p in a.source.at}
+    quoted = {p for a in words if a.quoted for p in a.source.at}
+    commands = {job.lines.place(a.offset)[0] for a in words}
+    seen: set[int] = set()
+    for found in TYPOGRAPHIC_WORD.finditer(job.text):
+        line = job.lines.place(found.start())[0]
+        directive = job.lines.line(line).startswith("#SBATCH")
+        blank = found[0] in BLANKS and line in commands and found.start() not in quoted and not job.in_comment(found.start())
+        if line not in seen and (directive or blank or found.start() in inside) and not _in_directive_comment(job, found.start()):
+            seen.add(line)
+            yield Violation(found.start(), f"{TYPOGRAPHIC[found[0][0]]} (U+{ord(found[0][0]):04X}) instead of the ASCII character")
+
+
+def _in_directive_comment(job: JobDescription, offset: int) -> bool:
+    line, column = job.lines.place(offset)
+    text = job.lines.line(line)
+    return text.startswith("#SBATCH") and "#" in text[7:column]
+
+
+def equals(job: JobDescription) -> Iterator[Violation]:
+    """Report a blank before the = of an option of a launcher."""
+    for launch in job.launches:
+        for name, option in launch.options.items():
+            if (option.value or "").startswith("=") and "=" not in option.arg.text:
+                text = f"{option.arg.text} {option.value}: an option has no blank before its ="
+                yield Violation(option.arg.offset, text, cure=f"--{name}=value")
 
 
 CSH_WORDS = {"setenv", "unsetenv", "endif", "foreach", "endsw"}

@@ -214,7 +214,8 @@ def few_cpus(job: JobDescription) -> Iterator[Violation]:
         place = found.offset if found else job.pbs.place if job.pbs else None
         if ranks > cpus and place is not None:
             have = f"{cpus} CPU{'s' * (cpus > 1)}"
-            yield Violation(place, f"{ranks} ranks share {have}, and so do their data loaders")
+            text = f"{ranks} ranks share {have}, and so do their data loaders"
+            yield Violation(place, text, severity="warning" if ranks >= 2 * cpus else "note")
             return
 
 
@@ -323,7 +324,13 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
 
 
 def world_size(job: JobDescription) -> Iterator[Violation]:
-    """Compare a literal WORLD_SIZE with the tasks that srun starts."""
+    """Compare WORLD_SIZE with the tasks that srun starts, or with the single process of a script without srun."""
+    alone = [c for c in job.work if not c.under]
+    if job.is_batch and not job.launches and len(job.work) == 1 and alone and not job.submits:
+        tasks = [a for a in job.set_values("WORLD_SIZE") if re.fullmatch(r"\$\{?SLURM_(?:NTASKS|NPROCS)\}?", a.value)]
+        if tasks and (_tasks_of_node(job) or 1) > 1 and job.set_values_named("RANK", "SLURM_PROCID"):
+            text = f"WORLD_SIZE is the number of tasks, but '{alone[0].written}' is one process: without srun no other task starts"
+            yield Violation(tasks[0].offset, text, cure="srun before the command")
     for item in job.set_values("WORLD_SIZE"):
         if not item.value.isdecimal() or job.nodes is None:
             continue
@@ -438,6 +445,7 @@ def count(job: JobDescription) -> Iterator[Violation]:
         asked = job.number(option.value) if option and "config_file" not in option.arg.text else None
         if option and asked and asked > job.nodes:
             yield Violation(option.arg.offset, f"{launch.kind} waits for {asked} nodes, but the job has {job.nodes}")
+        yield from _alone_on_purpose(job, launch)
         spread = launch.srun is not None or any(c.program in MPI for c in launch.call.under)
         alone = launch.kind in ("torchrun", "torch.distributed.launch", "accelerate") and option is None and spread
         if not alone or "standalone" in launch.options or job.has(*own_settings) or launch.open_ended:
@@ -448,6 +456,19 @@ def count(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 launch.call.offset, f"no {name}: each of the {nodes} nodes forms its own group", why=ALONE_WHY
             )
+
+
+def _alone_on_purpose(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
+    """Report ``--nnodes=1`` and ``--standalone`` where srun starts the launcher on several nodes with the same arguments."""
+    option = launch.option("standalone", "nnodes", "num_machines")
+    if option is None or launch.srun is None or launch.kind not in ("torchrun", "torch.distributed.launch", "accelerate"):
+        return
+    nodes, tasks = job.srun_nodes(launch.srun), job.tasks_per_node(launch.srun)
+    single = "standalone" in launch.options or job.number(option.value) == 1
+    own = any("SLURM_" in a.text for a in launch.call.args) or "array" in job.heading or launch.srun.in_loop
+    if single and nodes and nodes > 1 and tasks and not own and not launch.srun.after == "&":
+        text = f"{option.arg.text}: each of the {nodes} nodes trains its own model"
+        yield Violation(option.arg.offset, text, why="Every node does the same work, and writes the same files.")
 
 
 def fewer(job: JobDescription) -> Iterator[Violation]:

@@ -73,8 +73,10 @@ OTHER_COLLECTIVES = {"RCCL", "HCCL", "ECCL", "MCCL", "CNCL", "XCCL", "BKCL", "PC
 def _usual_name(name: str) -> str | None:
     """Return the usual variable of which this is a misspelling: one or two letters wrong, missing, too many or swapped."""
     head, _, rest = name.partition("_")
-    if head not in OTHER_COLLECTIVES and rest and edits(head, "NCCL", 1) == 1 and is_known_variable(f"NCCL_{rest}"):
-        return f"NCCL_{rest}"
+    meant = f"NCCL_{rest}"
+    if head not in OTHER_COLLECTIVES and rest and edits(head, "NCCL", 1) == 1:
+        if is_known_variable(meant) or meant in DEPRECATED_VARIABLES:
+            return meant
     if len(name) < SHORTEST_TYPO or name in USUAL:
         return None
     most = 2 if len(name) >= LONG_NAME else 1
