@@ -279,13 +279,16 @@ BAD: list[tuple[str, str, int]] = [
     ("gpus-held", ONE + "sleep infinity\n", 7),
     ("gpus-held", ONE + "module load cuda\ntail -f /dev/null\n", 8),
     ("fewer-cpus-than-ranks", "#!/bin/bash\n#SBATCH -n 1\n#SBATCH -c 1\n#SBATCH --gres=gpu:2\ntorchrun --nproc_per_node=2 x.py\n", 3),
-    ("fewer-cpus-than-ranks", "#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node=1 -c 2\n#SBATCH --gres=gpu:4\nsrun python -m torch.distributed.run --nproc_per_node=4 x.py\n", 2),
+    ("fewer-cpus-than-ranks", "#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node=1 -c 2\n#SBATCH --gres=gpu:4\n"
+     "srun python -m torch.distributed.run --nproc_per_node=4 x.py\n", 2),
     ("fewer-cpus-than-ranks", "#!/bin/bash\n#PBS -q gpu\n#PBS -l select=1:ncpus=2:ngpus=4\ntorchrun --nproc_per_node=4 x.py\n", 3),
-    ("threads-oversubscribed", "#!/bin/bash\n#PBS -l walltime=1:00:00,select=2:ncpus=8:ngpus=4\nexport OMP_NUM_THREADS=6\ntorchrun --nnodes=1 --nproc_per_node=4 x.py\n", 3),
+    ("threads-oversubscribed", "#!/bin/bash\n#PBS -l walltime=1:00:00,select=2:ncpus=8:ngpus=4\nexport OMP_NUM_THREADS=6\n"
+     "torchrun --nnodes=1 --nproc_per_node=4 x.py\n", 3),
     ("threads-oversubscribed", ONE.replace("=8\n", "=64\n") + "accelerate launch x.py\n", 6),
     ("threads-oversubscribed", ONE.replace("=8\n", "=64\n") + "python x.py\n", 6),
     ("threads-oversubscribed", "#!/bin/bash\n#SBATCH -N 1 --ntasks-per-node=4 -c 2\nexport OMP_NUM_THREADS=16\ntorchrun --nproc_per_node=4 x.py\n", 3),
-    ("threads-oversubscribed", "#!/bin/bash\n#SBATCH -N 1 --ntasks-per-node=1 --cpus-per-gpu=4 --gres=gpu:2\nexport OMP_NUM_THREADS=8\ntorchrun --nproc_per_node=2 x.py\n", 3),
+    ("threads-oversubscribed", "#!/bin/bash\n#SBATCH -N 1 --ntasks-per-node=1 --cpus-per-gpu=4 --gres=gpu:2\n"
+     "export OMP_NUM_THREADS=8\ntorchrun --nproc_per_node=2 x.py\n", 3),
     ("threads-oversubscribed", EIGHT.replace("=8\n", "=16\n") + "srun -c 4 python x.py\n", 6),
     ("node-count", TWO + HEAD + "srun torchrun --nproc_per_node 4 --rdzv_id $RANDOM --rdzv_backend c10d --rdzv_endpoint $HEAD:29500 x.py $ARGS\n", 8),
     ("node-count", "#!/bin/bash\n#PBS -l select=2:ncpus=8:ngpus=4\nmpirun -np 2 torchrun --nproc_per_node=4 x.py\n", 3),
@@ -571,7 +574,8 @@ GOOD: list[tuple[str, str]] = [
     ("memory-unit", "#!/bin/bash\n#SBATCH --mem=64000 --mem-per-cpu=2000\n#SBATCH --mem=0\nls\n"),
     ("one-log-for-array", "#!/bin/bash\n#SBATCH --array=1-4\n#SBATCH -o %A_%3a.out\nls\n"),
     ("one-log-for-array", "#!/bin/bash\n#SBATCH --array=1-10%1\n#SBATCH -o x.out\nls\n"),
-    ("typographic-character", "#!/bin/bash\n#SBATCH -N 1 # a \u2013 b\n# \u201cx\u201d\necho \u2013a \"\u201cx\u201d\"\nA=\u00e9\npython x.py --p 'a \u2013b'\n"),
+    ("typographic-character", "#!/bin/bash\n#SBATCH -N 1 # a \u2013 b\n# \u201cx\u201d\necho \u2013a \"\u201cx\u201d\"\nA=\u00e9\n"
+     "python x.py --p 'a \u2013b'\n"),
     ("blank-before-equals", ONE + "torchrun --nproc_per_node=4 x.py --a = 3\n[ --a == b ]\n"),
     ("fixed-port", "#!/bin/bash\n#SBATCH --array=1-9%1\n#SBATCH --gres=gpu:8\nMASTER_PORT=6000 python x.py\n"),
 ]  # fmt: skip

@@ -98,7 +98,9 @@ def test_facts_of_a_script_decide_what_is_a_warning(tmp_path: Path) -> None:
     ):
         assert severity(1, 1, whole) is None, whole
     assert severity(1, 8) is None
-    assert severity(1, 1, "#SBATCH --exclusive=user\n#SBATCH --mem=32G\n") == "warning", "the user's own jobs can be on the node"
+    assert severity(1, 1, "#SBATCH --exclusive=user\n#SBATCH --mem=32G\n") == "warning", (
+        "the user's own jobs can be on the node"
+    )
 
 
 def test_one_mistake_is_reported_once_per_line(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from allranks.analysis.lint.command_options import (
     read_directives,
     slurm_options,
 )
+from allranks.analysis.lint.files import FileKind
 from allranks.analysis.lint.pbs import read_pbs
-from allranks.analysis.lint.readers import FileKind, ShellReader
+from allranks.analysis.lint.readers import ShellReader
 from allranks.analysis.lint.records import Assignment, Directive, ProgramCall, Severity, Violation
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN, LineIndex, MappedText
 

@@ -65,7 +65,7 @@ def _request(resources: dict[str, str], place: int, late: tuple[int, ...]) -> Pb
         return PbsRequest(place=place, late=late)
     first, *rest = text.split(":")
     chunks = _count(first) if text else 1
-    own = dict(part.partition("=")[::2] for part in rest)
+    own = {name: value for name, _, value in (part.partition("=") for part in rest)}
     cpus = _count(own.get("ncpus") or own.get("ppn") or resources.get("ncpus") or "")
     gpus = _count(own.get("ngpus") or own.get("gpus") or resources.get("ngpus") or "")
     spread = "nodes" in resources or "scatter" in resources.get("place", "") or (gpus or 0) >= SEVERAL_GPUS

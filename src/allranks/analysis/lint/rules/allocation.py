@@ -7,9 +7,12 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Directive, ProgramCall, Violation
+from allranks.analysis.lint.rules.dataflow import RENDEZVOUS_OPTIONS
 
 HELD_WHY = "The job holds GPUs that no program uses, and others wait for them; the sleeping time counts against the project's budget."
-HELD_CURE = "start the training in the script; for interactive work use salloc or srun --pty, which end with the terminal"
+HELD_CURE = (
+    "start the training in the script; for interactive work use salloc or srun --pty, which end with the terminal"
+)
 TWICE_WHY = "The last value counts. The earlier one, which is often a mistyped name of another option, has no effect."
 TWICE_CURE = "remove one of the two; perhaps another option was meant"
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -74,7 +77,7 @@ def twice(job: JobDescription) -> Iterator[Violation]:
             if option.value != last.value:
                 line = job.lines.place(last.arg.offset)[0]
                 text = f"--{name} is given twice: {option.value} is replaced by {last.value} in line {line}"
-                yield Violation(option.arg.offset, text)
+                yield Violation(option.arg.offset, text, severity="warning" if name in RENDEZVOUS_OPTIONS else "note")
 
 
 UNIT_WHY = "Slurm takes a number without a unit as megabytes: the job is killed with out of memory when it loads its first library."

@@ -419,7 +419,9 @@ def _background_work(job: JobDescription) -> list[ProgramCall]:
     calls = [
         c
         for c in job.calls
-        if not c.in_function and not c.in_substitution and (c.program in functions or (c.program == "ssh" and c.after == "&"))
+        if not c.in_function
+        and not c.in_substitution
+        and (c.program in functions or (c.program == "ssh" and c.after == "&"))
     ]
     found = {c.offset: c for c in [*outside, *calls]}
     return [found[offset] for offset in sorted(found)]

@@ -21,7 +21,7 @@ LINE_CURE = (
 )
 ASSIGN_WHY = "An assignment has no blanks: this runs a program of that name."
 TYPOGRAPHIC_WHY = "The shell takes it as part of the word: the option or the quotation is not recognised."
-TYPOGRAPHIC_CURE = "type - or \" or a blank again; text copied from a web page or a document has others"
+TYPOGRAPHIC_CURE = 'type - or " or a blank again; text copied from a web page or a document has others'
 EQUALS_WHY = "The option takes = as its value, and the value that was meant becomes the program's name."
 CSH_WHY = "The variable is not set: an empty value is used later, or that of the environment."
 QUOTE_WHY = "An unquoted variable is split at blanks, and its [ ] * are matched against files; if it is empty, the word is missing."
@@ -87,7 +87,8 @@ TYPOGRAPHIC = {
 }  # fmt: skip
 BLANKS = ("\u00a0", "\u200b")
 TYPOGRAPHIC_WORD = re.compile(
-    r"(?:(?<=\s)|(?<==)|^)(?:[\u2013\u2014\u2212][\u2013\u2014\u2212-]*(?=[A-Za-z])|[\u201c\u201d\u2018\u2019](?=\S))|[\u00a0\u200b]", re.MULTILINE
+    r"(?:(?<=\s)|(?<==)|^)(?:[\u2013\u2014\u2212][\u2013\u2014\u2212-]*(?=[A-Za-z])|[\u201c\u201d\u2018\u2019](?=\S))|[\u00a0\u200b]",
+    re.MULTILINE,
 )
 
 
@@ -103,10 +104,21 @@ def typographic(job: JobDescription) -> Iterator[Violation]:
     for found in TYPOGRAPHIC_WORD.finditer(job.text):
         line = job.lines.place(found.start())[0]
         directive = job.lines.line(line).startswith("#SBATCH")
-        blank = found[0] in BLANKS and line in commands and found.start() not in quoted and not job.in_comment(found.start())
-        if line not in seen and (directive or blank or found.start() in inside) and not _in_directive_comment(job, found.start()):
+        blank = (
+            found[0] in BLANKS
+            and line in commands
+            and found.start() not in quoted
+            and not job.in_comment(found.start())
+        )
+        if (
+            line not in seen
+            and (directive or blank or found.start() in inside)
+            and not _in_directive_comment(job, found.start())
+        ):
             seen.add(line)
-            yield Violation(found.start(), f"{TYPOGRAPHIC[found[0][0]]} (U+{ord(found[0][0]):04X}) instead of the ASCII character")
+            yield Violation(
+                found.start(), f"{TYPOGRAPHIC[found[0][0]]} (U+{ord(found[0][0]):04X}) instead of the ASCII character"
+            )
 
 
 def _in_directive_comment(job: JobDescription, offset: int) -> bool:

@@ -120,7 +120,11 @@ def fixed(job: JobDescription) -> Iterator[Violation]:
 def not_copied(job: JobDescription) -> Iterator[Violation]:
     """Report ``cp`` and ``scp`` of a folder without ``-r``."""
     made = {
-        _bare(a.text) for c in job.calls if c.program == "mkdir" for a in c.args if a.text and not a.text.startswith("-")
+        _bare(a.text)
+        for c in job.calls
+        if c.program == "mkdir"
+        for a in c.args
+        if a.text and not a.text.startswith("-")
     }
     for call in job.calls:
         words = [a.text for a in call.args]

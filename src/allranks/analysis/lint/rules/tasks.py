@@ -39,7 +39,10 @@ TOO_MANY_WHY = (
 )
 COUNT_WHY = "The launcher waits for nodes that never join, until the rendezvous timeout."
 COUNT_CURE = "--nnodes=$SLURM_JOB_NUM_NODES, so that the two are always equal"
-ALONE_WHY = "The launcher's default is one node: every node trains its own model without an error, or waits for others with the same rendezvous id until the timeout."
+ALONE_WHY = (
+    "The launcher's default is one node: every node trains its own model without an error, or waits for others with the same rendezvous id "
+    "until the timeout."
+)
 FEWER_WHY = "Slurm allocates at most as many nodes as the job has tasks, with only a warning; the launcher then waits for nodes that never join."
 FEWER_CURE = "#SBATCH --ntasks-per-node=1 instead of --ntasks"
 PROCESSES_WHY = "accelerate divides --num_processes by the number of machines: too few ranks start, and GPUs are idle."
@@ -190,9 +193,7 @@ def oversubscribed(job: JobDescription) -> Iterator[Violation]:
     threads = job.number(job.heads("cpus-per-task")) if own else job.number(value)
     if threads is None or threads < 2:
         return
-    worst = max(
-        (pair for pair in _shares(job) if threads * pair[0] > pair[1]), key=lambda p: p[0] / p[1], default=None
-    )
+    worst = max((pair for pair in _shares(job) if threads * pair[0] > pair[1]), key=lambda p: p[0] / p[1], default=None)
     if worst is not None:
         ranks, cpus = worst
         many = f"{ranks} ranks x {threads} threads" if ranks > 1 else f"{threads} threads"
@@ -312,9 +313,11 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
     if not gpus or gpus < SEVERAL_GPUS or job.launches or len(job.work) != 1 or job.work[0].in_loop:
         return
     call = job.work[0]
-    seen = [a.value for a in (*call.prefix, *job.set_values("CUDA_VISIBLE_DEVICES")) if a.name == "CUDA_VISIBLE_DEVICES"]
+    seen = [
+        a.value for a in (*call.prefix, *job.set_values("CUDA_VISIBLE_DEVICES")) if a.name == "CUDA_VISIBLE_DEVICES"
+    ]
     one = bool(seen) and all(re.fullmatch(r"\d", value) for value in seen)
-    if (one or not seen) and not call.after == "&" and not call.under and not call.in_function:
+    if (one or not seen) and call.after != "&" and not call.under and not call.in_function:
         yield Violation(
             call.offset,
             f"one process, but the job requests {gpus} GPUs per node: "
@@ -461,12 +464,16 @@ def count(job: JobDescription) -> Iterator[Violation]:
 def _alone_on_purpose(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
     """Report ``--nnodes=1`` and ``--standalone`` where srun starts the launcher on several nodes with the same arguments."""
     option = launch.option("standalone", "nnodes", "num_machines")
-    if option is None or launch.srun is None or launch.kind not in ("torchrun", "torch.distributed.launch", "accelerate"):
+    if (
+        option is None
+        or launch.srun is None
+        or launch.kind not in ("torchrun", "torch.distributed.launch", "accelerate")
+    ):
         return
     nodes, tasks = job.srun_nodes(launch.srun), job.tasks_per_node(launch.srun)
     single = "standalone" in launch.options or job.number(option.value) == 1
     own = any("SLURM_" in a.text for a in launch.call.args) or "array" in job.heading or launch.srun.in_loop
-    if single and nodes and nodes > 1 and tasks and not own and not launch.srun.after == "&":
+    if single and nodes and nodes > 1 and tasks and not own and launch.srun.after != "&":
         text = f"{option.arg.text}: each of the {nodes} nodes trains its own model"
         yield Violation(option.arg.offset, text, why="Every node does the same work, and writes the same files.")
 

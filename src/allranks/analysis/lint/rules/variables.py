@@ -67,7 +67,21 @@ USUAL = (
     "VECLIB_MAXIMUM_THREADS", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "FI_PROVIDER", "TORCH_NCCL_BLOCKING_WAIT", "PYTHONPATH",
 )  # fmt: skip
 SHORTEST_TYPO, LONG_NAME = 10, 14
-OTHER_COLLECTIVES = {"RCCL", "HCCL", "ECCL", "MCCL", "CNCL", "XCCL", "BKCL", "PCCL", "ACCL", "OCCL", "UCCL", "SCCL", "TCCL"}
+OTHER_COLLECTIVES = {
+    "RCCL",
+    "HCCL",
+    "ECCL",
+    "MCCL",
+    "CNCL",
+    "XCCL",
+    "BKCL",
+    "PCCL",
+    "ACCL",
+    "OCCL",
+    "UCCL",
+    "SCCL",
+    "TCCL",
+}
 
 
 def _usual_name(name: str) -> str | None:
