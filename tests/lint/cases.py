@@ -323,6 +323,14 @@ BAD: list[tuple[str, str, int]] = [
     ("typographic-character", TWO + "export A=\u201cx y\u201d\n", 7),
     ("typographic-character", TWO + "srun\u00a0torchrun x.py\nls -l\u00a0x\n", 8),
     ("blank-before-equals", ONE + "torchrun --nproc_per_node = 4 x.py\n", 7),
+    ("fixed-port", ONE + "torchrun --nproc_per_node=2 a.py &\ntorchrun --nproc_per_node=2 b.py &\nwait\n", 8),
+    ("fixed-port", ONE + "torchrun --nproc_per_node=2 --master_port 7000 a.py &\ntorchrun --nproc_per_node=2 --master_port=7000 b.py\nwait\n", 8),
+    ("more-ranks-than-gpus", ONE + "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=4 x.py\n", 7),
+    ("more-ranks-than-gpus", ONE + "export CUDA_VISIBLE_DEVICES=0\ntorchrun --nproc_per_node=4 x.py\n", 8),
+    ("more-ranks-than-gpus", ONE + "srun --gres=gpu:1 torchrun --nproc_per_node=4 x.py\n", 7),
+    ("node-count", TWO + "srun deepspeed --num_gpus 4 x.py\n", 7),
+    ("node-count", EIGHT + "srun -N 2 -n 2 torchrun --nnodes=$SLURM_NTASKS x.py\n", 7),
+    ("idle-gpus", TWO + "srun torchrun --nnodes=2 --nproc_per_node=$SLURM_NNODES --node_rank=0 x.py\n", 7),
 ]  # fmt: skip
 
 # rule, script in which it must be silent
@@ -578,4 +586,11 @@ GOOD: list[tuple[str, str]] = [
      "python x.py --p 'a \u2013b'\n"),
     ("blank-before-equals", ONE + "torchrun --nproc_per_node=4 x.py --a = 3\n[ --a == b ]\n"),
     ("fixed-port", "#!/bin/bash\n#SBATCH --array=1-9%1\n#SBATCH --gres=gpu:8\nMASTER_PORT=6000 python x.py\n"),
+    ("fixed-port", ONE + "torchrun --nproc_per_node=2 --master_port 7000 a.py &\ntorchrun --nproc_per_node=2 --master_port=7001 b.py &\nwait\n"
+     .replace("--master_port", "--standalone --x")),
+    ("more-ranks-than-gpus", ONE + "CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc_per_node=4 x.py\nCUDA_VISIBLE_DEVICES=0 python y.py\n"),
+    ("more-ranks-than-gpus", ONE + "srun --gres=gpu:4 torchrun --nproc_per_node=4 x.py\n"),
+    ("node-count", TWO + "srun deepspeed --no_ssh --node_rank=$R x.py\nsrun deepspeed --hostfile h x.py\n"),
+    ("fixed-port", ONE.replace("--nodes=1", "--nodes=1 --exclusive")
+     + "torchrun --nproc_per_node=2 a.py &\nwait\ntorchrun --nproc_per_node=2 b.py &\nwait\n"),
 ]  # fmt: skip

@@ -76,6 +76,18 @@ def neutralise_placeholders(text: str) -> str:
     return PLACEHOLDER.sub(lambda m: "_" + m[0][1:-1].replace("|", "_") + "_" if m[0][:1] == "<" else m[0], text)
 
 
+def count_gpus(per_node: str | None, gres: str | None) -> tuple[int | None, bool]:
+    """Return the GPUs per node of ``--gpus-per-node`` or ``--gres``, and whether one of the two requests GPUs."""
+    asked = per_node
+    if asked is None:
+        kinds = (gres or "").removeprefix("gres/").split(",")
+        asked = next((kind for kind in kinds if ACCELERATORS.match(kind)), None)
+    if asked is None:
+        return None, False
+    digits = re.search(r"(?:^|:)(\d{1,6})(?:\(|,|$)", asked)
+    return (int(digits[1]) if digits else 1 if ACCELERATORS.fullmatch(asked) else None), True
+
+
 class LauncherCall(msgspec.Struct, frozen=True):
     """A call that starts ranks. `kind` is the launcher's name, or ``python`` for one rank per task of srun."""
 
@@ -189,7 +201,8 @@ class JobDescription:
         if name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"):
             return self.gpus_per_node
         if name in ("SLURM_NTASKS", "SLURM_NPROCS"):
-            return self.number(self.heads("ntasks"))
+            per_node = self.number(self.heads("ntasks-per-node"))
+            return self.number(self.heads("ntasks")) or (per_node * self.nodes if per_node and self.nodes else None)
         return None
 
     @cached_property
@@ -241,14 +254,8 @@ class JobDescription:
     def gpus_per_node(self) -> int | None:
         if self.pbs is not None:
             return self.pbs.gpus
-        asked = self.heads("gpus-per-node")
-        if asked is None:
-            kinds = (self.heads("gres") or "").removeprefix("gres/").split(",")
-            asked = next((kind for kind in kinds if ACCELERATORS.match(kind)), None)
-        if asked is not None:
-            digits = re.search(r"(?:^|:)(\d{1,6})(?:\(|,|$)", asked)
-            return int(digits[1]) if digits else 1 if ACCELERATORS.fullmatch(asked) else None
-        return self._gpus_of_tasks()
+        found, known = count_gpus(self.heads("gpus-per-node"), self.heads("gres"))
+        return found if known else self._gpus_of_tasks()
 
     def _gpus_of_tasks(self) -> int | None:
         """Return the GPUs per node of ``--gpus-per-task``, or of ``--gpus`` if they are the same on every node."""

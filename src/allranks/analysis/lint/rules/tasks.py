@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import slurm_options
-from allranks.analysis.lint.job import SETS_PATHS_ONLY, JobDescription, LauncherCall
+from allranks.analysis.lint.command_options import Option, slurm_options
+from allranks.analysis.lint.job import NODE_NAMES, SETS_PATHS_ONLY, JobDescription, LauncherCall, count_gpus
 from allranks.analysis.lint.records import ProgramCall, Violation
 
 SEVERAL_WHY = "Every task starts a launcher that starts all ranks of the node: too many ranks per GPU, and several launchers on the same port."
@@ -283,6 +283,7 @@ def idle(job: JobDescription) -> Iterator[Violation]:
     gpus = job.gpus_per_node
     calls = [la for la in job.launches if not la.call.in_function]
     yield from _one_process(job)
+    yield from _counts_nodes(job)
     if (
         not gpus
         or len(calls) != 1
@@ -305,6 +306,17 @@ def idle(job: JobDescription) -> Iterator[Violation]:
             option.arg.offset if option else launch.call.offset,
             f"{told}, but the job requests {gpus} GPUs per node: the others are idle",
         )
+
+
+def _counts_nodes(job: JobDescription) -> Iterator[Violation]:
+    """Report the number of nodes where the ranks of a node are meant."""
+    for launch in job.launches:
+        repeated = [option for name, option in launch.repeated if name == "nproc_per_node"]
+        for option in [*repeated, *([o] if (o := launch.option("nproc_per_node", "num_gpus")) else [])]:
+            name = (option.value or "").strip("${}\"'")
+            if name in NODE_NAMES and job.gpus_per_node != job.nodes:
+                text = f"{option.arg.text.split('=')[0]}=${name} is the number of nodes, not of the ranks on each"
+                yield Violation(option.arg.offset, text, cure="the GPUs per node")
 
 
 def _one_process(job: JobDescription) -> Iterator[Violation]:
@@ -436,6 +448,26 @@ def too_many(job: JobDescription) -> Iterator[Violation]:
             gpus = per_task * (job.tasks_per_node(launch.srun) or 1)
         if option and ranks and gpus and ranks > gpus:
             yield Violation(option.arg.offset, f"{ranks} ranks per node, but the job requests {gpus} GPUs per node")
+        elif option and ranks:
+            yield from _sees_fewer(job, launch, option, ranks)
+
+
+def _sees_fewer(job: JobDescription, launch: LauncherCall, option: Option, ranks: int) -> Iterator[Violation]:
+    """Compare the ranks with the GPUs that CUDA_VISIBLE_DEVICES or the options of srun leave."""
+    own = [a for a in launch.call.prefix if a.name == "CUDA_VISIBLE_DEVICES"]
+    listed = own or [a for a in job.set_values_at_top() if a.name == "CUDA_VISIBLE_DEVICES" and a.exported]
+    before = [a for a in listed if a.offset <= launch.call.offset or own]
+    if before and re.fullmatch(r"\d+(?:,\d+)*", before[-1].value) and not launch.call.in_function:
+        seen = len(before[-1].value.split(","))
+        if ranks > seen:
+            text = f"{ranks} ranks, but CUDA_VISIBLE_DEVICES={before[-1].value} leaves {seen} GPU{'s' * (seen > 1)}"
+            yield Violation(option.arg.offset, text)
+            return
+    options = slurm_options(launch.srun) if launch.srun else {}
+    values = [found.value if (found := options.get(name)) else None for name in ("gpus-per-node", "gres")]
+    step, known = count_gpus(*values)
+    if known and step and ranks > step:
+        yield Violation(option.arg.offset, f"{ranks} ranks, but srun requests {step} GPU{'s' * (step > 1)} per node")
 
 
 def count(job: JobDescription) -> Iterator[Violation]:
@@ -450,12 +482,14 @@ def count(job: JobDescription) -> Iterator[Violation]:
             yield Violation(option.arg.offset, f"{launch.kind} waits for {asked} nodes, but the job has {job.nodes}")
         yield from _alone_on_purpose(job, launch)
         spread = launch.srun is not None or any(c.program in MPI for c in launch.call.under)
-        alone = launch.kind in ("torchrun", "torch.distributed.launch", "accelerate") and option is None and spread
+        kinds = ("torchrun", "torch.distributed.launch", "accelerate", "deepspeed")
+        hosts = launch.option("hostfile", "H", "no_ssh", "deepspeed_hostfile")
+        alone = launch.kind in kinds and option is None and spread and hosts is None
         if not alone or "standalone" in launch.options or job.has(*own_settings) or launch.open_ended:
             continue
         nodes = job.srun_nodes(launch.srun) if launch.srun else job.nodes
         if nodes and nodes > 1 and (launch.srun is None or job.tasks_per_node(launch.srun)):
-            name = "--num_machines" if launch.kind == "accelerate" else "--nnodes"
+            name = {"accelerate": "--num_machines", "deepspeed": "--hostfile"}.get(launch.kind, "--nnodes")
             yield Violation(
                 launch.call.offset, f"no {name}: each of the {nodes} nodes forms its own group", why=ALONE_WHY
             )
