@@ -593,4 +593,5 @@ GOOD: list[tuple[str, str]] = [
     ("node-count", TWO + "srun deepspeed --no_ssh --node_rank=$R x.py\nsrun deepspeed --hostfile h x.py\n"),
     ("fixed-port", ONE.replace("--nodes=1", "--nodes=1 --exclusive")
      + "torchrun --nproc_per_node=2 a.py &\nwait\ntorchrun --nproc_per_node=2 b.py &\nwait\n"),
+    ("misspelled-variable", TWO + "export NCCL_IBEXT_DISABLE=1\n"),
 ]  # fmt: skip
