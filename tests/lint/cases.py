@@ -331,6 +331,21 @@ BAD: list[tuple[str, str, int]] = [
     ("node-count", TWO + "srun deepspeed --num_gpus 4 x.py\n", 7),
     ("node-count", EIGHT + "srun -N 2 -n 2 torchrun --nnodes=$SLURM_NTASKS x.py\n", 7),
     ("idle-gpus", TWO + "srun torchrun --nnodes=2 --nproc_per_node=$SLURM_NNODES --node_rank=0 x.py\n", 7),
+    ("node-rank-missing", TWO + "srun torchrun --nnodes 2 --node_rank 0 --master_addr $H x.py\n", 7),
+    ("node-rank-missing", TWO + "srun accelerate launch --num_machines 2 --machine_rank=0 --main_process_ip $H x.py\n", 7),
+    ("node-count", TWO.replace("--nodes=2", "--nodes=4") + "srun torchrun --nnodes=2 x.py\n", 7),
+    ("directive-not-read", "#!/bin/bash\n#SBATCH --gres =gpu:2\nls\n", 2),
+    ("directive-not-read", "#!/bin/bash\n#SBATCH --gres=4\nls\n", 2),
+    ("directive-not-read", "#!/bin/bash\n#SBATCH --gres=gpus:4\nls\n", 2),
+    ("broken-line", ONE + "torchrun --standalone x.py \\\n  --lr 1 \\\necho done\n", 8),
+    ("test-syntax", ONE + "export $NCCL_DEBUG=INFO\n", 7),
+    ("test-syntax", ONE + "export NCCL-DEBUG=INFO\n", 7),
+    ("invalid-value", ONE + "export NCCL_PROTO=Simpel\n", 7),
+    ("invalid-value", ONE + "export NCCL_ALGO=Ring,Tre\n", 7),
+    ("invalid-value", ONE + "export PYTORCH_CUDA_ALLOC_CONF=expandable_segment:True\n", 7),
+    ("unterminated", ONE + "if [ -d x ]; then\n  ls\ntorchrun --standalone x.py\n", 7),
+    ("unterminated", ONE + "for i in 1 2; do\n  torchrun --standalone x.py\n", 7),
+    ("unterminated", ONE + "for i in 1 2\n  torchrun --standalone x.py\ndone\n", 9),
 ]  # fmt: skip
 
 # rule, script in which it must be silent
@@ -594,4 +609,14 @@ GOOD: list[tuple[str, str]] = [
     ("fixed-port", ONE.replace("--nodes=1", "--nodes=1 --exclusive")
      + "torchrun --nproc_per_node=2 a.py &\nwait\ntorchrun --nproc_per_node=2 b.py &\nwait\n"),
     ("misspelled-variable", TWO + "export NCCL_IBEXT_DISABLE=1\n"),
+    ("node-rank-missing", TWO + "for n in a b; do\n  srun -w $n torchrun --nnodes 2 --node_rank 0 --master_addr $H x.py &\ndone\nwait\n"),
+    ("node-rank-missing", TWO + "srun -N1 -n1 torchrun --nnodes 2 --node_rank 0 --master_addr $H x.py\n"),
+    ("node-count", TWO.replace("--nodes=2", "--nodes=4") + "srun -N 2 -n 2 torchrun --nnodes=2 x.py\n"),
+    ("directive-not-read", "#!/bin/bash\n#SBATCH --gres=gpu\n#SBATCH --gres gpu:a100:4\n#SBATCH --comment \"a =b\"\nls\n"),
+    ("broken-line", ONE + "torchrun --standalone x.py \\\n  --do \\\n  wait\nsrun python x.py \\\n  --mode=a \\\n  evaluate\n"),
+    ("test-syntax", ONE + "export A=1 B-C\n# export $A=1\nexport ${A}\n"),
+    ("invalid-value", ONE + "export NCCL_PROTO=^LL128,simple NCCL_ALGO=Ring PYTORCH_CUDA_ALLOC_CONF=backend:native,roundup_power2_divisions:[256:1,512:2]\n"),
+    ("invalid-value", ONE + "export NCCL_ALGO='allreduce:tree,ring;broadcast:ring'\n"),
+    ("unterminated", "#!/bin/bash\nfor a do ls; done\ncase $x in a) ls;; fi) ls;; esac\nif case $x in (a) true;; *) false;; esac; then ls; fi\n"
+     "while read a; do if true; then ls; fi; done < f | (for ((i=0; i<2; i++)); do ls; done)\nselect b in c; do break; done\necho if done fi\n"),
 ]  # fmt: skip

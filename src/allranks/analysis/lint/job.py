@@ -356,6 +356,12 @@ class JobDescription:
         return [found[offset] for offset in sorted(found)]
 
     @cached_property
+    def work_calls(self) -> list[ProgramCall]:
+        """Return the launches, and the Python programs that start without a launcher."""
+        launched = [la.call for la in self.launches]
+        return [*launched, *(c for c in self.calls if PYTHON.match(c.program) and _runs_file(c) and c not in launched)]
+
+    @cached_property
     def gpus_of_launchers(self) -> int | None:
         """Return the ranks per node that the launchers start, if they say so."""
         found = {self.number(la.value("nproc_per_node", "num_gpus")) for la in self.launches}

@@ -52,6 +52,7 @@ class ShellReader:
         self.uses: list[VariableUse] = []
         self.comments: list[Comment] = []
         self.trouble: list[tuple[int, str]] = []
+        self.unbalanced: list[tuple[int, str]] = []  # blocks that are not closed
         self.variables: dict[str, ShellVariable] = {}
         self.exported: set[str] = set()  # `export NAME` without a value
         self.named: set[str] = set()  # set in another way: by for, read, mapfile, printf -v, arithmetic, declare
@@ -68,8 +69,11 @@ class ShellReader:
             lexed.trouble and UNRESOLVED_OPEN not in source.text
         ):  # quotes may close in an unknown part: eval "set -- $quoted"
             self.trouble.append(lexed.trouble)
-        for raw in split_commands(lexed):
+        problems: list[tuple[int, str]] = []
+        for raw in split_commands(lexed, problems):
             _CommandReader(self, raw, under, depth, substitution).take()
+        if depth == 0 and not lexed.trouble:
+            self.unbalanced += problems
 
 
 class _CommandReader:

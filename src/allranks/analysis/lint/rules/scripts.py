@@ -89,6 +89,19 @@ def _misspelled(job: JobDescription) -> Iterator[Violation]:
                 severity="error",
                 why="sbatch refuses it.",
             )
+        elif item.name == "gres" and re.fullmatch(r"\d+|(?:gpus|GPU|GPUs|Gpu)(?::[\w:]+)?", item.value or ""):
+            yield Violation(
+                item.offset,
+                f"#SBATCH --gres={item.value}: the name of the resource is gpu",
+                cure="--gres=gpu:<n>",
+                severity="error",
+                why="sbatch refuses it: invalid generic resource specification.",
+            )
+        elif item.name and (item.value or "").startswith("=") and re.match(r"--[\w-]+\s", item.text):
+            text = f"#SBATCH --{item.name} {item.value}: a blank before = is not allowed"
+            yield Violation(
+                item.offset, text, severity="error", why="sbatch takes = as part of the value.", cure="--name=value"
+            )
         elif not item.name and item.value:
             yield Violation(item.offset, f"#SBATCH ... {item.value}: not an option; a blank before or after = is not allowed", severity="error",
                       why="sbatch treats it as the script's name, or refuses it.", cure="--name=value")  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
 from allranks.analysis.lint.records import Argument, Edit, ProgramCall, Violation
@@ -23,6 +24,7 @@ ASSIGN_WHY = "An assignment has no blanks: this runs a program of that name."
 TYPOGRAPHIC_WHY = "The shell takes it as part of the word: the option or the quotation is not recognised."
 TYPOGRAPHIC_CURE = 'type - or " or a blank again; text copied from a web page or a document has others'
 EQUALS_WHY = "The option takes = as its value, and the value that was meant becomes the program's name."
+NAME_WHY = "The shell expands $NAME first, or says 'not a valid identifier', and goes on."
 CSH_WHY = "The variable is not set: an empty value is used later, or that of the environment."
 QUOTE_WHY = "An unquoted variable is split at blanks, and its [ ] * are matched against files; if it is empty, the word is missing."
 QUOTE_CURE = 'quote it: "$NAME"'
@@ -40,6 +42,7 @@ PLACEHOLDER_CURE = "replace them"
 
 
 def brackets(job: JobDescription) -> Iterator[Violation]:
+    yield from _invalid_names(job)
     for call in job.calls:
         last = call.args[-1].text if call.args else ""
         if call.program == "[" and last != "]":
@@ -62,6 +65,18 @@ def brackets(job: JobDescription) -> Iterator[Violation]:
                 why=ASSIGN_WHY,
                 cure=f"{call.written}=value",
             )
+
+
+EXPORTS = re.compile(r"(?m)^[ \t]*export[ \t]+(\$\{?\w+\}?|[A-Za-z_]\w*-[\w-]*)=")
+
+
+def _invalid_names(job: JobDescription) -> Iterator[Violation]:
+    """Report ``export $NAME=value`` and names with a dash."""
+    for found in EXPORTS.finditer(job.text) if job.kind == "script" else ():
+        if not job.in_comment(found.start(1)):
+            name = found[1].strip("${}").replace("-", "_")
+            text = f"{found[1]} is not the name of a variable: nothing is set"
+            yield Violation(found.start(1), text, why=NAME_WHY, cure=f"export {name}=...")
 
 
 def _blank_before_bracket(job: JobDescription, call: ProgramCall) -> tuple[Edit, ...]:
@@ -221,6 +236,10 @@ def unterminated(job: JobDescription) -> Iterator[Violation]:
         if what.startswith('the closing "'):
             start = _first_open_quote(job, offset)
         yield Violation(start, what)
+    for offset, what in job.reading.unbalanced:
+        yield Violation(
+            offset, what, why="bash stops with a syntax error when it reads this place; what stands before it has run."
+        )
 
 
 def _first_open_quote(job: JobDescription, last: int) -> int:
@@ -275,6 +294,27 @@ def continued(job: JobDescription) -> Iterator[Violation]:
             )
             reported.add(line)
     yield from _split_values(job)
+    yield from _swallowed(job)
+
+
+SWALLOWED = {
+    "echo", "wait", "srun", "export", "cd", "python", "python3", "torchrun", "exit", "module", "source", "conda", "mkdir", "date", "fi", "done",
+}  # fmt: skip
+
+
+def _swallowed(job: JobDescription) -> Iterator[Violation]:
+    """Report a command that became an argument, because the line above it ends with a backslash."""
+    for call in job.work_calls:
+        for before, arg in pairwise(call.args):
+            if arg.text not in SWALLOWED or arg.quoted or arg.source.where(0) != arg.offset:
+                continue
+            line, column = job.lines.place(arg.offset)
+            complete = not before.text.startswith("-") or "=" in before.text
+            if line > 1 and complete and not job.lines.line(line)[: column - 1].strip():
+                if job.lines.line(line - 1).endswith("\\") and any(a.text.endswith(".py") for a in call.args):
+                    text = f"the line ends with a backslash: '{arg.text}' in line {line} becomes an argument"
+                    yield Violation(job.lines.start(line - 1), text)
+                    return
 
 
 def _line_above(job: JobDescription, line: int) -> int | None:

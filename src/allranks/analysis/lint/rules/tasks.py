@@ -480,6 +480,10 @@ def count(job: JobDescription) -> Iterator[Violation]:
         asked = job.number(option.value) if option and "config_file" not in option.arg.text else None
         if option and asked and asked > job.nodes:
             yield Violation(option.arg.offset, f"{launch.kind} waits for {asked} nodes, but the job has {job.nodes}")
+        started = job.srun_nodes(launch.srun) if launch.srun and job.tasks_per_node(launch.srun) == 1 else None
+        if option and asked and started and 1 < asked < started:
+            text = f"srun starts {launch.kind} on {started} nodes, but it takes {asked}: the others wait, and fail"
+            yield Violation(option.arg.offset, text)
         yield from _alone_on_purpose(job, launch)
         spread = launch.srun is not None or any(c.program in MPI for c in launch.call.under)
         kinds = ("torchrun", "torch.distributed.launch", "accelerate", "deepspeed")

@@ -9,6 +9,7 @@ from itertools import pairwise
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, Violation
 from allranks.planning.env_vars import DEPRECATED_VARIABLES, UNREAD_VARIABLES, is_known_variable, nearest_variable
+from allranks.utils.text import nearest_name
 
 UNKNOWN_WHY = "A variable that no library reads causes no error: the line simply has no effect."
 DEPRECATED_WHY = "Deprecated names stop working after an update, without a warning."
@@ -161,6 +162,9 @@ def invalid(job: JobDescription) -> Iterator[Violation]:
             )
         if item.removed or "$" in value:
             continue
+        wrong = _unknown_words(item.name, value)
+        if wrong:
+            yield Violation(item.offset, f"{item.name}={value}: {wrong[0]} is unknown", cure=f"one of {wrong[1]}")
         allowed = ALLOWED.get(item.name)
         if allowed and value.upper() not in allowed[0]:
             yield Violation(
@@ -178,6 +182,32 @@ def invalid(job: JobDescription) -> Iterator[Violation]:
                 item.offset, f"OMP_NUM_THREADS={value or '(empty)'}: expected a positive number", cure="1 or more"
             )
     yield from _socket_threads(job)
+
+
+PROTOCOLS = {"LL", "LL128", "SIMPLE"}
+ALGORITHMS = {"TREE", "RING", "COLLNET", "COLLNETDIRECT", "COLLNETCHAIN", "NVLS", "NVLSTREE", "PAT"}
+# https://docs.pytorch.org/docs/stable/notes/cuda.html and CUDAAllocatorConfig.cpp
+ALLOCATOR = {
+    "max_split_size_mb", "expandable_segments", "garbage_collection_threshold", "roundup_power2_divisions", "backend", "large_segment_size_mb",
+    "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "pinned_use_cuda_host_register", "pinned_use_hip_host_register",
+    "pinned_num_register_threads", "pinned_use_background_threads", "pinned_reserve_segment_size_mb", "roundup_bypass_threshold_mb",
+    "max_non_split_rounding_mb", "graph_capture_record_stream_reuse", "per_process_memory_fraction", "throw_on_cudamalloc_oom",
+}  # fmt: skip
+
+
+def _unknown_words(name: str, value: str) -> tuple[str, str] | None:
+    """Return a misspelt word of a list of NCCL or torch, and the words that it may have."""
+    if name in ("NCCL_PROTO", "NCCL_ALGO") and ":" not in value and ";" not in value:
+        known = PROTOCOLS if name == "NCCL_PROTO" else ALGORITHMS
+        words = [w.strip() for w in value.removeprefix("^").split(",")]
+        wrong = next((w for w in words if w and w.upper() not in known), None)
+        return (wrong, ", ".join(sorted(known))) if wrong else None
+    if name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        keys = [pair.partition(":")[0].strip() for pair in re.sub(r"\[[^\]]*\]", "", value).split(",")]
+        wrong = next((k for k in keys if k and k not in ALLOCATOR), None)
+        near = nearest_name(wrong, sorted(ALLOCATOR), 0.8) if wrong else None
+        return (wrong, near) if wrong and near else None
+    return None
 
 
 def _socket_threads(job: JobDescription) -> Iterator[Violation]:
