@@ -619,4 +619,5 @@ GOOD: list[tuple[str, str]] = [
     ("invalid-value", ONE + "export NCCL_ALGO='allreduce:tree,ring;broadcast:ring'\n"),
     ("unterminated", "#!/bin/bash\nfor a do ls; done\ncase $x in a) ls;; fi) ls;; esac\nif case $x in (a) true;; *) false;; esac; then ls; fi\n"
      "while read a; do if true; then ls; fi; done < f | (for ((i=0; i<2; i++)); do ls; done)\nselect b in c; do break; done\necho if done fi\n"),
+    ("unterminated", '#!/bin/bash\nwhile read s; ( case "$s" in [0-9]*) exit 0;; *) exit 1;; esac ); do :; done\n'),
 ]  # fmt: skip

@@ -178,9 +178,11 @@ class _ParserState:
         self.branch: list[tuple[int, int]] = []
         self.blocks: list[tuple[str, int]] = []  # the words that close the open blocks, and where these start
         self.unbalanced: tuple[int, str] | None = None
+        self.uncertain = False  # a case in parentheses: which ) ends what is not followed
 
     def _balance(self, word: str, offset: int) -> None:
         """Note where a block is closed that is not open."""
+        self.uncertain = self.uncertain or (word == "case" and self.level > 0)
         if word in CLOSED_BY:
             self.blocks.append((CLOSED_BY[word], offset))
         elif word in ("fi", "done", "esac"):
@@ -191,6 +193,8 @@ class _ParserState:
 
     def problem(self) -> tuple[int, str] | None:
         """Return the first block that is not closed, or the first word that closes none."""
+        if self.uncertain:
+            return None
         if self.unbalanced is None and self.blocks:
             closer, offset = self.blocks[-1]
             return offset, f"the closing {closer} is missing"
