@@ -182,7 +182,6 @@ class _ParserState:
 
     def _balance(self, word: str, offset: int) -> None:
         """Note where a block is closed that is not open."""
-        self.uncertain = self.uncertain or (word == "case" and self.level > 0)
         if word in CLOSED_BY:
             self.blocks.append((CLOSED_BY[word], offset))
         elif word in ("fi", "done", "esac"):
@@ -293,6 +292,7 @@ def _finish(words: list[Word], redirects: list[RawRedirect], state: _ParserState
         words = words[3:]
     elif words and words[0].plain == "case":
         state.keyword("case", words[0].offset)
+        state.uncertain = state.uncertain or after == ")" or state.level > 0
         words = []
     elif words and words[0].plain == "function":
         state.function_at = state.braces
