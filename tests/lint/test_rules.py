@@ -85,9 +85,11 @@ def test_facts_of_a_script_decide_what_is_a_warning(tmp_path: Path) -> None:
         report = lint_text(tmp_path, job.format(nodes=nodes, gpus=gpus, more=more))
         return next((f.severity for f in report.findings if f.id == "fixed-port"), None)
 
-    assert severity(1, 1) == severity(2, 2) == "warning"
-    assert severity(2, 4) == "note", "four GPUs are a whole node of many clusters"
-    assert severity(1, 4, "#SBATCH --mem=32G\n") == "warning"
+    assert severity(1, 1, "#SBATCH --mem=32G\n") == severity(1, 2, "#SBATCH -c 8\n") == "warning"
+    assert severity(1, 2) == severity(1, 2, "#SBATCH -c 80\n") == "note", "perhaps these are all CPUs of the node"
+    assert severity(1, 4, "#SBATCH --mem=32G\n") == "note", "four GPUs are a whole node of many clusters"
+    assert severity(2, 2, "#SBATCH --mem=32G\n") == "note", "other jobs would have to meet it on its first node"
+    assert severity(2, 2, "#SBATCH --array=0-9\n") == "warning", "tasks of an array run at the same time"
     for whole in (
         "#SBATCH --exclusive\n",
         "#SBATCH --mem=0\n",
@@ -96,7 +98,9 @@ def test_facts_of_a_script_decide_what_is_a_warning(tmp_path: Path) -> None:
     ):
         assert severity(1, 1, whole) is None, whole
     assert severity(1, 8) is None
-    assert severity(1, 1, "#SBATCH --exclusive=user\n") == "warning", "the user's own jobs can be on the node"
+    assert severity(1, 1, "#SBATCH --exclusive=user\n#SBATCH --mem=32G\n") == "warning", (
+        "the user's own jobs can be on the node"
+    )
 
 
 def test_one_mistake_is_reported_once_per_line(tmp_path: Path) -> None:

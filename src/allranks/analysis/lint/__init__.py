@@ -6,15 +6,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from allranks.analysis.lint.files import OpenedFile, UnreadableInput, open_file
 from allranks.analysis.lint.job import JobDescription, LintRule, neutralise_placeholders
-from allranks.analysis.lint.readers import (
-    OpenedFile,
-    ShellReader,
-    UnreadableInput,
-    open_file,
-    read_environment,
-    read_spec,
-)
+from allranks.analysis.lint.readers import ShellReader, read_environment, read_spec
 from allranks.analysis.lint.records import LintFinding, LintReport, UnreadFile, Violation
 from allranks.analysis.lint.rules import RULES, TOPICS
 from allranks.analysis.lint.shell_tokens import MappedText

@@ -129,27 +129,38 @@ def slurm_options(call: ProgramCall) -> dict[str, Option]:
     return found
 
 
-def launcher_options(call: ProgramCall) -> dict[str, Option]:
+class LauncherOptions(msgspec.Struct, frozen=True):
+    """Options of a launcher by name, those replaced by a later one, and whether some are unknown (``$EXTRA_ARGS``)."""
+
+    last: dict[str, Option]
+    repeated: tuple[tuple[str, Option], ...]
+    unknown: bool
+
+
+def launcher_options(call: ProgramCall) -> LauncherOptions:
     """Return the options of torchrun, accelerate launch or deepspeed up to the script; names with underscores."""
     found: dict[str, Option] = {}
+    repeated: list[tuple[str, Option]] = []
+    unknown = False
     args = call.args
     i = 0
     while i < len(args):
         word = args[i].text
         if not word.startswith("-"):
             if _unknown_options(args[i]) and i + 1 < len(args):
+                unknown = True
                 i += 1  # $EXTRA_ARGS
                 continue
             break
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
-        if not equals and name not in TORCHRUN_FLAGS and i + 1 < len(args):
-            found[name] = Option(args[i + 1].text, args[i])
-            i += 2
-            continue
-        found[name] = Option(value if equals else None, args[i])
-        i += 1
-    return found
+        follows = not equals and name not in TORCHRUN_FLAGS and i + 1 < len(args)
+        option = Option(args[i + 1].text if follows else value if equals else None, args[i])
+        if name in found:
+            repeated.append((name, found[name]))
+        found[name] = option
+        i += 2 if follows else 1
+    return LauncherOptions(found, tuple(repeated), unknown)
 
 
 DIRECTIVE_WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"[^"]*"?|'[^']*'?)+""")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from pathlib import Path
+from itertools import zip_longest
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
@@ -17,7 +18,9 @@ from allranks.analysis.lint.command_options import (
     read_directives,
     slurm_options,
 )
-from allranks.analysis.lint.readers import FileKind, ShellReader
+from allranks.analysis.lint.files import FileKind
+from allranks.analysis.lint.pbs import read_pbs
+from allranks.analysis.lint.readers import ShellReader
 from allranks.analysis.lint.records import Assignment, Directive, ProgramCall, Severity, Violation
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN, LineIndex, MappedText
 
@@ -27,6 +30,10 @@ MAX_LEVELS = 8
 USUAL_GPUS = 8
 """No common node has more: a job with eight GPUs per node has the node for itself."""
 HALF_OF_USUAL_GPUS = 4
+FEW_GPUS, FEW_CPUS = 2, 16
+"""A job with so many GPUs, and CPUs, per node leaves room for another one."""
+ACCELERATORS = re.compile(r"(?:gpu|dcu|npu|mlu|gcd)(?::|\Z)")
+LIMITS_MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 # Partitions that allocate whole nodes, by the documentation of LUMI (standard, standard-g) and JSC (booster, dc-gpu, batch-like names
 # are too general to be listed).
 EXCLUSIVE_PARTITIONS = {"standard-g", "booster", "develbooster", "dc-gpu", "dc-gpu-devel"}
@@ -69,12 +76,27 @@ def neutralise_placeholders(text: str) -> str:
     return PLACEHOLDER.sub(lambda m: "_" + m[0][1:-1].replace("|", "_") + "_" if m[0][:1] == "<" else m[0], text)
 
 
+def count_gpus(per_node: str | None, gres: str | None) -> tuple[int | None, bool]:
+    """Return the GPUs per node of ``--gpus-per-node`` or ``--gres``, and whether one of the two requests GPUs."""
+    asked = per_node
+    if asked is None:
+        kinds = (gres or "").removeprefix("gres/").split(",")
+        asked = next((kind for kind in kinds if ACCELERATORS.match(kind)), None)
+    if asked is None:
+        return None, False
+    digits = re.search(r"(?:^|:)(\d{1,6})(?:\(|,|$)", asked)
+    return (int(digits[1]) if digits else 1 if ACCELERATORS.fullmatch(asked) else None), True
+
+
 class LauncherCall(msgspec.Struct, frozen=True):
     """A call that starts ranks. `kind` is the launcher's name, or ``python`` for one rank per task of srun."""
 
     kind: str
     call: ProgramCall
     options: dict[str, Option]
+    repeated: tuple[tuple[str, Option], ...] = ()  # options that a later one of the same name replaces
+    unknown: bool = False  # has options that are unknown here, as in ``torchrun $ARGS train.py``
+    cut: bool = False  # the command ends earlier than its writer meant: its last options are lost
 
     @property
     def srun(self) -> ProgramCall | None:
@@ -82,8 +104,8 @@ class LauncherCall(msgspec.Struct, frozen=True):
 
     @property
     def open_ended(self) -> bool:
-        """Return whether it has options that are unknown here: ``torchrun $ARGS train.py``."""
-        return any(a.source.text.startswith(UNRESOLVED_OPEN) and not a.quoted for a in self.call.args)
+        """Return whether it may have more options than the file shows."""
+        return self.unknown or self.cut
 
     @property
     def open_srun(self) -> bool:
@@ -122,6 +144,7 @@ class JobDescription:
         comments = {c.offset for c in reading.comments}
         self.placeholders = find_placeholders(text, comments) if kind == "script" else []
         self.directives = read_directives(self.source, comments) if kind == "script" else []
+        self.pbs = read_pbs(self.source, comments) if kind == "script" and not self.directives else None
 
     @cached_property
     def heading(self) -> dict[str, Directive]:
@@ -133,6 +156,15 @@ class JobDescription:
     def is_batch(self) -> bool:
         return bool(self.directives)
 
+    @property
+    def submits(self) -> bool:
+        return bool(self.reading.submitted) or any(c.program in ("sbatch", "qsub", "bsub") for c in self.calls)
+
+    @property
+    def is_job(self) -> bool:
+        """Return whether the file is a batch script of Slurm or PBS."""
+        return self.is_batch or self.pbs is not None
+
     def heads(self, name: str) -> str | None:
         found = self.heading.get(name)
         return found.value if found else None
@@ -141,11 +173,15 @@ class JobDescription:
     def launches(self) -> list[LauncherCall]:
         """Return the calls that start ranks, in the order of the file."""
         found: list[LauncherCall] = []
-        for call in self.calls:
+        for call, following in zip_longest(self.calls, self.calls[1:]):
             if call.in_substitution:
                 continue
             if call.program in LAUNCHERS:
-                found.append(LauncherCall(call.program, call, launcher_options(call)))
+                options = launcher_options(call)
+                cut = any(a.text and not a.text.strip() for a in call.args) or (
+                    following is not None and following.written.startswith("-")
+                )
+                found.append(LauncherCall(call.program, call, options.last, options.repeated, options.unknown, cut))
             elif PYTHON.match(call.program) and _runs_file(call) and (call.srun or _mpi(call)):
                 found.append(LauncherCall("python", call, {}))
         return found
@@ -165,7 +201,8 @@ class JobDescription:
         if name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"):
             return self.gpus_per_node
         if name in ("SLURM_NTASKS", "SLURM_NPROCS"):
-            return self.number(self.heads("ntasks"))
+            per_node = self.number(self.heads("ntasks-per-node"))
+            return self.number(self.heads("ntasks")) or (per_node * self.nodes if per_node and self.nodes else None)
         return None
 
     @cached_property
@@ -181,6 +218,8 @@ class JobDescription:
                 if a.value.isdecimal() and len(a.value) < 9
             ]
             return max(told, default=None)
+        if self.pbs is not None:
+            return self.pbs.nodes
         asked = self.heads("nodes")
         if asked and "nodes" in self.heading:
             bounds = [int(n) for n in re.findall(r"\d{1,8}", asked)]
@@ -213,25 +252,46 @@ class JobDescription:
 
     @cached_property
     def gpus_per_node(self) -> int | None:
-        asked = self.heads("gpus-per-node") or self.heads("gres")
-        if asked is None or (self.heads("gpus-per-node") is None and not asked.startswith("gpu")):
-            return None
-        digits = re.search(r"(?:^|:)(\d{1,6})(?:\(|,|$)", asked)
-        return int(digits[1]) if digits else None
+        if self.pbs is not None:
+            return self.pbs.gpus
+        found, known = count_gpus(self.heads("gpus-per-node"), self.heads("gres"))
+        return found if known else self._gpus_of_tasks()
 
-    def is_missing(self, folder: str) -> bool:
-        """Return whether a relative folder exists neither in the current folder, nor next to the script or above it in its project."""
+    def _gpus_of_tasks(self) -> int | None:
+        """Return the GPUs per node of ``--gpus-per-task``, or of ``--gpus`` if they are the same on every node."""
+        per_task, total = self.number(self.heads("gpus-per-task")), re.search(r"\d{1,6}\Z", self.heads("gpus") or "")
+        tasks, nodes = self.number(self.heads("ntasks-per-node")), self.nodes
+        if tasks is None and (all_tasks := self.number(self.heads("ntasks"))) and nodes:
+            tasks = -(-all_tasks // nodes)
+        if per_task and tasks:
+            return per_task * tasks
+        if total and nodes and int(total[0]) % nodes == 0 and per_task is None:
+            return int(total[0]) // nodes
+        return None
+
+    def is_missing(self, folder: str) -> tuple[bool, bool]:
+        """Return whether a relative folder exists nowhere, and whether that is certain.
+
+        It is looked for in the current folder, next to the script and above it in its project. A script that was copied out of its
+        project says nothing about the folders there.
+        """
         if self.folder is None or folder.startswith(("/", "~", "$")) or "%" in folder or not self.is_batch:
-            return False
+            return False, False
         places = [Path.cwd(), self.folder]
         for above in self.folder.parents:
             if (places[-1] / ".git").exists() or len(places) > MAX_LEVELS:
                 break
             places.append(above)
-        return not any((place / folder).is_dir() for place in places)
+        parent = str(PurePosixPath(folder).parent)
+        certain = any((p / ".git").exists() for p in places[1:]) or (
+            parent != "." and any((p / parent).is_dir() for p in places)
+        )
+        return not any((place / folder).is_dir() for place in places), certain
 
     @cached_property
     def requests_gpus(self) -> bool:
+        if self.pbs is not None:
+            return self.pbs.requests_gpus
         return any("gpu" in name or name == "gres" for name in self.heading)
 
     @cached_property
@@ -260,10 +320,15 @@ class JobDescription:
         """Return whether other jobs can run on the nodes, as far as the file shows; False also means unknown."""
         if not self.is_batch or self.whole_nodes:
             return False
-        gpus = self.gpus_per_node or self.number(self.heads("gpus"))
-        if gpus is None:  # without GPUs only a limited amount of memory shows it
-            return self.nodes == 1 and bool({"mem", "mem-per-cpu"} & self.heading.keys())
-        return gpus < HALF_OF_USUAL_GPUS or (self.nodes == 1 and "mem" in self.heading)
+        gpus, limited = self.gpus_per_node, bool(LIMITS_MEMORY & self.heading.keys())
+        array = self.heads("array")
+        if array and not array.endswith("%1"):  # its tasks run at the same time
+            return limited if gpus is None else gpus < HALF_OF_USUAL_GPUS
+        if self.nodes != 1:
+            return False
+        cpus = self.number(self.heads("cpus-per-task"))
+        small = limited or (cpus is not None and cpus <= FEW_CPUS)
+        return small and (gpus is None or gpus <= FEW_GPUS) and (limited or gpus is not None)
 
     @cached_property
     def slurm_version(self) -> tuple[int, int] | None:
@@ -289,6 +354,12 @@ class JobDescription:
         plain = [c for c in self.calls if PYTHON.match(c.program) and _runs_file(c) and not c.in_substitution]
         found = {c.offset: c for c in [*outer, *(c.under[0] if c.under else c for c in plain)]}
         return [found[offset] for offset in sorted(found)]
+
+    @cached_property
+    def work_calls(self) -> list[ProgramCall]:
+        """Return the launches, and the Python programs that start without a launcher."""
+        launched = [la.call for la in self.launches]
+        return [*launched, *(c for c in self.calls if PYTHON.match(c.program) and _runs_file(c) and c not in launched)]
 
     @cached_property
     def gpus_of_launchers(self) -> int | None:
@@ -336,6 +407,10 @@ class JobDescription:
     @cached_property
     def used_names(self) -> set[str]:
         return {use.name for use in self.uses}
+
+    def set_values_named(self, name: str, part: str) -> bool:
+        """Return whether the variable gets a value that contains a text."""
+        return any(part in a.value for a in self.by_name.get(name, ()))
 
     def set_values_at_top(self) -> Iterator[Assignment]:
         """Yield the assignments of the script's own shell."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.analysis.lint.readers import MAX_BYTES
+from allranks.analysis.lint.files import MAX_BYTES
 from allranks.analysis.lint.records import Edit, LintFinding, LintReport
 from allranks.errors import RequestError
 from allranks.utils.filesystem import write_error

@@ -73,6 +73,9 @@ class LineIndex:
         number = bisect_right(self._starts, min(max(offset, 0), len(self.text)))
         return number, offset - self._starts[number - 1] + 1
 
+    def start(self, number: int) -> int:
+        return self._starts[number - 1]
+
     def line(self, number: int) -> str:
         """Return a line without its line break."""
         start = self._starts[number - 1]
@@ -160,6 +163,9 @@ class RawCommand(msgspec.Struct, frozen=True):
     branch: Branch = ()
 
 
+CLOSED_BY = {"if": "fi", "do": "done", "case": "esac"}
+
+
 class _ParserState:
     """Position of the next command in loops, functions and conditions."""
 
@@ -170,8 +176,31 @@ class _ParserState:
         self.before = ""
         self.seen = 0
         self.branch: list[tuple[int, int]] = []
+        self.blocks: list[tuple[str, int]] = []  # the words that close the open blocks, and where these start
+        self.unbalanced: tuple[int, str] | None = None
+        self.uncertain = False  # a case in parentheses: which ) ends what is not followed
 
-    def keyword(self, word: str) -> None:
+    def _balance(self, word: str, offset: int) -> None:
+        """Note where a block is closed that is not open."""
+        if word in CLOSED_BY:
+            self.blocks.append((CLOSED_BY[word], offset))
+        elif word in ("fi", "done", "esac"):
+            if self.blocks and self.blocks[-1][0] == word:
+                self.blocks.pop()
+            elif self.unbalanced is None:
+                self.unbalanced = (offset, f"{word} closes nothing that is open here")
+
+    def problem(self) -> tuple[int, str] | None:
+        """Return the first block that is not closed, or the first word that closes none."""
+        if self.uncertain:
+            return None
+        if self.unbalanced is None and self.blocks:
+            closer, offset = self.blocks[-1]
+            return offset, f"the closing {closer} is missing"
+        return self.unbalanced
+
+    def keyword(self, word: str, offset: int) -> None:
+        self._balance(word, offset)
         if word == "do":
             self.loops += 1
         elif word == "done":
@@ -200,8 +229,8 @@ class _ParserState:
             self.branch[-1] = (self.branch[-1][0], self.branch[-1][1] + 1)
 
 
-def split_commands(lexed: LexResult) -> Iterator[RawCommand]:
-    """Yield simple commands in the order of the text."""
+def split_commands(lexed: LexResult, problems: list[tuple[int, str]] | None = None) -> Iterator[RawCommand]:
+    """Yield simple commands in the order of the text; add to `problems` a block without its end."""
     state = _ParserState()
     words: list[Word] = []
     redirects: list[RawRedirect] = []
@@ -227,33 +256,49 @@ def split_commands(lexed: LexResult) -> Iterator[RawCommand]:
                 continue
             pattern = token.operator == ")" and state.level == 0
             state.level = max(0, state.level + {"(": 1, ")": -1}.get(token.operator, 0))
-            if not pattern:
+            if pattern:
+                _first_pattern(words, state)
+            else:
                 yield from _finish(words, redirects, state, token.operator)
             if token.operator.startswith(";;") or token.operator == ";&":
                 state.next_way()
             words, redirects = [], []
             state.before = "" if token.operator == "(" else token.operator
+    if problems is not None and (problem := state.problem()) is not None:
+        problems.append(problem)
+
+
+def _first_pattern(words: list[Word], state: _ParserState) -> None:
+    """Note the words before the first pattern of ``case $x in a)``, if all stand in one line."""
+    for word in words if any(w.plain == "case" for w in words) else ():
+        if word.plain in KEYWORDS | ENDINGS or word.plain == "case":
+            state.keyword(word.plain or "", word.offset)
+        if word.plain not in KEYWORDS | ENDINGS:
+            return
 
 
 def _finish(words: list[Word], redirects: list[RawRedirect], state: _ParserState, after: str) -> Iterator[RawCommand]:
     words = list(words)
     negated = False
     while words and (plain := words[0].plain) is not None and (plain in KEYWORDS | ENDINGS):
-        state.keyword(plain)
+        state.keyword(plain, words[0].offset)
         negated = negated or plain == "!"
         words.pop(0)
     loop_name = None
     if words and words[0].plain in ("for", "select"):
         loop_name = words[1].plain if len(words) > 1 else None
+        if len(words) > 2 and words[2].plain == "do":  # for NAME do
+            state.keyword("do", words[2].offset)
         words = words[3:]
     elif words and words[0].plain == "case":
-        state.keyword("case")
+        state.keyword("case", words[0].offset)
+        state.uncertain = state.uncertain or after == ")" or state.level > 0
         words = []
     elif words and words[0].plain == "function":
         state.function_at = state.braces
         words = words[2:]
         while words and words[0].plain == "{":
-            state.keyword("{")
+            state.keyword("{", words[0].offset)
             words.pop(0)
     if words or redirects or loop_name:
         yield RawCommand(

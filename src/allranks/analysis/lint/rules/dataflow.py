@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.command_options import SHELLS
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, VariableUse, Violation
+from allranks.analysis.lint.rules.variables import edits
 from allranks.utils.text import nearest_name
 
 EARLY_WHY = "The batch shell expands it before srun starts, where it is 0; every task on every node gets 0."
@@ -56,6 +57,7 @@ READ_BY_PROGRAMS = re.compile(
     r"CUDA_VISIBLE_DEVICES|CUDA_LAUNCH_BLOCKING|HF_HOME|HF_HUB_OFFLINE|HF_DATASETS_CACHE|TRANSFORMERS_OFFLINE|WANDB_MODE|TOKENIZERS_PARALLELISM|"
     r"PYTHONUNBUFFERED|PYTHONFAULTHANDLER|CUDA_DEVICE_MAX_CONNECTIONS|PYTORCH_CUDA_ALLOC_CONF)\Z"
 )
+EXPORTED_BEFORE = {"CUDA_VISIBLE_DEVICES"}  # by Slurm, PBS and LSF, in a job with GPUs
 RENDEZVOUS_OPTIONS = (
     "master_addr", "master_port", "rdzv_endpoint", "rdzv_id", "nnodes", "nproc_per_node", "node_rank", "main_process_ip", "main_process_port",
     "num_machines", "machine_rank", "num_processes",
@@ -90,7 +92,9 @@ def _ignored_ranks(job: JobDescription) -> set[int]:
     found: set[int] = set()
     for launch in job.launches:
         option = launch.option("node_rank", "machine_rank")
-        if option and (launch.value("rdzv_backend") or "").lower() in ("c10d", "etcd", "etcd-v2"):
+        dynamic = (launch.value("rdzv_backend") or "").lower() in ("c10d", "etcd", "etcd-v2")
+        meant_static = launch.option("master_addr") and not launch.option("rdzv_endpoint")
+        if option and dynamic and not meant_static:
             index = launch.call.args.index(option.arg)
             for arg in launch.call.args[index : index + 2]:
                 found.update(arg.source.at)
@@ -150,6 +154,8 @@ def _read_by_programs(job: JobDescription, said: set[str]) -> Iterator[Violation
             continue
         if name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") and not env_init:
             continue  # other launchers set them for their ranks
+        if name in EXPORTED_BEFORE and (job.is_batch or re.search(r"(?m)^#(?:PBS|BSUB)\b", job.text)):
+            continue  # the shell keeps the export attribute of what it inherits
         if (
             any(a.exported or a.under for a in job.assignments if a.name == name)
             or item.offset > job.launches[-1].call.offset
@@ -304,6 +310,11 @@ def _glued(job: JobDescription) -> Iterator[tuple[str, Violation]]:
 def _misspelled(job: JobDescription) -> Iterator[tuple[str, Violation]]:
     known = sorted(name for name in job.by_name if len(name) >= SHORTEST_NAME)
     first = {use.name: use for use in reversed(list(_plain_uses(job)))}
+    for use in first.values():
+        near = _slurm_name(use.name) if not _is_set(job, use.name) else None
+        if near:
+            text = f"${use.name} is never set: Slurm has no such variable; {near} was probably meant"
+            yield use.name, Violation(use.offset, text, cure=f"${near}")
     for use in first.values() if len(known) * len(first) < MAX_COMPARED else ():
         if (
             len(use.name) < SHORTEST_NAME
@@ -316,6 +327,28 @@ def _misspelled(job: JobDescription) -> Iterator[tuple[str, Violation]]:
         if near and re.sub(r"\d", "", near) != re.sub(r"\d", "", use.name) and not _similar_by_design(near, use.name):
             text = f"${use.name} is never set; {near} was probably meant"
             yield use.name, Violation(use.offset, text, cure=f"${near}")
+
+
+# https://slurm.schedmd.com/sbatch.html and srun.html, output environment variables
+_OUTPUT_NAMES = (
+    "ACCOUNT ARRAY_JOB_ID ARRAY_TASK_COUNT ARRAY_TASK_ID ARRAY_TASK_MAX ARRAY_TASK_MIN ARRAY_TASK_STEP CLUSTER_NAME CPUS_ON_NODE CPUS_PER_GPU "
+    "CPUS_PER_TASK CPU_BIND DISTRIBUTION EXPORT_ENV GPUS GPUS_ON_NODE GPUS_PER_NODE GPUS_PER_TASK GPU_BIND GTIDS HINT JOBID JOB_ACCOUNT "
+    "JOB_CONSTRAINTS JOB_CPUS_PER_NODE JOB_DEPENDENCY JOB_END_TIME JOB_GID JOB_GPUS JOB_ID JOB_NAME JOB_NODELIST JOB_NUM_NODES JOB_PARTITION "
+    "JOB_QOS JOB_RESERVATION JOB_START_TIME JOB_UID JOB_USER LAUNCH_NODE_IPADDR LOCALID MEM_PER_CPU MEM_PER_GPU MEM_PER_NODE MPI_TYPE NETWORK "
+    "NNODES NODEID NODELIST NPROCS NTASKS NTASKS_PER_CORE NTASKS_PER_GPU NTASKS_PER_NODE NTASKS_PER_SOCKET OVERCOMMIT PARTITION PRIO_PROCESS "
+    "PROCID QOS RESTART_COUNT SCRATCH STEPID STEP_GPUS STEP_ID STEP_NODELIST STEP_NUM_NODES STEP_NUM_TASKS STEP_TASKS_PER_NODE SUBMIT_DIR "
+    "SUBMIT_HOST TASKS_PER_NODE TASK_PID THREADS_PER_CORE TIMELIMIT TMPDIR TOPOLOGY_ADDR TOPOLOGY_ADDR_PATTERN "
+)
+SLURM_NAMES = {f"SLURM_{name}" for name in _OUTPUT_NAMES.split()}
+MAX_EDITS = 2
+
+
+def _slurm_name(name: str) -> str | None:
+    """Return the variable of Slurm of which this is a misspelling."""
+    if not name.startswith(("SLURM_", "SLUM_", "SLRUM_", "SLRM_")) or name in SLURM_NAMES:
+        return None
+    near = nearest_name(name, sorted(SLURM_NAMES), 0.9)
+    return near if near and edits(name, near, MAX_EDITS) <= MAX_EDITS else None
 
 
 def _similar_by_design(a: str, b: str) -> bool:

@@ -67,9 +67,9 @@ EXAMPLES: dict[str, RuleExample] = {
         "# no line: each rank uses the interface of its host's name",
     ),
     "transport-disabled": RuleExample(
-        "The run works, and is slow: `NET/Socket` or `SHM` in NCCL's log where `NET/IB` or `P2P` could be.",
-        "export NCCL_P2P_DISABLE=1",
-        "# direct copies between GPU 0 and 1 hang on these nodes, ACS is on\nexport NCCL_P2P_DISABLE=1",
+        "The run works, and is slow: `NET/Socket` or `SHM` in NCCL's log where `NET/IB` or `P2P` could be. It is a warning only if the file also shows that the nodes have what it disables, such as `NCCL_IB_HCA` or `--constraint=nvlink`; else the site may have a reason.",
+        "export NCCL_IB_HCA=mlx5\nexport NCCL_IB_DISABLE=1",
+        "export NCCL_IB_HCA=mlx5\n# the firmware of these adapters hangs, replaced in May\nexport NCCL_IB_DISABLE=1",
     ),
     "fixed-gid-index": RuleExample(
         "`ibv_modify_qp failed`, or a timeout of the first collective, on the nodes whose address has another index.",
@@ -87,9 +87,9 @@ EXAMPLES: dict[str, RuleExample] = {
         "# no line; for one debugging run: CUDA_LAUNCH_BLOCKING=1 sbatch job.sbatch",
     ),
     "fixed-port": RuleExample(
-        "`Address already in use`; or two jobs in one rendezvous, of which one dies with `RendezvousConnectionError` when the other ends. Only where other jobs can be on the node is this a warning; with whole nodes (`--exclusive`, `--mem=0`, eight GPUs) it is not reported.",
-        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\nexport MASTER_PORT=29500\nsrun python train.py",
-        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\nexport MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000))\nsrun python train.py",
+        "`Address already in use`; or two jobs in one rendezvous, of which one dies with `RendezvousConnectionError` when the other ends. It is a warning where the file shows that another job can meet it: one node with at most two GPUs and limited memory or few CPUs, or tasks of a job array; with whole nodes (`--exclusive`, `--mem=0`, eight GPUs) it is not reported.",
+        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nexport MASTER_PORT=29500\nsrun python train.py",
+        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nexport MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000))\nsrun python train.py",
     ),
     "ephemeral-port": RuleExample(
         "`Address already in use`, now and then, with no other job on the node.",
@@ -192,7 +192,7 @@ EXAMPLES: dict[str, RuleExample] = {
         "#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\nsrun python train.py",
     ),
     "gpu-per-task": RuleExample(
-        "`invalid device ordinal` on all ranks but the first of a node.",
+        "`invalid device ordinal` on all ranks but the first of a node, if the program selects the GPU of its local rank; a warning if the script passes it one.",
         "#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=1\nsrun python train.py",
         "#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=1\nsrun --gres-flags=allow-task-sharing python train.py",
     ),
@@ -221,6 +221,31 @@ EXAMPLES: dict[str, RuleExample] = {
         "#SBATCH --cpus-per-task=32\nexport OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\ntorchrun --standalone --nproc_per_node=4 train.py",
         "#SBATCH --cpus-per-task=32\nexport OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / 4))\ntorchrun --standalone --nproc_per_node=4 train.py",
     ),
+    "fewer-cpus-than-ranks": RuleExample(
+        "`nvidia-smi` shows the GPUs at a few percent; the log of torch's data loader says that it suggests at most one worker.",
+        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n#SBATCH --cpus-per-task=1\ntorchrun --standalone --nproc_per_node=4 train.py",
+        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n#SBATCH --cpus-per-task=32\ntorchrun --standalone --nproc_per_node=4 train.py",
+    ),
+    "gpus-held": RuleExample(
+        "The job is in state RUNNING, its GPUs are idle until the time limit; some sites cancel such jobs.",
+        "nvidia-smi\nsleep 86400",
+        "nvidia-smi\nsrun torchrun --nnodes=2 train.py",
+    ),
+    "memory-unit": RuleExample(
+        "The job ends within seconds with state OUT_OF_MEMORY, or `Exceeded job memory limit`.",
+        "#SBATCH --nodes=1\n#SBATCH --mem=64\nsrun torchrun train.py",
+        "#SBATCH --nodes=1\n#SBATCH --mem=64G\nsrun torchrun train.py",
+    ),
+    "one-log-for-array": RuleExample(
+        "The log has parts of several tasks, and most of their lines are missing.",
+        "#SBATCH --array=0-9\n#SBATCH --output=train.out\nsrun python train.py",
+        "#SBATCH --array=0-9\n#SBATCH --output=train-%A_%a.out\nsrun python train.py",
+    ),
+    "option-twice": RuleExample(
+        "The option that was meant has its default: one node instead of two, or the first GPU request is gone.",
+        "torchrun --nproc_per_node=2 --nproc_per_node=4 train.py",
+        "torchrun --nnodes=2 --nproc_per_node=4 train.py",
+    ),
     "visible-devices": RuleExample(
         "`No CUDA GPUs are available`, or out of memory on a GPU that another job uses.",
         "#SBATCH --gres=gpu:1\nexport CUDA_VISIBLE_DEVICES=3\npython train.py",
@@ -237,7 +262,7 @@ EXAMPLES: dict[str, RuleExample] = {
         "srun bash -c 'deepspeed --no_ssh --node_rank=$SLURM_NODEID --num_nodes=2 --num_gpus=2 --master_addr=$MASTER_ADDR train.py'",
     ),
     "old-launcher": RuleExample(
-        "A `FutureWarning`; `unrecognized arguments: --local_rank` from the program.",
+        "A `FutureWarning`; `unrecognized arguments: --local-rank` from the program.",
         "python -m torch.distributed.launch --nproc_per_node=2 train.py",
         "torchrun --nproc_per_node=2 train.py",
     ),
@@ -292,7 +317,7 @@ EXAMPLES: dict[str, RuleExample] = {
         "#SBATCH --nodes=2\n#SBATCH --time=01:00:00\nsrun torchrun train.py",
     ),
     "output-folder": RuleExample(
-        "The job fails within a second, with no output at all. A relative folder is looked for in the current folder, next to the script, and above it up to the root of the repository.",
+        "The job fails within a second, with no output at all. A relative folder is looked for in the current folder, next to the script, and above it up to the root of the repository. A missing folder is a warning inside a repository, or if its parent folder exists; a note for a script that was copied to somewhere else.",
         "#SBATCH --output=logs/%j/out.txt\nsrun torchrun train.py",
         "#SBATCH --output=%x-%j.out\nsrun torchrun train.py",
     ),
@@ -340,6 +365,26 @@ EXAMPLES: dict[str, RuleExample] = {
         "`--lr: command not found`, and a run with default values.",
         "torchrun --standalone \\\n  # --nproc_per_node=4 \\\n  --nproc_per_node=2 train.py",
         "# torchrun with four ranks: --nproc_per_node=4\ntorchrun --standalone \\\n  --nproc_per_node=2 train.py",
+    ),
+    "typographic-character": RuleExample(
+        "`unrecognized arguments`, or sbatch refuses the option, although it looks right.",
+        "srun torchrun \u2013\u2013nnodes=2 train.py",
+        "srun torchrun --nnodes=2 train.py",
+    ),
+    "blank-before-equals": RuleExample(
+        "`invalid int value: '='`, or `can't open file '4'`.",
+        "torchrun --nproc_per_node =4 train.py",
+        "torchrun --nproc_per_node=4 train.py",
+    ),
+    "csh-syntax": RuleExample(
+        "`setenv: command not found`; or nothing, and the value is empty.",
+        "set jobid = $SLURM_JOB_ID",
+        "jobid=$SLURM_JOB_ID",
+    ),
+    "folder-not-copied": RuleExample(
+        "`cp: -r not specified; omitting directory`, and the results are gone when the job ends.",
+        "cp results/ /scratch/me",
+        "cp -r results/ /scratch/me",
     ),
     "unquoted-variable": RuleExample(
         "A node list `gpu[01-04]` that matches a file called `gpu0`; a test that is true for an empty value.",
@@ -412,8 +457,8 @@ EXAMPLES: dict[str, RuleExample] = {
         "srun torchrun --nnodes=2 --nproc_per_node=2 train.py --output_dir=$HOME/out",
     ),
     "fixed-name-in-tmp": RuleExample(
-        "`Permission denied` when somebody else was there first; settings of another job.",
-        "rm -rf /tmp/cache",
+        "`Permission denied` when somebody else was there first; settings of another job. It is a note unless the file shows that other jobs can be on the node.",
+        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nrm -rf /tmp/cache",
         "cache=$(mktemp -d)\ntrap 'rm -rf \"$cache\"' EXIT",
     ),
     "slurm-tmpdir": RuleExample(

@@ -14,7 +14,8 @@ from allranks.analysis.lint.records import ProgramCall, Violation
 SSH_WHY = "It starts the ranks of other nodes through SSH. Many clusters forbid SSH between compute nodes; the job then waits or asks for a key."
 SSH_CURE = "start one launcher per node with Slurm: srun --ntasks-per-node=1 torchrun ... (or deepspeed --no_ssh --node_rank=$SLURM_NODEID in a task's shell)"
 OLD_WHY = (
-    "torch.distributed.launch is deprecated, and passes --local_rank to the program instead of setting LOCAL_RANK."
+    "torch.distributed.launch is deprecated, and passes the program --local-rank (before torch 2.0 --local_rank), which a parser that knows "
+    "only the other spelling refuses."
 )
 COMMA_WHY = "Slurm treats every comma as the end of a value: --export=ALL,X=^lo,docker0 gives X=^lo. Quotes do not help; they become part of the value."
 COMMA_CURE = "export the variable in the script before srun; --export=ALL is the default and passes it on"
@@ -89,7 +90,6 @@ def old(job: JobDescription) -> Iterator[Violation]:
                 launch.call.offset,
                 "torch.distributed.launch is deprecated",
                 cure="use torchrun with the same options; read LOCAL_RANK from the environment",
-                severity="note" if "use_env" in launch.options else "warning",
             )
 
 

@@ -46,7 +46,36 @@ def _standalone(job: JobDescription) -> bool:
     return bool(job.launches) and all("standalone" in la.options for la in job.launches)
 
 
+def _at_the_same_time(job: JobDescription) -> Iterator[Violation]:
+    """Report launchers that the script runs side by side on one node with the same port."""
+    used: dict[str, LauncherCall] = {}
+    waits = [c.offset for c in job.calls if c.program == "wait" and not c.in_function]
+    for launch in job.launches:
+        outer = launch.call.under[0] if launch.call.under else launch.call
+        if launch.srun or launch.call.in_function or launch.call.in_loop or job.multi_node or not _is_static(launch):
+            continue
+        told = launch.value("master_port", "main_process_port")
+        number = told if told is not None else "29500" if not job.has("MASTER_PORT", "PET_MASTER_PORT") else ""
+        before = used.get(number)
+        if before is not None and any(before.call.offset < place < launch.call.offset for place in waits):
+            used.clear()
+            before = None
+        if number.isdecimal() and before is not None and not before.call.instead_of(launch.call):
+            text = f"port {number} is that of the launcher in line {job.lines.place(before.call.offset)[0]}, which still runs"
+            yield Violation(launch.call.offset, text, severity="error")
+        if outer.after == "&":
+            used[number] = launch
+
+
+def _is_static(launch: LauncherCall) -> bool:
+    """Return whether the launcher listens on the port of its options, or on 29500."""
+    alone = launch.option("standalone", "rdzv_endpoint", "config_file") or launch.open_ended
+    several = launch.value("nproc_per_node", "num_gpus", "num_processes") not in (None, "1")
+    return not alone and backend(launch) == "static" and several
+
+
 def port(job: JobDescription) -> Iterator[Violation]:
+    yield from _at_the_same_time(job)
     if job.whole_nodes:
         return
     seen: set[int] = set()
@@ -115,7 +144,8 @@ def _launch_port(job: JobDescription, launch: LauncherCall) -> Iterator[Violatio
         launch.kind in ("deepspeed", "accelerate", "torch.distributed.launch") and not launch.srun and job.shared_nodes
     ):
         several = launch.value("num_gpus", "num_processes", "nproc_per_node")
-        if several != "1" and not job.multi_node and not job.has("MASTER_PORT") and not launch.open_ended:
+        alone = several is None and (job.gpus_per_node == 1 or launch.kind == "torch.distributed.launch")
+        if several != "1" and not alone and not job.multi_node and not job.has("MASTER_PORT") and not launch.open_ended:
             option = "main_process_port" if launch.kind == "accelerate" else "master_port"
             yield Violation(
                 launch.call.offset, f"no --{option}: {launch.kind} uses 29500, as every other job on the node does"
@@ -351,7 +381,7 @@ def identity(job: JobDescription) -> Iterator[Violation]:
         if not endpoint and job.multi_node:
             continue  # every node meets only itself
         own_port = re.search(r":0\Z|:.*\$", endpoint) or (endpoint and not re.search(r":\d+\Z", endpoint))
-        severity: Severity = "note" if own_port else _severity(job)
+        severity: Severity = "note" if own_port or job.is_batch else _severity(job)  # fixed-port reports the collision
         option = launch.option("rdzv_id")
         if option is None:
             if not job.has("PET_RDZV_ID"):

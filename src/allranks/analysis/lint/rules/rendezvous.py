@@ -46,6 +46,7 @@ def rank_missing(job: JobDescription) -> Iterator[Violation]:
     if not job.multi_node:
         return
     for launch in job.launches:
+        yield from same_rank(job, launch)
         nodes = launch.value("nnodes", "num_machines", "num_nodes")
         if launch.option("node_rank", "machine_rank", "standalone", "config_file", "hostfile") or job.has(
             "PET_NODE_RANK"
@@ -54,9 +55,22 @@ def rank_missing(job: JobDescription) -> Iterator[Violation]:
         several = nodes is not None and nodes not in ("0", "1") and ":" not in nodes
         if launch.kind == "deepspeed":
             several = "no_ssh" in launch.options
-        if several and backend(launch) == "static":
+        if several and backend(launch) == "static" and not launch.open_ended:
             name = "--machine_rank" if launch.kind == "accelerate" else "--node_rank"
             yield Violation(launch.call.offset, f"{launch.kind} on several nodes without {name}")
+
+
+def same_rank(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
+    """Report a node rank that is one number for all nodes on which srun starts the launcher."""
+    option, srun = launch.option("node_rank", "machine_rank"), launch.srun
+    if option is None or srun is None or backend(launch) != "static" or not (option.value or "").isdecimal():
+        return
+    if srun.in_loop or srun.in_function or srun.after == "&" or slurm_options(srun).keys() & {"nodelist", "relative"}:
+        return
+    nodes, tasks = job.srun_nodes(srun), slurm_options(srun).get("ntasks")
+    if nodes and nodes > 1 and not (tasks and tasks.value == "1"):
+        name = option.arg.text.partition("=")[0]
+        yield Violation(option.arg.offset, f"{name} is {option.value} on all {nodes} nodes")
 
 
 def address(job: JobDescription) -> Iterator[Violation]:
@@ -101,8 +115,9 @@ def _no_address(job: JobDescription) -> Iterator[Violation]:
         lonely = job.multi_node and is_torchrun(launch) and backend(launch) == "c10d" and not launch.open_ended
         if lonely and not launch.option("rdzv_endpoint", "standalone") and not job.has("PET_RDZV_ENDPOINT"):
             ignored = " (--master_addr is for a static rendezvous)" if launch.option("master_addr") else ""
+            chosen = launch.option("rdzv_backend")
             yield Violation(
-                launch.call.offset,
+                chosen.arg.offset if chosen else launch.call.offset,
                 f"no --rdzv_endpoint: with c10d every node waits at its own localhost{ignored}",
                 cure='--rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"',
                 severity="error",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import PurePosixPath
 
-from allranks.analysis.lint.command_options import LONG, PYTHON, slurm_options
+from allranks.analysis.lint.command_options import LONG, PYTHON, SHELLS, slurm_options
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Edit, ProgramCall, Violation
 from allranks.analysis.lint.rules.tasks import sources_settings
@@ -39,9 +39,15 @@ def variable(job: JobDescription) -> Iterator[Violation]:
 
 
 def late(job: JobDescription) -> Iterator[Violation]:
+    if job.pbs is not None and job.pbs.late:
+        lines = [job.lines.place(offset)[0] for offset in job.pbs.late]
+        many = f"{len(lines)} #PBS lines (to line {lines[-1]}) come" if len(lines) > 1 else "#PBS comes"
+        why = "qsub stops reading options at the first command; the option has no effect, and there is no warning."
+        cure = "move all #PBS lines up, directly below the first line"
+        yield Violation(job.pbs.late[0], f"{many} after the first command", why=why, cure=cure)
     items = [item for item in job.directives if item.late]
-    if not items:
-        return
+    if not items or not job.source.text.startswith("#!"):
+        return  # without #! sbatch refuses the script
     lines = [job.lines.place(item.offset)[0] for item in items]
     before = [c for c in job.calls if not c.under and not c.in_substitution and c.offset < items[0].offset]
     command = f", {before[0].written!r} in line {job.lines.place(before[0].offset)[0]}" if before else ""
@@ -58,7 +64,7 @@ def unread(job: JobDescription) -> Iterator[Violation]:
         text = job.lines.line(line)
         if column > 1 and comment.text.startswith("#SBATCH") and not text[: column - 1].strip():
             yield Violation(comment.offset, "this #SBATCH is indented, so it is not read")
-        elif column == 1 and re.match(r"#(?:sbatch|Sbatch|SBATCH[:=]|SLURM)\s+-", comment.text):
+        elif column == 1 and re.match(r"#(?:sbatch|Sbatch|SBATCH[:=]|SLURM|BATCH|[!$]\s*SBATCH)\s+-", comment.text):
             yield Violation(comment.offset, f"{comment.text.split()[0]} is not #SBATCH")
         elif column == 1 and (typo := re.match(r"#(S[A-Z]{4,6})\s+-", comment.text)) and typo[1] != "SBATCH":
             if sorted(typo[1]) == sorted("SBATCH") or nearest_name(typo[1], ["SBATCH"], 0.8):
@@ -82,6 +88,19 @@ def _misspelled(job: JobDescription) -> Iterator[Violation]:
                 cure=f"-{word}",
                 severity="error",
                 why="sbatch refuses it.",
+            )
+        elif item.name == "gres" and re.fullmatch(r"\d+|(?:gpus|GPU|GPUs|Gpu)(?::[\w:]+)?", item.value or ""):
+            yield Violation(
+                item.offset,
+                f"#SBATCH --gres={item.value}: the name of the resource is gpu",
+                cure="--gres=gpu:<n>",
+                severity="error",
+                why="sbatch refuses it: invalid generic resource specification.",
+            )
+        elif item.name and (item.value or "").startswith("=") and re.match(r"--[\w-]+\s", item.text):
+            text = f"#SBATCH --{item.name} {item.value}: a blank before = is not allowed"
+            yield Violation(
+                item.offset, text, severity="error", why="sbatch takes = as part of the value.", cure="--name=value"
             )
         elif not item.name and item.value:
             yield Violation(item.offset, f"#SBATCH ... {item.value}: not an option; a blank before or after = is not allowed", severity="error",
@@ -123,10 +142,11 @@ def output(job: JobDescription) -> Iterator[Violation]:
             yield Violation(found.offset, text, cure=f"--{name}=<existing folder>/%x-%j.out")
         elif any(m == folder or m.startswith(folder + "/") for m in made):
             yield Violation(found.offset, f"the folder {folder} is created by the script, too late for {both}")
-        elif job.is_missing(folder.replace("%x", job.heads("job-name") or "%x")):
-            yield Violation(
-                found.offset, f"there is no folder {folder} for {both}, neither here nor next to the script"
-            )
+        else:
+            missing, certain = job.is_missing(folder.replace("%x", job.heads("job-name") or "%x"))
+            if missing:
+                text = f"there is no folder {folder} for {both}, neither here nor next to the script"
+                yield Violation(found.offset, text, severity="warning" if certain else "note")
 
 
 def _same_folder(job: JobDescription, folder: str) -> bool:
@@ -387,18 +407,37 @@ def conda(job: JobDescription) -> Iterator[Violation]:
 
 
 def background(job: JobDescription) -> Iterator[Violation]:
-    for outer in job.work:
+    work = _background_work(job)
+    for outer in reversed(work):
         if not job.is_batch and (not outer.in_loop or re.search(r"\b(?:nohup|setsid|tmux|screen|disown)\b", job.text)):
             continue
         if outer.after == "&" and not outer.in_function and not outer.in_substitution:
             later = [c for c in job.calls if c.offset > outer.offset and not c.under]
             if not any(c.program in ("wait", "tail", "exec", "source", ".") for c in later) and not any(
-                w.offset > outer.offset and w.after != "&" for w in job.work
+                w.offset > outer.offset and w.after != "&" for w in work
             ):
                 yield Violation(
                     outer.offset, f"{outer.program} runs in the background, and the script ends without wait"
                 )
                 return
+
+
+def _background_work(job: JobDescription) -> list[ProgramCall]:
+    """Return the commands that do the job's work, with calls of functions that contain it instead of what they contain."""
+    inside = [w for w in job.work if w.in_function]
+    outside = [w for w in job.work if not w.in_function]
+    if not inside or any(c.program == "wait" and c.in_function for c in job.calls):
+        return outside
+    functions = set(re.findall(r"(?m)^\s*(?:function\s+)?([A-Za-z_][\w-]*)\s*\(\)", job.text))
+    calls = [
+        c
+        for c in job.calls
+        if not c.in_function
+        and not c.in_substitution
+        and (c.program in functions or (c.program == "ssh" and c.after == "&"))
+    ]
+    found = {c.offset: c for c in [*outside, *calls]}
+    return [found[offset] for offset in sorted(found)]
 
 
 def sequence(job: JobDescription) -> Iterator[Violation]:
@@ -412,13 +451,33 @@ def sequence(job: JobDescription) -> Iterator[Violation]:
             yield Violation(srun.offset, f"the loop starts {launch.kind} on one node after another")
 
 
+SPREADS_ITSELF = re.compile(r"submitit|dask|\bray\b|parsl|mpi4py|spark|hostfile|horovod|pip$|venv$")
+
+
 def idle_nodes(job: JobDescription) -> Iterator[Violation]:
-    if not job.is_batch or (job.nodes or 1) < 2 or job.launches or not job.work or job.sources_files:
+    """Report a job of several nodes whose programs all run in the batch script, on the first node."""
+    if not job.is_job or (job.nodes or 1) < 2 or job.launches or not job.work or job.sources_files:
         return
-    spread = {"srun", "mpirun", "mpiexec", "ssh", "pdsh", "parallel", "sbatch", "ray", "scontrol"}
-    if any(c.program in spread for c in job.calls) or "array" in job.heading:
+    others = [c for c in job.calls if not c.in_substitution]
+    if any(c.program in STARTS_ELSEWHERE or _runs_script(c) for c in others) or "array" in job.heading:
         return
-    yield Violation(job.work[0].offset, f"{job.work[0].program} runs on the first of {job.nodes} nodes only")
+    work = next((c for c in job.work if not any(SPREADS_ITSELF.search(a.text) for a in c.args)), None)
+    if work is None:
+        return
+    yield Violation(work.offset, f"{work.program} runs on the first of {job.nodes} nodes only")
+
+
+STARTS_ELSEWHERE = {
+    "srun", "mpirun", "mpiexec", "mpiexec.hydra", "ssh", "pdsh", "parallel", "sbatch", "ray", "pbsdsh", "clush", "jsrun", "aprun", "horovodrun",
+    "orterun", "blaunch", "flux",
+}  # fmt: skip
+
+
+def _runs_script(call: ProgramCall) -> bool:
+    """Return whether the call runs another script, which may start programs on the other nodes."""
+    first = call.args[0].text if call.args else ""
+    shell = call.program in SHELLS and not first.startswith("-")
+    return shell or call.written.startswith(("./", "../", "$")) or call.written.endswith((".sh", ".bash"))
 
 
 ZERO_WHY = "Slurm and the shell take exit code 0 for success: the job is COMPLETED, and dependent jobs start."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
 from allranks.analysis.lint.records import Argument, Edit, ProgramCall, Violation
@@ -20,6 +21,11 @@ LINE_CURE = (
     "end every line of the command but the last with a backslash that nothing follows; put comments above the command"
 )
 ASSIGN_WHY = "An assignment has no blanks: this runs a program of that name."
+TYPOGRAPHIC_WHY = "The shell takes it as part of the word: the option or the quotation is not recognised."
+TYPOGRAPHIC_CURE = 'type - or " or a blank again; text copied from a web page or a document has others'
+EQUALS_WHY = "The option takes = as its value, and the value that was meant becomes the program's name."
+NAME_WHY = "The shell expands $NAME first, or says 'not a valid identifier', and goes on."
+CSH_WHY = "The variable is not set: an empty value is used later, or that of the environment."
 QUOTE_WHY = "An unquoted variable is split at blanks, and its [ ] * are matched against files; if it is empty, the word is missing."
 QUOTE_CURE = 'quote it: "$NAME"'
 LITERAL_WHY = "Inside of double quotes single quotes are ordinary characters: the value begins and ends with one."
@@ -36,6 +42,7 @@ PLACEHOLDER_CURE = "replace them"
 
 
 def brackets(job: JobDescription) -> Iterator[Violation]:
+    yield from _invalid_names(job)
     for call in job.calls:
         last = call.args[-1].text if call.args else ""
         if call.program == "[" and last != "]":
@@ -60,6 +67,18 @@ def brackets(job: JobDescription) -> Iterator[Violation]:
             )
 
 
+EXPORTS = re.compile(r"(?m)^[ \t]*export[ \t]+(\$\{?\w+\}?|[A-Za-z_]\w*-[\w-]*)=")
+
+
+def _invalid_names(job: JobDescription) -> Iterator[Violation]:
+    """Report ``export $NAME=value`` and names with a dash."""
+    for found in EXPORTS.finditer(job.text) if job.kind == "script" else ():
+        if not job.in_comment(found.start(1)):
+            name = found[1].strip("${}").replace("-", "_")
+            text = f"{found[1]} is not the name of a variable: nothing is set"
+            yield Violation(found.start(1), text, why=NAME_WHY, cure=f"export {name}=...")
+
+
 def _blank_before_bracket(job: JobDescription, call: ProgramCall) -> tuple[Edit, ...]:
     last = call.args[-1]
     end = job.text.find("\n", last.offset)
@@ -75,6 +94,78 @@ def literal_quotes(job: JobDescription) -> Iterator[Violation]:
     for found in re.finditer(r"\"[^\"\n]*?(\$\{\w+:?[-=]'[^'\n\"]*'\})", job.text):
         if not job.in_comment(found.start(1)):
             yield Violation(found.start(1), f"the quotes of {found[1]} become part of the value")
+
+
+TYPOGRAPHIC = {
+    "\u2013": "an en dash", "\u2014": "an em dash", "\u2212": "a minus sign", "\u201c": "a curly quote", "\u201d": "a curly quote",
+    "\u2018": "a curly quote", "\u2019": "a curly quote", "\u00a0": "a no-break space", "\u200b": "a zero-width space",
+}  # fmt: skip
+BLANKS = ("\u00a0", "\u200b")
+TYPOGRAPHIC_WORD = re.compile(
+    r"(?:(?<=\s)|(?<==)|^)(?:[\u2013\u2014\u2212][\u2013\u2014\u2212-]*(?=[A-Za-z])|[\u201c\u201d\u2018\u2019](?=\S))|[\u00a0\u200b]",
+    re.MULTILINE,
+)
+
+
+def typographic(job: JobDescription) -> Iterator[Violation]:
+    """Report dashes, quotes and blanks of a word processor where the shell needs those of ASCII."""
+    if job.text.isascii():
+        return
+    words = [a for c in job.calls if c.program not in ("echo", "printf") for a in c.args]
+    inside = {p for a in words if not a.quoted for p in a.source.at} | {p for a in job.assignments for p in a.source.at}
+    quoted = {p for a in words if a.quoted for p in a.source.at}
+    commands = {job.lines.place(a.offset)[0] for a in words}
+    seen: set[int] = set()
+    for found in TYPOGRAPHIC_WORD.finditer(job.text):
+        line = job.lines.place(found.start())[0]
+        directive = job.lines.line(line).startswith("#SBATCH")
+        blank = (
+            found[0] in BLANKS
+            and line in commands
+            and found.start() not in quoted
+            and not job.in_comment(found.start())
+        )
+        if (
+            line not in seen
+            and (directive or blank or found.start() in inside)
+            and not _in_directive_comment(job, found.start())
+        ):
+            seen.add(line)
+            yield Violation(
+                found.start(), f"{TYPOGRAPHIC[found[0][0]]} (U+{ord(found[0][0]):04X}) instead of the ASCII character"
+            )
+
+
+def _in_directive_comment(job: JobDescription, offset: int) -> bool:
+    line, column = job.lines.place(offset)
+    text = job.lines.line(line)
+    return text.startswith("#SBATCH") and "#" in text[7:column]
+
+
+def equals(job: JobDescription) -> Iterator[Violation]:
+    """Report a blank before the = of an option of a launcher."""
+    for launch in job.launches:
+        for name, option in launch.options.items():
+            if (option.value or "").startswith("=") and "=" not in option.arg.text:
+                text = f"{option.arg.text} {option.value}: an option has no blank before its ="
+                yield Violation(option.arg.offset, text, cure=f"--{name}=value")
+
+
+CSH_WORDS = {"setenv", "unsetenv", "endif", "foreach", "endsw"}
+
+
+def csh(job: JobDescription) -> Iterator[Violation]:
+    """Report commands of csh: in sh and bash ``set NAME = value`` sets the positional parameters."""
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        if call.program == "set" and words and not call.args[0].quoted:
+            spaced = re.fullmatch(r"[A-Za-z_]\w*", words[0]) and words[1:2] and words[1].startswith("=")
+            glued = re.match(r"[A-Za-z_]\w*=", words[0])
+            if spaced or glued:
+                name = words[0].partition("=")[0]
+                yield Violation(call.offset, f"set {name} = ... is csh: here it sets $1, and {name} stays as it was")
+        elif call.program in CSH_WORDS and not re.search(rf"(?m)^\s*(?:function\s+)?{call.program}\s*\(\)", job.text):
+            yield Violation(call.offset, f"{call.program} is csh: sh and bash have no such command")
 
 
 def runs_arguments(job: JobDescription) -> Iterator[Violation]:
@@ -145,6 +236,10 @@ def unterminated(job: JobDescription) -> Iterator[Violation]:
         if what.startswith('the closing "'):
             start = _first_open_quote(job, offset)
         yield Violation(start, what)
+    for offset, what in job.reading.unbalanced:
+        yield Violation(
+            offset, what, why="bash stops with a syntax error when it reads this place; what stands before it has run."
+        )
 
 
 def _first_open_quote(job: JobDescription, last: int) -> int:
@@ -192,9 +287,66 @@ def continued(job: JobDescription) -> Iterator[Violation]:
             and line not in reported
             and not call.in_substitution
         ):
+            above = _line_above(job, line)
+            yield Violation(
+                above if above is not None else call.offset,
+                f"no backslash at the end of the line: {call.written.split('=')[0]} in line {line} runs as a command",
+            )
+            reported.add(line)
+    yield from _split_values(job)
+    yield from _swallowed(job)
+
+
+SWALLOWED = {
+    "echo", "wait", "srun", "export", "cd", "python", "python3", "torchrun", "exit", "module", "source", "conda", "mkdir", "date", "fi", "done",
+}  # fmt: skip
+
+
+def _swallowed(job: JobDescription) -> Iterator[Violation]:
+    """Report a command that became an argument, because the line above it ends with a backslash."""
+    for call in job.work_calls:
+        for before, arg in pairwise(call.args):
+            if arg.text not in SWALLOWED or arg.quoted or arg.source.where(0) != arg.offset:
+                continue
+            line, column = job.lines.place(arg.offset)
+            complete = not before.text.startswith("-") or "=" in before.text
+            if line > 1 and complete and not job.lines.line(line)[: column - 1].strip():
+                if job.lines.line(line - 1).endswith("\\") and any(a.text.endswith(".py") for a in call.args):
+                    text = f"the line ends with a backslash: '{arg.text}' in line {line} becomes an argument"
+                    yield Violation(job.lines.start(line - 1), text)
+                    return
+
+
+def _line_above(job: JobDescription, line: int) -> int | None:
+    """Return where the nearest line above that has text begins; None if it is a comment."""
+    while line > 1:
+        line -= 1
+        text = job.lines.line(line)
+        if text.lstrip().startswith("#"):
+            return None
+        if text.strip():
+            return job.lines.start(line) + len(text) - len(text.lstrip())
+    return None
+
+
+PATH_LIST = re.compile(r"(?!\w+://)[^\s=;|&]*/[^\s=;|&]*:[/$~][^\s;|&]*\Z")
+
+
+def _split_values(job: JobDescription) -> Iterator[Violation]:
+    """Report a list of paths that runs as a command: the rest of a value that was broken over two lines."""
+    for call in job.calls:
+        line, column = job.lines.place(call.offset)
+        if line == 1 or call.args or job.lines.line(line)[: column - 1].strip():
+            continue
+        if not PATH_LIST.match(call.written):
+            continue
+        above = job.lines.line(line - 1)
+        named = re.match(r"\s*(?:export\s+)?([A-Za-z_]\w*)=", above)
+        if named and not above.rstrip().endswith("\\"):
             yield Violation(
                 call.offset,
-                f"{call.written.split('=')[0]} runs as a command: the line above does not end with a backslash",
+                f"the value of {named[1]} ends in line {line - 1}; its rest runs as a command",
+                cure="write the value in one line",
             )
 
 
@@ -268,6 +420,15 @@ def placeholder(job: JobDescription) -> Iterator[Violation]:
 
 
 def secret(job: JobDescription) -> Iterator[Violation]:
+    seen: set[int] = set()
+    for hit in _secrets(job):
+        line = job.lines.place(hit.offset)[0]
+        if line not in seen:
+            seen.add(line)
+            yield hit
+
+
+def _secrets(job: JobDescription) -> Iterator[Violation]:
     for item in job.assignments:
         value = item.value
         if item.removed or "$" in value or len(value) < 8 or _is_no_secret(value):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from allranks.analysis.lint.job import JobDescription
-from allranks.analysis.lint.records import Argument, ProgramCall, Violation
+from allranks.analysis.lint.records import Argument, ProgramCall, Severity, Violation
 from allranks.analysis.lint.rules.tasks import sources_settings
 
 LOCAL_WHY = "/tmp is local to each node. Other nodes do not see files written there: 'can't open file', or checkpoints of one node only."
@@ -25,6 +25,9 @@ LOCAL = re.compile(
 )
 FIXED_NAME = re.compile(r"/(?:var/)?tmp/[^$*?{]+\Z")
 REMOVE_WHY = "Another job of yours on this node, or one that starts later, loses the files that it uses."
+COPY_WHY = "cp omits a folder ('-r not specified; omitting directory') and goes on: results that should be saved are lost with the node's disk."
+COPIES_FOLDERS = re.compile(r"-\w*[rRa]\w*\Z|--(?:recursive|archive)\Z")
+FOLDER_NAME = re.compile(r"\$\{?(?:\w*_?(?:TMPDIR|DIR|FOLDER)|HOME|PWD|SCRATCH|TMP|LOCAL_SCRATCH)\}?/?", re.IGNORECASE)
 PLACE = re.compile(r"(?:DIR|HOME|CACHE|FILE|FOLDER|PATH|ROOT)\Z")
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "HF_DATASETS_CACHE")
 FOLDERS = (
@@ -87,6 +90,7 @@ def fixed(job: JobDescription) -> Iterator[Violation]:
     seen: set[str] = set()
     if job.whole_nodes:
         return
+    severity: Severity = "warning" if job.shared_nodes else "note"
     for call in job.calls:
         removes = call.program == "rm" and any(re.match(r"-\w*[rR]|--recursive", a.text) for a in call.args)
         for arg in call.args if removes else ():
@@ -98,7 +102,7 @@ def fixed(job: JobDescription) -> Iterator[Violation]:
                 )
             elif FIXED_NAME.match(arg.text):
                 text = f"rm -r {arg.text}: the folder has the same name in every job, so it removes files of other jobs"
-                yield Violation(call.offset, text, why=REMOVE_WHY)
+                yield Violation(call.offset, text, why=REMOVE_WHY, severity=severity)
                 seen.add(arg.text.rstrip("/"))
         targets = [(r.target, call.offset) for r in call.redirects if r.operator in (">", ">>", ">|", "&>")]
         launched = any(la.call is call for la in job.launches)
@@ -106,10 +110,35 @@ def fixed(job: JobDescription) -> Iterator[Violation]:
         for path, offset in targets:
             if FIXED_NAME.match(path) and path.rstrip("/") not in seen:
                 seen.add(path)
-                yield Violation(offset, f"{path} has the same name for every user and every job")
+                yield Violation(offset, f"{path} has the same name for every user and every job", severity=severity)
     for item in job.assignments:
         if item.exported and PLACE.search(item.name) and re.match(r"/(?:var/)?tmp/[^$*?%]+\Z", item.value):
-            yield Violation(item.offset, f"{item.name}={item.value} has the same name for every user and every job")
+            text = f"{item.name}={item.value} has the same name for every user and every job"
+            yield Violation(item.offset, text, severity=severity)
+
+
+def not_copied(job: JobDescription) -> Iterator[Violation]:
+    """Report ``cp`` and ``scp`` of a folder without ``-r``."""
+    made = {
+        _bare(a.text)
+        for c in job.calls
+        if c.program == "mkdir"
+        for a in c.args
+        if a.text and not a.text.startswith("-")
+    }
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        if call.program not in ("cp", "scp") or any(COPIES_FOLDERS.match(w) for w in words):
+            continue
+        for arg in [a for a in call.args if not a.text.startswith("-")][:-1]:
+            named = FOLDER_NAME.fullmatch(arg.text)
+            if arg.text.endswith("/") or named or _bare(arg.text) in made:
+                yield Violation(call.offset, f"{call.program} of the folder {arg.text} without -r copies nothing")
+                break
+
+
+def _bare(path: str) -> str:
+    return path.rstrip("/").removeprefix("./")
 
 
 def tmpdir(job: JobDescription) -> Iterator[Violation]:

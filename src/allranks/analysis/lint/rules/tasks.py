@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import slurm_options
-from allranks.analysis.lint.job import SETS_PATHS_ONLY, JobDescription, LauncherCall
-from allranks.analysis.lint.records import Violation
+from allranks.analysis.lint.command_options import Option, slurm_options
+from allranks.analysis.lint.job import NODE_NAMES, SETS_PATHS_ONLY, JobDescription, LauncherCall, count_gpus
+from allranks.analysis.lint.records import ProgramCall, Violation
 
 SEVERAL_WHY = "Every task starts a launcher that starts all ranks of the node: too many ranks per GPU, and several launchers on the same port."
 SEVERAL_CURE = (
@@ -39,7 +39,10 @@ TOO_MANY_WHY = (
 )
 COUNT_WHY = "The launcher waits for nodes that never join, until the rendezvous timeout."
 COUNT_CURE = "--nnodes=$SLURM_JOB_NUM_NODES, so that the two are always equal"
-ALONE_WHY = "torchrun's default is one node, so every node trains its own model, without an error."
+ALONE_WHY = (
+    "The launcher's default is one node: every node trains its own model without an error, or waits for others with the same rendezvous id "
+    "until the timeout."
+)
 FEWER_WHY = "Slurm allocates at most as many nodes as the job has tasks, with only a warning; the launcher then waits for nodes that never join."
 FEWER_CURE = "#SBATCH --ntasks-per-node=1 instead of --ntasks"
 PROCESSES_WHY = "accelerate divides --num_processes by the number of machines: too few ranks start, and GPUs are idle."
@@ -57,7 +60,14 @@ IDLE_WHY = "The job pays for all GPUs that it requests."
 IDLE_CURE = "set both to the same number"
 WORLD_WHY = "init_process_group waits until WORLD_SIZE ranks have joined; with more ranks than that, it fails."
 WORLD_CURE = "export WORLD_SIZE=$SLURM_NTASKS"
+SEVERAL_GPUS = 2
+FEW_CPUS_WHY = "Ranks and the workers of their data loaders take turns on the CPUs: the GPUs wait for data."
+FEW_CPUS_CURE = "#SBATCH --cpus-per-task=<ranks per task x (1 + loader workers)>"
+MPI = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun"}
 SPREADING = {
+    "pbsdsh",
+    "pbs_tmrsh",
+    "blaunch",
     "srun",
     "mpirun",
     "mpiexec",
@@ -112,10 +122,13 @@ def _same_unknown(job: JobDescription, launch: LauncherCall) -> bool:
 
 
 def one_node(job: JobDescription) -> Iterator[Violation]:
-    if not job.is_batch or not job.multi_node:
+    if not job.is_job or not job.multi_node:
         return
+    together = any(c.program in SPREADING for la in job.launches for c in la.call.under)
     for launch in job.launches:
         spread = any(c.program in SPREADING for c in launch.call.under)
+        if together and (launch.value("nnodes") == "1" or "standalone" in launch.options):
+            continue  # meant for one node, beside a launch on all
         if not spread and any(la.srun and la.call.instead_of(launch.call) for la in job.launches):
             continue  # the branch for one node
         if not spread and _starts(launch) and not launch.call.in_function and not launch.option("hostfile", "H"):
@@ -172,49 +185,105 @@ def missing(job: JobDescription) -> Iterator[Violation]:
 
 def oversubscribed(job: JobDescription) -> Iterator[Violation]:
     """Report more OpenMP threads than CPUs: the threads of all ranks of a task share its CPUs."""
-    cpus = job.number(job.heads("cpus-per-task"))
     items = list(job.set_values("OMP_NUM_THREADS"))
-    if not cpus or len(items) != 1 or job.heading.keys() & {"cpus-per-gpu"} or "exclusive" in job.heading:
+    if len(items) != 1 or "exclusive" in job.heading:
         return
     value = items[0].value
-    threads = cpus if re.fullmatch(r"\$\{?SLURM_CPUS_PER_TASK(?::-\d+)?\}?", value) else job.number(value)
-    if threads is None:
+    own = re.fullmatch(r"\$\{?SLURM_CPUS_PER_TASK(?::-\d+)?\}?", value)
+    threads = job.number(job.heads("cpus-per-task")) if own else job.number(value)
+    if threads is None or threads < 2:
         return
-    ranks = [r for la in job.launches if (r := _ranks_of_task(job, la))]
-    most = max(ranks, default=0)
-    if most and threads * most > cpus and threads > 1:
-        many = f"{most} ranks x {threads} threads" if most > 1 else f"{threads} threads"
+    worst = max((pair for pair in _shares(job) if threads * pair[0] > pair[1]), key=lambda p: p[0] / p[1], default=None)
+    if worst is not None:
+        ranks, cpus = worst
+        many = f"{ranks} ranks x {threads} threads" if ranks > 1 else f"{threads} threads"
+        cpus_name = "SLURM_CPUS_PER_TASK" if job.is_batch else "NCPUS"
         cure = (
-            f"export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / {most}))"
-            if most > 1
-            else "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK"
+            f"export OMP_NUM_THREADS=$(({cpus_name} / {ranks}))"
+            if ranks > 1
+            else f"export OMP_NUM_THREADS=${cpus_name}"
         )
         yield Violation(items[0].offset, f"{many} per task, but a task has {cpus} CPUs", cure=cure)
 
 
+def few_cpus(job: JobDescription) -> Iterator[Violation]:
+    """Report fewer CPUs than ranks."""
+    if "exclusive" in job.heading:
+        return
+    for ranks, cpus in _shares(job):
+        found = job.heading.get("cpus-per-task")
+        place = found.offset if found else job.pbs.place if job.pbs else None
+        if ranks > cpus and place is not None:
+            have = f"{cpus} CPU{'s' * (cpus > 1)}"
+            text = f"{ranks} ranks share {have}, and so do their data loaders"
+            yield Violation(place, text, severity="warning" if ranks >= 2 * cpus else "note")
+            return
+
+
+def _shares(job: JobDescription) -> list[tuple[int, int]]:
+    """Return, for each launch, the ranks of a task and the CPUs that they share, where both are known."""
+    found = [
+        (ranks, cpus)
+        for la in job.launches
+        if (ranks := _ranks_of_task(job, la)) and (cpus := _cpus_of_task(job, la.srun, la.call))
+    ]
+    if not job.launches and job.work and job.is_job and not any(c.under for c in job.work):
+        cpus = _cpus_of_task(job, None, job.work[0])
+        found += [(1, cpus)] if cpus else []
+    return found
+
+
+def _cpus_of_task(job: JobDescription, srun: ProgramCall | None, call: ProgramCall) -> int | None:
+    """Return the CPUs of a task of srun, or of the shell that runs the job's script."""
+    if any(c.program in SPREADING for c in call.under if c.program != "srun"):
+        return None
+    if job.pbs is not None:
+        return job.pbs.cpus
+    own = slurm_options(srun) if srun else {}
+    if "cpus-per-task" in own and "SLURM_CPUS_PER_TASK" not in (own["cpus-per-task"].value or ""):
+        return job.number(own["cpus-per-task"].value)
+    if own.keys() & {"exclusive", "cpus-per-gpu", "overlap"}:
+        return None
+    tasks = _tasks_of_node(job)
+    if "cpus-per-gpu" in job.heading:
+        each, gpus = job.number(job.heads("cpus-per-gpu")), job.gpus_per_node
+        return each * gpus if each and gpus and (srun is None or tasks == 1) else None
+    cpus = job.number(job.heads("cpus-per-task"))
+    if cpus is None or srun is not None:
+        return cpus
+    return cpus * tasks if tasks else None  # the batch shell has the CPUs of all tasks of its node
+
+
+def _tasks_of_node(job: JobDescription) -> int | None:
+    """Return the tasks per node that the job requests; None if they may be distributed unevenly."""
+    told = job.number(job.heads("ntasks-per-node"))
+    if told or "ntasks-per-node" in job.heading:
+        return told
+    if "ntasks" in job.heading:
+        tasks = job.number(job.heads("ntasks"))
+        even = tasks and job.nodes and tasks % job.nodes == 0
+        return tasks // job.nodes if even and tasks and job.nodes else None
+    return None if job.heading.keys() & {"ntasks-per-gpu", "ntasks-per-socket"} else 1
+
+
 def _ranks_of_task(job: JobDescription, launch: LauncherCall) -> int | None:
     if launch.kind == "python":
-        bound = slurm_options(launch.srun).get("cpus-per-task") if launch.srun else None
-        return 1 if bound is None or job.number(bound.value) == job.number(job.heads("cpus-per-task")) else None
-    if launch.srun and "cpus-per-task" in slurm_options(launch.srun):
-        asked = slurm_options(launch.srun)["cpus-per-task"].value
-        if asked != job.heads("cpus-per-task") and "SLURM_CPUS_PER_TASK" not in (asked or ""):
-            return None
+        return 1
     told = launch.value("nproc_per_node", "num_gpus")
     if told in ("gpu", "auto") or (launch.kind == "deepspeed" and told is None):
         return job.gpus_per_node
     if launch.kind == "accelerate":
         total, machines = job.number(launch.value("num_processes")), job.number(launch.value("num_machines")) or 1
-        return total // machines if total else None
-    if not launch.srun and (job.number(job.heads("ntasks-per-node")) or job.number(job.heads("ntasks")) or 1) > 1:
-        return None  # the batch shell has the CPUs of all tasks
-    return job.number(told)
+        return total // machines if total else 1  # at least
+    return 1 if told is None and not launch.open_ended else job.number(told)
 
 
 def idle(job: JobDescription) -> Iterator[Violation]:
     """Report fewer ranks than GPUs, if one launcher alone uses the node."""
     gpus = job.gpus_per_node
     calls = [la for la in job.launches if not la.call.in_function]
+    yield from _one_process(job)
+    yield from _counts_nodes(job)
     if (
         not gpus
         or len(calls) != 1
@@ -239,8 +308,44 @@ def idle(job: JobDescription) -> Iterator[Violation]:
         )
 
 
+def _counts_nodes(job: JobDescription) -> Iterator[Violation]:
+    """Report the number of nodes where the ranks of a node are meant."""
+    for launch in job.launches:
+        repeated = [option for name, option in launch.repeated if name == "nproc_per_node"]
+        for option in [*repeated, *([o] if (o := launch.option("nproc_per_node", "num_gpus")) else [])]:
+            name = (option.value or "").strip("${}\"'")
+            if name in NODE_NAMES and job.gpus_per_node != job.nodes:
+                text = f"{option.arg.text.split('=')[0]}=${name} is the number of nodes, not of the ranks on each"
+                yield Violation(option.arg.offset, text, cure="the GPUs per node")
+
+
+def _one_process(job: JobDescription) -> Iterator[Violation]:
+    """Report a single Python process in a job of several GPUs; it may use them all itself, unless it sees only one."""
+    gpus = job.gpus_per_node
+    if not gpus or gpus < SEVERAL_GPUS or job.launches or len(job.work) != 1 or job.work[0].in_loop:
+        return
+    call = job.work[0]
+    seen = [
+        a.value for a in (*call.prefix, *job.set_values("CUDA_VISIBLE_DEVICES")) if a.name == "CUDA_VISIBLE_DEVICES"
+    ]
+    one = bool(seen) and all(re.fullmatch(r"\d", value) for value in seen)
+    if (one or not seen) and call.after != "&" and not call.under and not call.in_function:
+        yield Violation(
+            call.offset,
+            f"one process, but the job requests {gpus} GPUs per node: "
+            + ("it sees one of them" if one else "the others are idle unless the program uses them"),
+            severity="warning" if one else "note",
+        )
+
+
 def world_size(job: JobDescription) -> Iterator[Violation]:
-    """Compare a literal WORLD_SIZE with the tasks that srun starts."""
+    """Compare WORLD_SIZE with the tasks that srun starts, or with the single process of a script without srun."""
+    alone = [c for c in job.work if not c.under]
+    if job.is_batch and not job.launches and len(job.work) == 1 and alone and not job.submits:
+        tasks = [a for a in job.set_values("WORLD_SIZE") if re.fullmatch(r"\$\{?SLURM_(?:NTASKS|NPROCS)\}?", a.value)]
+        if tasks and (_tasks_of_node(job) or 1) > 1 and job.set_values_named("RANK", "SLURM_PROCID"):
+            text = f"WORLD_SIZE is the number of tasks, but '{alone[0].written}' is one process: without srun no other task starts"
+            yield Violation(tasks[0].offset, text, cure="srun before the command")
     for item in job.set_values("WORLD_SIZE"):
         if not item.value.isdecimal() or job.nodes is None:
             continue
@@ -316,8 +421,14 @@ def gpu_per_task(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 option.arg.offset if option else found.offset if found else 0,
                 "one GPU per task with several tasks per node",
+                severity="warning" if _uses_local_rank(job) else "note",
             )
             return
+
+
+def _uses_local_rank(job: JobDescription) -> bool:
+    """Return whether the script passes local ranks to the program, which then selects the GPU of this number."""
+    return any(re.search(r"SLURM_LOCALID", a.value) and "LOCAL_RANK" in a.name.upper() for a in job.assignments)
 
 
 def too_many(job: JobDescription) -> Iterator[Violation]:
@@ -337,25 +448,72 @@ def too_many(job: JobDescription) -> Iterator[Violation]:
             gpus = per_task * (job.tasks_per_node(launch.srun) or 1)
         if option and ranks and gpus and ranks > gpus:
             yield Violation(option.arg.offset, f"{ranks} ranks per node, but the job requests {gpus} GPUs per node")
+        elif option and ranks:
+            yield from _sees_fewer(job, launch, option, ranks)
+
+
+def _sees_fewer(job: JobDescription, launch: LauncherCall, option: Option, ranks: int) -> Iterator[Violation]:
+    """Compare the ranks with the GPUs that CUDA_VISIBLE_DEVICES or the options of srun leave."""
+    own = [a for a in launch.call.prefix if a.name == "CUDA_VISIBLE_DEVICES"]
+    listed = own or [a for a in job.set_values_at_top() if a.name == "CUDA_VISIBLE_DEVICES" and a.exported]
+    before = [a for a in listed if a.offset <= launch.call.offset or own]
+    if before and re.fullmatch(r"\d+(?:,\d+)*", before[-1].value) and not launch.call.in_function:
+        seen = len(before[-1].value.split(","))
+        if ranks > seen:
+            text = f"{ranks} ranks, but CUDA_VISIBLE_DEVICES={before[-1].value} leaves {seen} GPU{'s' * (seen > 1)}"
+            yield Violation(option.arg.offset, text)
+            return
+    options = slurm_options(launch.srun) if launch.srun else {}
+    values = [found.value if (found := options.get(name)) else None for name in ("gpus-per-node", "gres")]
+    step, known = count_gpus(*values)
+    if known and step and ranks > step:
+        yield Violation(option.arg.offset, f"{ranks} ranks, but srun requests {step} GPU{'s' * (step > 1)} per node")
 
 
 def count(job: JobDescription) -> Iterator[Violation]:
     """Compare the nodes that the launcher waits for with the nodes of the job."""
-    if "nodes" not in job.heading or job.nodes is None:
+    if ("nodes" not in job.heading and job.pbs is None) or job.nodes is None:
         return
+    own_settings = ("PET_NNODES", "ACCELERATE_CONFIG_FILE")
     for launch in job.launches:
-        option = launch.option("nnodes", "num_machines", "num_nodes")
-        asked = job.number(option.value) if option else None
+        option = launch.option("nnodes", "num_machines", "num_nodes", "config_file")
+        asked = job.number(option.value) if option and "config_file" not in option.arg.text else None
         if option and asked and asked > job.nodes:
             yield Violation(option.arg.offset, f"{launch.kind} waits for {asked} nodes, but the job has {job.nodes}")
-        alone = launch.kind in ("torchrun", "torch.distributed.launch") and option is None and launch.srun is not None
-        if not alone or "standalone" in launch.options or job.has("PET_NNODES") or launch.open_ended:
+        started = job.srun_nodes(launch.srun) if launch.srun and job.tasks_per_node(launch.srun) == 1 else None
+        if option and asked and started and 1 < asked < started:
+            text = f"srun starts {launch.kind} on {started} nodes, but it takes {asked}: the others wait, and fail"
+            yield Violation(option.arg.offset, text)
+        yield from _alone_on_purpose(job, launch)
+        spread = launch.srun is not None or any(c.program in MPI for c in launch.call.under)
+        kinds = ("torchrun", "torch.distributed.launch", "accelerate", "deepspeed")
+        hosts = launch.option("hostfile", "H", "no_ssh", "deepspeed_hostfile")
+        alone = launch.kind in kinds and option is None and spread and hosts is None
+        if not alone or "standalone" in launch.options or job.has(*own_settings) or launch.open_ended:
             continue
-        nodes = job.srun_nodes(launch.srun) if launch.srun else None
-        if nodes and nodes > 1 and (job.tasks_per_node(launch.srun) if launch.srun else None):
+        nodes = job.srun_nodes(launch.srun) if launch.srun else job.nodes
+        if nodes and nodes > 1 and (launch.srun is None or job.tasks_per_node(launch.srun)):
+            name = {"accelerate": "--num_machines", "deepspeed": "--hostfile"}.get(launch.kind, "--nnodes")
             yield Violation(
-                launch.call.offset, f"no --nnodes: each of the {nodes} nodes forms its own group", why=ALONE_WHY
+                launch.call.offset, f"no {name}: each of the {nodes} nodes forms its own group", why=ALONE_WHY
             )
+
+
+def _alone_on_purpose(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
+    """Report ``--nnodes=1`` and ``--standalone`` where srun starts the launcher on several nodes with the same arguments."""
+    option = launch.option("standalone", "nnodes", "num_machines")
+    if (
+        option is None
+        or launch.srun is None
+        or launch.kind not in ("torchrun", "torch.distributed.launch", "accelerate")
+    ):
+        return
+    nodes, tasks = job.srun_nodes(launch.srun), job.tasks_per_node(launch.srun)
+    single = "standalone" in launch.options or job.number(option.value) == 1
+    own = any("SLURM_" in a.text for a in launch.call.args) or "array" in job.heading or launch.srun.in_loop
+    if single and nodes and nodes > 1 and tasks and not own and launch.srun.after != "&":
+        text = f"{option.arg.text}: each of the {nodes} nodes trains its own model"
+        yield Violation(option.arg.offset, text, why="Every node does the same work, and writes the same files.")
 
 
 def fewer(job: JobDescription) -> Iterator[Violation]:

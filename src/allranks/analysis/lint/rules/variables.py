@@ -9,6 +9,7 @@ from itertools import pairwise
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, Violation
 from allranks.planning.env_vars import DEPRECATED_VARIABLES, UNREAD_VARIABLES, is_known_variable, nearest_variable
+from allranks.utils.text import nearest_name
 
 UNKNOWN_WHY = "A variable that no library reads causes no error: the line simply has no effect."
 DEPRECATED_WHY = "Deprecated names stop working after an update, without a warning."
@@ -32,6 +33,12 @@ def unknown(job: JobDescription) -> Iterator[Violation]:
 def misspelled(job: JobDescription) -> Iterator[Violation]:
     for item in _set_variables(job):
         name = item.name
+        if not name.startswith(PREFIXES) and (item.exported or job.kind != "script") and not _is_used(job, name):
+            near = _usual_name(name)
+            if near:
+                text = f"{name}: no library knows this variable; {near} was probably meant"
+                yield Violation(item.offset, text, cure=near)
+            continue
         if (
             not name.startswith(PREFIXES)
             or name in UNREAD_VARIABLES
@@ -50,6 +57,59 @@ def misspelled(job: JobDescription) -> Iterator[Violation]:
         elif name.startswith("NCCL_") and (item.exported or job.kind != "script") and not _is_used(job, name):
             cure = "remove it; NCCL_DEBUG=INFO lists the variables that NCCL takes"
             yield Violation(item.offset, f"{name}: neither NCCL nor a known plugin reads it", cure=cure)
+
+
+USUAL = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS",
+    "PYTORCH_CUDA_ALLOC_CONF", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CUDA_ARCH_LIST", "TORCH_EXTENSIONS_DIR", "TORCH_SHOW_CPP_STACKTRACES",
+    "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "TOKENIZERS_PARALLELISM", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_DATASETS_CACHE",
+    "HF_HUB_OFFLINE", "LD_LIBRARY_PATH", "LD_PRELOAD", "MASTER_ADDR", "MASTER_PORT", "SRUN_CPUS_PER_TASK", "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMEXPR_MAX_THREADS",
+    "VECLIB_MAXIMUM_THREADS", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "FI_PROVIDER", "TORCH_NCCL_BLOCKING_WAIT", "PYTHONPATH",
+)  # fmt: skip
+SHORTEST_TYPO, LONG_NAME = 10, 14
+OTHER_COLLECTIVES = {
+    "RCCL",
+    "HCCL",
+    "ECCL",
+    "MCCL",
+    "CNCL",
+    "XCCL",
+    "BKCL",
+    "PCCL",
+    "ACCL",
+    "OCCL",
+    "UCCL",
+    "SCCL",
+    "TCCL",
+}
+
+
+def _usual_name(name: str) -> str | None:
+    """Return the usual variable of which this is a misspelling: one or two letters wrong, missing, too many or swapped."""
+    head, _, rest = name.partition("_")
+    meant = f"NCCL_{rest}"
+    if head not in OTHER_COLLECTIVES and rest and edits(head, "NCCL", 1) == 1:
+        if is_known_variable(meant) or meant in DEPRECATED_VARIABLES:
+            return meant
+    if len(name) < SHORTEST_TYPO or name in USUAL:
+        return None
+    most = 2 if len(name) >= LONG_NAME else 1
+    return next((known for known in USUAL if known[0] in name[:2] and edits(name, known, most) <= most), None)
+
+
+def edits(a: str, b: str, most: int) -> int:
+    """Return how many letters to replace, add, remove or swap make `b` of `a`; ``most + 1`` if it is more than that."""
+    if abs(len(a) - len(b)) > most:
+        return most + 1
+    before, row = [0] * (len(b) + 1), list(range(len(b) + 1))
+    for i, left in enumerate(a, start=1):
+        last, before, row = before, row, [i] + [0] * len(b)
+        for j, right in enumerate(b, start=1):
+            row[j] = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (left != right))
+            if i > 1 and j > 1 and left == b[j - 2] and a[i - 2] == right:
+                row[j] = min(row[j], last[j - 2] + 1)
+    return min(row[-1], most + 1)
 
 
 def _is_used(job: JobDescription, name: str) -> bool:
@@ -102,6 +162,9 @@ def invalid(job: JobDescription) -> Iterator[Violation]:
             )
         if item.removed or "$" in value:
             continue
+        wrong = _unknown_words(item.name, value)
+        if wrong:
+            yield Violation(item.offset, f"{item.name}={value}: {wrong[0]} is unknown", cure=f"one of {wrong[1]}")
         allowed = ALLOWED.get(item.name)
         if allowed and value.upper() not in allowed[0]:
             yield Violation(
@@ -119,6 +182,32 @@ def invalid(job: JobDescription) -> Iterator[Violation]:
                 item.offset, f"OMP_NUM_THREADS={value or '(empty)'}: expected a positive number", cure="1 or more"
             )
     yield from _socket_threads(job)
+
+
+PROTOCOLS = {"LL", "LL128", "SIMPLE"}
+ALGORITHMS = {"TREE", "RING", "COLLNET", "COLLNETDIRECT", "COLLNETCHAIN", "NVLS", "NVLSTREE", "PAT"}
+# https://docs.pytorch.org/docs/stable/notes/cuda.html and CUDAAllocatorConfig.cpp
+ALLOCATOR = {
+    "max_split_size_mb", "expandable_segments", "garbage_collection_threshold", "roundup_power2_divisions", "backend", "large_segment_size_mb",
+    "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "pinned_use_cuda_host_register", "pinned_use_hip_host_register",
+    "pinned_num_register_threads", "pinned_use_background_threads", "pinned_reserve_segment_size_mb", "roundup_bypass_threshold_mb",
+    "max_non_split_rounding_mb", "graph_capture_record_stream_reuse", "per_process_memory_fraction", "throw_on_cudamalloc_oom",
+}  # fmt: skip
+
+
+def _unknown_words(name: str, value: str) -> tuple[str, str] | None:
+    """Return a misspelt word of a list of NCCL or torch, and the words that it may have."""
+    if name in ("NCCL_PROTO", "NCCL_ALGO") and ":" not in value and ";" not in value:
+        known = PROTOCOLS if name == "NCCL_PROTO" else ALGORITHMS
+        words = [w.strip() for w in value.removeprefix("^").split(",")]
+        wrong = next((w for w in words if w and w.upper() not in known), None)
+        return (wrong, ", ".join(sorted(known))) if wrong else None
+    if name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        keys = [pair.partition(":")[0].strip() for pair in re.sub(r"\[[^\]]*\]", "", value).split(",")]
+        wrong = next((k for k in keys if k and k not in ALLOCATOR), None)
+        near = nearest_name(wrong, sorted(ALLOCATOR), 0.8) if wrong else None
+        return (wrong, near) if wrong and near else None
+    return None
 
 
 def _socket_threads(job: JobDescription) -> Iterator[Violation]:
@@ -243,9 +332,17 @@ def disabled(job: JobDescription) -> Iterator[Violation]:
         if what is None:
             continue
         text = f"{item.name}={item.value} disables {what} on every node, without a stated reason"
-        one_node = job.kind == "script" and job.nodes == 1 and what == NETWORK
-        reason = "note" if one_node or _has_comment(job, item.offset) or _other_network(job) else "warning"
-        yield Violation(item.offset, text, severity=reason)
+        wrong = _contradicts(job, what) and not (_has_comment(job, item.offset) or _other_network(job))
+        yield Violation(item.offset, text, severity="warning" if wrong else "note")
+
+
+def _contradicts(job: JobDescription, what: str) -> bool:
+    """Return whether the file also shows that the nodes have what it disables; the site may have a reason otherwise."""
+    if what == NETWORK:
+        adapters = job.has("NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_TIMEOUT", "NCCL_NET_GDR_LEVEL")
+        return adapters and not (job.kind == "script" and job.nodes == 1)
+    requested = " ".join(job.heads(name) or "" for name in ("gres", "gpus-per-node", "gpus", "constraint", "partition"))
+    return job.has("NCCL_NVLS_ENABLE") or bool(NVLINK.search(requested))
 
 
 CODE_COMMENT = re.compile(r"#SBATCH|#+\s*(?:source|export|srun|module|python|conda|torchrun|\w+=)")
@@ -268,6 +365,7 @@ def _other_network(job: JobDescription) -> bool:
 
 
 NETWORK = "InfiniBand and RoCE"
+NVLINK = re.compile(r"(?i)nvlink|sxm|[dh]gx|gh200|h200|b200|mi[23]\d\d")
 OFF = {
     ("NCCL_P2P_DISABLE", "1"): "direct copies between GPUs",
     ("NCCL_P2P_LEVEL", "LOC"): "direct copies between GPUs",
