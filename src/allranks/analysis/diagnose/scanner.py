@@ -280,6 +280,7 @@ def _meanings(rule: ScanRule, match: re.Match[str], line: LogLine) -> list[Meani
     if (
         rule.kind == "class"
         and weight < CERTAIN
+        and not CATALOGUE[rule.owner].measured
         and line.severity in ("info", "warning")
         and line.emitter in REMARKING_EMITTERS
     ):
@@ -430,6 +431,8 @@ class _FileState:
             self._transport(groups["via"])
         if meaning.owner == "done" and line.emitter not in ("slurm_daemon", "kernel"):
             self.out.last_done = number
+            if meaning.weight > POSSIBLE:
+                self.out.last_completed = number
         if meaning.owner in ("ended", "verified"):
             self.out.last_ended = number
         if meaning.owner == "comm_ready":

@@ -236,7 +236,7 @@ PROGRESS_PATTERN = Pattern(
     "lr=",
     "iteration",
     "epoch",
-    unless=r"(?:Loading|Fetching|Download\w*|Map\b|Filter\w*|Generating \w+ split|Tokeniz\w*|Resolving|Extract\w*|Casting|Converting|Packing|Preprocess\w*|Materializ\w*)[^|]{0,80}:? +\d+%",
+    unless=r"(?:Loading|Fetching|Download\w*|Map\b|Filter\w*|Generating \w+ split|Tokeniz\w*|Resolving|Extract\w*|Casting|Converting|Packing|Preprocess\w*|Materializ\w*|Captur\w*|Encod\w*|Embedd\w*|Scann\w*|Reading|Pars\w*|Build\w*|Creat\w*|Copying|Upload\w*|Index\w*|Verify\w*|Check\w*|Quantiz\w*|Compil\w*|Cach\w*|Group\w*|Shuffl\w*|Format\w*|Shard\w*|(?:Process|Prepar|Initializ|Comput)\w*(?![^|]{0,80}(?:train|epoch|step|iter))|Running tokenizer)\b[^|]{0,80}:? +\d+%",
 )
 
 
