@@ -40,6 +40,12 @@ INTERRUPTS = (
     "Detected KeyboardInterrupt, attempting graceful shutdown ...",
     "INFO: interrupted by user, saving a last checkpoint",
     "Received Ctrl-C, stopping after this step",
+    "User interrupted the training",
+    "Received signal 2, terminating",
+    "W0102 10:00:00.1 77 torch/distributed/elastic/agent/server/api.py:741] Received 2 death signal, shutting down workers",
+    "srun: Cancelled pending job step with signal 2",
+    "make: *** [train] Interrupt",
+    "Exception ignored in: <function Loader.__del__>\nTraceback (most recent call last):\nKeyboardInterrupt: \n^CTraceback (most recent call last):\nKeyboardInterrupt",
     "srun: error: node-b: task 3: Interrupt",
     "[2026-01-02 10:00:00,123] [ERROR] [launch.py:321:sigkill_handler] ['python', 'x'] exits with return code = -2",
 )
@@ -94,6 +100,32 @@ def test_values_that_stay_non_finite_are_a_finding_beside_other_progress(tmp_pat
     assert answer(of(tmp_path, "\n".join(lines))) == ("found", ["loss_not_finite"])
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Loss is nan, stopping training",
+        "ERROR: Non-finite loss detected at step 30, aborting",
+        "AssertionError: Rank 0: found NaN in local forward loss calculation",
+        "FloatingPointError: loss became infinite",
+    ],
+)
+def test_a_program_that_ends_for_a_non_finite_value(tmp_path: Path, line: str) -> None:
+    assert answer(of(tmp_path, f"{STEPS}\n{line}"))[1][:1] == ["loss_not_finite"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "check_for_nan_in_loss: True",
+        "checking for nan loss is enabled",
+        "nan_grads: 0 inf_grads: 0",
+        "number of nan iterations: 0",
+    ],
+)
+def test_settings_and_counts_of_non_finite_values_are_no_values(tmp_path: Path, line: str) -> None:
+    assert answer(of(tmp_path, f"{line}\n{STEPS}\n{line}")) == ("healthy", [])
+
+
 def test_an_infinite_gradient_norm_now_and_then_is_loss_scaling(tmp_path: Path) -> None:
     form = "step {n} loss 2.1 grad_norm: {v}"
     assert answer(of(tmp_path, _steps(form, ["inf", "inf", *["1.0"] * 30]))) == ("healthy", [])
@@ -134,6 +166,9 @@ def test_a_crash_signal_alone_is_an_unsure_finding(tmp_path: Path) -> None:
         "RuntimeWorker: HIP error: unknown",
         "(Worker pid=7) [2026-01-02 10:00:00,227 E 7 9] logging.cc:97: Unhandled exception: St9exception. what(): the collective failed",
         "Exception raised from operator() at /src/backend/process_group_xyz.cpp:286 (most recent call first):",
+        "libc++abi: terminating due to uncaught exception of type std::bad_function_call",
+        "python: queue.c:2617: push: Assertion `x' failed.",
+        "UR backend failed. UR backend returns:39",
         "synStatus 26: HCL collective call returned error",
         "[2026-01-02 10:00:00.1][HABANA] synLaunch call failed with status 26",
         "E0102 16:59:05.121 77 site-packages/torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: ",
@@ -153,6 +188,11 @@ def test_errors_of_a_device_or_its_library_are_failures(tmp_path: Path, line: st
         "n1:7:7 [0] misc/cudawrap.cc:36 NCCL WARN Failed to find CUDA library libcuda.so in /usr/lib",
         "slurmstepd: error: couldn't chdir to `/home/u/work': No such file or directory: going to /tmp instead",
         "slurmstepd: error: Unable to get the home directory of user: using / instead",
+        "n1:7:7 [0] NCCL WARN NET/IB : Unable to open device rocep1 - ignoring",
+        "n1:7:7 [0] NCCL WARN Could not get NUMA node, performance might be reduced",
+        "libibverbs: Warning: couldn't load driver 'libxy.so': libxy.so: cannot open shared object file: No such file or directory",
+        "INFO: init_process_group: rendezvous at tcp://n1:29500, timeout: 0:30:00",
+        "INFO waiting for all workers, rdzv timeout is 600",
         "  rdzv_configs     : {'timeout': 900}",
         "init_process_group(backend='nccl', timeout=1800)",
         "Namespace(rdzv_backend='c10d', rdzv_timeout=600, ddp_timeout=1800)",
@@ -162,6 +202,21 @@ def test_remarks_at_the_start_are_no_failures(tmp_path: Path, line: str) -> None
     start = "n1:7:7 [0] NCCL INFO Bootstrap : Using eno1:10.4.0.12<0>"
     assert answer(of(tmp_path, f"{start}\n{line}\n{start}")) == ("incomplete", [])
     assert answer(of(tmp_path, f"{line}\n{STEPS}")) == ("healthy", [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR rendezvous timed out: 3 of 4 nodes joined",
+        "RuntimeError: rendezvous timeout after 600 seconds",
+        "rendezvous timeout: no answer",
+    ],
+)
+def test_a_rendezvous_that_timed_out_is_no_setting(tmp_path: Path, line: str) -> None:
+    assert answer(of(tmp_path, f"{line}\nsrun: error: n1: task 0: Exited with exit code 1")) == (
+        "found",
+        ["rendezvous_unreachable"],
+    )
 
 
 def test_a_folder_that_slurm_replaced_counts_beside_a_failure(tmp_path: Path) -> None:
@@ -338,6 +393,10 @@ def test_what_frameworks_print_at_the_end_is_completion(tmp_path: Path, line: st
         "  num_train_epochs = 3\n  max_steps = 500\n  Total optimization steps = 500",
         "Dataset preparation finished",
         "test accuracy is measured every 500 steps",
+        "Saving checkpoints every 500 steps to out",
+        "checkpoints will be saved to out/model",
+        "results written to out/log every 10 steps",
+        "wandb: Syncing run lucky-1\nwandb: View run at https://wandb.ai/u/p/runs/ab",
     ],
 )
 def test_preparation_is_neither_progress_nor_completion(tmp_path: Path, line: str) -> None:

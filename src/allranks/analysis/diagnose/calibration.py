@@ -36,7 +36,7 @@ def only_reported(candidate: CandidateCause) -> bool:
     return (
         candidate.id == "rank_died"
         and len(own) == len(candidate.signals) > 0
-        and all(s.emitter in _REPORTING and not s.frames for s in own)
+        and all((s.emitter in _REPORTING or "told" in s.groups) and not s.frames for s in own)
     )
 
 

@@ -15,7 +15,8 @@ LIKELY = 0.8  # this cause, with rare exceptions
 POSSIBLE = 0.6  # one of several possible causes
 WEAK = 0.35  # only counts together with a stronger message
 
-TIMED_OUT = r"(?:timed? ?out|timeout)(?!\w|['\"]?\s{0,2}[:=(])"  # an event: not the name of a setting with its value
+# an event: not the name of a setting with its value
+TIMED_OUT = r"(?:timed ?out|time ?out(?!\w|['\"]?\s{0,2}(?:=|:\s{0,2}['\"]?(?:\d|none|null|datetime)|\(\w+\)=)))"
 
 
 class Pattern:

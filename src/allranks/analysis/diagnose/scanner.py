@@ -323,7 +323,7 @@ class _FileState:
             return False
         if meaning.owner == "exception":
             self.ignored_from = number - IGNORED_LINES  # other rules of this line still belong to it
-        return meaning.owner in ("exception", "traceback") or meaning.kind == "class"
+        return meaning.owner in ("exception", "traceback", "interrupt") or meaning.kind == "class"
 
     def start_again(self) -> None:
         """Discard the previous attempt when a new attempt starts in the event file of a run."""

@@ -184,6 +184,19 @@ LOSS_NOT_FINITE = FailureClass(
             weight=LIKELY,
             passing=True,
         ),
+        Pattern(
+            r"\bloss\b(?: value)? (?:is|was|became|becomes|has become|went|turned)(?: to)? (?:nan|inf(?:inite|inity)?|not finite|non-?finite)\b"
+            r"|\b(?:nan|inf(?:inite)?|non-?finite)(?: (?:or|and) (?:nan|inf(?:inite)?))?(?: values?)? (?:(?:was |were )?(?:found|detected) )?(?:in )?(?:the )?(?:local |training |total )?(?:forward )?(?:loss|grad(?:ient)?s?)\b",
+            "loss ",
+            "nan ",
+            "inf ",
+            "infinite ",
+            "non-finite ",
+            "nonfinite ",
+            weight=LIKELY,
+            passing=True,
+            unless=r"\bif\b|\bwhen\b|check(?:ing)? for|\bno nan\b|\bskip",
+        ),
         # with float16, single steps with an infinite norm are skipped
         Pattern(
             r"\b(?:grad(?:ient)?s?[ _-]?norm|g_?norm)(?:_\w{1,12})?['\"]?\s{0,3}[:=|]?\s{0,3}['\"]?(?:tensor\()?[-+]?inf(?:inity)?\b",
@@ -269,7 +282,11 @@ LIBRARY_MISSING = FailureClass(
             weight=POSSIBLE,
             unless=r"/python[\d.]*: No module named|^python[\d.]*: |numpy\._?core",
         ),
-        Pattern(r"cannot open shared object file", weight=LIKELY, unless="lib[nr]ccl-|NET/Plugin|dlerror|falling back"),
+        Pattern(
+            r"cannot open shared object file",
+            weight=LIKELY,
+            unless="lib[nr]ccl-|NET/Plugin|dlerror|falling back|libibverbs: Warning",
+        ),
         Pattern(r"undefined symbol:", weight=LIKELY, unless=r"undefined symbol: ?_?p?nccl"),
         Pattern(r"ImportError\b", "importerror", weight=LIKELY, unless="nccl|numpy"),
         Pattern(r"cannot import name", weight=LIKELY, unless="from 'numpy"),

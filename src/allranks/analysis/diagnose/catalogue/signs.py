@@ -29,14 +29,18 @@ INTERRUPT_PATTERNS: tuple[Pattern, ...] = (
         unless=r"except\b.{0,20}KeyboardInterrupt|KeyboardInterrupt handler|handles? KeyboardInterrupt|\bif\b",
     ),
     Pattern(
-        r"(?P<interrupt>\b(?:received|got|caught|by|due to|signal|with)\b(?: a| the)?(?: signal)?:?\s{0,2}(?:<?Signals\.)?SIGINT\b|\(SIGINT\)|\b(?:received|got|caught|by) signal:? 2\b)",
+        r"(?P<interrupt>\b(?:received|got|caught|by|due to|signal|with)\b(?: a| the)?(?: signal)?:?\s{0,2}(?:<?Signals\.)?SIGINT\b|\(SIGINT\)|\bsignal:? 2\b(?! of)|\b2 death signal\b)",
         "sigint",
         "signal",
         unless=r"\bhandlers?\b|will be|\bwhen |\bif |\bon signal from",
     ),
     Pattern(
-        r"(?P<interrupt>interrupted by (?:the )?user|(?:received|detected|caught|pressed|sending|by|with|via) ctrl[-+ ]c\b|ctrl[-+ ]c (?:was )?(?:pressed|received|detected|caught)|^\s*\^CTraceback|srun: error: \S+ tasks? [\d,\-\[\]]+: Interrupt\b|Job has been cancelled)",
+        r"(?P<interrupt>interrupted (?:by|from) (?:the )?(?:user|keyboard)|\buser (?:has )?interrupted\b|\] Interrupt\s*$|(?:received|detected|caught|pressed|sending|by|with|via) ctrl[-+ ]c\b|ctrl[-+ ]c (?:was )?(?:pressed|received|detected|caught)|^\s*\^CTraceback|srun: error: \S+ tasks? [\d,\-\[\]]+: Interrupt\b|Job has been cancelled)",
         "interrupted by",
+        "interrupted from",
+        "user interrupted",
+        "user has interrupted",
+        "] interrupt",
         "ctrl",
         "ctraceback",
         ": interrupt",
@@ -46,7 +50,7 @@ INTERRUPT_PATTERNS: tuple[Pattern, ...] = (
 )
 
 
-_STATED_FALLBACK = r"\b(?:going to|using) \S+ instead\b"  # the line says how it went on
+_STATED_FALLBACK = r"\b(?:going to|using) \S+ instead\b|\bignor(?:ing|ed)\b"  # the line says how it went on
 
 
 class FailureSign(Struct, frozen=True, kw_only=True):
@@ -75,6 +79,12 @@ _SIGNS = (
                 "unhandled exception",
                 "terminate called",
                 "fatal python error",
+            ),
+            Pattern(
+                r"\bterminating (?:due to|with) uncaught exception|\bAssertion [`'\"].{1,300} failed\b",
+                "terminating due to",
+                "terminating with",
+                "assertion ",
             ),
             Pattern(
                 r"^\W*what\(\): +\S|\bException raised from .{1,80}? at \S+\.(?:c|cc|cpp|cxx|cu|h|hpp):\d+",
@@ -227,7 +237,7 @@ _SIGNS = (
                 r"\b(?:NCCL|RCCL) (?:WARN|ERROR)\b",
                 "nccl warn",
                 "nccl error",
-                unless=r"NCCL WARN (?:NET/Plugin|TUNER/|PROFILER/|Plugin|MSCCL|NCCL_\w+ .{0,30}(?:deprecat|set))|NCCL WARN .{0,60}(?:deprecated|Missing \"|numa_balancing|NUMA auto|No socket interface for|performance may|No plugin|Failed to (?:open|find|load) .{0,30}\blib\w+\.so)|\b(?:can|could|may|might) (?:lead to|cause|result in|degrade|reduce)",
+                unless=r"NCCL WARN (?:NET/Plugin|TUNER/|PROFILER/|Plugin|MSCCL|NCCL_\w+ .{0,30}(?:deprecat|set))|NCCL WARN .{0,60}(?:deprecated|Missing \"|numa_balancing|NUMA auto|No socket interface for|performance may|No plugin|Failed to (?:open|find|load) .{0,30}\blib\w+\.so)|\b(?:can|could|may|might) (?:be )?(?:lead|caus|result|degrad|reduc|slow|affect)|\bignor(?:ing|ed)\b",
             ),
             Pattern(
                 r"\bnccl(?:UnhandledCudaError|SystemError|InternalError|InvalidArgument|InvalidUsage|RemoteError)\b|unhandled (?:cuda|system) error",
@@ -267,8 +277,13 @@ _SIGNS = (
                 ".cu:",
             ),
             Pattern(
+                r"\b(?:backend|engine|allocation|initiali[sz]ation|connection|launch|handshake|registration|operation|request|mount|import|download|compilation|build|transfer)s? (?:has |have )?failed\b",
+                "failed",
+                unless=r"\b(?:0|no|none|zero) \w* ?failed|\bif\b|\bwhen\b|retry|falling back|ignor",
+            ),
+            Pattern(
                 r"\b(?:CUDA|HIP|ROCm|NPU|XPU|MUSA|MLU|HPU|TPU|Level.?Zero|SYCL|NCCL|RCCL|HCCL|HCL|CCL|cuBLAS|cuDNN|hipBLAS|MIOpen|driver|device) (?:runtime )?error\b\W{1,3}\w"
-                r"|\b(?:cu|hip|acl|syn|ze|rt|musa|cn)[A-Z]\w{2,40} (?:call )?(?:failed|returned (?:an )?error)\b|\b(?:collective|kernel|library|driver|runtime|API|system|nccl\w*|hccl\w*|hcl\w*) (?:call )?(?:returned (?:an )?error|failed with (?:status|error|code))\b",
+                r"|(?-i:\b(?:cu|cuda|hip|acl|syn|ze|rt|musa|cn)[A-Z]\w{2,40}) (?:call )?(?:failed|returned (?:an )?error)\b|\b(?:collective|kernel|library|driver|runtime|API|system|nccl\w*|hccl\w*|hcl\w*) (?:call )?(?:returned (?:an )?error|failed with (?:status|error|code))\b",
                 "cuda error",
                 "hip error",
                 "rocm error",
@@ -379,6 +394,7 @@ COMPLETION_PATTERNS: tuple[Pattern, ...] = (
         "wrote",
         "final ",
         weight=0.5,
+        unless=r"\bwill be\b|\bto be\b|\bevery\b",
     ),
     Pattern(
         r"run_stop.{0,80}success|Application startup complete|Uvicorn running on",
@@ -405,7 +421,7 @@ ENDED_PATTERNS: tuple[Pattern, ...] = (
         "successfully",
     ),
     Pattern(
-        r"exiting program at iteration \d+|\bstate: SUCCEEDED\b|worker group successfully finished|\b(?:training|run) has ended\b|^wandb: (?:Run summary:|Synced \d|Synced \S+: http|.{0,12}View run )|\bOptimizer stripped from\b",
+        r"exiting program at iteration \d+|\bstate: SUCCEEDED\b|worker group successfully finished|\b(?:training|run) has ended\b|^wandb: (?:Run summary:|Synced \d|Synced \S+: http|.{0,12}View run \S+ at: )|\bOptimizer stripped from\b",
         "exiting program",
         "state: succeeded",
         "successfully finished",
@@ -414,7 +430,7 @@ ENDED_PATTERNS: tuple[Pattern, ...] = (
         "optimizer stripped",
     ),
     Pattern(
-        r"\b(?:total|overall|elapsed|training|train) (?:\w+ )?(?:time|runtime|duration)(?: \w+)?\s*[:=]\s*\d|\b(?:training|run) took \d|\b\d+ epochs completed in \d",
+        r"\b(?:total|overall|training|train) (?:\w+ )?(?:time|runtime|duration)(?: \w+)?\s*[:=]\s*\d|\b(?:training|run) took \d|\b\d+ epochs completed in \d",
         "time",
         "runtime",
         "duration",

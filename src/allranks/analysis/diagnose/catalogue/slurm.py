@@ -338,7 +338,7 @@ SLURM_CONTROLLER_ERROR = FailureClass(
         ),
         Pattern(r"Unable to contact slurm controller"),
         Pattern(
-            r"can'?t find (?:an )?address\b.{0,60}|slurm_set_addr: Unable to resolve|xgetaddrinfo: getaddrinfo\(\S+ failed|\bcheck slurm\.conf",
+            r"can'?t find (?:an )?address\b|slurm_set_addr: Unable to resolve|xgetaddrinfo: getaddrinfo\(\S+ failed|\bcheck slurm\.conf",
             "find address",
             "find an address",
             "slurm_set_addr",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from allranks.analysis.diagnose.calibration import confidences, only_reported
@@ -94,13 +95,16 @@ def _mark_explained(case: DiagnosisCase) -> None:
             candidate.score = min(candidate.score, min(c.score for c in others) - 0.1)
 
 
+_ABORT = re.compile(r"SIGABRT|\babort|(?<![\d.])-6\b|\b134\b|\bsignal:? 6\b|0:6\b", re.IGNORECASE)
+
+
 def _hangs_and_crashes(case: DiagnosisCase) -> None:
     """Mark SIGABRT as explained if the watchdog sent it, and lower the score of a crash beside a stronger cause."""
     found = case.candidates
     died = found.get("rank_died")
     if died is None:
         return
-    aborts = all("ABRT" in s.text.upper() or "-6" in s.text or "abort" in s.text.lower() for s in died.signals)
+    aborts = all(_ABORT.search(s.text) for s in died.signals)
     told = case.facts("watchdog") or [
         c
         for c in found.values()
