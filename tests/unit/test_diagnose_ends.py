@@ -45,7 +45,8 @@ INTERRUPTS = (
     "W0102 10:00:00.1 77 torch/distributed/elastic/agent/server/api.py:741] Received 2 death signal, shutting down workers",
     "srun: Cancelled pending job step with signal 2",
     "make: *** [train] Interrupt",
-    "Exception ignored in: <function Loader.__del__>\nTraceback (most recent call last):\nKeyboardInterrupt: \n^CTraceback (most recent call last):\nKeyboardInterrupt",
+    "Exception ignored in: <function Loader.__del__>\nTraceback (most recent call last):\nKeyboardInterrupt: \n"
+    "^CTraceback (most recent call last):\nKeyboardInterrupt: ",
     "srun: error: node-b: task 3: Interrupt",
     "[2026-01-02 10:00:00,123] [ERROR] [launch.py:321:sigkill_handler] ['python', 'x'] exits with return code = -2",
 )
@@ -367,6 +368,18 @@ COMPLETIONS = (
     "500 epochs completed in 0.123 hours.",
     "Optimizer stripped from runs/exp/weights/best.pt, 14.5MB",
     "Job finished with exit code 0",
+    "[2026-01-02 10:00:00,123] [INFO] [engine.py:3500:_save_zero_checkpoint] zero checkpoint saved out/global_step500/zero_pp_rank_0.pt",
+    "[Torch] Checkpoint global_step500 is ready now!",
+    "Checkpoint successfully created at: Checkpoint(filesystem=local, path=/x)",
+    "script finished at Fri Nov 25",
+    "End time: Fri Nov 25 10:00:00 2026",
+    "INFO [rank0] Finished run in 31.2 s",
+    "the training run ended normally",
+    "Reached max steps 500, exiting",
+    "max_steps (500) reached. Stopping training",
+    "Early stopping triggered after 12 epochs",
+    "rank 0 exiting, success",
+    "***** train metrics *****\n  epoch = 3.0\n  train_loss = 0.5",
     "Saving model checkpoint to out/checkpoint-500",
 )
 
@@ -392,6 +405,11 @@ def test_what_frameworks_print_at_the_end_is_completion(tmp_path: Path, line: st
         "Loaded the model; loss function: cross entropy",
         "  num_train_epochs = 3\n  max_steps = 500\n  Total optimization steps = 500",
         "Dataset preparation finished",
+        "Compiling done, batch size 8, epochs 3, lr 1e-4",
+        "CUDA error handling is enabled\nNCCL error checks: on",
+        "optional import failed: x, using default attention",
+        "NCCL_ASYNC_ERROR_HANDLING=1\nwatchdog timeout(ms)=600000",
+        "Tokenization done\nAll distributed processes registered. Starting with 8 processes",
         "test accuracy is measured every 500 steps",
         "Saving checkpoints every 500 steps to out",
         "checkpoints will be saved to out/model",
@@ -403,8 +421,32 @@ def test_preparation_is_neither_progress_nor_completion(tmp_path: Path, line: st
     assert answer(of(tmp_path, f"starting\n{line}")) == ("incomplete", [])
 
 
+@pytest.mark.parametrize(
+    ("end", "wanted"),
+    [
+        ("Training completed\nTraceback (most recent call last):\nValueError: bad", ("found", ["application_error"])),
+        (
+            "srun: error: n1: task 0: Exited with exit code 1\nwandb: Run summary:\nwandb:  loss 1.2",
+            ("unexplained", []),
+        ),
+        (
+            "E0102 16:59:05.1 7 torch/x/api.py:882] failed (exitcode: 1) local_rank: 0\nTraining has ended.\nTotal time: 3.1 s",
+            ("unexplained", []),
+        ),
+        (
+            "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2025-02-04T03:05:00 DUE TO TIME LIMIT ***\nKeyboardInterrupt",
+            ("found", ["slurm_time_limit"]),
+        ),
+    ],
+)
+def test_what_looks_like_completion_does_not_hide_a_failure(
+    tmp_path: Path, end: str, wanted: tuple[str, list[str]]
+) -> None:
+    assert answer(of(tmp_path, f"{STEPS}\n{end}")) == wanted
+
+
 def test_a_lost_peer_after_completion_is_tear_down(tmp_path: Path) -> None:
     lost = "[rank1]:[W102 10:00:00.1 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=5): Broken pipe\n"
-    lost += "[rank1]:[W102 10:00:00.2 ProcessGroupNCCL.cpp:1659] Failed to check the should dump flag on TCPStore, (maybe TCPStore server has shut down too early)"
+    lost += "[rank1]:[W102 10:00:00.2 ProcessGroupNCCL.cpp:1659] Failed to check the should dump flag on TCPStore, (maybe the server has shut down)"
     assert answer(of(tmp_path, f"{STEPS}\nTraining completed\n{lost}")) == ("healthy", [])
     assert answer(of(tmp_path, f"{STEPS}\n{lost}")) == ("found", ["peer_died_first"])

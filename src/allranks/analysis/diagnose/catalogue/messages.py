@@ -213,7 +213,7 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
 COUNTED_FACTS = frozenset({"channel", "comm_ready"})
 # A line that shows training progress.
 PROGRESS_PATTERN = Pattern(
-    r"(?:\b(?:step|iter(?:ation)?|epoch|batch)s?\b[^a-z]{0,12}\d.{0,200}?(?:loss|it/s|s/it|tokens|samples|throughput|grad|lr\b|ms\b|elapsed)"
+    r"(?:\b(?:steps?|iter(?:ation)?s?|epoch|batch(?:es)?)\b[^a-z]{0,12}\d.{0,200}?(?:loss|it/s|s/it|tokens|samples|throughput|grad|lr\b|ms\b|elapsed)"
     r"|\bloss\b[^a-z]{0,6}\d|\d ?(?:it/s|s/it|samples/s|tokens/s|tok/s|ima?ge?s?/s|steps/s)|'loss': '?\d|iteration +\d+/ *\d+ *\||\bEpoch:? \[?\d+\]?[ /\[]|\b(?:train|val|eval|test)\w*[_ ]loss\W{1,4}\d|^\s*\d{1,12}\s+\d{1,12}\s+(?:u?int\d+|float|half|bfloat\d+|double|fp\d\w*|f\d\w*)\s+\w+\s+-?\d+\s+[\d.]+\s+[\d.]+)",
     "loss",
     "*_loss",

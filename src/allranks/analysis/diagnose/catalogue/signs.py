@@ -234,7 +234,7 @@ _SIGNS = (
         strong=False,
         patterns=(
             Pattern(
-                r"\b(?:NCCL|RCCL) (?:WARN|ERROR)\b",
+                r"(?-i:\b(?:NCCL|RCCL) (?:WARN|ERROR)\b)|\b(?:NCCL|RCCL) error(?: in\b|\s?[:\d])",
                 "nccl warn",
                 "nccl error",
                 unless=r"NCCL WARN (?:NET/Plugin|TUNER/|PROFILER/|Plugin|MSCCL|NCCL_\w+ .{0,30}(?:deprecat|set))|NCCL WARN .{0,60}(?:deprecated|Missing \"|numa_balancing|NUMA auto|No socket interface for|performance may|No plugin|Failed to (?:open|find|load) .{0,30}\blib\w+\.so)|\b(?:can|could|may|might) (?:be )?(?:lead|caus|result|degrad|reduc|slow|affect)|\bignor(?:ing|ed)\b",
@@ -279,10 +279,10 @@ _SIGNS = (
             Pattern(
                 r"\b(?:backend|engine|allocation|initiali[sz]ation|connection|launch|handshake|registration|operation|request|mount|import|download|compilation|build|transfer)s? (?:has |have )?failed\b",
                 "failed",
-                unless=r"\b(?:0|no|none|zero) \w* ?failed|\bif\b|\bwhen\b|retry|falling back|ignor",
+                unless=r"\b(?:0|no|none|zero) \w* ?failed|\bif\b|\bwhen\b|retry|falling back|ignor|optional|using default|using .{1,30} instead",
             ),
             Pattern(
-                r"\b(?:CUDA|HIP|ROCm|NPU|XPU|MUSA|MLU|HPU|TPU|Level.?Zero|SYCL|NCCL|RCCL|HCCL|HCL|CCL|cuBLAS|cuDNN|hipBLAS|MIOpen|driver|device) (?:runtime )?error\b\W{1,3}\w"
+                r"\b(?:CUDA|HIP|ROCm|NPU|XPU|MUSA|MLU|HPU|TPU|Level.?Zero|SYCL|NCCL|RCCL|HCCL|HCL|CCL|cuBLAS|cuDNN|hipBLAS|MIOpen|driver|device) (?:runtime )?error\b(?: code| \d|\s?[:(]\s?\w)"
                 r"|(?-i:\b(?:cu|cuda|hip|acl|syn|ze|rt|musa|cn)[A-Z]\w{2,40}) (?:call )?(?:failed|returned (?:an )?error)\b|\b(?:collective|kernel|library|driver|runtime|API|system|nccl\w*|hccl\w*|hcl\w*) (?:call )?(?:returned (?:an )?error|failed with (?:status|error|code))\b",
                 "cuda error",
                 "hip error",
@@ -311,7 +311,7 @@ _SIGNS = (
                 "returned error",
                 "returned an error",
                 unless=r"\b(?:0|no) (?:device|driver) error|retry|falling back|\bif\b|\bwhen\b",
-            ),  # fmt: skip
+            ),
             Pattern(
                 r"^\W*(?:\S+: )?(?:fatal error|fatal|error)(?: \w{1,12}\d*)?: \S",
                 "error",
@@ -372,11 +372,15 @@ COMPLETION_PATTERNS: tuple[Pattern, ...] = (
         unless="not (?:been )?(?:complete|finish|done)|before|until|when|once|has not|to be",
     ),
     Pattern(
-        r"\b(?:finished|completed|done)(?: with)? (?:the )?(?:\w+ )?(?:training|fine-?tuning|pre-?training)\b|all done\b",
+        r"\b(?:finished|completed|done)(?: with)? (?:the )?(?:\w+ )?(?:training|fine-?tuning|pre-?training)\b|all done\b"
+        r"|\breached (?:the )?(?:max(?:imum)?|final|last)[ _](?:\w+ )?(?:steps?|epochs?|iterations?)\b|\bmax_?(?:steps|epochs|iters?)\b.{0,20}\breached\b|early stopping (?:triggered|activated|condition met|at epoch)|\bstopping early\b",
         "finished",
         "completed",
         "done",
-        unless="not (?:been )?(?:complete|finish|done)|before|until|when|once|has not|to be|un(?:finished|completed)",
+        "reached",
+        "early stopping",
+        "stopping early",
+        unless=r"not (?:been )?(?:complete|finish|done)|before|until|when|once|has not|to be|un(?:finished|completed)|\bif\b",
     ),
     Pattern(
         r"Avg bus bandwidth|Out of bounds values\s*:\s*0 OK|collective test concluded|All tests passed|tests? passed\b|\b\d+ passed in ",
@@ -388,9 +392,12 @@ COMPLETION_PATTERNS: tuple[Pattern, ...] = (
         " passed in ",
     ),
     Pattern(
-        r"\b(?:saved|saving|wrote) (?:the )?(?:final )?(?:\w+ ){0,2}(?:model|weights|adapter|checkpoint|results)\b|\b(?:model|weights|adapter|checkpoint|results)(?: \w+){0,3} (?:saved|written) (?:to|in|at|as|under)\b|final (?:train|val|eval|test)?\w* ?(?:loss|accuracy|perplexity)",
+        r"\b(?:saved|saving|wrote) (?:the )?(?:final )?(?:\w+ ){0,2}(?:model|weights|adapter|checkpoint|results)\b|\b(?:model|weights|adapter|checkpoint|results)(?: \w+){0,3} (?:saved|written|is ready)(?: now| to| in| at| as| under| out)\b|\bcheckpoint successfully (?:created|saved|written)\b|final (?:train|val|eval|test)?\w* ?(?:loss|accuracy|perplexity)",
         "saved",
         "saving",
+        "written",
+        "is ready",
+        "checkpoint successfully",
         "wrote",
         "final ",
         weight=0.5,
@@ -421,11 +428,16 @@ ENDED_PATTERNS: tuple[Pattern, ...] = (
         "successfully",
     ),
     Pattern(
-        r"exiting program at iteration \d+|\bstate: SUCCEEDED\b|worker group successfully finished|\b(?:training|run) has ended\b|^wandb: (?:Run summary:|Synced \d|Synced \S+: http|.{0,12}View run \S+ at: )|\bOptimizer stripped from\b",
+        r"exiting program at iteration \d+|\bstate: SUCCEEDED\b|worker group successfully finished|\b(?:training|run|job|script|program)(?: run)? (?:has )?(?:ended|finished|completed)\b(?: normally| successfully| at\b| in\b| on\b|\W*$)|\bfinished (?:run|job|script|program)\b|^\W*(?:end time|finished at|ended at|end date)\s*:|\bexiting,? (?:success|normally)|^wandb: (?:Run summary:|Synced \d|Synced \S+: http|.{0,12}View run \S+ at: )|\bOptimizer stripped from\b",
         "exiting program",
         "state: succeeded",
         "successfully finished",
-        "has ended",
+        "ended",
+        "finished",
+        "completed",
+        "end time",
+        "end date",
+        "exiting",
         "wandb: ",
         "optimizer stripped",
     ),
