@@ -376,6 +376,25 @@ _MESSAGES = (
         example="Some weights of BertForSequenceClassification were not initialized from the model checkpoint",
     ),
     BenignMessage(
+        id="factory_registered_twice",
+        why="TensorFlow or JAX registers the CUDA libraries that torch has registered; this has no effect on training.",
+        patterns=(Pattern(r"Unable to register cu(DNN|FFT|BLAS|SOLVER) factory", "unable to register cu"),),
+        example="E0000 00:00:1.1 7 cuda_dnn.cc:8310] Unable to register cuDNN factory: Attempting to register factory for plugin cuDNN when one has already been registered",
+    ),
+    BenignMessage(
+        id="login_environment",
+        why="A note about the environment of a login session, which a batch job does not need.",
+        patterns=(
+            Pattern(
+                r"XDG_RUNTIME_DIR (is )?(not set|invalid)|not a git repository \(or any|from LD_PRELOAD cannot be preloaded .{0,120}\bignored\b",
+                "xdg_runtime_dir",
+                "not a git repository",
+                "ld_preload cannot be",
+            ),
+        ),
+        example="error: XDG_RUNTIME_DIR not set in the environment.",
+    ),
+    BenignMessage(
         id="ras_mismatch",
         why="NCCL's RAS reports ranks that are one operation apart; a snapshot of a running job nearly always does.",
         patterns=(

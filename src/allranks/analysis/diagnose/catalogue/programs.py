@@ -195,7 +195,7 @@ LOSS_NOT_FINITE = FailureClass(
             "nonfinite ",
             weight=LIKELY,
             passing=True,
-            unless=r"\bif\b|\bwhen\b|check(?:ing)? for|\bno nan\b|\bskip",
+            unless=r"\bif\b|\bwhen\b|check(?:ing)? for|\bno nan\b|\bskip|loss[ _]?scal|overflow",
         ),
         # with float16, single steps with an infinite norm are skipped
         Pattern(

@@ -50,7 +50,9 @@ INTERRUPT_PATTERNS: tuple[Pattern, ...] = (
 )
 
 
-_STATED_FALLBACK = r"\b(?:going to|using) \S+ instead\b|\bignor(?:ing|ed)\b"  # the line says how it went on
+_STATED_FALLBACK = (
+    r"\b(?:going to|using) \S+ instead\b|\bignor(?:ing|ed)\b|: \[(?:WARN|INFO)"  # the line says how it went on
+)
 
 
 class FailureSign(Struct, frozen=True, kw_only=True):
