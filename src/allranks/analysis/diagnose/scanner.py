@@ -89,7 +89,8 @@ class Scanner:
         if b"\\n" in block and b"Traceback" in block:
             block = _QUOTED.sub(lambda match: match.group().replace(b"\\n", b"\r"), block)
         if state.labelled is None:
-            state.labelled = has_task_labels(_split_returns(block[:_LABEL_BYTES], 1)[0][:_LABEL_LINES])
+            start = block[:_LABEL_BYTES].replace(b"\r", b"\n")
+            state.labelled = has_task_labels(start.split(b"\n", _LABEL_LINES)[:_LABEL_LINES])
         if state.unlike_blocks and b"\r" not in block:
             self._unlike_block(state, block)
         else:
