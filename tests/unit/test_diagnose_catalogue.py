@@ -12,7 +12,7 @@ from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.catalogue.messages import BENIGN_MESSAGES, FACT_PATTERNS
 from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES
 from allranks.analysis.diagnose.patterns import Pattern, longest_literal
-from allranks.analysis.diagnose.scan_rules import LiteralPrefilter, all_rules
+from allranks.analysis.diagnose.scan_rules import FAST_BYTES, LiteralPrefilter, all_rules
 from tests.conftest import shared
 
 ENTRIES = pytest.mark.parametrize("entry", CATALOGUE.values(), ids=list(CATALOGUE))
@@ -77,10 +77,11 @@ def test_many_lines_are_searched_as_each_alone() -> None:
     gate = LiteralPrefilter(rules)
     lines = [e.example.encode() for e in CATALOGUE.values()] + [e.near_miss.encode() for e in CATALOGUE.values()]
     lines += [b"", b"quiet line 17", b"30.0s/it", b"x2failed", b"collective operation timeout", b"7TimeoutError: x"]
-    for first in (lines, lines[::-1], [b"a\xff" * 9, *lines]):
-        telling = gate.telling(first)
+    for first in (lines, lines[::-1], [b"a\xff" * 9, *lines], lines * (FAST_BYTES // len(b"".join(lines)) + 2)):
+        telling = gate.telling(b"\n".join(first))
         assert telling >= {i for i, line in enumerate(first) if gate.candidates(line)}
-    assert not gate.telling([b"quiet line 17", b"", b"another quiet line"])
+    assert not gate.telling(b"quiet line 17\n\nanother quiet line")
+    assert not gate.telling(b"quiet line 17\n" * FAST_BYTES)
     owners = {rule.owner for rule in gate.candidates(b"[Rank 1] Watchdog caught collective operation timeout: x")}
     assert {"collective_hang", "watchdog"} <= owners
 

@@ -8,15 +8,15 @@ from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY
 # Written by `python -m benchmarks.diagnose --calibrate`, from first looks at logs that no rule was written from: kind of rule, answers, hits.
 # begin generated
 MEASURED: dict[str, tuple[int, int]] = {
-    "ambiguous message, recognised emitter": (24, 20),
-    "ambiguous message, unknown emitter": (12, 12),
-    "certain message, recognised emitter": (74, 74),
-    "certain message, unknown emitter": (32, 29),
-    "exception": (29, 24),
-    "likely message, recognised emitter": (30, 26),
-    "likely message, unknown emitter": (19, 11),
-    "parsed message": (7, 6),
-    "several messages together": (12, 9),
+    "ambiguous message, recognised emitter": (28, 24),
+    "ambiguous message, unknown emitter": (13, 13),
+    "certain message, recognised emitter": (100, 99),
+    "certain message, unknown emitter": (36, 33),
+    "exception": (41, 35),
+    "likely message, recognised emitter": (47, 38),
+    "likely message, unknown emitter": (21, 12),
+    "parsed message": (8, 7),
+    "several messages together": (15, 12),
 }
 # end generated
 RULE_WEIGHT = 6  # the rule's own weight counts like so many measured answers
@@ -26,10 +26,26 @@ CONTRADICTION = 0.08
 _RECORDS = frozenset({"event_hang", "event_error", "rank_end", "rank_early", "rank_done"})
 
 
+SIGNAL_ALONE, SIGNAL_ALONE_WEIGHT = "signal alone", 0.5  # how a process ended is known, and not why or where it crashed
+_REPORTING = frozenset({"launcher", "mpi", "shell", "slurm_client", "slurm_daemon"})
+
+
+def only_reported(candidate: CandidateCause) -> bool:
+    """Return whether all that is known of a crash is the signal, by the report of a launcher, a shell or the scheduler."""
+    own = [s for s in candidate.signals if s.kind == "class"]
+    return (
+        candidate.id == "rank_died"
+        and len(own) == len(candidate.signals) > 0
+        and all((s.emitter in _REPORTING or "told" in s.groups) and not s.frames for s in own)
+    )
+
+
 def kind_of(candidate: CandidateCause) -> str:
     """Return the kind of rule on which a candidate rests most."""
     if any(s.owner in _RECORDS for s in candidate.signals):
         return "record of a run"
+    if only_reported(candidate):
+        return SIGNAL_ALONE
     own = [s for s in candidate.signals if s.kind == "class" and s.owner == candidate.id]
     if not own:
         return "exception" if candidate.id == "application_error" else "several messages together"
@@ -54,6 +70,7 @@ def confidences(candidates: list[CandidateCause]) -> list[float]:
 def _confidence(candidate: CandidateCause, *, contradictions: int) -> float:
     kind = kind_of(candidate)
     answers, hits = MEASURED.get(kind, (0, 0))
-    rate = (hits + RULE_WEIGHT * candidate.score) / (answers + RULE_WEIGHT)
+    weight = min(candidate.score, SIGNAL_ALONE_WEIGHT) if kind == SIGNAL_ALONE else candidate.score
+    rate = (hits + RULE_WEIGHT * weight) / (answers + RULE_WEIGHT)
     highest = UNSURE_HIGHEST if contradictions or kind.endswith("unknown emitter") else HIGHEST
     return max(min(rate, highest) - CONTRADICTION * min(contradictions, 2), 0.05)

@@ -18,6 +18,7 @@ _HOST_FILE = re.compile(r"^([A-Za-z][\w-]*(?:\.[\w-]+)*?)\.(?:rank\d+\.log|(?:sl
 
 
 SURVIVAL_LINES = 3
+REPEATED = 3
 END_LINES, END_PART = (
     60,
     0.1,
@@ -113,14 +114,31 @@ class DiagnosisCase:
     def survived(self, signal: LogSignal) -> bool:
         """Return whether the job went on after the last of these messages: `SURVIVAL_LINES` lines of progress, or its completion.
 
-        One line of progress may be another rank's, which did not yet know of the failure.
+        One line of progress may be another rank's, which did not yet know of the failure. Nothing is survived that a user interrupted.
         """
+        if "interrupt" in signal.groups:
+            return False
         scan = self.scans[signal.file]
         tally = scan.tallies.get(signal.rule)
         last = tally.last_line if tally else signal.line
         later = sum(line > last for line in scan.late_progress)
         done = scan.last_done is not None and scan.last_done > last and signal.severity != "fatal"
         return later >= SURVIVAL_LINES or (done and (later > 0 or signal.emitter not in ENDING_EMITTERS))
+
+    def repeats_to_end(self, signal: LogSignal) -> bool:
+        """Return whether messages of this rule, at least `REPEATED`, go on to the end of the file's progress, as often as before."""
+        scan = self.scans[signal.file]
+        tally = scan.tallies.get(signal.rule)
+        if tally is None or tally.count < REPEATED:
+            return False
+        first = min(s.line for s in scan.signals if s.rule == signal.rule)
+        usual = (tally.last_line - first) / (tally.count - 1)
+        return (scan.last_progress or 0) - tally.last_line <= 2 * usual + 1
+
+    def after_completion(self, signal: LogSignal) -> bool:
+        """Return whether the job had completed, and made no progress since, when a message was written."""
+        scan = self.scans[signal.file]
+        return scan.last_completed is not None and (scan.last_progress or 0) < scan.last_completed < signal.line
 
     def ends_well(self, file: int) -> bool:
         """Return whether a file ends in progress or completion."""

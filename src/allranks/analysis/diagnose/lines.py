@@ -242,11 +242,11 @@ def parse_line(text: str, labelled: bool) -> LogLine:
         subject |= found
         emitter = _emitter_of_prefix(match, found, text) or emitter
     rank, host = subject.get("rank"), subject.get("host")
-    if rank is None and (match := _IN_RANK.search(text)):
+    if rank is None and "ank " in text.lower() and (match := _IN_RANK.search(text)):
         rank = match["rank"]
     if host is None:
-        srun = _SRUN.search(text)
-        match = _ON.search(text) or srun or _HOST.match(text)
+        srun = _SRUN.search(text) if "srun: " in text else None
+        match = (_ON.search(text) if "*** " in text else None) or srun or _HOST.match(text)
         host = match["host"] if match else None
         task = int(srun["task"]) if srun and match is srun else task
     return LogLine(text, _number(rank), _number(subject.get("local")), task, host, _number(subject.get("pid")), emitter)
@@ -323,10 +323,13 @@ def continuation(lines: list[bytes], i: int, labelled: bool) -> list[str]:
     return parts
 
 
+_LABEL = re.compile(rb"\s*\d{1,6}: ")
+
+
 def has_task_labels(lines: list[bytes]) -> bool:
     """Return whether most lines start with a task number, as srun --label writes them."""
     filled = [line for line in lines if line.strip()]
-    return len(filled) >= 2 and sum(bool(re.match(rb"\s*\d{1,6}: ", line)) for line in filled) > 0.6 * len(filled)
+    return len(filled) >= 2 and sum(bool(_LABEL.match(line)) for line in filled) > 0.6 * len(filled)
 
 
 def timestamp_of(text: str) -> float | None:

@@ -15,6 +15,9 @@ LIKELY = 0.8  # this cause, with rare exceptions
 POSSIBLE = 0.6  # one of several possible causes
 WEAK = 0.35  # only counts together with a stronger message
 
+# an event: not the name of a setting with its value
+TIMED_OUT = r"(?:timed ?out|time ?out(?!\w|['\"]?\s{0,2}(?:=|:\s{0,2}['\"]?(?:\d|none|null|datetime)|\(\w+\)=)))"
+
 
 class Pattern:
     """A regular expression (case-insensitive) for one line, and literals (anchors); every match contains at least one of them.
@@ -83,6 +86,9 @@ class FailureClass(Struct, frozen=True, kw_only=True):
     echo: bool = False  # only reports that something else failed
     emitters: frozenset[str] = frozenset()  # whose lines may show it; empty: any
     ends_job: bool = True  # a job that goes on after it has survived it
+    measured: bool = (
+        False  # a value that the program printed: it counts at any log level, and as long as it is repeated
+    )
 
     def accepts(self, emitter: str) -> bool:
         """Return whether a line of this emitter may show the class."""

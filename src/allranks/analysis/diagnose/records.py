@@ -69,6 +69,9 @@ class FileScan(Struct, kw_only=True):
     first_progress: int | None = None
     last_progress: int | None = None
     late_progress: list[int] = field(default_factory=list)  # the last few lines of progress
+    last_completed: int | None = (
+        None  # the last line that says that the job completed, not only that it saved something
+    )
     last_done: int | None = None  # the last line that shows completion
     last_ended: int | None = None  # the last line that shows a process that ended without an error
     last_progress_text: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from allranks.analysis.diagnose.catalogue import CATALOGUE
@@ -15,6 +16,7 @@ from allranks.analysis.diagnose.structured import STRUCTURED
 _LETTERS = bytes(
     c if 97 <= c <= 122 else c + 32 if 65 <= c <= 90 else 48 if 48 <= c <= 57 else 32 for c in range(256)
 )  # small letters, digits as 0, anything else blank
+FAST_BYTES = 1 << 17  # texts of this size are worth the compilation of faster patterns
 _DIGIT_LITERAL = re.compile(r"(?<![\\{,\d])\d(?![\d,]*\})")
 
 
@@ -95,18 +97,25 @@ class LiteralPrefilter:
         rules = (self.rules[i] for i in sorted(found))
         return [rule for rule in rules if any(anchor in low for anchor in rule.anchors)]
 
-    def telling(self, lines: Sequence[bytes]) -> set[int]:
-        """Return the indices of the lines that may contain an anchor. One search for all lines is much faster than one each."""
-        text = b"\n".join(lines)
+    def telling(self, text: bytes) -> set[int]:
+        """Return the indices of the lines of a text that may contain an anchor. One search for all lines is much faster than one each."""
         words = _normalized(text)
-        places = [found.start() for found in self._head.finditer(words)]
-        places += [len(text) - found.start() - 1 for found in self._tail.finditer(words[::-1])]
+        heads, tail = self._fast if len(text) >= FAST_BYTES else ((self._head,), self._tail)
+        places = [found.start() for head in heads for found in head.finditer(words)]
+        places += [len(text) - found.start() - 1 for found in tail.finditer(words[::-1])]
         telling, line, counted = set[int](), 0, 0
         for place in sorted(places):
             line += text.count(b"\n", counted, place)
             telling.add(line)
             counted = place
         return telling
+
+    @cached_property
+    def _fast(self) -> tuple[tuple[re.Pattern[bytes], ...], re.Pattern[bytes]]:
+        """Patterns without groups, for anchors after a blank and after a digit: `re` finds one literal much faster than one of two."""
+        heads = _trie(self._heads)
+        tail = re.compile(b" (?=" + _trie(self._tails) + b")")
+        return (re.compile(b" (?=" + heads + b")"), re.compile(b"0(?=" + heads + b")")), tail
 
 
 def _normalized(text: bytes) -> bytes:

@@ -10,7 +10,6 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
-from operator import itemgetter
 
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.catalogue.messages import (
@@ -36,6 +35,8 @@ from allranks.analysis.diagnose.structured import STRUCTURED
 MAX_FORMS = 100_000
 BULK_FORMS = 64  # with this many new forms in a block, they are searched together
 MAX_FORM = 512  # longer lines are not cached
+MOSTLY = 0.5  # with more than this part of its lines in new forms, a block is followed by `UNLIKE_BLOCKS` that are not split into forms
+UNLIKE_BLOCKS = 8
 LONG_LINE = 4096
 WINDOWS = 16
 MAX_SIGNALS_PER_SOURCE = 3  # signals of one rule from one rank, task or host
@@ -46,6 +47,7 @@ ROOT_CAUSE_LINES = 9  # lines of the launcher's table, from `Root Cause` on
 FRAMES, FRAME_REACH, STREAMS, STACKS = 48, 200, 512, 512
 LOOSE, LOOSE_FRAMES = 32, 12
 TIME_STAMP_REACH = 40  # maximum distance of a time stamp that dates a line without one
+_LABEL_LINES, _LABEL_BYTES = 400, 1 << 18  # the start of a file that shows whether srun labels its lines
 _BLANK = bytes(48 if 48 <= c <= 57 else c for c in range(256))
 
 # A line that quotes a traceback with its line ends written out; events of a run are read as they are.
@@ -67,6 +69,7 @@ class Scanner:
         self.rules = all_rules()
         self.gate = LiteralPrefilter(self.rules)
         self._forms: dict[bytes, MatchingRules] = {}
+        self._progress: MatchingRules = tuple(r for r in self.rules if r.kind == "progress")
 
     def scan(self, number: int, blocks: Iterator[tuple[bytes, bool]]) -> FileScan:
         """Scan one file.
@@ -85,30 +88,62 @@ class Scanner:
         block = strip_escapes(block)
         if b"\\n" in block and b"Traceback" in block:
             block = _QUOTED.sub(lambda match: match.group().replace(b"\\n", b"\r"), block)
+        if state.labelled is None:
+            start = block[:_LABEL_BYTES].replace(b"\r", b"\n")
+            state.labelled = has_task_labels(start.split(b"\n", _LABEL_LINES)[:_LABEL_LINES])
+        if state.unlike_blocks and b"\r" not in block:
+            self._unlike_block(state, block)
+        else:
+            self._like_block(state, block)
+        ended = block.count(b"\n")
+        state.line += ended + (1 if whole and not block.endswith(b"\n") else 0)
+
+    def _unlike_block(self, state: _FileState, block: bytes) -> None:
+        """Search a block for anchors first, and look only at lines that contain one: the lines before it were nearly all new."""
+        state.unlike_blocks -= 1
+        found = sorted(self.gate.telling(block))
+        if not found:
+            return
+        lines = block.split(b"\n")
+        if len(found) > MOSTLY * len(lines):
+            state.unlike_blocks = 0
+        for i in found:
+            form = lines[i].translate(_BLANK)
+            verdict = self._forms.get(form)
+            if verdict is None:
+                verdict = self._classify(state, lines[i], form)
+            if verdict:
+                self._take(state, lines, i, state.line + i, verdict)
+
+    def _like_block(self, state: _FileState, block: bytes) -> None:
+        """Look up the form of each line, and learn the new ones."""
         if b"\r" in block:
             lines, numbers = _split_returns(block, state.line)
             forms = [line.translate(_BLANK) for line in lines]
         else:
             forms, lines, numbers = block.translate(_BLANK).split(b"\n"), None, None
-        if state.labelled is None:
-            state.labelled = has_task_labels((lines or block.split(b"\n"))[:400])
-        said: list[tuple[int, MatchingRules]] = []
-        new: list[int] = []
-        known = self._forms.get
-        for i, form in enumerate(forms):
-            verdict = known(form)
-            if verdict is None:
-                new.append(i)
-            elif verdict:
-                said.append((i, verdict))
-        if said or new:
+        verdicts = list(map(self._forms.get, forms))
+        new = [i for i, verdict in enumerate(verdicts) if verdict is None] if None in verdicts else []
+        if new:
             lines = lines if lines is not None else block.split(b"\n")
-            if new:
-                said = sorted([*said, *self._learn(state, lines, forms, new)], key=itemgetter(0))
-            for i, verdict in said:
-                self._take(state, lines, i, numbers[i] if numbers else state.line + i, verdict)
-        ended = block.count(b"\n")
-        state.line += ended + (1 if whole and not block.endswith(b"\n") else 0)
+            for i, verdict in self._learn(state, lines, forms, new):
+                verdicts[i] = verdict
+        said = [i for i, verdict in enumerate(verdicts) if verdict]
+        if not said:
+            return
+        lines = lines if lines is not None else block.split(b"\n")
+        progress: list[int] = []  # lines that only show progress, and were not counted yet
+        for i in said:
+            verdict = verdicts[i] or ()
+            if verdict is self._progress:
+                progress.append(i)
+                continue
+            if progress:
+                state.progress_lines(progress, lines, numbers)
+                progress = []
+            self._take(state, lines, i, numbers[i] if numbers else state.line + i, verdict)
+        if progress:
+            state.progress_lines(progress, lines, numbers)
 
     def _learn(
         self, state: _FileState, lines: list[bytes], forms: list[bytes], new: list[int]
@@ -119,7 +154,9 @@ class Scanner:
         if len(table) + len(unlike) > MAX_FORMS:
             table.clear()
         if len(unlike) >= BULK_FORMS:
-            telling = self.gate.telling(unlike)
+            telling = self.gate.telling(b"\n".join(unlike))
+            if len(unlike) > MOSTLY * len(forms) and len(telling) < len(unlike) / 4:
+                state.unlike_blocks = UNLIKE_BLOCKS
             if len(unlike) == len(new):  # all different: caching lines without a match is useless
                 new = [new[i] for i in sorted(telling)]
             else:
@@ -140,6 +177,8 @@ class Scanner:
         if candidates:
             text = parse_line(decode_line(line), bool(state.labelled)).text
             verdict = tuple(r for r in candidates if not r.exact or r.pattern.search(text))
+            if len(verdict) == 1 and verdict[0].kind == "progress":
+                verdict = self._progress
         if len(form) <= MAX_FORM:
             self._forms[form] = verdict
         return verdict
@@ -148,7 +187,7 @@ class Scanner:
         if len(verdict) == 1 and verdict[0].owner in COUNTED_FACTS and verdict[0].index in state.out.tallies:
             state.count_again(verdict[0], lines[i])
             return
-        if len(verdict) == 1 and verdict[0].kind == "progress":
+        if verdict is self._progress:
             state.progress(number, lines[i])
             return
         for text in _windows(lines[i], verdict):
@@ -242,6 +281,7 @@ def _meanings(rule: ScanRule, match: re.Match[str], line: LogLine) -> list[Meani
     if (
         rule.kind == "class"
         and weight < CERTAIN
+        and not CATALOGUE[rule.owner].measured
         and line.severity in ("info", "warning")
         and line.emitter in REMARKING_EMITTERS
     ):
@@ -267,6 +307,7 @@ class _FileState:
         self._root_at = -ROOT_CAUSE_LINES - 1
         self._steps, self._last_step = 0, b""
         self._late: deque[int] = deque(maxlen=LATE_PROGRESS)
+        self.unlike_blocks = 0  # the next blocks of which lines are searched before they are compared by form
 
     def result(self) -> FileScan:
         self._mark(self._last_step)
@@ -283,7 +324,7 @@ class _FileState:
             return False
         if meaning.owner == "exception":
             self.ignored_from = number - IGNORED_LINES  # other rules of this line still belong to it
-        return meaning.owner in ("exception", "traceback") or meaning.kind == "class"
+        return meaning.owner in ("exception", "traceback", "interrupt") or meaning.kind == "class"
 
     def start_again(self) -> None:
         """Discard the previous attempt when a new attempt starts in the event file of a run."""
@@ -305,6 +346,22 @@ class _FileState:
         if self._steps & (self._steps - 1) == 0:  # the 1st, 2nd, 4th ... of them: enough to compare clocks by
             self._mark(line)
         self._last_step = line
+
+    def progress_lines(self, at: list[int], lines: list[bytes], numbers: list[int] | None) -> None:
+        """Count lines of progress together, with the result of `progress` for each of them."""
+        first, *rest = at
+        self.progress(numbers[first] if numbers else self.line + first, lines[first])
+        if not rest:
+            return
+        before, self._steps = self._steps, self._steps + len(rest)
+        step = 1 << before.bit_length()  # the next power of two
+        while step <= self._steps:
+            self._mark(lines[at[step - before]])
+            step <<= 1
+        late = [numbers[i] if numbers else self.line + i for i in rest[-LATE_PROGRESS:]]
+        self._late.extend(late)
+        self.out.last_progress = late[-1]
+        self._last_step = lines[rest[-1]]
 
     def _mark(self, line: bytes) -> None:
         text = decode_line(line[:400])
@@ -375,6 +432,8 @@ class _FileState:
             self._transport(groups["via"])
         if meaning.owner == "done" and line.emitter not in ("slurm_daemon", "kernel"):
             self.out.last_done = number
+            if meaning.weight > POSSIBLE:
+                self.out.last_completed = number
         if meaning.owner in ("ended", "verified"):
             self.out.last_ended = number
         if meaning.owner == "comm_ready":

@@ -191,6 +191,7 @@ _STATES = {
     "BOOT_FAIL": ("node_unhealthy", LIKELY),
 }
 _SIGNALS = {
+    "2": ("slurm_cancelled", POSSIBLE),
     "9": ("host_oom", POSSIBLE),
     "11": ("rank_died", LIKELY),
     "6": ("rank_died", LIKELY),
@@ -210,7 +211,8 @@ def _accounting(fields: Fields) -> list[Reading]:
     return []
 
 
-_EXIT_SIGNALS = {code: signal for signal in (6, 7, 9, 11) for code in (-signal, 128 + signal)}
+_SIGINT = "2"
+_EXIT_SIGNALS = {code: signal for signal in (2, 6, 7, 9, 11) for code in (-signal, 128 + signal)}
 _OTHER_EXIT_SIGNALS = frozenset({-4, -8, 132, 136})
 
 
@@ -221,8 +223,8 @@ def _exit_code(fields: Fields) -> list[Reading]:
         return [Reading("class", "rank_died", LIKELY)]
     if code not in _EXIT_SIGNALS:
         return []
-    owner, _ = _SIGNALS[str(_EXIT_SIGNALS[code])]
-    return [Reading("class", owner, LIKELY)]
+    signal = str(_EXIT_SIGNALS[code])
+    return [Reading("class", _SIGNALS[signal][0], LIKELY, extra={"interrupt": signal} if signal == _SIGINT else {})]
 
 
 def _mpi_end(fields: Fields) -> list[Reading]:

@@ -28,7 +28,7 @@ def find_signs(case: DiagnosisCase) -> list[tuple[FailureSign, LogSignal]]:
         sign = _sign(signal)
         if sign is None or (signal.file, signal.line) in seen or (signal.file, signal.line) in case.own_kills:
             continue
-        remark = signal.severity in ("info", "warning") and signal.emitter in REMARKING_EMITTERS
+        remark = signal.severity == "info" or (signal.severity == "warning" and signal.emitter in REMARKING_EMITTERS)
         if not sign.strong and remark:
             continue
         if case.survived(signal) or (not sign.strong and case.went_on_after(signal)):
@@ -73,6 +73,10 @@ def _is_remark(case: DiagnosisCase, candidate: CandidateCause) -> bool:
     ends well.
     """
     own = [s for s in candidate.signals if s.kind == "class" and s.owner == candidate.id]
+    if CATALOGUE[candidate.id].measured:
+        return max((s.weight for s in own), default=CERTAIN) <= POSSIBLE and not any(map(case.repeats_to_end, own))
+    if own and all(s.passing and s.weight <= POSSIBLE for s in own):
+        return True
     if not own or len(own) < len(candidate.signals) or max(s.weight for s in own) >= CERTAIN:
         return False
     ambiguous = candidate.score <= POSSIBLE

@@ -279,6 +279,14 @@ DISK_FULL = FailureClass(
     reference="https://man7.org/linux/man-pages/man2/write.2.html",
     patterns=(
         Pattern(r"No space left on device", unless=r"/dev/shm|shared memory|torch_\d+_|nccl-|\bshm\w*\."),
+        Pattern(
+            r"errno = (28|122)\b|\bcode: (28|122), kind: \w+|kind: StorageFull",
+            "errno = ",
+            "code: ",
+            "storagefull",
+            weight=LIKELY,
+            unless=r"/dev/shm|shared memory",
+        ),
         Pattern(r"\[Errno 28\]|\bENOSPC\b", "[errno ", "enospc", weight=LIKELY, unless=r"/dev/shm|shared memory"),
         Pattern(r"(Disk )?quota exceeded|\bEDQUOT\b|\[Errno 122\]", "quota exceeded", "edquot", "[errno "),
         Pattern(

@@ -213,7 +213,7 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
 COUNTED_FACTS = frozenset({"channel", "comm_ready"})
 # A line that shows training progress.
 PROGRESS_PATTERN = Pattern(
-    r"(?:\b(?:step|iter(?:ation)?|epoch|batch)s?\b[^a-z]{0,12}\d.{0,200}?(?:loss|it/s|s/it|tokens|samples|throughput|grad|lr\b|ms\b|elapsed)"
+    r"(?:\b(?:steps?|iter(?:ation)?s?|epoch|batch(?:es)?)\b[^a-z]{0,12}\d.{0,200}?(?:loss|it/s|s/it|tokens|samples|throughput|grad|lr\b|ms\b|elapsed)"
     r"|\bloss\b[^a-z]{0,6}\d|\d ?(?:it/s|s/it|samples/s|tokens/s|tok/s|ima?ge?s?/s|steps/s)|'loss': '?\d|iteration +\d+/ *\d+ *\||\bEpoch:? \[?\d+\]?[ /\[]|\b(?:train|val|eval|test)\w*[_ ]loss\W{1,4}\d|^\s*\d{1,12}\s+\d{1,12}\s+(?:u?int\d+|float|half|bfloat\d+|double|fp\d\w*|f\d\w*)\s+\w+\s+-?\d+\s+[\d.]+\s+[\d.]+)",
     "loss",
     "*_loss",
@@ -236,7 +236,7 @@ PROGRESS_PATTERN = Pattern(
     "lr=",
     "iteration",
     "epoch",
-    unless=r"(?:Loading|Fetching|Download\w*|Map\b|Filter\w*|Generating \w+ split|Tokeniz\w*|Resolving|Extract\w*|Casting|Converting|Packing|Preprocess\w*|Materializ\w*)[^|]{0,80}:? +\d+%",
+    unless=r"(?:Loading|Fetching|Download\w*|Map\b|Filter\w*|Generating \w+ split|Tokeniz\w*|Resolving|Extract\w*|Casting|Converting|Packing|Preprocess\w*|Materializ\w*|Captur\w*|Encod\w*|Embedd\w*|Scann\w*|Reading|Pars\w*|Build\w*|Creat\w*|Copying|Upload\w*|Index\w*|Verify\w*|Check\w*|Quantiz\w*|Compil\w*|Cach\w*|Group\w*|Shuffl\w*|Format\w*|Shard\w*|(?:Process|Prepar|Initializ|Comput)\w*(?![^|]{0,80}(?:train|epoch|step|iter))|Running tokenizer)\b[^|]{0,80}:? +\d+%",
 )
 
 
@@ -374,6 +374,25 @@ _MESSAGES = (
             ),
         ),
         example="Some weights of BertForSequenceClassification were not initialized from the model checkpoint",
+    ),
+    BenignMessage(
+        id="factory_registered_twice",
+        why="TensorFlow or JAX registers the CUDA libraries that torch has registered; this has no effect on training.",
+        patterns=(Pattern(r"Unable to register cu(DNN|FFT|BLAS|SOLVER) factory", "unable to register cu"),),
+        example="E0000 00:00:1.1 7 cuda_dnn.cc:8310] Unable to register cuDNN factory: Attempting to register factory for plugin cuDNN when one has already been registered",
+    ),
+    BenignMessage(
+        id="login_environment",
+        why="A note about the environment of a login session, which a batch job does not need.",
+        patterns=(
+            Pattern(
+                r"XDG_RUNTIME_DIR (is )?(not set|invalid)|not a git repository \(or any|from LD_PRELOAD cannot be preloaded .{0,120}\bignored\b",
+                "xdg_runtime_dir",
+                "not a git repository",
+                "ld_preload cannot be",
+            ),
+        ),
+        example="error: XDG_RUNTIME_DIR not set in the environment.",
     ),
     BenignMessage(
         id="ras_mismatch",

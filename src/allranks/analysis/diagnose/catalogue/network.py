@@ -167,7 +167,11 @@ MEMLOCK_LIMIT = FailureClass(
     next_test="inside the job: ulimit -l must print unlimited; a login shell may show another value",
     reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
     patterns=(
-        Pattern(r"(Failed|Unable) to register (mr|memory region)\b.{0,60}(-12|Cannot allocate)", " to register m"),
+        Pattern(
+            r"(Failed|Unable) to register (mr|memory|address)\b.{0,120}(-12\b|Cannot allocate|ENOMEM|errno:? 12\b)",
+            " to register m",
+            " to register address",
+        ),
         Pattern(
             r"\b(Libfabric|EFA|OFI|efa_\w+|prov_errno)\b.{0,120}(-12\)|Cannot allocate memory)",
             "libfabric",
@@ -177,8 +181,9 @@ MEMLOCK_LIMIT = FailureClass(
             weight=LIKELY,
         ),
         Pattern(
-            r"ibv_(reg_mr\w*|create_cq|create_qp|alloc_pd|exp_reg_mr)\b.{0,60}Cannot allocate memory",
+            r"ibv_(\w*reg_\w*mr\w*|create_cq|create_qp|create_srq|alloc_pd)\b.{0,80}(Cannot allocate memory|ENOMEM)",
             "cannot allocate memory",
+            "enomem",
         ),
         Pattern(r"RLIMIT_MEMLOCK|memlock.{0,40}(limit|too (low|small))", "rlimit_memlock", "memlock"),
         Pattern(r"max locked memory.{0,40}\b(\d+)\b", "max locked memory", weight=LIKELY, unless="unlimited"),
@@ -199,6 +204,12 @@ MEMLOCK_LIMIT = FailureClass(
             weight=LIKELY,
         ),
         Pattern(r"ulimit -l", weight=POSSIBLE, unless="unlimited"),
+        Pattern(
+            r"ibv_\w*reg_\w*mr\w*\b.{0,40}(?P<address>Bad address|EFAULT)|(Failed|Unable) to register (mr|memory)\b.{0,80}(?P<address2>Bad address|EFAULT)",
+            "bad address",
+            "efault",
+            weight=LIKELY - 0.1,
+        ),
     ),
     example="node-f:5:9 [0] misc/ibvwrap.cc:262 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory",
     near_miss="max locked memory (kbytes, -l) unlimited",

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, NETWORK, POSSIBLE, PROGRAM, FailureClass, Pattern
+from allranks.analysis.diagnose.patterns import (
+    CERTAIN,
+    LIKELY,
+    NETWORK,
+    POSSIBLE,
+    PROGRAM,
+    TIMED_OUT,
+    FailureClass,
+    Pattern,
+)
 
 RENDEZVOUS_UNREACHABLE = FailureClass(
     id="rendezvous_unreachable",
@@ -40,7 +49,7 @@ RENDEZVOUS_UNREACHABLE = FailureClass(
         Pattern(r"DistNetworkError", weight=POSSIBLE, unless="EADDRINUSE|already in use"),
         Pattern(r"DistStoreError", weight=POSSIBLE),
         Pattern(
-            r"(rendezvous|rdzv|init_process_group|dist_init|TCPStore).{0,80}(timed? ?out|refused|unreachable|could not be reached|failed to connect)",
+            rf"(rendezvous|rdzv|init_process_group|dist_init|TCPStore).{{0,80}}({TIMED_OUT}|refused|unreachable|could not be reached|failed to connect)",
             "rendezvous",
             "rdzv",
             "init_process_group",

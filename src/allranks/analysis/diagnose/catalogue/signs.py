@@ -21,6 +21,40 @@ _SCHEDULER_LOG = (
 _PROGRAM_LOG = "the lines just before these, and the program's own log files"
 
 
+# An interrupt at the terminal, or SIGINT by another way. Nothing that follows, such as a last checkpoint, makes it a success.
+INTERRUPT_PATTERNS: tuple[Pattern, ...] = (
+    Pattern(
+        r"(?P<interrupt>\bKeyboardInterrupt\b)",
+        "keyboardinterrupt",
+        unless=r"except\b.{0,20}KeyboardInterrupt|KeyboardInterrupt handler|handles? KeyboardInterrupt|\bif\b",
+    ),
+    Pattern(
+        r"(?P<interrupt>\b(?:received|got|caught|by|due to|signal|with)\b(?: a| the)?(?: signal)?:?\s{0,2}(?:<?Signals\.)?SIGINT\b|\(SIGINT\)|\bsignal:? 2\b(?! of)|\b2 death signal\b)",
+        "sigint",
+        "signal",
+        unless=r"\bhandlers?\b|will be|\bwhen |\bif |\bon signal from",
+    ),
+    Pattern(
+        r"(?P<interrupt>interrupted (?:by|from) (?:the )?(?:user|keyboard)|\buser (?:has )?interrupted\b|\] Interrupt\s*$|(?:received|detected|caught|pressed|sending|by|with|via) ctrl[-+ ]c\b|ctrl[-+ ]c (?:was )?(?:pressed|received|detected|caught)|^\s*\^CTraceback|srun: error: \S+ tasks? [\d,\-\[\]]+: Interrupt\b|Job has been cancelled)",
+        "interrupted by",
+        "interrupted from",
+        "user interrupted",
+        "user has interrupted",
+        "] interrupt",
+        "ctrl",
+        "ctraceback",
+        ": interrupt",
+        "has been cancelled",
+        unless=r"\b(?:press|use|hit|type)\b|to (?:quit|stop|exit|abort|cancel)",
+    ),
+)
+
+
+_STATED_FALLBACK = (
+    r"\b(?:going to|using) \S+ instead\b|\bignor(?:ing|ed)\b|: \[(?:WARN|INFO)"  # the line says how it went on
+)
+
+
 class FailureSign(Struct, frozen=True, kw_only=True):
     """A message that shows a failure but not its cause.
 
@@ -42,11 +76,22 @@ _SIGNS = (
         patterns=(
             Pattern(r"^\W*Traceback \(most recent call last\)", "traceback (most"),
             Pattern(
-                r"^\W*(?:(?:Uncaught|Unhandled) exception|terminate called after throwing|Fatal Python error)",
+                r"(?:^|[^\w\s]\s*)(?:(?:Uncaught|Unhandled) exception\b|terminate called after throwing|Fatal Python error)",
                 "uncaught exception",
                 "unhandled exception",
                 "terminate called",
                 "fatal python error",
+            ),
+            Pattern(
+                r"\bterminating (?:due to|with) uncaught exception|\bAssertion [`'\"].{1,300} failed\b",
+                "terminating due to",
+                "terminating with",
+                "assertion ",
+            ),
+            Pattern(
+                r"^\W*what\(\): +\S|\bException raised from .{1,80}? at \S+\.(?:c|cc|cpp|cxx|cu|h|hpp):\d+",
+                "what():",
+                "exception raised from",
             ),
         ),
     ),
@@ -91,6 +136,12 @@ _SIGNS = (
         ),
     ),
     FailureSign(
+        id="interrupt",
+        says="an interrupt by the user (SIGINT)",
+        read_next=_PROGRAM_LOG,
+        patterns=INTERRUPT_PATTERNS,
+    ),
+    FailureSign(
         id="signal",
         says="a process that a signal ended",
         read_next=_KERNEL_LOG,
@@ -119,7 +170,7 @@ _SIGNS = (
                 "sigint",
                 "sighup",
                 "sigpipe",
-                unless=r"handler|regist|will be|when |if |on signal from",
+                unless=r"\bhandlers?\b|regist|will be|\bwhen |\bif |on signal from",
             ),
             Pattern(
                 r"\(core dumped\)|segfault at |general protection fault|\bkernel panic\b",
@@ -161,6 +212,7 @@ _SIGNS = (
                 r"^\W*(?:\[[^\]]{0,40}\] ?){0,2}(?:srun|sbatch|salloc|scancel|squeue|sacct|sacctmgr|scontrol|sinfo|sbcast|slurm\w+)(?:-[\w.-]+)?(?:\[\d+\])?: (?:error|fatal): ",
                 ": error: ",
                 ": fatal: ",
+                unless=_STATED_FALLBACK,
             ),
             Pattern(r"^\[\d{4}-\d\d-\d\dT[\d:.]+\] (?:\[[\w.]+\] )?(?:error|fatal): ", "] error: ", "] fatal: "),
             Pattern(
@@ -184,10 +236,10 @@ _SIGNS = (
         strong=False,
         patterns=(
             Pattern(
-                r"\b(?:NCCL|RCCL) (?:WARN|ERROR)\b",
+                r"(?-i:\b(?:NCCL|RCCL) (?:WARN|ERROR)\b)|\b(?:NCCL|RCCL) error(?: in\b|\s?[:\d])",
                 "nccl warn",
                 "nccl error",
-                unless=r"NCCL WARN (?:NET/Plugin|TUNER/|PROFILER/|Plugin|MSCCL|NCCL_\w+ .{0,30}(?:deprecat|set))|NCCL WARN .{0,60}(?:deprecated|Missing \"iommu|numa_balancing|NUMA auto|No socket interface for|performance may|No plugin)",
+                unless=r"NCCL WARN (?:NET/Plugin|TUNER/|PROFILER/|Plugin|MSCCL|NCCL_\w+ .{0,30}(?:deprecat|set))|NCCL WARN .{0,60}(?:deprecated|Missing \"|numa_balancing|NUMA auto|No socket interface for|performance may|No plugin|Failed to (?:open|find|load) .{0,30}\blib\w+\.so)|\b(?:can|could|may|might) (?:be )?(?:lead|caus|result|degrad|reduc|slow|affect)|\bignor(?:ing|ed)\b",
             ),
             Pattern(
                 r"\bnccl(?:UnhandledCudaError|SystemError|InternalError|InvalidArgument|InvalidUsage|RemoteError)\b|unhandled (?:cuda|system) error",
@@ -217,14 +269,57 @@ _SIGNS = (
                 unless=r"ERRORS?\s*[:=]\s*0\b|\b0 ERRORS?\b|NO ERRORS?\b|LOG_?LEVEL|log level|FOR ERROR",
             ),
             Pattern(
-                r"^\W{0,3}[EF]\d{0,4} ?[\d:.]* ?\d* ?[\w./]+\.(?:cpp|cc|h|hpp|py|cu):\d+\]",
+                r"^\W{0,3}[EF]\d{0,4} ?[\d:.]* ?\d* ?[\w./-]+\.(?:cpp|cc|h|hpp|py|cu):\d+\]|^\[[\d ,:.-]+ [EF] \d+ \d+\] ",
+                " e ",
+                " f ",
                 ".cpp:",
                 ".py:",
                 ".hpp:",
                 ".cc:",
                 ".cu:",
             ),
-            Pattern(r"^\W*(?:\S+: )?(?:fatal error|fatal|error)(?: \w{1,12}\d*)?: \S", "error", "fatal"),
+            Pattern(
+                r"\b(?:backend|engine|allocation|initiali[sz]ation|connection|launch|handshake|registration|operation|request|mount|import|download|compilation|build|transfer)s? (?:has |have )?failed\b",
+                "failed",
+                unless=r"\b(?:0|no|none|zero) \w* ?failed|\bif\b|\bwhen\b|retry|falling back|ignor|optional|using default|using .{1,30} instead",
+            ),
+            Pattern(
+                r"\b(?:CUDA|HIP|ROCm|NPU|XPU|MUSA|MLU|HPU|TPU|Level.?Zero|SYCL|NCCL|RCCL|HCCL|HCL|CCL|cuBLAS|cuDNN|hipBLAS|MIOpen|driver|device) (?:runtime )?error\b(?: code| \d|\s?[:(]\s?\w)"
+                r"|(?-i:\b(?:cu|cuda|hip|acl|syn|ze|rt|musa|cn)[A-Z]\w{2,40}) (?:call )?(?:failed|returned (?:an )?error)\b|\b(?:collective|kernel|library|driver|runtime|API|system|nccl\w*|hccl\w*|hcl\w*) (?:call )?(?:returned (?:an )?error|failed with (?:status|error|code))\b",
+                "cuda error",
+                "hip error",
+                "rocm error",
+                "npu error",
+                "xpu error",
+                "musa error",
+                "mlu error",
+                "hpu error",
+                "tpu error",
+                "zero error",
+                "sycl error",
+                "nccl error",
+                "rccl error",
+                "hccl error",
+                "hcl error",
+                "ccl error",
+                "cublas error",
+                "cudnn error",
+                "hipblas error",
+                "miopen error",
+                "driver error",
+                "device error",
+                "runtime error",
+                "failed",
+                "returned error",
+                "returned an error",
+                unless=r"\b(?:0|no) (?:device|driver) error|retry|falling back|\bif\b|\bwhen\b",
+            ),
+            Pattern(
+                r"^\W*(?:\S+: )?(?:fatal error|fatal|error)(?: \w{1,12}\d*)?: \S",
+                "error",
+                "fatal",
+                unless=_STATED_FALLBACK,
+            ),
             Pattern(
                 r"\btim(?:ed|ing) ?out\b|\bconnection (?:was )?(?:closed|reset|refused|lost|aborted)\b|\b(?:hung|deadlock(?:ed)?)\b|No route to host",
                 "timed out",
@@ -279,6 +374,17 @@ COMPLETION_PATTERNS: tuple[Pattern, ...] = (
         unless="not (?:been )?(?:complete|finish|done)|before|until|when|once|has not|to be",
     ),
     Pattern(
+        r"\b(?:finished|completed|done)(?: with)? (?:the )?(?:\w+ )?(?:training|fine-?tuning|pre-?training)\b|all done\b"
+        r"|\breached (?:the )?(?:max(?:imum)?|final|last)[ _](?:\w+ )?(?:steps?|epochs?|iterations?)\b|\bmax_?(?:steps|epochs|iters?)\b.{0,20}\breached\b|early stopping (?:triggered|activated|condition met|at epoch)|\bstopping early\b",
+        "finished",
+        "completed",
+        "done",
+        "reached",
+        "early stopping",
+        "stopping early",
+        unless=r"not (?:been )?(?:complete|finish|done)|before|until|when|once|has not|to be|un(?:finished|completed)|\bif\b",
+    ),
+    Pattern(
         r"Avg bus bandwidth|Out of bounds values\s*:\s*0 OK|collective test concluded|All tests passed|tests? passed\b|\b\d+ passed in ",
         "avg bus bandwidth",
         "out of bounds values",
@@ -288,12 +394,16 @@ COMPLETION_PATTERNS: tuple[Pattern, ...] = (
         " passed in ",
     ),
     Pattern(
-        r"\b(?:saved|saving|wrote) (?:the )?(?:final )?(?:\w+ ){0,2}(?:model|weights|adapter|checkpoint|results)\b|final (?:train|val|eval|test)?\w* ?(?:loss|accuracy|perplexity)",
+        r"\b(?:saved|saving|wrote) (?:the )?(?:final )?(?:\w+ ){0,2}(?:model|weights|adapter|checkpoint|results)\b|\b(?:model|weights|adapter|checkpoint|results)(?: \w+){0,3} (?:saved|written|is ready)(?: now| to| in| at| as| under| out)\b|\bcheckpoint successfully (?:created|saved|written)\b|final (?:train|val|eval|test)?\w* ?(?:loss|accuracy|perplexity)",
         "saved",
         "saving",
+        "written",
+        "is ready",
+        "checkpoint successfully",
         "wrote",
         "final ",
         weight=0.5,
+        unless=r"\bwill be\b|\bto be\b|\bevery\b",
     ),
     Pattern(
         r"run_stop.{0,80}success|Application startup complete|Uvicorn running on",
@@ -318,6 +428,42 @@ ENDED_PATTERNS: tuple[Pattern, ...] = (
         r"\bexit(?:ed)?(?: with)?(?: (?:code|status))?\W{1,3}0\b(?!:)|\bexitcode\W{1,4}0\b|exit(?:s|ed) successfully|finished successfully|completed successfully|Successfully (?:finished|completed|ran|saved)",
         "exit",
         "successfully",
+    ),
+    Pattern(
+        r"exiting program at iteration \d+|\bstate: SUCCEEDED\b|worker group successfully finished|\b(?:training|run|job|script|program)(?: run)? (?:has )?(?:ended|finished|completed)\b(?: normally| successfully| at\b| in\b| on\b|\W*$)|\bfinished (?:run|job|script|program)\b|^\W*(?:end time|finished at|ended at|end date)\s*:|\bexiting,? (?:success|normally)|^wandb: (?:Run summary:|Synced \d|Synced \S+: http|.{0,12}View run \S+ at: )|\bOptimizer stripped from\b",
+        "exiting program",
+        "state: succeeded",
+        "successfully finished",
+        "ended",
+        "finished",
+        "completed",
+        "end time",
+        "end date",
+        "exiting",
+        "wandb: ",
+        "optimizer stripped",
+    ),
+    Pattern(
+        r"\b(?:total|overall|training|train) (?:\w+ )?(?:time|runtime|duration)(?: \w+)?\s*[:=]\s*\d|\b(?:training|run) took \d|\b\d+ epochs completed in \d",
+        "time",
+        "runtime",
+        "duration",
+        "took",
+        "epochs completed",
+        unless=r"per iteration|limit|timeout|estimate|remaining|\beta\b",
+    ),
+    Pattern(
+        r"\b(?:test|eval|val|valid|validation|evaluation|best)[ _/]?(?:set )?(?:acc(?:uracy)?|f\d|loss|perplexity|ppl|bleu|rouge\w*|em|score|reward|auc|iou|miou|map|wer)\b['\"]?\s*[:=|]?\s*\d"
+        r"|\*{3,} (?:eval|test|predict|evaluation) metrics \*{3,}|\bm?AP(?:@\S+)?\s*[:=]\s*\d",
+        "test",
+        "eval",
+        "val",
+        "valid",
+        "validation",
+        "evaluation",
+        "best",
+        "map",
+        unless=r"\b(?:every|target|threshold|goal|step size)\b",
     ),
     Pattern(r"(?:\||\s|=|^)COMPLETED(?:\||\s+0:0|\s+Reason=|\s*$)", "completed"),
 )

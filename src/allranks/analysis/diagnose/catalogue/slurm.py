@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from allranks.analysis.diagnose.catalogue.signs import INTERRUPT_PATTERNS
 from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, SCHEDULER, WEAK, FailureClass, Pattern
+
+
+def _anchors(pattern: Pattern) -> tuple[str, ...]:
+    """Return the anchors of a pattern as its constructor takes them."""
+    return tuple(f"*{a}" if a in pattern.suffixes else a for a in pattern.anchors)
+
 
 REFUSED = 0.72  # the request failed; the reason follows the colon
 
@@ -89,15 +96,8 @@ SLURM_CANCELLED = FailureClass(
             "cancelled",
             weight=POSSIBLE,
         ),
-        Pattern(
-            r"srun: interrupt|sending Ctrl-C|Job has been cancelled|\bKeyboardInterrupt\b|signal SIGINT|\(SIGINT\)",
-            "srun: interrupt",
-            "ctrl-c",
-            "has been cancelled",
-            "keyboardinterrupt",
-            "sigint",
-            weight=POSSIBLE,
-        ),
+        Pattern(r"srun: interrupt", weight=POSSIBLE),
+        *(Pattern(p.regex, *_anchors(p), weight=POSSIBLE, unless=p.unless) for p in INTERRUPT_PATTERNS),
         Pattern(
             r"Force Terminated (job|StepId)|forcing job termination",
             "force terminated",
@@ -245,7 +245,9 @@ SLURM_ALLOCATION_GONE = FailureClass(
         Pattern(
             r"(Job )?allocation \d+ has been revoked|allocation.{0,30}(revoked|expired|ended|gone|relinquished before)",
             "allocation",
+            unless=r"^\W*salloc: ",  # salloc also says it of an allocation that its user gave back
         ),
+        Pattern(r"salloc: Job allocation \d+ has been revoked", "has been revoked", weight=WEAK),
         Pattern(r"Check SLURM_JOB_ID environment variable", weight=LIKELY),
         Pattern(
             r"(Slurm )?job \d* ?has expired|job .{0,20}(no longer|not) (exists|active|running)",
@@ -320,7 +322,7 @@ SLURM_CONTROLLER_ERROR = FailureClass(
     id="slurm_controller_error",
     emitters=SCHEDULER,
     title="the scheduler's controller does not work",
-    cause="slurmctld or slurmdbd does not answer, cannot start, or has another protocol version than this client.",
+    cause="slurmctld or slurmdbd does not answer, cannot start, has another protocol version than this client, or this host cannot resolve the name of a node that it was given.",
     fix="The job is not the cause: try again later, or send these lines to the administrators; a submission that timed out may still have been accepted (squeue).",
     next_test="scontrol ping; sdiag; on the controller: systemctl status slurmctld and its log",
     reference="https://slurm.schedmd.com/troubleshoot.html",
@@ -335,6 +337,15 @@ SLURM_CONTROLLER_ERROR = FailureClass(
             weight=POSSIBLE,
         ),
         Pattern(r"Unable to contact slurm controller"),
+        Pattern(
+            r"can'?t find (?:an )?address\b|slurm_set_addr: Unable to resolve|xgetaddrinfo: getaddrinfo\(\S+ failed|\bcheck slurm\.conf",
+            "find address",
+            "find an address",
+            "slurm_set_addr",
+            "xgetaddrinfo",
+            "check slurm.conf",
+            weight=LIKELY,
+        ),
         Pattern(
             r"(slurm|fetch_c|_establish_conf).{0,60}(DNS SRV lookup failed|failed to (load|fetch) (remote )?configs?|initialization failed)",
             "dns srv lookup",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
-from allranks.analysis.diagnose.calibration import confidences
+from allranks.analysis.diagnose.calibration import confidences, only_reported
 from allranks.analysis.diagnose.case import CandidateCause, DiagnosisCase, sort_by_time
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.catalogue.messages import BENIGN_MESSAGES
-from allranks.analysis.diagnose.causes import hang_reports, hangs, memory, network, process_exits
+from allranks.analysis.diagnose.causes import hang_reports, hangs, memory, network, output, process_exits
 from allranks.analysis.diagnose.causes.process_exits import FirstExit, first_exit
 from allranks.analysis.diagnose.lines import times_comparable
 from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE, WEAK
@@ -94,21 +95,27 @@ def _mark_explained(case: DiagnosisCase) -> None:
             candidate.score = min(candidate.score, min(c.score for c in others) - 0.1)
 
 
+_ABORT = re.compile(r"SIGABRT|\babort|(?<![\d.])-6\b|\b134\b|\bsignal:? 6\b|0:6\b", re.IGNORECASE)
+
+
 def _hangs_and_crashes(case: DiagnosisCase) -> None:
     """Mark SIGABRT as explained if the watchdog sent it, and lower the score of a crash beside a stronger cause."""
     found = case.candidates
     died = found.get("rank_died")
     if died is None:
         return
-    aborts = all("ABRT" in s.text.upper() or "-6" in s.text or "abort" in s.text.lower() for s in died.signals)
+    aborts = all(_ABORT.search(s.text) for s in died.signals)
     told = case.facts("watchdog") or [
         c
         for c in found.values()
         if c is not died and c.score >= POSSIBLE and c.id not in ("slurm_cancelled", "peer_died_first")
     ]
-    if aborts and told:
-        died.explained = True
-    elif any(c.score >= 0.9 and c.id not in _GENERAL for c in found.values()):
+    if aborts and (told or only_reported(died)):
+        died.explained = True  # without a reason in these logs the verdict is `unexplained`
+        return
+    if only_reported(died):
+        died.against.append("only the signal is known: these logs show neither where nor why the process crashed")
+    if any(c.score >= 0.9 and c.id not in _GENERAL for c in found.values()):
         died.score = min(died.score, POSSIBLE)
 
 
@@ -130,6 +137,7 @@ DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
     hangs.detect_collective_timeouts,
     hangs.detect_rank_outside_collective,
     hangs.detect_diverging_calls,
+    output.detect_unwritable_output,
     process_exits.detect_exceptions,
     process_exits.detect_silent_exits,
     process_exits.detect_lost_peers,
@@ -163,7 +171,9 @@ def _collect(case: DiagnosisCase) -> list[LogSignal]:
     for signal in case.signals:
         if signal.kind == "class":
             survived = CATALOGUE[signal.owner].ends_job and case.survived(signal)
-            if survived or (signal.passing and case.went_on_after(signal)):
+            survived |= CATALOGUE[signal.owner].echo and case.after_completion(signal)
+            repeated = CATALOGUE[signal.owner].measured and case.repeats_to_end(signal)
+            if not repeated and (survived or (signal.passing and case.went_on_after(signal))):
                 recovered.append(signal)
             else:
                 by_class.setdefault(signal.owner, []).append(signal)

@@ -140,6 +140,8 @@ _GENERAL = frozenset({"Error", "Exception", "Failure", "Timeout", "Exit", "Inter
 def detect_exceptions(case: DiagnosisCase) -> None:
     """Propose `application_error` for exceptions that no class explains; do not guess from bare communication errors."""
     explained = {(s.file, s.line) for s in case.signals if s.kind in ("class", "benign")}
+    if "output_not_writable" in case.candidates:
+        explained |= {(s.file, s.line) for s in case.candidates["output_not_writable"].signals}
     own = [
         s
         for s in (*case.facts("exception"), *case.facts("event_error"))
