@@ -455,3 +455,34 @@ def test_a_lost_peer_after_completion_is_tear_down(tmp_path: Path) -> None:
     lost += "[rank1]:[W102 10:00:00.2 ProcessGroupNCCL.cpp:1659] Failed to check the should dump flag on TCPStore, (maybe the server has shut down)"
     assert answer(of(tmp_path, f"{STEPS}\nTraining completed\n{lost}")) == ("healthy", [])
     assert answer(of(tmp_path, f"{STEPS}\n{lost}")) == ("found", ["peer_died_first"])
+
+
+SPAWN = (
+    'Traceback (most recent call last):\n  File "run.py", line 12, in <module>\n    mp.spawn(work, nprocs=2)\n'
+    '  File "/v/lib/python3.11/site-packages/torch/multiprocessing/spawn.py", line 200, in join\n    raise ProcessExitedException(\n'
+    "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal {0}"
+)
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("SIGSEGV", "rank_died"), ("SIGKILL", "host_oom")])
+def test_a_process_of_spawn_that_a_signal_ended(tmp_path: Path, name: str, wanted: str) -> None:
+    assert answer(of(tmp_path, SPAWN.format(name)))[1][:1] == [wanted]
+
+
+def test_an_exception_in_the_launcher_is_not_the_programs(tmp_path: Path) -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/v/bin/torchrun", line 8, in <module>\n    sys.exit(main())\n'
+        '  File "/v/lib/python3.11/site-packages/torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py", line 113, in _call_store\n'
+        "    return getattr(self._store, store_op)(*args, **kwargs)\nRuntimeError: {0}"
+    )
+    assert "application_error" not in answer(of(tmp_path, text.format("Broken pipe")))[1]
+    own = text.replace("torch/distributed/elastic/rendezvous", "mine")
+    assert answer(of(tmp_path, own.format("Broken pipe"))) == ("found", ["application_error"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["Failed to modify QP to RTR: Connection timed out", "could not move QP 71 to RTS: errno 113 (No route to host)"],
+)
+def test_a_queue_pair_that_does_not_connect(tmp_path: Path, line: str) -> None:
+    assert answer(of(tmp_path, f"link_layer: Ethernet\n{line}\nerrno: 110"))[1][:1] == ["rdma_unreachable"]

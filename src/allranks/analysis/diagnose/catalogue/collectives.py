@@ -208,6 +208,12 @@ RANK_DIED = FailureClass(
     patterns=(
         Pattern(r"Signal \d+ \((SIGSEGV|SIGABRT|SIGILL|SIGFPE)\) received by PID", " received by pid", weight=LIKELY),
         Pattern(r"died with <Signals\.(SIGSEGV|SIGABRT|SIGILL|SIGFPE)", "died with <signals.", weight=LIKELY),
+        Pattern(
+            r"\bterminated (with|by) signal (SIGSEGV|SIGABRT|SIGILL|SIGFPE|11|6|4|8)\b",
+            "terminated with signal",
+            "terminated by signal",
+            weight=LIKELY,
+        ),
         Pattern(r"exitcode\W{0,2}\s*:\s*-(11|6|4|8)\b", "exitcode", weight=LIKELY),
         Pattern(r"Segmentation fault|segfault at ", "segmentation fault", "segfault at", weight=LIKELY),
         Pattern(

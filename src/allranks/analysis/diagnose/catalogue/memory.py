@@ -126,6 +126,12 @@ HOST_OOM = FailureClass(
         Pattern(r"malloc of size \d+ failed", "malloc of size", weight=LIKELY),
         Pattern(r"Signal 9 \(SIGKILL\) received by PID", "sigkill", weight=LIKELY),
         Pattern(r"died with <Signals\.SIGKILL", weight=LIKELY),
+        Pattern(
+            r"\bterminated (with|by) signal (SIGKILL|9)\b",
+            "terminated with signal",
+            "terminated by signal",
+            weight=LIKELY,
+        ),
         Pattern(r"exitcode\W{0,2}\s*:\s*-9\b", "exitcode", weight=LIKELY),
         Pattern(r"is killed by signal: Killed", weight=LIKELY),
         Pattern(

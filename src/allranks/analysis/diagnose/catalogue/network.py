@@ -88,6 +88,12 @@ RDMA_UNREACHABLE = FailureClass(
         Pattern(
             r"ibv_modify_qp failed with (error )?.{0,6}(22\b|Invalid argument)", "ibv_modify_qp failed", weight=POSSIBLE
         ),
+        Pattern(
+            r"(failed to|unable to|could not|cannot) (modify|move|transition|change) (the )?QP\b.{0,40}\b(RTR|RTS|INIT)\b.{0,20}(timed out|No route|unreachable|110\b|113\b|101\b)",
+            "rtr",
+            "rts",
+            weight=LIKELY,
+        ),
         Pattern(r"NCCL WARN.{0,80}ibv_modify_qp failed", "ibv_modify_qp failed", weight=POSSIBLE - 0.05),
         Pattern(r"ibv_modify_qp failed", weight=WEAK),
         Pattern(r"NCCL WARN.{0,200}\bNCCL_IB_HCA\b", "nccl_ib_hca", weight=POSSIBLE),

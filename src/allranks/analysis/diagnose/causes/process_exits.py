@@ -145,7 +145,7 @@ def detect_exceptions(case: DiagnosisCase) -> None:
     own = [
         s
         for s in (*case.facts("exception"), *case.facts("event_error"))
-        if (s.file, s.line) not in explained and is_own_exception(s) and not case.survived(s)
+        if (s.file, s.line) not in explained and is_own_exception(s) and not _of_launcher(s) and not case.survived(s)
     ]
     communication = [s for s in own if _COMMUNICATION.search(s.text)]
     plain = [s for s in own if s not in communication]
@@ -166,6 +166,16 @@ def detect_exceptions(case: DiagnosisCase) -> None:
             "application_error", 0.74 if named else POSSIBLE - 0.05, [first, *[s for s in plain if s is not first]]
         )
         _explain(case, found, first)
+
+
+_LAUNCHER = re.compile(
+    r"torch/distributed/(elastic|launcher)/|torch/distributed/run\.py|deepspeed/launcher/|accelerate/commands/launch\.py"
+)
+
+
+def _of_launcher(signal: LogSignal) -> bool:
+    """Return whether an exception was raised in the launcher, such as torchrun's agent, and so is not the program's."""
+    return bool(signal.frames) and _LAUNCHER.search(signal.frames[-1]) is not None
 
 
 _TERMINATED = re.compile(r"killed by signal: (Terminated|Interrupt|Hangup)")
