@@ -379,7 +379,7 @@ def make_saver(
     identity: TrainingIdentity,
 ) -> Saver:
     """Return the saver of this run's checkpoints."""
-    facts = {"strategy": here.plan.strategy, "run": here.run.name}
+    facts = {"strategy": here.plan.strategy, "shard_ranks": here.plan.shard_ranks, "run": here.run.name}
     content = CheckpointContent(strategy, model, tokenizer, published, facts, partial(_progress, here, identity))
     return Saver(here.run, here.world, content, here.spec.checkpoint, partial(_log_saved, here))
 

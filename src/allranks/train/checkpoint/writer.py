@@ -200,7 +200,8 @@ def collect_parts(
         name = weight_name(shard.key)
         if name in owners:
             if not shard.everywhere:
-                scattered.append(TensorShard(MODEL + name, shard.numel, shard.offset, shard.tensor))
+                own = share_to_write(shard, rank, world)
+                scattered.append(TensorShard(MODEL + name, own.numel, own.offset, own.tensor))
             elif owners[name] == rank:
                 owned[name] = shard.tensor
         if random is not None and name not in published.keys:

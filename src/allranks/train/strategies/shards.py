@@ -45,6 +45,7 @@ class TensorShard:
         offset: where the part begins in the flattened full tensor.
         tensor: the part, 1-D and contiguous, on any device. Reading fills it in place.
         everywhere: every rank holds the same; each writes a share of it and reads all of it.
+        copy, copies: this is copy number `copy` of `copies` that as many ranks hold; each writes a share of it and reads all of it.
     """
 
     key: str
@@ -52,6 +53,8 @@ class TensorShard:
     offset: int
     tensor: torch.Tensor
     everywhere: bool = False
+    copy: int = 0
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class StateRange:
         numel: elements of the full parameter.
         offset: where the range begins in the flattened full parameter.
         everywhere: every rank holds the same range.
+        copy, copies: as in `TensorShard`.
         copy_of: dtype of the model's weights, if `parameter` is a copy that is updated instead of them.
     """
 
@@ -78,6 +82,8 @@ class StateRange:
     numel: int
     offset: int
     everywhere: bool = False
+    copy: int = 0
+    copies: int = 1
     copy_of: torch.dtype | None = None
 
     @property
@@ -157,15 +163,16 @@ def state_shards(ranges: Iterable[StateRange]) -> list[TensorShard]:
     """
     out: list[TensorShard] = []
     for r in ranges:
+        held = (r.everywhere, r.copy, r.copies)
         if r.is_master:
-            out.append(TensorShard(f"optimizer/{r.name}/{MASTER}", r.numel, r.offset, r.of(r.parameter), r.everywhere))
+            out.append(TensorShard(f"optimizer/{r.name}/{MASTER}", r.numel, r.offset, r.of(r.parameter), *held))
         for key, value in r.optimizer.state.get(r.parameter, {}).items():
             if isinstance(value, torch.Tensor) and value.ndim:
-                out.append(TensorShard(f"optimizer/{r.name}/{key}", r.numel, r.offset, r.of(value), r.everywhere))
+                out.append(TensorShard(f"optimizer/{r.name}/{key}", r.numel, r.offset, r.of(value), *held))
             elif r.offset == 0:
                 # a copy: parameters of a flat part share one tensor, which safetensors refuses
                 number = torch.as_tensor(value, dtype=torch.float32).detach().reshape(1).clone()
-                out.append(TensorShard(f"scalar/{r.name}/{key}", 1, 0, number, r.everywhere))
+                out.append(TensorShard(f"scalar/{r.name}/{key}", 1, 0, number, *held))
     return out
 
 
@@ -213,11 +220,13 @@ def write_shards(shards: Iterable[TensorShard], folder: Path, group: dist.Proces
 
 
 def share_to_write(shard: TensorShard, rank: int, world: int) -> TensorShard:
-    """Return what this rank writes: an even share if all ranks hold the same."""
-    if not shard.everywhere:
+    """Return what this rank writes: an even share if several ranks hold the same."""
+    at, of = (rank, world) if shard.everywhere else (shard.copy, shard.copies)
+    if of == 1:
         return shard
-    low, high = shard.numel * rank // world, shard.numel * (rank + 1) // world
-    return TensorShard(shard.key, shard.numel, low, shard.tensor[low:high])
+    held = shard.tensor.numel()
+    low, high = held * at // of, held * (at + 1) // of
+    return TensorShard(shard.key, shard.numel, shard.offset + low, shard.tensor[low:high])
 
 
 def read_shards(shards: Sequence[TensorShard], folder: Path, group: dist.ProcessGroup | None = None) -> None:
