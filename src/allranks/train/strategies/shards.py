@@ -1,4 +1,4 @@
-"""Read and write this rank's ranges of weights and optimizer state with torch.distributed.checkpoint, as safetensors.
+"""Read and write this rank's ranges of weights and optimizer state, in the safetensors format of torch.distributed.checkpoint.
 
 A part is a range of the flattened tensor. That fits every strategy: flat parts of hand-written ZeRO, which start and end
 anywhere, FSDP2's rows, and full tensors. So a checkpoint of one strategy on W ranks can be read by another on V ranks: each
@@ -9,6 +9,7 @@ of other users.)
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,17 +21,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import (
     DefaultLoadPlanner,
-    DefaultSavePlanner,
     HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
 )
 from torch.distributed.checkpoint import load as dcp_load
-from torch.distributed.checkpoint import save as dcp_save
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 from allranks.errors import CheckpointError
+from allranks.train.models.safetensors_files import write_safetensors
 
 MASTER = "master"  # key of the optimizer state: float32 weights of a model in lower precision
 
@@ -118,15 +116,8 @@ class _CheckpointableShard(torch.Tensor):
     def _chunk(self) -> ChunkStorageMetadata:
         return ChunkStorageMetadata(offsets=torch.Size([self._offset]), sizes=torch.Size([self._plain().numel()]))
 
-    def __create_write_items__(self, fqn: str, _: Any) -> list[WriteItem]:
-        data = TensorWriteData(
-            chunk=self._chunk(),
-            properties=TensorProperties.create_from_tensor(self._plain()),
-            size=torch.Size([self._whole]),
-        )
-        return [
-            WriteItem(index=MetadataIndex(fqn, torch.Size([self._offset])), type=WriteItemType.SHARD, tensor_data=data)
-        ]
+    def __create_write_items__(self, fqn: str, _: Any) -> Any:
+        raise NotImplementedError("the protocol requires it; `write_parts` writes")
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         return [self._chunk()]
@@ -208,15 +199,52 @@ def _scalar_device(parameter: torch.Tensor) -> torch.device:
 
 
 def write_shards(shards: Iterable[TensorShard], folder: Path, group: dist.ProcessGroup) -> None:
-    """Write every rank's parts into `folder`. Collective over a CPU group."""
+    """Write every rank's parts, on the CPU, into `folder`. Collective over a CPU group.
+
+    Raises:
+        CheckpointError: on every rank; the parts of all ranks are not a tensor each, without gaps and overlaps.
+    """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     mine = [own for shard in shards if (own := share_to_write(shard, rank, world)).tensor.numel()]
-    parts = {shard.key: _CheckpointableShard.of(shard) for shard in mine}
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    with _as_checkpoint_error():
-        dcp_save(
-            cast("dict[str, Any]", parts), storage_writer=writer, planner=DefaultSavePlanner(), process_group=group
-        )
+    every: list[Any] = [None] * world
+    dist.all_gather_object(every, [(s.key, s.offset, s.tensor.numel(), s.numel) for s in mine], group=group)
+    require_whole_tensors(part for parts in every for part in parts)
+    if mine:
+        write_parts(mine, folder / shard_file(rank))
+
+
+def shard_file(rank: int) -> str:
+    """Return the name of a rank's file, which is that of ``HuggingFaceStorageWriter``."""
+    return f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
+
+
+def write_parts(parts: Sequence[TensorShard], path: Path) -> None:
+    """Write parts to one file that ``HuggingFaceStorageReader`` reads: its header has the offset of each part."""
+    where = {part.key: {"saved_offsets": [part.offset]} for part in parts}
+    metadata = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(where)}
+    write_safetensors(path, {part.key: part.tensor.detach().cpu() for part in parts}, metadata)
+
+
+def require_whole_tensors(parts: Iterable[tuple[str, int, int, int]]) -> None:
+    """Check that parts (key, offset, elements, elements of the full tensor) cover each tensor exactly once.
+
+    Raises:
+        CheckpointError: names the first tensor with a gap or an overlap.
+    """
+    by_key: dict[str, list[tuple[int, int, int]]] = {}
+    for key, *part in parts:
+        by_key.setdefault(key, []).append((part[0], part[1], part[2]))
+    for key, held in by_key.items():
+        end = 0
+        for offset, numel, whole in sorted(held):
+            if offset != end or offset + numel > whole or whole != held[0][2]:
+                break
+            end += numel
+        if end != held[0][2]:
+            total = sum(numel for _, numel, _ in held)
+            raise CheckpointError(
+                f"{key}: the ranks together hold {total} of its {held[0][2]} elements, with a gap or an overlap at element {end}"
+            )
 
 
 def share_to_write(shard: TensorShard, rank: int, world: int) -> TensorShard:
