@@ -14,21 +14,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint import (
-    DefaultLoadPlanner,
-    HuggingFaceStorageReader,
-)
-from torch.distributed.checkpoint import load as dcp_load
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 from allranks.errors import CheckpointError
 from allranks.train.models.safetensors_files import write_safetensors
+
+if TYPE_CHECKING:  # it is only needed to read and write checkpoints, and slow to import
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 MASTER = "master"  # key of the optimizer state: float32 weights of a model in lower precision
 
@@ -114,6 +110,8 @@ class _CheckpointableShard(torch.Tensor):
         return whole if dim is None else whole[dim]
 
     def _chunk(self) -> ChunkStorageMetadata:
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
         return ChunkStorageMetadata(offsets=torch.Size([self._offset]), sizes=torch.Size([self._plain().numel()]))
 
     def __create_write_items__(self, fqn: str, _: Any) -> Any:
@@ -270,6 +268,9 @@ def read_shards(shards: Sequence[TensorShard], folder: Path, group: dist.Process
         whole, covered = stored[shard.key]
         if whole != shard.numel or covered != whole:
             raise CheckpointError(f"{folder}: {shard.key} has {covered} of {whole} elements, expected {shard.numel}")
+    from torch.distributed.checkpoint import DefaultLoadPlanner, HuggingFaceStorageReader
+    from torch.distributed.checkpoint import load as dcp_load
+
     parts = {shard.key: _CheckpointableShard.of(shard) for shard in shards if shard.tensor.numel()}
     reader = HuggingFaceStorageReader(str(folder))
     with _as_checkpoint_error():
@@ -285,6 +286,8 @@ def read_shards(shards: Sequence[TensorShard], folder: Path, group: dist.Process
 @contextmanager
 def _as_checkpoint_error() -> Iterator[None]:
     """Convert the errors of `torch.distributed.checkpoint`, which raises a rank's failure on all ranks as a `BaseException`."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     try:
         yield
     except CheckpointException as error:
@@ -294,6 +297,8 @@ def _as_checkpoint_error() -> Iterator[None]:
 
 def stored_sizes(folder: Path) -> Mapping[str, tuple[int, int]]:
     """Return by key: elements of the full tensor (the end of its last range), and elements that the files hold."""
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
     metadata = HuggingFaceStorageReader(str(folder)).read_metadata()
     found = {}
     for key, tensor in metadata.state_dict_metadata.items():
