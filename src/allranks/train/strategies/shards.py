@@ -233,16 +233,18 @@ def require_whole_tensors(parts: Iterable[tuple[str, int, int, int]]) -> None:
     for key, *part in parts:
         by_key.setdefault(key, []).append((part[0], part[1], part[2]))
     for key, held in by_key.items():
-        end = 0
+        end, size = 0, held[0][2]
         for offset, numel, whole in sorted(held):
-            if offset != end or offset + numel > whole or whole != held[0][2]:
+            if (offset, whole) != (end, size):
                 break
             end += numel
-        if end != held[0][2]:
-            total = sum(numel for _, numel, _ in held)
-            raise CheckpointError(
-                f"{key}: the ranks together hold {total} of its {held[0][2]} elements, with a gap or an overlap at element {end}"
-            )
+        else:
+            if end == size:
+                continue
+        total = sum(numel for _, numel, _ in held)
+        raise CheckpointError(
+            f"{key}: the ranks together hold {total} of its {size} elements, with a gap or an overlap at element {end}"
+        )
 
 
 def share_to_write(shard: TensorShard, rank: int, world: int) -> TensorShard:
