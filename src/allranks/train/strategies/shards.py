@@ -208,6 +208,7 @@ def write_shards(shards: Iterable[TensorShard], folder: Path, group: dist.Proces
     dist.all_gather_object(every, [(s.key, s.offset, s.tensor.numel(), s.numel) for s in mine], group=group)
     require_whole_tensors(part for parts in every for part in parts)
     if mine:
+        folder.mkdir(parents=True, exist_ok=True)
         write_parts(mine, folder / shard_file(rank))
 
 
