@@ -39,7 +39,9 @@ from tests.dist.making import (
     tokens_of,
     train_with,
 )
-from tests.dist.variants import UNUSED_OPTIONS, VARIANTS
+from tests.dist.variants import REPLICATED, UNUSED_OPTIONS, VARIANTS
+
+FORMS = {**VARIANTS, **REPLICATED}
 
 
 def parities(world: DistContext, args: dict[str, Any]) -> Any:
@@ -51,10 +53,10 @@ def parities(world: DistContext, args: dict[str, Any]) -> Any:
     found = []
     references: dict[str, Any] = {}
     for name, variant in args["pairs"]:
-        how = dict(VARIANTS[variant])
+        how = dict(FORMS[variant])
         if how.get("extra") in ("sometimes", "in_block"):
             how["salt"] = a_salt(world, tokens, how)
-            if name in UNUSED_OPTIONS:
+            if name in UNUSED_OPTIONS and "options" not in how:
                 how["options"] = {"find_unused_parameters": True}
         if variant not in references:
             references[variant] = reference_of(world, tokens, how)
@@ -158,7 +160,7 @@ def mechanism(world: DistContext, args: dict[str, Any]) -> Any:
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     found = []
     for name, variant in args["pairs"]:
-        how = VARIANTS[variant]
+        how = FORMS[variant]
         strategy, _ = prepared(name, world, how)
         sizes = Sizes(tuple(p.numel() * p.element_size() for p in built(how).parameters() if p.requires_grad))
         recorder = CollectiveRecorder(1, 2)
@@ -272,6 +274,5 @@ def trainer_bug(world: DistContext, args: dict[str, Any]) -> Any:
 def refused(world: DistContext, args: dict[str, Any]) -> Any:
     """What each (strategy, variant) says before anything is trained."""
     return [
-        _said(name, options_of(name, VARIANTS[variant]), built(VARIANTS[variant]), world)
-        for name, variant in args["pairs"]
+        _said(name, options_of(name, FORMS[variant]), built(FORMS[variant]), world) for name, variant in args["pairs"]
     ]

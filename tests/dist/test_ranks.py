@@ -9,7 +9,7 @@ import pytest
 
 from tests.dist.harness import run_ranks, shared_strategies
 from tests.dist.plants import PLANTS
-from tests.dist.variants import ONLY, REFUSED, VARIANTS
+from tests.dist.variants import FSDP2, ONLY, REFUSED, REPLICATED, VARIANTS
 
 pytestmark = pytest.mark.dist
 
@@ -71,7 +71,7 @@ FP32 = 2e-3  # AdamW makes whole steps of gradients that are rounding noise
 def check(found: list[dict[str, Any]], world: int) -> None:
     """Parity of every pair; bitwise where two terms are summed: they commute, and halving is exact."""
     for one in found:
-        error, name, variant = one["error"], one["strategy"], one["variant"]
+        error, name, variant = one["error"], one["strategy"], one["variant"].removeprefix("replicated_")
         if error is not None:
             assert error < TOLERANCE.get(variant, FP32), one
             assert one["norm_error"] < NORM_TOLERANCE.get(variant, NORM_FP32), one
@@ -114,6 +114,35 @@ def test_strategies_equal_one_process_that_takes_the_ranks_in_turn(tmp_path: Pat
 def test_every_strategy_in_every_variant(tmp_path: Path, world: int) -> None:
     for found in run_ranks("parities", world, tmp_path, 280, folder=tmp_path, pairs=pairs_of(world)):
         check(found, world)
+
+
+SEVERAL_NODES = [
+    ("pytorch_zero3", "replicated_accumulation"),
+    ("pytorch_zero2", "replicated_lora_sharded"),
+]
+
+
+@pytest.mark.parametrize(
+    ("world", "pairs"),
+    [
+        (2, SEVERAL_NODES),
+        pytest.param(4, [(n, v) for n in FSDP2 for v in REPLICATED], marks=pytest.mark.full),
+    ],
+)
+def test_weights_replicated_on_two_nodes_equal_one_process(
+    tmp_path: Path, world: int, pairs: list[tuple[str, str]]
+) -> None:
+    """Two nodes of one or two ranks: the environment of the ranks says so."""
+    args: dict[str, Any] = {"folder": tmp_path, "pairs": pairs, "ranks_per_node": world // 2}
+    results = run_ranks("parities", world, tmp_path, **args)
+    for found in results:
+        check(found, world)
+    assert all(one["error"] is not None for one in results[0])
+    if world == 2:
+        return  # nothing is gathered
+    counted = {**args, "pairs": [p for p in pairs if p[1] != "replicated_unused"]}
+    for found in run_ranks("mechanism", world, tmp_path, **counted):
+        assert [one for one in found if one["problem"]] == []
 
 
 def test_fsdp2_refuses_what_it_would_spoil_and_names_the_weight(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.dist.harness import run_ranks
 from tests.dist.plants import HAVE_DEEPSPEED
@@ -122,3 +124,18 @@ def test_adapters_of_experts_and_what_is_on_the_host_too(
 ) -> None:
     run_ranks("save_shards", 2, tmp_path, folder=tmp_path, names=names, how=how)
     assert loaded(tmp_path, how, 3, names, names) == []
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=full)])
+@pytest.mark.parametrize("how", [ODD, {"lora": True}], ids=["all", "lora"])
+def test_what_two_nodes_with_a_copy_each_write_is_written_once_and_read_by_others(
+    tmp_path: Path, how: dict[str, object], ranks: int
+) -> None:
+    copies = {**how, "options": {"replicate": "nodes", **({"adapters": "sharded"} if "lora" in how else {})}}
+    names, nodes = ["pytorch_zero3"], {"ranks_per_node": ranks // 2}
+    run_ranks("save_shards", ranks, tmp_path, folder=tmp_path, names=names, how=copies, **nodes)
+    written = sum(t.numel() for p in (tmp_path / "pytorch_zero3").iterdir() for t in load_file(p).values())
+    state = torch.load(tmp_path / "pytorch_zero3.pt", weights_only=True)
+    assert written == sum(t.numel() for t in state.values())
+    assert loaded(tmp_path, how, 3, ["pytorch_ddp", "pytorch_zero3"], names) == []
+    assert loaded(tmp_path, copies, ranks, names, names, **nodes) == []

@@ -54,6 +54,21 @@ ONLY = {
     "on_host": FSDP2,
     "lora_on_host": FSDP2,
 }
+# with tests that run on ranks of several nodes, or pretend to
+REPLICATED: dict[str, dict[str, Any]] = {
+    f"replicated_{name}": {**how, "options": {**how.get("options", {}), "replicate": "nodes"}}
+    for name, how in {
+        "plain": {"clip": None},
+        "accumulation": {"accum": 3},
+        "uneven": {**VARIANTS["uneven"], "accum": 2},
+        "unused": {**VARIANTS["unused"], "options": {"find_unused_parameters": True}},
+        "lora_whole": VARIANTS["lora_whole"],
+        "lora_sharded": VARIANTS["lora_sharded"],
+        "moe_lora_sharded": VARIANTS["moe_lora_sharded"],
+        "host_moments": VARIANTS["host_moments"],
+        "on_host": VARIANTS["on_host"],
+    }.items()
+}
 REFUSED = {("pytorch_zero2", "shared"), ("pytorch_zero3", "shared")}
 DEEPSPEED = {"deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"}
 UNUSED_OPTIONS = {"hf_trainer", "pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"} | DEEPSPEED

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,3 +77,17 @@ def test_the_tested_versions_are_those_that_the_patches_were_verified_for() -> N
     (pinned["torch"],) = re.findall(r"TORCH:-([\d.]+)", (REPO / "scripts" / "setup.sh").read_text())
     for patch in PATCHES:
         assert version(patch.first) <= version(pinned[patch.package]) <= version(patch.last), patch
+
+
+def test_transformers_reads_its_sources_once() -> None:
+    code = (
+        "from allranks.train.patches import scan_transformers_once as once\n"
+        "once()\n"
+        "import transformers, transformers.models\n"
+        "from transformers.utils import import_utils as it\n"
+        "print(it.create_import_structure_from_path.__wrapped__.cache_info().hits)\n"
+        "assert transformers.MistralConfig.__name__ == 'MistralConfig'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 1, "the second scan, of the same folder, is read again"

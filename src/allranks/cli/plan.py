@@ -242,6 +242,8 @@ def _summary_lines(plan: LaunchPlan, training: str | None) -> Iterator[str]:
         )
     if plan.batch and any(value is not None for value in plan.strategy_options.values()):
         yield f"{plan.strategy}: {escape(_options(plan.strategy_options))}"
+    if plan.replication:
+        yield escape(plan.replication)
 
 
 def _options(options: dict[str, object]) -> str:

@@ -22,6 +22,7 @@ from allranks.launch import runs
 from allranks.launch.preview import planning_facts
 from allranks.launch.runs import Observer
 from allranks.nodes import preflight
+from allranks.planning.memory import decide_replication
 from allranks.planning.planner import make_plan
 from allranks.rundir.files import read_json, write_json, write_text_atomic
 from allranks.rundir.paths import RunDir
@@ -135,6 +136,7 @@ def compare(spec: RunSpec, asked: CompareRequest, observer: Observer) -> Compari
     if make_plan(spec, planning_facts(spec)).world_size < 2:
         raise SpecError("cluster.procs_per_node: a comparison needs at least two ranks")
     run, plan = runs.prepare_run(spec)
+    asked = msgspec.structs.replace(asked, strategies=[_decided(spec, entry) for entry in asked.strategies])
     write_json(run.compare, msgspec.to_builtins(asked))
     result = runs.launch(run, spec, plan, attempt=1, observer=observer)
     folder = run.root / "compare"
@@ -144,6 +146,16 @@ def compare(spec: RunSpec, asked: CompareRequest, observer: Observer) -> Compari
     add_profiles(folder, measured)
     write_json(folder / "measured.json", measured)  # complete: it can be evaluated again without the traces
     return write_comparison(run, measured)
+
+
+def _decided(spec: RunSpec, entry: StrategyChoice) -> StrategyChoice:
+    """Return a strategy with the options that the plan decides by the memory of a rank."""
+    if "replicate" not in entry.options:
+        return entry
+    facts = planning_facts(spec)
+    one = msgspec.structs.replace(spec, strategy=StrategySpec(name=entry.name, options=entry.options))
+    plan = decide_replication(one, make_plan(one, facts), facts)
+    return msgspec.structs.replace(entry, options={**entry.options, "replicate": plan.strategy_options["replicate"]})
 
 
 def write_comparison(run: RunDir, measured: dict[str, Any]) -> Comparison:

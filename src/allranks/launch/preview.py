@@ -55,7 +55,7 @@ def plan_with_model(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     Raises:
         SpecError, EnvironmentNotAble: as `make_plan`.
     """
-    found = make_plan(spec, facts)
+    found = memory.decide_replication(spec, make_plan(spec, facts), facts)
     return msgspec.structs.replace(found, warnings=[*found.warnings, *model_warnings(spec)])
 
 
@@ -67,7 +67,7 @@ def fit(spec: SpecLike, sets: Sequence[str] = (), *, facts: MachineFacts | None 
     """
     checked = read_spec(spec, sets)
     known = facts or planning_facts(checked)
-    return memory.fit(checked, make_plan(checked, known), known)
+    return memory.fit(checked, memory.decide_replication(checked, make_plan(checked, known), known), known)
 
 
 def batch_script(spec: RunSpec, *, facts: MachineFacts | None = None) -> str | None:

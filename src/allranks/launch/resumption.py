@@ -35,6 +35,8 @@ STEP_KEYS = (
     *("adapter.dropout", "strategy.options"),
 )
 """What an optimizer step computes."""
+REPLICATE = "replicate"
+"""The option of FSDP2 that decides over how many ranks weights are sharded; a resume compares that number."""
 PATIENCE_KEYS = ("eval.patience", "eval.min_delta")
 BATCH_KEYS = ("train.micro_batch_size", "train.grad_accum", "train.global_batch_size")
 
@@ -151,6 +153,13 @@ def require_resumable(
             f"{folder} was written by {facts['strategy']}, the plan has {plan.strategy}; losses would not be bitwise equal: use that "
             "strategy, or --allow-inexact"
         )
+    shared = facts.get("shard_ranks", facts["world_size"])
+    if shared != plan.shard_ranks:
+        was = "none" if shared == facts["world_size"] else "nodes"
+        raise RequestError(
+            f"{folder} was written with weights sharded over {shared} ranks, the plan shards them over {plan.shard_ranks}; losses would not be "
+            f"bitwise equal: use as many ranks per node and --set strategy.{REPLICATE}={was}, or --allow-inexact"
+        )
     if changed := _changed(before, spec, DATA_KEYS):
         raise RequestError(
             f"{folder} was saved with {_was(before, changed)}; the data would continue in another order: remove --set {changed[0]}, or use --allow-inexact"
@@ -202,7 +211,8 @@ def _total_steps(run: RunDir, step: int, plan: LaunchPlan) -> int | None:
 
 def _value(spec: RunSpec, key: str) -> Any:
     section, name = key.split(".")
-    return getattr(getattr(spec, section), name, None)
+    value = getattr(getattr(spec, section), name, None)
+    return {k: v for k, v in value.items() if k != REPLICATE} if key == "strategy.options" and value else value
 
 
 def _changed(before: RunSpec, spec: RunSpec, keys: tuple[str, ...]) -> list[str]:

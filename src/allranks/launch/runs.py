@@ -311,7 +311,8 @@ def resume(
         if allow_inexact
         else asked
     )
-    launch_plan, facts = make_plan(spec, machine), checkpoints.read_manifest(run_dir, step)
+    launch_plan = memory.decide_replication(spec, make_plan(spec, machine), machine)
+    facts = checkpoints.read_manifest(run_dir, step)
     resumption.require_resumable(run_dir, before, spec, launch_plan, facts, step, allow_inexact=allow_inexact)
     for note in resumption.resume_notes(before, asked, spec, launch_plan):
         observer.say(f"note     {note}")

@@ -127,7 +127,7 @@ def doctor(
         SpecError, DataError: Slurm refuses account, partition or resources; or `check_start` refuses the spec, as for a run.
         EnvironmentNotAble: this machine lacks something, Slurm does not answer, or the nodes are not free.
     """
-    plan = make_plan(spec, facts)
+    plan = memory.decide_replication(spec, make_plan(spec, facts), facts)
     if spec.model is not None and not plan.device_is_provisional:
         plan = msgspec.structs.replace(plan, rank_memory_bytes=memory.known_bytes(memory.fit(spec, plan, facts)))
     check_start(spec, plan, facts, required=not spec.cluster.launched_by.runs_here)

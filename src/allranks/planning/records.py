@@ -51,6 +51,8 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What decided the device: a constant of `allranks.planning.planner`."""
     device_reason: str = ""
     """The same as a phrase, with the spec key or machine fact."""
+    replication: str = ""
+    """Whether weights are replicated between nodes, and why; empty on one node, and for strategies that cannot."""
     rank_memory_bytes: int | None = None
     """Estimated peak memory per rank; None if unknown, or if `--force` was given."""
     hang: Limits | None = None
@@ -64,6 +66,11 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     def device_is_provisional(self) -> bool:
         """Return whether the device depends on GPUs that the nodes have not yet reported (`resolve_device`)."""
         return self.device_source == ON_NODE
+
+    @property
+    def shard_ranks(self) -> int:
+        """Return over how many ranks a strategy that shards does so: those of a node under HSDP, else all."""
+        return self.procs_per_node if self.strategy_options.get("replicate") == "nodes" else self.world_size
 
     @property
     def work(self) -> str:

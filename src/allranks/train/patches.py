@@ -7,6 +7,9 @@ torch is not imported here: a user's own program may not use it. Attributes that
 from __future__ import annotations
 
 import functools
+import importlib.machinery
+import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +48,13 @@ PATCHES = (
         "2.13",
         "2.13",
         "destroy_process_group frees a gloo group with the GIL held, and hangs",
+    ),
+    Patch(
+        "transformers.utils.import_utils.create_import_structure_from_path",
+        "transformers",
+        "5.17",
+        "5.23",
+        "import transformers reads the sources of all its models twice, because its cache distinguishes a folder from a file in it",
     ),
     Patch("torch.cpu.set_device", "accelerate", "1.15", "1.15", "Accelerate calls it, and torch may not define it"),
     Patch(
@@ -92,6 +102,46 @@ def _after_pause(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*arguments, **named)
 
     return pause_first
+
+
+IMPORT_UTILS = "transformers.utils.import_utils"
+SCAN = "create_import_structure_from_path"
+
+
+class _ScanOnce:
+    """Finder of one module of transformers, which changes its function `SCAN` before the package uses it."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != IMPORT_UTILS:
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                run(module)
+                original = getattr(module, SCAN, None)
+                if callable(original) and hasattr(original, "cache_info"):
+                    setattr(module, SCAN, _of_folder(original))
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _of_folder(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def scan(module_path: Any) -> Any:
+        path = str(module_path)
+        return original(os.path.dirname(path) if path.endswith(".py") else path)  # noqa: PTH120 - as transformers
+
+    return scan
+
+
+def scan_transformers_once() -> None:
+    """Let the import of transformers read the sources of its models once. Do nothing if it was imported."""
+    if "transformers" not in sys.modules:
+        sys.meta_path.insert(0, _ScanOnce())  # type: ignore[arg-type]
 
 
 def define_cpu_set_device() -> None:

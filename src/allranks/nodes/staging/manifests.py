@@ -9,16 +9,18 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from allranks.nodes.staging.bundles import Bundle
 from allranks.planning.env_vars import EnvVar
 from allranks.rundir.files import write_json
 from allranks.spec.records import RunSpec
 from allranks.utils.inputs import read_regular
 from allranks.utils.machine import host_name
+
+if TYPE_CHECKING:
+    from allranks.nodes.staging.bundles import Bundle  # each rank reads manifests, and packs nothing
 
 
 def offline_variables(hf_home: str | None = None, datasets_cache: str | None = None) -> list[EnvVar]:

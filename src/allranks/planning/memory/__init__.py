@@ -5,6 +5,7 @@ model_config.py     reads and checks its sizes
 weights.py          lists every weight, which ones are trained, and their bytes under a strategy
 activations.py      bytes that forward keeps for backward
 estimate.py         memory in each phase of a step, runtime overhead, device capacity
+replication.py      copies of the weights on every node (HSDP), if they fit
 remedies.py         changes that make the run fit, the cheapest first
 """
 
@@ -15,11 +16,12 @@ from allranks.planning.memory.config_sources import find_config
 from allranks.planning.memory.estimate import capacity, estimate
 from allranks.planning.memory.records import Fit
 from allranks.planning.memory.remedies import refusal, with_remedies
+from allranks.planning.memory.replication import decide_replication
 from allranks.planning.records import LaunchPlan
 from allranks.spec.records import RunSpec
 from allranks.utils.machine import MachineFacts
 
-__all__ = ["Fit", "fit", "known_bytes", "require"]
+__all__ = ["Fit", "decide_replication", "fit", "known_bytes", "require"]
 
 
 def fit(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Fit:

@@ -279,6 +279,7 @@ def model_of(spec: RunSpec, plan: LaunchPlan, config: ModelConfig) -> ModelMemor
             autocast=compute if trained != compute and not what.only_adapters else None,
         ),
         world=plan.world_size,
+        node_ranks=plan.procs_per_node,
         accumulates=plan.batch.grad_accum > 1,
         gloo=plan.backend == "gloo",
         device=plan.device,

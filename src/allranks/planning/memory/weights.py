@@ -373,11 +373,13 @@ class ModelMemory:
         element: ElementBytes,
         *,
         world: int,
+        node_ranks: int,
         accumulates: bool,
         gloo: bool,
         device: str,
     ) -> None:
         self.shapes, self.what, self.world, self.accumulates = shapes, what, world, accumulates
+        self.node_ranks = node_ranks
         self.element, self.trained_element, self.autocast = element.frozen, element.trained, element.autocast
         self.device, self.copies = device, 2 if gloo else 1
         distinct = {id(block): what.unit(block) for block in {id(b): b for b in shapes.blocks}.values()}

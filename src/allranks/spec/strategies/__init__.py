@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,6 +32,7 @@ OPTION_DESCRIPTIONS = {
     "config_from": "DeepSpeed: where the content of config came from; set by allranks",
     "find_unused_parameters": "allow weights that a step does not use; each step searches for them",
     "offload": "what is kept in host memory: none, optimizer, or all (FSDP2 only)",
+    "replicate": "FSDP2: nodes = a copy of the weights on every node, sharded over its ranks (HSDP); none; auto by memory",
     "static_graph": "DDP: the same weights are used in every step, which allows some optimizations",
 }
 
@@ -160,5 +162,8 @@ def strategy_state(name: str, model: ModelSizes, options: dict[str, Any]) -> Str
     if known is None or known.memory is None:
         return None
     offload = str(options.get("offload", "none"))
+    if options.get("replicate") == "nodes":
+        model = copy(model)
+        model.world = model.node_ranks
     made = known.memory(model, options)
     return made if offload == "none" else OffloadedState(made, offload, model)

@@ -51,7 +51,8 @@ class ModelSizes(Protocol):
     Attributes:
         blocks: transformer blocks, in order.
         rest: weights outside of blocks.
-        world: number of ranks.
+        world: number of ranks over which a strategy shards.
+        node_ranks: number of ranks of a node.
         accumulates: a step has several micro-steps.
         device: cpu | cuda.
         element: bytes of a weight of the base that is not trained.
@@ -69,6 +70,7 @@ class ModelSizes(Protocol):
     blocks: tuple[UnitSizes, ...]
     rest: UnitSizes
     world: int
+    node_ranks: int
     accumulates: bool
     device: str
     element: int
@@ -266,6 +268,8 @@ class StrategyInfo:
     single_process: bool = False
     memory: MakeState | None = None
     """Returns the memory layout of a model; None: unknown."""
+    node_sends: Callable[[ModelSizes, Options, int, int], int] | None = None
+    """Returns the bytes that a node sends to others per optimizer step, from the number of nodes and of micro-steps."""
     package: str = ""
     """The package of another library's engine, which the nodes need."""
     imports_bytes: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import accumulate
+from typing import Literal
 
 from allranks.spec.strategies.base import (
     ADAM_MOMENTS,
@@ -21,14 +22,21 @@ from allranks.spec.strategies.base import (
     share_per_rank,
 )
 
-OPTIONS: Options = {"find_unused_parameters": False, "adapters": "auto", "offload": "none"}
-CHOICES = {"adapters": ("auto", "ignored", "sharded"), "offload": ("none", "optimizer", "all")}
+OPTIONS: Options = {"find_unused_parameters": False, "adapters": "auto", "offload": "none", "replicate": "auto"}
+CHOICES = {
+    "adapters": ("auto", "ignored", "sharded"),
+    "offload": ("none", "optimizer", "all"),
+    "replicate": ("auto", "nodes", "none"),
+}
 OPTION_NOTES = {
     "adapters": "ignored keeps adapters whole on every rank (one flat all-reduce of their gradients per step, no collective to "
     "save them), sharded shards them like other weights, auto keeps them whole if four times their bytes are at most 64 MiB or a "
     "tenth of the rank's share of the frozen weights, and reports the choice",
     "offload": f"{OFFLOAD_NOTE}; all also keeps the sharded weights there, so that a block's shard is copied to the device "
     "whenever it is gathered; whole adapters stay on the device",
+    "replicate": "nodes is hybrid sharding (HSDP): every node holds a copy of the weights, sharded over its ranks, and only gradients "
+    "cross between nodes, once per optimizer step; none shards over all ranks; auto replicates if there are several nodes with several "
+    "ranks each and the memory estimate says that a rank then fits, and `allranks plan` gives the reason",
 }
 SMALL_BYTES = 64 << 20
 
@@ -40,6 +48,30 @@ def adapters_are_small(trained_bytes: int, frozen_bytes: int, world: int) -> boo
     frozen weights.
     """
     return 4 * trained_bytes <= max(SMALL_BYTES, 0.1 * frozen_bytes / world)
+
+
+def sends_between_nodes(
+    m: ModelSizes, *, reshard: bool, adapters: str, replicate: Literal["nodes", "none"], nodes: int, accum: int
+) -> int:
+    """Return the bytes that a node sends to other nodes per optimizer step, with rings in the order of ranks.
+
+    In a ring of W ranks, each rank sends (W-1)/W of the full size in an all-gather or a reduce-scatter, twice that in an all-reduce,
+    and one rank of a node sends to another node. Gloo's reduce-scatter is an all-reduce.
+
+    Args:
+        m: the model for sharding over all ranks; ``m.world`` is their number.
+        accum: micro-steps per optimizer step.
+    """
+    ring, inner = 1 - 1 / m.world, FSDP2(m, reshard=reshard, adapters=adapters)
+    if inner.copies_weights:
+        gradients, weights = 0, [u.base * m.element for u in (*m.blocks, m.rest)]
+    else:
+        gradients, weights = m.gradients, [m.gathered_bytes_of(u) for u in (*m.blocks, m.rest)]
+    averaged = 2 * ring * (m.gradients - gradients)
+    if replicate == "nodes":
+        return int(averaged + 2 * (1 - 1 / nodes) * gradients)
+    gathered = sum(weights) + (sum(weights[:-1]) if reshard else 0)
+    return int(averaged + accum * ring * (gathered + m.copies * gradients))
 
 
 class FSDP2:
@@ -131,12 +163,24 @@ def _memory(m: ModelSizes, o: Options, *, reshard: bool) -> StrategyState:
     return FSDP2(m, reshard=reshard, adapters=str(o.get("adapters", "auto")))
 
 
+def _sends(m: ModelSizes, o: Options, nodes: int, accum: int, *, reshard: bool) -> int:
+    return sends_between_nodes(
+        m,
+        reshard=reshard,
+        adapters=str(o.get("adapters", "auto")),
+        replicate="nodes" if o.get("replicate") == "nodes" else "none",
+        nodes=nodes,
+        accum=accum,
+    )
+
+
 PYTORCH_ZERO2 = StrategyInfo(
     "allranks.train.strategies.fsdp2:PyTorchZero2",
     "torch FSDP2, weights stay gathered until backward",
     OPTIONS,
     CHOICES,
     memory=partial(_memory, reshard=False),
+    node_sends=partial(_sends, reshard=False),
     page=StrategyPage(
         new="torch's `zero2`, weights sharded between steps",
         idea="torch's FSDP2 (`fully_shard` per block) that keeps gathered weights until backward has used them.",
@@ -157,6 +201,7 @@ PYTORCH_ZERO3 = StrategyInfo(
     OPTIONS,
     CHOICES,
     memory=partial(_memory, reshard=True),
+    node_sends=partial(_sends, reshard=True),
     page=StrategyPage(
         new="torch's `zero3`",
         idea="torch's FSDP2 (`fully_shard` per block) that frees a block after its forward and gathers it "

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,35 +34,83 @@ def tensor_files(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*.safetensors"))
 
 
-def reread_files(folder: Path, files: Sequence[str], prints: Iterable[TensorDigest], timeout_s: float) -> FileFacts:
-    """Read the files in a new process, and return their facts.
+class Rereader:
+    """A new process that reads files of a checkpoint, started before they are written. Use as a context manager.
 
-    Raises:
-        CheckpointError: a file is incomplete, or reading took too long.
+    Args:
+        timeout_s: the most that one request may take.
     """
-    if not files:
-        return {}
+
+    def __init__(self, folder: Path, timeout_s: float) -> None:
+        self._folder, self._timeout_s, self._late = folder, timeout_s, False
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(READER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Rereader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def read(self, files: Sequence[str], ranges: Mapping[str, Sequence[Sequence[int]]]) -> FileFacts:
+        """Read the files, and return their facts.
+
+        Args:
+            files: names relative to the folder.
+            ranges: by key of a full tensor, the ranges (first element, number of elements) whose digests are needed.
+
+        Raises:
+            CheckpointError: a file is incomplete, or reading took too long.
+        """
+        if not files:
+            return {}
+        assert self._process.stdin is not None and self._process.stdout is not None
+        timer = threading.Timer(self._timeout_s, self._give_up)
+        timer.start()
+        try:
+            json.dump({"folder": str(self._folder), "files": list(files), "ranges": ranges}, self._process.stdin)
+            print(file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            timer.cancel()
+        if not line:
+            raise CheckpointError(self._problem())
+        answer = json.loads(line)
+        if "problem" in answer:
+            raise CheckpointError(f"{self._folder}/{answer['problem']}")
+        return answer
+
+    def _give_up(self) -> None:
+        self._late = True
+        self._process.kill()
+
+    def _problem(self) -> str:
+        if self._late:
+            return f"{self._folder}: reading it again took more than {self._timeout_s:.0f} s"
+        assert self._process.stderr is not None
+        return f"{self._folder}: could not be read again: {self._process.stderr.read().strip().splitlines()[-1:]}"
+
+
+def ranges_of(prints: Iterable[TensorDigest]) -> dict[str, list[list[int]]]:
+    """Return by key the ranges of the digests: first element and number of elements."""
     ranges: dict[str, list[list[int]]] = {}
     for p in prints:
         ranges.setdefault(p.key, []).append([p.offset, p.numel])
-    request = json.dumps({"folder": str(folder), "files": list(files), "ranges": ranges})
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", str(READER)],
-            input=request,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise CheckpointError(f"{folder}: reading it again took more than {timeout_s:.0f} s") from None
-    if done.returncode != 0:
-        raise CheckpointError(f"{folder}: could not be read again: {done.stderr.strip().splitlines()[-1:]}")
-    answer = json.loads(done.stdout)
-    if "problem" in answer:
-        raise CheckpointError(f"{folder}/{answer['problem']}")
-    return answer
+    return ranges
+
+
+def reread_files(folder: Path, files: Sequence[str], prints: Iterable[TensorDigest], timeout_s: float) -> FileFacts:
+    """Read the files in a new process, as `Rereader.read`."""
+    with Rereader(folder, timeout_s) as process:
+        return process.read(files, ranges_of(prints))
 
 
 def compare_digests(found: FileFacts, wanted: Iterable[TensorDigest], published: PublishedFiles) -> None:

@@ -10,7 +10,8 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -169,6 +170,42 @@ class CheckpointContent:
     progress: Callable[[int], dict[str, Any]] = lambda step: {"step": step}
 
 
+class _Beside:
+    """What runs beside the writing of one checkpoint on this rank.
+
+    Attributes:
+        digests: the digests of this rank's parts in memory.
+    """
+
+    def __init__(
+        self, threads: ThreadPoolExecutor, reader: commit.Rereader, digests: Future[list[TensorDigest]]
+    ) -> None:
+        self.digests = digests
+        self._threads, self._reader = threads, reader
+        self._early: Future[commit.FileFacts] | None = None
+        self._flushed: list[Future[None]] = []
+
+    def read_early(self, file: str) -> None:
+        """Begin to read a complete file whose tensors are parts."""
+        self._early = self._threads.submit(self._reader.read, [file], {})
+
+    def flush(self, file: Path) -> None:
+        """Begin to flush a complete file to the disk."""
+        self._flushed.append(self._threads.submit(commit.sync, file))
+
+    def read(self, files: Sequence[str], prints: Iterable[TensorDigest]) -> commit.FileFacts:
+        """Read other files; return the facts of all files that were read, when all of this rank's files are on the disk.
+
+        Raises:
+            CheckpointError: a file is incomplete, or reading took too long.
+        """
+        found = self._early.result() if self._early else {}
+        found = {**found, **self._reader.read(files, commit.ranges_of(prints))}
+        for flushed in self._flushed:
+            flushed.result()
+        return found
+
+
 class Saver:
     """Save checkpoints in the foreground or background. `save` and `finish` are collective.
 
@@ -211,15 +248,14 @@ class Saver:
         self._together.meet(f"the checkpoint of step {steps_done}")
         random = distributed.rng_state() if mode == "full" else None
         parts = collect_parts(self._content.strategy, self._published, self.world.rank, self.world.size, random)
-        removed = self._find_room(parts)
         parts = self._copies.of(parts) if behind else on_cpu(parts)
         if not behind:
-            self._write_out(steps_done, mode, parts, started, None, removed, eval_loss)
+            self._write_out(steps_done, mode, parts, started, None, eval_loss)
             return time.perf_counter() - started
         stalled = time.perf_counter() - started
         self._in_flight = threading.Thread(
             target=self._behind,
-            args=(steps_done, mode, parts, started, stalled, removed, eval_loss),
+            args=(steps_done, mode, parts, started, stalled, eval_loss),
             name="checkpoint",
             daemon=True,
         )
@@ -249,11 +285,16 @@ class Saver:
         except RuntimeError as error:  # the process group failed because another rank ended
             self._failed = CheckpointError(f"the checkpoint could not be saved: {str(error).splitlines()[0]}")
 
-    def _find_room(self, parts: RankParts) -> tuple[int, ...]:
+    def _find_room(self, parts: RankParts, aside: Path, mode: str) -> tuple[int, ...]:
+        """Make room on the disk, and the folder. Returns the steps whose checkpoints were removed."""
         need = sum(self._together.each("count its bytes", lambda: parts.bytes))
-        return tuple(
-            self._together.first("find room for it", lambda: make_room(self.run, need, keep_best=self._spec.keep_best))
-        )
+
+        def make() -> tuple[int, ...]:
+            removed = tuple(make_room(self.run, need, keep_best=self._spec.keep_best))
+            self._begin(aside, mode)
+            return removed
+
+        return self._together.first("find room for it", make)
 
     def _write_out(
         self,
@@ -262,15 +303,18 @@ class Saver:
         parts: RankParts,
         started: float,
         stalled: float | None,
-        removed: tuple[int, ...],
         eval_loss: float | None,
     ) -> None:
+        """Write, verify and publish. Digests, the flush to the disk and the reading of files that are complete run beside the writing."""
         aside = self.run.checkpoints / f".step-{step}.tmp"
         try:
-            self._together.first("make its folder", lambda: self._begin(aside, mode))
-            self._write_parts(aside, parts)
-            prints = self._write_files(aside, parts, mode, step)
-            found = self._prove(aside, prints)
+            removed = self._find_room(parts, aside, mode)
+            limit = self._together.work_timeout_s
+            with commit.Rereader(aside, limit) as reader, ThreadPoolExecutor(3, "checkpoint") as beside:
+                work = _Beside(beside, reader, beside.submit(digests_of, parts, self._published))
+                self._write_parts(aside, parts, work)
+                prints = self._write_files(aside, parts, mode, step, work)
+                found = self._prove(aside, prints, work)
             self._together.first("publish it", lambda: self._publish(aside, step, mode, found, eval_loss))
         except CheckpointError:
             if self.world.is_first:
@@ -286,8 +330,8 @@ class Saver:
         if mode == "full":
             (aside / "state").mkdir()
 
-    def _write_parts(self, aside: Path, parts: RankParts) -> None:
-        """Write the parts that use `torch.distributed.checkpoint`: all ranks call it, or none."""
+    def _write_parts(self, aside: Path, parts: RankParts, work: _Beside) -> None:
+        """Write the parts that only this rank has: all ranks call it. The reading of the neighbour's state begins."""
         counts = self._together.each("count its parts", lambda: (len(parts.scattered), len(parts.state)))
         if any(scattered for scattered, _ in counts):
             self._together.each(
@@ -298,8 +342,13 @@ class Saver:
             self._together.each(
                 "write its state", lambda: shards.write_shards(parts.state, aside / "state", self._together.group)
             )
+            neighbour = (self.world.rank + 1) % self.world.size
+            if counts[neighbour][1]:
+                work.read_early(f"state/{shards.shard_file(neighbour)}")
+            if parts.state:
+                work.flush(aside / "state" / shards.shard_file(self.world.rank))
 
-    def _write_files(self, aside: Path, parts: RankParts, mode: str, step: int) -> list[TensorDigest]:
+    def _write_files(self, aside: Path, parts: RankParts, mode: str, step: int, work: _Beside) -> list[TensorDigest]:
         """Write the published files and the small files. Returns the digests of all ranks."""
 
         def write() -> tuple[list[TensorDigest], dict[str, str]]:
@@ -314,7 +363,9 @@ class Saver:
             )
             if parts.random is not None:
                 self._write_random(aside, parts.random)
-            return [*digests_of(parts, self._published), *more], places
+            for file in sorted(set(places.values())):
+                work.flush(aside / file)
+            return [*work.digests.result(), *more], places
 
         answers = self._together.each("write its files", write)
         places = {key: file for _, some in answers for key, file in some.items()}
@@ -333,12 +384,13 @@ class Saver:
             if self.run.spec.exists():
                 shutil.copyfile(self.run.spec, aside / "state" / "spec.yaml")
 
-    def _prove(self, aside: Path, prints: list[TensorDigest]) -> commit.FileFacts:
+    def _prove(self, aside: Path, prints: list[TensorDigest], work: _Beside) -> commit.FileFacts:
         """Check that the files equal memory: on each rank, a new process reads the files of its neighbour."""
+        early = {f"state/{shards.shard_file(rank)}" for rank in range(self.world.size)}
         files = self._together.first("list its files", lambda: commit.tensor_files(aside))
+        files = [file for file in files if file not in early]
         others = files[(self.world.rank + 1) % self.world.size :: self.world.size]
-        limit = self._together.work_timeout_s
-        answers = self._together.each("read it again", lambda: commit.reread_files(aside, others, prints, limit))
+        answers = self._together.each("read it again", lambda: work.read(others, prints))
         found = {name: facts for some in answers for name, facts in some.items()}
         self._together.first("prove it", lambda: self._require_equal(found, prints))
         return found
@@ -379,7 +431,7 @@ def make_saver(
     identity: TrainingIdentity,
 ) -> Saver:
     """Return the saver of this run's checkpoints."""
-    facts = {"strategy": here.plan.strategy, "run": here.run.name}
+    facts = {"strategy": here.plan.strategy, "shard_ranks": here.plan.shard_ranks, "run": here.run.name}
     content = CheckpointContent(strategy, model, tokenizer, published, facts, partial(_progress, here, identity))
     return Saver(here.run, here.world, content, here.spec.checkpoint, partial(_log_saved, here))
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from allranks.train.models.adapters import is_adapted
+from allranks.train.models.safetensors_files import bytes_view, write_safetensors
 from allranks.train.models.weight_sources import NAME_OF
 from allranks.train.strategies import shards
 from allranks.train.strategies.base import Strategy
@@ -200,7 +200,8 @@ def collect_parts(
         name = weight_name(shard.key)
         if name in owners:
             if not shard.everywhere:
-                scattered.append(TensorShard(MODEL + name, shard.numel, shard.offset, shard.tensor))
+                own = share_to_write(shard, rank, world)
+                scattered.append(TensorShard(MODEL + name, own.numel, own.offset, own.tensor))
             elif owners[name] == rank:
                 owned[name] = shard.tensor
         if random is not None and name not in published.keys:
@@ -273,8 +274,7 @@ def digests_of(parts: RankParts, published: PublishedFiles) -> list[TensorDigest
 def digest_of(key: str, offset: int, tensor: torch.Tensor) -> TensorDigest:
     """Return the digest of a range on the CPU."""
     flat = tensor.detach().contiguous().view(-1)
-    crc = zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
-    return TensorDigest(key, offset, flat.numel(), crc, NAME_OF[flat.dtype])
+    return TensorDigest(key, offset, flat.numel(), zlib.crc32(bytes_view(flat)), NAME_OF[flat.dtype])
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -304,7 +304,7 @@ def write_files(
             assert (folder / ADAPTER_FILE).exists()
             continue
         out = {k: t.contiguous() for k, t in converted(model, tensors).items()}
-        save_file(out, folder / file, metadata={"format": "pt"})
+        write_safetensors(folder / file, out, {"format": "pt"})
         places |= dict.fromkeys(out, file)
         prints += [digest_of(k, 0, t) for k, t in out.items() if k not in published.keys]
     return prints, places
@@ -358,7 +358,7 @@ def write_model(folder: Path, model: nn.Module, tokenizer: Any) -> None:
     tensors, places = _saved_tensors(model), {}
     for file, names in zip(published.file_names(), published.files, strict=True):
         out = {k: t.contiguous() for k, t in converted(model, {n: tensors[n] for n in names}).items()}
-        save_file(out, folder / file, metadata={"format": "pt"})
+        write_safetensors(folder / file, out, {"format": "pt"})
         places |= dict.fromkeys(out, file)
     write_index(folder, published, places)
     write_configs(folder, published, model, tokenizer)

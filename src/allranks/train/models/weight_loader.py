@@ -24,7 +24,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from allranks import errors
 from allranks.errors import AllranksError, EnvironmentNotAble, ProofFailed
@@ -370,19 +370,24 @@ class WeightLoader:
     def _give_rows(self, name: str, parameter: DTensor) -> None:
         if not self.waits(name):
             return
-        assert parameter.placements == (Shard(0),), f"{name}: {parameter.placements}"
+        assert parameter.placements in ((Shard(0),), (Replicate(), Shard(0))), f"{name}: {parameter.placements}"
         world, shape, local = self._world, parameter.shape, parameter.to_local()
-        rows = -(-shape[0] // world.size)  # like `torch.chunk`: the last shards may be shorter or empty
+        count = parameter.device_mesh.size(
+            -1
+        )  # ranks that shard together; consecutive, so that the next ones hold a copy
+        rows = -(-shape[0] // count)  # like `torch.chunk`: the last shards may be shorter or empty
         tensor = self._turn(name)
         chunks = (
             None
             if tensor is None
-            else [self._rows(name, tensor, r * rows, rows, parameter.dtype) for r in range(world.size)]
+            else [self._rows(name, tensor, r * rows, rows, parameter.dtype) for r in range(count)]
+            * (world.size // count)
         )
         own = torch.empty((rows, *shape[1:]), dtype=parameter.dtype, device=world.device)
         dist.scatter(own, chunks, src=READER, group=world.group)
         local.copy_(own[: local.shape[0]])
-        self._keep(name, local, min(world.rank * rows, shape[0]) * shape[1:].numel())
+        first = min(world.rank % count * rows, shape[0]) * shape[1:].numel()
+        self._keep(name, local, first, world.size // count)
 
     def _rows(self, name: str, tensor: torch.Tensor, first: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
         """Return rows on the device, padded to `rows`."""

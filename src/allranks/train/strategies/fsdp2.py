@@ -9,6 +9,10 @@ one flat all-reduce per optimizer step, and saving them needs no collective. ``a
 are copied to the host, new weights back. ``offload: all`` keeps the sharded weights there too (FSDP2's own offloading): a
 block's shard is copied to the device whenever it is gathered.
 
+``replicate: nodes`` is hybrid sharding (HSDP): weights are sharded over the ranks of each node and replicated between nodes, so W
+below is the number of ranks of a node. Every micro-step reduces gradients within nodes; the last one of an optimizer step also
+averages them between nodes, by an all-reduce of each rank's shards (T g / W bytes).
+
 ``pytorch_zero2``: FSDP2 (``fully_shard``) that keeps gathered weights until the backward.
 
 Communication per micro-step: an all-gather per block before its forward, a reduce-scatter per block in backward: about
@@ -26,14 +30,16 @@ Predecessor (``pytorch_zero2``): all weights are gathered between forward and ba
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -218,8 +224,9 @@ class FSDP2(LoopStrategy):
     claims_overlap, loads_in_parts = True, True
     reshard_after_forward: bool
 
-    def __init__(self, find_unused_parameters: bool, adapters: str, offload: str) -> None:
+    def __init__(self, find_unused_parameters: bool, adapters: str, offload: str, replicate: str) -> None:
         self._zeros, self._adapters, self._offload = find_unused_parameters, adapters, offload
+        self._replicated = replicate == "nodes"  # the plan decides what auto means
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
@@ -229,7 +236,8 @@ class FSDP2(LoopStrategy):
         broadcast_from_first(model, group)
         blocks = transformer_blocks(model)
         require_own_weights(model, blocks)
-        self._kept = trained_parameters(model) if self._keeps_whole(model, dist.get_world_size(group)) else []
+        mesh = self._make_mesh()
+        self._kept = trained_parameters(model) if self._keeps_whole(model, self._shards) else []
         if self.weight_loader:
             self.weight_loader.whole(self._kept)
             self.weight_loader.prepare_parts(model)
@@ -238,7 +246,6 @@ class FSDP2(LoopStrategy):
         routers = shard_routers_separately(blocks, ignored, mixed=compute is not None)
         blocks = [*routers, *blocks]
         require_one_dtype_in_each(model, blocks, ignored)
-        mesh = DeviceMesh.from_group(group, self._device.type)
         how: dict[str, Any] = {"mesh": mesh, "offload_policy": self._policy()}
         for block in blocks:
             own = ignored & set(block.parameters())
@@ -274,6 +281,26 @@ class FSDP2(LoopStrategy):
             )
             self.remarks = (f"adapters: {chosen} (strategy.adapters: auto)",)
 
+    def _make_mesh(self) -> DeviceMesh:
+        """Return the mesh of ranks, and set over how many ranks a tensor is sharded, and in which group. Collective.
+
+        Raises:
+            SpecError: nodes have different numbers of ranks.
+        """
+        world = dist.get_world_size(self._group)
+        if not self._replicated:
+            self._shards, self._shard_group, self._copy, self._copies = world, self._group, 0, 1
+            return DeviceMesh.from_group(self._group, self._device.type)
+        self._shards = int(os.environ["LOCAL_WORLD_SIZE"])
+        if world % self._shards:
+            raise SpecError(
+                f"strategy.replicate: nodes needs nodes with equally many ranks, and {world} ranks are not a multiple of {self._shards}"
+            )
+        self._copies = world // self._shards
+        mesh = init_device_mesh(self._device.type, (self._copies, self._shards), mesh_dim_names=("replicate", "shard"))
+        self._shard_group, self._copy = mesh.get_group("shard"), mesh.get_local_rank("replicate")
+        return mesh
+
     def _keeps_whole(self, model: nn.Module, world: int) -> bool:
         if self._offload == "optimizer" and self._adapters == "auto":
             return False  # with moments on the host, device memory is scarce
@@ -303,7 +330,16 @@ class FSDP2(LoopStrategy):
         return not self._named
 
     def accumulate(self) -> AbstractContextManager[Any]:
-        return nullcontext()
+        return self._within_nodes() if self._copies > 1 else nullcontext()
+
+    @contextmanager
+    def _within_nodes(self) -> Iterator[None]:
+        """Reduce gradients within nodes only."""
+        self._root.set_requires_all_reduce(False)
+        try:
+            yield
+        finally:
+            self._root.set_requires_all_reduce(True)
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
@@ -321,14 +357,14 @@ class FSDP2(LoopStrategy):
         if self._offload == "optimizer":
             for there, local in own:
                 local.data.copy_(there)
-        norm = clip_and_update(self.optimizer, [p for _, p in own], self._clip_norm, self._group, self._device)
+        norm = clip_and_update(self.optimizer, [p for _, p in own], self._clip_norm, self._shard_group, self._device)
         if self._offload == "optimizer":
             for there, local in own:
                 there.copy_(local.data)
         return norm
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
-        kept = {p for _, p in self._kept}
+        kept, world = {p for _, p in self._kept}, self._shards
         compute, own_dtype = compute_dtype(self.module), keeps_own_dtype(self.module)
 
         def gathered(p: nn.Parameter) -> int:
@@ -343,9 +379,11 @@ class FSDP2(LoopStrategy):
             dtypes = {p.dtype for p in kept}
             return [*gathers, Traffic("all_reduce", "step", len(dtypes), sizes.trained_bytes)]
         gradients = sum(padded_bytes(p, world) for _, p in self._named)
+        between = [Traffic("all_reduce", "backward", None, gradients // world)] if self._copies > 1 else []
         return [
             *gathers,
             Traffic("reduce_scatter", "backward", None, gradients * accum),
+            *between,
             Traffic("all_reduce", "step", 1, 4),
         ]
 
@@ -362,14 +400,18 @@ class FSDP2(LoopStrategy):
 
     def weight_shards(self) -> list[TensorShard]:
         self._reshard()  # gathered weights would be outdated after shards are read
-        own = [shard_of(f"model/{name}", p, local_of(p.data)) for name, p in self._named]
+        own = [
+            replace(shard_of(f"model/{name}", p, local_of(p.data)), copy=self._copy, copies=self._copies)
+            for name, p in self._named
+        ]
         return [*own, *whole_weights([*self._kept, *self.module.named_buffers()])]
 
     def state_ranges(self) -> list[StateRange]:
         own = []
         for (name, p), (_, local) in zip(self._named, self._local, strict=True):
             part = shard_of(name, p, local)
-            own.append(StateRange(self.optimizer, local, 0, part.tensor.numel(), name, part.numel, part.offset))
+            held = StateRange(self.optimizer, local, 0, part.tensor.numel(), name, part.numel, part.offset)
+            own.append(replace(held, copy=self._copy, copies=self._copies))
         return [*own, *whole_states(self._kept, self.optimizer, everywhere=True)]
 
     def _whole(self, local: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Read and write this rank's ranges of weights and optimizer state with torch.distributed.checkpoint, as safetensors.
+"""Read and write this rank's ranges of weights and optimizer state, in the safetensors format of torch.distributed.checkpoint.
 
 A part is a range of the flattened tensor. That fits every strategy: flat parts of hand-written ZeRO, which start and end
 anywhere, FSDP2's rows, and full tensors. So a checkpoint of one strategy on W ranks can be read by another on V ranks: each
@@ -9,28 +9,22 @@ of other users.)
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint import (
-    DefaultLoadPlanner,
-    DefaultSavePlanner,
-    HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
-)
-from torch.distributed.checkpoint import load as dcp_load
-from torch.distributed.checkpoint import save as dcp_save
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from allranks.errors import CheckpointError
+from allranks.train.models.safetensors_files import write_safetensors
+
+if TYPE_CHECKING:  # it is only needed to read and write checkpoints, and slow to import
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 MASTER = "master"  # key of the optimizer state: float32 weights of a model in lower precision
 
@@ -45,6 +39,7 @@ class TensorShard:
         offset: where the part begins in the flattened full tensor.
         tensor: the part, 1-D and contiguous, on any device. Reading fills it in place.
         everywhere: every rank holds the same; each writes a share of it and reads all of it.
+        copy, copies: this is copy number `copy` of `copies` that as many ranks hold; each writes a share of it and reads all of it.
     """
 
     key: str
@@ -52,6 +47,8 @@ class TensorShard:
     offset: int
     tensor: torch.Tensor
     everywhere: bool = False
+    copy: int = 0
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -67,6 +64,7 @@ class StateRange:
         numel: elements of the full parameter.
         offset: where the range begins in the flattened full parameter.
         everywhere: every rank holds the same range.
+        copy, copies: as in `TensorShard`.
         copy_of: dtype of the model's weights, if `parameter` is a copy that is updated instead of them.
     """
 
@@ -78,6 +76,8 @@ class StateRange:
     numel: int
     offset: int
     everywhere: bool = False
+    copy: int = 0
+    copies: int = 1
     copy_of: torch.dtype | None = None
 
     @property
@@ -110,17 +110,12 @@ class _CheckpointableShard(torch.Tensor):
         return whole if dim is None else whole[dim]
 
     def _chunk(self) -> ChunkStorageMetadata:
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
         return ChunkStorageMetadata(offsets=torch.Size([self._offset]), sizes=torch.Size([self._plain().numel()]))
 
-    def __create_write_items__(self, fqn: str, _: Any) -> list[WriteItem]:
-        data = TensorWriteData(
-            chunk=self._chunk(),
-            properties=TensorProperties.create_from_tensor(self._plain()),
-            size=torch.Size([self._whole]),
-        )
-        return [
-            WriteItem(index=MetadataIndex(fqn, torch.Size([self._offset])), type=WriteItemType.SHARD, tensor_data=data)
-        ]
+    def __create_write_items__(self, fqn: str, _: Any) -> Any:
+        raise NotImplementedError("the protocol requires it; `write_parts` writes")
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         return [self._chunk()]
@@ -157,15 +152,16 @@ def state_shards(ranges: Iterable[StateRange]) -> list[TensorShard]:
     """
     out: list[TensorShard] = []
     for r in ranges:
+        held = (r.everywhere, r.copy, r.copies)
         if r.is_master:
-            out.append(TensorShard(f"optimizer/{r.name}/{MASTER}", r.numel, r.offset, r.of(r.parameter), r.everywhere))
+            out.append(TensorShard(f"optimizer/{r.name}/{MASTER}", r.numel, r.offset, r.of(r.parameter), *held))
         for key, value in r.optimizer.state.get(r.parameter, {}).items():
             if isinstance(value, torch.Tensor) and value.ndim:
-                out.append(TensorShard(f"optimizer/{r.name}/{key}", r.numel, r.offset, r.of(value), r.everywhere))
+                out.append(TensorShard(f"optimizer/{r.name}/{key}", r.numel, r.offset, r.of(value), *held))
             elif r.offset == 0:
                 # a copy: parameters of a flat part share one tensor, which safetensors refuses
                 number = torch.as_tensor(value, dtype=torch.float32).detach().reshape(1).clone()
-                out.append(TensorShard(f"scalar/{r.name}/{key}", 1, 0, number, r.everywhere))
+                out.append(TensorShard(f"scalar/{r.name}/{key}", 1, 0, number, *held))
     return out
 
 
@@ -201,23 +197,65 @@ def _scalar_device(parameter: torch.Tensor) -> torch.device:
 
 
 def write_shards(shards: Iterable[TensorShard], folder: Path, group: dist.ProcessGroup) -> None:
-    """Write every rank's parts into `folder`. Collective over a CPU group."""
+    """Write every rank's parts, on the CPU, into `folder`. Collective over a CPU group.
+
+    Raises:
+        CheckpointError: on every rank; the parts of all ranks are not a tensor each, without gaps and overlaps.
+    """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     mine = [own for shard in shards if (own := share_to_write(shard, rank, world)).tensor.numel()]
-    parts = {shard.key: _CheckpointableShard.of(shard) for shard in mine}
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    with _as_checkpoint_error():
-        dcp_save(
-            cast("dict[str, Any]", parts), storage_writer=writer, planner=DefaultSavePlanner(), process_group=group
+    every: list[Any] = [None] * world
+    dist.all_gather_object(every, [(s.key, s.offset, s.tensor.numel(), s.numel) for s in mine], group=group)
+    require_whole_tensors(part for parts in every for part in parts)
+    if mine:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_parts(mine, folder / shard_file(rank))
+
+
+def shard_file(rank: int) -> str:
+    """Return the name of a rank's file, which is that of ``HuggingFaceStorageWriter``."""
+    return f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
+
+
+def write_parts(parts: Sequence[TensorShard], path: Path) -> None:
+    """Write parts to one file that ``HuggingFaceStorageReader`` reads: its header has the offset of each part."""
+    where = {part.key: {"saved_offsets": [part.offset]} for part in parts}
+    metadata = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(where)}
+    write_safetensors(path, {part.key: part.tensor.detach().cpu() for part in parts}, metadata)
+
+
+def require_whole_tensors(parts: Iterable[tuple[str, int, int, int]]) -> None:
+    """Check that parts (key, offset, elements, elements of the full tensor) cover each tensor exactly once.
+
+    Raises:
+        CheckpointError: names the first tensor with a gap or an overlap.
+    """
+    by_key: dict[str, list[tuple[int, int, int]]] = {}
+    for key, *part in parts:
+        by_key.setdefault(key, []).append((part[0], part[1], part[2]))
+    for key, held in by_key.items():
+        end, size = 0, held[0][2]
+        for offset, numel, whole in sorted(held):
+            if (offset, whole) != (end, size):
+                break
+            end += numel
+        else:
+            if end == size:
+                continue
+        total = sum(numel for _, numel, _ in held)
+        raise CheckpointError(
+            f"{key}: the ranks together hold {total} of its {size} elements, with a gap or an overlap at element {end}"
         )
 
 
 def share_to_write(shard: TensorShard, rank: int, world: int) -> TensorShard:
-    """Return what this rank writes: an even share if all ranks hold the same."""
-    if not shard.everywhere:
+    """Return what this rank writes: an even share if several ranks hold the same."""
+    at, of = (rank, world) if shard.everywhere else (shard.copy, shard.copies)
+    if of == 1:
         return shard
-    low, high = shard.numel * rank // world, shard.numel * (rank + 1) // world
-    return TensorShard(shard.key, shard.numel, low, shard.tensor[low:high])
+    held = shard.tensor.numel()
+    low, high = held * at // of, held * (at + 1) // of
+    return TensorShard(shard.key, shard.numel, shard.offset + low, shard.tensor[low:high])
 
 
 def read_shards(shards: Sequence[TensorShard], folder: Path, group: dist.ProcessGroup | None = None) -> None:
@@ -233,6 +271,9 @@ def read_shards(shards: Sequence[TensorShard], folder: Path, group: dist.Process
         whole, covered = stored[shard.key]
         if whole != shard.numel or covered != whole:
             raise CheckpointError(f"{folder}: {shard.key} has {covered} of {whole} elements, expected {shard.numel}")
+    from torch.distributed.checkpoint import DefaultLoadPlanner, HuggingFaceStorageReader
+    from torch.distributed.checkpoint import load as dcp_load
+
     parts = {shard.key: _CheckpointableShard.of(shard) for shard in shards if shard.tensor.numel()}
     reader = HuggingFaceStorageReader(str(folder))
     with _as_checkpoint_error():
@@ -248,6 +289,8 @@ def read_shards(shards: Sequence[TensorShard], folder: Path, group: dist.Process
 @contextmanager
 def _as_checkpoint_error() -> Iterator[None]:
     """Convert the errors of `torch.distributed.checkpoint`, which raises a rank's failure on all ranks as a `BaseException`."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     try:
         yield
     except CheckpointException as error:
@@ -257,6 +300,8 @@ def _as_checkpoint_error() -> Iterator[None]:
 
 def stored_sizes(folder: Path) -> Mapping[str, tuple[int, int]]:
     """Return by key: elements of the full tensor (the end of its last range), and elements that the files hold."""
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
     metadata = HuggingFaceStorageReader(str(folder)).read_metadata()
     found = {}
     for key, tensor in metadata.state_dict_metadata.items():

@@ -1,0 +1,91 @@
+"""FSDP2 with copies of the weights on every node: when it is chosen, what the plan says, and what it costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from allranks.errors import SpecError
+from allranks.planning.memory import decide_replication, fit
+from allranks.planning.memory.config_sources import find_config
+from allranks.planning.memory.estimate import model_of
+from allranks.planning.planner import make_plan
+from allranks.planning.records import LaunchPlan
+from allranks.spec import parse_spec
+from allranks.spec.records import RunSpec
+from allranks.spec.strategies import strategy_info
+from tests.unit.fit_specs import facts
+
+NODES = {"launcher": "slurm", "nodes": 2, "procs_per_node": 8, "device": "cuda", "device_memory_gib": 141}
+
+
+def planned(strategy: dict[str, Any] | None = None, **cluster: Any) -> tuple[RunSpec, LaunchPlan]:
+    spec = parse_spec(
+        {
+            "model": {"name": "zai-org/GLM-4.5-Air", "gradient_checkpointing": True},
+            "data": {"source": "builtin:instructions", "max_length": 1024},
+            "adapter": {"type": "lora"},
+            "strategy": {"name": "pytorch_zero3", **(strategy or {})},
+            "train": {"micro_batch_size": 1},
+            "cluster": NODES | cluster,
+        }
+    )
+    return spec, decide_replication(spec, make_plan(spec, facts()), facts())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "cluster", "chosen", "says"),
+    [
+        ({}, {}, "nodes", "every node holds a copy of the weights, sharded over its 8 ranks (HSDP): a rank then needs"),
+        ({}, {"device_memory_gib": 24}, "none", "sharded over all ranks: a node cannot hold a copy, because a rank then needs"),
+        ({}, {"device_memory_gib": None}, "none", "the memory of a rank's device is unknown (set cluster.device_memory_gib"),
+        ({"replicate": "nodes"}, {"device_memory_gib": None}, "nodes", "(strategy.replicate: nodes); a node sends"),
+        ({"replicate": "none"}, {}, "none", "weights are sharded over all ranks (strategy.replicate: none); a node sends"),
+        ({}, {"procs_per_node": 1}, "none", "a node has one rank"),
+        ({}, {"nodes": 1}, "none", ""),
+        ({"replicate": "nodes"}, {"nodes": 1}, "none", ""),
+    ],
+)  # fmt: skip
+def test_a_plan_decides_by_memory_and_says_why(
+    strategy: dict[str, Any], cluster: dict[str, Any], chosen: str, says: str
+) -> None:
+    _, plan = planned(strategy, **cluster)
+    assert plan.strategy_options["replicate"] == chosen
+    assert says in plan.replication and bool(says) == bool(plan.replication)
+    assert plan.shard_ranks == (plan.procs_per_node if chosen == "nodes" else plan.world_size)
+
+
+def test_one_rank_per_node_cannot_replicate() -> None:
+    with pytest.raises(SpecError, match="use pytorch_ddp, which replicates them"):
+        planned({"replicate": "nodes"}, procs_per_node=1)
+
+
+def test_a_copy_on_each_of_two_nodes_doubles_the_shard_of_a_rank() -> None:
+    kept = {}
+    for how in ("nodes", "none"):
+        spec, plan = planned({"replicate": how})
+        kept[how] = fit(spec, plan, facts()).moments[-1].parts["weights"]
+    assert kept["nodes"] == pytest.approx(2 * kept["none"], rel=1e-6)
+
+
+def test_only_gradients_cross_between_nodes_and_once_per_step() -> None:
+    spec, plan = planned({"adapters": "sharded"})
+    config, sends = find_config(spec).config, strategy_info("pytorch_zero3").node_sends
+    assert config is not None and sends is not None
+    model = model_of(spec, plan, config)
+    copies = [sends(model, {**plan.strategy_options, "replicate": "nodes"}, 2, accum) for accum in (1, 4)]
+    shards = [sends(model, {**plan.strategy_options, "replicate": "none"}, 2, accum) for accum in (1, 4)]
+    assert copies == [model.gradients] * 2  # a ring all-reduce over two nodes sends half of the bytes twice
+    assert shards[1] == pytest.approx(4 * shards[0], rel=1e-6)
+    assert shards[0] == pytest.approx(15 / 16 * 2 * model.base, rel=0.03)  # each block is gathered twice
+    three = sends(model, {**plan.strategy_options, "replicate": "nodes"}, 3, 1)
+    assert three == int(4 / 3 * model.gradients)
+
+
+def test_a_strategy_without_the_option_is_left_alone() -> None:
+    spec, _ = planned()
+    other = msgspec.structs.replace(spec, strategy=msgspec.structs.replace(spec.strategy, name="zero3", options={}))
+    plan = make_plan(other, facts())
+    assert decide_replication(other, plan, facts()) is plan
