@@ -80,6 +80,11 @@ def token_set(folder: Path, spec: RunSpec, vocab: int, *, labelled: bool) -> Tok
     return _map(folder, "train")
 
 
+def vocab_of(folder: Path) -> int:
+    """The number of tokens of a saved model."""
+    return json.loads((folder / "config.json").read_text())["vocab_size"]
+
+
 class Rank:
     """Builds and trains as `allranks.train.worker` does, with nothing else around it."""
 
@@ -87,7 +92,7 @@ class Rank:
         assert spec.model is not None and spec.data is not None and plan.batch is not None
         self._spec, self._plan, self._world, self._folder = spec, plan, world, folder
         self._labelled = spec.model.name == "tiny:bert"
-        vocab = int(spec.model.config["vocab_size"])
+        vocab = int(spec.model.config.get("vocab_size") or vocab_of(Path(spec.model.name)))
         self._tokens = token_set(folder / f"rows{world.rank}", spec, vocab, labelled=self._labelled)
         self._tokenizer = FakeTokenizer(vocab)
         self._order = SampleOrder(len(self._tokens), 5, plan.batch, world.rank, world.size)
