@@ -41,7 +41,7 @@ from allranks.train.models.adapters import add_adapter
 from allranks.train.models.build import load_model
 from allranks.train.models.losses import LossModel
 from allranks.train.optimizer import adamw
-from allranks.train.setup import set_precision, set_up_strategy, stored_dtype
+from allranks.train.setup import set_forward, set_up_strategy, stored_dtype
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies.base import Strategy
 from allranks.utils.machine import machine_facts
@@ -117,7 +117,7 @@ class Rank:
             seed=1,
         )
         model = add_adapter(model, spec.adapter, classifier=self._labelled, base="base", seed=1)
-        set_precision(model, plan, self._world.device)
+        set_forward(model, plan, self._world.device)
         loss_model = LossModel(model, classifier=self._labelled)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.trained = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -33,6 +33,7 @@ from allranks.planning.slurm_request import (
     takes_whole_nodes,
 )
 from allranks.rundir.files import SCHEMA_VERSION
+from allranks.spec.recomputation import AUTO, NONE
 from allranks.spec.records import RunSpec
 from allranks.spec.strategies import engine_param_dtype, plan_options, strategy_info
 from allranks.spec.validation import profile_warnings, training_warnings
@@ -157,7 +158,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     _require_isolation(spec)
     _require_gpu_for_attention(spec, chosen_device)
     batch = batch_plan(spec, world) if spec.script is None else None
-    return LaunchPlan(
+    plan = LaunchPlan(
         run_name=spec.name,
         launcher=cluster.launcher,
         strategy=spec.strategy.name,
@@ -193,6 +194,16 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         grace_s=spec.script.grace_s if spec.script else None,
         schema_version=SCHEMA_VERSION,
     )
+    return _with_recomputation(plan, spec, facts)
+
+
+def _with_recomputation(plan: LaunchPlan, spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
+    wanted = spec.model.recomputation if spec.model else NONE
+    if wanted != AUTO:
+        return msgspec.structs.replace(plan, recomputation=wanted)
+    from allranks.planning.memory.recomputation import choose_recomputation  # it estimates plans
+
+    return choose_recomputation(plan, spec, facts)
 
 
 def network_job(spec: RunSpec, device: str) -> NetworkJob:

@@ -51,6 +51,10 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What decided the device: a constant of `allranks.planning.planner`."""
     device_reason: str = ""
     """The same as a phrase, with the spec key or machine fact."""
+    recomputation: str = "none"
+    """Activations that are recomputed in backward: none | selective | full."""
+    recomputation_reason: str = ""
+    """Why, if ``model.gradient_checkpointing`` is auto."""
     rank_memory_bytes: int | None = None
     """Estimated peak memory per rank; None if unknown, or if `--force` was given."""
     hang: Limits | None = None

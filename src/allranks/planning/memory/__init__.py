@@ -5,6 +5,7 @@ model_config.py     reads and checks its sizes
 weights.py          lists every weight, which ones are trained, and their bytes under a strategy
 activations.py      bytes that forward keeps for backward
 estimate.py         memory in each phase of a step, runtime overhead, device capacity
+recomputation.py    the mode of recomputation, for auto
 remedies.py         changes that make the run fit, the cheapest first
 """
 

@@ -27,6 +27,7 @@ from allranks.planning.memory.records import NOT_KNOWN, Capacity, Fit, Moment, v
 from allranks.planning.memory.weights import ElementBytes, ModelMemory, shapes_of, trained_weights_of
 from allranks.planning.records import LaunchPlan
 from allranks.spec.models import is_mlp
+from allranks.spec.recomputation import NONE, SELECTIVE
 from allranks.spec.records import ModelSpec, RunSpec
 from allranks.spec.strategies import strategy_info, strategy_state
 from allranks.spec.strategies.base import Parts, StrategyState, add_parts
@@ -98,7 +99,7 @@ SETUP, LOSS, BACKWARD, END_OF_BACKWARD, UPDATE = "set-up", "loss", "backward", "
 class StepMoments:
     """Memory of one strategy, model and micro-batch in each phase of a step."""
 
-    def __init__(self, model: ModelMemory, sharing: StrategyState, batch: MicroBatch, *, checkpointing: bool) -> None:
+    def __init__(self, model: ModelMemory, sharing: StrategyState, batch: MicroBatch, *, recomputation: str) -> None:
         self._m, self._s, self._b = model, sharing, batch
         shapes = model.shapes
         distinct = {id(block): block for block in shapes.blocks}  # equal blocks are one object
@@ -108,9 +109,13 @@ class StepMoments:
         output = batch.tokens * shapes.config.hidden * batch.stream
         self._whole = [whole[id(block)] for block in shapes.blocks]
         self._passing = [passing[id(block)] for block in shapes.blocks]
-        self._kept = [output if checkpointing else n for n in self._whole]
+        products = {key: layer.products() if recomputation == SELECTIVE else 0 for key, layer in layers.items()}
+        self._checkpointing = recomputation != NONE
+        self._kept = [
+            output + products[id(block)] if self._checkpointing else n
+            for block, n in zip(shapes.blocks, self._whole, strict=True)
+        ]
         self._kept_up_to = list(accumulate(self._kept))
-        self._checkpointing = checkpointing
         self._behind = kept_after_blocks(shapes, model.what, batch)
         self._logits = logits_bytes(shapes, batch)
         self._hidden = output
@@ -247,7 +252,7 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: ConfigSource, capacity: Cap
     if shares is None:
         return msgspec.structs.replace(empty, unknown=f"the memory use of {plan.strategy} is unknown")
     batch = batch_of(spec, plan, model)
-    moments = StepMoments(model, shares, batch, checkpointing=spec.model.gradient_checkpointing).moments()
+    moments = StepMoments(model, shares, batch, recomputation=plan.recomputation).moments()
     moments = with_runtime(moments, _heap(spec.model, found.config, batch, plan))
     peak = max(moments, key=lambda m: m.total_bytes)
     needed = peak.total_bytes
@@ -307,7 +312,7 @@ def _heap(model: ModelSpec, config: ModelConfig, batch: MicroBatch, plan: Launch
         plan.world_size,
         batch.tokens * batch.stream * config.hidden,
         batch.tokens * batch.element * max(config.intermediate, config.expert_intermediate),
-        model.gradient_checkpointing,
+        plan.recomputation != NONE,
         strategy_info(plan.strategy).imports_bytes,
     )
 

@@ -27,6 +27,7 @@ from torch import nn
 
 from allranks.errors import SpecError
 from allranks.train import distributed
+from allranks.train.models.block_forward import transformer_blocks as transformer_blocks
 from allranks.train.models.weight_loader import WeightLoader
 from allranks.train.strategies.gradient_sync import broadcast_from_first, require_same_order
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_states, whole_weights
@@ -83,6 +84,8 @@ class Strategy(ABC):
     """Before `setup`, `weight_loader` is set and the model has no weights: `setup` loads them unit by unit."""
     weight_loader: WeightLoader | None = None
     """Loads the weights if `loads_in_parts`; None: the model has its weights."""
+    hooks_layers: bool = False
+    """It gathers weights in hooks of layers within the blocks, so that blocks cannot be compiled."""
     keeps_master: bool = False
     """The optimizer updates copies of the weights, so that master weights of a checkpoint are loaded, too."""
     remarks: tuple[str, ...] = ()
@@ -257,17 +260,6 @@ def replicated_weights(model: nn.Module, trained_only: bool) -> dict[str, torch.
     return {
         n: p.detach().to("cpu", copy=True) for n, p in model.named_parameters() if p.requires_grad or not trained_only
     }
-
-
-def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the model's repeated blocks in execution order: the children of its outermost module lists."""
-    found: list[nn.Module] = []
-    for child in model.children():
-        if isinstance(child, nn.ModuleList):
-            found += [block for block in child if any(True for _ in block.parameters())]
-        else:
-            found += transformer_blocks(child)
-    return found
 
 
 def forward_entry_points(model: nn.Module) -> list[nn.Module]:
