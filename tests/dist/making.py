@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,8 +29,8 @@ from allranks.train.data.tokenization import EncodedRow, train_tokenizer
 from allranks.train.distributed import SINGLE_PROCESS, DistContext, join_process_group, leave_process_group
 from allranks.train.engines import engine_of
 from allranks.train.models import moe, precision
-from allranks.train.models.block_forward import Compilation, set_block_forward
 from allranks.train.models.adapters import add_adapter
+from allranks.train.models.block_forward import Compilation, set_block_forward
 from allranks.train.models.build import load_model
 from allranks.train.models.losses import LossModel
 from allranks.train.models.moe import routers_of

@@ -21,8 +21,8 @@ from allranks.spec.records import AdapterSpec, ModelSpec
 from allranks.train.data.batches import Batch
 from allranks.train.data.tokenization import train_tokenizer
 from allranks.train.models.adapters import adapter_remarks, add_adapter
-from allranks.train.models.losses import LossModel
 from allranks.train.models.block_forward import set_block_forward
+from allranks.train.models.losses import LossModel
 from allranks.train.models.moe import ExpertLoad, active_parameters, count_parameters, routers_of
 from tests.conftest import REPO
 from tests.dist.making import build_model

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from allranks.spec.recomputation import FULL, NONE, SELECTIVE, keeps_product
+from allranks.spec.recomputation import NONE, SELECTIVE, keeps_product
 from allranks.train.data.tokenization import first_line
 from allranks.train.patches import replace_forward
 

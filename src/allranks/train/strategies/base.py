@@ -27,7 +27,7 @@ from torch import nn
 
 from allranks.errors import SpecError
 from allranks.train import distributed
-from allranks.train.models.block_forward import transformer_blocks as transformer_blocks
+from allranks.train.models.block_forward import transformer_blocks  # noqa: F401 - for strategies
 from allranks.train.models.weight_loader import WeightLoader
 from allranks.train.strategies.gradient_sync import broadcast_from_first, require_same_order
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_states, whole_weights
