@@ -8,11 +8,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from allranks.planning.memory.activations import BlockActivations, MicroBatch
+from allranks.planning.memory.model_config import read_model_config
+from allranks.planning.memory.weights import shapes_of, trained_weights_of
 from allranks.spec.records import AdapterSpec
 from allranks.train.models.adapters import add_adapter
-from allranks.train.models.block_forward import Compilation, set_block_forward
+from allranks.train.models.block_forward import Compilation, set_block_forward, transformer_blocks
 
 CONFIG = {
     "hidden_size": 64,
@@ -53,6 +57,29 @@ def test_each_mode_gives_bitwise_the_same_gradients(lora: bool) -> None:
         model = model_of(lora=lora)
         assert set_block_forward(model, mode) == CONFIG["num_hidden_layers"]
         assert all(torch.equal(a, b) for a, b in zip(gradients(model), expected, strict=True)), mode
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_block_keeps_what_the_estimate_says(lora: bool) -> None:
+    spec = AdapterSpec(type="lora", r=2) if lora else AdapterSpec()
+    shapes = shapes_of(read_model_config(AutoConfig.for_model("llama", **CONFIG).to_dict(), "here"))
+    batch = MicroBatch(sequences=2, length=24, element=4, device="cpu")
+    of = BlockActivations(shapes.config, shapes.blocks[-1], trained_weights_of(spec, shapes), batch)
+    for mode, expected in (
+        ("none", of.kept()),
+        ("selective", of.output() + of.products()),
+        ("full", of.output()),
+    ):
+        model = model_of(lora=lora, dropout=0.0)
+        set_block_forward(model, mode)
+        block, made = transformer_blocks(model)[-1], []
+        block.register_forward_pre_hook(lambda *_, made=made: made.append(record_function("block").__enter__()))
+        block.register_forward_hook(lambda *_, made=made: made[0].__exit__(None, None, None))
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+            kept = loss_of(model)
+        measured = next(e for e in found.events() if e.name == "block").cpu_memory_usage
+        random_state = 0 if mode == "none" else torch.get_rng_state().numel()
+        assert measured - random_state == pytest.approx(expected, rel=0.02), (mode, kept)
 
 
 def failing(graph: Any, inputs: Any) -> Any:

@@ -160,6 +160,12 @@ def require_resumable(
             f"{folder} was saved with {_was(before, changed)}; the steps would compute something else: remove --set {changed[0]}, or use "
             "--allow-inexact"
         )
+    mode = read_record(run.plan).get("recomputation", plan.recomputation)
+    if spec.model and spec.model.compile and mode != plan.recomputation:
+        raise RequestError(
+            f"{folder} was trained with recomputation {mode}, the plan has {plan.recomputation}: with model.compile the losses would not be "
+            f"bitwise equal; use --set model.gradient_checkpointing={mode}, or --allow-inexact"
+        )
     had = global_batch_of(run, step)
     if had and plan.batch and plan.batch.global_batch_size != had:
         raise RequestError(

@@ -331,6 +331,9 @@ def _fails_in(moments: list[Moment], limit: int | None) -> str | None:
 
 def _notes(spec: RunSpec, plan: LaunchPlan) -> list[str]:
     assert spec.model is not None
+    notes = []
+    if plan.recomputation_reason:
+        notes.append(f"model.gradient_checkpointing auto: {plan.recomputation}, because {plan.recomputation_reason}")
     if spec.model.compile:
-        return ["model.compile changes what is kept for backward; the estimate is for an uncompiled model"]
-    return []
+        notes.append("model.compile changes what is kept for backward; the estimate is for an uncompiled model")
+    return notes

@@ -27,7 +27,7 @@ def choose_recomputation(plan: LaunchPlan, spec: RunSpec, facts: MachineFacts) -
         needed = estimate(spec, tried, found, there)
         if needed.unknown or there.bytes is None:
             why = needed.unknown or f"the memory of the device is not known ({there.source})"
-            return _chosen(plan, NONE, f"{why}; out of memory? set it to selective or full")
+            return _chosen(plan, NONE, f"{why}; if memory is short, set it to selective or full")
         if needed.verdict == FITS:
             return _chosen(plan, mode, _reason(needed, there.bytes, larger))
         larger.append(f"{mode} needs {format_bytes(needed.needed_bytes)}")
@@ -36,7 +36,7 @@ def choose_recomputation(plan: LaunchPlan, spec: RunSpec, facts: MachineFacts) -
 
 def _reason(needed: Fit, limit: int, larger: list[str]) -> str:
     fits = f"a rank needs {format_bytes(needed.needed_bytes)} of {format_bytes(limit)}"
-    return f"{fits}; {', '.join(larger)}" if larger else fits
+    return f"{fits} ({', '.join(larger)})" if larger else fits
 
 
 def _chosen(plan: LaunchPlan, mode: str, reason: str) -> LaunchPlan:
