@@ -235,8 +235,8 @@ def test_auto_recomputes_no_more_than_the_memory_requires() -> None:
         for mode in ("none", "selective", "full")
     }
     assert needed["none"] > needed["selective"] > needed["full"]
-    for mode, capacity in needed.items():
-        parsed, known = parse_spec(spec), facts(gpus=1, gpu_bytes=capacity)
+    for mode, limit in needed.items():
+        parsed, known = parse_spec(spec), facts(gpus=1, gpu_bytes=limit)
         plan = make_plan(parsed, known)
         assert plan.recomputation == mode
         found = fit(parsed, plan, known)
