@@ -122,6 +122,7 @@ class StepMoments:
         copied = model.autocast is not None and sharing.copies_weights
         self._copies = [model.weight_copies_of(at) if copied else 0 for at in range(len(shapes.blocks))]
         self._copies_up_to = list(accumulate(self._copies))
+        self._tied = {"gradients": model.tied_gradient(gathered=not sharing.copies_weights)}
         self._copies_behind = model.weight_copies_after_blocks() if copied else 0
 
     def moments(self) -> list[Moment]:
@@ -131,7 +132,7 @@ class StepMoments:
             Moment(name=SETUP, parts=_clean(self._s.setup())),
             max(self._end_of_forward(), self._loss(), key=lambda m: m.total_bytes),
             max((self._head(), *blocks), key=lambda m: m.total_bytes),
-            self._moment(END_OF_BACKWARD, self._s.at_end(), 2 * self._hidden, 0),
+            self._moment(END_OF_BACKWARD, add_parts(self._s.at_end(), self._tied), 2 * self._hidden, 0),
             self._moment(UPDATE, self._s.at_update(), 0, 0),
         ]
 
@@ -148,13 +149,15 @@ class StepMoments:
     def _head(self) -> Moment:
         """Return the memory after backward of the output projection only."""
         kept = sum(self._kept) + self._behind + self._hidden
-        return self._moment(BACKWARD, self._s.at_head(), kept, 0, 0 if self._checkpointing else sum(self._copies))
+        return self._moment(
+            BACKWARD, add_parts(self._s.at_head(), self._tied), kept, 0, 0 if self._checkpointing else sum(self._copies)
+        )
 
     def _in_block(self, at: int) -> Moment:
         recomputed = self._whole[at] if self._checkpointing else 0
         kept = self._kept_up_to[at] + recomputed + self._passing[at]
         copies = self._copies[at] if self._checkpointing else self._copies_up_to[at]
-        return self._moment(BACKWARD, self._s.in_backward(at), kept, 0, copies)
+        return self._moment(BACKWARD, add_parts(self._s.in_backward(at), self._tied), kept, 0, copies)
 
     def _moment(self, name: str, parts: Parts, activations: int, scores: int, copies: int = 0) -> Moment:
         own = add_parts(self._s.kept(), parts)
@@ -207,13 +210,16 @@ def with_runtime(moments: list[Moment], heap: HostHeap) -> list[Moment]:
             _more(m, {"runtime": fixed}, sum(m.parts.get(k, 0) for k in TEMPORARY_PARTS) * CUDA_SLACK) for m in moments
         ]
     most, found = 0, []
+    if heap.checkpointing:  # later steps begin with the heap of the first one's backward
+        most = max(m.parts.get("activations", 0) for m in moments)
     for moment in moments:
         now = moment.parts.get("activations", 0)
         most = max(most, now)
         fixed = {"imports": heap.imports, "runtime": CPU_RUNTIME}
+        again = HEAP_WITH_CHECKPOINTING * most
         slack = (
-            HEAP_WITH_CHECKPOINTING * most
-            if heap.checkpointing and moment.name not in (SETUP, LOSS)
+            (again - now if moment.name == LOSS else again)  # forward fills what backward left
+            if heap.checkpointing and moment.name != SETUP
             else max(HEAP_FRAGMENTATION * now, HEAP_RETAINED * most - now)
         )
         found.append(_more(moment, fixed, slack * heap.small_share))
