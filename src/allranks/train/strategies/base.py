@@ -30,6 +30,7 @@ from allranks.train import distributed
 from allranks.train.models.block_forward import transformer_blocks  # noqa: F401 - for strategies
 from allranks.train.models.weight_loader import WeightLoader
 from allranks.train.strategies.gradient_sync import broadcast_from_first, require_same_order
+from allranks.train.strategies.host_copies import wait_for_host_copies
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_states, whole_weights
 
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
@@ -223,6 +224,8 @@ def clip_and_update(
         The norm before clipping, a float32 scalar on that device.
     """
     parameters = [p for p in parameters if p.grad is not None]
+    if parameters and parameters[0].device.type == "cpu":
+        wait_for_host_copies(device)
     norm = total_norm([p.grad for p in parameters if p.grad is not None])
     home, norm = norm.device, norm.to(device or norm.device)
     if shards_of is not None:
