@@ -24,8 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from allranks.planning.memory import fit
-from allranks.planning.planner import make_plan
+from allranks.planning.memory import fit, make_plan
 from allranks.spec import parse_spec
 from allranks.utils.formatting import format_bytes
 from allranks.utils.machine import machine_facts

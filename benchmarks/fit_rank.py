@@ -25,7 +25,7 @@ import torch.distributed as dist
 import transformers.models.auto.modeling_auto as _auto  # noqa: F401
 from torch.profiler import ProfilerActivity, profile
 
-from allranks.planning.planner import make_plan
+from allranks.planning.memory import make_plan
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.events import EventLog
 from allranks.spec import parse_spec

@@ -10,12 +10,11 @@ import msgspec
 import pytest
 
 from allranks.errors import EnvironmentNotAble, SpecError
-from allranks.planning.memory import fit, require
+from allranks.planning.memory import fit, make_plan, require
 from allranks.planning.memory.config_sources import KNOWN, find_config, known_config
 from allranks.planning.memory.estimate import CUDA_CONTEXT, NCCL_BUFFERS, capacity, model_of
 from allranks.planning.memory.model_config import read_model_config
 from allranks.planning.memory.weights import shapes_of
-from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
 from allranks.spec.strategies import REGISTRY, strategy_state
 from tests.unit.fit_specs import GIB, estimated, facts, raw

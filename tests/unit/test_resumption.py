@@ -19,7 +19,7 @@ from allranks.launch.resumption import (
     require_same_schema,
     resume_notes,
 )
-from allranks.planning.planner import make_plan
+from allranks.planning.memory import make_plan
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import SCHEMA_VERSION, UNVERSIONED, read_record, write_json
 from allranks.rundir.paths import RunDir

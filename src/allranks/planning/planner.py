@@ -113,7 +113,7 @@ def _provisional(spec: RunSpec, reason: str, gpus: int | None) -> DeviceChoice:
 
 
 def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
-    """Decide everything that can be decided before a process starts.
+    """Decide everything that can be decided before a process starts, except the recomputation for auto (`memory.make_plan`).
 
     Raises:
         SpecError: the spec contradicts itself or the machine facts (batch that is not divisible, more ranks than GPUs).
@@ -158,7 +158,8 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     _require_isolation(spec)
     _require_gpu_for_attention(spec, chosen_device)
     batch = batch_plan(spec, world) if spec.script is None else None
-    plan = LaunchPlan(
+    recomputation = spec.model.recomputation if spec.model else NONE
+    return LaunchPlan(
         run_name=spec.name,
         launcher=cluster.launcher,
         strategy=spec.strategy.name,
@@ -174,6 +175,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         backend=_backend(spec, device),
         dtype=dtype,
         param_dtype=param_dtype,
+        recomputation=NONE if recomputation == AUTO else recomputation,
         world_size=world,
         procs_per_node=procs,
         nodes=[
@@ -194,16 +196,6 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         grace_s=spec.script.grace_s if spec.script else None,
         schema_version=SCHEMA_VERSION,
     )
-    return _with_recomputation(plan, spec, facts)
-
-
-def _with_recomputation(plan: LaunchPlan, spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
-    wanted = spec.model.recomputation if spec.model else NONE
-    if wanted != AUTO:
-        return msgspec.structs.replace(plan, recomputation=wanted)
-    from allranks.planning.memory.recomputation import choose_recomputation  # it estimates plans
-
-    return choose_recomputation(plan, spec, facts)
 
 
 def network_job(spec: RunSpec, device: str) -> NetworkJob:

@@ -14,13 +14,14 @@ from __future__ import annotations
 from allranks.errors import EnvironmentNotAble
 from allranks.planning.memory.config_sources import find_config
 from allranks.planning.memory.estimate import capacity, estimate
+from allranks.planning.memory.recomputation import make_plan
 from allranks.planning.memory.records import Fit
 from allranks.planning.memory.remedies import refusal, with_remedies
 from allranks.planning.records import LaunchPlan
 from allranks.spec.records import RunSpec
 from allranks.utils.machine import MachineFacts
 
-__all__ = ["Fit", "fit", "known_bytes", "require"]
+__all__ = ["Fit", "fit", "known_bytes", "make_plan", "require"]
 
 
 def fit(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Fit:

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import msgspec
 
+from allranks.planning import planner
 from allranks.planning.memory.config_sources import find_config
 from allranks.planning.memory.estimate import capacity, estimate
 from allranks.planning.memory.records import FITS, Fit
 from allranks.planning.records import LaunchPlan
-from allranks.spec.recomputation import FULL, MODES, NONE
+from allranks.spec.recomputation import AUTO, FULL, MODES, NONE
 from allranks.spec.records import RunSpec
 from allranks.utils.formatting import format_bytes
 from allranks.utils.machine import MachineFacts
+
+
+def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
+    """Return the plan of `planner.make_plan`, with the recomputation that ``auto`` means.
+
+    Raises:
+        SpecError, EnvironmentNotAble: as `planner.make_plan`; the model's config is broken.
+    """
+    plan = planner.make_plan(spec, facts)
+    chosen = spec.model is not None and spec.model.recomputation == AUTO
+    return choose_recomputation(plan, spec, facts) if chosen else plan
 
 
 def choose_recomputation(plan: LaunchPlan, spec: RunSpec, facts: MachineFacts) -> LaunchPlan:

@@ -14,8 +14,8 @@ import msgspec
 from allranks.errors import AllranksError
 from allranks.planning.memory.config_sources import ConfigSource
 from allranks.planning.memory.estimate import estimate
+from allranks.planning.memory.recomputation import make_plan
 from allranks.planning.memory.records import CLOSE, FITS, NOT_KNOWN, TOO_LARGE, Fit, Remedy
-from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan
 from allranks.spec.recomputation import FULL, NONE, SELECTIVE
 from allranks.spec.records import RunSpec
