@@ -10,6 +10,7 @@ Exit code 0: every error is within 10 %; 1 otherwise. The result is `benchmarks/
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import socket
@@ -17,14 +18,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from allranks.planning.memory import fit
-from allranks.planning.planner import make_plan
+from allranks.planning.memory import fit, make_plan
 from allranks.spec import parse_spec
 from allranks.utils.formatting import format_bytes
 from allranks.utils.machine import machine_facts
@@ -47,12 +47,14 @@ def read_cases(path: Path) -> list[dict[str, Any]]:
 
 def spec_of(case: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """The spec as a user would write it."""
-    model = found["models"][case["model"]]
+    model = dict(found["models"][case["model"]])
+    if family := model.pop("family", None):
+        model = {"name": str(saved_model(family, model["config"]))}
     return {
         "name": f"case{case['id']}",
         "model": {**model, "dtype": case["dtype"], "gradient_checkpointing": case["gradient_checkpointing"]},
         "data": {"source": "builtin:instructions", "max_length": case["max_length"], "packing": case["packing"]},
-        "adapter": {"type": "lora", "r": 8, "dropout": 0.0 if case["model"] == "moe" else 0.05}
+        "adapter": {"type": "lora", "r": 8, "dropout": 0.0 if case["model"] in ("moe", "experts") else 0.05}
         if case["adapter"] == "lora"
         else {"type": "none"},
         "strategy": {"name": case["strategy"]},
@@ -64,6 +66,19 @@ def spec_of(case: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         },
         "cluster": {"procs_per_node": case["ranks"], "device": "cpu"},
     }
+
+
+def saved_model(family: str, config: dict[str, Any]) -> Path:
+    """A folder with a model of random weights, made once for each config: only some families have a ``tiny:`` form."""
+    name = hashlib.sha256(json.dumps([family, config], sort_keys=True).encode()).hexdigest()[:16]
+    folder = Path(gettempdir()) / "allranks-fit" / name
+    if not (folder / "config.json").exists():
+        code = (
+            "import json, sys, torch; from transformers import AutoConfig, AutoModelForCausalLM as M; torch.manual_seed(1);"
+            "M.from_config(AutoConfig.for_model(sys.argv[1], **json.loads(sys.argv[2]))).save_pretrained(sys.argv[3])"
+        )
+        subprocess.run([sys.executable, "-c", code, family, json.dumps(config), str(folder)], check=True)
+    return folder
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 import transformers.models.auto.modeling_auto as _auto  # noqa: F401
 from torch.profiler import ProfilerActivity, profile
 
-from allranks.planning.planner import make_plan
+from allranks.planning.memory import make_plan
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.events import EventLog
 from allranks.spec import parse_spec
@@ -41,7 +41,7 @@ from allranks.train.models.adapters import add_adapter
 from allranks.train.models.build import load_model
 from allranks.train.models.losses import LossModel
 from allranks.train.optimizer import adamw
-from allranks.train.setup import set_precision, set_up_strategy, stored_dtype
+from allranks.train.setup import set_forward, set_up_strategy, stored_dtype
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies.base import Strategy
 from allranks.utils.machine import machine_facts
@@ -80,6 +80,11 @@ def token_set(folder: Path, spec: RunSpec, vocab: int, *, labelled: bool) -> Tok
     return _map(folder, "train")
 
 
+def vocab_of(folder: Path) -> int:
+    """The number of tokens of a saved model."""
+    return json.loads((folder / "config.json").read_text())["vocab_size"]
+
+
 class Rank:
     """Builds and trains as `allranks.train.worker` does, with nothing else around it."""
 
@@ -87,7 +92,7 @@ class Rank:
         assert spec.model is not None and spec.data is not None and plan.batch is not None
         self._spec, self._plan, self._world, self._folder = spec, plan, world, folder
         self._labelled = spec.model.name == "tiny:bert"
-        vocab = int(spec.model.config["vocab_size"])
+        vocab = int(spec.model.config.get("vocab_size") or vocab_of(Path(spec.model.name)))
         self._tokens = token_set(folder / f"rows{world.rank}", spec, vocab, labelled=self._labelled)
         self._tokenizer = FakeTokenizer(vocab)
         self._order = SampleOrder(len(self._tokens), 5, plan.batch, world.rank, world.size)
@@ -112,7 +117,7 @@ class Rank:
             seed=1,
         )
         model = add_adapter(model, spec.adapter, classifier=self._labelled, base="base", seed=1)
-        set_precision(model, plan, self._world.device)
+        set_forward(model, plan, self._world.device)
         loss_model = LossModel(model, classifier=self._labelled)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.trained = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -290,6 +290,12 @@ STAGES = (
                 variant("recomputed", model={"gradient_checkpointing": True}),
             ),
             Check(
+                "selective",
+                "8 layers, element-wise operations recomputed",
+                90,
+                variant("selective", model={"gradient_checkpointing": "selective"}),
+            ),
+            Check(
                 "compiled", "8 layers, torch.compile", 150, variant("compiled", compiler=True, model={"compile": True})
             ),
             Check("profiled", "8 layers with a profile window, and allranks trace", 120, simple(profiled)),

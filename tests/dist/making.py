@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,6 +30,7 @@ from allranks.train.distributed import SINGLE_PROCESS, DistContext, join_process
 from allranks.train.engines import engine_of
 from allranks.train.models import moe, precision
 from allranks.train.models.adapters import add_adapter
+from allranks.train.models.block_forward import Compilation, set_block_forward
 from allranks.train.models.build import load_model
 from allranks.train.models.losses import LossModel
 from allranks.train.models.moe import routers_of
@@ -175,8 +177,6 @@ EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 def built(how: dict[str, Any]) -> LossModel:
     family = "glm4_moe" if how.get("moe") else "mistral"
     model, _ = model_of(1, family, tie_word_embeddings=bool(how.get("tied")), **how.get("config", {}))
-    if how.get("recompute"):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if how.get("shared"):
         first, second = model.model.layers[:2]
         second.mlp.down_proj.weight = first.mlp.down_proj.weight
@@ -198,6 +198,8 @@ def built(how: dict[str, Any]) -> LossModel:
     if how.get("mixed"):
         precision.cast_trained_weights(model, torch.float32)
         precision.use_autocast(model, torch.bfloat16, torch.device("cpu"))
+    compilation = Compilation(static=False, report=pytest.fail, backend="aot_eager") if how.get("compiled") else None
+    set_block_forward(model, how.get("recompute", "none"), compilation)
     if how.get("frozen"):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("layers.0" not in name)

@@ -6,7 +6,7 @@ from typing import Any
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"clip": None},
-    "accumulation": {"accum": 3},
+    "accumulation": {"accum": 3, "recompute": "selective"},
     "lora": {"lora": True},
     "tied": {"tied": True},
     "frozen": {"frozen": True},
@@ -27,17 +27,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "moe_lora_recomputed": {
         "moe": True,
         "lora": True,
-        "recompute": True,
+        "recompute": "selective",
         "options": {"adapters": "sharded"},
         "base_dtype": "bfloat16",
     },
-    "static_graph": {"lora": True, "recompute": True, "options": {"static_graph": True}},
+    "static_graph": {"lora": True, "recompute": "full", "options": {"static_graph": True}},
+    "compiled": {"lora": True, "recompute": "full", "compiled": True},
+    "compiled_selective": {"accum": 2, "recompute": "selective", "compiled": True},
     "host_moments": {"accum": 2, "options": {"offload": "optimizer"}},
     "on_host": {"options": {"offload": "all"}},
     "lora_on_host": {"lora": True, "accum": 2, "options": {"adapters": "ignored", "offload": "all"}},
 }
 FSDP2 = ("pytorch_zero2", "pytorch_zero3")
 SPLIT = ("pytorch_ddp", "zero1", "zero3", *FSDP2)
+SLOW = ("compiled", "compiled_selective")
 # variants of some strategies
 ONLY = {
     "lora_sharded": FSDP2,
@@ -50,6 +53,8 @@ ONLY = {
     "moe_lora_on_bf16": SPLIT,
     "moe_lora_recomputed": FSDP2,
     "static_graph": ("pytorch_ddp",),
+    "compiled": (*SPLIT, "zero2", "deepspeed_zero2"),
+    "compiled_selective": (*SPLIT, "zero2", "deepspeed_zero2"),
     "host_moments": ("zero1", "zero2", "zero3", *FSDP2),
     "on_host": FSDP2,
     "lora_on_host": FSDP2,

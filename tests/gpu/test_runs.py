@@ -133,7 +133,9 @@ SIZES = {
 FORMS: dict[str, dict[str, Any]] = {
     "full": {"adapter": {"type": "none"}},
     "lora": {},
-    "recomputed": {"model": {"gradient_checkpointing": True}},
+    "recomputed": {"model": {"gradient_checkpointing": "full"}},
+    "recomputed_in_part": {"model": {"gradient_checkpointing": "selective"}},
+    "recomputed_in_part_full": {"adapter": {"type": "none"}, "model": {"gradient_checkpointing": "selective"}},
     "float32": {"model": {"dtype": "float32"}},
     "zero3": {"adapter": {"type": "none"}, "strategy": {"name": "zero3"}},
     "pytorch_zero3": {"adapter": {"type": "none"}, "strategy": {"name": "pytorch_zero3"}},

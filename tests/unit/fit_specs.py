@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from allranks.planning.memory import Fit, fit
-from allranks.planning.planner import make_plan
+from allranks.planning.memory import Fit, fit, make_plan
 from allranks.spec import parse_spec
 from allranks.utils.machine import Gpu, MachineFacts
 

@@ -10,12 +10,11 @@ import msgspec
 import pytest
 
 from allranks.errors import EnvironmentNotAble, SpecError
-from allranks.planning.memory import require
+from allranks.planning.memory import fit, make_plan, require
 from allranks.planning.memory.config_sources import KNOWN, find_config, known_config
 from allranks.planning.memory.estimate import CUDA_CONTEXT, NCCL_BUFFERS, capacity, model_of
 from allranks.planning.memory.model_config import read_model_config
 from allranks.planning.memory.weights import shapes_of
-from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
 from allranks.spec.strategies import REGISTRY, strategy_state
 from tests.unit.fit_specs import GIB, estimated, facts, raw
@@ -216,11 +215,36 @@ def test_a_model_that_nothing_makes_fit_is_told_the_nearest_change() -> None:
     found = estimated(raw(model={"name": "meta-llama/Llama-3.1-405B"}), gpus=1)
     assert found.verdict == "too large"
     assert [r.fits for r in found.remedies] == [False]
-    lean = ("adapter.type=lora", "model.gradient_checkpointing=true")
+    lean = ("adapter.type=lora", "model.gradient_checkpointing=full")
     with_lean = estimated(raw(model={"name": "meta-llama/Llama-3.1-405B"}), lean, gpus=1)
     assert found.remedies[0].needed_bytes <= with_lean.needed_bytes < found.needed_bytes
     with pytest.raises(EnvironmentNotAble, match=r"no known change of the spec(.|\n)*still too much"):
         require(found)
+
+
+def test_auto_recomputes_no_more_than_the_memory_requires() -> None:
+    spec = raw(
+        model={**SEVEN_B, "gradient_checkpointing": "auto"},
+        data={"source": "builtin:instructions", "max_length": 4096},
+        adapter={"type": "lora"},
+        train={"micro_batch_size": 2},
+    )
+    needed = {
+        mode: estimated(spec, (f"model.gradient_checkpointing={mode}",), gpus=1).needed_bytes
+        for mode in ("none", "selective", "full")
+    }
+    assert needed["none"] > needed["selective"] > needed["full"]
+    for mode, limit in needed.items():
+        parsed, known = parse_spec(spec), facts(gpus=1, gpu_bytes=limit)
+        plan = make_plan(parsed, known)
+        assert plan.recomputation == mode
+        found = fit(parsed, plan, known)
+        assert found.verdict == "fits" and f"auto: {mode}, because a rank needs" in found.notes[0]
+    least = facts(gpus=1, gpu_bytes=needed["full"] - 1)
+    assert make_plan(parse_spec(spec), least).recomputation_reason.startswith("none of the modes fits")
+    unknown = parse_spec(spec, ["cluster.launcher=slurm", "cluster.slurm.gpus_per_node=1"])
+    plan = make_plan(unknown, facts())
+    assert plan.recomputation == "none" and "cluster.device_memory_gib" in plan.recomputation_reason
 
 
 def test_a_change_that_takes_more_is_no_remedy() -> None:

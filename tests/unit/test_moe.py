@@ -21,6 +21,7 @@ from allranks.spec.records import AdapterSpec, ModelSpec
 from allranks.train.data.batches import Batch
 from allranks.train.data.tokenization import train_tokenizer
 from allranks.train.models.adapters import adapter_remarks, add_adapter
+from allranks.train.models.block_forward import set_block_forward
 from allranks.train.models.losses import LossModel
 from allranks.train.models.moe import ExpertLoad, active_parameters, count_parameters, routers_of
 from tests.conftest import REPO
@@ -51,8 +52,10 @@ def group() -> Iterator[dist.ProcessGroup]:
 
 
 def glm(tokenizer: Any, dtype: str = "float32", checkpointing: bool = False, **config: Any) -> Any:
-    spec = ModelSpec(name="tiny:glm4_moe", config={**SMALL, **config}, gradient_checkpointing=checkpointing)
-    return build_model(spec, tokenizer, dtype=dtype, labels={}, seed=1)
+    spec = ModelSpec(name="tiny:glm4_moe", config={**SMALL, **config})
+    model = build_model(spec, tokenizer, dtype=dtype, labels={}, seed=1)
+    set_block_forward(model, "full" if checkpointing else "none")
+    return model
 
 
 def batch_of(tokenizer: Any) -> Batch:

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from allranks.errors import SpecError
-from allranks.planning.memory import decide_replication, fit
+from allranks.planning.memory import fit, make_plan
 from allranks.planning.memory.config_sources import find_config
 from allranks.planning.memory.estimate import model_of
-from allranks.planning.planner import make_plan
+from allranks.planning.memory.replication import decide_replication
 from allranks.planning.records import LaunchPlan
 from allranks.spec import parse_spec
 from allranks.spec.records import RunSpec
@@ -32,7 +32,7 @@ def planned(strategy: dict[str, Any] | None = None, **cluster: Any) -> tuple[Run
             "cluster": NODES | cluster,
         }
     )
-    return spec, decide_replication(spec, make_plan(spec, facts()), facts())
+    return spec, make_plan(spec, facts())
 
 
 @pytest.mark.parametrize(

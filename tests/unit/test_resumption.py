@@ -19,7 +19,7 @@ from allranks.launch.resumption import (
     require_same_schema,
     resume_notes,
 )
-from allranks.planning.planner import make_plan
+from allranks.planning.memory import make_plan
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import SCHEMA_VERSION, UNVERSIONED, read_record, write_json
 from allranks.rundir.paths import RunDir
@@ -83,6 +83,17 @@ def test_what_does_not_touch_the_checkpoint_may_change(run: RunDir) -> None:
         run, "train.max_steps=20", "checkpoint.every=2", "model.gradient_checkpointing=true", "data.source=moved.json"
     )
     assert spec.train.max_steps == 20
+
+
+def test_compiled_steps_are_only_bitwise_with_the_same_recomputation(run: RunDir) -> None:
+    sets = ("train.max_steps=20", "model.compile=true")
+    was = parse_spec(RAW, sets)
+    write_json(run.plan, msgspec.to_builtins(planned(was)))
+    facts = {"mode": "full", "world_size": 2, "strategy": "pytorch_ddp"}
+    spec = parse_spec(RAW, [*sets, "model.gradient_checkpointing=selective"])
+    require_resumable(run, was, was, planned(was), facts, 8, allow_inexact=False)
+    with pytest.raises(RequestError, match="trained with recomputation none, the plan has selective"):
+        require_resumable(run, was, spec, planned(spec), facts, 8, allow_inexact=False)
 
 
 @pytest.mark.parametrize(

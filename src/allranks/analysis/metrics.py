@@ -167,7 +167,9 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "dataset": source_of(spec.data) if spec.data else None,
         "use_lora": spec.adapter.type == "lora",
         "dtype": plan.dtype,
-        "gradient_checkpointing": bool(spec.model and spec.model.gradient_checkpointing),
+        "gradient_checkpointing": plan.recomputation != "none",
+        "recomputation": plan.recomputation,
+        "not_compiled": _not_compiled(ranks),
         "steps": steps[0][-1]["step"] if steps.get(0) else 0,
         "wall_time_s": wall_time(ranks),
         "train_loss_first": losses[0] if losses else None,
@@ -278,6 +280,12 @@ def _total(steps: dict[int, Events], name: str) -> int:
 
 def _sum(events: Events, kind: str, name: str) -> float:
     return sum(e.get(name) or 0 for e in events if e["event"] == kind)
+
+
+def _not_compiled(ranks: dict[int, Events]) -> str | None:
+    """Return why the compiler failed on the lowest rank where it did, or None."""
+    remarks = (e for _, events in sorted(ranks.items()) for e in events if e["event"] == "remark")
+    return next((e.get("message") for e in remarks if e.get("what") == "compile"), None)
 
 
 def wall_time(ranks: dict[int, Events]) -> float | None:

@@ -316,6 +316,7 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         ("peak memory", format_bytes(m.get("peak_memory_bytes")) + " per rank"),
         ("machine", "; ".join(machine_notes(m))),
         ("links", "; ".join(link_notes(m)[:3])),
+        ("not compiled", format_value(m.get("not_compiled")) if m.get("not_compiled") else None),
     ]
     return [(name, sanitize(value)) for name, value in rows if value]
 

@@ -22,8 +22,7 @@ from allranks.launch import runs
 from allranks.launch.preview import planning_facts
 from allranks.launch.runs import Observer
 from allranks.nodes import preflight
-from allranks.planning.memory import decide_replication
-from allranks.planning.planner import make_plan
+from allranks.planning import memory
 from allranks.rundir.files import read_json, write_json, write_text_atomic
 from allranks.rundir.paths import RunDir
 from allranks.spec.records import CompareRequest, RunSpec, StrategyChoice, StrategySpec
@@ -133,7 +132,7 @@ def compare(spec: RunSpec, asked: CompareRequest, observer: Observer) -> Compari
         observe=msgspec.structs.replace(spec.observe, profile=None),
     )
     preflight.check_request(spec)
-    if make_plan(spec, planning_facts(spec)).world_size < 2:
+    if memory.make_plan(spec, planning_facts(spec)).world_size < 2:
         raise SpecError("cluster.procs_per_node: a comparison needs at least two ranks")
     run, plan = runs.prepare_run(spec)
     asked = msgspec.structs.replace(asked, strategies=[_decided(spec, entry) for entry in asked.strategies])
@@ -154,7 +153,7 @@ def _decided(spec: RunSpec, entry: StrategyChoice) -> StrategyChoice:
         return entry
     facts = planning_facts(spec)
     one = msgspec.structs.replace(spec, strategy=StrategySpec(name=entry.name, options=entry.options))
-    plan = decide_replication(one, make_plan(one, facts), facts)
+    plan = memory.make_plan(one, facts)
     return msgspec.structs.replace(entry, options={**entry.options, "replicate": plan.strategy_options["replicate"]})
 
 

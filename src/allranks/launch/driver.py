@@ -54,8 +54,8 @@ from allranks.nodes.slurm.allocations import Allocation, expand_hostlist
 from allranks.nodes.slurm.commands import Slurm
 from allranks.nodes.srun import SrunStep, srun_command
 from allranks.planning import env_vars as network_file
-from allranks.planning.memory import decide_replication
-from allranks.planning.planner import make_plan, network_job, resolve_device
+from allranks.planning import memory
+from allranks.planning.planner import network_job, resolve_device
 from allranks.planning.records import LaunchPlan
 from allranks.rundir import checkpoints
 from allranks.rundir.events import read_run_events
@@ -240,9 +240,8 @@ class Driver:
 
     def _make_plan(self) -> None:
         """Plan again for the current spec; keep the environment that the job received."""
-        environment, facts = self._plan.environment, machine_facts()
-        plan = decide_replication(self._spec, make_plan(self._spec, facts), facts)
-        self._plan = msgspec.structs.replace(plan, environment=environment)
+        environment = self._plan.environment
+        self._plan = msgspec.structs.replace(memory.make_plan(self._spec, machine_facts()), environment=environment)
         write_json(self._run.plan, msgspec.to_builtins(self._plan))
 
     def _without(self, bad: list[PreflightReport], where: TargetNodes) -> PreflightResult:

@@ -15,7 +15,6 @@ from allranks.launch.launchers import get_launcher
 from allranks.planning import memory
 from allranks.planning.memory import Fit
 from allranks.planning.model_checks import model_warnings
-from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec, load_spec, parse_spec
@@ -53,9 +52,9 @@ def plan_with_model(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     """Return the plan with the warnings that need the model's config.
 
     Raises:
-        SpecError, EnvironmentNotAble: as `make_plan`.
+        SpecError, EnvironmentNotAble: as `planner.make_plan`.
     """
-    found = memory.decide_replication(spec, make_plan(spec, facts), facts)
+    found = memory.make_plan(spec, facts)
     return msgspec.structs.replace(found, warnings=[*found.warnings, *model_warnings(spec)])
 
 
@@ -67,7 +66,7 @@ def fit(spec: SpecLike, sets: Sequence[str] = (), *, facts: MachineFacts | None 
     """
     checked = read_spec(spec, sets)
     known = facts or planning_facts(checked)
-    return memory.fit(checked, memory.decide_replication(checked, make_plan(checked, known), known), known)
+    return memory.fit(checked, memory.make_plan(checked, known), known)
 
 
 def batch_script(spec: RunSpec, *, facts: MachineFacts | None = None) -> str | None:

@@ -153,13 +153,8 @@ def require_resumable(
             f"{folder} was written by {facts['strategy']}, the plan has {plan.strategy}; losses would not be bitwise equal: use that "
             "strategy, or --allow-inexact"
         )
-    shared = facts.get("shard_ranks", facts["world_size"])
-    if shared != plan.shard_ranks:
-        was = "none" if shared == facts["world_size"] else "nodes"
-        raise RequestError(
-            f"{folder} was written with weights sharded over {shared} ranks, the plan shards them over {plan.shard_ranks}; losses would not be "
-            f"bitwise equal: use as many ranks per node and --set strategy.{REPLICATE}={was}, or --allow-inexact"
-        )
+    if reason := _other_arithmetic(run, folder, spec, plan, facts):
+        raise RequestError(f"{reason}, or --allow-inexact")
     if changed := _changed(before, spec, DATA_KEYS):
         raise RequestError(
             f"{folder} was saved with {_was(before, changed)}; the data would continue in another order: remove --set {changed[0]}, or use --allow-inexact"
@@ -200,6 +195,24 @@ def _different_sizes(run: RunDir, before: RunSpec, spec: RunSpec, step: int) -> 
         return ""
     keys = [key for key in SIZE_KEYS if key in was and key in now.config and was[key] != now.config[key]]
     return ", ".join(f"{key} {was[key]} (now {now.config[key]})" for key in keys)
+
+
+def _other_arithmetic(run: RunDir, folder: Path, spec: RunSpec, plan: LaunchPlan, facts: dict[str, Any]) -> str:
+    """Return why the plan would add numbers in another order than the checkpoint's run did, and what to set; empty if it would not."""
+    shared = facts.get("shard_ranks", facts["world_size"])
+    if shared != plan.shard_ranks:
+        was = "none" if shared == facts["world_size"] else "nodes"
+        return (
+            f"{folder} was written with weights sharded over {shared} ranks, the plan shards them over {plan.shard_ranks}; losses would not be "
+            f"bitwise equal: use as many ranks per node and --set strategy.{REPLICATE}={was}"
+        )
+    mode = read_record(run.plan).get("recomputation", plan.recomputation)
+    if spec.model and spec.model.compile and mode != plan.recomputation:
+        return (
+            f"{folder} was trained with recomputation {mode}, the plan has {plan.recomputation}: with model.compile the losses would not be "
+            f"bitwise equal; use --set model.gradient_checkpointing={mode}"
+        )
+    return ""
 
 
 def _total_steps(run: RunDir, step: int, plan: LaunchPlan) -> int | None:

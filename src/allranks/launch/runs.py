@@ -32,7 +32,6 @@ from allranks.launch.preview import plan_with_model, planning_facts
 from allranks.nodes import preflight
 from allranks.nodes.preflight.start import check_start
 from allranks.planning import memory, rank_environment
-from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan
 from allranks.rundir import checkpoints
 from allranks.rundir.events import EventTail
@@ -307,12 +306,11 @@ def resume(
     preflight.check_rows(asked)
     had = resumption.global_batch_of(run_dir, step)
     spec = (
-        resumption.keep_global_batch(before, asked, lambda one: make_plan(one, machine), had)
+        resumption.keep_global_batch(before, asked, lambda one: memory.make_plan(one, machine), had)
         if allow_inexact
         else asked
     )
-    launch_plan = memory.decide_replication(spec, make_plan(spec, machine), machine)
-    facts = checkpoints.read_manifest(run_dir, step)
+    launch_plan, facts = memory.make_plan(spec, machine), checkpoints.read_manifest(run_dir, step)
     resumption.require_resumable(run_dir, before, spec, launch_plan, facts, step, allow_inexact=allow_inexact)
     for note in resumption.resume_notes(before, asked, spec, launch_plan):
         observer.say(f"note     {note}")

@@ -28,7 +28,7 @@ from allranks.nodes.preflight.start import check_start
 from allranks.nodes.records import PreflightReport
 from allranks.planning import memory
 from allranks.planning.env_vars import NetworkPolicy, NodeNetworkPolicy
-from allranks.planning.planner import make_plan, network_job
+from allranks.planning.planner import network_job
 from allranks.planning.records import LaunchPlan
 from allranks.spec.records import RunSpec
 from allranks.utils.filesystem import cache_root, private_root
@@ -127,7 +127,7 @@ def doctor(
         SpecError, DataError: Slurm refuses account, partition or resources; or `check_start` refuses the spec, as for a run.
         EnvironmentNotAble: this machine lacks something, Slurm does not answer, or the nodes are not free.
     """
-    plan = memory.decide_replication(spec, make_plan(spec, facts), facts)
+    plan = memory.make_plan(spec, facts)
     if spec.model is not None and not plan.device_is_provisional:
         plan = msgspec.structs.replace(plan, rank_memory_bytes=memory.known_bytes(memory.fit(spec, plan, facts)))
     check_start(spec, plan, facts, required=not spec.cluster.launched_by.runs_here)

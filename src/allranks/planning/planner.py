@@ -33,6 +33,7 @@ from allranks.planning.slurm_request import (
     takes_whole_nodes,
 )
 from allranks.rundir.files import SCHEMA_VERSION
+from allranks.spec.recomputation import AUTO, NONE
 from allranks.spec.records import RunSpec
 from allranks.spec.strategies import engine_param_dtype, plan_options, strategy_info
 from allranks.spec.validation import profile_warnings, training_warnings
@@ -112,7 +113,7 @@ def _provisional(spec: RunSpec, reason: str, gpus: int | None) -> DeviceChoice:
 
 
 def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
-    """Decide everything that can be decided before a process starts.
+    """Decide everything that can be decided before a process starts, except the recomputation for auto (`memory.make_plan`).
 
     Raises:
         SpecError: the spec contradicts itself or the machine facts (batch that is not divisible, more ranks than GPUs).
@@ -157,6 +158,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     _require_isolation(spec)
     _require_gpu_for_attention(spec, chosen_device)
     batch = batch_plan(spec, world) if spec.script is None else None
+    recomputation = spec.model.recomputation if spec.model else NONE
     return LaunchPlan(
         run_name=spec.name,
         launcher=cluster.launcher,
@@ -173,6 +175,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         backend=_backend(spec, device),
         dtype=dtype,
         param_dtype=param_dtype,
+        recomputation=NONE if recomputation == AUTO else recomputation,
         world_size=world,
         procs_per_node=procs,
         nodes=[

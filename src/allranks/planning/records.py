@@ -53,6 +53,10 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The same as a phrase, with the spec key or machine fact."""
     replication: str = ""
     """Whether weights are replicated between nodes, and why; empty on one node, and for strategies that cannot."""
+    recomputation: str = "none"
+    """Activations that are recomputed in backward: none | selective | full."""
+    recomputation_reason: str = ""
+    """Why, if ``model.gradient_checkpointing`` is auto."""
     rank_memory_bytes: int | None = None
     """Estimated peak memory per rank; None if unknown, or if `--force` was given."""
     hang: Limits | None = None

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, field
 
+from allranks.spec import recomputation
 from allranks.spec.launchers import BUILT_IN, DEFAULT_LAUNCHER, LauncherInfo, launcher_info
 
 
@@ -52,14 +53,28 @@ class ModelSpec(Record, frozen=True):
     ] = "auto"
     attention: Annotated[str, Meta(description="attention implementation of transformers")] = "sdpa"
     gradient_checkpointing: Annotated[
-        bool, Meta(description="recompute activations in the backward pass: less memory, about a third more compute")
+        bool | Literal["none", "selective", "full", "auto"],
+        Meta(
+            description="recompute activations in the backward pass: none or false; selective = element-wise operations only, keeping the "
+            "outputs of matrix products and attention; full or true = whole blocks: least memory, about a third more compute; auto = the "
+            "first of these that fits in memory"
+        ),
     ] = False
-    compile: Annotated[bool, Meta(description="compile the model with torch.compile; the first steps take longer")] = (
-        False
-    )
+    compile: Annotated[
+        bool,
+        Meta(
+            description="compile each transformer block with torch.compile for training; the first step takes longer. If the compiler "
+            "fails, the run continues without and says why"
+        ),
+    ] = False
     config: Annotated[
         dict[str, Any], Meta(description="overrides of the model's config, for tiny: and mlp: models")
     ] = {}
+
+    @property
+    def recomputation(self) -> str:
+        """The requested mode of recomputation: none | selective | full | auto."""
+        return recomputation.mode_of(self.gradient_checkpointing)
 
 
 class SourceSpec(Record, frozen=True):

@@ -16,6 +16,7 @@ import msgspec
 from allranks.errors import SpecError
 from allranks.spec.data_columns import ANSWER_NAMES, QUESTION_NAMES
 from allranks.spec.models import NOISE_SOURCE, is_mlp, mlp_shape
+from allranks.spec.recomputation import NONE
 from allranks.spec.records import ProfileSpec, Record, RunSpec, ScriptSpec, TrainSpec
 from allranks.spec.strategies import REGISTRY, strategy_hint
 from allranks.utils.text import did_you_mean
@@ -157,7 +158,7 @@ def mlp_problems(spec: RunSpec) -> list[str]:
         (source != NOISE_SOURCE, f"data.source is {source}: {name} cannot read text; set it to {NOISE_SOURCE}"),
         (spec.eval.source is not None, "eval.source: an mlp: model is evaluated on its own noise; remove it"),
         (spec.adapter.type != "none", f"adapter.type is {spec.adapter.type}: {name} supports only full training"),
-        (spec.model.gradient_checkpointing, f"model.gradient_checkpointing: {name} does not support it"),
+        (spec.model.recomputation != NONE, f"model.gradient_checkpointing: {name} does not support it"),
     )
     return [*problems, *(text for wrong, text in refused if wrong)]
 

@@ -25,6 +25,7 @@ from allranks.train.checkpoint.saver import make_saver
 from allranks.train.checkpoint.writer import write_model
 from allranks.train.data.prepared import PreparedData
 from allranks.train.models import adapters, precision
+from allranks.train.models.block_forward import Compilation, set_block_forward
 from allranks.train.models.moe import ExpertLoad, active_parameters, count_parameters
 from allranks.train.models.weight_loader import LoadReport, WeightLoader
 from allranks.train.optimizer import adamw
@@ -99,13 +100,12 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
         seed=spec.train.seed,
     )
     adapted = adapters.adapter_remarks(model, spec.adapter)
-    set_precision(model, here.plan, world.device)
+    compilation = _compilation(here, strategy, classifier=task.classifier)
+    set_forward(model, here.plan, world.device, compilation)
     published = checkpoint.plan_published_files(model, world.size)
     model.to(world.device)
-    if here.model.compile:
-        model.compile()
     loss_model = task.loss_model(model)
-    experts = ExpertLoad(loss_model, data.tokenizer.pad_token_id, world.device)
+    experts = ExpertLoad(loss_model, data.tokenizer.pad_token_id, world.device, compiled=compilation is not None)
     # before sharding: a strategy may leave only empty tensors
     parameters, active = count_parameters(model), active_parameters(model)
     distributed.seed_rank(spec.train.seed, world.rank)
@@ -137,10 +137,32 @@ def stored_dtype(plan: LaunchPlan, spec: RunSpec) -> str:
     return plan.param_dtype if spec.adapter.type == "none" else plan.dtype
 
 
-def set_precision(model: nn.Module, plan: LaunchPlan, device: torch.device) -> None:
-    """Store trained weights in the plan's ``param_dtype``, and compute in its ``dtype``. Before the strategy's `setup`."""
+def set_forward(
+    model: nn.Module, plan: LaunchPlan, device: torch.device, compilation: Compilation | None = None
+) -> None:
+    """Store trained weights in the plan's ``param_dtype``, compute in its ``dtype``, recompute activations as it says, and compile.
+
+    Before the strategy's `setup`, so that its hooks are outside of what is compiled.
+    """
     precision.cast_trained_weights(model, precision.DTYPES[plan.param_dtype])
     precision.use_autocast(model, precision.DTYPES[plan.dtype], device)
+    set_block_forward(model, plan.recomputation, compilation)
+
+
+def _compilation(here: Attempt, strategy: Strategy, *, classifier: bool) -> Compilation | None:
+    """Return how blocks are compiled, or None if they are not."""
+    if not here.model.compile:
+        return None
+
+    def report(reason: str) -> None:
+        message = f"model.compile: this rank continues without compiled blocks, because the compiler failed: {reason}"
+        here.events.write("remark", what="compile", message=message)
+        here.say(message)
+
+    if strategy.hooks_layers:
+        report(f"{here.plan.strategy} gathers weights within the blocks")
+        return None
+    return Compilation(static=not classifier, report=report)
 
 
 def _base_name(here: Attempt) -> str:

@@ -31,13 +31,15 @@ from allranks.train.sync_proof import refuse_rows
 class ReducedStep:
     """One step's metrics, reduced over all ranks. Steps count from 0.
 
-    ``loss_sum`` is in nats over ``trained`` tokens; ``own_loss_sum`` is this rank's part of it.
+    ``loss_sum`` is in nats over ``trained`` tokens; ``own_loss_sum`` is this rank's part of it. ``grad_norm`` is the mean over the
+    ranks, ``own_grad_norm`` this rank's.
     """
 
     step: int
     loss_sum: float
     own_loss_sum: float
     grad_norm: float
+    own_grad_norm: float
     stop: bool
     bad_ranks: int
     rows_differ: bool = False  # the ranks together did not train the planned sequences
@@ -49,7 +51,7 @@ class AsyncStepReduction:
     def __init__(self, world: DistContext) -> None:
         self._world = world
         self._copied: tuple[int, torch.Tensor, torch.cuda.Event] | None = None
-        self._pending: tuple[int, dist.Work | None, torch.Tensor, float] | None = None
+        self._pending: tuple[int, dist.Work | None, torch.Tensor, list[float]] | None = None
 
     def start(
         self,
@@ -88,7 +90,7 @@ class AsyncStepReduction:
 
     def _reduce(self, step: int, vector: torch.Tensor) -> None:
         vector[3] = float(not bool(torch.isfinite(vector[:2]).all()))
-        own = float(vector[0])
+        own = vector[:2].tolist()
         work = dist.all_reduce(vector, group=self._world.control, async_op=True) if self._world.size > 1 else None
         self._pending = (step, work, vector, own)
 
@@ -114,8 +116,9 @@ class AsyncStepReduction:
         return ReducedStep(
             step=step,
             loss_sum=loss,
-            own_loss_sum=own,
+            own_loss_sum=own[0],
             grad_norm=norm,
+            own_grad_norm=own[1] * self._world.size,
             stop=stop > 0,
             bad_ranks=int(bad),
             # the plan is summed too: all ranks decide equally even if their plans differ

@@ -148,7 +148,9 @@ class TokenTask:
         pad_id = data.tokenizer.pad_token_id
         if self.classifier:
             return lambda rows: collate_labelled(data.train, rows, pad_id).to(device)
-        fixed = self._spec.data.packing == "none" or device.type == "cuda"
+        assert self._spec.model is not None
+        compiled = self._spec.model.compile  # for one shape
+        fixed = self._spec.data.packing == "none" or device.type == "cuda" or compiled
         pad_to = self._spec.data.max_length if fixed else None
         return lambda rows: collate(data.train, rows, pad_id, pad_to).to(device)
 

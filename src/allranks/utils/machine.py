@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import msgspec
-import psutil
 
 MIG = " MIG "
 """Part of the name of a MIG instance, as torch shows it: ``NVIDIA A100-SXM4-40GB MIG 3g.20gb``."""
@@ -184,12 +183,21 @@ def _opens(device: Path) -> bool:
     return True
 
 
+def memory_bytes() -> int:
+    """Return the size of the host's memory."""
+    if found := re.search(r"^MemTotal:\s+(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE):
+        return int(found[1]) << 10
+    import psutil  # takes long to import
+
+    return psutil.virtual_memory().total
+
+
 def machine_facts() -> MachineFacts:
     """Return the facts of this machine."""
     return MachineFacts(
         host=host_name(),
         cpus=usable_cpus(),
-        memory_bytes=psutil.virtual_memory().total,
+        memory_bytes=memory_bytes(),
         gpus=visible_gpus(),
         cpu_model=cpu_model(),
         system=f"{platform.system()} {platform.release()}",

@@ -16,7 +16,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
 HIDDEN = "***"
@@ -129,11 +129,14 @@ def _is_digest(value: str) -> bool:
 # ------------------------------------------------------------------------------------------- forms
 
 
+_compiled = cache(re.compile)  # when it is first used: most commands need few of the patterns
+
+
 class _Rule(NamedTuple):
     """A pattern that is applied only if the text contains one of its keywords (in lower case)."""
 
     keywords: tuple[str, ...]
-    pattern: re.Pattern[str]
+    pattern: str
     replacement: str | Callable[[re.Match[str]], str]
 
 
@@ -168,18 +171,16 @@ _PUBLISHED_KEYWORDS = (
 _FORMS = (
     _Rule(
         ("private key",),
-        re.compile(
-            r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)(?:(?!-----END)[A-Za-z0-9+/=\s\\\"',:|>.*-]){1,20000}"
-        ),
+        r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)(?:(?!-----END)[A-Za-z0-9+/=\s\\\"',:|>.*-]){1,20000}",
         rf"\1{HIDDEN}",
     ),
-    _Rule(("eyj",), re.compile(r"(?<![\w-])eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*)?"), HIDDEN),
-    _Rule(_PUBLISHED_KEYWORDS, re.compile(rf"(?<![A-Za-z0-9_])(?:{'|'.join(_PUBLISHED)})"), HIDDEN),
-    _Rule(("munge:",), re.compile(r"\bMUNGE:[A-Za-z0-9+/=]{16,}:?"), HIDDEN),
-    _Rule(("hooks.slack.com",), re.compile(r"(?<=hooks\.slack\.com/)[\w/-]{10,}"), HIDDEN),
-    _Rule(("://",), re.compile(r"(?<=://)[^/\s@\"'<>]{1,2000}(?=@)"), _user_part),
+    _Rule(("eyj",), r"(?<![\w-])eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*)?", HIDDEN),
+    _Rule(_PUBLISHED_KEYWORDS, rf"(?<![A-Za-z0-9_])(?:{'|'.join(_PUBLISHED)})", HIDDEN),
+    _Rule(("munge:",), r"\bMUNGE:[A-Za-z0-9+/=]{16,}:?", HIDDEN),
+    _Rule(("hooks.slack.com",), r"(?<=hooks\.slack\.com/)[\w/-]{10,}", HIDDEN),
+    _Rule(("://",), r"(?<=://)[^/\s@\"'<>]{1,2000}(?=@)", _user_part),
 )
-_BASE64_LINE = re.compile(r"(?m)^[ \t]*[A-Za-z0-9+/]{60,}={0,2}[ \t]*$|(?<![\w+/])[A-Za-z0-9+/]{60,20000}={1,2}(?!\w)")
+_BASE64_LINE = r"(?m)^[ \t]*[A-Za-z0-9+/]{60,}={0,2}[ \t]*$|(?<![\w+/])[A-Za-z0-9+/]{60,20000}={1,2}(?!\w)"
 
 # --------------------------------------------------------------------------------- names in text
 
@@ -187,45 +188,35 @@ _IN_NAMES = (
     r"token|secret|passw|passphrase|passcode|credential|pwd|pat|jwt|psk|key|auth|wandb|session|signature|sig|pass"
 )
 # After a name: closing quote or bracket, then = or : or =>
-_NAMED = re.compile(
+_NAMED = (
     rf"(?i)(?<![\w.-])([\w.-]{{0,60}}?(?:{_IN_NAMES})[\w.-]{{0,40}}?)"
     r"(\\?[\"']?\]?\s{0,4}(?:=>|:=|=|:)\s{0,4}|\s?(?=[\"']))"
     r"(?:(\\?[\"'])((?!<\||\[)[^\"'\n]{1,4000}?)\3|([^\s\"',;&}\])\[{(\\][^\s\"',;&}\])\\]*))"
 )
-_FLAG = re.compile(
-    rf"(?i)(?<![\w-])(--?[\w.-]{{0,60}}?(?:{_IN_NAMES})[\w.-]{{0,40}}?)([\"']?(?:\s{{0,2}}[=,]\s{{0,2}}|\s+)[\"']?)(?![-\"'])([^\s\"',\]]+)"
-)
-_SPOKEN = re.compile(
-    r"(?i)\b([\w-]{0,60}(?:api[_-]?key|access[_-]?key|token|secret|password)\s+(?:is\s+|was\s+)?[\"']?)(?=[\w/+.-]*\d)(?=[\w/+.-]*[a-z])([\w/+.-]{16,})"
-)
+_FLAG = rf"(?i)(?<![\w-])(--?[\w.-]{{0,60}}?(?:{_IN_NAMES})[\w.-]{{0,40}}?)([\"']?(?:\s{{0,2}}[=,]\s{{0,2}}|\s+)[\"']?)(?![-\"'])([^\s\"',\]]+)"
+_SPOKEN = r"(?i)\b([\w-]{0,60}(?:api[_-]?key|access[_-]?key|token|secret|password)\s+(?:is\s+|was\s+)?[\"']?)(?=[\w/+.-]*\d)(?=[\w/+.-]*[a-z])([\w/+.-]{16,})"
 _KEYWORDS = tuple(_IN_NAMES.split("|"))
 _EMPTY = re.compile(r"(?i)none|null|nil|true|false")
 _NOTHING = re.compile(r"(?i)(?:none|null|nil|true|false|\*\*\*.*|<.*|\$.*|%\w*|\.\.\.)")
 _ABOUT_TEXT = (
     _Rule(
         ("authorization", "cookie"),
-        re.compile(
-            r"(?i)\b((?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|digest|token|negotiate)\s+)?|(?:set-)?cookie[\"']?\s*[:=]\s*[\"']?)"
-            r"(?!\*\*\*)[^\s\"',]{6,}(?:;\s*[\w-]+=[^\s;\"',]+)*"
-        ),
+        r"(?i)\b((?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|digest|token|negotiate)\s+)?|(?:set-)?cookie[\"']?\s*[:=]\s*[\"']?)"
+        r"(?!\*\*\*)[^\s\"',]{6,}(?:;\s*[\w-]+=[^\s;\"',]+)*",
         rf"\1{HIDDEN}",
     ),
-    _Rule(
-        ("bearer",), re.compile(r"(?i)\b(bearer)\s+(?=[\w.~+/=-]{8}|[\w.~+/=-]{0,7}\d)[\w.~+/=-]{4,}"), rf"\1 {HIDDEN}"
-    ),
+    _Rule(("bearer",), r"(?i)\b(bearer)\s+(?=[\w.~+/=-]{8}|[\w.~+/=-]{0,7}\d)[\w.~+/=-]{4,}", rf"\1 {HIDDEN}"),
     _Rule(
         ("basic",),
-        re.compile(r"(?i)\b(basic)\s+(?=[A-Za-z0-9+/=_-]*[0-9=])[A-Za-z0-9+/=_-]{12,}"),
+        r"(?i)\b(basic)\s+(?=[A-Za-z0-9+/=_-]*[0-9=])[A-Za-z0-9+/=_-]{12,}",
         rf"\1 {HIDDEN}",
     ),
     _Rule(
         ("-u", "--user"),
-        re.compile(
-            r"((?:^|[\s\"'])(?:-u|--user)[\"']?(?:\s{0,4}[=,]\s{0,4}|\s{1,4})[\"']?[^\s:\"',]{1,200}:)[^\s\"',]+"
-        ),
+        r"((?:^|[\s\"'])(?:-u|--user)[\"']?(?:\s{0,4}[=,]\s{0,4}|\s{1,4})[\"']?[^\s:\"',]{1,200}:)[^\s\"',]+",
         rf"\1{HIDDEN}",
     ),
-    _Rule(("wandb",), re.compile(r"(?i)(wandb[^\n]{0,60}?)\b[0-9a-f]{40}\b"), rf"\1{HIDDEN}"),
+    _Rule(("wandb",), r"(?i)(wandb[^\n]{0,60}?)\b[0-9a-f]{40}\b", rf"\1{HIDDEN}"),
 )
 
 
@@ -290,7 +281,7 @@ def _apply(rules: Sequence[_Rule], text: str) -> str:
     lowered = text.lower()
     for keywords, pattern, replacement in rules:
         if any(word in lowered for word in keywords):
-            text = pattern.sub(replacement, text)
+            text = _compiled(pattern).sub(replacement, text)
     return text
 
 
@@ -308,7 +299,7 @@ def redact(text: str) -> str:
         return text
     text = _apply(_FORMS, text)
     if len(text) >= 60:
-        text = _BASE64_LINE.sub(_key_line, text)
+        text = _compiled(_BASE64_LINE).sub(_key_line, text)
     return _apply(_NAMES, text)
 
 

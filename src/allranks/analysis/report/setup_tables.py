@@ -256,7 +256,6 @@ def model_facts(data: RunData) -> Table | None:
     model, m = data.zero.last("model"), data.metrics
     total, trained = finite_float(model.get("parameters")), finite_float(model.get("parameters_trained"))
     share = f" ({trained / total:.2%})" if total and trained is not None else ""
-    checkpointing = m.get("gradient_checkpointing")
     return fact_table(
         "model",
         "Model",
@@ -265,7 +264,7 @@ def model_facts(data: RunData) -> Table | None:
             ("parameters", f"{format_count(total)} ({formatting.format_short_count(total)})" if total else ""),
             ("trained", f"{format_count(trained)}{share}" if trained is not None else ""),
             ("LoRA", format_value(m.get("use_lora"))),
-            ("gradient checkpointing", format_value(checkpointing)),
+            ("recomputed activations", format_value(m.get("recomputation"))),
             ("time to build", formatting.format_duration(model.get("seconds"))),
             ("engine part", _engine(as_dict(m.get("engine")))),
         ],

@@ -13,7 +13,6 @@ from allranks.lab.smoke.evidence import Evidence
 from allranks.lab.smoke.records import Figure, FigureRow, Placement, SmokeTest
 from allranks.planning import memory
 from allranks.planning.memory.records import TOO_LARGE
-from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
 from allranks.spec.models import mlp_shape
 
@@ -236,7 +235,7 @@ def _too_much(
     if asked.place == "cluster":  # all its nodes run on this machine
         each = asked.machine.memory_bytes * SPARE / asked.world / (1 << 30)
         spec = parse_spec(_with_mlp(_limited(base, each), width, layers, shape, rows, steps))
-    found = memory.fit(spec, make_plan(spec, asked.machine), asked.machine)
+    found = memory.fit(spec, memory.make_plan(spec, asked.machine), asked.machine)
     limit = found.capacity.bytes
     room = limit * (SPARE if asked.place == "local" and not asked.gpu else 1.0) if limit else None
     if found.verdict == TOO_LARGE or (room is not None and found.needed_bytes > room):

@@ -6,6 +6,7 @@ weights.py          lists every weight, which ones are trained, and their bytes 
 activations.py      bytes that forward keeps for backward
 estimate.py         memory in each phase of a step, runtime overhead, device capacity
 replication.py      copies of the weights on every node (HSDP), if they fit
+recomputation.py    the mode of recomputation, for auto
 remedies.py         changes that make the run fit, the cheapest first
 """
 
@@ -14,14 +15,14 @@ from __future__ import annotations
 from allranks.errors import EnvironmentNotAble
 from allranks.planning.memory.config_sources import find_config
 from allranks.planning.memory.estimate import capacity, estimate
+from allranks.planning.memory.recomputation import make_plan
 from allranks.planning.memory.records import Fit
 from allranks.planning.memory.remedies import refusal, with_remedies
-from allranks.planning.memory.replication import decide_replication
 from allranks.planning.records import LaunchPlan
 from allranks.spec.records import RunSpec
 from allranks.utils.machine import MachineFacts
 
-__all__ = ["Fit", "decide_replication", "fit", "known_bytes", "require"]
+__all__ = ["Fit", "fit", "known_bytes", "make_plan", "require"]
 
 
 def fit(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Fit:

@@ -15,6 +15,7 @@ import msgspec
 
 from allranks.planning.memory.model_config import ENCODERS, MLP, ModelConfig
 from allranks.planning.memory.weights import Shapes, TrainedWeights, Unit, Weight, output_projection
+from allranks.spec.recomputation import keeps_product
 
 
 class MicroBatch(msgspec.Struct, frozen=True):
@@ -59,6 +60,29 @@ class BlockActivations:
             return self._batch.tokens * self._post_norm_tokens() + self._attention_matrices()
         per_token = self._norms() + self._attention() + self._mlp()
         return self._batch.tokens * per_token + self._attention_matrices() + self._merged_experts()
+
+    def products(self) -> int:
+        """Return the bytes of the outputs of matrix products and attention, which selective recomputation keeps beside the input."""
+        c, e, b = self._c, self._e, self._batch
+        per_token = 0
+        for weight in self._unit.weights:
+            if weight.kind == "linear":
+                out, into = weight.shape
+                per_token += out * e + self._adapter_products(weight, into, out)
+        if c.family != MLP:
+            attention_element = 4 if c.attention_dropout and b.device == "cpu" else e
+            fused = b.attention != "eager" and attention_element == e
+            per_token += (c.heads * c.head_dim * e + c.heads * 4) if fused else 0
+        if self._unit.kind == "moe":
+            per_token += c.experts_per_token * (2 * c.expert_intermediate + c.hidden) * e
+        return b.tokens * per_token
+
+    def _adapter_products(self, weight: Weight, into: int, out: int) -> int:
+        """Return bytes per token of an adapter's two products that are kept."""
+        r, own = self._what.r, self._batch.adapter_element
+        if not self._what.has_lora(weight):
+            return 0
+        return (r * keeps_product(into, r) + out * keeps_product(r, out)) * own
 
     def _linears(self) -> int:
         """Return the inputs that linear layers and activation functions keep."""

@@ -27,6 +27,7 @@ from allranks.planning.memory.records import NOT_KNOWN, Capacity, Fit, Moment, v
 from allranks.planning.memory.weights import ElementBytes, ModelMemory, shapes_of, trained_weights_of
 from allranks.planning.records import LaunchPlan
 from allranks.spec.models import is_mlp
+from allranks.spec.recomputation import NONE, SELECTIVE
 from allranks.spec.records import ModelSpec, RunSpec
 from allranks.spec.strategies import strategy_info, strategy_state
 from allranks.spec.strategies.base import Parts, StrategyState, add_parts
@@ -98,7 +99,7 @@ SETUP, LOSS, BACKWARD, END_OF_BACKWARD, UPDATE = "set-up", "loss", "backward", "
 class StepMoments:
     """Memory of one strategy, model and micro-batch in each phase of a step."""
 
-    def __init__(self, model: ModelMemory, sharing: StrategyState, batch: MicroBatch, *, checkpointing: bool) -> None:
+    def __init__(self, model: ModelMemory, sharing: StrategyState, batch: MicroBatch, *, recomputation: str) -> None:
         self._m, self._s, self._b = model, sharing, batch
         shapes = model.shapes
         distinct = {id(block): block for block in shapes.blocks}  # equal blocks are one object
@@ -108,15 +109,20 @@ class StepMoments:
         output = batch.tokens * shapes.config.hidden * batch.stream
         self._whole = [whole[id(block)] for block in shapes.blocks]
         self._passing = [passing[id(block)] for block in shapes.blocks]
-        self._kept = [output if checkpointing else n for n in self._whole]
+        products = {key: layer.products() if recomputation == SELECTIVE else 0 for key, layer in layers.items()}
+        self._checkpointing = recomputation != NONE
+        self._kept = [
+            output + products[id(block)] if self._checkpointing else n
+            for block, n in zip(shapes.blocks, self._whole, strict=True)
+        ]
         self._kept_up_to = list(accumulate(self._kept))
-        self._checkpointing = checkpointing
         self._behind = kept_after_blocks(shapes, model.what, batch)
         self._logits = logits_bytes(shapes, batch)
         self._hidden = output
         copied = model.autocast is not None and sharing.copies_weights
         self._copies = [model.weight_copies_of(at) if copied else 0 for at in range(len(shapes.blocks))]
         self._copies_up_to = list(accumulate(self._copies))
+        self._tied = {"gradients": model.tied_gradient(gathered=not sharing.copies_weights)}
         self._copies_behind = model.weight_copies_after_blocks() if copied else 0
 
     def moments(self) -> list[Moment]:
@@ -126,7 +132,7 @@ class StepMoments:
             Moment(name=SETUP, parts=_clean(self._s.setup())),
             max(self._end_of_forward(), self._loss(), key=lambda m: m.total_bytes),
             max((self._head(), *blocks), key=lambda m: m.total_bytes),
-            self._moment(END_OF_BACKWARD, self._s.at_end(), 2 * self._hidden, 0),
+            self._moment(END_OF_BACKWARD, add_parts(self._s.at_end(), self._tied), 2 * self._hidden, 0),
             self._moment(UPDATE, self._s.at_update(), 0, 0),
         ]
 
@@ -143,13 +149,15 @@ class StepMoments:
     def _head(self) -> Moment:
         """Return the memory after backward of the output projection only."""
         kept = sum(self._kept) + self._behind + self._hidden
-        return self._moment(BACKWARD, self._s.at_head(), kept, 0, 0 if self._checkpointing else sum(self._copies))
+        return self._moment(
+            BACKWARD, add_parts(self._s.at_head(), self._tied), kept, 0, 0 if self._checkpointing else sum(self._copies)
+        )
 
     def _in_block(self, at: int) -> Moment:
         recomputed = self._whole[at] if self._checkpointing else 0
         kept = self._kept_up_to[at] + recomputed + self._passing[at]
         copies = self._copies[at] if self._checkpointing else self._copies_up_to[at]
-        return self._moment(BACKWARD, self._s.in_backward(at), kept, 0, copies)
+        return self._moment(BACKWARD, add_parts(self._s.in_backward(at), self._tied), kept, 0, copies)
 
     def _moment(self, name: str, parts: Parts, activations: int, scores: int, copies: int = 0) -> Moment:
         own = add_parts(self._s.kept(), parts)
@@ -202,13 +210,16 @@ def with_runtime(moments: list[Moment], heap: HostHeap) -> list[Moment]:
             _more(m, {"runtime": fixed}, sum(m.parts.get(k, 0) for k in TEMPORARY_PARTS) * CUDA_SLACK) for m in moments
         ]
     most, found = 0, []
+    if heap.checkpointing:  # later steps begin with the heap of the first one's backward
+        most = max(m.parts.get("activations", 0) for m in moments)
     for moment in moments:
         now = moment.parts.get("activations", 0)
         most = max(most, now)
         fixed = {"imports": heap.imports, "runtime": CPU_RUNTIME}
+        again = HEAP_WITH_CHECKPOINTING * most
         slack = (
-            HEAP_WITH_CHECKPOINTING * most
-            if heap.checkpointing and moment.name not in (SETUP, LOSS)
+            (again - now if moment.name == LOSS else again)  # forward fills what backward left
+            if heap.checkpointing and moment.name != SETUP
             else max(HEAP_FRAGMENTATION * now, HEAP_RETAINED * most - now)
         )
         found.append(_more(moment, fixed, slack * heap.small_share))
@@ -247,7 +258,7 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: ConfigSource, capacity: Cap
     if shares is None:
         return msgspec.structs.replace(empty, unknown=f"the memory use of {plan.strategy} is unknown")
     batch = batch_of(spec, plan, model)
-    moments = StepMoments(model, shares, batch, checkpointing=spec.model.gradient_checkpointing).moments()
+    moments = StepMoments(model, shares, batch, recomputation=plan.recomputation).moments()
     moments = with_runtime(moments, _heap(spec.model, found.config, batch, plan))
     peak = max(moments, key=lambda m: m.total_bytes)
     needed = peak.total_bytes
@@ -308,7 +319,7 @@ def _heap(model: ModelSpec, config: ModelConfig, batch: MicroBatch, plan: Launch
         plan.world_size,
         batch.tokens * batch.stream * config.hidden,
         batch.tokens * batch.element * max(config.intermediate, config.expert_intermediate),
-        model.gradient_checkpointing,
+        plan.recomputation != NONE,
         strategy_info(plan.strategy).imports_bytes,
     )
 
@@ -327,6 +338,9 @@ def _fails_in(moments: list[Moment], limit: int | None) -> str | None:
 
 def _notes(spec: RunSpec, plan: LaunchPlan) -> list[str]:
     assert spec.model is not None
+    notes = []
+    if plan.recomputation_reason:
+        notes.append(f"model.gradient_checkpointing auto: {plan.recomputation}, because {plan.recomputation_reason}")
     if spec.model.compile:
-        return ["model.compile changes what is kept for backward; the estimate is for an uncompiled model"]
-    return []
+        notes.append("model.compile changes what is kept for backward; the estimate is for an uncompiled model")
+    return notes

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
 from allranks.errors import AllranksError
 from allranks.planning.memory.config_sources import ConfigSource
 from allranks.planning.memory.estimate import estimate
+from allranks.planning.memory.recomputation import make_plan
 from allranks.planning.memory.records import CLOSE, FITS, NOT_KNOWN, TOO_LARGE, Fit, Remedy
-from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan
+from allranks.spec.recomputation import FULL, NONE, SELECTIVE
 from allranks.spec.records import RunSpec
 from allranks.spec.strategies import strategy_info
 from allranks.utils.formatting import format_bytes
@@ -63,7 +65,8 @@ def refusal(found: Fit) -> str:
 
 
 MAX_REMEDIES = 3
-CHECKPOINTING, LORA = "model.gradient_checkpointing=true", "adapter.type=lora"
+SELECT, CHECKPOINTING = "model.gradient_checkpointing=selective", "model.gradient_checkpointing=full"
+LORA = "adapter.type=lora"
 COMPUTE = "model.dtype=bfloat16"
 
 SpecChange = tuple[str, list[str], RunSpec, str]
@@ -113,10 +116,13 @@ def _changes(spec: RunSpec, plan: LaunchPlan) -> Iterator[SpecChange]:
     if smaller is not None:
         yield smaller
         lean, settings = smaller[2], smaller[1]
-    if not spec.model.gradient_checkpointing:
+    if plan.recomputation == NONE:
+        change = "recompute element-wise operations in backward"
+        yield change, [SELECT], _checkpointed(spec, SELECTIVE), "a few per cent more compute"
+    if plan.recomputation != FULL:
         change = "recompute activations in backward"
-        yield change, [CHECKPOINTING], _checkpointed(spec), "about a third more compute"
-        lean, settings = _checkpointed(lean), [*settings, CHECKPOINTING]
+        yield change, [CHECKPOINTING], _checkpointed(spec, FULL), "about a third more compute"
+        lean, settings = _checkpointed(lean, FULL), [*settings, CHECKPOINTING]
     if (narrow := _narrow(spec, plan)) is not None:
         yield narrow
     yield from _sharded(spec, plan, spec, [], "")
@@ -212,9 +218,9 @@ def _on_host(base: RunSpec, settings: list[str]) -> SpecChange:
     )
 
 
-def _checkpointed(spec: RunSpec) -> RunSpec:
+def _checkpointed(spec: RunSpec, mode: Literal["selective", "full"]) -> RunSpec:
     assert spec.model is not None
-    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, gradient_checkpointing=True))
+    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, gradient_checkpointing=mode))
 
 
 def _lora(spec: RunSpec) -> RunSpec:

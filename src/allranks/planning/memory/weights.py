@@ -426,6 +426,19 @@ class ModelMemory:
         tied = head.numel if head is not None and head not in weights and self.what.is_trained(head) else 0
         return (tied + sum(self.what.numel_in_products(w) for w in weights)) * (self.autocast or 0)
 
+    def tied_gradient(self, *, gathered: bool) -> int:
+        """Return bytes of the gradient that a tied embedding gets from the output projection, and keeps until backward ends.
+
+        Autograd adds up the gradients of a weight before it passes them on.
+
+        Args:
+            gathered: weights are gathered in the dtype of compute, so their gradients come in it.
+        """
+        head = output_projection(self.shapes)
+        if head is None or head in self.shapes.behind or not self.what.is_trained(head):
+            return 0
+        return head.numel * (self.autocast if gathered and self.autocast else self.trained_element)
+
     def gradient_bytes_before(self, at: int) -> int:
         """Return bytes of the gradients that exist when backward reaches block `at`."""
         return self._come[at]

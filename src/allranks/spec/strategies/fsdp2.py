@@ -147,10 +147,12 @@ class FSDP2:
     def at_end(self) -> Parts:
         m = self._m
         root = self._gradient(m.rest)
+        # while they are copied into the buffer of the reduce-scatter; then that buffer, of which gloo reduces a copy
+        flying = max(self._as_computed(root) + root, m.copies * root)
         return {
-            "gradients": self._ready(m.gradients) + self._as_computed(root),
+            "gradients": self._ready(m.gradients),
             "gathered_weights": 0 if root else self._root,
-            "communication": root + (m.gradients if self._kept_whole else 0),
+            "communication": flying + (m.gradients if self._kept_whole else 0),
         }
 
     def at_update(self) -> Parts:

@@ -34,7 +34,7 @@ from allranks.train.models import adapters
 from allranks.train.models.losses import LossModel
 from allranks.train.models.precision import DTYPES
 from allranks.train.optimizer import adamw
-from allranks.train.setup import set_precision, stored_dtype
+from allranks.train.setup import set_forward, stored_dtype
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies.base import Strategy
 from allranks.train.tasks import task_of, whole_model
@@ -286,7 +286,7 @@ class TrialRunner:
             model, still, classifier=self.task.classifier, base=self._model_spec.name, seed=spec.train.seed
         )
         model.to(self.world.device)
-        set_precision(model, self.plan, self.world.device)
+        set_forward(model, self.plan, self.world.device)
         return self.task.loss_model(model)
 
     def make_batch(self, rows: Rows) -> Any:

@@ -61,6 +61,7 @@ class DeepSpeedZero3(DeepSpeedZero):
     stage = 3
     replicated, forward_has_collectives = False, True
     claims_overlap, loads_in_parts = True, True
+    hooks_layers = True
     warmup = (
         True  # DeepSpeed records the order of modules in the first pass and compares it between ranks in the second
     )
@@ -158,5 +159,4 @@ def _without_backward(model: torch.nn.Module) -> torch.nn.Parameter | None:
     """Return the embedding weight if it is frozen: it has no backward."""
     inner = getattr(model, "model", model)
     weight = inner.get_input_embeddings().weight  # type: ignore[operator]
-    wanted = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
-    return None if weight.requires_grad or wanted else weight
+    return None if weight.requires_grad else weight

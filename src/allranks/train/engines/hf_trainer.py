@@ -31,7 +31,7 @@ from allranks.train.engines.hf_trainer_steps import RanksTrainer, RowDataset, Tr
 from allranks.train.loop import NullStepWatcher, StepWatcher
 from allranks.train.optimizer import learning_rate
 from allranks.train.patches import define_cpu_set_device
-from allranks.train.step_metrics import LoopOutcome, LoopPlan, ReducedStep, StepMetrics, StepWork, TrainingRows
+from allranks.train.step_metrics import LoopOutcome, LoopPlan, ReducedStep, StepMetrics, TrainingRows
 from allranks.train.strategies.base import MakeOptimizer, ReplicatedWeights, Sizes, Traffic, trained_parameters
 from allranks.train.sync_proof import prove_weights
 
@@ -121,15 +121,15 @@ def bucket_bytes(wrapped: Any) -> int:
     return sum(int(size) for size in str(sizes).split(",") if size.strip())
 
 
-def check_norms(rank: int, work: StepWork, agreed: ReducedStep) -> None:
+def check_norms(rank: int, agreed: ReducedStep) -> None:
     """Check that this rank's gradient norm equals the mean over ranks, as it must after averaging.
 
-    The mean comes with each step's reduced metrics, so the check needs no communication.
+    Both come with each step's reduced metrics, so that the check neither communicates nor waits for the device.
 
     Raises:
         ProofFailed: the norms differ, so the weights diverge.
     """
-    own = float(work.grad_norm)
+    own = agreed.own_grad_norm
     if abs(own - agreed.grad_norm) > NORM_TOLERANCE * max(abs(agreed.grad_norm), torch.finfo(torch.float32).tiny):
         raise ProofFailed(
             f"step {agreed.step + 1}: rank {rank} has a gradient norm of {own:.8g}, the mean over ranks is {agreed.grad_norm:.8g}: "
@@ -159,7 +159,7 @@ class TrainerLoop:
             plan,
             events,
             self._running.clock,
-            lambda work, agreed: check_norms(world.rank, work, agreed),
+            lambda work, agreed: check_norms(world.rank, agreed),
         )
         self._watcher.attach(self._step_metrics.quiet)
         self._running.clock.follow(strategy.module)

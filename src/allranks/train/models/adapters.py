@@ -101,8 +101,6 @@ def add_adapter(
     fuse_lora(adapted)
     adapted.peft_config["default"].base_model_name_or_path = base
     adapted.peft_config["default"].revision = revision
-    if any(getattr(m, "gradient_checkpointing", False) for m in model.modules()):
-        adapted.enable_input_require_grads()  # otherwise inputs of checkpointed blocks need no gradient, as the embedding is frozen
     return adapted
 
 

@@ -293,12 +293,6 @@ def _configured(model: Any, spec: ModelSpec, tokenizer: Any) -> Any:
     model.config.use_cache = False
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
-    if spec.gradient_checkpointing:
-        # Non-reentrant: the reentrant form calls DDP's hooks twice for LoRA weights ("marked ready twice").
-        if hasattr(model, "activation_checkpointing_enable"):
-            model.activation_checkpointing_enable()  # transformers 5.23 and later; non-reentrant by default
-        else:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
 
 

@@ -88,7 +88,7 @@ class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):
 class ExpertLoad:
     """Count routed tokens on the device, in training only; `counts` adds them over the ranks."""
 
-    def __init__(self, loss_model: nn.Module, pad_id: int, device: torch.device) -> None:
+    def __init__(self, loss_model: nn.Module, pad_id: int, device: torch.device, *, compiled: bool = False) -> None:
         self._pad_id, self._from = pad_id, 0
         routers = routers_of(loss_model)
         self._names = [_block_of(name) for name in routers]
@@ -99,8 +99,10 @@ class ExpertLoad:
         if routers:  # evaluation and generation do not call this forward; a recomputation in backward runs after it
             loss_model.register_forward_pre_hook(self._look_at)
             loss_model.register_forward_hook(self._look_away)
+        # not within a compiled program, because a recomputation does not count
+        count = torch.compiler.disable(self._count) if compiled and routers else self._count
         for i, router in enumerate(routers.values()):
-            router.register_forward_hook(partial(self._count, i))
+            router.register_forward_hook(partial(count, i))
 
     def __bool__(self) -> bool:
         return bool(self._names)

@@ -327,7 +327,7 @@ class WeightLoader:
         return model
 
     def finish(self) -> tuple[bytes | None, LoadReport]:
-        """Check that all weights arrived.
+        """Check that all weights arrived, and release the files.
 
         Returns:
             For sharded weights the digest of the full weights (equal to `weights_digest` of a full copy), else None; and a
@@ -339,10 +339,11 @@ class WeightLoader:
         lost = [n for n in self._origins if n not in self._done]
         if lost:
             raise ProofFailed(f"loading: {lost[0]} and {len(lost) - 1} more parameters got no weights")
+        source, self._source = self._source, None  # a strategy that loads in parts keeps this loader
         return self._digest(), LoadReport(
             how="parts" if self._tally else "whole",
             tensors=len(self._origins),
-            read_bytes=self._source.read_bytes if self._source else 0,
+            read_bytes=source.read_bytes if source else 0,
             kept_bytes=self._kept_bytes,
             seconds=round(time.perf_counter() - self._started, 3),
             digest=hashlib.sha256(repr(sorted(self._read.items())).encode()).hexdigest() if self._read else "",

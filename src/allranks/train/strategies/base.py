@@ -27,8 +27,10 @@ from torch import nn
 
 from allranks.errors import SpecError
 from allranks.train import distributed
+from allranks.train.models.block_forward import transformer_blocks  # noqa: F401 - for strategies
 from allranks.train.models.weight_loader import WeightLoader
 from allranks.train.strategies.gradient_sync import broadcast_from_first, require_same_order
+from allranks.train.strategies.host_copies import wait_for_host_copies
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_states, whole_weights
 
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
@@ -83,6 +85,8 @@ class Strategy(ABC):
     """Before `setup`, `weight_loader` is set and the model has no weights: `setup` loads them unit by unit."""
     weight_loader: WeightLoader | None = None
     """Loads the weights if `loads_in_parts`; None: the model has its weights."""
+    hooks_layers: bool = False
+    """It gathers weights in hooks of layers within the blocks, so that blocks cannot be compiled."""
     keeps_master: bool = False
     """The optimizer updates copies of the weights, so that master weights of a checkpoint are loaded, too."""
     remarks: tuple[str, ...] = ()
@@ -220,6 +224,8 @@ def clip_and_update(
         The norm before clipping, a float32 scalar on that device.
     """
     parameters = [p for p in parameters if p.grad is not None]
+    if parameters and parameters[0].device.type == "cpu":
+        wait_for_host_copies(device)
     norm = total_norm([p.grad for p in parameters if p.grad is not None])
     home, norm = norm.device, norm.to(device or norm.device)
     if shards_of is not None:
@@ -257,17 +263,6 @@ def replicated_weights(model: nn.Module, trained_only: bool) -> dict[str, torch.
     return {
         n: p.detach().to("cpu", copy=True) for n, p in model.named_parameters() if p.requires_grad or not trained_only
     }
-
-
-def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the model's repeated blocks in execution order: the children of its outermost module lists."""
-    found: list[nn.Module] = []
-    for child in model.children():
-        if isinstance(child, nn.ModuleList):
-            found += [block for block in child if any(True for _ in block.parameters())]
-        else:
-            found += transformer_blocks(child)
-    return found
 
 
 def forward_entry_points(model: nn.Module) -> list[nn.Module]:

@@ -67,6 +67,7 @@ from allranks.train.strategies.base import (
     transformer_blocks,
 )
 from allranks.train.strategies.gradient_sync import broadcast_from_first, gradient_of
+from allranks.train.strategies.host_copies import host_copy
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_states, whole_weights
 
 
@@ -269,8 +270,7 @@ class FSDP2(LoopStrategy):
         self._named = [] if self._kept else trained_parameters(model)
         copied = self._offload == "optimizer"
         self._local = [
-            (n, nn.Parameter(local_of(p.data).to("cpu", copy=True) if copied else local_of(p.data)))
-            for n, p in self._named
+            (n, nn.Parameter(host_copy(local_of(p.data)) if copied else local_of(p.data))) for n, p in self._named
         ]
         self.optimizer = make_optimizer([*self._local, *self._kept])
         if self._adapters == "auto" and is_adapted(getattr(model, "model", model)):
@@ -347,7 +347,8 @@ class FSDP2(LoopStrategy):
     def step(self) -> torch.Tensor:
         self._reshard()
         for (_, parameter), (_, local) in zip(self._named, self._local, strict=True):
-            local.grad = None if parameter.grad is None else local_of(parameter.grad).to(local.device)
+            gradient = None if parameter.grad is None else local_of(parameter.grad)
+            local.grad = host_copy(gradient) if gradient is not None and gradient.device != local.device else gradient
             parameter.grad = None
         if self._kept:
             kept = [p for _, p in self._kept]
@@ -356,11 +357,11 @@ class FSDP2(LoopStrategy):
         own = [(local_of(p.data), local) for (_, p), (_, local) in zip(self._named, self._local, strict=True)]
         if self._offload == "optimizer":
             for there, local in own:
-                local.data.copy_(there)
+                local.data.copy_(there, non_blocking=True)
         norm = clip_and_update(self.optimizer, [p for _, p in own], self._clip_norm, self._shard_group, self._device)
         if self._offload == "optimizer":
             for there, local in own:
-                there.copy_(local.data)
+                there.copy_(local.data, non_blocking=True)
         return norm
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:

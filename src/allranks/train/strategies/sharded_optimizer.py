@@ -32,6 +32,7 @@ from allranks.train.strategies.gradient_sync import (
     require_same_order,
     split_into_buckets,
 )
+from allranks.train.strategies.host_copies import host_copy
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_weights
 
 Named = tuple[str, nn.Parameter]
@@ -95,21 +96,21 @@ class FlatParameter:
         """Create the parameters of this rank's optimizer: views of `part`, or copies in host memory."""
         self._own = part
         self._on_host = on_host
-        self.pieces = [nn.Parameter(p.to("cpu", copy=True) if on_host else p) for p in self.cut(part)]
+        self.pieces = [nn.Parameter(host_copy(p) if on_host else p) for p in self.cut(part)]
         return self.pieces
 
     def give_gradient(self, part: torch.Tensor) -> None:
         """Set this rank's part of the gradient. Pieces on the host also get the current weights."""
         for piece, gradient, own in zip(self.pieces, self.cut(part), self.cut(self._own), strict=True):
-            piece.grad = gradient.to(piece.device)
+            piece.grad = host_copy(gradient) if self._on_host else gradient
             if self._on_host:
-                piece.data.copy_(own)
+                piece.data.copy_(own, non_blocking=True)
 
     def take_update(self) -> None:
         """Copy weights that were updated on the host back to the device."""
         if self._on_host:
             for piece, own in zip(self.pieces, self.cut(self._own), strict=True):
-                own.copy_(piece.data)
+                own.copy_(piece.data, non_blocking=True)
 
     def split(self, whole: torch.Tensor) -> dict[str, torch.Tensor]:
         """Split a full flat tensor into parameters."""
