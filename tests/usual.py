@@ -126,6 +126,7 @@ FILES: dict[str, set[str]] = {
         "test_evaluation_is_the_same_for_any_ranks_and_batch_size",
         "test_strategies_equal_one_process_that_takes_the_ranks_in_turn",
         "test_fsdp2_refuses_what_it_would_spoil_and_names_the_weight",
+        "test_weights_replicated_on_two_nodes_equal_one_process",
         "test_adapters_of_attention_and_experts_answer_the_same_in_plain_peft",
         "test_an_evaluation_sums_once_however_many_batches_it_has",
         "test_collectives_are_those_of_the_formula[2]",

@@ -7,6 +7,7 @@ import math
 import os
 import pwd
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -165,4 +166,5 @@ def restore_replaced(run: RunDir) -> None:
     for old in run.checkpoints.glob(".step-*.old"):
         final = old.with_name(old.name[1:].removesuffix(".old"))
         if not final.exists():
-            old.rename(final)
+            with suppress(FileNotFoundError):  # another process was faster
+                old.rename(final)
