@@ -1,67 +1,21 @@
-"""Add LoRA adapters with PEFT and fuse their forward pass.
+"""Add LoRA adapters with PEFT.
 
-PEFT supports linear layers, fused expert weights (``target_parameters``) and fully trained modules. It computes
-``base(x) + B(A(dropout(x))) * scaling``: after the base product, three passes over a tensor of the layer's full width, and again
-in backward. Here, the scaling is applied to the r-wide intermediate product, and the second product is added to the base's
-output (``addmm``). Results are equal up to rounding; weights and files are PEFT's own.
-
-Only plain LoRA on linear layers is fused (one active adapter, not merged, no variant, equal dtypes, no hooks on inner layers);
-everything else uses PEFT's forward. DeepSpeed's stage 3 gathers a layer's weights in such hooks.
+PEFT supports linear layers, fused expert weights (``target_parameters``) and fully trained modules. `lora` and `lora_experts`
+compute the forward and backward passes of the first two.
 """
 
 from __future__ import annotations
 
-from types import MethodType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from allranks.errors import SpecError
 from allranks.spec.records import AdapterSpec
 from allranks.train.data.tokenization import first_line
+from allranks.train.models.lora import fuse_lora
 from allranks.train.models.losses import replace_dropout
-from allranks.train.patches import replace_forward
-
-
-def fuse_lora(model: nn.Module) -> int:
-    """Replace the forward of every plain LoRA linear layer of a PEFT model; return the number of layers."""
-    from peft.tuners.lora.layer import Linear
-
-    found = 0
-    for module in model.modules():
-        if type(module) is Linear and type(module.base_layer) is nn.Linear:
-            replace_forward(module, MethodType(_forward, module))
-            found += 1
-    return found
-
-
-def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    active = layer.active_adapters
-    if (
-        args
-        or kwargs
-        or len(active) != 1
-        or layer.disable_adapters
-        or layer.merged
-        or active[0] not in layer.lora_A
-        or layer.lora_variant
-    ):
-        return type(layer).forward(layer, x, *args, **kwargs)
-    name = active[0]
-    down, up, base = layer.lora_A[name], layer.lora_B[name], layer.base_layer
-    if (
-        up.bias is not None
-        or any(part._forward_pre_hooks or part._forward_hooks for part in (down, up, base))
-        or x.dtype != down.weight.dtype
-        or base.weight.dtype != up.weight.dtype
-        or torch.is_autocast_enabled(x.device.type)
-    ):
-        return type(layer).forward(layer, x, *args, **kwargs)
-    middle = F.linear(layer.lora_dropout[name](x), down.weight) * layer.scaling[name]
-    result = F.linear(x, base.weight, base.bias)
-    return torch.addmm(result.flatten(0, -2), middle.flatten(0, -2), up.weight.t()).view(result.shape)
 
 
 def add_adapter(
@@ -78,7 +32,6 @@ def add_adapter(
     """
     if spec.type == "none":
         return model
-    import torch
     from peft import LoraConfig, TaskType, get_peft_model
 
     config = LoraConfig(
