@@ -15,6 +15,7 @@ from allranks.errors import SpecError
 from allranks.spec.records import AdapterSpec
 from allranks.train.data.tokenization import first_line
 from allranks.train.models.lora import fuse_lora
+from allranks.train.models.lora_experts import fuse_expert_lora
 from allranks.train.models.losses import replace_dropout
 
 
@@ -52,6 +53,7 @@ def add_adapter(
     _require_targets(adapted, spec)
     replace_dropout(adapted)
     fuse_lora(adapted)
+    fuse_expert_lora(adapted)
     adapted.peft_config["default"].base_model_name_or_path = base
     adapted.peft_config["default"].revision = revision
     if any(getattr(m, "gradient_checkpointing", False) for m in model.modules()):

@@ -109,23 +109,24 @@ class _Parts(NamedTuple):
 
 def _parts(layer: Any, dtype: torch.dtype) -> _Parts | None:
     """Return the weights of a layer that can be computed here; None: PEFT's own forward is needed."""
+    name = sole_adapter(layer)
+    if name is None:
+        return None
+    down, up, base, dropout = layer.lora_A[name], layer.lora_B[name], layer.base_layer, layer.lora_dropout[name]
+    known = isinstance(dropout, (nn.Identity, LowMemoryDropout)) or not dropout.training
+    hooks = any(part._forward_pre_hooks or part._forward_hooks for part in (down, up, base, dropout))
+    trained = torch.is_grad_enabled() and any(p.requires_grad for p in base.parameters(recurse=False))
+    if up.bias is not None or base.weight.dtype != dtype or hooks or trained or not known:
+        return None
+    return _Parts(base, down.weight, up.weight, layer.scaling[name], dropout)
+
+
+def sole_adapter(layer: Any) -> str | None:
+    """Return the active adapter's name; None if PEFT's layer has several, none, merged ones, or a variant of LoRA."""
     active = layer.active_adapters
     if len(active) != 1 or layer.disable_adapters or layer.merged or layer.lora_variant:
         return None
-    name = active[0]
-    if name not in layer.lora_A:
-        return None
-    down, up, base, dropout = layer.lora_A[name], layer.lora_B[name], layer.base_layer, layer.lora_dropout[name]
-    if up.bias is not None or base.weight.dtype != dtype:
-        return None
-    for part in (down, up, base, dropout):
-        if part._forward_pre_hooks or part._forward_hooks:
-            return None
-    if not isinstance(dropout, (nn.Identity, LowMemoryDropout)) and dropout.training:
-        return None
-    if torch.is_grad_enabled() and any(p.requires_grad for p in base.parameters(recurse=False)):
-        return None
-    return _Parts(base, down.weight, up.weight, layer.scaling[name], dropout)
+    return active[0] if active[0] in layer.lora_A else None
 
 
 def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -66,7 +66,7 @@ class LowMemoryDropout(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.drops:
             return x
-        if x.is_cuda:
+        if x.is_cuda or torch.compiler.is_compiling():
             return F.dropout(x, self.p, training=True)
         kept, scale = self.draw(x)
         return x * (kept.to(x.dtype) * scale)
@@ -78,7 +78,7 @@ class LowMemoryDropout(nn.Module):
 
     def draw(self, x: torch.Tensor) -> tuple[torch.Tensor, float]:
         """Return 1 where an element of `x` is kept, else 0 (one byte each), and the factor of kept elements."""
-        if x.is_cuda:
+        if x.is_cuda or torch.compiler.is_compiling():  # random_ would end the compiled graph
             return torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - self.p), 1 / (1 - self.p)
         n, first = x.numel(), self._dropped - 32768  # the smallest int16 that is kept
         words = torch.empty((n + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
