@@ -161,7 +161,5 @@ def reloaded_adapter(world: DistContext, args: dict[str, Any]) -> Any:
             saved = sorted(
                 {n.split(".lora_")[0].rsplit(".layers.", 1)[-1] for n, _ in plain.named_parameters() if ".lora_" in n}
             )
-            found.append(
-                {"strategy": name, "apart": apart, "learned": learned, "changed": changed, "saved": saved}
-            )
+            found.append({"strategy": name, "apart": apart, "learned": learned, "changed": changed, "saved": saved})
     return found

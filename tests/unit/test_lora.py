@@ -12,7 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from allranks.spec.records import AdapterSpec
 from allranks.train.models import lora_experts
+from allranks.train.models.adapters import adapter_remarks
 from allranks.train.models.lora import InputGroup, LoRALinears, fuse_lora
 from allranks.train.models.lora_experts import GpuGroups, fuse_expert_lora
 from allranks.train.models.losses import replace_dropout
@@ -205,6 +207,15 @@ def test_adapters_of_experts_equal_peft(
     assert len(calls) == 4
     with torch.no_grad(), model.disable_adapter():
         assert not torch.allclose(model(ids).logits, theirs[0])
+
+
+def test_experts_of_an_unknown_class_use_pefts_forward_and_it_is_said() -> None:
+    model = moe("mixtral")
+    for layer in model.base_model.model.model.layers:
+        del layer.mlp.experts.get_base_layer().has_gate
+    assert fuse_expert_lora(model) == (0, 2)
+    said = adapter_remarks(model, AdapterSpec(type="lora", targets=["q_proj"], target_parameters=EXPERTS))
+    assert len(said) == 1 and "the adapters of 4 parameters to a full copy" in said[0] and "MixtralExperts" in said[0]
 
 
 class Sizes(TorchDispatchMode):

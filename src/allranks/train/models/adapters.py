@@ -105,13 +105,14 @@ def adapter_remarks(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:
 
     For mixtures of experts whose projections transformers has fused, PEFT maps the old names (gate_proj, w1, ...) to the
     experts' parameters, and "all linear layers" also includes the router. Layers outside of the experts with such a name get no
-    adapter.
+    adapter. And a remark on adapters of parameters that need a full copy of them in each forward pass.
     """
     peft: Any = model
     places = sorted(peft.peft_config["default"].target_parameters or []) if is_adapted(model) else []
     if not places:
         return ()
     wanted = spec.targets if spec.targets is not None else ([] if spec.target_parameters else None)
+    copied = _full_copies(model)
     head = peft.get_output_embeddings()  # PEFT excludes it from "all linear layers"
     left = [
         name.removeprefix("base_model.model.")
@@ -122,11 +123,24 @@ def adapter_remarks(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:
         and (wanted is None or any(name == t or name.endswith(f".{t}") for t in wanted))
     ]
     if not left:
-        return ()
+        return copied
     asked = "every linear layer" if wanted is None else ", ".join(wanted)
     return (
         f"adapters: for {asked}, PEFT adapts the fused experts instead ({', '.join(places)}) and skips {len(left)} linear layers, "
         f"first {left[0]}; name the layers in adapter.targets and the parameters in adapter.target_parameters",
+        *copied,
+    )
+
+
+def _full_copies(model: nn.Module) -> tuple[str, ...]:
+    """Return a remark if `fuse_expert_lora` left adapters of parameters to PEFT's own forward."""
+    wrappers: list[Any] = [m for m in model.modules() if type(m).__name__ == "ParamWrapper"]
+    plain = [m for m in wrappers if m.num_experts > 1 and "forward" not in vars(m)]
+    if not plain:
+        return ()
+    return (
+        f"adapters: PEFT adds the adapters of {len(plain)} parameters to a full copy of their weights in each forward pass, first of "
+        f"{plain[0].parameter_name} in {type(plain[0].get_base_layer()).__name__}, which is not one of transformers' usual classes of experts",
     )
 
 
