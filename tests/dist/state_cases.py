@@ -12,6 +12,8 @@ from allranks.rundir.paths import RunDir
 from allranks.train.checkpoint import load_full, plan_published_files
 from allranks.train.data.batches import collate
 from allranks.train.distributed import DistContext
+from allranks.train.models.lora import fuse_lora
+from allranks.train.models.lora_experts import fuse_expert_lora
 from allranks.train.strategies import shards
 from allranks.train.strategies.shards import MASTER
 from tests.dist import plants
@@ -121,7 +123,10 @@ def states(world: DistContext, args: dict[str, Any]) -> Any:
 
 
 def reloaded_adapter(world: DistContext, args: dict[str, Any]) -> Any:
-    """For each strategy: trains an adapter, saves it, and compares its answers with those of plain PEFT that loads the files."""
+    """For each strategy: trains an adapter, saves it, and compares its answers with those of plain PEFT that loads the files.
+
+    ``changed`` compares them with PEFT's model whose forward is the run's.
+    """
     from peft import PeftModel
 
     if args.get("plant"):
@@ -149,9 +154,12 @@ def reloaded_adapter(world: DistContext, args: dict[str, Any]) -> Any:
                 without = bare(input_ids=batch.input_ids).logits
                 plain = PeftModel.from_pretrained(bare, str(run.checkpoint(3))).eval()
                 theirs = plain(input_ids=batch.input_ids).logits
-            apart, learned = (float((ours - other).abs().max()) for other in (theirs, without))
+                fuse_lora(plain)
+                fuse_expert_lora(plain)
+                fused = plain(input_ids=batch.input_ids).logits
+            apart, learned, changed = (float((ours - other).abs().max()) for other in (theirs, without, fused))
             saved = sorted(
                 {n.split(".lora_")[0].rsplit(".layers.", 1)[-1] for n, _ in plain.named_parameters() if ".lora_" in n}
             )
-            found.append({"strategy": name, "apart": apart, "learned": learned, "saved": saved})
+            found.append({"strategy": name, "apart": apart, "learned": learned, "changed": changed, "saved": saved})
     return found

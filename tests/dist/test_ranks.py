@@ -191,7 +191,10 @@ def test_adapters_of_attention_and_experts_answer_the_same_in_plain_peft(tmp_pat
     found = run_ranks("reloaded_adapter", 2, tmp_path, folder=tmp_path, names=EXPERTS)[0]
     for one in found:
         assert one["learned"] > 1e-3, one
-        assert one["apart"] == 0.0, one
+        assert one["changed"] == 0.0, one
+        assert one["apart"] < (0.02 if one is found[-1] else 1e-5) * max(one["learned"], 1.0), (
+            one
+        )  # the last in bfloat16
         own = ["self_attn.q_proj", "self_attn.v_proj"]
         assert one["saved"] == sorted(
             [*(f"{i}.{n}" for i in (0, 1) for n in own), "1.mlp.experts", "1.mlp.experts.base_layer"]

@@ -69,7 +69,7 @@ def test_lora_uses_it_and_saves_as_before() -> None:
 
 
 def test_the_fused_forward_is_pefts_own_up_to_rounding() -> None:
-    from allranks.train.models.adapters import fuse_lora
+    from allranks.train.models.lora import fuse_lora
     from tests.unit.test_model import model_of, train_tokenizer
 
     tokenizer = train_tokenizer(["a b"], 300, classifier=False)

@@ -87,7 +87,8 @@ def _prompt(order: Order, given: str | dict[str, Any], tokenizer: Any) -> str:
 def _model(order: Order, device: Any) -> Any:
     """Return the model in the run's precision: trained weights as saved, with autocast, and a frozen base in the dtype of compute."""
     from allranks.train.export import load
-    from allranks.train.models.adapters import fuse_lora, is_adapted
+    from allranks.train.models.adapters import is_adapted
+    from allranks.train.models.lora import fuse_lora
     from allranks.train.models.precision import DTYPES, use_autocast
 
     compute = DTYPES.get(order.dtype)

@@ -62,7 +62,21 @@ PATCHES = (
         "peft",
         "0.21",
         "0.21",
-        "one fused product instead of three passes; PEFT registers custom layers only by a private method of its config",
+        "layers of one input together, in its dtype; PEFT registers custom layers only by a private method of its config",
+    ),
+    Patch(
+        "forward of peft.tuners.lora.layer.ParamWrapper",
+        "peft",
+        "0.21",
+        "0.21",
+        "adapters of experts without a full tensor of their products",
+    ),
+    Patch(
+        "forward of classes with transformers.integrations.use_experts_implementation",
+        "transformers",
+        "5.23",
+        "5.23",
+        "adapters of experts: an implementation in ALL_EXPERTS_FUNCTIONS gets weights, not adapters",
     ),
     Patch(
         "forward of modules under autocast",

@@ -4,6 +4,9 @@ The counts follow what autograd saves (a test compares each tensor): a linear la
 if its weight is trained, a norm in bfloat16 keeps a float32 copy of its input, LoRA keeps its own input, and so on. Published tables
 (34 bytes per token and hidden unit, Korthikanti et al. 2022) assume a fused layer, which these models do not have.
 
+LoRA layers that read one tensor keep it once, in the dtype of compute, and their rank-r products (`train.models.lora`); GPT-2's
+``Conv1D`` layers, and all of them under DeepSpeed's stage 3, are PEFT's own, which keep a copy in the adapter's dtype each.
+
 Under autocast the residual stream behind a trained embedding, and norms on it, are float32. A linear layer casts its input by
 itself and keeps the copy: queries, keys and values keep three copies of one tensor. The casts of weights are no activations
 (`ModelMemory.weight_copies_of`).
@@ -30,6 +33,7 @@ class MicroBatch(msgspec.Struct, frozen=True):
     autocast: bool = False  # forward passes run under autocast
     stream_element: int | None = None  # bytes of one number of the residual stream, if not `element`
     adapter_element: int = 4  # bytes of one number of an adapter; PEFT makes new ones float32, whatever the base is
+    plain_adapters: bool = False  # LoRA layers use PEFT's own forward
 
     @property
     def tokens(self) -> int:
@@ -59,7 +63,7 @@ class BlockActivations:
         if self._c.family in ENCODERS or self._c.family == "gpt2":
             return self._batch.tokens * self._post_norm_tokens() + self._attention_matrices()
         per_token = self._norms() + self._attention() + self._mlp()
-        return self._batch.tokens * per_token + self._attention_matrices() + self._merged_experts()
+        return self._batch.tokens * per_token + self._attention_matrices()
 
     def products(self) -> int:
         """Return the bytes of the outputs of matrix products and attention, which selective recomputation keeps beside the input."""
@@ -139,12 +143,10 @@ class BlockActivations:
         routed = c.experts_per_token * ((2 * c.expert_intermediate + 2 * c.expert_intermediate + 2 * c.hidden) * e)
         router = c.experts * 4 * 3 + (4 * c.hidden if e == 2 else 0)
         router += c.experts_per_token * 8 * 5  # indices that sort tokens by expert and back
+        ranks = sum(self._what.rank_of(w) for w in self._unit.weights if w.kind == "experts")
+        routed += c.experts_per_token * ranks * e
         shared = self._gated("mlp.shared_experts", c.shared_intermediate) if c.shared_intermediate else 0
         return routed + router + shared
-
-    def _merged_experts(self) -> int:
-        """Return the full copy of fused experts' weights that PEFT makes to add adapters; backward keeps it."""
-        return sum(w.numel * self._e for w in self._unit.weights if w.kind == "experts" and self._what.has_lora(w))
 
     def _inputs(self, layers: dict[str, int], *, of_stream: bool = False, kept_anyway: bool = False) -> int:
         """Return bytes per token of the inputs that linear layers keep; all `layers` share one input.
@@ -155,16 +157,30 @@ class BlockActivations:
         """
         e, what, total, shared = self._e, self._what, 0, False
         cast = of_stream and self._stream != e  # by autocast, for each layer
-        own, autocast = self._batch.adapter_element, self._batch.autocast
+        adapted = {name: width for name, width in layers.items() if what.has_lora(self._find(name))}
         for name, width in layers.items():
-            weight = self._find(f"{name}")
-            if what.is_trained(weight):
+            if what.is_trained(self._find(name)):
                 if cast:
                     total += width * e
                 else:
                     shared = True
-            if not what.has_lora(weight):
-                continue
+        if self._batch.plain_adapters or self._c.family == "gpt2":
+            return total + self._inputs_of_peft(adapted, max(layers.values()), shared=shared, kept_anyway=kept_anyway)
+        if adapted:
+            total += sum(
+                what.r * e + (width if what.dropout else 0) for width in adapted.values()
+            )  # and a mask of bytes
+            if cast:
+                total += max(adapted.values()) * e  # once for all of them
+            else:
+                shared = True
+        return total + (max(layers.values()) * e if shared and not kept_anyway else 0)
+
+    def _inputs_of_peft(self, adapted: dict[str, int], width_of_all: int, *, shared: bool, kept_anyway: bool) -> int:
+        """Return what PEFT's own forward keeps per token; `shared`: another layer keeps the common input."""
+        e, what, total = self._e, self._what, 0
+        own, autocast = self._batch.adapter_element, self._batch.autocast
+        for width in adapted.values():
             total += what.r * (e if autocast else own)
             if what.dropout:
                 total += width * (own if self._batch.device == "cpu" else 1)  # its mask
@@ -174,7 +190,7 @@ class BlockActivations:
                 total += width * own  # what dropout leaves of the input, or the input in the adapter's dtype
             else:
                 shared = True
-        return total + (max(layers.values()) * e if shared and not kept_anyway else 0)
+        return total + (width_of_all * e if shared and not kept_anyway else 0)
 
     def _attention_matrices(self) -> int:
         """Return the bytes of the length x length matrices that attention keeps."""

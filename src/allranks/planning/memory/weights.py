@@ -286,10 +286,14 @@ class TrainedWeights(msgspec.Struct, frozen=True):
         return bool(model.before) and self.is_trained(model.before[0])
 
     def numel_in_products(self, weight: Weight) -> int:
-        """Return the number of trained elements, LoRA's among them, that matrix products use: what autocast casts."""
+        """Return the number of trained elements that matrix products use: what autocast casts.
+
+        Adapters are not among them: their copies exist during a product only.
+        """
         if weight.kind not in ("linear", "experts"):
             return 0
-        return self.numel(weight) + (weight.numel if self.is_trained(weight) else 0)
+        head = 0 if self.has_lora(weight) else self.numel(weight)
+        return head + (weight.numel if self.is_trained(weight) else 0)
 
     def numel(self, weight: Weight) -> int:
         """Return the number of parameters that LoRA adds for this weight."""

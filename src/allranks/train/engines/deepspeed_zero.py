@@ -69,6 +69,10 @@ class DeepSpeedZero3(DeepSpeedZero):
     def _initialize(self, make_optimizer: MakeOptimizer) -> tuple[Any, Any]:
         made = super()._initialize(make_optimizer)
         self._register_adapters_of_experts()
+        if any("lora_A" in name for name, _ in self._model.named_parameters()):
+            self.remarks = (
+                "adapters: linear layers use PEFT's forward, because DeepSpeed gathers their weights in hooks of inner layers",
+            )
         return made
 
     def _register_adapters_of_experts(self) -> None:

@@ -1,67 +1,22 @@
-"""Add LoRA adapters with PEFT and fuse their forward pass.
+"""Add LoRA adapters with PEFT.
 
-PEFT supports linear layers, fused expert weights (``target_parameters``) and fully trained modules. It computes
-``base(x) + B(A(dropout(x))) * scaling``: after the base product, three passes over a tensor of the layer's full width, and again
-in backward. Here, the scaling is applied to the r-wide intermediate product, and the second product is added to the base's
-output (``addmm``). Results are equal up to rounding; weights and files are PEFT's own.
-
-Only plain LoRA on linear layers is fused (one active adapter, not merged, no variant, equal dtypes, no hooks on inner layers);
-everything else uses PEFT's forward. DeepSpeed's stage 3 gathers a layer's weights in such hooks.
+PEFT supports linear layers, fused expert weights (``target_parameters``) and fully trained modules. `lora` and `lora_experts`
+compute the forward and backward passes of the first two.
 """
 
 from __future__ import annotations
 
-from types import MethodType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from allranks.errors import SpecError
 from allranks.spec.records import AdapterSpec
 from allranks.train.data.tokenization import first_line
+from allranks.train.models.lora import fuse_lora
+from allranks.train.models.lora_experts import fuse_expert_lora
 from allranks.train.models.losses import replace_dropout
-from allranks.train.patches import replace_forward
-
-
-def fuse_lora(model: nn.Module) -> int:
-    """Replace the forward of every plain LoRA linear layer of a PEFT model; return the number of layers."""
-    from peft.tuners.lora.layer import Linear
-
-    found = 0
-    for module in model.modules():
-        if type(module) is Linear and type(module.base_layer) is nn.Linear:
-            replace_forward(module, MethodType(_forward, module))
-            found += 1
-    return found
-
-
-def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    active = layer.active_adapters
-    if (
-        args
-        or kwargs
-        or len(active) != 1
-        or layer.disable_adapters
-        or layer.merged
-        or active[0] not in layer.lora_A
-        or layer.lora_variant
-    ):
-        return type(layer).forward(layer, x, *args, **kwargs)
-    name = active[0]
-    down, up, base = layer.lora_A[name], layer.lora_B[name], layer.base_layer
-    if (
-        up.bias is not None
-        or any(part._forward_pre_hooks or part._forward_hooks for part in (down, up, base))
-        or x.dtype != down.weight.dtype
-        or base.weight.dtype != up.weight.dtype
-        or torch.is_autocast_enabled(x.device.type)
-    ):
-        return type(layer).forward(layer, x, *args, **kwargs)
-    middle = F.linear(layer.lora_dropout[name](x), down.weight) * layer.scaling[name]
-    result = F.linear(x, base.weight, base.bias)
-    return torch.addmm(result.flatten(0, -2), middle.flatten(0, -2), up.weight.t()).view(result.shape)
 
 
 def add_adapter(
@@ -78,7 +33,6 @@ def add_adapter(
     """
     if spec.type == "none":
         return model
-    import torch
     from peft import LoraConfig, TaskType, get_peft_model
 
     config = LoraConfig(
@@ -99,6 +53,7 @@ def add_adapter(
     _require_targets(adapted, spec)
     replace_dropout(adapted)
     fuse_lora(adapted)
+    fuse_expert_lora(adapted)
     adapted.peft_config["default"].base_model_name_or_path = base
     adapted.peft_config["default"].revision = revision
     return adapted
@@ -148,13 +103,14 @@ def adapter_remarks(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:
 
     For mixtures of experts whose projections transformers has fused, PEFT maps the old names (gate_proj, w1, ...) to the
     experts' parameters, and "all linear layers" also includes the router. Layers outside of the experts with such a name get no
-    adapter.
+    adapter. And a remark on adapters of parameters that need a full copy of them in each forward pass.
     """
     peft: Any = model
     places = sorted(peft.peft_config["default"].target_parameters or []) if is_adapted(model) else []
     if not places:
         return ()
     wanted = spec.targets if spec.targets is not None else ([] if spec.target_parameters else None)
+    copied = _full_copies(model)
     head = peft.get_output_embeddings()  # PEFT excludes it from "all linear layers"
     left = [
         name.removeprefix("base_model.model.")
@@ -165,11 +121,24 @@ def adapter_remarks(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:
         and (wanted is None or any(name == t or name.endswith(f".{t}") for t in wanted))
     ]
     if not left:
-        return ()
+        return copied
     asked = "every linear layer" if wanted is None else ", ".join(wanted)
     return (
         f"adapters: for {asked}, PEFT adapts the fused experts instead ({', '.join(places)}) and skips {len(left)} linear layers, "
         f"first {left[0]}; name the layers in adapter.targets and the parameters in adapter.target_parameters",
+        *copied,
+    )
+
+
+def _full_copies(model: nn.Module) -> tuple[str, ...]:
+    """Return a remark if `fuse_expert_lora` left adapters of parameters to PEFT's own forward."""
+    wrappers: list[Any] = [m for m in model.modules() if type(m).__name__ == "ParamWrapper"]
+    plain = [m for m in wrappers if m.num_experts > 1 and "forward" not in vars(m)]
+    if not plain:
+        return ()
+    return (
+        f"adapters: PEFT adds the adapters of {len(plain)} parameters to a full copy of their weights in each forward pass, first of "
+        f"{plain[0].parameter_name} in {type(plain[0].get_base_layer()).__name__}, which is not one of transformers' usual classes of experts",
     )
 
 

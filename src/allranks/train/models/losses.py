@@ -64,14 +64,26 @@ class LowMemoryDropout(nn.Module):
         self._dropped = round(p * 65536)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.training or self._dropped == 0:
+        if not self.drops:
             return x
-        if x.is_cuda:
+        if x.is_cuda or torch.compiler.is_compiling():
             return F.dropout(x, self.p, training=True)
-        n = x.numel()
+        kept, scale = self.draw(x)
+        return x * (kept.to(x.dtype) * scale)
+
+    @property
+    def drops(self) -> bool:
+        """Whether a forward pass drops elements."""
+        return self.training and self._dropped > 0
+
+    def draw(self, x: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """Return 1 where an element of `x` is kept, else 0 (one byte each), and the factor of kept elements."""
+        if x.is_cuda or torch.compiler.is_compiling():  # random_ would end the compiled graph
+            return torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - self.p), 1 / (1 - self.p)
+        n, first = x.numel(), self._dropped - 32768  # the smallest int16 that is kept
         words = torch.empty((n + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-        kept = words.view(torch.int16)[:n].view(x.shape) >= self._dropped - 32768
-        return x * (kept * (65536 / (65536 - self._dropped))).to(x.dtype)
+        kept = words.view(torch.int16).clamp_(first - 1, first) - (first - 1)  # comparisons are not vectorized
+        return kept.to(torch.int8)[:n].view(x.shape), 65536 / (65536 - self._dropped)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -1,0 +1,273 @@
+"""Compute PEFT's LoRA layers of one input together, in the dtype of their input.
+
+PEFT computes ``base(x) + B(A(dropout(x))) * scaling`` layer by layer, adapters in float32: below bfloat16 layers it copies x to
+float32 for each layer, and makes three passes over a float32 tensor of the layer's full width, and again in backward. Here
+(x: (N, I), layer i of n with W_i (O_i, I), A_i (r_i, I), B_i (O_i, r_i), scaling s_i):
+
+    m = x @ [A_1; ...; A_n]^T                       one product for all layers that read x (q, k, v; gate, up)
+    y_i = x @ W_i^T + b_i, y_i += s_i m_i @ B_i^T     added in place
+    dm_i = s_i dy_i @ B_i, dB_i = s_i dy_i^T @ m_i
+    dx = sum_i dy_i @ W_i + dm @ [A_1; ...; A_n]      summed in one tensor
+    [dA_1; ...; dA_n] = dm^T @ x
+
+Backward keeps x once and m, (N, sum r_i); nothing of width O_i. With dropout, each layer's adapter has its own input, as in PEFT: the
+products with A are separate, and backward also keeps one byte per element and layer, and masks x again. Adapters keep
+their own dtype (float32); in each pass they are cast to the dtype of x, or under autocast to autocast's.
+
+Weights, names, files, initialization and scaling are PEFT's own. Its own forward computes whatever is not plain LoRA on a
+linear layer with a frozen base, and layers with hooks on their inner modules, which may gather weights (DeepSpeed's stage 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from allranks.train.models.losses import LowMemoryDropout
+from allranks.train.patches import replace_forward
+
+SHARED_INPUTS = (
+    frozenset({"q_proj", "k_proj", "v_proj"}),
+    frozenset({"query", "key", "value"}),
+    frozenset({"q_lin", "k_lin", "v_lin"}),
+    frozenset({"q_a_proj", "kv_a_proj_with_mqa"}),
+    frozenset({"gate_proj", "up_proj"}),
+    frozenset({"w1", "w3"}),
+)
+"""Names of layers of one module that usually read the same tensor; whether they do is checked in each forward pass."""
+_GROUP = "lora_input_group"
+
+
+def fuse_lora(model: nn.Module) -> int:
+    """Replace the forward of every plain LoRA linear layer of a PEFT model; return the number of layers."""
+    from peft.tuners.lora.layer import Linear
+
+    found = 0
+    for parent in model.modules():
+        layers = {n: m for n, m in parent.named_children() if type(m) is Linear and type(m.base_layer) is nn.Linear}
+        for layer in layers.values():
+            vars(layer).pop(_GROUP, None)
+            replace_forward(layer, MethodType(_forward, layer))
+            found += 1
+        for names in SHARED_INPUTS:
+            members = [layer for name, layer in layers.items() if name in names]
+            if len({layer.in_features for layer in members}) == 1 < len(members):
+                group = InputGroup(members)
+                for layer in members:
+                    vars(layer)[_GROUP] = group
+    return found
+
+
+@dataclass
+class InputGroup:
+    """Layers that are computed together when the first of them is called; the others return what was computed for the same tensor.
+
+    If a layer is not called with that tensor, the layers do not share their input, and are computed one by one from then on.
+    """
+
+    layers: list[Any]
+    shared: bool = True
+    source: torch.Tensor | None = None
+    results: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def take(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+        """Return the layer's result if it was computed from this very tensor."""
+        if self.source is not x or id(layer) not in self.results:
+            return None
+        found = self.results.pop(id(layer))
+        if not self.results:
+            self.source = None
+        return found
+
+    def keep(self, x: torch.Tensor, results: dict[int, torch.Tensor]) -> None:
+        """Keep results until their layers are called."""
+        self.source, self.results = x, results
+
+    def drop_unused(self) -> None:
+        """Forget results that were not used. Not in backward: there, checkpointed blocks repeat what forward did."""
+        if self.results and not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1:
+            self.shared = False
+        self.source, self.results = None, {}
+
+
+class _Parts(NamedTuple):
+    """Weights of a plain LoRA layer."""
+
+    base: nn.Linear
+    down: nn.Parameter
+    up: nn.Parameter
+    scaling: float
+    dropout: nn.Module
+
+
+def _parts(layer: Any, dtype: torch.dtype) -> _Parts | None:
+    """Return the weights of a layer that can be computed here; None: PEFT's own forward is needed."""
+    name = sole_adapter(layer)
+    if name is None:
+        return None
+    down, up, base, dropout = layer.lora_A[name], layer.lora_B[name], layer.base_layer, layer.lora_dropout[name]
+    known = isinstance(dropout, (nn.Identity, LowMemoryDropout)) or not dropout.training
+    hooks = any(part._forward_pre_hooks or part._forward_hooks for part in (down, up, base, dropout))
+    trained = torch.is_grad_enabled() and any(p.requires_grad for p in base.parameters(recurse=False))
+    if up.bias is not None or base.weight.dtype != dtype or hooks or trained or not known:
+        return None
+    return _Parts(base, down.weight, up.weight, layer.scaling[name], dropout)
+
+
+def sole_adapter(layer: Any) -> str | None:
+    """Return the active adapter's name; None if PEFT's layer has several, none, merged ones, or a variant of LoRA."""
+    active = layer.active_adapters
+    if len(active) != 1 or layer.disable_adapters or layer.merged or layer.lora_variant:
+        return None
+    return active[0] if active[0] in layer.lora_A else None
+
+
+def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    parts = None if args or kwargs else _parts(layer, dtype)
+    if parts is None:
+        return type(layer).forward(layer, x, *args, **kwargs)
+    group: InputGroup | None = vars(layer).get(_GROUP)
+    if group is not None and group.shared and torch.is_grad_enabled():
+        ready = group.take(layer, x)
+        if ready is not None:
+            return ready
+        group.drop_unused()
+        together = _together(group, layer, parts, dtype)
+        if together is not None and group.shared:
+            results = dict(zip(together, _compute(x.to(dtype), list(together.values())), strict=True))
+            own = results.pop(id(layer))
+            group.keep(x, results)
+            return own
+    return _compute(x.to(dtype), [parts])[0]
+
+
+def _together(group: InputGroup, caller: nn.Module, parts: _Parts, dtype: torch.dtype) -> dict[int, _Parts] | None:
+    """Return the weights of all layers of a group by id; None if another layer's hooks, which may gather weights, must run first."""
+    found: dict[int, _Parts] = {}
+    for layer in group.layers:
+        theirs = parts if layer is caller else _parts(layer, dtype)
+        if theirs is None or (layer is not caller and (layer._forward_pre_hooks or layer._forward_hooks)):
+            return None
+        found[id(layer)] = theirs
+    return found
+
+
+def _compute(x: torch.Tensor, layers: Sequence[_Parts]) -> tuple[torch.Tensor, ...]:
+    masks: list[torch.Tensor | None] = []
+    scales: list[float] = []
+    for layer in layers:
+        drops = isinstance(layer.dropout, LowMemoryDropout) and layer.dropout.drops
+        mask, factor = layer.dropout.draw(x) if drops else (None, 1.0)  # type: ignore[operator]
+        masks.append(mask)
+        scales.append(layer.scaling * factor)
+    bases, biases = [p.base.weight for p in layers], [p.base.bias for p in layers]
+    downs, ups = [p.down for p in layers], [p.up for p in layers]
+    return LoRALinears.apply(x, tuple(scales), *masks, *bases, *biases, *downs, *ups)  # type: ignore[return-value]
+
+
+class LoRALinears(torch.autograd.Function):
+    """Frozen linear layers with LoRA on one input; see the top of this file."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scales: tuple[float, ...], *tensors: Any) -> tuple[torch.Tensor, ...]:
+        """Return the layers' outputs (..., O_i).
+
+        Args:
+            x: (..., I), in the dtype of the base weights.
+            scales: s_i, the scaling of each adapter times the factor of kept elements.
+            tensors: for all layers the masks of their dropout (each None or like x, 1 where an element is kept), W_i, biases
+                (each may be None), A_i, and B_i.
+        """
+        n, dtype = len(scales), x.dtype
+        masks, bases, biases, downs, ups = (tensors[i * n : (i + 1) * n] for i in range(5))
+        rows = x.reshape(-1, x.shape[-1])
+        if _dropped(masks):
+            parts = [_masked(rows, mask) @ down.to(dtype).t() for mask, down in zip(masks, downs, strict=True)]
+        else:
+            parts = [rows @ _stacked(downs, dtype).t()]
+        outputs = []
+        for base, bias, up, scale, part in zip(bases, biases, ups, scales, _split(parts, downs), strict=True):
+            y = F.linear(x, base, bias)
+            outputs.append(_add_product(y.view(-1, y.shape[-1]), part, up.to(dtype).t(), scale).view(y.shape))
+        ctx.scales, ctx.middles = scales, len(parts)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, *parts, *masks, *bases, *downs, *ups)
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: torch.Tensor | None) -> Any:  # type: ignore[override]
+        """Return the gradients of x, each A_i and each B_i; the base is frozen."""
+        scales: tuple[float, ...] = ctx.scales
+        x, *tensors = ctx.saved_tensors
+        parts, tensors = tensors[: ctx.middles], tensors[ctx.middles :]
+        n, dtype = len(scales), x.dtype
+        masks, bases, downs, ups = (tensors[i * n : (i + 1) * n] for i in range(4))
+        rows = x.reshape(-1, x.shape[-1])
+        slope_x: torch.Tensor | None = None
+        slopes_up: list[torch.Tensor | None] = []
+        slope_parts = [torch.empty_like(part) for part in parts]
+        for slope, base, up, scale, part, into in zip(
+            slopes, bases, ups, scales, _split(parts, downs), _split(slope_parts, downs), strict=True
+        ):
+            if slope is None:
+                into.zero_()
+                slopes_up.append(None)
+                continue
+            slope_rows = slope.reshape(-1, slope.shape[-1])
+            into.addmm_(slope_rows, up.to(dtype), beta=0, alpha=scale)
+            slopes_up.append((slope_rows.t() @ part).to(up.dtype).mul_(scale))
+            if ctx.needs_input_grad[0]:
+                slope_x = slope_rows @ base if slope_x is None else slope_x.addmm_(slope_rows, base)
+        if _dropped(masks):
+            slopes_down = []
+            for mask, down, slope_part in zip(masks, downs, slope_parts, strict=True):
+                slopes_down.append(slope_part.t() @ _masked(rows, mask))
+                if slope_x is not None:
+                    slope_x.add_(_masked(slope_part @ down.to(dtype), mask))
+        else:
+            slopes_down = (slope_parts[0].t() @ rows).split([len(down) for down in downs])
+            if slope_x is not None:
+                slope_x.addmm_(slope_parts[0], _stacked(downs, dtype))
+        slopes_down = [
+            None if slope is None else found.to(down.dtype)
+            for slope, found, down in zip(slopes, slopes_down, downs, strict=True)
+        ]
+        slope_x = None if slope_x is None else slope_x.view(x.shape)
+        return slope_x, None, *[None] * (3 * n), *slopes_down, *slopes_up
+
+
+def _dropped(masks: Sequence[torch.Tensor | None]) -> bool:
+    return any(mask is not None for mask in masks)
+
+
+def _masked(rows: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    if mask is None:
+        return rows
+    mask = mask.reshape(rows.shape)
+    return rows * (mask if rows.is_cuda else mask.to(rows.dtype))  # mixed dtypes are not vectorized on CPUs
+
+
+def _stacked(downs: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    return downs[0].to(dtype) if len(downs) == 1 else torch.cat([d.to(dtype) for d in downs])
+
+
+def _split(parts: Sequence[torch.Tensor], downs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return the (N, r_i) tensor of each layer; without dropout all are columns of one tensor."""
+    return parts if len(parts) == len(downs) else parts[0].split([len(down) for down in downs], dim=1)
+
+
+def _add_product(y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return ``y + scale * a @ b``, in place if nobody else may hold `y`: selective recomputation keeps results of products."""
+    if not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack():
+        return torch.addmm(y, a, b, alpha=scale)
+    return y.addmm_(a, b, alpha=scale)
