@@ -133,6 +133,19 @@ def packs_rows(model_type: str) -> bool:
     return model_type not in STATE_ACROSS_ROWS | ATTENTION_ACROSS_ROWS
 
 
+def packs_without_mask(model_type: str, attention: str) -> str:
+    """Return why packed rows of this model type need a dense mask of the sequence length squared, or nothing if they do not.
+
+    Without it, attention is computed within each row (`train.models.packed_attention`); tests compare each type with single rows.
+    """
+    if attention != "sdpa":
+        return f"model.attention is {attention}, and only sdpa is computed within rows"
+    entry = tested(model_type)
+    if entry is None or entry.attention != "sdpa" or not packs_rows(model_type):
+        return f"{model_type} is not among the model types tested with it (docs/models.md)"
+    return ""
+
+
 def tested(model_type: Any) -> Architecture | None:
     """Return the entry of a model type, or None if it is not tested."""
     return next((entry for entry in TESTED if entry.model_type == model_type), None)

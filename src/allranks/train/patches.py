@@ -55,6 +55,13 @@ PATCHES = (
         "one fused product instead of three passes; PEFT registers custom layers only by a private method of its config",
     ),
     Patch(
+        "forward of the output projection of language models",
+        "transformers",
+        "5.23",
+        "5.23",
+        "the loss is computed where the logits would be, some tokens at a time: transformers passes on whatever the projection returns",
+    ),
+    Patch(
         "forward of modules under autocast",
         "transformers",
         "5.23",
