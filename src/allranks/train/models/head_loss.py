@@ -2,8 +2,8 @@
 
 `HeadLoss` replaces the forward pass of a causal language model's output projection ("head"). While `scoring`, it returns the summed
 loss instead of logits, and transformers' model passes it on. So the head is called once, as always: hooks that gather its weight,
-and autocast, apply. If transformers' forward changes the logits after the head (a scale, soft capping), that would be wrong: such
-models are found by `changes_logits`, and keep the usual way.
+and autocast, apply. What the model does with the logits after its head, it does with the loss. If it multiplies them by a number
+(`logit_scale`), that is reckoned with; models that do something else (soft capping) keep the usual way.
 
 With a plain linear head, gradients are computed with the loss, from each part of the logits while it exists, so that nothing is
 computed twice; other heads (with an adapter) recompute each part in backward. The method is that of fused linear cross-entropy
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,10 +53,11 @@ class HeadLoss:
 
     Args:
         head: what `get_output_embeddings` of a causal language model returns; its forward pass is replaced.
+        scale: by what the model multiplies the head's output.
     """
 
-    def __init__(self, head: nn.Module) -> None:
-        self._head, self._logits = head, head.forward
+    def __init__(self, head: nn.Module, scale: float = 1.0) -> None:
+        self._head, self._logits, self._scale = head, head.forward, scale
         self._scoring: _Scoring | None = None
         replace_forward(head, self._forward)
 
@@ -90,6 +92,8 @@ class HeadLoss:
         if self._scoring is None:
             return self._logits(hidden, *args, **kwargs)
         result = self._loss(hidden, self._scoring)
+        if self._scale != 1:
+            result = result / self._scale  # the model multiplies by it
         self._scoring.shape = result.shape
         return result
 
@@ -102,6 +106,8 @@ class HeadLoss:
         if plain is None:
             return self._through_module(flat, how)
         weight, bias = plain.weight, plain.bias
+        if self._scale != 1:
+            flat, bias = flat * self._scale, None if bias is None else bias * self._scale
         if torch.is_autocast_enabled(flat.device.type):
             dtype = torch.get_autocast_dtype(flat.device.type)
             flat, weight, bias = flat.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -118,7 +124,8 @@ class HeadLoss:
         size = len(flat) if _has_hooks(self._head) else chunk_tokens(_vocabulary(self._head), flat.device.type)
 
         def loss(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return F.cross_entropy(self._logits(hidden).float(), targets, ignore_index=how.ignore, reduction="none")
+            logits = self._logits(hidden).float() * self._scale
+            return F.cross_entropy(logits, targets, ignore_index=how.ignore, reduction="none")
 
         parts = []
         for hidden, targets in zip(flat.split(size), how.targets.split(size), strict=True):
@@ -150,33 +157,49 @@ def _vocabulary(head: nn.Module) -> int:
     return max((p.shape[0] for p in head.parameters()), default=1)
 
 
-def changes_logits(model: Any) -> str:
-    """Return why a causal language model's logits are not just what its output projection returns, or nothing if they are.
+def logit_scale(model: Any) -> float:
+    """Return by what a causal language model multiplies what its output projection returns to get logits, mostly 1.
 
     Its forward pass is run with a stand-in for the base model, which returns one hidden state of zeros, and one for the projection:
     no weight is used, so that they need not be loaded.
+
+    Raises:
+        LogitsError: it does something else with them, such as soft capping.
     """
     head = model.get_output_embeddings()
     inner = getattr(model, model.base_model_prefix, None)
     if head is None or inner is None or inner is model:
-        return "it has no separate output projection"
-    marker = torch.zeros((), dtype=torch.float32)
+        raise LogitsError("it has no separate output projection")
+    returned = [torch.tensor(x) for x in (1.0, -2.5, 1e-3, 1e4)]
     stood_in = [(module, vars(module).get("forward")) for module in (inner, head)]
     replace_forward(inner, lambda *args, **kwargs: _hidden_state(model.config))
-    replace_forward(head, lambda *args, **kwargs: marker)
+    found = []
     try:
-        with torch.no_grad():
-            output = type(model).forward(model, input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False)
-        same = output.logits is marker
+        for scalar in returned:
+            replace_forward(head, partial(_return, scalar))
+            with torch.no_grad():
+                ids = torch.zeros(1, 1, dtype=torch.int64)
+                found.append(type(model).forward(model, input_ids=ids, use_cache=False).logits)
     except Exception as error:  # noqa: BLE001 - code of any model, with stand-ins it may not accept
-        return f"its forward pass could not be examined ({type(error).__name__})"
+        raise LogitsError(f"its forward pass could not be examined ({type(error).__name__})") from None
     finally:
         for module, own in stood_in:
             if own is None:
                 del module.forward
             else:
                 replace_forward(module, own)
-    return "" if same else "it changes the logits after its output projection"
+    scale = float(found[0])
+    if scale == 0 or any(out.shape != () or not torch.allclose(out, x * scale) for out, x in zip(found, returned, strict=True)):
+        raise LogitsError("it changes the logits after its output projection by more than a factor")
+    return scale
+
+
+def _return(value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return value
+
+
+class LogitsError(ValueError):
+    """The logits of a model are not its output projection's output times a number."""
 
 
 class _Output(SimpleNamespace):

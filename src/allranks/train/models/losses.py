@@ -15,7 +15,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from allranks.train.data.batches import IGNORE, Batch
-from allranks.train.models.head_loss import HeadLoss, changes_logits
+from allranks.train.models.head_loss import HeadLoss, LogitsError, logit_scale
 from allranks.train.models.packed_attention import known_packing
 
 
@@ -103,8 +103,12 @@ class LossModel(nn.Module):
         self.classifier = classifier
         base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
         self._keeps = "logits_to_keep" in inspect.signature(base.forward).parameters
-        self.whole_logits = "" if classifier else changes_logits(base)
-        self._head = None if classifier or self.whole_logits else HeadLoss(base.get_output_embeddings())
+        self.whole_logits, self._head = "", None
+        if not classifier:
+            try:
+                self._head = HeadLoss(base.get_output_embeddings(), logit_scale(base))
+            except LogitsError as error:
+                self.whole_logits = str(error)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         if self.classifier:

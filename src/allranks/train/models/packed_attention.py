@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from importlib import import_module
 from typing import Any
 
@@ -237,7 +238,7 @@ def spans_of(ends: torch.Tensor, length: int) -> list[tuple[int, int, int]]:
         length: of a sequence.
     """
     edges = ends.tolist()
-    return [(a // length, a % length, a % length + b - a) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [(a // length, a % length, a % length + b - a) for a, b in pairwise(edges)]
 
 
 def _cpu_kernel_fits(query: torch.Tensor, value: torch.Tensor, mask: RowMask) -> bool:
