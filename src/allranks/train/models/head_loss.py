@@ -25,16 +25,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from allranks.planning.memory.activations import loss_chunk_tokens
 from allranks.train.patches import replace_forward
-
-CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 1 << 30}
-"""Bytes of float32 logits at a time."""
-MIN_CHUNK = 64
-
-
-def chunk_tokens(vocabulary: int, device: str) -> int:
-    """Return of how many tokens the logits are computed at a time."""
-    return max(MIN_CHUNK, CHUNK_BYTES.get(device, CHUNK_BYTES["cuda"]) // (4 * vocabulary))
 
 
 @dataclass
@@ -109,8 +101,7 @@ class HeadLoss:
         if self._scale != 1:
             flat, bias = flat * self._scale, None if bias is None else bias * self._scale
         if torch.is_autocast_enabled(flat.device.type):
-            dtype = torch.get_autocast_dtype(flat.device.type)
-            flat, weight, bias = flat.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+            flat = flat.to(torch.get_autocast_dtype(flat.device.type))
         with torch.autocast(flat.device.type, enabled=False):
             if how.each:
                 return _each(flat, weight, bias, how.targets, how.ignore)
@@ -121,7 +112,7 @@ class HeadLoss:
 
         Hooks on the module's parts may communicate, and ranks may have different numbers of parts: then there is only one.
         """
-        size = len(flat) if _has_hooks(self._head) else chunk_tokens(_vocabulary(self._head), flat.device.type)
+        size = len(flat) if _has_hooks(self._head) else loss_chunk_tokens(_vocabulary(self._head), flat.device.type)
 
         def loss(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             logits = self._logits(hidden).float() * self._scale
@@ -189,7 +180,9 @@ def logit_scale(model: Any) -> float:
             else:
                 replace_forward(module, own)
     scale = float(found[0])
-    if scale == 0 or any(out.shape != () or not torch.allclose(out, x * scale) for out, x in zip(found, returned, strict=True)):
+    if scale == 0 or any(
+        out.shape != () or not torch.allclose(out, x * scale) for out, x in zip(found, returned, strict=True)
+    ):
         raise LogitsError("it changes the logits after its output projection by more than a factor")
     return scale
 
@@ -220,7 +213,8 @@ def _hidden_state(config: Any) -> _Output:
 def _each(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, ignore: int
 ) -> torch.Tensor:
-    size = chunk_tokens(weight.shape[0], hidden.device.type)
+    size = loss_chunk_tokens(weight.shape[0], hidden.device.type)
+    weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
     parts = [
         F.cross_entropy(F.linear(h, weight, bias).float(), t, ignore_index=ignore, reduction="none")
         for h, t in zip(hidden.split(size), targets.split(size), strict=True)
@@ -229,7 +223,10 @@ def _each(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Sum of ``F.cross_entropy(F.linear(hidden, weight, bias).float(), targets)``, with gradients computed in forward."""
+    """Sum of ``F.cross_entropy(F.linear(hidden, weight, bias).float(), targets)``, with gradients computed in forward.
+
+    The projection is computed in the dtype of `hidden`; gradients of the weight are added in float32.
+    """
 
     @staticmethod
     def forward(
@@ -244,8 +241,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden) if of_hidden else None
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if of_weight else None
         d_bias = torch.zeros_like(bias, dtype=torch.float32) if of_bias and bias is not None else None
+        kinds = weight.dtype, None if bias is None else bias.dtype
+        weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
         each = hidden.new_empty(len(hidden), dtype=torch.float32)
-        size = chunk_tokens(weight.shape[0], hidden.device.type)
+        size = loss_chunk_tokens(weight.shape[0], hidden.device.type)
         for at in range(0, len(hidden), size):
             here = slice(at, at + size)
             part = hidden[here]
@@ -267,14 +266,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     d_weight += slope.t() @ part
             if d_bias is not None:
                 d_bias += slope.sum(0, dtype=torch.float32)
-        ctx.gradients, ctx.dtype = (d_hidden, d_weight, d_bias), weight.dtype
+        ctx.save_for_backward(d_hidden)
+        ctx.gradients, ctx.dtypes = (d_weight, d_bias), kinds
         return each.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        (d_hidden, d_weight, d_bias), ctx.gradients = ctx.gradients, None  # used in place
-        scale = grad_outputs[0]
-        hidden = None if d_hidden is None else d_hidden.mul_(scale)
-        weight, bias = (None if d is None else d.mul_(scale).to(ctx.dtype) for d in (d_weight, d_bias))
+        (hidden,) = ctx.saved_tensors
+        (d_weight, d_bias), ctx.gradients = ctx.gradients, None  # changed in place
+        hidden = None if hidden is None else hidden * grad_outputs[0]
+        weight, bias = (
+            None if d is None else d.mul_(grad_outputs[0]).to(dtype)
+            for d, dtype in zip((d_weight, d_bias), ctx.dtypes, strict=True)
+        )
         return hidden, weight, bias, None, None

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ def known_packing(rows: PackedRows | None, *, packed: bool) -> Iterator[None]:
     Without it, transformers finds out from the position ids in each forward pass, for which the host waits for the GPU. Versions of
     transformers without that function are not changed.
     """
-    global _packed, _rows  # noqa: PLW0603 - transformers passes nothing from the caller of a model to its masks
+    global _packed, _rows
     _answer_for_transformers()
     before, _packed, _rows = (_packed, _rows), packed, rows
     try:
