@@ -141,7 +141,7 @@ def packs_without_mask(model_type: str, attention: str) -> str:
     if attention != "sdpa":
         return f"model.attention is {attention}, and only sdpa is computed within rows"
     entry = tested(model_type)
-    if entry is None or entry.attention != "sdpa" or not packs_rows(model_type):
+    if entry is None or entry.task != "text" or entry.attention != "sdpa" or not packs_rows(model_type):
         return f"{model_type} is not among the model types tested with it (docs/models.md)"
     return ""
 
