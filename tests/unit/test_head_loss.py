@@ -182,4 +182,4 @@ def test_logits_that_exist_are_those_of_the_estimate(dtype: torch.dtype) -> None
     assert logits_bytes(shapes, seen) == pytest.approx(live.bytes + beside, rel=0.01)
     with LiveLogits(vocabulary) as live:
         whole(loss_model)(batch).backward()
-    assert live.bytes >= 2 * logits_bytes(shapes, seen)
+    assert live.bytes >= 1.9 * logits_bytes(shapes, seen)
