@@ -50,7 +50,7 @@ def tokenizer() -> Any:
 def made(name: str, tokenizer: Any, *, packed: bool = False) -> LossModel:
     model = build_model(ModelSpec(name=name, config=SMALL), tokenizer, dtype="float32", labels={}, seed=1)
     if packed:
-        assert "once per row" in use_packed_attention(model, torch.device("cpu"), torch.float32)
+        assert use_packed_attention(model, torch.device("cpu"), torch.float32).within_rows
     loss_model = LossModel(model, classifier=False)
     loss_model._keeps = False  # on a CPU, logits are computed where there are targets, which are looked up
     return loss_model

@@ -91,7 +91,7 @@ def assert_equal_to_single_rows(model: LossModel, batch: Batch, each: list[torch
 @pytest.mark.parametrize("kind", [k if k in USUAL else pytest.param(k, marks=pytest.mark.full) for k in WITHIN_ROWS])
 def test_packed_rows_give_the_loss_and_gradients_of_single_rows(kind: str) -> None:
     model = LossModel(model_of(kind).eval(), classifier=False)
-    assert use_packed_attention(model.model, CPU, torch.float32).endswith("once per row")
+    assert use_packed_attention(model.model, CPU, torch.float32).within_rows
     assert packs_rows(kind) and not model.whole_logits
     assert_equal_to_single_rows(model, packed_batch(), documents())
 
@@ -167,8 +167,25 @@ def test_other_models_keep_the_dense_mask_and_say_why(kind: str, attention: str,
         ModelSpec(name=f"tiny:{kind}", attention=attention), tokenizer, dtype="float32", labels={}, seed=1
     )
     remark = use_packed_attention(model, CPU, torch.float32)
-    assert "dense mask" in remark and why in remark
+    assert not remark.within_rows and "dense mask" in remark.remark and why in remark.remark
     assert model.config._attn_implementation == attention
+
+
+@pytest.mark.full
+def test_a_compiled_block_is_one_graph_for_all_rows() -> None:
+    """As many rows as before need no other graph, whatever their lengths are."""
+    plain, compiled = (LossModel(model_of("mistral", sliding_window=None), classifier=False) for _ in range(2))
+    for model in (plain, compiled):
+        use_packed_attention(model.model, CPU, torch.float32)
+    for block in compiled.model.model.layers:  # type: ignore[union-attr]
+        block.compile(backend="aot_eager", fullgraph=True)
+    with torch.compiler.set_stance("default"):
+        compiled(packed_batch()).backward()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for lengths in ([[4, 4, 16], [20, 4]], [[8, 8, 8], [6, 18]]):
+            loss = compiled(packed_batch(lengths))
+            loss.backward()
+            torch.testing.assert_close(loss, plain(packed_batch(lengths)))
 
 
 class Largest(TorchDispatchMode):
@@ -232,7 +249,8 @@ def test_rows_equal_a_dense_mask(window: int | None, heads: int, kv_heads: int, 
 def test_the_operation_is_right_for_autograd_and_for_tracing() -> None:
     given = drawn(4, 2, 8)
     ends = packed_rows(LENGTHS, 24).ends
-    torch.library.opcheck(torch.ops.allranks.attention_in_rows.default, (*given, ends, None))
+    for window in (None, 4):
+        torch.library.opcheck(torch.ops.allranks.attention_in_rows.default, (*given, ends, None, window))
 
 
 def test_a_kernel_is_used_only_if_it_computes_the_same() -> None:

@@ -128,12 +128,16 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
 
 
 def ways_of_computing(here: Attempt, loss_model: nn.Module) -> list[str]:
-    """Choose how attention of packed rows and the loss are computed, and return remarks on it."""
+    """Choose how attention of packed rows and the loss are computed, and return remarks on what cannot be done as usual."""
     if not isinstance(loss_model, LossModel) or loss_model.classifier:
         return []
     remarks = []
     if here.spec.data is not None and here.spec.data.packing == "isolated":
-        remarks.append(use_packed_attention(loss_model.model, here.world.device, precision.DTYPES[here.plan.dtype]))
+        chosen = use_packed_attention(loss_model.model, here.world.device, precision.DTYPES[here.plan.dtype])
+        if chosen.within_rows:
+            here.events.write("remark", what="model", message=chosen.remark)
+        else:
+            remarks.append(chosen.remark)
     if loss_model.whole_logits:
         remarks.append(f"loss: from the logits of all scored tokens at once; {loss_model.whole_logits}")
     return remarks

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,7 @@ from allranks.train.data.tokenization import first_line
 NAME = "allranks_packed"
 """The attention implementation as transformers knows it."""
 FLEX = "flex_attention"
+CPU_KERNEL = hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "RowMask", float | None], torch.Tensor]
 """(query (B, H, L, D), key and value (B, K, L, D), mask, scale) -> (B, L, H, D)."""
@@ -89,15 +90,19 @@ def _answer_for_transformers() -> None:
     masks.find_packed_sequence_indices = find_packed_sequence_indices
 
 
-def use_packed_attention(model: Any, device: torch.device, dtype: torch.dtype) -> str:
+class PackedAttention(NamedTuple):
+    """How attention of packed rows is computed, and a sentence on it for the log."""
+
+    within_rows: bool
+    remark: str
+
+
+def use_packed_attention(model: Any, device: torch.device, dtype: torch.dtype) -> PackedAttention:
     """Let a causal language model with ``sdpa`` attention compute packed rows without a dense mask, if it can.
 
     Args:
         model: a model of transformers, or PEFT's around it.
         dtype: that of its forward passes.
-
-    Returns:
-        What is used, or why the dense mask remains, as a sentence for the log.
     """
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = base.config.get_text_config()
@@ -109,9 +114,9 @@ def use_packed_attention(model: Any, device: torch.device, dtype: torch.dtype) -
         _register(kernel, flex=used == FLEX)
         base.set_attn_implementation(NAME)
         if base.config._attn_implementation == NAME:
-            return f"packed rows: {used}"
+            return PackedAttention(True, f"packed rows: {used}")
         why = f"transformers does not let {type(base).__name__} use another attention implementation"
-    return f"packed rows: a dense mask of the sequence length squared; {why}"
+    return PackedAttention(False, f"packed rows: a dense mask of the sequence length squared; {why}")
 
 
 def _register(kernel: Kernel | None, *, flex: bool) -> None:
@@ -174,8 +179,11 @@ def _attention(
     if dropout == 0.0 and query.dtype == key.dtype == value.dtype:
         if attention_mask.kernel is not None and query.dtype in (torch.float16, torch.bfloat16):
             return attention_mask.kernel(query, key, value, attention_mask, scaling), None
-        if _cpu_kernel_fits(query, value, attention_mask):
-            return torch.ops.allranks.attention_in_rows(query, key, value, attention_mask.rows.ends, scaling)[0], None
+        if _cpu_kernel_fits(query, value):
+            out, _ = torch.ops.allranks.attention_in_rows(
+                query, key, value, attention_mask.rows.ends, scaling, attention_mask.window
+            )
+            return out, None
     return attention_row_by_row(query, key, value, attention_mask, scaling, dropout), None
 
 
@@ -241,19 +249,30 @@ def spans_of(ends: torch.Tensor, length: int) -> list[tuple[int, int, int]]:
     return [(a // length, a % length, a % length + b - a) for a, b in pairwise(edges)]
 
 
-def _cpu_kernel_fits(query: torch.Tensor, value: torch.Tensor, mask: RowMask) -> bool:
+def _cpu_kernel_fits(query: torch.Tensor, value: torch.Tensor) -> bool:
     return (
         query.device.type == "cpu"
-        and mask.window is None
         and query.shape[-1] == value.shape[-1]
         and query.stride(-1) == value.stride(-1) == 1
-        and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+        and CPU_KERNEL
     )
+
+
+def _additive_mask(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
+    allowed = _window_mask(query, window)
+    if allowed is None:
+        return None
+    return torch.zeros(1, 1, *allowed.shape, dtype=query.dtype).masked_fill_(~allowed, -torch.inf)
 
 
 @torch.library.custom_op("allranks::attention_in_rows", mutates_args=())
 def attention_in_rows(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: torch.Tensor, scale: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    ends: torch.Tensor,
+    scale: float | None,
+    window: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute causal attention within packed rows with torch's flash attention for CPUs, once per row.
 
@@ -261,6 +280,7 @@ def attention_in_rows(
 
     Args:
         ends: as `PackedRows.ends`.
+        window: as `RowMask.window`; longer rows get a mask of their own length squared.
 
     Returns:
         The output (B, L, H, D), and the softmax's log-sums (B, L, H), float32, for backward.
@@ -270,7 +290,10 @@ def attention_in_rows(
     sums = query.new_empty(batch, length, heads, dtype=torch.float64 if query.dtype == torch.float64 else torch.float32)
     for i, low, high in spans_of(ends, length):
         q, k, v = (t[i : i + 1, :, low:high] for t in (query, key, value))
-        o, s = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
+        mask = _additive_mask(q, window)
+        o, s = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, mask is None, attn_mask=mask, scale=scale
+        )
         out[i : i + 1, low:high] = o.transpose(1, 2)
         sums[i : i + 1, low:high] = s.transpose(1, 2)
     return out, sums
@@ -278,7 +301,12 @@ def attention_in_rows(
 
 @attention_in_rows.register_fake
 def _(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: torch.Tensor, scale: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    ends: torch.Tensor,
+    scale: float | None,
+    window: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     batch, heads, length, width = query.shape
     kind = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -295,13 +323,15 @@ def _attention_in_rows_backward(
     sums: torch.Tensor,
     ends: torch.Tensor,
     scale: float | None,
+    window: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     of_q, of_k, of_v = (torch.empty_like(t) for t in (query, key, value))
     for i, low, high in spans_of(ends, query.shape[2]):
         here, there = (slice(i, i + 1), slice(None), slice(low, high)), (slice(i, i + 1), slice(low, high))
+        mask = _additive_mask(query[here], window)
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             gradient[there].transpose(1, 2), query[here], key[here], value[here], out[there].transpose(1, 2), sums[there].transpose(1, 2),
-            0.0, True, scale=scale,
+            0.0, mask is None, attn_mask=mask, scale=scale,
         )  # fmt: skip
         for whole, part in zip((of_q, of_k, of_v), found, strict=True):
             whole[here] = part
@@ -309,20 +339,19 @@ def _attention_in_rows_backward(
 
 
 @_attention_in_rows_backward.register_fake
-def _(gradient: Any, query: Any, key: Any, value: Any, out: Any, sums: Any, ends: Any, scale: Any) -> Any:
+def _(gradient: Any, query: Any, key: Any, value: Any, out: Any, sums: Any, ends: Any, scale: Any, window: Any) -> Any:
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
 def _save_for_backward(ctx: Any, inputs: Any, output: Any) -> None:
-    query, key, value, ends, scale = inputs
+    query, key, value, ends, *ctx.rest = inputs
     ctx.save_for_backward(query, key, value, *output, ends)
-    ctx.scale = scale
 
 
 def _backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
     query, key, value, out, sums, ends = ctx.saved_tensors
-    found = torch.ops.allranks.attention_in_rows_backward(gradient, query, key, value, out, sums, ends, ctx.scale)
-    return *found, None, None
+    found = torch.ops.allranks.attention_in_rows_backward(gradient, query, key, value, out, sums, ends, *ctx.rest)
+    return *found, None, None, None
 
 
 attention_in_rows.register_autograd(_backward, setup_context=_save_for_backward)
