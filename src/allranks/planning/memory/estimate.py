@@ -22,7 +22,7 @@ from allranks.planning.memory.activations import (
     loss_bytes,
 )
 from allranks.planning.memory.config_sources import ConfigSource
-from allranks.planning.memory.model_config import ModelConfig
+from allranks.planning.memory.model_config import ENCODERS, MLP, ModelConfig
 from allranks.planning.memory.records import NOT_KNOWN, Capacity, Fit, Moment, verdict
 from allranks.planning.memory.weights import ElementBytes, ModelMemory, shapes_of, trained_weights_of
 from allranks.planning.records import LaunchPlan
@@ -259,7 +259,7 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: ConfigSource, capacity: Cap
         needed_bytes=needed,
         verdict=verdict(needed, capacity.bytes),
         fails_in=_fails_in(moments, capacity.bytes),
-        notes=_notes(spec, plan),
+        notes=_notes(spec, found.config.family),
     )
 
 
@@ -324,8 +324,12 @@ def _fails_in(moments: list[Moment], limit: int | None) -> str | None:
     return next((f"{m.name} of the second step" for m in moments if m.total_bytes > limit), None)
 
 
-def _notes(spec: RunSpec, plan: LaunchPlan) -> list[str]:
-    assert spec.model is not None
+def _notes(spec: RunSpec, family: str) -> list[str]:
+    assert spec.model is not None and spec.data is not None
+    notes = []
     if spec.model.compile:
-        return ["model.compile changes what is kept for backward; the estimate is for an uncompiled model"]
-    return []
+        notes.append("model.compile changes what is kept for backward; the estimate is for an uncompiled model")
+    why = packs_without_mask(family, spec.model.attention) if spec.data.packing == "isolated" else ""
+    if why and family not in (*ENCODERS, MLP):
+        notes.append(f"packed rows need a dense mask of the sequence length squared: {why}")
+    return notes

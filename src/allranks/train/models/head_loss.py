@@ -89,7 +89,7 @@ class HeadLoss:
         self._scoring.shape = result.shape
         return result
 
-    @torch.compiler.disable
+    @torch.compiler.disable()
     def _loss(self, hidden: torch.Tensor, how: _Scoring) -> torch.Tensor:
         flat = hidden.flatten(0, -2)
         if how.index is not None:

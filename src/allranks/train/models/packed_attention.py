@@ -128,7 +128,7 @@ def _register(kernel: Kernel | None, *, flex: bool) -> None:
     AttentionMaskInterface.register(NAME, partial(_mask, sdpa_mask, kernel, flex_attention_mask if flex else None))
 
 
-@torch.compiler.disable
+@torch.compiler.disable()
 def _mask(dense: Callable[..., Any], kernel: Kernel | None, flex: Callable[..., Any] | None, **asked: Any) -> Any:
     """Return the `RowMask` of a packed batch, else the mask of ``sdpa``. Called by transformers for each kind of its layers."""
     rows, config, window = _rows, asked["config"], asked.get("local_size")
@@ -209,7 +209,7 @@ def attention_row_by_row(
     return _row_by_row(query, key, value, mask, scale, dropout)
 
 
-@torch.compiler.disable
+@torch.compiler.disable()
 def _row_by_row(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: RowMask, scale: float | None, dropout: float
 ) -> torch.Tensor:
@@ -457,6 +457,7 @@ def _choose(config: Any, device: torch.device, dtype: torch.dtype) -> tuple[Kern
         if name == FLEX and (getattr(config, "attention_dropout", 0.0) or 0.0) > 0:
             reasons.append(f"{name}: it has no dropout")
             continue
+        kernel = None
         try:
             kernel = make()
             why = trial(kernel, device, dtype, *shape, window=getattr(config, "sliding_window", None) is not None)
