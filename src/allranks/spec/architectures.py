@@ -133,16 +133,18 @@ def packs_rows(model_type: str) -> bool:
     return model_type not in STATE_ACROSS_ROWS | ATTENTION_ACROSS_ROWS
 
 
-def packs_without_mask(model_type: str, attention: str) -> str:
+def dense_mask_reason(model_type: str, attention: str) -> str:
     """Return why packed rows of this model type need a dense mask of the sequence length squared, or nothing if they do not.
 
-    Without it, attention is computed within each row (`train.models.packed_attention`); tests compare each type with single rows.
+    With ``sdpa``, attention is computed within each row (`train.models.packed_attention`); tests compare each type with single rows.
+    transformers' flash and flex implementations have no dense mask, either.
     """
-    if attention != "sdpa":
-        return f"model.attention is {attention}, and only sdpa is computed within rows"
+    if attention == "eager":
+        return "model.attention is eager; sdpa would be computed within rows"
     entry = tested(model_type)
-    if entry is None or entry.task != "text" or entry.attention != "sdpa" or not packs_rows(model_type):
-        return f"{model_type} is not among the model types tested with it (docs/models.md)"
+    within_rows = entry is not None and entry.task == "text" and entry.attention == "sdpa" and packs_rows(model_type)
+    if attention == "sdpa" and not within_rows:
+        return f"{model_type} is not among the model types tested without it (docs/models.md)"
     return ""
 
 

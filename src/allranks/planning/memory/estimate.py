@@ -26,7 +26,7 @@ from allranks.planning.memory.model_config import ENCODERS, MLP, ModelConfig
 from allranks.planning.memory.records import NOT_KNOWN, Capacity, Fit, Moment, verdict
 from allranks.planning.memory.weights import ElementBytes, ModelMemory, shapes_of, trained_weights_of
 from allranks.planning.records import LaunchPlan
-from allranks.spec.architectures import packs_without_mask
+from allranks.spec.architectures import dense_mask_reason
 from allranks.spec.models import is_mlp
 from allranks.spec.records import ModelSpec, RunSpec
 from allranks.spec.strategies import strategy_info, strategy_state
@@ -293,7 +293,7 @@ def batch_of(spec: RunSpec, plan: LaunchPlan, model: ModelMemory) -> MicroBatch:
         length=1 if is_mlp(spec.model.name) else spec.data.max_length,
         element=DTYPE_BYTES[plan.dtype],
         device=plan.device,
-        packed=spec.data.packing == "isolated" and bool(packs_without_mask(family, spec.model.attention)),
+        packed=spec.data.packing == "isolated" and bool(dense_mask_reason(family, spec.model.attention)),
         attention=spec.model.attention,
         autocast=model.autocast is not None,
         stream_element=4 if model.autocast and model.what.trains_embedding(model.shapes) else None,
@@ -329,7 +329,7 @@ def _notes(spec: RunSpec, family: str) -> list[str]:
     notes = []
     if spec.model.compile:
         notes.append("model.compile changes what is kept for backward; the estimate is for an uncompiled model")
-    why = packs_without_mask(family, spec.model.attention) if spec.data.packing == "isolated" else ""
+    why = dense_mask_reason(family, spec.model.attention) if spec.data.packing == "isolated" else ""
     if why and family not in (*ENCODERS, MLP):
         notes.append(f"packed rows need a dense mask of the sequence length squared: {why}")
     return notes

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from allranks.spec.architectures import packs_without_mask
+from allranks.spec.architectures import dense_mask_reason
 from allranks.train.data.batches import PackedRows
 from allranks.train.data.tokenization import first_line
 
@@ -106,7 +106,10 @@ def use_packed_attention(model: Any, device: torch.device, dtype: torch.dtype) -
     """
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = base.config.get_text_config()
-    why = packs_without_mask(config.model_type, base.config._attn_implementation)
+    attention = base.config._attn_implementation
+    why = dense_mask_reason(config.model_type, attention)
+    if not why and attention != "sdpa":
+        return PackedAttention(True, f"packed rows: {attention} of transformers")
     kernel, used = None, "torch's attention kernel, once per row"
     if not why and device.type != "cpu":
         kernel, used, why = _choose(config, device, dtype)
