@@ -15,7 +15,7 @@ from allranks.planning.memory.config_sources import KNOWN, find_config, known_co
 from allranks.planning.memory.estimate import CUDA_CONTEXT, NCCL_BUFFERS, capacity, model_of
 from allranks.planning.memory.model_config import read_model_config
 from allranks.planning.memory.weights import shapes_of
-from allranks.spec import parse_spec
+from allranks.spec import architectures, parse_spec
 from allranks.spec.strategies import REGISTRY, strategy_state
 from tests.unit.fit_specs import GIB, estimated, facts, raw
 
@@ -380,11 +380,18 @@ def test_a_bucket_of_deepspeeds_is_as_large_as_its_configuration_says_in_numbers
     assert bucket("auto") == bucket(True) > 4 * 1000, "what is no number is left to DeepSpeed"
 
 
-def test_rows_packed_apart_bring_a_mask_and_keys_for_every_head() -> None:
+def test_packed_rows_bring_a_mask_and_keys_for_every_head_only_where_attention_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def kept(packing: str) -> int:
         found = estimated(raw(data={"source": "builtin:instructions", "max_length": 128, "packing": packing}))
+        assert bool(found.notes) == (packing == "isolated" and masked)
         return next(m for m in found.moments if m.name == "loss").parts["activations"]
 
+    masked = False
+    assert kept("isolated") == kept("wrapped")
+    masked = True
+    monkeypatch.setattr(architectures, "TESTED", ())
     layers, rows, length, heads, groups, size = 3, 1, 128, 8, 2, 8
     mask, keys = rows * length * length * 4, rows * length * 2 * (heads - groups) * size * 4
     assert kept("isolated") - kept("wrapped") == layers * (mask + keys)

@@ -9,9 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from allranks.spec.records import ModelSpec, TrainSpec
-from allranks.train.data.batches import Batch
+from allranks.train.data.batches import Batch, packed_rows
 from allranks.train.data.tokenization import train_tokenizer
 from allranks.train.models.losses import LossModel
+from allranks.train.models.packed_attention import use_packed_attention
 from allranks.train.optimizer import adamw
 from allranks.train.strategies.base import clip_and_update
 from tests.dist.making import build_model
@@ -46,12 +47,13 @@ def tokenizer() -> Any:
     return train_tokenizer(["hello world 123"], 300, classifier=False)
 
 
-def made(name: str, tokenizer: Any) -> LossModel:
-    model = LossModel(
-        build_model(ModelSpec(name=name, config=SMALL), tokenizer, dtype="float32", labels={}, seed=1), classifier=False
-    )
-    model._keeps = False  # on a CPU, logits are computed where there are targets, which are looked up
-    return model
+def made(name: str, tokenizer: Any, *, packed: bool = False) -> LossModel:
+    model = build_model(ModelSpec(name=name, config=SMALL), tokenizer, dtype="float32", labels={}, seed=1)
+    if packed:
+        assert use_packed_attention(model, torch.device("cpu"), torch.float32).within_rows
+    loss_model = LossModel(model, classifier=False)
+    loss_model._keeps = False  # on a CPU, logits are computed where there are targets, which are looked up
+    return loss_model
 
 
 def batch_of(positions: torch.Tensor | None) -> Batch:
@@ -63,13 +65,15 @@ def batch_of(positions: torch.Tensor | None) -> Batch:
         attention_mask=None,
         tokens_real=24,
         tokens_trained=24,
+        rows=None if positions is None else packed_rows([[3, 6, 3], [8, 1, 3]], 12),
+        scored=torch.arange(24),
     )
 
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("name", ["tiny:mistral", "tiny:llama", "tiny:glm4_moe"])
 def test_a_step_reads_no_value_on_the_host(name: str, packed: bool, tokenizer: Any) -> None:
-    model = made(name, tokenizer)
+    model = made(name, tokenizer, packed=packed)
     named = list(model.named_parameters())
     optimizer = adamw(TrainSpec())(named)
     with Reads() as reads:

@@ -133,6 +133,21 @@ def packs_rows(model_type: str) -> bool:
     return model_type not in STATE_ACROSS_ROWS | ATTENTION_ACROSS_ROWS
 
 
+def dense_mask_reason(model_type: str, attention: str) -> str:
+    """Return why packed rows of this model type need a dense mask of the sequence length squared, or nothing if they do not.
+
+    With ``sdpa``, attention is computed within each row (`train.models.packed_attention`); tests compare each type with single rows.
+    transformers' flash and flex implementations have no dense mask, either.
+    """
+    if attention == "eager":
+        return "model.attention is eager; sdpa would be computed within rows"
+    entry = tested(model_type)
+    within_rows = entry is not None and entry.task == "text" and entry.attention == "sdpa" and packs_rows(model_type)
+    if attention == "sdpa" and not within_rows:
+        return f"{model_type} is not among the model types tested without it (docs/models.md)"
+    return ""
+
+
 def tested(model_type: Any) -> Architecture | None:
     """Return the entry of a model type, or None if it is not tested."""
     return next((entry for entry in TESTED if entry.model_type == model_type), None)

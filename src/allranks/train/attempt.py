@@ -119,11 +119,12 @@ RECORDED_PACKAGES = (
 )
 
 
-def log_remarks(here: Attempt, adapted: Sequence[str], strategy: Strategy) -> None:
-    """Log remarks on the adapters and on the strategy after their set-up."""
+def log_remarks(here: Attempt, adapted: Sequence[str], strategy: Strategy, computing: Sequence[str] = ()) -> None:
+    """Log remarks on the adapters, on the strategy after its set-up, and on how attention and loss are computed."""
     remarks = [("adapter", text) for text in adapted]
     remarks += [("strategy", text) for text in offload_warnings(here.plan.strategy_options, here.world.device.type)]
     remarks += [("strategy", text) for text in strategy.remarks]
+    remarks += [("model", text) for text in computing]
     for what, remark in remarks:
         here.events.write("remark", what=what, message=remark)
         here.say_once(remark)

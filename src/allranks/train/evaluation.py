@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from allranks.rundir.heartbeat import heartbeat
-from allranks.train.data.batches import IGNORE, Batch, collate, collate_labelled
+from allranks.train.data.batches import Batch, collate, collate_labelled
 from allranks.train.data.prepared import TokenSet
 from allranks.train.data.sampler import Rows
 from allranks.train.distributed import DistContext
@@ -108,10 +108,9 @@ class Evaluator:
         return self._score_text(batch, len(rows))
 
     def _score_text(self, batch: Batch, rows: int) -> torch.Tensor:
-        logits, targets = self._model.token_logits(batch)
-        each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
-        loss = each.double().sum()
-        return torch.stack([loss, (targets != IGNORE).sum().double(), torch.zeros_like(loss), loss.new_tensor(rows)])
+        loss = self._model.token_losses(batch).double().sum()
+        targets = loss.new_tensor(batch.tokens_trained)
+        return torch.stack([loss, targets, torch.zeros_like(loss), loss.new_tensor(rows)])
 
 
 def _exp(loss: float) -> float:

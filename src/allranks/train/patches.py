@@ -79,6 +79,13 @@ PATCHES = (
         "adapters of experts: an implementation in ALL_EXPERTS_FUNCTIONS gets weights, not adapters",
     ),
     Patch(
+        "forward of the output projection of language models",
+        "transformers",
+        "5.23",
+        "5.23",
+        "the loss is computed where the logits would be, some tokens at a time: transformers passes on whatever the projection returns",
+    ),
+    Patch(
         "forward of modules under autocast",
         "transformers",
         "5.23",

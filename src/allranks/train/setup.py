@@ -26,7 +26,9 @@ from allranks.train.checkpoint.writer import write_model
 from allranks.train.data.prepared import PreparedData
 from allranks.train.models import adapters, precision
 from allranks.train.models.block_forward import Compilation, set_block_forward
+from allranks.train.models.losses import LossModel
 from allranks.train.models.moe import ExpertLoad, active_parameters, count_parameters
+from allranks.train.models.packed_attention import use_packed_attention
 from allranks.train.models.weight_loader import LoadReport, WeightLoader
 from allranks.train.optimizer import adamw
 from allranks.train.strategies.base import MakeOptimizer, Strategy
@@ -105,6 +107,7 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
     published = checkpoint.plan_published_files(model, world.size)
     model.to(world.device)
     loss_model = task.loss_model(model)
+    ways = ways_of_computing(here, loss_model)
     experts = ExpertLoad(loss_model, data.tokenizer.pad_token_id, world.device, compiled=compilation is not None)
     # before sharding: a strategy may leave only empty tensors
     parameters, active = count_parameters(model), active_parameters(model)
@@ -115,13 +118,29 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
     here.events.write("load", **msgspec.to_builtins(loaded))
     if filler.drawn and here.plan.max_steps == 0 and world.is_first:
         here.events.write("warning", what="model", message=untrained_head(here.model.name, filler.drawn))
-    log_remarks(here, adapted, strategy)
+    log_remarks(here, adapted, strategy, ways)
     log_engine(here, strategy)
     log_model(here, parameters, active, time.perf_counter() - started)
     base = loaded.digest if spec.adapter.type != "none" else ""
     identity = checkpoint.TrainingIdentity(sequences=len(data.train), data_hash=data.facts.train_hash, base_hash=base)
     saver = make_saver(here, strategy, model, data.tokenizer, published, identity)
     return TrainingSetup(model, loss_model, strategy, published, saver, digest, experts if experts else None, identity)
+
+
+def ways_of_computing(here: Attempt, loss_model: nn.Module) -> list[str]:
+    """Choose how attention of packed rows and the loss are computed, and return remarks on what cannot be done as usual."""
+    if not isinstance(loss_model, LossModel) or loss_model.classifier:
+        return []
+    remarks = []
+    if here.spec.data is not None and here.spec.data.packing == "isolated":
+        chosen = use_packed_attention(loss_model.model, here.world.device, precision.DTYPES[here.plan.dtype])
+        if chosen.within_rows:
+            here.events.write("remark", what="model", message=chosen.remark)
+        else:
+            remarks.append(chosen.remark)
+    if loss_model.whole_logits:
+        remarks.append(f"loss: from the logits of all scored tokens at once; {loss_model.whole_logits}")
+    return remarks
 
 
 def untrained_head(name: str, drawn: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from allranks.spec.recomputation import keeps_product
 
 
 class MicroBatch(msgspec.Struct, frozen=True):
-    """One micro-batch as the model receives it. ``packed``: rows share sequences, so attention gets a mask."""
+    """One micro-batch as the model receives it. ``packed``: rows share sequences, and attention gets a dense mask for it."""
 
     sequences: int
     length: int
@@ -241,27 +241,42 @@ def norm_bytes(config: ModelConfig, element: int, trained: bool) -> int:
 
 
 def kept_after_blocks(model: Shapes, what: TrainedWeights, batch: MicroBatch) -> int:
-    """Return what the last norm and the input of the output projection keep."""
+    """Return what the last norm keeps, and the gradient of the output projection's input, which is computed with the loss."""
     c, e = model.config, batch.element
     if c.family in (*ENCODERS, MLP):
         return batch.sequences * batch.length * c.hidden * e
-    head = output_projection(model)
-    assert head is not None
-    trained = what.is_trained(head)
-    return (
-        batch.tokens
-        * c.hidden
-        * (norm_bytes(c, batch.stream, what.is_trained(model.behind[0])) + (e if trained else 0))
-    )
+    return batch.tokens * c.hidden * (norm_bytes(c, batch.stream, what.is_trained(model.behind[0])) + e)
 
 
-LOGITS_ELEMENT = 8  # float32 logits and their log-probabilities
+LOSS_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
+"""Bytes of float32 logits that exist at a time."""
+MIN_LOSS_CHUNK = 64
+
+
+def loss_chunk_tokens(vocabulary: int, device: str) -> int:
+    """Return for how many tokens the output projection and the loss are computed at a time."""
+    return max(MIN_LOSS_CHUNK, LOSS_CHUNK_BYTES.get(device, LOSS_CHUNK_BYTES["cuda"]) // (4 * vocabulary))
 
 
 def logits_bytes(model: Shapes, batch: MicroBatch) -> int:
-    """Return bytes of the float32 logits of every position and their log-probabilities while the loss is computed.
+    """Return bytes of the logits that exist at a time, in the dtype of compute and in float32, and of their log-probabilities.
 
-    Backward writes its gradient over the latter, so it needs no further memory.
+    Their gradient is written over the latter, so it needs no further memory.
     """
     c = model.config
-    return 0 if c.family in (*ENCODERS, MLP) or c.labels else batch.tokens * c.vocab_size * LOGITS_ELEMENT
+    if c.family in (*ENCODERS, MLP) or c.labels:
+        return 0
+    tokens = min(batch.tokens, loss_chunk_tokens(c.vocab_size, batch.device))
+    return tokens * c.vocab_size * (8 + (batch.element if batch.element != 4 else 0))
+
+
+def loss_bytes(model: Shapes, what: TrainedWeights, batch: MicroBatch) -> tuple[int, int]:
+    """Return bytes of hidden states, and of the float32 gradient of the output projection's weight, that exist during the loss only.
+
+    The hidden states are the projection's input and the copy of those that are scored. The gradient becomes the weight's own.
+    """
+    head = output_projection(model)
+    if head is None or model.config.labels:
+        return 0, 0
+    gradient = 4 * head.numel if what.is_trained(head) else 0
+    return 2 * batch.tokens * model.config.hidden * batch.element, gradient

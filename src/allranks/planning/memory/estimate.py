@@ -15,17 +15,18 @@ from itertools import accumulate
 import msgspec
 
 from allranks.planning.memory.activations import (
-    LOGITS_ELEMENT,
     BlockActivations,
     MicroBatch,
     kept_after_blocks,
     logits_bytes,
+    loss_bytes,
 )
 from allranks.planning.memory.config_sources import ConfigSource
-from allranks.planning.memory.model_config import ModelConfig
+from allranks.planning.memory.model_config import ENCODERS, MLP, ModelConfig
 from allranks.planning.memory.records import NOT_KNOWN, Capacity, Fit, Moment, verdict
 from allranks.planning.memory.weights import ElementBytes, ModelMemory, shapes_of, trained_weights_of
 from allranks.planning.records import LaunchPlan
+from allranks.spec.architectures import dense_mask_reason
 from allranks.spec.models import is_mlp
 from allranks.spec.recomputation import NONE, SELECTIVE
 from allranks.spec.records import ModelSpec, RunSpec
@@ -123,28 +124,26 @@ class StepMoments:
         self._copies = [model.weight_copies_of(at) if copied else 0 for at in range(len(shapes.blocks))]
         self._copies_up_to = list(accumulate(self._copies))
         self._tied = {"gradients": model.tied_gradient(gathered=not sharing.copies_weights)}
-        self._copies_behind = model.weight_copies_after_blocks() if copied else 0
+        self._copies_behind = model.weight_copies_after_blocks() + model.weight_copy_of_head() if copied else 0
+        self._in_loss, self._head_gradient = loss_bytes(shapes, model.what, batch)
 
     def moments(self) -> list[Moment]:
         """Return the phases in order. ``backward`` is its worst block."""
         blocks = [self._in_block(at) for at in reversed(range(len(self._kept)))]
         return [
             Moment(name=SETUP, parts=_clean(self._s.setup())),
-            max(self._end_of_forward(), self._loss(), key=lambda m: m.total_bytes),
+            self._loss(),
             max((self._head(), *blocks), key=lambda m: m.total_bytes),
             self._moment(END_OF_BACKWARD, add_parts(self._s.at_end(), self._tied), 2 * self._hidden, 0),
             self._moment(UPDATE, self._s.at_update(), 0, 0),
         ]
 
-    def _end_of_forward(self) -> Moment:
-        """Return the memory at the end of forward: autocast keeps the copies of all weights until then, recomputed blocks' too."""
-        kept, copies = sum(self._kept) + self._behind, sum(self._copies) + self._copies_behind
-        scores = self._logits * self._b.element // LOGITS_ELEMENT
-        return self._moment(LOSS, self._s.in_loss(), kept, scores if copies else 0, copies)
-
     def _loss(self) -> Moment:
-        copies = self._copies_behind + (0 if self._checkpointing else sum(self._copies))
-        return self._moment(LOSS, self._s.in_loss(), sum(self._kept) + self._behind, self._logits, copies)
+        """Return the memory in the loss, at the end of forward: autocast keeps the copies of all weights until then, recomputed blocks' too."""
+        kept = sum(self._kept) + self._behind + self._in_loss
+        copies = sum(self._copies) + self._copies_behind
+        parts = add_parts(self._s.in_loss(), {"gradients": self._head_gradient})
+        return self._moment(LOSS, parts, kept, self._logits, copies)
 
     def _head(self) -> Moment:
         """Return the memory after backward of the output projection only."""
@@ -271,7 +270,7 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: ConfigSource, capacity: Cap
         needed_bytes=needed,
         verdict=verdict(needed, capacity.bytes),
         fails_in=_fails_in(moments, capacity.bytes),
-        notes=_notes(spec, plan),
+        notes=_notes(spec, plan, found.config.family),
     )
 
 
@@ -300,12 +299,13 @@ def model_of(spec: RunSpec, plan: LaunchPlan, config: ModelConfig) -> ModelMemor
 def batch_of(spec: RunSpec, plan: LaunchPlan, model: ModelMemory) -> MicroBatch:
     """Return one micro-batch at its maximum length."""
     assert spec.model is not None and spec.data is not None and plan.batch is not None
+    family = model.shapes.config.family
     return MicroBatch(
         sequences=plan.batch.micro_batch_size,
         length=1 if is_mlp(spec.model.name) else spec.data.max_length,
         element=DTYPE_BYTES[plan.dtype],
         device=plan.device,
-        packed=spec.data.packing == "isolated",
+        packed=spec.data.packing == "isolated" and bool(dense_mask_reason(family, spec.model.attention)),
         attention=spec.model.attention,
         autocast=model.autocast is not None,
         stream_element=4 if model.autocast and model.what.trains_embedding(model.shapes) else None,
@@ -337,11 +337,14 @@ def _fails_in(moments: list[Moment], limit: int | None) -> str | None:
     return next((f"{m.name} of the second step" for m in moments if m.total_bytes > limit), None)
 
 
-def _notes(spec: RunSpec, plan: LaunchPlan) -> list[str]:
-    assert spec.model is not None
+def _notes(spec: RunSpec, plan: LaunchPlan, family: str) -> list[str]:
+    assert spec.model is not None and spec.data is not None
     notes = []
     if plan.recomputation_reason:
         notes.append(f"model.gradient_checkpointing auto: {plan.recomputation}, because {plan.recomputation_reason}")
     if spec.model.compile:
         notes.append("model.compile changes what is kept for backward; the estimate is for an uncompiled model")
+    why = dense_mask_reason(family, spec.model.attention) if spec.data.packing == "isolated" else ""
+    if why and family not in (*ENCODERS, MLP):
+        notes.append(f"packed rows need a dense mask of the sequence length squared: {why}")
     return notes

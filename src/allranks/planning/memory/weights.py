@@ -424,11 +424,15 @@ class ModelMemory:
         return sum(self.what.numel_in_products(w) for w in weights) * (self.autocast or 0)
 
     def weight_copies_after_blocks(self) -> int:
-        """Return the same of the layers after the last block."""
-        weights = [w for w in self.shapes.behind if w.kind == "linear"]
+        """Return the same of the layers after the last block, without a language model's output projection."""
         head = output_projection(self.shapes)
-        tied = head.numel if head is not None and head not in weights and self.what.is_trained(head) else 0
-        return (tied + sum(self.what.numel_in_products(w) for w in weights)) * (self.autocast or 0)
+        weights = [w for w in self.shapes.behind if w.kind == "linear" and w is not head]
+        return sum(self.what.numel_in_products(w) for w in weights) * (self.autocast or 0)
+
+    def weight_copy_of_head(self) -> int:
+        """Return bytes of the cast of a language model's output projection, which exists during the loss only."""
+        head = output_projection(self.shapes)
+        return head.numel * self.autocast if head is not None and self.autocast and self.what.is_trained(head) else 0
 
     def tied_gradient(self, *, gathered: bool) -> int:
         """Return bytes of the gradient that a tied embedding gets from the output projection, and keeps until backward ends.

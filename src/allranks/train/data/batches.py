@@ -22,6 +22,38 @@ IGNORE = -100
 
 
 @dataclass(frozen=True)
+class PackedRows:
+    """Where the rows of packed sequences end. Padding at the end of a sequence counts as a row.
+
+    ``ends`` (rows + 1,) int64, in host memory: 0, and after each row the number of tokens up to its end, sequence after sequence;
+    ``ends_on_device``: the same in int32 on the device; ``shape``: (B, L); ``longest``: tokens of the longest row.
+    """
+
+    ends: torch.Tensor
+    ends_on_device: torch.Tensor
+    shape: tuple[int, int]
+    longest: int
+
+    def to(self, device: torch.device) -> PackedRows:
+        """Return them for a device; the copy is asynchronous."""
+        if device.type == "cpu":
+            return self
+        return replace(self, ends_on_device=self.ends_on_device.pin_memory().to(device, non_blocking=True))
+
+
+def packed_rows(lengths: list[list[int]], width: int) -> PackedRows:
+    """Return the record of packed rows.
+
+    Args:
+        lengths: tokens of each row, for each sequence.
+        width: tokens of a sequence, with padding.
+    """
+    padded = [n for row in lengths for n in (*row, width - sum(row)) if n]
+    ends = torch.tensor([0, *padded]).cumsum(0)
+    return PackedRows(ends, ends.to(torch.int32), (len(lengths), width), max(padded))
+
+
+@dataclass(frozen=True)
 class Batch:
     """A micro-batch of ``B`` sequences of ``L`` tokens, all int64.
 
@@ -38,6 +70,10 @@ class Batch:
     tokens_trained: int
     sequences: tuple[int, ...] = ()
     """The sequences that the tensors hold."""
+    rows: PackedRows | None = None
+    """Where packed rows end; None: not packed, or not known."""
+    scored: torch.Tensor | None = None
+    """(K,) positions in the flattened batch whose targets carry loss; None: not known."""
 
     @property
     def inputs(self) -> torch.Tensor:
@@ -63,6 +99,8 @@ class Batch:
             targets=targets,
             position_ids=move(self.position_ids),
             attention_mask=move(self.attention_mask),
+            rows=self.rows and self.rows.to(device),
+            scored=move(self.scored),
         )
 
 
@@ -92,14 +130,17 @@ def collate(tokens: TokenSet, sequences: Rows, pad_id: int, pad_to: int | None) 
             positions[i, at : at + n] = np.arange(n)
             at += n
         positions[i, at:] = np.arange(width - at)  # padding counts as a separate row
+    scored = np.flatnonzero(targets != IGNORE)
     return Batch(
         input_ids=torch.from_numpy(ids),
         targets=torch.from_numpy(targets),
         position_ids=torch.from_numpy(positions) if packed else None,
         attention_mask=None,
         tokens_real=sum(lengths),
-        tokens_trained=int((targets != IGNORE).sum()),
+        tokens_trained=len(scored),
         sequences=tuple(int(s) for s in sequences),
+        rows=packed_rows([[p.stop - p.start for p in row] for row in parts], width) if packed else None,
+        scored=torch.from_numpy(scored),
     )
 
 

@@ -6,9 +6,7 @@ The caller divides the sum by the token count of the optimizer step.
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,6 +15,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from allranks.train.data.batches import IGNORE, Batch
+from allranks.train.models.head_loss import HeadLoss, LogitsError, logit_scale
+from allranks.train.models.packed_attention import known_packing
 
 
 class _SumCrossEntropy(torch.autograd.Function):
@@ -102,66 +102,62 @@ def replace_dropout(model: nn.Module) -> int:
     return found
 
 
-_packed: bool | None = None  # whether the current forward pass has packed rows; None: unknown
-
-
-@contextmanager
-def known_packing(packed: bool) -> Iterator[None]:
-    """Tell transformers within this context whether the rows are packed.
-
-    Without it, transformers finds out from the position ids in each forward pass, for which the host waits for the GPU. Versions of
-    transformers without that function are not changed.
-    """
-    global _packed  # noqa: PLW0603 - transformers passes nothing from the caller of a model to its masks
-    _answer_for_transformers()
-    before, _packed = _packed, packed
-    try:
-        yield
-    finally:
-        _packed = before
-
-
-def _answer_for_transformers() -> None:
-    masks: Any = sys.modules.get("transformers.masking_utils")
-    original = getattr(masks, "find_packed_sequence_indices", None)
-    if original is None or hasattr(original, "asks_the_device"):
-        return
-
-    def find_packed_sequence_indices(position_ids: torch.Tensor) -> torch.Tensor | None:
-        """Return the number of the packed row of each token, or None if no rows are packed."""
-        if _packed is None:
-            return original(position_ids)
-        if not _packed:
-            return None
-        steps = torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1)
-        return (steps != 1).cumsum(-1)
-
-    find_packed_sequence_indices.asks_the_device = False  # type: ignore[attr-defined]
-    masks.find_packed_sequence_indices = find_packed_sequence_indices
-
-
 class LossModel(nn.Module):
     """The model with its loss, so that a strategy wraps one module whose forward gives the loss.
 
-    forward(batch) returns the sum over trained tokens of their negative log-likelihood in nats, a float32 scalar.
+    forward(batch) returns the sum over trained tokens of their negative log-likelihood in nats, a float32 scalar. Logits are
+    computed some tokens at a time (`HeadLoss`), and only where there are targets; ``whole_logits`` says why they are not.
     """
 
     def __init__(self, model: nn.Module, *, classifier: bool) -> None:
         super().__init__()
         self.model = model
-        self._classifier = classifier
+        self.classifier = classifier
         base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
         self._keeps = "logits_to_keep" in inspect.signature(base.forward).parameters
+        self.whole_logits, self._head = "", None
+        if not classifier:
+            try:
+                self._head = HeadLoss(base.get_output_embeddings(), logit_scale(base))
+            except LogitsError as error:
+                self.whole_logits = str(error)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        if self._classifier:
+        if self.classifier:
             return F.cross_entropy(self.label_logits(batch), batch.targets, reduction="sum")
+        if self._head is not None:
+            return self._head_losses(self._head, batch, each=False)
         logits, targets = self.token_logits(batch)
         return sum_cross_entropy(logits.flatten(0, 1), targets.flatten(), IGNORE)
 
     def label_logits(self, batch: Batch) -> torch.Tensor:
         """Return the logits (B, classes) in float32."""
         return self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits.float()
+
+    def token_losses(self, batch: Batch) -> torch.Tensor:
+        """Return the negative log-likelihoods of tokens in nats, float32, without gradients: 0 where there is no target.
+
+        They are those of all positions, (B L,), or at least of all with a target.
+        """
+        with torch.no_grad():
+            if self._head is not None:
+                return self._head_losses(self._head, batch, each=True)
+            logits, targets = self.token_logits(batch)
+            return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
+
+    def _head_losses(self, head: HeadLoss, batch: Batch, *, each: bool) -> torch.Tensor:
+        index, targets = batch.scored, batch.targets.flatten()
+        if index is None and targets.device.type == "cpu":  # on a GPU, looking them up would need a host sync
+            index = (targets != IGNORE).nonzero().squeeze(1)
+        if (
+            index is not None and len(index) == 0
+        ):  # the loss is 0, but communication in forward and backward takes place
+            index = torch.zeros(1, dtype=torch.int64, device=targets.device)
+        with head.scoring(targets, index, IGNORE, each=each) as loss_of, self._packing(batch):
+            return loss_of(self.model(input_ids=batch.input_ids, position_ids=batch.position_ids))
+
+    def _packing(self, batch: Batch) -> AbstractContextManager[None]:
+        return known_packing(batch.rows, packed=batch.position_ids is not None)
 
     def token_logits(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return float32 logits (B, K, V) and targets (B, K) at the K positions where any row of the batch has a target.
@@ -175,5 +171,5 @@ class LossModel(nn.Module):
             if 0 < len(wanted) < targets.shape[1]:
                 inputs["logits_to_keep"] = wanted
                 targets = targets[:, wanted]
-        with known_packing(batch.position_ids is not None):
+        with self._packing(batch):
             return self.model(**inputs).logits.float(), targets

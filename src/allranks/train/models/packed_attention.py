@@ -1,0 +1,515 @@
+"""Attention within each row of a packed sequence, without a mask of the sequence's length squared.
+
+transformers finds packed rows by their position ids, and its ``sdpa`` then computes with a dense (B, 1, L, L) mask. Here, the
+lengths of the rows reach attention instead, through transformers' public `AttentionInterface` and `AttentionMaskInterface`: the
+"mask" of a packed batch is a `RowMask`. Because it is an argument of each block, recomputation in backward gets the same one.
+
+On CPUs, torch's attention kernel runs once per row. On GPUs, one kernel of variable length does (torch's own, else that of
+flash-attn), else compiled FlexAttention. A GPU kernel is used only after a trial on the device whose outputs and gradients equal
+those of one row at a time; otherwise, the dense mask remains, and a remark says why. Whatever has no packed batch as its input
+(evaluation, generation), or needs another mask than causal or sliding-window attention within rows, is computed by ``sdpa``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from allranks.spec.architectures import dense_mask_reason
+from allranks.train.data.batches import PackedRows
+from allranks.train.data.tokenization import first_line
+
+NAME = "allranks_packed"
+"""The attention implementation as transformers knows it."""
+FLEX = "flex_attention"
+CPU_KERNEL = hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+
+Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "RowMask", float | None], torch.Tensor]
+"""(query (B, H, L, D), key and value (B, K, L, D), mask, scale) -> (B, L, H, D)."""
+
+
+@dataclass(frozen=True)
+class RowMask:
+    """What attention gets in place of a mask: each token attends to the tokens of its row up to itself.
+
+    ``window``: only to this many, itself included; None: to all. ``kernel`` computes it on a GPU.
+    """
+
+    rows: PackedRows
+    window: int | None
+    kernel: Kernel | None
+
+
+_rows: PackedRows | None = None  # rows of the batch in the current forward pass, if their lengths are known
+_packed: bool | None = None  # whether the current forward pass has packed rows; None: unknown
+
+
+@contextmanager
+def known_packing(rows: PackedRows | None, *, packed: bool) -> Iterator[None]:
+    """Tell transformers within this context whether the rows are packed, and their lengths if they are known.
+
+    Without it, transformers finds out from the position ids in each forward pass, for which the host waits for the GPU. Versions of
+    transformers without that function are not changed.
+    """
+    global _packed, _rows
+    _answer_for_transformers()
+    before, _packed, _rows = (_packed, _rows), packed, rows
+    try:
+        yield
+    finally:
+        _packed, _rows = before
+
+
+def _answer_for_transformers() -> None:
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    original = getattr(masks, "find_packed_sequence_indices", None)
+    if original is None or hasattr(original, "asks_the_device"):
+        return
+
+    def find_packed_sequence_indices(position_ids: torch.Tensor) -> torch.Tensor | None:
+        """Return the number of the packed row of each token, or None if no rows are packed."""
+        if _packed is None:
+            return original(position_ids)
+        if not _packed:
+            return None
+        steps = torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1)
+        return (steps != 1).cumsum(-1)
+
+    find_packed_sequence_indices.asks_the_device = False  # type: ignore[attr-defined]
+    masks.find_packed_sequence_indices = find_packed_sequence_indices
+
+
+class PackedAttention(NamedTuple):
+    """How attention of packed rows is computed, and a sentence on it for the log."""
+
+    within_rows: bool
+    remark: str
+
+
+def use_packed_attention(model: Any, device: torch.device, dtype: torch.dtype) -> PackedAttention:
+    """Let a causal language model with ``sdpa`` attention compute packed rows without a dense mask, if it can.
+
+    Args:
+        model: a model of transformers, or PEFT's around it.
+        dtype: that of its forward passes.
+    """
+    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = base.config.get_text_config()
+    attention = base.config._attn_implementation
+    why = dense_mask_reason(config.model_type, attention)
+    if not why and attention != "sdpa":
+        return PackedAttention(True, f"packed rows: {attention} of transformers")
+    kernel, used = None, "torch's attention kernel, once per row"
+    if not why and device.type != "cpu":
+        kernel, used, why = _choose(config, device, dtype)
+    if not why:
+        _register(kernel, flex=used == FLEX)
+        base.set_attn_implementation(NAME)
+        if base.config._attn_implementation == NAME:
+            return PackedAttention(True, f"packed rows: {used}")
+        why = f"transformers does not let {type(base).__name__} use another attention implementation"
+    return PackedAttention(False, f"packed rows: a dense mask of the sequence length squared; {why}")
+
+
+def _register(kernel: Kernel | None, *, flex: bool) -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import flex_attention_mask, sdpa_mask
+
+    AttentionInterface.register(NAME, partial(_attention, sdpa_attention_forward))
+    AttentionMaskInterface.register(NAME, partial(_mask, sdpa_mask, kernel, flex_attention_mask if flex else None))
+
+
+@torch.compiler.disable()
+def _mask(dense: Callable[..., Any], kernel: Kernel | None, flex: Callable[..., Any] | None, **asked: Any) -> Any:
+    """Return the `RowMask` of a packed batch, else the mask of ``sdpa``. Called by transformers for each kind of its layers."""
+    rows, config, window = _rows, asked["config"], asked.get("local_size")
+    ours = (
+        rows is not None
+        and asked["mask_function"] is not None
+        and asked.get("attention_mask") is None
+        and asked["q_length"] == asked["kv_length"]
+        and not asked.get("use_vmap")  # a mask function of the model's own
+        and "allow_is_causal_skip" in asked  # else attention in both directions
+        and (window is None or window == getattr(config, "sliding_window", None))
+        and rows.shape == (asked["batch_size"], asked["q_length"])
+    )
+    if not ours:
+        return dense(**asked)
+    if flex is not None:
+        return flex(**asked)
+    assert rows is not None
+    return RowMask(rows, window if window is not None and window < rows.longest else None, kernel)
+
+
+def _attention(
+    sdpa: Callable[..., Any],
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute attention as transformers' ``sdpa`` does, with a `RowMask` within rows."""
+    if not isinstance(attention_mask, RowMask):
+        if attention_mask is None or isinstance(attention_mask, torch.Tensor):
+            return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+        from transformers.integrations.flex_attention import flex_attention_forward
+
+        return flex_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    if kwargs.get("position_bias") is not None or kwargs.get("softcap") is not None:
+        mask = dense_mask(attention_mask, query.device)
+        return sdpa(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if dropout == 0.0 and query.dtype == key.dtype == value.dtype:
+        if attention_mask.kernel is not None and query.dtype in (torch.float16, torch.bfloat16):
+            return attention_mask.kernel(query, key, value, attention_mask, scaling), None
+        if _cpu_kernel_fits(query, value):
+            out, _ = torch.ops.allranks.attention_in_rows(
+                query, key, value, attention_mask.rows.ends, scaling, attention_mask.window
+            )
+            return out, None
+    return attention_row_by_row(query, key, value, attention_mask, scaling, dropout), None
+
+
+def dense_mask(mask: RowMask, device: torch.device) -> torch.Tensor:
+    """Return the boolean mask (B, 1, L, L) that says the same."""
+    batch, length = mask.rows.shape
+    starts = torch.zeros(batch * length, dtype=torch.int64)
+    starts[mask.rows.ends[:-1]] = 1
+    number = starts.cumsum(0).view(batch, 1, length)
+    found = (number.unsqueeze(-1) == number.unsqueeze(-2)).tril()
+    return (found if mask.window is None else found.triu(1 - mask.window)).to(device)
+
+
+def attention_row_by_row(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: RowMask,
+    scale: float | None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """Compute attention with one call of `scaled_dot_product_attention` per row. See `Kernel`."""
+    return _row_by_row(query, key, value, mask, scale, dropout)
+
+
+@torch.compiler.disable()
+def _row_by_row(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: RowMask, scale: float | None, dropout: float
+) -> torch.Tensor:
+    sequences = []
+    lengths: list[list[int]] = [[] for _ in range(query.shape[0])]
+    for sequence, low, high in spans_of(mask.rows.ends, query.shape[2]):
+        lengths[sequence].append(high - low)
+    for i, own in enumerate(lengths):
+        each = zip(*(t[i : i + 1].split(own, dim=2) for t in (query, key, value)), strict=True)
+        outputs = []
+        for q, k, v in each:
+            window = _window_mask(q, mask.window)
+            outputs.append(
+                F.scaled_dot_product_attention(
+                    q, k, v, window, dropout, is_causal=window is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+                )
+            )
+        sequences.append(torch.cat(outputs, dim=2).transpose(1, 2))
+    return torch.cat(sequences)
+
+
+def _window_mask(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
+    n = query.shape[2]
+    if window is None or n <= window:
+        return None
+    return torch.ones(n, n, dtype=torch.bool, device=query.device).tril().triu(1 - window)
+
+
+def spans_of(ends: torch.Tensor, length: int) -> list[tuple[int, int, int]]:
+    """Return (sequence, first, last + 1) of each packed row.
+
+    Args:
+        ends: as `PackedRows.ends`.
+        length: of a sequence.
+    """
+    edges = ends.tolist()
+    return [(a // length, a % length, a % length + b - a) for a, b in pairwise(edges)]
+
+
+def _cpu_kernel_fits(query: torch.Tensor, value: torch.Tensor) -> bool:
+    return (
+        query.device.type == "cpu"
+        and query.shape[-1] == value.shape[-1]
+        and query.stride(-1) == value.stride(-1) == 1
+        and CPU_KERNEL
+    )
+
+
+def _additive_mask(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
+    allowed = _window_mask(query, window)
+    if allowed is None:
+        return None
+    return torch.zeros(1, 1, *allowed.shape, dtype=query.dtype).masked_fill_(~allowed, -torch.inf)
+
+
+@torch.library.custom_op("allranks::attention_in_rows", mutates_args=())
+def attention_in_rows(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    ends: torch.Tensor,
+    scale: float | None,
+    window: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute causal attention within packed rows with torch's flash attention for CPUs, once per row.
+
+    One operation for autograd and for torch.compile, whatever the rows' lengths are. Key and value may have fewer heads.
+
+    Args:
+        ends: as `PackedRows.ends`.
+        window: as `RowMask.window`; longer rows get a mask of their own length squared.
+
+    Returns:
+        The output (B, L, H, D), and the softmax's log-sums (B, L, H), float32, for backward.
+    """
+    batch, heads, length, width = query.shape
+    out = query.new_empty(batch, length, heads, width)
+    sums = query.new_empty(batch, length, heads, dtype=torch.float64 if query.dtype == torch.float64 else torch.float32)
+    for i, low, high in spans_of(ends, length):
+        q, k, v = (t[i : i + 1, :, low:high] for t in (query, key, value))
+        mask = _additive_mask(q, window)
+        o, s = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, mask is None, attn_mask=mask, scale=scale
+        )
+        out[i : i + 1, low:high] = o.transpose(1, 2)
+        sums[i : i + 1, low:high] = s.transpose(1, 2)
+    return out, sums
+
+
+@attention_in_rows.register_fake
+def _(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    ends: torch.Tensor,
+    scale: float | None,
+    window: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, heads, length, width = query.shape
+    kind = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return query.new_empty(batch, length, heads, width), query.new_empty(batch, length, heads, dtype=kind)
+
+
+@torch.library.custom_op("allranks::attention_in_rows_backward", mutates_args=())
+def _attention_in_rows_backward(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    sums: torch.Tensor,
+    ends: torch.Tensor,
+    scale: float | None,
+    window: int | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    of_q, of_k, of_v = (torch.empty_like(t) for t in (query, key, value))
+    for i, low, high in spans_of(ends, query.shape[2]):
+        here, there = (slice(i, i + 1), slice(None), slice(low, high)), (slice(i, i + 1), slice(low, high))
+        mask = _additive_mask(query[here], window)
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient[there].transpose(1, 2), query[here], key[here], value[here], out[there].transpose(1, 2), sums[there].transpose(1, 2),
+            0.0, mask is None, attn_mask=mask, scale=scale,
+        )  # fmt: skip
+        for whole, part in zip((of_q, of_k, of_v), found, strict=True):
+            whole[here] = part
+    return of_q, of_k, of_v
+
+
+@_attention_in_rows_backward.register_fake
+def _(gradient: Any, query: Any, key: Any, value: Any, out: Any, sums: Any, ends: Any, scale: Any, window: Any) -> Any:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _save_for_backward(ctx: Any, inputs: Any, output: Any) -> None:
+    query, key, value, ends, *ctx.rest = inputs
+    ctx.save_for_backward(query, key, value, *output, ends)
+
+
+def _backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
+    query, key, value, out, sums, ends = ctx.saved_tensors
+    found = torch.ops.allranks.attention_in_rows_backward(gradient, query, key, value, out, sums, ends, *ctx.rest)
+    return *found, None, None, None
+
+
+attention_in_rows.register_autograd(_backward, setup_context=_save_for_backward)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return (B, H, L, D) as (B L, H, D), which is a view of what transformers' layers make."""
+    return tensor.transpose(1, 2).flatten(0, 1)
+
+
+def _torch_varlen() -> Kernel:
+    """Return attention of variable length by `torch.nn.attention.varlen`, torch 2.10 and later.
+
+    Raises:
+        ImportError, AttributeError: this torch does not have it.
+    """
+    varlen_attn: Any = import_module("torch.nn.attention.varlen").varlen_attn
+    names = inspect.signature(varlen_attn).parameters
+
+    def run(query: Any, key: Any, value: Any, mask: RowMask, scale: float | None) -> torch.Tensor:
+        batch, length = mask.rows.shape
+        heads, width = query.shape[1], value.shape[-1]
+        value = _padded(value, query.shape[-1])
+        more: dict[str, Any] = {"window_size": ((mask.window or 0) - 1, 0)} if "window_size" in names else {}
+        if not more and mask.window is not None:
+            return attention_row_by_row(query, key, value, mask, scale)[..., :width]
+        if "is_causal" in names:
+            more["is_causal"] = True
+        if "scale" in names:
+            more["scale"] = scale
+        elif scale is not None:  # torch 2.10: always 1 / sqrt(D)
+            query = query * (scale * query.shape[-1] ** 0.5)
+        if "enable_gqa" in names:
+            more["enable_gqa"] = heads != key.shape[1]
+        ends = mask.rows.ends_on_device
+        out = varlen_attn(_flat(query), _flat(key), _flat(value), ends, ends, length, length, **more)
+        return out.view(batch, length, heads, -1)[..., :width]
+
+    return run
+
+
+def _flash_attn() -> Kernel:
+    """Return attention of variable length by flash-attn.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    varlen: Any = import_module("flash_attn").flash_attn_varlen_func
+
+    def run(query: Any, key: Any, value: Any, mask: RowMask, scale: float | None) -> torch.Tensor:
+        batch, length = mask.rows.shape
+        width = value.shape[-1]
+        ends = mask.rows.ends_on_device
+        out = varlen(
+            _flat(query), _flat(key), _flat(_padded(value, query.shape[-1])), ends, ends, length, length, softmax_scale=scale,
+            causal=True, window_size=((mask.window or 0) - 1, 0),
+        )  # fmt: skip
+        return out.view(batch, length, query.shape[1], -1)[..., :width]
+
+    return run
+
+
+def _padded(value: torch.Tensor, width: int) -> torch.Tensor:
+    return value if value.shape[-1] == width else F.pad(value, (0, width - value.shape[-1]))
+
+
+def _flex() -> Kernel:
+    """Return compiled FlexAttention for a trial; in training, transformers' own function calls it.
+
+    Raises:
+        ImportError: this torch or transformers does not have it.
+    """
+    flex: Any = import_module("transformers.integrations.flex_attention").flex_attention_forward
+    masks: Any = import_module("transformers.masking_utils")
+
+    def run(query: Any, key: Any, value: Any, mask: RowMask, scale: float | None) -> torch.Tensor:
+        batch, length = mask.rows.shape
+        number = torch.zeros(batch * length, dtype=torch.int64)
+        number[mask.rows.ends[:-1]] = 1
+        number = number.cumsum(0).view(batch, length).to(query.device)
+
+        def inside(b: Any, h: Any, q: Any, k: Any) -> Any:
+            return (number[b, q] == number[b, k]) & (k <= q) & (k > q - (mask.window or length))
+
+        blocks = masks.flex_attention_mask(batch, length, length, mask_function=inside, device=query.device)
+        return flex(nn.Identity(), query, key, value, blocks, scaling=scale)[0]
+
+    return run
+
+
+def _choose(config: Any, device: torch.device, dtype: torch.dtype) -> tuple[Kernel | None, str, str]:
+    """Return the first kernel that passes its trial, its name, and if there is none the reasons."""
+    heads = config.num_attention_heads
+    width = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // heads
+    shape = heads, getattr(config, "num_key_value_heads", None) or heads, width
+    candidates: tuple[tuple[str, Callable[[], Kernel]], ...] = (
+        ("torch.nn.attention.varlen", _torch_varlen),
+        ("flash_attn", _flash_attn),
+        (FLEX, _flex),
+    )
+    reasons = []
+    for name, make in candidates:
+        if name == FLEX and (getattr(config, "attention_dropout", 0.0) or 0.0) > 0:
+            reasons.append(f"{name}: it has no dropout")
+            continue
+        kernel = None
+        try:
+            kernel = make()
+            why = trial(kernel, device, dtype, *shape, window=getattr(config, "sliding_window", None) is not None)
+        except Exception as error:  # noqa: BLE001 - a kernel that this GPU or installation does not support, whatever it raises
+            why = f"{type(error).__name__}: {first_line(error)[:200]}"
+        if not why:
+            return (None if name == FLEX else kernel), name, ""
+        reasons.append(f"{name}: {why}")
+    return None, "", "; ".join(reasons)
+
+
+TRIAL_LENGTHS = (37, 64, 27, 100, 28)  # of rows in two sequences of 128 tokens
+TRIAL_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+"""Largest difference, relative to the largest value."""
+
+
+def trial(
+    kernel: Kernel, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int, *, window: bool
+) -> str:
+    """Return how a kernel's output or gradients differ from those of one row at a time in float32, or nothing if they agree.
+
+    Args:
+        window: also try a sliding window.
+    """
+    draw = torch.Generator().manual_seed(1)
+    plain = [
+        torch.randn(2, 128, n, width, generator=draw).to(dtype).float().transpose(1, 2)
+        for n in (heads, kv_heads, kv_heads)
+    ]
+    slope = torch.randn(2, 128, heads, width, generator=draw).to(dtype)
+    ends = torch.tensor([0, *TRIAL_LENGTHS]).cumsum(0)
+    rows = PackedRows(ends, ends.to(device, torch.int32), (2, 128), max(TRIAL_LENGTHS))
+    for size in (None, 16) if window else (None,):
+        mask = RowMask(rows, size, None)
+        wanted = _with_gradients(attention_row_by_row, plain, mask, slope.float())
+        there = [t.to(device, dtype) for t in plain]
+        found = _with_gradients(kernel, there, mask, slope.to(device))
+        for name, mine, its in zip(("output", "query's", "key's", "value's"), wanted, found, strict=True):
+            off = float((its.float().cpu() - mine).abs().max() / mine.abs().max())
+            if not off <= TRIAL_TOLERANCE.get(dtype, 1e-3):
+                what = name if name == "output" else f"the {name} gradient"
+                return f"its {what} differs by {off:.2g} from that of single rows"
+    return ""
+
+
+def _with_gradients(
+    kernel: Kernel, given: list[torch.Tensor], mask: RowMask, slope: torch.Tensor
+) -> list[torch.Tensor]:
+    leaves = [t.detach().requires_grad_() for t in given]
+    with torch.enable_grad():
+        out = kernel(*leaves, mask, None)  # type: ignore[call-arg]
+        return [out.detach(), *torch.autograd.grad(out, leaves, slope)]

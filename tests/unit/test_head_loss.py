@@ -1,0 +1,185 @@
+"""The loss in parts equals the loss of all logits, in value and gradients, for every kind of output projection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from allranks.planning.memory import activations
+from allranks.planning.memory.activations import MicroBatch as FitBatch
+from allranks.planning.memory.activations import logits_bytes, loss_chunk_tokens
+from allranks.planning.memory.model_config import read_model_config
+from allranks.planning.memory.weights import shapes_of
+from allranks.spec.records import AdapterSpec
+from allranks.train.models import precision
+from allranks.train.models.adapters import add_adapter
+from allranks.train.models.head_loss import plain_head
+from allranks.train.models.losses import LossModel
+from tests.unit.test_packed_attention import CPU, gradients, model_of, packed_batch, single
+
+LORA = AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"])
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of 16 tokens at a time."""
+    monkeypatch.setattr(activations, "MIN_LOSS_CHUNK", 16)
+    monkeypatch.setitem(activations.LOSS_CHUNK_BYTES, "cpu", 1)
+
+
+def whole(model: LossModel) -> LossModel:
+    """The same model with the loss of all logits at once."""
+    model._head = None
+    return model
+
+
+def both_ways(make: Any) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    found = []
+    for change in (lambda m: m, whole):
+        model = change(LossModel(make(), classifier=False))
+        loss = model(packed_batch())
+        (loss * 0.3).backward()
+        found.append((loss.detach(), gradients(model)))
+    return found
+
+
+def adapted(spec: AdapterSpec, **config: Any) -> Any:
+    model = add_adapter(model_of("mistral", **config), spec, classifier=False, base="b", seed=1)
+    for name, p in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p, std=0.05, generator=torch.Generator().manual_seed(3))
+    return model
+
+
+CASES = {
+    "trained": lambda: model_of("mistral", tie_word_embeddings=False),
+    "tied": lambda: model_of("mistral", tie_word_embeddings=True),
+    "frozen": lambda: adapted(LORA),
+    "with an adapter": lambda: adapted(AdapterSpec(type="lora", r=4, targets=["q_proj", "lm_head"])),
+    "trained in full beside adapters": lambda: adapted(
+        AdapterSpec(type="lora", r=4, targets=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
+    ),
+    "with a bias": lambda: model_of("phi"),
+    "multiplied afterwards": lambda: model_of("granite", logits_scaling=0.25),
+    "multiplied afterwards, with an adapter": lambda: add_adapter(
+        model_of("cohere", logit_scale=3.0, tie_word_embeddings=False),
+        AdapterSpec(type="lora", r=4, targets=["q_proj", "lm_head"]), classifier=False, base="b", seed=1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_gradients_are_those_of_all_logits(case: str, small_chunks: None) -> None:
+    (mine, ours), (its, theirs) = both_ways(lambda: CASES[case]().eval())
+    torch.testing.assert_close(mine, its, rtol=1e-6, atol=1e-4)
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max() + 1e-3))
+
+
+def test_a_head_beside_adapters_is_found(small_chunks: None) -> None:
+    heads = {case: plain_head(make_head(case)) is not None for case in CASES}
+    assert heads == {case: "with an adapter" not in case for case in CASES}
+
+
+def make_head(case: str) -> Any:
+    model = CASES[case]()
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return base.get_output_embeddings()
+
+
+def test_mixed_precision_gives_gradients_as_near_as_before(small_chunks: None) -> None:
+    """The weight's gradient is added in float32: it is nearer to the exact one than that of all logits at once in bfloat16."""
+
+    def mixed() -> Any:
+        model = model_of("mistral", tie_word_embeddings=False)
+        assert precision.use_autocast(model, torch.bfloat16, CPU)
+        return model
+
+    exact = LossModel(model_of("mistral", tie_word_embeddings=False), classifier=False)
+    (exact(packed_batch()) * 0.3).backward()
+    wanted = gradients(exact)["model.lm_head.weight"]
+    (mine, ours), (its, theirs) = both_ways(mixed)
+    torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-3)
+    off = [float((g["model.lm_head.weight"] - wanted).norm() / wanted.norm()) for g in (ours, theirs)]
+    assert off[0] <= 1.05 * off[1] < 0.02, off
+
+
+def test_losses_of_tokens_are_those_of_all_logits(small_chunks: None) -> None:
+    model = LossModel(model_of("mistral").eval(), classifier=False)
+    batch = packed_batch()
+    mine = model.token_losses(batch)
+    logits, targets = model.token_logits(batch)
+    theirs = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none")
+    torch.testing.assert_close(mine, theirs[targets.flatten() != -100].detach(), rtol=1e-5, atol=1e-5)
+    assert not mine.requires_grad
+
+
+def test_a_batch_without_targets_has_loss_0_and_gradients() -> None:
+    """Every rank takes part in communication, whatever its rows are."""
+    model = LossModel(model_of("mistral"), classifier=False)
+    batch = single(torch.arange(10, 16))
+    batch.targets.fill_(-100)
+    loss = model(batch)
+    loss.backward()
+    assert float(loss.detach()) == 0 and float(model.token_losses(batch).sum()) == 0
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+def test_soft_capped_logits_keep_the_usual_way() -> None:
+    model = LossModel(model_of("gemma3_text", final_logit_softcapping=20.0), classifier=False)
+    assert model._head is None and "more than a factor" in model.whole_logits
+    logits, targets = model.token_logits(packed_batch())
+    wanted = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
+    torch.testing.assert_close(model(packed_batch()), wanted)
+
+
+def test_generation_and_logits_do_not_change() -> None:
+    plain, ours = model_of("llama").eval(), LossModel(model_of("llama").eval(), classifier=False)
+    ids = torch.arange(10, 20)[None]
+    with torch.no_grad():
+        ours.token_losses(packed_batch())
+        assert torch.equal(plain(input_ids=ids).logits, ours.model(input_ids=ids).logits)  # type: ignore[operator]
+
+
+class LiveLogits(TorchDispatchMode):
+    """Records the most bytes of tensors with a last dimension of the vocabulary that one operation reads and writes."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.vocabulary, self.bytes = vocabulary, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        leaves = torch.utils._pytree.tree_leaves((args, out))
+        found = {
+            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+            for t in leaves
+            if isinstance(t, torch.Tensor) and t.ndim >= 2 and t.shape[-1] == self.vocabulary
+        }
+        self.bytes = max(self.bytes, sum(found.values()))
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_that_exist_are_those_of_the_estimate(dtype: torch.dtype) -> None:
+    vocabulary, length = 20_000, 1024
+    model = model_of("mistral", vocab_size=vocabulary, tie_word_embeddings=False).to(dtype)
+    loss_model = LossModel(model, classifier=False)
+    batch = single(torch.randint(4, 250, (length,)))
+    batch.targets.copy_(batch.input_ids)
+    shapes = shapes_of(read_model_config(model.config.to_dict(), "mistral"))
+    seen = FitBatch(sequences=1, length=length, element=dtype.itemsize, device="cpu")
+    assert loss_chunk_tokens(vocabulary, "cpu") < length
+    with LiveLogits(vocabulary) as live:
+        loss_model(batch).backward()
+    # log_softmax converts logits in bfloat16, which exist beside its input and output
+    beside = 0 if dtype == torch.float32 else loss_chunk_tokens(vocabulary, "cpu") * vocabulary * 2
+    assert logits_bytes(shapes, seen) == pytest.approx(live.bytes + beside, rel=0.01)
+    with LiveLogits(vocabulary) as live:
+        whole(loss_model)(batch).backward()
+    assert live.bytes >= 1.9 * logits_bytes(shapes, seen)
