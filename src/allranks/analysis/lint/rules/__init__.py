@@ -6,6 +6,7 @@ from allranks.analysis.lint.job import LintRule
 from allranks.analysis.lint.rules import (
     allocation,
     dataflow,
+    gpus,
     launchers,
     ports,
     rendezvous,
@@ -39,7 +40,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("debug-setting", "warning", variables.debugging, variables.DEBUGGING_WHY, "remove it", "CUDA C++ programming guide, environment variables", ANY),
     # Rendezvous
     LintRule("fixed-port", "warning", ports.port, ports.PORT_WHY, ports.PORT_CURE, ELASTIC, ANY),
-    LintRule("ephemeral-port", "warning", ports.ephemeral, ports.EPHEMERAL_WHY, ports.PORT_CURE, "enroot#243"),
+    LintRule("ephemeral-port", "note", ports.ephemeral, ports.EPHEMERAL_WHY, ports.PORT_CURE, "enroot#243"),
     LintRule("port-per-node", "error", ports.port_per_node, ports.PER_NODE_WHY, ports.PORT_CURE, "LLaMA-Factory's launcher"),
     LintRule("fixed-rendezvous-id", "note", ports.identity, ports.ID_WHY, ports.ID_CURE, ELASTIC),
     LintRule("node-rank-ignored", "note", rendezvous.node_rank, rendezvous.RANK_WHY, rendezvous.RANK_CURE, TORCHRUN + ", pytorch#150660"),
@@ -62,7 +63,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("gpus-for-the-job", "note", tasks.gpus_total, tasks.GPUS_WHY, "--gpus-per-node=<n>", SLURM),
     LintRule("gpu-per-task", "note", tasks.gpu_per_task, tasks.PER_TASK_WHY, tasks.PER_TASK_CURE, SLURM),
     LintRule("more-ranks-than-gpus", "error", tasks.too_many, tasks.TOO_MANY_WHY, "set both to the same number", TORCHRUN),
-    LintRule("idle-gpus", "warning", tasks.idle, tasks.IDLE_WHY, tasks.IDLE_CURE, TORCHRUN),
+    LintRule("idle-gpus", "warning", gpus.idle, gpus.IDLE_WHY, gpus.IDLE_CURE, TORCHRUN),
     LintRule("idle-nodes", "warning", scripts.idle_nodes, scripts.NODES_WHY, scripts.NODES_CURE, SLURM),
     LintRule("world-size", "error", tasks.world_size, tasks.WORLD_WHY, tasks.WORLD_CURE, "torch.distributed documentation, env://"),
     LintRule("threads-oversubscribed", "warning", tasks.oversubscribed, tasks.OVERSUBSCRIBED_WHY, tasks.OVERSUBSCRIBED_CURE, "OpenMP specification"),
@@ -74,7 +75,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("visible-devices", "warning", variables.visible_devices, variables.VISIBLE_WHY, variables.VISIBLE_CURE, "Slurm's gres manual"),
     LintRule("one-failed-rest-waits", "note", tasks.kill, tasks.KILL_WHY, tasks.KILL_CURE, SLURM_TEST),
     # Launchers, environment and signals
-    LintRule("needs-ssh", "warning", launchers.ssh, launchers.SSH_WHY, launchers.SSH_CURE, "DeepSpeed#1603, #2958"),
+    LintRule("needs-ssh", "note", launchers.ssh, launchers.SSH_WHY, launchers.SSH_CURE, "DeepSpeed#1603, #2958"),
     LintRule("old-launcher", "note", launchers.old, launchers.OLD_WHY, "use torchrun, which has the same options", TORCHRUN),
     LintRule("export-comma", "error", launchers.comma, launchers.COMMA_WHY, launchers.COMMA_CURE, SLURM_TEST),
     LintRule("export-drops-environment", "warning", launchers.drops, launchers.DROPS_WHY, launchers.DROPS_CURE, SLURM_TEST),
