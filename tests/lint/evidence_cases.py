@@ -43,7 +43,12 @@ SSH_AND_LOGS: list[tuple[str, str, int, str]] = [
     ("needs-ssh", TWO + "deepspeed --hostfile hosts --num_gpus=4 x.py\n", 7, "note"),
     ("needs-ssh", TWO + "deepspeed --launcher slurm --include=n1:0 x.py\n", 7, "warning"),
     ("requeue-truncates-log", ONE.replace("--nodes=1", "--nodes=1 --requeue"), 2, "warning"),
-    ("requeue-truncates-log", ONE + "trap 'scontrol requeue $SLURM_JOB_ID' USR1\nsrun python x.py & wait\n", 7, "warning"),
+    (
+        "requeue-truncates-log",
+        ONE + "trap 'scontrol requeue $SLURM_JOB_ID' USR1\nsrun python x.py & wait\n",
+        7,
+        "warning",
+    ),
     ("requeue-truncates-log", ONE + "trap 'echo requeue' USR1\nsrun python x.py & wait\n", 0, ""),
     ("requeue-truncates-log", ONE.replace("--nodes=1", "--nodes=1 --no-requeue") + "srun python x.py\n", 0, ""),
 ]
@@ -101,8 +106,8 @@ TERMINALS: list[tuple[str, str, int, str]] = [
     ("container-shell-ended", ONE + "singularity shell x.sif <<EOF\npython x.py\nEOF\npython y.py\n", 0, ""),
 ]  # fmt: skip
 RESULTS: list[tuple[str, str, int, str]] = [
-    ("wait-result-lost", TWO + "srun -n1 python a.py &\nsrun -n1 python b.py &\nwait\nrc=$?\nexit $rc\n", 10, "warning"),
-    ("wait-result-lost", TWO + "srun python a.py &\nwait\nexit $?\n", 9, "warning"),
+    ("wait-result-lost", TWO + "srun -n1 python a.py &\nsrun -n1 python b.py &\nwait\nrc=$?\nexit $rc\n", 9, "warning"),
+    ("wait-result-lost", TWO + "srun python a.py &\nwait\nexit $?\n", 8, "warning"),
     ("wait-result-lost", TWO + "srun python a.py &\nwait || exit 1\n", 8, "warning"),
     ("wait-result-lost", TWO + "srun python a.py &\nif wait; then touch done; fi\n", 8, "warning"),
     ("wait-result-lost", TWO + "srun python a.py &\nwait $!\nrc=$?\n", 0, ""),
@@ -120,6 +125,8 @@ GPUS: list[tuple[str, str, int, str]] = [
     ("idle-gpus", ONE + "deepspeed --num_gpus=2 a.py\n", 7, "warning"),
     ("idle-gpus", ONE + "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 a.py &\nCUDA_VISIBLE_DEVICES=2,3 python b.py\nwait\n", 0, ""),
     ("idle-gpus", ONE + "srun python x.py\n", 7, "note"),
+    ("idle-gpus", BARE + "#SBATCH --ntasks-per-node=2\n#SBATCH --cpus-per-task=8\npython x.py\n", 6, "warning"),
+    ("idle-gpus", BARE + "#SBATCH --ntasks-per-node=2\npython x.py\n", 5, "note"),  # two CPUs, perhaps
     ("idle-gpus", ONE + "python x.py --nodes=1 --ngpus=1\n", 7, "note"),
     ("idle-gpus", ONE.replace("--ntasks-per-node=1", "--ntasks-per-node=4") + "srun python x.py\n", 0, ""),
 ]  # fmt: skip
@@ -144,6 +151,7 @@ ADDRESSES: list[tuple[str, str, int, str]] = [
     ("master-address", ONE + "export MASTER_ADDR=10.0.0.300\nsrun python x.py\n", 7, "error"),
     ("master-address", TWO + "srun torchrun --nnodes=2 --node_rank=$R --master_addr=http://a --master_port=1 x.py\n", 7, "error"),
     ("master-address", TWO + "export MASTER_ADDR=0.0.0.0\nsrun python x.py\n", 7, "error"),
+    ("master-address", TWO + "torchrun --nnodes=1 --nproc_per_node=4 --master_addr=localhost x.py\n", 0, ""),
     ("master-address", ONE + "export MASTER_ADDR=fd00::1\nsrun python x.py\n", 0, ""),
     ("master-address", ONE + "export MASTER_ADDR=localhost\nsrun python x.py\n", 0, ""),
     ("master-address", TWO + "export MASTER_ADDR=$(scontrol show hostnames $L | tr ' ' ',' | cut -d: -f1)\nsrun python x.py\n", 0, ""),
@@ -166,7 +174,7 @@ JOBS: list[tuple[str, str, int, str]] = [
     ("ranks-in-separate-jobs", "#!/bin/bash\n#PBS -l ncpus=48\n#PBS -l ngpus=4\nexport MASTER_ADDR=$(hostname -i)\nfor i in 1 2; do\n  qsub -v MASTER_ADDR=$MASTER_ADDR,NIDX=$i job.sh\ndone\npython x.py -n 3\n", 6, "warning"),
     ("ranks-in-separate-jobs", "#!/bin/bash\nfor i in 0 1; do\n  sbatch --export=ALL,MASTER_ADDR=gpu01,NODE_RANK=$i job.sh\ndone\n", 3, "warning"),
     ("ranks-in-separate-jobs", ONE + "torchrun --nnodes=$2 --nproc_per_node=4 --node_rank=$1 --master_addr=gpu01 x.py\n", 7, "warning"),
-    ("ranks-in-separate-jobs", ONE + 'RANK=$1\ntorchrun --nnodes=2 --nproc_per_node=4 --node_rank="$RANK" --master_addr=gpu01 x.py\n', 8, "warning"),
+    ("ranks-in-separate-jobs", ONE + 'RANK=$1\ntorchrun --nnodes=$2 --nproc_per_node=4 --node_rank="$RANK" --master_addr=gpu01 x.py\n', 8, "warning"),
     ("ranks-in-separate-jobs", "#!/bin/bash\ntorchrun --nnodes=2 --nproc_per_node=4 --node_rank=$1 --master_addr=gpu01 x.py\n", 0, ""),  # started by hand on each node
     ("ranks-in-separate-jobs", "#!/bin/bash\nfor lr in 1 2; do\n  sbatch --export=ALL,LR=$lr job.sh\ndone\n", 0, ""),
 ]  # fmt: skip

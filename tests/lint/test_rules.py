@@ -54,7 +54,9 @@ def test_there_are_a_dozen_good_scripts() -> None:
 
 
 def test_every_rule_has_cases_and_a_page() -> None:
-    bad = {rule for rule, *_ in BAD} | {rule for rule, _, line, _ in CASES if line} | {"unterminated"}  # its file is read in part only: test_files.py
+    bad = (
+        {rule for rule, *_ in BAD} | {rule for rule, _, line, _ in CASES if line} | {"unterminated"}
+    )  # its file is read in part only: test_files.py
     assert {rule.id for rule in RULES} <= bad, {rule.id for rule in RULES} - bad
     assert {rule for rule, *_ in (*BAD, *GOOD)} <= {rule.id for rule in RULES}
     assert len({rule.id for rule in RULES}) == len(RULES)

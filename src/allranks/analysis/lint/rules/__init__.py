@@ -11,6 +11,7 @@ from allranks.analysis.lint.rules import (
     ports,
     rendezvous,
     scripts,
+    sessions,
     shell,
     storage,
     tasks,
@@ -65,6 +66,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("more-ranks-than-gpus", "error", tasks.too_many, tasks.TOO_MANY_WHY, "set both to the same number", TORCHRUN),
     LintRule("idle-gpus", "warning", gpus.idle, gpus.IDLE_WHY, gpus.IDLE_CURE, TORCHRUN),
     LintRule("idle-nodes", "warning", scripts.idle_nodes, scripts.NODES_WHY, scripts.NODES_CURE, SLURM),
+    LintRule("ranks-in-separate-jobs", "warning", allocation.separate_jobs, allocation.SEPARATE_WHY, allocation.SEPARATE_CURE, SLURM),
     LintRule("world-size", "error", tasks.world_size, tasks.WORLD_WHY, tasks.WORLD_CURE, "torch.distributed documentation, env://"),
     LintRule("threads-oversubscribed", "warning", tasks.oversubscribed, tasks.OVERSUBSCRIBED_WHY, tasks.OVERSUBSCRIBED_CURE, "OpenMP specification"),
     LintRule("fewer-cpus-than-ranks", "warning", tasks.few_cpus, tasks.FEW_CPUS_WHY, tasks.FEW_CPUS_CURE, SLURM),
@@ -76,6 +78,9 @@ RULES: tuple[LintRule, ...] = (
     LintRule("one-failed-rest-waits", "note", tasks.kill, tasks.KILL_WHY, tasks.KILL_CURE, SLURM_TEST),
     # Launchers, environment and signals
     LintRule("needs-ssh", "note", launchers.ssh, launchers.SSH_WHY, launchers.SSH_CURE, "DeepSpeed#1603, #2958"),
+    LintRule("ssh-without-command", "warning", sessions.ssh_session, sessions.SESSION_WHY, sessions.SESSION_CURE, "ssh manual"),
+    LintRule("no-terminal", "error", sessions.terminal, sessions.TERMINAL_WHY, sessions.TERMINAL_CURE, "docker run reference, foreground"),
+    LintRule("container-shell-ended", "warning", sessions.container_ended, sessions.ENDED_WHY, sessions.ENDED_CURE, "apptainer exec manual"),
     LintRule("old-launcher", "note", launchers.old, launchers.OLD_WHY, "use torchrun, which has the same options", TORCHRUN),
     LintRule("export-comma", "error", launchers.comma, launchers.COMMA_WHY, launchers.COMMA_CURE, SLURM_TEST),
     LintRule("export-drops-environment", "warning", launchers.drops, launchers.DROPS_WHY, launchers.DROPS_CURE, SLURM_TEST),
@@ -106,6 +111,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("mistyped-command", "warning", shell.mistyped, shell.MISTYPED_WHY, "", "the names of usual commands"),
     LintRule("unterminated", "error", shell.unterminated, shell.UNTERMINATED_WHY, shell.UNTERMINATED_CURE, "bash manual, quoting"),
     LintRule("exit-zero", "warning", scripts.exit_zero, scripts.ZERO_WHY, "exit 1", SLURM),
+    LintRule("wait-result-lost", "warning", scripts.wait_result, scripts.RESULT_WHY, scripts.RESULT_CURE, "bash manual, wait"),
     LintRule("endless-wait", "warning", scripts.endless, scripts.ENDLESS_WHY, scripts.ENDLESS_CURE, "bash manual, wait"),
     LintRule("conda-not-set-up", "warning", scripts.conda, scripts.CONDA_WHY, scripts.CONDA_CURE, "conda documentation, activate"),
     LintRule("background-not-awaited", "error", scripts.background, scripts.WAIT_WHY, scripts.WAIT_CURE, SLURM),
@@ -117,6 +123,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("buffered-output", "note", scripts.buffered, scripts.BUFFERED_WHY, "export PYTHONUNBUFFERED=1", "Python manual, -u"),
     # Files
     LintRule("node-local-file", "error", storage.local, storage.LOCAL_WHY, storage.LOCAL_CURE, SLURM_TEST),
+    LintRule("pattern-not-expanded", "warning", storage.unexpanded, storage.PATTERN_WHY, storage.PATTERN_CURE, "sbatch manual, filename patterns"),
     LintRule("fixed-name-in-tmp", "warning", storage.fixed, storage.FIXED_WHY, 'use a folder per job: d=$(mktemp -d)', "the sticky bit of /tmp"),
     LintRule("slurm-tmpdir", "note", storage.tmpdir, storage.TMPDIR_WHY, storage.TMPDIR_CURE, SLURM_TEST),
     LintRule("cache-not-shared", "warning", storage.unshared, storage.UNSHARED_WHY, storage.CACHE_CURE, "huggingface_hub's defaults", ANY),
@@ -129,7 +136,14 @@ TOPICS = (
     ("gloo-interface-syntax", "loopback-across-nodes", "transport-disabled", "hard-coded-interface"),
     ("whole-node-list", "address-without-host", "master-address", "scontrol-in-container"),
     ("expanded-too-early", "not-exported", "whole-node-list", "unset-variable", "unquoted-variable"),
-    ("one-node-only", "several-torchruns", "node-count", "node-rank-missing", "cpus-not-inherited"),
+    (
+        "one-node-only",
+        "several-torchruns",
+        "node-count",
+        "ranks-in-separate-jobs",
+        "node-rank-missing",
+        "cpus-not-inherited",
+    ),
     ("broken-line", "test-syntax"),
 )
 """Rules that see one mistake from several sides: of each group, a line has only the most severe finding, or else the first one."""

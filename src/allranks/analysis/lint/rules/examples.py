@@ -481,4 +481,34 @@ EXAMPLES: dict[str, RuleExample] = {
         "sbcast data.tar /tmp/data.tar",
         "sbcast --force data.tar /tmp/data.tar",
     ),
+    "ranks-in-separate-jobs": RuleExample(
+        "The first job waits at the rendezvous with its GPUs held, and times out before the last one starts. Reported where a job array or a submission gives each job a rank, together with an address to meet at.",
+        "#SBATCH --array=0-3\n#SBATCH --gres=gpu:1\nexport MASTER_ADDR=gpu01\nexport WORLD_SIZE=4\nexport RANK=$SLURM_ARRAY_TASK_ID\npython train.py",
+        "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:1\nsrun torchrun --nnodes=4 train.py",
+    ),
+    "ssh-without-command": RuleExample(
+        "`Pseudo-terminal will not be allocated because stdin is not a terminal`; files are on the first node only.",
+        "for node in $(scontrol show hostnames); do\n  ssh $node\n  mkdir /scratch/data\ndone",
+        "srun --ntasks-per-node=1 mkdir /scratch/data",
+    ),
+    "no-terminal": RuleExample(
+        "`the input device is not a TTY`. A note for `-t` alone and for podman, which goes on with a warning.",
+        "docker run -it --gpus all image torchrun train.py",
+        "docker run --gpus all image torchrun train.py",
+    ),
+    "container-shell-ended": RuleExample(
+        "`torchrun: command not found`, or another Python and torch than in the image. A note if the script prepares an environment on the host as well.",
+        'singularity exec --nv image.sif bash -c "source /ext3/env.sh"\nsrun torchrun --nnodes=2 train.py',
+        'srun singularity exec --nv image.sif bash -c "source /ext3/env.sh; torchrun --nnodes=2 train.py"',
+    ),
+    "wait-result-lost": RuleExample(
+        "`Exit code was 0` below the traceback; the job is COMPLETED.",
+        "srun python train.py &\nwait\nexit $?",
+        "srun python train.py &\nwait $!\nexit $?",
+    ),
+    "pattern-not-expanded": RuleExample(
+        "`/home/%u/.bashrc: No such file or directory`, or a folder called `%j`. A note for arguments of Python programs, which may replace it themselves.",
+        "mkdir -p logs/%j",
+        "mkdir -p logs/$SLURM_JOB_ID",
+    ),
 }

@@ -106,6 +106,11 @@ def _counts_nodes(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(option.arg.offset, text, cure="the GPUs per node")
 
 
+def _tasks_are_ranks(job: JobDescription, gpus: int) -> bool:
+    """Return whether the job requests a task of several CPUs for each GPU: the tasks are to be ranks."""
+    return job.number(job.heads("ntasks-per-node")) == gpus and (job.number(job.heads("cpus-per-task")) or 1) > 1
+
+
 def _one_process(job: JobDescription) -> Iterator[Violation]:
     """Report a single Python process in a job of several GPUs; it may use them all itself, unless it sees only one."""
     gpus = job.gpus_per_node
@@ -117,11 +122,12 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
     ]
     one = bool(seen) and all(re.fullmatch(r"\d", value) for value in seen)
     option = _told_devices(call, gpus)
-    told = f" with {option}" if option else ""
+    tasks = _tasks_are_ranks(job, gpus)
+    told = " without srun, which starts the requested tasks" if tasks else f" with {option}" if option else ""
     if (one or not seen) and call.after != "&" and not call.under and not call.in_function:
         yield Violation(
             call.offset,
             f"one process{told}, but the job requests {gpus} GPUs per node: "
             + ("it sees one of them" if one else "the others are idle unless the program uses them"),
-            severity="warning" if one else "note",
+            severity="warning" if one or tasks else "note",
         )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import Option, slurm_options
-from allranks.analysis.lint.job import NODE_NAMES, SETS_PATHS_ONLY, JobDescription, LauncherCall, count_gpus
+from allranks.analysis.lint.job import SETS_PATHS_ONLY, JobDescription, LauncherCall, count_gpus
 from allranks.analysis.lint.records import ProgramCall, Violation
 
 SEVERAL_WHY = "Every task starts a launcher that starts all ranks of the node: too many ranks per GPU, and several launchers on the same port."
@@ -459,7 +459,9 @@ def fewer(job: JobDescription) -> Iterator[Violation]:
     if tasks and nodes and tasks < nodes:
         yield Violation(job.heading["ntasks"].offset, f"--ntasks={tasks} with --nodes={nodes}: the job gets {tasks}")
         return
-    steps: dict[str, list[tuple[int, int, int]]] = {}  # tasks, nodes that the launcher waits for, position of the option
+    steps: dict[
+        str, list[tuple[int, int, int]]
+    ] = {}  # tasks, nodes that the launcher waits for, position of the option
     for launch in job.launches:
         option = slurm_options(launch.srun).get("ntasks") if launch.srun else None
         started = job.number(option.value) if option else None
