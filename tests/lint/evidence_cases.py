@@ -65,6 +65,10 @@ NAMES: list[tuple[str, str, int, str]] = [
     ("unset-variable", ONE + "MODEL1=/a\ntorchrun x.py $MODEL2\n", 0, ""),
     ("unset-variable", ONE + "export SCRIPT=/a/x.py\ntorchrun --nproc_per_node=4 main.py $EXTRA\n", 0, ""),
     ("unset-variable", ONE + "export HF_HOME=/x\npython x.py $HOME $HF_NAME\n", 0, ""),
+    ("unset-variable", ONE + "num_node=4\nfor (( node = 0; node <= 3; node++ )); do\n  ls w-$node\ndone\n", 0, ""),
+    ("unset-variable", ONE + "num_node=4\nls w-$node\n", 0, ""),
+    ("unset-variable", ONE + "num_gpus=4\ntorchrun --nproc_per_node=4 x.py --n $gpus\n", 8, "warning"),
+    ("unset-variable", ONE + "export SINGULARITYENV_DATA_PORT=${DATA_PORT}\npython x.py\n", 0, ""),
     ("unset-variable", ONE + "source ./env.sh\nDATA_DIR=/x\npython x.py $MODEL_DIR\n", 0, ""),
 ]  # fmt: skip
 SECRETS: list[tuple[str, str, int, str]] = [
@@ -76,6 +80,7 @@ SECRETS: list[tuple[str, str, int, str]] = [
     ("secret-in-script", f"#!/bin/bash\necho {HF} | transformers-cli login\n", 2, "warning"),
     ("secret-in-script", f"#!/bin/bash\n# pip install git+https://github.com/wandb/wandb@{HEX}\n# commit {HEX}\nls\n", 0, ""),
     ("secret-in-script", "#!/bin/bash\n# wandb login <your key>, or export WANDB_API_KEY=your_key\n# hf_transfer\nls\n", 0, ""),
+    ("secret-in-script", "#!/bin/bash\n# LR_DECAY_TOKEN=157286400000\nls\n", 0, ""),
     ("secret-in-script", "#!/bin/bash\n# tokens per batch: MAX_TOKENS=4096, KEY_FILE=/home/me/key\nls\n", 0, ""),
 ]  # fmt: skip
 TERMINALS: list[tuple[str, str, int, str]] = [
@@ -94,6 +99,7 @@ TERMINALS: list[tuple[str, str, int, str]] = [
     ("ssh-without-command", TWO + "for n in a b; do\n  ssh $n mkdir /scratch/x\ndone\nls\n", 0, ""),
     ("ssh-without-command", TWO + "ssh gpu02 <<EOF\nmkdir /x\nEOF\nls\n", 0, ""),
     ("ssh-without-command", TWO + "ssh -N -f -L 8000:localhost:8000 login\nls\nssh gpu02 < run.sh\ncat run.sh | ssh gpu02\nls\n", 0, ""),
+    ("ssh-without-command", TWO + "for n in a b; do\n  ssh -q $n \\\n    python -m torch.distributed.launch x.py\ndone\nwait\n", 0, ""),
     ("ssh-without-command", TWO + "ssh $TO_HEAD\nls\n", 0, ""),  # perhaps with a command
     ("ssh-without-command", "#!/bin/bash\nssh gpu02\nls\n", 0, ""),
     ("container-shell-ended", ONE + IN_IMAGE + '"source /ext3/env.sh;"\n\ntorchrun --nproc_per_node=4 x.py\n', 7, "warning"),

@@ -357,6 +357,7 @@ def _similar_by_design(a: str, b: str) -> bool:
 
 
 SHORTEST_NEAR = 4
+COUNTING = re.compile(r"(?:num|n|nr|max|min|total|first|last|next|old|new|start|end)", re.IGNORECASE)
 OUTSIDE_NAMES = re.compile(r"(?:SLURMD?|SBATCH|PBS|LSB|COBALT|PALS|OMPI|PMIX?|CUDA|HF|SCRATCH|WORK|EBROOT\w*)_")
 
 
@@ -378,7 +379,11 @@ def _near_unused(job: JobDescription) -> Iterator[tuple[str, Violation]]:
     if not unused or len(unused) * len(missing) > MAX_COMPARED:
         return
     for name, use in missing.items():
-        near = [other for other in unused if _is_near(name, other) and unused[other].offset < use.offset]
+        if re.search(rf"(?<![\w$-]){name}\s*(?:[-+*/%]?=(?!=)|\+\+|--)", job.text):
+            continue  # set in a way that the reader does not know
+        near = [
+            o for o, item in unused.items() if _is_near(name, o) and item.offset < use.offset and name not in item.value
+        ]
         if not near and _is_missing_program(job, name):
             near = [other for other in unused if re.fullmatch(r"\S+\.py", unused[other].value)]
         if len(near) == 1:
@@ -392,7 +397,9 @@ def _is_near(name: str, other: str) -> bool:
     shorter, longer = sorted((name, other), key=len)
     if len(shorter) < SHORTEST_NEAR or re.sub(r"\d", "", name) == re.sub(r"\d", "", other):
         return False
-    return longer.endswith(f"_{shorter}") or edits(name, other, 1) == 1
+    prefix = longer.removesuffix(f"_{shorter}")
+    other_meaning = COUNTING.fullmatch(prefix) and not shorter.lower().endswith("s")  # NUM_NODE is no name of a NODE
+    return (prefix != longer and not other_meaning and not prefix.endswith("ENV")) or edits(name, other, 1) == 1
 
 
 def _is_missing_program(job: JobDescription, name: str) -> bool:

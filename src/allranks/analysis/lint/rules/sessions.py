@@ -87,7 +87,8 @@ def ssh_session(job: JobDescription) -> Iterator[Violation]:
     for index, call in enumerate(job.calls):
         if call.program != "ssh" or call.in_substitution or call.before in ("|", "|&"):
             continue
-        if any(r.operator.startswith("<") for r in call.redirects) or not _is_bare(job, call):
+        started = any(call in c.under for c in job.calls[index + 1 :])
+        if started or any(r.operator.startswith("<") for r in call.redirects) or not _is_bare(job, call):
             continue
         follows = next((c for c in job.calls[index + 1 :] if not c.in_substitution and not c.under), None)
         if follows:

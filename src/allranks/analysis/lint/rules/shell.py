@@ -452,6 +452,7 @@ def _secrets(job: JobDescription) -> Iterator[Violation]:
 
 
 KEY_OF_WANDB = re.compile(r"(?i)wandb\b[^\n]{0,40}\blogin\b[^\n]{0,40}?\b[0-9a-f]{40}\b")
+LOOKS_RANDOM = re.compile(r"(?=[^\d]*\d)(?=[^A-Za-z]*[A-Za-z])[\w.+/=-]{16,}")
 ASSIGNED = re.compile(r"(?<![\w-])([A-Za-z_]\w*)=[\"']?([^\s\"';]{8,})")
 
 
@@ -460,7 +461,7 @@ def _in_comments(job: JobDescription) -> Iterator[Violation]:
     for comment in job.reading.comments:
         text = comment.text
         named = any(
-            m[1].isupper() and "$" not in m[2] and not _is_no_secret(m[2]) and holds_secret(m[1], m[2])
+            m[1].isupper() and LOOKS_RANDOM.fullmatch(m[2]) and not _is_no_secret(m[2]) and holds_secret(m[1], m[2])
             for m in ASSIGNED.finditer(text)
         )
         words = (word.strip("\"'`,;()") for word in text.split())
