@@ -164,6 +164,7 @@ ADDRESSES: list[tuple[str, str, int, str]] = [
     ("master-address", COBALT + LAUNCH + "--nnodes=$N --node_rank=$R x.py\n", 4, "error"),
     ("master-address", COBALT + 'L="' + LAUNCH + '"\nL+="--nnodes=$N "\nif [ $N -eq 1 ]; then\n  L+="--standalone "\nfi\nfor node in $(cat $COBALT_NODEFILE); do\n  eval "$L --node_rank $RANK x.py" &\n  RANK=$((RANK+1))\ndone\nwait\n', 5, "error"),
     ("master-address", "#!/bin/bash\n#BSUB -n 2\nblaunch torchrun --nnodes=2 --nproc_per_node=4 --node_rank=$R x.py\n", 3, "error"),
+    ("master-address", COBALT + 'for n in $(cat $COBALT_NODEFILE); do\n  ssh $n "cd $PWD; ' + LAUNCH + '--nnodes=2 --node_rank=$i x.py" &\ndone\nwait\n', 5, "error"),
     ("master-address", PBS_TWO + "mpirun -np 2 -ppn 1 torchrun --nnodes=2 --nproc_per_node=4 x.py\n", 3, "error"),
     ("master-address", COBALT + LAUNCH + "--nnodes=$N --node_rank=$R --master_addr=$A x.py\n", 0, ""),
     ("master-address", COBALT + LAUNCH + "--nnodes=1 --node_rank=0 x.py\n", 0, ""),

@@ -379,14 +379,13 @@ def _near_unused(job: JobDescription) -> Iterator[tuple[str, Violation]]:
     if not unused or len(unused) * len(missing) > MAX_COMPARED:
         return
     for name, use in missing.items():
-        if re.search(rf"(?<![\w$-]){name}\s*(?:[-+*/%]?=(?!=)|\+\+|--)", job.text):
-            continue  # set in a way that the reader does not know
         near = [
             o for o, item in unused.items() if _is_near(name, o) and item.offset < use.offset and name not in item.value
         ]
         if not near and _is_missing_program(job, name):
             near = [other for other in unused if re.fullmatch(r"\S+\.py", unused[other].value)]
-        if len(near) == 1:
+        elsewhere = rf"(?<![\w$-]){name}\s*(?:[-+*/%]?=(?!=)|\+\+|--)"  # set in a way that the reader does not know
+        if len(near) == 1 and not re.search(elsewhere, job.text):
             line = job.lines.place(unused[near[0]].offset)[0]
             text = f"${name} is never set; {near[0]}, which line {line} sets and nothing uses, was probably meant"
             yield name, Violation(use.offset, text, cure=f"${near[0]}")

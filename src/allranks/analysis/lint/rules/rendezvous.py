@@ -10,6 +10,7 @@ from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Argument, Violation
 from allranks.analysis.lint.rules.dataflow import under_srun
 from allranks.analysis.lint.rules.ports import backend, is_torchrun
+from allranks.analysis.lint.rules.tasks import SPREADING
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN, MappedText
 
 RANK_WHY = (
@@ -144,27 +145,12 @@ def _no_address(job: JobDescription) -> Iterator[Violation]:
             )
 
 
-STARTERS = {
-    "ssh",
-    "pdsh",
-    "clush",
-    "mpirun",
-    "mpiexec",
-    "mpiexec.hydra",
-    "orterun",
-    "blaunch",
-    "pbsdsh",
-    "aprun",
-    "jsrun",
-}
-
-
 def _own_address(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
     """Report a launcher for several nodes without an address that another starter than srun, or a loop, runs on each node."""
     nodes, rank = launch.option("nnodes"), launch.option("node_rank")
     if launch.srun or not is_torchrun(launch) or backend(launch) != "static" or launch.open_ended or nodes is None:
         return
-    spread = any(c.program in STARTERS for c in launch.call.under)
+    spread = any(c.program in SPREADING for c in launch.call.under)
     if nodes.value in (None, "1", "1:1") or not (rank or spread) or launch.option("master_addr", "rdzv_endpoint"):
         return
     # --standalone beside a node rank comes from the branch for one node: the reader takes both branches of an if.
@@ -193,7 +179,7 @@ def _malformed(value: str) -> str | None:
     if re.search(r"[^:]:\d+\Z", value):
         return "an address with a port"
     if re.search(r"[^:]:[^:]", value):
-        return "two addresses with a colon between them"
+        return "two values with a colon between them"
     numbers = re.fullmatch(r"(\d{1,9})(?:\.(\d{1,9})){3}", value)
     return "no IP address: its numbers go up to 255" if numbers and max(map(int, value.split("."))) > 255 else None
 
