@@ -69,6 +69,8 @@ NAMES: list[tuple[str, str, int, str]] = [
     ("unset-variable", ONE + "num_node=4\nls w-$node\n", 0, ""),
     ("unset-variable", ONE + "num_gpus=4\ntorchrun --nproc_per_node=4 x.py --n $gpus\n", 8, "warning"),
     ("unset-variable", ONE + "export SINGULARITYENV_DATA_PORT=${DATA_PORT}\npython x.py\n", 0, ""),
+    ("unset-variable", ONE + "export APPTAINERENV_DATA_PORT=3\npython x.py $DATA_PORT\n", 0, ""),
+    ("unset-variable", ONE + "steps=4\nfor (( step = 0; step <= 3; step++ )); do\n  python x.py $step\ndone\n", 0, ""),
     ("unset-variable", ONE + "source ./env.sh\nDATA_DIR=/x\npython x.py $MODEL_DIR\n", 0, ""),
 ]  # fmt: skip
 SECRETS: list[tuple[str, str, int, str]] = [
@@ -125,6 +127,8 @@ GPUS: list[tuple[str, str, int, str]] = [
     ("idle-gpus", ONE + "export CUDA_VISIBLE_DEVICES=0,1\ntorchrun --standalone --nproc_per_node=2 x.py\n", 8, "warning"),
     ("idle-gpus", ONE + "torchrun --nproc_per_node=2 a.py\ntorchrun --nproc_per_node=2 b.py\n", 7, "warning"),
     ("idle-gpus", ONE + "torchrun --nproc_per_node=2 a.py\ntorchrun --nproc_per_node=4 b.py\n", 0, ""),
+    ("idle-gpus", ONE + "torchrun --nproc_per_node=2 a.py &\ntorchrun --nproc_per_node=2 --master_port=3 b.py\nwait\n", 0, ""),
+    ("idle-gpus", ONE + "for s in 1 2; do\n  torchrun --nproc_per_node=2 --master_port=300$s b.py &\ndone\nwait\n", 0, ""),
     ("idle-gpus", ONE + "accelerate launch --num_processes 2 a.py\n", 7, "warning"),
     ("idle-gpus", ONE + "accelerate launch --num_processes 1 a.py\n", 7, "note"),
     ("idle-gpus", TWO + "srun accelerate launch --num_processes 8 --num_machines 2 a.py\n", 0, ""),
@@ -159,6 +163,7 @@ ADDRESSES: list[tuple[str, str, int, str]] = [
     ("master-address", TWO + "export MASTER_ADDR=0.0.0.0\nsrun python x.py\n", 7, "error"),
     ("master-address", TWO + "torchrun --nnodes=1 --nproc_per_node=4 --master_addr=localhost x.py\n", 0, ""),
     ("master-address", ONE + "export MASTER_ADDR=fd00::1\nsrun python x.py\n", 0, ""),
+    ("master-address", ONE + "export MASTER_ADDR=fd00::ab:12\nsrun python x.py\n", 0, ""),
     ("master-address", ONE + "export MASTER_ADDR=localhost\nsrun python x.py\n", 0, ""),
     ("master-address", TWO + "export MASTER_ADDR=$(scontrol show hostnames $L | tr ' ' ',' | cut -d: -f1)\nsrun python x.py\n", 0, ""),
     ("master-address", COBALT + LAUNCH + "--nnodes=$N --node_rank=$R x.py\n", 4, "error"),
