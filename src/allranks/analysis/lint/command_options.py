@@ -223,8 +223,11 @@ WRAPPERS = {
     "singularity", "apptainer", "enroot", "shifter", "docker", "podman", "podman-hpc", "charliecloud", "ch-run", "sarus",
     "nsys", "ncu", "numactl", "taskset", "xargs", "strace", "memray", "py-spy", "conda", "mamba", "micromamba", "uv", "poetry",
     "pixi", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "jsrun", "aprun", "stdbuf", "nice", "ionice", "chrt", "setsid",
-    "unbuffer", "sudo", "ssh", "pdsh", "clush", "parallel", "rocprof", "rocprofv3", "gdb", "ray", "spack", "ftxrun", "pipenv",
+    "unbuffer", "sudo", "ssh", "pdsh", "clush", "parallel", "rocprof", "rocprofv3", "gdb", "ray", "spack", "ftxrun", "pipenv", "blaunch", "pbsdsh",
 }  # fmt: skip
+STARTS_RANKS = re.compile(
+    r"\s.*\b(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\s+launch|deepspeed)\b", re.DOTALL
+)
 SHELL_PREFIXES = {"time", "nohup", "exec", "command", "builtin", "then", "else", "do", "!", "{"}
 
 
@@ -321,6 +324,8 @@ def _last(
         index = next((i for i, a in enumerate(rest) if SHELL_C.match(a.text)), None)
         script = rest[index + 1] if index is not None and index + 1 < len(rest) else None
         return UnwrappedCommand((*calls, call), script)
+    if program == "ssh" and len(rest) > 1 and STARTS_RANKS.search(rest[-1].text):  # for the other host's shell
+        return UnwrappedCommand((*calls, make(program, tuple(rest), args[0], under)), rest[-1])
     if PYTHON.match(program):
         for index, arg in enumerate(rest):
             module = rest[index + 1].text if arg.text == "-m" and index + 1 < len(rest) else ""

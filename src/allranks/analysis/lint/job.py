@@ -50,10 +50,12 @@ SETS_NO_RENDEZVOUS = re.compile(
     re.IGNORECASE,
 )
 
+OTHER_BATCH_SYSTEMS = re.compile(r"^#(?:COBALT|BSUB|PJM|OAR)\s", re.MULTILINE)
 PLACEHOLDER = re.compile(
     r"(?<![<\w$])<[A-Za-z][\w ./:|$-]{0,60}>|\{\{-?\s*[\w. $-]{1,60}\s*-?\}\}|(?<![\w$])\{ [A-Za-z_][\w.]* \}"
     r"|(?<![A-Za-z0-9_])[A-Za-z_/-]*X{3,}(?![A-Za-z0-9])|\b(?:YOUR|REPLACE|INSERT|CHANGE)[-_ ]?[A-Z_-]{2,}\b|\b[Yy]our[-_]\w+(?:[-_]\w+)*"
     r"|/path[-_]?to(?:/[\w./-]*|\b)|\bproject_46[0-9]{0,4}x+|\bTODO\b"
+    r"|(?<![\w$}\])])[\[{](?i:your|replace|fill|insert|enter|put|specify|change|choose)\b[\w ,./'-]{0,60}[\]}]"
 )
 
 
@@ -164,6 +166,11 @@ class JobDescription:
     def is_job(self) -> bool:
         """Return whether the file is a batch script of Slurm or PBS."""
         return self.is_batch or self.pbs is not None
+
+    @cached_property
+    def runs_unattended(self) -> bool:
+        """Return whether a batch system of any kind runs the file, so that it has no terminal."""
+        return self.is_job or bool(OTHER_BATCH_SYSTEMS.search(self.text))
 
     def heads(self, name: str) -> str | None:
         found = self.heading.get(name)

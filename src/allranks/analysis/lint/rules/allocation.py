@@ -109,3 +109,67 @@ def shared_log(job: JobDescription) -> Iterator[Violation]:
         if found and value and value != "/dev/null" and not re.search(r"%\d*[aAjJ]", value):
             yield Violation(found.offset, f"--{name}={value} is one file for all tasks of the array")
             return
+
+
+SEPARATE_WHY = (
+    "Nothing starts separate jobs, or tasks of a job array, at the same time: the first ones hold their GPUs while they wait for the others, "
+    "or reach their timeout, and the node of the fixed address need not be in any of them."
+)
+SEPARATE_CURE = "one job of all nodes (#SBATCH --nodes=<n>) with srun, which starts a launcher on each"
+RANK_NAME = re.compile(r"(?:NODE_|LOCAL_|MACHINE_|GROUP_|WORLD_|PROC_?)?RANK\Z", re.IGNORECASE)
+RANK_OPTION = re.compile(r"--?(?:node|machine|dist|world|global)?[-_]?rank\Z")
+ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
+
+
+def separate_jobs(job: JobDescription) -> Iterator[Violation]:
+    """Report ranks of one group that are separate jobs, or tasks of a job array."""
+    yield from _array_ranks(job)
+    yield from _submitted_ranks(job)
+    for launch in job.launches:
+        option, nodes = launch.option("node_rank", "machine_rank"), launch.value("nnodes", "num_machines")
+        given = option and re.fullmatch(r"\"?\$\{?[1-9]\}?\"?", option.value or "")
+        fixed = re.fullmatch(r"[\w.-]+", launch.value("master_addr", "main_process_ip") or "")
+        if option and given and fixed and nodes not in (None, "1") and job.nodes == 1 and job.is_job:
+            text = f"{option.arg.text.partition('=')[0]} is an argument of this job of one node: each node of the group is a job of its own"
+            yield Violation(option.arg.offset, text)
+
+
+def _array_ranks(job: JobDescription) -> Iterator[Violation]:
+    found = job.heading.get("array")
+    if found is None or re.fullmatch(r"\[?\d+\]?", found.value or ""):
+        return
+    launched = [
+        o for la in job.launches if (o := la.option("node_rank", "machine_rank")) and ARRAY_TASK in (o.value or "")
+    ]
+    ranks = [a for a in job.assignments if RANK_NAME.match(a.name) and not a.removed]
+    chosen = {a.value for a in ranks if a.value.isdecimal()}
+    by_test = len(chosen) > 1 and any(
+        u.name == ARRAY_TASK and u.program in ("[", "[[", "case", "test") for u in job.uses
+    )
+    passed = any(
+        RANK_OPTION.match(arg.text.partition("=")[0]) and ARRAY_TASK in (arg.text.partition("=")[2] or following.text)
+        for call in job.calls
+        for arg, following in zip(call.args, [*call.args[1:], *call.args[-1:]], strict=True)
+    )
+    given = by_test or passed or any(ARRAY_TASK in a.value for a in ranks)
+    words = {a.text.partition("=")[0].lstrip("-").replace("-", "_") for c in job.work_calls for a in c.args}
+    # One sharing of data names ranks and a world size as well; only a group of ranks has an address to meet at.
+    meets = job.has("MASTER_ADDR") or words & {
+        "master_addr",
+        "dist_url",
+        "init_method",
+        "main_process_ip",
+        "rdzv_endpoint",
+    }
+    several = job.has("WORLD_SIZE") or words & {"world_size", "nnodes", "num_machines", "num_nodes", "nodes"}
+    if launched or (given and meets and several):
+        yield Violation(found.offset, "the tasks of the array are the ranks of one group")
+
+
+def _submitted_ranks(job: JobDescription) -> Iterator[Violation]:
+    for call in job.calls:
+        if call.program not in ("sbatch", "qsub", "bsub"):
+            continue
+        words = " ".join(a.text for a in call.args)
+        if re.search(r"\bMASTER_ADDR=", words) and (job.is_job or re.search(r"RANK=", words)):
+            yield Violation(call.offset, f"{call.program} submits a rank of the group as a job of its own")

@@ -184,7 +184,7 @@ def unset(job: JobDescription) -> Iterator[Violation]:
     if job.kind != "script":
         return
     said: set[str] = set()
-    parts = (_slurm_options, _ranks, _other_shell, _set_later, _glued, _misspelled, _rendezvous)
+    parts = (_slurm_options, _ranks, _other_shell, _set_later, _glued, _misspelled, _near_unused, _rendezvous)
     for found in (part(job) for part in parts):
         for name, hit in found:
             if name not in said:
@@ -354,6 +354,61 @@ def _slurm_name(name: str) -> str | None:
 def _similar_by_design(a: str, b: str) -> bool:
     """Return whether the names differ by a word, such as TRAIN_DIR and TRAINS_DIR do not."""
     return sorted(a.split("_")) == sorted(b.split("_")) or abs(a.count("_") - b.count("_")) > 1
+
+
+SHORTEST_NEAR = 4
+COUNTING = re.compile(r"(?:num|n|nr|max|min|total|first|last|next|old|new|start|end)", re.IGNORECASE)
+OUTSIDE_NAMES = re.compile(r"(?:SLURMD?|SBATCH|PBS|LSB|COBALT|PALS|OMPI|PMIX?|CUDA|HF|SCRATCH|WORK|EBROOT\w*)_")
+
+
+def _near_unused(job: JobDescription) -> Iterator[tuple[str, Violation]]:
+    """Report a name that nothing sets beside one that is set and never used, whatever a sourced file may set."""
+    unused = {
+        a.name: a
+        for a in job.set_values_at_top()
+        if a.name not in job.used_names and a.name not in INHERITED and not a.name.startswith("_") and a.value
+    }
+    missing = {u.name: u for u in reversed(list(_plain_uses(job))) if u.program not in ("echo", "printf")}
+    missing = {
+        name: use
+        for name, use in missing.items()
+        if not (
+            _is_set(job, name) or name in INHERITED | LAUNCHER_NAMES or OUTSIDE_NAMES.match(name) or use.in_function
+        )
+    }
+    if not unused or len(unused) * len(missing) > MAX_COMPARED:
+        return
+    for name, use in missing.items():
+        near = [
+            o for o, item in unused.items() if _is_near(name, o) and item.offset < use.offset and name not in item.value
+        ]
+        if not near and _is_missing_program(job, name):
+            near = [other for other in unused if re.fullmatch(r"\S+\.py", unused[other].value)]
+        elsewhere = rf"(?<![\w$-]){name}\s*(?:[-+*/%]?=(?!=)|\+\+|--)"  # set in a way that the reader does not know
+        if len(near) == 1 and not re.search(elsewhere, job.text):
+            line = job.lines.place(unused[near[0]].offset)[0]
+            text = f"${name} is never set; {near[0]}, which line {line} sets and nothing uses, was probably meant"
+            yield name, Violation(use.offset, text, cure=f"${near[0]}")
+
+
+def _is_near(name: str, other: str) -> bool:
+    """Return whether the names differ by one letter, or one is the end of the other: ARGS and SCRIPT_ARGS."""
+    shorter, longer = sorted((name, other), key=len)
+    if len(shorter) < SHORTEST_NEAR or re.sub(r"\d", "", name) == re.sub(r"\d", "", other):
+        return False
+    prefix = longer.removesuffix(f"_{shorter}")
+    other_meaning = COUNTING.fullmatch(prefix) and not shorter.lower().endswith("s")  # NUM_NODE is no name of a NODE
+    return (prefix != longer and not other_meaning and not prefix.endswith("ENV")) or edits(name, other, 1) == 1
+
+
+def _is_missing_program(job: JobDescription, name: str) -> bool:
+    """Return whether a launcher's program is this variable, and no word of the command is a program."""
+    for launch in job.launches:
+        rest = [a.text for a in launch.call.args]
+        own = f"${name}" in rest or f"${{{name}}}" in rest
+        if own and launch.kind != "python" and not any(re.search(r"\.py\Z|\A-m\Z|\A--module\Z", word) for word in rest):
+            return True
+    return False
 
 
 def _rendezvous(job: JobDescription) -> Iterator[tuple[str, Violation]]:

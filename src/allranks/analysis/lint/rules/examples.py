@@ -92,7 +92,7 @@ EXAMPLES: dict[str, RuleExample] = {
         "#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nexport MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000))\nsrun python train.py",
     ),
     "ephemeral-port": RuleExample(
-        "`Address already in use`, now and then, with no other job on the node.",
+        "`Address already in use`, now and then, with no other job on the node. A note, since many scripts draw a port at random and are seldom unlucky; a warning if the port is fixed and other jobs can be on the node, or if the range goes below 1024 or above 65535.",
         "export MASTER_PORT=$(shuf -i 20000-60000 -n 1)",
         "export MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000))",
     ),
@@ -162,7 +162,7 @@ EXAMPLES: dict[str, RuleExample] = {
         "srun torchrun --nnodes=$SLURM_JOB_NUM_NODES --nproc_per_node=2 train.py",
     ),
     "fewer-tasks-than-nodes": RuleExample(
-        "`can't run 1 processes on 24 nodes, setting nnodes to 1`, and a rendezvous that times out.",
+        "`can't run 1 processes on 24 nodes, setting nnodes to 1`, and a rendezvous that times out. Steps in the background or on named nodes add up, and a loop starts one per round.",
         "#SBATCH --nodes=2\n#SBATCH --ntasks=1\nsrun torchrun --nnodes=2 train.py",
         "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun torchrun --nnodes=2 train.py",
     ),
@@ -202,7 +202,7 @@ EXAMPLES: dict[str, RuleExample] = {
         "#SBATCH --gres=gpu:4\ntorchrun --standalone --nproc_per_node=4 train.py",
     ),
     "idle-gpus": RuleExample(
-        "`nvidia-smi` shows GPUs of the job without a process.",
+        "`nvidia-smi` shows GPUs of the job without a process. A note where one process may use all GPUs itself: a plain `python`, one task of `srun`, `--num_processes 1`.",
         "#SBATCH --gres=gpu:4\ntorchrun --standalone --nproc_per_node=2 train.py",
         "#SBATCH --gres=gpu:4\ntorchrun --standalone --nproc_per_node=gpu train.py",
     ),
@@ -257,7 +257,7 @@ EXAMPLES: dict[str, RuleExample] = {
         "srun --kill-on-bad-exit=1 torchrun --nnodes=2 --nproc_per_node=2 train.py",
     ),
     "needs-ssh": RuleExample(
-        "`ssh exited with exit code 255`, a password prompt, or a notice that keys are required.",
+        "`ssh exited with exit code 255`, a password prompt, or a notice that keys are required. A note: sites whose scripts do so allow SSH inside of a job.",
         "deepspeed --hostfile=hosts --num_gpus=2 train.py",
         "srun bash -c 'deepspeed --no_ssh --node_rank=$SLURM_NODEID --num_nodes=2 --num_gpus=2 --master_addr=$MASTER_ADDR train.py'",
     ),
@@ -297,7 +297,7 @@ EXAMPLES: dict[str, RuleExample] = {
         "#SBATCH --signal=B:USR1@120\ntrap 'touch stop' USR1\nsrun torchrun train.py &\nwait",
     ),
     "requeue-truncates-log": RuleExample(
-        "The log begins with the second attempt.",
+        "The log begins with the second attempt. Reported if the script asks to be requeued: `--requeue`, or `scontrol requeue`, also in a trap.",
         "#SBATCH --requeue\nsrun torchrun train.py",
         "#SBATCH --requeue\n#SBATCH --open-mode=append\nsrun torchrun train.py",
     ),
@@ -480,5 +480,35 @@ EXAMPLES: dict[str, RuleExample] = {
         "`File exists`, or `No such file or directory`, from sbcast.",
         "sbcast data.tar /tmp/data.tar",
         "sbcast --force data.tar /tmp/data.tar",
+    ),
+    "ranks-in-separate-jobs": RuleExample(
+        "The first job waits at the rendezvous with its GPUs held, and times out before the last one starts. Reported where a job array or a submission gives each job a rank, together with an address to meet at.",
+        "#SBATCH --array=0-3\n#SBATCH --gres=gpu:1\nexport MASTER_ADDR=gpu01\nexport WORLD_SIZE=4\nexport RANK=$SLURM_ARRAY_TASK_ID\npython train.py",
+        "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:1\nsrun torchrun --nnodes=4 train.py",
+    ),
+    "ssh-without-command": RuleExample(
+        "`Pseudo-terminal will not be allocated because stdin is not a terminal`; files are on the first node only.",
+        "for node in $(scontrol show hostnames); do\n  ssh $node\n  mkdir /scratch/data\ndone",
+        "srun --ntasks-per-node=1 mkdir /scratch/data",
+    ),
+    "no-terminal": RuleExample(
+        "`the input device is not a TTY`. A note for `-t` alone and for podman, which goes on with a warning.",
+        "docker run -it --gpus all image torchrun train.py",
+        "docker run --gpus all image torchrun train.py",
+    ),
+    "container-shell-ended": RuleExample(
+        "`torchrun: command not found`, or another Python and torch than in the image. A note if the script prepares an environment on the host as well.",
+        'singularity exec --nv image.sif bash -c "source /ext3/env.sh"\nsrun torchrun --nnodes=2 train.py',
+        'srun singularity exec --nv image.sif bash -c "source /ext3/env.sh; torchrun --nnodes=2 train.py"',
+    ),
+    "wait-result-lost": RuleExample(
+        "`Exit code was 0` below the traceback; the job is COMPLETED.",
+        "srun python train.py &\nwait\nexit $?",
+        "srun python train.py &\nwait $!\nexit $?",
+    ),
+    "pattern-not-expanded": RuleExample(
+        "`/home/%u/.bashrc: No such file or directory`, or a folder called `%j`. A note for arguments of Python programs, which may replace it themselves.",
+        "mkdir -p logs/%j",
+        "mkdir -p logs/$SLURM_JOB_ID",
     ),
 }

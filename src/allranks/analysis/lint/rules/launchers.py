@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import msgspec
-
 from allranks.analysis.lint.command_options import SHELLS, slurm_options
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
@@ -49,12 +47,7 @@ STARTERS = re.compile(r"\b(?:torchrun|torch\.distributed|deepspeed|accelerate la
 
 
 def ssh(job: JobDescription) -> Iterator[Violation]:
-    slurm = job.is_batch or any(u.name.startswith("SLURM_") for u in job.uses)
-    for hit in _ssh(job):
-        yield hit if slurm else msgspec.structs.replace(hit, severity="note")  # elsewhere SSH is the usual way
-
-
-def _ssh(job: JobDescription) -> Iterator[Violation]:
+    """Report launchers that reach other nodes by SSH: a note, because the sites whose scripts do so allow it."""
     for launch in job.launches:
         option = launch.option("hostfile", "H", "deepspeed_hostfile")
         by = (launch.value("launcher", "deepspeed_multinode_launcher") or "pdsh").lower()
@@ -233,10 +226,18 @@ def untrapped(job: JobDescription) -> Iterator[Violation]:
 
 
 def requeue(job: JobDescription) -> Iterator[Violation]:
+    """Report a script that asks to be requeued, by its option, a command or a trap, without a log in append mode."""
     found = job.heading.get("requeue")
-    again = next((c for c in job.calls if c.program == "scontrol" and c.args and c.args[0].text == "requeue"), None)
+    again = next((c for c in job.calls if _requeues(c)), None)
     if (found or again) and (job.heads("open-mode") or "").lower() != "append":
         yield Violation(
             found.offset if found else again.offset if again else 0,
             "the job may be requeued, and its log is not opened in append mode",
         )
+
+
+def _requeues(call: ProgramCall) -> bool:
+    words = [a.text for a in call.args]
+    if call.program == "trap":
+        return bool(words) and re.search(r"\bscontrol\s+requeue\b", words[0]) is not None
+    return call.program == "scontrol" and words[:1] == ["requeue"]

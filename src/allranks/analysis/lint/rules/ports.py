@@ -197,7 +197,8 @@ def ephemeral(job: JobDescription) -> Iterator[Violation]:
             if option and number.isdecimal() and _is_ephemeral(int(number[:6])) and not job.whole_nodes:
                 where = _place(option.arg, launch, number)
                 if not any(a.offset <= where <= a.offset + 40 and PORT_NAME.match(a.name) for a in job.assignments):
-                    yield Violation(where, f"the port of --{name} is always {number}, in the ephemeral range")
+                    text = f"the port of --{name} is always {number}, in the ephemeral range"
+                    yield Violation(where, text, severity=_severity(job))
 
 
 def _value_args(launch: LauncherCall, arg: Argument) -> list[Argument]:
@@ -219,10 +220,13 @@ def _range_hits(job: JobDescription, what: str, offset: int, span: tuple[int, in
     low, high = span
     inside = min(high, EPHEMERAL_END) - max(low, EPHEMERAL_START) + 1
     if low == high and _is_ephemeral(low) and not job.whole_nodes:
-        yield Violation(offset, f"{what} always {low}, in the ephemeral range")
+        yield Violation(offset, f"{what} always {low}, in the ephemeral range", severity=_severity(job))
     elif high > 65535 and low > 1024:
         yield Violation(
-            offset, f"{what} chosen from {low} to {high}, but the last port is 65535", why="A larger number is refused."
+            offset,
+            f"{what} chosen from {low} to {high}, but the last port is 65535",
+            why="A larger number is refused.",
+            severity="warning",
         )
     elif inside > SMALL_PART * (high - low + 1) and low < high and not job.whole_nodes:
         yield Violation(offset, f"{what} chosen from {low} to {high}, in the ephemeral range")
@@ -231,6 +235,7 @@ def _range_hits(job: JobDescription, what: str, offset: int, span: tuple[int, in
             offset,
             f"{what} perhaps below 1024, which only root may use",
             why="Binding fails with 'Permission denied'.",
+            severity="warning",
         )
 
 

@@ -10,6 +10,8 @@ from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Argument, Violation
 from allranks.analysis.lint.rules.dataflow import under_srun
 from allranks.analysis.lint.rules.ports import backend, is_torchrun
+from allranks.analysis.lint.rules.tasks import SPREADING
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN, MappedText
 
 RANK_WHY = (
     "With c10d, node ranks come from the sorted host names, and --node_rank is ignored; rank 0 and MASTER_ADDR may be on any node, "
@@ -30,6 +32,7 @@ ADDRESS_NAME = re.compile(
     r"(?:MASTER|RDZV|HEAD|MAIN|RENDEZVOUS|COORD)\w*(?:ADDR|IP|HOST|NODE|ENDPOINT|ADDRESS)\w*\Z|(?:MASTER|HEAD)\Z",
     re.IGNORECASE,
 )
+LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
 CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "enroot", "shifter", "ch-run"}
 
 
@@ -82,12 +85,19 @@ def address(job: JobDescription) -> Iterator[Violation]:
             ADDRESS_NAME.match(a.name) and a.value == item.value for a in job.assignments if a is not item
         ):
             continue
-        for hit in _address_hits(job, item.name, item.value, item.offset, under_srun(item.under)):
+        wrong = list(_malformed_hits(item.name, item.source, item.offset)) if item.name == "MASTER_ADDR" else []
+        for hit in wrong or _address_hits(job, item.name, item.value, item.offset, under_srun(item.under)):
             seen.add(job.lines.place(hit.offset)[0])
             yield hit
     for launch in job.launches:
         option = launch.option("master_addr", "main_process_ip", "rdzv_endpoint")
         if option is None or option.value is None:
+            continue
+        wrong = [] if seen or "rdzv_endpoint" in launch.options else list(_malformed_option(launch, option.arg))
+        yield from wrong
+        if wrong:
+            continue
+        if launch.value("nnodes", "num_machines") == "1" and LOOPBACK.fullmatch(option.value):
             continue
         place = max((a.source.where(0) for a in launch.call.args if a is option.arg), default=option.arg.offset)
         literal = option.value.rpartition(":")[0] or option.value
@@ -122,6 +132,7 @@ def _no_address(job: JobDescription) -> Iterator[Violation]:
                 cure='--rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"',
                 severity="error",
             )
+        yield from _own_address(job, launch)
         several = job.multi_node and is_torchrun(launch) and backend(launch) == "static" and launch.srun is not None
         told = launch.option("master_addr", "rdzv_endpoint", "standalone") or job.has("PET_MASTER_ADDR")
         nodes = launch.value("nnodes")
@@ -132,6 +143,67 @@ def _no_address(job: JobDescription) -> Iterator[Violation]:
                 cure='--master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"; or c10d with --rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"',
                 severity="error",
             )
+
+
+def _own_address(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
+    """Report a launcher for several nodes without an address that another starter than srun, or a loop, runs on each node."""
+    nodes, rank = launch.option("nnodes"), launch.option("node_rank")
+    if launch.srun or not is_torchrun(launch) or backend(launch) != "static" or launch.open_ended or nodes is None:
+        return
+    spread = any(c.program in SPREADING for c in launch.call.under)
+    if nodes.value in (None, "1", "1:1") or not (rank or spread) or launch.option("master_addr", "rdzv_endpoint"):
+        return
+    # --standalone beside a node rank comes from the branch for one node: the reader takes both branches of an if.
+    if job.has("PET_MASTER_ADDR") or ("standalone" in launch.options and rank is None):
+        return
+    yield Violation(
+        nodes.arg.offset,
+        f"{launch.kind} for several nodes without --master_addr: every node waits for the others at its own 127.0.0.1",
+        cure="--master_addr=<first node> --master_port=<port>, the same on every node",
+        severity="error",
+    )
+
+
+UNKNOWN_PART = re.compile(f"{UNRESOLVED_OPEN}[^{UNRESOLVED_OPEN}{UNRESOLVED_CLOSE}]*{UNRESOLVED_CLOSE}")
+IPV6 = re.compile(r"\[?[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}(?:%\w+)?\]?")
+
+
+def _malformed(value: str) -> str | None:
+    """Return what makes a value no address; `value` has ``?`` for each part that is unknown."""
+    if re.match(r"[a-z]+://", value):
+        return "a URL"
+    if IPV6.fullmatch(value):
+        return None
+    if re.search(r"[^\s,?][\s,]+[^\s,?]", value):
+        return "a list"
+    if re.search(r"[^:]:\d+\Z", value):
+        return "an address with a port"
+    if re.search(r"[^:]:[^:]", value):
+        return "two values with a colon between them"
+    numbers = re.fullmatch(r"(\d{1,9})(?:\.(\d{1,9})){3}", value)
+    return "no IP address: its numbers go up to 255" if numbers and max(map(int, value.split("."))) > 255 else None
+
+
+def _malformed_hits(name: str, source: MappedText, offset: int) -> Iterator[Violation]:
+    text = source.text.strip()
+    while (shorter := UNKNOWN_PART.sub("?", text)) != text:
+        text = shorter
+    text = text.strip("\"'")
+    what = _malformed(text)
+    if what and UNRESOLVED_OPEN not in text:
+        why = "No resolver accepts it: all ranks fail at the rendezvous, or wait for it until the timeout."
+        cure = "the name or the IP address of the first node alone; the port has its own variable"
+        yield Violation(offset, f"{name} is {what}", why=why, cure=cure, severity="error")
+
+
+def _malformed_option(launch: LauncherCall, arg: Argument) -> Iterator[Violation]:
+    name, equals, _ = arg.text.partition("=")
+    if equals:
+        start = arg.source.text.find("=") + 1
+        source = arg.source.part(start, len(arg.source.text))
+    else:
+        source = launch.call.args[launch.call.args.index(arg) + 1].source
+    return _malformed_hits(name, source, arg.offset)
 
 
 def _address_hits(job: JobDescription, name: str, value: str, offset: int, under_srun: bool) -> Iterator[Violation]:
@@ -152,7 +224,7 @@ def _address_hits(job: JobDescription, name: str, value: str, offset: int, under
         yield Violation(
             offset, f"{name} falls back to localhost: every node would form its own group", severity="error"
         )
-    elif job.multi_node and re.fullmatch(r"localhost|127\.\d+\.\d+\.\d+|::1", value):
+    elif job.multi_node and LOOPBACK.fullmatch(value):
         yield Violation(
             offset, f"{name}={value} in a job of several nodes: every node waits for itself", severity="error"
         )

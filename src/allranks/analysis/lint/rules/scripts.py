@@ -483,3 +483,25 @@ def _runs_script(call: ProgramCall) -> bool:
 ZERO_WHY = "Slurm and the shell take exit code 0 for success: the job is COMPLETED, and dependent jobs start."
 ENDLESS_WHY = "wait without arguments waits for all background processes: the job runs until its time limit."
 ENDLESS_CURE = 'keep the process id of the training: train & pid=$!; wait "$pid"; rc=$?; kill %1; exit $rc'
+RESULT_WHY = "wait without arguments returns 0, whatever the background commands returned: a failed training is reported as COMPLETED."
+RESULT_CURE = 'keep the process ids, and wait for each: srun ... & pids+=($!); for pid in "${pids[@]}"; do wait "$pid" || rc=$?; done'
+
+
+def wait_result(job: JobDescription) -> Iterator[Violation]:
+    """Report a plain ``wait`` whose result is used."""
+    own = [c for c in job.calls if not c.under and not c.in_substitution]
+    if not any(c.after == "&" or (c.under and c.under[0].after == "&") for c in job.calls):
+        return
+    for call, following in pairwise([*own, None]):
+        if call is None or call.program != "wait" or call.args:
+            continue
+        end = following.offset if following else len(job.text)
+        kept = [a for a in job.assignments if a.value == "$?" and not a.under and call.offset < a.offset < end]
+        used = (
+            following
+            and following.program in ("exit", "return", "[", "[[", "test")
+            and any("$?" in a.text for a in following.args)
+        )
+        if kept or used or call.tested or call.after == "||":
+            yield Violation(call.offset, "wait without arguments returns 0, even if a background command failed")
+            return

@@ -9,7 +9,7 @@ from itertools import pairwise
 from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
 from allranks.analysis.lint.records import Argument, Edit, ProgramCall, Violation
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
-from allranks.utils.redaction import holds_secret, redact_arguments
+from allranks.utils.redaction import holds_secret, redact_arguments, redact_forms
 from allranks.utils.text import nearest_name
 
 BRACKET_WHY = (
@@ -435,17 +435,39 @@ def _secrets(job: JobDescription) -> Iterator[Violation]:
             continue
         if holds_secret(item.name, value):
             yield Violation(item.offset, f"{item.name} contains a token in clear text")
+    yield from _in_comments(job)
     for call in job.calls:
-        if call.program in ("echo", "printf", "srun", "bash", "env"):
-            continue
         words = [a.text for a in call.args]
+        if call.program in ("echo", "printf", "srun", "bash", "env"):
+            shown = [a for a in call.args if redact_forms(a.text) != a.text and not _is_no_secret(a.text)]
+            if shown and call.program in ("echo", "printf"):
+                yield Violation(shown[0].offset, f"the arguments of {call.program} contain a token in clear text")
+            continue
         for arg, word, shown in zip(call.args, words, redact_arguments(words), strict=True):
-            login = call.program in ("wandb", "huggingface-cli", "hf") and re.fullmatch(
-                r"[0-9a-f]{40}|hf_\w{20,}", word
-            )
+            signs_in = call.program in ("wandb", "huggingface-cli", "hf") or {"wandb", "login"} <= set(words)
+            login = signs_in and re.fullmatch(r"[0-9a-f]{40}|hf_\w{20,}", word)
             if (login or word != shown) and "$" not in word and not _is_no_secret(word):
                 yield Violation(arg.offset, f"the arguments of {call.program} contain a token in clear text")
                 break
+
+
+KEY_OF_WANDB = re.compile(r"(?i)wandb\b[^\n]{0,40}\blogin\b[^\n]{0,40}?\b[0-9a-f]{40}\b")
+LOOKS_RANDOM = re.compile(r"(?=[^\d]*\d)(?=[^A-Za-z]*[A-Za-z])[\w.+/=-]{16,}")
+ASSIGNED = re.compile(r"(?<![\w-])([A-Za-z_]\w*)=[\"']?([^\s\"';]{8,})")
+
+
+def _in_comments(job: JobDescription) -> Iterator[Violation]:
+    """Report tokens in comments, which leak as those in commands do."""
+    for comment in job.reading.comments:
+        text = comment.text
+        named = any(
+            m[1].isupper() and LOOKS_RANDOM.fullmatch(m[2]) and not _is_no_secret(m[2]) and holds_secret(m[1], m[2])
+            for m in ASSIGNED.finditer(text)
+        )
+        words = (word.strip("\"'`,;()") for word in text.split())
+        formed = any(redact_forms(word) != word and not _is_no_secret(word) for word in words)
+        if named or formed or KEY_OF_WANDB.search(text):
+            yield Violation(comment.offset, "a comment contains a token in clear text")
 
 
 def _is_no_secret(value: str) -> bool:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
+from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Severity, Violation
 from allranks.analysis.lint.rules.tasks import sources_settings
@@ -203,3 +204,33 @@ def sbcast(job: JobDescription) -> Iterator[Violation]:
                 f"the folder {folder} may be missing on the nodes",
                 cure=f"srun --ntasks-per-node=1 mkdir -p {folder}, before it",
             )
+
+
+PATTERN_WHY = (
+    "Only sbatch and srun replace %j, %u and %x, in the names of their own files. The shell takes them as they are: the path does not exist, "
+    "or is one for all jobs."
+)
+PATTERN_CURE = "use the variables: $SLURM_JOB_ID for %j, $USER for %u, $SLURM_JOB_NAME for %x"
+PATTERN = re.compile(r"(?:^|[/_.=-])(%(?:[ujxA](?![A-Za-z0-9{])|(?:USER|HOME|SCRATCH|WORK)\b%?))")
+OWN_PATTERNS = {
+    "srun", "sbatch", "salloc", "date", "printf", "stat", "find", "ps", "git", "nsys", "ncu", "awk", "sed", "perl", "grep", "wandb", "curl", "export",
+    "trap", "[", "[[", "test", "scontrol", "squeue", "sacct", "sinfo", "echo", "logger", "mpirun", "mpiexec", "docker",
+}  # fmt: skip
+
+
+def unexpanded(job: JobDescription) -> Iterator[Violation]:
+    """Report the patterns of sbatch's file names in a path of the shell."""
+    if not job.is_batch:
+        return
+    for call in job.calls:
+        if call.in_substitution:
+            continue
+        written = [(r.target, call.offset) for r in call.redirects if r.operator.startswith((">", "&>"))]
+        read = [] if call.program in OWN_PATTERNS else [(a.text, a.offset) for a in call.args]
+        for text, offset in [*written, *read]:
+            found = PATTERN.search(text) if "/" in text and not re.search(r"\s", text) else None
+            if found is None or "submitit" in job.text:
+                continue
+            by_shell = (text, offset) in written or not (PYTHON.match(call.program) or call.program in LAUNCHERS)
+            said = "is not replaced: it is a pattern of sbatch" if len(found[1]) == 2 else "is no variable of the shell"
+            yield Violation(offset, f"{found[1]} in {text} {said}", severity="warning" if by_shell else "note")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import Option, slurm_options
-from allranks.analysis.lint.job import NODE_NAMES, SETS_PATHS_ONLY, JobDescription, LauncherCall, count_gpus
+from allranks.analysis.lint.job import SETS_PATHS_ONLY, JobDescription, LauncherCall, count_gpus
 from allranks.analysis.lint.records import ProgramCall, Violation
 
 SEVERAL_WHY = "Every task starts a launcher that starts all ranks of the node: too many ranks per GPU, and several launchers on the same port."
@@ -56,11 +56,8 @@ OVERSUBSCRIBED_WHY = (
     "Threads that outnumber the CPUs take turns: data preparation and CPU operations become many times slower."
 )
 OVERSUBSCRIBED_CURE = "export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / <ranks per task>))"
-IDLE_WHY = "The job pays for all GPUs that it requests."
-IDLE_CURE = "set both to the same number"
 WORLD_WHY = "init_process_group waits until WORLD_SIZE ranks have joined; with more ranks than that, it fails."
 WORLD_CURE = "export WORLD_SIZE=$SLURM_NTASKS"
-SEVERAL_GPUS = 2
 FEW_CPUS_WHY = "Ranks and the workers of their data loaders take turns on the CPUs: the GPUs wait for data."
 FEW_CPUS_CURE = "#SBATCH --cpus-per-task=<ranks per task x (1 + loader workers)>"
 MPI = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun"}
@@ -278,66 +275,6 @@ def _ranks_of_task(job: JobDescription, launch: LauncherCall) -> int | None:
     return 1 if told is None and not launch.open_ended else job.number(told)
 
 
-def idle(job: JobDescription) -> Iterator[Violation]:
-    """Report fewer ranks than GPUs, if one launcher alone uses the node."""
-    gpus = job.gpus_per_node
-    calls = [la for la in job.launches if not la.call.in_function]
-    yield from _one_process(job)
-    yield from _counts_nodes(job)
-    if (
-        not gpus
-        or len(calls) != 1
-        or calls[0].kind not in ("torchrun", "torch.distributed.launch")
-        or calls[0].call.in_loop
-    ):
-        return
-    launch = calls[0]
-    option = launch.option("nproc_per_node")
-    ranks = job.number(option.value) if option else None if launch.open_ended or job.has("PET_NPROC_PER_NODE") else 1
-    tasks = job.tasks_per_node(launch.srun) if launch.srun else 1
-    outer = launch.call.under[0] if launch.call.under else launch.call
-    if ranks and tasks and ranks * tasks < gpus and outer.after != "&" and not job.has("CUDA_VISIBLE_DEVICES"):
-        told = (
-            f"{ranks * tasks} rank{'s' * (ranks * tasks > 1)} per node"
-            if option
-            else "no --nproc_per_node: one rank per node"
-        )
-        yield Violation(
-            option.arg.offset if option else launch.call.offset,
-            f"{told}, but the job requests {gpus} GPUs per node: the others are idle",
-        )
-
-
-def _counts_nodes(job: JobDescription) -> Iterator[Violation]:
-    """Report the number of nodes where the ranks of a node are meant."""
-    for launch in job.launches:
-        repeated = [option for name, option in launch.repeated if name == "nproc_per_node"]
-        for option in [*repeated, *([o] if (o := launch.option("nproc_per_node", "num_gpus")) else [])]:
-            name = (option.value or "").strip("${}\"'")
-            if name in NODE_NAMES and job.gpus_per_node != job.nodes:
-                text = f"{option.arg.text.split('=')[0]}=${name} is the number of nodes, not of the ranks on each"
-                yield Violation(option.arg.offset, text, cure="the GPUs per node")
-
-
-def _one_process(job: JobDescription) -> Iterator[Violation]:
-    """Report a single Python process in a job of several GPUs; it may use them all itself, unless it sees only one."""
-    gpus = job.gpus_per_node
-    if not gpus or gpus < SEVERAL_GPUS or job.launches or len(job.work) != 1 or job.work[0].in_loop:
-        return
-    call = job.work[0]
-    seen = [
-        a.value for a in (*call.prefix, *job.set_values("CUDA_VISIBLE_DEVICES")) if a.name == "CUDA_VISIBLE_DEVICES"
-    ]
-    one = bool(seen) and all(re.fullmatch(r"\d", value) for value in seen)
-    if (one or not seen) and call.after != "&" and not call.under and not call.in_function:
-        yield Violation(
-            call.offset,
-            f"one process, but the job requests {gpus} GPUs per node: "
-            + ("it sees one of them" if one else "the others are idle unless the program uses them"),
-            severity="warning" if one else "note",
-        )
-
-
 def world_size(job: JobDescription) -> Iterator[Violation]:
     """Compare WORLD_SIZE with the tasks that srun starts, or with the single process of a script without srun."""
     alone = [c for c in job.work if not c.under]
@@ -522,14 +459,25 @@ def fewer(job: JobDescription) -> Iterator[Violation]:
     if tasks and nodes and tasks < nodes:
         yield Violation(job.heading["ntasks"].offset, f"--ntasks={tasks} with --nodes={nodes}: the job gets {tasks}")
         return
+    steps: dict[
+        str, list[tuple[int, int, int]]
+    ] = {}  # tasks, nodes that the launcher waits for, position of the option
     for launch in job.launches:
         option = slurm_options(launch.srun).get("ntasks") if launch.srun else None
         started = job.number(option.value) if option else None
         asked = job.number(launch.value("nnodes", "num_machines"))
-        if option and started and asked and started < asked:
-            yield Violation(
-                option.arg.offset, f"srun starts {started} of the {asked} tasks that {launch.kind} waits for"
-            )
+        if option is None or not started or not asked or launch.srun is None:
+            continue
+        if launch.call.in_loop or launch.call.in_function:
+            continue  # it starts one step per round, or per call
+        together = launch.call.under[0].after == "&" or slurm_options(launch.srun).keys() & {"nodelist", "relative"}
+        group = launch.kind if together else str(option.arg.offset)
+        steps.setdefault(group, []).append((started, asked, option.arg.offset))
+    for group in steps.values():
+        total, asked = sum(started for started, _, _ in group), max(asked for _, asked, _ in group)
+        if total < asked:
+            kind = "the steps start" if len(group) > 1 else "srun starts"
+            yield Violation(group[0][2], f"{kind} {total} of the {asked} tasks that the launcher waits for")
 
 
 def processes(job: JobDescription) -> Iterator[Violation]:
