@@ -285,16 +285,21 @@ class Saver:
         except RuntimeError as error:  # the process group failed because another rank ended
             self._failed = CheckpointError(f"the checkpoint could not be saved: {str(error).splitlines()[0]}")
 
-    def _find_room(self, parts: RankParts, aside: Path, mode: str) -> tuple[int, ...]:
-        """Make room on the disk, and the folder. Returns the steps whose checkpoints were removed."""
-        need = sum(self._together.each("count its bytes", lambda: parts.bytes))
+    def _find_room(self, parts: RankParts, aside: Path, mode: str) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
+        """Make room on the disk, and the folder.
+
+        Returns:
+            The steps whose checkpoints were removed; by rank, the numbers of scattered parts and of parts of the state.
+        """
+        counts = self._together.each("count its parts", lambda: (parts.bytes, (len(parts.scattered), len(parts.state))))
+        need = sum(count for count, _ in counts)
 
         def make() -> tuple[int, ...]:
             removed = tuple(make_room(self.run, need, keep_best=self._spec.keep_best))
             self._begin(aside, mode)
             return removed
 
-        return self._together.first("find room for it", make)
+        return self._together.first("find room for it", make), [numbers for _, numbers in counts]
 
     def _write_out(
         self,
@@ -308,14 +313,14 @@ class Saver:
         """Write, verify and publish. Digests, the flush to the disk and the reading of files that are complete run beside the writing."""
         aside = self.run.checkpoints / f".step-{step}.tmp"
         try:
-            removed = self._find_room(parts, aside, mode)
+            removed, counts = self._find_room(parts, aside, mode)
             limit = self._together.work_timeout_s
             with commit.Rereader(aside, limit) as reader, ThreadPoolExecutor(3, "checkpoint") as beside:
                 work = _Beside(beside, reader, beside.submit(digests_of, parts, self._published))
-                self._write_parts(aside, parts, work)
-                prints = self._write_files(aside, parts, mode, step, work)
-                found = self._prove(aside, prints, work)
-            self._together.first("publish it", lambda: self._publish(aside, step, mode, found, eval_loss))
+                self._write_parts(aside, parts, counts, work)
+                prints, files = self._write_files(aside, parts, mode, step, work)
+                found = self._prove(files, prints, work)
+            self._together.first("publish it", lambda: self._publish(aside, step, mode, found, prints, eval_loss))
         except CheckpointError:
             if self.world.is_first:
                 shutil.rmtree(aside, ignore_errors=True)
@@ -330,9 +335,8 @@ class Saver:
         if mode == "full":
             (aside / "state").mkdir()
 
-    def _write_parts(self, aside: Path, parts: RankParts, work: _Beside) -> None:
+    def _write_parts(self, aside: Path, parts: RankParts, counts: list[tuple[int, int]], work: _Beside) -> None:
         """Write the parts that only this rank has: all ranks call it. The reading of the neighbour's state begins."""
-        counts = self._together.each("count its parts", lambda: (len(parts.scattered), len(parts.state)))
         if any(scattered for scattered, _ in counts):
             self._together.each(
                 "write its parts of the weights",
@@ -348,8 +352,10 @@ class Saver:
             if parts.state:
                 work.flush(aside / "state" / shards.shard_file(self.world.rank))
 
-    def _write_files(self, aside: Path, parts: RankParts, mode: str, step: int, work: _Beside) -> list[TensorDigest]:
-        """Write the published files and the small files. Returns the digests of all ranks."""
+    def _write_files(
+        self, aside: Path, parts: RankParts, mode: str, step: int, work: _Beside
+    ) -> tuple[list[TensorDigest], list[str]]:
+        """Write the published files and the small files. Returns the digests of all ranks, and all files of tensors."""
 
         def write() -> tuple[list[TensorDigest], dict[str, str]]:
             more, places = writer.write_files(
@@ -369,8 +375,13 @@ class Saver:
 
         answers = self._together.each("write its files", write)
         places = {key: file for _, some in answers for key, file in some.items()}
-        self._together.first("write the small files", lambda: self._write_small(aside, mode, step, places))
-        return [p for some, _ in answers for p in some]
+
+        def write_small() -> list[str]:
+            self._write_small(aside, mode, step, places)
+            return commit.tensor_files(aside)
+
+        files = self._together.first("write the small files", write_small)
+        return [p for some, _ in answers for p in some], files
 
     def _write_random(self, aside: Path, random: dict[str, Any]) -> None:
         torch.save(random, aside / "state" / f"rank{self.world.rank}.pt")
@@ -384,22 +395,29 @@ class Saver:
             if self.run.spec.exists():
                 shutil.copyfile(self.run.spec, aside / "state" / "spec.yaml")
 
-    def _prove(self, aside: Path, prints: list[TensorDigest], work: _Beside) -> commit.FileFacts:
-        """Check that the files equal memory: on each rank, a new process reads the files of its neighbour."""
+    def _prove(self, files: list[str], prints: list[TensorDigest], work: _Beside) -> commit.FileFacts:
+        """Read the files again: on each rank, a new process reads those of its neighbour. Returns the facts of all."""
         early = {f"state/{shards.shard_file(rank)}" for rank in range(self.world.size)}
-        files = self._together.first("list its files", lambda: commit.tensor_files(aside))
-        files = [file for file in files if file not in early]
-        others = files[(self.world.rank + 1) % self.world.size :: self.world.size]
+        late = [file for file in files if file not in early]
+        others = late[(self.world.rank + 1) % self.world.size :: self.world.size]
         answers = self._together.each("read it again", lambda: work.read(others, prints))
-        found = {name: facts for some in answers for name, facts in some.items()}
-        self._together.first("prove it", lambda: self._require_equal(found, prints))
-        return found
+        return {name: facts for some in answers for name, facts in some.items()}
 
     def _require_equal(self, found: commit.FileFacts, prints: list[TensorDigest]) -> None:
         commit.require_coverage(self._published, prints)
         commit.compare_digests(found, prints, self._published)
 
-    def _publish(self, aside: Path, step: int, mode: str, found: commit.FileFacts, eval_loss: float | None) -> None:
+    def _publish(
+        self,
+        aside: Path,
+        step: int,
+        mode: str,
+        found: commit.FileFacts,
+        prints: list[TensorDigest],
+        eval_loss: float | None,
+    ) -> None:
+        """Check that the files equal memory, and publish them."""
+        self._require_equal(found, prints)
         facts = {
             "schema_version": SCHEMA_VERSION,
             "step": step,
