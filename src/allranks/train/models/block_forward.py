@@ -52,7 +52,11 @@ class Compilation:
         import torch._dynamo.config as dynamo
         import torch._functorch.config as functorch
 
-        functorch.force_non_lazy_backward_lowering = True
+        if hasattr(functorch, "force_non_lazy_backward_lowering"):
+            functorch.force_non_lazy_backward_lowering = True
+        if hasattr(dynamo, "skip_fwd_side_effects_in_bwd_under_checkpoint"):
+            # what a layer notes for others in its forward pass is not needed again in a compiled recomputation
+            dynamo.skip_fwd_side_effects_in_bwd_under_checkpoint = True
         # blocks whose inner modules have their own forward are compiled one by one
         dynamo.recompile_limit = max(dynamo.recompile_limit, 8 + blocks)  # type: ignore[attr-defined]
 
