@@ -254,6 +254,9 @@ STAGES = (
         (
             Check("one_rank", "every strategy on one rank equals plain torch", 300, tests(STRATEGY_TESTS, "one_rank")),
             Check("nan", "a NaN in step 5 leaves the weights of step 4", 240, tests(RUN_TESTS, "nan")),
+            Check(
+                "lora", "LoRA of layers and of experts is as precise as PEFT's", 120, tests("tests/gpu/test_lora.py")
+            ),
             Check("host_sync", "nothing in a step waits for the GPU", 240, tests(RUN_TESTS, "waits or host_sync")),
             Check("resume", "20 steps resumed to 30 equal 30 unbroken ones", 200, tests(RUN_TESTS, "20_steps")),
             Check(

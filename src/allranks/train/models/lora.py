@@ -65,7 +65,7 @@ def fuse_lora(model: nn.Module) -> int:
     return found
 
 
-@dataclass
+@dataclass(eq=False)
 class InputGroup:
     """Layers that are computed together when the first of them is called; the others return what was computed for the same tensor.
 

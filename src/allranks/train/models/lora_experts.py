@@ -177,22 +177,24 @@ class GroupedLoRA(torch.autograd.Function):
             ends: (E,) int32, the number of rows up to the end of each expert's.
             transposed: the layout of `weight`.
         """
+        rows = rows.contiguous()
         grouped = Groups.of(rows, weight, ends)
         out = grouped.product(rows, weight if transposed else weight.transpose(-2, -1))
         middle = None
         if down is not None and up is not None:
             middle = grouped.product(rows, grouped.each_down(down, rows.dtype).transpose(-2, -1))
             grouped.add_product(out, middle, grouped.each_up(up, rows.dtype).transpose(-2, -1), scale)
-        ctx.scale, ctx.grouped, ctx.transposed = scale, grouped, transposed
-        ctx.save_for_backward(None if down is None else rows, middle, weight, down, up)
+        ctx.scale, ctx.transposed = scale, transposed
+        ctx.grouped = None if isinstance(grouped, GpuGroups) else grouped  # the host's numbers need a sync
+        ctx.save_for_backward(None if down is None else rows, middle, weight, down, up, ends)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: torch.Tensor) -> Any:  # type: ignore[override]
         """Return the gradients of the rows, of A and of B; the experts are frozen."""
-        rows, middle, weight, down, up = ctx.saved_tensors
-        grouped: Groups = ctx.grouped
+        rows, middle, weight, down, up, ends = ctx.saved_tensors
+        grouped: Groups = GpuGroups(ends) if ctx.grouped is None else ctx.grouped
         slope = slope.contiguous()
         slope_rows = None
         if ctx.needs_input_grad[0]:
