@@ -28,7 +28,6 @@ from allranks.train.models import adapters, precision
 from allranks.train.models.block_forward import Compilation, set_block_forward
 from allranks.train.models.losses import LossModel
 from allranks.train.models.moe import ExpertLoad, active_parameters, count_parameters
-from allranks.train.models.packed_attention import use_packed_attention
 from allranks.train.models.weight_loader import LoadReport, WeightLoader
 from allranks.train.optimizer import adamw
 from allranks.train.strategies.base import MakeOptimizer, Strategy
@@ -128,18 +127,15 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
 
 
 def ways_of_computing(here: Attempt, loss_model: nn.Module) -> list[str]:
-    """Choose how attention of packed rows and the loss are computed, and return remarks on what cannot be done as usual."""
-    if not isinstance(loss_model, LossModel) or loss_model.classifier:
-        return []
+    """Log how attention of packed rows is computed, and return remarks on what takes more memory than usual."""
     remarks = []
-    if here.spec.data is not None and here.spec.data.packing == "isolated":
-        chosen = use_packed_attention(loss_model.model, here.world.device, precision.DTYPES[here.plan.dtype])
-        if chosen.within_rows:
-            here.events.write("remark", what="model", message=chosen.remark)
-        else:
-            remarks.append(chosen.remark)
-    if loss_model.whole_logits:
-        remarks.append(f"loss: from the logits of all scored tokens at once; {loss_model.whole_logits}")
+    if isinstance(loss_model, LossModel):
+        if loss_model.packed is not None and loss_model.packed.within_rows:
+            here.events.write("remark", what="model", message=loss_model.packed.remark)
+        elif loss_model.packed is not None:
+            remarks.append(loss_model.packed.remark)
+        if loss_model.whole_logits:
+            remarks.append(f"loss: from the logits of all scored tokens at once; {loss_model.whole_logits}")
     return remarks
 
 

@@ -25,7 +25,8 @@ from allranks.train.evaluation import EvalResult, Evaluator
 from allranks.train.models.build import load_model, open_config
 from allranks.train.models.losses import LossModel
 from allranks.train.models.mlp import Mlp, MlpConfig, MlpLoss
-from allranks.train.models.precision import DTYPES
+from allranks.train.models.packed_attention import use_packed_attention
+from allranks.train.models.precision import DTYPES, compute_dtype
 from allranks.train.models.weight_loader import WeightLoader
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class TrainingTask(Protocol):
         ...
 
     def loss_model(self, model: nn.Module) -> nn.Module:
-        """Return the model with its loss: forward(batch) gives the sum over trained tokens, a float32 scalar."""
+        """Return the model, which is on its device, with its loss: forward(batch) gives the sum over trained tokens, a float32 scalar."""
         ...
 
     def batches(self, data: PreparedData, dtype: str, device: torch.device) -> Callable[[Rows], Any]:
@@ -141,7 +142,12 @@ class TokenTask:
         return load_model(world, self._spec.model, data.tokenizer, dtype=dtype, labels=labels, seed=seed, built=built)
 
     def loss_model(self, model: nn.Module) -> LossModel:
-        return LossModel(model, classifier=self.classifier)
+        loss_model = LossModel(model, classifier=self.classifier)
+        assert self._spec.data is not None
+        if self._spec.data.packing == "isolated" and not self.classifier:
+            first = next(model.parameters())
+            loss_model.packed = use_packed_attention(model, first.device, compute_dtype(model) or first.dtype)
+        return loss_model
 
     def batches(self, data: PreparedData, dtype: str, device: torch.device) -> Callable[[Rows], Batch]:
         assert self._spec.data is not None

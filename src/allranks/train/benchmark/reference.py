@@ -184,7 +184,9 @@ def plain_module(module: Any, spec: RunSpec, *, classifier: bool) -> PlainModule
         plain = _Perceptron(mlp_shape(spec.model.name, spec.model.config))
     else:
         base = given.get_base_model() if hasattr(given, "get_base_model") else given
-        plain = type(base)(copy.deepcopy(base.config))
+        config = copy.deepcopy(base.config)
+        config._attn_implementation = spec.model.attention  # not this package's own for packed rows
+        plain = type(base)(config)
         for layer in plain.modules():
             if isinstance(layer, nn.Dropout):
                 layer.p = 0.0

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from allranks.train.data.batches import IGNORE, Batch
 from allranks.train.models.head_loss import HeadLoss, LogitsError, logit_scale
-from allranks.train.models.packed_attention import known_packing
+from allranks.train.models.packed_attention import PackedAttention, known_packing
 
 
 class _SumCrossEntropy(torch.autograd.Function):
@@ -108,6 +108,9 @@ class LossModel(nn.Module):
     forward(batch) returns the sum over trained tokens of their negative log-likelihood in nats, a float32 scalar. Logits are
     computed some tokens at a time (`HeadLoss`), and only where there are targets; ``whole_logits`` says why they are not.
     """
+
+    packed: PackedAttention | None = None
+    """How attention of packed rows is computed; None: as it comes from transformers."""
 
     def __init__(self, model: nn.Module, *, classifier: bool) -> None:
         super().__init__()
