@@ -268,6 +268,6 @@ def _split(parts: Sequence[torch.Tensor], downs: Sequence[torch.Tensor]) -> Sequ
 
 def _add_product(y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
     """Return ``y + scale * a @ b``, in place if nobody else may hold `y`: selective recomputation keeps results of products."""
-    if not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack():
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return torch.addmm(y, a, b, alpha=scale)
     return y.addmm_(a, b, alpha=scale)
