@@ -148,7 +148,7 @@ def test_saved_adapters_reload_in_plain_peft_with_the_same_logits(
             m.eval()(input_ids=ids).logits
             for m in (model, plain, AutoModelForCausalLM.from_pretrained(tmp_path / "base"))
         )
-    assert torch.equal(ours, theirs)
+    torch.testing.assert_close(ours, theirs)  # equal up to rounding: adapters of experts are computed in another order
     assert not torch.equal(ours, untouched)
 
 
