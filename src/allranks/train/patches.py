@@ -52,7 +52,7 @@ PATCHES = (
     Patch(
         "transformers.utils.import_utils.create_import_structure_from_path",
         "transformers",
-        "5.17",
+        "5.23",
         "5.23",
         "import transformers reads the sources of all its models twice, because its cache distinguishes a folder from a file in it",
     ),
