@@ -88,7 +88,7 @@ def test_later_collective_abstains(tmp_path: Path) -> None:
     text = "\n".join(watchdog(r) + "\n" + STATUS.format(rank=r, second=6, seq=900, done=899) for r in range(2))
     found = _diagnose(tmp_path, {"a.log": text})
     assert _ids(found) == ["collective_hang"]
-    assert found.findings[0].confidence <= 0.75  # of the abstention, which is right more often than not
+    assert found.findings[0].confidence <= 0.8  # of the abstention, which is right more often than not
 
 
 def test_ranks_in_unlike_collectives(tmp_path: Path) -> None:

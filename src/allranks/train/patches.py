@@ -86,6 +86,13 @@ PATCHES = (
         "the loss is computed where the logits would be, some tokens at a time: transformers passes on whatever the projection returns",
     ),
     Patch(
+        "settings of torch._dynamo and torch._functorch",
+        "torch",
+        "2.13",
+        "2.13",
+        "blocks are compiled one by one, with their backward in the first forward; settings that a version lacks are left out",
+    ),
+    Patch(
         "forward of modules under autocast",
         "transformers",
         "5.23",
@@ -123,6 +130,20 @@ def _after_pause(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*arguments, **named)
 
     return pause_first
+
+
+def compile_blocks_separately(blocks: int) -> None:
+    """Set the compiler of this process for `blocks` blocks, each of which is compiled by itself, with its backward in the first forward."""
+    import torch._dynamo.config as dynamo
+    import torch._functorch.config as functorch
+
+    if hasattr(functorch, "force_non_lazy_backward_lowering"):
+        functorch.force_non_lazy_backward_lowering = True
+    if hasattr(dynamo, "skip_fwd_side_effects_in_bwd_under_checkpoint"):
+        # what a layer notes for others in its forward pass is not needed again in a compiled recomputation
+        dynamo.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+    # blocks whose inner modules have their own forward are compiled one by one
+    dynamo.recompile_limit = max(dynamo.recompile_limit, 8 + blocks)  # type: ignore[attr-defined]
 
 
 IMPORT_UTILS = "transformers.utils.import_utils"

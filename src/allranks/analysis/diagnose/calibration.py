@@ -73,5 +73,7 @@ def _confidence(candidate: CandidateCause, *, contradictions: int) -> float:
     answers, hits = MEASURED.get(kind, (0, 0))
     weight = min(candidate.score, SIGNAL_ALONE_WEIGHT) if kind == SIGNAL_ALONE else candidate.score
     rate = (hits + RULE_WEIGHT * weight) / (answers + RULE_WEIGHT)
+    if kind == SIGNAL_ALONE:
+        rate = min(rate, SIGNAL_ALONE_WEIGHT)
     highest = UNSURE_HIGHEST if contradictions or kind.endswith("unknown emitter") else HIGHEST
     return max(min(rate, highest) - CONTRADICTION * min(contradictions, 2), 0.05)

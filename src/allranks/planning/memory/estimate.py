@@ -310,7 +310,7 @@ def batch_of(spec: RunSpec, plan: LaunchPlan, model: ModelMemory) -> MicroBatch:
         autocast=model.autocast is not None,
         stream_element=4 if model.autocast and model.what.trains_embedding(model.shapes) else None,
         adapter_element=model.trained_element,
-        plain_adapters=plan.strategy == "deepspeed_zero3",  # it gathers weights in hooks of inner layers
+        plain_adapters=strategy_info(plan.strategy).gathers_in_layers,
     )
 
 

@@ -221,6 +221,7 @@ DEEPSPEED_ZERO3 = _strategy(
     "allranks.train.engines.deepspeed_zero:DeepSpeedZero3",
     "DeepSpeed, sharded weights, gradients and optimizer state",
     memory=_stage3,
+    gathers_in_layers=True,
     page=StrategyPage(
         new="DeepSpeed's stage 3",
         idea="DeepSpeed's engine, stage 3: sharded weights, gathered module by module. Tensors with fewer "

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from allranks.spec.recomputation import NONE, SELECTIVE, keeps_product
 from allranks.train.data.tokenization import first_line
-from allranks.train.patches import replace_forward
+from allranks.train.patches import compile_blocks_separately, replace_forward
 
 _SECOND_FACTOR = {torch.ops.aten.mm.default: 1, torch.ops.aten.addmm.default: 2}
 
@@ -49,16 +49,7 @@ class Compilation:
 
     def begin(self, blocks: int) -> None:
         """Prepare the compiler for this many blocks."""
-        import torch._dynamo.config as dynamo
-        import torch._functorch.config as functorch
-
-        if hasattr(functorch, "force_non_lazy_backward_lowering"):
-            functorch.force_non_lazy_backward_lowering = True
-        if hasattr(dynamo, "skip_fwd_side_effects_in_bwd_under_checkpoint"):
-            # what a layer notes for others in its forward pass is not needed again in a compiled recomputation
-            dynamo.skip_fwd_side_effects_in_bwd_under_checkpoint = True
-        # blocks whose inner modules have their own forward are compiled one by one
-        dynamo.recompile_limit = max(dynamo.recompile_limit, 8 + blocks)  # type: ignore[attr-defined]
+        compile_blocks_separately(blocks)
 
     def compiled(self, function: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
         """Return the compiled function; it calls `plain` from the call on in which the compiler fails."""
