@@ -2,8 +2,9 @@
 
 ``python -m benchmarks.diagnose [--ranks 1024] [--repeats 3] [--json benchmarks/results/diagnose.json]``.
 Sets: a job of 1,024 ranks with 1 MB each; one file of 100 MB as training writes it; one of 100 MB in which no two lines are alike
-(the worst case for the table of forms); one line of 1 GB, of which only the beginning is read and which must be reported. The others must name the planted failure. ``--logs FOLDER``
-adds a folder of labelled logs (``INDEX.tsv`` with columns file, id and basis): which class comes first. The exit code is 1 if a
+(the worst case for the table of forms); one line of 1 GB, of which only the beginning is read and which must be reported. The others must
+name the planted failure. ``--logs FOLDER`` adds a folder of labelled logs (``INDEX.tsv`` with columns file, id and basis): which class comes
+first. The exit code is 1 if a
 planted failure is not named, if the job takes over 20 s on two cores, a 100 MB file over 3 s, memory passes 400 MB, or fewer than 90 % of
 the labelled logs that state a cause get it first. Figures of logs that were new to the rules are kept in the result as they were taken (``unseen``).
 """
