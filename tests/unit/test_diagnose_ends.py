@@ -486,3 +486,11 @@ def test_an_exception_in_the_launcher_is_not_the_programs(tmp_path: Path) -> Non
 )
 def test_a_queue_pair_that_does_not_connect(tmp_path: Path, line: str) -> None:
     assert answer(of(tmp_path, f"link_layer: Ethernet\n{line}\nerrno: 110"))[1][:1] == ["rdma_unreachable"]
+
+
+def test_a_stall_that_horovod_reports_is_a_hang(tmp_path: Path) -> None:
+    text = (
+        "[2026-01-02 10:00:00.1: W /tmp/pip/horovod/common/stall_inspector.cc:107] One or more tensors were submitted to be reduced, gathered "
+        "or broadcasted by subset of ranks and are waiting for remainder of ranks for more than 60 seconds.\nMissing ranks:\n2: [grad.head]"
+    )
+    assert answer(of(tmp_path, f"{STEPS}\n{text}")) == ("found", ["collective_hang"])

@@ -162,7 +162,7 @@ def test_the_fields_of_the_kernel_are_at_their_places() -> None:
     assert info is not None
     assert abs(info.acked_bytes - 5_000_000) <= 2
     assert 5_000_000 / 66_000 <= info.segments <= 5_000_000 / 500
-    assert info.resent == 0
+    assert info.resent <= info.segments // 20  # a loaded machine may acknowledge late
     assert 0 < info.min_rtt_s <= info.rtt_s < 10
 
 

@@ -159,6 +159,9 @@ COLLECTIVE_HANG = FailureClass(
     next_test="run again with TORCH_FR_BUFFER_SIZE=2000 and compare the dumps of all ranks, or take py-spy dumps of all ranks during the hang",
     reference="https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",
     patterns=(
+        Pattern(
+            r"waiting for (the )?remainder of ranks for more than \d+ seconds", "remainder of ranks", weight=LIKELY
+        ),
         Pattern(r"Watchdog caught collective operation timeout", weight=POSSIBLE),
         Pattern(r"watchdog got stuck for \d+", "watchdog got stuck for ", weight=POSSIBLE),
         Pattern(r"Timed out waiting \d+\s*ms for (recv|send) operation", "timed out waiting ", weight=POSSIBLE),
