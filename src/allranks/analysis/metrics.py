@@ -283,7 +283,7 @@ def _sum(events: Events, kind: str, name: str) -> float:
 
 
 def _not_compiled(ranks: dict[int, Events]) -> str | None:
-    """Return why the compiler failed on the lowest rank where it did, or None."""
+    """Return why blocks are not compiled on the lowest rank where they are not, or None."""
     remarks = (e for _, events in sorted(ranks.items()) for e in events if e["event"] == "remark")
     return next((e.get("message") for e in remarks if e.get("what") == "compile"), None)
 

@@ -18,6 +18,7 @@ from torch import nn
 from allranks.planning.records import LaunchPlan
 from allranks.rundir import checkpoints
 from allranks.spec.records import RunSpec
+from allranks.spec.strategies import strategy_info
 from allranks.train import checkpoint, distributed, strategies
 from allranks.train.attempt import Attempt, log_engine, log_model, log_remarks
 from allranks.train.checkpoint.loader import require_same
@@ -101,7 +102,7 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
         seed=spec.train.seed,
     )
     adapted = adapters.adapter_remarks(model, spec.adapter)
-    compilation = _compilation(here, strategy, classifier=task.classifier)
+    compilation = _compilation(here, classifier=task.classifier)
     set_forward(model, here.plan, world.device, compilation)
     published = checkpoint.plan_published_files(model, world.size)
     model.to(world.device)
@@ -164,20 +165,20 @@ def set_forward(
     set_block_forward(model, plan.recomputation, compilation)
 
 
-def _compilation(here: Attempt, strategy: Strategy, *, classifier: bool) -> Compilation | None:
+def _compilation(here: Attempt, *, classifier: bool) -> Compilation | None:
     """Return how blocks are compiled, or None if they are not."""
     if not here.model.compile:
         return None
 
     def report(reason: str) -> None:
-        message = f"model.compile: this rank continues without compiled blocks, because the compiler failed: {reason}"
+        message = f"model.compile: this rank continues without compiled blocks, because {reason}"
         here.events.write("remark", what="compile", message=message)
         here.say(message)
 
-    if strategy.hooks_layers:
+    if strategy_info(here.plan.strategy).gathers_in_layers:
         report(f"{here.plan.strategy} gathers weights within the blocks")
         return None
-    return Compilation(static=not classifier, report=report)
+    return Compilation(static=not classifier, report=lambda failure: report(f"the compiler failed: {failure}"))
 
 
 def _base_name(here: Attempt) -> str:

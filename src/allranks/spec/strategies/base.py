@@ -275,7 +275,7 @@ class StrategyInfo:
     imports_bytes: int = 0
     """What importing that library adds to a rank's process."""
     gathers_in_layers: bool = False
-    """Weights are gathered in hooks of layers inside of blocks, so that layers cannot be computed together."""
+    """Weights are gathered in hooks of layers inside of blocks, so that layers cannot be computed together, nor blocks be compiled."""
     keeps_master_weights: bool = False
     """The optimizer updates float32 weights, also of a model in lower precision."""
     builds_extensions: bool = False

@@ -61,7 +61,6 @@ class DeepSpeedZero3(DeepSpeedZero):
     stage = 3
     replicated, forward_has_collectives = False, True
     claims_overlap, loads_in_parts = True, True
-    hooks_layers = True
     warmup = (
         True  # DeepSpeed records the order of modules in the first pass and compares it between ranks in the second
     )

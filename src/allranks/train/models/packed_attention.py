@@ -268,6 +268,13 @@ def _additive_mask(query: torch.Tensor, window: int | None) -> torch.Tensor | No
     return torch.zeros(1, 1, *allowed.shape, dtype=query.dtype).masked_fill_(~allowed, -torch.inf)
 
 
+def _empty_outputs(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return memory for what `attention_in_rows` returns."""
+    batch, heads, length, width = query.shape
+    kind = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return query.new_empty(batch, length, heads, width), query.new_empty(batch, length, heads, dtype=kind)
+
+
 @torch.library.custom_op("allranks::attention_in_rows", mutates_args=())
 def attention_in_rows(
     query: torch.Tensor,
@@ -288,10 +295,8 @@ def attention_in_rows(
     Returns:
         The output (B, L, H, D), and the softmax's log-sums (B, L, H), float32, for backward.
     """
-    batch, heads, length, width = query.shape
-    out = query.new_empty(batch, length, heads, width)
-    sums = query.new_empty(batch, length, heads, dtype=torch.float64 if query.dtype == torch.float64 else torch.float32)
-    for i, low, high in spans_of(ends, length):
+    out, sums = _empty_outputs(query)
+    for i, low, high in spans_of(ends, query.shape[2]):
         q, k, v = (t[i : i + 1, :, low:high] for t in (query, key, value))
         mask = _additive_mask(q, window)
         o, s = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -311,9 +316,7 @@ def _(
     scale: float | None,
     window: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    batch, heads, length, width = query.shape
-    kind = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return query.new_empty(batch, length, heads, width), query.new_empty(batch, length, heads, dtype=kind)
+    return _empty_outputs(query)
 
 
 @torch.library.custom_op("allranks::attention_in_rows_backward", mutates_args=())

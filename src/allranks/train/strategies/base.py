@@ -85,8 +85,6 @@ class Strategy(ABC):
     """Before `setup`, `weight_loader` is set and the model has no weights: `setup` loads them unit by unit."""
     weight_loader: WeightLoader | None = None
     """Loads the weights if `loads_in_parts`; None: the model has its weights."""
-    hooks_layers: bool = False
-    """It gathers weights in hooks of layers within the blocks, so that blocks cannot be compiled."""
     keeps_master: bool = False
     """The optimizer updates copies of the weights, so that master weights of a checkpoint are loaded, too."""
     remarks: tuple[str, ...] = ()
