@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -39,12 +40,14 @@ SOURCES = (
     "benchmarks/gpu_benches.py",
     "benchmarks/gpu_checks.py",
     "benchmarks/gpu_kit.py",
+    "benchmarks/step_floor.py",
     "benchmarks/gpu_lora_mfu.yaml",
 )
 WHAT = "make gpu: checks on one GPU, by stage"
 REHEARSAL = "REHEARSAL on a CPU with tiny sizes; not a result of a GPU. " + WHAT
 LEAST_S = 10.0  # a check that has less time is not started
 TIME_IS_UP = "the time of the stage was used up; run the stage again"
+CORES_PER_LANE = 2  # a run on one GPU keeps one core busy, and starts with imports on another
 CPU_SLACK = 4.0  # limits of a rehearsal, which may run on two busy cores
 VERSIONS = (*PACKAGES, "deepspeed", "triton", "safetensors", "msgspec", "pytest")
 
@@ -169,14 +172,14 @@ def run_check(kit: Kit, check: Check, deadline: float) -> list[Result]:
     return found
 
 
-def run_stage(kit: Kit, stage: Stage, record: Record) -> None:
-    """Run the checks of a stage that have no result yet."""
+def run_stage(kit: Kit, stage: Stage, record: Record, only: list[str], until: float) -> None:
+    """Run the checks of a stage that have no result yet, only those of `only` if it names any."""
     began, known = time.monotonic(), record.stage(stage.name)
-    deadline = began + stage.limit_s * kit.slack
-    left = [c for c in stage.checks if c.name not in known["done"]]
-    lanes = max(1, min(stage.lanes, kit.cores // 4))
+    deadline = min(began + stage.limit_s * kit.slack, until)
+    left = [c for c in stage.checks if c.name not in known["done"] and (not only or c.name in only)]
+    lanes = max(1, min(stage.lanes, kit.cores // CORES_PER_LANE))
     print(
-        f"{stage.name}: {len(left)} checks, at most {stage.limit_s * kit.slack / 60:.0f} minutes, {lanes} at a time",
+        f"{stage.name}: {len(left)} checks, at most {(deadline - began) / 60:.0f} minutes, {lanes} at a time",
         flush=True,
     )
 
@@ -257,6 +260,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--stage", nargs="*", choices=[s.name for s in STAGES], default=[s.name for s in STAGES])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: rehearse with tiny sizes")
+    parser.add_argument("--check", nargs="*", default=[], help="these checks of the stages only")
+    parser.add_argument(
+        "--time-s", type=float, default=math.inf, help="end after this many seconds; what is left runs in the next call"
+    )
     parser.add_argument("--again", action="store_true", help="run stages again that are recorded")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--work", type=Path, default=WORK, help="models, runs and logs; 40 GB for the full model")
@@ -277,14 +284,14 @@ def main() -> None:
     )
     began = time.monotonic()
     for stage in STAGES:
-        if stage.name not in given.stage:
+        if stage.name not in given.stage or (given.check and not {c.name for c in stage.checks} & set(given.check)):
             continue
         if given.again:
             head["stages"].pop(stage.name, None)
         if record.stage(stage.name)["finished"]:
             print(f"{stage.name}: recorded, not repeated (AGAIN=1 repeats it)")
             continue
-        run_stage(kit, stage, record)
+        run_stage(kit, stage, record, given.check, began + given.time_s)
     shutil.rmtree(kit.models, ignore_errors=True)
     record.path.with_suffix(".md").write_text(page(head))
     checks = [c for s in head["stages"].values() for c in s["checks"].values()]

@@ -29,6 +29,7 @@ TINY = {
     "vocab_size": 512,
 }
 MEMORY_ERROR = 0.10  # docs/fit.md
+NO_COMPILER = "torch.compile needs a C compiler, and there is no cc, gcc or clang"
 
 
 def layers_of(kit: Kit, what: str) -> int:
@@ -120,7 +121,7 @@ def variant(
 
     def action(kit: Kit, limit_s: float) -> dict[str, Any]:
         if compiler and not kit.compiler:
-            raise NotPossible("torch.compile needs a C compiler, and there is no cc, gcc or clang")
+            raise NotPossible(NO_COMPILER)
         if cuda and kit.rehearsal:
             raise NotPossible("FlexAttention has no backward pass on a CPU")
         began = time.monotonic()
@@ -148,6 +149,28 @@ def profiled(kit: Kit, limit_s: float) -> dict[str, Any]:
     return figures | {"trace": ranks[0]["total"], "steps_traced": len(ranks[0]["steps"])}
 
 
+def step_floor(kit: Kit, limit_s: float) -> dict[str, Any]:
+    """The matrix products and the attention of the 8-layer bench alone, and the device's ceilings."""
+    spec = yaml.safe_load(BENCH.read_text())
+    shapes = {**spec["model"]["config"], "vocab_size": VOCABULARY, **(TINY if kit.rehearsal else {})}
+    micro, length = (2, 64) if kit.rehearsal else (spec["train"]["micro_batch_size"], spec["data"]["max_length"])
+    values = {
+        "device": kit.device, "dtype": "bfloat16", "tokens": micro * length, "length": length, "hidden": shapes["hidden_size"],
+        "intermediate": shapes["intermediate_size"], "layers": layers_of(kit, "part"), "heads": shapes["num_attention_heads"],
+        "kv-heads": shapes["num_key_value_heads"], "head-dim": shapes["head_dim"], "vocabulary": shapes["vocab_size"],
+        "rank": spec["adapter"]["r"],
+    }  # fmt: skip
+    words = [
+        "-m",
+        "benchmarks.step_floor",
+        *(word for key, value in values.items() for word in (f"--{key}", str(value))),
+    ]
+    code, out, err = kit.command("floor", words, limit_s)
+    if code:
+        raise CheckFailed(f"exit code {code}: {' '.join(err.split())[-600:]}")
+    return json.loads(out)
+
+
 def memory_of_benches(kit: Kit, limit_s: float) -> dict[str, Any]:
     """All benches of this call: the allocator's peak against `plan`."""
     if kit.rehearsal:
@@ -161,15 +184,22 @@ def memory_of_benches(kit: Kit, limit_s: float) -> dict[str, Any]:
     return ratios
 
 
-def full_model(kit: Kit, limit_s: float) -> dict[str, Any]:
+def full_model(kit: Kit, limit_s: float, name: str = "full", **sections: dict[str, Any]) -> dict[str, Any]:
     """30 steps of the 7B model with LoRA, with the largest micro-batch up to 4 that `plan` lets fit."""
     began, model = time.monotonic(), base_model(kit, "full", limit_s)
     for micro in (4, 2, 1):
         steps = {"max_steps": 30 if not kit.rehearsal else 12, "micro_batch_size": micro}
-        path = bench_spec(kit, "full", model, train=steps)
-        if planned_bytes(kit, "full", path)[1] in ("fits", "not known"):
-            return bench(kit, "full", path, limit_s - (time.monotonic() - began))
+        path = bench_spec(kit, name, model, train=steps, **sections)
+        if planned_bytes(kit, name, path)[1] in ("fits", "not known"):
+            return bench(kit, name, path, limit_s - (time.monotonic() - began))
     raise NotPossible("plan: not even a micro-batch of 1 fits on this device")
+
+
+def full_model_compiled(kit: Kit, limit_s: float) -> dict[str, Any]:
+    """The same with compiled blocks."""
+    if not kit.compiler:
+        raise NotPossible(NO_COMPILER)
+    return full_model(kit, limit_s, "full_compiled", model={"compile": True})
 
 
 def stopped_and_resumed(kit: Kit, limit_s: float) -> dict[str, Any]:

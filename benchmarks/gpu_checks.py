@@ -10,7 +10,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.gpu_benches import full_model, memory_of_benches, profiled, stopped_and_resumed, variant
+from benchmarks.gpu_benches import (
+    full_model,
+    full_model_compiled,
+    memory_of_benches,
+    profiled,
+    step_floor,
+    stopped_and_resumed,
+    variant,
+)
 from benchmarks.gpu_kit import (
     FAILED,
     PASSED,
@@ -273,7 +281,7 @@ STAGES = (
             Check("unit", "unit tests of what runs inside a rank", 120, simple(unit_tests)),
             Check("demo", "20 steps of the demo in bf16 under every strategy", 240, demo),
         ),
-        lanes=4,
+        lanes=8,
     ),
     Stage(
         "speed",
@@ -301,6 +309,13 @@ STAGES = (
             Check(
                 "compiled", "8 layers, torch.compile", 150, variant("compiled", compiler=True, model={"compile": True})
             ),
+            Check(
+                "compiled_isolated",
+                "8 layers, torch.compile, packed rows isolated",
+                120,
+                variant("compiled_isolated", compiler=True, data={"packing": "isolated"}, model={"compile": True}),
+            ),
+            Check("floor", "the matrix products and attention of 8 layers alone", 60, simple(step_floor)),
             Check("profiled", "8 layers with a profile window, and allranks trace", 120, simple(profiled)),
             Check(
                 "flex",
@@ -322,6 +337,7 @@ STAGES = (
         600,
         (
             Check("full", "30 steps of a 7B model with LoRA", 420, simple(full_model)),
+            Check("full_compiled", "the same with compiled blocks", 240, simple(full_model_compiled)),
             Check("spin", "a rank that spins in a kernel is named", 90, tests(RUN_TESTS, "spins")),
             Check("stopped", "SIGTERM and resume on 8 layers", 150, simple(stopped_and_resumed)),
         ),

@@ -50,7 +50,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Stage:
-    """Checks that run in one call of at most ten minutes; up to ``lanes`` of them at a time, where each has four cores."""
+    """Checks that run in one call of at most ten minutes; up to ``lanes`` of them at a time, where each has two cores."""
 
     name: str
     limit_s: float

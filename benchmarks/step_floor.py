@@ -1,0 +1,171 @@
+"""Measure the least time of a training step: that of its matrix products and of its attention alone, on this device.
+
+    python -m benchmarks.step_floor --device cuda --dtype bfloat16 --tokens 8192 --length 2048 --hidden 4096 ...
+
+A decoder's step needs, per linear layer of a block, a product in forward and one for the gradient of its input; with ``--full`` also
+one for the gradient of its weight. The head needs the same. With LoRA, the narrow products of the adapters come on top. Everything
+else of a step (norms, activations, loss, optimizer, copies) takes time on top of this floor. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+REPEATS = 7
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Of a decoder with grouped-query attention and a gated MLP, and of its batch."""
+
+    tokens: int
+    length: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    rank: int
+    full: bool
+
+    def linears(self) -> list[tuple[int, int]]:
+        """Return (inputs, outputs) of the linear layers of a block."""
+        wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return [
+            (self.hidden, wide), (self.hidden, narrow), (self.hidden, narrow), (wide, self.hidden),
+            (self.hidden, self.intermediate), (self.hidden, self.intermediate), (self.intermediate, self.hidden),
+        ]  # fmt: skip
+
+
+def seconds(action: Callable[[], Any], device: torch.device, least_s: float = 0.05) -> float:
+    """Return the median duration of an action in seconds, by events on a GPU."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    action()
+    wait()
+    began = time.perf_counter()
+    action()
+    wait()
+    calls = max(1, int(least_s / max(time.perf_counter() - began, 1e-6)))
+    found = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        for _ in range(calls):
+            action()
+        wait()
+        found.append((time.perf_counter() - began) / calls)
+    return median(found)
+
+
+def linear_s(
+    tokens: int, inputs: int, outputs: int, rank: int, full: bool, device: torch.device, dtype: Any
+) -> dict[str, float]:
+    """Return the seconds of the products of one linear layer, and their FLOPs."""
+    x, w, dy = (
+        torch.randn(*size, device=device, dtype=dtype)
+        for size in ((tokens, inputs), (outputs, inputs), (tokens, outputs))
+    )
+    found = {"wide_s": seconds(lambda: x @ w.t(), device) + seconds(lambda: dy @ w, device), "narrow_s": 0.0}
+    flops = 4.0 * tokens * inputs * outputs
+    if full:
+        found["wide_s"] += seconds(lambda: dy.t() @ x, device)
+        flops *= 1.5
+    elif rank:
+        a, b, m = (
+            torch.randn(*size, device=device, dtype=dtype) for size in ((rank, inputs), (outputs, rank), (tokens, rank))
+        )
+        into, back = torch.zeros_like(dy), torch.zeros_like(x)
+        products = (
+            lambda: x @ a.t(), lambda: into.addmm_(m, b.t()), lambda: dy @ b, lambda: dy.t() @ m, lambda: m.t() @ x,
+            lambda: back.addmm_(m, a),
+        )  # fmt: skip
+        found["narrow_s"] = sum(seconds(product, device) for product in products)
+    return found | {"flops": flops}
+
+
+def attention_s(shapes: Shapes, device: torch.device, dtype: Any) -> float:
+    """Return the seconds of causal attention of a block, forward and backward."""
+    batch = max(1, shapes.tokens // shapes.length)
+    sizes = ((batch, n, shapes.length, shapes.head_dim) for n in (shapes.heads, shapes.kv_heads, shapes.kv_heads))
+    q, k, v = (torch.randn(*size, device=device, dtype=dtype, requires_grad=True) for size in sizes)
+    slope = torch.randn_like(q)
+
+    def both() -> None:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shapes.heads != shapes.kv_heads)
+        torch.autograd.grad(out, (q, k, v), slope)
+
+    return seconds(both, device)
+
+
+def ceilings(device: torch.device, dtype: Any) -> dict[str, float]:
+    """Return the rate of a large matrix product (FLOP/s) and of a large copy (bytes read and written per second)."""
+    n = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    source = torch.randn(2**29 if device.type == "cuda" else 2**26, device=device, dtype=torch.float32)
+    target = torch.empty_like(source)
+    return {
+        "product_flops_per_s": 2.0 * n**3 / seconds(lambda: a @ b, device),
+        "copy_bytes_per_s": 2.0 * source.nbytes / seconds(lambda: target.copy_(source), device),
+    }
+
+
+def floor(shapes: Shapes, device: torch.device, dtype: Any) -> dict[str, Any]:
+    """Return the seconds of a step's matrix products and attention, and the ceilings of the device."""
+    known: dict[tuple[int, int], dict[str, float]] = {}
+    for size in shapes.linears():
+        if size not in known:
+            known[size] = linear_s(shapes.tokens, *size, shapes.rank, shapes.full, device, dtype)
+    block = [known[size] for size in shapes.linears()]
+    head = linear_s(shapes.tokens, shapes.hidden, shapes.vocabulary, 0, shapes.full, device, dtype)
+    parts = {
+        "wide_s": shapes.layers * sum(one["wide_s"] for one in block),
+        "narrow_s": shapes.layers * sum(one["narrow_s"] for one in block),
+        "head_s": head["wide_s"],
+        "attention_s": shapes.layers * attention_s(shapes, device, dtype),
+    }
+    flops = shapes.layers * sum(one["flops"] for one in block) + head["flops"]
+    total = sum(parts.values())
+    return {
+        "shapes": asdict(shapes),
+        "device": device.type,
+        "dtype": str(dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "parts": parts,
+        "floor_s": total,
+        "tokens_per_s": shapes.tokens / total,
+        "product_flops": flops,
+        **ceilings(device, dtype),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--full", action="store_true", help="all weights are trained, not adapters")
+    for name, default in (
+        ("tokens", 2048), ("length", 512), ("hidden", 256), ("intermediate", 704), ("layers", 4), ("heads", 8), ("kv-heads", 4),
+        ("head-dim", 32), ("vocabulary", 4096), ("rank", 8),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = vars(parser.parse_args())
+    device, dtype = torch.device(given.pop("device")), getattr(torch, given.pop("dtype"))
+    print(json.dumps(floor(Shapes(**given), device, dtype)))
+
+
+if __name__ == "__main__":
+    main()
