@@ -144,7 +144,7 @@ def profiled(kit: Kit, limit_s: float) -> dict[str, Any]:
     left = max(limit_s - (time.monotonic() - began), 20)
     trace = kit.allranks("trace", ["trace", str(kit.work / "runs" / figures["run_name"])], left)
     ranks = [rank for report in trace["reports"] for rank in report["ranks"]]
-    if not ranks or not ranks[0]["steps"] or ranks[0]["device"] != kit.device:
+    if not ranks or not ranks[0]["steps"] or ranks[0]["device"] != ("cpu" if kit.rehearsal else "gpu"):
         raise CheckFailed(f"allranks trace found no steps of a rank on {kit.device}: {str(trace)[:300]}")
     return figures | {"trace": ranks[0]["total"], "steps_traced": len(ranks[0]["steps"])}
 

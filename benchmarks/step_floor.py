@@ -39,13 +39,15 @@ class Shapes:
     rank: int
     full: bool
 
-    def linears(self) -> list[tuple[int, int]]:
-        """Return (inputs, outputs) of the linear layers of a block."""
+    def inputs(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the width of each tensor that linear layers of a block read, and the widths of what they return."""
         wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return [
-            (self.hidden, wide), (self.hidden, narrow), (self.hidden, narrow), (wide, self.hidden),
-            (self.hidden, self.intermediate), (self.hidden, self.intermediate), (self.intermediate, self.hidden),
-        ]  # fmt: skip
+            (self.hidden, (wide, narrow, narrow)),
+            (wide, (self.hidden,)),
+            (self.hidden, (self.intermediate, self.intermediate)),
+            (self.intermediate, (self.hidden,)),
+        ]
 
 
 def seconds(action: Callable[[], Any], device: torch.device, least_s: float = 0.05) -> float:
@@ -71,30 +73,44 @@ def seconds(action: Callable[[], Any], device: torch.device, least_s: float = 0.
     return median(found)
 
 
-def linear_s(
-    tokens: int, inputs: int, outputs: int, rank: int, full: bool, device: torch.device, dtype: Any
+def wide_s(tokens: int, inputs: int, outputs: int, *, full: bool, device: torch.device, dtype: Any) -> float:
+    """Return the seconds of a layer's products; each is added to a tensor, as where layers share their input, or have an adapter."""
+    x, w, dy = draw(device, dtype, (tokens, inputs), (outputs, inputs), (tokens, outputs))
+    y, dx, dw = torch.zeros_like(dy), torch.zeros_like(x), torch.zeros_like(w)
+    found = seconds(lambda: y.addmm_(x, w.t()), device) + seconds(lambda: dx.addmm_(dy, w), device)
+    return found + (seconds(lambda: dw.addmm_(dy.t(), x), device) if full else 0.0)
+
+
+def narrow_s(
+    tokens: int, inputs: int, outputs: tuple[int, ...], rank: int, device: torch.device, dtype: Any
 ) -> dict[str, float]:
-    """Return the seconds of the products of one linear layer, and their FLOPs."""
-    x, w, dy = (
-        torch.randn(*size, device=device, dtype=dtype)
-        for size in ((tokens, inputs), (outputs, inputs), (tokens, outputs))
-    )
-    found = {"wide_s": seconds(lambda: x @ w.t(), device) + seconds(lambda: dy @ w, device), "narrow_s": 0.0}
-    flops = 4.0 * tokens * inputs * outputs
-    if full:
-        found["wide_s"] += seconds(lambda: dy.t() @ x, device)
-        flops *= 1.5
-    elif rank:
-        a, b, m = (
-            torch.randn(*size, device=device, dtype=dtype) for size in ((rank, inputs), (outputs, rank), (tokens, rank))
-        )
-        into, back = torch.zeros_like(dy), torch.zeros_like(x)
-        products = (
-            lambda: x @ a.t(), lambda: into.addmm_(m, b.t()), lambda: dy @ b, lambda: dy.t() @ m, lambda: m.t() @ x,
-            lambda: back.addmm_(m, a),
-        )  # fmt: skip
-        found["narrow_s"] = sum(seconds(product, device) for product in products)
-    return found | {"flops": flops}
+    """Return the seconds of each kind of product of the adapters of layers that read one tensor (`allranks.train.models.lora`)."""
+    ranks = rank * len(outputs)
+    x, a, m = draw(device, dtype, (tokens, inputs), (ranks, inputs), (tokens, ranks))
+    back = torch.zeros_like(x)
+    found = {
+        "m = x A^T": seconds(lambda: x @ a.t(), device),
+        "dA = dm^T x": seconds(lambda: m.t() @ x, device),
+        "dx = dm A": seconds(lambda: back.addmm_(m, a, beta=0), device),
+        "y = m B^T": 0.0,
+        "dm = dy B": 0.0,
+        "dB = dy^T m": 0.0,
+    }
+    for width in outputs:
+        dy, b, own = draw(device, dtype, (tokens, width), (width, rank), (tokens, rank))
+        into = torch.zeros_like(dy)
+        for name, product in (
+            ("y = m B^T", lambda into=into, own=own, b=b: into.addmm_(own, b.t(), beta=0)),
+            ("dm = dy B", lambda dy=dy, b=b: dy @ b),
+            ("dB = dy^T m", lambda dy=dy, own=own: dy.t() @ own),
+        ):
+            found[name] += seconds(product, device)
+    return found
+
+
+def draw(device: torch.device, dtype: Any, *sizes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Return random tensors: on zeros, products can be faster."""
+    return [torch.randn(*size, device=device, dtype=dtype) for size in sizes]
 
 
 def attention_s(shapes: Shapes, device: torch.device, dtype: Any) -> float:
@@ -125,19 +141,24 @@ def ceilings(device: torch.device, dtype: Any) -> dict[str, float]:
 
 def floor(shapes: Shapes, device: torch.device, dtype: Any) -> dict[str, Any]:
     """Return the seconds of a step's matrix products and attention, and the ceilings of the device."""
-    known: dict[tuple[int, int], dict[str, float]] = {}
-    for size in shapes.linears():
-        if size not in known:
-            known[size] = linear_s(shapes.tokens, *size, shapes.rank, shapes.full, device, dtype)
-    block = [known[size] for size in shapes.linears()]
-    head = linear_s(shapes.tokens, shapes.hidden, shapes.vocabulary, 0, shapes.full, device, dtype)
+    tokens, known = shapes.tokens, {}
+    narrow: dict[str, float] = {}
+    for inputs, outputs in shapes.inputs():
+        for width in outputs:
+            if (inputs, width) not in known:
+                known[inputs, width] = wide_s(tokens, inputs, width, full=shapes.full, device=device, dtype=dtype)
+        if not shapes.full and shapes.rank:
+            for name, taken in narrow_s(tokens, inputs, outputs, shapes.rank, device, dtype).items():
+                narrow[name] = narrow.get(name, 0.0) + shapes.layers * taken
+    sizes = [(inputs, width) for inputs, outputs in shapes.inputs() for width in outputs]
     parts = {
-        "wide_s": shapes.layers * sum(one["wide_s"] for one in block),
-        "narrow_s": shapes.layers * sum(one["narrow_s"] for one in block),
-        "head_s": head["wide_s"],
+        "wide_s": shapes.layers * sum(known[size] for size in sizes),
+        "narrow_s": sum(narrow.values()),
+        "head_s": wide_s(tokens, shapes.hidden, shapes.vocabulary, full=shapes.full, device=device, dtype=dtype),
         "attention_s": shapes.layers * attention_s(shapes, device, dtype),
     }
-    flops = shapes.layers * sum(one["flops"] for one in block) + head["flops"]
+    weights = shapes.layers * sum(inputs * width for inputs, width in sizes) + shapes.hidden * shapes.vocabulary
+    flops = (6.0 if shapes.full else 4.0) * tokens * weights
     total = sum(parts.values())
     return {
         "shapes": asdict(shapes),
@@ -145,6 +166,7 @@ def floor(shapes: Shapes, device: torch.device, dtype: Any) -> dict[str, Any]:
         "dtype": str(dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "parts": parts,
+        "narrow_parts_s": narrow,
         "floor_s": total,
         "tokens_per_s": shapes.tokens / total,
         "product_flops": flops,

@@ -75,7 +75,7 @@ def test_a_subset_is_drawn_by_the_datas_seed(rows: Path, tmp_path: Path) -> None
 def test_ranks_really_have_the_threads_that_were_planned(tmp_path: Path) -> None:
     """Two ranks by hand take all cores each; with the plan's environment they share them."""
     cores = len(os.sched_getaffinity(0))
-    spec = parse_spec(tiny_spec("builtin:instructions", tmp_path, cluster={"procs_per_node": 2}))
+    spec = parse_spec(tiny_spec("builtin:instructions", tmp_path, cluster={"procs_per_node": 2, "device": "cpu"}))
     planned = as_variables(make_plan(spec, machine_facts()).environment)
     bare = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     assert threads_of_torch(bare) >= cores // 2  # torch may count physical cores alone
@@ -92,7 +92,8 @@ def threads_of_torch(env: dict[str, str]) -> int:
 
 
 def test_the_doctor_says_that_threads_are_too_many(tmp_path: Path) -> None:
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(tiny_spec("builtin:instructions", tmp_path)))
+    spec = tiny_spec("builtin:instructions", tmp_path, cluster={"procs_per_node": 2, "device": "cpu"})
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
     words = ["doctor", str(tmp_path / "spec.yaml"), "--no-imports", "--set", "cluster.env.OMP_NUM_THREADS='64'"]
     done = subprocess.run(
         [sys.executable, "-m", "allranks.cli.main", *words], capture_output=True, text=True, timeout=60

@@ -91,3 +91,22 @@ def test_transformers_reads_its_sources_once() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 1, "the second scan, of the same folder, is read again"
+
+
+def test_keys_are_repeated_for_float32_attention_on_a_gpu() -> None:
+    """Its only fused kernel there has no grouped queries."""
+    from types import SimpleNamespace
+
+    import torch
+    from transformers.integrations import sdpa_attention
+
+    from allranks.train.patches import repeat_keys_in_float32
+
+    def grouped(device: str, dtype: Any) -> bool:
+        key = SimpleNamespace(device=torch.device(device), dtype=dtype, shape=(1, 2, 8, 64))
+        return sdpa_attention.use_gqa_in_sdpa(None, key, key)
+
+    for _ in range(2):
+        repeat_keys_in_float32()
+    assert not grouped("cuda", torch.float32)
+    assert grouped("cuda", torch.bfloat16) and grouped("cpu", torch.float32)

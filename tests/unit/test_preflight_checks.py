@@ -249,6 +249,10 @@ def test_gpus_too_few_broken_or_different() -> None:
     h100 = {"index": "0", "name": "NVIDIA H100", "driver": "570.1", "ecc_errors": "0"}
     need = {"need": PlanRequirements(device="cuda", procs_per_node=1)}
     good = node(1, gpus=[h100])
+    shared = {"need": PlanRequirements(device="cuda", procs_per_node=4, share_gpus=True)}
+    assert not failures(survey(good, node(2, gpus=[h100]), **shared)), "Gloo ranks share a GPU"
+    assert only(survey(good, node(2), **shared), "n2.gpus").cure.startswith("the ranks need a GPU: ")
+    assert only(survey(good, node(2), **need), "n2.gpus").cure.startswith("the ranks need a GPU: ")
     assert only(survey(good, node(2), **need), "n2.gpus").found == "FEW(0)"
     assert only(survey(good, node(2, gpus=[{**h100, "ecc_errors": "2"}]), **need), "n2.gpus").found == "ECC(0)"
     assert not failures(survey(good, node(2, gpus=[{**h100, "ecc_errors": "[N/A]"}]), **need))

@@ -31,6 +31,7 @@ from allranks.analysis.machine_load import (
     records_during,
 )
 from allranks.analysis.slow_links import LinkReader, link_message
+from allranks.rundir.events import WARMUP_STEPS
 
 SLOW_FACTOR = 1.4  # relative to the median of the other ranks
 WINDOW_STEPS = 20  # number of logged steps used
@@ -38,7 +39,6 @@ MIN_SLOW_SHARE = 0.8  # share of them that must be slow
 MIN_STEP_SHARE = 0.05  # share of a step; a shorter wait is not significant
 MIN_DIFFERENCE_S = 0.001
 CLOCK_ERROR_S = 0.002
-WARMUP_STEPS = 5
 OWN, BACKWARD, OPTIMIZER = "own_s", "own_backward_s", "own_optimizer_s"
 MEASURE_NAMES = {OWN: "own work (data and forward)", BACKWARD: "backward passes", OPTIMIZER: "optimizer"}
 QUEUED = {OWN: "own_queued_s", BACKWARD: "own_backward_queued_s", OPTIMIZER: "own_optimizer_queued_s"}

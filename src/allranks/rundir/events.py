@@ -19,6 +19,8 @@ from allranks.utils.inputs import read_appended, read_lines
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()
 FILES_PER_POLL = 16
+WARMUP_STEPS = 5
+"""The first steps of a run, which figures of speed leave out."""
 
 
 class EventLog:

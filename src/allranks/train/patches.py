@@ -7,6 +7,7 @@ torch is not imported here: a user's own program may not use it. Attributes that
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.machinery
 import os
 import sys
@@ -91,6 +92,13 @@ PATCHES = (
         "2.13",
         "2.13",
         "blocks are compiled one by one, with their backward in the first forward; settings that a version lacks are left out",
+    ),
+    Patch(
+        "transformers.integrations.sdpa_attention.use_gqa_in_sdpa",
+        "transformers",
+        "5.17",
+        "5.23",
+        "float32 attention with fewer keys than queries has no fused kernel on GPUs, and keeps matrices of the length squared",
     ),
     Patch(
         "forward of modules under autocast",
@@ -192,6 +200,27 @@ def define_cpu_set_device() -> None:
 
     if not hasattr(torch.cpu, "set_device"):
         torch.cpu.set_device = lambda device: None
+
+
+def repeat_keys_in_float32() -> None:
+    """Let transformers repeat keys and values for float32 attention on GPUs, which is fused then. Do nothing the second time.
+
+    torch's memory-efficient kernel, the only one for float32, has no grouped queries: with ``enable_gqa`` attention falls back to
+    plain products.
+    """
+    import torch
+
+    sdpa: Any = importlib.import_module("transformers.integrations.sdpa_attention")
+    original = getattr(sdpa, "use_gqa_in_sdpa", None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def use_gqa_in_sdpa(attention_mask: Any, key: Any, *more: Any, **named: Any) -> bool:
+        plain = key.device.type == "cuda" and key.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
+        return not plain and original(attention_mask, key, *more, **named)
+
+    sdpa.use_gqa_in_sdpa = use_gqa_in_sdpa
 
 
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from allranks.errors import NonFiniteLoss
-from allranks.rundir.events import EventLog
+from allranks.rundir.events import WARMUP_STEPS, EventLog
 from allranks.spec.records import TrainSpec
 from allranks.train.data.batches import Batch, NoiseBatch
 from allranks.train.data.prepared import TokenSet
@@ -289,6 +289,8 @@ class StepMetrics:
             rows=work.rows_checksum,
             planned_rows=self._order.planned_checksum(work.step),
         )
+        if work.step + 1 == WARMUP_STEPS:  # what is queued by then is not time of the steps that are counted
+            self.count_queued_work()
         return agreed
 
     def process_reduced(self, agreed: ReducedStep | None) -> bool:

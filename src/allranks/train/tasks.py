@@ -28,6 +28,7 @@ from allranks.train.models.mlp import Mlp, MlpConfig, MlpLoss
 from allranks.train.models.packed_attention import use_packed_attention
 from allranks.train.models.precision import DTYPES, compute_dtype
 from allranks.train.models.weight_loader import WeightLoader
+from allranks.train.patches import repeat_keys_in_float32
 
 if TYPE_CHECKING:
     from torch import nn
@@ -143,6 +144,7 @@ class TokenTask:
 
     def loss_model(self, model: nn.Module) -> LossModel:
         loss_model = LossModel(model, classifier=self.classifier)
+        repeat_keys_in_float32()
         assert self._spec.data is not None
         if self._spec.data.packing == "isolated" and not self.classifier:
             first = next(model.parameters())

@@ -25,6 +25,8 @@ class PlanRequirements(msgspec.Struct, frozen=True, kw_only=True):
     procs_per_node: int = 1
     threads: int | None = None
     device: str = "cpu"
+    share_gpus: bool = False
+    """Several ranks may use one GPU; NCCL needs one for each."""
     port: int | None = None
     """A port that the user fixed; None: any of the candidates."""
     rank_memory_bytes: int | None = None

@@ -114,13 +114,16 @@ def _kinds(probe: Probe) -> tuple[str, ...]:
 
 def _gpu_check(survey: NodeSurvey, probe: Probe, usual: tuple[str, ...] | None) -> Check:
     needs = survey.need.procs_per_node if survey.need.device == "cuda" else 0
+    if survey.need.share_gpus:
+        needs = min(needs, 1)
     broken = [str(gpu.get("index")) for gpu in probe.gpus if _ecc_errors(gpu)]
     blocks = survey.need.device == "cuda"
     if probe.gpu_error:
         cure = f"the driver of {probe.host} does not answer: {probe.gpu_error}; exclude the node (--exclude-bad)"
         return failed_check("gpus", "DRIVER", cure, blocks=blocks)
     if len(probe.gpus) < needs:
-        cure = f"{needs} ranks need {needs} GPUs: set cluster.slurm.gpus_per_node or cluster.procs_per_node, or exclude {probe.host}"
+        wanted = f"{needs} ranks need {needs} GPUs" if needs > 1 else "the ranks need a GPU"
+        cure = f"{wanted}: set cluster.slurm.gpus_per_node or cluster.procs_per_node, or exclude {probe.host}"
         return failed_check("gpus", f"FEW({len(probe.gpus)})", cure)
     if broken:
         cure = f"uncorrectable memory errors on GPU {', '.join(broken)} of {probe.host}: reset or replace it; exclude the node (--exclude-bad)"

@@ -171,6 +171,7 @@ def _plan_requirements(plan: LaunchPlan, port: int | None) -> PlanRequirements:
         procs_per_node=plan.procs_per_node,
         threads=int(threads) if threads and threads.isdigit() else None,
         device=plan.device,
+        share_gpus=plan.backend == "gloo",
         port=port,
         rank_memory_bytes=plan.rank_memory_bytes,
         named={

@@ -34,6 +34,7 @@ class MicroBatch(msgspec.Struct, frozen=True):
     stream_element: int | None = None  # bytes of one number of the residual stream, if not `element`
     adapter_element: int = 4  # bytes of one number of an adapter; PEFT makes new ones float32, whatever the base is
     plain_adapters: bool = False  # LoRA layers use PEFT's own forward
+    compiled: bool = False  # blocks are compiled: element-wise operations are computed again in backward
 
     @property
     def tokens(self) -> int:
@@ -82,11 +83,13 @@ class BlockActivations:
         return b.tokens * per_token
 
     def _adapter_products(self, weight: Weight, into: int, out: int) -> int:
-        """Return bytes per token of an adapter's two products that are kept."""
+        """Return bytes per token of an adapter's products that are kept: its second one is part of the layer's, except in PEFT's own forward."""
         r, own = self._what.r, self._batch.adapter_element
         if not self._what.has_lora(weight):
             return 0
-        return (r * keeps_product(into, r) + out * keeps_product(r, out)) * own
+        if self._batch.plain_adapters or self._c.family == "gpt2":
+            return (r * keeps_product(into, r) + out * keeps_product(r, out)) * own
+        return r * keeps_product(into, r) * self._e
 
     def _linears(self) -> int:
         """Return the inputs that linear layers and activation functions keep."""
@@ -103,6 +106,8 @@ class BlockActivations:
 
     def _norms(self) -> int:
         """Return what two norms keep, with their outputs that the following linear layers keep."""
+        if self._batch.compiled:  # the inputs only
+            return 2 * self._c.hidden * self._stream
         return (
             2 * self._c.hidden * norm_bytes(self._c, self._stream, self._what.is_trained(self._find("input_layernorm")))
         )
@@ -123,8 +128,10 @@ class BlockActivations:
         return total + self._inputs(first, of_stream=True) + self._inputs({"self_attn.o_proj": q}, kept_anyway=True)
 
     def _repeats_keys(self) -> bool:
-        """Return whether a mask makes attention copy the keys for every group of queries."""
-        return self._batch.packed and self._c.heads != self._c.kv_heads
+        """Return whether attention copies the keys for every group of queries: for a mask, or in float32 on a GPU."""
+        b = self._batch
+        copied = b.packed or (b.device == "cuda" and b.element == 4 and b.attention == "sdpa")
+        return copied and self._c.heads != self._c.kv_heads
 
     def _mlp(self) -> int:
         if self._unit.kind == "moe":
@@ -135,7 +142,10 @@ class BlockActivations:
         fused = f"{prefix}.gate_up_proj" in self._by_name
         names = ["gate_up_proj"] if fused else ["gate_proj", "up_proj"]
         first = {f"{prefix}.{n}": self._c.hidden for n in names}
-        return 3 * inner * self._e + self._inputs(first, of_stream=True) + self._inputs({f"{prefix}.down_proj": inner})
+        kept = 2 if self._batch.compiled else 3  # gate, up, and the gate's activation
+        return (
+            kept * inner * self._e + self._inputs(first, of_stream=True) + self._inputs({f"{prefix}.down_proj": inner})
+        )
 
     def _experts(self) -> int:
         """Return what fused experts (grouped matrix products) keep: each token once per selected expert."""
@@ -267,7 +277,10 @@ def logits_bytes(model: Shapes, batch: MicroBatch) -> int:
     if c.family in (*ENCODERS, MLP) or c.labels:
         return 0
     tokens = min(batch.tokens, loss_chunk_tokens(c.vocab_size, batch.device))
-    return tokens * c.vocab_size * (8 + (batch.element if batch.element != 4 else 0))
+    copied = (
+        batch.device == "cpu" and batch.element != 4
+    )  # log_softmax makes a float32 copy there; on GPUs it converts as it reads
+    return tokens * c.vocab_size * (8 + batch.element if copied else 4 + batch.element)
 
 
 def loss_bytes(model: Shapes, what: TrainedWeights, batch: MicroBatch) -> tuple[int, int]:

@@ -311,6 +311,7 @@ def batch_of(spec: RunSpec, plan: LaunchPlan, model: ModelMemory) -> MicroBatch:
         stream_element=4 if model.autocast and model.what.trains_embedding(model.shapes) else None,
         adapter_element=model.trained_element,
         plain_adapters=strategy_info(plan.strategy).gathers_in_layers,
+        compiled=spec.model.compile,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import time
 import warnings
 from collections import OrderedDict
@@ -97,6 +98,9 @@ def _accelerator() -> str:
     return str(accelerator.device_name())
 
 
+_ARCHITECTURE = re.compile(r"(\d+\.\d+(\+PTX)?)?")
+
+
 @contextmanager
 def silence_deepspeed() -> Iterator[None]:
     """Suppress the messages that DeepSpeed logs at every start."""
@@ -106,6 +110,21 @@ def silence_deepspeed() -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
+
+
+@contextmanager
+def readable_arch_list(device: torch.device) -> Iterator[None]:
+    """Let DeepSpeed compile its kernels for this GPU if TORCH_CUDA_ARCH_LIST has entries that torch reads and DeepSpeed cannot, like ``9.0a``."""
+    name = "TORCH_CUDA_ARCH_LIST"
+    before = os.environ.get(name, "")
+    if device.type != "cuda" or all(_ARCHITECTURE.fullmatch(word) for word in re.split(r"[;\s]+", before.strip())):
+        yield
+        return
+    os.environ[name] = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    try:
+        yield
+    finally:
+        os.environ[name] = before
 
 
 def _first_line(error: BaseException) -> str:
@@ -294,7 +313,7 @@ class DeepSpeedZero(LoopStrategy):
         started = time.perf_counter()
         self.engine_config = self._config = self._final(device, dist.get_world_size(group), clip_norm)
         self._complete = MissingGradientCheck(self._named)
-        with silence_deepspeed():
+        with silence_deepspeed(), readable_arch_list(device):
             engine, zero = self._initialize(make_optimizer)
         if self._zeros:
             zero_missing_gradients(model, each_module=self.stage == 3)

@@ -169,7 +169,7 @@ def _require_equal(source: FileSource, tied: list[str], name: str) -> None:
 
 
 def tiny_config(name: str, overrides: dict[str, Any], tokenizer: Any, labels: int) -> Any:
-    """Return the config of a tiny model, sized for its tokenizer.
+    """Return the config of a tiny model, with its tokenizer's vocabulary, or the larger one that the spec names.
 
     Raises:
         SpecError: the config of this model type has no such setting.
@@ -183,7 +183,9 @@ def tiny_config(name: str, overrides: dict[str, Any], tokenizer: Any, labels: in
             known = [*values, *(k for k in vars(plain) if not k.startswith("_"))]
             raise SpecError(f"model.config.{key}: {model_type} has no such setting{did_you_mean(key, known)}")
     values = {**values, **overrides}
-    values["vocab_size"] = len(tokenizer)
+    values["vocab_size"] = max(
+        len(tokenizer), overrides.get("vocab_size", 0)
+    )  # few texts may not give that many tokens
     if labels:
         values["num_labels"] = labels
     try:

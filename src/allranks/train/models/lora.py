@@ -5,10 +5,13 @@ float32 for each layer, and makes three passes over a float32 tensor of the laye
 (x: (N, I), layer i of n with W_i (O_i, I), A_i (r_i, I), B_i (O_i, r_i), scaling s_i):
 
     m = x @ [A_1; ...; A_n]^T                       one product for all layers that read x (q, k, v; gate, up)
-    y_i = x @ W_i^T + b_i, y_i += s_i m_i @ B_i^T     added in place
+    y_i = s_i m_i @ B_i^T + b_i, y_i += x @ W_i^T     added in place
     dm_i = s_i dy_i @ B_i, dB_i = s_i dy_i^T @ m_i
-    dx = sum_i dy_i @ W_i + dm @ [A_1; ...; A_n]      summed in one tensor
+    dx = dm @ [A_1; ...; A_n] + sum_i dy_i @ W_i      summed in one tensor
     [dA_1; ...; dA_n] = dm^T @ x
+
+The narrow product comes first: the wide one then reads the sum while it computes, instead of a second pass over a wide tensor that
+takes longer than its arithmetic; and the sum is rounded once less where it is large.
 
 Backward keeps x once and m, (N, sum r_i); nothing of width O_i. With dropout, each layer's adapter has its own input, as in PEFT: the
 products with A are separate, and backward also keeps one byte per element and layer, and masks x again. Adapters keep
@@ -26,7 +29,6 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
@@ -196,8 +198,8 @@ class LoRALinears(torch.autograd.Function):
             parts = [rows @ _stacked(downs, dtype).t()]
         outputs = []
         for base, bias, up, scale, part in zip(bases, biases, ups, scales, _split(parts, downs), strict=True):
-            y = F.linear(x, base, bias)
-            outputs.append(_add_product(y.view(-1, y.shape[-1]), part, up.to(dtype).t(), scale).view(y.shape))
+            y = _sum([part, rows], [up.to(dtype).t(), base.t()], [scale, 1.0], bias)
+            outputs.append(y.view(*x.shape[:-1], y.shape[-1]))
         ctx.scales, ctx.middles = scales, len(parts)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, *parts, *masks, *bases, *downs, *ups)
@@ -213,9 +215,9 @@ class LoRALinears(torch.autograd.Function):
         n, dtype = len(scales), x.dtype
         masks, bases, downs, ups = (tensors[i * n : (i + 1) * n] for i in range(4))
         rows = x.reshape(-1, x.shape[-1])
-        slope_x: torch.Tensor | None = None
         slopes_up: list[torch.Tensor | None] = []
         slope_parts = [torch.empty_like(part) for part in parts]
+        wide: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         for slope, base, up, scale, part, into in zip(
             slopes, bases, ups, scales, _split(parts, downs), _split(slope_parts, downs), strict=True
         ):
@@ -226,18 +228,23 @@ class LoRALinears(torch.autograd.Function):
             slope_rows = slope.reshape(-1, slope.shape[-1])
             into.addmm_(slope_rows, up.to(dtype), beta=0, alpha=scale)
             slopes_up.append((slope_rows.t() @ part).to(up.dtype).mul_(scale))
-            if ctx.needs_input_grad[0]:
-                slope_x = slope_rows @ base if slope_x is None else slope_x.addmm_(slope_rows, base)
+            wide[0].append(slope_rows)
+            wide[1].append(base)
+        slope_x: torch.Tensor | None = None
+        wanted = ctx.needs_input_grad[0] and bool(wide[0])
         if _dropped(masks):
             slopes_down = []
+            if wanted:
+                slope_x = _sum(*wide, [1.0] * len(wide[0]))
             for mask, down, slope_part in zip(masks, downs, slope_parts, strict=True):
                 slopes_down.append(slope_part.t() @ _masked(rows, mask))
                 if slope_x is not None:
                     slope_x.add_(_masked(slope_part @ down.to(dtype), mask))
         else:
             slopes_down = (slope_parts[0].t() @ rows).split([len(down) for down in downs])
-            if slope_x is not None:
-                slope_x.addmm_(slope_parts[0], _stacked(downs, dtype))
+            if wanted:
+                firsts, seconds = [slope_parts[0], *wide[0]], [_stacked(downs, dtype), *wide[1]]
+                slope_x = _sum(firsts, seconds, [1.0] * len(firsts))
         slopes_down = [
             None if slope is None else found.to(down.dtype)
             for slope, found, down in zip(slopes, slopes_down, downs, strict=True)
@@ -266,8 +273,39 @@ def _split(parts: Sequence[torch.Tensor], downs: Sequence[torch.Tensor]) -> Sequ
     return parts if len(parts) == len(downs) else parts[0].split([len(down) for down in downs], dim=1)
 
 
-def _add_product(y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return ``y + scale * a @ b``, in place if nobody else may hold `y`: selective recomputation keeps results of products."""
+def _sum(
+    firsts: list[torch.Tensor], seconds: list[torch.Tensor], scales: list[float], bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return ``sum_i scales[i] * firsts[i] @ seconds[i] + bias``, (N, O), added up in one tensor.
+
+    One operation for the compiler, which would copy the sum for each product, and for selective recomputation, which keeps the result.
+    """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return torch.addmm(y, a, b, alpha=scale)
-    return y.addmm_(a, b, alpha=scale)
+        return torch.ops.allranks.sum_of_products(firsts, seconds, scales, bias)
+    return _sum_in_place(firsts, seconds, scales, bias)
+
+
+def _sum_in_place(
+    firsts: Sequence[torch.Tensor], seconds: Sequence[torch.Tensor], scales: Sequence[float], bias: torch.Tensor | None
+) -> torch.Tensor:
+    if bias is None:
+        out = firsts[0].new_empty(firsts[0].shape[0], seconds[0].shape[1])
+        out.addmm_(firsts[0], seconds[0], beta=0, alpha=scales[0])
+    else:
+        out = torch.addmm(bias, firsts[0], seconds[0], alpha=scales[0])
+    for first, second, scale in zip(firsts[1:], seconds[1:], scales[1:], strict=True):
+        out.addmm_(first, second, alpha=scale)
+    return out
+
+
+@torch.library.custom_op("allranks::sum_of_products", mutates_args=())
+def sum_of_products(
+    firsts: Sequence[torch.Tensor], seconds: Sequence[torch.Tensor], scales: Sequence[float], bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return ``sum_i scales[i] * firsts[i] @ seconds[i] + bias``, (N, O): see `_sum`."""
+    return _sum_in_place(firsts, seconds, scales, bias)
+
+
+@sum_of_products.register_fake
+def _(firsts: Any, seconds: Any, scales: Any, bias: Any) -> torch.Tensor:
+    return firsts[0].new_empty(firsts[0].shape[0], seconds[0].shape[1])
