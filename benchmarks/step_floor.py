@@ -86,23 +86,23 @@ def narrow_s(
 ) -> dict[str, float]:
     """Return the seconds of each kind of product of the adapters of layers that read one tensor (`allranks.train.models.lora`)."""
     ranks = rank * len(outputs)
-    x, a, m = draw(device, dtype, (tokens, inputs), (ranks, inputs), (tokens, ranks))
+    x, a, m = draw(device, dtype, (tokens, inputs), (ranks, inputs), (ranks, tokens))
     back = torch.zeros_like(x)
     found = {
-        "m = x A^T": seconds(lambda: x @ a.t(), device),
-        "dA = dm^T x": seconds(lambda: m.t() @ x, device),
-        "dx = dm A": seconds(lambda: back.addmm_(m, a, beta=0), device),
+        "m^T = A x^T": seconds(lambda: a @ x.t(), device),
+        "dA = dm^T x": seconds(lambda: m @ x, device),
+        "dx = dm A": seconds(lambda: back.addmm_(m.t(), a, beta=0), device),
         "y = m B^T": 0.0,
-        "dm = dy B": 0.0,
-        "dB = dy^T m": 0.0,
+        "dm^T = B^T dy^T": 0.0,
+        "dB^T = m^T dy": 0.0,
     }
     for width in outputs:
-        dy, b, own = draw(device, dtype, (tokens, width), (width, rank), (tokens, rank))
+        dy, b, own = draw(device, dtype, (tokens, width), (width, rank), (rank, tokens))
         into = torch.zeros_like(dy)
         for name, product in (
-            ("y = m B^T", lambda into=into, own=own, b=b: into.addmm_(own, b.t(), beta=0)),
-            ("dm = dy B", lambda dy=dy, b=b: dy @ b),
-            ("dB = dy^T m", lambda dy=dy, own=own: dy.t() @ own),
+            ("y = m B^T", lambda into=into, own=own, b=b: into.addmm_(own.t(), b.t(), beta=0)),
+            ("dm^T = B^T dy^T", lambda dy=dy, b=b: b.t() @ dy.t()),
+            ("dB^T = m^T dy", lambda dy=dy, own=own: own @ dy),
         ):
             found[name] += seconds(product, device)
     return found
