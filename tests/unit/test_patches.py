@@ -102,7 +102,7 @@ def test_keys_are_repeated_for_float32_attention_on_a_gpu() -> None:
 
     from allranks.train.patches import repeat_keys_in_float32
 
-    def grouped(device: str, dtype: Any) -> bool:
+    def grouped(device: str, dtype: object) -> bool:
         key = SimpleNamespace(device=torch.device(device), dtype=dtype, shape=(1, 2, 8, 64))
         return sdpa_attention.use_gqa_in_sdpa(None, key, key)
 
