@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.gpu_benches import (
@@ -41,8 +42,12 @@ SINGLE_RANK_ERROR = 0.02  # strategies differ on one rank by rounding only
 # ---------------------------------------------------------------- tests
 
 
-def tests(where: str, choose: str = "") -> Callable[[Kit, Check, float], list[Result]]:
-    """A check whose cases are tests of tests/gpu, each with its own result, also if pytest has to be ended."""
+def tests(where: str, choose: str = "", *, parallel: bool = False) -> Callable[[Kit, Check, float], list[Result]]:
+    """A check whose cases are tests of tests/gpu, each with its own result, also if pytest has to be ended.
+
+    Args:
+        parallel: the cases have nothing in common, and where there are cores and pytest-xdist, several run at a time.
+    """
 
     def run(kit: Kit, check: Check, limit_s: float) -> list[Result]:
         log = kit.work / f"{check.name}.jsonl"
@@ -56,6 +61,7 @@ def tests(where: str, choose: str = "") -> Callable[[Kit, Check, float], list[Re
             where,
             f"--basetemp={kit.work / check.name}",
             *(["-k", choose] if choose else []),
+            *(["-n", "4"] if parallel and kit.cores >= 8 and find_spec("xdist") else []),
         ]
         problem = ""
         try:
@@ -163,8 +169,6 @@ def smoke(kit: Kit, limit_s: float) -> dict[str, Any]:
 
 def strategy_names() -> list[str]:
     """Return all strategies whose package is installed."""
-    from importlib.util import find_spec
-
     from allranks.spec.strategies import REGISTRY
 
     return [name for name, info in REGISTRY.items() if not info.package or find_spec(info.package)]
@@ -261,19 +265,29 @@ STAGES = (
         480,
         (
             Check("one_rank", "every strategy on one rank equals plain torch", 300, tests(STRATEGY_TESTS, "one_rank")),
-            Check("nan", "a NaN in step 5 leaves the weights of step 4", 240, tests(RUN_TESTS, "nan")),
+            Check("nan", "a NaN in step 5 leaves the weights of step 4", 240, tests(RUN_TESTS, "nan", parallel=True)),
             Check(
                 "lora", "LoRA of layers and of experts is as precise as PEFT's", 120, tests("tests/gpu/test_lora.py")
             ),
-            Check("host_sync", "nothing in a step waits for the GPU", 240, tests(RUN_TESTS, "waits or host_sync")),
-            Check("resume", "20 steps resumed to 30 equal 30 unbroken ones", 200, tests(RUN_TESTS, "20_steps")),
+            Check(
+                "host_sync",
+                "nothing in a step waits for the GPU",
+                240,
+                tests(RUN_TESTS, "waits or host_sync", parallel=True),
+            ),
+            Check(
+                "resume",
+                "20 steps resumed to 30 equal 30 unbroken ones",
+                200,
+                tests(RUN_TESTS, "20_steps", parallel=True),
+            ),
             Check(
                 "two_ranks",
                 "two Gloo ranks that share the device equal one process",
                 150,
                 tests(STRATEGY_TESTS, "two_ranks"),
             ),
-            Check("memory", "peak memory is what plan says", 200, tests(RUN_TESTS, "memory")),
+            Check("memory", "peak memory is what plan says", 200, tests(RUN_TESTS, "memory", parallel=True)),
             Check("doctor", "allranks doctor", 60, simple(doctor)),
             Check("smoke", "smoke tests 01 02 03 05, tiny", 150, simple(smoke)),
             Check("sharing", "allranks compare, two Gloo ranks on one device", 180, simple(two_on_one)),
@@ -336,8 +350,10 @@ STAGES = (
         "model",
         600,
         (
-            Check("full", "30 steps of a 7B model with LoRA", 420, simple(full_model)),
-            Check("full_compiled", "the same with compiled blocks", 240, simple(full_model_compiled)),
+            Check(
+                "full_compiled", "30 steps of a 7B model with LoRA, compiled blocks", 420, simple(full_model_compiled)
+            ),
+            Check("full", "the same without a compiler", 240, simple(full_model)),
             Check("spin", "a rank that spins in a kernel is named", 90, tests(RUN_TESTS, "spins")),
             Check("stopped", "SIGTERM and resume on 8 layers", 150, simple(stopped_and_resumed)),
         ),

@@ -34,7 +34,7 @@ def cuda(device: str) -> str:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Write each result as it is known: a test that hangs until the kit kills pytest must not lose those before it."""
     log = os.environ.get("ALLRANKS_GPU_LOG")
-    if not log or not (report.when == "call" or report.outcome != "passed"):
+    if not log or "PYTEST_XDIST_WORKER" in os.environ or not (report.when == "call" or report.outcome != "passed"):
         return
     reason = ""
     if isinstance(report.longrepr, tuple):

@@ -170,7 +170,8 @@ def _clean(parts: Parts) -> Parts:
 
 CUDA_CONTEXT = 600 << 20  # an H100 with torch's kernels; from reports, not measured here
 NCCL_BUFFERS = 400 << 20  # buffers of its channels; grows with the number of peers
-CUDA_SLACK = 0.05  # share of temporary memory; from reports, not measured here
+CUDA_SLACK = 0.05  # share of temporary memory
+CUBLAS_WORKSPACES = 64 << 20  # 32 MiB on Hopper, for forward's thread and for backward's
 CPU_IMPORTS = 350 << 20  # Python, torch, transformers and PEFT as imported; ranks share some of these pages
 CPU_RUNTIME = 30 << 20  # pages of libraries that the first steps touch, and threads
 HEAP_LIMIT = 32 << 20  # glibc's largest mmap threshold
@@ -206,7 +207,10 @@ def with_runtime(moments: list[Moment], heap: HostHeap) -> list[Moment]:
     if heap.device == "cuda":
         fixed = CUDA_CONTEXT + (NCCL_BUFFERS if heap.ranks > 1 else 0)
         return [
-            _more(m, {"runtime": fixed}, sum(m.parts.get(k, 0) for k in TEMPORARY_PARTS) * CUDA_SLACK) for m in moments
+            _more(
+                m, {"runtime": fixed}, sum(m.parts.get(k, 0) for k in TEMPORARY_PARTS) * CUDA_SLACK + CUBLAS_WORKSPACES
+            )
+            for m in moments
         ]
     most, found = 0, []
     if heap.checkpointing:  # later steps begin with the heap of the first one's backward

@@ -264,11 +264,10 @@ def load_model(
 
     kind = AutoModelForSequenceClassification if labels else AutoModelForCausalLM
     tiny = spec.name.startswith("tiny:")
-    settings = {k: v for k, v in spec.config.items() if k != "vocab_size"}
 
     def make() -> Any:
         if tiny:
-            config = tiny_config(spec.name, settings, tokenizer, len(labels))
+            config = tiny_config(spec.name, spec.config, tokenizer, len(labels))
             _name_labels(config, labels)
         else:
             heads = {"num_labels": len(labels), "id2label": _id2label(labels), "label2id": dict(labels)}
