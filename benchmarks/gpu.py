@@ -26,7 +26,7 @@ from typing import Any
 
 from allranks.utils.machine import visible_gpus
 from benchmarks.gpu_checks import STAGES
-from benchmarks.gpu_kit import FAILED, SKIPPED, Check, Kit, Result, Stage
+from benchmarks.gpu_kit import FAILED, NO_END, SKIPPED, Check, Kit, Result, Stage
 from benchmarks.machine import PACKAGES, facts
 from benchmarks.programs import ROOT, exit_on_sigterm
 
@@ -167,6 +167,8 @@ def run_check(kit: Kit, check: Check, deadline: float) -> list[Result]:
         found = check.run(kit, check, limit)
     except Exception as error:  # noqa: BLE001 - one check must not prevent the others
         found = [Result(check.name, check.title, FAILED, f"{type(error).__name__}: {error}")]
+    if limit < check.limit_s * kit.slack and len(found) == 1 and found[0].reason.startswith(NO_END):
+        found[0].status, found[0].reason = SKIPPED, TIME_IS_UP
     if len(found) == 1 and not found[0].seconds:
         found[0].seconds = round(time.monotonic() - began, 1)
     return found
@@ -186,7 +188,7 @@ def run_stage(kit: Kit, stage: Stage, record: Record, only: list[str], until: fl
     def one(check: Check) -> None:
         late = deadline - time.monotonic() < LEAST_S
         found = [Result(check.name, check.title, SKIPPED, TIME_IS_UP)] if late else run_check(kit, check, deadline)
-        record.add(stage.name, check, found, done=not late)
+        record.add(stage.name, check, found, done=all(r.reason != TIME_IS_UP for r in found))
         for r in found:
             print(
                 f"  {r.status:8} {r.seconds:6.1f} s  {r.name}{': ' + r.reason.splitlines()[0][:300] if r.reason else ''}",

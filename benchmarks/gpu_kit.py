@@ -16,6 +16,7 @@ from allranks.errors import EXIT_ENVIRONMENT
 from benchmarks.programs import ROOT
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+NO_END = "no end after"
 
 
 class CheckFailed(Exception):
@@ -104,7 +105,7 @@ class Kit:
             finally:
                 end_group(process)
         if late:
-            raise CheckFailed(f"no end after {limit_s:.0f} s: {tail(err) or tail(out)}")
+            raise CheckFailed(f"{NO_END} {limit_s:.0f} s: {tail(err) or tail(out)}")
         return process.returncode, out.read_text(errors="replace"), err.read_text(errors="replace")
 
     def allranks(self, name: str, words: list[str], limit_s: float, ok: tuple[int, ...] = (0,)) -> dict[str, Any]:

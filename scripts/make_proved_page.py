@@ -142,10 +142,25 @@ def figure(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value > 9999 else str(value)
 
 
+def together(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the records of one device, oldest first, as one: of each check, with all its cases, the newest result."""
+    stages: dict[str, dict[str, Any]] = {}
+    for record in records:
+        for name, found in record["stages"].items():
+            into = stages.setdefault(name, {"finished": False, "seconds": 0.0, "checks": {}})
+            again = {check.partition(".")[0] for check in found["checks"]}
+            kept = {check: c for check, c in into["checks"].items() if check.partition(".")[0] not in again}
+            into["checks"] = kept | found["checks"]
+            into["seconds"] += found["seconds"]
+            into["finished"] = into["finished"] or found["finished"]
+    return {**records[-1], "stages": stages}
+
+
 def device_page(record: Mapping[str, Any]) -> str:
     """Return the results of one record as Markdown."""
     device, versions = record["device"], record["versions"]
-    head = f"{device['name']}, {record['machine']['date'][:10]}, commit {record['commit'][:12]}"
+    commit, plus, changes = record["commit"].partition("+")
+    head = f"{device['name']}, {record['machine']['date'][:10]}, commit {commit[:12]}{plus}{changes}"
     facts = ", ".join(f"{k} {v}" for k, v in {"driver": device.get("driver"), **versions}.items() if v)
     lines = [
         f"## {head}",
@@ -178,8 +193,10 @@ def text() -> str:
     tests = json.loads((results / "test_all.json").read_text())
     every = [json.loads(p.read_text()) for p in sorted((results / "gpu").glob("*.json"))]
     records = sorted((r for r in every if not r["rehearsal"]), key=lambda r: r["machine"]["date"])
-    newest = {r["device"]["name"]: r for r in records}
-    pages = [device_page(r) for r in newest.values()] or ["No record of a GPU yet.\n"]
+    devices: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        devices.setdefault(record["device"]["name"], []).append(record)
+    pages = [device_page(together(of_one)) for of_one in devices.values()] or ["No record of a GPU yet.\n"]
     return HEAD + table(tests, records) + "\n" + "\n".join(pages)
 
 

@@ -277,10 +277,7 @@ def logits_bytes(model: Shapes, batch: MicroBatch) -> int:
     if c.family in (*ENCODERS, MLP) or c.labels:
         return 0
     tokens = min(batch.tokens, loss_chunk_tokens(c.vocab_size, batch.device))
-    copied = (
-        batch.device == "cpu" and batch.element != 4
-    )  # log_softmax makes a float32 copy there; on GPUs it converts as it reads
-    return tokens * c.vocab_size * (8 + batch.element if copied else 4 + batch.element)
+    return tokens * c.vocab_size * (8 + (batch.element if batch.element != 4 else 0))
 
 
 def loss_bytes(model: Shapes, what: TrainedWeights, batch: MicroBatch) -> tuple[int, int]:

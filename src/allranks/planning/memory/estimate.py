@@ -348,7 +348,7 @@ def _notes(spec: RunSpec, plan: LaunchPlan, family: str) -> list[str]:
     if plan.recomputation_reason:
         notes.append(f"model.gradient_checkpointing auto: {plan.recomputation}, because {plan.recomputation_reason}")
     if spec.model.compile:
-        notes.append("model.compile changes what is kept for backward; the estimate is for an uncompiled model")
+        notes.append("model.compile: compiled blocks keep less for backward, which was measured on a GPU only")
     why = dense_mask_reason(family, spec.model.attention) if spec.data.packing == "isolated" else ""
     if why and family not in (*ENCODERS, MLP):
         notes.append(f"packed rows need a dense mask of the sequence length squared: {why}")
