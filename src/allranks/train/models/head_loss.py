@@ -270,6 +270,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     d_weight += slope.t() @ part
             if d_bias is not None:
                 d_bias += slope.sum(0, dtype=torch.float32)
+            del slope  # before the next logits exist
         ctx.save_for_backward(d_hidden)
         ctx.gradients, ctx.dtypes = (d_weight, d_bias), kinds
         return each.sum()
