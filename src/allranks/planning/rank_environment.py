@@ -32,8 +32,8 @@ __all__ = [
     "secret_variables",
     "secret_warnings",
     "threads_per_rank",
-    "with_mapped_memory",
     "with_hidden_secrets",
+    "with_mapped_memory",
     "without_script_secrets",
 ]  # fmt: skip
 _INTERPRETER = re.compile(r"python[0-9.]*")
