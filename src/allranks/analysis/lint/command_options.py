@@ -223,7 +223,7 @@ WRAPPERS = {
     "singularity", "apptainer", "enroot", "shifter", "docker", "podman", "podman-hpc", "charliecloud", "ch-run", "sarus",
     "nsys", "ncu", "numactl", "taskset", "xargs", "strace", "memray", "py-spy", "conda", "mamba", "micromamba", "uv", "poetry",
     "pixi", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "jsrun", "aprun", "stdbuf", "nice", "ionice", "chrt", "setsid",
-    "unbuffer", "sudo", "ssh", "pdsh", "clush", "parallel", "rocprof", "rocprofv3", "gdb", "ray", "spack", "ftxrun", "pipenv", "blaunch", "pbsdsh",
+    "unbuffer", "sudo", "ssh", "pdsh", "clush", "parallel", "rocprof", "rocprofv3", "gdb", "ray", "spack", "ftxrun", "pipenv", "blaunch", "pbsdsh", "lrun",
 }  # fmt: skip
 STARTS_RANKS = re.compile(
     r"\s.*\b(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\s+launch|deepspeed)\b", re.DOTALL
@@ -246,7 +246,7 @@ def is_target(word: str) -> bool:
     if re.search(r"\s", word):
         return False
     name = basename(word)
-    return name in LAUNCHERS | SHELLS or PYTHON.match(name) is not None or name.endswith(".py")
+    return name in LAUNCHERS | SHELLS | {"srun"} or PYTHON.match(name) is not None or name.endswith(".py")
 
 
 def unwrap_command(

@@ -19,6 +19,7 @@ from allranks.analysis.lint.command_options import (
     slurm_options,
 )
 from allranks.analysis.lint.files import FileKind
+from allranks.analysis.lint.hosts import read_hosts
 from allranks.analysis.lint.pbs import read_pbs
 from allranks.analysis.lint.readers import ShellReader
 from allranks.analysis.lint.records import Assignment, Directive, ProgramCall, Severity, Violation
@@ -146,7 +147,8 @@ class JobDescription:
         comments = {c.offset for c in reading.comments}
         self.placeholders = find_placeholders(text, comments) if kind == "script" else []
         self.directives = read_directives(self.source, comments) if kind == "script" else []
-        self.pbs = read_pbs(self.source, comments) if kind == "script" and not self.directives else None
+        self.hosts = read_hosts(self.source, comments) if kind == "script" and not self.directives else None
+        self.pbs = read_pbs(self.source, comments) if kind == "script" and not (self.directives or self.hosts) else None
 
     @cached_property
     def heading(self) -> dict[str, Directive]:
@@ -164,8 +166,8 @@ class JobDescription:
 
     @property
     def is_job(self) -> bool:
-        """Return whether the file is a batch script of Slurm or PBS."""
-        return self.is_batch or self.pbs is not None
+        """Return whether the file is a batch script of Slurm, PBS or another batch system whose request is read."""
+        return self.is_batch or self.pbs is not None or self.hosts is not None
 
     @cached_property
     def runs_unattended(self) -> bool:
@@ -227,14 +229,19 @@ class JobDescription:
             return max(told, default=None)
         if self.pbs is not None:
             return self.pbs.nodes
+        if self.hosts is not None:
+            return self.hosts.nodes
         asked = self.heads("nodes")
         if asked and "nodes" in self.heading:
             bounds = [int(n) for n in re.findall(r"\d{1,8}", asked)]
             if bounds and re.fullmatch(r"[\d,:\-]+", asked):
                 return max(bounds)
             return None
-        if self.number(self.heads("ntasks")) == 1:
+        tasks, per_node = self.number(self.heads("ntasks")), self.number(self.heads("ntasks-per-node"))
+        if tasks == 1:
             return 1
+        if tasks and per_node:
+            return -(-tasks // per_node)
         literal = [int(n.value) for c in self.calls if c.program in ("srun", "salloc") and not c.in_substitution
                    for n in [slurm_options(c).get("nodes")] if n and n.value and n.value.isdecimal() and len(n.value) < 9]  # fmt: skip
         literal += [int(v) for launch in self.launches for v in [launch.value("nnodes", "num_machines", "num_nodes")]
@@ -261,6 +268,8 @@ class JobDescription:
     def gpus_per_node(self) -> int | None:
         if self.pbs is not None:
             return self.pbs.gpus
+        if self.hosts is not None:
+            return self.hosts.gpus
         found, known = count_gpus(self.heads("gpus-per-node"), self.heads("gres"))
         return found if known else self._gpus_of_tasks()
 
@@ -299,6 +308,8 @@ class JobDescription:
     def requests_gpus(self) -> bool:
         if self.pbs is not None:
             return self.pbs.requests_gpus
+        if self.hosts is not None:
+            return bool(self.hosts.gpus)
         return any("gpu" in name or name == "gres" for name in self.heading)
 
     @cached_property

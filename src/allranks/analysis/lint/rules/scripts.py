@@ -469,7 +469,7 @@ def idle_nodes(job: JobDescription) -> Iterator[Violation]:
 
 STARTS_ELSEWHERE = {
     "srun", "mpirun", "mpiexec", "mpiexec.hydra", "ssh", "pdsh", "parallel", "sbatch", "ray", "pbsdsh", "clush", "jsrun", "aprun", "horovodrun",
-    "orterun", "blaunch", "flux",
+    "orterun", "blaunch", "flux", "lrun", "ddlrun", "runjob",
 }  # fmt: skip
 
 

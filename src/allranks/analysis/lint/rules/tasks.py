@@ -74,6 +74,7 @@ SPREADING = {
     "parallel",
     "aprun",
     "jsrun",
+    "lrun",
     "flux",
     "orterun",
     "mpiexec.hydra",
