@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from allranks.analysis.lint.arithmetic import calculate
 from allranks.analysis.lint.command_options import (
     LAUNCHERS,
     PYTHON,
@@ -195,9 +196,9 @@ class JobDescription:
                 found.append(LauncherCall("python", call, {}))
         return found
 
-    def number(self, text: str | None) -> int | None:
-        """Return a count written as digits or as one of Slurm's variables; None if it is unknown."""
-        if text is None:
+    def number(self, text: str | None, depth: int = 0) -> int | None:
+        """Return a count written as digits, as one of Slurm's variables, or calculated from these; None if it is unknown."""
+        if text is None or depth > MAX_LEVELS:
             return None
         text = text.strip().strip("\"'")
         if text.isdecimal() and len(text) < 9:
@@ -212,7 +213,14 @@ class JobDescription:
         if name in ("SLURM_NTASKS", "SLURM_NPROCS"):
             per_node = self.number(self.heads("ntasks-per-node"))
             return self.number(self.heads("ntasks")) or (per_node * self.nodes if per_node and self.nodes else None)
-        return None
+        return calculate(text, lambda part: self._number_of(part, depth + 1))
+
+    def _number_of(self, name: str, depth: int) -> int | None:
+        """Return the value of a variable of the script, if it has only one."""
+        values = {a.value for a in self.by_name.get(name, ())}
+        if not values:
+            return self.number(f"${name}", depth)
+        return self.number(values.pop(), depth) if len(values) == 1 else None
 
     @cached_property
     def nodes(self) -> int | None:
@@ -477,7 +485,7 @@ def _runs_file(call: ProgramCall) -> bool:
 
 
 def _mpi(call: ProgramCall) -> bool:
-    return any(c.program in ("mpirun", "mpiexec", "orterun") for c in call.under)
+    return any(c.program in ("mpirun", "mpiexec", "orterun", "horovodrun") for c in call.under)
 
 
 RuleCheck = Callable[["JobDescription"], Iterable[Violation]]

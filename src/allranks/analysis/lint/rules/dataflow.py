@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import SHELLS
+from allranks.analysis.lint.command_options import REMOTE_SHELLS, SHELLS
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, VariableUse, Violation
 from allranks.analysis.lint.rules.variables import edits
@@ -35,7 +35,7 @@ INHERITED = {
     "PATH", "HOME", "USER", "SHELL", "PWD", "LANG", "TERM", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "HOSTNAME", "LOGNAME", "OLDPWD",
     "RANDOM", "SECONDS", "LINENO", "BASH_SOURCE", "FUNCNAME", "IFS", "PPID", "UID", "EUID", "HOSTTYPE", "SCRATCH", "WORK", "PROJECT",
     "CONDA_PREFIX", "VIRTUAL_ENV", "OPTARG", "OPTIND", "REPLY", "PIPESTATUS", "BASHPID", "BASH_VERSION", "OSTYPE", "EPOCHSECONDS", "CPATH",
-    "LIBRARY_PATH", "MANPATH", "CUDA_HOME", "HF_HOME", "HF_TOKEN", "WANDB_API_KEY", "GROUP", "SHLVL", "MODULEPATH", "XDG_RUNTIME_DIR",
+    "LIBRARY_PATH", "NCPUS", "MANPATH", "CUDA_HOME", "HF_HOME", "HF_TOKEN", "WANDB_API_KEY", "GROUP", "SHLVL", "MODULEPATH", "XDG_RUNTIME_DIR",
 }  # fmt: skip
 # https://slurm.schedmd.com/sbatch.html, output environment variables that are "only set if the option is specified"
 NEEDED_OPTIONS = {
@@ -131,6 +131,7 @@ def not_exported(job: JobDescription) -> Iterator[Violation]:
     if _exports_all(job):
         return
     said: set[str] = set()
+    yield from _over_ssh(job, said)
     for use in [] if job.unknown_settings else job.uses:
         shells = [c for c in use.under if c.program in SHELLS]
         if not shells or use.name in said or use.operator or not _lost(job, use):
@@ -143,6 +144,22 @@ def not_exported(job: JobDescription) -> Iterator[Violation]:
         )
     if job.launches:
         yield from _read_by_programs(job, said)
+
+
+def _over_ssh(job: JobDescription, said: set[str]) -> Iterator[Violation]:
+    """Report variables of the script, and of Slurm, that the shell of another host expands."""
+    for use in job.uses:
+        if not any(c.program in REMOTE_SHELLS for c in use.under) or use.operator or use.name in said | INHERITED:
+            continue
+        own = job.by_name.get(use.name, [])
+        if any(any(c.program in REMOTE_SHELLS for c in a.under) for a in own) or use.name in job.reading.named:
+            continue
+        if own or use.name.startswith("SLURM_"):
+            said.add(use.name)
+            text = f"${use.name} is expanded by the shell on the other host, where it is not set"
+            why = "ssh passes no variables on, and its session is no task of Slurm."
+            cure = f"double quotes around the command, so that the script expands ${use.name}; or srun instead of ssh"
+            yield Violation(use.offset, text, why=why, cure=cure)
 
 
 def _read_by_programs(job: JobDescription, said: set[str]) -> Iterator[Violation]:
@@ -184,7 +201,7 @@ def unset(job: JobDescription) -> Iterator[Violation]:
     if job.kind != "script":
         return
     said: set[str] = set()
-    parts = (_slurm_options, _ranks, _other_shell, _set_later, _glued, _misspelled, _near_unused, _rendezvous)
+    parts = (_slurm_options, _ranks, _other_shell, _set_later, _glued, _misspelled, _near_unused, _address, _rendezvous)
     for found in (part(job) for part in parts):
         for name, hit in found:
             if name not in said:
@@ -214,7 +231,9 @@ def _slurm_options(job: JobDescription) -> Iterator[tuple[str, Violation]]:
         if not given:
             text = f"${use.name} is empty: the job does not request --{options[0]}"
             cure = f"#SBATCH --{options[0]}=<n>, or ${{{use.name}:-<n>}}"
-            yield use.name, Violation(use.offset, text, why=OPTION_WHY, cure=cure)
+            # The tasks of an array are often named on the command line of sbatch.
+            severity = "note" if options[0] == "array" else None
+            yield use.name, Violation(use.offset, text, why=OPTION_WHY, cure=cure, severity=severity)
 
 
 def _ends_job(job: JobDescription, use: VariableUse) -> bool:
@@ -347,6 +366,9 @@ def _slurm_name(name: str) -> str | None:
     """Return the variable of Slurm of which this is a misspelling."""
     if not name.startswith(("SLURM_", "SLUM_", "SLRUM_", "SLRM_")) or name in SLURM_NAMES:
         return None
+    moved = next((known for known in sorted(SLURM_NAMES) if sorted(known.split("_")) == sorted(name.split("_"))), None)
+    if moved:
+        return moved  # SLURM_TASK_ARRAY_ID
     near = nearest_name(name, sorted(SLURM_NAMES), 0.9)
     return near if near and edits(name, near, MAX_EDITS) <= MAX_EDITS else None
 
@@ -411,24 +433,44 @@ def _is_missing_program(job: JobDescription, name: str) -> bool:
     return False
 
 
+ADDRESS_NAMES = {"MASTER_ADDR", "MASTER_IP", "MASTER_NODE", "HEAD_NODE", "HEAD_NODE_IP", "MASTER_ADDRESS"}
+NO_ADDRESS_WHY = "The address is that of a node of this job, so the environment of sbatch cannot contain it: the program gets an empty one."
+RANK_NAMES = {"RANK", "NODE_RANK", "MACHINE_RANK", "WORLD_SIZE"}
+
+
+def _address(job: JobDescription) -> Iterator[tuple[str, Violation]]:
+    """Report the address of the first node where nothing sets it."""
+    if not job.is_batch or job.sources_files or job.submits or not job.work or job.heading.get("export-file"):
+        return
+    for use in _plain_uses(job):
+        known = _is_set(job, use.name) or use.name in (job.heads("export") or "")
+        if use.name.upper() in ADDRESS_NAMES and not known and use.program not in HARMLESS:
+            cure = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+            text, severity = f"${use.name} is never set in this script", "note" if job.unknown_settings else None
+            yield use.name, Violation(use.offset, text, why=NO_ADDRESS_WHY, cure=cure, severity=severity)
+
+
 def _rendezvous(job: JobDescription) -> Iterator[tuple[str, Violation]]:
     """Report a launcher's option whose variable nothing sets."""
-    if not job.is_batch or job.unknown_settings or job.heading.get("export"):
+    if not job.is_batch or job.sources_files or job.heading.get("export"):
         return
     for launch in job.launches:
         for option_name in RENDEZVOUS_OPTIONS:
             option = launch.option(option_name)
             for name in re.findall(r"\$\{?([A-Za-z_]\w*)\}?(?![\w:])", option.value or "") if option else []:
+                own = name in RANK_NAMES and not any(c.program in ("mpirun", "mpiexec") for c in launch.call.under)
                 known = name.startswith(("SLURM_", "SBATCH_", "PALS_", "PBS_")) or name in INHERITED | LAUNCHER_NAMES
-                if (
-                    option
-                    and not known
-                    and not _is_set(job, name)
-                    and not launch.call.in_function
-                    and not _tested(job, name)
-                ):
+                if (job.unknown_settings and not own) or (known and not own):
+                    continue
+                if option and not _is_set(job, name) and not launch.call.in_function and not _tested(job, name):
                     text = f"${name} of --{option_name} is never set in this script"
-                    yield name, Violation(_place(option.arg, launch, name), text, severity="note")
+                    place = _place(option.arg, launch, name)
+                    why = (
+                        "Slurm sets no variable of this name, and a launcher only those of the ranks that it starts."
+                        if own
+                        else None
+                    )
+                    yield name, Violation(place, text, why=why, severity="warning" if own else "note")
 
 
 def _tested(job: JobDescription, name: str) -> bool:
@@ -467,14 +509,24 @@ def node_list(job: JobDescription) -> Iterator[Violation]:
         if addressed and job.multi_node and not item.removed and item.items is None:
             written = job.text[item.offset + len(item.name) : item.offset + 200].split("\n")[0]
             name = re.match(r"=\"?\$\{?(\w+)\}?\"?\s*(?:[;#]|\Z)", written)
-            if re.match(r"=\"?\$\(\s*scontrol\s+show\s+hostnames?(?:\s+\"?\$\{?\w+\}?\"?)?\s*\)", written) or (
-                name and name[1] in lists
+            if (
+                re.match(r"=\"?\$\(\s*scontrol\s+show\s+hostnames?(?:\s+\"?\$\{?\w+\}?\"?)?\s*\)", written)
+                or HOST_FILE.match(written.removeprefix("=").removeprefix('"'))
+                or (name and name[1] in lists)
             ):
                 yield Violation(item.offset, f"{item.name} is the whole list of nodes")
 
 
+HOST_FILE = re.compile(
+    r"\$\(\s*(?:(?:cat|uniq|sort(?:\s+-u)?)\s+|<\s*)\"?\$\{?(?:PBS_NODEFILE|LSB_DJOB_HOSTFILE|COBALT_NODEFILE)\}?\"?"
+    r"(?:\s*\|\s*(?:uniq|sort(?:\s+-u)?))*\s*\)"
+)
+
+
 def _is_whole_list(item: Assignment, lists: dict[str, Assignment]) -> bool:
     value = item.value.strip()
+    if HOST_FILE.fullmatch(value):
+        return True
     if re.fullmatch(r"\$\(\s*scontrol\s+show\s+hostnames?\b[^|]*\)", value):
         return True
     source = re.fullmatch(r"\$\{?(\w+)\}?", value)

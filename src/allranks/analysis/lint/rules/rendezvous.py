@@ -27,6 +27,10 @@ HOSTLESS_WHY = (
     "no host name, so no node listens, and all nodes wait until the timeout."
 )
 HOSTLESS_CURE = "use the host name of the first node; or --rdzv_conf=is_host=1 on it and is_host=0 elsewhere; or --master_addr with a static rendezvous"
+ID_PER_NODE_WHY = (
+    "Nodes meet if they have the same id. Each of these waits alone in its own rendezvous until the timeout."
+)
+ID_PER_NODE_CURE = "--rdzv_id=$SLURM_JOB_ID"
 CONTAINER_WHY = "scontrol is on the host, not in the image; the substitution is empty, and with a fall-back to localhost every node forms its own group."
 ADDRESS_NAME = re.compile(
     r"(?:MASTER|RDZV|HEAD|MAIN|RENDEZVOUS|COORD)\w*(?:ADDR|IP|HOST|NODE|ENDPOINT|ADDRESS)\w*\Z|(?:MASTER|HEAD)\Z",
@@ -206,7 +210,48 @@ def _malformed_option(launch: LauncherCall, arg: Argument) -> Iterator[Violation
     return _malformed_hits(name, source, arg.offset)
 
 
+SUBMIT_HOST = re.compile(r"\$\{?(?:SLURM_SUBMIT_HOST|PBS_O_HOST|LSB_SUB_HOST)\}?")
+TWO_SLICES = re.compile(r"(?:\$\{SLURM_(?:JOB_)?NODELIST:\s*\d{1,3}:\s*\d{1,3}\}){2}")
+LAST_NODE = re.compile(r"\bscontrol\s+show\s+hostnames?\b[^|]*\|\s*tail\s+(?:-n\s*)?-?1\b")
+
+
+def _wrong_host(job: JobDescription, name: str, value: str, offset: int) -> Iterator[Violation]:
+    """Report addresses of a host that is not the one of rank 0: the login node, the last node, a name cut for another form of list."""
+    if job.is_job and SUBMIT_HOST.search(value):
+        yield Violation(
+            offset,
+            f"{name} is the host on which sbatch was called, not a node of the job",
+            why="No rank runs on the login node, so nobody listens at this address: all ranks wait until the timeout.",
+            severity="error",
+        )
+    elif job.is_batch and job.nodes == 1 and TWO_SLICES.search(value) and not _tests_list(job):
+        yield Violation(
+            offset,
+            f"{name} leaves out the character where a list of several nodes has its bracket; the name of one node has none",
+            why="SLURM_NODELIST is node[01-04] for several nodes and node01 for one: of the single name a digit is lost.",
+            severity="error",
+        )
+    elif job.multi_node and LAST_NODE.search(value) and any(backend(la) == "static" for la in job.launches):
+        yield Violation(
+            offset,
+            f"{name} is the last node, but rank 0, which has to listen there, is on the first",
+            severity="error",
+        )
+
+
+def _tests_list(job: JobDescription) -> bool:
+    """Return whether the script looks at the form of the list of nodes before it uses it."""
+    return any(
+        u.name in ("SLURM_NODELIST", "SLURM_JOB_NODELIST") and u.program in ("[", "[[", "test", "case", "?")
+        for u in job.uses
+    ) or bool(re.search(r"\bcase\s+\"?\$\{?SLURM_(?:JOB_)?NODELIST", job.text))
+
+
 def _address_hits(job: JobDescription, name: str, value: str, offset: int, under_srun: bool) -> Iterator[Violation]:
+    wrong = list(_wrong_host(job, name, value, offset))
+    if wrong:
+        yield from wrong
+        return
     if re.search(r"hostname\s+(?:--ip-address|-i|--all-ip-addresses|-I)\b", value):
         listed = re.search(r"hostname\s+(?:-I|--all-ip-addresses)\b(?![^)]*\|)", value)
         said = (
@@ -246,12 +291,41 @@ def _of_several_nodes(job: JobDescription, name: str, value: str, offset: int, u
         yield Violation(offset, f"{name}={value} inside of srun: every node uses its own name", severity="error")
     elif own and not job.is_batch:
         yield Violation(offset, f"{name}={value}: under salloc this script runs on the login node, whose name it gets")
-    elif re.search(r"SLURM_(?:JOB_)?NODELIST", value) and not re.search(r"scontrol|nodeset|hostlist|python|\[", value):
+    elif (
+        re.search(r"SLURM_(?:JOB_)?NODELIST", value)
+        and not re.search(r"scontrol|nodeset|hostlist|python|\[", value)
+        and not TWO_SLICES.search(value)
+    ):
         yield Violation(offset, f"{name} is cut from the compressed list, which is node[01-04] and not node01,node02")
     elif "SLURM_LAUNCH_NODE_IPADDR" in value and not job.is_batch:
         yield Violation(offset, f"{name}={value}: under salloc that is the login node")
     elif job.is_batch and re.fullmatch(r"(?!\$)[A-Za-z0-9][A-Za-z0-9.-]*", value) and not value.isdecimal():
         yield Violation(offset, f"{name}={value}: the next job gets other nodes")
+
+
+OWN_TO_NODE = re.compile(
+    r"\b(?:SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID|SLURMD_NODENAME|HOSTNAME|NODE_RANK|RANK)\b|\bhostname\b"
+)
+DRAWN = re.compile(
+    r"\$\{?(?:RANDOM|SRANDOM|BASHPID|EPOCHREALTIME)\b|\$\$|\buuidgen\b|\bshuf\b|\bdate\b|\bmktemp\b|/proc/sys/kernel/random"
+)
+
+
+def id_per_node(job: JobDescription) -> Iterator[Violation]:
+    """Report a rendezvous id that a shell on each node makes, so that every node has its own."""
+    if not job.multi_node and job.is_job:
+        return
+    for launch in job.launches:
+        option, nodes = launch.option("rdzv_id"), launch.value("nnodes")
+        if option is None or option.value is None or backend(launch) == "static" or nodes in (None, "1", "1:1"):
+            continue
+        in_task = _in_task(job, launch, option.arg) or any(
+            a.value and a.value in (option.value or "") and under_srun(a.under) for a in job.assignments
+        )
+        alone = not job.is_batch and launch.srun is None and job.multi_node  # the script that srun starts on each node
+        own, drawn = OWN_TO_NODE.search(option.value), DRAWN.search(option.value)
+        if (in_task and (own or drawn)) or (alone and own):
+            yield Violation(option.arg.offset, f"--rdzv_id={option.value} is another one on every node")
 
 
 def hostless(job: JobDescription) -> Iterator[Violation]:
