@@ -201,7 +201,7 @@ def unset(job: JobDescription) -> Iterator[Violation]:
     if job.kind != "script":
         return
     said: set[str] = set()
-    parts = (_slurm_options, _ranks, _other_shell, _set_later, _glued, _misspelled, _near_unused, _address, _rendezvous)
+    parts = (_slurm_options, _ranks, _other_shell, _set_later, _glued, _misspelled, _near_unused, _address, _rendezvous, _no_dollar)
     for found in (part(job) for part in parts):
         for name, hit in found:
             if name not in said:
@@ -324,6 +324,16 @@ def _glued(job: JobDescription) -> Iterator[tuple[str, Violation]]:
         elif use.name in LOWER_CASE:
             text = f"${use.name} is never set; ${use.name.upper()} was probably meant"
             yield use.name, Violation(use.offset, text, cure=f"${use.name.upper()}")
+
+
+def _no_dollar(job: JobDescription) -> Iterator[tuple[str, Violation]]:
+    """Report the name of a variable where its value was meant: ``base=PWD``."""
+    for item in job.set_values_at_top():
+        if item.value not in {"PWD", "HOME", "HOSTNAME"} | SLURM_NAMES or item.items is not None:
+            continue
+        if item.name in job.used_names and f"${{!{item.name}" not in job.text:
+            text = f"{item.name} is the text {item.value}: the $ is missing"
+            yield item.name, Violation(item.offset, text, why="The shell expands only names with a $.", cure=f"{item.name}=${item.value}")
 
 
 def _misspelled(job: JobDescription) -> Iterator[tuple[str, Violation]]:

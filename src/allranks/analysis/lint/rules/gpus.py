@@ -39,6 +39,8 @@ def _few_ranks(job: JobDescription) -> Iterator[Violation]:
     found = [_ranks_of_node(job, la) for la in calls]
     if not all(ranks and ranks < gpus for ranks, _ in found) or not _sees_gpus(job, calls):
         return
+    if any("vllm" in a.text.lower() for la in calls for a in la.call.args):
+        return  # its engine has GPUs of its own
     launch, (ranks, option) = calls[0], found[0]
     told = f"{ranks} rank{'s' * (ranks != 1)} per node" if option else "no --nproc_per_node: one rank per node"
     # One process of accelerate often distributes the layers of its model over all GPUs.
@@ -78,10 +80,13 @@ GROUP_OPTION = re.compile(
     r"--?(?:dist[-_.]?)?(?:world[-_]?size|init[-_]?method|dist[-_]?url|dist[-_]?backend|ranks[-_]per[-_]node|ddp|distributed)(?:=.*)?"
 )
 
+GROUP_PROGRAM = re.compile(r"(?:hvd|horovod|(?:\A|[/_.-])ddp|distributed)[^/]*\.py\Z", re.IGNORECASE)
+
 
 def _is_group(job: JobDescription, call: ProgramCall) -> bool:
-    """Return whether the processes are the ranks of one group, by what the script sets or passes."""
-    return job.has("MASTER_ADDR", "WORLD_SIZE") or any(GROUP_OPTION.fullmatch(a.text) for a in call.args)
+    """Return whether the processes are the ranks of one group, by what the script sets, or passes, or the program's name."""
+    told = any(GROUP_OPTION.fullmatch(a.text) or GROUP_PROGRAM.search(a.text) for a in call.args)
+    return told or job.has("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 
 
 def _only_tasks(job: JobDescription) -> LauncherCall | None:
@@ -197,7 +202,8 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
     seen = [a.value for a in call.prefix if a.name == "CUDA_VISIBLE_DEVICES"]
     one = bool(seen) and all(re.fullmatch(r"\d", value) for value in seen)
     options = [_told_devices(job, c, gpus) for c in job.work]
-    tasks, option = _tasks_are_ranks(job, gpus), options[0]
+    elsewhere = any(c.program == "ray" or c.written.startswith(("./", "../")) for c in job.calls)  # where they may start workers
+    tasks, option = _tasks_are_ranks(job, gpus) and not elsewhere, options[0]
     if len(job.work) > 1 or call.in_loop:
         tasks = one = False
         if not all(options):
@@ -222,7 +228,7 @@ def too_many(job: JobDescription) -> Iterator[Violation]:
         if launch.kind == "python":
             started = started_by(job, launch)
             tasks, gpus = started.per_node if started else None, job.gpus_per_node
-            if tasks and gpus and tasks > gpus and job.has("MASTER_ADDR", "MASTER_PORT"):
+            if tasks and gpus and tasks > gpus and _is_group(job, launch.call):
                 yield Violation(
                     launch.call.offset, f"{tasks} ranks per node, but the job requests {gpus} GPUs per node"
                 )
