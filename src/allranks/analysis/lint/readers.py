@@ -346,8 +346,10 @@ class _CommandReader:
 
 def _is_one_word(item: Word) -> bool:
     """Return whether an item of an array is quoted, and is not ``"${other[@]}"``, which is as many words as the other array has."""
-    return bool(item.parts) and item.parts[0].quoted and not any(
-        part.kind == "variable" and part.source.text.endswith("[@]") for part in item.parts
+    return (
+        bool(item.parts)
+        and item.parts[0].quoted
+        and not any(part.kind == "variable" and part.source.text.endswith("[@]") for part in item.parts)
     )
 
 

@@ -80,6 +80,8 @@ def early(job: JobDescription) -> Iterator[Violation]:
     for use in job.uses:
         if under_srun(use.under) or use.in_function or use.program in HARMLESS or use.offset in ignored:
             continue
+        if any(c.program in REMOTE_SHELLS for c in use.under):
+            continue  # `_over_ssh` reports these
         if use.name in TASK_NAMES and (use.program != "=" or _matters(job, use)):
             yield Violation(use.offset, f"${use.name} is expanded by the batch shell, where it is 0")
         elif use.name in LAUNCHER_NAMES and use.program == "srun" and not _is_set(job, use.name):
@@ -201,7 +203,18 @@ def unset(job: JobDescription) -> Iterator[Violation]:
     if job.kind != "script":
         return
     said: set[str] = set()
-    parts = (_slurm_options, _ranks, _other_shell, _set_later, _glued, _misspelled, _near_unused, _address, _rendezvous, _no_dollar)
+    parts = (
+        _slurm_options,
+        _ranks,
+        _other_shell,
+        _set_later,
+        _glued,
+        _misspelled,
+        _near_unused,
+        _address,
+        _rendezvous,
+        _no_dollar,
+    )
     for found in (part(job) for part in parts):
         for name, hit in found:
             if name not in said:
@@ -333,7 +346,12 @@ def _no_dollar(job: JobDescription) -> Iterator[tuple[str, Violation]]:
             continue
         if item.name in job.used_names and f"${{!{item.name}" not in job.text:
             text = f"{item.name} is the text {item.value}: the $ is missing"
-            yield item.name, Violation(item.offset, text, why="The shell expands only names with a $.", cure=f"{item.name}=${item.value}")
+            yield (
+                item.name,
+                Violation(
+                    item.offset, text, why="The shell expands only names with a $.", cure=f"{item.name}=${item.value}"
+                ),
+            )
 
 
 def _misspelled(job: JobDescription) -> Iterator[tuple[str, Violation]]:

@@ -202,7 +202,9 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
     seen = [a.value for a in call.prefix if a.name == "CUDA_VISIBLE_DEVICES"]
     one = bool(seen) and all(re.fullmatch(r"\d", value) for value in seen)
     options = [_told_devices(job, c, gpus) for c in job.work]
-    elsewhere = any(c.program == "ray" or c.written.startswith(("./", "../")) for c in job.calls)  # where they may start workers
+    elsewhere = any(
+        c.program == "ray" or c.written.startswith(("./", "../")) for c in job.calls
+    )  # where they may start workers
     tasks, option = _tasks_are_ranks(job, gpus) and not elsewhere, options[0]
     if len(job.work) > 1 or call.in_loop:
         tasks = one = False
