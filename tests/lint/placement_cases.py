@@ -14,6 +14,21 @@ LSF_TWO = "#!/bin/bash\n#BSUB -nnodes 2\n"
 LOOP = 'i=0\nfor n in $(scontrol show hostnames); do\n  ssh "$n" {}\n  i=$((i+1))\ndone\n'
 STATIC = "torchrun --nnodes=2 --nproc_per_node=4 --node_rank=$i --master_addr=$HEAD --master_port=1 x.py"
 
+TESTED = """if [ "${SLURM_NODELIST:4:1}" == "[" ]; then
+  export MASTER_ADDR=${SLURM_NODELIST:0:4}${SLURM_NODELIST:5:3}
+else
+  export MASTER_ADDR=$SLURM_NODELIST
+fi
+"""
+CUT = """first=$(echo $SLURM_NODELIST | cut -d, -f1)
+if [[ "$first" == *'['* ]]; then
+  MASTER_ADDR=$(echo $first | tr -d [ | cut -d- -f1)
+else
+  MASTER_ADDR=$first
+fi
+export MASTER_ADDR
+"""
+
 IDS: list[tuple[str, str, int, str]] = [
     ("rendezvous-id-per-node", TWO + ADDRESS + EACH.format("$SLURM_PROCID"), 8, "error"),
     ("rendezvous-id-per-node", TWO + ADDRESS + EACH.format("$RANDOM"), 8, "error"),
@@ -110,7 +125,7 @@ HOSTS: list[tuple[str, str, int, str]] = [
     ("master-address", TWO + ADDRESS.replace("head", "tail") + "srun python x.py\n", 7, "error"),
     ("master-address", TWO + ADDRESS.replace("head", "tail") + EACH.format("$SLURM_JOB_ID"), 0, ""),  # c10d meets anywhere
     ("master-address", ONE + "export MASTER_ADDR=${SLURM_NODELIST:0:4}${SLURM_NODELIST:5:3}\nsrun python x.py\n", 7, "error"),
-    ("master-address", ONE + 'if [ "${SLURM_NODELIST:4:1}" == "[" ]; then\n  export MASTER_ADDR=${SLURM_NODELIST:0:4}${SLURM_NODELIST:5:3}\nelse\n  export MASTER_ADDR=$SLURM_NODELIST\nfi\nsrun python x.py\n', 0, ""),
+    ("master-address", ONE + TESTED + "srun python x.py\n", 0, ""),
     ("master-address", TWO + "export MASTER_ADDR=${SLURM_NODELIST:0:4}${SLURM_NODELIST:5:3}\nsrun python x.py\n", 0, ""),
     ("master-address", TWO + "export MASTER_ADDR=${SLURM_NODELIST:0:7}\nsrun python x.py\n", 7, "warning"),
     ("whole-node-list", PBS_TWO + "export MASTER_ADDR=$(cat $PBS_NODEFILE)\nmpiexec -n 8 python x.py\n", 3, "error"),
@@ -133,4 +148,12 @@ HOSTS: list[tuple[str, str, int, str]] = [
     ("test-syntax", ONE + "for ((i = 1; i <= 3; i++)); do\n  python x.py $i\ndone\nfor (( j = 1; j < 3; j++ ))\ndo\n  ls\ndone\n", 0, ""),
     ("test-syntax", ONE + "for x in a; do\n  i = 1\ndone\n", 8, "error"),
 ]  # fmt: skip
-PLACEMENT = [*IDS, *STARTS, *RANKS, *HOSTS]
+LISTS: list[tuple[str, str, int, str]] = [
+    ("unset-variable", ONE + "seeds=(1 2 3)\nfor s in seeds; do\n  python x.py --seed ${seeds[$s]}\ndone\n", 8, "warning"),
+    ("unset-variable", ONE + 'seeds=(1 2 3)\nfor s in "${seeds[@]}"; do\n  python x.py --seed $s\ndone\n', 0, ""),
+    ("unset-variable", ONE + "train=a.txt\nfor part in train; do\n  python x.py $part $train\ndone\n", 0, ""),
+    ("several-torchruns", TWO + "srun -n 8 mpirun ./solver\n", 7, "error"),
+    ("several-torchruns", ONE + "srun mpirun -np 4 ./solver\n", 0, ""),
+    ("master-address", TWO + CUT + "srun python x.py\n", 0, ""),
+]  # fmt: skip
+PLACEMENT = [*IDS, *STARTS, *RANKS, *HOSTS, *LISTS]

@@ -56,6 +56,7 @@ class ShellReader:
         self.variables: dict[str, ShellVariable] = {}
         self.exported: set[str] = set()  # `export NAME` without a value
         self.named: set[str] = set()  # set in another way: by for, read, mapfile, printf -v, arithmetic, declare
+        self.word_loops: list[tuple[int, str]] = []  # `for x in NAME`, where NAME is an array
         self.submitted: list[MappedText] = []  # batch scripts that a here-document passes to sbatch
         self.files: dict[str, MappedText] = {}  # files written by here-documents, which may be run later
 
@@ -101,6 +102,9 @@ class _CommandReader:
         for word in [*words, *(r.target for r in self.raw.redirects if r.target)]:
             self._note_uses(word)
         if self.raw.loop_name:
+            name = words[0].plain or "" if len(words) == 1 else ""
+            if name in self.reading.variables and self.reading.variables[name].items is not None:
+                self.reading.word_loops.append((words[0].offset, name))
             return
         if self.program in DECLARING and self.program != "local":
             self._declare(

@@ -340,7 +340,10 @@ def _glued(job: JobDescription) -> Iterator[tuple[str, Violation]]:
 
 
 def _no_dollar(job: JobDescription) -> Iterator[tuple[str, Violation]]:
-    """Report the name of a variable where its value was meant: ``base=PWD``."""
+    """Report the name of a variable where its value was meant: ``base=PWD``, ``for seed in seeds``."""
+    for offset, name in job.reading.word_loops:
+        text = f"the loop runs once, with the word {name}: the array's items were meant"
+        yield name, Violation(offset, text, why="The shell expands only names with a $.", cure=f'"${{{name}[@]}}"')
     for item in job.set_values_at_top():
         if item.value not in {"PWD", "HOME", "HOSTNAME"} | SLURM_NAMES or item.items is not None:
             continue

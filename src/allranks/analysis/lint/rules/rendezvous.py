@@ -212,6 +212,7 @@ def _malformed_option(launch: LauncherCall, arg: Argument) -> Iterator[Violation
 
 SUBMIT_HOST = re.compile(r"\$\{?(?:SLURM_SUBMIT_HOST|PBS_O_HOST|LSB_SUB_HOST)\}?")
 TWO_SLICES = re.compile(r"(?:\$\{SLURM_(?:JOB_)?NODELIST:\s*\d{1,3}:\s*\d{1,3}\}){2}")
+BRACKET_TEST = re.compile(r"\*[\"']?\\?\[[\"']?\*|==?\s*[\"']\[[\"']")  # [[ $list == *"["* ]]
 LAST_NODE = re.compile(r"\bscontrol\s+show\s+hostnames?\b[^|]*\|\s*tail\s+(?:-n\s*)?-?1\b")
 
 
@@ -295,6 +296,7 @@ def _of_several_nodes(job: JobDescription, name: str, value: str, offset: int, u
         re.search(r"SLURM_(?:JOB_)?NODELIST", value)
         and not re.search(r"scontrol|nodeset|hostlist|python|\[", value)
         and not TWO_SLICES.search(value)
+        and not BRACKET_TEST.search(job.text)
     ):
         yield Violation(offset, f"{name} is cut from the compressed list, which is node[01-04] and not node01,node02")
     elif "SLURM_LAUNCH_NODE_IPADDR" in value and not job.is_batch:

@@ -87,6 +87,7 @@ def _starts(launch: LauncherCall) -> bool:
 
 
 def several(job: JobDescription) -> Iterator[Violation]:
+    yield from _nested(job)
     for launch in job.launches:
         if _starts(launch) and launch.srun and _same_unknown(job, launch):
             asked = job.heads("ntasks-per-node")
@@ -105,6 +106,20 @@ def several(job: JobDescription) -> Iterator[Violation]:
                 name = started.starter.program
                 text = f"{name} starts {started.per_node} processes per node, and each starts {launch.kind}"
                 yield Violation(launch.call.offset, text, cure=SEVERAL_CURES.get(name, SEVERAL_CURES["mpirun"]))
+
+
+def _nested(job: JobDescription) -> Iterator[Violation]:
+    """Report mpirun in every task of srun."""
+    for call in job.calls:
+        if call.program not in MPI or call.srun is None or call.in_substitution:
+            continue
+        each, nodes = job.tasks_per_node(call.srun), job.srun_nodes(call.srun)
+        if each and each * (nodes or 1) > 1:
+            text = f"srun starts {each * (nodes or 1)} tasks, and each starts {call.program}"
+            why = f"Every task starts all processes of {call.program} again, or fails because Slurm's PMI already names it a rank."
+            yield Violation(
+                call.offset, text, why=why, cure=f"srun without {call.program}, or {call.program} without srun"
+            )
 
 
 def _certain_tasks(job: JobDescription, launch: LauncherCall) -> bool:
