@@ -52,6 +52,9 @@ SETS_NO_RENDEZVOUS = re.compile(
     re.IGNORECASE,
 )
 
+STARTS = re.compile(
+    r"\s*(?:srun|mpirun|mpiexec|jsrun|torchrun|deepspeed|accelerate\s+launch|python[\d.]*\s.*-m\s+torch\.distributed)\b"
+)
 OTHER_BATCH_SYSTEMS = re.compile(r"^#(?:COBALT|BSUB|PJM|OAR)\s", re.MULTILINE)
 PLACEHOLDER = re.compile(
     r"(?<![<\w$])<[A-Za-z][\w ./:|$-]{0,60}>|\{\{-?\s*[\w. $-]{1,60}\s*-?\}\}|(?<![\w$])\{ [A-Za-z_][\w.]* \}"
@@ -392,6 +395,12 @@ class JobDescription:
         """Return the ranks per node that the launchers start, if they say so."""
         found = {self.number(la.value("nproc_per_node", "num_gpus")) for la in self.launches}
         return found.pop() if len(found) == 1 else None
+
+    @cached_property
+    def chooses_launcher(self) -> bool:
+        """Return whether a variable has one of several commands, one of which starts ranks: the reader knows only the last."""
+        named = ({a.value for a in items} for items in self.by_name.values())
+        return any(len(values) > 1 and any(STARTS.match(value) for value in values) for values in named)
 
     def srun_nodes(self, srun: ProgramCall) -> int | None:
         asked = slurm_options(srun).get("nodes")

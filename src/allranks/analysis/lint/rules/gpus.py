@@ -194,7 +194,7 @@ def _tasks_are_ranks(job: JobDescription, gpus: int) -> bool:
 def _one_process(job: JobDescription) -> Iterator[Violation]:
     """Report Python processes, one after another, in a job of several GPUs; each may use them all itself, unless it sees or takes one."""
     gpus = job.gpus_per_node
-    if not gpus or gpus < SEVERAL_GPUS or job.launches or not job.work or job.submits:
+    if not gpus or gpus < SEVERAL_GPUS or job.launches or not job.work or job.submits or job.chooses_launcher:
         return
     call = job.work[0]
     if any(c.after == "&" or c.under or c.in_function for c in job.work):

@@ -59,6 +59,8 @@ def idle_nodes(job: JobDescription) -> Iterator[Violation]:
     yield from _head_only(job)
     if not job.is_job or (job.nodes or 1) < 2 or job.launches or not job.work or job.sources_files:
         return
+    if job.chooses_launcher:
+        return
     others = [c for c in job.calls if not c.in_substitution]
     if any(c.program in STARTS_ELSEWHERE or _runs_script(c) for c in others) or "array" in job.heading:
         return

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import slurm_options
 from allranks.analysis.lint.job import JobDescription, LauncherCall
+from allranks.analysis.lint.placement import started_by
 from allranks.analysis.lint.records import Argument, Violation
 from allranks.analysis.lint.rules.dataflow import under_srun
 from allranks.analysis.lint.rules.ports import backend, is_torchrun
@@ -225,7 +226,7 @@ def _wrong_host(job: JobDescription, name: str, value: str, offset: int) -> Iter
             why="No rank runs on the login node, so nobody listens at this address: all ranks wait until the timeout.",
             severity="error",
         )
-    elif job.is_batch and job.nodes == 1 and TWO_SLICES.search(value) and not _tests_list(job):
+    elif job.is_batch and job.nodes == 1 and TWO_SLICES.search(value) and not _tests_list(job) and _meets(job, name):
         yield Violation(
             offset,
             f"{name} leaves out the character where a list of several nodes has its bracket; the name of one node has none",
@@ -238,6 +239,12 @@ def _wrong_host(job: JobDescription, name: str, value: str, offset: int) -> Iter
             f"{name} is the last node, but rank 0, which has to listen there, is on the first",
             severity="error",
         )
+
+
+def _meets(job: JobDescription, name: str) -> bool:
+    """Return whether the script uses the address, or starts several tasks, which do."""
+    several = any((started := started_by(job, la)) and (started.per_node or 2) > 1 for la in job.launches)
+    return several or name in job.used_names or any(la.kind != "python" for la in job.launches)
 
 
 def _tests_list(job: JobDescription) -> bool:
