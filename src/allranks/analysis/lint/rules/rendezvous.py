@@ -283,6 +283,18 @@ def _address_hits(job: JobDescription, name: str, value: str, offset: int, under
         )
     elif job.multi_node:
         yield from _of_several_nodes(job, name, value, offset, under_srun)
+    elif job.nodes == 1 and name.lstrip("-").upper() in STATIC_NAMES and _is_literal_host(job, value):
+        yield Violation(offset, f"{name}={value}: the next job gets another node")
+
+
+STATIC_NAMES = {"MASTER_ADDR", "MAIN_PROCESS_IP"}
+
+
+def _is_literal_host(job: JobDescription, value: str) -> bool:
+    """Return whether the value is the name or address of one host, on which the job need not run."""
+    pinned = job.heads("nodelist")
+    literal = re.fullmatch(r"(?!\$)[A-Za-z0-9][A-Za-z0-9.-]*", value) and not value.isdecimal()
+    return bool(job.is_batch and literal and not LOOPBACK.fullmatch(value)) and not (pinned and "," not in pinned)
 
 
 COMPOSED = re.compile(r"\d{1,3}\.\d{1,3}\.\d{1,3}\.\$\(.*\d.*|\d{1,3}\.\d{1,3}\.\d{1,3}\.\$\{\w+[#%:/].*")
@@ -308,7 +320,7 @@ def _of_several_nodes(job: JobDescription, name: str, value: str, offset: int, u
         yield Violation(offset, f"{name} is cut from the compressed list, which is node[01-04] and not node01,node02")
     elif "SLURM_LAUNCH_NODE_IPADDR" in value and not job.is_batch:
         yield Violation(offset, f"{name}={value}: under salloc that is the login node")
-    elif job.is_batch and re.fullmatch(r"(?!\$)[A-Za-z0-9][A-Za-z0-9.-]*", value) and not value.isdecimal():
+    elif _is_literal_host(job, value) and value not in re.split(r"[,\s]", job.heads("nodelist") or ""):
         yield Violation(offset, f"{name}={value}: the next job gets other nodes")
 
 
