@@ -163,4 +163,30 @@ LISTS: list[tuple[str, str, int, str]] = [
     ("several-torchruns", ONE + "srun mpirun -np 4 ./solver\n", 0, ""),
     ("master-address", TWO + CUT + "srun python x.py\n", 0, ""),
 ]  # fmt: skip
-PLACEMENT = [*IDS, *STARTS, *RANKS, *HOSTS, *LISTS]
+TEXTS: list[tuple[str, str, int, str]] = [
+    ("never-expanded", TWO + "srun torchrun --nnodes=2 --node_rank=\\$SLURM_NODEID --master_addr=$A x.py\n", 7, "error"),
+    ("never-expanded", TWO + "srun torchrun --nnodes=2 --node_rank '$SLURM_NODEID' --master_addr=$A x.py\n", 7, "error"),
+    ("never-expanded", TWO + "srun bash -c 'torchrun --nnodes=2 --node_rank=\\$SLURM_NODEID --master_addr=$A x.py'\n", 7, "error"),
+    ("never-expanded", TWO + 'CMD="torchrun --nnodes=2 --node_rank=\\$SLURM_PROCID x.py"\nsrun $CMD\n', 7, "error"),
+    ("never-expanded", FOUR + "srun python x.py --rank \\$SLURM_PROCID\n", 7, "error"),
+    ("never-expanded", FOUR + "srun env RANK=\\$SLURM_PROCID python x.py\n", 7, "error"),
+    ("never-expanded", FOUR + "export WORLD_SIZE=$SLURM_NNODES*4\nsrun python x.py\n", 7, "error"),
+    ("never-expanded", TWO + "srun accelerate launch --num_machines 2 --num_processes $SLURM_NNODES*4 x.py\n", 7, "error"),
+    ("never-expanded", TWO + 'CMD="torchrun --nnodes=2 --node_rank=\\$SLURM_PROCID x.py"\nsrun bash -c "$CMD"\n', 0, ""),
+    ("never-expanded", TWO + "srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$A x.py'\n", 0, ""),
+    ("never-expanded", TWO + "ssh n torchrun --nnodes=2 --node_rank=\\$RANK x.py --port '$MASTER_PORT'\n", 0, ""),
+    ("never-expanded", TWO + "srun python x.py --name 'costs $5 and $SLURM_NODEID in words'\n", 0, ""),
+    ("never-expanded", FOUR + "export WORLD_SIZE=$((SLURM_NNODES*4))\nsrun python x.py\n", 0, ""),
+    ("never-expanded", TWO + "export WORLD_SIZE=$SLURM_NNODES*4\nsrun torchrun --nnodes=2 x.py\n", 0, ""),  # torchrun sets it again
+    ("compressed-node-list", TWO + "for n in $SLURM_JOB_NODELIST; do\n  ssh $n ls\ndone\n", 7, "error"),
+    ("compressed-node-list", TWO + "mpirun -np 2 -H $SLURM_JOB_NODELIST python x.py\n", 7, "error"),
+    ("compressed-node-list", ONE + "for n in $SLURM_JOB_NODELIST; do\n  ssh $n ls\ndone\n", 0, ""),
+    ("compressed-node-list", TWO + "for n in $(scontrol show hostnames $SLURM_JOB_NODELIST); do\n  ssh $n ls\ndone\n", 0, ""),
+    ("compressed-node-list", TWO + "mpirun -np 2 python x.py --hosts $SLURM_JOB_NODELIST\npdsh -w $SLURM_JOB_NODELIST ls\n", 0, ""),
+    ("master-address", FOUR + "export MASTER_ADDR=$(srun hostname | head -n 1)\nsrun python x.py\n", 7, "warning"),
+    ("master-address", FOUR + "export MASTER_ADDR=$(srun hostname | sort | head -n 1)\nsrun python x.py\n", 0, ""),
+    ("master-address", FOUR + "export MASTER_ADDR=$(srun -N1 -n1 hostname | head -n 1)\nsrun python x.py\n", 0, ""),
+    ("node-count", TWO + "srun accelerate launch --num_machines 1 --machine_rank $SLURM_NODEID --main_process_ip $A x.py\n", 7, "error"),
+    ("node-count", TWO + "srun accelerate launch --num_machines 1 x.py --shard $SLURM_NODEID\n", 0, ""),
+]  # fmt: skip
+PLACEMENT = [*IDS, *STARTS, *RANKS, *HOSTS, *LISTS, *TEXTS]

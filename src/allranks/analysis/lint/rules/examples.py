@@ -146,6 +146,16 @@ EXAMPLES: dict[str, RuleExample] = {
         'nodes=( "$(scontrol show hostnames "$SLURM_JOB_NODELIST")" )\nexport MASTER_ADDR=${nodes[0]}',
         'nodes=( $(scontrol show hostnames "$SLURM_JOB_NODELIST") )\nexport MASTER_ADDR=${nodes[0]}',
     ),
+    "compressed-node-list": RuleExample(
+        "`ssh: Could not resolve hostname node[01-02]`, or a launch on no node at all.",
+        "for node in $SLURM_JOB_NODELIST; do\n  ssh $node nvidia-smi\ndone",
+        'for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do\n  ssh $node nvidia-smi\ndone',
+    ),
+    "never-expanded": RuleExample(
+        "`invalid int value: '$SLURM_NODEID'`, or an address `$MASTER_ADDR` that no resolver knows.",
+        "srun torchrun --nnodes=2 --nproc_per_node=2 --node_rank=\\$SLURM_NODEID --master_addr=$MASTER_ADDR --master_port=15000 train.py",
+        "srun bash -c 'torchrun --nnodes=2 --nproc_per_node=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR --master_port=15000 train.py'",
+    ),
     "octal-number": RuleExample(
         '`value too great for base (error token is "0089")` for one job in about fifty.',
         "export MASTER_PORT=$((10000 + ${SLURM_JOB_ID: -4}))",

@@ -217,6 +217,10 @@ BRACKET_TEST = re.compile(r"\*[\"']?\\?\[[\"']?\*|==?\s*[\"']\[[\"']")  # [[ $li
 LAST_NODE = re.compile(r"\bscontrol\s+show\s+hostnames?\b[^|]*\|\s*tail\s+(?:-n\s*)?-?1\b")
 
 
+FIRST_OF_ALL = re.compile(r"\$\(\s*srun\b([^|()]*?)\bhostname\b[^|()]*\|[^()]*\)")
+ONE_TASK = re.compile(r"(?:-n|--ntasks|-N|--nodes)[ =]?1\b|\s(?:-w|-r|--nodelist|--relative)\b")
+
+
 def _wrong_host(job: JobDescription, name: str, value: str, offset: int) -> Iterator[Violation]:
     """Report addresses of a host that is not the one of rank 0: the login node, the last node, a name cut for another form of list."""
     if job.is_job and SUBMIT_HOST.search(value):
@@ -232,6 +236,16 @@ def _wrong_host(job: JobDescription, name: str, value: str, offset: int) -> Iter
             f"{name} leaves out the character where a list of several nodes has its bracket; the name of one node has none",
             why="SLURM_NODELIST is node[01-04] for several nodes and node01 for one: of the single name a digit is lost.",
             severity="error",
+        )
+    elif (
+        job.multi_node
+        and (found := FIRST_OF_ALL.fullmatch(value))
+        and not ONE_TASK.search(found[1])
+        and "sort" not in value
+    ):
+        yield Violation(
+            offset,
+            f"{name} is the name that srun prints first, and the tasks print in any order: rank 0 may be on another node",
         )
     elif job.multi_node and LAST_NODE.search(value) and any(backend(la) == "static" for la in job.launches):
         yield Violation(

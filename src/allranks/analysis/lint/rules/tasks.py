@@ -456,7 +456,10 @@ def _alone_on_purpose(job: JobDescription, launch: LauncherCall) -> Iterator[Vio
         return
     nodes, tasks = job.srun_nodes(launch.srun), job.tasks_per_node(launch.srun)
     single = "standalone" in launch.options or job.number(option.value) == 1
-    own = any("SLURM_" in a.text for a in launch.call.args) or "array" in job.heading or launch.srun.in_loop
+    told = {text for o in launch.options.values() for text in (o.arg.text, o.value or "")}
+    contradicts = launch.option("main_process_ip", "machine_rank", "node_rank", "master_addr") is not None
+    passed = [a.text for a in launch.call.args if a.text not in told or not contradicts]
+    own = any("SLURM_" in text for text in passed) or "array" in job.heading or launch.srun.in_loop
     if single and nodes and nodes > 1 and tasks and not own and launch.srun.after != "&":
         text = f"{option.arg.text}: each of the {nodes} nodes trains its own model"
         yield Violation(option.arg.offset, text, why="Every node does the same work, and writes the same files.")
