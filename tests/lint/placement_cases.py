@@ -11,6 +11,7 @@ MEET = "--rdzv_backend=c10d --rdzv_endpoint=$MASTER_ADDR:$PORT"
 EACH = "srun -c32 bash -c 'torchrun --nnodes=2 --nproc_per_node=4 " + MEET + " --rdzv_id={} x.py'\n"
 PBS_TWO = "#!/bin/bash\n#PBS -l select=2:ncpus=32:ngpus=4\n"
 LSF_TWO = "#!/bin/bash\n#BSUB -nnodes 2\n"
+LSF_ONE = '#!/bin/bash\n#BSUB -n 8\n#BSUB -R "span[hosts=1]"\n#BSUB -gpu "num=4"\n'
 LOOP = 'i=0\nfor n in $(scontrol show hostnames); do\n  ssh "$n" {}\n  i=$((i+1))\ndone\n'
 STATIC = "torchrun --nnodes=2 --nproc_per_node=4 --node_rank=$i --master_addr=$HEAD --master_port=1 x.py"
 
@@ -189,4 +190,13 @@ TEXTS: list[tuple[str, str, int, str]] = [
     ("node-count", TWO + "srun accelerate launch --num_machines 1 --machine_rank $SLURM_NODEID --main_process_ip $A x.py\n", 7, "error"),
     ("node-count", TWO + "srun accelerate launch --num_machines 1 x.py --shard $SLURM_NODEID\n", 0, ""),
 ]  # fmt: skip
-PLACEMENT = [*IDS, *STARTS, *RANKS, *HOSTS, *LISTS, *TEXTS]
+MORE: list[tuple[str, str, int, str]] = [
+    ("rendezvous-id-per-node", TWO + EACH.format("$RANDOM").replace("--nnodes=2", "--nnodes=1"), 0, ""),
+    ("never-expanded", FOUR + "srun parallel python x.py --rank '$SLURM_PROCID' ::: 1 2\n", 0, ""),
+    ("more-ranks-than-gpus", LSF_ONE + "mpirun -np 8 python train_hvd.py\n", 5, "error"),
+    ("more-ranks-than-gpus", LSF_ONE.replace("[hosts=1]", "[hosts=2]") + "mpirun -np 8 python train_hvd.py\n", 0, ""),
+    ("more-ranks-than-gpus", TWO + "horovodrun -np 8 -H a:4,b:4 python train_hvd.py\n", 0, ""),
+    ("idle-gpus", ONE + "export CUDA_VISIBLE_DEVICES=0,1\nsrun python x.py\n", 8, "note"),  # Slurm sets it again
+    ("idle-nodes", "#!/bin/bash\n#SBATCH --ntasks=8\n#SBATCH --ntasks-per-node=4\npython x.py\n", 4, "warning"),
+]  # fmt: skip
+PLACEMENT = [*IDS, *STARTS, *RANKS, *HOSTS, *LISTS, *TEXTS, *MORE]
