@@ -191,6 +191,9 @@ TEXTS: list[tuple[str, str, int, str]] = [
     ("node-count", TWO + "srun accelerate launch --num_machines 1 x.py --shard $SLURM_NODEID\n", 0, ""),
 ]  # fmt: skip
 MORE: list[tuple[str, str, int, str]] = [
+    ("expanded-too-early", TWO + "export RANK=$SLURM_PROCID\nsrun torchrun --nnodes=2 x.py\n", 0, ""),  # torchrun sets it again
+    ("expanded-too-early", TWO + "export NODE_RANK=$SLURM_NODEID\nsrun bash run.sh\n", 7, "error"),
+    ("expanded-too-early", FOUR + "export RANK=$SLURM_PROCID\nsrun python x.py\n", 7, "error"),
     ("rendezvous-id-per-node", TWO + EACH.format("$RANDOM").replace("--nnodes=2", "--nnodes=1"), 0, ""),
     ("never-expanded", FOUR + "srun parallel python x.py --rank '$SLURM_PROCID' ::: 1 2\n", 0, ""),
     ("more-ranks-than-gpus", LSF_ONE + "mpirun -np 8 python train_hvd.py\n", 5, "error"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import REMOTE_SHELLS, SHELLS
 from allranks.analysis.lint.job import JobDescription, LauncherCall
-from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, VariableUse, Violation
+from allranks.analysis.lint.records import Argument, ProgramCall, VariableUse, Violation
 from allranks.analysis.lint.rules.variables import edits
 from allranks.utils.text import nearest_name
 
@@ -20,8 +20,6 @@ EXPORT_WHY = (
 UNSET_WHY = "An empty value is used: the option gets no value or takes the next word, or the program uses its default."
 UNSET_CURE = "set the variable before, or give a default: ${NAME:-value}"
 OPTION_WHY = "Slurm sets this variable only if the job requests the option; otherwise it is empty."
-ARRAY_WHY = "The list of nodes is one word with line breaks, so element 0 is the whole list, not the first node."
-ARRAY_CURE = 'nodes=( $(scontrol show hostnames "$SLURM_JOB_NODELIST") ) without quotes around $(...); or head -n 1'
 OCTAL_WHY = "Bash takes a number that begins with 0 as octal: for a job id that ends in 0089 the script stops with 'value too great for base'."
 
 # What only a task, or only a launcher, sets.
@@ -30,6 +28,13 @@ LAUNCHER_NAMES = {
     "LOCAL_RANK", "RANK", "GROUP_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_LOCAL_RANK", "PMIX_RANK",
     "MPI_LOCALRANKID",
 }  # fmt: skip
+SET_BY_LAUNCHERS = {
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "WORLD_SIZE",
+    "NODE_RANK",
+}  # for their ranks, or not read by them
 HARMLESS = {"echo", "printf", "[", "[[", "test", "for", "date", "mkdir", "logger", "?", "cd", "touch", "tee", ":"}
 INHERITED = {
     "PATH", "HOME", "USER", "SHELL", "PWD", "LANG", "TERM", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "HOSTNAME", "LOGNAME", "OLDPWD",
@@ -82,6 +87,8 @@ def early(job: JobDescription) -> Iterator[Violation]:
             continue
         if any(c.program in REMOTE_SHELLS for c in use.under):
             continue  # `_over_ssh` reports these
+        if _set_again(job, use):
+            continue
         if use.name in TASK_NAMES and (use.program != "=" or _matters(job, use)):
             yield Violation(use.offset, f"${use.name} is expanded by the batch shell, where it is 0")
         elif use.name in LAUNCHER_NAMES and use.program == "srun" and not _is_set(job, use.name):
@@ -101,6 +108,21 @@ def _ignored_ranks(job: JobDescription) -> set[int]:
             for arg in launch.call.args[index : index + 2]:
                 found.update(arg.source.at)
     return found
+
+
+def _set_again(job: JobDescription, use: VariableUse) -> bool:
+    """Return whether the value goes to a variable that the job's launchers set for their ranks, and nothing else uses."""
+    if not job.launches or any(la.kind == "python" for la in job.launches):
+        return False
+    before = [a for a in job.assignments if a.offset < use.offset and a.offset + MOST_BETWEEN > use.offset]
+    named = max(before, key=lambda a: a.offset, default=None)
+    if named is None or named.name not in SET_BY_LAUNCHERS - job.used_names:
+        return False
+    between = job.text[named.offset + len(named.name) : use.offset]
+    return re.fullmatch(r"=[\"'(]*\$?\{?[\"']*", between) is not None
+
+
+MOST_BETWEEN = 40  # characters
 
 
 def _matters(job: JobDescription, use: VariableUse) -> bool:
@@ -516,52 +538,6 @@ def _place(arg: Argument, launch: LauncherCall, name: str) -> int:
         if index >= 0:
             return candidate.source.where(index)
     return arg.offset
-
-
-# -------------------------------------------------------------------------------------- node lists
-
-
-def node_list(job: JobDescription) -> Iterator[Violation]:
-    """Report the whole list of nodes where the first node is meant."""
-    lists: dict[str, Assignment] = {}
-    for item in job.assignments:
-        if item.removed:
-            continue
-        whole = _is_whole_list(item, lists)
-        if whole and (item.items is None or (item.quoted_items and len(item.items) == 1)):
-            lists[item.name] = item
-        else:
-            lists.pop(item.name, None)
-    for name, item in lists.items():
-        if any(u.name == name and u.index == "[0]" for u in job.uses):
-            yield Violation(item.offset, f"${{{name}[0]}} is the whole list of nodes: {name} has one element")
-    for item in job.assignments:
-        addressed = re.search(r"MASTER_ADDR|(?:HEAD|MASTER)_(?:NODE|ADDR|IP|HOST)|RDZV_HOST", item.name, re.IGNORECASE)
-        if addressed and job.multi_node and not item.removed and item.items is None:
-            written = job.text[item.offset + len(item.name) : item.offset + 200].split("\n")[0]
-            name = re.match(r"=\"?\$\{?(\w+)\}?\"?\s*(?:[;#]|\Z)", written)
-            if (
-                re.match(r"=\"?\$\(\s*scontrol\s+show\s+hostnames?(?:\s+\"?\$\{?\w+\}?\"?)?\s*\)", written)
-                or HOST_FILE.match(written.removeprefix("=").removeprefix('"'))
-                or (name and name[1] in lists)
-            ):
-                yield Violation(item.offset, f"{item.name} is the whole list of nodes")
-
-
-HOST_FILE = re.compile(
-    r"\$\(\s*(?:(?:cat|uniq|sort(?:\s+-u)?)\s+|<\s*)\"?\$\{?(?:PBS_NODEFILE|LSB_DJOB_HOSTFILE|COBALT_NODEFILE)\}?\"?"
-    r"(?:\s*\|\s*(?:uniq|sort(?:\s+-u)?))*\s*\)"
-)
-
-
-def _is_whole_list(item: Assignment, lists: dict[str, Assignment]) -> bool:
-    value = item.value.strip()
-    if HOST_FILE.fullmatch(value):
-        return True
-    if re.fullmatch(r"\$\(\s*scontrol\s+show\s+hostnames?\b[^|]*\)", value):
-        return True
-    source = re.fullmatch(r"\$\{?(\w+)\}?", value)
-    return bool(source and source[1] in lists)
 
 
 def octal(job: JobDescription) -> Iterator[Violation]:

@@ -17,6 +17,8 @@ PRODUCT_WHY = (
 )
 LIST_WHY = "Slurm's list is compressed, node[01-04]: only Slurm's own commands, pdsh and clush read it."
 LIST_CURE = 'for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do'
+ARRAY_WHY = "The list of nodes is one word with line breaks, so element 0 is the whole list, not the first node."
+ARRAY_CURE = 'nodes=( $(scontrol show hostnames "$SLURM_JOB_NODELIST") ) without quotes around $(...); or head -n 1'
 LITERAL = re.compile(
     r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID|NNODES|JOB_NUM_NODES|NTASKS|GPUS_ON_NODE|JOB_ID)|MASTER_ADDR|MASTER_PORT)\b"
 )
@@ -94,3 +96,46 @@ def _hosts(program: str, arg: Argument, following: Argument | None) -> str | Non
         if name in ("-H", "-host", "--host", "--hosts", "-hosts"):
             return value if equals else following.text if following else None
     return arg.text if program == "ssh" and "NODELIST" in arg.text else None
+
+
+def node_list(job: JobDescription) -> Iterator[Violation]:
+    """Report the whole list of nodes where the first node is meant."""
+    lists: dict[str, Assignment] = {}
+    for item in job.assignments:
+        if item.removed:
+            continue
+        whole = _is_whole_list(item, lists)
+        if whole and (item.items is None or (item.quoted_items and len(item.items) == 1)):
+            lists[item.name] = item
+        else:
+            lists.pop(item.name, None)
+    for name, item in lists.items():
+        if any(u.name == name and u.index == "[0]" for u in job.uses):
+            yield Violation(item.offset, f"${{{name}[0]}} is the whole list of nodes: {name} has one element")
+    for item in job.assignments:
+        addressed = re.search(r"MASTER_ADDR|(?:HEAD|MASTER)_(?:NODE|ADDR|IP|HOST)|RDZV_HOST", item.name, re.IGNORECASE)
+        if addressed and job.multi_node and not item.removed and item.items is None:
+            written = job.text[item.offset + len(item.name) : item.offset + 200].split("\n")[0]
+            name = re.match(r"=\"?\$\{?(\w+)\}?\"?\s*(?:[;#]|\Z)", written)
+            if (
+                re.match(r"=\"?\$\(\s*scontrol\s+show\s+hostnames?(?:\s+\"?\$\{?\w+\}?\"?)?\s*\)", written)
+                or HOST_FILE.match(written.removeprefix("=").removeprefix('"'))
+                or (name and name[1] in lists)
+            ):
+                yield Violation(item.offset, f"{item.name} is the whole list of nodes")
+
+
+HOST_FILE = re.compile(
+    r"\$\(\s*(?:(?:cat|uniq|sort(?:\s+-u)?)\s+|<\s*)\"?\$\{?(?:PBS_NODEFILE|LSB_DJOB_HOSTFILE|COBALT_NODEFILE)\}?\"?"
+    r"(?:\s*\|\s*(?:uniq|sort(?:\s+-u)?))*\s*\)"
+)
+
+
+def _is_whole_list(item: Assignment, lists: dict[str, Assignment]) -> bool:
+    value = item.value.strip()
+    if HOST_FILE.fullmatch(value):
+        return True
+    if re.fullmatch(r"\$\(\s*scontrol\s+show\s+hostnames?\b[^|]*\)", value):
+        return True
+    source = re.fullmatch(r"\$\{?(\w+)\}?", value)
+    return bool(source and source[1] in lists)
