@@ -191,6 +191,17 @@ TEXTS: list[tuple[str, str, int, str]] = [
     ("node-count", TWO + "srun accelerate launch --num_machines 1 x.py --shard $SLURM_NODEID\n", 0, ""),
 ]  # fmt: skip
 MORE: list[tuple[str, str, int, str]] = [
+    ("world-size", TWO + "srun python x.py --devices 4 --num_nodes 2\n", 7, "error"),
+    ("world-size", TWO + "srun python x.py trainer.devices=4 trainer.num_nodes=$SLURM_NNODES\n", 7, "error"),
+    ("world-size", FOUR + "srun python x.py --devices 4 --num_nodes 2\n", 0, ""),
+    ("world-size", TWO + "srun python x.py --gpus 4 --num_nodes 2\n", 0, ""),  # perhaps it starts its ranks itself
+    ("world-size", TWO + "srun python x.py --devices auto --num_nodes 2\n", 0, ""),
+    ("expanded-too-early", FOUR + "mpirun -np 8 python x.py --local_rank $OMPI_COMM_WORLD_LOCAL_RANK\n", 7, "error"),
+    ("expanded-too-early", PBS_TWO + "pbsdsh -- torchrun --nnodes=2 --node_rank=$PBS_NODENUM --master_addr=$A x.py\n", 3, "error"),
+    ("expanded-too-early", FOUR + "mpirun -np 8 bash -c 'python x.py --local_rank $OMPI_COMM_WORLD_LOCAL_RANK'\n", 0, ""),
+    ("expanded-too-early", "#!/bin/bash\npython x.py --rank $PMI_RANK\n", 0, ""),  # mpirun starts this script
+    ("more-ranks-than-gpus", TWO + 'for h in a b; do\n  echo "$h slots=8" >> hosts\ndone\ndeepspeed --hostfile hosts x.py\n', 8, "error"),
+    ("more-ranks-than-gpus", TWO + 'for h in a b; do\n  echo "$h slots=4" >> hosts\ndone\ndeepspeed --hostfile hosts x.py\n', 0, ""),
     ("expanded-too-early", TWO + "export RANK=$SLURM_PROCID\nsrun torchrun --nnodes=2 x.py\n", 0, ""),  # torchrun sets it again
     ("expanded-too-early", TWO + "export NODE_RANK=$SLURM_NODEID\nsrun bash run.sh\n", 7, "error"),
     ("expanded-too-early", FOUR + "export RANK=$SLURM_PROCID\nsrun python x.py\n", 7, "error"),

@@ -76,6 +76,7 @@ def under_srun(under: tuple[ProgramCall, ...]) -> bool:
 
 def early(job: JobDescription) -> Iterator[Violation]:
     """Report variables of a task that the batch shell expands."""
+    yield from _early_mpi(job)
     starts = any(c.program == "srun" and not c.in_substitution for c in job.calls)
     if not (starts or (job.is_batch and job.multi_node and job.launches)):
         return
@@ -94,6 +95,31 @@ def early(job: JobDescription) -> Iterator[Violation]:
         elif use.name in LAUNCHER_NAMES and use.program == "srun" and not _is_set(job, use.name):
             text = f"${use.name} is expanded by the batch shell, where it is not set"
             yield Violation(use.offset, text, why=EMPTY_WHY)
+
+
+MPI_NAMES = {
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE", "PMIX_RANK",
+    "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_RANKID", "PALS_LOCAL_RANKID",
+}  # fmt: skip
+MPI_STARTERS = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "jsrun", "aprun"}
+PBS_NAMES = {"PBS_NODENUM", "PBS_VNODENUM", "PBS_TASKNUM"}
+
+
+def _early_mpi(job: JobDescription) -> Iterator[Violation]:
+    """Report variables of the processes of mpirun, jsrun and pbsdsh in their own arguments."""
+    for use in job.uses:
+        if use.under or use.operator or use.in_function or _is_set(job, use.name):
+            continue
+        if use.name in MPI_NAMES and use.program in MPI_STARTERS:
+            text = f"${use.name} is expanded before {use.program} starts, where it is not set"
+            why = "Only the processes that it starts have this variable; all of them get an empty value."
+            yield Violation(
+                use.offset, text, why=why, cure=f"{use.program} ... bash -c '... ${use.name} ...' in single quotes"
+            )
+        elif use.name in PBS_NAMES and use.program == "pbsdsh":
+            text = f"${use.name} is expanded before pbsdsh starts, where it is the one of the first node"
+            cure = f"pbsdsh -- bash -c '... ${use.name} ...' in single quotes"
+            yield Violation(use.offset, text, why="Every node gets the same value.", cure=cure)
 
 
 def _ignored_ranks(job: JobDescription) -> set[int]:

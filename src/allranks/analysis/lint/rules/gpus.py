@@ -242,6 +242,7 @@ def too_many(job: JobDescription) -> Iterator[Violation]:
             continue
         if launch.kind == "deepspeed":
             yield from _too_many_included(job, launch)
+            yield from _wrong_slots(job, launch)
         option = launch.option("nproc_per_node", "num_gpus")
         ranks = job.number(option.value) if option else None
         gpus = job.gpus_per_node
@@ -261,6 +262,22 @@ def _too_many_processes(job: JobDescription, launch: LauncherCall) -> Iterator[V
     if option and total and machines and gpus and total > machines * gpus and not launch.option("cpu", "use_cpu"):
         each = -(-total // machines)
         yield Violation(option.arg.offset, f"{each} ranks per node, but the job requests {gpus} GPUs per node")
+
+
+SLOTS = re.compile(r"\bslots=(\d{1,3})\b")
+
+
+def _wrong_slots(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
+    """Compare the slots in a host file that the script writes with the GPUs of a node."""
+    gpus = job.gpus_per_node
+    if not gpus or launch.option("hostfile", "H") is None or launch.option("num_gpus", "include", "i"):
+        return
+    for call in job.calls:
+        words = " ".join(a.text for a in call.args)
+        found = SLOTS.search(words) if call.program in ("echo", "printf", "awk", "sed") else None
+        if found and int(found[1]) > gpus:
+            yield Violation(call.offset, f"{found[1]} slots per node, but the job requests {gpus} GPUs per node")
+            return
 
 
 def _too_many_included(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:

@@ -311,6 +311,7 @@ def world_size(job: JobDescription) -> Iterator[Violation]:
             text = f"WORLD_SIZE is the number of tasks, but '{alone[0].written}' is one process: without srun no other task starts"
             yield Violation(tasks[0].offset, text, cure="srun before the command")
     for launch in job.launches:
+        yield from _lightning(job, launch)
         started = started_by(job, launch) if launch.kind == "python" else None
         if started is None or not started.total or launch.call.in_loop or launch.call.in_function:
             continue
@@ -323,6 +324,36 @@ def world_size(job: JobDescription) -> Iterator[Violation]:
                 text = f"{name}={size}, but {started.starter.program} starts {started.total} ranks"
                 yield Violation(offset, text)
                 return
+
+
+LIGHTNING_DEVICES = re.compile(r"(?:--)?trainer\.(?:devices|gpus)|--devices")
+LIGHTNING_NODES = re.compile(r"(?:--)?trainer\.num_nodes|--num[-_]nodes")
+LIGHTNING_WHY = (
+    "Under Slurm Lightning takes the tasks of srun as its processes and starts none itself: it refuses another number of tasks per node, or "
+    "waits for the missing ranks."
+)
+
+
+def _lightning(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
+    """Compare the devices that Lightning's trainer is told with the tasks of srun on each node."""
+    if launch.kind != "python" or launch.srun is None or launch.open_srun:
+        return
+    told: dict[str, tuple[int, int]] = {}
+    for arg, following in launch.call.pairs():
+        name, equals, value = arg.text.partition("=")
+        for kind, pattern in (("devices", LIGHTNING_DEVICES), ("nodes", LIGHTNING_NODES)):
+            count = (
+                job.number(value if equals else following.text if following else None)
+                if pattern.fullmatch(name)
+                else None
+            )
+            if count:
+                told[kind] = (count, arg.offset)
+    tasks = job.tasks_per_node(launch.srun)
+    if len(told) == 2 and tasks and tasks != told["devices"][0]:
+        devices, offset = told["devices"]
+        text = f"{devices} devices per node, but srun starts {tasks} task{'s' * (tasks > 1)} per node"
+        yield Violation(offset, text, why=LIGHTNING_WHY, cure=f"#SBATCH --ntasks-per-node={devices}")
 
 
 def _told_sizes(job: JobDescription, launch: LauncherCall) -> Iterator[tuple[int, str, int]]:
