@@ -55,7 +55,7 @@ def spec_of(case: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         "name": f"case{case['id']}",
         "model": {**model, "dtype": case["dtype"], "gradient_checkpointing": case["gradient_checkpointing"]},
         "data": {"source": "builtin:instructions", "max_length": case["max_length"], "packing": case["packing"]},
-        "adapter": {"type": "lora", "r": 8, "dropout": 0.0 if case["model"] in ("moe", "experts") else 0.05}
+        "adapter": {"type": "lora", "r": 8, "dropout": 0.0 if case["model"].startswith(("moe", "experts")) else 0.05}
         if case["adapter"] == "lora"
         else {"type": "none"},
         "strategy": {"name": case["strategy"]},
