@@ -116,6 +116,8 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
         strategy, filler, loss_model, model, adamw(spec.train), world.group, spec.train.max_grad_norm
     )
     here.events.write("load", **msgspec.to_builtins(loaded))
+    if loaded.readers:
+        here.say_once(f"loading: {loaded.readers} read the weight files, because {loaded.why}")
     if filler.drawn and here.plan.max_steps == 0 and world.is_first:
         here.events.write("warning", what="model", message=untrained_head(here.model.name, filler.drawn))
     log_remarks(here, adapted, strategy, ways)
