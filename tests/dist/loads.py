@@ -35,8 +35,9 @@ NONE = AdapterSpec()
 def loaded(world: DistContext, args: dict[str, Any], name: str) -> tuple[Any, Any, LossModel, bytes | None, Any, str]:
     """A strategy on a model that was loaded as the worker does it."""
     _, tokenizer = model_of()
-    name, _, adapters = name.partition(":")
-    strategy = strategies.create(name, {"adapters": adapters} if adapters else {})
+    name, _, option = name.partition(":")
+    known = {"": {}, "sharded": {"adapters": "sharded"}, "nodes": {"replicate": "nodes"}}
+    strategy = strategies.create(name, known[option])
     spec = ModelSpec(name=args["model"], config=args.get("config", {}))
     how = {"dtype": args.get("dtype", "float32"), "labels": {}, "seed": 1}
     model, filler = load_model(world, spec, tokenizer, **how)
@@ -73,7 +74,7 @@ def loads(world: DistContext, args: dict[str, Any]) -> Any:
     total = sum(p.numel() * p.element_size() for p in wanted.parameters())
     found = {}
     plant(args.get("plant"), world)
-    world = replace(world, host=f"node{world.rank // args.get('ranks_per_node', world.size)}")
+    world = replace(world, host=f"node{world.rank // args.get('ranks_per_host', world.size)}")
     if args.get("unseen") == world.rank:
         see_elsewhere(args["model"], args.get("there", "/nowhere"))
     for name in args["names"]:
