@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.train_throughput import memory
 from benchmarks.train_throughput.workload import SEQ_LEN, WARMUP_STEPS, WORLD, RaggedRows, Workload
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ def write_record(
     import torch
     import torch.distributed as dist
 
+    grown = memory.grown_bytes()
     ones = torch.ones(1)
     dist.all_reduce(ones, group=group)
     digests = _gathered(recorder.digests, group)
@@ -162,6 +164,7 @@ def write_record(
         "data_differs_across_ranks": all(len(set(step)) == WORLD for step in zip(*digests, strict=True)),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "seed": args.seed,
+        "grown_bytes": grown,
         **extra,
     }
     refuse_if_unsound(record)

@@ -12,6 +12,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import yaml
 
 from benchmarks.programs import console_script, run
+from benchmarks.train_throughput import memory
 from benchmarks.train_throughput.measure import refuse_if_unsound, throughput
 from benchmarks.train_throughput.workload import (
     CLIP_NORM,
@@ -103,9 +105,13 @@ def run_allranks(packing: str, job: Job) -> dict[str, Any]:
     spec_file = job.folder / "spec.yaml"
     steps = steps_for(job.workload, packing, job.useful_tokens)
     spec_file.write_text(yaml.safe_dump(spec(job.workload, packing, steps, job.seed, runs), sort_keys=False))
-    run([console_script(), "run", str(spec_file)], job.folder / "run.log", job.timeout_s, ENV)
+    with memory.RankWatch() if job.watch_memory else nullcontext() as watch:
+        run([console_script(), "run", str(spec_file)], job.folder / "run.log", job.timeout_s, ENV)
     (run_folder,) = (p for p in runs.iterdir() if (p / "metrics.json").exists())
-    return read_run(run_folder, job)
+    record = read_run(run_folder, job)
+    if watch is not None:
+        record["grown_bytes"] = watch.grown_bytes(run_folder / "events" / "rank0.jsonl")
+    return record
 
 
 def read_run(run_folder: Path, job: Job) -> dict[str, Any]:

@@ -131,6 +131,7 @@ def summarize(results: list[dict[str, Any]]) -> dict[str, Any]:
                 "tokens_per_s_per_rank": spread([r["total"] for r in rates]),
                 "tokens_per_s_per_rank_median_step": spread([r["median"] for r in rates]),
                 "tokens_per_s_per_rank_with_warmup": spread([r["with_warmup"] for r in rates]),
+                "grown_mib": spread([r["grown_bytes"] / 2**20 for r in records if r.get("grown_bytes")] or [0.0]),
                 "heldout_loss": spread([r["heldout_loss"] for r in records]),
                 "useful_tokens": records[0]["useful_tokens"],
                 "steps": records[0]["steps"],
@@ -213,6 +214,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--alpaca", type=Path, required=True, help="JSON list of instruction, input, output")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--useful-tokens", type=int, default=65_536, help="non-pad tokens a run trains, over all ranks")
+    parser.add_argument("--vocabulary", type=int, default=0, help="words of the model; 0: as many as the tokenizer has")
+    parser.add_argument(
+        "--memory", action="store_true", help="also sample the memory of allranks' ranks; costs them some time"
+    )
     parser.add_argument("--only", default=",".join(VARIANTS), help="variants, in the order they run")
     here = ROOT / "benchmarks"
     parser.add_argument("--json", type=Path, default=here / "results" / "train_throughput.json")
@@ -235,12 +240,12 @@ def main() -> int:
     console = Console(stderr=True)
     args.work.mkdir(parents=True, exist_ok=True)
     args.work = args.work.resolve()
-    workload = build(args.alpaca, args.work / "workload")
+    workload = build(args.alpaca, args.work / f"workload{args.vocabulary or ''}", args.vocabulary)
     results: list[dict[str, Any]] = []
     for repeat in range(args.repeats):
         for variant in args.only:
             folder = Path(mkdtemp(prefix=f"{variant}-{repeat}-", dir=args.work))
-            job = Job(workload, args.useful_tokens, BASE_SEED + repeat, folder, args.timeout)
+            job = Job(workload, args.useful_tokens, BASE_SEED + repeat, folder, args.timeout, args.memory)
             for result in run_undisturbed(variant, job, args):
                 results.append({"repeat": repeat, **result})
                 outcome = f"{rate(result):,.0f} tokens/s/rank" if "record" in result else result["error"]

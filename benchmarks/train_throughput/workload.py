@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.train_throughput import memory
+
 if TYPE_CHECKING:
     from peft import PeftModel
     from tokenizers import Tokenizer
@@ -113,6 +115,7 @@ class Job:
     seed: int
     folder: Path
     timeout_s: float
+    watch_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,7 @@ class Workload:
         from peft import LoraConfig, get_peft_model
         from transformers import AutoModelForCausalLM
 
+        memory.model_begins()
         torch.manual_seed(seed)
         base = AutoModelForCausalLM.from_pretrained(self.model_path, dtype=torch.float32, attn_implementation="sdpa")
         base.config.use_cache = False
@@ -192,7 +196,7 @@ def _train_tokenizer(texts: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def _save_model(tokenizer: Tokenizer, folder: Path) -> dict[str, int]:
+def _save_model(tokenizer: Tokenizer, folder: Path, vocabulary: int) -> dict[str, int]:
     import torch
     from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
@@ -202,7 +206,7 @@ def _save_model(tokenizer: Tokenizer, folder: Path) -> dict[str, int]:
     fast.save_pretrained(folder)
     torch.manual_seed(MODEL_SEED)
     config = MistralConfig(
-        vocab_size=tokenizer.get_vocab_size(),
+        vocab_size=max(vocabulary, tokenizer.get_vocab_size()),
         bos_token_id=None,
         eos_token_id=tokenizer.token_to_id(EOS),
         pad_token_id=tokenizer.token_to_id(PAD),
@@ -236,10 +240,11 @@ def _pack(rows: list[list[int]]) -> np.ndarray:
     return flat[: count * SEQ_LEN].reshape(count, SEQ_LEN)
 
 
-def _key(alpaca: Path) -> str:
-    """What the folder depends on: the file's bytes and this file's."""
+def _key(alpaca: Path, vocabulary: int) -> str:
+    """What the folder depends on: the file's bytes, this file's, and the vocabulary."""
     digest = hashlib.sha256(alpaca.read_bytes())
     digest.update(Path(__file__).read_bytes())
+    digest.update(str(vocabulary).encode())
     return digest.hexdigest()
 
 
@@ -248,16 +253,16 @@ def _read_rows(alpaca: Path) -> list[dict[str, str]]:
     return [{k: str(row.get(k) or "") for k in ("instruction", "input", "output")} for row in rows]
 
 
-def build(alpaca: Path, out: Path) -> Workload:
-    """Build the workload into ``out`` unless it already stands there."""
-    key = _key(alpaca)
+def build(alpaca: Path, out: Path, vocabulary: int = 0) -> Workload:
+    """Build the workload into ``out`` unless it already stands there; the model has at least this many words, used or not."""
+    key = _key(alpaca, vocabulary)
     done = Workload(out)
     if (out / "workload.json").exists() and done.meta["key"] == key:
         return done
     part = out.with_name(f"{out.name}.part-{os.getpid()}")
     part.mkdir(parents=True)
     try:
-        _build_into(part, alpaca, key)
+        _build_into(part, alpaca, key, vocabulary)
         shutil.rmtree(out, ignore_errors=True)
         part.rename(out)
     finally:
@@ -265,12 +270,12 @@ def build(alpaca: Path, out: Path) -> Workload:
     return Workload(out)
 
 
-def _build_into(folder: Path, alpaca: Path, key: str) -> None:
+def _build_into(folder: Path, alpaca: Path, key: str, vocabulary: int) -> None:
     rows = _read_rows(alpaca)
     train, heldout = _split(rows)
     tokenizer = _train_tokenizer([row_text(row) for row in rows])
     eos = tokenizer.token_to_id(EOS)
-    sizes = _save_model(tokenizer, folder / "model")
+    sizes = _save_model(tokenizer, folder / "model", vocabulary)
     encoded = {
         name: [[*e.ids, eos] for e in tokenizer.encode_batch([row_text(row) for row in part])]
         for name, part in (("train", train), ("heldout", heldout))
@@ -291,7 +296,7 @@ def _build_into(folder: Path, alpaca: Path, key: str) -> None:
         "mean_tokens_per_row": round(float(lengths.mean()), 1),
         "padded_share_useful": round(float(np.minimum(lengths, SEQ_LEN).mean() / SEQ_LEN), 4),
         "packed_rows": len(_pack(encoded["train"])),
-        "vocab": tokenizer.get_vocab_size(),
+        "vocab": max(vocabulary, tokenizer.get_vocab_size()),
         "pad_id": tokenizer.token_to_id(PAD),
         "seq_len": SEQ_LEN,
         "model": MODEL,

@@ -1,0 +1,73 @@
+"""Peak memory of training above what the process had before the model was built: of this process, or of ranks that are watched."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from pathlib import Path
+
+EVERY_S = 0.01
+_before = 0
+
+
+def resident_bytes(pid: int | str, name: str) -> int:
+    """Return VmRSS or VmHWM of a process in bytes."""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) * 1024 if found else 0
+
+
+def model_begins() -> None:
+    """Remember the resident memory, and let the kernel count the peak from here."""
+    global _before  # noqa: PLW0603 - one per process
+    Path("/proc/self/clear_refs").write_text("5")
+    _before = resident_bytes("self", "VmRSS")
+
+
+def grown_bytes() -> int:
+    """Return by how much the peak exceeds what `model_begins` saw."""
+    return resident_bytes("self", "VmHWM") - _before
+
+
+class RankWatch:
+    """Samples the resident memory of all ranks of a run from outside, to know it at the moment at which a rank begins to build its model.
+
+    Use as a context manager around the run; then `grown_bytes`.
+    """
+
+    def __init__(self) -> None:
+        self._samples: dict[int, list[tuple[float, int]]] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> RankWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(EVERY_S):
+            for entry in Path("/proc").iterdir():
+                if entry.name.isdigit():
+                    self._sample(int(entry.name))
+
+    def _sample(self, pid: int) -> None:
+        try:
+            if pid not in self._samples and b"allranks" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return
+            self._samples.setdefault(pid, []).append((time.time(), resident_bytes(pid, "VmRSS")))
+        except OSError:
+            return
+
+    def grown_bytes(self, events: Path) -> int | None:
+        """Return by how much a rank's peak exceeds its memory when it began to build, by its events; None: it was not seen."""
+        lines = [json.loads(line) for line in events.read_text().splitlines()]
+        pid = next(e["pid"] for e in lines if e["event"] == "start")
+        began = next(e["time"] for e in lines if e["event"] == "phase" and e["name"] == "build")
+        peak = max((e["peak_memory_bytes"] for e in lines if e["event"] == "step"), default=0)
+        before = [n for at, n in self._samples.get(pid, []) if at <= began]
+        return peak - before[-1] if before and peak else None
