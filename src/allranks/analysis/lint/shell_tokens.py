@@ -289,7 +289,8 @@ def _finish(words: list[Word], redirects: list[RawRedirect], state: _ParserState
         loop_name = words[1].plain if len(words) > 1 else None
         if len(words) > 2 and words[2].plain == "do":  # for NAME do
             state.keyword("do", words[2].offset)
-        words = words[3:]
+        counts = len(words) > 1 and any(p.kind == "arithmetic" for p in words[1].parts)  # for ((i = 0; i < n; i++))
+        words = words[1:2] if counts else words[3:]
     elif words and words[0].plain == "case":
         state.keyword("case", words[0].offset)
         state.uncertain = state.uncertain or after == ")" or state.level > 0

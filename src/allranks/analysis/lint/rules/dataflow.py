@@ -214,7 +214,9 @@ def _slurm_options(job: JobDescription) -> Iterator[tuple[str, Violation]]:
         if not given:
             text = f"${use.name} is empty: the job does not request --{options[0]}"
             cure = f"#SBATCH --{options[0]}=<n>, or ${{{use.name}:-<n>}}"
-            yield use.name, Violation(use.offset, text, why=OPTION_WHY, cure=cure)
+            array = use.name.startswith("SLURM_ARRAY_")  # often given on the command line: sbatch --array=0-9 job.sh
+            severity = "note" if array else None
+            yield use.name, Violation(use.offset, text, why=OPTION_WHY, cure=cure, severity=severity)
 
 
 def _ends_job(job: JobDescription, use: VariableUse) -> bool:

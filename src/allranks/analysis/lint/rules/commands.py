@@ -1,0 +1,309 @@
+"""Rules for lines that run something else than meant: text that is no command, missing programs, values that the shell does not expand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON, srun_end
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, Violation
+from allranks.analysis.lint.rules.dataflow import INHERITED
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN
+
+STRAY_WHY = (
+    "The shell runs the line as a program that does not exist. The script goes on without it, or with set -e ends here; "
+    "as the last line it makes the job fail."
+)
+STRAY_CURE = "remove it, or begin the line with #"
+NO_PROGRAM_WHY = (
+    "It starts nothing and stops with an error; what follows runs without it, in the batch shell, on one node."
+)
+NO_PROGRAM_CURE = "end the line with a backslash that nothing follows"
+BLANK_WHY = "The value ends at the blank: the rest runs as a command, and the variable is set for that command only."
+BLANK_CURE = 'NAME=value without blanks, or NAME="several words" with quotes'
+COLON_CURE = "separate the folders by colons"
+COLON_WHY = "Two folders become one name that does not exist: both are lost from the list."
+TILDE_WHY = "The shell replaces ~ only at the start of a word or value, and outside of quotes: a folder with the name ~ is used."
+TILDE_CURE = 'use "$HOME/..." instead'
+QUOTED_WHY = "Between single quotes, and after a backslash, $ is an ordinary character: the program gets the name, not the value."
+QUOTED_CURE = 'use double quotes, or none: "$NAME"'
+
+CAPITAL_COMMANDS = {"R", "Rscript", "Xvfb", "Xorg", "Xvnc", "MATLAB", "Singularity", "X", "GET", "POST", "HEAD"}
+PROMPTS = {"$", ">>>"}
+DOCUMENT_ENDS = {"EOF", "EOT", "END", "EOL", "EOM", "EOS"}
+PROSE = re.compile(r"[A-Za-z][a-z']*[,.:;]?|[A-Z]+|\d+")
+DEFAULT_EXPANSION = re.compile(r"\$\{(\w+):?=[^}]*\}")
+CONFLICT = re.compile(r"(?m)^(?:<{7} \S.*|={7}|>{7} \S.*)$")
+FENCE = re.compile(r"(?m)^```\w*[ \t]*$")
+
+
+def stray(job: JobDescription) -> Iterator[Violation]:
+    """Report text that stands where a command is expected."""
+    if not (job.is_job or job.text.startswith("#!")):
+        return  # it may be any text
+    defined = _defined(job)
+    for call in job.calls:
+        if call.in_substitution or call.written in defined or call.under:
+            continue
+        text = _stray_text(job, call)
+        if text:
+            why = BLANK_WHY if call.prefix else None
+            yield Violation(call.offset, text, why=why, cure="NAME=value without blanks" if call.prefix else None)
+    for found in (*CONFLICT.finditer(job.text), *FENCE.finditer(job.text)):
+        if found[0].startswith(("<", "`", ">")) and not _in_document(job, found.start()):
+            what = "a mark of Markdown" if found[0].startswith("`") else "a mark of a conflict that git could not merge"
+            yield Violation(found.start(), f"{found[0][:10]} is {what}, no command")
+            return
+
+
+def _defined(job: JobDescription) -> set[str]:
+    functions = re.findall(r"(?m)^\s*(?:function\s+)?([\w-]+)\s*\(\)|^\s*function\s+([\w-]+)", job.text)
+    return {name for pair in functions for name in pair if name} | set(re.findall(r"\balias\s+([\w-]+)=", job.text))
+
+
+def _in_document(job: JobDescription, offset: int) -> bool:
+    return job.in_comment(offset) or any(
+        offset in body.at for body in (*job.reading.files.values(), *job.reading.submitted) if len(body.at)
+    )
+
+
+def _stray_text(job: JobDescription, call: ProgramCall) -> str | None:
+    word, words = call.written, [a.text for a in call.args]
+    alone = not words and not call.redirects
+    expansion = DEFAULT_EXPANSION.fullmatch(word) if alone else None
+    if expansion:
+        return f"{word} runs its value as a command; to set a default write : {word}"
+    if re.fullmatch(r"~+/?", word) and not words:
+        return f"{word} runs your home folder as a command"
+    if re.fullmatch(r"\d+(?:\.\d+)?", word) and not re.match(r"\s*\d", job.text[call.offset - 1 : call.offset]):
+        before = call.prefix[-1] if call.prefix else None
+        if before is not None and not before.value:
+            return f"a blank follows {before.name}=: its value is empty, and {word} runs as a command"
+        return f"{word} runs as a command: a value has no blanks" if before else f"{word} is a number, not a command"
+    if call.prefix:
+        return None
+    if word in PROMPTS and words:
+        return f"{word} is a prompt, not a part of the command"
+    if word in DOCUMENT_ENDS and alone:
+        return f"{word} ends no here-document: none is open"
+    if job.sources_files or word in CAPITAL_COMMANDS or not re.fullmatch(r"[A-Z][a-z]+[,.:]?", word):
+        return None
+    if alone and call.after in ("\n", ""):
+        return f"{word} is no command"
+    if len(words) > 1 and not call.redirects and all(PROSE.fullmatch(w) for w in words):
+        return f"'{' '.join([word, *words])[:60]}' is text, not a command"
+    return None
+
+
+def value_split(job: JobDescription) -> Iterator[Violation]:
+    """Report ``NAME=first second`` whose variable is used later: the shell sets it for the command ``second`` only."""
+    yield from _blanks(job)
+    set_names = job.by_name
+    for call in job.calls:
+        if not call.prefix or call.in_substitution or call.program == "env" or call.tested:
+            continue
+        item = call.prefix[-1]
+        name = item.name
+        if name in INHERITED or name.startswith(("SLURM_", "CUDA_")) or item.under != call.under:
+            continue
+        if any(a.offset != item.offset for a in set_names.get(name, ())) or name in job.reading.named:
+            continue
+        later = [u for u in job.uses if u.name == name and u.offset > call.offset and u.under == call.under]
+        line = job.lines.place(call.offset)[0]
+        if later and all(job.lines.place(u.offset)[0] > line for u in later) and not later[0].operator:
+            if re.fullmatch(r"\d+(?:\.\d+)?", call.written) or _runs_something(call):
+                continue
+            yield Violation(
+                item.offset,
+                f"{name}={item.value} ends at the blank: {call.written[:40]} runs as a command, and ${name} is empty later",
+                why=BLANK_WHY,
+                cure=f'{name}="..." in quotes, without a blank after =',
+            )
+
+
+def _runs_something(call: ProgramCall) -> bool:
+    """Return whether the program is one that a script runs with variables of its own."""
+    known = PYTHON.match(call.program) or call.program in LAUNCHERS | {
+        "srun",
+        "bash",
+        "sh",
+        "singularity",
+        "apptainer",
+        "exec",
+    }
+    return bool(known) or call.program.endswith((".sh", ".py")) or call.written.startswith("./")
+
+
+def _blanks(job: JobDescription) -> Iterator[Violation]:
+    """Report words after ``export`` that name no variable, and ``NAME =value``."""
+    seen: set[int] = set()
+    for offset, word in job.reading.misnamed:
+        line = job.lines.place(offset)[0]
+        if re.match(r"[A-Za-z_]\w*-[\w-]*=", word):
+            continue  # test-syntax
+        if (
+            line in seen or not re.search(r"\bexport\b", job.lines.line(line)) or "{{" in job.lines.line(line)
+        ):  # a template
+            continue
+        seen.add(line)
+        spaced = word.startswith("=")
+        text = "export NAME = value sets nothing" if spaced else f"export: {word[:60]} is not the name of a variable"
+        yield Violation(
+            offset,
+            text,
+            why="bash says 'not a valid identifier' and goes on: the value ends at the blank, or the variable is not set.",
+            cure="export NAME=value without blanks, or with quotes around the value",
+        )
+    for call in job.calls:
+        first = call.args[0] if call.args else None
+        if first is None or first.quoted or not re.match(r"=[^=\s]", first.text) or call.in_substitution:
+            continue
+        if re.fullmatch(r"[A-Za-z_]\w*", call.written) and (call.written.isupper() or call.written in job.used_names):
+            text = f"{call.written} {first.text} is a command, not an assignment"
+            yield Violation(call.offset, text, why="An assignment has no blanks: this runs a program of that name.",
+                            cure=f"{call.written}=value")  # fmt: skip
+
+
+def without_program(job: JobDescription) -> Iterator[Violation]:
+    """Report srun and launchers whose command is missing, because the line before it has no backslash."""
+    for index, call in enumerate(job.calls):
+        if call.in_substitution or call.redirects or call.before in ("|", "|&"):
+            continue
+        following = job.calls[index + 1] if index + 1 < len(job.calls) else None
+        if call.program == "srun" and _is_last(job, index) and srun_end(call.args) >= len(call.args):
+            words = {a.text.partition("=")[0] for a in call.args}
+            if (
+                not call.args
+                or words & {"--help", "--version", "-V", "-h", "--usage", "--multi-prog"}
+                or _open(call.args)
+            ):
+                continue
+            if following is not None and not following.under:
+                line = job.lines.place(following.offset)[0]
+                yield Violation(call.offset, f"srun has no command: '{following.written[:40]}' in line {line} runs without it",
+                                why=NO_PROGRAM_WHY, cure=NO_PROGRAM_CURE)  # fmt: skip
+
+
+def _is_last(job: JobDescription, index: int) -> bool:
+    call = job.calls[index]
+    return not any(call in c.under for c in job.calls[index + 1 : index + 4])
+
+
+def _open(args: tuple[Argument, ...]) -> bool:
+    """Return whether a word is unknown here, such as ``$COMMAND``."""
+    return any(a.source.text.startswith(UNRESOLVED_OPEN) for a in args)
+
+
+PATH_LISTS = (
+    r"(PATH|LD_LIBRARY_PATH|PYTHONPATH|LIBRARY_PATH|CPATH|C_INCLUDE_PATH|CPLUS_INCLUDE_PATH|PKG_CONFIG_PATH|MANPATH)"
+)
+GLUED_AFTER = re.compile(rf"(?<![\w$]){PATH_LISTS}=[\"']?([^\s\"']*[^\s\"':=;{{}}\\])\$(?:\{{\1\}}|\1(?!\w))")
+GLUED_BEFORE = re.compile(
+    rf"(?<![\w$]){PATH_LISTS}=[\"']?[^\s\"'#]*\$(?:\{{\1\}}|\1(?!\w))[\"']?([/~][\w.~/]|\$\{{?\w)"
+)
+SEMICOLON = re.compile(rf"(?<![\w$]){PATH_LISTS}=[\"']?\$(?:\{{\1\}}|\1(?!\w))[\"']?;[ ]?(?:/|\$\w)")
+
+
+def missing_colon(job: JobDescription) -> Iterator[Violation]:
+    """Report lists of folders whose parts no colon separates."""
+    for pattern, what in (
+        (GLUED_AFTER, "no colon before ${name}"),
+        (GLUED_BEFORE, "no colon after ${name}"),
+        (SEMICOLON, "a semicolon instead of a colon after ${name}: the rest is not part of the list"),
+    ):
+        for found in pattern.finditer(job.text):
+            if not job.in_comment(found.start(1)):
+                yield Violation(
+                    found.start(1), what.replace("{name}", found[1]), cure=f"{found[1]}=/folder:${found[1]}"
+                )
+
+
+TILDE_VALUE = re.compile(
+    r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?:\"~(?:/[^\"\n]*)?\"|'~(?:/[^'\n]*)?')[ \t]*(?:#.*|;.*)?$"
+)
+TILDE_LISTS = re.compile(
+    rf"(?m)^[ \t]*(?:export[ \t]+)?{PATH_LISTS}=(?:\"(?:[^\"\n]*:)?~/[^\"\n]*\"|'(?:[^'\n]*:)?~/[^'\n]*')"
+)
+FILE_COMMANDS = {
+    "cd",
+    "source",
+    ".",
+    "mkdir",
+    "cp",
+    "mv",
+    "ls",
+    "rm",
+    "tar",
+    "rsync",
+    "ln",
+    "cat",
+    "touch",
+    "pushd",
+    "unzip",
+    "bash",
+    "sh",
+    "chmod",
+}
+
+
+def quoted_tilde(job: JobDescription) -> Iterator[Violation]:
+    """Report ``~`` in quotes where a folder is meant."""
+    for found in TILDE_LISTS.finditer(job.text):
+        if not job.in_comment(found.start(1)) and found[1] not in ("PATH", "MANPATH"):
+            yield Violation(found.start(1), f"~ in the quotes of {found[1]} is not expanded", cure=TILDE_CURE)
+    for found in TILDE_VALUE.finditer(job.text):
+        name = found[1]
+        if job.in_comment(found.start(1)) or re.search(rf"\beval\b.*\${{?{name}|\${{{name}/#|HOME\}}", job.text):
+            continue
+        place = next((a for a in job.assignments if a.offset == found.start(1)), None)
+        if place is not None and _names_file(job, place):
+            yield Violation(found.start(1), f"~ in the quotes of {name} is not expanded", cure=TILDE_CURE)
+    for call in job.calls:
+        if call.program in FILE_COMMANDS - {"bash", "sh"} and not call.under:
+            arg = next((a for a in call.args if a.quoted and re.match(r"~(?:/|\Z)", a.text)), None)
+            if arg is not None and job.text[arg.source.where(0) - 1 : arg.source.where(0)] in ("'", '"'):
+                if job.lines.place(arg.source.where(0))[0] == job.lines.place(call.offset)[0]:
+                    yield Violation(arg.offset, f"~ in the quotes of {arg.text} is not expanded", cure=TILDE_CURE)
+
+
+def _names_file(job: JobDescription, item: Assignment) -> bool:
+    """Return whether the value is used as a path by the shell or a program that expands no ~."""
+    places = set(item.source.at)
+    for call in job.calls:
+        if call.offset < item.offset or call.under:
+            continue
+        own = call.program in FILE_COMMANDS
+        first = PYTHON.match(call.program) is not None
+        for number, arg in enumerate(call.args):
+            if not (places & set(arg.source.at[:2])) or not arg.text.startswith("~"):
+                continue
+            if own or (first and number == 0):
+                return True
+    return any(r.target.startswith("~") and r.target.startswith(item.value) for c in job.calls for r in c.redirects)
+
+
+LITERAL = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+REMOTE = {"ssh", "pdsh", "clush", "parallel", "xargs", "blaunch", "pbsdsh", "docker", "podman", "sudo"}
+
+
+def not_expanded(job: JobDescription) -> Iterator[Violation]:
+    """Report a variable in single quotes, or behind a backslash, in an argument of a program that is no shell."""
+    for call in job.work_calls:
+        if any(c.program in REMOTE for c in call.under):
+            continue
+        for arg in call.args:
+            text = arg.source.text
+            if "$" not in text or re.search(r"\s", text) or (not text.startswith("-") and "=" in text):
+                continue
+            found = LITERAL.search(text)
+            name = (found[1] or found[2]) if found else ""
+            if not found or text[: found.start()].count(UNRESOLVED_OPEN) > text[: found.start()].count(
+                UNRESOLVED_CLOSE
+            ):
+                continue
+            if name in job.by_name or name.startswith("SLURM_") or name in ("HOME", "USER", "TMPDIR", "SCRATCH"):
+                yield Violation(
+                    arg.source.where(found.start()), f"${name} is not expanded here: {call.written} gets the name"
+                )
+                break
