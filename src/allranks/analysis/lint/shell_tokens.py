@@ -254,6 +254,8 @@ def split_commands(lexed: LexResult, problems: list[tuple[int, str]] | None = No
                 state.function_at = state.braces
                 words, i = [], i + 1
                 continue
+            if token.operator == "(" and words and state.unbalanced is None and _opens_nothing(words):
+                state.unbalanced = (token.offset, "( stands within a command: a syntax error")
             pattern = token.operator == ")" and state.level == 0
             state.level = max(0, state.level + {"(": 1, ")": -1}.get(token.operator, 0))
             if pattern:
@@ -266,6 +268,16 @@ def split_commands(lexed: LexResult, problems: list[tuple[int, str]] | None = No
             state.before = "" if token.operator == "(" else token.operator
     if problems is not None and (problem := state.problem()) is not None:
         problems.append(problem)
+
+
+def _opens_nothing(words: list[Word]) -> bool:
+    """Return whether a ( behind these words starts neither a subshell, nor a pattern, nor the list of ``select`` or ``for``."""
+    plain = [w.plain for w in words]
+    return (
+        plain[-1] not in KEYWORDS | {"in", "coproc"}
+        and plain[0] not in ("case", "function", "[[")
+        and "[[" not in plain
+    )
 
 
 def _first_pattern(words: list[Word], state: _ParserState) -> None:

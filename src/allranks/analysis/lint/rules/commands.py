@@ -43,11 +43,14 @@ def stray(job: JobDescription) -> Iterator[Violation]:
     if not (job.is_job or job.text.startswith("#!")):
         return  # it may be any text
     defined = _defined(job)
+    said: set[str] = set()
     for call in job.calls:
         if call.in_substitution or call.written in defined or call.under:
             continue
         text = _stray_text(job, call)
-        if text:
+        kind = call.written[:1] if text and call.written[:1] in "!\u200b\u00a0" else ""
+        if text and (not kind or kind not in said):  # once of a kind of which a file has many
+            said.add(kind)
             why = BLANK_WHY if call.prefix else None
             yield Violation(call.offset, text, why=why, cure="NAME=value without blanks" if call.prefix else None)
     for found in (*CONFLICT.finditer(job.text), *FENCE.finditer(job.text)):
@@ -83,6 +86,14 @@ def _stray_text(job: JobDescription, call: ProgramCall) -> str | None:
         return f"{word} runs as a command: a value has no blanks" if before else f"{word} is a number, not a command"
     if call.prefix:
         return None
+    if re.fullmatch(r"![a-z][\w-]*", word):
+        return f"{word} is a line for a notebook: the shell looks for a program called {word}"
+    if re.match(r"https?://", word) and not words:
+        return "an address runs as a command"
+    if not word.strip("\u200b\u00a0\ufeff"):
+        return "an invisible character runs as a command"
+    if re.search(r"\s", word):
+        return _quoted_text(job, call)
     if word in PROMPTS and words:
         return f"{word} is a prompt, not a part of the command"
     if word in DOCUMENT_ENDS and alone:
@@ -96,9 +107,22 @@ def _stray_text(job: JobDescription, call: ProgramCall) -> str | None:
     return None
 
 
+def _quoted_text(job: JobDescription, call: ProgramCall) -> str | None:
+    """Return the finding for a command that is one word with blanks: text in quotes, or a whole command in a quoted variable."""
+    start = job.text[call.offset : call.offset + 3]
+    shown = " ".join(call.written.split())[:50]
+    if start[:1] in ("'", '"') and start[1:2] not in "$/.~" and "$" not in call.written:
+        return f"the text '{shown}' in quotes runs as a command"
+    known = re.match(r"\"\$\{?(\w+)\}?\"(?=\s|\Z)", job.text[call.offset : call.offset + 60])
+    if known and known[1] in job.by_name and "$" not in call.written.split()[0]:
+        return f"the quotes make '{shown}' one word: there is no program of that name; write ${known[1]} without quotes, or use an array"
+    return None
+
+
 def value_split(job: JobDescription) -> Iterator[Violation]:
     """Report ``NAME=first second`` whose variable is used later: the shell sets it for the command ``second`` only."""
     yield from _blanks(job)
+    yield from _commas(job)
     set_names = job.by_name
     for call in job.calls:
         if not call.prefix or call.in_substitution or call.program == "env" or call.tested:
@@ -133,6 +157,19 @@ def _runs_something(call: ProgramCall) -> bool:
         "exec",
     }
     return bool(known) or call.program.endswith((".sh", ".py")) or call.written.startswith("./")
+
+
+def _commas(job: JobDescription) -> Iterator[Violation]:
+    """Report an array whose elements are separated by commas."""
+    for item in job.assignments:
+        parts = [part.text for part in item.items or ()]
+        if len(parts) > 1 and all(len(p) > 1 and p.endswith(",") for p in parts[:-1]) and not parts[-1].endswith(","):
+            yield Violation(
+                item.offset,
+                f"the elements of {item.name} are separated by blanks: the commas become part of them ('{parts[0][:40]}')",
+                why="The program gets the value with the comma.",
+                cure=f"{item.name}=(first second third)",
+            )
 
 
 def _blanks(job: JobDescription) -> Iterator[Violation]:
@@ -183,6 +220,26 @@ def without_program(job: JobDescription) -> Iterator[Violation]:
                 line = job.lines.place(following.offset)[0]
                 yield Violation(call.offset, f"srun has no command: '{following.written[:40]}' in line {line} runs without it",
                                 why=NO_PROGRAM_WHY, cure=NO_PROGRAM_CURE)  # fmt: skip
+
+        elif following is not None and not following.under and _lacks_program(call, following):
+            line = job.lines.place(following.offset)[0]
+            if line > job.lines.place(call.offset)[0] and _is_last(job, index):
+                text = f"{call.written} has no program: '{following.written[:40]}' in line {line} runs without it"
+                yield Violation(call.offset, text, why=NO_PROGRAM_WHY, cure=NO_PROGRAM_CURE)
+
+
+def _lacks_program(call: ProgramCall, following: ProgramCall) -> bool:
+    """Return whether a launcher, Python or a container has only options, and its program stands in the next line."""
+    words = [a.text for a in call.args]
+    if _open(call.args) or call.after not in ("\n", ";") or "--version" in words or "--help" in words:
+        return False
+    if call.program in LAUNCHERS or PYTHON.match(call.program):
+        named = any(w.endswith(".py") or w in ("-m", "-c", "--module", "-", "--no_python") for w in words)
+        return not named and following.written.endswith(".py") and (bool(words) or call.program in LAUNCHERS)
+    if call.program in ("singularity", "apptainer"):
+        starts = PYTHON.match(following.program) is not None or following.program in LAUNCHERS
+        return words[:1] == ["exec"] and words[-1].endswith((".sif", ".simg")) and starts
+    return False
 
 
 def _is_last(job: JobDescription, index: int) -> bool:
@@ -244,6 +301,10 @@ FILE_COMMANDS = {
     "bash",
     "sh",
     "chmod",
+    "Rscript",
+    "[",
+    "[[",
+    "test",
 }
 
 
@@ -283,12 +344,18 @@ def _names_file(job: JobDescription, item: Assignment) -> bool:
     return any(r.target.startswith("~") and r.target.startswith(item.value) for c in job.calls for r in c.redirects)
 
 
+PROCESS_ID = re.compile(r"(?<![\\$\w])\$\$\{?([A-Z][A-Z0-9_]{2,})\b")
 LITERAL = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 REMOTE = {"ssh", "pdsh", "clush", "parallel", "xargs", "blaunch", "pbsdsh", "docker", "podman", "sudo"}
 
 
 def not_expanded(job: JobDescription) -> Iterator[Violation]:
     """Report a variable in single quotes, or behind a backslash, in an argument of a program that is no shell."""
+    for twice in PROCESS_ID.finditer(job.text):
+        if twice[1] in job.by_name and not job.in_comment(twice.start()):
+            text = f"$${twice[1]} is the shell's process id, followed by the text {twice[1]}"
+            yield Violation(twice.start(), text, why="$$ is a variable of its own.", cure=f"${twice[1]}")
+            break
     for call in job.work_calls:
         if any(c.program in REMOTE for c in call.under):
             continue

@@ -26,7 +26,7 @@ ANSWER_CURE = "add -y"
 
 # Modules that bring conda, and those of which it is not known.
 WITHOUT_CONDA = re.compile(
-    r"(?:cuda|gcc|gnu|nccl|openmpi|mpich|impi|cudnn|cmake|git|singularity|apptainer|rocm|intel|nvhpc|nvidia|java|ninja|ffmpeg|slurm|openblas|"
+    r"(?:^|/)(?:cuda|gcc|gnu|nccl|openmpi|mpich|impi|cudnn|cmake|git|singularity|apptainer|rocm|intel|nvhpc|nvidia|java|ninja|ffmpeg|slurm|openblas|"
     r"hdf5|tensorrt|gdal|llvm|boost|eth_proxy|httpproxy|purge)\b",
     re.IGNORECASE,
 )
@@ -67,7 +67,7 @@ def _defines_conda(call: ProgramCall) -> bool:
             words = words[1:]
         if words[:1] in (["purge"], ["list"], ["reset"], ["unload"]):
             return False
-        return not words or any(not WITHOUT_CONDA.match(w) or OWN_PYTHON.search(w) or "python" in w for w in words)
+        return not words or any(not WITHOUT_CONDA.search(w) or OWN_PYTHON.search(w) or "python" in w for w in words)
     return call.program in ("source", ".", "eval", "conda-activate")
 
 

@@ -228,6 +228,7 @@ def script_folder(job: JobDescription) -> Iterator[Violation]:
 def exit_code(job: JobDescription) -> Iterator[Violation]:
     """Report an exit code that is lost: behind a pipe, by `exit 0`, or because another command is the last one."""
     errexit, pipefail = _flags(job)
+    yield from _of_echo(job)
     for outer in job.work:
         if outer.in_function or outer.in_substitution or outer.tested or outer.before in ("&&", "||"):
             continue
@@ -257,6 +258,30 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
             text = f"the job ends with the exit code of '{end.written}', even if {what} failed"
             yield Violation(end.offset, text, cure=EXIT_CURE, severity="note")
             return
+
+
+def _of_echo(job: JobDescription) -> Iterator[Violation]:
+    """Report ``$?`` that is the exit code of an echo behind the work, and not that of the work."""
+    own = [c for c in job.calls if not c.under and not c.in_substitution]
+    places = [a.offset for a in job.assignments if a.value == "$?" and not a.under]
+    places += [c.offset for c in own if c.program in ("exit", "[", "[[") and any(a.text == "$?" for a in c.args)]
+    starts = sorted([c for c in job.calls if not c.in_substitution], key=lambda c: c.offset)
+    works = {w.offset for w in job.work}
+    for place in sorted(places):
+        before = [c for c in starts if c.offset < place and not c.under]
+        if (
+            len(before) > 1
+            and before[-1].program in ("echo", "printf", "date")
+            and before[-1].branch == before[-2].branch
+        ):
+            between = any(
+                before[-1].offset < a.offset < place for a in job.assignments if not a.under and "$(" in a.value
+            )
+            again = any(p < before[-1].offset and p > before[-2].offset for p in places)
+            if before[-2].offset in works and not between and not again:
+                text = f"$? is the exit code of '{before[-1].written}', not that of {before[-2].written}"
+                yield Violation(place, text, cure="rc=$? directly after the command, then exit $rc")
+                return
 
 
 def _ignored(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:

@@ -49,6 +49,12 @@ def brackets(job: JobDescription) -> Iterator[Violation]:
             yield Violation(call.offset, text, fix=_blank_before_bracket(job, call) if glued else ())
         elif re.match(r"(?:if|elif|while)\[|\[\[?(?:-[a-zA-Z]\Z|[$\"])", call.written) and call.program != "[":
             yield Violation(call.offset, "the blank after [ is missing")
+        elif call.program == "[" and any(
+            r.operator in (">", "<") and re.fullmatch(r"\d+|\$\w+", r.target) for r in call.redirects
+        ):
+            sign = next(r for r in call.redirects if r.operator in (">", "<"))
+            text = f"{sign.operator} in [ ] is a redirection to or from a file called {sign.target}, not a comparison"
+            yield Violation(call.offset, text, cure="-gt or -lt")
         elif call.program == "[" and len(call.args) == 2 and re.search(r"[^=!]==?[^=]", call.args[0].text):
             yield Violation(call.offset, "the test is always true: blanks around = are missing", severity="warning")
         elif (
