@@ -79,7 +79,7 @@ def module_after(job: JobDescription) -> Iterator[Violation]:
     for call in job.calls:
         if call.in_function or call.in_substitution:
             continue
-        words = [a.text for a in call.args]
+        words = [a.text for a in call.args if not (call.program in ("module", "ml") and a.text.startswith("-"))]
         if not call.under and _activates(call.program, words):
             active, loaded = call, None
         elif not call.under and (call.program == "deactivate" or words[:1] == ["deactivate"]):
@@ -191,6 +191,7 @@ def asks(job: JobDescription) -> Iterator[Violation]:
     if not job.runs_unattended:
         return
     always = job.has("CONDA_ALWAYS_YES", "MAMBA_ALWAYS_YES") or "always_yes" in job.text
+    said: set[str | None] = set()  # once of each kind
     for call in job.calls:
         if (
             call.in_substitution
@@ -200,8 +201,9 @@ def asks(job: JobDescription) -> Iterator[Violation]:
             continue
         what = _question(call, always)
         if what:
-            yield Violation(call.offset, what[0], cure=what[1])
-            return
+            if what[1] not in said:
+                yield Violation(call.offset, what[0], cure=what[1])
+            said.add(what[1])
 
 
 def _question(call: ProgramCall, always: bool) -> tuple[str, str | None] | None:
