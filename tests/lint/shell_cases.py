@@ -143,11 +143,18 @@ SOFTWARE: list[tuple[str, str, int, str]] = [
     ("mistyped-command", BARE + "singularity-gpu exec x.sif " + TRAIN, 0, ""),
 ]  # fmt: skip
 PROXY = "http://me:" + "q7rT9xLm" + "@10.1.2.3:3128"
+HEX_KEY = "0f3a9b8c7d6e5f4a3b2c" + "1d0e9f8a7b6c5d4e3f2a"
+TOKEN = "ghp_" + "abcdefABCDEF1234567890abcdefABCD"
 KEY = "wJalrX" + "UtnFEMI/K7MDENG/bPxRfiCYzQ8vT3nLs9d"
 SECRETS: list[tuple[str, str, int, str]] = [
     ("secret-in-script", ONE + f"export http_proxy={PROXY}\n", 7, "warning"),
     ("secret-in-script", ONE + f"git clone {PROXY}/x.git\n", 7, "warning"),
     ("secret-in-script", ONE + f"export AWS_SECRET_ACCESS_KEY={KEY}\n", 7, "warning"),
+    ("secret-in-script", ONE + f"# export http_proxy={PROXY}\n", 7, "warning"),
+    ("secret-in-script", ONE + f"git clone https://{TOKEN}@github.com/x/y.git\n", 7, "warning"),
+    ("secret-in-script", ONE + f"WANDB={HEX_KEY} python x.py\n", 7, "warning"),
+    ("secret-in-script", ONE + f"echo 'machine api.wandb.ai login user password {HEX_KEY}' > ~/.netrc\n", 7, "warning"),
+    ("secret-in-script", ONE.replace("--nodes=1", f"--export=ALL,WANDB_API_KEY={HEX_KEY}"), 2, "warning"),
     ("secret-in-script", ONE + "sshpass -p hunter22 ssh n1 ls\n", 7, "warning"),
     ("secret-in-script", ONE + "echo hunter22 | sudo -S ls\n", 7, "warning"),
     ("secret-in-script", ONE + "export http_proxy=http://user:password@proxy:3128\nexport A=http://$U:$P@proxy:1\n", 0, ""),

@@ -36,7 +36,7 @@ def _secrets(job: JobDescription) -> Iterator[Violation]:
             and len(value) >= 8
             and not _is_no_secret(value)
             and holds_secret(item.name, value)
-            and not WANDB_NAME.search(item.name)
+            and not _names_run(item.name, value)
         ):
             yield Violation(item.offset, f"{item.name} contains a token in clear text")
     yield from _in_comments(job)
@@ -44,6 +44,7 @@ def _secrets(job: JobDescription) -> Iterator[Violation]:
         words = [a.text for a in call.args]
         if call.program in ("echo", "printf", "srun", "bash", "env"):
             shown = [a for a in call.args if redact_forms(a.text) != a.text and not _is_no_secret(a.text)]
+            shown += [a for a in call.args if KEY_OF_WANDB.search(a.text)]
             if shown and call.program in ("echo", "printf"):
                 yield Violation(shown[0].offset, f"the arguments of {call.program} contain a token in clear text")
             elif (
@@ -66,11 +67,9 @@ def _secrets(job: JobDescription) -> Iterator[Violation]:
             continue
         named = call.program in ("mysql", "docker", "podman", "psql", "redis-cli")
         for before, arg, word, shown in zip(["", *words], call.args, words, redact_arguments(words), strict=False):
-            if (
-                (before == "-p" and not named and redact_forms(word) == word)
-                or WANDB_NAME.search(before)
-                or WANDB_NAME.search(word)
-            ):
+            if before == "-p" and not named and redact_forms(word) == word:
+                continue  # mkdir -p, and options of other programs
+            if _names_run(before, word) or _names_run(word, word):
                 continue
             signs_in = call.program in ("wandb", "huggingface-cli", "hf") or {"wandb", "login"} <= set(words)
             login = signs_in and re.fullmatch(r"[0-9a-f]{40}|hf_\w{20,}", word)
@@ -96,11 +95,22 @@ NO_PASSWORD = re.compile(r"(?i)<.*|.*\b(?:password|passwd|pass|pwd|token|secret|
 
 def _password_in_address(text: str) -> bool:
     """Return whether an address holds a user and a password, as in ``http://me:1234@proxy:3128``."""
+    user = re.search(r"://([^/\s@$]+)@", text)
+    if user and redact_forms(user[1]) != user[1]:
+        return True  # https://TOKEN@host
     found = ADDRESS.search(text)
     return found is not None and not NO_PASSWORD.fullmatch(found[1]) and not PLACEHOLDER.search(found[1])
 
 
 WANDB_NAME = re.compile(r"(?i)\A[-\w.]*(?:wandb(?!\w*(?:key|token|api))|redis_?-?password)")
+HEX_KEY = re.compile(r"[0-9a-f]{40}")
+
+
+def _names_run(name: str, value: str) -> bool:
+    """Return whether the name is that of a run or a project of W&B, whose value may look random, too."""
+    return bool(WANDB_NAME.search(name)) and not HEX_KEY.fullmatch(value.rpartition("=")[2])
+
+
 KEY_OF_WANDB = re.compile(r"(?i)wandb\b[^\n]{0,40}\blogin\b[^\n]{0,40}?\b[0-9a-f]{40}\b")
 LOOKS_RANDOM = re.compile(r"(?=[^\d]*\d)(?=[^A-Za-z]*[A-Za-z])[\w.+/=-]{16,}")
 ASSIGNED = re.compile(r"(?<![\w-])([A-Za-z_]\w*)=[\"']?([^\s\"';]{8,})")
@@ -116,7 +126,8 @@ def _in_comments(job: JobDescription) -> Iterator[Violation]:
         )
         words = (word.strip("\"'`,;()") for word in text.split())
         formed = any(redact_forms(word) != word and not _is_no_secret(word) for word in words)
-        if named or formed or KEY_OF_WANDB.search(text):
+        address = any(_password_in_address(word) for word in text.split())
+        if named or formed or address or KEY_OF_WANDB.search(text):
             yield Violation(comment.offset, "a comment contains a token in clear text")
 
 
