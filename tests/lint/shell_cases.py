@@ -23,7 +23,8 @@ ACCEPTED = [
     "--time=24:00:00", "--time=2-12", "--time=1-", "--time=90", "--time=UNLIMITED", "--time=4320:00", "--mem=0", "--mem=16gb", "--mem=64G",
     "--nodes=2-4", "-N 2-4", "-N2", "-t 10:00", "-p gpu", "--signal=B:USR1@60", "--signal=SIGTERM@120", "--signal=10@30", "--exclusive",
     "--exclusive=user", "--open-mode=append", "--mail-type=begin,end,fail", "--mail-type=TIME_LIMIT_80", "--gres=gpu:a100:2", "--gres=gpu",
-    "--time={time}", "--ntasks=NTASKS", "--mem=$MEM", "--nodes=<n>", "--time=", "--container-image=a.sqsh", "--cpus-per-task={{ cpus }}",
+    "--time={time}",
+    "--time=WALLTIME", "--ntasks=2{n}", "--ntasks=NTASKS", "--mem=$MEM", "--nodes=<n>", "--time=", "--container-image=a.sqsh", "--cpus-per-task={{ cpus }}",
 ]  # fmt: skip
 DIRECTIVES: list[tuple[str, str, int, str]] = [
     *(("directive-refused", directive(text), 2, "error") for text in REFUSED),
@@ -55,7 +56,7 @@ STRAY: list[tuple[str, str, int, str]] = [
     ("stray-line", ONE + "Footer() { ls; }\n" + TRAIN + "Footer\n", 0, ""),
     ("stray-line", ONE + "function Setup {\n  ls\n}\nSetup\n", 0, ""),
     ("stray-line", ONE + "source lib.sh\nSetup\n", 0, ""),
-    ("stray-line", ONE + "Rscript plot.R\nR\n", 0, ""),
+    ("stray-line", ONE + "Rscript plot.R\nR\nXvfb\n", 0, ""),
     ("stray-line", ONE + ": ${SLURM_ARRAY_TASK_ID:=3}\n$CMD\n${PYTHON:-python} x.py\n", 0, ""),
     ("stray-line", ONE + "cat <<EOF\nFooter\n~\nEOF\n", 0, ""),
     ("stray-line", ONE + "A=(\n  One\n  2\n)\ncase $1 in\n  1) ls ;;\nesac\n", 0, ""),
@@ -159,7 +160,7 @@ SECRETS: list[tuple[str, str, int, str]] = [
     ("secret-in-script", ONE + "echo hunter22 | sudo -S ls\n", 7, "warning"),
     ("secret-in-script", ONE + "export http_proxy=http://user:password@proxy:3128\nexport A=http://$U:$P@proxy:1\n", 0, ""),
     ("secret-in-script", ONE + "export https_proxy=http://proxy.site:3128\nexport SSH_KEY=/home/me/.ssh/id_rsa\n", 0, ""),
-    ("secret-in-script", ONE + "mkdir -p outputs_2024x7f3a91c\nexport WANDB_PROJECT=vicreg2023x7f3a91c\n", 0, ""),
+    ("secret-in-script", ONE + "mkdir -p outputs_2024x7f3a91c\npython a.py --wandb_tag run2023x7f3a91c5d2e8b\nexport WANDB_PROJECT=v2023x7f3a91c\n", 0, ""),
     ("secret-printed", ONE + "echo $WANDB_API_KEY\n", 7, "warning"),
     ("secret-printed", ONE + "export HF_TOKEN=$(cat ~/.t)\nenv\n", 8, "warning"),
     ("secret-printed", ONE + "echo ${HF_TOKEN:+set} $PAD_TOKEN ${#HF_TOKEN}\necho $HF_TOKEN | docker login\necho $HF_TOKEN > ~/.t\nenv\n", 0, ""),

@@ -179,9 +179,7 @@ def _blanks(job: JobDescription) -> Iterator[Violation]:
         line = job.lines.place(offset)[0]
         if re.match(r"[A-Za-z_]\w*-[\w-]*=", word):
             continue  # test-syntax
-        if (
-            line in seen or not re.search(r"\bexport\b", job.lines.line(line)) or "{{" in job.lines.line(line)
-        ):  # a template
+        if line in seen or not re.search(r"\bexport\b", job.lines.line(line)):  # a template
             continue
         seen.add(line)
         spaced = word.startswith("=")
