@@ -129,6 +129,7 @@ SOFTWARE: list[tuple[str, str, int, str]] = [
     ("container-without-gpu", BARE + "docker run --rm img " + TRAIN, 4, "warning"),
     ("container-without-gpu", BARE + "apptainer exec x.sif --nv " + TRAIN, 4, "error"),
     ("container-without-gpu", BARE + "singularity exec --nv x.sif " + TRAIN, 0, ""),
+    ("container-without-gpu", BARE + "A=$(singularity exec x.sif python hosts.py)\nls\n", 0, ""),
     ("container-without-gpu", BARE + "export APPTAINER_NV=1\napptainer exec x.sif " + TRAIN, 0, ""),
     ("container-without-gpu", BARE + "singularity exec $OPTIONS x.sif " + TRAIN, 0, ""),
     ("container-without-gpu", BARE + "docker run --gpus all img " + TRAIN, 0, ""),

@@ -128,7 +128,7 @@ def without_gpu(job: JobDescription) -> Iterator[Violation]:
     """Report a container without GPUs in a job that requests GPUs, and options of the runtime behind the image."""
     for call in job.work_calls:
         words = [a.text for a in call.args]
-        if words[:2] in (["-m", "pip"], ["-m", "venv"]) or _with_gpu(call):
+        if words[:2] in (["-m", "pip"], ["-m", "venv"]) or _with_gpu(call) or call.in_substitution:
             continue
         for outer in call.under:
             if outer.program not in CONTAINERS:
