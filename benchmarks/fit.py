@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from allranks.planning.memory import fit, make_plan
+from allranks.planning.rank_environment import as_variables
 from allranks.spec import parse_spec
 from allranks.utils.formatting import format_bytes
 from allranks.utils.machine import machine_facts
@@ -54,7 +55,7 @@ def spec_of(case: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         "name": f"case{case['id']}",
         "model": {**model, "dtype": case["dtype"], "gradient_checkpointing": case["gradient_checkpointing"]},
         "data": {"source": "builtin:instructions", "max_length": case["max_length"], "packing": case["packing"]},
-        "adapter": {"type": "lora", "r": 8, "dropout": 0.0 if case["model"] in ("moe", "experts") else 0.05}
+        "adapter": {"type": "lora", "r": 8, "dropout": 0.0 if case["model"].startswith(("moe", "experts")) else 0.05}
         if case["adapter"] == "lora"
         else {"type": "none"},
         "strategy": {"name": case["strategy"]},
@@ -93,7 +94,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
             subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.fit_rank", str(folder / "case.json"), str(folder / "result.json")],
                 cwd=ROOT,
-                env=_environment(case["ranks"], rank, port),
+                env=_environment(case, rank, port),
                 stdout=subprocess.DEVNULL,
                 stderr=(folder / f"err{rank}").open("wb"),
             )
@@ -114,12 +115,14 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         return json.loads((folder / "result.json").read_text())
 
 
-def _environment(ranks: int, rank: int, port: int) -> dict[str, str]:
+def _environment(case: dict[str, Any], rank: int, port: int) -> dict[str, str]:
+    ranks = case["ranks"]
+    planned = as_variables(make_plan(parse_spec(case["spec"]), machine_facts()).environment)
     own = {
         "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
         "OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": 1, "DS_ACCELERATOR": "cpu",
     }  # fmt: skip
-    return os.environ | {k: str(v) for k, v in own.items()}
+    return os.environ | planned | {k: str(v) for k, v in own.items()}
 
 
 def predict(case: dict[str, Any]) -> dict[str, Any]:

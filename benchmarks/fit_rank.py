@@ -39,11 +39,11 @@ from allranks.train.distributed import DistContext, join_process_group, leave_pr
 from allranks.train.engines import engine_of
 from allranks.train.models.adapters import add_adapter
 from allranks.train.models.build import load_model
-from allranks.train.models.losses import LossModel
 from allranks.train.optimizer import adamw
 from allranks.train.setup import set_forward, set_up_strategy, stored_dtype
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies.base import Strategy
+from allranks.train.tasks import TokenTask
 from allranks.utils.machine import machine_facts
 
 ROWS = 64
@@ -118,7 +118,7 @@ class Rank:
         )
         model = add_adapter(model, spec.adapter, classifier=self._labelled, base="base", seed=1)
         set_forward(model, plan, self._world.device)
-        loss_model = LossModel(model, classifier=self._labelled)
+        loss_model = TokenTask(spec, classifier=self._labelled).loss_model(model)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         distributed.seed_rank(1, self._world.rank)

@@ -99,6 +99,7 @@ def bench(kit: Kit, name: str, path: Path, limit_s: float) -> dict[str, Any]:
             "steps",
             "tokens_per_s",
             "mfu",
+            "mfu_with_attention",
             "step_time_s",
             "peak_memory_bytes",
             "train_loss_last",

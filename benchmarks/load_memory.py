@@ -64,12 +64,13 @@ class Sampler(threading.Thread):
 
     def end(self) -> dict[str, Any]:
         self._ended.set()
-        self.join()
+        if self.ident is not None:
+            self.join()
         return {"before": self.before, "after": self.now(), "samples": self.samples}
 
 
 def rank_main(how: str, name: str, folder: str, out: str) -> None:
-    """One rank: load, and write what memory it took."""
+    """One rank: load, and write what memory it took. `how` may be one of `HOW`, or of the ways of `load_readers`, without memory."""
     import torch
     import torch.distributed as dist
     from transformers import AutoModelForCausalLM
@@ -78,6 +79,7 @@ def rank_main(how: str, name: str, folder: str, out: str) -> None:
     from allranks.train import strategies
     from allranks.train.data.tokenization import train_tokenizer
     from allranks.train.distributed import DistContext
+    from allranks.train.models import direct_reads
     from allranks.train.models.build import load_model
     from allranks.train.models.losses import LossModel
     from allranks.train.optimizer import adamw
@@ -93,14 +95,18 @@ def rank_main(how: str, name: str, folder: str, out: str) -> None:
     strategy = strategies.create(name, {})
     dist.barrier()
     sampler = Sampler()
-    sampler.start()
+    if how in HOW:
+        sampler.start()
+    if how == "rank 0" and rank:
+        direct_reads.difference = lambda known: "is told not to see the files"
     started = time.perf_counter()
-    if how == "allranks":
+    if how != "from_pretrained":
         spec = ModelSpec(name=folder)
         model, filler = load_model(world, spec, tokenizer, dtype="float32", labels={}, seed=1)
         module = LossModel(model, classifier=False)
         _, done = set_up_strategy(strategy, filler, module, model, adamw(TrainSpec()), group, 1.0)
         read = done.read_bytes
+        assert how in ("allranks", done.readers), done
     else:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
         strategy.setup(LossModel(model, classifier=False), adamw(TrainSpec()), group, 1.0)

@@ -1,4 +1,4 @@
-"""Peer (c): a bare torch DDP loop over packed rows, as a careful person writes it by hand.
+"""Peer (c), and (k) with compiled blocks: a bare torch DDP loop over packed rows, as a careful person writes it by hand.
 
 Run as: ``torchrun --standalone --nproc-per-node 2 -m benchmarks.train_throughput.peer_bare_ddp --workload W ...``
 """
@@ -39,6 +39,9 @@ def run(args: argparse.Namespace) -> None:
     """Train until the useful tokens are trained, and write the record."""
     workload = Workload(args.workload)
     inner = workload.lora_model(args.seed)
+    if args.compile:
+        for block in inner.get_base_model().model.layers:
+            block.compile(dynamic=False)
     torch.manual_seed(args.seed + dist.get_rank())
     model = DistributedDataParallel(
         inner, broadcast_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=False
@@ -46,12 +49,21 @@ def run(args: argparse.Namespace) -> None:
     recorder = Recorder()
     train(model, workload.packed, workload.packed_steps(args.useful_tokens), recorder)
     assert model.process_group is not None
-    write_record(recorder, inner, model.process_group, workload, args, variant="bare_ddp")
+    write_record(
+        recorder,
+        inner,
+        model.process_group,
+        workload,
+        args,
+        variant="bare_ddp_compiled" if args.compile else "bare_ddp",
+    )
 
 
 def main() -> None:
     """Torchrun's entry."""
-    args = peer_parser(__doc__).parse_args()
+    parser = peer_parser(__doc__)
+    parser.add_argument("--compile", action="store_true", help="compile each transformer block")
+    args = parser.parse_args()
     dist.init_process_group("gloo")
     try:
         run(args)

@@ -1,6 +1,6 @@
 """Runs the variants one after the other, over and over, and writes the comparison.
 
-Run as: ``python -m benchmarks.train_throughput.run --alpaca alpaca.json [--repeats 5] [--only a,b,t,c,d,e]``
+Run as: ``python -m benchmarks.train_throughput.run --alpaca alpaca.json [--repeats 5] [--only a,b,t,c,k,p,q,x,d,e]``
 Exit code 0: every variant has a number in every repeat; 1: some runs failed, or the machine was never quiet enough.
 """
 
@@ -28,14 +28,32 @@ VARIANTS = {
     "b": "TRL, packed, as it comes",
     "t": "TRL, packed, no checkpointing",
     "c": "bare DDP, packed",
+    "k": "bare DDP, packed, compiled blocks",
+    "p": "HF Trainer, packed",
+    "q": "HF Trainer, packed, isolated",
+    "x": "Accelerate, packed",
     "d": "allranks, wrapped",
     "e": "allranks, isolated",
 }
-PEERS = {"a": "peer_hf_trainer", "b": "peer_trl", "t": "peer_trl", "c": "peer_bare_ddp"}
-EXTRA = {"b": ["--trl-checkpointing"]}  # SFTTrainer's own default; "t" is TRL with it turned off
+PEERS = {
+    "a": "peer_hf_trainer",
+    "b": "peer_trl",
+    "t": "peer_trl",
+    "c": "peer_bare_ddp",
+    "k": "peer_bare_ddp",
+    "p": "peer_hf_trainer",
+    "q": "peer_hf_trainer",
+    "x": "peer_accelerate",
+}
+EXTRA = {
+    "b": ["--trl-checkpointing"],
+    "k": ["--compile"],
+    "p": ["--packing", "wrapped"],
+    "q": ["--packing", "isolated"],
+}  # SFTTrainer's own default; "t" is TRL with it turned off
 PACKING = {"d": "wrapped", "e": "isolated"}
-PAIRS = [f"{x}/{y}" for x in "de" for y in "ctba"] + ["e/d", "c/t", "c/b", "c/a"]
-AIMS = {"d/c": 0.97, "d/b": 1.4, "d/a": 2.5}
+PAIRS = [f"{x}/{y}" for x in "de" for y in "cktpqxba"] + ["e/d", "c/t", "c/b", "c/a", "k/c"]
+AIMS = {"d/c": 1.2, "e/c": 1.2, "d/b": 1.4, "d/a": 2.5}
 BASE_SEED = 42
 DISTURBED = 0.1  # share of all cores that other programs used during a run, above which it is run again
 

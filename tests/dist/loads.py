@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
 from allranks.train import strategies
 from allranks.train.checkpoint import plan_published_files
 from allranks.train.distributed import DistContext
+from allranks.train.models import direct_reads
 from allranks.train.models import weight_loader as filling
 from allranks.train.models import weight_sources as sources
 from allranks.train.models.adapters import add_adapter
@@ -32,8 +35,9 @@ NONE = AdapterSpec()
 def loaded(world: DistContext, args: dict[str, Any], name: str) -> tuple[Any, Any, LossModel, bytes | None, Any, str]:
     """A strategy on a model that was loaded as the worker does it."""
     _, tokenizer = model_of()
-    name, _, adapters = name.partition(":")
-    strategy = strategies.create(name, {"adapters": adapters} if adapters else {})
+    name, _, option = name.partition(":")
+    known = {"": {}, "sharded": {"adapters": "sharded"}, "nodes": {"replicate": "nodes"}}
+    strategy = strategies.create(name, known[option])
     spec = ModelSpec(name=args["model"], config=args.get("config", {}))
     how = {"dtype": args.get("dtype", "float32"), "labels": {}, "seed": 1}
     model, filler = load_model(world, spec, tokenizer, **how)
@@ -70,6 +74,9 @@ def loads(world: DistContext, args: dict[str, Any]) -> Any:
     total = sum(p.numel() * p.element_size() for p in wanted.parameters())
     found = {}
     plant(args.get("plant"), world)
+    world = replace(world, host=f"node{world.rank // args.get('ranks_per_host', world.size)}")
+    if args.get("unseen") == world.rank:
+        see_elsewhere(args["model"], args.get("there", "/nowhere"))
     for name in args["names"]:
         try:
             strategy, model, module, own, done, published = loaded(world, args, name)
@@ -90,6 +97,10 @@ def loads(world: DistContext, args: dict[str, Any]) -> Any:
             "read": done.read_bytes,
             "kept": done.kept_bytes,
             "how": done.how,
+            "readers": done.readers,
+            "why": done.why,
+            "base": done.digest,
+            "from_config": args["model"].startswith("tiny:"),
             "published": published == repr(plan_published_files(wanted, world.size)),
             "total": total,
             "whole": sum(p.numel() * p.element_size() for _, p in getattr(strategy, "_kept", ()) if args.get("lora")),
@@ -97,6 +108,16 @@ def loads(world: DistContext, args: dict[str, Any]) -> Any:
             or trained == {f"model.{n}" for n, p in wanted.named_parameters() if p.requires_grad},
         }
     return found
+
+
+def see_elsewhere(model: str, there: str) -> None:
+    """On this rank the folder of the weights is another one, which may not exist."""
+    usual = direct_reads.open_regular
+
+    def elsewhere(path: Path) -> Any:
+        return usual(Path(there) / Path(path).relative_to(model))
+
+    direct_reads.open_regular = elsewhere  # type: ignore[assignment]
 
 
 def plant(what: str | None, world: DistContext) -> None:
@@ -125,6 +146,38 @@ def plant(what: str | None, world: DistContext) -> None:
             scatter(own, None if chunks is None else [*chunks[1:], chunks[0]], **how)
 
         dist.scatter = neighbours  # type: ignore[assignment]
+    if what == "failing":  # the ranks compare after every tensor, not only at the end
+        filling.AGREE_BYTES = 1
+    if what in ("short", "failing", "ended", "changed") and world.rank == 1:  # where each rank reads
+        reads, done = os.preadv, []
+
+        def preadv(descriptor: int, buffers: Any, offset: int) -> int:
+            done.append(offset)
+            if len(done) > 5 and what == "failing":
+                raise OSError(5, "Input/output error")
+            if len(done) > 5 and what == "ended":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if len(done) == 5 and what == "changed":
+                os.utime(descriptor)
+            return 0 if len(done) > 5 and what == "short" else reads(descriptor, buffers, offset)
+
+        os.preadv = preadv  # type: ignore[assignment]
+    if what == "unkept":  # a rank that does not keep what it read of one parameter
+        part = filling.WeightLoader._read_part
+
+        def unkept(self: Any, name: str, own: torch.Tensor, *more: Any, **how: Any) -> None:
+            part(self, name, own, *more, **how)
+            if "gate_proj" in name and world.rank == 1:
+                own.zero_()
+
+        filling.WeightLoader._read_part = unkept  # type: ignore[method-assign]
+    if what == "unread":  # no rank reads the last element of its part of a parameter
+        pieces = direct_reads.DirectReads.pieces
+
+        def fewer(self: Any, name: str, start: int, stop: int) -> Any:
+            return pieces(self, name, start, stop - ("gate_proj" in name))
+
+        direct_reads.DirectReads.pieces = fewer  # type: ignore[method-assign]
     if what in ("unreadable", "killed"):  # after some tensors the file cannot be read; or the reader is no more
         read, seen = sources.FileSource._tensor, []
 

@@ -15,6 +15,6 @@ def test_a_node_holds_at_most_one_copy_while_it_loads(tmp_path: Path) -> None:
     for strategy in ("pytorch_zero3", "zero3"):
         found = measure("allranks", strategy, folders["bfloat16"], 2)
         assert 0.9 * copy < found["peak_pss_bytes"] <= allowed(copy, largest, strategy, 2), (strategy, found)
-        assert found["read_bytes"] == [copy // 2, 0]
+        assert sum(found["read_bytes"]) == copy // 2 and max(found["read_bytes"]) < 0.3 * copy, found
     naive = measure("from_pretrained", "pytorch_zero3", folders["bfloat16"], 2)
     assert naive["peak_pss_bytes"] > allowed(copy, largest, "pytorch_zero3", 2)  # the measurement sees a copy too many

@@ -1,8 +1,11 @@
-"""Loading on real gloo ranks: the same weights as transformers and PEFT give, read by one rank, kept in parts."""
+"""Loading on real gloo ranks: the same weights as transformers and PEFT give, read by one rank or by each, kept in parts."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,8 @@ def saved(folder: Path, family: str = "mistral", dtype: str = "float32", **confi
     return folder
 
 
-def check(found: list[Any], names: list[str], world: int) -> None:
+def check(found: list[Any], names: list[str], world: int, sent: str = "") -> None:
+    """What ranks found of these strategies. `sent`: part of the reason why rank 0 has read all; empty if each rank should read."""
     for name in names:
         ranks = [f[name] for f in found]
         assert all("error" not in r for r in ranks), ranks
@@ -36,18 +40,110 @@ def check(found: list[Any], names: list[str], world: int) -> None:
         )
         if name.partition(":")[0] in PARTS:
             assert [r["how"] for r in ranks] == ["parts"] * world
-            assert all(r["read"] == 0 for r in ranks[1:]), (name, ranks)
-            assert all(r["kept"] < 1.3 * r["total"] / world + r["whole"] for r in ranks), (name, ranks)
+            share = 2 if name.endswith(":nodes") else world
+            assert all(r["kept"] < 1.3 * r["total"] / share + r["whole"] for r in ranks), (name, ranks)
+        if ranks[0]["from_config"]:
+            continue
+        of_deepspeed = "" if not name.startswith("deepspeed") else "DeepSpeed divides full weights"
+        if reason := sent or of_deepspeed:
+            assert all(r["readers"] == "rank 0" and reason in r["why"] and r["base"] == "" for r in ranks[1:]), ranks
+            assert ranks[0]["read"] > 0 and all(r["read"] == 0 for r in ranks[1:]), (name, ranks)
+        else:
+            assert all(r["readers"] == "every rank" and r["why"].startswith("all ranks see") for r in ranks), ranks
 
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("lora", [False, True])
 def test_files_give_what_transformers_gives(world: int, lora: bool, tmp_path: Path) -> None:
+    """In both ways: each rank reads its part; or rank 0 reads, because the last rank does not see the files."""
     folder = saved(tmp_path / "model", intermediate_size=61)
     names = [*PARTS, *WHOLE, *(["pytorch_zero3:sharded"] if lora else [])]
-    found = run_ranks("loads", world, tmp_path, module="loads", model=folder, names=names, lora=lora)
+    how = {"module": "loads", "model": str(folder), "names": names, "lora": lora}
+    found = run_ranks("loads", world, tmp_path, limit_s=240, **how)
     check(found, names, world)
     assert all(f[n]["how"] == "whole" for f in found for n in WHOLE)
+    for name in names:
+        ranks = [f[name] for f in found]
+        if not name.startswith("deepspeed"):
+            share = world if name.partition(":")[0] in PARTS else 1
+            assert all(0 < r["read"] <= 1.2 * r["total"] / share + r["whole"] for r in ranks), (name, ranks)
+    hidden = run_ranks("loads", world, tmp_path, limit_s=240, unseen=world - 1, **how)
+    check(hidden, names, world, sent=f"rank {world - 1} on node0 does not see {folder}")
+    assert [f[n]["base"] for n in names for f in found] == [f[n]["base"] for n in names for f in hidden]
+    assert bool(found[0]["zero3"]["base"]) == lora
+
+
+def test_weights_that_several_nodes_keep_are_read_once(tmp_path: Path) -> None:
+    """Two shards with a copy each. On one host both copies are read, also by LoRA, whose frozen weights have a checksum."""
+    folder = saved(tmp_path / "model", intermediate_size=61)
+    sharded, kept = ["pytorch_zero3", "zero3"], ["pytorch_ddp", "pytorch_zero3:nodes"]
+    names = [*sharded, *kept]
+    bases: set[str] = set()
+    for hosts in (1, 2):
+        how = {"model": str(folder), "names": names, "lora": True, "ranks_per_node": 2, "ranks_per_host": 4 // hosts}
+        found = run_ranks("loads", 4, tmp_path, limit_s=240, module="loads", **how)
+        check(found, sharded, 4)
+        check(found, kept, 4, sent="ranks of several nodes keep the same weights" if hosts > 1 else "")
+        bases |= {found[0][name]["base"] for name in names}
+    assert len(bases) == 1 and "" not in bases
+
+
+@pytest.mark.parametrize("other", ["size", "time", "first", "last"])
+def test_a_rank_that_sees_other_files_gets_those_of_rank_0(other: str, tmp_path: Path) -> None:
+    """A copy of the folder, of which one file differs."""
+    folder, there = saved(tmp_path / "model"), tmp_path / "there"
+    shutil.copytree(folder, there)
+    file = sorted(there.glob("*.safetensors"))[1]
+    before, content = file.stat(), bytearray(file.read_bytes())
+    if other == "size":
+        content = content[:-1]
+    elif other != "time":
+        content[8 + int.from_bytes(content[:8], "little") if other == "first" else -1] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + (other == "time")))
+    how = {"module": "loads", "model": str(folder), "unseen": 1, "there": str(there)}
+    names = ["zero3", "pytorch_zero3", "pytorch_ddp"]
+    found = run_ranks("loads", 2, tmp_path, names=names, **how)
+    words = {"size": "bytes in", "time": "another time of change"}.get(other, "other content")
+    check(found, names, 2, sent=f"rank 1 on node0 finds {words}" if other != "size" else words)
+    assert all(file.name in f["zero3"]["why"] for f in found)
+
+
+def test_a_copy_of_the_files_is_as_good(tmp_path: Path) -> None:
+    folder, there = saved(tmp_path / "model"), tmp_path / "there"
+    shutil.copytree(folder, there)  # with the times
+    names = ["zero3", "pytorch_ddp"]
+    how = {"module": "loads", "model": str(folder), "unseen": 1, "there": str(there)}
+    check(run_ranks("loads", 2, tmp_path, names=names, **how), names, 2)
+
+
+@pytest.mark.parametrize(
+    ("bug", "message", "code"),
+    [
+        ("short", "rank 1: .*: the file was truncated to .* while it was read", 3),
+        ("failing", "rank 1: .*: .*weight cannot be read: Input/output error", 3),
+        ("changed", "rank [01]: .*: was changed while the model was loaded", 3),
+        ("unkept", "layers.0.mlp.gate_proj.weight and 1 more tensors: .* differ from those that every rank read", 1),
+        ("unread", "layers.0.mlp.gate_proj.weight and 1 more tensors: .* differ from those that every rank read", 1),
+    ],
+    ids=["short", "failing", "changed", "unkept", "unread"],
+)
+def test_all_ranks_hear_why_one_cannot_read_its_part(bug: str, message: str, code: int, tmp_path: Path) -> None:
+    names = ["pytorch_zero3", "zero3", *([] if bug.startswith("un") else ["pytorch_ddp"])]
+    for name in names:
+        folder = saved(tmp_path / name)
+        how = {"module": "loads", "model": str(folder), "names": [name], "plant": bug}
+        found = [f[name] for f in run_ranks("loads", 3, tmp_path, **how)]
+        assert all(re.search(message, f["error"]) and f["exit_code"] == code for f in found), (name, found)
+        assert len({f["error"] for f in found}) == 1, found
+
+
+def test_ranks_end_when_one_that_reads_its_part_is_killed(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model")
+    how = {"module": "loads", "model": str(folder), "names": ["pytorch_zero3"], "plant": "ended"}
+    with pytest.raises(AssertionError, match=r"rank 0, exit ") as caught:
+        run_ranks("loads", 3, tmp_path, limit_s=240, **how)
+    assert "rank 2, exit " in str(caught.value)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -82,7 +178,7 @@ def test_a_config_gives_what_one_process_draws(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bug", ["dropped", "other_rows"])
 def test_a_part_that_went_astray_is_seen(bug: str, tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
-    found = run_ranks("loads", 2, tmp_path, module="loads", model=folder, names=["pytorch_zero3"], plant=bug)
+    found = run_ranks("loads", 2, tmp_path, module="loads", model=folder, names=["pytorch_zero3"], plant=bug, unseen=1)
     assert all("differ from those that rank 0 read" in f["pytorch_zero3"]["error"] for f in found), found
     assert all(f["pytorch_zero3"]["exit_code"] == 1 for f in found)
 
@@ -90,7 +186,9 @@ def test_a_part_that_went_astray_is_seen(bug: str, tmp_path: Path) -> None:
 def test_weights_of_another_layer_would_be_seen_here(tmp_path: Path) -> None:
     """The comparison with transformers sees a name that was mixed up, which no checksum of what was read can."""
     folder = saved(tmp_path / "model")
-    (first, _) = run_ranks("loads", 2, tmp_path, module="loads", model=folder, names=["zero3"], plant="swapped")
+    (first, _) = run_ranks(
+        "loads", 2, tmp_path, module="loads", model=folder, names=["zero3"], plant="swapped", unseen=1
+    )
     assert (
         first["zero3"]["bad"] == ["model.model.layers.0.self_attn.k_proj.weight"] and not first["zero3"]["same_digest"]
     )
@@ -99,7 +197,15 @@ def test_weights_of_another_layer_would_be_seen_here(tmp_path: Path) -> None:
 def test_all_ranks_hear_why_one_cannot_read(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
     found = run_ranks(
-        "loads", 3, tmp_path, limit_s=240, module="loads", model=folder, names=["pytorch_zero3"], plant="unreadable"
+        "loads",
+        3,
+        tmp_path,
+        limit_s=240,
+        module="loads",
+        model=folder,
+        names=["pytorch_zero3"],
+        plant="unreadable",
+        unseen=1,
     )
     assert all("cannot be read: [Errno 5]" in f["pytorch_zero3"]["error"] for f in found), found
     assert all(f["pytorch_zero3"]["exit_code"] == 3 for f in found)
@@ -121,6 +227,14 @@ def test_ranks_end_when_the_reader_is_killed(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
     with pytest.raises(AssertionError, match=r"rank 1, exit ") as caught:
         run_ranks(
-            "loads", 3, tmp_path, limit_s=240, module="loads", model=folder, names=["pytorch_zero3"], plant="killed"
+            "loads",
+            3,
+            tmp_path,
+            limit_s=240,
+            module="loads",
+            model=folder,
+            names=["pytorch_zero3"],
+            plant="killed",
+            unseen=1,
         )
     assert "rank 2, exit " in str(caught.value)

@@ -42,6 +42,8 @@ METRICS = [
     "warmup_s",
     "step_time_s",
     "mfu",
+    "mfu_with_attention",
+    "attention_flops_per_token",
     "peak_memory_bytes",
     "prepare_s",
     "eval_s",
@@ -78,7 +80,8 @@ def test_metrics_hold_all_that_the_contract_names(finished: Any) -> None:
     assert metrics["train_loss_last"] < metrics["train_loss_first"]
     assert metrics["eval_loss"] < metrics["eval_loss_first"]
     assert metrics["tokens_per_s"] > 0
-    assert metrics["mfu"] is None
+    assert metrics["mfu"] is None and metrics["mfu_with_attention"] is None
+    assert metrics["attention_flops_per_token"] > 0
 
 
 def test_the_network_that_the_ranks_used_is_recorded(finished: Any) -> None:

@@ -137,7 +137,7 @@ GPUS: list[tuple[str, str, int, str]] = [
     ("idle-gpus", ONE + "srun python x.py\n", 7, "note"),
     ("idle-gpus", BARE + "#SBATCH --ntasks-per-node=2\n#SBATCH --cpus-per-task=8\npython x.py\n", 6, "warning"),
     ("idle-gpus", BARE + "#SBATCH --ntasks-per-node=2\npython x.py\n", 5, "note"),  # two CPUs, perhaps
-    ("idle-gpus", ONE + "python x.py --nodes=1 --ngpus=1\n", 7, "note"),
+    ("idle-gpus", ONE + "python x.py --nodes=1 --ngpus=1\n", 7, "warning"),
     ("idle-gpus", ONE.replace("--ntasks-per-node=1", "--ntasks-per-node=4") + "srun python x.py\n", 0, ""),
 ]  # fmt: skip
 PATTERNS: list[tuple[str, str, int, str]] = [

@@ -102,7 +102,6 @@ VALUES: list[tuple[str, str, int, str]] = [
     ("variable-not-expanded", ONE + "OUT=/x\npython train.py --out \"$OUT\" --re 'a$' '$OTHER' 'a b $OUT'\n", 0, ""),
     ("variable-not-expanded", ONE + "export OUT=/x\nsrun bash -c 'python train.py --out $OUT'\n", 0, ""),
     ("variable-not-expanded", ONE + "dir=/x\npython train.py 'out=${dir}/a'\n", 0, ""),  # interpolation of the program
-    ("broken-line", ONE + "srun --ntasks=1 --gpus=1\npython train.py\n", 7, "error"),
     ("variable-not-expanded", ONE + "DIR=/x\npython $$DIR/train.py\n", 8, "error"),
     ("variable-not-expanded", ONE + "DIR=/x\nmkdir /tmp/$$ /tmp/$$DIRS\n# $$DIR\n", 0, ""),
     ("broken-line", ONE + "torchrun --nproc_per_node=4\ntrain.py --lr 1\n", 7, "error"),

@@ -16,6 +16,7 @@ from tests.conftest import REPO
 from tests.lint.cases import BAD, GOOD
 from tests.lint.evidence_cases import CASES as EVIDENCE_CASES
 from tests.lint.helpers import found, lint_text
+from tests.lint.placement_cases import PLACEMENT
 from tests.lint.shell_cases import SHELL_CASES
 
 CASES = [*EVIDENCE_CASES, *SHELL_CASES]
@@ -37,7 +38,9 @@ def test_a_near_script_is_left_alone(tmp_path: Path, rule: str, text: str) -> No
     assert not report.unread
 
 
-@pytest.mark.parametrize(("rule", "text", "line", "severity"), CASES, ids=range(len(CASES)))
+@pytest.mark.parametrize(
+    ("rule", "text", "line", "severity"), [*CASES, *PLACEMENT], ids=range(len(CASES) + len(PLACEMENT))
+)
 def test_what_a_script_shows_decides(tmp_path: Path, rule: str, text: str, line: int, severity: str) -> None:
     report = lint_text(tmp_path, text)
     hits = {(f.line, f.severity) for f in report.findings if f.id == rule}
@@ -58,7 +61,7 @@ def test_there_are_a_dozen_good_scripts() -> None:
 
 def test_every_rule_has_cases_and_a_page() -> None:
     bad = (
-        {rule for rule, *_ in BAD} | {rule for rule, _, line, _ in CASES if line} | {"unterminated"}
+        {rule for rule, *_ in BAD} | {rule for rule, _, line, _ in [*CASES, *PLACEMENT] if line} | {"unterminated"}
     )  # its file is read in part only: test_files.py
     assert {rule.id for rule in RULES} <= bad, {rule.id for rule in RULES} - bad
     assert {rule for rule, *_ in (*BAD, *GOOD)} <= {rule.id for rule in RULES}

@@ -253,7 +253,7 @@ def test_a_change_that_takes_more_is_no_remedy() -> None:
         model={**SEVEN_B, "gradient_checkpointing": True},
         adapter={"type": "lora"},
         train={"micro_batch_size": 1},
-        strategy={"name": "zero2"},
+        strategy={"name": "zero1"},
         cluster={"device": "cpu"},
     )
     found = estimated(spec, memory_bytes=GIB)

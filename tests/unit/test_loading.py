@@ -16,8 +16,14 @@ from safetensors.torch import load_file, save_file
 from allranks.errors import AllranksError
 from allranks.spec.records import ModelSpec
 from allranks.train.data.tokenization import train_tokenizer
+from allranks.train.distributed import SINGLE_PROCESS
 from allranks.train.models.build import require_complete
-from allranks.train.models.weight_loader import is_unmaterialized, unmaterialize, unmaterialized_parameter
+from allranks.train.models.weight_loader import (
+    TransferChecksums,
+    is_unmaterialized,
+    unmaterialize,
+    unmaterialized_parameter,
+)
 from allranks.train.models.weight_sources import FileSource, conversions_for
 from allranks.train.sync_proof import add_checksums, checksums
 from allranks.utils.safetensors_files import stored_tensors
@@ -245,6 +251,21 @@ def test_checksums_of_parts_add_up(dtype: torch.dtype) -> None:
     moved[3], moved[100_000] = whole[100_000], whole[3]
     assert torch.equal(moved, whole) or checksums(moved) != total
     assert add_checksums(checksums(whole[:100]), checksums(whole[101:], 101)) != total
+
+
+def test_elements_that_nobody_read_are_seen() -> None:
+    part = torch.arange(9.0)
+    for known, seen in ((9, False), (10, True)):
+        tally = TransferChecksums({"w": known})
+        tally.send("w", part)
+        tally.keep("w", part)
+        if seen:
+            with pytest.raises(
+                AllranksError, match="w: the weights held by the ranks differ from those that rank 0 read"
+            ):
+                tally.compare(SINGLE_PROCESS, "rank 0")
+        else:
+            assert tally.compare(SINGLE_PROCESS, "rank 0") == {"w": checksums(part)}
 
 
 def test_a_hollow_model_and_its_copies_need_no_memory(tokenizer: Any) -> None:

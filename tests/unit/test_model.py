@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import torch.nn.functional as F
 
 from allranks.errors import SpecError
 from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
-from allranks.train.data.batches import IGNORE, collate
+from allranks.train.data.batches import IGNORE, collate, collate_labelled
 from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.tokenization import EncodedRow, train_tokenizer
 from allranks.train.distributed import rng_state, set_rng_state
 from allranks.train.models.adapters import add_adapter
 from allranks.train.models.losses import LossModel
 from allranks.train.optimizer import adamw
+from allranks.train.step_metrics import TokenCounts
 from allranks.train.strategies.base import clip_and_update, trained_parameters
 from tests.dist.making import build_model
 
@@ -59,6 +61,20 @@ def rows(*numbers: int) -> Any:
     import numpy as np
 
     return np.array(numbers, np.int64)
+
+
+def test_pairs_of_attention_are_those_within_rows(tmp_path: Path) -> None:
+    """Rows of 7, 12 and 17 tokens. Padding attends to nothing that counts."""
+    tokens = tokens_of(tmp_path, [[0, 1, 2], [1]])
+    each = [7 * 8 // 2, 12 * 13 // 2, 17 * 18 // 2]
+    assert collate(tokens, rows(0), 0, 64).attention_pairs == sum(each)
+    assert collate(tokens, rows(0, 1), 0, None).attention_pairs == sum(each) + each[1]
+    counts = TokenCounts()
+    for _ in range(2):
+        counts.add(collate(tokens, rows(1), 0, 50))
+    assert counts.attention_pairs == 2 * each[1]
+    tokens = replace(tokens, labels=rows(0, 0, 0))
+    assert collate_labelled(tokens, rows(0, 2), 0).attention_pairs == 7**2 + 17**2
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.planning import memory
 from allranks.planning.env_vars import EnvVar
 from allranks.planning.planner import make_plan
 from allranks.planning.rank_environment import as_variables
@@ -176,3 +177,18 @@ def test_a_time_limit_that_the_signal_eats_up_is_said() -> None:
     assert any("almost no time" in w for w in plan(slurm).warnings)
     assert not plan([*slurm, "cluster.slurm.signal_s=60"]).warnings
     assert not plan(["cluster.launcher=slurm"]).warnings
+
+
+@pytest.mark.parametrize(("mode", "mapped"), [("none", False), ("selective", True), ("full", True)])
+def test_ranks_on_a_cpu_that_recompute_map_large_tensors(mode: str, mapped: bool) -> None:
+    """Unless the user sets the allocator."""
+    raw = {
+        "model": {"name": "tiny:mistral", "gradient_checkpointing": mode},
+        "data": {"source": "builtin:instructions"},
+        "cluster": {"device": "cpu"},
+    }
+    found = as_variables(memory.make_plan(parse_spec(raw), facts()).environment).get("GLIBC_TUNABLES")
+    assert found == ("glibc.malloc.mmap_threshold=1048576" if mapped else None)
+    raw["cluster"]["env"] = {"GLIBC_TUNABLES": "glibc.malloc.check=1"}  # type: ignore[assignment]
+    own = as_variables(memory.make_plan(parse_spec(raw), facts()).environment)
+    assert own["GLIBC_TUNABLES"] == "glibc.malloc.check=1"

@@ -21,7 +21,7 @@ from allranks.analysis.report.page import write_report
 from allranks.analysis.report.run_data import RunData, read_run_data
 from allranks.analysis.report.series import MAX_POINTS
 from allranks.analysis.report.setup_tables import network_table
-from allranks.analysis.report.summary import sample_answers
+from allranks.analysis.report.summary import key_figures, sample_answers
 from allranks.rundir.paths import RunDir
 from allranks.utils import formatting, text
 from tests.unit.report_runs import GIB, Maker, answers, complete_run, failed_run
@@ -449,6 +449,14 @@ def test_the_networks_table_has_no_empty_columns(tmp_path: Path) -> None:
     found = network_table(with_network)
     assert found is not None and found.columns == ["host", "interfaces (connections)"]
     assert [len(row) for row in found.rows] == [2]
+
+
+def test_mfu_is_shown_with_attention_where_that_is_known(tmp_path: Path) -> None:
+    data = read_run_data(complete_run(tmp_path))
+    for more, note in ((0.4567, f"; {formatting.format_percent(0.4567)} with attention"), (None, "")):
+        metrics = {**data.metrics, "mfu": 0.4, "mfu_with_attention": more}
+        (found,) = (card for card in key_figures(RunData(**{**vars(data), "metrics": metrics})) if card.label == "MFU")
+        assert found.note == f"of the dense bf16 peak{note}"
 
 
 def test_a_failed_proof_is_not_a_tick(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ METRICS = [
     "run_name", "status", "strategy", "world_size", "nodes", "device", "dtype", "model", "steps", "wall_time_s", "attempts",
     "train_loss_first", "train_loss_last", "eval_loss", "eval_loss_first", "perplexity", "accuracy", "exact_match",
     "exact_match_first", "tokens_real", "tokens_trained", "tokens_padded", "tokens_per_s", "tokens_per_s_per_rank",
-    "step_time_s", "epoch_s", "network", "mfu", "peak_memory_bytes", "sync_proof", "eval_s",
+    "step_time_s", "epoch_s", "network", "mfu", "mfu_with_attention", "peak_memory_bytes", "sync_proof", "eval_s",
 ]  # fmt: skip
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -212,3 +212,12 @@ def test_a_closed_terminal_does_not_end_the_display_of_a_run(tmp_path: Path) -> 
     guarded = GuardedObserver(shown)
     guarded.say("a line")
     assert guarded.failure is not None
+
+
+def test_mfu_is_shown_with_attention_where_that_is_known() -> None:
+    def shown(**more: Any) -> str | None:
+        return dict(summary_rows({"model": "m", "steps": 3, **more})).get("MFU")
+
+    assert shown(mfu=0.4, mfu_with_attention=0.4567) == "40.0%, 45.7% with attention"
+    assert shown(mfu=0.4) == shown(mfu=0.4, mfu_with_attention=None) == "40.0%"
+    assert shown() is None

@@ -161,6 +161,37 @@ def test_mfu_of_a_mixture_of_experts_counts_what_a_token_uses() -> None:
     assert mfu_of(glm_air) == pytest.approx(1000 * 4 * 106e9 / 8 / 989e12)
 
 
+def test_attention_is_counted_beside_the_parameters() -> None:
+    """By hand: 32 layers, 32 heads of 128, so 12 * 32 * 32 * 128 per pair; per step 4 rows of 250 tokens, each 250 * 251 / 2 pairs."""
+    plan = make_plan(SPEC, facts(gpus=8))
+    model = {"event": "model", "time": 0.0, **used("NVIDIA H200", 7e9, 0), "attention_flops_per_pair": 1_572_864}
+    steps = [step(n, 1.0, 1000, attention_pairs=1 if n <= 5 else 125_500) for n in range(1, 9)]
+    found = summarize("r", SPEC, plan, {0: [model, *steps]}, "succeeded")
+    assert found["attention_flops_per_token"] == pytest.approx(197_394_432)
+    assert found["mfu"] == pytest.approx(1000 * 28e9 / 8 / 989e12)
+    assert found["mfu_with_attention"] == pytest.approx(1000 * (28e9 + 197_394_432) / 8 / 989e12)
+
+    def with_model(**more: Any) -> dict[str, Any]:
+        return summarize("r", SPEC, plan, {0: [{**model, **more}, *steps]}, "succeeded")
+
+    on_cpu = with_model(device="cpu")
+    assert on_cpu["attention_flops_per_token"] == pytest.approx(197_394_432)
+    assert on_cpu["mfu"] is on_cpu["mfu_with_attention"] is None
+    assert SPEC.data is not None
+    for unknown in ({"attention_flops_per_pair": None}, {"attention_window": SPEC.data.max_length - 1}):
+        found = with_model(**unknown)
+        assert found["mfu"] is not None and found["mfu_with_attention"] is found["attention_flops_per_token"] is None
+    assert with_model(attention_window=SPEC.data.max_length)["mfu_with_attention"] is not None
+
+
+def test_a_run_from_before_has_no_figure_of_attention() -> None:
+    model = {"event": "model", "time": 0.0, **used("NVIDIA H200", 7e9, 0)}
+    steps = [step(n, 1.0, 1000) for n in range(1, 9)]
+    for more in ({}, {"attention_flops_per_pair": 100}):
+        found = summarize("r", SPEC, make_plan(SPEC, facts(gpus=8)), {0: [{**model, **more}, *steps]}, "succeeded")
+        assert found["mfu"] is not None and found["mfu_with_attention"] is found["attention_flops_per_token"] is None
+
+
 @pytest.mark.parametrize("first", [0, 1], ids=["rank 0 starts first", "rank 1 starts first"])
 @pytest.mark.parametrize("resumed_from", [5, None], ids=["resumed", "from the beginning"])
 def test_wall_time_leaves_out_what_lies_between_attempts(first: int, resumed_from: int | None) -> None:

@@ -153,6 +153,7 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
     rate = throughput(steps)
     times = step_times(steps.get(0, []), WARMUP_STEPS)
     losses = [e.get("loss") for e in steps.get(0, [])]  # None where one was not finite
+    utilisation, attention = mfu(rate, _with_active(model, zero), plan), attention_flops_per_token(steps, model, spec)
     metrics = {
         "run_name": run_name,
         "status": status,
@@ -190,7 +191,9 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "warmup_s": round(sum(step_times(steps.get(0, []))) - sum(times), 6) if times else None,
         "step_time_s": {"median": statistics.median(times), "p90": quantile(times, 0.9)} if times else None,
         "epoch_s": epoch_time(times, data, plan),
-        "mfu": mfu(rate, _with_active(model, zero), plan),
+        "mfu": utilisation,
+        "mfu_with_attention": add_attention(utilisation, attention, rate, model, plan),
+        "attention_flops_per_token": attention,
         "peak_memory_bytes": max(
             (v for s in steps.values() for e in s if (v := e.get("peak_memory_bytes"))), default=None
         ),
@@ -265,13 +268,13 @@ def epoch_time(times: list[float], data: dict[str, Any], plan: LaunchPlan) -> fl
 
 def throughput(steps: dict[int, Events]) -> float | None:
     """Return real tokens per second over all ranks, in the steps after warm-up. Ranks are synchronous, so rank 0's time is used."""
-    tokens = sum(e["tokens"] for s in steps.values() for e in s if e["step"] - e.get("steps", 1) >= WARMUP_STEPS)
-    seconds = sum(
-        sum(e.get("step_times_s") or [e["step_time_s"]])
-        for e in steps.get(0, [])
-        if e["step"] - e.get("steps", 1) >= WARMUP_STEPS
-    )
+    tokens = sum(e["tokens"] for s in steps.values() for e in _after_warm_up(s))
+    seconds = sum(sum(e.get("step_times_s") or [e["step_time_s"]]) for e in _after_warm_up(steps.get(0, [])))
     return tokens / seconds if seconds else None
+
+
+def _after_warm_up(steps: Events) -> Events:
+    return [e for e in steps if e["step"] - e.get("steps", 1) >= WARMUP_STEPS]
 
 
 def _total(steps: dict[int, Events], name: str) -> int:
@@ -320,6 +323,37 @@ def mfu(rate: float | None, model: dict[str, Any], plan: LaunchPlan) -> float | 
     if not rate or not peak or used is None or trained is None or plan.device != "cuda" or plan.dtype != "bfloat16":
         return None
     return rate * (6 * trained + 4 * (used - trained)) / (peak * plan.world_size)
+
+
+def attention_flops_per_token(steps: dict[int, Events], model: dict[str, Any], spec: RunSpec) -> float | None:
+    """Return the FLOPs of attention per real token in the steps after warm-up, forward and backward.
+
+    A token attends to those of its row up to itself (in an encoder: to all of its row), so that this depends on the lengths of the rows.
+
+    Returns:
+        None for a run that did not record them, and where a sliding window may be shorter than a row.
+    """
+    each, window = finite_int(model.get("attention_flops_per_pair")), finite_int(model.get("attention_window"))
+    counted = [e for s in steps.values() for e in _after_warm_up(s)]
+    pairs = [finite_int(e.get("attention_pairs")) for e in counted]
+    tokens = sum(e["tokens"] for e in counted)
+    if each is None or None in pairs or not tokens or (window and spec.data and spec.data.max_length > window):
+        return None
+    return each * sum(p for p in pairs if p is not None) / tokens
+
+
+def add_attention(
+    utilisation: float | None, attention: float | None, rate: float | None, model: dict[str, Any], plan: LaunchPlan
+) -> float | None:
+    """Return the model FLOP utilisation with the FLOPs of attention (Chowdhery et al. 2022, PaLM, appendix B); None if it is not known.
+
+    Args:
+        utilisation: the result of `mfu`.
+        attention: FLOPs of attention per token.
+    """
+    if utilisation is None or attention is None or not rate:
+        return None
+    return utilisation + rate * attention / (PEAK_FLOPS[str(model["device"]).strip()] * plan.world_size)
 
 
 def _with_active(model: dict[str, Any], story: Events) -> dict[str, Any]:

@@ -312,13 +312,19 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         ("step time", _step_time(as_dict(m.get("step_time_s")))),
         ("epoch", _format_number(m.get("epoch_s"), lambda s: f"{format_duration(s)} of training")),
         ("network", network),
-        ("MFU", _format_or_none(m.get("mfu"), ".1%")),
+        ("MFU", _mfu(m)),
         ("peak memory", format_bytes(m.get("peak_memory_bytes")) + " per rank"),
         ("machine", "; ".join(machine_notes(m))),
         ("links", "; ".join(link_notes(m)[:3])),
         ("not compiled", format_value(m.get("not_compiled")) if m.get("not_compiled") else None),
     ]
     return [(name, sanitize(value)) for name, value in rows if value]
+
+
+def _mfu(m: dict[str, Any]) -> str | None:
+    """Format the model FLOP utilisation, and with attention if that is known."""
+    plain, more = (_format_or_none(m.get(key), ".1%") for key in ("mfu", "mfu_with_attention"))
+    return f"{plain}, {more} with attention" if plain and more else plain
 
 
 TOKEN_KINDS = (("real", "real"), ("trained", "trained"), ("padded", "padding"))

@@ -15,6 +15,7 @@ import msgspec
 from allranks.errors import SpecError
 from allranks.planning.env_vars import EnvVar, NetworkJob
 from allranks.planning.network_policy import apply_user_env, provisional_policy
+from allranks.spec.recomputation import NONE
 from allranks.spec.records import RunSpec, ScriptSpec
 from allranks.spec.strategies import strategy_info
 from allranks.spec.validation import is_container
@@ -32,6 +33,7 @@ __all__ = [
     "secret_warnings",
     "threads_per_rank",
     "with_hidden_secrets",
+    "with_mapped_memory",
     "without_script_secrets",
 ]  # fmt: skip
 _INTERPRETER = re.compile(r"python[0-9.]*")
@@ -88,6 +90,25 @@ def decide_environment(spec: RunSpec, job: NetworkJob, *, cpus: int, procs_per_n
     rest = {name: value for name, value in spec.cluster.env.items() if name not in named}
     more = [EnvVar(name=k, value=v, reason="cluster.env", source="user") for k, v in rest.items()]
     return [*apply_user_env(decisions, spec.cluster.env), *more, *_script_arguments(spec.script)]
+
+
+TUNABLES = "GLIBC_TUNABLES"
+MAPPED_BYTES = 1 << 20
+"""From this size on, memory of a recomputing rank on a CPU is mapped by itself, and returned when it is freed."""
+
+
+def with_mapped_memory(decisions: list[EnvVar], *, device: str, recomputation: str) -> list[EnvVar]:
+    """Return the decisions, with the allocator's threshold for ranks on a CPU that recompute activations."""
+    if device != "cpu" or recomputation == NONE or any(d.name == TUNABLES for d in decisions):
+        return decisions
+    mapped = EnvVar(
+        name=TUNABLES,
+        value=f"glibc.malloc.mmap_threshold={MAPPED_BYTES}",
+        reason="recomputed activations would fragment the heap, to several times their size",
+        documentation="https://www.gnu.org/software/libc/manual/html_node/Memory-Allocation-Tunables.html",
+        risk="a step takes some per cent longer, because the kernel clears the pages of each tensor",
+    )
+    return [*decisions, mapped]
 
 
 NUMA_BINDING = "ALLRANKS_NUMA_BINDING"

@@ -20,6 +20,7 @@ from allranks.spec import RunSpec
 from allranks.spec.records import DataSpec, ModelSpec
 from allranks.spec.strategies import offload_warnings
 from allranks.train.distributed import DistContext
+from allranks.train.models.attention_flops import AttentionCost
 from allranks.train.step_metrics import StopRequest
 from allranks.train.strategies.base import Strategy
 from allranks.utils.inputs import read_regular
@@ -138,12 +139,19 @@ def log_engine(here: Attempt, strategy: Strategy) -> None:
         write_json(here.run.engine_config, strategy.engine_config)
 
 
-def log_model(here: Attempt, parameters: tuple[int, int], active: tuple[int, int] | None, seconds: float) -> None:
+def log_model(
+    here: Attempt,
+    parameters: tuple[int, int],
+    active: tuple[int, int] | None,
+    attention: AttentionCost | None,
+    seconds: float,
+) -> None:
     """Log the model's size, device, and the versions that results depend on.
 
     Args:
         parameters: (all, trained).
         active: those that a token uses; None: unknown.
+        attention: None: unknown.
     """
     device = here.world.device
     here.events.write(
@@ -152,6 +160,8 @@ def log_model(here: Attempt, parameters: tuple[int, int], active: tuple[int, int
         parameters_trained=parameters[1],
         parameters_active=active[0] if active else None,
         parameters_trained_active=active[1] if active else None,
+        attention_flops_per_pair=attention.flops_per_pair if attention else None,
+        attention_window=attention.window if attention else None,
         seconds=round(seconds, 3),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         torch=str(torch.__version__),

@@ -26,6 +26,7 @@ from allranks.train.checkpoint.saver import make_saver
 from allranks.train.checkpoint.writer import write_model
 from allranks.train.data.prepared import PreparedData
 from allranks.train.models import adapters, precision
+from allranks.train.models.attention_flops import attention_cost
 from allranks.train.models.block_forward import Compilation, set_block_forward
 from allranks.train.models.losses import LossModel
 from allranks.train.models.moe import ExpertLoad, active_parameters, count_parameters
@@ -111,16 +112,19 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
     experts = ExpertLoad(loss_model, data.tokenizer.pad_token_id, world.device, compiled=compilation is not None)
     # before sharding: a strategy may leave only empty tensors
     parameters, active = count_parameters(model), active_parameters(model)
+    attention = attention_cost(model)
     distributed.seed_rank(spec.train.seed, world.rank)
     digest, loaded = set_up_strategy(
         strategy, filler, loss_model, model, adamw(spec.train), world.group, spec.train.max_grad_norm
     )
     here.events.write("load", **msgspec.to_builtins(loaded))
+    if loaded.readers:
+        here.say_once(f"loading: {loaded.readers} read the weight files, because {loaded.why}")
     if filler.drawn and here.plan.max_steps == 0 and world.is_first:
         here.events.write("warning", what="model", message=untrained_head(here.model.name, filler.drawn))
     log_remarks(here, adapted, strategy, ways)
     log_engine(here, strategy)
-    log_model(here, parameters, active, time.perf_counter() - started)
+    log_model(here, parameters, active, attention, time.perf_counter() - started)
     base = loaded.digest if spec.adapter.type != "none" else ""
     identity = checkpoint.TrainingIdentity(sequences=len(data.train), data_hash=data.facts.train_hash, base_hash=base)
     saver = make_saver(here, strategy, model, data.tokenizer, published, identity)

@@ -192,12 +192,14 @@ class TokenCounts:
     tokens: int = 0
     tokens_trained: int = 0
     tokens_padded: int = 0
+    attention_pairs: int = 0
 
     def add(self, more: Batch | NoiseBatch | TokenCounts) -> None:
         """Add the counts of a batch or a step."""
         self.tokens += more.tokens if isinstance(more, TokenCounts) else more.tokens_real
         self.tokens_trained += more.tokens_trained
         self.tokens_padded += more.tokens_padded
+        self.attention_pairs += more.attention_pairs
 
 
 @dataclass(frozen=True)
@@ -378,6 +380,7 @@ class StepMetrics:
             tokens=into.counts.tokens,
             tokens_trained=into.counts.tokens_trained,
             tokens_padded=into.counts.tokens_padded,
+            attention_pairs=into.counts.attention_pairs,
             rows_checksum=into.rows_checksum,
             epoch=round(done * self._plan.global_batch_size / self._order.n, 4),
             **parts,

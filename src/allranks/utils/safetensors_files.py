@@ -25,12 +25,13 @@ ITEM_BYTES = {
 
 
 class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor in a file. ``dtype`` is the format's name (F32, BF16, ...)."""
+    """A tensor in a file. ``dtype`` is the format's name (F32, BF16, ...), ``offset`` the place of its first byte in the file."""
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
     bytes: int
+    offset: int
 
 
 def stored_tensors(folder: Path, name: str) -> dict[str, StoredTensor]:
@@ -125,7 +126,11 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
         )
     return {
         n: StoredTensor(
-            file=file, dtype=e["dtype"], shape=tuple(e["shape"]), bytes=e["data_offsets"][1] - e["data_offsets"][0]
+            file=file,
+            dtype=e["dtype"],
+            shape=tuple(e["shape"]),
+            bytes=e["data_offsets"][1] - e["data_offsets"][0],
+            offset=8 + length + e["data_offsets"][0],
         )
         for n, e in entries.items()
     }

@@ -224,10 +224,12 @@ WRAPPERS = {
     "nsys", "ncu", "numactl", "taskset", "xargs", "strace", "memray", "py-spy", "conda", "mamba", "micromamba", "uv", "poetry",
     "pixi", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "jsrun", "aprun", "stdbuf", "nice", "ionice", "chrt", "setsid",
     "unbuffer", "sudo", "ssh", "pdsh", "clush", "parallel", "rocprof", "rocprofv3", "gdb", "ray", "spack", "ftxrun", "pipenv", "blaunch", "pbsdsh",
+    "lrun", "horovodrun",
 }  # fmt: skip
 STARTS_RANKS = re.compile(
-    r"\s.*\b(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\s+launch|deepspeed)\b", re.DOTALL
+    r"(?=.*\s).*\b(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\s+launch|deepspeed)\b", re.DOTALL
 )
+REMOTE_SHELLS = {"ssh", "pdsh", "clush", "pssh"}
 SHELL_PREFIXES = {"time", "nohup", "exec", "command", "builtin", "then", "else", "do", "!", "{"}
 
 
@@ -246,7 +248,7 @@ def is_target(word: str) -> bool:
     if re.search(r"\s", word):
         return False
     name = basename(word)
-    return name in LAUNCHERS | SHELLS or PYTHON.match(name) is not None or name.endswith(".py")
+    return name in LAUNCHERS | SHELLS | {"srun", "horovodrun"} or PYTHON.match(name) is not None or name.endswith(".py")
 
 
 def unwrap_command(
@@ -324,7 +326,7 @@ def _last(
         index = next((i for i, a in enumerate(rest) if SHELL_C.match(a.text)), None)
         script = rest[index + 1] if index is not None and index + 1 < len(rest) else None
         return UnwrappedCommand((*calls, call), script)
-    if program == "ssh" and len(rest) > 1 and STARTS_RANKS.search(rest[-1].text):  # for the other host's shell
+    if program in REMOTE_SHELLS and len(rest) > 1 and STARTS_RANKS.search(rest[-1].text):  # for the other host's shell
         return UnwrappedCommand((*calls, make(program, tuple(rest), args[0], under)), rest[-1])
     if PYTHON.match(program):
         for index, arg in enumerate(rest):

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from allranks.analysis.lint.arithmetic import calculate
 from allranks.analysis.lint.command_options import (
     LAUNCHERS,
     PYTHON,
@@ -19,6 +20,7 @@ from allranks.analysis.lint.command_options import (
     slurm_options,
 )
 from allranks.analysis.lint.files import FileKind
+from allranks.analysis.lint.hosts import read_hosts
 from allranks.analysis.lint.pbs import read_pbs
 from allranks.analysis.lint.readers import ShellReader
 from allranks.analysis.lint.records import Assignment, Directive, ProgramCall, Severity, Violation
@@ -50,6 +52,9 @@ SETS_NO_RENDEZVOUS = re.compile(
     re.IGNORECASE,
 )
 
+STARTS = re.compile(
+    r"\s*(?:srun|mpirun|mpiexec|jsrun|torchrun|deepspeed|accelerate\s+launch|python[\d.]*\s.*-m\s+torch\.distributed)\b"
+)
 OTHER_BATCH_SYSTEMS = re.compile(r"^#(?:COBALT|BSUB|PJM|OAR)\s", re.MULTILINE)
 PLACEHOLDER = re.compile(
     r"(?<![<\w$])<[A-Za-z][\w ./:|$-]{0,60}>|\{\{-?\s*[\w. $|()'\",+*/-]{1,60}\s*-?\}\}|(?<![\w$])\{ [A-Za-z_][\w.]* \}"
@@ -146,7 +151,8 @@ class JobDescription:
         comments = {c.offset for c in reading.comments}
         self.placeholders = find_placeholders(text, comments) if kind == "script" else []
         self.directives = read_directives(self.source, comments) if kind == "script" else []
-        self.pbs = read_pbs(self.source, comments) if kind == "script" and not self.directives else None
+        self.hosts = read_hosts(self.source, comments) if kind == "script" and not self.directives else None
+        self.pbs = read_pbs(self.source, comments) if kind == "script" and not (self.directives or self.hosts) else None
 
     @cached_property
     def heading(self) -> dict[str, Directive]:
@@ -164,8 +170,8 @@ class JobDescription:
 
     @property
     def is_job(self) -> bool:
-        """Return whether the file is a batch script of Slurm or PBS."""
-        return self.is_batch or self.pbs is not None
+        """Return whether the file is a batch script of Slurm, PBS or another batch system whose request is read."""
+        return self.is_batch or self.pbs is not None or self.hosts is not None
 
     @cached_property
     def runs_unattended(self) -> bool:
@@ -193,9 +199,9 @@ class JobDescription:
                 found.append(LauncherCall("python", call, {}))
         return found
 
-    def number(self, text: str | None) -> int | None:
-        """Return a count written as digits or as one of Slurm's variables; None if it is unknown."""
-        if text is None:
+    def number(self, text: str | None, depth: int = 0) -> int | None:
+        """Return a count written as digits, as one of Slurm's variables, or calculated from these; None if it is unknown."""
+        if text is None or depth > MAX_LEVELS:
             return None
         text = text.strip().strip("\"'")
         if text.isdecimal() and len(text) < 9:
@@ -210,7 +216,14 @@ class JobDescription:
         if name in ("SLURM_NTASKS", "SLURM_NPROCS"):
             per_node = self.number(self.heads("ntasks-per-node"))
             return self.number(self.heads("ntasks")) or (per_node * self.nodes if per_node and self.nodes else None)
-        return None
+        return calculate(text, lambda part: self._number_of(part, depth + 1))
+
+    def _number_of(self, name: str, depth: int) -> int | None:
+        """Return the value of a variable of the script, if it has only one."""
+        values = {a.value for a in self.by_name.get(name, ())}
+        if not values:
+            return self.number(f"${name}", depth)
+        return self.number(values.pop(), depth) if len(values) == 1 else None
 
     @cached_property
     def nodes(self) -> int | None:
@@ -227,14 +240,19 @@ class JobDescription:
             return max(told, default=None)
         if self.pbs is not None:
             return self.pbs.nodes
+        if self.hosts is not None:
+            return self.hosts.nodes
         asked = self.heads("nodes")
         if asked and "nodes" in self.heading:
             bounds = [int(n) for n in re.findall(r"\d{1,8}", asked)]
             if bounds and re.fullmatch(r"[\d,:\-]+", asked):
                 return max(bounds)
             return None
-        if self.number(self.heads("ntasks")) == 1:
+        tasks, per_node = self.number(self.heads("ntasks")), self.number(self.heads("ntasks-per-node"))
+        if tasks == 1:
             return 1
+        if tasks and per_node:
+            return -(-tasks // per_node)
         literal = [int(n.value) for c in self.calls if c.program in ("srun", "salloc") and not c.in_substitution
                    for n in [slurm_options(c).get("nodes")] if n and n.value and n.value.isdecimal() and len(n.value) < 9]  # fmt: skip
         literal += [int(v) for launch in self.launches for v in [launch.value("nnodes", "num_machines", "num_nodes")]
@@ -261,6 +279,8 @@ class JobDescription:
     def gpus_per_node(self) -> int | None:
         if self.pbs is not None:
             return self.pbs.gpus
+        if self.hosts is not None:
+            return self.hosts.gpus
         found, known = count_gpus(self.heads("gpus-per-node"), self.heads("gres"))
         return found if known else self._gpus_of_tasks()
 
@@ -299,6 +319,8 @@ class JobDescription:
     def requests_gpus(self) -> bool:
         if self.pbs is not None:
             return self.pbs.requests_gpus
+        if self.hosts is not None:
+            return bool(self.hosts.gpus)
         return any("gpu" in name or name == "gres" for name in self.heading)
 
     @cached_property
@@ -373,6 +395,12 @@ class JobDescription:
         """Return the ranks per node that the launchers start, if they say so."""
         found = {self.number(la.value("nproc_per_node", "num_gpus")) for la in self.launches}
         return found.pop() if len(found) == 1 else None
+
+    @cached_property
+    def chooses_launcher(self) -> bool:
+        """Return whether a variable has one of several commands, one of which starts ranks: the reader knows only the last."""
+        named = ({a.value for a in items} for items in self.by_name.values())
+        return any(len(values) > 1 and any(STARTS.match(value) for value in values) for values in named)
 
     def srun_nodes(self, srun: ProgramCall) -> int | None:
         asked = slurm_options(srun).get("nodes")
@@ -466,7 +494,7 @@ def _runs_file(call: ProgramCall) -> bool:
 
 
 def _mpi(call: ProgramCall) -> bool:
-    return any(c.program in ("mpirun", "mpiexec", "orterun") for c in call.under)
+    return any(c.program in ("mpirun", "mpiexec", "orterun", "horovodrun") for c in call.under)
 
 
 RuleCheck = Callable[["JobDescription"], Iterable[Violation]]

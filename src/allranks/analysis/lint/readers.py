@@ -57,6 +57,7 @@ class ShellReader:
         self.exported: set[str] = set()  # `export NAME` without a value
         self.misnamed: list[tuple[int, str]] = []  # words after export or declare that name no variable
         self.named: set[str] = set()  # set in another way: by for, read, mapfile, printf -v, arithmetic, declare
+        self.word_loops: list[tuple[int, str]] = []  # `for x in NAME`, where NAME is an array
         self.submitted: list[MappedText] = []  # batch scripts that a here-document passes to sbatch
         self.files: dict[str, MappedText] = {}  # files written by here-documents, which may be run later
 
@@ -96,9 +97,15 @@ class _CommandReader:
             self.reading.named.add(self.raw.loop_name)
         if self.program in NAMING:
             self.reading.named.update(w.literal or "" for w in words)
+        if self.program == "let":
+            texts = ["".join(part.source.text for part in w.parts) for w in words[1:]]
+            self.reading.named.update(found[0] for text in texts if (found := VARIABLE.match(text)))
         for word in [*words, *(r.target for r in self.raw.redirects if r.target)]:
             self._note_uses(word)
         if self.raw.loop_name:
+            name = words[0].plain or "" if len(words) == 1 else ""
+            if name in self.reading.variables and self.reading.variables[name].items is not None:
+                self.reading.word_loops.append((words[0].offset, name))
             return
         if self.program in DECLARING and self.program != "local":
             self._declare(
@@ -162,7 +169,7 @@ class _CommandReader:
         if len(source.text) > MAX_VALUE:
             source = unresolved_text(name, word.offset)
         exported = exported or (old is not None and old.exported)
-        quoted = bool(word.items) and all(item.parts and item.parts[0].quoted for item in word.items or ())
+        quoted = bool(word.items) and all(_is_one_word(item) for item in word.items or ())
         made = Assignment(
             name, source, word.offset, exported, self.under, "", items, False, self.substitution, quoted,
             self.raw.in_function,
@@ -342,6 +349,15 @@ class _CommandReader:
             known = self.reading.variables.get(name)
             pieces.append(known.source if known else unresolved_text(name, body.where(found.start())))
         return join_texts([*pieces, body.part(i, len(body.text))])
+
+
+def _is_one_word(item: Word) -> bool:
+    """Return whether an item of an array is quoted, and is not ``"${other[@]}"``, which is as many words as the other array has."""
+    return (
+        bool(item.parts)
+        and item.parts[0].quoted
+        and not any(part.kind == "variable" and part.source.text.endswith("[@]") for part in item.parts)
+    )
 
 
 def _from_env(arg: Argument, call: ProgramCall) -> Assignment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -66,6 +67,10 @@ class ProgramCall(msgspec.Struct, frozen=True):
     module: bool = False  # started with python -m
     written: str = ""  # the program's word as written
     branch: Branch = ()
+
+    def pairs(self) -> Iterator[tuple[Argument, Argument | None]]:
+        """Yield each argument with the one after it."""
+        return zip(self.args, [*self.args[1:], None], strict=True) if self.args else iter(())
 
     @property
     def srun(self) -> ProgramCall | None:

@@ -279,7 +279,7 @@ class Lexer(WordReader):
                 self.i += 1
             elif char == "#":
                 self._comment()
-            elif text.startswith("((", self.i) and self._at_command() and self._arithmetic_or_none(self.i + 2):
+            elif text.startswith("((", self.i) and self._at_arithmetic() and self._arithmetic_or_none(self.i + 2):
                 self._arithmetic_command()
             elif char in ";&|()\n" or (char in "<>" and not text.startswith(("<(", ">("), self.i)):
                 level += self._operator()
@@ -299,6 +299,11 @@ class Lexer(WordReader):
         last = self.tokens[-1] if self.tokens else None
         starts = KEYWORDS | {"for"}  # for ((i = 0; i < n; i++))
         return last is None or last.operator in BREAKS or (last.word is not None and last.word.plain in starts)
+
+    def _at_arithmetic(self) -> bool:
+        """Return whether ``((`` begins arithmetic here: a command, or the head of ``for ((...))``."""
+        last = self.tokens[-1] if self.tokens else None
+        return self._at_command() or (last is not None and last.word is not None and last.word.plain == "for")
 
     def _comment(self) -> None:
         end = self.text.find("\n", self.i)

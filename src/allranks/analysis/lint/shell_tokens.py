@@ -297,7 +297,11 @@ def _finish(words: list[Word], redirects: list[RawRedirect], state: _ParserState
         negated = negated or plain == "!"
         words.pop(0)
     loop_name = None
-    if words and words[0].plain in ("for", "select"):
+    if len(words) > 1 and words[0].plain == "for" and any(part.kind == "arithmetic" for part in words[1].parts):
+        if len(words) > 2 and words[2].plain in ("do", "{"):  # for ((...)) do
+            state.keyword(words[2].plain, words[2].offset)
+        words = words[1:2]
+    elif words and words[0].plain in ("for", "select"):
         loop_name = words[1].plain if len(words) > 1 else None
         if len(words) > 2 and words[2].plain == "do":  # for NAME do
             state.keyword("do", words[2].offset)

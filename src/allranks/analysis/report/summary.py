@@ -164,7 +164,11 @@ def _parameters(data: RunData) -> KeyFigure | None:
 
 def _mfu(data: RunData) -> KeyFigure | None:
     mfu = finite_float(data.metrics.get("mfu"))
-    return None if mfu is None else KeyFigure("MFU", formatting.format_percent(mfu), "of the dense bf16 peak")
+    if mfu is None:
+        return None
+    more = finite_float(data.metrics.get("mfu_with_attention"))
+    attention = "" if more is None else f"; {formatting.format_percent(more)} with attention"
+    return KeyFigure("MFU", formatting.format_percent(mfu), f"of the dense bf16 peak{attention}")
 
 
 def proof_items(data: RunData) -> list[ProofItem]:

@@ -2,8 +2,9 @@
 
 Memory outside tensors counts too: libraries, contexts, and unused memory of an allocator. On a CPU this is glibc's
 heap: it contains tensors under 32 MiB (larger ones are mapped and returned at once), and the small pieces that backward
-frees are too small for the larger gradients and optimizer state. With gradient checkpointing, blocks are recomputed between
-tensors that stay, and the heap grows to several times one block. The constants were fitted on models other than those of
+frees are too small for the larger gradients and optimizer state. With recomputation, blocks are recomputed between tensors that stay,
+and the heap would grow to several times one block: such ranks map tensors from 1 MiB on by themselves
+(`rank_environment.with_mapped_memory`). The constants were fitted on models other than those of
 ``benchmarks/fit_cases.json``, except `HEAP_WITH_CHECKPOINTING`, which was fitted on that benchmark's first cases.
 """
 
@@ -25,6 +26,7 @@ from allranks.planning.memory.config_sources import ConfigSource
 from allranks.planning.memory.model_config import ENCODERS, MLP, ModelConfig
 from allranks.planning.memory.records import NOT_KNOWN, Capacity, Fit, Moment, verdict
 from allranks.planning.memory.weights import ElementBytes, ModelMemory, shapes_of, trained_weights_of
+from allranks.planning.rank_environment import MAPPED_BYTES
 from allranks.planning.records import LaunchPlan
 from allranks.spec.architectures import dense_mask_reason
 from allranks.spec.models import is_mlp
@@ -177,7 +179,8 @@ CPU_RUNTIME = 30 << 20  # pages of libraries that the first steps touch, and thr
 HEAP_LIMIT = 32 << 20  # glibc's largest mmap threshold
 HEAP_FRAGMENTATION = 0.45  # share of the activations while they exist
 HEAP_RETAINED = 1.2  # share of the peak activations after they are freed
-HEAP_WITH_CHECKPOINTING = 2.5  # share of the peak activations if blocks are recomputed
+HEAP_WITH_CHECKPOINTING = 2.5  # share of the peak activations on the heap if blocks are recomputed
+SMALL_TENSORS = 0.1  # share of the activations in tensors that are much smaller than the hidden state
 TEMPORARY_PARTS = ("activations", "weight_copies", "logits", "gathered_weights", "communication")
 
 
@@ -199,7 +202,9 @@ class HostHeap(msgspec.Struct, frozen=True):
     @property
     def small_share(self) -> float:
         """Return the approximate share of activations that is allocated on the heap."""
-        return ((self.narrow_bytes < HEAP_LIMIT) + (self.wide_bytes < HEAP_LIMIT)) / 2
+        limit = MAPPED_BYTES if self.checkpointing else HEAP_LIMIT
+        share = ((self.narrow_bytes < limit) + (self.wide_bytes < limit)) / 2
+        return max(share, SMALL_TENSORS if self.checkpointing else 0.0)
 
 
 def with_runtime(moments: list[Moment], heap: HostHeap) -> list[Moment]:

@@ -9,6 +9,7 @@ from allranks.planning.memory.config_sources import find_config
 from allranks.planning.memory.estimate import capacity, estimate
 from allranks.planning.memory.records import FITS, Fit
 from allranks.planning.memory.replication import decide_replication
+from allranks.planning.rank_environment import with_mapped_memory
 from allranks.planning.records import LaunchPlan
 from allranks.spec.recomputation import AUTO, FULL, MODES, NONE
 from allranks.spec.records import RunSpec
@@ -26,9 +27,12 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     """
     plan = planner.make_plan(spec, facts)
     if spec.model is None or spec.model.recomputation != AUTO:
-        return decide_replication(spec, plan, facts)
-    plan = decide_replication(spec, msgspec.structs.replace(plan, recomputation=FULL), facts)
-    return choose_recomputation(plan, spec, facts)
+        plan = decide_replication(spec, plan, facts)
+    else:
+        plan = decide_replication(spec, msgspec.structs.replace(plan, recomputation=FULL), facts)
+        plan = choose_recomputation(plan, spec, facts)
+    environment = with_mapped_memory(plan.environment, device=plan.device, recomputation=plan.recomputation)
+    return msgspec.structs.replace(plan, environment=environment)
 
 
 def choose_recomputation(plan: LaunchPlan, spec: RunSpec, facts: MachineFacts) -> LaunchPlan:

@@ -72,6 +72,8 @@ class Batch:
     """The sequences that the tensors hold."""
     rows: PackedRows | None = None
     """Where packed rows end; None: not packed, or not known."""
+    attention_pairs: int = 0
+    """Pairs of a query and a key that it attends to, without padding."""
     scored: torch.Tensor | None = None
     """(K,) positions in the flattened batch whose targets carry loss; None: not known."""
 
@@ -140,6 +142,7 @@ def collate(tokens: TokenSet, sequences: Rows, pad_id: int, pad_to: int | None) 
         tokens_trained=len(scored),
         sequences=tuple(int(s) for s in sequences),
         rows=packed_rows([[p.stop - p.start for p in row] for row in parts], width) if packed else None,
+        attention_pairs=sum(n * (n + 1) // 2 for row in parts for n in [p.stop - p.start for p in row]),
         scored=torch.from_numpy(scored),
     )
 
@@ -161,6 +164,7 @@ def collate_labelled(tokens: TokenSet, sequences: Rows, pad_id: int) -> Batch:
         tokens_real=sum(lengths),
         tokens_trained=len(parts),
         sequences=tuple(int(s) for s in sequences),
+        attention_pairs=sum(n * n for n in lengths),
     )
 
 
@@ -182,7 +186,7 @@ class NoiseBatch:
         return len(self.inputs)
 
     tokens_trained = tokens_real
-    tokens_padded = 0
+    tokens_padded = attention_pairs = 0
 
     def to(self, device: torch.device) -> NoiseBatch:
         """Return the batch on a device; copies are asynchronous."""

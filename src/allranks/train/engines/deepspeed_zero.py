@@ -101,7 +101,7 @@ class DeepSpeedZero3(DeepSpeedZero):
                 continue  # adapters: already loaded, sharded with the rest
             size = -(-p.numel() // world)
             low, high = (min(r * size, p.numel()) for r in (rank, rank + 1))
-            load.flat([(name, p)], [(0, p.numel())], low, high)
+            load.flat([(name, p)], [(0, p.numel())], low, high, needs_whole="DeepSpeed divides full weights")
             cutter._convert_to_deepspeed_param(p)
             p.partition()  # type: ignore[attr-defined]
 

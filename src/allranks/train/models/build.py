@@ -18,6 +18,7 @@ from allranks.spec.models import _FAMILIES, TINY_ENCODERS, TaskTypes, check_mode
 from allranks.spec.records import ModelSpec, RunSpec
 from allranks.train.data.tokenization import first_line
 from allranks.train.distributed import DistContext
+from allranks.train.models.direct_reads import DirectReads, WeightFiles, agree, describe
 from allranks.train.models.moe import keep_routers_in_float32
 from allranks.train.models.precision import DTYPES
 from allranks.train.models.weight_loader import READER, WeightLoader, from_meta, run_on_reader, unmaterialize
@@ -57,23 +58,26 @@ def open_config(world: DistContext, make: Make, built: Callable[[Any], None]) ->
 def open_files(
     world: DistContext, spec: ModelSpec, make: Make, *, dtype: torch.dtype, classifier: bool, seed: int
 ) -> tuple[Any, WeightLoader]:
-    """Open a model whose weights are in a folder or on the hub. Rank 0 reads them; the other ranks need only the config.
+    """Open a model whose weights are in a folder or on the hub.
+
+    Rank 0 checks the files. If the other ranks see the same files, each rank reads its own part; otherwise they need only the config.
 
     Raises:
         SpecError, EnvironmentNotAble: on every rank; names the file and the tensor.
     """
     opened: list[FileSource] = []  # only on the rank that reads
 
-    def check() -> tuple[list[str], list[int]]:
+    def check() -> tuple[list[str], list[int], WeightFiles | None]:
         opened.append(_opened(spec, make, dtype, classifier=classifier))
-        return opened[0].names, opened[0].rules_used
+        return opened[0].names, opened[0].rules_used, describe(opened[0]) if world.size > 1 else None
 
-    given, rules = run_on_reader(world, check)
+    given, rules, files = run_on_reader(world, check)
     source = opened[0] if opened else None
     model = source.model if source else _on_meta(make)
     remember_rules(model, rules)
     torch.manual_seed(seed)  # for a newly initialized head
-    from_meta(model, given, dtypes_of(model, dtype), world.device)
+    dtypes = dtypes_of(model, dtype)
+    from_meta(model, given, dtypes, world.device)
     if source:
         for name, buffer in model.named_buffers():
             if name in given:
@@ -84,7 +88,12 @@ def open_files(
 
         with suppress(OSError):
             model.generation_config = GenerationConfig.from_pretrained(spec.name, revision=spec.revision or "main")
-    return model, WeightLoader(world, source, drawn=new_heads(model, given) if classifier else ())
+    drawn = new_heads(model, given) if classifier else ()
+    if files is None:
+        return model, WeightLoader(world, source, drawn=drawn)
+    agreed = agree(world, files)
+    direct = None if agreed.reason else DirectReads(files, dtypes, one_node=agreed.one_node)
+    return model, WeightLoader(world, source, drawn=drawn, direct=direct, why_not_direct=agreed.reason)
 
 
 def _on_meta(make: Make) -> Any:

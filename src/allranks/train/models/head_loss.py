@@ -248,15 +248,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for at in range(0, len(hidden), size):
             here = slice(at, at + size)
             part = hidden[here]
-            log_p = F.linear(part, weight, bias).log_softmax(dim=-1, dtype=torch.float32)
+            logits = F.linear(part, weight, bias)
             kept = targets[here] != ignore
             index = targets[here].masked_fill(~kept, 0).unsqueeze(1)
-            each[here] = -log_p.gather(1, index).squeeze(1) * kept
+            p = logits.softmax(dim=-1, dtype=torch.float32)
+            # -log p[target] by the largest p, which cannot be 0; one exponential less than from log_softmax
+            behind = (logits.amax(-1, keepdim=True).float() - logits.gather(1, index).float()).squeeze(1)
+            each[here] = (behind - p.amax(-1).log()) * kept
+            del logits
             if d_hidden is None and d_weight is None and d_bias is None:
                 continue
-            slope = log_p.exp_().scatter_add_(1, index, torch.full_like(index, -1, dtype=torch.float32))
+            slope = p.scatter_add_(1, index, torch.full_like(index, -1, dtype=torch.float32))
             slope = slope.mul_(kept.unsqueeze(1)).to(hidden.dtype)
-            del log_p
+            del p
             if d_hidden is not None:
                 torch.mm(slope, weight, out=d_hidden[here])
             if d_weight is not None:
@@ -266,6 +270,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     d_weight += slope.t() @ part
             if d_bias is not None:
                 d_bias += slope.sum(0, dtype=torch.float32)
+            del slope  # before the next logits exist
         ctx.save_for_backward(d_hidden)
         ctx.gradients, ctx.dtypes = (d_weight, d_bias), kinds
         return each.sum()

@@ -240,7 +240,8 @@ class LoRALinears(torch.autograd.Function):
             for mask, down, slope_part in zip(masks, downs, slope_parts, strict=True):
                 slopes_down.append(slope_part @ _masked(rows, mask))
                 if slope_x is not None:
-                    slope_x.add_(_masked(slope_part.t() @ down.to(dtype), mask))
+                    product = slope_part.t() @ down.to(dtype)
+                    slope_x.add_(product if mask is None else product.mul_(mask.reshape(product.shape)))
         else:
             slopes_down = (slope_parts[0] @ rows).split([len(down) for down in downs])
             if wanted:
@@ -261,8 +262,7 @@ def _dropped(masks: Sequence[torch.Tensor | None]) -> bool:
 def _masked(rows: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     if mask is None:
         return rows
-    mask = mask.reshape(rows.shape)
-    return rows * (mask if rows.is_cuda else mask.to(rows.dtype))  # mixed dtypes are not vectorized on CPUs
+    return rows * mask.reshape(rows.shape)
 
 
 def _stacked(downs: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:

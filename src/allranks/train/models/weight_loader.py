@@ -1,12 +1,16 @@
-"""Load weights that one rank reads into every rank, full or as shards; parameters stay unmaterialized until then.
+"""Load weights into every rank, full or as shards; parameters stay unmaterialized until then.
 
 An unmaterialized parameter has the right shape, dtype and device, but all its elements share one storage element, so it needs
 no memory. (On the ``meta`` device, PEFT would discard the initial values of adapters, and a parameter could not get storage in
 place.) Buffers that are in no file, such as rotary frequencies, are real.
 
-One rank of the world reads, not one per node: every file is read once, only one node needs access, and each rank receives only
-its part. For every tensor, the reader first reports whether it could be read, so that all ranks fail together with the reason;
-then the tensor is sent and freed. So the reader's host holds one tensor at a time, and a device holds its shard and one tensor.
+A tensor arrives in one of two ways, with the same result:
+
+- Each rank reads its own part, if all ranks see the same files and the files hold the tensor in the model's layout
+  (`direct_reads`). A rank that cannot read goes on without reading; the ranks compare at intervals and fail together.
+- The reader, rank 0, reads the tensor, sends each rank its part, and frees it. Before, it reports whether it could be read, so that
+  all ranks fail together with the reason. The reader's host holds one tensor at a time, a device its shard and one tensor.
+
 Checksums then show that the ranks together hold what was read.
 """
 
@@ -15,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
@@ -30,6 +35,7 @@ from allranks import errors
 from allranks.errors import AllranksError, EnvironmentNotAble, ProofFailed
 from allranks.train.data.tokenization import first_line
 from allranks.train.distributed import DistContext
+from allranks.train.models.direct_reads import DirectReads, crc_followed_by, xor_over_ranks
 from allranks.train.models.weight_sources import WeightSource
 from allranks.train.sync_proof import MODULUS, TensorSums, add_checksums, checksums
 
@@ -146,6 +152,7 @@ def from_meta(model: Any, given: Iterable[str], dtypes: dict[str, torch.dtype], 
 
 
 READER = 0
+AGREE_BYTES = 4 << 30  # of the model, after which the ranks compare whether each could read
 BUSY_S = 5.0  # interval of the reader's signs of life: far below any timeout of collectives
 _BUSY, _DONE, _RESULT, _ERROR = range(4)
 
@@ -205,15 +212,20 @@ NO_SUMS: TensorSums = (0, 0, 0)
 
 
 class TransferChecksums:
-    """Checksums by parameter: of what the reader sent (on the reader), and of what this rank keeps."""
+    """Checksums by parameter: of what was read (the reader sent it, or this rank read it), and of what this rank keeps.
 
-    def __init__(self) -> None:
+    Args:
+        elements: number of elements of each full parameter.
+    """
+
+    def __init__(self, elements: dict[str, int]) -> None:
+        self._elements = elements
         self._sent: dict[str, TensorSums] = {}
         self._kept: dict[str, TensorSums] = {}
         self._copies: dict[str, int] = {}
 
     def send(self, name: str, part: torch.Tensor, start: int = 0) -> None:
-        """Add the data that the reader sends: elements of the flattened parameter from index `start`."""
+        """Add data that was read: elements of the flattened parameter from index `start`. All ranks together read it once."""
         self._sent[name] = add_checksums(self._sent.get(name, NO_SUMS), checksums(part, start))
 
     def keep(self, name: str, part: torch.Tensor, start: int = 0, copies: int = 1) -> None:
@@ -221,32 +233,41 @@ class TransferChecksums:
         self._copies[name] = copies
         self._kept[name] = add_checksums(self._kept.get(name, NO_SUMS), checksums(part, start))
 
-    def compare(self, world: DistContext) -> dict[str, TensorSums]:
+    def compare(self, world: DistContext, reader: str) -> dict[str, TensorSums]:
         """Compare the sums, and return those of each full parameter on every rank. Collective.
 
+        Args:
+            reader: who has read, for the message.
+
         Raises:
-            ProofFailed: names a parameter that was not received as it was sent.
+            ProofFailed: names a parameter that is not held as it was read, or of which a part was not read.
         """
         names = sorted(self._copies)
         kept = torch.tensor([self._kept[n] for n in names], dtype=torch.int64).view(-1, 3)
         sent = torch.tensor([self._sent.get(n, NO_SUMS) for n in names], dtype=torch.int64).view(-1, 3)
         if world.size > 1:
             dist.all_reduce(kept, group=world.control)
-            dist.broadcast(sent, src=READER, group=world.control)
+            dist.all_reduce(sent, group=world.control)
+        sent[:, 1:] %= MODULUS
         due = sent * torch.tensor([self._copies[n] for n in names]).view(-1, 1)
         kept[:, 1:] %= MODULUS
         due[:, 1:] %= MODULUS
-        wrong = [n for n, a, b in zip(names, kept.tolist(), due.tolist(), strict=True) if a != b]
+        whole = [self._elements[n] for n in names]
+        wrong = [
+            n
+            for n, k, d, s, count in zip(names, kept.tolist(), due.tolist(), sent[:, 0].tolist(), whole, strict=True)
+            if k != d or s != count
+        ]
         if wrong:
             more = f" and {len(wrong) - 1} more tensors" if len(wrong) > 1 else ""
             raise ProofFailed(
-                f"loading: {wrong[0]}{more}: the weights held by the ranks differ from those that rank {READER} read"
+                f"loading: {wrong[0]}{more}: the weights held by the ranks differ from those that {reader} read"
             )
         return {n: (s[0], s[1], s[2]) for n, s in zip(names, sent.tolist(), strict=True)}
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What loading did on this rank. ``how``: whole or parts; bytes count the weights from the source."""
+    """What loading did on this rank. ``how``: whole or parts; ``read_bytes`` counts what this rank read in files."""
 
     how: str
     tensors: int
@@ -254,15 +275,39 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     kept_bytes: int
     seconds: float
     digest: str = ""
-    """SHA-256 over the frozen weights as they were read; "" without any, and on ranks that do not read files."""
+    """SHA-256 over the frozen weights as they were read; "" without any, and on ranks other than 0."""
+    readers: str = ""
+    """Who read the files: ``every rank`` or ``rank 0``; "" without files."""
+    why: str = ""
+    """Why these ranks read, as a sentence without a full stop."""
 
 
 class WeightLoader:
     """Load one model. Every rank creates a loader and calls the same methods in the same order."""
 
-    def __init__(self, world: DistContext, source: WeightSource | None, *, drawn: tuple[str, ...] = ()) -> None:
-        """Initialize. `source` is None on ranks that do not read; `drawn` names weights that no file holds."""
+    def __init__(
+        self,
+        world: DistContext,
+        source: WeightSource | None,
+        *,
+        drawn: tuple[str, ...] = (),
+        direct: DirectReads | None = None,
+        why_not_direct: str = "",
+    ) -> None:
+        """Initialize.
+
+        Args:
+            source: None on ranks other than 0.
+            drawn: names of weights that no file holds.
+            direct: the files, if all ranks see them.
+            why_not_direct: why not all ranks see the files; empty if there are none.
+        """
         self._world, self._source, self.drawn = world, source, drawn
+        self._direct, self._why_not_direct = direct, why_not_direct
+        self._problem: AllranksError | None = None  # why this rank could not read
+        self._sent_because: Counter[str] = Counter()  # tensors that rank 0 sends although all ranks see the files
+        self._crcs: dict[str, tuple[str, tuple[int, ...], int]] = {}  # as `_read`, with this rank's share of the CRC-32
+        self._since = 0  # bytes of the model since the ranks have compared
         self._origins: dict[str, str] = {}
         self._frozen: set[str] = set()
         self._done: set[str] = set()
@@ -283,7 +328,7 @@ class WeightLoader:
         self._frozen = {n for n, p in named.items() if not p.requires_grad}
         if not in_parts:
             return
-        self._tally = TransferChecksums()
+        self._tally = TransferChecksums({n: named[n].numel() for n in self._origins})
         names = {id(p): n for n, p in named.items()}
         for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
             place = names.get(id(tensor), "")
@@ -291,27 +336,50 @@ class WeightLoader:
             self._layout.append((f"{name} {tuple(tensor.shape)} {tensor.dtype} ", place, own))
 
     def whole(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """Send these parameters in full to every rank, and allocate storage for them if needed."""
+        """Load these parameters in full on every rank, and allocate storage for them if needed."""
         for name, parameter in named:
-            if self._give_whole(name, parameter):
-                self._keep(name, parameter.data, copies=self._world.size)
+            if not self.waits(name):
+                continue
+            if self._reads_directly(name, self._world.size):
+                self._allocate(parameter)
+                self._read_part(name, parameter.data, 0, parameter.shape, first_copy=self._world.rank == READER)
+                mark_materialized(parameter)
+            else:
+                self._give_whole(name, parameter)
+            self._keep(name, parameter.data, copies=self._world.size)
 
     def flat(
-        self, named: Sequence[tuple[str, nn.Parameter]], spans: Sequence[tuple[int, int]], low: int, high: int
+        self,
+        named: Sequence[tuple[str, nn.Parameter]],
+        spans: Sequence[tuple[int, int]],
+        low: int,
+        high: int,
+        *,
+        needs_whole: str = "",
     ) -> None:
-        """Send these parameters in full to every rank; it keeps the range ``[low, high)`` of their concatenation (`spans`)."""
+        """Load the range ``[low, high)`` of the concatenation (`spans`) of these parameters.
+
+        Args:
+            needs_whole: why the parameters must arrive in full; empty if the rest may stay undefined.
+        """
         for (name, parameter), (start, stop) in zip(named, spans, strict=True):
-            if self._give_whole(name, parameter):
-                first = min(max(low, start), stop)
-                part = parameter.data.flatten()[first - start : max(min(high, stop), first) - start]
-                self._keep(name, part, first - start)
+            if not self.waits(name):
+                continue
+            first = min(max(low, start), stop)
+            own = slice(first - start, max(min(high, stop), first) - start)
+            if self._reads_directly(name, 1, needs_whole):
+                self._read_part(name, parameter.data.view(-1)[own], own.start, parameter.shape, first_copy=True)
+                mark_materialized(parameter)
+            else:
+                self._give_whole(name, parameter)
+            self._keep(name, parameter.data.flatten()[own], own.start)
 
     def prepare_parts(self, module: nn.Module) -> None:
         """Prepare for `fully_shard`, which requires parameters without content to be on the ``meta`` device."""
         to_meta(module)
 
     def parts(self, module: nn.Module, device: torch.device) -> None:
-        """Send each rank its rows of every unmaterialized parameter, on `device`. Call after `fully_shard`."""
+        """Load this rank's rows of every unmaterialized parameter, on `device`. Call after `fully_shard`."""
         module._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t)
         for name, parameter in module.named_parameters():
             if isinstance(parameter.data, DTensor):
@@ -339,34 +407,38 @@ class WeightLoader:
         lost = [n for n in self._origins if n not in self._done]
         if lost:
             raise ProofFailed(f"loading: {lost[0]} and {len(lost) - 1} more parameters got no weights")
+        direct_bytes = self._end_direct_reads()
         source, self._source = self._source, None  # a strategy that loads in parts keeps this loader
-        return self._digest(), LoadReport(
+        readers, why = self._who_read()
+        return self._digest(readers or f"rank {READER}"), LoadReport(
             how="parts" if self._tally else "whole",
             tensors=len(self._origins),
-            read_bytes=source.read_bytes if source else 0,
+            read_bytes=direct_bytes + (source.read_bytes if source else 0),
             kept_bytes=self._kept_bytes,
             seconds=round(time.perf_counter() - self._started, 3),
             digest=hashlib.sha256(repr(sorted(self._read.items())).encode()).hexdigest() if self._read else "",
+            readers=readers,
+            why=why,
         )
 
     def waits(self, name: str) -> bool:
         """Return whether this parameter still needs its weights."""
         return name in self._origins and name not in self._done
 
-    def _give_whole(self, name: str, parameter: nn.Parameter) -> bool:
-        """Send a parameter in full; return whether it needed its weights."""
-        if not self.waits(name):
-            return False
-        tensor = self._turn(name)
+    def _allocate(self, parameter: nn.Parameter) -> None:
         if is_unmaterialized(parameter):
             parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype, device=self._world.device)
+
+    def _give_whole(self, name: str, parameter: nn.Parameter) -> None:
+        """Send a parameter in full."""
+        tensor = self._turn(name)
+        self._allocate(parameter)
         if tensor is not None:
             parameter.data.copy_(tensor)
             self._send(name, parameter.data)
         if self._world.size > 1:
             dist.broadcast(parameter.data, src=READER, group=self._world.group)
         mark_materialized(parameter)
-        return True
 
     def _give_rows(self, name: str, parameter: DTensor) -> None:
         if not self.waits(name):
@@ -377,18 +449,26 @@ class WeightLoader:
             -1
         )  # ranks that shard together; consecutive, so that the next ones hold a copy
         rows = -(-shape[0] // count)  # like `torch.chunk`: the last shards may be shorter or empty
-        tensor = self._turn(name)
+        first = min(world.rank % count * rows, shape[0]) * shape[1:].numel()
+        copies = world.size // count
+        if self._reads_directly(name, copies):
+            self._read_part(name, local, first, shape, first_copy=world.rank < count)
+        else:
+            self._scatter_rows(name, local, rows, count, parameter.dtype, shape)
+        self._keep(name, local, first, copies)
+
+    def _scatter_rows(
+        self, name: str, local: torch.Tensor, rows: int, count: int, dtype: torch.dtype, shape: torch.Size
+    ) -> None:
+        world, tensor = self._world, self._turn(name)
         chunks = (
             None
             if tensor is None
-            else [self._rows(name, tensor, r * rows, rows, parameter.dtype) for r in range(count)]
-            * (world.size // count)
+            else [self._rows(name, tensor, r * rows, rows, dtype) for r in range(count)] * (world.size // count)
         )
-        own = torch.empty((rows, *shape[1:]), dtype=parameter.dtype, device=world.device)
+        own = torch.empty((rows, *shape[1:]), dtype=dtype, device=world.device)
         dist.scatter(own, chunks, src=READER, group=world.group)
         local.copy_(own[: local.shape[0]])
-        first = min(world.rank % count * rows, shape[0]) * shape[1:].numel()
-        self._keep(name, local, first, world.size // count)
 
     def _rows(self, name: str, tensor: torch.Tensor, first: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
         """Return rows on the device, padded to `rows`."""
@@ -417,6 +497,84 @@ class WeightLoader:
             self._source.forget(origin)
         return tensor
 
+    def _reads_directly(self, name: str, copies: int, needs_whole: str = "") -> bool:
+        """Return whether each rank reads its part of a parameter, of which all ranks together keep so many copies."""
+        if self._direct is None:
+            return False
+        reason = needs_whole or self._direct.why_not(self._origins[name], copies)
+        if reason:
+            self._sent_because[reason] += 1
+        return not reason
+
+    def _read_part(self, name: str, part: torch.Tensor, start: int, shape: torch.Size, *, first_copy: bool) -> None:
+        """Read this rank's part of a parameter: its elements from index `start`.
+
+        Args:
+            shape: of the full parameter.
+            first_copy: whether this rank's parts belong to the copy of which checksums are added up.
+        """
+        direct, origin, flat = self._direct, self._origins[name], part.view(-1)
+        assert direct is not None
+        read_as, crc = direct.dtype(origin), 0
+        summed = name in self._frozen and origin not in self._crcs
+        try:
+            for at, piece in direct.pieces(origin, start, start + flat.numel()) if self._problem is None else ():
+                if summed and first_copy:
+                    crc = zlib.crc32(piece.view(torch.uint8).numpy().data, crc)
+                own = piece.to(self._world.device, part.dtype)
+                flat[at - start : at - start + own.numel()].copy_(own)
+                if first_copy:
+                    self._send(name, own, at)
+        except (AllranksError, MemoryError) as error:
+            self._problem = error if isinstance(error, AllranksError) else EnvironmentNotAble(f"{origin}: {error}")
+        if summed:
+            follow = (shape.numel() - start - flat.numel()) * read_as.itemsize
+            share = crc_followed_by(crc, follow) if first_copy else 0
+            self._crcs[origin] = str(read_as), tuple(shape), share
+        self._done.add(name)
+        self._since += shape.numel() * read_as.itemsize
+        if self._since >= AGREE_BYTES:
+            self._since = 0
+            self._fail_together()
+
+    def _fail_together(self) -> None:
+        """Raise on all ranks what the lowest rank that could not read has met. Collective."""
+        failed = torch.tensor(int(self._problem is not None))
+        dist.all_reduce(failed, group=self._world.control)
+        if not int(failed):
+            return
+        mine = self._problem and (type(self._problem).__name__, f"rank {self._world.rank}: {self._problem}")
+        every: list[tuple[str, str] | None] = [None] * self._world.size
+        dist.all_gather_object(every, mine, group=self._world.control)
+        kind, text = next(found for found in every if found)
+        raise getattr(errors, kind, EnvironmentNotAble)(text)
+
+    def _end_direct_reads(self) -> int:
+        """Close the files, and fail together if a rank could not read. Collective; return the bytes that this rank has read."""
+        if self._direct is None:
+            return 0
+        try:
+            self._direct.close()
+        except AllranksError as error:
+            self._problem = self._problem or error
+        self._fail_together()
+        if self._crcs:
+            names = sorted(self._crcs)
+            whole = xor_over_ranks(self._world, [self._crcs[n][2] for n in names])
+            if self._world.rank == READER:
+                self._read |= {n: (*self._crcs[n][:2], crc) for n, crc in zip(names, whole, strict=True)}
+        return self._direct.read_bytes
+
+    def _who_read(self) -> tuple[str, str]:
+        """Return ``readers`` and ``why`` of the report."""
+        if self._direct is None:
+            return (f"rank {READER}", self._why_not_direct) if self._why_not_direct else ("", "")
+        sent, because = self._sent_because.total(), "; ".join(self._sent_because)
+        if sent == len(self._origins):
+            return (f"rank {READER}", because) if sent else ("", "")
+        same = "all ranks see the same files"
+        return "every rank", f"{same}; rank {READER} sends {sent} tensors, because {because}" if sent else same
+
     def _send(self, name: str, part: torch.Tensor, start: int = 0) -> None:
         if self._tally:
             self._tally.send(name, part, start)
@@ -426,10 +584,10 @@ class WeightLoader:
         if self._tally:
             self._tally.keep(name, part, start, copies)
 
-    def _digest(self) -> bytes | None:
+    def _digest(self, reader: str) -> bytes | None:
         if self._tally is None:
             return None
-        sums, digest = self._tally.compare(self._world), hashlib.sha256()
+        sums, digest = self._tally.compare(self._world, reader), hashlib.sha256()
         for facts, place, own in self._layout:
             digest.update(f"{facts}{own if own is not None else sums[place]}".encode())
         return digest.digest()

@@ -225,6 +225,14 @@ class FileSource:
         """The folder of the files."""
         return next(iter(self._stored.values())).file.parent
 
+    def unconverted(self) -> dict[str, StoredTensor]:
+        """Return the model's tensors that a file holds as they are, except for their names and dtypes."""
+        return {
+            name: self._stored[recipe.parts[0][1]]
+            for name, recipe in self._recipes.by_name.items()
+            if recipe.rule is None and name == recipe.first
+        }
+
     def take(self, name: str) -> torch.Tensor:
         if name in self._made:
             return self._made.pop(name)

@@ -11,6 +11,7 @@ from allranks.analysis.lint.rules import (
     environments,
     gpus,
     launchers,
+    nodes,
     ports,
     rendezvous,
     scripts,
@@ -19,6 +20,7 @@ from allranks.analysis.lint.rules import (
     shell,
     storage,
     tasks,
+    values,
     variables,
 )
 
@@ -48,13 +50,16 @@ RULES: tuple[LintRule, ...] = (
     LintRule("ephemeral-port", "note", ports.ephemeral, ports.EPHEMERAL_WHY, ports.PORT_CURE, "enroot#243"),
     LintRule("port-per-node", "error", ports.port_per_node, ports.PER_NODE_WHY, ports.PORT_CURE, "LLaMA-Factory's launcher"),
     LintRule("fixed-rendezvous-id", "note", ports.identity, ports.ID_WHY, ports.ID_CURE, ELASTIC),
+    LintRule("rendezvous-id-per-node", "error", rendezvous.id_per_node, rendezvous.ID_PER_NODE_WHY, rendezvous.ID_PER_NODE_CURE, ELASTIC),
     LintRule("node-rank-ignored", "note", rendezvous.node_rank, rendezvous.RANK_WHY, rendezvous.RANK_CURE, TORCHRUN + ", pytorch#150660"),
     LintRule("node-rank-missing", "error", rendezvous.rank_missing, rendezvous.MISSING_WHY, rendezvous.MISSING_CURE, TORCHRUN),
     LintRule("expanded-too-early", "error", dataflow.early, dataflow.EARLY_WHY, dataflow.EARLY_CURE, "accelerate#2816"),
     LintRule("master-address", "warning", rendezvous.address, rendezvous.ADDRESS_WHY, rendezvous.ADDRESS_CURE, "nebius-solutions-library#177"),
     LintRule("address-without-host", "warning", rendezvous.hostless, rendezvous.HOSTLESS_WHY, rendezvous.HOSTLESS_CURE, ELASTIC + ", pytorch#73656"),
     LintRule("scontrol-in-container", "warning", rendezvous.container, rendezvous.CONTAINER_WHY, rendezvous.ADDRESS_CURE, "mmcv#700, pith-train#91"),
-    LintRule("whole-node-list", "error", dataflow.node_list, dataflow.ARRAY_WHY, dataflow.ARRAY_CURE, "bash manual, arrays"),
+    LintRule("whole-node-list", "error", values.node_list, values.ARRAY_WHY, values.ARRAY_CURE, "bash manual, arrays"),
+    LintRule("compressed-node-list", "error", values.compressed, values.LIST_WHY, values.LIST_CURE, SLURM_TEST),
+    LintRule("never-expanded", "error", values.literal, values.TEXT_WHY, values.TEXT_CURE, "bash manual, quoting"),
     LintRule("octal-number", "warning", dataflow.octal, dataflow.OCTAL_WHY, "", "bash manual, shell arithmetic"),
     # Tasks and resources
     LintRule("several-torchruns", "error", tasks.several, tasks.SEVERAL_WHY, tasks.SEVERAL_CURE, SLURM_TEST),
@@ -67,9 +72,9 @@ RULES: tuple[LintRule, ...] = (
     LintRule("threads-missing", "note", tasks.threads, tasks.THREADS_WHY, tasks.THREADS_CURE, TORCHRUN),
     LintRule("gpus-for-the-job", "note", tasks.gpus_total, tasks.GPUS_WHY, "--gpus-per-node=<n>", SLURM),
     LintRule("gpu-per-task", "note", tasks.gpu_per_task, tasks.PER_TASK_WHY, tasks.PER_TASK_CURE, SLURM),
-    LintRule("more-ranks-than-gpus", "error", tasks.too_many, tasks.TOO_MANY_WHY, "set both to the same number", TORCHRUN),
+    LintRule("more-ranks-than-gpus", "error", gpus.too_many, gpus.TOO_MANY_WHY, "set both to the same number", TORCHRUN),
     LintRule("idle-gpus", "warning", gpus.idle, gpus.IDLE_WHY, gpus.IDLE_CURE, TORCHRUN),
-    LintRule("idle-nodes", "warning", scripts.idle_nodes, scripts.NODES_WHY, scripts.NODES_CURE, SLURM),
+    LintRule("idle-nodes", "warning", nodes.idle_nodes, nodes.NODES_WHY, nodes.NODES_CURE, SLURM),
     LintRule("ranks-in-separate-jobs", "warning", allocation.separate_jobs, allocation.SEPARATE_WHY, allocation.SEPARATE_CURE, SLURM),
     LintRule("world-size", "error", tasks.world_size, tasks.WORLD_WHY, tasks.WORLD_CURE, "torch.distributed documentation, env://"),
     LintRule("threads-oversubscribed", "warning", tasks.oversubscribed, tasks.OVERSUBSCRIBED_WHY, tasks.OVERSUBSCRIBED_CURE, "OpenMP specification"),
@@ -83,6 +88,7 @@ RULES: tuple[LintRule, ...] = (
     # Launchers, environment and signals
     LintRule("needs-ssh", "note", launchers.ssh, launchers.SSH_WHY, launchers.SSH_CURE, "DeepSpeed#1603, #2958"),
     LintRule("ssh-without-command", "warning", sessions.ssh_session, sessions.SESSION_WHY, sessions.SESSION_CURE, "ssh manual"),
+    LintRule("srun-without-command", "error", sessions.no_command, sessions.NO_COMMAND_WHY, sessions.NO_COMMAND_CURE, SLURM),
     LintRule("no-terminal", "error", sessions.terminal, sessions.TERMINAL_WHY, sessions.TERMINAL_CURE, "docker run reference, foreground"),
     LintRule("container-shell-ended", "warning", sessions.container_ended, sessions.ENDED_WHY, sessions.ENDED_CURE, "apptainer exec manual"),
     LintRule("old-launcher", "note", launchers.old, launchers.OLD_WHY, "use torchrun, which has the same options", TORCHRUN),
@@ -128,7 +134,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("container-without-gpu", "warning", environments.without_gpu, environments.CONTAINER_WHY, environments.CONTAINER_CURE, "apptainer guide"),
     LintRule("asks-for-answer", "warning", environments.asks, environments.ANSWER_WHY, environments.ANSWER_CURE, "conda and pip reference, --yes"),
     LintRule("background-not-awaited", "error", scripts.background, scripts.WAIT_WHY, scripts.WAIT_CURE, SLURM),
-    LintRule("nodes-in-sequence", "error", scripts.sequence, scripts.SEQUENCE_WHY, scripts.SEQUENCE_CURE, TORCHRUN),
+    LintRule("nodes-in-sequence", "error", nodes.sequence, nodes.SEQUENCE_WHY, nodes.SEQUENCE_CURE, TORCHRUN),
     LintRule("secret-in-script", "warning", secrets.secret, secrets.CLEAR_TEXT_WHY, secrets.CLEAR_TEXT_CURE, "huggingface_hub's documentation, security"),
     LintRule("secret-printed", "warning", secrets.printed, secrets.PRINTED_WHY, secrets.PRINTED_CURE, "bash manual, echo"),
     LintRule("placeholder", "note", shell.placeholder, shell.PLACEHOLDER_WHY, shell.PLACEHOLDER_CURE, "the file itself"),
@@ -147,6 +153,7 @@ RULES: tuple[LintRule, ...] = (
 
 TOPICS = (
     ("ephemeral-port", "fixed-port", "fixed-rendezvous-id"),
+    ("rendezvous-id-per-node", "port-per-node"),
     ("gloo-interface-syntax", "loopback-across-nodes", "transport-disabled", "hard-coded-interface"),
     ("whole-node-list", "address-without-host", "master-address", "scontrol-in-container"),
     ("expanded-too-early", "not-exported", "whole-node-list", "unset-variable", "unquoted-variable"),
@@ -161,5 +168,6 @@ TOPICS = (
     ("broken-line", "test-syntax", "stray-line"),
     ("value-split", "stray-line", "test-syntax"),
     ("variable-in-directive", "typographic-character", "directive-not-read", "directive-refused"),
+    ("srun-without-command", "broken-line"),
 )
 """Rules that see one mistake from several sides: of each group, a line has only the most severe finding, or else the first one."""

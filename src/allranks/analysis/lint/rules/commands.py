@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
-from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON, srun_end
+from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, Violation
 from allranks.analysis.lint.rules.dataflow import INHERITED
@@ -201,29 +202,14 @@ def _blanks(job: JobDescription) -> Iterator[Violation]:
 
 
 def without_program(job: JobDescription) -> Iterator[Violation]:
-    """Report srun and launchers whose command is missing, because the line before it has no backslash."""
-    for index, call in enumerate(job.calls):
-        if call.in_substitution or call.redirects or call.before in ("|", "|&"):
+    """Report launchers and containers whose program is missing, because the line before it has no backslash."""
+    for index, (call, following) in enumerate(pairwise(job.calls)):
+        if call.in_substitution or call.redirects or call.before in ("|", "|&") or following.under:
             continue
-        following = job.calls[index + 1] if index + 1 < len(job.calls) else None
-        if call.program == "srun" and _is_last(job, index) and srun_end(call.args) >= len(call.args):
-            words = {a.text.partition("=")[0] for a in call.args}
-            if (
-                not call.args
-                or words & {"--help", "--version", "-V", "-h", "--usage", "--multi-prog"}
-                or _open(call.args)
-            ):
-                continue
-            if following is not None and not following.under:
-                line = job.lines.place(following.offset)[0]
-                yield Violation(call.offset, f"srun has no command: '{following.written[:40]}' in line {line} runs without it",
-                                why=NO_PROGRAM_WHY, cure=NO_PROGRAM_CURE)  # fmt: skip
-
-        elif following is not None and not following.under and _lacks_program(call, following):
-            line = job.lines.place(following.offset)[0]
-            if line > job.lines.place(call.offset)[0] and _is_last(job, index):
-                text = f"{call.written} has no program: '{following.written[:40]}' in line {line} runs without it"
-                yield Violation(call.offset, text, why=NO_PROGRAM_WHY, cure=NO_PROGRAM_CURE)
+        line = job.lines.place(following.offset)[0]
+        if _lacks_program(call, following) and line > job.lines.place(call.offset)[0] and _is_last(job, index):
+            text = f"{call.written} has no program: '{following.written[:40]}' in line {line} runs without it"
+            yield Violation(call.offset, text, why=NO_PROGRAM_WHY, cure=NO_PROGRAM_CURE)
 
 
 def _lacks_program(call: ProgramCall, following: ProgramCall) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import SHELLS
+from allranks.analysis.lint.command_options import REMOTE_SHELLS, SHELLS
 from allranks.analysis.lint.job import JobDescription, LauncherCall
-from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, VariableUse, Violation
+from allranks.analysis.lint.records import Argument, ProgramCall, VariableUse, Violation
 from allranks.analysis.lint.rules.variables import edits
 from allranks.utils.text import nearest_name
 
@@ -20,8 +20,6 @@ EXPORT_WHY = (
 UNSET_WHY = "An empty value is used: the option gets no value or takes the next word, or the program uses its default."
 UNSET_CURE = "set the variable before, or give a default: ${NAME:-value}"
 OPTION_WHY = "Slurm sets this variable only if the job requests the option; otherwise it is empty."
-ARRAY_WHY = "The list of nodes is one word with line breaks, so element 0 is the whole list, not the first node."
-ARRAY_CURE = 'nodes=( $(scontrol show hostnames "$SLURM_JOB_NODELIST") ) without quotes around $(...); or head -n 1'
 OCTAL_WHY = "Bash takes a number that begins with 0 as octal: for a job id that ends in 0089 the script stops with 'value too great for base'."
 
 # What only a task, or only a launcher, sets.
@@ -30,12 +28,19 @@ LAUNCHER_NAMES = {
     "LOCAL_RANK", "RANK", "GROUP_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_LOCAL_RANK", "PMIX_RANK",
     "MPI_LOCALRANKID",
 }  # fmt: skip
+SET_BY_LAUNCHERS = {
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "WORLD_SIZE",
+    "NODE_RANK",
+}  # for their ranks, or not read by them
 HARMLESS = {"echo", "printf", "[", "[[", "test", "for", "date", "mkdir", "logger", "?", "cd", "touch", "tee", ":"}
 INHERITED = {
     "PATH", "HOME", "USER", "SHELL", "PWD", "LANG", "TERM", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "HOSTNAME", "LOGNAME", "OLDPWD",
     "RANDOM", "SECONDS", "LINENO", "BASH_SOURCE", "FUNCNAME", "IFS", "PPID", "UID", "EUID", "HOSTTYPE", "SCRATCH", "WORK", "PROJECT",
     "CONDA_PREFIX", "VIRTUAL_ENV", "OPTARG", "OPTIND", "REPLY", "PIPESTATUS", "BASHPID", "BASH_VERSION", "OSTYPE", "EPOCHSECONDS", "CPATH",
-    "LIBRARY_PATH", "MANPATH", "CUDA_HOME", "HF_HOME", "HF_TOKEN", "WANDB_API_KEY", "GROUP", "SHLVL", "MODULEPATH", "XDG_RUNTIME_DIR",
+    "LIBRARY_PATH", "NCPUS", "MANPATH", "CUDA_HOME", "HF_HOME", "HF_TOKEN", "WANDB_API_KEY", "GROUP", "SHLVL", "MODULEPATH", "XDG_RUNTIME_DIR",
 }  # fmt: skip
 # https://slurm.schedmd.com/sbatch.html, output environment variables that are "only set if the option is specified"
 NEEDED_OPTIONS = {
@@ -71,6 +76,7 @@ def under_srun(under: tuple[ProgramCall, ...]) -> bool:
 
 def early(job: JobDescription) -> Iterator[Violation]:
     """Report variables of a task that the batch shell expands."""
+    yield from _early_mpi(job)
     starts = any(c.program == "srun" and not c.in_substitution for c in job.calls)
     if not (starts or (job.is_batch and job.multi_node and job.launches)):
         return
@@ -80,11 +86,40 @@ def early(job: JobDescription) -> Iterator[Violation]:
     for use in job.uses:
         if under_srun(use.under) or use.in_function or use.program in HARMLESS or use.offset in ignored:
             continue
+        if any(c.program in REMOTE_SHELLS for c in use.under):
+            continue  # `_over_ssh` reports these
+        if _set_again(job, use):
+            continue
         if use.name in TASK_NAMES and (use.program != "=" or _matters(job, use)):
             yield Violation(use.offset, f"${use.name} is expanded by the batch shell, where it is 0")
         elif use.name in LAUNCHER_NAMES and use.program == "srun" and not _is_set(job, use.name):
             text = f"${use.name} is expanded by the batch shell, where it is not set"
             yield Violation(use.offset, text, why=EMPTY_WHY)
+
+
+MPI_NAMES = {
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE", "PMIX_RANK",
+    "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_RANKID", "PALS_LOCAL_RANKID",
+}  # fmt: skip
+MPI_STARTERS = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "jsrun", "aprun"}
+PBS_NAMES = {"PBS_NODENUM", "PBS_VNODENUM", "PBS_TASKNUM"}
+
+
+def _early_mpi(job: JobDescription) -> Iterator[Violation]:
+    """Report variables of the processes of mpirun, jsrun and pbsdsh in their own arguments."""
+    for use in job.uses:
+        if use.under or use.operator or use.in_function or _is_set(job, use.name):
+            continue
+        if use.name in MPI_NAMES and use.program in MPI_STARTERS:
+            text = f"${use.name} is expanded before {use.program} starts, where it is not set"
+            why = "Only the processes that it starts have this variable; all of them get an empty value."
+            yield Violation(
+                use.offset, text, why=why, cure=f"{use.program} ... bash -c '... ${use.name} ...' in single quotes"
+            )
+        elif use.name in PBS_NAMES and use.program == "pbsdsh":
+            text = f"${use.name} is expanded before pbsdsh starts, where it is the one of the first node"
+            cure = f"pbsdsh -- bash -c '... ${use.name} ...' in single quotes"
+            yield Violation(use.offset, text, why="Every node gets the same value.", cure=cure)
 
 
 def _ignored_ranks(job: JobDescription) -> set[int]:
@@ -99,6 +134,21 @@ def _ignored_ranks(job: JobDescription) -> set[int]:
             for arg in launch.call.args[index : index + 2]:
                 found.update(arg.source.at)
     return found
+
+
+def _set_again(job: JobDescription, use: VariableUse) -> bool:
+    """Return whether the value goes to a variable that the job's launchers set for their ranks, and nothing else uses."""
+    if not job.launches or any(la.kind == "python" for la in job.launches):
+        return False
+    before = [a for a in job.assignments if a.offset < use.offset and a.offset + MOST_BETWEEN > use.offset]
+    named = max(before, key=lambda a: a.offset, default=None)
+    if named is None or named.name not in SET_BY_LAUNCHERS - job.used_names:
+        return False
+    between = job.text[named.offset + len(named.name) : use.offset]
+    return re.fullmatch(r"=[\"'(]*\$?\{?[\"']*", between) is not None
+
+
+MOST_BETWEEN = 40  # characters
 
 
 def _matters(job: JobDescription, use: VariableUse) -> bool:
@@ -131,6 +181,7 @@ def not_exported(job: JobDescription) -> Iterator[Violation]:
     if _exports_all(job):
         return
     said: set[str] = set()
+    yield from _over_ssh(job, said)
     for use in [] if job.unknown_settings else job.uses:
         shells = [c for c in use.under if c.program in SHELLS]
         if not shells or use.name in said or use.operator or not _lost(job, use):
@@ -143,6 +194,22 @@ def not_exported(job: JobDescription) -> Iterator[Violation]:
         )
     if job.launches:
         yield from _read_by_programs(job, said)
+
+
+def _over_ssh(job: JobDescription, said: set[str]) -> Iterator[Violation]:
+    """Report variables of the script, and of Slurm, that the shell of another host expands."""
+    for use in job.uses:
+        if not any(c.program in REMOTE_SHELLS for c in use.under) or use.operator or use.name in said | INHERITED:
+            continue
+        own = job.by_name.get(use.name, [])
+        if any(any(c.program in REMOTE_SHELLS for c in a.under) for a in own) or use.name in job.reading.named:
+            continue
+        if own or use.name.startswith("SLURM_"):
+            said.add(use.name)
+            text = f"${use.name} is expanded by the shell on the other host, where it is not set"
+            why = "ssh passes no variables on, and its session is no task of Slurm."
+            cure = f"double quotes around the command, so that the script expands ${use.name}; or srun instead of ssh"
+            yield Violation(use.offset, text, why=why, cure=cure)
 
 
 def _read_by_programs(job: JobDescription, said: set[str]) -> Iterator[Violation]:
@@ -184,7 +251,18 @@ def unset(job: JobDescription) -> Iterator[Violation]:
     if job.kind != "script":
         return
     said: set[str] = set()
-    parts = (_slurm_options, _ranks, _other_shell, _set_later, _glued, _misspelled, _near_unused, _rendezvous)
+    parts = (
+        _slurm_options,
+        _ranks,
+        _other_shell,
+        _set_later,
+        _glued,
+        _misspelled,
+        _near_unused,
+        _address,
+        _rendezvous,
+        _no_dollar,
+    )
     for found in (part(job) for part in parts):
         for name, hit in found:
             if name not in said:
@@ -214,8 +292,8 @@ def _slurm_options(job: JobDescription) -> Iterator[tuple[str, Violation]]:
         if not given:
             text = f"${use.name} is empty: the job does not request --{options[0]}"
             cure = f"#SBATCH --{options[0]}=<n>, or ${{{use.name}:-<n>}}"
-            array = use.name.startswith("SLURM_ARRAY_")  # often given on the command line: sbatch --array=0-9 job.sh
-            severity = "note" if array else None
+            # The tasks of an array are often named on the command line of sbatch.
+            severity = "note" if options[0] == "array" else None
             yield use.name, Violation(use.offset, text, why=OPTION_WHY, cure=cure, severity=severity)
 
 
@@ -309,6 +387,24 @@ def _glued(job: JobDescription) -> Iterator[tuple[str, Violation]]:
             yield use.name, Violation(use.offset, text, cure=f"${use.name.upper()}")
 
 
+def _no_dollar(job: JobDescription) -> Iterator[tuple[str, Violation]]:
+    """Report the name of a variable where its value was meant: ``base=PWD``, ``for seed in seeds``."""
+    for offset, name in job.reading.word_loops:
+        text = f"the loop runs once, with the word {name}: the array's items were meant"
+        yield name, Violation(offset, text, why="The shell expands only names with a $.", cure=f'"${{{name}[@]}}"')
+    for item in job.set_values_at_top():
+        if item.value not in {"PWD", "HOME", "HOSTNAME"} | SLURM_NAMES or item.items is not None:
+            continue
+        if item.name in job.used_names and f"${{!{item.name}" not in job.text:
+            text = f"{item.name} is the text {item.value}: the $ is missing"
+            yield (
+                item.name,
+                Violation(
+                    item.offset, text, why="The shell expands only names with a $.", cure=f"{item.name}=${item.value}"
+                ),
+            )
+
+
 def _misspelled(job: JobDescription) -> Iterator[tuple[str, Violation]]:
     known = sorted(name for name in job.by_name if len(name) >= SHORTEST_NAME)
     first = {use.name: use for use in reversed(list(_plain_uses(job)))}
@@ -349,6 +445,9 @@ def _slurm_name(name: str) -> str | None:
     """Return the variable of Slurm of which this is a misspelling."""
     if not name.startswith(("SLURM_", "SLUM_", "SLRUM_", "SLRM_")) or name in SLURM_NAMES:
         return None
+    moved = next((known for known in sorted(SLURM_NAMES) if sorted(known.split("_")) == sorted(name.split("_"))), None)
+    if moved:
+        return moved  # SLURM_TASK_ARRAY_ID
     near = nearest_name(name, sorted(SLURM_NAMES), 0.9)
     return near if near and edits(name, near, MAX_EDITS) <= MAX_EDITS else None
 
@@ -413,24 +512,44 @@ def _is_missing_program(job: JobDescription, name: str) -> bool:
     return False
 
 
+ADDRESS_NAMES = {"MASTER_ADDR", "MASTER_IP", "MASTER_NODE", "HEAD_NODE", "HEAD_NODE_IP", "MASTER_ADDRESS"}
+NO_ADDRESS_WHY = "The address is that of a node of this job, so the environment of sbatch cannot contain it: the program gets an empty one."
+RANK_NAMES = {"RANK", "NODE_RANK", "MACHINE_RANK", "WORLD_SIZE"}
+
+
+def _address(job: JobDescription) -> Iterator[tuple[str, Violation]]:
+    """Report the address of the first node where nothing sets it."""
+    if not job.is_batch or job.sources_files or job.submits or not job.work or job.heading.get("export-file"):
+        return
+    for use in _plain_uses(job):
+        known = _is_set(job, use.name) or use.name in (job.heads("export") or "")
+        if use.name.upper() in ADDRESS_NAMES and not known and use.program not in HARMLESS:
+            cure = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+            text, severity = f"${use.name} is never set in this script", "note" if job.unknown_settings else None
+            yield use.name, Violation(use.offset, text, why=NO_ADDRESS_WHY, cure=cure, severity=severity)
+
+
 def _rendezvous(job: JobDescription) -> Iterator[tuple[str, Violation]]:
     """Report a launcher's option whose variable nothing sets."""
-    if not job.is_batch or job.unknown_settings or job.heading.get("export"):
+    if not job.is_batch or job.sources_files or job.heading.get("export"):
         return
     for launch in job.launches:
         for option_name in RENDEZVOUS_OPTIONS:
             option = launch.option(option_name)
             for name in re.findall(r"\$\{?([A-Za-z_]\w*)\}?(?![\w:])", option.value or "") if option else []:
+                own = name in RANK_NAMES and not any(c.program in ("mpirun", "mpiexec") for c in launch.call.under)
                 known = name.startswith(("SLURM_", "SBATCH_", "PALS_", "PBS_")) or name in INHERITED | LAUNCHER_NAMES
-                if (
-                    option
-                    and not known
-                    and not _is_set(job, name)
-                    and not launch.call.in_function
-                    and not _tested(job, name)
-                ):
+                if (job.unknown_settings and not own) or (known and not own):
+                    continue
+                if option and not _is_set(job, name) and not launch.call.in_function and not _tested(job, name):
                     text = f"${name} of --{option_name} is never set in this script"
-                    yield name, Violation(_place(option.arg, launch, name), text, severity="note")
+                    place = _place(option.arg, launch, name)
+                    why = (
+                        "Slurm sets no variable of this name, and a launcher only those of the ranks that it starts."
+                        if own
+                        else None
+                    )
+                    yield name, Violation(place, text, why=why, severity="warning" if own else "note")
 
 
 def _tested(job: JobDescription, name: str) -> bool:
@@ -445,42 +564,6 @@ def _place(arg: Argument, launch: LauncherCall, name: str) -> int:
         if index >= 0:
             return candidate.source.where(index)
     return arg.offset
-
-
-# -------------------------------------------------------------------------------------- node lists
-
-
-def node_list(job: JobDescription) -> Iterator[Violation]:
-    """Report the whole list of nodes where the first node is meant."""
-    lists: dict[str, Assignment] = {}
-    for item in job.assignments:
-        if item.removed:
-            continue
-        whole = _is_whole_list(item, lists)
-        if whole and (item.items is None or (item.quoted_items and len(item.items) == 1)):
-            lists[item.name] = item
-        else:
-            lists.pop(item.name, None)
-    for name, item in lists.items():
-        if any(u.name == name and u.index == "[0]" for u in job.uses):
-            yield Violation(item.offset, f"${{{name}[0]}} is the whole list of nodes: {name} has one element")
-    for item in job.assignments:
-        addressed = re.search(r"MASTER_ADDR|(?:HEAD|MASTER)_(?:NODE|ADDR|IP|HOST)|RDZV_HOST", item.name, re.IGNORECASE)
-        if addressed and job.multi_node and not item.removed and item.items is None:
-            written = job.text[item.offset + len(item.name) : item.offset + 200].split("\n")[0]
-            name = re.match(r"=\"?\$\{?(\w+)\}?\"?\s*(?:[;#]|\Z)", written)
-            if re.match(r"=\"?\$\(\s*scontrol\s+show\s+hostnames?(?:\s+\"?\$\{?\w+\}?\"?)?\s*\)", written) or (
-                name and name[1] in lists
-            ):
-                yield Violation(item.offset, f"{item.name} is the whole list of nodes")
-
-
-def _is_whole_list(item: Assignment, lists: dict[str, Assignment]) -> bool:
-    value = item.value.strip()
-    if re.fullmatch(r"\$\(\s*scontrol\s+show\s+hostnames?\b[^|]*\)", value):
-        return True
-    source = re.fullmatch(r"\$\{?(\w+)\}?", value)
-    return bool(source and source[1] in lists)
 
 
 def octal(job: JobDescription) -> Iterator[Violation]:

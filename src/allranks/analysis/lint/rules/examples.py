@@ -106,6 +106,11 @@ EXAMPLES: dict[str, RuleExample] = {
         "srun torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=101 --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT train.py",
         "srun torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT train.py",
     ),
+    "rendezvous-id-per-node": RuleExample(
+        "`RendezvousTimeoutError` on every node; each node's log shows another run id.",
+        "srun bash -c 'torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=$SLURM_PROCID --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT train.py'",
+        "srun bash -c 'torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT train.py'",
+    ),
     "node-rank-ignored": RuleExample(
         "Rank 0 and its output are on another node than expected; `node_rank is only used for static rdzv_backend` in newer torch.",
         "srun bash -c 'torchrun --nnodes=2 --nproc_per_node=2 --node_rank=$SLURM_NODEID --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$MASTER_ADDR:15000 train.py'",
@@ -140,6 +145,16 @@ EXAMPLES: dict[str, RuleExample] = {
         "Ranks look for a host whose name has line breaks: `Name or service not known`.",
         'nodes=( "$(scontrol show hostnames "$SLURM_JOB_NODELIST")" )\nexport MASTER_ADDR=${nodes[0]}',
         'nodes=( $(scontrol show hostnames "$SLURM_JOB_NODELIST") )\nexport MASTER_ADDR=${nodes[0]}',
+    ),
+    "compressed-node-list": RuleExample(
+        "`ssh: Could not resolve hostname node[01-02]`, or a launch on no node at all.",
+        "for node in $SLURM_JOB_NODELIST; do\n  ssh $node nvidia-smi\ndone",
+        'for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do\n  ssh $node nvidia-smi\ndone',
+    ),
+    "never-expanded": RuleExample(
+        "`invalid int value: '$SLURM_NODEID'`, or an address `$MASTER_ADDR` that no resolver knows.",
+        "srun torchrun --nnodes=2 --nproc_per_node=2 --node_rank=\\$SLURM_NODEID --master_addr=$MASTER_ADDR --master_port=15000 train.py",
+        "srun bash -c 'torchrun --nnodes=2 --nproc_per_node=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR --master_port=15000 train.py'",
     ),
     "octal-number": RuleExample(
         '`value too great for base (error token is "0089")` for one job in about fifty.',
@@ -490,6 +505,11 @@ EXAMPLES: dict[str, RuleExample] = {
         "`Pseudo-terminal will not be allocated because stdin is not a terminal`; files are on the first node only.",
         "for node in $(scontrol show hostnames); do\n  ssh $node\n  mkdir /scratch/data\ndone",
         "srun --ntasks-per-node=1 mkdir /scratch/data",
+    ),
+    "srun-without-command": RuleExample(
+        "`srun: fatal: No command given to execute`, and a training that runs on one GPU.",
+        "srun --cpu-bind=cores --label\npython train.py",
+        "srun --cpu-bind=cores --label \\\n  python train.py",
     ),
     "no-terminal": RuleExample(
         "`the input device is not a TTY`. A note for `-t` alone and for podman, which goes on with a warning.",

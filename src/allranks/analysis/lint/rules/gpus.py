@@ -5,24 +5,33 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import Option
-from allranks.analysis.lint.job import NODE_NAMES, JobDescription, LauncherCall
+from allranks.analysis.lint.command_options import Option, slurm_options
+from allranks.analysis.lint.job import NODE_NAMES, JobDescription, LauncherCall, count_gpus
+from allranks.analysis.lint.placement import started_by
 from allranks.analysis.lint.records import ProgramCall, Severity, Violation
 
 IDLE_WHY = "The job pays for all GPUs that it requests."
 IDLE_CURE = "set both to the same number"
+TOO_MANY_WHY = (
+    "Ranks without a GPU stop with 'invalid device ordinal', or two ranks share one and NCCL reports a duplicate GPU."
+)
 SEVERAL_GPUS = 2
 DEVICES_OPTION = re.compile(
-    r"--?(?:n_?gpus?|num[-_]gpus|gpus|devices|gpus[-_]per[-_]node|n[-_]gpus?|ranks[-_]per[-_]node)(?:=(\d{1,3}))?"
+    r"--?(?:n_?gpus?|num[-_]gpus|gpus?|devices?|gpus[-_]per[-_]node|n[-_]gpus?|ranks[-_]per[-_]node|gpu[-_]?(?:ids?|index)|cuda(?:[-_]device)?)"
+    r"(?:=(\S{1,60}))?"
 )
-"""Options of programs that say how many GPUs they use, of one process or of several."""
+"""Options of programs that say how many GPUs they use, of one process or of several, or which one."""
 
 
 def idle(job: JobDescription) -> Iterator[Violation]:
     """Report fewer ranks than GPUs, if no other command uses the node at the same time."""
-    yield from _one_process(job)
-    yield from _one_task(job)
     yield from _counts_nodes(job)
+    found = [*_few_ranks(job)] or [*_few_tasks(job)] or [*_hidden(job)]
+    yield from found or [*_one_process(job), *_one_task(job)]
+
+
+def _few_ranks(job: JobDescription) -> Iterator[Violation]:
+    """Report launchers of too few ranks."""
     gpus = job.gpus_per_node
     calls = [la for la in job.launches if not la.call.in_function]
     if not gpus or not calls or any(la.call.in_loop or _outer(la).after == "&" for la in calls):
@@ -30,6 +39,8 @@ def idle(job: JobDescription) -> Iterator[Violation]:
     found = [_ranks_of_node(job, la) for la in calls]
     if not all(ranks and ranks < gpus for ranks, _ in found) or not _sees_gpus(job, calls):
         return
+    if any("vllm" in a.text.lower() for la in calls for a in la.call.args):
+        return  # its engine has GPUs of its own
     launch, (ranks, option) = calls[0], found[0]
     told = f"{ranks} rank{'s' * (ranks != 1)} per node" if option else "no --nproc_per_node: one rank per node"
     # One process of accelerate often distributes the layers of its model over all GPUs.
@@ -39,6 +50,73 @@ def idle(job: JobDescription) -> Iterator[Violation]:
         f"{told}, but the job requests {gpus} GPUs per node: the others are idle",
         severity=severity,
     )
+
+
+def _few_tasks(job: JobDescription) -> Iterator[Violation]:
+    """Report tasks of srun or mpirun that are the ranks of one group, and fewer than the GPUs of their node."""
+    gpus, launch = job.gpus_per_node, _only_tasks(job)
+    started = started_by(job, launch) if launch else None
+    if not gpus or launch is None or started is None or not started.per_node or started.per_node >= gpus:
+        return
+    own = slurm_options(started.starter) if started.starter.program == "srun" else {}
+    if (own.keys() | job.heading.keys()) & SHARING_OPTIONS or own.keys() & {"gres", "gpus", "gpus-per-node"}:
+        return
+    option = _told_devices(job, launch.call, gpus)
+    if not _is_group(job, launch.call) or (started.per_node == 1 and option is None) or job.has("CUDA_VISIBLE_DEVICES"):
+        return
+    told = f" with {option}" if option else ""
+    many = f"{started.per_node} task{'s' * (started.per_node > 1)} per node"
+    text = f"{many}{told}, but the job requests {gpus} GPUs per node: the others are idle"
+    asked = job.heading.get("ntasks-per-node") or job.heading.get("ntasks")
+    in_heading = (
+        asked is not None and started.starter.program == "srun" and not own.keys() & {"ntasks", "ntasks-per-node"}
+    )
+    place = asked.offset if asked and in_heading and not option else launch.call.offset
+    yield Violation(place, text, cure="#SBATCH --ntasks-per-node=<GPUs per node>")
+
+
+SHARING_OPTIONS = {"gpus-per-task", "gpu-bind", "ntasks-per-gpu", "tres-per-task", "gpus-per-socket"}
+GROUP_OPTION = re.compile(
+    r"--?(?:dist[-_.]?)?(?:world[-_]?size|init[-_]?method|dist[-_]?url|dist[-_]?backend|ranks[-_]per[-_]node|ddp|distributed)(?:=.*)?"
+)
+
+GROUP_PROGRAM = re.compile(r"(?:hvd|horovod|(?:\A|[/_.-])ddp|distributed)[^/]*\.py\Z", re.IGNORECASE)
+
+
+def _is_group(job: JobDescription, call: ProgramCall) -> bool:
+    """Return whether the processes are the ranks of one group, by what the script sets, or passes, or the program's name."""
+    told = any(GROUP_OPTION.fullmatch(a.text) or GROUP_PROGRAM.search(a.text) for a in call.args)
+    return told or job.has("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+
+
+def _only_tasks(job: JobDescription) -> LauncherCall | None:
+    """Return the launch whose tasks are all that the job runs."""
+    if len(job.launches) != 1 or len(job.work) != 1:
+        return None
+    launch = job.launches[0]
+    apart = launch.call.in_loop or launch.call.in_function or _outer(launch).after == "&" or launch.open_srun
+    return launch if launch.kind == "python" and not apart else None
+
+
+def _hidden(job: JobDescription) -> Iterator[Violation]:
+    """Report a list of GPUs that hides others of the job from all its programs."""
+    gpus = job.gpus_per_node
+    listed = [a for a in job.set_values("CUDA_VISIBLE_DEVICES") if a.value]
+    if not gpus or len(listed) != 1 or not job.work or not re.fullmatch(r"\d+(?:,\d+)*", listed[0].value):
+        return
+    item, seen = listed[0], {int(n[:6]) for n in listed[0].value.split(",")}
+    if item.under or item.in_function or item.in_substitution or max(seen) >= gpus or len(seen) >= gpus:
+        return
+    if len(job.work) > 1 and any(a.offset == item.offset for c in job.calls for a in c.prefix):
+        return  # only one of the programs has it
+    # Slurm sets the variable again for the tasks of srun.
+    if any(c.offset < item.offset for c in job.work) or any(c.program == "srun" for c in job.calls):
+        return
+    left = "one" if len(seen) == 1 else str(len(seen))
+    text = (
+        f"CUDA_VISIBLE_DEVICES={item.value} leaves {left} of the {gpus} GPUs that the job requests: the others are idle"
+    )
+    yield Violation(item.offset, text, cure="remove it: Slurm sets CUDA_VISIBLE_DEVICES; or request fewer GPUs")
 
 
 def _outer(launch: LauncherCall) -> ProgramCall:
@@ -53,8 +131,9 @@ def _ranks_of_node(job: JobDescription, launch: LauncherCall) -> tuple[int, Opti
         alone = not (launch.open_ended or job.has("PET_NPROC_PER_NODE"))
         ranks = job.number(option.value) if option else 1 if alone else None
     elif launch.kind == "deepspeed":
-        option = launch.option("num_gpus")
-        ranks = job.number(option.value) if option else None
+        option = launch.option("num_gpus", "include", "i")
+        listed = list(included(option.value if option else None).values())
+        ranks = len(listed[0]) if len(listed) == 1 and listed[0] else job.number(option.value) if option else None
     elif launch.kind == "accelerate":
         option = launch.option("num_processes")
         machines = job.number(launch.value("num_machines") or "1")
@@ -85,13 +164,14 @@ def _one_task(job: JobDescription) -> Iterator[Violation]:
         yield Violation(launch.call.offset, text, severity="note")
 
 
-def _told_devices(call: ProgramCall, gpus: int) -> str | None:
-    """Return the program's option that names fewer GPUs than the job has."""
-    for arg, following in zip(call.args, [*call.args[1:], None], strict=True):
+def _told_devices(job: JobDescription, call: ProgramCall, gpus: int) -> str | None:
+    """Return the program's option that names one GPU, or fewer GPUs than the job has."""
+    for arg, following in call.pairs():
         found = DEVICES_OPTION.fullmatch(arg.text)
-        count = (found[1] or (following.text if following else "")) if found else ""
-        if count.isdecimal() and int(count[:4]) < gpus:
-            return arg.text if found and found[1] else f"{arg.text} {count}"
+        text = (found[1] or (following.text if following else "")) if found else ""
+        count = job.number(text.removeprefix("cuda:"))
+        if found and count is not None and count < gpus:
+            return arg.text if found[1] else f"{arg.text} {text}"
     return None
 
 
@@ -112,22 +192,142 @@ def _tasks_are_ranks(job: JobDescription, gpus: int) -> bool:
 
 
 def _one_process(job: JobDescription) -> Iterator[Violation]:
-    """Report a single Python process in a job of several GPUs; it may use them all itself, unless it sees only one."""
+    """Report Python processes, one after another, in a job of several GPUs; each may use them all itself, unless it sees or takes one."""
     gpus = job.gpus_per_node
-    if not gpus or gpus < SEVERAL_GPUS or job.launches or len(job.work) != 1 or job.work[0].in_loop:
+    if not gpus or gpus < SEVERAL_GPUS or job.launches or not job.work or job.submits or job.chooses_launcher:
         return
     call = job.work[0]
-    seen = [
-        a.value for a in (*call.prefix, *job.set_values("CUDA_VISIBLE_DEVICES")) if a.name == "CUDA_VISIBLE_DEVICES"
-    ]
+    if any(c.after == "&" or c.under or c.in_function for c in job.work):
+        return
+    seen = [a.value for a in call.prefix if a.name == "CUDA_VISIBLE_DEVICES"]
     one = bool(seen) and all(re.fullmatch(r"\d", value) for value in seen)
-    option = _told_devices(call, gpus)
-    tasks = _tasks_are_ranks(job, gpus)
+    options = [_told_devices(job, c, gpus) for c in job.work]
+    elsewhere = any(
+        c.program == "ray" or c.written.startswith(("./", "../")) for c in job.calls
+    )  # where they may start workers
+    tasks, option = _tasks_are_ranks(job, gpus) and not elsewhere, options[0]
+    if len(job.work) > 1 or call.in_loop:
+        tasks = one = False
+        if not all(options):
+            return
+    elif job.has("CUDA_VISIBLE_DEVICES") and not one:
+        return
     told = " without srun, which starts the requested tasks" if tasks else f" with {option}" if option else ""
-    if (one or not seen) and call.after != "&" and not call.under and not call.in_function:
-        yield Violation(
-            call.offset,
-            f"one process{told}, but the job requests {gpus} GPUs per node: "
-            + ("it sees one of them" if one else "the others are idle unless the program uses them"),
-            severity="warning" if one or tasks else "note",
+    yield Violation(
+        call.offset,
+        f"one process{told}, but the job requests {gpus} GPUs per node: "
+        + (
+            "it sees one of them"
+            if one
+            else "the others are idle" + ("" if option else " unless the program uses them")
+        ),
+        severity="warning" if one or tasks or option else "note",
+    )
+
+
+def too_many(job: JobDescription) -> Iterator[Violation]:
+    for launch in job.launches:
+        if launch.kind == "python":
+            started = started_by(job, launch)
+            tasks, gpus = started.per_node if started else None, job.gpus_per_node
+            if tasks and gpus and tasks > gpus and _is_group(job, launch.call):
+                yield Violation(
+                    launch.call.offset, f"{tasks} ranks per node, but the job requests {gpus} GPUs per node"
+                )
+            elif tasks:
+                yield from _see_one_list(job, launch, tasks)
+            continue
+        if launch.kind == "accelerate":
+            yield from _too_many_processes(job, launch)
+            continue
+        if launch.kind == "deepspeed":
+            yield from _too_many_included(job, launch)
+            yield from _wrong_slots(job, launch)
+        option = launch.option("nproc_per_node", "num_gpus")
+        ranks = job.number(option.value) if option else None
+        gpus = job.gpus_per_node
+        per_task = job.number(job.heads("gpus-per-task"))
+        if per_task and launch.srun:
+            gpus = per_task * (job.tasks_per_node(launch.srun) or 1)
+        if option and ranks and gpus and ranks > gpus:
+            yield Violation(option.arg.offset, f"{ranks} ranks per node, but the job requests {gpus} GPUs per node")
+        elif option and ranks:
+            yield from _sees_fewer(job, launch, option, ranks)
+
+
+def _too_many_processes(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
+    """Compare the processes of accelerate on each machine with its GPUs."""
+    option, machines = launch.option("num_processes"), job.number(launch.value("num_machines") or "1")
+    total, gpus = job.number(option.value) if option else None, job.gpus_per_node
+    if option and total and machines and gpus and total > machines * gpus and not launch.option("cpu", "use_cpu"):
+        each = -(-total // machines)
+        yield Violation(option.arg.offset, f"{each} ranks per node, but the job requests {gpus} GPUs per node")
+
+
+SLOTS = re.compile(r"\bslots=(\d{1,3})\b")
+
+
+def _wrong_slots(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
+    """Compare the slots in a host file that the script writes with the GPUs of a node."""
+    gpus = job.gpus_per_node
+    if not gpus or launch.option("hostfile", "H") is None or launch.option("num_gpus", "include", "i"):
+        return
+    for call in job.calls:
+        words = " ".join(a.text for a in call.args)
+        found = SLOTS.search(words) if call.program in ("echo", "printf", "awk", "sed") else None
+        if found and int(found[1]) > gpus:
+            yield Violation(call.offset, f"{found[1]} slots per node, but the job requests {gpus} GPUs per node")
+            return
+
+
+def _too_many_included(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
+    """Report numbers of GPUs in ``deepspeed --include`` that the job does not have: they count from 0."""
+    option, gpus = launch.option("include", "i"), job.gpus_per_node
+    numbers = [int(n) for part in included(option.value if option else None).values() for n in part]
+    if option and gpus and numbers and max(numbers) >= gpus:
+        text = (
+            f"{option.arg.text.partition('=')[0]} names GPU {max(numbers)}, but the job requests {gpus} GPUs per node"
         )
+        yield Violation(option.arg.offset, text)
+
+
+def included(value: str | None) -> dict[str, list[str]]:
+    """Return the GPUs by host of ``host1:0,1@host2:2``; a host without numbers has an empty list."""
+    found: dict[str, list[str]] = {}
+    for part in (value or "").strip("\"'").split("@"):
+        host, colon, numbers = part.partition(":")
+        found[host] = numbers.split(",") if colon and re.fullmatch(r"\d{1,3}(?:,\d{1,3})*", numbers) else []
+    return found
+
+
+def _see_one_list(job: JobDescription, launch: LauncherCall, tasks: int) -> Iterator[Violation]:
+    """Report tasks of a node that all see the same list of fewer GPUs: each takes the one of its local rank."""
+    listed = [a for a in job.set_values("CUDA_VISIBLE_DEVICES") if a.value]
+    if launch.srun is not None:
+        return  # Slurm sets the variable again for the tasks of a step
+    if len(listed) != 1 or listed[0].under or listed[0].in_function or listed[0].offset > launch.call.offset:
+        return
+    seen = len(listed[0].value.split(",")) if re.fullmatch(r"\d+(?:,\d+)*", listed[0].value) else tasks
+    if tasks > 1 and seen < tasks:
+        text = f"{tasks} tasks per node, but CUDA_VISIBLE_DEVICES={listed[0].value} leaves {seen} GPU{'s' * (seen > 1)}"
+        yield Violation(launch.call.offset, text)
+
+
+def _sees_fewer(job: JobDescription, launch: LauncherCall, option: Option, ranks: int) -> Iterator[Violation]:
+    """Compare the ranks with the GPUs that CUDA_VISIBLE_DEVICES or the options of srun leave."""
+    own = [a for a in launch.call.prefix if a.name == "CUDA_VISIBLE_DEVICES"]
+    listed = own or [a for a in job.set_values_at_top() if a.name == "CUDA_VISIBLE_DEVICES" and a.exported]
+    # Slurm sets the variable again for the tasks of a step.
+    inside = launch.srun.offset if launch.srun else -1
+    before = [a for a in listed if (a.offset <= launch.call.offset or own) and a.offset > inside]
+    if before and re.fullmatch(r"\d+(?:,\d+)*", before[-1].value) and not launch.call.in_function:
+        seen = len(before[-1].value.split(","))
+        if ranks > seen:
+            text = f"{ranks} ranks, but CUDA_VISIBLE_DEVICES={before[-1].value} leaves {seen} GPU{'s' * (seen > 1)}"
+            yield Violation(option.arg.offset, text)
+            return
+    options = slurm_options(launch.srun) if launch.srun else {}
+    values = [found.value if (found := options.get(name)) else None for name in ("gpus-per-node", "gres")]
+    step, known = count_gpus(*values)
+    if known and step and ranks > step:
+        yield Violation(option.arg.offset, f"{ranks} ranks, but srun requests {step} GPU{'s' * (step > 1)} per node")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import slurm_options
 from allranks.analysis.lint.job import JobDescription, LauncherCall
+from allranks.analysis.lint.placement import started_by
 from allranks.analysis.lint.records import Argument, Violation
 from allranks.analysis.lint.rules.dataflow import under_srun
 from allranks.analysis.lint.rules.ports import backend, is_torchrun
@@ -27,6 +28,10 @@ HOSTLESS_WHY = (
     "no host name, so no node listens, and all nodes wait until the timeout."
 )
 HOSTLESS_CURE = "use the host name of the first node; or --rdzv_conf=is_host=1 on it and is_host=0 elsewhere; or --master_addr with a static rendezvous"
+ID_PER_NODE_WHY = (
+    "Nodes meet if they have the same id. Each of these waits alone in its own rendezvous until the timeout."
+)
+ID_PER_NODE_CURE = "--rdzv_id=$SLURM_JOB_ID"
 CONTAINER_WHY = "scontrol is on the host, not in the image; the substitution is empty, and with a fall-back to localhost every node forms its own group."
 ADDRESS_NAME = re.compile(
     r"(?:MASTER|RDZV|HEAD|MAIN|RENDEZVOUS|COORD)\w*(?:ADDR|IP|HOST|NODE|ENDPOINT|ADDRESS)\w*\Z|(?:MASTER|HEAD)\Z",
@@ -206,7 +211,69 @@ def _malformed_option(launch: LauncherCall, arg: Argument) -> Iterator[Violation
     return _malformed_hits(name, source, arg.offset)
 
 
+SUBMIT_HOST = re.compile(r"\$\{?(?:SLURM_SUBMIT_HOST|PBS_O_HOST|LSB_SUB_HOST)\}?")
+TWO_SLICES = re.compile(r"(?:\$\{SLURM_(?:JOB_)?NODELIST:\s*\d{1,3}:\s*\d{1,3}\}){2}")
+BRACKET_TEST = re.compile(r"\*[\"']?\\?\[[\"']?\*|==?\s*[\"']\[[\"']")  # [[ $list == *"["* ]]
+LAST_NODE = re.compile(r"\bscontrol\s+show\s+hostnames?\b[^|]*\|\s*tail\s+(?:-n\s*)?-?1\b")
+
+
+FIRST_OF_ALL = re.compile(r"\$\(\s*srun\b([^|()]*?)\bhostname\b[^|()]*\|[^()]*\)")
+ONE_TASK = re.compile(r"(?:-n|--ntasks|-N|--nodes)[ =]?1\b|\s(?:-w|-r|--nodelist|--relative)\b")
+
+
+def _wrong_host(job: JobDescription, name: str, value: str, offset: int) -> Iterator[Violation]:
+    """Report addresses of a host that is not the one of rank 0: the login node, the last node, a name cut for another form of list."""
+    if job.is_job and SUBMIT_HOST.search(value):
+        yield Violation(
+            offset,
+            f"{name} is the host on which sbatch was called, not a node of the job",
+            why="No rank runs on the login node, so nobody listens at this address: all ranks wait until the timeout.",
+            severity="error",
+        )
+    elif job.is_batch and job.nodes == 1 and TWO_SLICES.search(value) and not _tests_list(job) and _meets(job, name):
+        yield Violation(
+            offset,
+            f"{name} leaves out the character where a list of several nodes has its bracket; the name of one node has none",
+            why="SLURM_NODELIST is node[01-04] for several nodes and node01 for one: of the single name a digit is lost.",
+            severity="error",
+        )
+    elif (
+        job.multi_node
+        and (found := FIRST_OF_ALL.fullmatch(value))
+        and not ONE_TASK.search(found[1])
+        and "sort" not in value
+    ):
+        yield Violation(
+            offset,
+            f"{name} is the name that srun prints first, and the tasks print in any order: rank 0 may be on another node",
+        )
+    elif job.multi_node and LAST_NODE.search(value) and any(backend(la) == "static" for la in job.launches):
+        yield Violation(
+            offset,
+            f"{name} is the last node, but rank 0, which has to listen there, is on the first",
+            severity="error",
+        )
+
+
+def _meets(job: JobDescription, name: str) -> bool:
+    """Return whether the script uses the address, or starts several tasks, which do."""
+    several = any((started := started_by(job, la)) and (started.per_node or 2) > 1 for la in job.launches)
+    return several or name in job.used_names or any(la.kind != "python" for la in job.launches)
+
+
+def _tests_list(job: JobDescription) -> bool:
+    """Return whether the script looks at the form of the list of nodes before it uses it."""
+    return any(
+        u.name in ("SLURM_NODELIST", "SLURM_JOB_NODELIST") and u.program in ("[", "[[", "test", "case", "?")
+        for u in job.uses
+    ) or bool(re.search(r"\bcase\s+\"?\$\{?SLURM_(?:JOB_)?NODELIST", job.text))
+
+
 def _address_hits(job: JobDescription, name: str, value: str, offset: int, under_srun: bool) -> Iterator[Violation]:
+    wrong = list(_wrong_host(job, name, value, offset))
+    if wrong:
+        yield from wrong
+        return
     if re.search(r"hostname\s+(?:--ip-address|-i|--all-ip-addresses|-I)\b", value):
         listed = re.search(r"hostname\s+(?:-I|--all-ip-addresses)\b(?![^)]*\|)", value)
         said = (
@@ -230,6 +297,18 @@ def _address_hits(job: JobDescription, name: str, value: str, offset: int, under
         )
     elif job.multi_node:
         yield from _of_several_nodes(job, name, value, offset, under_srun)
+    elif job.nodes == 1 and name.lstrip("-").upper() in STATIC_NAMES and _is_literal_host(job, value):
+        yield Violation(offset, f"{name}={value}: the next job gets another node")
+
+
+STATIC_NAMES = {"MASTER_ADDR", "MAIN_PROCESS_IP"}
+
+
+def _is_literal_host(job: JobDescription, value: str) -> bool:
+    """Return whether the value is the name or address of one host, on which the job need not run."""
+    pinned = job.heads("nodelist")
+    literal = re.fullmatch(r"(?!\$)[A-Za-z0-9][A-Za-z0-9.-]*", value) and not value.isdecimal()
+    return bool(job.is_batch and literal and not LOOPBACK.fullmatch(value)) and not (pinned and "," not in pinned)
 
 
 COMPOSED = re.compile(r"\d{1,3}\.\d{1,3}\.\d{1,3}\.\$\(.*\d.*|\d{1,3}\.\d{1,3}\.\d{1,3}\.\$\{\w+[#%:/].*")
@@ -246,12 +325,42 @@ def _of_several_nodes(job: JobDescription, name: str, value: str, offset: int, u
         yield Violation(offset, f"{name}={value} inside of srun: every node uses its own name", severity="error")
     elif own and not job.is_batch:
         yield Violation(offset, f"{name}={value}: under salloc this script runs on the login node, whose name it gets")
-    elif re.search(r"SLURM_(?:JOB_)?NODELIST", value) and not re.search(r"scontrol|nodeset|hostlist|python|\[", value):
+    elif (
+        re.search(r"SLURM_(?:JOB_)?NODELIST", value)
+        and not re.search(r"scontrol|nodeset|hostlist|python|\[", value)
+        and not TWO_SLICES.search(value)
+        and not BRACKET_TEST.search(job.text)
+    ):
         yield Violation(offset, f"{name} is cut from the compressed list, which is node[01-04] and not node01,node02")
     elif "SLURM_LAUNCH_NODE_IPADDR" in value and not job.is_batch:
         yield Violation(offset, f"{name}={value}: under salloc that is the login node")
-    elif job.is_batch and re.fullmatch(r"(?!\$)[A-Za-z0-9][A-Za-z0-9.-]*", value) and not value.isdecimal():
+    elif _is_literal_host(job, value) and value not in re.split(r"[,\s]", job.heads("nodelist") or ""):
         yield Violation(offset, f"{name}={value}: the next job gets other nodes")
+
+
+OWN_TO_NODE = re.compile(
+    r"\b(?:SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID|SLURMD_NODENAME|HOSTNAME|NODE_RANK|RANK)\b|\bhostname\b"
+)
+DRAWN = re.compile(
+    r"\$\{?(?:RANDOM|SRANDOM|BASHPID|EPOCHREALTIME)\b|\$\$|\buuidgen\b|\bshuf\b|\bdate\b|\bmktemp\b|/proc/sys/kernel/random"
+)
+
+
+def id_per_node(job: JobDescription) -> Iterator[Violation]:
+    """Report a rendezvous id that a shell on each node makes, so that every node has its own."""
+    if not job.multi_node and job.is_job:
+        return
+    for launch in job.launches:
+        option, nodes = launch.option("rdzv_id"), launch.value("nnodes")
+        if option is None or option.value is None or backend(launch) == "static" or nodes in (None, "1", "1:1"):
+            continue
+        in_task = _in_task(job, launch, option.arg) or any(
+            a.value and a.value in (option.value or "") and under_srun(a.under) for a in job.assignments
+        )
+        alone = not job.is_batch and launch.srun is None and job.multi_node  # the script that srun starts on each node
+        own, drawn = OWN_TO_NODE.search(option.value), DRAWN.search(option.value)
+        if (in_task and (own or drawn)) or (alone and own):
+            yield Violation(option.arg.offset, f"--rdzv_id={option.value} is another one on every node")
 
 
 def hostless(job: JobDescription) -> Iterator[Violation]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import PurePosixPath
 
-from allranks.analysis.lint.command_options import LONG, PYTHON, SHELLS, slurm_options
+from allranks.analysis.lint.command_options import LONG, PYTHON
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Edit, ProgramCall, Violation
 from allranks.analysis.lint.rules.tasks import sources_settings
@@ -431,12 +431,6 @@ def buffered(job: JobDescription) -> Iterator[Violation]:
 
 WAIT_WHY = "The job ends when the batch script ends, and Slurm then kills all its processes."
 WAIT_CURE = "wait, as the last line"
-SEQUENCE_WHY = (
-    "The first launcher waits for the others, which start only after it has ended; it stops at the rendezvous timeout."
-)
-SEQUENCE_CURE = "srun --ntasks-per-node=1 without --nodelist starts all nodes at once; or end the line with & and add wait after the loop"
-NODES_WHY = "The batch script runs on the first node only; the other nodes are idle, and paid for."
-NODES_CURE = "srun python ..., or #SBATCH --nodes=1"
 
 
 def background(job: JobDescription) -> Iterator[Violation]:
@@ -485,46 +479,6 @@ def _background_work(job: JobDescription) -> list[ProgramCall]:
     ]
     found = {c.offset: c for c in [*outside, *calls]}
     return [found[offset] for offset in sorted(found)]
-
-
-def sequence(job: JobDescription) -> Iterator[Violation]:
-    """Report launchers that a loop starts on one node after another."""
-    for launch in job.launches:
-        srun = launch.srun
-        if srun is None or not srun.in_loop or launch.call.under[0].after == "&" or srun.in_function:
-            continue
-        node = slurm_options(srun).get("nodelist")
-        if node and "$" in (node.value or "") and launch.value("nnodes", "num_machines") not in (None, "1"):
-            yield Violation(srun.offset, f"the loop starts {launch.kind} on one node after another")
-
-
-SPREADS_ITSELF = re.compile(r"submitit|dask|\bray\b|parsl|mpi4py|spark|hostfile|horovod|pip$|venv$")
-
-
-def idle_nodes(job: JobDescription) -> Iterator[Violation]:
-    """Report a job of several nodes whose programs all run in the batch script, on the first node."""
-    if not job.is_job or (job.nodes or 1) < 2 or job.launches or not job.work or job.sources_files:
-        return
-    others = [c for c in job.calls if not c.in_substitution]
-    if any(c.program in STARTS_ELSEWHERE or _runs_script(c) for c in others) or "array" in job.heading:
-        return
-    work = next((c for c in job.work if not any(SPREADS_ITSELF.search(a.text) for a in c.args)), None)
-    if work is None:
-        return
-    yield Violation(work.offset, f"{work.program} runs on the first of {job.nodes} nodes only")
-
-
-STARTS_ELSEWHERE = {
-    "srun", "mpirun", "mpiexec", "mpiexec.hydra", "ssh", "pdsh", "parallel", "sbatch", "ray", "pbsdsh", "clush", "jsrun", "aprun", "horovodrun",
-    "orterun", "blaunch", "flux",
-}  # fmt: skip
-
-
-def _runs_script(call: ProgramCall) -> bool:
-    """Return whether the call runs another script, which may start programs on the other nodes."""
-    first = call.args[0].text if call.args else ""
-    shell = call.program in SHELLS and not first.startswith("-")
-    return shell or call.written.startswith(("./", "../", "$")) or call.written.endswith((".sh", ".bash"))
 
 
 ZERO_WHY = "Slurm and the shell take exit code 0 for success: the job is COMPLETED, and dependent jobs start."

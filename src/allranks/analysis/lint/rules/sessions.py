@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import SHELLS
+from allranks.analysis.lint.command_options import SHELLS, slurm_option, slurm_options
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Severity, Violation
 from allranks.analysis.lint.rules.rendezvous import CONTAINERS
@@ -20,6 +20,8 @@ SESSION_WHY = (
 SESSION_CURE = 'ssh "$node" "mkdir ...; cp ..."; or srun --ntasks-per-node=1 mkdir ...'
 ENDED_WHY = "The container's shell ends with its script, and with it what the script has set. Later commands run on the host, with its Python."
 ENDED_CURE = 'put the launch into the same script: bash -c "source env.sh; torchrun ..."'
+NO_COMMAND_WHY = "srun starts no task and fails; what was meant to be its command runs once, in the batch script."
+NO_COMMAND_CURE = "a backslash at the end of the line, so that the next one is its command"
 DOCKER = {"docker", "podman", "nerdctl"}
 DOCKER_FLAGS = re.compile(
     r"-[ditPq]+|--(?:detach|interactive|tty|publish-all|quiet|rm|init|privileged|read-only|no-healthcheck|oom-kill-disable|replace)(?:=\w+)?"
@@ -155,3 +157,36 @@ def _prepares_only(job: JobDescription, call: ProgramCall) -> bool:
         return False
     inner = [c for c in job.calls if call in c.under]
     return bool(inner) and all(c.program in SETTING_UP for c in inner)
+
+
+ASKING = {"version", "help", "usage"}
+
+
+def no_command(job: JobDescription) -> Iterator[Violation]:
+    """Report an srun that has options only."""
+    for index, call in enumerate(job.calls):
+        if call.program != "srun" or call.in_substitution or not job.is_batch or "multi-prog" in slurm_options(call):
+            continue
+        if any(call in c.under for c in job.calls[index + 1 :]) or call.redirects or call.before in ("|", "|&"):
+            continue
+        if not call.args or _has_other_words(call) or slurm_options(call).keys() & ASKING:
+            continue
+        follows = next((c for c in job.calls[index + 1 :] if not c.in_substitution and c.offset > call.offset), None)
+        line = job.lines.place(call.args[-1].offset)[0]
+        told = f": {follows.written} in the next line runs without it" if follows and _next(job, line, follows) else ""
+        yield Violation(call.offset, f"srun has no command{told}")
+
+
+def _next(job: JobDescription, line: int, call: ProgramCall) -> bool:
+    return job.lines.place(call.offset)[0] == line + 1
+
+
+def _has_other_words(call: ProgramCall) -> bool:
+    """Return whether an argument is no option nor its value, or unknown: ``srun $ARGS`` may have a command."""
+    i = 0
+    while i < len(call.args):
+        word = call.args[i].source.text
+        if not word.startswith("-"):
+            return True
+        i += 2 if slurm_option(call.args[i].text)[2] else 1
+    return i != len(call.args)

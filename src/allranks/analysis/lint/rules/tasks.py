@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import Option, slurm_options
-from allranks.analysis.lint.job import SETS_PATHS_ONLY, JobDescription, LauncherCall, count_gpus
+from allranks.analysis.lint.command_options import slurm_options
+from allranks.analysis.lint.job import SETS_PATHS_ONLY, JobDescription, LauncherCall
+from allranks.analysis.lint.placement import MPI, names_hosts, started_by
 from allranks.analysis.lint.records import ProgramCall, Violation
 
 SEVERAL_WHY = "Every task starts a launcher that starts all ranks of the node: too many ranks per GPU, and several launchers on the same port."
@@ -14,6 +15,10 @@ SEVERAL_CURE = (
     "use #SBATCH --ntasks-per-node=1, so that one launcher starts the ranks of its node; or srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1: "
     "without --ntasks srun keeps the job's number of tasks and ignores --ntasks-per-node"
 )
+SEVERAL_CURES = {
+    "mpirun": "one process per node: mpirun -np <nodes> --map-by ppr:1:node, or mpiexec -n <nodes> --ppn 1",
+    "jsrun": "one resource set per node: jsrun -r 1 -a 1 -g ALL_GPUS -c ALL_CPUS",
+}
 ONE_NODE_WHY = "The batch script runs on the first node only. Without srun the other nodes are idle, or the launcher waits for them until the timeout."
 ONE_NODE_CURE = "start it on every node: srun --ntasks-per-node=1 torchrun ..."
 INHERITED_WHY = (
@@ -34,9 +39,6 @@ PER_TASK_WHY = (
     "may not work."
 )
 PER_TASK_CURE = "--gpus-per-node=<n>, so that every task sees all GPUs of its node and uses the one of its local rank"
-TOO_MANY_WHY = (
-    "Ranks without a GPU stop with 'invalid device ordinal', or two ranks share one and NCCL reports a duplicate GPU."
-)
 COUNT_WHY = "The launcher waits for nodes that never join, until the rendezvous timeout."
 COUNT_CURE = "--nnodes=$SLURM_JOB_NUM_NODES, so that the two are always equal"
 ALONE_WHY = (
@@ -60,7 +62,6 @@ WORLD_WHY = "init_process_group waits until WORLD_SIZE ranks have joined; with m
 WORLD_CURE = "export WORLD_SIZE=$SLURM_NTASKS"
 FEW_CPUS_WHY = "Ranks and the workers of their data loaders take turns on the CPUs: the GPUs wait for data."
 FEW_CPUS_CURE = "#SBATCH --cpus-per-task=<ranks per task x (1 + loader workers)>"
-MPI = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun"}
 SPREADING = {
     "pbsdsh",
     "pbs_tmrsh",
@@ -74,6 +75,7 @@ SPREADING = {
     "parallel",
     "aprun",
     "jsrun",
+    "lrun",
     "flux",
     "orterun",
     "mpiexec.hydra",
@@ -85,6 +87,7 @@ def _starts(launch: LauncherCall) -> bool:
 
 
 def several(job: JobDescription) -> Iterator[Violation]:
+    yield from _nested(job)
     for launch in job.launches:
         if _starts(launch) and launch.srun and _same_unknown(job, launch):
             asked = job.heads("ntasks-per-node")
@@ -98,6 +101,25 @@ def several(job: JobDescription) -> Iterator[Violation]:
             if tasks is not None and tasks > 1 and not (one_each and launch.option("node_rank", "machine_rank")):
                 text = f"srun starts {tasks} tasks per node, and each starts {launch.kind}"
                 yield Violation(launch.call.offset, text, severity="error" if _certain_tasks(job, launch) else "note")
+        elif _starts(launch) and (started := started_by(job, launch)) and (started.per_node or 1) > 1:
+            if launch.value("nproc_per_node", "num_processes", "num_gpus") != "1":
+                name = started.starter.program
+                text = f"{name} starts {started.per_node} processes per node, and each starts {launch.kind}"
+                yield Violation(launch.call.offset, text, cure=SEVERAL_CURES.get(name, SEVERAL_CURES["mpirun"]))
+
+
+def _nested(job: JobDescription) -> Iterator[Violation]:
+    """Report mpirun in every task of srun."""
+    for call in job.calls:
+        if call.program not in MPI or call.srun is None or call.in_substitution:
+            continue
+        each, nodes = job.tasks_per_node(call.srun), job.srun_nodes(call.srun)
+        if each and each * (nodes or 1) > 1:
+            text = f"srun starts {each * (nodes or 1)} tasks, and each starts {call.program}"
+            why = f"Every task starts all processes of {call.program} again, or fails because Slurm's PMI already names it a rank."
+            yield Violation(
+                call.offset, text, why=why, cure=f"srun without {call.program}, or {call.program} without srun"
+            )
 
 
 def _certain_tasks(job: JobDescription, launch: LauncherCall) -> bool:
@@ -123,6 +145,11 @@ def one_node(job: JobDescription) -> Iterator[Violation]:
         return
     together = any(c.program in SPREADING for la in job.launches for c in la.call.under)
     for launch in job.launches:
+        horovod = next((c for c in launch.call.under if c.program == "horovodrun"), None)
+        # It asks LSF for its hosts itself.
+        if horovod and horovod.srun is None and job.nodes and not names_hosts(horovod) and job.hosts is None:
+            text = f"horovodrun without -H starts all its processes on the first of {job.nodes} nodes"
+            yield Violation(horovod.offset, text, cure="srun python ..., or horovodrun -np <n> -H <host>:<GPUs>,...")
         spread = any(c.program in SPREADING for c in launch.call.under)
         if together and (launch.value("nnodes") == "1" or "standalone" in launch.options):
             continue  # meant for one node, beside a launch on all
@@ -283,15 +310,67 @@ def world_size(job: JobDescription) -> Iterator[Violation]:
         if tasks and (_tasks_of_node(job) or 1) > 1 and job.set_values_named("RANK", "SLURM_PROCID"):
             text = f"WORLD_SIZE is the number of tasks, but '{alone[0].written}' is one process: without srun no other task starts"
             yield Violation(tasks[0].offset, text, cure="srun before the command")
-    for item in job.set_values("WORLD_SIZE"):
-        if not item.value.isdecimal() or job.nodes is None:
+    for launch in job.launches:
+        yield from _lightning(job, launch)
+        started = started_by(job, launch) if launch.kind == "python" else None
+        if started is None or not started.total or launch.call.in_loop or launch.call.in_function:
             continue
-        for launch in job.launches:
-            tasks = job.tasks_per_node(launch.srun) if launch.kind == "python" and launch.srun else None
-            nodes = job.srun_nodes(launch.srun) if launch.srun else None
-            if tasks and nodes and tasks * nodes != int(item.value[:9]):
-                yield Violation(item.offset, f"WORLD_SIZE={item.value}, but srun starts {tasks * nodes} ranks")
-                break
+        for offset, name, size in _told_sizes(job, launch):
+            several = (
+                job.gpus_per_node and job.nodes and started.per_node == 1 and size == job.gpus_per_node * job.nodes
+            )
+            # One task per node may start the ranks of its GPUs itself, and then counts these, or the nodes.
+            if size != started.total and not several:
+                text = f"{name}={size}, but {started.starter.program} starts {started.total} ranks"
+                yield Violation(offset, text)
+                return
+
+
+LIGHTNING_DEVICES = re.compile(r"(?:--)?trainer\.(?:devices|gpus)|--devices")
+LIGHTNING_NODES = re.compile(r"(?:--)?trainer\.num_nodes|--num[-_]nodes")
+LIGHTNING_WHY = (
+    "Under Slurm Lightning takes the tasks of srun as its processes and starts none itself: it refuses another number of tasks per node, or "
+    "waits for the missing ranks."
+)
+
+
+def _lightning(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
+    """Compare the devices that Lightning's trainer is told with the tasks of srun on each node."""
+    if launch.kind != "python" or launch.srun is None or launch.open_srun:
+        return
+    told: dict[str, tuple[int, int]] = {}
+    for arg, following in launch.call.pairs():
+        name, equals, value = arg.text.partition("=")
+        for kind, pattern in (("devices", LIGHTNING_DEVICES), ("nodes", LIGHTNING_NODES)):
+            count = (
+                job.number(value if equals else following.text if following else None)
+                if pattern.fullmatch(name)
+                else None
+            )
+            if count:
+                told[kind] = (count, arg.offset)
+    tasks = job.tasks_per_node(launch.srun)
+    if len(told) == 2 and tasks and tasks != told["devices"][0]:
+        devices, offset = told["devices"]
+        text = f"{devices} devices per node, but srun starts {tasks} task{'s' * (tasks > 1)} per node"
+        yield Violation(offset, text, why=LIGHTNING_WHY, cure=f"#SBATCH --ntasks-per-node={devices}")
+
+
+def _told_sizes(job: JobDescription, launch: LauncherCall) -> Iterator[tuple[int, str, int]]:
+    """Yield where the script tells the program the number of ranks: WORLD_SIZE in the environment, or an option."""
+    set_here = [a for a in job.set_values("WORLD_SIZE") if a.exported or "WORLD_SIZE" in job.reading.exported]
+    before = [a for a in set_here if a.offset < launch.call.offset or a.under]
+    if len({a.value for a in before}) == 1 and (size := job.number(before[-1].value)):
+        yield before[-1].offset, "WORLD_SIZE", size
+    for arg, following in launch.call.pairs():
+        name, equals, value = arg.text.partition("=")
+        if WORLD_OPTION.fullmatch(name) and (equals or following):
+            size = job.number(value if equals else following.text if following else None)
+            if size and (launch.srun is None or (job.tasks_per_node(launch.srun) or 1) > 1):
+                yield arg.offset, name, size
+
+
+WORLD_OPTION = re.compile(r"--(?:dist[-_.])?world[-_]size")
 
 
 def sources_settings(job: JobDescription) -> bool:
@@ -368,45 +447,6 @@ def _uses_local_rank(job: JobDescription) -> bool:
     return any(re.search(r"SLURM_LOCALID", a.value) and "LOCAL_RANK" in a.name.upper() for a in job.assignments)
 
 
-def too_many(job: JobDescription) -> Iterator[Violation]:
-    for launch in job.launches:
-        if launch.kind == "python" and launch.srun:
-            tasks, gpus = job.tasks_per_node(launch.srun), job.gpus_per_node
-            if tasks and gpus and tasks > gpus and job.has("MASTER_ADDR", "MASTER_PORT"):
-                yield Violation(
-                    launch.call.offset, f"{tasks} ranks per node, but the job requests {gpus} GPUs per node"
-                )
-            continue
-        option = launch.option("nproc_per_node", "num_gpus")
-        ranks = job.number(option.value) if option else None
-        gpus = job.gpus_per_node
-        per_task = job.number(job.heads("gpus-per-task"))
-        if per_task and launch.srun:
-            gpus = per_task * (job.tasks_per_node(launch.srun) or 1)
-        if option and ranks and gpus and ranks > gpus:
-            yield Violation(option.arg.offset, f"{ranks} ranks per node, but the job requests {gpus} GPUs per node")
-        elif option and ranks:
-            yield from _sees_fewer(job, launch, option, ranks)
-
-
-def _sees_fewer(job: JobDescription, launch: LauncherCall, option: Option, ranks: int) -> Iterator[Violation]:
-    """Compare the ranks with the GPUs that CUDA_VISIBLE_DEVICES or the options of srun leave."""
-    own = [a for a in launch.call.prefix if a.name == "CUDA_VISIBLE_DEVICES"]
-    listed = own or [a for a in job.set_values_at_top() if a.name == "CUDA_VISIBLE_DEVICES" and a.exported]
-    before = [a for a in listed if a.offset <= launch.call.offset or own]
-    if before and re.fullmatch(r"\d+(?:,\d+)*", before[-1].value) and not launch.call.in_function:
-        seen = len(before[-1].value.split(","))
-        if ranks > seen:
-            text = f"{ranks} ranks, but CUDA_VISIBLE_DEVICES={before[-1].value} leaves {seen} GPU{'s' * (seen > 1)}"
-            yield Violation(option.arg.offset, text)
-            return
-    options = slurm_options(launch.srun) if launch.srun else {}
-    values = [found.value if (found := options.get(name)) else None for name in ("gpus-per-node", "gres")]
-    step, known = count_gpus(*values)
-    if known and step and ranks > step:
-        yield Violation(option.arg.offset, f"{ranks} ranks, but srun requests {step} GPU{'s' * (step > 1)} per node")
-
-
 def count(job: JobDescription) -> Iterator[Violation]:
     """Compare the nodes that the launcher waits for with the nodes of the job."""
     if ("nodes" not in job.heading and job.pbs is None) or job.nodes is None:
@@ -447,7 +487,10 @@ def _alone_on_purpose(job: JobDescription, launch: LauncherCall) -> Iterator[Vio
         return
     nodes, tasks = job.srun_nodes(launch.srun), job.tasks_per_node(launch.srun)
     single = "standalone" in launch.options or job.number(option.value) == 1
-    own = any("SLURM_" in a.text for a in launch.call.args) or "array" in job.heading or launch.srun.in_loop
+    told = {text for o in launch.options.values() for text in (o.arg.text, o.value or "")}
+    contradicts = launch.option("main_process_ip", "machine_rank", "node_rank", "master_addr") is not None
+    passed = [a.text for a in launch.call.args if a.text not in told or not contradicts]
+    own = any("SLURM_" in text for text in passed) or "array" in job.heading or launch.srun.in_loop
     if single and nodes and nodes > 1 and tasks and not own and launch.srun.after != "&":
         text = f"{option.arg.text}: each of the {nodes} nodes trains its own model"
         yield Violation(option.arg.offset, text, why="Every node does the same work, and writes the same files.")

@@ -1,0 +1,76 @@
+"""Count the processes that srun, mpirun, jsrun and horovodrun start, in total and on each node."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from allranks.analysis.lint.command_options import slurm_options
+from allranks.analysis.lint.job import JobDescription, LauncherCall
+from allranks.analysis.lint.records import ProgramCall
+
+MPI = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun"}
+STARTERS = MPI | {"srun", "jsrun", "horovodrun"}
+# https://docs.open-mpi.org (mpirun), the mpiexec of MPICH, Intel MPI and HPE's PALS, https://docs.olcf.ornl.gov (jsrun)
+TOTAL = {"-np", "--np", "-n", "--n"}
+EACH = {"-ppn", "--ppn", "-npernode", "--npernode", "-N", "-perhost", "--perhost", "-rpn", "--rpn"}
+PER_RESOURCE = re.compile(r"ppr:(\d{1,6}):node")
+
+
+class Started(msgspec.Struct, frozen=True):
+    """Processes that one command starts; None if the file does not show it."""
+
+    starter: ProgramCall
+    total: int | None = None
+    per_node: int | None = None
+
+
+def started_by(job: JobDescription, launch: LauncherCall) -> Started | None:
+    """Return what the nearest program that starts several processes starts of this launch; None if there is no such program."""
+    starter = next((c for c in reversed(launch.call.under) if c.program in STARTERS), None)
+    if starter is None:
+        return None
+    if starter.program == "srun":
+        each, nodes = job.tasks_per_node(starter), job.srun_nodes(starter)
+        option = slurm_options(starter).get("ntasks")
+        asked = job.number(option.value) if option else None
+        return Started(starter, asked or (each * nodes if each and nodes else None), each)
+    if starter.program == "jsrun":
+        return _of_jsrun(job, starter)
+    return _of_mpirun(job, starter)
+
+
+def _of_mpirun(job: JobDescription, starter: ProgramCall) -> Started:
+    total, each = _count(job, starter, TOTAL), _count(job, starter, EACH)
+    mapped = next((found for a in starter.args if (found := PER_RESOURCE.search(a.text))), None)
+    each = each or (int(mapped[1]) if mapped else None)
+    nodes = 1 if starter.program == "horovodrun" and not names_hosts(starter) else job.nodes
+    if total and nodes and each is None:
+        each = -(-total // nodes)
+    return Started(starter, total or (each * nodes if each and nodes else None), each)
+
+
+def names_hosts(starter: ProgramCall) -> bool:
+    """Return whether a horovodrun is told on which hosts to start its processes."""
+    return any(re.match(r"-H\Z|--hosts\b|--?hostfile\b|--host-discovery", a.text) for a in starter.args)
+
+
+def _of_jsrun(job: JobDescription, starter: ProgramCall) -> Started:
+    sets, per_host = _count(job, starter, {"-n", "--nrs"}), _count(job, starter, {"-r", "--rs_per_host"})
+    tasks = _count(job, starter, {"-a", "--tasks_per_rs"}) or 1
+    total = sets * tasks if sets else None
+    each = per_host * tasks if per_host else -(-total // job.nodes) if total and job.nodes else None
+    return Started(starter, total, each)
+
+
+def _count(job: JobDescription, call: ProgramCall, names: set[str]) -> int | None:
+    """Return the number that an option has: ``-n 4``, ``-n4``, ``--nrs=4``."""
+    for arg, following in call.pairs():
+        name, equals, value = arg.text.partition("=")
+        if name in names:
+            return job.number(value if equals else following.text if following else None)
+        glued = re.fullmatch(r"(-[a-zA-Z])(\d{1,6})", arg.text)
+        if glued and glued[1] in names:
+            return int(glued[2])
+    return None
