@@ -42,7 +42,7 @@ PORTS: list[tuple[str, str, int, str]] = [
 SSH_AND_LOGS: list[tuple[str, str, int, str]] = [
     ("needs-ssh", TWO + "deepspeed --hostfile hosts --num_gpus=4 x.py\n", 7, "note"),
     ("needs-ssh", TWO + "deepspeed --launcher slurm --include=n1:0 x.py\n", 7, "warning"),
-    ("requeue-truncates-log", ONE.replace("--nodes=1", "--nodes=1 --requeue"), 2, "warning"),
+    ("requeue-truncates-log", ONE.replace("--nodes=1", "--nodes=1 --requeue"), 2, "note"),
     (
         "requeue-truncates-log",
         ONE + "trap 'scontrol requeue $SLURM_JOB_ID' USR1\nsrun python x.py & wait\n",

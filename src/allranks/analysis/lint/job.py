@@ -57,7 +57,7 @@ STARTS = re.compile(
 )
 OTHER_BATCH_SYSTEMS = re.compile(r"^#(?:COBALT|BSUB|PJM|OAR)\s", re.MULTILINE)
 PLACEHOLDER = re.compile(
-    r"(?<![<\w$])<[A-Za-z][\w ./:|$-]{0,60}>|\{\{-?\s*[\w. $-]{1,60}\s*-?\}\}|(?<![\w$])\{ [A-Za-z_][\w.]* \}"
+    r"(?<![<\w$])<[A-Za-z][\w ./:|$-]{0,60}>|\{\{-?\s*[\w. $|()'\",+*/-]{1,60}\s*-?\}\}|(?<![\w$])\{ [A-Za-z_][\w.]* \}"
     r"|(?<![A-Za-z0-9_])[A-Za-z_/-]*X{3,}(?![A-Za-z0-9])|\b(?:YOUR|REPLACE|INSERT|CHANGE)[-_ ]?[A-Z_-]{2,}\b|\b[Yy]our[-_]\w+(?:[-_]\w+)*"
     r"|/path[-_]?to(?:/[\w./-]*|\b)|\bproject_46[0-9]{0,4}x+|\bTODO\b"
     r"|(?<![\w$}\])])[\[{](?i:your|replace|fill|insert|enter|put|specify|change|choose)\b[\w ,./'-]{0,60}[\]}]"
@@ -311,7 +311,7 @@ class JobDescription:
             places.append(above)
         parent = str(PurePosixPath(folder).parent)
         certain = any((p / ".git").exists() for p in places[1:]) or (
-            parent != "." and any((p / parent).is_dir() for p in places)
+            not re.fullmatch(r"\.|(?:\.\./?)+", parent) and any((p / parent).is_dir() for p in places)
         )
         return not any((place / folder).is_dir() for place in places), certain
 

@@ -55,6 +55,7 @@ class ShellReader:
         self.unbalanced: list[tuple[int, str]] = []  # blocks that are not closed
         self.variables: dict[str, ShellVariable] = {}
         self.exported: set[str] = set()  # `export NAME` without a value
+        self.misnamed: list[tuple[int, str]] = []  # words after export or declare that name no variable
         self.named: set[str] = set()  # set in another way: by for, read, mapfile, printf -v, arithmetic, declare
         self.word_loops: list[tuple[int, str]] = []  # `for x in NAME`, where NAME is an array
         self.submitted: list[MappedText] = []  # batch scripts that a here-document passes to sbatch
@@ -132,6 +133,8 @@ class _CommandReader:
                 continue
             if exported and not name.startswith("-"):
                 self.reading.exported.add(name)
+            if name and not name.startswith(("-", "+")) and not VARIABLE.fullmatch(name):
+                self.reading.misnamed.append((word.offset, name))
             if name in self.reading.variables and exported:
                 old = self.reading.variables[name]
                 self.reading.variables[name] = ShellVariable(old.source, True, old.items)

@@ -26,6 +26,7 @@ MAX_DEPTH = 24  # nested substitutions; each level costs a few Python frames
 PLAIN = re.compile(r"[^\s'\"\\$`;&|<>()#" + UNRESOLVED_OPEN + "]+")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 ARRAY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[[^\]\s]*\])?\+?=\Z")
+OLD_ARITHMETIC = re.compile(r"\$\[(?:[^\[\]\n'\"`;]|\[[^\[\]\n]*\])*\]")  # $[1 + 2]
 DOUBLE_STOP = re.compile(r"[\"\\$`]")
 
 
@@ -144,6 +145,9 @@ class WordReader(ABC):
         elif text.startswith("$((", begun) and (end := self._arithmetic_or_none(begun + 3)):
             parts.append(WordPart("arithmetic", self.source.part(begun + 3, end - 2), quoted))
             self.i = end
+        elif old := OLD_ARITHMETIC.match(text, begun):
+            parts.append(WordPart("arithmetic", self.source.part(begun + 2, old.end() - 1), quoted))
+            self.i = old.end()
         elif text.startswith("$(", begun):
             self.i += 1
             self._substitution(parts, quoted)
@@ -293,7 +297,8 @@ class Lexer(WordReader):
 
     def _at_command(self) -> bool:
         last = self.tokens[-1] if self.tokens else None
-        return last is None or last.operator in BREAKS or (last.word is not None and last.word.plain in KEYWORDS)
+        starts = KEYWORDS | {"for"}  # for ((i = 0; i < n; i++))
+        return last is None or last.operator in BREAKS or (last.word is not None and last.word.plain in starts)
 
     def _at_arithmetic(self) -> bool:
         """Return whether ``((`` begins arithmetic here: a command, or the head of ``for ((...))``."""

@@ -254,6 +254,8 @@ def split_commands(lexed: LexResult, problems: list[tuple[int, str]] | None = No
                 state.function_at = state.braces
                 words, i = [], i + 1
                 continue
+            if token.operator == "(" and words and state.unbalanced is None and _opens_nothing(words):
+                state.unbalanced = (token.offset, "( stands within a command: a syntax error")
             pattern = token.operator == ")" and state.level == 0
             state.level = max(0, state.level + {"(": 1, ")": -1}.get(token.operator, 0))
             if pattern:
@@ -266,6 +268,16 @@ def split_commands(lexed: LexResult, problems: list[tuple[int, str]] | None = No
             state.before = "" if token.operator == "(" else token.operator
     if problems is not None and (problem := state.problem()) is not None:
         problems.append(problem)
+
+
+def _opens_nothing(words: list[Word]) -> bool:
+    """Return whether a ( behind these words starts neither a subshell, nor a pattern, nor the list of ``select`` or ``for``."""
+    plain = [w.plain for w in words]
+    return (
+        plain[-1] not in KEYWORDS | {"in", "coproc"}
+        and plain[0] not in ("case", "function", "[[")
+        and "[[" not in plain
+    )
 
 
 def _first_pattern(words: list[Word], state: _ParserState) -> None:
@@ -293,7 +305,8 @@ def _finish(words: list[Word], redirects: list[RawRedirect], state: _ParserState
         loop_name = words[1].plain if len(words) > 1 else None
         if len(words) > 2 and words[2].plain == "do":  # for NAME do
             state.keyword("do", words[2].offset)
-        words = words[3:]
+        counts = len(words) > 1 and any(p.kind == "arithmetic" for p in words[1].parts)  # for ((i = 0; i < n; i++))
+        words = words[1:2] if counts else words[3:]
     elif words and words[0].plain == "case":
         state.keyword("case", words[0].offset)
         state.uncertain = state.uncertain or after == ")" or state.level > 0

@@ -37,7 +37,7 @@ EXAMPLES: dict[str, RuleExample] = {
         "export NCCL_SOCKET_IFNAME=ib0",
     ),
     "deprecated-variable": RuleExample(
-        "A warning about the name in the log, or, after an update, a setting that no longer works. A name that every supported version ignores is a warning, others are notes.",
+        "A warning about the name in the log, or, after an update, a setting that no longer works. A note: most of these settings are no longer needed. A name that no version knew is a warning.",
         "export NCCL_TREE_THRESHOLD=0",
         "export NCCL_ALGO=Ring",
     ),
@@ -530,5 +530,55 @@ EXAMPLES: dict[str, RuleExample] = {
         "`/home/%u/.bashrc: No such file or directory`, or a folder called `%j`. A note for arguments of Python programs, which may replace it themselves.",
         "mkdir -p logs/%j",
         "mkdir -p logs/$SLURM_JOB_ID",
+    ),
+    "directive-refused": RuleExample(
+        "`sbatch: error: Invalid --time specification`, `Invalid numeric value`, `unrecognized option`: no job is submitted.",
+        "#SBATCH --nodes=1\n#SBATCH --time=24h\nsrun torchrun train.py",
+        "#SBATCH --nodes=1\n#SBATCH --time=24:00:00\nsrun torchrun train.py",
+    ),
+    "stray-line": RuleExample(
+        "`command not found`, or `Is a directory`, in the log; if it is the last line, the job is FAILED although the training was complete.",
+        "srun torchrun --nnodes=2 train.py\nFooter",
+        "srun torchrun --nnodes=2 train.py\n# Footer",
+    ),
+    "value-split": RuleExample(
+        "`command not found` or `not a valid identifier` in the log; the program runs with an empty value.",
+        "export MASTER_ADDR = localhost",
+        "export MASTER_ADDR=localhost",
+    ),
+    "missing-colon": RuleExample(
+        "`cannot open shared object file`, `No module named ...`, or `command not found` for ordinary commands.",
+        "export LD_LIBRARY_PATH=/opt/nccl/lib$LD_LIBRARY_PATH",
+        "export LD_LIBRARY_PATH=/opt/nccl/lib:$LD_LIBRARY_PATH",
+    ),
+    "quoted-tilde": RuleExample(
+        "`No such file or directory: ~/...`, or a new folder with the name `~`.",
+        'DATA="~/data"\ncd "$DATA"',
+        'DATA="$HOME/data"\ncd "$DATA"',
+    ),
+    "variable-not-expanded": RuleExample(
+        "A run or a folder is called `$NAME`, or the program refuses a number such as `'$SLURM_NNODES'`.",
+        "OUT=/scratch/run1\nsrun python train.py --out '$OUT/checkpoints'",
+        'OUT=/scratch/run1\nsrun python train.py --out "$OUT/checkpoints"',
+    ),
+    "module-after-activation": RuleExample(
+        "`ModuleNotFoundError` for a package that is installed in the environment, or another version of torch than expected.",
+        "source ~/venv/bin/activate\nmodule load python/3.11\nsrun python train.py",
+        "module load python/3.11\nsource ~/venv/bin/activate\nsrun python train.py",
+    ),
+    "container-without-gpu": RuleExample(
+        "`torch.cuda.is_available()` is False; `Found no NVIDIA driver on your system`; or the training runs on the CPU.",
+        "srun singularity exec image.sif python train.py",
+        "srun singularity exec --nv image.sif python train.py",
+    ),
+    "asks-for-answer": RuleExample(
+        "`Proceed ([y]/n)?` is the last line that the command writes; the environment is not there, or has not changed.",
+        "conda install pytorch",
+        "conda install -y pytorch",
+    ),
+    "secret-printed": RuleExample(
+        "The token is in the job's log.",
+        'echo "token: $HF_TOKEN"',
+        'echo "token: ${HF_TOKEN:+set}"',
     ),
 }

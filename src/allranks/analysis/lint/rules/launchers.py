@@ -119,9 +119,13 @@ def drops(job: JobDescription) -> Iterator[Violation]:
             continue
         if call is None and (repaired or _all_say_all(job)):
             continue
+        if call is None and not any(c.program == "srun" for c in job.calls):
+            continue  # the batch shell has all that the script sets
         if not any(i.upper() == "ALL" for i in items) and value:
             yield Violation(
-                offset, f"--export={value} without ALL: the rest of the environment does not reach the ranks"
+                offset,
+                f"--export={value} without ALL: the rest of the environment does not reach the ranks",
+                severity="note" if call is not None and call.program == "sbatch" else None,
             )
         for name, _, given in (i.partition("=") for i in items if "=" in i):
             before = [a for a in job.set_values(name) if a.exported and not a.under and a.offset < offset]
@@ -182,7 +186,11 @@ def _signal(job: JobDescription) -> tuple[bool, str, int] | None:
         return None
     target, colon, rest = found.value.partition(":")
     name = (rest if colon else target).partition("@")[0].upper().removeprefix("SIG")
-    return bool(colon) and "B" in target.upper(), {"10": "USR1", "12": "USR2"}.get(name, name), found.offset
+    return (
+        bool(colon) and "B" in target.upper(),
+        {"10": "USR1", "12": "USR2", "2": "INT", "15": "TERM", "1": "HUP", "18": "CONT"}.get(name, name),
+        found.offset,
+    )
 
 
 def _traps(job: JobDescription, name: str) -> list[ProgramCall]:
@@ -208,9 +216,23 @@ def signal(job: JobDescription) -> Iterator[Violation]:
 
 def untrapped(job: JobDescription) -> Iterator[Violation]:
     asked = _signal(job)
-    if asked is None or not asked[0]:
+    if asked is None:
         return
     traps = [t for t in _traps(job, asked[1]) if not t.under]
+    if not asked[0]:
+        if (
+            asked[1] not in ("TERM", "INT")
+            and traps
+            and traps[0].args[0].text
+            and not job.submits
+            and not any(True for _ in signal(job))
+        ):
+            yield Violation(
+                traps[0].offset,
+                f"the trap for {asked[1]} never runs: --signal={asked[1]} without B: goes to the steps, not to the batch shell",
+                cure=f"#SBATCH --signal=B:{asked[1]}@<seconds>, and srun ... & wait in the script",
+            )
+        return
     launch = job.launches[-1] if job.launches else None
     replaced = any(re.match(r"\s*exec\s+\S+\s", job.line_of(c.offset)) for c in job.work)
     if not traps and (replaced or job.sources_files):
@@ -233,6 +255,7 @@ def requeue(job: JobDescription) -> Iterator[Violation]:
         yield Violation(
             found.offset if found else again.offset if again else 0,
             "the job may be requeued, and its log is not opened in append mode",
+            severity=None if again else "note",  # --requeue alone only permits it
         )
 
 

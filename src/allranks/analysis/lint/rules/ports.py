@@ -120,8 +120,8 @@ def _is_rendezvous_port(job: JobDescription, name: str, value: str) -> bool:
 def _launch_port(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
     severity = _severity(job)
     for name, pattern in (
-        ("master_port", r"\d+\Z"),
-        ("main_process_port", r"\d+\Z"),
+        ("master_port", r"(?<![\w$])\d+\Z"),
+        ("main_process_port", r"(?<![\w$])\d+\Z"),
         ("rdzv_endpoint", r"(?<=:)\d+\Z"),
     ):
         option = launch.option(name)

@@ -79,6 +79,7 @@ def unread(job: JobDescription) -> Iterator[Violation]:
 
 
 def _misspelled(job: JobDescription) -> Iterator[Violation]:
+    said: set[int] = set()
     for item in job.directives:
         word = item.text.split()[0] if item.text.split() else ""
         if re.match(r"-[a-z]{2,}[a-z-]*=", word) and not word.startswith("--"):
@@ -103,6 +104,10 @@ def _misspelled(job: JobDescription) -> Iterator[Violation]:
                 item.offset, text, severity="error", why="sbatch takes = as part of the value.", cure="--name=value"
             )
         elif not item.name and item.value:
+            line = job.lines.place(item.offset)[0]
+            if line in said:
+                continue
+            said.add(line)
             yield Violation(item.offset, f"#SBATCH ... {item.value}: not an option; a blank before or after = is not allowed", severity="error",
                       why="sbatch treats it as the script's name, or refuses it.", cure="--name=value")  # fmt: skip
         elif len(item.name) > 1 and item.name not in LONG:
@@ -223,10 +228,19 @@ def script_folder(job: JobDescription) -> Iterator[Violation]:
 def exit_code(job: JobDescription) -> Iterator[Violation]:
     """Report an exit code that is lost: behind a pipe, by `exit 0`, or because another command is the last one."""
     errexit, pipefail = _flags(job)
+    yield from _of_echo(job)
     for outer in job.work:
         if outer.in_function or outer.in_substitution or outer.tested or outer.before in ("&&", "||"):
             continue
         what = _name_of_work(job, outer)
+        ignored = _ignored(job, outer)
+        if ignored is not None and job.is_job and not outer.in_loop and len(job.work) == 1:
+            yield Violation(
+                ignored.offset,
+                f"|| {ignored.written} reports success, even if {what} failed",
+                cure="remove it, or || exit 1",
+            )
+            return
         if outer.after in ("|", "|&") and not pipefail and not _looks(job, outer):
             text = f"{what} is piped, so its exit code is lost: a pipe returns that of its last command"
             yield Violation(outer.offset, text, fix=_add_pipefail(job, errexit))
@@ -244,6 +258,38 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
             text = f"the job ends with the exit code of '{end.written}', even if {what} failed"
             yield Violation(end.offset, text, cure=EXIT_CURE, severity="note")
             return
+
+
+def _of_echo(job: JobDescription) -> Iterator[Violation]:
+    """Report ``$?`` that is the exit code of an echo behind the work, and not that of the work."""
+    own = [c for c in job.calls if not c.under and not c.in_substitution]
+    places = [a.offset for a in job.assignments if a.value == "$?" and not a.under]
+    places += [c.offset for c in own if c.program in ("exit", "[", "[[") and any(a.text == "$?" for a in c.args)]
+    starts = sorted([c for c in job.calls if not c.in_substitution], key=lambda c: c.offset)
+    works = {w.offset for w in job.work}
+    for place in sorted(places):
+        before = [c for c in starts if c.offset < place and not c.under]
+        if (
+            len(before) > 1
+            and before[-1].program in ("echo", "printf", "date")
+            and before[-1].branch == before[-2].branch
+        ):
+            between = any(
+                before[-1].offset < a.offset < place for a in job.assignments if not a.under and "$(" in a.value
+            )
+            again = any(p < before[-1].offset and p > before[-2].offset for p in places)
+            if before[-2].offset in works and not between and not again:
+                text = f"$? is the exit code of '{before[-1].written}', not that of {before[-2].written}"
+                yield Violation(place, text, cure="rc=$? directly after the command, then exit $rc")
+                return
+
+
+def _ignored(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:
+    """Return the ``true`` of ``work || true``."""
+    if outer.after != "||":
+        return None
+    following = next((c for c in job.calls if c.offset > outer.offset and c.before == "||" and not c.under), None)
+    return following if following is not None and following.program in ("true", ":") else None
 
 
 ERROR_TEXT = re.compile(
@@ -383,21 +429,8 @@ def buffered(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
-CONDA_WHY = "conda activate needs a function that conda's start-up code defines; a batch script does not run that code, and goes on with another Python."
-CONDA_CURE = 'eval "$(conda shell.bash hook)" before it, or source <conda>/etc/profile.d/conda.sh, or #!/bin/bash -l'
 WAIT_WHY = "The job ends when the batch script ends, and Slurm then kills all its processes."
 WAIT_CURE = "wait, as the last line"
-
-
-def conda(job: JobDescription) -> Iterator[Violation]:
-    if not job.is_batch or re.match(r"#!\S+(?:\s+\S+)*\s+-\S*[li]", job.lines.line(1)):
-        return
-    prepared = any(c.program in ("source", ".", "module", "ml", "eval", "conda-activate") for c in job.calls)
-    for call in job.calls:
-        if call.program in ("conda", "mamba", "micromamba") and [a.text for a in call.args[:1]] == ["activate"]:
-            if not prepared and not call.under and not call.in_function:
-                yield Violation(call.offset, f"{call.program} activate in a shell that conda has not set up")
-            return
 
 
 def background(job: JobDescription) -> Iterator[Violation]:
@@ -407,13 +440,27 @@ def background(job: JobDescription) -> Iterator[Violation]:
             continue
         if outer.after == "&" and not outer.in_function and not outer.in_substitution:
             later = [c for c in job.calls if c.offset > outer.offset and not c.under]
-            if not any(c.program in ("wait", "tail", "exec", "source", ".") for c in later) and not any(
-                w.offset > outer.offset and w.after != "&" for w in work
-            ):
+            awaited = any(c.program in ("wait", "tail", "exec", "source", ".") for c in later)
+            last = [w for w in work if w.offset > outer.offset and w.after != "&"]
+            if not awaited and not last:
                 yield Violation(
                     outer.offset, f"{outer.program} runs in the background, and the script ends without wait"
                 )
                 return
+            if (
+                not awaited
+                and _script_of(outer)
+                and all(_script_of(w) == _script_of(outer) for w in last)
+                and job.is_batch
+            ):
+                text = f"{_script_of(outer)} runs in the background, and the script ends when the last one in the foreground has ended"
+                yield Violation(outer.offset, text)
+                return
+
+
+def _script_of(call: ProgramCall) -> str:
+    """Return the name of the Python program; empty if there is none."""
+    return next((a.text for a in call.args if a.text.endswith(".py")), "")
 
 
 def _background_work(job: JobDescription) -> list[ProgramCall]:

@@ -1,4 +1,4 @@
-"""Rules for shell syntax that loses a value or a line, placeholders, and secrets in the text."""
+"""Rules for shell syntax that loses a value or a line, and placeholders."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
+from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, Edit, ProgramCall, Violation
+from allranks.analysis.lint.rules.commands import without_program
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
-from allranks.utils.redaction import holds_secret, redact_arguments, redact_forms
 from allranks.utils.text import nearest_name
 
 BRACKET_WHY = (
@@ -35,8 +35,6 @@ ARGUMENTS_CURE = 'write the program before it: python train.py "$@"'
 MISTYPED_WHY = "The command is not found; without set -e the script goes on without it."
 UNTERMINATED_WHY = "The shell reads everything up to the next quote as text, and stops with a syntax error at the end."
 UNTERMINATED_CURE = "close it"
-CLEAR_TEXT_WHY = "Everybody who can read the file, its history or the job's command line has the token."
-CLEAR_TEXT_CURE = "revoke it; read the token from a file that only you can read: export HF_TOKEN=$(cat ~/.hf_token), or huggingface-cli login"
 PLACEHOLDER_WHY = "The file is a template; these parts are to be replaced before it runs."
 PLACEHOLDER_CURE = "replace them"
 
@@ -51,6 +49,12 @@ def brackets(job: JobDescription) -> Iterator[Violation]:
             yield Violation(call.offset, text, fix=_blank_before_bracket(job, call) if glued else ())
         elif re.match(r"(?:if|elif|while)\[|\[\[?(?:-[a-zA-Z]\Z|[$\"])", call.written) and call.program != "[":
             yield Violation(call.offset, "the blank after [ is missing")
+        elif call.program == "[" and any(
+            r.operator in (">", "<") and re.fullmatch(r"\d+|\$\w+", r.target) for r in call.redirects
+        ):
+            sign = next(r for r in call.redirects if r.operator in (">", "<"))
+            text = f"{sign.operator} in [ ] is a redirection to or from a file called {sign.target}, not a comparison"
+            yield Violation(call.offset, text, cure="-gt or -lt")
         elif call.program == "[" and len(call.args) == 2 and re.search(r"[^=!]==?[^=]", call.args[0].text):
             yield Violation(call.offset, "the test is always true: blanks around = are missing", severity="warning")
         elif (
@@ -225,6 +229,8 @@ def mistyped(job: JobDescription) -> Iterator[Violation]:
         if name not in near_names:
             near_names[name] = nearest_name(name, COMMANDS, 0.83)
         near = near_names[name]
+        if near and name.startswith(near + "-"):
+            continue  # a wrapper, such as singularity-gpu
         if near and (sorted(near) == sorted(name) or len(near) > LONG_NAME):
             yield Violation(call.offset, f"{name}: there is no such command; {near} was probably meant", cure=near)
 
@@ -295,6 +301,7 @@ def continued(job: JobDescription) -> Iterator[Violation]:
             reported.add(line)
     yield from _split_values(job)
     yield from _swallowed(job)
+    yield from without_program(job)
 
 
 SWALLOWED = {
@@ -405,7 +412,7 @@ def _name_at(job: JobDescription, arg: Argument) -> str | None:
     return found[0] if found and job.text[start - 1].isspace() else None
 
 
-# ------------------------------------------------------------------------------- secrets, placeholders
+# ------------------------------------------------------------------------------- placeholders
 
 
 def placeholder(job: JobDescription) -> Iterator[Violation]:
@@ -417,63 +424,3 @@ def placeholder(job: JobDescription) -> Iterator[Violation]:
         shown = ", ".join(f"{text} (line {line})" for text, line in list(lines.items())[:6])
         more = f" and {len(lines) - 6} more" if len(lines) > 6 else ""
         yield Violation(job.placeholders[0][0], f"to be filled in: {shown}{more}")
-
-
-def secret(job: JobDescription) -> Iterator[Violation]:
-    seen: set[int] = set()
-    for hit in _secrets(job):
-        line = job.lines.place(hit.offset)[0]
-        if line not in seen:
-            seen.add(line)
-            yield hit
-
-
-def _secrets(job: JobDescription) -> Iterator[Violation]:
-    for item in job.assignments:
-        value = item.value
-        if item.removed or "$" in value or len(value) < 8 or _is_no_secret(value):
-            continue
-        if holds_secret(item.name, value):
-            yield Violation(item.offset, f"{item.name} contains a token in clear text")
-    yield from _in_comments(job)
-    for call in job.calls:
-        words = [a.text for a in call.args]
-        if call.program in ("echo", "printf", "srun", "bash", "env"):
-            shown = [a for a in call.args if redact_forms(a.text) != a.text and not _is_no_secret(a.text)]
-            if shown and call.program in ("echo", "printf"):
-                yield Violation(shown[0].offset, f"the arguments of {call.program} contain a token in clear text")
-            continue
-        for arg, word, shown in zip(call.args, words, redact_arguments(words), strict=True):
-            signs_in = call.program in ("wandb", "huggingface-cli", "hf") or {"wandb", "login"} <= set(words)
-            login = signs_in and re.fullmatch(r"[0-9a-f]{40}|hf_\w{20,}", word)
-            if (login or word != shown) and "$" not in word and not _is_no_secret(word):
-                yield Violation(arg.offset, f"the arguments of {call.program} contain a token in clear text")
-                break
-
-
-KEY_OF_WANDB = re.compile(r"(?i)wandb\b[^\n]{0,40}\blogin\b[^\n]{0,40}?\b[0-9a-f]{40}\b")
-LOOKS_RANDOM = re.compile(r"(?=[^\d]*\d)(?=[^A-Za-z]*[A-Za-z])[\w.+/=-]{16,}")
-ASSIGNED = re.compile(r"(?<![\w-])([A-Za-z_]\w*)=[\"']?([^\s\"';]{8,})")
-
-
-def _in_comments(job: JobDescription) -> Iterator[Violation]:
-    """Report tokens in comments, which leak as those in commands do."""
-    for comment in job.reading.comments:
-        text = comment.text
-        named = any(
-            m[1].isupper() and LOOKS_RANDOM.fullmatch(m[2]) and not _is_no_secret(m[2]) and holds_secret(m[1], m[2])
-            for m in ASSIGNED.finditer(text)
-        )
-        words = (word.strip("\"'`,;()") for word in text.split())
-        formed = any(redact_forms(word) != word and not _is_no_secret(word) for word in words)
-        if named or formed or KEY_OF_WANDB.search(text):
-            yield Violation(comment.offset, "a comment contains a token in clear text")
-
-
-def _is_no_secret(value: str) -> bool:
-    text = value.partition("=")[2] or value
-    return bool(
-        PLACEHOLDER.search(text)
-        or re.search(r"(?i)your|xxx|\*\*\*|token|secret|example|changeme|dummy|\.\.\.|<|/", text)
-        or len(set(text.lower())) < 6
-    )

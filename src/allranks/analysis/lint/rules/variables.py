@@ -85,6 +85,17 @@ OTHER_COLLECTIVES = {
 }
 
 
+ONLY_NCCL = {
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_IB_HCA",
+    "NCCL_IB_DISABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_P2P_LEVEL",
+    "NCCL_IB_GID_INDEX",
+    "NCCL_NET_GDR_LEVEL",
+}
+
+
 def _usual_name(name: str) -> str | None:
     """Return the usual variable of which this is a misspelling: one or two letters wrong, missing, too many or swapped."""
     head, _, rest = name.partition("_")
@@ -92,6 +103,8 @@ def _usual_name(name: str) -> str | None:
     if head not in OTHER_COLLECTIVES and rest and edits(head, "NCCL", 1) == 1:
         if is_known_variable(meant) or meant in DEPRECATED_VARIABLES:
             return meant
+    if meant in ONLY_NCCL and len(head) in (2, 3, 5) and edits(head, "NCCL", 2) <= 2 and head not in OTHER_COLLECTIVES:
+        return meant
     if len(name) < SHORTEST_TYPO or name in USUAL:
         return None
     most = 2 if len(name) >= LONG_NAME else 1
@@ -121,7 +134,7 @@ def deprecated(job: JobDescription) -> Iterator[Violation]:
     for item in _set_variables(job):
         old = DEPRECATED_VARIABLES.get(item.name)
         if old and not _is_used(job, item.name):
-            severity = "warning" if old.removed else "note"
+            severity = "warning" if old.removed and not old.why.startswith("removed") else "note"
             yield Violation(item.offset, f"{item.name}: {old.why}", cure=old.instead, severity=severity)
 
 

@@ -1,0 +1,360 @@
+"""Rules for lines that run something else than meant: text that is no command, missing programs, values that the shell does not expand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, Violation
+from allranks.analysis.lint.rules.dataflow import INHERITED
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN
+
+STRAY_WHY = (
+    "The shell runs the line as a program that does not exist. The script goes on without it, or with set -e ends here; "
+    "as the last line it makes the job fail."
+)
+STRAY_CURE = "remove it, or begin the line with #"
+NO_PROGRAM_WHY = (
+    "It starts nothing and stops with an error; what follows runs without it, in the batch shell, on one node."
+)
+NO_PROGRAM_CURE = "end the line with a backslash that nothing follows"
+BLANK_WHY = "The value ends at the blank: the rest runs as a command, and the variable is set for that command only."
+BLANK_CURE = 'NAME=value without blanks, or NAME="several words" with quotes'
+COLON_CURE = "separate the folders by colons"
+COLON_WHY = "Two folders become one name that does not exist: both are lost from the list."
+TILDE_WHY = "The shell replaces ~ only at the start of a word or value, and outside of quotes: a folder with the name ~ is used."
+TILDE_CURE = 'use "$HOME/..." instead'
+QUOTED_WHY = "Between single quotes, and after a backslash, $ is an ordinary character: the program gets the name, not the value."
+QUOTED_CURE = 'use double quotes, or none: "$NAME"'
+
+CAPITAL_COMMANDS = {"R", "Rscript", "Xvfb", "Xorg", "Xvnc", "MATLAB", "Singularity", "X", "GET", "POST", "HEAD"}
+PROMPTS = {"$", ">>>"}
+DOCUMENT_ENDS = {"EOF", "EOT", "END", "EOL", "EOM", "EOS"}
+PROSE = re.compile(r"[A-Za-z][a-z']*[,.:;]?|[A-Z]+|\d+")
+DEFAULT_EXPANSION = re.compile(r"\$\{(\w+):?=[^}]*\}")
+CONFLICT = re.compile(r"(?m)^(?:<{7} \S.*|={7}|>{7} \S.*)$")
+FENCE = re.compile(r"(?m)^```\w*[ \t]*$")
+
+
+def stray(job: JobDescription) -> Iterator[Violation]:
+    """Report text that stands where a command is expected."""
+    if not (job.is_job or job.text.startswith("#!")):
+        return  # it may be any text
+    defined = _defined(job)
+    said: set[str] = set()
+    for call in job.calls:
+        if call.in_substitution or call.written in defined or call.under:
+            continue
+        text = _stray_text(job, call)
+        kind = call.written[:1] if text and call.written[:1] in "!\u200b\u00a0" else ""
+        if text and (not kind or kind not in said):  # once of a kind of which a file has many
+            said.add(kind)
+            why = BLANK_WHY if call.prefix else None
+            yield Violation(call.offset, text, why=why, cure="NAME=value without blanks" if call.prefix else None)
+    for found in (*CONFLICT.finditer(job.text), *FENCE.finditer(job.text)):
+        if found[0].startswith(("<", "`", ">")) and not _in_document(job, found.start()):
+            what = "a mark of Markdown" if found[0].startswith("`") else "a mark of a conflict that git could not merge"
+            yield Violation(found.start(), f"{found[0][:10]} is {what}, no command")
+            return
+
+
+def _defined(job: JobDescription) -> set[str]:
+    functions = re.findall(r"(?m)^\s*(?:function\s+)?([\w-]+)\s*\(\)|^\s*function\s+([\w-]+)", job.text)
+    return {name for pair in functions for name in pair if name} | set(re.findall(r"\balias\s+([\w-]+)=", job.text))
+
+
+def _in_document(job: JobDescription, offset: int) -> bool:
+    return job.in_comment(offset) or any(
+        offset in body.at for body in (*job.reading.files.values(), *job.reading.submitted) if len(body.at)
+    )
+
+
+def _stray_text(job: JobDescription, call: ProgramCall) -> str | None:
+    word, words = call.written, [a.text for a in call.args]
+    alone = not words and not call.redirects
+    expansion = DEFAULT_EXPANSION.fullmatch(word) if alone else None
+    if expansion:
+        return f"{word} runs its value as a command; to set a default write : {word}"
+    if re.fullmatch(r"~+/?", word) and not words:
+        return f"{word} runs your home folder as a command"
+    if re.fullmatch(r"\d+(?:\.\d+)?", word) and not re.match(r"\s*\d", job.text[call.offset - 1 : call.offset]):
+        before = call.prefix[-1] if call.prefix else None
+        if before is not None and not before.value:
+            return f"a blank follows {before.name}=: its value is empty, and {word} runs as a command"
+        return f"{word} runs as a command: a value has no blanks" if before else f"{word} is a number, not a command"
+    if call.prefix:
+        return None
+    if re.fullmatch(r"![a-z][\w-]*", word):
+        return f"{word} is a line for a notebook: the shell looks for a program called {word}"
+    if re.match(r"https?://", word) and not words:
+        return "an address runs as a command"
+    if not word.strip("\u200b\u00a0\ufeff"):
+        return "an invisible character runs as a command"
+    if re.search(r"\s", word):
+        return _quoted_text(job, call)
+    if word in PROMPTS and words:
+        return f"{word} is a prompt, not a part of the command"
+    if word in DOCUMENT_ENDS and alone:
+        return f"{word} ends no here-document: none is open"
+    if job.sources_files or word in CAPITAL_COMMANDS or not re.fullmatch(r"[A-Z][a-z]+[,.:]?", word):
+        return None
+    if alone and call.after in ("\n", ""):
+        return f"{word} is no command"
+    if len(words) > 1 and not call.redirects and all(PROSE.fullmatch(w) for w in words):
+        return f"'{' '.join([word, *words])[:60]}' is text, not a command"
+    return None
+
+
+def _quoted_text(job: JobDescription, call: ProgramCall) -> str | None:
+    """Return the finding for a command that is one word with blanks: text in quotes, or a whole command in a quoted variable."""
+    start = job.text[call.offset : call.offset + 3]
+    shown = " ".join(call.written.split())[:50]
+    if start[:1] in ("'", '"') and start[1:2] not in "$/.~" and "$" not in call.written:
+        return f"the text '{shown}' in quotes runs as a command"
+    known = re.match(r"\"\$\{?(\w+)\}?\"(?=\s|\Z)", job.text[call.offset : call.offset + 60])
+    if known and known[1] in job.by_name and "$" not in call.written.split()[0]:
+        return f"the quotes make '{shown}' one word: there is no program of that name; write ${known[1]} without quotes, or use an array"
+    return None
+
+
+def value_split(job: JobDescription) -> Iterator[Violation]:
+    """Report ``NAME=first second`` whose variable is used later: the shell sets it for the command ``second`` only."""
+    yield from _blanks(job)
+    yield from _commas(job)
+    set_names = job.by_name
+    for call in job.calls:
+        if not call.prefix or call.in_substitution or call.program == "env" or call.tested:
+            continue
+        item = call.prefix[-1]
+        name = item.name
+        if name in INHERITED or name.startswith(("SLURM_", "CUDA_")) or item.under != call.under:
+            continue
+        if any(a.offset != item.offset for a in set_names.get(name, ())) or name in job.reading.named:
+            continue
+        later = [u for u in job.uses if u.name == name and u.offset > call.offset and u.under == call.under]
+        line = job.lines.place(call.offset)[0]
+        if later and all(job.lines.place(u.offset)[0] > line for u in later) and not later[0].operator:
+            if re.fullmatch(r"\d+(?:\.\d+)?", call.written) or _runs_something(call):
+                continue
+            yield Violation(
+                item.offset,
+                f"{name}={item.value} ends at the blank: {call.written[:40]} runs as a command, and ${name} is empty later",
+                why=BLANK_WHY,
+                cure=f'{name}="..." in quotes, without a blank after =',
+            )
+
+
+def _runs_something(call: ProgramCall) -> bool:
+    """Return whether the program is one that a script runs with variables of its own."""
+    known = PYTHON.match(call.program) or call.program in LAUNCHERS | {
+        "srun",
+        "bash",
+        "sh",
+        "singularity",
+        "apptainer",
+        "exec",
+    }
+    return bool(known) or call.program.endswith((".sh", ".py")) or call.written.startswith("./")
+
+
+def _commas(job: JobDescription) -> Iterator[Violation]:
+    """Report an array whose elements are separated by commas."""
+    for item in job.assignments:
+        parts = [part.text for part in item.items or ()]
+        if len(parts) > 1 and all(len(p) > 1 and p.endswith(",") for p in parts[:-1]) and not parts[-1].endswith(","):
+            yield Violation(
+                item.offset,
+                f"the elements of {item.name} are separated by blanks: the commas become part of them ('{parts[0][:40]}')",
+                why="The program gets the value with the comma.",
+                cure=f"{item.name}=(first second third)",
+            )
+
+
+def _blanks(job: JobDescription) -> Iterator[Violation]:
+    """Report words after ``export`` that name no variable, and ``NAME =value``."""
+    seen: set[int] = set()
+    for offset, word in job.reading.misnamed:
+        line = job.lines.place(offset)[0]
+        if re.match(r"[A-Za-z_]\w*-[\w-]*=", word):
+            continue  # test-syntax
+        if line in seen or not re.search(r"\bexport\b", job.lines.line(line)):  # a template
+            continue
+        seen.add(line)
+        spaced = word.startswith("=")
+        text = "export NAME = value sets nothing" if spaced else f"export: {word[:60]} is not the name of a variable"
+        yield Violation(
+            offset,
+            text,
+            why="bash says 'not a valid identifier' and goes on: the value ends at the blank, or the variable is not set.",
+            cure="export NAME=value without blanks, or with quotes around the value",
+        )
+    for call in job.calls:
+        first = call.args[0] if call.args else None
+        if first is None or first.quoted or not re.match(r"=[^=\s]", first.text) or call.in_substitution:
+            continue
+        if re.fullmatch(r"[A-Za-z_]\w*", call.written) and (call.written.isupper() or call.written in job.used_names):
+            text = f"{call.written} {first.text} is a command, not an assignment"
+            yield Violation(call.offset, text, why="An assignment has no blanks: this runs a program of that name.",
+                            cure=f"{call.written}=value")  # fmt: skip
+
+
+def without_program(job: JobDescription) -> Iterator[Violation]:
+    """Report launchers and containers whose program is missing, because the line before it has no backslash."""
+    for index, (call, following) in enumerate(pairwise(job.calls)):
+        if call.in_substitution or call.redirects or call.before in ("|", "|&") or following.under:
+            continue
+        line = job.lines.place(following.offset)[0]
+        if _lacks_program(call, following) and line > job.lines.place(call.offset)[0] and _is_last(job, index):
+            text = f"{call.written} has no program: '{following.written[:40]}' in line {line} runs without it"
+            yield Violation(call.offset, text, why=NO_PROGRAM_WHY, cure=NO_PROGRAM_CURE)
+
+
+def _lacks_program(call: ProgramCall, following: ProgramCall) -> bool:
+    """Return whether a launcher, Python or a container has only options, and its program stands in the next line."""
+    words = [a.text for a in call.args]
+    if _open(call.args) or call.after not in ("\n", ";") or "--version" in words or "--help" in words:
+        return False
+    if call.program in LAUNCHERS or PYTHON.match(call.program):
+        named = any(w.endswith(".py") or w in ("-m", "-c", "--module", "-", "--no_python") for w in words)
+        return not named and following.written.endswith(".py") and (bool(words) or call.program in LAUNCHERS)
+    if call.program in ("singularity", "apptainer"):
+        starts = PYTHON.match(following.program) is not None or following.program in LAUNCHERS
+        return words[:1] == ["exec"] and words[-1].endswith((".sif", ".simg")) and starts
+    return False
+
+
+def _is_last(job: JobDescription, index: int) -> bool:
+    call = job.calls[index]
+    return not any(call in c.under for c in job.calls[index + 1 : index + 4])
+
+
+def _open(args: tuple[Argument, ...]) -> bool:
+    """Return whether a word is unknown here, such as ``$COMMAND``."""
+    return any(a.source.text.startswith(UNRESOLVED_OPEN) for a in args)
+
+
+PATH_LISTS = (
+    r"(PATH|LD_LIBRARY_PATH|PYTHONPATH|LIBRARY_PATH|CPATH|C_INCLUDE_PATH|CPLUS_INCLUDE_PATH|PKG_CONFIG_PATH|MANPATH)"
+)
+GLUED_AFTER = re.compile(rf"(?<![\w$]){PATH_LISTS}=[\"']?([^\s\"']*[^\s\"':=;{{}}\\])\$(?:\{{\1\}}|\1(?!\w))")
+GLUED_BEFORE = re.compile(
+    rf"(?<![\w$]){PATH_LISTS}=[\"']?[^\s\"'#]*\$(?:\{{\1\}}|\1(?!\w))[\"']?([/~][\w.~/]|\$\{{?\w)"
+)
+SEMICOLON = re.compile(rf"(?<![\w$]){PATH_LISTS}=[\"']?\$(?:\{{\1\}}|\1(?!\w))[\"']?;[ ]?(?:/|\$\w)")
+
+
+def missing_colon(job: JobDescription) -> Iterator[Violation]:
+    """Report lists of folders whose parts no colon separates."""
+    for pattern, what in (
+        (GLUED_AFTER, "no colon before ${name}"),
+        (GLUED_BEFORE, "no colon after ${name}"),
+        (SEMICOLON, "a semicolon instead of a colon after ${name}: the rest is not part of the list"),
+    ):
+        for found in pattern.finditer(job.text):
+            if not job.in_comment(found.start(1)):
+                yield Violation(
+                    found.start(1), what.replace("{name}", found[1]), cure=f"{found[1]}=/folder:${found[1]}"
+                )
+
+
+TILDE_VALUE = re.compile(
+    r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?:\"~(?:/[^\"\n]*)?\"|'~(?:/[^'\n]*)?')[ \t]*(?:#.*|;.*)?$"
+)
+TILDE_LISTS = re.compile(
+    rf"(?m)^[ \t]*(?:export[ \t]+)?{PATH_LISTS}=(?:\"(?:[^\"\n]*:)?~/[^\"\n]*\"|'(?:[^'\n]*:)?~/[^'\n]*')"
+)
+FILE_COMMANDS = {
+    "cd",
+    "source",
+    ".",
+    "mkdir",
+    "cp",
+    "mv",
+    "ls",
+    "rm",
+    "tar",
+    "rsync",
+    "ln",
+    "cat",
+    "touch",
+    "pushd",
+    "unzip",
+    "bash",
+    "sh",
+    "chmod",
+    "Rscript",
+    "[",
+    "[[",
+    "test",
+}
+
+
+def quoted_tilde(job: JobDescription) -> Iterator[Violation]:
+    """Report ``~`` in quotes where a folder is meant."""
+    for found in TILDE_LISTS.finditer(job.text):
+        if not job.in_comment(found.start(1)) and found[1] not in ("PATH", "MANPATH"):
+            yield Violation(found.start(1), f"~ in the quotes of {found[1]} is not expanded", cure=TILDE_CURE)
+    for found in TILDE_VALUE.finditer(job.text):
+        name = found[1]
+        if job.in_comment(found.start(1)) or re.search(rf"\beval\b.*\${{?{name}|\${{{name}/#|HOME\}}", job.text):
+            continue
+        place = next((a for a in job.assignments if a.offset == found.start(1)), None)
+        if place is not None and _names_file(job, place):
+            yield Violation(found.start(1), f"~ in the quotes of {name} is not expanded", cure=TILDE_CURE)
+    for call in job.calls:
+        if call.program in FILE_COMMANDS - {"bash", "sh"} and not call.under:
+            arg = next((a for a in call.args if a.quoted and re.match(r"~(?:/|\Z)", a.text)), None)
+            if arg is not None and job.text[arg.source.where(0) - 1 : arg.source.where(0)] in ("'", '"'):
+                if job.lines.place(arg.source.where(0))[0] == job.lines.place(call.offset)[0]:
+                    yield Violation(arg.offset, f"~ in the quotes of {arg.text} is not expanded", cure=TILDE_CURE)
+
+
+def _names_file(job: JobDescription, item: Assignment) -> bool:
+    """Return whether the value is used as a path by the shell or a program that expands no ~."""
+    places = set(item.source.at)
+    for call in job.calls:
+        if call.offset < item.offset or call.under:
+            continue
+        own = call.program in FILE_COMMANDS
+        first = PYTHON.match(call.program) is not None
+        for number, arg in enumerate(call.args):
+            if not (places & set(arg.source.at[:2])) or not arg.text.startswith("~"):
+                continue
+            if own or (first and number == 0):
+                return True
+    return any(r.target.startswith("~") and r.target.startswith(item.value) for c in job.calls for r in c.redirects)
+
+
+PROCESS_ID = re.compile(r"(?<![\\$\w])\$\$\{?([A-Z][A-Z0-9_]{2,})\b")
+LITERAL = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+REMOTE = {"ssh", "pdsh", "clush", "parallel", "xargs", "blaunch", "pbsdsh", "docker", "podman", "sudo"}
+
+
+def not_expanded(job: JobDescription) -> Iterator[Violation]:
+    """Report a variable in single quotes, or behind a backslash, in an argument of a program that is no shell."""
+    for twice in PROCESS_ID.finditer(job.text):
+        if twice[1] in job.by_name and not job.in_comment(twice.start()):
+            text = f"$${twice[1]} is the shell's process id, followed by the text {twice[1]}"
+            yield Violation(twice.start(), text, why="$$ is a variable of its own.", cure=f"${twice[1]}")
+            break
+    for call in job.work_calls:
+        if any(c.program in REMOTE for c in call.under):
+            continue
+        for arg in call.args:
+            text = arg.source.text
+            if "$" not in text or re.search(r"\s", text) or (not text.startswith("-") and "=" in text):
+                continue
+            found = LITERAL.search(text)
+            name = (found[1] or found[2]) if found else ""
+            if not found or text[: found.start()].count(UNRESOLVED_OPEN) > text[: found.start()].count(
+                UNRESOLVED_CLOSE
+            ):
+                continue
+            if name in job.by_name or name.startswith("SLURM_") or name in ("HOME", "USER", "TMPDIR", "SCRATCH"):
+                yield Violation(
+                    arg.source.where(found.start()), f"${name} is not expanded here: {call.written} gets the name"
+                )
+                break

@@ -1,0 +1,176 @@
+"""Rules for secrets: in the text of a script, and in what it prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
+from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.utils.redaction import holds_secret, is_secret_name, looks_random, redact_arguments, redact_forms
+
+CLEAR_TEXT_WHY = "Everybody who can read the file, its history or the job's command line has the token."
+CLEAR_TEXT_CURE = "revoke it; read the token from a file that only you can read: export HF_TOKEN=$(cat ~/.hf_token), or huggingface-cli login"
+PRINTED_WHY = "The job's log is often readable for the group, is copied into reports and issues, and is kept."
+PRINTED_CURE = 'print only whether it is set: echo "${HF_TOKEN:+set}"'
+
+
+def secret(job: JobDescription) -> Iterator[Violation]:
+    seen: set[int] = set()
+    for hit in _secrets(job):
+        line = job.lines.place(hit.offset)[0]
+        if line not in seen:
+            seen.add(line)
+            yield hit
+
+
+def _secrets(job: JobDescription) -> Iterator[Violation]:
+    for item in job.assignments:
+        value = item.value
+        if item.removed:
+            continue
+        if _password_in_address(value):
+            yield Violation(item.offset, f"{item.name} contains a password in clear text", cure=ADDRESS_CURE)
+        elif (
+            "$" not in value
+            and len(value) >= 8
+            and not _is_no_secret(value)
+            and holds_secret(item.name, value)
+            and not _names_run(item.name, value)
+        ):
+            yield Violation(item.offset, f"{item.name} contains a token in clear text")
+    yield from _in_comments(job)
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        if call.program in ("echo", "printf", "srun", "bash", "env"):
+            shown = [a for a in call.args if redact_forms(a.text) != a.text and not _is_no_secret(a.text)]
+            shown += [a for a in call.args if KEY_OF_WANDB.search(a.text)]
+            if shown and call.program in ("echo", "printf"):
+                yield Violation(shown[0].offset, f"the arguments of {call.program} contain a token in clear text")
+            elif (
+                call.program == "echo"
+                and call.after == "|"
+                and words
+                and "$" not in words[-1]
+                and _feeds_sudo(job, call)
+            ):
+                yield Violation(call.offset, "echo gives sudo a password in clear text")
+            continue
+        if call.program == "sshpass" and any(re.match(r"-p[^$]+\Z", w) for w in _joined(words)):
+            yield Violation(call.offset, "the arguments of sshpass contain a password in clear text")
+            continue
+        address = next((a for a in call.args if _password_in_address(a.text)), None)
+        if address is not None:
+            yield Violation(
+                address.offset, f"the arguments of {call.program} contain a password in clear text", cure=ADDRESS_CURE
+            )
+            continue
+        named = call.program in ("mysql", "docker", "podman", "psql", "redis-cli")
+        for before, arg, word, shown in zip(["", *words], call.args, words, redact_arguments(words), strict=False):
+            if before == "-p" and not named and redact_forms(word) == word:
+                continue  # mkdir -p, and options of other programs
+            if _names_run(before, word) or _names_run(word, word):
+                continue
+            signs_in = call.program in ("wandb", "huggingface-cli", "hf") or {"wandb", "login"} <= set(words)
+            login = signs_in and re.fullmatch(r"[0-9a-f]{40}|hf_\w{20,}", word)
+            if (login or word != shown) and "$" not in word and not _is_no_secret(word):
+                yield Violation(arg.offset, f"the arguments of {call.program} contain a token in clear text")
+                break
+
+
+def _joined(words: list[str]) -> list[str]:
+    """Return the words with the value of -p glued to it."""
+    return [w + words[i + 1] if w == "-p" and i + 1 < len(words) else w for i, w in enumerate(words)]
+
+
+def _feeds_sudo(job: JobDescription, call: ProgramCall) -> bool:
+    following = next((c for c in job.calls if c.offset > call.offset), None)
+    return following is not None and following.program == "sudo" and any(a.text == "-S" for a in following.args)
+
+
+ADDRESS_CURE = "change the password; read it from a file that only you can read, such as ~/.netrc"
+ADDRESS = re.compile(r"[a-z][a-z0-9+]*://[^/\s:@$]+:([^/\s@$]{3,})@")
+NO_PASSWORD = re.compile(r"(?i)<.*|.*\b(?:password|passwd|pass|pwd|token|secret|your\w*)\b.*|x{3,}|\*+|\.{3}|\[.*|\{.*")
+
+
+def _password_in_address(text: str) -> bool:
+    """Return whether an address holds a user and a password, as in ``http://me:1234@proxy:3128``."""
+    user = re.search(r"://([^/\s@$]+)@", text)
+    if user and redact_forms(user[1]) != user[1]:
+        return True  # https://TOKEN@host
+    found = ADDRESS.search(text)
+    return found is not None and not NO_PASSWORD.fullmatch(found[1]) and not PLACEHOLDER.search(found[1])
+
+
+WANDB_NAME = re.compile(r"(?i)\A[-\w.]*(?:wandb(?!\w*(?:key|token|api))|redis_?-?password)")
+HEX_KEY = re.compile(r"[0-9a-f]{40}")
+
+
+def _names_run(name: str, value: str) -> bool:
+    """Return whether the name is that of a run or a project of W&B, whose value may look random, too."""
+    return bool(WANDB_NAME.search(name)) and not HEX_KEY.fullmatch(value.rpartition("=")[2])
+
+
+KEY_OF_WANDB = re.compile(r"(?i)wandb\b[^\n]{0,40}\blogin\b[^\n]{0,40}?\b[0-9a-f]{40}\b")
+LOOKS_RANDOM = re.compile(r"(?=[^\d]*\d)(?=[^A-Za-z]*[A-Za-z])[\w.+/=-]{16,}")
+ASSIGNED = re.compile(r"(?<![\w-])([A-Za-z_]\w*)=[\"']?([^\s\"';]{8,})")
+
+
+def _in_comments(job: JobDescription) -> Iterator[Violation]:
+    """Report tokens in comments, which leak as those in commands do."""
+    for comment in job.reading.comments:
+        text = comment.text
+        named = any(
+            m[1].isupper() and LOOKS_RANDOM.fullmatch(m[2]) and not _is_no_secret(m[2]) and holds_secret(m[1], m[2])
+            for m in ASSIGNED.finditer(text)
+        )
+        words = (word.strip("\"'`,;()") for word in text.split())
+        formed = any(redact_forms(word) != word and not _is_no_secret(word) for word in words)
+        address = any(_password_in_address(word) for word in text.split())
+        if named or formed or address or KEY_OF_WANDB.search(text):
+            yield Violation(comment.offset, "a comment contains a token in clear text")
+
+
+def _is_no_secret(value: str) -> bool:
+    name, equals, rest = value.partition("=")
+    text = rest if equals and rest.strip("=") and re.fullmatch(r"-{0,2}[\w.-]+", name) else value
+    return bool(
+        PLACEHOLDER.search(text)
+        or re.search(r"(?i)your|xxx|\*\*\*|token|secret|example|changeme|dummy|bearer oracle|\.\.\.|<", text)
+        or ("/" in text and not _is_base64(text))
+        or len(set(text.lower())) < 6
+    )
+
+
+def _is_base64(text: str) -> bool:
+    """Return whether a text with a slash looks like a key, and not like a path."""
+    mixed = re.search(r"[a-z]", text) and re.search(r"[A-Z]", text) and re.search(r"\d", text)
+    return len(text) >= 30 and bool(mixed) and looks_random(text) and not re.search(r"[./]{2}|\.|-|_", text)
+
+
+PRINTED = re.compile(r"(?!USE_|NO_|HAS_|PLACEHOLDER)[A-Z][A-Z0-9_]*")
+
+
+def printed(job: JobDescription) -> Iterator[Violation]:
+    """Report commands that write a secret to the job's log."""
+    if job.kind != "script":
+        return
+    for call in job.calls:
+        if call.in_substitution or call.redirects or call.after in ("|", "|&"):
+            continue
+        if call.program in ("echo", "printf"):
+            line = job.lines.place(call.offset)[0]
+            for use in job.uses:
+                if use.program == call.program and job.lines.place(use.offset)[0] == line and use.offset > call.offset:
+                    if (
+                        PRINTED.fullmatch(use.name)
+                        and is_secret_name(use.name)
+                        and not use.operator
+                        and job.text[use.offset : use.offset + 1] != "#"
+                    ):
+                        yield Violation(use.offset, f"{call.program} writes ${use.name} to the log")
+                        break
+        elif call.program in ("env", "printenv") and not call.args:
+            own = [a for a in job.assignments if a.exported and is_secret_name(a.name) and a.offset < call.offset]
+            if own:
+                yield Violation(call.offset, f"{call.program} writes {own[0].name}, set in this script, to the log")
