@@ -179,16 +179,19 @@ def test_a_time_limit_that_the_signal_eats_up_is_said() -> None:
     assert not plan(["cluster.launcher=slurm"]).warnings
 
 
-@pytest.mark.parametrize(("mode", "mapped"), [("none", False), ("selective", True), ("full", True)])
-def test_ranks_on_a_cpu_that_recompute_map_large_tensors(mode: str, mapped: bool) -> None:
-    """Unless the user sets the allocator."""
+@pytest.mark.parametrize(("mode", "mapped"), [("none", 32 << 20), ("selective", 1 << 20), ("full", 1 << 20)])
+def test_the_allocator_of_ranks_on_a_cpu(mode: str, mapped: int) -> None:
+    """Unless the user sets it."""
     raw = {
         "model": {"name": "tiny:mistral", "gradient_checkpointing": mode},
         "data": {"source": "builtin:instructions"},
         "cluster": {"device": "cpu"},
     }
-    found = as_variables(memory.make_plan(parse_spec(raw), facts()).environment).get("GLIBC_TUNABLES")
-    assert found == ("glibc.malloc.mmap_threshold=1048576" if mapped else None)
-    raw["cluster"]["env"] = {"GLIBC_TUNABLES": "glibc.malloc.check=1"}  # type: ignore[assignment]
+    found = as_variables(memory.make_plan(parse_spec(raw), facts()).environment)["GLIBC_TUNABLES"].split(":")
+    assert f"glibc.malloc.mmap_threshold={mapped}" in found and "glibc.malloc.hugetlb=1" in found
+    assert ("glibc.malloc.trim_threshold=17179869184" in found) is (mode == "none")
+    raw["cluster"] = {"device": "cpu", "env": {"GLIBC_TUNABLES": "glibc.malloc.check=1"}}
     own = as_variables(memory.make_plan(parse_spec(raw), facts()).environment)
     assert own["GLIBC_TUNABLES"] == "glibc.malloc.check=1"
+    raw["cluster"] = {"device": "cuda"}
+    assert "GLIBC_TUNABLES" not in as_variables(memory.make_plan(parse_spec(raw), facts(gpus=1)).environment)

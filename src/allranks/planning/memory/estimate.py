@@ -4,7 +4,7 @@ Memory outside tensors counts too: libraries, contexts, and unused memory of an 
 heap: it contains tensors under 32 MiB (larger ones are mapped and returned at once), and the small pieces that backward
 frees are too small for the larger gradients and optimizer state. With recomputation, blocks are recomputed between tensors that stay,
 and the heap would grow to several times one block: such ranks map tensors from 1 MiB on by themselves
-(`rank_environment.with_mapped_memory`). The constants were fitted on models other than those of
+(`rank_environment.with_allocator`). The constants were fitted on models other than those of
 ``benchmarks/fit_cases.json``, except `HEAP_WITH_CHECKPOINTING`, which was fitted on that benchmark's first cases.
 """
 
@@ -176,7 +176,6 @@ CUDA_SLACK = 0.05  # share of temporary memory
 CUBLAS_WORKSPACES = 64 << 20  # 32 MiB on Hopper, for forward's thread and for backward's
 CPU_IMPORTS = 350 << 20  # Python, torch, transformers and PEFT as imported; ranks share some of these pages
 CPU_RUNTIME = 30 << 20  # pages of libraries that the first steps touch, and threads
-HEAP_LIMIT = 32 << 20  # glibc's largest mmap threshold
 HEAP_FRAGMENTATION = 0.45  # share of the activations while they exist
 HEAP_RETAINED = 1.2  # share of the peak activations after they are freed
 HEAP_WITH_CHECKPOINTING = 2.5  # share of the peak activations on the heap if blocks are recomputed
@@ -202,7 +201,7 @@ class HostHeap(msgspec.Struct, frozen=True):
     @property
     def small_share(self) -> float:
         """Return the approximate share of activations that is allocated on the heap."""
-        limit = MAPPED_BYTES if self.checkpointing else HEAP_LIMIT
+        limit = MAPPED_BYTES[self.checkpointing]
         share = ((self.narrow_bytes < limit) + (self.wide_bytes < limit)) / 2
         return max(share, SMALL_TENSORS if self.checkpointing else 0.0)
 

@@ -9,7 +9,7 @@ from allranks.planning.memory.config_sources import find_config
 from allranks.planning.memory.estimate import capacity, estimate
 from allranks.planning.memory.records import FITS, Fit
 from allranks.planning.memory.replication import decide_replication
-from allranks.planning.rank_environment import with_mapped_memory
+from allranks.planning.rank_environment import with_allocator
 from allranks.planning.records import LaunchPlan
 from allranks.spec.recomputation import AUTO, FULL, MODES, NONE
 from allranks.spec.records import RunSpec
@@ -31,7 +31,9 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     else:
         plan = decide_replication(spec, msgspec.structs.replace(plan, recomputation=FULL), facts)
         plan = choose_recomputation(plan, spec, facts)
-    environment = with_mapped_memory(plan.environment, device=plan.device, recomputation=plan.recomputation)
+    if spec.script is not None:  # a program of the user's own decides for itself
+        return plan
+    environment = with_allocator(plan.environment, device=plan.device, recomputes=plan.recomputation != NONE)
     return msgspec.structs.replace(plan, environment=environment)
 
 
