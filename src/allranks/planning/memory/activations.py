@@ -258,7 +258,7 @@ def kept_after_blocks(model: Shapes, what: TrainedWeights, batch: MicroBatch) ->
     return batch.tokens * c.hidden * (norm_bytes(c, batch.stream, what.is_trained(model.behind[0])) + e)
 
 
-LOSS_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
+LOSS_CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 1 << 30}
 """Bytes of float32 logits that exist at a time."""
 MIN_LOSS_CHUNK = 64
 
