@@ -91,7 +91,7 @@ def test_a_run_equals_pytorch_ddp_and_goes_on_bitwise(tmp_path: Path, name: str,
 def test_adapters_reload_in_plain_peft_with_the_same_logits(tmp_path: Path) -> None:
     for one in run_ranks("reloaded_adapter", 2, tmp_path, folder=tmp_path, names=STAGES)[0]:
         assert one["learned"] > 1e-3, one
-        assert one["apart"] == 0.0, one
+        assert one["apart"] < 1e-5 * max(one["learned"], 1.0), one
 
 
 def test_an_adapter_of_which_one_ranks_part_was_saved_would_be_seen(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_an_adapter_and_its_merged_model_say_the_same(lora: RunDir) -> None:
     alone = logits(AutoModelForCausalLM.from_pretrained(merged.folder))
     assert float((with_adapter - plain).abs().max()) > 1e-3
     assert torch.allclose(alone, with_adapter, atol=1e-4)
-    assert len(AutoTokenizer.from_pretrained(merged.folder)) == plain.shape[-1]
+    assert len(AutoTokenizer.from_pretrained(merged.folder)) <= plain.shape[-1] == 320
     assert not list(Path(merged.folder).glob("*.bin")) and not (Path(adapter.folder) / "manifest.json").exists()
 
 

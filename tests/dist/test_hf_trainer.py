@@ -167,7 +167,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(t
 def test_adapters_reload_in_plain_peft_with_the_same_logits(tmp_path: Path) -> None:
     (one,) = run_ranks("reloaded_adapter", 2, tmp_path, folder=tmp_path, names=["hf_trainer"])[0]
     assert one["learned"] > 1e-3
-    assert one["apart"] == 0.0
+    assert one["apart"] < 1e-5 * max(one["learned"], 1.0)
 
 
 @pytest.mark.parametrize(

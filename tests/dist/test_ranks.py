@@ -192,7 +192,7 @@ def test_adapters_of_attention_and_experts_answer_the_same_in_plain_peft(tmp_pat
     for one in found:
         assert one["learned"] > 1e-3, one
         assert one["changed"] == 0.0, one
-        assert one["apart"] < (0.02 if one is found[-1] else 1e-5) * max(one["learned"], 1.0), (
+        assert one["apart"] < (0.05 if one is found[-1] else 1e-5) * max(one["learned"], 1.0), (
             one
         )  # the last in bfloat16
         own = ["self_attn.q_proj", "self_attn.v_proj"]
