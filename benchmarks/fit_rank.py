@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import re
 import sys
 import tempfile
 from bisect import bisect_left, insort
@@ -45,6 +44,7 @@ from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies.base import Strategy
 from allranks.train.tasks import TokenTask
 from allranks.utils.machine import machine_facts
+from benchmarks.processes import count_peak_anew, resident_bytes
 
 ROWS = 64
 
@@ -137,21 +137,15 @@ class Rank:
         events.close()
 
 
-def resident() -> tuple[int, int]:
-    """(now, at its peak) resident memory of this process in bytes."""
-    text = Path("/proc/self/status").read_text()
-    return tuple(int(re.search(rf"{name}:\s+(\d+) kB", text)[1]) * 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[index, return-value]
-
-
 def by_process(rank: Rank, steps: int) -> dict[str, Any]:
     """Growth of the resident memory: over all, and after set-up."""
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
-    before, _ = resident()
+    count_peak_anew()
+    before, _ = resident_bytes("self")
     strategy = rank.build()
-    built, setup_peak = resident()
+    built, setup_peak = resident_bytes("self")
     rank.train(strategy, steps)
-    _, peak = resident()
+    _, peak = resident_bytes("self")
     return {"setup_bytes": setup_peak - before, "built_bytes": built - before, "bytes": peak - before}
 
 

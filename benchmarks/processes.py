@@ -83,7 +83,17 @@ def _tree_bytes(pid: int) -> int:
     return max(sum(_kib(p, "smaps_rollup", "Pss:") for p in pids), *(_kib(p, "status", "VmHWM:") for p in pids)) * 1024
 
 
-def _kib(pid: int, file: str, field: str) -> int:
+def resident_bytes(pid: int | str) -> tuple[int, int]:
+    """Return the resident memory of a process, now and at its peak, in bytes; 0 if it has ended."""
+    return _kib(pid, "status", "VmRSS:") * 1024, _kib(pid, "status", "VmHWM:") * 1024
+
+
+def count_peak_anew() -> None:
+    """Let the kernel count the peak of this process's resident memory from here."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _kib(pid: int | str, file: str, field: str) -> int:
     try:
         for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
             if line.startswith(field):

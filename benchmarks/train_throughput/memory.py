@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
 from pathlib import Path
+
+from benchmarks.processes import count_peak_anew, resident_bytes
 
 EVERY_S = 0.01
 _before = 0
 
 
-def resident_bytes(pid: int | str, name: str) -> int:
-    """Return VmRSS or VmHWM of a process in bytes."""
-    found = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    return int(found[1]) * 1024 if found else 0
-
-
 def model_begins() -> None:
     """Remember the resident memory, and let the kernel count the peak from here."""
-    global _before  # noqa: PLW0603 - one per process
-    Path("/proc/self/clear_refs").write_text("5")
-    _before = resident_bytes("self", "VmRSS")
+    global _before
+    count_peak_anew()
+    _before, _ = resident_bytes("self")
 
 
 def grown_bytes() -> int:
     """Return by how much the peak exceeds what `model_begins` saw."""
-    return resident_bytes("self", "VmHWM") - _before
+    return resident_bytes("self")[1] - _before
 
 
 class RankWatch:
@@ -59,7 +54,7 @@ class RankWatch:
         try:
             if pid not in self._samples and b"allranks" not in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return
-            self._samples.setdefault(pid, []).append((time.time(), resident_bytes(pid, "VmRSS")))
+            self._samples.setdefault(pid, []).append((time.time(), resident_bytes(pid)[0]))
         except OSError:
             return
 

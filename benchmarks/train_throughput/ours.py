@@ -35,17 +35,26 @@ from benchmarks.train_throughput.workload import (
 )
 
 
-def isolated_fill(lengths: np.ndarray) -> float:
-    """Share of useful tokens when whole rows are packed best-fit-decreasing into SEQ_LEN, for the number of steps."""
+def best_fit(lengths: np.ndarray) -> list[list[int]]:
+    """Return the rows of each sequence when whole rows are packed best fit decreasing; none is longer than SEQ_LEN."""
+    bins: list[list[int]] = []
     free: list[int] = []
-    cut = np.sort(np.minimum(lengths, SEQ_LEN))[::-1]
-    for length in cut.tolist():
+    for row in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[row])
         fitting = [i for i, room in enumerate(free) if room >= length]
-        if fitting:
-            free[min(fitting, key=free.__getitem__)] -= length
-        else:
-            free.append(SEQ_LEN - length)
-    return float(cut.sum() / (len(free) * SEQ_LEN))
+        at = min(fitting, key=free.__getitem__) if fitting else len(bins)
+        if not fitting:
+            bins.append([])
+            free.append(SEQ_LEN)
+        bins[at].append(row)
+        free[at] -= length
+    return bins
+
+
+def isolated_fill(lengths: np.ndarray) -> float:
+    """Share of useful tokens when whole rows are packed into SEQ_LEN, for the number of steps."""
+    cut = np.minimum(lengths, SEQ_LEN)
+    return float(cut.sum() / (len(best_fit(cut)) * SEQ_LEN))
 
 
 def steps_for(workload: Workload, packing: str, useful_tokens: int) -> int:

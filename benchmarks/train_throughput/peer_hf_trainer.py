@@ -19,7 +19,7 @@ from transformers import Trainer, TrainingArguments, default_data_collator
 
 from benchmarks.train_throughput.hf_common import StepClock, train_and_record, trainer_arguments
 from benchmarks.train_throughput.measure import IGNORED, Recorder, peer_parser
-from benchmarks.train_throughput.ours import steps_for
+from benchmarks.train_throughput.ours import best_fit, steps_for
 from benchmarks.train_throughput.workload import SEQ_LEN, RaggedRows, Workload
 
 
@@ -42,21 +42,13 @@ def wrapped(workload: Workload) -> Dataset:
 
 def isolated(rows: RaggedRows, pad_id: int) -> Dataset:
     """Whole rows, best fit decreasing; position ids that start again say where rows begin, and attention stays within them."""
-    bins: list[list[np.ndarray]] = []
-    room: list[int] = []
-    for row in sorted((np.asarray(rows[i][:SEQ_LEN]) for i in range(len(rows))), key=len, reverse=True):
-        fitting = [i for i, free in enumerate(room) if free >= len(row)]
-        at = min(fitting, key=room.__getitem__) if fitting else len(bins)
-        if not fitting:
-            bins.append([])
-            room.append(SEQ_LEN)
-        bins[at].append(row)
-        room[at] -= len(row)
+    cut = [np.asarray(rows[i][:SEQ_LEN]) for i in range(len(rows))]
+    bins = best_fit(np.array([len(row) for row in cut]))
     ids = np.full((len(bins), SEQ_LEN), pad_id, dtype=np.int64)
     labels, positions = np.full_like(ids, IGNORED), np.zeros_like(ids)
     for i, parts in enumerate(bins):
         at = 0
-        for row in parts:
+        for row in (cut[part] for part in parts):
             ids[i, at : at + len(row)] = row
             labels[i, at + 1 : at + len(row)] = row[1:]
             positions[i, at : at + len(row)] = np.arange(len(row))

@@ -214,7 +214,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--alpaca", type=Path, required=True, help="JSON list of instruction, input, output")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--useful-tokens", type=int, default=65_536, help="non-pad tokens a run trains, over all ranks")
-    parser.add_argument("--vocabulary", type=int, default=0, help="words of the model; 0: as many as the tokenizer has")
+    parser.add_argument(
+        "--vocabulary", type=int, default=0, help="vocabulary size of the model; 0: that of the tokenizer"
+    )
     parser.add_argument(
         "--memory", action="store_true", help="also sample the memory of allranks' ranks; costs them some time"
     )

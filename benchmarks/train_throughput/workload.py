@@ -254,7 +254,7 @@ def _read_rows(alpaca: Path) -> list[dict[str, str]]:
 
 
 def build(alpaca: Path, out: Path, vocabulary: int = 0) -> Workload:
-    """Build the workload into ``out`` unless it already stands there; the model has at least this many words, used or not."""
+    """Build the workload into ``out`` unless it already stands there; the model's vocabulary has at least this size."""
     key = _key(alpaca, vocabulary)
     done = Workload(out)
     if (out / "workload.json").exists() and done.meta["key"] == key:

@@ -52,6 +52,7 @@ class BlockActivations:
         self._c, self._unit, self._what, self._batch = config, unit, what, batch
         self._e, self._stream = batch.element, batch.stream
         self._by_name = {w.name.removesuffix(".weight"): w for w in unit.weights}
+        self._plain_adapters = batch.plain_adapters or config.family == "gpt2"  # its layers are no plain linear ones
 
     def output(self) -> int:
         """Return the bytes of the block's output."""
@@ -87,7 +88,7 @@ class BlockActivations:
         r, own = self._what.r, self._batch.adapter_element
         if not self._what.has_lora(weight):
             return 0
-        if self._batch.plain_adapters or self._c.family == "gpt2":
+        if self._plain_adapters:
             return (r * keeps_product(into, r) + out * keeps_product(r, out)) * own
         return r * keeps_product(into, r) * self._e
 
@@ -174,7 +175,7 @@ class BlockActivations:
                     total += width * e
                 else:
                     shared = True
-        if self._batch.plain_adapters or self._c.family == "gpt2":
+        if self._plain_adapters:
             return total + self._inputs_of_peft(adapted, max(layers.values()), shared=shared, kept_anyway=kept_anyway)
         if adapted:
             total += sum(
