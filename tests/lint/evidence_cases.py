@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.lint.cases import HEAD, ONE, TWO
+from tests.lint.cases import HEAD, ONE, RUN, TWO
 
 LAUNCH = "python -m torch.distributed.launch --nproc_per_node=4 "
 NODES = "nodes=( $(scontrol show hostnames $SLURM_JOB_NODELIST) )\n"
@@ -13,6 +13,7 @@ PBS_TWO = "#!/bin/bash\n#PBS -l select=2:ncpus=32:ngpus=4\n"
 HEX = "c565652490ee305fe9f28" + "5a92b16aa29374f98861"[:19]
 HF = "hf_" + "RokJZpgroEpAgSmQNwgkmgbrKQrKjayAtE"
 IN_IMAGE = "singularity exec --nv x.sif /bin/bash -c "
+RANKS = ONE.replace("--ntasks-per-node=1", "--ntasks-per-node=4")
 ARRAY = "#!/bin/bash\n#SBATCH --array=0-3\n#SBATCH --gres=gpu:1\n"
 
 TOGETHER: list[tuple[str, str, int, str]] = [
@@ -34,10 +35,150 @@ PORTS: list[tuple[str, str, int, str]] = [
     ("ephemeral-port", TWO + "export MASTER_PORT=$(shuf -i 10000-65500 -n 1)\n", 7, "note"),
     ("ephemeral-port", SMALL + "export MASTER_PORT=$(shuf -i 49152-65535 -n 1)\n", 5, "note"),
     ("ephemeral-port", TWO + "export MASTER_PORT=52386\n", 7, "note"),
-    ("ephemeral-port", SMALL + "export MASTER_PORT=52386\n", 5, "warning"),
+    ("ephemeral-port", SMALL + "export MASTER_PORT=52386\nsrun -n2 python x.py\n", 5, "warning"),
+    ("ephemeral-port", SMALL + "export MASTER_PORT=52386\nsrun -n1 python x.py\n", 5, "note"),
+    ("ephemeral-port", SMALL + "export MASTER_PORT=52386\npython x.py\n", 5, "note"),
+    ("fixed-port", SMALL + "torchrun --nproc_per_node=2 --master_port=23000 x.py\n", 5, "note"),
+    ("fixed-port", ARRAY + "torchrun --nproc_per_node=2 --master_port=23000 x.py\n", 4, "warning"),
+    (
+        "fixed-port",
+        SMALL + "torchrun --nproc_per_node=2 a.py &\ntorchrun --nproc_per_node=2 b.py &\nwait\n",
+        6,
+        "error",
+    ),
     ("ephemeral-port", SMALL + "torchrun --nproc_per_node=2 --master_port=45000 x.py\n", 5, "warning"),
     ("ephemeral-port", TWO + "export MASTER_PORT=$((60000 + RANDOM))\n", 7, "warning"),
     ("ephemeral-port", TWO + "export MASTER_PORT=$((500 + RANDOM % 100))\n", 7, "warning"),
+]
+WORKING: list[tuple[str, str, int, str]] = [
+    ("debug-setting", TWO + "export CUDA_LAUNCH_BLOCKING=1\n", 7, "note"),
+    ("invalid-value", TWO + "export NCCL_DEBUG=DEBUG\n", 7, "note"),
+    ("invalid-value", TWO + "export TORCH_DISTRIBUTED_DEBUG=DEBUG\n", 7, "error"),
+    ("invalid-value", TWO + "export NCCL_DEBUG_FILE=/logs/nccl.%r\n", 7, "note"),
+    ("not-exported", TWO + "NCCL_DEBUG=INFO\nsrun python x.py\n", 7, "note"),
+    ("not-exported", TWO + "WANDB_MODE=offline\nsrun python x.py\n", 7, "error"),
+    ("misspelled-variable", TWO + "export GLOO_SOCKET_FAMILY=AF_INET\n", 7, "note"),
+    ("misspelled-variable", TWO + "export NCCL_OWN_SETTING=1\n", 7, "note"),
+    ("misspelled-variable", TWO + "export NCCL_MIN_CHANNELS=32\n", 7, "warning"),
+    ("exit-code-lost", ONE + "torchrun --standalone x.py | tee log\n", 7, "note"),
+    ("exit-code-lost", ONE + "set -e\ntorchrun --standalone x.py | tee log\n", 8, "warning"),
+    ("exit-code-lost", ONE + "torchrun --standalone x.py | tee log || exit 1\npython eval.py\n", 7, "warning"),
+    ("exit-code-lost", ONE + "torchrun --standalone x.py\nexit 0\n", 8, "note"),
+    (
+        "exit-zero",
+        ONE
+        + 'bad=0\nfor s in ${all[@]}; do ((bad+=s)); done\nif [ $bad -ne 0 ]; then echo "ERR: failed"; exit $bad; fi\n',
+        0,
+        "",
+    ),
+    ("exit-zero", ONE + 'if [ $bad -ne 0 ]; then echo "Error: failed"; exit 0; fi\n', 7, "warning"),
+    ("directive-refused", "#!/bin/bash\n#SBATCH --mail-type=begin,fail,abort\nls\n", 0, ""),
+    ("variable-in-directive", "#!/bin/bash\n#SBATCH --mail-user=$USER@x.org\nls\n", 2, "note"),
+    ("variable-in-directive", "#!/bin/bash\n#SBATCH --account=$GROUP\nls\n", 2, "error"),
+    ("directive-not-read", "#!/bin/bash\n#SBATCH -N 1\n#SBTACH --job-name=x\nls\n", 3, "note"),
+    ("directive-not-read", "#!/bin/bash\n#SBATCH -N 1\n#BATCH --ntasks=1\nls\n", 3, "note"),
+    ("directive-not-read", "#!/bin/bash\n#SBATCH -N 1\n#BATCH --ntasks=8\nls\n", 3, "warning"),
+    ("directive-not-read", "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --cluster=gpu\nls\n", 0, ""),
+    ("directive-not-read", "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --clustr=gpu\nls\n", 3, "error"),
+    ("directive-not-read", "#!/bin/bash\n#SBATCH -N 1\n#SBATCH XXXextra3XXX\nls\n", 0, ""),
+    ("directive-too-late", "#!/bin/bash\n#SBATCH -N ${NODES}\n$PARTITION_LINE\n#SBATCH -c ${CPUS}\nls\n", 0, ""),
+    ("directive-too-late", "#!/bin/bash\n#SBATCH -N 1\n$SETUP\n#SBATCH -c 4\nls\n", 4, "error"),
+    ("directive-too-late", "#!/bin/bash\n#SBATCH -N 1\nls\n#!/bin/bash\n#SBATCH -N 2\nls\n", 0, ""),
+    ("output-folder", "#!/bin/bash\n#SBATCH -o /big/logs/%j.out\nmkdir -p /big/logs\n", 2, "note"),
+    ("output-folder", "#!/bin/bash\n#SBATCH -o logs/%j.out\nmkdir -p logs\n", 2, "warning"),
+    ("export-comma", TWO + "srun --export=ALL,NCCL_SOCKET_IFNAME=$I, python x.py\n", 0, ""),
+    ("export-drops-environment", "#!/bin/bash\n#SBATCH -N 1 --export=NONE\nsrun --export=ALL jupyter lab\n", 0, ""),
+    ("export-drops-environment", "#!/bin/bash\n#SBATCH -N 1 --export=NONE\nsrun jupyter lab\n", 2, "warning"),
+    ("background-not-awaited", ONE + "python x.py &\nP=$!\nwhile kill -0 $P; do sleep 9; done\n", 0, ""),
+    ("background-not-awaited", ONE + "python x.py &\nP=$!\necho $P\n", 7, "error"),
+    ("secret-in-script", ONE + "export WANDB_API_KEY='enter the key here'\n", 0, ""),
+    ("script-folder", ONE + 'HERE=$(cd "$(dirname "$0")" && pwd)\npython /a/x.py\n', 0, ""),
+    ("script-folder", ONE + 'HERE=$(cd "$(dirname "$0")" && pwd)\npython $HERE/x.py\n', 7, "warning"),
+    ("literal-quotes", ONE + ": \"${PREFIX:=''}\"\n", 7, "note"),
+    ("memory-unit", "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --mem=1000\nls\n", 0, ""),
+    ("memory-unit", "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --mem=64\nls\n", 3, "warning"),
+]
+"""What is wrong, but changes nothing in a job that works, is a note; next to each what fails or does something else."""
+OF_THE_JOB: list[tuple[str, str, int, str]] = [
+    (
+        "visible-devices",
+        "#!/bin/bash\n#SBATCH --gres=gpu:1\nCUDA_VISIBLE_DEVICES=0,1 python a.py\nCUDA_VISIBLE_DEVICES=0,1 python b.py\n",
+        3,
+        "note",
+    ),
+    ("visible-devices", "#!/bin/bash\n#SBATCH --gres=gpu:1\nCUDA_VISIBLE_DEVICES=1,0 python a.py\n", 3, "warning"),
+    (
+        "expanded-too-early",
+        TWO
+        + "srun $HOME/bin/torchrun --nnodes=2 --node_rank=$SLURM_NODEID --rdzv_backend=c10d --rdzv_endpoint=$H:1 x.py\n",
+        0,
+        "",
+    ),
+    (
+        "expanded-too-early",
+        TWO + "srun $HOME/bin/torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$H x.py\n",
+        7,
+        "error",
+    ),
+    ("expanded-too-early", ONE + "srun python x.py --name=run_$SLURM_PROCID\n", 0, ""),
+    ("expanded-too-early", ONE + "srun -n2 python x.py --name=run_$SLURM_PROCID\n", 7, "error"),
+    ("expanded-too-early", TWO + "R=$SLURM_PROCID\nmpirun -np 8 python x.py > log.$R\n", 0, ""),
+    ("expanded-too-early", TWO + "R=$SLURM_PROCID\nmpirun -np 8 python x.py --rank $R\n", 7, "error"),
+    (
+        "expanded-too-early",
+        "#!/bin/bash\n#SBATCH --gres=gpu:4\ntorchrun --nnodes=$SLURM_NNODES --node_rank=$SLURM_NODEID --master_addr=$H x.py\n",
+        3,
+        "note",
+    ),
+    (
+        "one-node-only",
+        "#!/bin/bash\n#SBATCH --gres=gpu:4\ntorchrun --nnodes=$SLURM_NNODES --node_rank=$R --master_addr=$H x.py\n",
+        3,
+        "note",
+    ),
+    (
+        "one-node-only",
+        TWO
+        + 'C="torchrun --nnodes=2 --node_rank=$R --master_addr=$H x.py"\nfor n in $NODES; do\n  if [ $n = $H ]; then eval $C & else ssh $n "bash -lc \'$C\'" & fi\ndone\nwait\n',
+        0,
+        "",
+    ),
+    ("more-ranks-than-gpus", TWO + "srun accelerate launch --config_file c.yaml --num_processes 8 x.py\n", 0, ""),
+    ("more-ranks-than-gpus", TWO + "srun accelerate launch --num_processes 8 x.py\n", 7, "error"),
+    (
+        "more-ranks-than-gpus",
+        "#!/bin/bash\n#SBATCH -N 1 -p pvc\n#SBATCH --gpus-per-node=4\nexport MASTER_ADDR=x\nsrun -n8 python x.py\n",
+        0,
+        "",
+    ),
+    (
+        "more-ranks-than-gpus",
+        "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --gpus-per-node=4\nexport MASTER_ADDR=x\nsrun -n8 python x.py\n",
+        5,
+        "error",
+    ),
+    ("idle-gpus", RANKS + "python x.py\n", 7, "warning"),
+    ("idle-gpus", RANKS + "python x.py --num_gpus=4\n", 7, "note"),
+    ("idle-gpus", RANKS + "python deepy.py x.py\n", 7, "note"),
+    ("unset-variable", ONE + "echo $SLRUM_JOB_ID\n", 7, "note"),
+    ("unset-variable", ONE + "echo $SLRUM_JOB_ID > id\n", 7, "warning"),
+    ("unset-variable", ONE + "N=$(scontrol show hostnames $SLURM_JOB_NODELIS)\n", 7, "note"),
+    ("unset-variable", ONE + 'srun bash -c "A=${A} python x.py"\n', 0, ""),
+    ("unset-variable", ONE + 'ARGS="--master_addr $MASTER_ADDR"\nsrun python x.py\n', 0, ""),
+    ("unset-variable", ONE + 'ARGS="--master_addr $MASTER_ADDR"\nsrun python x.py $ARGS\n', 7, "warning"),
+    (
+        "unset-variable",
+        "#!/bin/bash\n#SBATCH -N 1 -t 9\n# SBATCH --cpus-per-task=4\nn=$SLURM_CPUS_PER_TASK\npython x.py $n\n",
+        4,
+        "note",
+    ),
+    ("unset-variable", "#!/bin/bash\n#SBATCH -N 1 -t 9\nn=$SLURM_CPUS_PER_TASK\npython x.py $n\n", 3, "warning"),
+    (
+        "address-without-host",
+        TWO + RUN + "--rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=10.1.2.3:9 x.py\n",
+        0,
+        "",
+    ),
 ]
 SSH_AND_LOGS: list[tuple[str, str, int, str]] = [
     ("needs-ssh", TWO + "deepspeed --hostfile hosts --num_gpus=4 x.py\n", 7, "note"),
@@ -190,4 +331,4 @@ JOBS: list[tuple[str, str, int, str]] = [
     ("ranks-in-separate-jobs", "#!/bin/bash\ntorchrun --nnodes=2 --nproc_per_node=4 --node_rank=$1 --master_addr=gpu01 x.py\n", 0, ""),  # started by hand on each node
     ("ranks-in-separate-jobs", "#!/bin/bash\nfor lr in 1 2; do\n  sbatch --export=ALL,LR=$lr job.sh\ndone\n", 0, ""),
 ]  # fmt: skip
-CASES = [*TOGETHER, *TEMPLATES, *PORTS, *SSH_AND_LOGS, *NAMES, *SECRETS, *TERMINALS, *RESULTS, *GPUS, *PATTERNS, *ADDRESSES, *JOBS]  # fmt: skip
+CASES = [*TOGETHER, *TEMPLATES, *PORTS, *WORKING, *OF_THE_JOB, *SSH_AND_LOGS, *NAMES, *SECRETS, *TERMINALS, *RESULTS, *GPUS, *PATTERNS, *ADDRESSES, *JOBS]  # fmt: skip

@@ -15,6 +15,7 @@ LSF_ONE = '#!/bin/bash\n#BSUB -n 8\n#BSUB -R "span[hosts=1]"\n#BSUB -gpu "num=4"
 LOOP = 'i=0\nfor n in $(scontrol show hostnames); do\n  ssh "$n" {}\n  i=$((i+1))\ndone\n'
 STATIC = "torchrun --nnodes=2 --nproc_per_node=4 --node_rank=$i --master_addr=$HEAD --master_port=1 x.py"
 
+TWO_PARTS = "export MASTER_ADDR=${SLURM_NODELIST:0:9}${SLURM_NODELIST:10:4}\nsrun python x.py\n"
 TESTED = """if [ "${SLURM_NODELIST:4:1}" == "[" ]; then
   export MASTER_ADDR=${SLURM_NODELIST:0:4}${SLURM_NODELIST:5:3}
 else
@@ -126,7 +127,8 @@ HOSTS: list[tuple[str, str, int, str]] = [
     ("master-address", TWO + "export MASTER_ADDR=$SLURM_SUBMIT_HOST\nsrun python x.py\n", 7, "error"),
     ("master-address", TWO + ADDRESS.replace("head", "tail") + "srun python x.py\n", 7, "error"),
     ("master-address", TWO + ADDRESS.replace("head", "tail") + EACH.format("$SLURM_JOB_ID"), 0, ""),  # c10d meets anywhere
-    ("master-address", PAIR + "export MASTER_ADDR=${SLURM_NODELIST:0:4}${SLURM_NODELIST:5:3}\nsrun python x.py\n", 7, "error"),
+    ("master-address", PAIR + "export MASTER_ADDR=${SLURM_NODELIST:0:4}${SLURM_NODELIST:5:3}\nsrun python x.py\n", 7, "note"),
+    ("master-address", PAIR.replace("--nodes=1", "--nodes=1 -p learnfair") + TWO_PARTS, 7, "error"),
     ("master-address", ONE + "export MASTER_ADDR=${SLURM_NODELIST:0:4}${SLURM_NODELIST:5:3}\nsrun python x.py\n", 0, ""),
     ("master-address", PAIR + TESTED + "srun python x.py\n", 0, ""),
     ("master-address", TWO + "export MASTER_ADDR=${SLURM_NODELIST:0:4}${SLURM_NODELIST:5:3}\nsrun python x.py\n", 0, ""),

@@ -16,7 +16,7 @@ def directive(text: str) -> str:
 REFUSED = [
     "--time=24h", "--time=1:00:00:00", "--time=10:", "--time=2days", "--mem=0.5G", "--mem=16GiB", "--mem-per-cpu=4GBs", "--ntasks=1-4",
     "--cpus-per-task=4GB", "--nodes=2nodes", "-t=10:00", "-N=2", "-p=gpu", "-J=run", "--signal=USR1@60s", "--exclusive=true", "--open-mode=x",
-    "--mail-type=START,END", "--mail-type=BEGIN,END,ABORT", "--gres=gpu=2", "--gres=gpu:", "--walltime=10:00", "--memory=64G", "--queue=gpu",
+    "--mail-type=START", "--mail-type=BEGINNING,ABORT", "--gres=gpu=2", "--gres=gpu:", "--walltime=10:00", "--memory=64G", "--queue=gpu",
     "--cpus_per_task=4", "--mem=4G --mem-per-cpu=2G", "--unbuffered",
 ]  # fmt: skip
 ACCEPTED = [
@@ -47,7 +47,8 @@ STRAY: list[tuple[str, str, int, str]] = [
     ("stray-line", ONE + "<<<<<<< HEAD\n" + TRAIN + "=======\nls\n>>>>>>> other\n", 7, "error"),
     ("stray-line", ONE + "!nvidia-smi\n!pip install x\n", 7, "error"),
     ("stray-line", ONE + "https://docs.site.org/jobs\n", 7, "error"),
-    ("stray-line", ONE + "\u200b\n" + TRAIN, 7, "error"),
+    ("stray-line", ONE + "\u200b\n" + TRAIN, 7, "note"),
+    ("stray-line", ONE + "set -e\n\u200b\n" + TRAIN, 8, "error"),
     ("stray-line", ONE + "'''\nold text\n'''\n" + TRAIN, 7, "error"),
     ("stray-line", ONE + 'if [ -z "$A" ]; then\n  "no A, exiting"\nfi\n', 8, "error"),
     ("stray-line", ONE + 'CMD="python train.py"\n"$CMD"\n', 8, "error"),
@@ -118,7 +119,9 @@ SOFTWARE: list[tuple[str, str, int, str]] = [
     ("conda-not-set-up", BARE + "module load intel-python3\nconda activate e\n" + TRAIN, 0, ""),
     ("conda-not-set-up", BARE + "module load cuda\nconda activate e\nsource activate e\n" + TRAIN, 0, ""),
     ("conda-not-set-up", BARE.replace("/bash", "/bash --login") + "conda activate e\n" + TRAIN, 0, ""),
-    ("module-after-activation", BARE + "source ~/v/bin/activate\nmodule load python/3.11\n" + TRAIN, 5, "warning"),
+    ("module-after-activation", BARE + "source ~/v/bin/activate\nmodule load python/3.11\n" + TRAIN, 5, "note"),
+    ("module-after-activation", BARE + "conda activate v\nmodule load pytorch/2.1\n" + TRAIN, 5, "warning"),
+    ("module-after-activation", BARE + "conda activate v\nmodule load python/3.11\n" + TRAIN, 5, "note"),
     ("module-after-activation", BARE + "conda activate e\nml CUDA TensorFlow/2.11.0-foss-2022a\ntorchrun x.py\n", 5, "warning"),
     ("module-after-activation", BARE + "module load python\nsource ~/v/bin/activate\nmodule load cuda\n" + TRAIN, 0, ""),
     ("module-after-activation", BARE + "module load python\nsource ~/v/bin/activate\nmodule load python\n" + TRAIN, 0, ""),
@@ -126,6 +129,8 @@ SOFTWARE: list[tuple[str, str, int, str]] = [
     ("module-after-activation", BARE + "source ~/v/bin/activate\nmodule load python\n~/v/bin/python train.py\n", 0, ""),
     ("container-without-gpu", BARE + "singularity exec x.sif " + TRAIN, 4, "warning"),
     ("container-without-gpu", BARE + "docker run --rm img " + TRAIN, 4, "warning"),
+    ("container-without-gpu", BARE + "singularity exec /opt/images/pytorch.sif " + TRAIN, 4, "note"),
+    ("container-without-gpu", BARE + "singularity exec /home/me/pytorch.sif " + TRAIN, 4, "warning"),
     ("container-without-gpu", BARE + "apptainer exec x.sif --nv " + TRAIN, 4, "error"),
     ("container-without-gpu", BARE + "singularity exec --nv x.sif " + TRAIN, 0, ""),
     ("container-without-gpu", BARE + "A=$(singularity exec x.sif python hosts.py)\nls\n", 0, ""),

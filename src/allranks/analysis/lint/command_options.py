@@ -44,7 +44,7 @@ VALUED = {
     "container-name", "container-workdir", "container-env", "container-id", "mcs-label", "no-requeue", "oom-kill-step", "resv-ports", "consolidate-segments",
 }  # fmt: skip
 LONG = VALUED | FLAGS | set(SHORT.values())
-ALIASES = {"tasks-per-node": "ntasks-per-node", "tasks": "ntasks"}
+ALIASES = {"tasks-per-node": "ntasks-per-node", "tasks": "ntasks", "cluster": "clusters"}
 TORCHRUN_FLAGS = {
     "standalone", "m", "module", "no_python", "run_path", "use_env", "virtual_local_rank", "h", "help", "multi_gpu", "cpu",
     "use_deepspeed", "use_fsdp", "use_megatron_lm", "same_network", "debug", "quiet", "q", "mpi", "tpu", "use_xpu",
@@ -107,6 +107,8 @@ def _unknown_options(arg: Argument) -> bool:
         f"{UNRESOLVED_OPEN}@{UNRESOLVED_CLOSE}",
         f"{UNRESOLVED_OPEN}*{UNRESOLVED_CLOSE}",
     ) or text.endswith(f"[@]{UNRESOLVED_CLOSE}")
+    if text.rpartition(UNRESOLVED_CLOSE)[2].startswith("/"):
+        return False  # a path: $FOLDER/bin/torchrun
     return text.startswith(UNRESOLVED_OPEN) and (several or not arg.quoted)
 
 

@@ -58,6 +58,7 @@ STARTS = re.compile(
 OTHER_BATCH_SYSTEMS = re.compile(r"^#(?:COBALT|BSUB|PJM|OAR)\s", re.MULTILINE)
 PLACEHOLDER = re.compile(
     r"(?<![<\w$])<[A-Za-z][\w ./:|$-]{0,60}>|\{\{-?\s*[\w. $|()'\",+*/-]{1,60}\s*-?\}\}|(?<![\w$])\{ [A-Za-z_][\w.]* \}"
+    r"|\bX{3,}[a-z]\w{0,40}?X{3,}(?![A-Za-z0-9])"
     r"|(?<![A-Za-z0-9_])[A-Za-z_/-]*X{3,}(?![A-Za-z0-9])|\b(?:YOUR|REPLACE|INSERT|CHANGE)[-_ ]?[A-Z_-]{2,}\b|\b[Yy]our[-_]\w+(?:[-_]\w+)*"
     r"|/path[-_]?to(?:/[\w./-]*|\b)|\bproject_46[0-9]{0,4}x+|\bTODO\b"
     r"|(?<![\w$}\])])[\[{](?i:your|replace|fill|insert|enter|put|specify|change|choose)\b[\w ,./'-]{0,60}[\]}]"
@@ -274,6 +275,11 @@ class JobDescription:
         if any(launch.value("nnodes") == "1" or "standalone" in launch.options for launch in self.launches):
             return False
         return self._spread_by_name()
+
+    @property
+    def of_unknown_size(self) -> bool:
+        """Return whether only the command line of sbatch can request more than one node."""
+        return self.is_batch and self.nodes is None and "nodes" not in self.heading
 
     @cached_property
     def gpus_per_node(self) -> int | None:

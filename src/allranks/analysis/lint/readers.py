@@ -86,6 +86,7 @@ class _CommandReader:
     ) -> None:
         self.reading, self.raw, self.under, self.depth, self.substitution = reading, raw, under, depth, substitution
         self.program = "="
+        self.redirects = False  # the words of redirections are being read
 
     def take(self) -> None:
         words = list(self.raw.words)
@@ -100,8 +101,13 @@ class _CommandReader:
         if self.program == "let":
             texts = ["".join(part.source.text for part in w.parts) for w in words[1:]]
             self.reading.named.update(found[0] for text in texts if (found := VARIABLE.match(text)))
-        for word in [*words, *(r.target for r in self.raw.redirects if r.target)]:
+        for word in words:
             self._note_uses(word)
+        self.redirects = True
+        for redirect in self.raw.redirects:
+            if redirect.target:
+                self._note_uses(redirect.target)
+        self.redirects = False
         if self.raw.loop_name:
             name = words[0].plain or "" if len(words) == 1 else ""
             if name in self.reading.variables and self.reading.variables[name].items is not None:
@@ -192,6 +198,8 @@ class _CommandReader:
             elif part.kind == "arithmetic":
                 changed = re.findall(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:\+\+|--|[-+*/%]?=(?!=))", part.source.text)
                 self.reading.named.update(changed)
+                for name in changed:
+                    self.reading.variables.pop(name, None)  # its value is unknown from here on
                 for name in dict.fromkeys(re.findall(r"(?<![0-9#\w])[A-Za-z_][A-Za-z0-9_]*", part.source.text)):
                     self._use(name, part.source.where(0), "")
             elif part.kind == "command" and self.depth < MAX_DEPTH:
@@ -202,7 +210,18 @@ class _CommandReader:
     def _use(self, name: str, offset: int, operator: str, index: str = "", quoted: bool = False) -> None:
         raw = self.raw
         self.reading.uses.append(
-            VariableUse(name, offset, self.under, self.program, operator, raw.in_function, index, quoted, raw.in_loop)
+            VariableUse(
+                name,
+                offset,
+                self.under,
+                self.program,
+                operator,
+                raw.in_function,
+                index,
+                quoted,
+                raw.in_loop,
+                self.redirects,
+            )
         )
 
     def _flatten(self, parts: tuple[WordPart, ...]) -> MappedText:

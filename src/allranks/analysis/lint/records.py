@@ -95,6 +95,7 @@ class VariableUse(msgspec.Struct, frozen=True):
     index: str = ""  # of an array, with its brackets
     quoted: bool = False
     in_loop: bool = False
+    in_redirect: bool = False  # in the name of a file to which the shell redirects
 
 
 class Directive(msgspec.Struct, frozen=True):

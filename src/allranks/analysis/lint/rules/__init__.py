@@ -44,7 +44,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("transport-disabled", "note", variables.disabled, variables.DISABLED_WHY, variables.DISABLED_CURE, "nccl#667, nccl#1838", ANY),
     LintRule("fixed-gid-index", "note", variables.gid, variables.GID_WHY, "remove it, or determine it on each node", "NCCL 2.21 notes", ANY),
     LintRule("error-handling-off", "warning", variables.handling_off, variables.HANDLING_WHY, variables.HANDLING_CURE, "ProcessGroupNCCL.hpp", ANY),
-    LintRule("debug-setting", "warning", variables.debugging, variables.DEBUGGING_WHY, "remove it", "CUDA C++ programming guide, environment variables", ANY),
+    LintRule("debug-setting", "note", variables.debugging, variables.DEBUGGING_WHY, "remove it", "CUDA C++ programming guide, environment variables", ANY),
     # Rendezvous
     LintRule("fixed-port", "warning", ports.port, ports.PORT_WHY, ports.PORT_CURE, ELASTIC, ANY),
     LintRule("ephemeral-port", "note", ports.ephemeral, ports.EPHEMERAL_WHY, ports.PORT_CURE, "enroot#243"),

@@ -82,14 +82,15 @@ def twice(job: JobDescription) -> Iterator[Violation]:
 
 UNIT_WHY = "Slurm takes a number without a unit as megabytes: the job is killed with out of memory when it loads its first library."
 UNIT_CURE = "--mem=64G"
-LEAST_MB = 1024
+LEAST_MB = 1000
+"""Whoever writes 1000 or more counts in megabytes."""
 
 
 def megabytes(job: JobDescription) -> Iterator[Violation]:
     """Report an amount of memory without its unit."""
     for name in ("mem", "mem-per-gpu", "mem-per-cpu"):
         value = job.heads(name) or ""
-        least = LEAST_MB if name != "mem-per-cpu" else LEAST_MB // 8
+        least = LEAST_MB if name != "mem-per-cpu" else 125
         if re.fullmatch(r"[1-9]\d{0,3}", value) and int(value) < least:
             yield Violation(job.heading[name].offset, f"--{name}={value} is {value} MB", cure=f"--{name}={value}G")
 

@@ -53,12 +53,19 @@ def stray(job: JobDescription) -> Iterator[Violation]:
         if text and (not kind or kind not in said):  # once of a kind of which a file has many
             said.add(kind)
             why = BLANK_WHY if call.prefix else None
-            yield Violation(call.offset, text, why=why, cure="NAME=value without blanks" if call.prefix else None)
+            cure = "NAME=value without blanks" if call.prefix else None
+            harmless = not call.written.strip("\u200b\u00a0\ufeff") and not call.args and not ends_at_errors(job)
+            yield Violation(call.offset, text, why=why, cure=cure, severity="note" if harmless else None)
     for found in (*CONFLICT.finditer(job.text), *FENCE.finditer(job.text)):
         if found[0].startswith(("<", "`", ">")) and not _in_document(job, found.start()):
             what = "a mark of Markdown" if found[0].startswith("`") else "a mark of a conflict that git could not merge"
             yield Violation(found.start(), f"{found[0][:10]} is {what}, no command")
             return
+
+
+def ends_at_errors(job: JobDescription) -> bool:
+    """Return whether set -e is on in the script."""
+    return bool(re.search(r"(?m)^\s*set\s+(?:-\w+\s+)*-\w*e|\berrexit\b|\A#!\S*sh\s+-\w*e", job.text))
 
 
 def _defined(job: JobDescription) -> set[str]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import msgspec
+
 from allranks.analysis.lint.command_options import REMOTE_SHELLS, SHELLS
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Argument, ProgramCall, VariableUse, Violation
+from allranks.analysis.lint.rules.uses import is_only_shown, is_read, of_one_task
 from allranks.analysis.lint.rules.variables import edits
 from allranks.utils.text import nearest_name
 
@@ -62,6 +65,10 @@ READ_BY_PROGRAMS = re.compile(
     r"CUDA_VISIBLE_DEVICES|CUDA_LAUNCH_BLOCKING|HF_HOME|HF_HUB_OFFLINE|HF_DATASETS_CACHE|TRANSFORMERS_OFFLINE|WANDB_MODE|TOKENIZERS_PARALLELISM|"
     r"PYTHONUNBUFFERED|PYTHONFAULTHANDLER|CUDA_DEVICE_MAX_CONNECTIONS|PYTORCH_CUDA_ALLOC_CONF)\Z"
 )
+ONLY_MESSAGES = {
+    "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES",
+    "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "CUDA_LAUNCH_BLOCKING", "FI_LOG_LEVEL", "UCX_LOG_LEVEL",
+}  # fmt: skip
 EXPORTED_BEFORE = {"CUDA_VISIBLE_DEVICES"}  # by Slurm, PBS and LSF, in a job with GPUs
 RENDEZVOUS_OPTIONS = (
     "master_addr", "master_port", "rdzv_endpoint", "rdzv_id", "nnodes", "nproc_per_node", "node_rank", "main_process_ip", "main_process_port",
@@ -90,8 +97,11 @@ def early(job: JobDescription) -> Iterator[Violation]:
             continue  # `_over_ssh` reports these
         if _set_again(job, use):
             continue
-        if use.name in TASK_NAMES and (use.program != "=" or _matters(job, use)):
-            yield Violation(use.offset, f"${use.name} is expanded by the batch shell, where it is 0")
+        if use.name in TASK_NAMES and (use.program != "=" or _matters(job, use)) and not of_one_task(job, use):
+            text = f"${use.name} is expanded by the batch shell, where it is 0"
+            # The name of a log, or a job whose number of nodes is on the command line of sbatch, or is one.
+            unsure = use.in_redirect or job.of_unknown_size
+            yield Violation(use.offset, text, severity="note" if unsure else None)
         elif use.name in LAUNCHER_NAMES and use.program == "srun" and not _is_set(job, use.name):
             text = f"${use.name} is expanded by the batch shell, where it is not set"
             yield Violation(use.offset, text, why=EMPTY_WHY)
@@ -162,7 +172,9 @@ def _matters(job: JobDescription, use: VariableUse) -> bool:
     names = {here[-1].name}
     if here[-1].exported or names & job.reading.exported:
         return not any(a.name in names and under_srun(a.under) for a in job.assignments)
-    return any(u.name in names and u.program not in HARMLESS and u.offset > use.offset for u in job.uses)
+    return any(
+        u.name in names and u.program not in HARMLESS and u.offset > use.offset and not u.in_redirect for u in job.uses
+    )
 
 
 def _is_set(job: JobDescription, name: str) -> bool:
@@ -229,7 +241,9 @@ def _read_by_programs(job: JobDescription, said: set[str]) -> Iterator[Violation
         ):
             continue
         said.add(name)
-        yield Violation(item.offset, f"{name} is set but not exported: no program gets it", cure=f"export {name}")
+        severity = "note" if name in ONLY_MESSAGES else None
+        text = f"{name} is set but not exported: no program gets it"
+        yield Violation(item.offset, text, cure=f"export {name}", severity=severity)
 
 
 def _lost(job: JobDescription, use: VariableUse) -> bool:
@@ -267,7 +281,7 @@ def unset(job: JobDescription) -> Iterator[Violation]:
         for name, hit in found:
             if name not in said:
                 said.add(name)
-                yield hit
+                yield msgspec.structs.replace(hit, severity="note") if is_only_shown(job, name) else hit
 
 
 def _plain_uses(job: JobDescription) -> Iterator[VariableUse]:
@@ -293,7 +307,8 @@ def _slurm_options(job: JobDescription) -> Iterator[tuple[str, Violation]]:
             text = f"${use.name} is empty: the job does not request --{options[0]}"
             cure = f"#SBATCH --{options[0]}=<n>, or ${{{use.name}:-<n>}}"
             # The tasks of an array are often named on the command line of sbatch.
-            severity = "note" if options[0] == "array" else None
+            disabled = any(re.match(rf"#+\s*SBATCH\b.*--{o}\b", c.text) for c in job.reading.comments for o in options)
+            severity = "note" if options[0] == "array" or disabled else None
             yield use.name, Violation(use.offset, text, why=OPTION_WHY, cure=cure, severity=severity)
 
 
@@ -339,6 +354,8 @@ def _other_shell(job: JobDescription) -> Iterator[tuple[str, Violation]]:
             or use.program in ("echo", "printf")
         ):
             continue
+        if any(re.search(rf"\$\{{?{use.name}\b", a.value) for a in own):
+            continue  # NAME=$NAME passes a value on that the script has from outside
         if all(a.under and any(c.program in SHELLS for c in a.under) for a in own) and not job.unknown_settings:
             text = f"${use.name} is expanded by the batch shell, and set only in the inner shell"
             yield (
@@ -522,8 +539,8 @@ def _address(job: JobDescription) -> Iterator[tuple[str, Violation]]:
     if not job.is_batch or job.sources_files or job.submits or not job.work or job.heading.get("export-file"):
         return
     for use in _plain_uses(job):
-        known = _is_set(job, use.name) or use.name in (job.heads("export") or "")
-        if use.name.upper() in ADDRESS_NAMES and not known and use.program not in HARMLESS:
+        known = _is_set(job, use.name) or use.name in (job.heads("export") or "") or use.program in HARMLESS
+        if use.name.upper() in ADDRESS_NAMES and not known and is_read(job, use, READ_BY_PROGRAMS):
             cure = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
             text, severity = f"${use.name} is never set in this script", "note" if job.unknown_settings else None
             yield use.name, Violation(use.offset, text, why=NO_ADDRESS_WHY, cure=cure, severity=severity)

@@ -34,6 +34,7 @@ OWN_PYTHON = re.compile(
     r"(?:^|/)(?:python|anaconda|miniconda|miniforge|mambaforge|pytorch|tensorflow|keras|jax|scipy|scikit|horovod)|-python-",
     re.IGNORECASE,
 )
+FRAMEWORK = re.compile(r"(?:^|/)(?:pytorch|tensorflow|keras|jax|horovod)", re.IGNORECASE)
 PACKAGES_ONLY = re.compile(
     r"scipy-stack|scipy-bundle", re.IGNORECASE
 )  # add folders to PYTHONPATH, or belong to the Python that is loaded
@@ -96,7 +97,9 @@ def module_after(job: JobDescription) -> Iterator[Violation]:
         elif active is not None and loaded is not None and _uses_python(call):
             line = job.lines.place(active.offset)[0]
             text = f"module {loaded[1]} is loaded after the environment was activated in line {line}"
-            yield Violation(loaded[0].offset, text)
+            # A virtual environment was often made with this very module.
+            replaces = active.program in ("conda", "mamba", "micromamba") and FRAMEWORK.search(loaded[1])
+            yield Violation(loaded[0].offset, text, severity=None if replaces else "note")
             return
 
 
@@ -117,6 +120,7 @@ def _uses_python(call: ProgramCall) -> bool:
 
 CONTAINERS = {"singularity", "apptainer", "docker", "podman"}
 IMAGE = re.compile(r"\.(?:sif|simg|img|sqsh)\Z|^(?:docker|library|oras|shub)://|^instance://")
+OF_USER = re.compile(r"(?i)home|user|scratch|work|project|group|data|proj|lab|\$|/om/|/gpfs|/lustre|/mnt|/nfs|/tmp")
 GPU_OPTION = re.compile(r"--(?:nv|nvccli|rocm|gpus|device|runtime|hooks-dir|nvidia)\b|-(?:e|-env)\Z")
 OF_RUNTIME = re.compile(
     r"--(?:nv|rocm|nvccli|bind|overlay|env|env-file|pwd|no-home|cleanenv|contain|containall|home|writable-tmpfs|fakeroot)(?:=.*)?|-B"
@@ -140,8 +144,15 @@ def without_gpu(job: JobDescription) -> Iterator[Violation]:
                 return
             if job.requests_gpus and _hides_gpus(job, outer):
                 text = f"{outer.program} without an option for GPUs, in a job that requests them"
-                yield Violation(outer.offset, text)
+                # Where a site provides the image, its configuration often adds --nv.
+                yield Violation(outer.offset, text, severity="note" if _is_of_site(outer) else None)
                 return
+
+
+def _is_of_site(call: ProgramCall) -> bool:
+    """Return whether the image lies outside of the folders of users."""
+    image = next((a.text for a in call.args if IMAGE.search(a.text) or a.text.endswith(".img")), "")
+    return image.startswith("/") and not OF_USER.search(image)
 
 
 def _with_gpu(call: ProgramCall) -> bool:

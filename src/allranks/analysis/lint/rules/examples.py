@@ -87,12 +87,12 @@ EXAMPLES: dict[str, RuleExample] = {
         "# no line; for one debugging run: CUDA_LAUNCH_BLOCKING=1 sbatch job.sbatch",
     ),
     "fixed-port": RuleExample(
-        "`Address already in use`; or two jobs in one rendezvous, of which one dies with `RendezvousConnectionError` when the other ends. It is a warning where the file shows that another job can meet it: one node with at most two GPUs and limited memory or few CPUs, or tasks of a job array; with whole nodes (`--exclusive`, `--mem=0`, eight GPUs) it is not reported.",
+        "`Address already in use`; or two jobs in one rendezvous, of which one dies with `RendezvousConnectionError` when the other ends. A note, since another job has to be on the node and use the same port; a warning for a job array whose tasks can meet on a node, an error for two launchers of one script that run side by side; with whole nodes (`--exclusive`, `--mem=0`, eight GPUs) it is not reported.",
         "#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nexport MASTER_PORT=29500\nsrun python train.py",
         "#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nexport MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000))\nsrun python train.py",
     ),
     "ephemeral-port": RuleExample(
-        "`Address already in use`, now and then, with no other job on the node. A note, since many scripts draw a port at random and are seldom unlucky; a warning if the port is fixed and other jobs can be on the node, or if the range goes below 1024 or above 65535.",
+        "`Address already in use`, now and then, with no other job on the node. A note, since many scripts draw a port at random and are seldom unlucky; a warning if several ranks meet at a fixed port and other jobs can be on the node, or if the range goes below 1024 or above 65535.",
         "export MASTER_PORT=$(shuf -i 20000-60000 -n 1)",
         "export MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000))",
     ),
@@ -133,7 +133,7 @@ EXAMPLES: dict[str, RuleExample] = {
     ),
     "address-without-host": RuleExample(
         "`The client socket has failed to connect`, `RendezvousTimeoutError` on every node, the first included.",
-        "srun torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=10.1.2.3:15000 train.py",
+        "head=$(srun -N 1 ip -4 -o addr show dev ib0)\nsrun torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$head:15000 train.py",
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\nsrun torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$head:15000 train.py',
     ),
     "scontrol-in-container": RuleExample(
@@ -347,9 +347,9 @@ EXAMPLES: dict[str, RuleExample] = {
         "#!/bin/bash\nsrun torchrun train.py",
     ),
     "exit-code-lost": RuleExample(
-        "`sacct` says COMPLETED for a training that failed. A pipe is a warning; another last command, such as `echo`, a note.",
-        "torchrun --standalone train.py | tee train.log",
-        "set -o pipefail\ntorchrun --standalone train.py | tee train.log",
+        "`sacct` says COMPLETED for a training that failed. A pipe is a warning if the script has `set -e` or tests the pipe (`|| exit 1`), which then have no effect; else, and for another last command, such as `echo` or `exit 0`, a note.",
+        "set -e\ntorchrun --standalone train.py | tee train.log",
+        "set -eo pipefail\ntorchrun --standalone train.py | tee train.log",
     ),
     "exit-zero": RuleExample(
         "`sacct` says COMPLETED, and nothing was trained.",
@@ -563,8 +563,8 @@ EXAMPLES: dict[str, RuleExample] = {
     ),
     "module-after-activation": RuleExample(
         "`ModuleNotFoundError` for a package that is installed in the environment, or another version of torch than expected.",
-        "source ~/venv/bin/activate\nmodule load python/3.11\nsrun python train.py",
-        "module load python/3.11\nsource ~/venv/bin/activate\nsrun python train.py",
+        "source ~/conda/etc/profile.d/conda.sh\nconda activate mine\nmodule load pytorch/2.4\nsrun python train.py",
+        "source ~/conda/etc/profile.d/conda.sh\nmodule load pytorch/2.4\nconda activate mine\nsrun python train.py",
     ),
     "container-without-gpu": RuleExample(
         "`torch.cuda.is_available()` is False; `Found no NVIDIA driver on your system`; or the training runs on the CPU.",

@@ -136,12 +136,18 @@ def _ranks_of_node(job: JobDescription, launch: LauncherCall) -> tuple[int, Opti
         ranks = len(listed[0]) if len(listed) == 1 and listed[0] else job.number(option.value) if option else None
     elif launch.kind == "accelerate":
         option = launch.option("num_processes")
-        machines = job.number(launch.value("num_machines") or "1")
+        machines = _machines(job, launch)
         ranks = job.number(option.value) if option else None
         ranks = ranks // machines if ranks and machines and tasks == 1 else None
     else:
         return 0, None
     return (ranks or 0) * (tasks or 0), option
+
+
+def _machines(job: JobDescription, launch: LauncherCall) -> int | None:
+    """Return the machines that accelerate is told; a configuration file may name others than one."""
+    told = launch.value("num_machines")
+    return job.number(told or "1") if told or not launch.option("config_file") else None
 
 
 def _sees_gpus(job: JobDescription, calls: list[LauncherCall]) -> bool:
@@ -175,6 +181,21 @@ def _told_devices(job: JobDescription, call: ProgramCall, gpus: int) -> str | No
     return None
 
 
+LAUNCHING = re.compile(r"(?:^|/)(?:deepy|\w*launch\w*|\w*spawn\w*|\w*multiproc\w*|\w*submit\w*)\.py\Z|vllm|\bray\b")
+"""Programs that start further processes."""
+
+
+def _uses_all(job: JobDescription, call: ProgramCall, gpus: int) -> bool:
+    """Return whether the program is told all GPUs of the job, or starts a process for each itself."""
+    words = [a.text for a in call.args]
+    program = next((w for w in words if w.endswith(".py")), "")
+    told = False
+    for arg, following in call.pairs():
+        found = DEVICES_OPTION.fullmatch(arg.text)
+        told = told or bool(found and job.number(found[1] or (following.text if following else None)) == gpus)
+    return told or LAUNCHING.search(program) is not None
+
+
 def _counts_nodes(job: JobDescription) -> Iterator[Violation]:
     """Report the number of nodes where the ranks of a node are meant."""
     for launch in job.launches:
@@ -205,6 +226,7 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
     elsewhere = any(
         c.program == "ray" or c.written.startswith(("./", "../")) for c in job.calls
     )  # where they may start workers
+    elsewhere = elsewhere or any(_uses_all(job, c, gpus) for c in job.work_calls)
     tasks, option = _tasks_are_ranks(job, gpus) and not elsewhere, options[0]
     if len(job.work) > 1 or call.in_loop:
         tasks = one = False
@@ -225,11 +247,17 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
     )
 
 
+PARTS = re.compile(r"(?i)\bpvc\b|xpu|\bZE_AFFINITY_MASK\b")
+"""Intel's GPUs are often used as two: a rank for each of their tiles."""
+
+
 def too_many(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
         if launch.kind == "python":
             started = started_by(job, launch)
             tasks, gpus = started.per_node if started else None, job.gpus_per_node
+            if gpus and PARTS.search(job.text):
+                gpus *= 2
             if tasks and gpus and tasks > gpus and _is_group(job, launch.call):
                 yield Violation(
                     launch.call.offset, f"{tasks} ranks per node, but the job requests {gpus} GPUs per node"
@@ -257,7 +285,7 @@ def too_many(job: JobDescription) -> Iterator[Violation]:
 
 def _too_many_processes(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
     """Compare the processes of accelerate on each machine with its GPUs."""
-    option, machines = launch.option("num_processes"), job.number(launch.value("num_machines") or "1")
+    option, machines = launch.option("num_processes"), _machines(job, launch)
     total, gpus = job.number(option.value) if option else None, job.gpus_per_node
     if option and total and machines and gpus and total > machines * gpus and not launch.option("cpu", "use_cpu"):
         each = -(-total // machines)

@@ -103,7 +103,7 @@ def comma(job: JobDescription) -> Iterator[Violation]:
         for item in value.split(","):
             if "=" in item:
                 name = item.partition("=")[0]
-            elif name and (name in LISTS or not re.fullmatch(r"[A-Z_][A-Z0-9_]*|", item)):
+            elif name and item and (name in LISTS or not re.fullmatch(r"[A-Z_][A-Z0-9_]*", item)):
                 yield Violation(offset, f"--export: {name} is cut off at the comma before {item!r}")
                 break
         else:
@@ -140,7 +140,7 @@ def drops(job: JobDescription) -> Iterator[Violation]:
 
 
 def _all_say_all(job: JobDescription) -> bool:
-    options = [slurm_options(la.srun).get("export") for la in job.launches if la.srun]
+    options = [slurm_options(c).get("export") for c in job.calls if c.program == "srun" and not c.in_substitution]
     return bool(options) and all(o and (o.value or "").upper().startswith("ALL") for o in options)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import Option
 from allranks.analysis.lint.job import JobDescription, LauncherCall
+from allranks.analysis.lint.placement import started_by
 from allranks.analysis.lint.records import Argument, Assignment, Severity, Violation
 from allranks.analysis.lint.rules.dataflow import under_srun
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
@@ -39,6 +40,22 @@ def is_torchrun(launch: LauncherCall) -> bool:
 def _severity(job: JobDescription) -> Severity:
     """Return how certain it is that another job can use the port: unknown is a note."""
     return "warning" if job.shared_nodes or job.kind == "environment" else "note"
+
+
+def _severity_of_port(job: JobDescription) -> Severity:
+    """Return how certain it is that two users of a port meet: other jobs may, tasks of one array do."""
+    return "warning" if job.kind == "environment" or (job.shared_nodes and "array" in job.heading) else "note"
+
+
+def _severity_of_ephemeral(job: JobDescription) -> Severity:
+    """Return a note for a job that starts one process: nobody else has to find its port."""
+    alone = not job.launches or all(la.kind == "python" and _one_task(job, la) for la in job.launches)
+    return "note" if alone else _severity(job)
+
+
+def _one_task(job: JobDescription, launch: LauncherCall) -> bool:
+    started = started_by(job, launch)
+    return started is not None and started.total == 1
 
 
 def _standalone(job: JobDescription) -> bool:
@@ -79,7 +96,7 @@ def port(job: JobDescription) -> Iterator[Violation]:
     if job.whole_nodes:
         return
     seen: set[int] = set()
-    severity = _severity(job)
+    severity = _severity_of_port(job)
     for item in [] if _standalone(job) else _first_assignments(job):
         if (
             item.removed
@@ -118,7 +135,7 @@ def _is_rendezvous_port(job: JobDescription, name: str, value: str) -> bool:
 
 
 def _launch_port(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
-    severity = _severity(job)
+    severity = _severity_of_port(job)
     for name, pattern in (
         ("master_port", r"(?<![\w$])\d+\Z"),
         ("main_process_port", r"(?<![\w$])\d+\Z"),
@@ -148,7 +165,9 @@ def _launch_port(job: JobDescription, launch: LauncherCall) -> Iterator[Violatio
         if several != "1" and not alone and not job.multi_node and not job.has("MASTER_PORT") and not launch.open_ended:
             option = "main_process_port" if launch.kind == "accelerate" else "master_port"
             yield Violation(
-                launch.call.offset, f"no --{option}: {launch.kind} uses 29500, as every other job on the node does"
+                launch.call.offset,
+                f"no --{option}: {launch.kind} uses 29500, as every other job on the node does",
+                severity=severity,
             )
 
 
@@ -198,7 +217,7 @@ def ephemeral(job: JobDescription) -> Iterator[Violation]:
                 where = _place(option.arg, launch, number)
                 if not any(a.offset <= where <= a.offset + 40 and PORT_NAME.match(a.name) for a in job.assignments):
                     text = f"the port of --{name} is always {number}, in the ephemeral range"
-                    yield Violation(where, text, severity=_severity(job))
+                    yield Violation(where, text, severity=_severity_of_ephemeral(job))
 
 
 def _value_args(launch: LauncherCall, arg: Argument) -> list[Argument]:
@@ -220,7 +239,7 @@ def _range_hits(job: JobDescription, what: str, offset: int, span: tuple[int, in
     low, high = span
     inside = min(high, EPHEMERAL_END) - max(low, EPHEMERAL_START) + 1
     if low == high and _is_ephemeral(low) and not job.whole_nodes:
-        yield Violation(offset, f"{what} always {low}, in the ephemeral range", severity=_severity(job))
+        yield Violation(offset, f"{what} always {low}, in the ephemeral range", severity=_severity_of_ephemeral(job))
     elif high > 65535 and low > 1024:
         yield Violation(
             offset,

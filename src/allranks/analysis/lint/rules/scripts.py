@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import PurePosixPath
 
-from allranks.analysis.lint.command_options import LONG, PYTHON
+from allranks.analysis.lint.command_options import LONG, PYTHON, slurm_option
 from allranks.analysis.lint.job import JobDescription, LauncherCall
-from allranks.analysis.lint.records import Edit, ProgramCall, Violation
+from allranks.analysis.lint.records import Assignment, Edit, ProgramCall, Violation
 from allranks.analysis.lint.rules.tasks import sources_settings
 from allranks.utils.text import nearest_name
 
@@ -24,6 +24,8 @@ OUTPUT_WHY = (
 OUTPUT_CURE = "create the folder before sbatch (mkdir -p), or use an existing one"
 SHEBANG_WHY = "sbatch refuses a script whose first line does not start with #!."
 PATHS = ("output", "error", "chdir", "input")
+WITHOUT_EFFECT_ON_JOB = {"job-name", "comment", "mail-user", "mail-type", "wckey"}
+"""Options whose value changes neither what the job gets nor what it does."""
 
 
 def variable(job: JobDescription) -> Iterator[Violation]:
@@ -33,7 +35,8 @@ def variable(job: JobDescription) -> Iterator[Violation]:
             continue
         name = f"--{item.name}={value}" if item.name else value
         if re.search(r"(?<!\\)\$[A-Za-z_{(]|`", value):
-            yield Violation(item.offset, f"#SBATCH {name}: variables are not expanded here")
+            severity = "note" if item.name in WITHOUT_EFFECT_ON_JOB else None
+            yield Violation(item.offset, f"#SBATCH {name}: variables are not expanded here", severity=severity)
         elif item.name in PATHS and value.startswith("~"):
             yield Violation(item.offset, f"#SBATCH {name}: ~ is not expanded here")
 
@@ -49,7 +52,11 @@ def late(job: JobDescription) -> Iterator[Violation]:
     if not items or not job.source.text.startswith("#!"):
         return  # without #! sbatch refuses the script
     lines = [job.lines.place(item.offset)[0] for item in items]
+    if job.lines.line(lines[0] - 1).startswith("#!") and lines[0] > 2:
+        return  # another script begins here
     before = [c for c in job.calls if not c.under and not c.in_substitution and c.offset < items[0].offset]
+    if before and all(c.written.startswith("$") for c in before) and any("${" in i.text for i in job.directives):
+        return  # a template, which a program fills in: $PARTITION_OPTION stands for an #SBATCH line
     command = f", {before[0].written!r} in line {job.lines.place(before[0].offset)[0]}" if before else ""
     many = f"{len(set(lines))} #SBATCH lines (to line {lines[-1]}) come"
     what = many if len(set(lines)) > 1 else f"#SBATCH --{items[0].name} comes"
@@ -65,10 +72,12 @@ def unread(job: JobDescription) -> Iterator[Violation]:
         if column > 1 and comment.text.startswith("#SBATCH") and not text[: column - 1].strip():
             yield Violation(comment.offset, "this #SBATCH is indented, so it is not read")
         elif column == 1 and re.match(r"#(?:sbatch|Sbatch|SBATCH[:=]|SLURM|BATCH|[!$]\s*SBATCH)\s+-", comment.text):
-            yield Violation(comment.offset, f"{comment.text.split()[0]} is not #SBATCH")
+            severity = "note" if _changes_nothing(comment.text) else None
+            yield Violation(comment.offset, f"{comment.text.split()[0]} is not #SBATCH", severity=severity)
         elif column == 1 and (typo := re.match(r"#(S[A-Z]{4,6})\s+-", comment.text)) and typo[1] != "SBATCH":
             if sorted(typo[1]) == sorted("SBATCH") or nearest_name(typo[1], ["SBATCH"], 0.8):
-                yield Violation(comment.offset, f"#{typo[1]} is not #SBATCH")
+                severity = "note" if _changes_nothing(comment.text) else None
+                yield Violation(comment.offset, f"#{typo[1]} is not #SBATCH", severity=severity)
         elif column == 1 and re.match(r"#[ \t]+SBATCH\s+-", comment.text):
             yield Violation(
                 comment.offset,
@@ -76,6 +85,13 @@ def unread(job: JobDescription) -> Iterator[Violation]:
                 severity="note" if job.is_batch else "warning",
             )
     yield from _misspelled(job)
+
+
+def _changes_nothing(line: str) -> bool:
+    """Return whether the job is the same without this line: a name, an address for mails, or a default."""
+    name, value, follows = slurm_option(line.split()[1])
+    value = "".join(line.split()[2:3]) if follows else value
+    return name in WITHOUT_EFFECT_ON_JOB or (name in ("nodes", "ntasks", "ntasks-per-node") and value == "1")
 
 
 def _misspelled(job: JobDescription) -> Iterator[Violation]:
@@ -146,7 +162,10 @@ def output(job: JobDescription) -> Iterator[Violation]:
             text = f"nobody creates the folder {pattern[1]} of {both}, whose name is known only when the job exists"
             yield Violation(found.offset, text, cure=f"--{name}=<existing folder>/%x-%j.out")
         elif any(m == folder or m.startswith(folder + "/") for m in made):
-            yield Violation(found.offset, f"the folder {folder} is created by the script, too late for {both}")
+            # Whoever writes a full path has this folder already; the script creates it for its own files.
+            severity = "note" if folder.startswith("/") else None
+            text = f"the folder {folder} is created by the script, too late for {both}"
+            yield Violation(found.offset, text, severity=severity)
         else:
             missing, certain = job.is_missing(folder.replace("%x", job.heads("job-name") or "%x"))
             if missing:
@@ -220,9 +239,19 @@ def script_folder(job: JobDescription) -> Iterator[Violation]:
         and not c.under
         and any(OWN_PATH.match(a.text) for a in c.args)
     ]
+    unused = [a for a in job.assignments if a.name not in job.used_names and not a.exported and not a.under]
+    places = [
+        p for p in places if not any(a.value.startswith("$(") and p in range(a.offset, _end(job, a)) for a in unused)
+    ]
     places += [a.offset for a in job.assignments if not a.under and re.match(r"\$\{(?:0|BASH_SOURCE)[^}]*%", a.value)]
     if places:
         yield Violation(min(places), "the folder of the script: under sbatch this is Slurm's spool folder")
+
+
+def _end(job: JobDescription, item: Assignment) -> int:
+    """Return the end of the line of an assignment."""
+    end = job.text.find("\n", item.offset)
+    return end if end >= 0 else len(job.text)
 
 
 def exit_code(job: JobDescription) -> Iterator[Violation]:
@@ -243,7 +272,9 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
             return
         if outer.after in ("|", "|&") and not pipefail and not _looks(job, outer):
             text = f"{what} is piped, so its exit code is lost: a pipe returns that of its last command"
-            yield Violation(outer.offset, text, fix=_add_pipefail(job, errexit))
+            # Without set -e, or a test, nothing in the script depends on it.
+            severity = None if errexit or _pipe_is_tested(job, outer) else "note"
+            yield Violation(outer.offset, text, fix=_add_pipefail(job, errexit), severity=severity)
             return
         if outer.after in ("||", "&&", "&", "|", "|&") or errexit or _looks(job, outer):
             continue
@@ -252,12 +283,19 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
         if end is None or any(w.offset == end.offset for w in job.work):
             continue
         if end.program == "exit" and [a.text for a in end.args] == ["0"] and not end.branch and not end.in_loop:
-            yield Violation(end.offset, f"exit 0 reports success, even if {what} failed")
+            yield Violation(end.offset, f"exit 0 reports success, even if {what} failed", severity="note")
             return
         if job.is_batch and end.program not in LAST and end.program != "srun":
             text = f"the job ends with the exit code of '{end.written}', even if {what} failed"
             yield Violation(end.offset, text, cure=EXIT_CURE, severity="note")
             return
+
+
+def _pipe_is_tested(job: JobDescription, outer: ProgramCall) -> bool:
+    """Return whether the script depends on the exit code of the pipe that begins with this command: ``... | tee log || exit 1``."""
+    later = (c for c in job.calls if c.offset > outer.offset and not c.under and not c.in_substitution)
+    last = next((c for c in later if c.before in ("|", "|&") and c.after not in ("|", "|&")), None)
+    return last is not None and (last.after in ("||", "&&") or last.tested)
 
 
 def _of_echo(job: JobDescription) -> Iterator[Violation]:
@@ -300,7 +338,7 @@ ERROR_TEXT = re.compile(
 def exit_zero(job: JobDescription) -> Iterator[Violation]:
     """Report ``exit 0`` directly after an error message."""
     for before, call in pairwise(c for c in job.calls if not c.in_substitution):
-        zero = call.program == "exit" and [a.text for a in call.args] == ["0"] and call.branch
+        zero = re.match(r"exit[ \t]+0\b", job.text[call.offset :]) and call.branch
         if zero and before.program in ("echo", "printf") and ERROR_TEXT.search(" ".join(a.text for a in before.args)):
             if before.branch == call.branch:
                 yield Violation(call.offset, "exit 0 after an error message reports success", cure="exit 1")
@@ -440,7 +478,9 @@ def background(job: JobDescription) -> Iterator[Violation]:
             continue
         if outer.after == "&" and not outer.in_function and not outer.in_substitution:
             later = [c for c in job.calls if c.offset > outer.offset and not c.under]
-            awaited = any(c.program in ("wait", "tail", "exec", "source", ".") for c in later)
+            awaited = any(c.program in ("wait", "tail", "exec", "source", ".") for c in later) or _is_watched(
+                job, outer
+            )
             last = [w for w in work if w.offset > outer.offset and w.after != "&"]
             if not awaited and not last:
                 yield Violation(
@@ -456,6 +496,13 @@ def background(job: JobDescription) -> Iterator[Violation]:
                 text = f"{_script_of(outer)} runs in the background, and the script ends when the last one in the foreground has ended"
                 yield Violation(outer.offset, text)
                 return
+
+
+def _is_watched(job: JobDescription, outer: ProgramCall) -> bool:
+    """Return whether the script keeps the process id, and asks later for the process, or ends it."""
+    after = job.text[outer.offset :]
+    kept = re.match(r"(?:[^\n\\]|\\.|\\\n)*&[ \t]*[\n;]\s*(\w+)=\$!", after)
+    return kept is not None and re.search(rf"\b(?:kill|ps|pgrep|wait)\b[^\n]*\$\{{?{kept[1]}\b", after) is not None
 
 
 def _script_of(call: ProgramCall) -> str:

@@ -139,6 +139,7 @@ def _is_no_secret(value: str) -> bool:
         or re.search(r"(?i)your|xxx|\*\*\*|token|secret|example|changeme|dummy|bearer oracle|\.\.\.|<", text)
         or ("/" in text and not _is_base64(text))
         or len(set(text.lower())) < 6
+        or re.fullmatch(r"[A-Za-z]{1,12}(?: [A-Za-z]{1,12}){1,6}", text)  # words, such as: enter the key here
     )
 
 

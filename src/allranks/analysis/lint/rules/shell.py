@@ -97,7 +97,9 @@ def literal_quotes(job: JobDescription) -> Iterator[Violation]:
     """Report quotes that become part of a value: single quotes of a default inside of double quotes."""
     for found in re.finditer(r"\"[^\"\n]*?(\$\{\w+:?[-=]'[^'\n\"]*'\})", job.text):
         if not job.in_comment(found.start(1)):
-            yield Violation(found.start(1), f"the quotes of {found[1]} become part of the value")
+            empty = re.search(r"'\s*'\}\Z", found[1])  # meant as no value: often the caller sets one
+            text = f"the quotes of {found[1]} become part of the value"
+            yield Violation(found.start(1), text, severity="note" if empty else None)
 
 
 TYPOGRAPHIC = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import slurm_options
+from allranks.analysis.lint.command_options import REMOTE_SHELLS, slurm_options
 from allranks.analysis.lint.job import SETS_PATHS_ONLY, JobDescription, LauncherCall
 from allranks.analysis.lint.placement import MPI, names_hosts, started_by
 from allranks.analysis.lint.records import ProgramCall, Violation
@@ -156,8 +156,12 @@ def one_node(job: JobDescription) -> Iterator[Violation]:
         if not spread and any(la.srun and la.call.instead_of(launch.call) for la in job.launches):
             continue  # the branch for one node
         if not spread and _starts(launch) and not launch.call.in_function and not launch.option("hostfile", "H"):
-            count = job.nodes if job.nodes else "several"
-            yield Violation(launch.call.offset, f"{launch.kind} runs on the first of {count} nodes only")
+            if launch.option("node_rank") and any(
+                la.kind == launch.kind and REMOTE_SHELLS & {c.program for c in la.call.under} for la in job.launches
+            ):
+                continue  # the rank of the first node, beside those that ssh starts
+            text = f"{launch.kind} runs on the first of {job.nodes or 'several'} nodes only"
+            yield Violation(launch.call.offset, text, severity="note" if job.of_unknown_size else None)
 
 
 def inherited(job: JobDescription) -> Iterator[Violation]:
@@ -298,6 +302,8 @@ def _ranks_of_task(job: JobDescription, launch: LauncherCall) -> int | None:
         return job.gpus_per_node
     if launch.kind == "accelerate":
         total, machines = job.number(launch.value("num_processes")), job.number(launch.value("num_machines")) or 1
+        if launch.option("config_file") and not launch.option("num_machines"):
+            return None
         return total // machines if total else 1  # at least
     return 1 if told is None and not launch.open_ended else job.number(told)
 

@@ -53,10 +53,12 @@ def misspelled(job: JobDescription) -> Iterator[Violation]:
             )
         elif name.startswith("GLOO_"):  # NCCL plugins have their own variables, Gloo has no plugins
             cure = "remove it; GLOO_SOCKET_IFNAME selects Gloo's interface"
-            yield Violation(item.offset, f"{name}: neither Gloo nor torch reads it", cure=cure)
+            yield Violation(item.offset, f"{name}: neither Gloo nor torch reads it", cure=cure, severity="note")
         elif name.startswith("NCCL_") and (item.exported or job.kind != "script") and not _is_used(job, name):
             cure = "remove it; NCCL_DEBUG=INFO lists the variables that NCCL takes"
-            yield Violation(item.offset, f"{name}: neither NCCL nor a known plugin reads it", cure=cure)
+            yield Violation(
+                item.offset, f"{name}: neither NCCL nor a known plugin reads it", cure=cure, severity="note"
+            )
 
 
 USUAL = (
@@ -180,13 +182,17 @@ def invalid(job: JobDescription) -> Iterator[Violation]:
             yield Violation(item.offset, f"{item.name}={value}: {wrong[0]} is unknown", cure=f"one of {wrong[1]}")
         allowed = ALLOWED.get(item.name)
         if allowed and value.upper() not in allowed[0]:
+            # NCCL takes an unknown level for none: only messages are missing. torch refuses to start.
             yield Violation(
-                item.offset, f"{item.name}={value or '(empty)'}: invalid value", cure=f"one of {allowed[1]}"
+                item.offset,
+                f"{item.name}={value or '(empty)'}: invalid value",
+                cure=f"one of {allowed[1]}",
+                severity="note" if item.name == "NCCL_DEBUG" else None,
             )
         if item.name == "NCCL_DEBUG_FILE" and (unknown_code := re.search(r"%[^hp%]", value)):
             text = f"{item.name}={value}: NCCL replaces only %h (host) and %p (process), not {unknown_code[0]}"
             yield Violation(
-                item.offset, text, cure="%h and %p in the name", why="All ranks write to one file.", severity="warning"
+                item.offset, text, cure="%h and %p in the name", why="All ranks write to one file.", severity="note"
             )
         if item.name in SWITCHES and not re.fullmatch(r"-?\d+|", value):
             yield Violation(item.offset, f"{item.name}={value}: expected a number, got {value!r}", cure="0 or 1")
@@ -251,10 +257,7 @@ def debugging(job: JobDescription) -> Iterator[Violation]:
             "1",
             "3",
         ):
-            severity = "note" if _has_comment(job, item.offset) else "warning"
-            yield Violation(
-                item.offset, f"{item.name}={item.value} makes every kernel wait for the one before", severity=severity
-            )
+            yield Violation(item.offset, f"{item.name}={item.value} makes every kernel wait for the one before")
 
 
 def no_effect(job: JobDescription) -> Iterator[Violation]:
@@ -396,12 +399,16 @@ def _switched_off(item: Assignment) -> str | None:
 def visible_devices(job: JobDescription) -> Iterator[Violation]:
     """Compare a literal list of GPUs with what the job requests: Slurm numbers the GPUs of a job from 0."""
     gpus = job.gpus_per_node or (job.number(job.heads("gpus")) if job.nodes == 1 else None)
+    said: set[str] = set()
     for item in job.set_values_at_top():
         if item.name == "CUDA_VISIBLE_DEVICES" and gpus and re.fullmatch(r"\d+(?:,\d+)*", item.value):
             numbers = [int(n[:6]) for n in item.value.split(",")]
-            if max(numbers) >= gpus:
+            if max(numbers) >= gpus and item.value not in said:
+                said.add(item.value)
                 text = f"CUDA_VISIBLE_DEVICES={item.value}, but the job requests {gpus} GPU{'s' * (gpus > 1)}"
-                yield Violation(item.offset, text)
+                # CUDA takes the numbers up to the first that does not exist: here all GPUs of the job.
+                whole = numbers[:gpus] == list(range(gpus))
+                yield Violation(item.offset, text, severity="note" if whole else None)
 
 
 def gid(job: JobDescription) -> Iterator[Violation]:
