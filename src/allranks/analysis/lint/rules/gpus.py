@@ -17,7 +17,7 @@ TOO_MANY_WHY = (
 )
 SEVERAL_GPUS = 2
 DEVICES_OPTION = re.compile(
-    r"--?(?:n_?gpus?|num[-_]gpus|gpus?|devices?|gpus[-_]per[-_]node|n[-_]gpus?|ranks[-_]per[-_]node|gpu[-_]?(?:ids?|index)|cuda(?:[-_]device)?)"
+    r"--?(?:n_?gpus?|num[-_]gpus|gpus?|devices?|gpus[-_]per[-_]node|n[-_]gpus?|ranks[-_]per[-_]node|(?:gpu|device)[-_]?(?:ids?|index)|cuda(?:[-_]device)?)"
     r"(?:=(\S{1,60}))?"
 )
 """Options of programs that say how many GPUs they use, of one process or of several, or which one."""
@@ -181,6 +181,8 @@ def _told_devices(job: JobDescription, call: ProgramCall, gpus: int) -> str | No
     return None
 
 
+DATA_PARALLEL = re.compile(r"--?(?:use[-_])?(?:data[-_]?parallel|dp|multi[-_]?gpus?)(?:=(?i:true|1|yes))?")
+"""Options with which one process uses several GPUs itself."""
 LAUNCHING = re.compile(r"(?:^|/)(?:deepy|\w*launch\w*|\w*spawn\w*|\w*multiproc\w*|\w*submit\w*)\.py\Z|vllm|\bray\b")
 """Programs that start further processes."""
 
@@ -192,7 +194,9 @@ def _uses_all(job: JobDescription, call: ProgramCall, gpus: int) -> bool:
     told = False
     for arg, following in call.pairs():
         found = DEVICES_OPTION.fullmatch(arg.text)
-        told = told or bool(found and job.number(found[1] or (following.text if following else None)) == gpus)
+        value = (found[1] or (following.text if following else "")) if found else ""
+        told = told or job.number(value) == gpus or len(value.split(",")) == gpus
+        told = told or bool(DATA_PARALLEL.fullmatch(arg.text))
     return told or LAUNCHING.search(program) is not None
 
 

@@ -50,7 +50,9 @@ def _by_ssh(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
         )
 
 
-SPREADS_ITSELF = re.compile(r"submitit|dask|\bray\b|parsl|mpi4py|spark|hostfile|horovod|pip$|venv$")
+SPREADS_ITSELF = re.compile(
+    r"(?:^|/)\w*launch\w*\.py$|--mpi[-_]\w+|--hosts\b|submitit|dask|\bray\b|parsl|mpi4py|spark|hostfile|horovod|pip$|venv$"
+)
 
 
 def idle_nodes(job: JobDescription) -> Iterator[Violation]:

@@ -49,8 +49,13 @@ def _severity_of_port(job: JobDescription) -> Severity:
 
 def _severity_of_ephemeral(job: JobDescription) -> Severity:
     """Return a note for a job that starts one process: nobody else has to find its port."""
-    alone = not job.launches or all(la.kind == "python" and _one_task(job, la) for la in job.launches)
+    alone = all(_one_task(job, la) if la.kind == "python" else _one_rank(la) for la in job.launches)
     return "note" if alone else _severity(job)
+
+
+def _one_rank(launch: LauncherCall) -> bool:
+    ranks = launch.value("nproc_per_node", "num_gpus", "num_processes")
+    return ranks == "1" and launch.value("nnodes", "num_machines") in (None, "1")
 
 
 def _one_task(job: JobDescription, launch: LauncherCall) -> bool:
@@ -250,11 +255,12 @@ def _range_hits(job: JobDescription, what: str, offset: int, span: tuple[int, in
     elif inside > SMALL_PART * (high - low + 1) and low < high and not job.whole_nodes:
         yield Violation(offset, f"{what} chosen from {low} to {high}, in the ephemeral range")
     elif low < 1024 and low < high:
+        seldom = 1024 - low < SMALL_PART * (high - low + 1)
         yield Violation(
             offset,
             f"{what} perhaps below 1024, which only root may use",
             why="Binding fails with 'Permission denied'.",
-            severity="warning",
+            severity="note" if seldom else "warning",
         )
 
 

@@ -41,7 +41,22 @@ def variable(job: JobDescription) -> Iterator[Violation]:
             yield Violation(item.offset, f"#SBATCH {name}: ~ is not expanded here")
 
 
+FILLED_IN = re.compile(r"<%|\{%|\{\{|(?<!\$)\{[A-Za-z_]\w*\}|(?<![\w.])@[A-Z_]+\b|![A-Z]+_\w+|##\w+##|£\w")
+"""Marks of programs that fill in a template."""
+
+
+def _is_template(job: JobDescription) -> bool:
+    """Return whether a line for the batch system, or what stands above it, is to be filled in by a program."""
+    lines = job.text.splitlines()
+    last = max((i for i, line in enumerate(lines) if line.startswith(("#SBATCH", "#PBS"))), default=0)
+    return any(
+        FILLED_IN.search(line) or line.startswith("% ") for line in lines[: last + 1] if not line.startswith("# ")
+    )
+
+
 def late(job: JobDescription) -> Iterator[Violation]:
+    if _is_template(job):
+        return
     if job.pbs is not None and job.pbs.late:
         lines = [job.lines.place(offset)[0] for offset in job.pbs.late]
         many = f"{len(lines)} #PBS lines (to line {lines[-1]}) come" if len(lines) > 1 else "#PBS comes"
@@ -71,6 +86,8 @@ def unread(job: JobDescription) -> Iterator[Violation]:
         text = job.lines.line(line)
         if column > 1 and comment.text.startswith("#SBATCH") and not text[: column - 1].strip():
             yield Violation(comment.offset, "this #SBATCH is indented, so it is not read")
+        elif column == 1 and re.match(r"#sbatch\s.*[\w}]\.(?:\w+[\"']?)\s*$", comment.text):
+            continue  # a command that is switched off: sbatch --dependency=... next.sh
         elif column == 1 and re.match(r"#(?:sbatch|Sbatch|SBATCH[:=]|SLURM|BATCH|[!$]\s*SBATCH)\s+-", comment.text):
             severity = "note" if _changes_nothing(comment.text) else None
             yield Violation(comment.offset, f"{comment.text.split()[0]} is not #SBATCH", severity=severity)
@@ -121,8 +138,8 @@ def _misspelled(job: JobDescription) -> Iterator[Violation]:
             )
         elif not item.name and item.value:
             line = job.lines.place(item.offset)[0]
-            if line in said:
-                continue
+            if line in said or re.search(r"<%|\{\{|\{\(|\[[A-Za-z]|<-{3,}", job.lines.line(line)):
+                continue  # to be filled in
             said.add(line)
             yield Violation(item.offset, f"#SBATCH ... {item.value}: not an option; a blank before or after = is not allowed", severity="error",
                       why="sbatch treats it as the script's name, or refuses it.", cure="--name=value")  # fmt: skip
@@ -239,7 +256,8 @@ def script_folder(job: JobDescription) -> Iterator[Violation]:
         and not c.under
         and any(OWN_PATH.match(a.text) for a in c.args)
     ]
-    unused = [a for a in job.assignments if a.name not in job.used_names and not a.exported and not a.under]
+    used = {u.name for u in job.uses if u.program not in ("echo", "printf")}
+    unused = [a for a in job.assignments if a.name not in used and not a.exported and not a.under]
     places = [
         p for p in places if not any(a.value.startswith("$(") and p in range(a.offset, _end(job, a)) for a in unused)
     ]

@@ -196,7 +196,11 @@ def invalid(job: JobDescription) -> Iterator[Violation]:
             )
         if item.name in SWITCHES and not re.fullmatch(r"-?\d+|", value):
             yield Violation(item.offset, f"{item.name}={value}: expected a number, got {value!r}", cure="0 or 1")
-        if item.name == "OMP_NUM_THREADS" and not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", value):
+        if (
+            item.name == "OMP_NUM_THREADS"
+            and re.fullmatch(r"[\w.,-]*", value)  # else a template's mark
+            and not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", value)
+        ):
             yield Violation(
                 item.offset, f"OMP_NUM_THREADS={value or '(empty)'}: expected a positive number", cure="1 or more"
             )
