@@ -183,8 +183,10 @@ def _told_devices(job: JobDescription, call: ProgramCall, gpus: int) -> str | No
 
 DATA_PARALLEL = re.compile(r"--?(?:use[-_])?(?:data[-_]?parallel|dp|multi[-_]?gpus?)(?:=(?i:true|1|yes))?")
 """Options with which one process uses several GPUs itself."""
-LAUNCHING = re.compile(r"(?:^|/)(?:deepy|\w*launch\w*|\w*spawn\w*|\w*multiproc\w*|\w*submit\w*)\.py\Z|vllm|\bray\b")
-"""Programs that start further processes."""
+LAUNCHING = re.compile(
+    r"(?:^|[/_-])(?:dp|data_?parallel)\.py\Z|(?:^|/)(?:deepy|\w*launch\w*|\w*spawn\w*|\w*multiproc\w*|\w*submit\w*)\.py\Z|vllm|\bray\b"
+)
+"""Programs that start further processes, or use all GPUs themselves."""
 
 
 def _uses_all(job: JobDescription, call: ProgramCall, gpus: int) -> bool:

@@ -90,7 +90,7 @@ def _small_step(job: JobDescription) -> Iterator[Violation]:
     asked, tasks = options.get("nodes"), options.get("ntasks")
     nodes = job.number(asked.value) if asked else None
     counted = job.number(tasks.value) if tasks else None
-    if options.keys() & {"nodelist", "relative", "nodefile"} or any(
+    if options.keys() & {"nodelist", "relative", "nodefile", "exact", "overlap"} or any(
         SPREADS_ITSELF.search(a.text) for a in launch.call.args
     ):
         return

@@ -63,7 +63,7 @@ def late(job: JobDescription) -> Iterator[Violation]:
         why = "qsub stops reading options at the first command; the option has no effect, and there is no warning."
         cure = "move all #PBS lines up, directly below the first line"
         yield Violation(job.pbs.late[0], f"{many} after the first command", why=why, cure=cure)
-    items = [item for item in job.directives if item.late]
+    items = [item for item in job.directives if item.late and item.name]
     if not items or not job.source.text.startswith("#!"):
         return  # without #! sbatch refuses the script
     lines = [job.lines.place(item.offset)[0] for item in items]
@@ -136,7 +136,7 @@ def _misspelled(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 item.offset, text, severity="error", why="sbatch takes = as part of the value.", cure="--name=value"
             )
-        elif not item.name and item.value:
+        elif not item.name and item.value and not item.late:
             line = job.lines.place(item.offset)[0]
             if line in said or re.search(r"<%|\{\{|\{\(|\[[A-Za-z]|<-{3,}", job.lines.line(line)):
                 continue  # to be filled in
