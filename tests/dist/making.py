@@ -258,7 +258,7 @@ def go_on(
     def make(rows: Any) -> Batch:
         return collate(tokens, rows, 0, None)
 
-    strategy.warm_up(make(order.micro_batches(0)[0]))
+    strategy.warm_up(make(order.micro_batches(0)[0]), resumed=True)
     plan = LoopPlan(
         first, last, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None
     )

@@ -83,7 +83,9 @@ def _trained(name: str, world: DistContext, tokens: Any, how: dict[str, Any], fo
     module = built(how)
     start = {n: p.detach().double() for n, p in module.named_parameters() if p.requires_grad}
     strategy.setup(module, adamw(TrainSpec(lr=LR)), world.group, how["clip"])
-    strategy.warm_up(collate(tokens, orders_of(world, tokens, how)[world.rank].micro_batches(0)[0], 0, None))
+    strategy.warm_up(
+        collate(tokens, orders_of(world, tokens, how)[world.rank].micro_batches(0)[0], 0, None), resumed=True
+    )
     looks = _Looks(strategy, start, how["looks"])
     train = TrainSpec(lr=LR, schedule="constant")
     plan = LoopPlan(0, how["looks"][-1], train, 1, 1, lambda done: False, lambda done, stop: None)

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from allranks.train.source_scan import cached_scan
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -55,7 +57,7 @@ PATCHES = (
         "transformers",
         "5.23",
         "5.23",
-        "import transformers reads the sources of all its models twice, because its cache distinguishes a folder from a file in it",
+        "import transformers reads the sources of all its models in every process, and twice: its cache tells a folder from a file in it",
     ),
     Patch("torch.cpu.set_device", "accelerate", "1.15", "1.15", "Accelerate calls it, and torch may not define it"),
     Patch(
@@ -180,16 +182,21 @@ class _ScanOnce:
 
 
 def _of_folder(original: Callable[..., Any]) -> Callable[..., Any]:
+    found: dict[str, Any] = {}
+
     @functools.wraps(original)
     def scan(module_path: Any) -> Any:
         path = str(module_path)
-        return original(os.path.dirname(path) if path.endswith(".py") else path)  # noqa: PTH120 - as transformers
+        folder = os.path.dirname(path) if path.endswith(".py") else path  # noqa: PTH120 - as transformers
+        if folder not in found:
+            found[folder] = cached_scan(original, folder)
+        return found[folder]
 
     return scan
 
 
 def scan_transformers_once() -> None:
-    """Let the import of transformers read the sources of its models once. Do nothing if it was imported."""
+    """Let the import of transformers read the sources of its models only if they have changed. Do nothing if it was imported."""
     if "transformers" not in sys.modules:
         sys.meta_path.insert(0, _ScanOnce())  # type: ignore[arg-type]
 

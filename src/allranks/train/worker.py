@@ -239,7 +239,7 @@ class Worker:
         if total > first:
             sample = make_batch(order.micro_batches(0)[0])
             log_batch(here, sample, built.model)
-            built.strategy.warm_up(sample)
+            built.strategy.warm_up(sample, resumed=first > 0)
         if built.experts:
             built.experts.begin(first)
         plan = LoopPlan(

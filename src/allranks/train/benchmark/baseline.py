@@ -298,7 +298,7 @@ class TrialRunner:
         model = self.model()
         distributed.seed_rank(self.spec.train.seed, self.world.rank)
         strategy.setup(model, adamw(self.spec.train), self.world.group, self.spec.train.max_grad_norm)
-        strategy.warm_up(self.make_batch(self.order.micro_batches(0)[0]))
+        strategy.warm_up(self.make_batch(self.order.micro_batches(0)[0]), resumed=True)
         return model
 
     def log(self, name: str, trial: str) -> Path:

@@ -62,7 +62,7 @@ class DeepSpeedZero3(DeepSpeedZero):
     replicated, forward_has_collectives = False, True
     claims_overlap, loads_in_parts = True, True
     warmup = (
-        True  # DeepSpeed records the order of modules in the first pass and compares it between ranks in the second
+        "always"  # DeepSpeed records the order of modules in the first pass and compares it between ranks in the second
     )
 
     def _initialize(self, make_optimizer: MakeOptimizer) -> tuple[Any, Any]:

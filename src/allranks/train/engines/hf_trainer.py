@@ -226,7 +226,8 @@ class TrainerLoop:
         check_wrapped(self._trainer, self._world, self._strategy.find_unused_parameters)
         if self._world.size > 1:
             self._strategy.bucket_bytes = bucket_bytes(self._trainer.model_wrapped)
-            self._rehearse()
+            if self._plan.first_step:
+                self._warm_up()
         self._events.write(
             "engine",
             engine="hf_trainer",
@@ -239,8 +240,8 @@ class TrainerLoop:
         distributed.set_rng_state(self._random)  # the Trainer has seeded all ranks equally
         self._running.clock.pause()
 
-    def _rehearse(self) -> None:
-        """Run one forward and backward pass and discard the gradients.
+    def _warm_up(self) -> None:
+        """Run one forward and backward pass and discard the gradients, in a run that continues another.
 
         DDP rebuilds its buckets after the first backward pass, and with three or more ranks the sums depend on the layout.
         Without this the first step after a resume would be rounded differently.

@@ -112,8 +112,8 @@ class Strategy(ABC):
     ) -> None:
         """Set up a model, make its weights equal on all ranks, and create the optimizer. Collective."""
 
-    def warm_up(self, batch: Any) -> None:  # noqa: B027 - optional
-        """Run and discard what must precede the first step. Collective."""
+    def warm_up(self, batch: Any, *, resumed: bool) -> None:  # noqa: B027 - optional
+        """Run and discard what must precede the first step, of a new run or after a resume. Collective."""
 
     @abstractmethod
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
@@ -146,8 +146,8 @@ class Strategy(ABC):
 class LoopStrategy(Strategy):
     """A strategy whose optimizer steps `train.loop.TrainingLoop` runs (see the top of this file)."""
 
-    warmup: bool = False
-    """Run and discard one forward and backward pass before the first step."""
+    warmup: Literal["never", "after_resume", "always"] = "never"
+    """When one forward and backward pass is run and discarded before the first step."""
 
     @abstractmethod
     def accumulate(self) -> AbstractContextManager[Any]:
@@ -167,9 +167,9 @@ class LoopStrategy(Strategy):
             The gradient norm before clipping, a float32 scalar on the device.
         """
 
-    def warm_up(self, batch: Any) -> None:
-        """Run a forward and backward pass with loss 0 if `warmup`, for libraries that record the order of gradients."""
-        if not self.warmup:
+    def warm_up(self, batch: Any, *, resumed: bool) -> None:
+        """Run a forward and backward pass with loss 0 if `warmup` says so, for libraries that record the order of gradients."""
+        if self.warmup == "never" or (self.warmup == "after_resume" and not resumed):
             return
         state = distributed.rng_state()
         self.module.train()

@@ -28,7 +28,8 @@ class PyTorchDDP(Replicated):
     claims_overlap = True
     # DDP rebuilds its buckets after the first backward. With three or more ranks the order of a ring's sums depends on the
     # layout: without a warm-up the first step after a resume would be rounded differently than without the stop.
-    warmup = True
+    # A new run needs none: its first step is always rounded alike.
+    warmup = "after_resume"
 
     def __init__(self, bucket_mb: float, find_unused_parameters: bool, static_graph: bool) -> None:
         self._options = {
