@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from allranks.analysis.lint.job import LintRule
+from collections.abc import Iterator
+
+from allranks.analysis.lint.job import JobDescription, LintRule, RuleCheck
+from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules import (
     allocation,
     commands,
@@ -11,6 +14,8 @@ from allranks.analysis.lint.rules import (
     environments,
     gpus,
     launchers,
+    loops,
+    names,
     nodes,
     ports,
     rendezvous,
@@ -31,13 +36,32 @@ ELASTIC = "torch/distributed/elastic/rendezvous"
 NCCL_DOCS = "NCCL user guide, environment variables"
 SLURM_TEST = "tested with Slurm 22.05"
 
+
+def _all(*checks: RuleCheck) -> RuleCheck:
+    """Return one check of several: a rule whose mistake has several forms."""
+
+    def check(job: JobDescription) -> Iterator[Violation]:
+        for part in checks:
+            yield from part(job)
+
+    return check
+
+
+# The rules whose mistake has several forms.
+MISSPELLED_VARIABLE = _all(variables.misspelled, names.near_names)
+INVALID_VALUE = _all(variables.invalid, names.not_a_number, names.port_zero)
+NOT_EXPORTED = _all(dataflow.not_exported, names.without_export)
+UNSET_VARIABLE = _all(dataflow.unset, names.set_too_late, names.set_in_comment)
+TEST_SYNTAX = _all(shell.brackets, loops.conditions, names.unset_value)
+MISTYPED_COMMAND = _all(shell.mistyped, names.misspelt_commands)
+
 RULES: tuple[LintRule, ...] = (
     # Environment variables
     LintRule("unknown-variable", "error", variables.unknown, variables.UNKNOWN_WHY, "", "the libraries' own sources and binaries", ANY),
-    LintRule("misspelled-variable", "warning", variables.misspelled, variables.UNKNOWN_WHY, "", "the strings in libnccl 2.21 and 2.32", ANY),
+    LintRule("misspelled-variable", "warning", MISSPELLED_VARIABLE, variables.UNKNOWN_WHY, "", "the strings in libnccl 2.21 and 2.32", ANY),
     LintRule("deprecated-variable", "note", variables.deprecated, variables.DEPRECATED_WHY, "", "release notes of the library", ANY),
     LintRule("gloo-interface-syntax", "error", variables.gloo_syntax, variables.GLOO_WHY, variables.GLOO_CURE, "tested with torch 2.13", ANY),
-    LintRule("invalid-value", "error", variables.invalid, "The library ignores the value or refuses to start.", "", NCCL_DOCS, ANY),
+    LintRule("invalid-value", "error", INVALID_VALUE, "The library ignores the value or refuses to start.", "", NCCL_DOCS, ANY),
     LintRule("no-effect", "note", variables.no_effect, variables.NO_EFFECT_WHY, "remove the line", "NCCL's defaults: both are 0", ANY),
     LintRule("hard-coded-interface", "note", variables.interface, variables.INTERFACE_WHY, variables.INTERFACE_CURE, "nccl#286, nccl#1837", ANY),
     LintRule("loopback-across-nodes", "error", variables.loopback, variables.LOOPBACK_WHY, variables.INTERFACE_CURE, NCCL_DOCS),
@@ -108,9 +132,9 @@ RULES: tuple[LintRule, ...] = (
     LintRule("no-shebang", "error", scripts.shebang, scripts.SHEBANG_WHY, "start the file with #!/bin/bash", SLURM_TEST),
     LintRule("dos-line-breaks", "error", scripts.line_breaks, scripts.CRLF_WHY, "dos2unix FILE, or sed -i 's/\\r$//' FILE", SLURM_TEST, ANY),
     LintRule("exit-code-lost", "warning", scripts.exit_code, scripts.EXIT_WHY, scripts.EXIT_CURE, "bash manual, pipelines"),
-    LintRule("not-exported", "error", dataflow.not_exported, dataflow.EXPORT_WHY, "export it before srun", "bash manual, environment"),
-    LintRule("unset-variable", "warning", dataflow.unset, dataflow.UNSET_WHY, dataflow.UNSET_CURE, SLURM + "; bash manual, expansion"),
-    LintRule("test-syntax", "error", shell.brackets, shell.BRACKET_WHY, shell.BRACKET_CURE, "bash manual, conditional expressions"),
+    LintRule("not-exported", "error", NOT_EXPORTED, dataflow.EXPORT_WHY, "export it before srun", "bash manual, environment"),
+    LintRule("unset-variable", "warning", UNSET_VARIABLE, dataflow.UNSET_WHY, dataflow.UNSET_CURE, SLURM + "; bash manual, expansion"),
+    LintRule("test-syntax", "error", TEST_SYNTAX, shell.BRACKET_WHY, shell.BRACKET_CURE, "bash manual, conditional expressions"),
     LintRule("broken-line", "error", shell.continued, shell.LINE_WHY, shell.LINE_CURE, "bash manual, quoting"),
     LintRule("typographic-character", "error", shell.typographic, shell.TYPOGRAPHIC_WHY, shell.TYPOGRAPHIC_CURE, "bash manual, definitions"),
     LintRule("stray-line", "error", commands.stray, commands.STRAY_WHY, commands.STRAY_CURE, "bash manual, command search and execution"),
@@ -124,7 +148,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("unquoted-variable", "note", shell.unquoted, shell.QUOTE_WHY, shell.QUOTE_CURE, "bash manual, word splitting"),
     LintRule("literal-quotes", "warning", shell.literal_quotes, shell.LITERAL_WHY, shell.LITERAL_CURE, "bash manual, parameter expansion"),
     LintRule("runs-arguments", "warning", shell.runs_arguments, shell.ARGUMENTS_WHY, shell.ARGUMENTS_CURE, "bash manual, special parameters"),
-    LintRule("mistyped-command", "warning", shell.mistyped, shell.MISTYPED_WHY, "", "the names of usual commands"),
+    LintRule("mistyped-command", "warning", MISTYPED_COMMAND, shell.MISTYPED_WHY, "", "the names of usual commands"),
     LintRule("unterminated", "error", shell.unterminated, shell.UNTERMINATED_WHY, shell.UNTERMINATED_CURE, "bash manual, quoting"),
     LintRule("exit-zero", "warning", scripts.exit_zero, scripts.ZERO_WHY, "exit 1", SLURM),
     LintRule("wait-result-lost", "warning", scripts.wait_result, scripts.RESULT_WHY, scripts.RESULT_CURE, "bash manual, wait"),
@@ -141,6 +165,9 @@ RULES: tuple[LintRule, ...] = (
     LintRule("script-folder", "warning", scripts.script_folder, scripts.FOLDER_WHY, scripts.FOLDER_CURE, SLURM),
     LintRule("set-e", "warning", scripts.set_e, scripts.SET_E_WHY, scripts.SET_E_CURE, "bash manual, set"),
     LintRule("buffered-output", "note", scripts.buffered, scripts.BUFFERED_WHY, "export PYTHONUNBUFFERED=1", "Python manual, -u"),
+    LintRule("loop-values", "error", loops.loops, loops.SAME_WHY, "", "bash manual, looping constructs and arrays"),
+    LintRule("index-out-of-range", "error", loops.out_of_range, loops.OUT_OF_RANGE_WHY, loops.OUT_OF_RANGE_CURE, "bash manual, arrays"),
+    LintRule("deletes-too-much", "warning", loops.deletions, loops.REMOVES_WHY, "", "bash manual, cd; rm manual"),
     # Files
     LintRule("node-local-file", "error", storage.local, storage.LOCAL_WHY, storage.LOCAL_CURE, SLURM_TEST),
     LintRule("pattern-not-expanded", "warning", storage.unexpanded, storage.PATTERN_WHY, storage.PATTERN_CURE, "sbatch manual, filename patterns"),
