@@ -23,6 +23,7 @@ from allranks.analysis.lint.rules import (
     secrets,
     sessions,
     shell,
+    steps,
     storage,
     tasks,
     values,
@@ -54,6 +55,11 @@ NOT_EXPORTED = _all(dataflow.not_exported, names.without_export)
 UNSET_VARIABLE = _all(dataflow.unset, names.set_too_late, names.set_in_comment)
 TEST_SYNTAX = _all(shell.brackets, loops.conditions, names.unset_value)
 MISTYPED_COMMAND = _all(shell.mistyped, names.misspelt_commands)
+IDLE_GPUS = _all(gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device)
+MORE_RANKS_THAN_GPUS = _all(gpus.too_many, steps.too_many_started)
+MEMORY_UNIT = _all(allocation.megabytes, steps.small_memory)
+VISIBLE_DEVICES = _all(variables.visible_devices, steps.listed_twice)
+SEVERAL_TORCHRUNS = _all(tasks.several, steps.launchers_in_tasks)
 
 RULES: tuple[LintRule, ...] = (
     # Environment variables
@@ -86,7 +92,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("never-expanded", "error", values.literal, values.TEXT_WHY, values.TEXT_CURE, "bash manual, quoting"),
     LintRule("octal-number", "warning", dataflow.octal, dataflow.OCTAL_WHY, "", "bash manual, shell arithmetic"),
     # Tasks and resources
-    LintRule("several-torchruns", "error", tasks.several, tasks.SEVERAL_WHY, tasks.SEVERAL_CURE, SLURM_TEST),
+    LintRule("several-torchruns", "error", SEVERAL_TORCHRUNS, tasks.SEVERAL_WHY, tasks.SEVERAL_CURE, SLURM_TEST),
     LintRule("one-node-only", "error", tasks.one_node, tasks.ONE_NODE_WHY, tasks.ONE_NODE_CURE, SLURM),
     LintRule("node-count", "error", tasks.count, tasks.COUNT_WHY, tasks.COUNT_CURE, TORCHRUN),
     LintRule("fewer-tasks-than-nodes", "error", tasks.fewer, tasks.FEWER_WHY, tasks.FEWER_CURE, SLURM),
@@ -96,19 +102,23 @@ RULES: tuple[LintRule, ...] = (
     LintRule("threads-missing", "note", tasks.threads, tasks.THREADS_WHY, tasks.THREADS_CURE, TORCHRUN),
     LintRule("gpus-for-the-job", "note", tasks.gpus_total, tasks.GPUS_WHY, "--gpus-per-node=<n>", SLURM),
     LintRule("gpu-per-task", "note", tasks.gpu_per_task, tasks.PER_TASK_WHY, tasks.PER_TASK_CURE, SLURM),
-    LintRule("more-ranks-than-gpus", "error", gpus.too_many, gpus.TOO_MANY_WHY, "set both to the same number", TORCHRUN),
-    LintRule("idle-gpus", "warning", gpus.idle, gpus.IDLE_WHY, gpus.IDLE_CURE, TORCHRUN),
+    LintRule("more-ranks-than-gpus", "error", MORE_RANKS_THAN_GPUS, gpus.TOO_MANY_WHY, "set both to the same number", TORCHRUN),
+    LintRule("idle-gpus", "warning", IDLE_GPUS, gpus.IDLE_WHY, gpus.IDLE_CURE, TORCHRUN),
     LintRule("idle-nodes", "warning", nodes.idle_nodes, nodes.NODES_WHY, nodes.NODES_CURE, SLURM),
     LintRule("ranks-in-separate-jobs", "warning", allocation.separate_jobs, allocation.SEPARATE_WHY, allocation.SEPARATE_CURE, SLURM),
     LintRule("world-size", "error", tasks.world_size, tasks.WORLD_WHY, tasks.WORLD_CURE, "torch.distributed documentation, env://"),
     LintRule("threads-oversubscribed", "warning", tasks.oversubscribed, tasks.OVERSUBSCRIBED_WHY, tasks.OVERSUBSCRIBED_CURE, "OpenMP specification"),
     LintRule("fewer-cpus-than-ranks", "warning", tasks.few_cpus, tasks.FEW_CPUS_WHY, tasks.FEW_CPUS_CURE, SLURM),
     LintRule("gpus-held", "warning", allocation.held, allocation.HELD_WHY, allocation.HELD_CURE, SLURM),
-    LintRule("memory-unit", "warning", allocation.megabytes, allocation.UNIT_WHY, allocation.UNIT_CURE, SLURM),
+    LintRule("memory-unit", "warning", MEMORY_UNIT, allocation.UNIT_WHY, allocation.UNIT_CURE, SLURM),
     LintRule("one-log-for-array", "warning", allocation.shared_log, allocation.SHARED_LOG_WHY, allocation.SHARED_LOG_CURE, SLURM),
     LintRule("option-twice", "warning", allocation.twice, allocation.TWICE_WHY, allocation.TWICE_CURE, "argparse; " + SLURM_TEST),
-    LintRule("visible-devices", "warning", variables.visible_devices, variables.VISIBLE_WHY, variables.VISIBLE_CURE, "Slurm's gres manual"),
+    LintRule("visible-devices", "warning", VISIBLE_DEVICES, variables.VISIBLE_WHY, variables.VISIBLE_CURE, "Slurm's gres manual"),
     LintRule("one-failed-rest-waits", "note", tasks.kill, tasks.KILL_WHY, tasks.KILL_CURE, SLURM_TEST),
+    LintRule("step-exceeds-job", "error", steps.exceeds, steps.EXCEEDS_WHY, steps.EXCEEDS_CURE, SLURM),
+    LintRule("job-inside-job", "warning", steps.allocates, steps.INNER_WHY, steps.INNER_CURE, SLURM),
+    LintRule("time-unit", "warning", steps.minutes, steps.TIME_WHY, "--time=<hours>:00:00", SLURM),
+    LintRule("launchers-disagree", "error", steps.disagree, steps.DISAGREE_WHY, "the same address and port for all, and a rank for each", TORCHRUN),
     # Launchers, environment and signals
     LintRule("needs-ssh", "note", launchers.ssh, launchers.SSH_WHY, launchers.SSH_CURE, "DeepSpeed#1603, #2958"),
     LintRule("ssh-without-command", "warning", sessions.ssh_session, sessions.SESSION_WHY, sessions.SESSION_CURE, "ssh manual"),

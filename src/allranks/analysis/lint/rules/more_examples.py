@@ -18,4 +18,26 @@ MORE: dict[str, tuple[str, str, str]] = {
         "cd /scratch/run\nrm -rf *",
         "cd /scratch/run || exit 1\nrm -rf *",
     ),
+    "step-exceeds-job": (
+        "`srun: error: Unable to create step for job: More processors requested than permitted`, or `Invalid generic resource (gres) specification`.",
+        "srun --nodes=4 --ntasks=4 python train.py",
+        "srun --nodes=2 --ntasks=2 python train.py",
+    ),
+    "job-inside-job": (
+        "`salloc: Pending job allocation` in the log of a job that does nothing; or the same job is submitted several times.",
+        "srun sbatch train.sbatch",
+        "sbatch train.sbatch",
+    ),
+    "time-unit": (
+        "The job is `TIMEOUT` after less than an hour, although two days were meant.",
+        "#SBATCH --time=48:00\npython train.py",
+        "#SBATCH --time=48:00:00\npython train.py",
+    ),
+    "launchers-disagree": (
+        "Rank 0 waits at one port, the other node tries another one; both stop at the timeout of the rendezvous.",
+        "srun -N1 -n1 -r0 torchrun --nnodes=2 --node_rank=0 --master_addr=$HEAD --master_port=15001 train.py &\n"
+        "srun -N1 -n1 -r1 torchrun --nnodes=2 --node_rank=1 --master_addr=$HEAD --master_port=15002 train.py &\nwait",
+        "srun -N1 -n1 -r0 torchrun --nnodes=2 --node_rank=0 --master_addr=$HEAD --master_port=15001 train.py &\n"
+        "srun -N1 -n1 -r1 torchrun --nnodes=2 --node_rank=1 --master_addr=$HEAD --master_port=15001 train.py &\nwait",
+    ),
 }
