@@ -14,6 +14,7 @@ from allranks.analysis.lint.rules import (
     environments,
     gpus,
     launchers,
+    lines,
     loops,
     names,
     nodes,
@@ -26,6 +27,7 @@ from allranks.analysis.lint.rules import (
     steps,
     storage,
     tasks,
+    texts,
     values,
     variables,
 )
@@ -52,7 +54,7 @@ def _all(*checks: RuleCheck) -> RuleCheck:
 MISSPELLED_VARIABLE = _all(variables.misspelled, names.near_names)
 INVALID_VALUE = _all(variables.invalid, names.not_a_number, names.port_zero)
 NOT_EXPORTED = _all(dataflow.not_exported, names.without_export)
-UNSET_VARIABLE = _all(dataflow.unset, names.set_too_late, names.set_in_comment)
+UNSET_VARIABLE = _all(dataflow.unset, names.set_too_late, names.set_in_comment, texts.no_slurm_name)
 TEST_SYNTAX = _all(shell.brackets, loops.conditions, names.unset_value)
 MISTYPED_COMMAND = _all(shell.mistyped, names.misspelt_commands)
 IDLE_GPUS = _all(gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device)
@@ -60,6 +62,18 @@ MORE_RANKS_THAN_GPUS = _all(gpus.too_many, steps.too_many_started)
 MEMORY_UNIT = _all(allocation.megabytes, steps.small_memory)
 VISIBLE_DEVICES = _all(variables.visible_devices, steps.listed_twice)
 SEVERAL_TORCHRUNS = _all(tasks.several, steps.launchers_in_tasks)
+BROKEN_LINE = _all(shell.continued, lines.joined_words, lines.assignments_of_command, lines.hash_in_quotes)
+FIXED_NAME_IN_TMP = _all(storage.fixed, lines.lone_dollar)
+OUTPUT_FOLDER = _all(scripts.output, lines.log_in_root)
+SCRIPT_FOLDER = _all(scripts.script_folder, lines.own_folder)
+CONTAINER_SHELL_ENDED = _all(sessions.container_ended, lines.activated_elsewhere)
+EXIT_CODE_LOST = _all(scripts.exit_code, lines.piped_inside, lines.echoed_failure)
+BACKGROUND_NOT_AWAITED = _all(scripts.background, lines.scripts_in_background)
+OPTION_TWICE = _all(allocation.twice, lines.settings_twice)
+EXPANDED_TOO_EARLY = _all(dataflow.early, lines.submitted_too_early)
+NO_SHEBANG = _all(scripts.shebang, texts.interpreter)
+SECRET_IN_SCRIPT = _all(secrets.secret, texts.more_secrets)
+VARIABLE_NOT_EXPANDED = _all(commands.not_expanded, texts.quoted_setting)
 
 RULES: tuple[LintRule, ...] = (
     # Environment variables
@@ -83,7 +97,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("rendezvous-id-per-node", "error", rendezvous.id_per_node, rendezvous.ID_PER_NODE_WHY, rendezvous.ID_PER_NODE_CURE, ELASTIC),
     LintRule("node-rank-ignored", "note", rendezvous.node_rank, rendezvous.RANK_WHY, rendezvous.RANK_CURE, TORCHRUN + ", pytorch#150660"),
     LintRule("node-rank-missing", "error", rendezvous.rank_missing, rendezvous.MISSING_WHY, rendezvous.MISSING_CURE, TORCHRUN),
-    LintRule("expanded-too-early", "error", dataflow.early, dataflow.EARLY_WHY, dataflow.EARLY_CURE, "accelerate#2816"),
+    LintRule("expanded-too-early", "error", EXPANDED_TOO_EARLY, dataflow.EARLY_WHY, dataflow.EARLY_CURE, "accelerate#2816"),
     LintRule("master-address", "warning", rendezvous.address, rendezvous.ADDRESS_WHY, rendezvous.ADDRESS_CURE, "nebius-solutions-library#177"),
     LintRule("address-without-host", "warning", rendezvous.hostless, rendezvous.HOSTLESS_WHY, rendezvous.HOSTLESS_CURE, ELASTIC + ", pytorch#73656"),
     LintRule("scontrol-in-container", "warning", rendezvous.container, rendezvous.CONTAINER_WHY, rendezvous.ADDRESS_CURE, "mmcv#700, pith-train#91"),
@@ -112,7 +126,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("gpus-held", "warning", allocation.held, allocation.HELD_WHY, allocation.HELD_CURE, SLURM),
     LintRule("memory-unit", "warning", MEMORY_UNIT, allocation.UNIT_WHY, allocation.UNIT_CURE, SLURM),
     LintRule("one-log-for-array", "warning", allocation.shared_log, allocation.SHARED_LOG_WHY, allocation.SHARED_LOG_CURE, SLURM),
-    LintRule("option-twice", "warning", allocation.twice, allocation.TWICE_WHY, allocation.TWICE_CURE, "argparse; " + SLURM_TEST),
+    LintRule("option-twice", "warning", OPTION_TWICE, allocation.TWICE_WHY, allocation.TWICE_CURE, "argparse; " + SLURM_TEST),
     LintRule("visible-devices", "warning", VISIBLE_DEVICES, variables.VISIBLE_WHY, variables.VISIBLE_CURE, "Slurm's gres manual"),
     LintRule("one-failed-rest-waits", "note", tasks.kill, tasks.KILL_WHY, tasks.KILL_CURE, SLURM_TEST),
     LintRule("step-exceeds-job", "error", steps.exceeds, steps.EXCEEDS_WHY, steps.EXCEEDS_CURE, SLURM),
@@ -124,7 +138,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("ssh-without-command", "warning", sessions.ssh_session, sessions.SESSION_WHY, sessions.SESSION_CURE, "ssh manual"),
     LintRule("srun-without-command", "error", sessions.no_command, sessions.NO_COMMAND_WHY, sessions.NO_COMMAND_CURE, SLURM),
     LintRule("no-terminal", "error", sessions.terminal, sessions.TERMINAL_WHY, sessions.TERMINAL_CURE, "docker run reference, foreground"),
-    LintRule("container-shell-ended", "warning", sessions.container_ended, sessions.ENDED_WHY, sessions.ENDED_CURE, "apptainer exec manual"),
+    LintRule("container-shell-ended", "warning", CONTAINER_SHELL_ENDED, sessions.ENDED_WHY, sessions.ENDED_CURE, "apptainer exec manual"),
     LintRule("old-launcher", "note", launchers.old, launchers.OLD_WHY, "use torchrun, which has the same options", TORCHRUN),
     LintRule("export-comma", "error", launchers.comma, launchers.COMMA_WHY, launchers.COMMA_CURE, SLURM_TEST),
     LintRule("export-drops-environment", "warning", launchers.drops, launchers.DROPS_WHY, launchers.DROPS_CURE, SLURM_TEST),
@@ -138,20 +152,20 @@ RULES: tuple[LintRule, ...] = (
     LintRule("directive-refused", "error", directives.refused, directives.REFUSED_WHY, "", SLURM_TEST),
     LintRule("directive-too-late", "error", scripts.late, scripts.LATE_WHY, scripts.LATE_CURE, SLURM_TEST),
     LintRule("directive-not-read", "warning", scripts.unread, scripts.UNREAD_WHY, "write it as #SBATCH at the start of the line", SLURM_TEST),
-    LintRule("output-folder", "warning", scripts.output, scripts.OUTPUT_WHY, scripts.OUTPUT_CURE, SLURM_TEST),
-    LintRule("no-shebang", "error", scripts.shebang, scripts.SHEBANG_WHY, "start the file with #!/bin/bash", SLURM_TEST),
+    LintRule("output-folder", "warning", OUTPUT_FOLDER, scripts.OUTPUT_WHY, scripts.OUTPUT_CURE, SLURM_TEST),
+    LintRule("no-shebang", "error", NO_SHEBANG, scripts.SHEBANG_WHY, "start the file with #!/bin/bash", SLURM_TEST),
     LintRule("dos-line-breaks", "error", scripts.line_breaks, scripts.CRLF_WHY, "dos2unix FILE, or sed -i 's/\\r$//' FILE", SLURM_TEST, ANY),
-    LintRule("exit-code-lost", "warning", scripts.exit_code, scripts.EXIT_WHY, scripts.EXIT_CURE, "bash manual, pipelines"),
+    LintRule("exit-code-lost", "warning", EXIT_CODE_LOST, scripts.EXIT_WHY, scripts.EXIT_CURE, "bash manual, pipelines"),
     LintRule("not-exported", "error", NOT_EXPORTED, dataflow.EXPORT_WHY, "export it before srun", "bash manual, environment"),
     LintRule("unset-variable", "warning", UNSET_VARIABLE, dataflow.UNSET_WHY, dataflow.UNSET_CURE, SLURM + "; bash manual, expansion"),
     LintRule("test-syntax", "error", TEST_SYNTAX, shell.BRACKET_WHY, shell.BRACKET_CURE, "bash manual, conditional expressions"),
-    LintRule("broken-line", "error", shell.continued, shell.LINE_WHY, shell.LINE_CURE, "bash manual, quoting"),
+    LintRule("broken-line", "error", BROKEN_LINE, shell.LINE_WHY, shell.LINE_CURE, "bash manual, quoting"),
     LintRule("typographic-character", "error", shell.typographic, shell.TYPOGRAPHIC_WHY, shell.TYPOGRAPHIC_CURE, "bash manual, definitions"),
     LintRule("stray-line", "error", commands.stray, commands.STRAY_WHY, commands.STRAY_CURE, "bash manual, command search and execution"),
     LintRule("value-split", "error", commands.value_split, commands.BLANK_WHY, commands.BLANK_CURE, "bash manual, simple command expansion"),
     LintRule("missing-colon", "error", commands.missing_colon, commands.COLON_WHY, commands.COLON_CURE, "bash manual, shell variables: PATH"),
     LintRule("quoted-tilde", "error", commands.quoted_tilde, commands.TILDE_WHY, commands.TILDE_CURE, "bash manual, tilde expansion"),
-    LintRule("variable-not-expanded", "error", commands.not_expanded, commands.QUOTED_WHY, commands.QUOTED_CURE, "bash manual, quoting"),
+    LintRule("variable-not-expanded", "error", VARIABLE_NOT_EXPANDED, commands.QUOTED_WHY, commands.QUOTED_CURE, "bash manual, quoting"),
     LintRule("blank-before-equals", "error", shell.equals, shell.EQUALS_WHY, "--name=value", "argparse"),
     LintRule("csh-syntax", "error", shell.csh, shell.CSH_WHY, "NAME=value, or export NAME=value", "bash manual, set"),
     LintRule("folder-not-copied", "warning", storage.not_copied, storage.COPY_WHY, "cp -r", "cp manual"),
@@ -167,21 +181,22 @@ RULES: tuple[LintRule, ...] = (
     LintRule("module-after-activation", "warning", environments.module_after, environments.MODULE_WHY, environments.MODULE_CURE, "Lmod user guide, PATH"),
     LintRule("container-without-gpu", "warning", environments.without_gpu, environments.CONTAINER_WHY, environments.CONTAINER_CURE, "apptainer guide"),
     LintRule("asks-for-answer", "warning", environments.asks, environments.ANSWER_WHY, environments.ANSWER_CURE, "conda and pip reference, --yes"),
-    LintRule("background-not-awaited", "error", scripts.background, scripts.WAIT_WHY, scripts.WAIT_CURE, SLURM),
+    LintRule("background-not-awaited", "error", BACKGROUND_NOT_AWAITED, scripts.WAIT_WHY, scripts.WAIT_CURE, SLURM),
     LintRule("nodes-in-sequence", "error", nodes.sequence, nodes.SEQUENCE_WHY, nodes.SEQUENCE_CURE, TORCHRUN),
-    LintRule("secret-in-script", "warning", secrets.secret, secrets.CLEAR_TEXT_WHY, secrets.CLEAR_TEXT_CURE, "huggingface_hub's documentation, security"),
+    LintRule("secret-in-script", "warning", SECRET_IN_SCRIPT, secrets.CLEAR_TEXT_WHY, secrets.CLEAR_TEXT_CURE, "huggingface_hub's documentation, security"),
     LintRule("secret-printed", "warning", secrets.printed, secrets.PRINTED_WHY, secrets.PRINTED_CURE, "bash manual, echo"),
     LintRule("placeholder", "note", shell.placeholder, shell.PLACEHOLDER_WHY, shell.PLACEHOLDER_CURE, "the file itself"),
-    LintRule("script-folder", "warning", scripts.script_folder, scripts.FOLDER_WHY, scripts.FOLDER_CURE, SLURM),
+    LintRule("script-folder", "warning", SCRIPT_FOLDER, scripts.FOLDER_WHY, scripts.FOLDER_CURE, SLURM),
     LintRule("set-e", "warning", scripts.set_e, scripts.SET_E_WHY, scripts.SET_E_CURE, "bash manual, set"),
     LintRule("buffered-output", "note", scripts.buffered, scripts.BUFFERED_WHY, "export PYTHONUNBUFFERED=1", "Python manual, -u"),
     LintRule("loop-values", "error", loops.loops, loops.SAME_WHY, "", "bash manual, looping constructs and arrays"),
     LintRule("index-out-of-range", "error", loops.out_of_range, loops.OUT_OF_RANGE_WHY, loops.OUT_OF_RANGE_CURE, "bash manual, arrays"),
+    LintRule("array-not-used", "warning", texts.array_not_used, texts.UNUSED_WHY, "pass $SLURM_ARRAY_TASK_ID to the program", SLURM),
     LintRule("deletes-too-much", "warning", loops.deletions, loops.REMOVES_WHY, "", "bash manual, cd; rm manual"),
     # Files
     LintRule("node-local-file", "error", storage.local, storage.LOCAL_WHY, storage.LOCAL_CURE, SLURM_TEST),
     LintRule("pattern-not-expanded", "warning", storage.unexpanded, storage.PATTERN_WHY, storage.PATTERN_CURE, "sbatch manual, filename patterns"),
-    LintRule("fixed-name-in-tmp", "warning", storage.fixed, storage.FIXED_WHY, 'use a folder per job: d=$(mktemp -d)', "the sticky bit of /tmp"),
+    LintRule("fixed-name-in-tmp", "warning", FIXED_NAME_IN_TMP, storage.FIXED_WHY, 'use a folder per job: d=$(mktemp -d)', "the sticky bit of /tmp"),
     LintRule("slurm-tmpdir", "note", storage.tmpdir, storage.TMPDIR_WHY, storage.TMPDIR_CURE, SLURM_TEST),
     LintRule("cache-not-shared", "warning", storage.unshared, storage.UNSHARED_WHY, storage.CACHE_CURE, "huggingface_hub's defaults", ANY),
     LintRule("cache-missing", "note", storage.missing, storage.CACHE_WHY, storage.CACHE_CURE, "huggingface_hub's defaults"),

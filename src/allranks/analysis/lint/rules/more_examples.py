@@ -40,4 +40,9 @@ MORE: dict[str, tuple[str, str, str]] = {
         "srun -N1 -n1 -r0 torchrun --nnodes=2 --node_rank=0 --master_addr=$HEAD --master_port=15001 train.py &\n"
         "srun -N1 -n1 -r1 torchrun --nnodes=2 --node_rank=1 --master_addr=$HEAD --master_port=15001 train.py &\nwait",
     ),
+    "array-not-used": (
+        "Ten tasks give ten times the same result, and their checkpoints overwrite each other.",
+        "#SBATCH --array=0-9\npython train.py --seed 1 --out runs/a",
+        "#SBATCH --array=0-9\npython train.py --seed $SLURM_ARRAY_TASK_ID --out runs/a$SLURM_ARRAY_TASK_ID",
+    ),
 }
