@@ -107,7 +107,10 @@ def _unknown_options(arg: Argument) -> bool:
         f"{UNRESOLVED_OPEN}@{UNRESOLVED_CLOSE}",
         f"{UNRESOLVED_OPEN}*{UNRESOLVED_CLOSE}",
     ) or text.endswith(f"[@]{UNRESOLVED_CLOSE}")
-    return text.startswith(UNRESOLVED_OPEN) and (several or not arg.quoted)
+    path = re.match(
+        f"{UNRESOLVED_OPEN}[^{UNRESOLVED_CLOSE}]*{UNRESOLVED_CLOSE}/", text
+    )  # $HOME/bin/torchrun is a program
+    return text.startswith(UNRESOLVED_OPEN) and path is None and (several or not arg.quoted)
 
 
 def slurm_options(call: ProgramCall) -> dict[str, Option]:
@@ -224,7 +227,7 @@ WRAPPERS = {
     "nsys", "ncu", "numactl", "taskset", "xargs", "strace", "memray", "py-spy", "conda", "mamba", "micromamba", "uv", "poetry",
     "pixi", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "jsrun", "aprun", "stdbuf", "nice", "ionice", "chrt", "setsid",
     "unbuffer", "sudo", "ssh", "pdsh", "clush", "parallel", "rocprof", "rocprofv3", "gdb", "ray", "spack", "ftxrun", "pipenv", "blaunch", "pbsdsh",
-    "lrun", "horovodrun",
+    "lrun", "horovodrun", "singularity_wrapper",
 }  # fmt: skip
 STARTS_RANKS = re.compile(
     r"(?=.*\s).*\b(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\s+launch|deepspeed)\b", re.DOTALL
@@ -331,6 +334,9 @@ def _last(
     if PYTHON.match(program):
         for index, arg in enumerate(rest):
             module = rest[index + 1].text if arg.text == "-m" and index + 1 < len(rest) else ""
+            if index == 0 and basename(arg.text) in {"torchrun", "deepspeed"}:  # python $(which torchrun)
+                call = make(basename(arg.text), tuple(rest[1:]), args[0], under)
+                return UnwrappedCommand((*calls, call))
             if module in MODULES:
                 call = make(MODULES[module], tuple(rest[index + 2 :]), args[0], under, module=True)
                 return UnwrappedCommand((*calls, call))

@@ -8,6 +8,7 @@ from allranks.analysis.lint.job import JobDescription, LintRule, RuleCheck
 from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules import (
     allocation,
+    arguments,
     commands,
     dataflow,
     directives,
@@ -62,7 +63,14 @@ MORE_RANKS_THAN_GPUS = _all(gpus.too_many, steps.too_many_started)
 MEMORY_UNIT = _all(allocation.megabytes, steps.small_memory)
 VISIBLE_DEVICES = _all(variables.visible_devices, steps.listed_twice)
 SEVERAL_TORCHRUNS = _all(tasks.several, steps.launchers_in_tasks)
-BROKEN_LINE = _all(shell.continued, lines.joined_words, lines.assignments_of_command, lines.hash_in_quotes)
+BROKEN_LINE = _all(
+    shell.continued,
+    lines.joined_words,
+    lines.assignments_of_command,
+    lines.hash_in_quotes,
+    arguments.cut_commands,
+    arguments.hydra_arguments,
+)
 FIXED_NAME_IN_TMP = _all(storage.fixed, lines.lone_dollar)
 OUTPUT_FOLDER = _all(scripts.output, lines.log_in_root)
 SCRIPT_FOLDER = _all(scripts.script_folder, lines.own_folder)
@@ -74,6 +82,8 @@ EXPANDED_TOO_EARLY = _all(dataflow.early, lines.submitted_too_early)
 NO_SHEBANG = _all(scripts.shebang, texts.interpreter)
 SECRET_IN_SCRIPT = _all(secrets.secret, texts.more_secrets)
 VARIABLE_NOT_EXPANDED = _all(commands.not_expanded, texts.quoted_setting)
+VALUE_SPLIT = _all(commands.value_split, arguments.blank_value)
+NEVER_EXPANDED = _all(values.literal, arguments.no_dollar_option)
 
 RULES: tuple[LintRule, ...] = (
     # Environment variables
@@ -103,7 +113,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("scontrol-in-container", "warning", rendezvous.container, rendezvous.CONTAINER_WHY, rendezvous.ADDRESS_CURE, "mmcv#700, pith-train#91"),
     LintRule("whole-node-list", "error", values.node_list, values.ARRAY_WHY, values.ARRAY_CURE, "bash manual, arrays"),
     LintRule("compressed-node-list", "error", values.compressed, values.LIST_WHY, values.LIST_CURE, SLURM_TEST),
-    LintRule("never-expanded", "error", values.literal, values.TEXT_WHY, values.TEXT_CURE, "bash manual, quoting"),
+    LintRule("never-expanded", "error", NEVER_EXPANDED, values.TEXT_WHY, values.TEXT_CURE, "bash manual, quoting"),
     LintRule("octal-number", "warning", dataflow.octal, dataflow.OCTAL_WHY, "", "bash manual, shell arithmetic"),
     # Tasks and resources
     LintRule("several-torchruns", "error", SEVERAL_TORCHRUNS, tasks.SEVERAL_WHY, tasks.SEVERAL_CURE, SLURM_TEST),
@@ -162,7 +172,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("broken-line", "error", BROKEN_LINE, shell.LINE_WHY, shell.LINE_CURE, "bash manual, quoting"),
     LintRule("typographic-character", "error", shell.typographic, shell.TYPOGRAPHIC_WHY, shell.TYPOGRAPHIC_CURE, "bash manual, definitions"),
     LintRule("stray-line", "error", commands.stray, commands.STRAY_WHY, commands.STRAY_CURE, "bash manual, command search and execution"),
-    LintRule("value-split", "error", commands.value_split, commands.BLANK_WHY, commands.BLANK_CURE, "bash manual, simple command expansion"),
+    LintRule("value-split", "error", VALUE_SPLIT, commands.BLANK_WHY, commands.BLANK_CURE, "bash manual, simple command expansion"),
     LintRule("missing-colon", "error", commands.missing_colon, commands.COLON_WHY, commands.COLON_CURE, "bash manual, shell variables: PATH"),
     LintRule("quoted-tilde", "error", commands.quoted_tilde, commands.TILDE_WHY, commands.TILDE_CURE, "bash manual, tilde expansion"),
     LintRule("variable-not-expanded", "error", VARIABLE_NOT_EXPANDED, commands.QUOTED_WHY, commands.QUOTED_CURE, "bash manual, quoting"),

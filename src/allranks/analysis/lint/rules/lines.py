@@ -225,18 +225,19 @@ DETACHED = re.compile(r"-\w*d\w*")
 
 def scripts_in_background(job: JobDescription) -> Iterator[Violation]:
     """Report scripts, groups and detached sessions in the background, behind which a batch script ends."""
-    if not job.is_batch or re.search(r"(?m)^[^#\n]*\b(?:wait|tail\s+-f|sleep|fg)\b", job.text):
+    if not job.is_job or re.search(r"(?m)^[^#\n]*\b(?:wait|tail\s+-f|sleep|fg)\b", job.text):
         return
     own = [c for c in job.calls if not c.under and not c.in_substitution and not c.in_function]
     loud = [c for c in own if c.program not in QUIET]
     if not loud or any(c.program in ("source", ".", "exec", "eval") and c is loud[-1] for c in loud):
         return
     last = loud[-1]
-    if last.offset in {w.offset for w in job.work} and last.after == "&":
+    work = last.offset in {w.offset for w in job.work}
+    if work and last.after == "&" and job.is_batch:
         return  # another part of the rule has it
     words = [a.text for a in last.args]
     script = last.program in SHELLS or last.written.endswith((".sh", ".bash")) or last.written.startswith("./")
-    launched = last.program == "srun" or script
+    launched = work or last.program == "srun" or script or PYTHON.match(last.program) is not None
     if last.after == "&" and launched and not any(c.program == "trap" for c in own):
         yield Violation(last.offset, f"{last.program} runs in the background, and the script ends without wait")
     elif (

@@ -93,9 +93,16 @@ NO_PROGRAM_WHY = "A program only has the exported variables: the line has no eff
 
 def without_export(job: JobDescription) -> Iterator[Violation]:
     """Report settings for a program that the script sets, and perhaps prints, without exporting them."""
-    if job.kind != "script" or not job.work or re.search(r"\bset\s+-(?:\w*a\w*|o\s+allexport)\b", job.text):
+    started = [c.offset for c in job.calls if c.program in ("srun", "mpirun", "mpiexec") and not c.in_substitution]
+    if (
+        job.kind != "script"
+        or not (job.work or started)
+        or re.search(r"\bset\s+-(?:\w*a\w*|o\s+allexport)\b", job.text)
+    ):
         return
-    last, env_init = job.work[-1].offset, any(la.kind == "python" for la in job.launches)
+    last = max([*started, *(w.offset for w in job.work)])
+    several = len({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"} & job.by_name.keys()) > 1
+    env_init = any(la.kind == "python" for la in job.launches) or (bool(started) and not job.launches and several)
     said: set[str] = set()
     for item in job.set_values_at_top():
         name = item.name
