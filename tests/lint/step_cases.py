@@ -74,7 +74,12 @@ PARTS: list[tuple[str, str, int, str]] = [
     ("idle-gpus", ONE + "accelerate launch --config_file single_gpu.yaml a.py &\nwait\n", 0, ""),
     ("idle-gpus", ONE + "accelerate launch --config_file acc_11GPU.yaml a.py\n", 0, ""),
     ("idle-gpus", ONE + "CUDA_VISIBLE_DEVICES=0 python a.py\nCUDA_VISIBLE_DEVICES=0 python b.py\n", 7, "warning"),
-    ("idle-gpus", ONE + "CUDA_VISIBLE_DEVICES=0 python a.py &\nCUDA_VISIBLE_DEVICES=1 python b.py &\nwait\n", 0, ""),
+    (
+        "idle-gpus",
+        ONE.replace("=4", "=2") + "CUDA_VISIBLE_DEVICES=0 python a.py &\nCUDA_VISIBLE_DEVICES=1 python b.py &\nwait\n",
+        0,
+        "",
+    ),
     ("more-ranks-than-gpus", ONE + "horovodrun -np 8 python x.py\n", 7, "error"),
     ("more-ranks-than-gpus", ONE + "horovodrun -np 4 python x.py\n", 0, ""),
     (

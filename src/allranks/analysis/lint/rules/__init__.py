@@ -20,6 +20,7 @@ from allranks.analysis.lint.rules import (
     names,
     nodes,
     ports,
+    progress,
     rendezvous,
     scripts,
     secrets,
@@ -51,6 +52,17 @@ def _all(*checks: RuleCheck) -> RuleCheck:
     return check
 
 
+def _certain_first(*checks: RuleCheck) -> RuleCheck:
+    """Return one check of several, whose notes count only if none of them is certain."""
+
+    def check(job: JobDescription) -> Iterator[Violation]:
+        found = [hit for part in checks for hit in part(job)]
+        certain = [hit for hit in found if hit.severity != "note"]
+        yield from certain or found
+
+    return check
+
+
 # The rules whose mistake has several forms.
 MISSPELLED_VARIABLE = _all(variables.misspelled, names.near_names)
 INVALID_VALUE = _all(variables.invalid, names.not_a_number, names.port_zero)
@@ -58,11 +70,13 @@ NOT_EXPORTED = _all(dataflow.not_exported, names.without_export)
 UNSET_VARIABLE = _all(dataflow.unset, names.set_too_late, names.set_in_comment, texts.no_slurm_name)
 TEST_SYNTAX = _all(shell.brackets, loops.conditions, names.unset_value)
 MISTYPED_COMMAND = _all(shell.mistyped, names.misspelt_commands)
-IDLE_GPUS = _all(gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device)
+IDLE_GPUS = _certain_first(
+    gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device, progress.told_fewer, progress.few_in_parallel
+)
 MORE_RANKS_THAN_GPUS = _all(gpus.too_many, steps.too_many_started)
 MEMORY_UNIT = _all(allocation.megabytes, steps.small_memory)
 VISIBLE_DEVICES = _all(variables.visible_devices, steps.listed_twice)
-SEVERAL_TORCHRUNS = _all(tasks.several, steps.launchers_in_tasks)
+SEVERAL_TORCHRUNS = _all(tasks.several, steps.launchers_in_tasks, progress.per_gpu_tasks)
 BROKEN_LINE = _all(
     shell.continued,
     lines.joined_words,
@@ -75,7 +89,7 @@ FIXED_NAME_IN_TMP = _all(storage.fixed, lines.lone_dollar)
 OUTPUT_FOLDER = _all(scripts.output, lines.log_in_root)
 SCRIPT_FOLDER = _all(scripts.script_folder, lines.own_folder)
 CONTAINER_SHELL_ENDED = _all(sessions.container_ended, lines.activated_elsewhere)
-EXIT_CODE_LOST = _all(scripts.exit_code, lines.piped_inside, lines.echoed_failure)
+EXIT_CODE_LOST = _all(scripts.exit_code, lines.piped_inside, lines.echoed_failure, lines.piped_script)
 BACKGROUND_NOT_AWAITED = _all(scripts.background, lines.scripts_in_background)
 OPTION_TWICE = _all(allocation.twice, lines.settings_twice)
 EXPANDED_TOO_EARLY = _all(dataflow.early, lines.submitted_too_early)
@@ -84,6 +98,8 @@ SECRET_IN_SCRIPT = _all(secrets.secret, texts.more_secrets)
 VARIABLE_NOT_EXPANDED = _all(commands.not_expanded, texts.quoted_setting)
 VALUE_SPLIT = _all(commands.value_split, arguments.blank_value)
 NEVER_EXPANDED = _all(values.literal, arguments.no_dollar_option)
+ASKS_FOR_ANSWER = _all(environments.asks, progress.asks_more)
+NODE_COUNT = _all(tasks.count, progress.group_of_one)
 
 RULES: tuple[LintRule, ...] = (
     # Environment variables
@@ -118,7 +134,7 @@ RULES: tuple[LintRule, ...] = (
     # Tasks and resources
     LintRule("several-torchruns", "error", SEVERAL_TORCHRUNS, tasks.SEVERAL_WHY, tasks.SEVERAL_CURE, SLURM_TEST),
     LintRule("one-node-only", "error", tasks.one_node, tasks.ONE_NODE_WHY, tasks.ONE_NODE_CURE, SLURM),
-    LintRule("node-count", "error", tasks.count, tasks.COUNT_WHY, tasks.COUNT_CURE, TORCHRUN),
+    LintRule("node-count", "error", NODE_COUNT, tasks.COUNT_WHY, tasks.COUNT_CURE, TORCHRUN),
     LintRule("fewer-tasks-than-nodes", "error", tasks.fewer, tasks.FEWER_WHY, tasks.FEWER_CURE, SLURM),
     LintRule("processes-of-one-node", "warning", tasks.processes, tasks.PROCESSES_WHY, tasks.PROCESSES_CURE, "accelerate/utils/launch.py"),
     LintRule("cpus-not-inherited", "note", tasks.inherited, tasks.INHERITED_WHY, tasks.INHERITED_CURE, "release notes of Slurm 22.05, Lightning#18650"),
@@ -190,7 +206,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("conda-not-set-up", "warning", environments.conda, environments.CONDA_WHY, environments.CONDA_CURE, "conda documentation, activate"),
     LintRule("module-after-activation", "warning", environments.module_after, environments.MODULE_WHY, environments.MODULE_CURE, "Lmod user guide, PATH"),
     LintRule("container-without-gpu", "warning", environments.without_gpu, environments.CONTAINER_WHY, environments.CONTAINER_CURE, "apptainer guide"),
-    LintRule("asks-for-answer", "warning", environments.asks, environments.ANSWER_WHY, environments.ANSWER_CURE, "conda and pip reference, --yes"),
+    LintRule("asks-for-answer", "warning", ASKS_FOR_ANSWER, environments.ANSWER_WHY, environments.ANSWER_CURE, "conda and pip reference, --yes"),
     LintRule("background-not-awaited", "error", BACKGROUND_NOT_AWAITED, scripts.WAIT_WHY, scripts.WAIT_CURE, SLURM),
     LintRule("nodes-in-sequence", "error", nodes.sequence, nodes.SEQUENCE_WHY, nodes.SEQUENCE_CURE, TORCHRUN),
     LintRule("secret-in-script", "warning", SECRET_IN_SCRIPT, secrets.CLEAR_TEXT_WHY, secrets.CLEAR_TEXT_CURE, "huggingface_hub's documentation, security"),
@@ -199,6 +215,9 @@ RULES: tuple[LintRule, ...] = (
     LintRule("script-folder", "warning", SCRIPT_FOLDER, scripts.FOLDER_WHY, scripts.FOLDER_CURE, SLURM),
     LintRule("set-e", "warning", scripts.set_e, scripts.SET_E_WHY, scripts.SET_E_CURE, "bash manual, set"),
     LintRule("buffered-output", "note", scripts.buffered, scripts.BUFFERED_WHY, "export PYTHONUNBUFFERED=1", "Python manual, -u"),
+    LintRule("blocks-script", "warning", progress.blocks, progress.BLOCKS_WHY, progress.BLOCKS_CURE, "the programs' manuals"),
+    LintRule("exits-early", "error", progress.exits_early, progress.EXIT_WHY, "remove it", "bash manual, exit and exec"),
+    LintRule("same-node-rank", "error", progress.same_rank, progress.SAME_RANK_WHY, progress.SAME_RANK_CURE, TORCHRUN),
     LintRule("loop-values", "error", loops.loops, loops.SAME_WHY, "", "bash manual, looping constructs and arrays"),
     LintRule("index-out-of-range", "error", loops.out_of_range, loops.OUT_OF_RANGE_WHY, loops.OUT_OF_RANGE_CURE, "bash manual, arrays"),
     LintRule("array-not-used", "warning", texts.array_not_used, texts.UNUSED_WHY, "pass $SLURM_ARRAY_TASK_ID to the program", SLURM),

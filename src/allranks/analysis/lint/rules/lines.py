@@ -156,7 +156,7 @@ def own_folder(job: JobDescription) -> Iterator[Violation]:
 # ------------------------------------------------------------------------- environments that end
 
 ENDS_WHY = "The script runs in a shell of its own, and what it sets ends with it: the programs below run in the old environment."
-ENVIRONMENT_SHELLS = {("poetry", "shell"), ("pipenv", "shell"), ("newgrp", ""), ("conda", "shell")}
+ENVIRONMENT_SHELLS = {("poetry", "shell"), ("pipenv", "shell"), ("pixi", "shell"), ("hatch", "shell")}
 
 
 def activated_elsewhere(job: JobDescription) -> Iterator[Violation]:
@@ -176,6 +176,18 @@ def activated_elsewhere(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(
                     call.offset, f"{script} runs in a shell of its own", why=ENDS_WHY, cure=f"source {script}"
                 )
+        elif call.program == "newgrp" or (
+            call.program == "scl" and words[:1] == ["enable"] and words[-1] in ("bash", "sh", "-")
+        ):
+            text = f"{call.program} starts a shell: the lines below run after it has ended, outside of it"
+            cure = (
+                f"scl enable {' '.join(words[1:-1])} 'bash run.sh', or source scl_source enable ..."
+                if words
+                else "remove it"
+            )
+            yield Violation(
+                call.offset, text, why=ENDS_WHY, cure=cure if call.program == "scl" else "sg <group> -c ..."
+            )
         elif (call.program, words[0] if words else "") in ENVIRONMENT_SHELLS and job.runs_unattended:
             own = f"{call.program} {words[0] if words else ''}".strip()
             yield Violation(call.offset, f"{own} starts a shell: the lines below run after it has ended, outside of it", why=ENDS_WHY,
@@ -198,6 +210,24 @@ def piped_inside(job: JobDescription) -> Iterator[Violation]:
             text = f"{call.program} is piped, so its exit code is lost: a pipe returns that of its last command"
             yield Violation(call.offset, text, cure=f"{inner.program} -c 'set -o pipefail; ...'")
             return
+
+
+def piped_script(job: JobDescription) -> Iterator[Violation]:
+    """Report a script, or a step of unknown content, as the last command of a job, whose result a pipe to tee replaces."""
+    if not job.is_job or "pipefail" in job.text or "PIPESTATUS" in job.text:
+        return
+    works = {w.offset for w in job.work}
+    own = [c for c in job.calls if not c.under and not c.in_substitution and not c.in_function]
+    if len(own) < 2 or own[-1].program != "tee" or own[-1].before not in ("|", "|&"):
+        return
+    last = next((c for c in reversed(own[:-1]) if c.after in ("|", "|&") and c.before not in ("|", "|&")), None)
+    if last is None or last.offset in works or last.tested or last.in_loop:
+        return
+    program = PYTHON.match(last.program) is not None or last.program in ("srun", "mpirun", "mpiexec")
+    script = last.written.endswith(".sh") or (last.program in SHELLS and any(a.text.endswith(".sh") for a in last.args))
+    if program or script:
+        text = f"{last.written} is piped, so its exit code is lost: a pipe returns that of its last command"
+        yield Violation(last.offset, text)
 
 
 def echoed_failure(job: JobDescription) -> Iterator[Violation]:

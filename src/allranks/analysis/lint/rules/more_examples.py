@@ -45,4 +45,19 @@ MORE: dict[str, tuple[str, str, str]] = {
         "#SBATCH --array=0-9\npython train.py --seed 1 --out runs/a",
         "#SBATCH --array=0-9\npython train.py --seed $SLURM_ARRAY_TASK_ID --out runs/a$SLURM_ARRAY_TASK_ID",
     ),
+    "blocks-script": (
+        "The log shows `nvidia-smi`'s table again and again, and the training has not started when the time limit is reached.",
+        "nvidia-smi -l 5\npython train.py",
+        "nvidia-smi -l 5 > gpu.log &\nmonitor=$!\npython train.py\nrc=$?\nkill $monitor\nexit $rc",
+    ),
+    "exits-early": (
+        "The job is COMPLETED after some seconds, and nothing was trained.",
+        "module load cuda\nexit\npython train.py",
+        "module load cuda\npython train.py",
+    ),
+    "same-node-rank": (
+        "Both nodes start as rank 0; one of them stops with `Address already in use`, or each waits for a rank 1 that never comes.",
+        "srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_LOCALID --master_addr=$HEAD --master_port=15001 train.py'",
+        "srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HEAD --master_port=15001 train.py'",
+    ),
 }

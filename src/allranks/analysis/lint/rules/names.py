@@ -122,7 +122,7 @@ def without_export(job: JobDescription) -> Iterator[Violation]:
 
 # --------------------------------------------------------------- used before it is set, or never
 
-SILENT = {"echo", "printf", "[", "[[", "test", ":", "logger", "date", "for", "?"}
+SILENT = {"echo", "printf", "[", "[[", "test", ":", "logger", "date"}
 GUARDS = (":", "-", "+", "?", "=")
 COMMENTED = re.compile(r"#+\s*(?:export\s+|declare\s+)?([A-Za-z_]\w*)=(?!=)(\S.*|\S?)")
 MAY_BE_EMPTY = re.compile(
