@@ -19,12 +19,22 @@ from tests.lint.evidence_cases import CASES as EVIDENCE_CASES
 from tests.lint.helpers import found, lint_text
 from tests.lint.line_cases import LINE_CASES
 from tests.lint.name_cases import NAME_CASES
+from tests.lint.option_cases import OPTION_CASES
 from tests.lint.placement_cases import PLACEMENT
 from tests.lint.progress_cases import PROGRESS_CASES
 from tests.lint.shell_cases import SHELL_CASES
 from tests.lint.step_cases import STEP_CASES
 
-CASES = [*EVIDENCE_CASES, *SHELL_CASES, *NAME_CASES, *STEP_CASES, *LINE_CASES, *ARGUMENT_CASES, *PROGRESS_CASES]
+CASES = [
+    *EVIDENCE_CASES,
+    *SHELL_CASES,
+    *NAME_CASES,
+    *STEP_CASES,
+    *LINE_CASES,
+    *ARGUMENT_CASES,
+    *PROGRESS_CASES,
+    *OPTION_CASES,
+]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())
 

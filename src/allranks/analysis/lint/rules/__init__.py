@@ -19,6 +19,7 @@ from allranks.analysis.lint.rules import (
     loops,
     names,
     nodes,
+    options,
     ports,
     progress,
     rendezvous,
@@ -67,9 +68,11 @@ def _certain_first(*checks: RuleCheck) -> RuleCheck:
 MISSPELLED_VARIABLE = _all(variables.misspelled, names.near_names)
 INVALID_VALUE = _all(variables.invalid, names.not_a_number, names.port_zero)
 NOT_EXPORTED = _all(dataflow.not_exported, names.without_export)
-UNSET_VARIABLE = _all(dataflow.unset, names.set_too_late, names.set_in_comment, texts.no_slurm_name)
-TEST_SYNTAX = _all(shell.brackets, loops.conditions, names.unset_value)
-MISTYPED_COMMAND = _all(shell.mistyped, names.misspelt_commands)
+UNSET_VARIABLE = _all(
+    dataflow.unset, names.set_too_late, names.set_in_comment, texts.no_slurm_name, options.other_names
+)
+TEST_SYNTAX = _all(shell.brackets, loops.conditions, names.unset_value, options.colon_assignment)
+MISTYPED_COMMAND = _all(shell.mistyped, names.misspelt_commands, options.misspelt_subcommands)
 IDLE_GPUS = _certain_first(
     gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device, progress.told_fewer, progress.few_in_parallel
 )
@@ -84,6 +87,7 @@ BROKEN_LINE = _all(
     lines.hash_in_quotes,
     arguments.cut_commands,
     arguments.hydra_arguments,
+    options.swallowed_by,
 )
 FIXED_NAME_IN_TMP = _all(storage.fixed, lines.lone_dollar)
 OUTPUT_FOLDER = _all(scripts.output, lines.log_in_root)
@@ -97,9 +101,11 @@ NO_SHEBANG = _all(scripts.shebang, texts.interpreter)
 SECRET_IN_SCRIPT = _all(secrets.secret, texts.more_secrets)
 VARIABLE_NOT_EXPANDED = _all(commands.not_expanded, texts.quoted_setting)
 VALUE_SPLIT = _all(commands.value_split, arguments.blank_value)
-NEVER_EXPANDED = _all(values.literal, arguments.no_dollar_option)
+NEVER_EXPANDED = _all(values.literal, arguments.no_dollar_option, options.names_as_text)
 ASKS_FOR_ANSWER = _all(environments.asks, progress.asks_more)
 NODE_COUNT = _all(tasks.count, progress.group_of_one)
+MISSING_COLON = _all(commands.missing_colon, options.semicolon)
+DIRECTIVE_REFUSED = _all(directives.refused, options.bad_counts)
 
 RULES: tuple[LintRule, ...] = (
     # Environment variables
@@ -175,7 +181,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("requeue-truncates-log", "warning", launchers.requeue, launchers.REQUEUE_WHY, "#SBATCH --open-mode=append", SLURM_TEST),
     # Batch script
     LintRule("variable-in-directive", "error", scripts.variable, scripts.VARIABLE_WHY, scripts.VARIABLE_CURE, SLURM_TEST),
-    LintRule("directive-refused", "error", directives.refused, directives.REFUSED_WHY, "", SLURM_TEST),
+    LintRule("directive-refused", "error", DIRECTIVE_REFUSED, directives.REFUSED_WHY, "", SLURM_TEST),
     LintRule("directive-too-late", "error", scripts.late, scripts.LATE_WHY, scripts.LATE_CURE, SLURM_TEST),
     LintRule("directive-not-read", "warning", scripts.unread, scripts.UNREAD_WHY, "write it as #SBATCH at the start of the line", SLURM_TEST),
     LintRule("output-folder", "warning", OUTPUT_FOLDER, scripts.OUTPUT_WHY, scripts.OUTPUT_CURE, SLURM_TEST),
@@ -189,7 +195,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("typographic-character", "error", shell.typographic, shell.TYPOGRAPHIC_WHY, shell.TYPOGRAPHIC_CURE, "bash manual, definitions"),
     LintRule("stray-line", "error", commands.stray, commands.STRAY_WHY, commands.STRAY_CURE, "bash manual, command search and execution"),
     LintRule("value-split", "error", VALUE_SPLIT, commands.BLANK_WHY, commands.BLANK_CURE, "bash manual, simple command expansion"),
-    LintRule("missing-colon", "error", commands.missing_colon, commands.COLON_WHY, commands.COLON_CURE, "bash manual, shell variables: PATH"),
+    LintRule("missing-colon", "error", MISSING_COLON, commands.COLON_WHY, commands.COLON_CURE, "bash manual, shell variables: PATH"),
     LintRule("quoted-tilde", "error", commands.quoted_tilde, commands.TILDE_WHY, commands.TILDE_CURE, "bash manual, tilde expansion"),
     LintRule("variable-not-expanded", "error", VARIABLE_NOT_EXPANDED, commands.QUOTED_WHY, commands.QUOTED_CURE, "bash manual, quoting"),
     LintRule("blank-before-equals", "error", shell.equals, shell.EQUALS_WHY, "--name=value", "argparse"),
@@ -218,6 +224,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("blocks-script", "warning", progress.blocks, progress.BLOCKS_WHY, progress.BLOCKS_CURE, "the programs' manuals"),
     LintRule("exits-early", "error", progress.exits_early, progress.EXIT_WHY, "remove it", "bash manual, exit and exec"),
     LintRule("same-node-rank", "error", progress.same_rank, progress.SAME_RANK_WHY, progress.SAME_RANK_CURE, TORCHRUN),
+    LintRule("launcher-option", "error", options.launcher_option, options.OPTION_WHY, options.OPTION_CURE, TORCHRUN + "; accelerate and deepspeed launch"),
     LintRule("loop-values", "error", loops.loops, loops.SAME_WHY, "", "bash manual, looping constructs and arrays"),
     LintRule("index-out-of-range", "error", loops.out_of_range, loops.OUT_OF_RANGE_WHY, loops.OUT_OF_RANGE_CURE, "bash manual, arrays"),
     LintRule("array-not-used", "warning", texts.array_not_used, texts.UNUSED_WHY, "pass $SLURM_ARRAY_TASK_ID to the program", SLURM),

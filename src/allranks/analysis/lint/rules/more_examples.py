@@ -60,4 +60,9 @@ MORE: dict[str, tuple[str, str, str]] = {
         "srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_LOCALID --master_addr=$HEAD --master_port=15001 train.py'",
         "srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HEAD --master_port=15001 train.py'",
     ),
+    "launcher-option": (
+        "`accelerate launch: error: unrecognized arguments`, or `can't open file 'python'`; or the launcher starts one rank instead of four.",
+        "accelerate launch --nproc_per_node=2 train.py",
+        "accelerate launch --num_processes=2 train.py",
+    ),
 }

@@ -265,7 +265,11 @@ def _command_meant(word: str) -> str | None:
         return None
     if GLUED.fullmatch(word):
         return re.sub(r"(\d+|\.\.|install|load|activate)\Z", r" \1", word)
-    if word.lower() in FREQUENT and word != word.lower() and not word.isupper():
+    if (
+        word.lower() in FREQUENT
+        and word != word.lower()
+        and (not word.isupper() or word in ("EXPORT", "SOURCE", "ECHO", "MODULE", "SRUN"))
+    ):
         return word.lower()
     if not re.fullmatch(r"[a-z][a-z_-]+", word):
         return None
