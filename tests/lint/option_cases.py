@@ -46,6 +46,7 @@ NAMES: list[tuple[str, str, int, str]] = [
     ("unset-variable", BARE + "cd ${PBS_O_WORKDIR:-$PWD}\n" + TRAIN, 0, ""),
     ("unset-variable", "#!/bin/bash\n#PBS -l select=1\ncd $PBS_O_WORKDIR\n" + TRAIN, 0, ""),
     ("unset-variable", BARE + "data_dir=/x\npython train.py --data $data_dir --other $DATA_DIR\n", 0, ""),
+    ("unset-variable", BARE + "NUM=2\nNAME=<your_name>\npython train.py --n $num --name $NAME\n", 0, ""),  # a template
     ("test-syntax", BARE + "OMP_NUM_THREADS:4\n" + TRAIN, 4, "error"),
     ("missing-colon", BARE + "export PATH=/x/bin;$PATH\n" + TRAIN, 4, "error"),
     ("missing-colon", BARE + "export PATH=/x/bin:$PATH; ls\n" + TRAIN, 0, ""),

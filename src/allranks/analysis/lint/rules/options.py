@@ -230,7 +230,13 @@ def other_names(job: JobDescription) -> Iterator[Violation]:
                 use.offset,
                 f"${name} is never set: it is a variable of another batch system, and this is a job of Slurm",
             )
-        elif (other := by_case.get(name.lower())) and other != name and not use.under and name not in INHERITED:
+        elif (
+            not job.placeholders
+            and (other := by_case.get(name.lower()))
+            and other != name
+            and not use.under
+            and name not in INHERITED
+        ):
             if any(a.name == other and a.offset < use.offset for a in job.assignments):
                 said.add(name)
                 text = f"${name} is never set; {other}, which nothing uses, was probably meant"
