@@ -64,6 +64,7 @@ RANKS: list[tuple[str, str, int, str]] = [
 FEWER: list[tuple[str, str, int, str]] = [
     ("idle-gpus", ONE + "python x.py trainer.devices=1\n", 7, "warning"),
     ("idle-gpus", ONE + "python x.py --ngpu 2\n", 7, "warning"),
+    ("idle-gpus", ONE + "python \\\n  x.py \\\n  --ngpus=1\n", 7, "warning"),  # once, by the rule's first part
     ("idle-gpus", ONE + "srun --gres=gpu:1 python x.py\n", 7, "warning"),
     (
         "idle-gpus",

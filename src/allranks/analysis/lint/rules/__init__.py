@@ -44,22 +44,25 @@ SLURM_TEST = "tested with Slurm 22.05"
 
 
 def _all(*checks: RuleCheck) -> RuleCheck:
-    """Return one check of several: a rule whose mistake has several forms."""
+    """Return one check of several: a rule whose mistake has several forms. Of one place only the first check reports."""
 
     def check(job: JobDescription) -> Iterator[Violation]:
+        places: set[int] = set()
         for part in checks:
-            yield from part(job)
+            hits = [hit for hit in part(job) if hit.offset not in places]
+            places.update(hit.offset for hit in hits)
+            yield from hits
 
     return check
 
 
 def _certain_first(*checks: RuleCheck) -> RuleCheck:
-    """Return one check of several, whose notes count only if none of them is certain."""
+    """Return one check of several: the first that is certain reports, and notes count only if none is."""
 
     def check(job: JobDescription) -> Iterator[Violation]:
-        found = [hit for part in checks for hit in part(job)]
-        certain = [hit for hit in found if hit.severity != "note"]
-        yield from certain or found
+        found = [list(part(job)) for part in checks]
+        certain = ([hit for hit in hits if hit.severity != "note"] for hits in found)
+        yield from next((hits for hits in certain if hits), [hit for hits in found for hit in hits])
 
     return check
 
