@@ -13,13 +13,28 @@ from allranks.analysis.lint.rules import RULES, TOPICS
 from allranks.analysis.lint.rules.examples import EXAMPLES, script_of
 from allranks.analysis.lint.rules.ports import port_range
 from tests.conftest import REPO
+from tests.lint.argument_cases import ARGUMENT_CASES
 from tests.lint.cases import BAD, GOOD
 from tests.lint.evidence_cases import CASES as EVIDENCE_CASES
 from tests.lint.helpers import found, lint_text
+from tests.lint.line_cases import LINE_CASES
+from tests.lint.name_cases import NAME_CASES
+from tests.lint.option_cases import OPTION_CASES
 from tests.lint.placement_cases import PLACEMENT
+from tests.lint.progress_cases import PROGRESS_CASES
 from tests.lint.shell_cases import SHELL_CASES
+from tests.lint.step_cases import STEP_CASES
 
-CASES = [*EVIDENCE_CASES, *SHELL_CASES]
+CASES = [
+    *EVIDENCE_CASES,
+    *SHELL_CASES,
+    *NAME_CASES,
+    *STEP_CASES,
+    *LINE_CASES,
+    *ARGUMENT_CASES,
+    *PROGRESS_CASES,
+    *OPTION_CASES,
+]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())
 

@@ -226,7 +226,7 @@ WRAPPERS = {
     "nsys", "ncu", "numactl", "taskset", "xargs", "strace", "memray", "py-spy", "conda", "mamba", "micromamba", "uv", "poetry",
     "pixi", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "jsrun", "aprun", "stdbuf", "nice", "ionice", "chrt", "setsid",
     "unbuffer", "sudo", "ssh", "pdsh", "clush", "parallel", "rocprof", "rocprofv3", "gdb", "ray", "spack", "ftxrun", "pipenv", "blaunch", "pbsdsh",
-    "lrun", "horovodrun",
+    "lrun", "horovodrun", "singularity_wrapper",
 }  # fmt: skip
 STARTS_RANKS = re.compile(
     r"(?=.*\s).*\b(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\s+launch|deepspeed)\b", re.DOTALL
@@ -333,6 +333,9 @@ def _last(
     if PYTHON.match(program):
         for index, arg in enumerate(rest):
             module = rest[index + 1].text if arg.text == "-m" and index + 1 < len(rest) else ""
+            if index == 0 and basename(arg.text) in {"torchrun", "deepspeed"}:  # python $(which torchrun)
+                call = make(basename(arg.text), tuple(rest[1:]), args[0], under)
+                return UnwrappedCommand((*calls, call))
             if module in MODULES:
                 call = make(MODULES[module], tuple(rest[index + 2 :]), args[0], under, module=True)
                 return UnwrappedCommand((*calls, call))

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from allranks.analysis.lint.job import LintRule
+from collections.abc import Iterator
+
+from allranks.analysis.lint.job import JobDescription, LintRule, RuleCheck
+from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules import (
     allocation,
+    arguments,
     commands,
     dataflow,
     directives,
     environments,
     gpus,
     launchers,
+    lines,
+    loops,
+    names,
     nodes,
+    options,
     ports,
+    progress,
     rendezvous,
     scripts,
     secrets,
     sessions,
     shell,
+    steps,
     storage,
     tasks,
+    texts,
     values,
     variables,
 )
@@ -31,13 +42,81 @@ ELASTIC = "torch/distributed/elastic/rendezvous"
 NCCL_DOCS = "NCCL user guide, environment variables"
 SLURM_TEST = "tested with Slurm 22.05"
 
+
+def _all(*checks: RuleCheck) -> RuleCheck:
+    """Return one check of several: a rule whose mistake has several forms. Of one place only the first check reports."""
+
+    def check(job: JobDescription) -> Iterator[Violation]:
+        places: set[int] = set()
+        for part in checks:
+            hits = [hit for hit in part(job) if hit.offset not in places]
+            places.update(hit.offset for hit in hits)
+            yield from hits
+
+    return check
+
+
+def _certain_first(*checks: RuleCheck) -> RuleCheck:
+    """Return one check of several: the first that is certain reports, and notes count only if none is."""
+
+    def check(job: JobDescription) -> Iterator[Violation]:
+        found = [list(part(job)) for part in checks]
+        certain = ([hit for hit in hits if hit.severity != "note"] for hits in found)
+        yield from next((hits for hits in certain if hits), [hit for hits in found for hit in hits])
+
+    return check
+
+
+# The rules whose mistake has several forms.
+MISSPELLED_VARIABLE = _all(variables.misspelled, names.near_names)
+INVALID_VALUE = _all(variables.invalid, names.not_a_number, names.port_zero)
+NOT_EXPORTED = _all(dataflow.not_exported, names.without_export)
+UNSET_VARIABLE = _all(
+    dataflow.unset, names.set_too_late, names.set_in_comment, texts.no_slurm_name, options.other_names
+)
+TEST_SYNTAX = _all(shell.brackets, loops.conditions, names.unset_value, options.colon_assignment)
+MISTYPED_COMMAND = _all(shell.mistyped, names.misspelt_commands, options.misspelt_subcommands)
+IDLE_GPUS = _certain_first(
+    gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device, progress.told_fewer, progress.few_in_parallel
+)
+MORE_RANKS_THAN_GPUS = _all(gpus.too_many, steps.too_many_started)
+MEMORY_UNIT = _all(allocation.megabytes, steps.small_memory)
+VISIBLE_DEVICES = _all(variables.visible_devices, steps.listed_twice)
+SEVERAL_TORCHRUNS = _all(tasks.several, steps.launchers_in_tasks, progress.per_gpu_tasks)
+BROKEN_LINE = _all(
+    shell.continued,
+    lines.joined_words,
+    lines.assignments_of_command,
+    lines.hash_in_quotes,
+    arguments.cut_commands,
+    arguments.hydra_arguments,
+    options.swallowed_by,
+)
+FIXED_NAME_IN_TMP = _all(storage.fixed, lines.lone_dollar)
+OUTPUT_FOLDER = _all(scripts.output, lines.log_in_root)
+SCRIPT_FOLDER = _all(scripts.script_folder, lines.own_folder)
+CONTAINER_SHELL_ENDED = _all(sessions.container_ended, lines.activated_elsewhere)
+EXIT_CODE_LOST = _all(scripts.exit_code, lines.piped_inside, lines.echoed_failure, lines.piped_script)
+BACKGROUND_NOT_AWAITED = _all(scripts.background, lines.scripts_in_background)
+OPTION_TWICE = _all(allocation.twice, lines.settings_twice)
+EXPANDED_TOO_EARLY = _all(dataflow.early, lines.submitted_too_early)
+NO_SHEBANG = _all(scripts.shebang, texts.interpreter)
+SECRET_IN_SCRIPT = _all(secrets.secret, texts.more_secrets)
+VARIABLE_NOT_EXPANDED = _all(commands.not_expanded, texts.quoted_setting)
+VALUE_SPLIT = _all(commands.value_split, arguments.blank_value)
+NEVER_EXPANDED = _all(values.literal, arguments.no_dollar_option, options.names_as_text)
+ASKS_FOR_ANSWER = _all(environments.asks, progress.asks_more)
+NODE_COUNT = _all(tasks.count, progress.group_of_one)
+MISSING_COLON = _all(commands.missing_colon, options.semicolon)
+DIRECTIVE_REFUSED = _all(directives.refused, options.bad_counts)
+
 RULES: tuple[LintRule, ...] = (
     # Environment variables
     LintRule("unknown-variable", "error", variables.unknown, variables.UNKNOWN_WHY, "", "the libraries' own sources and binaries", ANY),
-    LintRule("misspelled-variable", "warning", variables.misspelled, variables.UNKNOWN_WHY, "", "the strings in libnccl 2.21 and 2.32", ANY),
+    LintRule("misspelled-variable", "warning", MISSPELLED_VARIABLE, variables.UNKNOWN_WHY, "", "the strings in libnccl 2.21 and 2.32", ANY),
     LintRule("deprecated-variable", "note", variables.deprecated, variables.DEPRECATED_WHY, "", "release notes of the library", ANY),
     LintRule("gloo-interface-syntax", "error", variables.gloo_syntax, variables.GLOO_WHY, variables.GLOO_CURE, "tested with torch 2.13", ANY),
-    LintRule("invalid-value", "error", variables.invalid, "The library ignores the value or refuses to start.", "", NCCL_DOCS, ANY),
+    LintRule("invalid-value", "error", INVALID_VALUE, "The library ignores the value or refuses to start.", "", NCCL_DOCS, ANY),
     LintRule("no-effect", "note", variables.no_effect, variables.NO_EFFECT_WHY, "remove the line", "NCCL's defaults: both are 0", ANY),
     LintRule("hard-coded-interface", "note", variables.interface, variables.INTERFACE_WHY, variables.INTERFACE_CURE, "nccl#286, nccl#1837", ANY),
     LintRule("loopback-across-nodes", "error", variables.loopback, variables.LOOPBACK_WHY, variables.INTERFACE_CURE, NCCL_DOCS),
@@ -53,18 +132,18 @@ RULES: tuple[LintRule, ...] = (
     LintRule("rendezvous-id-per-node", "error", rendezvous.id_per_node, rendezvous.ID_PER_NODE_WHY, rendezvous.ID_PER_NODE_CURE, ELASTIC),
     LintRule("node-rank-ignored", "note", rendezvous.node_rank, rendezvous.RANK_WHY, rendezvous.RANK_CURE, TORCHRUN + ", pytorch#150660"),
     LintRule("node-rank-missing", "error", rendezvous.rank_missing, rendezvous.MISSING_WHY, rendezvous.MISSING_CURE, TORCHRUN),
-    LintRule("expanded-too-early", "error", dataflow.early, dataflow.EARLY_WHY, dataflow.EARLY_CURE, "accelerate#2816"),
+    LintRule("expanded-too-early", "error", EXPANDED_TOO_EARLY, dataflow.EARLY_WHY, dataflow.EARLY_CURE, "accelerate#2816"),
     LintRule("master-address", "warning", rendezvous.address, rendezvous.ADDRESS_WHY, rendezvous.ADDRESS_CURE, "nebius-solutions-library#177"),
     LintRule("address-without-host", "warning", rendezvous.hostless, rendezvous.HOSTLESS_WHY, rendezvous.HOSTLESS_CURE, ELASTIC + ", pytorch#73656"),
     LintRule("scontrol-in-container", "warning", rendezvous.container, rendezvous.CONTAINER_WHY, rendezvous.ADDRESS_CURE, "mmcv#700, pith-train#91"),
     LintRule("whole-node-list", "error", values.node_list, values.ARRAY_WHY, values.ARRAY_CURE, "bash manual, arrays"),
     LintRule("compressed-node-list", "error", values.compressed, values.LIST_WHY, values.LIST_CURE, SLURM_TEST),
-    LintRule("never-expanded", "error", values.literal, values.TEXT_WHY, values.TEXT_CURE, "bash manual, quoting"),
+    LintRule("never-expanded", "error", NEVER_EXPANDED, values.TEXT_WHY, values.TEXT_CURE, "bash manual, quoting"),
     LintRule("octal-number", "warning", dataflow.octal, dataflow.OCTAL_WHY, "", "bash manual, shell arithmetic"),
     # Tasks and resources
-    LintRule("several-torchruns", "error", tasks.several, tasks.SEVERAL_WHY, tasks.SEVERAL_CURE, SLURM_TEST),
+    LintRule("several-torchruns", "error", SEVERAL_TORCHRUNS, tasks.SEVERAL_WHY, tasks.SEVERAL_CURE, SLURM_TEST),
     LintRule("one-node-only", "error", tasks.one_node, tasks.ONE_NODE_WHY, tasks.ONE_NODE_CURE, SLURM),
-    LintRule("node-count", "error", tasks.count, tasks.COUNT_WHY, tasks.COUNT_CURE, TORCHRUN),
+    LintRule("node-count", "error", NODE_COUNT, tasks.COUNT_WHY, tasks.COUNT_CURE, TORCHRUN),
     LintRule("fewer-tasks-than-nodes", "error", tasks.fewer, tasks.FEWER_WHY, tasks.FEWER_CURE, SLURM),
     LintRule("processes-of-one-node", "warning", tasks.processes, tasks.PROCESSES_WHY, tasks.PROCESSES_CURE, "accelerate/utils/launch.py"),
     LintRule("cpus-not-inherited", "note", tasks.inherited, tasks.INHERITED_WHY, tasks.INHERITED_CURE, "release notes of Slurm 22.05, Lightning#18650"),
@@ -72,25 +151,29 @@ RULES: tuple[LintRule, ...] = (
     LintRule("threads-missing", "note", tasks.threads, tasks.THREADS_WHY, tasks.THREADS_CURE, TORCHRUN),
     LintRule("gpus-for-the-job", "note", tasks.gpus_total, tasks.GPUS_WHY, "--gpus-per-node=<n>", SLURM),
     LintRule("gpu-per-task", "note", tasks.gpu_per_task, tasks.PER_TASK_WHY, tasks.PER_TASK_CURE, SLURM),
-    LintRule("more-ranks-than-gpus", "error", gpus.too_many, gpus.TOO_MANY_WHY, "set both to the same number", TORCHRUN),
-    LintRule("idle-gpus", "warning", gpus.idle, gpus.IDLE_WHY, gpus.IDLE_CURE, TORCHRUN),
+    LintRule("more-ranks-than-gpus", "error", MORE_RANKS_THAN_GPUS, gpus.TOO_MANY_WHY, "set both to the same number", TORCHRUN),
+    LintRule("idle-gpus", "warning", IDLE_GPUS, gpus.IDLE_WHY, gpus.IDLE_CURE, TORCHRUN),
     LintRule("idle-nodes", "warning", nodes.idle_nodes, nodes.NODES_WHY, nodes.NODES_CURE, SLURM),
     LintRule("ranks-in-separate-jobs", "warning", allocation.separate_jobs, allocation.SEPARATE_WHY, allocation.SEPARATE_CURE, SLURM),
     LintRule("world-size", "error", tasks.world_size, tasks.WORLD_WHY, tasks.WORLD_CURE, "torch.distributed documentation, env://"),
     LintRule("threads-oversubscribed", "warning", tasks.oversubscribed, tasks.OVERSUBSCRIBED_WHY, tasks.OVERSUBSCRIBED_CURE, "OpenMP specification"),
     LintRule("fewer-cpus-than-ranks", "warning", tasks.few_cpus, tasks.FEW_CPUS_WHY, tasks.FEW_CPUS_CURE, SLURM),
     LintRule("gpus-held", "warning", allocation.held, allocation.HELD_WHY, allocation.HELD_CURE, SLURM),
-    LintRule("memory-unit", "warning", allocation.megabytes, allocation.UNIT_WHY, allocation.UNIT_CURE, SLURM),
+    LintRule("memory-unit", "warning", MEMORY_UNIT, allocation.UNIT_WHY, allocation.UNIT_CURE, SLURM),
     LintRule("one-log-for-array", "warning", allocation.shared_log, allocation.SHARED_LOG_WHY, allocation.SHARED_LOG_CURE, SLURM),
-    LintRule("option-twice", "warning", allocation.twice, allocation.TWICE_WHY, allocation.TWICE_CURE, "argparse; " + SLURM_TEST),
-    LintRule("visible-devices", "warning", variables.visible_devices, variables.VISIBLE_WHY, variables.VISIBLE_CURE, "Slurm's gres manual"),
+    LintRule("option-twice", "warning", OPTION_TWICE, allocation.TWICE_WHY, allocation.TWICE_CURE, "argparse; " + SLURM_TEST),
+    LintRule("visible-devices", "warning", VISIBLE_DEVICES, variables.VISIBLE_WHY, variables.VISIBLE_CURE, "Slurm's gres manual"),
     LintRule("one-failed-rest-waits", "note", tasks.kill, tasks.KILL_WHY, tasks.KILL_CURE, SLURM_TEST),
+    LintRule("step-exceeds-job", "error", steps.exceeds, steps.EXCEEDS_WHY, steps.EXCEEDS_CURE, SLURM),
+    LintRule("job-inside-job", "warning", steps.allocates, steps.INNER_WHY, steps.INNER_CURE, SLURM),
+    LintRule("time-unit", "warning", steps.minutes, steps.TIME_WHY, "--time=<hours>:00:00", SLURM),
+    LintRule("launchers-disagree", "error", steps.disagree, steps.DISAGREE_WHY, "the same address and port for all, and a rank for each", TORCHRUN),
     # Launchers, environment and signals
     LintRule("needs-ssh", "note", launchers.ssh, launchers.SSH_WHY, launchers.SSH_CURE, "DeepSpeed#1603, #2958"),
     LintRule("ssh-without-command", "warning", sessions.ssh_session, sessions.SESSION_WHY, sessions.SESSION_CURE, "ssh manual"),
     LintRule("srun-without-command", "error", sessions.no_command, sessions.NO_COMMAND_WHY, sessions.NO_COMMAND_CURE, SLURM),
     LintRule("no-terminal", "error", sessions.terminal, sessions.TERMINAL_WHY, sessions.TERMINAL_CURE, "docker run reference, foreground"),
-    LintRule("container-shell-ended", "warning", sessions.container_ended, sessions.ENDED_WHY, sessions.ENDED_CURE, "apptainer exec manual"),
+    LintRule("container-shell-ended", "warning", CONTAINER_SHELL_ENDED, sessions.ENDED_WHY, sessions.ENDED_CURE, "apptainer exec manual"),
     LintRule("old-launcher", "note", launchers.old, launchers.OLD_WHY, "use torchrun, which has the same options", TORCHRUN),
     LintRule("export-comma", "error", launchers.comma, launchers.COMMA_WHY, launchers.COMMA_CURE, SLURM_TEST),
     LintRule("export-drops-environment", "warning", launchers.drops, launchers.DROPS_WHY, launchers.DROPS_CURE, SLURM_TEST),
@@ -101,30 +184,30 @@ RULES: tuple[LintRule, ...] = (
     LintRule("requeue-truncates-log", "warning", launchers.requeue, launchers.REQUEUE_WHY, "#SBATCH --open-mode=append", SLURM_TEST),
     # Batch script
     LintRule("variable-in-directive", "error", scripts.variable, scripts.VARIABLE_WHY, scripts.VARIABLE_CURE, SLURM_TEST),
-    LintRule("directive-refused", "error", directives.refused, directives.REFUSED_WHY, "", SLURM_TEST),
+    LintRule("directive-refused", "error", DIRECTIVE_REFUSED, directives.REFUSED_WHY, "", SLURM_TEST),
     LintRule("directive-too-late", "error", scripts.late, scripts.LATE_WHY, scripts.LATE_CURE, SLURM_TEST),
     LintRule("directive-not-read", "warning", scripts.unread, scripts.UNREAD_WHY, "write it as #SBATCH at the start of the line", SLURM_TEST),
-    LintRule("output-folder", "warning", scripts.output, scripts.OUTPUT_WHY, scripts.OUTPUT_CURE, SLURM_TEST),
-    LintRule("no-shebang", "error", scripts.shebang, scripts.SHEBANG_WHY, "start the file with #!/bin/bash", SLURM_TEST),
+    LintRule("output-folder", "warning", OUTPUT_FOLDER, scripts.OUTPUT_WHY, scripts.OUTPUT_CURE, SLURM_TEST),
+    LintRule("no-shebang", "error", NO_SHEBANG, scripts.SHEBANG_WHY, "start the file with #!/bin/bash", SLURM_TEST),
     LintRule("dos-line-breaks", "error", scripts.line_breaks, scripts.CRLF_WHY, "dos2unix FILE, or sed -i 's/\\r$//' FILE", SLURM_TEST, ANY),
-    LintRule("exit-code-lost", "warning", scripts.exit_code, scripts.EXIT_WHY, scripts.EXIT_CURE, "bash manual, pipelines"),
-    LintRule("not-exported", "error", dataflow.not_exported, dataflow.EXPORT_WHY, "export it before srun", "bash manual, environment"),
-    LintRule("unset-variable", "warning", dataflow.unset, dataflow.UNSET_WHY, dataflow.UNSET_CURE, SLURM + "; bash manual, expansion"),
-    LintRule("test-syntax", "error", shell.brackets, shell.BRACKET_WHY, shell.BRACKET_CURE, "bash manual, conditional expressions"),
-    LintRule("broken-line", "error", shell.continued, shell.LINE_WHY, shell.LINE_CURE, "bash manual, quoting"),
+    LintRule("exit-code-lost", "warning", EXIT_CODE_LOST, scripts.EXIT_WHY, scripts.EXIT_CURE, "bash manual, pipelines"),
+    LintRule("not-exported", "error", NOT_EXPORTED, dataflow.EXPORT_WHY, "export it before srun", "bash manual, environment"),
+    LintRule("unset-variable", "warning", UNSET_VARIABLE, dataflow.UNSET_WHY, dataflow.UNSET_CURE, SLURM + "; bash manual, expansion"),
+    LintRule("test-syntax", "error", TEST_SYNTAX, shell.BRACKET_WHY, shell.BRACKET_CURE, "bash manual, conditional expressions"),
+    LintRule("broken-line", "error", BROKEN_LINE, shell.LINE_WHY, shell.LINE_CURE, "bash manual, quoting"),
     LintRule("typographic-character", "error", shell.typographic, shell.TYPOGRAPHIC_WHY, shell.TYPOGRAPHIC_CURE, "bash manual, definitions"),
     LintRule("stray-line", "error", commands.stray, commands.STRAY_WHY, commands.STRAY_CURE, "bash manual, command search and execution"),
-    LintRule("value-split", "error", commands.value_split, commands.BLANK_WHY, commands.BLANK_CURE, "bash manual, simple command expansion"),
-    LintRule("missing-colon", "error", commands.missing_colon, commands.COLON_WHY, commands.COLON_CURE, "bash manual, shell variables: PATH"),
+    LintRule("value-split", "error", VALUE_SPLIT, commands.BLANK_WHY, commands.BLANK_CURE, "bash manual, simple command expansion"),
+    LintRule("missing-colon", "error", MISSING_COLON, commands.COLON_WHY, commands.COLON_CURE, "bash manual, shell variables: PATH"),
     LintRule("quoted-tilde", "error", commands.quoted_tilde, commands.TILDE_WHY, commands.TILDE_CURE, "bash manual, tilde expansion"),
-    LintRule("variable-not-expanded", "error", commands.not_expanded, commands.QUOTED_WHY, commands.QUOTED_CURE, "bash manual, quoting"),
+    LintRule("variable-not-expanded", "error", VARIABLE_NOT_EXPANDED, commands.QUOTED_WHY, commands.QUOTED_CURE, "bash manual, quoting"),
     LintRule("blank-before-equals", "error", shell.equals, shell.EQUALS_WHY, "--name=value", "argparse"),
     LintRule("csh-syntax", "error", shell.csh, shell.CSH_WHY, "NAME=value, or export NAME=value", "bash manual, set"),
     LintRule("folder-not-copied", "warning", storage.not_copied, storage.COPY_WHY, "cp -r", "cp manual"),
     LintRule("unquoted-variable", "note", shell.unquoted, shell.QUOTE_WHY, shell.QUOTE_CURE, "bash manual, word splitting"),
     LintRule("literal-quotes", "warning", shell.literal_quotes, shell.LITERAL_WHY, shell.LITERAL_CURE, "bash manual, parameter expansion"),
     LintRule("runs-arguments", "warning", shell.runs_arguments, shell.ARGUMENTS_WHY, shell.ARGUMENTS_CURE, "bash manual, special parameters"),
-    LintRule("mistyped-command", "warning", shell.mistyped, shell.MISTYPED_WHY, "", "the names of usual commands"),
+    LintRule("mistyped-command", "warning", MISTYPED_COMMAND, shell.MISTYPED_WHY, "", "the names of usual commands"),
     LintRule("unterminated", "error", shell.unterminated, shell.UNTERMINATED_WHY, shell.UNTERMINATED_CURE, "bash manual, quoting"),
     LintRule("exit-zero", "warning", scripts.exit_zero, scripts.ZERO_WHY, "exit 1", SLURM),
     LintRule("wait-result-lost", "warning", scripts.wait_result, scripts.RESULT_WHY, scripts.RESULT_CURE, "bash manual, wait"),
@@ -132,19 +215,27 @@ RULES: tuple[LintRule, ...] = (
     LintRule("conda-not-set-up", "warning", environments.conda, environments.CONDA_WHY, environments.CONDA_CURE, "conda documentation, activate"),
     LintRule("module-after-activation", "warning", environments.module_after, environments.MODULE_WHY, environments.MODULE_CURE, "Lmod user guide, PATH"),
     LintRule("container-without-gpu", "warning", environments.without_gpu, environments.CONTAINER_WHY, environments.CONTAINER_CURE, "apptainer guide"),
-    LintRule("asks-for-answer", "warning", environments.asks, environments.ANSWER_WHY, environments.ANSWER_CURE, "conda and pip reference, --yes"),
-    LintRule("background-not-awaited", "error", scripts.background, scripts.WAIT_WHY, scripts.WAIT_CURE, SLURM),
+    LintRule("asks-for-answer", "warning", ASKS_FOR_ANSWER, environments.ANSWER_WHY, environments.ANSWER_CURE, "conda and pip reference, --yes"),
+    LintRule("background-not-awaited", "error", BACKGROUND_NOT_AWAITED, scripts.WAIT_WHY, scripts.WAIT_CURE, SLURM),
     LintRule("nodes-in-sequence", "error", nodes.sequence, nodes.SEQUENCE_WHY, nodes.SEQUENCE_CURE, TORCHRUN),
-    LintRule("secret-in-script", "warning", secrets.secret, secrets.CLEAR_TEXT_WHY, secrets.CLEAR_TEXT_CURE, "huggingface_hub's documentation, security"),
+    LintRule("secret-in-script", "warning", SECRET_IN_SCRIPT, secrets.CLEAR_TEXT_WHY, secrets.CLEAR_TEXT_CURE, "huggingface_hub's documentation, security"),
     LintRule("secret-printed", "warning", secrets.printed, secrets.PRINTED_WHY, secrets.PRINTED_CURE, "bash manual, echo"),
     LintRule("placeholder", "note", shell.placeholder, shell.PLACEHOLDER_WHY, shell.PLACEHOLDER_CURE, "the file itself"),
-    LintRule("script-folder", "warning", scripts.script_folder, scripts.FOLDER_WHY, scripts.FOLDER_CURE, SLURM),
+    LintRule("script-folder", "warning", SCRIPT_FOLDER, scripts.FOLDER_WHY, scripts.FOLDER_CURE, SLURM),
     LintRule("set-e", "warning", scripts.set_e, scripts.SET_E_WHY, scripts.SET_E_CURE, "bash manual, set"),
     LintRule("buffered-output", "note", scripts.buffered, scripts.BUFFERED_WHY, "export PYTHONUNBUFFERED=1", "Python manual, -u"),
+    LintRule("blocks-script", "warning", progress.blocks, progress.BLOCKS_WHY, progress.BLOCKS_CURE, "the programs' manuals"),
+    LintRule("exits-early", "error", progress.exits_early, progress.EXIT_WHY, "remove it", "bash manual, exit and exec"),
+    LintRule("same-node-rank", "error", progress.same_rank, progress.SAME_RANK_WHY, progress.SAME_RANK_CURE, TORCHRUN),
+    LintRule("launcher-option", "error", options.launcher_option, options.OPTION_WHY, options.OPTION_CURE, TORCHRUN + "; accelerate and deepspeed launch"),
+    LintRule("loop-values", "error", loops.loops, loops.SAME_WHY, "", "bash manual, looping constructs and arrays"),
+    LintRule("index-out-of-range", "error", loops.out_of_range, loops.OUT_OF_RANGE_WHY, loops.OUT_OF_RANGE_CURE, "bash manual, arrays"),
+    LintRule("array-not-used", "warning", texts.array_not_used, texts.UNUSED_WHY, "pass $SLURM_ARRAY_TASK_ID to the program", SLURM),
+    LintRule("deletes-too-much", "warning", loops.deletions, loops.REMOVES_WHY, "", "bash manual, cd; rm manual"),
     # Files
     LintRule("node-local-file", "error", storage.local, storage.LOCAL_WHY, storage.LOCAL_CURE, SLURM_TEST),
     LintRule("pattern-not-expanded", "warning", storage.unexpanded, storage.PATTERN_WHY, storage.PATTERN_CURE, "sbatch manual, filename patterns"),
-    LintRule("fixed-name-in-tmp", "warning", storage.fixed, storage.FIXED_WHY, 'use a folder per job: d=$(mktemp -d)', "the sticky bit of /tmp"),
+    LintRule("fixed-name-in-tmp", "warning", FIXED_NAME_IN_TMP, storage.FIXED_WHY, 'use a folder per job: d=$(mktemp -d)', "the sticky bit of /tmp"),
     LintRule("slurm-tmpdir", "note", storage.tmpdir, storage.TMPDIR_WHY, storage.TMPDIR_CURE, SLURM_TEST),
     LintRule("cache-not-shared", "warning", storage.unshared, storage.UNSHARED_WHY, storage.CACHE_CURE, "huggingface_hub's defaults", ANY),
     LintRule("cache-missing", "note", storage.missing, storage.CACHE_WHY, storage.CACHE_CURE, "huggingface_hub's defaults"),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from allranks.analysis.lint.rules.more_examples import MORE
+
 
 class RuleExample(msgspec.Struct, frozen=True):
     symptom: str
@@ -582,3 +584,5 @@ EXAMPLES: dict[str, RuleExample] = {
         'echo "token: ${HF_TOKEN:+set}"',
     ),
 }
+
+EXAMPLES.update({rule: RuleExample(*texts) for rule, texts in MORE.items()})

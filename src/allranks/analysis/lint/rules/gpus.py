@@ -265,9 +265,9 @@ def too_many(job: JobDescription) -> Iterator[Violation]:
             if gpus and PARTS.search(job.text):
                 gpus *= 2
             if tasks and gpus and tasks > gpus and _is_group(job, launch.call):
-                yield Violation(
-                    launch.call.offset, f"{tasks} ranks per node, but the job requests {gpus} GPUs per node"
-                )
+                # The interpreter may be a variable, which stands further up.
+                place = max(launch.call.offset, started.starter.offset) if started else launch.call.offset
+                yield Violation(place, f"{tasks} ranks per node, but the job requests {gpus} GPUs per node")
             elif tasks:
                 yield from _see_one_list(job, launch, tasks)
             continue

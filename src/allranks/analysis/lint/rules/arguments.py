@@ -1,0 +1,253 @@
+"""Rules for arguments and values that get lost: a missing backslash, a blank behind =, a missing $."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON, SHELLS
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.placement import MPI
+from allranks.analysis.lint.records import Argument, ProgramCall, Violation
+from allranks.analysis.lint.rules.dataflow import RENDEZVOUS_OPTIONS, SLURM_NAMES
+
+CONTAINERS = {"singularity", "apptainer", "shifter", "enroot", "docker", "podman", "sarus", "ch-run", "podman-hpc"}
+STARTERS = MPI | CONTAINERS | LAUNCHERS | {"srun", "jsrun", "horovodrun"}
+BLOCK_OPENERS = re.compile(r"(?:\b(?:then|do|else|in)|[{(|;&])\s*(?:#.*)?\Z")
+CUT_WHY = (
+    "The command ends at the line without a backslash; what follows runs as another command, and its options are lost."
+)
+CUT_CURE = "end every line of the command but the last with a backslash that nothing follows"
+
+
+def cut_commands(job: JobDescription) -> Iterator[Violation]:
+    """Report the rest of a command that is indented below it, because a line has no backslash."""
+    if job.kind != "script":
+        return
+    known = {job.lines.place(c.offset)[0] for c in job.calls}
+    said: set[int] = set()
+    for before, call in pairwise(c for c in job.calls if not c.in_substitution):
+        line, column = job.lines.place(call.offset)
+        above = job.lines.line(line - 1) if line > 1 else ""
+        if line in said or call.in_substitution or job.lines.line(line)[: column - 1].strip():
+            continue
+        option = re.match(r"--?[A-Za-z][\w-]*", call.written) is not None
+        if option and call.under and call.under[-1].program in SHELLS and above.strip() and not above.endswith("\\"):
+            # The other part of the rule reads the script's own commands.
+            said.add(line)
+            start = job.lines.start(line - 1) + len(above) - len(above.lstrip())
+            text = f"no backslash at the end of the line: {call.written.split('=')[0]} in line {line} runs as a command"
+            yield Violation(start, text, why=CUT_WHY, cure=CUT_CURE)
+            continue
+        if (
+            option
+            or not above.strip()
+            or above.lstrip().startswith("#")
+            or above.endswith("\\")
+            or BLOCK_OPENERS.search(above)
+        ):
+            continue
+        first = _start_of(job, line - 1)
+        indent = len(job.lines.line(first)) - len(job.lines.line(first).lstrip())
+        bare = column - 1 <= indent and not (call.written.endswith(".py") and _lacks_program(job, before))
+        if bare or first not in known or before.under[: len(call.under)] != call.under or before.tested:
+            continue
+        if _is_rest(job, before, call, first, line):
+            said.add(line)
+            start = job.lines.start(line - 1) + len(above) - len(above.lstrip())
+            text = f"no backslash at the end of the line: '{call.written[:40]}' in line {line} runs as a command of its own"
+            yield Violation(start, text, why=CUT_WHY, cure=CUT_CURE)
+
+
+def _start_of(job: JobDescription, line: int) -> int:
+    """Return the first of the lines that backslashes join with this one."""
+    while (
+        line > 1 and job.lines.line(line - 1).endswith("\\") and not job.lines.line(line - 1).lstrip().startswith("#")
+    ):
+        line -= 1
+    return line
+
+
+def _is_rest(job: JobDescription, before: ProgramCall, call: ProgramCall, first: int, line: int) -> bool:
+    """Return whether a command is the rest of the one above: its program, or quoted arguments."""
+    if not first <= job.lines.place(before.offset)[0] < line or before.redirects or before.after not in ("\n", ";", ""):
+        return False
+    column = job.lines.place(call.offset)[1]
+    above = job.lines.line(line - 1)
+    aligned = first < line - 1 and len(above) - len(above.lstrip()) == column - 1  # with the command's other lines
+    quoted = job.text[call.offset : call.offset + 1] in ("'", '"')
+    works = any(w.offset <= before.offset and job.lines.place(w.offset)[0] >= first for w in job.work)
+    if before.args and before.args[-1].text == "-c" and before.program in SHELLS and quoted:
+        return True
+    if (
+        aligned
+        and (quoted or call.written.startswith("$") or DATA_FILE.search(call.written))
+        and call.program not in USUAL
+    ):
+        return works or before.program in STARTERS or any(c.program in STARTERS for c in before.under)
+    if quoted and works and (" " in call.written or re.search(r"[:=]", call.written)):
+        return not re.match(r"[\"']?(?:\$|/|\./|~)", job.text[call.offset : call.offset + 3])
+    starts = (
+        PYTHON.match(call.program) is not None
+        or call.program in LAUNCHERS | SHELLS
+        or call.written.endswith((".py", ".sh"))
+    )
+    image = IMAGE.search(call.written) is not None and not call.written.startswith("$")
+    return image or (starts and _lacks_program(job, before) and not call.written.startswith("/"))
+
+
+DATA_FILE = re.compile(r"\.(?:ya?ml|json|jsonl|toml|cfg|ini|txt|csv|npy|pt|pth|h5)\Z")
+IMAGE = re.compile(r"\.(?:sif|simg|sqsh|img)\Z")
+USUAL = {"echo", "wait", "exit", "date", "cd", "rm", "mv", "cp", "eval", "exec", "source", "."}
+
+
+def _lacks_program(job: JobDescription, call: ProgramCall) -> bool:
+    """Return whether a command that starts another one has only options."""
+    asked = {"--version", "--help"} & {a.text for a in call.args}
+    return (
+        call.program in STARTERS
+        and not any(call in c.under for c in job.calls)
+        and not _names_program(call)
+        and not asked
+    )
+
+
+def _names_program(call: ProgramCall) -> bool:
+    """Return whether one of the words may be the program, so that the command is complete."""
+    words = [a.text for a in call.args]
+    if call.program in CONTAINERS:
+        return words[:1] not in (["exec"], ["run"]) and call.program != "shifter"
+    return any(
+        w.endswith((".py", ".sh")) or w in ("-m", "-c", "--module") or "/" in w for w in words if not w.startswith("--")
+    )
+
+
+def hydra_arguments(job: JobDescription) -> Iterator[Violation]:
+    """Report ``name=value`` lines directly below a program whose line has no backslash."""
+    if job.kind != "script":
+        return
+    works = {job.lines.place(c.offset)[0]: c for c in job.work_calls if not c.in_substitution}
+    prefixes = [(a, c) for c in job.calls for a in c.prefix[:1]]
+    places = [
+        *((a.offset, a.name) for a in job.set_values_at_top() if not a.exported),
+        *((a.offset, a.name) for a, _ in prefixes),
+    ]
+    for offset, name in places:
+        line, column = job.lines.place(offset)
+        above = job.lines.line(line - 1) if line > 1 else ""
+        call = works.get(_start_of(job, line - 1)) if line > 1 else None
+        if call is None or name in job.used_names or above.endswith("\\") or job.lines.line(line)[: column - 1].strip():
+            continue
+        indent = len(above) - len(above.lstrip())
+        following = job.lines.line(line + 1) if line < job.text.count("\n") + 1 else ""
+        goes_on = job.lines.line(line).endswith("\\") or re.match(rf"\s{{{column - 1}}}[\w.]+=\S", following)
+        if column - 1 > indent and goes_on and above.split() and above.split()[-1].endswith(".py"):
+            text = f"no backslash at the end of the line: {name}=... in line {line} is a variable of the shell, no argument"
+            yield Violation(job.lines.start(line - 1) + indent, text, why=CUT_WHY, cure=CUT_CURE)
+            return
+
+
+# --------------------------------------------------------------------------- a blank behind =
+
+EXPORT_BLANK = re.compile(
+    r"(?m)^[ \t]*(?:export|readonly|declare[ \t]+-x)[ \t]+([A-Za-z_]\w*)=[ \t]+(?![#;&|<>)\\]|[A-Za-z_]\w*(?:\[\w*\])?\+?=)(\S[^\n;#]*)"
+)
+PLAIN_BLANK = re.compile(
+    r"(?m)^[ \t]*([A-Za-z_]\w*)=[ \t]+(?![#;&|<>)\\])(\"[^\"\n]*\"|'[^'\n]*'|\$\([^\n]*\)|\$\{?[\w!#]+\}?|`[^`\n]+`|[\w.-]+)[ \t]*;?[ \t]*(?:#.*)?$"
+)
+EMPTY_WHY = "The value ends at the blank: the variable is empty, and the rest is another word."
+KNOWN_PROGRAMS = {
+    "python", "python3", "bash", "sh", "srun", "torchrun", "accelerate", "deepspeed", "make", "read", "exec", "env", "time", "nohup", "wandb", "ls",
+    "pytest", "jupyter", "command", "cmake", "pip", "conda", "ray", "mpirun", "tox", "date", "sort", "node", "npm", "R", "Rscript",
+}  # fmt: skip
+
+
+def blank_value(job: JobDescription) -> Iterator[Violation]:
+    """Report ``export NAME= value``, which exports an empty variable, and ``NAME= value`` of a value that is no program."""
+    if job.kind != "script":
+        return
+    exports = {a.offset for a in job.assignments}
+    for found in EXPORT_BLANK.finditer(job.text):
+        if not job.in_comment(found.start(1)) and found.start(1) in exports:
+            text = f"a blank follows {found[1]}=: its value is empty, and {found[2].strip()[:40]} is another word"
+            yield Violation(found.start(1), text, why=EMPTY_WHY, cure=f"{found[1]}={found[2].strip()[:40]}")
+    yield from _blank_before(job)
+    prefixes = {a.offset: c for c in job.calls for a in c.prefix if not a.value}
+    later = {u.name: u.offset for u in job.uses}
+    for found in PLAIN_BLANK.finditer(job.text):
+        call = prefixes.get(found.start(1))
+        word = found[2]
+        if call is None or call.args or call.in_substitution or found[1] == "IFS":
+            continue
+        own = later.get(found[1], -1) > found.end()
+        odd = re.fullmatch(r"\d+(?:\.\d+)?|[Tt]rue|[Ff]alse|TRUE|FALSE|yes|no|on|off", word)
+        if odd and re.fullmatch(r"\d.*|true|false", word):
+            continue  # `stray` and the shell's own true
+        if odd or (own and word not in KNOWN_PROGRAMS and not word.endswith((".sh", ".py"))):
+            text = f"a blank follows {found[1]}=: its value is empty, and {word[:40]} runs as a command"
+            yield Violation(found.start(1), text, why=EMPTY_WHY, cure=f"{found[1]}={word[:40]}")
+
+
+EXPORT_BEFORE = re.compile(
+    r"(?m)^[ \t]*(?:export|readonly|local|declare(?:[ \t]+-\w+)?)[ \t]+([A-Za-z_]\w*)[ \t]+=(?![=~ \t])(\"|'|\$|`)"
+)
+
+
+def _blank_before(job: JobDescription) -> Iterator[Violation]:
+    """Report ``export NAME ="value"`` and ``NAME ="value"``; `commands.value_split` has the values without quotes and variables."""
+    why = "bash says 'not a valid identifier', or 'command not found', and goes on: the variable is not set."
+    names = job.reading.exported | job.reading.named
+    for found in EXPORT_BEFORE.finditer(job.text):
+        if not job.in_comment(found.start(1)) and found[1] in names:
+            text = f"{found[1]} = is no assignment: a blank stands before the ="
+            yield Violation(found.start(1), text, why=why, cure=f"{found[1]}=... without blanks")
+    for call in job.calls:
+        first = call.args[0] if call.args else None
+        if first is None or call.in_substitution or not re.fullmatch(r"[A-Za-z_]\w*", call.written):
+            continue
+        end = call.offset + len(call.written)
+        own = call.written.isupper() or call.written in job.used_names
+        if (first.quoted or not own) and re.match(r"[ \t]+=(?![=~ \t])\S", job.text[end : end + 40]):
+            text = f"{call.written} = is no assignment: a blank stands before the ="
+            yield Violation(call.offset, text, why=why, cure=f"{call.written}=... without blanks")
+
+
+# -------------------------------------------------------------------------------- a missing $
+
+NUMERIC = {
+    "node_rank",
+    "machine_rank",
+    "master_port",
+    "main_process_port",
+    "nnodes",
+    "nproc_per_node",
+    "num_machines",
+    "num_processes",
+}
+DOLLAR_WHY = "The shell expands only names with a $: the program gets the name as it is."
+SHELL_NAMES = {"RANDOM", "HOSTNAME", "PBS_JOBID", "LSB_JOBID", "LSB_JOB_ID"}
+
+
+def no_dollar_option(job: JobDescription) -> Iterator[Violation]:
+    """Report an option of a launcher whose value is the name of a variable."""
+    for launch in job.launches:
+        for name in RENDEZVOUS_OPTIONS:
+            option = launch.option(name)
+            value = (option.value or "").strip("\"'") if option else ""
+            if option is None or not re.fullmatch(r"[A-Za-z_]\w*", value) or _is_open(option.arg):
+                continue
+            known = value in SLURM_NAMES | SHELL_NAMES or (value in job.reading.named and name in NUMERIC)
+            own = value in job.by_name and (name in NUMERIC or value not in {a.value for a in job.by_name[value]})
+            if known or own:
+                shown = option.arg.text.partition("=")[0]
+                yield Violation(
+                    option.arg.offset,
+                    f"{shown} is the text {value}: the $ is missing",
+                    why=DOLLAR_WHY,
+                    cure=f"{shown}=${value}",
+                )
+
+
+def _is_open(arg: Argument) -> bool:
+    return "\ue000" in arg.source.text

@@ -1,0 +1,372 @@
+"""Rules for steps that the job cannot give, for requests in the wrong unit, and for processes that use only a part of the job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.analysis.lint.command_options import PYTHON, Option, slurm_options
+from allranks.analysis.lint.job import JobDescription, count_gpus
+from allranks.analysis.lint.placement import MPI, started_by
+from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+
+# --------------------------------------------------------------------- steps larger than the job
+
+EXCEEDS_WHY = "srun refuses the step: it waits for resources that the job does not have, or stops with 'More processors requested than permitted'."
+EXCEEDS_CURE = "request the same in #SBATCH"
+MEMORY = re.compile(r"(\d{1,9})([kKmMgGtT]?)[bB]?")
+MB = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
+
+
+def exceeds(job: JobDescription) -> Iterator[Violation]:
+    """Compare the nodes, tasks, GPUs and memory of each srun with those of the job."""
+    if not job.is_batch or job.submits or any(c.program == "salloc" for c in job.calls):
+        return
+    for call in job.calls:
+        if call.program != "srun" or call.in_substitution or _is_open(call):
+            continue
+        options = slurm_options(call)
+        if options.keys() & {"jobid", "het-group", "pack-group", "overcommit"} or any(a.text == ":" for a in call.args):
+            continue
+        hit = _nodes(job, options) or _gpus(job, options) or _memory(job, options) or _cpus(job, options)
+        if hit:
+            option, text = hit
+            yield Violation(option.arg.offset if option.arg.offset > call.offset else call.offset, text)
+
+
+def _is_open(call: ProgramCall) -> bool:
+    """Return whether srun has options that are unknown here."""
+    return any(a.source.text.startswith(UNRESOLVED_OPEN) and not a.quoted for a in call.args)
+
+
+Hit = tuple[Option, str] | None
+
+
+def _nodes(job: JobDescription, options: dict[str, Option]) -> Hit:
+    option = options.get("nodes")
+    asked, have = job.number(option.value) if option else None, job.number(job.heads("nodes"))
+    if option and asked and have and asked > have:
+        return option, f"srun asks for {asked} nodes, but the job has {have}"
+    return None
+
+
+def _gpus(job: JobDescription, options: dict[str, Option]) -> Hit:
+    have, nodes = job.gpus_per_node, job.nodes
+    if not have or "exclusive" in job.heading:
+        return None
+    for name in ("gpus-per-node", "gres"):
+        option = options.get(name)
+        value = _filled(job, option.value) if option else None
+        counted, known = (
+            count_gpus(*((value, None) if name == "gpus-per-node" else (None, value))) if value else (None, False)
+        )
+        if option and known and counted and counted > have:
+            return option, f"srun asks for {counted} GPUs per node, but the job has {have}"
+    option = options.get("gpus")
+    total = re.search(r"\d{1,6}\Z", _filled(job, option.value) or "") if option else None
+    if option and total and nodes and int(total[0]) > have * nodes:
+        return option, f"srun asks for {total[0]} GPUs, but the job has {have * nodes}"
+    return None
+
+
+def _filled(job: JobDescription, value: str | None) -> str | None:
+    """Return a value whose last part is replaced by its number: ``gpu:$N``."""
+    head, colon, last = (value or "").rpartition(":")
+    number = job.number(last)
+    return value if number is None else f"{head}{colon}{number}"
+
+
+def _memory(job: JobDescription, options: dict[str, Option]) -> Hit:
+    option = options.get("mem")
+    asked, have = _megabytes(option.value) if option else None, _megabytes(job.heads("mem"))
+    if option and asked and have and asked > have:
+        return option, f"srun asks for {option.value} of memory per node, but the job has {job.heads('mem')}"
+    return None
+
+
+def _megabytes(value: str | None) -> float | None:
+    found = MEMORY.fullmatch(value or "")
+    return int(found[1]) * MB[(found[2] or "m").lower()] if found and int(found[1]) else None
+
+
+def _cpus(job: JobDescription, options: dict[str, Option]) -> Hit:
+    """Compare the CPUs of all tasks of the step; whole nodes may have more CPUs than the job asked for."""
+    explicit = job.heading.keys() & {"ntasks", "ntasks-per-node"}
+    if (
+        job.whole_nodes
+        or not explicit
+        or job.heading.keys() & {"exclusive", "cpus-per-gpu", "mincpus", "ntasks-per-gpu", "hint"}
+    ):
+        return None
+    total, each = job.number("$SLURM_NTASKS"), job.number(job.heads("cpus-per-task") or "1")
+    option = options.get("ntasks")
+    if option is None or not total or not each:
+        return None
+    tasks, own = (
+        job.number(option.value),
+        job.number(options["cpus-per-task"].value) if "cpus-per-task" in options else 1,
+    )
+    if tasks and own and tasks > total and tasks * own > total * each:
+        cpus = f"{tasks} tasks" if own == 1 else f"{tasks} tasks of {own} CPUs"
+        return option, f"srun asks for {cpus}, but the job has {total * each} CPU{'s' * (total * each > 1)}"
+    return None
+
+
+# ---------------------------------------------------------------------------- jobs inside of a job
+
+INNER_WHY = "salloc waits for another allocation and starts a shell in it; sbatch under srun is called once in every task, and submits as many jobs."
+INNER_CURE = "start the program in this job; or call sbatch without srun"
+
+
+def allocates(job: JobDescription) -> Iterator[Violation]:
+    """Report an allocation inside of a job, and a submission in every task of a step."""
+    if not job.is_batch:
+        return
+    for call in job.calls:
+        if call.program == "sbatch" and any(c.program == "srun" for c in call.under) and not call.in_substitution:
+            yield Violation(call.offset, "srun submits a job in every task")
+        elif call.program == "salloc" and not call.in_substitution and not call.under:
+            yield Violation(call.offset, "salloc inside of a batch job asks for another allocation")
+        elif call.program == "srun" and not call.in_substitution:
+            inner = next((a for a in call.args if a.text == "sbatch"), None)
+            if inner and not any(call in c.under for c in job.calls):
+                yield Violation(inner.offset, "srun submits a job in every task")
+
+
+# --------------------------------------------------------------------- requests in another unit
+
+HOURS = {24, 36, 48, 72, 96, 120, 144, 168}
+TIME_WHY = (
+    "Two numbers are minutes and seconds, a single number is minutes: the job is ended long before it has finished."
+)
+IN_HOURS = re.compile(r"(?i)\b\d*\s*-?(?:hours?|hrs?|days?)\b|\b\d+\s*h\b")
+FORMATS = re.compile(r"(?i)HH|hh:mm|minutes|format|hrs?:min|hours?:min|days?-")
+SMALL_MB = 1024
+
+
+def minutes(job: JobDescription) -> Iterator[Violation]:
+    """Report a time limit in minutes where hours were meant."""
+    item = job.heading.get("time")
+    value = item.value if item else None
+    if item is None or not value or not job.directives:
+        return
+    found = re.fullmatch(r"(\d{1,3})(?::(\d\d))?", value)
+    comment = item.text.partition("#")[2]
+    in_hours = bool(IN_HOURS.search(comment)) and not FORMATS.search(comment)
+    if found is None or (found[2] is None and int(found[1]) < 1):
+        return
+    first, second = int(found[1]), int(found[2] or 0)
+    likely = first in HOURS - {36, 120} and second == 0
+    if first == 0 and second:
+        text, cure = f"--time={value} is {second} seconds", f"--time={value}:00"
+    elif likely or (in_hours and str(first) in comment):
+        text, cure = f"--time={value} is {first} minutes", f"--time={first}:00:00"
+    else:
+        return
+    yield Violation(item.offset, text, why=TIME_WHY, cure=cure)
+
+
+def small_memory(job: JobDescription) -> Iterator[Violation]:
+    """Report an amount of memory with a unit that is too small for Python and torch."""
+    if not job.work:
+        return
+    for name in ("mem", "mem-per-gpu", "mem-per-cpu"):
+        value = job.heads(name) or ""
+        size = _megabytes(value)
+        if size is None or not re.search(r"[kKmM][bB]?\Z", value):
+            continue
+        each = job.number(job.heads("cpus-per-task") or "1") if name == "mem-per-cpu" else 1
+        tasks = job.number(job.heads("ntasks-per-node") or job.heads("ntasks") or "1") if name == "mem-per-cpu" else 1
+        if each and tasks and size * each * tasks < SMALL_MB:
+            text = f"--{name}={value} is {size * each * tasks:.0f} MB per node"
+            yield Violation(job.heading[name].offset, text, cure=f"--{name}=<n>G")
+
+
+# ---------------------------------------------------------------------------- parts of the job
+
+PART_WHY = "The job pays for all GPUs and nodes that it requests."
+ONE_GPU_CONFIG = re.compile(r"(?:\A|[/_.-])(?:single_?-?gpu|one_?-?gpu|1_?-?gpus?)(?=[/_.-]|\Z)", re.IGNORECASE)
+
+
+def few_started(job: JobDescription) -> Iterator[Violation]:
+    """Report horovodrun and mpirun with fewer processes than nodes, or than the GPUs of the job."""
+    if len(job.launches) != 1 or len(job.work) != 1 or not job.is_job:
+        return
+    launch = job.launches[0]
+    started = started_by(job, launch) if launch.kind == "python" else None
+    if (
+        started is None
+        or started.starter.program not in MPI | {"horovodrun"}
+        or not started.total
+        or "array" in job.heading
+    ):
+        return
+    starter = started.starter
+    if starter.after == "&" or starter.in_loop or starter.in_function or not job.nodes or starter.tested:
+        return
+    horovod = starter.program == "horovodrun" or any(re.search(r"hvd|horovod", a.text) for a in launch.call.args)
+    gpus = (job.gpus_per_node or 0) * job.nodes
+    if started.total < job.nodes:
+        text = f"{starter.program} starts {started.total} process{'es' * (started.total > 1)}, but the job has {job.nodes} nodes"
+        yield Violation(starter.offset, text)
+    elif horovod and started.total < gpus and not job.has("CUDA_VISIBLE_DEVICES"):
+        text = f"{starter.program} starts {started.total} process{'es' * (started.total > 1)}, but the job has {gpus} GPUs: the others are idle"
+        yield Violation(starter.offset, text)
+
+
+def too_many_started(job: JobDescription) -> Iterator[Violation]:
+    """Report horovodrun, whose processes each take a GPU, with more processes than the job has GPUs; and tasks of srun in a job of few."""
+    for launch in job.launches:
+        started = started_by(job, launch) if launch.kind == "python" else None
+        gpus, nodes = job.gpus_per_node, job.nodes
+        if (
+            started
+            and started.starter.program == "horovodrun"
+            and started.total
+            and gpus
+            and nodes
+            and started.total > gpus * nodes
+        ):
+            text = f"{started.total} ranks, but the job requests {gpus * nodes} GPUs"
+            yield Violation(started.starter.offset, text)
+        elif started and started.starter.program == "srun" and gpus and (started.per_node or 0) > gpus:
+            told = DISTRIBUTED.search(job.heads("job-name") or "") and not any(
+                RANKED.search(a.text) for a in launch.call.args
+            )
+            if told and not job.has("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
+                text = f"{started.per_node} ranks per node, but the job requests {gpus} GPUs per node"
+                yield Violation(started.starter.offset, text)
+
+
+DISTRIBUTED = re.compile(r"(?i)distribut|ddp|multi[-_]?gpu|horovod|hvd")
+RANKED = re.compile(
+    r"(?i)world_?-?size|init_?-?method|dist_?-?url|dist_?-?backend|(?:hvd|horovod|ddp|distributed)[^/]*\.py\Z"
+)
+ONE_LAUNCHER = {"colossalai": "run", "composer": "", "tune": "run"}
+
+
+def launchers_in_tasks(job: JobDescription) -> Iterator[Violation]:
+    """Report more launchers that start all ranks of a node themselves, in several tasks of a node."""
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        module = words[words.index("-m") + 1 : words.index("-m") + 2] if "-m" in words[:4] else []
+        own = PYTHON.match(call.program) is not None and module == ["deepspeed.launcher.launch"]
+        first = ONE_LAUNCHER.get(call.program)
+        tasks = job.tasks_per_node(call.srun) if call.srun else None
+        if (
+            call.in_substitution
+            or not tasks
+            or tasks < 2
+            or not (own or (first is not None and first in ("", *words[:1])))
+        ):
+            continue
+        name = module[0] if own else call.program
+        yield Violation(call.offset, f"srun starts {tasks} tasks per node, and each starts {name}")
+
+
+def one_gpu_config(job: JobDescription) -> Iterator[Violation]:
+    """Report a configuration for one GPU, by its name, in a job of several whose launches run one after another."""
+    gpus, found = job.gpus_per_node, job.launches
+    if not gpus or gpus < 2 or not found or len(found) != len(job.work) or "array" in job.heading:
+        return
+    for launch in found:
+        option = launch.option("config_file")
+        outer = launch.call.under[0] if launch.call.under else launch.call
+        if (
+            launch.kind != "accelerate"
+            or option is None
+            or launch.option("num_processes")
+            or outer.after == "&"
+            or outer.in_function
+        ):
+            return
+        if not ONE_GPU_CONFIG.search(option.value or ""):
+            return
+    option = found[0].option("config_file")
+    if option:
+        text = f"{option.value} is a configuration for one GPU, but the job requests {gpus}: the others are idle"
+        yield Violation(option.arg.offset, text)
+
+
+def same_device(job: JobDescription) -> Iterator[Violation]:
+    """Report programs that run one after another, all on the same GPU, in a job of several."""
+    gpus = job.gpus_per_node
+    if not gpus or gpus < 2 or len(job.work) < 2 or job.launches or "array" in job.heading:
+        return
+    values: set[str] = set()
+    for call in job.work:
+        own = [a for a in call.prefix if a.name == "CUDA_VISIBLE_DEVICES"]
+        if not own or call.under or call.after == "&" or call.in_function or not PYTHON.match(call.program):
+            return
+        values.add(own[-1].value)
+    if (
+        len(values) == 1
+        and re.fullmatch(r"\d", value := values.pop())
+        and len(list(job.set_values("CUDA_VISIBLE_DEVICES"))) == len(job.work)
+    ):
+        text = f"all programs run one after another on GPU {value}, but the job requests {gpus}: the others are idle"
+        yield Violation(job.work[0].prefix[0].offset, text)
+
+
+def listed_twice(job: JobDescription) -> Iterator[Violation]:
+    """Report a GPU that CUDA_VISIBLE_DEVICES lists twice: CUDA then sees no GPU from there on."""
+    for item in job.assignments:
+        if item.name != "CUDA_VISIBLE_DEVICES" or item.removed or not re.fullmatch(r"\d{1,3}(?:,\d{1,3})+", item.value):
+            continue
+        numbers = item.value.split(",")
+        twice = next((n for n in numbers if numbers.count(n) > 1), None)
+        if twice:
+            yield Violation(item.offset, f"CUDA_VISIBLE_DEVICES={item.value} lists GPU {twice} twice",
+                            why="CUDA takes such a list as empty, and no GPU is found.", cure="each GPU once")  # fmt: skip
+
+
+# ------------------------------------------------------------------- launchers of one group
+
+DISAGREE_WHY = (
+    "The nodes of one group must have the same address and port, and each its own rank: they never find each other."
+)
+
+
+def disagree(job: JobDescription) -> Iterator[Violation]:
+    """Report launchers of one group, started side by side, whose ports or ranks do not fit together."""
+    group = []
+    for launch in job.launches:
+        rank, nodes = launch.value("node_rank", "machine_rank"), launch.value("nnodes", "num_machines")
+        outer = launch.call.under[0] if launch.call.under else launch.call
+        several = (job.number(nodes) or 1) > 1
+        if (
+            several
+            and rank is not None
+            and rank.isdecimal()
+            and not launch.call.in_loop
+            and not launch.call.in_function
+        ):
+            group.append((launch, rank, outer))
+    if (
+        len(group) < 2
+        or any(o.after != "&" for _, _, o in group[:-1])
+        or any(o.instead_of(group[0][2]) for _, _, o in group[1:])
+    ):
+        return
+    programs = {next((a.text for a in la.call.args if a.text.endswith(".py")), "") for la, _, _ in group}
+    if len(programs) != 1:
+        return
+    first = group[0][0]
+    for name in ("master_port", "main_process_port", "master_addr", "main_process_ip", "rdzv_endpoint"):
+        for launch, _, _ in group[1:]:
+            option, value = launch.option(name), first.value(name)
+            if option and value and option.value != value and "$" not in f"{option.value}{value}":
+                yield Violation(
+                    option.arg.offset,
+                    f"--{name}={option.value}, but {value} in line {job.lines.place(first.call.offset)[0]}",
+                )
+                return
+    ranks = [rank for _, rank, _ in group]
+    again = next((i for i, r in enumerate(ranks) if r in ranks[:i]), None)
+    ports = {la.value("master_port", "main_process_port", "rdzv_endpoint") for la, _, _ in group}
+    nodes = job.number(group[0][0].value("nnodes", "num_machines"))
+    if again is not None and nodes == len(group) and len(ports) == 1:
+        option = group[again][0].option("node_rank", "machine_rank")
+        if option:
+            yield Violation(option.arg.offset, f"rank {ranks[again]} is given twice", why=DISAGREE_WHY)

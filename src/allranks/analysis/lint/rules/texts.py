@@ -1,0 +1,162 @@
+"""Rules for texts that name something which is not there: interpreters, variables of Slurm, tokens, arrays that nothing reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
+from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.analysis.lint.rules.dataflow import SLURM_NAMES
+from allranks.analysis.lint.rules.loops import array_range
+from allranks.analysis.lint.rules.names import MORE_READ
+from allranks.utils.redaction import holds_secret
+
+INTERPRETER_WHY = (
+    "The kernel starts the program that the first line names: the job fails at once with 'No such file or directory'."
+)
+
+
+def interpreter(job: JobDescription) -> Iterator[Violation]:
+    """Report a first line whose program has no full path."""
+    found = re.match(r"#!\s*(\S+)", job.source.text)
+    if found and job.is_job and not found[1].startswith("/") and not re.search(r"[{}$<>@%]", found[0]):
+        text = f"{found[1]} is no full path"
+        yield Violation(job.source.where(0), text, why=INTERPRETER_WHY, cure="#!/bin/bash")
+
+
+# ------------------------------------------------------------------------- variables of Slurm
+
+NO_SLURM_NAME = {
+    "SLURM_NUM_GPUS": "SLURM_GPUS_ON_NODE", "SLURM_NGPUS": "SLURM_GPUS_ON_NODE", "SLURM_GPU_COUNT": "SLURM_GPUS_ON_NODE",
+    "SLURM_ARRAYID": "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK": "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_ID": "SLURM_ARRAY_TASK_ID",
+    "SLURM_ARRAY_INDEX": "SLURM_ARRAY_TASK_ID", "SLURM_RANK": "SLURM_PROCID", "SLURM_GLOBAL_RANK": "SLURM_PROCID", "SLURM_RANK_ID": "SLURM_PROCID",
+    "SLURM_WORLD_SIZE": "SLURM_NTASKS", "SLURM_NUM_NODES": "SLURM_JOB_NUM_NODES", "SLURM_NODES": "SLURM_JOB_NUM_NODES",
+    "SLURM_NUM_TASKS": "SLURM_NTASKS", "SLURM_LOCAL_RANK": "SLURM_LOCALID", "SLURM_LOCAL_ID": "SLURM_LOCALID", "SLURM_NODE_RANK": "SLURM_NODEID",
+    "SLURM_JOB_DIR": "SLURM_SUBMIT_DIR", "SLURM_WORKDIR": "SLURM_SUBMIT_DIR", "SLURM_HOSTNAME": "SLURMD_NODENAME", "SLURM_CPUS": "SLURM_CPUS_PER_TASK",
+    "SLURM_NUM_CPUS": "SLURM_CPUS_ON_NODE", "SLURM_GPUS_PER_JOB": "SLURM_GPUS", "SLURM_ID": "SLURM_JOB_ID",
+}  # fmt: skip
+GUARDS = (":", "-", "+", "?", "=")
+
+
+def no_slurm_name(job: JobDescription) -> Iterator[Violation]:
+    """Report variables that look like those of Slurm, and that Slurm does not set."""
+    tested = {u.name for u in job.uses if u.program in ("[", "[[", "test") or u.operator.startswith(GUARDS)}
+    said: set[str] = set()
+    for use in job.uses:
+        meant = NO_SLURM_NAME.get(use.name)
+        if (
+            meant is None
+            or use.name in said | tested | SLURM_NAMES
+            or job.has(use.name)
+            or use.name in job.reading.named
+        ):
+            continue
+        if use.program in ("echo", "printf") or use.name in job.reading.exported:
+            continue
+        said.add(use.name)
+        text = f"${use.name} is never set: Slurm has no such variable; {meant} was probably meant"
+        yield Violation(use.offset, text, cure=f"${meant}")
+
+
+# ------------------------------------------------------------------------------------- tokens
+
+WEBHOOK = re.compile(
+    r"https://(?:hooks\.slack\.com/services/T\w{5,}/B\w{5,}/\w{16,}|discord(?:app)?\.com/api/webhooks/\d{10,}/[\w-]{30,})"
+)
+SERVICE_KEY = re.compile(
+    r"(?:KAGGLE|COMET|CLEARML|NEPTUNE|WANDB|POLYAXON|SWANLAB|LANGCHAIN|SERPAPI)_(?:API_)?(?:KEY|TOKEN)"
+)
+HOOK_CURE = "make a new address; read it from a file that only you can read"
+
+
+def more_secrets(job: JobDescription) -> Iterator[Violation]:
+    """Report addresses that let everybody post, keys of services, and tokens in an --export of srun."""
+    for found in WEBHOOK.finditer(job.text) if "https://" in job.text else ():
+        if not PLACEHOLDER.search(found[0]) and len(set(found[0][-16:].lower())) > 5:
+            yield Violation(found.start(), "the address of a webhook holds its token in clear text", cure=HOOK_CURE)
+    for item in job.assignments:
+        if (
+            SERVICE_KEY.fullmatch(item.name)
+            and re.fullmatch(r"[0-9a-f]{32}|[A-Za-z0-9]{25}", item.value)
+            and _is_mixed(item.value)
+        ):
+            if not holds_secret(item.name, item.value):
+                yield Violation(item.offset, f"{item.name} contains a token in clear text")
+    for call in job.calls:
+        for place, name, value in _passed(call):
+            if (
+                len(value) >= 16
+                and "$" not in value
+                and holds_secret(name, value)
+                and _is_mixed(value)
+                and not PLACEHOLDER.search(value)
+            ):
+                yield Violation(place, f"the arguments of {call.program} contain a token in clear text")
+
+
+def _is_mixed(value: str) -> bool:
+    return any(c.isdigit() for c in value) and any(c.isalpha() for c in value) and len(set(value.lower())) > 7
+
+
+def _passed(call: ProgramCall) -> Iterator[tuple[int, str, str]]:
+    """Yield the variables that srun and sbatch pass on with --export."""
+    if call.program not in ("srun", "sbatch"):
+        return
+    for arg, following in call.pairs():
+        name, equals, value = arg.text.partition("=")
+        text = value if equals else following.text if following else ""
+        for part in text.split(",") if name == "--export" else ():
+            key, sign, secret = part.partition("=")
+            if sign:
+                yield arg.offset, key, secret
+
+
+# -------------------------------------------------------------------- values in single quotes
+
+PLACE_NAME = re.compile(r"(?:\w+_(?:DIR|HOME|CACHE|PATH|ROOT|FOLDER)|PATH|LD_LIBRARY_PATH|PYTHONPATH)\Z")
+LITERAL = re.compile(r"\$(?:\{([A-Z_][A-Z0-9_]*)\}|([A-Z_][A-Z0-9_]*))")
+QUOTED_WHY = "Between single quotes $ is an ordinary character: programs get the name of the variable, and use a folder of this name."
+
+
+def quoted_setting(job: JobDescription) -> Iterator[Violation]:
+    """Report an exported setting whose value has a variable in single quotes."""
+    for item in job.assignments:
+        literal = (
+            LITERAL.search(item.source.text) if item.exported and not item.removed and item.items is None else None
+        )
+        if literal is None or not (PLACE_NAME.match(item.name) or MORE_READ.match(item.name)) or item.under:
+            continue
+        written = job.text[item.offset + len(item.name) : item.offset + len(item.name) + 300].split("\n")[0]
+        if re.match(r"='[^'\n]*\$[^'\n]*'[ \t]*(?:$|[#;])", written) and not re.search(
+            rf"\beval\b.*{item.name}", job.text
+        ):
+            name = literal[1] or literal[2]
+            yield Violation(item.offset, f"${name} is not expanded here: {item.name} gets the name", why=QUOTED_WHY,
+                            cure=f'{item.name}="..." with double quotes')  # fmt: skip
+
+
+# --------------------------------------------------------------------------- arrays not used
+
+UNUSED_WHY = "Every task runs the same command with the same settings, and writes the same files."
+OUTPUT_OPTION = re.compile(
+    r"--?(?:out(?:put)?|save|log|ckpt|checkpoint|result|exp|run|work)[-_]?(?:dir|path|folder|file|name|root)?(?:=.*)?|--seed(?:=.*)?"
+)
+
+
+def array_not_used(job: JobDescription) -> Iterator[Violation]:
+    """Report a job array whose script never looks at the number of its task."""
+    found = job.heading.get("array")
+    span = array_range(found.value) if found else None
+    if found is None or span is None or span[0] == span[1] or (found.value or "").endswith("%1") or job.sources_files:
+        return
+    text = "\n".join(line for line in job.text.splitlines() if not line.startswith("#SBATCH"))
+    if re.search(r"(?i)array|\$\{?[@*#1-9]", text) or not job.work or job.submits or len(job.work) != 1:
+        return
+    call = job.work_calls[0]
+    own = [c for c in job.calls if not c.in_substitution and not c.under]
+    scripts = any(c.written.endswith(".sh") or c.program in ("bash", "sh", "eval", "sed", "sleep") for c in own)
+    drawn = re.search(r"\$RANDOM|\bmktemp\b|\bdate\b|SLURM_JOB_?ID|wandb|sweep|agent|worker|resume|--auto", text)
+    literal = [a for a in call.args if OUTPUT_OPTION.fullmatch(a.text) and "$" not in a.text]
+    if literal and not scripts and not drawn and not any("$" in a.text for a in call.args):
+        yield Violation(found.offset, f"--array={found.value}, but nothing in the script uses the number of the task")

@@ -1,0 +1,75 @@
+"""Cases about options of launchers, subcommands and names without $: the rule, the script, the line, the severity; line 0 for none."""
+
+from __future__ import annotations
+
+from tests.lint.cases import ONE
+
+BARE = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gpus-per-node=1\n"  # 3 lines
+TRAIN = "python train.py\n"
+
+LAUNCH: list[tuple[str, str, int, str]] = [
+    ("launcher-option", ONE + "accelerate launch --nproc_per_node 4 x.py\n", 7, "error"),
+    ("launcher-option", ONE + "deepspeed --nproc_per_node 4 x.py\n", 7, "error"),
+    ("launcher-option", ONE + "torchrun --num-gpus=4 x.py\n", 7, "error"),
+    ("launcher-option", ONE + "torchrun x.py --nproc_per_node=4\n", 7, "error"),
+    ("launcher-option", ONE + "accelerate launch x.py --num_processes 4\n", 7, "error"),
+    ("launcher-option", ONE + "torchrun --nproc_per_node=4 python x.py\n", 7, "error"),
+    ("launcher-option", ONE + "accelerate train.py\n", 7, "error"),
+    ("launcher-option", ONE + "accelerate launch --multi_gpu --num_processes 4 x.py --nnodes 1\n", 0, ""),
+    ("launcher-option", ONE + "torchrun --nproc_per_node=4 x.py --num_processes 8 --nproc_per_node 4\n", 0, ""),
+    ("launcher-option", ONE + "torchrun --nproc_per_node=4 --no_python python x.py\n", 0, ""),
+    ("launcher-option", ONE + "torchrun --standalone $ARGS x.py --nproc_per_node 4\n", 0, ""),
+    ("launcher-option", ONE + "deepspeed --num_gpus 4 --module x.y --num_processes 4\naccelerate env\n", 0, ""),
+]
+WORDS: list[tuple[str, str, int, str]] = [
+    ("mistyped-command", BARE + "module laod cuda\n" + TRAIN, 4, "warning"),
+    ("mistyped-command", BARE + "module cuda/11.8\n" + TRAIN, 4, "warning"),
+    ("mistyped-command", BARE + "conda actviate x\n" + TRAIN, 4, "warning"),
+    ("mistyped-command", ONE + "python -m torchrun --nproc_per_node=4 x.py\n", 7, "warning"),
+    ("mistyped-command", ONE + "python -m torch.distributed.lauch --nproc_per_node=4 x.py\n", 7, "warning"),
+    ("mistyped-command", ONE + "torch.distributed.launch --nproc_per_node=4 x.py\n", 7, "warning"),
+    ("mistyped-command", BARE + "EXPORT A=1\n" + TRAIN, 4, "warning"),
+    ("mistyped-command", BARE + "module load a/1\nmodule purge\nmodule -q load b\nmodule use /x/1\nmodule swap a b\nml a/1\n" + TRAIN, 0, ""),
+    ("mistyped-command", BARE + "conda info\nconda env list\nconda run -n a ls\npython -m torch.distributed.run x.py\n", 0, ""),
+    ("broken-line", BARE + "module load cuda \\\npython train.py\n", 4, "error"),
+    ("broken-line", BARE + "module load cuda \\\n  python/3.9\n" + TRAIN, 0, ""),
+]  # fmt: skip
+NAMES: list[tuple[str, str, int, str]] = [
+    ("never-expanded", BARE + "DATA=/x\npython train.py --data DATA\n", 5, "error"),
+    ("never-expanded", BARE + "DATA=/x\npython train.py --data={DATA}\n", 5, "error"),
+    ("never-expanded", BARE + "DATA=/x\npython train.py --data $ {DATA}\n", 5, "error"),
+    ("never-expanded", BARE + "DATA=/x\npython train.py --data $(DATA)\n", 5, "error"),
+    ("never-expanded", BARE + "DATA=/x\npython train.py --data $DATA --kind DATA --name {DATA}\n", 0, ""),
+    ("never-expanded", BARE + "export MODE=a\npython train.py --env MODE\n", 0, ""),
+    ("unset-variable", BARE + "cd $PBS_O_WORKDIR\n" + TRAIN, 4, "warning"),
+    ("unset-variable", BARE + "data_dir=/x\npython train.py --data $DATA_DIR\n", 5, "warning"),
+    ("unset-variable", BARE + "cd ${PBS_O_WORKDIR:-$PWD}\n" + TRAIN, 0, ""),
+    ("unset-variable", "#!/bin/bash\n#PBS -l select=1\ncd $PBS_O_WORKDIR\n" + TRAIN, 0, ""),
+    ("unset-variable", BARE + "data_dir=/x\npython train.py --data $data_dir --other $DATA_DIR\n", 0, ""),
+    ("unset-variable", BARE + "NUM=2\nNAME=<your_name>\npython train.py --n $num --name $NAME\n", 0, ""),  # a template
+    ("test-syntax", BARE + "OMP_NUM_THREADS:4\n" + TRAIN, 4, "error"),
+    ("missing-colon", BARE + "export PATH=/x/bin;$PATH\n" + TRAIN, 4, "error"),
+    ("missing-colon", BARE + "export PATH=/x/bin:$PATH; ls\n" + TRAIN, 0, ""),
+]
+FORMS = [
+    "--gpus=4:a100",
+    "--gpus=a100=4",
+    "--gres=gpu4",
+    "--gres=gpu:-1",
+    "--array=1..10",
+    "--nodes=2,",
+    "--output=/x/logs/",
+]
+RIGHT_FORMS = [
+    "--gpus=a100:4",
+    "--gres=gpu:a100:4",
+    "--array=1-10%2",
+    "--array=1,5",
+    "--nodes=2-4",
+    "--output=/x/logs/%j",
+]
+DIRECTIVES: list[tuple[str, str, int, str]] = [
+    *(("directive-refused", f"#!/bin/bash\n#SBATCH {form}\nls\n", 2, "error") for form in FORMS),
+    *(("directive-refused", f"#!/bin/bash\n#SBATCH {form}\nls\n", 0, "") for form in RIGHT_FORMS),
+]
+OPTION_CASES = [*LAUNCH, *WORDS, *NAMES, *DIRECTIVES]
