@@ -105,29 +105,42 @@ def _bytes_below(folder: Path) -> int:
 
 
 def publish_checkpoint(
-    run: RunDir, aside: Path, step: int, keep: int, *, keep_best: bool = False, flushed: Collection[str] = ()
+    run: RunDir,
+    aside: Path,
+    step: int,
+    keep: int | None,
+    *,
+    keep_best: bool = False,
+    flushed: Collection[str] = (),
 ) -> None:
     """Atomically rename the complete folder, update the pointers to the newest and the best one, and remove old ones.
 
     Args:
-        keep: the number of newest checkpoints that stay.
+        keep: the number of newest checkpoints that stay; None: nothing is removed until `remove_old_checkpoints`.
         keep_best: keep the one with the lowest held-out loss, too, and let ``checkpoints/best`` name it.
         flushed: files, relative to the folder, that `flush_file` has flushed to the disk.
     """
     restrict_permissions(run, aside)
     sync_tree(aside, flushed)
     final = run.checkpoint(step)
-    old = final.with_name(f".{final.name}.old")
     if final.exists():  # saved again in full at a stop, or the step was repeated
+        old = final.with_name(f".{final.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         final.rename(old)
     aside.rename(final)
-    sync(final.parent)
     best = best_checkpoint_step(run) if keep_best else None
     point_latest_to(run, step)
     if best is not None:
         _point_to(run, run.best_checkpoint, best)
-    shutil.rmtree(old, ignore_errors=True)
+    sync(run.checkpoints)
+    if keep is not None:
+        remove_old_checkpoints(run, step, keep, keep_best=keep_best)
+
+
+def remove_old_checkpoints(run: RunDir, step: int, keep: int, *, keep_best: bool = False) -> None:
+    """Remove checkpoints beyond the newest `keep`, and those that were replaced; never that of `step`, which is published."""
+    best = best_checkpoint_step(run) if keep_best else None
+    shutil.rmtree(run.checkpoints / f".{run.checkpoint(step).name}.old", ignore_errors=True)
     for number in run.checkpoint_steps()[:-keep]:
         if number not in (step, best):
             shutil.rmtree(run.checkpoint(number), ignore_errors=True)
@@ -140,7 +153,6 @@ def point_latest_to(run: RunDir, step: int) -> None:
 
 def _point_to(run: RunDir, pointer: Path, step: int) -> None:
     write_text_atomic(pointer, f"{run.checkpoint(step).name}\n")
-    sync(run.checkpoints)
 
 
 def flush_file(run: RunDir, path: Path) -> None:

@@ -33,8 +33,14 @@ from allranks.train.attempt import Attempt
 from allranks.train.checkpoint import commit, writer
 from allranks.train.checkpoint.commit import make_room, publish_checkpoint
 from allranks.train.checkpoint.readback import ExpectedTensor, check_file
-from allranks.train.checkpoint.writer import (
+from allranks.train.checkpoint.snapshot import (
     CpuCopies,
+    UpdateGuard,
+    on_own_stream,
+    updates_by_optimizers,
+    with_buffers_copied,
+)
+from allranks.train.checkpoint.writer import (
     PublishedFiles,
     RankParts,
     TensorDigest,
@@ -260,9 +266,10 @@ class Saver:
         self._published, self._spec, self._told = content.published, spec, told
         slow = 4 * content.published.bytes / SLOW_DISK_BYTES_PER_S
         self._together = RankAgreement(spec.timeout_s, spec.timeout_s + slow, run.checkpoints)
-        self._copies = CpuCopies()
+        self._copies, self._guard = CpuCopies(), UpdateGuard()
         self._configs: dict[str, bytes] | None = None
         self._in_flight: threading.Thread | None = None
+        self._removing: threading.Thread | None = None
         self._failed: CheckpointError | None = None
 
     def save(self, steps_done: int, mode: str, *, behind: bool = False, eval_loss: float | None = None) -> float:
@@ -270,7 +277,8 @@ class Saver:
 
         Args:
             eval_loss: the held-out loss of these weights, for the manifest; None if they were not evaluated.
-            behind: return after the state is copied, and write it in the background. At most one save runs in the background.
+            behind: write in the background, at most one save at a time. The state is copied there, too, while training goes on; the next
+                update of the optimizer waits until it is copied.
 
         Returns:
             Seconds that training was blocked.
@@ -281,17 +289,24 @@ class Saver:
         """
         started = time.perf_counter()
         self.finish()
-        self._together.meet(f"the checkpoint of step {steps_done}")
+        if not behind:
+            self._together.meet(f"the checkpoint of step {steps_done}")
         random = distributed.rng_state() if mode == "full" else None
         parts = collect_parts(self._content.strategy, self._published, self.world.rank, self.world.size, random)
-        parts = self._copies.of(parts) if behind else on_cpu(parts)
         if not behind:
-            self._write_out(steps_done, mode, parts, started, None, eval_loss)
+            self._write_out(steps_done, mode, on_cpu(parts), started, None, eval_loss)
             return time.perf_counter() - started
+        copy = None
+        if updates_by_optimizers(self._content.strategy):
+            parts = with_buffers_copied(parts, self._content.strategy.module)
+            self._guard.begin(r.optimizer for r in self._content.strategy.state_ranges())
+            copy = on_own_stream(self.world.device, partial(self._copies.of, parts))
+        else:
+            parts = self._copies.of(parts)
         stalled = time.perf_counter() - started
         self._in_flight = threading.Thread(
             target=self._behind,
-            args=(steps_done, mode, parts, started, stalled, eval_loss),
+            args=(copy, parts, steps_done, mode, started, stalled, eval_loss),
             name="checkpoint",
             daemon=True,
         )
@@ -299,7 +314,7 @@ class Saver:
         return stalled
 
     def finish(self) -> None:
-        """Wait for the background save, if there is one.
+        """Wait for the background save, if there is one, and until old checkpoints are removed.
 
         Raises:
             CheckpointError: the save failed.
@@ -307,15 +322,33 @@ class Saver:
         if self._in_flight is not None:
             self._in_flight.join()
             self._in_flight = None
+        if self._removing is not None:
+            self._removing.join()
+            self._removing = None
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
 
-    def _behind(self, *args: Any) -> None:
+    def _behind(
+        self,
+        copy: Callable[[], RankParts] | None,
+        parts: RankParts,
+        step: int,
+        mode: str,
+        started: float,
+        stalled: float,
+        eval_loss: float | None,
+    ) -> None:
+        """Copy the state if that is left to do, and write it, in a thread of its own."""
         if self.world.device.type == "cuda":  # a new thread has GPU 0, on which each rank would open a context
             torch.cuda.set_device(self.world.device)
         try:
-            self._write_out(*args)
+            try:
+                parts = copy() if copy else parts
+            finally:
+                self._guard.end()
+            self._together.meet(f"the checkpoint of step {step}")
+            self._write_out(step, mode, parts, started, stalled, eval_loss)
         except CheckpointError as error:
             self._failed = error
         except RuntimeError as error:  # the process group failed because another rank ended
@@ -368,12 +401,18 @@ class Saver:
 
                 every = self._together.each("write its files", write)
             self._together.first("publish it", lambda: self._publish(aside, step, mode, every, eval_loss))
+            if self.world.is_first:  # training does not wait for it
+                keep, best = self._spec.keep, self._spec.keep_best
+                remove = partial(commit.remove_old_checkpoints, self.run, step, keep, keep_best=best)
+                self._removing = threading.Thread(target=remove, name="checkpoint-removal")
+                self._removing.start()
         except CheckpointError:
             if self.world.is_first:
                 shutil.rmtree(aside, ignore_errors=True)
             raise
         seconds = time.perf_counter() - started
-        self._told(SavedCheckpoint(step, mode, seconds if stalled is None else stalled, seconds, parts.bytes, removed))
+        blocked = seconds if stalled is None else stalled + self._guard.waited_s
+        self._told(SavedCheckpoint(step, mode, blocked, seconds, parts.bytes, removed))
 
     def _begin(self, aside: Path, mode: str) -> None:
         for left in self.run.checkpoints.glob(".step-*.tmp"):  # left by a save that was killed
@@ -462,7 +501,7 @@ class Saver:
         }
         write_json(aside / "manifest.json", {**facts, "created": time.time(), "files": hashes})
         flushed = {name for written in every for name in written.flushed} | {"manifest.json"}
-        publish_checkpoint(self.run, aside, step, self._spec.keep, keep_best=self._spec.keep_best, flushed=flushed)
+        publish_checkpoint(self.run, aside, step, None, keep_best=self._spec.keep_best, flushed=flushed)
 
 
 def make_saver(

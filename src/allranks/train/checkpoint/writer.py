@@ -11,7 +11,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -238,40 +238,6 @@ def ends_of_shares(published: PublishedFiles, world: int, state_bytes: int) -> l
 def weight_name(key: str) -> str:
     """Return the name within the model for a shard's key (`Strategy.weight_shards` uses names within the loss)."""
     return key.removeprefix(MODEL).removeprefix(PREFIX)
-
-
-@dataclass
-class CpuCopies:
-    """CPU memory for one checkpoint's parts, reused by the next: there is never more than one copy."""
-
-    _kept: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def of(self, parts: RankParts) -> RankParts:
-        """Return copies of the parts. On CUDA all copies run asynchronously, with one synchronisation."""
-        used: dict[str, torch.Tensor] = {}
-
-        def copied(place: str, tensor: torch.Tensor) -> torch.Tensor:
-            old = self._kept.get(place)
-            if old is None or old.shape != tensor.shape or old.dtype != tensor.dtype:
-                old = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            used[place] = old.copy_(tensor.detach(), non_blocking=True)
-            return old
-
-        def shards(kind: str, given: Iterable[TensorShard]) -> tuple[TensorShard, ...]:
-            return tuple(
-                TensorShard(s.key, s.numel, s.offset, copied(f"{kind}{s.key}@{s.offset}", s.tensor)) for s in given
-            )
-
-        out = RankParts(
-            {n: copied(f"owned {n}", t) for n, t in parts.owned.items()},
-            shards("scattered ", parts.scattered),
-            shards("state ", parts.state),
-            parts.random,
-        )
-        self._kept = used
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return out
 
 
 def on_cpu(parts: RankParts) -> RankParts:

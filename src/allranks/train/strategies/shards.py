@@ -87,7 +87,8 @@ class StateRange:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the range in a tensor with the layout of `parameter`, 1-D; a view if it is contiguous."""
-        return tensor.detach().reshape(-1)[self.start : self.start + self.length]
+        flat = tensor.detach().reshape(-1)
+        return flat if self.length == flat.numel() else flat[self.start : self.start + self.length]
 
 
 class _CheckpointableShard(torch.Tensor):
@@ -159,8 +160,7 @@ def state_shards(ranges: Iterable[StateRange]) -> list[TensorShard]:
             if isinstance(value, torch.Tensor) and value.ndim:
                 out.append(TensorShard(f"optimizer/{r.name}/{key}", r.numel, r.offset, r.of(value), *held))
             elif r.offset == 0:
-                # a copy: parameters of a flat part share one tensor, which safetensors refuses
-                number = torch.as_tensor(value, dtype=torch.float32).detach().reshape(1).clone()
+                number = torch.as_tensor(value, dtype=torch.float32).detach().reshape(1)
                 out.append(TensorShard(f"scalar/{r.name}/{key}", 1, 0, number, *held))
     return out
 
