@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from allranks.train.models.weight_sources import NAME_OF
 
 ALIGNMENT = 8  # of the data, as safetensors writes it
-BUFFER_BYTES = 1 << 20
+MAX_BUFFERS = 256  # of one system call; Linux allows 1024
 WRITE_BACK_BYTES = 8 << 20
 SYNC_FILE_RANGE_WRITE = 2
 
@@ -45,6 +46,30 @@ def start_write_back(fd: int, begin: int, end: int) -> None:
         _sync_file_range(fd, begin, end - begin, SYNC_FILE_RANGE_WRITE)
 
 
+def _write_all(fd: int, first: memoryview, views: Iterable[memoryview]) -> None:
+    """Write buffers one after the other, many with one call; the kernel begins to write them to the disk meanwhile."""
+    at, waiting, size = 0, [first], len(first)
+    for view in views:
+        for begin in range(0, len(view), WRITE_BACK_BYTES):
+            part = view[begin : begin + WRITE_BACK_BYTES]
+            waiting.append(part)
+            size += len(part)
+            if size >= WRITE_BACK_BYTES or len(waiting) == MAX_BUFFERS:
+                _write_now(fd, waiting)
+                start_write_back(fd, at, at + size)
+                at, waiting, size = at + size, [], 0
+    _write_now(fd, waiting)
+
+
+def _write_now(fd: int, buffers: list[memoryview]) -> None:
+    while buffers:
+        count = os.writev(fd, buffers)
+        while buffers and count >= len(buffers[0]):
+            count -= len(buffers.pop(0))
+        if count:  # the kernel may write less, for instance the last bytes that fit on the disk
+            buffers[0] = buffers[0][count:]
+
+
 def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
     """Write tensors of the CPU to a new file, in the order of ``safetensors``: wide dtypes first, then by name.
 
@@ -61,18 +86,12 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     try:
-        with path.open("wb", buffering=BUFFER_BYTES) as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            started = at = 0
-            for name in names:
-                view = bytes_view(tensors[name])
-                for first in range(0, len(view), WRITE_BACK_BYTES):
-                    part = view[first : first + WRITE_BACK_BYTES]
-                    file.write(part)
-                    at += len(part)
-                    if at - started >= WRITE_BACK_BYTES:
-                        start_write_back(file.fileno(), started, at)
-                        started = at
+        with path.open("wb", buffering=0) as file:
+            _write_all(
+                file.fileno(),
+                memoryview(len(text).to_bytes(8, "little") + text),
+                (bytes_view(tensors[n]) for n in names),
+            )
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
