@@ -48,7 +48,8 @@ def test_a_kernel_that_writes_less_than_it_is_given_loses_nothing(
     made = {f"t{i}": torch.arange(float(i)) for i in range(40)}
     write_safetensors(tmp_path / "usual", made, {"format": "pt"})
     monkeypatch.setattr(safetensors_files, "MAX_BUFFERS", 3)
-    monkeypatch.setattr(safetensors_files, "WRITE_BACK_BYTES", 64)
+    monkeypatch.setattr(safetensors_files, "CALL_BYTES", 64)
+    monkeypatch.setattr(safetensors_files, "WRITE_BACK_BYTES", 100)
     monkeypatch.setattr(os, "writev", lambda fd, buffers: os.write(fd, b"".join(buffers)[:most]))
     write_safetensors(tmp_path / "short", made, {"format": "pt"})
     assert (tmp_path / "short").read_bytes() == (tmp_path / "usual").read_bytes()

@@ -18,6 +18,9 @@ from allranks.train.models.weight_sources import NAME_OF
 
 ALIGNMENT = 8  # of the data, as safetensors writes it
 MAX_BUFFERS = 256  # of one system call; Linux allows 1024
+CALL_BYTES = (
+    256 << 10
+)  # for more, Linux caches the file in pages of up to 2 MiB, which a virtual machine may first have to get from its host
 WRITE_BACK_BYTES = 8 << 20
 SYNC_FILE_RANGE_WRITE = 2
 
@@ -48,16 +51,20 @@ def start_write_back(fd: int, begin: int, end: int) -> None:
 
 def _write_all(fd: int, first: memoryview, views: Iterable[memoryview]) -> None:
     """Write buffers one after the other, many with one call; the kernel begins to write them to the disk meanwhile."""
-    at, waiting, size = 0, [first], len(first)
+    started, at = 0, len(first)
+    waiting, size = [first], len(first)
     for view in views:
-        for begin in range(0, len(view), WRITE_BACK_BYTES):
-            part = view[begin : begin + WRITE_BACK_BYTES]
+        for begin in range(0, len(view), CALL_BYTES):
+            part = view[begin : begin + CALL_BYTES]
             waiting.append(part)
             size += len(part)
-            if size >= WRITE_BACK_BYTES or len(waiting) == MAX_BUFFERS:
+            at += len(part)
+            if size >= CALL_BYTES or len(waiting) == MAX_BUFFERS:
                 _write_now(fd, waiting)
-                start_write_back(fd, at, at + size)
-                at, waiting, size = at + size, [], 0
+                waiting, size = [], 0
+                if at - started >= WRITE_BACK_BYTES:
+                    start_write_back(fd, started, at)
+                    started = at
     _write_now(fd, waiting)
 
 
