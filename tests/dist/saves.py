@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from allranks.train.checkpoint import commit as publishing
 from allranks.train.checkpoint import load_full, load_weights_only, plan_published_files, saver
 from allranks.train.checkpoint import writer as writing
 from allranks.train.distributed import DistContext
+from allranks.train.strategies import shards
 from tests.dist.making import built, go_on, main, prepared, saver_of, tokens_of, whole_state
 
 LORA: dict[str, Any] = {"lora": True, "accum": 2}
@@ -100,8 +102,10 @@ def one_fails(world: DistContext, args: dict[str, Any]) -> Any:
     def broken(aside: Path, random: Any) -> None:
         if world.rank == 1:
             raise OSError(28, "No space left on device", str(aside))
+        usual(aside, random)
 
-    usual, keeper._write_random = keeper._write_random, broken
+    usual = keeper._write_random
+    keeper._write_random = broken
     first = said(lambda: keeper.save(2, "full"))
     keeper.save(2, "full", behind=True)  # behind training's back it is heard of at the next occasion
     later = said(keeper.finish)
@@ -109,6 +113,8 @@ def one_fails(world: DistContext, args: dict[str, Any]) -> Any:
     after = run.checkpoint_steps()
     for step in (3, 4):
         keeper.save(step, "weights_only")
+    keeper.finish()
+    dist.barrier(group=world.control)  # rank 0 alone removes old ones
     return {"said": first, "later": later, "after": after, "names": sorted(p.name for p in run.checkpoints.iterdir())}
 
 
@@ -177,6 +183,24 @@ class Bugs:
         return _spoilt(lambda tensors: {k: t.to(torch.bfloat16) for k, t in tensors.items()})
 
     @staticmethod
+    def a_part_changed_on_its_way(strategy: Any, keeper: Any, world: DistContext) -> Any:
+        if strategy.replicated:
+            return None
+        usual = shards.write_shards
+
+        def write(parts: Any, folder: Path, group: Any) -> None:
+            usual(parts, folder, group)
+            if world.rank == 0:
+                file = min(folder.iterdir())
+                content = bytearray(file.read_bytes())
+                content[-1] ^= 1
+                file.write_bytes(content)
+            dist.barrier(group=group)
+
+        shards.write_shards = write
+        return lambda: setattr(shards, "write_shards", usual)
+
+    @staticmethod
     def cut_short(strategy: Any, keeper: Any, world: DistContext) -> Any:
         return _after_writing(lambda file: os.truncate(file, file.stat().st_size - 1))
 
@@ -199,56 +223,71 @@ def _spoilt(change: Any) -> Any:
 
 def _after_writing(spoil: Any) -> Any:
     """Does something to the first file for others as soon as it is written: on rank 0 alone, which wrote it (a bit flipped twice is whole)."""
-    usual = writing.write_files
+    usual = writing.write_safetensors
 
-    def write(folder: Path, *more: Any) -> Any:
-        out = usual(folder, *more)
+    def write(file: Path, *more: Any) -> None:
+        usual(file, *more)
         if dist.get_rank() == 0:
-            spoil(min(folder.glob("*.safetensors")))
-        return out
+            spoil(min(file.parent.glob("*.safetensors")))
 
-    writing.write_files = write
-    return lambda: setattr(writing, "write_files", usual)
+    writing.write_safetensors = write
+    return lambda: setattr(writing, "write_safetensors", usual)
 
 
 def behind(world: DistContext, args: dict[str, Any]) -> Any:
-    """A save behind training's back holds the weights of its moment, though they change before it is written; a second one waits
-    for the first, and uses its memory again."""
-    strategy, _, keeper, run = trained(Path(args["folder"]), args["name"], world, args["how"])
-    gate, usual = threading.Event(), keeper._begin
+    """A save behind training's back holds the weights of its moment, though a step changes them before it is written; a second one
+    waits for the first, and uses its memory again."""
+    folder = Path(args["folder"])
+    strategy, _, keeper, run = trained(folder, args["name"], world, args["how"])
+    heard: list[Any] = []
+    keeper._told = heard.append
+    gate, usual, copied = threading.Event(), keeper._begin, keeper._copies.of
 
     def held_up(aside: Path, mode: str) -> None:
         gate.wait(60)
         usual(aside, mode)
 
-    keeper._begin = held_up
-    then = {s.key: s.tensor.clone() for s in strategy.weight_shards()}
+    def slowly(parts: Any) -> Any:
+        time.sleep(1.0)
+        return copied(parts)
+
+    def weights() -> dict[str, torch.Tensor]:
+        return {s.key: s.tensor.clone() for s in strategy.weight_shards()}
+
+    keeper._begin, keeper._copies.of = held_up, slowly
+    moments = [weights()]
     keeper.save(1, "full", behind=True)
     before = run.checkpoint_steps()
-    for shard in strategy.weight_shards():
-        shard.tensor.add_(1)
+    tokens = tokens_of(folder / f"rank{world.rank}", 37)
+    go_on(strategy, world, tokens, args["how"], 3, 4, folder)  # its update waits until the state is copied
+    moments.append(weights())
     memory = {k: t.data_ptr() for k, t in keeper._copies._kept.items()}
     gate.set()
     keeper.save(2, "full", behind=True)
-    reused = [memory[k] == t.data_ptr() for k, t in keeper._copies._kept.items()]
     between = run.checkpoint_steps()
     keeper.finish()
+    reused = [memory[k] == t.data_ptr() for k, t in keeper._copies._kept.items()]
     fresh, _ = prepared(args["name"], world, args["how"])
     apart = []
-    for step, plus in ((1, 0), (2, 1)):
+    for step, then in ((1, moments[0]), (2, moments[1])):
         load_full(run.checkpoint(step), fresh, plan_published_files(built(args["how"]).model, world.size), world.rank)
         apart.append(
             max(
-                float((s.tensor - (then[s.key] + plus)).abs().max())
+                float((s.tensor - then[s.key]).abs().max())
                 for s in fresh.weight_shards()
                 if s.tensor.numel() and s.tensor.is_floating_point()
             )
         )
+    moved = max(
+        float((moments[0][k] - t).abs().max()) for k, t in moments[1].items() if t.numel() and t.is_floating_point()
+    )
     return {
         "before": before,
         "between": between,
         "after": run.checkpoint_steps(),
         "apart": apart,
+        "moved": moved,
+        "stalled": [saved.stalled_s for saved in heard],
         "reused": all(reused) and len(reused) > 0,
     }
 
@@ -331,6 +370,7 @@ def after_kills(world: DistContext, args: dict[str, Any]) -> Any:
         _, _, keeper, run = trained(Path(folder), name, world, {})
         dist.barrier(group=world.control)
         keeper.save(7, "full")
+        keeper.finish()
         names = sorted(p.name for p in run.checkpoints.iterdir())
         found.append({"step": step, "problems": problems, "names": names, "damage": find_damage(run.checkpoint(7))})
     return found

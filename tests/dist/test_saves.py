@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(420)]
 LORA: dict[str, Any] = {"lora": True, "accum": 2}
 BUGS = [
     "only_the_first_ranks_slice", "a_rank_left_out", "offset_by_one", "a_weight_changed_on_its_way", "a_weight_missing",
-    "a_wrappers_prefix", "another_dtype", "cut_short", "a_bit_flipped",
+    "a_wrappers_prefix", "another_dtype", "cut_short", "a_bit_flipped", "a_part_changed_on_its_way",
 ]  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def test_a_rank_that_cannot_write_is_named_everywhere_and_earlier_checkpoints_st
 def test_saves_that_lie_are_refused(tmp_path: Path) -> None:
     found = ranks("planted", 2, tmp_path, bugs=BUGS)
     assert found[0].keys() == found[1].keys()
-    assert len(found[0]) == 3 * 9 + 6
+    assert len(found[0]) == 3 * 10 + 6
     missed = [name for name, problem in found[0].items() if not problem]
     assert not missed
     assert all("Earlier checkpoints are untouched" in problem for problem in found[0].values())
@@ -73,6 +73,7 @@ def test_saves_that_lie_are_refused(tmp_path: Path) -> None:
         "a_weight_missing": "were not saved, first",
         "a_wrappers_prefix": "has a wrapper's prefix; other programs could not load it",
         "another_dtype": "the model's is F32",
+        "a_part_changed_on_its_way": "differs from the memory of the rank that holds it",
     }
     left_out = [p for n, p in found[0].items() if n.endswith("a_rank_left_out")]
     assert all("chunks-volume" in p or "the ranks together hold" in p for p in left_out), (
@@ -95,6 +96,8 @@ def test_a_save_behind_training_holds_the_state_of_its_moment(tmp_path: Path, na
         assert result["between"] == [1]
         assert result["after"] == [1, 2]
         assert result["apart"] == [0, 0]
+        assert result["moved"] > 0
+        assert 0.5 < result["stalled"][0] < 30, "the update did not wait for the copy, or the wait was not counted"
         assert result["reused"]
 
 

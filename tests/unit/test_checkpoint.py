@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from dataclasses import replace
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,17 @@ from allranks.errors import CheckpointError, RequestError
 from allranks.rundir.checkpoints import hash_files, newest_checkpoint
 from allranks.rundir.files import SCHEMA_VERSION, write_json
 from allranks.rundir.paths import RunDir
-from allranks.train.checkpoint import writer
-from allranks.train.checkpoint.commit import compare_digests, make_room, publish_checkpoint, reread_files
-from allranks.train.checkpoint.reread import reread
+from allranks.train.checkpoint import commit, readback, writer
+from allranks.train.checkpoint.commit import make_room, publish_checkpoint
+from allranks.train.checkpoint.readback import ExpectedTensor, check_file
 from allranks.train.checkpoint.writer import PublishedFiles, _shared_out, digest_of
+from allranks.train.models.safetensors_files import write_safetensors
+from allranks.train.strategies.shards import TensorShard, shard_file, share_to_write, write_parts
 from tests.sampling import examples
 
 
-def published(**shapes: tuple[int, ...]) -> PublishedFiles:
-    whole = {n: (torch.float32, torch.Size(s)) for n, s in shapes.items()}
-    return PublishedFiles((tuple(shapes),), {n: n for n in shapes}, whole, adapted=False)
+def held(tensors: dict[str, torch.Tensor]) -> dict[str, ExpectedTensor]:
+    return {name: ExpectedTensor(t, tuple(t.shape)) for name, t in tensors.items()}
 
 
 @settings(deadline=None, max_examples=examples(60))
@@ -38,10 +40,12 @@ def published(**shapes: tuple[int, ...]) -> PublishedFiles:
         st.tuples(st.integers(0, 5), st.sampled_from(["F32", "BF16", "I64", "BOOL"]), st.integers(0, 7)),
         min_size=1,
         max_size=6,
-    )
+    ),
+    st.sampled_from([1, 7, 1 << 20]),
+    st.integers(0, 10**6),
 )
-def test_a_fresh_reading_finds_what_memory_had(
-    tmp_path_factory: pytest.TempPathFactory, tensors: list[tuple[int, str, int]]
+def test_one_reading_compares_every_byte_with_memory_and_hashes_the_file(
+    tmp_path_factory: pytest.TempPathFactory, tensors: list[tuple[int, str, int]], chunk: int, where: int
 ) -> None:
     folder = tmp_path_factory.mktemp("files")
     dtypes = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "BOOL": torch.bool}
@@ -49,23 +53,32 @@ def test_a_fresh_reading_finds_what_memory_had(
         f"t{i}": torch.arange(rows * columns).reshape(rows, columns).to(dtypes[d])
         for i, (rows, d, columns) in enumerate(tensors)
     }
-    save_file(made, folder / "a.safetensors")
-    prints = []
-    for name, tensor in made.items():
-        cut = tensor.numel() // 3
-        prints += [digest_of(name, 0, tensor.view(-1)[:cut]), digest_of(name, cut, tensor.view(-1)[cut:])]
-    whole = {n: (t.dtype, t.shape) for n, t in made.items()}
-    known = PublishedFiles((tuple(made),), {n: n for n in made}, whole, adapted=False)
-    compare_digests(reread_files(folder, ["a.safetensors"], prints, 20), prints, known)
-    for i, p in enumerate(prints):
-        if p.numel:
-            wrong = [*prints[:i], replace(p, crc=p.crc ^ 1), *prints[i + 1 :]]
-            with pytest.raises(CheckpointError, match=p.key):
-                compare_digests(reread_files(folder, ["a.safetensors"], wrong, 20), wrong, known)
-            break
+    file = folder / "a.safetensors"
+    save_file(made, file)
+    content = bytearray(file.read_bytes())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readback, "CHUNK_BYTES", chunk)
+        facts = check_file(folder, file.name, held(made))
+        assert facts == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        begin = 8 + int.from_bytes(content[:8], "little")
+        if begin < len(content):
+            content[begin + where % (len(content) - begin)] ^= 1 << where % 8
+            file.write_bytes(content)
+            with pytest.raises(CheckpointError, match=r"a\.safetensors: t\d \(elements .*differs from memory"):
+                check_file(folder, file.name, held(made))
 
 
-@pytest.mark.parametrize("damage", ["", "x" * 4, "cut", "header", "no json", "beyond"])
+def test_the_tensor_and_the_elements_that_differ_are_named(tmp_path: Path) -> None:
+    made = {"a": torch.arange(600_000.0), "b": torch.arange(5.0)}
+    write_safetensors(tmp_path / "m.safetensors", made, {"format": "pt"})
+    made["a"][450_000] += 1
+    with pytest.raises(CheckpointError, match=r"a \(elements (\d+) to (\d+)\) differs") as caught:
+        check_file(tmp_path, "m.safetensors", held(made))
+    low, high = map(int, re.findall(r"elements (\d+) to (\d+)", str(caught.value))[0])
+    assert low <= 450_000 < high and high - low <= 1 << 18
+
+
+@pytest.mark.parametrize("damage", ["", "x" * 4, "cut", "header", "no json", "beyond", "longer", "a gap", "no object"])
 def test_damaged_files_are_told_by_name(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "a.safetensors"
     tensor = torch.arange(8.0)
@@ -77,35 +90,100 @@ def test_damaged_files_are_told_by_name(tmp_path: Path, damage: str) -> None:
         file.write_bytes((10**12).to_bytes(8, "little") + content[8:])
     elif damage == "no json":
         file.write_bytes(content[:8] + b"\xff" * (len(content) - 8))
-    elif damage == "beyond":
-        header = json.dumps({"t": {"dtype": "F32", "shape": [8], "data_offsets": [96, 128]}}).encode()
-        file.write_bytes(len(header).to_bytes(8, "little") + header + content[-32:])
+    elif damage == "no object":
+        file.write_bytes((2).to_bytes(8, "little") + b"[]" + content[-32:])
+    elif damage in ("beyond", "a gap"):
+        first = 96 if damage == "beyond" else 8
+        header = json.dumps({"t": {"dtype": "F32", "shape": [8], "data_offsets": [first, first + 32]}}).encode()
+        file.write_bytes(len(header).to_bytes(8, "little") + header + content[-40:])
+    elif damage == "longer":
+        file.write_bytes(content + b"x")
     else:
         file.write_text(damage)
-    with pytest.raises(CheckpointError, match=r"a\.safetensors"):
-        reread_files(tmp_path, ["a.safetensors"], [digest_of("t", 0, tensor)], 20)
+    with pytest.raises(CheckpointError, match=r"a\.safetensors: "):
+        check_file(tmp_path, "a.safetensors", held({"t": tensor}))
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {"t": torch.arange(8.0)}
+    save_file(made, tmp_path / "a.safetensors")
+    usual = readback._compare_header
+
+    def cut(*args: Any) -> Any:
+        os.truncate(tmp_path / "a.safetensors", (tmp_path / "a.safetensors").stat().st_size - 3)
+        return usual(*args)
+
+    monkeypatch.setattr(readback, "_compare_header", cut)
+    with pytest.raises(CheckpointError, match="is truncated within t"):
+        check_file(tmp_path, "a.safetensors", held(made))
 
 
 def test_too_little_too_much_and_other_forms_are_refused(tmp_path: Path) -> None:
     good = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.arange(4.0)}
-    prints = [digest_of(n, 0, t) for n, t in good.items()]
-    known = published(a=(2, 3), b=(4,))
 
-    def found(tensors: dict[str, torch.Tensor]) -> Any:
+    def check(tensors: dict[str, torch.Tensor]) -> None:
         save_file(tensors, tmp_path / "m.safetensors")
-        return {"m.safetensors": reread(str(tmp_path / "m.safetensors"), {"a": [[0, 6]], "b": [[0, 4]]})}
+        check_file(tmp_path, "m.safetensors", held(good))
 
-    compare_digests(found(good), prints, known)
+    check(good)
     for tensors, words in (
         ({"a": good["a"]}, "not saved, first b"),
-        ({**good, "c": good["b"].clone()}, "c is not a tensor of this checkpoint"),
+        ({**good, "c": good["b"].clone()}, "c is not a tensor of this file"),
         ({**good, "b": good["b"] + 1}, "b .* differs"),
         ({**good, "a": good["a"].reshape(3, 2)}, r"a is F32\[3, 2\], the model's is F32\[2, 3\]"),
         ({**good, "b": good["b"].to(torch.bfloat16)}, "b is BF16"),
         ({"module.a": good["a"], "b": good["b"]}, "wrapper's prefix"),
     ):
         with pytest.raises(CheckpointError, match=words):
-            compare_digests(found(tensors), prints, known)
+            check(tensors)
+
+
+def test_a_part_at_another_place_is_refused(tmp_path: Path) -> None:
+    part = torch.arange(4.0)
+    write_parts([TensorShard("model/w", 9, 5, part)], tmp_path / shard_file(0))
+    check_file(tmp_path, shard_file(0), {"model/w": ExpectedTensor(part, (4,), 5)})
+    for offset in (4, None):
+        with pytest.raises(CheckpointError, match=r"model/w begins at .* in memory at"):
+            check_file(tmp_path, shard_file(0), {"model/w": ExpectedTensor(part, (4,), offset)})
+
+
+def test_files_of_other_ranks_must_be_here_whole_and_no_others(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.safetensors").write_bytes(b"xy")
+    facts = {"a.safetensors": {"bytes": 2}, "b.safetensors": {"bytes": 2}}
+    commit.require_files(tmp_path, facts)
+    with pytest.raises(CheckpointError, match=r"c\.safetensors: another rank wrote it, but it is not here"):
+        commit.require_files(tmp_path, {**facts, "c.safetensors": {"bytes": 2}})
+    with pytest.raises(CheckpointError, match=r"b\.safetensors: has 2 bytes, 3 were written"):
+        commit.require_files(tmp_path, {**facts, "b.safetensors": {"bytes": 3}})
+    with pytest.raises(CheckpointError, match=r"b\.safetensors: is not a file of this checkpoint"):
+        commit.require_files(tmp_path, {"a.safetensors": {"bytes": 2}})
+
+
+def test_weights_put_together_from_parts_must_have_the_bytes_of_the_parts() -> None:
+    whole = torch.arange(10.0)
+    parts = [digest_of("model/w", o, whole[o : o + 5]) for o in (0, 5)]
+    commit.compare_digests(parts, [digest_of("model/w", o, whole[o : o + 5]) for o in (5, 0)])
+    whole[7] += 1
+    with pytest.raises(CheckpointError, match=r"model/w \(elements 5 to 10\) differs from the memory of the rank"):
+        commit.compare_digests(parts, [digest_of("model/w", o, whole[o : o + 5]) for o in (0, 5)])
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.integers(1, 5), st.integers(0, 400))
+def test_ranks_share_the_state_so_that_all_write_the_same(files: list[int], world: int, numel: int) -> None:
+    names = [f"w{i}" for i in range(len(files))]
+    whole = {n: (torch.float32, torch.Size((size,))) for n, size in zip(names, files, strict=True)}
+    plan = PublishedFiles(tuple((n,) for n in names), {n: n for n in names}, whole, adapted=False)
+    state = torch.arange(float(numel))
+    ends = writer.ends_of_shares(plan, world, 4 * numel)
+    shares = [share_to_write(TensorShard("s", numel, 0, state, everywhere=True), r, world, ends) for r in range(world)]
+    assert torch.cat([s.tensor for s in shares]).equal(state)
+    assert [s.offset for s in shares] == [sum(t.tensor.numel() for t in shares[:r]) for r in range(world)]
+    published = [sum(files[r::world]) for r in range(world)]
+    total = [p + s.tensor.numel() for p, s in zip(published, shares, strict=True)]
+    even = (sum(files) + numel) / world
+    if max(published) <= even:
+        assert max(total) - min(total) <= world + 1
 
 
 @given(

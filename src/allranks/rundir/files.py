@@ -66,9 +66,13 @@ def write_text_atomic(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:
-    """Write indented, strict JSON as `write_text_atomic` does (NaN is refused by the format, so it is written as null)."""
-    text = json.dumps(replace_non_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
-    write_text_atomic(path, text + "\n", private=private)
+    """Write `json_text` as `write_text_atomic` does."""
+    write_text_atomic(path, json_text(value), private=private)
+
+
+def json_text(value: Any) -> str:
+    """Return indented, strict JSON (NaN is refused by the format, so it is written as null)."""
+    return json.dumps(replace_non_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_node_json(path: Path, node: int, value: dict[str, Any]) -> Path:

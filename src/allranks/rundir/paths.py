@@ -227,10 +227,13 @@ def restrict_permissions(run: RunDir, folder: Path | None = None) -> None:
     A run folder that others may enter (of an older run, or opened by its owner) is left as it is.
 
     Args:
-        folder: only files below this folder of the run.
+        folder: only files below this folder of the run, or only this file.
     """
     allowed = run.root.stat().st_mode
     if allowed & 0o007:
+        return
+    if folder is not None and not folder.is_dir():
+        _restrict(folder, group=bool(allowed & 0o040))
         return
     for parent, _, names in os.walk(folder or run.root):
         for path in (Path(parent), *(Path(parent) / name for name in names)):

@@ -1,4 +1,4 @@
-"""Write checkpoints: each rank writes its part, a new process verifies it, and one rename publishes it.
+"""Write checkpoints: each rank writes its part and compares it with memory, and one rename publishes all of them.
 
 checkpoints/step-N/
     manifest.json                 step, mode, world size, and the hash of every file

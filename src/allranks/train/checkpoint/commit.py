@@ -1,18 +1,13 @@
-"""Verify a checkpoint's files against digests of memory, and atomically rename the complete folder.
+"""Compare what ranks wrote, and atomically rename the complete folder of a checkpoint.
 
-A new process computes the digests of the files. This module also checks free space, updates the pointer to the newest
-checkpoint and removes old ones.
+This module also checks free space, updates the pointer to the newest checkpoint and removes old ones.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
-import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +15,10 @@ from allranks.errors import CheckpointError
 from allranks.rundir.checkpoints import best_checkpoint_step
 from allranks.rundir.files import make_folder, write_text_atomic
 from allranks.rundir.paths import RunDir, restrict_permissions
-from allranks.train.checkpoint.writer import PublishedFiles, TensorDigest
-from allranks.train.models.weight_sources import NAME_OF
+from allranks.train.checkpoint.writer import TensorDigest
 from allranks.utils.formatting import format_bytes
 
-READER = Path(__file__).with_name("reread.py")
-WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "module.", "_checkpoint_wrapped_module")
-FileFacts = dict[str, dict[str, Any]]  # by file: bytes, sha256, tensors
+FileFacts = dict[str, dict[str, Any]]  # by file: bytes, sha256
 
 
 def tensor_files(folder: Path) -> list[str]:
@@ -34,138 +26,42 @@ def tensor_files(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*.safetensors"))
 
 
-class Rereader:
-    """A new process that reads files of a checkpoint, started before they are written. Use as a context manager.
+def require_files(folder: Path, facts: FileFacts) -> None:
+    """Check that this rank finds exactly the files that all ranks wrote and checked, with their sizes.
+
+    Raises:
+        CheckpointError: names the first file that is missing, incomplete, or was not checked.
+    """
+    for name, fact in facts.items():
+        try:
+            size = (folder / name).stat().st_size
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{folder / name}: another rank wrote it, but it is not here: the run folder must be shared by all nodes"
+            ) from None
+        if size != fact["bytes"]:
+            raise CheckpointError(f"{folder / name}: has {size} bytes, {fact['bytes']} were written")
+    extra = sorted(set(tensor_files(folder)) - facts.keys())
+    if extra:
+        raise CheckpointError(f"{folder / extra[0]}: is not a file of this checkpoint")
+
+
+def compare_digests(wanted: Iterable[TensorDigest], found: Iterable[TensorDigest]) -> None:
+    """Check that the weights that were put together from parts have the bytes of the ranks that hold the parts.
 
     Args:
-        timeout_s: the most that one request may take.
-    """
-
-    def __init__(self, folder: Path, timeout_s: float) -> None:
-        self._folder, self._timeout_s, self._late = folder, timeout_s, False
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(READER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self) -> Rereader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def read(self, files: Sequence[str], ranges: Mapping[str, Sequence[Sequence[int]]]) -> FileFacts:
-        """Read the files, and return their facts.
-
-        Args:
-            files: names relative to the folder.
-            ranges: by key of a full tensor, the ranges (first element, number of elements) whose digests are needed.
-
-        Raises:
-            CheckpointError: a file is incomplete, or reading took too long.
-        """
-        if not files:
-            return {}
-        assert self._process.stdin is not None and self._process.stdout is not None
-        timer = threading.Timer(self._timeout_s, self._give_up)
-        timer.start()
-        try:
-            json.dump({"folder": str(self._folder), "files": list(files), "ranges": ranges}, self._process.stdin)
-            print(file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        finally:
-            timer.cancel()
-        if not line:
-            raise CheckpointError(self._problem())
-        answer = json.loads(line)
-        if "problem" in answer:
-            raise CheckpointError(f"{self._folder}/{answer['problem']}")
-        return answer
-
-    def _give_up(self) -> None:
-        self._late = True
-        self._process.kill()
-
-    def _problem(self) -> str:
-        if self._late:
-            return f"{self._folder}: reading it again took more than {self._timeout_s:.0f} s"
-        assert self._process.stderr is not None
-        return f"{self._folder}: could not be read again: {self._process.stderr.read().strip().splitlines()[-1:]}"
-
-
-def ranges_of(prints: Iterable[TensorDigest]) -> dict[str, list[list[int]]]:
-    """Return by key the ranges of the digests: first element and number of elements."""
-    ranges: dict[str, list[list[int]]] = {}
-    for p in prints:
-        ranges.setdefault(p.key, []).append([p.offset, p.numel])
-    return ranges
-
-
-def reread_files(folder: Path, files: Sequence[str], prints: Iterable[TensorDigest], timeout_s: float) -> FileFacts:
-    """Read the files in a new process, as `Rereader.read`."""
-    with Rereader(folder, timeout_s) as process:
-        return process.read(files, ranges_of(prints))
-
-
-def compare_digests(found: FileFacts, wanted: Iterable[TensorDigest], published: PublishedFiles) -> None:
-    """Check that the files hold exactly the expected tensors, with the dtype, shape and bytes that they had in memory.
+        wanted: digests of the parts, by the ranks that hold them.
+        found: digests of the same ranges, by the ranks that write the files.
 
     Raises:
-        CheckpointError: names the first file and tensor that differs.
+        CheckpointError: names the first range that differs.
     """
-    shapes = {published.keys[n]: list(published.whole[n][1]) for n in published.keys}
-    dtypes = {published.keys[n]: NAME_OF[published.whole[n][0]] for n in published.keys}
-    missing: dict[tuple[str, int, int], TensorDigest] = {(p.key, p.offset, p.numel): p for p in wanted if p.numel}
-    extra: list[tuple[str, str]] = []
-    for file, facts in found.items():
-        for key, offset, numel, crc, dtype, shape in facts["tensors"]:
-            _refuse_wrapper(file, key)
-            if not file.startswith("state/") and key in shapes and (shape, dtype) != (shapes[key], dtypes[key]):
-                raise CheckpointError(f"{file}: {key} is {dtype}{shape}, the model's is {dtypes[key]}{shapes[key]}")
-            if not numel:
-                continue
-            print_ = missing.pop((key, offset, numel), None)
-            if print_ is None:
-                extra.append((file, key))
-            elif (print_.crc, print_.dtype) != (crc, dtype):
-                raise CheckpointError(
-                    f"{file}: {key} (elements {offset} to {offset + numel}) differs from memory after it was read again"
-                )
-    if missing:
-        first = min(missing)
-        raise CheckpointError(
-            f"{len(missing)} ranges of tensors were not saved, first {first[0]} from element {first[1]}"
-        )
-    if extra:
-        raise CheckpointError(f"{extra[0][0]}: {extra[0][1]} is not a tensor of this checkpoint, or is there twice")
-
-
-def _refuse_wrapper(file: str, key: str) -> None:
-    if any(w in key.removeprefix("model/") for w in WRAPPERS):
-        raise CheckpointError(f"{file}: {key} has a wrapper's prefix; other programs could not load it")
-
-
-def require_coverage(published: PublishedFiles, prints: Iterable[TensorDigest]) -> None:
-    """Check that the ranks together hold all of each published weight; otherwise a part of it would have no digest.
-
-    Raises:
-        CheckpointError: names the weight.
-    """
-    covered: Mapping[str, int] = dict.fromkeys(published.keys.values(), 0)
-    counts = dict(covered)
-    for p in prints:
-        if p.key in counts:
-            counts[p.key] += p.numel
-    for name, key in published.keys.items():
-        if counts[key] != published.whole[name][1].numel():
+    there = set(found)
+    for digest in wanted:
+        if digest not in there:
+            end = digest.offset + digest.numel
             raise CheckpointError(
-                f"{key}: the ranks together hold {counts[key]} of its {published.whole[name][1].numel()} elements"
+                f"{digest.key} (elements {digest.offset} to {end}) differs from the memory of the rank that holds it"
             )
 
 
@@ -208,27 +104,43 @@ def _bytes_below(folder: Path) -> int:
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 
-def publish_checkpoint(run: RunDir, aside: Path, step: int, keep: int, *, keep_best: bool = False) -> None:
+def publish_checkpoint(
+    run: RunDir,
+    aside: Path,
+    step: int,
+    keep: int | None,
+    *,
+    keep_best: bool = False,
+    flushed: Collection[str] = (),
+) -> None:
     """Atomically rename the complete folder, update the pointers to the newest and the best one, and remove old ones.
 
     Args:
-        keep: the number of newest checkpoints that stay.
+        keep: the number of newest checkpoints that stay; None: nothing is removed until `remove_old_checkpoints`.
         keep_best: keep the one with the lowest held-out loss, too, and let ``checkpoints/best`` name it.
+        flushed: files, relative to the folder, that `flush_file` has flushed to the disk.
     """
     restrict_permissions(run, aside)
-    sync_tree(aside)
+    sync_tree(aside, flushed)
     final = run.checkpoint(step)
-    old = final.with_name(f".{final.name}.old")
     if final.exists():  # saved again in full at a stop, or the step was repeated
+        old = final.with_name(f".{final.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         final.rename(old)
     aside.rename(final)
-    sync(final.parent)
     best = best_checkpoint_step(run) if keep_best else None
     point_latest_to(run, step)
     if best is not None:
         _point_to(run, run.best_checkpoint, best)
-    shutil.rmtree(old, ignore_errors=True)
+    sync(run.checkpoints)
+    if keep is not None:
+        remove_old_checkpoints(run, step, keep, keep_best=keep_best)
+
+
+def remove_old_checkpoints(run: RunDir, step: int, keep: int, *, keep_best: bool = False) -> None:
+    """Remove checkpoints beyond the newest `keep`, and those that were replaced; never that of `step`, which is published."""
+    best = best_checkpoint_step(run) if keep_best else None
+    shutil.rmtree(run.checkpoints / f".{run.checkpoint(step).name}.old", ignore_errors=True)
     for number in run.checkpoint_steps()[:-keep]:
         if number not in (step, best):
             shutil.rmtree(run.checkpoint(number), ignore_errors=True)
@@ -241,13 +153,19 @@ def point_latest_to(run: RunDir, step: int) -> None:
 
 def _point_to(run: RunDir, pointer: Path, step: int) -> None:
     write_text_atomic(pointer, f"{run.checkpoint(step).name}\n")
-    sync(run.checkpoints)
 
 
-def sync_tree(folder: Path) -> None:
-    """Flush a folder to the disk, with all files and folders below it."""
+def flush_file(run: RunDir, path: Path) -> None:
+    """Restrict the permissions of a complete file, and flush it to the disk."""
+    restrict_permissions(run, path)
+    sync(path)
+
+
+def sync_tree(folder: Path, flushed: Collection[str] = ()) -> None:
+    """Flush a folder to the disk, with all files and folders below it, except the files in `flushed`."""
     for path in folder.rglob("*"):
-        sync(path)
+        if str(path.relative_to(folder)) not in flushed:
+            sync(path)
     sync(folder)
 
 
@@ -256,5 +174,8 @@ def sync(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
+    except OSError as error:  # a full disk is told here by file systems that allocate late
+        error.filename = str(path)
+        raise
     finally:
         os.close(fd)

@@ -10,7 +10,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,15 +25,22 @@ from torch import nn
 
 from allranks.errors import CheckpointError
 from allranks.rundir.checkpoints import file_hash
-from allranks.rundir.files import SCHEMA_VERSION, write_json
+from allranks.rundir.files import SCHEMA_VERSION, json_text, write_json
 from allranks.rundir.paths import RunDir
 from allranks.spec.records import CheckpointSpec
 from allranks.train import distributed
 from allranks.train.attempt import Attempt
 from allranks.train.checkpoint import commit, writer
 from allranks.train.checkpoint.commit import make_room, publish_checkpoint
-from allranks.train.checkpoint.writer import (
+from allranks.train.checkpoint.readback import ExpectedTensor, check_file
+from allranks.train.checkpoint.snapshot import (
     CpuCopies,
+    UpdateGuard,
+    on_own_stream,
+    updates_by_optimizers,
+    with_buffers_copied,
+)
+from allranks.train.checkpoint.writer import (
     PublishedFiles,
     RankParts,
     TensorDigest,
@@ -171,39 +178,73 @@ class CheckpointContent:
 
 
 class _Beside:
-    """What runs beside the writing of one checkpoint on this rank.
+    """What runs beside the writing of one checkpoint on this rank: complete files are read again, and flushed to the disk.
 
     Attributes:
-        digests: the digests of this rank's parts in memory.
+        flushed: names of the files whose flush was started.
     """
 
-    def __init__(
-        self, threads: ThreadPoolExecutor, reader: commit.Rereader, digests: Future[list[TensorDigest]]
-    ) -> None:
-        self.digests = digests
-        self._threads, self._reader = threads, reader
-        self._early: Future[commit.FileFacts] | None = None
-        self._flushed: list[Future[None]] = []
+    def __init__(self, run: RunDir, aside: Path, threads: ThreadPoolExecutor) -> None:
+        self.flushed: list[str] = []
+        self._run, self._aside, self._threads = run, aside, threads
+        self._checks: dict[str, Future[dict[str, Any]]] = {}
+        self._flushes: list[Future[None]] = []
 
-    def read_early(self, file: str) -> None:
-        """Begin to read a complete file whose tensors are parts."""
-        self._early = self._threads.submit(self._reader.read, [file], {})
+    def check(self, name: str, expected: Mapping[str, ExpectedTensor]) -> Future[dict[str, Any]]:
+        """Begin to compare a complete file of tensors with memory, and to flush it."""
+        self.flush(name)
+        self._checks[name] = self._threads.submit(check_file, self._aside, name, expected)
+        return self._checks[name]
 
-    def flush(self, file: Path) -> None:
+    def flush(self, name: str) -> None:
         """Begin to flush a complete file to the disk."""
-        self._flushed.append(self._threads.submit(commit.sync, file))
+        self.flushed.append(name)
+        self._flushes.append(self._threads.submit(commit.flush_file, self._run, self._aside / name))
 
-    def read(self, files: Sequence[str], prints: Iterable[TensorDigest]) -> commit.FileFacts:
-        """Read other files; return the facts of all files that were read, when all of this rank's files are on the disk.
+    def wait(self) -> commit.FileFacts:
+        """Wait until all files are compared and on the disk; return the facts of those that were compared.
 
         Raises:
-            CheckpointError: a file is incomplete, or reading took too long.
+            CheckpointError: a file is incomplete, or differs from memory.
+            OSError: a file cannot be read or flushed.
         """
-        found = self._early.result() if self._early else {}
-        found = {**found, **self._reader.read(files, commit.ranges_of(prints))}
-        for flushed in self._flushed:
-            flushed.result()
-        return found
+        facts = {name: check.result() for name, check in self._checks.items()}
+        for flush in self._flushes:
+            flush.result()
+        return facts
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a rank has written and checked.
+
+    Attributes:
+        facts: size and hash of its files of tensors.
+        places: file of each key.
+        held: digests of the scattered parts that it holds.
+        assembled: digests of the same ranges in the weights that it put together.
+        flushed: its files that are on the disk.
+    """
+
+    facts: commit.FileFacts
+    places: dict[str, str]
+    held: list[TensorDigest]
+    assembled: list[TensorDigest]
+    flushed: list[str]
+
+
+@dataclass(frozen=True)
+class _Announced:
+    """What a rank is going to write.
+
+    Attributes:
+        bytes: the room that it needs.
+        scattered, state: positions of its parts.
+    """
+
+    bytes: int
+    scattered: list[tuple[str, int, int, int]]
+    state: list[tuple[str, int, int, int]]
 
 
 class Saver:
@@ -225,8 +266,10 @@ class Saver:
         self._published, self._spec, self._told = content.published, spec, told
         slow = 4 * content.published.bytes / SLOW_DISK_BYTES_PER_S
         self._together = RankAgreement(spec.timeout_s, spec.timeout_s + slow, run.checkpoints)
-        self._copies = CpuCopies()
+        self._copies, self._guard = CpuCopies(), UpdateGuard()
+        self._configs: dict[str, bytes] | None = None
         self._in_flight: threading.Thread | None = None
+        self._removing: threading.Thread | None = None
         self._failed: CheckpointError | None = None
 
     def save(self, steps_done: int, mode: str, *, behind: bool = False, eval_loss: float | None = None) -> float:
@@ -234,7 +277,8 @@ class Saver:
 
         Args:
             eval_loss: the held-out loss of these weights, for the manifest; None if they were not evaluated.
-            behind: return after the state is copied, and write it in the background. At most one save runs in the background.
+            behind: write in the background, at most one save at a time. The state is copied there, too, while training goes on; the next
+                update of the optimizer waits until it is copied.
 
         Returns:
             Seconds that training was blocked.
@@ -245,17 +289,24 @@ class Saver:
         """
         started = time.perf_counter()
         self.finish()
-        self._together.meet(f"the checkpoint of step {steps_done}")
+        if not behind:
+            self._together.meet(f"the checkpoint of step {steps_done}")
         random = distributed.rng_state() if mode == "full" else None
         parts = collect_parts(self._content.strategy, self._published, self.world.rank, self.world.size, random)
-        parts = self._copies.of(parts) if behind else on_cpu(parts)
         if not behind:
-            self._write_out(steps_done, mode, parts, started, None, eval_loss)
+            self._write_out(steps_done, mode, on_cpu(parts), started, None, eval_loss)
             return time.perf_counter() - started
+        copy = None
+        if updates_by_optimizers(self._content.strategy):
+            parts = with_buffers_copied(parts, self._content.strategy.module)
+            self._guard.begin(r.optimizer for r in self._content.strategy.state_ranges())
+            copy = on_own_stream(self.world.device, partial(self._copies.of, parts))
+        else:
+            parts = self._copies.of(parts)
         stalled = time.perf_counter() - started
         self._in_flight = threading.Thread(
             target=self._behind,
-            args=(steps_done, mode, parts, started, stalled, eval_loss),
+            args=(copy, parts, steps_done, mode, started, stalled, eval_loss),
             name="checkpoint",
             daemon=True,
         )
@@ -263,7 +314,7 @@ class Saver:
         return stalled
 
     def finish(self) -> None:
-        """Wait for the background save, if there is one.
+        """Wait for the background save, if there is one, and until old checkpoints are removed.
 
         Raises:
             CheckpointError: the save failed.
@@ -271,35 +322,61 @@ class Saver:
         if self._in_flight is not None:
             self._in_flight.join()
             self._in_flight = None
+        if self._removing is not None:
+            self._removing.join()
+            self._removing = None
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
 
-    def _behind(self, *args: Any) -> None:
+    def _behind(
+        self,
+        copy: Callable[[], RankParts] | None,
+        parts: RankParts,
+        step: int,
+        mode: str,
+        started: float,
+        stalled: float,
+        eval_loss: float | None,
+    ) -> None:
+        """Copy the state if that is left to do, and write it, in a thread of its own."""
         if self.world.device.type == "cuda":  # a new thread has GPU 0, on which each rank would open a context
             torch.cuda.set_device(self.world.device)
         try:
-            self._write_out(*args)
+            try:
+                parts = copy() if copy else parts
+            finally:
+                self._guard.end()
+            self._together.meet(f"the checkpoint of step {step}")
+            self._write_out(step, mode, parts, started, stalled, eval_loss)
         except CheckpointError as error:
             self._failed = error
         except RuntimeError as error:  # the process group failed because another rank ended
             self._failed = CheckpointError(f"the checkpoint could not be saved: {str(error).splitlines()[0]}")
 
-    def _find_room(self, parts: RankParts, aside: Path, mode: str) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
+    def _find_room(
+        self, parts: RankParts, aside: Path, mode: str
+    ) -> tuple[tuple[int, ...], dict[str, list[tuple[int, int]]]]:
         """Make room on the disk, and the folder.
 
         Returns:
-            The steps whose checkpoints were removed; by rank, the numbers of scattered parts and of parts of the state.
+            The steps whose checkpoints were removed; by key, offset and number of elements of the parts of all scattered weights.
         """
-        counts = self._together.each("count its parts", lambda: (parts.bytes, (len(parts.scattered), len(parts.state))))
-        need = sum(count for count, _ in counts)
+        mine = _Announced(parts.bytes, shards.positions_of(parts.scattered), shards.positions_of(parts.state))
+        every = self._together.each("count its parts", lambda: mine)
+        need = sum(announced.bytes for announced in every)
 
         def make() -> tuple[int, ...]:
+            shards.require_whole_tensors(part for announced in every for part in announced.state)
             removed = tuple(make_room(self.run, need, keep_best=self._spec.keep_best))
             self._begin(aside, mode)
             return removed
 
-        return self._together.first("find room for it", make), [numbers for _, numbers in counts]
+        ranges: dict[str, list[tuple[int, int]]] = {}
+        for announced in every:
+            for key, offset, count, _ in announced.scattered:
+                ranges.setdefault(key, []).append((offset, count))
+        return self._together.first("find room for it", make), ranges
 
     def _write_out(
         self,
@@ -310,23 +387,32 @@ class Saver:
         stalled: float | None,
         eval_loss: float | None,
     ) -> None:
-        """Write, verify and publish. Digests, the flush to the disk and the reading of files that are complete run beside the writing."""
+        """Write, check and publish. Complete files are read again and flushed to the disk while others are written."""
         aside = self.run.checkpoints / f".step-{step}.tmp"
         try:
-            removed, counts = self._find_room(parts, aside, mode)
-            limit = self._together.work_timeout_s
-            with commit.Rereader(aside, limit) as reader, ThreadPoolExecutor(3, "checkpoint") as beside:
-                work = _Beside(beside, reader, beside.submit(digests_of, parts, self._published))
-                self._write_parts(aside, parts, counts, work)
-                prints, files = self._write_files(aside, parts, mode, step, work)
-                found = self._prove(files, prints, work)
-            self._together.first("publish it", lambda: self._publish(aside, step, mode, found, prints, eval_loss))
+            removed, ranges = self._find_room(parts, aside, mode)
+            held = self._write_scattered(aside, parts) if ranges else []
+            with ThreadPoolExecutor(2, "checkpoint") as threads:
+                work = _Beside(self.run, aside, threads)
+
+                def write() -> _Written:
+                    assembled, places = self._write_files(aside, parts, mode, step, work, ranges)
+                    return _Written(self._prove(work), places, held, assembled, work.flushed)
+
+                every = self._together.each("write its files", write)
+            self._together.first("publish it", lambda: self._publish(aside, step, mode, every, eval_loss))
+            if self.world.is_first:  # training does not wait for it
+                keep, best = self._spec.keep, self._spec.keep_best
+                remove = partial(commit.remove_old_checkpoints, self.run, step, keep, keep_best=best)
+                self._removing = threading.Thread(target=remove, name="checkpoint-removal")
+                self._removing.start()
         except CheckpointError:
             if self.world.is_first:
                 shutil.rmtree(aside, ignore_errors=True)
             raise
         seconds = time.perf_counter() - started
-        self._told(SavedCheckpoint(step, mode, seconds if stalled is None else stalled, seconds, parts.bytes, removed))
+        blocked = seconds if stalled is None else stalled + self._guard.waited_s
+        self._told(SavedCheckpoint(step, mode, blocked, seconds, parts.bytes, removed))
 
     def _begin(self, aside: Path, mode: str) -> None:
         for left in self.run.checkpoints.glob(".step-*.tmp"):  # left by a save that was killed
@@ -335,89 +421,68 @@ class Saver:
         if mode == "full":
             (aside / "state").mkdir()
 
-    def _write_parts(self, aside: Path, parts: RankParts, counts: list[tuple[int, int]], work: _Beside) -> None:
-        """Write the parts that only this rank has: all ranks call it. The reading of the neighbour's state begins."""
-        if any(scattered for scattered, _ in counts):
-            self._together.each(
-                "write its parts of the weights",
-                lambda: shards.write_shards(parts.scattered, aside / "on-the-way", self._together.group),
-            )
-        if any(state for _, state in counts):
-            self._together.each(
-                "write its state", lambda: shards.write_shards(parts.state, aside / "state", self._together.group)
-            )
-            neighbour = (self.world.rank + 1) % self.world.size
-            if counts[neighbour][1]:
-                work.read_early(f"state/{shards.shard_file(neighbour)}")
-            if parts.state:
-                work.flush(aside / "state" / shards.shard_file(self.world.rank))
+    def _write_scattered(self, aside: Path, parts: RankParts) -> list[TensorDigest]:
+        """Write the parts of weights that only this rank has, for the ranks that put them together; return their digests."""
+
+        def write() -> list[TensorDigest]:
+            shards.write_shards(parts.scattered, aside / "on-the-way", self._together.group)
+            return digests_of(parts.scattered)
+
+        return self._together.each("write its parts of the weights", write)[self.world.rank]
 
     def _write_files(
-        self, aside: Path, parts: RankParts, mode: str, step: int, work: _Beside
-    ) -> tuple[list[TensorDigest], list[str]]:
-        """Write the published files and the small files. Returns the digests of all ranks, and all files of tensors."""
-
-        def write() -> tuple[list[TensorDigest], dict[str, str]]:
-            more, places = writer.write_files(
-                aside,
-                aside / "on-the-way",
-                parts,
-                self._published,
-                self._content.model,
-                self.world.rank,
-                self.world.size,
-            )
-            if parts.random is not None:
-                self._write_random(aside, parts.random)
-            for file in sorted(set(places.values())):
-                work.flush(aside / file)
-            return [*work.digests.result(), *more], places
-
-        answers = self._together.each("write its files", write)
-        places = {key: file for _, some in answers for key, file in some.items()}
-
-        def write_small() -> list[str]:
-            self._write_small(aside, mode, step, places)
-            return commit.tensor_files(aside)
-
-        files = self._together.first("write the small files", write_small)
-        return [p for some, _ in answers for p in some], files
+        self,
+        aside: Path,
+        parts: RankParts,
+        mode: str,
+        step: int,
+        work: _Beside,
+        ranges: Mapping[str, Sequence[tuple[int, int]]],
+    ) -> tuple[list[TensorDigest], dict[str, str]]:
+        """Write this rank's files. Returns the digests of what it put together, and the file of each key."""
+        writer.write_state(aside, self.world.rank, parts.state, work.check)
+        written = writer.write_files(
+            aside, parts, self._published, self._content.model, self.world.rank, self.world.size, work.check, ranges
+        )
+        if parts.random is not None:
+            self._write_random(aside, parts.random)
+            work.flush(f"state/rank{self.world.rank}.pt")
+        if self.world.is_first:
+            for name in self._write_small(aside, mode, step):
+                work.flush(name)
+        return written
 
     def _write_random(self, aside: Path, random: dict[str, Any]) -> None:
         torch.save(random, aside / "state" / f"rank{self.world.rank}.pt")
 
-    def _write_small(self, aside: Path, mode: str, step: int, places: dict[str, str]) -> None:
-        shutil.rmtree(aside / "on-the-way")
-        writer.write_configs(aside, self._published, self._content.model, self._content.tokenizer)
-        writer.write_index(aside, self._published, places)
+    def _write_small(self, aside: Path, mode: str, step: int) -> list[str]:
+        """Write the files that have no tensors; return their names."""
+        if self._configs is None:
+            self._configs = writer.read_configs(self._published, self._content.model, self._content.tokenizer)
+        files = dict(self._configs)
         if mode == "full":
-            write_json(aside / "state" / "progress.json", self._content.progress(step))
+            files["state/progress.json"] = json_text(self._content.progress(step)).encode()
             if self.run.spec.exists():
-                shutil.copyfile(self.run.spec, aside / "state" / "spec.yaml")
+                files["state/spec.yaml"] = self.run.spec.read_bytes()
+        for name, content in files.items():
+            (aside / name).parent.mkdir(exist_ok=True)
+            (aside / name).write_bytes(content)
+        return list(files)
 
-    def _prove(self, files: list[str], prints: list[TensorDigest], work: _Beside) -> commit.FileFacts:
-        """Read the files again: on each rank, a new process reads those of its neighbour. Returns the facts of all."""
-        early = {f"state/{shards.shard_file(rank)}" for rank in range(self.world.size)}
-        late = [file for file in files if file not in early]
-        others = late[(self.world.rank + 1) % self.world.size :: self.world.size]
-        answers = self._together.each("read it again", lambda: work.read(others, prints))
-        return {name: facts for some in answers for name, facts in some.items()}
+    def _prove(self, work: _Beside) -> commit.FileFacts:
+        """Wait until this rank's files equal memory and are on the disk; return their facts."""
+        return work.wait()
 
-    def _require_equal(self, found: commit.FileFacts, prints: list[TensorDigest]) -> None:
-        commit.require_coverage(self._published, prints)
-        commit.compare_digests(found, prints, self._published)
-
-    def _publish(
-        self,
-        aside: Path,
-        step: int,
-        mode: str,
-        found: commit.FileFacts,
-        prints: list[TensorDigest],
-        eval_loss: float | None,
-    ) -> None:
-        """Check that the files equal memory, and publish them."""
-        self._require_equal(found, prints)
+    def _publish(self, aside: Path, step: int, mode: str, every: list[_Written], eval_loss: float | None) -> None:
+        """Check that the files of all ranks are here and complete, and publish them."""
+        shutil.rmtree(aside / "on-the-way")
+        found = {name: facts for written in every for name, facts in written.facts.items()}
+        commit.require_files(aside, found)
+        commit.compare_digests(
+            (digest for written in every for digest in written.held),
+            (digest for written in every for digest in written.assembled),
+        )
+        writer.write_index(aside, self._published, {k: f for written in every for k, f in written.places.items()})
         facts = {
             "schema_version": SCHEMA_VERSION,
             "step": step,
@@ -431,13 +496,12 @@ class Saver:
         paths = sorted(p for p in aside.rglob("*") if p.is_file())
         files = {str(p.relative_to(aside)): p for p in paths}
         hashes = {
-            name: {k: found[name][k] for k in ("bytes", "sha256")}
-            if name in found
-            else {"bytes": path.stat().st_size, "sha256": file_hash(path)}
+            name: found.get(name) or {"bytes": path.stat().st_size, "sha256": file_hash(path)}
             for name, path in files.items()
         }
         write_json(aside / "manifest.json", {**facts, "created": time.time(), "files": hashes})
-        publish_checkpoint(self.run, aside, step, self._spec.keep, keep_best=self._spec.keep_best)
+        flushed = {name for written in every for name in written.flushed} | {"manifest.json"}
+        publish_checkpoint(self.run, aside, step, None, keep_best=self._spec.keep_best, flushed=flushed)
 
 
 def make_saver(

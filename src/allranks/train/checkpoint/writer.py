@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import msgspec
 import torch
 from torch import nn
 
+from allranks.train.checkpoint.readback import ExpectedTensor
 from allranks.train.models.adapters import is_adapted
 from allranks.train.models.safetensors_files import bytes_view, write_safetensors
 from allranks.train.models.weight_sources import NAME_OF
@@ -174,10 +177,10 @@ class RankParts:
 
 @dataclass(frozen=True)
 class TensorDigest:
-    """Digest of a range of a tensor in memory.
+    """Digest of a range of a weight in memory: in that of the rank that holds it, or of the rank that writes the weight's file.
 
     Attributes:
-        key: key in a published file, or in ``state/``.
+        key: ``model/<name>``.
         offset, numel: first element of the range in the flattened tensor, and number of elements.
         crc: CRC-32 of the bytes. It detects errors and damage, not forgery.
         dtype: safetensors' name of the dtype.
@@ -208,47 +211,33 @@ def collect_parts(
             state.append(shard)
     if random is not None:
         state += state_shards(strategy.state_ranges())
-    mine = (share_to_write(shard, rank, world) for shard in state)
+    ends = ends_of_shares(published, world, sum(_bytes(s.tensor) for s in state if s.everywhere))
+    mine = (share_to_write(shard, rank, world, ends) for shard in state)
     return RankParts(owned, tuple(scattered), tuple(s for s in mine if s.tensor.numel()), random)
+
+
+def ends_of_shares(published: PublishedFiles, world: int, state_bytes: int) -> list[int] | None:
+    """Return for `share_to_write` how the state that every rank holds is divided so that all ranks write the same number of bytes.
+
+    A rank that writes published files writes less of the state.
+
+    Args:
+        state_bytes: bytes of the state that every rank holds.
+    """
+    load = [0] * world
+    for i, names in enumerate(published.files):
+        load[i % world] += sum(bytes_of(*published.whole[name]) for name in names)
+    target = -(-(sum(load) + state_bytes) // world)
+    ends, end = [], 0
+    for own in load:
+        end += max(target - own, 0)
+        ends.append(end)
+    return ends if end else None
 
 
 def weight_name(key: str) -> str:
     """Return the name within the model for a shard's key (`Strategy.weight_shards` uses names within the loss)."""
     return key.removeprefix(MODEL).removeprefix(PREFIX)
-
-
-@dataclass
-class CpuCopies:
-    """CPU memory for one checkpoint's parts, reused by the next: there is never more than one copy."""
-
-    _kept: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def of(self, parts: RankParts) -> RankParts:
-        """Return copies of the parts. On CUDA all copies run asynchronously, with one synchronisation."""
-        used: dict[str, torch.Tensor] = {}
-
-        def copied(place: str, tensor: torch.Tensor) -> torch.Tensor:
-            old = self._kept.get(place)
-            if old is None or old.shape != tensor.shape or old.dtype != tensor.dtype:
-                old = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            used[place] = old.copy_(tensor.detach(), non_blocking=True)
-            return old
-
-        def shards(kind: str, given: Iterable[TensorShard]) -> tuple[TensorShard, ...]:
-            return tuple(
-                TensorShard(s.key, s.numel, s.offset, copied(f"{kind}{s.key}@{s.offset}", s.tensor)) for s in given
-            )
-
-        out = RankParts(
-            {n: copied(f"owned {n}", t) for n, t in parts.owned.items()},
-            shards("scattered ", parts.scattered),
-            shards("state ", parts.state),
-            parts.random,
-        )
-        self._kept = used
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return out
 
 
 def on_cpu(parts: RankParts) -> RankParts:
@@ -261,14 +250,9 @@ def on_cpu(parts: RankParts) -> RankParts:
     )
 
 
-def digests_of(parts: RankParts, published: PublishedFiles) -> list[TensorDigest]:
-    """Return the digests of all parts that are stored bitwise."""
-    keys = published.keys
-    return [
-        *(digest_of(keys[n], 0, t) for n, t in parts.owned.items() if n in keys),
-        *(digest_of(keys[n], s.offset, s.tensor) for s in parts.scattered if (n := s.key.removeprefix(MODEL)) in keys),
-        *(digest_of(s.key, s.offset, s.tensor) for s in parts.state),
-    ]
+def digests_of(shards: Iterable[TensorShard]) -> list[TensorDigest]:
+    """Return the digests of parts on the CPU."""
+    return [digest_of(s.key, s.offset, s.tensor) for s in shards]
 
 
 def digest_of(key: str, offset: int, tensor: torch.Tensor) -> TensorDigest:
@@ -281,32 +265,60 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+WrittenFile = Callable[[str, Mapping[str, ExpectedTensor]], Future[Any]]
+"""Begin to check a complete file of tensors, given its name and what it must hold."""
+
+
+def write_state(folder: Path, rank: int, state: Sequence[TensorShard], written: WrittenFile) -> None:
+    """Write this rank's parts of the state into ``state/``, for `shards.read_shards`."""
+    if state:
+        name = f"state/{shards.shard_file(rank)}"
+        shards.write_parts(state, folder / name)
+        written(name, {s.key: ExpectedTensor(s.tensor, (s.tensor.numel(),), s.offset) for s in state})
+
+
 def write_files(
-    folder: Path, on_the_way: Path, parts: RankParts, published: PublishedFiles, model: nn.Module, rank: int, world: int
+    folder: Path,
+    parts: RankParts,
+    published: PublishedFiles,
+    model: nn.Module,
+    rank: int,
+    world: int,
+    written: WrittenFile,
+    ranges: Mapping[str, Sequence[tuple[int, int]]],
 ) -> tuple[list[TensorDigest], dict[str, str]]:
-    """Write this rank's files.
+    """Write this rank's published files, one after the other.
 
     Args:
-        on_the_way: folder of the intermediate files with scattered parts of weights.
+        folder: its ``on-the-way`` has the scattered parts of weights.
+        ranges: by ``model/<name>``, offset and number of elements of all scattered parts.
 
     Returns:
-        Digests of the weights that are stored in another layout than in memory, and the file of each key.
+        Digests of the ranges in the weights that were put together from parts, and the file of each key.
     """
-    prints, places = [], {}
+    prints, places, check = [], {}, None
     for i, (file, names) in enumerate(zip(published.file_names(), published.files, strict=True)):
         if i % world != rank:
             continue
-        tensors = _whole(on_the_way, parts, published, names)
-        if published.adapted:
-            model.save_pretrained(  # type: ignore[operator] - "auto" would ask the hub whether the vocabulary was resized
-                str(folder), state_dict=tensors, safe_serialization=True, save_embedding_layers=False
-            )
-            assert (folder / ADAPTER_FILE).exists()
-            continue
-        out = {k: t.contiguous() for k, t in converted(model, tensors).items()}
+        if check is not None and not parts.owned.keys() >= set(names):
+            check.result()  # then its memory is free: never more than one file is put together from parts
+        tensors = _whole(folder / "on-the-way", parts, published, names)
+        for name in names:
+            flat = tensors[name].view(-1)
+            prints += [digest_of(MODEL + name, o, flat[o : o + n]) for o, n in ranges.get(MODEL + name, ())]
+        out = (
+            {published.keys[n]: t for n, t in tensors.items()} if published.adapted else dict(converted(model, tensors))
+        )
         write_safetensors(folder / file, out, {"format": "pt"})
+        # weights that are not converted are compared with the strategy's memory
+        expected = {k: ExpectedTensor(t, tuple(t.shape)) for k, t in out.items()}
+        expected |= {
+            published.keys[n]: ExpectedTensor(t, tuple(published.whole[n][1]))
+            for n, t in tensors.items()
+            if n in published.keys
+        }
+        check = written(file, expected)
         places |= dict.fromkeys(out, file)
-        prints += [digest_of(k, 0, t) for k, t in out.items() if k not in published.keys]
     return prints, places
 
 
@@ -336,8 +348,22 @@ def write_index(folder: Path, published: PublishedFiles, places: dict[str, str])
     (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
 
 
+def read_configs(published: PublishedFiles, model: Any, tokenizer: Any) -> dict[str, bytes]:
+    """Return the small files beside the weights by name: the same in each checkpoint of a run, and slow to make."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_configs(folder, published, model, tokenizer)
+        if published.adapted:  # PEFT writes its weights, too: here one number for each
+            numbers = {n: torch.zeros(1) for n in published.keys}
+            model.save_pretrained(  # "auto" would ask the hub whether the vocabulary was resized
+                str(folder), state_dict=numbers, safe_serialization=True, save_embedding_layers=False
+            )
+            (folder / ADAPTER_FILE).unlink()
+        return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
 def write_configs(folder: Path, published: PublishedFiles, model: Any, tokenizer: Any) -> None:
-    """Write the model's configuration (PEFT writes the adapter's beside its weights) and the tokenizer."""
+    """Write the model's configuration (not that of an adapter) and the tokenizer."""
     if not published.adapted:
         # as model.save_pretrained does, which imports DeepSpeed to look for its wrapper
         model.config.dtype = str(model.dtype).removeprefix("torch.")

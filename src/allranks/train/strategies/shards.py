@@ -87,7 +87,8 @@ class StateRange:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the range in a tensor with the layout of `parameter`, 1-D; a view if it is contiguous."""
-        return tensor.detach().reshape(-1)[self.start : self.start + self.length]
+        flat = tensor.detach().reshape(-1)
+        return flat if self.length == flat.numel() else flat[self.start : self.start + self.length]
 
 
 class _CheckpointableShard(torch.Tensor):
@@ -159,8 +160,7 @@ def state_shards(ranges: Iterable[StateRange]) -> list[TensorShard]:
             if isinstance(value, torch.Tensor) and value.ndim:
                 out.append(TensorShard(f"optimizer/{r.name}/{key}", r.numel, r.offset, r.of(value), *held))
             elif r.offset == 0:
-                # a copy: parameters of a flat part share one tensor, which safetensors refuses
-                number = torch.as_tensor(value, dtype=torch.float32).detach().reshape(1).clone()
+                number = torch.as_tensor(value, dtype=torch.float32).detach().reshape(1)
                 out.append(TensorShard(f"scalar/{r.name}/{key}", 1, 0, number, *held))
     return out
 
@@ -205,11 +205,16 @@ def write_shards(shards: Iterable[TensorShard], folder: Path, group: dist.Proces
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     mine = [own for shard in shards if (own := share_to_write(shard, rank, world)).tensor.numel()]
     every: list[Any] = [None] * world
-    dist.all_gather_object(every, [(s.key, s.offset, s.tensor.numel(), s.numel) for s in mine], group=group)
+    dist.all_gather_object(every, positions_of(mine), group=group)
     require_whole_tensors(part for parts in every for part in parts)
     if mine:
         folder.mkdir(parents=True, exist_ok=True)
         write_parts(mine, folder / shard_file(rank))
+
+
+def positions_of(parts: Iterable[TensorShard]) -> list[tuple[str, int, int, int]]:
+    """Return of each part: key, offset, number of elements, and elements of the full tensor."""
+    return [(p.key, p.offset, p.tensor.numel(), p.numel) for p in parts]
 
 
 def shard_file(rank: int) -> str:
@@ -248,13 +253,18 @@ def require_whole_tensors(parts: Iterable[tuple[str, int, int, int]]) -> None:
         )
 
 
-def share_to_write(shard: TensorShard, rank: int, world: int) -> TensorShard:
-    """Return what this rank writes: an even share if several ranks hold the same."""
+def share_to_write(shard: TensorShard, rank: int, world: int, ends: Sequence[int] | None = None) -> TensorShard:
+    """Return what this rank writes: an even share if several ranks hold the same.
+
+    Args:
+        ends: by rank, where its share ends of what every rank holds, as multiples of ``1 / ends[-1]``; None: even shares.
+    """
     at, of = (rank, world) if shard.everywhere else (shard.copy, shard.copies)
     if of == 1:
         return shard
+    begin, end, of = (ends[at - 1] if at else 0, ends[at], ends[-1]) if shard.everywhere and ends else (at, at + 1, of)
     held = shard.tensor.numel()
-    low, high = held * at // of, held * (at + 1) // of
+    low, high = held * begin // of, held * end // of
     return TensorShard(shard.key, shard.numel, shard.offset + low, shard.tensor[low:high])
 
 
