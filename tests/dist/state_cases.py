@@ -61,7 +61,7 @@ def load_shards(world: DistContext, args: dict[str, Any]) -> Any:
             ranges = strategy.state_ranges()
             room = shards.allocate_state(ranges, shards.stored_sizes(folder))
             shards.read_shards([*strategy.weight_shards(), *room], folder, world.control)
-            getattr(strategy, "loaded", lambda: None)()
+            strategy.finish_loading()
             saved = torch.load(Path(args["folder"]) / f"{source}.pt", weights_only=True)
             wrong += [(name, source, n) for n in _copies_that_differ(ranges, saved)]
             again = whole_state(strategy, world)
