@@ -15,6 +15,7 @@ from allranks.analysis.lint.rules.ports import port_range
 from tests.conftest import REPO
 from tests.lint.argument_cases import ARGUMENT_CASES
 from tests.lint.cases import BAD, GOOD
+from tests.lint.count_cases import COUNT_CASES
 from tests.lint.evidence_cases import CASES as EVIDENCE_CASES
 from tests.lint.helpers import found, lint_text
 from tests.lint.line_cases import LINE_CASES
@@ -34,6 +35,7 @@ CASES = [
     *ARGUMENT_CASES,
     *PROGRESS_CASES,
     *OPTION_CASES,
+    *COUNT_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())
