@@ -113,7 +113,7 @@ NODE_COUNT = _all(tasks.count, progress.group_of_one)
 MISSING_COLON = _all(commands.missing_colon, options.semicolon)
 DIRECTIVE_REFUSED = _all(directives.refused, options.bad_counts, requests.refused_times)
 NO_EFFECT = _all(variables.no_effect, counts.never_default)
-TASKS_CONTRADICT = _all(counts.contradicting_tasks, counts.more_gpus_for_tasks, counts.step_of_one_task)
+TASKS_CONTRADICT = _all(counts.contradicting_tasks, counts.gpus_of_tasks, counts.step_of_one_task)
 IDLE_NODES = _all(nodes.idle_nodes, counts.few_processes)
 WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts.spawned_world)
 TIME_UNIT = _all(steps.minutes, requests.hours_as_minutes)
@@ -164,9 +164,10 @@ RULES: tuple[LintRule, ...] = (
     LintRule("gpus-for-the-job", "note", tasks.gpus_total, tasks.GPUS_WHY, "--gpus-per-node=<n>", SLURM),
     LintRule("gpu-per-task", "note", tasks.gpu_per_task, tasks.PER_TASK_WHY, tasks.PER_TASK_CURE, SLURM),
     LintRule("device-of-one-gpu", "error", counts.device_of_one, tasks.PER_TASK_WHY, tasks.PER_TASK_CURE, SLURM),
-    LintRule("tasks-contradict", "warning", TASKS_CONTRADICT, counts.TASKS_WHY, counts.TASKS_CURE, SLURM),
-    LintRule("named-nodes", "warning", counts.named_nodes, counts.NAMED_WHY, counts.NAMED_CURE, "sbatch manual, --nodelist; Slurm's source, launch options"),
+    LintRule("tasks-contradict", "warning", TASKS_CONTRADICT, counts.TASKS_WHY, counts.TASKS_CURE, SLURM_TEST),
+    LintRule("named-nodes", "warning", counts.named_nodes, counts.NAMED_WHY, counts.NAMED_CURE, SLURM_TEST),
     LintRule("same-gpu", "warning", counts.same_gpu, counts.PARALLEL_WHY, counts.PARALLEL_CURE, "CUDA C++ programming guide, environment variables"),
+    LintRule("steps-wait", "warning", counts.waiting_steps, counts.STEPS_WHY, counts.STEPS_CURE, SLURM_TEST),
     LintRule("too-few-slots", "error", starters.few_slots, starters.SLOTS_WHY, "", "Open MPI's mpirun manual; Horovod's documentation, horovodrun"),
     LintRule("ray-step-ends", "warning", starters.ray_step_ends, starters.RAY_WHY, "", "Ray's documentation, Slurm; srun manual"),
     LintRule("more-ranks-than-gpus", "error", MORE_RANKS_THAN_GPUS, gpus.TOO_MANY_WHY, "set both to the same number", TORCHRUN),

@@ -14,7 +14,7 @@ COUNTED: dict[str, tuple[str, str, str]] = {
         "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun python train.py",
     ),
     "named-nodes": (
-        "`error: Required nodelist includes more nodes than permitted by max-node count`, or a job that waits for two hosts while others are free.",
+        "`sbatch: error: invalid number of nodes (-N 8-2)`; or a job that waits for one host while others are free.",
         "#SBATCH --nodes=2\n#SBATCH --nodelist=gpu[01-08]\nsrun python train.py",
         "#SBATCH --nodes=2\n#SBATCH --exclude=gpu[09-12]\nsrun python train.py",
     ),
@@ -22,6 +22,11 @@ COUNTED: dict[str, tuple[str, str, str]] = {
         "`nvidia-smi` shows both programs on GPU 0, and the others at 0 %.",
         "#SBATCH --nodes=1\n#SBATCH --gres=gpu:2\npython train.py --seed 1 &\npython train.py --seed 2 &\nwait",
         "#SBATCH --nodes=1\n#SBATCH --gres=gpu:2\nCUDA_VISIBLE_DEVICES=0 python train.py --seed 1 &\nCUDA_VISIBLE_DEVICES=1 python train.py --seed 2 &\nwait",
+    ),
+    "steps-wait": (
+        "`srun: Job 123 step creation temporarily disabled, retrying (Requested nodes are busy)`; the programs run one after another.",
+        "#SBATCH --nodes=1\n#SBATCH --ntasks=2\n#SBATCH --gres=gpu:2\nsrun -n1 python a.py &\nsrun -n1 python b.py &\nwait",
+        "#SBATCH --nodes=1\n#SBATCH --ntasks=2\n#SBATCH --gres=gpu:2\nsrun -n1 --exact --gpus=1 python a.py &\nsrun -n1 --exact --gpus=1 python b.py &\nwait",
     ),
     "too-few-slots": (
         "`There are not enough slots available in the system`, or `Requested more processes than there are available slots`.",

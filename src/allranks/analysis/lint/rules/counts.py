@@ -15,8 +15,8 @@ from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 # ---------------------------------------------------------------------------- named nodes
 
 NAMED_WHY = (
-    "--nodelist asks for all the hosts that it names, not for some of them: sbatch refuses the job, or cuts the list to its first hosts, "
-    "and the job waits for these only."
+    "--nodelist asks for all the hosts that it names, not for some of them: with --nodes sbatch refuses the job ('invalid number of nodes'), "
+    "with --ntasks it cuts the list to its first hosts."
 )
 NAMED_CURE = "name as many hosts as the job has nodes; --exclude=<hosts> leaves the choice to Slurm"
 MOST_HOSTS = 4096
@@ -32,7 +32,7 @@ def named_nodes(job: JobDescription) -> Iterator[Violation]:
     most = job.number(asked.rpartition("-")[2]) if "nodes" in job.heading else None
     if most and len(set(hosts)) > most:
         text = f"--nodelist names {len(set(hosts))} hosts, but the job asks for {most} node{'s' * (most > 1)}"
-        yield Violation(found.offset, text)
+        yield Violation(found.offset, text, severity="error")
     elif "nodes" not in job.heading and (tasks := job.number(job.heads("ntasks"))) and len(set(hosts)) > tasks:
         text = f"--nodelist names {len(set(hosts))} hosts, but the job has {tasks} task{'s' * (tasks > 1)}"
         yield Violation(found.offset, text)
@@ -40,7 +40,11 @@ def named_nodes(job: JobDescription) -> Iterator[Violation]:
     if both:
         text = f"--nodelist and --exclude both name {min(both)}"
         yield Violation(
-            found.offset, text, why="Slurm refuses a job whose node is required and excluded.", cure="name it once"
+            found.offset,
+            text,
+            why="sbatch refuses the job: 'Invalid node name specified'.",
+            cure="name it once",
+            severity="error",
         )
 
 
@@ -70,6 +74,7 @@ def _numbers(ranges: str) -> Iterator[str]:
 # ------------------------------------------------------------------------ tasks that contradict
 
 TASKS_WHY = "--ntasks counts the tasks of the whole job and takes precedence; --ntasks-per-node is then only the most that a node may have."
+REFUSED_WHY = "sbatch refuses the job: 'Requested node configuration is not available'."
 TASKS_CURE = "#SBATCH --ntasks-per-node=<n> without --ntasks"
 
 
@@ -86,40 +91,37 @@ def contradicting_tasks(job: JobDescription) -> Iterator[Violation]:
             continue
         if launch.srun.in_loop or launch.srun.in_function or (total < nodes * each and launch.kind != "python"):
             continue
+        if total > nodes * each:
+            break
         text = f"--ntasks={found.value} with --nodes={nodes} and --ntasks-per-node={each}: srun starts {total} task{'s' * (total > 1)}, not {nodes * each}"
         yield Violation(found.offset, text)
         return
     if total < nodes * each:
         return
     text = f"--ntasks={found.value} does not fit on --nodes={nodes} with --ntasks-per-node={each}"
-    yield Violation(found.offset, text, why="Slurm refuses the job, or ignores one of the two.")
+    yield Violation(found.offset, text, why=REFUSED_WHY, severity="error")
 
 
-def more_gpus_for_tasks(job: JobDescription) -> Iterator[Violation]:
-    """Report ``--gpus-per-task`` times the tasks that is more than the GPUs of the job, or of a node."""
+GPUS_WHY = "sbatch refuses the job: 'Failed to validate job spec', or 'Requested node configuration is not available'."
+GPUS_CURE = "omit --gpus-per-task: every task then sees all GPUs of its node; or make the numbers equal"
+
+
+def gpus_of_tasks(job: JobDescription) -> Iterator[Violation]:
+    """Report ``--gpus-per-task`` times the tasks that is not the GPUs of the job, or of a node."""
     each, total = job.number(job.heads("gpus-per-task")), job.number(job.heads("ntasks"))
-    on_node = job.number(job.heads("ntasks-per-node"))
+    on_node, nodes = job.number(job.heads("ntasks-per-node")), job.number(job.heads("nodes"))
     if not each:
         return
-    whole, known = job.number((job.heads("gpus") or "").rpartition(":")[2]), "gpus" in job.heading
-    have, on_nodes = count_gpus(job.heads("gpus-per-node"), job.heads("gres"))
-    nodes = job.number(job.heads("nodes"))
-    tasks = total or (on_node * nodes if on_node and nodes else None)
     found = job.heading["gpus-per-task"]
-    if known and whole and tasks and each * tasks > whole:
-        yield Violation(
-            found.offset,
-            f"{tasks} tasks with --gpus-per-task={each} need {each * tasks} GPUs, but --gpus={whole}",
-            why=GPUS_WHY,
-        )
-    elif on_nodes and have and (on_node or (total if nodes == 1 else None)):
-        here = on_node or total or 0
-        if each * here > have:
-            text = f"{here} tasks per node with --gpus-per-task={each} need {each * here} GPUs, but the job requests {have} per node"
-            yield Violation(found.offset, text, why=GPUS_WHY)
-
-
-GPUS_WHY = "Slurm refuses the job: the GPUs of its tasks are more than those that it requests."
+    whole = job.number((job.heads("gpus") or "").rpartition(":")[2])
+    have, known = count_gpus(job.heads("gpus-per-node"), job.heads("gres"))
+    here = on_node or (total if nodes == 1 else None)
+    if whole and total and each * total != whole:
+        text = f"{total} tasks with --gpus-per-task={each} are {each * total} GPUs, but --gpus={whole}"
+        yield Violation(found.offset, text, why=GPUS_WHY, cure=GPUS_CURE, severity="error")
+    elif known and have and here and each * here != have and not whole:
+        text = f"{here} task{'s' * (here > 1)} per node with --gpus-per-task={each} are {each * here} GPUs, but the job requests {have} per node"
+        yield Violation(found.offset, text, why=GPUS_WHY, cure=GPUS_CURE, severity="error")
 
 
 def step_of_one_task(job: JobDescription) -> Iterator[Violation]:
@@ -230,6 +232,59 @@ def same_gpu(job: JobDescription) -> Iterator[Violation]:
         return
     text = f"{len(side)} runs of {programs[0]} side by side in a job of {gpus} GPUs, and none gets a GPU of its own"
     yield Violation(side[0].offset, text, why=PARALLEL_WHY, cure=PARALLEL_CURE)
+
+
+# ------------------------------------------------------------------------ steps that wait
+
+STEPS_WHY = (
+    "A step takes all GPUs of the job unless it asks for fewer: the next one waits ('step creation temporarily disabled, retrying') until "
+    "it has ended."
+)
+STEPS_CURE = "srun --exact --gpus=1 ... for each; or --overlap, if they are to share the GPUs"
+OWN_GPUS = {
+    "gres",
+    "gpus",
+    "gpus-per-node",
+    "gpus-per-task",
+    "gpus-per-socket",
+    "tres-per-task",
+    "overlap",
+    "oversubscribe",
+    "jobid",
+    "nodelist",
+}
+
+
+def waiting_steps(job: JobDescription) -> Iterator[Violation]:
+    """Report steps in the background, each of which takes all GPUs of the only node."""
+    if (
+        not job.is_batch
+        or not job.gpus_per_node
+        or job.nodes != 1
+        or job.has("SLURM_OVERLAP", "SLURM_STEP_GRES", "SLURM_GRES")
+    ):
+        return
+    if (job.slurm_version or (22, 5)) < (20, 11):
+        return
+    steps = [
+        c for c in job.calls if c.program == "srun" and not c.in_substitution and not c.under and not c.in_function
+    ]
+    if any(a.source.text.startswith(UNRESOLVED_OPEN) and not a.quoted for c in steps for a in c.args):
+        return
+    side = [c for c in steps if c.after == "&" and not slurm_options(c).keys() & OWN_GPUS and not c.branch]
+    later = [
+        c
+        for c in steps
+        if side and c.offset > side[0].offset and c not in side and not slurm_options(c).keys() & OWN_GPUS
+    ]
+    if not side or (len(side) + len(later) < 2 and not side[0].in_loop):
+        return
+    second = (side[1:2] or later[:1] or side)[0]
+    between = [c for c in job.calls if c.program == "wait" and side[0].offset < c.offset < second.offset]
+    if between:
+        return
+    text = f"the job's {job.gpus_per_node} GPUs go to one step at a time: this one waits for the one above it"
+    yield Violation(second.offset, text, why=STEPS_WHY, cure=STEPS_CURE)
 
 
 # --------------------------------------------------------------- counts that options repeat
