@@ -23,6 +23,7 @@ from tests.lint.name_cases import NAME_CASES
 from tests.lint.option_cases import OPTION_CASES
 from tests.lint.placement_cases import PLACEMENT
 from tests.lint.progress_cases import PROGRESS_CASES
+from tests.lint.request_cases import REQUEST_CASES
 from tests.lint.shell_cases import SHELL_CASES
 from tests.lint.step_cases import STEP_CASES
 
@@ -36,6 +37,7 @@ CASES = [
     *PROGRESS_CASES,
     *OPTION_CASES,
     *COUNT_CASES,
+    *REQUEST_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())

@@ -11,7 +11,7 @@ from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import ProgramCall
 
 MPI = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun"}
-STARTERS = MPI | {"srun", "jsrun", "horovodrun"}
+STARTERS = MPI | {"srun", "jsrun", "aprun", "horovodrun"}
 # https://docs.open-mpi.org (mpirun), the mpiexec of MPICH, Intel MPI and HPE's PALS, https://docs.olcf.ornl.gov (jsrun)
 TOTAL = {"-np", "--np", "-n", "--n"}
 EACH = {"-ppn", "--ppn", "-npernode", "--npernode", "-N", "-perhost", "--perhost", "-rpn", "--rpn"}

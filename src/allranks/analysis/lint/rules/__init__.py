@@ -73,7 +73,7 @@ def _certain_first(*checks: RuleCheck) -> RuleCheck:
 # The rules whose mistake has several forms.
 MISSPELLED_VARIABLE = _all(variables.misspelled, names.near_names)
 INVALID_VALUE = _all(variables.invalid, names.not_a_number, names.port_zero, counts.job_as_port)
-NOT_EXPORTED = _all(dataflow.not_exported, names.without_export, starters.not_passed)
+NOT_EXPORTED = _all(dataflow.not_exported, names.without_export, starters.not_passed, starters.into_container)
 UNSET_VARIABLE = _all(
     dataflow.unset, names.set_too_late, names.set_in_comment, texts.no_slurm_name, options.other_names
 )
@@ -111,7 +111,15 @@ NEVER_EXPANDED = _all(values.literal, arguments.no_dollar_option, options.names_
 ASKS_FOR_ANSWER = _all(environments.asks, progress.asks_more)
 NODE_COUNT = _all(tasks.count, progress.group_of_one)
 MISSING_COLON = _all(commands.missing_colon, options.semicolon)
-DIRECTIVE_REFUSED = _all(directives.refused, options.bad_counts, requests.refused_times)
+DIRECTIVE_NOT_READ = _all(scripts.unread, requests.cut_list)
+DIRECTIVE_REFUSED = _all(
+    directives.refused,
+    options.bad_counts,
+    requests.refused_times,
+    requests.exclusive_options,
+    requests.counted_gpus,
+    requests.misplaced_walltime,
+)
 NO_EFFECT = _all(variables.no_effect, counts.never_default)
 TASKS_CONTRADICT = _all(counts.contradicting_tasks, counts.gpus_of_tasks, counts.step_of_one_task)
 IDLE_NODES = _all(nodes.idle_nodes, counts.few_processes)
@@ -205,7 +213,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("variable-in-directive", "error", scripts.variable, scripts.VARIABLE_WHY, scripts.VARIABLE_CURE, SLURM_TEST),
     LintRule("directive-refused", "error", DIRECTIVE_REFUSED, directives.REFUSED_WHY, "", SLURM_TEST),
     LintRule("directive-too-late", "error", scripts.late, scripts.LATE_WHY, scripts.LATE_CURE, SLURM_TEST),
-    LintRule("directive-not-read", "warning", scripts.unread, scripts.UNREAD_WHY, "write it as #SBATCH at the start of the line", SLURM_TEST),
+    LintRule("directive-not-read", "warning", DIRECTIVE_NOT_READ, scripts.UNREAD_WHY, "write it as #SBATCH at the start of the line", SLURM_TEST),
     LintRule("output-folder", "warning", OUTPUT_FOLDER, scripts.OUTPUT_WHY, scripts.OUTPUT_CURE, SLURM_TEST),
     LintRule("no-shebang", "error", NO_SHEBANG, scripts.SHEBANG_WHY, "start the file with #!/bin/bash", SLURM_TEST),
     LintRule("dos-line-breaks", "error", scripts.line_breaks, scripts.CRLF_WHY, "dos2unix FILE, or sed -i 's/\\r$//' FILE", SLURM_TEST, ANY),

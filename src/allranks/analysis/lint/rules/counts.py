@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import PYTHON, slurm_options
-from allranks.analysis.lint.job import JobDescription, count_gpus
+from allranks.analysis.lint.job import JobDescription, LauncherCall, count_gpus
 from allranks.analysis.lint.placement import MPI, count_of, started_by
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.nodes import SPREADS_ITSELF, STARTS_ELSEWHERE, runs_script
+from allranks.analysis.lint.rules.tasks import WORLD_OPTION
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 
 # ---------------------------------------------------------------------------- named nodes
@@ -325,11 +326,18 @@ def _told(job: JobDescription, call: ProgramCall, pattern: re.Pattern[str]) -> t
 
 def told_world(job: JobDescription) -> Iterator[Violation]:
     """Compare the number of ranks that a program's own option gives with the tasks that are started."""
-    for launch in job.launches:
+    known = {la.call.offset for la in job.launches}
+    others = [
+        c for c in job.work_calls if c.offset not in known and any(u.program in ("jsrun", "aprun") for u in c.under)
+    ]
+    # world-size compares the usual spellings for srun and mpirun.
+    for launch in [*job.launches, *(LauncherCall("python", c, {}) for c in others)]:
         if launch.kind != "python" or launch.call.in_loop or launch.call.in_function:
             continue
         started = started_by(job, launch)
         told = _told(job, launch.call, WORLD_WORDS)
+        if told is None and launch.call.offset not in known:
+            told = _told(job, launch.call, WORLD_OPTION)
         if told and started and started.total and (started.per_node or 1) > 1 and told[0] != started.total:
             text = f"{told[2]}, but {started.starter.program} starts {started.total} ranks"
             yield Violation(told[1], text, cure="the number of tasks, $SLURM_NTASKS")

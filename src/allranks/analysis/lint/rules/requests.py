@@ -1,11 +1,11 @@
-"""Rules for the lines of PBS and LSF: times and amounts in another unit, and patterns that only Slurm replaces."""
+"""Rules for requests that a batch system refuses, and for lines of PBS and LSF in the unit or with the patterns of another one."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.job import JobDescription, count_gpus
 from allranks.analysis.lint.records import Violation
 
 LIKELY_HOURS = {24, 48, 72, 96, 144, 168}
@@ -90,3 +90,73 @@ def foreign_patterns(job: JobDescription) -> Iterator[Violation]:
                     cure=cure,
                 )
                 return
+
+
+# ------------------------------------------------------------- options that exclude each other
+
+EXCLUDES = (("ntasks-per-node", "ntasks-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
+"""sbatch 22.05 takes only one of each pair."""
+
+
+def exclusive_options(job: JobDescription) -> Iterator[Violation]:
+    """Report options of sbatch that exclude each other."""
+    for first, second in EXCLUDES:
+        one, two = job.heading.get(first), job.heading.get(second)
+        if one and two and not one.late and not two.late:
+            # Slurm before 22.05 accepted the CPUs in both ways.
+            severity = "error" if first.startswith("ntasks") else "warning"
+            yield Violation(
+                max(one.offset, two.offset),
+                f"--{first} and --{second}: sbatch accepts only one of them",
+                cure="remove one of the two",
+                severity=severity,
+            )
+
+
+def counted_gpus(job: JobDescription) -> Iterator[Violation]:
+    """Compare the GPUs that ``--gpus``, ``--gpus-per-node`` and ``--gres`` ask for: sbatch and srun do as well."""
+    per_node, _ = count_gpus(job.heads("gpus-per-node"), None)
+    of_gres, _ = count_gpus(None, job.heads("gres"))
+    whole = job.number((job.heads("gpus") or "").rpartition(":")[2])
+    found = job.heading.get("gpus-per-node")
+    if found and not found.late and per_node and of_gres and per_node != of_gres and _starts_steps(job):
+        text = f"--gpus-per-node={found.value}, but --gres={job.heads('gres')}: srun asks for the one and the job has the other"
+        yield Violation(
+            found.offset,
+            text,
+            why="srun stops with 'Invalid generic resource (gres) specification', or uses a part of the GPUs.",
+            cure="remove one of the two",
+        )
+    each, found, nodes = per_node or of_gres, job.heading.get("gpus"), job.number(job.heads("nodes"))
+    if found is None or found.late or not each or not whole or job.heading.keys() & {"gpus-per-socket"}:
+        return
+    if whole < each or (nodes and whole != each * nodes):
+        text = f"--gpus={found.value} is the total, but the job requests {each} GPU{'s' * (each > 1)} on each of {nodes or 'its'} nodes"
+        yield Violation(found.offset, text, cure=f"remove --gpus, or --gpus={each * (nodes or 1)}")
+
+
+def _starts_steps(job: JobDescription) -> bool:
+    return any(c.program == "srun" and not c.in_substitution for c in job.calls)
+
+
+def misplaced_walltime(job: JobDescription) -> Iterator[Violation]:
+    """Report a resource of the whole job in a chunk of PBS."""
+    for offset, line in _lines(job, "#PBS"):
+        found = re.search(r"-l\s*select=\S*:(walltime|place|pmem|cput)=", line)
+        if found:
+            text = f"{found[1]} stands in select, which only takes resources of a chunk"
+            yield Violation(offset, text, why=FORM_WHY, cure=f"-l select=... -l {found[1]}=...")
+
+
+def cut_list(job: JobDescription) -> Iterator[Violation]:
+    """Report a blank in a list of PBS resources: the list ends there."""
+    for offset, line in _lines(job, "#PBS"):
+        found = re.search(r"-l\s*\w+=\S*,\s+(\w+=\S+)", line)
+        if found:
+            text = f"the list ends at the blank: {found[1]} is not part of it"
+            yield Violation(
+                offset,
+                text,
+                why="The resource is not requested, or no job is submitted.",
+                cure="no blank after the comma",
+            )

@@ -218,3 +218,68 @@ def ray_step_ends(job: JobDescription) -> Iterator[Violation]:
 
 def _starts_ray(call: ProgramCall) -> bool:
     return call.program == "ray" and [a.text for a in call.args[:1]] == ["start"]
+
+
+ENVIRONMENT_WHY = "The container starts with an environment of its own: the variable is not set there."
+NEEDED = re.compile(
+    r"MASTER_ADDR|MASTER_PORT|WORLD_SIZE|RANK|NODE_RANK|CUDA_VISIBLE_DEVICES|(?:NCCL|GLOO|UCX)_\w+|WANDB_API_KEY|HF_TOKEN"
+)
+ENGINES = {"docker", "podman", "nvidia-docker"}
+IMAGES = {"singularity", "apptainer"}
+
+
+def into_container(job: JobDescription) -> Iterator[Violation]:
+    """Report variables that are exported for a program in a container, which does not get them."""
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        if call.in_substitution or call.in_function or not words or any("$" in w and "@" in w for w in words):
+            continue
+        engine = call.program in ENGINES and "run" in words[:2]
+        clean = call.program in IMAGES and words[0] in ("exec", "run") and _cleans(words[1:])
+        if not (engine or clean) or any(w.startswith(("--env-file", "--env-host", "-E")) for w in words):
+            continue
+        own = [
+            *call.prefix,
+            *(a for a in job.set_values_at_top() if a.exported and a.offset < call.offset and not a.in_function),
+        ]
+        for item in own:
+            text = " ".join(words)
+            if (
+                not NEEDED.fullmatch(item.name)
+                or re.search(rf"\b{item.name}\b", text)
+                or item.removed
+                or not item.value
+            ):
+                continue
+            if item.name == "CUDA_VISIBLE_DEVICES" and re.search(r"device=|NVIDIA_VISIBLE", text):
+                continue
+            # It may be given to the program as an argument, or be passed on under another name.
+            used = any(u.name == item.name and u.offset > item.offset for u in job.uses)
+            inside = job.has(f"SINGULARITYENV_{item.name}", f"APPTAINERENV_{item.name}")
+            if used or inside:
+                continue
+            how = (
+                f"{call.program} run passes no variables"
+                if engine
+                else f"{call.program} with a clean environment passes none"
+            )
+            yield Violation(
+                item.offset,
+                f"{item.name} is set, but {how}",
+                why=ENVIRONMENT_WHY,
+                cure=f"{'-e' if engine else '--env'} {item.name}{'' if engine else '=$' + item.name}",
+                severity="warning",
+            )
+            break
+
+
+def _cleans(words: list[str]) -> bool:
+    """Return whether an option in front of the image starts with a clean environment."""
+    for word in words:
+        if not word.startswith("-"):
+            if word.endswith((".sif", ".simg", ".img", ".sqsh")):
+                return False
+            continue
+        if word in ("--cleanenv", "--containall", "-e", "-C") or re.fullmatch(r"-[a-zA-Z]*[eC][a-zA-Z]*", word):
+            return True
+    return False
