@@ -26,6 +26,7 @@ from tests.lint.progress_cases import PROGRESS_CASES
 from tests.lint.request_cases import REQUEST_CASES
 from tests.lint.shell_cases import SHELL_CASES
 from tests.lint.step_cases import STEP_CASES
+from tests.lint.visible_cases import VISIBLE_CASES
 
 CASES = [
     *EVIDENCE_CASES,
@@ -38,6 +39,7 @@ CASES = [
     *OPTION_CASES,
     *COUNT_CASES,
     *REQUEST_CASES,
+    *VISIBLE_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())

@@ -36,6 +36,7 @@ from allranks.analysis.lint.rules import (
     texts,
     values,
     variables,
+    visible,
 )
 
 ANY = ("script", "environment", "spec")
@@ -72,7 +73,9 @@ def _certain_first(*checks: RuleCheck) -> RuleCheck:
 
 # The rules whose mistake has several forms.
 MISSPELLED_VARIABLE = _all(variables.misspelled, names.near_names)
-INVALID_VALUE = _all(variables.invalid, names.not_a_number, names.port_zero, counts.job_as_port)
+INVALID_VALUE = _all(
+    variables.invalid, names.not_a_number, names.port_zero, counts.job_as_port, visible.ports_of_options
+)
 NOT_EXPORTED = _all(dataflow.not_exported, names.without_export, starters.not_passed, starters.into_container)
 UNSET_VARIABLE = _all(
     dataflow.unset, names.set_too_late, names.set_in_comment, texts.no_slurm_name, options.other_names
@@ -82,9 +85,11 @@ MISTYPED_COMMAND = _all(shell.mistyped, names.misspelt_commands, options.misspel
 IDLE_GPUS = _certain_first(
     gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device, progress.told_fewer, progress.few_in_parallel
 )
-MORE_RANKS_THAN_GPUS = _all(gpus.too_many, steps.too_many_started, counts.told_more)
+MORE_RANKS_THAN_GPUS = _all(gpus.too_many, steps.too_many_started, counts.told_more, visible.few_visible)
 MEMORY_UNIT = _all(allocation.megabytes, steps.small_memory, requests.bytes_of_memory)
-VISIBLE_DEVICES = _all(variables.visible_devices, steps.listed_twice, starters.ignored_devices)
+VISIBLE_DEVICES = _all(
+    variables.visible_devices, steps.listed_twice, starters.ignored_devices, visible.of_all_ranks, visible.of_loops
+)
 SEVERAL_TORCHRUNS = _all(tasks.several, steps.launchers_in_tasks, progress.per_gpu_tasks)
 BROKEN_LINE = _all(
     shell.continued,
@@ -121,6 +126,8 @@ DIRECTIVE_REFUSED = _all(
     requests.misplaced_walltime,
 )
 NO_EFFECT = _all(variables.no_effect, counts.never_default)
+DEVICE_OF_ONE_GPU = _all(counts.device_of_one, visible.beyond_visible)
+SAME_GPU = _all(counts.same_gpu, visible.overlapping)
 TASKS_CONTRADICT = _all(counts.contradicting_tasks, counts.gpus_of_tasks, counts.step_of_one_task)
 IDLE_NODES = _all(nodes.idle_nodes, counts.few_processes)
 WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts.spawned_world)
@@ -171,10 +178,10 @@ RULES: tuple[LintRule, ...] = (
     LintRule("threads-missing", "note", tasks.threads, tasks.THREADS_WHY, tasks.THREADS_CURE, TORCHRUN),
     LintRule("gpus-for-the-job", "note", tasks.gpus_total, tasks.GPUS_WHY, "--gpus-per-node=<n>", SLURM),
     LintRule("gpu-per-task", "note", tasks.gpu_per_task, tasks.PER_TASK_WHY, tasks.PER_TASK_CURE, SLURM),
-    LintRule("device-of-one-gpu", "error", counts.device_of_one, tasks.PER_TASK_WHY, tasks.PER_TASK_CURE, SLURM),
+    LintRule("device-of-one-gpu", "error", DEVICE_OF_ONE_GPU, tasks.PER_TASK_WHY, tasks.PER_TASK_CURE, SLURM),
     LintRule("tasks-contradict", "warning", TASKS_CONTRADICT, counts.TASKS_WHY, counts.TASKS_CURE, SLURM_TEST),
     LintRule("named-nodes", "warning", counts.named_nodes, counts.NAMED_WHY, counts.NAMED_CURE, SLURM_TEST),
-    LintRule("same-gpu", "warning", counts.same_gpu, counts.PARALLEL_WHY, counts.PARALLEL_CURE, "CUDA C++ programming guide, environment variables"),
+    LintRule("same-gpu", "warning", SAME_GPU, counts.PARALLEL_WHY, counts.PARALLEL_CURE, "CUDA C++ programming guide, environment variables"),
     LintRule("steps-wait", "warning", counts.waiting_steps, counts.STEPS_WHY, counts.STEPS_CURE, SLURM_TEST),
     LintRule("too-few-slots", "error", starters.few_slots, starters.SLOTS_WHY, "", "Open MPI's mpirun manual; Horovod's documentation, horovodrun"),
     LintRule("ray-step-ends", "warning", starters.ray_step_ends, starters.RAY_WHY, "", "Ray's documentation, Slurm; srun manual"),

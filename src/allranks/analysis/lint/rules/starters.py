@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.placement import MPI, count_of
-from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.analysis.lint.records import Assignment, ProgramCall, Violation
 
 SLOTS_WHY = "The launcher refuses more processes than its hosts have slots, and nothing starts."
 DEEPSPEED_WHY = "deepspeed stops with an error: its host filters exclude each other."
@@ -74,9 +74,8 @@ def ignored_devices(job: JobDescription) -> Iterator[Violation]:
         if launch.kind != "deepspeed":
             continue
         option = launch.option("num_gpus")
-        own = [a for a in launch.call.prefix if a.name == "CUDA_VISIBLE_DEVICES"] or [
-            a for a in job.set_values_at_top() if a.name == "CUDA_VISIBLE_DEVICES" and a.exported and a.offset < launch.call.offset and not a.in_function
-        ]  # fmt: skip
+        own = [a for a in launch.call.prefix if a.name == "CUDA_VISIBLE_DEVICES"]
+        own = own or exported_before(job, "CUDA_VISIBLE_DEVICES", launch.call)
         if option is None or not own or not re.fullmatch(r"\d{1,2}(?:,\d{1,2})*", own[-1].value):
             continue
         numbers = [int(n) for n in own[-1].value.split(",")]
@@ -90,6 +89,13 @@ def ignored_devices(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 option.arg.offset, text, why=DEVICES_WHY, cure=f"--include localhost:{own[-1].value} without --num_gpus"
             )
+
+
+def exported_before(job: JobDescription, name: str, call: ProgramCall) -> list[Assignment]:
+    """Return what the script exports above a command, without what stands in front of other commands."""
+    fronts = {a.offset for c in job.calls for a in c.prefix}
+    found = [a for a in job.set_values(name) if a.exported and a.offset < call.offset and a.offset not in fronts]
+    return [a for a in found if not a.in_function and not a.in_substitution]
 
 
 def not_passed(job: JobDescription) -> Iterator[Violation]:
@@ -238,10 +244,9 @@ def into_container(job: JobDescription) -> Iterator[Violation]:
         clean = call.program in IMAGES and words[0] in ("exec", "run") and _cleans(words[1:])
         if not (engine or clean) or any(w.startswith(("--env-file", "--env-host", "-E")) for w in words):
             continue
-        own = [
-            *call.prefix,
-            *(a for a in job.set_values_at_top() if a.exported and a.offset < call.offset and not a.in_function),
-        ]
+        fronts = {a.offset for c in job.calls for a in c.prefix}
+        above = [a for a in job.set_values_at_top() if a.exported and a.offset < call.offset and a.offset not in fronts]
+        own = [*call.prefix, *(a for a in above if not a.in_function)]
         for item in own:
             text = " ".join(words)
             if (
