@@ -74,6 +74,14 @@ TASKS: list[tuple[str, str, int, str]] = [
     ("steps-wait", ONE + "srun python a.py &\nwait\nsrun python b.py\n", 0, ""),
     ("steps-wait", ONE + "srun python a.py &\nwait\n", 0, ""),
     ("steps-wait", TWO + "srun -N1 -n1 python a.py &\nsrun -N1 -n1 python b.py &\nwait\n", 0, ""),
+    (
+        "steps-wait",
+        asks("-n 2", "-N 1", "--gpus-per-task=1")
+        + "srun -n1 --exact python a.py &\nsrun -n1 --exact python b.py &\nwait\n",
+        0,
+        "",
+    ),
+    ("steps-wait", ONE + "module load slurm/20.02\nsrun -n1 python a.py &\nsrun -n1 python b.py &\nwait\n", 0, ""),
     ("steps-wait", asks("-N 1", "-n 2") + "srun -n1 python a.py &\nsrun -n1 python b.py &\nwait\n", 0, ""),
     ("directive-not-read", "#!/bin/bash\n#sbatch --nodes=1\n#SBATCH -n 8\nsrun python x.py\n", 2, "warning"),
     ("directive-not-read", "#!/bin/bash\n#sbatch --nodes=1\n#SBATCH -n 1\nsrun python x.py\n", 2, "note"),

@@ -242,6 +242,7 @@ STEPS_WHY = (
     "it has ended."
 )
 STEPS_CURE = "srun --exact --gpus=1 ... for each; or --overlap, if they are to share the GPUs"
+FIRST_EXCLUSIVE_STEPS = (20, 11)
 OWN_GPUS = {
     "gres",
     "gpus",
@@ -265,7 +266,11 @@ def waiting_steps(job: JobDescription) -> Iterator[Violation]:
         or job.has("SLURM_OVERLAP", "SLURM_STEP_GRES", "SLURM_GRES")
     ):
         return
-    if (job.slurm_version or (22, 5)) < (20, 11):
+    version = job.slurm_version
+    if (version is not None and version < FIRST_EXCLUSIVE_STEPS) or job.heading.keys() & {
+        "gpus-per-task",
+        "tres-per-task",
+    }:
         return
     steps = [
         c for c in job.calls if c.program == "srun" and not c.in_substitution and not c.under and not c.in_function
