@@ -15,6 +15,7 @@ from allranks.analysis.lint.rules.ports import port_range
 from tests.conftest import REPO
 from tests.lint.argument_cases import ARGUMENT_CASES
 from tests.lint.cases import BAD, GOOD
+from tests.lint.count_cases import COUNT_CASES
 from tests.lint.evidence_cases import CASES as EVIDENCE_CASES
 from tests.lint.helpers import found, lint_text
 from tests.lint.line_cases import LINE_CASES
@@ -22,8 +23,10 @@ from tests.lint.name_cases import NAME_CASES
 from tests.lint.option_cases import OPTION_CASES
 from tests.lint.placement_cases import PLACEMENT
 from tests.lint.progress_cases import PROGRESS_CASES
+from tests.lint.request_cases import REQUEST_CASES
 from tests.lint.shell_cases import SHELL_CASES
 from tests.lint.step_cases import STEP_CASES
+from tests.lint.visible_cases import VISIBLE_CASES
 
 CASES = [
     *EVIDENCE_CASES,
@@ -34,6 +37,9 @@ CASES = [
     *ARGUMENT_CASES,
     *PROGRESS_CASES,
     *OPTION_CASES,
+    *COUNT_CASES,
+    *REQUEST_CASES,
+    *VISIBLE_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())

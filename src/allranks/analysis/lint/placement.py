@@ -11,7 +11,7 @@ from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import ProgramCall
 
 MPI = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun"}
-STARTERS = MPI | {"srun", "jsrun", "horovodrun"}
+STARTERS = MPI | {"srun", "jsrun", "aprun", "horovodrun"}
 # https://docs.open-mpi.org (mpirun), the mpiexec of MPICH, Intel MPI and HPE's PALS, https://docs.olcf.ornl.gov (jsrun)
 TOTAL = {"-np", "--np", "-n", "--n"}
 EACH = {"-ppn", "--ppn", "-npernode", "--npernode", "-N", "-perhost", "--perhost", "-rpn", "--rpn"}
@@ -42,7 +42,7 @@ def started_by(job: JobDescription, launch: LauncherCall) -> Started | None:
 
 
 def _of_mpirun(job: JobDescription, starter: ProgramCall) -> Started:
-    total, each = _count(job, starter, TOTAL), _count(job, starter, EACH)
+    total, each = count_of(job, starter, TOTAL), count_of(job, starter, EACH)
     mapped = next((found for a in starter.args if (found := PER_RESOURCE.search(a.text))), None)
     each = each or (int(mapped[1]) if mapped else None)
     nodes = 1 if starter.program == "horovodrun" and not names_hosts(starter) else job.nodes
@@ -57,14 +57,14 @@ def names_hosts(starter: ProgramCall) -> bool:
 
 
 def _of_jsrun(job: JobDescription, starter: ProgramCall) -> Started:
-    sets, per_host = _count(job, starter, {"-n", "--nrs"}), _count(job, starter, {"-r", "--rs_per_host"})
-    tasks = _count(job, starter, {"-a", "--tasks_per_rs"}) or 1
+    sets, per_host = count_of(job, starter, {"-n", "--nrs"}), count_of(job, starter, {"-r", "--rs_per_host"})
+    tasks = count_of(job, starter, {"-a", "--tasks_per_rs"}) or 1
     total = sets * tasks if sets else None
     each = per_host * tasks if per_host else -(-total // job.nodes) if total and job.nodes else None
     return Started(starter, total, each)
 
 
-def _count(job: JobDescription, call: ProgramCall, names: set[str]) -> int | None:
+def count_of(job: JobDescription, call: ProgramCall, names: set[str]) -> int | None:
     """Return the number that an option has: ``-n 4``, ``-n4``, ``--nrs=4``."""
     for arg, following in call.pairs():
         name, equals, value = arg.text.partition("=")

@@ -10,6 +10,7 @@ from allranks.analysis.lint.rules import (
     allocation,
     arguments,
     commands,
+    counts,
     dataflow,
     directives,
     environments,
@@ -23,16 +24,19 @@ from allranks.analysis.lint.rules import (
     ports,
     progress,
     rendezvous,
+    requests,
     scripts,
     secrets,
     sessions,
     shell,
+    starters,
     steps,
     storage,
     tasks,
     texts,
     values,
     variables,
+    visible,
 )
 
 ANY = ("script", "environment", "spec")
@@ -69,8 +73,10 @@ def _certain_first(*checks: RuleCheck) -> RuleCheck:
 
 # The rules whose mistake has several forms.
 MISSPELLED_VARIABLE = _all(variables.misspelled, names.near_names)
-INVALID_VALUE = _all(variables.invalid, names.not_a_number, names.port_zero)
-NOT_EXPORTED = _all(dataflow.not_exported, names.without_export)
+INVALID_VALUE = _all(
+    variables.invalid, names.not_a_number, names.port_zero, counts.job_as_port, visible.ports_of_options
+)
+NOT_EXPORTED = _all(dataflow.not_exported, names.without_export, starters.not_passed, starters.into_container)
 UNSET_VARIABLE = _all(
     dataflow.unset, names.set_too_late, names.set_in_comment, texts.no_slurm_name, options.other_names
 )
@@ -79,9 +85,11 @@ MISTYPED_COMMAND = _all(shell.mistyped, names.misspelt_commands, options.misspel
 IDLE_GPUS = _certain_first(
     gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device, progress.told_fewer, progress.few_in_parallel
 )
-MORE_RANKS_THAN_GPUS = _all(gpus.too_many, steps.too_many_started)
-MEMORY_UNIT = _all(allocation.megabytes, steps.small_memory)
-VISIBLE_DEVICES = _all(variables.visible_devices, steps.listed_twice)
+MORE_RANKS_THAN_GPUS = _all(gpus.too_many, steps.too_many_started, counts.told_more, visible.few_visible)
+MEMORY_UNIT = _all(allocation.megabytes, steps.small_memory, requests.bytes_of_memory)
+VISIBLE_DEVICES = _all(
+    variables.visible_devices, steps.listed_twice, starters.ignored_devices, visible.of_all_ranks, visible.of_loops
+)
 SEVERAL_TORCHRUNS = _all(tasks.several, steps.launchers_in_tasks, progress.per_gpu_tasks)
 BROKEN_LINE = _all(
     shell.continued,
@@ -108,7 +116,26 @@ NEVER_EXPANDED = _all(values.literal, arguments.no_dollar_option, options.names_
 ASKS_FOR_ANSWER = _all(environments.asks, progress.asks_more)
 NODE_COUNT = _all(tasks.count, progress.group_of_one)
 MISSING_COLON = _all(commands.missing_colon, options.semicolon)
-DIRECTIVE_REFUSED = _all(directives.refused, options.bad_counts)
+DIRECTIVE_NOT_READ = _all(scripts.unread, requests.cut_list)
+DIRECTIVE_REFUSED = _all(
+    directives.refused,
+    options.bad_counts,
+    requests.refused_times,
+    requests.exclusive_options,
+    requests.counted_gpus,
+    requests.misplaced_walltime,
+)
+NO_EFFECT = _all(variables.no_effect, counts.never_default)
+DEVICE_OF_ONE_GPU = _all(counts.device_of_one, visible.beyond_visible)
+SAME_GPU = _all(counts.same_gpu, visible.overlapping)
+TASKS_CONTRADICT = _all(counts.contradicting_tasks, counts.gpus_of_tasks, counts.step_of_one_task)
+IDLE_NODES = _all(nodes.idle_nodes, counts.few_processes)
+WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts.spawned_world)
+TIME_UNIT = _all(steps.minutes, requests.hours_as_minutes)
+PATTERN_NOT_EXPANDED = _all(storage.unexpanded, requests.foreign_patterns)
+MASTER_ADDRESS = _all(rendezvous.address, counts.local_url, starters.without_address)
+LAUNCHER_OPTION = _all(options.launcher_option, starters.filters)
+BLOCKS_SCRIPT = _all(progress.blocks, starters.ray_blocks)
 
 RULES: tuple[LintRule, ...] = (
     # Environment variables
@@ -117,7 +144,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("deprecated-variable", "note", variables.deprecated, variables.DEPRECATED_WHY, "", "release notes of the library", ANY),
     LintRule("gloo-interface-syntax", "error", variables.gloo_syntax, variables.GLOO_WHY, variables.GLOO_CURE, "tested with torch 2.13", ANY),
     LintRule("invalid-value", "error", INVALID_VALUE, "The library ignores the value or refuses to start.", "", NCCL_DOCS, ANY),
-    LintRule("no-effect", "note", variables.no_effect, variables.NO_EFFECT_WHY, "remove the line", "NCCL's defaults: both are 0", ANY),
+    LintRule("no-effect", "note", NO_EFFECT, variables.NO_EFFECT_WHY, "remove the line", "NCCL's defaults: both are 0", ANY),
     LintRule("hard-coded-interface", "note", variables.interface, variables.INTERFACE_WHY, variables.INTERFACE_CURE, "nccl#286, nccl#1837", ANY),
     LintRule("loopback-across-nodes", "error", variables.loopback, variables.LOOPBACK_WHY, variables.INTERFACE_CURE, NCCL_DOCS),
     LintRule("transport-disabled", "note", variables.disabled, variables.DISABLED_WHY, variables.DISABLED_CURE, "nccl#667, nccl#1838", ANY),
@@ -133,7 +160,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("node-rank-ignored", "note", rendezvous.node_rank, rendezvous.RANK_WHY, rendezvous.RANK_CURE, TORCHRUN + ", pytorch#150660"),
     LintRule("node-rank-missing", "error", rendezvous.rank_missing, rendezvous.MISSING_WHY, rendezvous.MISSING_CURE, TORCHRUN),
     LintRule("expanded-too-early", "error", EXPANDED_TOO_EARLY, dataflow.EARLY_WHY, dataflow.EARLY_CURE, "accelerate#2816"),
-    LintRule("master-address", "warning", rendezvous.address, rendezvous.ADDRESS_WHY, rendezvous.ADDRESS_CURE, "nebius-solutions-library#177"),
+    LintRule("master-address", "warning", MASTER_ADDRESS, rendezvous.ADDRESS_WHY, rendezvous.ADDRESS_CURE, "nebius-solutions-library#177"),
     LintRule("address-without-host", "warning", rendezvous.hostless, rendezvous.HOSTLESS_WHY, rendezvous.HOSTLESS_CURE, ELASTIC + ", pytorch#73656"),
     LintRule("scontrol-in-container", "warning", rendezvous.container, rendezvous.CONTAINER_WHY, rendezvous.ADDRESS_CURE, "mmcv#700, pith-train#91"),
     LintRule("whole-node-list", "error", values.node_list, values.ARRAY_WHY, values.ARRAY_CURE, "bash manual, arrays"),
@@ -151,11 +178,18 @@ RULES: tuple[LintRule, ...] = (
     LintRule("threads-missing", "note", tasks.threads, tasks.THREADS_WHY, tasks.THREADS_CURE, TORCHRUN),
     LintRule("gpus-for-the-job", "note", tasks.gpus_total, tasks.GPUS_WHY, "--gpus-per-node=<n>", SLURM),
     LintRule("gpu-per-task", "note", tasks.gpu_per_task, tasks.PER_TASK_WHY, tasks.PER_TASK_CURE, SLURM),
+    LintRule("device-of-one-gpu", "error", DEVICE_OF_ONE_GPU, tasks.PER_TASK_WHY, tasks.PER_TASK_CURE, SLURM),
+    LintRule("tasks-contradict", "warning", TASKS_CONTRADICT, counts.TASKS_WHY, counts.TASKS_CURE, SLURM_TEST),
+    LintRule("named-nodes", "warning", counts.named_nodes, counts.NAMED_WHY, counts.NAMED_CURE, SLURM_TEST),
+    LintRule("same-gpu", "warning", SAME_GPU, counts.PARALLEL_WHY, counts.PARALLEL_CURE, "CUDA C++ programming guide, environment variables"),
+    LintRule("steps-wait", "warning", counts.waiting_steps, counts.STEPS_WHY, counts.STEPS_CURE, SLURM_TEST),
+    LintRule("too-few-slots", "error", starters.few_slots, starters.SLOTS_WHY, "", "Open MPI's mpirun manual; Horovod's documentation, horovodrun"),
+    LintRule("ray-step-ends", "warning", starters.ray_step_ends, starters.RAY_WHY, "", "Ray's documentation, Slurm; srun manual"),
     LintRule("more-ranks-than-gpus", "error", MORE_RANKS_THAN_GPUS, gpus.TOO_MANY_WHY, "set both to the same number", TORCHRUN),
     LintRule("idle-gpus", "warning", IDLE_GPUS, gpus.IDLE_WHY, gpus.IDLE_CURE, TORCHRUN),
-    LintRule("idle-nodes", "warning", nodes.idle_nodes, nodes.NODES_WHY, nodes.NODES_CURE, SLURM),
+    LintRule("idle-nodes", "warning", IDLE_NODES, nodes.NODES_WHY, nodes.NODES_CURE, SLURM),
     LintRule("ranks-in-separate-jobs", "warning", allocation.separate_jobs, allocation.SEPARATE_WHY, allocation.SEPARATE_CURE, SLURM),
-    LintRule("world-size", "error", tasks.world_size, tasks.WORLD_WHY, tasks.WORLD_CURE, "torch.distributed documentation, env://"),
+    LintRule("world-size", "error", WORLD_SIZE, tasks.WORLD_WHY, tasks.WORLD_CURE, "torch.distributed documentation, env://"),
     LintRule("threads-oversubscribed", "warning", tasks.oversubscribed, tasks.OVERSUBSCRIBED_WHY, tasks.OVERSUBSCRIBED_CURE, "OpenMP specification"),
     LintRule("fewer-cpus-than-ranks", "warning", tasks.few_cpus, tasks.FEW_CPUS_WHY, tasks.FEW_CPUS_CURE, SLURM),
     LintRule("gpus-held", "warning", allocation.held, allocation.HELD_WHY, allocation.HELD_CURE, SLURM),
@@ -166,7 +200,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("one-failed-rest-waits", "note", tasks.kill, tasks.KILL_WHY, tasks.KILL_CURE, SLURM_TEST),
     LintRule("step-exceeds-job", "error", steps.exceeds, steps.EXCEEDS_WHY, steps.EXCEEDS_CURE, SLURM),
     LintRule("job-inside-job", "warning", steps.allocates, steps.INNER_WHY, steps.INNER_CURE, SLURM),
-    LintRule("time-unit", "warning", steps.minutes, steps.TIME_WHY, "--time=<hours>:00:00", SLURM),
+    LintRule("time-unit", "warning", TIME_UNIT, steps.TIME_WHY, "--time=<hours>:00:00", SLURM),
     LintRule("launchers-disagree", "error", steps.disagree, steps.DISAGREE_WHY, "the same address and port for all, and a rank for each", TORCHRUN),
     # Launchers, environment and signals
     LintRule("needs-ssh", "note", launchers.ssh, launchers.SSH_WHY, launchers.SSH_CURE, "DeepSpeed#1603, #2958"),
@@ -186,7 +220,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("variable-in-directive", "error", scripts.variable, scripts.VARIABLE_WHY, scripts.VARIABLE_CURE, SLURM_TEST),
     LintRule("directive-refused", "error", DIRECTIVE_REFUSED, directives.REFUSED_WHY, "", SLURM_TEST),
     LintRule("directive-too-late", "error", scripts.late, scripts.LATE_WHY, scripts.LATE_CURE, SLURM_TEST),
-    LintRule("directive-not-read", "warning", scripts.unread, scripts.UNREAD_WHY, "write it as #SBATCH at the start of the line", SLURM_TEST),
+    LintRule("directive-not-read", "warning", DIRECTIVE_NOT_READ, scripts.UNREAD_WHY, "write it as #SBATCH at the start of the line", SLURM_TEST),
     LintRule("output-folder", "warning", OUTPUT_FOLDER, scripts.OUTPUT_WHY, scripts.OUTPUT_CURE, SLURM_TEST),
     LintRule("no-shebang", "error", NO_SHEBANG, scripts.SHEBANG_WHY, "start the file with #!/bin/bash", SLURM_TEST),
     LintRule("dos-line-breaks", "error", scripts.line_breaks, scripts.CRLF_WHY, "dos2unix FILE, or sed -i 's/\\r$//' FILE", SLURM_TEST, ANY),
@@ -224,17 +258,17 @@ RULES: tuple[LintRule, ...] = (
     LintRule("script-folder", "warning", SCRIPT_FOLDER, scripts.FOLDER_WHY, scripts.FOLDER_CURE, SLURM),
     LintRule("set-e", "warning", scripts.set_e, scripts.SET_E_WHY, scripts.SET_E_CURE, "bash manual, set"),
     LintRule("buffered-output", "note", scripts.buffered, scripts.BUFFERED_WHY, "export PYTHONUNBUFFERED=1", "Python manual, -u"),
-    LintRule("blocks-script", "warning", progress.blocks, progress.BLOCKS_WHY, progress.BLOCKS_CURE, "the programs' manuals"),
+    LintRule("blocks-script", "warning", BLOCKS_SCRIPT, progress.BLOCKS_WHY, progress.BLOCKS_CURE, "the programs' manuals"),
     LintRule("exits-early", "error", progress.exits_early, progress.EXIT_WHY, "remove it", "bash manual, exit and exec"),
     LintRule("same-node-rank", "error", progress.same_rank, progress.SAME_RANK_WHY, progress.SAME_RANK_CURE, TORCHRUN),
-    LintRule("launcher-option", "error", options.launcher_option, options.OPTION_WHY, options.OPTION_CURE, TORCHRUN + "; accelerate and deepspeed launch"),
+    LintRule("launcher-option", "error", LAUNCHER_OPTION, options.OPTION_WHY, options.OPTION_CURE, TORCHRUN + "; accelerate and deepspeed launch"),
     LintRule("loop-values", "error", loops.loops, loops.SAME_WHY, "", "bash manual, looping constructs and arrays"),
     LintRule("index-out-of-range", "error", loops.out_of_range, loops.OUT_OF_RANGE_WHY, loops.OUT_OF_RANGE_CURE, "bash manual, arrays"),
     LintRule("array-not-used", "warning", texts.array_not_used, texts.UNUSED_WHY, "pass $SLURM_ARRAY_TASK_ID to the program", SLURM),
     LintRule("deletes-too-much", "warning", loops.deletions, loops.REMOVES_WHY, "", "bash manual, cd; rm manual"),
     # Files
     LintRule("node-local-file", "error", storage.local, storage.LOCAL_WHY, storage.LOCAL_CURE, SLURM_TEST),
-    LintRule("pattern-not-expanded", "warning", storage.unexpanded, storage.PATTERN_WHY, storage.PATTERN_CURE, "sbatch manual, filename patterns"),
+    LintRule("pattern-not-expanded", "warning", PATTERN_NOT_EXPANDED, storage.PATTERN_WHY, storage.PATTERN_CURE, "sbatch manual, filename patterns"),
     LintRule("fixed-name-in-tmp", "warning", FIXED_NAME_IN_TMP, storage.FIXED_WHY, 'use a folder per job: d=$(mktemp -d)', "the sticky bit of /tmp"),
     LintRule("slurm-tmpdir", "note", storage.tmpdir, storage.TMPDIR_WHY, storage.TMPDIR_CURE, SLURM_TEST),
     LintRule("cache-not-shared", "warning", storage.unshared, storage.UNSHARED_WHY, storage.CACHE_CURE, "huggingface_hub's defaults", ANY),

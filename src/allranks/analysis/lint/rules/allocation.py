@@ -102,8 +102,9 @@ SHARED_LOG_CURE = "--output=%x-%A_%a.out"
 def shared_log(job: JobDescription) -> Iterator[Violation]:
     """Report a log file that all tasks of a job array write."""
     array = job.heads("array")
-    if not array or array.endswith("%1") or re.fullmatch(r"\d+", array) or (job.heads("open-mode") or "") == "append":
+    if not array or re.fullmatch(r"\d+", array) or (job.heads("open-mode") or "") == "append":
         return
+    # Tasks of which one runs at a time lose the log of the one before.
     for name in ("output", "error"):
         found = job.heading.get(name)
         value = found.value if found else None

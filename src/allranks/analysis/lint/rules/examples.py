@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from allranks.analysis.lint.rules.count_examples import COUNTED
 from allranks.analysis.lint.rules.more_examples import MORE
 
 
@@ -209,7 +210,7 @@ EXAMPLES: dict[str, RuleExample] = {
         "#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\nsrun python train.py",
     ),
     "gpu-per-task": RuleExample(
-        "`invalid device ordinal` on all ranks but the first of a node, if the program selects the GPU of its local rank; a warning if the script passes it one.",
+        "`invalid device ordinal` on all ranks but the first of a node, if the program selects the GPU of its local rank.",
         "#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=1\nsrun python train.py",
         "#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=1\nsrun --gres-flags=allow-task-sharing python train.py",
     ),
@@ -334,7 +335,7 @@ EXAMPLES: dict[str, RuleExample] = {
         "#SBATCH --nodes=2\n#SBATCH --time=01:00:00\nsrun torchrun train.py",
     ),
     "output-folder": RuleExample(
-        "The job fails within a second, with no output at all. A relative folder is looked for in the current folder, next to the script, and above it up to the root of the repository. A missing folder is a warning inside a repository, or if its parent folder exists; a note for a script that was copied to somewhere else.",
+        "The job fails within a second, with no output at all. A relative folder is looked for in the current folder, next to the script, and above it up to the root of the repository. A missing folder is a warning inside a repository, or if its parent folder exists; a note for a script that was copied to somewhere else. This holds for a folder that the script itself creates, too late, as well.",
         "#SBATCH --output=logs/%j/out.txt\nsrun torchrun train.py",
         "#SBATCH --output=%x-%j.out\nsrun torchrun train.py",
     ),
@@ -585,4 +586,4 @@ EXAMPLES: dict[str, RuleExample] = {
     ),
 }
 
-EXAMPLES.update({rule: RuleExample(*texts) for rule, texts in MORE.items()})
+EXAMPLES.update({rule: RuleExample(*texts) for rule, texts in {**MORE, **COUNTED}.items()})

@@ -64,7 +64,7 @@ def idle_nodes(job: JobDescription) -> Iterator[Violation]:
     if job.chooses_launcher:
         return
     others = [c for c in job.calls if not c.in_substitution]
-    if any(c.program in STARTS_ELSEWHERE or _runs_script(c) for c in others) or "array" in job.heading:
+    if any(c.program in STARTS_ELSEWHERE or runs_script(c) for c in others) or "array" in job.heading:
         return
     work = next((c for c in job.work if not any(SPREADS_ITSELF.search(a.text) for a in c.args)), None)
     if work is None:
@@ -111,7 +111,7 @@ def _head_only(job: JobDescription) -> Iterator[Violation]:
         "symmetric-run" in a.text for c in own for a in c.args
     )
     unknown = any(
-        _runs_script(c) or c.program in ("sbatch", "pdsh", "clush", "pbsdsh", "mpirun", "mpiexec") for c in own
+        runs_script(c) or c.program in ("sbatch", "pdsh", "clush", "pbsdsh", "mpirun", "mpiexec") for c in own
     )
     mentioned = re.search(
         r"ray\s+start(?![^\n]*--head)|symmetric-run",
@@ -134,7 +134,7 @@ STARTS_ELSEWHERE = {
 }  # fmt: skip
 
 
-def _runs_script(call: ProgramCall) -> bool:
+def runs_script(call: ProgramCall) -> bool:
     """Return whether the call runs another script, which may start programs on the other nodes."""
     first = call.args[0].text if call.args else ""
     shell = call.program in SHELLS and not first.startswith("-")

@@ -390,6 +390,10 @@ def port_per_node(job: JobDescription) -> Iterator[Violation]:
         return
     drawn = re.compile(r"RANDOM|shuf|\.bind\(|SLURM_(?:NODEID|PROCID|LOCALID)|free.?port", re.IGNORECASE)
     for item in job.assignments:
+        # What stands in front of srun, or comes from further up, is expanded once, by the batch shell.
+        inside = [c.offset for c in item.under if c.program in ("srun", "pdsh", "clush", "ssh")]
+        if inside and min(item.offset, item.source.where(0) if item.value else item.offset) < inside[0]:
+            continue
         if PORT_NAME.match(item.name) and under_srun(item.under) and drawn.search(item.value):
             yield Violation(
                 item.offset,

@@ -331,7 +331,7 @@ def _of_several_nodes(job: JobDescription, name: str, value: str, offset: int, u
     own = re.fullmatch(r"\$\(hostname(?:\s+-[sfd])?\)|\$\{?(?:HOSTNAME|SLURMD_NODENAME)\}?", value.replace("`", ""))
     if own and under_srun:
         yield Violation(offset, f"{name}={value} inside of srun: every node uses its own name", severity="error")
-    elif own and not job.is_batch:
+    elif own and not job.is_job:
         yield Violation(offset, f"{name}={value}: under salloc this script runs on the login node, whose name it gets")
     elif (
         re.search(r"SLURM_(?:JOB_)?NODELIST", value)

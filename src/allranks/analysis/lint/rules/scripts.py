@@ -89,7 +89,7 @@ def unread(job: JobDescription) -> Iterator[Violation]:
         elif column == 1 and re.match(r"#sbatch\s.*[\w}]\.(?:\w+[\"']?)\s*$", comment.text):
             continue  # a command that is switched off: sbatch --dependency=... next.sh
         elif column == 1 and re.match(r"#(?:sbatch|Sbatch|SBATCH[:=]|SLURM|BATCH|[!$]\s*SBATCH)\s+-", comment.text):
-            severity = "note" if _changes_nothing(comment.text) else None
+            severity = "note" if _changes_nothing(comment.text) and not _keeps_together(job, comment.text) else None
             yield Violation(comment.offset, f"{comment.text.split()[0]} is not #SBATCH", severity=severity)
         elif column == 1 and (typo := re.match(r"#(S[A-Z]{4,6})\s+-", comment.text)) and typo[1] != "SBATCH":
             if sorted(typo[1]) == sorted("SBATCH") or nearest_name(typo[1], ["SBATCH"], 0.8):
@@ -109,6 +109,12 @@ def _changes_nothing(line: str) -> bool:
     name, value, follows = slurm_option(line.split()[1])
     value = "".join(line.split()[2:3]) if follows else value
     return name in WITHOUT_EFFECT_ON_JOB or (name in ("nodes", "ntasks", "ntasks-per-node") and value == "1")
+
+
+def _keeps_together(job: JobDescription, line: str) -> bool:
+    """Return whether the line asks for one node in a job of several tasks, which Slurm may spread without it."""
+    one = re.match(r"(?:--nodes[= ]|-N ?)1(?:\s|\Z)", line.partition(" ")[2].strip()) is not None
+    return one and "nodes" not in job.heading and (job.number(job.heads("ntasks")) or 1) > 1
 
 
 def _misspelled(job: JobDescription) -> Iterator[Violation]:
@@ -179,10 +185,10 @@ def output(job: JobDescription) -> Iterator[Violation]:
             text = f"nobody creates the folder {pattern[1]} of {both}, whose name is known only when the job exists"
             yield Violation(found.offset, text, cure=f"--{name}=<existing folder>/%x-%j.out")
         elif any(m == folder or m.startswith(folder + "/") for m in made):
-            # Whoever writes a full path has this folder already; the script creates it for its own files.
-            severity = "note" if folder.startswith("/") else None
+            # Whoever writes a full path has this folder already, as the script's author has that of earlier jobs.
+            missing, certain = job.is_missing(folder)
             text = f"the folder {folder} is created by the script, too late for {both}"
-            yield Violation(found.offset, text, severity=severity)
+            yield Violation(found.offset, text, severity="warning" if missing and certain else "note")
         else:
             missing, certain = job.is_missing(folder.replace("%x", job.heads("job-name") or "%x"))
             if missing:

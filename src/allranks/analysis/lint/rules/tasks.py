@@ -443,14 +443,8 @@ def gpu_per_task(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 option.arg.offset if option else found.offset if found else 0,
                 "one GPU per task with several tasks per node",
-                severity="warning" if _uses_local_rank(job) else "note",
             )
             return
-
-
-def _uses_local_rank(job: JobDescription) -> bool:
-    """Return whether the script passes local ranks to the program, which then selects the GPU of this number."""
-    return any(re.search(r"SLURM_LOCALID", a.value) and "LOCAL_RANK" in a.name.upper() for a in job.assignments)
 
 
 def count(job: JobDescription) -> Iterator[Violation]:

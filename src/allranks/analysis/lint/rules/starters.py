@@ -1,0 +1,290 @@
+"""Rules for what launchers need and refuse: host lists, addresses, variables that are passed on, and ray's daemons."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.placement import MPI, count_of
+from allranks.analysis.lint.records import Assignment, ProgramCall, Violation
+
+SLOTS_WHY = "The launcher refuses more processes than its hosts have slots, and nothing starts."
+DEEPSPEED_WHY = "deepspeed stops with an error: its host filters exclude each other."
+DEVICES_WHY = "With these options deepspeed ignores CUDA_VISIBLE_DEVICES and counts the GPUs of the machine from 0."
+PASSED_WHY = "Open MPI passes only its own variables, and those named with -x, to processes that it starts by SSH: there the variable is empty."
+RAY_WHY = (
+    "Without --block the command returns at once, and Slurm ends the processes of a step with it: the worker is gone."
+)
+BLOCK_WHY = "With --block ray does not return before its node leaves the cluster."
+NO_IP_WHY = "accelerate meets at None:None, or at the address of the user's own configuration, and stops or hangs."
+
+
+def few_slots(job: JobDescription) -> Iterator[Violation]:
+    """Compare the processes of horovodrun or Open MPI with the slots of its list of hosts."""
+    for call in job.calls:
+        if call.in_substitution or call.program not in MPI | {"horovodrun"}:
+            continue
+        if any(re.search(r"(?i)oversubscribe", a.text) for a in call.args):
+            continue
+        total = count_of(job, call, {"-np", "--np", "-n", "--n", "--num-proc"})
+        for arg, following in call.pairs():
+            name, equals, value = arg.text.partition("=")
+            listed = value if equals else following.text if following else ""
+            parts = listed.split(",")
+            if name not in ("-H", "--host", "--hosts", "-host") or not all(
+                re.fullmatch(r"[\w.$-]+:\d{1,3}", p) for p in parts
+            ):
+                continue
+            slots = sum(int(p.rpartition(":")[2]) for p in parts)
+            if total and total > slots:
+                yield Violation(
+                    arg.offset,
+                    f"{total} processes, but {listed} has {slots} slots",
+                    why=SLOTS_WHY,
+                    cure=f"-np {slots}, or more slots",
+                )
+
+
+def filters(job: JobDescription) -> Iterator[Violation]:
+    """Report options of deepspeed that exclude each other."""
+    for launch in job.launches:
+        if launch.kind != "deepspeed":
+            continue
+        include, exclude = launch.option("include", "i"), launch.option("exclude", "e")
+        count = launch.option("num_gpus", "num_nodes")
+        chosen = include or exclude
+        if chosen and count and (chosen.value or "").strip("\"'"):
+            text = f"{count.arg.text.partition('=')[0]} and {chosen.arg.text.partition('=')[0]}: deepspeed takes only one of them"
+            yield Violation(
+                count.arg.offset, text, why=DEEPSPEED_WHY, cure=f"remove {count.arg.text.partition('=')[0]}"
+            )
+        elif include and exclude and (include.value or "").strip("\"'") and (exclude.value or "").strip("\"'"):
+            yield Violation(
+                exclude.arg.offset,
+                "--include and --exclude: deepspeed takes only one of them",
+                why=DEEPSPEED_WHY,
+                cure="remove one",
+            )
+
+
+def ignored_devices(job: JobDescription) -> Iterator[Violation]:
+    """Report CUDA_VISIBLE_DEVICES that ``deepspeed --num_gpus`` ignores."""
+    for launch in job.launches:
+        if launch.kind != "deepspeed":
+            continue
+        option = launch.option("num_gpus")
+        own = [a for a in launch.call.prefix if a.name == "CUDA_VISIBLE_DEVICES"]
+        own = own or exported_before(job, "CUDA_VISIBLE_DEVICES", launch.call)
+        if option is None or not own or not re.fullmatch(r"\d{1,2}(?:,\d{1,2})*", own[-1].value):
+            continue
+        numbers = [int(n) for n in own[-1].value.split(",")]
+        count = job.number(option.value)
+        if count and count == len(numbers) and sorted(numbers) != list(range(count)):
+            text = (
+                f"deepspeed --num_gpus={count} ignores CUDA_VISIBLE_DEVICES={own[-1].value}: it takes GPUs 0 to {count - 1}"
+                if count > 1
+                else f"deepspeed --num_gpus=1 ignores CUDA_VISIBLE_DEVICES={own[-1].value}: it takes GPU 0"
+            )
+            yield Violation(
+                option.arg.offset, text, why=DEVICES_WHY, cure=f"--include localhost:{own[-1].value} without --num_gpus"
+            )
+
+
+def exported_before(job: JobDescription, name: str, call: ProgramCall) -> list[Assignment]:
+    """Return what the script exports above a command, without what stands in front of other commands."""
+    fronts = {a.offset for c in job.calls for a in c.prefix}
+    found = [a for a in job.set_values(name) if a.exported and a.offset < call.offset and a.offset not in fronts]
+    return [a for a in found if not a.in_function and not a.in_substitution]
+
+
+def not_passed(job: JobDescription) -> Iterator[Violation]:
+    """Report the address of a group that Open MPI does not pass to other hosts, though it passes other variables."""
+    for launch in job.launches:
+        starter = next((c for c in launch.call.under if c.program in MPI), None)
+        if launch.kind != "python" or starter is None or launch.srun is not None or launch.call.in_function:
+            continue
+        passed = {
+            following.text.partition("=")[0] for arg, following in starter.pairs() if arg.text == "-x" and following
+        }
+        if not passed or not _several_hosts(job, starter):
+            continue
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            exported = [
+                a for a in job.set_values_at_top() if a.name == name and a.offset < starter.offset and a.exported
+            ]
+            if (
+                exported
+                and name not in passed
+                and not any(name in a.text or ("$" in a.text and "@" in a.text) for a in starter.args)
+            ):
+                yield Violation(
+                    exported[-1].offset,
+                    f"{name} is exported, but mpirun passes only what -x names: {', '.join(sorted(passed))}",
+                    why=PASSED_WHY,
+                    cure=f"mpirun -x {name} ...",
+                    severity="warning",
+                )
+                break
+
+
+def _several_hosts(job: JobDescription, starter: ProgramCall) -> bool:
+    for arg, following in starter.pairs():
+        name, equals, value = arg.text.partition("=")
+        listed = value if equals else following.text if following else ""
+        if name in ("-H", "--host", "-host") and listed.count(",") > 0:
+            return True
+        if name in ("-hostfile", "--hostfile", "-machinefile", "--machinefile") and (
+            not job.is_job or (job.nodes or 1) > 1
+        ):
+            return True
+    return False
+
+
+def without_address(job: JobDescription) -> Iterator[Violation]:
+    """Report accelerate on several machines without the address of the first one."""
+    for launch in job.launches:
+        machines = launch.option("num_machines")
+        if (
+            launch.kind != "accelerate"
+            or machines is None
+            or (job.number(machines.value) or 1) < 2
+            or launch.open_ended
+        ):
+            continue
+        if (
+            launch.option("main_process_ip", "config_file", "deepspeed_hostfile", "rdzv_backend", "rdzv_conf", "tpu")
+            is not None
+        ):
+            continue
+        if job.has(
+            "ACCELERATE_CONFIG_FILE", "MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR"
+        ) or _asks_for_configuration(job):
+            continue
+        yield Violation(
+            machines.arg.offset,
+            f"{machines.arg.text.partition('=')[0]} is {job.number(machines.value)}, and there is no --main_process_ip",
+            why=NO_IP_WHY,
+            cure="--main_process_ip=$HEAD --main_process_port=<port>",
+        )
+
+
+def _asks_for_configuration(job: JobDescription) -> bool:
+    return any(c.program == "accelerate-other" for c in job.calls) or "default_config.yaml" in job.text
+
+
+def ray_blocks(job: JobDescription) -> Iterator[Violation]:
+    """Report ``ray start --block`` in the foreground, above the job's work."""
+    for call in job.calls:
+        if not _starts_ray(call) or not any(a.text == "--block" for a in call.args):
+            continue
+        outer = call.under[0] if call.under else call
+        if (
+            outer.after == "&"
+            or call.after == "&"
+            or outer.in_function
+            or call.branch
+            or call.in_substitution
+            or call.in_loop
+        ):
+            continue
+        if (
+            any(c.program in ("ssh", "bash", "sh", "nohup") for c in call.under)
+            or outer.before in ("&&", "||", "|")
+            or outer.after in ("|", "||")
+        ):
+            continue
+        if any(w.offset > outer.offset and w.offset != outer.offset for w in job.work):
+            yield Violation(
+                outer.offset,
+                "ray start --block does not return: the programs below it never start",
+                why=BLOCK_WHY,
+                cure="end the line with &",
+            )
+            return
+
+
+def ray_step_ends(job: JobDescription) -> Iterator[Violation]:
+    """Report a worker of ray in a step that ends at once."""
+    for call in job.calls:
+        srun = call.srun
+        if not _starts_ray(call) or srun is None or call.in_substitution or any(a.text == "--block" for a in call.args):
+            continue
+        if any(c.program in ("bash", "sh") for c in call.under) or any(
+            "$" in a.text and "@" in a.text for a in call.args
+        ):
+            continue
+        yield Violation(
+            srun.offset,
+            "srun ray start without --block: the step ends, and Slurm ends ray with it",
+            why=RAY_WHY,
+            cure="ray start ... --block &",
+        )
+
+
+def _starts_ray(call: ProgramCall) -> bool:
+    return call.program == "ray" and [a.text for a in call.args[:1]] == ["start"]
+
+
+ENVIRONMENT_WHY = "The container starts with an environment of its own: the variable is not set there."
+NEEDED = re.compile(
+    r"MASTER_ADDR|MASTER_PORT|WORLD_SIZE|RANK|NODE_RANK|CUDA_VISIBLE_DEVICES|(?:NCCL|GLOO|UCX)_\w+|WANDB_API_KEY|HF_TOKEN"
+)
+ENGINES = {"docker", "podman", "nvidia-docker"}
+IMAGES = {"singularity", "apptainer"}
+
+
+def into_container(job: JobDescription) -> Iterator[Violation]:
+    """Report variables that are exported for a program in a container, which does not get them."""
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        if call.in_substitution or call.in_function or not words or any("$" in w and "@" in w for w in words):
+            continue
+        engine = call.program in ENGINES and "run" in words[:2]
+        clean = call.program in IMAGES and words[0] in ("exec", "run") and _cleans(words[1:])
+        if not (engine or clean) or any(w.startswith(("--env-file", "--env-host", "-E")) for w in words):
+            continue
+        fronts = {a.offset for c in job.calls for a in c.prefix}
+        above = [a for a in job.set_values_at_top() if a.exported and a.offset < call.offset and a.offset not in fronts]
+        own = [*call.prefix, *(a for a in above if not a.in_function)]
+        for item in own:
+            text = " ".join(words)
+            if (
+                not NEEDED.fullmatch(item.name)
+                or re.search(rf"\b{item.name}\b", text)
+                or item.removed
+                or not item.value
+            ):
+                continue
+            if item.name == "CUDA_VISIBLE_DEVICES" and re.search(r"device=|NVIDIA_VISIBLE", text):
+                continue
+            # It may be given to the program as an argument, or be passed on under another name.
+            used = any(u.name == item.name and u.offset > item.offset for u in job.uses)
+            inside = job.has(f"SINGULARITYENV_{item.name}", f"APPTAINERENV_{item.name}")
+            if used or inside:
+                continue
+            how = (
+                f"{call.program} run passes no variables"
+                if engine
+                else f"{call.program} with a clean environment passes none"
+            )
+            yield Violation(
+                item.offset,
+                f"{item.name} is set, but {how}",
+                why=ENVIRONMENT_WHY,
+                cure=f"{'-e' if engine else '--env'} {item.name}{'' if engine else '=$' + item.name}",
+                severity="warning",
+            )
+            break
+
+
+def _cleans(words: list[str]) -> bool:
+    """Return whether an option in front of the image starts with a clean environment."""
+    for word in words:
+        if not word.startswith("-"):
+            if word.endswith((".sif", ".simg", ".img", ".sqsh")):
+                return False
+            continue
+        if word in ("--cleanenv", "--containall", "-e", "-C") or re.fullmatch(r"-[a-zA-Z]*[eC][a-zA-Z]*", word):
+            return True
+    return False
