@@ -178,7 +178,7 @@ class _CommandReader:
         quoted = bool(word.items) and all(_is_one_word(item) for item in word.items or ())
         made = Assignment(
             name, source, word.offset, exported, self.under, "", items, False, self.substitution, quoted,
-            self.raw.in_function,
+            self.raw.in_function, self.raw.subshell,
         )  # fmt: skip
         if keep:
             self.reading.assignments.append(made)
@@ -221,6 +221,7 @@ class _CommandReader:
                 quoted,
                 raw.in_loop,
                 self.redirects,
+                raw.subshell,
             )
         )
 
@@ -290,6 +291,7 @@ class _CommandReader:
             return ProgramCall(
                 program, rest, at.offset, under, shared_prefix, redirects, raw.before, raw.after, raw.in_loop,
                 raw.in_function, self.substitution, raw.tested, module, at.text, raw.branch,
+                raw.subshell,
             )  # fmt: skip
 
         opened = unwrap_command(args, make, self.under)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from allranks.analysis.lint.rules.more_examples import MORE
+from allranks.analysis.lint.rules.shell_examples import SHELL
 
 
 class RuleExample(msgspec.Struct, frozen=True):
@@ -585,4 +586,4 @@ EXAMPLES: dict[str, RuleExample] = {
     ),
 }
 
-EXAMPLES.update({rule: RuleExample(*texts) for rule, texts in MORE.items()})
+EXAMPLES.update({rule: RuleExample(*texts) for rule, texts in (MORE | SHELL).items()})
