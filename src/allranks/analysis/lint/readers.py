@@ -249,6 +249,11 @@ class _CommandReader:
         if operator and not operator.startswith(DEFAULTS):
             return unresolved_text(restore_variables(text), part.source.where(0))
         if known.items is not None and index not in ("@", "*"):
+            first = known.items[0].text if known.items else ""
+            if (
+                index and not index.isdecimal() and not re.search(r"\s", first)
+            ):  # of several commands, the first stands for all
+                return unresolved_text(restore_variables(text), part.source.where(0))
             number = int(index) if index.isdecimal() and len(index) < 6 else 0
             return known.items[number] if number < len(known.items) else MappedText("")
         return known.source

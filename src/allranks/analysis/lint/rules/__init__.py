@@ -124,10 +124,10 @@ LITERAL_QUOTES = _all(shell.literal_quotes, words.quotes_in_value)
 LOOP_VALUES = _all(loops.loops, words.first_element, words.appended_text, words.quoted_list)
 EXIT_ZERO = _all(scripts.exit_zero, conditions.exit_of_message)
 LAUNCHER_OPTION = _all(options.launcher_option, programs.unknown_launcher_option)
-CONDA_NOT_SET_UP = _all(environments.conda, programs.conda_elsewhere)
+CONDA_NOT_SET_UP = _all(environments.conda, programs.conda_elsewhere, programs.conda_in_shell)
 ONE_LOG_FOR_ARRAY = _all(allocation.shared_log, programs.one_log)
 LOST_IN_SUBSHELL = _all(lost.lost, lost.exit_inside)
-OVERWRITTEN_OUTPUT = _all(outputs.overwritten, outputs.wrong_order)
+OVERWRITTEN_OUTPUT = _all(outputs.overwritten, outputs.tee_in_loop, outputs.wrong_order)
 
 RULES: tuple[LintRule, ...] = (
     # Environment variables

@@ -33,15 +33,22 @@ def constant(job: JobDescription) -> Iterator[Violation]:
         for number, (left, sign, right) in enumerate(zip(words, words[1:], words[2:], strict=False)):
             if number and words[number - 1].text in (*NUMERIC, "=", "==", "!=", "=~"):
                 continue
-            found = _numeric(job, call, left, sign, right) or _same_texts(job, left, sign, right)
+            found = _numeric(job, call, left, sign, right) or _same_texts(job, call, left, sign, right)
             if found:
                 yield found
                 break
-        if len(words) == 1 and words[0].text in ("false", "False", "FALSE", "0", "no") and _is_literal(job, words[0]):
+        if (
+            len(words) == 1
+            and words[0].text in ("false", "False", "FALSE", "0", "no")
+            and _written_in(job, call, words[0])
+        ):
             text = f"[ {words[0].text} ] is true: a word that is not empty is"
             yield Violation(call.offset, text, why=NEVER_WHY, cure="if false; then, or compare it with a value")
         elif (
-            len(words) == 2 and words[0].text in ("-z", "-n") and job.has(words[1].text) and _is_literal(job, words[1])
+            len(words) == 2
+            and words[0].text in ("-z", "-n")
+            and job.has(words[1].text)
+            and _written_in(job, call, words[1])
         ):
             text = f"{words[0].text} {words[1].text} tests the text {words[1].text}, not its value: the $ is missing"
             yield Violation(words[1].offset, text, why=NEVER_WHY, cure=f'{words[0].text} "${words[1].text}"')
@@ -93,11 +100,18 @@ def _numeric(
     return None
 
 
-def _same_texts(job: JobDescription, left: Argument, sign: Argument, right: Argument) -> Violation | None:
+def _same_texts(
+    job: JobDescription, call: ProgramCall, left: Argument, sign: Argument, right: Argument
+) -> Violation | None:
     """Report ``[ NAME = value ]`` of a variable whose $ is missing."""
     if sign.text not in ("=", "==", "!=") or not re.fullmatch(r"[A-Za-z_]\w*", left.text):
         return None
-    if not _is_literal(job, left) or left.quoted or not job.has(left.text) or not _is_literal(job, right):
+    shouted = re.fullmatch(r"[A-Z][A-Z0-9_]{2,}", left.text) is not None
+    if (
+        not _written_in(job, call, left)
+        or not _written_in(job, call, right)
+        or not (shouted or (job.has(left.text) and not left.quoted))
+    ):
         return None
     if left.text == right.text:
         return None

@@ -102,6 +102,7 @@ def unbound(job: JobDescription) -> Iterator[Violation]:
                 changes.append((call.offset, False))
     if not changes:
         return
+    yield from _never_set(job, changes)
     for use in job.uses:
         state = [on for place, on in changes if place < use.offset]
         if use.name not in SEARCH_LISTS or not state or not state[-1] or use.operator or use.under or use.in_function:
@@ -121,6 +122,40 @@ def unbound(job: JobDescription) -> Iterator[Violation]:
         text = f"set -u stops the script here if ${use.name} is not set"
         yield Violation(use.offset, text, why=UNBOUND_WHY, cure=f"{use.name}=/folder${{{use.name}:+:${use.name}}}",
                         severity=None if sure else "note")  # fmt: skip
+        return
+
+
+def _never_set(job: JobDescription, changes: list[tuple[int, bool]]) -> Iterator[Violation]:
+    """Report a name in small letters that nothing in the script sets: an environment has none of these."""
+    guarded = {u.name for u in job.uses if u.operator}
+    if (
+        job.sources_files
+        or job.placeholders
+        or any(c.program in ("eval", "set", "getopts") and c.args and c.program != "set" for c in job.calls)
+    ):
+        return
+    for use in job.uses:
+        state = [on for place, on in changes if place < use.offset]
+        known = job.has(use.name) or use.name in job.reading.named | job.reading.exported | guarded
+        if (
+            not state
+            or not state[-1]
+            or known
+            or use.under
+            or use.in_function
+            or not re.fullmatch(r"[a-z][a-z0-9_]+", use.name)
+        ):
+            continue
+        if (
+            re.search(
+                rf"(?<![$\w{{]){use.name}(?:=|\+\+|\[)|-v[ \t]+{use.name}\b|[ \t]{use.name}\b[ \t]*(?:;|\n)", job.text
+            )
+            or "proxy" in use.name
+        ):
+            continue
+        text = f"set -u stops the script here: nothing sets ${use.name}"
+        yield Violation(use.offset, text, why="With set -u the shell stops at a variable that is not set, with 'unbound variable'.",
+                        cure=f"${{{use.name}:-}}, or set it above")  # fmt: skip
         return
 
 

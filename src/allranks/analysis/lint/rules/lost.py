@@ -9,6 +9,7 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, ProgramCall, VariableUse, Violation
 from allranks.analysis.lint.rules.dataflow import HARMLESS
 from allranks.analysis.lint.rules.scripts import shell_flags
+from allranks.analysis.lint.shell_tokens import MappedText
 
 LOST_WHY = (
     "The parts of a pipe, ( ... ) and commands in the background run in shells of their own: what they set, load, activate or change is gone "
@@ -21,6 +22,7 @@ EXIT_CURE = "command || { echo message; exit 1; }"
 
 SETS_UP = re.compile(r"(?:\bactivate|\.?bashrc|(?<![\w-])profile|conda\.sh|mamba\.sh|setvars\.sh|modules?\.sh)\Z")
 OWN_LAST_PART = re.compile(r"#!\S*(?:zsh|ksh)|#!\s*/usr/bin/env\s+(?:zsh|ksh)")
+COUNTED = re.compile(r"(?:\(\(|let[ \t]+)[ \t]*([A-Za-z_]\w*)(?:\+\+|--|[-+*/]=)")
 PARTS = ("|", "|&")
 
 
@@ -96,11 +98,17 @@ def _lost_values(job: JobDescription) -> Iterator[Violation]:
                 said.add(name)
                 text = f"{call.program} behind a pipe sets {name} in a shell of its own: ${name} is empty below"
                 yield Violation(call.offset, text, cure=READ_CURE)
-    for item in job.assignments:
+    counted = [
+        Assignment(found[1], MappedText(""), c.offset, subshell=c.subshell)
+        for c in job.calls
+        if c.subshell is not None and not c.under and (found := COUNTED.match(job.text, c.offset))
+    ]
+    for item in [*job.assignments, *counted]:
         if item.subshell is None or item.removed or item.under or item.in_substitution or item.name in said:
             continue
         loop = job.source.text[item.subshell : item.subshell + 1] != "("
-        if item.in_function or (loop and not piped) or not _is_needed(job, item):
+        counts = item in counted
+        if item.in_function or (loop and not piped) or not _is_needed(job, item, counts):
             continue
         said.add(item.name)
         where = "in a loop behind a pipe" if loop else "in ( ... )"
@@ -108,10 +116,10 @@ def _lost_values(job: JobDescription) -> Iterator[Violation]:
         yield Violation(item.offset, f"{item.name} is set {where}: ${item.name} below has its old value", cure=cure)
 
 
-def _is_needed(job: JobDescription, item: Assignment) -> bool:
+def _is_needed(job: JobDescription, item: Assignment, counts: bool) -> bool:
     """Return whether the variable is used behind its subshell, and no other value reaches that use."""
     others = [a for a in job.by_name.get(item.name, []) if a.subshell != item.subshell]
-    if any(a.offset > item.offset or a.under for a in others) or item.name in job.reading.named:
+    if any(a.offset > item.offset or a.under for a in others) or (item.name in job.reading.named and not counts):
         return False
     use = next((u for u in job.uses if u.name == item.name and _is_behind(job, u, item)), None)
     if use is None or use.operator or use.in_function:
@@ -137,10 +145,13 @@ def exit_inside(job: JobDescription) -> Iterator[Violation]:
         place = call.subshell
         if call.program != "exit" or place is None or call.under or call.in_substitution or call.in_function:
             continue
-        if job.source.text[place : place + 1] != "(" or call.branch or call.after != ")":
+        if job.source.text[place : place + 1] != "(" or call.after != ")":
             continue
         inside = [c.program for c in job.calls if c.subshell == place]
-        behind = re.search(r"(?:\|\||&&)\s*(?:\\\n\s*)?\Z", job.text[max(0, place - 40) : place])
+        above = job.text[max(0, place - 40) : place]
+        behind = re.search(r"(?:\|\||&&)\s*(?:\\\n\s*)?\Z", above) or (
+            call.branch and re.search(r"(?:\n|;|\bthen)[ \t]*\Z", above)
+        )
         rest = re.match(r"[^()\n]*\)[ \t]*(?:\\\n[ \t]*)?(\S*)", job.text[call.offset :])
         if behind and set(inside) <= MESSAGES and rest and rest[1][:2] in ("", "#", ";") and rest[1] != "&":
             if any(c.offset > call.offset and c.subshell is None and not c.in_function for c in job.calls):

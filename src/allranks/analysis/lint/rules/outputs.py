@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
@@ -76,6 +77,28 @@ def overwritten(job: JobDescription) -> Iterator[Violation]:
                     outer.offset, text, why=OVER_WHY, cure=f">> {redirect.target}, or a name with the loop's variable"
                 )
                 return
+
+
+def tee_in_loop(job: JobDescription) -> Iterator[Violation]:
+    """Report ``program | tee file`` without -a in a loop."""
+    works = {
+        (c.under[0] if c.under else c).offset
+        for c in job.work_calls
+        if c.in_loop and not c.tested and not c.in_function
+    }
+    for before, call in pairwise(c for c in job.calls if not c.under and not c.in_substitution):
+        words = [a.text for a in call.args]
+        if call.program != "tee" or call.before not in ("|", "|&") or before.offset not in works or len(words) != 1:
+            continue
+        target = words[0]
+        if (
+            re.fullmatch(r"[\w./~-]+", target)
+            and not target.startswith(("/dev/", "-"))
+            and not (_kept(job, target) or _runs_once(job, call))
+        ):
+            text = f"each run of the loop truncates {target}"
+            yield Violation(call.offset, text, cure=f"tee -a {target}, or a name with the loop's variable")
+            return
 
 
 def _kept(job: JobDescription, target: str) -> bool:

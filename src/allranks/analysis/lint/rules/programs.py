@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import LONG, PYTHON, WRAPPERS
-from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.command_options import LONG, PYTHON, SHELLS, WRAPPERS
+from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.environments import CONDA_WHY, INIT_WHY, defines_conda
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
@@ -39,6 +39,11 @@ OF_DEEPSPEED = {
     "no_python", "no_ssh", "no_ssh_check", "node_rank", "num_accelerators", "num_gpus", "num_nodes", "quiet", "save_pid", "ssh_port", "venv_script",
     "h", "i", "e", "q", "H",
 }  # fmt: skip
+OF_ACCELERATE = (
+    "num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "mixed_precision", "config_file", "multi_gpu", "gpu_ids",
+    "use_deepspeed", "deepspeed_config_file", "use_fsdp", "rdzv_backend", "same_network", "dynamo_backend", "num_cpu_threads_per_process",
+)  # fmt: skip
+"""The usual ones: other options of accelerate come and go."""
 KNOWN = {"torchrun": OF_TORCHRUN, "deepspeed": OF_DEEPSPEED}
 
 
@@ -74,6 +79,10 @@ def unknown_launcher_option(job: JobDescription) -> Iterator[Violation]:
     """Report options in front of the program that torchrun and deepspeed do not have."""
     for launch in job.launches:
         known = KNOWN.get(launch.kind)
+        if launch.kind == "torch.distributed.launch":
+            known = OF_TORCHRUN
+        if launch.kind == "accelerate" and not launch.open_ended and _names_program(launch.call):
+            yield from _near_accelerate(launch)
         if known is None or launch.open_ended or launch.call.written.startswith("$") or not _names_program(launch.call):
             continue
         for name, option in launch.options.items():
@@ -85,6 +94,17 @@ def unknown_launcher_option(job: JobDescription) -> Iterator[Violation]:
                 option.arg.offset, text, cure=f"--{near}" if near else "options of the program stand behind it"
             )
             break
+
+
+def _near_accelerate(launch: LauncherCall) -> Iterator[Violation]:
+    for name, option in launch.options.items():
+        if not option.arg.text.startswith("--") or "$" in name or any(k.startswith(name) for k in OF_ACCELERATE):
+            continue
+        near = nearest_name(name, OF_ACCELERATE, 0.88)
+        if near and not name.startswith(("fsdp_", "deepspeed_", "megatron_", "fp8_", "dynamo_", "offload_")):
+            text = f"accelerate launch has no option {option.arg.text.partition('=')[0]}"
+            yield Violation(option.arg.offset, text, cure=f"--{near}")
+            return
 
 
 def _names_program(call: ProgramCall) -> bool:
@@ -112,6 +132,24 @@ ENDLESS_LOOP = re.compile(
 STOPS = {"kill", "pkill", "killall", "trap", "scancel"}
 
 
+FUNCTION = re.compile(
+    r"(?m)^[ \t]*(?:function[ \t]+)?([\w-]+)[ \t]*(?:\([ \t]*\))?[ \t]*\{((?:(?!\n\}|\}[ \t]*$)[^\0])*)(?:\n\}|\}[ \t]*$)"
+)
+FOR_EVER = re.compile(r"\bwhile[ \t]+(?:true|:|\[[ \t]1[ \t]\])[ \t]*(?:;|\n)")
+ENDS_LOOP = re.compile(r"\b(?:break|exit|return)\b")
+
+
+def _endless_loops(job: JobDescription) -> list[tuple[int, str]]:
+    """Return the endless loops in the background: written there, or in a function that is started there."""
+    loops = [loop for loop in ENDLESS_LOOP.finditer(job.text) if not ENDS_LOOP.search(loop[0])]
+    starts = (loop.start() + len(loop[1]) for loop in loops)
+    found = [(start, "the endless loop") for start in starts if not job.in_comment(start)]
+    bodies = {m[1]: m[2] for m in FUNCTION.finditer(job.text)}
+    endless = {name for name, body in bodies.items() if FOR_EVER.search(body) and not ENDS_LOOP.search(body)}
+    own = (c for c in job.calls if c.written in endless and c.after == "&" and not c.under and not c.in_function)
+    return found + [(c.offset, c.written) for c in own]
+
+
 def server_awaited(job: JobDescription) -> Iterator[Violation]:
     """Report a plain ``wait`` behind a server, a monitor or an endless loop in the background that nothing ends."""
     if any(c.program in STOPS for c in job.calls) or re.search(r"\bkill\b", job.text):
@@ -137,9 +175,7 @@ def server_awaited(job: JobDescription) -> Iterator[Violation]:
             server = OUTER_SERVER.match(f"{call.program} {words}")
         if server:
             found.append((outer.offset, " ".join(f"{call.program} {words}".split()[:4])[:40]))
-    loops = [loop for loop in ENDLESS_LOOP.finditer(job.text) if not re.search(r"\b(?:break|exit|return)\b", loop[0])]
-    starts = (loop.start() + len(loop[1]) for loop in loops)
-    found += [(start, "the endless loop") for start in starts if not job.in_comment(start)]
+    found += _endless_loops(job)
     if not found:
         return
     place, what = min(found)
@@ -151,6 +187,31 @@ def server_awaited(job: JobDescription) -> Iterator[Violation]:
 
 
 # -------------------------------------------------------------------------------------- conda
+
+INNER_WHY = "conda activate needs a function that conda's start-up code defines, and functions do not reach the shell of bash -c."
+INNER_CURE = "activate it before srun, which passes the environment on; or bash -lc, or source <conda>/etc/profile.d/conda.sh in the same shell"
+
+
+def conda_in_shell(job: JobDescription) -> Iterator[Violation]:
+    """Report ``srun bash -c 'conda activate ...'``, whose shell has no function of that name."""
+    if not job.is_job or "export -f" in job.text or "BASH_ENV" in job.text:
+        return
+    for number, call in enumerate(job.calls):
+        if call.program not in ("conda", "mamba", "micromamba") or [a.text for a in call.args[:1]] != ["activate"]:
+            continue
+        shells = [c for c in call.under if c.program in SHELLS]
+        if len(shells) != 1 or any(c.program not in {"srun", "mpirun", "mpiexec", *SHELLS} for c in call.under):
+            continue
+        flags = [a.text for a in shells[0].args]
+        direct = "-c" in flags and not any(re.match(r"-\w*[li]|--login|--rcfile", f) for f in flags[:2])
+        before = [c for c in job.calls[:number] if c.under == call.under]
+        later = [
+            c for c in job.calls[number:] if c.under == call.under and any("activate" in a.text for a in c.args[:1])
+        ]
+        if direct and not any(defines_conda(c) for c in before) and len(later) < 2:
+            text = f"{call.program} activate in a shell of {call.under[0].written}, which conda has not set up"
+            yield Violation(call.offset, text, why=INNER_WHY, cure=INNER_CURE)
+            return
 
 
 def conda_elsewhere(job: JobDescription) -> Iterator[Violation]:

@@ -36,8 +36,11 @@ def quoted_name(job: JobDescription) -> Iterator[Violation]:
         if call.in_substitution or "$" in call.written or (call.in_function and call.written in job.reading.named):
             continue
         for before, arg in zip((None, *call.args), call.args, strict=False):
-            found = NAME_ONLY.fullmatch(arg.source.text)
-            place = arg.source.where(0)
+            text = arg.source.text
+            setting = re.match(r"[A-Za-z_][\w.]*=(?=\$\w+\Z)", text)  # of Hydra, whose interpolations have braces
+            start = setting.end() if setting else 0
+            found = NAME_ONLY.fullmatch(text, start)
+            place = arg.source.where(start)
             if found is None or job.text[place - 1 : place] != "'":
                 continue
             name = found[1] or found[2]
@@ -145,7 +148,7 @@ def appended_text(job: JobDescription) -> Iterator[Violation]:
 
 
 OTHER_USES = {
-    "echo", "printf", "[", "[[", "test", "=", "?", "export", "declare", "local", "case", "read", "unset", "readonly", "typeset", "let", "ssh", "date", "srun",
+    "echo", "printf", "[", "[[", "test", "?", "export", "declare", "local", "case", "read", "unset", "readonly", "typeset", "let", "ssh", "date", "srun",
     "logger", ":", "scontrol", "eval", "return", "shift", "set",
 }  # fmt: skip
 
@@ -163,7 +166,7 @@ def first_element(job: JobDescription) -> Iterator[Violation]:
             continue
         if items[0].offset > use.offset or job.text[use.offset - 1 : use.offset] in "#!" or "zsh" in job.lines.line(1):
             continue
-        option = re.search(r"\s--?[A-Za-z][\w-]*[= ]\s*\"?\$\{?\Z", job.text[max(0, use.offset - 80) : use.offset])
+        option = re.search(r"[\s\"']--?[A-Za-z][\w-]*[= ]\s*\"?\$\{?\Z", job.text[max(0, use.offset - 80) : use.offset])
         literal = not any(UNRESOLVED_OPEN + "(" in i.text for a in items for i in a.items or ())
         if option and literal:
             said.add(use.name)
