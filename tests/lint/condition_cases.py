@@ -52,6 +52,8 @@ OUTPUTS: list[tuple[str, str, int, str]] = [
     ("overwritten-output", ONE + "for s in 1 2; do\n  python x.py $s > $s.log\n  python x.py $s >> a.log\n  python x.py > /dev/null\ndone\n", 0, ""),
     ("overwritten-output", ONE + "for s in 1 2; do\n  python x.py $s > a.log\n  grep acc a.log\ndone\n", 0, ""),
     ("overwritten-output", ONE + "for s in 1 2; do\n  cd $s\n  python x.py > a.log\ndone\n", 0, ""),
+    ("overwritten-output", ONE + "while true; do\n  python x.py > a.log && break\ndone\n", 0, ""),
+    ("overwritten-output", ONE + "for s in 1 2; do\n  (cd $s && python x.py > a.log)\ndone\n", 0, ""),
     ("overwritten-output", ONE + "for s in one; do\n  python x.py $s > a.log\ndone\npython y.py > b.log\n", 0, ""),
     ("overwritten-output", ONE + "sort a.txt > b.txt\nsed -i s/a/b/ a.txt\npython a.py > a.log 2>&1\nls 2>&1 >/dev/null | grep x\n", 0, ""),
     ("overwritten-output", ONE + 'echo "2>1"\nif (( 2>1 )); then ls; fi\npython x.py 2>1.log\n', 0, ""),

@@ -97,4 +97,24 @@ VALUES: list[tuple[str, str, int, str]] = [
     ("path-in-front", ONE + "OUT=/a\nOUT=out\nmkdir ./$OUT\nP=/a\nls $P/$OUT ./x$P ../${P##*/}\n", 0, ""),
     ("path-in-front", ONE + "docker run -v $PWD:$PWD -v $HOME:/root img\nrsync -a host:$HOME/ $PWD\n", 0, ""),
 ]  # fmt: skip
-SUBSHELL_CASES = [*SUBSHELLS, *WORDS, *VALUES]
+ELSEWHERE: list[tuple[str, str, int, str]] = [
+    ("lost-in-subshell", ONE + "srun source ~/v/bin/activate\npython x.py\n", 7, "warning"),
+    ("lost-in-subshell", ONE + "srun module load cuda\npython x.py\n", 7, "warning"),
+    ("lost-in-subshell", ONE + "sudo cd /scratch\npython x.py\n", 7, "warning"),
+    ("lost-in-subshell", ONE + "A=$(module load cuda)\npython x.py\n", 7, "warning"),
+    ("lost-in-subshell", ONE + "echo `source ~/v/bin/activate`\npython x.py\n", 7, "warning"),
+    ("lost-in-subshell", ONE + 'bash -c "module load cuda"\npython x.py\n', 7, "warning"),
+    ("lost-in-subshell", ONE + "cat .env | while read l; do\n  export $l\ndone\npython x.py\n", 8, "warning"),
+    ("lost-in-subshell", ONE + 'D=$(cd "$(dirname $0)" && pwd)\nV=$(module load a; which b)\nsudo ls\npython x.py\n', 0, ""),
+    ("lost-in-subshell", ONE + "srun bash -c 'module load a; python x.py'\nbash -c 'cd a && ls'\npython y.py\n", 0, ""),
+    ("lost-in-subshell", ONE + "cat l | while read l; do\n  export L=$l\n  python x.py\ndone\nls\n", 0, ""),
+    ("lost-in-subshell", ONE + "while read l; do export $l; done < .env\npython x.py\n", 0, ""),
+    ("loop-values", ONE + "while read h; do\n  ssh $h ls\ndone < hosts\n", 8, "error"),
+    ("loop-values", ONE + "cat hosts | while read h; do srun -n1 python x.py $h; done\n", 7, "error"),
+    ("loop-values", ONE + "while read h; do ssh -n $h ls; ssh $h ls &\n  srun -n1 ls < /dev/null; done < hosts\nssh n ls\n", 0, ""),
+    ("loop-values", ONE + "while read -u 3 h; do ssh $h ls; done 3< hosts\nfor h in a b; do ssh $h ls; done\n", 0, ""),
+    ("out-of-place", ONE + "alias py=python3\npy x.py\n", 8, "error"),
+    ("out-of-place", ONE + "shopt -s expand_aliases\nalias py=python3\npy x.py\n", 0, ""),
+    ("out-of-place", ONE + "alias ll='ls -l'\npython x.py\n", 0, ""),
+]  # fmt: skip
+SUBSHELL_CASES = [*ELSEWHERE, *SUBSHELLS, *WORDS, *VALUES]

@@ -13,6 +13,7 @@ from allranks.analysis.lint.rules import (
     conditions,
     dataflow,
     directives,
+    elsewhere,
     emptiness,
     environments,
     gpus,
@@ -121,12 +122,13 @@ NODE_COUNT = _all(tasks.count, progress.group_of_one)
 MISSING_COLON = _all(commands.missing_colon, options.semicolon)
 DIRECTIVE_REFUSED = _all(directives.refused, options.bad_counts)
 LITERAL_QUOTES = _all(shell.literal_quotes, words.quotes_in_value)
-LOOP_VALUES = _all(loops.loops, words.first_element, words.appended_text, words.quoted_list)
+LOOP_VALUES = _all(loops.loops, words.first_element, words.appended_text, words.quoted_list, elsewhere.reads_the_list)
 EXIT_ZERO = _all(scripts.exit_zero, conditions.exit_of_message)
 LAUNCHER_OPTION = _all(options.launcher_option, programs.unknown_launcher_option)
 CONDA_NOT_SET_UP = _all(environments.conda, programs.conda_elsewhere, programs.conda_in_shell)
 ONE_LOG_FOR_ARRAY = _all(allocation.shared_log, programs.one_log)
-LOST_IN_SUBSHELL = _all(lost.lost, lost.exit_inside)
+OUT_OF_PLACE = _all(conditions.out_of_place, elsewhere.aliases)
+LOST_IN_SUBSHELL = _all(lost.lost, lost.exit_inside, elsewhere.elsewhere)
 OVERWRITTEN_OUTPUT = _all(outputs.overwritten, outputs.tee_in_loop, outputs.wrong_order)
 
 RULES: tuple[LintRule, ...] = (
@@ -255,7 +257,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("options-in-one-word", "error", words.joined_options, words.ONE_WORD_WHY, words.ONE_WORD_CURE, "bash manual, word splitting"),
     LintRule("unbound-variable", "warning", emptiness.unbound, emptiness.UNBOUND_WHY, "", "bash manual, set -u"),
     LintRule("constant-condition", "warning", conditions.constant, conditions.NEVER_WHY, "", "bash manual, conditional expressions"),
-    LintRule("out-of-place", "error", conditions.out_of_place, conditions.PLACE_WHY, "", "bash manual, functions, exec and return"),
+    LintRule("out-of-place", "error", OUT_OF_PLACE, conditions.PLACE_WHY, "", "bash manual, functions, exec and return"),
     LintRule("unknown-option", "error", programs.unknown_option, programs.OPTION_WHY, "", "pip and conda reference; " + SLURM),
     LintRule("other-shell", "warning", programs.other_shell, programs.SH_WHY, "#!/bin/bash", "zsh manual, options; dash manual"),
     # Files

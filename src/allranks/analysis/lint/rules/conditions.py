@@ -122,7 +122,7 @@ def _same_texts(
 QUOTED_PATTERN = re.compile(
     r"\[\[[^\n]*?=~[ \t]*([\"'])(\^[^\n\"']*|[^\n\"']*(?:\.\*|\.\+|\$|\]\+|\]\*))\1[ \t]*(?:\]\]|&&|\|\|)"
 )
-TEXT_ORDER = re.compile(r"\[\[[ \t]+\"?(\$\{?#?\w+(?:\[@\])?\}?)\"?[ \t]+([<>])[ \t]+(\d+)[ \t]+(?:\]\]|&&|\|\|)")
+TEXT_ORDER = re.compile(r"\[\[[ \t]+\"?(\$\{?#?\w+(?:\[@\])?\}?)\"?[ \t]+([<>])[ \t]+([1-9]\d*)[ \t]+(?:\]\]|&&|\|\|)")
 
 
 def _regex(job: JobDescription) -> Iterator[Violation]:

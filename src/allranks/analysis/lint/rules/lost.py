@@ -35,7 +35,7 @@ def lost(job: JobDescription) -> Iterator[Violation]:
     """Report activations, modules, folders and variables that end with the shell in which they are set."""
     own = [c for c in job.calls if not c.under and not c.in_substitution]
     for call in own:
-        what = _sets_up(call)
+        what = sets_up(call)
         if not what or not any(c.offset > call.offset and c.subshell is None for c in own):
             continue
         if call.after == "&":
@@ -49,7 +49,7 @@ def lost(job: JobDescription) -> Iterator[Violation]:
     yield from _lost_values(job)
 
 
-def _sets_up(call: ProgramCall) -> str | None:
+def sets_up(call: ProgramCall) -> str | None:
     """Return the command if it is only there to change its own shell."""
     words = [a.text for a in call.args]
     first = words[0] if words else ""

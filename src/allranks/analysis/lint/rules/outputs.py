@@ -105,16 +105,18 @@ def _kept(job: JobDescription, target: str) -> bool:
     """Return whether something else in the script reads, moves or empties the file: it is a temporary one."""
     return (
         len(re.findall(rf"(?<![\w./-]){re.escape(target)}(?![\w/-])", job.text)) > 1
-        or re.search(r"(?m)^[ \t]*cd\b", job.text) is not None
+        or re.search(r"(?m)^[^#\n]*\b(?:cd|pushd)\b", job.text) is not None
     )
 
 
 def _runs_once(job: JobDescription, call: ProgramCall) -> bool:
-    """Return whether the nearest loop above the call has one value, or ends in its first run."""
+    """Return whether the nearest loop above the call has one value, or repeats the same command until it succeeds."""
     heads = list(
         re.finditer(r"(?m)^[ \t]*(?:for[ \t]+\w+[ \t]+in[ \t]+([^;\n]*)|while\b|until\b)", job.text[: call.offset])
     )
-    value = (heads[-1][1] or "").strip() if heads else ""
+    if not heads or (heads[-1][1] is None and "read" not in job.line_of(heads[-1].end())):
+        return True  # a loop until it succeeds
+    value = (heads[-1][1] or "").strip()
     return re.fullmatch(r"[\w.:/=-]+", value) is not None
 
 
