@@ -44,6 +44,17 @@ OF_ACCELERATE = (
     "use_deepspeed", "deepspeed_config_file", "use_fsdp", "rdzv_backend", "same_network", "dynamo_backend", "num_cpu_threads_per_process",
 )  # fmt: skip
 """The usual ones: other options of accelerate come and go."""
+ONLY_TORCHRUN = {
+    "nproc_per_node",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "rdzv_id",
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "num_processes",
+}
 KNOWN = {"torchrun": OF_TORCHRUN, "deepspeed": OF_DEEPSPEED}
 
 
@@ -57,6 +68,8 @@ def unknown_option(job: JobDescription) -> Iterator[Violation]:
         program = SYNONYMS.get(program, program)
         if program == "srun":
             yield from _of_srun(call)
+        if program in ("srun", "mpirun", "mpiexec", "orterun") and any(call in c.under for c in job.calls):
+            yield from _of_torchrun(call)
         known = NO_OPTION.get((program, rest[0])) if rest else None
         for arg in call.args if known else ():
             if known and arg.text in known[0] and not arg.quoted:
@@ -72,6 +85,16 @@ def _of_srun(call: ProgramCall) -> Iterator[Violation]:
             continue
         if "_" in name and name.replace("_", "-") in LONG:
             yield Violation(arg.offset, f"srun has no option --{name}", cure=f"--{name.replace('_', '-')}")
+            return
+
+
+def _of_torchrun(call: ProgramCall) -> Iterator[Violation]:
+    """Report options of torchrun in front of the program that srun or mpirun starts."""
+    for arg in call.args:
+        name = arg.text.lstrip("-").partition("=")[0].replace("-", "_")
+        if arg.text.startswith("--") and name in ONLY_TORCHRUN:
+            cure = f"{call.program} ... torchrun --{name}=<n> ..."
+            yield Violation(arg.offset, f"{call.program} has no option --{name}, which is one of torchrun", cure=cure)
             return
 
 
