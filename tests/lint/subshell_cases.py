@@ -68,6 +68,7 @@ WORDS: list[tuple[str, str, int, str]] = [
     ("loop-values", ONE + "for s in seq 1 9; do\n  python x.py $s\ndone\n", 7, "error"),
     ("loop-values", ONE + "L=\"1 2 3\"\nfor s in $L $(seq 1 9) \"$@\" \"a b\" \"c\"; do\n  python x.py $s\ndone\n", 0, ""),
     ("loop-values", ONE + "F=\"my file\"\nfor s in \"${F}.txt\" \"a\"; do\n  python x.py \"$s\"\ndone\nfor s in \"1\"; do ls $s; done\n", 0, ""),
+    ("loop-values", ONE + 'for m in "model one"; do\n  python x.py "$m"\ndone\n', 0, ""),
 ]  # fmt: skip
 VALUES: list[tuple[str, str, int, str]] = [
     ("unset-variable", ONE + "RUN_NAME=\"\"\npython x.py --run_name $RUN_NAME --n 2\n", 8, "warning"),

@@ -18,9 +18,8 @@ ALIAS_WHY = "bash expands aliases only at a terminal: in a script the name is no
 BUILTINS = {"source", ".", "cd", "export", "module", "ml", "unset", "ulimit", "alias"}
 STARTERS = {"srun", "mpirun", "mpiexec", "timeout", "env"}
 ENDS_SUBSTITUTION = re.compile(r"[^;&|\n()`]*[)`]")
-PIPED_EXPORT = re.compile(
-    r"\|[ \t]*while\b[^\n]*\bread\b(?:(?!\bdone\b)[^\0])*?\b(export)\b(?:(?!\bdone\b)[^\0])*?\bdone\b"
-)
+PIPED_READ = re.compile(r"\|[ \t]*while\b[^\n]{0,80}\bread\b")
+MOST = 2000  # characters of a loop
 READ_LOOP = re.compile(r"(?m)(?:^|[;|])[ \t]*while\b[^\n]*?\bread\b(?![^\n]*(?:-u|<&|<<<))[^\n]*")
 
 
@@ -55,13 +54,16 @@ def elsewhere(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 call.offset, f"'{sets_up(call)}' is all that this shell does: the script goes on without it"
             )
-    for found in PIPED_EXPORT.finditer(job.text) if job.kind == "script" else ():
-        inside = any(found.start() < c.offset < found.end() for c in job.work_calls)
-        if not inside and not job.in_comment(found.start(1)) and "zsh" not in job.lines.line(1):
+    for found in PIPED_READ.finditer(job.text) if job.kind == "script" else ():
+        body = re.split(r"\bdone\b", job.text[found.end() : found.end() + MOST], maxsplit=1)
+        export = re.search(r"\bexport\b", body[0]) if len(body) > 1 else None
+        if export is None or "zsh" in job.lines.line(1):
+            continue
+        place = found.end() + export.start()
+        inside = any(found.start() < c.offset < found.end() + len(body[0]) for c in job.work_calls)
+        if not inside and not job.in_comment(place):
             text = "export in a loop behind a pipe: the script does not get the variables"
-            yield Violation(
-                found.start(1), text, cure="while read ...; do ...; done < file; or set -a; source file; set +a"
-            )
+            yield Violation(place, text, cure="while read ...; do ...; done < file; or set -a; source file; set +a")
 
 
 def _alone_in_shell(job: JobDescription, call: ProgramCall) -> bool:
@@ -76,7 +78,7 @@ def _alone_in_shell(job: JobDescription, call: ProgramCall) -> bool:
 def reads_the_list(job: JobDescription) -> Iterator[Violation]:
     """Report ssh and srun in ``while read``, which take the rest of the list as their input."""
     for found in READ_LOOP.finditer(job.text):
-        end = re.search(r"(?m)^[ \t]*done\b|;[ \t]*done\b", job.text[found.start() :])
+        end = re.search(r"(?m)^[ \t]*done\b|;[ \t]*done\b", job.text[found.start() : found.start() + MOST])
         if end is None or job.in_comment(found.end() - 1):
             continue
         for call in job.calls:

@@ -150,13 +150,13 @@ ENDS_BY_ITSELF = re.compile(
     r"\b(?:timeout\s+\S*\d|nvidia-smi\s.*-c\s|dmon\s.*-c\s|--help|--version|tensorboard\s+dev|--pid=)"
 )
 ENDLESS_LOOP = re.compile(
-    r"(?m)^([ \t]*)while[ \t]+(?:true|:|\[[ \t]1[ \t]\])[ \t]*(?:;|\n)(?:(?!\n\1done\b)[^\0])*?(?:\n\1|;[ \t]*)done[^\n&]*&[ \t]*(?:#.*)?$"
+    r"(?m)^([ \t]*)while[ \t]+(?:true|:|\[[ \t]1[ \t]\])[ \t]*(?:;|\n)(?:(?!\n\1done\b)[^\0]){0,1500}?(?:\n\1|;[ \t]*)done[^\n&]*&[ \t]*(?:#.*)?$"
 )
 STOPS = {"kill", "pkill", "killall", "trap", "scancel"}
 
 
 FUNCTION = re.compile(
-    r"(?m)^[ \t]*(?:function[ \t]+)?([\w-]+)[ \t]*(?:\([ \t]*\))?[ \t]*\{((?:(?!\n\}|\}[ \t]*$)[^\0])*)(?:\n\}|\}[ \t]*$)"
+    r"(?m)^[ \t]*(?:function[ \t]+)?([\w-]+)[ \t]*(?:\([ \t]*\))?[ \t]*\{((?:(?!\n\}|\}[ \t]*$)[^\0]){0,2000})(?:\n\}|\}[ \t]*$)"
 )
 FOR_EVER = re.compile(r"\bwhile[ \t]+(?:true|:|\[[ \t]1[ \t]\])[ \t]*(?:;|\n)")
 ENDS_LOOP = re.compile(r"\b(?:break|exit|return)\b")

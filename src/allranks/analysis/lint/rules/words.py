@@ -194,6 +194,9 @@ def quoted_list(job: JobDescription) -> Iterator[Violation]:
         name = NAME_ONLY.fullmatch(words)
         values = job.by_name.get(name[1] or name[2], []) if name and found[3] is not None else []
         several = values and all(v.items is None and LIST.fullmatch(v.value.strip()) for v in values)
+        uses = [u for u in job.uses if u.name == found[1]]
+        if uses and all(u.quoted for u in uses) and not re.fullmatch(r"[\d.\s]+", words):
+            continue  # a name with blanks
         if LIST.fullmatch(words.strip()) or (several and name and (name[1] or name[2]) not in job.reading.named):
             text = f"the loop runs once: {found.group(0).strip().rstrip(';').partition(' in ')[2].strip()} in quotes is one word"
             yield Violation(found.start(1), text, why=ONE_RUN_WHY, cure=f"for {found[1]} in ... without the quotes")
