@@ -596,6 +596,7 @@ GOOD: list[tuple[str, str]] = [
     ("world-size", ONE + "export WORLD_SIZE=$SLURM_NTASKS\npython x.py\n"),
     ("memory-unit", "#!/bin/bash\n#SBATCH --mem=64000 --mem-per-cpu=2000\n#SBATCH --mem=0\nls\n"),
     ("one-log-for-array", "#!/bin/bash\n#SBATCH --array=1-4\n#SBATCH -o %A_%3a.out\nls\n"),
+    ("one-log-for-array", "#!/bin/bash\n#SBATCH --array=1-10%1\n#SBATCH -o x.out\n#SBATCH --open-mode=append\nls\n"),
     ("typographic-character", "#!/bin/bash\n#SBATCH -N 1 # a \u2013 b\n# \u201cx\u201d\necho \u2013a \"\u201cx\u201d\"\nA=\u00e9\n"
      "python x.py --p 'a \u2013b'\n"),
     ("blank-before-equals", ONE + "torchrun --nproc_per_node=4 x.py --a = 3\n[ --a == b ]\n"),

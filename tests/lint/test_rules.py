@@ -15,6 +15,7 @@ from allranks.analysis.lint.rules.ports import port_range
 from tests.conftest import REPO
 from tests.lint.argument_cases import ARGUMENT_CASES
 from tests.lint.cases import BAD, GOOD
+from tests.lint.condition_cases import CONDITION_CASES
 from tests.lint.count_cases import COUNT_CASES
 from tests.lint.evidence_cases import CASES as EVIDENCE_CASES
 from tests.lint.helpers import found, lint_text
@@ -26,6 +27,7 @@ from tests.lint.progress_cases import PROGRESS_CASES
 from tests.lint.request_cases import REQUEST_CASES
 from tests.lint.shell_cases import SHELL_CASES
 from tests.lint.step_cases import STEP_CASES
+from tests.lint.subshell_cases import SUBSHELL_CASES
 from tests.lint.visible_cases import VISIBLE_CASES
 
 CASES = [
@@ -40,6 +42,8 @@ CASES = [
     *COUNT_CASES,
     *REQUEST_CASES,
     *VISIBLE_CASES,
+    *SUBSHELL_CASES,
+    *CONDITION_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())

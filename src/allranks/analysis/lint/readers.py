@@ -178,7 +178,7 @@ class _CommandReader:
         quoted = bool(word.items) and all(_is_one_word(item) for item in word.items or ())
         made = Assignment(
             name, source, word.offset, exported, self.under, "", items, False, self.substitution, quoted,
-            self.raw.in_function,
+            self.raw.in_function, self.raw.subshell,
         )  # fmt: skip
         if keep:
             self.reading.assignments.append(made)
@@ -221,6 +221,7 @@ class _CommandReader:
                 quoted,
                 raw.in_loop,
                 self.redirects,
+                raw.subshell,
             )
         )
 
@@ -248,6 +249,11 @@ class _CommandReader:
         if operator and not operator.startswith(DEFAULTS):
             return unresolved_text(restore_variables(text), part.source.where(0))
         if known.items is not None and index not in ("@", "*"):
+            first = known.items[0].text if known.items else ""
+            if (
+                index and not index.isdecimal() and not re.search(r"\s", first)
+            ):  # of several commands, the first stands for all
+                return unresolved_text(restore_variables(text), part.source.where(0))
             number = int(index) if index.isdecimal() and len(index) < 6 else 0
             return known.items[number] if number < len(known.items) else MappedText("")
         return known.source
@@ -290,6 +296,7 @@ class _CommandReader:
             return ProgramCall(
                 program, rest, at.offset, under, shared_prefix, redirects, raw.before, raw.after, raw.in_loop,
                 raw.in_function, self.substitution, raw.tested, module, at.text, raw.branch,
+                raw.subshell,
             )  # fmt: skip
 
         opened = unwrap_command(args, make, self.under)

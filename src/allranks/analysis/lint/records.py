@@ -38,6 +38,7 @@ class Assignment(msgspec.Struct, frozen=True):
     in_substitution: bool = False
     quoted_items: bool = False  # every item of the array is one quoted word
     in_function: bool = False
+    subshell: int | None = None  # where the ( ... ) or piped loop begins in which it is lost
 
     @property
     def value(self) -> str:
@@ -67,6 +68,7 @@ class ProgramCall(msgspec.Struct, frozen=True):
     module: bool = False  # started with python -m
     written: str = ""  # the program's word as written
     branch: Branch = ()
+    subshell: int | None = None  # where the innermost ( ... ) or piped loop begins
 
     def pairs(self) -> Iterator[tuple[Argument, Argument | None]]:
         """Yield each argument with the one after it."""
@@ -96,6 +98,7 @@ class VariableUse(msgspec.Struct, frozen=True):
     quoted: bool = False
     in_loop: bool = False
     in_redirect: bool = False  # in the name of a file to which the shell redirects
+    subshell: int | None = None
 
 
 class Directive(msgspec.Struct, frozen=True):

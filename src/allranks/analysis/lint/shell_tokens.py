@@ -161,6 +161,7 @@ class RawCommand(msgspec.Struct, frozen=True):
     tested: bool
     loop_name: str | None = None
     branch: Branch = ()
+    subshell: int | None = None  # where the innermost ( ... ) or piped loop begins that the command is in
 
 
 CLOSED_BY = {"if": "fi", "do": "done", "case": "esac"}
@@ -179,6 +180,15 @@ class _ParserState:
         self.blocks: list[tuple[str, int]] = []  # the words that close the open blocks, and where these start
         self.unbalanced: tuple[int, str] | None = None
         self.uncertain = False  # a case in parentheses: which ) ends what is not followed
+        self.parentheses: list[int] = []  # where the open ( stand
+        self.piped_loops: list[int | None] = []  # of each open loop: where it begins, if a pipe feeds it
+        self.piped: int | None = None  # where a loop behind a pipe begins whose `do` is still to come
+
+    @property
+    def subshell(self) -> int | None:
+        """Return where the innermost ( ... ) or piped loop begins; None if this is not certain."""
+        found = [*self.parentheses, *(place for place in self.piped_loops if place is not None)]
+        return max(found) if found and not self.uncertain else None
 
     def _balance(self, word: str, offset: int) -> None:
         """Note where a block is closed that is not open."""
@@ -201,10 +211,15 @@ class _ParserState:
 
     def keyword(self, word: str, offset: int) -> None:
         self._balance(word, offset)
+        if word in ("while", "until"):
+            self.piped = offset if self.before in ("|", "|&") else None
         if word == "do":
             self.loops += 1
+            self.piped_loops.append(self.piped)
+            self.piped = None
         elif word == "done":
             self.loops = max(0, self.loops - 1)
+            self.piped_loops = self.piped_loops[:-1]
         elif word == "{":
             self.braces += 1
         elif word == "}":
@@ -262,6 +277,10 @@ def split_commands(lexed: LexResult, problems: list[tuple[int, str]] | None = No
                 _first_pattern(words, state)
             else:
                 yield from _finish(words, redirects, state, token.operator)
+            if token.operator == "(":
+                state.parentheses.append(token.offset)
+            elif token.operator == ")":
+                state.parentheses = state.parentheses[:-1]
             if token.operator.startswith(";;") or token.operator == ";&":
                 state.next_way()
             words, redirects = [], []
@@ -328,4 +347,5 @@ def _finish(words: list[Word], redirects: list[RawRedirect], state: _ParserState
             state.tested or negated,
             loop_name,
             tuple(state.branch),
+            state.subshell,
         )

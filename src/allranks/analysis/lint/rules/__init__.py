@@ -10,18 +10,24 @@ from allranks.analysis.lint.rules import (
     allocation,
     arguments,
     commands,
+    conditions,
     counts,
     dataflow,
     directives,
+    elsewhere,
+    emptiness,
     environments,
     gpus,
     launchers,
     lines,
     loops,
+    lost,
     names,
     nodes,
     options,
+    outputs,
     ports,
+    programs,
     progress,
     rendezvous,
     requests,
@@ -37,6 +43,7 @@ from allranks.analysis.lint.rules import (
     values,
     variables,
     visible,
+    words,
 )
 
 ANY = ("script", "environment", "spec")
@@ -78,7 +85,12 @@ INVALID_VALUE = _all(
 )
 NOT_EXPORTED = _all(dataflow.not_exported, names.without_export, starters.not_passed, starters.into_container)
 UNSET_VARIABLE = _all(
-    dataflow.unset, names.set_too_late, names.set_in_comment, texts.no_slurm_name, options.other_names
+    dataflow.unset,
+    names.set_too_late,
+    names.set_in_comment,
+    texts.no_slurm_name,
+    options.other_names,
+    emptiness.empty_value,
 )
 TEST_SYNTAX = _all(shell.brackets, loops.conditions, names.unset_value, options.colon_assignment)
 MISTYPED_COMMAND = _all(shell.mistyped, names.misspelt_commands, options.misspelt_subcommands)
@@ -110,7 +122,7 @@ OPTION_TWICE = _all(allocation.twice, lines.settings_twice)
 EXPANDED_TOO_EARLY = _all(dataflow.early, lines.submitted_too_early)
 NO_SHEBANG = _all(scripts.shebang, texts.interpreter)
 SECRET_IN_SCRIPT = _all(secrets.secret, texts.more_secrets)
-VARIABLE_NOT_EXPANDED = _all(commands.not_expanded, texts.quoted_setting)
+VARIABLE_NOT_EXPANDED = _all(commands.not_expanded, texts.quoted_setting, words.quoted_name)
 VALUE_SPLIT = _all(commands.value_split, arguments.blank_value)
 NEVER_EXPANDED = _all(values.literal, arguments.no_dollar_option, options.names_as_text)
 ASKS_FOR_ANSWER = _all(environments.asks, progress.asks_more)
@@ -134,8 +146,16 @@ WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts
 TIME_UNIT = _all(steps.minutes, requests.hours_as_minutes)
 PATTERN_NOT_EXPANDED = _all(storage.unexpanded, requests.foreign_patterns)
 MASTER_ADDRESS = _all(rendezvous.address, counts.local_url, starters.without_address)
-LAUNCHER_OPTION = _all(options.launcher_option, starters.filters)
+LAUNCHER_OPTION = _all(options.launcher_option, starters.filters, programs.unknown_launcher_option)
 BLOCKS_SCRIPT = _all(progress.blocks, starters.ray_blocks)
+LITERAL_QUOTES = _all(shell.literal_quotes, words.quotes_in_value)
+LOOP_VALUES = _all(loops.loops, words.first_element, words.appended_text, words.quoted_list, elsewhere.reads_the_list)
+EXIT_ZERO = _all(scripts.exit_zero, conditions.exit_of_message)
+CONDA_NOT_SET_UP = _all(environments.conda, programs.conda_elsewhere, programs.conda_in_shell)
+ONE_LOG_FOR_ARRAY = _all(allocation.shared_log, programs.one_log)
+OUT_OF_PLACE = _all(conditions.out_of_place, elsewhere.aliases)
+LOST_IN_SUBSHELL = _all(lost.lost, lost.exit_inside, elsewhere.elsewhere)
+OVERWRITTEN_OUTPUT = _all(outputs.overwritten, outputs.tee_in_loop, outputs.wrong_order)
 
 RULES: tuple[LintRule, ...] = (
     # Environment variables
@@ -194,7 +214,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("fewer-cpus-than-ranks", "warning", tasks.few_cpus, tasks.FEW_CPUS_WHY, tasks.FEW_CPUS_CURE, SLURM),
     LintRule("gpus-held", "warning", allocation.held, allocation.HELD_WHY, allocation.HELD_CURE, SLURM),
     LintRule("memory-unit", "warning", MEMORY_UNIT, allocation.UNIT_WHY, allocation.UNIT_CURE, SLURM),
-    LintRule("one-log-for-array", "warning", allocation.shared_log, allocation.SHARED_LOG_WHY, allocation.SHARED_LOG_CURE, SLURM),
+    LintRule("one-log-for-array", "warning", ONE_LOG_FOR_ARRAY, allocation.SHARED_LOG_WHY, allocation.SHARED_LOG_CURE, SLURM),
     LintRule("option-twice", "warning", OPTION_TWICE, allocation.TWICE_WHY, allocation.TWICE_CURE, "argparse; " + SLURM_TEST),
     LintRule("visible-devices", "warning", VISIBLE_DEVICES, variables.VISIBLE_WHY, variables.VISIBLE_CURE, "Slurm's gres manual"),
     LintRule("one-failed-rest-waits", "note", tasks.kill, tasks.KILL_WHY, tasks.KILL_CURE, SLURM_TEST),
@@ -239,14 +259,14 @@ RULES: tuple[LintRule, ...] = (
     LintRule("csh-syntax", "error", shell.csh, shell.CSH_WHY, "NAME=value, or export NAME=value", "bash manual, set"),
     LintRule("folder-not-copied", "warning", storage.not_copied, storage.COPY_WHY, "cp -r", "cp manual"),
     LintRule("unquoted-variable", "note", shell.unquoted, shell.QUOTE_WHY, shell.QUOTE_CURE, "bash manual, word splitting"),
-    LintRule("literal-quotes", "warning", shell.literal_quotes, shell.LITERAL_WHY, shell.LITERAL_CURE, "bash manual, parameter expansion"),
+    LintRule("literal-quotes", "warning", LITERAL_QUOTES, shell.LITERAL_WHY, shell.LITERAL_CURE, "bash manual, parameter expansion"),
     LintRule("runs-arguments", "warning", shell.runs_arguments, shell.ARGUMENTS_WHY, shell.ARGUMENTS_CURE, "bash manual, special parameters"),
     LintRule("mistyped-command", "warning", MISTYPED_COMMAND, shell.MISTYPED_WHY, "", "the names of usual commands"),
     LintRule("unterminated", "error", shell.unterminated, shell.UNTERMINATED_WHY, shell.UNTERMINATED_CURE, "bash manual, quoting"),
-    LintRule("exit-zero", "warning", scripts.exit_zero, scripts.ZERO_WHY, "exit 1", SLURM),
+    LintRule("exit-zero", "warning", EXIT_ZERO, scripts.ZERO_WHY, "exit 1", SLURM),
     LintRule("wait-result-lost", "warning", scripts.wait_result, scripts.RESULT_WHY, scripts.RESULT_CURE, "bash manual, wait"),
-    LintRule("endless-wait", "warning", scripts.endless, scripts.ENDLESS_WHY, scripts.ENDLESS_CURE, "bash manual, wait"),
-    LintRule("conda-not-set-up", "warning", environments.conda, environments.CONDA_WHY, environments.CONDA_CURE, "conda documentation, activate"),
+    LintRule("endless-wait", "warning", programs.server_awaited, scripts.ENDLESS_WHY, scripts.ENDLESS_CURE, "bash manual, wait"),
+    LintRule("conda-not-set-up", "warning", CONDA_NOT_SET_UP, environments.CONDA_WHY, environments.CONDA_CURE, "conda documentation, activate"),
     LintRule("module-after-activation", "warning", environments.module_after, environments.MODULE_WHY, environments.MODULE_CURE, "Lmod user guide, PATH"),
     LintRule("container-without-gpu", "warning", environments.without_gpu, environments.CONTAINER_WHY, environments.CONTAINER_CURE, "apptainer guide"),
     LintRule("asks-for-answer", "warning", ASKS_FOR_ANSWER, environments.ANSWER_WHY, environments.ANSWER_CURE, "conda and pip reference, --yes"),
@@ -262,11 +282,20 @@ RULES: tuple[LintRule, ...] = (
     LintRule("exits-early", "error", progress.exits_early, progress.EXIT_WHY, "remove it", "bash manual, exit and exec"),
     LintRule("same-node-rank", "error", progress.same_rank, progress.SAME_RANK_WHY, progress.SAME_RANK_CURE, TORCHRUN),
     LintRule("launcher-option", "error", LAUNCHER_OPTION, options.OPTION_WHY, options.OPTION_CURE, TORCHRUN + "; accelerate and deepspeed launch"),
-    LintRule("loop-values", "error", loops.loops, loops.SAME_WHY, "", "bash manual, looping constructs and arrays"),
+    LintRule("loop-values", "error", LOOP_VALUES, loops.SAME_WHY, "", "bash manual, looping constructs and arrays"),
     LintRule("index-out-of-range", "error", loops.out_of_range, loops.OUT_OF_RANGE_WHY, loops.OUT_OF_RANGE_CURE, "bash manual, arrays"),
     LintRule("array-not-used", "warning", texts.array_not_used, texts.UNUSED_WHY, "pass $SLURM_ARRAY_TASK_ID to the program", SLURM),
     LintRule("deletes-too-much", "warning", loops.deletions, loops.REMOVES_WHY, "", "bash manual, cd; rm manual"),
+    LintRule("lost-in-subshell", "warning", LOST_IN_SUBSHELL, lost.LOST_WHY, lost.LOST_CURE, "bash manual, command execution environment"),
+    LintRule("options-in-one-word", "error", words.joined_options, words.ONE_WORD_WHY, words.ONE_WORD_CURE, "bash manual, word splitting"),
+    LintRule("unbound-variable", "warning", emptiness.unbound, emptiness.UNBOUND_WHY, "", "bash manual, set -u"),
+    LintRule("constant-condition", "warning", conditions.constant, conditions.NEVER_WHY, "", "bash manual, conditional expressions"),
+    LintRule("out-of-place", "error", OUT_OF_PLACE, conditions.PLACE_WHY, "", "bash manual, functions, exec and return"),
+    LintRule("unknown-option", "error", programs.unknown_option, programs.OPTION_WHY, "", "pip and conda reference; " + SLURM),
+    LintRule("other-shell", "warning", programs.other_shell, programs.SH_WHY, "#!/bin/bash", "zsh manual, options; dash manual"),
     # Files
+    LintRule("path-in-front", "error", emptiness.path_in_front, emptiness.PATH_WHY, "", SLURM + "; bash manual, shell variables"),
+    LintRule("overwritten-output", "warning", OVERWRITTEN_OUTPUT, outputs.OVER_WHY, "", "bash manual, redirections"),
     LintRule("node-local-file", "error", storage.local, storage.LOCAL_WHY, storage.LOCAL_CURE, SLURM_TEST),
     LintRule("pattern-not-expanded", "warning", PATTERN_NOT_EXPANDED, storage.PATTERN_WHY, storage.PATTERN_CURE, "sbatch manual, filename patterns"),
     LintRule("fixed-name-in-tmp", "warning", FIXED_NAME_IN_TMP, storage.FIXED_WHY, 'use a folder per job: d=$(mktemp -d)', "the sticky bit of /tmp"),

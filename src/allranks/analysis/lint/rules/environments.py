@@ -50,7 +50,7 @@ def conda(job: JobDescription) -> Iterator[Violation]:
         if call.program not in ("conda", "mamba", "micromamba") or words[:1] != ["activate"] or call.under:
             continue
         later = [c for c in calls[index:] if c.program in ("source", ".") and any("activate" in a.text for a in c.args)]
-        if later or any(_defines_conda(c) for c in calls[:index]) or job.set_values_named("PATH", "/envs/"):
+        if later or any(defines_conda(c) for c in calls[:index]) or job.set_values_named("PATH", "/envs/"):
             return
         initialised = any(c.program == "conda" and [a.text for a in c.args[:1]] == ["init"] for c in calls[:index])
         text = f"{call.program} activate in a shell that conda has not set up"
@@ -58,7 +58,7 @@ def conda(job: JobDescription) -> Iterator[Violation]:
         return
 
 
-def _defines_conda(call: ProgramCall) -> bool:
+def defines_conda(call: ProgramCall) -> bool:
     """Return whether the command may define conda's function in this shell."""
     if call.program in ("module", "ml"):
         words = [a.text for a in call.args if not a.text.startswith("-")]

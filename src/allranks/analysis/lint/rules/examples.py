@@ -9,6 +9,7 @@ import msgspec
 
 from allranks.analysis.lint.rules.count_examples import COUNTED
 from allranks.analysis.lint.rules.more_examples import MORE
+from allranks.analysis.lint.rules.shell_examples import SHELL
 
 
 class RuleExample(msgspec.Struct, frozen=True):
@@ -586,4 +587,4 @@ EXAMPLES: dict[str, RuleExample] = {
     ),
 }
 
-EXAMPLES.update({rule: RuleExample(*texts) for rule, texts in {**MORE, **COUNTED}.items()})
+EXAMPLES.update({rule: RuleExample(*texts) for rule, texts in {**MORE, **COUNTED, **SHELL}.items()})

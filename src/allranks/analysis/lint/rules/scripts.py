@@ -231,7 +231,7 @@ def line_breaks(job: JobDescription) -> Iterator[Violation]:
         yield Violation(job.text.index("\r\n"), f"{count} line{'s' * (count > 1)} with DOS line breaks (CR LF)")
 
 
-def _flags(job: JobDescription) -> tuple[bool, bool]:
+def shell_flags(job: JobDescription) -> tuple[bool, bool]:
     """Return whether set -e, and whether pipefail, is active in the batch shell."""
     first = job.lines.line(1)
     errexit = bool(re.match(r"#!\S*sh\s+-\w*e", first))
@@ -280,7 +280,7 @@ def _end(job: JobDescription, item: Assignment) -> int:
 
 def exit_code(job: JobDescription) -> Iterator[Violation]:
     """Report an exit code that is lost: behind a pipe, by `exit 0`, or because another command is the last one."""
-    errexit, pipefail = _flags(job)
+    errexit, pipefail = shell_flags(job)
     yield from _of_echo(job)
     for outer in job.work:
         if outer.in_function or outer.in_substitution or outer.tested or outer.before in ("&&", "||"):
@@ -368,33 +368,6 @@ def exit_zero(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(call.offset, "exit 0 after an error message reports success", cure="exit 1")
 
 
-ENDLESS = re.compile(
-    r"\b(?:vllm[ -]serve|serve|api_server|http\.server|tensorboard|dmon|watch|jupyter|nvidia-smi .*-l\b|--loop)\b"
-)
-
-
-def endless(job: JobDescription) -> Iterator[Violation]:
-    """Report a plain ``wait`` for a server, which does not end by itself."""
-    servers = [
-        c
-        for c in job.calls
-        if c.after == "&" and not c.under and ENDLESS.search(" ".join([c.written, *(a.text for a in c.args)]))
-    ]
-    nested = [
-        c
-        for c in job.calls
-        if c.under and c.under[0].after == "&" and ENDLESS.search(" ".join([c.written, *(a.text for a in c.args)]))
-    ]
-    found = servers or nested
-    if not found or any(c.program in ("kill", "pkill", "trap", "scancel") for c in job.calls):
-        return
-    for call in job.calls:
-        if call.program == "wait" and not call.args and call.offset > found[0].offset and not call.under:
-            text = f"wait also waits for '{found[0].written}' in line {job.lines.place(found[0].offset)[0]}, which does not end by itself"
-            yield Violation(call.offset, text)
-            return
-
-
 def _after(job: JobDescription, outer: ProgramCall) -> list[ProgramCall]:
     """Return the commands of the script's own shell that run after a command."""
     return [
@@ -434,7 +407,7 @@ def _looks(job: JobDescription, outer: ProgramCall) -> bool:
 
 
 def set_e(job: JobDescription) -> Iterator[Violation]:
-    errexit, _ = _flags(job)
+    errexit, _ = shell_flags(job)
     if not errexit:
         return
     outers = [_outer(la) for la in job.launches if not la.call.in_function]

@@ -1,0 +1,304 @@
+"""Rules for conditions that are always true, always false or refused, and for commands out of place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.records import Argument, ProgramCall, Violation
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+
+NEVER_WHY = "The condition does not depend on the run: one of its branches is never taken."
+NUMBER_WHY = "[ ] compares integers only: it stops with 'integer expression expected', and the condition is false."
+TEXT_ORDER_WHY = "In [[ ]], > and < compare texts: 9 is greater than 10."
+REGEX_WHY = "Quoted parts of the pattern behind =~ are ordinary text: . * ^ $ | match only themselves."
+
+NUMERIC = {"-eq", "-ne", "-gt", "-lt", "-ge", "-le"}
+ORDER = {">": "-gt", "<": "-lt"}
+TESTS = ("[", "[[", "test")
+
+
+def constant(job: JobDescription) -> Iterator[Violation]:
+    """Report comparisons whose result is fixed."""
+    if job.work_calls:
+        yield from _folders(job)
+    if job.kind != "script" or not (job.is_job or job.text.startswith("#!")):
+        return
+    for call in job.calls:
+        if call.program not in TESTS:
+            continue
+        words = [a for a in call.args if a.text not in ("]", "]]")]
+        for number, (left, sign, right) in enumerate(zip(words, words[1:], words[2:], strict=False)):
+            if number and words[number - 1].text in (*NUMERIC, "=", "==", "!=", "=~"):
+                continue
+            found = _numeric(job, call, left, sign, right) or _same_texts(job, call, left, sign, right)
+            if found:
+                yield found
+                break
+        if (
+            len(words) == 1
+            and words[0].text in ("false", "False", "FALSE", "0", "no")
+            and _written_in(job, call, words[0])
+        ):
+            text = f"[ {words[0].text} ] is true: a word that is not empty is"
+            yield Violation(call.offset, text, why=NEVER_WHY, cure="if false; then, or compare it with a value")
+        elif (
+            len(words) == 2
+            and words[0].text in ("-z", "-n")
+            and job.has(words[1].text)
+            and _written_in(job, call, words[1])
+        ):
+            text = f"{words[0].text} {words[1].text} tests the text {words[1].text}, not its value: the $ is missing"
+            yield Violation(words[1].offset, text, why=NEVER_WHY, cure=f'{words[0].text} "${words[1].text}"')
+    yield from _regex(job)
+    yield from _order(job)
+
+
+def _is_literal(job: JobDescription, arg: Argument) -> bool:
+    """Return whether the word is written here as it is, and is not the value of a variable."""
+    text = arg.source.text
+    place = arg.source.where(0)
+    return (
+        UNRESOLVED_OPEN not in text
+        and job.text[place : place + len(text)] == text
+        and job.lines.place(place) == job.lines.place(arg.source.where(len(text) - 1) - len(text) + 1)
+    )
+
+
+def _written_in(job: JobDescription, call: ProgramCall, arg: Argument) -> bool:
+    """Return whether a literal word stands in the condition itself."""
+    return (
+        _is_literal(job, arg) and 0 <= arg.source.where(0) - call.offset < LONGEST and arg.source.where(0) > call.offset
+    )
+
+
+LONGEST = 200
+
+
+def _numeric(
+    job: JobDescription, call: ProgramCall, left: Argument, sign: Argument, right: Argument
+) -> Violation | None:
+    if sign.text not in NUMERIC or sign.quoted:
+        return None
+    for arg in (left, right):
+        if not _written_in(job, call, arg):
+            continue
+        if re.fullmatch(r"-?\d+\.\d+|-?\d+[eE]-?\d+", arg.text):
+            return Violation(arg.source.where(0), f"{sign.text} compares integers, and {arg.text} is none", why=NUMBER_WHY,
+                             cure='[ "$(echo "$a > 1.5" | bc)" = 1 ], or integers')  # fmt: skip
+        if call.program != "[[" and re.fullmatch(r"[A-Za-z][\w.-]*", arg.text):
+            named = job.has(arg.text)
+            cure = f'"${arg.text}"' if named else "= and != compare texts"
+            return Violation(
+                arg.source.where(0),
+                f"{sign.text} compares integers, and {arg.text} is a text",
+                why=NUMBER_WHY,
+                cure=cure,
+            )
+    return None
+
+
+def _same_texts(
+    job: JobDescription, call: ProgramCall, left: Argument, sign: Argument, right: Argument
+) -> Violation | None:
+    """Report ``[ NAME = value ]`` of a variable whose $ is missing."""
+    if sign.text not in ("=", "==", "!=") or not re.fullmatch(r"[A-Za-z_]\w*", left.text):
+        return None
+    shouted = re.fullmatch(r"[A-Z][A-Z0-9_]{2,}", left.text) is not None
+    if (
+        not _written_in(job, call, left)
+        or not _written_in(job, call, right)
+        or not (shouted or (job.has(left.text) and not left.quoted))
+    ):
+        return None
+    if left.text == right.text:
+        return None
+    text = f"{left.text} is compared as a text: the $ is missing, and the condition is always {'true' if sign.text == '!=' else 'false'}"
+    return Violation(left.source.where(0), text, why=NEVER_WHY, cure=f'"${left.text}"')
+
+
+QUOTED_PATTERN = re.compile(
+    r"\[\[[^\n]*?=~[ \t]*([\"'])(\^[^\n\"']*|[^\n\"']*(?:\.\*|\.\+|\$|\]\+|\]\*))\1[ \t]*(?:\]\]|&&|\|\|)"
+)
+TEXT_ORDER = re.compile(r"\[\[[ \t]+\"?(\$\{?#?\w+(?:\[@\])?\}?)\"?[ \t]+([<>])[ \t]+([1-9]\d*)[ \t]+(?:\]\]|&&|\|\|)")
+
+
+def _regex(job: JobDescription) -> Iterator[Violation]:
+    for found in QUOTED_PATTERN.finditer(job.text):
+        pattern = found[2]
+        if job.in_comment(found.start(1)) or (
+            pattern.endswith("$") and not pattern.startswith("^") and ".*" not in pattern and found[1] == '"'
+        ):
+            continue
+        if found[1] == '"' and re.search(r"\$\w|\$\{", pattern):
+            continue
+        text = f"the pattern {found[1]}{pattern}{found[1]} is quoted: it is compared as a plain text"
+        yield Violation(found.start(1), text, why=REGEX_WHY, cure=f"=~ {pattern}")
+
+
+def _order(job: JobDescription) -> Iterator[Violation]:
+    for found in TEXT_ORDER.finditer(job.text):
+        if not job.in_comment(found.start()):
+            text = f"{found[1]} {found[2]} {found[3]} in [[ ]] compares texts, not numbers"
+            yield Violation(
+                found.start(1), text, why=TEXT_ORDER_WHY, cure=f"{ORDER[found[2]]}, or (( ... {found[2]} {found[3]} ))"
+            )
+
+
+FOLDER_LOOP = re.compile(r"(?m)^[ \t]*for[ \t]+(\w+)[ \t]+in[ \t]+[^\s;#]*\*/[ \t]*(?:;|\n|#)")
+
+
+def _folders(job: JobDescription) -> Iterator[Violation]:
+    """Report a folder of ``*/``, whose name ends in /, that is compared with a name without /."""
+    for found in FOLDER_LOOP.finditer(job.text):
+        name = found[1]
+        if job.has(name) or job.in_comment(found.start(1)):
+            continue
+        test = re.compile(rf"\[\[?[ \t]+\"?\$\{{?{name}\}}?\"?[ \t]+(=|==|!=)[ \t]+([\"']?)([\w.-]+)\2[ \t]+\]").search(
+            job.text, found.end()
+        )
+        if (
+            test
+            and len(re.findall(rf"(?m)^[ \t]*for[ \t]+{name}\b", job.text)) == 1
+            and not job.in_comment(test.start())
+        ):
+            truth = "true" if test[1] == "!=" else "false"
+            text = f"${name} is a path that ends in /: the comparison with {test[3]} is always {truth}"
+            yield Violation(test.start(), text, why=NEVER_WHY, cure=f'[ "$(basename "${name}")" {test[1]} {test[3]} ]')
+
+
+# ------------------------------------------------------------------------------- out of place
+
+PLACE_WHY = "The shell reads a script from top to bottom: a function is unknown above its definition, and the command is not found."
+RETURN_WHY = (
+    "return works only in functions and in sourced files: elsewhere it prints an error, and the script goes on."
+)
+EXEC_WHY = "exec replaces the shell by the program: nothing below it runs."
+LOCAL_WHY = "local works only in functions: elsewhere it prints an error, and the variable is not set."
+DEFINES = re.compile(
+    r"(?m)^[ \t]*(?:function[ \t]+([\w-]+)[ \t]*(?:\([ \t]*\))?|([\w-]+)[ \t]*\([ \t]*\))[ \t]*(?:\{|\n[ \t]*\{|$)"
+)
+
+
+def out_of_place(job: JobDescription) -> Iterator[Violation]:
+    """Report calls of functions above their definition, ``return`` and ``local`` outside of functions, and commands below exec."""
+    if job.kind != "script" or not (job.is_job or job.text.startswith("#!")):
+        return
+    places: dict[str, int] = {}
+    for found in DEFINES.finditer(job.text):
+        if not job.in_comment(found.start()):
+            places.setdefault(found[1] or found[2], found.start())
+    for call in job.calls:
+        place = places.get(call.written)
+        if place is None or call.offset >= place or call.under or call.in_function or call.in_substitution:
+            continue
+        if (
+            job.sources_files
+            or call.branch
+            or re.search(rf"\b(?:alias|command|type)\b[^\n]*{re.escape(call.written)}", job.text)
+        ):
+            continue
+        if not any(
+            c.written in ("exit", "exec") and c.offset < place for c in job.calls if not c.branch and not c.in_function
+        ):
+            text = f"{call.written} is called above its definition in line {job.lines.place(place)[0]}"
+            yield Violation(call.offset, text, why=PLACE_WHY, cure="move the function up")
+            break
+    for call in job.calls:
+        own = not (call.under or call.in_function or call.in_substitution)
+        if call.program == "return" and own and job.is_job and job.source.text.startswith("#!"):
+            if not places or all(call.offset < p for p in places.values()) or _outside(job, call.offset, places):
+                yield Violation(
+                    call.offset, "return outside of a function does not end the script", why=RETURN_WHY, cure="exit"
+                )
+                break
+    for found in re.finditer(r"(?m)^[ \t]*local[ \t]+(?:-\w+[ \t]+)?(\w+)=", job.text):
+        item = next((a for a in job.assignments if a.offset == found.start(1)), None)
+        if item is not None and not item.in_function and not item.under and not places and job.text.startswith("#!"):
+            yield Violation(
+                found.start(),
+                f"local outside of a function: {item.name} is not set",
+                why=LOCAL_WHY,
+                cure=f"{item.name}=...",
+            )
+            break
+    yield from _below_exec(job)
+
+
+def _outside(job: JobDescription, offset: int, places: dict[str, int]) -> bool:
+    """Return whether the place is below the end of the last function above it, by the } at the start of a line."""
+    above = [p for p in places.values() if p < offset]
+    return all(re.search(r"(?m)^\}", job.text[p:offset]) for p in above)
+
+
+def _below_exec(job: JobDescription) -> Iterator[Violation]:
+    for found in re.finditer(r"(?m)^exec[ \t]+(?![<>&\d-])(\S+)", job.text):
+        calls = [c for c in job.calls if not (c.in_function or c.in_substitution or c.under) or c.under]
+        here = next(
+            (
+                c
+                for c in calls
+                if job.lines.place(c.offset)[0] == job.lines.place(found.start())[0] and c.offset > found.start()
+            ),
+            None,
+        )
+        if (
+            here is None
+            or here.branch
+            or here.in_loop
+            or here.in_function
+            or job.in_comment(found.start())
+            or here.tested
+        ):
+            continue
+        if (
+            here.before in ("&&", "||")
+            or here.subshell is not None
+            or any(r.operator.startswith("<<") for r in here.redirects)
+        ):
+            continue
+        if here.written.startswith("$") and not any(c.offset > here.offset for c in job.work_calls):
+            continue
+        later = [c for c in job.work_calls if c.offset > here.offset and here not in c.under and not c.in_function
+                 and c.offset != here.offset and job.lines.place(c.offset)[0] > job.lines.place(here.offset)[0]]  # fmt: skip
+        later = [
+            c
+            for c in later
+            if not any(p.offset == here.offset for p in c.under)
+            and not (c.under and c.under[0].offset < found.start() + 60)
+        ]
+        if later and not any(
+            job.text[found.start() : c.offset].count("\\\n") >= job.text[found.start() : c.offset].count("\n")
+            for c in later
+        ):
+            text = f"exec ends the script: {later[0].written} in line {job.lines.place(later[0].offset)[0]} never runs"
+            yield Violation(found.start(), text, why=EXEC_WHY, cure=f"{found[1]} ... without exec")
+            return
+
+
+# ------------------------------------------------------------------------------- exit codes
+
+STATUS_WHY = "$? is the exit code of the command directly before it, here 0: the job is reported as COMPLETED."
+
+
+AFTER_FAILURE = re.compile(
+    r"(?:\$\?[\"']?[ \t]*(?:-ne|!=|-gt)[ \t]*[\"']?0|\bif[ \t]+![ \t])[^\n]*\n?(?:[ \t]*then\b[^\n]*\n)?"
+    r"(?:[ \t]*(?:echo|printf|date)\b[^\n]*\n?)*[ \t]*\Z"
+)
+
+
+def exit_of_message(job: JobDescription) -> Iterator[Violation]:
+    """Report ``exit $?`` behind the error message of ``if [ $? -ne 0 ]``."""
+    for before, call in pairwise(c for c in job.calls if not c.in_substitution and not c.under):
+        if call.program != "exit" or [a.text for a in call.args] != ["$?"] or not call.branch or call.in_function:
+            continue
+        failed = AFTER_FAILURE.search(job.text[max(0, call.offset - 600) : call.offset])
+        message = before.program in ("echo", "printf", "date") and before.branch == call.branch
+        tested = before.program in TESTS and job.lines.place(call.offset)[0] - job.lines.place(before.offset)[0] <= 2
+        if failed and (message or tested):
+            text = f"$? is the exit code of '{before.written}': exit $? reports success after the error"
+            yield Violation(
+                call.offset, text, why=STATUS_WHY, cure="rc=$? directly behind the command, then exit $rc; or exit 1"
+            )
