@@ -27,10 +27,10 @@ class MappedText:
         self.at = range(len(text)) if at is None else at
 
     def where(self, index: int) -> int:
-        """Return the offset in the file; after the last character for an index at the end."""
-        if index < len(self.at):
-            return self.at[index]
-        return self.at[-1] + 1 if len(self.at) else 0
+        """Return the offset in the file; after the last character for an index at the end. Of an empty text: 0."""
+        if not len(self.at):
+            return 0
+        return self.at[index] if index < len(self.at) else self.at[-1] + 1
 
     def part(self, start: int, end: int) -> MappedText:
         return MappedText(self.text[start:end], self.at[start:end])

@@ -61,7 +61,8 @@ def _is_literal(job: JobDescription, arg: Argument) -> bool:
     text = arg.source.text
     place = arg.source.where(0)
     return (
-        UNRESOLVED_OPEN not in text
+        bool(text)
+        and UNRESOLVED_OPEN not in text
         and job.text[place : place + len(text)] == text
         and job.lines.place(place) == job.lines.place(arg.source.where(len(text) - 1) - len(text) + 1)
     )
