@@ -313,6 +313,8 @@ def main() -> int:
     if args.rounds < 1 or args.saves < 2:
         parser.error("--rounds must be at least 1, --saves at least 2 (the first is warm-up)")
     programs.exit_on_sigterm()
+    if args.work:
+        args.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.work) as folder:
         found = measure(Path(folder), args.rounds, args.saves, args.every, args.forms.split(","))
     rows = table(found)
