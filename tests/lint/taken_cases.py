@@ -13,6 +13,7 @@ ALL = "{}\ntorchrun --standalone --nproc_per_node=4 x.py --data a\n"
 TEE = "srun python x.py 2>&1 | tee a.log\n"
 BLOCK = "if [ -f a ]; then\n  cp a b\nfi\n# Was the training successful?\nif [ $? -eq 0 ]; then\n  echo {}\nfi\n"
 SINGULARITY = "srun singularity exec --nv \\\n  -B /a \\\n  # more folders\n{}\n"
+STEPS = SH + "#SBATCH --nodes=4\n#SBATCH --gpus-per-node=4\n#SBATCH --time=1:00:00\nsrun -n 16 simulate input\n{}\n"
 SERVER = "srun -N1 {} &\nsrun -N1 python x.py &\nwait\n"
 MPI = (
     SH
@@ -48,6 +49,12 @@ LINES: list[tuple[str, str, int, str]] = [
     ("node-local-file", HOSTS.format("deepspeed --hostfile /tmp/hosts").replace(TWO, SH), 0, ""),
     ("node-local-file", HOSTS.format("deepspeed -H /tmp/hosts").replace(TWO, SH), 0, ""),
     ("node-local-file", HOSTS.format("deepspeed").replace(TWO, SH).replace("x.py", "x.py --data /tmp/a.json"), 3, "error"),
+    ("idle-nodes", STEPS.format("python train.py --lr 1"), 6, "warning"),
+    ("idle-nodes", STEPS.format("python src/pretrain_model.py"), 6, "warning"),
+    ("idle-nodes", STEPS.format("srun python train.py"), 0, ""),
+    ("idle-nodes", STEPS.format("python collect.py"), 0, ""),
+    ("idle-nodes", STEPS.format("python train.py --backend ray"), 0, ""),
+    ("idle-nodes", STEPS.format("python train.py").replace("input", "input &"), 0, ""),
     ("more-ranks-than-gpus", MPI.format("horovod", ""), 6, "error"),
     ("more-ranks-than-gpus", MPI.format("horovod", "-np 80 "), 6, "error"),
     ("more-ranks-than-gpus", MPI.format("ddp", "-n 80 -ppn 40 "), 6, "error"),
