@@ -314,7 +314,7 @@ def status_of_block(job: JobDescription) -> Iterator[Violation]:
         block = own[number - 1].branch[-1:]
         inside = [c for c in own[:number] if block and block[0][0] in dict(c.branch)]
         worked = any(
-            c.offset in works and c not in inside and not _is_checked(c, after)
+            c.offset in works and not _is_checked(c, after)
             for c, after in pairwise(own[: number + 1])
             if c.offset in starts or not starts
         )

@@ -75,7 +75,7 @@ def local(job: JobDescription) -> Iterator[Violation]:
             if (
                 launch.kind == "deepspeed"
                 and launch.srun is None
-                and re.match(r"(?:--hostfile|-H)\b", f"{before} " * ("=" not in before) + arg.text)
+                and (before in ("--hostfile", "-H") or arg.text.startswith("--hostfile="))
             ):
                 continue  # the launcher reads its list of hosts itself, where it is started
             if LOCAL.match(path) and not _on_every_node(job, path, launch.call) and not _meant_local(before, arg.text):
