@@ -67,6 +67,22 @@ def test_folders_missing_and_huge_files(tmp_path: Path) -> None:
     ]
 
 
+def test_a_here_document_without_end_is_a_warning_and_read_to_the_end(tmp_path: Path) -> None:
+    """Bash only warns and takes all lines; a quote without end is an error."""
+    job = "#!/bin/bash\nsbatch <<{}\n#!/bin/bash\n#SBATCH --nodes=2\nexport N=$SLURM_NNODES\nsrun python x.py\n"
+
+    def severities(text: str) -> dict[str, tuple[int, str]]:
+        (tmp_path / "here.sh").write_text(text)
+        findings = lint([tmp_path / "here.sh"]).findings
+        return {f.id: (f.line, f.severity) for f in findings if f.id in ("unterminated", "expanded-too-early")}
+
+    early = ("expanded-too-early", (5, "error"))
+    assert severities(job.format("EOT")) == {"unterminated": (2, "warning"), early[0]: early[1]}
+    assert severities(job.format("'EOT'")) == {"unterminated": (2, "warning")}
+    assert severities(job.format("EOT") + "EOT\n") == dict([early])
+    assert severities(job.format("EOT") + "EOT\nA='x\n") == {"unterminated": (8, "error"), early[0]: early[1]}
+
+
 def test_findings_before_a_broken_place_are_kept(tmp_path: Path) -> None:
     (tmp_path / "cut.sh").write_bytes(BROKEN["cut.sh"][0])
     report = lint([tmp_path / "cut.sh"])

@@ -28,6 +28,7 @@ from tests.lint.request_cases import REQUEST_CASES
 from tests.lint.shell_cases import SHELL_CASES
 from tests.lint.step_cases import STEP_CASES
 from tests.lint.subshell_cases import SUBSHELL_CASES
+from tests.lint.taken_cases import TAKEN_CASES
 from tests.lint.visible_cases import VISIBLE_CASES
 
 CASES = [
@@ -44,6 +45,7 @@ CASES = [
     *VISIBLE_CASES,
     *SUBSHELL_CASES,
     *CONDITION_CASES,
+    *TAKEN_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())

@@ -98,14 +98,16 @@ def _spec_jobs(path: Path, opened: OpenedFile) -> list[JobDescription]:
 
 def _check(name: str, job: JobDescription) -> tuple[list[LintFinding], list[LintFinding]]:
     found: dict[tuple[str, int, str], LintFinding] = {}
+    certain: list[LintFinding] = []
     for rule in RULES:
         if job.kind in rule.files:
             for hit in rule.check(job):
                 finding = _finding(name, job, rule, hit)
                 found.setdefault((finding.id, finding.line, finding.message), finding)
+                certain += [finding] * hit.whatever_is_filled_in
     open_lines = {job.lines.place(offset)[0] for offset, _ in job.placeholders}
     ordered = sorted(found.values(), key=lambda f: (f.line, f.column, f.id))
-    ordered = [f for f in ordered if f.line not in open_lines or f.id in PLACEHOLDERS_MATTER]
+    ordered = [f for f in ordered if f.line not in open_lines or f.id in PLACEHOLDERS_MATTER or f in certain]
     excuses = _excuses(job)
     excused = [f for f in ordered if excuses.get(f.line, set()) & {f.id, "*"} or excuses.get(0, set()) & {f.id, "*"}]
     return _once_per_line([f for f in ordered if f not in excused]), excused

@@ -142,6 +142,7 @@ class Violation(msgspec.Struct, frozen=True):
     source: str | None = None
     severity: Severity | None = None
     fix: tuple[Edit, ...] = ()
+    whatever_is_filled_in: bool = False  # it does not depend on a placeholder in the same line
 
 
 class LintFinding(msgspec.Struct, frozen=True, kw_only=True):

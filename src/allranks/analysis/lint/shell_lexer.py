@@ -360,6 +360,7 @@ class Lexer(WordReader):
             while True:
                 if self.i >= len(self.text):
                     self._waiting = []
+                    self._attach(self.source.where(begun), self.source.part(start, self.i), quoted)
                     raise self.fail(begun, f"the here-document's end, a line with only {name}, is missing")
                 end = self.text.find("\n", self.i)
                 end = len(self.text) if end < 0 else end

@@ -38,6 +38,7 @@ from allranks.analysis.lint.rules import (
     starters,
     steps,
     storage,
+    taken,
     tasks,
     texts,
     values,
@@ -91,6 +92,7 @@ UNSET_VARIABLE = _all(
     texts.no_slurm_name,
     options.other_names,
     emptiness.empty_value,
+    taken.other_case,
 )
 TEST_SYNTAX = _all(shell.brackets, loops.conditions, names.unset_value, options.colon_assignment)
 MISTYPED_COMMAND = _all(shell.mistyped, names.misspelt_commands, options.misspelt_subcommands)
@@ -150,11 +152,12 @@ LAUNCHER_OPTION = _all(options.launcher_option, starters.filters, programs.unkno
 BLOCKS_SCRIPT = _all(progress.blocks, starters.ray_blocks)
 LITERAL_QUOTES = _all(shell.literal_quotes, words.quotes_in_value)
 LOOP_VALUES = _all(loops.loops, words.first_element, words.appended_text, words.quoted_list, elsewhere.reads_the_list)
-EXIT_ZERO = _all(scripts.exit_zero, conditions.exit_of_message)
+EXIT_ZERO = _all(scripts.exit_zero, conditions.status_of_block, conditions.exit_of_message)
 CONDA_NOT_SET_UP = _all(environments.conda, programs.conda_elsewhere, programs.conda_in_shell)
 ONE_LOG_FOR_ARRAY = _all(allocation.shared_log, programs.one_log)
 OUT_OF_PLACE = _all(conditions.out_of_place, elsewhere.aliases)
 LOST_IN_SUBSHELL = _all(lost.lost, lost.exit_inside, elsewhere.elsewhere)
+SAME_NODE_RANK = _all(progress.same_rank, taken.rank_not_used)
 OVERWRITTEN_OUTPUT = _all(outputs.overwritten, outputs.tee_in_loop, outputs.wrong_order)
 
 RULES: tuple[LintRule, ...] = (
@@ -280,7 +283,8 @@ RULES: tuple[LintRule, ...] = (
     LintRule("buffered-output", "note", scripts.buffered, scripts.BUFFERED_WHY, "export PYTHONUNBUFFERED=1", "Python manual, -u"),
     LintRule("blocks-script", "warning", BLOCKS_SCRIPT, progress.BLOCKS_WHY, progress.BLOCKS_CURE, "the programs' manuals"),
     LintRule("exits-early", "error", progress.exits_early, progress.EXIT_WHY, "remove it", "bash manual, exit and exec"),
-    LintRule("same-node-rank", "error", progress.same_rank, progress.SAME_RANK_WHY, progress.SAME_RANK_CURE, TORCHRUN),
+    LintRule("same-node-rank", "error", SAME_NODE_RANK, progress.SAME_RANK_WHY, progress.SAME_RANK_CURE, TORCHRUN),
+    LintRule("arguments-dropped", "warning", taken.arguments_dropped, taken.DROPPED_WHY, taken.DROPPED_CURE, "bash manual, special parameters"),
     LintRule("launcher-option", "error", LAUNCHER_OPTION, options.OPTION_WHY, options.OPTION_CURE, TORCHRUN + "; accelerate and deepspeed launch"),
     LintRule("loop-values", "error", LOOP_VALUES, loops.SAME_WHY, "", "bash manual, looping constructs and arrays"),
     LintRule("index-out-of-range", "error", loops.out_of_range, loops.OUT_OF_RANGE_WHY, loops.OUT_OF_RANGE_CURE, "bash manual, arrays"),

@@ -37,6 +37,8 @@ FOREIGN = {
     "cpus_per_task": "--cpus-per-task", "ntasks_per_node": "--ntasks-per-node", "mem_per_cpu": "--mem-per-cpu", "job_name": "--job-name",
 }  # fmt: skip
 TEMPLATE = re.compile(r"[@{}!<>*#%]|__")
+GLUED_COMMENT = re.compile(r"\d[\d:.,-]*[KMGTkmgt]?#+[A-Za-z]*")
+"""A number with a # behind it, and no blank between: the # begins no comment."""
 SHORT_EQUALS = re.compile(r"-[A-Za-z]=\S")
 NO_VALUE = {"p", "J", "o", "e", "A", "w", "x", "C", "q", "D"}
 """Short options that take any text: the = becomes the first character of the name."""
@@ -80,6 +82,12 @@ def _unknown(item: Directive) -> tuple[str, str] | None:
 
 def _invalid(name: str, value: str) -> tuple[str, str] | None:
     """Return what is wrong with a value, and what to write."""
+    if (
+        value
+        and GLUED_COMMENT.fullmatch(value)
+        and name in (*COUNTS, *MEMORY, "nodes", "time", "gpus", "gpus-per-node")
+    ):
+        return f"--{name}={value}: a # without a blank before it begins no comment", "a blank before the #"
     if not value or (name != "signal" and TEMPLATE.search(value)):
         return None
     filled_in = value[0].isdigit() or value[0] == ":"

@@ -60,6 +60,11 @@ MORE: dict[str, tuple[str, str, str]] = {
         "srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_LOCALID --master_addr=$HEAD --master_port=15001 train.py'",
         "srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HEAD --master_port=15001 train.py'",
     ),
+    "arguments-dropped": (
+        "`bash train.sh 4 --lr 0.1` trains with the default learning rate, and nothing says so.",
+        "MORE=${@:2}\ntorchrun --standalone --nproc_per_node=$1 train.py --data data",
+        "MORE=${@:2}\ntorchrun --standalone --nproc_per_node=$1 train.py --data data $MORE",
+    ),
     "launcher-option": (
         "`accelerate launch: error: unrecognized arguments`, or `can't open file 'python'`; or the launcher starts one rank instead of four.",
         "accelerate launch --nproc_per_node=2 train.py",

@@ -59,6 +59,7 @@ def idle_nodes(job: JobDescription) -> Iterator[Violation]:
     """Report a job of several nodes whose programs all run in the batch script, on the first node."""
     yield from _small_step(job)
     yield from _head_only(job)
+    yield from _beside_steps(job)
     if not job.is_job or (job.nodes or 1) < 2 or job.launches or not job.work or job.sources_files:
         return
     if job.chooses_launcher:
@@ -70,6 +71,26 @@ def idle_nodes(job: JobDescription) -> Iterator[Violation]:
     if work is None:
         return
     yield Violation(work.offset, f"{work.program} runs on the first of {job.nodes} nodes only")
+
+
+TRAINS = re.compile(r"(?:\S*/)?(?:\w*_)?(?:pre_?)?train(?:_\w+)?\.py\Z")
+CLUSTERS = re.compile(r"(?i)\b(?:ray|dask|spark|mpi4py|submitit)\b")
+
+
+def _beside_steps(job: JobDescription) -> Iterator[Violation]:
+    """Report a training without srun in a job of several nodes whose other programs srun starts, one after another."""
+    if not job.is_batch or (job.nodes or 1) < 2 or job.launches or len(job.work) != 1 or "array" in job.heading:
+        return
+    call, own = job.work[0], [c for c in job.calls if not c.in_substitution and not c.under]
+    steps = [c for c in own if c.program in STARTS_ELSEWHERE]
+    if call.under or call.in_loop or call.in_function or call.branch or call.after not in ("\n", ";", ""):
+        return
+    if not steps or any(c.program != "srun" or c.after == "&" for c in steps) or CLUSTERS.search(job.text):
+        return
+    plain = not any(SPREADS_ITSELF.search(a.text) for a in call.args) and not any(runs_script(c) for c in own)
+    if plain and call.args and TRAINS.match(call.args[0].text):
+        text = f"{call.program} runs on the first of {job.nodes} nodes only: srun does not start it"
+        yield Violation(call.offset, text)
 
 
 def _small_step(job: JobDescription) -> Iterator[Violation]:

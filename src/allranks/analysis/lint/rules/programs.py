@@ -137,7 +137,7 @@ def _names_program(call: ProgramCall) -> bool:
 # ------------------------------------------------------------------------------------ servers
 
 SERVER = (
-    r"(?:uvicorn|gunicorn|hypercorn|waitress-serve|redis-server|mongod|tritonserver|text-generation-launcher|ollama\s+serve|(?:vllm|ray|lmdeploy)\s+serve|"
+    r"(?:uvicorn|gunicorn|hypercorn|waitress-serve|redis-server|mongod|tritonserver|text-generation-launcher|ollama\s+serve|(?:vllm|ray|lmdeploy)\s+serve|trl\s+vllm[-_]serve|swift\s+(?:rollout|deploy)|"
     r"vllm\.entrypoints\.\S+|sglang\.launch_server|http\.server|SimpleHTTPServer|ray\s+start\s.*--block|tensorboard(?:\.main)?|jupyter|jupyter-\w+|"
     r"mlflow\s+(?:server|ui)|streamlit\s+run|flask\s+run|aim\s+(?:up|server)|visdom(?:\.server)?|nvidia-smi\s(?:.*\s)?(?:-l|-lms|--loop|--loop-ms)(?:[=\s]\S+)?|"
     r"nvidia-smi\s+(?:dmon|pmon)|nvtop|dcgmi\s+dmon|gpustat\s.*-i|dcgm-exporter|watch\s.*|tail\s+(?:-\w*[fF]|--follow)|sleep\s+inf(?:inity)?|"

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from allranks.analysis.lint.command_options import LONG, PYTHON, slurm_option
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Assignment, Edit, ProgramCall, Violation
+from allranks.analysis.lint.rules.directives import GLUED_COMMENT
 from allranks.analysis.lint.rules.tasks import sources_settings
 from allranks.utils.text import nearest_name
 
@@ -78,7 +79,23 @@ def late(job: JobDescription) -> Iterator[Violation]:
     yield Violation(items[0].offset, f"{what} after the first command{command}")
 
 
+OTHER_CASE = re.compile(r"#(?!PBS|BSUB)((?i:pbs)|(?!bsub)(?i:bsub))[ \t]+-")
+
+
+def _in_other_case(job: JobDescription) -> Iterator[Violation]:
+    """Report ``#Pbs`` and ``#BSub`` beside lines that the batch system reads."""
+    for comment in job.reading.comments:
+        found = OTHER_CASE.match(comment.text)
+        if found and job.lines.place(comment.offset)[1] == 1:
+            right = f"#{found[1].upper()}"
+            if re.search(rf"(?m)^{right}\s", job.text):
+                text = f"#{found[1]} is not {right}"
+                why = "The batch system reads only lines in capital letters: this is an ordinary comment."
+                yield Violation(comment.offset, text, why=why, cure=right)
+
+
 def unread(job: JobDescription) -> Iterator[Violation]:
+    yield from _in_other_case(job)
     if not job.is_batch and not any(u.name.startswith("SLURM_") for u in job.uses):
         return
     for comment in job.reading.comments:
@@ -88,7 +105,9 @@ def unread(job: JobDescription) -> Iterator[Violation]:
             yield Violation(comment.offset, "this #SBATCH is indented, so it is not read")
         elif column == 1 and re.match(r"#sbatch\s.*[\w}]\.(?:\w+[\"']?)\s*$", comment.text):
             continue  # a command that is switched off: sbatch --dependency=... next.sh
-        elif column == 1 and re.match(r"#(?:sbatch|Sbatch|SBATCH[:=]|SLURM|BATCH|[!$]\s*SBATCH)\s+-", comment.text):
+        elif column == 1 and re.match(
+            r"#(?:(?!SBATCH)(?i:sbatch)|SBATCH[:=]|SLURM|BATCH|[!$]\s*SBATCH)\s+-", comment.text
+        ):
             severity = "note" if _changes_nothing(comment.text) and not _keeps_together(job, comment.text) else None
             yield Violation(comment.offset, f"{comment.text.split()[0]} is not #SBATCH", severity=severity)
         elif column == 1 and (typo := re.match(r"#(S[A-Z]{4,6})\s+-", comment.text)) and typo[1] != "SBATCH":
@@ -112,9 +131,10 @@ def _changes_nothing(line: str) -> bool:
 
 
 def _keeps_together(job: JobDescription, line: str) -> bool:
-    """Return whether the line asks for one node in a job of several tasks, which Slurm may spread without it."""
+    """Return whether the line asks for one node in a job of several tasks or GPUs, which Slurm may spread without it."""
     one = re.match(r"(?:--nodes[= ]|-N ?)1(?:\s|\Z)", line.partition(" ")[2].strip()) is not None
-    return one and "nodes" not in job.heading and (job.number(job.heads("ntasks")) or 1) > 1
+    several = any((job.number(job.heads(name)) or 1) > 1 for name in ("ntasks", "gpus"))
+    return one and "nodes" not in job.heading and several
 
 
 def _misspelled(job: JobDescription) -> Iterator[Violation]:
@@ -144,6 +164,10 @@ def _misspelled(job: JobDescription) -> Iterator[Violation]:
             )
         elif not item.name and item.value and not item.late:
             line = job.lines.place(item.offset)[0]
+            if any(
+                GLUED_COMMENT.fullmatch(d.value or "") for d in job.directives if job.lines.place(d.offset)[0] == line
+            ):
+                continue  # of a comment; its first word is part of the value before it
             if line in said or re.search(r"<%|\{\{|\{\(|\[[A-Za-z]|<-{3,}", job.lines.line(line)):
                 continue  # to be filled in
             said.add(line)
@@ -158,6 +182,7 @@ def _misspelled(job: JobDescription) -> Iterator[Violation]:
                     cure=f"--{near}",
                     severity="error",
                     why="sbatch refuses it.",
+                    whatever_is_filled_in=re.match(r"--[a-z-]+(?:[=\s]|\Z)", item.text) is not None,
                 )
 
 
@@ -294,6 +319,11 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
                 cure="remove it, or || exit 1",
             )
             return
+        other = _status_of_pipe(job, outer) if outer.after in ("|", "|&") and not pipefail else None
+        if other is not None:
+            text = f"{what} is piped: $? below is the exit code of {other.written}, not that of {what}"
+            yield Violation(outer.offset, text, fix=_add_pipefail(job, errexit))
+            return
         if outer.after in ("|", "|&") and not pipefail and not _looks(job, outer):
             text = f"{what} is piped, so its exit code is lost: a pipe returns that of its last command"
             # Without set -e, or a test, nothing in the script depends on it.
@@ -320,6 +350,23 @@ def _pipe_is_tested(job: JobDescription, outer: ProgramCall) -> bool:
     later = (c for c in job.calls if c.offset > outer.offset and not c.under and not c.in_substitution)
     last = next((c for c in later if c.before in ("|", "|&") and c.after not in ("|", "|&")), None)
     return last is not None and (last.after in ("||", "&&") or last.tested)
+
+
+PASSES_THROUGH = {"tee", "ts", "grep", "egrep", "sed", "awk", "cat", "tail", "head", "logger", "tr"}
+
+
+def _status_of_pipe(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:
+    """Return the last command of the pipe if the next command uses its ``$?``."""
+    own = [c for c in job.calls if c.offset > outer.offset and not c.under and not c.in_substitution]
+    number = next((n for n, c in enumerate(own) if c.before in ("|", "|&") and c.after not in ("|", "|&")), None)
+    if number is None or own[number].program not in PASSES_THROUGH or "PIPESTATUS" in job.text[outer.offset :]:
+        return None
+    last, following = own[number], own[number + 1] if number + 1 < len(own) else None
+    end = following.offset if following else len(job.text)
+    kept = any(last.offset < a.offset < end and a.value == "$?" and not a.under for a in job.assignments)
+    used = following is not None and any("$?" in a.text for a in following.args)
+    apart = following is not None and (following.in_function != last.in_function or following.written == "trap")
+    return last if (kept or used) and not apart and last.after in ("\n", ";") else None
 
 
 def _of_echo(job: JobDescription) -> Iterator[Violation]:

@@ -243,7 +243,11 @@ def unterminated(job: JobDescription) -> Iterator[Violation]:
         start = offset
         if what.startswith('the closing "'):
             start = _first_open_quote(job, offset)
-        yield Violation(start, what)
+        if what.startswith("the here-document's end"):
+            why = "The here-document takes all lines to the end of the file; bash only warns."
+            yield Violation(start, what, why=why, severity="warning")
+        else:
+            yield Violation(start, what)
     for offset, what in job.reading.unbalanced:
         yield Violation(
             offset, what, why="bash stops with a syntax error when it reads this place; what stands before it has run."
@@ -375,7 +379,27 @@ def _continues(job: JobDescription, line: int) -> bool:
         text.startswith("-")
         or job.lines.line(line).endswith("\\")
         or bool(re.match(r"\S+\.py\b|\$\{?\w+\}?\s*\\?$", text))
+        or bool(after and GOES_ON.match(text) and _is_indented(job, line, after))
     )
+
+
+GOES_ON = re.compile(
+    r"[\"']?\$\{?\w+\}?[\"']?(?:\s|$)|\S+\.(?:sif|simg|sqsh|sh)\b|(?:ba)?sh\s+-|python[\d.]*\s|torchrun\s|accelerate\s"
+)
+"""An image, a script or a program."""
+
+
+def _is_indented(job: JobDescription, comment: int, after: int) -> bool:
+    """Return whether the line below a comment is indented as the lines of the command above, and deeper than its first line."""
+    first = comment - 1
+    while first > 1 and (job.lines.line(first - 1).endswith("\\") or job.lines.line(first).lstrip().startswith("#")):
+        first -= 1
+
+    def depth(number: int) -> int:
+        text = job.lines.line(number)
+        return len(text) - len(text.lstrip())
+
+    return first < comment - 1 and depth(after) == depth(comment - 1) > depth(first)
 
 
 def _strip(job: JobDescription, line: int, place: int) -> tuple[Edit, ...]:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import PYTHON, Option, slurm_options
-from allranks.analysis.lint.job import JobDescription, count_gpus
-from allranks.analysis.lint.placement import MPI, started_by
+from allranks.analysis.lint.job import JobDescription, LauncherCall, count_gpus
+from allranks.analysis.lint.placement import MPI, Started, started_by
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 
@@ -237,6 +237,20 @@ def too_many_started(job: JobDescription) -> Iterator[Violation]:
             if told and not job.has("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
                 text = f"{started.per_node} ranks per node, but the job requests {gpus} GPUs per node"
                 yield Violation(started.starter.offset, text)
+
+        elif started and started.starter.program in ("mpirun", "mpiexec") and gpus:
+            yield from _by_mpirun(job, launch, started, gpus)
+
+
+def _by_mpirun(job: JobDescription, launch: LauncherCall, started: Started, gpus: int) -> Iterator[Violation]:
+    """Report mpirun, which starts as many processes as the job has tasks if it is told no number."""
+    starter = started.starter
+    options = any(a.text.startswith("-") for a in starter.args[: len(starter.args) - len(launch.call.args)])
+    per_node = started.per_node or (job.number(job.heads("ntasks-per-node")) if not options else None)
+    names = " ".join(job.heads(name) or "" for name in ("job-name", "output"))
+    if per_node and per_node > gpus and DISTRIBUTED.search(names.replace("_", " ")):
+        text = f"{per_node} ranks per node, but the job requests {gpus} GPUs per node"
+        yield Violation(starter.offset, text)
 
 
 DISTRIBUTED = re.compile(r"(?i)distribut|ddp|multi[-_]?gpu|horovod|hvd")

@@ -72,6 +72,12 @@ def local(job: JobDescription) -> Iterator[Violation]:
         args = launch.call.args
         for before, arg in zip(("", *(a.text for a in args)), args, strict=False):
             path = _paths(arg)
+            if (
+                launch.kind == "deepspeed"
+                and launch.srun is None
+                and (before in ("--hostfile", "-H") or arg.text.startswith("--hostfile="))
+            ):
+                continue  # the launcher reads its list of hosts itself, where it is started
             if LOCAL.match(path) and not _on_every_node(job, path, launch.call) and not _meant_local(before, arg.text):
                 yield Violation(_where(arg), f"{path} is on one node only, or is a different file on each node")
 
