@@ -37,7 +37,6 @@ from allranks.train.checkpoint.snapshot import (
     CpuCopies,
     UpdateGuard,
     on_own_stream,
-    updates_by_optimizers,
     with_buffers_copied,
 )
 from allranks.train.checkpoint.writer import (
@@ -297,7 +296,7 @@ class Saver:
             self._write_out(steps_done, mode, on_cpu(parts), started, None, eval_loss)
             return time.perf_counter() - started
         copy = None
-        if updates_by_optimizers(self._content.strategy):
+        if self._content.strategy.updates_in_step:
             parts = with_buffers_copied(parts, self._content.strategy.module)
             self._guard.begin(r.optimizer for r in self._content.strategy.state_ranges())
             copy = on_own_stream(self.world.device, partial(self._copies.of, parts))

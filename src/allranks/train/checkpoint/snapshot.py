@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from allranks.train.checkpoint.writer import MODEL, RankParts
-from allranks.train.strategies.base import LoopStrategy, Strategy
 from allranks.train.strategies.shards import TensorShard
 
 
@@ -60,11 +59,6 @@ def _copy_all(places: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         place.copy_(source, non_blocking=True)
     if on_device:
         torch.cuda.current_stream(on_device[0][1].device).synchronize()
-
-
-def updates_by_optimizers(strategy: Strategy) -> bool:
-    """Return whether weights and state change only in ``step`` of the optimizers. Engines of other libraries may do otherwise."""
-    return isinstance(strategy, LoopStrategy)
 
 
 def with_buffers_copied(parts: RankParts, module: nn.Module) -> RankParts:

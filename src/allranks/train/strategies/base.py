@@ -87,6 +87,8 @@ class Strategy(ABC):
     """Loads the weights if `loads_in_parts`; None: the model has its weights."""
     keeps_master: bool = False
     """The optimizer updates copies of the weights, so that master weights of a checkpoint are loaded, too."""
+    updates_in_step: bool = False
+    """Weights and state change only in ``step`` of the optimizers that `state_ranges` names, so that a save can copy them until then."""
     remarks: tuple[str, ...] = ()
     """Sentences on choices that `setup` made by itself, for the log."""
     engine_facts: Mapping[str, Any] | None = None
@@ -146,6 +148,7 @@ class Strategy(ABC):
 class LoopStrategy(Strategy):
     """A strategy whose optimizer steps `train.loop.TrainingLoop` runs (see the top of this file)."""
 
+    updates_in_step = True
     warmup: Literal["never", "after_resume", "always"] = "never"
     """When one forward and backward pass is run and discarded before the first step."""
 
