@@ -24,7 +24,7 @@ from allranks.analysis.lint.hosts import read_hosts
 from allranks.analysis.lint.pbs import read_pbs
 from allranks.analysis.lint.readers import ShellReader
 from allranks.analysis.lint.records import Assignment, Directive, ProgramCall, Severity, Violation
-from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN, LineIndex, MappedText
+from allranks.analysis.lint.shell_tokens import LineIndex, MappedText
 
 NODE_NAMES = {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"}
 NODE_LIST_NAMES = {"SLURM_NODEID", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}
@@ -117,9 +117,8 @@ class LauncherCall(msgspec.Struct, frozen=True):
 
     @property
     def open_srun(self) -> bool:
-        """Return whether srun has options that are unknown here: ``srun $SRUN_ARGS python train.py``."""
-        args = self.srun.args if self.srun else ()
-        return any(a.source.text.startswith(UNRESOLVED_OPEN) and not a.quoted for a in args)
+        """Return whether srun has options that are unknown here."""
+        return self.srun is not None and self.srun.has_open_options
 
     def option(self, *names: str) -> Option | None:
         return next((self.options[n] for n in names if n in self.options), None)
@@ -469,6 +468,12 @@ class JobDescription:
     def in_comment(self, offset: int) -> bool:
         start = offset - self.lines.place(offset)[1] + 1
         return self._comments.get(start, offset) < offset
+
+    def in_quotes(self, offset: int) -> bool:
+        """Return whether a quote that begins on the same line is open there. Quotes of earlier lines do not count."""
+        line, column = self.lines.place(offset)
+        before = self.lines.line(line)[: column - 1]
+        return before.count('"') % 2 == 1 or before.count("'") % 2 == 1
 
     @cached_property
     def _comments(self) -> dict[int, int]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from allranks.analysis.lint.shell_tokens import Branch, MappedText, restore_variables
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN, Branch, MappedText, restore_variables
 
 Severity = Literal["error", "warning", "note"]
 
@@ -22,6 +22,11 @@ class Argument(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         return restore_variables(self.source.text)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether it begins with an unquoted unknown value, which may be several options or none."""
+        return self.source.text.startswith(UNRESOLVED_OPEN) and not self.quoted
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -78,6 +83,16 @@ class ProgramCall(msgspec.Struct, frozen=True):
     def srun(self) -> ProgramCall | None:
         """Return the nearest srun that starts it."""
         return next((c for c in reversed(self.under) if c.program == "srun"), None)
+
+    @property
+    def starter(self) -> ProgramCall:
+        """Return the outermost program that starts it, or the call itself."""
+        return self.under[0] if self.under else self
+
+    @property
+    def has_open_options(self) -> bool:
+        """Return whether it has options that are unknown here: ``srun $SRUN_ARGS python train.py``."""
+        return any(a.is_open for a in self.args)
 
     def instead_of(self, other: ProgramCall) -> bool:
         """Return whether only one of the two runs, because they are in different branches of one ``if`` or ``case``."""

@@ -11,6 +11,7 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.placement import MPI
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 from allranks.analysis.lint.rules.dataflow import RENDEZVOUS_OPTIONS, SLURM_NAMES
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 
 CONTAINERS = {"singularity", "apptainer", "shifter", "enroot", "docker", "podman", "sarus", "ch-run", "podman-hpc"}
 STARTERS = MPI | CONTAINERS | LAUNCHERS | {"srun", "jsrun", "horovodrun"}
@@ -250,4 +251,4 @@ def no_dollar_option(job: JobDescription) -> Iterator[Violation]:
 
 
 def _is_open(arg: Argument) -> bool:
-    return "\ue000" in arg.source.text
+    return UNRESOLVED_OPEN in arg.source.text

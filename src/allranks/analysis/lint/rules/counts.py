@@ -11,7 +11,6 @@ from allranks.analysis.lint.placement import MPI, count_of, started_by
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.nodes import SPREADS_ITSELF, STARTS_ELSEWHERE, runs_script
 from allranks.analysis.lint.rules.tasks import WORLD_OPTION
-from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 
 # ---------------------------------------------------------------------------- named nodes
 
@@ -171,7 +170,7 @@ def few_processes(job: JobDescription) -> Iterator[Violation]:
     call = works[0]
     if call.after == "&" or call.in_loop or call.in_function or call.tested or call.branch:
         return
-    if any(a.source.text.startswith(UNRESOLVED_OPEN) and not a.quoted for a in call.args[:1]):
+    if any(a.is_open for a in call.args[:1]):
         return
     if any(SPREADS_ITSELF.search(a.text) for a in call.args) or any(runs_script(c) for c in outer):
         return
@@ -275,7 +274,7 @@ def waiting_steps(job: JobDescription) -> Iterator[Violation]:
     steps = [
         c for c in job.calls if c.program == "srun" and not c.in_substitution and not c.under and not c.in_function
     ]
-    if any(a.source.text.startswith(UNRESOLVED_OPEN) and not a.quoted for c in steps for a in c.args):
+    if any(c.has_open_options for c in steps):
         return
     side = [c for c in steps if c.after == "&" and not slurm_options(c).keys() & OWN_GPUS and not c.branch]
     later = [
@@ -430,7 +429,7 @@ def _one_each(job: JobDescription, srun: ProgramCall) -> bool:
         or any(a.value == "none" for a in job.set_values("SLURM_GPU_BIND"))
     ):
         return False
-    if any(a.source.text.startswith(UNRESOLVED_OPEN) and not a.quoted for a in srun.args):
+    if srun.has_open_options:
         return False
     each = options["gpus-per-task"].value if "gpus-per-task" in options else job.heads("gpus-per-task")
     count = re.search(r"(?:\A|:)(\d{1,4})\Z", each or "")

@@ -172,9 +172,7 @@ def _behind_image(call: ProgramCall) -> str | None:
 
 def _hides_gpus(job: JobDescription, call: ProgramCall) -> bool:
     words = [a.text for a in call.args]
-    if any(GPU_OPTION.match(w) for w in words) or any(
-        a.source.text.startswith(UNRESOLVED_OPEN) and not a.quoted for a in call.args[:-1]
-    ):
+    if any(GPU_OPTION.match(w) for w in words) or any(a.is_open for a in call.args[:-1]):
         return False
     if call.program in ("singularity", "apptainer"):
         if words[:1] not in (["exec"], ["run"]) or any(w.startswith("instance://") for w in words):

@@ -34,7 +34,7 @@ def _few_ranks(job: JobDescription) -> Iterator[Violation]:
     """Report launchers of too few ranks."""
     gpus = job.gpus_per_node
     calls = [la for la in job.launches if not la.call.in_function]
-    if not gpus or not calls or any(la.call.in_loop or _outer(la).after == "&" for la in calls):
+    if not gpus or not calls or any(la.call.in_loop or la.call.starter.after == "&" for la in calls):
         return
     found = [_ranks_of_node(job, la) for la in calls]
     if not all(ranks and ranks < gpus for ranks, _ in found) or not _sees_gpus(job, calls):
@@ -94,7 +94,7 @@ def _only_tasks(job: JobDescription) -> LauncherCall | None:
     if len(job.launches) != 1 or len(job.work) != 1:
         return None
     launch = job.launches[0]
-    apart = launch.call.in_loop or launch.call.in_function or _outer(launch).after == "&" or launch.open_srun
+    apart = launch.call.in_loop or launch.call.in_function or launch.call.starter.after == "&" or launch.open_srun
     return launch if launch.kind == "python" and not apart else None
 
 
@@ -117,10 +117,6 @@ def _hidden(job: JobDescription) -> Iterator[Violation]:
         f"CUDA_VISIBLE_DEVICES={item.value} leaves {left} of the {gpus} GPUs that the job requests: the others are idle"
     )
     yield Violation(item.offset, text, cure="remove it: Slurm sets CUDA_VISIBLE_DEVICES; or request fewer GPUs")
-
-
-def _outer(launch: LauncherCall) -> ProgramCall:
-    return launch.call.under[0] if launch.call.under else launch.call
 
 
 def _ranks_of_node(job: JobDescription, launch: LauncherCall) -> tuple[int, Option | None]:

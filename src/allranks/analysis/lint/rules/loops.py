@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 
 FOR = re.compile(r"(?m)^[ \t]*for[ \t]+([A-Za-z_]\w*)[ \t]+in[ \t]+([^\n;#]+?)[ \t]*(?:;|\\?$|#)")
 BRACES_WHY = "bash expands {a..b} before variables: the loop runs once, with the text."
@@ -150,7 +151,7 @@ def out_of_range(job: JobDescription) -> Iterator[Violation]:
         found = INDEX.fullmatch(use.index)
         if not found or len(items) != 1 or items[0].items is None or items[0].offset > use.offset or use.operator:
             continue
-        if any(not i.text or "\ue000" in i.text or re.search(r"[*?{]", i.text) for i in items[0].items):
+        if any(not i.text or UNRESOLVED_OPEN in i.text or re.search(r"[*?{]", i.text) for i in items[0].items):
             continue
         if f"#{use.name}[" in job.text or re.search(r"(?m)^[^#\n]*\bSLURM_ARRAY_TASK_ID=", job.text):
             continue

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, Violation
+from allranks.analysis.lint.rules.dataflow import GUARDS
 from allranks.analysis.lint.rules.variables import edits
 
 PRINTING = {"echo", "printf", "logger"}
@@ -123,7 +124,6 @@ def without_export(job: JobDescription) -> Iterator[Violation]:
 # --------------------------------------------------------------- used before it is set, or never
 
 SILENT = {"echo", "printf", "[", "[[", "test", ":", "logger", "date"}
-GUARDS = (":", "-", "+", "?", "=")
 COMMENTED = re.compile(r"#+\s*(?:export\s+|declare\s+)?([A-Za-z_]\w*)=(?!=)(\S.*|\S?)")
 MAY_BE_EMPTY = re.compile(
     r"(?i)\w*(?:options?|opts?|args?|flags?|extras?|debug|dry_?run|profil\w*|prefix|suffix|resume\w*)"

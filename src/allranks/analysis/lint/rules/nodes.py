@@ -126,9 +126,9 @@ def _head_only(job: JobDescription) -> Iterator[Violation]:
     """Report a head of Ray in a job of several nodes, none of which joins it."""
     if not job.is_job or (job.nodes or 1) < 2 or job.sources_files:
         return
-    heads = [c for c in job.calls if _is_ray_start(c) and any(a.text == "--head" for a in c.args)]
+    heads = [c for c in job.calls if is_ray_start(c) and any(a.text == "--head" for a in c.args)]
     own = [c for c in job.calls if not c.in_substitution]
-    joins = any(_is_ray_start(c) and c not in heads for c in own) or any(
+    joins = any(is_ray_start(c) and c not in heads for c in own) or any(
         "symmetric-run" in a.text for c in own for a in c.args
     )
     unknown = any(
@@ -145,7 +145,7 @@ def _head_only(job: JobDescription) -> Iterator[Violation]:
         )
 
 
-def _is_ray_start(call: ProgramCall) -> bool:
+def is_ray_start(call: ProgramCall) -> bool:
     return call.program == "ray" and [a.text for a in call.args[:1]] == ["start"]
 
 

@@ -11,6 +11,7 @@ from allranks.analysis.lint.records import Argument, Violation
 from allranks.analysis.lint.rules.dataflow import INHERITED
 from allranks.analysis.lint.rules.names import MORE_READ
 from allranks.analysis.lint.rules.variables import edits
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 
 OPTION_WHY = "The launcher stops with 'unrecognized arguments', or the program gets the option and the launcher uses its default."
 OPTION_CURE = "the launcher's own options stand before the program"
@@ -70,7 +71,7 @@ def _program(launch: LauncherCall) -> Argument | None:
             option = launch.options.get(name)
             i += 2 if option and option.value is not None and "=" not in args[i].text else 1
             continue
-        return None if args[i].text.startswith("-") or "\ue000" in args[i].source.text else args[i]
+        return None if args[i].text.startswith("-") or UNRESOLVED_OPEN in args[i].source.text else args[i]
     return None
 
 

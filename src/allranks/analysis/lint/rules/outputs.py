@@ -123,7 +123,7 @@ def _runs_once(job: JobDescription, call: ProgramCall) -> bool:
 def _in_command(job: JobDescription, offset: int) -> bool:
     line, column = job.lines.place(offset)
     before = job.lines.line(line)[: column - 1]
-    if before.count('"') % 2 or before.count("'") % 2 or "((" in before or "[[" in before:
+    if job.in_quotes(offset) or "((" in before or "[[" in before:
         return False
     return any(r.operator in (">", "&>", ">&") and r.target == "1" for c in job.calls for r in c.redirects)
 

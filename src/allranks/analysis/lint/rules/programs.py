@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.command_options import LONG, PYTHON, SHELLS, WRAPPERS
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.analysis.lint.rules.allocation import SHARED_LOG_WHY
 from allranks.analysis.lint.rules.environments import CONDA_WHY, INIT_WHY, defines_conda
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 from allranks.utils.text import nearest_name
@@ -271,7 +272,6 @@ def conda_elsewhere(job: JobDescription) -> Iterator[Violation]:
 # --------------------------------------------------------------------------------- array logs
 
 SEQUENCE_WHY = "Slurm truncates the file when a task starts: only the log of the last task stays."
-SHARED_WHY = "All tasks of the array open the same file; each truncates what the others have written."
 
 
 def one_log(job: JobDescription) -> Iterator[Violation]:
@@ -288,7 +288,7 @@ def one_log(job: JobDescription) -> Iterator[Violation]:
         if not in_turn and not re.search(r"%\d*A", value):
             continue  # `allocation.shared_log`
         text = f"--{name}={value} is one file for all tasks of the array"
-        yield Violation(found.offset, text, why=SEQUENCE_WHY if in_turn else SHARED_WHY)
+        yield Violation(found.offset, text, why=SEQUENCE_WHY if in_turn else SHARED_LOG_WHY)
         return
 
 
@@ -321,14 +321,8 @@ def other_shell(job: JobDescription) -> Iterator[Violation]:
                 break
         for pattern, what, cure in IN_SH:
             found = pattern.search(job.text)
-            if found and not job.in_comment(found.end() - 1) and not _quoted(job, found.end() - 1):
+            if found and not job.in_comment(found.end() - 1) and not job.in_quotes(found.end() - 1):
                 yield Violation(found.end() - 1, f"{what} in sh", why=SH_WHY, cure=f"#!/bin/bash, or {cure}")
-
-
-def _quoted(job: JobDescription, offset: int) -> bool:
-    line, column = job.lines.place(offset)
-    before = job.lines.line(line)[: column - 1]
-    return before.count('"') % 2 == 1 or before.count("'") % 2 == 1
 
 
 def _zsh(job: JobDescription) -> Iterator[Violation]:

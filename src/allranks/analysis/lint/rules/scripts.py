@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 from allranks.analysis.lint.command_options import LONG, PYTHON, slurm_option
-from allranks.analysis.lint.job import JobDescription, LauncherCall
+from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, Edit, ProgramCall, Violation
 from allranks.analysis.lint.rules.directives import GLUED_COMMENT
 from allranks.analysis.lint.rules.tasks import sources_settings
@@ -271,10 +271,6 @@ def shell_flags(job: JobDescription) -> tuple[bool, bool]:
     return errexit, pipefail
 
 
-def _outer(launch: LauncherCall) -> ProgramCall:
-    return launch.call.under[0] if launch.call.under else launch.call
-
-
 def script_folder(job: JobDescription) -> Iterator[Violation]:
     if not job.is_batch or re.search(r"SLURM_SUBMIT_DIR|scontrol\s+show\s+job\b", job.text):
         return
@@ -426,7 +422,7 @@ def _after(job: JobDescription, outer: ProgramCall) -> list[ProgramCall]:
 
 
 def _name_of_work(job: JobDescription, outer: ProgramCall) -> str:
-    launch = next((la for la in job.launches if _outer(la) is outer), None)
+    launch = next((la for la in job.launches if la.call.starter is outer), None)
     return launch.kind if launch and launch.kind != "python" else outer.program
 
 
@@ -457,7 +453,7 @@ def set_e(job: JobDescription) -> Iterator[Violation]:
     errexit, _ = shell_flags(job)
     if not errexit:
         return
-    outers = [_outer(la) for la in job.launches if not la.call.in_function]
+    outers = [la.call.starter for la in job.launches if not la.call.in_function]
     for item in job.assignments:
         if item.value != "$?" or item.under:
             continue

@@ -9,7 +9,6 @@ from itertools import pairwise
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, Edit, ProgramCall, Violation
 from allranks.analysis.lint.rules.commands import without_program
-from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 from allranks.utils.text import nearest_name
 
 BRACKET_WHY = (
@@ -411,7 +410,7 @@ def _strip(job: JobDescription, line: int, place: int) -> tuple[Edit, ...]:
 def unquoted(job: JobDescription) -> Iterator[Violation]:
     for call in job.calls:
         for before, arg in zip((None, *call.args), call.args, strict=False):
-            if not _is_bare_variable(arg):
+            if not arg.is_open:
                 continue
             name = _name_at(job, arg)
             if name is None:
@@ -424,10 +423,6 @@ def unquoted(job: JobDescription) -> Iterator[Violation]:
                 )
             elif call.program == "scontrol" and "NODELIST" in name:
                 yield Violation(arg.offset, f"{name} is not quoted", fix=fix)
-
-
-def _is_bare_variable(arg: Argument) -> bool:
-    return not arg.quoted and arg.source.text.startswith(UNRESOLVED_OPEN)
 
 
 def _name_at(job: JobDescription, arg: Argument) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.placement import MPI, count_of
 from allranks.analysis.lint.records import Assignment, ProgramCall, Violation
+from allranks.analysis.lint.rules.nodes import is_ray_start
 
 SLOTS_WHY = "The launcher refuses more processes than its hosts have slots, and nothing starts."
 DEEPSPEED_WHY = "deepspeed stops with an error: its host filters exclude each other."
@@ -176,7 +177,7 @@ def _asks_for_configuration(job: JobDescription) -> bool:
 def ray_blocks(job: JobDescription) -> Iterator[Violation]:
     """Report ``ray start --block`` in the foreground, above the job's work."""
     for call in job.calls:
-        if not _starts_ray(call) or not any(a.text == "--block" for a in call.args):
+        if not is_ray_start(call) or not any(a.text == "--block" for a in call.args):
             continue
         outer = call.under[0] if call.under else call
         if (
@@ -208,7 +209,12 @@ def ray_step_ends(job: JobDescription) -> Iterator[Violation]:
     """Report a worker of ray in a step that ends at once."""
     for call in job.calls:
         srun = call.srun
-        if not _starts_ray(call) or srun is None or call.in_substitution or any(a.text == "--block" for a in call.args):
+        if (
+            not is_ray_start(call)
+            or srun is None
+            or call.in_substitution
+            or any(a.text == "--block" for a in call.args)
+        ):
             continue
         if any(c.program in ("bash", "sh") for c in call.under) or any(
             "$" in a.text and "@" in a.text for a in call.args
@@ -220,10 +226,6 @@ def ray_step_ends(job: JobDescription) -> Iterator[Violation]:
             why=RAY_WHY,
             cure="ray start ... --block &",
         )
-
-
-def _starts_ray(call: ProgramCall) -> bool:
-    return call.program == "ray" and [a.text for a in call.args[:1]] == ["start"]
 
 
 ENVIRONMENT_WHY = "The container starts with an environment of its own: the variable is not set there."

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.command_options import PYTHON, Option, slurm_options
 from allranks.analysis.lint.job import JobDescription, LauncherCall, count_gpus
 from allranks.analysis.lint.placement import MPI, Started, started_by
-from allranks.analysis.lint.records import ProgramCall, Violation
-from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+from allranks.analysis.lint.records import Violation
 
 # --------------------------------------------------------------------- steps larger than the job
 
@@ -24,7 +23,7 @@ def exceeds(job: JobDescription) -> Iterator[Violation]:
     if not job.is_batch or job.submits or any(c.program == "salloc" for c in job.calls):
         return
     for call in job.calls:
-        if call.program != "srun" or call.in_substitution or _is_open(call):
+        if call.program != "srun" or call.in_substitution or call.has_open_options:
             continue
         options = slurm_options(call)
         if options.keys() & {"jobid", "het-group", "pack-group", "overcommit"} or any(a.text == ":" for a in call.args):
@@ -33,11 +32,6 @@ def exceeds(job: JobDescription) -> Iterator[Violation]:
         if hit:
             option, text = hit
             yield Violation(option.arg.offset if option.arg.offset > call.offset else call.offset, text)
-
-
-def _is_open(call: ProgramCall) -> bool:
-    """Return whether srun has options that are unknown here."""
-    return any(a.source.text.startswith(UNRESOLVED_OPEN) and not a.quoted for a in call.args)
 
 
 Hit = tuple[Option, str] | None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
-from allranks.analysis.lint.rules.dataflow import SLURM_NAMES
+from allranks.analysis.lint.rules.dataflow import GUARDS, SLURM_NAMES
 from allranks.analysis.lint.rules.loops import array_range
 from allranks.analysis.lint.rules.names import MORE_READ
 from allranks.utils.redaction import holds_secret
@@ -36,7 +36,6 @@ NO_SLURM_NAME = {
     "SLURM_JOB_DIR": "SLURM_SUBMIT_DIR", "SLURM_WORKDIR": "SLURM_SUBMIT_DIR", "SLURM_HOSTNAME": "SLURMD_NODENAME", "SLURM_CPUS": "SLURM_CPUS_PER_TASK",
     "SLURM_NUM_CPUS": "SLURM_CPUS_ON_NODE", "SLURM_GPUS_PER_JOB": "SLURM_GPUS", "SLURM_ID": "SLURM_JOB_ID",
 }  # fmt: skip
-GUARDS = (":", "-", "+", "?", "=")
 
 
 def no_slurm_name(job: JobDescription) -> Iterator[Violation]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON, REMOTE_SHELLS, SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, Violation
-from allranks.analysis.lint.rules.commands import QUOTED_CURE, QUOTED_WHY
+from allranks.analysis.lint.rules.commands import LITERAL, QUOTED_CURE, QUOTED_WHY
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN
 
 ONE_WORD_WHY = "In quotes the value is one word: the program gets all options as one argument, and refuses it."
@@ -23,7 +23,6 @@ EXPANDS_ITSELF = {
     "test", "case", "sqlite3", "psql", "yq", "export", "declare", "sbatch", "qsub", "bsub", "salloc", "flock", "script", "timeout", "hyperfine",
     "pbsdsh", "blaunch", "complete", "rg", "cat", "tee", "vim", "R", "Rscript", "julia", "matlab", "node", "mongo", "mysql", "entr", "nohup", "run",
 }  # fmt: skip
-NAME_ONLY = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 
 
 def quoted_name(job: JobDescription) -> Iterator[Violation]:
@@ -39,7 +38,7 @@ def quoted_name(job: JobDescription) -> Iterator[Violation]:
             text = arg.source.text
             setting = re.match(r"[A-Za-z_][\w.]*=(?=\$\w+\Z)", text)  # of Hydra, whose interpolations have braces
             start = setting.end() if setting else 0
-            found = NAME_ONLY.fullmatch(text, start)
+            found = LITERAL.fullmatch(text, start)
             place = arg.source.where(start)
             if found is None or job.text[place - 1 : place] != "'":
                 continue
@@ -191,7 +190,7 @@ def quoted_list(job: JobDescription) -> Iterator[Violation]:
             yield Violation(found.start(2), text, why=ONE_RUN_WHY, cure=f"for {found[1]} in $({found[2]})")
             continue
         words = found[3] if found[3] is not None else found[4]
-        name = NAME_ONLY.fullmatch(words)
+        name = LITERAL.fullmatch(words)
         values = job.by_name.get(name[1] or name[2], []) if name and found[3] is not None else []
         several = values and all(v.items is None and LIST.fullmatch(v.value.strip()) for v in values)
         uses = [u for u in job.uses if u.name == found[1]]
