@@ -134,7 +134,7 @@ def readme() -> str:
     return (
         """# Strategies
 
-Each strategy is one short file below `src/allranks/train/strategies/` that implements the interface `Strategy` (`base.py`); those of DeepSpeed and
+Each strategy is a short class in a file of its family below `src/allranks/train/strategies/`, with the interface `Strategy` (`base.py`); those of DeepSpeed and
 Hugging Face's Trainer are in `src/allranks/train/engines/`. The spec selects a strategy by name:
 `strategy: {name: zero2}`. Each hand-written strategy improves one thing over the previous one; torch's equivalents are listed, too.
 

@@ -39,8 +39,7 @@ def strategies_of(edit: dict[str, Any]) -> str:
     """The strategies to compare: those that the entry names, that of its file, or a plain one."""
     known = edit["file"].startswith("train/strategies/") and Path(edit["file"]).stem
     own = {
-        "bucket_ddp_async": "bucket_ddp_async", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "pytorch_ddp": "pytorch_ddp",
-        "pytorch_zero1": "pytorch_zero1", "fsdp2": "pytorch_zero2,pytorch_zero3", "sharded_optimizer": "zero1,zero2,zero3",
+        "fsdp2": "pytorch_zero2,pytorch_zero3", "zero": "zero1,zero2,zero3", "sharded_optimizer": "zero1,zero2,zero3",
         "gradient_sync": "bucket_ddp_async,zero1", "base": "simple_ddp_ga,zero3",
     }  # fmt: skip
     return edit.get("strategies") or own.get(str(known), "simple_ddp_ga")

@@ -18,21 +18,7 @@ from allranks.train.engines import hf_trainer as hf_engine
 from allranks.train.engines import hf_trainer_steps as hf_feed
 from allranks.train.engines import hf_trainer_steps as hf_trainer
 from allranks.train.models import moe
-from allranks.train.strategies import (
-    bucket_ddp_async,
-    fsdp2,
-    gradient_sync,
-    sharded_optimizer,
-    simple_ddp,
-    zero2,
-    zero3,
-)
-from allranks.train.strategies import (
-    simple_ddp as simple_ddp_ga,
-)
-from allranks.train.strategies import (
-    simple_ddp as simple_ddp_hook,
-)
+from allranks.train.strategies import data_parallel, fsdp2, gradient_sync, sharded_optimizer, zero
 
 HAVE_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 # what is planted: the strategy and the variant with which it shows
@@ -164,13 +150,13 @@ class _Bugs:
             dist.all_reduce(parameter.data, group=self._group)
             parameter.data.div_(world.size)
 
-        simple_ddp_hook.SimpleDDPHook._reduce = reduce  # type: ignore[method-assign]
+        data_parallel.SimpleDDPHook._reduce = reduce  # type: ignore[method-assign]
 
     @staticmethod
     def bucket_order_differs(world: DistContext) -> None:
         if world.rank == 1:
-            usual = bucket_ddp_async.trained_parameters
-            bucket_ddp_async.trained_parameters = lambda model: usual(model)[::-1]  # type: ignore[attr-defined]
+            usual = data_parallel.trained_parameters
+            data_parallel.trained_parameters = lambda model: usual(model)[::-1]  # type: ignore[attr-defined]
 
     @staticmethod
     def no_division(world: DistContext) -> None:
@@ -179,20 +165,20 @@ class _Bugs:
             for _, parameter in self._named:
                 dist.all_reduce(gradient_sync.gradient_of(parameter), group=self._group)
 
-        simple_ddp.SimpleDDP.backward = backward  # type: ignore[method-assign]
+        data_parallel.SimpleDDP.backward = backward  # type: ignore[method-assign]
 
     @staticmethod
     def last_micro_batch_left_out(world: DistContext) -> None:
-        whole = simple_ddp_ga.SimpleDDPAccumulating.backward
+        whole = data_parallel.SimpleDDPAccumulating.backward
 
         def backward(self: Any, loss: torch.Tensor) -> None:
             whole(self, loss * 0 if self._micro.last else loss)
 
-        simple_ddp_ga.SimpleDDPAccumulating.backward = backward  # type: ignore[method-assign]
+        data_parallel.SimpleDDPAccumulating.backward = backward  # type: ignore[method-assign]
 
     @staticmethod
     def no_synchronisation(world: DistContext) -> None:
-        simple_ddp_ga.SimpleDDPAccumulating.backward = lambda self, loss: loss.backward()  # type: ignore[method-assign]
+        data_parallel.SimpleDDPAccumulating.backward = lambda self, loss: loss.backward()  # type: ignore[method-assign]
 
     @staticmethod
     def shard_boundary_off_by_one(world: DistContext) -> None:
@@ -230,14 +216,14 @@ class _Bugs:
     @staticmethod
     def no_gathering_in_backward(world: DistContext) -> None:
         # memory of the right size, whatever lies in it
-        usual = zero3.Zero3._before_backward
+        usual = zero.Zero3._before_backward
 
         def before_backward(self: Any, i: int) -> None:
             usual(self, i)
             for whole in self._units[i].flats:
                 whole.whole.fill_(1.0)
 
-        zero3.Zero3._before_backward = before_backward  # type: ignore[method-assign]
+        zero.Zero3._before_backward = before_backward  # type: ignore[method-assign]
 
     @staticmethod
     def adapters_not_averaged(world: DistContext) -> None:
@@ -293,7 +279,7 @@ class _Bugs:
 
     @staticmethod
     def last_micro_step_not_scattered(world: DistContext) -> None:
-        micro_steps, usual, backward = 0, sharded_optimizer.reduce_scatter, zero2.Zero2.backward
+        micro_steps, usual, backward = 0, sharded_optimizer.reduce_scatter, zero.Zero2.backward
 
         class Done:
             def wait(self) -> None: ...
@@ -310,7 +296,7 @@ class _Bugs:
             backward(self, loss)
 
         sharded_optimizer.reduce_scatter = own_part  # type: ignore[assignment]
-        zero2.Zero2.backward = counted  # type: ignore[method-assign]
+        zero.Zero2.backward = counted  # type: ignore[method-assign]
 
     @staticmethod
     def divided_by_micro_steps_too(world: DistContext) -> None:

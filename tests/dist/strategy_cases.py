@@ -24,7 +24,7 @@ from allranks.train.engines import engine_of
 from allranks.train.models.losses import LossModel
 from allranks.train.optimizer import adamw
 from allranks.train.step_metrics import LoopPlan, TrainingRows
-from allranks.train.strategies import zero2, zero3
+from allranks.train.strategies import zero
 from allranks.train.strategies.base import Sizes, clip_and_update
 from tests.dist import plants
 from tests.dist.making import (
@@ -134,7 +134,7 @@ def gathered_at_once(world: DistContext, args: dict[str, Any]) -> Any:
     """The most blocks of `zero3` whose weights are whole at one time, and the most bytes of them, seen at every module's
     forward and at every gradient."""
     if args.get("plant") == "never_freed":
-        zero3.GatheredUnit.free = lambda self: self.use()  # type: ignore[method-assign]
+        zero.GatheredUnit.free = lambda self: self.use()  # type: ignore[method-assign]
     how = {"config": {"num_hidden_layers": args["blocks"]}}
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     strategy, module = prepared("zero3", world, how)
@@ -211,8 +211,8 @@ def memory(world: DistContext, args: dict[str, Any]) -> Any:
     """Bytes of weights, gradients and optimizer state that this rank really holds when it updates, by strategy."""
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     if args.get("plant"):  # weights that are never freed, gradients that stay whole
-        zero3.GatheredUnit.free = lambda self: self.use()  # type: ignore[method-assign]
-        zero2.Zero2.step = _step_with_whole_gradients  # type: ignore[method-assign]
+        zero.GatheredUnit.free = lambda self: self.use()  # type: ignore[method-assign]
+        zero.Zero2.step = _step_with_whole_gradients  # type: ignore[method-assign]
     found = {}
     for name in args["names"]:
         strategy, module = prepared(name, world, {})

@@ -25,7 +25,7 @@ WRONG = StrategyInfo("toy_ranks:Wrong", "gradients of each rank", {}, memory=lam
 """
 RANKS = """
 import os
-from allranks.train.strategies.simple_ddp import SimpleDDP
+from allranks.train.strategies.data_parallel import SimpleDDP
 
 
 class Right(SimpleDDP):

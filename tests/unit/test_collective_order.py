@@ -13,7 +13,7 @@ from torch import nn
 from allranks.spec.records import TrainSpec
 from allranks.train import strategies
 from allranks.train.optimizer import adamw
-from allranks.train.strategies import sharded_optimizer, zero3
+from allranks.train.strategies import sharded_optimizer, zero
 
 BLOCKS, WIDTH = 4, 8
 
@@ -68,9 +68,9 @@ def calls_of(
         return record
 
     with monkeypatch.context() as m:
-        m.setattr(zero3, "all_gather", recorded("all_gather", zero3.all_gather))
+        m.setattr(zero, "all_gather", recorded("all_gather", zero.all_gather))
         m.setattr(sharded_optimizer, "reduce_scatter", recorded("reduce_scatter", sharded_optimizer.reduce_scatter))
-        m.setattr(zero3, "require_same_order", lambda *a: None)  # it compares with the other rank
+        m.setattr(zero, "require_same_order", lambda *a: None)  # it compares with the other rank
         strategy: Any = strategies.create("zero3", {})
         strategy.setup(Model(), adamw(TrainSpec()), group, 1.0)
         found.clear()

@@ -32,7 +32,7 @@ class BatchLauncher(Launcher):
 MINE = StrategyInfo("my_strategies_train:Mine", "one of mine", {"power": 1.0}, memory=lambda m, o: Replicated(m))
 """
 TRAIN = """
-from allranks.train.strategies.simple_ddp import SimpleDDP
+from allranks.train.strategies.data_parallel import SimpleDDP
 
 class Mine(SimpleDDP):
     def __init__(self, power):

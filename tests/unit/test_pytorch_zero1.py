@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from allranks.errors import SpecError
-from allranks.train.strategies.pytorch_zero1 import PyTorchZero1, refuse_two_dtypes
+from allranks.train.strategies.data_parallel import PyTorchZero1, refuse_two_dtypes
 
 
 def test_two_dtypes_are_refused_with_the_names_of_both() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from allranks.train.strategies.data_parallel import SimpleDDPAccumulating
 from allranks.train.strategies.gradient_sync import gradient_of
-from allranks.train.strategies.simple_ddp import SimpleDDPAccumulating
 
 
 class Silent(SimpleDDPAccumulating):

@@ -67,7 +67,7 @@ def other_transport() -> None:
 
 
 def gradients_not_synchronised() -> None:
-    from allranks.train.strategies.pytorch_ddp import PyTorchDDP
+    from allranks.train.strategies.data_parallel import PyTorchDDP
 
     usual = PyTorchDDP.setup
 

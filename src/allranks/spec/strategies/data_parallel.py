@@ -25,7 +25,7 @@ def _replicated(m: ModelSizes, o: Options) -> StrategyState:
 
 
 SINGLE = StrategyInfo(
-    "allranks.train.strategies.single:Single",
+    "allranks.train.strategies.data_parallel:Single",
     "one process, nothing to communicate",
     single_process=True,
     memory=_replicated,
@@ -41,7 +41,7 @@ SINGLE = StrategyInfo(
     ),
 )
 SIMPLE_DDP = StrategyInfo(
-    "allranks.train.strategies.simple_ddp:SimpleDDP",
+    "allranks.train.strategies.data_parallel:SimpleDDP",
     "one all-reduce per gradient after every backward",
     memory=_replicated,
     page=StrategyPage(
@@ -57,7 +57,7 @@ SIMPLE_DDP = StrategyInfo(
     ),
 )
 SIMPLE_DDP_GA = StrategyInfo(
-    "allranks.train.strategies.simple_ddp:SimpleDDPAccumulating",
+    "allranks.train.strategies.data_parallel:SimpleDDPAccumulating",
     "one all-reduce per gradient after the last backward",
     memory=_replicated,
     page=StrategyPage(
@@ -81,7 +81,7 @@ SIMPLE_DDP_GA = StrategyInfo(
     ),
 )
 SIMPLE_DDP_HOOK = StrategyInfo(
-    "allranks.train.strategies.simple_ddp:SimpleDDPHook",
+    "allranks.train.strategies.data_parallel:SimpleDDPHook",
     "one blocking all-reduce per gradient during backward",
     memory=_replicated,
     page=StrategyPage(
@@ -103,7 +103,7 @@ SIMPLE_DDP_HOOK = StrategyInfo(
     ),
 )
 SIMPLE_DDP_ASYNC = StrategyInfo(
-    "allranks.train.strategies.simple_ddp:SimpleDDPAsync",
+    "allranks.train.strategies.data_parallel:SimpleDDPAsync",
     "one asynchronous all-reduce per gradient during backward",
     memory=_replicated,
     page=StrategyPage(
@@ -119,7 +119,7 @@ SIMPLE_DDP_ASYNC = StrategyInfo(
     ),
 )
 BUCKET_DDP_ASYNC = StrategyInfo(
-    "allranks.train.strategies.bucket_ddp_async:BucketDDPAsync",
+    "allranks.train.strategies.data_parallel:BucketDDPAsync",
     "asynchronous all-reduces of buckets during backward",
     {"bucket_mb": DEFAULT_BUCKET_MB},
     memory=lambda m, o: Bucketed(m),
@@ -138,7 +138,7 @@ BUCKET_DDP_ASYNC = StrategyInfo(
     ),
 )
 PYTORCH_DDP = StrategyInfo(
-    "allranks.train.strategies.pytorch_ddp:PyTorchDDP",
+    "allranks.train.strategies.data_parallel:PyTorchDDP",
     "torch DistributedDataParallel",
     {"bucket_mb": DEFAULT_BUCKET_MB, "find_unused_parameters": False, "static_graph": False},
     memory=lambda m, o: Bucketed(m, keeps_local_gradients=True),
@@ -156,7 +156,7 @@ PYTORCH_DDP = StrategyInfo(
     ),
 )
 PYTORCH_ZERO1 = StrategyInfo(
-    "allranks.train.strategies.pytorch_zero1:PyTorchZero1",
+    "allranks.train.strategies.data_parallel:PyTorchZero1",
     "torch DistributedDataParallel with ZeroRedundancyOptimizer",
     {"bucket_mb": DEFAULT_BUCKET_MB, "find_unused_parameters": False},
     memory=lambda m, o: Bucketed(m, keeps_local_gradients=True, state=sharded_moments(m)),

@@ -136,7 +136,7 @@ class Zero3:
 
 
 ZERO1 = StrategyInfo(
-    "allranks.train.strategies.zero1:Zero1",
+    "allranks.train.strategies.zero:Zero1",
     "sharded optimizer state",
     OPTIONS,
     CHOICES,
@@ -156,7 +156,7 @@ ZERO1 = StrategyInfo(
     ),
 )
 ZERO2 = StrategyInfo(
-    "allranks.train.strategies.zero2:Zero2",
+    "allranks.train.strategies.zero:Zero2",
     "sharded optimizer state and gradients",
     OPTIONS,
     CHOICES,
@@ -176,7 +176,7 @@ ZERO2 = StrategyInfo(
     ),
 )
 ZERO3 = StrategyInfo(
-    "allranks.train.strategies.zero3:Zero3",
+    "allranks.train.strategies.zero:Zero3",
     "sharded weights, gradients and optimizer state; weights gathered block by block",
     {"offload": "none"},
     CHOICES,

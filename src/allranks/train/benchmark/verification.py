@@ -19,7 +19,7 @@ from allranks.train.benchmark.measurements import CollectiveRecorder, MemoryUsag
 from allranks.train.distributed import DistContext
 from allranks.train.engines import engine_of
 from allranks.train.strategies.base import Sizes, Traffic
-from allranks.train.strategies.simple_ddp import SimpleDDP
+from allranks.train.strategies.data_parallel import SimpleDDP
 
 
 class Unsynchronised(SimpleDDP):

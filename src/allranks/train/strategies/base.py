@@ -30,7 +30,6 @@ from allranks.train import distributed
 from allranks.train.models.block_forward import transformer_blocks  # noqa: F401 - for strategies
 from allranks.train.models.weight_loader import WeightLoader
 from allranks.train.strategies.gradient_sync import broadcast_from_first, require_same_order
-from allranks.train.strategies.host_copies import wait_for_host_copies
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_states, whole_weights
 
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
@@ -314,3 +313,15 @@ class Replicated(ReplicatedWeights, LoopStrategy):
 
     def step(self) -> torch.Tensor:
         return clip_and_update(self.optimizer, (p for _, p in self._named), self._clip_norm)
+
+
+def host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy in host memory. From a GPU it is pinned and asynchronous: call `wait_for_host_copies` before it is read."""
+    made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+    return made.copy_(tensor, non_blocking=True)
+
+
+def wait_for_host_copies(device: torch.device | None) -> None:
+    """Wait once for all copies that were started from a device."""
+    if device is not None and device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()

@@ -63,11 +63,11 @@ from allranks.train.strategies.base import (
     Traffic,
     clip_and_update,
     forward_entry_points,
+    host_copy,
     trained_parameters,
     transformer_blocks,
 )
 from allranks.train.strategies.gradient_sync import broadcast_from_first, gradient_of
-from allranks.train.strategies.host_copies import host_copy
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_states, whole_weights
 
 

@@ -20,6 +20,7 @@ from allranks.train.strategies.base import (
     LoopStrategy,
     MakeOptimizer,
     clip_and_update,
+    host_copy,
     replicated_weights,
     trained_parameters,
 )
@@ -32,7 +33,6 @@ from allranks.train.strategies.gradient_sync import (
     require_same_order,
     split_into_buckets,
 )
-from allranks.train.strategies.host_copies import host_copy
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_weights
 
 Named = tuple[str, nn.Parameter]

@@ -1,11 +1,32 @@
-"""Implement ``zero3``: weights are sharded, too; a block's weights are gathered only while it computes.
+"""Implement the strategies zero1, zero2 and zero3: optimizer state, then gradients, then weights are sharded evenly over ranks.
+
+Below: P parameters, T of them trained, of g bytes each; A micro-steps; W ranks; memory with fp32 AdamW. Each strategy also
+sends one float32 for the gradient norm per step.
+
+``zero1``: each rank updates its own part of the weights and keeps optimizer state only for that part.
+
+Communication per step: an asynchronous all-reduce per bucket in the last backward (T g bytes in total), then an all-gather of
+the new weights per bucket (T g bytes): 3 T g (W-1)/W sent by each rank on a ring, compared to 2 T g (W-1)/W without sharding.
+Memory per rank: 4P + 4T + 8T/W bytes; at two ranks and T = P 3/4 of plain data parallelism.
+Predecessor (``bucket_ddp_async``): every rank keeps the same moments and makes the same update.
+Source: ZeRO stage 1, Rajbhandari et al. 2020. Parts have exactly equal size; they are not full parameters.
+
+``zero2``: gradients are sharded, too; each rank gets only the mean of its own part.
+
+Communication: a reduce-scatter per bucket in the backward of every micro-step (A T g bytes per step), then an all-gather of
+the new weights per bucket (T g bytes): (A + 1) T g (W-1)/W sent by each rank on a ring. Without accumulation this equals plain
+data parallelism.
+Memory per rank: 4P + 12T/W bytes, and up to three buckets of gradients in flight; at two ranks and T = P 5/8 of plain data
+parallelism.
+Predecessor (``zero1``): every rank reduces full gradients, but uses only one part.
+Source: ZeRO stage 2, Rajbhandari et al. 2020.
+
+``zero3``: weights are sharded, too; a block's weights are gathered only while it computes.
 
 Communication per micro-step: an all-gather per unit before its forward and again before its backward (the unit of parameters
-outside of blocks stays gathered in between), and a reduce-scatter per unit in backward: with P parameters of g bytes, nearly
-A (2 P + T) g (W-1)/W sent by each rank on a ring, A micro-steps. The next unit's weights are gathered while one computes.
-And one float32 for the gradient norm.
-Memory per rank (fp32 AdamW): (4P + 12T)/W bytes, and two or three gathered units; at two ranks and T = P 1/2 of plain data
-parallelism.
+outside of blocks stays gathered in between), and a reduce-scatter per unit in backward: nearly A (2 P + T) g (W-1)/W sent by
+each rank on a ring. The next unit's weights are gathered while one computes.
+Memory per rank: (4P + 12T)/W bytes, and two or three gathered units; at two ranks and T = P 1/2 of plain data parallelism.
 All collectives are called in one order on all ranks, whatever parameters a rank's batch uses, as NCCL requires.
 Predecessor (``zero2``): all weights on all ranks. Gathering the full model before forward would not reduce peak memory:
 weights must be gathered and freed block by block.
@@ -37,6 +58,8 @@ from allranks.train.strategies.base import (
     transformer_blocks,
 )
 from allranks.train.strategies.gradient_sync import (
+    BucketAllReduce,
+    GradientBucket,
     all_gather,
     broadcast_from_first,
     queue_after_backward,
@@ -46,12 +69,81 @@ from allranks.train.strategies.gradient_sync import (
 from allranks.train.strategies.sharded_optimizer import (
     FlatParameter,
     GradientReduceScatter,
+    ShardedOptimizer,
     flat_states,
     flat_weights,
     make_flat_parameters,
     optimizer_pieces,
 )
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_weights
+
+
+class Zero1(ShardedOptimizer):
+    """Shard optimizer state; every rank holds all gradients and weights."""
+
+    def setup(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
+    ) -> None:
+        super().setup(model, make_optimizer, group, clip_norm)
+        self._buckets = [GradientBucket([p for _, p in flat.named], dist.get_world_size(group)) for flat in self._flats]
+        self._gradients = BucketAllReduce(self._buckets, group)
+
+    def accumulate(self) -> AbstractContextManager[Any]:
+        return self._gradients.no_sync()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        self._gradients.finish()
+
+    def step(self) -> torch.Tensor:
+        self._gradients.wait()
+        for flat, bucket in zip(self._flats, self._buckets, strict=True):
+            flat.give_gradient(bucket.flat[flat.low : flat.high])
+        norm = self._update()
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                parameter.grad = None
+        self._share_update()
+        return norm
+
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        whole = sum(flat.bytes for flat in self._flats)
+        return [
+            Traffic("all_reduce", "backward", len(self._flats), whole),
+            Traffic("all_reduce", "step", 1, 4),
+            Traffic("all_gather", "step", len(self._flats), whole),
+        ]
+
+
+class Zero2(ShardedOptimizer):
+    """Shard optimizer state and gradients; every rank holds all weights."""
+
+    def setup(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
+    ) -> None:
+        super().setup(model, make_optimizer, group, clip_norm)
+        self._gradients = GradientReduceScatter(self._flats, group)
+
+    def accumulate(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        self._gradients.finish()
+
+    def step(self) -> torch.Tensor:
+        self._gradients.give()
+        norm = self._update()
+        self._share_update()
+        return norm
+
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        whole = sum(flat.bytes for flat in self._flats)
+        return [
+            Traffic("reduce_scatter", "backward", len(self._flats) * accum, whole * accum),
+            Traffic("all_reduce", "step", 1, 4),
+            Traffic("all_gather", "step", len(self._flats), whole),
+        ]
 
 
 class GatheredUnit:
