@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from allranks.planning.memory import fit, make_plan
-from allranks.planning.memory.records import ESTIMATE_ERROR
+from allranks.planning.memory.estimate import ESTIMATE_ERROR
 from allranks.spec import parse_spec
 from allranks.utils.formatting import format_bytes
 from allranks.utils.machine import machine_facts

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from allranks.lab.cluster import Box
-from allranks.planning.memory.config_sources import find_config
 from allranks.planning.memory.estimate import model_of
+from allranks.planning.memory.model_config import find_config
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import read_json
 from allranks.spec import load_spec

@@ -170,7 +170,7 @@ def memory_is_as_estimated(run: RunDir) -> None:
     import torch
 
     from allranks.planning.memory import fit
-    from allranks.planning.memory.records import ESTIMATE_ERROR
+    from allranks.planning.memory.estimate import ESTIMATE_ERROR
     from allranks.planning.planner import make_plan
     from allranks.spec import load_spec
     from allranks.utils.machine import machine_facts

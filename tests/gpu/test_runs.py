@@ -145,7 +145,7 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_peak_memory_is_what_plan_says(form: str, cuda: str, tmp_path: Path) -> None:
     """The allocator's peak against the estimate without the CUDA context, which the allocator does not see."""
-    from allranks.planning.memory.records import ESTIMATE_ERROR
+    from allranks.planning.memory.estimate import ESTIMATE_ERROR
 
     wanted = spec(tmp_path, cuda, "memory", data={"max_length": 1024, "packing": "wrapped", "template": "text"})
     wanted["data"] |= {"source": "builtin:reviews", "eval_fraction": 0, "mask_prompt": False}

@@ -16,8 +16,8 @@ from allranks.nodes.records import Probe
 from allranks.nodes.topology.nvidia_smi import parse_topology
 from allranks.planning.env_vars import EnvVar, NetworkJob, NetworkPolicy, env_warnings, policy_lines
 from allranks.planning.network_policy import decide_network_policy, provisional_policy
-from allranks.planning.node_facts import NetworkInterface, NodeAddress, NodeFacts, RdmaGid, RdmaPort
 from allranks.planning.planner import make_plan
+from allranks.planning.records import NetworkInterface, NodeAddress, NodeFacts, RdmaGid, RdmaPort
 from allranks.spec import parse_spec
 from allranks.utils.machine import MachineFacts
 from tests.conftest import shared

@@ -11,9 +11,8 @@ import pytest
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.planning.memory import fit, make_plan, require
-from allranks.planning.memory.config_sources import KNOWN, find_config, known_config
 from allranks.planning.memory.estimate import CUDA_CONTEXT, NCCL_BUFFERS, capacity, model_of
-from allranks.planning.memory.model_config import read_model_config
+from allranks.planning.memory.model_config import KNOWN, find_config, known_config, read_model_config
 from allranks.planning.memory.weights import shapes_of
 from allranks.spec import architectures, parse_spec
 from allranks.spec.strategies import REGISTRY, strategy_state

@@ -14,10 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from allranks.planning.memory.activations import BlockActivations, kept_after_blocks
 from allranks.planning.memory.activations import MicroBatch as FitBatch
-from allranks.planning.memory.config_sources import find_config
 from allranks.planning.memory.estimate import batch_of as fit_batch_of
 from allranks.planning.memory.estimate import model_of
-from allranks.planning.memory.model_config import ENCODERS, FAMILIES, read_model_config
+from allranks.planning.memory.model_config import ENCODERS, FAMILIES, find_config, read_model_config
 from allranks.planning.memory.weights import Shapes, UnitSizes, shapes_of, trained_weights_of
 from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec

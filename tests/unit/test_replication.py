@@ -9,9 +9,9 @@ import pytest
 
 from allranks.errors import SpecError
 from allranks.planning.memory import fit, make_plan
-from allranks.planning.memory.config_sources import find_config
 from allranks.planning.memory.estimate import model_of
-from allranks.planning.memory.replication import decide_replication
+from allranks.planning.memory.model_config import find_config
+from allranks.planning.memory.remedies import decide_replication
 from allranks.planning.records import LaunchPlan
 from allranks.spec import parse_spec
 from allranks.spec.records import RunSpec

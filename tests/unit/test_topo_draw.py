@@ -9,7 +9,7 @@ import pytest
 
 from allranks.nodes.topology.drawings import COLOURS, draw_svg, draw_text, numa_nodes, nvlink_mesh
 from allranks.nodes.topology.nvidia_smi import parse_topology
-from allranks.planning.node_facts import Topology, TopologyDevice, TopologyLink
+from allranks.planning.records import Topology, TopologyDevice, TopologyLink
 from tests.conftest import shared
 from tests.unit import topo_texts as texts
 from tests.unit.test_topo_parse import REAL

@@ -10,7 +10,7 @@ from allranks.errors import RequestError
 from allranks.nodes.topology.advice import advise_nccl, machine_notes, short_names
 from allranks.nodes.topology.drawings import nvlink_mesh
 from allranks.nodes.topology.nvidia_smi import parse_topology
-from allranks.planning.node_facts import Topology, TopologyDevice, link_distance
+from allranks.planning.records import Topology, TopologyDevice, link_distance
 from tests.conftest import shared
 from tests.sampling import examples
 from tests.unit import topo_texts as texts

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from allranks.cli.console import SafeConsole
     from allranks.planning.env_vars import EnvVar
     from allranks.planning.memory import Fit
-    from allranks.planning.memory.records import Moment
+    from allranks.planning.memory.estimate import Moment
     from allranks.planning.records import LaunchPlan
     from allranks.spec import RunSpec
 

@@ -13,7 +13,7 @@ from allranks.errors import EXIT_OK, EXIT_REQUEST
 
 if TYPE_CHECKING:
     from allranks.planning.env_vars import EnvVar
-    from allranks.planning.node_facts import NodeFacts, Topology
+    from allranks.planning.records import NodeFacts, Topology
 
 
 MAX_OTHERS = 3

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import SpecError
-from allranks.planning.memory.config_sources import find_config, known_config, model_folder, read_config_file
+from allranks.planning.memory.model_config import find_config, known_config, model_folder, read_config_file
 from allranks.planning.memory.weights import shapes_of
 from allranks.spec.architectures import architecture_warning, require_architecture, tested_settings
 from allranks.spec.data_columns import TEMPLATE_KINDS

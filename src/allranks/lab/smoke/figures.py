@@ -12,7 +12,7 @@ from typing import Any
 from allranks.lab.smoke.evidence import Evidence
 from allranks.lab.smoke.records import Figure, FigureRow, Placement, SmokeTest
 from allranks.planning import memory
-from allranks.planning.memory.records import TOO_LARGE
+from allranks.planning.memory.estimate import TOO_LARGE
 from allranks.spec import parse_spec
 from allranks.spec.models import mlp_shape
 

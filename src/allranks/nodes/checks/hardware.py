@@ -10,7 +10,7 @@ import msgspec
 
 from allranks.nodes.checks import ChecksByHost, NodeCheck, NodeSurvey, failed_check, majority_value, passed_check
 from allranks.nodes.records import Check, NodeRequirements, Probe
-from allranks.planning.memory.records import CLOSE, FITS, TOO_LARGE, verdict
+from allranks.planning.memory.estimate import CLOSE, FITS, TOO_LARGE, verdict
 from allranks.spec.records import RunSpec
 from allranks.utils.formatting import format_bytes_word
 

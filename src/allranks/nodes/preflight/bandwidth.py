@@ -18,8 +18,7 @@ import msgspec
 
 from allranks.nodes.records import Probe
 from allranks.planning.env_vars import NetworkPolicy, NodeNetworkPolicy
-from allranks.planning.node_facts import NodeFacts
-from allranks.planning.records import LaunchPlan
+from allranks.planning.records import LaunchPlan, NodeFacts
 from allranks.rundir.files import read_json, write_json
 from allranks.utils.formatting import format_bytes
 

@@ -18,7 +18,7 @@ from allranks.nodes.records import Probe
 from allranks.nodes.topology.nvidia_smi import parse_topology
 from allranks.planning.env_vars import NetworkJob, NetworkPolicy, env_warnings
 from allranks.planning.network_policy import decide_network_policy
-from allranks.planning.node_facts import NetworkInterface, NodeAddress, NodeFacts, RdmaGid, RdmaPort, Topology
+from allranks.planning.records import NetworkInterface, NodeAddress, NodeFacts, RdmaGid, RdmaPort, Topology
 from allranks.utils.redaction import holds_secret
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from allranks.nodes.topology.drawings import device_label, group_by_links
 from allranks.planning import network_policy
 from allranks.planning.env_vars import EnvVar, nccl_var
-from allranks.planning.node_facts import NodeFacts, Topology
+from allranks.planning.records import NodeFacts, Topology
 
 MAX_NAMED = 8
 

@@ -9,7 +9,7 @@ from html import escape
 import msgspec
 from rich.text import Text
 
-from allranks.planning.node_facts import LINK_TYPES, Topology, TopologyDevice, TopologyLink, link_distance
+from allranks.planning.records import LINK_TYPES, Topology, TopologyDevice, TopologyLink, link_distance
 
 SWITCH, SWITCHES, BRIDGE = "one PCIe switch", "joined PCIe switches", "one host bridge"
 _LEVELS = ((SWITCHES, ("PIX", "PXB")), (BRIDGE, ("PHB",)))

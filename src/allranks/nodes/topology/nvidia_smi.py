@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, RequestError
-from allranks.planning.node_facts import LINK_TYPES, Topology, TopologyDevice, TopologyLink, UnreadLine
+from allranks.planning.records import LINK_TYPES, Topology, TopologyDevice, TopologyLink, UnreadLine
 from allranks.utils.inputs import FileTooLarge, NotRegularFile, StdinClosed, name_of, read_input
 
 _ESCAPES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|\^\[\[[0-9;]*m")

@@ -1,23 +1,18 @@
 """Estimate the memory of one rank from the model's config, before anything runs. No torch, no weights.
 
-config_sources.py   finds the config (files only, no network)
-model_config.py     reads and checks its sizes
-weights.py          lists every weight, which ones are trained, and their bytes under a strategy
-activations.py      bytes that forward keeps for backward
-estimate.py         memory in each phase of a step, runtime overhead, device capacity
-replication.py      copies of the weights on every node (HSDP), if they fit
-recomputation.py    the mode of recomputation, for auto
-remedies.py         changes that make the run fit, the cheapest first
+model_config.py   finds the config (files only, no network), and checks its sizes
+weights.py        lists every weight, which ones are trained, and their bytes under a strategy
+activations.py    bytes that forward keeps for backward
+estimate.py       memory in each phase of a step, runtime overhead, device capacity
+remedies.py       copies of the weights on every node (HSDP) and recomputation, for auto; changes that make the run fit, the cheapest first
 """
 
 from __future__ import annotations
 
 from allranks.errors import EnvironmentNotAble
-from allranks.planning.memory.config_sources import find_config
-from allranks.planning.memory.estimate import capacity, estimate
-from allranks.planning.memory.recomputation import make_plan
-from allranks.planning.memory.records import Fit
-from allranks.planning.memory.remedies import refusal, with_remedies
+from allranks.planning.memory.estimate import Fit, capacity, estimate
+from allranks.planning.memory.model_config import find_config
+from allranks.planning.memory.remedies import make_plan, refusal, with_remedies
 from allranks.planning.records import LaunchPlan
 from allranks.spec.records import RunSpec
 from allranks.utils.machine import MachineFacts

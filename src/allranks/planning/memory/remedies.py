@@ -1,6 +1,8 @@
-"""Find changes of the spec that make a run fit, and describe the estimate in sentences.
+"""Make a run fit in memory: choose replication and recomputation for ``auto``, and find changes of the spec.
 
-Changes are ordered by cost: first those that are free, then those that change what is trained, last weights of less precision.
+Replication between nodes (hybrid sharding, HSDP, of an FSDP2 strategy) needs more memory and less network; recomputation of activations
+needs less memory and more time: as little of it as possible, so that the plan fits. Changes of the spec are ordered by cost: first those
+that are free, then those that change what is trained, last weights of less precision.
 """
 
 from __future__ import annotations
@@ -11,17 +13,143 @@ from typing import Literal
 
 import msgspec
 
-from allranks.errors import AllranksError
-from allranks.planning.memory.config_sources import ConfigSource
-from allranks.planning.memory.estimate import estimate
-from allranks.planning.memory.recomputation import make_plan
-from allranks.planning.memory.records import CLOSE, FITS, NOT_KNOWN, TOO_LARGE, Fit, Remedy
+from allranks.errors import AllranksError, SpecError
+from allranks.planning import planner
+from allranks.planning.memory.estimate import (
+    CLOSE,
+    FITS,
+    NOT_KNOWN,
+    TOO_LARGE,
+    Fit,
+    Remedy,
+    capacity,
+    estimate,
+    model_of,
+)
+from allranks.planning.memory.model_config import ConfigSource, find_config
+from allranks.planning.rank_environment import with_allocator
 from allranks.planning.records import LaunchPlan
-from allranks.spec.recomputation import FULL, NONE, SELECTIVE
+from allranks.spec.recomputation import AUTO, FULL, MODES, NONE, SELECTIVE
 from allranks.spec.records import RunSpec
 from allranks.spec.strategies import strategy_info
 from allranks.utils.formatting import format_bytes
 from allranks.utils.machine import MachineFacts
+
+REPLICATE, REPLICATE_AUTO, REPLICATE_NODES, REPLICATE_NONE = "replicate", "auto", "nodes", "none"
+SHARDED = "weights are sharded over all ranks"
+
+
+def decide_replication(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> LaunchPlan:
+    """Return the plan with ``strategy.replicate`` nodes or none instead of auto, and the reason in ``replication``.
+
+    Raises:
+        SpecError: ``replicate: nodes`` with one rank per node; or the model's config is broken.
+    """
+    asked = plan.strategy_options.get(REPLICATE)
+    if asked is None or plan.batch is None:
+        return plan
+    nodes, procs = len(plan.nodes), plan.procs_per_node
+    if nodes == 1:
+        return _with_replication(plan, REPLICATE_NONE, "")
+    if procs == 1 and asked == REPLICATE_NODES:
+        raise SpecError(
+            "strategy.replicate: nodes shards weights over the ranks of each node, and there is one rank per node; use pytorch_ddp, which "
+            "replicates them, or set strategy.replicate: none"
+        )
+    if procs == 1:
+        return _with_replication(plan, REPLICATE_NONE, f"{SHARDED}: a node has one rank")
+    saved = _sent(spec, plan)
+    if asked != REPLICATE_AUTO:
+        what = f"weights are sharded over the {procs} ranks of each node" if asked == REPLICATE_NODES else SHARDED
+        return _with_replication(plan, str(asked), f"{what} (strategy.replicate: {asked}){saved}")
+    return _by_memory(spec, plan, facts, saved)
+
+
+def _by_memory(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, saved: str) -> LaunchPlan:
+    """Replicate weights if a rank then fits in its device's memory."""
+    there, procs = capacity(spec, plan, facts), plan.procs_per_node
+    found = estimate(spec, _with_replication(plan, REPLICATE_NODES, ""), find_config(spec), there)
+    if found.unknown or there.bytes is None:
+        why = found.unknown or f"the memory of a rank's device is unknown ({there.source})"
+        return _with_replication(
+            plan, REPLICATE_NONE, f"{SHARDED}: {why}; strategy.replicate: nodes replicates them nevertheless"
+        )
+    need = f"a rank then needs about {format_bytes(found.needed_bytes)} of {format_bytes(there.bytes)}"
+    if found.verdict != FITS:
+        return _with_replication(plan, REPLICATE_NONE, f"{SHARDED}: a node cannot hold a copy, because {need}")
+    return _with_replication(
+        plan,
+        REPLICATE_NODES,
+        f"every node holds a copy of the weights, sharded over its {procs} ranks (HSDP): {need}{saved}",
+    )
+
+
+def _with_replication(plan: LaunchPlan, value: str, why: str) -> LaunchPlan:
+    return msgspec.structs.replace(plan, strategy_options={**plan.strategy_options, REPLICATE: value}, replication=why)
+
+
+def _sent(spec: RunSpec, plan: LaunchPlan) -> str:
+    """Return what a node sends to others with and without copies, as part of a sentence; empty if the model is unknown."""
+    sends, config = strategy_info(plan.strategy).node_sends, find_config(spec).config
+    if sends is None or config is None or plan.batch is None:
+        return ""
+    model, nodes, accum = model_of(spec, plan, config), len(plan.nodes), plan.batch.grad_accum
+    copies, shards = (
+        sends(model, {**plan.strategy_options, REPLICATE: value}, nodes, accum)
+        for value in (REPLICATE_NODES, REPLICATE_NONE)
+    )
+    return f"; a node sends {format_bytes(copies)} to other nodes in an optimizer step with copies, {format_bytes(shards)} without"
+
+
+def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
+    """Return the plan of `planner.make_plan`, with the recomputation and the replication between nodes that ``auto`` means.
+
+    Whether nodes hold copies of the weights is decided first, for the recomputation that saves most: traffic between nodes costs more.
+
+    Raises:
+        SpecError, EnvironmentNotAble: as `planner.make_plan`; the model's config is broken.
+    """
+    plan = planner.make_plan(spec, facts)
+    if spec.model is None or spec.model.recomputation != AUTO:
+        plan = decide_replication(spec, plan, facts)
+    else:
+        plan = decide_replication(spec, msgspec.structs.replace(plan, recomputation=FULL), facts)
+        plan = choose_recomputation(plan, spec, facts)
+    if spec.script is not None:  # a program of the user's own decides for itself
+        return plan
+    environment = with_allocator(plan.environment, device=plan.device, recomputes=plan.recomputation != NONE)
+    return msgspec.structs.replace(plan, environment=environment)
+
+
+def choose_recomputation(plan: LaunchPlan, spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
+    """Return the plan with the first mode that fits and the reason; ``full`` if none fits, ``none`` if memory or model is unknown.
+
+    Raises:
+        SpecError: the model's config is broken.
+    """
+    found, there = find_config(spec), capacity(spec, plan, facts)
+    larger: list[str] = []
+    for mode in MODES:
+        tried = msgspec.structs.replace(plan, recomputation=mode)
+        needed = estimate(spec, tried, found, there)
+        if needed.unknown or there.bytes is None:
+            why = needed.unknown or f"the memory of the device is not known ({there.source})"
+            return _with_recomputation(plan, NONE, f"{why}; if memory is short, set it to selective or full")
+        if needed.verdict == FITS:
+            return _with_recomputation(plan, mode, _fit_reason(needed, there.bytes, larger))
+        larger.append(f"{mode} needs {format_bytes(needed.needed_bytes)}")
+    return _with_recomputation(
+        plan, FULL, f"none of the modes fits: {', '.join(larger)} of {format_bytes(there.bytes or 0)}"
+    )
+
+
+def _fit_reason(needed: Fit, limit: int, larger: list[str]) -> str:
+    fits = f"a rank needs {format_bytes(needed.needed_bytes)} of {format_bytes(limit)}"
+    return f"{fits} ({', '.join(larger)})" if larger else fits
+
+
+def _with_recomputation(plan: LaunchPlan, mode: str, reason: str) -> LaunchPlan:
+    return msgspec.structs.replace(plan, recomputation=mode, recomputation_reason=reason)
 
 
 def verdict_line(found: Fit) -> str:
