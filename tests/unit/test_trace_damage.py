@@ -14,8 +14,7 @@ from rich.console import Console
 
 from allranks.analysis.trace import analyse
 from allranks.analysis.trace.output import write_all
-from allranks.analysis.trace.tables import report_blocks
-from allranks.analysis.trace.terminal import show_blocks
+from allranks.analysis.trace.tables import report_blocks, show_blocks
 from allranks.errors import AllranksError
 from tests.sampling import seeds
 from tests.tracegen import Scenario, generate

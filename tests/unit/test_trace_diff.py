@@ -10,8 +10,7 @@ from rich.console import Console
 from allranks.analysis.trace import analyse
 from allranks.analysis.trace.diff import Comparison, compare_last, compare_reports
 from allranks.analysis.trace.records import TraceReport
-from allranks.analysis.trace.tables import comparison_blocks
-from allranks.analysis.trace.terminal import show_blocks
+from allranks.analysis.trace.tables import comparison_blocks, show_blocks
 from tests.tracegen import Scenario, generate
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from allranks.analysis.trace import analyse
-from allranks.analysis.trace.merge import PIDS_PER_RANK, Merged, write_merged
+from allranks.analysis.trace.output import PIDS_PER_RANK, Merged, write_merged
 from tests.tracegen import Scenario, generate
 from tests.unit.trace_builder import document, mark, nccl, step, write
 

@@ -19,10 +19,8 @@ from rich.console import Console
 from allranks.analysis.trace import analyse
 from allranks.analysis.trace.diff import compare_last
 from allranks.analysis.trace.output import write_all, write_comparison
-from allranks.analysis.trace.plain_text import plain_text
 from allranks.analysis.trace.records import Breakdown
-from allranks.analysis.trace.tables import comparison_blocks, report_blocks
-from allranks.analysis.trace.terminal import show_blocks
+from allranks.analysis.trace.tables import comparison_blocks, plain_text, report_blocks, show_blocks
 from allranks.cli.trace import as_document
 from allranks.errors import AllranksError
 from tests.sampling import examples

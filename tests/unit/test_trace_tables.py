@@ -15,9 +15,18 @@ from rich.console import Console
 
 from allranks.analysis.trace import analyse
 from allranks.analysis.trace.diff import compare_last
-from allranks.analysis.trace.plain_text import plain_text
-from allranks.analysis.trace.tables import BLANK, Block, Cell, Line, Rule, Table, comparison_blocks, report_blocks
-from allranks.analysis.trace.terminal import show_blocks
+from allranks.analysis.trace.tables import (
+    BLANK,
+    Block,
+    Cell,
+    Line,
+    Rule,
+    Table,
+    comparison_blocks,
+    plain_text,
+    report_blocks,
+    show_blocks,
+)
 from tests.conftest import shared
 from tests.tracegen import Scenario, generate
 

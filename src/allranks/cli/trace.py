@@ -111,13 +111,13 @@ def _show(reports: list[TraceReport], comparison: Comparison | None, written: li
 
     width = pipe_width()
     if width is not None:
-        from allranks.analysis.trace.plain_text import plain_text
+        from allranks.analysis.trace.tables import plain_text
 
         text = plain_text(_blocks(reports, comparison, written, width), width)
         if text is not None:
             echo(text)
             return
-    from allranks.analysis.trace.terminal import show_blocks
+    from allranks.analysis.trace.tables import show_blocks
     from allranks.cli.console import SafeConsole
 
     console = SafeConsole()

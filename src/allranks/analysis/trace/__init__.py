@@ -11,9 +11,8 @@ from msgspec import structs
 
 from allranks.analysis.trace.aggregation import build_report
 from allranks.analysis.trace.files import TraceSet, find_trace_sets
-from allranks.analysis.trace.rank import UnreadableTrace
+from allranks.analysis.trace.rank import Result, UnreadableTrace, read_all
 from allranks.analysis.trace.records import Problem, TraceReport
-from allranks.analysis.trace.workers import Result, read_all
 from allranks.errors import RequestError
 
 SMALL_BYTES = 1 << 22  # for fewer bytes, starting a process takes longer than reading them
