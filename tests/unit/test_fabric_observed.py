@@ -278,7 +278,7 @@ def test_real_copies_in_memory_come_out_right() -> None:
 
 def test_the_page_of_a_run_names_what_differs() -> None:
     from allranks.analysis.report.run_data import RunData
-    from allranks.analysis.report.setup_tables import findings_table, network_table
+    from allranks.analysis.report.tables import findings_table, network_table
 
     expected = {"n2": ExpectedNetwork(transport="RoCE", interface="eth0", why="all have it")}
     metrics = outcome_metrics(compare_with_policy(expected, [seen("n2", SOCKET_LINES, eth0=4)]))

@@ -16,12 +16,10 @@ import pytest
 
 from allranks.analysis.report import page as page_module
 from allranks.analysis.report.charts import speed_charts, telemetry_charts, training_charts
-from allranks.analysis.report.figures import Chart, log_ticks
-from allranks.analysis.report.page import write_report
+from allranks.analysis.report.figures import MAX_POINTS, Chart, log_ticks
+from allranks.analysis.report.page import key_figures, sample_answers, write_report
 from allranks.analysis.report.run_data import RunData, read_run_data
-from allranks.analysis.report.series import MAX_POINTS
-from allranks.analysis.report.setup_tables import network_table
-from allranks.analysis.report.summary import key_figures, sample_answers
+from allranks.analysis.report.tables import network_table
 from allranks.rundir.paths import RunDir
 from allranks.utils import formatting, text
 from tests.unit.report_runs import GIB, Maker, answers, complete_run, failed_run

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from allranks.analysis.report import page as page_module
+from allranks.analysis.report.html import MAX_ROWS
 from allranks.analysis.report.page import write_report
-from allranks.analysis.report.tables import MAX_ROWS
 from tests.unit.report_runs import complete_run
 from tests.unit.test_report import Page
 

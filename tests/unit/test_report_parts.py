@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 
 from allranks.analysis.report.charts import figures_json, speed_charts, telemetry_charts, training_charts
-from allranks.analysis.report.figures import warmup_shapes
+from allranks.analysis.report.figures import Elapsed, downsample, histogram, warmup_shapes
+from allranks.analysis.report.html import MAX_ROWS
+from allranks.analysis.report.page import key_figures, proof_items, sample_answers, time_budget
 from allranks.analysis.report.run_data import RunData, read_run_data
-from allranks.analysis.report.series import Elapsed, downsample, histogram
-from allranks.analysis.report.setup_tables import preflight_table
-from allranks.analysis.report.summary import key_figures, proof_items, sample_answers, time_budget
 from allranks.analysis.report.tables import (
-    MAX_ROWS,
     checkpoint_table,
     hang_table,
     link_table,
     machine_table,
+    preflight_table,
     straggler_table,
 )
 from allranks.rundir.events import read_telemetry

@@ -9,18 +9,23 @@ from typing import Any
 from allranks.analysis.report.figures import (
     MAX_LINES,
     Chart,
+    Elapsed,
     Figure,
+    Value,
     axis,
+    band,
     colour,
     common_byte_unit,
+    common_steps,
+    downsample,
     label,
     layout,
     line,
     scale,
+    smooth,
     step_layout,
 )
 from allranks.analysis.report.run_data import RunData, StepRecord
-from allranks.analysis.report.series import Elapsed, Value, band, common_steps, downsample, smooth
 from allranks.analysis.report.step_charts import (
     loss_chart,
     rank_time_chart,

@@ -1,9 +1,11 @@
-"""Common parts of the pages: escaping templates, plotly.js inside the page, and a policy that forbids loading."""
+"""Common parts of the pages: tables, escaping templates, plotly.js inside the page, and a policy that forbids loading."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -12,6 +14,7 @@ import jinja2
 from markupsafe import Markup
 
 from allranks.analysis.report.figures import stylesheet
+from allranks.utils.formatting import NO_VALUE
 from allranks.utils.redaction import redact, redact_forms
 from allranks.utils.text import printable
 from allranks.version import __version__
@@ -86,3 +89,59 @@ def render_page(name: str, context: dict[str, Any], figures: str, plotly: str | 
         load_template(name).render(context | frame)
     )  # second safeguard: each text was already sanitized when it was read
     return html.replace(PLOTLY_SLOT, f"<script>{plotly}</script>" if plotly else "", 1)
+
+
+MAX_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Text of a cell; ``tone`` is a CSS class: good, bad, muted, code, num, long or wrap (several lines), or none."""
+
+    text: str
+    tone: str = ""
+
+
+Row = Sequence[Cell | str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; without columns it is a list of names and values."""
+
+    id: str
+    title: str
+    columns: list[str]
+    rows: list[list[Cell]]
+    note: str = ""
+
+
+def table(id: str, title: str, columns: list[str], rows: Iterable[Row], note: str = "") -> Table | None:
+    """Return a table, or None if it would be empty."""
+    made = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    return Table(id, title, columns, made, note) if made else None
+
+
+def fact_table(id: str, title: str, pairs: Iterable[tuple[str, str]], note: str = "") -> Table | None:
+    """Return names and values, without unknown values."""
+    return table(
+        id, title, [], [(Cell(name, "muted"), value) for name, value in pairs if value and value != NO_VALUE], note
+    )
+
+
+def number_cell(value: str) -> Cell:
+    """Return a number, right-aligned."""
+    return Cell(value, "num")
+
+
+def long_cell(value: str) -> Cell:
+    """Return text that may span several lines."""
+    return Cell(value, "long")
+
+
+def limit_rows(rows: list[Row], what: str) -> tuple[list[Row], str]:
+    """Return at most `MAX_ROWS` rows with the last one, and a sentence about the rows left out."""
+    if len(rows) <= MAX_ROWS:
+        return rows, ""
+    kept = [*rows[: MAX_ROWS - 1], rows[-1]]
+    return kept, f"{len(rows) - MAX_ROWS:,} of {len(rows):,} {what} are left out, before the last."

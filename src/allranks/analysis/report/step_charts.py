@@ -11,27 +11,25 @@ from allranks.analysis.report.figures import (
     PHASE_COLOURS,
     Chart,
     Figure,
+    Histogram,
+    RankTime,
     axis,
     colour,
+    histogram,
     layout,
     line,
     log_ticks,
     marker_line,
+    rank_times,
+    rates,
     row_name,
+    smooth,
+    smoothing_width,
     step_layout,
+    times,
     warmup_shapes,
 )
 from allranks.analysis.report.run_data import Events, RunData, StepRecord
-from allranks.analysis.report.series import (
-    Histogram,
-    RankTime,
-    histogram,
-    rank_times,
-    rates,
-    smooth,
-    smoothing_width,
-    times,
-)
 from allranks.utils.formatting import finite_float, format_duration
 
 WARMUP_NOTE = f"Shaded: the {WARMUP_STEPS} warm-up steps."

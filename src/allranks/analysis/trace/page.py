@@ -11,8 +11,7 @@ from typing import Any
 
 from allranks.analysis.report import charts as report_charts
 from allranks.analysis.report.figures import Chart
-from allranks.analysis.report.html import plotly_source, render_page
-from allranks.analysis.report.tables import Cell, Row, Table, long_cell, number_cell, table
+from allranks.analysis.report.html import Cell, Row, Table, long_cell, number_cell, plotly_source, render_page, table
 from allranks.analysis.trace import charts
 from allranks.analysis.trace.charts import timeline_chart
 from allranks.analysis.trace.records import CollectiveRow, ModuleRow, Phase, TopRow, TraceReport, totals_by_phase
