@@ -134,7 +134,7 @@ def run(folder: Path, number: int, path: Path | None, key: str, details: Path | 
     return got
 
 
-CALIBRATION = Path("src/allranks/analysis/diagnose/calibration.py")
+CALIBRATION = Path("src/allranks/analysis/diagnose/causes/__init__.py")
 PAGE = Path("docs/diagnose.md")
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from allranks.analysis.diagnose import Diagnosis, diagnose
-from allranks.analysis.diagnose.case import DiagnosisCase, sort_by_time
 from allranks.analysis.diagnose.lines import in_year_of, parse_line, timestamp_of
-from allranks.analysis.diagnose.records import FileScan, LogSignal
+from allranks.analysis.diagnose.records import DiagnosisCase, FileScan, LogSignal, sort_by_time
 from tests.unit.test_diagnose_judge import LOST, STATUS, watchdog
 
 DEVICE = "RuntimeError: CUDA error: invalid device ordinal"

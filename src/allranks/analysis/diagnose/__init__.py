@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from allranks.analysis.diagnose.calibration import kind_of
-from allranks.analysis.diagnose.case import DiagnosisCase
-from allranks.analysis.diagnose.causes import describe_candidates, describe_harmless, find_candidates
-from allranks.analysis.diagnose.job_summary import align_clocks, build_timeline, describe_health
-from allranks.analysis.diagnose.last_good_run import compare_with_last_good
+from allranks.analysis.diagnose.causes import decide, describe_candidates, describe_harmless, find_candidates, kind_of
+from allranks.analysis.diagnose.job_summary import align_clocks, build_timeline, compare_with_last_good, describe_health
 from allranks.analysis.diagnose.logs import find_logs
 from allranks.analysis.diagnose.parallel_scan import count_connections, scan_files
 from allranks.analysis.diagnose.records import (
     BenignFinding,
     ClockOffsets,
     Diagnosis,
+    DiagnosisCase,
     DiagnosisFinding,
     JobHealth,
     LastGoodRun,
@@ -24,7 +22,6 @@ from allranks.analysis.diagnose.records import (
     RunChange,
     UnexplainedFailure,
 )
-from allranks.analysis.diagnose.verdict import decide
 from allranks.utils.redaction import redact
 
 __all__ = [
@@ -56,7 +53,7 @@ def diagnose(paths: Sequence[Path | str], *, workers: int | None = None) -> Diag
 
 
 def diagnose_with_kinds(paths: Sequence[Path | str], *, workers: int | None = None) -> tuple[Diagnosis, list[str]]:
-    """Return the diagnosis, and the kind of rule behind each finding (`calibration.kind_of`), for measurements."""
+    """Return the diagnosis, and the kind of rule behind each finding (`kind_of`), for measurements."""
     sources, left_out = find_logs([Path(p) for p in paths])
     scans = scan_files(sources, workers)
     problems = [ReadProblem(file=name, text=text) for name, text in left_out]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.catalogue import collectives, data, gpu, memory, network, programs, rendezvous, slurm
+from allranks.analysis.diagnose.catalogue import collectives, data, gpu, memory, network, programs, slurm
 from allranks.analysis.diagnose.patterns import FailureClass
 
 _ENTRIES: tuple[FailureClass, ...] = (
@@ -13,9 +13,9 @@ _ENTRIES: tuple[FailureClass, ...] = (
     collectives.COLLECTIVE_HANG,
     collectives.RANK_DIED,
     collectives.PEER_DIED_FIRST,
-    rendezvous.RENDEZVOUS_UNREACHABLE,
-    rendezvous.PORT_IN_USE,
-    rendezvous.WRONG_INTERFACE,
+    network.RENDEZVOUS_UNREACHABLE,
+    network.PORT_IN_USE,
+    network.WRONG_INTERFACE,
     network.BROKEN_NODE_NETWORK,
     network.RDMA_UNREACHABLE,
     network.ROCE_GID_INDEX,

@@ -1,20 +1,91 @@
-"""Find the causes of a failure: run all detectors, separate root causes from consequences, and rank them."""
+"""Find the causes of a failure, and decide whether anything failed at all.
+
+`find_candidates` runs all detectors, separates root causes from consequences and ranks them. `decide` gives the verdict, independently of
+the failure classes, and describes a failure that no class explains. The confidence of a finding follows from measured hit rates of the
+kind of rule that found it, and from what speaks against it.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Literal
 
-from allranks.analysis.diagnose.calibration import confidences, only_reported
-from allranks.analysis.diagnose.case import CandidateCause, DiagnosisCase, sort_by_time
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.catalogue.messages import BENIGN_MESSAGES
-from allranks.analysis.diagnose.causes import hang_reports, hangs, memory, network, output, process_exits
+from allranks.analysis.diagnose.catalogue.signs import FAILURE_SIGNS, FailureSign
+from allranks.analysis.diagnose.causes import exceptions, hangs, memory, network, process_exits
 from allranks.analysis.diagnose.causes.process_exits import FirstExit, first_exit
-from allranks.analysis.diagnose.lines import times_comparable
+from allranks.analysis.diagnose.lines import REMARKING_EMITTERS, times_comparable
 from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE, WEAK
-from allranks.analysis.diagnose.records import BenignFinding, DiagnosisFinding, LogEvidence, LogSignal
+from allranks.analysis.diagnose.records import (
+    BenignFinding,
+    CandidateCause,
+    DiagnosisCase,
+    DiagnosisFinding,
+    LogEvidence,
+    LogSignal,
+    UnexplainedFailure,
+    sort_by_time,
+)
 from allranks.utils.redaction import redact
+
+# Each reads the whole case and proposes or weighs candidates. Order matters only where one reads another's candidates.
+DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
+    memory.detect_out_of_memory,
+    network.detect_wrong_transport,
+    hangs.detect_collective_timeouts,
+    hangs.detect_rank_outside_collective,
+    hangs.detect_diverging_calls,
+    exceptions.detect_unwritable_output,
+    exceptions.detect_exceptions,
+    process_exits.detect_silent_exits,
+    process_exits.detect_lost_peers,
+    process_exits.detect_non_finite_loss,
+    hangs.detect_monitored_hang,
+    hangs.detect_size_mismatch,
+)
+
+
+def find_candidates(case: DiagnosisCase) -> tuple[list[CandidateCause], list[LogSignal]]:
+    """Return the candidates, most likely root cause first, and the messages of classes that the job survived."""
+    recovered = _collect(case)
+    for detect in DETECTORS:
+        detect(case)
+    return rank_candidates(case), recovered
+
+
+def _collect(case: DiagnosisCase) -> list[LogSignal]:
+    """Propose candidates from messages that match a class. Return warnings after which the job continued."""
+    recovered: list[LogSignal] = []
+    by_class: dict[str, list[LogSignal]] = {}
+    for signal in case.signals:
+        if signal.kind == "class":
+            survived = CATALOGUE[signal.owner].ends_job and case.survived(signal)
+            survived |= CATALOGUE[signal.owner].echo and case.after_completion(signal)
+            repeated = CATALOGUE[signal.owner].measured and case.repeats_to_end(signal)
+            if not repeated and (survived or (signal.passing and case.went_on_after(signal))):
+                recovered.append(signal)
+            else:
+                by_class.setdefault(signal.owner, []).append(signal)
+    for name, signals in by_class.items():
+        best = max(_weight(s) for s in signals)
+        if best > WEAK:
+            more = 0.01 * min(3, len({s.rule for s in signals}) - 1)
+            told = next((s.groups["told"] for s in signals if _weight(s) == best and s.groups.get("told")), None)
+            cause = f"{told} {CATALOGUE[name].cause}" if told else None
+            case.propose(name, min(0.98, best + more), sorted(signals, key=lambda s: -s.weight), cause=cause)
+    return recovered
+
+
+UNKNOWN_EMITTER = 0.1  # less weight for a message that does not state the cause and whose emitter is not recognised
+
+
+def _weight(signal: LogSignal) -> float:
+    """Return the weight of a message, less if nothing in its line shows who wrote it."""
+    unsure = signal.emitter == "program" and WEAK < signal.weight < CERTAIN
+    return signal.weight - UNKNOWN_EMITTER if unsure else signal.weight
+
 
 CERTAIN_SCORE = 0.93  # at this score and above a message states the cause itself
 # The failure classes that a stronger candidate of each class explains. They are then not separate findings.
@@ -127,32 +198,175 @@ def _earliest(candidates: list[CandidateCause]) -> CandidateCause | None:
     return min(timed, key=lambda pair: pair[0])[1]
 
 
+Verdict = Literal["found", "unexplained", "incomplete", "healthy"]
+_QUIET_EXCEPTIONS = frozenset({"StopIteration", "GeneratorExit", "StopAsyncIteration"})
+_EXCEPTION = FAILURE_SIGNS["traceback"]
+_ENDED = FAILURE_SIGNS["launcher_report"]
+
+
+def find_signs(case: DiagnosisCase) -> list[tuple[FailureSign, LogSignal]]:
+    """Return the signs of failure that the job did not survive, strong ones first, in order of files and lines."""
+    found: list[tuple[FailureSign, LogSignal]] = []
+    seen: set[tuple[int, int]] = set()
+    for signal in case.signals:
+        sign = _sign(signal)
+        if sign is None or (signal.file, signal.line) in seen or (signal.file, signal.line) in case.own_kills:
+            continue
+        remark = signal.severity == "info" or (signal.severity == "warning" and signal.emitter in REMARKING_EMITTERS)
+        if not sign.strong and remark:
+            continue
+        if case.survived(signal) or (not sign.strong and case.went_on_after(signal)):
+            continue
+        seen.add((signal.file, signal.line))
+        found.append((sign, signal))
+    return sorted(found, key=lambda pair: (not pair[0].strong, pair[1].file, pair[1].line))
+
+
+def _sign(signal: LogSignal) -> FailureSign | None:
+    """Return the sign that a signal is, if it is one."""
+    if signal.kind == "sign":
+        return FAILURE_SIGNS[signal.owner]
+    if signal.owner == "exception":
+        name = signal.groups.get("type", "")
+        return None if name in _QUIET_EXCEPTIONS or name.endswith("Warning") else _EXCEPTION
+    if signal.owner in ("event_error", "event_hang"):
+        return _EXCEPTION
+    if signal.owner == "rank_end" and signal.groups.get("code") not in ("0", "-15"):
+        return _ENDED
+    return None
+
+
+def decide(
+    case: DiagnosisCase, candidates: list[CandidateCause]
+) -> tuple[Verdict, list[CandidateCause], UnexplainedFailure | None]:
+    """Return the verdict, the candidates that remain findings, and the description of a failure that no finding explains."""
+    signs = find_signs(case)
+    kept = candidates if signs else [c for c in candidates if not _is_remark(case, c)]
+    if kept:
+        return "found", kept, None
+    if signs:
+        return "unexplained", [], _describe_unexplained(case, signs)
+    well = any(case.ends_well(scan.file) for scan in case.scans) or bool(case.facts("rank_done"))
+    return ("healthy" if well else "incomplete"), [], None
+
+
+def _is_remark(case: DiagnosisCase, candidate: CandidateCause) -> bool:
+    """Return whether a candidate needs a sign of failure beside it.
+
+    That is what a logger marks as a warning, an ambiguous message of an unknown emitter, and an ambiguous sign of slowness in a job that
+    ends well.
+    """
+    own = [s for s in candidate.signals if s.kind == "class" and s.owner == candidate.id]
+    if CATALOGUE[candidate.id].measured:
+        return max((s.weight for s in own), default=CERTAIN) <= POSSIBLE and not any(map(case.repeats_to_end, own))
+    if own and all(s.passing and s.weight <= POSSIBLE for s in own):
+        return True
+    if not own or len(own) < len(candidate.signals) or max(s.weight for s in own) >= CERTAIN:
+        return False
+    ambiguous = candidate.score <= POSSIBLE
+    if ambiguous and not CATALOGUE[candidate.id].ends_job and all(case.ends_well(s.file) for s in own):
+        return True
+    return all(
+        (s.severity in ("info", "warning") and s.emitter in REMARKING_EMITTERS)
+        or (ambiguous and s.emitter == "program")
+        for s in own
+    )
+
+
+def _describe_unexplained(case: DiagnosisCase, signs: list[tuple[FailureSign, LogSignal]]) -> UnexplainedFailure:
+    sign, first = signs[0]
+    end = first_exit(case)
+    rank = end.rank if end.rank is not None else first.rank
+    host = end.host or case.host_of(first)
+    return UnexplainedFailure(
+        says=sign.says,
+        emitter=first.emitter,
+        host=case.rank_hosts.get(rank, host) if rank is not None else host,
+        rank=rank,
+        read_next=sign.read_next,
+        evidence=[
+            LogEvidence(file=case.names[s.file], line=s.line, text=redact(s.text)) for _, s in signs[:MAX_EVIDENCE]
+        ],
+    )
+
+
+# Written by `python -m benchmarks.diagnose --calibrate`, from first looks at logs that no rule was written from: kind of rule, answers, hits.
+# begin generated
+MEASURED: dict[str, tuple[int, int]] = {
+    "ambiguous message, recognised emitter": (49, 43),
+    "ambiguous message, unknown emitter": (18, 18),
+    "certain message, recognised emitter": (146, 144),
+    "certain message, unknown emitter": (64, 61),
+    "exception": (52, 45),
+    "likely message, recognised emitter": (67, 58),
+    "likely message, unknown emitter": (30, 21),
+    "parsed message": (9, 8),
+    "several messages together": (21, 15),
+    "signal alone": (2, 2),
+}
+# end generated
+RULE_WEIGHT = 6  # the rule's own weight counts like so many measured answers
+HIGHEST = 0.97
+UNSURE_HIGHEST = 0.9  # if the emitter is not recognised, or something contradicts
+CONTRADICTION = 0.08
+_RECORDS = frozenset({"event_hang", "event_error", "rank_end", "rank_early", "rank_done"})
+
+
+SIGNAL_ALONE, SIGNAL_ALONE_WEIGHT = "signal alone", 0.5  # how a process ended is known, and not why or where it crashed
+_REPORTING = frozenset({"launcher", "mpi", "shell", "slurm_client", "slurm_daemon"})
+
+
+def only_reported(candidate: CandidateCause) -> bool:
+    """Return whether all that is known of a crash is the signal, by the report of a launcher, a shell or the scheduler."""
+    own = [s for s in candidate.signals if s.kind == "class"]
+    return (
+        candidate.id == "rank_died"
+        and len(own) == len(candidate.signals) > 0
+        and all((s.emitter in _REPORTING or "told" in s.groups) and not s.frames for s in own)
+    )
+
+
+def kind_of(candidate: CandidateCause) -> str:
+    """Return the kind of rule on which a candidate rests most."""
+    if any(s.owner in _RECORDS for s in candidate.signals):
+        return "record of a run"
+    if only_reported(candidate):
+        return SIGNAL_ALONE
+    own = [s for s in candidate.signals if s.kind == "class" and s.owner == candidate.id]
+    if not own:
+        return "exception" if candidate.id == "application_error" else "several messages together"
+    best = max(own, key=lambda s: s.weight)
+    if "told" in best.groups:  # only parsers set it
+        return "parsed message"
+    emitter = "recognised emitter" if best.emitter != "program" else "unknown emitter"
+    strength = "certain" if best.weight >= CERTAIN else "likely" if best.weight >= LIKELY - 0.05 else "ambiguous"
+    return f"{strength} message, {emitter}"
+
+
+def confidences(candidates: list[CandidateCause]) -> list[float]:
+    """Return the confidence of each candidate, in the order of the findings; none is above the one before it."""
+    found: list[float] = []
+    for candidate in candidates:
+        rivals = [c for c in candidates if c is not candidate and c.score >= candidate.score]
+        value = _confidence(candidate, contradictions=len(candidate.against) + len(rivals[:1]))
+        found.append(round(min([value, *found[-1:]]), 2))
+    return found
+
+
+def _confidence(candidate: CandidateCause, *, contradictions: int) -> float:
+    kind = kind_of(candidate)
+    answers, hits = MEASURED.get(kind, (0, 0))
+    weight = min(candidate.score, SIGNAL_ALONE_WEIGHT) if kind == SIGNAL_ALONE else candidate.score
+    rate = (hits + RULE_WEIGHT * weight) / (answers + RULE_WEIGHT)
+    if kind == SIGNAL_ALONE:
+        rate = min(rate, SIGNAL_ALONE_WEIGHT)
+    highest = UNSURE_HIGHEST if contradictions or kind.endswith("unknown emitter") else HIGHEST
+    return max(min(rate, highest) - CONTRADICTION * min(contradictions, 2), 0.05)
+
+
 MAX_EVIDENCE = 5
 # Reported by every rank: which rank wrote first is not significant.
 _REPORTED_BY_ALL = frozenset({"collective_hang", "first_collective_failed", "peer_died_first", "checkpoint_collective"})
-# Each reads the whole case and proposes or weighs candidates. Order matters only where one reads another's candidates.
-DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
-    memory.detect_out_of_memory,
-    network.detect_wrong_transport,
-    hangs.detect_collective_timeouts,
-    hangs.detect_rank_outside_collective,
-    hangs.detect_diverging_calls,
-    output.detect_unwritable_output,
-    process_exits.detect_exceptions,
-    process_exits.detect_silent_exits,
-    process_exits.detect_lost_peers,
-    process_exits.detect_non_finite_loss,
-    hang_reports.detect_monitored_hang,
-    hang_reports.detect_size_mismatch,
-)
-
-
-def find_candidates(case: DiagnosisCase) -> tuple[list[CandidateCause], list[LogSignal]]:
-    """Return the candidates, most likely root cause first, and the messages of classes that the job survived."""
-    recovered = _collect(case)
-    for detect in DETECTORS:
-        detect(case)
-    return rank_candidates(case), recovered
 
 
 def describe_candidates(case: DiagnosisCase, candidates: list[CandidateCause]) -> list[DiagnosisFinding]:
@@ -162,38 +376,6 @@ def describe_candidates(case: DiagnosisCase, candidates: list[CandidateCause]) -
         _finding(case, candidate, end, confidence)
         for candidate, confidence in zip(candidates, confidences(candidates), strict=True)
     ]
-
-
-def _collect(case: DiagnosisCase) -> list[LogSignal]:
-    """Propose candidates from messages that match a class. Return warnings after which the job continued."""
-    recovered: list[LogSignal] = []
-    by_class: dict[str, list[LogSignal]] = {}
-    for signal in case.signals:
-        if signal.kind == "class":
-            survived = CATALOGUE[signal.owner].ends_job and case.survived(signal)
-            survived |= CATALOGUE[signal.owner].echo and case.after_completion(signal)
-            repeated = CATALOGUE[signal.owner].measured and case.repeats_to_end(signal)
-            if not repeated and (survived or (signal.passing and case.went_on_after(signal))):
-                recovered.append(signal)
-            else:
-                by_class.setdefault(signal.owner, []).append(signal)
-    for name, signals in by_class.items():
-        best = max(_weight(s) for s in signals)
-        if best > WEAK:
-            more = 0.01 * min(3, len({s.rule for s in signals}) - 1)
-            told = next((s.groups["told"] for s in signals if _weight(s) == best and s.groups.get("told")), None)
-            cause = f"{told} {CATALOGUE[name].cause}" if told else None
-            case.propose(name, min(0.98, best + more), sorted(signals, key=lambda s: -s.weight), cause=cause)
-    return recovered
-
-
-UNKNOWN_EMITTER = 0.1  # less weight for a message that does not state the cause and whose emitter is not recognised
-
-
-def _weight(signal: LogSignal) -> float:
-    """Return the weight of a message, less if nothing in its line shows who wrote it."""
-    unsure = signal.emitter == "program" and WEAK < signal.weight < CERTAIN
-    return signal.weight - UNKNOWN_EMITTER if unsure else signal.weight
 
 
 def _finding(case: DiagnosisCase, candidate: CandidateCause, end: FirstExit, confidence: float) -> DiagnosisFinding:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from allranks.analysis.diagnose.case import CandidateCause, DiagnosisCase, sort_by_time
 from allranks.analysis.diagnose.patterns import LIKELY
-from allranks.analysis.diagnose.records import LogSignal
+from allranks.analysis.diagnose.records import CandidateCause, DiagnosisCase, LogSignal, sort_by_time
 
 _OPTIMIZER = re.compile(
     r"torch/optim/|:_?(multi_tensor|single_tensor|fused)_\w+|optimizer\.py:step|:_init_group|:initialize_optimizer_states|:_optimizer_step|adamw?\.py:",

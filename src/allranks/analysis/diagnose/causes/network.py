@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from allranks.analysis.diagnose.case import DiagnosisCase
 from allranks.analysis.diagnose.patterns import LIKELY
-from allranks.analysis.diagnose.records import LogSignal
+from allranks.analysis.diagnose.records import DiagnosisCase, LogSignal
 
 _NO_SURPRISE = re.compile(r"NCCL_SHM_DISABLE|Avg bus bandwidth")
 _PRIVATE_BRIDGES = ("docker", "virbr", "br-", "cni", "veth", "lo")

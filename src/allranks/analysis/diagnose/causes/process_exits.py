@@ -1,4 +1,4 @@
-"""Detect which process failed first, from exit codes, exceptions of the program, and errors about a lost peer."""
+"""Detect which process failed first, from exit codes and errors about a lost peer, and when the loss was not finite."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import re
 
 from msgspec import Struct
 
-from allranks.analysis.diagnose.case import CandidateCause, DiagnosisCase, sort_by_time
 from allranks.analysis.diagnose.catalogue import CATALOGUE
-from allranks.analysis.diagnose.causes.exception_families import family_of
-from allranks.analysis.diagnose.patterns import POSSIBLE
-from allranks.analysis.diagnose.records import LogSignal
+from allranks.analysis.diagnose.records import CandidateCause, DiagnosisCase, LogSignal, sort_by_time
 
 _NUMBER = re.compile(r"\d+")
 
@@ -90,161 +87,6 @@ def first_exit(case: DiagnosisCase) -> FirstExit:
         return FirstExit(None, None)
     task = _NUMBER.search(ended[0].groups["tasks"])
     return FirstExit(ended[0].groups["host"], int(task.group()) if task and case.tasks_are_ranks else None)
-
-
-# Raised because another process, or the launcher, ended.
-_CONSEQUENCES = frozenset(
-    [
-        "ChildFailedError",
-        "SignalException",
-        "CalledProcessError",
-        "ProcessExitedException",
-        "ProcessRaisedException",
-        "BrokenPipeError",
-        "ConnectionResetError",
-        "ConnectionAbortedError",
-        "ConnectionRefusedError",
-        "EOFError",
-        "KeyboardInterrupt",
-        "SystemExit",
-        "DistBackendError",
-        "DistNetworkError",
-        "DistStoreError",
-        "DistError",
-        "RendezvousConnectionError",
-        "RendezvousTimeoutError",
-        "RendezvousClosedError",
-        "RendezvousStateError",
-        "TimeoutExpired",
-        "RayTaskError",
-        "RayActorError",
-        "ActorDiedError",
-        "ActorUnavailableError",
-        "WorkerCrashedError",
-        "NodeDiedError",
-        "LocalRayletDiedError",
-        "RuntimeEnvSetupError",
-        "BrokenExecutor",
-        "BrokenProcessPool",
-        "WorkerError",
-        "GeneratorExit",
-        "StopIteration",
-    ]
-)
-_COMMUNICATION = re.compile(
-    r"\b(NCCL|nccl\w*|HCCL|Hccl\w*|RCCL|gloo|TCPStore|c10d|ProcessGroup\w*|collective|unhandled (system|cuda) error)\b"
-)
-_GENERAL = frozenset({"Error", "Exception", "Failure", "Timeout", "Exit", "Interrupt", "ERROR"})
-
-
-def detect_exceptions(case: DiagnosisCase) -> None:
-    """Propose `application_error` for exceptions that no class explains; do not guess from bare communication errors."""
-    explained = {(s.file, s.line) for s in case.signals if s.kind in ("class", "benign")}
-    if "output_not_writable" in case.candidates:
-        explained |= {(s.file, s.line) for s in case.candidates["output_not_writable"].signals}
-    own = [
-        s
-        for s in (*case.facts("exception"), *case.facts("event_error"))
-        if (s.file, s.line) not in explained and is_own_exception(s) and not _of_launcher(s) and not case.survived(s)
-    ]
-    communication = [s for s in own if _COMMUNICATION.search(s.text)]
-    plain = [s for s in own if s not in communication]
-    plain = [s for s in plain if not _after_lost_peer(case, s)] or plain
-    if communication and not case.candidates:
-        found = case.propose("collective_hang", POSSIBLE, communication)
-        found.cause = "An operation between the ranks failed, and the log does not say why: it contains only a general message of NCCL or Gloo."
-        found.next_test = (
-            "run again with NCCL_DEBUG=INFO (or TORCH_CPP_LOG_LEVEL=INFO) and give diagnose all ranks' logs"
-        )
-    if not plain and not communication and not case.candidates:
-        plain = _quoted_exceptions(case)
-    if plain:
-        ended = first_exit(case).rank
-        first = sort_by_time([s for s in plain if ended is not None and s.rank == ended] or plain)[0]
-        named = first.groups["type"] not in _GENERAL
-        found = case.propose(
-            "application_error", 0.74 if named else POSSIBLE - 0.05, [first, *[s for s in plain if s is not first]]
-        )
-        _explain(case, found, first)
-
-
-_LAUNCHER = re.compile(
-    r"torch/distributed/(elastic|launcher)/|torch/distributed/run\.py|deepspeed/launcher/|accelerate/commands/launch\.py"
-)
-
-
-def _of_launcher(signal: LogSignal) -> bool:
-    """Return whether an exception was raised in the launcher, such as torchrun's agent, and so is not the program's."""
-    return bool(signal.frames) and _LAUNCHER.search(signal.frames[-1]) is not None
-
-
-_TERMINATED = re.compile(r"killed by signal: (Terminated|Interrupt|Hangup)")
-_BUILD_TOOL = re.compile(r"\b(ninja|nvcc|hipcc|gcc|g\+\+|cc|c\+\+|clang|cmake|make|ptxas|pip)\b")
-_QUOTED = re.compile(r"\b(?:\w+\.)*(?P<type>[A-Z]\w*(?:Error|Exception))\b(?:\([\"'])?:? ?(?P<message>.{0,300})")
-
-
-def _quoted_exceptions(case: DiagnosisCase) -> list[LogSignal]:
-    """Return lines marked as errors that quote an exception, which the program caught to log it."""
-    found: list[LogSignal] = []
-    for signal in case.signals:
-        match = _QUOTED.search(signal.text) if signal.kind == "sign" and signal.owner == "error_line" else None
-        if match and match["type"] not in _CONSEQUENCES and not case.went_on_after(signal):
-            signal.groups.update(type=match["type"], message=match["message"].strip("\"'() "))
-            found.append(signal)
-    return found
-
-
-def _explain(case: DiagnosisCase, found: CandidateCause, first: LogSignal) -> None:
-    """Set cause, remedy and test of an exception, by its family; say what follows it only if something does."""
-    what = _what(first)
-    family = family_of(what)
-    where = ""
-    if first.frames:
-        where = f" It was raised in {first.frames[-1].replace(':', ', ', 1)}."
-    after = " What follows it is the shutdown of the other processes." if _is_followed(case, first) else ""
-    means = f" {family.means}" if family else ""
-    found.cause = f"The program raised {what[:200].rstrip('. ')}.{where}{means}{after}"
-    if family is not None:
-        found.title = f"an exception of the program: {family.title}"
-        found.fix, found.next_test = family.fix, family.next_test
-
-
-def _is_followed(case: DiagnosisCase, first: LogSignal) -> bool:
-    """Return whether reports of other processes' ends follow an exception."""
-    return any(
-        s.line > first.line
-        for name in ("step_over", "srun_exit", "agent_failed", "agent_root")
-        for s in case.facts(name)
-        if s.file == first.file
-    ) or any(s.file != first.file for s in case.signals if s.kind == "sign")
-
-
-def is_own_exception(signal: LogSignal) -> bool:
-    """Return whether the process raised this exception itself, and not because another process ended."""
-    name = signal.groups.get("inner") or signal.groups.get("type", "")
-    builds = name == "CalledProcessError" and _BUILD_TOOL.search(signal.text) is not None
-    return (
-        bool(name)
-        and name[0].isupper()
-        and (name not in _CONSEQUENCES or builds)
-        and not name.endswith("Warning")
-        and signal.text.count(" ") < 80
-        and '"echo":true' not in signal.text
-        and not _TERMINATED.search(signal.text)
-    )
-
-
-def _after_lost_peer(case: DiagnosisCase, signal: LogSignal) -> bool:
-    """Return whether the same rank had already reported a lost peer in the same file, so that this is a consequence."""
-    echo = case.candidates.get("peer_died_first")
-    return echo is not None and any(
-        (e.file, e.rank) == (signal.file, signal.rank) and e.line <= signal.line for e in echo.signals
-    )
-
-
-def _what(signal: LogSignal) -> str:
-    name = signal.groups.get("inner") or signal.groups["type"]
-    return name + (f": {signal.groups['message']}" if signal.groups.get("message") else "")
 
 
 _NAMED = (
