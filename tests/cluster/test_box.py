@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from allranks.lab.cluster import Box, find_box, processes
-from allranks.lab.cluster.daemons import box_status
+from allranks.lab.cluster.box import box_status
 from tests.cluster.helpers import (
     CLI,
     cli,

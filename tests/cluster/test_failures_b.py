@@ -15,8 +15,8 @@ import pytest
 
 from allranks.analysis.diagnose import diagnose
 from allranks.lab.cluster import Box, requirements
-from allranks.lab.cluster.commands import check_output as at_once
-from allranks.lab.cluster.commands import find_program
+from allranks.lab.cluster.processes import check_output as at_once
+from allranks.lab.cluster.processes import find_program
 from tests.cluster.helpers import SRC
 from tests.cluster.runs import allranks, log_of, run
 

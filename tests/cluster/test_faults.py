@@ -9,7 +9,7 @@ import pytest
 
 from allranks.errors import EnvironmentNotAble, RequestError
 from allranks.lab.cluster import Box, processes
-from allranks.lab.cluster.daemons import box_status, node_states
+from allranks.lab.cluster.box import box_status, node_states
 from allranks.lab.cluster.faults import FAULTS, heal, inject, injected
 from tests.cluster.helpers import cli, connects, job_state, on, submit, wait_for, wait_state
 

@@ -12,7 +12,7 @@ import pytest
 
 from allranks.lab.cluster import Box, BoxOptions, down, up
 from allranks.lab.cluster.faults import heal, inject
-from allranks.lab.cluster.records import BoxPaths
+from allranks.lab.cluster.plan import BoxPaths
 from allranks.nodes.slurm.endpoints import NAME_VARIABLE
 from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json

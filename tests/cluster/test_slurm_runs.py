@@ -16,7 +16,7 @@ import yaml
 
 from allranks.lab.cluster import Box
 from allranks.lab.cluster.faults import inject
-from allranks.lab.cluster.records import HiddenFolder
+from allranks.lab.cluster.plan import HiddenFolder
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 from tests.cluster.conftest import end_jobs

@@ -18,9 +18,9 @@ from allranks.cli.cluster import cluster, per_node
 from allranks.errors import EnvironmentNotAble, RequestError
 from allranks.lab.cluster import box as boxes
 from allranks.lab.cluster import processes, requirements
-from allranks.lab.cluster.commands import check_output, last_lines, run_command
 from allranks.lab.cluster.faults import FAULTS, bits_per_s
-from allranks.lab.cluster.records import FaultRecord, save
+from allranks.lab.cluster.plan import FaultRecord, save
+from allranks.lab.cluster.processes import check_output, last_lines, run_command
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from allranks.errors import EnvironmentNotAble, RequestError
-from allranks.lab.cluster.plan import CANDIDATES, Machine, free_network, make_box_plan
-from allranks.lab.cluster.records import BoxOptions, BoxPlan, HiddenFolder
+from allranks.lab.cluster.plan import (
+    CANDIDATES,
+    BoxOptions,
+    BoxPlan,
+    HiddenFolder,
+    Machine,
+    free_network,
+    make_box_plan,
+)
 
 MACHINE = Machine("root", 0, 0, 2, 16000)
 FOLDER = "/run/allranks/box"

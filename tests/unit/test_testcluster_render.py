@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from allranks.lab.cluster import commands, config_files, requirements
-from allranks.lab.cluster.plan import Machine, make_box_plan
-from allranks.lab.cluster.records import BoxOptions, BoxPaths, BoxPlan, HiddenFolder
+from allranks.lab.cluster import config_files, processes, requirements
+from allranks.lab.cluster.plan import BoxOptions, BoxPaths, BoxPlan, HiddenFolder, Machine, make_box_plan
 
 FOLDER = BoxPaths(Path("/run/allranks/box"))
 
@@ -144,10 +143,10 @@ def test_folders_of_a_python_in_tmp(
 
 @pytest.mark.skipif(shutil.which("nsenter") is None, reason="no nsenter here")
 def test_prefixes_with_and_without_root() -> None:
-    login = commands.enter_as_user(plan(), 7, commands.LOGIN_KINDS)
+    login = processes.enter_as_user(plan(), 7, processes.LOGIN_KINDS)
     assert login[1:] == ["--target=7", "--net", "--mount", "--uts"]
-    rootless = commands.enter_as_user(plan(uid=1000), 7, commands.NODE_KINDS)
+    rootless = processes.enter_as_user(plan(uid=1000), 7, processes.NODE_KINDS)
     assert rootless[1:4] == ["--target=7", "--user", "--preserve-credentials"]
     assert rootless[-3:] == ["--user", "--map-user=1000", "--map-group=1000"]
-    words = commands.set_environment({"A": "x y"}, cwd="/a b", clean=True)
+    words = processes.set_environment({"A": "x y"}, cwd="/a b", clean=True)
     assert words[1:] == ["-i", "--chdir=/a b", "A=x y"]

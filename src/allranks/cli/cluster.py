@@ -13,8 +13,7 @@ import msgspec
 from allranks.cli.options import FullHelpGroup, echo
 from allranks.errors import EXIT_FAILED, AllranksError, RequestError
 from allranks.lab.cluster import BoxOptions, HiddenFolder, find_box, need_box
-from allranks.lab.cluster.box import box_names, default_name
-from allranks.lab.cluster.daemons import BoxStatus, box_status
+from allranks.lab.cluster.box import BoxStatus, box_names, box_status, default_name
 from allranks.nodes.slurm.endpoints import DEFAULT_NAME
 
 Value = TypeVar("Value", int, str)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from allranks.lab.cluster.box import Box, find_box, need_box
-from allranks.lab.cluster.records import BoxOptions, HiddenFolder
+from allranks.lab.cluster.plan import BoxOptions, HiddenFolder
 
 if TYPE_CHECKING:
     from allranks.lab.cluster.lifecycle import down, up

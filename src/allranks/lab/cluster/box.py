@@ -1,4 +1,4 @@
-"""Access a running box: its login node and its nodes."""
+"""Access a running box: its login node, its nodes, and their status."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, RequestError
-from allranks.lab.cluster import commands, processes
-from allranks.lab.cluster.commands import DEFAULT_TIMEOUT_S, find_program, run_command
-from allranks.lab.cluster.plan import check_name, require_node
-from allranks.lab.cluster.records import BoxPaths, BoxPlan, FaultRecord
+from allranks.lab.cluster import processes
+from allranks.lab.cluster.plan import BoxPaths, BoxPlan, FaultRecord, check_name, require_node
+from allranks.lab.cluster.processes import DEFAULT_TIMEOUT_S, find_program, run_command
 from allranks.nodes.slurm.endpoints import (
     DEFAULT_NAME,
     NAME_VARIABLE,
@@ -100,7 +99,7 @@ class Box:
             boot_id=boot_id(),
             pid=login,
             start_ticks=ticks,
-            enter=commands.enter_as_user(self.plan, login, commands.LOGIN_KINDS),
+            enter=processes.enter_as_user(self.plan, login, processes.LOGIN_KINDS),
             inside=str(self.folder.spool),
             environment=self.env(),
         )
@@ -131,17 +130,17 @@ class Box:
         clock = self.folder.clock(name)
         if clock.exists():
             values[CLOCK_VARIABLE] = clock.read_text().strip()
-        into = commands.enter_as_user(self.plan, self.init(name), commands.NODE_KINDS)
+        into = processes.enter_as_user(self.plan, self.init(name), processes.NODE_KINDS)
         guard = [find_program("setpriv"), "--pdeathsig", "TERM"]
         if cwd is None:
             there = run_command([*into, "test", "-d", str(Path.cwd())]).returncode == 0
             cwd = Path.cwd() if there else "/"
-        return [*into, *guard, *commands.set_environment(values, cwd=str(cwd))]
+        return [*into, *guard, *processes.set_environment(values, cwd=str(cwd))]
 
     def setup_prefix(self, name: str) -> list[str]:
         """Return the prefix of a command that changes a node or the login node: mounts, interfaces."""
-        kinds = commands.DAEMON_KINDS if name == self.plan.login else commands.NODE_KINDS
-        return commands.enter_for_setup(self.plan, self.init(name), kinds)
+        kinds = processes.DAEMON_KINDS if name == self.plan.login else processes.NODE_KINDS
+        return processes.enter_for_setup(self.plan, self.init(name), kinds)
 
     def run(
         self, argv: list[str], *, node: str | None = None, cwd: Path | str | None = None, timeout_s: float | None = None
@@ -212,3 +211,105 @@ def need_box(name: str | None = None) -> Box:
         which = f"No box named '{name}' is running" if name else "No box is running"
         raise EnvironmentNotAble(f"{which}. Start one with: allranks cluster up.")
     return box
+
+
+HEALTHY_STATES = ("idle", "mix", "alloc", "comp")
+"""States of a working node; a trailing * (it does not answer), ``drain`` and ``down`` are not among them."""
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One node: its plan and its state."""
+
+    name: str
+    address: str
+    interface: str
+    cpus: int
+    memory_mb: int
+    gpus: int
+    hidden: tuple[str, ...]
+    running: bool
+    """Whether the node itself is running; its slurmd may not be."""
+    state: str
+    """Slurm's state of the node, empty if Slurm does not answer."""
+    faults: tuple[str, ...]
+
+
+class BoxStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a box, or that there is none."""
+
+    up: bool
+    healthy: bool = False
+    """The controller answers, and every node works."""
+    name: str = ""
+    folder: str = ""
+    slurm_conf: str = ""
+    network: str = ""
+    login: str = ""
+    login_address: str = ""
+    partitions: tuple[str, ...] = ()
+    rootless: bool = False
+    shared_tmp: bool = False
+    accounting: bool = False
+    controller: bool = False
+    nodes: tuple[NodeStatus, ...] = ()
+
+
+def box_status(box: Box | None) -> BoxStatus:
+    """Return the current state of a box."""
+    if box is None:
+        return BoxStatus(up=False)
+    plan = box.plan
+    controller = " is UP" in run_command([*box.command_prefix("/"), "scontrol", "ping"]).stdout
+    states = node_states(box) if controller else {}
+    # Without root, the login node has no permission to inspect the first processes.
+    alive = set(box.inits() or box.node_names)
+    faults = box.faults()
+    nodes = tuple(
+        NodeStatus(
+            name=node.name,
+            address=node.address,
+            interface=node.interface,
+            cpus=node.cpus,
+            memory_mb=node.memory_mb,
+            gpus=node.gpus,
+            hidden=node.hidden,
+            running=node.name in alive,
+            state=states.get(node.name, ""),
+            faults=tuple(fault.kind for fault in faults if fault.node == node.name),
+        )
+        for node in plan.nodes
+    )
+    return BoxStatus(
+        up=True,
+        healthy=controller and all(node.running and node.state in HEALTHY_STATES for node in nodes),
+        name=plan.name,
+        folder=plan.folder,
+        slurm_conf=str(box.folder.slurm_conf),
+        network=plan.network,
+        login=plan.login,
+        login_address=plan.login_address,
+        partitions=plan.partitions,
+        rootless=plan.rootless,
+        shared_tmp=plan.shared_tmp,
+        accounting=plan.accounting,
+        controller=controller,
+        nodes=nodes,
+    )
+
+
+def node_states(box: Box) -> dict[str, str]:
+    """Return Slurm's state of each node, such as idle, mixed, down* (the star: it does not answer)."""
+    done = run_command([*box.command_prefix("/"), "sinfo", "--noheader", "--Node", "--format=%N %t"])
+    if done.returncode != 0:
+        return {}
+    return dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if " " in line)
+
+
+def daemon_pids(box: Box, name: str, command: str) -> list[int]:
+    """Return the processes of that name in the PID namespace of a node or of the login node."""
+    space = processes.namespace(box.init(name), "pid")
+    return [
+        pid
+        for pid in processes.in_namespaces("pid", [space] if space else [])
+        if processes.status(pid).get("Name") == command
+    ]

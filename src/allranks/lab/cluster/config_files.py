@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jinja2
 
-from allranks.lab.cluster.records import BoxPaths, BoxPlan
+from allranks.lab.cluster.plan import BoxPaths, BoxPlan
 from allranks.nodes.srun import CLOCK_VARIABLE
 
 BRIDGE = "bridge0"

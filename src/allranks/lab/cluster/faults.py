@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from allranks.errors import EnvironmentNotAble, RequestError
-from allranks.lab.cluster import config_files, daemons, lifecycle, processes
+from allranks.lab.cluster import config_files, lifecycle, processes
 from allranks.lab.cluster.box import Box
-from allranks.lab.cluster.commands import check_output, find_program, last_lines, run_command
 from allranks.lab.cluster.config_files import BRIDGE
-from allranks.lab.cluster.plan import checked_hidden_path, require_node
-from allranks.lab.cluster.records import FaultRecord, NodePlan, save
+from allranks.lab.cluster.plan import FaultRecord, NodePlan, checked_hidden_path, require_node, save
+from allranks.lab.cluster.processes import check_output, find_program, last_lines, run_command
 from allranks.utils.text import nearest_name
 
 
@@ -106,7 +105,7 @@ def start_node(box: Box, record: FaultRecord) -> None:
         port = next(node.port for node in box.plan.nodes if node.name == record.node)
         run_command([*box.setup_prefix(login), find_program("ip"), "link", "delete", port])
         lifecycle.make_nodes(box, box.init(login), [record.node])
-    daemons.start_slurmd_and_wait(box, record.node)
+    lifecycle.start_slurmd_and_wait(box, record.node)
 
 
 NODE_FAULTS = (
@@ -121,37 +120,37 @@ NODE_FAULTS = (
 
 def stop_slurmd(box: Box, node: str, _arguments: Mapping[str, str]) -> dict[str, str]:
     """Stop slurmd. The node and its jobs continue; Slurm gets no more messages from it."""
-    daemons.stop_daemon(box, node, "slurmd")
+    lifecycle.stop_daemon(box, node, "slurmd")
     return {}
 
 
 def start_slurmd(box: Box, record: FaultRecord) -> None:
     """Start the node's slurmd, and wait until Slurm has registered it."""
-    daemons.start_slurmd_and_wait(box, record.node)
+    lifecycle.start_slurmd_and_wait(box, record.node)
 
 
 def restart_slurmd(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, str]:
     """Stop and start a node's slurmd."""
     stop_slurmd(box, node, arguments)
-    daemons.start_slurmd_and_wait(box, node)
+    lifecycle.start_slurmd_and_wait(box, node)
     return {}
 
 
 def stop_slurmctld(box: Box, _node: str, _arguments: Mapping[str, str]) -> dict[str, str]:
     """Stop the controller. Jobs continue; nothing can be submitted, queried or cancelled."""
-    daemons.stop_daemon(box, box.plan.login, "slurmctld")
+    lifecycle.stop_daemon(box, box.plan.login, "slurmctld")
     return {}
 
 
 def start_slurmctld(box: Box, _record: FaultRecord) -> None:
     """Start the controller, which loads its saved jobs."""
-    daemons.start_slurmctld(box)
+    lifecycle.start_slurmctld(box)
 
 
 def restart_slurmctld(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, str]:
     """Stop and start the controller."""
     stop_slurmctld(box, node, arguments)
-    daemons.start_slurmctld(box)
+    lifecycle.start_slurmctld(box)
     return {}
 
 

@@ -1,29 +1,31 @@
-"""Start and stop a box (``cluster up``, ``cluster down``), with its namespaces, and slurmdbd and MariaDB if it has accounting."""
+"""Start and stop a box (``cluster up``, ``cluster down``): namespaces, Slurm daemons, slurmdbd and MariaDB."""
 
 from __future__ import annotations
 
 import fcntl
 import ipaddress
 import os
+import re
 import secrets
 import shutil
+import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 from allranks.errors import EnvironmentNotAble, RequestError, RunFailed
-from allranks.lab.cluster import commands, config_files, daemons, processes, requirements
-from allranks.lab.cluster import commands as enter
-from allranks.lab.cluster.box import Box, list_boxes, load_box
-from allranks.lab.cluster.commands import SYSTEM_PATH, check_output, find_program, last_lines, run_command
-from allranks.lab.cluster.daemons import daemon_prefix, wait_until
-from allranks.lab.cluster.plan import check_name, free_network, make_box_plan
-from allranks.lab.cluster.records import BoxOptions, BoxPaths, BoxPlan, save
+from allranks.lab.cluster import config_files, processes, requirements
+from allranks.lab.cluster.box import Box, daemon_pids, list_boxes, load_box, node_states
+from allranks.lab.cluster.plan import BoxOptions, BoxPaths, BoxPlan, check_name, free_network, make_box_plan, save
+from allranks.lab.cluster.processes import SYSTEM_PATH, check_output, find_program, last_lines, run_command
 from allranks.nodes.slurm.endpoints import state_root
 
+POLL_S = 0.05
+START_TIMEOUT_S = 30.0
 ACCOUNTING_TIMEOUT_S = 120.0
 # A database for tests: small files, and no waiting for disk writes.
 SMALL_DATABASE_OPTIONS = (
@@ -37,79 +39,6 @@ SOCKET_PATH_LIMIT = 107
 GONE_TIMEOUT_S = 20.0
 LOCK_TIMEOUT_S = 180.0
 READY_TIMEOUT_S = 30.0
-
-
-def start_accounting(box: Box) -> None:
-    """Start both, and create the cluster, one account, and the box's user in it."""
-    password = secrets.token_hex(16)
-    _start_database(box, password)
-    _start_slurmdbd(box, password)
-    _create_accounts(box)
-
-
-def _start_database(box: Box, password: str) -> None:
-    """Start MariaDB on the login node's loopback interface, which is not reachable from outside the box."""
-    folder = box.folder.database
-    prefix = daemon_prefix(box, box.plan.login)
-    log = box.folder.log / "mariadbd.log"
-    words = ["--no-defaults", f"--datadir={folder / 'data'}", *SMALL_DATABASE_OPTIONS]
-    words += [] if box.plan.rootless else ["--user=root"]
-    install = ["--skip-test-db", "--auth-root-authentication-method=normal"]
-    check_output(
-        [*prefix, find_program("mariadb-install-db"), *words, *install],
-        timeout_s=ACCOUNTING_TIMEOUT_S,
-        what="mariadb-install-db",
-    )
-    script = folder / "init.sql"
-    script.touch(mode=0o600)
-    script.write_text(
-        "CREATE DATABASE IF NOT EXISTS slurm;\n"
-        f"CREATE OR REPLACE USER 'slurm'@'127.0.0.1' IDENTIFIED BY '{password}';\n"
-        "GRANT ALL ON slurm.* TO 'slurm'@'127.0.0.1';\n"
-    )
-    serve = [
-        f"--socket={folder / 'socket'}",
-        f"--pid-file={folder / 'pid'}",
-        f"--port={config_files.DATABASE_PORT}",
-        "--bind-address=127.0.0.1",
-        f"--init-file={script}",
-    ]
-    with log.open("wb") as output:
-        subprocess.run(
-            [*prefix, find_program("setsid"), "--fork", find_program("mariadbd"), *words, *serve],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            timeout=ACCOUNTING_TIMEOUT_S,
-            check=True,
-        )
-    wait_until(lambda: "ready for connections" in log.read_text(errors="replace"), "MariaDB", log, ACCOUNTING_TIMEOUT_S)
-
-
-def _start_slurmdbd(box: Box, password: str) -> None:
-    conf = box.folder.etc / "slurmdbd.conf"
-    conf.touch(mode=0o600)
-    conf.write_text(config_files.slurmdbd_conf(box.plan, box.folder, password))
-    check_output([*daemon_prefix(box, box.plan.login), find_program("slurmdbd")], what="slurmdbd")
-    ask = [*box.command_prefix("/"), "sacctmgr", "--noheader", "list", "cluster"]
-    wait_until(
-        lambda: run_command(ask).returncode == 0, "slurmdbd", box.folder.log / "slurmdbd.log", ACCOUNTING_TIMEOUT_S
-    )
-
-
-def _create_accounts(box: Box) -> None:
-    """Add our user and make it the default. slurmdbd itself creates root's associations with Slurm's account "root"."""
-    sacctmgr = [*box.command_prefix("/"), "sacctmgr", "--immediate", "--quiet"]
-    user = box.plan.user
-    run_command([*sacctmgr, "add", "cluster", box.name])
-    run_command([*sacctmgr, "add", "account", config_files.ACCOUNT, "description=box", "organization=box"])
-    run_command([*sacctmgr, "add", "user", user, f"account={config_files.ACCOUNT}"])
-    run_command([*sacctmgr, "modify", "user", user, "set", f"defaultaccount={config_files.ACCOUNT}"])
-    listed = check_output([*sacctmgr, "--noheader", "--parsable2", "list", "user", user, "format=user,defaultaccount"])
-    if f"{user}|{config_files.ACCOUNT}" not in listed:
-        raise RunFailed(
-            f"slurmdbd did not accept the account '{config_files.ACCOUNT}' for '{user}': it lists {listed!r}."
-        )
 
 
 def up(options: BoxOptions) -> Box:
@@ -186,14 +115,14 @@ def _start_box(plan: BoxPlan, folder: BoxPaths) -> Box:
     box = Box(plan, uuid.uuid4().hex)
     _write_files(box, folder)
     login_pid = make_login(box)
-    daemons.start_munged(box)
+    start_munged(box)
     if plan.accounting:
         start_accounting(box)
-    daemons.start_slurmctld(box)
+    start_slurmctld(box)
     make_nodes(box, login_pid, box.node_names)
     for name in box.node_names:
-        daemons.start_slurmd(box, name)
-    daemons.wait_idle(box, box.node_names)
+        start_slurmd(box, name)
+    wait_idle(box, box.node_names)
     save(box.endpoint(), folder.client, mode=0o600)
     return box
 
@@ -285,13 +214,15 @@ def connect_nodes(box: Box, login_pid: int, pids: dict[str, int]) -> None:
 
 def run_ip_batch(box: Box, pid: int, commands: str) -> None:
     """Run ``ip`` commands in the network namespace of ``pid``. Their process IDs are outside IDs, so no PID namespace is entered."""
-    check_output([*enter.enter_for_setup(box.plan, pid, ("net",)), find_program("ip"), "-batch", "-"], text=commands)
+    check_output(
+        [*processes.enter_for_setup(box.plan, pid, ("net",)), find_program("ip"), "-batch", "-"], text=commands
+    )
 
 
 def make_login(box: Box) -> int:
     """Create the login node with its bridge; return its first process."""
     login = box.plan.login
-    _start_init(box, login, commands.create_login(box.plan))
+    _start_init(box, login, processes.create_login(box.plan))
     pid = _wait_ready(box, [login])[login]
     make_bridge(box, pid)
     return pid
@@ -301,7 +232,7 @@ def make_nodes(box: Box, login_pid: int, names: Iterable[str]) -> None:
     """Create nodes and connect them."""
     wanted = list(names)
     for name in wanted:
-        _start_init(box, name, commands.create_node(box.plan, login_pid))
+        _start_init(box, name, processes.create_node(box.plan, login_pid))
     connect_nodes(box, login_pid, _wait_ready(box, wanted))
 
 
@@ -338,3 +269,170 @@ def _wait_ready(box: Box, names: list[str]) -> dict[str, int]:
             raise EnvironmentNotAble(f"'{missing[0]}' of box '{box.name}' was set up, but its first process is gone.")
         time.sleep(0.02)
     return {name: inits[name] for name in names}
+
+
+def daemon_prefix(box: Box, name: str) -> list[str]:
+    """Return the prefix of a daemon's command: it enters its node with a clean environment."""
+    kinds = processes.DAEMON_KINDS if name == box.plan.login else processes.NODE_KINDS
+    values = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "HOME": "/", "SLURM_CONF": str(box.folder.slurm_conf)}
+    return [
+        *processes.enter_as_user(box.plan, box.init(name), kinds),
+        *processes.set_environment(values, cwd="/", clean=True),
+    ]
+
+
+def start_munged(box: Box) -> None:
+    """Start one munged for the whole box: its socket is a path, which every node sees."""
+    folder = box.folder
+    options = {
+        "key-file": folder.munge / "key",
+        "socket": folder.munge_socket,
+        "pid-file": folder.munge / "pid",
+        "log-file": folder.log / "munged.log",
+        "seed-file": folder.munge / "seed",
+        "origin": box.plan.login_address,
+    }
+    words = [f"--{key}={value}" for key, value in options.items()]
+    check_output([*daemon_prefix(box, box.plan.login), find_program("munged"), "--force", *words], what="munged")
+    wait_until(folder.munge_socket.exists, "munged", folder.log / "munged.log")
+
+
+def start_slurmctld(box: Box) -> None:
+    """Start the controller on the login node; return once it answers."""
+    check_output([*daemon_prefix(box, box.plan.login), find_program("slurmctld")], what="slurmctld")
+    ping = [*box.command_prefix("/"), "scontrol", "ping"]
+    wait_until(lambda: " is UP" in run_command(ping).stdout, "slurmctld", box.folder.log / "slurmctld.log")
+
+
+def start_slurmd(box: Box, name: str) -> None:
+    """Start the slurmd of a node; Slurm registers it a moment later."""
+    check_output([*daemon_prefix(box, name), find_program("slurmd")], what=f"slurmd of {name}")
+
+
+def start_slurmd_and_wait(box: Box, name: str) -> None:
+    """Start the slurmd of a known node; return once Slurm has registered it again."""
+    since = datetime.now()
+    start_slurmd(box, name)
+    wait_registered(box, name, since)
+
+
+def stop_daemon(box: Box, name: str, command: str) -> None:
+    """Stop a daemon and wait until it has ended."""
+    pids = daemon_pids(box, name, command)
+    processes.kill(pids, signal.SIGTERM)
+    left = processes.wait_gone(pids, 10)
+    processes.kill(left)
+    if processes.wait_gone(left, 5):
+        raise RunFailed(f"{command} on '{name}' cannot be stopped.")
+
+
+def wait_idle(box: Box, names: Iterable[str], timeout_s: float = 60.0) -> None:
+    """Wait until Slurm reports these nodes as idle."""
+    wanted = list(names)
+
+    def all_idle() -> bool:
+        states = node_states(box)
+        return all(states.get(name) == "idle" for name in wanted)
+
+    try:
+        wait_until(all_idle, "slurmd", box.folder.log / f"slurmd.{wanted[0]}.log", timeout_s)
+    except RunFailed as error:
+        raise RunFailed(f"{error} Slurm's node states: {node_states(box)}.") from None
+
+
+def wait_registered(box: Box, name: str, since: datetime, timeout_s: float = 60.0) -> None:
+    """Wait until a slurmd started after ``since`` is registered, and its node is not down."""
+
+    def registered() -> bool:
+        shown = run_command([*box.command_prefix("/"), "scontrol", "--oneliner", "show", "node", name]).stdout
+        fields = dict(word.split("=", 1) for word in shown.split() if "=" in word)
+        try:
+            started = datetime.fromisoformat(fields.get("SlurmdStartTime", ""))
+        except ValueError:
+            return False
+        return started >= since.replace(microsecond=0) and not re.search(r"DOWN|[*]", fields.get("State", "DOWN"))
+
+    wait_until(registered, "slurmd", box.folder.log / f"slurmd.{name}.log", timeout_s)
+
+
+def wait_until(condition: Callable[[], bool], what: str, log: Path, timeout_s: float = START_TIMEOUT_S) -> None:
+    """Wait for a daemon to be ready; the error contains the end of its log."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            said = last_lines(log.read_text(errors="replace")) if log.exists() else "there is no log"
+            raise RunFailed(f"{what} is not ready after {timeout_s:g} s. The end of {log}: {said}")
+        time.sleep(POLL_S)
+
+
+def start_accounting(box: Box) -> None:
+    """Start both, and create the cluster, one account, and the box's user in it."""
+    password = secrets.token_hex(16)
+    _start_database(box, password)
+    _start_slurmdbd(box, password)
+    _create_accounts(box)
+
+
+def _start_database(box: Box, password: str) -> None:
+    """Start MariaDB on the login node's loopback interface, which is not reachable from outside the box."""
+    folder = box.folder.database
+    prefix = daemon_prefix(box, box.plan.login)
+    log = box.folder.log / "mariadbd.log"
+    words = ["--no-defaults", f"--datadir={folder / 'data'}", *SMALL_DATABASE_OPTIONS]
+    words += [] if box.plan.rootless else ["--user=root"]
+    install = ["--skip-test-db", "--auth-root-authentication-method=normal"]
+    check_output(
+        [*prefix, find_program("mariadb-install-db"), *words, *install],
+        timeout_s=ACCOUNTING_TIMEOUT_S,
+        what="mariadb-install-db",
+    )
+    script = folder / "init.sql"
+    script.touch(mode=0o600)
+    script.write_text(
+        "CREATE DATABASE IF NOT EXISTS slurm;\n"
+        f"CREATE OR REPLACE USER 'slurm'@'127.0.0.1' IDENTIFIED BY '{password}';\n"
+        "GRANT ALL ON slurm.* TO 'slurm'@'127.0.0.1';\n"
+    )
+    serve = [
+        f"--socket={folder / 'socket'}",
+        f"--pid-file={folder / 'pid'}",
+        f"--port={config_files.DATABASE_PORT}",
+        "--bind-address=127.0.0.1",
+        f"--init-file={script}",
+    ]
+    with log.open("wb") as output:
+        subprocess.run(
+            [*prefix, find_program("setsid"), "--fork", find_program("mariadbd"), *words, *serve],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            timeout=ACCOUNTING_TIMEOUT_S,
+            check=True,
+        )
+    wait_until(lambda: "ready for connections" in log.read_text(errors="replace"), "MariaDB", log, ACCOUNTING_TIMEOUT_S)
+
+
+def _start_slurmdbd(box: Box, password: str) -> None:
+    conf = box.folder.etc / "slurmdbd.conf"
+    conf.touch(mode=0o600)
+    conf.write_text(config_files.slurmdbd_conf(box.plan, box.folder, password))
+    check_output([*daemon_prefix(box, box.plan.login), find_program("slurmdbd")], what="slurmdbd")
+    ask = [*box.command_prefix("/"), "sacctmgr", "--noheader", "list", "cluster"]
+    wait_until(
+        lambda: run_command(ask).returncode == 0, "slurmdbd", box.folder.log / "slurmdbd.log", ACCOUNTING_TIMEOUT_S
+    )
+
+
+def _create_accounts(box: Box) -> None:
+    """Add our user and make it the default. slurmdbd itself creates root's associations with Slurm's account "root"."""
+    sacctmgr = [*box.command_prefix("/"), "sacctmgr", "--immediate", "--quiet"]
+    user = box.plan.user
+    run_command([*sacctmgr, "add", "cluster", box.name])
+    run_command([*sacctmgr, "add", "account", config_files.ACCOUNT, "description=box", "organization=box"])
+    run_command([*sacctmgr, "add", "user", user, f"account={config_files.ACCOUNT}"])
+    run_command([*sacctmgr, "modify", "user", user, "set", f"defaultaccount={config_files.ACCOUNT}"])
+    listed = check_output([*sacctmgr, "--noheader", "--parsable2", "list", "user", user, "format=user,defaultaccount"])
+    if f"{user}|{config_files.ACCOUNT}" not in listed:
+        raise RunFailed(
+            f"slurmdbd did not accept the account '{config_files.ACCOUNT}' for '{user}': it lists {listed!r}."
+        )

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from allranks.errors import EnvironmentNotAble
-from allranks.lab.cluster.commands import SYSTEM_PATH, check_output, find_program, last_lines, run_command
 from allranks.lab.cluster.plan import Machine
+from allranks.lab.cluster.processes import SYSTEM_PATH, check_output, find_program, last_lines, run_command
 from allranks.utils.filesystem import PACKAGE_FOLDER
 
 INSTALL = "On Debian or Ubuntu run scripts/install-slurm.sh, or: apt-get install --no-install-recommends"
