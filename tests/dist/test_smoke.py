@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from allranks.lab.smoke.evidence import Evidence, read_evidence
-from allranks.lab.smoke.records import CriterionResult, evaluate_criteria
-from allranks.lab.smoke.registry import TESTS
+from allranks.lab.smoke import TESTS
+from allranks.lab.smoke.records import CriterionResult, Evidence, evaluate_criteria, read_evidence
 from allranks.rundir.paths import RunDir
 from tests.dist.harness import ALLRANKS, Background
 

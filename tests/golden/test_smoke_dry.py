@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from allranks.lab.smoke import TESTS
 from allranks.lab.smoke.records import PlaceName
-from allranks.lab.smoke.registry import TESTS
 from allranks.lab.smoke.runner import SmokeOptions, prepare_test
 from allranks.launch.slurm.script import render_batch_script
 from allranks.planning.planner import make_plan

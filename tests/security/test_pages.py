@@ -9,10 +9,9 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
-from allranks.experiments.communication_model import PREDICTED_WORLD_SIZES, Prediction
+from allranks.experiments.conclusions import PREDICTED_WORLD_SIZES, Prediction
 from allranks.experiments.gates import ComparisonRow, Gates
-from allranks.experiments.page import comparison_page
-from allranks.experiments.tables import csv_text
+from allranks.experiments.output import comparison_page, csv_text
 from allranks.lab.smoke import records
 from allranks.lab.smoke import report as smoke_report
 from allranks.utils.text import csv_cell

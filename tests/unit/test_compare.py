@@ -13,7 +13,6 @@ import pytest
 
 from allranks.analysis.trace.rank import RankResult, read_rank
 from allranks.errors import SpecError
-from allranks.experiments.communication_model import communication_time_s, fit_communication_model, hops_and_share
 from allranks.experiments.compare import (
     add_profiles,
     comparison_request,
@@ -21,10 +20,14 @@ from allranks.experiments.compare import (
     trace_figures,
     write_comparison,
 )
-from allranks.experiments.conclusions import recommend_strategy
+from allranks.experiments.conclusions import (
+    communication_time_s,
+    fit_communication_model,
+    hops_and_share,
+    recommend_strategy,
+)
 from allranks.experiments.gates import compare_traffic, evaluate_strategies, tokens_per_s, trial_limits
-from allranks.experiments.page import comparison_page
-from allranks.experiments.tables import csv_text
+from allranks.experiments.output import comparison_page, csv_text
 from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
 

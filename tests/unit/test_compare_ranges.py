@@ -24,9 +24,9 @@ from allranks.cli.compare import _show as show_comparison
 from allranks.cli.console import SafeConsole
 from allranks.experiments.compare import trace_figures, write_comparison
 from allranks.experiments.gates import ComparisonRow, Spread, evaluate_strategies, find_spread, spread_of
-from allranks.experiments.page import find_links
-from allranks.experiments.tables import (
+from allranks.experiments.output import (
     csv_text,
+    find_links,
     memory_table,
     number_text,
     parts_table,

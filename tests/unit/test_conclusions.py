@@ -9,17 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.experiments.communication_model import (
+from allranks.experiments.conclusions import (
+    MAX_MODEL_ERROR,
     CommunicationModel,
     Prediction,
+    _fastest,
     communication_time_s,
     exposed_share,
     model_error,
     predict_step_time,
+    recommend_strategy,
 )
-from allranks.experiments.conclusions import MAX_MODEL_ERROR, _fastest, recommend_strategy
 from allranks.experiments.gates import ComparisonRow, Gates
-from allranks.experiments.page import two_digits
+from allranks.experiments.output import two_digits
 from tests.sampling import examples
 
 PASSED = Gates(parity=True, mechanism=True, equal_work=True)

@@ -10,8 +10,7 @@ from allranks.analysis.machine_load import load_of_hosts, load_records, loads_of
 from allranks.analysis.metrics import own_time
 from allranks.analysis.stragglers import StragglerDetector
 from allranks.experiments.conclusions import recommend_strategy
-from allranks.experiments.gates import evaluate_strategies
-from allranks.experiments.machine_load import counted_repeats, load_conclusions, load_figures
+from allranks.experiments.gates import counted_repeats, evaluate_strategies, load_conclusions, load_figures
 from tests.unit.test_compare import measured, rank
 
 STEPS = 60

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from allranks.errors import SpecError
-from allranks.lab.smoke.registry import TESTS
+from allranks.lab.smoke import TESTS
 from allranks.planning.memory import fit
 from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec

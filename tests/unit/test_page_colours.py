@@ -9,7 +9,7 @@ import pytest
 
 import allranks
 from allranks.analysis.report.figures import ACTIVITY_COLOURS, PHASE_COLOURS, STATE_COLOURS, css_value, stylesheet
-from allranks.experiments import page
+from allranks.experiments import output
 
 SOURCE = Path(allranks.__file__).parent
 OWN = SOURCE / "analysis" / "report" / "figures.py"
@@ -56,9 +56,9 @@ def test_a_timeline_tells_phases_from_activities() -> None:
 
 
 def test_the_comparison_has_the_colours_of_the_other_pages() -> None:
-    assert {key.removesuffix("_s"): colour for key, _, colour in page.TIME_PARTS}.items() <= PHASE_COLOURS.items()
+    assert {key.removesuffix("_s"): colour for key, _, colour in output.TIME_PARTS}.items() <= PHASE_COLOURS.items()
     assert (
-        dict(page.COMMUNICATION_PARTS and [(text.split()[0], c) for _, text, c in page.COMMUNICATION_PARTS]).items()
+        dict(output.COMMUNICATION_PARTS and [(text.split()[0], c) for _, text, c in output.COMMUNICATION_PARTS]).items()
         <= ACTIVITY_COLOURS.items()
     )
     assert [css_value(name) for name in ("--c1", "--c6/0.5")] == [

@@ -19,11 +19,17 @@ import pytest
 import yaml
 
 from allranks.errors import SpecError
-from allranks.lab.smoke import records, report
-from allranks.lab.smoke.evidence import Evidence, read_evidence
+from allranks.lab.smoke import TESTS, records, report, select_tests
 from allranks.lab.smoke.figures import figure_rows, state_gb_a_rank
-from allranks.lab.smoke.records import CriterionResult, FigureRow, SmokeReport, SmokeTest, evaluate_criteria
-from allranks.lab.smoke.registry import TESTS, select_tests
+from allranks.lab.smoke.records import (
+    CriterionResult,
+    Evidence,
+    FigureRow,
+    SmokeReport,
+    SmokeTest,
+    evaluate_criteria,
+    read_evidence,
+)
 from allranks.lab.smoke.runner import SmokeOptions, _describe_test, _result, placement_of, prepare_test, world_size_note
 from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan

@@ -74,7 +74,7 @@ FIRST_REMOVED = ("min-max", "min-max", "ranks", "ratio", "formula")
 
 
 def _show(console: SafeConsole, done: Any) -> None:
-    from allranks.experiments.tables import memory_table, parts_table, speed_table, traffic_table
+    from allranks.experiments.output import memory_table, parts_table, speed_table, traffic_table
 
     names = [row.strategy for row in done.rows]
     base = next((n for n in ("pytorch_ddp", "simple_ddp", *names) if n in names), None)

@@ -77,7 +77,7 @@ def complete_strategy(ctx: click.Context, param: click.Parameter, incomplete: st
 
 def complete_smoke_tests(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the names of smoke tests."""
-    from allranks.lab.smoke.registry import TESTS
+    from allranks.lab.smoke import TESTS
 
     given = ctx.params.get(param.name or "") or ()
     return _starting([*(test.name for test in TESTS if test.name not in given), "all"], incomplete)

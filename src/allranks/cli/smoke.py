@@ -46,7 +46,7 @@ def smoke_command(
 ) -> int:
     """Run the smoke tests NAMES (such as 01 or 02_ddp; default: all) and show each criterion, the measured value next to
     its threshold. Exit code 0 only if nothing failed."""
-    from allranks.lab.smoke.registry import select_tests
+    from allranks.lab.smoke import select_tests
     from allranks.lab.smoke.report import as_document, write_report
     from allranks.lab.smoke.runner import SmokeOptions, cluster_for_tests, prepare_test, report_folder, run_tests
     from allranks.rundir.paths import make_run_root

@@ -13,11 +13,9 @@ from allranks.analysis.trace import read_traces
 from allranks.analysis.trace.rank import RankResult, UnreadableTrace
 from allranks.analysis.trace.records import PHASES, Breakdown
 from allranks.errors import RunFailed, SpecError
-from allranks.experiments.communication_model import CommunicationModel, Prediction
-from allranks.experiments.conclusions import recommend_strategy
+from allranks.experiments.conclusions import CommunicationModel, Prediction, recommend_strategy
 from allranks.experiments.gates import ComparisonRow, evaluate_strategies, trial_limits
-from allranks.experiments.page import comparison_page, find_links
-from allranks.experiments.tables import csv_text
+from allranks.experiments.output import comparison_page, csv_text, find_links
 from allranks.launch import runs
 from allranks.launch.preview import planning_facts
 from allranks.launch.runs import Observer

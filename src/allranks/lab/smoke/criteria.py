@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from allranks.lab.smoke.evidence import Evidence
-from allranks.lab.smoke.records import Criterion, Verdict, decide, failed, not_reached, not_testable, passed
+from allranks.lab.smoke.records import Criterion, Evidence, Verdict, decide, failed, not_reached, not_testable, passed
 
 
 def n_of(found: int, all_: int, what: str) -> str:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from allranks.lab.smoke.evidence import Evidence
-from allranks.lab.smoke.records import Figure, FigureRow, Placement, SmokeTest
+from allranks.lab.smoke.records import Evidence, Figure, FigureRow, Placement, SmokeTest
 from allranks.planning import memory
 from allranks.planning.memory.estimate import TOO_LARGE
 from allranks.spec import parse_spec

@@ -12,9 +12,18 @@ from typing import Any
 
 from allranks.lab.smoke import criteria as c
 from allranks.lab.smoke import figures as f
-from allranks.lab.smoke.evidence import Evidence
 from allranks.lab.smoke.figures import base_spec
-from allranks.lab.smoke.records import Criterion, Figure, Placement, SizedSpec, SmokeTest, Verdict, decide, not_reached
+from allranks.lab.smoke.records import (
+    Criterion,
+    Evidence,
+    Figure,
+    Placement,
+    SizedSpec,
+    SmokeTest,
+    Verdict,
+    decide,
+    not_reached,
+)
 
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 MISTRAL_PARAMETERS = 7_241_732_096

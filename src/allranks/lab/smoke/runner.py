@@ -16,13 +16,13 @@ from typing import Any, Protocol
 import msgspec
 
 from allranks.errors import AllranksError, EnvironmentNotAble
-from allranks.lab.smoke.evidence import Evidence, read_evidence
 from allranks.lab.smoke.figures import figure_rows
 from allranks.lab.smoke.records import (
     FAILED,
     NOT_REACHED,
     NOT_TESTABLE,
     CriterionResult,
+    Evidence,
     Placement,
     PlaceName,
     Scale,
@@ -30,6 +30,7 @@ from allranks.lab.smoke.records import (
     SmokeTest,
     TestResult,
     evaluate_criteria,
+    read_evidence,
 )
 from allranks.launch import runs
 from allranks.launch.outcome import RunResult
