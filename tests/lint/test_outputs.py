@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from allranks.analysis.lint import lint
-from allranks.analysis.lint.annotations import github_commands, sarif
+from allranks.analysis.lint.output import github_commands, sarif
 from allranks.analysis.lint.records import Edit
 from allranks.analysis.lint.repairs import apply_edits, plan_repairs, write_repair
 from allranks.cli.main import cli

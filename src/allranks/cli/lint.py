@@ -76,16 +76,16 @@ def _print(report: LintReport, form: str, hidden: int) -> None:
     if form == "json":
         print_json(msgspec.to_builtins(report))
     elif form == "sarif":
-        from allranks.analysis.lint.annotations import sarif
+        from allranks.analysis.lint.output import sarif
 
         print_json(sarif(report))
     elif form == "github":
-        from allranks.analysis.lint.annotations import github_commands
+        from allranks.analysis.lint.output import github_commands
 
         for line in github_commands(report):
             echo(line)
     else:
-        from allranks.analysis.lint.terminal import show_report
+        from allranks.analysis.lint.output import show_report
         from allranks.cli.console import SafeConsole
 
         show_report(SafeConsole(highlight=False), report, hidden)

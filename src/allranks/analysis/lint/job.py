@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from allranks.analysis.lint.arithmetic import calculate
+from allranks.analysis.lint.batch_systems import read_hosts, read_pbs
 from allranks.analysis.lint.command_options import (
     LAUNCHERS,
     PYTHON,
@@ -20,9 +20,7 @@ from allranks.analysis.lint.command_options import (
     slurm_options,
 )
 from allranks.analysis.lint.files import FileKind
-from allranks.analysis.lint.hosts import read_hosts
-from allranks.analysis.lint.pbs import read_pbs
-from allranks.analysis.lint.readers import ShellReader
+from allranks.analysis.lint.readers import ShellReader, calculate
 from allranks.analysis.lint.records import Assignment, Directive, ProgramCall, Severity, Violation
 from allranks.analysis.lint.shell_tokens import LineIndex, MappedText
 

@@ -5,7 +5,9 @@ Commands are read in the shell's order, with variables, nested shells and substi
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -451,3 +453,47 @@ def read_spec(text: str, spec: Any) -> tuple[ShellReader, list[tuple[str, int]]]
 def _key(text: str, name: str) -> int:
     found = re.search(rf"(?<![A-Za-z0-9_]){re.escape(name)}['\"]?\s*:", text)
     return found.start() if found else 0
+
+
+# --------------------------------------------------------------------------------------- arithmetic
+
+ARITHMETIC = re.compile(r"\$\(\((.*)\)\)|\$\[(.*)\]|\$\(\s*expr\s+(.*)\)")
+MAX_EXPRESSION = 200
+OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a // b,
+    ast.Mod: lambda a, b: a % b,
+}
+
+
+def calculate(text: str, value_of: Callable[[str], int | None]) -> int | None:
+    """Return the value of ``$((...))``, ``$[...]`` or ``$(expr ...)``; None for another form, or if a name has no known value."""
+    form = ARITHMETIC.fullmatch(text)
+    if form is None:
+        return None
+    unknown = False
+
+    def number(found: re.Match[str]) -> str:
+        nonlocal unknown
+        value = value_of(found[1])
+        unknown = unknown or value is None
+        return str(value)
+
+    expression = (form[1] or form[2] or form[3] or "").replace("\\*", "*")
+    expression = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", number, expression).strip()
+    if unknown or len(expression) > MAX_EXPRESSION or not re.fullmatch(r"[\d+\-*/%() ]+", expression):
+        return None
+    try:
+        return _evaluate(ast.parse(expression, mode="eval").body)
+    except (SyntaxError, ZeroDivisionError, RecursionError, ValueError):
+        return None
+
+
+def _evaluate(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+        return OPERATIONS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
+    raise ValueError("not an expression of whole numbers")

@@ -1,0 +1,149 @@
+"""Read the nodes, hosts and GPUs that jobs of PBS, Torque, LSF, Cobalt, Fujitsu's PJM and NEC's NQSV request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from allranks.analysis.lint.shell_tokens import MappedText
+
+# ----------------------------------------------------------------------------------- PBS and Torque
+
+LARGEST = 6  # digits of a count
+SEVERAL_GPUS = 4
+"""Chunks with so many GPUs do not share a node on common clusters."""
+
+
+class PbsRequest(msgspec.Struct, frozen=True):
+    """Resources of one chunk (or node), the number of chunks, and the lines that come after the first command.
+
+    `nodes` is None if the chunks may share a node. `place` is the position of the request in the file.
+    """
+
+    chunks: int | None = None
+    nodes: int | None = None
+    cpus: int | None = None
+    gpus: int | None = None
+    tasks: int | None = None
+    place: int = 0
+    late: tuple[int, ...] = ()
+
+    @property
+    def requests_gpus(self) -> bool:
+        return bool(self.gpus)
+
+
+def read_pbs(source: MappedText, comments: set[int]) -> PbsRequest | None:
+    """Return what the ``#PBS`` lines request; None without such lines. `comments` are the offsets where comments start."""
+    resources: dict[str, str] = {}
+    place, late, commands, offset, found = 0, [], False, 0, False
+    for line in source.text.split("\n"):
+        where = source.where(offset)
+        if re.match(r"#PBS\s", line) and where in comments:
+            found = True
+            if commands:
+                late.append(where)
+            for text in re.findall(r"-l\s*(\S+)", line) if not commands else ():
+                place = place if "select" in resources or "nodes" in resources else where
+                resources.update(_resources(text))
+        elif line.strip() and not line.lstrip().startswith("#"):
+            commands = True
+        offset += len(line) + 1
+    if not found:
+        return None
+    return _pbs_request(resources, place, tuple(late))
+
+
+def _resources(text: str) -> dict[str, str]:
+    """Return the resources of ``walltime=1:00,select=2:ncpus=8``."""
+    pairs = (part.partition("=") for part in re.split(r",(?=\w+=)", text))
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def _pbs_request(resources: dict[str, str], place: int, late: tuple[int, ...]) -> PbsRequest:
+    text = resources.get("select") or resources.get("nodes") or ""
+    if "+" in text:  # chunks of several kinds
+        return PbsRequest(place=place, late=late)
+    first, *rest = text.split(":")
+    chunks = _count(first) if text else 1
+    own = {name: value for name, _, value in (part.partition("=") for part in rest)}
+    cpus = _count(own.get("ncpus") or own.get("ppn") or resources.get("ncpus") or "")
+    gpus = _count(own.get("ngpus") or own.get("gpus") or resources.get("ngpus") or "")
+    spread = "nodes" in resources or "scatter" in resources.get("place", "") or (gpus or 0) >= SEVERAL_GPUS
+    nodes = chunks if chunks == 1 or spread else None
+    return PbsRequest(chunks, nodes, cpus, gpus, _count(own.get("mpiprocs", "")), place, late)
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) <= LARGEST else None
+
+
+# ------------------------------------------------------------------------ LSF, Cobalt, PJM and NQSV
+
+# https://www.ibm.com/docs/en/spectrum-lsf (bsub -n, -R, -gpu, and -nnodes of its extension CSM), https://www.alcf.anl.gov (qsub of Cobalt),
+# https://software.fujitsu.com (pjsub -L), https://sxauroratsubasa.sakura.ne.jp (qsub -b of NQSV, whose lines begin with #PBS)
+NODE_COUNTS = (
+    re.compile(r"#BSUB\s.*?-nnodes[ \t=]+(\d{1,6})\b"),
+    re.compile(r"#COBALT\s.*?(?:-n|--nodecount)[ \t=]*(\d{1,6})\b"),
+    re.compile(r"#PJM\s.*?-L\s*\"?(?:\S*,)?node=(\d{1,6})\b"),
+    re.compile(r"#PBS\s(?:.*\s)?-b\s*(\d{1,6})\s*(?:#.*)?$"),
+)
+SLOTS = re.compile(r"#BSUB\s.*?-n[ \t]+(\d{1,6})\b")
+SLOTS_PER_HOST = re.compile(r"#BSUB\s.*?span\[\s*(ptile|hosts)\s*=\s*(\d{1,6})\s*\]")
+GPU_COUNTS = (
+    re.compile(r"#BSUB\s.*?-gpu\s+[\"']?(?:[^\"'\s]*:)?num=(\d{1,6})(?!\d|/task)"),
+    re.compile(r"#BSUB\s.*?rusage\[[^\]]*ngpus(?:_excl_p|_physical|_shared)?=(\d{1,6})"),
+    re.compile(r"#PBS\s.*?gpunum_job\s*=\s*(\d{1,6})"),
+)
+OTHER_DIRECTIVE = re.compile(r"#(?:BSUB|COBALT|PJM|PBS)\s")
+
+
+class HostRequest(msgspec.Struct, frozen=True):
+    """Hosts of the job and GPUs of each; None if the file does not show it. `place` is the position of the request in the file."""
+
+    nodes: int | None = None
+    gpus: int | None = None
+    place: int = 0
+
+
+def read_hosts(source: MappedText, comments: set[int]) -> HostRequest | None:
+    """Return what these batch systems are asked for; None without their lines. `comments` are the offsets where comments start."""
+    nodes = gpus = slots = None
+    span: tuple[str, int] | None = None
+    place, systems = 0, set[str]()
+    for offset, line in _other_directives(source, comments):
+        systems.add(line[:5])
+        for pattern in NODE_COUNTS:
+            if found := pattern.match(line):
+                nodes, place = int(found[1]), offset
+        for pattern in GPU_COUNTS:
+            if found := pattern.match(line):
+                gpus = int(found[1])
+        if found := SLOTS.match(line):
+            slots, place = int(found[1]), place or offset
+        if found := SLOTS_PER_HOST.match(line):
+            span = (found[1], int(found[2]))
+    if not systems or (systems == {"#PBS "} and nodes is None):
+        return None
+    if nodes is None and "#BSUB" in systems:
+        nodes = _hosts_of_slots(slots, span)
+    return HostRequest(nodes, gpus, place)
+
+
+def _other_directives(source: MappedText, comments: set[int]) -> Iterator[tuple[int, str]]:
+    offset = 0
+    for line in source.text.split("\n"):
+        if OTHER_DIRECTIVE.match(line) and source.where(offset) in comments:
+            yield source.where(offset), line.rstrip()
+        offset += len(line) + 1
+
+
+def _hosts_of_slots(slots: int | None, span: tuple[str, int] | None) -> int | None:
+    """Return the hosts on which LSF places the slots; without ``span`` it may spread them."""
+    if (slots or 1) == 1 or span == ("hosts", 1):
+        return 1
+    if span and span[0] == "ptile" and span[1] and slots:
+        return -(-slots // span[1])
+    return None
