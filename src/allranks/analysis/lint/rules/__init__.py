@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from allranks.analysis.lint.job import JobDescription, LintRule, RuleCheck
 from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules import (
-    allocation,
     arguments,
     commands,
     conditions,
@@ -17,6 +16,7 @@ from allranks.analysis.lint.rules import (
     elsewhere,
     emptiness,
     environments,
+    exit_codes,
     gpus,
     launchers,
     lines,
@@ -31,7 +31,6 @@ from allranks.analysis.lint.rules import (
     progress,
     rendezvous,
     requests,
-    scripts,
     secrets,
     sessions,
     shell,
@@ -44,6 +43,7 @@ from allranks.analysis.lint.rules import (
     values,
     variables,
     visible,
+    waiting,
     words,
 )
 
@@ -100,7 +100,7 @@ IDLE_GPUS = _certain_first(
     gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device, progress.told_fewer, progress.few_in_parallel
 )
 MORE_RANKS_THAN_GPUS = _all(gpus.too_many, steps.too_many_started, counts.told_more, visible.few_visible)
-MEMORY_UNIT = _all(allocation.megabytes, steps.small_memory, requests.bytes_of_memory)
+MEMORY_UNIT = _all(requests.megabytes, steps.small_memory, requests.bytes_of_memory)
 VISIBLE_DEVICES = _all(
     variables.visible_devices, steps.listed_twice, starters.ignored_devices, visible.of_all_ranks, visible.of_loops
 )
@@ -115,14 +115,14 @@ BROKEN_LINE = _all(
     options.swallowed_by,
 )
 FIXED_NAME_IN_TMP = _all(storage.fixed, lines.lone_dollar)
-OUTPUT_FOLDER = _all(scripts.output, lines.log_in_root)
-SCRIPT_FOLDER = _all(scripts.script_folder, lines.own_folder)
+OUTPUT_FOLDER = _all(directives.output, directives.log_in_root)
+SCRIPT_FOLDER = _all(directives.script_folder, directives.own_folder)
 CONTAINER_SHELL_ENDED = _all(sessions.container_ended, lines.activated_elsewhere)
-EXIT_CODE_LOST = _all(scripts.exit_code, lines.piped_inside, lines.echoed_failure, lines.piped_script)
-BACKGROUND_NOT_AWAITED = _all(scripts.background, lines.scripts_in_background)
-OPTION_TWICE = _all(allocation.twice, lines.settings_twice)
+EXIT_CODE_LOST = _all(exit_codes.exit_code, exit_codes.piped_inside, exit_codes.echoed_failure, exit_codes.piped_script)
+BACKGROUND_NOT_AWAITED = _all(waiting.background, waiting.scripts_in_background)
+OPTION_TWICE = _all(requests.twice, requests.settings_twice)
 EXPANDED_TOO_EARLY = _all(dataflow.early, lines.submitted_too_early)
-NO_SHEBANG = _all(scripts.shebang, texts.interpreter)
+NO_SHEBANG = _all(directives.shebang, directives.interpreter)
 SECRET_IN_SCRIPT = _all(secrets.secret, texts.more_secrets)
 VARIABLE_NOT_EXPANDED = _all(commands.not_expanded, texts.quoted_setting, words.quoted_name)
 VALUE_SPLIT = _all(commands.value_split, arguments.blank_value)
@@ -130,10 +130,10 @@ NEVER_EXPANDED = _all(values.literal, arguments.no_dollar_option, options.names_
 ASKS_FOR_ANSWER = _all(environments.asks, progress.asks_more)
 NODE_COUNT = _all(tasks.count, progress.group_of_one)
 MISSING_COLON = _all(commands.missing_colon, options.semicolon)
-DIRECTIVE_NOT_READ = _all(scripts.unread, requests.cut_list)
+DIRECTIVE_NOT_READ = _all(directives.unread, requests.cut_list)
 DIRECTIVE_REFUSED = _all(
     directives.refused,
-    options.bad_counts,
+    directives.bad_counts,
     requests.refused_times,
     requests.exclusive_options,
     requests.counted_gpus,
@@ -149,12 +149,12 @@ TIME_UNIT = _all(steps.minutes, requests.hours_as_minutes)
 PATTERN_NOT_EXPANDED = _all(storage.unexpanded, requests.foreign_patterns)
 MASTER_ADDRESS = _all(rendezvous.address, counts.local_url, starters.without_address)
 LAUNCHER_OPTION = _all(options.launcher_option, starters.filters, programs.unknown_launcher_option)
-BLOCKS_SCRIPT = _all(progress.blocks, starters.ray_blocks)
+BLOCKS_SCRIPT = _all(waiting.blocks, starters.ray_blocks)
 LITERAL_QUOTES = _all(shell.literal_quotes, words.quotes_in_value)
 LOOP_VALUES = _all(loops.loops, words.first_element, words.appended_text, words.quoted_list, elsewhere.reads_the_list)
-EXIT_ZERO = _all(scripts.exit_zero, conditions.status_of_block, conditions.exit_of_message)
+EXIT_ZERO = _all(exit_codes.exit_zero, exit_codes.status_of_block, exit_codes.exit_of_message)
 CONDA_NOT_SET_UP = _all(environments.conda, programs.conda_elsewhere, programs.conda_in_shell)
-ONE_LOG_FOR_ARRAY = _all(allocation.shared_log, programs.one_log)
+ONE_LOG_FOR_ARRAY = _all(requests.shared_log, requests.one_log)
 OUT_OF_PLACE = _all(conditions.out_of_place, elsewhere.aliases)
 LOST_IN_SUBSHELL = _all(lost.lost, lost.exit_inside, elsewhere.elsewhere)
 SAME_NODE_RANK = _all(progress.same_rank, taken.rank_not_used)
@@ -211,14 +211,14 @@ RULES: tuple[LintRule, ...] = (
     LintRule("more-ranks-than-gpus", "error", MORE_RANKS_THAN_GPUS, gpus.TOO_MANY_WHY, "set both to the same number", TORCHRUN),
     LintRule("idle-gpus", "warning", IDLE_GPUS, gpus.IDLE_WHY, gpus.IDLE_CURE, TORCHRUN),
     LintRule("idle-nodes", "warning", IDLE_NODES, nodes.NODES_WHY, nodes.NODES_CURE, SLURM),
-    LintRule("ranks-in-separate-jobs", "warning", allocation.separate_jobs, allocation.SEPARATE_WHY, allocation.SEPARATE_CURE, SLURM),
+    LintRule("ranks-in-separate-jobs", "warning", requests.separate_jobs, requests.SEPARATE_WHY, requests.SEPARATE_CURE, SLURM),
     LintRule("world-size", "error", WORLD_SIZE, tasks.WORLD_WHY, tasks.WORLD_CURE, "torch.distributed documentation, env://"),
     LintRule("threads-oversubscribed", "warning", tasks.oversubscribed, tasks.OVERSUBSCRIBED_WHY, tasks.OVERSUBSCRIBED_CURE, "OpenMP specification"),
     LintRule("fewer-cpus-than-ranks", "warning", tasks.few_cpus, tasks.FEW_CPUS_WHY, tasks.FEW_CPUS_CURE, SLURM),
-    LintRule("gpus-held", "warning", allocation.held, allocation.HELD_WHY, allocation.HELD_CURE, SLURM),
-    LintRule("memory-unit", "warning", MEMORY_UNIT, allocation.UNIT_WHY, allocation.UNIT_CURE, SLURM),
-    LintRule("one-log-for-array", "warning", ONE_LOG_FOR_ARRAY, allocation.SHARED_LOG_WHY, allocation.SHARED_LOG_CURE, SLURM),
-    LintRule("option-twice", "warning", OPTION_TWICE, allocation.TWICE_WHY, allocation.TWICE_CURE, "argparse; " + SLURM_TEST),
+    LintRule("gpus-held", "warning", requests.held, requests.HELD_WHY, requests.HELD_CURE, SLURM),
+    LintRule("memory-unit", "warning", MEMORY_UNIT, requests.UNIT_WHY, requests.UNIT_CURE, SLURM),
+    LintRule("one-log-for-array", "warning", ONE_LOG_FOR_ARRAY, requests.SHARED_LOG_WHY, requests.SHARED_LOG_CURE, SLURM),
+    LintRule("option-twice", "warning", OPTION_TWICE, requests.TWICE_WHY, requests.TWICE_CURE, "argparse; " + SLURM_TEST),
     LintRule("visible-devices", "warning", VISIBLE_DEVICES, variables.VISIBLE_WHY, variables.VISIBLE_CURE, "Slurm's gres manual"),
     LintRule("one-failed-rest-waits", "note", tasks.kill, tasks.KILL_WHY, tasks.KILL_CURE, SLURM_TEST),
     LintRule("step-exceeds-job", "error", steps.exceeds, steps.EXCEEDS_WHY, steps.EXCEEDS_CURE, SLURM),
@@ -240,14 +240,14 @@ RULES: tuple[LintRule, ...] = (
     LintRule("signal-not-trapped", "warning", launchers.untrapped, launchers.TRAP_WHY, launchers.TRAP_CURE, "bash manual, signals; " + SLURM_TEST),
     LintRule("requeue-truncates-log", "warning", launchers.requeue, launchers.REQUEUE_WHY, "#SBATCH --open-mode=append", SLURM_TEST),
     # Batch script
-    LintRule("variable-in-directive", "error", scripts.variable, scripts.VARIABLE_WHY, scripts.VARIABLE_CURE, SLURM_TEST),
+    LintRule("variable-in-directive", "error", directives.variable, directives.VARIABLE_WHY, directives.VARIABLE_CURE, SLURM_TEST),
     LintRule("directive-refused", "error", DIRECTIVE_REFUSED, directives.REFUSED_WHY, "", SLURM_TEST),
-    LintRule("directive-too-late", "error", scripts.late, scripts.LATE_WHY, scripts.LATE_CURE, SLURM_TEST),
-    LintRule("directive-not-read", "warning", DIRECTIVE_NOT_READ, scripts.UNREAD_WHY, "write it as #SBATCH at the start of the line", SLURM_TEST),
-    LintRule("output-folder", "warning", OUTPUT_FOLDER, scripts.OUTPUT_WHY, scripts.OUTPUT_CURE, SLURM_TEST),
-    LintRule("no-shebang", "error", NO_SHEBANG, scripts.SHEBANG_WHY, "start the file with #!/bin/bash", SLURM_TEST),
-    LintRule("dos-line-breaks", "error", scripts.line_breaks, scripts.CRLF_WHY, "dos2unix FILE, or sed -i 's/\\r$//' FILE", SLURM_TEST, ANY),
-    LintRule("exit-code-lost", "warning", EXIT_CODE_LOST, scripts.EXIT_WHY, scripts.EXIT_CURE, "bash manual, pipelines"),
+    LintRule("directive-too-late", "error", directives.late, directives.LATE_WHY, directives.LATE_CURE, SLURM_TEST),
+    LintRule("directive-not-read", "warning", DIRECTIVE_NOT_READ, directives.UNREAD_WHY, "write it as #SBATCH at the start of the line", SLURM_TEST),
+    LintRule("output-folder", "warning", OUTPUT_FOLDER, directives.OUTPUT_WHY, directives.OUTPUT_CURE, SLURM_TEST),
+    LintRule("no-shebang", "error", NO_SHEBANG, directives.SHEBANG_WHY, "start the file with #!/bin/bash", SLURM_TEST),
+    LintRule("dos-line-breaks", "error", directives.line_breaks, directives.CRLF_WHY, "dos2unix FILE, or sed -i 's/\\r$//' FILE", SLURM_TEST, ANY),
+    LintRule("exit-code-lost", "warning", EXIT_CODE_LOST, exit_codes.EXIT_WHY, exit_codes.EXIT_CURE, "bash manual, pipelines"),
     LintRule("not-exported", "error", NOT_EXPORTED, dataflow.EXPORT_WHY, "export it before srun", "bash manual, environment"),
     LintRule("unset-variable", "warning", UNSET_VARIABLE, dataflow.UNSET_WHY, dataflow.UNSET_CURE, SLURM + "; bash manual, expansion"),
     LintRule("test-syntax", "error", TEST_SYNTAX, shell.BRACKET_WHY, shell.BRACKET_CURE, "bash manual, conditional expressions"),
@@ -266,33 +266,33 @@ RULES: tuple[LintRule, ...] = (
     LintRule("runs-arguments", "warning", shell.runs_arguments, shell.ARGUMENTS_WHY, shell.ARGUMENTS_CURE, "bash manual, special parameters"),
     LintRule("mistyped-command", "warning", MISTYPED_COMMAND, shell.MISTYPED_WHY, "", "the names of usual commands"),
     LintRule("unterminated", "error", shell.unterminated, shell.UNTERMINATED_WHY, shell.UNTERMINATED_CURE, "bash manual, quoting"),
-    LintRule("exit-zero", "warning", EXIT_ZERO, scripts.ZERO_WHY, "exit 1", SLURM),
-    LintRule("wait-result-lost", "warning", scripts.wait_result, scripts.RESULT_WHY, scripts.RESULT_CURE, "bash manual, wait"),
-    LintRule("endless-wait", "warning", programs.server_awaited, scripts.ENDLESS_WHY, scripts.ENDLESS_CURE, "bash manual, wait"),
+    LintRule("exit-zero", "warning", EXIT_ZERO, exit_codes.ZERO_WHY, "exit 1", SLURM),
+    LintRule("wait-result-lost", "warning", waiting.wait_result, waiting.RESULT_WHY, waiting.RESULT_CURE, "bash manual, wait"),
+    LintRule("endless-wait", "warning", waiting.server_awaited, waiting.ENDLESS_WHY, waiting.ENDLESS_CURE, "bash manual, wait"),
     LintRule("conda-not-set-up", "warning", CONDA_NOT_SET_UP, environments.CONDA_WHY, environments.CONDA_CURE, "conda documentation, activate"),
     LintRule("module-after-activation", "warning", environments.module_after, environments.MODULE_WHY, environments.MODULE_CURE, "Lmod user guide, PATH"),
     LintRule("container-without-gpu", "warning", environments.without_gpu, environments.CONTAINER_WHY, environments.CONTAINER_CURE, "apptainer guide"),
     LintRule("asks-for-answer", "warning", ASKS_FOR_ANSWER, environments.ANSWER_WHY, environments.ANSWER_CURE, "conda and pip reference, --yes"),
-    LintRule("background-not-awaited", "error", BACKGROUND_NOT_AWAITED, scripts.WAIT_WHY, scripts.WAIT_CURE, SLURM),
+    LintRule("background-not-awaited", "error", BACKGROUND_NOT_AWAITED, waiting.WAIT_WHY, waiting.WAIT_CURE, SLURM),
     LintRule("nodes-in-sequence", "error", nodes.sequence, nodes.SEQUENCE_WHY, nodes.SEQUENCE_CURE, TORCHRUN),
     LintRule("secret-in-script", "warning", SECRET_IN_SCRIPT, secrets.CLEAR_TEXT_WHY, secrets.CLEAR_TEXT_CURE, "huggingface_hub's documentation, security"),
     LintRule("secret-printed", "warning", secrets.printed, secrets.PRINTED_WHY, secrets.PRINTED_CURE, "bash manual, echo"),
     LintRule("placeholder", "note", shell.placeholder, shell.PLACEHOLDER_WHY, shell.PLACEHOLDER_CURE, "the file itself"),
-    LintRule("script-folder", "warning", SCRIPT_FOLDER, scripts.FOLDER_WHY, scripts.FOLDER_CURE, SLURM),
-    LintRule("set-e", "warning", scripts.set_e, scripts.SET_E_WHY, scripts.SET_E_CURE, "bash manual, set"),
-    LintRule("buffered-output", "note", scripts.buffered, scripts.BUFFERED_WHY, "export PYTHONUNBUFFERED=1", "Python manual, -u"),
-    LintRule("blocks-script", "warning", BLOCKS_SCRIPT, progress.BLOCKS_WHY, progress.BLOCKS_CURE, "the programs' manuals"),
-    LintRule("exits-early", "error", progress.exits_early, progress.EXIT_WHY, "remove it", "bash manual, exit and exec"),
+    LintRule("script-folder", "warning", SCRIPT_FOLDER, directives.FOLDER_WHY, directives.FOLDER_CURE, SLURM),
+    LintRule("set-e", "warning", exit_codes.set_e, exit_codes.SET_E_WHY, exit_codes.SET_E_CURE, "bash manual, set"),
+    LintRule("buffered-output", "note", outputs.buffered, outputs.BUFFERED_WHY, "export PYTHONUNBUFFERED=1", "Python manual, -u"),
+    LintRule("blocks-script", "warning", BLOCKS_SCRIPT, waiting.BLOCKS_WHY, waiting.BLOCKS_CURE, "the programs' manuals"),
+    LintRule("exits-early", "error", waiting.exits_early, waiting.EXIT_WHY, "remove it", "bash manual, exit and exec"),
     LintRule("same-node-rank", "error", SAME_NODE_RANK, progress.SAME_RANK_WHY, progress.SAME_RANK_CURE, TORCHRUN),
     LintRule("arguments-dropped", "warning", taken.arguments_dropped, taken.DROPPED_WHY, taken.DROPPED_CURE, "bash manual, special parameters"),
     LintRule("launcher-option", "error", LAUNCHER_OPTION, options.OPTION_WHY, options.OPTION_CURE, TORCHRUN + "; accelerate and deepspeed launch"),
     LintRule("loop-values", "error", LOOP_VALUES, loops.SAME_WHY, "", "bash manual, looping constructs and arrays"),
     LintRule("index-out-of-range", "error", loops.out_of_range, loops.OUT_OF_RANGE_WHY, loops.OUT_OF_RANGE_CURE, "bash manual, arrays"),
-    LintRule("array-not-used", "warning", texts.array_not_used, texts.UNUSED_WHY, "pass $SLURM_ARRAY_TASK_ID to the program", SLURM),
+    LintRule("array-not-used", "warning", requests.array_not_used, requests.UNUSED_WHY, "pass $SLURM_ARRAY_TASK_ID to the program", SLURM),
     LintRule("deletes-too-much", "warning", loops.deletions, loops.REMOVES_WHY, "", "bash manual, cd; rm manual"),
     LintRule("lost-in-subshell", "warning", LOST_IN_SUBSHELL, lost.LOST_WHY, lost.LOST_CURE, "bash manual, command execution environment"),
     LintRule("options-in-one-word", "error", words.joined_options, words.ONE_WORD_WHY, words.ONE_WORD_CURE, "bash manual, word splitting"),
-    LintRule("unbound-variable", "warning", emptiness.unbound, emptiness.UNBOUND_WHY, "", "bash manual, set -u"),
+    LintRule("unbound-variable", "warning", exit_codes.unbound, exit_codes.UNBOUND_WHY, "", "bash manual, set -u"),
     LintRule("constant-condition", "warning", conditions.constant, conditions.NEVER_WHY, "", "bash manual, conditional expressions"),
     LintRule("out-of-place", "error", OUT_OF_PLACE, conditions.PLACE_WHY, "", "bash manual, functions, exec and return"),
     LintRule("unknown-option", "error", programs.unknown_option, programs.OPTION_WHY, "", "pip and conda reference; " + SLURM),

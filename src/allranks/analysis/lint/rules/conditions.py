@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
-from allranks.analysis.lint.rules.scripts import shell_flags
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 
 NEVER_WHY = "The condition does not depend on the run: one of its branches is never taken."
 NUMBER_WHY = "[ ] compares integers only: it stops with 'integer expression expected', and the condition is false."
 TEXT_ORDER_WHY = "In [[ ]], > and < compare texts: 9 is greater than 10."
 REGEX_WHY = "Quoted parts of the pattern behind =~ are ordinary text: . * ^ $ | match only themselves."
-
 NUMERIC = {"-eq", "-ne", "-gt", "-lt", "-ge", "-le"}
 ORDER = {">": "-gt", "<": "-lt"}
 TESTS = ("[", "[[", "test")
@@ -171,7 +168,7 @@ def _folders(job: JobDescription) -> Iterator[Violation]:
             yield Violation(test.start(), text, why=NEVER_WHY, cure=f'[ "$(basename "${name}")" {test[1]} {test[3]} ]')
 
 
-# ------------------------------------------------------------------------------- out of place
+# ------------------------------------------------------------------------------------- out of place
 
 PLACE_WHY = "The shell reads a script from top to bottom: a function is unknown above its definition, and the command is not found."
 RETURN_WHY = (
@@ -278,77 +275,3 @@ def _below_exec(job: JobDescription) -> Iterator[Violation]:
             text = f"exec ends the script: {later[0].written} in line {job.lines.place(later[0].offset)[0]} never runs"
             yield Violation(found.start(), text, why=EXEC_WHY, cure=f"{found[1]} ... without exec")
             return
-
-
-# ------------------------------------------------------------------------------- exit codes
-
-STATUS_WHY = "$? is the exit code of the command directly before it, here 0: the job is reported as COMPLETED."
-
-
-AFTER_FAILURE = re.compile(
-    r"(?:\$\?[\"']?[ \t]*(?:-ne|!=|-gt)[ \t]*[\"']?0|\bif[ \t]+![ \t])[^\n]*\n?(?:[ \t]*then\b[^\n]*\n)?"
-    r"(?:[ \t]*(?:echo|printf|date)\b[^\n]*\n?)*[ \t]*\Z"
-)
-
-
-HELPERS = {"echo", "printf", "date", "cp", "mv", "ln", "mkdir", "rm", "touch", "ls", "cat", *TESTS}
-OF_WORK = re.compile(r"(?i)\b(?:pre-?)?train|fine-?tun|\bexperiment|\bjob\b|\binference|\bevaluation")
-
-
-def status_of_block(job: JobDescription) -> Iterator[Violation]:
-    """Report ``$?`` behind an ``if`` block that only copies or prints something, where the result of the work was meant."""
-    if shell_flags(job)[0]:
-        return
-    own = [c for c in job.calls if not c.in_substitution and not c.under]
-    works = {w.offset for w in job.work}
-    starts = {(la.call.under[0] if la.call.under else la.call).offset for la in job.launches}
-    for number, call in enumerate(own):
-        if call.program not in TESTS or not any(a.text == "$?" for a in call.args) or call.in_function:
-            continue
-        line = job.lines.place(call.offset)[0]
-        above = line - 1
-        while above > 1 and re.match(r"[ \t]*(?:#|$)", job.lines.line(above)):
-            above -= 1
-        if not re.match(r"[ \t]*fi[ \t]*(?:#.*)?$", job.lines.line(above)) or not number:
-            continue
-        block = own[number - 1].branch[-1:]
-        inside = [c for c in own[:number] if block and block[0][0] in dict(c.branch)]
-        worked = any(
-            c.offset in works and not _is_checked(c, after)
-            for c, after in pairwise(own[: number + 1])
-            if c.offset in starts or not starts
-        )
-        if not inside or not worked or any(c.program not in HELPERS for c in inside):
-            continue
-        said = "\n".join(
-            job.lines.line(n) for n in range(above + 1, min(line + MESSAGE_LINES, job.text.count("\n") + 1))
-        )
-        if OF_WORK.search("\n".join(re.findall(r"(?m)^[ \t]*(?:#|echo\b|printf\b).*$", said.split("\nfi\n")[0]))):
-            text = f"$? is the exit code of the if block that ends in line {above}, not that of the work above it"
-            yield Violation(
-                call.offset, text, why=STATUS_WHY, cure="rc=$? directly behind the command, then [ $rc -eq 0 ]"
-            )
-            return
-
-
-MESSAGE_LINES = 25
-
-
-def _is_checked(call: ProgramCall, after: ProgramCall) -> bool:
-    """Return whether the script looks at the result of a command directly behind it."""
-    return call.tested or call.after in ("||", "&&") or any(a.text == "$?" for a in after.args)
-
-
-def exit_of_message(job: JobDescription) -> Iterator[Violation]:
-    """Report ``exit $?`` behind the error message of ``if [ $? -ne 0 ]``."""
-    for before, call in pairwise(c for c in job.calls if not c.in_substitution and not c.under):
-        if call.program != "exit" or [a.text for a in call.args] != ["$?"] or not call.branch or call.in_function:
-            continue
-        failed = AFTER_FAILURE.search(job.text[max(0, call.offset - 600) : call.offset])
-        message = before.program in ("echo", "printf", "date") and before.branch == call.branch
-        tested = before.program in TESTS and job.lines.place(call.offset)[0] - job.lines.place(before.offset)[0] <= 2
-        if failed and (message or tested):
-            text = f"$? is the exit code of '{before.written}': exit $? reports success after the error"
-            yield Violation(
-                call.offset, text, why=STATUS_WHY, cure="rc=$? directly behind the command, then exit $rc; or exit 1"
-            )

@@ -1,12 +1,190 @@
-"""Rules for the values of #SBATCH lines: what sbatch refuses, so that the job is not submitted."""
+"""Rules for what sbatch reads of a script: its first line, the #SBATCH lines and their values, the folder of the log."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
+from allranks.analysis.lint.command_options import LONG, slurm_option
 from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
-from allranks.analysis.lint.records import Directive, Violation
+from allranks.analysis.lint.records import Assignment, Directive, Violation
+from allranks.utils.text import nearest_name
+
+# ------------------------------------------------------ lines that are read, and lines that are not
+
+VARIABLE_WHY = "sbatch reads these lines as text before any shell runs: $NAME, ~ and `...` are not expanded, and the option is refused or means another file."
+VARIABLE_CURE = "set it on the command line, where a shell expands it (sbatch --nodes=$N job.sh), or use Slurm's patterns (%x name, %j job, %u user)"
+PATHS = ("output", "error", "chdir", "input")
+WITHOUT_EFFECT_ON_JOB = {"job-name", "comment", "mail-user", "mail-type", "wckey"}
+"""Options whose value changes neither what the job gets nor what it does."""
+
+
+def variable(job: JobDescription) -> Iterator[Violation]:
+    for item in job.directives:
+        value = item.value or ""
+        if item.late:
+            continue
+        name = f"--{item.name}={value}" if item.name else value
+        if re.search(r"(?<!\\)\$[A-Za-z_{(]|`", value):
+            severity = "note" if item.name in WITHOUT_EFFECT_ON_JOB else None
+            yield Violation(item.offset, f"#SBATCH {name}: variables are not expanded here", severity=severity)
+        elif item.name in PATHS and value.startswith("~"):
+            yield Violation(item.offset, f"#SBATCH {name}: ~ is not expanded here")
+
+
+FILLED_IN = re.compile(r"<%|\{%|\{\{|(?<!\$)\{[A-Za-z_]\w*\}|(?<![\w.])@[A-Z_]+\b|![A-Z]+_\w+|##\w+##|£\w")
+"""Marks of programs that fill in a template."""
+
+
+def _is_template(job: JobDescription) -> bool:
+    """Return whether a line for the batch system, or what stands above it, is to be filled in by a program."""
+    lines = job.text.splitlines()
+    last = max((i for i, line in enumerate(lines) if line.startswith(("#SBATCH", "#PBS"))), default=0)
+    return any(
+        FILLED_IN.search(line) or line.startswith("% ") for line in lines[: last + 1] if not line.startswith("# ")
+    )
+
+
+LATE_WHY = "sbatch stops reading options at the first command; the option has no effect, and there is no warning."
+LATE_CURE = "move all #SBATCH lines up, directly below the first line"
+
+
+def late(job: JobDescription) -> Iterator[Violation]:
+    if _is_template(job):
+        return
+    if job.pbs is not None and job.pbs.late:
+        lines = [job.lines.place(offset)[0] for offset in job.pbs.late]
+        many = f"{len(lines)} #PBS lines (to line {lines[-1]}) come" if len(lines) > 1 else "#PBS comes"
+        why = "qsub stops reading options at the first command; the option has no effect, and there is no warning."
+        cure = "move all #PBS lines up, directly below the first line"
+        yield Violation(job.pbs.late[0], f"{many} after the first command", why=why, cure=cure)
+    items = [item for item in job.directives if item.late and item.name]
+    if not items or not job.source.text.startswith("#!"):
+        return  # without #! sbatch refuses the script
+    lines = [job.lines.place(item.offset)[0] for item in items]
+    if job.lines.line(lines[0] - 1).startswith("#!") and lines[0] > 2:
+        return  # another script begins here
+    before = [c for c in job.calls if not c.under and not c.in_substitution and c.offset < items[0].offset]
+    if before and all(c.written.startswith("$") for c in before) and any("${" in i.text for i in job.directives):
+        return  # a template, which a program fills in: $PARTITION_OPTION stands for an #SBATCH line
+    command = f", {before[0].written!r} in line {job.lines.place(before[0].offset)[0]}" if before else ""
+    many = f"{len(set(lines))} #SBATCH lines (to line {lines[-1]}) come"
+    what = many if len(set(lines)) > 1 else f"#SBATCH --{items[0].name} comes"
+    yield Violation(items[0].offset, f"{what} after the first command{command}")
+
+
+OTHER_CASE = re.compile(r"#(?!PBS|BSUB)((?i:pbs)|(?!bsub)(?i:bsub))[ \t]+-")
+
+
+def _in_other_case(job: JobDescription) -> Iterator[Violation]:
+    """Report ``#Pbs`` and ``#BSub`` beside lines that the batch system reads."""
+    for comment in job.reading.comments:
+        found = OTHER_CASE.match(comment.text)
+        if found and job.lines.place(comment.offset)[1] == 1:
+            right = f"#{found[1].upper()}"
+            if re.search(rf"(?m)^{right}\s", job.text):
+                text = f"#{found[1]} is not {right}"
+                why = "The batch system reads only lines in capital letters: this is an ordinary comment."
+                yield Violation(comment.offset, text, why=why, cure=right)
+
+
+UNREAD_WHY = "sbatch treats this as an ordinary comment."
+
+
+def unread(job: JobDescription) -> Iterator[Violation]:
+    yield from _in_other_case(job)
+    if not job.is_batch and not any(u.name.startswith("SLURM_") for u in job.uses):
+        return
+    for comment in job.reading.comments:
+        line, column = job.lines.place(comment.offset)
+        text = job.lines.line(line)
+        if column > 1 and comment.text.startswith("#SBATCH") and not text[: column - 1].strip():
+            yield Violation(comment.offset, "this #SBATCH is indented, so it is not read")
+        elif column == 1 and re.match(r"#sbatch\s.*[\w}]\.(?:\w+[\"']?)\s*$", comment.text):
+            continue  # a command that is switched off: sbatch --dependency=... next.sh
+        elif column == 1 and re.match(
+            r"#(?:(?!SBATCH)(?i:sbatch)|SBATCH[:=]|SLURM|BATCH|[!$]\s*SBATCH)\s+-", comment.text
+        ):
+            severity = "note" if _changes_nothing(comment.text) and not _keeps_together(job, comment.text) else None
+            yield Violation(comment.offset, f"{comment.text.split()[0]} is not #SBATCH", severity=severity)
+        elif column == 1 and (typo := re.match(r"#(S[A-Z]{4,6})\s+-", comment.text)) and typo[1] != "SBATCH":
+            if sorted(typo[1]) == sorted("SBATCH") or nearest_name(typo[1], ["SBATCH"], 0.8):
+                severity = "note" if _changes_nothing(comment.text) else None
+                yield Violation(comment.offset, f"#{typo[1]} is not #SBATCH", severity=severity)
+        elif column == 1 and re.match(r"#[ \t]+SBATCH\s+-", comment.text):
+            yield Violation(
+                comment.offset,
+                "# SBATCH with a space is a comment (write ##SBATCH if it is intended)",
+                severity="note" if job.is_batch else "warning",
+            )
+    yield from _misspelled(job)
+
+
+def _changes_nothing(line: str) -> bool:
+    """Return whether the job is the same without this line: a name, an address for mails, or a default."""
+    name, value, follows = slurm_option(line.split()[1])
+    value = "".join(line.split()[2:3]) if follows else value
+    return name in WITHOUT_EFFECT_ON_JOB or (name in ("nodes", "ntasks", "ntasks-per-node") and value == "1")
+
+
+def _keeps_together(job: JobDescription, line: str) -> bool:
+    """Return whether the line asks for one node in a job of several tasks or GPUs, which Slurm may spread without it."""
+    one = re.match(r"(?:--nodes[= ]|-N ?)1(?:\s|\Z)", line.partition(" ")[2].strip()) is not None
+    several = any((job.number(job.heads(name)) or 1) > 1 for name in ("ntasks", "gpus"))
+    return one and "nodes" not in job.heading and several
+
+
+def _misspelled(job: JobDescription) -> Iterator[Violation]:
+    said: set[int] = set()
+    for item in job.directives:
+        word = item.text.split()[0] if item.text.split() else ""
+        if re.match(r"-[a-z]{2,}[a-z-]*=", word) and not word.startswith("--"):
+            yield Violation(
+                item.offset,
+                f"#SBATCH {word}: a long option needs two dashes",
+                cure=f"-{word}",
+                severity="error",
+                why="sbatch refuses it.",
+            )
+        elif item.name == "gres" and re.fullmatch(r"\d+|(?:gpus|GPU|GPUs|Gpu)(?::[\w:]+)?", item.value or ""):
+            yield Violation(
+                item.offset,
+                f"#SBATCH --gres={item.value}: the name of the resource is gpu",
+                cure="--gres=gpu:<n>",
+                severity="error",
+                why="sbatch refuses it: invalid generic resource specification.",
+            )
+        elif item.name and (item.value or "").startswith("=") and re.match(r"--[\w-]+\s", item.text):
+            text = f"#SBATCH --{item.name} {item.value}: a blank before = is not allowed"
+            yield Violation(
+                item.offset, text, severity="error", why="sbatch takes = as part of the value.", cure="--name=value"
+            )
+        elif not item.name and item.value and not item.late:
+            line = job.lines.place(item.offset)[0]
+            if any(
+                GLUED_COMMENT.fullmatch(d.value or "") for d in job.directives if job.lines.place(d.offset)[0] == line
+            ):
+                continue  # of a comment; its first word is part of the value before it
+            if line in said or re.search(r"<%|\{\{|\{\(|\[[A-Za-z]|<-{3,}", job.lines.line(line)):
+                continue  # to be filled in
+            said.add(line)
+            yield Violation(item.offset, f"#SBATCH ... {item.value}: not an option; a blank before or after = is not allowed", severity="error",
+                      why="sbatch treats it as the script's name, or refuses it.", cure="--name=value")  # fmt: skip
+        elif len(item.name) > 1 and item.name not in LONG:
+            near = nearest_name(item.name, LONG, 0.85)
+            if near:
+                yield Violation(
+                    item.offset,
+                    f"#SBATCH --{item.name}: sbatch has no such option",
+                    cure=f"--{near}",
+                    severity="error",
+                    why="sbatch refuses it.",
+                    whatever_is_filled_in=re.match(r"--[a-z-]+(?:[=\s]|\Z)", item.text) is not None,
+                )
+
+
+# ----------------------------------------------------------------------- values that sbatch refuses
 
 REFUSED_WHY = "sbatch refuses the script: no job is submitted."
 TIME_CURE = (
@@ -113,3 +291,173 @@ def _invalid(name: str, value: str) -> tuple[str, str] | None:
     if name in ("gres", "gpus", "gpus-per-node", "gpus-per-task") and re.search(r"gpu[=(-]\d|gpu::|:\Z", value):
         return f"{shown} is no count of GPUs", "--gres=gpu:<n>"
     return None
+
+
+def bad_counts(job: JobDescription) -> Iterator[Violation]:
+    """Report counts of GPUs, arrays and logs in a form that sbatch, or the kernel, refuses."""
+    if not job.source.text.startswith("#!"):
+        return
+    for item in job.directives:
+        value = item.value or ""
+        wrong = None
+        if item.late or "$" in value or re.search(r"[{}<>]", value):
+            continue
+        if item.name in ("gpus", "gpus-per-node", "gpus-per-task") and re.fullmatch(
+            r"\d+:[A-Za-z]\w*|[A-Za-z]\w*=\d+|-\d+", value
+        ):
+            wrong = "the form is <type>:<count>"
+        elif item.name == "gres" and re.fullmatch(r"gpu\d+|gpu:(?:\w+:)?-\d+|gpu:\d+:[A-Za-z]\w*", value):
+            wrong = "the form is gpu:<type>:<count>"
+        elif item.name == "array" and re.fullmatch(r"\d+(?:\.\.|:|to)\d+", value):
+            wrong = "the form is <first>-<last>"
+        elif item.name == "nodes" and re.fullmatch(r"\d+,", value):
+            wrong = "it ends with a comma"
+        elif item.name in ("output", "error") and value.endswith("/"):
+            wrong = "it is a folder, no file"
+        if wrong:
+            yield Violation(item.offset, f"#SBATCH --{item.name}={value}: {wrong}", cure=f"--{item.name}=<value>")
+
+
+# ------------------------------------------------------------- folders of the log and of the script
+
+OUTPUT_WHY = (
+    "Slurm opens the output file before the script runs. If the folder is missing, the job fails at once without a log."
+)
+OUTPUT_CURE = "create the folder before sbatch (mkdir -p), or use an existing one"
+
+
+def output(job: JobDescription) -> Iterator[Violation]:
+    """Report log folders that do not exist when the job starts."""
+    made = {
+        p.text.rstrip("/").removeprefix("./")
+        for c in job.calls
+        if c.program == "mkdir" and not c.under
+        for p in c.args
+        if not p.text.startswith("-")
+    }
+    reported: set[str] = set()
+    for name in ("output", "error"):
+        found = job.heading.get(name)
+        if found is None or not found.value or "/" not in found.value:
+            continue
+        folder = str(PurePosixPath(found.value).parent)
+        both = "--output and --error" if _same_folder(job, folder) else f"--{name}"
+        if folder in reported:
+            continue
+        reported.add(folder)
+        pattern = re.search(r"([^/\s]*%\d*[jJAaNnst][^/\s]*)/", found.value)
+        if pattern:
+            text = f"nobody creates the folder {pattern[1]} of {both}, whose name is known only when the job exists"
+            yield Violation(found.offset, text, cure=f"--{name}=<existing folder>/%x-%j.out")
+        elif any(m == folder or m.startswith(folder + "/") for m in made):
+            # Whoever writes a full path has this folder already, as the script's author has that of earlier jobs.
+            missing, certain = job.is_missing(folder)
+            text = f"the folder {folder} is created by the script, too late for {both}"
+            yield Violation(found.offset, text, severity="warning" if missing and certain else "note")
+        else:
+            missing, certain = job.is_missing(folder.replace("%x", job.heads("job-name") or "%x"))
+            if missing:
+                text = f"there is no folder {folder} for {both}, neither here nor next to the script"
+                yield Violation(found.offset, text, severity="warning" if certain else "note")
+
+
+def _same_folder(job: JobDescription, folder: str) -> bool:
+    return all(str(PurePosixPath(job.heads(name) or "").parent) == folder for name in ("output", "error"))
+
+
+def log_in_root(job: JobDescription) -> Iterator[Violation]:
+    """Report a log directly in ``/``, where users cannot write."""
+    for name in ("output", "error"):
+        found = job.heading.get(name)
+        if found and re.fullmatch(r"/[^/\s]+", found.value or "") and "/" not in (found.value or "")[1:]:
+            text = f"--{name}={found.value} is in /, where only root can write"
+            yield Violation(
+                found.offset, text, cure=f"--{name}={(found.value or '')[1:]}, in the folder where sbatch is called"
+            )
+            return
+
+
+FOLDER_WHY = "sbatch copies the script to the node's spool folder and runs the copy: $0 and BASH_SOURCE point to that folder, which contains no other files."
+FOLDER_CURE = 'cd "$SLURM_SUBMIT_DIR", the folder where sbatch was called (or use a full path)'
+OWN_PATH = re.compile(r"\$\{?(?:0|BASH_SOURCE)(?![0-9A-Za-z_])")
+
+
+def script_folder(job: JobDescription) -> Iterator[Violation]:
+    if not job.is_batch or re.search(r"SLURM_SUBMIT_DIR|scontrol\s+show\s+job\b", job.text):
+        return
+    if any(c.program == "sbatch" for c in job.calls):
+        return  # it submits itself, and determines its folder before that
+    places = [
+        c.offset
+        for c in job.calls
+        if c.program in ("dirname", "readlink", "realpath")
+        and not c.under
+        and any(OWN_PATH.match(a.text) for a in c.args)
+    ]
+    used = {u.name for u in job.uses if u.program not in ("echo", "printf")}
+    unused = [a for a in job.assignments if a.name not in used and not a.exported and not a.under]
+    places = [
+        p for p in places if not any(a.value.startswith("$(") and p in range(a.offset, _end(job, a)) for a in unused)
+    ]
+    places += [a.offset for a in job.assignments if not a.under and re.match(r"\$\{(?:0|BASH_SOURCE)[^}]*%", a.value)]
+    if places:
+        yield Violation(min(places), "the folder of the script: under sbatch this is Slurm's spool folder")
+
+
+def _end(job: JobDescription, item: Assignment) -> int:
+    """Return the end of the line of an assignment."""
+    end = job.text.find("\n", item.offset)
+    return end if end >= 0 else len(job.text)
+
+
+OWN_FOLDER = re.compile(r"(?:^|[\s=\"'(])(\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\})")
+
+
+def own_folder(job: JobDescription) -> Iterator[Violation]:
+    """Report ``${0%/*}`` in a batch script."""
+    if not job.is_batch or re.search(r"SLURM_SUBMIT_DIR|scontrol\s+show\s+job\b", job.text) or job.submits:
+        return
+    for found in OWN_FOLDER.finditer(job.text):
+        line = job.lines.line(job.lines.place(found.start(1))[0])
+        assigned = re.match(rf"\s*(?:export\s+)?\w+=[\"']?{re.escape(found[1])}", line)  # the other rule has it
+        if not job.in_comment(found.start(1)) and not assigned:
+            yield Violation(found.start(1), "the folder of the script: under sbatch this is Slurm's spool folder")
+            return
+
+
+# ----------------------------------------------------------------------- first line and line breaks
+
+SHEBANG_WHY = "sbatch refuses a script whose first line does not start with #!."
+
+
+def shebang(job: JobDescription) -> Iterator[Violation]:
+    if job.source.text.startswith("\ufeff"):
+        yield Violation(
+            0,
+            "the file starts with a byte order mark instead of #!",
+            cure="save it as UTF-8 without a byte order mark",
+        )
+    elif job.is_batch and not job.source.text.startswith("#!"):
+        yield Violation(job.source.where(0), "the first line of the batch script does not start with #!")
+
+
+INTERPRETER_WHY = (
+    "The kernel starts the program that the first line names: the job fails at once with 'No such file or directory'."
+)
+
+
+def interpreter(job: JobDescription) -> Iterator[Violation]:
+    """Report a first line whose program has no full path."""
+    found = re.match(r"#!\s*(\S+)", job.source.text)
+    if found and job.is_job and not found[1].startswith("/") and not re.search(r"[{}$<>@%]", found[0]):
+        text = f"{found[1]} is no full path"
+        yield Violation(job.source.where(0), text, why=INTERPRETER_WHY, cure="#!/bin/bash")
+
+
+CRLF_WHY = "sbatch refuses scripts with DOS line breaks; elsewhere the carriage return becomes part of the last word of every line."
+
+
+def line_breaks(job: JobDescription) -> Iterator[Violation]:
+    count = job.text.count("\r\n")
+    if count:
+        yield Violation(job.text.index("\r\n"), f"{count} line{'s' * (count > 1)} with DOS line breaks (CR LF)")

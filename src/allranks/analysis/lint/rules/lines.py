@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import PYTHON, SHELLS
+from allranks.analysis.lint.command_options import SHELLS
 from allranks.analysis.lint.job import JobDescription
-from allranks.analysis.lint.records import Argument, ProgramCall, Violation
-from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+from allranks.analysis.lint.records import Argument, Violation
 
 GLUED_WHY = "The shell removes the backslash and the line break, and nothing stays between the two words."
 GLUED_CURE = "a blank before the backslash"
@@ -86,7 +85,7 @@ def hash_in_quotes(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
-# --------------------------------------------------------------------------- names with a lone $
+# ------------------------------------------------------------------------------ names with a lone $
 
 LONE_WHY = "A $ that no name follows is an ordinary character: the name is the same in every job, and the jobs overwrite each other's file."
 LONE_CURE = "$$, the shell's process id; or $SLURM_JOB_ID"
@@ -123,37 +122,7 @@ def lone_dollar(job: JobDescription) -> Iterator[Violation]:
             yield Violation(offset, f"the $ in {value} is an ordinary character", why=LONE_WHY, cure=LONE_CURE)
 
 
-# ------------------------------------------------------------------------------ logs and folders
-
-
-def log_in_root(job: JobDescription) -> Iterator[Violation]:
-    """Report a log directly in ``/``, where users cannot write."""
-    for name in ("output", "error"):
-        found = job.heading.get(name)
-        if found and re.fullmatch(r"/[^/\s]+", found.value or "") and "/" not in (found.value or "")[1:]:
-            text = f"--{name}={found.value} is in /, where only root can write"
-            yield Violation(
-                found.offset, text, cure=f"--{name}={(found.value or '')[1:]}, in the folder where sbatch is called"
-            )
-            return
-
-
-OWN_FOLDER = re.compile(r"(?:^|[\s=\"'(])(\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\})")
-
-
-def own_folder(job: JobDescription) -> Iterator[Violation]:
-    """Report ``${0%/*}`` in a batch script."""
-    if not job.is_batch or re.search(r"SLURM_SUBMIT_DIR|scontrol\s+show\s+job\b", job.text) or job.submits:
-        return
-    for found in OWN_FOLDER.finditer(job.text):
-        line = job.lines.line(job.lines.place(found.start(1))[0])
-        assigned = re.match(rf"\s*(?:export\s+)?\w+=[\"']?{re.escape(found[1])}", line)  # the other rule has it
-        if not job.in_comment(found.start(1)) and not assigned:
-            yield Violation(found.start(1), "the folder of the script: under sbatch this is Slurm's spool folder")
-            return
-
-
-# ------------------------------------------------------------------------- environments that end
+# ---------------------------------------------------------------------------- environments that end
 
 ENDS_WHY = "The script runs in a shell of its own, and what it sets ends with it: the programs below run in the old environment."
 ENVIRONMENT_SHELLS = {("poetry", "shell"), ("pipenv", "shell"), ("pixi", "shell"), ("hatch", "shell")}
@@ -194,145 +163,7 @@ def activated_elsewhere(job: JobDescription) -> Iterator[Violation]:
                             cure=f"{call.program} run python ..." if words else "remove it")  # fmt: skip
 
 
-# --------------------------------------------------------------------------------- lost results
-
-
-def piped_inside(job: JobDescription) -> Iterator[Violation]:
-    """Report a program in a pipe of an inner shell, and ``work || echo`` at the end of a job."""
-    if "pipefail" in job.text or not job.is_job:
-        return
-    for call in job.work_calls:
-        inner = next((c for c in reversed(call.under) if c.program in SHELLS), None)
-        outer = call.under[0] if call.under else call
-        if inner is None or call.after not in ("|", "|&") or call.in_substitution or call.in_function or outer.tested:
-            continue
-        if "PIPESTATUS" not in job.text and outer.after in ("\n", ";", ""):
-            text = f"{call.program} is piped, so its exit code is lost: a pipe returns that of its last command"
-            yield Violation(call.offset, text, cure=f"{inner.program} -c 'set -o pipefail; ...'")
-            return
-
-
-def piped_script(job: JobDescription) -> Iterator[Violation]:
-    """Report a script, or a step of unknown content, as the last command of a job, whose result a pipe to tee replaces."""
-    if not job.is_job or "pipefail" in job.text or "PIPESTATUS" in job.text:
-        return
-    works = {w.offset for w in job.work}
-    own = [c for c in job.calls if not c.under and not c.in_substitution and not c.in_function]
-    if len(own) < 2 or own[-1].program != "tee" or own[-1].before not in ("|", "|&"):
-        return
-    last = next((c for c in reversed(own[:-1]) if c.after in ("|", "|&") and c.before not in ("|", "|&")), None)
-    if last is None or last.offset in works or last.tested or last.in_loop:
-        return
-    program = PYTHON.match(last.program) is not None or last.program in ("srun", "mpirun", "mpiexec")
-    script = last.written.endswith(".sh") or (last.program in SHELLS and any(a.text.endswith(".sh") for a in last.args))
-    if program or script:
-        text = f"{last.written} is piped, so its exit code is lost: a pipe returns that of its last command"
-        yield Violation(last.offset, text)
-
-
-def echoed_failure(job: JobDescription) -> Iterator[Violation]:
-    """Report ``work || echo failed`` as the last command: the job then succeeds."""
-    if not job.is_job or len(job.work) != 1 or job.work[0].after != "||":
-        return
-    outer = job.work[0]
-    later = [c for c in job.calls if c.offset > outer.offset and not c.under and not c.in_substitution]
-    if outer.in_loop or outer.in_function or outer.tested or not later or outer in later:
-        return
-    rest = [c for c in later if c.program not in ("echo", "printf", "date")]
-    if (
-        later[0].before == "||"
-        and later[0].program in ("echo", "printf")
-        and not rest
-        and later[0].after not in ("&&", ";")
-    ):
-        text = f"|| {later[0].written} reports success, even if {outer.program} failed"
-        yield Violation(later[0].offset, text, cure="|| { echo ...; exit 1; }")
-
-
-QUIET = {"echo", "printf", "date", "true", ":", "unset", "set", "export", "deactivate", "cat", "squeue", "jobs"}
-DETACHED = re.compile(r"-\w*d\w*")
-
-
-def scripts_in_background(job: JobDescription) -> Iterator[Violation]:
-    """Report scripts, groups and detached sessions in the background, behind which a batch script ends."""
-    if not job.is_job or re.search(r"(?m)^[^#\n]*\b(?:wait|tail\s+-f|sleep|fg)\b", job.text):
-        return
-    own = [c for c in job.calls if not c.under and not c.in_substitution and not c.in_function]
-    loud = [c for c in own if c.program not in QUIET]
-    if not loud or any(c.program in ("source", ".", "exec", "eval") and c is loud[-1] for c in loud):
-        return
-    last = loud[-1]
-    work = last.offset in {w.offset for w in job.work}
-    if work and last.after == "&" and job.is_batch:
-        return  # another part of the rule has it
-    words = [a.text for a in last.args]
-    script = last.program in SHELLS or last.written.endswith((".sh", ".bash")) or last.written.startswith("./")
-    launched = work or last.program == "srun" or script or PYTHON.match(last.program) is not None
-    if last.after == "&" and launched and not any(c.program == "trap" for c in own):
-        yield Violation(last.offset, f"{last.program} runs in the background, and the script ends without wait")
-    elif (
-        last.program == "tmux" and words[:1] in (["new"], ["new-session"]) and any(DETACHED.fullmatch(w) for w in words)
-    ):
-        yield Violation(last.offset, "tmux runs in the background, and the script ends")
-    elif last.program == "screen" and any(re.fullmatch(r"-\w*d\w*m\w*", w) for w in words):
-        yield Violation(last.offset, "screen runs in the background, and the script ends")
-    else:
-        yield from _group_in_background(job, last)
-
-
-GROUP_END = re.compile(
-    r"(?m)(?:^[ \t]*\([^()\n]*\)|(?:^|[ \t;])[)}])[ \t]*(?:[12&]?>+[ \t]*\S+[ \t]*(?:2>&1[ \t]*)?)?&[ \t]*(?:#.*)?$"
-)
-
-
-def _group_in_background(job: JobDescription, last: ProgramCall) -> Iterator[Violation]:
-    found = next(
-        (m for m in GROUP_END.finditer(job.text) if m.end() > last.offset and not job.in_comment(m.start())), None
-    )
-    works = [w for w in job.work if found and w.offset < found.end() and not w.in_function]
-    if found and works and works[-1].offset >= last.offset and not works[-1].in_loop:
-        yield Violation(
-            works[-1].offset, f"{works[-1].program} runs in the background, and the script ends without wait"
-        )
-
-
-# -------------------------------------------------------------------------- options given twice
-
-SETTING = re.compile(
-    r"--?(?:lr|learning[-_]rate|(?:\w+[-_])?batch[-_]size|(?:num[-_]|max[-_]|n[-_])?(?:train[-_])?epochs?|seed|num[-_]workers|max[-_]steps|"
-    r"weight[-_]decay|warmup[-_](?:steps|ratio)|gradient[-_]accumulation[-_]steps|dropout|(?:save|eval|logging)[-_]steps|hidden[-_](?:size|dim)|"
-    r"num[-_](?:layers|heads)|momentum|max[-_](?:seq[-_])?len(?:gth)?)"
-)
-NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
-
-
-def settings_twice(job: JobDescription) -> Iterator[Violation]:
-    """Report an option of the program, such as its learning rate, that is given twice with different numbers."""
-    for call in job.work_calls:
-        first: dict[str, tuple[str, Argument]] = {}
-        if any(a.source.text.startswith(UNRESOLVED_OPEN) for a in call.args) or not (
-            PYTHON.match(call.program) or call in _launched(job)
-        ):
-            continue
-        for arg, following in call.pairs():
-            name, equals, value = arg.text.partition("=")
-            value = value if equals else following.text if following else ""
-            if not SETTING.fullmatch(name) or not NUMBER.fullmatch(value):
-                continue
-            before = first.get(name)
-            if before and before[0] != value:
-                line = job.lines.place(arg.offset)[0]
-                text = f"{name} is given twice: {before[0]} is replaced by {value} in line {line}"
-                yield Violation(before[1].offset, text)
-                return
-            first[name] = (value, arg)
-
-
-def _launched(job: JobDescription) -> list[ProgramCall]:
-    return [la.call for la in job.launches]
-
-
-# ---------------------------------------------------------------- text written for another shell
+# ------------------------------------------------------------------- text written for another shell
 
 JOB_NAMES = re.compile(
     r"SLURM_(?:JOB_?ID|JOB_NAME|ARRAY_TASK_ID|ARRAY_JOB_ID|PROCID|NODEID|LOCALID|NTASKS|NNODES|JOB_NUM_NODES|JOB_NODELIST|NODELIST|"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, ProgramCall, VariableUse, Violation
 from allranks.analysis.lint.rules.dataflow import HARMLESS
-from allranks.analysis.lint.rules.scripts import shell_flags
+from allranks.analysis.lint.rules.exit_codes import shell_flags
 from allranks.analysis.lint.shell_tokens import MappedText
 
 LOST_WHY = (

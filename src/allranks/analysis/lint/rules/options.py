@@ -96,7 +96,7 @@ def _behind(launch: LauncherCall, program: Argument) -> Iterator[Violation]:
                 return
 
 
-# ------------------------------------------------------------------------ modules and subcommands
+# -------------------------------------------------------------------------- modules and subcommands
 
 LAUNCH_MODULES = (
     "torch.distributed.launch",
@@ -147,7 +147,7 @@ def misspelt_subcommands(job: JobDescription) -> Iterator[Violation]:
                 )
 
 
-# ----------------------------------------------------------------------------- names without $
+# ---------------------------------------------------------------------------------- names without $
 
 NAME_WHY = "The shell expands only $NAME and ${NAME}: the program gets the text, or nothing."
 
@@ -244,7 +244,7 @@ def other_names(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(use.offset, text, why=CASE_WHY, cure=f"${other}")
 
 
-# ------------------------------------------------------------------- lines that take in the next
+# ---------------------------------------------------------------------- lines that take in the next
 
 TAKES_WORDS = {"module", "ml", "export", "cd", "source", ".", "mkdir", "conda", "ulimit", "unset", "pip", "pip3"}
 
@@ -295,28 +295,3 @@ def semicolon(job: JobDescription) -> Iterator[Violation]:
         if not job.in_comment(found.start(1)):
             text = f"a semicolon instead of a colon before ${found[1]}: the list has only the new folder, and ${found[1]} runs as a command"
             yield Violation(found.start(1), text, cure=f"{found[1]}=/folder:${found[1]}")
-
-
-def bad_counts(job: JobDescription) -> Iterator[Violation]:
-    """Report counts of GPUs, arrays and logs in a form that sbatch, or the kernel, refuses."""
-    if not job.source.text.startswith("#!"):
-        return
-    for item in job.directives:
-        value = item.value or ""
-        wrong = None
-        if item.late or "$" in value or re.search(r"[{}<>]", value):
-            continue
-        if item.name in ("gpus", "gpus-per-node", "gpus-per-task") and re.fullmatch(
-            r"\d+:[A-Za-z]\w*|[A-Za-z]\w*=\d+|-\d+", value
-        ):
-            wrong = "the form is <type>:<count>"
-        elif item.name == "gres" and re.fullmatch(r"gpu\d+|gpu:(?:\w+:)?-\d+|gpu:\d+:[A-Za-z]\w*", value):
-            wrong = "the form is gpu:<type>:<count>"
-        elif item.name == "array" and re.fullmatch(r"\d+(?:\.\.|:|to)\d+", value):
-            wrong = "the form is <first>-<last>"
-        elif item.name == "nodes" and re.fullmatch(r"\d+,", value):
-            wrong = "it ends with a comma"
-        elif item.name in ("output", "error") and value.endswith("/"):
-            wrong = "it is a folder, no file"
-        if wrong:
-            yield Violation(item.offset, f"#SBATCH --{item.name}={value}: {wrong}", cure=f"--{item.name}=<value>")

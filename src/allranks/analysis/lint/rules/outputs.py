@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
+from allranks.analysis.lint.command_options import PYTHON
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.analysis.lint.rules.tasks import sources_settings
 
 OVER_WHY = "> truncates the file each time it is opened: only the output of the last run stays."
 SAME_WHY = "The shell truncates the file before the program reads it: it is empty."
@@ -15,7 +17,6 @@ NUMBER_WHY = "2>1 writes to a file with the name 1, and 2>&1 to where the output
 ORDER_WHY = (
     "Redirections count from left to right: 2>&1 is where the output goes at that moment, not the file behind it."
 )
-
 READS_WHOLE = {
     "cat",
     "sort",
@@ -137,3 +138,31 @@ def wrong_order(job: JobDescription) -> Iterator[Violation]:
         if any(r.target == "1" and r.operator == ">&" for c in job.calls for r in c.redirects):
             text = f"2>&1 stands before > {found[1]}: the errors do not go to the file"
             yield Violation(found.start() + 1, text, why=ORDER_WHY, cure=f"> {found[1]} 2>&1", severity="note")
+
+
+# ---------------------------------------------------------------------------------- buffered output
+
+BUFFERED_WHY = "Python buffers some kB of output if it does not write to a terminal; when a rank is killed, its last lines are lost."
+
+
+def buffered(job: JobDescription) -> Iterator[Violation]:
+    if job.has("PYTHONUNBUFFERED") or sources_settings(job) or not job.is_batch:
+        return
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        alone = not call.under and not job.launches
+        ranks = any(la.call is call for la in job.launches)
+        if (
+            PYTHON.match(call.program)
+            and not call.module
+            and (alone or ranks)
+            and any(w.endswith(".py") for w in words)
+        ):
+            if not any(
+                re.match(r"-[a-zA-Z]*u", w) for w in words[: next(i for i, w in enumerate(words) if w.endswith(".py"))]
+            ):
+                yield Violation(
+                    call.offset,
+                    "Python's output is buffered: no PYTHONUNBUFFERED and no -u (torchrun passes -u itself, srun does not)",
+                )
+                return

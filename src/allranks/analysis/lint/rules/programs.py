@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import LONG, PYTHON, SHELLS, WRAPPERS
+from allranks.analysis.lint.command_options import LONG, PYTHON, SHELLS
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import ProgramCall, Violation
-from allranks.analysis.lint.rules.allocation import SHARED_LOG_WHY
 from allranks.analysis.lint.rules.environments import CONDA_WHY, INIT_WHY, defines_conda
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 from allranks.utils.text import nearest_name
 
 OPTION_WHY = "The program stops with an error about the option and does nothing; without set -e the script goes on."
-
 NO_OPTION: dict[tuple[str, str], tuple[set[str], str]] = {
     ("pip", "install"): (
         {"-y", "--yes", "--force", "-n", "-p", "--channel", "--name", "--gpu", "--all"},
@@ -135,82 +133,7 @@ def _names_program(call: ProgramCall) -> bool:
     return any(a.text.endswith(".py") or a.text == "-m" for a in call.args)
 
 
-# ------------------------------------------------------------------------------------ servers
-
-SERVER = (
-    r"(?:uvicorn|gunicorn|hypercorn|waitress-serve|redis-server|mongod|tritonserver|text-generation-launcher|ollama\s+serve|(?:vllm|ray|lmdeploy)\s+serve|trl\s+vllm[-_]serve|swift\s+(?:rollout|deploy)|"
-    r"vllm\.entrypoints\.\S+|sglang\.launch_server|http\.server|SimpleHTTPServer|ray\s+start\s.*--block|tensorboard(?:\.main)?|jupyter|jupyter-\w+|"
-    r"mlflow\s+(?:server|ui)|streamlit\s+run|flask\s+run|aim\s+(?:up|server)|visdom(?:\.server)?|nvidia-smi\s(?:.*\s)?(?:-l|-lms|--loop|--loop-ms)(?:[=\s]\S+)?|"
-    r"nvidia-smi\s+(?:dmon|pmon)|nvtop|dcgmi\s+dmon|gpustat\s.*-i|dcgm-exporter|watch\s.*|tail\s+(?:-\w*[fF]|--follow)|sleep\s+inf(?:inity)?|"
-    r"code-server|llama-server|litellm)(?=\s|&|\Z)"
-)
-OUTER_SERVER = re.compile(SERVER)
-WRAPPED_SERVER = re.compile(r"(?:.*\s(?:run|exec|shell|--|-n\s+\S+|\S+\.(?:sif|simg|sqsh)))?\s+" + SERVER)
-PYTHON_SERVER = re.compile(r"(?:-\w\s+)*-m\s+" + SERVER)
-ENDS_BY_ITSELF = re.compile(
-    r"\b(?:timeout\s+\S*\d|nvidia-smi\s.*-c\s|dmon\s.*-c\s|--help|--version|tensorboard\s+dev|--pid=)"
-)
-ENDLESS_LOOP = re.compile(
-    r"(?m)^([ \t]*)while[ \t]+(?:true|:|\[[ \t]1[ \t]\])[ \t]*(?:;|\n)(?:(?!\n\1done\b)[^\0]){0,1500}?(?:\n\1|;[ \t]*)done[^\n&]*&[ \t]*(?:#.*)?$"
-)
-STOPS = {"kill", "pkill", "killall", "trap", "scancel"}
-
-
-FUNCTION = re.compile(
-    r"(?m)^[ \t]*(?:function[ \t]+)?([\w-]+)[ \t]*(?:\([ \t]*\))?[ \t]*\{((?:(?!\n\}|\}[ \t]*$)[^\0]){0,2000})(?:\n\}|\}[ \t]*$)"
-)
-FOR_EVER = re.compile(r"\bwhile[ \t]+(?:true|:|\[[ \t]1[ \t]\])[ \t]*(?:;|\n)")
-ENDS_LOOP = re.compile(r"\b(?:break|exit|return)\b")
-
-
-def _endless_loops(job: JobDescription) -> list[tuple[int, str]]:
-    """Return the endless loops in the background: written there, or in a function that is started there."""
-    loops = [loop for loop in ENDLESS_LOOP.finditer(job.text) if not ENDS_LOOP.search(loop[0])]
-    starts = (loop.start() + len(loop[1]) for loop in loops)
-    found = [(start, "the endless loop") for start in starts if not job.in_comment(start)]
-    bodies = {m[1]: m[2] for m in FUNCTION.finditer(job.text)}
-    endless = {name for name, body in bodies.items() if FOR_EVER.search(body) and not ENDS_LOOP.search(body)}
-    own = (c for c in job.calls if c.written in endless and c.after == "&" and not c.under and not c.in_function)
-    return found + [(c.offset, c.written) for c in own]
-
-
-def server_awaited(job: JobDescription) -> Iterator[Violation]:
-    """Report a plain ``wait`` behind a server, a monitor or an endless loop in the background that nothing ends."""
-    if any(c.program in STOPS for c in job.calls) or re.search(r"\bkill\b", job.text):
-        return
-    found: list[tuple[int, str]] = []
-    for call in job.calls:
-        outer = call.under[0] if call.under else call
-        words = " ".join(a.text for a in call.args)
-        behind = outer.after == "&" and not call.in_function and not outer.in_substitution
-        if (
-            not behind
-            or ENDS_BY_ITSELF.search(f"{call.program} {words}")
-            or any(c.program == "timeout" for c in call.under)
-        ):
-            continue
-        if PYTHON.match(call.program):
-            server = PYTHON_SERVER.match(words) or re.match(
-                r"(?:\S*/)?(?:api_server|serve|server|launch_server)\.py\b", words
-            )
-        elif call.program in WRAPPERS:
-            server = OUTER_SERVER.match(f"{call.program} {words}") or WRAPPED_SERVER.match(" " + words)
-        else:
-            server = OUTER_SERVER.match(f"{call.program} {words}")
-        if server:
-            found.append((outer.offset, " ".join(f"{call.program} {words}".split()[:4])[:40]))
-    found += _endless_loops(job)
-    if not found:
-        return
-    place, what = min(found)
-    for call in job.calls:
-        if call.program == "wait" and not call.args and call.offset > place and not call.under and not call.in_function:
-            text = f"wait also waits for '{what}' in line {job.lines.place(place)[0]}, which does not end by itself"
-            yield Violation(call.offset, text)
-            return
-
-
-# -------------------------------------------------------------------------------------- conda
+# -------------------------------------------------------------------------------------------- conda
 
 INNER_WHY = "conda activate needs a function that conda's start-up code defines, and functions do not reach the shell of bash -c."
 INNER_CURE = "activate it before srun, which passes the environment on; or bash -lc, or source <conda>/etc/profile.d/conda.sh in the same shell"
@@ -269,30 +192,7 @@ def conda_elsewhere(job: JobDescription) -> Iterator[Violation]:
         return
 
 
-# --------------------------------------------------------------------------------- array logs
-
-SEQUENCE_WHY = "Slurm truncates the file when a task starts: only the log of the last task stays."
-
-
-def one_log(job: JobDescription) -> Iterator[Violation]:
-    """Report one log for the tasks that run one after another, ``--array=0-9%1``, and names with %A but without %a."""
-    array = job.heads("array")
-    if not array or re.fullmatch(r"\[?\d+\]?(?:%\d+)?", array) or (job.heads("open-mode") or "").startswith("a"):
-        return
-    in_turn = array.endswith("%1")
-    for name in ("output", "error"):
-        found = job.heading.get(name)
-        value = found.value if found else None
-        if not found or not value or value == "/dev/null" or re.search(r"%\d*[ajJ]|\$|[{<]", value):
-            continue
-        if not in_turn and not re.search(r"%\d*A", value):
-            continue  # `allocation.shared_log`
-        text = f"--{name}={value} is one file for all tasks of the array"
-        yield Violation(found.offset, text, why=SEQUENCE_WHY if in_turn else SHARED_LOG_WHY)
-        return
-
-
-# -------------------------------------------------------------------------------- other shells
+# ------------------------------------------------------------------------------------- other shells
 
 ZSH_WHY = "zsh refuses a command with a pattern that matches no file ('no matches found'), and does not run it."
 ZSH_SPLIT_WHY = "zsh does not split the value of a variable at blanks: the program gets all options as one argument."

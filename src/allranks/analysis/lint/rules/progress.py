@@ -7,83 +7,11 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import PYTHON, slurm_options
 from allranks.analysis.lint.job import JobDescription, count_gpus
-from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules.ports import backend
 from allranks.analysis.lint.rules.tasks import SEVERAL_WHY
 
-# ------------------------------------------------------------------ commands before the work
-
-BLOCKS_WHY = "The command does not end by itself: what stands below it never runs, and the job holds its GPUs until its time limit."
-BLOCKS_CURE = "start it in the background (&), and end it after the training; or remove it"
-SCREENS = {"watch", "htop", "nvtop", "vim", "vi", "nano", "emacs", "less", "more", "nvitop", "gpustat"}
-LOOPS_IN = {
-    "nvidia-smi": re.compile(r"-l\d*|--loop(?:-ms)?(?:=.*)?|dmon|pmon"),
-    "tail": re.compile(r"-\w*[fF]|--follow.*"),
-    "jupyter": re.compile(r"notebook|lab|server"),
-    "jupyter-lab": re.compile(r".*"),
-    "jupyter-notebook": re.compile(r".*"),
-    "tensorboard": re.compile(r".*"),
-    "mlflow": re.compile(r"ui|server"),
-    "gpustat": re.compile(r"-\w*i\w*|--interval.*"),
-    "sleep": re.compile(r"inf|infinity"),
-    "top": re.compile(r".*"),
-}
-
-
-def blocks(job: JobDescription) -> Iterator[Violation]:
-    """Report a command in the foreground that never ends, above the job's work."""
-    if not job.runs_unattended or not job.work:
-        return
-    last = job.work[-1].offset
-    for call in job.calls:
-        if (
-            call.in_substitution
-            or call.in_function
-            or call.offset > last
-            or call.after in ("&", "|", "|&", "||")
-            or call.branch
-        ):
-            continue
-        if call.under or call.redirects or call.before in ("&&", "||", "|"):
-            continue
-        if _never_ends(call) and any(w.offset > call.offset and w.after != "&" for w in job.work):
-            words = " ".join([call.written, *(a.text for a in call.args)])[:50]
-            yield Violation(call.offset, f"'{words}' does not end: the programs below it never start")
-            return
-
-
-def _never_ends(call: ProgramCall) -> bool:
-    words = [a.text for a in call.args]
-    if call.program == "top":
-        return not any(re.match(r"-\w*[bn]", w) for w in words)
-    if call.program in SCREENS - {"gpustat"}:
-        return not {"--version", "--help", "-V", "-v"} & set(words)
-    pattern = LOOPS_IN.get(call.program)
-    if pattern is None or {"--version", "--help"} & set(words):
-        return False
-    return call.program == "tensorboard" or any(pattern.fullmatch(w) for w in words)
-
-
-EXIT_WHY = "The shell ends here, whatever stands below."
-
-
-def exits_early(job: JobDescription) -> Iterator[Violation]:
-    """Report an unconditional exit, or an exec of a shell, above all work of the job."""
-    if not job.is_job or not job.work:
-        return
-    for call in job.calls:
-        if call.in_substitution or call.in_function or call.in_loop or call.branch or call.under or call.tested:
-            continue
-        if call.before in ("&&", "||", "|", "(", "{") or call.after in ("|", "&", "&&", "||"):
-            continue
-        shell = (
-            call.program in ("bash", "sh", "zsh") and not call.args and re.match(r"\s*exec\s", job.line_of(call.offset))
-        )
-        plain = call.program == "exit" and re.match(r"\s*exit\b", job.line_of(call.offset))
-        if (plain or shell) and all(w.offset > call.offset for w in job.work):
-            text = f"{'exec ' if shell else ''}{call.written} ends the script above its work: nothing below it runs"
-            yield Violation(call.offset, text, why=EXIT_WHY, cure="remove it")
-            return
+# ------------------------------------------------------------------------- commands before the work
 
 
 def asks_more(job: JobDescription) -> Iterator[Violation]:
@@ -116,7 +44,7 @@ def asks_more(job: JobDescription) -> Iterator[Violation]:
             )
 
 
-# --------------------------------------------------------------------------- ranks of the nodes
+# ------------------------------------------------------------------------------- ranks of the nodes
 
 SAME_RANK_WHY = "Every node gets the same rank: they never form a group, or all believe that they are the first."
 SAME_RANK_CURE = "srun bash -c '... --node_rank=$SLURM_NODEID ...' in single quotes"
@@ -206,7 +134,7 @@ def per_gpu_tasks(job: JobDescription) -> Iterator[Violation]:
             yield Violation(launch.call.offset, text, why=SEVERAL_WHY)
 
 
-# ------------------------------------------------------------------------------ GPUs not used
+# ------------------------------------------------------------------------------------ GPUs not used
 
 DEVICES = re.compile(
     r"(?:\+{0,2}(?:\w+\.)*)?(?:devices|gpus|num_gpus|n_gpus?|ngpus?|num_devices|gpu_num|gpu_count)=(\d{1,2})"

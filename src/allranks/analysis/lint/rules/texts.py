@@ -8,24 +8,10 @@ from collections.abc import Iterator
 from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.dataflow import GUARDS, SLURM_NAMES
-from allranks.analysis.lint.rules.loops import array_range
 from allranks.analysis.lint.rules.names import MORE_READ
 from allranks.utils.redaction import holds_secret
 
-INTERPRETER_WHY = (
-    "The kernel starts the program that the first line names: the job fails at once with 'No such file or directory'."
-)
-
-
-def interpreter(job: JobDescription) -> Iterator[Violation]:
-    """Report a first line whose program has no full path."""
-    found = re.match(r"#!\s*(\S+)", job.source.text)
-    if found and job.is_job and not found[1].startswith("/") and not re.search(r"[{}$<>@%]", found[0]):
-        text = f"{found[1]} is no full path"
-        yield Violation(job.source.where(0), text, why=INTERPRETER_WHY, cure="#!/bin/bash")
-
-
-# ------------------------------------------------------------------------- variables of Slurm
+# ------------------------------------------------------------------------------- variables of Slurm
 
 NO_SLURM_NAME = {
     "SLURM_NUM_GPUS": "SLURM_GPUS_ON_NODE", "SLURM_NGPUS": "SLURM_GPUS_ON_NODE", "SLURM_GPU_COUNT": "SLURM_GPUS_ON_NODE",
@@ -58,7 +44,7 @@ def no_slurm_name(job: JobDescription) -> Iterator[Violation]:
         yield Violation(use.offset, text, cure=f"${meant}")
 
 
-# ------------------------------------------------------------------------------------- tokens
+# ------------------------------------------------------------------------------------------- tokens
 
 WEBHOOK = re.compile(
     r"https://(?:hooks\.slack\.com/services/T\w{5,}/B\w{5,}/\w{16,}|discord(?:app)?\.com/api/webhooks/\d{10,}/[\w-]{30,})"
@@ -111,7 +97,7 @@ def _passed(call: ProgramCall) -> Iterator[tuple[int, str, str]]:
                 yield arg.offset, key, secret
 
 
-# -------------------------------------------------------------------- values in single quotes
+# -------------------------------------------------------------------------- values in single quotes
 
 PLACE_NAME = re.compile(r"(?:\w+_(?:DIR|HOME|CACHE|PATH|ROOT|FOLDER)|PATH|LD_LIBRARY_PATH|PYTHONPATH)\Z")
 LITERAL = re.compile(r"\$(?:\{([A-Z_][A-Z0-9_]*)\}|([A-Z_][A-Z0-9_]*))")
@@ -133,29 +119,3 @@ def quoted_setting(job: JobDescription) -> Iterator[Violation]:
             name = literal[1] or literal[2]
             yield Violation(item.offset, f"${name} is not expanded here: {item.name} gets the name", why=QUOTED_WHY,
                             cure=f'{item.name}="..." with double quotes')  # fmt: skip
-
-
-# --------------------------------------------------------------------------- arrays not used
-
-UNUSED_WHY = "Every task runs the same command with the same settings, and writes the same files."
-OUTPUT_OPTION = re.compile(
-    r"--?(?:out(?:put)?|save|log|ckpt|checkpoint|result|exp|run|work)[-_]?(?:dir|path|folder|file|name|root)?(?:=.*)?|--seed(?:=.*)?"
-)
-
-
-def array_not_used(job: JobDescription) -> Iterator[Violation]:
-    """Report a job array whose script never looks at the number of its task."""
-    found = job.heading.get("array")
-    span = array_range(found.value) if found else None
-    if found is None or span is None or span[0] == span[1] or (found.value or "").endswith("%1") or job.sources_files:
-        return
-    text = "\n".join(line for line in job.text.splitlines() if not line.startswith("#SBATCH"))
-    if re.search(r"(?i)array|\$\{?[@*#1-9]", text) or not job.work or job.submits or len(job.work) != 1:
-        return
-    call = job.work_calls[0]
-    own = [c for c in job.calls if not c.in_substitution and not c.under]
-    scripts = any(c.written.endswith(".sh") or c.program in ("bash", "sh", "eval", "sed", "sleep") for c in own)
-    drawn = re.search(r"\$RANDOM|\bmktemp\b|\bdate\b|SLURM_JOB_?ID|wandb|sweep|agent|worker|resume|--auto", text)
-    literal = [a for a in call.args if OUTPUT_OPTION.fullmatch(a.text) and "$" not in a.text]
-    if literal and not scripts and not drawn and not any("$" in a.text for a in call.args):
-        yield Violation(found.offset, f"--array={found.value}, but nothing in the script uses the number of the task")

@@ -1,0 +1,435 @@
+"""Rules for failures that a script hides or takes for its own end: lost exit codes, set -e and set -u, blocks that end in a message."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from allranks.analysis.lint.command_options import PYTHON, SHELLS
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.records import Edit, ProgramCall, Violation
+from allranks.analysis.lint.rules.conditions import TESTS
+
+
+def shell_flags(job: JobDescription) -> tuple[bool, bool]:
+    """Return whether set -e, and whether pipefail, is active in the batch shell."""
+    first = job.lines.line(1)
+    errexit = bool(re.match(r"#!\S*sh\s+-\w*e", first))
+    pipefail = False
+    for call in job.calls:
+        if call.program == "set" and not call.under:
+            words = [a.text for a in call.args]
+            errexit = (
+                errexit or any(re.match(r"-\w*e", w) for w in words) or ("-o" in " ".join(words) and "errexit" in words)
+            )
+            pipefail = pipefail or "pipefail" in words
+    return errexit, pipefail
+
+
+EXIT_WHY = "The job's state is the exit code of its last command. A failed training is reported as COMPLETED, and dependent jobs start."
+EXIT_CURE = "set -eo pipefail at the top of the script"
+LAST = {"exit", "true", ":", "wait", "trap", "fi", "done", "return", "}", "set", "unset", "export"}
+
+
+def exit_code(job: JobDescription) -> Iterator[Violation]:
+    """Report an exit code that is lost: behind a pipe, by `exit 0`, or because another command is the last one."""
+    errexit, pipefail = shell_flags(job)
+    yield from _of_echo(job)
+    for outer in job.work:
+        if outer.in_function or outer.in_substitution or outer.tested or outer.before in ("&&", "||"):
+            continue
+        what = _name_of_work(job, outer)
+        ignored = _ignored(job, outer)
+        if ignored is not None and job.is_job and not outer.in_loop and len(job.work) == 1:
+            yield Violation(
+                ignored.offset,
+                f"|| {ignored.written} reports success, even if {what} failed",
+                cure="remove it, or || exit 1",
+            )
+            return
+        other = _status_of_pipe(job, outer) if outer.after in ("|", "|&") and not pipefail else None
+        if other is not None:
+            text = f"{what} is piped: $? below is the exit code of {other.written}, not that of {what}"
+            yield Violation(outer.offset, text, fix=_add_pipefail(job, errexit))
+            return
+        if outer.after in ("|", "|&") and not pipefail and not _looks(job, outer):
+            text = f"{what} is piped, so its exit code is lost: a pipe returns that of its last command"
+            # Without set -e, or a test, nothing in the script depends on it.
+            severity = None if errexit or _pipe_is_tested(job, outer) else "note"
+            yield Violation(outer.offset, text, fix=_add_pipefail(job, errexit), severity=severity)
+            return
+        if outer.after in ("||", "&&", "&", "|", "|&") or errexit or _looks(job, outer):
+            continue
+        later = _after(job, outer)
+        end = later[-1] if later else None
+        if end is None or any(w.offset == end.offset for w in job.work):
+            continue
+        if end.program == "exit" and [a.text for a in end.args] == ["0"] and not end.branch and not end.in_loop:
+            yield Violation(end.offset, f"exit 0 reports success, even if {what} failed", severity="note")
+            return
+        if job.is_batch and end.program not in LAST and end.program != "srun":
+            text = f"the job ends with the exit code of '{end.written}', even if {what} failed"
+            yield Violation(end.offset, text, cure=EXIT_CURE, severity="note")
+            return
+
+
+def _pipe_is_tested(job: JobDescription, outer: ProgramCall) -> bool:
+    """Return whether the script depends on the exit code of the pipe that begins with this command: ``... | tee log || exit 1``."""
+    later = (c for c in job.calls if c.offset > outer.offset and not c.under and not c.in_substitution)
+    last = next((c for c in later if c.before in ("|", "|&") and c.after not in ("|", "|&")), None)
+    return last is not None and (last.after in ("||", "&&") or last.tested)
+
+
+PASSES_THROUGH = {"tee", "ts", "grep", "egrep", "sed", "awk", "cat", "tail", "head", "logger", "tr"}
+
+
+def _status_of_pipe(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:
+    """Return the last command of the pipe if the next command uses its ``$?``."""
+    own = [c for c in job.calls if c.offset > outer.offset and not c.under and not c.in_substitution]
+    number = next((n for n, c in enumerate(own) if c.before in ("|", "|&") and c.after not in ("|", "|&")), None)
+    if number is None or own[number].program not in PASSES_THROUGH or "PIPESTATUS" in job.text[outer.offset :]:
+        return None
+    last, following = own[number], own[number + 1] if number + 1 < len(own) else None
+    end = following.offset if following else len(job.text)
+    kept = any(last.offset < a.offset < end and a.value == "$?" and not a.under for a in job.assignments)
+    used = following is not None and any("$?" in a.text for a in following.args)
+    apart = following is not None and (following.in_function != last.in_function or following.written == "trap")
+    return last if (kept or used) and not apart and last.after in ("\n", ";") else None
+
+
+def _of_echo(job: JobDescription) -> Iterator[Violation]:
+    """Report ``$?`` that is the exit code of an echo behind the work, and not that of the work."""
+    own = [c for c in job.calls if not c.under and not c.in_substitution]
+    places = [a.offset for a in job.assignments if a.value == "$?" and not a.under]
+    places += [c.offset for c in own if c.program in ("exit", "[", "[[") and any(a.text == "$?" for a in c.args)]
+    starts = sorted([c for c in job.calls if not c.in_substitution], key=lambda c: c.offset)
+    works = {w.offset for w in job.work}
+    for place in sorted(places):
+        before = [c for c in starts if c.offset < place and not c.under]
+        if (
+            len(before) > 1
+            and before[-1].program in ("echo", "printf", "date")
+            and before[-1].branch == before[-2].branch
+        ):
+            between = any(
+                before[-1].offset < a.offset < place for a in job.assignments if not a.under and "$(" in a.value
+            )
+            again = any(p < before[-1].offset and p > before[-2].offset for p in places)
+            if before[-2].offset in works and not between and not again:
+                text = f"$? is the exit code of '{before[-1].written}', not that of {before[-2].written}"
+                yield Violation(place, text, cure="rc=$? directly after the command, then exit $rc")
+                return
+
+
+def _ignored(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:
+    """Return the ``true`` of ``work || true``."""
+    if outer.after != "||":
+        return None
+    following = next((c for c in job.calls if c.offset > outer.offset and c.before == "||" and not c.under), None)
+    return following if following is not None and following.program in ("true", ":") else None
+
+
+ERROR_TEXT = re.compile(
+    r"(?i)\berror\b|\bfail|\bmissing\b|not found|\bno \w+ (?:assigned|found|available)|\bexiting\b|usage:|cannot|could not|abort"
+)
+ZERO_WHY = "Slurm and the shell take exit code 0 for success: the job is COMPLETED, and dependent jobs start."
+
+
+def exit_zero(job: JobDescription) -> Iterator[Violation]:
+    """Report ``exit 0`` directly after an error message."""
+    for before, call in pairwise(c for c in job.calls if not c.in_substitution):
+        zero = re.match(r"exit[ \t]+0\b", job.text[call.offset :]) and call.branch
+        if zero and before.program in ("echo", "printf") and ERROR_TEXT.search(" ".join(a.text for a in before.args)):
+            if before.branch == call.branch:
+                yield Violation(call.offset, "exit 0 after an error message reports success", cure="exit 1")
+
+
+def _after(job: JobDescription, outer: ProgramCall) -> list[ProgramCall]:
+    """Return the commands of the script's own shell that run after a command."""
+    return [
+        c
+        for c in job.calls
+        if c.offset > outer.offset and not c.under and not c.in_substitution and not c.in_function
+        if not c.instead_of(outer)
+    ]
+
+
+def _name_of_work(job: JobDescription, outer: ProgramCall) -> str:
+    launch = next((la for la in job.launches if la.call.starter is outer), None)
+    return launch.kind if launch and launch.kind != "python" else outer.program
+
+
+def _add_pipefail(job: JobDescription, errexit: bool) -> tuple[Edit, ...]:
+    """Return the edit that adds ``set -o pipefail`` above the first command; none where it could end the script early."""
+    if errexit or not re.match(r"#!\S*(?:/|env\s+)(?:ba|k|z)sh\b", job.lines.line(1)):
+        return ()
+    first = min((c.offset for c in [*job.calls, *job.assignments]), default=None)
+    if first is None:
+        return ()
+    start = first - job.lines.place(first)[1] + 1
+    if job.text[start - 2 : start - 1] == "\\" or job.lines.place(first)[0] == 1:
+        return ()
+    newline = "\r\n" if "\r\n" in job.text else "\n"
+    return (Edit(start, start, f"set -o pipefail{newline}"),)
+
+
+def _looks(job: JobDescription, outer: ProgramCall) -> bool:
+    """Return whether the exit code is checked after the call."""
+    rest = job.text[outer.offset :]
+    return bool(
+        re.search(r"\$\?|PIPESTATUS|\btrap\b.*\bE(?:RR|XIT)\b", rest)
+        or re.search(r"trap\s.*\b(?:ERR|EXIT)\b", job.text)
+    )
+
+
+SET_E_WHY = (
+    "With set -e the shell exits at the first command that fails, even if the script checks the exit code afterwards."
+)
+SET_E_CURE = "srun ... || rc=$?"
+
+
+def set_e(job: JobDescription) -> Iterator[Violation]:
+    errexit, _ = shell_flags(job)
+    if not errexit:
+        return
+    outers = [la.call.starter for la in job.launches if not la.call.in_function]
+    for item in job.assignments:
+        if item.value != "$?" or item.under:
+            continue
+        before = [o for o in outers if o.offset < item.offset]
+        if (
+            before
+            and not before[-1].tested
+            and before[-1].after not in ("||", "&&", "&", "|")
+            and not _suspended(job, item.offset)
+        ):
+            if not any(
+                before[-1].offset < c.offset < item.offset and not c.under and not c.in_substitution
+                for c in job.calls[job.calls.index(before[-1]) + 1 :]
+            ):
+                yield Violation(item.offset, f"{item.name}=$? is never reached if the command above fails")
+    for call in job.calls:
+        if (
+            re.match(r"\(\(\$\(\(\s*\w+(?:\+\+|--)\s*\)\)", call.written)
+            and not call.tested
+            and call.after not in ("||", "&&")
+        ):
+            yield Violation(call.offset, "((x++)) returns 1 if x was 0, which ends the script", cure="x=$((x + 1))")
+
+
+def _suspended(job: JobDescription, offset: int) -> bool:
+    """Return whether `set +e` is active here."""
+    last = [c for c in job.calls if c.program == "set" and not c.under and c.offset < offset]
+    return bool(last) and any(re.match(r"\+\w*e", a.text) for a in last[-1].args)
+
+
+# ------------------------------------------------------------------------------------------- set -u
+
+UNBOUND_WHY = "With set -u the shell stops at a variable that is not set, with 'unbound variable'; a batch system need not set this one."
+SEARCH_LISTS = {
+    "PYTHONPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "PKG_CONFIG_PATH", "CMAKE_PREFIX_PATH",
+    "LD_PRELOAD", "PYTORCH_CUDA_ALLOC_CONF", "XLA_FLAGS", "MANPATH", "INCLUDE", "DYLD_LIBRARY_PATH",
+}  # fmt: skip
+NOUNSET = re.compile(r"-\w*u\w*")
+SETS_PYTHONPATH = re.compile(
+    r"(?im)^\s*(?:module\s+(?:load|add)|ml)\s.*(?:scipy|pytorch|tensorflow|easybuild|spack|python|jax|rocm|paraview|openmm|LUMI|cray)|^\s*(?:source|\.)\s+\S*(?:setup|env)\w*\.(?:sh|bash)"
+)
+
+
+def unbound(job: JobDescription) -> Iterator[Violation]:
+    """Report a list of folders that grows from nothing, ``A=/x:$A``, where set -u is on."""
+    changes: list[tuple[int, bool]] = []
+    if re.match(r"#!\S*sh\s+-\w*u", job.lines.line(1)):
+        changes.append((0, True))
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        if call.program == "set" and not call.under and not call.in_substitution:
+            if any(NOUNSET.fullmatch(w) for w in words) or "-o nounset" in " ".join(words):
+                changes.append((call.offset, True))
+            elif any(re.fullmatch(r"\+\w*u\w*", w) for w in words) or "+o nounset" in " ".join(words):
+                changes.append((call.offset, False))
+    if not changes:
+        return
+    yield from _never_set(job, changes)
+    for use in job.uses:
+        state = [on for place, on in changes if place < use.offset]
+        if use.name not in SEARCH_LISTS or not state or not state[-1] or use.operator or use.under or use.in_function:
+            continue
+        earlier = [
+            a for a in job.by_name.get(use.name, []) if job.lines.place(a.offset)[0] < job.lines.place(use.offset)[0]
+        ]
+        guarded = any(u.name == use.name and u.operator and u.offset <= use.offset for u in job.uses)
+        if earlier or guarded or use.program in ("[", "[["):
+            continue
+        loaded = any(
+            c.program in ("module", "ml", "source", ".", "eval", "spack") and c.offset < use.offset and not c.in_substitution
+            and not re.search(r"bin/activate\Z|\bpurge\b|\buse\b", " ".join(a.text for a in c.args))
+            for c in job.calls
+        )  # fmt: skip
+        sure = not loaded or (use.name == "PYTHONPATH" and not SETS_PYTHONPATH.search(job.text))
+        text = f"set -u stops the script here if ${use.name} is not set"
+        yield Violation(use.offset, text, why=UNBOUND_WHY, cure=f"{use.name}=/folder${{{use.name}:+:${use.name}}}",
+                        severity=None if sure else "note")  # fmt: skip
+        return
+
+
+def _never_set(job: JobDescription, changes: list[tuple[int, bool]]) -> Iterator[Violation]:
+    """Report a name in small letters that nothing in the script sets: an environment has none of these."""
+    guarded = {u.name for u in job.uses if u.operator}
+    if (
+        job.sources_files
+        or job.placeholders
+        or any(c.program in ("eval", "set", "getopts") and c.args and c.program != "set" for c in job.calls)
+    ):
+        return
+    for use in job.uses:
+        state = [on for place, on in changes if place < use.offset]
+        known = job.has(use.name) or use.name in job.reading.named | job.reading.exported | guarded
+        if (
+            not state
+            or not state[-1]
+            or known
+            or use.under
+            or use.in_function
+            or not re.fullmatch(r"[a-z][a-z0-9_]+", use.name)
+        ):
+            continue
+        if (
+            re.search(
+                rf"(?<![$\w{{]){use.name}(?:=|\+\+|\[)|-v[ \t]+{use.name}\b|[ \t]{use.name}\b[ \t]*(?:;|\n)", job.text
+            )
+            or "proxy" in use.name
+        ):
+            continue
+        text = f"set -u stops the script here: nothing sets ${use.name}"
+        yield Violation(use.offset, text, why="With set -u the shell stops at a variable that is not set, with 'unbound variable'.",
+                        cure=f"${{{use.name}:-}}, or set it above")  # fmt: skip
+        return
+
+
+# ------------------------------------------------------------------------------- pipes and messages
+
+
+def piped_inside(job: JobDescription) -> Iterator[Violation]:
+    """Report a program in a pipe of an inner shell, and ``work || echo`` at the end of a job."""
+    if "pipefail" in job.text or not job.is_job:
+        return
+    for call in job.work_calls:
+        inner = next((c for c in reversed(call.under) if c.program in SHELLS), None)
+        outer = call.under[0] if call.under else call
+        if inner is None or call.after not in ("|", "|&") or call.in_substitution or call.in_function or outer.tested:
+            continue
+        if "PIPESTATUS" not in job.text and outer.after in ("\n", ";", ""):
+            text = f"{call.program} is piped, so its exit code is lost: a pipe returns that of its last command"
+            yield Violation(call.offset, text, cure=f"{inner.program} -c 'set -o pipefail; ...'")
+            return
+
+
+def piped_script(job: JobDescription) -> Iterator[Violation]:
+    """Report a script, or a step of unknown content, as the last command of a job, whose result a pipe to tee replaces."""
+    if not job.is_job or "pipefail" in job.text or "PIPESTATUS" in job.text:
+        return
+    works = {w.offset for w in job.work}
+    own = [c for c in job.calls if not c.under and not c.in_substitution and not c.in_function]
+    if len(own) < 2 or own[-1].program != "tee" or own[-1].before not in ("|", "|&"):
+        return
+    last = next((c for c in reversed(own[:-1]) if c.after in ("|", "|&") and c.before not in ("|", "|&")), None)
+    if last is None or last.offset in works or last.tested or last.in_loop:
+        return
+    program = PYTHON.match(last.program) is not None or last.program in ("srun", "mpirun", "mpiexec")
+    script = last.written.endswith(".sh") or (last.program in SHELLS and any(a.text.endswith(".sh") for a in last.args))
+    if program or script:
+        text = f"{last.written} is piped, so its exit code is lost: a pipe returns that of its last command"
+        yield Violation(last.offset, text)
+
+
+def echoed_failure(job: JobDescription) -> Iterator[Violation]:
+    """Report ``work || echo failed`` as the last command: the job then succeeds."""
+    if not job.is_job or len(job.work) != 1 or job.work[0].after != "||":
+        return
+    outer = job.work[0]
+    later = [c for c in job.calls if c.offset > outer.offset and not c.under and not c.in_substitution]
+    if outer.in_loop or outer.in_function or outer.tested or not later or outer in later:
+        return
+    rest = [c for c in later if c.program not in ("echo", "printf", "date")]
+    if (
+        later[0].before == "||"
+        and later[0].program in ("echo", "printf")
+        and not rest
+        and later[0].after not in ("&&", ";")
+    ):
+        text = f"|| {later[0].written} reports success, even if {outer.program} failed"
+        yield Violation(later[0].offset, text, cure="|| { echo ...; exit 1; }")
+
+
+# -------------------------------------------------------------------------- blocks that end in exit
+
+STATUS_WHY = "$? is the exit code of the command directly before it, here 0: the job is reported as COMPLETED."
+HELPERS = {"echo", "printf", "date", "cp", "mv", "ln", "mkdir", "rm", "touch", "ls", "cat", *TESTS}
+OF_WORK = re.compile(r"(?i)\b(?:pre-?)?train|fine-?tun|\bexperiment|\bjob\b|\binference|\bevaluation")
+
+
+def status_of_block(job: JobDescription) -> Iterator[Violation]:
+    """Report ``$?`` behind an ``if`` block that only copies or prints something, where the result of the work was meant."""
+    if shell_flags(job)[0]:
+        return
+    own = [c for c in job.calls if not c.in_substitution and not c.under]
+    works = {w.offset for w in job.work}
+    starts = {(la.call.under[0] if la.call.under else la.call).offset for la in job.launches}
+    for number, call in enumerate(own):
+        if call.program not in TESTS or not any(a.text == "$?" for a in call.args) or call.in_function:
+            continue
+        line = job.lines.place(call.offset)[0]
+        above = line - 1
+        while above > 1 and re.match(r"[ \t]*(?:#|$)", job.lines.line(above)):
+            above -= 1
+        if not re.match(r"[ \t]*fi[ \t]*(?:#.*)?$", job.lines.line(above)) or not number:
+            continue
+        block = own[number - 1].branch[-1:]
+        inside = [c for c in own[:number] if block and block[0][0] in dict(c.branch)]
+        worked = any(
+            c.offset in works and not _is_checked(c, after)
+            for c, after in pairwise(own[: number + 1])
+            if c.offset in starts or not starts
+        )
+        if not inside or not worked or any(c.program not in HELPERS for c in inside):
+            continue
+        said = "\n".join(
+            job.lines.line(n) for n in range(above + 1, min(line + MESSAGE_LINES, job.text.count("\n") + 1))
+        )
+        if OF_WORK.search("\n".join(re.findall(r"(?m)^[ \t]*(?:#|echo\b|printf\b).*$", said.split("\nfi\n")[0]))):
+            text = f"$? is the exit code of the if block that ends in line {above}, not that of the work above it"
+            yield Violation(
+                call.offset, text, why=STATUS_WHY, cure="rc=$? directly behind the command, then [ $rc -eq 0 ]"
+            )
+            return
+
+
+MESSAGE_LINES = 25
+
+
+def _is_checked(call: ProgramCall, after: ProgramCall) -> bool:
+    """Return whether the script looks at the result of a command directly behind it."""
+    return call.tested or call.after in ("||", "&&") or any(a.text == "$?" for a in after.args)
+
+
+AFTER_FAILURE = re.compile(
+    r"(?:\$\?[\"']?[ \t]*(?:-ne|!=|-gt)[ \t]*[\"']?0|\bif[ \t]+![ \t])[^\n]*\n?(?:[ \t]*then\b[^\n]*\n)?"
+    r"(?:[ \t]*(?:echo|printf|date)\b[^\n]*\n?)*[ \t]*\Z"
+)
+
+
+def exit_of_message(job: JobDescription) -> Iterator[Violation]:
+    """Report ``exit $?`` behind the error message of ``if [ $? -ne 0 ]``."""
+    for before, call in pairwise(c for c in job.calls if not c.in_substitution and not c.under):
+        if call.program != "exit" or [a.text for a in call.args] != ["$?"] or not call.branch or call.in_function:
+            continue
+        failed = AFTER_FAILURE.search(job.text[max(0, call.offset - 600) : call.offset])
+        message = before.program in ("echo", "printf", "date") and before.branch == call.branch
+        tested = before.program in TESTS and job.lines.place(call.offset)[0] - job.lines.place(before.offset)[0] <= 2
+        if failed and (message or tested):
+            text = f"$? is the exit code of '{before.written}': exit $? reports success after the error"
+            yield Violation(
+                call.offset, text, why=STATUS_WHY, cure="rc=$? directly behind the command, then exit $rc; or exit 1"
+            )

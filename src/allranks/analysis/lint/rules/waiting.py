@@ -1,0 +1,298 @@
+"""Rules for what a script waits for: programs that do not end, and background programs that it leaves alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from allranks.analysis.lint.command_options import PYTHON, SHELLS, WRAPPERS
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.records import ProgramCall, Violation
+
+# ------------------------------------------------------------------------- programs that do not end
+
+BLOCKS_WHY = "The command does not end by itself: what stands below it never runs, and the job holds its GPUs until its time limit."
+BLOCKS_CURE = "start it in the background (&), and end it after the training; or remove it"
+
+
+def blocks(job: JobDescription) -> Iterator[Violation]:
+    """Report a command in the foreground that never ends, above the job's work."""
+    if not job.runs_unattended or not job.work:
+        return
+    last = job.work[-1].offset
+    for call in job.calls:
+        if (
+            call.in_substitution
+            or call.in_function
+            or call.offset > last
+            or call.after in ("&", "|", "|&", "||")
+            or call.branch
+        ):
+            continue
+        if call.under or call.redirects or call.before in ("&&", "||", "|"):
+            continue
+        if _never_ends(call) and any(w.offset > call.offset and w.after != "&" for w in job.work):
+            words = " ".join([call.written, *(a.text for a in call.args)])[:50]
+            yield Violation(call.offset, f"'{words}' does not end: the programs below it never start")
+            return
+
+
+SCREENS = {"watch", "htop", "nvtop", "vim", "vi", "nano", "emacs", "less", "more", "nvitop", "gpustat"}
+LOOPS_IN = {
+    "nvidia-smi": re.compile(r"-l\d*|--loop(?:-ms)?(?:=.*)?|dmon|pmon"),
+    "tail": re.compile(r"-\w*[fF]|--follow.*"),
+    "jupyter": re.compile(r"notebook|lab|server"),
+    "jupyter-lab": re.compile(r".*"),
+    "jupyter-notebook": re.compile(r".*"),
+    "tensorboard": re.compile(r".*"),
+    "mlflow": re.compile(r"ui|server"),
+    "gpustat": re.compile(r"-\w*i\w*|--interval.*"),
+    "sleep": re.compile(r"inf|infinity"),
+    "top": re.compile(r".*"),
+}
+
+
+def _never_ends(call: ProgramCall) -> bool:
+    words = [a.text for a in call.args]
+    if call.program == "top":
+        return not any(re.match(r"-\w*[bn]", w) for w in words)
+    if call.program in SCREENS - {"gpustat"}:
+        return not {"--version", "--help", "-V", "-v"} & set(words)
+    pattern = LOOPS_IN.get(call.program)
+    if pattern is None or {"--version", "--help"} & set(words):
+        return False
+    return call.program == "tensorboard" or any(pattern.fullmatch(w) for w in words)
+
+
+ENDLESS_WHY = "wait without arguments waits for all background processes: the job runs until its time limit."
+ENDLESS_CURE = 'keep the process id of the training: train & pid=$!; wait "$pid"; rc=$?; kill %1; exit $rc'
+SERVER = (
+    r"(?:uvicorn|gunicorn|hypercorn|waitress-serve|redis-server|mongod|tritonserver|text-generation-launcher|ollama\s+serve|(?:vllm|ray|lmdeploy)\s+serve|trl\s+vllm[-_]serve|swift\s+(?:rollout|deploy)|"
+    r"vllm\.entrypoints\.\S+|sglang\.launch_server|http\.server|SimpleHTTPServer|ray\s+start\s.*--block|tensorboard(?:\.main)?|jupyter|jupyter-\w+|"
+    r"mlflow\s+(?:server|ui)|streamlit\s+run|flask\s+run|aim\s+(?:up|server)|visdom(?:\.server)?|nvidia-smi\s(?:.*\s)?(?:-l|-lms|--loop|--loop-ms)(?:[=\s]\S+)?|"
+    r"nvidia-smi\s+(?:dmon|pmon)|nvtop|dcgmi\s+dmon|gpustat\s.*-i|dcgm-exporter|watch\s.*|tail\s+(?:-\w*[fF]|--follow)|sleep\s+inf(?:inity)?|"
+    r"code-server|llama-server|litellm)(?=\s|&|\Z)"
+)
+OUTER_SERVER = re.compile(SERVER)
+WRAPPED_SERVER = re.compile(r"(?:.*\s(?:run|exec|shell|--|-n\s+\S+|\S+\.(?:sif|simg|sqsh)))?\s+" + SERVER)
+PYTHON_SERVER = re.compile(r"(?:-\w\s+)*-m\s+" + SERVER)
+ENDS_BY_ITSELF = re.compile(
+    r"\b(?:timeout\s+\S*\d|nvidia-smi\s.*-c\s|dmon\s.*-c\s|--help|--version|tensorboard\s+dev|--pid=)"
+)
+STOPS = {"kill", "pkill", "killall", "trap", "scancel"}
+
+
+def server_awaited(job: JobDescription) -> Iterator[Violation]:
+    """Report a plain ``wait`` behind a server, a monitor or an endless loop in the background that nothing ends."""
+    if any(c.program in STOPS for c in job.calls) or re.search(r"\bkill\b", job.text):
+        return
+    found: list[tuple[int, str]] = []
+    for call in job.calls:
+        outer = call.under[0] if call.under else call
+        words = " ".join(a.text for a in call.args)
+        behind = outer.after == "&" and not call.in_function and not outer.in_substitution
+        if (
+            not behind
+            or ENDS_BY_ITSELF.search(f"{call.program} {words}")
+            or any(c.program == "timeout" for c in call.under)
+        ):
+            continue
+        if PYTHON.match(call.program):
+            server = PYTHON_SERVER.match(words) or re.match(
+                r"(?:\S*/)?(?:api_server|serve|server|launch_server)\.py\b", words
+            )
+        elif call.program in WRAPPERS:
+            server = OUTER_SERVER.match(f"{call.program} {words}") or WRAPPED_SERVER.match(" " + words)
+        else:
+            server = OUTER_SERVER.match(f"{call.program} {words}")
+        if server:
+            found.append((outer.offset, " ".join(f"{call.program} {words}".split()[:4])[:40]))
+    found += _endless_loops(job)
+    if not found:
+        return
+    place, what = min(found)
+    for call in job.calls:
+        if call.program == "wait" and not call.args and call.offset > place and not call.under and not call.in_function:
+            text = f"wait also waits for '{what}' in line {job.lines.place(place)[0]}, which does not end by itself"
+            yield Violation(call.offset, text)
+            return
+
+
+ENDLESS_LOOP = re.compile(
+    r"(?m)^([ \t]*)while[ \t]+(?:true|:|\[[ \t]1[ \t]\])[ \t]*(?:;|\n)(?:(?!\n\1done\b)[^\0]){0,1500}?(?:\n\1|;[ \t]*)done[^\n&]*&[ \t]*(?:#.*)?$"
+)
+FUNCTION = re.compile(
+    r"(?m)^[ \t]*(?:function[ \t]+)?([\w-]+)[ \t]*(?:\([ \t]*\))?[ \t]*\{((?:(?!\n\}|\}[ \t]*$)[^\0]){0,2000})(?:\n\}|\}[ \t]*$)"
+)
+FOR_EVER = re.compile(r"\bwhile[ \t]+(?:true|:|\[[ \t]1[ \t]\])[ \t]*(?:;|\n)")
+ENDS_LOOP = re.compile(r"\b(?:break|exit|return)\b")
+
+
+def _endless_loops(job: JobDescription) -> list[tuple[int, str]]:
+    """Return the endless loops in the background: written there, or in a function that is started there."""
+    loops = [loop for loop in ENDLESS_LOOP.finditer(job.text) if not ENDS_LOOP.search(loop[0])]
+    starts = (loop.start() + len(loop[1]) for loop in loops)
+    found = [(start, "the endless loop") for start in starts if not job.in_comment(start)]
+    bodies = {m[1]: m[2] for m in FUNCTION.finditer(job.text)}
+    endless = {name for name, body in bodies.items() if FOR_EVER.search(body) and not ENDS_LOOP.search(body)}
+    own = (c for c in job.calls if c.written in endless and c.after == "&" and not c.under and not c.in_function)
+    return found + [(c.offset, c.written) for c in own]
+
+
+EXIT_WHY = "The shell ends here, whatever stands below."
+
+
+def exits_early(job: JobDescription) -> Iterator[Violation]:
+    """Report an unconditional exit, or an exec of a shell, above all work of the job."""
+    if not job.is_job or not job.work:
+        return
+    for call in job.calls:
+        if call.in_substitution or call.in_function or call.in_loop or call.branch or call.under or call.tested:
+            continue
+        if call.before in ("&&", "||", "|", "(", "{") or call.after in ("|", "&", "&&", "||"):
+            continue
+        shell = (
+            call.program in ("bash", "sh", "zsh") and not call.args and re.match(r"\s*exec\s", job.line_of(call.offset))
+        )
+        plain = call.program == "exit" and re.match(r"\s*exit\b", job.line_of(call.offset))
+        if (plain or shell) and all(w.offset > call.offset for w in job.work):
+            text = f"{'exec ' if shell else ''}{call.written} ends the script above its work: nothing below it runs"
+            yield Violation(call.offset, text, why=EXIT_WHY, cure="remove it")
+            return
+
+
+# ------------------------------------------------------------------------------ background programs
+
+WAIT_WHY = "The job ends when the batch script ends, and Slurm then kills all its processes."
+WAIT_CURE = "wait, as the last line"
+
+
+def background(job: JobDescription) -> Iterator[Violation]:
+    work = _background_work(job)
+    for outer in reversed(work):
+        if not job.is_batch and (not outer.in_loop or re.search(r"\b(?:nohup|setsid|tmux|screen|disown)\b", job.text)):
+            continue
+        if outer.after == "&" and not outer.in_function and not outer.in_substitution:
+            later = [c for c in job.calls if c.offset > outer.offset and not c.under]
+            awaited = any(c.program in ("wait", "tail", "exec", "source", ".") for c in later) or _is_watched(
+                job, outer
+            )
+            last = [w for w in work if w.offset > outer.offset and w.after != "&"]
+            if not awaited and not last:
+                yield Violation(
+                    outer.offset, f"{outer.program} runs in the background, and the script ends without wait"
+                )
+                return
+            if (
+                not awaited
+                and _script_of(outer)
+                and all(_script_of(w) == _script_of(outer) for w in last)
+                and job.is_batch
+            ):
+                text = f"{_script_of(outer)} runs in the background, and the script ends when the last one in the foreground has ended"
+                yield Violation(outer.offset, text)
+                return
+
+
+def _is_watched(job: JobDescription, outer: ProgramCall) -> bool:
+    """Return whether the script keeps the process id, and asks later for the process, or ends it."""
+    after = job.text[outer.offset :]
+    kept = re.match(r"(?:[^\n\\]|\\.|\\\n)*&[ \t]*[\n;]\s*(\w+)=\$!", after)
+    return kept is not None and re.search(rf"\b(?:kill|ps|pgrep|wait)\b[^\n]*\$\{{?{kept[1]}\b", after) is not None
+
+
+def _script_of(call: ProgramCall) -> str:
+    """Return the name of the Python program; empty if there is none."""
+    return next((a.text for a in call.args if a.text.endswith(".py")), "")
+
+
+def _background_work(job: JobDescription) -> list[ProgramCall]:
+    """Return the commands that do the job's work, with calls of functions that contain it instead of what they contain."""
+    inside = [w for w in job.work if w.in_function]
+    outside = [w for w in job.work if not w.in_function]
+    if not inside or any(c.program == "wait" and c.in_function for c in job.calls):
+        return outside
+    functions = set(re.findall(r"(?m)^\s*(?:function\s+)?([A-Za-z_][\w-]*)\s*\(\)", job.text))
+    calls = [
+        c
+        for c in job.calls
+        if not c.in_function
+        and not c.in_substitution
+        and (c.program in functions or (c.program == "ssh" and c.after == "&"))
+    ]
+    found = {c.offset: c for c in [*outside, *calls]}
+    return [found[offset] for offset in sorted(found)]
+
+
+QUIET = {"echo", "printf", "date", "true", ":", "unset", "set", "export", "deactivate", "cat", "squeue", "jobs"}
+DETACHED = re.compile(r"-\w*d\w*")
+
+
+def scripts_in_background(job: JobDescription) -> Iterator[Violation]:
+    """Report scripts, groups and detached sessions in the background, behind which a batch script ends."""
+    if not job.is_job or re.search(r"(?m)^[^#\n]*\b(?:wait|tail\s+-f|sleep|fg)\b", job.text):
+        return
+    own = [c for c in job.calls if not c.under and not c.in_substitution and not c.in_function]
+    loud = [c for c in own if c.program not in QUIET]
+    if not loud or any(c.program in ("source", ".", "exec", "eval") and c is loud[-1] for c in loud):
+        return
+    last = loud[-1]
+    work = last.offset in {w.offset for w in job.work}
+    if work and last.after == "&" and job.is_batch:
+        return  # another part of the rule has it
+    words = [a.text for a in last.args]
+    script = last.program in SHELLS or last.written.endswith((".sh", ".bash")) or last.written.startswith("./")
+    launched = work or last.program == "srun" or script or PYTHON.match(last.program) is not None
+    if last.after == "&" and launched and not any(c.program == "trap" for c in own):
+        yield Violation(last.offset, f"{last.program} runs in the background, and the script ends without wait")
+    elif (
+        last.program == "tmux" and words[:1] in (["new"], ["new-session"]) and any(DETACHED.fullmatch(w) for w in words)
+    ):
+        yield Violation(last.offset, "tmux runs in the background, and the script ends")
+    elif last.program == "screen" and any(re.fullmatch(r"-\w*d\w*m\w*", w) for w in words):
+        yield Violation(last.offset, "screen runs in the background, and the script ends")
+    else:
+        yield from _group_in_background(job, last)
+
+
+GROUP_END = re.compile(
+    r"(?m)(?:^[ \t]*\([^()\n]*\)|(?:^|[ \t;])[)}])[ \t]*(?:[12&]?>+[ \t]*\S+[ \t]*(?:2>&1[ \t]*)?)?&[ \t]*(?:#.*)?$"
+)
+
+
+def _group_in_background(job: JobDescription, last: ProgramCall) -> Iterator[Violation]:
+    found = next(
+        (m for m in GROUP_END.finditer(job.text) if m.end() > last.offset and not job.in_comment(m.start())), None
+    )
+    works = [w for w in job.work if found and w.offset < found.end() and not w.in_function]
+    if found and works and works[-1].offset >= last.offset and not works[-1].in_loop:
+        yield Violation(
+            works[-1].offset, f"{works[-1].program} runs in the background, and the script ends without wait"
+        )
+
+
+# --------------------------------------------------------------------------------------------- wait
+
+RESULT_WHY = "wait without arguments returns 0, whatever the background commands returned: a failed training is reported as COMPLETED."
+RESULT_CURE = 'keep the process ids, and wait for each: srun ... & pids+=($!); for pid in "${pids[@]}"; do wait "$pid" || rc=$?; done'
+
+
+def wait_result(job: JobDescription) -> Iterator[Violation]:
+    """Report a plain ``wait`` whose result is used."""
+    own = [c for c in job.calls if not c.under and not c.in_substitution]
+    if not any(c.after == "&" or (c.under and c.under[0].after == "&") for c in job.calls):
+        return
+    for call, following in pairwise([*own, None]):
+        if call is None or call.program != "wait" or call.args:
+            continue
+        end = following.offset if following else len(job.text)
+        kept = [a for a in job.assignments if a.value == "$?" and not a.under and call.offset < a.offset < end]
+        used = (
+            following
+            and following.program in ("exit", "return", "[", "[[", "test")
+            and any("$?" in a.text for a in following.args)
+        )
+        if kept or used or call.tested or call.after == "||":
+            yield Violation(call.offset, "wait without arguments returns 0, even if a background command failed")
+            return
