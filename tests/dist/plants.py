@@ -13,10 +13,7 @@ import torch.distributed as dist
 from allranks.spec import trainer_arguments as hf_arguments
 from allranks.train.checkpoint import loader
 from allranks.train.distributed import DistContext
-from allranks.train.engines import deepspeed_engine, deepspeed_state, deepspeed_zero
-from allranks.train.engines import hf_trainer as hf_engine
-from allranks.train.engines import hf_trainer_steps as hf_feed
-from allranks.train.engines import hf_trainer_steps as hf_trainer
+from allranks.train.engines import deepspeed_engine, deepspeed_zero, hf_trainer
 from allranks.train.models import moe
 from allranks.train.strategies import data_parallel, fsdp2, gradient_sync, sharded_optimizer, zero
 
@@ -79,12 +76,12 @@ class _Bugs:
     @staticmethod
     def trainer_without_wrapper_unchecked(world: DistContext) -> None:
         _Bugs.trainer_without_wrapper(world)
-        hf_engine.check_wrapped = lambda *args: None
+        hf_trainer.check_wrapped = lambda *args: None
 
     @staticmethod
     def trainer_without_wrapper_to_the_end(world: DistContext) -> None:
         _Bugs.trainer_without_wrapper_unchecked(world)
-        hf_engine.check_norms = lambda *args: None
+        hf_trainer.check_norms = lambda *args: None
 
     @staticmethod
     def trainer_alone(world: DistContext) -> None:
@@ -97,17 +94,17 @@ class _Bugs:
     @staticmethod
     def trainer_other_rows(world: DistContext) -> None:
         """A sampler in between: the rows of the step after, on one rank."""
-        usual = hf_feed.RowDataset.__init__
+        usual = hf_trainer.RowDataset.__init__
 
         def init(self: Any, order: Any, make: Any, first: int, last: int) -> None:
             usual(self, order, make, first + world.rank, last + world.rank)
 
-        hf_feed.RowDataset.__init__ = init  # type: ignore[method-assign]
+        hf_trainer.RowDataset.__init__ = init  # type: ignore[method-assign]
 
     @staticmethod
     def trainer_skips_rows(world: DistContext) -> None:
         """A loader that leaves a step out, on all ranks, once training goes on."""
-        usual = hf_feed.RowDataset.__iter__
+        usual = hf_trainer.RowDataset.__iter__
 
         def iterate(self: Any) -> Any:
             accum = len(self._order.micro_batches(0))
@@ -115,7 +112,7 @@ class _Bugs:
                 if not accum <= number < 2 * accum:
                     yield micro
 
-        hf_feed.RowDataset.__iter__ = iterate  # type: ignore[method-assign]
+        hf_trainer.RowDataset.__iter__ = iterate  # type: ignore[method-assign]
 
     @staticmethod
     def trainer_averages(world: DistContext) -> None:
@@ -385,7 +382,7 @@ class _Bugs:
         def own(p: Any) -> tuple[int, int]:
             return dist.get_rank(p.ds_process_group) * p.ds_tensor.numel(), p.ds_tensor.numel()
 
-        deepspeed_state._own = own
+        deepspeed_engine._own = own
 
     @staticmethod
     def copies_not_filled(world: DistContext) -> None:

@@ -117,5 +117,6 @@ def test_a_machine_without_accelerate_is_told_so_before_anything_is_loaded(monke
     from allranks.train import strategies
 
     monkeypatch.setitem(sys.modules, "accelerate", None)
+    monkeypatch.delitem(sys.modules, "allranks.train.engines.hf_trainer", raising=False)
     with pytest.raises(EnvironmentNotAble, match=r"pip install 'allranks\[train\]'"):
         strategies.create("hf_trainer", {})

@@ -13,8 +13,7 @@ from allranks.planning.records import BatchPlan
 from allranks.spec import parse_spec
 from allranks.spec.records import TrainSpec
 from allranks.train.benchmark.baseline import uneven_shape
-from allranks.train.benchmark.reference import plain_module, plain_rate
-from allranks.train.benchmark.reference_rows import PlannedRows, plain_sequences
+from allranks.train.benchmark.reference import PlannedRows, plain_module, plain_rate, plain_sequences
 from allranks.train.data.prepared import PreparedData
 from allranks.train.data.sampler import SampleOrder
 from allranks.train.models import adapters

@@ -23,8 +23,15 @@ from allranks.spec import RunSpec
 from allranks.spec.models import MlpShape
 from allranks.spec.records import AdapterSpec, DataSpec, ModelSpec, TrainSpec
 from allranks.train import distributed
-from allranks.train.benchmark.reference import PlainTrainer, PlainTraining, Variant, plain_module
-from allranks.train.benchmark.reference_rows import PlainSequence, PlannedRows, plain_sequences
+from allranks.train.benchmark.reference import (
+    PlainSequence,
+    PlainTrainer,
+    PlainTraining,
+    PlannedRows,
+    Variant,
+    plain_module,
+    plain_sequences,
+)
 from allranks.train.data.batches import Batch
 from allranks.train.data.sampler import Rows, SampleOrder
 from allranks.train.distributed import DistContext

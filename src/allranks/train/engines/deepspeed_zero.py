@@ -35,8 +35,13 @@ import torch
 import torch.distributed as dist
 
 from allranks.spec.strategies.deepspeed_zero import MAX_LIVE_ELEMENTS
-from allranks.train.engines.deepspeed_engine import DataParallelMpu, DeepSpeedReplicated, DeepSpeedZero
-from allranks.train.engines.deepspeed_state import partition_ranges, partitions
+from allranks.train.engines.deepspeed_engine import (
+    DataParallelMpu,
+    DeepSpeedReplicated,
+    DeepSpeedZero,
+    partition_ranges,
+    partitions,
+)
 from allranks.train.strategies.base import MakeOptimizer, Sizes, Traffic
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_weights
 
