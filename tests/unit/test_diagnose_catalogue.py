@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from allranks.analysis.diagnose import diagnose
-from allranks.analysis.diagnose.catalogue import CATALOGUE
+from allranks.analysis.diagnose.catalogue import CATALOGUE, all_rules
 from allranks.analysis.diagnose.catalogue.messages import BENIGN_MESSAGES, FACT_PATTERNS
 from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES
-from allranks.analysis.diagnose.patterns import Pattern, longest_literal
-from allranks.analysis.diagnose.scan_rules import FAST_BYTES, LiteralPrefilter, all_rules
+from allranks.analysis.diagnose.patterns import FAST_BYTES, LiteralPrefilter, Pattern, longest_literal
 from tests.conftest import shared
 
 ENTRIES = pytest.mark.parametrize("entry", CATALOGUE.values(), ids=list(CATALOGUE))

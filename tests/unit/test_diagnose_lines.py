@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from allranks.analysis.diagnose import Diagnosis, diagnose
+from allranks.analysis.diagnose.catalogue import all_rules
 from allranks.analysis.diagnose.causes import HIGHEST, MEASURED, UNSURE_HIGHEST
 from allranks.analysis.diagnose.causes.exceptions import FAMILIES, family_of
 from allranks.analysis.diagnose.lines import EMITTERS, parse_line, strip_escapes
-from allranks.analysis.diagnose.scan_rules import all_rules
 from allranks.analysis.diagnose.structured import STRUCTURED
 
 

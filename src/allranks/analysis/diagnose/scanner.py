@@ -10,8 +10,9 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
+from typing import NamedTuple
 
-from allranks.analysis.diagnose.catalogue import CATALOGUE
+from allranks.analysis.diagnose.catalogue import CATALOGUE, all_rules
 from allranks.analysis.diagnose.catalogue.messages import (
     BENIGN_MESSAGES,
     COUNTED_FACTS,
@@ -27,9 +28,8 @@ from allranks.analysis.diagnose.lines import (
     strip_escapes,
     timestamp_of,
 )
-from allranks.analysis.diagnose.patterns import CERTAIN, POSSIBLE
+from allranks.analysis.diagnose.patterns import CERTAIN, POSSIBLE, LiteralPrefilter, ScanRule
 from allranks.analysis.diagnose.records import FileScan, LogSignal, RuleCount, ThreadStack
-from allranks.analysis.diagnose.scan_rules import LiteralPrefilter, Meaning, ScanRule, all_rules
 from allranks.analysis.diagnose.structured import STRUCTURED
 
 MAX_FORMS = 100_000
@@ -261,6 +261,17 @@ class Scanner:
                 state.stack(line, number)
             else:
                 state.keep(meaning, line, raw, where, number)
+
+
+class Meaning(NamedTuple):
+    """What a matched line means: a rule's own kind, owner and weight, or what a parser read from its fields."""
+
+    rule: ScanRule
+    kind: str
+    owner: str
+    weight: float
+    groups: dict[str, str]
+    rank: int | None
 
 
 def _meanings(rule: ScanRule, match: re.Match[str], line: LogLine) -> list[Meaning]:

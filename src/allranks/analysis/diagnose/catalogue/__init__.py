@@ -1,9 +1,12 @@
-"""The list of all failure classes that `diagnose` knows."""
+"""The list of all failure classes that `diagnose` knows, and all rules of the scanner."""
 
 from __future__ import annotations
 
 from allranks.analysis.diagnose.catalogue import collectives, data, gpu, memory, network, programs, slurm
-from allranks.analysis.diagnose.patterns import FailureClass
+from allranks.analysis.diagnose.catalogue.messages import BENIGN_MESSAGES, FACT_PATTERNS, PROGRESS_PATTERN
+from allranks.analysis.diagnose.catalogue.signs import FAILURE_SIGNS
+from allranks.analysis.diagnose.patterns import FailureClass, ScanRule
+from allranks.analysis.diagnose.structured import STRUCTURED
 
 _ENTRIES: tuple[FailureClass, ...] = (
     collectives.FIRST_COLLECTIVE_FAILED,
@@ -67,3 +70,14 @@ _ENTRIES: tuple[FailureClass, ...] = (
     programs.APPLICATION_ERROR,
 )
 CATALOGUE: dict[str, FailureClass] = {entry.id: entry for entry in _ENTRIES}
+
+
+def all_rules() -> list[ScanRule]:
+    """Return all patterns in a fixed order, so that an index is the same in each process."""
+    pairs = [("class", e.id, p) for e in CATALOGUE.values() for p in e.patterns]
+    pairs += [("fact", name, p) for name, patterns in FACT_PATTERNS.items() for p in patterns]
+    pairs += [("benign", b.id, p) for b in BENIGN_MESSAGES.values() for p in b.patterns]
+    pairs += [("sign", s.id, p) for s in FAILURE_SIGNS.values() for p in s.patterns]
+    pairs += [("structured", m.id, m.pattern) for m in STRUCTURED.values()]
+    pairs.append(("progress", "progress", PROGRESS_PATTERN))
+    return [ScanRule(i, *pair) for i, pair in enumerate(pairs)]
