@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.analysis.slow_links import Link, link_message, link_notes, links_of_run
+from allranks.analysis.stragglers import Link, link_message, link_notes, links_of_run
 from allranks.utils import tcp_links
 from allranks.utils.tcp_links import read_tcp_info
 from tests.sampling import examples

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.analysis import machine_load, slow_links, stragglers
+from allranks.analysis import machine_load, stragglers
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.progress import PROGRESS, READ_IN_LOG, REPORTED
 from allranks.spec.data_sources import source_of
@@ -204,7 +204,7 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "checkpoint_s": _sum(zero, "checkpoint", "seconds"),
         "own_time": own_time(story),
         "machine_load": [msgspec.to_builtins(load) for load in machine_load.loads_of_run(story)],
-        "links": [msgspec.to_builtins(link) for link in slow_links.links_of_run(story)],
+        "links": [msgspec.to_builtins(link) for link in stragglers.links_of_run(story)],
         "rows_truncated": data.get("rows_truncated"),
         "tokens_cut": data.get("tokens_cut"),
         "attempts": sum(e["event"] == "start" for e in zero),

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from allranks.analysis.machine_load import machine_notes
 from allranks.analysis.metrics import before_and_after
-from allranks.analysis.slow_links import link_notes
+from allranks.analysis.stragglers import link_notes
 from allranks.cli.console import SafeConsole
 from allranks.rundir.events import read_events
 from allranks.rundir.paths import RunDir
