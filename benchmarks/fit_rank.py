@@ -30,9 +30,8 @@ from allranks.rundir.events import EventLog
 from allranks.spec import parse_spec
 from allranks.spec.records import RunSpec
 from allranks.train import distributed, strategies
-from allranks.train.data.batches import Batch, collate, collate_labelled
+from allranks.train.data.batches import Batch, Rows, SampleOrder, collate, collate_labelled
 from allranks.train.data.prepared import TokenSet, _map, _save
-from allranks.train.data.sampler import Rows, SampleOrder
 from allranks.train.data.tokenization import EncodedRow
 from allranks.train.distributed import DistContext, join_process_group, leave_process_group
 from allranks.train.engines import engine_of

@@ -28,9 +28,8 @@ from allranks.spec import parse_spec
 from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
 from allranks.train import strategies
 from allranks.train.benchmark.measurements import MemoryUsage, ProfileWindow
-from allranks.train.data.batches import Batch, collate
+from allranks.train.data.batches import Batch, Rows, SampleOrder, collate
 from allranks.train.data.prepared import TokenSet, _map, _save
-from allranks.train.data.sampler import Rows, SampleOrder
 from allranks.train.data.tokenization import EncodedRow, train_tokenizer
 from allranks.train.distributed import DistContext, join_process_group, leave_process_group
 from allranks.train.engines import engine_of

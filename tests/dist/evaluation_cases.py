@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from allranks.errors import AllranksError
-from allranks.train.data.sampler import Rows, SampleOrder
+from allranks.train.data.batches import Rows, SampleOrder
 from allranks.train.distributed import DistContext
 from allranks.train.evaluation import Evaluator
 from allranks.train.models.losses import LossModel

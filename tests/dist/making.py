@@ -22,9 +22,8 @@ from allranks.spec.records import AdapterSpec, CheckpointSpec, ModelSpec, TrainS
 from allranks.train import strategies
 from allranks.train.checkpoint import PublishedFiles, Saver
 from allranks.train.checkpoint.saver import CheckpointContent
-from allranks.train.data.batches import Batch, collate
+from allranks.train.data.batches import Batch, SampleOrder, collate
 from allranks.train.data.prepared import TokenSet, _map, _save
-from allranks.train.data.sampler import SampleOrder
 from allranks.train.data.tokenization import EncodedRow, train_tokenizer
 from allranks.train.distributed import SINGLE_PROCESS, DistContext, join_process_group, leave_process_group
 from allranks.train.engines import engine_of

@@ -15,7 +15,7 @@ from allranks.spec.records import TrainSpec
 from allranks.train import checkpoint, strategies
 from allranks.train.benchmark.baseline import update_error
 from allranks.train.checkpoint import writer as module_of_files
-from allranks.train.data.sampler import SampleOrder
+from allranks.train.data.batches import SampleOrder
 from allranks.train.distributed import DistContext
 from allranks.train.engines import engine_of
 from allranks.train.optimizer import adamw

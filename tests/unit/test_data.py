@@ -18,7 +18,8 @@ from allranks.spec import data_sources
 from allranks.spec.data_rows import label_map, require_known_labels, shuffle
 from allranks.spec.data_templates import Example, choose_template
 from allranks.spec.records import DataSpec
-from allranks.train.data.sampler import CHECKSUM_MODULUS, SampleOrder, pack_isolated, rows_checksum, steps_of_epochs
+from allranks.train.data.batches import CHECKSUM_MODULUS, SampleOrder, rows_checksum, steps_of_epochs
+from allranks.train.data.prepared import pack_isolated
 from allranks.train.data.tokenization import encode_labelled, encode_text, train_tokenizer
 from tests.conftest import shared
 from tests.sampling import examples

@@ -14,8 +14,8 @@ from allranks.spec import parse_spec
 from allranks.spec.records import TrainSpec
 from allranks.train.benchmark.baseline import uneven_shape
 from allranks.train.benchmark.reference import PlannedRows, plain_module, plain_rate, plain_sequences
+from allranks.train.data.batches import SampleOrder
 from allranks.train.data.prepared import PreparedData
-from allranks.train.data.sampler import SampleOrder
 from allranks.train.models import adapters
 from allranks.train.optimizer import learning_rate
 from allranks.train.tasks import task_of, whole_model

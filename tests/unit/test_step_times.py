@@ -15,8 +15,8 @@ from allranks.planning.records import BatchPlan
 from allranks.rundir.events import EventLog, read_events
 from allranks.spec.records import TrainSpec
 from allranks.train import step_metrics
+from allranks.train.data.batches import SampleOrder
 from allranks.train.data.prepared import TokenSet
-from allranks.train.data.sampler import SampleOrder
 from allranks.train.distributed import SINGLE_PROCESS
 from allranks.train.step_metrics import LoopPlan, StepMetrics, StepWork, TokenCounts, TrainingRows
 from allranks.train.step_timers import StepTimer

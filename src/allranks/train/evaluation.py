@@ -19,9 +19,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from allranks.rundir.heartbeat import heartbeat
-from allranks.train.data.batches import Batch, collate, collate_labelled
+from allranks.train.data.batches import Batch, Rows, collate, collate_labelled
 from allranks.train.data.prepared import TokenSet
-from allranks.train.data.sampler import Rows
 from allranks.train.distributed import DistContext
 from allranks.train.models.losses import LossModel
 

@@ -20,7 +20,7 @@ from allranks.errors import EXIT_ENVIRONMENT, AllranksError
 from allranks.spec.data_templates import Example
 from allranks.spec.loader import parse_spec
 from allranks.spec.records import RunSpec
-from allranks.train.data.assembly import AssembledData, DataFacts, assemble, identical_rows
+from allranks.train.data.prepared import AssembledData, DataFacts, assemble, identical_rows
 from allranks.train.data.tokenization import EncodedRow, head_classes, load_tokenizer
 from allranks.utils.machine import run_short_process
 

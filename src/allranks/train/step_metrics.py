@@ -18,9 +18,8 @@ import torch.distributed as dist
 from allranks.errors import NonFiniteLoss
 from allranks.rundir.events import WARMUP_STEPS, EventLog
 from allranks.spec.records import TrainSpec
-from allranks.train.data.batches import Batch, NoiseBatch
+from allranks.train.data.batches import CHECKSUM_MODULUS, Batch, NoiseBatch, Rows, SampleOrder, rows_checksum
 from allranks.train.data.prepared import TokenSet
-from allranks.train.data.sampler import CHECKSUM_MODULUS, Rows, SampleOrder, rows_checksum
 from allranks.train.distributed import DistContext
 from allranks.train.machine_samples import MachineSamples
 from allranks.train.step_timers import StepTimer, memory_usage

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 from allranks.errors import ProofFailed
-from allranks.train.data.sampler import SampleOrder
+from allranks.train.data.batches import SampleOrder
 from allranks.train.distributed import DistContext
 from allranks.utils.formatting import format_list
 

@@ -17,9 +17,8 @@ from torch import nn
 from allranks.rundir import shared_cache
 from allranks.spec.models import is_mlp, mlp_shape
 from allranks.spec.records import RunSpec
-from allranks.train.data.batches import Batch, NoiseBatch, collate, collate_labelled, noise_batch, prepared_noise
+from allranks.train.data.batches import Batch, NoiseBatch, Rows, collate, collate_labelled, noise_batch, prepared_noise
 from allranks.train.data.prepared import PreparedData, TokenSet, prepare
-from allranks.train.data.sampler import Rows
 from allranks.train.distributed import DistContext
 from allranks.train.evaluation import EvalResult, Evaluator
 from allranks.train.models.build import load_model, open_config

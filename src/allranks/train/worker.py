@@ -20,8 +20,8 @@ from allranks.spec.records import RunSpec
 from allranks.spec.validation import batch_warning, warmup_warning, window_warning
 from allranks.train.attempt import Attempt, load_attempt_args, load_plan, log_batch, open_event_log
 from allranks.train.checkpoint.saver import CheckpointSchedule
+from allranks.train.data.batches import SampleOrder, steps_of_epochs
 from allranks.train.data.prepared import PreparedData
-from allranks.train.data.sampler import SampleOrder, steps_of_epochs
 from allranks.train.distributed import from_first, join_process_group, leave_process_group
 from allranks.train.engines import engine_of
 from allranks.train.evaluation import EarlyStopping, evaluations_until, sample_answers

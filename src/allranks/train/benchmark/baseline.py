@@ -32,8 +32,7 @@ from allranks.train.benchmark.reference import (
     plain_module,
     plain_sequences,
 )
-from allranks.train.data.batches import Batch
-from allranks.train.data.sampler import Rows, SampleOrder
+from allranks.train.data.batches import Batch, Rows, SampleOrder
 from allranks.train.distributed import DistContext
 from allranks.train.engines import Engine
 from allranks.train.loop import StepWatcher, TrainingLoop

@@ -41,8 +41,7 @@ from allranks.rundir.events import EventLog
 from allranks.spec import trainer_arguments
 from allranks.spec.records import TrainSpec
 from allranks.train import distributed
-from allranks.train.data.batches import Batch
-from allranks.train.data.sampler import Rows, SampleOrder
+from allranks.train.data.batches import Batch, Rows, SampleOrder
 from allranks.train.distributed import DistContext
 from allranks.train.loop import NullStepWatcher, StepWatcher
 from allranks.train.optimizer import learning_rate
