@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from allranks.spec.architectures import (
+from allranks.spec.models import (
     ADAPTER_LIMITS,
     ATTENTION_ACROSS_ROWS,
+    ENCODER_DECODERS,
     MULTIMODAL,
     STATE_ACROSS_ROWS,
     TESTED,
     Architecture,
     packs_rows,
 )
-from allranks.spec.models import ENCODER_DECODERS
 
 HEAD = """# Models
 
@@ -22,7 +22,7 @@ download. allranks trains causal language models on text, and encoders (masked l
 other models, and settings that a model does not support, before any rank starts (exit code 2). For a hub model whose config is not on this machine the ranks
 make these checks.
 
-Generated from `src/allranks/spec/architectures.py` by `scripts/make_model_docs.py`.
+Generated from `src/allranks/spec/models.py` by `scripts/make_model_docs.py`.
 
 ## Tested architectures
 

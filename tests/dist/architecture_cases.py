@@ -16,7 +16,7 @@ from allranks.nodes import preflight
 from allranks.rundir.events import read_events
 from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
-from allranks.spec.architectures import packs_rows, tested
+from allranks.spec.models import packs_rows, tested
 from allranks.train.data.prepared import TokenSet, _map
 from allranks.train.data.tokenization import train_tokenizer
 from allranks.train.worker import run_rank

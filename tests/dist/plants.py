@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from allranks.spec import trainer_arguments as hf_arguments
+from allranks.spec.strategies import hf_trainer as hf_arguments
 from allranks.train.checkpoint import loader
 from allranks.train.distributed import DistContext
 from allranks.train.engines import deepspeed_engine, deepspeed_zero, hf_trainer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.spec.architectures import TESTED, Architecture, packs_rows
+from allranks.spec.models import TESTED, Architecture, packs_rows
 from tests.dist.architecture_configs import CONFIGS
 from tests.dist.harness import run_ranks
 

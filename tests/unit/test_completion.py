@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from allranks.spec.keys import all_keys, settable_keys
 from allranks.spec.loader import parse_spec
 from allranks.spec.records import RunSpec
+from allranks.spec.validation import all_keys, settable_keys
 from tests.conftest import REPO
 
 BASH = """

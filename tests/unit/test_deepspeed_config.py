@@ -17,8 +17,8 @@ from msgspec import structs
 from allranks.errors import SpecError
 from allranks.planning.planner import make_plan
 from allranks.spec import load_spec, parse_spec, spec_to_yaml
-from allranks.spec.deepspeed import DeepSpeedExpectations, complete_config, without_auto
 from allranks.spec.loader import parse_yaml
+from allranks.spec.strategies.deepspeed_zero import DeepSpeedExpectations, complete_config, without_auto
 from allranks.utils.machine import MachineFacts
 from tests.conftest import REPO
 

@@ -14,7 +14,7 @@ from allranks.planning.memory import fit, make_plan, require
 from allranks.planning.memory.estimate import CUDA_CONTEXT, NCCL_BUFFERS, capacity, model_of
 from allranks.planning.memory.model_config import KNOWN, find_config, known_config, read_model_config
 from allranks.planning.memory.weights import shapes_of
-from allranks.spec import architectures, parse_spec
+from allranks.spec import models, parse_spec
 from allranks.spec.strategies import REGISTRY, strategy_state
 from tests.unit.fit_specs import GIB, estimated, facts, raw
 
@@ -390,7 +390,7 @@ def test_packed_rows_bring_a_mask_and_keys_for_every_head_only_where_attention_n
     masked = False
     assert kept("isolated") == kept("wrapped")
     masked = True
-    monkeypatch.setattr(architectures, "TESTED", ())
+    monkeypatch.setattr(models, "TESTED", ())
     layers, rows, length, heads, groups, size = 3, 1, 128, 8, 2, 8
     mask, keys = rows * length * length * 4, rows * length * 2 * (heads - groups) * size * 4
     assert kept("isolated") - kept("wrapped") == layers * (mask + keys)

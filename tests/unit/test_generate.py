@@ -15,8 +15,7 @@ from allranks.cli.generate import _prompts, _row
 from allranks.errors import DataError, RequestError
 from allranks.launch.generation import GenerationRequest, generate
 from allranks.rundir.paths import RunDir
-from allranks.spec.data_prompts import prompt_of, row_prompt
-from allranks.spec.data_templates import choose_template
+from allranks.spec.data_templates import choose_template, prompt_of, row_prompt
 from allranks.spec.records import DataSpec
 
 

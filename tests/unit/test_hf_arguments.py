@@ -10,7 +10,7 @@ import pytest
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.spec.records import TrainSpec
-from allranks.spec.trainer_arguments import FREE, UNSUPPORTED, TrainerExpectations, complete_arguments
+from allranks.spec.strategies.hf_trainer import FREE, UNSUPPORTED, TrainerExpectations, complete_arguments
 
 
 def asked(**more: Any) -> TrainerExpectations:
@@ -109,7 +109,7 @@ def test_names_are_those_of_training_arguments() -> None:
 
 
 def test_no_torch_is_imported() -> None:
-    code = "import allranks.spec.trainer_arguments, sys; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy')))"
+    code = "import allranks.spec.strategies.hf_trainer, sys; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from allranks.launch import preview
 from allranks.nodes import preflight
+from allranks.spec.examples import StarterChoices, default_data, run_name, starter_text
 from allranks.spec.loader import parse_spec, parse_yaml
-from allranks.spec.starter import StarterChoices, default_data, run_name, starter_text
 from tests.conftest import REPO
 
 NEEDED = ["--model", "tiny:llama", "--data", "builtin:instructions", "--machine", "laptop"]

@@ -35,7 +35,7 @@ from allranks.planning.model_checks import (
 from allranks.planning.planner import make_plan
 from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
-from allranks.spec.architectures import require_architecture
+from allranks.spec.models import require_architecture
 from allranks.utils.machine import MachineFacts
 from tests.conftest import tiny_spec
 from tests.dist.harness import allranks, write_spec

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from allranks.spec.architectures import TESTED, dense_mask_reason, packs_rows
+from allranks.spec.models import TESTED, dense_mask_reason, packs_rows
 from allranks.spec.records import AdapterSpec, ModelSpec
 from allranks.train.data.batches import IGNORE, Batch, packed_rows
 from allranks.train.data.tokenization import train_tokenizer

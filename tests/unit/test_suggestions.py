@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.cli.main import VERBS, main
+from allranks.cli.main import VERB_SYNONYMS, VERBS, main
 from allranks.errors import SpecError
-from allranks.spec.keys import all_keys
-from allranks.spec.loader import parse_spec
+from allranks.spec.loader import KEY_SYNONYMS, parse_spec
 from allranks.spec.records import RunSpec
-from allranks.spec.strategies import REGISTRY, strategy_info
-from allranks.spec.suggestions import KEY_SYNONYMS, STRATEGY_SYNONYMS, VERB_SYNONYMS
+from allranks.spec.strategies import REGISTRY, STRATEGY_SYNONYMS, strategy_info
+from allranks.spec.validation import all_keys
 
 BASE = {"model": {"name": "tiny:llama"}, "data": {"source": "builtin:instructions"}}
 

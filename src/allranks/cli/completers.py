@@ -32,7 +32,7 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return ``key=`` for each key of the spec; behind the equals sign, the values that the key can have."""
-    from allranks.spec.keys import settable_keys
+    from allranks.spec.validation import settable_keys
 
     key, eq, value = incomplete.partition("=")
     keys = settable_keys()
@@ -62,7 +62,7 @@ def complete_data(ctx: click.Context, param: click.Parameter, incomplete: str) -
     """Return the built-in sets; without one, let the shell complete files."""
     from click.shell_completion import CompletionItem
 
-    from allranks.spec.keys import settable_keys
+    from allranks.spec.validation import settable_keys
 
     names = _starting(settable_keys()["data.source"], incomplete)
     return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]

@@ -22,7 +22,7 @@ from allranks.utils.redaction import redact
 if TYPE_CHECKING:
     from allranks.nodes.slurm.answers import PartitionGres
     from allranks.spec.data_sources import Row
-    from allranks.spec.starter import StarterChoices
+    from allranks.spec.examples import StarterChoices
 
 MACHINES = {info.machine: name for name, info in (*LAUNCHERS.items(), *BUILT_IN.items())}
 """The values of ``--machine``, each with its launcher; of two with the same value, the built-in one."""
@@ -176,7 +176,7 @@ def _agree(answers: _Answers, file: str) -> tuple[str, StarterChoices]:
     Raises:
         AllranksError: the options are refused.
     """
-    from allranks.spec.starter import starter_text
+    from allranks.spec.examples import starter_text
 
     for attempt in range(MAX_ATTEMPTS):
         try:
@@ -201,7 +201,7 @@ def _agree(answers: _Answers, file: str) -> tuple[str, StarterChoices]:
 
 
 def _choices(answers: _Answers) -> StarterChoices:
-    from allranks.spec.starter import StarterChoices, default_data
+    from allranks.spec.examples import StarterChoices, default_data
     from allranks.spec.strategies import strategy_info
 
     model = answers.take("model", "Model: hub name, folder, or tiny:llama for a test", "tiny:llama")

@@ -49,6 +49,34 @@ VERBS: dict[str, tuple[str, str]] = {
 RENAMED_OPTIONS = {"--inexact": "--allow-inexact"}
 """Options of earlier versions. They are refused, with the new name."""
 
+VERB_SYNONYMS = {
+    "train": "run",
+    "start": "run",
+    "launch": "run",
+    "fit": "plan",
+    "validate": "plan",
+    "dry-run": "plan",
+    "new": "init",
+    "create": "init",
+    "list": "runs",
+    "ls": "runs",
+    "ps": "runs",
+    "status": "runs",
+    "stop": "cancel",
+    "kill": "cancel",
+    "restart": "resume",
+    "continue": "resume",
+    "benchmark": "compare",
+    "bench": "compare",
+    "profile": "trace",
+    "preflight": "doctor",
+    "check": "doctor",
+    "debug": "diagnose",
+    "save": "export",
+    "box": "cluster",
+}
+"""Words that users try for a verb."""
+
 
 class LazyGroup(click.Group):
     """Click group that imports a verb only when it is called."""
@@ -60,7 +88,6 @@ class LazyGroup(click.Group):
         if cmd_name not in VERBS:
             if ctx.resilient_parsing:  # completion of a line that is still being written
                 return None
-            from allranks.spec.suggestions import VERB_SYNONYMS
             from allranks.utils.text import nearest_name, suggest
 
             near = nearest_name(cmd_name.lower(), [*VERBS, *VERB_SYNONYMS])

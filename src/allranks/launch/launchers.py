@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import msgspec
 
 from allranks.errors import RequestError, SpecError
-from allranks.planning.rank_environment import environment_commands
+from allranks.planning.rank_environment import environment_commands, program_file
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import make_folder, read_record, write_json
 from allranks.rundir.paths import RunDir
 from allranks.spec.data_sources import parts_of
 from allranks.spec.launchers import BUILT_IN, DEFAULT_LAUNCHER, LAUNCHERS, launcher_info
 from allranks.spec.records import RunSpec
-from allranks.spec.user_program import program_file
 from allranks.spec.validation import is_container
 from allranks.utils.machine import MachineFacts, machine_facts
 

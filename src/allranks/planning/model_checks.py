@@ -19,10 +19,18 @@ import msgspec
 from allranks.errors import SpecError
 from allranks.planning.memory.model_config import find_config, known_config, model_folder, read_config_file
 from allranks.planning.memory.weights import shapes_of
-from allranks.spec.architectures import architecture_warning, require_architecture, tested_settings
 from allranks.spec.data_columns import TEMPLATE_KINDS
 from allranks.spec.data_templates import require_task_template
-from allranks.spec.models import TaskTypes, is_mlp, model_task, tiny_defaults, tiny_family
+from allranks.spec.models import (
+    TaskTypes,
+    architecture_warning,
+    is_mlp,
+    model_task,
+    require_architecture,
+    tested_settings,
+    tiny_defaults,
+    tiny_family,
+)
 from allranks.spec.records import AdapterSpec, RunSpec
 from allranks.utils.inputs import FileTooLarge, open_regular, read_text
 from allranks.utils.text import did_you_mean

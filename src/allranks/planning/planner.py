@@ -33,8 +33,7 @@ from allranks.planning.slurm_request import (
     takes_whole_nodes,
 )
 from allranks.rundir.files import SCHEMA_VERSION
-from allranks.spec.recomputation import AUTO, NONE
-from allranks.spec.records import RunSpec
+from allranks.spec.records import RECOMPUTE_AUTO, RECOMPUTE_NONE, RunSpec
 from allranks.spec.strategies import engine_param_dtype, plan_options, strategy_info
 from allranks.spec.validation import profile_warnings, training_warnings
 from allranks.utils.machine import MachineFacts
@@ -158,7 +157,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     _require_isolation(spec)
     _require_gpu_for_attention(spec, chosen_device)
     batch = batch_plan(spec, world) if spec.script is None else None
-    recomputation = spec.model.recomputation if spec.model else NONE
+    recomputation = spec.model.recomputation if spec.model else RECOMPUTE_NONE
     return LaunchPlan(
         run_name=spec.name,
         launcher=cluster.launcher,
@@ -175,7 +174,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         backend=_backend(spec, device),
         dtype=dtype,
         param_dtype=param_dtype,
-        recomputation=NONE if recomputation == AUTO else recomputation,
+        recomputation=RECOMPUTE_NONE if recomputation == RECOMPUTE_AUTO else recomputation,
         world_size=world,
         procs_per_node=procs,
         nodes=[

@@ -1,6 +1,6 @@
-"""Decide the environment of the ranks: each variable with its value, reason and source; and how their Python is started. Pure.
+"""Decide how ranks are started: the file of the user's program, its Python, and each environment variable with value, reason and source. Pure.
 
-Network variables are decided in `network_policy`; some of them need facts from the nodes.
+Network variables are decided in `network_policy`; some of them need facts from the nodes. No program of the user is imported.
 """
 
 from __future__ import annotations
@@ -273,3 +273,28 @@ def in_environment(wanted: str | None, python: list[str]) -> list[str]:
     """Return the command that starts a Python of `environment_commands` in its environment; the arguments of Python follow them."""
     lines, _ = environment_commands(wanted, "")
     return ["bash", "-c", " && ".join([*lines, 'exec "$@"']), "bash", *python] if lines else python
+
+
+def working_directory(script: ScriptSpec) -> Path:
+    """Return the folder in which the ranks run the program."""
+    return Path(script.workdir).expanduser().absolute() if script.workdir else Path.cwd()
+
+
+def file_of_module(module: str, folder: Path) -> Path | None:
+    """Return the file that ``python -m MODULE`` runs if the module is in a folder; None if it is not."""
+    base = folder.joinpath(*module.split("."))
+    candidates = (base.with_name(f"{base.name}.py"), base / "__main__.py")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def program_file(script: ScriptSpec) -> Path | None:
+    """Return the program's file; None for a module that is not in the working directory, such as an installed one."""
+    if script.path is not None:
+        return Path(script.path).expanduser().absolute()
+    return file_of_module(script.module or "", working_directory(script))
+
+
+def command_line(script: ScriptSpec) -> str:
+    """Return the program as a shell command, with placeholders for secret arguments."""
+    program = [script.path] if script.path is not None else ["-m", script.module or ""]
+    return shlex.join(["python", *program, *redact_arguments(script.args)])

@@ -17,14 +17,13 @@ from yaml.composer import ComposerError
 
 from allranks.errors import SpecError
 from allranks.spec.data_sources import mixture_problems
-from allranks.spec.keys import all_keys
 from allranks.spec.launchers import LAUNCHERS, launchers_with
 from allranks.spec.records import ClusterSpec, Record, RunSpec, StrategySpec
 from allranks.spec.strategies import OPTION_DESCRIPTIONS, REGISTRY, read_options, resolve_options
-from allranks.spec.suggestions import KEY_SYNONYMS
 from allranks.spec.validation import (
     RENAMED_KEYS,
     adapter_problems,
+    all_keys,
     evaluation_problems,
     mlp_problems,
     readable_error,
@@ -35,6 +34,66 @@ from allranks.spec.validation import (
 )
 from allranks.utils.inputs import FileTooLarge, is_stdin, read_input, read_regular
 from allranks.utils.text import nearest_file_hint, nearest_name, suggest
+
+KEY_SYNONYMS = {
+    "dataset": "data",
+    "datasets": "data",
+    "lora": "adapter",
+    "peft": "adapter",
+    "trainer": "train",
+    "evaluation": "eval",
+    "checkpointing": "checkpoint",
+    "output_dir": "run_root",
+    "run_name": "name",
+    "model_name": "model.name",
+    "model_name_or_path": "model.name",
+    "bf16": "model.dtype",
+    "fp16": "model.dtype",
+    "precision": "model.dtype",
+    "mixed_precision": "model.dtype",
+    "attn_implementation": "model.attention",
+    "dataset_name": "data.source",
+    "seq_len": "data.max_length",
+    "seq_length": "data.max_length",
+    "max_seq_len": "data.max_length",
+    "max_seq_length": "data.max_length",
+    "cutoff_len": "data.max_length",
+    "max_samples": "data.subset",
+    "lora_r": "adapter.r",
+    "lora_rank": "adapter.r",
+    "lora_alpha": "adapter.alpha",
+    "lora_dropout": "adapter.dropout",
+    "target_modules": "adapter.targets",
+    "batch_size": "train.micro_batch_size",
+    "per_device_train_batch_size": "train.micro_batch_size",
+    "per_device_batch_size": "train.micro_batch_size",
+    "gradient_accumulation_steps": "train.grad_accum",
+    "accumulate_grad_batches": "train.grad_accum",
+    "train_batch_size": "train.global_batch_size",
+    "learning_rate": "train.lr",
+    "num_train_epochs": "train.epochs",
+    "num_epochs": "train.epochs",
+    "steps": "train.max_steps",
+    "num_steps": "train.max_steps",
+    "lr_scheduler": "train.schedule",
+    "lr_scheduler_type": "train.schedule",
+    "scheduler": "train.schedule",
+    "gradient_clipping": "train.max_grad_norm",
+    "eval_steps": "eval.every",
+    "per_device_eval_batch_size": "eval.batch_size",
+    "save_steps": "checkpoint.every",
+    "save_total_limit": "checkpoint.keep",
+    "logging_steps": "observe.log_every",
+    "gpus": "cluster.procs_per_node",
+    "num_gpus": "cluster.procs_per_node",
+    "num_processes": "cluster.procs_per_node",
+    "nproc_per_node": "cluster.procs_per_node",
+    "ntasks_per_node": "cluster.procs_per_node",
+    "num_nodes": "cluster.nodes",
+    "nnodes": "cluster.nodes",
+    "num_machines": "cluster.nodes",
+}
+"""Keys of other tools' configurations, and the key of the spec."""
 
 
 def json_schema() -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Describe the models that allranks builds itself, ``mlp:`` and ``tiny:``: families, layers and sizes. No torch.
+"""Describe models without torch: tested and refused architectures, and the models that allranks builds itself, ``mlp:`` and ``tiny:``.
+
+`TESTED` is the table of docs/models.md; a test trains, saves and reloads a small model of each. What is refused was measured with small
+models of each type of transformers 5.23: two rows in one sequence must give the logits of the rows alone, every weight of the default
+adapter must get a gradient, and a saved adapter must give the same logits in plain PEFT.
 
 ``tiny:<family>`` is a small model with random weights, built from the family's config; nothing is downloaded.
 ``mlp:<width>x<layers>`` is a multilayer perceptron in one of two shapes (``model.config: {shape: ..., expansion: 4}``):
@@ -18,8 +22,214 @@ from typing import Any, Literal
 import msgspec
 
 from allranks.errors import SpecError
-from allranks.spec.architectures import SUPPORTED, require_modality
+from allranks.spec.records import RunSpec
 from allranks.utils.text import did_you_mean, nearest_file_hint
+
+
+class Architecture(msgspec.Struct, frozen=True, kw_only=True):
+    """A tested model type.
+
+    ``attention`` is a ``model.attention`` that it has; ``targets`` are ``adapter.targets`` that work, None for every linear layer.
+    """
+
+    model_type: str
+    task: Literal["text", "classification"] = "text"
+    attention: str = "sdpa"
+    targets: tuple[str, ...] | None = None
+    examples: str = ""
+
+
+TESTED: tuple[Architecture, ...] = (
+    Architecture(model_type="bloom", attention="eager", examples="BLOOM"),
+    Architecture(model_type="cohere", examples="Command R"),
+    Architecture(model_type="deepseek_v3", examples="DeepSeek-V3, R1"),
+    Architecture(model_type="falcon", examples="Falcon"),
+    Architecture(model_type="falcon_mamba", attention="eager", targets=("in_proj", "x_proj"), examples="Falcon Mamba"),
+    Architecture(model_type="gemma", examples="Gemma"),
+    Architecture(model_type="gemma2", attention="eager", examples="Gemma 2"),
+    Architecture(model_type="gemma3_text", examples="Gemma 3, text only"),
+    Architecture(model_type="glm4", examples="GLM-4"),
+    Architecture(model_type="glm4_moe", examples="GLM-4.5"),
+    Architecture(model_type="gpt2", examples="GPT-2"),
+    Architecture(model_type="gpt_bigcode", examples="StarCoder"),
+    Architecture(model_type="gpt_neo", attention="eager", examples="GPT-Neo"),
+    Architecture(model_type="gpt_neox", examples="Pythia, GPT-NeoX"),
+    Architecture(model_type="gpt_oss", attention="eager", examples="gpt-oss"),
+    Architecture(model_type="gptj", attention="eager", examples="GPT-J"),
+    Architecture(model_type="granite", examples="Granite"),
+    Architecture(model_type="llama", examples="Llama, SmolLM2, TinyLlama"),
+    Architecture(model_type="mamba", attention="eager", targets=("in_proj", "x_proj"), examples="Mamba"),
+    Architecture(model_type="mamba2", attention="eager", targets=("in_proj",), examples="Mamba 2"),
+    Architecture(model_type="mistral", examples="Mistral"),
+    Architecture(model_type="mixtral", examples="Mixtral"),
+    Architecture(model_type="olmo2", examples="OLMo 2"),
+    Architecture(model_type="olmoe", examples="OLMoE"),
+    Architecture(model_type="opt", examples="OPT"),
+    Architecture(model_type="phi", examples="Phi-1, Phi-2"),
+    Architecture(model_type="phi3", examples="Phi-3, Phi-4"),
+    Architecture(model_type="qwen2", examples="Qwen2, Qwen2.5"),
+    Architecture(model_type="qwen2_moe", examples="Qwen1.5-MoE, Qwen2-57B-A14B"),
+    Architecture(model_type="qwen3", examples="Qwen3"),
+    Architecture(model_type="qwen3_moe", examples="Qwen3-30B-A3B"),
+    Architecture(model_type="smollm3", examples="SmolLM3"),
+    Architecture(model_type="stablelm", examples="StableLM"),
+    Architecture(model_type="starcoder2", examples="StarCoder2"),
+    Architecture(model_type="albert", task="classification", examples="ALBERT"),
+    Architecture(model_type="bert", task="classification", examples="BERT"),
+    Architecture(model_type="deberta-v2", task="classification", attention="eager", examples="DeBERTa V3"),
+    Architecture(model_type="distilbert", task="classification", examples="DistilBERT"),
+    Architecture(model_type="electra", task="classification", examples="ELECTRA"),
+    Architecture(model_type="modernbert", task="classification", examples="ModernBERT"),
+    Architecture(model_type="mpnet", task="classification", attention="eager", examples="MPNet"),
+    Architecture(model_type="roberta", task="classification", examples="RoBERTa"),
+    Architecture(model_type="xlm-roberta", task="classification", examples="XLM-R"),
+)
+"""Language models first, then encoders, which are trained as classifiers."""
+
+STATE_ACROSS_ROWS = frozenset({
+    "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba",
+    "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "recurrent_gemma",
+    "rwkv", "xlstm", "zamba", "zamba2",
+})  # fmt: skip
+"""Types with a state or a convolution that continues from one packed row to the next."""
+ATTENTION_ACROSS_ROWS = frozenset({
+    "afmoe", "biogpt", "bloom", "falcon", "gpt_oss", "inkling2_text", "inkling_text", "mpt", "openai-gpt", "opt", "xglm", "xlm",
+})  # fmt: skip
+"""Types whose implementation in transformers does not separate packed rows by their position ids."""
+
+MULTIMODAL_KEYS = ("vision_config", "audio_config", "speech_config", "audio_encoder", "vision_tower", "img_processor")
+MULTIMODAL = frozenset({
+    "dots3_note", "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "git", "got_ocr2", "llama4", "mllama", "moshi",
+    "moss_transcribe_diarize", "musicgen", "musicgen_melody", "phi4_multimodal", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "trocr",
+})  # fmt: skip
+"""Types of transformers' causal language models that also read or write images or audio."""
+
+
+class AdapterLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """Modules that LoRA cannot adapt in a model type, with the reason, and targets that work."""
+
+    refused: frozenset[str]
+    works: tuple[str, ...]
+    why: str
+
+
+_MAMBA = "PEFT refuses out_proj and conv1d, whose weights the fused kernels read directly, and dt_proj of Mamba 1 gets no gradient"
+_DT = "dt_proj gets no gradient, because its weight is read directly"
+_INDEXER = "the indexer gets no gradient: it only chooses what attention reads"
+_ROUTER = "PEFT would wrap the router of the experts, whose output is a tuple"
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+ADAPTER_LIMITS: dict[str, AdapterLimit] = {
+    "mamba": AdapterLimit(refused=frozenset({"out_proj", "conv1d", "dt_proj"}), works=("in_proj", "x_proj"), why=_MAMBA),
+    "falcon_mamba": AdapterLimit(refused=frozenset({"out_proj", "conv1d", "dt_proj"}), works=("in_proj", "x_proj"), why=_MAMBA),
+    "mamba2": AdapterLimit(refused=frozenset({"out_proj", "conv1d"}), works=("in_proj",), why=_MAMBA),
+    "nemotron_h": AdapterLimit(refused=frozenset({"out_proj", "conv1d"}), works=("in_proj", "q_proj", "v_proj"), why=_MAMBA),
+    "falcon_h1": AdapterLimit(refused=frozenset({"out_proj", "conv1d"}), works=(*_ATTENTION, "in_proj"), why=_MAMBA),
+    "jamba": AdapterLimit(refused=frozenset({"dt_proj"}), works=(*_ATTENTION, "in_proj", "x_proj", "out_proj"), why=_DT),
+    "deepseek_v32": AdapterLimit(
+        refused=frozenset({"wq_b", "wk", "weights_proj"}), works=("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"), why=_INDEXER,
+    ),
+    "phimoe": AdapterLimit(refused=frozenset({"router"}), works=_ATTENTION, why=_ROUTER),
+    "llama4_text": AdapterLimit(refused=frozenset({"router"}), works=("q_proj", "v_proj"), why=_ROUTER),
+}  # fmt: skip
+
+SUPPORTED = (
+    "supported are causal language models (such as llama, qwen3, mistral, gpt2) and encoders as classifiers (such as bert, roberta); "
+    "docs/models.md lists the tested ones; for others run your own program with script.path"
+)
+
+
+def packs_rows(model_type: str) -> bool:
+    """Return whether rows packed into one sequence (``data.packing: isolated``) do not influence each other."""
+    return model_type not in STATE_ACROSS_ROWS | ATTENTION_ACROSS_ROWS
+
+
+def dense_mask_reason(model_type: str, attention: str) -> str:
+    """Return why packed rows of this model type need a dense mask of the sequence length squared, or nothing if they do not.
+
+    With ``sdpa``, attention is computed within each row (`train.models.packed_attention`); tests compare each type with single rows.
+    transformers' flash and flex implementations have no dense mask, either.
+    """
+    if attention == "eager":
+        return "model.attention is eager; sdpa would be computed within rows"
+    entry = tested(model_type)
+    within_rows = entry is not None and entry.task == "text" and entry.attention == "sdpa" and packs_rows(model_type)
+    if attention == "sdpa" and not within_rows:
+        return f"{model_type} is not among the model types tested without it (docs/models.md)"
+    return ""
+
+
+def tested(model_type: Any) -> Architecture | None:
+    """Return the entry of a model type, or None if it is not tested."""
+    return next((entry for entry in TESTED if entry.model_type == model_type), None)
+
+
+def tested_settings(model_type: Any) -> str:
+    """Return a clause with the settings that a tested model type needs, or nothing if the defaults are fine."""
+    entry = tested(model_type)
+    if entry is None:
+        return ""
+    needs = [f"model.attention: {entry.attention}"] if entry.attention != "sdpa" else []
+    if entry.task == "text" and not packs_rows(entry.model_type):
+        needs.append("data.packing: none")
+    if entry.targets is not None:
+        needs.append(f"with LoRA adapter.targets: [{', '.join(entry.targets)}]")
+    return f" (a {model_type} is tested with {', '.join(needs)})" if needs else ""
+
+
+def require_modality(config: Mapping[str, Any], where: str) -> None:
+    """Refuse a model that also reads or writes images or audio: nothing would train those parts.
+
+    Raises:
+        SpecError: with what is supported.
+    """
+    kind = config.get("model_type")
+    if kind in MULTIMODAL or any(isinstance(config.get(key), dict) for key in MULTIMODAL_KEYS):
+        text = f"{kind}_text"
+        hint = f"use its language model alone ({text}); " if tested(text) else ""
+        raise SpecError(
+            f"{where}: a {kind} also reads or writes images or audio, which allranks does not train; {hint}{SUPPORTED}"
+        )
+
+
+def require_architecture(config: Mapping[str, Any], spec: RunSpec, where: str, *, classifier: bool) -> None:
+    """Refuse settings under which a model type would train something else than asked for, or end in an error of PEFT.
+
+    Raises:
+        SpecError: names the model type, the key and what works.
+    """
+    kind = str(config.get("model_type"))
+    if spec.data is not None and spec.data.packing == "isolated" and not classifier and not packs_rows(kind):
+        why = (
+            "its state continues across rows"
+            if kind in STATE_ACROSS_ROWS
+            else "its attention in transformers does not separate them"
+        )
+        raise SpecError(
+            f"data.packing is isolated, but in {where} ({kind}) rows of one sequence would influence each other: {why}; set data.packing: "
+            f"none (one row per sequence), or wrapped if rows may see each other{tested_settings(kind)}"
+        )
+    limit = ADAPTER_LIMITS.get(kind)
+    if spec.adapter.type != "lora" or limit is None or spec.adapter.target_parameters:
+        return
+    wanted = spec.adapter.targets
+    wrong = [] if wanted is None else [name for name in wanted if name.rsplit(".", 1)[-1] in limit.refused]
+    if wanted is None or wrong:
+        asked = (
+            "adapter.targets null adapts every linear layer"
+            if wanted is None
+            else f"adapter.targets names {', '.join(wrong)}"
+        )
+        raise SpecError(
+            f"{asked}, which does not work for {where} ({kind}): {limit.why}; set adapter.targets: [{', '.join(limit.works)}]"
+        )
+
+
+def architecture_warning(model_type: Any, where: str) -> str | None:
+    """Return a warning for a model type that no test covers."""
+    if not isinstance(model_type, str) or tested(model_type) is not None:
+        return None
+    return f"{where} is a {model_type}, which is not among the tested architectures (docs/models.md); compare its first losses with another program's"
+
 
 MLP_PREFIX, NOISE_SOURCE = "mlp:", "builtin:noise"
 _NAME = re.compile(r"mlp:(\d{1,6})x(\d{1,4})")

@@ -6,13 +6,31 @@ run folder.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, field
 
-from allranks.spec import recomputation
 from allranks.spec.launchers import BUILT_IN, DEFAULT_LAUNCHER, LauncherInfo, launcher_info
+
+RECOMPUTE_NONE: Final = "none"
+RECOMPUTE_SELECTIVE: Final = "selective"
+RECOMPUTE_FULL: Final = "full"
+RECOMPUTE_AUTO: Final = "auto"
+RECOMPUTE_MODES = (RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL)
+"""From the fastest to the one that keeps least."""
+
+NARROW_RATIO = 16
+
+
+def keeps_product(inner: int, width: int) -> bool:
+    """Return whether ``selective`` keeps the output of a matrix product: not if it is much wider than the sum is long, as in LoRA."""
+    return inner * NARROW_RATIO >= width
+
+
+def recomputation_mode(value: bool | str) -> str:
+    """Return the mode for a value of ``model.gradient_checkpointing``: none | selective | full | auto."""
+    return {True: RECOMPUTE_FULL, False: RECOMPUTE_NONE}[value] if isinstance(value, bool) else value
 
 
 class StrategyChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +92,7 @@ class ModelSpec(Record, frozen=True):
     @property
     def recomputation(self) -> str:
         """The requested mode of recomputation: none | selective | full | auto."""
-        return recomputation.mode_of(self.gradient_checkpointing)
+        return recomputation_mode(self.gradient_checkpointing)
 
 
 class SourceSpec(Record, frozen=True):

@@ -1,4 +1,4 @@
-"""Check values of a spec and their combinations: adapters, offload, ``mlp:`` models, the profiler window. Pure, no torch.
+"""Check values of a spec and their combinations (adapters, ``mlp:`` models, the profiler window), and list its keys. Pure, no torch.
 
 Each message names the key and the allowed values.
 """
@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from allranks.errors import SpecError
-from allranks.spec.data_columns import ANSWER_NAMES, QUESTION_NAMES
-from allranks.spec.models import NOISE_SOURCE, is_mlp, mlp_shape
-from allranks.spec.recomputation import NONE
-from allranks.spec.records import ProfileSpec, Record, RunSpec, ScriptSpec, TrainSpec
+from allranks.spec.data_columns import ANSWER_NAMES, QUESTION_NAMES, TEMPLATE_KINDS
+from allranks.spec.launchers import LAUNCHERS
+from allranks.spec.models import NOISE_SOURCE, is_mlp, mlp_shape, tiny_names
+from allranks.spec.records import RECOMPUTE_NONE, ProfileSpec, Record, RunSpec, ScriptSpec, TrainSpec
 from allranks.spec.strategies import REGISTRY, strategy_hint
 from allranks.utils.text import did_you_mean
 
@@ -158,7 +158,7 @@ def mlp_problems(spec: RunSpec) -> list[str]:
         (source != NOISE_SOURCE, f"data.source is {source}: {name} cannot read text; set it to {NOISE_SOURCE}"),
         (spec.eval.source is not None, "eval.source: an mlp: model is evaluated on its own noise; remove it"),
         (spec.adapter.type != "none", f"adapter.type is {spec.adapter.type}: {name} supports only full training"),
-        (spec.model.recomputation != NONE, f"model.gradient_checkpointing: {name} does not support it"),
+        (spec.model.recomputation != RECOMPUTE_NONE, f"model.gradient_checkpointing: {name} does not support it"),
     )
     return [*problems, *(text for wrong, text in refused if wrong)]
 
@@ -319,15 +319,6 @@ def profile_warnings(spec: RunSpec, world_size: int, max_steps: int | None) -> l
     return found
 
 
-def same_setting(theirs: Any, ours: Any) -> bool:
-    """Return whether two settings are equal; numbers compare as numbers (1 equals 1.0, but not true)."""
-    if isinstance(theirs, bool) != isinstance(ours, bool):
-        return False
-    if isinstance(theirs, (int, float)) and isinstance(ours, (int, float)):
-        return math.isclose(theirs, ours, rel_tol=1e-9)
-    return theirs == ours
-
-
 def script_problems(script: ScriptSpec) -> list[str]:
     """Return what is wrong with the keys of ``script`` together."""
     if script.path is None and script.module is None:
@@ -340,3 +331,34 @@ def script_problems(script: ScriptSpec) -> list[str]:
 def is_container(wanted: str | None) -> bool:
     """Return whether ``cluster.python`` is an image, which brings a Python and packages of its own."""
     return wanted is not None and (wanted.startswith("pyxis:") or wanted.endswith(".sif"))
+
+
+def all_keys(record: type[Record], path: str = "") -> list[str]:
+    """Return all keys below a record, sections and values, each with its full path."""
+    keys: list[str] = []
+    for field in msgspec.structs.fields(record):
+        keys.append(f"{path}{field.encode_name}")
+        inner = record_class(field.type)
+        if inner is not None:
+            keys += all_keys(inner, f"{path}{field.encode_name}.")
+    return keys
+
+
+def settable_keys() -> dict[str, tuple[str, ...]]:
+    """Return every key that ``--set`` can set, with the values that are known: words, booleans, built-in sets and models."""
+    from allranks.spec.builtin_data import BUILTIN
+
+    names = all_keys(RunSpec)
+    sections = {name.rpartition(".")[0] for name in names}
+    keys = {name: known_values(name) for name in names if name not in sections and name != "strategy.options"}
+    for info in REGISTRY.values():
+        for option, default in info.options.items():
+            words = info.choices.get(option, ("true", "false") if isinstance(default, bool) else ())
+            keys[f"strategy.{option}"] = tuple(dict.fromkeys([*keys.get(f"strategy.{option}", ()), *words]))
+    return keys | {
+        "strategy.name": tuple(REGISTRY),
+        "cluster.launcher": tuple(LAUNCHERS),
+        "model.name": tiny_names(),
+        "data.source": (*(f"builtin:{name}" for name in BUILTIN), NOISE_SOURCE),
+        "data.template": ("auto", *TEMPLATE_KINDS),
+    }

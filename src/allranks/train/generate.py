@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import AllranksError, EnvironmentNotAble, RequestError
-from allranks.spec.data_prompts import prompt_of, row_prompt
+from allranks.spec.data_templates import prompt_of, row_prompt
 from allranks.utils.machine import run_short_process
 
 

@@ -15,8 +15,8 @@ import msgspec
 from allranks.nodes.checks import ChecksByHost, NodeCheck, NodeSurvey, failed_check, join_names, passed_check
 from allranks.nodes.probes.probe import adds_modules
 from allranks.nodes.records import NodeRequirements, Probe
+from allranks.planning.rank_environment import program_file, working_directory
 from allranks.spec.records import RunSpec, ScriptSpec
-from allranks.spec.user_program import program_file, working_directory
 from allranks.spec.validation import is_container
 from allranks.utils.inputs import read_text
 from allranks.utils.redaction import redact

@@ -22,14 +22,13 @@ from allranks.errors import DataError, EnvironmentNotAble, RequestError, SpecErr
 from allranks.nodes.checks.hub import HUB, hub_names, offline_variable
 from allranks.nodes.preflight.requirements import require_interpreter
 from allranks.planning.model_checks import check_model
-from allranks.planning.rank_environment import script_arguments
+from allranks.planning.rank_environment import file_of_module, program_file, script_arguments, working_directory
 from allranks.spec import data_sources
 from allranks.spec.data_rows import eval_data, naming_source, read_examples
 from allranks.spec.data_sources import parts_of, source_of
 from allranks.spec.data_templates import choose_template, require_task_template, require_template
 from allranks.spec.models import TINY_ENCODERS, check_model_folder, is_mlp, tiny_family
 from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
-from allranks.spec.user_program import file_of_module, program_file, working_directory
 from allranks.utils.filesystem import cache_root, hf_home, private_root
 from allranks.utils.inputs import read_text
 from allranks.utils.safetensors_files import stored_tensors

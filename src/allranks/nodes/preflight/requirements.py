@@ -25,12 +25,17 @@ import msgspec
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.nodes.checks import NodeCheck
 from allranks.nodes.records import Check, NodeRequirements, PreflightReport, RequiredFolder
-from allranks.planning.rank_environment import environment_commands, in_environment, is_interpreter, needed_file
+from allranks.planning.rank_environment import (
+    environment_commands,
+    in_environment,
+    is_interpreter,
+    needed_file,
+    program_file,
+)
 from allranks.planning.records import LaunchPlan
 from allranks.spec.data_sources import parts_of
 from allranks.spec.records import RunSpec
 from allranks.spec.strategies import strategy_info
-from allranks.spec.user_program import program_file
 from allranks.spec.validation import is_container
 from allranks.utils.filesystem import PACKAGE_FOLDER
 from allranks.utils.machine import MachineFacts

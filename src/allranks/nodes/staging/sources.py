@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
+from allranks.planning.rank_environment import program_file, working_directory
 from allranks.rundir.files import read_json
 from allranks.spec.data_sources import parts_of, source_of
 from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
-from allranks.spec.user_program import program_file, working_directory
 from allranks.spec.validation import is_container
 from allranks.utils.filesystem import PACKAGE_FOLDER, datasets_cache, hub_cache
 from allranks.utils.inputs import read_text

@@ -18,7 +18,7 @@ import msgspec
 
 from allranks.planning.memory.model_config import ENCODERS, MLP, ModelConfig
 from allranks.planning.memory.weights import Shapes, TrainedWeights, Unit, Weight, output_projection
-from allranks.spec.recomputation import keeps_product
+from allranks.spec.records import keeps_product
 
 
 class MicroBatch(msgspec.Struct, frozen=True):

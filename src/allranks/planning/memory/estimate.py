@@ -26,10 +26,8 @@ from allranks.planning.memory.model_config import ENCODERS, MLP, ConfigSource, M
 from allranks.planning.memory.weights import ElementBytes, ModelMemory, shapes_of, trained_weights_of
 from allranks.planning.rank_environment import MAPPED_BYTES
 from allranks.planning.records import LaunchPlan
-from allranks.spec.architectures import dense_mask_reason
-from allranks.spec.models import is_mlp
-from allranks.spec.recomputation import NONE, SELECTIVE
-from allranks.spec.records import ModelSpec, RunSpec
+from allranks.spec.models import dense_mask_reason, is_mlp
+from allranks.spec.records import RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, ModelSpec, RunSpec
 from allranks.spec.strategies import strategy_info, strategy_state
 from allranks.spec.strategies.base import Parts, StrategyState, add_parts
 from allranks.utils.formatting import format_bytes
@@ -185,8 +183,10 @@ class StepMoments:
         output = batch.tokens * shapes.config.hidden * batch.stream
         self._whole = [whole[id(block)] for block in shapes.blocks]
         self._passing = [passing[id(block)] for block in shapes.blocks]
-        products = {key: layer.products() if recomputation == SELECTIVE else 0 for key, layer in layers.items()}
-        self._checkpointing = recomputation != NONE
+        products = {
+            key: layer.products() if recomputation == RECOMPUTE_SELECTIVE else 0 for key, layer in layers.items()
+        }
+        self._checkpointing = recomputation != RECOMPUTE_NONE
         self._kept = [
             output + products[id(block)] if self._checkpointing else n
             for block, n in zip(shapes.blocks, self._whole, strict=True)
@@ -402,7 +402,7 @@ def _heap(model: ModelSpec, config: ModelConfig, batch: MicroBatch, plan: Launch
         plan.world_size,
         batch.tokens * batch.stream * config.hidden,
         batch.tokens * batch.element * max(config.intermediate, config.expert_intermediate),
-        plan.recomputation != NONE,
+        plan.recomputation != RECOMPUTE_NONE,
         strategy_info(plan.strategy).imports_bytes,
     )
 

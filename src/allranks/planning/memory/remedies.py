@@ -29,8 +29,14 @@ from allranks.planning.memory.estimate import (
 from allranks.planning.memory.model_config import ConfigSource, find_config
 from allranks.planning.rank_environment import with_allocator
 from allranks.planning.records import LaunchPlan
-from allranks.spec.recomputation import AUTO, FULL, MODES, NONE, SELECTIVE
-from allranks.spec.records import RunSpec
+from allranks.spec.records import (
+    RECOMPUTE_AUTO,
+    RECOMPUTE_FULL,
+    RECOMPUTE_MODES,
+    RECOMPUTE_NONE,
+    RECOMPUTE_SELECTIVE,
+    RunSpec,
+)
 from allranks.spec.strategies import strategy_info
 from allranks.utils.formatting import format_bytes
 from allranks.utils.machine import MachineFacts
@@ -110,14 +116,14 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         SpecError, EnvironmentNotAble: as `planner.make_plan`; the model's config is broken.
     """
     plan = planner.make_plan(spec, facts)
-    if spec.model is None or spec.model.recomputation != AUTO:
+    if spec.model is None or spec.model.recomputation != RECOMPUTE_AUTO:
         plan = decide_replication(spec, plan, facts)
     else:
-        plan = decide_replication(spec, msgspec.structs.replace(plan, recomputation=FULL), facts)
+        plan = decide_replication(spec, msgspec.structs.replace(plan, recomputation=RECOMPUTE_FULL), facts)
         plan = choose_recomputation(plan, spec, facts)
     if spec.script is not None:  # a program of the user's own decides for itself
         return plan
-    environment = with_allocator(plan.environment, device=plan.device, recomputes=plan.recomputation != NONE)
+    environment = with_allocator(plan.environment, device=plan.device, recomputes=plan.recomputation != RECOMPUTE_NONE)
     return msgspec.structs.replace(plan, environment=environment)
 
 
@@ -129,17 +135,17 @@ def choose_recomputation(plan: LaunchPlan, spec: RunSpec, facts: MachineFacts) -
     """
     found, there = find_config(spec), capacity(spec, plan, facts)
     larger: list[str] = []
-    for mode in MODES:
+    for mode in RECOMPUTE_MODES:
         tried = msgspec.structs.replace(plan, recomputation=mode)
         needed = estimate(spec, tried, found, there)
         if needed.unknown or there.bytes is None:
             why = needed.unknown or f"the memory of the device is not known ({there.source})"
-            return _with_recomputation(plan, NONE, f"{why}; if memory is short, set it to selective or full")
+            return _with_recomputation(plan, RECOMPUTE_NONE, f"{why}; if memory is short, set it to selective or full")
         if needed.verdict == FITS:
             return _with_recomputation(plan, mode, _fit_reason(needed, there.bytes, larger))
         larger.append(f"{mode} needs {format_bytes(needed.needed_bytes)}")
     return _with_recomputation(
-        plan, FULL, f"none of the modes fits: {', '.join(larger)} of {format_bytes(there.bytes or 0)}"
+        plan, RECOMPUTE_FULL, f"none of the modes fits: {', '.join(larger)} of {format_bytes(there.bytes or 0)}"
     )
 
 
@@ -244,13 +250,13 @@ def _changes(spec: RunSpec, plan: LaunchPlan) -> Iterator[SpecChange]:
     if smaller is not None:
         yield smaller
         lean, settings = smaller[2], smaller[1]
-    if plan.recomputation == NONE:
+    if plan.recomputation == RECOMPUTE_NONE:
         change = "recompute element-wise operations in backward"
-        yield change, [SELECT], _checkpointed(spec, SELECTIVE), "a few per cent more compute"
-    if plan.recomputation != FULL:
+        yield change, [SELECT], _checkpointed(spec, RECOMPUTE_SELECTIVE), "a few per cent more compute"
+    if plan.recomputation != RECOMPUTE_FULL:
         change = "recompute activations in backward"
-        yield change, [CHECKPOINTING], _checkpointed(spec, FULL), "about a third more compute"
-        lean, settings = _checkpointed(lean, FULL), [*settings, CHECKPOINTING]
+        yield change, [CHECKPOINTING], _checkpointed(spec, RECOMPUTE_FULL), "about a third more compute"
+        lean, settings = _checkpointed(lean, RECOMPUTE_FULL), [*settings, CHECKPOINTING]
     if (narrow := _narrow(spec, plan)) is not None:
         yield narrow
     yield from _sharded(spec, plan, spec, [], "")

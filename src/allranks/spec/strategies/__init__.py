@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from copy import copy
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
@@ -16,9 +17,8 @@ from allranks.spec.strategies.base import (
     StrategyPlanner,
     StrategyState,
 )
-from allranks.spec.suggestions import near_strategies, suggest_strategies
 from allranks.utils.plugins import PluginRegistry
-from allranks.utils.text import did_you_mean
+from allranks.utils.text import did_you_mean, nearest_name, suggest
 
 if TYPE_CHECKING:
     from allranks.spec.records import RunSpec
@@ -63,6 +63,44 @@ REGISTRY = PluginRegistry(BUILT_IN, group="allranks.strategies", kind=StrategyIn
 """All strategies, also those of installed packages."""
 
 
+STRATEGY_SYNONYMS: dict[str, tuple[str, ...]] = {
+    "ddp": ("pytorch_ddp",),
+    "torch_ddp": ("pytorch_ddp",),
+    "dp": ("pytorch_ddp",),
+    "data_parallel": ("pytorch_ddp",),
+    "distributed_data_parallel": ("pytorch_ddp",),
+    "distributeddataparallel": ("pytorch_ddp",),
+    "horovod": ("pytorch_ddp",),
+    "fsdp": ("pytorch_zero3", "pytorch_zero2"),
+    "fsdp1": ("pytorch_zero3", "pytorch_zero2"),
+    "fsdp2": ("pytorch_zero3", "pytorch_zero2"),
+    "torch_fsdp": ("pytorch_zero3", "pytorch_zero2"),
+    "pytorch_fsdp": ("pytorch_zero3", "pytorch_zero2"),
+    "pytorch_fsdp2": ("pytorch_zero3", "pytorch_zero2"),
+    "fully_shard": ("pytorch_zero3",),
+    "full_shard": ("pytorch_zero3",),
+    "fully_sharded_data_parallel": ("pytorch_zero3",),
+    "fullyshardeddataparallel": ("pytorch_zero3",),
+    "shard_grad_op": ("pytorch_zero2",),
+    "zero_redundancy_optimizer": ("pytorch_zero1",),
+    "zeroredundancyoptimizer": ("pytorch_zero1",),
+    "zero": ("zero1", "zero2", "zero3"),
+    "deepspeed": ("deepspeed_zero3", "deepspeed_zero2", "deepspeed_zero1"),
+    "ds": ("deepspeed_zero3", "deepspeed_zero2", "deepspeed_zero1"),
+    "deepspeed1": ("deepspeed_zero1",),
+    "deepspeed2": ("deepspeed_zero2",),
+    "deepspeed3": ("deepspeed_zero3",),
+    "none": ("single",),
+    "no": ("single",),
+    "one_process": ("single",),
+    "trainer": ("hf_trainer",),
+    "hf": ("hf_trainer",),
+    "huggingface": ("hf_trainer",),
+    "accelerate": ("hf_trainer",),
+}
+"""Names of other tools, in lower case with underscores, and the strategies that do the same, the most usual one first."""
+
+
 def strategy_info(name: str) -> StrategyInfo:
     """Return the registry entry of a strategy.
 
@@ -78,6 +116,28 @@ def strategy_hint(name: str) -> str:
     return suggest_strategies(
         near_strategies(name, REGISTRY), {known: info.summary for known, info in REGISTRY.items()}
     )
+
+
+def near_strategies(name: str, known: Iterable[str]) -> list[str]:
+    """Return the strategies that a wrong name may mean, most likely first; by what other tools call them, then by spelling."""
+    names = list(known)
+    plain = name.strip().lower().replace("-", "_").replace(" ", "_")
+    meant = STRATEGY_SYNONYMS.get(plain) or STRATEGY_SYNONYMS.get(plain.replace("_", ""))
+    if meant:
+        return [strategy for strategy in meant if strategy in names]
+    if plain in names:
+        return [plain]
+    plain = plain.replace("stage", "zero")
+    joined = {strategy.replace("_", ""): strategy for strategy in names}
+    if exact := joined.get(plain.replace("_", "")):
+        return [exact]
+    near = nearest_name(plain, names)
+    return [] if near is None else [near]
+
+
+def suggest_strategies(near: list[str], summaries: Mapping[str, str]) -> str:
+    """Return ``; did you mean 'a'?``, with what each of several strategies does; empty without a suggestion."""
+    return suggest(*(repr(name) if len(near) == 1 else f"{name!r} ({summaries[name]})" for name in near))
 
 
 def resolve_options(name: str, given: dict[str, Any]) -> dict[str, Any]:

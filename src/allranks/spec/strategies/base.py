@@ -8,6 +8,7 @@ the weight shard, in host memory.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -441,3 +442,12 @@ class OffloadedState:
             return parts | {"optimizer_state": parts["optimizer_state"] + copied}
         gone = ("optimizer_state",) if self._offload == "optimizer" else ("optimizer_state", "weights", "adapters")
         return {key: n for key, n in parts.items() if key not in gone}
+
+
+def same_setting(theirs: Any, ours: Any) -> bool:
+    """Return whether two settings are equal; numbers compare as numbers (1 equals 1.0, but not true)."""
+    if isinstance(theirs, bool) != isinstance(ours, bool):
+        return False
+    if isinstance(theirs, (int, float)) and isinstance(ours, (int, float)):
+        return math.isclose(theirs, ours, rel_tol=1e-9)
+    return theirs == ours

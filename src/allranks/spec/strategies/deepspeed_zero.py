@@ -1,12 +1,20 @@
-"""DeepSpeed's ZeRO: ``deepspeed_zero1``, ``deepspeed_zero2`` and ``deepspeed_zero3``.
+"""DeepSpeed's ZeRO, ``deepspeed_zero1``, ``deepspeed_zero2`` and ``deepspeed_zero3``: records, and JSON configuration. No torch, no DeepSpeed.
 
-It has flat weights, a bucket as large as all gradients, and its own master weights.
+It has flat weights, a bucket as large as all gradients, and its own master weights. Its configuration is completed from the spec and
+checked against the spec.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from allranks.errors import SpecError
 from allranks.spec.strategies.base import (
     ADAM_MOMENTS,
     ONE_MICRO_STEP,
@@ -17,9 +25,293 @@ from allranks.spec.strategies.base import (
     StrategyPage,
     StrategyState,
     bars,
+    same_setting,
     sharded_setup,
     share_per_rank,
 )
+from allranks.utils.inputs import FileTooLarge, read_text
+from allranks.utils.text import did_you_mean
+
+if TYPE_CHECKING:
+    from allranks.spec.records import TrainSpec
+    from allranks.spec.strategies.base import PlannedWork
+
+
+Json = dict[str, Any]
+AUTO = "auto"
+STAGES = {"deepspeed_zero1": 1, "deepspeed_zero2": 2, "deepspeed_zero3": 3}
+MAX_BYTES = 1 << 20
+FILLED = {"betas": [0.9, 0.999], "eps": 1e-8}  # as in `optim.adamw`
+
+# Sections that would change what a step means, or who talks to whom, behind the loop's back.
+UNSUPPORTED = {
+    "scheduler": "the loop sets the learning rate: train.schedule and train.warmup_steps",
+    "amp": "model.dtype says in which numbers the model computes",
+    "torch_autocast": "model.dtype says in which numbers the model computes",
+    "pipeline": "pipeline parallelism is not supported",
+    "tensor_parallel": "tensor parallelism is not supported",
+    "expert_parallel": "expert parallelism is not supported",
+    "sequence_parallel_size": "sequence parallelism is not supported",
+    "data_parallel_size": "all ranks are data parallel",
+    "hybrid_engine": "it is for inference within training",
+    "elasticity": "the batch is the spec's",
+    "autotuning": "it starts processes of its own; `allranks compare` measures strategies",
+    "curriculum_learning": "the order of the data is the spec's",
+    "data_efficiency": "the order of the data is the spec's",
+    "compression_training": "it changes the model while it trains",
+    "sparse_gradients": "gradients of embeddings are dense",
+    "zenflow": "delayed updates differ from the reference's",
+    "compile": "DeepSpeed's compiler changes the communication; use model.compile",
+}
+UNSUPPORTED_IN_ZERO = {
+    "zenflow": "delayed updates differ from the reference's",
+    "offload_optimizer": "offloading by DeepSpeed is not supported",
+    "offload_param": "offloading by DeepSpeed is not supported",
+    "cpu_offload": "offloading by DeepSpeed is not supported",
+    "cpu_offload_params": "offloading by DeepSpeed is not supported",
+    "zero_quantized_weights": "quantized communication is not exact",
+    "zero_quantized_nontrainable_weights": "quantized communication is not exact",
+    "zero_quantized_gradients": "quantized communication is not exact",
+    "zero_hpz_partition_size": "a second partition within nodes is not supported",
+    "mics_shard_size": "shards within groups of ranks are not supported",
+}
+UNSUPPORTED_OPTIMIZERS = ("OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Muon")
+KNOWN = (
+    *UNSUPPORTED, "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "zero_optimization",
+    "fp16", "bf16", "gradient_clipping", "communication_data_type", "prescale_gradients", "gradient_predivide_factor", "steps_per_print",
+    "wall_clock_breakdown", "memory_breakdown", "dump_state", "flops_profiler", "activation_checkpointing", "comms_logger", "data_types",
+    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "tensorboard", "wandb", "csv_monitor", "comet", "aio", "checkpoint",
+    "timers", "seed", "log_level",
+)  # fmt: skip
+
+
+class DeepSpeedExpectations(msgspec.Struct, frozen=True, kw_only=True):
+    """Values of the spec. None means unknown: nothing is compared with it."""
+
+    stage: int
+    world_size: int
+    micro_batch_size: int | None = None
+    grad_accum: int | None = None
+    dtype: str | None = None  # of the model: float32 | bfloat16
+    clip_norm: float | None = None
+    lr: float | None = None
+    weight_decay: float | None = None
+    device: str = "cpu"
+
+
+def read_options(options: Json) -> Json:
+    """Return the options with the file content in place of a path in `config`; `config_from` keeps the path for messages."""
+    config, where = read_config(options.get("config"), "strategy.config")
+    return options if where is None else {**options, "config": config, "config_from": where}
+
+
+def param_dtype(options: Json) -> str | None:
+    """Return "bfloat16" for ``bf16.enabled: true``: DeepSpeed then casts the model, and keeps float32 master weights; else None."""
+    return "bfloat16" if _at(options["config"] or {}, "bf16.enabled") is True else None
+
+
+def plan_options(options: Json, train: TrainSpec, work: PlannedWork) -> Json:
+    """Return the options with a configuration that is complete except for values that only the ranks know.
+
+    Raises:
+        SpecError: the configuration contradicts the spec.
+    """
+    asked = DeepSpeedExpectations(
+        stage=STAGES[work.strategy],
+        world_size=work.world_size,
+        micro_batch_size=work.micro_batch_size,
+        grad_accum=work.grad_accum,
+        dtype=work.dtype,
+        clip_norm=train.max_grad_norm or 0.0,
+        lr=train.lr,
+        weight_decay=train.weight_decay,
+        device=work.device,
+    )
+    return {**options, "config": complete_config(options["config"], asked, options["config_from"] or "strategy.config")}
+
+
+def read_config(value: Any, key: str) -> tuple[Json | None, str | None]:
+    """Return the option `config` as JSON content, and the name of its file.
+
+    Args:
+        value: a path, a mapping (the content itself), or None.
+
+    Raises:
+        SpecError: the file does not exist or is not a JSON object.
+    """
+    if value is None or isinstance(value, dict):
+        return value, None
+    if not isinstance(value, str):
+        raise SpecError(f"{key}: expected a path or a mapping, got {value!r}")
+    path = Path(value).expanduser()
+    try:
+        found = json.loads(read_text(path, MAX_BYTES), object_pairs_hook=_no_twice)
+    except FileTooLarge:
+        raise SpecError(
+            f"{key}: {path} is larger than {MAX_BYTES} bytes; this is not a DeepSpeed configuration"
+        ) from None
+    except FileNotFoundError:
+        raise SpecError(f"{key}: file not found: {path}") from None
+    except OSError as error:
+        raise SpecError(f"{key}: {path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{key}: {path} is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise SpecError(f"{key}: {path}: expected a JSON object, found a {type(found).__name__}")
+    return found, str(path)
+
+
+def _no_twice(pairs: list[tuple[str, Any]]) -> Json:
+    """Refuse duplicate keys; the JSON parser would silently keep the last one."""
+    keys = [k for k, _ in pairs]
+    twice = sorted({k for k in keys if keys.count(k) > 1})
+    if twice:
+        raise ValueError(f"duplicate key {twice[0]!r} in one object")
+    return dict(pairs)
+
+
+def complete_config(given: Json | None, asked: DeepSpeedExpectations, where: str) -> Json:
+    """Return the configuration completed with all values that the spec determines.
+
+    A value that is missing or ``"auto"`` comes from the spec. Values that stay ``"auto"`` are known only to the ranks (the dtype
+    of trained weights), or left to DeepSpeed's default.
+
+    Args:
+        where: the file, for messages.
+
+    Raises:
+        SpecError: a value contradicts the spec, or is not supported; the message names file, key and both values.
+    """
+    config = json.loads(json.dumps(given or {}))
+    product = list(_product(config, asked))
+    problems = [*_unsupported(config), *product]
+    for path, ours, key, always in _rules(config, asked):
+        if not (product and path == "train_batch_size"):  # said already
+            _settle(config, path, ours, key, always, problems)
+    problems += _of_optimizer(config, asked)
+    if problems:
+        raise SpecError(f"{where}: " + "; ".join(problems))
+    return config
+
+
+def _rules(config: Json, asked: DeepSpeedExpectations) -> Iterator[tuple[str, Any, str, bool]]:
+    """Return (key in the JSON, our value, key in the spec, whether to write it if the JSON omits it)."""
+    micro, accum = asked.micro_batch_size, asked.grad_accum
+    both = micro is not None and accum is not None
+    yield "train_micro_batch_size_per_gpu", micro, "train.micro_batch_size", True
+    yield "gradient_accumulation_steps", accum, "the accumulation of train.grad_accum or train.global_batch_size", True
+    total = micro * accum * asked.world_size if micro is not None and accum is not None else None
+    product = f"micro-batch x accumulation x ranks = {micro} x {accum} x {asked.world_size}" if both else ""
+    yield "train_batch_size", total, product, True
+    yield "zero_optimization.stage", asked.stage, "the stage of strategy.name", True
+    if asked.dtype is not None:
+        yield "fp16.enabled", False, f"float16 (model.dtype: {asked.dtype})", False
+        if asked.dtype != "bfloat16":
+            yield "bf16.enabled", False, f"bfloat16 (model.dtype: {asked.dtype})", True
+        elif _at(config, "bf16.enabled") is False:  # adapters may be float32: the ranks will see
+            yield "bf16.enabled", AUTO, f"model.dtype: {asked.dtype}", True
+    yield "gradient_clipping", asked.clip_norm, "train.max_grad_norm (0 is none)", True
+    if isinstance(config.get("optimizer"), dict):
+        yield "optimizer.params.lr", asked.lr, "train.lr", True
+        yield "optimizer.params.weight_decay", asked.weight_decay, "train.weight_decay", True
+
+
+def _settle(config: Json, path: str, ours: Any, key: str, always: bool, problems: list[str]) -> None:
+    theirs = _at(config, path)
+    if theirs is None or theirs == AUTO:
+        if ours is not None and (always or theirs == AUTO):
+            _put(config, path, ours)
+        return
+    if ours is None or same_setting(theirs, ours):
+        return
+    problems.append(f'{path} is {json.dumps(theirs)}, but {key} is {json.dumps(ours)}; write "auto" or make them agree')
+
+
+def _product(config: Json, asked: DeepSpeedExpectations) -> Iterator[str]:
+    """Check that the JSON's three batch sizes agree with each other and the number of ranks."""
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    total, micro, accum = (config.get(name) for name in names)
+    if not all(isinstance(n, int) and not isinstance(n, bool) for n in (total, micro, accum)):
+        return
+    if total != micro * accum * asked.world_size:  # type: ignore[operator]
+        yield (
+            f"train_batch_size is {total}, but train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks is "
+            f"{micro} x {accum} x {asked.world_size} = {micro * accum * asked.world_size}; "  # type: ignore[operator]
+            'write "auto" or make them agree'
+        )
+
+
+def _unsupported(config: Json) -> Iterator[str]:
+    for name, why in UNSUPPORTED.items():
+        if _is_on(config.get(name)):
+            yield f"{name} cannot be used here: {why}"
+    zero = config.get("zero_optimization")
+    if zero is not None and not isinstance(zero, dict):
+        yield f"zero_optimization is {json.dumps(zero)}, but must be a JSON object"
+        del config["zero_optimization"]
+        zero = None
+    for name, why in UNSUPPORTED_IN_ZERO.items():
+        value = (zero or {}).get(name)
+        if _is_on(value) and value not in (1, -1) and not (isinstance(value, dict) and value.get("device") == "none"):
+            yield f"zero_optimization.{name} cannot be used here: {why}"
+    if (zero or {}).get("compute_grad_norm") is False:
+        yield "zero_optimization.compute_grad_norm is false, but allranks needs the norm to detect non-finite gradients"
+    for name in ("optimizer", "bf16", "fp16"):
+        if name in config and not isinstance(config[name], dict):
+            yield f"{name} is {json.dumps(config[name])}, but must be a JSON object"
+            del config[name]
+    for name in config:
+        if name not in KNOWN and (hint := did_you_mean(name, KNOWN, 0.8)):
+            yield f"DeepSpeed would ignore the key {name!r}{hint}"
+
+
+def _is_on(value: Any) -> bool:
+    if isinstance(value, dict):
+        return bool(value) and value.get("enabled", True) is not False
+    return value not in (None, False, AUTO)
+
+
+def _of_optimizer(config: Json, asked: DeepSpeedExpectations) -> Iterator[str]:
+    """Check the optimizer section. Without one, the project's AdamW is used, which works with every ZeRO stage."""
+    optimizer = config.get("optimizer")
+    if optimizer is None:
+        return
+    name = optimizer.get("type")
+    if not isinstance(name, str):
+        yield "optimizer.type is missing; leave the section out for the project's own AdamW"
+        return
+    params = optimizer.setdefault("params", {})
+    for key, value in FILLED.items():
+        if params.get(key) == AUTO:
+            params[key] = value
+    if name.lower() in {n.lower() for n in UNSUPPORTED_OPTIMIZERS}:
+        yield f"optimizer.type {name} uses its own communication, which differs from the reference's; use AdamW"
+    elif asked.device == "cpu" and name.lower() in ("adam", "adamw") and params.get("torch_adam") is not True:
+        yield (
+            f"optimizer.type {name} would be compiled when the run starts, which is useless on a CPU; add params.torch_adam: true, "
+            "or leave the section out for the project's own AdamW"
+        )
+
+
+def _at(config: Json, path: str) -> Any:
+    value: Any = config
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _put(config: Json, path: str, value: Any) -> None:
+    *outer, last = path.split(".")
+    for part in outer:
+        config = config.setdefault(part, {})
+    config[last] = value
+
+
+def without_auto(config: Json) -> Json:
+    """Return the configuration without values that are still ``"auto"``: DeepSpeed has defaults for them but rejects "auto"."""
+    kept = {k: without_auto(v) if isinstance(v, dict) else v for k, v in config.items()}
+    return {k: v for k, v in kept.items() if not (isinstance(v, str) and v == AUTO)}
+
 
 # config: a path to a JSON file, or its content; config_from: where the content came from, for messages
 OPTIONS: Options = {"config": None, "config_from": None, "find_unused_parameters": False}
@@ -180,7 +472,7 @@ _strategy = partial(
     keeps_master_weights=True,
     builds_extensions=True,
     cpu_environment={"DS_ACCELERATOR": ("cpu", "the ranks compute on the CPU; DeepSpeed would use a visible GPU")},
-    planner="allranks.spec.deepspeed",
+    planner="allranks.spec.strategies.deepspeed_zero",
 )
 DEEPSPEED_ZERO1 = _strategy(
     "allranks.train.engines.deepspeed_zero:DeepSpeedZero1",

@@ -1,7 +1,16 @@
-"""``hf_trainer``: Hugging Face's Trainer."""
+"""``hf_trainer``: Hugging Face's Trainer: its record, and its TrainingArguments. No torch.
+
+The arguments are completed from the spec, and the user's additions are checked against the spec.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from allranks.errors import SpecError
 from allranks.spec.strategies.base import (
     ONE_MICRO_STEP,
     OR_TORCH_ERROR,
@@ -13,7 +22,196 @@ from allranks.spec.strategies.base import (
     StrategyPage,
     StrategyState,
     bars,
+    same_setting,
 )
+from allranks.utils.text import did_you_mean
+
+if TYPE_CHECKING:
+    from allranks.spec.records import TrainSpec
+    from allranks.spec.strategies.base import PlannedWork
+
+
+Json = dict[str, Any]
+KEY = "strategy.args"
+
+# What the records, the data and the checkpoints of a run ask for.
+FIXED: Json = {
+    "logging_strategy": "no",
+    "logging_nan_inf_filter": False,  # asks the device for every micro-batch, and hides what is not finite
+    "eval_strategy": "no",
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "remove_unused_columns": False,
+    "dataloader_pin_memory": False,
+    "ddp_broadcast_buffers": False,  # constants of the model, equal from the start
+}
+# Names that may be added, with their types: they change neither what a step means nor who writes what.
+FREE: dict[str, type] = {
+    "ddp_bucket_cap_mb": int,
+    "ddp_static_graph": bool,
+    "full_determinism": bool,
+    "log_level": str,
+    "log_level_replica": str,
+    "skip_memory_metrics": bool,
+    "tf32": bool,
+    "torch_empty_cache_steps": int,
+}
+_SAVES = "allranks writes, verifies and rotates checkpoints: the section checkpoint"
+_EVALUATES = "allranks evaluates independently of batch size and ranks: the section eval"
+_LOGS = "allranks records steps as events: observe.log_every"
+_DATA = "allranks prepares the batches: the section data"
+_NUMBERS = "model.dtype says in which numbers the model computes"
+_CHECKPOINTING = "model.gradient_checkpointing turns it on, in its non-reentrant form"
+_LOSS = "it changes the loss, which would no longer be that of the other strategies"
+_HUB = "a run does not publish; `allranks export` writes a folder that you can publish"
+_OPTIMIZER = "the optimizer is the project's AdamW with train.lr and train.weight_decay"
+UNSUPPORTED: dict[str, str] = {
+    **dict.fromkeys(("save_strategy", "save_steps", "save_total_limit", "save_only_model", "save_on_each_node", "load_best_model_at_end"), _SAVES),
+    **dict.fromkeys(("metric_for_best_model", "greater_is_better", "enable_jit_checkpoint", "restore_callback_states_from_checkpoint"), _SAVES),
+    **dict.fromkeys(("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "per_device_eval_batch_size", "eval_accumulation_steps"), _EVALUATES),
+    **dict.fromkeys(("prediction_loss_only", "include_for_metrics", "batch_eval_metrics", "bf16_full_eval", "fp16_full_eval"), _EVALUATES),
+    **dict.fromkeys(("logging_strategy", "logging_steps", "logging_first_step", "logging_nan_inf_filter", "report_to", "logging_dir"), _LOGS),
+    **dict.fromkeys(("include_num_input_tokens_seen", "disable_tqdm", "run_name", "project", "log_on_each_node"), _LOGS),
+    **dict.fromkeys(("dataloader_num_workers", "dataloader_drop_last", "dataloader_pin_memory", "dataloader_prefetch_factor"), _DATA),
+    **dict.fromkeys(("dataloader_persistent_workers", "group_by_length", "train_sampling_strategy", "length_column_name", "data_seed"), _DATA),
+    **dict.fromkeys(("remove_unused_columns", "label_names", "ignore_data_skip", "auto_find_batch_size", "accelerator_config"), _DATA),
+    **dict.fromkeys(("bf16", "fp16", "half_precision_backend", "fp16_backend"), _NUMBERS),
+    **dict.fromkeys(("gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_checkpointing", "activation_checkpointing_kwargs"), _CHECKPOINTING),
+    **dict.fromkeys(("label_smoothing_factor", "neftune_noise_alpha", "average_tokens_across_devices"), _LOSS),
+    **dict.fromkeys(("push_to_hub", "hub_token", "hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push"), _HUB),
+    **dict.fromkeys(("optim_args", "optim_target_modules", "lr_scheduler_kwargs"), _OPTIMIZER),
+    "output_dir": "all output is in the run folder: run_root",
+    "overwrite_output_dir": "every run has its own folder",
+    "resume_from_checkpoint": "use `allranks resume RUN`",
+    "torch_compile": "model.compile compiles the model",
+    "torch_compile_backend": "model.compile compiles the model",
+    "torch_compile_mode": "model.compile compiles the model",
+    "use_liger_kernel": "it replaces parts of the model that were verified",
+    "fsdp": "pytorch_zero2 and pytorch_zero3 shard with FSDP2",
+    "fsdp_config": "pytorch_zero2 and pytorch_zero3 shard with FSDP2",
+    "deepspeed": "deepspeed_zero1, deepspeed_zero2 and deepspeed_zero3 run DeepSpeed",
+    "parallelism_config": "all ranks are data parallel",
+    "tp_size": "all ranks are data parallel",
+    "do_train": "train.max_steps: 0 only evaluates",
+    "do_eval": "the section eval says when to evaluate",
+    "do_predict": "the section eval says when to evaluate",
+    "local_rank": "ranks come from the launcher",
+    "ddp_timeout": "cluster.timeout_s applies to every collective; the Trainer's own setting is ignored on CPUs",
+    "debug": "it instruments every forward",
+    "use_cache": "keys and values are not cached in training",
+}  # fmt: skip
+
+
+class TrainerExpectations(msgspec.Struct, frozen=True, kw_only=True):
+    """Values of the spec. None means unknown: nothing is compared with it."""
+
+    train: Any  # TrainSpec
+    micro_batch_size: int
+    grad_accum: int
+    world_size: int
+    device: str
+    find_unused_parameters: bool
+    backend: str | None = None
+    max_steps: int | None = None
+
+
+def read_options(options: Json) -> Json:
+    """Return the options unchanged; they name no files."""
+    return options
+
+
+def param_dtype(options: Json) -> str | None:
+    """Return None: the Trainer stores weights as it gets them."""
+    return None
+
+
+def plan_options(options: Json, train: TrainSpec, work: PlannedWork) -> Json:
+    """Return the options with all TrainingArguments that are known before the ranks start.
+
+    Raises:
+        SpecError: an argument contradicts the spec, or users cannot set it.
+    """
+    asked = TrainerExpectations(
+        train=train,
+        micro_batch_size=work.micro_batch_size,
+        grad_accum=work.grad_accum,
+        world_size=work.world_size,
+        device=work.device,
+        find_unused_parameters=options["find_unused_parameters"],
+        max_steps=train.max_steps,
+    )
+    return {**options, "args": complete_arguments(options["args"], asked)}
+
+
+def complete_arguments(given: Any, asked: TrainerExpectations) -> Json:
+    """Return TrainingArguments as keywords: values of the spec and of the user.
+
+    Raises:
+        SpecError: the message names every argument that contradicts the spec or cannot be set, with the fix.
+    """
+    if given is not None and not isinstance(given, dict):
+        raise SpecError(f"{KEY}: expected a mapping of TrainingArguments, got {given!r}")
+    given = given or {}
+    settled = dict(_settled(asked))
+    problems = [p for name, value in given.items() if (p := _problem(str(name), value, settled))]
+    if problems:
+        raise SpecError(f"{KEY}: " + "; ".join(problems))
+    free = {name: value for name, value in given.items() if name in FREE}
+    later = {name: value for name, value in given.items() if name in ("ddp_backend",) and settled[name][0] is None}
+    return {name: value for name, (value, _) in settled.items() if value is not None} | FIXED | free | later
+
+
+def _settled(asked: TrainerExpectations) -> Iterator[tuple[str, tuple[Any, str]]]:
+    """Return (argument, (its value, the spec key that sets it))."""
+    train: TrainSpec = asked.train
+    yield "per_device_train_batch_size", (asked.micro_batch_size, "train.micro_batch_size")
+    yield (
+        "gradient_accumulation_steps",
+        (asked.grad_accum, "the accumulation (train.grad_accum, train.global_batch_size)"),
+    )
+    yield "learning_rate", (train.lr, "train.lr")
+    yield "lr_scheduler_type", (train.schedule, "train.schedule")
+    yield "warmup_steps", (train.warmup_steps, "train.warmup_steps")
+    yield "weight_decay", (train.weight_decay, "train.weight_decay")
+    yield "max_grad_norm", (train.max_grad_norm or 0.0, "train.max_grad_norm (0 is none)")
+    yield "max_steps", (asked.max_steps, "train.max_steps")
+    yield "num_train_epochs", (train.epochs, "train.epochs")
+    yield "seed", (train.seed, "train.seed")
+    yield "optim", ("adamw_torch_fused", "the project's AdamW")
+    yield "adam_beta1", (0.9, "that of the project's AdamW")
+    yield "adam_beta2", (0.999, "that of the project's AdamW")
+    yield "adam_epsilon", (1e-8, "that of the project's AdamW")
+    # On CPUs both are needed: without use_cpu the model is not wrapped and the ranks diverge silently.
+    yield "use_cpu", (asked.device == "cpu", "cluster.device")
+    yield "ddp_backend", (asked.backend, "cluster.backend")
+    yield "ddp_find_unused_parameters", (asked.find_unused_parameters, "strategy.find_unused_parameters")
+
+
+def _problem(name: str, value: Any, settled: dict[str, tuple[Any, str]]) -> str | None:
+    if name in settled:
+        return _contradiction(name, value, *settled[name])
+    if name in FREE:
+        return None if type(value) is FREE[name] else f"{name}: expected {FREE[name].__name__}, got {value!r}"
+    if name in UNSUPPORTED:
+        off = _is_off(value) or (name in FIXED and value == FIXED[name])
+        return None if off else f"{name} cannot be set here: {UNSUPPORTED[name]}"
+    if name in FIXED and value == FIXED[name]:
+        return None
+    hint = did_you_mean(name, [*settled, *FREE, *UNSUPPORTED], 0.75)
+    return f"{name} cannot be set here{hint} (free to set: {', '.join(FREE)})"
+
+
+def _contradiction(name: str, value: Any, ours: Any, key: str) -> str | None:
+    if ours is None and key.startswith("train.") and value not in (None, -1):
+        return f"{name} is {value!r}, but {key} is not set; set {key}"
+    if ours is None or same_setting(value, ours):
+        return None
+    return f"{name} is {value!r}, but {key} is {ours!r}; remove {name}"
+
+
+def _is_off(value: Any) -> bool:
+    return value in (None, False, "no", "none", "", 0) or value in ([], {})
 
 
 class CopiedBuckets(Replicated):
@@ -52,7 +250,7 @@ HF_TRAINER = StrategyInfo(
     memory=_memory,
     package="accelerate",
     imports_bytes=114 << 20,  # measured by benchmarks/engine_memory.py
-    planner="allranks.spec.trainer_arguments",
+    planner="allranks.spec.strategies.hf_trainer",
     engine="allranks.train.engines.hf_trainer:TrainerLoop",
     page=StrategyPage(
         new="the Trainer in place of the loop",

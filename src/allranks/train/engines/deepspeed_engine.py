@@ -29,8 +29,12 @@ from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from allranks.errors import EnvironmentNotAble, RunFailed, SpecError
-from allranks.spec.deepspeed import DeepSpeedExpectations, complete_config, without_auto
-from allranks.spec.strategies.deepspeed_zero import BUCKET_ELEMENTS
+from allranks.spec.strategies.deepspeed_zero import (
+    BUCKET_ELEMENTS,
+    DeepSpeedExpectations,
+    complete_config,
+    without_auto,
+)
 from allranks.train.strategies.base import (
     LoopStrategy,
     MakeOptimizer,

@@ -38,8 +38,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl
 from transformers.trainer_callback import PrinterCallback
 
 from allranks.rundir.events import EventLog
-from allranks.spec import trainer_arguments
 from allranks.spec.records import TrainSpec
+from allranks.spec.strategies import hf_trainer
 from allranks.train import distributed
 from allranks.train.data.batches import Batch, Rows, SampleOrder
 from allranks.train.distributed import DistContext
@@ -460,9 +460,9 @@ class TrainerLoop:
         plan, strategy = self._plan, self._strategy
         first, total = plan.first_step, plan.total_steps
         micro = self._order.micro_batches(0)
-        given = trainer_arguments.complete_arguments(
+        given = hf_trainer.complete_arguments(
             strategy.args,
-            trainer_arguments.TrainerExpectations(
+            hf_trainer.TrainerExpectations(
                 train=msgspec.structs.replace(plan.train, max_grad_norm=strategy.clip_norm),
                 micro_batch_size=len(micro[0]),
                 grad_accum=len(micro),

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from allranks.spec.recomputation import NONE, SELECTIVE, keeps_product
+from allranks.spec.records import RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, keeps_product
 from allranks.train.data.tokenization import first_line
 from allranks.train.patches import compile_blocks_separately, replace_forward
 
@@ -100,7 +100,7 @@ def set_block_forward(model: nn.Module, recomputation: str, compilation: Compila
         recomputation: none | selective | full.
         compilation: None: the blocks are not compiled.
     """
-    if recomputation == NONE and compilation is None:
+    if recomputation == RECOMPUTE_NONE and compilation is None:
         return 0
     blocks = transformer_blocks(model)
     if compilation is not None:
@@ -130,16 +130,16 @@ def _forward(
 
 
 def _recomputed(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    if mode == NONE:
+    if mode == RECOMPUTE_NONE:
         return function
     more: dict[str, Any] = {}
-    if mode == SELECTIVE:
+    if mode == RECOMPUTE_SELECTIVE:
         more["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     return partial(checkpoint, function, use_reentrant=False, **more)
 
 
 def _compiled(plain: Callable[..., Any], mode: str, compilation: Compilation) -> Callable[..., Any]:
-    if mode != SELECTIVE:
+    if mode != RECOMPUTE_SELECTIVE:
         return _recomputed(compilation.compiled(plain, plain), mode)
     if not isinstance(plain, MethodType):
         return compilation.compiled(_recomputed(plain, mode), _recomputed(plain, mode))
@@ -149,7 +149,7 @@ def _compiled(plain: Callable[..., Any], mode: str, compilation: Compilation) ->
 
 
 def _selective(forward: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return _recomputed(forward, SELECTIVE)(block, *args, **kwargs)
+    return _recomputed(forward, RECOMPUTE_SELECTIVE)(block, *args, **kwargs)
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

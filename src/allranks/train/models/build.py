@@ -13,8 +13,15 @@ import torch.distributed as dist
 from torch import nn
 
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
-from allranks.spec.architectures import require_architecture
-from allranks.spec.models import _FAMILIES, TINY_ENCODERS, TaskTypes, check_model_folder, model_task, tiny_family
+from allranks.spec.models import (
+    _FAMILIES,
+    TINY_ENCODERS,
+    TaskTypes,
+    check_model_folder,
+    model_task,
+    require_architecture,
+    tiny_family,
+)
 from allranks.spec.records import ModelSpec, RunSpec
 from allranks.train.data.tokenization import first_line
 from allranks.train.distributed import DistContext

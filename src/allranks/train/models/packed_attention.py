@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from allranks.spec.architectures import dense_mask_reason
+from allranks.spec.models import dense_mask_reason
 from allranks.train.data.batches import PackedRows
 from allranks.train.data.tokenization import first_line
 
