@@ -35,9 +35,9 @@ from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.tokenization import EncodedRow
 from allranks.train.distributed import DistContext, join_process_group, leave_process_group
 from allranks.train.engines import engine_of
+from allranks.train.loop import adamw
 from allranks.train.models.adapters import add_adapter
 from allranks.train.models.build import load_model
-from allranks.train.optimizer import adamw
 from allranks.train.setup import set_forward, set_up_strategy, stored_dtype
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies.base import Strategy

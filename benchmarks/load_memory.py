@@ -79,10 +79,10 @@ def rank_main(how: str, name: str, folder: str, out: str) -> None:
     from allranks.train import strategies
     from allranks.train.data.tokenization import train_tokenizer
     from allranks.train.distributed import DistContext
+    from allranks.train.loop import adamw
     from allranks.train.models import direct_reads
     from allranks.train.models.build import load_model
     from allranks.train.models.losses import LossModel
-    from allranks.train.optimizer import adamw
     from allranks.train.setup import set_up_strategy
 
     warm_up()  # before there is a group, in which only rank 0 would write a model

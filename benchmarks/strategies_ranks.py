@@ -33,10 +33,9 @@ from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.tokenization import EncodedRow, train_tokenizer
 from allranks.train.distributed import DistContext, join_process_group, leave_process_group
 from allranks.train.engines import engine_of
-from allranks.train.loop import StepWatcher
+from allranks.train.loop import StepWatcher, adamw
 from allranks.train.models.adapters import add_adapter
 from allranks.train.models.losses import LossModel
-from allranks.train.optimizer import adamw
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies.base import Strategy
 from allranks.utils.machine import MachineFacts

@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
 from allranks.train.data.tokenization import train_tokenizer
+from allranks.train.loop import adamw
 from allranks.train.models.adapters import add_adapter
-from allranks.train.optimizer import adamw
 from tests.dist.making import CONFIG, build_model, built
 
 

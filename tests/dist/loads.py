@@ -16,6 +16,7 @@ from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
 from allranks.train import strategies
 from allranks.train.checkpoint import plan_published_files
 from allranks.train.distributed import DistContext
+from allranks.train.loop import adamw
 from allranks.train.models import direct_reads
 from allranks.train.models import weight_loader as filling
 from allranks.train.models import weight_sources as sources
@@ -23,7 +24,6 @@ from allranks.train.models.adapters import add_adapter
 from allranks.train.models.build import load_model
 from allranks.train.models.losses import LossModel
 from allranks.train.models.moe import routers_of
-from allranks.train.optimizer import adamw
 from allranks.train.setup import set_up_strategy
 from allranks.train.sync_proof import checksums, weights_digest
 from tests.dist.making import build_model, main, model_of

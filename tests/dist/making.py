@@ -27,13 +27,13 @@ from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.tokenization import EncodedRow, train_tokenizer
 from allranks.train.distributed import SINGLE_PROCESS, DistContext, join_process_group, leave_process_group
 from allranks.train.engines import engine_of
+from allranks.train.loop import adamw
 from allranks.train.models import moe, precision
 from allranks.train.models.adapters import add_adapter
 from allranks.train.models.block_forward import Compilation, set_block_forward
 from allranks.train.models.build import load_model
 from allranks.train.models.losses import LossModel
 from allranks.train.models.moe import routers_of
-from allranks.train.optimizer import adamw
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies import shards
 from allranks.utils.machine import MachineFacts

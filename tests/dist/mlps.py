@@ -18,7 +18,7 @@ from allranks.train.checkpoint import writer as module_of_files
 from allranks.train.data.batches import SampleOrder
 from allranks.train.distributed import DistContext
 from allranks.train.engines import engine_of
-from allranks.train.optimizer import adamw
+from allranks.train.loop import adamw
 from allranks.train.setup import set_up_strategy
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.tasks import NoiseTask, whole_model

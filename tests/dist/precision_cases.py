@@ -16,8 +16,7 @@ from allranks.train import strategies
 from allranks.train.data.batches import IGNORE, collate
 from allranks.train.distributed import DistContext
 from allranks.train.engines import engine_of
-from allranks.train.loop import NullStepWatcher
-from allranks.train.optimizer import adamw
+from allranks.train.loop import NullStepWatcher, adamw
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from tests.dist.making import built, options_of, orders_of, tokens_of
 

@@ -21,8 +21,8 @@ from allranks.train.data.batches import collate
 from allranks.train.data.prepared import TokenSet
 from allranks.train.distributed import DistContext
 from allranks.train.engines import engine_of
+from allranks.train.loop import adamw
 from allranks.train.models.losses import LossModel
-from allranks.train.optimizer import adamw
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies import zero
 from allranks.train.strategies.base import Sizes, clip_and_update

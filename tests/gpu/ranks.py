@@ -21,9 +21,9 @@ from allranks.train.benchmark.baseline import update_error
 from allranks.train.data.batches import Batch, collate
 from allranks.train.distributed import DistContext
 from allranks.train.engines import engine_of
+from allranks.train.loop import adamw
 from allranks.train.models import precision
 from allranks.train.models.losses import LossModel
-from allranks.train.optimizer import adamw
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from tests.dist.making import STEPS, built, options_of, orders_of, tokens_of
 from tests.dist.variants import GPU_VARIANTS

@@ -12,7 +12,7 @@ from torch import nn
 
 from allranks.spec.records import TrainSpec
 from allranks.train import strategies
-from allranks.train.optimizer import adamw
+from allranks.train.loop import adamw
 from allranks.train.strategies import sharded_optimizer, zero
 
 BLOCKS, WIDTH = 4, 8

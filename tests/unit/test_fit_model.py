@@ -25,8 +25,8 @@ from allranks.train.data.batches import Batch, packed_rows
 from allranks.train.models import precision
 from allranks.train.models.adapters import add_adapter
 from allranks.train.models.losses import LossModel
-from allranks.train.models.mlp import Mlp, MlpConfig
 from allranks.train.models.packed_attention import use_packed_attention
+from allranks.train.tasks import Mlp, MlpConfig
 from allranks.utils.machine import machine_facts
 
 SMALL: dict[str, Any] = {

@@ -17,8 +17,7 @@ from allranks.planning.memory.weights import shapes_of
 from allranks.spec.records import AdapterSpec
 from allranks.train.models import precision
 from allranks.train.models.adapters import add_adapter
-from allranks.train.models.head_loss import plain_head
-from allranks.train.models.losses import LossModel
+from allranks.train.models.losses import LossModel, plain_head
 from tests.unit.test_packed_attention import CPU, gradients, model_of, packed_batch, single
 
 LORA = AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"])

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from allranks.spec.records import ModelSpec, TrainSpec
 from allranks.train.data.batches import Batch, packed_rows
 from allranks.train.data.tokenization import train_tokenizer
+from allranks.train.loop import adamw
 from allranks.train.models.losses import LossModel
 from allranks.train.models.packed_attention import use_packed_attention
-from allranks.train.optimizer import adamw
 from allranks.train.strategies.base import clip_and_update
 from tests.dist.making import build_model
 

@@ -10,8 +10,8 @@ import pytest
 
 from allranks.analysis.machine_load import read_load
 from allranks.rundir.events import EventLog, read_events
-from allranks.train import machine_samples, step_timers
-from allranks.train.machine_samples import MachineSamples
+from allranks.train import step_metrics, step_timers
+from allranks.train.step_metrics import MachineSamples
 
 PAUSE_S = 0.15
 
@@ -26,7 +26,7 @@ def written(tmp_path: Path, kind: str = "cpu_load") -> list[dict[str, Any]]:
 
 
 def test_samples_are_written_at_most_once_per_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_samples, "LOAD_INTERVAL_S", PAUSE_S)
+    monkeypatch.setattr(step_metrics, "LOAD_INTERVAL_S", PAUSE_S)
     here, _ = samples(tmp_path)
     for _ in range(50):
         here.write_if_due()
@@ -61,8 +61,8 @@ def test_what_comes_between_steps_is_left_out(tmp_path: Path) -> None:
 
 def test_a_sample_that_takes_long_is_rare() -> None:
     now = time.monotonic()
-    assert machine_samples._next_time(now - 0.1, 0.5) - now >= 0.1 / machine_samples.MAX_COST
-    assert machine_samples._next_time(time.monotonic(), 0.5) - now >= 0.5
+    assert step_metrics._next_time(now - 0.1, 0.5) - now >= 0.1 / step_metrics.MAX_COST
+    assert step_metrics._next_time(time.monotonic(), 0.5) - now >= 0.5
 
 
 def test_time_without_a_core_while_waiting_for_others_is_no_part_of_own_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from allranks.spec import parse_spec
 from allranks.spec.models import mlp_shape
 from allranks.spec.records import DataSpec, EvalSpec
 from allranks.train.data.batches import NoiseBatch, noise_batch, prepared_noise
-from allranks.train.models.mlp import Mlp, MlpConfig, MlpLoss
+from allranks.train.tasks import Mlp, MlpConfig, MlpLoss
 from tests.unit.test_plan import facts
 
 # width, layers, shape: what the notes count

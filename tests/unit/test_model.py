@@ -16,9 +16,9 @@ from allranks.train.data.batches import IGNORE, collate, collate_labelled
 from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.tokenization import EncodedRow, train_tokenizer
 from allranks.train.distributed import rng_state, set_rng_state
+from allranks.train.loop import adamw
 from allranks.train.models.adapters import add_adapter
 from allranks.train.models.losses import LossModel
-from allranks.train.optimizer import adamw
 from allranks.train.step_metrics import TokenCounts
 from allranks.train.strategies.base import clip_and_update, trained_parameters
 from tests.dist.making import build_model

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 import allranks
-from allranks.train.patches import PATCHES
-from allranks.train.source_scan import cached_scan
+from allranks.train.patches import PATCHES, cached_scan
 from tests.conftest import REPO
 
 SOURCE = Path(allranks.__file__).parent

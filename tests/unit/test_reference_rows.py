@@ -16,8 +16,8 @@ from allranks.train.benchmark.baseline import uneven_shape
 from allranks.train.benchmark.reference import PlannedRows, plain_module, plain_rate, plain_sequences
 from allranks.train.data.batches import SampleOrder
 from allranks.train.data.prepared import PreparedData
+from allranks.train.loop import learning_rate
 from allranks.train.models import adapters
-from allranks.train.optimizer import learning_rate
 from allranks.train.tasks import task_of, whole_model
 
 DATA: dict[str, dict[str, Any]] = {

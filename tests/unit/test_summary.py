@@ -22,7 +22,7 @@ from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
 from allranks.spec.records import TrainSpec
 from allranks.train.loggers import MetricLoggers
-from allranks.train.optimizer import learning_rate
+from allranks.train.loop import learning_rate
 from tests.unit.test_plan import facts
 
 SPEC = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}})

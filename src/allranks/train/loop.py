@@ -1,23 +1,26 @@
-"""Run the training loop; observers see each step begin, its parts, and its end.
+"""Run the training loop: one optimizer step after another, with AdamW and a learning rate that is a pure function of the step.
 
-The loop does not depend on a strategy, a model or a file format; observers implement a contract defined here.
+Observers see each step begin, its parts, and its end. The loop does not depend on a strategy, a model or a file format; observers
+implement a contract defined here.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from allranks.rundir.events import EventLog
 from allranks.rundir.heartbeat import HeartbeatWriter, heartbeat
+from allranks.spec.records import TrainSpec
 from allranks.train.distributed import DistContext
-from allranks.train.optimizer import learning_rate, set_learning_rate
 from allranks.train.step_metrics import LoopOutcome, LoopPlan, StepMetrics, StepWork, TokenCounts, TrainingRows
 from allranks.train.step_timers import StepTimer
-from allranks.train.strategies.base import LoopStrategy
+from allranks.train.strategies.base import LoopStrategy, MakeOptimizer
 
 
 class HeartbeatWatcher:
@@ -171,3 +174,39 @@ class TrainingLoop:
         clock.lap("optimizer")
         rate = self._strategy.optimizer.param_groups[0]["lr"]
         return StepWork(step, loss_sum, norm, counts, trained, rate, clock.end_step(), sequences)
+
+
+def adamw(train: TrainSpec) -> MakeOptimizer:
+    """Return a function that creates a fused AdamW; biases and norms (fewer than two dimensions) have no weight decay.
+
+    The fused form runs one kernel per group and, unlike the foreach form, needs no temporary of the size of the weights.
+    """
+
+    def make(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        decayed = [p for _, p in named if p.ndim >= 2]
+        plain = [p for _, p in named if p.ndim < 2]
+        groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        return torch.optim.AdamW(
+            [g for g in groups if g["params"]], lr=train.lr, betas=(0.9, 0.999), eps=1e-8, fused=True
+        )
+
+    return make
+
+
+def learning_rate(train: TrainSpec, step: int, total_steps: int) -> float:
+    """Return the learning rate of optimizer step `step` (from 0): linear warm-up, then the schedule down to 0 at `total_steps`."""
+    if step < train.warmup_steps:
+        return train.lr * (step + 1) / train.warmup_steps
+    span = max(1, total_steps - train.warmup_steps)
+    done = min(1.0, (step - train.warmup_steps) / span)
+    if train.schedule == "linear":
+        return train.lr * (1.0 - done)
+    if train.schedule == "cosine":
+        return train.lr * 0.5 * (1.0 + math.cos(math.pi * done))
+    return train.lr
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of every parameter group."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -2,24 +2,35 @@
 
 torch is not imported here: a user's own program may not use it. Attributes that a library reads by its own protocol
 (``found_inf`` of fused optimizers, ``_weight_conversions`` of transformers' models) are set where they belong.
+
+``import transformers`` reads some 2,500 files, which takes a fifth of the time that a rank needs for its imports, and more on a network
+file system. The result depends on these files alone, so that only the first process reads them: `cached_scan` keeps the names that
+transformers finds in the user's private folder of the cache, under a name made of the paths, sizes and modification times of all of them.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import importlib.machinery
+import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from allranks.train.source_scan import cached_scan
+from allranks.rundir.files import make_folder, write_text_atomic
+from allranks.utils.filesystem import hf_home, private_root
+from allranks.utils.inputs import read_regular
+from allranks.version import __version__
 
 if TYPE_CHECKING:
     from torch import nn
+
 
 RELEASE_S = 0.05  # a thread of gloo that waits for the GIL gets it within 5 ms on an idle core
 
@@ -233,3 +244,65 @@ def repeat_keys_in_float32() -> None:
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
     """Replace the forward pass of one module; its class, its hooks and its saved state stay as they are."""
     module.forward = forward
+
+
+SCAN_FOLDER = "imports"
+MANY_FOLDERS = 100  # folders: less is scanned as fast as it is read
+
+
+def cached_scan(scan: Callable[[str], dict[Any, Any]], folder: str) -> dict[Any, Any]:
+    """Return what `scan` finds in a folder of packages: from the cache if no file has changed since. A folder of few is always scanned.
+
+    Args:
+        scan: returns a nested dict with the keys str and frozenset[str]; the innermost values are sets of str.
+    """
+    try:
+        if sum(entry.is_dir() for entry in os.scandir(folder)) < MANY_FOLDERS:
+            return scan(folder)
+        own = private_root(hf_home()) / SCAN_FOLDER
+        file = own / f"transformers-{_fingerprint_of_sources(folder)}.json"
+    except OSError:
+        return scan(folder)
+    with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):  # absent, damaged, or not ours to read
+        if file.stat().st_uid == os.geteuid() and (kept := _decoded_scan(json.loads(read_regular(file)))):
+            return kept
+    found = scan(folder)
+    with suppress(OSError, TypeError):  # a full or read-only disk, or a form that is not known here
+        text = json.dumps(_encoded_scan(found), separators=(",", ":"))
+        old = list(own.glob("transformers-*.json")) if own.is_dir() else []
+        write_text_atomic(make_folder(own) / file.name, text, private=True)
+        for other in sorted(old, key=lambda path: path.stat().st_mtime)[:-3]:
+            other.unlink(missing_ok=True)
+    return found
+
+
+def _fingerprint_of_sources(folder: str) -> str:
+    digest = hashlib.sha256(f"{__version__} {folder}".encode())
+    for line in sorted(_source_files(folder)):
+        digest.update(line.encode())
+    return digest.hexdigest()[:24]
+
+
+def _source_files(folder: str) -> Iterator[str]:
+    for entry in os.scandir(folder):
+        if entry.name == "__pycache__":
+            continue
+        if entry.is_dir():
+            yield from _source_files(entry.path)
+        elif entry.name.endswith(".py"):
+            found = entry.stat()
+            yield f"{entry.path} {found.st_size} {found.st_mtime_ns}\n"
+
+
+def _encoded_scan(found: dict[Any, Any] | set[str]) -> Any:
+    """Return a form that JSON can hold: a set as a list, a dict as pairs, whose key is a list if it was a frozenset."""
+    if isinstance(found, set):
+        return sorted(found)
+    return {"": [[sorted(k) if isinstance(k, frozenset) else k, _encoded_scan(v)] for k, v in found.items()]}
+
+
+def _decoded_scan(text: Any) -> Any:
+    """Reverse `_encoded_scan`. Other content raises TypeError, LookupError or ValueError."""
+    if isinstance(text, list):
+        return {str(name) for name in text}
+    return {frozenset(map(str, k)) if isinstance(k, list) else str(k): _decoded_scan(v) for k, v in text[""]}

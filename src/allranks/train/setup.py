@@ -25,13 +25,13 @@ from allranks.train.checkpoint.loader import require_same
 from allranks.train.checkpoint.saver import make_saver
 from allranks.train.checkpoint.writer import write_model
 from allranks.train.data.prepared import PreparedData
+from allranks.train.loop import adamw
 from allranks.train.models import adapters, precision
 from allranks.train.models.attention_flops import attention_cost
 from allranks.train.models.block_forward import Compilation, set_block_forward
 from allranks.train.models.losses import LossModel
 from allranks.train.models.moe import ExpertLoad, active_parameters, count_parameters
 from allranks.train.models.weight_loader import LoadReport, WeightLoader
-from allranks.train.optimizer import adamw
 from allranks.train.strategies.base import MakeOptimizer, Strategy
 from allranks.train.sync_proof import weights_digest
 from allranks.train.tasks import TrainingTask

@@ -1,6 +1,7 @@
 """Define the training tasks: text with a language model, labels with a classifier, noise with a perceptron.
 
-Worker and loop use only the task contract defined here.
+Worker and loop use only the task contract defined here. The perceptron (``mlp:``) is a transformers model class, so that it is
+loaded, sharded and saved like all others.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 import torch
 from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
 
 from allranks.rundir import shared_cache
-from allranks.spec.models import is_mlp, mlp_shape
+from allranks.spec.models import MlpShape, is_mlp, mlp_shape
 from allranks.spec.records import RunSpec
 from allranks.train.data.batches import Batch, NoiseBatch, Rows, collate, collate_labelled, noise_batch, prepared_noise
 from allranks.train.data.prepared import PreparedData, TokenSet, prepare
@@ -23,16 +25,10 @@ from allranks.train.distributed import DistContext
 from allranks.train.evaluation import EvalResult, Evaluator
 from allranks.train.models.build import load_model, open_config
 from allranks.train.models.losses import LossModel
-from allranks.train.models.mlp import Mlp, MlpConfig, MlpLoss
 from allranks.train.models.packed_attention import use_packed_attention
 from allranks.train.models.precision import DTYPES, compute_dtype
 from allranks.train.models.weight_loader import WeightLoader
 from allranks.train.patches import repeat_keys_in_float32
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from allranks.train.data.prepared import PreparedData
 
 
 class TrainingTask(Protocol):
@@ -194,3 +190,65 @@ def whole_model(task: TrainingTask, data: PreparedData, dtype: str) -> nn.Module
 
     model, loader = task.load(SINGLE_PROCESS, data, dtype, lambda model: None)
     return loader.load_all(model)
+
+
+class MlpConfig(PretrainedConfig):
+    """Config with the sizes of `MlpShape`."""
+
+    model_type = "allranks_mlp"
+
+    def __init__(
+        self, width: int = 64, layers: int = 2, shape: str = "blocks", expansion: int = 4, **more: Any
+    ) -> None:
+        self.width, self.layers, self.shape, self.expansion = width, layers, shape, expansion
+        super().__init__(**more)
+
+
+class Mlp(PreTrainedModel):
+    """Perceptron: forward(inputs (B, width)) -> (B, width), in the dtype of the weights."""
+
+    config_class = MlpConfig  # type: ignore[assignment]
+    base_model_prefix = "model"
+
+    def __init__(self, config: MlpConfig) -> None:
+        super().__init__(config)
+        sizes = MlpShape(width=config.width, layers=config.layers, shape=config.shape, expansion=config.expansion)  # type: ignore[arg-type]
+        self.layers = nn.ModuleList(
+            _block(pairs, after_another=bool(i) and sizes.shape == "wide") for i, pairs in enumerate(sizes.blocks())
+        )
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()  # torch's default initialization
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for block in self.layers:
+            inputs = block(inputs)
+        return inputs
+
+
+def _block(pairs: list[tuple[int, int]], *, after_another: bool) -> nn.Sequential:
+    parts: list[nn.Module] = []
+    for i, (into, out) in enumerate(pairs):
+        parts += [*([nn.GELU()] if i or after_another else []), nn.Linear(into, out)]
+    return nn.Sequential(*parts)
+
+
+class MlpLoss(nn.Module):
+    """The model with its loss: forward(batch) returns the sum over rows of the row's mean squared error, a float32 scalar.
+
+    Divided by the number of rows, it equals torch's ``MSELoss``.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.each(batch).sum()
+
+    def each(self, batch: Any) -> torch.Tensor:
+        """Return the mean squared error of each row, (B,) in float32."""
+        found = self.model(batch.inputs)
+        return (found.float() - batch.targets.float()).square().mean(dim=-1)

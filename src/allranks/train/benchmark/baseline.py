@@ -35,11 +35,10 @@ from allranks.train.benchmark.reference import (
 from allranks.train.data.batches import Batch, Rows, SampleOrder
 from allranks.train.distributed import DistContext
 from allranks.train.engines import Engine
-from allranks.train.loop import StepWatcher, TrainingLoop
+from allranks.train.loop import StepWatcher, TrainingLoop, adamw
 from allranks.train.models import adapters
 from allranks.train.models.losses import LossModel
 from allranks.train.models.precision import DTYPES
-from allranks.train.optimizer import adamw
 from allranks.train.setup import set_forward, stored_dtype
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies.base import Strategy

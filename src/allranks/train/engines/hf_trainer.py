@@ -43,8 +43,7 @@ from allranks.spec.strategies import hf_trainer
 from allranks.train import distributed
 from allranks.train.data.batches import Batch, Rows, SampleOrder
 from allranks.train.distributed import DistContext
-from allranks.train.loop import NullStepWatcher, StepWatcher
-from allranks.train.optimizer import learning_rate
+from allranks.train.loop import NullStepWatcher, StepWatcher, learning_rate
 from allranks.train.patches import define_cpu_set_device
 from allranks.train.step_metrics import (
     LoopOutcome,
