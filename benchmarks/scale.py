@@ -31,8 +31,8 @@ import psutil
 
 from allranks import api
 from allranks.launch import hosts
-from allranks.launch.channel.client import authenticate
-from allranks.launch.channel.protocol import (
+from allranks.launch.channel import ChannelServer, authenticate
+from allranks.launch.channel_protocol import (
     ENDED,
     RUNNING,
     AgentReport,
@@ -44,7 +44,6 @@ from allranks.launch.channel.protocol import (
     decode_from_driver,
     encode_message,
 )
-from allranks.launch.channel.server import ChannelServer
 from allranks.launch.hosts_job import HostsJob
 from allranks.launch.launchers import get_launcher
 from allranks.launch.monitor.records import CollectiveCall, HangAlarm, NodeEvidence, RankEvidence, StackFrame

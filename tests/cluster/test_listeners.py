@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from allranks.lab.cluster import Box
-from allranks.launch.channel.protocol import Endpoint
+from allranks.launch.channel_protocol import Endpoint
 from allranks.nodes.preflight.requirements import PORT_CANDIDATES, rendezvous_port
 from allranks.rundir.files import read_json
 from tests.cluster.runs import Submitted, log_of, spec_in

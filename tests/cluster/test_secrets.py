@@ -11,7 +11,7 @@ import psutil
 import yaml
 
 from allranks.lab.cluster import Box
-from allranks.launch.channel.protocol import CHANNEL_VARIABLE
+from allranks.launch.channel_protocol import CHANNEL_VARIABLE
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 from tests.cluster.runs import Submitted, log_of

@@ -21,8 +21,8 @@ import pytest
 from torch.distributed import TCPStore
 
 from allranks.errors import EnvironmentNotAble
-from allranks.launch.channel.protocol import CHANNEL_VARIABLE
-from allranks.launch.channel.server import ChannelServer
+from allranks.launch.channel import ChannelServer
+from allranks.launch.channel_protocol import CHANNEL_VARIABLE
 from allranks.launch.rendezvous import FileStoreFolder, NodeAddress, Rendezvous, TcpStoreServer, remove_leftover_stores
 from allranks.launch.supervisor import Supervisor
 from allranks.planning.planner import make_plan

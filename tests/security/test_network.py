@@ -18,8 +18,8 @@ import msgspec
 import psutil
 import pytest
 
-from allranks.launch.channel.client import authenticate
-from allranks.launch.channel.protocol import Endpoint, OrderRequest, encode_message
+from allranks.launch.channel import authenticate
+from allranks.launch.channel_protocol import Endpoint, OrderRequest, encode_message
 from allranks.rundir.files import read_json
 from allranks.rundir.heartbeat import STORE_VARIABLE
 from tests.conftest import tiny_spec, write_rows
@@ -342,8 +342,7 @@ def test_the_same_attack_executes_code_under_torchruns_c10d_rendezvous(place: Pa
 
 def test_silent_connections_do_not_keep_the_owner_out() -> None:
     """Connections that prove nothing are closed for new ones, not the other way round."""
-    from allranks.launch.channel.client import send_request
-    from allranks.launch.channel.server import HANDSHAKE_S, ChannelServer
+    from allranks.launch.channel import HANDSHAKE_S, ChannelServer, send_request
     from tests.unit.test_channel import Recorder
 
     recorder = Recorder()

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from allranks.launch.channel.protocol import RUNNING, AgentReport, Orders
-from allranks.launch.channel.server import AgentLink
+from allranks.launch.channel import AgentLink
+from allranks.launch.channel_protocol import RUNNING, AgentReport, Orders
 from allranks.launch.monitor.hang_report import HangAnalyzer
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence
 from allranks.launch.supervisor import Supervisor

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 import pytest
 
-from allranks.launch.channel import protocol
-from allranks.launch.channel.client import ChannelClient, send_request
-from allranks.launch.channel.protocol import ENDED, AgentReport, Endpoint, Orders
-from allranks.launch.channel.server import CLOSED, AgentLink, ChannelServer
+from allranks.launch import channel_protocol
+from allranks.launch.channel import CLOSED, AgentLink, ChannelClient, ChannelServer, send_request
+from allranks.launch.channel_protocol import ENDED, AgentReport, Endpoint, Orders
 from allranks.launch.monitor.records import NodeEvidence
 
 LIMIT_S = 20.0
@@ -82,8 +81,8 @@ def test_reports_arrive_and_orders_come_back(hub: ChannelServer, recorder: Recor
 
 
 def test_a_client_with_another_token_is_refused(hub: ChannelServer, caplog: pytest.LogCaptureFixture) -> None:
-    wrong = msgspec.structs.replace(hub.endpoint, token=protocol.new_token())
-    with pytest.raises((protocol.ChannelError, OSError)):
+    wrong = msgspec.structs.replace(hub.endpoint, token=channel_protocol.new_token())
+    with pytest.raises((channel_protocol.ChannelError, OSError)):
         send_request(wrong, "kill", "an attack", timeout_s=5)
     stranger = ChannelClient(wrong, AgentReport(node=0, host="evil", pid=1))
     stranger.start()
@@ -98,14 +97,14 @@ def test_a_server_that_does_not_know_the_token_is_refused() -> None:
         def serve() -> None:
             peer, _ = server.accept()
             with peer:
-                peer.sendall(protocol.new_challenge())
-                peer.recv(protocol.ANSWER_BYTES)
-                peer.sendall(b"x" * protocol.MAC_BYTES)
+                peer.sendall(channel_protocol.new_challenge())
+                peer.recv(channel_protocol.ANSWER_BYTES)
+                peer.sendall(b"x" * channel_protocol.MAC_BYTES)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        endpoint = Endpoint(address="127.0.0.1", port=server.getsockname()[1], token=protocol.new_token())
-        with pytest.raises(protocol.ChannelError, match="does not know the token"):
+        endpoint = Endpoint(address="127.0.0.1", port=server.getsockname()[1], token=channel_protocol.new_token())
+        with pytest.raises(channel_protocol.ChannelError, match="does not know the token"):
             send_request(endpoint, "kill", "x", timeout_s=5)
         thread.join(5)
 
@@ -128,32 +127,32 @@ def test_garbage_pickles_and_silence_do_no_harm(hub: ChannelServer, recorder: Re
 
 
 def test_a_forged_or_repeated_frame_ends_the_connection() -> None:
-    token, sent = protocol.new_token(), protocol.new_challenge()
-    answered = protocol.answer_challenge(token, sent)
-    protocol.verify_server(token, sent, answered, protocol.verify_answer(token, sent, answered))
-    sealer, _ = protocol.open_session(token, sent, answered, server=False)
-    _, opener = protocol.open_session(token, sent, answered, server=True)
+    token, sent = channel_protocol.new_token(), channel_protocol.new_challenge()
+    answered = channel_protocol.answer_challenge(token, sent)
+    channel_protocol.verify_server(token, sent, answered, channel_protocol.verify_answer(token, sent, answered))
+    sealer, _ = channel_protocol.open_session(token, sent, answered, server=False)
+    _, opener = channel_protocol.open_session(token, sent, answered, server=True)
     frame = sealer.seal(b"one")
     assert opener.feed(frame[:10]) == []
     assert opener.feed(frame[10:]) == [b"one"]
-    with pytest.raises(protocol.ChannelError, match="HMAC"):
+    with pytest.raises(channel_protocol.ChannelError, match="HMAC"):
         opener.feed(frame)  # a replay
     second = bytearray(sealer.seal(b"two"))
     second[-1] ^= 1
-    _, opener = protocol.open_session(token, sent, answered, server=True)
+    _, opener = channel_protocol.open_session(token, sent, answered, server=True)
     opener.feed(frame)
-    with pytest.raises(protocol.ChannelError, match="HMAC"):
+    with pytest.raises(channel_protocol.ChannelError, match="HMAC"):
         opener.feed(bytes(second))
-    with pytest.raises(protocol.ChannelError, match="announces"):
-        protocol.open_session(token, sent, answered, server=True)[1].feed(b"\xff" * 40)
+    with pytest.raises(channel_protocol.ChannelError, match="announces"):
+        channel_protocol.open_session(token, sent, answered, server=True)[1].feed(b"\xff" * 40)
 
 
 def test_frames_of_the_other_direction_are_not_accepted() -> None:
-    token, sent = protocol.new_token(), protocol.new_challenge()
-    answered = protocol.answer_challenge(token, sent)
-    mine, _ = protocol.open_session(token, sent, answered, server=True)
-    _, opener = protocol.open_session(token, sent, answered, server=True)
-    with pytest.raises(protocol.ChannelError, match="HMAC"):
+    token, sent = channel_protocol.new_token(), channel_protocol.new_challenge()
+    answered = channel_protocol.answer_challenge(token, sent)
+    mine, _ = channel_protocol.open_session(token, sent, answered, server=True)
+    _, opener = channel_protocol.open_session(token, sent, answered, server=True)
+    with pytest.raises(channel_protocol.ChannelError, match="HMAC"):
         opener.feed(mine.seal(b"reflected"))
 
 
@@ -208,7 +207,7 @@ def test_a_stopped_driver_is_silence_and_a_killed_one_too() -> None:
     """`silent_s` grows where the driver is there but does not answer, and where it is gone."""
     code = (
         "import sys, time\n"
-        "from allranks.launch.channel.server import ChannelServer\n"
+        "from allranks.launch.channel import ChannelServer\n"
         "from tests.unit.test_channel import Recorder\n"
         "hub = ChannelServer(Recorder(), 1); hub.start()\n"
         "print(hub.endpoint.port, hub.endpoint.token, flush=True)\n"

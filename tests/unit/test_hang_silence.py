@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from allranks.analysis.stacks import blocking_location, main_thread_frames
-from allranks.launch.channel.protocol import Orders
+from allranks.launch.channel_protocol import Orders
 from allranks.launch.monitor import evidence as collect
 from allranks.launch.monitor import hang_watch, procfs
 from allranks.launch.monitor.evidence import EvidenceCollector, save_evidence

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from allranks.launch.channel.protocol import ENDED, RUNNING, AgentReport, Orders, RankProgress
-from allranks.launch.channel.server import CLOSED, UNREACHABLE, AgentLink
+from allranks.launch.channel import CLOSED, UNREACHABLE, AgentLink
+from allranks.launch.channel_protocol import ENDED, RUNNING, AgentReport, Orders, RankProgress
 from allranks.launch.failure_attribution import RankEnd
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence
 from allranks.launch.supervisor import (

@@ -23,8 +23,8 @@ import psutil
 
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
 from allranks.launch import rank_processes as processes
-from allranks.launch.channel.client import ChannelClient
-from allranks.launch.channel.protocol import (
+from allranks.launch.channel import ChannelClient
+from allranks.launch.channel_protocol import (
     CHANNEL_VARIABLE,
     ENDED,
     LAUNCHER_PID_VARIABLE,

@@ -20,8 +20,8 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import EXIT_FAILED, AllranksError, CheckpointError, EnvironmentNotAble
-from allranks.launch.channel.protocol import CHANNEL_VARIABLE
-from allranks.launch.channel.server import ChannelServer
+from allranks.launch.channel import ChannelServer
+from allranks.launch.channel_protocol import CHANNEL_VARIABLE
 from allranks.launch.launchers import agent_command
 from allranks.launch.monitor.hang_report import HangAnalyzer
 from allranks.launch.outcome import events_of_attempt, finalize_run

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_OK
-from allranks.launch.channel.client import ChannelClient
-from allranks.launch.channel.protocol import ENDED, AgentReport, Endpoint
+from allranks.launch.channel import ChannelClient
+from allranks.launch.channel_protocol import ENDED, AgentReport, Endpoint
 from allranks.launch.host_nodes import ProbeAnswers
 from allranks.rundir.files import read_json
 from allranks.utils.machine import host_name

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from allranks.errors import AllranksError
-from allranks.launch.channel.protocol import ProbeAnswer, ProbeRequest
-from allranks.launch.channel.server import AgentLink
+from allranks.launch.channel import AgentLink
+from allranks.launch.channel_protocol import ProbeAnswer, ProbeRequest
 from allranks.nodes.preflight.runner import NodeProgram, TargetNodes
 from allranks.nodes.srun import (
     NodeAnswers,

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
-from allranks.launch.channel.protocol import ENDED, Orders
-from allranks.launch.channel.server import AgentLink, ChannelServer
+from allranks.launch.channel import AgentLink, ChannelServer
+from allranks.launch.channel_protocol import ENDED, Orders
 from allranks.launch.host_nodes import HostNodes, next_probe, one_per_machine
 from allranks.launch.monitor.hang_report import HangAnalyzer
 from allranks.launch.rendezvous import (

@@ -142,8 +142,8 @@ class Launcher(ABC):
         Raises:
             RequestError: the run is not running.
         """
-        from allranks.launch.channel.client import send_request
-        from allranks.launch.channel.protocol import ChannelError, Endpoint
+        from allranks.launch.channel import send_request
+        from allranks.launch.channel_protocol import ChannelError, Endpoint
 
         attempt = max(run.attempts(), default=0)
         endpoint = read_record(run.channel(attempt)) if attempt else {}

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from allranks.launch.channel.protocol import ENDED, AgentReport, Orders, StartOrder
-from allranks.launch.channel.server import CLOSED, UNREACHABLE, AgentLink
+from allranks.launch.channel import CLOSED, UNREACHABLE, AgentLink
+from allranks.launch.channel_protocol import ENDED, AgentReport, Orders, StartOrder
 from allranks.launch.failure_attribution import RankEnd
 from allranks.launch.monitor.hang_rules import due_alarm, list_ranks
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence
