@@ -14,7 +14,7 @@ import yaml
 
 from allranks.cli import data as data_verb
 from allranks.cli.console import SafeConsole
-from allranks.launch import data_view
+from allranks.launch import preview
 from allranks.spec import parse_spec
 from tests.conftest import tiny_spec
 
@@ -54,7 +54,7 @@ def test_json_has_the_rows_with_their_mask_and_the_facts(tmp_path: Path) -> None
     assert (found["world_size"], found["problem"], found["columns"]) == (2, None, ["prompt", "response"])
     assert facts["tokens_trained"] == sum(
         row["tokens_trained"]
-        for row in data_view.inspect_data(parse_spec(yaml.safe_load(spec.read_text())), rows=100)["shown"]
+        for row in preview.inspect_data(parse_spec(yaml.safe_load(spec.read_text())), rows=100)["shown"]
     )
 
 
@@ -72,7 +72,7 @@ def test_piped_output_marks_what_is_trained_and_writes_control_characters_out(tm
 
 def test_a_terminal_of_80_columns_shows_trained_text_in_green(tmp_path: Path) -> None:
     spec = parse_spec(yaml.safe_load(spec_file(tmp_path, ROWS).read_text()))
-    found = {**data_view.inspect_data(spec, rows=1), "secrets_hidden": False}
+    found = {**preview.inspect_data(spec, rows=1), "secrets_hidden": False}
     out = io.StringIO()
     console = SafeConsole(file=out, force_terminal=True, width=80, color_system="standard")
     data_verb._show(console, spec, found, 2)

@@ -29,7 +29,7 @@ OPEN, CLOSE = "⟦", "⟧"
 def data_command(spec: Path, sets: tuple[str, ...], rows: int, as_json: bool) -> int:
     """Show the rows that a run of SPEC would train on: template, trained tokens, and rows cut, left out or repeated."""
     from allranks.cli.console import SafeConsole
-    from allranks.launch import data_view, preview
+    from allranks.launch import preview
     from allranks.nodes import preflight
     from allranks.nodes.preflight.request import ask_hub
     from allranks.utils.redaction import redact_tree
@@ -37,11 +37,11 @@ def data_command(spec: Path, sets: tuple[str, ...], rows: int, as_json: bool) ->
     checked = preview.read_spec(spec, sets)
     preflight.check_request(checked)
     ask_hub(checked)  # this machine loads the rows, whatever the launcher; the hub's own client tries again and again
-    read = data_view.inspect_data(checked, rows=rows)
+    read = preview.inspect_data(checked, rows=rows)
     found = redact_tree(read)
     found["secrets_hidden"] = found["shown"] != read["shown"]
     plan = preview.plan(checked)
-    problem = data_view.few_sequences(checked, plan, found["facts"])
+    problem = preview.few_sequences(checked, plan, found["facts"])
     if as_json:
         print_json({**found, "world_size": plan.world_size, "problem": problem})
     else:

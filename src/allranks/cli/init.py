@@ -306,13 +306,13 @@ def _check(text: str, file: str) -> str | None:
     Raises:
         AllranksError: it would be refused.
     """
-    from allranks.launch import data_view, preview
+    from allranks.launch import preview
     from allranks.nodes import preflight
     from allranks.spec.loader import parse_spec, parse_yaml
 
     spec = parse_spec(parse_yaml(text, file), where=file)
     preflight.check_request(spec)
-    return data_view.sequence_problem(spec, preview.plan(spec))
+    return preview.sequence_problem(spec, preview.plan(spec))
 
 
 def _wrong_answer(message: str, *, columns_asked: bool) -> str | None:

@@ -45,11 +45,11 @@ def show_dry_run(spec: RunSpec, as_json: bool, *, full: bool = False) -> None:
     """Show everything that is known about a run before it starts."""
     import msgspec
 
-    from allranks.launch import data_view, preview
+    from allranks.launch import preview
 
     facts = preview.planning_facts(spec)
     plan = preview.plan(spec, facts=facts)
-    problem = data_view.sequence_problem(spec, plan)
+    problem = preview.sequence_problem(spec, plan)
     show_plan(
         msgspec.structs.replace(plan, warnings=[*plan.warnings, problem]) if problem else plan,
         as_json,

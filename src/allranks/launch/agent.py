@@ -62,7 +62,7 @@ from allranks.utils.inputs import read_regular
 from allranks.utils.machine import host_name, usable_cpus
 
 if TYPE_CHECKING:
-    from allranks.launch.host_nodes import ProbeAnswers
+    from allranks.launch.host_agent import ProbeAnswers
 
 POLL_S = 0.1
 REACH_S = 90.0  # to reach the driver for the first time
@@ -224,7 +224,7 @@ class Agent:
         return None
 
     def _probe_answers(self) -> ProbeAnswers:
-        from allranks.launch.host_nodes import ProbeAnswers  # only agents that users started are queried
+        from allranks.launch.host_agent import ProbeAnswers  # only agents that users started are queried
 
         labels = host_labels([place.host for place in self._meeting.places]) if self._meeting else [self._host]
         return ProbeAnswers(self._node, labels[self._node])

@@ -1,24 +1,35 @@
-"""Preview of a run before it starts: plan, memory of a rank, batch script or commands.
+"""Preview of a run before it starts: plan, memory of a rank, batch script or commands, and its data.
 
-A separate module, so that `allranks plan` does not import the launch machinery.
+A separate module, so that `allranks plan` does not import the launch machinery. Rows and token counts are from a process of its own
+(`allranks.train.inspection`), without ranks.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from allranks.errors import EXIT_ENVIRONMENT, EXIT_REQUEST, AllranksError, DataError, EnvironmentNotAble, SpecError
 from allranks.launch.launchers import get_launcher
+from allranks.nodes.preflight.request import is_classifier
 from allranks.planning import memory
 from allranks.planning.memory import Fit
 from allranks.planning.model_checks import model_warnings
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec, load_spec, parse_spec
+from allranks.spec.data_sources import parts_of, source_of
+from allranks.spec.loader import spec_to_dict
+from allranks.spec.models import is_mlp
 from allranks.utils.machine import MachineFacts
+from allranks.utils.text import sanitize
 
 SpecLike = RunSpec | dict[str, Any] | str | Path
 
@@ -83,3 +94,95 @@ def hand_commands(spec: RunSpec, *, facts: MachineFacts | None = None) -> list[s
 def _future_run(spec: RunSpec) -> RunDir:
     """Return the folder that a run would get; TIME stands for its start time."""
     return RunDir(Path(spec.run_root).absolute() / f"{spec.name}-TIME")
+
+
+SMALL_BYTES_PER_TOKEN = 16
+"""A file with more bytes than this per token of one sequence on each rank has enough sequences: tokens are shorter."""
+
+
+def inspect_data(spec: RunSpec, *, rows: int) -> dict[str, Any]:
+    """Return what a run would train on, as `allranks.train.inspection.Inspection` has it.
+
+    Args:
+        rows: how many training rows to show.
+
+    Raises:
+        RequestError: the spec has no rows of text, or they cannot be used.
+        EnvironmentNotAble: a package, the tokenizer or the data is not on this machine.
+    """
+    if spec.data is None or spec.model is None:
+        raise SpecError("this spec runs your own program (script), whose data allranks does not read")
+    if is_mlp(spec.model.name):
+        raise SpecError(f"model.name {spec.model.name}: it is trained on noise, there are no rows to show")
+    request = {"spec": spec_to_dict(spec), "classifier": is_classifier(spec), "rows": rows}
+    environment = dict(os.environ) | ({"HF_HOME": spec.cluster.cache} if spec.cluster.cache else {})
+    done = subprocess.run(
+        [sys.executable, "-m", "allranks.train.inspection"],
+        input=json.dumps(request).encode(),
+        capture_output=True,
+        env=environment,
+        check=False,
+    )
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        last = sanitize(done.stderr.decode("utf-8", "replace")).strip().splitlines()[-1:]
+        raise EnvironmentNotAble(
+            f"the data could not be tokenized (exit code {done.returncode}): {''.join(last)}"
+        ) from None
+    if "error" in answer:
+        raise _error(answer)
+    return answer
+
+
+def _error(answer: dict[str, Any]) -> AllranksError:
+    kinds = {EXIT_REQUEST: DataError, EXIT_ENVIRONMENT: EnvironmentNotAble}
+    return kinds.get(answer["exit_code"], AllranksError)(answer["error"])
+
+
+def few_sequences(spec: RunSpec, plan: LaunchPlan, facts: dict[str, Any]) -> str | None:
+    """Return why some ranks would have no data, and what to do; None if there are enough sequences."""
+    data, sequences, rows = spec.data, facts["sequences"], facts["rows_train"] - facts["rows_without_target"]
+    if data is None or sequences >= plan.world_size:
+        return None
+    fewer = f"use fewer ranks (cluster.procs_per_node: {max(1, sequences // len(plan.nodes))})"
+    packed = data.packing != "none" and not facts["labels"] and rows >= plan.world_size
+    why = f" of up to {data.max_length} tokens (data.packing: {data.packing})" if packed else ""
+    cure = f"set data.packing: none, which gives {rows} sequences, or {fewer}" if packed else f"{fewer}, or add rows"
+    give = "row gives" if rows == 1 else "rows give"
+    return (
+        f"data.source {facts['source']}: {rows} training {give} {sequences} sequence{'s' * (sequences != 1)}{why}, too few for "
+        f"{plan.world_size} ranks; {cure}"
+    )
+
+
+def sequence_problem(spec: RunSpec, plan: LaunchPlan) -> str | None:
+    """Return what `few_sequences` finds, if the file is so small that there can be too few.
+
+    Files of a size that always suffices, built-in sets and sets of the hub are not tokenized here.
+
+    Raises:
+        DataError: the ranks would refuse the rows.
+    """
+    data = spec.data
+    if data is None or spec.model is None or is_mlp(spec.model.name):
+        return None
+    paths = [Path(source_of(part)).expanduser() for part in parts_of(data)]
+    enough = plan.world_size * data.max_length * SMALL_BYTES_PER_TOKEN
+    if not all(path.is_file() for path in paths) or sum(path.stat().st_size for path in paths) > enough:
+        return None
+    try:
+        return few_sequences(spec, plan, inspect_data(spec, rows=0)["facts"])
+    except EnvironmentNotAble:
+        return None  # the tokenizer may be on the nodes only
+
+
+def require_sequences(spec: RunSpec, plan: LaunchPlan) -> None:
+    """Refuse a small file with fewer sequences than ranks.
+
+    Raises:
+        DataError: with what to set.
+    """
+    problem = sequence_problem(spec, plan)
+    if problem is not None:
+        raise DataError(problem)

@@ -25,7 +25,7 @@ import msgspec
 
 from allranks.analysis.stragglers import StragglerDetector
 from allranks.errors import RequestError
-from allranks.launch import data_view, resumption
+from allranks.launch import preview, resumption
 from allranks.launch.launchers import LaunchedJob, get_launcher, launcher_of
 from allranks.launch.outcome import RunResult, finalize_run
 from allranks.launch.preview import plan_with_model, planning_facts
@@ -211,7 +211,7 @@ def prepare_run(spec: RunSpec, *, force: bool = False) -> tuple[RunDir, LaunchPl
         from allranks.nodes.preflight.runner import failure_lines  # with all checks
 
         launch_plan = msgspec.structs.replace(launch_plan, warnings=[*launch_plan.warnings, *failure_lines([report])])
-    data_view.require_sequences(spec, launch_plan)
+    preview.require_sequences(spec, launch_plan)
     run_dir = create_run(spec.run_root, spec.name, group_readable=spec.cluster.group_readable)
     write_request(run_dir, spec, launch_plan)
     write_json(run_dir.preflight, [msgspec.to_builtins(report)])

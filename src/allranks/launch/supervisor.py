@@ -158,7 +158,7 @@ class Supervisor:
 
     def ask(self, nodes: Sequence[int], program: NodeProgram, limit_s: float) -> int:
         """Have the agents of some nodes run a program of the preflight; return the number of the request."""
-        from allranks.launch.host_nodes import next_probe  # only agents that users started are queried
+        from allranks.launch.host_agent import next_probe  # only agents that users started are queried
 
         request = next_probe(self._orders.probe, nodes, program, limit_s)
         self._change(probe=request)
