@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from allranks.launch.channel import AgentLink
 from allranks.launch.channel_protocol import RUNNING, AgentReport, Orders
-from allranks.launch.monitor.hang_report import HangAnalyzer
+from allranks.launch.monitor.hang_rules import HangAnalyzer
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence
 from allranks.launch.supervisor import Supervisor
 from allranks.rundir.paths import RunDir

@@ -10,7 +10,7 @@ import pytest
 
 from allranks.analysis.diagnose import diagnose
 from allranks.analysis.flight_recorder import OpenCollective, RecordedCall, open_collectives, read_flight_record
-from allranks.launch.monitor.hang_report import analyze_hang
+from allranks.launch.monitor.hang_rules import analyze_hang
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence, RankEvidence
 from allranks.utils.collectives import size_rule
 

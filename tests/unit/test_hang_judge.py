@@ -12,7 +12,7 @@ import pytest
 from allranks.analysis.flight_recorder import CollectiveCall
 from allranks.analysis.stacks import StackFrame
 from allranks.launch.monitor.evidence import save_evidence
-from allranks.launch.monitor.hang_report import HangAnalyzer, analyze_hang
+from allranks.launch.monitor.hang_rules import HangAnalyzer, analyze_hang
 from allranks.launch.monitor.records import (
     HangAlarm,
     HangReport,

@@ -22,10 +22,9 @@ from allranks.launch.channel_protocol import Orders
 from allranks.launch.monitor import evidence as collect
 from allranks.launch.monitor import hang_watch, procfs
 from allranks.launch.monitor.evidence import EvidenceCollector, save_evidence
-from allranks.launch.monitor.hang_report import write_hang_report
-from allranks.launch.monitor.hang_watch import HangMonitor, WatchedNode
+from allranks.launch.monitor.hang_rules import write_hang_report
+from allranks.launch.monitor.hang_watch import HangMonitor, ScriptSilence, WatchedNode
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence, RankEvidence, StackFrame, StalledRank
-from allranks.launch.monitor.script_silence import ScriptSilence
 from allranks.planning.records import Limits
 from allranks.rundir.files import read_json
 from allranks.rundir.heartbeat import Heartbeat, HeartbeatPage, HeartbeatWriter, page_paths

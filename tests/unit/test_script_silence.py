@@ -6,9 +6,9 @@ import pytest
 
 from allranks.analysis.stacks import is_collective_stack
 from allranks.launch.monitor.hang_rules import due_alarm
+from allranks.launch.monitor.hang_watch import RankSample, ScriptSilence, Silence
 from allranks.launch.monitor.procfs import ProcessWork
 from allranks.launch.monitor.records import HangAlarm
-from allranks.launch.monitor.script_silence import RankSample, ScriptSilence, Silence
 from allranks.planning.records import Limits
 
 BARRIER = ("/v/torch/distributed/distributed_c10d.py:barrier", "/u/train.py:main")

@@ -36,10 +36,9 @@ from allranks.launch.channel_protocol import (
 )
 from allranks.launch.monitor import evidence
 from allranks.launch.monitor.evidence import EvidenceCollector
-from allranks.launch.monitor.hang_watch import HangMonitor, WatchedNode
+from allranks.launch.monitor.hang_watch import HangMonitor, ScriptSilence, WatchedNode
 from allranks.launch.monitor.log_progress import LogProgress
 from allranks.launch.monitor.records import HangAlarm
-from allranks.launch.monitor.script_silence import ScriptSilence
 from allranks.launch.monitor.telemetry import TelemetrySampler
 from allranks.launch.process_guard import ProcessGuard
 from allranks.launch.rank import end_with_parent

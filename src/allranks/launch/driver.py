@@ -23,7 +23,7 @@ from allranks.errors import EXIT_FAILED, AllranksError, CheckpointError, Environ
 from allranks.launch.channel import ChannelServer
 from allranks.launch.channel_protocol import CHANNEL_VARIABLE
 from allranks.launch.launchers import agent_command
-from allranks.launch.monitor.hang_report import HangAnalyzer
+from allranks.launch.monitor.hang_rules import HangAnalyzer
 from allranks.launch.outcome import events_of_attempt, finalize_run
 from allranks.launch.rendezvous import (
     LOOPBACK,

@@ -19,7 +19,7 @@ from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.launch.channel import AgentLink, ChannelServer
 from allranks.launch.channel_protocol import ENDED, Orders
 from allranks.launch.host_agent import HostNodes, next_probe, one_per_machine
-from allranks.launch.monitor.hang_report import HangAnalyzer
+from allranks.launch.monitor.hang_rules import HangAnalyzer
 from allranks.launch.rendezvous import (
     NodeAddress,
     Rendezvous,

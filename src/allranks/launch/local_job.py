@@ -15,7 +15,7 @@ from allranks.launch import process_guard
 from allranks.launch.channel import ChannelServer
 from allranks.launch.channel_protocol import CHANNEL_VARIABLE, LAUNCHER_PID_VARIABLE
 from allranks.launch.failure_attribution import signal_name
-from allranks.launch.monitor.hang_report import HangAnalyzer
+from allranks.launch.monitor.hang_rules import HangAnalyzer
 from allranks.launch.rendezvous import hosts_of_ranks, remove_leftover_stores
 from allranks.launch.supervisor import JobEnd, LostAgent, Supervisor
 from allranks.planning.records import LaunchPlan
