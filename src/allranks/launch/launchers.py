@@ -1,4 +1,6 @@
-"""Define the launcher interface: a new launcher is one file with one class, and one line in `allranks.spec.launchers`.
+"""Define the launcher interface, and the local launcher, which has nearly all of its defaults.
+
+A new launcher is one file with one class, and one line in `allranks.spec.launchers`.
 
 The files of the launchers are imported when they are needed, and load what starts and follows jobs only in `start`:
 ``allranks plan`` shows what a launcher would do, and must not load all of that.
@@ -7,6 +9,7 @@ The files of the launchers are imported when they are needed, and load what star
 from __future__ import annotations
 
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import msgspec
 
 from allranks.errors import RequestError, SpecError
-from allranks.planning.rank_environment import environment_commands, program_file
+from allranks.planning import env_vars
+from allranks.planning.planner import network_job
+from allranks.planning.rank_environment import as_variables, environment_commands, in_environment, program_file
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import make_folder, read_record, write_json
 from allranks.rundir.paths import RunDir
@@ -183,6 +188,22 @@ class Launcher(ABC):
         """
         logs = run.logs_of(attempt)
         return f"the agent ended with exit code {code}", next(iter(logs.glob("*.agent.log")), logs)
+
+
+class LocalLauncher(Launcher):
+    """``launcher: local``: one agent on this machine, which this process supervises. Everything else has the defaults."""
+
+    def start(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> LaunchedJob:
+        """Start the agent."""
+        from allranks.launch.local_job import LocalJob
+        from allranks.nodes.preflight.network_policy import policy_for_this_machine
+
+        write_attempt_args(run, attempt, resume)
+        job, host = network_job(spec, plan.device), plan.nodes[0].host or "localhost"
+        env_vars.save_policy(run.network(attempt), policy_for_this_machine(job, host, run.root.parent))
+        env = as_variables(plan.environment)
+        _, python = agent_command(spec, plan, run, sys.executable)
+        return LocalJob(run, plan, attempt, env, spec.observe.telemetry_s, in_environment(spec.cluster.python, python))
 
 
 def get_launcher(name: str) -> Launcher:

@@ -2,9 +2,9 @@
 
 A run is followed by passing its events to an observer, and by turning signals into an orderly stop. A display never ends a run.
 
-How ranks start: `launch` calls the launcher (``launch/local.py``, ``launch/hosts.py``, ``launch/slurm/launcher.py``), which starts
-one agent per node (``launch/agent.py``); under Slurm the driver in the batch script does (``launch/driver.py``). An agent starts one
-process per rank, ``python -m allranks.launch.rank``, with the environment of torchrun.
+How ranks start: `launch` calls the launcher (``LocalLauncher`` in ``launch/launchers.py``, ``launch/hosts.py``,
+``launch/slurm/launcher.py``), which starts one agent per node (``launch/agent.py``); under Slurm the driver in the batch script does
+(``launch/driver.py``). An agent starts one process per rank, ``python -m allranks.launch.rank``, with the environment of torchrun.
 """
 
 from __future__ import annotations

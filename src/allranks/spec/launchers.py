@@ -29,7 +29,7 @@ DEFAULT_LAUNCHER = "local"
 
 
 BUILT_IN: dict[str, LauncherInfo] = {
-    "local": LauncherInfo("allranks.launch.local:LocalLauncher", "this machine", "laptop", runs_here=True),
+    "local": LauncherInfo("allranks.launch.launchers:LocalLauncher", "this machine", "laptop", runs_here=True),
     "slurm": LauncherInfo(
         "allranks.launch.slurm.launcher:SlurmLauncher",
         "a batch job; allranks submits and follows it",
