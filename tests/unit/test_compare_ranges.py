@@ -21,7 +21,7 @@ from rich.table import Table
 from allranks.analysis.trace.rank import RankResult, read_rank
 from allranks.cli.compare import FIRST_REMOVED
 from allranks.cli.compare import _show as show_comparison
-from allranks.cli.console import SafeConsole
+from allranks.cli.console import SafeConsole, narrow_table
 from allranks.experiments.compare import trace_figures, write_comparison
 from allranks.experiments.gates import ComparisonRow, Spread, evaluate_strategies, find_spread, spread_of
 from allranks.experiments.output import (
@@ -37,7 +37,6 @@ from allranks.experiments.output import (
 from allranks.rundir.paths import RunDir
 from allranks.spec.strategies import REGISTRY
 from allranks.utils.formatting import format_bytes
-from allranks.utils.tables import narrow_table
 from tests.sampling import examples
 from tests.unit.test_compare import WINDOW, measured, rank
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
+from allranks.cli.console import GAP, FittedColumn, fitted_table, fold
 from allranks.cli.run_output import BAR_WIDTH, Field, clock_text, fitting_fields
-from allranks.utils.tables import GAP, FittedColumn, fitted_table, fold
 from tests.conftest import REPO
 
 BAR = re.compile("[━╸╺]+")

@@ -8,11 +8,10 @@ from typing import Any
 import click
 from rich.markup import escape
 
-from allranks.cli.completers import complete_strategies
-from allranks.cli.console import SafeConsole
+from allranks.cli.completion import complete_strategies
+from allranks.cli.console import SafeConsole, left_out_line, narrow_table
 from allranks.cli.options import any_path, error_line, json_option, print_json, set_option
 from allranks.errors import EXIT_FAILED, EXIT_OK
-from allranks.utils.tables import left_out_line, narrow_table
 
 
 @click.command("compare")

@@ -1,16 +1,25 @@
-"""Rich console for all verbs that print tables; quoted text cannot send escape sequences to the terminal."""
+"""Print tables in the terminal: quoted text cannot send escape sequences to it, and tables fit its width.
+
+To fit, text is folded and the least important columns are left out; numbers are never broken.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
 from allranks.utils.text import printable
 
-UNLIMITED = 10_000
+UNLIMITED_COLUMNS = 10_000
 
 
 class SafeConsole(Console):
@@ -24,4 +33,114 @@ class SafeConsole(Console):
 def table_console(**options: Any) -> SafeConsole:
     """Return a console for tables: as wide as the terminal; without a limit for a file or a pipe, so that lines stay whole for grep."""
     console = SafeConsole(**options)
-    return console if console.is_terminal else SafeConsole(width=UNLIMITED, **options)
+    return console if console.is_terminal else SafeConsole(width=UNLIMITED_COLUMNS, **options)
+
+
+GAP = 2
+"""Blanks behind each column; rich counts them behind the last one, too."""
+NARROWEST = 6
+_PARTS = re.compile(r"[^/:_ -]*[/:_ -]?")
+
+
+@dataclass(frozen=True)
+class FittedColumn:
+    """One column of a table that is fitted to a width."""
+
+    title: str
+    right: bool = False
+    fold_to: int | None = None
+    """Width to which its text may be folded; None: never folded."""
+    drop: int = 0
+    """Columns with the highest number are left out first, those with 0 never."""
+
+    def natural(self, cells: Sequence[str]) -> int:
+        """Return the width without folding."""
+        return max(cell_len(line) for text in (self.title, *cells) for line in text.split("\n") or [""])
+
+
+def fitted_table(
+    columns: Sequence[FittedColumn], rows: Sequence[Sequence[str]], width: int, **options: Any
+) -> tuple[Table, list[str]]:
+    """Return a table without lines that fits the width, and the titles of the columns that were left out.
+
+    Args:
+        options: of `rich.table.Table`.
+    """
+    naturals = [column.natural([row[i] for row in rows]) for i, column in enumerate(columns)]
+    kept = _kept(columns, naturals, width)
+    widths = _shared(columns, naturals, kept, width)
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, title_justify="left", **options)
+    for i in kept:
+        column = columns[i]
+        table.add_column(Text(fold(column.title, widths[i])), justify="right" if column.right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(fold(row[i], widths[i])) for i in kept))  # a folder's name is no markup
+    return table, [column.title for i, column in enumerate(columns) if i not in kept]
+
+
+def _kept(columns: Sequence[FittedColumn], naturals: Sequence[int], width: int) -> list[int]:
+    """Return the indices of the columns that fit, in their order."""
+    least = [min(natural, column.fold_to or natural) for natural, column in zip(naturals, columns, strict=True)]
+    kept = list(range(len(columns)))
+    while sum(least[i] + GAP for i in kept) > width:
+        last = max(kept, key=lambda i: (columns[i].drop, i))
+        if not columns[last].drop:
+            break
+        kept.remove(last)
+    return kept
+
+
+def _shared(columns: Sequence[FittedColumn], naturals: Sequence[int], kept: Sequence[int], width: int) -> list[int]:
+    """Return the width of each column: the widest that can be folded are narrowed until all fit, beyond `fold_to` if necessary."""
+    widths = list(naturals)
+    while sum(widths[i] + GAP for i in kept) > width:
+        able = [i for i in kept if (least := columns[i].fold_to) is not None and widths[i] > least]
+        able = able or [i for i in kept if columns[i].fold_to is not None and widths[i] > NARROWEST]
+        if not able:
+            break
+        widths[max(able, key=lambda i: widths[i])] -= 1
+    return widths
+
+
+def fold(text: str, width: int) -> str:
+    """Break text into lines, behind a separator of names and paths where there is one."""
+    lines = []
+    for whole in text.split("\n"):
+        line = ""
+        for part in _PARTS.findall(whole):
+            if line and cell_len(line + part.rstrip()) > width:
+                lines.append(line.rstrip())
+                line = ""
+            line += part
+            while cell_len(line.rstrip()) > width > 0 and len(line) > 1:
+                cut = max(n for n in range(1, len(line) + 1) if n == 1 or cell_len(line[:n]) <= width)
+                if cut == len(line):
+                    break
+                lines.append(line[:cut])
+                line = line[cut:]
+        lines.append(line.rstrip())
+    return "\n".join(lines)
+
+
+def left_out_line(titles: Sequence[str], width: int) -> str | None:
+    """Return a line that names the columns that were left out; None if there are none."""
+    return f"not shown in {width} columns: {', '.join(titles)}" if titles else None
+
+
+def narrow_table(table: Table, console: Console, first: Sequence[str] = ()) -> list[str]:
+    """Remove columns until a table fits the console; the first column stays. Return the titles of the removed ones.
+
+    Args:
+        first: titles of the columns that are removed before others, which go from right to left.
+    """
+    removed: list[str] = []
+    order = [*first, *(str(column.header) for column in reversed(table.columns[1:]))]
+    for title in order:
+        wide = console.options.update(width=UNLIMITED_COLUMNS)
+        if Measurement.get(console, wide, table).maximum <= console.width:
+            break
+        index = next((i for i in reversed(range(1, len(table.columns))) if table.columns[i].header == title), None)
+        if index is not None:
+            del table.columns[index]
+            removed.insert(0, title)
+    return removed

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from allranks.cli.completers import complete_examples
+from allranks.cli.completion import complete_examples
 from allranks.cli.options import any_path, echo, json_option, print_json, write_new_file
 from allranks.errors import EXIT_OK, RequestError
 from allranks.spec.examples import describe_example, example_files, example_key, find_example
@@ -56,8 +56,7 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    from allranks.cli.console import table_console
-    from allranks.utils.tables import FittedColumn, fitted_table, left_out_line
+    from allranks.cli.console import FittedColumn, fitted_table, left_out_line, table_console
 
     console = table_console()
     columns = [

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from allranks.cli.completers import complete_runs, complete_set
+from allranks.cli.completion import complete_runs, complete_set
 from allranks.errors import RequestError, RunNotFound
 from allranks.rundir.files import replace_non_finite, write_text_atomic
 from allranks.utils.text import printable, sanitize
