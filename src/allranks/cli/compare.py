@@ -8,9 +8,8 @@ from typing import Any
 import click
 from rich.markup import escape
 
-from allranks.cli.completion import complete_strategies
 from allranks.cli.console import SafeConsole, left_out_line, narrow_table
-from allranks.cli.options import any_path, error_line, json_option, print_json, set_option
+from allranks.cli.options import any_path, complete_strategies, error_line, json_option, print_json, set_option
 from allranks.errors import EXIT_FAILED, EXIT_OK
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from allranks.cli.completion import complete_examples
-from allranks.cli.options import any_path, echo, json_option, print_json, write_new_file
+from allranks.cli.options import any_path, complete_examples, echo, json_option, print_json, write_new_file
 from allranks.errors import EXIT_OK, RequestError
 from allranks.spec.examples import describe_example, example_files, example_key, find_example
 from allranks.spec.launchers import LAUNCHERS

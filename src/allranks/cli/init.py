@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from allranks.cli.completion import complete_data, complete_models, complete_strategy
-from allranks.cli.options import any_path, check_new_file, echo, json_option, print_json, write_new_file
+from allranks.cli.options import (
+    any_path,
+    check_new_file,
+    complete_data,
+    complete_models,
+    complete_strategy,
+    echo,
+    json_option,
+    print_json,
+    write_new_file,
+)
 from allranks.errors import EXIT_OK, AllranksError, DataError, RequestError
 from allranks.spec.launchers import BUILT_IN, DEFAULT_LAUNCHER, LAUNCHERS, LauncherInfo, launchers_with
 from allranks.utils.redaction import redact

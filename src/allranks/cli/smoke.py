@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from rich.markup import escape
 
-from allranks.cli.completion import complete_smoke_tests
 from allranks.cli.console import SafeConsole
-from allranks.cli.options import any_path, echo, error_line, json_option, print_json, set_option
+from allranks.cli.options import any_path, complete_smoke_tests, echo, error_line, json_option, print_json, set_option
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
