@@ -80,7 +80,7 @@ def rank_main(how: str, name: str, folder: str, out: str) -> None:
     from allranks.train.data.tokenization import train_tokenizer
     from allranks.train.distributed import DistContext
     from allranks.train.loop import adamw
-    from allranks.train.models import direct_reads
+    from allranks.train.models import weight_sources
     from allranks.train.models.build import load_model
     from allranks.train.models.losses import LossModel
     from allranks.train.setup import set_up_strategy
@@ -98,7 +98,7 @@ def rank_main(how: str, name: str, folder: str, out: str) -> None:
     if how in HOW:
         sampler.start()
     if how == "rank 0" and rank:
-        direct_reads.difference = lambda known: "is told not to see the files"
+        weight_sources.difference = lambda known: "is told not to see the files"
     started = time.perf_counter()
     if how != "from_pretrained":
         spec = ModelSpec(name=folder)

@@ -17,9 +17,8 @@ from allranks.train import strategies
 from allranks.train.checkpoint import plan_published_files
 from allranks.train.distributed import DistContext
 from allranks.train.loop import adamw
-from allranks.train.models import direct_reads
 from allranks.train.models import weight_loader as filling
-from allranks.train.models import weight_sources as sources
+from allranks.train.models import weight_sources
 from allranks.train.models.adapters import add_adapter
 from allranks.train.models.build import load_model
 from allranks.train.models.losses import LossModel
@@ -112,23 +111,23 @@ def loads(world: DistContext, args: dict[str, Any]) -> Any:
 
 def see_elsewhere(model: str, there: str) -> None:
     """On this rank the folder of the weights is another one, which may not exist."""
-    usual = direct_reads.open_regular
+    usual = weight_sources.open_regular
 
     def elsewhere(path: Path) -> Any:
         return usual(Path(there) / Path(path).relative_to(model))
 
-    direct_reads.open_regular = elsewhere  # type: ignore[assignment]
+    weight_sources.open_regular = elsewhere  # type: ignore[assignment]
 
 
 def plant(what: str | None, world: DistContext) -> None:
     """A bug in loading; it stays in this process."""
     if what == "swapped":  # the rows of one parameter are sent as another's of the same shape
-        usual = sources.FileSource.take
+        usual = weight_sources.FileSource.take
 
         def take(self: Any, name: str) -> torch.Tensor:
             return usual(self, name.replace("layers.0", "layers.1") if "k_proj" in name else name)
 
-        sources.FileSource.take = take  # type: ignore[method-assign]
+        weight_sources.FileSource.take = take  # type: ignore[method-assign]
     if what == "dropped" and world.rank == 1:  # a rank that keeps nothing of one parameter
         rows = filling.WeightLoader._give_rows
 
@@ -172,14 +171,14 @@ def plant(what: str | None, world: DistContext) -> None:
 
         filling.WeightLoader._read_part = unkept  # type: ignore[method-assign]
     if what == "unread":  # no rank reads the last element of its part of a parameter
-        pieces = direct_reads.DirectReads.pieces
+        pieces = weight_sources.DirectReads.pieces
 
         def fewer(self: Any, name: str, start: int, stop: int) -> Any:
             return pieces(self, name, start, stop - ("gate_proj" in name))
 
-        direct_reads.DirectReads.pieces = fewer  # type: ignore[method-assign]
+        weight_sources.DirectReads.pieces = fewer  # type: ignore[method-assign]
     if what in ("unreadable", "killed"):  # after some tensors the file cannot be read; or the reader is no more
-        read, seen = sources.FileSource._tensor, []
+        read, seen = weight_sources.FileSource._tensor, []
 
         def tensor(self: Any, part: str) -> torch.Tensor:
             seen.append(part)
@@ -189,7 +188,7 @@ def plant(what: str | None, world: DistContext) -> None:
                 raise OSError(5, "Input/output error", str(self._stored[part].file))
             return read(self, part)
 
-        sources.FileSource._tensor = tensor  # type: ignore[method-assign]
+        weight_sources.FileSource._tensor = tensor  # type: ignore[method-assign]
 
 
 def refusal(world: DistContext, args: dict[str, Any]) -> Any:

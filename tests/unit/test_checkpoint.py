@@ -21,9 +21,8 @@ from allranks.errors import CheckpointError, RequestError
 from allranks.rundir.checkpoints import hash_files, newest_checkpoint
 from allranks.rundir.files import SCHEMA_VERSION, write_json
 from allranks.rundir.paths import RunDir
-from allranks.train.checkpoint import commit, readback, writer
-from allranks.train.checkpoint.commit import make_room, publish_checkpoint
-from allranks.train.checkpoint.readback import ExpectedTensor, check_file
+from allranks.train.checkpoint import commit, writer
+from allranks.train.checkpoint.commit import ExpectedTensor, check_file, make_room, publish_checkpoint
 from allranks.train.checkpoint.writer import PublishedFiles, _shared_out, digest_of
 from allranks.train.models.safetensors_files import write_safetensors
 from allranks.train.strategies.shards import TensorShard, shard_file, share_to_write, write_parts
@@ -57,7 +56,7 @@ def test_one_reading_compares_every_byte_with_memory_and_hashes_the_file(
     save_file(made, file)
     content = bytearray(file.read_bytes())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readback, "CHUNK_BYTES", chunk)
+        patch.setattr(commit, "CHUNK_BYTES", chunk)
         facts = check_file(folder, file.name, held(made))
         assert facts == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         begin = 8 + int.from_bytes(content[:8], "little")
@@ -107,13 +106,13 @@ def test_damaged_files_are_told_by_name(tmp_path: Path, damage: str) -> None:
 def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = {"t": torch.arange(8.0)}
     save_file(made, tmp_path / "a.safetensors")
-    usual = readback._compare_header
+    usual = commit._compare_header
 
     def cut(*args: Any) -> Any:
         os.truncate(tmp_path / "a.safetensors", (tmp_path / "a.safetensors").stat().st_size - 3)
         return usual(*args)
 
-    monkeypatch.setattr(readback, "_compare_header", cut)
+    monkeypatch.setattr(commit, "_compare_header", cut)
     with pytest.raises(CheckpointError, match="is truncated within t"):
         check_file(tmp_path, "a.safetensors", held(made))
 

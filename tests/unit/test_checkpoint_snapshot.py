@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from allranks.train.checkpoint.snapshot import CpuCopies, UpdateGuard, with_buffers_copied
-from allranks.train.checkpoint.writer import RankParts
+from allranks.train.checkpoint.writer import CpuCopies, RankParts, UpdateGuard, with_buffers_copied
 from allranks.train.strategies.shards import TensorShard
 
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from allranks.errors import AllranksError
-from allranks.train.models import direct_reads
-from allranks.train.models.direct_reads import (
+from allranks.train.models import weight_sources
+from allranks.train.models.weight_sources import (
     DirectReads,
     StoredRange,
     WeightFiles,
@@ -40,7 +40,7 @@ def files(folder: Path, *more: str) -> WeightFiles:
         for i, path in enumerate(paths)
         for name, entry in read_header(path).items()
     }
-    return WeightFiles([direct_reads._facts(path) for path in paths], places)
+    return WeightFiles([weight_sources._facts(path) for path in paths], places)
 
 
 def reads(known: WeightFiles, dtype: torch.dtype | None = None) -> DirectReads:
@@ -51,7 +51,7 @@ def reads(known: WeightFiles, dtype: torch.dtype | None = None) -> DirectReads:
 def test_pieces_are_the_tensors_elements(
     dtype: torch.dtype | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct_reads, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(weight_sources, "PIECE_BYTES", 1000)
     direct, total = reads(files(tmp_path, "y.safetensors"), dtype), 0
     for name, whole in WEIGHTS.items():
         n = whole.numel()

@@ -31,22 +31,18 @@ from allranks.spec.records import CheckpointSpec
 from allranks.train import distributed
 from allranks.train.attempt import Attempt
 from allranks.train.checkpoint import commit, writer
-from allranks.train.checkpoint.commit import make_room, publish_checkpoint
-from allranks.train.checkpoint.readback import ExpectedTensor, check_file
-from allranks.train.checkpoint.snapshot import (
-    CpuCopies,
-    UpdateGuard,
-    on_own_stream,
-    with_buffers_copied,
-)
+from allranks.train.checkpoint.commit import ExpectedTensor, TensorDigest, check_file, make_room, publish_checkpoint
 from allranks.train.checkpoint.writer import (
+    CpuCopies,
     PublishedFiles,
     RankParts,
-    TensorDigest,
     TrainingIdentity,
+    UpdateGuard,
     collect_parts,
     digests_of,
     on_cpu,
+    on_own_stream,
+    with_buffers_copied,
 )
 from allranks.train.distributed import DistContext
 from allranks.train.strategies import shards

@@ -25,14 +25,17 @@ from allranks.spec.models import (
 from allranks.spec.records import ModelSpec, RunSpec
 from allranks.train.data.tokenization import first_line
 from allranks.train.distributed import DistContext
-from allranks.train.models.direct_reads import DirectReads, WeightFiles, agree, describe
 from allranks.train.models.moe import keep_routers_in_float32
 from allranks.train.models.precision import DTYPES
 from allranks.train.models.weight_loader import READER, WeightLoader, from_meta, run_on_reader, unmaterialize
 from allranks.train.models.weight_sources import (
+    DirectReads,
     FileSource,
     ModelSource,
+    WeightFiles,
+    agree,
     conversions_for,
+    describe,
     dtypes_of,
     remember_rules,
 )

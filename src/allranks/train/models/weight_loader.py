@@ -7,7 +7,7 @@ place.) Buffers that are in no file, such as rotary frequencies, are real.
 A tensor arrives in one of two ways, with the same result:
 
 - Each rank reads its own part, if all ranks see the same files and the files hold the tensor in the model's layout
-  (`direct_reads`). A rank that cannot read goes on without reading; the ranks compare at intervals and fail together.
+  (`DirectReads`). A rank that cannot read goes on without reading; the ranks compare at intervals and fail together.
 - The reader, rank 0, reads the tensor, sends each rank its part, and frees it. Before, it reports whether it could be read, so that
   all ranks fail together with the reason. The reader's host holds one tensor at a time, a device its shard and one tensor.
 
@@ -35,8 +35,7 @@ from allranks import errors
 from allranks.errors import AllranksError, EnvironmentNotAble, ProofFailed
 from allranks.train.data.tokenization import first_line
 from allranks.train.distributed import DistContext
-from allranks.train.models.direct_reads import DirectReads, crc_followed_by, xor_over_ranks
-from allranks.train.models.weight_sources import WeightSource
+from allranks.train.models.weight_sources import DirectReads, WeightSource, crc_followed_by, xor_over_ranks
 from allranks.train.sync_proof import MODULUS, TensorSums, add_checksums, checksums
 
 
