@@ -21,8 +21,8 @@ from typing import Any
 from allranks.planning.memory import fit, make_plan
 from allranks.planning.memory.estimate import ESTIMATE_ERROR
 from allranks.spec import parse_spec
-from allranks.utils.formatting import format_bytes
 from allranks.utils.machine import machine_facts
+from allranks.utils.text import format_bytes
 from benchmarks import machine
 from benchmarks.programs import ROOT
 

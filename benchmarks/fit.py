@@ -27,8 +27,8 @@ from rich.table import Table
 from allranks.planning.memory import fit, make_plan
 from allranks.planning.rank_environment import as_variables
 from allranks.spec import parse_spec
-from allranks.utils.formatting import format_bytes
 from allranks.utils.machine import machine_facts
+from allranks.utils.text import format_bytes
 from benchmarks import machine
 from benchmarks.programs import ROOT
 

@@ -27,9 +27,9 @@ def report(*, step: Any = None, loss: Any = None, tokens: Any = None) -> None:
         loss: its training loss: a number, or anything that ``float()`` accepts. A tensor on a GPU is waited for.
         tokens: tokens that this rank has processed since its last report; the tokens of all ranks that report are added up.
     """
-    progress = sys.modules.get("allranks.rundir.progress")  # imported only in the ranks of a run
-    if progress is not None:
-        progress.reporter.report(step, loss, tokens)
+    events = sys.modules.get("allranks.rundir.events")  # loaded in the ranks of a run; the reporter writes only there
+    if events is not None:
+        events.reporter.report(step, loss, tokens)
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ import yaml
 
 from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
-from allranks.utils.cpu_load import OVERLOADED, RunQueueClock
+from allranks.utils.kernel_counters import OVERLOADED, RunQueueClock
 from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import ALLRANKS, stall_ranks, step_events, train
 

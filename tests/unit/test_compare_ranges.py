@@ -36,7 +36,7 @@ from allranks.experiments.output import (
 )
 from allranks.rundir.paths import RunDir
 from allranks.spec.strategies import REGISTRY
-from allranks.utils.formatting import format_bytes
+from allranks.utils.text import format_bytes
 from tests.sampling import examples
 from tests.unit.test_compare import WINDOW, measured, rank
 

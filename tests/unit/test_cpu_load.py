@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.utils.cpu_load import (
+from allranks.utils.kernel_counters import (
     CpuSample,
     CpuUse,
     MachineLoad,

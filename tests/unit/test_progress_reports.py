@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from allranks.rundir.events import EventLog
+from allranks.rundir.events import EventLog, ProgressReporter
 from allranks.rundir.heartbeat import HeartbeatPage, heartbeat, page_paths
-from allranks.rundir.progress import ProgressReporter
 
 
 def events(path: Path) -> list[dict[str, Any]]:

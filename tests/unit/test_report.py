@@ -21,7 +21,7 @@ from allranks.analysis.report.page import key_figures, sample_answers, write_rep
 from allranks.analysis.report.run_data import RunData, read_run_data
 from allranks.analysis.report.tables import network_table
 from allranks.rundir.paths import RunDir
-from allranks.utils import formatting, text
+from allranks.utils import text
 from tests.unit.report_runs import GIB, Maker, answers, complete_run, failed_run
 
 
@@ -451,7 +451,7 @@ def test_the_networks_table_has_no_empty_columns(tmp_path: Path) -> None:
 
 def test_mfu_is_shown_with_attention_where_that_is_known(tmp_path: Path) -> None:
     data = read_run_data(complete_run(tmp_path))
-    for more, note in ((0.4567, f"; {formatting.format_percent(0.4567)} with attention"), (None, "")):
+    for more, note in ((0.4567, f"; {text.format_percent(0.4567)} with attention"), (None, "")):
         metrics = {**data.metrics, "mfu": 0.4, "mfu_with_attention": more}
         (found,) = (card for card in key_figures(RunData(**{**vars(data), "metrics": metrics})) if card.label == "MFU")
         assert found.note == f"of the dense bf16 peak{note}"
@@ -497,32 +497,32 @@ def _painted(value: Any) -> Any:
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
-        (formatting.format_duration(0.0313), "31.3 ms"),
-        (formatting.format_duration(3.997), "4.00 s"),
-        (formatting.format_duration(59.97), "1 min"),
-        (formatting.format_duration(3725), "1 h 02 min"),
-        (formatting.format_bytes(711147520), "678 MiB"),
-        (formatting.format_bytes(1.5 * GIB), "1.5 GiB"),
-        (formatting.format_bytes(512), "512 B"),
-        (formatting.format_bytes(2048 * 2**40), "2,048.0 TiB"),
-        (formatting.format_bytes(4000, digits=4), "3.906 KiB"),
-        (formatting.format_bytes(0, digits=4), "0 B"),
-        (formatting.format_bytes(None, digits=4), "-"),
-        (formatting.format_bytes_decimal(999), "999 bytes"),
-        (formatting.format_bytes_decimal(12_345_678), "12.3 MB"),
-        (formatting.format_bytes_word(GIB), "1GiB"),
-        (formatting.format_bytes_word(GIB - 1), "1023MiB"),
-        (formatting.format_short_count(5198080), "5.2 M"),
-        (formatting.format_short_count(7_241_732_096), "7.24 B"),
-        (formatting.format_loss(0.00012), "1.2e-04"),
-        (formatting.format_loss(2208.9), "2,208.9"),
-        (formatting.format_perplexity(2.8), "2.80"),
-        (formatting.format_perplexity(1445.2), "1,445"),
-        (formatting.format_ranks([5, 0, 1, 2]), "0-2, 5"),
-        (formatting.format_ranges([10, 8, 9, 12], width=2), "08-10,12"),
-        (formatting.format_list(["a", "b", "c"], 3), "a, b, c"),
-        (formatting.format_list(["a", "b", "c"], 2), "a, b and 1 more"),
-        (formatting.format_duration(None), "-"),
+        (text.format_duration(0.0313), "31.3 ms"),
+        (text.format_duration(3.997), "4.00 s"),
+        (text.format_duration(59.97), "1 min"),
+        (text.format_duration(3725), "1 h 02 min"),
+        (text.format_bytes(711147520), "678 MiB"),
+        (text.format_bytes(1.5 * GIB), "1.5 GiB"),
+        (text.format_bytes(512), "512 B"),
+        (text.format_bytes(2048 * 2**40), "2,048.0 TiB"),
+        (text.format_bytes(4000, digits=4), "3.906 KiB"),
+        (text.format_bytes(0, digits=4), "0 B"),
+        (text.format_bytes(None, digits=4), "-"),
+        (text.format_bytes_decimal(999), "999 bytes"),
+        (text.format_bytes_decimal(12_345_678), "12.3 MB"),
+        (text.format_bytes_word(GIB), "1GiB"),
+        (text.format_bytes_word(GIB - 1), "1023MiB"),
+        (text.format_short_count(5198080), "5.2 M"),
+        (text.format_short_count(7_241_732_096), "7.24 B"),
+        (text.format_loss(0.00012), "1.2e-04"),
+        (text.format_loss(2208.9), "2,208.9"),
+        (text.format_perplexity(2.8), "2.80"),
+        (text.format_perplexity(1445.2), "1,445"),
+        (text.format_ranks([5, 0, 1, 2]), "0-2, 5"),
+        (text.format_ranges([10, 8, 9, 12], width=2), "08-10,12"),
+        (text.format_list(["a", "b", "c"], 3), "a, b, c"),
+        (text.format_list(["a", "b", "c"], 2), "a, b and 1 more"),
+        (text.format_duration(None), "-"),
         (text.sanitize("\x1b[31mred\x1b[0m\x00"), "red"),
     ],
 )

@@ -22,7 +22,7 @@ from allranks.analysis.report.tables import (
     straggler_table,
 )
 from allranks.rundir.events import read_telemetry
-from allranks.utils import formatting
+from allranks.utils import text
 from tests.unit.report_runs import Maker, complete_run
 
 
@@ -208,7 +208,7 @@ def test_ranks_that_lost_their_cpu_time_are_not_called_slow(tmp_path: Path) -> N
 
 
 def test_ranks_that_do_not_follow_each_other_are_no_span() -> None:
-    assert formatting.format_ranks([0, 2, 3]) == "0, 2-3"
+    assert text.format_ranks([0, 2, 3]) == "0, 2-3"
 
 
 def test_a_rank_slow_in_work_of_its_own_is_named_though_all_steps_take_as_long(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.analysis.stragglers import Link, link_message, link_notes, links_of_run
-from allranks.utils import tcp_links
-from allranks.utils.tcp_links import read_tcp_info
+from allranks.utils import kernel_counters
+from allranks.utils.kernel_counters import read_tcp_info
 from tests.sampling import examples
 
 MB = 1_000_000
@@ -180,16 +180,16 @@ def test_connections_within_a_host_are_left_out_and_stay_as_they_are(monkeypatch
         server.bind(("127.0.0.1", 0))
         server.listen()
         with socket.create_connection(server.getsockname()) as client:
-            peers = {link.peer for link in tcp_links.tcp_links()[1]}
+            peers = {link.peer for link in kernel_counters.tcp_links()[1]}
             assert "127.0.0.1" not in peers
-            monkeypatch.setattr(tcp_links, "_is_local", lambda local, peer: False)
-            own, links = tcp_links.tcp_links()
+            monkeypatch.setattr(kernel_counters, "_is_local", lambda local, peer: False)
+            own, links = kernel_counters.tcp_links()
             assert "127.0.0.1" in own
             assert "127.0.0.1" in {link.peer for link in links}
             client.sendall(b"still open")
             assert client.getblocking()
             socket.setdefaulttimeout(5)
             try:
-                assert tcp_links.tcp_links() == ([], [])
+                assert kernel_counters.tcp_links() == ([], [])
             finally:
                 socket.setdefaulttimeout(None)

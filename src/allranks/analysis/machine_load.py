@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from allranks.utils.cpu_load import COMPETING, CpuUse, MachineLoad, add_uses, describe_load, judge_machine
-from allranks.utils.formatting import as_dict, as_dicts, as_records
+from allranks.utils.kernel_counters import COMPETING, CpuUse, MachineLoad, add_uses, describe_load, judge_machine
+from allranks.utils.text import as_dict, as_dicts, as_records
 
 TAKEN_SHARE = 0.2
 """Share of the ranks' CPU time that must have been taken for a run to report it."""

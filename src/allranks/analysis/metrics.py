@@ -9,10 +9,10 @@ import msgspec
 
 from allranks.analysis import machine_load, stragglers
 from allranks.planning.records import LaunchPlan
-from allranks.rundir.progress import PROGRESS, READ_IN_LOG, REPORTED
+from allranks.rundir.events import PROGRESS, READ_IN_LOG, REPORTED
 from allranks.spec.data_sources import source_of
 from allranks.spec.records import RunSpec
-from allranks.utils.formatting import finite_float, finite_int
+from allranks.utils.text import finite_float, finite_int
 
 WARMUP_STEPS = stragglers.WARMUP_STEPS
 Events = list[dict[str, Any]]

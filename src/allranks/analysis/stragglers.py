@@ -35,8 +35,8 @@ from allranks.analysis.machine_load import (
     records_during,
 )
 from allranks.rundir.events import WARMUP_STEPS
-from allranks.utils.formatting import as_records
-from allranks.utils.tcp_links import LinkCounters
+from allranks.utils.kernel_counters import LinkCounters
+from allranks.utils.text import as_records
 
 SLOW_FACTOR = 1.4  # relative to the median of the other ranks
 WINDOW_STEPS = 20  # number of logged steps used

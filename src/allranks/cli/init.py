@@ -355,7 +355,7 @@ def describe_data(source: str) -> str:
     from allranks.spec import data_sources
     from allranks.spec.data_columns import listed, merged_row
     from allranks.spec.models import NOISE_SOURCE
-    from allranks.utils.formatting import format_bytes
+    from allranks.utils.text import format_bytes
 
     if source == NOISE_SOURCE:
         return "random numbers for mlp: models"

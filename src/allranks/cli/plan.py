@@ -174,7 +174,7 @@ def _show_nodes(console: SafeConsole, plan: LaunchPlan) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from allranks.utils.formatting import format_ranks
+    from allranks.utils.text import format_ranks
 
     nodes = plan.nodes
     ranks = f"{'rank' if plan.world_size == 1 else 'ranks'} {format_ranks(list(range(plan.world_size)))}"
@@ -277,7 +277,7 @@ SHORT_MOMENT_NAMES = {"end of backward": "end of step", "optimizer step": "updat
 
 def _moments_that_fit(found: Fit, width: int) -> list[Moment]:
     """Return the phases whose columns fit; the peak always does. Narrower columns would break the numbers."""
-    from allranks.utils.formatting import format_bytes
+    from allranks.utils.text import format_bytes
 
     used = {words for key, words in MEMORY_PARTS if any(moment.parts.get(key) for moment in found.moments)}
     room = width - 4 - max(map(len, used), default=0)
@@ -298,7 +298,7 @@ def show_memory(console: SafeConsole, found: Fit) -> None:
     from rich.table import Table
 
     from allranks.planning.memory.remedies import remedy_line, remedy_settings, verdict_line
-    from allranks.utils.formatting import format_bytes
+    from allranks.utils.text import format_bytes
 
     say = partial(console.print, highlight=False, soft_wrap=not console.is_terminal)  # piped: whole lines, for grep
     if found.moments:

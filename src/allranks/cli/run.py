@@ -37,19 +37,20 @@ from allranks.launch.outcome import RunResult
 from allranks.planning.env_vars import EnvVar
 from allranks.planning.rank_environment import secret_variables
 from allranks.planning.records import LaunchPlan
+from allranks.rundir.events import PROGRESS
 from allranks.rundir.files import open_append
 from allranks.rundir.paths import RunDir
-from allranks.rundir.progress import PROGRESS
 from allranks.spec.records import RunSpec
-from allranks.utils.formatting import (
+from allranks.utils.text import (
     NO_VALUE,
     as_dict,
     as_list,
     finite_float,
     finite_int,
     format_count,
+    format_value,
+    sanitize,
 )
-from allranks.utils.text import format_value, sanitize
 
 PHASES = {
     "prepare": "preparing data",

@@ -19,10 +19,10 @@ from allranks.analysis.machine_load import machine_notes
 from allranks.analysis.metrics import before_and_after
 from allranks.analysis.stragglers import link_notes
 from allranks.cli.console import SafeConsole
-from allranks.rundir.events import read_events
+from allranks.rundir.events import REPORTED, read_events
 from allranks.rundir.paths import RunDir
-from allranks.rundir.progress import REPORTED
-from allranks.utils.formatting import (
+from allranks.utils.inputs import read_appended
+from allranks.utils.text import (
     NO_VALUE,
     as_dict,
     finite_float,
@@ -30,9 +30,10 @@ from allranks.utils.formatting import (
     format_bytes,
     format_count,
     format_duration,
+    format_value,
+    printable,
+    sanitize,
 )
-from allranks.utils.inputs import read_appended
-from allranks.utils.text import format_value, printable, sanitize
 
 BAR_WIDTH = 20
 """Smallest width of the bar beside other fields."""

@@ -10,7 +10,7 @@ import click
 from allranks.cli.console import FittedColumn, SafeConsole, fitted_table, left_out_line, table_console
 from allranks.cli.options import echo, json_option, print_json, root_option, run_argument, set_option
 from allranks.errors import EXIT_OK
-from allranks.utils.formatting import NO_VALUE
+from allranks.utils.text import NO_VALUE
 
 # key of a row, and its column; those with the highest `drop` are left out first in a narrow terminal
 COLUMNS = {

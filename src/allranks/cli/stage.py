@@ -9,7 +9,7 @@ import click
 
 from allranks.cli.options import any_path, echo, json_option, print_json, set_option
 from allranks.errors import EXIT_OK
-from allranks.utils.formatting import format_bytes
+from allranks.utils.text import format_bytes
 
 if TYPE_CHECKING:
     from allranks.nodes.staging.bundles import Bundle

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from allranks.experiments.gates import ComparisonRow, load_conclusions
-from allranks.utils.formatting import format_bytes
+from allranks.utils.text import format_bytes
 
 Json = dict[str, Any]
 MAX_MODEL_ERROR = 0.2

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.utils.cpu_load import CpuUse, MachineLoad, describe_load, judge_machine
+from allranks.utils.kernel_counters import CpuUse, MachineLoad, describe_load, judge_machine
 
 # Minimum limits: correct float32 trainings of tiny models differ by up to 9e-6 of the update.
 WEIGHTS_FLOOR = {"float32": 2e-5, "float64": 1e-10, "bfloat16": 0.02, "float16": 5e-3}

@@ -18,9 +18,8 @@ from allranks.analysis.report.figures import ACTIVITY_COLOURS, PHASE_COLOURS, ST
 from allranks.analysis.report.html import html_environment
 from allranks.experiments.conclusions import Prediction
 from allranks.experiments.gates import PROFILED, TIMED, ComparisonRow, Spread, find_spread
-from allranks.utils.formatting import format_bytes
 from allranks.utils.redaction import redact_forms
-from allranks.utils.text import csv_cell
+from allranks.utils.text import csv_cell, format_bytes
 from allranks.version import __version__
 
 Json = dict[str, Any]

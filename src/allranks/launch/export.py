@@ -24,9 +24,8 @@ from allranks.rundir.paths import RunDir
 from allranks.spec import load_spec
 from allranks.spec.models import is_mlp
 from allranks.utils.filesystem import apply_umask, current_umask, write_error
-from allranks.utils.formatting import format_count
 from allranks.utils.redaction import redact
-from allranks.utils.text import format_value
+from allranks.utils.text import format_count, format_value
 from allranks.version import __version__
 
 ADAPTER = "adapter_config.json"

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import EXIT_FAILED, EnvironmentNotAble
-from allranks.utils.formatting import format_ranges
+from allranks.utils.text import format_ranges
 
 CLOCK_VARIABLE = "ALLRANKS_CLOCK_OFFSET_S"
 """Environment variable with the clock offset in seconds that a node of a test cluster reports."""

@@ -12,7 +12,7 @@ import msgspec
 
 from allranks.errors import SpecError
 from allranks.spec.records import ClusterSpec
-from allranks.utils.formatting import format_bytes_word
+from allranks.utils.text import format_bytes_word
 
 SIGNAL_EARLY_S = 60
 """How many seconds early Slurm may send ``--signal`` (man sbatch)."""

@@ -10,8 +10,7 @@ from typing import Any
 from allranks.errors import DataError, SpecError
 from allranks.spec.data_sources import Row, source_of
 from allranks.spec.records import DataSpec
-from allranks.utils.formatting import format_list
-from allranks.utils.text import did_you_mean, nearest_name
+from allranks.utils.text import did_you_mean, format_list, nearest_name
 
 Columns = Mapping[str, str | list[str]]
 """Column names by role: ``data.columns``, or those of a built-in set."""

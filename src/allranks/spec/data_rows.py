@@ -16,7 +16,7 @@ from allranks.spec.data_columns import merged_row
 from allranks.spec.data_sources import apportion, key_of, parts_of, source_of
 from allranks.spec.data_templates import Example, Template, choose_template, require_task_template
 from allranks.spec.records import DataSpec, RunSpec
-from allranks.utils.formatting import format_list
+from allranks.utils.text import format_list
 
 if TYPE_CHECKING:
     import numpy as np

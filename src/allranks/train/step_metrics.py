@@ -25,8 +25,7 @@ from allranks.train.data.prepared import TokenSet
 from allranks.train.distributed import DistContext
 from allranks.train.step_timers import StepTimer, memory_usage
 from allranks.train.sync_proof import refuse_rows
-from allranks.utils.cpu_load import sample_cpu, use_between
-from allranks.utils.tcp_links import tcp_links
+from allranks.utils.kernel_counters import sample_cpu, tcp_links, use_between
 
 
 @dataclass(frozen=True)

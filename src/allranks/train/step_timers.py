@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from allranks.train.patches import replace_work_wait
-from allranks.utils.cpu_load import RunQueueClock
+from allranks.utils.kernel_counters import RunQueueClock
 
 _waited = 0.0
 _queued_in_waits = 0.0

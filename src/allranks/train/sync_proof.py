@@ -26,7 +26,7 @@ from torch import nn
 from allranks.errors import ProofFailed
 from allranks.train.data.batches import SampleOrder
 from allranks.train.distributed import DistContext
-from allranks.utils.formatting import format_list
+from allranks.utils.text import format_list
 
 if TYPE_CHECKING:
     from allranks.train.data.prepared import TokenSet

@@ -16,10 +16,9 @@ from types import CodeType, ModuleType
 
 from allranks.errors import EnvironmentNotAble
 from allranks.planning.rank_environment import SCRIPT_ARGS, script_arguments
-from allranks.rundir.events import EventLog
+from allranks.rundir.events import EventLog, reporter
 from allranks.rundir.heartbeat import SCRIPT_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
-from allranks.rundir.progress import reporter
 from allranks.spec.records import ScriptSpec
 from allranks.utils.machine import host_name
 

@@ -1,13 +1,231 @@
-"""Format values as text, and make text from files safe for terminals, pages and CSV files. Pure."""
+"""Format values as text, numbers with their units; make text from files safe for terminals, pages and CSV files; suggest the nearest name. Pure."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from allranks.utils.formatting import NO_VALUE
+import msgspec
+
+
+def format_seconds(value: float | None) -> str:
+    """Format a duration with a suitable unit."""
+    if value is None:
+        return "-"
+    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if abs(value) < limit:
+            return f"{value * factor:.4g} {unit}" if abs(value * factor) < 1000 else f"{value * factor:.0f} {unit}"
+    return f"{value:.4g} s"
+
+
+def format_bandwidth(value: float | None) -> str:
+    """Format bytes per second in units of 10^9, like nccl-tests."""
+    if value is None:
+        return "-"
+    return f"{value / 1e9:.3g}" if value >= 1e6 else "< 0.001"
+
+
+def format_percent_of(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole > 0 else "-"
+
+
+NO_VALUE = "-"
+
+
+def finite_float(value: Any) -> float | None:
+    """Return a finite number, or None for anything else: files of an aborted run may contain anything."""
+    if type(value) is float:  # fast path for the most frequent case
+        return value if math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        as_float = float(value)
+    except OverflowError:
+        return None
+    return as_float if math.isfinite(as_float) else None
+
+
+def finite_int(value: Any) -> int | None:
+    """Return an integer, or None for anything else."""
+    found = finite_float(value)
+    return int(found) if found is not None and abs(found) < 2**63 else None
+
+
+def as_dicts(value: Any) -> list[dict[str, Any]]:
+    """Return the dictionaries in a list; an empty list if the value is not a list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+R = TypeVar("R")
+
+
+def as_records(value: Any, record: type[R]) -> list[R]:
+    """Return the items of a list that have the form of a record; damaged ones are left out."""
+    found = []
+    for item in as_dicts(value):
+        try:
+            found.append(msgspec.convert(item, record))
+        except msgspec.ValidationError:
+            continue
+    return found
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return the value if it is a list, else an empty list."""
+    return value if isinstance(value, list) else []
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """Return the value if it is a dictionary, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def format_count(value: Any) -> str:
+    """Format 40572 as 40,572."""
+    found = finite_int(value)
+    return NO_VALUE if found is None else f"{found:,}"
+
+
+def format_short_count(value: Any) -> str:
+    """Format 5198080 as 5.20 M."""
+    found = finite_float(value)
+    if found is None:
+        return NO_VALUE
+    for unit in ("", " k", " M", " B"):
+        if abs(found) < 1000:
+            return f"{found:.0f}" if not unit else f"{found:.3g}{unit}"
+        found /= 1000
+    return f"{found:,.3g} T"
+
+
+BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+DECIMAL_UNITS = ("bytes", "kB", "MB", "GB")
+
+
+def byte_unit(count: float, units: tuple[str, ...] = BINARY_UNITS, base: int = 1024) -> tuple[float, str]:
+    """Return (divisor, unit) of the largest unit of which a number of bytes contains at least one."""
+    power = next((p for p in range(len(units) - 1, 0, -1) if abs(count) >= base**p), 0)
+    return float(base**power), units[power]
+
+
+def format_bytes(value: Any, digits: int | None = None) -> str:
+    """Format 711147520 as 678 MiB.
+
+    Args:
+        digits: number of significant digits; None: one decimal below 100.
+    """
+    found = finite_float(value)
+    if found is None:
+        return NO_VALUE
+    divisor, unit = byte_unit(found)
+    found /= divisor
+    if digits is not None:
+        return f"{found:.{digits}g} {unit}"
+    if unit == "TiB":
+        return f"{found:,.1f} TiB"
+    return f"{found:.0f} {unit}" if unit == "B" or found >= 100 else f"{found:.1f} {unit}"
+
+
+def format_bytes_decimal(count: int) -> str:
+    """Format 711147520 as 711.1 MB, as networks and disks are sold."""
+    divisor, unit = byte_unit(count, DECIMAL_UNITS, 1000)
+    return f"{count} {unit}" if divisor == 1 else f"{count / divisor:.1f} {unit}"
+
+
+def format_bytes_word(count: int) -> str:
+    """Format 711147520 as 678MiB: one word, without decimals, for the lines of checks."""
+    return f"{count / 2**30:.0f}GiB" if count >= 2**30 else f"{count >> 20}MiB"
+
+
+def format_duration(value: Any) -> str:
+    """Format 0.0313 as 31.3 ms, 3720 as 1 h 02 min."""
+    found = finite_float(value)
+    if found is None:
+        return NO_VALUE
+    if found < 0.9995:
+        return f"{found * 1000:.3g} ms" if found else "0 s"
+    if found < 59.95:
+        return f"{found:.2f} s" if found < 9.995 else f"{found:.1f} s"
+    minutes, seconds = divmod(round(found), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds:02d} s" if seconds else f"{minutes} min"
+    return f"{minutes // 60:,} h {minutes % 60:02d} min"
+
+
+def format_loss(value: Any) -> str:
+    """Format a loss with four significant digits."""
+    found = finite_float(value)
+    if found is None:
+        return NO_VALUE
+    if found != 0 and abs(found) < 0.001:
+        return f"{found:.1e}"
+    if abs(found) >= 1e6:
+        return f"{found:.2e}"
+    return f"{found:.3f}" if abs(found) < 10 else f"{found:,.1f}"
+
+
+def format_percent(value: Any, digits: int = 1) -> str:
+    """Format 0.123 as 12.3 %."""
+    found = finite_float(value)
+    return NO_VALUE if found is None else f"{found * 100:.{digits}f} %"
+
+
+def format_rate(value: Any) -> str:
+    """Format a rate with a suitable number of digits."""
+    found = finite_float(value)
+    if found is None:
+        return NO_VALUE
+    return f"{found:,.0f}" if abs(found) >= 100 else f"{found:.3g}"
+
+
+def format_perplexity(value: Any) -> str:
+    """Format a perplexity with decimals only where they matter: 2.80, 84.1, 1,445."""
+    found = finite_float(value)
+    return f"{found:.2f}" if found is not None and abs(found) < 10 else format_rate(value)
+
+
+def format_timestamp(value: Any) -> str:
+    """Format seconds since the epoch as local date and time."""
+    found = finite_float(value)
+    if found is None:
+        return NO_VALUE
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found))
+    except (ValueError, OverflowError, OSError):
+        return NO_VALUE
+
+
+def format_ranks(ranks: list[int]) -> str:
+    """Format [0, 1, 2, 5] as 0-2, 5."""
+    return format_ranges(ranks, ", ") or NO_VALUE
+
+
+def format_ranges(numbers: Iterable[int], separator: str = ",", width: int = 0) -> str:
+    """Format 0, 1, 2, 5 as 0-2,5.
+
+    Args:
+        width: least number of digits, filled with zeros.
+    """
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return separator.join(
+        f"{low:0{width}d}" if low == high else f"{low:0{width}d}-{high:0{width}d}" for low, high in ranges
+    )
+
+
+def format_list(items: Sequence[object], most: int) -> str:
+    """Format a, b, c, d, e as a, b, c and 2 more."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more
+
 
 _FORMULA = (
     "=",

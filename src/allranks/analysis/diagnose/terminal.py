@@ -19,8 +19,7 @@ from allranks.analysis.diagnose.records import (
     LogEvidence,
     UnexplainedFailure,
 )
-from allranks.utils.formatting import format_bytes_decimal
-from allranks.utils.text import printable
+from allranks.utils.text import format_bytes_decimal, printable
 
 MORE_CAUSES = 2  # number of further causes shown in full; the others by title only
 LABEL_WIDTH, MAX_EVIDENCE_LINES = 12, 3  # width of the labels; terminal lines per log line

@@ -35,7 +35,7 @@ from allranks.analysis.report.step_charts import (
     throughput_chart,
 )
 from allranks.rundir.files import replace_non_finite
-from allranks.utils.formatting import as_dicts, finite_float, format_bytes
+from allranks.utils.text import as_dicts, finite_float, format_bytes
 
 
 def memory_chart(data: RunData) -> Chart | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from allranks.analysis.metrics import WARMUP_STEPS
 from allranks.analysis.report.run_data import PARTS, StepRecord
-from allranks.utils.formatting import byte_unit
+from allranks.utils.text import byte_unit
 
 MAX_POINTS = 2000
 SMOOTH_ABOVE = 60

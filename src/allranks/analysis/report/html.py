@@ -14,9 +14,8 @@ import jinja2
 from markupsafe import Markup
 
 from allranks.analysis.report.figures import stylesheet
-from allranks.utils.formatting import NO_VALUE
 from allranks.utils.redaction import redact, redact_forms
-from allranks.utils.text import printable
+from allranks.utils.text import NO_VALUE, printable
 from allranks.version import __version__
 
 PLOTLY_SLOT = "<!-- plotly.js -->"  # cannot come from a run, whose texts are escaped

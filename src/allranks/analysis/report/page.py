@@ -18,9 +18,8 @@ from allranks.analysis.report.html import Table, plotly_source, render_page
 from allranks.analysis.report.run_data import RunData, read_run_data
 from allranks.rundir.files import write_text_atomic
 from allranks.rundir.paths import RunDir
-from allranks.utils import formatting
-from allranks.utils.formatting import finite_float, finite_int
-from allranks.utils.text import sanitize
+from allranks.utils import text
+from allranks.utils.text import finite_float, finite_int, sanitize
 
 _Maker = Callable[[RunData], Table | None]
 _TABLES: dict[str, tuple[_Maker, ...]] = {
@@ -82,7 +81,7 @@ def _context(data: RunData, plotly: str | None) -> tuple[dict[str, Any], str]:
         "tone": STATUS_TONES.get(data.status, "muted"),
         "message": sanitize(data.metrics.get("message") or ""),
         "warnings": [
-            *(sanitize(w) for w in formatting.as_list(data.plan.get("warnings"))),
+            *(sanitize(w) for w in text.as_list(data.plan.get("warnings"))),
             *(sanitize(e.get("message") or "") for story in data.histories.values() for e in story.of("warning")),
         ],
         "subtitle": subtitle(data),
@@ -149,9 +148,9 @@ def key_figures(data: RunData) -> list[KeyFigure]:
     """Return the known key figures."""
     made = [
         _train_loss(data),
-        _change(data, "held-out loss", "loss", formatting.format_loss),
-        _change(data, "perplexity", "perplexity", formatting.format_perplexity),
-        _change(data, "accuracy", "accuracy", formatting.format_percent),
+        _change(data, "held-out loss", "loss", text.format_loss),
+        _change(data, "perplexity", "perplexity", text.format_perplexity),
+        _change(data, "accuracy", "accuracy", text.format_percent),
         _right_answers(data),
         _speed(data),
         _step_time(data),
@@ -168,8 +167,8 @@ def _train_loss(data: RunData) -> KeyFigure | None:
     if not losses:
         return None
     note = f"step {data.zero.steps[0].step:,} to {data.zero.steps[-1].step:,}"
-    before = formatting.format_loss(losses[0]) if len(losses) > 1 else None
-    return KeyFigure("train loss", formatting.format_loss(losses[-1]), note, before)
+    before = text.format_loss(losses[0]) if len(losses) > 1 else None
+    return KeyFigure("train loss", text.format_loss(losses[-1]), note, before)
 
 
 def _change(data: RunData, label: str, key: str, show: Any) -> KeyFigure | None:
@@ -182,7 +181,7 @@ def _change(data: RunData, label: str, key: str, show: Any) -> KeyFigure | None:
 
 
 def _right_answers(data: RunData) -> KeyFigure | None:
-    card = _change(data, "exact match", "exact_match", formatting.format_percent)
+    card = _change(data, "exact match", "exact_match", text.format_percent)
     checked = finite_int(data.zero.last("eval").get("checked"))
     return KeyFigure(card.label, card.value, f"of {checked:,}, exact match", card.before) if card and checked else card
 
@@ -194,28 +193,26 @@ def _speed(data: RunData) -> KeyFigure | None:
     if rate is None:
         return None
     real, padded = finite_float(data.metrics.get("tokens_real")), finite_float(data.metrics.get("tokens_padded"))
-    padding = f"; {formatting.format_percent(padded / (real + padded))} padding" if real and padded is not None else ""
-    return KeyFigure(
-        "real tokens / s", formatting.format_rate(rate), f"{formatting.format_rate(each)} per rank{padding}"
-    )
+    padding = f"; {text.format_percent(padded / (real + padded))} padding" if real and padded is not None else ""
+    return KeyFigure("real tokens / s", text.format_rate(rate), f"{text.format_rate(each)} per rank{padding}")
 
 
 def _program_speed(data: RunData) -> KeyFigure | None:
     tokens, steps = (finite_float(data.metrics.get(name)) for name in ("tokens_per_s", "steps_per_s"))
     source = "parsed from its output" if data.metrics.get("progress_source") == "log" else "as reported"
     if tokens is not None:
-        return KeyFigure("tokens / s", formatting.format_rate(tokens), source)
+        return KeyFigure("tokens / s", text.format_rate(tokens), source)
     return None if steps is None else KeyFigure("steps / s", f"{steps:.3g}", source)
 
 
 def _step_time(data: RunData) -> KeyFigure | None:
-    step = formatting.as_dict(data.metrics.get("step_time_s"))
+    step = text.as_dict(data.metrics.get("step_time_s"))
     if finite_float(step.get("median")) is None:
         return None
     return KeyFigure(
         "step time",
-        formatting.format_duration(step["median"]),
-        f"median; p90 {formatting.format_duration(step.get('p90'))}",
+        text.format_duration(step["median"]),
+        f"median; p90 {text.format_duration(step.get('p90'))}",
     )
 
 
@@ -228,8 +225,8 @@ def _memory(data: RunData) -> KeyFigure | None:
     if not peaks:
         return None
     top, low = max(peaks, key=lambda r: peaks[r]), min(peaks, key=lambda r: peaks[r])
-    least = f"; lowest: rank {low}, {formatting.format_bytes(peaks[low])}" if low != top else ""
-    return KeyFigure("peak memory per rank", formatting.format_bytes(peaks[top]), f"rank {top}{least}")
+    least = f"; lowest: rank {low}, {text.format_bytes(peaks[low])}" if low != top else ""
+    return KeyFigure("peak memory per rank", text.format_bytes(peaks[top]), f"rank {top}{least}")
 
 
 def _wall_time(data: RunData) -> KeyFigure | None:
@@ -241,7 +238,7 @@ def _wall_time(data: RunData) -> KeyFigure | None:
     attempts = len(data.zero.attempts)
     note = f"{done:,} of {total:,} steps" if total is not None else f"{done:,} steps"
     notes = [*([] if data.own_program else [note]), *([f"{attempts} attempts"] if attempts > 1 else [])]
-    return KeyFigure("wall time", formatting.format_duration(wall), ", ".join(notes))
+    return KeyFigure("wall time", text.format_duration(wall), ", ".join(notes))
 
 
 def _parameters(data: RunData) -> KeyFigure | None:
@@ -249,8 +246,8 @@ def _parameters(data: RunData) -> KeyFigure | None:
     total, trained = finite_float(model.get("parameters")), finite_float(model.get("parameters_trained"))
     if total is None or trained is None:
         return None
-    share = f"{formatting.format_percent(trained / total)} of {formatting.format_short_count(total)}" if total else ""
-    return KeyFigure("trained parameters", formatting.format_short_count(trained), share)
+    share = f"{text.format_percent(trained / total)} of {text.format_short_count(total)}" if total else ""
+    return KeyFigure("trained parameters", text.format_short_count(trained), share)
 
 
 def _mfu(data: RunData) -> KeyFigure | None:
@@ -258,15 +255,15 @@ def _mfu(data: RunData) -> KeyFigure | None:
     if mfu is None:
         return None
     more = finite_float(data.metrics.get("mfu_with_attention"))
-    attention = "" if more is None else f"; {formatting.format_percent(more)} with attention"
-    return KeyFigure("MFU", formatting.format_percent(mfu), f"of the dense bf16 peak{attention}")
+    attention = "" if more is None else f"; {text.format_percent(more)} with attention"
+    return KeyFigure("MFU", text.format_percent(mfu), f"of the dense bf16 peak{attention}")
 
 
 def proof_items(data: RunData) -> list[ProofItem]:
     """Return the three checks of step 0; nothing for a user's own program, which has none."""
     if data.own_program:
         return []
-    shown = data.zero.last("proof") or formatting.as_dict(data.metrics.get("sync_proof"))
+    shown = data.zero.last("proof") or text.as_dict(data.metrics.get("sync_proof"))
     if not shown:
         problem = next((e for e in data.errors() if e.get("type") == "ProofFailed"), None)
         detail = "failed" if problem else "the run did not reach this check"
@@ -302,7 +299,7 @@ def time_budget(data: RunData) -> list[BudgetSlice]:
                 spent[name] = spent.get(name, 0.0) + max(end - start, 0.0)
     total = sum(spent.values())
     return [
-        BudgetSlice(name, formatting.format_duration(round(spent[key], 3)), 100 * spent[key] / total, paint)
+        BudgetSlice(name, text.format_duration(round(spent[key], 3)), 100 * spent[key] / total, paint)
         for key, (name, paint) in PHASES.items()
         if total and spent.get(key, 0.0) > 0.0005 * total
     ]
@@ -311,7 +308,7 @@ def time_budget(data: RunData) -> list[BudgetSlice]:
 def subtitle(data: RunData) -> list[str]:
     """Return short facts about the run: model, strategy, ranks."""
     m, p = data.metrics, data.plan
-    ranks, nodes = data.world_size, finite_int(m.get("nodes")) or len(formatting.as_dicts(p.get("nodes")))
+    ranks, nodes = data.world_size, finite_int(m.get("nodes")) or len(text.as_dicts(p.get("nodes")))
     parts = [
         m.get("model"),
         "LoRA" if m.get("use_lora") is True else None,

@@ -18,10 +18,9 @@ from allranks.rundir.events import read_events, read_telemetry
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 from allranks.spec.loader import MAX_SPEC_BYTES, parse_yaml
-from allranks.utils.formatting import as_dict, as_dicts, as_list, finite_float, finite_int
 from allranks.utils.inputs import read_appended, read_text
 from allranks.utils.redaction import redact_arguments, redact_env
-from allranks.utils.text import sanitize, sanitize_tree
+from allranks.utils.text import as_dict, as_dicts, as_list, finite_float, finite_int, sanitize, sanitize_tree
 
 PARTS = ("data", "forward", "backward", "optimizer")
 _PART_KEYS = tuple((part, f"{part}_s") for part in PARTS)

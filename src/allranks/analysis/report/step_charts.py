@@ -30,7 +30,7 @@ from allranks.analysis.report.figures import (
     warmup_shapes,
 )
 from allranks.analysis.report.run_data import Events, RunData, StepRecord
-from allranks.utils.formatting import finite_float, format_duration
+from allranks.utils.text import finite_float, format_duration
 
 WARMUP_NOTE = f"Shaded: the {WARMUP_STEPS} warm-up steps."
 

@@ -20,8 +20,9 @@ from allranks.analysis.report.html import (
     table,
 )
 from allranks.analysis.report.run_data import RunData, versions_of
-from allranks.utils import formatting
-from allranks.utils.formatting import (
+from allranks.utils import text
+from allranks.utils.redaction import HIDDEN, holds_secret, redact_arguments
+from allranks.utils.text import (
     NO_VALUE,
     as_dict,
     as_dicts,
@@ -32,19 +33,19 @@ from allranks.utils.formatting import (
     format_count,
     format_duration,
     format_ranks,
+    format_value,
+    sanitize,
 )
-from allranks.utils.redaction import HIDDEN, holds_secret, redact_arguments
-from allranks.utils.text import format_value, sanitize
 
 
 def eval_table(data: RunData) -> Table | None:
     """Return the evaluations."""
     evals = data.zero.of("eval")
     columns = [
-        ("loss", "loss", formatting.format_loss),
-        ("perplexity", "perplexity", formatting.format_perplexity),
-        ("accuracy", "accuracy", formatting.format_percent),
-        ("exact match", "exact_match", formatting.format_percent),
+        ("loss", "loss", text.format_loss),
+        ("perplexity", "perplexity", text.format_perplexity),
+        ("accuracy", "accuracy", text.format_percent),
+        ("exact match", "exact_match", text.format_percent),
     ]
     known = [c for c in columns if any(finite_float(e.get(c[1])) is not None for e in evals)]
     rows: list[Row] = [
@@ -52,7 +53,7 @@ def eval_table(data: RunData) -> Table | None:
             number_cell(format_count(e["step"])),
             *(number_cell(show(e.get(key))) for _, key, show in known),
             number_cell(format_count(e.get("rows"))),
-            number_cell(formatting.format_duration(e.get("seconds"))),
+            number_cell(text.format_duration(e.get("seconds"))),
         )
         for e in evals
     ]
@@ -67,7 +68,7 @@ def checkpoint_table(data: RunData) -> Table | None:
     for step in sorted({*told, *data.checkpoints}):
         event, there = told.get(step, {}), data.checkpoints.get(step, {})
         size = (
-            f"{formatting.format_bytes(there['bytes'])} in {there['files']} file{'s' * (there['files'] != 1)}"
+            f"{text.format_bytes(there['bytes'])} in {there['files']} file{'s' * (there['files'] != 1)}"
             if there.get("whole")
             else NO_VALUE
         )
@@ -75,7 +76,7 @@ def checkpoint_table(data: RunData) -> Table | None:
             Cell("✓ exists", "good") if there.get("whole") else Cell("removed" if not there else "no manifest", "muted")
         )
         mode = format_value(event.get("mode") or there.get("mode"))
-        times = (number_cell(formatting.format_duration(event.get(key))) for key in ("seconds", "written_s"))
+        times = (number_cell(text.format_duration(event.get(key))) for key in ("seconds", "written_s"))
         rows.append((number_cell(f"{step:,}"), mode, *times, size, state))
     kept, note = limit_rows(rows, "checkpoints")
     columns = ["step", "mode", "pause", "complete after", "size", "state"]
@@ -95,7 +96,7 @@ def trace_table(data: RunData) -> Table | None:
                     number_cell(f"{rank}"),
                     number_cell(format_count(e.get("attempt"))),
                     steps,
-                    number_cell(formatting.format_bytes(size)),
+                    number_cell(text.format_bytes(size)),
                 )
             )
     kept, note = limit_rows(rows, "traces")
@@ -113,10 +114,10 @@ def attempt_table(data: RunData) -> Table | None:
         rows.append(
             (
                 number_cell(f"{a.number}"),
-                formatting.format_timestamp(a.began),
+                text.format_timestamp(a.began),
                 start,
                 number_cell(format_count(a.last_step)),
-                number_cell(formatting.format_duration(spent)),
+                number_cell(text.format_duration(spent)),
                 long_cell(a.end),
             )
         )
@@ -147,9 +148,9 @@ def expert_table(data: RunData) -> Table | None:
     rows: list[Row] = [
         (
             number_cell(format_value(layer.get("layer"))),
-            number_cell(formatting.format_percent(layer.get("min"))),
-            number_cell(formatting.format_percent(layer.get("mean"))),
-            number_cell(formatting.format_percent(layer.get("max"))),
+            number_cell(text.format_percent(layer.get("min"))),
+            number_cell(text.format_percent(layer.get("mean"))),
+            number_cell(text.format_percent(layer.get("max"))),
             number_cell(format_count(layer.get("most"))),
             number_cell(format_count(layer.get("unused"))),
         )
@@ -329,7 +330,7 @@ def plan_facts(data: RunData) -> Table | None:
         if batch
         else ""
     )
-    words = redact_arguments([sanitize(a) for a in formatting.as_list(data.run_args.get("command"))])
+    words = redact_arguments([sanitize(a) for a in text.as_list(data.run_args.get("command"))])
     command = " ".join([words[0].rsplit("/", 1)[-1], *words[1:]]) if words else ""
     return fact_table(
         "plan",
@@ -343,7 +344,7 @@ def plan_facts(data: RunData) -> Table | None:
             ("optimizer step", sequences),
             ("steps", format_count(steps)),
             ("rendezvous", format_value(p.get("rendezvous"))),
-            ("timeout of collectives", formatting.format_duration(p.get("timeout_s"))),
+            ("timeout of collectives", text.format_duration(p.get("timeout_s"))),
             ("started", format_value(data.run_args.get("started"))),
             ("command", command),
         ],
@@ -360,13 +361,13 @@ def rank_table(data: RunData) -> Table | None:
     """Return the ranks by node."""
     rows: list[Row] = []
     for node in as_dicts(data.plan.get("nodes")):
-        ranks = [n for r in formatting.as_list(node.get("ranks")) if (n := finite_int(r)) is not None]
+        ranks = [n for r in text.as_list(node.get("ranks")) if (n := finite_int(r)) is not None]
         rows.append(
             (
                 number_cell(format_value(node.get("node"))),
                 format_value(node.get("host")),
                 number_cell(f"{len(ranks)}"),
-                long_cell(formatting.format_ranks(ranks)),
+                long_cell(text.format_ranks(ranks)),
             )
         )
     kept, note = limit_rows(rows, "nodes")
@@ -424,7 +425,7 @@ def _hosts(hosts: list[str]) -> str:
 
 
 def _join_distinct(values: list[str]) -> str:
-    return formatting.format_list(list(dict.fromkeys(values)), 3)
+    return text.format_list(list(dict.fromkeys(values)), 3)
 
 
 def network_table(data: RunData) -> Table | None:
@@ -480,8 +481,7 @@ def data_facts(data: RunData) -> Table | None:
     labels = as_dict(d.get("labels"))
     names = ", ".join(sanitize(k, 40) for k in list(labels)[:12]) + (" …" if len(labels) > 12 else "")
     how = (
-        CACHE_STATES.get(str(d.get("how")), format_value(d.get("how")))
-        + f", {formatting.format_duration(d.get('seconds'))}"
+        CACHE_STATES.get(str(d.get("how")), format_value(d.get("how"))) + f", {text.format_duration(d.get('seconds'))}"
     )
     return fact_table(
         "data",
@@ -496,7 +496,7 @@ def data_facts(data: RunData) -> Table | None:
             ("truncated rows", f"{format_count(cut)}{share}, {format_count(d.get('tokens_cut'))} tokens lost"),
             ("skipped rows", f"{format_count(d.get('rows_without_target'))} with a prompt longer than a sequence"),
             ("warnings", "; ".join(format_value(w) for w in warnings) if isinstance(warnings, list) else ""),
-            ("sequences", f"{format_count(d.get('sequences'))}, {formatting.format_percent(d.get('fill'))} full"),
+            ("sequences", f"{format_count(d.get('sequences'))}, {text.format_percent(d.get('fill'))} full"),
             (
                 "tokens",
                 f"{format_count(d.get('tokens_real'))} real, {format_count(d.get('tokens_trained'))} of them trained, in one epoch",
@@ -523,7 +523,7 @@ def version_facts(data: RunData) -> Table | None:
     found = {rank: versions for rank, story in data.histories.items() if (versions := versions_of(story))}
     mine = next(iter(found.values()), {})
     odd = [rank for rank, versions in found.items() if versions != mine]
-    note = f"Rank {formatting.format_ranks(odd)} has other versions than rank {next(iter(found))}." if odd else ""
+    note = f"Rank {text.format_ranks(odd)} has other versions than rank {next(iter(found))}." if odd else ""
     if not odd and len(found) > 1:
         note = f"The same on all {len(found)} ranks."
     model = data.zero.last("model")
@@ -545,7 +545,7 @@ def _engine(engine: dict[str, Any]) -> str:
         return ""
     name, version = format_value(engine.get("name")), format_value(engine.get("version"))
     took = [
-        f"{word} {formatting.format_duration(engine[k])}"
+        f"{word} {text.format_duration(engine[k])}"
         for k, word in (("import_s", "import"), ("initialize_s", "start"))
         if engine.get(k) is not None
     ]
@@ -562,11 +562,11 @@ def model_facts(data: RunData) -> Table | None:
         "Model",
         [
             ("name", format_value(m.get("model"))),
-            ("parameters", f"{format_count(total)} ({formatting.format_short_count(total)})" if total else ""),
+            ("parameters", f"{format_count(total)} ({text.format_short_count(total)})" if total else ""),
             ("trained", f"{format_count(trained)}{share}" if trained is not None else ""),
             ("LoRA", format_value(m.get("use_lora"))),
             ("recomputed activations", format_value(m.get("recomputation"))),
-            ("time to build", formatting.format_duration(model.get("seconds"))),
+            ("time to build", text.format_duration(model.get("seconds"))),
             ("engine part", _engine(as_dict(m.get("engine")))),
         ],
     )

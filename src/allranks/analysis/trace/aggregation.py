@@ -44,7 +44,7 @@ from allranks.analysis.trace.records import (
     TraceReport,
 )
 from allranks.analysis.trace.steps import SECONDS_PER_US
-from allranks.utils.formatting import format_list
+from allranks.utils.text import format_list
 
 SIZE_BUCKETS = (
     (1 << 12, "<= 4 KiB"),

@@ -18,7 +18,7 @@ from allranks.analysis.trace.intervals import median
 from allranks.analysis.trace.rank import RankResult
 from allranks.analysis.trace.records import Problem, StartupTrim
 from allranks.analysis.trace.steps import SECONDS_PER_US, compute_breakdown, sum_breakdowns
-from allranks.utils.formatting import format_bytes
+from allranks.utils.text import format_bytes
 
 MAX_SHOWN_MISMATCHES = 10  # mismatches listed individually
 # ranks may split an all-to-all unevenly; with a larger ratio, matching by order has paired two different ones

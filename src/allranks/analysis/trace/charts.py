@@ -20,7 +20,7 @@ from allranks.analysis.report.figures import (
 )
 from allranks.analysis.trace.intervals import Span, clip, close_short_gaps
 from allranks.analysis.trace.records import CPU_MEMORY, PHASES, Breakdown, RankReport, TraceReport
-from allranks.utils.formatting import format_bytes, format_seconds
+from allranks.utils.text import format_bytes, format_seconds
 
 MAX_BARS = 128
 MAX_CURVES = 8

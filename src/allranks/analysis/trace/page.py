@@ -16,8 +16,7 @@ from allranks.analysis.trace import charts
 from allranks.analysis.trace.charts import timeline_chart
 from allranks.analysis.trace.records import CollectiveRow, ModuleRow, Phase, TopRow, TraceReport, totals_by_phase
 from allranks.analysis.trace.tables import short_name, top_modules_by_self_time
-from allranks.utils.formatting import format_bandwidth, format_bytes, format_percent_of, format_seconds
-from allranks.utils.text import sanitize
+from allranks.utils.text import format_bandwidth, format_bytes, format_percent_of, format_seconds, sanitize
 
 MAX_ROWS = 20
 MAX_RANK_ROWS = 64

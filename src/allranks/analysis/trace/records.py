@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from allranks.utils.formatting import format_bytes
+from allranks.utils.text import format_bytes
 
 Device = Literal["gpu", "cpu"]
 Phase = Literal["forward", "backward", "optimizer", "data", "other"]

@@ -26,7 +26,7 @@ from allranks.analysis.trace.records import (
     TraceReport,
     totals_by_phase,
 )
-from allranks.utils.formatting import format_bandwidth, format_bytes, format_percent_of, format_seconds
+from allranks.utils.text import format_bandwidth, format_bytes, format_percent_of, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -34,8 +34,8 @@ from allranks.launch.monitor.records import HangAlarm, HangReport, NodeEvidence,
 from allranks.rundir.files import make_folder, write_json
 from allranks.rundir.heartbeat import DONE_PHASE, NO_STEP, TRAIN_PHASE
 from allranks.rundir.paths import RunDir
-from allranks.utils.formatting import format_list
 from allranks.utils.inputs import read_regular
+from allranks.utils.text import format_list
 
 MAX_LISTED = 8
 UNKNOWN = "unknown"

@@ -14,8 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from allranks.rundir.events import EventLog
-from allranks.rundir.progress import PROGRESS, READ_IN_LOG, WRITE_INTERVAL_S
+from allranks.rundir.events import PROGRESS, READ_IN_LOG, WRITE_INTERVAL_S, EventLog
 from allranks.utils.inputs import read_appended
 from allranks.utils.text import printable
 

@@ -11,7 +11,7 @@ import msgspec
 
 from allranks.nodes.records import Check, FolderFacts, NodeRequirements, Probe
 from allranks.spec.records import RunSpec
-from allranks.utils.formatting import format_list
+from allranks.utils.text import format_list
 
 if TYPE_CHECKING:
     from allranks.nodes.checks.connectivity import ChosenNetwork, NodeLinks

@@ -12,7 +12,7 @@ from allranks.nodes.checks import ChecksByHost, NodeCheck, NodeSurvey, failed_ch
 from allranks.nodes.records import Check, NodeRequirements, Probe
 from allranks.planning.memory.estimate import CLOSE, FITS, TOO_LARGE, verdict
 from allranks.spec.records import RunSpec
-from allranks.utils.formatting import format_bytes_word
+from allranks.utils.text import format_bytes_word
 
 MIN_SHM_BYTES = 32 * 2**20
 MIN_SHM_GPU_BYTES = 256 * 2**20

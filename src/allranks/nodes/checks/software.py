@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from allranks.nodes.checks import ChecksByHost, NodeSurvey, failed_check, join_names, majority_value, passed_check
 from allranks.nodes.records import Check, FolderFacts, Probe, RequiredFolder
-from allranks.utils.formatting import format_bytes_word
+from allranks.utils.text import format_bytes_word
 
 STAGE = "put it on a file system shared by all nodes, or let `allranks stage` copy it (cluster.stage: auto)"
 

@@ -20,7 +20,7 @@ from allranks.nodes.records import Probe
 from allranks.planning.env_vars import NetworkPolicy, NodeNetworkPolicy
 from allranks.planning.records import LaunchPlan, NodeFacts
 from allranks.rundir.files import read_json, write_json
-from allranks.utils.formatting import format_bytes
+from allranks.utils.text import format_bytes
 
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,

@@ -16,8 +16,8 @@ from allranks.nodes.slurm.commands import CONTACT, Slurm, clean_words, over_limi
 from allranks.nodes.srun import wait_or_end
 from allranks.planning.slurm_request import partition_requested
 from allranks.spec.records import ClusterSpec
-from allranks.utils.formatting import format_list
 from allranks.utils.redaction import redact
+from allranks.utils.text import format_list
 
 UNAVAILABLE = re.compile(r"node configuration|not available|satisfied", re.IGNORECASE)
 MAX_SHOWN = 5

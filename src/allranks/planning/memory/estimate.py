@@ -30,8 +30,8 @@ from allranks.spec.models import dense_mask_reason, is_mlp
 from allranks.spec.records import RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, ModelSpec, RunSpec
 from allranks.spec.strategies import strategy_info, strategy_state
 from allranks.spec.strategies.base import Parts, StrategyState, add_parts
-from allranks.utils.formatting import format_bytes
 from allranks.utils.machine import MachineFacts
+from allranks.utils.text import format_bytes
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,8 +38,8 @@ from allranks.spec.records import (
     RunSpec,
 )
 from allranks.spec.strategies import strategy_info
-from allranks.utils.formatting import format_bytes
 from allranks.utils.machine import MachineFacts
+from allranks.utils.text import format_bytes
 
 REPLICATE, REPLICATE_AUTO, REPLICATE_NODES, REPLICATE_NONE = "replicate", "auto", "nodes", "none"
 SHARDED = "weights are sharded over all ranks"

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from allranks.train.distributed import DistContext
 from allranks.train.strategies.base import Strategy
-from allranks.utils.cpu_load import CpuUse, judge_machine, sample_cpu, use_between
+from allranks.utils.kernel_counters import CpuUse, judge_machine, sample_cpu, use_between
 
 KINDS = {
     "allreduce_": "all_reduce",

@@ -27,7 +27,7 @@ from allranks.rundir.checkpoints import best_checkpoint_step
 from allranks.rundir.files import make_folder, write_text_atomic
 from allranks.rundir.paths import RunDir, restrict_permissions
 from allranks.train.models.weight_sources import NAME_OF
-from allranks.utils.formatting import format_bytes
+from allranks.utils.text import format_bytes
 
 PARTS = "DCP_SHARDING_INFO"  # header key: offset of a part within its tensor
 CHUNK_BYTES = 1 << 20  # is compared and hashed while it is in the processor's cache

@@ -47,7 +47,7 @@ from allranks.train.checkpoint.writer import (
 from allranks.train.distributed import DistContext
 from allranks.train.strategies import shards
 from allranks.train.strategies.base import Strategy
-from allranks.utils.formatting import format_bytes
+from allranks.utils.text import format_bytes
 from allranks.version import __version__
 
 T = TypeVar("T")
