@@ -28,7 +28,7 @@ from typing import Any
 from tests.reachsim import Faults, Simulated
 
 from allranks.nodes import srun
-from allranks.nodes.checks import connectivity
+from allranks.nodes.checks import network
 from allranks.nodes.probes import connectivity_probe
 from benchmarks import machine
 
@@ -233,7 +233,7 @@ def simulated(size: int) -> dict[str, Any]:
             "blamed": list(down.bad()),
             "asked_again": len(down.again),
             "links_asked_again": sum(map(len, down.again.values())),
-            "retried_peers": connectivity.RETRIED_PEERS,
+            "retried_peers": network.RETRIED_PEERS,
         },
     }
 

@@ -15,8 +15,8 @@ from itertools import count
 
 import msgspec
 
-from allranks.nodes.checks import connectivity
-from allranks.nodes.checks.connectivity import ConnectionRound, NodeLinks
+from allranks.nodes.checks import network
+from allranks.nodes.checks.network import ConnectionRound, NodeLinks
 from allranks.nodes.preflight.runner import connect_window_s
 from allranks.nodes.probes import connectivity_probe
 from allranks.nodes.records import ConnectionResults
@@ -64,9 +64,9 @@ class Simulated:
         faults = faults or Faults()
         everybody = {"seats": seats_of(self.hosts), "seed": seed, "window_s": connect_window_s(nodes)}
         self.first, self.first_cost, self.first_s = self._round(
-            everybody, connectivity.sampled_links(self.hosts, seed), faults
+            everybody, network.sampled_links(self.hosts, seed), faults
         )
-        self.again = connectivity.second_round(self.hosts, self.first, seed)
+        self.again = network.second_round(self.hosts, self.first, seed)
         self.second: ConnectionRound | None = None
         self.second_cost: dict[str, dict[str, int]] = {}
         if self.again:
@@ -76,7 +76,7 @@ class Simulated:
             self.second, self.second_cost, _ = self._round(asked, self.again, faults if later is None else later)
 
     def verdicts(self) -> dict[str, NodeLinks]:
-        return connectivity.judge_links(self.hosts, self.first, self.second)
+        return network.judge_links(self.hosts, self.first, self.second)
 
     def bad(self) -> dict[str, NodeLinks]:
         return {host: found for host, found in self.verdicts().items() if not found.ok}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from allranks.nodes.checks import NodeSurvey, PlanRequirements
-from allranks.nodes.checks.connectivity import ConnectionRound, NodeLinks, choose_network, judge_links, sampled_links
+from allranks.nodes.checks.network import ConnectionRound, NodeLinks, choose_network, judge_links, sampled_links
 from allranks.nodes.preflight.runner import run_checks
 from allranks.nodes.records import (
     Check,

@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from allranks.nodes.preflight.bandwidth import (
+from allranks.nodes.preflight.link_tests import (
     KEPT_RUNS,
     CollectiveTime,
     HardwareLimit,
+    RankPair,
     add_to_history,
     compare_with_hardware,
     compare_with_history,
     hardware_limit,
     history_file,
     read_history,
+    slow_node,
+    slow_pairs,
 )
-from allranks.nodes.preflight.link_tests import RankPair, slow_node, slow_pairs
 from allranks.nodes.preflight.network_policy import facts_of_nodes
 from allranks.nodes.probes.pairs_probe import Pair, rounds_of, tournament
 from allranks.nodes.records import Interface, Probe

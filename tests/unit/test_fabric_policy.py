@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from allranks.nodes.checks.connectivity import choose_network
+from allranks.nodes.checks.network import choose_network
 from allranks.nodes.preflight.network_policy import facts_of_nodes, parse_version, policy_for_nodes
 from allranks.nodes.preflight.runner import PreflightResult
 from allranks.nodes.records import Probe

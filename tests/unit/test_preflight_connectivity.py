@@ -17,8 +17,8 @@ import pytest
 
 from allranks.errors import RunFailed
 from allranks.nodes import srun as nodes
-from allranks.nodes.checks import connectivity
-from allranks.nodes.checks.connectivity import ConnectionRound, faulty_nodes
+from allranks.nodes.checks import network
+from allranks.nodes.checks.network import ConnectionRound, faulty_nodes
 from allranks.nodes.preflight import link_tests, runner
 from allranks.nodes.preflight.runner import connect_window_s
 from allranks.nodes.probes import connectivity_probe
@@ -85,7 +85,7 @@ def test_a_node_that_is_down_is_named_and_no_other(size: int) -> None:
     found = run.bad()[host]
     assert found.reached == found.reached_by == 0 and found.tried >= 3 and found.tried_by >= 3
     assert {item.why for item in found.failed} == {"timed out"} and all(item.tries > 2 for item in found.failed)
-    assert len(run.again) <= 1 + 2 * connectivity.RETRIED_PEERS, "only the suspect and its helpers are asked again"
+    assert len(run.again) <= 1 + 2 * network.RETRIED_PEERS, "only the suspect and its helpers are asked again"
 
 
 @pytest.mark.parametrize("size", [3, 8, 64, 1024])
@@ -102,7 +102,7 @@ def test_failed_links_are_listed_in_the_order_of_the_nodes_whichever_answers_fir
     run = Simulated(5, Faults(deaf={"n2"}))
     for hosts in (run.hosts, run.hosts[::-1]):
         first = ConnectionRound(targets=run.first.targets, answers={host: run.first.answers[host] for host in hosts})
-        assert connectivity.judge_links(run.hosts, first, run.second)["n2"].peers == ["n1", "n3", "n4", "n5"]
+        assert network.judge_links(run.hosts, first, run.second)["n2"].peers == ["n1", "n3", "n4", "n5"]
 
 
 def test_one_link_is_told_from_one_node() -> None:
@@ -122,7 +122,7 @@ def test_several_bad_nodes_are_all_named_and_no_other() -> None:
         run = Simulated(size, Faults(down=chosen))
         assert set(run.bad()) == chosen
         most = max(cost["connects"] for cost in run.second_cost.values())
-        assert most <= 40 * len(PORTS) * connectivity.RETRIED_PEERS, "attempts on dead links are bounded by the window"
+        assert most <= 40 * len(PORTS) * network.RETRIED_PEERS, "attempts on dead links are bounded by the window"
 
 
 def test_two_halves_that_do_not_reach_each_other_do_not_pass() -> None:
@@ -139,7 +139,7 @@ def test_a_node_that_starts_late_or_drops_connections_is_not_reported() -> None:
         after = Faults(start_s={"n2": 3 * connect_window_s(size)})
         run = Simulated(size, after, later=Faults())
         assert run.second is not None and "n2" in run.again and run.bad() == {}, "the second round clears it"
-        assert "n2" in connectivity.suspect_nodes(run.hosts, run.first)
+        assert "n2" in network.suspect_nodes(run.hosts, run.first)
 
 
 def test_a_node_without_an_answer_is_silent_only_if_it_stays_so() -> None:
@@ -151,9 +151,9 @@ def test_a_node_without_an_answer_is_silent_only_if_it_stays_so() -> None:
 
 def test_a_second_round_that_fails_clears_nobody() -> None:
     run = Simulated(64, Faults(down={"n9"}))
-    unanswered = connectivity.ConnectionRound(targets=run.again, answers={})
-    assert list(connectivity.judge_links(run.hosts, run.first, unanswered)) == run.hosts
-    bad = [h for h, found in connectivity.judge_links(run.hosts, run.first, unanswered).items() if not found.ok]
+    unanswered = network.ConnectionRound(targets=run.again, answers={})
+    assert list(network.judge_links(run.hosts, run.first, unanswered)) == run.hosts
+    bad = [h for h, found in network.judge_links(run.hosts, run.first, unanswered).items() if not found.ok]
     assert bad == ["n9"]
 
 
@@ -198,7 +198,7 @@ def test_both_rounds_hold_10000_nodes(srun: Path) -> None:
     """Linux refuses an argument of more than 128 KiB, so nothing that grows with the number of nodes may be one."""
     where = runner.TargetNodes(hosts=HOSTS, slurm_job="1", job_id="1")
     seats = {host: [host, f"10.1.{n >> 8}.{n & 255}", [21000, 30000 + n]] for n, host in enumerate(HOSTS)}
-    targets = connectivity.sampled_links(HOSTS, "1")
+    targets = network.sampled_links(HOSTS, "1")
     for seed in ("1", None):
         found, _ = runner._round(where, sys.executable, seats, targets, seed=seed)
         assert found.answers == {}

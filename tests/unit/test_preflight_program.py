@@ -10,12 +10,12 @@ import pytest
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.launch.launchers import get_launcher
 from allranks.launch.runs import prepare_run
-from allranks.nodes.checks.hub import ask as ask_hub
-from allranks.nodes.checks.hub import judge
 from allranks.nodes.checks.program import ask, imported_packages, source_problem
+from allranks.nodes.checks.software import ask_hub_names as ask_hub
+from allranks.nodes.checks.software import judge_hub_names
 from allranks.nodes.doctor import DoctorOptions, doctor
+from allranks.nodes.preflight.request import check_paths
 from allranks.nodes.preflight.requirements import node_requirements
-from allranks.nodes.preflight.start import check_paths
 from allranks.nodes.probes.probe import has_module, hub, is_cached
 from allranks.nodes.records import HubFacts, HubItem
 from allranks.spec import parse_spec
@@ -174,7 +174,7 @@ def test_what_a_node_says_of_the_hub(facts: HubFacts | None, offline: str, found
     item = HubItem(key="model.name", name="org/m", folders=["/cache/hub/models--org--m"])
     required = replace(REQUIRED, hub=[item], hub_offline=offline, hub_address="" if offline else "huggingface.co:443")
     report = survey(node(1), replace(node(2), hub=facts), required=required)
-    check = judge(report)["n2"]
+    check = judge_hub_names(report)["n2"]
     assert check.found == found and check.ok is not found.startswith("NOT")
     if not check.ok:
         assert ("HF_HUB_OFFLINE disables" if offline else "does not reach huggingface.co:443: timed out") in check.cure

@@ -30,7 +30,7 @@ from allranks.launch.launchers import LaunchedJob, get_launcher, launcher_of
 from allranks.launch.outcome import RunResult, finalize_run
 from allranks.launch.preview import plan_with_model, planning_facts
 from allranks.nodes import preflight
-from allranks.nodes.preflight.start import check_start
+from allranks.nodes.preflight.request import check_start
 from allranks.planning import memory, rank_environment
 from allranks.planning.records import LaunchPlan
 from allranks.rundir import checkpoints

@@ -11,10 +11,10 @@ import msgspec
 
 from allranks.errors import EnvironmentNotAble
 from allranks.nodes.network_verification import NetworkOutcome
-from allranks.nodes.preflight import bandwidth
-from allranks.nodes.preflight.bandwidth import CollectiveTime
+from allranks.nodes.preflight import link_tests
 from allranks.nodes.preflight.link_tests import (
     CollectiveMeasurements,
+    CollectiveTime,
     CopyResult,
     RankPair,
     measure_collectives,
@@ -23,8 +23,8 @@ from allranks.nodes.preflight.link_tests import (
     slow_pairs,
 )
 from allranks.nodes.preflight.network_policy import facts_of_nodes, policy_for_nodes
+from allranks.nodes.preflight.request import check_start
 from allranks.nodes.preflight.runner import PreflightResult, TargetNodes, exclude_nodes, run_preflight, unusable_nodes
-from allranks.nodes.preflight.start import check_start
 from allranks.nodes.records import PreflightReport
 from allranks.planning import memory
 from allranks.planning.env_vars import NetworkPolicy, NodeNetworkPolicy
@@ -200,14 +200,14 @@ def _judge_bandwidth(
     """Compare the collectives of all ranks with the hardware and with earlier runs, and keep them for later ones."""
     if not measured.sweep:
         return []
-    limit = bandwidth.hardware_limit(found.probes, facts_of_nodes(found.probes, found.network, {}), policy, procs)
-    history = bandwidth.history_file(private_root(cache_root(spec.cluster.cache)), plan, found.probes, policy, procs)
-    earlier = bandwidth.read_history(history)
+    limit = link_tests.hardware_limit(found.probes, facts_of_nodes(found.probes, found.network, {}), policy, procs)
+    history = link_tests.history_file(private_root(cache_root(spec.cluster.cache)), plan, found.probes, policy, procs)
+    earlier = link_tests.read_history(history)
     hosts = [probe.host for probe in found.probes]
-    bandwidth.add_to_history(history, measured.sweep, hosts, slow=bool(slow_pairs(measured.pairs)))
+    link_tests.add_to_history(history, measured.sweep, hosts, slow=bool(slow_pairs(measured.pairs)))
     told = [
-        bandwidth.compare_with_hardware(measured.sweep, limit),
-        bandwidth.compare_with_history(measured.sweep, earlier),
+        link_tests.compare_with_hardware(measured.sweep, limit),
+        link_tests.compare_with_history(measured.sweep, earlier),
     ]
     return [text for text in told if text]
 

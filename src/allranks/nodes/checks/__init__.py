@@ -14,7 +14,7 @@ from allranks.spec.records import RunSpec
 from allranks.utils.text import format_list
 
 if TYPE_CHECKING:
-    from allranks.nodes.checks.connectivity import ChosenNetwork, NodeLinks
+    from allranks.nodes.checks.network import ChosenNetwork, NodeLinks
 
 Value = TypeVar("Value")
 

@@ -5,7 +5,7 @@ A check that needs more facts than the others is a `NodeCheck`: it also says wha
 
 from __future__ import annotations
 
-from allranks.nodes.checks import Judge, NodeCheck, extensions, hardware, hub, network, program, software
+from allranks.nodes.checks import Judge, NodeCheck, hardware, network, program, software
 
 CHECKS: tuple[Judge | NodeCheck, ...] = (
     software.proj,
@@ -15,10 +15,10 @@ CHECKS: tuple[Judge | NodeCheck, ...] = (
     software.torch,
     software.imports,
     program.PROGRAM,
-    extensions.EXTENSIONS,
+    software.EXTENSIONS,
     software.data,
     software.model,
-    hub.HUB_NAMES,
+    software.HUB_NAMES,
     software.run,
     software.cache,
     network.net,

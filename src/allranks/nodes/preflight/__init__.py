@@ -2,11 +2,9 @@
 
 probe.py, connectivity_probe.py   run on the nodes, standard library only; one JSON line each
 copies_probe.py, pairs_probe.py   run on the nodes with torch: copies and all-reduces between all pairs
-records.py           answers of the probes, and verdicts
-request.py           refuses what is invalid on any machine: model, rows, a name that the hub does not know
-start.py             what run and doctor check on the launcher's machine before any node is asked
+request.py           checks on the launcher's machine: model, rows, a name that the hub does not know, missing paths
 requirements.py      derives from a spec what every node must have
-link_tests.py        runs the copy and pair tests and keeps their results
+link_tests.py        runs the copy and pair tests, keeps their results, and judges the bandwidth
 runner.py            the complete preflight: probe, choose the network, test connections, check, write
 """
 

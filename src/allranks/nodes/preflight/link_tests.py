@@ -1,17 +1,23 @@
-"""Measure collectives and pairs of ranks, and test all copies between GPUs on the nodes of a preflight.
+"""Measure collectives and pairs of ranks, judge their bandwidth, and test all copies between GPUs on the nodes of a preflight.
 
 Results of copy tests are saved next to the runs, so that later runs on the same node respect them. The pair measurement names
-the pair, or the node, that is slower than the others.
+the pair, or the node, that is slower than the others. Bandwidth is compared with what the hardware gives, and with earlier runs.
+
+nccl-tests (doc/PERFORMANCE.md): the algorithm bandwidth is the size by the time. The bus bandwidth is that times a factor of the
+kind and of the number of ranks n, so that it can be compared with the rate of the slowest link for any n. The size of an all-gather is
+what a rank receives, that of a reduce-scatter what it sends.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,13 +30,206 @@ from allranks.nodes.network_verification import (
     count_by_interface,
     host_of_line,
 )
-from allranks.nodes.preflight.bandwidth import CollectiveTime, format_rate
 from allranks.nodes.preflight.runner import PreflightResult, TargetNodes
 from allranks.nodes.probes.probe import unused_port
 from allranks.nodes.records import Probe
-from allranks.planning.env_vars import NetworkPolicy
-from allranks.planning.records import LaunchPlan
+from allranks.planning.env_vars import NetworkPolicy, NodeNetworkPolicy
+from allranks.planning.records import LaunchPlan, NodeFacts
 from allranks.rundir.files import read_json, write_json
+from allranks.utils.text import format_bytes
+
+BUS_FACTORS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+}
+NVLINK_GENERATIONS = {
+    "V100": 2, "A100": 3, "A800": 3, "A30": 3, "H100": 4, "H800": 4, "H200": 4, "H20": 4, "GH200": 4, "B200": 5, "B300": 5, "GB200": 5,
+    "GB300": 5,
+}  # fmt: skip
+NVLINK_BYTES_PER_S = {2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
+"""Of one link in one direction, by generation. The number of links between two GPUs is in the node's topology (``NV18``).
+Source: https://www.nvidia.com/en-us/data-center/nvlink/ (600 GB/s in both directions for the 12 links of an A100, 900 for the 18 of an H100,
+1800 for the 18 of a B200) and the data sheet of V100 (300 for 6). The rates of InfiniBand and Ethernet ports are those that the kernel reports."""
+LOW_SHARE = 0.4
+"""Below this share of what the hardware gives, large all-reduces are reported: NCCL usually reaches 70 to 95 %."""
+LARGE_BYTES = 16 * 2**20
+"""Below this size the latency counts, and a comparison with the rate of a link says nothing."""
+HISTORY = "collectives"
+KEPT_RUNS = 30
+SLOWER_SHARE = 0.7
+"""A bandwidth below this share of the earlier median is reported as slower."""
+COMPARED_BYTES = 2**20
+
+
+class CollectiveTime(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of one collective of all ranks."""
+
+    kind: str
+    bytes: int
+    seconds: float
+    ranks: int = 0
+
+    @property
+    def algorithm_bytes_per_s(self) -> float:
+        return self.bytes / self.seconds
+
+    @property
+    def bus_bytes_per_s(self) -> float:
+        return self.algorithm_bytes_per_s * BUS_FACTORS[self.kind](self.ranks)
+
+    def line(self) -> str:
+        """Return one line for the terminal."""
+        rates = f"algorithm {format_rate(self.algorithm_bytes_per_s)}, bus {format_rate(self.bus_bytes_per_s)}"
+        return f"{self.kind:14} {format_bytes(self.bytes):>8} {self.seconds * 1e3:10.3f} ms  {rates}"
+
+
+class HardwareLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """The rate at which the slowest link of a ring of all ranks can send, and what link that is."""
+
+    bytes_per_s: float
+    what: str
+
+
+class EarlierRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Bus bandwidths of one earlier run, by ``kind/bytes``. `slow`: it had a slow pair; it is kept, but nothing is compared with it."""
+
+    time: float
+    hosts: list[str]
+    bus_bytes_per_s: dict[str, float]
+    slow: bool = False
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """Return ``12.30 GB/s``, or ``350.0 MB/s``."""
+    return f"{bytes_per_s / 1e9:.2f} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.1f} MB/s"
+
+
+def hardware_limit(
+    probes: Sequence[Probe], facts: Sequence[NodeFacts], policy: NetworkPolicy, procs: int
+) -> HardwareLimit | None:
+    """Return what the links of these nodes give; None if a link on the way is unknown (PCIe, virtual interfaces)."""
+    known_nodes = {node.host: node for node in facts}
+    limits: list[HardwareLimit | None] = []
+    for probe in probes:
+        node = known_nodes[probe.host]
+        if procs > 1:
+            limits.append(_nvlink(probe, node))
+        if len(probes) > 1:
+            limits.append(_network(probe, node, policy.of(probe.host)))
+    known = [limit for limit in limits if limit is not None]
+    return min(known, key=lambda limit: limit.bytes_per_s) if known and len(known) == len(limits) else None
+
+
+def _nvlink(probe: Probe, node: NodeFacts) -> HardwareLimit | None:
+    topology = node.topology
+    words = {word for gpu in probe.gpus for word in re.split(r"[\s-]+", str(gpu.get("name")))}
+    generations = {NVLINK_GENERATIONS[word] for word in words & NVLINK_GENERATIONS.keys()}
+    links = [link.nvlinks for link in topology.gpu_pairs()] if topology and not topology.missing_pairs() else []
+    if len(generations) != 1 or not links or min(links) == 0:
+        return None
+    generation, count = generations.pop(), min(links)
+    each = NVLINK_BYTES_PER_S[generation]
+    return HardwareLimit(
+        bytes_per_s=count * each, what=f"{count} links of NVLink {generation} with {each / 1e9:g} GB/s on {probe.host}"
+    )
+
+
+def _network(probe: Probe, node: NodeFacts, policy: NodeNetworkPolicy | None) -> HardwareLimit | None:
+    expected = policy.expected if policy else None
+    if expected and expected.transport in ("InfiniBand", "RoCE"):
+        ports = [
+            p for p in node.ports if p.active and (not expected.devices or {p.name, p.device} & set(expected.devices))
+        ]
+        if not ports or not all(port.gbit for port in ports):
+            return None
+        names = ", ".join(f"{port.name} {port.gbit:g} Gbit/s" for port in ports)
+        return HardwareLimit(
+            bytes_per_s=sum(port.gbit for port in ports) * 1e9 / 8,
+            what=f"{expected.transport} of {probe.host}: {names}",
+        )
+    name = node.seat.interface if node.seat else ""
+    one = next(
+        (item for item in probe.interfaces if item.name == name and item.speed_mbit and item.driver), None
+    )  # veth has no rate
+    if one is None or not one.speed_mbit:
+        return None
+    return HardwareLimit(
+        bytes_per_s=one.speed_mbit * 1e6 / 8, what=f"{name} of {probe.host} with {one.speed_mbit / 1000:g} Gbit/s"
+    )
+
+
+def compare_with_hardware(sweep: Sequence[CollectiveTime], limit: HardwareLimit | None) -> str:
+    """Return one sentence about the largest all-reduce; empty if there is none."""
+    large = max(
+        (c for c in sweep if c.kind == "all_reduce" and c.bytes >= LARGE_BYTES), key=lambda c: c.bytes, default=None
+    )
+    if large is None:
+        return ""
+    rate = f"all_reduce of {format_bytes(large.bytes)} by {large.ranks} ranks: bus bandwidth {format_rate(large.bus_bytes_per_s)}"
+    if limit is None:
+        return f"{rate}; what the hardware gives is not known"
+    share = large.bus_bytes_per_s / limit.bytes_per_s
+    told = f"{rate}, {share:.0%} of {format_rate(limit.bytes_per_s)} ({limit.what})"
+    return f"{told}: far below; see `allranks topo`, and the network that the ranks used" if share < LOW_SHARE else told
+
+
+def history_file(cache: Path, plan: LaunchPlan, probes: Sequence[Probe], policy: NetworkPolicy, procs: int) -> Path:
+    """Return the file of earlier runs on this cluster with as many nodes and ranks, the same GPUs, backend and transport.
+
+    Nodes whose names differ in their numbers alone are taken for nodes of one cluster.
+    """
+    gpus = sorted({str(gpu.get("name")) for probe in probes for gpu in probe.gpus}) if plan.device == "cuda" else []
+    transports = sorted({node.expected.transport for node in policy.nodes})
+    names = sorted({re.sub(r"\d+", "", probe.host) for probe in probes})
+    shape = msgspec.json.encode([plan.backend, len(probes), procs, gpus, transports, names])
+    return cache / HISTORY / f"{len(probes)}x{procs}-{plan.backend}-{hashlib.sha256(shape).hexdigest()[:12]}.json"
+
+
+def read_history(path: Path) -> list[EarlierRun]:
+    """Return earlier runs, oldest first; damaged records are left out."""
+    runs = read_json(path)
+    found = []
+    for raw in runs if isinstance(runs, list) else []:
+        try:
+            found.append(msgspec.convert(raw, EarlierRun))
+        except msgspec.ValidationError:
+            continue
+    return found
+
+
+def add_to_history(path: Path, sweep: Sequence[CollectiveTime], hosts: Sequence[str], *, slow: bool) -> None:
+    """Add a run. If the folder cannot be written, only the record is lost."""
+    rates = {f"{c.kind}/{c.bytes}": round(c.bus_bytes_per_s, 1) for c in sweep}
+    run = EarlierRun(time=time.time(), hosts=list(hosts), bus_bytes_per_s=rates, slow=slow)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, msgspec.to_builtins([*read_history(path), run][-KEPT_RUNS:]))
+    except OSError:
+        return
+
+
+def compare_with_history(sweep: Sequence[CollectiveTime], earlier: Sequence[EarlierRun]) -> str:
+    """Return one sentence about the bandwidths relative to the medians of earlier runs without slow pairs; empty without a sweep."""
+    runs = [run for run in earlier if not run.slow]
+    shares: list[tuple[float, float, CollectiveTime]] = []
+    for one in sweep:
+        before = [rate for run in runs if (rate := run.bus_bytes_per_s.get(f"{one.kind}/{one.bytes}", 0.0)) > 0]
+        if before and one.bytes >= COMPARED_BYTES:
+            usual = statistics.median(before)
+            shares.append((one.bus_bytes_per_s / usual, usual, one))
+    if not shares:
+        return "no earlier run of this shape to compare with" if sweep else ""
+    count = f"{len(runs)} earlier run{'s' * (len(runs) != 1)} of this shape"
+    share, usual, worst = min(shares, key=lambda item: item[0])
+    if share >= SLOWER_SHARE:
+        return f"as fast as in {count}: {statistics.median(s for s, *_ in shares):.0%} of their bus bandwidths"
+    when = time.strftime("%Y-%m-%d", time.localtime(runs[-1].time))
+    return (
+        f"slower than in {count}: {worst.kind} of {format_bytes(worst.bytes)} has a bus bandwidth of {format_rate(worst.bus_bytes_per_s)}, "
+        f"{share:.0%} of their median {format_rate(usual)} (the last one on {when}, {', '.join(runs[-1].hosts[:8])})"
+    )
+
 
 COPY_TESTS_FOLDER = ".copy-tests"
 COPY_TEST_VALID_S = 30 * 86400

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import RequestError
-from allranks.nodes.checks.connectivity import ChosenNetwork, NodeInterface
+from allranks.nodes.checks.network import ChosenNetwork, NodeInterface
 from allranks.nodes.preflight import link_tests
 from allranks.nodes.preflight.runner import PreflightResult
 from allranks.nodes.probes import probe as prober

@@ -1,7 +1,7 @@
-"""Refuse a request that is invalid on any machine, before anything is started: the model and the rows. No torch.
+"""Check on the launcher's machine, before any node is contacted: the request, and what `run` and `doctor` need here. No torch.
 
 `check_request` reads the spec, the model's config, tokenizer and headers, and the first row of the data: less than a second.
-`check_rows` reads and converts every row, as the ranks will.
+`check_rows` reads and converts every row, as the ranks will. `check_start` makes all checks of this machine; `run` and `doctor` call it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,28 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from allranks.errors import DataError, EnvironmentNotAble, RequestError, SpecError
-from allranks.nodes.checks.hub import HUB, hub_names, offline_variable
-from allranks.nodes.preflight.requirements import require_interpreter
+from allranks.nodes.checks.software import HUB, hub_names, offline_variable
+from allranks.nodes.preflight.requirements import local_report, node_requirements, require_interpreter
+from allranks.nodes.records import PreflightReport, require
 from allranks.planning.model_checks import check_model
-from allranks.planning.rank_environment import file_of_module, program_file, script_arguments, working_directory
+from allranks.planning.rank_environment import (
+    file_of_module,
+    needed_file,
+    program_file,
+    script_arguments,
+    working_directory,
+)
+from allranks.planning.records import LaunchPlan
 from allranks.spec import data_sources
 from allranks.spec.data_rows import eval_data, naming_source, read_examples
 from allranks.spec.data_sources import parts_of, source_of
 from allranks.spec.data_templates import choose_template, require_task_template, require_template
 from allranks.spec.models import TINY_ENCODERS, check_model_folder, is_mlp, tiny_family
 from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
+from allranks.spec.validation import is_container
 from allranks.utils.filesystem import cache_root, hf_home, private_root
 from allranks.utils.inputs import read_text
+from allranks.utils.machine import MachineFacts
 from allranks.utils.safetensors_files import stored_tensors
 from allranks.version import __version__
 
@@ -318,3 +328,76 @@ def _refused(code: int, key: str, name: str, base: str) -> RequestError:
         f"{key} {name}: is not a local path, and the hub ({base}) has no such public repository (HTTP {code}); check the name, and set "
         "HF_TOKEN if it is private or gated"
     )
+
+
+def check_start(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, *, required: bool = True) -> PreflightReport:
+    """Return the report on this machine.
+
+    Args:
+        required: refuse to continue if the report has a failed check; False where the caller shows these checks itself.
+
+    Raises:
+        SpecError, DataError: the program is not where the spec says, the hub does not know a name, or a row cannot be used.
+        EnvironmentNotAble: this machine lacks something.
+    """
+    check_paths(spec)
+    check_weights(spec)
+    report = local_report(spec, plan, facts, Path(spec.run_root))
+    if required:
+        require(report)
+    check_hub(spec)
+    check_rows(spec)
+    if required and spec.cluster.launched_by.runs_here:
+        return _with_node_checks(report, spec, plan)
+    return report
+
+
+def _with_node_checks(report: PreflightReport, spec: RunSpec, plan: LaunchPlan) -> PreflightReport:
+    """Return the report with the checks that ``doctor`` makes of a node that runs ranks; a port is chosen when they start.
+
+    Raises:
+        EnvironmentNotAble: a check failed that blocks a run.
+    """
+    from allranks.nodes.preflight.runner import TargetNodes, require_usable_nodes, run_preflight  # with all checks
+
+    run_root = Path(spec.run_root)
+    found = run_preflight(
+        TargetNodes(), spec, plan, run_root, required=node_requirements(spec, run_root, imports=False)
+    )
+    require_usable_nodes(found.reports)
+    more = [check for one in found.reports for check in one.checks]
+    names = {check.name for check in more}
+    return msgspec.structs.replace(report, checks=[*(c for c in report.checks if c.name not in names), *more])
+
+
+def check_paths(spec: RunSpec) -> None:
+    """Refuse a program, an environment or a working directory that is missing here, unless only the nodes may see its folder.
+
+    Raises:
+        SpecError: names key and path.
+    """
+    launcher, python, chdir = spec.cluster.launched_by, spec.cluster.python, spec.cluster.slurm.chdir
+    for path, problem in missing_program_paths(spec.script) if spec.script is not None else ():
+        if _counts(path, spec):
+            raise SpecError(problem)
+    needed = needed_file(python) if not launcher.runs_here and python is not None else None
+    image = python is not None and is_container(python)
+    if needed is not None and not needed.is_file() and _counts(needed if image else needed.parent.parent, spec):
+        raise SpecError(
+            f"cluster.python {python}: there is no {needed}; name a virtual environment's folder, an interpreter, conda:NAME, or a container's image"
+        )
+    if launcher.uses_slurm and chdir is not None and not Path(chdir).is_dir() and _counts(Path(chdir), spec):
+        raise SpecError(
+            f"cluster.slurm.chdir {chdir}: there is no such folder; Slurm would start the job in /tmp instead"
+        )
+
+
+def _counts(missing: Path, spec: RunSpec) -> bool:
+    """Return whether a path that is missing here is missing on the nodes, too, as far as this machine can tell.
+
+    A relative path starts from the current folder, which the nodes share. An absolute one may be in a folder that only they see, such as
+    a folder for temporary files.
+    """
+    from allranks.nodes.staging.broadcast import is_node_local  # loads much, and most runs have nothing that is missing
+
+    return not missing.is_absolute() or (missing.parent.is_dir() and not is_node_local(missing, Path(spec.run_root)))

@@ -13,8 +13,16 @@ from typing import Any
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
-from allranks.nodes.checks import NodeCheck, NodeSurvey, PlanRequirements, connectivity
-from allranks.nodes.checks.connectivity import ChosenNetwork, ConnectionRound, NodeLinks, choose_network
+from allranks.nodes.checks import NodeCheck, NodeSurvey, PlanRequirements
+from allranks.nodes.checks.network import (
+    ChosenNetwork,
+    ConnectionRound,
+    NodeLinks,
+    choose_network,
+    judge_links,
+    sampled_links,
+    second_round,
+)
 from allranks.nodes.checks.registry import CHECKS
 from allranks.nodes.preflight.requirements import node_requirements, port_candidates, write_nonces
 from allranks.nodes.probes import connectivity_probe as reacher
@@ -212,14 +220,12 @@ def _test_connectivity(
         return None, 0.0
     hosts = [probe.host for probe in probes]
     seats = {p.host: [p.host, network.seats[p.host].address, _ports(p)] for p in probes}
-    first, seconds = _round(
-        where, required.python, seats, connectivity.sampled_links(hosts, where.job_id), seed=where.job_id
-    )
-    again = connectivity.second_round(hosts, first, where.job_id)
+    first, seconds = _round(where, required.python, seats, sampled_links(hosts, where.job_id), seed=where.job_id)
+    again = second_round(hosts, first, where.job_id)
     if not again:
-        return connectivity.judge_links(hosts, first), seconds
+        return judge_links(hosts, first), seconds
     second, more_s = _round(where, required.python, {host: seats[host] for host in hosts if host in again}, again)
-    return connectivity.judge_links(hosts, first, second), seconds + more_s
+    return judge_links(hosts, first, second), seconds + more_s
 
 
 def _ports(probe: Probe) -> list[int]:
