@@ -23,7 +23,6 @@ from allranks.analysis.lint.rules import (
     loops,
     lost,
     names,
-    nodes,
     options,
     outputs,
     ports,
@@ -37,12 +36,11 @@ from allranks.analysis.lint.rules import (
     starters,
     steps,
     storage,
-    taken,
     tasks,
     texts,
+    unset_variables,
     values,
     variables,
-    visible,
     waiting,
     words,
 )
@@ -80,31 +78,31 @@ def _certain_first(*checks: RuleCheck) -> RuleCheck:
 
 
 # The rules whose mistake has several forms.
-MISSPELLED_VARIABLE = _all(variables.misspelled, names.near_names)
+MISSPELLED_VARIABLE = _all(variables.misspelled, variables.near_names)
 INVALID_VALUE = _all(
-    variables.invalid, names.not_a_number, names.port_zero, counts.job_as_port, visible.ports_of_options
+    variables.invalid, variables.not_a_number, variables.port_zero, ports.job_as_port, ports.ports_of_options
 )
-NOT_EXPORTED = _all(dataflow.not_exported, names.without_export, starters.not_passed, starters.into_container)
+NOT_EXPORTED = _all(dataflow.not_exported, dataflow.without_export, dataflow.not_passed, dataflow.into_container)
 UNSET_VARIABLE = _all(
-    dataflow.unset,
-    names.set_too_late,
-    names.set_in_comment,
-    texts.no_slurm_name,
-    options.other_names,
+    unset_variables.unset,
+    unset_variables.set_too_late,
+    unset_variables.set_in_comment,
+    unset_variables.no_slurm_name,
+    unset_variables.other_names,
     emptiness.empty_value,
-    taken.other_case,
+    unset_variables.other_case,
 )
 TEST_SYNTAX = _all(shell.brackets, loops.conditions, names.unset_value, options.colon_assignment)
 MISTYPED_COMMAND = _all(shell.mistyped, names.misspelt_commands, options.misspelt_subcommands)
 IDLE_GPUS = _certain_first(
-    gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device, progress.told_fewer, progress.few_in_parallel
+    gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device, counts.told_fewer, counts.few_in_parallel
 )
-MORE_RANKS_THAN_GPUS = _all(gpus.too_many, steps.too_many_started, counts.told_more, visible.few_visible)
+MORE_RANKS_THAN_GPUS = _all(gpus.too_many, steps.too_many_started, counts.told_more, gpus.few_visible)
 MEMORY_UNIT = _all(requests.megabytes, steps.small_memory, requests.bytes_of_memory)
 VISIBLE_DEVICES = _all(
-    variables.visible_devices, steps.listed_twice, starters.ignored_devices, visible.of_all_ranks, visible.of_loops
+    gpus.visible_devices, steps.listed_twice, starters.ignored_devices, gpus.of_all_ranks, gpus.of_loops
 )
-SEVERAL_TORCHRUNS = _all(tasks.several, steps.launchers_in_tasks, progress.per_gpu_tasks)
+SEVERAL_TORCHRUNS = _all(tasks.several, steps.launchers_in_tasks, steps.per_gpu_tasks)
 BROKEN_LINE = _all(
     shell.continued,
     lines.joined_words,
@@ -121,14 +119,14 @@ CONTAINER_SHELL_ENDED = _all(sessions.container_ended, lines.activated_elsewhere
 EXIT_CODE_LOST = _all(exit_codes.exit_code, exit_codes.piped_inside, exit_codes.echoed_failure, exit_codes.piped_script)
 BACKGROUND_NOT_AWAITED = _all(waiting.background, waiting.scripts_in_background)
 OPTION_TWICE = _all(requests.twice, requests.settings_twice)
-EXPANDED_TOO_EARLY = _all(dataflow.early, lines.submitted_too_early)
+EXPANDED_TOO_EARLY = _all(dataflow.early, dataflow.submitted_too_early)
 NO_SHEBANG = _all(directives.shebang, directives.interpreter)
 SECRET_IN_SCRIPT = _all(secrets.secret, texts.more_secrets)
 VARIABLE_NOT_EXPANDED = _all(commands.not_expanded, texts.quoted_setting, words.quoted_name)
 VALUE_SPLIT = _all(commands.value_split, arguments.blank_value)
 NEVER_EXPANDED = _all(values.literal, arguments.no_dollar_option, options.names_as_text)
 ASKS_FOR_ANSWER = _all(environments.asks, progress.asks_more)
-NODE_COUNT = _all(tasks.count, progress.group_of_one)
+NODE_COUNT = _all(tasks.count, counts.group_of_one)
 MISSING_COLON = _all(commands.missing_colon, options.semicolon)
 DIRECTIVE_NOT_READ = _all(directives.unread, requests.cut_list)
 DIRECTIVE_REFUSED = _all(
@@ -140,14 +138,14 @@ DIRECTIVE_REFUSED = _all(
     requests.misplaced_walltime,
 )
 NO_EFFECT = _all(variables.no_effect, counts.never_default)
-DEVICE_OF_ONE_GPU = _all(counts.device_of_one, visible.beyond_visible)
-SAME_GPU = _all(counts.same_gpu, visible.overlapping)
+DEVICE_OF_ONE_GPU = _all(counts.device_of_one, gpus.beyond_visible)
+SAME_GPU = _all(counts.same_gpu, gpus.overlapping)
 TASKS_CONTRADICT = _all(counts.contradicting_tasks, counts.gpus_of_tasks, counts.step_of_one_task)
-IDLE_NODES = _all(nodes.idle_nodes, counts.few_processes)
+IDLE_NODES = _all(steps.idle_nodes, counts.few_processes)
 WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts.spawned_world)
 TIME_UNIT = _all(steps.minutes, requests.hours_as_minutes)
 PATTERN_NOT_EXPANDED = _all(storage.unexpanded, requests.foreign_patterns)
-MASTER_ADDRESS = _all(rendezvous.address, counts.local_url, starters.without_address)
+MASTER_ADDRESS = _all(rendezvous.address, rendezvous.local_url, starters.without_address)
 LAUNCHER_OPTION = _all(options.launcher_option, starters.filters, programs.unknown_launcher_option)
 BLOCKS_SCRIPT = _all(waiting.blocks, starters.ray_blocks)
 LITERAL_QUOTES = _all(shell.literal_quotes, words.quotes_in_value)
@@ -157,7 +155,7 @@ CONDA_NOT_SET_UP = _all(environments.conda, programs.conda_elsewhere, programs.c
 ONE_LOG_FOR_ARRAY = _all(requests.shared_log, requests.one_log)
 OUT_OF_PLACE = _all(conditions.out_of_place, elsewhere.aliases)
 LOST_IN_SUBSHELL = _all(lost.lost, lost.exit_inside, elsewhere.elsewhere)
-SAME_NODE_RANK = _all(progress.same_rank, taken.rank_not_used)
+SAME_NODE_RANK = _all(rendezvous.same_rank_everywhere, rendezvous.rank_not_used)
 OVERWRITTEN_OUTPUT = _all(outputs.overwritten, outputs.tee_in_loop, outputs.wrong_order)
 
 RULES: tuple[LintRule, ...] = (
@@ -189,7 +187,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("whole-node-list", "error", values.node_list, values.ARRAY_WHY, values.ARRAY_CURE, "bash manual, arrays"),
     LintRule("compressed-node-list", "error", values.compressed, values.LIST_WHY, values.LIST_CURE, SLURM_TEST),
     LintRule("never-expanded", "error", NEVER_EXPANDED, values.TEXT_WHY, values.TEXT_CURE, "bash manual, quoting"),
-    LintRule("octal-number", "warning", dataflow.octal, dataflow.OCTAL_WHY, "", "bash manual, shell arithmetic"),
+    LintRule("octal-number", "warning", ports.octal, ports.OCTAL_WHY, "", "bash manual, shell arithmetic"),
     # Tasks and resources
     LintRule("several-torchruns", "error", SEVERAL_TORCHRUNS, tasks.SEVERAL_WHY, tasks.SEVERAL_CURE, SLURM_TEST),
     LintRule("one-node-only", "error", tasks.one_node, tasks.ONE_NODE_WHY, tasks.ONE_NODE_CURE, SLURM),
@@ -210,7 +208,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("ray-step-ends", "warning", starters.ray_step_ends, starters.RAY_WHY, "", "Ray's documentation, Slurm; srun manual"),
     LintRule("more-ranks-than-gpus", "error", MORE_RANKS_THAN_GPUS, gpus.TOO_MANY_WHY, "set both to the same number", TORCHRUN),
     LintRule("idle-gpus", "warning", IDLE_GPUS, gpus.IDLE_WHY, gpus.IDLE_CURE, TORCHRUN),
-    LintRule("idle-nodes", "warning", IDLE_NODES, nodes.NODES_WHY, nodes.NODES_CURE, SLURM),
+    LintRule("idle-nodes", "warning", IDLE_NODES, steps.NODES_WHY, steps.NODES_CURE, SLURM),
     LintRule("ranks-in-separate-jobs", "warning", requests.separate_jobs, requests.SEPARATE_WHY, requests.SEPARATE_CURE, SLURM),
     LintRule("world-size", "error", WORLD_SIZE, tasks.WORLD_WHY, tasks.WORLD_CURE, "torch.distributed documentation, env://"),
     LintRule("threads-oversubscribed", "warning", tasks.oversubscribed, tasks.OVERSUBSCRIBED_WHY, tasks.OVERSUBSCRIBED_CURE, "OpenMP specification"),
@@ -219,7 +217,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("memory-unit", "warning", MEMORY_UNIT, requests.UNIT_WHY, requests.UNIT_CURE, SLURM),
     LintRule("one-log-for-array", "warning", ONE_LOG_FOR_ARRAY, requests.SHARED_LOG_WHY, requests.SHARED_LOG_CURE, SLURM),
     LintRule("option-twice", "warning", OPTION_TWICE, requests.TWICE_WHY, requests.TWICE_CURE, "argparse; " + SLURM_TEST),
-    LintRule("visible-devices", "warning", VISIBLE_DEVICES, variables.VISIBLE_WHY, variables.VISIBLE_CURE, "Slurm's gres manual"),
+    LintRule("visible-devices", "warning", VISIBLE_DEVICES, gpus.VISIBLE_WHY, gpus.VISIBLE_CURE, "Slurm's gres manual"),
     LintRule("one-failed-rest-waits", "note", tasks.kill, tasks.KILL_WHY, tasks.KILL_CURE, SLURM_TEST),
     LintRule("step-exceeds-job", "error", steps.exceeds, steps.EXCEEDS_WHY, steps.EXCEEDS_CURE, SLURM),
     LintRule("job-inside-job", "warning", steps.allocates, steps.INNER_WHY, steps.INNER_CURE, SLURM),
@@ -249,7 +247,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("dos-line-breaks", "error", directives.line_breaks, directives.CRLF_WHY, "dos2unix FILE, or sed -i 's/\\r$//' FILE", SLURM_TEST, ANY),
     LintRule("exit-code-lost", "warning", EXIT_CODE_LOST, exit_codes.EXIT_WHY, exit_codes.EXIT_CURE, "bash manual, pipelines"),
     LintRule("not-exported", "error", NOT_EXPORTED, dataflow.EXPORT_WHY, "export it before srun", "bash manual, environment"),
-    LintRule("unset-variable", "warning", UNSET_VARIABLE, dataflow.UNSET_WHY, dataflow.UNSET_CURE, SLURM + "; bash manual, expansion"),
+    LintRule("unset-variable", "warning", UNSET_VARIABLE, unset_variables.UNSET_WHY, unset_variables.UNSET_CURE, SLURM + "; bash manual, expansion"),
     LintRule("test-syntax", "error", TEST_SYNTAX, shell.BRACKET_WHY, shell.BRACKET_CURE, "bash manual, conditional expressions"),
     LintRule("broken-line", "error", BROKEN_LINE, shell.LINE_WHY, shell.LINE_CURE, "bash manual, quoting"),
     LintRule("typographic-character", "error", shell.typographic, shell.TYPOGRAPHIC_WHY, shell.TYPOGRAPHIC_CURE, "bash manual, definitions"),
@@ -274,7 +272,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("container-without-gpu", "warning", environments.without_gpu, environments.CONTAINER_WHY, environments.CONTAINER_CURE, "apptainer guide"),
     LintRule("asks-for-answer", "warning", ASKS_FOR_ANSWER, environments.ANSWER_WHY, environments.ANSWER_CURE, "conda and pip reference, --yes"),
     LintRule("background-not-awaited", "error", BACKGROUND_NOT_AWAITED, waiting.WAIT_WHY, waiting.WAIT_CURE, SLURM),
-    LintRule("nodes-in-sequence", "error", nodes.sequence, nodes.SEQUENCE_WHY, nodes.SEQUENCE_CURE, TORCHRUN),
+    LintRule("nodes-in-sequence", "error", steps.sequence, steps.SEQUENCE_WHY, steps.SEQUENCE_CURE, TORCHRUN),
     LintRule("secret-in-script", "warning", SECRET_IN_SCRIPT, secrets.CLEAR_TEXT_WHY, secrets.CLEAR_TEXT_CURE, "huggingface_hub's documentation, security"),
     LintRule("secret-printed", "warning", secrets.printed, secrets.PRINTED_WHY, secrets.PRINTED_CURE, "bash manual, echo"),
     LintRule("placeholder", "note", shell.placeholder, shell.PLACEHOLDER_WHY, shell.PLACEHOLDER_CURE, "the file itself"),
@@ -283,8 +281,8 @@ RULES: tuple[LintRule, ...] = (
     LintRule("buffered-output", "note", outputs.buffered, outputs.BUFFERED_WHY, "export PYTHONUNBUFFERED=1", "Python manual, -u"),
     LintRule("blocks-script", "warning", BLOCKS_SCRIPT, waiting.BLOCKS_WHY, waiting.BLOCKS_CURE, "the programs' manuals"),
     LintRule("exits-early", "error", waiting.exits_early, waiting.EXIT_WHY, "remove it", "bash manual, exit and exec"),
-    LintRule("same-node-rank", "error", SAME_NODE_RANK, progress.SAME_RANK_WHY, progress.SAME_RANK_CURE, TORCHRUN),
-    LintRule("arguments-dropped", "warning", taken.arguments_dropped, taken.DROPPED_WHY, taken.DROPPED_CURE, "bash manual, special parameters"),
+    LintRule("same-node-rank", "error", SAME_NODE_RANK, rendezvous.SAME_RANK_WHY, rendezvous.SAME_RANK_CURE, TORCHRUN),
+    LintRule("arguments-dropped", "warning", dataflow.arguments_dropped, dataflow.DROPPED_WHY, dataflow.DROPPED_CURE, "bash manual, special parameters"),
     LintRule("launcher-option", "error", LAUNCHER_OPTION, options.OPTION_WHY, options.OPTION_CURE, TORCHRUN + "; accelerate and deepspeed launch"),
     LintRule("loop-values", "error", LOOP_VALUES, loops.SAME_WHY, "", "bash manual, looping constructs and arrays"),
     LintRule("index-out-of-range", "error", loops.out_of_range, loops.OUT_OF_RANGE_WHY, loops.OUT_OF_RANGE_CURE, "bash manual, arrays"),

@@ -10,7 +10,7 @@ from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON, SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.placement import MPI
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
-from allranks.analysis.lint.rules.dataflow import RENDEZVOUS_OPTIONS, SLURM_NAMES
+from allranks.analysis.lint.rules.unset_variables import RENDEZVOUS_OPTIONS, SLURM_NAMES
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 
 CONTAINERS = {"singularity", "apptainer", "shifter", "enroot", "docker", "podman", "sarus", "ch-run", "podman-hpc"}

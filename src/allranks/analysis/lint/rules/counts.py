@@ -9,7 +9,8 @@ from allranks.analysis.lint.command_options import PYTHON, slurm_options
 from allranks.analysis.lint.job import JobDescription, LauncherCall, count_gpus
 from allranks.analysis.lint.placement import MPI, count_of, started_by
 from allranks.analysis.lint.records import ProgramCall, Violation
-from allranks.analysis.lint.rules.nodes import SPREADS_ITSELF, STARTS_ELSEWHERE, runs_script
+from allranks.analysis.lint.rules.ports import backend
+from allranks.analysis.lint.rules.steps import SPREADS_ITSELF, STARTS_ELSEWHERE, runs_script
 from allranks.analysis.lint.rules.tasks import WORLD_OPTION
 
 # ---------------------------------------------------------------------------- named nodes
@@ -462,48 +463,87 @@ def never_default(job: JobDescription) -> Iterator[Violation]:
             yield Violation(offset, text, why=DEFAULT_WHY, cure=f"${{{found[2]}:-${{{found[1]}}}}}", severity="warning")
 
 
-# -------------------------------------------------------------------------- local endpoints
-
-PORT_VARIABLE = re.compile(r"(?:MASTER|RDZV|MAIN_PROCESS|RENDEZVOUS|DIST)_?PORT\Z", re.IGNORECASE)
-JOB_NUMBER = re.compile(r"\$\{?(?:SLURM_JOB_?ID|PBS_JOBID|LSB_JOBID)\}?")
+# --------------------------------------------------------- ranks and GPUs of programs in the script
 
 
-def job_as_port(job: JobDescription) -> Iterator[Violation]:
-    """Report the number of the job as a port: most numbers are above the last port."""
-    why = "The last port is 65535, and the numbers of jobs are soon above it."
-    cure = "$((10000 + SLURM_JOB_ID % 20000))"
-    for item in job.assignments:
-        if PORT_VARIABLE.match(item.name) and JOB_NUMBER.fullmatch(item.value) and not item.removed:
-            yield Violation(item.offset, f"{item.name}={item.value} is the number of the job", why=why, cure=cure)
+def group_of_one(job: JobDescription) -> Iterator[Violation]:
+    """Report ``--nnodes=1`` with the address of the first node, which srun starts on several nodes."""
     for launch in job.launches:
-        option = launch.option("master_port", "main_process_port")
-        if option and JOB_NUMBER.fullmatch(option.value or ""):
+        nodes, endpoint = launch.option("nnodes"), launch.value("rdzv_endpoint")
+        srun = launch.srun
+        if nodes is None or not endpoint or srun is None or srun.in_loop or srun.after == "&" or "array" in job.heading:
+            continue
+        shared = re.search(r"(?i)MASTER|HEAD|\bfirst", endpoint) is not None and backend(launch) == "c10d"
+        started = job.srun_nodes(srun)
+        if job.number(nodes.value) == 1 and shared and started and started > 1 and job.tasks_per_node(srun) == 1:
+            text = (
+                f"{nodes.arg.text}: the launchers of {started} nodes meet at {endpoint}, and only one of them is taken"
+            )
             yield Violation(
-                option.arg.offset,
-                f"{option.arg.text.partition('=')[0]}={option.value} is the number of the job",
-                why=why,
-                cure=cure,
+                nodes.arg.offset, text, why="The others wait, and stop at the timeout.", cure=f"--nnodes={started}"
             )
 
 
-TCP_LOCAL = re.compile(r"tcp://(?:localhost|127\.0\.0\.\d{1,3}|0\.0\.0\.0)(?::.*)?\Z")
+DEVICES = re.compile(
+    r"(?:\+{0,2}(?:\w+\.)*)?(?:devices|gpus|num_gpus|n_gpus?|ngpus?|num_devices|gpu_num|gpu_count)=(\d{1,2})"
+)
+NGPU = re.compile(r"--?(?:ngpus?|num[-_]?gpu|gpu[-_]?(?:num|count)|num[-_]?devices)(?:=(\d{1,2}))?")
 
 
-def local_url(job: JobDescription) -> Iterator[Violation]:
-    """Report ``tcp://localhost`` as the meeting point of ranks on several nodes."""
-    for launch in job.launches:
-        if launch.kind != "python" or launch.call.in_loop or launch.call.in_function:
-            continue
-        started = started_by(job, launch)
-        nodes = job.srun_nodes(launch.srun) if launch.srun else job.nodes
-        if not started or not nodes or nodes < 2 or launch.open_srun or (started.total or nodes) < nodes:
-            continue
-        if launch.srun and slurm_options(launch.srun).keys() & {"nodelist", "relative"}:
-            continue
-        for arg in launch.call.args:
-            value = arg.text.rpartition("=")[2]
-            if TCP_LOCAL.fullmatch(value):
-                yield Violation(
-                    arg.offset, f"{value} in a job of {nodes} nodes: every node waits for itself", severity="error"
-                )
-                break
+def told_fewer(job: JobDescription) -> Iterator[Violation]:
+    """Report a single program that is told to use fewer GPUs than the job has, and steps that get fewer."""
+    gpus = job.gpus_per_node
+    if not gpus or gpus < 2 or "array" in job.heading or len(job.work) != 1 or job.has("CUDA_VISIBLE_DEVICES"):
+        return
+    work, calls = job.work[0], [c for c in job.work_calls if PYTHON.match(c.program)]
+    if work.after == "&" or work.in_loop or work.in_function or len(calls) != 1:
+        return
+    srun = calls[0].srun
+    if srun is not None:
+        options = slurm_options(srun)
+        option = options.get("gres") or options.get("gpus-per-node")
+        value = option.value if option else None
+        counted, known = (
+            count_gpus(*((None, value) if "gres" in options else (value, None))) if option else (None, False)
+        )
+        alone = len([c for c in job.calls if c.program == "srun" and not c.in_substitution]) == 1
+        if (
+            option
+            and known
+            and counted
+            and counted < gpus
+            and alone
+            and srun.after != "&"
+            and (job.tasks_per_node(srun) or 1) <= counted
+        ):
+            yield Violation(
+                option.arg.offset, f"the only step gets {counted} of the {gpus} GPUs per node: the others are idle"
+            )
+        return
+    if any(c.program in ("mpirun", "mpiexec", "horovodrun") for c in calls[0].under):
+        return
+    for arg, following in calls[0].pairs():
+        named, option = DEVICES.fullmatch(arg.text), NGPU.fullmatch(arg.text)
+        text = named[1] if named else (option[1] or (following.text if following else "")) if option else ""
+        if text.isdecimal() and 0 < int(text) < gpus:
+            shown = arg.text if named or (option and option[1]) else f"{arg.text} {text}"
+            yield Violation(arg.offset, f"{shown}, but the job requests {gpus} GPUs per node: the others are idle")
+            return
+
+
+def few_in_parallel(job: JobDescription) -> Iterator[Violation]:
+    """Report programs side by side that together use fewer GPUs than the job has."""
+    gpus = job.gpus_per_node
+    if not gpus or gpus < 2 or len(job.work) < 2 or "array" in job.heading or job.launches or job.submits:
+        return
+    used: set[int] = set()
+    for call in job.work:
+        own = [a for a in call.prefix if a.name == "CUDA_VISIBLE_DEVICES"]
+        if not own or call.under or call.in_function or call.in_loop or not re.fullmatch(r"\d(?:,\d)*", own[-1].value):
+            return
+        used |= {int(n) for n in own[-1].value.split(",")}
+    started = sum(len(c.prefix) > 0 for c in job.work)
+    if any(c.after == "&" for c in job.work) and len(list(job.set_values("CUDA_VISIBLE_DEVICES"))) == started:
+        if len(used) < gpus and max(used) < gpus:
+            text = f"the programs use {len(used)} of the {gpus} GPUs that the job requests: the others are idle"
+            yield Violation(job.work[0].prefix[0].offset, text)

@@ -1,29 +1,14 @@
-"""Rules for the flow of variables: where a value is set, which shell expands it, and which program gets it."""
+"""Rules for the flow of variables: which shell expands them, and which program gets their values."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-import msgspec
-
 from allranks.analysis.lint.command_options import REMOTE_SHELLS, SHELLS
-from allranks.analysis.lint.job import JobDescription, LauncherCall
-from allranks.analysis.lint.records import Argument, ProgramCall, VariableUse, Violation
-from allranks.analysis.lint.rules.uses import is_only_shown, is_read, of_one_task
-from allranks.analysis.lint.rules.variables import edits
-from allranks.utils.text import nearest_name
-
-EARLY_WHY = "The batch shell expands it before srun starts, where it is 0; every task on every node gets 0."
-EARLY_CURE = "let the task's own shell expand it: srun bash -c '... $SLURM_NODEID ...' in single quotes, or \\$SLURM_NODEID in double quotes"
-EMPTY_WHY = "The batch shell expands it before srun starts, where it is not set; every task gets an empty value."
-EXPORT_WHY = (
-    "A program, and a shell started by srun or bash -c, only has the exported variables; others are empty there."
-)
-UNSET_WHY = "An empty value is used: the option gets no value or takes the next word, or the program uses its default."
-UNSET_CURE = "set the variable before, or give a default: ${NAME:-value}"
-OPTION_WHY = "Slurm sets this variable only if the job requests the option; otherwise it is empty."
-OCTAL_WHY = "Bash takes a number that begins with 0 as octal: for a job id that ends in 0089 the script stops with 'value too great for base'."
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.placement import MPI
+from allranks.analysis.lint.records import Assignment, ProgramCall, VariableUse, Violation
 
 # What only a task, or only a launcher, sets.
 TASK_NAMES = {"SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS"}
@@ -45,40 +30,18 @@ INHERITED = {
     "CONDA_PREFIX", "VIRTUAL_ENV", "OPTARG", "OPTIND", "REPLY", "PIPESTATUS", "BASHPID", "BASH_VERSION", "OSTYPE", "EPOCHSECONDS", "CPATH",
     "LIBRARY_PATH", "NCPUS", "MANPATH", "CUDA_HOME", "HF_HOME", "HF_TOKEN", "WANDB_API_KEY", "GROUP", "SHLVL", "MODULEPATH", "XDG_RUNTIME_DIR",
 }  # fmt: skip
-# https://slurm.schedmd.com/sbatch.html, output environment variables that are "only set if the option is specified"
-NEEDED_OPTIONS = {
-    "SLURM_CPUS_PER_TASK": ("cpus-per-task",),
-    "SLURM_NTASKS": ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"),
-    "SLURM_NPROCS": ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"),
-    "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",),
-    "SLURM_GPUS_PER_NODE": ("gpus-per-node",),
-    "SLURM_GPUS_PER_TASK": ("gpus-per-task",),
-    "SLURM_CPUS_PER_GPU": ("cpus-per-gpu",),
-    "SLURM_GPUS": ("gpus",),
-    "SLURM_ARRAY_TASK_ID": ("array",),
-    "SLURM_ARRAY_JOB_ID": ("array",),
-    "SLURM_MEM_PER_CPU": ("mem-per-cpu",),
-}
-# Only programs read these, so a value that is not exported has no effect.
-READ_BY_PROGRAMS = re.compile(
-    r"(?:NCCL|GLOO|TORCH|TORCH_NCCL|FI|UCX|RCCL)_\w+\Z|(?:MASTER_ADDR|MASTER_PORT|WORLD_SIZE|OMP_NUM_THREADS|MKL_NUM_THREADS|"
-    r"CUDA_VISIBLE_DEVICES|CUDA_LAUNCH_BLOCKING|HF_HOME|HF_HUB_OFFLINE|HF_DATASETS_CACHE|TRANSFORMERS_OFFLINE|WANDB_MODE|TOKENIZERS_PARALLELISM|"
-    r"PYTHONUNBUFFERED|PYTHONFAULTHANDLER|CUDA_DEVICE_MAX_CONNECTIONS|PYTORCH_CUDA_ALLOC_CONF)\Z"
-)
-ONLY_MESSAGES = {
-    "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES",
-    "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "CUDA_LAUNCH_BLOCKING", "FI_LOG_LEVEL", "UCX_LOG_LEVEL",
-}  # fmt: skip
-EXPORTED_BEFORE = {"CUDA_VISIBLE_DEVICES"}  # by Slurm, PBS and LSF, in a job with GPUs
-RENDEZVOUS_OPTIONS = (
-    "master_addr", "master_port", "rdzv_endpoint", "rdzv_id", "nnodes", "nproc_per_node", "node_rank", "main_process_ip", "main_process_port",
-    "num_machines", "machine_rank", "num_processes",
-)  # fmt: skip
 GUARDS = (":", "-", "+", "?", "=")
+
+# ------------------------------------------------------------------------------- expanded too early
 
 
 def under_srun(under: tuple[ProgramCall, ...]) -> bool:
     return any(c.program == "srun" for c in under)
+
+
+EARLY_WHY = "The batch shell expands it before srun starts, where it is 0; every task on every node gets 0."
+EARLY_CURE = "let the task's own shell expand it: srun bash -c '... $SLURM_NODEID ...' in single quotes, or \\$SLURM_NODEID in double quotes"
+EMPTY_WHY = "The batch shell expands it before srun starts, where it is not set; every task gets an empty value."
 
 
 def early(job: JobDescription) -> Iterator[Violation]:
@@ -102,7 +65,7 @@ def early(job: JobDescription) -> Iterator[Violation]:
             # The name of a log, or a job whose number of nodes is on the command line of sbatch, or is one.
             unsure = use.in_redirect or job.of_unknown_size
             yield Violation(use.offset, text, severity="note" if unsure else None)
-        elif use.name in LAUNCHER_NAMES and use.program == "srun" and not _is_set(job, use.name):
+        elif use.name in LAUNCHER_NAMES and use.program == "srun" and not is_set(job, use.name):
             text = f"${use.name} is expanded by the batch shell, where it is not set"
             yield Violation(use.offset, text, why=EMPTY_WHY)
 
@@ -111,14 +74,14 @@ MPI_NAMES = {
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE", "PMIX_RANK",
     "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_RANKID", "PALS_LOCAL_RANKID",
 }  # fmt: skip
-MPI_STARTERS = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "jsrun", "aprun"}
+MPI_STARTERS = MPI | {"jsrun", "aprun"}
 PBS_NAMES = {"PBS_NODENUM", "PBS_VNODENUM", "PBS_TASKNUM"}
 
 
 def _early_mpi(job: JobDescription) -> Iterator[Violation]:
     """Report variables of the processes of mpirun, jsrun and pbsdsh in their own arguments."""
     for use in job.uses:
-        if use.under or use.operator or use.in_function or _is_set(job, use.name):
+        if use.under or use.operator or use.in_function or is_set(job, use.name):
             continue
         if use.name in MPI_NAMES and use.program in MPI_STARTERS:
             text = f"${use.name} is expanded before {use.program} starts, where it is not set"
@@ -177,15 +140,78 @@ def _matters(job: JobDescription, use: VariableUse) -> bool:
     )
 
 
-def _is_set(job: JobDescription, name: str) -> bool:
+def is_set(job: JobDescription, name: str) -> bool:
     return job.has(name) or name in job.reading.named or name in job.reading.exported
+
+
+JOB_NAMES = re.compile(
+    r"SLURM_(?:JOB_?ID|JOB_NAME|ARRAY_TASK_ID|ARRAY_JOB_ID|PROCID|NODEID|LOCALID|NTASKS|NNODES|JOB_NUM_NODES|JOB_NODELIST|NODELIST|"
+    r"CPUS_PER_TASK|GPUS_ON_NODE|SUBMIT_DIR|TMPDIR)"
+)
+TOO_EARLY_WHY = "The end of the here-document is not quoted, so the shell that submits expands the variable, where it is not set: the job gets an empty value."
+
+
+def submitted_too_early(job: JobDescription) -> Iterator[Violation]:
+    """Report variables of the job that are expanded when its script is written, before it is submitted."""
+    if job.kind != "script" or job.is_job or not job.submits:
+        return
+    bodies = [b for b in job.reading.submitted if len(b.at)]
+    bodies += [b for b in job.reading.files.values() if len(b.at) and "#SBATCH" in b.text]
+    said: set[str] = set()
+    for body in bodies:
+        spans = (body.where(0), body.where(len(body.text) - 1))
+        for use in job.uses:
+            if (
+                not spans[0] <= use.offset <= spans[1]
+                or use.under
+                or use.name in said
+                or use.program not in ("sbatch", "cat", "tee")
+            ):
+                continue
+            if JOB_NAMES.fullmatch(use.name) and not job.has(use.name):
+                said.add(use.name)
+                text = f"${use.name} is expanded when the job is submitted, where it is not set"
+                yield Violation(use.offset, text, why=TOO_EARLY_WHY, cure=f"\\${use.name}, or <<'EOF' with quotes")
+            elif use.name not in job.by_name and _set_inside(job, use.name, body.text):
+                said.add(use.name)
+                text = f"${use.name} is expanded when the job is submitted, but set only in the job's script"
+                yield Violation(use.offset, text, why=TOO_EARLY_WHY, cure=f"\\${use.name}, or <<'EOF' with quotes")
+
+
+def _set_inside(job: JobDescription, name: str, text: str) -> bool:
+    known = (
+        name in job.reading.named
+        or name in job.reading.exported
+        or name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME")
+    )
+    return not known and re.search(rf"(?m)^[ \t]*(?:export[ \t]+)?{name}=(?!.*\$\{{?{name}\b)", text) is not None
 
 
 # ------------------------------------------------------------------------------------------ exports
 
+# Only programs read these, so a value that is not exported has no effect.
+READ_BY_PROGRAMS = re.compile(
+    r"(?:NCCL|GLOO|TORCH|TORCH_NCCL|FI|UCX|RCCL)_\w+\Z|(?:MASTER_ADDR|MASTER_PORT|WORLD_SIZE|OMP_NUM_THREADS|MKL_NUM_THREADS|"
+    r"CUDA_VISIBLE_DEVICES|CUDA_LAUNCH_BLOCKING|HF_HOME|HF_HUB_OFFLINE|HF_DATASETS_CACHE|TRANSFORMERS_OFFLINE|WANDB_MODE|TOKENIZERS_PARALLELISM|"
+    r"PYTHONUNBUFFERED|PYTHONFAULTHANDLER|CUDA_DEVICE_MAX_CONNECTIONS|PYTORCH_CUDA_ALLOC_CONF)\Z"
+)
+MORE_READ = re.compile(
+    r"(?:WANDB_(?:MODE|DISABLED|PROJECT|DIR|NAME|ENTITY|SILENT|CACHE_DIR|RUN_GROUP|API_KEY)|HF_(?:HOME|HUB_CACHE|HUB_OFFLINE|ENDPOINT|TOKEN|"
+    r"DATASETS_OFFLINE|DATASETS_CACHE|EVALUATE_OFFLINE)|TRANSFORMERS_(?:CACHE|OFFLINE)|TORCH_(?:HOME|EXTENSIONS_DIR|CUDA_ARCH_LIST)|"
+    r"CUDA_DEVICE_ORDER|TRITON_CACHE_DIR|CUBLAS_WORKSPACE_CONFIG|PYTHONHASHSEED|PYTHONUNBUFFERED|TF_CPP_MIN_LOG_LEVEL|XLA_FLAGS|MPLBACKEND|"
+    r"XLA_PYTHON_CLIENT_\w+|TF_FORCE_GPU_ALLOW_GROWTH|TORCHELASTIC_ERROR_FILE|NUMEXPR_(?:NUM|MAX)_THREADS|OPENBLAS_NUM_THREADS|OMP_NUM_THREADS|"
+    r"MKL_NUM_THREADS|TOKENIZERS_PARALLELISM|NCCL_\w+|GLOO_SOCKET_IFNAME|CUDA_LAUNCH_BLOCKING|PYTORCH_CUDA_ALLOC_CONF|HYDRA_FULL_ERROR|"
+    r"MASTER_ADDR|MASTER_PORT|WORLD_SIZE)\Z"
+)
+
 
 def _exports_all(job: JobDescription) -> bool:
     return bool(re.search(r"\bset\s+-(?:\w*a\w*|o\s+allexport)\b", job.text))
+
+
+EXPORT_WHY = (
+    "A program, and a shell started by srun or bash -c, only has the exported variables; others are empty there."
+)
 
 
 def not_exported(job: JobDescription) -> Iterator[Violation]:
@@ -224,6 +250,13 @@ def _over_ssh(job: JobDescription, said: set[str]) -> Iterator[Violation]:
             yield Violation(use.offset, text, why=why, cure=cure)
 
 
+ONLY_MESSAGES = {
+    "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES",
+    "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "CUDA_LAUNCH_BLOCKING", "FI_LOG_LEVEL", "UCX_LOG_LEVEL",
+}  # fmt: skip
+EXPORTED_BEFORE = {"CUDA_VISIBLE_DEVICES"}  # by Slurm, PBS and LSF, in a job with GPUs
+
+
 def _read_by_programs(job: JobDescription, said: set[str]) -> Iterator[Violation]:
     used = {u.name for u in job.uses}
     env_init = any(la.kind == "python" for la in job.launches)
@@ -257,343 +290,237 @@ def _lost(job: JobDescription, use: VariableUse) -> bool:
     return not (given or name in job.reading.named or kept)
 
 
-# ------------------------------------------------------------------------------------- never set
+NO_PROGRAM_WHY = "A program only has the exported variables: the line has no effect."
 
 
-def unset(job: JobDescription) -> Iterator[Violation]:
-    """Report variables that are used and that nothing sets: before, in another shell, or at all."""
-    if job.kind != "script":
+def without_export(job: JobDescription) -> Iterator[Violation]:
+    """Report settings for a program that the script sets, and perhaps prints, without exporting them."""
+    started = [c.offset for c in job.calls if c.program in ("srun", "mpirun", "mpiexec") and not c.in_substitution]
+    if (
+        job.kind != "script"
+        or not (job.work or started)
+        or re.search(r"\bset\s+-(?:\w*a\w*|o\s+allexport)\b", job.text)
+    ):
         return
+    last = max([*started, *(w.offset for w in job.work)])
+    several = len({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"} & job.by_name.keys()) > 1
+    env_init = any(la.kind == "python" for la in job.launches) or (bool(started) and not job.launches and several)
     said: set[str] = set()
-    parts = (
-        _slurm_options,
-        _ranks,
-        _other_shell,
-        _set_later,
-        _glued,
-        _misspelled,
-        _near_unused,
-        _address,
-        _rendezvous,
-        _no_dollar,
-    )
-    for found in (part(job) for part in parts):
-        for name, hit in found:
-            if name not in said:
-                said.add(name)
-                yield msgspec.structs.replace(hit, severity="note") if is_only_shown(job, name) else hit
-
-
-def _plain_uses(job: JobDescription) -> Iterator[VariableUse]:
-    tested = {u.name for u in job.uses if u.program in ("[", "[[", "test") or u.operator.startswith(GUARDS)}
-    return (u for u in job.uses if u.name not in tested and not u.operator.startswith(GUARDS))
-
-
-def _slurm_options(job: JobDescription) -> Iterator[tuple[str, Violation]]:
-    if not job.requests_all or any(c.program == "sbatch" for c in job.calls):
-        return
-    guarded = {u.name for u in job.uses if u.operator.startswith(GUARDS) and not _ends_job(job, u)}
-    guarded |= {u.name for u in job.uses if u.program in ("[", "[[", "test") and not _ends_job(job, u)}
-    for use in job.uses:
-        options = NEEDED_OPTIONS.get(use.name)
-        if not options or use.program in ("echo", "printf") or use.name in guarded or use.operator.startswith(GUARDS):
-            continue
-        if job.has(use.name) or job.heading.keys() & set(options) or ("gpu" in options[0] and not job.requests_gpus):
-            continue
-        if use.under and use.name in ("SLURM_NTASKS", "SLURM_NPROCS"):
-            continue  # srun sets them for its tasks
-        given = any(f"--{o}" in a.text for c in use.under for a in c.args for o in options)
-        if not given:
-            text = f"${use.name} is empty: the job does not request --{options[0]}"
-            cure = f"#SBATCH --{options[0]}=<n>, or ${{{use.name}:-<n>}}"
-            # The tasks of an array are often named on the command line of sbatch.
-            disabled = any(re.match(rf"#+\s*SBATCH\b.*--{o}\b", c.text) for c in job.reading.comments for o in options)
-            severity = "note" if options[0] == "array" or disabled else None
-            yield use.name, Violation(use.offset, text, why=OPTION_WHY, cure=cure, severity=severity)
-
-
-def _ends_job(job: JobDescription, use: VariableUse) -> bool:
-    """Return whether the test for an empty variable ends the job, which then happens always."""
-    block = re.match(r"[^\n]*\n(?:(?!\s*(?:fi|else|elif)\b)[^\n]*\n){0,6}", job.text[use.offset :])
-    line = job.line_of(use.offset)
-    return bool(re.search(rf"-z\s+\"?\$\{{?{use.name}\b", line) and block and re.search(r"\bexit\b", block[0]))
-
-
-def _ranks(job: JobDescription) -> Iterator[tuple[str, Violation]]:
-    """Report ranks that the batch shell itself uses: only mpirun, srun or a launcher sets them, for their processes."""
-    if not job.is_batch or any(c.program in ("mpirun", "mpiexec", "sbatch") for c in job.calls):
-        return
-    for use in job.uses:
-        if (
-            use.name in LAUNCHER_NAMES
-            and not use.under
-            and not use.in_function
-            and not use.operator
-            and not _is_set(job, use.name)
-        ):
-            if use.program in ("[", "[["):
-                yield (
-                    use.name,
-                    Violation(
-                        use.offset,
-                        f"${use.name} is not set in the batch shell",
-                        why="Only the processes that mpirun, srun or a launcher starts have a rank.",
-                    ),
-                )
-
-
-def _other_shell(job: JobDescription) -> Iterator[tuple[str, Violation]]:
-    """Report values that are set in an inner shell only, and used outside of it."""
-    for use in _plain_uses(job):
-        own = job.by_name.get(use.name, [])
-        if (
-            not own
-            or use.under
-            or use.in_function
-            or use.name in INHERITED | job.reading.named
-            or use.program in ("echo", "printf")
-        ):
-            continue
-        if any(re.search(rf"\$\{{?{use.name}\b", a.value) for a in own):
-            continue  # NAME=$NAME passes a value on that the script has from outside
-        if all(a.under and any(c.program in SHELLS for c in a.under) for a in own) and not job.unknown_settings:
-            text = f"${use.name} is expanded by the batch shell, and set only in the inner shell"
-            yield (
-                use.name,
-                Violation(
-                    use.offset, text, cure=f"\\${use.name} in double quotes, or single quotes around the inner script"
-                ),
-            )
-
-
-def _set_later(job: JobDescription) -> Iterator[tuple[str, Violation]]:
-    for use in _plain_uses(job):
-        own = job.by_name.get(use.name, [])
-        if not own or use.under or use.in_function or use.in_loop or use.name in INHERITED | job.reading.named:
-            continue
-        first = own[0]
-        if (
-            use.offset < first.offset
-            and not any(a.under or a.in_function or a.in_substitution for a in own)
-            and not job.unknown_settings
-        ):
-            same_line = job.lines.place(first.offset)[0] == job.lines.place(use.offset)[0]
-            inherited = re.search(rf"\$\{{?{use.name}\b", first.value)
-            if not same_line and not inherited and use.program not in HARMLESS and not use.name.startswith("SLURM_"):
-                text = f"${use.name} is used before it is set, in line {job.lines.place(first.offset)[0]}"
-                yield use.name, Violation(use.offset, text)
-
-
-SHORTEST_NAME = 5
-MAX_COMPARED = 50_000  # pairs of names, each costs some microseconds
-LOWER_CASE = {"pwd", "home", "user", "hostname", "shell", "tmpdir"}
-
-
-def _glued(job: JobDescription) -> Iterator[tuple[str, Violation]]:
-    """Report names that take in the text after them, ``$SLURM_NODEID_x``, and names in the wrong case, ``${pwd}``."""
-    for use in _plain_uses(job):
-        if _is_set(job, use.name):
-            continue
-        shorter = use.name.rstrip("_")
-        known = shorter.startswith("SLURM_") or _is_set(job, shorter) or shorter in INHERITED
-        if shorter != use.name and known:
-            text = f"${use.name} is never set; ${{{shorter}}} followed by _ was probably meant"
-            yield use.name, Violation(use.offset, text, cure=f"${{{shorter}}}_")
-        elif use.name in LOWER_CASE:
-            text = f"${use.name} is never set; ${use.name.upper()} was probably meant"
-            yield use.name, Violation(use.offset, text, cure=f"${use.name.upper()}")
-
-
-def _no_dollar(job: JobDescription) -> Iterator[tuple[str, Violation]]:
-    """Report the name of a variable where its value was meant: ``base=PWD``, ``for seed in seeds``."""
-    for offset, name in job.reading.word_loops:
-        text = f"the loop runs once, with the word {name}: the array's items were meant"
-        yield name, Violation(offset, text, why="The shell expands only names with a $.", cure=f'"${{{name}[@]}}"')
     for item in job.set_values_at_top():
-        if item.value not in {"PWD", "HOME", "HOSTNAME"} | SLURM_NAMES or item.items is not None:
+        name = item.name
+        if name in said or not MORE_READ.match(name) or item.offset > last or not item.value:
             continue
-        if item.name in job.used_names and f"${{!{item.name}" not in job.text:
-            text = f"{item.name} is the text {item.value}: the $ is missing"
-            yield (
-                item.name,
-                Violation(
-                    item.offset, text, why="The shell expands only names with a $.", cure=f"{item.name}=${item.value}"
-                ),
-            )
-
-
-def _misspelled(job: JobDescription) -> Iterator[tuple[str, Violation]]:
-    known = sorted(name for name in job.by_name if len(name) >= SHORTEST_NAME)
-    first = {use.name: use for use in reversed(list(_plain_uses(job)))}
-    for use in first.values():
-        near = _slurm_name(use.name) if not _is_set(job, use.name) else None
-        if near:
-            text = f"${use.name} is never set: Slurm has no such variable; {near} was probably meant"
-            yield use.name, Violation(use.offset, text, cure=f"${near}")
-    for use in first.values() if len(known) * len(first) < MAX_COMPARED else ():
-        if (
-            len(use.name) < SHORTEST_NAME
-            or _is_set(job, use.name)
-            or use.name in INHERITED
-            or use.name.startswith(("SLURM_", "SBATCH_"))
-        ):
+        said.add(name)
+        if name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") and not env_init:
             continue
-        near = nearest_name(use.name, known, 0.9)
-        if near and re.sub(r"\d", "", near) != re.sub(r"\d", "", use.name) and not _similar_by_design(near, use.name):
-            text = f"${use.name} is never set; {near} was probably meant"
-            yield use.name, Violation(use.offset, text, cure=f"${near}")
+        others = any(a.exported or a.under for a in job.by_name[name]) or name in job.reading.exported
+        if others or used_elsewhere(job, name) or name in job.reading.named or f"${{{name}" in item.value:
+            continue
+        if name == "OMP_NUM_THREADS" and job.unknown_settings:
+            continue  # modules and site profiles export it
+        text = f"{name} is set but not exported: no program gets it"
+        yield Violation(item.offset, text, why=NO_PROGRAM_WHY, cure=f"export {name}")
 
 
-# https://slurm.schedmd.com/sbatch.html and srun.html, output environment variables
-_OUTPUT_NAMES = (
-    "ACCOUNT ARRAY_JOB_ID ARRAY_TASK_COUNT ARRAY_TASK_ID ARRAY_TASK_MAX ARRAY_TASK_MIN ARRAY_TASK_STEP CLUSTER_NAME CPUS_ON_NODE CPUS_PER_GPU "
-    "CPUS_PER_TASK CPU_BIND DISTRIBUTION EXPORT_ENV GPUS GPUS_ON_NODE GPUS_PER_NODE GPUS_PER_TASK GPU_BIND GTIDS HINT JOBID JOB_ACCOUNT "
-    "JOB_CONSTRAINTS JOB_CPUS_PER_NODE JOB_DEPENDENCY JOB_END_TIME JOB_GID JOB_GPUS JOB_ID JOB_NAME JOB_NODELIST JOB_NUM_NODES JOB_PARTITION "
-    "JOB_QOS JOB_RESERVATION JOB_START_TIME JOB_UID JOB_USER LAUNCH_NODE_IPADDR LOCALID MEM_PER_CPU MEM_PER_GPU MEM_PER_NODE MPI_TYPE NETWORK "
-    "NNODES NODEID NODELIST NPROCS NTASKS NTASKS_PER_CORE NTASKS_PER_GPU NTASKS_PER_NODE NTASKS_PER_SOCKET OVERCOMMIT PARTITION PRIO_PROCESS "
-    "PROCID QOS RESTART_COUNT SCRATCH STEPID STEP_GPUS STEP_ID STEP_NODELIST STEP_NUM_NODES STEP_NUM_TASKS STEP_TASKS_PER_NODE SUBMIT_DIR "
-    "SUBMIT_HOST TASKS_PER_NODE TASK_PID THREADS_PER_CORE TIMELIMIT TMPDIR TOPOLOGY_ADDR TOPOLOGY_ADDR_PATTERN "
-)
-SLURM_NAMES = {f"SLURM_{name}" for name in _OUTPUT_NAMES.split()}
-MAX_EDITS = 2
+# ---------------------------------------------------- variables that other hosts and containers get
 
 
-def _slurm_name(name: str) -> str | None:
-    """Return the variable of Slurm of which this is a misspelling."""
-    if not name.startswith(("SLURM_", "SLUM_", "SLRUM_", "SLRM_")) or name in SLURM_NAMES:
-        return None
-    moved = next((known for known in sorted(SLURM_NAMES) if sorted(known.split("_")) == sorted(name.split("_"))), None)
-    if moved:
-        return moved  # SLURM_TASK_ARRAY_ID
-    near = nearest_name(name, sorted(SLURM_NAMES), 0.9)
-    return near if near and edits(name, near, MAX_EDITS) <= MAX_EDITS else None
+def exported_before(job: JobDescription, name: str, call: ProgramCall) -> list[Assignment]:
+    """Return what the script exports above a command, without what stands in front of other commands."""
+    fronts = {a.offset for c in job.calls for a in c.prefix}
+    found = [a for a in job.set_values(name) if a.exported and a.offset < call.offset and a.offset not in fronts]
+    return [a for a in found if not a.in_function and not a.in_substitution]
 
 
-def _similar_by_design(a: str, b: str) -> bool:
-    """Return whether the names differ by a word, such as TRAIN_DIR and TRAINS_DIR do not."""
-    return sorted(a.split("_")) == sorted(b.split("_")) or abs(a.count("_") - b.count("_")) > 1
+PASSED_WHY = "Open MPI passes only its own variables, and those named with -x, to processes that it starts by SSH: there the variable is empty."
 
 
-SHORTEST_NEAR = 4
-COUNTING = re.compile(r"(?:num|n|nr|max|min|total|first|last|next|old|new|start|end)", re.IGNORECASE)
-OUTSIDE_NAMES = re.compile(r"(?:SLURMD?|SBATCH|PBS|LSB|COBALT|PALS|OMPI|PMIX?|CUDA|HF|SCRATCH|WORK|EBROOT\w*)_")
-
-
-def _near_unused(job: JobDescription) -> Iterator[tuple[str, Violation]]:
-    """Report a name that nothing sets beside one that is set and never used, whatever a sourced file may set."""
-    unused = {
-        a.name: a
-        for a in job.set_values_at_top()
-        if a.name not in job.used_names and a.name not in INHERITED and not a.name.startswith("_") and a.value
-    }
-    missing = {u.name: u for u in reversed(list(_plain_uses(job))) if u.program not in ("echo", "printf")}
-    missing = {
-        name: use
-        for name, use in missing.items()
-        if not (
-            _is_set(job, name) or name in INHERITED | LAUNCHER_NAMES or OUTSIDE_NAMES.match(name) or use.in_function
-        )
-    }
-    if not unused or len(unused) * len(missing) > MAX_COMPARED:
-        return
-    for name, use in missing.items():
-        near = [
-            o for o, item in unused.items() if _is_near(name, o) and item.offset < use.offset and name not in item.value
-        ]
-        if not near and _is_missing_program(job, name):
-            near = [other for other in unused if re.fullmatch(r"\S+\.py", unused[other].value)]
-        elsewhere = rf"(?<![\w$-]){name}\s*(?:[-+*/%]?=(?!=)|\+\+|--)"  # set in a way that the reader does not know
-        if len(near) == 1 and not re.search(elsewhere, job.text):
-            line = job.lines.place(unused[near[0]].offset)[0]
-            text = f"${name} is never set; {near[0]}, which line {line} sets and nothing uses, was probably meant"
-            yield name, Violation(use.offset, text, cure=f"${near[0]}")
-
-
-def _is_near(name: str, other: str) -> bool:
-    """Return whether the names differ by one letter, or one is the end of the other: ARGS and SCRIPT_ARGS."""
-    shorter, longer = sorted((name, other), key=len)
-    if len(shorter) < SHORTEST_NEAR or re.sub(r"\d", "", name) == re.sub(r"\d", "", other):
-        return False
-    prefix = longer.removesuffix(f"_{shorter}")
-    other_meaning = COUNTING.fullmatch(prefix) and not shorter.lower().endswith("s")  # NUM_NODE is no name of a NODE
-    return (prefix != longer and not other_meaning and not prefix.endswith("ENV")) or edits(name, other, 1) == 1
-
-
-def _is_missing_program(job: JobDescription, name: str) -> bool:
-    """Return whether a launcher's program is this variable, and no word of the command is a program."""
+def not_passed(job: JobDescription) -> Iterator[Violation]:
+    """Report the address of a group that Open MPI does not pass to other hosts, though it passes other variables."""
     for launch in job.launches:
-        rest = [a.text for a in launch.call.args]
-        own = f"${name}" in rest or f"${{{name}}}" in rest
-        if own and launch.kind != "python" and not any(re.search(r"\.py\Z|\A-m\Z|\A--module\Z", word) for word in rest):
+        starter = next((c for c in launch.call.under if c.program in MPI), None)
+        if launch.kind != "python" or starter is None or launch.srun is not None or launch.call.in_function:
+            continue
+        passed = {
+            following.text.partition("=")[0] for arg, following in starter.pairs() if arg.text == "-x" and following
+        }
+        if not passed or not _several_hosts(job, starter):
+            continue
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            exported = [
+                a for a in job.set_values_at_top() if a.name == name and a.offset < starter.offset and a.exported
+            ]
+            if (
+                exported
+                and name not in passed
+                and not any(name in a.text or ("$" in a.text and "@" in a.text) for a in starter.args)
+            ):
+                yield Violation(
+                    exported[-1].offset,
+                    f"{name} is exported, but mpirun passes only what -x names: {', '.join(sorted(passed))}",
+                    why=PASSED_WHY,
+                    cure=f"mpirun -x {name} ...",
+                    severity="warning",
+                )
+                break
+
+
+def _several_hosts(job: JobDescription, starter: ProgramCall) -> bool:
+    for arg, following in starter.pairs():
+        name, equals, value = arg.text.partition("=")
+        listed = value if equals else following.text if following else ""
+        if name in ("-H", "--host", "-host") and listed.count(",") > 0:
+            return True
+        if name in ("-hostfile", "--hostfile", "-machinefile", "--machinefile") and (
+            not job.is_job or (job.nodes or 1) > 1
+        ):
             return True
     return False
 
 
-ADDRESS_NAMES = {"MASTER_ADDR", "MASTER_IP", "MASTER_NODE", "HEAD_NODE", "HEAD_NODE_IP", "MASTER_ADDRESS"}
-NO_ADDRESS_WHY = "The address is that of a node of this job, so the environment of sbatch cannot contain it: the program gets an empty one."
-RANK_NAMES = {"RANK", "NODE_RANK", "MACHINE_RANK", "WORLD_SIZE"}
+ENVIRONMENT_WHY = "The container starts with an environment of its own: the variable is not set there."
+NEEDED = re.compile(
+    r"MASTER_ADDR|MASTER_PORT|WORLD_SIZE|RANK|NODE_RANK|CUDA_VISIBLE_DEVICES|(?:NCCL|GLOO|UCX)_\w+|WANDB_API_KEY|HF_TOKEN"
+)
+ENGINES = {"docker", "podman", "nvidia-docker"}
+IMAGES = {"singularity", "apptainer"}
 
 
-def _address(job: JobDescription) -> Iterator[tuple[str, Violation]]:
-    """Report the address of the first node where nothing sets it."""
-    if not job.is_batch or job.sources_files or job.submits or not job.work or job.heading.get("export-file"):
-        return
-    for use in _plain_uses(job):
-        known = _is_set(job, use.name) or use.name in (job.heads("export") or "") or use.program in HARMLESS
-        if use.name.upper() in ADDRESS_NAMES and not known and is_read(job, use, READ_BY_PROGRAMS):
-            cure = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-            text, severity = f"${use.name} is never set in this script", "note" if job.unknown_settings else None
-            yield use.name, Violation(use.offset, text, why=NO_ADDRESS_WHY, cure=cure, severity=severity)
-
-
-def _rendezvous(job: JobDescription) -> Iterator[tuple[str, Violation]]:
-    """Report a launcher's option whose variable nothing sets."""
-    if not job.is_batch or job.sources_files or job.heading.get("export"):
-        return
-    for launch in job.launches:
-        for option_name in RENDEZVOUS_OPTIONS:
-            option = launch.option(option_name)
-            for name in re.findall(r"\$\{?([A-Za-z_]\w*)\}?(?![\w:])", option.value or "") if option else []:
-                own = name in RANK_NAMES and not any(c.program in ("mpirun", "mpiexec") for c in launch.call.under)
-                known = name.startswith(("SLURM_", "SBATCH_", "PALS_", "PBS_")) or name in INHERITED | LAUNCHER_NAMES
-                if (job.unknown_settings and not own) or (known and not own):
-                    continue
-                if option and not _is_set(job, name) and not launch.call.in_function and not _tested(job, name):
-                    text = f"${name} of --{option_name} is never set in this script"
-                    place = _place(option.arg, launch, name)
-                    why = (
-                        "Slurm sets no variable of this name, and a launcher only those of the ranks that it starts."
-                        if own
-                        else None
-                    )
-                    yield name, Violation(place, text, why=why, severity="warning" if own else "note")
-
-
-def _tested(job: JobDescription, name: str) -> bool:
-    return any(u.name == name and (u.operator or u.program in ("[", "[[", "test")) for u in job.uses)
-
-
-def _place(arg: Argument, launch: LauncherCall, name: str) -> int:
-    args = launch.call.args
-    start = args.index(arg)
-    for candidate in args[start : start + 2]:
-        index = candidate.source.text.find(name)
-        if index >= 0:
-            return candidate.source.where(index)
-    return arg.offset
-
-
-def octal(job: JobDescription) -> Iterator[Violation]:
-    """Report the last digits of a job id in arithmetic, which may begin with 0."""
-    for found in re.finditer(r"\$\(\(([^\n]*)", job.text):
-        inside = found[1]
-        cut = re.search(
-            r"\$\{SLURM_(?:ARRAY_)?JOB_?ID:\s*-\d+\}|\$\([^)]*SLURM_JOB_?ID[^)]*\|\s*(?:tail\s+-c|cut\s+-c)[^)]*\)",
-            inside,
-        )
-        if cut and "10#" not in inside[: cut.start()] and not job.in_comment(found.start()):
-            yield Violation(
-                found.start(),
-                "the last digits of the job id may begin with 0, and are then read as octal",
-                cure="$((10000 + 10#${SLURM_JOB_ID: -4}))",
+def into_container(job: JobDescription) -> Iterator[Violation]:
+    """Report variables that are exported for a program in a container, which does not get them."""
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        if call.in_substitution or call.in_function or not words or any("$" in w and "@" in w for w in words):
+            continue
+        engine = call.program in ENGINES and "run" in words[:2]
+        clean = call.program in IMAGES and words[0] in ("exec", "run") and _cleans(words[1:])
+        if not (engine or clean) or any(w.startswith(("--env-file", "--env-host", "-E")) for w in words):
+            continue
+        fronts = {a.offset for c in job.calls for a in c.prefix}
+        above = [a for a in job.set_values_at_top() if a.exported and a.offset < call.offset and a.offset not in fronts]
+        own = [*call.prefix, *(a for a in above if not a.in_function)]
+        for item in own:
+            text = " ".join(words)
+            if (
+                not NEEDED.fullmatch(item.name)
+                or re.search(rf"\b{item.name}\b", text)
+                or item.removed
+                or not item.value
+            ):
+                continue
+            if item.name == "CUDA_VISIBLE_DEVICES" and re.search(r"device=|NVIDIA_VISIBLE", text):
+                continue
+            # It may be given to the program as an argument, or be passed on under another name.
+            used = any(u.name == item.name and u.offset > item.offset for u in job.uses)
+            inside = job.has(f"SINGULARITYENV_{item.name}", f"APPTAINERENV_{item.name}")
+            if used or inside:
+                continue
+            how = (
+                f"{call.program} run passes no variables"
+                if engine
+                else f"{call.program} with a clean environment passes none"
             )
+            yield Violation(
+                item.offset,
+                f"{item.name} is set, but {how}",
+                why=ENVIRONMENT_WHY,
+                cure=f"{'-e' if engine else '--env'} {item.name}{'' if engine else '=$' + item.name}",
+                severity="warning",
+            )
+            break
+
+
+def _cleans(words: list[str]) -> bool:
+    """Return whether an option in front of the image starts with a clean environment."""
+    for word in words:
+        if not word.startswith("-"):
+            if word.endswith((".sif", ".simg", ".img", ".sqsh")):
+                return False
+            continue
+        if word in ("--cleanenv", "--containall", "-e", "-C") or re.fullmatch(r"-[a-zA-Z]*[eC][a-zA-Z]*", word):
+            return True
+    return False
+
+
+# ------------------------------------------------------------------------------ how a value is used
+
+PRINTING = {"echo", "printf", "logger"}
+
+
+def used_elsewhere(job: JobDescription, name: str) -> bool:
+    """Return whether something else than an echo, or the variable's own assignment, uses its value."""
+    own = {job.lines.place(a.offset)[0] for a in job.by_name.get(name, ())}
+    return any(
+        u.name == name
+        and u.program not in PRINTING
+        and not (u.program in ("=", "export", "declare") and job.lines.place(u.offset)[0] in own)
+        for u in job.uses
+    )
+
+
+def of_one_task(job: JobDescription, use: VariableUse) -> bool:
+    """Return whether the use is in the command of an srun of one task, whose number is 0."""
+    steps = [c for c in job.calls if c.program == "srun" and c.offset <= use.offset and not c.in_substitution]
+    if job.nodes != 1 or use.program != "srun" or not steps:
+        return False
+    return job.tasks_per_node(max(steps, key=lambda c: c.offset)) == 1
+
+
+def is_only_shown(job: JobDescription, name: str) -> bool:
+    """Return whether the variable is only printed, or passed to scontrol, which then takes the job's own list."""
+    uses = [u for u in job.uses if u.name == name]
+    for use in uses:
+        before = [c for c in job.calls if c.offset <= use.offset and c.program == use.program.rpartition("/")[2]]
+        call = max(before, key=lambda c: c.offset, default=None)
+        if call is None or use.under or use.in_redirect:
+            return False
+        printed = call.program in ("echo", "printf") and not (
+            call.in_substitution or call.after in ("|", "|&") or any(r.operator != ">&" for r in call.redirects)
+        )
+        lists = call.program == "scontrol" and "NODELIS" in name and any("hostname" in a.text for a in call.args)
+        if not printed and not lists:
+            return False
+    return bool(uses)
+
+
+def is_read(job: JobDescription, use: VariableUse, by_programs: re.Pattern[str]) -> bool:
+    """Return whether the value goes to a command, or to a variable that something in the script uses."""
+    if use.program not in ("=", "export", "declare"):
+        return True
+    before = [a for a in job.assignments if a.offset < use.offset and not a.under]
+    target = max(before, key=lambda a: a.offset, default=None)
+    return target is None or target.name in job.used_names or bool(by_programs.match(target.name))
+
+
+# -------------------------------------------------------------------------- arguments of the script
+
+DROPPED_WHY = "What the caller passes to the script is dropped without a message: the program runs with its defaults."
+DROPPED_CURE = 'pass $NAME on at the end of the command, or "$@"'
+ALL_ARGUMENTS = re.compile(
+    r"=\(?[ \t]*(\"?)\$(?:[@*]|\{[@*](?::[ \t]*[1-9]\d?)?\})\1[ \t]*\)?[ \t]*(?:[;#].*)?$", re.MULTILINE
+)
+
+
+def arguments_dropped(job: JobDescription) -> Iterator[Violation]:
+    """Report a variable with the arguments of the script that no command uses, in a script that starts ranks."""
+    if job.kind != "script" or job.sources_files:
+        return
+    for item in job.set_values_at_top():
+        if item.in_function or item.exported or item.name in job.used_names or len(job.by_name[item.name]) > 1:
+            continue
+        written = ALL_ARGUMENTS.match(job.text, item.offset + len(item.name))
+        if written is None or not any(la.call.offset > item.offset for la in job.launches):
+            continue
+        if item.name not in job.reading.exported and not _used_in_text(job, item, written.end()):
+            yield Violation(item.offset, f"{item.name} has the arguments of the script, and no command uses it")
+            return
+
+
+PASSES_ON = re.compile(r"\$[@*]|\$\{[@*]|\$\{!|\beval\b|\benvsubst\b")
+
+
+def _used_in_text(job: JobDescription, item: Assignment, end: int) -> bool:
+    """Return whether the text outside of comments has the name again, or passes the arguments on in another way."""
+    rest = job.text[: item.offset] + job.text[end:]
+    code = "\n".join(line for line in rest.split("\n") if not line.lstrip().startswith("#"))
+    return PASSES_ON.search(code) is not None or re.search(rf"\b{item.name}\b", code) is not None

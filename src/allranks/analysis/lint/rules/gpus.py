@@ -1,14 +1,16 @@
-"""Rules for GPUs that a job requests and no rank uses."""
+"""Rules for the GPUs of a job: requested and not used, fewer than ranks, and what CUDA_VISIBLE_DEVICES says."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import Option, slurm_options
+from allranks.analysis.lint.command_options import PYTHON, Option, slurm_options
 from allranks.analysis.lint.job import NODE_NAMES, JobDescription, LauncherCall, count_gpus
 from allranks.analysis.lint.placement import started_by
 from allranks.analysis.lint.records import ProgramCall, Severity, Violation
+from allranks.analysis.lint.rules.counts import DEVICE_NAME, LOCAL_VALUE
+from allranks.analysis.lint.rules.dataflow import exported_before
 
 IDLE_WHY = "The job pays for all GPUs that it requests."
 IDLE_CURE = "set both to the same number"
@@ -79,7 +81,6 @@ SHARING_OPTIONS = {"gpus-per-task", "gpu-bind", "ntasks-per-gpu", "tres-per-task
 GROUP_OPTION = re.compile(
     r"--?(?:dist[-_.]?)?(?:world[-_]?size|init[-_]?method|dist[-_]?url|dist[-_]?backend|ranks[-_]per[-_]node|ddp|distributed)(?:=.*)?"
 )
-
 GROUP_PROGRAM = re.compile(r"(?:hvd|horovod|(?:\A|[/_.-])ddp|distributed)[^/]*\.py\Z", re.IGNORECASE)
 
 
@@ -361,3 +362,147 @@ def _sees_fewer(job: JobDescription, launch: LauncherCall, option: Option, ranks
     step, known = count_gpus(*values)
     if known and step and ranks > step:
         yield Violation(option.arg.offset, f"{ranks} ranks, but srun requests {step} GPU{'s' * (step > 1)} per node")
+
+
+# ----------------------------------------------------------------------------- CUDA_VISIBLE_DEVICES
+
+VISIBLE_WHY = "Inside of a job the GPUs are numbered from 0. Other numbers name no GPU, or on a cluster without cgroups that of another job."
+VISIBLE_CURE = "remove it: Slurm sets CUDA_VISIBLE_DEVICES"
+
+
+def visible_devices(job: JobDescription) -> Iterator[Violation]:
+    """Compare a literal list of GPUs with what the job requests: Slurm numbers the GPUs of a job from 0."""
+    gpus = job.gpus_per_node or (job.number(job.heads("gpus")) if job.nodes == 1 else None)
+    said: set[str] = set()
+    for item in job.set_values_at_top():
+        if item.name == "CUDA_VISIBLE_DEVICES" and gpus and re.fullmatch(r"\d+(?:,\d+)*", item.value):
+            numbers = [int(n[:6]) for n in item.value.split(",")]
+            if max(numbers) >= gpus and item.value not in said:
+                said.add(item.value)
+                text = f"CUDA_VISIBLE_DEVICES={item.value}, but the job requests {gpus} GPU{'s' * (gpus > 1)}"
+                # CUDA takes the numbers up to the first that does not exist: here all GPUs of the job.
+                whole = numbers[:gpus] == list(range(gpus))
+                yield Violation(item.offset, text, severity="note" if whole else None)
+
+
+CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
+NUMBERS = re.compile(r"\d{1,2}(?:,\d{1,2})*")
+ONE_WHY = "CUDA counts the visible GPUs from 0: with one of them, every other number is an invalid device ordinal."
+SHARED_WHY = "Both programs run on this GPU at the same time: they share its memory and take turns."
+
+
+def beyond_visible(job: JobDescription) -> Iterator[Violation]:
+    """Report a device number that the program's own CUDA_VISIBLE_DEVICES leaves out."""
+    for call in job.calls:
+        if call.in_substitution or not PYTHON.match(call.program):
+            continue
+        own = [a for a in call.prefix if a.name == CUDA_DEVICES]
+        own = own or [a for a in exported_before(job, CUDA_DEVICES, call) if a.under == call.under]
+        if not own or len({a.value for a in job.set_values(CUDA_DEVICES)}) > 1:
+            continue
+        value = own[-1].value
+        count = len(value.split(",")) if NUMBERS.fullmatch(value) else 1 if LOCAL_VALUE.fullmatch(value) else 0
+        for arg, following in call.pairs():
+            name, equals, given = arg.text.partition("=")
+            given = given if equals else following.text if following else ""
+            number = re.fullmatch(r"cuda:(\d{1,2})", given)
+            local = count == 1 and LOCAL_VALUE.fullmatch(value) and LOCAL_VALUE.fullmatch(given)
+            if not DEVICE_NAME.fullmatch(name) or not count or not (local or (number and int(number[1]) >= count)):
+                continue
+            if not given.startswith("cuda:"):
+                continue  # the program may set the list itself, from this number
+            text = f"{name} is {given}, but {CUDA_DEVICES}={value} leaves {count} GPU{'s' * (count > 1)}, number{'s' * (count > 1)} 0{f' to {count - 1}' * (count > 1)}"
+            yield Violation(arg.offset, text, why=ONE_WHY, cure="cuda:0", severity="error")
+            break
+
+
+def of_all_ranks(job: JobDescription) -> Iterator[Violation]:
+    """Report a list that depends on the rank in the whole job, or is the same for all tasks of a node."""
+    for item in job.set_values(CUDA_DEVICES):
+        srun = next((c for c in item.under if c.program == "srun"), None)
+        if srun is None or item.offset < srun.offset or item.in_function:
+            continue
+        tasks, nodes = job.tasks_per_node(srun), job.srun_nodes(srun)
+        if not tasks or tasks < 2:
+            continue
+        if re.fullmatch(r"\$\{?(?:SLURM_PROCID|RANK)\}?", item.value) and (nodes or 1) > 1:
+            text = f"{CUDA_DEVICES}={item.value} counts through all {nodes} nodes: from the second node on it names no GPU"
+            yield Violation(item.offset, text, cure=f"{CUDA_DEVICES}=$SLURM_LOCALID", severity="error")
+        elif re.fullmatch(r"\d{1,2}", item.value) and job.has("MASTER_ADDR", "WORLD_SIZE", "MASTER_PORT"):
+            text = f"{tasks} tasks per node all get {CUDA_DEVICES}={item.value}"
+            yield Violation(
+                item.offset,
+                text,
+                why="NCCL refuses two ranks on one GPU ('Duplicate GPU detected').",
+                cure=f"{CUDA_DEVICES}=$SLURM_LOCALID",
+            )
+
+
+LOOP = re.compile(r"^[ \t]*for\s+(\w+)\s+in\s+((?:\d{1,2}[ \t]*)+|\{\d{1,2}\.\.\d{1,2}\})[ \t]*(?:;|$)", re.MULTILINE)
+
+
+def of_loops(job: JobDescription) -> Iterator[Violation]:
+    """Report a loop whose numbers, as GPUs, go beyond those of the job."""
+    gpus = job.gpus_per_node
+    if not gpus:
+        return
+    loops = {m[1]: m for m in LOOP.finditer(job.text)}
+    for item in job.assignments:
+        name = re.fullmatch(r"\$\{?(\w+)\}?", item.value)
+        found = loops.get(name[1]) if name and item.name == CUDA_DEVICES else None
+        if found is None or found.start() > item.offset or len(LOOP.findall(job.text)) > len(loops):
+            continue
+        ends = [int(n) for n in re.findall(r"\d+", found[2])]
+        if max(ends) >= gpus:
+            text = f"{CUDA_DEVICES} becomes {max(ends)}, but the job's {gpus} GPU{'s' * (gpus > 1)} have the numbers 0 to {gpus - 1}"
+            yield Violation(item.offset, text, cure=f"for {found[1]} in {{0..{gpus - 1}}}")
+
+
+def overlapping(job: JobDescription) -> Iterator[Violation]:
+    """Report launchers side by side whose lists of GPUs overlap in part."""
+    before: list[tuple[set[str], str, int]] = []
+    for call in sorted(job.calls, key=lambda c: c.offset):
+        if call.program == "wait":
+            before = []
+        own = [a for a in call.prefix if a.name == CUDA_DEVICES]
+        if not own or call.under or call.in_loop or call.in_function or call.in_substitution or call.branch:
+            continue
+        value = own[-1].value
+        if not NUMBERS.fullmatch(value):
+            continue
+        mine = set(value.split(","))
+        for other, text, place in before:
+            both = mine & other
+            if both and mine != other and place != own[-1].offset:
+                message = f"GPU {min(both)} is in {CUDA_DEVICES}={value}, and in {text} of line {job.lines.place(place)[0]}, which still runs"
+                yield Violation(own[-1].offset, message, why=SHARED_WHY, cure="lists without a common GPU")
+                return
+        if call.after == "&":
+            before.append((mine, value, own[-1].offset))
+
+
+def few_visible(job: JobDescription) -> Iterator[Violation]:
+    """Compare the processes of accelerate on one machine with the GPUs that it sees."""
+    for launch in job.launches:
+        option, machines = launch.option("num_processes"), launch.value("num_machines")
+        if (
+            launch.kind != "accelerate"
+            or option is None
+            or machines not in (None, "1")
+            or launch.call.in_function
+            or launch.call.under
+        ):
+            continue
+        own = [a for a in launch.call.prefix if a.name == CUDA_DEVICES] or exported_before(job, CUDA_DEVICES, launch.call)
+        total = job.number(option.value)
+        if (
+            not own
+            or not NUMBERS.fullmatch(own[-1].value)
+            or launch.option("cpu", "use_cpu", "gpu_ids", "config_file")
+            or not total
+        ):
+            continue
+        seen = len(own[-1].value.split(","))
+        if total > seen:
+            text = f"{total} ranks, but {CUDA_DEVICES}={own[-1].value} leaves {seen} GPU{'s' * (seen > 1)}"
+            yield Violation(option.arg.offset, text)

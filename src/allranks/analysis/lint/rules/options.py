@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Argument, Violation
-from allranks.analysis.lint.rules.dataflow import INHERITED
-from allranks.analysis.lint.rules.names import MORE_READ
+from allranks.analysis.lint.rules.dataflow import INHERITED, MORE_READ
 from allranks.analysis.lint.rules.variables import edits
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 
@@ -199,49 +198,6 @@ def names_as_text(job: JobDescription) -> Iterator[Violation]:
                     why="$(...) is the output of a command, ${...} the value of a variable.",
                     cure=f"${{{call.written}}}",
                 )
-
-
-OTHER_SYSTEM = re.compile(
-    r"PBS_(?:NODEFILE|O_WORKDIR|JOBID|JOBNAME|ARRAY_INDEX|ARRAYID|NP)|LSB_(?:HOSTS|JOBID|DJOB_HOSTFILE|JOBINDEX)|COBALT_\w+"
-)
-CASE_WHY = "Names of variables are case-sensitive: the other one is empty."
-
-
-def other_names(job: JobDescription) -> Iterator[Violation]:
-    """Report variables of another batch system, and names that differ from the one that is set in their case only."""
-    if job.kind != "script":
-        return
-    guarded = {
-        u.name for u in job.uses if u.operator.startswith((":", "-", "+", "?", "=")) or u.program in ("[", "[[", "test")
-    }
-    said: set[str] = set()
-    by_case = {
-        a.name.lower(): a.name
-        for a in job.set_values_at_top()
-        if a.value and a.name not in job.used_names and not a.exported
-    }
-    for use in job.uses:
-        name = use.name
-        known = job.has(name) or name in job.reading.named | job.reading.exported | guarded | said
-        if known or use.program in ("echo", "printf") or use.in_function:
-            continue
-        if job.is_batch and OTHER_SYSTEM.fullmatch(name) and not re.search(r"(?m)^#(?:PBS|BSUB|COBALT)\s", job.text):
-            said.add(name)
-            yield Violation(
-                use.offset,
-                f"${name} is never set: it is a variable of another batch system, and this is a job of Slurm",
-            )
-        elif (
-            not job.placeholders
-            and (other := by_case.get(name.lower()))
-            and other != name
-            and not use.under
-            and name not in INHERITED
-        ):
-            if any(a.name == other and a.offset < use.offset for a in job.assignments):
-                said.add(name)
-                text = f"${name} is never set; {other}, which nothing uses, was probably meant"
-                yield Violation(use.offset, text, why=CASE_WHY, cure=f"${other}")
 
 
 # ---------------------------------------------------------------------- lines that take in the next

@@ -424,3 +424,76 @@ def identity(job: JobDescription) -> Iterator[Violation]:
                 )
         elif option.value and "$" not in option.value:
             yield Violation(option.arg.offset, f"the rendezvous id is always {option.value}", severity=severity)
+
+
+# ----------------------------------------------------------------------------- digits of the job id
+
+OCTAL_WHY = "Bash takes a number that begins with 0 as octal: for a job id that ends in 0089 the script stops with 'value too great for base'."
+
+
+def octal(job: JobDescription) -> Iterator[Violation]:
+    """Report the last digits of a job id in arithmetic, which may begin with 0."""
+    for found in re.finditer(r"\$\(\(([^\n]*)", job.text):
+        inside = found[1]
+        cut = re.search(
+            r"\$\{SLURM_(?:ARRAY_)?JOB_?ID:\s*-\d+\}|\$\([^)]*SLURM_JOB_?ID[^)]*\|\s*(?:tail\s+-c|cut\s+-c)[^)]*\)",
+            inside,
+        )
+        if cut and "10#" not in inside[: cut.start()] and not job.in_comment(found.start()):
+            yield Violation(
+                found.start(),
+                "the last digits of the job id may begin with 0, and are then read as octal",
+                cure="$((10000 + 10#${SLURM_JOB_ID: -4}))",
+            )
+
+
+# ------------------------------------------------------------------- ports in variables and options
+
+PORT_VARIABLE = re.compile(r"(?:MASTER|RDZV|MAIN_PROCESS|RENDEZVOUS|DIST)_?PORT\Z", re.IGNORECASE)
+JOB_NUMBER = re.compile(r"\$\{?(?:SLURM_JOB_?ID|PBS_JOBID|LSB_JOBID)\}?")
+
+
+def job_as_port(job: JobDescription) -> Iterator[Violation]:
+    """Report the number of the job as a port: most numbers are above the last port."""
+    why = "The last port is 65535, and the numbers of jobs are soon above it."
+    cure = "$((10000 + SLURM_JOB_ID % 20000))"
+    for item in job.assignments:
+        if PORT_VARIABLE.match(item.name) and JOB_NUMBER.fullmatch(item.value) and not item.removed:
+            yield Violation(item.offset, f"{item.name}={item.value} is the number of the job", why=why, cure=cure)
+    for launch in job.launches:
+        option = launch.option("master_port", "main_process_port")
+        if option and JOB_NUMBER.fullmatch(option.value or ""):
+            yield Violation(
+                option.arg.offset,
+                f"{option.arg.text.partition('=')[0]}={option.value} is the number of the job",
+                why=why,
+                cure=cure,
+            )
+
+
+LAST_PORT, FIRST_FREE_PORT = 65535, 1024
+
+
+def ports_of_options(job: JobDescription) -> Iterator[Violation]:
+    """Report a port of a launcher that does not exist, or that only root may use."""
+    for launch in job.launches:
+        for name in ("master_port", "main_process_port", "rdzv_endpoint"):
+            option = launch.option(name)
+            digits = re.search(r"(?:\A|:)(\d{1,7})\Z", (option.value or "") if option else "")
+            if option is None or digits is None:
+                continue
+            port = int(digits[1])
+            shown = option.arg.text.partition("=")[0]
+            if port > LAST_PORT:
+                yield Violation(
+                    option.arg.offset,
+                    f"{shown}: {port} is above the last port, {LAST_PORT}",
+                    cure="a port from 10000 to 32000",
+                )
+            elif 1 < port < FIRST_FREE_PORT:
+                yield Violation(
+                    option.arg.offset,
+                    f"{shown}: only root may use port {port}",
+                    cure="a port from 10000 to 32000",
+                    severity="warning",
+                )

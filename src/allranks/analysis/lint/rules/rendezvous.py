@@ -14,31 +14,19 @@ from allranks.analysis.lint.rules.ports import backend, is_torchrun
 from allranks.analysis.lint.rules.tasks import SPREADING
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN, MappedText
 
-RANK_WHY = (
-    "With c10d, node ranks come from the sorted host names, and --node_rank is ignored; rank 0 and MASTER_ADDR may be on any node, "
-    "and gpu10 sorts before gpu2."
-)
-RANK_CURE = "remove --node_rank; or, if ranks must follow Slurm's order, use --master_addr and --master_port instead of the --rdzv options"
-MISSING_WHY = "Without --node_rank every node is node 0, and all wait for the others until the timeout."
-MISSING_CURE = "--node_rank=$SLURM_NODEID in single quotes inside the srun command, or --rdzv_backend=c10d with --rdzv_endpoint and --rdzv_id"
-ADDRESS_WHY = "The address must be that of the first node, and every other node must be able to reach it."
-ADDRESS_CURE = 'in the batch script, outside of containers: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-HOSTLESS_WHY = (
-    "torchrun compares host names to decide whether it hosts the c10d store. The IP address of a second interface matches "
-    "no host name, so no node listens, and all nodes wait until the timeout."
-)
-HOSTLESS_CURE = "use the host name of the first node; or --rdzv_conf=is_host=1 on it and is_host=0 elsewhere; or --master_addr with a static rendezvous"
-ID_PER_NODE_WHY = (
-    "Nodes meet if they have the same id. Each of these waits alone in its own rendezvous until the timeout."
-)
-ID_PER_NODE_CURE = "--rdzv_id=$SLURM_JOB_ID"
-CONTAINER_WHY = "scontrol is on the host, not in the image; the substitution is empty, and with a fall-back to localhost every node forms its own group."
 ADDRESS_NAME = re.compile(
     r"(?:MASTER|RDZV|HEAD|MAIN|RENDEZVOUS|COORD)\w*(?:ADDR|IP|HOST|NODE|ENDPOINT|ADDRESS)\w*\Z|(?:MASTER|HEAD)\Z",
     re.IGNORECASE,
 )
 LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
-CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "enroot", "shifter", "ch-run"}
+
+# ---------------------------------------------------------------------------------------- node rank
+
+RANK_WHY = (
+    "With c10d, node ranks come from the sorted host names, and --node_rank is ignored; rank 0 and MASTER_ADDR may be on any node, "
+    "and gpu10 sorts before gpu2."
+)
+RANK_CURE = "remove --node_rank; or, if ranks must follow Slurm's order, use --master_addr and --master_port instead of the --rdzv options"
 
 
 def node_rank(job: JobDescription) -> Iterator[Violation]:
@@ -48,6 +36,10 @@ def node_rank(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 option.arg.offset, f"--rdzv_backend={backend(launch)} ignores {option.arg.text.split('=')[0]}"
             )
+
+
+MISSING_WHY = "Without --node_rank every node is node 0, and all wait for the others until the timeout."
+MISSING_CURE = "--node_rank=$SLURM_NODEID in single quotes inside the srun command, or --rdzv_backend=c10d with --rdzv_endpoint and --rdzv_id"
 
 
 def rank_missing(job: JobDescription) -> Iterator[Violation]:
@@ -79,6 +71,132 @@ def same_rank(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
     if nodes and nodes > 1 and not (tasks and tasks.value == "1"):
         name = option.arg.text.partition("=")[0]
         yield Violation(option.arg.offset, f"{name} is {option.value} on all {nodes} nodes")
+
+
+SAME_RANK_WHY = "Every node gets the same rank: they never form a group, or all believe that they are the first."
+SAME_RANK_CURE = "srun bash -c '... --node_rank=$SLURM_NODEID ...' in single quotes"
+
+
+def same_rank_everywhere(job: JobDescription) -> Iterator[Violation]:
+    """Report a node rank that is 0, or another constant, on every node."""
+    if not job.multi_node:
+        return
+    for launch in job.launches:
+        option = launch.option("node_rank", "machine_rank")
+        nodes = job.srun_nodes(launch.srun) if launch.srun else None
+        if (
+            option is None
+            or not option.value
+            or launch.srun is None
+            or (nodes or 2) < 2
+            or launch.srun.in_loop
+            or launch.call.in_loop
+        ):
+            continue
+        if (
+            backend(launch) != "static"
+            or launch.srun.after == "&"
+            or slurm_options(launch.srun).keys() & {"nodelist", "relative"}
+        ):
+            continue
+        value = option.value.strip("\"'")
+        default = re.fullmatch(r"\$\{([A-Za-z_]\w*):?-0\}", value)
+        wrong = None
+        if re.fullmatch(r"\$\{?SLURM_LOCALID(?::-0)?\}?", value):
+            wrong = "$SLURM_LOCALID is the number of the task on its node: 0 on every node"
+        elif (
+            default
+            and not default[1].startswith("SLURM_")
+            and not job.has(default[1])
+            and default[1] not in job.reading.named
+        ):
+            wrong = f"nothing sets ${default[1]}, so it is 0 on every node"
+        elif value in ("$(echo $SLURM_NODEID)", "$(echo $SLURM_PROCID)") and not any(
+            "SLURM_" in u.name and u.under for u in job.uses
+        ):
+            wrong = f"{value} is expanded by the batch shell, where it is 0"
+        elif re.match(r"\$\(\s*hostname\b", value) and not any(c.program == "hostname" and c.srun for c in job.calls):
+            wrong = f"{value} is expanded by the batch shell, on the first node"
+        if wrong:
+            yield Violation(
+                option.arg.offset,
+                f"{option.arg.text.partition('=')[0]}: {wrong}",
+                why=SAME_RANK_WHY,
+                cure=SAME_RANK_CURE,
+            )
+
+
+RANK_NAME = re.compile(r"(?i)(?:node|machine)_?rank")
+FROM_OUTSIDE = re.compile(r"\$(?:\{?\d\b|\{?[A-Za-z_])")
+RANK_DROPPED_WHY = "Every node runs this script with the same rank: the launchers take each other's place, or wait for the other ranks until the timeout."
+
+
+def rank_not_used(job: JobDescription) -> Iterator[Violation]:
+    """Report a constant rank of the node in a script that takes the rank from outside and does not use it."""
+    if job.kind != "script" or job.submits:
+        return
+    taken = [
+        a
+        for a in job.set_values_at_top()
+        if RANK_NAME.fullmatch(a.name) and FROM_OUTSIDE.match(a.value) and a.name not in job.used_names
+    ]
+    if not taken or any(a.exported for a in taken):
+        return
+    for launch in job.launches:
+        option, nodes = launch.option("node_rank", "machine_rank"), launch.option("nnodes", "num_machines")
+        if option is None or nodes is None or not (option.value or "").isdecimal() or backend(launch) != "static":
+            continue
+        if (
+            launch.call.in_loop
+            or launch.call.branch
+            or (job.number(nodes.value) or 2) < 2
+            or taken[0].offset > launch.call.offset
+        ):
+            continue
+        line = job.lines.place(taken[0].offset)[0]
+        text = f"{option.arg.text}: the same on every node; {taken[0].name} of line {line} is not used"
+        yield Violation(option.arg.offset, text, why=RANK_DROPPED_WHY, cure=f"--node_rank=${taken[0].name}")
+        return
+
+
+# ------------------------------------------------------------------------------------------ address
+
+TCP_LOCAL = re.compile(r"tcp://(?:localhost|127\.0\.0\.\d{1,3}|0\.0\.0\.0)(?::.*)?\Z")
+
+
+def local_url(job: JobDescription) -> Iterator[Violation]:
+    """Report ``tcp://localhost`` as the meeting point of ranks on several nodes."""
+    for launch in job.launches:
+        if launch.kind != "python" or launch.call.in_loop or launch.call.in_function:
+            continue
+        started = started_by(job, launch)
+        nodes = job.srun_nodes(launch.srun) if launch.srun else job.nodes
+        if not started or not nodes or nodes < 2 or launch.open_srun or (started.total or nodes) < nodes:
+            continue
+        if launch.srun and slurm_options(launch.srun).keys() & {"nodelist", "relative"}:
+            continue
+        for arg in launch.call.args:
+            value = arg.text.rpartition("=")[2]
+            if TCP_LOCAL.fullmatch(value):
+                yield Violation(
+                    arg.offset, f"{value} in a job of {nodes} nodes: every node waits for itself", severity="error"
+                )
+                break
+
+
+ADDRESS_WHY = "The address must be that of the first node, and every other node must be able to reach it."
+ADDRESS_CURE = 'in the batch script, outside of containers: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+HOSTLESS_WHY = (
+    "torchrun compares host names to decide whether it hosts the c10d store. The IP address of a second interface matches "
+    "no host name, so no node listens, and all nodes wait until the timeout."
+)
+HOSTLESS_CURE = "use the host name of the first node; or --rdzv_conf=is_host=1 on it and is_host=0 elsewhere; or --master_addr with a static rendezvous"
+ID_PER_NODE_WHY = (
+    "Nodes meet if they have the same id. Each of these waits alone in its own rendezvous until the timeout."
+)
+ID_PER_NODE_CURE = "--rdzv_id=$SLURM_JOB_ID"
+CONTAINER_WHY = "scontrol is on the host, not in the image; the substitution is empty, and with a fall-back to localhost every node forms its own group."
+CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "enroot", "shifter", "ch-run"}
 
 
 def address(job: JobDescription) -> Iterator[Violation]:
@@ -215,8 +333,6 @@ SUBMIT_HOST = re.compile(r"\$\{?(?:SLURM_SUBMIT_HOST|PBS_O_HOST|LSB_SUB_HOST)\}?
 TWO_SLICES = re.compile(r"(?:\$\{SLURM_(?:JOB_)?NODELIST:\s*\d{1,3}:\s*\d{1,3}\}){2}")
 BRACKET_TEST = re.compile(r"\*[\"']?\\?\[[\"']?\*|==?\s*[\"']\[[\"']")  # [[ $list == *"["* ]]
 LAST_NODE = re.compile(r"\bscontrol\s+show\s+hostnames?\b[^|]*\|\s*tail\s+(?:-n\s*)?-?1\b")
-
-
 FIRST_OF_ALL = re.compile(r"\$\(\s*srun\b([^|()]*?)\bhostname\b[^|()]*\|[^()]*\)")
 ONE_TASK = re.compile(r"(?:-n|--ntasks|-N|--nodes)[ =]?1\b|\s(?:-w|-r|--nodelist|--relative)\b")
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.placement import MPI, count_of
-from allranks.analysis.lint.records import Assignment, ProgramCall, Violation
-from allranks.analysis.lint.rules.nodes import is_ray_start
+from allranks.analysis.lint.records import Violation
+from allranks.analysis.lint.rules.dataflow import exported_before
+from allranks.analysis.lint.rules.steps import is_ray_start
 
 SLOTS_WHY = "The launcher refuses more processes than its hosts have slots, and nothing starts."
 DEEPSPEED_WHY = "deepspeed stops with an error: its host filters exclude each other."
 DEVICES_WHY = "With these options deepspeed ignores CUDA_VISIBLE_DEVICES and counts the GPUs of the machine from 0."
-PASSED_WHY = "Open MPI passes only its own variables, and those named with -x, to processes that it starts by SSH: there the variable is empty."
 RAY_WHY = (
     "Without --block the command returns at once, and Slurm ends the processes of a step with it: the worker is gone."
 )
@@ -90,56 +90,6 @@ def ignored_devices(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 option.arg.offset, text, why=DEVICES_WHY, cure=f"--include localhost:{own[-1].value} without --num_gpus"
             )
-
-
-def exported_before(job: JobDescription, name: str, call: ProgramCall) -> list[Assignment]:
-    """Return what the script exports above a command, without what stands in front of other commands."""
-    fronts = {a.offset for c in job.calls for a in c.prefix}
-    found = [a for a in job.set_values(name) if a.exported and a.offset < call.offset and a.offset not in fronts]
-    return [a for a in found if not a.in_function and not a.in_substitution]
-
-
-def not_passed(job: JobDescription) -> Iterator[Violation]:
-    """Report the address of a group that Open MPI does not pass to other hosts, though it passes other variables."""
-    for launch in job.launches:
-        starter = next((c for c in launch.call.under if c.program in MPI), None)
-        if launch.kind != "python" or starter is None or launch.srun is not None or launch.call.in_function:
-            continue
-        passed = {
-            following.text.partition("=")[0] for arg, following in starter.pairs() if arg.text == "-x" and following
-        }
-        if not passed or not _several_hosts(job, starter):
-            continue
-        for name in ("MASTER_ADDR", "MASTER_PORT"):
-            exported = [
-                a for a in job.set_values_at_top() if a.name == name and a.offset < starter.offset and a.exported
-            ]
-            if (
-                exported
-                and name not in passed
-                and not any(name in a.text or ("$" in a.text and "@" in a.text) for a in starter.args)
-            ):
-                yield Violation(
-                    exported[-1].offset,
-                    f"{name} is exported, but mpirun passes only what -x names: {', '.join(sorted(passed))}",
-                    why=PASSED_WHY,
-                    cure=f"mpirun -x {name} ...",
-                    severity="warning",
-                )
-                break
-
-
-def _several_hosts(job: JobDescription, starter: ProgramCall) -> bool:
-    for arg, following in starter.pairs():
-        name, equals, value = arg.text.partition("=")
-        listed = value if equals else following.text if following else ""
-        if name in ("-H", "--host", "-host") and listed.count(",") > 0:
-            return True
-        if name in ("-hostfile", "--hostfile", "-machinefile", "--machinefile") and (
-            not job.is_job or (job.nodes or 1) > 1
-        ):
-            return True
-    return False
 
 
 def without_address(job: JobDescription) -> Iterator[Violation]:
@@ -226,67 +176,3 @@ def ray_step_ends(job: JobDescription) -> Iterator[Violation]:
             why=RAY_WHY,
             cure="ray start ... --block &",
         )
-
-
-ENVIRONMENT_WHY = "The container starts with an environment of its own: the variable is not set there."
-NEEDED = re.compile(
-    r"MASTER_ADDR|MASTER_PORT|WORLD_SIZE|RANK|NODE_RANK|CUDA_VISIBLE_DEVICES|(?:NCCL|GLOO|UCX)_\w+|WANDB_API_KEY|HF_TOKEN"
-)
-ENGINES = {"docker", "podman", "nvidia-docker"}
-IMAGES = {"singularity", "apptainer"}
-
-
-def into_container(job: JobDescription) -> Iterator[Violation]:
-    """Report variables that are exported for a program in a container, which does not get them."""
-    for call in job.calls:
-        words = [a.text for a in call.args]
-        if call.in_substitution or call.in_function or not words or any("$" in w and "@" in w for w in words):
-            continue
-        engine = call.program in ENGINES and "run" in words[:2]
-        clean = call.program in IMAGES and words[0] in ("exec", "run") and _cleans(words[1:])
-        if not (engine or clean) or any(w.startswith(("--env-file", "--env-host", "-E")) for w in words):
-            continue
-        fronts = {a.offset for c in job.calls for a in c.prefix}
-        above = [a for a in job.set_values_at_top() if a.exported and a.offset < call.offset and a.offset not in fronts]
-        own = [*call.prefix, *(a for a in above if not a.in_function)]
-        for item in own:
-            text = " ".join(words)
-            if (
-                not NEEDED.fullmatch(item.name)
-                or re.search(rf"\b{item.name}\b", text)
-                or item.removed
-                or not item.value
-            ):
-                continue
-            if item.name == "CUDA_VISIBLE_DEVICES" and re.search(r"device=|NVIDIA_VISIBLE", text):
-                continue
-            # It may be given to the program as an argument, or be passed on under another name.
-            used = any(u.name == item.name and u.offset > item.offset for u in job.uses)
-            inside = job.has(f"SINGULARITYENV_{item.name}", f"APPTAINERENV_{item.name}")
-            if used or inside:
-                continue
-            how = (
-                f"{call.program} run passes no variables"
-                if engine
-                else f"{call.program} with a clean environment passes none"
-            )
-            yield Violation(
-                item.offset,
-                f"{item.name} is set, but {how}",
-                why=ENVIRONMENT_WHY,
-                cure=f"{'-e' if engine else '--env'} {item.name}{'' if engine else '=$' + item.name}",
-                severity="warning",
-            )
-            break
-
-
-def _cleans(words: list[str]) -> bool:
-    """Return whether an option in front of the image starts with a clean environment."""
-    for word in words:
-        if not word.startswith("-"):
-            if word.endswith((".sif", ".simg", ".img", ".sqsh")):
-                return False
-            continue
-        if word in ("--cleanenv", "--containall", "-e", "-C") or re.fullmatch(r"-[a-zA-Z]*[eC][a-zA-Z]*", word):
-            return True
-    return False

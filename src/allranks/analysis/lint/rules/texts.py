@@ -7,42 +7,8 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
-from allranks.analysis.lint.rules.dataflow import GUARDS, SLURM_NAMES
-from allranks.analysis.lint.rules.names import MORE_READ
+from allranks.analysis.lint.rules.dataflow import MORE_READ
 from allranks.utils.redaction import holds_secret
-
-# ------------------------------------------------------------------------------- variables of Slurm
-
-NO_SLURM_NAME = {
-    "SLURM_NUM_GPUS": "SLURM_GPUS_ON_NODE", "SLURM_NGPUS": "SLURM_GPUS_ON_NODE", "SLURM_GPU_COUNT": "SLURM_GPUS_ON_NODE",
-    "SLURM_ARRAYID": "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK": "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_ID": "SLURM_ARRAY_TASK_ID",
-    "SLURM_ARRAY_INDEX": "SLURM_ARRAY_TASK_ID", "SLURM_RANK": "SLURM_PROCID", "SLURM_GLOBAL_RANK": "SLURM_PROCID", "SLURM_RANK_ID": "SLURM_PROCID",
-    "SLURM_WORLD_SIZE": "SLURM_NTASKS", "SLURM_NUM_NODES": "SLURM_JOB_NUM_NODES", "SLURM_NODES": "SLURM_JOB_NUM_NODES",
-    "SLURM_NUM_TASKS": "SLURM_NTASKS", "SLURM_LOCAL_RANK": "SLURM_LOCALID", "SLURM_LOCAL_ID": "SLURM_LOCALID", "SLURM_NODE_RANK": "SLURM_NODEID",
-    "SLURM_JOB_DIR": "SLURM_SUBMIT_DIR", "SLURM_WORKDIR": "SLURM_SUBMIT_DIR", "SLURM_HOSTNAME": "SLURMD_NODENAME", "SLURM_CPUS": "SLURM_CPUS_PER_TASK",
-    "SLURM_NUM_CPUS": "SLURM_CPUS_ON_NODE", "SLURM_GPUS_PER_JOB": "SLURM_GPUS", "SLURM_ID": "SLURM_JOB_ID",
-}  # fmt: skip
-
-
-def no_slurm_name(job: JobDescription) -> Iterator[Violation]:
-    """Report variables that look like those of Slurm, and that Slurm does not set."""
-    tested = {u.name for u in job.uses if u.program in ("[", "[[", "test") or u.operator.startswith(GUARDS)}
-    said: set[str] = set()
-    for use in job.uses:
-        meant = NO_SLURM_NAME.get(use.name)
-        if (
-            meant is None
-            or use.name in said | tested | SLURM_NAMES
-            or job.has(use.name)
-            or use.name in job.reading.named
-        ):
-            continue
-        if use.program in ("echo", "printf") or use.name in job.reading.exported:
-            continue
-        said.add(use.name)
-        text = f"${use.name} is never set: Slurm has no such variable; {meant} was probably meant"
-        yield Violation(use.offset, text, cure=f"${meant}")
-
 
 # ------------------------------------------------------------------------------------------- tokens
 

@@ -8,12 +8,12 @@ from itertools import pairwise
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, Violation
+from allranks.analysis.lint.rules.dataflow import used_elsewhere
 from allranks.planning.env_vars import DEPRECATED_VARIABLES, UNREAD_VARIABLES, is_known_variable, nearest_variable
 from allranks.utils.text import nearest_name
 
 UNKNOWN_WHY = "A variable that no library reads causes no error: the line simply has no effect."
 DEPRECATED_WHY = "Deprecated names stop working after an update, without a warning."
-
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "GLOO_")
 
 
@@ -85,8 +85,6 @@ OTHER_COLLECTIVES = {
     "SCCL",
     "TCCL",
 }
-
-
 ONLY_NCCL = {
     "NCCL_SOCKET_IFNAME",
     "NCCL_IB_HCA",
@@ -302,8 +300,6 @@ HANDLING_WHY = (
     "When a rank dies, the others wait in their collective without end; by default torch ends them after the timeout."
 )
 HANDLING_CURE = "remove it"
-VISIBLE_WHY = "Inside of a job the GPUs are numbered from 0. Other numbers name no GPU, or on a cluster without cgroups that of another job."
-VISIBLE_CURE = "remove it: Slurm sets CUDA_VISIBLE_DEVICES"
 GID_WHY = "The index of the RoCE v2 address differs between nodes and changes when addresses change. NCCL 2.21 and later select it."
 NAME = re.compile(r"[a-z]+[a-z0-9]*\d[a-z0-9.:_-]*\Z", re.IGNORECASE)
 
@@ -400,22 +396,140 @@ def _switched_off(item: Assignment) -> str | None:
     return None if item.removed else OFF.get((item.name, item.value.strip().upper()))
 
 
-def visible_devices(job: JobDescription) -> Iterator[Violation]:
-    """Compare a literal list of GPUs with what the job requests: Slurm numbers the GPUs of a job from 0."""
-    gpus = job.gpus_per_node or (job.number(job.heads("gpus")) if job.nodes == 1 else None)
-    said: set[str] = set()
-    for item in job.set_values_at_top():
-        if item.name == "CUDA_VISIBLE_DEVICES" and gpus and re.fullmatch(r"\d+(?:,\d+)*", item.value):
-            numbers = [int(n[:6]) for n in item.value.split(",")]
-            if max(numbers) >= gpus and item.value not in said:
-                said.add(item.value)
-                text = f"CUDA_VISIBLE_DEVICES={item.value}, but the job requests {gpus} GPU{'s' * (gpus > 1)}"
-                # CUDA takes the numbers up to the first that does not exist: here all GPUs of the job.
-                whole = numbers[:gpus] == list(range(gpus))
-                yield Violation(item.offset, text, severity="note" if whole else None)
-
-
 def gid(job: JobDescription) -> Iterator[Violation]:
     for item in job.set_values("NCCL_IB_GID_INDEX"):
         if item.value.isdecimal():
             yield Violation(item.offset, f"NCCL_IB_GID_INDEX={item.value}: the same index on every node")
+
+
+# ------------------------------------------------------------------------------ nearly a usual name
+
+# Names that people write, and the one that the libraries read.
+OTHER_NAMES = {
+    "MASTER_ADDRESS": "MASTER_ADDR", "MASTERADDR": "MASTER_ADDR", "MASTER_ADRESS": "MASTER_ADDR", "MASTERPORT": "MASTER_PORT",
+    "WORLDSIZE": "WORLD_SIZE", "LOCALRANK": "LOCAL_RANK", "CUDA_VISIBLE_GPUS": "CUDA_VISIBLE_DEVICES", "CUDA_DEVICES_VISIBLE": "CUDA_VISIBLE_DEVICES",
+    "VISIBLE_CUDA_DEVICES": "CUDA_VISIBLE_DEVICES", "OMP_THREADS": "OMP_NUM_THREADS", "OMP_NUMTHREADS": "OMP_NUM_THREADS",
+    "NUM_OMP_THREADS": "OMP_NUM_THREADS", "MKL_THREADS": "MKL_NUM_THREADS", "PYTHON_PATH": "PYTHONPATH", "WANDB_API_MODE": "WANDB_MODE",
+    "WANDB_APIKEY": "WANDB_API_KEY", "WANDB_DISABLE": "WANDB_DISABLED", "TRANSFORMER_OFFLINE": "TRANSFORMERS_OFFLINE",
+    "HF_OFFLINE": "HF_HUB_OFFLINE", "LD_LIBARY_PATH": "LD_LIBRARY_PATH", "LD_LIBRARYPATH": "LD_LIBRARY_PATH",
+}  # fmt: skip
+
+
+def near_names(job: JobDescription) -> Iterator[Violation]:
+    """Report variables whose name is nearly, or means the same as, one that libraries read."""
+    said: set[str] = set()
+    for item in job.assignments:
+        name = item.name
+        exported = item.exported or job.kind != "script" or name in job.reading.exported
+        if item.removed or not exported or name in said:
+            continue
+        meant = OTHER_NAMES.get(name) or _near(name)
+        if meant is None or job.has(meant) or used_elsewhere(job, name):
+            continue
+        said.add(name)
+        if meant in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK") and not _meets_by_environment(job):
+            continue
+        yield Violation(item.offset, f"{name}: no library knows this variable; {meant} was probably meant", cure=meant)
+
+
+READ_BY_OTHERS = {
+    "WORLD_SIZE", "LOCAL_RANK", "WANDB_MODE", "WANDB_DISABLED", "WANDB_API_KEY", "WANDB_PROJECT", "WANDB_DIR", "WANDB_ENTITY", "WANDB_NAME",
+    "WANDB_SILENT", "WANDB_CACHE_DIR", "TRANSFORMERS_CACHE", "TF_CPP_MIN_LOG_LEVEL", "CUBLAS_WORKSPACE_CONFIG", "XDG_CACHE_HOME", "TORCH_HOME",
+    "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "TRITON_CACHE_DIR", "PYTHONHASHSEED", "CUDA_HOME", "HSA_OVERRIDE_GFX_VERSION",
+    "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "TF_FORCE_GPU_ALLOW_GROWTH", "MKL_SERVICE_FORCE_INTEL",
+    "MKL_THREADING_LAYER", "HYDRA_FULL_ERROR", "PYTHONPATH", "TORCHELASTIC_ERROR_FILE", "NCCL_SOCKET_IFNAME",
+}  # fmt: skip
+SIMILAR_AND_READ = {
+    "WANDB_NAMES", "HF_HUB_CACHE", "HF_HOME", "WORK_SIZE", "WORD_SIZE", "WORLDS_SIZE", "CUDA_HOMES", "CUDA_PATH", "TORCH_NAME", "WANDB_ID",
+    "HF_NAME", "HF_CODE", "HF_MODE", "TORCH_HOST", "WANDB_CODE", "WANDB_NODE", "WANDB_GAME",
+}  # fmt: skip
+SHORTEST_NAME = 7
+
+
+def _near(name: str) -> str | None:
+    """Return the variable of which this is a misspelling of one letter."""
+    if len(name) < SHORTEST_NAME or name in READ_BY_OTHERS or name in SIMILAR_AND_READ or not name.isupper():
+        return None
+    return next((known for known in sorted(READ_BY_OTHERS) if edits(name, known, 1) == 1 and known[0] == name[0]), None)
+
+
+def _meets_by_environment(job: JobDescription) -> bool:
+    """Return whether the ranks take their address from the environment: Python under srun, or a rank is set here."""
+    others = job.has("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+    return others or job.kind != "script" or any(la.kind == "python" for la in job.launches)
+
+
+# ------------------------------------------------------------------------------------------ numbers
+
+RENDEZVOUS_PORT = re.compile(r"(?:MASTER|MAIN_PROCESS|MAIN|RDZV|RENDEZVOUS|HEAD|DIST)_?PORT\Z", re.IGNORECASE)
+COUNT_OPTIONS = ("nproc_per_node", "num_processes", "num_gpus", "nnodes", "num_machines", "num_nodes")
+COUNT = re.compile(r"\d+(?::\d+)?|gpu|cpu|auto|xpu|npu|mps|hpu|mlu|musa|-1")
+NUMBER_WHY = "The program, or torch, cannot convert it to a number, and stops."
+DOUBLE_WHY = "$(...) runs a command. Arithmetic needs two parentheses on each side."
+
+
+def not_a_number(job: JobDescription) -> Iterator[Violation]:
+    """Report ports and counts that contain something else than a number."""
+    for item in job.assignments:
+        if not item.removed and not item.items and RENDEZVOUS_PORT.match(item.name):
+            yield from _port_hits(job, item)
+    for launch in job.launches:
+        for name in COUNT_OPTIONS:
+            option = launch.option(name)
+            value = (option.value or "") if option else ""
+            literal = value and not re.search(r"[$`<>{}\[\]*+]", value)
+            if option and literal and not COUNT.fullmatch(value.strip("\"'")):
+                yield Violation(
+                    option.arg.offset, f"--{name}={value!r} is not a number", why=NUMBER_WHY, cure=f"--{name}=<n>"
+                )
+    for call in job.calls:
+        if call.in_substitution and re.fullmatch(r"\d+", call.written) and call.args:
+            if call.args[0].text in ("+", "-", "*", "/", "%"):
+                text = f"$({call.written} {call.args[0].text} ...) runs {call.written} as a command"
+                yield Violation(call.offset, text, why=DOUBLE_WHY, cure="$((...))")
+
+
+LAST_PORT = 65535
+
+
+def _port_hits(job: JobDescription, item: Assignment) -> Iterator[Violation]:
+    value = item.value.strip()
+    wrong = None
+    if value.isdecimal():
+        if len(value) < 9 and int(value) > LAST_PORT:
+            wrong = f"the last port is {LAST_PORT}"
+        elif int(value[:9]) == 0 and _takes_zero(job, item):
+            wrong = "every rank would choose its own port"
+        elif 0 < int(value[:9]) < 1024 and job.is_job:
+            wrong = "only root may use ports below 1024"
+    elif re.fullmatch(r"\$\(\(.*\)\)[$),;.\\]+", value) and (value[-1] != ")" or value.count(")") > value.count("(")):
+        wrong = f"{value[-1]} after the expression becomes part of the value"
+    elif re.fullmatch(r"\d[\w,.;]*", value) or re.fullmatch(r"\d+[-+*%](?:\d+|\$\{?\w+\}?)(?:[-+*%]\w+)*", value):
+        wrong = (
+            "it is text, and no number" if not re.search(r"[-+*%]", value) else "the shell calculates only in $((...))"
+        )
+    if wrong:
+        yield Violation(item.offset, f"{item.name}={value}: {wrong}", why=NUMBER_WHY, cure=f"{item.name}=<port>")
+
+
+def _takes_zero(job: JobDescription, item: Assignment) -> bool:
+    return item.exported and any(la.kind == "python" for la in job.launches)
+
+
+def port_zero(job: JobDescription) -> Iterator[Violation]:
+    """Report port 0 for DeepSpeed, whose ranks then listen at different ports."""
+    for launch in job.launches:
+        option = launch.option("master_port", "main_process_port")
+        deepspeed = launch.kind == "deepspeed" or (
+            launch.kind == "accelerate" and launch.option("use_deepspeed", "deepspeed_config_file")
+        )
+        if option and deepspeed and (option.value or "").strip("\"'") == "0":
+            why = "DeepSpeed passes it on as the port of the rendezvous: there each rank gets another free port, and they wait for each other."
+            name = option.arg.text.partition("=")[0]
+            yield Violation(
+                option.arg.offset,
+                f"{name} 0 is no port for DeepSpeed",
+                why=why,
+                cure=f"{name} <port>",
+                severity="error",
+            )
