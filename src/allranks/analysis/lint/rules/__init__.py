@@ -22,27 +22,20 @@ from allranks.analysis.lint.rules import (
     lines,
     loops,
     lost,
-    names,
     options,
     outputs,
     ports,
-    programs,
-    progress,
+    quoting,
     rendezvous,
     requests,
     secrets,
-    sessions,
     shell,
-    starters,
     steps,
     storage,
     tasks,
-    texts,
     unset_variables,
-    values,
     variables,
     waiting,
-    words,
 )
 
 ANY = ("script", "environment", "spec")
@@ -92,15 +85,15 @@ UNSET_VARIABLE = _all(
     emptiness.empty_value,
     unset_variables.other_case,
 )
-TEST_SYNTAX = _all(shell.brackets, loops.conditions, names.unset_value, options.colon_assignment)
-MISTYPED_COMMAND = _all(shell.mistyped, names.misspelt_commands, options.misspelt_subcommands)
+TEST_SYNTAX = _all(shell.brackets, loops.conditions, shell.unset_value, shell.colon_assignment)
+MISTYPED_COMMAND = _all(commands.mistyped, commands.misspelt_commands, options.misspelt_subcommands)
 IDLE_GPUS = _certain_first(
     gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device, counts.told_fewer, counts.few_in_parallel
 )
 MORE_RANKS_THAN_GPUS = _all(gpus.too_many, steps.too_many_started, counts.told_more, gpus.few_visible)
 MEMORY_UNIT = _all(requests.megabytes, steps.small_memory, requests.bytes_of_memory)
 VISIBLE_DEVICES = _all(
-    gpus.visible_devices, steps.listed_twice, starters.ignored_devices, gpus.of_all_ranks, gpus.of_loops
+    gpus.visible_devices, steps.listed_twice, launchers.ignored_devices, gpus.of_all_ranks, gpus.of_loops
 )
 SEVERAL_TORCHRUNS = _all(tasks.several, steps.launchers_in_tasks, steps.per_gpu_tasks)
 BROKEN_LINE = _all(
@@ -110,24 +103,24 @@ BROKEN_LINE = _all(
     lines.hash_in_quotes,
     arguments.cut_commands,
     arguments.hydra_arguments,
-    options.swallowed_by,
+    lines.swallowed_by,
 )
 FIXED_NAME_IN_TMP = _all(storage.fixed, lines.lone_dollar)
 OUTPUT_FOLDER = _all(directives.output, directives.log_in_root)
 SCRIPT_FOLDER = _all(directives.script_folder, directives.own_folder)
-CONTAINER_SHELL_ENDED = _all(sessions.container_ended, lines.activated_elsewhere)
+CONTAINER_SHELL_ENDED = _all(environments.container_ended, environments.activated_elsewhere)
 EXIT_CODE_LOST = _all(exit_codes.exit_code, exit_codes.piped_inside, exit_codes.echoed_failure, exit_codes.piped_script)
 BACKGROUND_NOT_AWAITED = _all(waiting.background, waiting.scripts_in_background)
 OPTION_TWICE = _all(requests.twice, requests.settings_twice)
 EXPANDED_TOO_EARLY = _all(dataflow.early, dataflow.submitted_too_early)
 NO_SHEBANG = _all(directives.shebang, directives.interpreter)
-SECRET_IN_SCRIPT = _all(secrets.secret, texts.more_secrets)
-VARIABLE_NOT_EXPANDED = _all(commands.not_expanded, texts.quoted_setting, words.quoted_name)
+SECRET_IN_SCRIPT = _all(secrets.secret, secrets.more_secrets)
+VARIABLE_NOT_EXPANDED = _all(quoting.not_expanded, quoting.quoted_setting, quoting.quoted_name)
 VALUE_SPLIT = _all(commands.value_split, arguments.blank_value)
-NEVER_EXPANDED = _all(values.literal, arguments.no_dollar_option, options.names_as_text)
-ASKS_FOR_ANSWER = _all(environments.asks, progress.asks_more)
+NEVER_EXPANDED = _all(quoting.literal, arguments.no_dollar_option, quoting.names_as_text)
+ASKS_FOR_ANSWER = _all(environments.asks, environments.asks_more)
 NODE_COUNT = _all(tasks.count, counts.group_of_one)
-MISSING_COLON = _all(commands.missing_colon, options.semicolon)
+MISSING_COLON = _all(commands.missing_colon, commands.semicolon)
 DIRECTIVE_NOT_READ = _all(directives.unread, requests.cut_list)
 DIRECTIVE_REFUSED = _all(
     directives.refused,
@@ -145,13 +138,15 @@ IDLE_NODES = _all(steps.idle_nodes, counts.few_processes)
 WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts.spawned_world)
 TIME_UNIT = _all(steps.minutes, requests.hours_as_minutes)
 PATTERN_NOT_EXPANDED = _all(storage.unexpanded, requests.foreign_patterns)
-MASTER_ADDRESS = _all(rendezvous.address, rendezvous.local_url, starters.without_address)
-LAUNCHER_OPTION = _all(options.launcher_option, starters.filters, programs.unknown_launcher_option)
-BLOCKS_SCRIPT = _all(waiting.blocks, starters.ray_blocks)
-LITERAL_QUOTES = _all(shell.literal_quotes, words.quotes_in_value)
-LOOP_VALUES = _all(loops.loops, words.first_element, words.appended_text, words.quoted_list, elsewhere.reads_the_list)
+MASTER_ADDRESS = _all(rendezvous.address, rendezvous.local_url, launchers.without_address)
+LAUNCHER_OPTION = _all(options.launcher_option, launchers.filters, options.unknown_launcher_option)
+BLOCKS_SCRIPT = _all(waiting.blocks, launchers.ray_blocks)
+LITERAL_QUOTES = _all(shell.literal_quotes, quoting.quotes_in_value)
+LOOP_VALUES = _all(
+    loops.loops, quoting.first_element, quoting.appended_text, quoting.quoted_list, elsewhere.reads_the_list
+)
 EXIT_ZERO = _all(exit_codes.exit_zero, exit_codes.status_of_block, exit_codes.exit_of_message)
-CONDA_NOT_SET_UP = _all(environments.conda, programs.conda_elsewhere, programs.conda_in_shell)
+CONDA_NOT_SET_UP = _all(environments.conda, environments.conda_elsewhere, environments.conda_in_shell)
 ONE_LOG_FOR_ARRAY = _all(requests.shared_log, requests.one_log)
 OUT_OF_PLACE = _all(conditions.out_of_place, elsewhere.aliases)
 LOST_IN_SUBSHELL = _all(lost.lost, lost.exit_inside, elsewhere.elsewhere)
@@ -184,9 +179,9 @@ RULES: tuple[LintRule, ...] = (
     LintRule("master-address", "warning", MASTER_ADDRESS, rendezvous.ADDRESS_WHY, rendezvous.ADDRESS_CURE, "nebius-solutions-library#177"),
     LintRule("address-without-host", "warning", rendezvous.hostless, rendezvous.HOSTLESS_WHY, rendezvous.HOSTLESS_CURE, ELASTIC + ", pytorch#73656"),
     LintRule("scontrol-in-container", "warning", rendezvous.container, rendezvous.CONTAINER_WHY, rendezvous.ADDRESS_CURE, "mmcv#700, pith-train#91"),
-    LintRule("whole-node-list", "error", values.node_list, values.ARRAY_WHY, values.ARRAY_CURE, "bash manual, arrays"),
-    LintRule("compressed-node-list", "error", values.compressed, values.LIST_WHY, values.LIST_CURE, SLURM_TEST),
-    LintRule("never-expanded", "error", NEVER_EXPANDED, values.TEXT_WHY, values.TEXT_CURE, "bash manual, quoting"),
+    LintRule("whole-node-list", "error", quoting.node_list, quoting.ARRAY_WHY, quoting.ARRAY_CURE, "bash manual, arrays"),
+    LintRule("compressed-node-list", "error", quoting.compressed, quoting.LIST_WHY, quoting.LIST_CURE, SLURM_TEST),
+    LintRule("never-expanded", "error", NEVER_EXPANDED, quoting.TEXT_WHY, quoting.TEXT_CURE, "bash manual, quoting"),
     LintRule("octal-number", "warning", ports.octal, ports.OCTAL_WHY, "", "bash manual, shell arithmetic"),
     # Tasks and resources
     LintRule("several-torchruns", "error", SEVERAL_TORCHRUNS, tasks.SEVERAL_WHY, tasks.SEVERAL_CURE, SLURM_TEST),
@@ -204,8 +199,8 @@ RULES: tuple[LintRule, ...] = (
     LintRule("named-nodes", "warning", counts.named_nodes, counts.NAMED_WHY, counts.NAMED_CURE, SLURM_TEST),
     LintRule("same-gpu", "warning", SAME_GPU, counts.PARALLEL_WHY, counts.PARALLEL_CURE, "CUDA C++ programming guide, environment variables"),
     LintRule("steps-wait", "warning", counts.waiting_steps, counts.STEPS_WHY, counts.STEPS_CURE, SLURM_TEST),
-    LintRule("too-few-slots", "error", starters.few_slots, starters.SLOTS_WHY, "", "Open MPI's mpirun manual; Horovod's documentation, horovodrun"),
-    LintRule("ray-step-ends", "warning", starters.ray_step_ends, starters.RAY_WHY, "", "Ray's documentation, Slurm; srun manual"),
+    LintRule("too-few-slots", "error", launchers.few_slots, launchers.SLOTS_WHY, "", "Open MPI's mpirun manual; Horovod's documentation, horovodrun"),
+    LintRule("ray-step-ends", "warning", launchers.ray_step_ends, launchers.RAY_WHY, "", "Ray's documentation, Slurm; srun manual"),
     LintRule("more-ranks-than-gpus", "error", MORE_RANKS_THAN_GPUS, gpus.TOO_MANY_WHY, "set both to the same number", TORCHRUN),
     LintRule("idle-gpus", "warning", IDLE_GPUS, gpus.IDLE_WHY, gpus.IDLE_CURE, TORCHRUN),
     LintRule("idle-nodes", "warning", IDLE_NODES, steps.NODES_WHY, steps.NODES_CURE, SLURM),
@@ -225,10 +220,10 @@ RULES: tuple[LintRule, ...] = (
     LintRule("launchers-disagree", "error", steps.disagree, steps.DISAGREE_WHY, "the same address and port for all, and a rank for each", TORCHRUN),
     # Launchers, environment and signals
     LintRule("needs-ssh", "note", launchers.ssh, launchers.SSH_WHY, launchers.SSH_CURE, "DeepSpeed#1603, #2958"),
-    LintRule("ssh-without-command", "warning", sessions.ssh_session, sessions.SESSION_WHY, sessions.SESSION_CURE, "ssh manual"),
-    LintRule("srun-without-command", "error", sessions.no_command, sessions.NO_COMMAND_WHY, sessions.NO_COMMAND_CURE, SLURM),
-    LintRule("no-terminal", "error", sessions.terminal, sessions.TERMINAL_WHY, sessions.TERMINAL_CURE, "docker run reference, foreground"),
-    LintRule("container-shell-ended", "warning", CONTAINER_SHELL_ENDED, sessions.ENDED_WHY, sessions.ENDED_CURE, "apptainer exec manual"),
+    LintRule("ssh-without-command", "warning", environments.ssh_session, environments.SESSION_WHY, environments.SESSION_CURE, "ssh manual"),
+    LintRule("srun-without-command", "error", environments.no_command, environments.NO_COMMAND_WHY, environments.NO_COMMAND_CURE, SLURM),
+    LintRule("no-terminal", "error", environments.terminal, environments.TERMINAL_WHY, environments.TERMINAL_CURE, "docker run reference, foreground"),
+    LintRule("container-shell-ended", "warning", CONTAINER_SHELL_ENDED, environments.ENDED_WHY, environments.ENDED_CURE, "apptainer exec manual"),
     LintRule("old-launcher", "note", launchers.old, launchers.OLD_WHY, "use torchrun, which has the same options", TORCHRUN),
     LintRule("export-comma", "error", launchers.comma, launchers.COMMA_WHY, launchers.COMMA_CURE, SLURM_TEST),
     LintRule("export-drops-environment", "warning", launchers.drops, launchers.DROPS_WHY, launchers.DROPS_CURE, SLURM_TEST),
@@ -255,14 +250,14 @@ RULES: tuple[LintRule, ...] = (
     LintRule("value-split", "error", VALUE_SPLIT, commands.BLANK_WHY, commands.BLANK_CURE, "bash manual, simple command expansion"),
     LintRule("missing-colon", "error", MISSING_COLON, commands.COLON_WHY, commands.COLON_CURE, "bash manual, shell variables: PATH"),
     LintRule("quoted-tilde", "error", commands.quoted_tilde, commands.TILDE_WHY, commands.TILDE_CURE, "bash manual, tilde expansion"),
-    LintRule("variable-not-expanded", "error", VARIABLE_NOT_EXPANDED, commands.QUOTED_WHY, commands.QUOTED_CURE, "bash manual, quoting"),
+    LintRule("variable-not-expanded", "error", VARIABLE_NOT_EXPANDED, quoting.QUOTED_WHY, quoting.QUOTED_CURE, "bash manual, quoting"),
     LintRule("blank-before-equals", "error", shell.equals, shell.EQUALS_WHY, "--name=value", "argparse"),
     LintRule("csh-syntax", "error", shell.csh, shell.CSH_WHY, "NAME=value, or export NAME=value", "bash manual, set"),
     LintRule("folder-not-copied", "warning", storage.not_copied, storage.COPY_WHY, "cp -r", "cp manual"),
     LintRule("unquoted-variable", "note", shell.unquoted, shell.QUOTE_WHY, shell.QUOTE_CURE, "bash manual, word splitting"),
     LintRule("literal-quotes", "warning", LITERAL_QUOTES, shell.LITERAL_WHY, shell.LITERAL_CURE, "bash manual, parameter expansion"),
     LintRule("runs-arguments", "warning", shell.runs_arguments, shell.ARGUMENTS_WHY, shell.ARGUMENTS_CURE, "bash manual, special parameters"),
-    LintRule("mistyped-command", "warning", MISTYPED_COMMAND, shell.MISTYPED_WHY, "", "the names of usual commands"),
+    LintRule("mistyped-command", "warning", MISTYPED_COMMAND, commands.MISTYPED_WHY, "", "the names of usual commands"),
     LintRule("unterminated", "error", shell.unterminated, shell.UNTERMINATED_WHY, shell.UNTERMINATED_CURE, "bash manual, quoting"),
     LintRule("exit-zero", "warning", EXIT_ZERO, exit_codes.ZERO_WHY, "exit 1", SLURM),
     LintRule("wait-result-lost", "warning", waiting.wait_result, waiting.RESULT_WHY, waiting.RESULT_CURE, "bash manual, wait"),
@@ -289,14 +284,14 @@ RULES: tuple[LintRule, ...] = (
     LintRule("array-not-used", "warning", requests.array_not_used, requests.UNUSED_WHY, "pass $SLURM_ARRAY_TASK_ID to the program", SLURM),
     LintRule("deletes-too-much", "warning", loops.deletions, loops.REMOVES_WHY, "", "bash manual, cd; rm manual"),
     LintRule("lost-in-subshell", "warning", LOST_IN_SUBSHELL, lost.LOST_WHY, lost.LOST_CURE, "bash manual, command execution environment"),
-    LintRule("options-in-one-word", "error", words.joined_options, words.ONE_WORD_WHY, words.ONE_WORD_CURE, "bash manual, word splitting"),
+    LintRule("options-in-one-word", "error", quoting.joined_options, quoting.ONE_WORD_WHY, quoting.ONE_WORD_CURE, "bash manual, word splitting"),
     LintRule("unbound-variable", "warning", exit_codes.unbound, exit_codes.UNBOUND_WHY, "", "bash manual, set -u"),
     LintRule("constant-condition", "warning", conditions.constant, conditions.NEVER_WHY, "", "bash manual, conditional expressions"),
     LintRule("out-of-place", "error", OUT_OF_PLACE, conditions.PLACE_WHY, "", "bash manual, functions, exec and return"),
-    LintRule("unknown-option", "error", programs.unknown_option, programs.OPTION_WHY, "", "pip and conda reference; " + SLURM),
-    LintRule("other-shell", "warning", programs.other_shell, programs.SH_WHY, "#!/bin/bash", "zsh manual, options; dash manual"),
+    LintRule("unknown-option", "error", options.unknown_option, options.UNKNOWN_OPTION_WHY, "", "pip and conda reference; " + SLURM),
+    LintRule("other-shell", "warning", shell.other_shell, shell.SH_WHY, "#!/bin/bash", "zsh manual, options; dash manual"),
     # Files
-    LintRule("path-in-front", "error", emptiness.path_in_front, emptiness.PATH_WHY, "", SLURM + "; bash manual, shell variables"),
+    LintRule("path-in-front", "error", commands.path_in_front, commands.PATH_WHY, "", SLURM + "; bash manual, shell variables"),
     LintRule("overwritten-output", "warning", OVERWRITTEN_OUTPUT, outputs.OVER_WHY, "", "bash manual, redirections"),
     LintRule("node-local-file", "error", storage.local, storage.LOCAL_WHY, storage.LOCAL_CURE, SLURM_TEST),
     LintRule("pattern-not-expanded", "warning", PATTERN_NOT_EXPANDED, storage.PATTERN_WHY, storage.PATTERN_CURE, "sbatch manual, filename patterns"),

@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON, SHELLS
+from allranks.analysis.lint.command_options import CONTAINERS, LAUNCHERS, PYTHON, SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.placement import MPI
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 from allranks.analysis.lint.rules.unset_variables import RENDEZVOUS_OPTIONS, SLURM_NAMES
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 
-CONTAINERS = {"singularity", "apptainer", "shifter", "enroot", "docker", "podman", "sarus", "ch-run", "podman-hpc"}
 STARTERS = MPI | CONTAINERS | LAUNCHERS | {"srun", "jsrun", "horovodrun"}
 BLOCK_OPENERS = re.compile(r"(?:\b(?:then|do|else|in)|[{(|;&])\s*(?:#.*)?\Z")
 CUT_WHY = (

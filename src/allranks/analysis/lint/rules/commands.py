@@ -1,4 +1,4 @@
-"""Rules for lines that run something else than meant: text that is no command, missing programs, values that the shell does not expand."""
+"""Rules for lines that run something else than meant: text that is no command, missing programs, misspelt commands, and paths that are lost."""
 
 from __future__ import annotations
 
@@ -8,27 +8,11 @@ from itertools import pairwise
 
 from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON
 from allranks.analysis.lint.job import JobDescription
-from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, Violation
+from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, VariableUse, Violation
 from allranks.analysis.lint.rules.dataflow import INHERITED
-from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN
-
-STRAY_WHY = (
-    "The shell runs the line as a program that does not exist. The script goes on without it, or with set -e ends here; "
-    "as the last line it makes the job fail."
-)
-STRAY_CURE = "remove it, or begin the line with #"
-NO_PROGRAM_WHY = (
-    "It starts nothing and stops with an error; what follows runs without it, in the batch shell, on one node."
-)
-NO_PROGRAM_CURE = "end the line with a backslash that nothing follows"
-BLANK_WHY = "The value ends at the blank: the rest runs as a command, and the variable is set for that command only."
-BLANK_CURE = 'NAME=value without blanks, or NAME="several words" with quotes'
-COLON_CURE = "separate the folders by colons"
-COLON_WHY = "Two folders become one name that does not exist: both are lost from the list."
-TILDE_WHY = "The shell replaces ~ only at the start of a word or value, and outside of quotes: a folder with the name ~ is used."
-TILDE_CURE = 'use "$HOME/..." instead'
-QUOTED_WHY = "Between single quotes, and after a backslash, $ is an ordinary character: the program gets the name, not the value."
-QUOTED_CURE = 'use double quotes, or none: "$NAME"'
+from allranks.analysis.lint.rules.variables import edits
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+from allranks.utils.text import nearest_name
 
 CAPITAL_COMMANDS = {"R", "Rscript", "Xvfb", "Xorg", "Xvnc", "MATLAB", "Singularity", "X", "GET", "POST", "HEAD"}
 PROMPTS = {"$", ">>>"}
@@ -37,6 +21,12 @@ PROSE = re.compile(r"[A-Za-z][a-z']*[,.:;]?|[A-Z]+|\d+")
 DEFAULT_EXPANSION = re.compile(r"\$\{(\w+):?=[^}]*\}")
 CONFLICT = re.compile(r"(?m)^(?:<{7} \S.*|={7}|>{7} \S.*)$")
 FENCE = re.compile(r"(?m)^```\w*[ \t]*$")
+STRAY_WHY = (
+    "The shell runs the line as a program that does not exist. The script goes on without it, or with set -e ends here; "
+    "as the last line it makes the job fail."
+)
+STRAY_CURE = "remove it, or begin the line with #"
+BLANK_WHY = "The value ends at the blank: the rest runs as a command, and the variable is set for that command only."
 
 
 def stray(job: JobDescription) -> Iterator[Violation]:
@@ -127,6 +117,9 @@ def _quoted_text(job: JobDescription, call: ProgramCall) -> str | None:
     return None
 
 
+BLANK_CURE = 'NAME=value without blanks, or NAME="several words" with quotes'
+
+
 def value_split(job: JobDescription) -> Iterator[Violation]:
     """Report ``NAME=first second`` whose variable is used later: the shell sets it for the command ``second`` only."""
     yield from _blanks(job)
@@ -208,6 +201,12 @@ def _blanks(job: JobDescription) -> Iterator[Violation]:
                             cure=f"{call.written}=value")  # fmt: skip
 
 
+NO_PROGRAM_WHY = (
+    "It starts nothing and stops with an error; what follows runs without it, in the batch shell, on one node."
+)
+NO_PROGRAM_CURE = "end the line with a backslash that nothing follows"
+
+
 def without_program(job: JobDescription) -> Iterator[Violation]:
     """Report launchers and containers whose program is missing, because the line before it has no backslash."""
     for index, (call, following) in enumerate(pairwise(job.calls)):
@@ -251,6 +250,8 @@ GLUED_BEFORE = re.compile(
     rf"(?<![\w$]){PATH_LISTS}=[\"']?[^\s\"'#]*\$(?:\{{\1\}}|\1(?!\w))[\"']?([/~][\w.~/]|\$\{{?\w)"
 )
 SEMICOLON = re.compile(rf"(?<![\w$]){PATH_LISTS}=[\"']?\$(?:\{{\1\}}|\1(?!\w))[\"']?;[ ]?(?:/|\$\w)")
+COLON_CURE = "separate the folders by colons"
+COLON_WHY = "Two folders become one name that does not exist: both are lost from the list."
 
 
 def missing_colon(job: JobDescription) -> Iterator[Violation]:
@@ -265,6 +266,20 @@ def missing_colon(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(
                     found.start(1), what.replace("{name}", found[1]), cure=f"{found[1]}=/folder:${found[1]}"
                 )
+
+
+PATH_LIST_NAMES = r"(PATH|LD_LIBRARY_PATH|PYTHONPATH|LIBRARY_PATH|CPATH)"
+AFTER_SEMICOLON = re.compile(
+    rf"(?m)^[ \t]*(?:export[ \t]+)?{PATH_LIST_NAMES}=[\"']?[^\s\"';$]+;[ ]?\$(?:\{{\1\}}|\1(?!\w))"
+)
+
+
+def semicolon(job: JobDescription) -> Iterator[Violation]:
+    """Report ``PATH=/folder;$PATH``."""
+    for found in AFTER_SEMICOLON.finditer(job.text):
+        if not job.in_comment(found.start(1)):
+            text = f"a semicolon instead of a colon before ${found[1]}: the list has only the new folder, and ${found[1]} runs as a command"
+            yield Violation(found.start(1), text, cure=f"{found[1]}=/folder:${found[1]}")
 
 
 TILDE_VALUE = re.compile(
@@ -297,6 +312,8 @@ FILE_COMMANDS = {
     "[[",
     "test",
 }
+TILDE_WHY = "The shell replaces ~ only at the start of a word or value, and outside of quotes: a folder with the name ~ is used."
+TILDE_CURE = 'use "$HOME/..." instead'
 
 
 def quoted_tilde(job: JobDescription) -> Iterator[Violation]:
@@ -335,33 +352,161 @@ def _names_file(job: JobDescription, item: Assignment) -> bool:
     return any(r.target.startswith("~") and r.target.startswith(item.value) for c in job.calls for r in c.redirects)
 
 
-PROCESS_ID = re.compile(r"(?<![\\$\w])\$\$\{?([A-Z][A-Z0-9_]{2,})\b")
-LITERAL = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
-REMOTE = {"ssh", "pdsh", "clush", "parallel", "xargs", "blaunch", "pbsdsh", "docker", "podman", "sudo"}
+# -------------------------------------------------------------------------------- misspelt commands
+
+MISTYPED_WHY = "The command is not found; without set -e the script goes on without it."
+COMMANDS = (
+    "source", "module", "export", "srun", "sbatch", "conda", "mamba", "python", "python3", "torchrun", "accelerate", "deepspeed", "mkdir",
+    "echo", "singularity", "apptainer", "scontrol", "mpirun", "nvidia-smi", "unset", "sleep", "ulimit", "hostname",
+)  # fmt: skip
+LONG_NAME = 6
+KNOWN_SIMILAR = {
+    "pythonw",
+    "python2",
+    "pip",
+    "sources",
+    "modules",
+    "mods",
+    "eco",
+    "slurm",
+    "mpiexec",
+    "ssource",
+    "trun",
+    "runs",
+    "run",
+    "strun",
+}
 
 
-def not_expanded(job: JobDescription) -> Iterator[Violation]:
-    """Report a variable in single quotes, or behind a backslash, in an argument of a program that is no shell."""
-    for twice in PROCESS_ID.finditer(job.text):
-        if twice[1] in job.by_name and not job.in_comment(twice.start()):
-            text = f"$${twice[1]} is the shell's process id, followed by the text {twice[1]}"
-            yield Violation(twice.start(), text, why="$$ is a variable of its own.", cure=f"${twice[1]}")
-            break
-    for call in job.work_calls:
-        if any(c.program in REMOTE for c in call.under):
+def mistyped(job: JobDescription) -> Iterator[Violation]:
+    """Report commands whose name is nearly that of a usual one."""
+    near_names: dict[str, str | None] = {}
+    defined = set(re.findall(r"(?m)^\s*(?:function\s+)?([\w-]+)\s*\(\)", job.text)) | set(
+        re.findall(r"\balias\s+([\w-]+)=", job.text)
+    )
+    for call in job.calls:
+        name = call.written
+        if (
+            not re.fullmatch(r"[a-z][a-z-]{3,}", name)
+            or name in COMMANDS
+            or name in defined | KNOWN_SIMILAR
+            or call.in_substitution
+        ):
             continue
-        for arg in call.args:
-            text = arg.source.text
-            if "$" not in text or re.search(r"\s", text) or (not text.startswith("-") and "=" in text):
-                continue
-            found = LITERAL.search(text)
-            name = (found[1] or found[2]) if found else ""
-            if not found or text[: found.start()].count(UNRESOLVED_OPEN) > text[: found.start()].count(
-                UNRESOLVED_CLOSE
-            ):
-                continue
-            if name in job.by_name or name.startswith("SLURM_") or name in ("HOME", "USER", "TMPDIR", "SCRATCH"):
-                yield Violation(
-                    arg.source.where(found.start()), f"${name} is not expanded here: {call.written} gets the name"
-                )
-                break
+        if name not in near_names:
+            near_names[name] = nearest_name(name, COMMANDS, 0.83)
+        near = near_names[name]
+        if near and name.startswith(near + "-"):
+            continue  # a wrapper, such as singularity-gpu
+        if near and (sorted(near) == sorted(name) or len(near) > LONG_NAME):
+            yield Violation(call.offset, f"{name}: there is no such command; {near} was probably meant", cure=near)
+
+
+def misspelt_commands(job: JobDescription) -> Iterator[Violation]:
+    """Report commands that are one letter, or for long names two, from a usual one, and that nothing defines."""
+    if not (job.is_job or job.text.startswith("#!")):
+        return
+    defined = set(re.findall(r"(?m)^\s*(?:function\s+)?([\w-]+)\s*\(\)|^\s*function\s+([\w-]+)", job.text))
+    names = {name for pair in defined for name in pair} | set(re.findall(r"\balias\s+([\w-]+)=", job.text))
+    known: dict[str, str | None] = {}
+    for call in job.calls:
+        word = call.written
+        if word in names or call.in_substitution or not re.fullmatch(r"[A-Za-z][\w.-]{2,14}", word):
+            continue
+        if any(c.program not in ("srun", "time", "env") for c in call.under):
+            continue
+        if word not in known:
+            known[word] = _command_meant(word)
+        meant = known[word]
+        if meant and word in job.text[call.offset : call.offset + len(word)]:
+            yield Violation(call.offset, f"{word}: there is no such command; {meant} was probably meant", cure=meant)
+
+
+FREQUENT = (
+    "exit", "export", "module", "source", "srun", "python", "python3", "echo", "conda", "mamba", "mkdir", "unset", "sleep", "wait", "torchrun",
+    "accelerate", "deepspeed", "sbatch", "scontrol", "hostname", "nvidia-smi", "ulimit", "touch", "tail", "return", "break", "continue", "mpirun",
+    "singularity", "apptainer", "bash", "chmod", "printf", "squeue", "scancel", "rsync", "unzip", "activate",
+)  # fmt: skip
+# Programs that exist, or functions that sourced files define, and that are nearly one of the above.
+EXISTING = {
+    "exec", "expr", "exif", "expand", "node", "mode", "modules", "sources", "jsrun", "lrun", "aprun", "prun", "run", "python2", "pythonw", "ipython",
+    "bpython", "condor", "reset", "watch", "salloc", "sbcast", "sattach", "hostid", "limit", "mail", "fail", "bail", "dash", "hash", "mpiexec",
+    "mpicc", "print", "sprintf", "queue", "cancel", "sync", "gunzip", "exist", "lmod", "deactivate", "reactivate", "sinfo", "sacct", "trail",
+    "exports", "await", "hostnamectl", "rails", "batch", "sbatchd", "breaks", "text", "test", "next", "init", "edit", "quit", "main",
+}  # fmt: skip
+GLUED = re.compile(
+    r"(?:exit|sleep|wait|echo|cd|export)\d+|cd\.\.|(?:pip3?|conda)install|moduleload|condaactivate|sourceactivate"
+)
+LONGEST_EXIT = 10
+LONG_COMMAND = 8
+
+
+def _command_meant(word: str) -> str | None:
+    if word in FREQUENT or word in EXISTING:
+        return None
+    if GLUED.fullmatch(word):
+        return re.sub(r"(\d+|\.\.|install|load|activate)\Z", r" \1", word)
+    if (
+        word.lower() in FREQUENT
+        and word != word.lower()
+        and (not word.isupper() or word in ("EXPORT", "SOURCE", "ECHO", "MODULE", "SRUN"))
+    ):
+        return word.lower()
+    if not re.fullmatch(r"[a-z][a-z_-]+", word):
+        return None
+    if (
+        word.startswith("exit")
+        and "exit" != word <= "exit" + "z" * LONGEST_EXIT
+        and "_" not in word
+        and "-" not in word
+    ):
+        return "exit"
+    near = [u for u in FREQUENT if len(word) > 3 and edits(word, u, 1) == 1 and not word.endswith(u)]
+    near += [u for u in FREQUENT if len(u) >= LONG_COMMAND and edits(word, u, 2) == 2 and word[0] == u[0]]
+    return near[0] if near else None
+
+
+# -------------------------------------------------------------------------- paths in front of paths
+
+PATH_WHY = "The variable is an absolute path: with something in front of it, it is the path of another folder, which does not exist."
+IN_FRONT = re.compile(
+    r"(?:(?<=[\s=\"'(])|\A)((?:\.{1,2}/)+|~/|\$\{?(?:PWD|HOME|SLURM_SUBMIT_DIR|PBS_O_WORKDIR)\}?/|\$\(pwd\)/|`pwd`/|/home/)\"?\$\{?\Z"
+)
+
+
+def path_in_front(job: JobDescription) -> Iterator[Violation]:
+    """Report ``../$SLURM_SUBMIT_DIR`` and ``$PWD/$HOME``: a path in front of one that begins with /."""
+    for use in job.uses:
+        if use.operator or use.index or use.program in ("echo", "printf", "[", "[[") or not _is_absolute(job, use):
+            continue
+        before = IN_FRONT.search(job.text[max(0, use.offset - 60) : use.offset])
+        after = job.text[use.offset + len(use.name) : use.offset + len(use.name) + 1]
+        if before and after != ":":
+            shown = f"{before[1]}${use.name}"
+            value = next((a.value for a in job.by_name.get(use.name, [])), "an absolute path")
+            cure = f'"${use.name}/.."' if before[1].startswith("../") else f'"${use.name}"'
+            yield Violation(use.offset, f"{shown}: ${use.name} is {value[:60]}, and {before[1]} stands in front of it",
+                            why=PATH_WHY, cure=cure)  # fmt: skip
+
+
+ALWAYS_ABSOLUTE = {
+    "HOME",
+    "PWD",
+    "OLDPWD",
+    "SLURM_SUBMIT_DIR",
+    "PBS_O_WORKDIR",
+    "PBS_O_HOME",
+    "LS_SUBCWD",
+    "SLURM_TMPDIR",
+    "CONDA_PREFIX",
+    "VIRTUAL_ENV",
+}
+
+
+def _is_absolute(job: JobDescription, use: VariableUse) -> bool:
+    items: list[Assignment] = job.by_name.get(use.name, [])
+    if not items:
+        return use.name in ALWAYS_ABSOLUTE and use.name not in job.reading.named
+    if use.name in job.reading.named or any(a.items is not None for a in items):
+        return False
+    return all(re.match(r"/[\w$.-]|\$\{?(?:HOME|PWD|SLURM_SUBMIT_DIR|PBS_O_WORKDIR)\b", a.value) for a in items)

@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterator
 
 from allranks.analysis.lint.job import JobDescription
-from allranks.analysis.lint.records import Assignment, VariableUse, Violation
+from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules.dataflow import GUARDS
 
 EMPTY_WHY = "The shell removes an unquoted empty value: the option takes the next word as its value, or the program stops with 'expected one argument'."
 EMPTY_CURE = '${NAME:+--option "$NAME"}, which is nothing if NAME is empty'
-PATH_WHY = "The variable is an absolute path: with something in front of it, it is the path of another folder, which does not exist."
 EMPTY_VALUE = re.compile(r"""=(?:""|''|"?\$\{\w+:?-(?:""|'')?\}"?)?[ \t]*(?:#.*|;.*)?$""", re.MULTILINE)
 LIST_NAME = re.compile(r"(?i)arg|opt|flag|extra|param|cmd|command|config|cfg|setting|override|more|other|add_|kw")
 OPTION_BEFORE = re.compile(r"(?:\A|\s)(--?[A-Za-z][\w-]*)[ \t]+\$\{?\Z")
@@ -75,46 +74,3 @@ def _akin(option: str, name: str) -> bool:
     return (
         first == second or (len(first) >= SHORTEST and first in second) or (len(second) >= SHORTEST and second in first)
     )
-
-
-# ----------------------------------------------------------------------------------- absolute paths
-
-ALWAYS_ABSOLUTE = {
-    "HOME",
-    "PWD",
-    "OLDPWD",
-    "SLURM_SUBMIT_DIR",
-    "PBS_O_WORKDIR",
-    "PBS_O_HOME",
-    "LS_SUBCWD",
-    "SLURM_TMPDIR",
-    "CONDA_PREFIX",
-    "VIRTUAL_ENV",
-}
-IN_FRONT = re.compile(
-    r"(?:(?<=[\s=\"'(])|\A)((?:\.{1,2}/)+|~/|\$\{?(?:PWD|HOME|SLURM_SUBMIT_DIR|PBS_O_WORKDIR)\}?/|\$\(pwd\)/|`pwd`/|/home/)\"?\$\{?\Z"
-)
-
-
-def path_in_front(job: JobDescription) -> Iterator[Violation]:
-    """Report ``../$SLURM_SUBMIT_DIR`` and ``$PWD/$HOME``: a path in front of one that begins with /."""
-    for use in job.uses:
-        if use.operator or use.index or use.program in ("echo", "printf", "[", "[[") or not _is_absolute(job, use):
-            continue
-        before = IN_FRONT.search(job.text[max(0, use.offset - 60) : use.offset])
-        after = job.text[use.offset + len(use.name) : use.offset + len(use.name) + 1]
-        if before and after != ":":
-            shown = f"{before[1]}${use.name}"
-            value = next((a.value for a in job.by_name.get(use.name, [])), "an absolute path")
-            cure = f'"${use.name}/.."' if before[1].startswith("../") else f'"${use.name}"'
-            yield Violation(use.offset, f"{shown}: ${use.name} is {value[:60]}, and {before[1]} stands in front of it",
-                            why=PATH_WHY, cure=cure)  # fmt: skip
-
-
-def _is_absolute(job: JobDescription, use: VariableUse) -> bool:
-    items: list[Assignment] = job.by_name.get(use.name, [])
-    if not items:
-        return use.name in ALWAYS_ABSOLUTE and use.name not in job.reading.named
-    if use.name in job.reading.named or any(a.items is not None for a in items):
-        return False
-    return all(re.match(r"/[\w$.-]|\$\{?(?:HOME|PWD|SLURM_SUBMIT_DIR|PBS_O_WORKDIR)\b", a.value) for a in items)

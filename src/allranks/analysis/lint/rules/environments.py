@@ -1,14 +1,14 @@
-"""Rules for the software environment of a job: conda, modules, containers, and programs that ask questions."""
+"""Rules for the environment of a program: conda, modules, containers, questions at a terminal, and SSH sessions."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import PYTHON, SHELLS
+from allranks.analysis.lint.command_options import CONTAINERS, PYTHON, SHELLS, slurm_option, slurm_options
 from allranks.analysis.lint.job import JobDescription
-from allranks.analysis.lint.records import ProgramCall, Violation
-from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+from allranks.analysis.lint.records import Argument, ProgramCall, Severity, Violation
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN
 
 CONDA_WHY = "conda activate needs a function that conda's start-up code defines; a batch script does not run that code, and goes on with another Python."
 CONDA_CURE = 'eval "$(conda shell.bash hook)" before it, or source <conda>/etc/profile.d/conda.sh, or #!/bin/bash -l'
@@ -23,7 +23,6 @@ ORDER_WHY = "Options after the image are the command that runs in the container;
 ORDER_CURE = "put the options before the image: singularity exec --nv image.sif python train.py"
 ANSWER_WHY = "A batch job has no input: the question gets no answer, and the program stops without doing its work."
 ANSWER_CURE = "add -y"
-
 # Modules that bring conda, and those of which it is not known.
 WITHOUT_CONDA = re.compile(
     r"(?:^|/)(?:cuda|gcc|gnu|nccl|openmpi|mpich|impi|cudnn|cmake|git|singularity|apptainer|rocm|intel|nvhpc|nvidia|java|ninja|ffmpeg|slurm|openblas|"
@@ -118,7 +117,7 @@ def _uses_python(call: ProgramCall) -> bool:
 
 # ------------------------------------------------------------------------------------- containers
 
-CONTAINERS = {"singularity", "apptainer", "docker", "podman"}
+CONTAINERS_WITH_GPU_OPTION = {"singularity", "apptainer", "docker", "podman"}
 IMAGE = re.compile(r"\.(?:sif|simg|img|sqsh)\Z|^(?:docker|library|oras|shub)://|^instance://")
 OF_USER = re.compile(r"(?i)home|user|scratch|work|project|group|data|proj|lab|\$|/om/|/gpfs|/lustre|/mnt|/nfs|/tmp")
 GPU_OPTION = re.compile(r"--(?:nv|nvccli|rocm|gpus|device|runtime|hooks-dir|nvidia)\b|-(?:e|-env)\Z")
@@ -135,7 +134,7 @@ def without_gpu(job: JobDescription) -> Iterator[Violation]:
         if words[:2] in (["-m", "pip"], ["-m", "venv"]) or _with_gpu(call) or call.in_substitution:
             continue
         for outer in call.under:
-            if outer.program not in CONTAINERS:
+            if outer.program not in CONTAINERS_WITH_GPU_OPTION:
                 continue
             behind = _behind_image(outer)
             if behind:
@@ -157,7 +156,9 @@ def _is_of_site(call: ProgramCall) -> bool:
 
 def _with_gpu(call: ProgramCall) -> bool:
     """Return whether --nv stands behind another option with a program, ``singularity exec -s /bin/bash --nv``."""
-    return any(a.text in ("--nv", "--rocm") for c in call.under if c.program not in CONTAINERS for a in c.args)
+    return any(
+        a.text in ("--nv", "--rocm") for c in call.under if c.program not in CONTAINERS_WITH_GPU_OPTION for a in c.args
+    )
 
 
 def _behind_image(call: ProgramCall) -> str | None:
@@ -241,3 +242,314 @@ def _question(call: ProgramCall, always: bool) -> tuple[str, str | None] | None:
             "run the commands with srun bash -c '...', or use salloc",
         )
     return None
+
+
+def asks_more(job: JobDescription) -> Iterator[Violation]:
+    """Report a question of accelerate, or of the script itself, in a batch job."""
+    if not job.is_job:
+        return
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        if (
+            call.in_substitution
+            or call.before in ("|", "|&")
+            or call.in_function
+            or any(r.operator.startswith("<") for r in call.redirects)
+        ):
+            continue
+        if call.program == "accelerate-other" and "config" in job.line_of(call.offset).split() and not words:
+            yield Violation(
+                call.offset,
+                "accelerate config asks its questions at the terminal",
+                cure="accelerate config default, or --config_file",
+            )
+        elif (
+            call.program == "read"
+            and any(re.fullmatch(r"-\w*p\w*", w) for w in words)
+            and not call.tested
+            and not call.under
+        ):
+            yield Violation(
+                call.offset, "read -p waits for an answer, and gets an empty one", cure="an argument of the script"
+            )
+
+
+# ---------------------------------------------------------------------------------- conda elsewhere
+
+INNER_WHY = "conda activate needs a function that conda's start-up code defines, and functions do not reach the shell of bash -c."
+INNER_CURE = "activate it before srun, which passes the environment on; or bash -lc, or source <conda>/etc/profile.d/conda.sh in the same shell"
+
+
+def conda_in_shell(job: JobDescription) -> Iterator[Violation]:
+    """Report ``srun bash -c 'conda activate ...'``, whose shell has no function of that name."""
+    if not job.is_job or "export -f" in job.text or "BASH_ENV" in job.text:
+        return
+    for number, call in enumerate(job.calls):
+        if call.program not in ("conda", "mamba", "micromamba") or [a.text for a in call.args[:1]] != ["activate"]:
+            continue
+        shells = [c for c in call.under if c.program in SHELLS]
+        if len(shells) != 1 or any(c.program not in {"srun", "mpirun", "mpiexec", *SHELLS} for c in call.under):
+            continue
+        flags = [a.text for a in shells[0].args]
+        direct = "-c" in flags and not any(re.match(r"-\w*[li]|--login|--rcfile", f) for f in flags[:2])
+        before = [c for c in job.calls[:number] if c.under == call.under]
+        later = [
+            c for c in job.calls[number:] if c.under == call.under and any("activate" in a.text for a in c.args[:1])
+        ]
+        if direct and not any(defines_conda(c) for c in before) and len(later) < 2:
+            text = f"{call.program} activate in a shell of {call.under[0].written}, which conda has not set up"
+            yield Violation(call.offset, text, why=INNER_WHY, cure=INNER_CURE)
+            return
+
+
+def conda_elsewhere(job: JobDescription) -> Iterator[Violation]:
+    """Report ``conda activate`` in a script of PBS, LSF or Cobalt where nothing has defined it: `environments.conda` has those of Slurm."""
+    if (
+        job.is_batch
+        or not job.runs_unattended
+        or re.match(r"#!\s*\S+(?:\s+\S+)*\s+-(?:\S*[li]|-login)", job.lines.line(1))
+    ):
+        return
+    plain = re.match(r"#!\S*(?:/|env\s+)(?:ba)?sh\s*$", job.lines.line(1))
+    if plain is None or re.search(r"(?m)^#BSUB\s+-L\s", job.text):
+        return
+    # PBS starts the user's login shell, whose start-up files often set up conda.
+    login = re.search(r"(?m)^#PBS\s", job.text) is not None
+    calls = [c for c in job.calls if not c.in_function]
+    for index, call in enumerate(calls):
+        words = [a.text for a in call.args]
+        if call.program not in ("conda", "mamba", "micromamba") or words[:1] != ["activate"] or call.under:
+            continue
+        later = [c for c in calls[index:] if c.program in ("source", ".") and any("activate" in a.text for a in c.args)]
+        if later or any(defines_conda(c) for c in calls[:index]) or job.set_values_named("PATH", "/envs/"):
+            return
+        if job.sources_files or "conda.sh" in re.sub(r"(?m)^\s*#.*$", "", job.text):
+            return
+        initialised = any(c.program == "conda" and [a.text for a in c.args[:1]] == ["init"] for c in calls[:index])
+        text = f"{call.program} activate in a shell that conda has not set up"
+        yield Violation(
+            call.offset, text, why=INIT_WHY if initialised else CONDA_WHY, severity="note" if login else None
+        )
+        return
+
+
+ENDS_WHY = "The script runs in a shell of its own, and what it sets ends with it: the programs below run in the old environment."
+ENVIRONMENT_SHELLS = {("poetry", "shell"), ("pipenv", "shell"), ("pixi", "shell"), ("hatch", "shell")}
+
+
+def activated_elsewhere(job: JobDescription) -> Iterator[Violation]:
+    """Report an environment that another shell activates, and a shell that waits for a terminal."""
+    if not job.runs_unattended and not job.work:
+        return
+    for call in job.calls:
+        if call.in_substitution or call.under or not any(w.offset > call.offset for w in job.work):
+            continue
+        words = [a.text for a in call.args]
+        script = words[0] if call.program in SHELLS and words else call.written
+        runs = call.program in SHELLS or "/" in call.written
+        if runs and re.search(
+            r"(?:\A|/)bin/activate\Z|(?:\A|/)\.(?:bashrc|bash_profile|profile)\Z|/etc/profile\.d/\S+\.sh\Z", script
+        ):
+            if len(words) <= (1 if call.program in SHELLS else 0):
+                yield Violation(
+                    call.offset, f"{script} runs in a shell of its own", why=ENDS_WHY, cure=f"source {script}"
+                )
+        elif call.program == "newgrp" or (
+            call.program == "scl" and words[:1] == ["enable"] and words[-1] in ("bash", "sh", "-")
+        ):
+            text = f"{call.program} starts a shell: the lines below run after it has ended, outside of it"
+            cure = (
+                f"scl enable {' '.join(words[1:-1])} 'bash run.sh', or source scl_source enable ..."
+                if words
+                else "remove it"
+            )
+            yield Violation(
+                call.offset, text, why=ENDS_WHY, cure=cure if call.program == "scl" else "sg <group> -c ..."
+            )
+        elif (call.program, words[0] if words else "") in ENVIRONMENT_SHELLS and job.runs_unattended:
+            own = f"{call.program} {words[0] if words else ''}".strip()
+            yield Violation(call.offset, f"{own} starts a shell: the lines below run after it has ended, outside of it", why=ENDS_WHY,
+                            cure=f"{call.program} run python ..." if words else "remove it")  # fmt: skip
+
+
+# --------------------------------------------------------------------------- terminals and sessions
+
+TERMINAL_WHY = "A batch job has no terminal: docker refuses with 'the input device is not a TTY', and the job ends."
+TERMINAL_CURE = "remove -t (and -i, which only keeps standard input open)"
+SESSION_WHY = (
+    "Without a command ssh opens a login shell, which ends at once because a batch job has no input. "
+    "The commands below it run on the first node."
+)
+SESSION_CURE = 'ssh "$node" "mkdir ...; cp ..."; or srun --ntasks-per-node=1 mkdir ...'
+ENDED_WHY = "The container's shell ends with its script, and with it what the script has set. Later commands run on the host, with its Python."
+ENDED_CURE = 'put the launch into the same script: bash -c "source env.sh; torchrun ..."'
+NO_COMMAND_WHY = "srun starts no task and fails; what was meant to be its command runs once, in the batch script."
+NO_COMMAND_CURE = "a backslash at the end of the line, so that the next one is its command"
+DOCKER = {"docker", "podman", "nerdctl"}
+DOCKER_FLAGS = re.compile(
+    r"-[ditPq]+|--(?:detach|interactive|tty|publish-all|quiet|rm|init|privileged|read-only|no-healthcheck|oom-kill-disable|replace)(?:=\w+)?"
+)
+LONG_FLAGS = {"detach": "d", "interactive": "i", "tty": "t"}
+SSH_VALUED = set("bcDEeFIiJLlmOopQRSWw")
+NO_SESSION = set("NfOVGQWT")  # of ssh: tunnels, the background, control commands, queries
+HOST_NAME = re.compile(r"host|node|server|machine|worker|client|(?:^|_)ip|addr", re.IGNORECASE)
+# What a shell script can do that only changes its own shell.
+SETTING_UP = {"source", ".", "conda", "mamba", "micromamba", "module", "ml", "cd", "echo", "ulimit", "set", "true", ":"}
+
+
+def terminal(job: JobDescription) -> Iterator[Violation]:
+    """Report ``docker run -it`` in a batch job."""
+    if not job.runs_unattended:
+        return
+    for call in job.calls:
+        if any(c.program in ("script", "unbuffer") or _has_terminal(c) for c in call.under):
+            continue
+        name, flags, arg = _docker_flags(call)
+        if arg is None or "t" not in flags or "d" in flags:
+            continue
+        refused = name == "docker" and "i" in flags
+        severity: Severity = "error" if refused else "note"
+        yield Violation(arg.offset, f"{name} {arg.text} asks for a terminal", severity=severity)
+
+
+def _has_terminal(call: ProgramCall) -> bool:
+    return call.program == "srun" and any(a.text == "--pty" for a in call.args)
+
+
+def _docker_flags(call: ProgramCall) -> tuple[str, set[str], Argument | None]:
+    """Return the program, the letters of the flags of ``docker run``, and the argument that asks for a terminal."""
+    args = list(call.args)
+    name = call.program
+    if name not in DOCKER:  # `sudo docker run ... image torchrun` is one call of sudo
+        index = next((i for i, a in enumerate(args) if a.text in DOCKER), None)
+        if index is None or name not in ("sudo", "srun", "nice", "time"):
+            return name, set(), None
+        name, args = args[index].text, args[index + 1 :]
+    if not args or args[0].text not in ("run", "exec", "container"):
+        return name, set(), None
+    letters: set[str] = set()
+    asking: Argument | None = None
+    i = 2 if args[0].text == "container" else 1
+    while i < len(args) and args[i].text.startswith("-"):
+        word = args[i].text
+        own: set[str] = set()
+        if DOCKER_FLAGS.fullmatch(word):
+            name_of_flag = word[2:].partition("=")[0]
+            own = {LONG_FLAGS.get(name_of_flag, "")} if word.startswith("--") else set(word[1:])
+            i += 1
+        else:
+            i += 1 if "=" in word or (not word.startswith("--") and len(word) > 2) else 2
+        if "t" in own:
+            asking = asking or args[i - 1]  # a flag is one word
+        letters |= own
+    return name, letters, asking
+
+
+def ssh_session(job: JobDescription) -> Iterator[Violation]:
+    """Report ``ssh HOST`` without a command, if commands follow."""
+    if not job.runs_unattended:
+        return
+    for index, call in enumerate(job.calls):
+        if call.program != "ssh" or call.in_substitution or call.before in ("|", "|&"):
+            continue
+        started = any(call in c.under for c in job.calls[index + 1 :])
+        if started or any(r.operator.startswith("<") for r in call.redirects) or not _is_bare(job, call):
+            continue
+        follows = next((c for c in job.calls[index + 1 :] if not c.in_substitution and not c.under), None)
+        if follows:
+            line = job.lines.place(follows.offset)[0]
+            text = f"ssh without a command: '{follows.written}' in line {line} does not run on the other host"
+            yield Violation(call.offset, text)
+
+
+def _is_bare(job: JobDescription, call: ProgramCall) -> bool:
+    """Return whether the arguments are options and a host, and no command."""
+    hosts: list[Argument] = []
+    i = 0
+    while i < len(call.args):
+        word = call.args[i].text
+        if word.startswith("-") and not hosts:
+            if set(word[1:2]) & NO_SESSION or "RemoteCommand" in word:
+                return False
+            i += 2 if len(word) == 2 and word[1] in SSH_VALUED else 1
+            continue
+        hosts.append(call.args[i])
+        i += 1
+    if len(hosts) != 1:
+        return False
+    unknown = re.fullmatch(f"{UNRESOLVED_OPEN}(\\w+)(?:\\[.*\\])?{UNRESOLVED_CLOSE}", hosts[0].source.text)
+    if unknown and not hosts[0].quoted:  # $REMOTE may hold a command, too
+        return bool(HOST_NAME.search(unknown[1])) or unknown[1] in job.reading.named
+    return not re.search(r"\s", hosts[0].text)
+
+
+def container_ended(job: JobDescription) -> Iterator[Violation]:
+    """Report a container whose shell only prepares an environment, with the work after it on the host."""
+    for call in job.calls:
+        if not _prepares_only(job, call):
+            continue
+        work = [c for c in job.work_calls if c.offset > call.offset and not c.in_function and not c.in_substitution]
+        if not work or any(_in_container(c) for c in job.work_calls) or work[0].written.startswith("/"):
+            continue
+        outer = call.under[0] if call.under else call
+        prepared = any(
+            outer.offset < c.offset < work[0].offset and not c.under and c.program in SETTING_UP - {"cd", "echo"}
+            for c in job.calls
+        )
+        own_shell = call.program not in SHELLS  # `singularity shell`: what follows was meant to run in it
+        line = job.lines.place(work[0].offset)[0]
+        text = f"the container's shell ends here, and {work[0].written} in line {line} runs on the host"
+        yield Violation(outer.offset, text, severity="note" if prepared and not own_shell else "warning")
+        return
+
+
+def _in_container(call: ProgramCall) -> bool:
+    images = any(
+        a.text.startswith(("--container-image", "--image", "--environment")) for c in call.under for a in c.args
+    )
+    return images or any(c.program in CONTAINERS for c in call.under)
+
+
+def _prepares_only(job: JobDescription, call: ProgramCall) -> bool:
+    if call.in_function or any(r.operator.startswith("<") for r in call.redirects) or call.before in ("|", "|&"):
+        return False
+    if call.program in ("singularity", "apptainer"):
+        words = [a.text for a in call.args if not a.text.startswith("-")]
+        return words[:1] == ["shell"] and job.runs_unattended
+    if call.program not in SHELLS or not any(c.program in CONTAINERS for c in call.under):
+        return False
+    inner = [c for c in job.calls if call in c.under]
+    return bool(inner) and all(c.program in SETTING_UP for c in inner)
+
+
+ASKING = {"version", "help", "usage"}
+
+
+def no_command(job: JobDescription) -> Iterator[Violation]:
+    """Report an srun that has options only."""
+    for index, call in enumerate(job.calls):
+        if call.program != "srun" or call.in_substitution or not job.is_batch or "multi-prog" in slurm_options(call):
+            continue
+        if any(call in c.under for c in job.calls[index + 1 :]) or call.redirects or call.before in ("|", "|&"):
+            continue
+        if not call.args or _has_other_words(call) or slurm_options(call).keys() & ASKING:
+            continue
+        follows = next((c for c in job.calls[index + 1 :] if not c.in_substitution and c.offset > call.offset), None)
+        line = job.lines.place(call.args[-1].offset)[0]
+        told = f": {follows.written} in the next line runs without it" if follows and _next(job, line, follows) else ""
+        yield Violation(call.offset, f"srun has no command{told}")
+
+
+def _next(job: JobDescription, line: int, call: ProgramCall) -> bool:
+    return job.lines.place(call.offset)[0] == line + 1
+
+
+def _has_other_words(call: ProgramCall) -> bool:
+    """Return whether an argument is no option nor its value, or unknown: ``srun $ARGS`` may have a command."""
+    i = 0
+    while i < len(call.args):
+        word = call.args[i].source.text
+        if not word.startswith("-"):
+            return True
+        i += 2 if slurm_option(call.args[i].text)[2] else 1
+    return i != len(call.args)

@@ -411,7 +411,8 @@ def beyond_visible(job: JobDescription) -> Iterator[Violation]:
                 continue
             if not given.startswith("cuda:"):
                 continue  # the program may set the list itself, from this number
-            text = f"{name} is {given}, but {CUDA_DEVICES}={value} leaves {count} GPU{'s' * (count > 1)}, number{'s' * (count > 1)} 0{f' to {count - 1}' * (count > 1)}"
+            numbers = f"numbers 0 to {count - 1}" if count > 1 else "number 0"
+            text = f"{name} is {given}, but {CUDA_DEVICES}={value} leaves {count} GPU{'s' * (count > 1)}, {numbers}"
             yield Violation(arg.offset, text, why=ONE_WHY, cure="cuda:0", severity="error")
             break
 
@@ -426,7 +427,9 @@ def of_all_ranks(job: JobDescription) -> Iterator[Violation]:
         if not tasks or tasks < 2:
             continue
         if re.fullmatch(r"\$\{?(?:SLURM_PROCID|RANK)\}?", item.value) and (nodes or 1) > 1:
-            text = f"{CUDA_DEVICES}={item.value} counts through all {nodes} nodes: from the second node on it names no GPU"
+            text = (
+                f"{CUDA_DEVICES}={item.value} counts through all {nodes} nodes: from the second node on it names no GPU"
+            )
             yield Violation(item.offset, text, cure=f"{CUDA_DEVICES}=$SLURM_LOCALID", severity="error")
         elif re.fullmatch(r"\d{1,2}", item.value) and job.has("MASTER_ADDR", "WORLD_SIZE", "MASTER_PORT"):
             text = f"{tasks} tasks per node all get {CUDA_DEVICES}={item.value}"
@@ -493,7 +496,9 @@ def few_visible(job: JobDescription) -> Iterator[Violation]:
             or launch.call.under
         ):
             continue
-        own = [a for a in launch.call.prefix if a.name == CUDA_DEVICES] or exported_before(job, CUDA_DEVICES, launch.call)
+        own = [a for a in launch.call.prefix if a.name == CUDA_DEVICES] or exported_before(
+            job, CUDA_DEVICES, launch.call
+        )
         total = job.number(option.value)
         if (
             not own

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import SHELLS
+from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, Violation
 
@@ -122,42 +122,25 @@ def lone_dollar(job: JobDescription) -> Iterator[Violation]:
             yield Violation(offset, f"the $ in {value} is an ordinary character", why=LONE_WHY, cure=LONE_CURE)
 
 
-# ---------------------------------------------------------------------------- environments that end
-
-ENDS_WHY = "The script runs in a shell of its own, and what it sets ends with it: the programs below run in the old environment."
-ENVIRONMENT_SHELLS = {("poetry", "shell"), ("pipenv", "shell"), ("pixi", "shell"), ("hatch", "shell")}
+TAKES_WORDS = {"module", "ml", "export", "cd", "source", ".", "mkdir", "conda", "ulimit", "unset", "pip", "pip3"}
 
 
-def activated_elsewhere(job: JobDescription) -> Iterator[Violation]:
-    """Report an environment that another shell activates, and a shell that waits for a terminal."""
-    if not job.runs_unattended and not job.work:
-        return
+def swallowed_by(job: JobDescription) -> Iterator[Violation]:
+    """Report a launch that became the arguments of the command above, which ends with a backslash."""
     for call in job.calls:
-        if call.in_substitution or call.under or not any(w.offset > call.offset for w in job.work):
+        if call.program not in TAKES_WORDS or call.in_substitution:
             continue
-        words = [a.text for a in call.args]
-        script = words[0] if call.program in SHELLS and words else call.written
-        runs = call.program in SHELLS or "/" in call.written
-        if runs and re.search(
-            r"(?:\A|/)bin/activate\Z|(?:\A|/)\.(?:bashrc|bash_profile|profile)\Z|/etc/profile\.d/\S+\.sh\Z", script
-        ):
-            if len(words) <= (1 if call.program in SHELLS else 0):
-                yield Violation(
-                    call.offset, f"{script} runs in a shell of its own", why=ENDS_WHY, cure=f"source {script}"
+        for arg in call.args[1:]:
+            line, column = job.lines.place(arg.source.where(0))
+            starts = arg.text in LAUNCHERS | {"srun", "mpirun"} or PYTHON.fullmatch(arg.text) is not None
+            if (
+                starts
+                and not arg.quoted
+                and not job.lines.line(line)[: column - 1].strip()
+                and job.lines.line(line - 1).endswith("\\")
+            ):
+                text = (
+                    f"the line ends with a backslash: '{arg.text}' in line {line} becomes an argument of {call.written}"
                 )
-        elif call.program == "newgrp" or (
-            call.program == "scl" and words[:1] == ["enable"] and words[-1] in ("bash", "sh", "-")
-        ):
-            text = f"{call.program} starts a shell: the lines below run after it has ended, outside of it"
-            cure = (
-                f"scl enable {' '.join(words[1:-1])} 'bash run.sh', or source scl_source enable ..."
-                if words
-                else "remove it"
-            )
-            yield Violation(
-                call.offset, text, why=ENDS_WHY, cure=cure if call.program == "scl" else "sg <group> -c ..."
-            )
-        elif (call.program, words[0] if words else "") in ENVIRONMENT_SHELLS and job.runs_unattended:
-            own = f"{call.program} {words[0] if words else ''}".strip()
-            yield Violation(call.offset, f"{own} starts a shell: the lines below run after it has ended, outside of it", why=ENDS_WHY,
-                            cure=f"{call.program} run python ..." if words else "remove it")  # fmt: skip
+                yield Violation(job.lines.start(line - 1), text)
+                return

@@ -1,16 +1,18 @@
-"""Rules for options that a launcher does not have, subcommands that do not exist, and names written without their $."""
+"""Rules for options and subcommands that a launcher or another program does not have."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON
+from allranks.analysis.lint.command_options import LONG, PYTHON
 from allranks.analysis.lint.job import JobDescription, LauncherCall
-from allranks.analysis.lint.records import Argument, Violation
-from allranks.analysis.lint.rules.dataflow import INHERITED, MORE_READ
+from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 from allranks.analysis.lint.rules.variables import edits
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+from allranks.utils.text import nearest_name
+
+# ---------------------------------------------------------------------------------------- launchers
 
 OPTION_WHY = "The launcher stops with 'unrecognized arguments', or the program gets the option and the launcher uses its default."
 OPTION_CURE = "the launcher's own options stand before the program"
@@ -22,10 +24,6 @@ NO_OPTION = {
     "accelerate": {"num_gpus": "num_processes", "nproc_per_node": "num_processes", "nnodes": "num_machines", "node_rank": "machine_rank",
                    "master_addr": "main_process_ip", "master_port": "main_process_port", "num_nodes": "num_machines"},
     "deepspeed": {"nproc_per_node": "num_gpus", "nnodes": "num_nodes", "num_processes": "num_gpus", "num_machines": "num_nodes"},
-}  # fmt: skip
-OF_LAUNCHER = {
-    "nproc_per_node", "nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "num_processes", "num_machines", "machine_rank", "main_process_ip",
-    "main_process_port",
 }  # fmt: skip
 
 
@@ -74,6 +72,12 @@ def _program(launch: LauncherCall) -> Argument | None:
     return None
 
 
+OF_LAUNCHER = {
+    "nproc_per_node", "nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "num_processes", "num_machines", "machine_rank", "main_process_ip",
+    "main_process_port",
+}  # fmt: skip
+
+
 def _behind(launch: LauncherCall, program: Argument) -> Iterator[Violation]:
     if not program.text.endswith(".py") or launch.open_ended:
         return
@@ -95,7 +99,138 @@ def _behind(launch: LauncherCall, program: Argument) -> Iterator[Violation]:
                 return
 
 
-# -------------------------------------------------------------------------- modules and subcommands
+OF_TORCHRUN = {
+    "duplicate_stderr_filters", "duplicate_stdout_filters", "event_log_handler", "help", "local_addr", "local_ranks_filter", "log_dir", "logs_specs",
+    "master_addr", "master_port", "max_restarts", "module", "monitor_interval", "nnodes", "no_python", "node_rank", "nproc_per_node", "numa_binding",
+    "rdzv_backend", "rdzv_conf", "rdzv_endpoint", "rdzv_id", "redirects", "role", "run_path", "shutdown_timeout", "signals_to_handle", "standalone",
+    "start_method", "tee", "virtual_local_rank", "use_env", "h", "m", "r", "t",
+}  # fmt: skip
+OF_DEEPSPEED = {
+    "autotuning", "bind_core_list", "bind_cores_to_rank", "elastic_training", "enable_each_rank_log", "exclude", "force_multi", "help", "hostfile",
+    "include", "launcher", "launcher_args", "log_level", "master_addr", "master_port", "max_elastic_nodes", "min_elastic_nodes", "module", "no_local_rank",
+    "no_python", "no_ssh", "no_ssh_check", "node_rank", "num_accelerators", "num_gpus", "num_nodes", "quiet", "save_pid", "ssh_port", "venv_script",
+    "h", "i", "e", "q", "H",
+}  # fmt: skip
+KNOWN = {"torchrun": OF_TORCHRUN, "deepspeed": OF_DEEPSPEED}
+
+
+def unknown_launcher_option(job: JobDescription) -> Iterator[Violation]:
+    """Report options in front of the program that torchrun and deepspeed do not have."""
+    for launch in job.launches:
+        known = KNOWN.get(launch.kind)
+        if launch.kind == "torch.distributed.launch":
+            known = OF_TORCHRUN
+        if launch.kind == "accelerate" and not launch.open_ended and _names_program(launch.call):
+            yield from _near_accelerate(launch)
+        if known is None or launch.open_ended or launch.call.written.startswith("$") or not _names_program(launch.call):
+            continue
+        for name, option in launch.options.items():
+            if not option.arg.text.startswith("--") or "$" in name or any(k.startswith(name) for k in known):
+                continue
+            near = nearest_name(name, sorted(known), 0.8)
+            text = f"{launch.kind} has no option {option.arg.text.partition('=')[0]}"
+            yield Violation(
+                option.arg.offset, text, cure=f"--{near}" if near else "options of the program stand behind it"
+            )
+            break
+
+
+def _names_program(call: ProgramCall) -> bool:
+    return any(a.text.endswith(".py") or a.text == "-m" for a in call.args)
+
+
+OF_ACCELERATE = (
+    "num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "mixed_precision", "config_file", "multi_gpu", "gpu_ids",
+    "use_deepspeed", "deepspeed_config_file", "use_fsdp", "rdzv_backend", "same_network", "dynamo_backend", "num_cpu_threads_per_process",
+)  # fmt: skip
+"""The usual ones: other options of accelerate come and go."""
+
+
+def _near_accelerate(launch: LauncherCall) -> Iterator[Violation]:
+    for name, option in launch.options.items():
+        if not option.arg.text.startswith("--") or "$" in name or any(k.startswith(name) for k in OF_ACCELERATE):
+            continue
+        near = nearest_name(name, OF_ACCELERATE, 0.88)
+        if near and not name.startswith(("fsdp_", "deepspeed_", "megatron_", "fp8_", "dynamo_", "offload_")):
+            text = f"accelerate launch has no option {option.arg.text.partition('=')[0]}"
+            yield Violation(option.arg.offset, text, cure=f"--{near}")
+            return
+
+
+# ----------------------------------------------------------------------------------- other programs
+
+UNKNOWN_OPTION_WHY = (
+    "The program stops with an error about the option and does nothing; without set -e the script goes on."
+)
+NO_SUCH_OPTION: dict[tuple[str, str], tuple[set[str], str]] = {
+    ("pip", "install"): (
+        {"-y", "--yes", "--force", "-n", "-p", "--channel", "--name", "--gpu", "--all"},
+        "pip install asks nothing",
+    ),
+    ("pip", "uninstall"): ({"--user", "-U", "--upgrade", "--force", "--all", "-f"}, "-y"),
+    ("pip", "freeze"): ({"-y", "--yes"}, "pip freeze asks nothing"),
+    ("conda", "activate"): ({"-n", "--name", "-y", "--yes", "-p", "--prefix"}, "conda activate NAME"),
+    ("conda", "deactivate"): ({"-n", "--name", "-y", "--yes"}, "conda deactivate"),
+    ("conda", "install"): ({"--user", "--upgrade", "-U", "-r", "--requirement"}, "conda install -y"),
+    ("conda", "create"): ({"--user", "-r", "--requirement"}, "conda create -y -n NAME"),
+}
+SYNONYMS = {"pip3": "pip", "mamba": "conda"}
+
+
+def unknown_option(job: JobDescription) -> Iterator[Violation]:
+    """Report options that pip, conda and srun do not have."""
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        program, rest = call.program, words
+        if PYTHON.match(program) and words[:2] in (["-m", "pip"], ["-m", "pip3"]):
+            program, rest = "pip", words[2:]
+        program = SYNONYMS.get(program, program)
+        if program == "srun":
+            yield from _of_srun(call)
+        if program in ("srun", "mpirun", "mpiexec", "orterun") and any(call in c.under for c in job.calls):
+            yield from _of_torchrun(call)
+        known = NO_SUCH_OPTION.get((program, rest[0])) if rest else None
+        for arg in call.args if known else ():
+            if known and arg.text in known[0] and not arg.quoted:
+                yield Violation(arg.offset, f"{program} {rest[0]} has no option {arg.text}", cure=known[1])
+                break
+
+
+def _of_srun(call: ProgramCall) -> Iterator[Violation]:
+    """Report options of srun with underscores, which only launchers accept."""
+    for arg in call.args:
+        name = arg.text.removeprefix("--").partition("=")[0]
+        if arg.text == "--" or not arg.text.startswith("--") or UNRESOLVED_OPEN in arg.source.text[:3]:
+            continue
+        if "_" in name and name.replace("_", "-") in LONG:
+            yield Violation(arg.offset, f"srun has no option --{name}", cure=f"--{name.replace('_', '-')}")
+            return
+
+
+ONLY_TORCHRUN = {
+    "nproc_per_node",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "rdzv_id",
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "num_processes",
+}
+
+
+def _of_torchrun(call: ProgramCall) -> Iterator[Violation]:
+    """Report options of torchrun in front of the program that srun or mpirun starts."""
+    for arg in call.args:
+        name = arg.text.lstrip("-").partition("=")[0].replace("-", "_")
+        if arg.text.startswith("--") and name in ONLY_TORCHRUN:
+            cure = f"{call.program} ... torchrun --{name}=<n> ..."
+            yield Violation(arg.offset, f"{call.program} has no option --{name}, which is one of torchrun", cure=cure)
+            return
+
+
+# -------------------------------------------------------------------------------------- subcommands
 
 LAUNCH_MODULES = (
     "torch.distributed.launch",
@@ -144,110 +279,3 @@ def misspelt_subcommands(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(
                     call.offset, f"Python has no module {module}", cure=f"python -m {near or 'torch.distributed.run'}"
                 )
-
-
-# ---------------------------------------------------------------------------------- names without $
-
-NAME_WHY = "The shell expands only $NAME and ${NAME}: the program gets the text, or nothing."
-
-
-def names_as_text(job: JobDescription) -> Iterator[Violation]:
-    """Report the name of a variable that nothing uses, where its value is meant: ``--data DATA``, ``{DATA}``, ``%DATA%``."""
-    unused = (
-        {a.name for a in job.set_values_at_top() if a.value and not a.exported}
-        - job.used_names
-        - job.reading.exported
-        - INHERITED
-    )
-    for call in job.work_calls:
-        if any(c.program in ("ssh", "docker") for c in call.under):
-            continue
-        for arg, following in call.pairs():
-            text = arg.text
-            if text == "$" and following is not None and re.match(r"\{\w+\}", following.text):
-                yield Violation(
-                    arg.offset,
-                    f"$ {following.text}: a blank stands behind the $",
-                    why=NAME_WHY,
-                    cure=f"${following.text}",
-                )
-            found = re.fullmatch(
-                r"(?:--?[\w-]+=)?(?:\{([A-Za-z_]\w{2,})\}|%([A-Za-z_]\w{2,})%|([A-Z][A-Z0-9_]{2,}))", text
-            )
-            name = (found[1] or found[2] or found[3]) if found else None
-            if name in unused and not arg.quoted:
-                yield Violation(
-                    arg.offset,
-                    f"{text} is text: the value of {name} is meant, which nothing uses",
-                    why=NAME_WHY,
-                    cure=f"${name}",
-                )
-                return
-    for call in job.calls:
-        if (
-            call.in_substitution
-            and not call.args
-            and call.written in job.by_name
-            and re.fullmatch(r"[A-Z_][A-Z0-9_]+", call.written)
-        ):
-            if job.text[max(0, call.offset - 2) : call.offset] == "$(":
-                text = f"$({call.written}) runs {call.written} as a command"
-                yield Violation(
-                    call.offset,
-                    text,
-                    why="$(...) is the output of a command, ${...} the value of a variable.",
-                    cure=f"${{{call.written}}}",
-                )
-
-
-# ---------------------------------------------------------------------- lines that take in the next
-
-TAKES_WORDS = {"module", "ml", "export", "cd", "source", ".", "mkdir", "conda", "ulimit", "unset", "pip", "pip3"}
-
-
-def swallowed_by(job: JobDescription) -> Iterator[Violation]:
-    """Report a launch that became the arguments of the command above, which ends with a backslash."""
-    for call in job.calls:
-        if call.program not in TAKES_WORDS or call.in_substitution:
-            continue
-        for arg in call.args[1:]:
-            line, column = job.lines.place(arg.source.where(0))
-            starts = arg.text in LAUNCHERS | {"srun", "mpirun"} or PYTHON.fullmatch(arg.text) is not None
-            if (
-                starts
-                and not arg.quoted
-                and not job.lines.line(line)[: column - 1].strip()
-                and job.lines.line(line - 1).endswith("\\")
-            ):
-                text = (
-                    f"the line ends with a backslash: '{arg.text}' in line {line} becomes an argument of {call.written}"
-                )
-                yield Violation(job.lines.start(line - 1), text)
-                return
-
-
-COLON_NAME = re.compile(r"([A-Z][A-Z0-9_]+):[\w./-]*")
-
-
-def colon_assignment(job: JobDescription) -> Iterator[Violation]:
-    """Report ``OMP_NUM_THREADS:4`` as a command."""
-    for call in job.calls:
-        found = COLON_NAME.fullmatch(call.written)
-        if found and not call.args and not call.in_substitution and MORE_READ.match(found[1]):
-            yield Violation(
-                call.offset,
-                f"{call.written} runs as a command: a value is assigned with =",
-                cure=f"export {found[1]}=...",
-            )
-
-
-PATH_LISTS = r"(PATH|LD_LIBRARY_PATH|PYTHONPATH|LIBRARY_PATH|CPATH)"
-AFTER_SEMICOLON = re.compile(rf"(?m)^[ \t]*(?:export[ \t]+)?{PATH_LISTS}=[\"']?[^\s\"';$]+;[ ]?\$(?:\{{\1\}}|\1(?!\w))")
-
-
-def semicolon(job: JobDescription) -> Iterator[Violation]:
-    """Report ``PATH=/folder;$PATH``."""
-    for found in AFTER_SEMICOLON.finditer(job.text):
-        if not job.in_comment(found.start(1)):
-            text = f"a semicolon instead of a colon before ${found[1]}: the list has only the new folder, and ${found[1]} runs as a command"
-            yield Violation(found.start(1), text, cure=f"{found[1]}=/folder:${found[1]}")

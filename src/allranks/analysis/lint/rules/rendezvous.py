@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import slurm_options
+from allranks.analysis.lint.command_options import CONTAINERS, slurm_options
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.placement import started_by
 from allranks.analysis.lint.records import Argument, Violation
@@ -196,7 +196,6 @@ ID_PER_NODE_WHY = (
 )
 ID_PER_NODE_CURE = "--rdzv_id=$SLURM_JOB_ID"
 CONTAINER_WHY = "scontrol is on the host, not in the image; the substitution is empty, and with a fall-back to localhost every node forms its own group."
-CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "enroot", "shifter", "ch-run"}
 
 
 def address(job: JobDescription) -> Iterator[Violation]:

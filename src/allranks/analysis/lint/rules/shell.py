@@ -1,4 +1,4 @@
-"""Rules for shell syntax that loses a value or a line, and placeholders."""
+"""Rules for shell syntax that loses a value or a line, scripts for other shells, and placeholders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, Edit, ProgramCall, Violation
 from allranks.analysis.lint.rules.commands import without_program
-from allranks.utils.text import nearest_name
+from allranks.analysis.lint.rules.dataflow import MORE_READ
 
 BRACKET_WHY = (
     "[ is a command, and ] is its last argument: without the blank it stops with 'missing ]', and the test is false."
@@ -31,7 +31,6 @@ LITERAL_WHY = "Inside of double quotes single quotes are ordinary characters: th
 LITERAL_CURE = '"${1:-value}" without the inner quotes'
 ARGUMENTS_WHY = '"$@" on a line of its own runs the first argument as a program.'
 ARGUMENTS_CURE = 'write the program before it: python train.py "$@"'
-MISTYPED_WHY = "The command is not found; without set -e the script goes on without it."
 UNTERMINATED_WHY = "The shell reads everything up to the next quote as text, and stops with a syntax error at the end."
 UNTERMINATED_CURE = "close it"
 PLACEHOLDER_WHY = "The file is a template; these parts are to be replaced before it runs."
@@ -187,53 +186,6 @@ def runs_arguments(job: JobDescription) -> Iterator[Violation]:
         ):
             yield Violation(call.offset, "the first argument runs as a command, but the script reads it as a value")
             return
-
-
-COMMANDS = (
-    "source", "module", "export", "srun", "sbatch", "conda", "mamba", "python", "python3", "torchrun", "accelerate", "deepspeed", "mkdir",
-    "echo", "singularity", "apptainer", "scontrol", "mpirun", "nvidia-smi", "unset", "sleep", "ulimit", "hostname",
-)  # fmt: skip
-LONG_NAME = 6
-KNOWN_SIMILAR = {
-    "pythonw",
-    "python2",
-    "pip",
-    "sources",
-    "modules",
-    "mods",
-    "eco",
-    "slurm",
-    "mpiexec",
-    "ssource",
-    "trun",
-    "runs",
-    "run",
-    "strun",
-}
-
-
-def mistyped(job: JobDescription) -> Iterator[Violation]:
-    """Report commands whose name is nearly that of a usual one."""
-    near_names: dict[str, str | None] = {}
-    defined = set(re.findall(r"(?m)^\s*(?:function\s+)?([\w-]+)\s*\(\)", job.text)) | set(
-        re.findall(r"\balias\s+([\w-]+)=", job.text)
-    )
-    for call in job.calls:
-        name = call.written
-        if (
-            not re.fullmatch(r"[a-z][a-z-]{3,}", name)
-            or name in COMMANDS
-            or name in defined | KNOWN_SIMILAR
-            or call.in_substitution
-        ):
-            continue
-        if name not in near_names:
-            near_names[name] = nearest_name(name, COMMANDS, 0.83)
-        near = near_names[name]
-        if near and name.startswith(near + "-"):
-            continue  # a wrapper, such as singularity-gpu
-        if near and (sorted(near) == sorted(name) or len(near) > LONG_NAME):
-            yield Violation(call.offset, f"{name}: there is no such command; {near} was probably meant", cure=near)
 
 
 def unterminated(job: JobDescription) -> Iterator[Violation]:
@@ -445,3 +397,128 @@ def placeholder(job: JobDescription) -> Iterator[Violation]:
         shown = ", ".join(f"{text} (line {line})" for text, line in list(lines.items())[:6])
         more = f" and {len(lines) - 6} more" if len(lines) > 6 else ""
         yield Violation(job.placeholders[0][0], f"to be filled in: {shown}{more}")
+
+
+# -------------------------------------------------------------------------------------- assignments
+
+COLON_NAME = re.compile(r"([A-Z][A-Z0-9_]+):[\w./-]*")
+
+
+def colon_assignment(job: JobDescription) -> Iterator[Violation]:
+    """Report ``OMP_NUM_THREADS:4`` as a command."""
+    for call in job.calls:
+        found = COLON_NAME.fullmatch(call.written)
+        if found and not call.args and not call.in_substitution and MORE_READ.match(found[1]):
+            yield Violation(
+                call.offset,
+                f"{call.written} runs as a command: a value is assigned with =",
+                cure=f"export {found[1]}=...",
+            )
+
+
+LIBRARY_NAME = re.compile(
+    r"(?:NCCL|CUDA|TORCH|OMP|MKL|MASTER|SLURM|WANDB|HF|PYTHON|LD|GLOO|TF|TRANSFORMERS|ROCR|HIP)_?[A-Z_]*"
+)
+UNSET_WHY = "unset takes names: anything else is 'not a valid identifier', and the variable keeps its value."
+
+
+def unset_value(job: JobDescription) -> Iterator[Violation]:
+    """Report ``unset NAME=value`` and ``unset $NAME``."""
+    for item in job.assignments:
+        if item.removed and (found := re.match(r"([A-Za-z_]\w*)=", item.name)):
+            text = f"unset {item.name[:60]}: nothing is unset"
+            yield Violation(item.offset, text, why=UNSET_WHY, cure=f"unset {found[1]}")
+    for found in re.finditer(r"(?m)^[ \t]*unset[ \t]+(?:-v[ \t]+)?(\$\{?(\w+)\}?)(?=[ \t]*(?:$|#|;))", job.text):
+        if LIBRARY_NAME.fullmatch(found[2]) and not job.in_comment(found.start(1)) and not _is_set_plain(job, found[2]):
+            text = f"unset {found[1]} unsets the variable that the value of {found[2]} names"
+            yield Violation(found.start(1), text, why=UNSET_WHY, cure=f"unset {found[2]}")
+
+
+def _is_set_plain(job: JobDescription, name: str) -> bool:
+    return any(re.fullmatch(r"[A-Za-z_]\w*", a.value) for a in job.by_name.get(name, ()))
+
+
+# ------------------------------------------------------------------------------------- other shells
+
+
+# ------------------------------------------------------------------------------------- other shells
+
+ZSH_WHY = "zsh refuses a command with a pattern that matches no file ('no matches found'), and does not run it."
+ZSH_SPLIT_WHY = "zsh does not split the value of a variable at blanks: the program gets all options as one argument."
+ZSH_EQUALS_WHY = "zsh takes ==, as a word, for =NAME, the path of a command: '= not found'."
+SH_WHY = "On Debian and Ubuntu /bin/sh is dash, which does not know it and gives no error."
+ZSH = re.compile(r"#!.*\bzsh\b")
+SH = re.compile(r"#!\s*(?:/usr)?/bin/(?:env\s+)?(?:sh|dash)(?:\s|$)")
+PATTERN = re.compile(r"\w\[[\w,-]+\]|\w\?(?:\w|\Z)")
+IN_SH: tuple[tuple[re.Pattern[str], str, str], ...] = (
+    (re.compile(r"(?m)(?:^|[ \t])(?<![<>&])&>{1,2}[ \t]*[\w./$\"]"), "&> runs the command in the background, and empties the file", "> file 2>&1"),
+    (re.compile(r"(?m)^[ \t]*for[ \t]+\w+[ \t]+in[ \t]+\{\d+\.\.\d+\}"), "{a..b} is a text: the loop runs once", "$(seq a b)"),
+)  # fmt: skip
+
+
+def other_shell(job: JobDescription) -> Iterator[Violation]:
+    """Report what zsh and sh read in another way than bash does."""
+    first = job.lines.line(1)
+    if ZSH.match(first):
+        yield from _zsh(job)
+    elif SH.match(first) and not job.is_job and not job.runs_unattended and not job.placeholders:
+        for use in job.uses:
+            if use.name == "RANDOM" and not job.has("RANDOM") and not use.under:
+                yield Violation(
+                    use.offset, "$RANDOM is empty in sh: the value is always the same", why=SH_WHY, cure="#!/bin/bash"
+                )
+                break
+        for pattern, what, cure in IN_SH:
+            found = pattern.search(job.text)
+            if found and not job.in_comment(found.end() - 1) and not job.in_quotes(found.end() - 1):
+                yield Violation(found.end() - 1, f"{what} in sh", why=SH_WHY, cure=f"#!/bin/bash, or {cure}")
+
+
+def _zsh(job: JobDescription) -> Iterator[Violation]:
+    lenient = re.search(
+        r"(?i)no_?nomatch|null_?glob|csh_?null|\bemulate\b|no_?glob|shwordsplit|sh_word_split", job.text
+    )
+    if lenient or (job.in_comment(0) and not ZSH.match(job.lines.line(1))):
+        return
+    said: set[str] = set()
+    for call in job.calls:
+        if call.in_substitution or (call.under and any(c.program in ("bash", "sh") for c in call.under)):
+            continue
+        if (
+            call.program in ("[", "test")
+            and any(a.text == "==" and not a.quoted for a in call.args)
+            and "==" not in said
+        ):
+            said.add("==")
+            yield Violation(
+                call.offset,
+                "[ ... == ... ] is an error in zsh",
+                why=ZSH_EQUALS_WHY,
+                cure="= in [ ], or [[ ... == ... ]]",
+            )
+        for arg in (
+            call.args if call.program not in ("[", "[[", "test", "ls", "rm", "unset", "noglob", "declare") else ()
+        ):
+            place = arg.source.where(0)
+            plain = arg.text == arg.source.text and job.text[place : place + len(arg.text)] == arg.text
+            if plain and not arg.quoted and PATTERN.search(arg.text) and "[" not in said:
+                said.add("[")
+                text = f"{arg.text[:60]} is a pattern for names of files in zsh"
+                yield Violation(place, text, why=ZSH_WHY, cure=f"'{arg.text[:60]}' in quotes")
+    for use in job.uses:
+        items = job.by_name.get(use.name, [])
+        options = [
+            a for a in items if re.match(r"\s*--?[A-Za-z][\w-]*[= ]\S+\s+--?[A-Za-z]", a.value) and a.items is None
+        ]
+        if use.quoted or use.operator or use.index or not options or len(options) < len(items) or use.under:
+            continue
+        if use.program not in ("echo", "printf", "=", "?", "eval", "export") and job.text[
+            use.offset - 1 : use.offset
+        ] not in ("=", "~"):
+            yield Violation(
+                use.offset,
+                f"${use.name} is one argument in zsh",
+                why=ZSH_SPLIT_WHY,
+                cure=f"${{={use.name}}}, or an array",
+            )
+            return

@@ -1,0 +1,446 @@
+"""Rules for words that reach a program in another form than meant: not expanded, joined, with quotes, or as the name of a variable."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON, REMOTE_SHELLS, SHELLS
+from allranks.analysis.lint.job import JobDescription, LauncherCall
+from allranks.analysis.lint.placement import MPI
+from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, Violation
+from allranks.analysis.lint.rules.dataflow import INHERITED, MORE_READ
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN
+
+# -------------------------------------------------------------------- single quotes and backslashes
+
+PROCESS_ID = re.compile(r"(?<![\\$\w])\$\$\{?([A-Z][A-Z0-9_]{2,})\b")
+LITERAL = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+REMOTE = {"ssh", "pdsh", "clush", "parallel", "xargs", "blaunch", "pbsdsh", "docker", "podman", "sudo"}
+QUOTED_WHY = "Between single quotes, and after a backslash, $ is an ordinary character: the program gets the name, not the value."
+QUOTED_CURE = 'use double quotes, or none: "$NAME"'
+
+
+def not_expanded(job: JobDescription) -> Iterator[Violation]:
+    """Report a variable in single quotes, or behind a backslash, in an argument of a program that is no shell."""
+    for twice in PROCESS_ID.finditer(job.text):
+        if twice[1] in job.by_name and not job.in_comment(twice.start()):
+            text = f"$${twice[1]} is the shell's process id, followed by the text {twice[1]}"
+            yield Violation(twice.start(), text, why="$$ is a variable of its own.", cure=f"${twice[1]}")
+            break
+    for call in job.work_calls:
+        if any(c.program in REMOTE for c in call.under):
+            continue
+        for arg in call.args:
+            text = arg.source.text
+            if "$" not in text or re.search(r"\s", text) or (not text.startswith("-") and "=" in text):
+                continue
+            found = LITERAL.search(text)
+            name = (found[1] or found[2]) if found else ""
+            if not found or text[: found.start()].count(UNRESOLVED_OPEN) > text[: found.start()].count(
+                UNRESOLVED_CLOSE
+            ):
+                continue
+            if name in job.by_name or name.startswith("SLURM_") or name in ("HOME", "USER", "TMPDIR", "SCRATCH"):
+                yield Violation(
+                    arg.source.where(found.start()), f"${name} is not expanded here: {call.written} gets the name"
+                )
+                break
+
+
+PLACE_NAME = re.compile(r"(?:\w+_(?:DIR|HOME|CACHE|PATH|ROOT|FOLDER)|PATH|LD_LIBRARY_PATH|PYTHONPATH)\Z")
+CAPITAL_NAME = re.compile(r"\$(?:\{([A-Z_][A-Z0-9_]*)\}|([A-Z_][A-Z0-9_]*))")
+QUOTED_SETTING_WHY = "Between single quotes $ is an ordinary character: programs get the name of the variable, and use a folder of this name."
+
+
+def quoted_setting(job: JobDescription) -> Iterator[Violation]:
+    """Report an exported setting whose value has a variable in single quotes."""
+    for item in job.assignments:
+        literal = (
+            CAPITAL_NAME.search(item.source.text) if item.exported and not item.removed and item.items is None else None
+        )
+        if literal is None or not (PLACE_NAME.match(item.name) or MORE_READ.match(item.name)) or item.under:
+            continue
+        written = job.text[item.offset + len(item.name) : item.offset + len(item.name) + 300].split("\n")[0]
+        if re.match(r"='[^'\n]*\$[^'\n]*'[ \t]*(?:$|[#;])", written) and not re.search(
+            rf"\beval\b.*{item.name}", job.text
+        ):
+            name = literal[1] or literal[2]
+            yield Violation(item.offset, f"${name} is not expanded here: {item.name} gets the name", why=QUOTED_SETTING_WHY,
+                            cure=f'{item.name}="..." with double quotes')  # fmt: skip
+
+
+# -------------------------------------------------------------- joined words, and words with quotes
+
+ONE_WORD_WHY = "In quotes the value is one word: the program gets all options as one argument, and refuses it."
+ONE_WORD_CURE = 'an array: args=(--lr 1 --epochs 2), then "${args[@]}"'
+QUOTES_WHY = "The shell looks for quotes before it inserts values: those in a value are ordinary characters, and blanks between them separate words."
+APPEND_WHY = "NAME+=text changes the first element: the new text is glued to it."
+FIRST_WHY = "$NAME of an array is its first element."
+EXPANDS_ITSELF = {
+    "awk", "gawk", "mawk", "sed", "perl", "trap", "eval", "find", "xargs", "parallel", "envsubst", "grep", "egrep", "echo", "printf", "jq", "expr",
+    "watch", "tmux", "screen", "su", "sudo", "git", "docker", "podman", "kubectl", "make", "ruby", "env", "rename", "alias", "logger", "[", "[[",
+    "test", "case", "sqlite3", "psql", "yq", "export", "declare", "sbatch", "qsub", "bsub", "salloc", "flock", "script", "timeout", "hyperfine",
+    "pbsdsh", "blaunch", "complete", "rg", "cat", "tee", "vim", "R", "Rscript", "julia", "matlab", "node", "mongo", "mysql", "entr", "nohup", "run",
+}  # fmt: skip
+
+
+def quoted_name(job: JobDescription) -> Iterator[Violation]:
+    """Report an argument that is exactly ``'$NAME'``, of a program that expands no variables."""
+    works = {c.offset for c in job.work_calls}
+    for call in job.calls:
+        outer = {c.program for c in call.under}
+        if call.program in EXPANDS_ITSELF | SHELLS | REMOTE_SHELLS or outer & (REMOTE_SHELLS | EXPANDS_ITSELF):
+            continue
+        if call.in_substitution or "$" in call.written or (call.in_function and call.written in job.reading.named):
+            continue
+        for before, arg in zip((None, *call.args), call.args, strict=False):
+            text = arg.source.text
+            setting = re.match(r"[A-Za-z_][\w.]*=(?=\$\w+\Z)", text)  # of Hydra, whose interpolations have braces
+            start = setting.end() if setting else 0
+            found = LITERAL.fullmatch(text, start)
+            place = arg.source.where(start)
+            if found is None or job.text[place - 1 : place] != "'":
+                continue
+            name = found[1] or found[2]
+            known = job.has(name) or name in job.reading.named
+            option = before is not None and before.text.startswith("--") and found[2] is not None and name.isupper()
+            if known or (option and call.offset in works):
+                text = f"'{found[0]}' is not expanded in single quotes: {call.written} gets the name"
+                yield Violation(place, text, why=QUOTED_WHY, cure=QUOTED_CURE)
+                return
+
+
+def _starts_training(call: ProgramCall) -> bool:
+    return PYTHON.match(call.program) is not None or call.program in LAUNCHERS
+
+
+def joined_options(job: JobDescription) -> Iterator[Violation]:
+    """Report ``"$ARGS"`` of a list of options, and ``"$*"``: the program gets one word."""
+    for call in job.work_calls:
+        if not _starts_training(call) or call.in_substitution:
+            continue
+        for number, arg in enumerate(call.args):
+            before = call.args[number - 1].text if number else ""
+            if not arg.quoted or (before.startswith("-") and "=" not in before) or not before:
+                continue
+            place = job.text[max(0, arg.offset - 1) : arg.offset + 40]
+            name = re.match(r"[\s]?\"\$\{?([A-Za-z_]\w*|\*)\}?\"(?=\s|\Z|\\)", place)
+            if name is None:
+                continue
+            if name[1] == "*":
+                text = '"$*" is one word: the program gets all arguments of the script as one'
+                yield Violation(arg.offset, text, why=ONE_WORD_WHY, cure='"$@"')
+                return
+            values = job.by_name.get(name[1], [])
+            several = [v for v in values if re.match(r"\s*--?[A-Za-z][\w-]*[= ]\S+\s+--?[A-Za-z]", _plain(v))]
+            if values and len(several) == len(values) and all(v.items is None for v in values):
+                text = f'"${name[1]}" is one word: the program gets all its options as one argument'
+                yield Violation(arg.offset, text, why=ONE_WORD_WHY, cure=ONE_WORD_CURE)
+                return
+
+
+def _plain(item: Assignment) -> str:
+    return re.sub(f"{UNRESOLVED_OPEN}[^{UNRESOLVED_CLOSE}]*{UNRESOLVED_CLOSE}", "x", item.source.text)
+
+
+QUOTE = re.compile(r"(?:\A|=)(['\"])")
+
+
+def quotes_in_value(job: JobDescription) -> Iterator[Violation]:
+    """Report quotes in the value of an unquoted variable that become part of the program's arguments."""
+    said: set[str] = set()
+    for call in job.work_calls:
+        if not _starts_training(call) or any(c.program in REMOTE_SHELLS for c in call.under):
+            continue
+        for arg in call.args:
+            owner = _owner(job, arg, call)
+            if owner is None or owner in said or arg.quoted:
+                continue
+            text = re.sub(f"{UNRESOLVED_OPEN}[^{UNRESOLVED_CLOSE}]*{UNRESOLVED_CLOSE}", "x", arg.source.text)
+            opened = QUOTE.search(text)
+            if opened and ((text.endswith(opened[1]) and text.count(opened[1]) == 2) or text.count(opened[1]) == 1):
+                said.add(owner)
+                shown = arg.text[:40]
+                message = f"the quotes in the value of {owner} become part of the argument: {shown}"
+                yield Violation(arg.source.where(0), message, why=QUOTES_WHY, cure=ONE_WORD_CURE)
+
+
+def _owner(job: JobDescription, arg: Argument, call: ProgramCall) -> str | None:
+    """Return the variable whose value an argument is, if it is set by a plain assignment above the call."""
+    place = arg.source.where(0)
+    if call.under and any(c.program in SHELLS for c in call.under):
+        return None
+    for item in job.assignments:
+        if item.under or item.items is not None or item.offset >= call.offset or not len(item.source.at):
+            continue
+        if place in item.source.at and place > item.offset and _written_here(job, item, place):
+            return item.name
+    return None
+
+
+def _written_here(job: JobDescription, item: Assignment, place: int) -> bool:
+    """Return whether the place lies in the text of this assignment, and not in that of a variable in its value."""
+    return (
+        job.text[item.offset : item.offset + len(item.name)] == item.name
+        and place - item.offset < len(item.source.text) + 40
+    )
+
+
+APPENDED = re.compile(r"(?m)^[ \t]*([A-Za-z_]\w*)\+=(?!\()(\S)")
+
+
+def appended_text(job: JobDescription) -> Iterator[Violation]:
+    """Report ``NAME+=text`` of an array."""
+    arrays = {a.name for a in job.assignments if a.items is not None}
+    for found in APPENDED.finditer(job.text) if arrays else ():
+        place = found.start(1)
+        before = [a for a in job.assignments if a.name == found[1] and a.offset < place]
+        if (
+            before
+            and before[-1].items
+            and len(before[-1].items) > 0
+            and any(a.offset == place for a in job.assignments)
+        ):
+            text = f"{found[1]} is an array: += without ( ) appends the text to its first element"
+            yield Violation(place, text, why=APPEND_WHY, cure=f"{found[1]}+=(...)")
+
+
+OTHER_USES = {
+    "echo", "printf", "[", "[[", "test", "?", "export", "declare", "local", "case", "read", "unset", "readonly", "typeset", "let", "ssh", "date", "srun",
+    "logger", ":", "scontrol", "eval", "return", "shift", "set",
+}  # fmt: skip
+
+
+def first_element(job: JobDescription) -> Iterator[Violation]:
+    """Report ``$NAME`` of an array as the value of an option of any program: `loops.loops` has those of Python and its launchers."""
+    said: set[str] = set()
+    for use in job.uses:
+        items = job.by_name.get(use.name, [])
+        if not items or any(a.items is None or len(a.items) < 2 for a in items) or use.name in said | job.reading.named:
+            continue
+        if use.index or use.operator or use.under or use.in_redirect or use.program in OTHER_USES - {"srun"}:
+            continue
+        if PYTHON.match(use.program) or use.program in LAUNCHERS or use.program == "for":
+            continue
+        if items[0].offset > use.offset or job.text[use.offset - 1 : use.offset] in "#!" or "zsh" in job.lines.line(1):
+            continue
+        option = re.search(r"[\s\"']--?[A-Za-z][\w-]*[= ]\s*\"?\$\{?\Z", job.text[max(0, use.offset - 80) : use.offset])
+        literal = not any(UNRESOLVED_OPEN + "(" in i.text for a in items for i in a.items or ())
+        if option and literal:
+            said.add(use.name)
+            text = f"${use.name} is the first of the {len(items[0].items or ())} elements of the array"
+            yield Violation(use.offset, text, why=FIRST_WHY, cure=f'"${{{use.name}[@]}}"')
+
+
+ONE_RUN_WHY = "The shell takes the words behind in as they are: those in quotes are one, and the name of a command is not its output."
+LOOP_HEAD = re.compile(
+    r"(?m)^[ \t]*for[ \t]+(\w+)[ \t]+in[ \t]+(?:(seq[ \t]+[^;\n]+?)|\"([^\"\n]*)\"|'([^'\n]*)')[ \t]*(?:;|$)"
+)
+PLAIN_LIST = re.compile(r"[\w.:/=+-]+(?:[ \t]+[\w.:/=+-]+)+")
+
+
+def quoted_list(job: JobDescription) -> Iterator[Violation]:
+    """Report ``for x in "1 2 3"``, ``for x in "$LIST"`` and ``for i in seq 1 9``."""
+    for found in LOOP_HEAD.finditer(job.text):
+        if job.in_comment(found.start(1)) or "zsh" in job.lines.line(1):
+            continue
+        if found[2]:
+            text = f"the loop runs over the words '{found[2]}': $( ) is missing"
+            yield Violation(found.start(2), text, why=ONE_RUN_WHY, cure=f"for {found[1]} in $({found[2]})")
+            continue
+        words = found[3] if found[3] is not None else found[4]
+        name = LITERAL.fullmatch(words)
+        values = job.by_name.get(name[1] or name[2], []) if name and found[3] is not None else []
+        several = values and all(v.items is None and PLAIN_LIST.fullmatch(v.value.strip()) for v in values)
+        uses = [u for u in job.uses if u.name == found[1]]
+        if uses and all(u.quoted for u in uses) and not re.fullmatch(r"[\d.\s]+", words):
+            continue  # a name with blanks
+        if PLAIN_LIST.fullmatch(words.strip()) or (several and name and (name[1] or name[2]) not in job.reading.named):
+            text = f"the loop runs once: {found.group(0).strip().rstrip(';').partition(' in ')[2].strip()} in quotes is one word"
+            yield Violation(found.start(1), text, why=ONE_RUN_WHY, cure=f"for {found[1]} in ... without the quotes")
+
+
+# ------------------------------------------------- values that no shell expands, and lists of nodes
+
+TEXT_WHY = "srun starts the program without a shell, and single quotes or \\$ keep the batch shell from expanding it: the program gets the text."
+TEXT_CURE = "srun bash -c '... $SLURM_NODEID ...', whose shell expands it in every task"
+PRODUCT_WHY = (
+    "The shell calculates only in $((...)): the program gets the text, and stops with 'invalid literal for int()'."
+)
+LIST_WHY = "Slurm's list is compressed, node[01-04]: only Slurm's own commands, pdsh and clush read it."
+LIST_CURE = 'for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do'
+ARRAY_WHY = "The list of nodes is one word with line breaks, so element 0 is the whole list, not the first node."
+ARRAY_CURE = 'nodes=( $(scontrol show hostnames "$SLURM_JOB_NODELIST") ) without quotes around $(...); or head -n 1'
+LITERAL_ARGUMENT = re.compile(
+    r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID|NNODES|JOB_NUM_NODES|NTASKS|GPUS_ON_NODE|JOB_ID)|MASTER_ADDR|MASTER_PORT)\b"
+)
+RANK_NAMES = {"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE"}
+COUNTS = ("nnodes", "nproc_per_node", "num_machines", "num_processes", "num_nodes", "num_gpus")
+PRODUCT = re.compile(r"[\w${}#@\[\]]+[*+][\w${}#@\[\]]+")
+NODE_LISTS = {"SLURM_JOB_NODELIST", "SLURM_NODELIST"}
+OWN_SHELL = REMOTE_SHELLS | {"parallel", "xargs", "flux"}
+
+
+def literal(job: JobDescription) -> Iterator[Violation]:
+    """Report options and variables of tasks that are the text ``$NAME``, and products that nobody calculates."""
+    for launch in job.launches:
+        if not any(c.program in OWN_SHELL for c in launch.call.under):
+            yield from _literal_options(launch)
+        yield from _products(launch)
+    if not any(la.kind == "python" for la in job.launches):
+        return
+    for item in job.assignments:
+        if item.name not in RANK_NAMES or item.removed or item.name in job.used_names:
+            continue
+        text = item.source.text
+        if LITERAL_ARGUMENT.fullmatch(text.rstrip("}")):
+            yield Violation(item.offset, f"{item.name} is the text {text}: no shell expands it")
+        elif item.name == "WORLD_SIZE" and _is_exported(job, item) and PRODUCT.fullmatch(item.value):
+            cure = f"{item.name}=$(({item.value}))"
+            yield Violation(item.offset, f"{item.name} is the text {item.value}", why=PRODUCT_WHY, cure=cure)
+
+
+def _is_exported(job: JobDescription, item: Assignment) -> bool:
+    return item.exported or item.name in job.reading.exported
+
+
+def _literal_options(launch: LauncherCall) -> Iterator[Violation]:
+    if launch.srun is None:
+        return
+    for arg in launch.call.args:
+        found = LITERAL_ARGUMENT.search(arg.source.text)
+        whole = found and re.fullmatch(r"(?:--?[\w-]+=)?(?:tcp://)?[\w.:${}]*", arg.source.text)
+        if found and whole:
+            yield Violation(
+                arg.offset, f"the program gets the text {found[0]}{'}' if '{' in found[0] else ''}: no shell expands it"
+            )
+            return
+
+
+def _products(launch: LauncherCall) -> Iterator[Violation]:
+    for name in COUNTS:
+        option = launch.option(name)
+        value = (option.value or "").strip("\"'") if option else ""
+        if option and PRODUCT.fullmatch(value) and re.search(r"[*+]", value):
+            cure = f"{option.arg.text.partition('=')[0]} $(({value}))"
+            yield Violation(option.arg.offset, f"--{name} is the text {value}", why=PRODUCT_WHY, cure=cure)
+
+
+def compressed(job: JobDescription) -> Iterator[Violation]:
+    """Report a compressed list of nodes in a loop, or as the hosts of mpirun and ssh."""
+    if not job.is_batch or not job.multi_node:
+        return
+    for use in job.uses:
+        if use.program == "for" and use.name in NODE_LISTS and not use.operator:
+            yield Violation(use.offset, f"the loop runs once, over the compressed list ${use.name}")
+    for call in job.calls:
+        for arg, following in call.pairs():
+            value = _hosts(call.program, arg, following)
+            if value and any(value.strip("\"'").strip("${}") == name for name in NODE_LISTS):
+                cure = '-H "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)"'
+                yield Violation(arg.offset, f"{call.program} gets the compressed list {value} as its hosts", cure=cure)
+
+
+def _hosts(program: str, arg: Argument, following: Argument | None) -> str | None:
+    """Return the hosts that an option of mpirun, horovodrun or ssh names."""
+    if program in MPI or program == "horovodrun":
+        name, equals, value = arg.text.partition("=")
+        if name in ("-H", "-host", "--host", "--hosts", "-hosts"):
+            return value if equals else following.text if following else None
+    return arg.text if program == "ssh" and "NODELIST" in arg.text else None
+
+
+def node_list(job: JobDescription) -> Iterator[Violation]:
+    """Report the whole list of nodes where the first node is meant."""
+    lists: dict[str, Assignment] = {}
+    for item in job.assignments:
+        if item.removed:
+            continue
+        whole = _is_whole_list(item, lists)
+        if whole and (item.items is None or (item.quoted_items and len(item.items) == 1)):
+            lists[item.name] = item
+        else:
+            lists.pop(item.name, None)
+    for name, item in lists.items():
+        if any(u.name == name and u.index == "[0]" for u in job.uses):
+            yield Violation(item.offset, f"${{{name}[0]}} is the whole list of nodes: {name} has one element")
+    for item in job.assignments:
+        addressed = re.search(r"MASTER_ADDR|(?:HEAD|MASTER)_(?:NODE|ADDR|IP|HOST)|RDZV_HOST", item.name, re.IGNORECASE)
+        if addressed and job.multi_node and not item.removed and item.items is None:
+            written = job.text[item.offset + len(item.name) : item.offset + 200].split("\n")[0]
+            name = re.match(r"=\"?\$\{?(\w+)\}?\"?\s*(?:[;#]|\Z)", written)
+            if (
+                re.match(r"=\"?\$\(\s*scontrol\s+show\s+hostnames?(?:\s+\"?\$\{?\w+\}?\"?)?\s*\)", written)
+                or HOST_FILE.match(written.removeprefix("=").removeprefix('"'))
+                or (name and name[1] in lists)
+            ):
+                yield Violation(item.offset, f"{item.name} is the whole list of nodes")
+
+
+HOST_FILE = re.compile(
+    r"\$\(\s*(?:(?:cat|uniq|sort(?:\s+-u)?)\s+|<\s*)\"?\$\{?(?:PBS_NODEFILE|LSB_DJOB_HOSTFILE|COBALT_NODEFILE)\}?\"?"
+    r"(?:\s*\|\s*(?:uniq|sort(?:\s+-u)?))*\s*\)"
+)
+
+
+def _is_whole_list(item: Assignment, lists: dict[str, Assignment]) -> bool:
+    value = item.value.strip()
+    if HOST_FILE.fullmatch(value):
+        return True
+    if re.fullmatch(r"\$\(\s*scontrol\s+show\s+hostnames?\b[^|]*\)", value):
+        return True
+    source = re.fullmatch(r"\$\{?(\w+)\}?", value)
+    return bool(source and source[1] in lists)
+
+
+NAME_WHY = "The shell expands only $NAME and ${NAME}: the program gets the text, or nothing."
+
+
+def names_as_text(job: JobDescription) -> Iterator[Violation]:
+    """Report the name of a variable that nothing uses, where its value is meant: ``--data DATA``, ``{DATA}``, ``%DATA%``."""
+    unused = (
+        {a.name for a in job.set_values_at_top() if a.value and not a.exported}
+        - job.used_names
+        - job.reading.exported
+        - INHERITED
+    )
+    for call in job.work_calls:
+        if any(c.program in ("ssh", "docker") for c in call.under):
+            continue
+        for arg, following in call.pairs():
+            text = arg.text
+            if text == "$" and following is not None and re.match(r"\{\w+\}", following.text):
+                yield Violation(
+                    arg.offset,
+                    f"$ {following.text}: a blank stands behind the $",
+                    why=NAME_WHY,
+                    cure=f"${following.text}",
+                )
+            found = re.fullmatch(
+                r"(?:--?[\w-]+=)?(?:\{([A-Za-z_]\w{2,})\}|%([A-Za-z_]\w{2,})%|([A-Z][A-Z0-9_]{2,}))", text
+            )
+            name = (found[1] or found[2] or found[3]) if found else None
+            if name in unused and not arg.quoted:
+                yield Violation(
+                    arg.offset,
+                    f"{text} is text: the value of {name} is meant, which nothing uses",
+                    why=NAME_WHY,
+                    cure=f"${name}",
+                )
+                return
+    for call in job.calls:
+        if (
+            call.in_substitution
+            and not call.args
+            and call.written in job.by_name
+            and re.fullmatch(r"[A-Z_][A-Z0-9_]+", call.written)
+        ):
+            if job.text[max(0, call.offset - 2) : call.offset] == "$(":
+                text = f"$({call.written}) runs {call.written} as a command"
+                yield Violation(
+                    call.offset,
+                    text,
+                    why="$(...) is the output of a command, ${...} the value of a variable.",
+                    cure=f"${{{call.written}}}",
+                )
