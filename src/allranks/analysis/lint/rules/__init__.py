@@ -7,23 +7,17 @@ from collections.abc import Iterator
 from allranks.analysis.lint.job import JobDescription, LintRule, RuleCheck
 from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules import (
-    arguments,
     commands,
     conditions,
     counts,
     dataflow,
     directives,
-    elsewhere,
-    emptiness,
     environments,
     exit_codes,
     gpus,
     launchers,
     lines,
-    loops,
-    lost,
     options,
-    outputs,
     ports,
     quoting,
     rendezvous,
@@ -32,6 +26,7 @@ from allranks.analysis.lint.rules import (
     shell,
     steps,
     storage,
+    subshells,
     tasks,
     unset_variables,
     variables,
@@ -82,10 +77,10 @@ UNSET_VARIABLE = _all(
     unset_variables.set_in_comment,
     unset_variables.no_slurm_name,
     unset_variables.other_names,
-    emptiness.empty_value,
+    lines.empty_value,
     unset_variables.other_case,
 )
-TEST_SYNTAX = _all(shell.brackets, loops.conditions, shell.unset_value, shell.colon_assignment)
+TEST_SYNTAX = _all(shell.brackets, conditions.conditions, shell.unset_value, shell.colon_assignment)
 MISTYPED_COMMAND = _all(commands.mistyped, commands.misspelt_commands, options.misspelt_subcommands)
 IDLE_GPUS = _certain_first(
     gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device, counts.told_fewer, counts.few_in_parallel
@@ -101,11 +96,11 @@ BROKEN_LINE = _all(
     lines.joined_words,
     lines.assignments_of_command,
     lines.hash_in_quotes,
-    arguments.cut_commands,
-    arguments.hydra_arguments,
+    lines.cut_commands,
+    lines.hydra_arguments,
     lines.swallowed_by,
 )
-FIXED_NAME_IN_TMP = _all(storage.fixed, lines.lone_dollar)
+FIXED_NAME_IN_TMP = _all(storage.fixed, storage.lone_dollar)
 OUTPUT_FOLDER = _all(directives.output, directives.log_in_root)
 SCRIPT_FOLDER = _all(directives.script_folder, directives.own_folder)
 CONTAINER_SHELL_ENDED = _all(environments.container_ended, environments.activated_elsewhere)
@@ -116,8 +111,8 @@ EXPANDED_TOO_EARLY = _all(dataflow.early, dataflow.submitted_too_early)
 NO_SHEBANG = _all(directives.shebang, directives.interpreter)
 SECRET_IN_SCRIPT = _all(secrets.secret, secrets.more_secrets)
 VARIABLE_NOT_EXPANDED = _all(quoting.not_expanded, quoting.quoted_setting, quoting.quoted_name)
-VALUE_SPLIT = _all(commands.value_split, arguments.blank_value)
-NEVER_EXPANDED = _all(quoting.literal, arguments.no_dollar_option, quoting.names_as_text)
+VALUE_SPLIT = _all(commands.value_split, lines.blank_value)
+NEVER_EXPANDED = _all(quoting.literal, lines.no_dollar_option, quoting.names_as_text)
 ASKS_FOR_ANSWER = _all(environments.asks, environments.asks_more)
 NODE_COUNT = _all(tasks.count, counts.group_of_one)
 MISSING_COLON = _all(commands.missing_colon, commands.semicolon)
@@ -143,15 +138,15 @@ LAUNCHER_OPTION = _all(options.launcher_option, launchers.filters, options.unkno
 BLOCKS_SCRIPT = _all(waiting.blocks, launchers.ray_blocks)
 LITERAL_QUOTES = _all(shell.literal_quotes, quoting.quotes_in_value)
 LOOP_VALUES = _all(
-    loops.loops, quoting.first_element, quoting.appended_text, quoting.quoted_list, elsewhere.reads_the_list
+    conditions.loops, quoting.first_element, quoting.appended_text, quoting.quoted_list, subshells.reads_the_list
 )
 EXIT_ZERO = _all(exit_codes.exit_zero, exit_codes.status_of_block, exit_codes.exit_of_message)
 CONDA_NOT_SET_UP = _all(environments.conda, environments.conda_elsewhere, environments.conda_in_shell)
 ONE_LOG_FOR_ARRAY = _all(requests.shared_log, requests.one_log)
-OUT_OF_PLACE = _all(conditions.out_of_place, elsewhere.aliases)
-LOST_IN_SUBSHELL = _all(lost.lost, lost.exit_inside, elsewhere.elsewhere)
+OUT_OF_PLACE = _all(conditions.out_of_place, subshells.aliases)
+LOST_IN_SUBSHELL = _all(subshells.lost, subshells.exit_inside, subshells.elsewhere)
 SAME_NODE_RANK = _all(rendezvous.same_rank_everywhere, rendezvous.rank_not_used)
-OVERWRITTEN_OUTPUT = _all(outputs.overwritten, outputs.tee_in_loop, outputs.wrong_order)
+OVERWRITTEN_OUTPUT = _all(subshells.overwritten, subshells.tee_in_loop, subshells.wrong_order)
 
 RULES: tuple[LintRule, ...] = (
     # Environment variables
@@ -273,17 +268,17 @@ RULES: tuple[LintRule, ...] = (
     LintRule("placeholder", "note", shell.placeholder, shell.PLACEHOLDER_WHY, shell.PLACEHOLDER_CURE, "the file itself"),
     LintRule("script-folder", "warning", SCRIPT_FOLDER, directives.FOLDER_WHY, directives.FOLDER_CURE, SLURM),
     LintRule("set-e", "warning", exit_codes.set_e, exit_codes.SET_E_WHY, exit_codes.SET_E_CURE, "bash manual, set"),
-    LintRule("buffered-output", "note", outputs.buffered, outputs.BUFFERED_WHY, "export PYTHONUNBUFFERED=1", "Python manual, -u"),
+    LintRule("buffered-output", "note", subshells.buffered, subshells.BUFFERED_WHY, "export PYTHONUNBUFFERED=1", "Python manual, -u"),
     LintRule("blocks-script", "warning", BLOCKS_SCRIPT, waiting.BLOCKS_WHY, waiting.BLOCKS_CURE, "the programs' manuals"),
     LintRule("exits-early", "error", waiting.exits_early, waiting.EXIT_WHY, "remove it", "bash manual, exit and exec"),
     LintRule("same-node-rank", "error", SAME_NODE_RANK, rendezvous.SAME_RANK_WHY, rendezvous.SAME_RANK_CURE, TORCHRUN),
     LintRule("arguments-dropped", "warning", dataflow.arguments_dropped, dataflow.DROPPED_WHY, dataflow.DROPPED_CURE, "bash manual, special parameters"),
     LintRule("launcher-option", "error", LAUNCHER_OPTION, options.OPTION_WHY, options.OPTION_CURE, TORCHRUN + "; accelerate and deepspeed launch"),
-    LintRule("loop-values", "error", LOOP_VALUES, loops.SAME_WHY, "", "bash manual, looping constructs and arrays"),
-    LintRule("index-out-of-range", "error", loops.out_of_range, loops.OUT_OF_RANGE_WHY, loops.OUT_OF_RANGE_CURE, "bash manual, arrays"),
+    LintRule("loop-values", "error", LOOP_VALUES, conditions.SAME_WHY, "", "bash manual, looping constructs and arrays"),
+    LintRule("index-out-of-range", "error", conditions.out_of_range, conditions.OUT_OF_RANGE_WHY, conditions.OUT_OF_RANGE_CURE, "bash manual, arrays"),
     LintRule("array-not-used", "warning", requests.array_not_used, requests.UNUSED_WHY, "pass $SLURM_ARRAY_TASK_ID to the program", SLURM),
-    LintRule("deletes-too-much", "warning", loops.deletions, loops.REMOVES_WHY, "", "bash manual, cd; rm manual"),
-    LintRule("lost-in-subshell", "warning", LOST_IN_SUBSHELL, lost.LOST_WHY, lost.LOST_CURE, "bash manual, command execution environment"),
+    LintRule("deletes-too-much", "warning", storage.deletions, storage.REMOVES_WHY, "", "bash manual, cd; rm manual"),
+    LintRule("lost-in-subshell", "warning", LOST_IN_SUBSHELL, subshells.LOST_WHY, subshells.LOST_CURE, "bash manual, command execution environment"),
     LintRule("options-in-one-word", "error", quoting.joined_options, quoting.ONE_WORD_WHY, quoting.ONE_WORD_CURE, "bash manual, word splitting"),
     LintRule("unbound-variable", "warning", exit_codes.unbound, exit_codes.UNBOUND_WHY, "", "bash manual, set -u"),
     LintRule("constant-condition", "warning", conditions.constant, conditions.NEVER_WHY, "", "bash manual, conditional expressions"),
@@ -292,7 +287,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("other-shell", "warning", shell.other_shell, shell.SH_WHY, "#!/bin/bash", "zsh manual, options; dash manual"),
     # Files
     LintRule("path-in-front", "error", commands.path_in_front, commands.PATH_WHY, "", SLURM + "; bash manual, shell variables"),
-    LintRule("overwritten-output", "warning", OVERWRITTEN_OUTPUT, outputs.OVER_WHY, "", "bash manual, redirections"),
+    LintRule("overwritten-output", "warning", OVERWRITTEN_OUTPUT, subshells.OVER_WHY, "", "bash manual, redirections"),
     LintRule("node-local-file", "error", storage.local, storage.LOCAL_WHY, storage.LOCAL_CURE, SLURM_TEST),
     LintRule("pattern-not-expanded", "warning", PATTERN_NOT_EXPANDED, storage.PATTERN_WHY, storage.PATTERN_CURE, "sbatch manual, filename patterns"),
     LintRule("fixed-name-in-tmp", "warning", FIXED_NAME_IN_TMP, storage.FIXED_WHY, 'use a folder per job: d=$(mktemp -d)', "the sticky bit of /tmp"),

@@ -1,20 +1,27 @@
-"""Rules for lines of a script that are joined, cut or quoted in another way than meant, and for results that are lost."""
+"""Rules for lines that are joined, cut or split in another way than meant, and for arguments and values that get lost with them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
-from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON
+from allranks.analysis.lint.command_options import CONTAINERS, LAUNCHERS, PYTHON, SHELLS
 from allranks.analysis.lint.job import JobDescription
-from allranks.analysis.lint.records import Argument, Violation
+from allranks.analysis.lint.placement import MPI
+from allranks.analysis.lint.records import Argument, ProgramCall, Violation
+from allranks.analysis.lint.rules.dataflow import GUARDS
+from allranks.analysis.lint.rules.unset_variables import RENDEZVOUS_OPTIONS, SLURM_NAMES
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+
+# ------------------------------------------------------------------------------------- joined lines
 
 GLUED_WHY = "The shell removes the backslash and the line break, and nothing stays between the two words."
 GLUED_CURE = "a blank before the backslash"
-CUT_WHY = (
+ASSIGNMENT_CUT_WHY = (
     "The command ends at the line without a backslash: the rest are assignments of the shell, which no program gets."
 )
-CUT_CURE = "end every line of the command but the last with a backslash"
+ASSIGNMENT_CUT_CURE = "end every line of the command but the last with a backslash"
 HASH_WHY = "Inside of quotes # begins no comment: the words behind it are passed to the program."
 HASH_CURE = "remove the line, or use an array, in which comments are possible"
 JOINED = re.compile(r"[^\s\\]\\\r?\n(?=[-A-Za-z$\"'/])")
@@ -66,7 +73,7 @@ def assignments_of_command(job: JobDescription) -> Iterator[Violation]:
         if indented and same_form and between and item.name not in job.used_names:
             start = job.lines.start(line - 1) + len(above) - len(above.lstrip())
             text = f"no backslash at the end of the line: {item.name}=... in line {line} is a variable of the shell, no argument"
-            yield Violation(start, text, why=CUT_WHY, cure=CUT_CURE)
+            yield Violation(start, text, why=ASSIGNMENT_CUT_WHY, cure=ASSIGNMENT_CUT_CURE)
             return
 
 
@@ -83,43 +90,6 @@ def hash_in_quotes(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(place, "# inside of quotes begins no comment: the program gets the words of this line",
                                 why=HASH_WHY, cure=HASH_CURE)  # fmt: skip
                 return
-
-
-# ------------------------------------------------------------------------------ names with a lone $
-
-LONE_WHY = "A $ that no name follows is an ordinary character: the name is the same in every job, and the jobs overwrite each other's file."
-LONE_CURE = "$$, the shell's process id; or $SLURM_JOB_ID"
-LONE = re.compile(r"[\w.)-]\$(?:\.\w{1,10}|/.*|_.*|-.*)?\Z")
-PATTERN_NAME = re.compile(r"(?i).*(?:regex|pattern|expr|match|filter|grep|sed|re|prompt|ps1|exclude|include)\w*")
-FILE_PROGRAMS = {"mkdir", "touch", "cd", "cp", "mv", "tee", "mktemp", "ln"}
-
-
-def lone_dollar(job: JobDescription) -> Iterator[Violation]:
-    """Report names of files that end in, or contain, a ``$`` without a name."""
-    if job.kind != "script":
-        return
-    said: set[int] = set()
-    places: list[tuple[int, str]] = [
-        (a.offset, a.value)
-        for a in job.assignments
-        if not (a.removed or a.items or PATTERN_NAME.fullmatch(a.name) or a.name.endswith("PORT") or a.in_substitution)
-    ]
-    for call in job.calls:
-        if not call.in_substitution:
-            places += [(call.offset, r.target) for r in call.redirects if r.operator.startswith((">", "&>"))]
-            places += [(a.offset, a.text) for a in call.args if call.program in FILE_PROGRAMS]
-    for offset, value in places:
-        line = job.lines.place(offset)[0]
-        written = job.lines.line(line)
-        if (
-            line in said
-            or not LONE.search(value)
-            or re.search(r"[\s^*|\\()\[\]]", re.sub(r"\$\([^)]*\)|\$\{[^}]*\}", "", value))
-        ):
-            continue
-        if re.search(r"[\w.)-]\$(?![\w({$@#?!*\"'-])", written) and not re.search(r"'[^'\n]*\$[^'\n]*'", written):
-            said.add(line)
-            yield Violation(offset, f"the $ in {value} is an ordinary character", why=LONE_WHY, cure=LONE_CURE)
 
 
 TAKES_WORDS = {"module", "ml", "export", "cd", "source", ".", "mkdir", "conda", "ulimit", "unset", "pip", "pip3"}
@@ -144,3 +114,314 @@ def swallowed_by(job: JobDescription) -> Iterator[Violation]:
                 )
                 yield Violation(job.lines.start(line - 1), text)
                 return
+
+
+# ---------------------------------------------------------------------------- commands that are cut
+
+STARTERS = MPI | CONTAINERS | LAUNCHERS | {"srun", "jsrun", "horovodrun"}
+BLOCK_OPENERS = re.compile(r"(?:\b(?:then|do|else|in)|[{(|;&])\s*(?:#.*)?\Z")
+CUT_WHY = (
+    "The command ends at the line without a backslash; what follows runs as another command, and its options are lost."
+)
+CUT_CURE = "end every line of the command but the last with a backslash that nothing follows"
+
+
+def cut_commands(job: JobDescription) -> Iterator[Violation]:
+    """Report the rest of a command that is indented below it, because a line has no backslash."""
+    if job.kind != "script":
+        return
+    known = {job.lines.place(c.offset)[0] for c in job.calls}
+    said: set[int] = set()
+    for before, call in pairwise(c for c in job.calls if not c.in_substitution):
+        line, column = job.lines.place(call.offset)
+        above = job.lines.line(line - 1) if line > 1 else ""
+        if line in said or call.in_substitution or job.lines.line(line)[: column - 1].strip():
+            continue
+        option = re.match(r"--?[A-Za-z][\w-]*", call.written) is not None
+        if option and call.under and call.under[-1].program in SHELLS and above.strip() and not above.endswith("\\"):
+            # The other part of the rule reads the script's own commands.
+            said.add(line)
+            start = job.lines.start(line - 1) + len(above) - len(above.lstrip())
+            text = f"no backslash at the end of the line: {call.written.split('=')[0]} in line {line} runs as a command"
+            yield Violation(start, text, why=CUT_WHY, cure=CUT_CURE)
+            continue
+        if (
+            option
+            or not above.strip()
+            or above.lstrip().startswith("#")
+            or above.endswith("\\")
+            or BLOCK_OPENERS.search(above)
+        ):
+            continue
+        first = _start_of(job, line - 1)
+        indent = len(job.lines.line(first)) - len(job.lines.line(first).lstrip())
+        bare = column - 1 <= indent and not (call.written.endswith(".py") and _lacks_program(job, before))
+        if bare or first not in known or before.under[: len(call.under)] != call.under or before.tested:
+            continue
+        if _is_rest(job, before, call, first, line):
+            said.add(line)
+            start = job.lines.start(line - 1) + len(above) - len(above.lstrip())
+            text = f"no backslash at the end of the line: '{call.written[:40]}' in line {line} runs as a command of its own"
+            yield Violation(start, text, why=CUT_WHY, cure=CUT_CURE)
+
+
+def _start_of(job: JobDescription, line: int) -> int:
+    """Return the first of the lines that backslashes join with this one."""
+    while (
+        line > 1 and job.lines.line(line - 1).endswith("\\") and not job.lines.line(line - 1).lstrip().startswith("#")
+    ):
+        line -= 1
+    return line
+
+
+def _is_rest(job: JobDescription, before: ProgramCall, call: ProgramCall, first: int, line: int) -> bool:
+    """Return whether a command is the rest of the one above: its program, or quoted arguments."""
+    if not first <= job.lines.place(before.offset)[0] < line or before.redirects or before.after not in ("\n", ";", ""):
+        return False
+    column = job.lines.place(call.offset)[1]
+    above = job.lines.line(line - 1)
+    aligned = first < line - 1 and len(above) - len(above.lstrip()) == column - 1  # with the command's other lines
+    quoted = job.text[call.offset : call.offset + 1] in ("'", '"')
+    works = any(w.offset <= before.offset and job.lines.place(w.offset)[0] >= first for w in job.work)
+    if before.args and before.args[-1].text == "-c" and before.program in SHELLS and quoted:
+        return True
+    if (
+        aligned
+        and (quoted or call.written.startswith("$") or DATA_FILE.search(call.written))
+        and call.program not in USUAL
+    ):
+        return works or before.program in STARTERS or any(c.program in STARTERS for c in before.under)
+    if quoted and works and (" " in call.written or re.search(r"[:=]", call.written)):
+        return not re.match(r"[\"']?(?:\$|/|\./|~)", job.text[call.offset : call.offset + 3])
+    starts = (
+        PYTHON.match(call.program) is not None
+        or call.program in LAUNCHERS | SHELLS
+        or call.written.endswith((".py", ".sh"))
+    )
+    image = IMAGE.search(call.written) is not None and not call.written.startswith("$")
+    return image or (starts and _lacks_program(job, before) and not call.written.startswith("/"))
+
+
+DATA_FILE = re.compile(r"\.(?:ya?ml|json|jsonl|toml|cfg|ini|txt|csv|npy|pt|pth|h5)\Z")
+IMAGE = re.compile(r"\.(?:sif|simg|sqsh|img)\Z")
+USUAL = {"echo", "wait", "exit", "date", "cd", "rm", "mv", "cp", "eval", "exec", "source", "."}
+
+
+def _lacks_program(job: JobDescription, call: ProgramCall) -> bool:
+    """Return whether a command that starts another one has only options."""
+    asked = {"--version", "--help"} & {a.text for a in call.args}
+    return (
+        call.program in STARTERS
+        and not any(call in c.under for c in job.calls)
+        and not _names_program(call)
+        and not asked
+    )
+
+
+def _names_program(call: ProgramCall) -> bool:
+    """Return whether one of the words may be the program, so that the command is complete."""
+    words = [a.text for a in call.args]
+    if call.program in CONTAINERS:
+        return words[:1] not in (["exec"], ["run"]) and call.program != "shifter"
+    return any(
+        w.endswith((".py", ".sh")) or w in ("-m", "-c", "--module") or "/" in w for w in words if not w.startswith("--")
+    )
+
+
+def hydra_arguments(job: JobDescription) -> Iterator[Violation]:
+    """Report ``name=value`` lines directly below a program whose line has no backslash."""
+    if job.kind != "script":
+        return
+    works = {job.lines.place(c.offset)[0]: c for c in job.work_calls if not c.in_substitution}
+    prefixes = [(a, c) for c in job.calls for a in c.prefix[:1]]
+    places = [
+        *((a.offset, a.name) for a in job.set_values_at_top() if not a.exported),
+        *((a.offset, a.name) for a, _ in prefixes),
+    ]
+    for offset, name in places:
+        line, column = job.lines.place(offset)
+        above = job.lines.line(line - 1) if line > 1 else ""
+        call = works.get(_start_of(job, line - 1)) if line > 1 else None
+        if call is None or name in job.used_names or above.endswith("\\") or job.lines.line(line)[: column - 1].strip():
+            continue
+        indent = len(above) - len(above.lstrip())
+        following = job.lines.line(line + 1) if line < job.text.count("\n") + 1 else ""
+        goes_on = job.lines.line(line).endswith("\\") or re.match(rf"\s{{{column - 1}}}[\w.]+=\S", following)
+        if column - 1 > indent and goes_on and above.split() and above.split()[-1].endswith(".py"):
+            text = f"no backslash at the end of the line: {name}=... in line {line} is a variable of the shell, no argument"
+            yield Violation(job.lines.start(line - 1) + indent, text, why=CUT_WHY, cure=CUT_CURE)
+            return
+
+
+# --------------------------------------------------------------------------- a blank behind =
+
+EXPORT_BLANK = re.compile(
+    r"(?m)^[ \t]*(?:export|readonly|declare[ \t]+-x)[ \t]+([A-Za-z_]\w*)=[ \t]+(?![#;&|<>)\\]|[A-Za-z_]\w*(?:\[\w*\])?\+?=)(\S[^\n;#]*)"
+)
+PLAIN_BLANK = re.compile(
+    r"(?m)^[ \t]*([A-Za-z_]\w*)=[ \t]+(?![#;&|<>)\\])(\"[^\"\n]*\"|'[^'\n]*'|\$\([^\n]*\)|\$\{?[\w!#]+\}?|`[^`\n]+`|[\w.-]+)[ \t]*;?[ \t]*(?:#.*)?$"
+)
+BLANK_VALUE_WHY = "The value ends at the blank: the variable is empty, and the rest is another word."
+KNOWN_PROGRAMS = {
+    "python", "python3", "bash", "sh", "srun", "torchrun", "accelerate", "deepspeed", "make", "read", "exec", "env", "time", "nohup", "wandb", "ls",
+    "pytest", "jupyter", "command", "cmake", "pip", "conda", "ray", "mpirun", "tox", "date", "sort", "node", "npm", "R", "Rscript",
+}  # fmt: skip
+
+
+def blank_value(job: JobDescription) -> Iterator[Violation]:
+    """Report ``export NAME= value``, which exports an empty variable, and ``NAME= value`` of a value that is no program."""
+    if job.kind != "script":
+        return
+    exports = {a.offset for a in job.assignments}
+    for found in EXPORT_BLANK.finditer(job.text):
+        if not job.in_comment(found.start(1)) and found.start(1) in exports:
+            text = f"a blank follows {found[1]}=: its value is empty, and {found[2].strip()[:40]} is another word"
+            yield Violation(found.start(1), text, why=BLANK_VALUE_WHY, cure=f"{found[1]}={found[2].strip()[:40]}")
+    yield from _blank_before(job)
+    prefixes = {a.offset: c for c in job.calls for a in c.prefix if not a.value}
+    later = {u.name: u.offset for u in job.uses}
+    for found in PLAIN_BLANK.finditer(job.text):
+        call = prefixes.get(found.start(1))
+        word = found[2]
+        if call is None or call.args or call.in_substitution or found[1] == "IFS":
+            continue
+        own = later.get(found[1], -1) > found.end()
+        odd = re.fullmatch(r"\d+(?:\.\d+)?|[Tt]rue|[Ff]alse|TRUE|FALSE|yes|no|on|off", word)
+        if odd and re.fullmatch(r"\d.*|true|false", word):
+            continue  # `stray` and the shell's own true
+        if odd or (own and word not in KNOWN_PROGRAMS and not word.endswith((".sh", ".py"))):
+            text = f"a blank follows {found[1]}=: its value is empty, and {word[:40]} runs as a command"
+            yield Violation(found.start(1), text, why=BLANK_VALUE_WHY, cure=f"{found[1]}={word[:40]}")
+
+
+EXPORT_BEFORE = re.compile(
+    r"(?m)^[ \t]*(?:export|readonly|local|declare(?:[ \t]+-\w+)?)[ \t]+([A-Za-z_]\w*)[ \t]+=(?![=~ \t])(\"|'|\$|`)"
+)
+
+
+def _blank_before(job: JobDescription) -> Iterator[Violation]:
+    """Report ``export NAME ="value"`` and ``NAME ="value"``; `commands.value_split` has the values without quotes and variables."""
+    why = "bash says 'not a valid identifier', or 'command not found', and goes on: the variable is not set."
+    names = job.reading.exported | job.reading.named
+    for found in EXPORT_BEFORE.finditer(job.text):
+        if not job.in_comment(found.start(1)) and found[1] in names:
+            text = f"{found[1]} = is no assignment: a blank stands before the ="
+            yield Violation(found.start(1), text, why=why, cure=f"{found[1]}=... without blanks")
+    for call in job.calls:
+        first = call.args[0] if call.args else None
+        if first is None or call.in_substitution or not re.fullmatch(r"[A-Za-z_]\w*", call.written):
+            continue
+        end = call.offset + len(call.written)
+        own = call.written.isupper() or call.written in job.used_names
+        if (first.quoted or not own) and re.match(r"[ \t]+=(?![=~ \t])\S", job.text[end : end + 40]):
+            text = f"{call.written} = is no assignment: a blank stands before the ="
+            yield Violation(call.offset, text, why=why, cure=f"{call.written}=... without blanks")
+
+
+# -------------------------------------------------------------------------------- a missing $
+
+NUMERIC = {
+    "node_rank",
+    "machine_rank",
+    "master_port",
+    "main_process_port",
+    "nnodes",
+    "nproc_per_node",
+    "num_machines",
+    "num_processes",
+}
+DOLLAR_WHY = "The shell expands only names with a $: the program gets the name as it is."
+SHELL_NAMES = {"RANDOM", "HOSTNAME", "PBS_JOBID", "LSB_JOBID", "LSB_JOB_ID"}
+
+
+def no_dollar_option(job: JobDescription) -> Iterator[Violation]:
+    """Report an option of a launcher whose value is the name of a variable."""
+    for launch in job.launches:
+        for name in RENDEZVOUS_OPTIONS:
+            option = launch.option(name)
+            value = (option.value or "").strip("\"'") if option else ""
+            if option is None or not re.fullmatch(r"[A-Za-z_]\w*", value) or _is_open(option.arg):
+                continue
+            known = value in SLURM_NAMES | SHELL_NAMES or (value in job.reading.named and name in NUMERIC)
+            own = value in job.by_name and (name in NUMERIC or value not in {a.value for a in job.by_name[value]})
+            if known or own:
+                shown = option.arg.text.partition("=")[0]
+                yield Violation(
+                    option.arg.offset,
+                    f"{shown} is the text {value}: the $ is missing",
+                    why=DOLLAR_WHY,
+                    cure=f"{shown}=${value}",
+                )
+
+
+def _is_open(arg: Argument) -> bool:
+    return UNRESOLVED_OPEN in arg.source.text
+
+
+# ------------------------------------------------------------------------------------- empty values
+
+EMPTY_WHY = "The shell removes an unquoted empty value: the option takes the next word as its value, or the program stops with 'expected one argument'."
+EMPTY_CURE = '${NAME:+--option "$NAME"}, which is nothing if NAME is empty'
+EMPTY_VALUE = re.compile(r"""=(?:""|''|"?\$\{\w+:?-(?:""|'')?\}"?)?[ \t]*(?:#.*|;.*)?$""", re.MULTILINE)
+LIST_NAME = re.compile(r"(?i)arg|opt|flag|extra|param|cmd|command|config|cfg|setting|override|more|other|add_|kw")
+OPTION_BEFORE = re.compile(r"(?:\A|\s)(--?[A-Za-z][\w-]*)[ \t]+\$\{?\Z")
+VALUE_ENDS = re.compile(r"\}?(?=[ \t]*(?:\\?\n|\Z|[;|&)\"'])|[ \t]+\S)")
+SHORTEST = 4
+
+
+def empty_value(job: JobDescription) -> Iterator[Violation]:
+    """Report ``--option $NAME`` of a variable whose only value is the empty one."""
+    tested = {
+        u.name for u in job.uses if u.program in ("[", "[[", "test", "case", "read") or u.operator.startswith(GUARDS)
+    }
+    for use in job.uses:
+        if (
+            use.operator
+            or use.index
+            or use.program in ("echo", "printf")
+            or use.in_redirect
+            or not _is_empty(job, use.name)
+        ):
+            continue
+        items = job.by_name[use.name]
+        inherits = any(re.search(rf"\$\{{{use.name}:?-", a.value) for a in items)
+        if (use.name in tested and not inherits) or _is_tested(job, use.name) or use.offset < items[0].offset:
+            continue
+        before = OPTION_BEFORE.search(job.text[max(0, use.offset - 80) : use.offset])
+        end = use.offset + len(use.name)
+        if before is None or not VALUE_ENDS.match(job.text, end) or LIST_NAME.search(use.name):
+            continue
+        if _akin(before[1], use.name):
+            text = f"${use.name} is empty: {before[1]} gets no value"
+            cure = f'${{{use.name}:+{before[1]} "${use.name}"}}, which is nothing if {use.name} is empty'
+            yield Violation(use.offset, text, why=EMPTY_WHY, cure=cure)
+            return
+
+
+def _is_empty(job: JobDescription, name: str) -> bool:
+    items = job.by_name.get(name, [])
+    if not items or name in job.reading.named or job.placeholders:
+        return False
+    return all(
+        a.items is None
+        and not a.under
+        and not a.in_function
+        and EMPTY_VALUE.match(job.text, a.offset + len(name)) is not None
+        for a in items
+    )
+
+
+def _is_tested(job: JobDescription, name: str) -> bool:
+    """Return whether a condition looks at the variable, or at whether it is empty."""
+    return any(
+        u.name == name and (u.program in ("[", "[[", "test", "case") or u.operator.startswith((":+", "+", ":?", "?")))
+        for u in job.uses
+    )
+
+
+def _akin(option: str, name: str) -> bool:
+    """Return whether an option has the name of the variable: a flag in front of ``$MORE_OPTIONS`` has not."""
+    first, second = (re.sub(r"[^a-z0-9]", "", text.lower()) for text in (option, name))
+    return (
+        first == second or (len(first) >= SHORTEST and first in second) or (len(second) >= SHORTEST and second in first)
+    )

@@ -120,9 +120,9 @@ def unknown_launcher_option(job: JobDescription) -> Iterator[Violation]:
         known = KNOWN.get(launch.kind)
         if launch.kind == "torch.distributed.launch":
             known = OF_TORCHRUN
-        if launch.kind == "accelerate" and not launch.open_ended and _names_program(launch.call):
+        if launch.kind == "accelerate" and not launch.open_ended and _names_python_program(launch.call):
             yield from _near_accelerate(launch)
-        if known is None or launch.open_ended or launch.call.written.startswith("$") or not _names_program(launch.call):
+        if known is None or launch.open_ended or launch.call.written.startswith("$") or not _names_python_program(launch.call):
             continue
         for name, option in launch.options.items():
             if not option.arg.text.startswith("--") or "$" in name or any(k.startswith(name) for k in known):
@@ -135,7 +135,7 @@ def unknown_launcher_option(job: JobDescription) -> Iterator[Violation]:
             break
 
 
-def _names_program(call: ProgramCall) -> bool:
+def _names_python_program(call: ProgramCall) -> bool:
     return any(a.text.endswith(".py") or a.text == "-m" for a in call.args)
 
 

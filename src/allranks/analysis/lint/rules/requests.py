@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.command_options import PYTHON
 from allranks.analysis.lint.job import JobDescription, count_gpus
 from allranks.analysis.lint.records import Argument, Directive, ProgramCall, Violation
-from allranks.analysis.lint.rules.loops import array_range
+from allranks.analysis.lint.rules.conditions import array_range
 from allranks.analysis.lint.rules.unset_variables import RENDEZVOUS_OPTIONS
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 

@@ -1,4 +1,4 @@
-"""Rules for files: shared and node-local paths, caches, sbcast."""
+"""Rules for files: shared and node-local paths, names in /tmp, deletions, caches, sbcast."""
 
 from __future__ import annotations
 
@@ -243,3 +243,87 @@ def unexpanded(job: JobDescription) -> Iterator[Violation]:
             by_shell = (text, offset) in written or not (PYTHON.match(call.program) or call.program in LAUNCHERS)
             said = "is not replaced: it is a pattern of sbatch" if len(found[1]) == 2 else "is no variable of the shell"
             yield Violation(offset, f"{found[1]} in {text} {said}", severity="warning" if by_shell else "note")
+
+
+# ------------------------------------------------------------------------------ names with a lone $
+
+LONE_WHY = "A $ that no name follows is an ordinary character: the name is the same in every job, and the jobs overwrite each other's file."
+LONE_CURE = "$$, the shell's process id; or $SLURM_JOB_ID"
+LONE = re.compile(r"[\w.)-]\$(?:\.\w{1,10}|/.*|_.*|-.*)?\Z")
+PATTERN_NAME = re.compile(r"(?i).*(?:regex|pattern|expr|match|filter|grep|sed|re|prompt|ps1|exclude|include)\w*")
+FILE_PROGRAMS = {"mkdir", "touch", "cd", "cp", "mv", "tee", "mktemp", "ln"}
+
+
+def lone_dollar(job: JobDescription) -> Iterator[Violation]:
+    """Report names of files that end in, or contain, a ``$`` without a name."""
+    if job.kind != "script":
+        return
+    said: set[int] = set()
+    places: list[tuple[int, str]] = [
+        (a.offset, a.value)
+        for a in job.assignments
+        if not (a.removed or a.items or PATTERN_NAME.fullmatch(a.name) or a.name.endswith("PORT") or a.in_substitution)
+    ]
+    for call in job.calls:
+        if not call.in_substitution:
+            places += [(call.offset, r.target) for r in call.redirects if r.operator.startswith((">", "&>"))]
+            places += [(a.offset, a.text) for a in call.args if call.program in FILE_PROGRAMS]
+    for offset, value in places:
+        line = job.lines.place(offset)[0]
+        written = job.lines.line(line)
+        if (
+            line in said
+            or not LONE.search(value)
+            or re.search(r"[\s^*|\\()\[\]]", re.sub(r"\$\([^)]*\)|\$\{[^}]*\}", "", value))
+        ):
+            continue
+        if re.search(r"[\w.)-]\$(?![\w({$@#?!*\"'-])", written) and not re.search(r"'[^'\n]*\$[^'\n]*'", written):
+            said.add(line)
+            yield Violation(offset, f"the $ in {value} is an ordinary character", why=LONE_WHY, cure=LONE_CURE)
+
+
+# ---------------------------------------------------------------------------------------- deletions
+
+REMOVES_WHY = (
+    "rm -r does not ask, and what it removes here depends on a command or a variable that may fail or be empty."
+)
+EVERYTHING = re.compile(r"(?:\./)?\*|\.|\./|\*/|\./\*")
+
+
+def deletions(job: JobDescription) -> Iterator[Violation]:
+    """Report ``rm -r *`` behind a ``cd`` that may fail, and ``rm -r $NAME/*`` of a variable that nothing sets."""
+    if job.kind != "script":
+        return
+    strict = re.search(r"(?m)^\s*set\s+-\w*e|^#!.*\s-\w*e|set\s+-o\s+errexit", job.text)
+    nounset = re.search(r"(?m)^\s*set\s+-\w*u|set\s+-o\s+nounset", job.text)
+    entered: ProgramCall | None = None
+    for call in job.calls:
+        if call.in_substitution:
+            continue
+        if call.program in ("cd", "pushd"):
+            entered = call if call.args and call.after not in ("||", "&&") and call.args[0].text != "-" else None
+        elif call.program == "rm" and any(re.match(r"-\w*[rR]|--recursive", a.text) for a in call.args):
+            words = [a for a in call.args if not a.text.startswith("-")]
+            everything = next((a for a in words if EVERYTHING.fullmatch(a.text)), None)
+            if everything and entered and not strict and call.before != "&&":
+                folder = entered.args[0].text
+                text = f"rm -r {everything.text}: if 'cd {folder}' fails, it removes the files of the folder before"
+                yield Violation(call.offset, text, why=REMOVES_WHY, cure=f"cd {folder} || exit 1")
+                return
+            for arg in words if not (nounset or job.unknown_settings or job.submits) else ():
+                found = re.fullmatch(r"\$\{?([A-Za-z_]\w*)\}?/(?:\*|)", arg.text)
+                if found and not _may_be_set(job, found[1]) and not call.under:
+                    left = "/*" if arg.text.endswith("*") else "/"
+                    text = f"rm -r {arg.text}: nothing in this script sets ${found[1]}; if it is empty, this is {left}"
+                    yield Violation(arg.offset, text, why=REMOVES_WHY, cure=f"${{{found[1]}:?}}/...")
+                    return
+
+
+def _may_be_set(job: JobDescription, name: str) -> bool:
+    known = job.has(name) or name in job.reading.named or name in job.reading.exported
+    outside = re.fullmatch(
+        r"(?:HOME|TMPDIR|TMP|SCRATCH\w*|WORK\w*|PWD|SLURM_\w+|PBS_\w+|LOCAL_?SCRATCH|JOBDIR|JOB_?TMP\w*|LSCRATCH|XDG_\w+)",
+        name,
+    )
+    tested = any(u.name == name and (u.operator or u.program in ("[", "[[", "test")) for u in job.uses)
+    return bool(known or outside or tested)
