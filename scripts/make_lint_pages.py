@@ -1,6 +1,6 @@
 """Write docs/lint/, a page for each rule of lint, and the table of rules in docs/lint.md. ``python scripts/make_lint_pages.py``
 
-The pages come from the rules' records (`rules/__init__.py`) and their examples (`rules/examples.py`).
+The pages come from the rules' records (`rules/__init__.py`) and their examples (`rules/examples.py`, `rules/script_examples.py`).
 """
 
 from __future__ import annotations

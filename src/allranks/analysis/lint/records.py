@@ -160,6 +160,14 @@ class Violation(msgspec.Struct, frozen=True):
     whatever_is_filled_in: bool = False  # it does not depend on a placeholder in the same line
 
 
+class RuleExample(msgspec.Struct, frozen=True):
+    """What users see of a mistake, and a script before and after the repair."""
+
+    symptom: str
+    bad: str
+    good: str
+
+
 class LintFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One finding at one place, as ``--json`` prints it. Lines and columns count from 1."""
 

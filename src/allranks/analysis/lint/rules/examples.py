@@ -1,22 +1,13 @@
 """What the page of each rule shows besides its record: the symptom, and an example before and after the repair.
 
+The examples are in the order of the rules: those for batch scripts and files are in `script_examples`.
 A fragment without ``#!`` stands in a batch script of two nodes (`script_of`). Tests lint both sides of every example.
 """
 
 from __future__ import annotations
 
-import msgspec
-
-from allranks.analysis.lint.rules.count_examples import COUNTED
-from allranks.analysis.lint.rules.more_examples import MORE
-from allranks.analysis.lint.rules.shell_examples import SHELL
-
-
-class RuleExample(msgspec.Struct, frozen=True):
-    symptom: str
-    bad: str
-    good: str
-
+from allranks.analysis.lint.records import RuleExample
+from allranks.analysis.lint.rules.script_examples import SCRIPT_EXAMPLES
 
 HEAD = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=2\n#SBATCH --cpus-per-task=16\n#SBATCH --mem=64G\n"
 
@@ -30,6 +21,7 @@ def script_of(fragment: str) -> str:
 
 
 EXAMPLES: dict[str, RuleExample] = {
+    # Environment variables
     "unknown-variable": RuleExample(
         "The setting is in the script, and the run behaves as if it were not: the timeout stays 10 minutes, the backend stays what the program asked for.",
         "export NCCL_TIMEOUT=1800",
@@ -90,6 +82,7 @@ EXAMPLES: dict[str, RuleExample] = {
         "export CUDA_LAUNCH_BLOCKING=1",
         "# no line; for one debugging run: CUDA_LAUNCH_BLOCKING=1 sbatch job.sbatch",
     ),
+    # Rendezvous
     "fixed-port": RuleExample(
         "`Address already in use`; or two jobs in one rendezvous, of which one dies with `RendezvousConnectionError` when the other ends. A note, since another job has to be on the node and use the same port; a warning for a job array whose tasks can meet on a node, an error for two launchers of one script that run side by side; with whole nodes (`--exclusive`, `--mem=0`, eight GPUs) it is not reported.",
         "#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nexport MASTER_PORT=29500\nsrun python train.py",
@@ -165,6 +158,7 @@ EXAMPLES: dict[str, RuleExample] = {
         "export MASTER_PORT=$((10000 + ${SLURM_JOB_ID: -4}))",
         "export MASTER_PORT=$((10000 + 10#${SLURM_JOB_ID: -4}))",
     ),
+    # Tasks and resources
     "several-torchruns": RuleExample(
         "World size is too large by the tasks a node; `Address already in use`; out of memory on every GPU.",
         "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun torchrun --nproc_per_node=4 train.py",
@@ -215,6 +209,41 @@ EXAMPLES: dict[str, RuleExample] = {
         "#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=1\nsrun python train.py",
         "#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=1\nsrun --gres-flags=allow-task-sharing python train.py",
     ),
+    "device-of-one-gpu": RuleExample(
+        "`CUDA error: invalid device ordinal` on all tasks of a node but the first.",
+        "#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=1\nsrun bash -c 'python train.py --gpu $SLURM_LOCALID'",
+        "#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\nsrun bash -c 'python train.py --gpu $SLURM_LOCALID'",
+    ),
+    "tasks-contradict": RuleExample(
+        "One rank trains, or the program waits for ranks that nobody starts; or `sbatch: error: Requested node configuration is not available`.",
+        "#SBATCH --nodes=2\n#SBATCH --ntasks=2\n#SBATCH --ntasks-per-node=4\nsrun python train.py",
+        "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun python train.py",
+    ),
+    "named-nodes": RuleExample(
+        "`sbatch: error: invalid number of nodes (-N 8-2)`; or a job that waits for one host while others are free.",
+        "#SBATCH --nodes=2\n#SBATCH --nodelist=gpu[01-08]\nsrun python train.py",
+        "#SBATCH --nodes=2\n#SBATCH --exclude=gpu[09-12]\nsrun python train.py",
+    ),
+    "same-gpu": RuleExample(
+        "`nvidia-smi` shows both programs on GPU 0, and the others at 0 %.",
+        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:2\npython train.py --seed 1 &\npython train.py --seed 2 &\nwait",
+        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:2\nCUDA_VISIBLE_DEVICES=0 python train.py --seed 1 &\nCUDA_VISIBLE_DEVICES=1 python train.py --seed 2 &\nwait",
+    ),
+    "steps-wait": RuleExample(
+        "`srun: Job 123 step creation temporarily disabled, retrying (Requested nodes are busy)`; the programs run one after another.",
+        "#SBATCH --nodes=1\n#SBATCH --ntasks=2\n#SBATCH --gres=gpu:2\nsrun -n1 python a.py &\nsrun -n1 python b.py &\nwait",
+        "#SBATCH --nodes=1\n#SBATCH --ntasks=2\n#SBATCH --gres=gpu:2\nsrun -n1 --exact --gpus=1 python a.py &\nsrun -n1 --exact --gpus=1 python b.py &\nwait",
+    ),
+    "too-few-slots": RuleExample(
+        "`There are not enough slots available in the system`, or `Requested more processes than there are available slots`.",
+        "mpirun -np 8 -H node1:4,node2:2 python train.py",
+        "mpirun -np 8 -H node1:4,node2:4 python train.py",
+    ),
+    "ray-step-ends": RuleExample(
+        "`ray status` shows the head alone; the workers' logs end after a second.",
+        "srun --nodes=1 --ntasks=1 -w $worker ray start --address=$head:6379\npython train.py",
+        "srun --nodes=1 --ntasks=1 -w $worker ray start --address=$head:6379 --block &\npython train.py",
+    ),
     "more-ranks-than-gpus": RuleExample(
         "`invalid device ordinal`, or `Duplicate GPU detected` from NCCL.",
         "#SBATCH --gres=gpu:2\ntorchrun --standalone --nproc_per_node=4 train.py",
@@ -229,6 +258,11 @@ EXAMPLES: dict[str, RuleExample] = {
         "The run is as fast as on one node.",
         "#SBATCH --nodes=2\npython train.py",
         "#SBATCH --nodes=2\nsrun python train.py",
+    ),
+    "ranks-in-separate-jobs": RuleExample(
+        "The first job waits at the rendezvous with its GPUs held, and times out before the last one starts. Reported where a job array or a submission gives each job a rank, together with an address to meet at.",
+        "#SBATCH --array=0-3\n#SBATCH --gres=gpu:1\nexport MASTER_ADDR=gpu01\nexport WORLD_SIZE=4\nexport RANK=$SLURM_ARRAY_TASK_ID\npython train.py",
+        "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:1\nsrun torchrun --nnodes=4 train.py",
     ),
     "world-size": RuleExample(
         "All ranks wait in `init_process_group` until the timeout; or `rank 8 is not smaller than 8`.",
@@ -275,10 +309,53 @@ EXAMPLES: dict[str, RuleExample] = {
         "srun torchrun --nnodes=2 --nproc_per_node=2 train.py",
         "srun --kill-on-bad-exit=1 torchrun --nnodes=2 --nproc_per_node=2 train.py",
     ),
+    "step-exceeds-job": RuleExample(
+        "`srun: error: Unable to create step for job: More processors requested than permitted`, or `Invalid generic resource (gres) specification`.",
+        "srun --nodes=4 --ntasks=4 python train.py",
+        "srun --nodes=2 --ntasks=2 python train.py",
+    ),
+    "job-inside-job": RuleExample(
+        "`salloc: Pending job allocation` in the log of a job that does nothing; or the same job is submitted several times.",
+        "srun sbatch train.sbatch",
+        "sbatch train.sbatch",
+    ),
+    "time-unit": RuleExample(
+        "The job is `TIMEOUT` after less than an hour, although two days were meant.",
+        "#SBATCH --time=48:00\npython train.py",
+        "#SBATCH --time=48:00:00\npython train.py",
+    ),
+    "launchers-disagree": RuleExample(
+        "Rank 0 waits at one port, the other node tries another one; both stop at the timeout of the rendezvous.",
+        "srun -N1 -n1 -r0 torchrun --nnodes=2 --node_rank=0 --master_addr=$HEAD --master_port=15001 train.py &\n"
+        "srun -N1 -n1 -r1 torchrun --nnodes=2 --node_rank=1 --master_addr=$HEAD --master_port=15002 train.py &\nwait",
+        "srun -N1 -n1 -r0 torchrun --nnodes=2 --node_rank=0 --master_addr=$HEAD --master_port=15001 train.py &\n"
+        "srun -N1 -n1 -r1 torchrun --nnodes=2 --node_rank=1 --master_addr=$HEAD --master_port=15001 train.py &\nwait",
+    ),
+    # Launchers, environment and signals
     "needs-ssh": RuleExample(
         "`ssh exited with exit code 255`, a password prompt, or a notice that keys are required. A note: sites whose scripts do so allow SSH inside of a job.",
         "deepspeed --hostfile=hosts --num_gpus=2 train.py",
         "srun bash -c 'deepspeed --no_ssh --node_rank=$SLURM_NODEID --num_nodes=2 --num_gpus=2 --master_addr=$MASTER_ADDR train.py'",
+    ),
+    "ssh-without-command": RuleExample(
+        "`Pseudo-terminal will not be allocated because stdin is not a terminal`; files are on the first node only.",
+        "for node in $(scontrol show hostnames); do\n  ssh $node\n  mkdir /scratch/data\ndone",
+        "srun --ntasks-per-node=1 mkdir /scratch/data",
+    ),
+    "srun-without-command": RuleExample(
+        "`srun: fatal: No command given to execute`, and a training that runs on one GPU.",
+        "srun --cpu-bind=cores --label\npython train.py",
+        "srun --cpu-bind=cores --label \\\n  python train.py",
+    ),
+    "no-terminal": RuleExample(
+        "`the input device is not a TTY`. A note for `-t` alone and for podman, which goes on with a warning.",
+        "docker run -it --gpus all image torchrun train.py",
+        "docker run --gpus all image torchrun train.py",
+    ),
+    "container-shell-ended": RuleExample(
+        "`torchrun: command not found`, or another Python and torch than in the image. A note if the script prepares an environment on the host as well.",
+        'singularity exec --nv image.sif bash -c "source /ext3/env.sh"\nsrun torchrun --nnodes=2 train.py',
+        'srun singularity exec --nv image.sif bash -c "source /ext3/env.sh; torchrun --nnodes=2 train.py"',
     ),
     "old-launcher": RuleExample(
         "A `FutureWarning`; `unrecognized arguments: --local-rank` from the program.",
@@ -320,271 +397,5 @@ EXAMPLES: dict[str, RuleExample] = {
         "#SBATCH --requeue\nsrun torchrun train.py",
         "#SBATCH --requeue\n#SBATCH --open-mode=append\nsrun torchrun train.py",
     ),
-    "variable-in-directive": RuleExample(
-        "`sbatch: error: invalid number of nodes ($N)`; a file called `$HOME`; no log.",
-        "#SBATCH --nodes=$NODES\nsrun torchrun train.py",
-        "# sbatch --nodes=$NODES job.sbatch\nsrun torchrun train.py",
-    ),
-    "directive-too-late": RuleExample(
-        "The job runs with the cluster's defaults: one node, the default time limit.",
-        "#SBATCH --nodes=2\nset -e\n#SBATCH --time=01:00:00\nsrun torchrun train.py",
-        "#SBATCH --nodes=2\n#SBATCH --time=01:00:00\nset -e\nsrun torchrun train.py",
-    ),
-    "directive-not-read": RuleExample(
-        "As above, or `sbatch: error: unrecognized option`.",
-        "#SBATCH --nodes=2\n#SBTACH --time=01:00:00\nsrun torchrun train.py",
-        "#SBATCH --nodes=2\n#SBATCH --time=01:00:00\nsrun torchrun train.py",
-    ),
-    "output-folder": RuleExample(
-        "The job fails within a second, with no output at all. A relative folder is looked for in the current folder, next to the script, and above it up to the root of the repository. A missing folder is a warning inside a repository, or if its parent folder exists; a note for a script that was copied to somewhere else. This holds for a folder that the script itself creates, too late, as well.",
-        "#SBATCH --output=logs/%j/out.txt\nsrun torchrun train.py",
-        "#SBATCH --output=%x-%j.out\nsrun torchrun train.py",
-    ),
-    "no-shebang": RuleExample(
-        "`sbatch: error: This does not look like a batch script`.",
-        "#SBATCH --nodes=1\nsrun torchrun train.py",
-        "#!/bin/bash\n#SBATCH --nodes=1\nsrun torchrun train.py",
-    ),
-    "dos-line-breaks": RuleExample(
-        "`sbatch: error: Batch script contains DOS line breaks`, or `$'\\r': command not found`.",
-        "#!/bin/bash\r\nsrun torchrun train.py\r",
-        "#!/bin/bash\nsrun torchrun train.py",
-    ),
-    "exit-code-lost": RuleExample(
-        "`sacct` says COMPLETED for a training that failed. A pipe is a warning if the script has `set -e` or tests the pipe (`|| exit 1`), which then have no effect; else, and for another last command, such as `echo` or `exit 0`, a note.",
-        "set -e\ntorchrun --standalone train.py | tee train.log",
-        "set -eo pipefail\ntorchrun --standalone train.py | tee train.log",
-    ),
-    "exit-zero": RuleExample(
-        "`sacct` says COMPLETED, and nothing was trained.",
-        'if [ -z "$DATA" ]; then\n  echo "Error: DATA is missing"\n  exit 0\nfi',
-        'if [ -z "$DATA" ]; then\n  echo "Error: DATA is missing"\n  exit 1\nfi',
-    ),
-    "endless-wait": RuleExample(
-        "The training ends, and the job runs until its time limit.",
-        "vllm serve model &\npython train.py &\nwait",
-        "vllm serve model &\nserver=$!\npython train.py\nrc=$?\nkill $server\nexit $rc",
-    ),
-    "not-exported": RuleExample(
-        "An option without its value, a path that begins in the wrong place, or a setting that is ignored.",
-        "lr=1e-4\nsrun bash -c 'torchrun train.py --lr $lr'",
-        "export lr=1e-4\nsrun bash -c 'torchrun train.py --lr $lr'",
-    ),
-    "unset-variable": RuleExample(
-        "`argument --nproc_per_node: expected one argument`, or an option that takes the next word as its value.",
-        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\ntorchrun --nproc_per_node=$SLURM_GPUS_PER_NODE train.py",
-        "#SBATCH --nodes=1\n#SBATCH --gpus-per-node=4\ntorchrun --nproc_per_node=$SLURM_GPUS_PER_NODE train.py",
-    ),
-    "test-syntax": RuleExample(
-        "`[: missing ]`, and the branch that is never taken, or always.",
-        'if [ -z "$DATA"]; then\n  exit 1\nfi',
-        'if [ -z "$DATA" ]; then\n  exit 1\nfi',
-    ),
-    "broken-line": RuleExample(
-        "`--lr: command not found`, and a run with default values.",
-        "torchrun --standalone \\\n  # --nproc_per_node=4 \\\n  --nproc_per_node=2 train.py",
-        "# torchrun with four ranks: --nproc_per_node=4\ntorchrun --standalone \\\n  --nproc_per_node=2 train.py",
-    ),
-    "typographic-character": RuleExample(
-        "`unrecognized arguments`, or sbatch refuses the option, although it looks right.",
-        "srun torchrun \u2013\u2013nnodes=2 train.py",
-        "srun torchrun --nnodes=2 train.py",
-    ),
-    "blank-before-equals": RuleExample(
-        "`invalid int value: '='`, or `can't open file '4'`.",
-        "torchrun --nproc_per_node =4 train.py",
-        "torchrun --nproc_per_node=4 train.py",
-    ),
-    "csh-syntax": RuleExample(
-        "`setenv: command not found`; or nothing, and the value is empty.",
-        "set jobid = $SLURM_JOB_ID",
-        "jobid=$SLURM_JOB_ID",
-    ),
-    "folder-not-copied": RuleExample(
-        "`cp: -r not specified; omitting directory`, and the results are gone when the job ends.",
-        "cp results/ /scratch/me",
-        "cp -r results/ /scratch/me",
-    ),
-    "unquoted-variable": RuleExample(
-        "A node list `gpu[01-04]` that matches a file called `gpu0`; a test that is true for an empty value.",
-        "if [ -n $DATA ]; then\n  ls\nfi",
-        'if [ -n "$DATA" ]; then\n  ls\nfi',
-    ),
-    "literal-quotes": RuleExample(
-        "`'model' is not a local folder and is not a valid model identifier`, with the quotes in the name.",
-        "model=\"${1:-'mistral'}\"",
-        'model="${1:-mistral}"',
-    ),
-    "runs-arguments": RuleExample(
-        "`16: command not found`.",
-        'batch=$1\n"$@"',
-        'batch=$1\npython train.py --batch "$batch"',
-    ),
-    "mistyped-command": RuleExample(
-        "`soruce: command not found`, and then packages that are missing.",
-        "soruce env/bin/activate",
-        "source env/bin/activate",
-    ),
-    "unterminated": RuleExample(
-        "`unexpected EOF while looking for matching`, at the end of the file.",
-        'export ARGS="--lr 1e-4\ntorchrun train.py $ARGS',
-        'export ARGS="--lr 1e-4"\ntorchrun train.py $ARGS',
-    ),
-    "conda-not-set-up": RuleExample(
-        "`CommandNotFoundError: Your shell has not been properly configured`, then the system's Python.",
-        "conda activate train\nsrun torchrun train.py",
-        'eval "$(conda shell.bash hook)"\nconda activate train\nsrun torchrun train.py',
-    ),
-    "background-not-awaited": RuleExample(
-        "The job ends after a second, with exit code 0.",
-        "srun python train.py &",
-        "srun python train.py &\nwait",
-    ),
-    "nodes-in-sequence": RuleExample(
-        "The first node waits at the rendezvous; the other nodes do nothing.",
-        "for node in $NODES; do\n  srun -N1 -n1 -w $node torchrun --nnodes=2 --nproc_per_node=2 train.py\ndone",
-        "srun --ntasks-per-node=1 torchrun --nnodes=2 --nproc_per_node=2 train.py",
-    ),
-    "secret-in-script": RuleExample(
-        "None, until somebody uses the token.",
-        "export WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567",
-        "export WANDB_API_KEY=$(cat ~/.wandb_key)",
-    ),
-    "placeholder": RuleExample(
-        "`sbatch: error: invalid account`, or a path that does not exist.",
-        "#SBATCH --account=<account>\nsrun torchrun train.py",
-        "#SBATCH --account=project1\nsrun torchrun train.py",
-    ),
-    "script-folder": RuleExample(
-        "`No such file or directory` below /var/spool/slurmd.",
-        'cd "$(dirname "$0")"\nsrun torchrun train.py',
-        'cd "$SLURM_SUBMIT_DIR"\nsrun torchrun train.py',
-    ),
-    "set-e": RuleExample(
-        "The script ends before its own handling of the failure.",
-        "set -e\nsrun torchrun train.py\nrc=$?\nexit $rc",
-        "set -e\nrc=0\nsrun torchrun train.py || rc=$?\nexit $rc",
-    ),
-    "buffered-output": RuleExample(
-        "The log of a killed rank ends kilobytes before it died.",
-        "#SBATCH --ntasks-per-node=2\nsrun python train.py",
-        "#SBATCH --ntasks-per-node=2\nsrun python -u train.py",
-    ),
-    "node-local-file": RuleExample(
-        "`can't open file '/tmp/x.py': No such file or directory` on all nodes but the first; checkpoints that are incomplete.",
-        "srun torchrun --nnodes=2 --nproc_per_node=2 train.py --output_dir=/tmp/$USER/out",
-        "srun torchrun --nnodes=2 --nproc_per_node=2 train.py --output_dir=$HOME/out",
-    ),
-    "fixed-name-in-tmp": RuleExample(
-        "`Permission denied` when somebody else was there first; settings of another job. It is a note unless the file shows that other jobs can be on the node.",
-        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nrm -rf /tmp/cache",
-        "cache=$(mktemp -d)\ntrap 'rm -rf \"$cache\"' EXIT",
-    ),
-    "slurm-tmpdir": RuleExample(
-        "`mkdir: cannot create directory '/x': Permission denied`.",
-        "cp data.tar $SLURM_TMPDIR/",
-        'cp data.tar "${SLURM_TMPDIR:-/tmp/$USER.$SLURM_JOB_ID}/"',
-    ),
-    "cache-not-shared": RuleExample(
-        "Every node downloads the model; `couldn't connect to 'https://huggingface.co'` on nodes without internet.",
-        "export HF_HOME=/tmp/hf",
-        "export HF_HOME=/shared/hf",
-    ),
-    "cache-missing": RuleExample(
-        "`Disk quota exceeded` in the home folder; ranks that race for one cache.",
-        "srun torchrun --nnodes=2 --nproc_per_node=2 train.py --model_name_or_path mistralai/Mistral-7B-v0.1",
-        "export HF_HOME=/shared/hf\nsrun torchrun --nnodes=2 --nproc_per_node=2 train.py --model_name_or_path mistralai/Mistral-7B-v0.1",
-    ),
-    "sbcast": RuleExample(
-        "`File exists`, or `No such file or directory`, from sbcast.",
-        "sbcast data.tar /tmp/data.tar",
-        "sbcast --force data.tar /tmp/data.tar",
-    ),
-    "ranks-in-separate-jobs": RuleExample(
-        "The first job waits at the rendezvous with its GPUs held, and times out before the last one starts. Reported where a job array or a submission gives each job a rank, together with an address to meet at.",
-        "#SBATCH --array=0-3\n#SBATCH --gres=gpu:1\nexport MASTER_ADDR=gpu01\nexport WORLD_SIZE=4\nexport RANK=$SLURM_ARRAY_TASK_ID\npython train.py",
-        "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:1\nsrun torchrun --nnodes=4 train.py",
-    ),
-    "ssh-without-command": RuleExample(
-        "`Pseudo-terminal will not be allocated because stdin is not a terminal`; files are on the first node only.",
-        "for node in $(scontrol show hostnames); do\n  ssh $node\n  mkdir /scratch/data\ndone",
-        "srun --ntasks-per-node=1 mkdir /scratch/data",
-    ),
-    "srun-without-command": RuleExample(
-        "`srun: fatal: No command given to execute`, and a training that runs on one GPU.",
-        "srun --cpu-bind=cores --label\npython train.py",
-        "srun --cpu-bind=cores --label \\\n  python train.py",
-    ),
-    "no-terminal": RuleExample(
-        "`the input device is not a TTY`. A note for `-t` alone and for podman, which goes on with a warning.",
-        "docker run -it --gpus all image torchrun train.py",
-        "docker run --gpus all image torchrun train.py",
-    ),
-    "container-shell-ended": RuleExample(
-        "`torchrun: command not found`, or another Python and torch than in the image. A note if the script prepares an environment on the host as well.",
-        'singularity exec --nv image.sif bash -c "source /ext3/env.sh"\nsrun torchrun --nnodes=2 train.py',
-        'srun singularity exec --nv image.sif bash -c "source /ext3/env.sh; torchrun --nnodes=2 train.py"',
-    ),
-    "wait-result-lost": RuleExample(
-        "`Exit code was 0` below the traceback; the job is COMPLETED.",
-        "srun python train.py &\nwait\nexit $?",
-        "srun python train.py &\nwait $!\nexit $?",
-    ),
-    "pattern-not-expanded": RuleExample(
-        "`/home/%u/.bashrc: No such file or directory`, or a folder called `%j`. A note for arguments of Python programs, which may replace it themselves.",
-        "mkdir -p logs/%j",
-        "mkdir -p logs/$SLURM_JOB_ID",
-    ),
-    "directive-refused": RuleExample(
-        "`sbatch: error: Invalid --time specification`, `Invalid numeric value`, `unrecognized option`: no job is submitted.",
-        "#SBATCH --nodes=1\n#SBATCH --time=24h\nsrun torchrun train.py",
-        "#SBATCH --nodes=1\n#SBATCH --time=24:00:00\nsrun torchrun train.py",
-    ),
-    "stray-line": RuleExample(
-        "`command not found`, or `Is a directory`, in the log; if it is the last line, the job is FAILED although the training was complete.",
-        "srun torchrun --nnodes=2 train.py\nFooter",
-        "srun torchrun --nnodes=2 train.py\n# Footer",
-    ),
-    "value-split": RuleExample(
-        "`command not found` or `not a valid identifier` in the log; the program runs with an empty value.",
-        "export MASTER_ADDR = localhost",
-        "export MASTER_ADDR=localhost",
-    ),
-    "missing-colon": RuleExample(
-        "`cannot open shared object file`, `No module named ...`, or `command not found` for ordinary commands.",
-        "export LD_LIBRARY_PATH=/opt/nccl/lib$LD_LIBRARY_PATH",
-        "export LD_LIBRARY_PATH=/opt/nccl/lib:$LD_LIBRARY_PATH",
-    ),
-    "quoted-tilde": RuleExample(
-        "`No such file or directory: ~/...`, or a new folder with the name `~`.",
-        'DATA="~/data"\ncd "$DATA"',
-        'DATA="$HOME/data"\ncd "$DATA"',
-    ),
-    "variable-not-expanded": RuleExample(
-        "A run or a folder is called `$NAME`, or the program refuses a number such as `'$SLURM_NNODES'`.",
-        "OUT=/scratch/run1\nsrun python train.py --out '$OUT/checkpoints'",
-        'OUT=/scratch/run1\nsrun python train.py --out "$OUT/checkpoints"',
-    ),
-    "module-after-activation": RuleExample(
-        "`ModuleNotFoundError` for a package that is installed in the environment, or another version of torch than expected.",
-        "source ~/conda/etc/profile.d/conda.sh\nconda activate mine\nmodule load pytorch/2.4\nsrun python train.py",
-        "source ~/conda/etc/profile.d/conda.sh\nmodule load pytorch/2.4\nconda activate mine\nsrun python train.py",
-    ),
-    "container-without-gpu": RuleExample(
-        "`torch.cuda.is_available()` is False; `Found no NVIDIA driver on your system`; or the training runs on the CPU.",
-        "srun singularity exec image.sif python train.py",
-        "srun singularity exec --nv image.sif python train.py",
-    ),
-    "asks-for-answer": RuleExample(
-        "`Proceed ([y]/n)?` is the last line that the command writes; the environment is not there, or has not changed.",
-        "conda install pytorch",
-        "conda install -y pytorch",
-    ),
-    "secret-printed": RuleExample(
-        "The token is in the job's log.",
-        'echo "token: $HF_TOKEN"',
-        'echo "token: ${HF_TOKEN:+set}"',
-    ),
+    **SCRIPT_EXAMPLES,
 }
-
-EXAMPLES.update({rule: RuleExample(*texts) for rule, texts in {**MORE, **COUNTED, **SHELL}.items()})

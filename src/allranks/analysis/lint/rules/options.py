@@ -122,7 +122,12 @@ def unknown_launcher_option(job: JobDescription) -> Iterator[Violation]:
             known = OF_TORCHRUN
         if launch.kind == "accelerate" and not launch.open_ended and _names_python_program(launch.call):
             yield from _near_accelerate(launch)
-        if known is None or launch.open_ended or launch.call.written.startswith("$") or not _names_python_program(launch.call):
+        if (
+            known is None
+            or launch.open_ended
+            or launch.call.written.startswith("$")
+            or not _names_python_program(launch.call)
+        ):
             continue
         for name, option in launch.options.items():
             if not option.arg.text.startswith("--") or "$" in name or any(k.startswith(name) for k in known):
