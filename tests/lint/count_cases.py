@@ -1,4 +1,4 @@
-"""Cases about counts of nodes, tasks, GPUs and slots: the rule, the script, the line and the severity; line 0 for none."""
+"""Cases about counts of nodes, tasks, GPUs and slots, refused requests, and visible GPUs: the rule, the script, the line and the severity; line 0 for none."""
 
 from __future__ import annotations
 
@@ -201,3 +201,78 @@ LINES: list[tuple[str, str, int, str]] = [
     ("pattern-not-expanded", asks("-l select=1", "-o logs/", system="PBS") + "python x.py\n", 0, ""),
 ]
 COUNT_CASES = [*NAMED, *TASKS, *IDLE, *TOLD, *STARTED, *LINES]
+
+STEP = "srun python x.py\n"
+FIXED_ADDRESS = "export MASTER_ADDR=10.0.0.1\n"
+
+REQUESTS: list[tuple[str, str, int, str]] = [
+    ("directive-refused", asks("-N 2", "--gpus-per-node=4", "--gpus=4") + STEP, 4, "error"),
+    ("directive-refused", asks("-N 1", "--gres=gpu:a100:4", "-G 2") + STEP, 4, "error"),
+    ("directive-refused", asks("-N 1", "--gres=gpu:2", "--gpus-per-node=4") + STEP, 4, "error"),
+    ("directive-refused", asks("-N 1", "--ntasks-per-gpu=1", "--ntasks-per-node=4") + STEP, 4, "error"),
+    ("directive-refused", asks("-N 1", "-c 8", "--cpus-per-gpu=8") + STEP, 4, "warning"),
+    ("directive-refused", asks("-l select=1:ncpus=8:walltime=10:00:00", system="PBS") + "python x.py\n", 2, "error"),
+    ("directive-refused", asks("-N 2", "--gpus-per-node=4", "--gpus=8") + STEP, 0, ""),
+    ("directive-refused", asks("-N 1", "--gres=gpu:2", "--gpus-per-node=2") + STEP, 0, ""),
+    ("directive-refused", asks("-N 1", "--gres=gpu:2", "--gpus-per-node=4") + "python x.py\n", 0, ""),  # no step
+    ("directive-refused", asks("-N 1", "--cpus-per-gpu=8", "--ntasks-per-gpu=1") + STEP, 0, ""),
+    ("directive-refused", asks("-l select=1:ncpus=8 -l walltime=10:00:00", system="PBS") + "python x.py\n", 0, ""),
+    ("directive-not-read", asks("-l select=1:ncpus=8, walltime=1:00:00", system="PBS") + "python x.py\n", 2, "warning"),
+    ("directive-not-read", asks("-l select=1:ncpus=8 -l walltime=1:00:00", system="PBS") + "python x.py\n", 0, ""),
+]
+CONTAINERS: list[tuple[str, str, int, str]] = [
+    ("not-exported", "#!/bin/bash\n" + FIXED_ADDRESS + "docker run --gpus all img python x.py\n", 2, "warning"),
+    ("not-exported", "#!/bin/bash\nCUDA_VISIBLE_DEVICES=1 docker run --gpus all --rm img python x.py\n", 2, "warning"),
+    ("not-exported", EIGHT + FIXED_ADDRESS + "srun singularity exec --nv --cleanenv x.sif python x.py\n", 7, "warning"),
+    ("not-exported", EIGHT + "export NCCL_DEBUG=INFO\nsrun apptainer exec -e --nv x.sif python x.py\n", 7, "warning"),
+    ("not-exported", "#!/bin/bash\n" + FIXED_ADDRESS + "docker run -e MASTER_ADDR --gpus all img python x.py\n", 0, ""),
+    ("not-exported", "#!/bin/bash\n" + FIXED_ADDRESS + "docker run --env-file e --gpus all img python x.py\n", 0, ""),
+    ("not-exported", "#!/bin/bash\n" + FIXED_ADDRESS + "docker run img torchrun --master_addr=$MASTER_ADDR x.py\n", 0, ""),
+    ("not-exported", EIGHT + FIXED_ADDRESS + "srun singularity exec --nv x.sif python x.py -e 1\n", 0, ""),
+    ("not-exported", EIGHT + FIXED_ADDRESS + "export APPTAINERENV_MASTER_ADDR=1\nsrun apptainer exec -e x.sif python x.py\n", 0, ""),
+    ("not-exported", EIGHT + FIXED_ADDRESS + "srun apptainer exec -e --env MASTER_ADDR=1 x.sif python x.py\n", 0, ""),
+    ("world-size", LSF + "jsrun -n 4 -r 1 -a 6 -g 6 python x.py --world-size 4\n", 3, "error"),
+    ("world-size", LSF + "jsrun -n 4 -r 1 -a 6 -g 6 python x.py --world-size 24\n", 0, ""),
+    ("several-torchruns", "#!/bin/bash\n#COBALT -n 2\naprun -n 8 -N 4 torchrun --nproc_per_node=4 x.py\n", 3, "error"),
+    ("several-torchruns", "#!/bin/bash\n#COBALT -n 2\naprun -n 2 -N 1 torchrun --nproc_per_node=4 x.py\n", 0, ""),
+    ("same-gpu", TWO + "srun -N1 python train.py --seed 1 &\nsrun -N1 python train.py --seed 2 &\nwait\n", 0, ""),
+]  # fmt: skip
+REQUEST_CASES = [*REQUESTS, *CONTAINERS]
+
+START = "#!/bin/bash\n"
+SEEN = "CUDA_VISIBLE_DEVICES="
+ADDRESS = "export MASTER_ADDR=$HEAD\n"
+MANY = ONE.replace("--ntasks-per-node=1", "--ntasks-per-node=4")
+LOOP = "for i in {}; do\n  " + SEEN + "$i python x.py --seed $i &\ndone\nwait\n"
+SIDE = (
+    SEEN
+    + "0,1 torchrun --nproc_per_node=2 --master_port 12001 a.py &\n"
+    + SEEN
+    + "{} torchrun --nproc_per_node=2 --master_port 12002 b.py &\nwait\n"
+)
+
+VISIBLE_CASES: list[tuple[str, str, int, str]] = [
+    ("device-of-one-gpu", START + SEEN + "3 python x.py --device cuda:3\n", 2, "error"),
+    ("device-of-one-gpu", START + "export " + SEEN + "0,1\npython x.py --device=cuda:2\n", 3, "error"),
+    ("device-of-one-gpu", START + SEEN + "3 python x.py --device cuda:0\n", 0, ""),
+    ("device-of-one-gpu", START + SEEN + "2 python x.py --gpu 2\n", 0, ""),  # the program may set the variable itself
+    ("device-of-one-gpu", START + SEEN + "2 python a.py\npython x.py --device cuda:2\n", 0, ""),
+    ("visible-devices", EIGHT + "srun bash -c 'export " + SEEN + "$SLURM_PROCID; python x.py'\n", 7, "error"),
+    ("visible-devices", MANY + ADDRESS + "srun bash -c '" + SEEN + "0 python x.py'\n", 8, "warning"),
+    ("visible-devices", EIGHT + "srun bash -c 'export " + SEEN + "$SLURM_LOCALID; python x.py'\n", 0, ""),
+    ("visible-devices", MANY + "srun bash -c 'export " + SEEN + "$SLURM_PROCID; python x.py'\n", 0, ""),
+    ("visible-devices", ONE + LOOP.format("1 2 3 4"), 8, "warning"),
+    ("visible-devices", ONE + LOOP.format("{1..4}"), 8, "warning"),
+    ("visible-devices", ONE + LOOP.format("{0..3}"), 0, ""),
+    ("visible-devices", ONE + LOOP.format("1 2 3 4").replace("$i p", "$((i-1)) p"), 0, ""),
+    ("same-gpu", ONE + SIDE.format("1,2"), 8, "warning"),
+    ("same-gpu", ONE + SIDE.format("2,3"), 0, ""),
+    ("same-gpu", ONE + SIDE.format("1,2").replace("&\n", "\n", 1), 0, ""),
+    ("more-ranks-than-gpus", START + SEEN + "4,5 accelerate launch --num_processes 8 x.py\n", 2, "error"),
+    ("more-ranks-than-gpus", START + SEEN + "4,5 accelerate launch --num_processes 2 x.py\n", 0, ""),
+    ("more-ranks-than-gpus", START + SEEN + "4,5 accelerate launch --num_machines 2 --num_processes 4 x.py\n", 0, ""),
+    ("invalid-value", TWO + "srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$H:99999 x.py\n", 7, "error"),
+    ("invalid-value", START + "torchrun --nproc_per_node=4 --master-port 80 x.py\n", 2, "warning"),
+    ("invalid-value", START + "torchrun --nproc_per_node=4 --master_port=12080 x.py\n", 0, ""),
+    ("invalid-value", START + "torchrun --nproc_per_node=4 --rdzv_endpoint=localhost:0 x.py\n", 0, ""),
+]  # fmt: skip

@@ -14,22 +14,19 @@ from allranks.analysis.lint.rules.examples import EXAMPLES, script_of
 from allranks.analysis.lint.rules.ports import port_range
 from tests.conftest import REPO
 from tests.lint import cases, script_cases
-from tests.lint.argument_cases import ARGUMENT_CASES
 from tests.lint.condition_cases import CONDITION_CASES
-from tests.lint.count_cases import COUNT_CASES
+from tests.lint.count_cases import COUNT_CASES, REQUEST_CASES, VISIBLE_CASES
 from tests.lint.evidence_cases import CASES as EVIDENCE_CASES
 from tests.lint.helpers import found, lint_text
-from tests.lint.line_cases import LINE_CASES
+from tests.lint.line_cases import ARGUMENT_CASES, LINE_CASES
 from tests.lint.name_cases import NAME_CASES
 from tests.lint.option_cases import OPTION_CASES
 from tests.lint.placement_cases import PLACEMENT
 from tests.lint.progress_cases import PROGRESS_CASES
-from tests.lint.request_cases import REQUEST_CASES
 from tests.lint.shell_cases import SHELL_CASES
 from tests.lint.step_cases import STEP_CASES
 from tests.lint.subshell_cases import SUBSHELL_CASES
 from tests.lint.taken_cases import TAKEN_CASES
-from tests.lint.visible_cases import VISIBLE_CASES
 
 BAD = [*cases.BAD, *script_cases.SCRIPT_BAD]
 GOOD = [*cases.GOOD, *script_cases.SCRIPT_GOOD]

@@ -1,4 +1,4 @@
-"""Rules for the port and the id of the rendezvous."""
+"""Rules for ports, and for the id of the rendezvous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for secrets: in the text of a script, and in what it prints."""
+"""Rules for secrets: tokens, passwords and webhooks in the text of a script, and in what it prints."""
 
 from __future__ import annotations
 

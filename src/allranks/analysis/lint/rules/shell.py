@@ -441,8 +441,6 @@ def _is_set_plain(job: JobDescription, name: str) -> bool:
 # ------------------------------------------------------------------------------------- other shells
 
 
-# ------------------------------------------------------------------------------------- other shells
-
 ZSH_WHY = "zsh refuses a command with a pattern that matches no file ('no matches found'), and does not run it."
 ZSH_SPLIT_WHY = "zsh does not split the value of a variable at blanks: the program gets all options as one argument."
 ZSH_EQUALS_WHY = "zsh takes ==, as a word, for =NAME, the path of a command: '= not found'."
