@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from allranks.nodes.staging.unpack import Refused, unpack
+from allranks.nodes.staging.node import Refused, unpack
 
 FOLDER = tarfile.DIRTYPE
 
@@ -83,7 +83,7 @@ def test_names_that_one_file_system_takes_for_one(tmp_path: Path, monkeypatch: p
     """Where case is ignored, the second of A and a exists already."""
     real = os.open
     monkeypatch.setattr(
-        "allranks.nodes.staging.unpack.os.open", lambda path, *a, **k: real(str(path).replace("/A", "/a"), *a, **k)
+        "allranks.nodes.staging.node.os.open", lambda path, *a, **k: real(str(path).replace("/A", "/a"), *a, **k)
     )
     with pytest.raises(Refused, match="'A', which cannot be created here: File exists"):
         take(tmp_path, archive([entry("a"), entry("A")]))

@@ -23,7 +23,7 @@ from allranks.nodes.preflight.link_tests import (
     slow_pairs,
 )
 from allranks.nodes.preflight.network_policy import facts_of_nodes
-from allranks.nodes.probes.pairs_probe import Pair, rounds_of, tournament
+from allranks.nodes.probes.links_probe import Pair, rounds_of, tournament
 from allranks.nodes.records import Interface, Probe
 from allranks.planning.env_vars import ExpectedNetwork, NetworkPolicy, NodeNetworkPolicy
 from allranks.planning.planner import make_plan

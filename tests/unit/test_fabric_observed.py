@@ -25,7 +25,7 @@ from allranks.nodes.network_verification import (
     verify_network,
 )
 from allranks.nodes.preflight import link_tests
-from allranks.nodes.probes.copies_probe import supervise
+from allranks.nodes.probes.links_probe import supervise
 from allranks.planning import env_vars
 from allranks.planning.env_vars import ExpectedNetwork, NetworkPolicy, NodeNetworkPolicy
 from allranks.rundir.paths import RunDir
@@ -272,7 +272,9 @@ def test_copies_that_hang_come_out_wrong_or_kill(tmp_path: Path) -> None:
 
 def test_real_copies_in_memory_come_out_right() -> None:
     pytest.importorskip("torch")
-    found = supervise([sys.executable, "-m", "allranks.nodes.probes.copies_probe"], ["cpu", "cpu", "cpu"], 30.0)
+    found = supervise(
+        [sys.executable, "-m", "allranks.nodes.probes.links_probe", "copies"], ["cpu", "cpu", "cpu"], 30.0
+    )
     assert found == {"tested": 6, "failed": [], "error": ""}
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from allranks.nodes.staging import node
 from allranks.nodes.staging.bundles import Packed, check, pack
-from allranks.nodes.staging.unpack import Refused, identity, unpack
+from allranks.nodes.staging.node import Refused, identity, unpack
 
 
 def tree(folder: Path) -> list[tuple[str, Path]]:

@@ -1,7 +1,7 @@
 """Check this machine and every node of a run for problems before anything is started.
 
 probe.py, connectivity_probe.py   run on the nodes, standard library only; one JSON line each
-copies_probe.py, pairs_probe.py   run on the nodes with torch: copies and all-reduces between all pairs
+links_probe.py                    runs on the nodes with torch: copies and all-reduces between all pairs
 request.py           checks on the launcher's machine: model, rows, a name that the hub does not know, missing paths
 requirements.py      derives from a spec what every node must have
 link_tests.py        runs the copy and pair tests, keeps their results, and judges the bandwidth

@@ -315,7 +315,8 @@ def run_copy_test(where: TargetNodes, found: PreflightResult, run_root: Path) ->
     argv = [
         sys.executable,
         "-m",
-        "allranks.nodes.probes.copies_probe",
+        "allranks.nodes.probes.links_probe",
+        "copies",
         "--json-args",
         json.dumps({"limit_s": COPY_LIMIT_S}),
     ]
@@ -406,7 +407,7 @@ def measure_collectives(
         "limit_s": COLLECTIVES_LIMIT_S,
         "budget_s": BUDGET_S[plan.backend],
     }
-    argv = [sys.executable, "-m", "allranks.nodes.probes.pairs_probe"]
+    argv = [sys.executable, "-m", "allranks.nodes.probes.links_probe", "pairs"]
     answers = where.run(argv, COLLECTIVES_LIMIT_S + 10, json.dumps(request))
     for line in answers.lines:
         facts = line.facts()

@@ -32,7 +32,7 @@ import msgspec
 from allranks.errors import AllranksError, EnvironmentNotAble, RunFailed
 from allranks.nodes.slurm.allocations import Allocation
 from allranks.nodes.srun import srun_command
-from allranks.nodes.staging import node, unpack
+from allranks.nodes.staging import node
 from allranks.nodes.staging.bundles import (
     Bundle,
     BundlePart,
@@ -219,7 +219,7 @@ _STEP_SETTINGS = {
 
 def helper_texts() -> list[tuple[str, str]]:
     """Return the modules that run on nodes: names and texts; the last one is the program."""
-    return [(m.__name__, Path(str(m.__file__)).read_text(encoding="utf-8")) for m in (unpack, node)]
+    return [(m.__name__, Path(str(m.__file__)).read_text(encoding="utf-8")) for m in (node,)]
 
 
 ANSWER_S = 180.0

@@ -22,8 +22,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, RunFailed
+from allranks.nodes.staging.node import WHOLE_BYTES, Refused, identity, members, unpack
 from allranks.nodes.staging.sources import PartFiles, editable_packages, is_allranks_file, package_versions, part_files
-from allranks.nodes.staging.unpack import WHOLE_BYTES, Refused, identity, members, unpack
 from allranks.rundir.files import write_json
 from allranks.rundir.shared_cache import get_or_build
 from allranks.spec.records import RunSpec
