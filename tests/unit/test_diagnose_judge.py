@@ -366,6 +366,25 @@ def test_the_host_that_others_lost_is_named(tmp_path: Path, silent: bool) -> Non
     assert (finding.id, finding.host) == ("node_unhealthy", "n2")
 
 
+@pytest.mark.parametrize("lost", [True, False], ids=["lost by the others", "unknown"])
+def test_a_failed_node_that_no_message_names_is_not_a_survivor(tmp_path: Path, lost: bool) -> None:
+    """The batch script's node prints the message, and the ranks that end first are those that lost the node."""
+    said = LOST.replace("127.0.0.1", "10.7.0.12") if lost else "step 3 loss 0.2"
+    finding = _diagnose(
+        tmp_path,
+        {
+            "n1.rank0.log": said,
+            "n3.rank2.log": said,
+            "n2.rank1.log": "step 3 loss 0.2",
+            "slurm.log": "allranks 12:34:16 node 0 = n1 eth0 10.7.0.11: ranks 0-0\n"
+            "allranks 12:34:16 node 1 = n2 eno1 10.7.0.12: ranks 1-1\n"
+            "srun: error: n3: task 2: Exited with exit code 1\n"
+            "slurmstepd-n1: error: *** JOB 6 ON n1 CANCELLED AT 2026-11-26T05:48:11 DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***",
+        },
+    ).findings[0]
+    assert (finding.id, finding.host) == ("node_unhealthy", "n2" if lost else None)
+
+
 def test_a_kill_is_put_down_to_memory_only_as_far_as_the_logs_say_so(tmp_path: Path) -> None:
     killed = "failed (exitcode: -9) local_rank: 2 (pid: 4174) of binary: /usr/bin/python"
     bare = _diagnose(tmp_path, {"a.log": killed}).findings[0]

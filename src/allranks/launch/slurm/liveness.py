@@ -173,16 +173,21 @@ def examine_node(slurm: Slurm, host: str) -> NodeLoss:
         done = slurm.call(sys.executable, "-I", "-S", "-c", _CONNECT, *words, timeout_s=CONNECT_LIMIT_S)
     except EnvironmentNotAble as error:
         return NodeLoss(host=host, lost=None, text=f"unknown: {error}")
-    number, _, text = (done.stdout.strip() or f"?|{' '.join(done.stderr.split())[-200:]}").partition("|")
+    number, _, text = done.stdout.strip().partition("|")
+    if not number:  # ended by a signal, for example since the job of this process is being cancelled
+        said = " ".join(done.stderr.split())[-200:] or f"exit code {done.returncode}"
+        return NodeLoss(host=host, lost=None, text=f"unknown: connecting to its slurmd gave no result ({said})")
+    if number in _UNREACHABLE:  # which of the two comes first depends on the network
+        why = f"within {SLURMD_TIMEOUT_S:.0f} s" if number == str(errno.ETIMEDOUT) else f"({text})"
+        return NodeLoss(host=host, lost=True, text=f"it does not answer on the network {why}")
     lost, found = {
         "0": (False, "its slurmd answers, so the node is not lost"),
         str(errno.ECONNREFUSED): (True, "its slurmd is not running"),
-        str(errno.ETIMEDOUT): (True, f"it does not answer on the network within {SLURMD_TIMEOUT_S:.0f} s"),
-    }.get(number, (True if number in _UNREACHABLE else None, f"connecting to its slurmd: {text}"))
+    }.get(number, (None, f"unknown: connecting to its slurmd: {text}"))
     return NodeLoss(host=host, lost=lost, text=found)
 
 
-_UNREACHABLE = {str(code) for code in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)}
+_UNREACHABLE = {str(code) for code in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)}
 _CONNECT = """
 import errno, socket, sys
 try:

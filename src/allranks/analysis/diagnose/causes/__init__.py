@@ -41,6 +41,7 @@ DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
     exceptions.detect_exceptions,
     process_exits.detect_silent_exits,
     process_exits.detect_lost_peers,
+    process_exits.detect_failed_node,
     process_exits.detect_non_finite_loss,
     hangs.detect_monitored_hang,
     hangs.detect_size_mismatch,

@@ -154,6 +154,22 @@ def _by_silence(case: DiagnosisCase, echo: CandidateCause) -> None:
             )
 
 
+_NODE_FAILED = re.compile(r"node.?fail", re.IGNORECASE)
+
+
+def detect_failed_node(case: DiagnosisCase) -> None:
+    """Set the host of a failed node that no message names: the one that the other ranks lost, else none.
+
+    Slurm reports the failure on the node of the batch script, and the ranks that end first are survivors.
+    """
+    found = case.candidates.get("node_unhealthy")
+    if found is None or any(s.groups.get("host") or not _NODE_FAILED.search(s.text) for s in found.signals):
+        return
+    peer = case.candidates.get("peer_died_first")
+    found.elsewhere = True
+    found.host = peer.host if peer and peer.host in case.rank_hosts.values() else None
+
+
 def detect_non_finite_loss(case: DiagnosisCase) -> None:
     """Say when the loss was not finite for the first time. No rank is named: gradients are averaged before anybody prints a loss."""
     found = case.candidates.get("loss_not_finite")
