@@ -202,8 +202,8 @@ class _Bugs:
     def no_division_in_zero2(world: DistContext) -> None:
         usual = sharded_optimizer.GradientReduceScatter.__init__
 
-        def init(self: Any, *args: Any) -> None:
-            usual(self, *args)
+        def init(self: Any, *args: Any, **more: Any) -> None:
+            usual(self, *args, **more)
             self._world = 1
 
         sharded_optimizer.GradientReduceScatter.__init__ = init  # type: ignore[method-assign]
