@@ -13,7 +13,8 @@ from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 from tests.dist.harness import ALLRANKS, until
 
-PROGRAM = "import os, sys, time\ntime.sleep(0.5)\nsys.exit(3 if os.environ['RANK'] == '1' else 0)\n"
+# Rank 0 ends well before rank 1 fails: else its agent may be told of the failure first, and ends with 1, too.
+PROGRAM = "import os, sys, time\nif os.environ['RANK'] == '1':\n    time.sleep(2)\n    sys.exit(3)\n"
 
 
 @contextmanager
