@@ -75,7 +75,7 @@ PROGRAMS: list[tuple[str, str, int, str]] = [
     ("unknown-option", ONE + "mpirun -n 4 ./train --nnodes 2\nsrun torchrun --nnodes=1 --nproc_per_node=4 x.py\nsrun -N 1 ./a --nnodes=2\n", 0, ""),
     ("launcher-option", ONE + "accelerate launch --multi_gpus x.py\n", 7, "error"),
     ("launcher-option", ONE + "python -m torch.distributed.launch --nproc_per_nodes=4 x.py\n", 7, "error"),
-    ("launcher-option", ONE + "accelerate launch --num_process 4 --fsdp_offload_params true --zero_stage 2 x.py --multi_gpus\n", 0, ""),
+    ("launcher-option", ONE + "accelerate launch --num_processes 4 --fsdp_offload_params true --zero_stage 2 x.py --multi_gpus\n", 0, ""),
     ("launcher-option", ONE + "deepspeed --num_gpu_nodes=4 x.py\n", 7, "error"),
     ("launcher-option", ONE + "torchrun --standalone --nproc-per-node=4 x.py --nprocs=4\ntorchrun --nproc_per=4 x.py\ntorchrun $ARGS --x x.py\n", 0, ""),
     ("endless-wait", SH + "uvicorn app:app --port 8000 &\npython x.py &\nwait\n", 4, "warning"),

@@ -15,15 +15,18 @@ from allranks.analysis.lint.rules import (
     environments,
     exit_codes,
     gpus,
+    hostfiles,
     launchers,
     lines,
     options,
     ports,
     quoting,
+    ranks,
     rendezvous,
     requests,
     secrets,
     shell,
+    sizes,
     steps,
     storage,
     subshells,
@@ -85,12 +88,21 @@ MISTYPED_COMMAND = _all(commands.mistyped, commands.misspelt_commands, options.m
 IDLE_GPUS = _certain_first(
     gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device, counts.told_fewer, counts.few_in_parallel
 )
-MORE_RANKS_THAN_GPUS = _all(gpus.too_many, steps.too_many_started, counts.told_more, gpus.few_visible)
+MORE_RANKS_THAN_GPUS = _all(
+    gpus.too_many, steps.too_many_started, counts.told_more, gpus.few_visible, sizes.parts_of_servers, ranks.listed_gpus
+)
 MEMORY_UNIT = _all(requests.megabytes, steps.small_memory, requests.bytes_of_memory)
 VISIBLE_DEVICES = _all(
-    gpus.visible_devices, steps.listed_twice, launchers.ignored_devices, gpus.of_all_ranks, gpus.of_loops
+    gpus.visible_devices,
+    steps.listed_twice,
+    launchers.ignored_devices,
+    gpus.of_all_ranks,
+    gpus.of_loops,
+    sizes.unreadable_list,
 )
-SEVERAL_TORCHRUNS = _all(tasks.several, steps.launchers_in_tasks, steps.per_gpu_tasks)
+SEVERAL_TORCHRUNS = _all(
+    tasks.several, steps.launchers_in_tasks, steps.per_gpu_tasks, hostfiles.on_every_node, ranks.launchers_by_mpirun
+)
 BROKEN_LINE = _all(
     shell.continued,
     lines.joined_words,
@@ -127,14 +139,17 @@ DIRECTIVE_REFUSED = _all(
 )
 NO_EFFECT = _all(variables.no_effect, counts.never_default)
 DEVICE_OF_ONE_GPU = _all(counts.device_of_one, gpus.beyond_visible)
-SAME_GPU = _all(counts.same_gpu, gpus.overlapping)
-TASKS_CONTRADICT = _all(counts.contradicting_tasks, counts.gpus_of_tasks, counts.step_of_one_task)
+SAME_GPU = _all(counts.same_gpu, gpus.overlapping, sizes.device_of_all)
+TASKS_CONTRADICT = _all(
+    counts.contradicting_tasks, counts.gpus_of_tasks, counts.step_of_one_task, sizes.lightning_alone
+)
+HOST_FILE = _all(hostfiles.host_lines, hostfiles.include_form)
 IDLE_NODES = _all(steps.idle_nodes, counts.few_processes)
 WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts.spawned_world)
 TIME_UNIT = _all(steps.minutes, requests.hours_as_minutes)
 PATTERN_NOT_EXPANDED = _all(storage.unexpanded, requests.foreign_patterns)
 MASTER_ADDRESS = _all(rendezvous.address, rendezvous.local_url, launchers.without_address)
-LAUNCHER_OPTION = _all(options.launcher_option, launchers.filters, options.unknown_launcher_option)
+LAUNCHER_OPTION = _all(options.launcher_option, launchers.filters, options.unknown_launcher_option, options.malformed)
 BLOCKS_SCRIPT = _all(waiting.blocks, launchers.ray_blocks)
 LITERAL_QUOTES = _all(shell.literal_quotes, quoting.quotes_in_value)
 LOOP_VALUES = _all(
@@ -145,7 +160,7 @@ CONDA_NOT_SET_UP = _all(environments.conda, environments.conda_elsewhere, enviro
 ONE_LOG_FOR_ARRAY = _all(requests.shared_log, requests.one_log)
 OUT_OF_PLACE = _all(conditions.out_of_place, subshells.aliases)
 LOST_IN_SUBSHELL = _all(subshells.lost, subshells.exit_inside, subshells.elsewhere)
-SAME_NODE_RANK = _all(rendezvous.same_rank_everywhere, rendezvous.rank_not_used)
+SAME_NODE_RANK = _all(rendezvous.same_rank_everywhere, rendezvous.rank_not_used, ranks.wrong_ranks, ranks.constant_rank)
 OVERWRITTEN_OUTPUT = _all(subshells.overwritten, subshells.tee_in_loop, subshells.wrong_order)
 
 RULES: tuple[LintRule, ...] = (
@@ -195,6 +210,8 @@ RULES: tuple[LintRule, ...] = (
     LintRule("same-gpu", "warning", SAME_GPU, counts.PARALLEL_WHY, counts.PARALLEL_CURE, "CUDA C++ programming guide, environment variables"),
     LintRule("steps-wait", "warning", counts.waiting_steps, counts.STEPS_WHY, counts.STEPS_CURE, SLURM_TEST),
     LintRule("too-few-slots", "error", launchers.few_slots, launchers.SLOTS_WHY, "", "Open MPI's mpirun manual; Horovod's documentation, horovodrun"),
+    LintRule("parallel-sizes", "error", sizes.parallel_sizes, sizes.SIZES_WHY, sizes.SIZES_CURE, "Megatron-LM's arguments; torchtitan's ParallelDims"),
+    LintRule("host-file", "error", HOST_FILE, hostfiles.HOSTFILE_WHY, hostfiles.HOSTFILE_CURE, "DeepSpeed's launcher, runner.py"),
     LintRule("ray-step-ends", "warning", launchers.ray_step_ends, launchers.RAY_WHY, "", "Ray's documentation, Slurm; srun manual"),
     LintRule("more-ranks-than-gpus", "error", MORE_RANKS_THAN_GPUS, gpus.TOO_MANY_WHY, "set both to the same number", TORCHRUN),
     LintRule("idle-gpus", "warning", IDLE_GPUS, gpus.IDLE_WHY, gpus.IDLE_CURE, TORCHRUN),

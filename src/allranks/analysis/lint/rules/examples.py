@@ -239,6 +239,16 @@ EXAMPLES: dict[str, RuleExample] = {
         "mpirun -np 8 -H node1:4,node2:2 python train.py",
         "mpirun -np 8 -H node1:4,node2:4 python train.py",
     ),
+    "parallel-sizes": RuleExample(
+        "`world size (4) is not divisible by total_model_size`, or `global batch size is not divisible by micro batch size times data parallel size`, from every rank, a minute after the start.",
+        "srun --nodes=1 --ntasks=1 torchrun --standalone --nproc_per_node=2 pretrain_gpt.py --tensor-model-parallel-size 4",
+        "srun --nodes=1 --ntasks=1 torchrun --standalone --nproc_per_node=2 pretrain_gpt.py --tensor-model-parallel-size 2",
+    ),
+    "host-file": RuleExample(
+        "`Hostfile contains a bad entry`, or a run on fewer nodes than the job has.",
+        "scontrol show hostnames > hosts.$SLURM_JOB_ID\ndeepspeed --hostfile=hosts.$SLURM_JOB_ID train.py",
+        'scontrol show hostnames | sed "s/$/ slots=2/" > hosts.$SLURM_JOB_ID\ndeepspeed --hostfile=hosts.$SLURM_JOB_ID train.py',
+    ),
     "ray-step-ends": RuleExample(
         "`ray status` shows the head alone; the workers' logs end after a second.",
         "srun --nodes=1 --ntasks=1 -w $worker ray start --address=$head:6379\npython train.py",

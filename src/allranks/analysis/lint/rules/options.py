@@ -9,7 +9,7 @@ from allranks.analysis.lint.command_options import LONG, PYTHON
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 from allranks.analysis.lint.rules.variables import edits
-from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN
 from allranks.utils.text import nearest_name
 
 # ---------------------------------------------------------------------------------------- launchers
@@ -47,15 +47,111 @@ def launcher_option(job: JobDescription) -> Iterator[Violation]:
             text = f"{launch.kind} starts Python itself: here it looks for a script called {program.text}"
             yield Violation(program.offset, text, cure=f"{launch.kind} ... train.py")
             continue
+        found = re.match(r"[\"']?(?:\$\(|`)", job.text[program.offset : program.offset + 3])  # $(which ...)
+        wrong_program = None if flags or found else _no_script(program.text)
+        if wrong_program:
+            yield Violation(
+                program.offset, f"{launch.kind} starts {program.text} with Python: {wrong_program}", cure=NO_SCRIPT_CURE
+            )
+            continue
         yield from _behind(launch, program)
     for call in job.calls:
         rest = job.text[call.offset : call.offset + 80]
-        if call.program == "accelerate-other" and re.match(
-            r"\S*accelerate[ \t]+(?:-{1,2}\w\S*[ \t]+)*[^\s-]\S*\.py\b", rest
-        ):
+        program = re.match(r"\S*accelerate[ \t]+(?:-{1,2}\w\S*[ \t]+)*[^\s-]\S*\.py\b", rest)
+        options = re.match(r"\S*accelerate[ \t]+--\w", rest) and any(a.text.endswith(".py") for a in call.args)
+        if call.program == "accelerate-other" and (program or options):
             yield Violation(
                 call.offset, "accelerate without launch starts no program", cure="accelerate launch train.py"
             )
+        as_script = re.match(r"python[\d.]*[ \t]+(?:-u[ \t]+)?(torchrun|deepspeed|accelerate)[ \t]", rest)
+        if as_script and PYTHON.match(call.written):
+            text = f"{call.written} looks for a file called {as_script[1]} in the current folder"
+            yield Violation(call.offset, text, cure=f"{as_script[1]} ..., without {call.written}")
+
+
+COUNTS = {
+    "nproc_per_node", "nnodes", "node_rank", "master_port", "num_gpus", "num_nodes", "num_processes", "num_machines", "machine_rank",
+    "main_process_port",
+}  # fmt: skip
+PRECISIONS = {"no", "fp16", "bf16", "fp8"}
+NO_PRECISION = re.compile(
+    r"(?i)b?float16|(?:fp|float)32|tf32|true|false|yes|none|full|half|bfp16|amp|16|32|[bf]p?f?16|fp8"
+)
+NO_NUMBER = re.compile(r"\$\{?HOSTNAME\b.*|\$\(hostname\b.*\)|`hostname\b.*`")
+
+
+def malformed(job: JobDescription) -> Iterator[Violation]:
+    """Report launcher options with one dash, without their value, with a host's name as a rank, and addresses that are URLs."""
+    for launch in job.launches:
+        for name, option in launch.options.items():
+            word, value = option.arg.text, option.value or ""
+            if word.startswith("-") and not word.startswith("--") and name in OF_LAUNCHER | COUNTS:
+                yield Violation(
+                    option.arg.offset, f"{launch.kind} has no option {word.partition('=')[0]}", cure=f"--{name}"
+                )
+            elif name in COUNTS and word.endswith("=") and not option.arg.source.text.endswith(UNRESOLVED_CLOSE + "="):
+                if (
+                    option.arg.source.text.endswith("=")
+                    and job.text[option.arg.source.where(len(word) - 1) + 1 :][:1].isspace()
+                ):
+                    text = f"{word} has no value: {launch.kind} takes the next word for the program"
+                    yield Violation(option.arg.offset, text, cure=f"{word}<n>, without a blank")
+            elif name in ("node_rank", "machine_rank") and NO_NUMBER.fullmatch(value.strip("\"'")):
+                yield Violation(
+                    option.arg.offset, f"{word.partition('=')[0]} {value}: a name is no number", cure=f"--{name}=<n>"
+                )
+            elif name in ("node_rank", "machine_rank") and value.isdecimal():
+                nodes = launch.value("nnodes", "num_machines") or ""
+                if nodes.isdecimal() and int(nodes[:6]) <= int(value[:6]):
+                    text = (
+                        f"{word.partition('=')[0]} {value} with {nodes} node{'s' * (nodes != '1')}: ranks count from 0"
+                    )
+                    yield Violation(option.arg.offset, text, cure=f"0 to {int(nodes[:6]) - 1}" if nodes != "1" else "0")
+            elif name == "mixed_precision" and launch.kind == "accelerate" and value.strip("\"'") not in PRECISIONS:
+                if not NO_PRECISION.fullmatch(value.strip("\"'")):
+                    continue
+                text = f"{word.partition('=')[0]} {value}: accelerate takes no, fp16, bf16 or fp8"
+                yield Violation(
+                    option.arg.offset, text, cure="bf16" if "b" in value else "fp16" if "16" in value else "no"
+                )
+            elif name == "rdzv_endpoint" and re.match(r"[a-z]+\d*://", value.strip("\"'")):
+                yield Violation(
+                    option.arg.offset, f"{word.partition('=')[0]} {value} is a URL", why=URL_WHY, cure="<host>:<port>"
+                )
+
+
+URL_WHY = "torchrun wants <host>:<port>, and stops with 'the hostname of the rendezvous endpoint is invalid'."
+
+
+NO_SCRIPT_CURE = "the Python program itself; -m for a module; --no_python for another program"
+COMMANDS = {
+    "torchrun",
+    "accelerate",
+    "deepspeed",
+    "llamafactory-cli",
+    "axolotl",
+    "bash",
+    "sh",
+    "srun",
+    "mpirun",
+    "tune",
+    "nemo",
+    "composer",
+    "swift",
+}
+
+
+def _no_script(word: str) -> str | None:
+    """Return why a launcher's program is no file that Python can run."""
+    if word in COMMANDS:
+        return "it is a command, and no file of this name is in the current folder"
+    if re.fullmatch(r"[\w./~-]+\.sh", word):
+        return "it is a shell script"
+    if re.fullmatch(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+", word) and not re.search(
+        r"\.(?:py[cwz]?|ipynb|pex|exe)\Z", word
+    ):
+        return "it is a module, which needs -m"
+    return None
 
 
 def _program(launch: LauncherCall) -> Argument | None:
@@ -153,8 +249,8 @@ OF_ACCELERATE = (
 
 def _near_accelerate(launch: LauncherCall) -> Iterator[Violation]:
     for name, option in launch.options.items():
-        if not option.arg.text.startswith("--") or "$" in name or any(k.startswith(name) for k in OF_ACCELERATE):
-            continue
+        if not option.arg.text.startswith("--") or "$" in name or name in OF_ACCELERATE:
+            continue  # accelerate takes no abbreviations
         near = nearest_name(name, OF_ACCELERATE, 0.88)
         if near and not name.startswith(("fsdp_", "deepspeed_", "megatron_", "fp8_", "dynamo_", "offload_")):
             text = f"accelerate launch has no option {option.arg.text.partition('=')[0]}"
@@ -283,4 +379,10 @@ def misspelt_subcommands(job: JobDescription) -> Iterator[Violation]:
             if module == "torchrun" or near:
                 yield Violation(
                     call.offset, f"Python has no module {module}", cure=f"python -m {near or 'torch.distributed.run'}"
+                )
+            elif module == "accelerate" and "launch" in words:
+                yield Violation(
+                    call.offset,
+                    "accelerate is a package that Python cannot run with -m",
+                    cure="python -m accelerate.commands.launch",
                 )

@@ -450,7 +450,10 @@ def octal(job: JobDescription) -> Iterator[Violation]:
 # ------------------------------------------------------------------- ports in variables and options
 
 PORT_VARIABLE = re.compile(r"(?:MASTER|RDZV|MAIN_PROCESS|RENDEZVOUS|DIST)_?PORT\Z", re.IGNORECASE)
-JOB_NUMBER = re.compile(r"\$\{?(?:SLURM_JOB_?ID|PBS_JOBID|LSB_JOBID)\}?")
+JOB_NUMBER = re.compile(
+    r"\$\{?(?:SLURM_JOB_?ID|PBS_JOBID|LSB_JOBID)\}?|\$\(\(\s*(?:\d+\s*\+\s*\$?\{?SLURM_JOB_?ID\}?|\$?\{?SLURM_JOB_?ID\}?\s*\+\s*\d+)\s*\)\)"
+    r"|\$\(\s*expr\s+(?:\d+\s+\+\s+\$\{?SLURM_JOB_?ID\}?|\$\{?SLURM_JOB_?ID\}?\s+\+\s+\d+)\s*\)|\d\$\{?SLURM_JOB_?ID\}?"
+)
 
 
 def job_as_port(job: JobDescription) -> Iterator[Violation]:

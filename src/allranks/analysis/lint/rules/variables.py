@@ -46,7 +46,7 @@ def misspelled(job: JobDescription) -> Iterator[Violation]:
             or is_known_variable(name)
         ):
             continue
-        near = nearest_variable(name)
+        near = nearest_variable(name) or _other_order(name)
         if near:
             yield Violation(
                 item.offset, f"{name}: no library knows this variable; {near} was probably meant", cure=near
@@ -59,6 +59,14 @@ def misspelled(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 item.offset, f"{name}: neither NCCL nor a known plugin reads it", cure=cure, severity="note"
             )
+
+
+def _other_order(name: str) -> str | None:
+    """Return the switch whose words stand in another order: ``NCCL_DISABLE_IB``."""
+    head, *words = name.split("_")
+    if head != "NCCL" or "DISABLE" not in words:
+        return None
+    return next((known for known in SWITCHES if sorted(known.split("_")[1:]) == sorted(words)), None)
 
 
 USUAL = (
@@ -150,6 +158,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "NCCL_P2P_LEVEL": (LEVELS, "LOC, NVL, PIX, PXB, PHB or SYS"),
     "NCCL_NET_GDR_LEVEL": (LEVELS, "LOC, PIX, PXB, PHB or SYS"),
     "NCCL_DEBUG": ({"NONE", "VERSION", "WARN", "INFO", "ABORT", "TRACE", "ATTN"}, "VERSION, WARN, INFO or TRACE"),
+    "WANDB_MODE": ({"ONLINE", "OFFLINE", "DISABLED", "SHARED", "DRYRUN", "RUN"}, "online, offline or disabled"),
     "TORCH_DISTRIBUTED_DEBUG": ({"OFF", "INFO", "DETAIL"}, "OFF, INFO or DETAIL"),
 }
 SWITCHES = ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE")

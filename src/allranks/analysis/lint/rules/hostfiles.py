@@ -1,0 +1,131 @@
+"""Rules for lists of hosts: the files that deepspeed reads, and what its options choose of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.analysis.lint.command_options import Option, slurm_options
+from allranks.analysis.lint.job import JobDescription, LauncherCall
+from allranks.analysis.lint.records import ProgramCall, Violation
+
+HOSTFILE_WHY = "deepspeed reads lines of the form '<host> slots=<GPUs>' and stops at any other, or takes only the hosts that it understands."
+HOSTFILE_CURE = 'for host in $(scontrol show hostnames); do echo "$host slots=8"; done > hostfile.$SLURM_JOB_ID'
+WRITES = {"echo", "printf", "cat", "scontrol", "sed", "awk", "cp", "tee", "sort", "uniq", "head"}
+
+
+def _hostfile(launch: LauncherCall) -> Option | None:
+    return launch.option("hostfile", "H") if launch.kind == "deepspeed" else launch.option("deepspeed_hostfile")
+
+
+def _writers(job: JobDescription, name: str) -> list[tuple[ProgramCall, str]]:
+    """Return the commands that write a file, each with its operator."""
+    return [
+        (call, redirect.operator)
+        for call in job.calls
+        if not call.in_substitution
+        for redirect in call.redirects
+        if redirect.operator in (">", ">>") and redirect.target.strip("\"'") == name
+    ]
+
+
+def host_lines(job: JobDescription) -> Iterator[Violation]:
+    """Report a host file of deepspeed that the script writes in another form, or into which it writes ``\\n``."""
+    for launch in job.launches:
+        option = _hostfile(launch)
+        name = (option.value or "").strip("\"'") if option else ""
+        if not name or launch.option("no_ssh"):
+            continue
+        writers = _writers(job, name)
+        for call, _ in writers:
+            words = [a.text for a in call.args]
+            joined = next((a for a in call.args if re.search(r"\S\\n\S", a.text)), None)
+            if call.program == "echo" and joined and not any(re.fullmatch(r"-\w*e\w*", w) for w in words[:2]):
+                if re.match(r"#!\s*\S*(?:/|env\s+)bash\b", job.lines.line(1)):
+                    text = f"echo writes \\n as two characters: {name} has one line"
+                    yield Violation(call.offset, text, cure="echo -e, or printf")
+                    return
+        form = re.compile(r"slots=")
+        if writers and not form.search(job.text) and all(c.program in WRITES for c, _ in writers):
+            text = f"{name} has no slots=<GPUs>, without which deepspeed does not read it"
+            yield Violation(writers[0][0].offset, text)
+            return
+        hosts = [(c, o) for c, o in writers if c.in_loop and c.program in ("echo", "printf")]
+        if hosts and hosts[0][1] == ">" and not hosts[0][0].in_function:
+            text = f"each run of the loop truncates {name}: only the last host is left"
+            yield Violation(hosts[0][0].offset, text, cure=f"done > {name}, or >> after : > {name}")
+            return
+        first = writers[0] if writers else None
+        if first and first[1] == ">>" and re.fullmatch(r"[\w./~-]+", name) and not _emptied(job, name, first[0]):
+            text = f"{name} is never emptied: the next run adds its hosts to those of this one"
+            yield Violation(
+                first[0].offset, text, why=GROWS_WHY, cure=f"rm -f {name} first, or a name with the job's id"
+            )
+            return
+
+
+GROWS_WHY = "deepspeed refuses a host that stands in the file twice, and tries to reach hosts of earlier jobs."
+
+
+def _emptied(job: JobDescription, name: str, before: ProgramCall) -> bool:
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        if call.program in ("rm", "truncate", "mktemp", "unlink", "mv") and any(
+            w == name or w.endswith("*") or name.startswith(w.rstrip("/") + "/") for w in words
+        ):
+            return True
+        if call.offset < before.offset and any(
+            r.operator == ">" and r.target.strip("\"'") == name for r in call.redirects
+        ):
+            return True
+    return re.search(r"(?m)^\s*:?\s*>\s*[\"']?" + re.escape(name), job.text) is not None or "/tmp/" in name
+
+
+INCLUDE_WHY = "deepspeed stops: it wants host1:0,1@host2:0,1, with @ between the hosts."
+
+
+def include_form(job: JobDescription) -> Iterator[Violation]:
+    """Report ``--include`` and ``--exclude`` whose hosts are separated by commas or blanks."""
+    for launch in job.launches:
+        option = launch.option("include", "i", "exclude", "e") if launch.kind == "deepspeed" else None
+        value = (option.value or "").strip("\"'") if option else ""
+        parts = value.split("@")
+        if option and any(p.count(":") > 1 for p in parts) and not re.search(r"[\[\]$]", value):
+            name = option.arg.text.partition("=")[0]
+            yield Violation(
+                option.arg.offset,
+                f"{name} {value}: the hosts are not separated by @",
+                why=INCLUDE_WHY,
+                cure=re.sub(r"[,; ]+(?=[A-Za-z])", "@", value),
+            )
+
+
+TWICE_WHY = "deepspeed itself starts the ranks of all hosts: started on each of them, it starts every rank as often as there are nodes."
+TWICE_CURE = "deepspeed without srun, with a host file; or srun torchrun; or --no_ssh --node_rank=$SLURM_NODEID"
+
+
+def on_every_node(job: JobDescription) -> Iterator[Violation]:
+    """Report a deepspeed that starts the ranks of all nodes itself, and that srun starts on each of them."""
+    for launch in job.launches:
+        if launch.kind != "deepspeed" or launch.srun is None or launch.open_ended or launch.open_srun:
+            continue
+        if (
+            launch.option("hostfile", "H") is None
+            or launch.option("no_ssh", "node_rank")
+            or launch.srun.in_loop
+            or launch.srun.in_function
+            or launch.srun.after == "&"
+        ):
+            continue
+        nodes, own = job.srun_nodes(launch.srun), slurm_options(launch.srun)
+        total = own.get("ntasks")
+        if not nodes or nodes < 2 or own.keys() & {"nodelist", "relative"} or (total and total.value == "1"):
+            continue
+        if (job.tasks_per_node(launch.srun) or 1) > 1 or re.search(
+            r"SLURM_(?:NODEID|PROCID)", job.line_of(launch.call.offset)
+        ):
+            continue
+        yield Violation(
+            launch.srun.offset, f"srun starts deepspeed on all {nodes} nodes", why=TWICE_WHY, cure=TWICE_CURE
+        )
+        return
