@@ -26,6 +26,7 @@ from tests.lint.placement_cases import PLACEMENT
 from tests.lint.progress_cases import PROGRESS_CASES
 from tests.lint.shell_cases import SHELL_CASES
 from tests.lint.step_cases import STEP_CASES
+from tests.lint.submission_cases import SUBMISSION_CASES
 from tests.lint.subshell_cases import SUBSHELL_CASES
 from tests.lint.taken_cases import TAKEN_CASES
 
@@ -43,6 +44,7 @@ CASES = [
     *COUNT_CASES,
     *REQUEST_CASES,
     *VISIBLE_CASES,
+    *SUBMISSION_CASES,
     *SUBSHELL_CASES,
     *CONDITION_CASES,
     *TAKEN_CASES,

@@ -29,6 +29,7 @@ from allranks.analysis.lint.rules import (
     sizes,
     steps,
     storage,
+    submissions,
     subshells,
     tasks,
     unset_variables,
@@ -82,6 +83,7 @@ UNSET_VARIABLE = _all(
     unset_variables.other_names,
     lines.empty_value,
     unset_variables.other_case,
+    submissions.submitted_text,
 )
 TEST_SYNTAX = _all(shell.brackets, conditions.conditions, shell.unset_value, shell.colon_assignment)
 MISTYPED_COMMAND = _all(commands.mistyped, commands.misspelt_commands, options.misspelt_subcommands)
@@ -111,20 +113,27 @@ BROKEN_LINE = _all(
     lines.cut_commands,
     lines.hydra_arguments,
     lines.swallowed_by,
+    lines.no_assignments,
 )
 FIXED_NAME_IN_TMP = _all(storage.fixed, storage.lone_dollar)
 OUTPUT_FOLDER = _all(directives.output, directives.log_in_root)
-SCRIPT_FOLDER = _all(directives.script_folder, directives.own_folder)
-CONTAINER_SHELL_ENDED = _all(environments.container_ended, environments.activated_elsewhere)
+SCRIPT_FOLDER = _all(directives.script_folder, directives.own_folder, directives.in_home)
+CONTAINER_SHELL_ENDED = _all(environments.container_ended, environments.activated_elsewhere, environments.deactivated)
 EXIT_CODE_LOST = _all(exit_codes.exit_code, exit_codes.piped_inside, exit_codes.echoed_failure, exit_codes.piped_script)
-BACKGROUND_NOT_AWAITED = _all(waiting.background, waiting.scripts_in_background)
+BACKGROUND_NOT_AWAITED = _all(waiting.background, waiting.scripts_in_background, waiting.waits_for_last)
 OPTION_TWICE = _all(requests.twice, requests.settings_twice)
 EXPANDED_TOO_EARLY = _all(dataflow.early, dataflow.submitted_too_early)
 NO_SHEBANG = _all(directives.shebang, directives.interpreter)
 SECRET_IN_SCRIPT = _all(secrets.secret, secrets.more_secrets)
 VARIABLE_NOT_EXPANDED = _all(quoting.not_expanded, quoting.quoted_setting, quoting.quoted_name)
-VALUE_SPLIT = _all(commands.value_split, lines.blank_value)
-NEVER_EXPANDED = _all(quoting.literal, lines.no_dollar_option, quoting.names_as_text)
+VALUE_SPLIT = _all(commands.value_split, lines.blank_value, lines.split_mounts)
+NEVER_EXPANDED = _all(
+    quoting.literal,
+    lines.no_dollar_option,
+    quoting.names_as_text,
+    quoting.literal_documents,
+    quoting.echoed_newlines,
+)
 ASKS_FOR_ANSWER = _all(environments.asks, environments.asks_more)
 NODE_COUNT = _all(tasks.count, counts.group_of_one)
 MISSING_COLON = _all(commands.missing_colon, commands.semicolon)
@@ -302,6 +311,8 @@ RULES: tuple[LintRule, ...] = (
     LintRule("out-of-place", "error", OUT_OF_PLACE, conditions.PLACE_WHY, "", "bash manual, functions, exec and return"),
     LintRule("unknown-option", "error", options.unknown_option, options.UNKNOWN_OPTION_WHY, "", "pip and conda reference; " + SLURM),
     LintRule("other-shell", "warning", shell.other_shell, shell.SH_WHY, "#!/bin/bash", "zsh manual, options; dash manual"),
+    LintRule("dependency", "warning", submissions.dependency, submissions.DEPENDENCY_WHY, submissions.DEPENDENCY_CURE, "sbatch manual"),
+    LintRule("option-of-program", "warning", submissions.late_options, submissions.LATE_WHY, "", SLURM),
     # Files
     LintRule("path-in-front", "error", commands.path_in_front, commands.PATH_WHY, "", SLURM + "; bash manual, shell variables"),
     LintRule("overwritten-output", "warning", OVERWRITTEN_OUTPUT, subshells.OVER_WHY, "", "bash manual, redirections"),

@@ -340,17 +340,39 @@ def _is_bash(job: JobDescription) -> bool:
 def _unused(job: JobDescription, found: re.Match[str], words: list[str]) -> Iterator[Violation]:
     name = found[1]
     literal = len(words) > 1 and all(re.fullmatch(r"[\w.+/-]+", w) for w in words) and len(set(words)) == len(words)
-    if not literal or COUNTERS.fullmatch(name) or _mentions(job.text[found.end() :], name):
+    files = len(words) == 1 and re.search(r"\*", words[0]) is not None
+    if not (literal or files) or COUNTERS.fullmatch(name):
         return
     end = re.compile(r"(?m)^[ \t]*done\b").search(job.text, found.end())
     if end is None or re.search(r"(?m)^[ \t]*(?:for|while|until)\b", job.text[found.end() : end.start()]):
         return
+    if _mentions(job.text[found.end() :], name) and not _only_for_logs(job, name, found.end(), end.start()):
+        return
     inside = [c for c in job.work if found.end() < c.offset < end.start()]
-    whole = [c for c in job.calls if found.end() < c.offset < end.start() and c.in_loop]
-    if inside and all(c in inside or c.program in ("echo", "date", "printf") or c.under for c in whole):
+    whole = [c for c in job.calls if found.end() < c.offset < end.start() and c.in_loop and not c.in_substitution]
+    if inside and all(c in inside or c.program in PRINTS or c.under for c in whole):
         yield Violation(
-            found.start(1), f"nothing in the loop uses ${name}", why=SAME_WHY, cure=f"pass ${name} to the program"
+            found.start(1), f"no program in the loop gets ${name}", why=SAME_WHY, cure=f"pass ${name} to the program"
         )
+
+
+PRINTS = {"echo", "date", "printf", "sleep", "tee", "mkdir"}
+
+
+def _only_for_logs(job: JobDescription, name: str, start: int, end: int) -> bool:
+    """Return whether the loop uses its variable, and what it sets from it, for messages and names of logs only."""
+    names, values = {name}, [a for a in job.assignments if start < a.offset < end]
+    for item in values:
+        if any(re.search(rf"\$\{{?{n}\b", item.value) for n in names):
+            if item.exported or item.name.isupper():
+                return False
+            names.add(item.name)
+    inside = [u for u in job.uses if u.name in names and u.offset > start]
+    if not inside or any(u.offset > end for u in inside) or any(n in job.reading.exported for n in names):
+        return False
+    if re.search(r"(?m)^[^#\n]*(?:\bif\b|\[|\bcase\b|\bcontinue\b|\bexport\b|\beval\b)", job.text[start:end]):
+        return False
+    return all(u.in_redirect or u.program in PRINTS | {"=", "basename", "dirname", "cut", "awk", "sed"} for u in inside)
 
 
 def _mentions(text: str, name: str) -> bool:

@@ -153,7 +153,7 @@ TOO_EARLY_WHY = "The end of the here-document is not quoted, so the shell that s
 
 def submitted_too_early(job: JobDescription) -> Iterator[Violation]:
     """Report variables of the job that are expanded when its script is written, before it is submitted."""
-    if job.kind != "script" or job.is_job or not job.submits:
+    if job.kind != "script" or job.is_job:
         return
     bodies = [b for b in job.reading.submitted if len(b.at)]
     bodies += [b for b in job.reading.files.values() if len(b.at) and "#SBATCH" in b.text]

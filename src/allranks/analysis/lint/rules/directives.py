@@ -119,6 +119,13 @@ def unread(job: JobDescription) -> Iterator[Violation]:
                 severity="note" if job.is_batch else "warning",
             )
     yield from _misspelled(job)
+    for call in job.calls:
+        if call.written == "SBATCH" and call.args and call.args[0].text.startswith("-") and not call.under:
+            yield Violation(
+                call.offset,
+                "SBATCH without # is a command: the option is not read",
+                cure="#SBATCH at the start of the line",
+            )
 
 
 def _changes_nothing(line: str) -> bool:
@@ -408,6 +415,41 @@ def _end(job: JobDescription, item: Assignment) -> int:
     """Return the end of the line of an assignment."""
     end = job.text.find("\n", item.offset)
     return end if end >= 0 else len(job.text)
+
+
+HOME_WHY = "PBS starts the script in the home folder, not in the folder of qsub, unless the site has changed this."
+
+
+def in_home(job: JobDescription) -> Iterator[Violation]:
+    """Report a program without a folder in a job of PBS that never changes its folder."""
+    if (
+        job.pbs is None
+        or job.is_batch
+        or re.search(r"PBS_O_WORKDIR|PBS_O_INITDIR|(?m:^#PBS\s.*(?:-[dw]\s|\bwd\b|sandbox))", job.text)
+    ):
+        return
+    moves = any(
+        c.program in ("cd", "pushd", "source", ".", "eval", "exec", "qsub") and not c.in_substitution for c in job.calls
+    )
+    inside = any(a.text in ("--pwd", "-w", "--workdir", "-wdir", "--wdir") for c in job.calls for a in c.args)
+    if moves or inside or job.submits or job.placeholders:
+        return
+    for call in job.work_calls:
+        name = next((a.text for a in call.args if a.text.endswith(".py")), "")
+        if (
+            name
+            and re.match(r"(?:\./|\.\./|[A-Za-z])[\w./-]*\Z", name)
+            and not call.in_function
+            and not call.in_substitution
+        ):
+            yield Violation(
+                call.offset,
+                f"{name} is looked for in the home folder",
+                why=HOME_WHY,
+                cure="cd $PBS_O_WORKDIR above it",
+                severity="note",
+            )
+            return
 
 
 OWN_FOLDER = re.compile(r"(?:^|[\s=\"'(])(\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\})")

@@ -26,7 +26,7 @@ ANSWER_CURE = "add -y"
 # Modules that bring conda, and those of which it is not known.
 WITHOUT_CONDA = re.compile(
     r"(?:^|/)(?:cuda|gcc|gnu|nccl|openmpi|mpich|impi|cudnn|cmake|git|singularity|apptainer|rocm|intel|nvhpc|nvidia|java|ninja|ffmpeg|slurm|openblas|"
-    r"hdf5|tensorrt|gdal|llvm|boost|eth_proxy|httpproxy|purge)\b",
+    r"hdf5|tensorrt|gdal|llvm|boost|eth_proxy|httpproxy|purge|cudatoolkit|cray-(?!python)\w+|craype\S*|PrgEnv-\w+|ucx|fftw|mkl|libfabric)\b",
     re.IGNORECASE,
 )
 OWN_PYTHON = re.compile(
@@ -100,6 +100,32 @@ def module_after(job: JobDescription) -> Iterator[Violation]:
             replaces = active.program in ("conda", "mamba", "micromamba") and FRAMEWORK.search(loaded[1])
             yield Violation(loaded[0].offset, text, severity=None if replaces else "note")
             return
+
+
+OFF_WHY = "It switches the environment off again: the programs below run with another Python."
+
+
+def deactivated(job: JobDescription) -> Iterator[Violation]:
+    """Report an environment that the script switches off between its activation and its only work."""
+    events = [c for c in job.calls if not (c.under or c.in_function or c.in_substitution or c.branch or c.in_loop)]
+    active: ProgramCall | None = None
+    off: ProgramCall | None = None
+    works = {w.offset for w in job.work}
+    for call in events:
+        words = [a.text for a in call.args]
+        if call.offset in works:
+            if off is not None and _uses_python(
+                next((c for c in job.work_calls if c.starter.offset == call.offset), call)
+            ):
+                yield Violation(off.offset, f"the environment of line {job.lines.place(active.offset)[0] if active else 0} is off here", why=OFF_WHY,
+                                cure="deactivate behind the last program")  # fmt: skip
+            return
+        if _activates(call.program, words) or (call.program in ("source", ".") and active and off):
+            active, off = call, None
+        elif call.program == "deactivate" or (call.program in ("conda", "mamba") and words[:1] == ["deactivate"]):
+            off = call if active is not None else None
+        elif call.program not in ("echo", "module", "ml", "export", "cd", "date", "which", "conda", "set"):
+            active = None
 
 
 def _activates(program: str, words: list[str]) -> bool:
@@ -530,6 +556,9 @@ def no_command(job: JobDescription) -> Iterator[Violation]:
     for index, call in enumerate(job.calls):
         if call.program != "srun" or call.in_substitution or not job.is_batch or "multi-prog" in slurm_options(call):
             continue
+        if _is_shell_only(job, call):
+            yield Violation(call.offset, "srun starts a shell without a script or a terminal, which ends at once")
+            continue
         if any(call in c.under for c in job.calls[index + 1 :]) or call.redirects or call.before in ("|", "|&"):
             continue
         if not call.args or _has_other_words(call) or slurm_options(call).keys() & ASKING:
@@ -538,6 +567,14 @@ def no_command(job: JobDescription) -> Iterator[Violation]:
         line = job.lines.place(call.args[-1].offset)[0]
         told = f": {follows.written} in the next line runs without it" if follows and _next(job, line, follows) else ""
         yield Violation(call.offset, f"srun has no command{told}")
+
+
+def _is_shell_only(job: JobDescription, call: ProgramCall) -> bool:
+    """Return whether srun's command is a shell without arguments and input, above work of the job."""
+    inner = [c for c in job.calls if c.under and c.under[-1].offset == call.offset]
+    alone = len(inner) == 1 and inner[0].program in SHELLS and not inner[0].args and not inner[0].redirects
+    piped = call.before in ("|", "|&") or call.redirects or any(a.text == "--pty" for a in call.args)
+    return alone and not piped and any(w.offset > inner[0].offset for w in job.work)
 
 
 def _next(job: JobDescription, line: int, call: ProgramCall) -> bool:

@@ -133,6 +133,7 @@ def _ignored(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:
 ERROR_TEXT = re.compile(
     r"(?i)\berror\b|\bfail|\bmissing\b|not found|\bno \w+ (?:assigned|found|available)|\bexiting\b|usage:|cannot|could not|abort"
 )
+ASKED_FOR_HELP = re.compile(r"[\"'\s(|](?:-h|--help|-\?|help)[\"'\s)|]")
 ZERO_WHY = "Slurm and the shell take exit code 0 for success: the job is COMPLETED, and dependent jobs start."
 
 
@@ -141,7 +142,8 @@ def exit_zero(job: JobDescription) -> Iterator[Violation]:
     for before, call in pairwise(c for c in job.calls if not c.in_substitution):
         zero = re.match(r"exit[ \t]+0\b", job.text[call.offset :]) and call.branch
         if zero and before.program in ("echo", "printf") and ERROR_TEXT.search(" ".join(a.text for a in before.args)):
-            if before.branch == call.branch:
+            asked = ASKED_FOR_HELP.search(job.text[max(0, before.offset - 200) : before.offset])
+            if before.branch == call.branch and not asked:
                 yield Violation(call.offset, "exit 0 after an error message reports success", cure="exit 1")
 
 

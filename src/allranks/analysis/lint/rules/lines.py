@@ -253,6 +253,67 @@ def hydra_arguments(job: JobDescription) -> Iterator[Violation]:
             return
 
 
+NO_NAME = re.compile(r"[+~]{0,2}([A-Za-z_]\w*(?:[.@/-]\w+)+|[A-Za-z_]\w*(?<=\w)(?:[.@/-]\w+)*)(\+?=)")
+NO_NAME_WHY = "A name has letters, digits and _ only: the shell looks for a program that is called like the whole word."
+
+
+def no_assignments(job: JobDescription) -> Iterator[Violation]:
+    """Report ``model.size=3`` and ``data-dir=/x`` where a command begins: the rest of the command above, or no name of a variable."""
+    if job.kind != "script":
+        return
+    before = 0
+    for call in job.calls:
+        found = NO_NAME.match(call.written)
+        if found is None or call.in_substitution or call.prefix or "$" in call.written[: found.end()]:
+            continue
+        if re.fullmatch(r"[A-Za-z_]\w*", found[1]) and call.written[:1] not in "+~":
+            continue
+        line, column = job.lines.place(call.offset)
+        if job.lines.line(line)[: column - 1].strip() or line == before + 1:
+            before = line if line == before + 1 else before
+            continue  # it stands behind a word, or belongs to the line above, which is reported
+        before = line
+        above = job.lines.line(line - 1) if line > 1 else ""
+        commands = {job.lines.place(c.starter.offset)[0] for c in job.work_calls}
+        cut = line > 1 and bool(above.strip()) and _start_of(job, line - 1) in commands
+        head = "no backslash at the end of the line: " if cut else ""
+        start = job.lines.start(line - 1) + len(above) - len(above.lstrip()) if cut else call.offset
+        text = f"{head}'{call.written[:40]}'{f' in line {line}' if cut else ''} runs as a command of its own"
+        yield Violation(
+            start, text, why=CUT_WHY if cut else NO_NAME_WHY, cure=CUT_CURE if cut else "a name with _ instead"
+        )
+
+
+MOUNT = re.compile(r"(?:/|\$\{?\w+\}?)[^\s:,]*:/[^\s:,]*(?::\w+)?(?:,\S*)?\Z")
+MOUNT_OPTIONS = re.compile(r"(?:--container-mounts|--bind|-B|--mount)(?:=|\Z)")
+
+
+def split_mounts(job: JobDescription) -> Iterator[Violation]:
+    """Report a list of mounts that a blank cuts: its second part is taken for the program or the image."""
+    if job.kind != "script":
+        return
+    for call in job.calls:
+        for index, (arg, following) in enumerate(call.pairs()):
+            option = MOUNT_OPTIONS.match(arg.text)
+            rest = call.args[index + 2 :] if option and not option[0].endswith("=") else call.args[index + 1 :]
+            value = arg if option and option[0].endswith("=") else following
+            if option is None or value is None or value.quoted:
+                continue
+            second = rest[0].text if rest else _program_behind(job, call)
+            mounts = value.text[option.end() :] if value is arg else value.text
+            if MOUNT.match(mounts.rstrip(",")) and second and (MOUNT.match(second) or value.text.endswith(",")):
+                text = f"the list of mounts ends at the blank: {second[:40]} is taken for the {'program' if 'container' in arg.text else 'image'}"
+                yield Violation(
+                    value.offset, text, why="The blank ends the option's value.", cure="no blanks in the list"
+                )
+                return
+
+
+def _program_behind(job: JobDescription, call: ProgramCall) -> str:
+    """Return the program that a command starts."""
+    return next((c.written for c in job.calls if c.under and c.under[-1].offset == call.offset), "")
+
+
 # --------------------------------------------------------------------------- a blank behind =
 
 EXPORT_BLANK = re.compile(

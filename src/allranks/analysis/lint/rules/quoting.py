@@ -444,3 +444,59 @@ def names_as_text(job: JobDescription) -> Iterator[Violation]:
                     why="$(...) is the output of a command, ${...} the value of a variable.",
                     cure=f"${{{call.written}}}",
                 )
+
+
+# ----------------------------------------------------------------------- texts written into files
+
+NEWLINE_WHY = "echo of bash writes \\n as it is, unless it is called with -e: the file has one line, and its reader finds one host, or none."
+SOURCE_OR_LOG = re.compile(r"(?i)\.(?:py|c|cpp|tex|R|m|json|out|err)\Z|log|/dev/")
+FOR_EXPANSION = re.compile(r"\b(?:envsubst|eval|sed|perl|jinja2?|gomplate|m4)\b|\bsource\s|^\s*\.\s", re.MULTILINE)
+DATA_DOCUMENT = re.compile(r"(?m)^[ \t]*(?:cat|tee)\b[^\n]*<<-?[ \t]*(?:'(\w+)'|\"(\w+)\"|\\(\w+))[^\n]*\n")
+DATA_NAME = re.compile(
+    r"(?:>|\btee\b)[ \t]*[\"']?[^\s\"'|;&]*(?:\.(?:ya?ml|json|ini|toml|cfg|conf|txt|hosts?)|host_?file|hosts)[\"']?(?:\s|\Z)"
+)
+DATA_VALUE = re.compile(
+    r"\$\{?(?:SLURM|MASTER|WORLD|PBS|NNODES|NODE|NPROC|HEAD|GPUS|NUM|RANK|HOME|USER|PWD)\w*\}?|\$\(\w"
+)
+
+
+def echoed_newlines(job: JobDescription) -> Iterator[Violation]:
+    """Report ``echo "a\\nb" > file`` without ``-e`` in a script of bash."""
+    if not re.match(r"#!.*\bbash\b", job.lines.line(1)) or re.search(r"\bxpg_echo\b", job.text):
+        return
+    for call in job.calls:
+        if call.program != "echo" or call.in_substitution or not call.args or call.after in ("|", "|&"):
+            continue
+        if re.fullmatch(r"-[neE]*e[neE]*", call.args[0].text) or not any(
+            r.operator in (">", ">>") for r in call.redirects
+        ):
+            continue
+        end = job.text.find("\n", call.offset)
+        written = re.sub(r"`[^`]*`|\$\([^)]*\)", "", job.text[call.offset : end if end >= 0 else len(job.text)])
+        if re.search(r"echo[^|;]*\becho\b|\bprintf\b|\bprint\(", written):
+            continue  # a line of a program
+        if not re.search(r"[^\\\s]\\n[^\"'\\\s]", written) or any(
+            SOURCE_OR_LOG.search(r.target) for r in call.redirects
+        ):
+            continue
+        yield Violation(call.offset, "echo without -e writes \\n as two characters", why=NEWLINE_WHY, cure="printf, or echo -e",
+                        severity="warning")  # fmt: skip
+        return
+
+
+def literal_documents(job: JobDescription) -> Iterator[Violation]:
+    """Report a file of data with names of variables in it, which a quoted here-document writes."""
+    if job.kind != "script" or FOR_EXPANSION.search(job.text):
+        return
+    for found in DATA_DOCUMENT.finditer(job.text):
+        head = found[0].strip()
+        mark = found[1] or found[2] or found[3]
+        end = re.compile(rf"(?m)^[ \t]*{mark}[ \t]*$").search(job.text, found.end())
+        if end is None or job.in_comment(found.start()) or not DATA_NAME.search(head):
+            continue
+        value = DATA_VALUE.search(job.text, found.end(), end.start())
+        if value and "```" not in job.text[found.end() : end.start()]:
+            text = f"the file gets the text {value[0]}: the here-document's mark is quoted"
+            yield Violation(value.start(), text, why="A quoted mark, <<'EOF', turns off the expansion of the whole text, and no reader of data expands it.",
+                            cure=f"<<{mark} without quotes")  # fmt: skip
+            return

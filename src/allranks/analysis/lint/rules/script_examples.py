@@ -291,6 +291,16 @@ SCRIPT_EXAMPLES: dict[str, RuleExample] = {
         "#!/bin/zsh\npython train.py --tag run[base]",
         "#!/bin/zsh\npython train.py --tag 'run[base]'",
     ),
+    "dependency": RuleExample(
+        "`sbatch: error: Job dependency problem`: the second job is not submitted.",
+        "ID=$(sbatch prepare.sbatch)\nsbatch --dependency=afterok:$ID train.sbatch",
+        "ID=$(sbatch --parsable prepare.sbatch)\nsbatch --dependency=afterok:$ID train.sbatch",
+    ),
+    "option-of-program": RuleExample(
+        "The job runs with the resources that its `#SBATCH` lines request; or the program stops with `unrecognized arguments`.",
+        "sbatch train.sbatch --gres=gpu:4",
+        "sbatch --gres=gpu:4 train.sbatch",
+    ),
     # Files
     "path-in-front": RuleExample(
         "`cd: ..//home/me/run: No such file or directory`; the script goes on in another folder.",

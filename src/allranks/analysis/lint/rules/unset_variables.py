@@ -185,9 +185,18 @@ def _glued(job: JobDescription) -> Iterator[tuple[str, Violation]]:
         if shorter != use.name and known:
             text = f"${use.name} is never set; ${{{shorter}}} followed by _ was probably meant"
             yield use.name, Violation(use.offset, text, cure=f"${{{shorter}}}_")
+        elif (start := _start_of_name(job, use.name)) is not None:
+            text = f"${use.name} is never set; ${{{start}}} followed by {use.name[len(start) :]} was probably meant"
+            yield use.name, Violation(use.offset, text, cure=f"${{{start}}}{use.name[len(start) :]}")
         elif use.name in LOWER_CASE:
             text = f"${use.name} is never set; ${use.name.upper()} was probably meant"
             yield use.name, Violation(use.offset, text, cure=f"${use.name.upper()}")
+
+
+def _start_of_name(job: JobDescription, name: str) -> str | None:
+    """Return the variable of Slurm that takes in a lower-case word behind it: ``$SLURM_JOB_ID_seed``."""
+    found = re.fullmatch(r"(SLURM_[A-Z_]*[A-Z])_[a-z]\w*", name)
+    return found[1] if found and found[1] in SLURM_NAMES and not job.has(name) else None
 
 
 def _no_dollar(job: JobDescription) -> Iterator[tuple[str, Violation]]:
@@ -407,7 +416,8 @@ def no_slurm_name(job: JobDescription) -> Iterator[Violation]:
 
 
 OTHER_SYSTEM = re.compile(
-    r"PBS_(?:NODEFILE|O_WORKDIR|JOBID|JOBNAME|ARRAY_INDEX|ARRAYID|NP)|LSB_(?:HOSTS|JOBID|DJOB_HOSTFILE|JOBINDEX)|COBALT_\w+"
+    r"PBS_(?:NODEFILE|O_WORKDIR|JOBID|JOBNAME|ARRAY_INDEX|ARRAYID|NP)|LSB_(?:HOSTS|JOBID|DJOB_HOSTFILE|JOBINDEX)|COBALT_\w+|SGE_TASK_ID|"
+    r"PE_HOSTFILE"
 )
 OTHER_CASE_WHY = "Names of variables are case-sensitive: the other one is empty."
 
@@ -436,6 +446,12 @@ def other_names(job: JobDescription) -> Iterator[Violation]:
                 use.offset,
                 f"${name} is never set: it is a variable of another batch system, and this is a job of Slurm",
             )
+        elif _is_foreign(job, name):
+            said.add(name)
+            yield Violation(
+                use.offset,
+                f"${name} is never set: it is a variable of Slurm, and this is a job of another batch system",
+            )
         elif (
             not job.placeholders
             and (other := by_case.get(name.lower()))
@@ -447,6 +463,12 @@ def other_names(job: JobDescription) -> Iterator[Violation]:
                 said.add(name)
                 text = f"${name} is never set; {other}, which nothing uses, was probably meant"
                 yield Violation(use.offset, text, why=OTHER_CASE_WHY, cure=f"${other}")
+
+
+def _is_foreign(job: JobDescription, name: str) -> bool:
+    """Return whether a job of PBS or LSF that knows nothing of Slurm uses one of Slurm's variables."""
+    other = (job.pbs or job.hosts) and not job.is_batch and not job.sources_files
+    return bool(other) and name in SLURM_NAMES and not re.search(r"#SBATCH|\b(?:srun|sbatch|scontrol)\b", job.text)
 
 
 OWN_VALUE = r"=(\"?)\$(?:{name}\b|\{{{name}\}})\1[ \t]*(?:[;#].*)?$"

@@ -195,6 +195,26 @@ def background(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
+LAST_ONLY = re.compile(r"\$!|\$\{!\}")
+LAST_WHY = "$! is the last one: when it has ended, the script ends, and with it the others."
+
+
+def waits_for_last(job: JobDescription) -> Iterator[Violation]:
+    """Report ``wait $!`` behind several programs in the background, as the only wait."""
+    if not job.is_job:
+        return
+    waits = [c for c in job.calls if c.program == "wait" and not c.under]
+    behind = [w for w in job.work if w.after == "&" and not w.in_function]
+    if len(waits) != 1 or [a.text for a in waits[0].args] not in (["$!"], ["${!}"]) or waits[0].in_loop:
+        return
+    kept = [m for m in LAST_ONLY.finditer(job.text) if not job.in_comment(m.start())]
+    several = len([w for w in behind if w.offset < waits[0].offset]) > 1 or any(w.in_loop for w in behind)
+    later = any(w.offset > waits[0].offset for w in job.work)
+    if len(kept) == 1 and several and not later:
+        text = "wait $! waits for the last of the background programs only"
+        yield Violation(waits[0].offset, text, why=LAST_WHY, cure="wait, or wait for each process id")
+
+
 def _is_watched(job: JobDescription, outer: ProgramCall) -> bool:
     """Return whether the script keeps the process id, and asks later for the process, or ends it."""
     after = job.text[outer.offset :]
@@ -250,10 +270,28 @@ def scripts_in_background(job: JobDescription) -> Iterator[Violation]:
         last.program == "tmux" and words[:1] in (["new"], ["new-session"]) and any(DETACHED.fullmatch(w) for w in words)
     ):
         yield Violation(last.offset, "tmux runs in the background, and the script ends")
+    elif last.program in ("docker", "podman") and words[:1] == ["run"] and _is_detached(words[1:]):
+        why = "The container belongs to docker's own service, not to the job: the job ends, and the program goes on without its GPUs' reservation."
+        yield Violation(
+            last.offset, f"{last.program} run -d returns at once, and the script ends", why=why, cure="remove -d"
+        )
     elif last.program == "screen" and any(re.fullmatch(r"-\w*d\w*m\w*", w) for w in words):
         yield Violation(last.offset, "screen runs in the background, and the script ends")
     else:
         yield from _group_in_background(job, last)
+
+
+WITHOUT_VALUE = re.compile(r"--(?:rm|init|privileged|tty|interactive|read-only|\S+=\S*)|-[itqP]+")
+
+
+def _is_detached(words: list[str]) -> bool:
+    """Return whether ``-d`` stands among the options of ``docker run``, in front of the image."""
+    index = 0
+    while index < len(words) and words[index].startswith("-"):
+        if words[index] in ("--detach", "--detach=true") or re.fullmatch(r"-[itqP]*d[itqP]*", words[index]):
+            return True
+        index += 1 if WITHOUT_VALUE.fullmatch(words[index]) else 2
+    return False
 
 
 GROUP_END = re.compile(

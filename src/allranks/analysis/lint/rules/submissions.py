@@ -1,0 +1,167 @@
+"""Rules for what a script submits: dependencies between jobs, options behind the script, and batch scripts in here-documents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON, slurm_option, srun_end
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.records import ProgramCall, Violation
+
+# -------------------------------------------------------------------------------------- dependencies
+
+DEPENDENCY_WHY = "sbatch prints 'Submitted batch job 123' and not the number alone: the dependency is refused, and the second job is not submitted."
+DEPENDENCY_CURE = "ID=$(sbatch --parsable ...)"
+CONDITION = r"(?:after(?:any|ok|notok|corr|burstbuffer)?|expand)"
+SYNTAX_WHY = "sbatch refuses it with 'Job dependency problem', and does not submit the job."
+SUBMITS = re.compile(r"[\"']?(?:\$\(|`)\s*sbatch\s")
+
+
+def dependency(job: JobDescription) -> Iterator[Violation]:
+    """Report ``--dependency`` on the whole message of sbatch, on a variable that nothing sets, and without a colon."""
+    if job.kind != "script":
+        return
+    for call in job.calls:
+        if call.program != "sbatch":
+            continue
+        for arg, following in call.pairs():
+            name, value, follows = slurm_option(arg.text)
+            if not arg.text.startswith("-") or name != "dependency":
+                continue
+            text = value if value is not None else following.text if follows and following else ""
+            wrong = re.match(rf"{CONDITION}=(.*)", text)
+            if wrong:
+                yield Violation(
+                    arg.offset,
+                    f"--dependency {text[:40]}: a colon stands between the condition and the job's number",
+                    why=SYNTAX_WHY,
+                    cure="--dependency=afterok:$ID",
+                )
+            else:
+                yield from _message_as_id(job, call, arg.offset)
+
+
+def _message_as_id(job: JobDescription, call: ProgramCall, offset: int) -> Iterator[Violation]:
+    end = job.text.find("\n", offset)
+    for use in job.uses:
+        if not offset <= use.offset < (end if end >= 0 else len(job.text)) or use.operator:
+            continue
+        if not re.match(
+            rf"(?:.*[=:\s\"'])?{CONDITION}:[^\n]*\Z", job.text[offset : use.offset].rstrip("{").rstrip("$")
+        ):
+            continue
+        before = [a for a in job.by_name.get(use.name, ()) if a.offset < use.offset]
+        if not before or use.name in job.reading.named:
+            continue
+        written = before[-1].value
+        whole = SUBMITS.match(written)
+        if whole and not re.search(r"--parsable|\||--wrap|<<<|##|awk|grep|cut|\$\{", written):
+            text = f"${use.name} is the whole message of sbatch, not the job's number"
+            yield Violation(offset, text)
+            return
+
+
+# ------------------------------------------------------------------------- options behind the script
+
+LATE_WHY = "sbatch and srun read options only in front of the script or program: these are arguments of it, and nothing of them is requested."
+OF_SLURM = {
+    "gres", "array", "dependency", "cpus-per-task", "gpus-per-task", "gpus-per-node", "cpus-per-gpu", "ntasks-per-node", "mem-per-cpu",
+    "mem-per-gpu", "mail-type", "mail-user", "kill-on-bad-exit", "exclusive", "nodelist", "open-mode", "requeue", "constraint", "partition", "qos",
+}  # fmt: skip
+OF_PROGRAMS = {"exclusive", "constraint", "partition", "qos", "array"}
+"""Other programs have these options too: they count only besides another one."""
+BATCH_SCRIPT = re.compile(r"\.(?:sh|sbatch|slurm|job|bash|slr|sub)\Z")
+OWN_SUBMITTER = re.compile(r"(?i)submit|slurm|launch|sbatch|cluster|sweep|hydra|schedul")
+
+
+def late_options(job: JobDescription) -> Iterator[Violation]:
+    """Report options of Slurm behind the script of sbatch, or behind the program of srun."""
+    if job.kind != "script":
+        return
+    for call in job.calls:
+        reader = (
+            "sbatch" if call.program == "sbatch" else "srun" if call.under and call.under[-1].program == "srun" else ""
+        )
+        if not reader or call.in_function:
+            continue
+        start = srun_end(call.args) if reader == "sbatch" else 0
+        words = [a.text for a in call.args[start:]]
+        if reader == "sbatch":
+            program = words[0] if words and BATCH_SCRIPT.search(words[0]) and not call.args[start].is_open else ""
+        else:
+            program = next((w for w in words if w.endswith(".py")), "") if PYTHON.match(call.program) else ""
+        if (
+            not program
+            or OWN_SUBMITTER.search(BATCH_SCRIPT.sub("", program))
+            or {*LAUNCHERS, "srun", "sbatch"} & set(words)
+        ):
+            continue
+        behind = call.args[start + words.index(program) + 1 :]
+        late = [
+            a for a in behind if not a.quoted and a.text.startswith("--") and a.text[2:].partition("=")[0] in OF_SLURM
+        ]
+        sure = [a for a in late if a.text[2:].partition("=")[0] not in OF_PROGRAMS]
+        if sure or len(late) > 1:
+            first = (sure or late)[0]
+            text = f"{first.text.partition('=')[0]} stands behind {program[:40]}: {reader} does not read it"
+            yield Violation(
+                first.offset, text, cure=f"put it in front of {'the script' if reader == 'sbatch' else 'python'}"
+            )
+
+
+# ------------------------------------------------------------------------ scripts in here-documents
+
+ARGUMENTS_WHY = "A batch script that sbatch reads from a here-document has no arguments: the value is empty."
+UNSEEN_WHY = (
+    "The quoted here-document passes the name, not the value, and the variable is not exported: it is empty in the job."
+)
+
+
+def submitted_text(job: JobDescription) -> Iterator[Violation]:
+    """Report ``$1`` and own variables in a quoted here-document that sbatch reads."""
+    if job.kind != "script":
+        return
+    for found in re.finditer(
+        r"(?m)^[^#\n]*\bsbatch\b([^\n|;]*)<<-?[ \t]*(?:'(\w+)'|\"(\w+)\"|\\(\w+))[^\n]*\n", job.text
+    ):
+        mark = found[2] or found[3] or found[4]
+        end = re.compile(rf"(?m)^[ \t]*{mark}[ \t]*$").search(job.text, found.end())
+        if end is None or job.in_comment(found.start(1)) or re.search(r"--export(?!=ALL\b(?!,))|\s-\s+\S", found[1]):
+            continue
+        body = job.text[found.end() : end.start()]
+        lines = "\n".join(li for li in body.split("\n") if not li.lstrip().startswith("#"))
+        if re.search(r"(?m)^\s*(?:set\s+--|function\b|\w+\s*\(\))|\bshift\b|\b(?:awk|perl|sed)\b|<<", lines):
+            continue
+        place = re.search(r"\$\{?[1-9]\b\}?(?![^\n]*')", lines)
+        if place:
+            at = found.end() + body.find(place[0])
+            yield Violation(at, f"{place[0]} in the here-document is an argument of the job, which has none",
+                            why=ARGUMENTS_WHY, cure="take the quotes from the here-document's mark, or export a variable")  # fmt: skip
+            continue
+        yield from _not_visible(job, found.start(1), found.end(), body, lines)
+
+
+def _not_visible(job: JobDescription, call: int, start: int, body: str, lines: str) -> Iterator[Violation]:
+    inner = set(
+        re.findall(r"(?:^|[\s;(])([A-Za-z_]\w*)=|\bfor[ \t]+(\w+)\b|\bread\b[^\n]*?(\w+)$", lines, re.MULTILINE)
+    )
+    own = {name for names in inner for name in names if name}
+    exported = job.reading.exported | {a.name for a in job.assignments if a.exported}
+    if re.search(r"(?m)^\s*set\s+(?:-\w*a\w*|-o\s+allexport)", job.text) or re.search(
+        r"(?m)^\s*(?:source|\.|eval)\s", lines
+    ):
+        return
+    for use in re.finditer(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", lines):
+        name = use[1] or use[2]
+        set_outside = any(a.offset < call for a in job.by_name.get(name, ()) if a.value and not a.under)
+        if (
+            name in own | exported
+            or not (set_outside or name in job.reading.named)
+            or (name.isupper() and not set_outside)
+        ):
+            continue
+        at = start + max(0, body.find(use[0]))
+        yield Violation(at, f"${name} is a variable of the outer script, which the job does not get", why=UNSEEN_WHY,
+                        cure=f"export {name} above it, or no quotes around the here-document's mark")  # fmt: skip
+        return
