@@ -96,11 +96,21 @@ def test_the_trainer_of_transformers_ends_early_too(tmp_path: Path) -> None:
 
 
 def test_the_best_is_exported(early: Any, tmp_path: Path) -> None:
+    """From elsewhere to a relative folder; the process that verifies it starts in another one. Its base is absolute, and its card tells of the run."""
     folder, _, run = early
     best = int(run.best_checkpoint.read_text().removeprefix("step-"))
-    done = allranks("export", run.name, "--best", "--json", "--out", str(tmp_path / "best"), cwd=folder)
+    done = allranks("export", str(run.root), "--best", "--json", "--out", "given", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["step"] == best
+    told = json.loads(done.stdout)
+    assert (told["step"], told["folder"]) == (best, str(tmp_path / "given"))
+    config = json.loads((tmp_path / "given" / "adapter_config.json").read_text())
+    assert Path(config["base_model_name_or_path"]).is_absolute() and Path(config["base_model_name_or_path"]).is_dir()
+    card = (tmp_path / "given" / "README.md").read_text()
+    for words in (
+        f"base_model: {run.model}", "library_name: peft", f"checkpoint of step {best}", "held-out loss", "rows_train", "torch", "max_steps: 200",
+    ):  # fmt: skip
+        assert words in card, card
+    assert not list(tmp_path.glob(".given*"))
     assert allranks("export", run.name, "--best", "--step", "2", cwd=folder).returncode == 2
 
 
@@ -116,7 +126,13 @@ def test_replies_are_those_of_the_evaluation(tmp_path: Path) -> None:
     """Greedy, in the template of the data: the sample answers that the ranks gave at that step."""
     rows = [{"instruction": f"Say the number {i}", "output": f"number {i} " + "yes " * (i % 5)} for i in range(60)]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
-    spec = tiny_spec(tmp_path / "rows.json", tmp_path, train={"max_steps": 30, "lr": 0.03}, eval={"every": 10})
+    spec = tiny_spec(
+        tmp_path / "rows.json",
+        tmp_path,
+        train={"max_steps": 30, "lr": 0.03},
+        eval={"every": 10},
+        cluster={"procs_per_node": 1},
+    )
     spec["checkpoint"] = {"every": 10}
     done, run = train(tmp_path, spec)
     assert done.returncode == 0, done.stderr

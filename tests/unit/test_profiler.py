@@ -123,7 +123,7 @@ print("went on")
 """
 
 
-@pytest.mark.parametrize("limit", [8192, 40_000])
+@pytest.mark.parametrize("limit", [8192, pytest.param(40_000, marks=pytest.mark.full)])
 def test_a_full_disk_is_a_warning_and_training_goes_on(tmp_path: Path, limit: int) -> None:
     repo = Path(__file__).parents[2]
     done = subprocess.run(

@@ -171,8 +171,8 @@ def test_a_file_that_went_away_is_said_and_no_half_file_is_left(tmp_path: Path) 
 
 def test_memory_does_not_grow_with_ranks(tmp_path: Path) -> None:
     peaks = []
-    for world in (2, 8):
-        generate(Scenario(world=world, filler_ops=4000), tmp_path / str(world))
+    for world in (2, 6):
+        generate(Scenario(world=world, filler_ops=1500), tmp_path / str(world))
         report = analyse([tmp_path / str(world)], workers=1)[0]
         tracemalloc.start()
         write_merged(report, tmp_path / "out" / f"{world}.json.gz")
