@@ -146,6 +146,8 @@ HOSTS: list[tuple[str, str, int, str]] = [
     ("host-file", hosts("> hosts.txt", 'for h in a b; do echo "$h slots=8" >> hosts.txt; done'), 0, ""),
     ("host-file", hosts('echo "a slots=8\\nb slots=8" > hosts.txt'), 2, "error"),
     ("host-file", hosts('echo -e "a slots=8\\nb slots=8" > hosts.txt'), 0, ""),
+    ("host-file", hosts("for h in a b; do", '  list+="$h slots=8\\n"', "done", "echo $list > hosts.txt"), 5, "error"),
+    ("host-file", hosts("for h in a b; do", '  list+="$h slots=8\\n"', "done", "echo -e $list > hosts.txt"), 0, ""),
     ("host-file", hosts(option="--include=a:0,1,b:0,1"), 2, "error"),
     ("host-file", hosts(option="--include=a:0,1@b:0,1"), 0, ""),
     ("several-torchruns", TWO + "srun deepspeed --hostfile hosts.txt train.py\n", 7, "error"),
@@ -226,4 +228,55 @@ OPTIONS: list[tuple[str, str, int, str]] = [
     ("misspelled-variable", TWO + "export NCCL_DISABLE_IB=1\n", 7, "warning"),
     ("misspelled-variable", TWO + "export NCCL_DISABLE_FOO=1\n", 7, "note"),
 ]
-LAUNCH_CASES = [*SIZES, *DEVICES, *HOSTS, *RANKS, *OPTIONS]
+STATIC = "--nnodes=2 --nproc_per_node=4 --master_addr=$HEAD --master_port=$PORT"
+LOOP = "for h in $HOSTS; do\n  srun -N1 -n1 -w $h torchrun " + STATIC + " --node_rank={} x.py &\n{}done\nwait\n"
+FACTORY = "llamafactory-cli train x.yaml"
+JSRUN = "#!/bin/bash\n#BSUB -nnodes 2\njsrun -n 12 -a 1 {} python {}\n"
+STARTS: list[tuple[str, str, int, str]] = [
+    ("same-node-rank", TWO + LOOP.format("0", ""), 8, "error"),
+    ("same-node-rank", TWO + "i=0\n" + LOOP.format("$i", ""), 9, "error"),
+    ("same-node-rank", TWO + "i=0\n" + LOOP.format("$i", "  ((i++))\n"), 0, ""),
+    ("same-node-rank", TWO + "i=0\n" + LOOP.format("$i", "  let i=i+1\n"), 0, ""),
+    ("same-node-rank", TWO + "i=0\n" + LOOP.format("$i", "  i=$((i + 1))\n"), 0, ""),
+    ("several-torchruns", EIGHT + f"srun {FACTORY}\n", 7, "error"),
+    ("several-torchruns", TWO + f"srun {FACTORY}\n", 0, ""),
+    ("several-torchruns", EIGHT + "srun llamafactory-cli export x.yaml\n", 0, ""),
+    ("one-node-only", TWO + f"FORCE_TORCHRUN=1 NNODES=2 NODE_RANK=0 {FACTORY}\n", 7, "error"),
+    ("one-node-only", ONE + f"FORCE_TORCHRUN=1 NNODES=1 {FACTORY}\n", 0, ""),
+    ("one-node-only", TWO + f"export NNODES=2\nsrun bash -c 'NODE_RANK=$SLURM_NODEID {FACTORY}'\n", 0, ""),
+    ("node-rank-missing", TWO + f"export FORCE_TORCHRUN=1 NNODES=2\nsrun {FACTORY}\n", 8, "error"),
+    ("node-rank-missing", TWO + f"export NNODES=2\nsrun bash -c 'NODE_RANK=$SLURM_NODEID {FACTORY}'\n", 0, ""),
+    ("node-rank-missing", TWO + f"export NNODES=2\nsrun bash -c 'export NODE_RANK=$SLURM_NODEID; {FACTORY}'\n", 0, ""),
+    ("node-rank-missing", B + f"NNODES=2 NODE_RANK=2 MASTER_ADDR=a {FACTORY}\n", 2, "error"),
+    ("node-rank-missing", B + f"NNODES=2 NODE_RANK=1 MASTER_ADDR=a {FACTORY}\n", 0, ""),
+    ("more-ranks-than-gpus", ONE + "torchrun --nproc_per_node=$SLURM_CPUS_PER_TASK x.py\n", 7, "error"),
+    ("more-ranks-than-gpus", ONE + "torchrun --nproc_per_node=$(nproc) x.py\n", 7, "error"),
+    (
+        "more-ranks-than-gpus",
+        ONE.replace("task=32", "task=4") + "torchrun --nproc_per_node=$SLURM_CPUS_PER_TASK x.py\n",
+        0,
+        "",
+    ),
+    ("more-ranks-than-gpus", JSRUN.format("-c 7", "train_ddp.py"), 3, "error"),
+    ("more-ranks-than-gpus", JSRUN.format("-c 7 -g 1", "train_ddp.py"), 0, ""),
+    ("more-ranks-than-gpus", JSRUN.format("-c7 -g1", "train_ddp.py"), 0, ""),
+    ("more-ranks-than-gpus", JSRUN.format("-c 7", "prepare.py"), 0, ""),
+    ("idle-nodes", TWO + "dask-ssh --hostfile hosts &\npython client.py\n", 0, ""),
+    ("idle-nodes", TWO + "python client.py\n", 7, "warning"),
+    (
+        "master-address",
+        TWO + "export MASTER_ADDR=$(scontrol show nodes $SLURM_JOB_NODELIST | head -n 1)\n",
+        7,
+        "warning",
+    ),
+    (
+        "master-address",
+        TWO + "export MASTER_ADDR=$(scontrol show node $N | grep -o 'NodeAddr=\\S*' | cut -d= -f2)\n",
+        0,
+        "",
+    ),
+    ("mistyped-command", TWO + "load module cuda\n", 7, "warning"),
+    ("same-gpu", B + "torchrun --nproc_per_node=$N train.py --data a.yaml --weights w.pt --device 0\n", 2, "warning"),
+    ("same-gpu", B + "torchrun --nproc_per_node=$N train.py --device 0\n", 0, ""),
+]
+LAUNCH_CASES = [*SIZES, *DEVICES, *HOSTS, *RANKS, *OPTIONS, *STARTS]

@@ -91,7 +91,13 @@ IDLE_GPUS = _certain_first(
     gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device, counts.told_fewer, counts.few_in_parallel
 )
 MORE_RANKS_THAN_GPUS = _all(
-    gpus.too_many, steps.too_many_started, counts.told_more, gpus.few_visible, sizes.parts_of_servers, ranks.listed_gpus
+    gpus.too_many,
+    steps.too_many_started,
+    counts.told_more,
+    gpus.few_visible,
+    sizes.parts_of_servers,
+    ranks.listed_gpus,
+    ranks.cpus_as_ranks,
 )
 MEMORY_UNIT = _all(requests.megabytes, steps.small_memory, requests.bytes_of_memory)
 VISIBLE_DEVICES = _all(
@@ -152,12 +158,14 @@ SAME_GPU = _all(counts.same_gpu, gpus.overlapping, sizes.device_of_all)
 TASKS_CONTRADICT = _all(
     counts.contradicting_tasks, counts.gpus_of_tasks, counts.step_of_one_task, sizes.lightning_alone
 )
-HOST_FILE = _all(hostfiles.host_lines, hostfiles.include_form)
+HOST_FILE = _all(hostfiles.one_line, hostfiles.host_lines, hostfiles.include_form)
+ONE_NODE_ONLY = _all(tasks.one_node, ranks.factory_alone)
+NODE_RANK_MISSING = _all(rendezvous.rank_missing, ranks.factory_rank)
 IDLE_NODES = _all(steps.idle_nodes, counts.few_processes)
 WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts.spawned_world)
 TIME_UNIT = _all(steps.minutes, requests.hours_as_minutes)
 PATTERN_NOT_EXPANDED = _all(storage.unexpanded, requests.foreign_patterns)
-MASTER_ADDRESS = _all(rendezvous.address, rendezvous.local_url, launchers.without_address)
+MASTER_ADDRESS = _all(rendezvous.address, rendezvous.local_url, launchers.without_address, ranks.node_record)
 LAUNCHER_OPTION = _all(options.launcher_option, launchers.filters, options.unknown_launcher_option, options.malformed)
 BLOCKS_SCRIPT = _all(waiting.blocks, launchers.ray_blocks)
 LITERAL_QUOTES = _all(shell.literal_quotes, quoting.quotes_in_value)
@@ -169,7 +177,13 @@ CONDA_NOT_SET_UP = _all(environments.conda, environments.conda_elsewhere, enviro
 ONE_LOG_FOR_ARRAY = _all(requests.shared_log, requests.one_log)
 OUT_OF_PLACE = _all(conditions.out_of_place, subshells.aliases)
 LOST_IN_SUBSHELL = _all(subshells.lost, subshells.exit_inside, subshells.elsewhere)
-SAME_NODE_RANK = _all(rendezvous.same_rank_everywhere, rendezvous.rank_not_used, ranks.wrong_ranks, ranks.constant_rank)
+SAME_NODE_RANK = _all(
+    rendezvous.same_rank_everywhere,
+    rendezvous.rank_not_used,
+    ranks.wrong_ranks,
+    ranks.constant_rank,
+    ranks.rank_of_loop,
+)
 OVERWRITTEN_OUTPUT = _all(subshells.overwritten, subshells.tee_in_loop, subshells.wrong_order)
 
 RULES: tuple[LintRule, ...] = (
@@ -193,7 +207,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("fixed-rendezvous-id", "note", ports.identity, ports.ID_WHY, ports.ID_CURE, ELASTIC),
     LintRule("rendezvous-id-per-node", "error", rendezvous.id_per_node, rendezvous.ID_PER_NODE_WHY, rendezvous.ID_PER_NODE_CURE, ELASTIC),
     LintRule("node-rank-ignored", "note", rendezvous.node_rank, rendezvous.RANK_WHY, rendezvous.RANK_CURE, TORCHRUN + ", pytorch#150660"),
-    LintRule("node-rank-missing", "error", rendezvous.rank_missing, rendezvous.MISSING_WHY, rendezvous.MISSING_CURE, TORCHRUN),
+    LintRule("node-rank-missing", "error", NODE_RANK_MISSING, rendezvous.MISSING_WHY, rendezvous.MISSING_CURE, TORCHRUN),
     LintRule("expanded-too-early", "error", EXPANDED_TOO_EARLY, dataflow.EARLY_WHY, dataflow.EARLY_CURE, "accelerate#2816"),
     LintRule("master-address", "warning", MASTER_ADDRESS, rendezvous.ADDRESS_WHY, rendezvous.ADDRESS_CURE, "nebius-solutions-library#177"),
     LintRule("address-without-host", "warning", rendezvous.hostless, rendezvous.HOSTLESS_WHY, rendezvous.HOSTLESS_CURE, ELASTIC + ", pytorch#73656"),
@@ -204,7 +218,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("octal-number", "warning", ports.octal, ports.OCTAL_WHY, "", "bash manual, shell arithmetic"),
     # Tasks and resources
     LintRule("several-torchruns", "error", SEVERAL_TORCHRUNS, tasks.SEVERAL_WHY, tasks.SEVERAL_CURE, SLURM_TEST),
-    LintRule("one-node-only", "error", tasks.one_node, tasks.ONE_NODE_WHY, tasks.ONE_NODE_CURE, SLURM),
+    LintRule("one-node-only", "error", ONE_NODE_ONLY, tasks.ONE_NODE_WHY, tasks.ONE_NODE_CURE, SLURM),
     LintRule("node-count", "error", NODE_COUNT, tasks.COUNT_WHY, tasks.COUNT_CURE, TORCHRUN),
     LintRule("fewer-tasks-than-nodes", "error", tasks.fewer, tasks.FEWER_WHY, tasks.FEWER_CURE, SLURM),
     LintRule("processes-of-one-node", "warning", tasks.processes, tasks.PROCESSES_WHY, tasks.PROCESSES_CURE, "accelerate/utils/launch.py"),

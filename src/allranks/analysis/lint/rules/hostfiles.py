@@ -29,6 +29,25 @@ def _writers(job: JobDescription, name: str) -> list[tuple[ProgramCall, str]]:
     ]
 
 
+LIST_NAME = re.compile(r"(?i)(?:host|node|machine)[\w-]*(?:file|list|s)?(?:\.\w+)?\Z")
+
+
+def one_line(job: JobDescription) -> Iterator[Violation]:
+    """Report ``\\n`` that echo writes into a list of hosts as it is."""
+    if not re.match(r"#!\s*\S*(?:/|env\s+)bash\b", job.lines.line(1)):
+        return
+    for call in job.calls:
+        flags = any(re.fullmatch(r"-\w*e\w*", a.text) for a in call.args[:2])
+        target = next((r.target.strip("\"'") for r in call.redirects if r.operator in (">", ">>")), "")
+        if call.program != "echo" or flags or call.in_substitution or not LIST_NAME.search(target):
+            continue
+        literal = any(re.search(r"\S\\n(?:\S|\Z)", a.text) for a in call.args)
+        if literal and "xpg_echo" not in job.text:
+            text = f"echo writes \\n as two characters: {target} has one line"
+            yield Violation(call.offset, text, cure="echo -e, or printf '%b'")
+            return
+
+
 def host_lines(job: JobDescription) -> Iterator[Violation]:
     """Report a host file of deepspeed that the script writes in another form, or into which it writes ``\\n``."""
     for launch in job.launches:
@@ -37,14 +56,6 @@ def host_lines(job: JobDescription) -> Iterator[Violation]:
         if not name or launch.option("no_ssh"):
             continue
         writers = _writers(job, name)
-        for call, _ in writers:
-            words = [a.text for a in call.args]
-            joined = next((a for a in call.args if re.search(r"\S\\n\S", a.text)), None)
-            if call.program == "echo" and joined and not any(re.fullmatch(r"-\w*e\w*", w) for w in words[:2]):
-                if re.match(r"#!\s*\S*(?:/|env\s+)bash\b", job.lines.line(1)):
-                    text = f"echo writes \\n as two characters: {name} has one line"
-                    yield Violation(call.offset, text, cure="echo -e, or printf")
-                    return
         form = re.compile(r"slots=")
         if writers and not form.search(job.text) and all(c.program in WRITES for c, _ in writers):
             text = f"{name} has no slots=<GPUs>, without which deepspeed does not read it"

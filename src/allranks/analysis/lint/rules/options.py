@@ -365,6 +365,8 @@ def misspelt_subcommands(job: JobDescription) -> Iterator[Violation]:
                     f"module has no command {first}: nothing is loaded",
                     cure=f"module load {first if not near else '...'}",
                 )
+        elif call.written == "load" and first == "module":
+            yield Violation(call.offset, "load is no command: nothing is loaded", cure="module load ...")
         elif call.written in ("conda", "mamba") and re.fullmatch(r"[a-z]{5,12}", first) and first not in CONDA_WORDS:
             meant = next((w for w in CONDA_WORDS if 0 < edits(first, w, 2) <= 2 and abs(len(first) - len(w)) < 2), None)
             if meant and first not in ("info", "inactivate"):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from allranks.analysis.lint.command_options import PYTHON
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.placement import MPI, TOTAL, count_of
 from allranks.analysis.lint.records import Assignment, ProgramCall, Violation
+from allranks.analysis.lint.rules.dataflow import exported_before
 
 EQUAL_WHY = "Two processes with one rank wait for the ranks that are missing until the timeout, or the last one takes the place of the others."
 DEVICE_WHY = "LOCAL_RANK is the process's number on its node, by which it takes its GPU: from the second node on these GPUs do not exist."
@@ -109,3 +111,121 @@ def listed_gpus(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 option.arg.offset, f"{total} ranks, but --gpu_ids {value} leaves {listed} GPU{'s' * (listed > 1)}"
             )
+
+
+def rank_of_loop(job: JobDescription) -> Iterator[Violation]:
+    """Report one node rank for all nodes on which a loop starts the launcher in the background."""
+    for launch in job.launches:
+        option, nodes = launch.option("node_rank", "machine_rank"), launch.option("nnodes", "num_machines")
+        outer = launch.call.starter
+        if option is None or nodes is None or not (option.value or "").isdecimal() or not outer.in_loop:
+            continue
+        if outer.program not in ("srun", "ssh") or outer.after != "&" or outer.in_function or outer.branch:
+            continue
+        written = re.match(r"--\w+[= ]+[\"']*\$\{?(\w+)", job.text[option.arg.offset : option.arg.offset + 60])
+        if written and re.search(rf"(?:\blet\s|\(\(|\bexpr\b|\bread\b)[^\n]*\b{written[1]}\b", job.text):
+            continue  # the loop counts it
+        several = job.number(nodes.value)
+        if (several is None or several > 1) and launch.call.program != "deepspeed" and not launch.open_ended:
+            text = f"{option.arg.text.partition('=')[0]} is {option.value} in every run of the loop"
+            yield Violation(
+                option.arg.offset, text, why=EQUAL_WHY, cure="a number that the loop counts: rank=$((rank + 1))"
+            )
+
+
+# ---------------------------------------------------------------------- LLaMA-Factory
+
+FACTORY_WHY = "llamafactory-cli starts torchrun with NNODES, NODE_RANK and MASTER_ADDR of the environment: every node needs its own start and its own rank."
+
+
+def _factory_calls(job: JobDescription) -> Iterator[tuple[ProgramCall, int]]:
+    """Yield the calls of llamafactory-cli that start ranks on several nodes, with the number of nodes."""
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        if call.program != "llamafactory-cli" or words[:1] != ["train"] or call.in_substitution:
+            continue
+        told = _of_environment(job, call, "NNODES")
+        nodes = job.number(told[-1].value) if told else None
+        if nodes and nodes > 1:
+            yield call, nodes
+
+
+def _of_environment(job: JobDescription, call: ProgramCall, name: str) -> list[Assignment]:
+    own = [a for c in (call, *call.under) for a in c.prefix if a.name == name]
+    inside = [a for a in job.set_values(name) if a.under and a.under[0] in call.under]
+    return own or inside or exported_before(job, name, call)
+
+
+def factory_alone(job: JobDescription) -> Iterator[Violation]:
+    """Report llamafactory-cli for several nodes in the batch script, which runs on the first one."""
+    for call, nodes in _factory_calls(job):
+        if job.is_batch and job.multi_node and not call.under and not (call.in_loop or call.in_function or job.submits):
+            text = f"llamafactory-cli for {nodes} nodes runs on the first one only"
+            yield Violation(
+                call.offset,
+                text,
+                why=FACTORY_WHY,
+                cure="srun bash -c 'NODE_RANK=$SLURM_NODEID ... llamafactory-cli train ...'",
+            )
+
+
+def factory_rank(job: JobDescription) -> Iterator[Violation]:
+    """Report llamafactory-cli for several nodes without a rank, or with one that does not exist."""
+    for call, nodes in _factory_calls(job):
+        rank = _of_environment(job, call, "NODE_RANK")
+        cure = "NODE_RANK=$SLURM_NODEID, expanded in each task"
+        if not rank and call.srun is not None and not job.sources_files and not call.in_loop:
+            text = f"llamafactory-cli for {nodes} nodes without NODE_RANK"
+            yield Violation(call.offset, text, why=FACTORY_WHY, cure=cure)
+        elif rank and rank[-1].value.isdecimal() and int(rank[-1].value[:6]) >= nodes:
+            text = f"NODE_RANK={rank[-1].value} with {nodes} nodes: ranks count from 0"
+            yield Violation(rank[-1].offset, text, why=FACTORY_WHY, cure=f"0 to {nodes - 1}")
+
+
+# --------------------------------------------------------------------------- counts of CPUs
+
+CPUS = re.compile(r"\$\{?SLURM_CPUS_(?:PER_TASK|ON_NODE)\}?|\$\(nproc(?:\s+--all)?\)|`nproc(?:\s+--all)?`")
+NO_GPU_WHY = "jsrun gives its resource sets no GPU unless -g asks for some: CUDA finds no device."
+USES_GPUS = re.compile(r"(?i)gpu|cuda|ddp|horovod|nccl")
+
+
+def cpus_as_ranks(job: JobDescription) -> Iterator[Violation]:
+    """Report as many ranks per node as CPUs in a job of GPUs, and jsrun without GPUs for a program that is told some."""
+    for launch in job.launches:
+        option = launch.option("nproc_per_node", "num_gpus")
+        if option and job.gpus_per_node and CPUS.fullmatch((option.value or "").strip("\"'")):
+            cpus = job.number(job.heads("cpus-per-task"))
+            if cpus != job.gpus_per_node:
+                text = f"{option.arg.text.partition('=')[0]} counts CPUs, but the job requests {job.gpus_per_node} GPUs per node"
+                yield Violation(option.arg.offset, text, cure=f"{job.gpus_per_node}, or gpu")
+    for call in job.calls:
+        starter = call.under[-1] if call.under else None
+        if starter is None or starter.program != "jsrun" or not PYTHON.match(call.program) or starter.has_open_options:
+            continue
+        asked = any(re.match(r"-g|--gpu_per_rs|-U|--erf_input|-E|--rs_per_host=\$|-f", a.text) for a in starter.args)
+        if not asked and any(USES_GPUS.search(a.text) for a in call.args):
+            yield Violation(
+                starter.offset,
+                "jsrun without -g: its processes see no GPU",
+                why=NO_GPU_WHY,
+                cure="-g 1, for each resource set",
+            )
+
+
+# ------------------------------------------------------------------------------- addresses
+
+NODE_RECORD = re.compile(r"scontrol\s+(?:-\w+\s+)*show\s+nodes?\b")
+RECORD_WHY = "scontrol show node prints the node's record, which begins with NodeName=: that is no address."
+
+
+def node_record(job: JobDescription) -> Iterator[Violation]:
+    """Report the record of a node as an address."""
+    for item in job.assignments:
+        if re.fullmatch(r"(?i)\w*(?:ADDR|HEAD_NODE|MASTER_NODE|MASTER_HOST|MASTER)", item.name) and NODE_RECORD.search(
+            item.value
+        ):
+            if not re.search(r"grep|awk|sed|cut|perl|python|\btr\b|-o\b", item.value):
+                text = f"{item.name} is the record of a node, not its name"
+                yield Violation(
+                    item.offset, text, why=RECORD_WHY, cure='scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
+                )

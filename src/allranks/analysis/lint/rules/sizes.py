@@ -208,14 +208,19 @@ def device_of_all(job: JobDescription) -> Iterator[Violation]:
         if launch.kind == "python" or launch.open_ended:
             continue
         local = "nproc_per_node" if launch.kind in ("torchrun", "torch.distributed.launch") else "num_processes"
-        ranks = job.number(launch.value(local if launch.kind != "deepspeed" else "num_gpus"))
-        if not ranks or ranks < 2 or launch.value("num_machines") not in (None, "1"):
+        value_of = launch.value(local if launch.kind != "deepspeed" else "num_gpus")
+        ranks = job.number(value_of)
+        yolo = {"--data", "--weights"} <= {a.text.partition("=")[0] for a in launch.call.args}
+        if ranks is None and value_of and "$" in value_of and yolo:
+            ranks = 0  # unknown, but it is meant to be more than one
+        if ranks is None or ranks == 1 or launch.value("num_machines") not in (None, "1"):
             continue
         for name, value, arg in _values(launch.call):
             listed = re.fullmatch(r"(?:cuda:)?(\d{1,2}(?:,\d{1,2})*)", value)
-            if name == "--device" and listed and len(set(listed[1].split(","))) < ranks:
-                text = f"--device {value} for all {ranks} ranks"
-                cure = f"--device {','.join(str(n) for n in range(ranks))}, or without it, as the program takes it"
+            if name == "--device" and listed and len(set(listed[1].split(","))) < (ranks or 2):
+                text = f"--device {value} for all {ranks or value_of} ranks"
+                shown = ",".join(str(n) for n in range(min(ranks or 2, 16)))
+                cure = f"--device {shown}, or without it, as the program takes it"
                 yield Violation(arg.offset, text, why=ONE_DEVICE_WHY, cure=cure)
                 break
             passes = launch.kind == "deepspeed" or (

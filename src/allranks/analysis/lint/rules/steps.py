@@ -252,7 +252,7 @@ DISTRIBUTED = re.compile(r"(?i)distribut|ddp|multi[-_]?gpu|horovod|hvd")
 RANKED = re.compile(
     r"(?i)world_?-?size|init_?-?method|dist_?-?url|dist_?-?backend|(?:hvd|horovod|ddp|distributed)[^/]*\.py\Z"
 )
-ONE_LAUNCHER = {"colossalai": "run", "composer": "", "tune": "run"}
+ONE_LAUNCHER = {"colossalai": "run", "composer": "", "tune": "run", "llamafactory-cli": "train", "axolotl": "train"}
 
 
 def launchers_in_tasks(job: JobDescription) -> Iterator[Violation]:
@@ -542,7 +542,7 @@ def is_ray_start(call: ProgramCall) -> bool:
 
 STARTS_ELSEWHERE = {
     "srun", "mpirun", "mpiexec", "mpiexec.hydra", "ssh", "pdsh", "parallel", "sbatch", "ray", "pbsdsh", "clush", "jsrun", "aprun", "horovodrun",
-    "orterun", "blaunch", "flux", "lrun", "ddlrun", "runjob",
+    "orterun", "blaunch", "flux", "lrun", "ddlrun", "runjob", "dask-ssh", "dask-mpi",
 }  # fmt: skip
 
 
