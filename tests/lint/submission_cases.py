@@ -80,4 +80,19 @@ WAITING: list[tuple[str, str, int, str]] = [
     ("conda-not-set-up", ONE + "module load cray-mpich/8.1 cudatoolkit\nconda activate a\npython x.py\n", 8, "warning"),
     ("conda-not-set-up", ONE + "module load cray-python\nconda activate a\npython x.py\n", 0, ""),
 ]  # fmt: skip
-SUBMISSION_CASES = [*DEPENDENCIES, *LINES, *WAITING]
+WRITTEN: list[tuple[str, str, int, str]] = [
+    ("mistyped-command", ONE + "python3 python3 train.py\n", 7, "warning"),
+    ("mistyped-command", ONE + "python3 python_train.py\n", 0, ""),
+    ("mistyped-command", ONE + "singularity exec --nv docker:a/b:1 python x.py\n", 7, "warning"),
+    ("mistyped-command", ONE + "singularity exec --nv docker://a/b:1 python x.py\n", 0, ""),
+    ("nodes-in-sequence", TWO + 'for r in 0 1; do\n  srun -N 1 -w ${H[$r]} lightning run model --node-rank=$r x.py\ndone\n', 8, "error"),
+    ("nodes-in-sequence", TWO + 'for r in 0 1; do\n  srun -N 1 -w ${H[$r]} lightning run model --node-rank=$r x.py &\ndone\nwait\n', 0, ""),
+    ("endless-wait", ONE + "dask-scheduler &\npython x.py\nwait\n", 9, "warning"),
+    ("expanded-too-early", SUBMIT + 'echo "#!/bin/bash\n#SBATCH -N 1\ncd /x/$SLURM_JOB_ID" > job.sh\nsbatch job.sh\n', 4, "error"),
+    ("expanded-too-early", SUBMIT + 'N=4\necho "#!/bin/bash\n#SBATCH -N $N\ncd /x" > job.sh\nsbatch job.sh\n', 0, ""),
+    ("unset-variable", SUBMIT + "n=6\necho '#!/bin/bash\nfor ((i=0;i<$n;i++)); do ./x $i; done' > job.sh\nsbatch job.sh\n", 4, "warning"),
+    ("unset-variable", SUBMIT + "n=6\necho '#!/bin/bash\nn=3\n./x $n' > job.sh\nsbatch job.sh\n", 0, ""),
+    ("unset-variable", SUBMIT + "n=6\ncat > job.sh <<'EOF'\n#!/bin/bash\n./x $n\nEOF\nsbatch job.sh\n", 5, "warning"),
+    ("unset-variable", SUBMIT + "n=6\ncat > job.sh <<'EOF'\n#!/bin/bash\n./x $n\nEOF\nsource job.sh\n", 0, ""),
+]  # fmt: skip
+SUBMISSION_CASES = [*WRITTEN, *DEPENDENCIES, *LINES, *WAITING]

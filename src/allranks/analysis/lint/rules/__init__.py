@@ -84,9 +84,12 @@ UNSET_VARIABLE = _all(
     lines.empty_value,
     unset_variables.other_case,
     submissions.submitted_text,
+    submissions.written_text,
 )
 TEST_SYNTAX = _all(shell.brackets, conditions.conditions, shell.unset_value, shell.colon_assignment)
-MISTYPED_COMMAND = _all(commands.mistyped, commands.misspelt_commands, options.misspelt_subcommands)
+MISTYPED_COMMAND = _all(
+    commands.mistyped, commands.misspelt_commands, options.misspelt_subcommands, commands.repeated_words
+)
 IDLE_GPUS = _certain_first(
     gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device, counts.told_fewer, counts.few_in_parallel
 )

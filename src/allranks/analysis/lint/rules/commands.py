@@ -422,6 +422,27 @@ def misspelt_commands(job: JobDescription) -> Iterator[Violation]:
             yield Violation(call.offset, f"{word}: there is no such command; {meant} was probably meant", cure=meant)
 
 
+PROGRAM_TWICE_WHY = "The second word is taken for the script, and there is no file of that name."
+
+
+def repeated_words(job: JobDescription) -> Iterator[Violation]:
+    """Report ``python python train.py``, ``bash bash run.sh`` and images such as ``docker:name`` without //."""
+    for call in job.calls:
+        first = call.args[0] if call.args else None
+        if first is None or call.in_substitution or first.quoted:
+            continue
+        twice = PYTHON.match(call.program) and PYTHON.fullmatch(first.text) and len(call.args) > 1
+        twice = twice or (call.program in ("bash", "sh") and first.text == call.program and len(call.args) > 1)
+        if twice and "/" not in first.text and not (job.folder and (job.folder / first.text).exists()):
+            text = f"{call.written} gets {first.text} as its script"
+            yield Violation(first.offset, text, why=PROGRAM_TWICE_WHY, cure=f"{call.written} {call.args[1].text}")
+        elif call.program in ("singularity", "apptainer"):
+            image = next((a for a in call.args if re.match(r"(?:docker|library|oras|shub):(?!//)\S", a.text)), None)
+            if image is not None:
+                cure = image.text.replace(":", "://", 1)
+                yield Violation(image.offset, f"{image.text} names no image: // is missing", why="It is taken for the name of a file.", cure=cure)  # fmt: skip
+
+
 FREQUENT = (
     "exit", "export", "module", "source", "srun", "python", "python3", "echo", "conda", "mamba", "mkdir", "unset", "sleep", "wait", "torchrun",
     "accelerate", "deepspeed", "sbatch", "scontrol", "hostname", "nvidia-smi", "ulimit", "touch", "tail", "return", "break", "continue", "mpirun",

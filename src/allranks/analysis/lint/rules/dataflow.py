@@ -158,6 +158,12 @@ def submitted_too_early(job: JobDescription) -> Iterator[Violation]:
     bodies = [b for b in job.reading.submitted if len(b.at)]
     bodies += [b for b in job.reading.files.values() if len(b.at) and "#SBATCH" in b.text]
     said: set[str] = set()
+    bodies += [
+        a.source
+        for c in job.calls
+        for a in c.args
+        if c.program == "echo" and c.redirects and len(a.source.at) and re.search(r"(?m)^#SBATCH\s", a.source.text)
+    ]
     for body in bodies:
         spans = (body.where(0), body.where(len(body.text) - 1))
         for use in job.uses:
@@ -165,7 +171,7 @@ def submitted_too_early(job: JobDescription) -> Iterator[Violation]:
                 not spans[0] <= use.offset <= spans[1]
                 or use.under
                 or use.name in said
-                or use.program not in ("sbatch", "cat", "tee")
+                or use.program not in ("sbatch", "cat", "tee", "echo")
             ):
                 continue
             if JOB_NAMES.fullmatch(use.name) and not job.has(use.name):

@@ -410,6 +410,7 @@ SEQUENCE_CURE = "srun --ntasks-per-node=1 without --nodelist starts all nodes at
 
 def sequence(job: JobDescription) -> Iterator[Violation]:
     """Report launchers that a loop starts on one node after another."""
+    yield from _ranks_in_sequence(job)
     for launch in job.launches:
         srun = launch.srun
         yield from _by_ssh(job, launch)
@@ -418,6 +419,25 @@ def sequence(job: JobDescription) -> Iterator[Violation]:
         node = slurm_options(srun).get("nodelist")
         if node and "$" in (node.value or "") and launch.value("nnodes", "num_machines") not in (None, "1"):
             yield Violation(srun.offset, f"the loop starts {launch.kind} on one node after another")
+
+
+NODE_RANK_OPTION = re.compile(r"--(?:node[-_]rank|machine[-_]rank)(?:=\S*|\Z)")
+
+
+def _ranks_in_sequence(job: JobDescription) -> Iterator[Violation]:
+    """Report a loop of srun in the foreground, each on a node and with a rank of its own, whose program is no known launcher."""
+    starts = {launch.srun.offset for launch in job.launches if launch.srun is not None}
+    for call in job.calls:
+        srun = call.under[-1] if call.under else None
+        if srun is None or srun.program != "srun" or srun.offset in starts or not srun.in_loop or srun.in_function:
+            continue
+        node = slurm_options(srun).get("nodelist")
+        ranked = any(
+            NODE_RANK_OPTION.match(a.text) and "$" in f"{a.text} {b.text if b else ''}" for a, b in call.pairs()
+        )
+        if node and "$" in (node.value or "") and ranked and call.under[0].after not in ("&", "|", "|&"):
+            yield Violation(srun.offset, f"the loop starts {call.written} on one node after another")
+            return
 
 
 def _by_ssh(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:

@@ -142,6 +142,37 @@ def submitted_text(job: JobDescription) -> Iterator[Violation]:
         yield from _not_visible(job, found.start(1), found.end(), body, lines)
 
 
+QUOTED_SCRIPT = re.compile(r"(?m)^[ \t]*echo[ \t]+'(#![^']*)'[ \t]*>[ \t]*(\S+)")
+QUOTED_DOCUMENT = re.compile(r"(?m)^[ \t]*cat\b([^\n]*)<<-?[ \t]*(?:'(\w+)'|\"(\w+)\"|\\(\w+))([^\n]*)\n")
+
+
+def written_text(job: JobDescription) -> Iterator[Violation]:
+    """Report own variables in a script that ``echo '...'`` or a quoted here-document writes."""
+    if job.kind != "script":
+        return
+    for found in QUOTED_SCRIPT.finditer(job.text):
+        if not job.in_comment(found.start(1)):
+            yield from _in_written(job, found.start(), found.start(1), found[1], found[2])
+    for found in QUOTED_DOCUMENT.finditer(job.text):
+        end = re.compile(rf"(?m)^[ \t]*{found[2] or found[3] or found[4]}[ \t]*$").search(job.text, found.end())
+        target = re.search(r">[ \t]*(\S+)", f"{found[1]} {found[5]}")
+        if end and target and not job.in_comment(found.start(1)) and job.text.startswith("#!", found.end()):
+            yield from _in_written(job, found.start(1), found.end(), job.text[found.end() : end.start()], target[1])
+
+
+def _in_written(job: JobDescription, place: int, start: int, body: str, target: str) -> Iterator[Violation]:
+    name = re.escape(target.strip("\"'").rpartition("/")[2])
+    if not body.startswith(("#!/bin/bash", "#! /bin/bash", "#!/usr/bin/env bash", "#!/bin/sh")):
+        return
+    if re.search(
+        rf"(?m)^[^\n]*(?:\bsource|^\s*\.|\bsed\b|envsubst|\bperl\b|eval)[^\n]*{name}", job.text[start + len(body) :]
+    ):
+        return  # it runs in this shell, or is completed before
+    lines = "\n".join(li for li in body.split("\n") if not li.lstrip().startswith("#"))
+    if not re.search(r"\b(?:getopts|awk|perl)\b|<<", lines):
+        yield from _not_visible(job, place, start, body, lines)
+
+
 def _not_visible(job: JobDescription, call: int, start: int, body: str, lines: str) -> Iterator[Violation]:
     inner = set(
         re.findall(r"(?:^|[\s;(])([A-Za-z_]\w*)=|\bfor[ \t]+(\w+)\b|\bread\b[^\n]*?(\w+)$", lines, re.MULTILINE)
@@ -162,6 +193,6 @@ def _not_visible(job: JobDescription, call: int, start: int, body: str, lines: s
         ):
             continue
         at = start + max(0, body.find(use[0]))
-        yield Violation(at, f"${name} is a variable of the outer script, which the job does not get", why=UNSEEN_WHY,
-                        cure=f"export {name} above it, or no quotes around the here-document's mark")  # fmt: skip
+        yield Violation(at, f"${name} is a variable of this script, which the other one does not get", why=UNSEEN_WHY,
+                        cure=f"export {name} above it, or let this shell expand it")  # fmt: skip
         return

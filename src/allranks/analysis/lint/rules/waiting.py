@@ -72,7 +72,7 @@ SERVER = (
     r"vllm\.entrypoints\.\S+|sglang\.launch_server|http\.server|SimpleHTTPServer|ray\s+start\s.*--block|tensorboard(?:\.main)?|jupyter|jupyter-\w+|"
     r"mlflow\s+(?:server|ui)|streamlit\s+run|flask\s+run|aim\s+(?:up|server)|visdom(?:\.server)?|nvidia-smi\s(?:.*\s)?(?:-l|-lms|--loop|--loop-ms)(?:[=\s]\S+)?|"
     r"nvidia-smi\s+(?:dmon|pmon)|nvtop|dcgmi\s+dmon|gpustat\s.*-i|dcgm-exporter|watch\s.*|tail\s+(?:-\w*[fF]|--follow)|sleep\s+inf(?:inity)?|"
-    r"code-server|llama-server|litellm)(?=\s|&|\Z)"
+    r"code-server|llama-server|litellm|dask-(?:scheduler|worker|cuda-worker)|dask\s+(?:scheduler|worker|cuda\s+worker)|etcd|minio\s+server|celery|ngrok|mosquitto|rabbitmq-server|prometheus|node_exporter)(?=\s|&|\Z)"
 )
 OUTER_SERVER = re.compile(SERVER)
 WRAPPED_SERVER = re.compile(r"(?:.*\s(?:run|exec|shell|--|-n\s+\S+|\S+\.(?:sif|simg|sqsh)))?\s+" + SERVER)
