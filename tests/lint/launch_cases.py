@@ -275,6 +275,8 @@ STARTS: list[tuple[str, str, int, str]] = [
         0,
         "",
     ),
+    ("broken-line", B + "torchrun \\\r\n  --nproc_per_node=4 \\\r\n  x.py\r\n", 0, ""),
+    ("dos-line-breaks", B + "torchrun \\\r\n  --nproc_per_node=4 \\\r\n  x.py\r\n", 2, "error"),
     ("mistyped-command", TWO + "load module cuda\n", 7, "warning"),
     ("same-gpu", B + "torchrun --nproc_per_node=$N train.py --data a.yaml --weights w.pt --device 0\n", 2, "warning"),
     ("same-gpu", B + "torchrun --nproc_per_node=$N train.py --device 0\n", 0, ""),

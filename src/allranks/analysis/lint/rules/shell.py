@@ -237,6 +237,8 @@ def continued(job: JobDescription) -> Iterator[Violation]:
             line = job.lines.place(place)[0]
             if not job.lines.line(line)[job.lines.place(place)[1] - 1 :].split("#")[0].strip():
                 reported.add(line + 1)
+                if job.text[place : place + 1] == "\r":
+                    continue  # dos-line-breaks says it once for the file
                 yield Violation(
                     place - 1, "a blank follows the backslash, so the command ends here", fix=_strip(job, line, place)
                 )
