@@ -428,14 +428,16 @@ PROGRAM_TWICE_WHY = "The second word is taken for the script, and there is no fi
 def repeated_words(job: JobDescription) -> Iterator[Violation]:
     """Report ``python python train.py``, ``bash bash run.sh`` and images such as ``docker:name`` without //."""
     for call in job.calls:
-        first = call.args[0] if call.args else None
+        first, second = (*call.args[:2], None, None)[:2]
         if first is None or call.in_substitution or first.quoted:
             continue
-        twice = PYTHON.match(call.program) and PYTHON.fullmatch(first.text) and len(call.args) > 1
-        twice = twice or (call.program in ("bash", "sh") and first.text == call.program and len(call.args) > 1)
+        twice = PYTHON.match(call.program) and PYTHON.fullmatch(first.text) and second is not None
+        twice = twice or (call.program in ("bash", "sh") and first.text == call.program and second is not None)
         if twice and "/" not in first.text and not (job.folder and (job.folder / first.text).exists()):
             text = f"{call.written} gets {first.text} as its script"
-            yield Violation(first.offset, text, why=PROGRAM_TWICE_WHY, cure=f"{call.written} {call.args[1].text}")
+            yield Violation(
+                first.offset, text, why=PROGRAM_TWICE_WHY, cure=f"{call.written} {second.text if second else ''}"
+            )
         elif call.program in ("singularity", "apptainer"):
             image = next((a for a in call.args if re.match(r"(?:docker|library|oras|shub):(?!//)\S", a.text)), None)
             if image is not None:
