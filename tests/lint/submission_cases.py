@@ -18,6 +18,7 @@ DEPENDENCIES: list[tuple[str, str, int, str]] = [
     ("dependency", SUBMIT + "J=$(sbatch a.sbatch)\nJ=${J##* }\nsbatch --dependency=afterok:$J b.sbatch\n", 0, ""),
     ("dependency", SUBMIT + "J=$(sbatch \\\n --parsable a.sbatch)\nsbatch --dependency=afterok:$J b.sbatch\n", 0, ""),
     ("dependency", SUBMIT + "J=$(sbatch --parsable a.sbatch)\nsbatch --dependency afterok=$J b.sbatch\n", 3, "warning"),
+    ("dependency", SUBMIT + "J=$(sbatch --gres=lscratch:9 a.sbatch)\nsbatch --dependency=afterok:$J b.sbatch\n", 0, ""),
     ("option-of-program", SUBMIT + "sbatch train.sbatch --gres=gpu:4 --time=1:00:00\n", 2, "warning"),
     ("option-of-program", SUBMIT + "sbatch train.sh --array=0-3 --partition gpu 7\n", 2, "warning"),
     ("option-of-program", SUBMIT + "sbatch train.sbatch --lr 1e-3 --array float\n", 0, ""),

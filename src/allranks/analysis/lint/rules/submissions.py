@@ -16,6 +16,8 @@ DEPENDENCY_CURE = "ID=$(sbatch --parsable ...)"
 CONDITION = r"(?:after(?:any|ok|notok|corr|burstbuffer)?|expand)"
 SYNTAX_WHY = "sbatch refuses it with 'Job dependency problem', and does not submit the job."
 SUBMITS = re.compile(r"[\"']?(?:\$\(|`)\s*sbatch\s")
+NUMBER_ALONE = re.compile(r"(?i)\b(?:biowulf|lscratch)\b")
+"""Signs of a site whose sbatch prints the number alone (NIH Biowulf)."""
 
 
 def dependency(job: JobDescription) -> Iterator[Violation]:
@@ -43,6 +45,8 @@ def dependency(job: JobDescription) -> Iterator[Violation]:
 
 
 def _message_as_id(job: JobDescription, call: ProgramCall, offset: int) -> Iterator[Violation]:
+    if NUMBER_ALONE.search(job.text):
+        return
     end = job.text.find("\n", offset)
     for use in job.uses:
         if not offset <= use.offset < (end if end >= 0 else len(job.text)) or use.operator:
