@@ -64,7 +64,9 @@ def niced_ranks(folder: Path) -> int:
     return len({log for log in folder.rglob("*.log") if "niceness 7\n" in log.read_text()})
 
 
-def test_they_are_planned_run_and_compared(tmp_path: Path, rows_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def project(tmp_path: Path, rows_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a spec of the toy package's strategy and launcher; the package is on the Python path."""
     site = tmp_path / "site"
     info = site / "toy-1.0.dist-info"
     info.mkdir(parents=True)
@@ -77,24 +79,32 @@ def test_they_are_planned_run_and_compared(tmp_path: Path, rows_file: Path, monk
     spec = tiny_spec(rows_file, tmp_path, strategy={"name": "toy_right"})
     spec["cluster"] = {**spec.get("cluster", {}), "launcher": "nice", "procs_per_node": 2}
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(spec))
+    return tmp_path
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*ALLRANKS, *words], cwd=tmp_path, capture_output=True, text=True, timeout=200)
 
-    planned = run("plan", "s.yaml", "--json")
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ALLRANKS, *words], cwd=folder, capture_output=True, text=True, timeout=200)
+
+
+def test_they_are_planned_and_run(project: Path) -> None:
+    planned = run(project, "plan", "s.yaml", "--json")
     assert planned.returncode == 0, planned.stderr
     plan = json.loads(planned.stdout)
     assert (plan["launcher"], plan["world_size"]) == ("nice", 2)
     kept = {moment["name"]: moment["parts"] for moment in plan["fit"]["moments"]}["loss"]
     assert kept["optimizer_state"] == 8 * plan["fit"]["parameters_trained"]  # of `Replicated`: two moments in float32
-    done = run("run", "s.yaml", "--json", "--set", "cluster.procs_per_node=1")
+    done = run(project, "run", "s.yaml", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert (result["strategy"], result["world_size"]) == ("toy_right", 1)
-    assert niced_ranks(tmp_path) == 1
-    compared = run("compare", "s.yaml", "--strategies", "toy_right,toy_wrong", "--repeats", "1", "--json")
+    assert (result["strategy"], result["world_size"]) == ("toy_right", 2)
+    assert niced_ranks(project) == 2
+
+
+@pytest.mark.full
+def test_they_are_compared(project: Path) -> None:
+    compared = run(project, "compare", "s.yaml", "--strategies", "toy_right,toy_wrong", "--repeats", "1", "--json")
     assert compared.returncode == 1, compared.stderr  # that one of them is wrong
     rows = {row["strategy"]: row for row in json.loads(compared.stdout)["rows"]}
     assert rows["toy_right"]["gates"]["parity"] and rows["toy_right"]["tokens_per_s"]
     assert not rows["toy_wrong"]["gates"]["parity"]
-    assert niced_ranks(tmp_path) == 3  # the launcher started the comparison, too
+    assert niced_ranks(project) == 2  # the launcher started the comparison, too
