@@ -71,10 +71,15 @@ def _plant(bug: str | None) -> None:
         assert bug is None, bug
 
 
+CHANCE = 0.02  # of the elements: their gradient is as small as its rounding, so that chance decides the sign of AdamW's first updates
+
+
 def distance(update: Weights, exact: Weights) -> float:
+    """The relative L2 distance of all but the elements that are furthest away."""
     assert update.keys() == exact.keys()
-    off = sum(float((update[n].double() - exact[n]).square().sum()) for n in exact)
-    return (off / sum(float(e.square().sum()) for e in exact.values())) ** 0.5
+    off = torch.cat([(update[n].double() - exact[n]).square().flatten() for n in exact]).sort().values
+    kept = off[: len(off) - int(CHANCE * len(off))]
+    return float(kept.sum() / sum(e.square().sum() for e in exact.values())) ** 0.5
 
 
 def _trained(name: str, world: DistContext, tokens: Any, how: dict[str, Any], folder: Path) -> list[Weights]:

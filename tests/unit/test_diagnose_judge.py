@@ -385,6 +385,20 @@ def test_a_failed_node_that_no_message_names_is_not_a_survivor(tmp_path: Path, l
     assert (finding.id, finding.host) == ("node_unhealthy", "n2" if lost else None)
 
 
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "answers"])
+def test_the_first_node_that_the_waiting_command_found_lost_is_named(tmp_path: Path, lost: bool) -> None:
+    """The driver was on that node, and the other nodes see only a collective that does not end."""
+    found = (
+        "it does not answer on the network (No route to host)"
+        if lost
+        else "its slurmd answers, so the node is not lost"
+    )
+    gave_up = f'"gave_up": "n1, the job\'s first node, where its script and rank 0 ran, has recorded nothing for too long: Slurm reports the node as mixed ({found}). Job 3 was cancelled."'
+    case = _diagnose(tmp_path, {"driver.json": "{\n" + gave_up + "\n}", "n2.rank1.log": "step 3 loss 0.2"})
+    named = [(f.id, f.host) for f in case.findings]
+    assert (("node_unhealthy", "n1") in named) == lost, named
+
+
 def test_a_kill_is_put_down_to_memory_only_as_far_as_the_logs_say_so(tmp_path: Path) -> None:
     killed = "failed (exitcode: -9) local_rank: 2 (pid: 4174) of binary: /usr/bin/python"
     bare = _diagnose(tmp_path, {"a.log": killed}).findings[0]

@@ -436,6 +436,10 @@ NODE_UNHEALTHY = FailureClass(
         Pattern(r"\b(?P<host>[A-Za-z][\w.-]*) (fell|went) silent\b", "fell silent", "went silent"),
         Pattern(r"DUE TO NODE FAILURE|\bNODE_FAIL\b|JobState=NODE_FAIL", "node failure", "node_fail"),
         Pattern(
+            r"\b(?P<host>[A-Za-z][\w.-]*), the job's first node, .{0,300}\((it does not answer on the network|its slurmd is not running)",
+            "the job's first node",
+        ),
+        Pattern(
             r"(ERROR|FATAL).{0,8}\bnhc\b|\bnhc\b.{0,80}(failed|failure)|Health ?check (failed|failure|error)",
             "nhc",
             "healthcheck fail",
