@@ -281,4 +281,28 @@ STARTS: list[tuple[str, str, int, str]] = [
     ("same-gpu", B + "torchrun --nproc_per_node=$N train.py --data a.yaml --weights w.pt --device 0\n", 2, "warning"),
     ("same-gpu", B + "torchrun --nproc_per_node=$N train.py --device 0\n", 0, ""),
 ]
-LAUNCH_CASES = [*SIZES, *DEVICES, *HOSTS, *RANKS, *OPTIONS, *STARTS]
+NODES = "nodes=(a b)\nfor ((i = 0; i < 2; i++)); do\n"
+REMOTE = "  ssh ${nodes[i]} bash << %s &\n  torchrun --nnodes=2 --node_rank=$i --master_addr=${nodes[0]} x.py\nEND\ndone\nwait\n"
+C10D = "torchrun --nproc_per_node={{ n }} --node_rank=$SLURM_NODEID --rdzv_endpoint $A:$P --rdzv_backend "
+EXPANDED: list[tuple[str, str, int, str]] = [
+    ("not-exported", B + NODES + REMOTE % "END", 0, ""),
+    ("not-exported", B + NODES + REMOTE % "'END'", 5, "error"),
+    ("expanded-too-early", TWO + f'L="{C10D}c10d"\nsrun $L x.py\n', 0, ""),
+    ("expanded-too-early", TWO + f'L="{C10D}static"\nsrun $L x.py\n', 7, "error"),
+    (
+        "expanded-too-early",
+        TWO + 'srun bash -c "' + RUN + '--node_rank $SLURM_PROCID --rdzv_backend=c10d --rdzv_endpoint="$A:$P" x.py"\n',
+        0,
+        "",
+    ),
+    ("never-expanded", TWO + "srun " + RUN + "--rdzv_id=\\$SLURM_JOB_ID x.py\n", 7, "note"),
+    ("variable-not-expanded", TWO + "srun " + RUN + "--rdzv_id=\\$SLURM_JOB_ID x.py\n", 0, ""),
+    ("variable-not-expanded", ONE + RUN + "--rdzv_id='$SLURM_JOB_ID' x.py\n", 7, "note"),
+    (
+        "never-expanded",
+        TWO + "srun " + RUN + "--rdzv_id=\\$SLURM_JOB_ID --node_rank=\\$SLURM_NODEID x.py\n",
+        7,
+        "error",
+    ),
+]
+LAUNCH_CASES = [*EXPANDED, *SIZES, *DEVICES, *HOSTS, *RANKS, *OPTIONS, *STARTS]

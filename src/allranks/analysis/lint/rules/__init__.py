@@ -360,5 +360,6 @@ TOPICS = (
     ("value-split", "stray-line", "test-syntax"),
     ("variable-in-directive", "typographic-character", "directive-not-read", "directive-refused"),
     ("srun-without-command", "broken-line"),
+    ("never-expanded", "variable-not-expanded"),
 )
 """Rules that see one mistake from several sides: of each group, a line has only the most severe finding, or else the first one."""
