@@ -305,4 +305,15 @@ EXPANDED: list[tuple[str, str, int, str]] = [
         "error",
     ),
 ]
-LAUNCH_CASES = [*EXPANDED, *SIZES, *DEVICES, *HOSTS, *RANKS, *OPTIONS, *STARTS]
+ON_ALL = "for h in a b; do\n  srun -N1 -n1 -w $h torchrun --nnodes=2 x.py &\ndone\n"
+RESULTS: list[tuple[str, str, int, str]] = [
+    ("exit-code-lost", TWO + ON_ALL + "wait\necho done\n", 10, "note"),
+    ("exit-code-lost", TWO + ON_ALL.replace("&", "& p+=($!)") + "wait\n", 0, ""),
+    ("exit-code-lost", TWO + ON_ALL + "wait\npython check.py\n", 0, ""),
+    ("exit-code-lost", TWO + "srun torchrun x.py\necho ==\necho at $(date)\necho code: $?\n", 10, "warning"),
+    ("exit-code-lost", TWO + "srun torchrun x.py\necho code: $?\nexit 1\n", 0, ""),
+    ("exit-code-lost", TWO + "srun torchrun x.py\nrc=$?\necho code\nexit $rc\n", 0, ""),
+    ("exit-code-lost", TWO + "srun torchrun x.py \\\n  --a b \\\n  | tee log\necho end\n", 9, "warning"),
+    ("exit-code-lost", B + "python x.py | tee log\necho end\n", 2, "note"),
+]
+LAUNCH_CASES = [*RESULTS, *EXPANDED, *SIZES, *DEVICES, *HOSTS, *RANKS, *OPTIONS, *STARTS]

@@ -128,7 +128,13 @@ FIXED_NAME_IN_TMP = _all(storage.fixed, storage.lone_dollar)
 OUTPUT_FOLDER = _all(directives.output, directives.log_in_root)
 SCRIPT_FOLDER = _all(directives.script_folder, directives.own_folder, directives.in_home)
 CONTAINER_SHELL_ENDED = _all(environments.container_ended, environments.activated_elsewhere, environments.deactivated)
-EXIT_CODE_LOST = _all(exit_codes.exit_code, exit_codes.piped_inside, exit_codes.echoed_failure, exit_codes.piped_script)
+EXIT_CODE_LOST = _all(
+    exit_codes.exit_code,
+    exit_codes.piped_inside,
+    exit_codes.echoed_failure,
+    exit_codes.piped_script,
+    waiting.results_of_wait,
+)
 BACKGROUND_NOT_AWAITED = _all(waiting.background, waiting.scripts_in_background, waiting.waits_for_last)
 OPTION_TWICE = _all(requests.twice, requests.settings_twice)
 EXPANDED_TOO_EARLY = _all(dataflow.early, dataflow.submitted_too_early)
