@@ -281,6 +281,7 @@ STARTS: list[tuple[str, str, int, str]] = [
     ("same-gpu", B + "torchrun --nproc_per_node=$N train.py --data a.yaml --weights w.pt --device 0\n", 2, "warning"),
     ("same-gpu", B + "torchrun --nproc_per_node=$N train.py --device 0\n", 0, ""),
 ]
+ARRAY_JOB = "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --gres=gpu:1\n"
 NODES = "nodes=(a b)\nfor ((i = 0; i < 2; i++)); do\n"
 REMOTE = "  ssh ${nodes[i]} bash << %s &\n  torchrun --nnodes=2 --node_rank=$i --master_addr=${nodes[0]} x.py\nEND\ndone\nwait\n"
 C10D = "torchrun --nproc_per_node={{ n }} --node_rank=$SLURM_NODEID --rdzv_endpoint $A:$P --rdzv_backend "
@@ -316,4 +317,37 @@ RESULTS: list[tuple[str, str, int, str]] = [
     ("exit-code-lost", TWO + "srun torchrun x.py \\\n  --a b \\\n  | tee log\necho end\n", 9, "warning"),
     ("exit-code-lost", B + "python x.py | tee log\necho end\n", 2, "note"),
 ]
-LAUNCH_CASES = [*RESULTS, *EXPANDED, *SIZES, *DEVICES, *HOSTS, *RANKS, *OPTIONS, *STARTS]
+OPEN = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH -c 2\n#SBATCH --gres=gpu:4\n"
+IDLE = "D=$(nvidia-smi --query-gpu=index,memory.used --format=csv | sort -n | head -n 1)\n"
+OWN = "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --gres=gpu:2\n#SBATCH --ntasks-per-node=%d\npython fit.py --config lightning.yaml\n"
+FIRST_WORDS: list[tuple[str, str, int, str]] = [
+    ("mistyped-command", TWO + "srun -n2 OMP_NUM_THREADS=4 python x.py\n", 7, "error"),
+    ("mistyped-command", TWO + "nohup A=1 python x.py &\nwait\n", 7, "error"),
+    ("mistyped-command", TWO + "mpirun -np 4 A=1 python x.py\n", 7, "error"),
+    ("mistyped-command", TWO + "mpirun -np 4 -x A=1 python x.py\nA=1 srun python x.py a=1\n", 0, ""),
+    (
+        "mistyped-command",
+        TWO + "srun env A=1 python x.py\nsrun --export ALL,A=1 python x.py\ntime A=1 python x.py\n",
+        0,
+        "",
+    ),
+    ("broken-line", ONE + 'srun bash -c "python x.py \\\n  --a 1 \\\n\n  --b 2\n"\n', 8, "error"),
+    ("broken-line", ONE + 'srun bash -c "python x.py \\\n  --a 1 \\\n  --b 2\n"\n', 0, ""),
+    ("unset-variable", "N=${HOSTS[$3]}\ntorchrun --nproc_per_node=4 x.py $N\n", 1, "warning"),
+    ("unset-variable", "H() { echo ${HOSTS[$1]}; }\n", 0, ""),
+    ("unset-variable", "read -ra HOSTS < hosts\nN=${HOSTS[$3]}\necho ${BASH_REMATCH[1]}\npython x.py $N\n", 0, ""),
+    ("too-few-slots", OPEN + "mpirun -n 6 python x.py\n", 5, "warning"),
+    ("too-few-slots", OPEN + "#SBATCH -n 8\nmpirun -n 6 python x.py\n", 0, ""),
+    ("too-few-slots", OPEN + "mpirun -n 6 --oversubscribe python x.py\n", 0, ""),
+    ("too-few-slots", OPEN + "module load intel/2023\nmpirun -n 6 python x.py\n", 0, ""),
+    ("too-few-slots", OPEN.replace("-c 2", "--exclusive") + "mpirun -n 6 python x.py\n", 0, ""),
+    ("visible-devices", ARRAY_JOB + IDLE + "export CUDA_VISIBLE_DEVICES=$D\npython x.py\n", 5, "warning"),
+    ("visible-devices", ARRAY_JOB + IDLE + "export CUDA_VISIBLE_DEVICES=$SLURM_LOCALID\npython x.py\n", 0, ""),
+    ("visible-devices", B + IDLE + "export CUDA_VISIBLE_DEVICES=$D\npython x.py\n", 0, ""),
+    ("tasks-contradict", OWN % 16, 4, "warning"),
+    ("tasks-contradict", OWN % 1, 0, ""),
+    ("idle-nodes", "#!/bin/sh\n#$ -l f_node=2\n#$ -l h_rt=1:00:00\npython3 train.py\n", 4, "warning"),
+    ("idle-nodes", "#!/bin/sh\n#$ -l f_node=1\n#$ -l h_rt=1:00:00\npython3 train.py\n", 0, ""),
+    ("idle-nodes", "#!/bin/sh\n#$ -l rt_F=2\nmpirun -n 2 python3 train.py\n", 0, ""),
+]
+LAUNCH_CASES = [*FIRST_WORDS, *RESULTS, *EXPANDED, *SIZES, *DEVICES, *HOSTS, *RANKS, *OPTIONS, *STARTS]

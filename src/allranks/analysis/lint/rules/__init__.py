@@ -83,12 +83,17 @@ UNSET_VARIABLE = _all(
     unset_variables.other_names,
     lines.empty_value,
     unset_variables.other_case,
+    subshells.foreign_arrays,
     submissions.submitted_text,
     submissions.written_text,
 )
 TEST_SYNTAX = _all(shell.brackets, conditions.conditions, shell.unset_value, shell.colon_assignment)
 MISTYPED_COMMAND = _all(
-    commands.mistyped, commands.misspelt_commands, options.misspelt_subcommands, commands.repeated_words
+    commands.mistyped,
+    commands.misspelt_commands,
+    lines.assigned_program,
+    options.misspelt_subcommands,
+    commands.repeated_words,
 )
 IDLE_GPUS = _certain_first(
     gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device, counts.told_fewer, counts.few_in_parallel
@@ -110,6 +115,7 @@ VISIBLE_DEVICES = _all(
     gpus.of_all_ranks,
     gpus.of_loops,
     sizes.unreadable_list,
+    sizes.queried_devices,
 )
 SEVERAL_TORCHRUNS = _all(
     tasks.several, steps.launchers_in_tasks, steps.per_gpu_tasks, hostfiles.on_every_node, ranks.launchers_by_mpirun
@@ -165,7 +171,11 @@ NO_EFFECT = _all(variables.no_effect, counts.never_default)
 DEVICE_OF_ONE_GPU = _all(counts.device_of_one, gpus.beyond_visible)
 SAME_GPU = _all(counts.same_gpu, gpus.overlapping, sizes.device_of_all)
 TASKS_CONTRADICT = _all(
-    counts.contradicting_tasks, counts.gpus_of_tasks, counts.step_of_one_task, sizes.lightning_alone
+    counts.contradicting_tasks,
+    counts.gpus_of_tasks,
+    counts.step_of_one_task,
+    sizes.lightning_alone,
+    sizes.lightning_tasks,
 )
 HOST_FILE = _all(hostfiles.one_line, hostfiles.host_lines, hostfiles.include_form)
 ONE_NODE_ONLY = _all(tasks.one_node, ranks.factory_alone)
