@@ -55,8 +55,8 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
             return
         if outer.after in ("|", "|&") and not pipefail and not _looks(job, outer):
             text = f"{what} is piped, so its exit code is lost: a pipe returns that of its last command"
-            last = _end_of_pipe(job, outer)
-            used = errexit or _pipe_is_tested(job, outer) or (job.is_job and last is not None and last.program == "tee")
+            last, asked = _end_of_pipe(job, outer), job.is_job or outer.program == "srun"
+            used = errexit or _pipe_is_tested(job, outer) or (asked and last is not None and last.program == "tee")
             place = last.offset if last is not None and last.program == "tee" else outer.offset
             yield Violation(place, text, fix=_add_pipefail(job, errexit), severity=None if used else "note")
             return
