@@ -197,7 +197,10 @@ def submitted_too_early(job: JobDescription) -> Iterator[Violation]:
             if JOB_NAMES.fullmatch(use.name) and not job.has(use.name):
                 said.add(use.name)
                 text = f"${use.name} is expanded when the job is submitted, where it is not set"
-                yield Violation(use.offset, text, why=TOO_EARLY_WHY, cure=f"\\${use.name}, or <<'EOF' with quotes")
+                shown = re.match(r"[ \t]*(?:echo|printf)\b", job.line_of(use.offset))
+                shown = shown and job.lines.start(job.lines.place(use.offset)[0]) > spans[0]
+                cure = f"\\${use.name}, or <<'EOF' with quotes"
+                yield Violation(use.offset, text, why=TOO_EARLY_WHY, cure=cure, severity="note" if shown else None)
             elif use.name not in job.by_name and _set_inside(job, use.name, body.text):
                 said.add(use.name)
                 text = f"${use.name} is expanded when the job is submitted, but set only in the job's script"

@@ -119,6 +119,8 @@ def _of_echo(job: JobDescription) -> Iterator[Violation]:
         work = before[-len(messages) - 1] if len(messages) < len(before) else None
         if not messages or work is None or work.offset not in works or work.after in ("&", "&&", "||", "|", "|&"):
             continue
+        if any(work.offset in a.source.at for a in job.assignments):
+            continue  # it stands in a variable: where it runs is unknown here
         if any(c.branch != work.branch or c.after not in ("\n", ";") for c in messages):
             continue
         between = any(

@@ -248,7 +248,7 @@ def continued(job: JobDescription) -> Iterator[Violation]:
         if job.lines.line(line)[: column - 1].strip():
             continue  # command -v, exec -a
         if (
-            (not call.under or call.under[-1].program in SHELLS)
+            (not call.under or (call.under[-1].program in SHELLS and "\\\r\n" not in job.text))
             and re.match(r"--?[A-Za-z][\w-]*", call.written)
             and line not in reported
             and not call.in_substitution

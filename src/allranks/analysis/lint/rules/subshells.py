@@ -459,7 +459,7 @@ def foreign_arrays(job: JobDescription) -> Iterator[Violation]:
             or (use.in_function and not job.is_job)
             or OWN_LAST_PART.match(job.text)
             or re.search(
-                rf"(?<![$\w{{]){use.name}(?:\+?=|\[[^\]\n]*\]\+?=|\b[ \t]*(?:<|$))|[ \t]{use.name}[ \t;\n]",
+                rf"(?<![$\w{{]){use.name}(?:\+?=|\[.*\]\+?=|\b[ \t]*(?:<|$))|[ \t]{use.name}[ \t;\n]",
                 job.text,
                 re.M,
             )
