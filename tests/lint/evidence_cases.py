@@ -62,7 +62,7 @@ WORKING: list[tuple[str, str, int, str]] = [
     ("misspelled-variable", TWO + "export GLOO_SOCKET_FAMILY=AF_INET\n", 7, "note"),
     ("misspelled-variable", TWO + "export NCCL_OWN_SETTING=1\n", 7, "note"),
     ("misspelled-variable", TWO + "export NCCL_MIN_CHANNELS=32\n", 7, "warning"),
-    ("exit-code-lost", ONE + "torchrun --standalone x.py | tee log\n", 7, "note"),
+    ("exit-code-lost", ONE + "torchrun --standalone x.py | tee log\n", 7, "warning"),
     ("exit-code-lost", ONE + "set -e\ntorchrun --standalone x.py | tee log\n", 8, "warning"),
     ("exit-code-lost", ONE + "torchrun --standalone x.py | tee log || exit 1\npython eval.py\n", 7, "warning"),
     ("exit-code-lost", ONE + "torchrun --standalone x.py\nexit 0\n", 8, "note"),

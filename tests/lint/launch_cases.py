@@ -281,4 +281,83 @@ STARTS: list[tuple[str, str, int, str]] = [
     ("same-gpu", B + "torchrun --nproc_per_node=$N train.py --data a.yaml --weights w.pt --device 0\n", 2, "warning"),
     ("same-gpu", B + "torchrun --nproc_per_node=$N train.py --device 0\n", 0, ""),
 ]
-LAUNCH_CASES = [*SIZES, *DEVICES, *HOSTS, *RANKS, *OPTIONS, *STARTS]
+ARRAY_JOB = "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --gres=gpu:1\n"
+NODES = "nodes=(a b)\nfor ((i = 0; i < 2; i++)); do\n"
+REMOTE = "  ssh ${nodes[i]} bash << %s &\n  torchrun --nnodes=2 --node_rank=$i --master_addr=${nodes[0]} x.py\nEND\ndone\nwait\n"
+C10D = "torchrun --nproc_per_node={{ n }} --node_rank=$SLURM_NODEID --rdzv_endpoint $A:$P --rdzv_backend "
+EXPANDED: list[tuple[str, str, int, str]] = [
+    ("not-exported", B + NODES + REMOTE % "END", 0, ""),
+    ("not-exported", B + NODES + REMOTE % "'END'", 5, "error"),
+    ("expanded-too-early", TWO + f'L="{C10D}c10d"\nsrun $L x.py\n', 0, ""),
+    ("expanded-too-early", TWO + f'L="{C10D}static"\nsrun $L x.py\n', 7, "error"),
+    (
+        "expanded-too-early",
+        TWO + 'srun bash -c "' + RUN + '--node_rank $SLURM_PROCID --rdzv_backend=c10d --rdzv_endpoint="$A:$P" x.py"\n',
+        0,
+        "",
+    ),
+    ("never-expanded", TWO + "srun " + RUN + "--rdzv_id=\\$SLURM_JOB_ID x.py\n", 7, "note"),
+    ("variable-not-expanded", TWO + "srun " + RUN + "--rdzv_id=\\$SLURM_JOB_ID x.py\n", 0, ""),
+    ("variable-not-expanded", ONE + RUN + "--rdzv_id='$SLURM_JOB_ID' x.py\n", 7, "note"),
+    (
+        "never-expanded",
+        TWO + "srun " + RUN + "--rdzv_id=\\$SLURM_JOB_ID --node_rank=\\$SLURM_NODEID x.py\n",
+        7,
+        "error",
+    ),
+]
+ON_ALL = "for h in a b; do\n  srun -N1 -n1 -w $h torchrun --nnodes=2 x.py &\ndone\n"
+RESULTS: list[tuple[str, str, int, str]] = [
+    ("exit-code-lost", TWO + ON_ALL + "wait\necho done\n", 10, "note"),
+    ("exit-code-lost", TWO + ON_ALL.replace("&", "& p+=($!)") + "wait\n", 0, ""),
+    ("exit-code-lost", TWO + ON_ALL + "wait\npython check.py\n", 0, ""),
+    ("exit-code-lost", TWO + "srun torchrun x.py\necho ==\necho at $(date)\necho code: $?\n", 10, "warning"),
+    ("exit-code-lost", TWO + "srun torchrun x.py\necho code: $?\nexit 1\n", 0, ""),
+    ("exit-code-lost", TWO + "srun torchrun x.py\nrc=$?\necho code\nexit $rc\n", 0, ""),
+    ("exit-code-lost", TWO + "srun torchrun x.py \\\n  --a b \\\n  | tee log\necho end\n", 9, "warning"),
+    ("exit-code-lost", B + "python x.py | tee log\necho end\n", 2, "note"),
+]
+OPEN = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH -c 2\n#SBATCH --gres=gpu:4\n"
+IDLE = "D=$(nvidia-smi --query-gpu=index,memory.used --format=csv | sort -n | head -n 1)\n"
+OWN = "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --gres=gpu:2\n#SBATCH --ntasks-per-node=%d\npython fit.py --config lightning.yaml\n"
+FIRST_WORDS: list[tuple[str, str, int, str]] = [
+    ("mistyped-command", TWO + "srun -n2 OMP_NUM_THREADS=4 python x.py\n", 7, "error"),
+    ("mistyped-command", TWO + "nohup A=1 python x.py &\nwait\n", 7, "error"),
+    ("mistyped-command", TWO + "mpirun -np 4 A=1 python x.py\n", 7, "error"),
+    ("mistyped-command", TWO + "mpirun -np 4 -x A=1 python x.py\nA=1 srun python x.py a=1\n", 0, ""),
+    (
+        "mistyped-command",
+        TWO + "srun env A=1 python x.py\nsrun --export ALL,A=1 python x.py\ntime A=1 python x.py\n",
+        0,
+        "",
+    ),
+    ("broken-line", ONE + 'srun bash -c "python x.py \\\n  --a 1 \\\n\n  --b 2\n"\n', 8, "error"),
+    ("broken-line", ONE + 'srun bash -c "python x.py \\\n  --a 1 \\\n  --b 2\n"\n', 0, ""),
+    ("unset-variable", "N=${HOSTS[$3]}\ntorchrun --nproc_per_node=4 x.py $N\n", 1, "warning"),
+    ("unset-variable", "H() { echo ${HOSTS[$1]}; }\n", 0, ""),
+    ("unset-variable", "read -ra HOSTS < hosts\nN=${HOSTS[$3]}\necho ${BASH_REMATCH[1]}\npython x.py $N\n", 0, ""),
+    ("unset-variable", ARRAY_JOB + "A[${#A[@]}]=1\npython x.py ${A[$I]}\n", 0, ""),
+    ("broken-line", 'bash -c "python x.py \\\r\n  --a 1 \\\r\n  --b 2"\r\n', 0, ""),
+    ("exit-code-lost", ONE + 'E="srun python x.py"\necho start\n$E; rc=$?\nexit $rc\n', 0, ""),
+    (
+        "expanded-too-early",
+        'echo "#!/bin/bash\n#SBATCH -n 1\necho "$SLURM_JOB_NAME"\npython x.py" > j\nsbatch j\n',
+        3,
+        "note",
+    ),
+    ("expanded-too-early", 'echo "#!/bin/bash\n#SBATCH -n 1\npython x.py $SLURM_JOB_NAME" > j\nsbatch j\n', 3, "error"),
+    ("too-few-slots", OPEN + "mpirun -n 6 python x.py\n", 5, "warning"),
+    ("too-few-slots", OPEN + "#SBATCH -n 8\nmpirun -n 6 python x.py\n", 0, ""),
+    ("too-few-slots", OPEN + "mpirun -n 6 --oversubscribe python x.py\n", 0, ""),
+    ("too-few-slots", OPEN + "module load intel/2023\nmpirun -n 6 python x.py\n", 0, ""),
+    ("too-few-slots", OPEN.replace("-c 2", "--exclusive") + "mpirun -n 6 python x.py\n", 0, ""),
+    ("visible-devices", ARRAY_JOB + IDLE + "export CUDA_VISIBLE_DEVICES=$D\npython x.py\n", 5, "warning"),
+    ("visible-devices", ARRAY_JOB + IDLE + "export CUDA_VISIBLE_DEVICES=$SLURM_LOCALID\npython x.py\n", 0, ""),
+    ("visible-devices", B + IDLE + "export CUDA_VISIBLE_DEVICES=$D\npython x.py\n", 0, ""),
+    ("tasks-contradict", OWN % 16, 4, "warning"),
+    ("tasks-contradict", OWN % 1, 0, ""),
+    ("idle-nodes", "#!/bin/sh\n#$ -l f_node=2\n#$ -l h_rt=1:00:00\npython3 train.py\n", 4, "warning"),
+    ("idle-nodes", "#!/bin/sh\n#$ -l f_node=1\n#$ -l h_rt=1:00:00\npython3 train.py\n", 0, ""),
+    ("idle-nodes", "#!/bin/sh\n#$ -l rt_F=2\nmpirun -n 2 python3 train.py\n", 0, ""),
+]
+LAUNCH_CASES = [*FIRST_WORDS, *RESULTS, *EXPANDED, *SIZES, *DEVICES, *HOSTS, *RANKS, *OPTIONS, *STARTS]

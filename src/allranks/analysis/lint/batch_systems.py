@@ -80,14 +80,16 @@ def _count(text: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) <= LARGEST else None
 
 
-# ------------------------------------------------------------------------ LSF, Cobalt, PJM and NQSV
+# ------------------------------------------------------------------------ LSF, Cobalt, PJM, NQSV and whole nodes of Grid Engine
 
 # https://www.ibm.com/docs/en/spectrum-lsf (bsub -n, -R, -gpu, and -nnodes of its extension CSM), https://www.alcf.anl.gov (qsub of Cobalt),
-# https://software.fujitsu.com (pjsub -L), https://sxauroratsubasa.sakura.ne.jp (qsub -b of NQSV, whose lines begin with #PBS)
+# https://software.fujitsu.com (pjsub -L), https://sxauroratsubasa.sakura.ne.jp (qsub -b of NQSV, whose lines begin with #PBS),
+# https://www.t4.cii.isct.ac.jp, https://abci.ai (-l f_node, node_f and rt_F of TSUBAME and ABCI)
 NODE_COUNTS = (
     re.compile(r"#BSUB\s.*?-nnodes[ \t=]+(\d{1,6})\b"),
     re.compile(r"#COBALT\s.*?(?:-n|--nodecount)[ \t=]*(\d{1,6})\b"),
     re.compile(r"#PJM\s.*?-L\s*\"?(?:\S*,)?node=(\d{1,6})\b"),
+    re.compile(r"#\$\s.*?-l\s*(?:\S*,)?(?:f_node|node_f|rt_F)=(\d{1,6})\b"),
     re.compile(r"#PBS\s(?:.*\s)?-b\s*(\d{1,6})\s*(?:#.*)?$"),
 )
 SLOTS = re.compile(r"#BSUB\s.*?-n[ \t]+(\d{1,6})\b")
@@ -97,7 +99,7 @@ GPU_COUNTS = (
     re.compile(r"#BSUB\s.*?rusage\[[^\]]*ngpus(?:_excl_p|_physical|_shared)?=(\d{1,6})"),
     re.compile(r"#PBS\s.*?gpunum_job\s*=\s*(\d{1,6})"),
 )
-OTHER_DIRECTIVE = re.compile(r"#(?:BSUB|COBALT|PJM|PBS)\s")
+OTHER_DIRECTIVE = re.compile(r"#(?:BSUB|COBALT|PJM|PBS|\$)\s")
 
 
 class HostRequest(msgspec.Struct, frozen=True):
@@ -114,6 +116,8 @@ def read_hosts(source: MappedText, comments: set[int]) -> HostRequest | None:
     span: tuple[str, int] | None = None
     place, systems = 0, set[str]()
     for offset, line in _other_directives(source, comments):
+        if line.startswith("#$") and not NODE_COUNTS[3].match(line):
+            continue  # other requests of Grid Engine name resources of a site
         systems.add(line[:5])
         for pattern in NODE_COUNTS:
             if found := pattern.match(line):
@@ -125,7 +129,7 @@ def read_hosts(source: MappedText, comments: set[int]) -> HostRequest | None:
             slots, place = int(found[1]), place or offset
         if found := SLOTS_PER_HOST.match(line):
             span = (found[1], int(found[2]))
-    if not systems or (systems == {"#PBS "} and nodes is None):
+    if not systems or (systems <= {"#PBS ", "#$ -l"} and nodes is None):
         return None
     if nodes is None and "#BSUB" in systems:
         nodes = _hosts_of_slots(slots, span)

@@ -34,6 +34,9 @@ DECLARING = {"export", "declare", "typeset", "local", "readonly"}
 NAMING = {"read", "mapfile", "readarray", "getopts", "printf", "let", "declare", "typeset", "local", "readonly", "set"}
 VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]]*\])?")
 INNER_NAMES = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
+EXPANDED_IN_DOCUMENT = re.compile(
+    r"\\[$`\\]|\$\{([A-Za-z_]\w*(?:\[[^\]{}\n]*\])?[^\[{}\n]*)\}|\$([A-Za-z_]\w*)", re.ASCII
+)
 DEFAULTS = (":-", "-", ":=", "=")
 MAX_SHELLS = 6  # nested shells
 MAX_VALUE = 20_000  # maximum length of a variable: x=$x$x grows without limit
@@ -243,19 +246,23 @@ class _CommandReader:
             return unresolved_text(f"({restore_variables(text)})", part.source.where(0))
         if part.kind == "arithmetic":
             return unresolved_text(f"(({restore_variables(text)}))", part.source.where(0))
+        return self._value(text, part.source.where(0))
+
+    def _value(self, text: str, offset: int) -> MappedText:
+        """Return what the shell puts in the place of ``${text}``."""
         found = VARIABLE.match(text)
         known = self.reading.variables.get(found[1]) if found else None
         if found is None or known is None:
-            return unresolved_text(restore_variables(text), part.source.where(0))
+            return unresolved_text(restore_variables(text), offset)
         index, operator = (found[2] or "")[1:-1], text[found.end() :]
         if operator and not operator.startswith(DEFAULTS):
-            return unresolved_text(restore_variables(text), part.source.where(0))
+            return unresolved_text(restore_variables(text), offset)
         if known.items is not None and index not in ("@", "*"):
             first = known.items[0].text if known.items else ""
             if (
                 index and not index.isdecimal() and not re.search(r"\s", first)
             ):  # of several commands, the first stands for all
-                return unresolved_text(restore_variables(text), part.source.where(0))
+                return unresolved_text(restore_variables(text), offset)
             number = int(index) if index.isdecimal() and len(index) < 6 else 0
             return known.items[number] if number < len(known.items) else MappedText("")
         return known.source
@@ -273,7 +280,8 @@ class _CommandReader:
             if known is not None and known.items is not None and (name and name[2] in ("[@]", "[*]")):
                 args += [Argument(item, word.offset, True) for item in known.items]
             elif any(p.kind == "variable" and not p.quoted for p in word.parts):
-                args += [Argument(piece, piece.where(0)) for piece in _fields(source)]
+                split = [p.kind == "variable" and not p.quoted for p in parts for _ in self._piece(p).text]
+                args += [Argument(piece, piece.where(0)) for piece in _fields(source, split)]
             else:
                 quoted = any(p.quoted for p in word.parts)
                 if source.text or quoted:
@@ -366,16 +374,16 @@ class _CommandReader:
         # Expansions happen as between double quotes, but " itself is an ordinary character.
         pieces: list[MappedText] = []
         i = 0
-        for found in re.finditer(r"\\[$`\\]|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$([A-Za-z_][A-Za-z0-9_]*)", body.text):
+        for found in EXPANDED_IN_DOCUMENT.finditer(body.text):
             pieces.append(body.part(i, found.start()))
             i = found.end()
-            name = found[1] or found[2]
+            inner = found[1] or found[2]
+            name = VARIABLE.match(inner) if inner else None
             if name is None:
                 pieces.append(body.part(i - 1, i))
                 continue
-            self._use(name, body.where(found.start()), "")
-            known = self.reading.variables.get(name)
-            pieces.append(known.source if known else unresolved_text(name, body.where(found.start())))
+            self._use(name[1], body.where(found.start()), inner[name.end() :], name[2] or "")
+            pieces.append(self._value(inner, body.where(found.start())))
         return join_texts([*pieces, body.part(i, len(body.text))])
 
 
@@ -393,13 +401,13 @@ def _from_env(arg: Argument, call: ProgramCall) -> Assignment:
     return Assignment(name, arg.source.part(len(name) + 1, len(arg.source.text)), arg.offset, True, call.under)
 
 
-def _fields(source: MappedText) -> list[MappedText]:
-    """Split at blanks as the shell does for an unquoted variable; unresolved parts stay whole."""
+def _fields(source: MappedText, split: list[bool]) -> list[MappedText]:
+    """Split at the blanks of unquoted variables, which `split` marks, as the shell does; unresolved parts stay whole."""
     found: list[MappedText] = []
     start, inside = None, False
     for i, char in enumerate(source.text):
         inside = (inside or char == UNRESOLVED_OPEN) and char != UNRESOLVED_CLOSE
-        blank = char.isspace() and not inside
+        blank = char.isspace() and not inside and split[i]
         if not blank and start is None:
             start = i
         if blank and start is not None:

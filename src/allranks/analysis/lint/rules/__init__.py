@@ -83,12 +83,17 @@ UNSET_VARIABLE = _all(
     unset_variables.other_names,
     lines.empty_value,
     unset_variables.other_case,
+    subshells.foreign_arrays,
     submissions.submitted_text,
     submissions.written_text,
 )
 TEST_SYNTAX = _all(shell.brackets, conditions.conditions, shell.unset_value, shell.colon_assignment)
 MISTYPED_COMMAND = _all(
-    commands.mistyped, commands.misspelt_commands, options.misspelt_subcommands, commands.repeated_words
+    commands.mistyped,
+    commands.misspelt_commands,
+    lines.assigned_program,
+    options.misspelt_subcommands,
+    commands.repeated_words,
 )
 IDLE_GPUS = _certain_first(
     gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device, counts.told_fewer, counts.few_in_parallel
@@ -110,6 +115,7 @@ VISIBLE_DEVICES = _all(
     gpus.of_all_ranks,
     gpus.of_loops,
     sizes.unreadable_list,
+    sizes.queried_devices,
 )
 SEVERAL_TORCHRUNS = _all(
     tasks.several, steps.launchers_in_tasks, steps.per_gpu_tasks, hostfiles.on_every_node, ranks.launchers_by_mpirun
@@ -128,7 +134,13 @@ FIXED_NAME_IN_TMP = _all(storage.fixed, storage.lone_dollar)
 OUTPUT_FOLDER = _all(directives.output, directives.log_in_root)
 SCRIPT_FOLDER = _all(directives.script_folder, directives.own_folder, directives.in_home)
 CONTAINER_SHELL_ENDED = _all(environments.container_ended, environments.activated_elsewhere, environments.deactivated)
-EXIT_CODE_LOST = _all(exit_codes.exit_code, exit_codes.piped_inside, exit_codes.echoed_failure, exit_codes.piped_script)
+EXIT_CODE_LOST = _all(
+    exit_codes.exit_code,
+    exit_codes.piped_inside,
+    exit_codes.echoed_failure,
+    exit_codes.piped_script,
+    waiting.results_of_wait,
+)
 BACKGROUND_NOT_AWAITED = _all(waiting.background, waiting.scripts_in_background, waiting.waits_for_last)
 OPTION_TWICE = _all(requests.twice, requests.settings_twice)
 EXPANDED_TOO_EARLY = _all(dataflow.early, dataflow.submitted_too_early)
@@ -159,7 +171,11 @@ NO_EFFECT = _all(variables.no_effect, counts.never_default)
 DEVICE_OF_ONE_GPU = _all(counts.device_of_one, gpus.beyond_visible)
 SAME_GPU = _all(counts.same_gpu, gpus.overlapping, sizes.device_of_all)
 TASKS_CONTRADICT = _all(
-    counts.contradicting_tasks, counts.gpus_of_tasks, counts.step_of_one_task, sizes.lightning_alone
+    counts.contradicting_tasks,
+    counts.gpus_of_tasks,
+    counts.step_of_one_task,
+    sizes.lightning_alone,
+    sizes.lightning_tasks,
 )
 HOST_FILE = _all(hostfiles.one_line, hostfiles.host_lines, hostfiles.include_form)
 ONE_NODE_ONLY = _all(tasks.one_node, ranks.factory_alone)
@@ -360,5 +376,6 @@ TOPICS = (
     ("value-split", "stray-line", "test-syntax"),
     ("variable-in-directive", "typographic-character", "directive-not-read", "directive-refused"),
     ("srun-without-command", "broken-line"),
+    ("never-expanded", "variable-not-expanded"),
 )
 """Rules that see one mistake from several sides: of each group, a line has only the most severe finding, or else the first one."""

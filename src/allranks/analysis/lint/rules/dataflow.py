@@ -56,6 +56,8 @@ def early(job: JobDescription) -> Iterator[Violation]:
     for use in job.uses:
         if under_srun(use.under) or use.in_function or use.program in HARMLESS or use.offset in ignored:
             continue
+        if _is_rank_for_c10d(job, use):
+            continue
         if any(c.program in REMOTE_SHELLS for c in use.under):
             continue  # `_over_ssh` reports these
         if _set_again(job, use):
@@ -107,6 +109,24 @@ def _ignored_ranks(job: JobDescription) -> set[int]:
             for arg in launch.call.args[index : index + 2]:
                 found.update(arg.source.at)
     return found
+
+
+RANK_BEFORE = re.compile(r"--(?:node|machine)[-_]rank(?:=|[ \t]+)[\"']?\$\{?\Z")
+MEETS_BY_C10D = (re.compile(r"--rdzv[-_]backend[= \t]+[\"']?(?:c10d|etcd)\b"), re.compile(r"--rdzv[-_]endpoint\b"))
+
+
+def _is_rank_for_c10d(job: JobDescription, use: VariableUse) -> bool:
+    """Return whether it is the node rank in a text that has c10d too: a launcher in a variable, or in a template."""
+    text = job.text
+    if use.program != "=" or not RANK_BEFORE.search(text[max(0, use.offset - 40) : use.offset]):
+        return False
+    start, end = text.rfind("\n", 0, use.offset), text.find("\n", use.offset)
+    while start > 0 and text[start - 1] == "\\":
+        start = text.rfind("\n", 0, start)
+    while end > 0 and text[end - 1] == "\\":
+        end = text.find("\n", end + 1)
+    line = text[start + 1 : end if end >= 0 else len(text)]
+    return all(pattern.search(line) for pattern in MEETS_BY_C10D)
 
 
 def _set_again(job: JobDescription, use: VariableUse) -> bool:
@@ -177,7 +197,10 @@ def submitted_too_early(job: JobDescription) -> Iterator[Violation]:
             if JOB_NAMES.fullmatch(use.name) and not job.has(use.name):
                 said.add(use.name)
                 text = f"${use.name} is expanded when the job is submitted, where it is not set"
-                yield Violation(use.offset, text, why=TOO_EARLY_WHY, cure=f"\\${use.name}, or <<'EOF' with quotes")
+                shown = re.match(r"[ \t]*(?:echo|printf)\b", job.line_of(use.offset))
+                shown = shown and job.lines.start(job.lines.place(use.offset)[0]) > spans[0]
+                cure = f"\\${use.name}, or <<'EOF' with quotes"
+                yield Violation(use.offset, text, why=TOO_EARLY_WHY, cure=cure, severity="note" if shown else None)
             elif use.name not in job.by_name and _set_inside(job, use.name, body.text):
                 said.add(use.name)
                 text = f"${use.name} is expanded when the job is submitted, but set only in the job's script"

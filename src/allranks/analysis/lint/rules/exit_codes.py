@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from allranks.analysis.lint.command_options import PYTHON, SHELLS
 from allranks.analysis.lint.job import JobDescription
@@ -55,9 +55,10 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
             return
         if outer.after in ("|", "|&") and not pipefail and not _looks(job, outer):
             text = f"{what} is piped, so its exit code is lost: a pipe returns that of its last command"
-            # Without set -e, or a test, nothing in the script depends on it.
-            severity = None if errexit or _pipe_is_tested(job, outer) else "note"
-            yield Violation(outer.offset, text, fix=_add_pipefail(job, errexit), severity=severity)
+            last, asked = _end_of_pipe(job, outer), job.is_job or outer.program == "srun"
+            used = errexit or _pipe_is_tested(job, outer) or (asked and last is not None and last.program == "tee")
+            place = last.offset if last is not None and last.program == "tee" else outer.offset
+            yield Violation(place, text, fix=_add_pipefail(job, errexit), severity=None if used else "note")
             return
         if outer.after in ("||", "&&", "&", "|", "|&") or errexit or _looks(job, outer):
             continue
@@ -76,9 +77,15 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
 
 def _pipe_is_tested(job: JobDescription, outer: ProgramCall) -> bool:
     """Return whether the script depends on the exit code of the pipe that begins with this command: ``... | tee log || exit 1``."""
-    later = (c for c in job.calls if c.offset > outer.offset and not c.under and not c.in_substitution)
-    last = next((c for c in later if c.before in ("|", "|&") and c.after not in ("|", "|&")), None)
+    last = _end_of_pipe(job, outer)
     return last is not None and (last.after in ("||", "&&") or last.tested)
+
+
+def _end_of_pipe(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:
+    """Return the last command of the pipe that begins with this command."""
+    later = iter(job.calls[job.calls.index(outer) + 1 :])
+    own = (c for c in later if not c.under and not c.in_substitution)
+    return next((c for c in own if c.before in ("|", "|&") and c.after not in ("|", "|&")), None)
 
 
 PASSES_THROUGH = {"tee", "ts", "grep", "egrep", "sed", "awk", "cat", "tail", "head", "logger", "tr"}
@@ -103,23 +110,30 @@ def _of_echo(job: JobDescription) -> Iterator[Violation]:
     own = [c for c in job.calls if not c.under and not c.in_substitution]
     places = [a.offset for a in job.assignments if a.value == "$?" and not a.under]
     places += [c.offset for c in own if c.program in ("exit", "[", "[[") and any(a.text == "$?" for a in c.args)]
+    printed = [c.offset for c in own if c.program == "echo" and any("$?" in a.text for a in c.args)]
     starts = sorted([c for c in job.calls if not c.in_substitution], key=lambda c: c.offset)
     works = {w.offset for w in job.work}
-    for place in sorted(places):
+    for place in sorted([*places, *printed]):
         before = [c for c in starts if c.offset < place and not c.under]
-        if (
-            len(before) > 1
-            and before[-1].program in ("echo", "printf", "date")
-            and before[-1].branch == before[-2].branch
-        ):
-            between = any(
-                before[-1].offset < a.offset < place for a in job.assignments if not a.under and "$(" in a.value
-            )
-            again = any(p < before[-1].offset and p > before[-2].offset for p in places)
-            if before[-2].offset in works and not between and not again:
-                text = f"$? is the exit code of '{before[-1].written}', not that of {before[-2].written}"
-                yield Violation(place, text, cure="rc=$? directly after the command, then exit $rc")
-                return
+        messages = list(takewhile(lambda c: c.program in ("echo", "printf", "date"), reversed(before)))
+        work = before[-len(messages) - 1] if len(messages) < len(before) else None
+        if not messages or work is None or work.offset not in works or work.after in ("&", "&&", "||", "|", "|&"):
+            continue
+        if any(work.offset in a.source.at for a in job.assignments):
+            continue  # it stands in a variable: where it runs is unknown here
+        if any(c.branch != work.branch or c.after not in ("\n", ";") for c in messages):
+            continue
+        between = any(
+            work.offset < a.offset < place
+            for a in job.assignments
+            if not a.under and ("$(" in a.value or a.value == "$?")
+        )
+        seen = [*places, *printed] if place in printed else places
+        again = any(work.offset < p <= messages[0].offset for p in seen)
+        if not between and not again:
+            text = f"$? is the exit code of '{messages[0].written}', not that of {work.written}"
+            yield Violation(place, text, cure="rc=$? directly after the command, then exit $rc")
+            return
 
 
 def _ignored(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:

@@ -282,6 +282,13 @@ def few_slots(job: JobDescription) -> Iterator[Violation]:
         if any(re.search(r"(?i)oversubscribe", a.text) for a in call.args):
             continue
         total = count_of(job, call, {"-np", "--np", "-n", "--n", "--num-proc"})
+        if total and (known := _slots_of_slurm(job, call)) and total > known:
+            text = (
+                f"{total} processes, but the job requests {known} task{'s' * (known > 1)}: Open MPI has as many slots"
+            )
+            cure = f"--ntasks={total}, or --oversubscribe"
+            yield Violation(call.offset, text, why=SLOTS_WHY, cure=cure, severity="warning")
+            continue
         for arg, following in call.pairs():
             name, equals, value = arg.text.partition("=")
             listed = value if equals else following.text if following else ""
@@ -298,6 +305,46 @@ def few_slots(job: JobDescription) -> Iterator[Violation]:
                     why=SLOTS_WHY,
                     cure=f"-np {slots}, or more slots",
                 )
+
+
+OTHER_MPI = re.compile(r"(?im)^[^#\n]*\b(?:intel|impi|oneapi|mpich|mvapich\w*|cray\w*|I_MPI_\w+)\b")
+
+
+def _slots_of_slurm(job: JobDescription, call: ProgramCall) -> int | None:
+    """Return the slots that Open MPI takes from Slurm; None if it may have others, or may be another MPI."""
+    options = {a.text.partition("=")[0] for a in call.args if a.text.startswith("-")}
+    own = {
+        "-H",
+        "--host",
+        "-host",
+        "--hosts",
+        "--hostfile",
+        "-hostfile",
+        "-machinefile",
+        "--machinefile",
+        "-f",
+        "-ppn",
+        "--ppn",
+        "-perhost",
+        "-rf",
+    }
+    if not job.is_batch or call.program == "horovodrun" or call.under or options & own or OTHER_MPI.search(job.text):
+        return None
+    if (
+        job.heading.keys() & {"ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core", "exclusive", "gpus-per-task"}
+        or "OVERSUBSCRIBE" in job.text.upper()
+    ):
+        return None
+    nodes, tasks, each = (
+        job.number(job.heads("nodes")),
+        job.number(job.heads("ntasks")),
+        job.number(job.heads("ntasks-per-node")),
+    )
+    if tasks or "ntasks" in job.heading:
+        return tasks
+    if each or "ntasks-per-node" in job.heading:
+        return each * nodes if each and nodes else None
+    return nodes if nodes and "cpus-per-task" in job.heading else None
 
 
 DEEPSPEED_WHY = "deepspeed stops with an error: its host filters exclude each other."

@@ -486,3 +486,34 @@ def _akin(option: str, name: str) -> bool:
     return (
         first == second or (len(first) >= SHORTEST and first in second) or (len(second) >= SHORTEST and second in first)
     )
+
+
+ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
+ASSIGNED_WHY = "Only a shell, and env, read NAME=value in front of a command: here it is taken for the program, which does not exist."
+RUNS_NEXT_WORD = re.compile(r"\b(?:nohup|exec)[ \t]+\Z")
+START_NEXT_WORD = {"srun", "timeout"}
+START_BEHIND_OPTIONS = MPI | {"numactl", "nice", "stdbuf", "setsid", "taskset", "singularity", "apptainer"}
+
+
+def assigned_program(job: JobDescription) -> Iterator[Violation]:
+    """Report ``NAME=value`` that srun, mpirun, nohup or a container would start as the program."""
+    for call in job.calls:
+        outer = call.under[-1] if call.under else None
+        line = job.text[max(0, call.offset - 20) : call.offset]
+        word, starter = call.written, ""
+        if ASSIGNED.match(word) and call.args:
+            behind = RUNS_NEXT_WORD.search(line)
+            starter = (
+                outer.written if outer and outer.program in START_NEXT_WORD else behind[0].strip() if behind else ""
+            )
+        elif outer and outer.program in START_BEHIND_OPTIONS and len(outer.args) > 1:
+            word = outer.args[-1].text
+            if ASSIGNED.match(word) and not outer.args[-2].text.startswith("-"):
+                starter = outer.written
+        if starter:
+            name = word.partition("=")[0]
+            text, cure = (
+                f"{starter} takes {name}=... for the program",
+                f"env {name}=..., or the assignment in front of {starter}",
+            )
+            yield Violation(call.offset, text, why=ASSIGNED_WHY, cure=cure, severity="error")

@@ -42,8 +42,12 @@ def not_expanded(job: JobDescription) -> Iterator[Violation]:
             ):
                 continue
             if name in job.by_name or name.startswith("SLURM_") or name in ("HOME", "USER", "TMPDIR", "SCRATCH"):
+                known = RENDEZVOUS_ID.match(text)
                 yield Violation(
-                    arg.source.where(found.start()), f"${name} is not expanded here: {call.written} gets the name"
+                    arg.source.where(found.start()),
+                    f"${name} is not expanded here: {call.written} gets the name",
+                    why=SAME_TEXT_WHY if known else None,
+                    severity="note" if known else None,
                 )
                 break
 
@@ -275,6 +279,8 @@ ARRAY_CURE = 'nodes=( $(scontrol show hostnames "$SLURM_JOB_NODELIST") ) without
 LITERAL_ARGUMENT = re.compile(
     r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID|NNODES|JOB_NUM_NODES|NTASKS|GPUS_ON_NODE|JOB_ID)|MASTER_ADDR|MASTER_PORT)\b"
 )
+RENDEZVOUS_ID = re.compile(r"--rdzv[-_]id=")
+SAME_TEXT_WHY = "The text is the same on every node, so the nodes still meet; jobs that use the same endpoint also have the same id."
 RANK_NAMES = {"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE"}
 COUNTS = ("nnodes", "nproc_per_node", "num_machines", "num_processes", "num_nodes", "num_gpus")
 PRODUCT = re.compile(r"[\w${}#@\[\]]+[*+][\w${}#@\[\]]+")
@@ -308,14 +314,19 @@ def _is_exported(job: JobDescription, item: Assignment) -> bool:
 def _literal_options(launch: LauncherCall) -> Iterator[Violation]:
     if launch.srun is None:
         return
+    same: Violation | None = None
     for arg in launch.call.args:
         found = LITERAL_ARGUMENT.search(arg.source.text)
         whole = found and re.fullmatch(r"(?:--?[\w-]+=)?(?:tcp://)?[\w.:${}]*", arg.source.text)
         if found and whole:
-            yield Violation(
-                arg.offset, f"the program gets the text {found[0]}{'}' if '{' in found[0] else ''}: no shell expands it"
-            )
+            text = f"the program gets the text {found[0]}{'}' if '{' in found[0] else ''}: no shell expands it"
+            if RENDEZVOUS_ID.match(arg.source.text):
+                same = Violation(arg.offset, text, why=SAME_TEXT_WHY, severity="note")
+                continue
+            yield Violation(arg.offset, text)
             return
+    if same is not None:
+        yield same
 
 
 def _products(launch: LauncherCall) -> Iterator[Violation]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
+from allranks.analysis.lint.command_options import SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, Edit, ProgramCall, Violation
 from allranks.analysis.lint.rules.commands import without_program
@@ -247,7 +248,7 @@ def continued(job: JobDescription) -> Iterator[Violation]:
         if job.lines.line(line)[: column - 1].strip():
             continue  # command -v, exec -a
         if (
-            not call.under
+            (not call.under or (call.under[-1].program in SHELLS and "\\\r\n" not in job.text))
             and re.match(r"--?[A-Za-z][\w-]*", call.written)
             and line not in reported
             and not call.in_substitution

@@ -291,3 +291,39 @@ def lightning_alone(job: JobDescription) -> Iterator[Violation]:
             text = f"{call.written} runs without srun in a job of {count} tasks"
             yield Violation(call.offset, text, why=ALONE_WHY, cure=f"srun {call.written} ...")
             return
+
+
+QUERY = re.compile(r"nvidia-smi\b[^|;\n)`]*--query-(?:compute-apps|gpu=[\w.,]*(?:memory\.(?:used|free)|utilization))")
+QUERIED_WHY = "Slurm has already chosen the GPUs of the job: where it does not hide the others, these may be idle GPUs of another job."
+
+
+def queried_devices(job: JobDescription) -> Iterator[Violation]:
+    """Report a list of GPUs that the script makes itself from those of the node that are idle."""
+    if not job.is_job or not job.requests_gpus or job.whole_nodes or not QUERY.search(job.text):
+        return
+    for item in job.set_values("CUDA_VISIBLE_DEVICES"):
+        first = QUERY.search(job.text)
+        derived = re.search(r"\$", item.raw or item.value) and "SLURM" not in item.value
+        if first and derived and item.offset > first.start() and not job.in_comment(first.start()):
+            text = "CUDA_VISIBLE_DEVICES is set to idle GPUs of the node, not to those of the job"
+            yield Violation(item.offset, text, why=QUERIED_WHY, cure="remove it: Slurm sets CUDA_VISIBLE_DEVICES")
+            return
+
+
+def lightning_tasks(job: JobDescription) -> Iterator[Violation]:
+    """Report one process of Lightning in a job whose tasks per node are not its GPUs, but CPUs."""
+    each, gpus = job.number(job.heads("ntasks-per-node")), job.gpus_per_node
+    if not job.is_batch or not each or not gpus or each <= gpus or job.submits or len(job.work) != 1:
+        return
+    if job.has("SLURM_NTASKS", "SLURM_JOB_NAME", "SLURM_NTASKS_PER_NODE") or re.search(r"unset\s+SLURM_", job.text):
+        return
+    call = job.work[0]
+    lightning = any(re.search(r"(?i)lightning", a.text) or LIGHTNING.match(a.text) for a in call.args)
+    if PYTHON.match(call.program) and not call.under and not call.in_function and lightning:
+        text = f"{each} tasks per node, but one process of Lightning and {gpus} GPU{'s' * (gpus > 1)}"
+        yield Violation(
+            job.heading["ntasks-per-node"].offset,
+            text,
+            why=ALONE_WHY,
+            cure=f"--ntasks-per-node={gpus} and srun, or --cpus-per-task={each}",
+        )

@@ -433,3 +433,38 @@ def buffered(job: JobDescription) -> Iterator[Violation]:
                     "Python's output is buffered: no PYTHONUNBUFFERED and no -u (torchrun passes -u itself, srun does not)",
                 )
                 return
+
+
+SET_BY_BASH = {
+    "BASH_REMATCH", "PIPESTATUS", "FUNCNAME", "BASH_SOURCE", "BASH_LINENO", "BASH_ARGV", "BASH_VERSINFO", "DIRSTACK", "GROUPS", "COMP_WORDS", "COPROC",
+    "MAPFILE", "argv", "path",
+}  # fmt: skip
+ARRAY_WHY = "An array cannot be exported: a script that another one starts does not have it, so the value is empty."
+POSITIONAL = re.compile(r"\$\{?[1-9]\b")
+
+
+def foreign_arrays(job: JobDescription) -> Iterator[Violation]:
+    """Report an element of an array that nothing in the script sets."""
+    if job.kind != "script" or job.sources_files or not (job.is_job or POSITIONAL.search(job.text)):
+        return
+    said: set[str] = set()
+    for use in job.uses:
+        index = use.index[1:-1]
+        if not index or index in ("0", "@", "*") or use.operator or use.name in said | SET_BY_BASH:
+            continue
+        known = job.has(use.name) or use.name in job.reading.named | job.reading.exported
+        if (
+            known
+            or use.under
+            or (use.in_function and not job.is_job)
+            or OWN_LAST_PART.match(job.text)
+            or re.search(
+                rf"(?<![$\w{{]){use.name}(?:\+?=|\[.*\]\+?=|\b[ \t]*(?:<|$))|[ \t]{use.name}[ \t;\n]",
+                job.text,
+                re.M,
+            )
+        ):
+            continue
+        said.add(use.name)
+        text = f"${{{use.name}[{index}]}}: nothing in this script sets the array {use.name}"
+        yield Violation(use.offset, text, why=ARRAY_WHY, cure="pass the element as an argument, or set the array here")

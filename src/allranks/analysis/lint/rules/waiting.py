@@ -334,3 +334,22 @@ def wait_result(job: JobDescription) -> Iterator[Violation]:
         if kept or used or call.tested or call.after == "||":
             yield Violation(call.offset, "wait without arguments returns 0, even if a background command failed")
             return
+
+
+CHECKS_RESULTS = re.compile(
+    r"\$[!?]|\$\{[!?]\}|PIPESTATUS|\bwait[ \t]+[-$%\"'\d]|\bkill\b|\btrap\b|\bjobs[ \t]+-|\bset[ \t]+-m\b"
+)
+
+
+def results_of_wait(job: JobDescription) -> Iterator[Violation]:
+    """Report a plain ``wait`` for the launchers of all nodes, as the end of a job that checks nothing."""
+    works = [w for w in job.work if not w.in_substitution]
+    if not works or any(w.after != "&" or w.in_function or w.tested for w in works):
+        return
+    if CHECKS_RESULTS.search(job.text) or not any(la.kind != "python" or la.srun for la in job.launches):
+        return
+    own = [c for c in job.calls if c.offset > works[-1].offset and not c.under and not c.in_substitution]
+    rest = [c for c in own if c.program not in QUIET]
+    if rest and rest[0].program == "wait" and not rest[0].args and len(rest) == 1 and not rest[0].in_loop:
+        text = f"wait returns 0, even if {works[0].program} in the background failed: the job ends with success"
+        yield Violation(rest[0].offset, text, why=RESULT_WHY, cure=RESULT_CURE, severity="note")
