@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -393,8 +394,13 @@ def test_the_first_node_that_the_waiting_command_found_lost_is_named(tmp_path: P
         if lost
         else "its slurmd answers, so the node is not lost"
     )
-    gave_up = f'"gave_up": "n1, the job\'s first node, where its script and rank 0 ran, has recorded nothing for too long: Slurm reports the node as mixed ({found}). Job 3 was cancelled."'
-    case = _diagnose(tmp_path, {"driver.json": "{\n" + gave_up + "\n}", "n2.rank1.log": "step 3 loss 0.2"})
+    gave_up = (
+        "n1, the job's first node, where its script and rank 0 ran, has recorded nothing for too long: "
+        f"Slurm reports the node as mixed ({found}). Job 3 was cancelled."
+    )
+    case = _diagnose(
+        tmp_path, {"driver.json": json.dumps({"gave_up": gave_up}, indent=1), "n2.rank1.log": "step 3 loss 0.2"}
+    )
     named = [(f.id, f.host) for f in case.findings]
     assert (("node_unhealthy", "n1") in named) == lost, named
 
