@@ -123,7 +123,7 @@ def test_ranks_that_all_sleep_are_ended_and_none_is_blamed(tmp_path: Path) -> No
 
 
 def test_ranks_that_wait_for_the_lock_of_a_killed_build_are_told_to_delete_it(tmp_path: Path) -> None:
-    done, run = end_of(tmp_path, "lock", hang_s=1)
+    done, run = end_of(tmp_path, "lock", hang_s=3)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "delete the files named lock below TORCH_EXTENSIONS_DIR" in done.stderr
     told = json.loads(allranks("diagnose", "--json", str(run.root), cwd=tmp_path).stdout)

@@ -405,6 +405,17 @@ def test_the_first_node_that_the_waiting_command_found_lost_is_named(tmp_path: P
     assert (("node_unhealthy", "n1") in named) == lost, named
 
 
+@pytest.mark.parametrize(
+    ("said", "race"),
+    [("", True), ("the record of this node cannot be written: ", False)],
+    ids=["of a program", "of the agent"],
+)
+def test_an_agent_that_has_lost_the_run_folder_is_no_race_for_data(tmp_path: Path, said: str, race: bool) -> None:
+    line = f"{said}[Errno 2] No such file or directory: '/data/cache/.part.113-ac6d.tmp' -> None"
+    found = _diagnose(tmp_path, {"n1.rank0.log": line}).findings
+    assert ("dataset_race" in [f.id for f in found]) == race, found
+
+
 def test_a_kill_is_put_down_to_memory_only_as_far_as_the_logs_say_so(tmp_path: Path) -> None:
     killed = "failed (exitcode: -9) local_rank: 2 (pid: 4174) of binary: /usr/bin/python"
     bare = _diagnose(tmp_path, {"a.log": killed}).findings[0]

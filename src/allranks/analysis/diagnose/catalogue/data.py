@@ -17,7 +17,7 @@ DATASET_RACE = FailureClass(
             r"No such file or directory.{0,200}(\.arrow|cache-|/datasets/|\.incomplete|_indices|_idx\.npy|\.tmp\b|/tmp\w+|torch_extensions|\.lock|index-cache|\.cache/)",
             "no such file or directory",
             weight=LIKELY,
-            unless=r"can't open file|/dev/shm|torch_\d+_|cannot open shared object|bash:|ssh",
+            unless=r"can't open file|/dev/shm|torch_\d+_|cannot open shared object|bash:|ssh|the record of this node",
         ),
         Pattern(
             r"(failed|unable|cannot|could not) (to )?open (local )?file .{0,200}(\.arrow|\.incomplete|cache-|\.lock)",
