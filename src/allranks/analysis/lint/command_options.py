@@ -57,6 +57,16 @@ class Option(msgspec.Struct, frozen=True):
     value: str | None
     arg: Argument
 
+    @property
+    def written(self) -> str:
+        """Return the option as it is written, with its dashes and without its value."""
+        return self.arg.text.partition("=")[0]
+
+    @property
+    def plain_value(self) -> str:
+        """Return the value without quotes around it; empty if there is none."""
+        return (self.value or "").strip("\"'")
+
 
 def slurm_option(word: str) -> tuple[str, str | None, bool]:
     """Return the name, the value if attached, and whether the next word is the value."""

@@ -206,7 +206,7 @@ def _counts_nodes(job: JobDescription) -> Iterator[Violation]:
         for option in [*repeated, *([o] if (o := launch.option("nproc_per_node", "num_gpus")) else [])]:
             name = (option.value or "").strip("${}\"'")
             if name in NODE_NAMES and job.gpus_per_node != job.nodes:
-                text = f"{option.arg.text.split('=')[0]}=${name} is the number of nodes, not of the ranks on each"
+                text = f"{option.written}=${name} is the number of nodes, not of the ranks on each"
                 yield Violation(option.arg.offset, text, cure="the GPUs per node")
 
 
@@ -317,7 +317,7 @@ def _too_many_included(job: JobDescription, launch: LauncherCall) -> Iterator[Vi
     numbers = [int(n) for part in included(option.value if option else None).values() for n in part]
     if option and gpus and numbers and max(numbers) >= gpus:
         text = (
-            f"{option.arg.text.partition('=')[0]} names GPU {max(numbers)}, but the job requests {gpus} GPUs per node"
+            f"{option.written} names GPU {max(numbers)}, but the job requests {gpus} GPUs per node"
         )
         yield Violation(option.arg.offset, text)
 

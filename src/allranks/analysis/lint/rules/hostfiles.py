@@ -52,7 +52,7 @@ def host_lines(job: JobDescription) -> Iterator[Violation]:
     """Report a host file of deepspeed that the script writes in another form, or into which it writes ``\\n``."""
     for launch in job.launches:
         option = _hostfile(launch)
-        name = (option.value or "").strip("\"'") if option else ""
+        name = option.plain_value if option else ""
         if not name or launch.option("no_ssh"):
             continue
         writers = _writers(job, name)
@@ -99,10 +99,10 @@ def include_form(job: JobDescription) -> Iterator[Violation]:
     """Report ``--include`` and ``--exclude`` whose hosts are separated by commas or blanks."""
     for launch in job.launches:
         option = launch.option("include", "i", "exclude", "e") if launch.kind == "deepspeed" else None
-        value = (option.value or "").strip("\"'") if option else ""
+        value = option.plain_value if option else ""
         parts = value.split("@")
         if option and any(p.count(":") > 1 for p in parts) and not re.search(r"[\[\]$]", value):
-            name = option.arg.text.partition("=")[0]
+            name = option.written
             yield Violation(
                 option.arg.offset,
                 f"{name} {value}: the hosts are not separated by @",

@@ -358,12 +358,12 @@ def filters(job: JobDescription) -> Iterator[Violation]:
         include, exclude = launch.option("include", "i"), launch.option("exclude", "e")
         count = launch.option("num_gpus", "num_nodes")
         chosen = include or exclude
-        if chosen and count and (chosen.value or "").strip("\"'"):
-            text = f"{count.arg.text.partition('=')[0]} and {chosen.arg.text.partition('=')[0]}: deepspeed takes only one of them"
+        if chosen and count and chosen.plain_value:
+            text = f"{count.written} and {chosen.written}: deepspeed takes only one of them"
             yield Violation(
-                count.arg.offset, text, why=DEEPSPEED_WHY, cure=f"remove {count.arg.text.partition('=')[0]}"
+                count.arg.offset, text, why=DEEPSPEED_WHY, cure=f"remove {count.written}"
             )
-        elif include and exclude and (include.value or "").strip("\"'") and (exclude.value or "").strip("\"'"):
+        elif include and exclude and include.plain_value and exclude.plain_value:
             yield Violation(
                 exclude.arg.offset,
                 "--include and --exclude: deepspeed takes only one of them",
@@ -425,7 +425,7 @@ def without_address(job: JobDescription) -> Iterator[Violation]:
             continue
         yield Violation(
             machines.arg.offset,
-            f"{machines.arg.text.partition('=')[0]} is {job.number(machines.value)}, and there is no --main_process_ip",
+            f"{machines.written} is {job.number(machines.value)}, and there is no --main_process_ip",
             why=NO_IP_WHY,
             cure="--main_process_ip=$HEAD --main_process_port=<port>",
         )

@@ -400,13 +400,13 @@ def no_dollar_option(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
         for name in RENDEZVOUS_OPTIONS:
             option = launch.option(name)
-            value = (option.value or "").strip("\"'") if option else ""
+            value = option.plain_value if option else ""
             if option is None or not re.fullmatch(r"[A-Za-z_]\w*", value) or _is_open(option.arg):
                 continue
             known = value in SLURM_NAMES | SHELL_NAMES or (value in job.reading.named and name in NUMERIC)
             own = value in job.by_name and (name in NUMERIC or value not in {a.value for a in job.by_name[value]})
             if known or own:
-                shown = option.arg.text.partition("=")[0]
+                shown = option.written
                 yield Violation(
                     option.arg.offset,
                     f"{shown} is the text {value}: the $ is missing",

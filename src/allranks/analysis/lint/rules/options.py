@@ -36,7 +36,7 @@ def launcher_option(job: JobDescription) -> Iterator[Violation]:
         wrong = next((n for n in launch.options if n in known), None)
         if wrong:
             option = launch.options[wrong]
-            text = f"{launch.kind} has no option {option.arg.text.partition('=')[0]}"
+            text = f"{launch.kind} has no option {option.written}"
             yield Violation(option.arg.offset, text, cure=f"--{known[wrong]}")
             continue
         program = _program(launch)
@@ -229,7 +229,7 @@ def unknown_launcher_option(job: JobDescription) -> Iterator[Violation]:
             if not option.arg.text.startswith("--") or "$" in name or any(k.startswith(name) for k in known):
                 continue
             near = nearest_name(name, sorted(known), 0.8)
-            text = f"{launch.kind} has no option {option.arg.text.partition('=')[0]}"
+            text = f"{launch.kind} has no option {option.written}"
             yield Violation(
                 option.arg.offset, text, cure=f"--{near}" if near else "options of the program stand behind it"
             )
@@ -253,7 +253,7 @@ def _near_accelerate(launch: LauncherCall) -> Iterator[Violation]:
             continue  # accelerate takes no abbreviations
         near = nearest_name(name, OF_ACCELERATE, 0.88)
         if near and not name.startswith(("fsdp_", "deepspeed_", "megatron_", "fp8_", "dynamo_", "offload_")):
-            text = f"accelerate launch has no option {option.arg.text.partition('=')[0]}"
+            text = f"accelerate launch has no option {option.written}"
             yield Violation(option.arg.offset, text, cure=f"--{near}")
             return
 

@@ -468,7 +468,7 @@ def job_as_port(job: JobDescription) -> Iterator[Violation]:
         if option and JOB_NUMBER.fullmatch(option.value or ""):
             yield Violation(
                 option.arg.offset,
-                f"{option.arg.text.partition('=')[0]}={option.value} is the number of the job",
+                f"{option.written}={option.value} is the number of the job",
                 why=why,
                 cure=cure,
             )
@@ -486,7 +486,7 @@ def ports_of_options(job: JobDescription) -> Iterator[Violation]:
             if option is None or digits is None:
                 continue
             port = int(digits[1])
-            shown = option.arg.text.partition("=")[0]
+            shown = option.written
             if port > LAST_PORT:
                 yield Violation(
                     option.arg.offset,

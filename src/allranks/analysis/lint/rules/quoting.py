@@ -332,9 +332,9 @@ def _literal_options(launch: LauncherCall) -> Iterator[Violation]:
 def _products(launch: LauncherCall) -> Iterator[Violation]:
     for name in COUNTS:
         option = launch.option(name)
-        value = (option.value or "").strip("\"'") if option else ""
+        value = option.plain_value if option else ""
         if option and PRODUCT.fullmatch(value) and re.search(r"[*+]", value):
-            cure = f"{option.arg.text.partition('=')[0]} $(({value}))"
+            cure = f"{option.written} $(({value}))"
             yield Violation(option.arg.offset, f"--{name} is the text {value}", why=PRODUCT_WHY, cure=cure)
 
 

@@ -103,7 +103,7 @@ def listed_gpus(job: JobDescription) -> Iterator[Violation]:
     """Compare the processes of accelerate with the GPUs of its own ``--gpu_ids``."""
     for launch in job.launches:
         chosen, option = launch.option("gpu_ids"), launch.option("num_processes")
-        value = (chosen.value or "").strip("\"'") if chosen else ""
+        value = chosen.plain_value if chosen else ""
         if launch.kind != "accelerate" or option is None or not re.fullmatch(r"\d{1,2}(?:,\d{1,2})*", value):
             continue
         total, listed = job.number(option.value), len(value.split(","))
@@ -127,7 +127,7 @@ def rank_of_loop(job: JobDescription) -> Iterator[Violation]:
             continue  # the loop counts it
         several = job.number(nodes.value)
         if (several is None or several > 1) and launch.call.program != "deepspeed" and not launch.open_ended:
-            text = f"{option.arg.text.partition('=')[0]} is {option.value} in every run of the loop"
+            text = f"{option.written} is {option.value} in every run of the loop"
             yield Violation(
                 option.arg.offset, text, why=EQUAL_WHY, cure="a number that the loop counts: rank=$((rank + 1))"
             )
@@ -193,10 +193,10 @@ def cpus_as_ranks(job: JobDescription) -> Iterator[Violation]:
     """Report as many ranks per node as CPUs in a job of GPUs, and jsrun without GPUs for a program that is told some."""
     for launch in job.launches:
         option = launch.option("nproc_per_node", "num_gpus")
-        if option and job.gpus_per_node and CPUS.fullmatch((option.value or "").strip("\"'")):
+        if option and job.gpus_per_node and CPUS.fullmatch(option.plain_value):
             cpus = job.number(job.heads("cpus-per-task"))
             if cpus != job.gpus_per_node:
-                text = f"{option.arg.text.partition('=')[0]} counts CPUs, but the job requests {job.gpus_per_node} GPUs per node"
+                text = f"{option.written} counts CPUs, but the job requests {job.gpus_per_node} GPUs per node"
                 yield Violation(option.arg.offset, text, cure=f"{job.gpus_per_node}, or gpu")
     for call in job.calls:
         starter = call.under[-1] if call.under else None

@@ -34,7 +34,7 @@ def node_rank(job: JobDescription) -> Iterator[Violation]:
         option = launch.option("node_rank", "machine_rank")
         if option and launch.kind in ("torchrun", "accelerate") and backend(launch) in ("c10d", "etcd", "etcd-v2"):
             yield Violation(
-                option.arg.offset, f"--rdzv_backend={backend(launch)} ignores {option.arg.text.split('=')[0]}"
+                option.arg.offset, f"--rdzv_backend={backend(launch)} ignores {option.written}"
             )
 
 
@@ -69,7 +69,7 @@ def same_rank(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
         return
     nodes, tasks = job.srun_nodes(srun), slurm_options(srun).get("ntasks")
     if nodes and nodes > 1 and not (tasks and tasks.value == "1"):
-        name = option.arg.text.partition("=")[0]
+        name = option.written
         yield Violation(option.arg.offset, f"{name} is {option.value} on all {nodes} nodes")
 
 
@@ -120,7 +120,7 @@ def same_rank_everywhere(job: JobDescription) -> Iterator[Violation]:
         if wrong:
             yield Violation(
                 option.arg.offset,
-                f"{option.arg.text.partition('=')[0]}: {wrong}",
+                f"{option.written}: {wrong}",
                 why=SAME_RANK_WHY,
                 cure=SAME_RANK_CURE,
             )
@@ -223,7 +223,7 @@ def address(job: JobDescription) -> Iterator[Violation]:
             continue
         place = max((a.source.where(0) for a in launch.call.args if a is option.arg), default=option.arg.offset)
         literal = option.value.rpartition(":")[0] or option.value
-        for hit in _address_hits(job, option.arg.text.split("=")[0], literal, place, _in_task(job, launch, option.arg)):
+        for hit in _address_hits(job, option.written, literal, place, _in_task(job, launch, option.arg)):
             if not seen and not any(
                 ADDRESS_NAME.match(a.name) and a.value and a.value in literal for a in job.assignments
             ):

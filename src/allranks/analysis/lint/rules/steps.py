@@ -529,7 +529,7 @@ def _small_step(job: JobDescription) -> Iterator[Violation]:
     used, option = (nodes, asked) if nodes else (counted, tasks)
     if option and used and used < (job.nodes or 0) and launch.value("nnodes", "num_machines") in (None, "1"):
         text = f"the only step of the job takes {used} of its {job.nodes} nodes"
-        cure = f"srun without {option.arg.text.partition('=')[0]}, or #SBATCH --nodes={used}"
+        cure = f"srun without {option.written}, or #SBATCH --nodes={used}"
         yield Violation(option.arg.offset, text, why="The job waits for, and pays for, all its nodes.", cure=cure)
 
 

@@ -532,9 +532,9 @@ def port_zero(job: JobDescription) -> Iterator[Violation]:
         deepspeed = launch.kind == "deepspeed" or (
             launch.kind == "accelerate" and launch.option("use_deepspeed", "deepspeed_config_file")
         )
-        if option and deepspeed and (option.value or "").strip("\"'") == "0":
+        if option and deepspeed and option.plain_value == "0":
             why = "DeepSpeed passes it on as the port of the rendezvous: there each rank gets another free port, and they wait for each other."
-            name = option.arg.text.partition("=")[0]
+            name = option.written
             yield Violation(
                 option.arg.offset,
                 f"{name} 0 is no port for DeepSpeed",
