@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import msgspec
+
 from allranks.analysis.lint.command_options import CONTAINERS, PYTHON, SHELLS, slurm_option, slurm_options
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Severity, Violation
@@ -39,10 +41,19 @@ PACKAGES_ONLY = re.compile(
 )  # add folders to PYTHONPATH, or belong to the Python that is loaded
 
 
+LOGIN_SHELL = re.compile(r"#!\s*\S+(?:\s+\S+)*\s+-(?:\S*[li]|-login)")
+
+
 def conda(job: JobDescription) -> Iterator[Violation]:
     """Report ``conda activate`` in a shell where nothing has defined it."""
-    if not job.is_batch or re.match(r"#!\s*\S+(?:\s+\S+)*\s+-(?:\S*[li]|-login)", job.lines.line(1)):
-        return
+    if job.is_batch and not LOGIN_SHELL.match(job.lines.line(1)):
+        found = _undefined_activation(job)
+        if found is not None:
+            yield found
+
+
+def _undefined_activation(job: JobDescription) -> Violation | None:
+    """Return the first ``conda activate`` of a shell in which nothing defines conda's function."""
     calls = [c for c in job.calls if not c.in_function]
     for index, call in enumerate(calls):
         words = [a.text for a in call.args]
@@ -50,11 +61,11 @@ def conda(job: JobDescription) -> Iterator[Violation]:
             continue
         later = [c for c in calls[index:] if c.program in ("source", ".") and any("activate" in a.text for a in c.args)]
         if later or any(defines_conda(c) for c in calls[:index]) or job.set_values_named("PATH", "/envs/"):
-            return
+            return None
         initialised = any(c.program == "conda" and [a.text for a in c.args[:1]] == ["init"] for c in calls[:index])
         text = f"{call.program} activate in a shell that conda has not set up"
-        yield Violation(call.offset, text, why=INIT_WHY if initialised else None)
-        return
+        return Violation(call.offset, text, why=INIT_WHY if initialised else CONDA_WHY)
+    return None
 
 
 def defines_conda(call: ProgramCall) -> bool:
@@ -330,33 +341,18 @@ def conda_in_shell(job: JobDescription) -> Iterator[Violation]:
 
 def conda_elsewhere(job: JobDescription) -> Iterator[Violation]:
     """Report ``conda activate`` in a script of PBS, LSF or Cobalt where nothing has defined it: `environments.conda` has those of Slurm."""
-    if (
-        job.is_batch
-        or not job.runs_unattended
-        or re.match(r"#!\s*\S+(?:\s+\S+)*\s+-(?:\S*[li]|-login)", job.lines.line(1))
-    ):
+    first = job.lines.line(1)
+    if job.is_batch or not job.runs_unattended or LOGIN_SHELL.match(first):
         return
-    plain = re.match(r"#!\S*(?:/|env\s+)(?:ba)?sh\s*$", job.lines.line(1))
-    if plain is None or re.search(r"(?m)^#BSUB\s+-L\s", job.text):
+    if not re.match(r"#!\S*(?:/|env\s+)(?:ba)?sh\s*$", first) or re.search(r"(?m)^#BSUB\s+-L\s", job.text):
         return
-    # PBS starts the user's login shell, whose start-up files often set up conda.
-    login = re.search(r"(?m)^#PBS\s", job.text) is not None
-    calls = [c for c in job.calls if not c.in_function]
-    for index, call in enumerate(calls):
-        words = [a.text for a in call.args]
-        if call.program not in ("conda", "mamba", "micromamba") or words[:1] != ["activate"] or call.under:
-            continue
-        later = [c for c in calls[index:] if c.program in ("source", ".") and any("activate" in a.text for a in c.args)]
-        if later or any(defines_conda(c) for c in calls[:index]) or job.set_values_named("PATH", "/envs/"):
-            return
-        if job.sources_files or "conda.sh" in re.sub(r"(?m)^\s*#.*$", "", job.text):
-            return
-        initialised = any(c.program == "conda" and [a.text for a in c.args[:1]] == ["init"] for c in calls[:index])
-        text = f"{call.program} activate in a shell that conda has not set up"
-        yield Violation(
-            call.offset, text, why=INIT_WHY if initialised else CONDA_WHY, severity="note" if login else None
-        )
+    if job.sources_files or "conda.sh" in re.sub(r"(?m)^\s*#.*$", "", job.text):
         return
+    found = _undefined_activation(job)
+    if found is not None:
+        # PBS starts the user's login shell, whose start-up files often set up conda.
+        login = re.search(r"(?m)^#PBS\s", job.text) is not None
+        yield msgspec.structs.replace(found, severity="note" if login else None)
 
 
 ENDS_WHY = "The script runs in a shell of its own, and what it sets ends with it: the programs below run in the old environment."
