@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON, REMOTE_SHELLS, SHELLS
 from allranks.analysis.lint.job import JobDescription, LauncherCall
@@ -462,7 +463,7 @@ def names_as_text(job: JobDescription) -> Iterator[Violation]:
 NEWLINE_WHY = "echo of bash writes \\n as it is, unless it is called with -e: the file has one line, and its reader finds one host, or none."
 SOURCE_OR_LOG = re.compile(r"(?i)\.(?:py|c|cpp|tex|R|m|json|out|err)\Z|log|/dev/")
 FOR_EXPANSION = re.compile(r"\b(?:envsubst|eval|sed|perl|jinja2?|gomplate|m4)\b|\bsource\s|^\s*\.\s", re.MULTILINE)
-DATA_DOCUMENT = re.compile(r"(?m)^[ \t]*(?:cat|tee)\b[^\n]*<<-?[ \t]*(?:'(\w+)'|\"(\w+)\"|\\(\w+))[^\n]*\n")
+DATA_DOCUMENT = r"[ \t]*(?:cat|tee)\b(?P<words>[^\n]*)"
 DATA_NAME = re.compile(
     r"(?:>|\btee\b)[ \t]*[\"']?[^\s\"'|;&]*(?:\.(?:ya?ml|json|ini|toml|cfg|conf|txt|hosts?)|host_?file|hosts)[\"']?(?:\s|\Z)"
 )
@@ -495,19 +496,35 @@ def echoed_newlines(job: JobDescription) -> Iterator[Violation]:
         return
 
 
+class QuotedDocument(NamedTuple):
+    """A here-document with a quoted mark, which no shell expands. ``head`` has the groups ``words``, in front of <<, and ``rest``."""
+
+    head: re.Match[str]
+    mark: str
+    start: int
+    end: int
+
+
+def quoted_documents(job: JobDescription, command: str) -> Iterator[QuotedDocument]:
+    """Yield the here-documents with a quoted mark of a command, a pattern from the start of its line with a group ``words``."""
+    head = re.compile(rf"(?m)^{command}<<-?[ \t]*(?:'(\w+)'|\"(\w+)\"|\\(\w+))(?P<rest>[^\n]*)\n")
+    for found in head.finditer(job.text):
+        mark = next(group for group in found.groups()[1:4] if group)
+        end = re.compile(rf"(?m)^[ \t]*{mark}[ \t]*$").search(job.text, found.end())
+        if end is not None and not job.in_comment(found.start("words")):
+            yield QuotedDocument(found, mark, found.end(), end.start())
+
+
 def literal_documents(job: JobDescription) -> Iterator[Violation]:
     """Report a file of data with names of variables in it, which a quoted here-document writes."""
     if job.kind != "script" or FOR_EXPANSION.search(job.text):
         return
-    for found in DATA_DOCUMENT.finditer(job.text):
-        head = found[0].strip()
-        mark = found[1] or found[2] or found[3]
-        end = re.compile(rf"(?m)^[ \t]*{mark}[ \t]*$").search(job.text, found.end())
-        if end is None or job.in_comment(found.start()) or not DATA_NAME.search(head):
+    for document in quoted_documents(job, DATA_DOCUMENT):
+        if not DATA_NAME.search(document.head[0].strip()):
             continue
-        value = DATA_VALUE.search(job.text, found.end(), end.start())
-        if value and "```" not in job.text[found.end() : end.start()]:
+        value = DATA_VALUE.search(job.text, document.start, document.end)
+        if value and "```" not in job.text[document.start : document.end]:
             text = f"the file gets the text {value[0]}: the here-document's mark is quoted"
             yield Violation(value.start(), text, why="A quoted mark, <<'EOF', turns off the expansion of the whole text, and no reader of data expands it.",
-                            cure=f"<<{mark} without quotes")  # fmt: skip
+                            cure=f"<<{document.mark} without quotes")  # fmt: skip
             return

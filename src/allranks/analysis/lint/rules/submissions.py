@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON, slurm_option, srun_end
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.analysis.lint.rules.quoting import quoted_documents
 
 # -------------------------------------------------------------------------------------- dependencies
 
@@ -126,28 +127,25 @@ def submitted_text(job: JobDescription) -> Iterator[Violation]:
     """Report ``$1`` and own variables in a quoted here-document that sbatch reads."""
     if job.kind != "script":
         return
-    for found in re.finditer(
-        r"(?m)^[^#\n]*\bsbatch\b([^\n|;]*)<<-?[ \t]*(?:'(\w+)'|\"(\w+)\"|\\(\w+))[^\n]*\n", job.text
-    ):
-        mark = found[2] or found[3] or found[4]
-        end = re.compile(rf"(?m)^[ \t]*{mark}[ \t]*$").search(job.text, found.end())
-        if end is None or job.in_comment(found.start(1)) or re.search(r"--export(?!=ALL\b(?!,))|\s-\s+\S", found[1]):
+    for document in quoted_documents(job, r"[^#\n]*\bsbatch\b(?P<words>[^\n|;]*)"):
+        words = document.head.start("words")
+        if re.search(r"--export(?!=ALL\b(?!,))|\s-\s+\S", document.head["words"]):
             continue
-        body = job.text[found.end() : end.start()]
-        lines = "\n".join(li for li in body.split("\n") if not li.lstrip().startswith("#"))
+        body = job.text[document.start : document.end]
+        lines = _without_comments(body)
         if re.search(r"(?m)^\s*(?:set\s+--|function\b|\w+\s*\(\))|\bshift\b|\b(?:awk|perl|sed)\b|<<", lines):
             continue
         place = re.search(r"\$\{?[1-9]\b\}?(?![^\n]*')", lines)
         if place:
-            at = found.end() + body.find(place[0])
+            at = document.start + body.find(place[0])
             yield Violation(at, f"{place[0]} in the here-document is an argument of the job, which has none",
                             why=ARGUMENTS_WHY, cure="take the quotes from the here-document's mark, or export a variable")  # fmt: skip
             continue
-        yield from _not_visible(job, found.start(1), found.end(), body, lines)
+        yield from _not_visible(job, words, document.start, body, lines)
 
 
 QUOTED_SCRIPT = re.compile(r"(?m)^[ \t]*echo[ \t]+'(#![^']*)'[ \t]*>[ \t]*(\S+)")
-QUOTED_DOCUMENT = re.compile(r"(?m)^[ \t]*cat\b([^\n]*)<<-?[ \t]*(?:'(\w+)'|\"(\w+)\"|\\(\w+))([^\n]*)\n")
+QUOTED_DOCUMENT = r"[ \t]*cat\b(?P<words>[^\n]*)"
 
 
 def written_text(job: JobDescription) -> Iterator[Violation]:
@@ -157,11 +155,11 @@ def written_text(job: JobDescription) -> Iterator[Violation]:
     for found in QUOTED_SCRIPT.finditer(job.text):
         if not job.in_comment(found.start(1)):
             yield from _in_written(job, found.start(), found.start(1), found[1], found[2])
-    for found in QUOTED_DOCUMENT.finditer(job.text):
-        end = re.compile(rf"(?m)^[ \t]*{found[2] or found[3] or found[4]}[ \t]*$").search(job.text, found.end())
-        target = re.search(r">[ \t]*(\S+)", f"{found[1]} {found[5]}")
-        if end and target and not job.in_comment(found.start(1)) and job.text.startswith("#!", found.end()):
-            yield from _in_written(job, found.start(1), found.end(), job.text[found.end() : end.start()], target[1])
+    for document in quoted_documents(job, QUOTED_DOCUMENT):
+        target = re.search(r">[ \t]*(\S+)", f"{document.head['words']} {document.head['rest']}")
+        if target and job.text.startswith("#!", document.start):
+            body = job.text[document.start : document.end]
+            yield from _in_written(job, document.head.start("words"), document.start, body, target[1])
 
 
 def _in_written(job: JobDescription, place: int, start: int, body: str, target: str) -> Iterator[Violation]:
@@ -172,9 +170,13 @@ def _in_written(job: JobDescription, place: int, start: int, body: str, target: 
         rf"(?m)^[^\n]*(?:\bsource|^\s*\.|\bsed\b|envsubst|\bperl\b|eval)[^\n]*{name}", job.text[start + len(body) :]
     ):
         return  # it runs in this shell, or is completed before
-    lines = "\n".join(li for li in body.split("\n") if not li.lstrip().startswith("#"))
+    lines = _without_comments(body)
     if not re.search(r"\b(?:getopts|awk|perl)\b|<<", lines):
         yield from _not_visible(job, place, start, body, lines)
+
+
+def _without_comments(body: str) -> str:
+    return "\n".join(line for line in body.split("\n") if not line.lstrip().startswith("#"))
 
 
 def _not_visible(job: JobDescription, call: int, start: int, body: str, lines: str) -> Iterator[Violation]:
