@@ -21,7 +21,7 @@ from allranks.analysis.lint.command_options import (
 )
 from allranks.analysis.lint.files import FileKind
 from allranks.analysis.lint.readers import ShellReader, calculate
-from allranks.analysis.lint.records import Assignment, Directive, ProgramCall, Severity, Violation
+from allranks.analysis.lint.records import Argument, Assignment, Directive, ProgramCall, Severity, Violation
 from allranks.analysis.lint.shell_tokens import LineIndex, MappedText
 
 NODE_NAMES = {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"}
@@ -124,6 +124,29 @@ class LauncherCall(msgspec.Struct, frozen=True):
     def value(self, *names: str) -> str | None:
         option = self.option(*names)
         return option.value if option else None
+
+    @property
+    def local_ranks(self) -> str | None:
+        """Return the value of the launcher's own option for the ranks that one start of it makes."""
+        if self.kind == "deepspeed":
+            return self.value("num_gpus")
+        torch = self.kind in ("torchrun", "torch.distributed.launch")
+        return self.value("nproc_per_node" if torch else "num_processes")
+
+    def place_of(self, arg: Argument, part: str, *, last: bool = False) -> int:
+        """Return where part of an option's value stands, perhaps in a variable's value further up; else where the option stands.
+
+        Args:
+            arg: the option; its value is in the same or in the next word.
+            last: look for the last occurrence in the word, not for the first.
+        """
+        start = self.call.args.index(arg)
+        for word in self.call.args[start : start + 2]:
+            text = word.source.text
+            index = text.rfind(part) if last else text.find(part)
+            if index >= 0:
+                return word.source.where(index)
+        return arg.offset
 
 
 class JobDescription:

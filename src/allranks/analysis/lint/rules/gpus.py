@@ -316,9 +316,7 @@ def _too_many_included(job: JobDescription, launch: LauncherCall) -> Iterator[Vi
     option, gpus = launch.option("include", "i"), job.gpus_per_node
     numbers = [int(n) for part in included(option.value if option else None).values() for n in part]
     if option and gpus and numbers and max(numbers) >= gpus:
-        text = (
-            f"{option.written} names GPU {max(numbers)}, but the job requests {gpus} GPUs per node"
-        )
+        text = f"{option.written} names GPU {max(numbers)}, but the job requests {gpus} GPUs per node"
         yield Violation(option.arg.offset, text)
 
 

@@ -360,9 +360,7 @@ def filters(job: JobDescription) -> Iterator[Violation]:
         chosen = include or exclude
         if chosen and count and chosen.plain_value:
             text = f"{count.written} and {chosen.written}: deepspeed takes only one of them"
-            yield Violation(
-                count.arg.offset, text, why=DEEPSPEED_WHY, cure=f"remove {count.written}"
-            )
+            yield Violation(count.arg.offset, text, why=DEEPSPEED_WHY, cure=f"remove {count.written}")
         elif include and exclude and include.plain_value and exclude.plain_value:
             yield Violation(
                 exclude.arg.offset,

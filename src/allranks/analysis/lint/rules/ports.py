@@ -149,7 +149,7 @@ def _launch_port(job: JobDescription, launch: LauncherCall) -> Iterator[Violatio
         option = launch.option(name)
         found = re.search(pattern, option.value or "") if option else None
         if option and found and found[0] != "0" and "standalone" not in launch.options:
-            where = _place(option.arg, launch, found[0])
+            where = launch.place_of(option.arg, found[0], last=True)
             if not _is_ephemeral(int(found[0][:6])):
                 yield Violation(where, f"the port of --{name} is always {found[0]}", severity=severity)
     if launch.option("standalone", "master_port", "main_process_port", "rdzv_endpoint", "config_file") or job.has(
@@ -174,17 +174,6 @@ def _launch_port(job: JobDescription, launch: LauncherCall) -> Iterator[Violatio
                 f"no --{option}: {launch.kind} uses 29500, as every other job on the node does",
                 severity=severity,
             )
-
-
-def _place(arg: Argument, launch: LauncherCall, digits: str) -> int:
-    """Return the position of the digits, perhaps in a variable's value further up."""
-    args = launch.call.args
-    start = args.index(arg)
-    for candidate in args[start : start + 2]:
-        index = candidate.source.text.rfind(digits)
-        if index >= 0:
-            return candidate.source.where(index)
-    return arg.offset
 
 
 # ------------------------------------------------------------------------------ the ephemeral range
@@ -219,7 +208,7 @@ def ephemeral(job: JobDescription) -> Iterator[Violation]:
                 )
                 yield from _range_hits(job, f"the port of --{name} is", place, drawn)
             if option and number.isdecimal() and _is_ephemeral(int(number[:6])) and not job.whole_nodes:
-                where = _place(option.arg, launch, number)
+                where = launch.place_of(option.arg, number, last=True)
                 if not any(a.offset <= where <= a.offset + 40 and PORT_NAME.match(a.name) for a in job.assignments):
                     text = f"the port of --{name} is always {number}, in the ephemeral range"
                     yield Violation(where, text, severity=_severity_of_ephemeral(job))

@@ -73,8 +73,7 @@ def launchers_by_mpirun(job: JobDescription) -> Iterator[Violation]:
     """Report mpirun on one machine with several processes each of which is a launcher, and srun with tasks that are mpirun or horovodrun."""
     for launch in job.launches:
         starter = next((c for c in reversed(launch.call.under) if c.program in MPI), None)
-        local = "nproc_per_node" if launch.kind in ("torchrun", "torch.distributed.launch") else "num_processes"
-        ranks = job.number(launch.value(local if launch.kind != "deepspeed" else "num_gpus"))
+        ranks = job.number(launch.local_ranks)
         if starter is None or launch.kind == "python" or not ranks or ranks < 2 or job.is_job or launch.srun:
             continue
         total = count_of(job, starter, TOTAL)

@@ -33,9 +33,7 @@ def node_rank(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
         option = launch.option("node_rank", "machine_rank")
         if option and launch.kind in ("torchrun", "accelerate") and backend(launch) in ("c10d", "etcd", "etcd-v2"):
-            yield Violation(
-                option.arg.offset, f"--rdzv_backend={backend(launch)} ignores {option.written}"
-            )
+            yield Violation(option.arg.offset, f"--rdzv_backend={backend(launch)} ignores {option.written}")
 
 
 MISSING_WHY = "Without --node_rank every node is node 0, and all wait for the others until the timeout."

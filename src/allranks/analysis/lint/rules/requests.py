@@ -379,7 +379,9 @@ def separate_jobs(job: JobDescription) -> Iterator[Violation]:
         given = option and re.fullmatch(r"\"?\$\{?[1-9]\}?\"?", option.value or "")
         fixed = re.fullmatch(r"[\w.-]+", launch.value("master_addr", "main_process_ip") or "")
         if option and given and fixed and nodes not in (None, "1") and job.nodes == 1 and job.is_job:
-            text = f"{option.written} is an argument of this job of one node: each node of the group is a job of its own"
+            text = (
+                f"{option.written} is an argument of this job of one node: each node of the group is a job of its own"
+            )
             yield Violation(option.arg.offset, text)
 
 

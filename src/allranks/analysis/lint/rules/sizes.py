@@ -207,8 +207,7 @@ def device_of_all(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
         if launch.kind == "python" or launch.open_ended:
             continue
-        local = "nproc_per_node" if launch.kind in ("torchrun", "torch.distributed.launch") else "num_processes"
-        value_of = launch.value(local if launch.kind != "deepspeed" else "num_gpus")
+        value_of = launch.local_ranks
         ranks = job.number(value_of)
         yolo = {"--data", "--weights"} <= {a.text.partition("=")[0] for a in launch.call.args}
         if ranks is None and value_of and "$" in value_of and yolo:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import msgspec
 
 from allranks.analysis.lint.command_options import SHELLS
-from allranks.analysis.lint.job import JobDescription, LauncherCall
-from allranks.analysis.lint.records import Argument, VariableUse, Violation
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.records import VariableUse, Violation
 from allranks.analysis.lint.rules.dataflow import (
     GUARDS,
     HARMLESS,
@@ -359,7 +359,7 @@ def _rendezvous(job: JobDescription) -> Iterator[tuple[str, Violation]]:
                     continue
                 if option and not is_set(job, name) and not launch.call.in_function and not _tested(job, name):
                     text = f"${name} of --{option_name} is never set in this script"
-                    place = _place(option.arg, launch, name)
+                    place = launch.place_of(option.arg, name)
                     why = (
                         "Slurm sets no variable of this name, and a launcher only those of the ranks that it starts."
                         if own
@@ -370,16 +370,6 @@ def _rendezvous(job: JobDescription) -> Iterator[tuple[str, Violation]]:
 
 def _tested(job: JobDescription, name: str) -> bool:
     return any(u.name == name and (u.operator or u.program in ("[", "[[", "test")) for u in job.uses)
-
-
-def _place(arg: Argument, launch: LauncherCall, name: str) -> int:
-    args = launch.call.args
-    start = args.index(arg)
-    for candidate in args[start : start + 2]:
-        index = candidate.source.text.find(name)
-        if index >= 0:
-            return candidate.source.where(index)
-    return arg.offset
 
 
 # -------------------------------------------------------- names of other systems, and of other case
