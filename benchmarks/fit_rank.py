@@ -124,7 +124,7 @@ class Rank:
         set_up_strategy(
             strategy, filler, loss_model, model, adamw(spec.train), self._world.group, spec.train.max_grad_norm
         )
-        strategy.warm_up(self._batch(self._order.micro_batches(0)[0]))
+        strategy.warm_up(self._batch(self._order.micro_batches(0)[0]), resumed=False)
         return strategy
 
     def train(self, strategy: Strategy, steps: int) -> None:

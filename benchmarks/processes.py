@@ -58,6 +58,7 @@ def measure(command: list[str], timeout_s: float, env: dict[str, str] | None = N
     threads = [
         threading.Thread(target=lambda name=name, pipe=pipe: texts.__setitem__(name, pipe.read()))
         for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr))
+        if pipe is not None
     ]
     threads.append(threading.Thread(target=sample))
     killer = threading.Timer(timeout_s, lambda: os.killpg(process.pid, signal.SIGKILL))

@@ -159,17 +159,43 @@ def until(condition: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
+def count_traffic(hub: ChannelServer) -> dict[str, int]:
+    """Count messages and bytes of a server from now on; the returned figures grow."""
+    counts: dict[str, int] = dict.fromkeys(("messages_in", "messages_out", "bytes_in", "bytes_out"), 0)
+    take, send, opened, flush = hub._take, hub._send, hub._opened, hub._flush
+
+    def taken(peer: Any, content: bytes) -> None:
+        counts["messages_in"] += 1
+        take(peer, content)
+
+    def sent(peer: Any, content: bytes) -> None:
+        counts["messages_out"] += 1
+        send(peer, content)
+
+    def read(peer: Any, data: bytes) -> list[bytes]:
+        counts["bytes_in"] += len(data)
+        return opened(peer, data)
+
+    def flushed(peer: Any) -> None:
+        before = len(peer.out)
+        flush(peer)
+        counts["bytes_out"] += before - len(peer.out)
+
+    hub._take, hub._send, hub._opened, hub._flush = taken, sent, read, flushed
+    return counts
+
+
 class Meter:
     """Figures of the driver since the last reading."""
 
     def __init__(self, hub: ChannelServer, opens: Opens) -> None:
-        self._hub, self._opens = hub, opens
+        self._counts, self._opens = count_traffic(hub), opens
         self._clock = time.pthread_getcpuclockid(hub.ident or 0)
         self._last = self._now()
 
     def _now(self) -> dict[str, float]:
         return {
-            **msgspec.structs.asdict(self._hub.counts),
+            **self._counts,
             "driver_cpu_s": time.clock_gettime(self._clock),
             "opens": self._opens.count,
         }
@@ -234,7 +260,7 @@ def real(count: int, opens: Opens) -> dict[str, Any]:
         out = (Path(folder) / "agents.log").open("ab")
         agents = [
             subprocess.Popen(["bash", "-c", f"exec {c}" if " && " not in c else c], stdout=out, stderr=out, env=env)
-            for c in hosts.node_commands(run, plan)
+            for c in hosts.node_commands(spec, run, plan)
         ]
         try:
             until(lambda: len(hub.links) == count and all(link.report.state == RUNNING for link in hub.links.values()))

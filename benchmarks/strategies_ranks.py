@@ -58,7 +58,7 @@ class Runner:
         self.strategy: Strategy = strategies.create(name, options_of(name, batch))
         self.strategy.setup(self.model, adamw(TRAIN), world.group, 1.0)
         self.done = 0
-        self.strategy.warm_up(self._make(self._order.micro_batches(0)[0]))
+        self.strategy.warm_up(self._make(self._order.micro_batches(0)[0]), resumed=True)
 
     @property
     def log(self) -> Path:

@@ -147,8 +147,7 @@ FILES: dict[str, set[str]] = {
         "test_secrets_reach_no_file",
         "test_the_adapter_loads_in_plain_peft_with_its_named_base",
         "test_verbs_on_a_finished_run",
-        "test_a_tiny_bert_classifies_real_news",
-        "test_from_python",
+        "test_a_tiny_bert_classifies_real_news_from_python",
     },
     "dist/test_saves.py": {
         "test_a_rank_that_takes_no_part_is_named_in_time",
@@ -163,9 +162,8 @@ FILES: dict[str, set[str]] = {
     },
     "dist/test_smoke.py": {"test_the_first_two_rungs", "test_each_criterion_of_02_can_fail"},
     "dist/test_stops.py": {
-        "test_a_resumed_run_is_bitwise_one_that_never_stopped[once]",
+        "test_a_resumed_run_is_bitwise_one_that_never_stopped[Ctrl-C]",
         "test_a_killed_rank_is_named_and_the_others_end",
-        "test_ctrl_c_ends_every_rank_and_leaves_a_readable_folder",
         "test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state",
     },
     "dist/test_store.py": {
@@ -183,9 +181,7 @@ FILES: dict[str, set[str]] = {
         "test_a_step_that_is_not_finite_on_one_rank_changes_nothing_on_any",
         "test_zero3_holds_three_blocks_at_most",
     },
-    "dist/test_trace_gloo.py": {
-        "test_a_rank_that_comes_late_is_the_one_that_others_waited_for",
-    },
+    "dist/test_trace_gloo.py": set(),
     "cluster/test_preemption.py": {"test_a_preempted_training_saves_in_its_grace_time_and_continues[grace]"},
     "cluster/test_time_limit.py": set(),
     "dist/test_export.py": {
@@ -203,7 +199,7 @@ FILES: dict[str, set[str]] = {
     "gpu/test_strategies.py": set(),
     "reference/test_reference.py": {
         "test_the_references_do_not_import_the_package",
-        "test_full_fine_tuning[gpt2-3]",
+        "test_full_fine_tuning[gpt2-2]",
     },
 }
 

@@ -320,7 +320,7 @@ def _local() -> list[Case]:
         ("training", "kill", "SIGKILL"),
         ("training", "segv", "SIGSEGV"),
     ):
-        cases.append(_program("local", where, how, says, usual=(where, how) == ("training", "exittext")))
+        cases.append(_program("local", where, how, says))
     return cases
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from allranks.analysis.trace import analyse
 from allranks.rundir.events import read_events
 from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import step_events, train
+from tests.dist.harness import stall_ranks, step_events, train
 
 pytestmark = pytest.mark.dist
 
@@ -29,7 +30,12 @@ def load(path: Path) -> dict[str, Any]:
     return json.loads(gzip.decompress(path.read_bytes()))
 
 
-def test_each_rank_leaves_a_trace_with_all_that_analysis_needs(tmp_path: Path) -> None:
+LATE_S = 0.3
+
+
+def test_each_rank_leaves_a_trace_with_all_that_analysis_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 is late with every batch, and the analysis of the traces says so."""
+    stall_ranks(monkeypatch, "sleep_a_while:1:-1", LATE_S)
     done, run = run_with(tmp_path, {"wait": 2, "warmup": 1, "active": 2}, train={"max_steps": 8, "grad_accum": 2})
     assert run.traced_ranks() == [0, 1]
     for rank in (0, 1):
@@ -56,6 +62,10 @@ def test_each_rank_leaves_a_trace_with_all_that_analysis_needs(tmp_path: Path) -
         assert (event["first_step"], event["last_step"], event["bytes"]) == (4, 5, run.trace_of(rank).stat().st_size)
     assert "allranks trace" in done.stdout
     assert "Profiler traces" in run.report.read_text()
+    (analysed,) = analyse([run.root])
+    rows = {row.rank: row for row in analysed.stragglers}
+    assert rows[1].max_late_s > 0.5 * LATE_S, rows
+    assert rows[1].caused_wait_s > 2 * rows[0].caused_wait_s, rows
 
 
 def test_gradients_are_reduced_within_the_backward_range_of_the_last_micro_step(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from allranks.rundir.files import read_json
 from tests.conftest import shared, tiny_spec, write_rows
-from tests.dist.harness import allranks, step_events, train
+from tests.dist.harness import allranks, folders, step_events, train
 
 pytestmark = pytest.mark.dist
 
@@ -273,8 +273,22 @@ def test_padded_rows_and_evaluation_only(tmp_path: Path, rows_file: Path) -> Non
     assert run.checkpoint_steps() == []
 
 
-def test_a_tiny_bert_classifies_real_news(tmp_path: Path) -> None:
+class Observer:
+    """What a user's program may hand to `allranks.run`."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def event(self, event: dict[str, Any]) -> None:
+        self.seen.append(event["event"])
+
+    def say(self, text: str) -> None: ...
+
+
+def test_a_tiny_bert_classifies_real_news_from_python(tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification
+
+    import allranks
 
     spec = tiny_spec(
         shared("text", "ag_news.csv"),
@@ -285,31 +299,17 @@ def test_a_tiny_bert_classifies_real_news(tmp_path: Path) -> None:
             "max_length": 64,
             "eval_fraction": 0.1,
         },
-        train={"max_steps": 120, "micro_batch_size": 16, "lr": 2e-3},
+        train={"max_steps": 2, "micro_batch_size": 16, "lr": 2e-3},
     )
     spec["model"], spec["adapter"] = {"name": "tiny:bert"}, {"type": "none"}
-    done, run = train(tmp_path, spec)
-    assert done.returncode == 0, done.stderr
-    metrics = read_json(run.metrics)
-    assert metrics["accuracy"] > 0.4
-    assert metrics["perplexity"] is None
-    model = AutoModelForSequenceClassification.from_pretrained(run.checkpoint(120))
+    observer = Observer()
+    result = allranks.run(spec, ["train.max_steps=120"], observer=observer)
+    assert (result.status, result.exit_code, result.metrics["steps"]) == ("succeeded", 0, 120)
+    assert (
+        result.metrics["world_size"] == allranks.plan(spec).world_size == 2 and observer.seen.count("step") == 2 * 120
+    )
+    assert result.metrics["accuracy"] > 0.4
+    assert result.metrics["perplexity"] is None
+    (folder,) = folders(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "checkpoints" / "step-120")
     assert model.config.id2label == {0: "1", 1: "2", 2: "3", 3: "4"}
-
-
-def test_from_python(tmp_path: Path, rows_file: Path) -> None:
-    import allranks
-
-    seen: list[str] = []
-
-    class Observer:
-        def event(self, event: dict[str, Any]) -> None:
-            seen.append(event["event"])
-
-        def say(self, text: str) -> None: ...
-
-    spec = tiny_spec(rows_file, tmp_path, train={"max_steps": 2})
-    result = allranks.run(spec, ["cluster.procs_per_node=1"], observer=Observer())
-    assert (result.status, result.exit_code, result.metrics["steps"]) == ("succeeded", 0, 2)
-    assert result.metrics["world_size"] == 1 and seen.count("step") == 2
-    assert allranks.plan(tiny_spec(rows_file, tmp_path)).world_size == 2

@@ -165,7 +165,8 @@ class TrainingRows:
 class LoopPlan:
     """Steps to run, and ``run_callbacks(steps_done, stopping)``, which evaluates and saves when due.
 
-    ``run_callbacks`` returns True on every rank if the training ends with this step. ``stop`` is set by a signal.
+    ``run_callbacks`` returns True on every rank if the training ends with this step. ``stop`` is set by a signal. ``settled`` makes a
+    strategy of another library run a pass before the first step also in a new run, so that DDP has rebuilt its buckets before measurements.
     """
 
     first_step: int
@@ -176,6 +177,7 @@ class LoopPlan:
     is_due: Callable[[int], bool]
     run_callbacks: Callable[[int, bool], bool | None]
     stop: StopRequest = field(default_factory=StopRequest)
+    settled: bool = False
 
 
 @dataclass

@@ -490,7 +490,7 @@ class TrainerLoop:
         check_wrapped(self._trainer, self._world, self._strategy.find_unused_parameters)
         if self._world.size > 1:
             self._strategy.bucket_bytes = bucket_bytes(self._trainer.model_wrapped)
-            if self._plan.first_step:
+            if self._plan.first_step or self._plan.settled:
                 self._warm_up()
         self._events.write(
             "engine",
@@ -505,7 +505,7 @@ class TrainerLoop:
         self._running.clock.pause()
 
     def _warm_up(self) -> None:
-        """Run one forward and backward pass and discard the gradients, in a run that continues another.
+        """Run one forward and backward pass and discard the gradients, in a run that continues another or is measured.
 
         DDP rebuilds its buckets after the first backward pass, and with three or more ranks the sums depend on the layout.
         Without this the first step after a resume would be rounded differently.
