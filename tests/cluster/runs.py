@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from allranks.planning import env_vars
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec, write_rows
@@ -35,6 +36,33 @@ def run(shared: Path, spec: dict[str, Any], *more: str) -> tuple[subprocess.Comp
     folders = sorted((shared / "runs").iterdir(), key=lambda p: p.stat().st_mtime) if (shared / "runs").is_dir() else []
     assert folders, done.stderr
     return done, RunDir(folders[-1])
+
+
+OWN_INTERFACES = {"n1": "eth0", "n2": "eno1"}
+
+
+def each_node_used_its_own_interface(run: RunDir, shown: str) -> None:
+    """What was decided for n1 and n2, and the connections that their ranks really had, in the files and in the terminal."""
+    policy = env_vars.load_policy(run.network(1))
+    assert policy is not None
+    chosen = {node.host: {e.name: e.value for e in node.environment}["GLOO_SOCKET_IFNAME"] for node in policy.nodes}
+    assert chosen == OWN_INTERFACES and all(e.reason for node in policy.nodes for e in node.environment)
+    network = read_json(run.metrics)["network"]
+    seen = {item["host"]: list(item["connections"]) for item in network["observed"]}
+    assert seen == {host: [name] for host, name in OWN_INTERFACES.items()}
+    assert network["ok"] and network["findings"] == [] and network["line"] == "interface eno1, eth0"
+    assert "network" in shown and "interface eno1, eth0" in shown
+
+
+def program_in(shared: Path, text: str, **cluster: Any) -> dict[str, Any]:
+    """The spec of a user's own program, one rank per node."""
+    (shared / "own.py").write_text(text)
+    return {
+        "name": "own",
+        "script": {"path": str(shared / "own.py")},
+        "run_root": str(shared / "runs"),
+        "cluster": {"launcher": "slurm", "procs_per_node": 1, **cluster},
+    }
 
 
 def log_of(run_dir: RunDir) -> str:

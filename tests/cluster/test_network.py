@@ -13,12 +13,9 @@ import pytest
 
 from allranks.lab.cluster import Box
 from allranks.nodes.slurm.endpoints import NAME_VARIABLE
-from allranks.planning import env_vars
-from allranks.rundir.files import read_json
 from tests.cluster.helpers import on
-from tests.cluster.runs import allranks, log_of, run, spec_in
-
-OWN = {"n1": "eth0", "n2": "eno1"}
+from tests.cluster.runs import OWN_INTERFACES as OWN
+from tests.cluster.runs import allranks, each_node_used_its_own_interface, log_of, run, spec_in
 
 
 def doctor(shared: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
@@ -29,15 +26,8 @@ def doctor(shared: Path, *words: str) -> tuple[subprocess.CompletedProcess[str],
 def test_each_node_gets_its_own_interface_and_its_ranks_use_it(box: Box, shared: Path) -> None:
     done, folder = run(shared, spec_in(shared, cluster={"nodes": 2}))
     assert done.returncode == 0, done.stdout + done.stderr + log_of(folder)
-    policy = env_vars.load_policy(folder.network(1))
-    assert policy is not None
-    chosen = {node.host: {e.name: e.value for e in node.environment}["GLOO_SOCKET_IFNAME"] for node in policy.nodes}
-    assert chosen == OWN and all(e.reason for node in policy.nodes for e in node.environment)
-    network = read_json(folder.metrics)["network"]
-    assert {item["host"]: list(item["connections"]) for item in network["observed"]} == {h: [i] for h, i in OWN.items()}
-    assert network["ok"] and network["findings"] == [] and network["line"] == "interface eno1, eth0"
+    each_node_used_its_own_interface(folder, done.stdout)
     assert "network n1: GLOO_SOCKET_IFNAME=eth0; expected: Socket" in log_of(folder)
-    assert "network" in done.stdout and "interface eno1, eth0" in done.stdout
 
 
 def test_the_doctor_compares_too(box: Box, shared: Path) -> None:

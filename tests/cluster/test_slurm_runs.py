@@ -20,7 +20,16 @@ from allranks.lab.cluster.plan import HiddenFolder
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 from tests.cluster.conftest import end_jobs
-from tests.cluster.runs import LIMIT_S, Submitted, allranks, log_of, run, spec_in
+from tests.cluster.runs import (
+    LIMIT_S,
+    Submitted,
+    allranks,
+    each_node_used_its_own_interface,
+    log_of,
+    program_in,
+    run,
+    spec_in,
+)
 from tests.conftest import REPO
 from tests.dist.harness import ALLRANKS, step_events, until
 
@@ -224,11 +233,11 @@ def test_a_restarted_controller_and_two_jobs_at_once_do_no_harm(box: Box, shared
 
 
 def test_cancel_and_detach(box: Box, shared: Path) -> None:
-    spec = spec_in(shared, cluster={"nodes": 2}, train={"max_steps": 1000000})
+    spec = program_in(shared, "import time\nprint('READY', flush=True)\ntime.sleep(600)\n", nodes=2)
     (shared / "spec.yaml").write_text(yaml.safe_dump(spec))
     started = json.loads(allranks(shared, "run", "spec.yaml", "--detach", "--json").stdout)
     run_dir = RunDir(Path(started["folder"]))
-    until(lambda: any(e["step"] >= 3 for e in step_events(run_dir)), limit_s=LIMIT_S)
+    until(lambda: ["READY" in log.read_text() for log in run_dir.rank_logs(1).values()] == [True] * 2, limit_s=LIMIT_S)
     (row,) = json.loads(allranks(shared, "runs", "--json").stdout)
     assert row["status"] == "running"
     done = allranks(shared, "cancel", started["run"])
@@ -271,6 +280,7 @@ def test_a_node_that_sees_neither_project_nor_data_gets_them(
 
 
 def test_inside_an_allocation_no_new_job_is_submitted(box: Box, shared: Path) -> None:
+    """Each node gets its own interface there, and its ranks use it."""
     (shared / "spec.yaml").write_text(yaml.safe_dump(spec_in(shared, cluster={"nodes": 2}, train={"max_steps": 3})))
     done = box.run(["salloc", "--nodes=2", *ALLRANKS, "run", "spec.yaml"], cwd=str(shared), timeout_s=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -278,4 +288,5 @@ def test_inside_an_allocation_no_new_job_is_submitted(box: Box, shared: Path) ->
     assert "running in allocation" in done.stdout
     assert not run_dir.job.exists()
     assert read_json(run_dir.metrics)["sync_proof"]["world_size"] == 2
+    each_node_used_its_own_interface(run_dir, done.stdout)
     end_jobs(box)
