@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_a_node_that_others_cannot_connect_to_is_named_with_the_direction(box: B
     (cure,) = [c["cure"] for n in document["nodes"] for c in n["checks"] if c["name"] == "reach" and not c["ok"]]
     address = next(node.address for node in box.plan.nodes if node.name == "n2")
     assert "0 of 2 nodes not reached from n2, 2 of 2 did not reach it" in cure
-    assert f"n1 -> n2 {address}:2" in cure and "timed out" in cure and "attempts failed" in cure
+    assert re.search(rf"n1 -> n2 {address}:[23]\d{{4}} timed out .*attempts failed", cure), cure
     done, _ = doctor(shared, "--set", "cluster.nodes=3")
     assert done.returncode == 0, done.stdout
 

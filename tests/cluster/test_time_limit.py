@@ -58,7 +58,7 @@ def test_a_stop_that_is_asked_before_the_ranks_are_there_ends_nothing(box: Box, 
     until(lambda: job.run.job.exists() and job_state(box, job.job()) == "RUNNING", limit_s=30)
     until(lambda: "batch script on" in log_of(job.run), limit_s=30)  # before, Slurm itself is still starting it
     for _ in range(60):  # seconds long, through all that starts; the second start is to be left in peace
-        if len(job.run.attempts()) > 1:
+        if "requeueing the job" in log_of(job.run):
             break
         box.run(["scancel", "--signal=USR1", "--batch", job.job()], cwd="/")
         time.sleep(0.05)

@@ -85,7 +85,7 @@ def test_slurms_clients_find_the_box_while_it_is_up(
     make_box: Callable[..., Box], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    idle, end = lifecycle.daemons.wait_idle, lifecycle._end_processes
+    idle, end = lifecycle.wait_idle, lifecycle._end_processes
     name = f"e-{os.getpid()}"
 
     def wait_idle(started: Box, names: list[str]) -> None:
@@ -96,7 +96,7 @@ def test_slurms_clients_find_the_box_while_it_is_up(
         order.append(f"before the kill: {find_endpoint(name) is not None}")
         end(identity, ended)
 
-    monkeypatch.setattr(lifecycle.daemons, "wait_idle", wait_idle)
+    monkeypatch.setattr(lifecycle, "wait_idle", wait_idle)
     monkeypatch.setattr(lifecycle, "_end_processes", end_processes)
     other = make_box(name, nodes=1)
     monkeypatch.setenv(NAME_VARIABLE, name)
