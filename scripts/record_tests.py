@@ -1,6 +1,8 @@
 """Record the result of one part of `make test-all`: python scripts/record_tests.py PART JUNIT.xml benchmarks/results/test_all.json
 
 All tests take hours, so they can be run in parts: a part that runs again replaces its own record and keeps those of other parts.
+JUNIT.again.xml beside the results holds the tests that failed beside others and ran once more, alone; those that passed there count as
+passed, and the record names them.
 """
 
 from __future__ import annotations
@@ -57,18 +59,26 @@ def recorded(target: Path) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def part_of(found: list[ET.Element]) -> dict[str, Any]:
-    """Return the record of one part."""
+def part_of(found: list[ET.Element], again: list[ET.Element]) -> dict[str, Any]:
+    """Return the record of one part, from its tests and those of them that ran once more."""
     files: dict[str, float] = {}
+    alone = {name_of(c) for c in again if outcome(c) == "passed"} - {
+        name_of(c) for c in again if outcome(c) != "passed"
+    }
+
+    def result(case: ET.Element) -> str:
+        return "passed" if name_of(case) in alone else outcome(case)
+
     for case in found:
         files[file_of(case)] = files.get(file_of(case), 0.0) + seconds(case)
     slowest = sorted(found, key=lambda c: -seconds(c))[:SLOWEST]
     return {
         "when": time.strftime("%Y-%m-%d"),
         "machine": facts(),
-        "tests": dict(Counter(map(outcome, found))),
+        "tests": dict(Counter(map(result, found))),
         "seconds": round(sum(files.values()), 1),
-        "not_passed": {name_of(c): outcome(c) for c in found if outcome(c) != "passed"},
+        "not_passed": {name_of(c): result(c) for c in found if result(c) != "passed"},
+        "passed_alone": sorted(alone),
         "slowest_s": {name_of(c): round(seconds(c), 1) for c in slowest},
         "files_s": {file: round(s, 1) for file, s in sorted(files.items(), key=lambda item: -item[1])},
     }
@@ -79,7 +89,7 @@ def main() -> None:
     found = cases(junit)
     if not found:
         sys.exit(f"{part}: {junit.name} holds no tests; {target.name} is not changed")
-    parts = {**recorded(target), part: part_of(found)}
+    parts = {**recorded(target), part: part_of(found, cases(junit.with_suffix(".again.xml")))}
     tests: Counter[str] = Counter()
     for one in parts.values():
         tests.update(one["tests"])
