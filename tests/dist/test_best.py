@@ -15,7 +15,7 @@ import pytest
 from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
-from tests.conftest import tiny_spec, write_rows
+from tests.conftest import tiny_spec
 from tests.dist.harness import ALLRANKS, allranks, train
 
 pytestmark = pytest.mark.dist
@@ -25,7 +25,8 @@ PATIENCE = 2
 
 def spec_of(folder: Path, **more: Any) -> dict[str, Any]:
     """A run whose held-out loss rises after a while: the learning rate is far too high."""
-    write_rows(folder / "rows.json", 60)
+    rows = [{"instruction": f"Say the number {i}", "output": f"number {i} " + "yes " * (i % 5)} for i in range(60)]
+    (folder / "rows.json").write_text(json.dumps(rows))
     sections: dict[str, Any] = {
         "train": {"max_steps": 200, "lr": 0.4, "schedule": "constant"},
         "eval": {"every": 2, "patience": PATIENCE, "baseline": True},
@@ -122,37 +123,27 @@ def replies(run: RunDir, cwd: Path, *words: str, stdin: str = "") -> Any:
     return json.loads(done.stdout)
 
 
-def test_replies_are_those_of_the_evaluation(tmp_path: Path) -> None:
+def test_replies_are_those_of_the_evaluation(early: Any) -> None:
     """Greedy, in the template of the data: the sample answers that the ranks gave at that step."""
-    rows = [{"instruction": f"Say the number {i}", "output": f"number {i} " + "yes " * (i % 5)} for i in range(60)]
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
-    spec = tiny_spec(
-        tmp_path / "rows.json",
-        tmp_path,
-        train={"max_steps": 30, "lr": 0.03},
-        eval={"every": 10},
-        cluster={"procs_per_node": 1},
-    )
-    spec["checkpoint"] = {"every": 10}
-    done, run = train(tmp_path, spec)
-    assert done.returncode == 0, done.stderr
+    folder, _, run = early
     samples = {e["step"]: e["samples"] for e in read_events(run.events_of(0)) if e["event"] == "eval"}
+    best, end = run.checkpoint_steps()
 
     def as_sampled(found: Any, step: int) -> None:
         assert found["step"] == step
         for reply, sample in zip(found["replies"], samples[step], strict=True):
             assert reply["reply"].startswith(sample["reply"].rstrip("\ufffd"))  # that one has fewer tokens
 
-    prompts = [sample["prompt"] for sample in samples[30]]
+    prompts = [sample["prompt"] for sample in samples[end]]
     instructions = [p.split("### Instruction:\n")[1].split("\n\n### Response")[0] for p in prompts]
-    last = replies(run, tmp_path, *(word for text in instructions for word in ("--prompt", text)))
+    last = replies(run, folder, *(word for text in instructions for word in ("--prompt", text)))
     assert last["template"] == "alpaca"
-    as_sampled(last, 30)
+    as_sampled(last, end)
     raw = [word for prompt in prompts for word in ("--prompt", prompt)]
-    before = replies(run, tmp_path, "--raw", "--checkpoint", "10", *raw)
-    as_sampled(before, 10)
+    before = replies(run, folder, "--raw", "--checkpoint", "best", *raw)
+    as_sampled(before, best)
     assert [r["reply"] for r in last["replies"]] != [r["reply"] for r in before["replies"]]
-    assert any(sample["reply"].strip() for sample in samples[30])
+    assert any(sample["reply"].strip() for step in (best, end) for sample in samples[step])
 
 
 LINES = "Zähle bis drei\n\n你好 \x1b[31m\r\nuse hf_aB3dE5gH7jK9mN1pQ3sT5vX7zA2cD4fG6h\n"
