@@ -330,16 +330,27 @@ class JobDescription:
         """
         if self.folder is None or folder.startswith(("/", "~", "$")) or "%" in folder or not self.is_batch:
             return False, False
+        places = self._places
+        parent = str(PurePosixPath(folder).parent)
+        certain = any((p / ".git").exists() for p in places[1:]) or (
+            not re.fullmatch(r"\.|(?:\.\./?)+", parent) and any((p / parent).is_dir() for p in places)
+        )
+        return not self.has_folder(folder), certain
+
+    def has_folder(self, folder: str) -> bool:
+        """Return whether a folder exists here, next to the script, or above it in its project."""
+        return any((place / folder).is_dir() for place in self._places)
+
+    @property
+    def _places(self) -> list[Path]:
+        if self.folder is None:
+            return []
         places = [Path.cwd(), self.folder]
         for above in self.folder.parents:
             if (places[-1] / ".git").exists() or len(places) > MAX_LEVELS:
                 break
             places.append(above)
-        parent = str(PurePosixPath(folder).parent)
-        certain = any((p / ".git").exists() for p in places[1:]) or (
-            not re.fullmatch(r"\.|(?:\.\./?)+", parent) and any((p / parent).is_dir() for p in places)
-        )
-        return not any((place / folder).is_dir() for place in places), certain
+        return places
 
     @cached_property
     def requests_gpus(self) -> bool:

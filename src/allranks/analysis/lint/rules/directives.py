@@ -357,15 +357,21 @@ def output(job: JobDescription) -> Iterator[Violation]:
             text = f"nobody creates the folder {pattern[1]} of {both}, whose name is known only when the job exists"
             yield Violation(found.offset, text, cure=f"--{name}=<existing folder>/%x-%j.out")
         elif any(m == folder or m.startswith(folder + "/") for m in made):
-            # Whoever writes a full path has this folder already, as the script's author has that of earlier jobs.
-            missing, certain = job.is_missing(folder)
             text = f"the folder {folder} is created by the script, too late for {both}"
-            yield Violation(found.offset, text, severity="warning" if missing and certain else "note")
+            yield Violation(found.offset, text, severity="warning" if _may_be_missing(job, folder) else "note")
         else:
             missing, certain = job.is_missing(folder.replace("%x", job.heads("job-name") or "%x"))
             if missing:
                 text = f"there is no folder {folder} for {both}, neither here nor next to the script"
                 yield Violation(found.offset, text, severity="warning" if certain else "note")
+
+
+def _may_be_missing(job: JobDescription, folder: str) -> bool:
+    """Return whether the script's own ``mkdir`` is all that is known about a folder of logs."""
+    # Whoever writes a full path has this folder already, as the script's author has that of earlier jobs.
+    elsewhere = folder.startswith(("/", "~", "$")) or job.submits or job.has_folder(folder)
+    advised = any("mkdir" in c.text and folder.removeprefix("./") in c.text for c in job.reading.comments)
+    return not elsewhere and not advised
 
 
 def _same_folder(job: JobDescription, folder: str) -> bool:
@@ -480,7 +486,11 @@ def shebang(job: JobDescription) -> Iterator[Violation]:
             cure="save it as UTF-8 without a byte order mark",
         )
     elif job.is_batch and not job.source.text.startswith("#!"):
-        yield Violation(job.source.where(0), "the first line of the batch script does not start with #!")
+        later = re.search(r"(?m)^#!\s*/\S", job.source.text)
+        text = "the first line of the batch script does not start with #!"
+        if later:
+            text += f", which stands in line {job.lines.place(job.source.where(later.start()))[0]}"
+        yield Violation(job.source.where(later.start() if later else 0), text)
 
 
 INTERPRETER_WHY = (
