@@ -11,6 +11,7 @@ FOLDERS: list[tuple[str, str, int, str]] = [
     ("output-folder", LOGS + '[ -z "$SLURM_JOB_ID" ] && mkdir -p logs && sbatch "$0" && exit\n', 2, "note"),
     ("output-folder", LOGS.replace("logs", "/big/logs") + "mkdir -p /big/logs\n", 2, "note"),
     ("no-shebang", "# A comment.\n\n#!/bin/bash\n#SBATCH --nodes=1\nls\n", 3, "error"),
+    ("no-shebang", "job.sh\n#!/bin/bash\n#SBATCH --nodes=1\nls\n", 1, "error"),
     ("no-shebang", "# A comment.\n#SBATCH --nodes=1\nls\n", 1, "error"),
 ]
 
@@ -34,4 +35,40 @@ WAITS: list[tuple[str, str, int, str]] = [
     ("endless-wait", TWO + "export MASTER_ADDR=$h\nsrun -n1 vllm serve m &\nwait\n", 9, "warning"),
     ("exit-code-lost", TWO + "export MASTER_ADDR=$h\nsrun -n1 vllm serve m &\nwait\n", 0, ""),
 ]
-RESOURCE_CASES = [*FOLDERS, *WAITS]
+
+PBS = "#!/bin/bash\n#PBS -l nodes=2:ppn=8:gpus=2\ncd $PBS_O_WORKDIR\n"
+PRO = "#!/bin/bash\n#PBS -l select=2:ncpus=64:ngpus=4{}\n#PBS -l place=scatter\n"
+TORCH = "torchrun --nnodes={} --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=$PBS_JOBID --rdzv_endpoint=$A:1 x.py\n"
+COUNTED = "N=$(cat $PBS_NODEFILE | wc -l)\nmpirun -np 2 --map-by ppr:1:node " + TORCH.format("$N")
+LOOP = "for n in $({} $PBS_NODEFILE); do\n  ssh $n " + TORCH.format(2).strip() + " &\ndone\nwait\n"
+FILLS = "mpirun -np {} {}" + TORCH.format(2)
+SLURM_FILLS = TWO.replace("ntasks-per-node=1", "ntasks-per-node=4")
+NODES: list[tuple[str, str, int, str]] = [
+    ("node-count", PBS + COUNTED, 4, "error"),
+    ("node-count", PBS + COUNTED.replace("cat $PBS_NODEFILE | wc -l", "wc -l < $PBS_NODEFILE"), 4, "error"),
+    ("node-count", PBS + COUNTED.replace("cat", "sort -u"), 0, ""),
+    ("node-count", PRO.format(":mpiprocs=4") + COUNTED, 4, "error"),
+    ("node-count", PRO.format("") + COUNTED, 0, ""),
+    ("node-count", PBS + LOOP.format("cat"), 4, "error"),
+    ("node-count", PBS + LOOP.format("sort -u"), 0, ""),
+    ("node-count", PBS + "# " + LOOP.format("cat"), 0, ""),
+    ("several-torchruns", PBS + FILLS.format(2, "-hostfile $PBS_NODEFILE "), 4, "error"),
+    ("several-torchruns", PBS + FILLS.format("$PBS_NUM_NODES", ""), 4, "error"),
+    ("several-torchruns", PBS + FILLS.format(2, "-hostfile hosts "), 0, ""),
+    ("several-torchruns", PBS + FILLS.format(2, "--map-by node "), 0, ""),
+    ("several-torchruns", PBS + FILLS.format(2, "-N 1 "), 0, ""),
+    ("several-torchruns", PRO.format("") + FILLS.format(2, ""), 0, ""),
+    ("several-torchruns", SLURM_FILLS + FILLS.format(2, ""), 7, "error"),
+    ("several-torchruns", TWO + FILLS.format(2, ""), 0, ""),
+    ("more-ranks-than-gpus", PBS + "torchrun --standalone --nproc_per_node=$PBS_NUM_PPN x.py\n", 4, "error"),
+    ("more-ranks-than-gpus", PBS + "n=$((PBS_NP / PBS_NUM_NODES / 4))\ntorchrun --nproc_per_node=$n x.py\n", 0, ""),
+]
+
+FIRST = "if [ $SLURM_NODEID -eq 0 ]; then\n  echo $(hostname) > $F\nelse\n  while [ ! -f $F ]; do sleep 1; done\nfi\n"
+FILES: list[tuple[str, str, int, str]] = [
+    ("fixed-rendezvous-id", "#!/bin/bash\nF=/shared/address\n" + FIRST, 2, "warning"),
+    ("fixed-rendezvous-id", "#!/bin/bash\nF=/shared/address.$SLURM_JOB_ID\n" + FIRST, 0, ""),
+    ("fixed-rendezvous-id", "#!/bin/bash\nF=/shared/address\nrm -f $F\n" + FIRST, 0, ""),
+    ("fixed-rendezvous-id", "#!/bin/bash\nF=/shared/address\n" + FIRST.replace("$(hostname)", "ready"), 0, ""),
+]
+RESOURCE_CASES = [*FOLDERS, *WAITS, *NODES, *FILES]

@@ -486,11 +486,11 @@ def shebang(job: JobDescription) -> Iterator[Violation]:
             cure="save it as UTF-8 without a byte order mark",
         )
     elif job.is_batch and not job.source.text.startswith("#!"):
-        later = re.search(r"(?m)^#!\s*/\S", job.source.text)
+        later = re.match(r"(?:[ \t]*(?:#(?!!).*)?\r?\n)+(?=#!\s*/)", job.source.text)
         text = "the first line of the batch script does not start with #!"
         if later:
-            text += f", which stands in line {job.lines.place(job.source.where(later.start()))[0]}"
-        yield Violation(job.source.where(later.start() if later else 0), text)
+            text += f", which stands in line {job.lines.place(job.source.where(later.end()))[0]}"
+        yield Violation(job.source.where(later.end() if later else 0), text)
 
 
 INTERPRETER_WHY = (
