@@ -71,4 +71,27 @@ FILES: list[tuple[str, str, int, str]] = [
     ("fixed-rendezvous-id", "#!/bin/bash\nF=/shared/address\nrm -f $F\n" + FIRST, 0, ""),
     ("fixed-rendezvous-id", "#!/bin/bash\nF=/shared/address\n" + FIRST.replace("$(hostname)", "ready"), 0, ""),
 ]
-RESOURCE_CASES = [*FOLDERS, *WAITS, *NODES, *FILES]
+
+ALONE = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gpus-per-node=2\n"
+DASK = "#!/bin/bash\n#SBATCH --nodes=2\nF=scheduler.json\n{}srun -n1 dask-scheduler --scheduler-file=$F &\n"
+DASK += "while [ ! -f $F ]; do sleep 1; done\nsrun dask-worker --scheduler-file=$F\n"
+IDLE = (
+    "nodes=($(sinfo -hN --state=idle | awk '{print $1}'))\nsrun -N1 -n1 -w ${nodes[i]} ray start --address=$A --block\n"
+)
+STEPS: list[tuple[str, str, int, str]] = [
+    ("job-inside-job", TWO + "srun --jobid=171866 python x.py\n", 7, "warning"),
+    ("job-inside-job", TWO + "srun --jobid=$SLURM_JOB_ID python x.py\n", 0, ""),
+    ("job-inside-job", TWO + IDLE, 7, "warning"),
+    ("job-inside-job", TWO + "sinfo\n" + IDLE.replace("sinfo -hN --state=idle", "scontrol show hostnames"), 0, ""),
+    ("background-not-awaited", ALONE + "srun python a.py & python b.py\n", 4, "error"),
+    ("background-not-awaited", ALONE + "srun python a.py & python b.py; wait\n", 0, ""),
+    ("background-not-awaited", ALONE + "python a.py && python b.py\n", 0, ""),
+    ("fixed-rendezvous-id", DASK.format(""), 3, "warning"),
+    ("fixed-rendezvous-id", DASK.format("rm -f $F\n"), 0, ""),
+    ("fixed-rendezvous-id", DASK.format("").replace("scheduler.json", "done.json"), 0, ""),
+    ("output-folder", LOGS.replace("logs", "%x") + "mkdir -p $SLURM_JOB_NAME\n", 2, "warning"),
+    ("idle-gpus", ALONE + "python x.py n_gpus=1 lr=0.1\n", 4, "warning"),
+    ("idle-gpus", ALONE + "n=1\npython x.py model.n_gpus=$n\n", 5, "warning"),
+    ("idle-gpus", ALONE + "python x.py n_gpus=2\n", 4, "note"),
+]
+RESOURCE_CASES = [*FOLDERS, *WAITS, *NODES, *FILES, *STEPS]

@@ -336,7 +336,7 @@ OUTPUT_CURE = "create the folder before sbatch (mkdir -p), or use an existing on
 def output(job: JobDescription) -> Iterator[Violation]:
     """Report log folders that do not exist when the job starts."""
     made = {
-        p.text.rstrip("/").removeprefix("./")
+        _as_pattern(p.text).rstrip("/").removeprefix("./")
         for c in job.calls
         if c.program == "mkdir" and not c.under
         for p in c.args
@@ -364,6 +364,11 @@ def output(job: JobDescription) -> Iterator[Violation]:
             if missing:
                 text = f"there is no folder {folder} for {both}, neither here nor next to the script"
                 yield Violation(found.offset, text, severity="warning" if certain else "note")
+
+
+def _as_pattern(path: str) -> str:
+    """Return a path of the shell with sbatch's patterns in the place of Slurm's variables."""
+    return re.sub(r"\$\{?SLURM_JOB_(NAME|ID)\b\}?", lambda m: "%x" if m[1] == "NAME" else "%j", path)
 
 
 def _may_be_missing(job: JobDescription, folder: str) -> bool:

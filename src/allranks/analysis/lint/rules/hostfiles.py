@@ -189,6 +189,17 @@ OF_ONE_JOB = re.compile(
 )
 
 
+STATE_FILE = re.compile(r"(?i)(?:scheduler|addr|host|head|rendezvous|rdzv|master|port|(?<![a-z])ip(?![a-z]))[^/]*\Z")
+
+
+def _is_told(call: ProgramCall, name: str) -> bool:
+    """Return whether a program is told a file by an option: ``--scheduler-file=F``, ``--scheduler-file F``."""
+    return any(
+        a.text.startswith("-") and (a.text.partition("=")[2] == name or (n is not None and n.text == name))
+        for a, n in call.pairs()
+    )
+
+
 def stale_address(job: JobDescription) -> Iterator[Violation]:
     """Report a file with a fixed name by which the first rank tells the others its address."""
     for found in AWAITED.finditer(job.text):
@@ -205,8 +216,11 @@ def stale_address(job: JobDescription) -> Iterator[Violation]:
             for c, _ in writers
             if c.branch and re.search(r"(?i)addr|host|ip\b|node", " ".join(a.text for a in c.args))
         ]
+        if STATE_FILE.search(value):
+            told += [c for c in job.calls if c.starter.after == "&" and c.offset < found.start() and _is_told(c, value)]
         if not told or any(
-            c.program == "rm" and c.offset < told[0].offset and any(a.text == value for a in c.args) for c in job.calls
+            c.program in ("rm", "unlink", "mv") and c.offset < told[0].offset and any(a.text == value for a in c.args)
+            for c in job.calls
         ):
             continue
         place = items[0].offset if items else found.start(1)

@@ -193,6 +193,15 @@ def background(job: JobDescription) -> Iterator[Violation]:
                 text = f"{_script_of(outer)} runs in the background, and the script ends when the last one in the foreground has ended"
                 yield Violation(outer.offset, text)
                 return
+            if not awaited and job.is_batch and len(last) == 1 and _same_line(job, outer, last[0]):
+                text = f"{outer.program} runs in the background beside {last[0].program}, and the script ends with that one"
+                yield Violation(outer.offset, text, cure="&& starts one after the other; or end the script with wait")
+                return
+
+
+def _same_line(job: JobDescription, first: ProgramCall, second: ProgramCall) -> bool:
+    """Return whether one line has both commands, with ``&`` between them."""
+    return job.lines.place(first.offset)[0] == job.lines.place(second.offset)[0] and not second.in_loop
 
 
 LAST_ONLY = re.compile(r"\$!|\$\{!\}")
