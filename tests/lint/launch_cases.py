@@ -308,7 +308,7 @@ EXPANDED: list[tuple[str, str, int, str]] = [
 ]
 ON_ALL = "for h in a b; do\n  srun -N1 -n1 -w $h torchrun --nnodes=2 x.py &\ndone\n"
 RESULTS: list[tuple[str, str, int, str]] = [
-    ("exit-code-lost", TWO + ON_ALL + "wait\necho done\n", 10, "note"),
+    ("exit-code-lost", TWO + ON_ALL + "wait\necho done\n", 10, "warning"),
     ("exit-code-lost", TWO + ON_ALL.replace("&", "& p+=($!)") + "wait\n", 0, ""),
     ("exit-code-lost", TWO + ON_ALL + "wait\npython check.py\n", 0, ""),
     ("exit-code-lost", TWO + "srun torchrun x.py\necho ==\necho at $(date)\necho code: $?\n", 10, "warning"),

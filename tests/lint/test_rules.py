@@ -26,6 +26,7 @@ from tests.lint.name_cases import NAME_CASES
 from tests.lint.option_cases import OPTION_CASES
 from tests.lint.placement_cases import PLACEMENT
 from tests.lint.progress_cases import PROGRESS_CASES
+from tests.lint.resource_cases import RESOURCE_CASES
 from tests.lint.shell_cases import SHELL_CASES
 from tests.lint.step_cases import STEP_CASES
 from tests.lint.submission_cases import SUBMISSION_CASES
@@ -51,6 +52,7 @@ CASES = [
     *CONDITION_CASES,
     *TAKEN_CASES,
     *LAUNCH_CASES,
+    *RESOURCE_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())

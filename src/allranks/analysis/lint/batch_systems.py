@@ -19,14 +19,15 @@ SEVERAL_GPUS = 4
 class PbsRequest(msgspec.Struct, frozen=True):
     """Resources of one chunk (or node), the number of chunks, and the lines that come after the first command.
 
-    `nodes` is None if the chunks may share a node. `place` is the position of the request in the file.
+    `nodes` is None if the chunks may share a node. `lines` are those that $PBS_NODEFILE has of each chunk. `place` is the position of the
+    request in the file.
     """
 
     chunks: int | None = None
     nodes: int | None = None
     cpus: int | None = None
     gpus: int | None = None
-    tasks: int | None = None
+    lines: int | None = None
     place: int = 0
     late: tuple[int, ...] = ()
 
@@ -73,7 +74,8 @@ def _pbs_request(resources: dict[str, str], place: int, late: tuple[int, ...]) -
     gpus = _count(own.get("ngpus") or own.get("gpus") or resources.get("ngpus") or "")
     spread = "nodes" in resources or "scatter" in resources.get("place", "") or (gpus or 0) >= SEVERAL_GPUS
     nodes = chunks if chunks == 1 or spread else None
-    return PbsRequest(chunks, nodes, cpus, gpus, _count(own.get("mpiprocs", "")), place, late)
+    lines = _count(own.get("mpiprocs") or own.get("ppn") or "1")
+    return PbsRequest(chunks, nodes, cpus, gpus, lines, place, late)
 
 
 def _count(text: str) -> int | None:

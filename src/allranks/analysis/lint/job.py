@@ -230,13 +230,16 @@ class JobDescription:
         name = text.removeprefix("${").removeprefix("$").removesuffix("}").partition(":-")[0]
         if name in NODE_NAMES:
             return self.nodes
-        if name == "SLURM_NTASKS_PER_NODE":
-            return self.number(self.heads("ntasks-per-node"))
+        if name in ("SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK"):
+            return self.number(self.heads(name.removeprefix("SLURM_").lower().replace("_", "-")))
         if name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"):
             return self.gpus_per_node
         if name in ("SLURM_NTASKS", "SLURM_NPROCS"):
             per_node = self.number(self.heads("ntasks-per-node"))
             return self.number(self.heads("ntasks")) or (per_node * self.nodes if per_node and self.nodes else None)
+        if self.pbs is not None and name in ("PBS_NUM_NODES", "PBS_NUM_PPN", "PBS_NP"):  # of Torque
+            nodes, each = self.pbs.nodes, self.pbs.lines
+            return {"PBS_NUM_NODES": nodes, "PBS_NUM_PPN": each}.get(name, nodes * each if nodes and each else None)
         return calculate(text, lambda part: self._number_of(part, depth + 1))
 
     def _number_of(self, name: str, depth: int) -> int | None:
@@ -330,16 +333,27 @@ class JobDescription:
         """
         if self.folder is None or folder.startswith(("/", "~", "$")) or "%" in folder or not self.is_batch:
             return False, False
+        places = self._places
+        parent = str(PurePosixPath(folder).parent)
+        certain = any((p / ".git").exists() for p in places[1:]) or (
+            not re.fullmatch(r"\.|(?:\.\./?)+", parent) and any((p / parent).is_dir() for p in places)
+        )
+        return not self.has_folder(folder), certain
+
+    def has_folder(self, folder: str) -> bool:
+        """Return whether a folder exists here, next to the script, or above it in its project."""
+        return any((place / folder).is_dir() for place in self._places)
+
+    @property
+    def _places(self) -> list[Path]:
+        if self.folder is None:
+            return []
         places = [Path.cwd(), self.folder]
         for above in self.folder.parents:
             if (places[-1] / ".git").exists() or len(places) > MAX_LEVELS:
                 break
             places.append(above)
-        parent = str(PurePosixPath(folder).parent)
-        certain = any((p / ".git").exists() for p in places[1:]) or (
-            not re.fullmatch(r"\.|(?:\.\./?)+", parent) and any((p / parent).is_dir() for p in places)
-        )
-        return not any((place / folder).is_dir() for place in places), certain
+        return places
 
     @cached_property
     def requests_gpus(self) -> bool:

@@ -51,6 +51,36 @@ def _of_mpirun(job: JobDescription, starter: ProgramCall) -> Started:
     return Started(starter, total or (each * nodes if each and nodes else None), each)
 
 
+PLACES = re.compile(
+    r"-+(?:H|hosts?|hostfile|machinefile|f|configfile|app|map-by|bynode|pernode|ppn|npernode|perhost|N|rf|rankfile|bind-to|x?loadbalance|rr)(?:=.*)?"
+)
+OF_SCHEDULER = re.compile(r"\"?\$\{?(?:PBS_NODEFILE|LSB_DJOB_HOSTFILE|OAR_NODEFILE)\}?\"?")
+
+
+def fills_first(job: JobDescription, starter: ProgramCall) -> tuple[int, int] | None:
+    """Return the processes of an mpirun, as many as nodes, and how many of them its first node takes before the others get any."""
+    total, slots = count_of(job, starter, TOTAL), slots_of_node(job)
+    if starter.program not in MPI or not total or not slots or slots < 2 or total < 2 or total != job.nodes:
+        return None
+    if any(n is not None and n.is_open and not a.text.startswith("-") for a, n in starter.pairs()):
+        return None
+    for arg, following in starter.pairs():
+        listed = re.fullmatch(r"-+(?:hostfile|machinefile|f)", arg.text)
+        own = following is not None and OF_SCHEDULER.fullmatch(following.text)
+        if PLACES.fullmatch(arg.text) and not (listed and own):
+            return None
+    return total, min(total, slots)
+
+
+def slots_of_node(job: JobDescription) -> int | None:
+    """Return the places for processes that the batch system gives mpirun on each node."""
+    if job.pbs is not None:
+        return job.pbs.lines
+    if job.hosts is not None:
+        return None
+    return job.number(job.heads("ntasks-per-node"))
+
+
 def names_hosts(starter: ProgramCall) -> bool:
     """Return whether a horovodrun is told on which hosts to start its processes."""
     return any(re.match(r"-H\Z|--hosts\b|--?hostfile\b|--host-discovery", a.text) for a in starter.args)

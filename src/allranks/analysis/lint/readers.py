@@ -342,12 +342,31 @@ class _CommandReader:
             if last.program == "tee" and last.args:
                 self.reading.files[last.args[-1].text] = document
         elif last.program == "eval":
+            start = len(self.reading.calls)
             self._nested(
                 join_texts([p for a in last.args for p in (a.source, MappedText(" ", [a.offset]))] or [MappedText("")]),
                 last.under,
             )
+            self._place_like(last, start)
         else:
             self._written(last, under)
+
+    def _place_like(self, outer: ProgramCall, start: int) -> None:
+        """Give the commands of ``eval`` the place of eval itself: its loop, function and branch, and what follows it."""
+        calls = self.reading.calls
+        for index in range(start, len(calls)):
+            call = calls[index]
+            ends = call.under == outer.under and index == max(
+                i for i in range(start, len(calls)) if calls[i].under == outer.under
+            )
+            calls[index] = msgspec.structs.replace(
+                call,
+                in_loop=call.in_loop or outer.in_loop,
+                in_function=call.in_function or outer.in_function,
+                branch=call.branch or outer.branch,
+                after=outer.after if ends and call.after in ("", "\n", ";") else call.after,
+                subshell=call.subshell if call.subshell is not None else outer.subshell,
+            )
 
     def _written(self, last: ProgramCall, under: tuple[ProgramCall, ...]) -> None:
         """Read a script that a here-document wrote and that is now run."""

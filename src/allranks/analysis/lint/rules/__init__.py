@@ -118,7 +118,12 @@ VISIBLE_DEVICES = _all(
     sizes.queried_devices,
 )
 SEVERAL_TORCHRUNS = _all(
-    tasks.several, steps.launchers_in_tasks, steps.per_gpu_tasks, hostfiles.on_every_node, ranks.launchers_by_mpirun
+    tasks.several,
+    tasks.on_first_node,
+    steps.launchers_in_tasks,
+    steps.per_gpu_tasks,
+    hostfiles.on_every_node,
+    ranks.launchers_by_mpirun,
 )
 BROKEN_LINE = _all(
     shell.continued,
@@ -156,7 +161,8 @@ NEVER_EXPANDED = _all(
     quoting.echoed_newlines,
 )
 ASKS_FOR_ANSWER = _all(environments.asks, environments.asks_more)
-NODE_COUNT = _all(tasks.count, counts.group_of_one)
+NODE_COUNT = _all(tasks.count, counts.group_of_one, hostfiles.repeated_nodes)
+FIXED_RENDEZVOUS_ID = _all(ports.identity, hostfiles.stale_address)
 MISSING_COLON = _all(commands.missing_colon, commands.semicolon)
 DIRECTIVE_NOT_READ = _all(directives.unread, requests.cut_list)
 DIRECTIVE_REFUSED = _all(
@@ -223,7 +229,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("fixed-port", "warning", ports.port, ports.PORT_WHY, ports.PORT_CURE, ELASTIC, ANY),
     LintRule("ephemeral-port", "note", ports.ephemeral, ports.EPHEMERAL_WHY, ports.PORT_CURE, "enroot#243"),
     LintRule("port-per-node", "error", ports.port_per_node, ports.PER_NODE_WHY, ports.PORT_CURE, "LLaMA-Factory's launcher"),
-    LintRule("fixed-rendezvous-id", "note", ports.identity, ports.ID_WHY, ports.ID_CURE, ELASTIC),
+    LintRule("fixed-rendezvous-id", "note", FIXED_RENDEZVOUS_ID, ports.ID_WHY, ports.ID_CURE, ELASTIC),
     LintRule("rendezvous-id-per-node", "error", rendezvous.id_per_node, rendezvous.ID_PER_NODE_WHY, rendezvous.ID_PER_NODE_CURE, ELASTIC),
     LintRule("node-rank-ignored", "note", rendezvous.node_rank, rendezvous.RANK_WHY, rendezvous.RANK_CURE, TORCHRUN + ", pytorch#150660"),
     LintRule("node-rank-missing", "error", NODE_RANK_MISSING, rendezvous.MISSING_WHY, rendezvous.MISSING_CURE, TORCHRUN),

@@ -336,7 +336,7 @@ OUTPUT_CURE = "create the folder before sbatch (mkdir -p), or use an existing on
 def output(job: JobDescription) -> Iterator[Violation]:
     """Report log folders that do not exist when the job starts."""
     made = {
-        p.text.rstrip("/").removeprefix("./")
+        _as_pattern(p.text).rstrip("/").removeprefix("./")
         for c in job.calls
         if c.program == "mkdir" and not c.under
         for p in c.args
@@ -357,15 +357,26 @@ def output(job: JobDescription) -> Iterator[Violation]:
             text = f"nobody creates the folder {pattern[1]} of {both}, whose name is known only when the job exists"
             yield Violation(found.offset, text, cure=f"--{name}=<existing folder>/%x-%j.out")
         elif any(m == folder or m.startswith(folder + "/") for m in made):
-            # Whoever writes a full path has this folder already, as the script's author has that of earlier jobs.
-            missing, certain = job.is_missing(folder)
             text = f"the folder {folder} is created by the script, too late for {both}"
-            yield Violation(found.offset, text, severity="warning" if missing and certain else "note")
+            yield Violation(found.offset, text, severity="warning" if _may_be_missing(job, folder) else "note")
         else:
             missing, certain = job.is_missing(folder.replace("%x", job.heads("job-name") or "%x"))
             if missing:
                 text = f"there is no folder {folder} for {both}, neither here nor next to the script"
                 yield Violation(found.offset, text, severity="warning" if certain else "note")
+
+
+def _as_pattern(path: str) -> str:
+    """Return a path of the shell with sbatch's patterns in the place of Slurm's variables."""
+    return re.sub(r"\$\{?SLURM_JOB_(NAME|ID)\b\}?", lambda m: "%x" if m[1] == "NAME" else "%j", path)
+
+
+def _may_be_missing(job: JobDescription, folder: str) -> bool:
+    """Return whether the script's own ``mkdir`` is all that is known about a folder of logs."""
+    # Whoever writes a full path has this folder already, as the script's author has that of earlier jobs.
+    elsewhere = folder.startswith(("/", "~", "$")) or job.submits or job.has_folder(folder)
+    advised = any("mkdir" in c.text and folder.removeprefix("./") in c.text for c in job.reading.comments)
+    return not elsewhere and not advised
 
 
 def _same_folder(job: JobDescription, folder: str) -> bool:
@@ -480,7 +491,11 @@ def shebang(job: JobDescription) -> Iterator[Violation]:
             cure="save it as UTF-8 without a byte order mark",
         )
     elif job.is_batch and not job.source.text.startswith("#!"):
-        yield Violation(job.source.where(0), "the first line of the batch script does not start with #!")
+        later = re.match(r"(?:[ \t]*(?:#(?!!).*)?\r?\n)+(?=#!\s*/)", job.source.text)
+        text = "the first line of the batch script does not start with #!"
+        if later:
+            text += f", which stands in line {job.lines.place(job.source.where(later.end()))[0]}"
+        yield Violation(job.source.where(later.end() if later else 0), text)
 
 
 INTERPRETER_WHY = (

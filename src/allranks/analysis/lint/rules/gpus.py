@@ -19,10 +19,10 @@ TOO_MANY_WHY = (
 )
 SEVERAL_GPUS = 2
 DEVICES_OPTION = re.compile(
-    r"--?(?:n_?gpus?|num[-_]gpus|gpus?|devices?|gpus[-_]per[-_]node|n[-_]gpus?|ranks[-_]per[-_]node|(?:gpu|device)[-_]?(?:ids?|index)|cuda(?:[-_]device)?)"
+    r"(?:--?|\+{0,2}(?:[A-Za-z_]\w*\.)*(?=\w+=))(?:n_?gpus?|num[-_]gpus|gpus?|devices?|gpus[-_]per[-_]node|n[-_]gpus?|ranks[-_]per[-_]node|(?:gpu|device)[-_]?(?:ids?|index)|cuda(?:[-_]device)?)"
     r"(?:=(\S{1,60}))?"
 )
-"""Options of programs that say how many GPUs they use, of one process or of several, or which one."""
+"""Options of programs, and keys of Hydra, that say how many GPUs they use, of one process or of several, or which one."""
 
 
 def idle(job: JobDescription) -> Iterator[Violation]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import Option, slurm_options
 from allranks.analysis.lint.job import JobDescription, LauncherCall
+from allranks.analysis.lint.placement import slots_of_node
 from allranks.analysis.lint.records import ProgramCall, Violation
 
 HOSTFILE_WHY = "deepspeed reads lines of the form '<host> slots=<GPUs>' and stops at any other, or takes only the hosts that it understands."
@@ -139,4 +140,90 @@ def on_every_node(job: JobDescription) -> Iterator[Violation]:
         yield Violation(
             launch.srun.offset, f"srun starts deepspeed on all {nodes} nodes", why=TWICE_WHY, cure=TWICE_CURE
         )
+        return
+
+
+# ------------------------------------------------------------------- the batch system's list of nodes
+
+LISTED_WHY = "$PBS_NODEFILE has a line for each process that a node may have (ppn, or mpiprocs), so it names each node several times."
+LISTED_CURE = "sort -u $PBS_NODEFILE"
+NODE_LINES = re.compile(
+    r"(?:cat\s+\"?\$\{?PBS_NODEFILE\}?\"?\s*\|\s*wc\s+-l|wc\s+-l\s*<?\s*\"?\$\{?PBS_NODEFILE\}?\"?)(?:\s*\|\s*(?:awk|cut)\b[^|)`]*)?\s*[)`]"
+)
+NODE_LOOP = re.compile(r"(?m)^[ \t]*for\s+\w+\s+in\s+(?:\$\(|`)\s*(?:cat\s+|<\s*)\"?\$\{?PBS_NODEFILE\}?\"?\s*[)`]")
+
+
+def repeated_nodes(job: JobDescription) -> Iterator[Violation]:
+    """Report a number of nodes that counts the lines of ``$PBS_NODEFILE``, and a loop that starts a launcher for each line."""
+    each = slots_of_node(job)
+    if job.pbs is None or not each or each < 2:
+        return
+    for launch in job.launches:
+        option = launch.option("nnodes", "num_machines", "num_nodes")
+        value = option.value or "" if option else ""
+        if option and (NODE_LINES.search(value + ")")):
+            text = f"{option.written} counts the lines of $PBS_NODEFILE, which names each node {each} times"
+            start = launch.call.args.index(option.arg)
+            word = option.arg if "=" in option.arg.text else launch.call.args[start + 1]
+            yield Violation(word.source.where(len(word.source.text) - 1), text, why=LISTED_WHY, cure=LISTED_CURE)
+    found = NODE_LOOP.search(job.text)
+    if found and not job.in_comment(found.start()):
+        end = job.text.find("\ndone", found.end())
+        remote = [c for c in job.calls if c.program in ("ssh", "pbsdsh", "rsh") and found.end() < c.offset < end]
+        started = {c.offset for la in job.launches for c in la.call.under}
+        if remote and remote[0].offset in started:
+            text = f"the loop starts a launcher for each line of $PBS_NODEFILE, which names each node {each} times"
+            yield Violation(found.start(), text, why=LISTED_WHY, cure=LISTED_CURE)
+
+
+# ------------------------------------------------------------------------------ files of addresses
+
+STALE_WHY = (
+    "A file that an earlier run left, because it was killed, or that another job writes, has the address of another host: the ranks wait "
+    "there until the timeout."
+)
+STALE_CURE = "a name with the job's id, such as $SLURM_JOB_ID"
+AWAITED = re.compile(r"(?m)^[ \t]*(?:while|until)\s+(?:!\s*)?(?:\[\[?|test)\s+(?:!\s+)?-[efs]\s+\"?([^\s\"\];]+)")
+OF_ONE_JOB = re.compile(
+    r"(?i)job_?id|jobid|\$\$|mktemp|\bdate\b|\$\(|uuid|random|\$\{?\d|SLURM|PBS_|run_?id|stamp|tmpdir"
+)
+
+
+STATE_FILE = re.compile(r"(?i)(?:scheduler|addr|host|head|rendezvous|rdzv|master|port|(?<![a-z])ip(?![a-z]))[^/]*\Z")
+
+
+def _is_told(call: ProgramCall, name: str) -> bool:
+    """Return whether a program is told a file by an option: ``--scheduler-file=F``, ``--scheduler-file F``."""
+    return any(
+        a.text.startswith("-") and (a.text.partition("=")[2] == name or (n is not None and n.text == name))
+        for a, n in call.pairs()
+    )
+
+
+def stale_address(job: JobDescription) -> Iterator[Violation]:
+    """Report a file with a fixed name by which the first rank tells the others its address."""
+    for found in AWAITED.finditer(job.text):
+        if job.in_comment(found.start()):
+            continue
+        name = re.fullmatch(r"\$\{?(\w+)\}?", found[1])
+        items = job.by_name.get(name[1], []) if name else []
+        value = items[0].value if len(items) == 1 else "" if name else found[1]
+        if not value or OF_ONE_JOB.search(value) or "$" in value:
+            continue
+        writers = _writers(job, value)
+        told = [
+            c
+            for c, _ in writers
+            if c.branch and re.search(r"(?i)addr|host|ip\b|node", " ".join(a.text for a in c.args))
+        ]
+        if STATE_FILE.search(value):
+            told += [c for c in job.calls if c.starter.after == "&" and c.offset < found.start() and _is_told(c, value)]
+        if not told or any(
+            c.program in ("rm", "unlink", "mv") and c.offset < told[0].offset and any(a.text == value for a in c.args)
+            for c in job.calls
+        ):
+            continue
+        place = items[0].offset if items else found.start(1)
+        text = f"{value}, by which the ranks learn the address of the first, has the same name in every job"
+        yield Violation(place, text, why=STALE_WHY, cure=STALE_CURE, severity="warning")
         return

@@ -27,7 +27,7 @@ SCRIPT_EXAMPLES: dict[str, RuleExample] = {
         "#SBATCH --nodes=2\n#SBATCH --time=01:00:00\nsrun torchrun train.py",
     ),
     "output-folder": RuleExample(
-        "The job fails within a second, with no output at all. A relative folder is looked for in the current folder, next to the script, and above it up to the root of the repository. A missing folder is a warning inside a repository, or if its parent folder exists; a note for a script that was copied to somewhere else. This holds for a folder that the script itself creates, too late, as well.",
+        "The job fails within a second, with no output at all. A relative folder is looked for in the current folder, next to the script, and above it up to the root of the repository. A missing folder is a warning inside a repository, or if its parent folder exists; a note for a script that was copied to somewhere else. A relative folder that the script itself creates, too late, is a warning unless it exists, or a comment of the script says that `mkdir` comes first.",
         "#SBATCH --output=logs/%j/out.txt\nsrun torchrun train.py",
         "#SBATCH --output=%x-%j.out\nsrun torchrun train.py",
     ),
@@ -42,7 +42,7 @@ SCRIPT_EXAMPLES: dict[str, RuleExample] = {
         "#!/bin/bash\nsrun torchrun train.py",
     ),
     "exit-code-lost": RuleExample(
-        "`sacct` says COMPLETED for a training that failed. A pipe is a warning if the script has `set -e` or tests the pipe (`|| exit 1`), which then have no effect; else, and for another last command, such as `echo` or `exit 0`, a note.",
+        "`sacct` says COMPLETED for a training that failed. A pipe is a warning if the script has `set -e` or tests the pipe (`|| exit 1`), which then have no effect; else, and for another last command, such as `echo` or `exit 0`, a note. A plain `wait` behind the launchers of one group of ranks is a warning if nothing checks their results.",
         "set -e\ntorchrun --standalone train.py | tee train.log",
         "set -eo pipefail\ntorchrun --standalone train.py | tee train.log",
     ),

@@ -127,6 +127,28 @@ def allocates(job: JobDescription) -> Iterator[Violation]:
             inner = next((a for a in call.args if a.text == "sbatch"), None)
             if inner and not any(call in c.under for c in job.calls):
                 yield Violation(inner.offset, "srun submits a job in every task")
+            other = slurm_options(call).get("jobid")
+            if other and (other.value or "").isdecimal():
+                text = f"srun starts a step of job {other.value}, not of this one"
+                yield Violation(other.arg.offset, text, why=OTHER_JOB_WHY, cure="remove --jobid")
+    yield from _nodes_of_cluster(job)
+
+
+OTHER_JOB_WHY = "The nodes and GPUs of this job are idle, and srun fails as soon as that job has ended."
+CLUSTER_WHY = "sinfo lists nodes of the cluster: the job has others, and srun refuses them ('Requested node configuration is not available')."
+CLUSTER_CURE = 'nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))'
+OF_SINFO = re.compile(r"[$(`]\s*(?:/\S*/)?sinfo\b")
+
+
+def _nodes_of_cluster(job: JobDescription) -> Iterator[Violation]:
+    """Report steps on nodes that sinfo names."""
+    if re.search(r"SLURM_(?:JOB_)?NODELIST|scontrol\s+show\s+hostname", job.text) or job.submits:
+        return
+    listed = [a for a in job.assignments if OF_SINFO.search(a.value) and not a.removed]
+    chosen = [c for c in job.calls if c.program == "srun" and "nodelist" in slurm_options(c)]
+    if listed and any("$" in (slurm_options(c)["nodelist"].value or "") for c in chosen):
+        text = f"{listed[0].name} is a list of nodes of the cluster, not of the job"
+        yield Violation(listed[0].offset, text, why=CLUSTER_WHY, cure=CLUSTER_CURE)
 
 
 # --------------------------------------------------------------------- requests in another unit

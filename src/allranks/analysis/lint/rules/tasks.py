@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import REMOTE_SHELLS, slurm_options
 from allranks.analysis.lint.job import SETS_PATHS_ONLY, JobDescription, LauncherCall
-from allranks.analysis.lint.placement import MPI, names_hosts, started_by
+from allranks.analysis.lint.placement import MPI, fills_first, names_hosts, started_by
 from allranks.analysis.lint.records import ProgramCall, Violation
 
 SEVERAL_WHY = "Every task starts a launcher that starts all ranks of the node: too many ranks per GPU, and several launchers on the same port."
@@ -106,6 +106,17 @@ def several(job: JobDescription) -> Iterator[Violation]:
                 name = started.starter.program
                 text = f"{name} starts {started.per_node} processes per node, and each starts {launch.kind}"
                 yield Violation(launch.call.offset, text, cure=SEVERAL_CURES.get(name, SEVERAL_CURES["mpirun"]))
+
+
+def on_first_node(job: JobDescription) -> Iterator[Violation]:
+    """Report mpirun with a launcher for each node, all of which it puts on the first nodes."""
+    for launch in job.launches:
+        started = started_by(job, launch) if _starts(launch) and not launch.srun else None
+        filled = fills_first(job, started.starter) if started and started.per_node == 1 else None
+        if started and filled:
+            name = started.starter.program
+            text = f"{name} fills the first node first: {filled[1]} of its {filled[0]} processes are there, and each starts {launch.kind}"
+            yield Violation(started.starter.offset, text, cure=SEVERAL_CURES["mpirun"])
 
 
 def _nested(job: JobDescription) -> Iterator[Violation]:

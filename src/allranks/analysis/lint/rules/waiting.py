@@ -193,6 +193,15 @@ def background(job: JobDescription) -> Iterator[Violation]:
                 text = f"{_script_of(outer)} runs in the background, and the script ends when the last one in the foreground has ended"
                 yield Violation(outer.offset, text)
                 return
+            if not awaited and job.is_batch and len(last) == 1 and _same_line(job, outer, last[0]):
+                text = f"{outer.program} runs in the background beside {last[0].program}, and the script ends with that one"
+                yield Violation(outer.offset, text, cure="&& starts one after the other; or end the script with wait")
+                return
+
+
+def _same_line(job: JobDescription, first: ProgramCall, second: ProgramCall) -> bool:
+    """Return whether one line has both commands, with ``&`` between them."""
+    return job.lines.place(first.offset)[0] == job.lines.place(second.offset)[0] and not second.in_loop
 
 
 LAST_ONLY = re.compile(r"\$!|\$\{!\}")
@@ -341,15 +350,59 @@ CHECKS_RESULTS = re.compile(
 )
 
 
+RANK_STARTERS = {
+    "srun",
+    "ssh",
+    "pdsh",
+    "clush",
+    "mpirun",
+    "mpiexec",
+    "orterun",
+    "jsrun",
+    "aprun",
+    "pbsdsh",
+    "blaunch",
+    "lrun",
+}
+GROUP = re.compile(
+    r"(?im)^[^#\n]*(?:\bMASTER_ADDR\b|--?(?:node|machine)[-_]rank|--rdzv|--?nnodes|--num[-_]machines|--?master[-_]addr|--init[-_]method|"
+    r"--dist[-_]url|--main[-_]process[-_]ip|--?world[-_]size|\bWORLD_SIZE\b)"
+)
+"""What ranks of one group are told."""
+SCHEDULER = re.compile(r"\b(?:SLURM|PBS|LSB|COBALT|PJM|OAR)_[A-Z]+")
+MONITORS = re.compile(
+    r"\b(?:nvidia-smi|rocm-smi|dcgmi|gpustat|top|htop|vmstat|iostat|sar|tail|ping|nvtop|watch|sleep|tensorboard)\b"
+)
+
+
 def results_of_wait(job: JobDescription) -> Iterator[Violation]:
     """Report a plain ``wait`` for the launchers of all nodes, as the end of a job that checks nothing."""
-    works = [w for w in job.work if not w.in_substitution]
-    if not works or any(w.after != "&" or w.in_function or w.tested for w in works):
+    launched = {la.call.starter.offset for la in job.launches if la.kind != "python" or la.call.under}
+    works = {w.offset: w for w in job.work if not w.in_substitution}
+    for call in job.calls:
+        words = " ".join(a.text for a in call.args)
+        if call.program in RANK_STARTERS and not (call.under or call.in_substitution or MONITORS.search(words)):
+            works[call.offset] = call
+            launched |= {call.offset} if call.after == "&" else set()
+    behind = [works[offset] for offset in sorted(works) if works[offset].after == "&"]
+    if not behind or any(w.in_function or w.tested for w in behind) or not launched & {w.offset for w in behind}:
         return
-    if CHECKS_RESULTS.search(job.text) or not any(la.kind != "python" or la.srun for la in job.launches):
+    if any(True for _ in server_awaited(job)):
+        return  # the job does not even end
+    if CHECKS_RESULTS.search(job.text) or any(w.after != "&" and _counts(job, w, behind) for w in works.values()):
         return
-    own = [c for c in job.calls if c.offset > works[-1].offset and not c.under and not c.in_substitution]
-    rest = [c for c in own if c.program not in QUIET]
+    own = [c for c in job.calls if c.offset > behind[-1].offset and not c.under and not c.in_substitution]
+    rest = [c for c in own if c.program not in QUIET and not (c.program == "eval" and c.after == "&")]
     if rest and rest[0].program == "wait" and not rest[0].args and len(rest) == 1 and not rest[0].in_loop:
-        text = f"wait returns 0, even if {works[0].program} in the background failed: the job ends with success"
-        yield Violation(rest[0].offset, text, why=RESULT_WHY, cure=RESULT_CURE, severity="note")
+        first = next(w for w in behind if w.offset in launched)
+        text = f"wait returns 0, even if {first.program} in the background failed: the job ends with success"
+        # Where the programs are independent of each other, the results of the others are left.
+        certain = GROUP.search(job.text) and (job.is_job or SCHEDULER.search(job.text))
+        yield Violation(
+            rest[0].offset, text, why=RESULT_WHY, cure=RESULT_CURE, severity="warning" if certain else "note"
+        )
+
+
+def _counts(job: JobDescription, call: ProgramCall, behind: list[ProgramCall]) -> bool:
+    """Return whether a command in the foreground is more than a preparation for those in the background."""
+    return call in job.work or call.offset > behind[0].offset
