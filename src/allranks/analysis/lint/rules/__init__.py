@@ -134,6 +134,7 @@ BROKEN_LINE = _all(
     lines.hydra_arguments,
     lines.swallowed_by,
     lines.no_assignments,
+    quoting.inline_python,
 )
 FIXED_NAME_IN_TMP = _all(storage.fixed, storage.lone_dollar)
 OUTPUT_FOLDER = _all(directives.output, directives.log_in_root)

@@ -357,7 +357,9 @@ def array_not_used(job: JobDescription) -> Iterator[Violation]:
     call = job.work_calls[0]
     own = [c for c in job.calls if not c.in_substitution and not c.under]
     scripts = any(c.written.endswith(".sh") or c.program in ("bash", "sh", "eval", "sed", "sleep") for c in own)
-    drawn = re.search(r"\$RANDOM|\bmktemp\b|\bdate\b|SLURM_JOB_?ID|wandb|sweep|agent|worker|resume|--auto", text)
+    drawn = re.search(
+        r"\$RANDOM|\bmktemp\b|(?:\$\(|`)\s*date\b|SLURM_JOB_?ID|wandb|sweep|agent|worker|resume|--auto", text
+    )
     literal = [a for a in call.args if OUTPUT_OPTION.fullmatch(a.text) and "$" not in a.text]
     if literal and not scripts and not drawn and not any("$" in a.text for a in call.args):
         yield Violation(found.offset, f"--array={found.value}, but nothing in the script uses the number of the task")
