@@ -63,4 +63,18 @@ SERVERS: list[tuple[str, str, int, str]] = [
     ("array-not-used", ONE.replace("#SBATCH --nodes=1", "#SBATCH --array=1-2") + "date\npython x.py --save_path=/a\n", 2, "warning"),
     ("array-not-used", ONE.replace("#SBATCH --nodes=1", "#SBATCH --array=1-2") + "N=$(date +%s)\npython x.py --save_path=/a\n", 0, ""),
 ]  # fmt: skip
-INLINE_CASES = [*INLINE, *SOURCED, *CONTAINERS, *SERVERS]
+PYXIS = (
+    ONE.replace("--nodes=1", "--nodes=2")
+    + "srun --container-image=a.sqsh bash -c 'torchrun --nnodes=2 --rdzv_endpoint=$MASTER_ADDR:29500 x.py'\n"
+)
+SUBMITTED = '#!/bin/bash\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --gpus=1\nexport WANDB_API_KEY="{}"\npython x.py $WANDB_API_KEY\nEOF\n'
+PASSED_ON: list[tuple[str, str, int, str]] = [
+    ("expanded-too-early", SUBMITTED.format("$WANDB_API_KEY"), 0, ""),
+    ("expanded-too-early", SUBMITTED.format("${WANDB_API_KEY}"), 0, ""),
+    ("expanded-too-early", SUBMITTED.format("abc"), 6, "error"),
+    ("unset-variable", PYXIS, 0, ""),
+    ("unset-variable", PYXIS.replace("--container-image=a.sqsh ", ""), 7, "warning"),
+    ("one-log-for-array", ONE + "#SBATCH --array=1-1%1\n#SBATCH --output=%A.out\npython x.py\n", 0, ""),
+    ("one-log-for-array", ONE + "#SBATCH --array=3-3\n#SBATCH --output=a.out\npython x.py\n", 0, ""),
+]
+INLINE_CASES = [*PASSED_ON, *INLINE, *SOURCED, *CONTAINERS, *SERVERS]

@@ -9,6 +9,7 @@ from allranks.analysis.lint.command_options import REMOTE_SHELLS, SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.placement import MPI
 from allranks.analysis.lint.records import Assignment, ProgramCall, VariableUse, Violation
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 
 # What only a task, or only a launcher, sets.
 TASK_NAMES = {"SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS"}
@@ -213,7 +214,9 @@ def _set_inside(job: JobDescription, name: str, text: str) -> bool:
         or name in job.reading.exported
         or name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME")
     )
-    return not known and re.search(rf"(?m)^[ \t]*(?:export[ \t]+)?{name}=(?!.*\$\{{?{name}\b)", text) is not None
+    # `export A="$A"`, which the text has as the value that is unknown here, hands the value of the submitting shell on.
+    assigned = rf"(?m)^[ \t]*(?:export[ \t]+)?{name}=(?!.*(?:\$\{{?|{UNRESOLVED_OPEN}){name}\b)"
+    return not known and re.search(assigned, text) is not None
 
 
 # ------------------------------------------------------------------------------------------ exports

@@ -307,7 +307,8 @@ SHARED_LOG_CURE = "--output=%x-%A_%a.out"
 def shared_log(job: JobDescription) -> Iterator[Violation]:
     """Report a log file that all tasks of a job array write."""
     array = job.heads("array")
-    if not array or re.fullmatch(r"\d+", array) or (job.heads("open-mode") or "") == "append":
+    span = array_range(array)
+    if not array or (span and span[0] == span[1]) or (job.heads("open-mode") or "") == "append":
         return
     # Tasks of which one runs at a time lose the log of the one before.
     for name in ("output", "error"):
@@ -324,7 +325,8 @@ SEQUENCE_WHY = "Slurm truncates the file when a task starts: only the log of the
 def one_log(job: JobDescription) -> Iterator[Violation]:
     """Report one log for the tasks that run one after another, ``--array=0-9%1``, and names with %A but without %a."""
     array = job.heads("array")
-    if not array or re.fullmatch(r"\[?\d+\]?(?:%\d+)?", array) or (job.heads("open-mode") or "").startswith("a"):
+    span = array_range(array)
+    if not array or (span and span[0] == span[1]) or (job.heads("open-mode") or "").startswith("a"):
         return
     in_turn = array.endswith("%1")
     for name in ("output", "error"):
