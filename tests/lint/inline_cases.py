@@ -77,4 +77,16 @@ PASSED_ON: list[tuple[str, str, int, str]] = [
     ("one-log-for-array", ONE + "#SBATCH --array=1-1%1\n#SBATCH --output=%A.out\npython x.py\n", 0, ""),
     ("one-log-for-array", ONE + "#SBATCH --array=3-3\n#SBATCH --output=a.out\npython x.py\n", 0, ""),
 ]
-INLINE_CASES = [*PASSED_ON, *INLINE, *SOURCED, *CONTAINERS, *SERVERS]
+FRACTIONS: list[tuple[str, str, int, str]] = [
+    ("test-syntax", ONE + "LR=$((64 * 0.001))\npython x.py --lr $LR\n", 7, "error"),
+    ("test-syntax", ONE + "A=0.5\nN=$(( 8 * A ))\npython x.py --n $N\n", 8, "error"),
+    ("test-syntax", ONE + "A=0.5\npython x.py --n $((8 * $A))\n", 8, "error"),
+    (
+        "test-syntax",
+        ONE + "A=2\nB=v1.5\nN=$((8 * A))\nM=$(echo '8 * 0.5' | bc)\n# $((1 * 0.5))\npython x.py $N $M $B\n",
+        0,
+        "",
+    ),
+    ("test-syntax", ONE + "awk '{print $((1 * 0.5))}' f\nA=0.5\nA=2\npython x.py $((8 * A))\n", 0, ""),
+]
+INLINE_CASES = [*FRACTIONS, *PASSED_ON, *INLINE, *SOURCED, *CONTAINERS, *SERVERS]

@@ -87,7 +87,9 @@ UNSET_VARIABLE = _all(
     submissions.submitted_text,
     submissions.written_text,
 )
-TEST_SYNTAX = _all(shell.brackets, conditions.conditions, shell.unset_value, shell.colon_assignment)
+TEST_SYNTAX = _all(
+    shell.brackets, conditions.conditions, conditions.fractions, shell.unset_value, shell.colon_assignment
+)
 MISTYPED_COMMAND = _all(
     commands.mistyped,
     commands.misspelt_commands,
