@@ -20,6 +20,7 @@ from tests.lint.condition_cases import CONDITION_CASES
 from tests.lint.count_cases import COUNT_CASES, REQUEST_CASES, VISIBLE_CASES
 from tests.lint.evidence_cases import CASES as EVIDENCE_CASES
 from tests.lint.helpers import found, lint_text
+from tests.lint.inline_cases import INLINE_CASES
 from tests.lint.launch_cases import LAUNCH_CASES
 from tests.lint.line_cases import ARGUMENT_CASES, LINE_CASES
 from tests.lint.name_cases import NAME_CASES
@@ -53,6 +54,7 @@ CASES = [
     *TAKEN_CASES,
     *LAUNCH_CASES,
     *RESOURCE_CASES,
+    *INLINE_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())

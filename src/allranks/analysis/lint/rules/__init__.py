@@ -87,7 +87,9 @@ UNSET_VARIABLE = _all(
     submissions.submitted_text,
     submissions.written_text,
 )
-TEST_SYNTAX = _all(shell.brackets, conditions.conditions, shell.unset_value, shell.colon_assignment)
+TEST_SYNTAX = _all(
+    shell.brackets, conditions.conditions, conditions.fractions, shell.unset_value, shell.colon_assignment
+)
 MISTYPED_COMMAND = _all(
     commands.mistyped,
     commands.misspelt_commands,
@@ -134,6 +136,7 @@ BROKEN_LINE = _all(
     lines.hydra_arguments,
     lines.swallowed_by,
     lines.no_assignments,
+    quoting.inline_python,
 )
 FIXED_NAME_IN_TMP = _all(storage.fixed, storage.lone_dollar)
 OUTPUT_FOLDER = _all(directives.output, directives.log_in_root)

@@ -435,6 +435,27 @@ def array_range(value: str | None) -> tuple[int, int] | None:
     return min(low), max(high)
 
 
+FRACTION_WHY = "The shell calculates with whole numbers only: a decimal point in $(( )) is a syntax error, and the line is not executed."
+ARITHMETIC = re.compile(r"\$\(\(([^()\n;#]*)\)\)")
+FRACTION = re.compile(r"(?<![\w.$])\d*\.\d+(?![\w.])")
+
+
+def fractions(job: JobDescription) -> Iterator[Violation]:
+    """Report a number with a decimal point in ``$(( ))``, written there or as the value of a variable."""
+    if job.kind != "script" or not re.match(r"#!\S*(?:/|env\s+)(?:ba|da)?sh\b", job.lines.line(1)):
+        return
+    for found in ARITHMETIC.finditer(job.text):
+        if job.in_comment(found.start()) or "'" in job.line_of(found.start()).split("$((")[0]:
+            continue  # the text may be one for awk or Python
+        number = FRACTION.search(found[1])
+        values = {name: {a.value for a in job.by_name.get(name, ())} for name in re.findall(r"[A-Za-z_]\w*", found[1])}
+        name = next((n for n, own in values.items() if own and all(FRACTION.fullmatch(v) for v in own)), None)
+        what = number[0] if number else f"{name}={min(values[name])}" if name else None
+        if what:
+            text = f"$(( )) calculates with whole numbers: {what} is a syntax error there"
+            yield Violation(found.start(), text, why=FRACTION_WHY, cure=f'$(echo "{found[1].strip()}" | bc -l)')
+
+
 def out_of_range(job: JobDescription) -> Iterator[Violation]:
     """Compare the numbers of a job array with the elements of a list that they select."""
     span = array_range(job.heads("array"))

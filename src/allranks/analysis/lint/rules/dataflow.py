@@ -9,6 +9,7 @@ from allranks.analysis.lint.command_options import REMOTE_SHELLS, SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.placement import MPI
 from allranks.analysis.lint.records import Assignment, ProgramCall, VariableUse, Violation
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 
 # What only a task, or only a launcher, sets.
 TASK_NAMES = {"SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS"}
@@ -213,7 +214,9 @@ def _set_inside(job: JobDescription, name: str, text: str) -> bool:
         or name in job.reading.exported
         or name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME")
     )
-    return not known and re.search(rf"(?m)^[ \t]*(?:export[ \t]+)?{name}=(?!.*\$\{{?{name}\b)", text) is not None
+    # `export A="$A"`, which the text has as the value that is unknown here, hands the value of the submitting shell on.
+    assigned = rf"(?m)^[ \t]*(?:export[ \t]+)?{name}=(?!.*(?:\$\{{?|{UNRESOLVED_OPEN}){name}\b)"
+    return not known and re.search(assigned, text) is not None
 
 
 # ------------------------------------------------------------------------------------------ exports
@@ -230,7 +233,12 @@ MORE_READ = re.compile(
     r"CUDA_DEVICE_ORDER|TRITON_CACHE_DIR|CUBLAS_WORKSPACE_CONFIG|PYTHONHASHSEED|PYTHONUNBUFFERED|TF_CPP_MIN_LOG_LEVEL|XLA_FLAGS|MPLBACKEND|"
     r"XLA_PYTHON_CLIENT_\w+|TF_FORCE_GPU_ALLOW_GROWTH|TORCHELASTIC_ERROR_FILE|NUMEXPR_(?:NUM|MAX)_THREADS|OPENBLAS_NUM_THREADS|OMP_NUM_THREADS|"
     r"MKL_NUM_THREADS|TOKENIZERS_PARALLELISM|NCCL_\w+|GLOO_SOCKET_IFNAME|CUDA_LAUNCH_BLOCKING|PYTORCH_CUDA_ALLOC_CONF|HYDRA_FULL_ERROR|"
-    r"MASTER_ADDR|MASTER_PORT|WORLD_SIZE)\Z"
+    r"MASTER_ADDR|MASTER_PORT|WORLD_SIZE|(?:SINGULARITY|APPTAINER)_(?:BIND|BINDPATH|NV|CACHEDIR|TMPDIR|LOCALCACHEDIR)|(?:SINGULARITY|APPTAINER)ENV_\w+|"
+    r"WANDB_(?:TAGS|NOTES|RESUME|RUN_ID|JOB_TYPE|DATA_DIR|CONFIG_DIR|START_METHOD|WATCH|LOG_MODEL|SERVICE_WAIT|BASE_URL)|HUGGING_FACE_HUB_TOKEN|"
+    r"HF_(?:XET_CACHE|HUB_\w+|ASSETS_CACHE|DEBUG)|PYTORCH_ALLOC_CONF|PYTORCH_HIP_ALLOC_CONF|PYTORCH_KERNEL_CACHE_PATH|TORCH_(?:NCCL_\w+|DISTRIBUTED_\w+|LOGS|CPP_LOG_LEVEL|SHOW_CPP_STACKTRACES|USE_CUDA_DSA)|TORCHINDUCTOR_\w+|"
+    r"VLLM_(?:USE_\w+|ATTENTION_BACKEND|WORKER_MULTIPROC_METHOD|LOGGING_LEVEL|SKIP_P2P_CHECK|ALLOW_LONG_MAX_MODEL_LEN|ENABLE_V1_MULTIPROCESSING|HOST_IP)|RAY_(?:ADDRESS|TMPDIR|DEDUP_LOGS)|DS_BUILD_\w+|NVTE_\w+|OMP_(?:PROC_BIND|PLACES|SCHEDULE)|KMP_\w+|MIOPEN_\w+|HSA_\w+|FI_[A-Z]\w+|"
+    r"UCX_\w+|GLOO_\w+|RCCL_\w+|TF_(?:XLA_FLAGS|GPU_ALLOCATOR|ENABLE_ONEDNN_OPTS)|XLA_\w+|JAX_\w+|KERAS_BACKEND|PYTHON(?:WARNINGS|DONTWRITEBYTECODE|FAULTHANDLER)|"
+    r"NUMBA_\w+|KERAS_HOME|NLTK_DATA|COMET_(?:API_KEY|PROJECT_NAME|WORKSPACE|MODE)|MLFLOW_(?:TRACKING_\w+|EXPERIMENT_NAME|RUN_ID)|NEPTUNE_(?:API_TOKEN|PROJECT|MODE)|ROCR_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES)\Z"
 )
 
 

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from allranks.analysis.lint.command_options import CONTAINERS, PYTHON, SHELLS, slurm_option, slurm_options
+from allranks.analysis.lint.command_options import (
+    CONTAINERS,
+    IMAGE,
+    PYTHON,
+    SHELLS,
+    may_have_more_options,
+    slurm_option,
+    slurm_options,
+)
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Severity, Violation
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN
@@ -155,7 +163,6 @@ def _uses_python(call: ProgramCall) -> bool:
 # ------------------------------------------------------------------------------------- containers
 
 CONTAINERS_WITH_GPU_OPTION = {"singularity", "apptainer", "docker", "podman"}
-IMAGE = re.compile(r"\.(?:sif|simg|img|sqsh)\Z|^(?:docker|library|oras|shub)://|^instance://")
 OF_USER = re.compile(r"(?i)home|user|scratch|work|project|group|data|proj|lab|\$|/om/|/gpfs|/lustre|/mnt|/nfs|/tmp")
 GPU_OPTION = re.compile(r"--(?:nv|nvccli|rocm|gpus|device|runtime|hooks-dir|nvidia)\b|-(?:e|-env)\Z")
 OF_RUNTIME = re.compile(
@@ -210,7 +217,7 @@ def _behind_image(call: ProgramCall) -> str | None:
 
 def _hides_gpus(job: JobDescription, call: ProgramCall) -> bool:
     words = [a.text for a in call.args]
-    if any(GPU_OPTION.match(w) for w in words) or any(a.is_open for a in call.args[:-1]):
+    if any(GPU_OPTION.match(w) for w in words) or may_have_more_options(call):
         return False
     if call.program in ("singularity", "apptainer"):
         if words[:1] not in (["exec"], ["run"]) or any(w.startswith("instance://") for w in words):
@@ -419,6 +426,9 @@ HOST_NAME = re.compile(r"host|node|server|machine|worker|client|(?:^|_)ip|addr",
 SETTING_UP = {"source", ".", "conda", "mamba", "micromamba", "module", "ml", "cd", "echo", "ulimit", "set", "true", ":"}
 
 
+ASKS_FOR_TERMINAL = re.compile(r"(?:\[|\btest)[ \t]+!?[ \t]*-t[ \t]+[012]\b")
+
+
 def terminal(job: JobDescription) -> Iterator[Violation]:
     """Report ``docker run -it`` in a batch job."""
     if not job.runs_unattended:
@@ -427,7 +437,7 @@ def terminal(job: JobDescription) -> Iterator[Violation]:
         if any(c.program in ("script", "unbuffer") or _has_terminal(c) for c in call.under):
             continue
         name, flags, arg = _docker_flags(call)
-        if arg is None or "t" not in flags or "d" in flags:
+        if arg is None or "t" not in flags or "d" in flags or (call.branch and ASKS_FOR_TERMINAL.search(job.text)):
             continue
         refused = name == "docker" and "i" in flags
         severity: Severity = "error" if refused else "note"

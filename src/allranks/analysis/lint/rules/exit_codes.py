@@ -145,7 +145,9 @@ def _ignored(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:
 
 
 ERROR_TEXT = re.compile(
-    r"(?i)\berror\b|\bfail|\bmissing\b|not found|\bno \w+ (?:assigned|found|available)|\bexiting\b|usage:|cannot|could not|abort"
+    r"(?i)\berror\b|\bfail|\bmissing\b|not found|\bno \w+ (?:assigned|found|available)|\bexiting\b|usage:|cannot|could not|abort|"
+    r"\b(?:illegal|invalid|wrong|unknown|bad|not enough|too (?:few|many)|insufficient)\b|\bnot set\b|\bdoes not exist|\bdoesn't exist|\bunsupported\b|"
+    r"\bmust (?:be|provide|specify|pass|give)\b|\b(?:please|need to) (?:provide|specify|pass|set|give)\b|\bnot supported\b"
 )
 ASKED_FOR_HELP = re.compile(r"[\"'\s(|](?:-h|--help|-\?|help)[\"'\s)|]")
 ZERO_WHY = "Slurm and the shell take exit code 0 for success: the job is COMPLETED, and dependent jobs start."

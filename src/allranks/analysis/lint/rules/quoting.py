@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON, REMOTE_SHELLS, SHELLS
@@ -493,6 +496,56 @@ def echoed_newlines(job: JobDescription) -> Iterator[Violation]:
             continue
         yield Violation(call.offset, "echo without -e writes \\n as two characters", why=NEWLINE_WHY, cure="printf, or echo -e",
                         severity="warning")  # fmt: skip
+        return
+
+
+# ------------------------------------------------------------------------------ Python in the script
+
+INLINE_WHY = "Python gets the text as the shell passes it on, and ends with a SyntaxError before it runs any of it."
+INDENTED_WHY = (
+    "Python before 3.14 does not remove the common indentation of the text, and ends with an IndentationError."
+)
+OLD_PYTHON = re.compile(r"Missing parentheses|invalid token|leading zeros|multiple exception types")
+
+
+def inline_python(job: JobDescription) -> Iterator[Violation]:
+    """Report a text for ``python -c`` that Python cannot parse, such as ``'print(\\"a\\")'``: in single quotes a backslash stays."""
+    for call in job.calls:
+        if not PYTHON.match(call.program) or call.program.startswith("python2") or _in_other_text(call):
+            continue
+        for before, arg in pairwise(call.args):
+            if before.text == "-c":
+                yield from _unparsed(arg)
+            if not before.text.startswith("-"):
+                break
+
+
+def _in_other_text(call: ProgramCall) -> bool:
+    """Return whether another shell reads the command, or another program passes it on: how often it is unquoted is unknown here."""
+    return any(
+        c.program not in ("srun", "singularity", "apptainer", "time", "env", "mpirun", "mpiexec") for c in call.under
+    )
+
+
+def _unparsed(arg: Argument) -> Iterator[Violation]:
+    code = arg.source.text
+    if not arg.quoted or UNRESOLVED_OPEN in code or re.search(r"[$`]|\{\{|<\w+>", code):
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(code)
+    except SyntaxError as problem:
+        if OLD_PYTHON.search(problem.msg):
+            return
+        lines = code.split("\n")
+        index = sum(len(line) + 1 for line in lines[: (problem.lineno or 1) - 1]) + max((problem.offset or 1) - 1, 0)
+        text = f"Python cannot parse this text: {problem.msg}"
+        indented = isinstance(problem, IndentationError) and code.lstrip("\n")[:1] in (" ", "\t")
+        why = INDENTED_WHY if indented else INLINE_WHY
+        yield Violation(arg.source.where(min(index, len(code) - 1)), text, why=why, cure="check its quotes and its indentation",
+                        severity="warning" if indented else None)  # fmt: skip
+    except (ValueError, RecursionError, MemoryError):
         return
 
 

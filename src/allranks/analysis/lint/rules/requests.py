@@ -307,7 +307,8 @@ SHARED_LOG_CURE = "--output=%x-%A_%a.out"
 def shared_log(job: JobDescription) -> Iterator[Violation]:
     """Report a log file that all tasks of a job array write."""
     array = job.heads("array")
-    if not array or re.fullmatch(r"\d+", array) or (job.heads("open-mode") or "") == "append":
+    span = array_range(array)
+    if not array or (span and span[0] == span[1]) or (job.heads("open-mode") or "") == "append":
         return
     # Tasks of which one runs at a time lose the log of the one before.
     for name in ("output", "error"):
@@ -324,7 +325,8 @@ SEQUENCE_WHY = "Slurm truncates the file when a task starts: only the log of the
 def one_log(job: JobDescription) -> Iterator[Violation]:
     """Report one log for the tasks that run one after another, ``--array=0-9%1``, and names with %A but without %a."""
     array = job.heads("array")
-    if not array or re.fullmatch(r"\[?\d+\]?(?:%\d+)?", array) or (job.heads("open-mode") or "").startswith("a"):
+    span = array_range(array)
+    if not array or (span and span[0] == span[1]) or (job.heads("open-mode") or "").startswith("a"):
         return
     in_turn = array.endswith("%1")
     for name in ("output", "error"):
@@ -357,7 +359,9 @@ def array_not_used(job: JobDescription) -> Iterator[Violation]:
     call = job.work_calls[0]
     own = [c for c in job.calls if not c.in_substitution and not c.under]
     scripts = any(c.written.endswith(".sh") or c.program in ("bash", "sh", "eval", "sed", "sleep") for c in own)
-    drawn = re.search(r"\$RANDOM|\bmktemp\b|\bdate\b|SLURM_JOB_?ID|wandb|sweep|agent|worker|resume|--auto", text)
+    drawn = re.search(
+        r"\$RANDOM|\bmktemp\b|(?:\$\(|`)\s*date\b|SLURM_JOB_?ID|wandb|sweep|agent|worker|resume|--auto", text
+    )
     literal = [a for a in call.args if OUTPUT_OPTION.fullmatch(a.text) and "$" not in a.text]
     if literal and not scripts and not drawn and not any("$" in a.text for a in call.args):
         yield Violation(found.offset, f"--array={found.value}, but nothing in the script uses the number of the task")

@@ -462,7 +462,10 @@ def other_shell(job: JobDescription) -> Iterator[Violation]:
     first = job.lines.line(1)
     if ZSH.match(first):
         yield from _zsh(job)
-    elif SH.match(first) and not job.is_job and not job.runs_unattended and not job.placeholders:
+        return
+    if SH.match(first):
+        yield from _sourced_by_name(job)
+    if SH.match(first) and not job.is_job and not job.runs_unattended and not job.placeholders:
         for use in job.uses:
             if use.name == "RANDOM" and not job.has("RANDOM") and not use.under:
                 yield Violation(
@@ -473,6 +476,29 @@ def other_shell(job: JobDescription) -> Iterator[Violation]:
             found = pattern.search(job.text)
             if found and not job.in_comment(found.end() - 1) and not job.in_quotes(found.end() - 1):
                 yield Violation(found.end() - 1, f"{what} in sh", why=SH_WHY, cure=f"#!/bin/bash, or {cure}")
+
+
+SOURCED_WHY = (
+    "sh looks for a name without a slash in PATH only, not in the current folder, and the script ends there: '.: file not found'. "
+    "dash, the sh of Debian and Ubuntu, has no source at all."
+)
+HAS_CURRENT_FOLDER = re.compile(r"PATH=\S*(?:(?<![\w./])\.(?=[:\"'\s]|$)|\$\{?PWD|\$\(pwd\)|`pwd`)", re.MULTILINE)
+
+
+def _sourced_by_name(job: JobDescription) -> Iterator[Violation]:
+    """Report ``. settings.sh`` in a script of sh."""
+    for call in job.calls:
+        name = call.args[0].text if call.args else ""
+        if (
+            call.program not in (".", "source")
+            or call.under
+            or not re.fullmatch(r"[\w-]+\.(?:sh|bash|env|rc|conf|cfg)", name)
+        ):
+            continue
+        if not HAS_CURRENT_FOLDER.search(job.text):
+            text = f"sh does not find {name} in the current folder"
+            yield Violation(call.offset, text, why=SOURCED_WHY, cure=f". ./{name}, or #!/bin/bash")
+            return
 
 
 def _zsh(job: JobDescription) -> Iterator[Violation]:

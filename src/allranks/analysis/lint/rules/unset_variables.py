@@ -333,6 +333,10 @@ def _address(job: JobDescription) -> Iterator[tuple[str, Violation]]:
         return
     for use in _plain_uses(job):
         known = is_set(job, use.name) or use.name in (job.heads("export") or "") or use.program in HARMLESS
+        # enroot's hook for PyTorch sets them in the containers of srun
+        known = known or any(
+            a.text.startswith("--container-") for c in use.under if c.program == "srun" for a in c.args
+        )
         if use.name.upper() in ADDRESS_NAMES and not known and is_read(job, use, READ_BY_PROGRAMS):
             cure = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
             text, severity = f"${use.name} is never set in this script", "note" if job.unknown_settings else None

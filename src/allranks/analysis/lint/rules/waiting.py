@@ -59,17 +59,35 @@ def _never_ends(call: ProgramCall) -> bool:
         return not any(re.match(r"-\w*[bn]", w) for w in words)
     if call.program in SCREENS - {"gpustat"}:
         return not {"--version", "--help", "-V", "-v"} & set(words)
+    if "--help" not in words and not ENDS_BY_ITSELF.search(f"{call.program} {' '.join(words)}"):
+        if PYTHON.match(call.program):
+            return bool(PYTHON_SERVER.match(" ".join(words)))
+        if call.program in SERVERS and OUTER_SERVER.match(f"{call.program} {' '.join(words)}"):
+            return True
     pattern = LOOPS_IN.get(call.program)
     if pattern is None or {"--version", "--help"} & set(words):
         return False
     return call.program == "tensorboard" or any(pattern.fullmatch(w) for w in words)
 
 
+SERVERS = {
+    "vllm",
+    "uvicorn",
+    "gunicorn",
+    "ollama",
+    "tritonserver",
+    "text-generation-launcher",
+    "streamlit",
+    "litellm",
+    "llama-server",
+    "lmdeploy",
+}
 ENDLESS_WHY = "wait without arguments waits for all background processes: the job runs until its time limit."
 ENDLESS_CURE = 'keep the process id of the training: train & pid=$!; wait "$pid"; rc=$?; kill %1; exit $rc'
 SERVER = (
     r"(?:uvicorn|gunicorn|hypercorn|waitress-serve|redis-server|mongod|tritonserver|text-generation-launcher|ollama\s+serve|(?:vllm|ray|lmdeploy)\s+serve|trl\s+vllm[-_]serve|swift\s+(?:rollout|deploy)|"
-    r"vllm\.entrypoints\.\S+|sglang\.launch_server|http\.server|SimpleHTTPServer|ray\s+start\s.*--block|tensorboard(?:\.main)?|jupyter|jupyter-\w+|"
+    r"vllm\.entrypoints\.\S+|(?:fastchat|llava)\.serve\.(?:controller|model_worker|vllm_worker|sglang_worker|multi_model_worker|openai_api_server|gradio_web_server)|"
+    r"sglang\.launch_server|http\.server|SimpleHTTPServer|ray\s+start\s.*--block|tensorboard(?:\.main)?|jupyter|jupyter-\w+|"
     r"mlflow\s+(?:server|ui)|streamlit\s+run|flask\s+run|aim\s+(?:up|server)|visdom(?:\.server)?|nvidia-smi\s(?:.*\s)?(?:-l|-lms|--loop|--loop-ms)(?:[=\s]\S+)?|"
     r"nvidia-smi\s+(?:dmon|pmon)|nvtop|dcgmi\s+dmon|gpustat\s.*-i|dcgm-exporter|watch\s.*|tail\s+(?:-\w*[fF]|--follow)|sleep\s+inf(?:inity)?|"
     r"code-server|llama-server|litellm|dask-(?:scheduler|worker|cuda-worker)|dask\s+(?:scheduler|worker|cuda\s+worker)|etcd|minio\s+server|celery|ngrok|mosquitto|rabbitmq-server|prometheus|node_exporter)(?=\s|&|\Z)"
