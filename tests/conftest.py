@@ -23,9 +23,17 @@ REPO = Path(__file__).resolve().parent.parent
 
 # Not the user's own folder: a test that is killed while DeepSpeed builds leaves a lock, for which every later build waits.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(REPO / ".venv" / "torch_extensions"))
+
+
+def remove_build_locks() -> None:
+    """Remove the locks of builds of torch extensions that were killed."""
+    for pattern in ("*/lock", "*/*/lock"):
+        for lock in Path(os.environ["TORCH_EXTENSIONS_DIR"]).glob(pattern):
+            lock.unlink(missing_ok=True)
+
+
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    for lock in Path(os.environ["TORCH_EXTENSIONS_DIR"]).glob("*/*/lock"):
-        lock.unlink(missing_ok=True)
+    remove_build_locks()
 _skips: Counter[str] = Counter()
 _left = {"n": 0}  # tests that this run leaves to another
 

@@ -23,7 +23,7 @@ import yaml
 
 from allranks.rundir.paths import RunDir
 from tests import sampling
-from tests.conftest import REPO
+from tests.conftest import REPO, remove_build_locks
 
 STUCK = Path(__file__).parent / "stuck"
 ALLRANKS = [sys.executable, "-m", "allranks.cli.main"]
@@ -153,14 +153,20 @@ def write_spec(tmp_path: Path, spec: dict[str, Any]) -> Path:
 
 
 def allranks(*args: str, cwd: Path, limit_s: float = 180) -> subprocess.CompletedProcess[str]:
-    """Run a verb to its end."""
-    return subprocess.run([*ALLRANKS, *args], cwd=cwd, capture_output=True, text=True, timeout=limit_s)
+    """Run a verb to its end. What is killed for its time may leave the lock of a build, for which others would wait."""
+    try:
+        return subprocess.run([*ALLRANKS, *args], cwd=cwd, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        remove_build_locks()
+        raise
 
 
-def train(tmp_path: Path, spec: dict[str, Any], *more: str) -> tuple[subprocess.CompletedProcess[str], RunDir]:
+def train(
+    tmp_path: Path, spec: dict[str, Any], *more: str, limit_s: float = 180
+) -> tuple[subprocess.CompletedProcess[str], RunDir]:
     """`allranks run` to its end, and its folder."""
     before = set(folders(tmp_path))
-    done = allranks("run", str(write_spec(tmp_path, spec)), *more, cwd=tmp_path)
+    done = allranks("run", str(write_spec(tmp_path, spec)), *more, cwd=tmp_path, limit_s=limit_s)
     (new,) = set(folders(tmp_path)) - before
     return done, RunDir(new)
 

@@ -100,7 +100,7 @@ def end_of(tmp_path: Path, name: str, fault: str = "", **more: Any) -> tuple[Any
     spec = {"cluster": {"procs_per_node": 2}, **lay_out(name, folder), "run_root": str(tmp_path / "runs"), **more}
     if fault:
         plant(folder, fault)
-    done, run = train(tmp_path, spec)
+    done, run = train(tmp_path, spec, limit_s=600)  # DeepSpeed builds an operation at its first use
     told = json.loads(allranks("diagnose", "--json", str(run.root), cwd=tmp_path).stdout)
     return done, run, told["findings"]
 

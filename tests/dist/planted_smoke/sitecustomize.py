@@ -20,7 +20,7 @@ def loss_not_aggregated() -> None:
 
     def reduce(self, step, vector):
         vector[3] = 0.0
-        self._pending = (step, None, vector, float(vector[0]))
+        self._pending = (step, None, vector, vector[:2].tolist())
 
     AsyncStepReduction._reduce = reduce
 
