@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -134,6 +135,25 @@ def test_an_agent_that_was_killed_after_whose_end_all_ranks_saved_and_stopped_is
     assert (found.status, found.exit_code) == ("stopped", 1)
     assert "stopped after step 6 (the agent on n1 is gone: process 77 was killed)" in found.message
     assert f"Continue with: allranks resume {attempt.run.name}" in found.message
+
+
+def test_a_stop_that_came_when_all_steps_were_done_is_a_success(attempt: Attempt) -> None:
+    """No rank stopped before its last step; a driver that was held back may hear of the request only then."""
+    attempt.saved(6)
+    for rank in (0, 1):
+        attempt.tell(rank, "phase", name="done")
+    found = attempt.conclude(0, msgspec.structs.replace(WELL, stopped="the job was cancelled"))
+    assert (found.status, found.exit_code, found.message) == ("succeeded", 0, "all 2 ranks succeeded")
+
+
+@pytest.mark.parametrize(("free", "told"), [(4096, True), (1 << 30, False)])
+def test_a_full_disk_is_named_where_a_rank_left_no_reason(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, free: int, told: bool
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1 << 40, used=0, free=free))
+    found = attempt.conclude(1, JobEnd(nodes=2, ended_nodes=2, ends=[end_of(0, 1, done=False), end_of(1, done=False)]))
+    assert "rank 0 on n0 failed" in found.message and "ended with exit code 1" in found.message
+    assert (f"No space is left in {attempt.run.root}" in found.message) == told
 
 
 def test_a_stop_without_its_checkpoint_is_a_failure(attempt: Attempt) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from allranks.utils.redaction import redact
 from allranks.utils.text import sanitize
 
 TAIL_BYTES = 64 << 10
+FULL_DISK_BYTES = 1 << 20
 UNFINISHED_MESSAGE = "the run has ended, but its outcome was not recorded, because the command that followed it was killed. Continue with: allranks resume {}"
 _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
@@ -128,7 +130,7 @@ def _verdict(
     own_program = plan.batch is None
     if own_program and (told := reason_of_stop(end.reported, interrupted=end.interrupted)):
         return describe_program_stop(end.reported, _cancelled(run, plan, end) or told, plan.grace_s or 0.0)
-    if all_done and not own_program and (stops or end.reported.stopped):
+    if all_done and not own_program and (stops or (end.reported.stopped and done < plan.world_size)):
         told = end.reported.stopped or ("interrupted" if end.interrupted else next(iter(end.reported.reasons), ""))
         return _stopped(run, plan, stops, lost or told)
     culprit = attribute_failure(run, now, attempt, end.reported, own_program=own_program)
@@ -291,6 +293,8 @@ def describe_failure(run: RunDir, culprit: FirstFailure, attempt: int, *, in_ste
     where = f"rank {culprit.rank}" + (f" on {culprit.host}" if culprit.host else "")
     at = f" after step {culprit.step}" if culprit.step else " before the first step" if in_steps else ""
     log = f". Log: {logs[culprit.rank]}" if culprit.rank in logs else ""
+    if culprit.message == f"ended with {culprit.cause}":  # and nothing says why
+        log += _full_disk_text(run)
     if culprit.known:
         return f"{culprit.message.rstrip('.')}{log if culprit.exit_code == EXIT_FAILED else ''}"
     name = "" if culprit.cause in culprit.message else f"{culprit.cause}: "
@@ -299,6 +303,19 @@ def describe_failure(run: RunDir, culprit: FirstFailure, attempt: int, *, in_ste
         crash = redact(describe_crash(culprit.rank, {rank: _end_of(path) for rank, path in logs.items()}))
         said = f"{said}: {crash}" if crash else said
     return f"{where} failed{at}: {name}{said}{log}"
+
+
+def _full_disk_text(run: RunDir) -> str:
+    """Say that the disk is full, and so may be why a rank recorded no reason; empty if it is not."""
+    try:
+        free = shutil.disk_usage(run.root).free
+    except OSError:
+        return ""
+    return (
+        f". No space is left in {run.root}, which may be why the rank recorded no reason"
+        if free < FULL_DISK_BYTES
+        else ""
+    )
 
 
 def _tail(log: Path) -> str:
