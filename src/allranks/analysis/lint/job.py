@@ -424,6 +424,18 @@ class JobDescription:
         found = {c.offset: c for c in [*outer, *(c.under[0] if c.under else c for c in plain)]}
         return [found[offset] for offset in sorted(found)]
 
+    def end_of_pipe(self, call: ProgramCall) -> ProgramCall:
+        """Return the last command of the pipe that begins with this one; the call itself if nothing follows it in a pipe."""
+        if call.after not in ("|", "|&"):
+            return call
+        later = [c for c in self.calls if c.offset > call.offset and c.under == call.under and not c.in_substitution]
+        for following in sorted(later, key=lambda c: c.offset):
+            if following.before not in ("|", "|&"):
+                break
+            if following.after not in ("|", "|&"):
+                return following
+        return call
+
     @cached_property
     def work_calls(self) -> list[ProgramCall]:
         """Return the launches, and the Python programs that start without a launcher."""
