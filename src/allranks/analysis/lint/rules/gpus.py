@@ -384,9 +384,7 @@ def visible_devices(job: JobDescription) -> Iterator[Violation]:
             if max(numbers) >= gpus and item.value not in said:
                 said.add(item.value)
                 text = f"CUDA_VISIBLE_DEVICES={item.value}, but the job requests {gpus} GPU{'s' * (gpus > 1)}"
-                # CUDA takes the numbers up to the first that does not exist: here all GPUs of the job.
-                whole = numbers[:gpus] == list(range(gpus))
-                yield Violation(item.offset, text, severity="note" if whole else None)
+                yield Violation(item.offset, text)
 
 
 CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"

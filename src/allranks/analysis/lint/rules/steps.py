@@ -465,7 +465,7 @@ def _ranks_in_sequence(job: JobDescription) -> Iterator[Violation]:
 def _by_ssh(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
     """Report a loop over nodes whose ssh waits for the launcher, which waits for the next node."""
     ssh = next((c for c in launch.call.under if c.program == "ssh"), None)
-    if ssh is None or not ssh.in_loop or ssh.in_function or launch.call.after == "&" or job.end_of_pipe(ssh).after == "&":
+    if ssh is None or not ssh.in_loop or ssh.in_function or "&" in (launch.call.after, job.end_of_pipe(ssh).after):
         return
     detached = any(a.text.startswith("-") and "f" in a.text and a.text[1:].isalpha() for a in ssh.args)
     host = next((a.text for a in ssh.args if "$" in a.text and not a.text.startswith("-")), None)
