@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.lint.cases import ONE, TWO
+from tests.lint.cases import HEAD, ONE, TWO
 
 SSH_LOOP = 'for n in $NODES; do\n  ssh "$n" "torchrun --nnodes=2 --nproc_per_node=4 --node_rank=$i x.py" \\\n    2>&1 | sed s/a/b/{}\ndone\n'
 CALCULATED: list[tuple[str, str, int, str]] = [
@@ -16,6 +16,12 @@ CALCULATED: list[tuple[str, str, int, str]] = [
     ("idle-gpus", ONE + "G=4\nR=$(($G - 1))\ntorchrun --standalone --nproc_per_node=$R x.py\n", 0, ""),
 ]  # fmt: skip
 LOGS = ONE.replace("#SBATCH --nodes", "#SBATCH -o logs/a.out\n#SBATCH --nodes")
+STATIC = "srun -K1 -c32 torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint={}:$P x.py\n"
+ADDRESSES: list[tuple[str, str, int, str]] = [
+    ("master-address", TWO + "MASTER_ADDR=gpu01\n" + STATIC.format("gpu01"), 7, "warning"),
+    ("master-address", TWO + "MASTER_ADDR=$A\n" + STATIC.format("worker-0.a.b"), 8, "warning"),
+    ("master-address", TWO + HEAD + STATIC.format("$HEAD"), 0, ""),
+]  # fmt: skip
 JOINED: list[tuple[str, str, int, str]] = [
     ("joined-path", ONE + "WORK_DIR=/a/b\nqsub -v A=1 ${WORK_DIR}run.sh\n", 8, "warning"),
     ("joined-path", ONE + "python ${SLURM_SUBMIT_DIR}train.py\n", 7, "warning"),
@@ -64,4 +70,4 @@ COUNTED: list[tuple[str, str, int, str]] = [
     ("world-size", ONE + "python x.py --nodes 2 --gpus 4 --world_size 8\npython x.py --nodes 2 --gpus 8 --world_size 8\n", 0, ""),
     ("world-size", ONE + "python x.py --nodes 2 --gpus 4 --world_size 2\npython x.py --gpus 4 --world_size 2\n", 0, ""),
 ]  # fmt: skip
-NEIGHBOUR_CASES = [*CALCULATED, *JOINED, *PATTERNS, *COUNTED]
+NEIGHBOUR_CASES = [*CALCULATED, *ADDRESSES, *JOINED, *PATTERNS, *COUNTED]
