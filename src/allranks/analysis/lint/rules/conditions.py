@@ -149,7 +149,7 @@ def _pattern_as_text(
     if name in job.reading.named or any("*" in a.value for a in job.by_name.get(name, ())):
         return None
     truth = "true" if sign.text == "!=" else "false"
-    said = f"{text} is compared as a text, not as a pattern: the condition is always {truth}"
+    said = f"{text} is compared as a text, not as a pattern: the comparison is always {truth}"
     return Violation(right.offset, said, why=PATTERN_WHY, cure=f"[[ ${name} {sign.text} {text} ]]")
 
 
