@@ -123,7 +123,7 @@ OF_THE_JOB: list[tuple[str, str, int, str]] = [
         "visible-devices",
         "#!/bin/bash\n#SBATCH --gres=gpu:1\nCUDA_VISIBLE_DEVICES=0,1 python a.py\nCUDA_VISIBLE_DEVICES=0,1 python b.py\n",
         3,
-        "note",
+        "warning",
     ),
     ("visible-devices", "#!/bin/bash\n#SBATCH --gres=gpu:1\nCUDA_VISIBLE_DEVICES=1,0 python a.py\n", 3, "warning"),
     (

@@ -167,3 +167,13 @@ def test_the_version_of_slurm_is_checked(tmp_path: Path) -> None:
                 standalone_mode=False,
                 catch_exceptions=False,
             )
+
+
+def test_a_note_on_one_address_hides_no_fixed_host_in_another(tmp_path: Path) -> None:
+    text = (
+        "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:1\n"
+        "MASTER_IP=$(getent hosts $(hostname) | head -n 1)\nP=$((29500 + RANDOM % 1000))\n"
+        "srun torchrun --nnodes=2 --nproc_per_node=1 --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=worker-0:$P x.py\n"
+    )
+    hits = {(f.line, f.severity) for f in lint_text(tmp_path, text).findings if f.id == "master-address"}
+    assert hits == {(5, "note"), (7, "warning")}

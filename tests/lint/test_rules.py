@@ -24,6 +24,7 @@ from tests.lint.inline_cases import INLINE_CASES
 from tests.lint.launch_cases import LAUNCH_CASES
 from tests.lint.line_cases import ARGUMENT_CASES, LINE_CASES
 from tests.lint.name_cases import NAME_CASES
+from tests.lint.neighbour_cases import NEIGHBOUR_CASES
 from tests.lint.option_cases import OPTION_CASES
 from tests.lint.placement_cases import PLACEMENT
 from tests.lint.progress_cases import PROGRESS_CASES
@@ -55,6 +56,7 @@ CASES = [
     *LAUNCH_CASES,
     *RESOURCE_CASES,
     *INLINE_CASES,
+    *NEIGHBOUR_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())

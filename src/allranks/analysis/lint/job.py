@@ -94,6 +94,10 @@ def count_gpus(per_node: str | None, gres: str | None) -> tuple[int | None, bool
     return (int(digits[1]) if digits else 1 if ACCELERATORS.fullmatch(asked) else None), True
 
 
+PIPED_BLOCK = re.compile(r"\|&?\s*(while|until|for|if|case|\{|\()(?:\s[^|\n]*)?\Z")
+BLOCK_ENDS = {"if": "fi", "case": "esac", "{": r"\}", "(": r"\)"}
+
+
 class LauncherCall(msgspec.Struct, frozen=True):
     """A call that starts ranks. `kind` is the launcher's name, or ``python`` for one rank per task of srun."""
 
@@ -423,6 +427,23 @@ class JobDescription:
         plain = [c for c in self.calls if PYTHON.match(c.program) and _runs_file(c) and not c.in_substitution]
         found = {c.offset: c for c in [*outer, *(c.under[0] if c.under else c for c in plain)]}
         return [found[offset] for offset in sorted(found)]
+
+    def runs_in_background(self, call: ProgramCall) -> bool:
+        """Return whether the command, or the pipe that begins with it, ends with ``&``."""
+        if call.after not in ("|", "|&"):
+            return call.after == "&"
+        later = [c for c in self.calls if c.offset > call.offset and c.under == call.under and not c.in_substitution]
+        for following in sorted(later, key=lambda c: c.offset):
+            start = following.offset
+            block = PIPED_BLOCK.search(self.text[max(0, start - 60) : start])
+            if block:
+                end = re.search(
+                    rf"(?<![\w$]){BLOCK_ENDS.get(block[1], 'done')}(?!\w)[^\n;&|]*(&(?!&))?", self.text[start:]
+                )
+                return bool(end and end[1])
+            if following.after not in ("|", "|&"):
+                return following.after == "&"
+        return False
 
     @cached_property
     def work_calls(self) -> list[ProgramCall]:

@@ -197,6 +197,10 @@ class _CommandReader:
                 found = VARIABLE.match(part.source.text.lstrip("!#"))
                 if found:
                     rest = part.source.text.lstrip("!#")[found.end() :]
+                    if part.source.text.startswith("!") and rest in ("*", "@"):  # names that begin so
+                        for name in [n for n in self.reading.variables if n.startswith(found[1])]:
+                            self._use(name, part.source.where(0), rest)
+                        continue
                     self._use(found[1], part.source.where(0), rest, found[2] or "", part.quoted)
                     for name in INNER_NAMES.findall(part.source.text[found.end() :]):
                         self._use(name, part.source.where(0), "")

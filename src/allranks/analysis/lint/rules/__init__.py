@@ -155,7 +155,7 @@ EXPANDED_TOO_EARLY = _all(dataflow.early, dataflow.submitted_too_early)
 NO_SHEBANG = _all(directives.shebang, directives.interpreter)
 SECRET_IN_SCRIPT = _all(secrets.secret, secrets.more_secrets)
 VARIABLE_NOT_EXPANDED = _all(quoting.not_expanded, quoting.quoted_setting, quoting.quoted_name)
-VALUE_SPLIT = _all(commands.value_split, lines.blank_value, lines.split_mounts)
+VALUE_SPLIT = _all(commands.value_split, lines.blank_value, lines.split_mounts, sizes.queried_count)
 NEVER_EXPANDED = _all(
     quoting.literal,
     lines.no_dollar_option,
@@ -190,7 +190,7 @@ HOST_FILE = _all(hostfiles.one_line, hostfiles.host_lines, hostfiles.include_for
 ONE_NODE_ONLY = _all(tasks.one_node, ranks.factory_alone)
 NODE_RANK_MISSING = _all(rendezvous.rank_missing, ranks.factory_rank)
 IDLE_NODES = _all(steps.idle_nodes, counts.few_processes)
-WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts.spawned_world)
+WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts.spawned_world, sizes.world_of_options)
 TIME_UNIT = _all(steps.minutes, requests.hours_as_minutes)
 PATTERN_NOT_EXPANDED = _all(storage.unexpanded, requests.foreign_patterns)
 MASTER_ADDRESS = _all(rendezvous.address, rendezvous.local_url, launchers.without_address, ranks.node_record)
@@ -358,6 +358,7 @@ RULES: tuple[LintRule, ...] = (
     # Files
     LintRule("path-in-front", "error", commands.path_in_front, commands.PATH_WHY, "", SLURM + "; bash manual, shell variables"),
     LintRule("overwritten-output", "warning", OVERWRITTEN_OUTPUT, subshells.OVER_WHY, "", "bash manual, redirections"),
+    LintRule("joined-path", "warning", storage.joined_path, storage.SLASH_WHY, storage.SLASH_CURE, "bash manual, expansion"),
     LintRule("node-local-file", "error", storage.local, storage.LOCAL_WHY, storage.LOCAL_CURE, SLURM_TEST),
     LintRule("pattern-not-expanded", "warning", PATTERN_NOT_EXPANDED, storage.PATTERN_WHY, storage.PATTERN_CURE, "sbatch manual, filename patterns"),
     LintRule("fixed-name-in-tmp", "warning", FIXED_NAME_IN_TMP, storage.FIXED_WHY, 'use a folder per job: d=$(mktemp -d)', "the sticky bit of /tmp"),

@@ -34,7 +34,11 @@ def constant(job: JobDescription) -> Iterator[Violation]:
         for number, (left, sign, right) in enumerate(zip(words, words[1:], words[2:], strict=False)):
             if number and words[number - 1].text in (*NUMERIC_TESTS, "=", "==", "!=", "=~"):
                 continue
-            found = _numeric(job, call, left, sign, right) or _same_texts(job, call, left, sign, right)
+            found = (
+                _numeric(job, call, left, sign, right)
+                or _same_texts(job, call, left, sign, right)
+                or _pattern_as_text(job, call, left, sign, right)
+            )
             if found:
                 yield found
                 break
@@ -119,6 +123,34 @@ def _same_texts(
         return None
     text = f"{left.text} is compared as a text: the $ is missing, and the condition is always {'true' if sign.text == '!=' else 'false'}"
     return Violation(left.source.where(0), text, why=NEVER_WHY, cure=f'"${left.text}"')
+
+
+PATTERN_WHY = (
+    "Only [[ ]] compares with a pattern, and only with one that is not quoted: here the * is an ordinary character."
+)
+WRITTEN_WORD = re.compile(r"\"([^\"\n]*)\"(?=[\s;])|'([^'\n]*)'(?=[\s;])|([^\s;\"'$`]+)(?=[\s;])")
+NAME_PATTERN = re.compile(r"[\w./-]*[A-Za-z]{2}[\w./-]*\*|\*[\w./-]*[A-Za-z]{2}[\w./-]*\*?")
+
+
+def _pattern_as_text(
+    job: JobDescription, call: ProgramCall, left: Argument, sign: Argument, right: Argument
+) -> Violation | None:
+    """Report a pattern with ``*`` in ``[ ]``, or in quotes, which is compared as a text."""
+    start = len(job.text[: left.offset].rstrip('"${'))
+    variable = re.match(r"\"?\$\{?([A-Za-z_]\w*)\}?\"?[ \t]", job.text[start : start + 80])
+    written = WRITTEN_WORD.match(job.text, right.offset)
+    if sign.text not in ("=", "==", "!=") or variable is None or written is None or call.in_function:
+        return None
+    quoted, name = written[3] is None, variable[1]
+    text = written[1] or written[2] or written[3] or ""
+    if not NAME_PATTERN.fullmatch(text) or (call.program == "[[" and not quoted):
+        return None
+    # A loop or an array over files that do not exist has the pattern itself as its value.
+    if name in job.reading.named or any("*" in a.value for a in job.by_name.get(name, ())):
+        return None
+    truth = "true" if sign.text == "!=" else "false"
+    said = f"{text} is compared as a text, not as a pattern: the comparison is always {truth}"
+    return Violation(right.offset, said, why=PATTERN_WHY, cure=f"[[ ${name} {sign.text} {text} ]]")
 
 
 QUOTED_PATTERN = re.compile(

@@ -333,10 +333,13 @@ OUTPUT_WHY = (
 OUTPUT_CURE = "create the folder before sbatch (mkdir -p), or use an existing one"
 
 
+SUBMIT_FOLDER = re.compile(r"\A\$(?:SLURM_SUBMIT_DIR|\{SLURM_SUBMIT_DIR(?::?-[^{}]*)?\})/")
+
+
 def output(job: JobDescription) -> Iterator[Violation]:
     """Report log folders that do not exist when the job starts."""
     made = {
-        _as_pattern(p.text).rstrip("/").removeprefix("./")
+        _as_pattern(SUBMIT_FOLDER.sub("", p.text)).rstrip("/").removeprefix("./")
         for c in job.calls
         if c.program == "mkdir" and not c.under
         for p in c.args

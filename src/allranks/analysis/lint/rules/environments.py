@@ -528,7 +528,7 @@ def container_ended(job: JobDescription) -> Iterator[Violation]:
             outer.offset < c.offset < work[0].offset and not c.under and c.program in SETTING_UP - {"cd", "echo"}
             for c in job.calls
         )
-        own_shell = call.program not in SHELLS  # `singularity shell`: what follows was meant to run in it
+        own_shell = call.program not in SHELLS or not call.args  # what follows was meant to run in it
         line = job.lines.place(work[0].offset)[0]
         text = f"the container's shell ends here, and {work[0].written} in line {line} runs on the host"
         yield Violation(outer.offset, text, severity="note" if prepared and not own_shell else "warning")
@@ -551,7 +551,9 @@ def _prepares_only(job: JobDescription, call: ProgramCall) -> bool:
     if call.program not in SHELLS or not any(c.program in CONTAINERS for c in call.under):
         return False
     inner = [c for c in job.calls if call in c.under]
-    return bool(inner) and all(c.program in SETTING_UP for c in inner)
+    alone = not call.args and job.runs_unattended and call.starter.after != "&"
+    detached = any(re.match(r"-[it]*d|--detach\Z", a.text) for c in call.under for a in c.args)
+    return bool(inner or alone) and not detached and all(c.program in SETTING_UP for c in inner)
 
 
 ASKING = {"version", "help", "usage"}

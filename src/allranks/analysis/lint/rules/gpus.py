@@ -25,6 +25,10 @@ DEVICES_OPTION = re.compile(
 """Options of programs, and keys of Hydra, that say how many GPUs they use, of one process or of several, or which one."""
 
 
+LESS = re.compile(r"\$(?:\(\(|\[|\(expr\s).*[\w})]\s*-\s*\w+\s*\)*(?:\)\)|\]|\))")
+"""A number of ranks that is smaller than another number by calculation: ``$((GPUS - 1))``."""
+
+
 def idle(job: JobDescription) -> Iterator[Violation]:
     """Report fewer ranks than GPUs, if no other command uses the node at the same time."""
     yield from _counts_nodes(job)
@@ -44,6 +48,8 @@ def _few_ranks(job: JobDescription) -> Iterator[Violation]:
     if any("vllm" in a.text.lower() for la in calls for a in la.call.args):
         return  # its engine has GPUs of its own
     launch, (ranks, option) = calls[0], found[0]
+    if option is not None and LESS.fullmatch(option.value or ""):
+        return  # GPUs left to another program on purpose
     told = f"{ranks} rank{'s' * (ranks != 1)} per node" if option else "no --nproc_per_node: one rank per node"
     # One process of accelerate often distributes the layers of its model over all GPUs.
     severity: Severity = "note" if launch.kind == "accelerate" and ranks == 1 else "warning"
@@ -378,9 +384,7 @@ def visible_devices(job: JobDescription) -> Iterator[Violation]:
             if max(numbers) >= gpus and item.value not in said:
                 said.add(item.value)
                 text = f"CUDA_VISIBLE_DEVICES={item.value}, but the job requests {gpus} GPU{'s' * (gpus > 1)}"
-                # CUDA takes the numbers up to the first that does not exist: here all GPUs of the job.
-                whole = numbers[:gpus] == list(range(gpus))
-                yield Violation(item.offset, text, severity="note" if whole else None)
+                yield Violation(item.offset, text)
 
 
 CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"

@@ -425,7 +425,7 @@ def octal(job: JobDescription) -> Iterator[Violation]:
     for found in re.finditer(r"\$\(\(([^\n]*)", job.text):
         inside = found[1]
         cut = re.search(
-            r"\$\{SLURM_(?:ARRAY_)?JOB_?ID:\s*-\d+\}|\$\([^)]*SLURM_JOB_?ID[^)]*\|\s*(?:tail\s+-c|cut\s+-c)[^)]*\)",
+            r"\$\{SLURM_(?:ARRAY_)?JOB_?ID:(?:[ \t]+-\d+|[ \t]*\([ \t]*-\d+[ \t]*\))\}|\$\([^)]*SLURM_JOB_?ID[^)]*\|\s*(?:tail\s+-c|cut\s+-c)[^)]*\)",
             inside,
         )
         if cut and "10#" not in inside[: cut.start()] and not job.in_comment(found.start()):

@@ -222,7 +222,7 @@ def address(job: JobDescription) -> Iterator[Violation]:
         place = max((a.source.where(0) for a in launch.call.args if a is option.arg), default=option.arg.offset)
         literal = option.value.rpartition(":")[0] or option.value
         for hit in _address_hits(job, option.written, literal, place, _in_task(job, launch, option.arg)):
-            if not seen and not any(
+            if (not seen or _is_literal_host(job, literal)) and not any(
                 ADDRESS_NAME.match(a.name) and a.value and a.value in literal for a in job.assignments
             ):
                 yield hit

@@ -56,6 +56,11 @@ SCRIPT_EXAMPLES: dict[str, RuleExample] = {
         "#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\ntorchrun --nproc_per_node=$SLURM_GPUS_PER_NODE train.py",
         "#SBATCH --nodes=1\n#SBATCH --gpus-per-node=4\ntorchrun --nproc_per_node=$SLURM_GPUS_PER_NODE train.py",
     ),
+    "joined-path": RuleExample(
+        "`can't open file '/home/me/projecttrain.py'`, with the end of the folder's name in front of the file's.",
+        "WORK_DIR=/home/me/project\nsrun python ${WORK_DIR}train.py",
+        "WORK_DIR=/home/me/project\nsrun python ${WORK_DIR}/train.py",
+    ),
     "test-syntax": RuleExample(
         "`[: missing ]`, and the branch that is never taken, or always.",
         'if [ -z "$DATA"]; then\n  exit 1\nfi',

@@ -160,6 +160,26 @@ def _is_server(call: ProgramCall) -> bool:
     )
 
 
+ENGINE_SIZE = re.compile(r"--tensor[-_]parallel[-_]size|(?:\+{0,2}(?:\w+\.)+)tensor_(?:model_)?parallel_size")
+ENGINE_ARGUMENTS = re.compile(r"(?:\A|[,{\s])(?:tensor|pipeline|data)_parallel_size=(\d{1,4})(?=,|\Z|[}\s])")
+
+
+def _parts_of_engine(job: JobDescription, call: ProgramCall) -> Iterator[tuple[int, Argument]]:
+    """Yield the parallel sizes of vLLM inside a program: an option of its own, or lm_eval's arguments of the model."""
+    words = [a.text for a in call.args]
+    if PYTHON.match(call.program) or call.program.endswith(".py"):
+        for name, value, arg in _values(call):
+            if ENGINE_SIZE.fullmatch(name) and (size := job.number(value)):
+                yield size, arg
+    evaluates = call.program in ("lm_eval", "lm-eval", "lighteval") or bool({"lm_eval", "lighteval"} & set(words))
+    if evaluates and any("vllm" in w for w in words):
+        for arg in call.args:
+            sizes = list(ENGINE_ARGUMENTS.finditer(arg.source.text))
+            if sizes:
+                place = arg.source.where(sizes[0].start(1))
+                yield prod(int(size[1]) for size in sizes), Argument(arg.source, place, arg.quoted)
+
+
 def gpus_seen(job: JobDescription, call: ProgramCall) -> tuple[int, str] | None:
     """Return the GPUs that a program on one node sees, and what says so."""
     own = [a for a in call.prefix if a.name == "CUDA_VISIBLE_DEVICES"]
@@ -177,9 +197,16 @@ def parts_of_servers(job: JobDescription) -> Iterator[Violation]:
     if any(c.program == "ray" for c in job.calls):
         return
     for call in job.calls:
-        if call.in_substitution or not _is_server(call) or call.has_open_options:
+        if call.in_substitution:
             continue
-        found = [(n, arg) for name, value, arg in _values(call) if name in SERVER_SIZES and (n := job.number(value))]
+        if _is_server(call):
+            if call.has_open_options:
+                continue
+            found = [
+                (n, arg) for name, value, arg in _values(call) if name in SERVER_SIZES and (n := job.number(value))
+            ]
+        else:
+            found = [*_parts_of_engine(job, call)]
         names = {name for name, _, _ in _values(call)}
         seen = gpus_seen(job, call)
         if (
@@ -191,8 +218,43 @@ def parts_of_servers(job: JobDescription) -> Iterator[Violation]:
         needed = prod(n for n, _ in found)
         if needed > seen[0]:
             sizes = " ".join(f"{arg.text.partition('=')[0]} {n}" for n, arg in found)
+            if "," in found[0][1].text:
+                sizes = f"parallel size {needed} in the parallel size in the arguments of the model"
             text = f"{sizes} needs {needed} GPUs, but {seen[1]} {seen[0]}"
             yield Violation(found[0][1].offset, text, why=SERVED_WHY, cure="as many parts as GPUs")
+
+
+# ------------------------------------------------------------------------ world sizes of programs
+
+OWN_COUNTS = {
+    "nodes": re.compile(r"--(?:n?nodes|num[-_]nodes)"),
+    "gpus": re.compile(r"--(?:gpus|n[-_]?gpus|num[-_]gpus|(?:n|num[-_])?gpus[-_]per[-_]node)"),
+    "world": re.compile(r"--world[-_]size"),
+}
+PRODUCT_WHY = "The program takes its ranks from nodes x GPUs: with a larger world size it waits for ranks that never start, with a smaller one it refuses some."
+
+
+def world_of_options(job: JobDescription) -> Iterator[Violation]:
+    """Compare ``--world_size`` of a program with its own options for nodes and GPUs, also in a script that echo writes."""
+    for call in job.calls:
+        written = call.program == "echo" and any(r.operator in (">", ">>") for r in call.redirects)
+        if not (PYTHON.match(call.program) or written) or call.in_substitution:
+            continue
+        words = [(m[0], arg.source.where(m.start())) for arg in call.args for m in re.finditer(r"\S+", arg.source.text)]
+        if not any(".py" in word for word, _ in words):
+            continue
+        told: dict[str, tuple[int, int]] = {}
+        for (word, place), (following, place_of_value) in pairwise([*words, ("", 0)]):
+            name, equals, value = word.partition("=")
+            count = job.number(value if equals else following)
+            for kind, pattern in OWN_COUNTS.items():
+                if pattern.fullmatch(name) and count:
+                    told[kind] = (count, place if equals else place_of_value)
+        if told.keys() == OWN_COUNTS.keys():
+            nodes, gpus, world = told["nodes"][0], told["gpus"][0], told["world"][0]
+            if world not in (nodes * gpus, nodes, gpus):
+                text = f"a world size of {world}, but {nodes} nodes with {gpus} GPUs have {nodes * gpus} ranks"
+                yield Violation(told["world"][1], text, why=PRODUCT_WHY, cure="nodes x GPUs per node")
 
 
 # ---------------------------------------------------------------------------- devices of ranks
@@ -307,6 +369,36 @@ def queried_devices(job: JobDescription) -> Iterator[Violation]:
             text = "CUDA_VISIBLE_DEVICES is set to idle GPUs of the node, not to those of the job"
             yield Violation(item.offset, text, why=QUERIED_WHY, cure="remove it: Slurm sets CUDA_VISIBLE_DEVICES")
             return
+
+
+LINES_WHY = "The query prints a line for each GPU: the value is '4 4 4 4', several words where one number was meant."
+PICKED = re.compile(r"-i\Z|-i=|-i\d|--id\b")
+
+
+def queried_count(job: JobDescription) -> Iterator[Violation]:
+    """Report the count of ``nvidia-smi --query-gpu=count`` that is used as one number."""
+    gpus = job.gpus_per_node
+    for call in job.calls:
+        asked = [a.text for a in call.args if a.text.startswith("--query-gpu")]
+        if call.program != "nvidia-smi" or not call.in_substitution or asked != ["--query-gpu=count"]:
+            continue
+        if call.after in ("|", "|&") or any(PICKED.match(a.text) for a in call.args) or not gpus or gpus < 2:
+            continue
+        if call.under and job.heading.keys() & {"gpus-per-task", "gpu-bind"}:
+            continue
+        holder = re.search(r"(?<![\w-])(\w+)=\"?(\(?)\$\([ \t]*\Z", job.text[max(0, call.offset - 80) : call.offset])
+        if holder and (holder[2] or not _is_number(job, holder[1])):
+            continue
+        text = f"--query-gpu=count prints {gpus} lines on a node with {gpus} GPUs, not one number"
+        yield Violation(call.offset, text, why=LINES_WHY, cure="nvidia-smi --list-gpus | wc -l")
+
+
+def _is_number(job: JobDescription, name: str) -> bool:
+    """Return whether the variable is used as it is, and not only shown or cut to its first line."""
+    uses = [u for u in job.uses if u.name == name]
+    cut = re.search(rf"\$\{{?{name}\}}?\"?[ \t]*\||<<<[ \t]*\"?\$\{{?{name}\b", job.text)
+    shown = all(u.program in ("echo", "printf") for u in uses)
+    return not (shown or cut or any(u.operator or u.index or u.program == "for" for u in uses))
 
 
 def lightning_tasks(job: JobDescription) -> Iterator[Violation]:

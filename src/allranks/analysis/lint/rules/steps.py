@@ -436,7 +436,7 @@ def sequence(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
         srun = launch.srun
         yield from _by_ssh(job, launch)
-        if srun is None or not srun.in_loop or launch.call.under[0].after == "&" or srun.in_function:
+        if srun is None or not srun.in_loop or srun.in_function or job.runs_in_background(launch.call.under[0]):
             continue
         node = slurm_options(srun).get("nodelist")
         if node and "$" in (node.value or "") and launch.value("nnodes", "num_machines") not in (None, "1"):
@@ -465,7 +465,9 @@ def _ranks_in_sequence(job: JobDescription) -> Iterator[Violation]:
 def _by_ssh(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
     """Report a loop over nodes whose ssh waits for the launcher, which waits for the next node."""
     ssh = next((c for c in launch.call.under if c.program == "ssh"), None)
-    if ssh is None or not ssh.in_loop or ssh.in_function or ssh.after == "&" or launch.call.after == "&":
+    if ssh is None or not ssh.in_loop or ssh.in_function or launch.call.after == "&":
+        return
+    if job.runs_in_background(ssh):
         return
     detached = any(a.text.startswith("-") and "f" in a.text and a.text[1:].isalpha() for a in ssh.args)
     host = next((a.text for a in ssh.args if "$" in a.text and not a.text.startswith("-")), None)

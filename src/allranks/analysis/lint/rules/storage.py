@@ -327,3 +327,43 @@ def _may_be_set(job: JobDescription, name: str) -> bool:
     )
     tested = any(u.name == name and (u.operator or u.program in ("[", "[[", "test")) for u in job.uses)
     return bool(known or outside or tested)
+
+
+# ------------------------------------------------------------------------- folders without a slash
+
+SLASH_WHY = (
+    "The folder's name has no / at its end: the file is looked for beside the folder, under a name that joins both."
+)
+SLASH_CURE = "${DIR}/name"
+JOINED_PATH = re.compile(
+    r"(?:\$\{([A-Za-z_]\w*)\}|\$\((pwd)\))([A-Za-z][\w.-]*(?:/[\w.-]+)*\.(?:sh|py|sbatch|slurm|pbs|yaml|yml|json|toml|sif))(?![\w.-])"
+)
+FOLDERS_OF_JOB = {"SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "LS_SUBCWD", "PWD", "HOME"}
+FOLDER_VARIABLE = re.compile(
+    r"(?i)\w*(?:dir|directory|folder|root|home|workdir|(?:work|base|repo|code|script|project)_?path)"
+)
+FOLDER_VALUE = re.compile(
+    r"(?:/|~/|\$\{?(?:HOME|PWD|SLURM_SUBMIT_DIR|PBS_O_WORKDIR|SCRATCH|WORK)\}?/?|\$\(pwd\)/?)[\w./-]*"
+)
+
+
+def joined_path(job: JobDescription) -> Iterator[Violation]:
+    """Report a folder and a file that no slash parts, ``${WORK_DIR}train.py``."""
+    if job.kind != "script":
+        return
+    said: set[str] = set()
+    for found in JOINED_PATH.finditer(job.text):
+        name, file = found[1] or found[2], found[3]
+        if name in said or job.in_comment(found.start()) or job.text[max(0, found.start() - 1)] == "\\":
+            continue
+        values = [a.value for a in job.by_name.get(name, ())]
+        if name not in FOLDERS_OF_JOB | {"pwd"}:
+            folder = all(FOLDER_VALUE.fullmatch(v) and v[-1] not in "/._-" for v in values)
+            if not values or not folder or name in job.reading.named or not FOLDER_VARIABLE.fullmatch(name):
+                continue
+        elif values:
+            continue
+        said.add(name)
+        shown = f"$({name})" if found[2] else f"${{{name}}}"
+        text = f"no / between {shown} and {file}: the folder's name does not end in one"
+        yield Violation(found.start(), text, cure=f"{shown}/{file}")

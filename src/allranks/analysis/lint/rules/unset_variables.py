@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -531,6 +531,18 @@ def _sourced_name(job: JobDescription, name: str) -> bool:
     return any(a.exported for a in job.by_name.get(name, ())) and job.unknown_settings
 
 
+def _counted(job: JobDescription, names: Iterable[str]) -> Iterator[str]:
+    """Yield names whose only tests compare numbers in ``[ ]``, which fails for an empty value."""
+    for name in names:
+        tests = [u for u in job.uses if u.name == name and u.program in ("[", "[[", "test", "case")]
+        number = re.compile(rf"(?<!\[)\[[ \t]+\"?\$(?:{name}|\{{{name}\}})\"?[ \t]+-(?:eq|ne|gt|lt|ge|le)\b")
+        guards = any(u.operator.startswith(GUARDS) for u in job.uses if u.name == name)
+        filled = re.compile(rf"-[nz][ \t]+\"?\$\{{?{name}\b")
+        lines = [job.line_of(u.offset) for u in tests]
+        if tests and not guards and all(number.search(line) and not filled.search(line) for line in lines):
+            yield name
+
+
 COMMENTED = re.compile(r"#+\s*(?:export\s+|declare\s+)?([A-Za-z_]\w*)=(?!=)(\S.*|\S?)")
 MAY_BE_EMPTY = re.compile(
     r"(?i)\w*(?:options?|opts?|args?|flags?|extras?|debug|dry_?run|profil\w*|prefix|suffix|resume\w*)"
@@ -548,7 +560,7 @@ def set_in_comment(job: JobDescription) -> Iterator[Violation]:
         found = COMMENTED.match(comment.text) or COMMENTED_LOOP.match(comment.text)
         if found and not re.search(r"\b(?:sbatch|qsub|bash|sh|export it|e\.g\.|usage)\b", comment.text):
             commented.setdefault(found[1], line)
-    guarded, said = _guarded(job), set[str]()
+    guarded, said = _guarded(job) - set(_counted(job, commented)), set[str]()
     for use in job.uses if commented else ():
         name = use.name
         if name not in commented or name in guarded | said or use.in_function or use.program in ("echo", "printf"):
