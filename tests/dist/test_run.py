@@ -184,7 +184,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(finished: Any) -> None:
         ({"model": {"name": "no-such-org/no-such-model", "config": {}}}, 3, "no-such-org/no-such-model"),
     ],
 )
-def test_what_a_spec_does_not_show_is_said_as_clearly(
+def test_what_only_the_ranks_can_find_is_said_as_clearly(
     tmp_path: Path, rows_file: Path, change: dict[str, Any], code: int, words: str
 ) -> None:
     """Some of it is found before there is a run folder."""
