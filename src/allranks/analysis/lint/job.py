@@ -430,7 +430,7 @@ class JobDescription:
 
     def runs_in_background(self, call: ProgramCall) -> bool:
         """Return whether the command, or the pipe that begins with it, ends with ``&``."""
-        if call.after not in ("|", "|&"):
+        if not call.is_piped:
             return call.after == "&"
         later = [c for c in self.calls if c.offset > call.offset and c.under == call.under and not c.in_substitution]
         for following in sorted(later, key=lambda c: c.offset):
@@ -441,7 +441,7 @@ class JobDescription:
                     rf"(?<![\w$]){BLOCK_ENDS.get(block[1], 'done')}(?!\w)[^\n;&|]*(&(?!&))?", self.text[start:]
                 )
                 return bool(end and end[1])
-            if following.after not in ("|", "|&"):
+            if not following.is_piped:
                 return following.after == "&"
         return False
 

@@ -90,6 +90,11 @@ class ProgramCall(msgspec.Struct, frozen=True):
         return self.under[0] if self.under else self
 
     @property
+    def is_piped(self) -> bool:
+        """Return whether its output goes into a pipe."""
+        return self.after in ("|", "|&")
+
+    @property
     def has_open_options(self) -> bool:
         """Return whether it has options that are unknown here: ``srun $SRUN_ARGS python train.py``."""
         return any(a.is_open for a in self.args)

@@ -512,7 +512,7 @@ def is_only_shown(job: JobDescription, name: str) -> bool:
         if call is None or use.under or use.in_redirect:
             return False
         printed = call.program in ("echo", "printf") and not (
-            call.in_substitution or call.after in ("|", "|&") or any(r.operator != ">&" for r in call.redirects)
+            call.in_substitution or call.is_piped or any(r.operator != ">&" for r in call.redirects)
         )
         lists = call.program == "scontrol" and "NODELIS" in name and any("hostname" in a.text for a in call.args)
         if not printed and not lists:

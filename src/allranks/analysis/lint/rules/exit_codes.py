@@ -48,12 +48,12 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
                 cure="remove it, or || exit 1",
             )
             return
-        other = _status_of_pipe(job, outer) if outer.after in ("|", "|&") and not pipefail else None
+        other = _status_of_pipe(job, outer) if outer.is_piped and not pipefail else None
         if other is not None:
             text = f"{what} is piped: $? below is the exit code of {other.written}, not that of {what}"
             yield Violation(outer.offset, text, fix=_add_pipefail(job, errexit))
             return
-        if outer.after in ("|", "|&") and not pipefail and not _looks(job, outer):
+        if outer.is_piped and not pipefail and not _looks(job, outer):
             text = f"{what} is piped, so its exit code is lost: a pipe returns that of its last command"
             last, asked = _end_of_pipe(job, outer), job.is_job or outer.program == "srun"
             used = errexit or _pipe_is_tested(job, outer) or (asked and last is not None and last.program == "tee")
@@ -85,7 +85,7 @@ def _end_of_pipe(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:
     """Return the last command of the pipe that begins with this command."""
     later = iter(job.calls[job.calls.index(outer) + 1 :])
     own = (c for c in later if not c.under and not c.in_substitution)
-    return next((c for c in own if c.before in ("|", "|&") and c.after not in ("|", "|&")), None)
+    return next((c for c in own if c.before in ("|", "|&") and not c.is_piped), None)
 
 
 PASSES_THROUGH = {"tee", "ts", "grep", "egrep", "sed", "awk", "cat", "tail", "head", "logger", "tr"}
@@ -94,7 +94,7 @@ PASSES_THROUGH = {"tee", "ts", "grep", "egrep", "sed", "awk", "cat", "tail", "he
 def _status_of_pipe(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:
     """Return the last command of the pipe if the next command uses its ``$?``."""
     own = [c for c in job.calls if c.offset > outer.offset and not c.under and not c.in_substitution]
-    number = next((n for n, c in enumerate(own) if c.before in ("|", "|&") and c.after not in ("|", "|&")), None)
+    number = next((n for n, c in enumerate(own) if c.before in ("|", "|&") and not c.is_piped), None)
     if number is None or own[number].program not in PASSES_THROUGH or "PIPESTATUS" in job.text[outer.offset :]:
         return None
     last, following = own[number], own[number + 1] if number + 1 < len(own) else None
@@ -336,7 +336,7 @@ def piped_inside(job: JobDescription) -> Iterator[Violation]:
     for call in job.work_calls:
         inner = next((c for c in reversed(call.under) if c.program in SHELLS), None)
         outer = call.under[0] if call.under else call
-        if inner is None or call.after not in ("|", "|&") or call.in_substitution or call.in_function or outer.tested:
+        if inner is None or not call.is_piped or call.in_substitution or call.in_function or outer.tested:
             continue
         if "PIPESTATUS" not in job.text and outer.after in ("\n", ";", ""):
             text = f"{call.program} is piped, so its exit code is lost: a pipe returns that of its last command"
@@ -352,7 +352,7 @@ def piped_script(job: JobDescription) -> Iterator[Violation]:
     own = [c for c in job.calls if not c.under and not c.in_substitution and not c.in_function]
     if len(own) < 2 or own[-1].program != "tee" or own[-1].before not in ("|", "|&"):
         return
-    last = next((c for c in reversed(own[:-1]) if c.after in ("|", "|&") and c.before not in ("|", "|&")), None)
+    last = next((c for c in reversed(own[:-1]) if c.is_piped and c.before not in ("|", "|&")), None)
     if last is None or last.offset in works or last.tested or last.in_loop:
         return
     program = PYTHON.match(last.program) is not None or last.program in ("srun", "mpirun", "mpiexec")

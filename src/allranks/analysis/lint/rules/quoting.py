@@ -480,7 +480,7 @@ def echoed_newlines(job: JobDescription) -> Iterator[Violation]:
     if not re.match(r"#!.*\bbash\b", job.lines.line(1)) or re.search(r"\bxpg_echo\b", job.text):
         return
     for call in job.calls:
-        if call.program != "echo" or call.in_substitution or not call.args or call.after in ("|", "|&"):
+        if call.program != "echo" or call.in_substitution or not call.args or call.is_piped:
             continue
         if re.fullmatch(r"-[neE]*e[neE]*", call.args[0].text) or not any(
             r.operator in (">", ">>") for r in call.redirects

@@ -157,7 +157,7 @@ def printed(job: JobDescription) -> Iterator[Violation]:
     if job.kind != "script":
         return
     for call in job.calls:
-        if call.in_substitution or call.redirects or call.after in ("|", "|&"):
+        if call.in_substitution or call.redirects or call.is_piped:
             continue
         if call.program in ("echo", "printf"):
             line = job.lines.place(call.offset)[0]

@@ -382,7 +382,7 @@ def queried_count(job: JobDescription) -> Iterator[Violation]:
         asked = [a.text for a in call.args if a.text.startswith("--query-gpu")]
         if call.program != "nvidia-smi" or not call.in_substitution or asked != ["--query-gpu=count"]:
             continue
-        if call.after in ("|", "|&") or any(PICKED.match(a.text) for a in call.args) or not gpus or gpus < 2:
+        if call.is_piped or any(PICKED.match(a.text) for a in call.args) or not gpus or gpus < 2:
             continue
         if call.under and job.heading.keys() & {"gpus-per-task", "gpu-bind"}:
             continue
