@@ -21,7 +21,7 @@ from allranks.errors import CheckpointError, RequestError
 from allranks.rundir.checkpoints import hash_files, newest_checkpoint
 from allranks.rundir.files import SCHEMA_VERSION, write_json
 from allranks.rundir.paths import RunDir
-from allranks.train.checkpoint import commit, writer
+from allranks.train.checkpoint import commit, snapshot, writer
 from allranks.train.checkpoint.commit import ExpectedTensor, check_file, make_room, publish_checkpoint
 from allranks.train.checkpoint.writer import PublishedFiles, _shared_out, digest_of
 from allranks.train.models.safetensors_files import write_safetensors
@@ -174,7 +174,7 @@ def test_ranks_share_the_state_so_that_all_write_the_same(files: list[int], worl
     whole = {n: (torch.float32, torch.Size((size,))) for n, size in zip(names, files, strict=True)}
     plan = PublishedFiles(tuple((n,) for n in names), {n: n for n in names}, whole, adapted=False)
     state = torch.arange(float(numel))
-    ends = writer.ends_of_shares(plan, world, 4 * numel)
+    ends = snapshot.ends_of_shares(plan, world, 4 * numel)
     shares = [share_to_write(TensorShard("s", numel, 0, state, everywhere=True), r, world, ends) for r in range(world)]
     assert torch.cat([s.tensor for s in shares]).equal(state)
     assert [s.offset for s in shares] == [sum(t.tensor.numel() for t in shares[:r]) for r in range(world)]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
-from allranks.train.checkpoint.writer import CpuCopies, RankParts, UpdateGuard, with_buffers_copied
+from allranks.train.checkpoint.snapshot import CpuCopies, PartCollector, UpdateGuard
+from allranks.train.checkpoint.writer import PublishedFiles, RankParts
+from allranks.train.strategies.data_parallel import Single
 from allranks.train.strategies.shards import TensorShard
 
 
@@ -32,12 +35,92 @@ def parts_of(module: Counting) -> RankParts:
     return RankParts({"weight": module.weight.detach(), "seen": seen}, (), state, None)
 
 
+class Trained(Single):
+    """A strategy whose optimizer has state for each weight."""
+
+    def __init__(self, module: nn.Module) -> None:
+        named = list(module.named_parameters())
+        self._hold(module, named, lambda own: torch.optim.AdamW([p for _, p in own], lr=0.1), None, None)  # type: ignore[arg-type]
+        self.update()
+
+    def update(self) -> None:
+        self.module().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def collector_of(strategy: Trained) -> PartCollector:
+    whole = {n: (t.dtype, t.shape) for n, t in strategy.module.state_dict().items()}
+    return PartCollector(strategy, PublishedFiles((("weight",),), {"weight": "weight"}, whole, adapted=True), 0, 1)
+
+
 def test_buffers_are_copied_before_training_goes_on_and_nothing_else() -> None:
     module = Counting()
-    parts = with_buffers_copied(parts_of(module), module)
-    module()
-    assert parts.owned["seen"].tolist() == [0, 0, 0] and parts.state[0].tensor.tolist() == [0, 0]
-    assert parts.owned["weight"].data_ptr() == module.weight.data_ptr()
+    collector = collector_of(Trained(module))
+    for forward in (1, 2):  # the second time with the views of the first
+        parts = collector.collect({}, copy_buffers=True)
+        module()
+        saved = {s.key: s.tensor.tolist() for s in parts.state}
+        assert saved["model/seen"] == [forward] * 3
+        assert parts.owned["weight"].data_ptr() == module.weight.data_ptr()
+        live = {s.key: s.tensor for s in collector.collect({}).state}
+        assert live["model/seen"].tolist() == [forward + 1] * 3
+
+
+def test_the_next_checkpoint_uses_the_same_views_and_gets_the_new_values() -> None:
+    strategy = Trained(Counting())
+    collector = collector_of(strategy)
+    before = collector.collect({})
+    old = {s.key: s.tensor.clone() for s in before.state} | {"weight": before.owned["weight"].clone()}
+    strategy.update()
+    after = collector.collect({})
+    assert after.owned["weight"] is before.owned["weight"] and after.state is before.state
+    new = {s.key: s.tensor for s in after.state} | {"weight": after.owned["weight"]}
+    assert {key for key in old if not torch.equal(old[key], new[key])} == set(old)
+    assert {key: new[key].numel() for key in new}["scalar/weight/step"] == 1
+    assert collector.collect(None).state == ()
+
+
+@pytest.mark.parametrize("moved", ["weight", "moment", "number", "buffer"])
+def test_views_are_made_anew_if_a_tensor_is_elsewhere(moved: str) -> None:
+    module = Counting()
+    strategy = Trained(module)
+    collector = collector_of(strategy)
+    collector.collect({})
+    state = strategy.optimizer.state[module.weight]
+    with torch.no_grad():
+        if moved == "weight":
+            module.weight.data = torch.full((4,), 7.0)
+        elif moved == "buffer":
+            module.seen = torch.full((3,), 7.0)
+        else:
+            key = {"moment": "exp_avg", "number": "step"}[moved]
+            state[key] = torch.full_like(state[key], 7.0)
+    found = collector.collect({})
+    values = {s.key: s.tensor.tolist() for s in found.state} | {"weight": found.owned["weight"].tolist()}
+    assert [key for key, value in values.items() if set(value) == {7.0}] == [
+        {
+            "weight": "weight",
+            "buffer": "model/seen",
+            "moment": "optimizer/weight/exp_avg",
+            "number": "scalar/weight/step",
+        }[moved]
+    ]
+
+
+@pytest.mark.parametrize("step", [3, torch.tensor(3), torch.tensor(3.0, dtype=torch.float64)])
+def test_what_is_a_copy_is_read_again_for_each_checkpoint(step: Any) -> None:
+    module = Counting()
+    strategy = Trained(module)
+    collector = collector_of(strategy)
+    strategy.optimizer.state[module.weight]["step"] = step
+    for expected in (3, 4):
+        parts = {s.key: s.tensor for s in collector.collect({}).state}
+        assert parts["scalar/weight/step"].tolist() == [expected]
+        if isinstance(step, torch.Tensor):
+            step += 1
+        else:
+            strategy.optimizer.state[module.weight]["step"] = 4
 
 
 def test_copies_hold_the_values_of_their_moment_and_reuse_their_memory() -> None:

@@ -22,7 +22,7 @@ from allranks.planning.planner import make_plan
 from allranks.planning.rank_environment import NUMA_BINDING
 from allranks.spec import parse_spec
 from allranks.train.checkpoint.saver import Saver
-from allranks.train.checkpoint.writer import UpdateGuard
+from allranks.train.checkpoint.snapshot import UpdateGuard
 from allranks.train.distributed import (
     SINGLE_PROCESS,
     bind_beside_gpu,

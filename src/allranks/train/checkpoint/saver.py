@@ -32,18 +32,8 @@ from allranks.train import distributed
 from allranks.train.attempt import Attempt
 from allranks.train.checkpoint import commit, writer
 from allranks.train.checkpoint.commit import ExpectedTensor, TensorDigest, check_file, make_room, publish_checkpoint
-from allranks.train.checkpoint.writer import (
-    CpuCopies,
-    PublishedFiles,
-    RankParts,
-    TrainingIdentity,
-    UpdateGuard,
-    collect_parts,
-    digests_of,
-    on_cpu,
-    on_own_stream,
-    with_buffers_copied,
-)
+from allranks.train.checkpoint.snapshot import CpuCopies, PartCollector, UpdateGuard, on_cpu, on_own_stream
+from allranks.train.checkpoint.writer import PublishedFiles, RankParts, TrainingIdentity, digests_of
 from allranks.train.distributed import DistContext
 from allranks.train.strategies import shards
 from allranks.train.strategies.base import Strategy
@@ -247,6 +237,7 @@ class Saver:
 
     Args:
         told: called with each published checkpoint, in the thread that wrote it.
+        flush_events: waits until what led up to the checkpoint is on the disk; called before it is published.
     """
 
     def __init__(
@@ -256,11 +247,14 @@ class Saver:
         content: CheckpointContent,
         spec: CheckpointSpec,
         told: Callable[[SavedCheckpoint], None] = lambda saved: None,
+        flush_events: Callable[[], None] = lambda: None,
     ) -> None:
         self.run, self.world, self._content = run, world, content
         self._published, self._spec, self._told = content.published, spec, told
+        self._flush_events = flush_events
         slow = 4 * content.published.bytes / SLOW_DISK_BYTES_PER_S
         self._together = RankAgreement(spec.timeout_s, spec.timeout_s + slow, run.checkpoints)
+        self._collector = PartCollector(content.strategy, content.published, world.rank, world.size)
         self._copies, self._guard = CpuCopies(), UpdateGuard()
         self._configs: dict[str, bytes] | None = None
         self._in_flight: threading.Thread | None = None
@@ -287,14 +281,14 @@ class Saver:
         if not behind:
             self._together.meet(f"the checkpoint of step {steps_done}")
         random = distributed.rng_state() if mode == "full" else None
-        parts = collect_parts(self._content.strategy, self._published, self.world.rank, self.world.size, random)
+        guarded = behind and self._content.strategy.updates_in_step
+        parts = self._collector.collect(random, copy_buffers=guarded)
         if not behind:
             self._write_out(steps_done, mode, on_cpu(parts), started, None, eval_loss)
             return time.perf_counter() - started
         copy = None
-        if self._content.strategy.updates_in_step:
-            parts = with_buffers_copied(parts, self._content.strategy.module)
-            self._guard.begin(r.optimizer for r in self._content.strategy.state_ranges())
+        if guarded:
+            self._guard.begin(self._collector.optimizers())
             copy = on_own_stream(self.world.device, partial(self._copies.of, parts))
         else:
             parts = self._copies.of(parts)
@@ -389,9 +383,11 @@ class Saver:
             held = self._write_scattered(aside, parts) if ranges else []
             with ThreadPoolExecutor(2, "checkpoint") as threads:
                 work = _Beside(self.run, aside, threads)
+                events = threads.submit(self._flush_events)
 
                 def write() -> _Written:
                     assembled, places = self._write_files(aside, parts, mode, step, work, ranges)
+                    events.result()
                     return _Written(self._prove(work), places, held, assembled, work.flushed)
 
                 every = self._together.each("write its files", write)
@@ -510,7 +506,7 @@ def make_saver(
     """Return the saver of this run's checkpoints."""
     facts = {"strategy": here.plan.strategy, "shard_ranks": here.plan.shard_ranks, "run": here.run.name}
     content = CheckpointContent(strategy, model, tokenizer, published, facts, partial(_progress, here, identity))
-    return Saver(here.run, here.world, content, here.spec.checkpoint, partial(_log_saved, here))
+    return Saver(here.run, here.world, content, here.spec.checkpoint, partial(_log_saved, here), here.events.sync)
 
 
 def _progress(here: Attempt, identity: TrainingIdentity, done: int) -> dict[str, Any]:
@@ -565,7 +561,6 @@ class CheckpointSchedule:
         if (done, mode) in self._saved or (done, "full") in self._saved:
             return
         self._here.phase("save", step=done)
-        self._here.events.sync()
         # saves at a stop or at the end run in the foreground: no training is left to overlap with
         step, loss = self._evaluated
         self._saver.save(done, mode, behind=self._spec.async_ and not last, eval_loss=loss if step == done else None)

@@ -1,7 +1,6 @@
-"""Copy each rank's state, and write the files that other programs read: PEFT's adapter file or a Hugging Face model folder.
+"""Write the files that other programs read (PEFT's adapter file or a Hugging Face model folder), and this rank's parts of the state.
 
-Each published file is written by one rank, from its own weights and from parts on disk. For a save in the background, the state is
-copied to host memory while training goes on until its next update.
+Each published file is written by one rank, from its own weights and from parts on disk.
 """
 
 from __future__ import annotations
@@ -9,12 +8,10 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-import threading
-import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +24,7 @@ from allranks.train.models.adapters import is_adapted
 from allranks.train.models.safetensors_files import bytes_view, write_safetensors
 from allranks.train.models.weight_sources import NAME_OF
 from allranks.train.strategies import shards
-from allranks.train.strategies.base import Strategy
-from allranks.train.strategies.shards import TensorShard, share_to_write, state_shards
+from allranks.train.strategies.shards import TensorShard
 
 PREFIX = "model."  # prefix of the model inside `LossModel`
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -172,67 +168,15 @@ class RankParts:
     def bytes(self) -> int:
         """Bytes to write. Scattered parts are written twice, once as intermediate files."""
         return (
-            sum(_bytes(t) for t in self.owned.values())
-            + 2 * sum(_bytes(s.tensor) for s in self.scattered)
-            + sum(_bytes(s.tensor) for s in self.state)
+            sum(bytes_in(t) for t in self.owned.values())
+            + 2 * sum(bytes_in(s.tensor) for s in self.scattered)
+            + sum(bytes_in(s.tensor) for s in self.state)
         )
-
-
-def collect_parts(
-    strategy: Strategy, published: PublishedFiles, rank: int, world: int, random: dict[str, Any] | None
-) -> RankParts:
-    """Return views of what this rank must write; `random` is given in mode full. Not collective."""
-    owners = published.owners(world)
-    owned, scattered, state = {}, [], []
-    for shard in strategy.weight_shards():
-        name = weight_name(shard.key)
-        if name in owners:
-            if not shard.everywhere:
-                own = share_to_write(shard, rank, world)
-                scattered.append(TensorShard(MODEL + name, own.numel, own.offset, own.tensor))
-            elif owners[name] == rank:
-                owned[name] = shard.tensor
-        if random is not None and name not in published.keys:
-            state.append(shard)
-    if random is not None:
-        state += state_shards(strategy.state_ranges())
-    ends = ends_of_shares(published, world, sum(_bytes(s.tensor) for s in state if s.everywhere))
-    mine = (share_to_write(shard, rank, world, ends) for shard in state)
-    return RankParts(owned, tuple(scattered), tuple(s for s in mine if s.tensor.numel()), random)
-
-
-def ends_of_shares(published: PublishedFiles, world: int, state_bytes: int) -> list[int] | None:
-    """Return for `share_to_write` how the state that every rank holds is divided so that all ranks write the same number of bytes.
-
-    A rank that writes published files writes less of the state.
-
-    Args:
-        state_bytes: bytes of the state that every rank holds.
-    """
-    load = [0] * world
-    for i, names in enumerate(published.files):
-        load[i % world] += sum(bytes_of(*published.whole[name]) for name in names)
-    target = -(-(sum(load) + state_bytes) // world)
-    ends, end = [], 0
-    for own in load:
-        end += max(target - own, 0)
-        ends.append(end)
-    return ends if end else None
 
 
 def weight_name(key: str) -> str:
     """Return the name within the model for a shard's key (`Strategy.weight_shards` uses names within the loss)."""
     return key.removeprefix(MODEL).removeprefix(PREFIX)
-
-
-def on_cpu(parts: RankParts) -> RankParts:
-    """Return the parts themselves if they are on the CPU, else copies."""
-    return RankParts(
-        {n: t.detach().cpu() for n, t in parts.owned.items()},
-        tuple(TensorShard(s.key, s.numel, s.offset, s.tensor.detach().cpu()) for s in parts.scattered),
-        tuple(TensorShard(s.key, s.numel, s.offset, s.tensor.detach().cpu()) for s in parts.state),
-        parts.random,
-    )
 
 
 def digests_of(shards: Iterable[TensorShard]) -> list[TensorDigest]:
@@ -246,117 +190,8 @@ def digest_of(key: str, offset: int, tensor: torch.Tensor) -> TensorDigest:
     return TensorDigest(key, offset, flat.numel(), zlib.crc32(bytes_view(flat)), NAME_OF[flat.dtype])
 
 
-def _bytes(tensor: torch.Tensor) -> int:
+def bytes_in(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-@dataclass
-class CpuCopies:
-    """CPU memory for one checkpoint's parts, reused by the next: there is never more than one copy."""
-
-    _kept: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def of(self, parts: RankParts) -> RankParts:
-        """Return copies of the parts. On CUDA all copies run asynchronously on the current stream, with one synchronisation."""
-        used: dict[str, torch.Tensor] = {}
-        sources: list[torch.Tensor] = []
-
-        def place_for(place: str, tensor: torch.Tensor) -> torch.Tensor:
-            old = self._kept.get(place)
-            if old is None or old.shape != tensor.shape or old.dtype != tensor.dtype:
-                old = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            used[place] = old
-            sources.append(tensor.detach())
-            return old
-
-        def shards(kind: str, given: Iterable[TensorShard]) -> tuple[TensorShard, ...]:
-            return tuple(
-                TensorShard(s.key, s.numel, s.offset, place_for(f"{kind}{s.key}@{s.offset}", s.tensor)) for s in given
-            )
-
-        out = RankParts(
-            {n: place_for(f"owned {n}", t) for n, t in parts.owned.items()},
-            shards("scattered ", parts.scattered),
-            shards("state ", parts.state),
-            parts.random,
-        )
-        _copy_all(list(used.values()), sources)
-        self._kept = used
-        return out
-
-
-def _copy_all(places: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    on_host = [(p, s) for p, s in zip(places, sources, strict=True) if not s.is_cuda]
-    if on_host:  # one call, which leaves the interpreter's lock to training
-        torch._foreach_copy_([p for p, _ in on_host], [s for _, s in on_host])
-    on_device = [(p, s) for p, s in zip(places, sources, strict=True) if s.is_cuda]
-    for place, source in on_device:
-        place.copy_(source, non_blocking=True)
-    if on_device:
-        torch.cuda.current_stream(on_device[0][1].device).synchronize()
-
-
-def with_buffers_copied(parts: RankParts, module: nn.Module) -> RankParts:
-    """Return the parts with copies of the module's buffers, which a forward pass may change."""
-    buffers = {buffer.untyped_storage().data_ptr() for buffer in module.buffers()}
-
-    def kept(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone() if tensor.untyped_storage().data_ptr() in buffers else tensor
-
-    def shards(given: Iterable[TensorShard]) -> tuple[TensorShard, ...]:
-        return tuple(replace(s, tensor=kept(s.tensor)) if s.key.startswith(MODEL) else s for s in given)
-
-    owned = {name: kept(tensor) for name, tensor in parts.owned.items()}
-    return RankParts(owned, shards(parts.scattered), shards(parts.state), parts.random)
-
-
-class UpdateGuard:
-    """Hold back the updates of optimizers while their state is copied in another thread.
-
-    Attributes:
-        waited_s: how long the updates were held back for the current copy.
-    """
-
-    def __init__(self) -> None:
-        self.waited_s = 0.0
-        self._copied = threading.Event()
-        self._copied.set()
-        self._guarded: list[torch.optim.Optimizer] = []
-
-    def begin(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Hold back updates of these optimizers from now on."""
-        self.waited_s = 0.0
-        self._copied.clear()
-        for optimizer in optimizers:
-            if not any(optimizer is known for known in self._guarded):
-                optimizer.register_step_pre_hook(self._before_update)
-                self._guarded.append(optimizer)
-
-    def end(self) -> None:
-        """Allow updates again. Safe to call twice."""
-        self._copied.set()
-
-    def _before_update(self, *_: Any) -> None:
-        if not self._copied.is_set():
-            began = time.perf_counter()
-            self._copied.wait()
-            self.waited_s += time.perf_counter() - began
-
-
-def on_own_stream(device: torch.device, copy: Callable[[], RankParts]) -> Callable[[], RankParts]:
-    """Return `copy` for another thread: on CUDA it runs on a stream of its own, after the work that was submitted until now."""
-    if device.type != "cuda":
-        return copy
-    submitted = torch.cuda.Event()
-    submitted.record(torch.cuda.current_stream(device))
-
-    def run() -> RankParts:
-        stream = torch.cuda.Stream(device)
-        with torch.cuda.stream(stream):
-            stream.wait_event(submitted)
-            return copy()
-
-    return run
 
 
 WrittenFile = Callable[[str, Mapping[str, ExpectedTensor]], Future[Any]]

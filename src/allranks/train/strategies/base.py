@@ -136,6 +136,14 @@ class Strategy(ABC):
     def state_ranges(self) -> list[StateRange]:
         """Return which parameter's state this rank's optimizer holds where. Not collective."""
 
+    def weight_tensors(self) -> Sequence[torch.Tensor] | None:
+        """Return the tensors of which `weight_shards` returns views, without buffers. Not collective.
+
+        While these, the buffers and the optimizer's state stay where they are in memory, a checkpoint uses the views of the one before.
+        None: it makes them anew.
+        """
+        return None
+
     def finish_loading(self) -> None:  # noqa: B027 - optional
         """Apply values that were read into `weight_shards` and `state_ranges` to copies of them. Collective."""
 
@@ -295,6 +303,9 @@ class ReplicatedWeights(Strategy):
 
     def weight_shards(self) -> list[TensorShard]:
         return whole_weights([*self._named, *self._model.named_buffers()])
+
+    def weight_tensors(self) -> Sequence[torch.Tensor]:
+        return [p for _, p in self._named]
 
     def state_ranges(self) -> list[StateRange]:
         return whole_states(self._named, self.optimizer, everywhere=True)
