@@ -126,11 +126,13 @@ def planted(world: DistContext, args: dict[str, Any]) -> Any:
         keeper.save(1, "full")
         for bug in args["bugs"]:
             put_back = getattr(Bugs, bug)(strategy, keeper, world)
+            keeper._collector._kept.clear()  # the views of the save before would hide it
             if put_back is not None:
                 problems[f"{name} {'lora' if how else 'full'} {bug}"] = said(
                     lambda keeper=keeper: keeper.save(2, "full")
                 )
                 put_back()
+                keeper._collector._kept.clear()
         assert run.checkpoint_steps() == [1], (name, run.checkpoint_steps(), problems)
         assert newest_checkpoint(run) == (1, [])
         keeper.save(3, "full")
