@@ -263,7 +263,7 @@ class HostHeap(msgspec.Struct, frozen=True):
     ranks: int
     narrow_bytes: int  # the hidden state of a micro-batch
     wide_bytes: int  # the widest tensor within a block
-    checkpointing: bool
+    recomputation: str
     engine_imports: int  # what another library's engine adds
 
     @property
@@ -272,11 +272,17 @@ class HostHeap(msgspec.Struct, frozen=True):
         return CPU_IMPORTS + self.engine_imports
 
     @property
+    def recomputes_blocks(self) -> bool:
+        """Return whether whole blocks are recomputed. Selective recomputation keeps the large tensors, each in a mapping of its own."""
+        return self.recomputation not in (RECOMPUTE_NONE, RECOMPUTE_SELECTIVE)
+
+    @property
     def small_share(self) -> float:
         """Return the approximate share of activations that is allocated on the heap."""
-        limit = MAPPED_BYTES[self.checkpointing]
+        recomputes = self.recomputation != RECOMPUTE_NONE
+        limit = MAPPED_BYTES[recomputes]
         share = ((self.narrow_bytes < limit) + (self.wide_bytes < limit)) / 2
-        return max(share, SMALL_TENSORS if self.checkpointing else 0.0)
+        return max(share, SMALL_TENSORS if recomputes else 0.0)
 
 
 def with_runtime(moments: list[Moment], heap: HostHeap) -> list[Moment]:
@@ -290,7 +296,7 @@ def with_runtime(moments: list[Moment], heap: HostHeap) -> list[Moment]:
             for m in moments
         ]
     most, found = 0, []
-    if heap.checkpointing:  # later steps begin with the heap of the first one's backward
+    if heap.recomputes_blocks:  # later steps begin with the heap of the first one's backward
         most = max(m.parts.get("activations", 0) for m in moments)
     for moment in moments:
         now = moment.parts.get("activations", 0)
@@ -299,7 +305,7 @@ def with_runtime(moments: list[Moment], heap: HostHeap) -> list[Moment]:
         again = HEAP_WITH_CHECKPOINTING * most
         slack = (
             (again - now if moment.name == LOSS else again)  # forward fills what backward left
-            if heap.checkpointing and moment.name != SETUP
+            if heap.recomputes_blocks and moment.name != SETUP
             else max(HEAP_FRAGMENTATION * now, HEAP_RETAINED * most - now)
         )
         found.append(_more(moment, fixed, slack * heap.small_share))
@@ -402,7 +408,7 @@ def _heap(model: ModelSpec, config: ModelConfig, batch: MicroBatch, plan: Launch
         plan.world_size,
         batch.tokens * batch.stream * config.hidden,
         batch.tokens * batch.element * max(config.intermediate, config.expert_intermediate),
-        plan.recomputation != RECOMPUTE_NONE,
+        plan.recomputation,
         strategy_info(plan.strategy).imports_bytes,
     )
 
