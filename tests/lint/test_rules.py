@@ -27,6 +27,7 @@ from tests.lint.name_cases import NAME_CASES
 from tests.lint.neighbour_cases import NEIGHBOUR_CASES
 from tests.lint.option_cases import OPTION_CASES
 from tests.lint.placement_cases import PLACEMENT
+from tests.lint.precision_cases import PRECISION_CASES
 from tests.lint.progress_cases import PROGRESS_CASES
 from tests.lint.resource_cases import RESOURCE_CASES
 from tests.lint.shell_cases import SHELL_CASES
@@ -57,6 +58,7 @@ CASES = [
     *RESOURCE_CASES,
     *INLINE_CASES,
     *NEIGHBOUR_CASES,
+    *PRECISION_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())

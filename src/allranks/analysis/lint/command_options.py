@@ -193,8 +193,12 @@ def read_directives(source: MappedText, comments: set[int]) -> list[Directive]:
     return found
 
 
+UNKNOWN_PART = re.compile(f"{UNRESOLVED_OPEN}[^{UNRESOLVED_CLOSE}]*{UNRESOLVED_CLOSE}")
+
+
 def _options(source: MappedText, late: bool) -> list[Directive]:
-    line = source.text
+    # What an unknown value contains, such as the blanks of a command, is no part of the line.
+    line = UNKNOWN_PART.sub(lambda m: m[0][0] + re.sub(r"\W", "_", m[0][1:-1]) + m[0][-1], source.text)
     words: list[tuple[str, int]] = []
     for word in DIRECTIVE_WORD.finditer(line, 7):
         if word[0].startswith("#"):

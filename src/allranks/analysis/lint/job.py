@@ -55,7 +55,7 @@ STARTS = re.compile(
 )
 OTHER_BATCH_SYSTEMS = re.compile(r"^#(?:COBALT|BSUB|PJM|OAR)\s", re.MULTILINE)
 PLACEHOLDER = re.compile(
-    r"(?<![<\w$])<[A-Za-z][\w ./:|$-]{0,60}>|\{\{-?\s*[\w. $|()'\",+*/-]{1,60}\s*-?\}\}|(?<![\w$])\{ [A-Za-z_][\w.]* \}"
+    r"(?<![<\w$])<[A-Za-z][\w ./:|$-]{0,60}>|(?<=[/=\"'])<<[A-Za-z][\w -]{0,40}>>|\{\{-?\s*[\w. $|()'\",+*/-]{1,60}\s*-?\}\}|(?<![\w$])\{ [A-Za-z_][\w.]* \}"
     r"|\bX{3,}[a-z]\w{0,40}?X{3,}(?![A-Za-z0-9])"
     r"|(?<![A-Za-z0-9_])[A-Za-z_/-]*X{3,}(?![A-Za-z0-9])|\b(?:YOUR|REPLACE|INSERT|CHANGE)[-_ ]?[A-Z_-]{2,}\b|\b[Yy]our[-_]\w+(?:[-_]\w+)*"
     r"|/path[-_]?to(?:/[\w./-]*|\b)|\bproject_46[0-9]{0,4}x+|\bTODO\b"
@@ -79,7 +79,7 @@ def find_placeholders(text: str, comments: set[int]) -> list[tuple[int, str]]:
 
 def neutralise_placeholders(text: str) -> str:
     """Return the text with the < and > of placeholders replaced: a shell would read them as redirections."""
-    return PLACEHOLDER.sub(lambda m: "_" + m[0][1:-1].replace("|", "_") + "_" if m[0][:1] == "<" else m[0], text)
+    return PLACEHOLDER.sub(lambda m: re.sub(r"[<>|]", "_", m[0]) if m[0][:1] == "<" else m[0], text)
 
 
 def count_gpus(per_node: str | None, gres: str | None) -> tuple[int | None, bool]:

@@ -33,6 +33,7 @@ ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]]*\])?(\+?)=")
 DECLARING = {"export", "declare", "typeset", "local", "readonly"}
 NAMING = {"read", "mapfile", "readarray", "getopts", "printf", "let", "declare", "typeset", "local", "readonly", "set"}
 VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]]*\])?")
+COMMAND_INSIDE = re.compile(r"`[^`]*`|\$\((?!\()(?:[^()]|\([^()]*\))*\)")
 INNER_NAMES = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 EXPANDED_IN_DOCUMENT = re.compile(
     r"\\[$`\\]|\$\{([A-Za-z_]\w*(?:\[[^\]{}\n]*\])?[^\[{}\n]*)\}|\$([A-Za-z_]\w*)", re.ASCII
@@ -67,7 +68,12 @@ class ShellReader:
         self.files: dict[str, MappedText] = {}  # files written by here-documents, which may be run later
 
     def read(
-        self, source: MappedText, under: tuple[ProgramCall, ...] = (), depth: int = 0, substitution: bool = False
+        self,
+        source: MappedText,
+        under: tuple[ProgramCall, ...] = (),
+        depth: int = 0,
+        substitution: bool = False,
+        in_function: bool = False,
     ) -> None:
         """Read a script, or the inner one of ``bash -c``; `under` are the calls that run it."""
         lexed = lex(source, min(depth, MAX_DEPTH))
@@ -78,7 +84,9 @@ class ShellReader:
             self.trouble.append(lexed.trouble)
         problems: list[tuple[int, str]] = []
         for raw in split_commands(lexed, problems):
-            _CommandReader(self, raw, under, depth, substitution).take()
+            inside = in_function and not raw.in_function
+            part = msgspec.structs.replace(raw, in_function=True) if inside else raw
+            _CommandReader(self, part, under, depth, substitution).take()
         if depth == 0 and not lexed.trouble:
             self.unbalanced += problems
 
@@ -205,14 +213,18 @@ class _CommandReader:
                     for name in INNER_NAMES.findall(part.source.text[found.end() :]):
                         self._use(name, part.source.where(0), "")
             elif part.kind == "arithmetic":
-                changed = re.findall(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:\+\+|--|[-+*/%]?=(?!=))", part.source.text)
+                text = COMMAND_INSIDE.sub(
+                    lambda m: " ".join(f"${n}" for n in INNER_NAMES.findall(m[0])), part.source.text
+                )
+                changed = re.findall(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:\+\+|--|[-+*/%]?=(?!=))", text)
                 self.reading.named.update(changed)
                 for name in changed:
                     self.reading.variables.pop(name, None)  # its value is unknown from here on
-                for name in dict.fromkeys(re.findall(r"(?<![0-9#\w])[A-Za-z_][A-Za-z0-9_]*", part.source.text)):
+                for name in dict.fromkeys(re.findall(r"(?<![0-9#\w])[A-Za-z_][A-Za-z0-9_]*", text)):
                     self._use(name, part.source.where(0), "")
             elif part.kind == "command" and self.depth < MAX_DEPTH:
-                self.reading.read(part.source, self.under, self.depth + 1, substitution=True)
+                inside = self.raw.in_function
+                self.reading.read(part.source, self.under, self.depth + 1, substitution=True, in_function=inside)
         for item in word.items or ():
             self._note_uses(item)
 

@@ -152,7 +152,7 @@ class WordReader(ABC):
             self.i += 1
             self._substitution(parts, quoted)
         elif text.startswith("${", begun):
-            end = self._brace_end(begun + 2)
+            end = self._brace_end(begun + 2, quoted)
             parts.append(WordPart("variable", self.source.part(begun + 2, end - 1), quoted))
             self.i = end
         elif text.startswith("$'", begun) and not quoted:
@@ -224,8 +224,9 @@ class WordReader(ABC):
             i += 1
         raise self.fail(start, "the end of (( ... )) is missing")
 
-    def _brace_end(self, start: int) -> int:
+    def _brace_end(self, start: int, quoted: bool) -> int:
         """Return the position after the ``}`` of ``${...}``; skip quotes and nested expansions."""
+        default = not quoted and re.compile(r"\w+(?:\[[^\]]*\])?:?[-=+?]").match(self.text, start)
         if self.depth >= MAX_DEPTH:
             raise self.fail(start, f"more than {MAX_DEPTH} nested expansions")
         inner = type(self)(self.source, self.depth + 1, start)
@@ -236,6 +237,8 @@ class WordReader(ABC):
                 return inner.i + 1
             if char == '"':
                 inner._double(parts)
+            elif char == "'" and default and (end := self.text.find("'", inner.i + 1)) > 0:
+                inner.i = end + 1
             elif char in "$`":
                 inner._expansion(parts, quoted=True)
             else:

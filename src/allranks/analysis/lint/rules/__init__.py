@@ -382,6 +382,7 @@ TOPICS = (
         "node-rank-missing",
         "cpus-not-inherited",
     ),
+    ("unterminated", "broken-line"),
     ("broken-line", "test-syntax", "stray-line"),
     ("value-split", "stray-line", "test-syntax"),
     ("variable-in-directive", "typographic-character", "directive-not-read", "directive-refused"),

@@ -361,6 +361,8 @@ COMMANDS = (
 )  # fmt: skip
 LONG_NAME = 6
 KNOWN_SIMILAR = {
+    "crun",
+    "fsync",
     "pythonw",
     "python2",
     "pip",
@@ -418,6 +420,8 @@ def misspelt_commands(job: JobDescription) -> Iterator[Violation]:
         if word not in known:
             known[word] = _command_meant(word)
         meant = known[word]
+        if meant and re.search(rf"[\"'= ]{word}[\"']?[ \t]*(?:\]|\)\s)|^[ \t]*{word}\)", job.text, re.MULTILINE):
+            continue  # the script also compares with it: a mode of its own
         if meant and word in job.text[call.offset : call.offset + len(word)]:
             yield Violation(call.offset, f"{word}: there is no such command; {meant} was probably meant", cure=meant)
 
@@ -455,7 +459,7 @@ EXISTING = {
     "exec", "expr", "exif", "expand", "node", "mode", "modules", "sources", "jsrun", "lrun", "aprun", "prun", "run", "python2", "pythonw", "ipython",
     "bpython", "condor", "reset", "watch", "salloc", "sbcast", "sattach", "hostid", "limit", "mail", "fail", "bail", "dash", "hash", "mpiexec",
     "mpicc", "print", "sprintf", "queue", "cancel", "sync", "gunzip", "exist", "lmod", "deactivate", "reactivate", "sinfo", "sacct", "trail",
-    "exports", "await", "hostnamectl", "rails", "batch", "sbatchd", "breaks", "text", "test", "next", "init", "edit", "quit", "main",
+    "exports", "await", "hostnamectl", "crun", "fsync", "rails", "batch", "sbatchd", "breaks", "text", "test", "next", "init", "edit", "quit", "main",
 }  # fmt: skip
 GLUED = re.compile(
     r"(?:exit|sleep|wait|echo|cd|export)\d+|cd\.\.|(?:pip3?|conda)install|moduleload|condaactivate|sourceactivate"

@@ -176,9 +176,10 @@ def _order(job: JobDescription) -> Iterator[Violation]:
     for found in TEXT_ORDER.finditer(job.text):
         if not job.in_comment(found.start()):
             text = f"{found[1]} {found[2]} {found[3]} in [[ ]] compares texts, not numbers"
-            yield Violation(
-                found.start(1), text, why=TEXT_ORDER_WHY, cure=f"{ORDER[found[2]]}, or (( ... {found[2]} {found[3]} ))"
-            )
+            cure = f"{ORDER[found[2]]}, or (( ... {found[2]} {found[3]} ))"
+            # Every whole number above 1 also stands behind it as a text.
+            severity = "note" if found[3] == "1" else None
+            yield Violation(found.start(1), text, why=TEXT_ORDER_WHY, cure=cure, severity=severity)
 
 
 FOLDER_LOOP = re.compile(r"(?m)^[ \t]*for[ \t]+(\w+)[ \t]+in[ \t]+[^\s;#]*\*/[ \t]*(?:;|\n|#)")
@@ -400,6 +401,9 @@ def _only_for_logs(job: JobDescription, name: str, start: int, end: int) -> bool
                 return False
             names.add(item.name)
     inside = [u for u in job.uses if u.name in names and u.offset > start]
+    taken = rf"\$\([^()\n]*\$\{{?(?:{'|'.join(map(re.escape, names))})\b"
+    if any(re.search(taken, job.line_of(c.offset)) for c in job.work if start < c.offset < end):
+        return False  # the program gets a part of it: --name $(basename $file)
     if not inside or any(u.offset > end for u in inside) or any(n in job.reading.exported for n in names):
         return False
     if re.search(r"(?m)^[^#\n]*(?:\bif\b|\[|\bcase\b|\bcontinue\b|\bexport\b|\beval\b)", job.text[start:end]):

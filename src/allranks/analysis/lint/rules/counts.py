@@ -169,6 +169,8 @@ def few_processes(job: JobDescription) -> Iterator[Violation]:
     if len(works) != 1 or any(c.program in ("ssh", "pdsh", "ray", "pbsdsh", "clush", "blaunch") for c in starters):
         return
     call = works[0]
+    if re.search(r"(?i)\b(?:Rscript|R)\s[^\n]*(?:--slave|--no-echo|rmpi)|rmpi", job.line_of(call.offset)):
+        return  # Rmpi starts the others
     if call.after == "&" or call.in_loop or call.in_function or call.tested or call.branch:
         return
     if any(a.is_open for a in call.args[:1]):
@@ -527,7 +529,9 @@ def told_fewer(job: JobDescription) -> Iterator[Violation]:
         text = named[1] if named else (option[1] or (following.text if following else "")) if option else ""
         if text.isdecimal() and 0 < int(text) < gpus:
             shown = arg.text if named or (option and option[1]) else f"{arg.text} {text}"
-            yield Violation(arg.offset, f"{shown}, but the job requests {gpus} GPUs per node: the others are idle")
+            yield Violation(
+                arg.offset, f"{shown}, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node: the others are idle"
+            )
             return
 
 

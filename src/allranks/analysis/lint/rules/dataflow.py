@@ -61,7 +61,7 @@ def early(job: JobDescription) -> Iterator[Violation]:
             continue
         if any(c.program in REMOTE_SHELLS for c in use.under):
             continue  # `_over_ssh` reports these
-        if _set_again(job, use):
+        if _set_again(job, use) or _written_before(job, use):
             continue
         if use.name in TASK_NAMES and (use.program != "=" or _matters(job, use)) and not of_one_task(job, use):
             text = f"${use.name} is expanded by the batch shell, where it is 0"
@@ -71,6 +71,14 @@ def early(job: JobDescription) -> Iterator[Violation]:
         elif use.name in LAUNCHER_NAMES and use.program == "srun" and not is_set(job, use.name):
             text = f"${use.name} is expanded by the batch shell, where it is not set"
             yield Violation(use.offset, text, why=EMPTY_WHY)
+
+
+def _written_before(job: JobDescription, use: VariableUse) -> bool:
+    """Return whether the word is the name of a file that the batch shell writes under the same name: ``> run_$SLURM_PROCID.sh``."""
+    line, column = job.lines.place(use.offset)
+    text = job.lines.line(line)
+    word = text[: column - 1].rpartition(" ")[2] + text[column - 1 :].partition(" ")[0]
+    return len(word) > len(use.name) + 3 and re.search(rf">[ \t]*{re.escape(word)}", job.text[: use.offset]) is not None
 
 
 MPI_NAMES = {

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from allranks.analysis.lint.command_options import LONG, slurm_option
 from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
 from allranks.analysis.lint.records import Assignment, Directive, Violation
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 from allranks.utils.text import nearest_name
 
 # ------------------------------------------------------ lines that are read, and lines that are not
@@ -26,14 +27,15 @@ def variable(job: JobDescription) -> Iterator[Violation]:
         if item.late:
             continue
         name = f"--{item.name}={value}" if item.name else value
-        if re.search(r"(?<!\\)\$[A-Za-z_{(]|`", value):
+        inside = job.source.text != job.text  # the shell that submits it has expanded $1 and ${1}
+        if re.search(r"(?<!\\)\$(?:[A-Za-z_(]|\{[A-Za-z_])|`" + ("" if inside else r"|\$\{?\d"), value):
             severity = "note" if item.name in WITHOUT_EFFECT_ON_JOB else None
             yield Violation(item.offset, f"#SBATCH {name}: variables are not expanded here", severity=severity)
         elif item.name in PATHS and value.startswith("~"):
             yield Violation(item.offset, f"#SBATCH {name}: ~ is not expanded here")
 
 
-FILLED_IN = re.compile(r"<%|\{%|\{\{|(?<!\$)\{[A-Za-z_]\w*\}|(?<![\w.])@[A-Z_]+\b|![A-Z]+_\w+|##\w+##|£\w")
+FILLED_IN = re.compile(r"<%|\{%|\{\{|(?<!\$)\{[A-Za-z_][\w.]*\}|(?<![\w.])@[A-Z_]+\b|![A-Z]+_\w+|##\w+##|£\w")
 """Marks of programs that fill in a template."""
 
 
@@ -68,10 +70,23 @@ def late(job: JobDescription) -> Iterator[Violation]:
     before = [c for c in job.calls if not c.under and not c.in_substitution and c.offset < items[0].offset]
     if before and all(c.written.startswith("$") for c in before) and any("${" in i.text for i in job.directives):
         return  # a template, which a program fills in: $PARTITION_OPTION stands for an #SBATCH line
+    parked = all(_is_parked(job, line) for line in lines) and any(not d.late for d in job.directives)
     command = f", {before[0].written!r} in line {job.lines.place(before[0].offset)[0]}" if before else ""
     many = f"{len(set(lines))} #SBATCH lines (to line {lines[-1]}) come"
     what = many if len(set(lines)) > 1 else f"#SBATCH --{items[0].name} comes"
-    yield Violation(items[0].offset, f"{what} after the first command{command}")
+    yield Violation(items[0].offset, f"{what} after the first command{command}", severity="note" if parked else None)
+
+
+def _is_parked(job: JobDescription, line: int) -> bool:
+    """Return whether the line is kept for later: below the last command, behind ``exit`` or among other comments."""
+    offset = job.lines.start(line)
+    if any(c.offset > offset for c in (*job.calls, *job.assignments)):
+        return False
+    last = max((c for c in job.calls if not c.under), key=lambda c: c.offset, default=None)
+    beside = [job.lines.line(n).lstrip() for n in (line - 1, line + 1)]
+    return (last is not None and last.program == "exit") or any(
+        near.startswith("#") and not near.startswith("#SBATCH") for near in beside
+    )
 
 
 OTHER_CASE = re.compile(r"#(?!PBS|BSUB)((?i:pbs)|(?!bsub)(?i:bsub))[ \t]+-")
@@ -96,12 +111,15 @@ def unread(job: JobDescription) -> Iterator[Violation]:
     yield from _in_other_case(job)
     if not job.is_batch and not any(u.name.startswith("SLURM_") for u in job.uses):
         return
+    first = min((c.offset for c in job.calls), default=len(job.text))
     for comment in job.reading.comments:
         line, column = job.lines.place(comment.offset)
         text = job.lines.line(line)
         if column > 1 and comment.text.startswith("#SBATCH") and not text[: column - 1].strip():
             yield Violation(comment.offset, "this #SBATCH is indented, so it is not read")
-        elif column == 1 and re.match(r"#sbatch\s.*[\w}]\.(?:\w+[\"']?)\s*$", comment.text):
+        elif re.match(r"#sbatch\s", comment.text) and (
+            comment.offset > first or re.search(r"[\w}]\.(?:\w+[\"']?)\s*$", comment.text)
+        ):
             continue  # a command that is switched off: sbatch --dependency=... next.sh
         elif column == 1 and re.match(
             r"#(?:(?!SBATCH)(?i:sbatch)|SBATCH[:=]|SLURM|BATCH|[!$]\s*SBATCH)\s+-", comment.text
@@ -273,7 +291,7 @@ def _invalid(name: str, value: str) -> tuple[str, str] | None:
         and name in (*COUNTS, *MEMORY, "nodes", "time", "gpus", "gpus-per-node")
     ):
         return f"--{name}={value}: a # without a blank before it begins no comment", "a blank before the #"
-    if not value or (name != "signal" and TEMPLATE.search(value)):
+    if not value or UNRESOLVED_OPEN in value or (name != "signal" and TEMPLATE.search(value)):
         return None
     filled_in = value[0].isdigit() or value[0] == ":"
     shown = f"--{name}={value}"

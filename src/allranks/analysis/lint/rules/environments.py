@@ -165,6 +165,7 @@ def _uses_python(call: ProgramCall) -> bool:
 CONTAINERS_WITH_GPU_OPTION = {"singularity", "apptainer", "docker", "podman"}
 OF_USER = re.compile(r"(?i)home|user|scratch|work|project|group|data|proj|lab|\$|/om/|/gpfs|/lustre|/mnt|/nfs|/tmp")
 GPU_OPTION = re.compile(r"--(?:nv|nvccli|rocm|gpus|device|runtime|hooks-dir|nvidia)\b|-(?:e|-env)\Z")
+GPU_FLAG = re.compile(r"--(?:nv|nvccli|rocm|gpus)(?:=.*)?")
 OF_RUNTIME = re.compile(
     r"--(?:nv|rocm|nvccli|bind|overlay|env|env-file|pwd|no-home|cleanenv|contain|containall|home|writable-tmpfs|fakeroot)(?:=.*)?|-B"
 )
@@ -185,7 +186,9 @@ def without_gpu(job: JobDescription) -> Iterator[Violation]:
                 text = f"{behind} stands behind the image: it runs as a command in the container"
                 yield Violation(outer.offset, text, why=ORDER_WHY, cure=ORDER_CURE, severity="error")
                 return
-            if job.requests_gpus and _hides_gpus(job, outer):
+            if any(GPU_FLAG.fullmatch(a.text) for c in job.calls if c.program == outer.program for a in c.args):
+                continue  # another step gets the GPUs: this one works without
+            if job.requests_gpus and job.gpus_per_node != 0 and _hides_gpus(job, outer):
                 text = f"{outer.program} without an option for GPUs, in a job that requests them"
                 # Where a site provides the image, its configuration often adds --nv.
                 yield Violation(outer.offset, text, severity="note" if _is_of_site(outer) else None)
@@ -222,14 +225,7 @@ def _hides_gpus(job: JobDescription, call: ProgramCall) -> bool:
     if call.program in ("singularity", "apptainer"):
         if words[:1] not in (["exec"], ["run"]) or any(w.startswith("instance://") for w in words):
             return False
-        if job.has(
-            "SINGULARITY_NV",
-            "APPTAINER_NV",
-            "SINGULARITY_ROCM",
-            "APPTAINER_ROCM",
-            "SINGULARITY_NVCCLI",
-            "APPTAINER_NVCCLI",
-        ):
+        if job.has(*(f"{name}_{kind}" for name in ("SINGULARITY", "APPTAINER") for kind in ("NV", "ROCM", "NVCCLI"))):
             return False
         return not AMD.search(job.text)
     return words[:1] == ["run"] and not AMD.search(job.text)

@@ -160,7 +160,10 @@ def exit_zero(job: JobDescription) -> Iterator[Violation]:
         if zero and before.program in ("echo", "printf") and ERROR_TEXT.search(" ".join(a.text for a in before.args)):
             asked = ASKED_FOR_HELP.search(job.text[max(0, before.offset - 200) : before.offset])
             if before.branch == call.branch and not asked:
-                yield Violation(call.offset, "exit 0 after an error message reports success", cure="exit 1")
+                # The user sees how a script that submits jobs is to be called.
+                usage = not job.is_job and re.search(r"(?i)\busage\b", job.line_of(before.offset))
+                text = "exit 0 after an error message reports success"
+                yield Violation(call.offset, text, cure="exit 1", severity="note" if usage else None)
 
 
 def _after(job: JobDescription, outer: ProgramCall) -> list[ProgramCall]:

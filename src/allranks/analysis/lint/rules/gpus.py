@@ -55,7 +55,7 @@ def _few_ranks(job: JobDescription) -> Iterator[Violation]:
     severity: Severity = "note" if launch.kind == "accelerate" and ranks == 1 else "warning"
     yield Violation(
         option.arg.offset if option else launch.call.offset,
-        f"{told}, but the job requests {gpus} GPUs per node: the others are idle",
+        f"{told}, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node: the others are idle",
         severity=severity,
     )
 
@@ -74,7 +74,7 @@ def _few_tasks(job: JobDescription) -> Iterator[Violation]:
         return
     told = f" with {option}" if option else ""
     many = f"{started.per_node} task{'s' * (started.per_node > 1)} per node"
-    text = f"{many}{told}, but the job requests {gpus} GPUs per node: the others are idle"
+    text = f"{many}{told}, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node: the others are idle"
     asked = job.heading.get("ntasks-per-node") or job.heading.get("ntasks")
     in_heading = (
         asked is not None and started.starter.program == "srun" and not own.keys() & {"ntasks", "ntasks-per-node"}
@@ -169,7 +169,7 @@ def _one_task(job: JobDescription) -> Iterator[Violation]:
     if launch.kind != "python" or launch.srun is None or launch.call.in_loop or launch.call.in_function:
         return
     if job.tasks_per_node(launch.srun) == 1 and launch.srun.after != "&" and not launch.open_srun:
-        text = f"one task per node, but the job requests {gpus} GPUs per node: the others are idle unless the program uses them"
+        text = f"one task per node, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node: the others are idle unless the program uses them"
         yield Violation(launch.call.offset, text, severity="note")
 
 
@@ -246,7 +246,7 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
     told = " without srun, which starts the requested tasks" if tasks else f" with {option}" if option else ""
     yield Violation(
         call.offset,
-        f"one process{told}, but the job requests {gpus} GPUs per node: "
+        f"one process{told}, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node: "
         + (
             "it sees one of them"
             if one
@@ -270,7 +270,9 @@ def too_many(job: JobDescription) -> Iterator[Violation]:
             if tasks and gpus and tasks > gpus and _is_group(job, launch.call):
                 # The interpreter may be a variable, which stands further up.
                 place = max(launch.call.offset, started.starter.offset) if started else launch.call.offset
-                yield Violation(place, f"{tasks} ranks per node, but the job requests {gpus} GPUs per node")
+                yield Violation(
+                    place, f"{tasks} ranks per node, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node"
+                )
             elif tasks:
                 yield from _see_one_list(job, launch, tasks)
             continue
@@ -287,7 +289,9 @@ def too_many(job: JobDescription) -> Iterator[Violation]:
         if per_task and launch.srun:
             gpus = per_task * (job.tasks_per_node(launch.srun) or 1)
         if option and ranks and gpus and ranks > gpus:
-            yield Violation(option.arg.offset, f"{ranks} ranks per node, but the job requests {gpus} GPUs per node")
+            yield Violation(
+                option.arg.offset, f"{ranks} ranks per node, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node"
+            )
         elif option and ranks:
             yield from _sees_fewer(job, launch, option, ranks)
 
@@ -298,7 +302,9 @@ def _too_many_processes(job: JobDescription, launch: LauncherCall) -> Iterator[V
     total, gpus = job.number(option.value) if option else None, job.gpus_per_node
     if option and total and machines and gpus and total > machines * gpus and not launch.option("cpu", "use_cpu"):
         each = -(-total // machines)
-        yield Violation(option.arg.offset, f"{each} ranks per node, but the job requests {gpus} GPUs per node")
+        yield Violation(
+            option.arg.offset, f"{each} ranks per node, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node"
+        )
 
 
 SLOTS = re.compile(r"\bslots=(\d{1,3})\b")
@@ -313,7 +319,9 @@ def _wrong_slots(job: JobDescription, launch: LauncherCall) -> Iterator[Violatio
         words = " ".join(a.text for a in call.args)
         found = SLOTS.search(words) if call.program in ("echo", "printf", "awk", "sed") else None
         if found and int(found[1]) > gpus:
-            yield Violation(call.offset, f"{found[1]} slots per node, but the job requests {gpus} GPUs per node")
+            yield Violation(
+                call.offset, f"{found[1]} slots per node, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node"
+            )
             return
 
 
@@ -322,7 +330,7 @@ def _too_many_included(job: JobDescription, launch: LauncherCall) -> Iterator[Vi
     option, gpus = launch.option("include", "i"), job.gpus_per_node
     numbers = [int(n) for part in included(option.value if option else None).values() for n in part]
     if option and gpus and numbers and max(numbers) >= gpus:
-        text = f"{option.written} names GPU {max(numbers)}, but the job requests {gpus} GPUs per node"
+        text = f"{option.written} names GPU {max(numbers)}, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node"
         yield Violation(option.arg.offset, text)
 
 

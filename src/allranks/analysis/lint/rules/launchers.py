@@ -182,6 +182,9 @@ def pkill(job: JobDescription) -> Iterator[Violation]:
             yield Violation(call.offset, f"{call.program} {words} also affects other jobs")
 
 
+SIGNALS = {"10": "USR1", "12": "USR2", "2": "INT", "15": "TERM", "1": "HUP", "18": "CONT"}
+
+
 def _signal(job: JobDescription) -> tuple[bool, str, int] | None:
     """Return whether it goes to the batch shell alone, the signal's name, and its position."""
     found = job.heading.get("signal")
@@ -191,7 +194,7 @@ def _signal(job: JobDescription) -> tuple[bool, str, int] | None:
     name = (rest if colon else target).partition("@")[0].upper().removeprefix("SIG")
     return (
         bool(colon) and "B" in target.upper(),
-        {"10": "USR1", "12": "USR2", "2": "INT", "15": "TERM", "1": "HUP", "18": "CONT"}.get(name, name),
+        SIGNALS.get(name, name),
         found.offset,
     )
 
@@ -200,7 +203,8 @@ def _traps(job: JobDescription, name: str) -> list[ProgramCall]:
     return [
         c
         for c in job.calls
-        if c.program == "trap" and any(a.text.upper().removeprefix("SIG") == name for a in c.args[1:])
+        if c.program == "trap"
+        and any(SIGNALS.get(a.text, a.text.upper().removeprefix("SIG")) == name for a in c.args[1:])
     ]
 
 

@@ -323,6 +323,8 @@ ONLY_TORCHRUN = {
 
 def _of_torchrun(call: ProgramCall) -> Iterator[Violation]:
     """Report options of torchrun in front of the program that srun or mpirun starts."""
+    if call.args and call.args[0].is_open:
+        return  # it may be the program, such as an image: srun $1 --standalone
     for arg in call.args:
         name = arg.text.lstrip("-").partition("=")[0].replace("-", "_")
         if arg.text.startswith("--") and name in ONLY_TORCHRUN:

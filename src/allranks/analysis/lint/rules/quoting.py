@@ -25,15 +25,21 @@ QUOTED_WHY = "Between single quotes, and after a backslash, $ is an ordinary cha
 QUOTED_CURE = 'use double quotes, or none: "$NAME"'
 
 
+def _runs_own_script(call: ProgramCall) -> bool:
+    """Return whether the image's own script gets the arguments: that of a Docker image expands them again."""
+    return call.program in ("singularity", "apptainer") and any(a.text == "run" for a in call.args[:3])
+
+
 def not_expanded(job: JobDescription) -> Iterator[Violation]:
     """Report a variable in single quotes, or behind a backslash, in an argument of a program that is no shell."""
-    for twice in PROCESS_ID.finditer(job.text):
+    template = "$$(" in job.text  # a program that fills it in writes $ as $$
+    for twice in PROCESS_ID.finditer(job.text) if not template else ():
         if twice[1] in job.by_name and not job.in_comment(twice.start()):
             text = f"$${twice[1]} is the shell's process id, followed by the text {twice[1]}"
             yield Violation(twice.start(), text, why="$$ is a variable of its own.", cure=f"${twice[1]}")
             break
     for call in job.work_calls:
-        if any(c.program in REMOTE for c in call.under):
+        if any(c.program in REMOTE or _runs_own_script(c) for c in call.under):
             continue
         for arg in call.args:
             text = arg.source.text

@@ -228,6 +228,12 @@ COUNTED = {
 }  # fmt: skip
 
 
+def _names_kind(before: Directive, item: Directive) -> bool:
+    """Return whether the later request only adds the kind of GPU: ``gpu:1`` and ``gpu:v100:1``, ``1`` and ``a100:1``."""
+    old, new = (re.findall(r"[^:]+", d.value or "") for d in (before, item))
+    return bool(old) and len(new) == len(old) + 1 and [new[0], new[-1]] in ([old[0], old[-1]], [new[0], old[0]])
+
+
 def twice(job: JobDescription) -> Iterator[Violation]:
     """Report an option that is given twice with different values."""
     first: dict[str, Directive] = {}
@@ -236,7 +242,7 @@ def twice(job: JobDescription) -> Iterator[Violation]:
         if before and item.name in COUNTED and not item.late and before.value != item.value:
             line = job.lines.place(item.offset)[0]
             text = f"--{item.name}={before.value} is replaced by --{item.name}={item.value} in line {line}"
-            yield Violation(before.offset, text)
+            yield Violation(before.offset, text, severity="note" if _names_kind(before, item) else None)
         first[item.name] = item
     for launch in job.launches:
         for name, option in launch.repeated:

@@ -163,8 +163,10 @@ def printed(job: JobDescription) -> Iterator[Violation]:
             line = job.lines.place(call.offset)[0]
             for use in job.uses:
                 if use.program == call.program and job.lines.place(use.offset)[0] == line and use.offset > call.offset:
+                    shown_to_user = not job.is_job and "://" in job.line_of(use.offset)  # the address of a notebook
                     if (
                         PRINTED.fullmatch(use.name)
+                        and not shown_to_user
                         and is_secret_name(use.name)
                         and not use.operator
                         and job.text[use.offset : use.offset + 1] != "#"

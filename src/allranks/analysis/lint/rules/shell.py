@@ -373,9 +373,10 @@ def unquoted(job: JobDescription) -> Iterator[Violation]:
             start = job.text.rindex("$", 0, arg.offset + 1)
             fix = (Edit(start, start + len(name), f'"{name}"'),)
             if call.program == "[" and before is not None and before.text == "-n" and len(call.args) == 3:
-                yield Violation(
-                    arg.offset, f"[ -n {name} ] is true if the variable is empty", severity="warning", fix=fix
-                )
+                always_set = job.is_batch and name.strip("${}") in ("SLURM_JOB_ID", "SLURM_JOBID")
+                severity = "note" if always_set else "warning"
+                text = f"[ -n {name} ] is true if the variable is empty"
+                yield Violation(arg.offset, text, severity=severity, fix=fix)
             elif call.program == "scontrol" and "NODELIST" in name:
                 yield Violation(arg.offset, f"{name} is not quoted", fix=fix)
 

@@ -171,7 +171,7 @@ def minutes(job: JobDescription) -> Iterator[Violation]:
     found = re.fullmatch(r"(\d{1,3})(?::(\d\d))?", value)
     comment = item.text.partition("#")[2]
     in_hours = bool(IN_HOURS.search(comment)) and not FORMATS.search(comment)
-    if found is None or (found[2] is None and int(found[1]) < 1):
+    if found is None or (found[2] is None and (int(found[1]) < 1 or re.search(r"(?i)\bmin(?:ute)?s?\b", comment))):
         return
     first, second = int(found[1]), int(found[2] or 0)
     likely = first in HOURS - {36, 120} and second == 0
@@ -196,7 +196,9 @@ def small_memory(job: JobDescription) -> Iterator[Violation]:
         each = job.number(job.heads("cpus-per-task") or "1") if name == "mem-per-cpu" else 1
         tasks = job.number(job.heads("ntasks-per-node") or job.heads("ntasks") or "1") if name == "mem-per-cpu" else 1
         if each and tasks and size * each * tasks < SMALL_MB:
-            text = f"--{name}={value} is {size * each * tasks:.0f} MB per node"
+            each *= tasks
+            rest = f" for each of {each} CPUs" if each > 1 else ""
+            text = f"--{name}={value} is {size:.0f} MB{rest}: {size * each:.0f} MB per node"
             yield Violation(job.heading[name].offset, text, cure=f"--{name}=<n>G")
 
 
@@ -237,24 +239,20 @@ def too_many_started(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
         started = started_by(job, launch) if launch.kind == "python" else None
         gpus, nodes = job.gpus_per_node, job.nodes
-        if (
-            started
-            and started.starter.program == "horovodrun"
-            and started.total
-            and gpus
-            and nodes
-            and started.total > gpus * nodes
-        ):
+        by_horovod = started is not None and started.starter.program == "horovodrun"
+        if started and by_horovod and gpus and nodes and (started.total or 0) > gpus * nodes:
             text = f"{started.total} ranks, but the job requests {gpus * nodes} GPUs"
             yield Violation(started.starter.offset, text)
         elif started and started.starter.program == "srun" and gpus and (started.per_node or 0) > gpus:
             told = DISTRIBUTED.search(job.heads("job-name") or "") and not any(
                 RANKED.search(a.text) for a in launch.call.args
             )
+            shared = re.fullmatch(r"single:(\d{1,3})", job.heads("gpu-bind") or "")
+            if shared and int(shared[1]) * gpus >= (started.per_node or 0):
+                continue  # so many tasks per GPU are wanted
             if told and not job.has("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
-                text = f"{started.per_node} ranks per node, but the job requests {gpus} GPUs per node"
+                text = f"{started.per_node} ranks per node, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node"
                 yield Violation(started.starter.offset, text)
-
         elif started and started.starter.program in ("mpirun", "mpiexec") and gpus:
             yield from _by_mpirun(job, launch, started, gpus)
 
@@ -266,7 +264,7 @@ def _by_mpirun(job: JobDescription, launch: LauncherCall, started: Started, gpus
     per_node = started.per_node or (job.number(job.heads("ntasks-per-node")) if not options else None)
     names = " ".join(job.heads(name) or "" for name in ("job-name", "output"))
     if per_node and per_node > gpus and DISTRIBUTED.search(names.replace("_", " ")):
-        text = f"{per_node} ranks per node, but the job requests {gpus} GPUs per node"
+        text = f"{per_node} ranks per node, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node"
         yield Violation(starter.offset, text)
 
 
@@ -486,7 +484,8 @@ def _by_ssh(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
 
 
 SPREADS_ITSELF = re.compile(
-    r"(?:^|/)\w*launch\w*\.py$|--mpi[-_]\w+|--hosts\b|submitit|dask|\bray\b|parsl|mpi4py|spark|hostfile|horovod|pip$|venv$"
+    r"(?:^|/)\w*launch\w*\.py$|--mpi[-_]\w+|--hosts\b|submitit|dask|\bray\b|parsl|mpi4py|spark|hostfile|horovod|pip$|venv$|"
+    r"NODELIST|NODEFILE"
 )
 
 
@@ -497,10 +496,10 @@ def idle_nodes(job: JobDescription) -> Iterator[Violation]:
     yield from _beside_steps(job)
     if not job.is_job or (job.nodes or 1) < 2 or job.launches or not job.work or job.sources_files:
         return
-    if job.chooses_launcher:
-        return
     others = [c for c in job.calls if not c.in_substitution]
-    if any(c.program in STARTS_ELSEWHERE or runs_script(c) for c in others) or "array" in job.heading:
+    if "array" in job.heading or job.chooses_launcher:
+        return
+    if any(c.program in STARTS_ELSEWHERE or runs_script(c) for c in others):
         return
     work = next((c for c in job.work if not any(SPREADS_ITSELF.search(a.text) for a in c.args)), None)
     if work is None:

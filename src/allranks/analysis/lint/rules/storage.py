@@ -102,11 +102,8 @@ def fixed(job: JobDescription) -> Iterator[Violation]:
         removes = call.program == "rm" and any(re.match(r"-\w*[rR]|--recursive", a.text) for a in call.args)
         for arg in call.args if removes else ():
             if re.fullmatch(r"/(?:dev/shm|tmp|var/tmp)/?\*?", arg.text):
-                yield Violation(
-                    call.offset,
-                    f"rm -r {arg.text} removes the files of all your jobs and tasks on the node",
-                    why=REMOVE_WHY,
-                )
+                text = f"rm -r {arg.text} removes the files of all your jobs and tasks on the node"
+                yield Violation(call.offset, text, why=REMOVE_WHY, severity=None if job.is_job else "note")
             elif FIXED_NAME.match(arg.text):
                 text = f"rm -r {arg.text}: the folder has the same name in every job, so it removes files of other jobs"
                 yield Violation(call.offset, text, why=REMOVE_WHY, severity=severity)
@@ -119,7 +116,8 @@ def fixed(job: JobDescription) -> Iterator[Violation]:
                 seen.add(path)
                 yield Violation(offset, f"{path} has the same name for every user and every job", severity=severity)
     for item in job.assignments:
-        if item.exported and PLACE.search(item.name) and re.match(r"/(?:var/)?tmp/[^$*?%]+\Z", item.value):
+        own = re.search(r"[-_/](?=[a-z\d]*\d)[a-z\d]{32}(?:/|\Z)", item.value)  # the hash of a build
+        if item.exported and PLACE.search(item.name) and not own and re.match(r"/(?:var/)?tmp/[^$*?%]+\Z", item.value):
             text = f"{item.name}={item.value} has the same name for every user and every job"
             yield Violation(item.offset, text, severity=severity)
 
@@ -322,7 +320,7 @@ def deletions(job: JobDescription) -> Iterator[Violation]:
 def _may_be_set(job: JobDescription, name: str) -> bool:
     known = job.has(name) or name in job.reading.named or name in job.reading.exported
     outside = re.fullmatch(
-        r"(?:HOME|TMPDIR|TMP|SCRATCH\w*|WORK\w*|PWD|SLURM_\w+|PBS_\w+|LOCAL_?SCRATCH|JOBDIR|JOB_?TMP\w*|LSCRATCH|XDG_\w+)",
+        r"(?:HOME|TMPDIR|TMP|SCRATCH\w*|WORK\w*|PWD|SLURM_\w+|PBS_\w+|LOCAL_?SCRATCH|PFSDIR|JOBDIR|JOB_?TMP\w*|LSCRATCH|XDG_\w+)",
         name,
     )
     tested = any(u.name == name and (u.operator or u.program in ("[", "[[", "test")) for u in job.uses)

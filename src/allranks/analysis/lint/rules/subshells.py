@@ -123,6 +123,10 @@ def _lost_values(job: JobDescription) -> Iterator[Violation]:
 def _is_needed(job: JobDescription, item: Assignment, counts: bool) -> bool:
     """Return whether the variable is used behind its subshell, and no other value reaches that use."""
     others = [a for a in job.by_name.get(item.name, []) if a.subshell != item.subshell]
+    if others and re.match(
+        rf"=[\"']?\$(?:{item.name}\b|\{{{item.name}\}})[\"']?\s", job.text[item.offset + len(item.name) :]
+    ):
+        return False  # NAME=$NAME keeps the value
     if any(a.offset > item.offset or a.under for a in others) or (item.name in job.reading.named and not counts):
         return False
     use = next((u for u in job.uses if u.name == item.name and _is_behind(job, u, item)), None)

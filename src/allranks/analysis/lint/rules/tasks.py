@@ -458,6 +458,14 @@ def gpu_per_task(job: JobDescription) -> Iterator[Violation]:
             return
 
 
+def _told_in_a_branch(job: JobDescription, launch: LauncherCall) -> bool:
+    """Return whether a variable of the command has the option in one of its values."""
+    command = re.match(r"(?:[^\n\\]|\\.|\\\n)*", job.text[launch.call.offset :], re.DOTALL)
+    names = re.findall(r"\$\{?([A-Za-z_]\w*)", command[0] if command else "")
+    option = re.compile(r"--(?:nnodes|num_machines|hostfile)\b")
+    return any(option.search(a.value) for name in names for a in job.by_name.get(name, ()))
+
+
 def count(job: JobDescription) -> Iterator[Violation]:
     """Compare the nodes that the launcher waits for with the nodes of the job."""
     if ("nodes" not in job.heading and job.pbs is None) or job.nodes is None:
@@ -478,6 +486,8 @@ def count(job: JobDescription) -> Iterator[Violation]:
         hosts = launch.option("hostfile", "H", "no_ssh", "deepspeed_hostfile")
         alone = launch.kind in kinds and option is None and spread and hosts is None
         if not alone or "standalone" in launch.options or job.has(*own_settings) or launch.open_ended:
+            continue
+        if _told_in_a_branch(job, launch):
             continue
         nodes = job.srun_nodes(launch.srun) if launch.srun else job.nodes
         if nodes and nodes > 1 and (launch.srun is None or job.tasks_per_node(launch.srun)):

@@ -178,9 +178,9 @@ LOWER_CASE = {"pwd", "home", "user", "hostname", "shell", "tmpdir"}
 def _glued(job: JobDescription) -> Iterator[tuple[str, Violation]]:
     """Report names that take in the text after them, ``$SLURM_NODEID_x``, and names in the wrong case, ``${pwd}``."""
     for use in _plain_uses(job):
-        if is_set(job, use.name):
-            continue
         shorter = use.name.rstrip("_")
+        if not shorter or is_set(job, use.name):
+            continue  # $_ is the last word of the command before
         known = shorter.startswith("SLURM_") or is_set(job, shorter) or shorter in INHERITED
         if shorter != use.name and known:
             text = f"${use.name} is never set; ${{{shorter}}} followed by _ was probably meant"
@@ -234,6 +234,8 @@ def _misspelled(job: JobDescription) -> Iterator[tuple[str, Violation]]:
         ):
             continue
         near = nearest_name(use.name, known, 0.9)
+        if near and job.unknown_settings and any(re.search(rf"\$\{{?{use.name}\b", a.value) for a in job.by_name[near]):
+            continue  # near=$use takes over what a file that is sourced sets
         if near and re.sub(r"\d", "", near) != re.sub(r"\d", "", use.name) and not _similar_by_design(near, use.name):
             text = f"${use.name} is never set; {near} was probably meant"
             yield use.name, Violation(use.offset, text, cure=f"${near}")
@@ -495,7 +497,7 @@ def other_case(job: JobDescription) -> Iterator[Violation]:
 
 SILENT = {"echo", "printf", "[", "[[", "test", ":", "logger", "date"}
 USUAL_OUTSIDE = re.compile(
-    r"(?:SCRATCH|WORK|HOME|DATA|PROJECT|STORE|TMP|LOCAL|CONDA|CUDA|PYTHON|LD_|HF_|WANDB|SLURM|PBS|NCCL|MASTER|OMP|EBROOT|MODULE)\w*"
+    r"(?:IFS\Z|SCRATCH|WORK|HOME|DATA|PROJECT|STORE|TMP|LOCAL|CONDA|CUDA|PYTHON|LD_|HF_|WANDB|SLURM|PBS|NCCL|MASTER|OMP|EBROOT|MODULE)\w*"
 )
 
 
@@ -550,6 +552,18 @@ MAY_BE_EMPTY = re.compile(
 COMMENTED_LOOP = re.compile(r"#+\s*for\s+([A-Za-z_]\w*)\s+in\s")
 
 
+SWITCHED = re.compile(
+    r"=\s*[\"']?\s*(?:-{1,2}[A-Za-z]|(?:srun|singularity|apptainer|docker|nsys|ncu|numactl|shifter|time|mpirun|env)\b)"
+)
+
+
+def _is_switched_off(job: JobDescription, use: VariableUse, line: int) -> bool:
+    """Return whether the comment takes out options or a wrapper that stand as words of their own: ``$CONTAINER python x.py``."""
+    around = job.text[max(0, use.offset - 1) : use.offset + len(use.name) + 4]
+    alone = re.fullmatch(rf"[\s\"']?\$\{{?{use.name}\}}?(?:[\s\"';\\].*)?", around, re.DOTALL)
+    return alone is not None and SWITCHED.search(job.lines.line(line)) is not None
+
+
 def set_in_comment(job: JobDescription) -> Iterator[Violation]:
     """Report a variable that only a commented line sets."""
     if job.kind != "script" or not job.is_job or job.sources_files or job.submits or "export" in job.heading:
@@ -564,6 +578,8 @@ def set_in_comment(job: JobDescription) -> Iterator[Violation]:
     for use in job.uses if commented else ():
         name = use.name
         if name not in commented or name in guarded | said or use.in_function or use.program in ("echo", "printf"):
+            continue
+        if _is_switched_off(job, use, commented[name]):
             continue
         if (
             job.has(name)

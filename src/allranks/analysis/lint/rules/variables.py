@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from allranks.analysis.lint.job import JobDescription
-from allranks.analysis.lint.records import Assignment, Violation
+from allranks.analysis.lint.records import Assignment, Severity, Violation
 from allranks.analysis.lint.rules.dataflow import used_elsewhere
 from allranks.planning.env_vars import DEPRECATED_VARIABLES, UNREAD_VARIABLES, is_known_variable, nearest_variable
 from allranks.utils.text import nearest_name
@@ -30,6 +30,12 @@ def unknown(job: JobDescription) -> Iterator[Violation]:
             yield Violation(item.offset, f"{item.name}: {mistake.why}", cure=mistake.instead)
 
 
+def severity_of(job: JobDescription, item: Assignment, meant: str) -> Severity | None:
+    """Return a note for a value that does nothing under the right name either: a search path of programs holds no modules."""
+    same = re.search(rf"\b{item.name}=[\"']?\$\{{?PATH\}}?[\"']?\s*$", job.line_of(item.offset))
+    return "note" if meant == "PYTHONPATH" and same else None
+
+
 def misspelled(job: JobDescription) -> Iterator[Violation]:
     for item in _set_variables(job):
         name = item.name
@@ -37,7 +43,7 @@ def misspelled(job: JobDescription) -> Iterator[Violation]:
             near = _usual_name(name)
             if near:
                 text = f"{name}: no library knows this variable; {near} was probably meant"
-                yield Violation(item.offset, text, cure=near)
+                yield Violation(item.offset, text, cure=near, severity=severity_of(job, item, near))
             continue
         if (
             not name.startswith(PREFIXES)
@@ -438,7 +444,8 @@ def near_names(job: JobDescription) -> Iterator[Violation]:
         said.add(name)
         if meant in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK") and not _meets_by_environment(job):
             continue
-        yield Violation(item.offset, f"{name}: no library knows this variable; {meant} was probably meant", cure=meant)
+        text = f"{name}: no library knows this variable; {meant} was probably meant"
+        yield Violation(item.offset, text, cure=meant, severity=severity_of(job, item, meant))
 
 
 READ_BY_OTHERS = {

@@ -130,11 +130,20 @@ def server_awaited(job: JobDescription) -> Iterator[Violation]:
     if not found:
         return
     place, what = min(found)
+    if _only_servers(job, {offset for offset, _ in found}):
+        return
     for call in job.calls:
         if call.program == "wait" and not call.args and call.offset > place and not call.under and not call.in_function:
             text = f"wait also waits for '{what}' in line {job.lines.place(place)[0]}, which does not end by itself"
             yield Violation(call.offset, text)
             return
+
+
+def _only_servers(job: JobDescription, places: set[int]) -> bool:
+    """Return whether the job consists of several servers, or of loops without an end: its time limit ends it."""
+    behind = [c for c in job.calls if not c.under and not c.in_substitution and c.offset > min(places)]
+    works = {c.offset for c in (*(c for c in behind if c.after == "&"), *job.work)}
+    return not works - places and (len(places) > 1 or bool(_endless_loops(job)))
 
 
 ENDLESS_LOOP = re.compile(
@@ -189,6 +198,8 @@ WAIT_CURE = "wait, as the last line"
 def background(job: JobDescription) -> Iterator[Violation]:
     work = _background_work(job)
     for outer in reversed(work):
+        if not job.runs_unattended and not job.launches:
+            continue  # in a terminal they go on when the script has ended
         if not job.is_batch and (not outer.in_loop or re.search(r"\b(?:nohup|setsid|tmux|screen|disown)\b", job.text)):
             continue
         if outer.after == "&" and not outer.in_function and not outer.in_substitution:
