@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.lint.cases import ONE, TWO
 
 BATCH = "#!/bin/bash\n#SBATCH -N 1\n"
+SHARED = "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=8G --array=0-9\n"
+NONE = "#!/bin/bash\n#SBATCH -N 1 --ntasks-per-node=1\n"
 VARIABLES: list[tuple[str, str, int, str]] = [
     ("unset-variable", ONE + "mkdir -p a/b && cd $_\nold=$IFS\nIFS=,\n", 0, ""),
     ("unset-variable", ONE + "seconds=$(( `date +%s` - $SECONDS ))\ns=$(( $seconds % 60 ))\necho $s\n", 0, ""),
@@ -89,4 +91,21 @@ STEPS: list[tuple[str, str, int, str]] = [
     ("secret-printed", '#!/bin/bash\necho "https://$HOST?token=${JUPYTER_TOKEN}"\nsbatch a.job\n', 0, ""),
     ("threads-oversubscribed", ONE + "export OMP_NUM_THREADS=32\nsrun -n 1 -c 1 dask scheduler &\nsrun -n 1 -c 32 ./a.out\n", 0, ""),
 ]  # fmt: skip
-PRECISION_CASES = [*VARIABLES, *DIRECTIVES, *LINES, *STEPS]
+SECOND_LOOK: list[tuple[str, str, int, str]] = [
+    ("unset-variable", ONE + "#export ROCPROF=\"$ROCM_PATH/bin/rocprof -d results\"\nsrun $ROCPROF ./a.out\n", 0, ""),
+    ("unset-variable", ONE + '# SHOT="--one-shot"\nmore=" ${SHOT} --save"\npython x.py $more\n', 0, ""),
+    ("unset-variable", ONE + "suffix=$1\ncat <<END > a.sh\n# python old.py ${isuffix}\npython new.py $suffix\nEND\nbash a.sh\n", 0, ""),
+    ("secret-in-script", ONE + "ID=0\nARGS=(\n  --rm\n  --net=host\n  -u $ID:$ID\n)\ndocker run ${ARGS[@]} img\n", 0, ""),
+    ("idle-nodes", TWO + "python setup.py install\npython x.py\n", 8, "warning"),
+    ("idle-nodes", TWO + "singularity exec --nv a.sif mpirun -np $SLURM_NTASKS -H $LIST -x A=1 python x.py\n", 0, ""),
+    ("idle-nodes", TWO + "python run_one.py --num_gpus=16 --input a\n", 0, ""),
+    ("idle-nodes", "#!/bin/bash\n#PBS -l nodes=03\npython x.py\n", 0, ""),
+    ("idle-nodes", "#!/bin/bash\n#PBS -l nodes=3\npython x.py\n", 3, "warning"),
+    ("fixed-name-in-tmp", SHARED + "wget --load-cookies /tmp/cookies.txt a && rm -rf /tmp/cookies.txt\n", 5, "note"),
+    ("fixed-name-in-tmp", SHARED + "rm -rf /tmp/cookies\n", 5, "warning"),
+    ("not-exported", NONE + "MASTER_ADDR=$(hostname)\nMASTER_PORT=6000\nWORLD_SIZE=1\nsrun ./a.out\n", 0, ""),
+    ("unterminated", "#!/bin/bash\n<% if mail == 'yes' -%>\n#SBATCH --mail-type END\n<% end -%>\npython x.py\n", 0, ""),
+    ("unterminated", "#!/bin/bash\n./caffe train --solver=./%(fold)d-solver.prototxt\n", 0, ""),
+    ("no-shebang", '{% extends "base.sh" %}\n#!/bin/bash\n#SBATCH -N 1\npython x.py\n', 0, ""),
+]  # fmt: skip
+PRECISION_CASES = [*VARIABLES, *DIRECTIVES, *LINES, *STEPS, *SECOND_LOOK]

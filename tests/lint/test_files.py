@@ -37,6 +37,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "tool": (b"#!/usr/bin/env python3\nimport os\n", "not a shell script"),
     "c.csh": (b"#!/bin/csh\nsetenv A 1\n", "not a shell script"),
     "ds.json": (b'{"train_batch_size": 8}\n', "neither a shell script"),
+    "Makefile": (b"RUN=$(CMD) python x.py\nifeq ($(DEV),y)\nendif\n#SBATCH -N 1\n", "this is a makefile"),
     "notes.txt": (b"The job runs on two nodes.\nIt is slow.\n", "neither a shell script"),
     "broken.yaml": (b"model: [\n", "invalid YAML"),
     "other.yaml": (b"apiVersion: v1\n", "unknown key"),

@@ -177,3 +177,20 @@ def test_a_note_on_one_address_hides_no_fixed_host_in_another(tmp_path: Path) ->
     )
     hits = {(f.line, f.severity) for f in lint_text(tmp_path, text).findings if f.id == "master-address"}
     assert hits == {(5, "note"), (7, "warning")}
+
+
+def test_messages_name_the_amount_and_the_mark(tmp_path: Path) -> None:
+    """What a user reads first: singular and plural, the unit, the whole mark, and what quotes do."""
+
+    def message(text: str, rule: str) -> str:
+        return next(f.message for f in lint_text(tmp_path, text).findings if f.id == rule)
+
+    head = "#!/bin/bash\n#SBATCH -N 1 --gres=gpu:1\n"
+    assert "1 GPU per node" in message(head + "torchrun --nproc_per_node=4 x.py\n", "more-ranks-than-gpus")
+    cpus = head + "#SBATCH --ntasks-per-node=2 --cpus-per-task=2 --mem-per-cpu=100M\nsrun python x.py\n"
+    assert message(cpus, "memory-unit") == "--mem-per-cpu=100M is 100 MB for each of 4 CPUs: 400 MB per node"
+    assert "1 CPU" in message(
+        head + "#SBATCH -c 1\nexport OMP_NUM_THREADS=8\nsrun python x.py\n", "threads-oversubscribed"
+    )
+    assert message(head + "<<<<<<< HEAD\n", "stray-line").startswith("<<<<<<< is a mark of a conflict")
+    assert message(head + "'''\nold notes\n'''\n", "stray-line").startswith("''' begins no comment")

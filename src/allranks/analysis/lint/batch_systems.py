@@ -68,7 +68,8 @@ def _pbs_request(resources: dict[str, str], place: int, late: tuple[int, ...]) -
     if "+" in text:  # chunks of several kinds
         return PbsRequest(place=place, late=late)
     first, *rest = text.split(":")
-    chunks = _count(first) if text else 1
+    # nodes=03 names the host 03.
+    chunks = 1 if not text or re.fullmatch(r"0\d+", first) else _count(first)
     own = {name: value for name, _, value in (part.partition("=") for part in rest)}
     cpus = _count(own.get("ncpus") or own.get("ppn") or resources.get("ncpus") or "")
     gpus = _count(own.get("ngpus") or own.get("gpus") or resources.get("ngpus") or "")

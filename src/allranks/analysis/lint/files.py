@@ -99,6 +99,8 @@ def kind_of(path: Path, text: str) -> FileKind:
     """Classify by the first line, the name, and the form of most lines."""
     if path.suffix.lower() in (".yaml", ".yml"):
         return "spec"
+    if path.name in ("Makefile", "makefile", "GNUmakefile") or path.suffix == ".mk":
+        raise UnreadableInput("this is a makefile, which make reads and not a shell")
     first = text.lstrip("\ufeff").split("\n", 1)[0].rstrip("\r")
     if first.startswith("#!"):
         if SHELL_LINE.match(first):

@@ -417,7 +417,9 @@ class _CommandReader:
             if name is None:
                 pieces.append(body.part(i - 1, i))
                 continue
-            self._use(name[1], body.where(found.start()), inner[name.end() :], name[2] or "")
+            line = body.text[body.text.rfind("\n", 0, found.start()) + 1 :]
+            if not line.startswith("#") or line.startswith(("#SBATCH", "#PBS", "#BSUB")):
+                self._use(name[1], body.where(found.start()), inner[name.end() :], name[2] or "")
             pieces.append(self._value(inner, body.where(found.start())))
         return join_texts([*pieces, body.part(i, len(body.text))])
 

@@ -49,7 +49,7 @@ def stray(job: JobDescription) -> Iterator[Violation]:
     for found in (*CONFLICT.finditer(job.text), *FENCE.finditer(job.text)):
         if found[0].startswith(("<", "`", ">")) and not _in_document(job, found.start()):
             what = "a mark of Markdown" if found[0].startswith("`") else "a mark of a conflict that git could not merge"
-            yield Violation(found.start(), f"{found[0][:10]} is {what}, no command")
+            yield Violation(found.start(), f"{found[0].split()[0]} is {what}, no command")
             return
 
 
@@ -110,7 +110,8 @@ def _quoted_text(job: JobDescription, call: ProgramCall) -> str | None:
     start = job.text[call.offset : call.offset + 3]
     shown = " ".join(call.written.split())[:50]
     if start[:1] in ("'", '"') and start[1:2] not in "$/.~" and "$" not in call.written:
-        return f"the text '{shown}' in quotes runs as a command"
+        begins = f"{start} begins no comment: " if start in ("'''", '"""') else ""
+        return f"{begins}the text '{shown}' in quotes runs as a command"
     known = re.match(r"\"\$\{?(\w+)\}?\"(?=\s|\Z)", job.text[call.offset : call.offset + 60])
     if known and known[1] in job.by_name and "$" not in call.written.split()[0]:
         return f"the quotes make '{shown}' one word: there is no program of that name; write ${known[1]} without quotes, or use an array"

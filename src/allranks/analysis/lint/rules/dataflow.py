@@ -349,7 +349,9 @@ def without_export(job: JobDescription) -> Iterator[Violation]:
         return
     last = max([*started, *(w.offset for w in job.work)])
     several = len({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"} & job.by_name.keys()) > 1
-    env_init = any(la.kind == "python" for la in job.launches) or (bool(started) and not job.launches and several)
+    alone = job.nodes == 1 and job.number(job.heads("ntasks-per-node") or job.heads("ntasks")) == 1
+    by_environment = bool(started) and not job.launches and several and not alone
+    env_init = any(la.kind == "python" for la in job.launches) or by_environment
     said: set[str] = set()
     for item in job.set_values_at_top():
         name = item.name

@@ -511,7 +511,7 @@ def shebang(job: JobDescription) -> Iterator[Violation]:
             "the file starts with a byte order mark instead of #!",
             cure="save it as UTF-8 without a byte order mark",
         )
-    elif job.is_batch and not job.source.text.startswith("#!"):
+    elif job.is_batch and not job.source.text.startswith(("#!", "{%")):
         later = re.match(r"(?:[ \t]*(?:#(?!!).*)?\r?\n)+(?=#!\s*/)", job.source.text)
         text = "the first line of the batch script does not start with #!"
         if later:

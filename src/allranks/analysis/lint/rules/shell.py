@@ -189,10 +189,16 @@ def runs_arguments(job: JobDescription) -> Iterator[Violation]:
             return
 
 
+FILLED_IN = re.compile(r"<%|\{%|%\(\w+\)[ds]|£[\w({]")
+"""Marks of a template, whose lines a program replaces before a shell reads them."""
+
+
 def unterminated(job: JobDescription) -> Iterator[Violation]:
     """Report where a quote or a here-document is not closed: the shell refuses the script, or reads it differently."""
     for offset, what in job.reading.trouble:
         start = offset
+        if FILLED_IN.search(job.line_of(offset)):
+            continue
         if what.startswith('the closing "'):
             start = _first_open_quote(job, offset)
         if what.startswith("the here-document's end"):
@@ -201,6 +207,8 @@ def unterminated(job: JobDescription) -> Iterator[Violation]:
         else:
             yield Violation(start, what)
     for offset, what in job.reading.unbalanced:
+        if FILLED_IN.search(job.line_of(offset)):
+            continue
         yield Violation(
             offset, what, why="bash stops with a syntax error when it reads this place; what stands before it has run."
         )

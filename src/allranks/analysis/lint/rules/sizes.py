@@ -219,7 +219,7 @@ def parts_of_servers(job: JobDescription) -> Iterator[Violation]:
         if needed > seen[0]:
             sizes = " ".join(f"{arg.text.partition('=')[0]} {n}" for n, arg in found)
             if "," in found[0][1].text:
-                sizes = f"parallel size {needed} in the parallel size in the arguments of the model"
+                sizes = f"the parallel size {needed} in the arguments of the model"
             text = f"{sizes} needs {needed} GPUs, but {seen[1]} {seen[0]}"
             yield Violation(found[0][1].offset, text, why=SERVED_WHY, cure="as many parts as GPUs")
 

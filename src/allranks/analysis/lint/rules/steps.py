@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import PYTHON, SHELLS, Option, slurm_options
-from allranks.analysis.lint.job import JobDescription, LauncherCall, count_gpus
+from allranks.analysis.lint.job import USUAL_GPUS, JobDescription, LauncherCall, count_gpus
 from allranks.analysis.lint.placement import MPI, Started, started_by
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.tasks import SEVERAL_WHY
@@ -485,8 +485,9 @@ def _by_ssh(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
 
 SPREADS_ITSELF = re.compile(
     r"(?:^|/)\w*launch\w*\.py$|--mpi[-_]\w+|--hosts\b|submitit|dask|\bray\b|parsl|mpi4py|spark|hostfile|horovod|pip$|venv$|"
-    r"NODELIST|NODEFILE"
+    r"NODELIST|NODEFILE|^(?:mpirun|mpiexec|horovodrun|setup\.py)$"
 )
+TOTAL = re.compile(r"--(?:n|num)[-_]?gpus=(\d{1,6})")
 
 
 def idle_nodes(job: JobDescription) -> Iterator[Violation]:
@@ -501,9 +502,10 @@ def idle_nodes(job: JobDescription) -> Iterator[Violation]:
         return
     if any(c.program in STARTS_ELSEWHERE or runs_script(c) for c in others):
         return
+    told = [int(n[1]) for c in job.work for a in c.args for n in [TOTAL.fullmatch(a.text)] if n]
     work = next((c for c in job.work if not any(SPREADS_ITSELF.search(a.text) for a in c.args)), None)
-    if work is None:
-        return
+    if work is None or max(told, default=0) > max(job.gpus_per_node or 0, USUAL_GPUS):
+        return  # it is told to use more GPUs than a node has, and starts the others itself
     yield Violation(work.offset, f"{work.program} runs on the first of {job.nodes} nodes only")
 
 

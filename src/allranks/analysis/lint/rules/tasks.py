@@ -242,7 +242,7 @@ def oversubscribed(job: JobDescription) -> Iterator[Violation]:
             if ranks > 1
             else f"export OMP_NUM_THREADS=${cpus_name}"
         )
-        yield Violation(items[0].offset, f"{many} per task, but a task has {cpus} CPUs", cure=cure)
+        yield Violation(items[0].offset, f"{many} per task, but a task has {cpus} CPU{'s' * (cpus > 1)}", cure=cure)
 
 
 def few_cpus(job: JobDescription) -> Iterator[Violation]:

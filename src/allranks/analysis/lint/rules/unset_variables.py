@@ -553,14 +553,13 @@ COMMENTED_LOOP = re.compile(r"#+\s*for\s+([A-Za-z_]\w*)\s+in\s")
 
 
 SWITCHED = re.compile(
-    r"=\s*[\"']?\s*(?:-{1,2}[A-Za-z]|(?:srun|singularity|apptainer|docker|nsys|ncu|numactl|shifter|time|mpirun|env)\b)"
+    r"=\s*[\"']?\s*(?:-{1,2}[A-Za-z]|(?:srun|singularity|apptainer|docker|nsys|ncu|numactl|shifter|time|mpirun|env|(?:\S*/)?(?:rocprof\w*|omniperf|valgrind|perf|vtune|py-spy))\b)"
 )
 
 
 def _is_switched_off(job: JobDescription, use: VariableUse, line: int) -> bool:
     """Return whether the comment takes out options or a wrapper that stand as words of their own: ``$CONTAINER python x.py``."""
-    around = job.text[max(0, use.offset - 1) : use.offset + len(use.name) + 4]
-    alone = re.fullmatch(rf"[\s\"']?\$\{{?{use.name}\}}?(?:[\s\"';\\].*)?", around, re.DOTALL)
+    alone = re.search(rf"(?:^|[\s\"'=])\$(?:{use.name}|\{{{use.name}\}})(?=[\s\"';\\]|$)", job.line_of(use.offset))
     return alone is not None and SWITCHED.search(job.lines.line(line)) is not None
 
 
