@@ -102,7 +102,7 @@ SECOND_LOOK: list[tuple[str, str, int, str]] = [
     ("idle-nodes", "#!/bin/bash\n#PBS -l nodes=03\npython x.py\n", 0, ""),
     ("idle-nodes", "#!/bin/bash\n#PBS -l nodes=3\npython x.py\n", 3, "warning"),
     ("fixed-name-in-tmp", SHARED + "wget --load-cookies /tmp/cookies.txt a && rm -rf /tmp/cookies.txt\n", 5, "note"),
-    ("fixed-name-in-tmp", SHARED + "rm -rf /tmp/cookies\n", 5, "warning"),
+    ("fixed-name-in-tmp", SHARED + "rm -rf /tmp/.nv\n", 5, "warning"),
     ("not-exported", NONE + "MASTER_ADDR=$(hostname)\nMASTER_PORT=6000\nWORLD_SIZE=1\nsrun ./a.out\n", 0, ""),
     ("unterminated", "#!/bin/bash\n<% if mail == 'yes' -%>\n#SBATCH --mail-type END\n<% end -%>\npython x.py\n", 0, ""),
     ("unterminated", "#!/bin/bash\n./caffe train --solver=./%(fold)d-solver.prototxt\n", 0, ""),

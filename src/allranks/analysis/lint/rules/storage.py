@@ -106,7 +106,7 @@ def fixed(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(call.offset, text, why=REMOVE_WHY, severity=None if job.is_job else "note")
             elif FIXED_NAME.match(arg.text):
                 text = f"rm -r {arg.text}: the folder has the same name in every job, so it removes files of other jobs"
-                one_file = re.search(r"\.[A-Za-z]\w{1,4}\Z", arg.text) is not None
+                one_file = re.search(r"[^/]\.[A-Za-z]\w{1,4}\Z", arg.text) is not None
                 yield Violation(call.offset, text, why=REMOVE_WHY, severity="note" if one_file else severity)
                 seen.add(arg.text.rstrip("/"))
         targets = [(r.target, call.offset) for r in call.redirects if r.operator in (">", ">>", ">|", "&>")]
