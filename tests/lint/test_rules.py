@@ -35,6 +35,7 @@ from tests.lint.step_cases import STEP_CASES
 from tests.lint.submission_cases import SUBMISSION_CASES
 from tests.lint.subshell_cases import SUBSHELL_CASES
 from tests.lint.taken_cases import TAKEN_CASES
+from tests.lint.text_cases import TEXT_CASES
 
 BAD = [*cases.BAD, *script_cases.SCRIPT_BAD]
 GOOD = [*cases.GOOD, *script_cases.SCRIPT_GOOD]
@@ -59,6 +60,7 @@ CASES = [
     *INLINE_CASES,
     *NEIGHBOUR_CASES,
     *PRECISION_CASES,
+    *TEXT_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())

@@ -16,6 +16,7 @@ from allranks.analysis.lint.rules import (
     exit_codes,
     gpus,
     hostfiles,
+    inner_texts,
     launchers,
     lines,
     options,
@@ -137,6 +138,7 @@ BROKEN_LINE = _all(
     lines.swallowed_by,
     lines.no_assignments,
     quoting.inline_python,
+    inner_texts.split_scripts,
 )
 FIXED_NAME_IN_TMP = _all(storage.fixed, storage.lone_dollar)
 OUTPUT_FOLDER = _all(directives.output, directives.log_in_root)
@@ -147,6 +149,7 @@ EXIT_CODE_LOST = _all(
     exit_codes.piped_inside,
     exit_codes.echoed_failure,
     exit_codes.piped_script,
+    exit_codes.always_success,
     waiting.results_of_wait,
 )
 BACKGROUND_NOT_AWAITED = _all(waiting.background, waiting.scripts_in_background, waiting.waits_for_last)
@@ -154,7 +157,9 @@ OPTION_TWICE = _all(requests.twice, requests.settings_twice)
 EXPANDED_TOO_EARLY = _all(dataflow.early, dataflow.submitted_too_early)
 NO_SHEBANG = _all(directives.shebang, directives.interpreter)
 SECRET_IN_SCRIPT = _all(secrets.secret, secrets.more_secrets)
-VARIABLE_NOT_EXPANDED = _all(quoting.not_expanded, quoting.quoted_setting, quoting.quoted_name)
+VARIABLE_NOT_EXPANDED = _all(
+    quoting.not_expanded, quoting.quoted_setting, quoting.quoted_name, inner_texts.shell_names_in_programs
+)
 VALUE_SPLIT = _all(commands.value_split, lines.blank_value, lines.split_mounts, sizes.queried_count)
 NEVER_EXPANDED = _all(
     quoting.literal,
@@ -166,10 +171,11 @@ NEVER_EXPANDED = _all(
 ASKS_FOR_ANSWER = _all(environments.asks, environments.asks_more)
 NODE_COUNT = _all(tasks.count, counts.group_of_one, hostfiles.repeated_nodes)
 FIXED_RENDEZVOUS_ID = _all(ports.identity, hostfiles.stale_address)
-MISSING_COLON = _all(commands.missing_colon, commands.semicolon)
+MISSING_COLON = _all(commands.missing_colon, commands.semicolon, commands.path_lost)
 DIRECTIVE_NOT_READ = _all(directives.unread, requests.cut_list)
 DIRECTIVE_REFUSED = _all(
     directives.refused,
+    directives.pbs_without_letter,
     directives.bad_counts,
     requests.refused_times,
     requests.exclusive_options,
@@ -192,19 +198,21 @@ NODE_RANK_MISSING = _all(rendezvous.rank_missing, ranks.factory_rank)
 IDLE_NODES = _all(steps.idle_nodes, counts.few_processes)
 WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts.spawned_world, sizes.world_of_options)
 TIME_UNIT = _all(steps.minutes, requests.hours_as_minutes)
-PATTERN_NOT_EXPANDED = _all(storage.unexpanded, requests.foreign_patterns)
+PATTERN_NOT_EXPANDED = _all(storage.unexpanded, requests.foreign_patterns, inner_texts.quoted_patterns)
 MASTER_ADDRESS = _all(rendezvous.address, rendezvous.local_url, launchers.without_address, ranks.node_record)
 LAUNCHER_OPTION = _all(options.launcher_option, launchers.filters, options.unknown_launcher_option, options.malformed)
 BLOCKS_SCRIPT = _all(waiting.blocks, launchers.ray_blocks)
-LITERAL_QUOTES = _all(shell.literal_quotes, quoting.quotes_in_value)
+LITERAL_QUOTES = _all(shell.literal_quotes, quoting.quotes_in_value, inner_texts.operators_in_values)
 LOOP_VALUES = _all(
     conditions.loops, quoting.first_element, quoting.appended_text, quoting.quoted_list, subshells.reads_the_list
 )
-EXIT_ZERO = _all(exit_codes.exit_zero, exit_codes.status_of_block, exit_codes.exit_of_message)
+CONSTANT_CONDITION = _all(conditions.constant, inner_texts.tested_patterns)
+ENDLESS_WAIT = _all(waiting.server_awaited, waiting.follows_log)
+EXIT_ZERO = _all(exit_codes.exit_zero, exit_codes.status_of_block, exit_codes.exit_of_message, exit_codes.trapped_exit)
 CONDA_NOT_SET_UP = _all(environments.conda, environments.conda_elsewhere, environments.conda_in_shell)
 ONE_LOG_FOR_ARRAY = _all(requests.shared_log, requests.one_log)
-OUT_OF_PLACE = _all(conditions.out_of_place, subshells.aliases)
-LOST_IN_SUBSHELL = _all(subshells.lost, subshells.exit_inside, subshells.elsewhere)
+OUT_OF_PLACE = _all(conditions.out_of_place, subshells.aliases, subshells.never_called)
+LOST_IN_SUBSHELL = _all(subshells.lost, subshells.exit_inside, subshells.exit_in_pipe, subshells.elsewhere)
 SAME_NODE_RANK = _all(
     rendezvous.same_rank_everywhere,
     rendezvous.rank_not_used,
@@ -324,7 +332,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("unterminated", "error", shell.unterminated, shell.UNTERMINATED_WHY, shell.UNTERMINATED_CURE, "bash manual, quoting"),
     LintRule("exit-zero", "warning", EXIT_ZERO, exit_codes.ZERO_WHY, "exit 1", SLURM),
     LintRule("wait-result-lost", "warning", waiting.wait_result, waiting.RESULT_WHY, waiting.RESULT_CURE, "bash manual, wait"),
-    LintRule("endless-wait", "warning", waiting.server_awaited, waiting.ENDLESS_WHY, waiting.ENDLESS_CURE, "bash manual, wait"),
+    LintRule("endless-wait", "warning", ENDLESS_WAIT, waiting.ENDLESS_WHY, waiting.ENDLESS_CURE, "bash manual, wait"),
     LintRule("conda-not-set-up", "warning", CONDA_NOT_SET_UP, environments.CONDA_WHY, environments.CONDA_CURE, "conda documentation, activate"),
     LintRule("module-after-activation", "warning", environments.module_after, environments.MODULE_WHY, environments.MODULE_CURE, "Lmod user guide, PATH"),
     LintRule("container-without-gpu", "warning", environments.without_gpu, environments.CONTAINER_WHY, environments.CONTAINER_CURE, "apptainer guide"),
@@ -349,7 +357,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("lost-in-subshell", "warning", LOST_IN_SUBSHELL, subshells.LOST_WHY, subshells.LOST_CURE, "bash manual, command execution environment"),
     LintRule("options-in-one-word", "error", quoting.joined_options, quoting.ONE_WORD_WHY, quoting.ONE_WORD_CURE, "bash manual, word splitting"),
     LintRule("unbound-variable", "warning", exit_codes.unbound, exit_codes.UNBOUND_WHY, "", "bash manual, set -u"),
-    LintRule("constant-condition", "warning", conditions.constant, conditions.NEVER_WHY, "", "bash manual, conditional expressions"),
+    LintRule("constant-condition", "warning", CONSTANT_CONDITION, conditions.NEVER_WHY, "", "bash manual, conditional expressions"),
     LintRule("out-of-place", "error", OUT_OF_PLACE, conditions.PLACE_WHY, "", "bash manual, functions, exec and return"),
     LintRule("unknown-option", "error", options.unknown_option, options.UNKNOWN_OPTION_WHY, "", "pip and conda reference; " + SLURM),
     LintRule("other-shell", "warning", shell.other_shell, shell.SH_WHY, "#!/bin/bash", "zsh manual, options; dash manual"),

@@ -538,3 +538,40 @@ def _is_absolute(job: JobDescription, use: VariableUse) -> bool:
     if use.name in job.reading.named or any(a.items is not None for a in items):
         return False
     return all(re.match(r"/[\w$.-]|\$\{?(?:HOME|PWD|SLURM_SUBMIT_DIR|PBS_O_WORKDIR)\b", a.value) for a in items)
+
+
+PATH_LOST_WHY = (
+    "PATH is the list of folders in which the shell looks for commands: none of the usual ones is left in it."
+)
+USUAL_COMMANDS = {
+    "srun", "mkdir", "ls", "cp", "mv", "rm", "cat", "date", "hostname", "scontrol", "nvidia-smi", "bash", "sed", "awk", "grep", "tee", "sleep",
+    "head", "tail", "env", "sbatch", "tar", "which", "nproc", "free", "df", "uname", "touch", "basename", "dirname", "seq", "mktemp", "rsync",
+}  # fmt: skip
+
+
+def path_lost(job: JobDescription) -> Iterator[Violation]:
+    """Report ``PATH=/folder``, which takes the usual commands away that the script needs below."""
+    fronts = {a.offset for c in job.calls for a in c.prefix}
+    own = [a for a in job.set_values_at_top() if a.name == "PATH" and not a.in_function and a.offset not in fronts]
+    for item in own:
+        written = job.line_of(item.offset)[job.lines.place(item.offset)[1] - 1 :]
+        folders = re.split(r"[:;\s\"']", written.partition("=")[2])
+        if re.search(r"\$(?!\{?(?:HOME|USER|PWD)\b)|`|\\$|\.\.\.|=\s*$", written) or {
+            "/bin",
+            "/usr/bin",
+            "/usr/local/bin",
+        } & set(folders):
+            continue
+        end = min((a.offset for a in own if a.offset > item.offset), default=len(job.text))
+        needed = (
+            c
+            for c in job.calls
+            if item.offset < c.offset < end
+            and c.written in USUAL_COMMANDS
+            and not (c.under or c.in_function or c.branch)
+        )
+        call = next(needed, None)
+        if call is not None and item.subshell is None:
+            text = f"$PATH is not part of the new PATH: {call.written} and other commands are not found"
+            yield Violation(item.offset, text, why=PATH_LOST_WHY, cure="PATH=/folder:$PATH")
+            return

@@ -539,3 +539,18 @@ def line_breaks(job: JobDescription) -> Iterator[Violation]:
     count = job.text.count("\r\n")
     if count:
         yield Violation(job.text.index("\r\n"), f"{count} line{'s' * (count > 1)} with DOS line breaks (CR LF)")
+
+
+PBS_LETTER_WHY = "qsub reads the words behind #PBS as its own arguments: a word that is no option is a directive error, and no such resource is requested."
+PBS_WITHOUT_LETTER = re.compile(r"(?m)^#PBS[ \t]+((?!-)[A-Za-z_]\w*)=\S+[ \t]*(?:#.*)?$")
+
+
+def pbs_without_letter(job: JobDescription) -> Iterator[Violation]:
+    """Report ``#PBS ngpus=1``, which has no option letter."""
+    if job.pbs is None:
+        return
+    for found in PBS_WITHOUT_LETTER.finditer(job.source.text):
+        text = f"#PBS {found[1]}=... has no option letter in front"
+        yield Violation(
+            job.source.where(found.start(1)), text, why=PBS_LETTER_WHY, cure="#PBS -l select=1:ngpus=1, or #PBS -o FILE"
+        )

@@ -8,7 +8,7 @@ from itertools import pairwise, takewhile
 
 from allranks.analysis.lint.command_options import PYTHON, SHELLS
 from allranks.analysis.lint.job import JobDescription
-from allranks.analysis.lint.records import Edit, ProgramCall, Violation
+from allranks.analysis.lint.records import Assignment, Edit, ProgramCall, Violation
 from allranks.analysis.lint.rules.conditions import TESTS
 
 
@@ -435,6 +435,17 @@ def _is_checked(call: ProgramCall, after: ProgramCall) -> bool:
     return call.tested or call.after in ("||", "&&") or any(a.text == "$?" for a in after.args)
 
 
+def _words(call: ProgramCall) -> str:
+    return " ".join(a.text for a in call.args)
+
+
+def _in_braces(job: JobDescription, first: ProgramCall, last: ProgramCall) -> bool:
+    """Return whether a group ``{ first; last; }`` contains both commands."""
+    opened = re.search(r"\{\s*\Z", job.text[max(0, first.offset - 20) : first.offset])
+    return opened is not None and re.match(r"exit[^\n;]*(?:;|\n)\s*\}", job.text[last.offset :]) is not None
+
+
+DIRECT_STATUS = re.compile(r"\w+[ \t]+\"?\$\?")
 AFTER_FAILURE = re.compile(
     r"(?:\$\?[\"']?[ \t]*(?:-ne|!=|-gt)[ \t]*[\"']?0|\bif[ \t]+![ \t])[^\n]*\n?(?:[ \t]*then\b[^\n]*\n)?"
     r"(?:[ \t]*(?:echo|printf|date)\b[^\n]*\n?)*[ \t]*\Z"
@@ -442,9 +453,18 @@ AFTER_FAILURE = re.compile(
 
 
 def exit_of_message(job: JobDescription) -> Iterator[Violation]:
-    """Report ``exit $?`` behind the error message of ``if [ $? -ne 0 ]``."""
+    """Report ``exit $?`` behind the error message of ``if [ $? -ne 0 ]``, ``command || { echo ...; }`` and ``test && echo ...``."""
     for before, call in pairwise(c for c in job.calls if not c.in_substitution and not c.under):
-        if call.program != "exit" or [a.text for a in call.args] != ["$?"] or not call.branch or call.in_function:
+        if call.program not in ("exit", "return") or not DIRECT_STATUS.match(job.text, call.offset):
+            continue
+        said = before.program in ("echo", "printf") and before.branch == call.branch
+        chained = call.before == "&&" and before.before in ("&&", "||") and ERROR_TEXT.search(_words(before))
+        grouped = before.before == "||" and before.after in (";", "\n") and _in_braces(job, before, call)
+        if said and (grouped or chained):
+            text = f"$? is the exit code of '{before.written}': {call.program} $? reports success after the error"
+            yield Violation(call.offset, text, why=STATUS_WHY, cure=f"{call.program} 1")
+            continue
+        if not call.branch or call.in_function or call.program != "exit":
             continue
         failed = AFTER_FAILURE.search(job.text[max(0, call.offset - 600) : call.offset])
         message = before.program in ("echo", "printf", "date") and before.branch == call.branch
@@ -454,3 +474,104 @@ def exit_of_message(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 call.offset, text, why=STATUS_WHY, cure="rc=$? directly behind the command, then exit $rc; or exit 1"
             )
+
+
+# ------------------------------------------------------------------- results that are always success
+
+STARTED_WHY = "& starts a command and returns 0 at once: $? says nothing about the command, and the check never fires."
+DECLARED_WHY = "export, local and declare return 0 of their own: the exit code of the command in $( ) is lost."
+DECLARED_CURE = "NAME=$(command); rc=$?; and export NAME in a line of its own"
+TRAPPED_WHY = "exit in a trap of EXIT replaces the exit code of the script: a failed job is reported as COMPLETED."
+BEHIND_START = re.compile(r"(?<![&>])&(?![&>])[ \t]*(?:#[^\n]*)?[\s;]*[\w\s;+=()\[\]{}$!\"'-]*\Z")
+BLOCK_WORDS = re.compile(r"\b(?:fi|done|esac|else|elif|wait)\b|[})]\s*\Z")
+DECLARES = re.compile(r"[ \t]*(?:local|export|declare|typeset|readonly)[ \t]+(?:-\w+[ \t]+)*\w+=\"?(?:\$\((?!\()|`)")
+CHECKED_DECLARATION = re.compile(r"[ \t]*(?:#[^\n]*)?\|\|[ \t]*(?:\\\n[ \t]*)?(exit|return|\{|die\b|error\b)")
+
+
+def always_success(job: JobDescription) -> Iterator[Violation]:
+    """Report a check of ``$?`` that is 0 whatever happened: behind ``&``, and behind ``export NAME=$(command)``."""
+    if job.kind != "script":
+        return
+    calls = [c for c in job.calls if not c.under and not c.in_substitution]
+    starts = {c.offset: c for c in calls}
+    sets = {a.offset: a for a in job.assignments if not a.under and not a.in_substitution}
+    for place, shown in _checks_of_status(job):
+        before = max((o for o in (*starts, *sets) if o < place and not _is_bare_status(job, sets.get(o))), default=None)
+        if before is None:
+            continue
+        call, item = starts.get(before), sets.get(before)
+        if call is not None and call.after == "&":
+            between = job.text[before:place]
+            behind = BEHIND_START.search(between)
+            if behind and not BLOCK_WORDS.search(between[behind.start() :]):
+                text = f"{shown} is 0 whatever becomes of '{call.written}', which has only been started"
+                yield Violation(place, text, why=STARTED_WHY, cure='wait "$pid"; rc=$?')
+        elif item is not None and DECLARES.match(line := job.line_of(before)) and "$(" + "(" not in line:
+            word = line.split()[0]
+            text = f"{shown} is the exit code of {word}, which is 0, and not that of the command in $( )"
+            yield Violation(place, text, why=DECLARED_WHY, cure=DECLARED_CURE)
+    yield from _checked_declarations(job)
+
+
+def _checks_of_status(job: JobDescription) -> Iterator[tuple[int, str]]:
+    """Yield where ``$?`` decides something: in a test, in exit, or in a variable that something uses."""
+    for item in job.assignments:
+        kept = item.value == "$?" or (item.items is not None and [i.text for i in item.items] == ["$?"])
+        if (kept or re.match(r"\+?=\(\$\?\)", job.text[item.offset + len(item.name) :][:8])) and not item.under:
+            if item.name in job.used_names:
+                yield item.offset, "$?"
+    for call in job.calls:
+        if call.program in TESTS or call.program in ("exit", "return"):
+            written = job.line_of(call.offset)[job.lines.place(call.offset)[1] - 1 :]
+            if not call.under and any(a.text == "$?" for a in call.args) and "$?" in written:
+                yield call.offset, "$?"
+
+
+def _is_bare_status(job: JobDescription, item: Assignment | None) -> bool:
+    """Return whether an assignment keeps ``$!``, which leaves the result of the start at 0."""
+    return item is not None and "$!" in job.text[item.offset : item.offset + len(item.name) + 8]
+
+
+def _checked_declarations(job: JobDescription) -> Iterator[Violation]:
+    """Report ``export NAME=$(command) || exit 1``."""
+    for found in re.finditer(r"(?m)^" + DECLARES.pattern, job.text):
+        if job.in_comment(found.start()):
+            continue
+        line = job.line_of(found.start())
+        end = re.search(r"[)`]\"?(?=[ \t]*\|\|)", line)
+        checked = CHECKED_DECLARATION.match(line, end.end()) if end else None
+        inside = line[found.end() - found.start() : end.end()] if end else ""
+        if checked and end and inside.count("(") + 1 == inside.count(")") + inside.count("`"):
+            word = line.split()[0]
+            text = f"|| {checked[1]} never runs: {word} returns 0, whatever the command in $( ) returned"
+            yield Violation(found.start() + end.end(), text, why=DECLARED_WHY, cure=DECLARED_CURE)
+            return
+
+
+EXIT_TRAP = re.compile(
+    r"(?m)^[ \t]*trap[ \t]+(?:'([^'\n]*)'|\"([^\"\n]*)\"|([\w-]+))[ \t]+(?:[A-Z]+[ \t]+)*(?:EXIT|0)\b"
+)
+
+
+def trapped_exit(job: JobDescription) -> Iterator[Violation]:
+    """Report ``exit 0`` at the end of what a trap of EXIT runs."""
+    if not job.is_job or not job.work:
+        return
+    for found in EXIT_TRAP.finditer(job.text):
+        text, name = found[1] or found[2] or "", found[3]
+        place = found.start() + len(found[0]) - len(found[0].lstrip())
+        if name and name != "-":
+            defined = re.search(
+                rf"(?m)^([ \t]*)(?:function[ \t]+)?{re.escape(name)}[ \t]*(?:\(\))?[ \t]*\{{?[ \t]*\n(?:[ \t]*\{{[ \t]*\n)?"
+                r"((?:(?!\1\})[^\n]*\n)*)\1\}",
+                job.text,
+            )
+            text = defined[2].rstrip() if defined else ""
+            place = defined.start(2) + text.rfind("exit") if defined else place
+        last = text.rstrip("; \t").split("\n")[-1]
+        if re.search(r"(?:^|;)[ \t]*exit[ \t]+0\Z", last) and not job.in_comment(found.start()):
+            yield Violation(
+                place, "exit 0 in the trap of EXIT reports success for every end of the job", why=TRAPPED_WHY,
+                cure="leave exit out of the trap, or keep rc=$? as its first command and exit $rc",
+            )  # fmt: skip
+            return

@@ -188,12 +188,12 @@ def _owner(job: JobDescription, arg: Argument, call: ProgramCall) -> str | None:
     for item in job.assignments:
         if item.under or item.items is not None or item.offset >= call.offset or not len(item.source.at):
             continue
-        if place in item.source.at and place > item.offset and _written_here(job, item, place):
+        if place in item.source.at and place > item.offset and is_written_here(job, item, place):
             return item.name
     return None
 
 
-def _written_here(job: JobDescription, item: Assignment, place: int) -> bool:
+def is_written_here(job: JobDescription, item: Assignment, place: int) -> bool:
     """Return whether the place lies in the text of this assignment, and not in that of a variable in its value."""
     return (
         job.text[item.offset : item.offset + len(item.name)] == item.name

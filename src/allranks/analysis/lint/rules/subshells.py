@@ -9,6 +9,7 @@ from itertools import pairwise
 from allranks.analysis.lint.command_options import PYTHON, REMOTE_SHELLS, SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, ProgramCall, VariableUse, Violation
+from allranks.analysis.lint.rules.conditions import DEFINES
 from allranks.analysis.lint.rules.dataflow import HARMLESS
 from allranks.analysis.lint.rules.exit_codes import shell_flags
 from allranks.analysis.lint.rules.tasks import sources_settings
@@ -472,3 +473,72 @@ def foreign_arrays(job: JobDescription) -> Iterator[Violation]:
         said.add(use.name)
         text = f"${{{use.name}[{index}]}}: nothing in this script sets the array {use.name}"
         yield Violation(use.offset, text, why=ARRAY_WHY, cure="pass the element as an argument, or set the array here")
+
+
+# ------------------------------------------------------------ exits in pipes, and functions without a call
+
+PIPE_WHY = "Each part of a pipe runs in a shell of its own: exit ends that one, and the pipe has the result of its last command."
+PIPE_CURE = "set -o pipefail at the top of the script, and { ...; } | tee log || exit 1"
+READ_LOOP_CURE = "done < <(command), or done < file, instead of the pipe"
+NEVER_CALLED_WHY = "A function runs only when its name stands as a command somewhere below its definition."
+PIPED_END = re.compile(r"(?m)^([ \t]*)(\}|\)|done)[ \t]*(?:2>&1[ \t]*)?\|&?[ \t]*(\w+)")
+OPENERS = {"}": r"(?<!\))\n{}\{{[ \t]*(?:#.*)?$", ")": r"\n{}\([ \t]*(?:#.*)?$", "done": r"\n{}(?:for|while|until)\b"}
+
+
+def exit_in_pipe(job: JobDescription) -> Iterator[Violation]:
+    """Report ``exit 1`` in ``{ ...; } | tee log``, and in a loop behind a pipe, where the script goes on."""
+    if job.kind != "script" or "pipefail" in job.text or "PIPESTATUS" in job.text:
+        return
+    exits = [
+        c
+        for c in job.calls
+        if c.program == "exit" and c.args and c.args[0].text != "0"
+        and not (c.under or c.in_substitution or c.in_function)
+    ]  # fmt: skip
+    for end in PIPED_END.finditer(job.text) if exits else ():
+        opener = OPENERS[end[2]].format(re.escape(end[1]))
+        starts = [m.start() for m in re.finditer(opener, job.text[: end.start()], re.MULTILINE)]
+        inside = [c for c in exits if starts and starts[-1] < c.offset < end.start()]
+        tested = re.match(r"[^\n]*(?:\|\||&&)", job.text[end.end() :])
+        if inside and not tested and not job.in_comment(end.start(2)):
+            text = f"exit ends only its part of the pipe: the script goes on with the result of {end[3]}"
+            yield Violation(inside[-1].offset, text, why=PIPE_WHY, cure=PIPE_CURE)
+            return
+    if shell_flags(job)[0] or keeps_last_part(job):
+        return
+    own = [c for c in job.calls if not (c.under or c.in_substitution or c.in_function)]
+    for call in exits:
+        place = call.subshell
+        if place is None or job.source.text[place : place + 1] == "(" or not call.in_loop:
+            continue
+        later = next((c for c in own if c.offset > call.offset and c.subshell is None), None)
+        between = job.text[call.offset : later.offset + 40] if later else ""
+        done = re.search(r"(?m)^[ \t]*done\b([^\n]*)", between)
+        if later and done and not re.search(r"\|\||&&|\|", done[1]) and "$?" not in between[done.start() :]:
+            text = f"exit ends only the loop behind the pipe: the script goes on with {later.written}"
+            yield Violation(call.offset, text, why=PIPE_WHY, cure=READ_LOOP_CURE)
+            return
+
+
+def never_called(job: JobDescription) -> Iterator[Violation]:
+    """Report a job whose work stands in functions that nothing calls."""
+    if not job.is_job or not job.work or not all(w.in_function for w in job.work):
+        return
+    defined = [
+        (m.start() + len(m[0]) - len(m[0].lstrip()), m[1] or m[2])
+        for m in DEFINES.finditer(job.text)
+        if not job.in_comment(m.start())
+    ]
+    owners = {max((d for d in defined if d[0] < w.offset), default=None) for w in job.work}
+    code = "\n".join(line for line in job.text.split("\n") if not line.lstrip().startswith("#"))
+    for owner in owners:
+        if owner is None or len(re.findall(rf"(?<![\w.-]){re.escape(owner[1])}(?![\w-])", code)) > 1:
+            return
+    if DISPATCHES.search(code):
+        return
+    place, name = min(owner for owner in owners if owner is not None)
+    text = f"nothing calls {name}: the job ends without its work"
+    yield Violation(place, text, why=NEVER_CALLED_WHY, cure=f"{name} as the last line")
+
+
+DISPATCHES = re.compile(r"(?m)^[ \t]*(?:eval[ \t]+|exec[ \t]+)?[\"']?\$\{?[@*\w]|\beval\b|\$\{?FUNCNAME")

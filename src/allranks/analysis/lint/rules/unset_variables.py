@@ -188,9 +188,23 @@ def _glued(job: JobDescription) -> Iterator[tuple[str, Violation]]:
         elif (start := _start_of_name(job, use.name)) is not None:
             text = f"${use.name} is never set; ${{{start}}} followed by {use.name[len(start) :]} was probably meant"
             yield use.name, Violation(use.offset, text, cure=f"${{{start}}}{use.name[len(start) :]}")
+        elif (start := _taken_in(job, use)) is not None:
+            rest = use.name[len(start) :]
+            text = f"${use.name} is never set; ${{{start}}} followed by {rest} was probably meant"
+            yield use.name, Violation(use.offset, text, cure=f"${{{start}}}{rest}")
         elif use.name in LOWER_CASE:
             text = f"${use.name} is never set; ${use.name.upper()} was probably meant"
             yield use.name, Violation(use.offset, text, cure=f"${use.name.upper()}")
+
+
+def _taken_in(job: JobDescription, use: VariableUse) -> str | None:
+    """Return the variable of the script that takes in the text behind it within a longer word: ``runs/$model_base``."""
+    name, around = use.name, job.text[max(0, use.offset - 2) : use.offset + len(use.name) + 1]
+    if use.under or not re.search(rf"[\w/.}}]\${name}(?!\w)|\${name}[$/._{{-]", around) or job.sources_files:
+        return None
+    starts = [name[: m.start()] for m in re.finditer(r"_(?=[a-z0-9])", name)] if name not in job.reading.named else []
+    above = {a.name for a in job.assignments if a.offset < use.offset} | job.reading.named
+    return next((s for s in reversed(starts) if s in above), None)
 
 
 def _start_of_name(job: JobDescription, name: str) -> str | None:

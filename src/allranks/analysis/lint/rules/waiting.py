@@ -167,6 +167,33 @@ def _endless_loops(job: JobDescription) -> list[tuple[int, str]]:
     return found + [(c.offset, c.written) for c in own]
 
 
+FOLLOWS_WHY = "tail -f does not end when the program has ended: the job holds its GPUs until its time limit, and is reported as TIMEOUT."
+FOLLOWS_CURE = 'tail -f --pid="$pid" log, or wait instead of tail'
+STARTS_SERVER = re.compile(
+    r"(?i)\b(?:serve|server|controller|worker|daemon|gradio|api|ollama|jupyter|ray|dask|mysqld)\b|_server|server_"
+)
+
+
+def follows_log(job: JobDescription) -> Iterator[Violation]:
+    """Report ``tail -f log`` as the last command of a job whose program is no server."""
+    if not job.is_job or any(c.program in STOPS for c in job.calls) or STARTS_SERVER.search(_without_comments(job)):
+        return
+    own = [c for c in job.calls if not (c.under or c.in_substitution or c.in_function)]
+    last = own[-1] if own else None
+    if last is None or last.program != "tail" or last.branch or last.after not in ("\n", ";", "") or len(own) < 2:
+        return
+    words = [a.text for a in last.args]
+    follows = any(re.fullmatch(r"-\w*[fF]\w*|--follow(?:=\w+)?", w) for w in words)
+    if follows and not any(w.startswith("--pid") for w in words):
+        yield Violation(
+            last.offset, "tail -f never ends, and so neither does the job", why=FOLLOWS_WHY, cure=FOLLOWS_CURE
+        )
+
+
+def _without_comments(job: JobDescription) -> str:
+    return "\n".join(line for line in job.text.split("\n") if not line.lstrip().startswith("#"))
+
+
 EXIT_WHY = "The shell ends here, whatever stands below."
 
 
