@@ -79,7 +79,7 @@ NOT_EXPORTED = _all(dataflow.not_exported, dataflow.without_export, dataflow.not
 UNSET_VARIABLE = _all(
     unset_variables.unset,
     unset_variables.set_too_late,
-    unset_variables.set_in_comment,
+    lines.set_in_comment,
     unset_variables.no_slurm_name,
     unset_variables.other_names,
     lines.empty_value,

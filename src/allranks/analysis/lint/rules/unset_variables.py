@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
@@ -519,7 +519,7 @@ def set_too_late(job: JobDescription) -> Iterator[Violation]:
     """Report a value that a command or another value takes before the script sets it, even if a file is sourced before."""
     if job.kind != "script" or not job.is_job:
         return
-    guarded, said = _guarded(job), set[str]()
+    guarded, said = guarded_names(job), set[str]()
     for use in job.uses:
         name = use.name
         own = job.by_name.get(name, [])
@@ -537,7 +537,7 @@ def set_too_late(job: JobDescription) -> Iterator[Violation]:
         yield Violation(use.offset, f"${name} is used before it is set, in line {later}")
 
 
-def _guarded(job: JobDescription) -> set[str]:
+def guarded_names(job: JobDescription) -> set[str]:
     tested = {u.name for u in job.uses if u.program in ("[", "[[", "test", "case") or u.operator.startswith(GUARDS)}
     return tested | job.reading.named
 
@@ -545,64 +545,3 @@ def _guarded(job: JobDescription) -> set[str]:
 def _sourced_name(job: JobDescription, name: str) -> bool:
     """Return whether the script exports it: then it may be that of the caller before, and another one after."""
     return any(a.exported for a in job.by_name.get(name, ())) and job.unknown_settings
-
-
-def _counted(job: JobDescription, names: Iterable[str]) -> Iterator[str]:
-    """Yield names whose only tests compare numbers in ``[ ]``, which fails for an empty value."""
-    for name in names:
-        tests = [u for u in job.uses if u.name == name and u.program in ("[", "[[", "test", "case")]
-        number = re.compile(rf"(?<!\[)\[[ \t]+\"?\$(?:{name}|\{{{name}\}})\"?[ \t]+-(?:eq|ne|gt|lt|ge|le)\b")
-        guards = any(u.operator.startswith(GUARDS) for u in job.uses if u.name == name)
-        filled = re.compile(rf"-[nz][ \t]+\"?\$\{{?{name}\b")
-        lines = [job.line_of(u.offset) for u in tests]
-        if tests and not guards and all(number.search(line) and not filled.search(line) for line in lines):
-            yield name
-
-
-COMMENTED = re.compile(r"#+\s*(?:export\s+|declare\s+)?([A-Za-z_]\w*)=(?!=)(\S.*|\S?)")
-MAY_BE_EMPTY = re.compile(
-    r"(?i)\w*(?:options?|opts?|args?|flags?|extras?|debug|dry_?run|profil\w*|prefix|suffix|resume\w*)"
-)
-COMMENTED_LOOP = re.compile(r"#+\s*for\s+([A-Za-z_]\w*)\s+in\s")
-
-
-SWITCHED = re.compile(
-    r"=\s*[\"']?\s*(?:-{1,2}[A-Za-z]|(?:srun|singularity|apptainer|docker|nsys|ncu|numactl|shifter|time|mpirun|env|(?:\S*/)?(?:rocprof\w*|omniperf|valgrind|perf|vtune|py-spy))\b)"
-)
-
-
-def _is_switched_off(job: JobDescription, use: VariableUse, line: int) -> bool:
-    """Return whether the comment takes out options or a wrapper that stand as words of their own: ``$CONTAINER python x.py``."""
-    alone = re.search(rf"(?:^|[\s\"'=])\$(?:{use.name}|\{{{use.name}\}})(?=[\s\"';\\]|$)", job.line_of(use.offset))
-    return alone is not None and SWITCHED.search(job.lines.line(line)) is not None
-
-
-def set_in_comment(job: JobDescription) -> Iterator[Violation]:
-    """Report a variable that only a commented line sets."""
-    if job.kind != "script" or not job.is_job or job.sources_files or job.submits or "export" in job.heading:
-        return
-    commented: dict[str, int] = {}
-    for comment in job.reading.comments:
-        line = job.lines.place(comment.offset)[0]
-        found = COMMENTED.match(comment.text) or COMMENTED_LOOP.match(comment.text)
-        if found and not re.search(r"\b(?:sbatch|qsub|bash|sh|export it|e\.g\.|usage)\b", comment.text):
-            commented.setdefault(found[1], line)
-    guarded, said = _guarded(job) - set(_counted(job, commented)), set[str]()
-    for use in job.uses if commented else ():
-        name = use.name
-        if name not in commented or name in guarded | said or use.in_function or use.program in ("echo", "printf"):
-            continue
-        if _is_switched_off(job, use, commented[name]):
-            continue
-        if (
-            job.has(name)
-            or name in job.reading.exported
-            or USUAL_OUTSIDE.fullmatch(name)
-            or MAY_BE_EMPTY.fullmatch(name)
-        ):
-            continue
-        if re.search(rf"(?m)^[^#\n]*\b{name}=", job.text) or re.search(rf"(?i)#.*--export\S*{name}", job.text):
-            continue
-        said.add(name)
-        text = f"${name} is never set: line {commented[name]}, which sets it, is a comment"
-        yield Violation(use.offset, text, cure="take out the # of that line, or the use")
