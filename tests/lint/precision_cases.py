@@ -2,7 +2,7 @@ r"""Cases of correct scripts beside faults that look like them: the rule, the sc
 
 from __future__ import annotations
 
-from tests.lint.cases import ONE, TWO
+from tests.lint.cases import EIGHT, ONE, TWO
 
 BATCH = "#!/bin/bash\n#SBATCH -N 1\n"
 SHARED = "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=8G --array=0-9\n"
@@ -106,6 +106,19 @@ SECOND_LOOK: list[tuple[str, str, int, str]] = [
     ("not-exported", NONE + "MASTER_ADDR=$(hostname)\nMASTER_PORT=6000\nWORLD_SIZE=1\nsrun ./a.out\n", 0, ""),
     ("unterminated", "#!/bin/bash\n<% if mail == 'yes' -%>\n#SBATCH --mail-type END\n<% end -%>\npython x.py\n", 0, ""),
     ("unterminated", "#!/bin/bash\n./caffe train --solver=./%(fold)d-solver.prototxt\n", 0, ""),
+    ("idle-gpus", EIGHT + "singularity exec --nv a.sif mpirun -np $SLURM_NTASKS -H $LIST python x.py\n", 0, ""),
+    ("unterminated", '#!/bin/bash\npython $$DIR/a.py --dir $$(pwd) --set "a"\n', 0, ""),
+    ("unset-variable", ONE + "module load nvshmem\n# NVSHMEM_HOME=/a/b\nexport LD_LIBRARY_PATH=$NVSHMEM_HOME/lib\n", 0, ""),
+    ("unset-variable", ONE + "# CORPUS_HOME=/a/b\npython x.py --data $CORPUS_HOME\n", 8, "warning"),
+    ("idle-gpus", ONE.replace("node=1", "node=4") + "srun hostname\npython -u x.py\n", 8, "warning"),
+    ("idle-gpus", ONE.replace("node=1", "node=4") + "srun dask-worker $HOST:80 &\npython -u x.py $HOST:80\n", 8, "note"),
+    ("variable-in-directive", "#!/bin/bash\n#SBATCH -p ${PARTITION}\n${GIVEN_NODE}\npython x.py\n", 2, "note"),
+    ("variable-in-directive", "#!/bin/bash\n#SBATCH -p $partition\npython x.py --gpus £gpus\n", 2, "note"),
+    ("variable-in-directive", "#!/bin/bash\n#SBATCH -p $partition\npython x.py\n", 2, "error"),
+    ("variable-in-directive", '#!/bin/bash\nsbatch <<END\n#!/bin/bash\n#SBATCH -c $([[ "$A" == b ]] && echo 2 || echo 1)\nls\nEND\n', 0, ""),
+    ("variable-in-directive", "#!/bin/bash\nsbatch <<'END'\n#!/bin/bash\n#SBATCH -c $(nproc)\nls\nEND\n", 4, "error"),
+    ("unset-variable", ONE + "BSTATE_ARGS=--a\nw_init $BSTATE_ARGS $TSTATE_ARGS\n", 0, ""),
+    ("unset-variable", ONE + "BSTATE_DIR=a\npython x.py --in $BSTATE_DIR --out $TSTATE_DIR\n", 8, "warning"),
     ("no-shebang", '{% extends "base.sh" %}\n#!/bin/bash\n#SBATCH -N 1\npython x.py\n', 0, ""),
 ]  # fmt: skip
 PRECISION_CASES = [*VARIABLES, *DIRECTIVES, *LINES, *STEPS, *SECOND_LOOK]

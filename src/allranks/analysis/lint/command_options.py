@@ -247,6 +247,7 @@ STARTS_RANKS = re.compile(
     r"(?=.*\s).*\b(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\s+launch|deepspeed)\b", re.DOTALL
 )
 CONTAINERS = {"singularity", "apptainer", "shifter", "enroot", "docker", "podman", "sarus", "ch-run", "podman-hpc"}
+STARTERS = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun"}
 REMOTE_SHELLS = {"ssh", "pdsh", "clush", "pssh"}
 SHELL_PREFIXES = {"time", "nohup", "exec", "command", "builtin", "then", "else", "do", "!", "{"}
 
@@ -309,7 +310,8 @@ def _split(program: str, rest: list[Argument]) -> int | None:
     elif program == "timeout":
         end = _timeout_end(rest)
     elif program in WRAPPERS:
-        end = next((i for i, a in enumerate(rest) if is_target(a.text)), len(rest))
+        also = STARTERS if program in CONTAINERS else set[str]()  # mpirun in a container starts the program
+        end = next((i for i, a in enumerate(rest) if is_target(a.text) or basename(a.text) in also), len(rest))
     else:
         return None
     return end if end < len(rest) else None

@@ -28,11 +28,29 @@ def variable(job: JobDescription) -> Iterator[Violation]:
             continue
         name = f"--{item.name}={value}" if item.name else value
         inside = job.source.text != job.text  # the shell that submits it has expanded $1 and ${1}
+        if inside and not _in_quoted_document(job, item.offset):
+            value = EXPANDED_BEFORE.sub("", value)
         if re.search(r"(?<!\\)\$(?:[A-Za-z_(]|\{[A-Za-z_])|`" + ("" if inside else r"|\$\{?\d"), value):
-            severity = "note" if item.name in WITHOUT_EFFECT_ON_JOB else None
+            severity = "note" if item.name in WITHOUT_EFFECT_ON_JOB or _is_filled_in(job) else None
             yield Violation(item.offset, f"#SBATCH {name}: variables are not expanded here", severity=severity)
         elif item.name in PATHS and value.startswith("~"):
             yield Violation(item.offset, f"#SBATCH {name}: ~ is not expanded here")
+
+
+EXPANDED_BEFORE = re.compile(r"(?<!\\)(?:\$\(.*|`.*)", re.DOTALL)
+ALONE = re.compile(r"(?m)^\$\{([A-Z][A-Z0-9_]*)\}[ \t]*$")
+
+
+def _in_quoted_document(job: JobDescription, offset: int) -> bool:
+    heads = re.findall(r"<<-?[ \t]*([\\'\"]?)\w", job.text[:offset])
+    return bool(heads) and bool(heads[-1])
+
+
+def _is_filled_in(job: JobDescription) -> bool:
+    """Return whether a program fills in the variables: in a folder of templates, or where a whole line is one that nothing sets."""
+    folder = job.folder.name.lower() if job.folder else ""
+    lines = any(not job.has(found[1]) for found in ALONE.finditer(job.text))
+    return folder in ("template", "templates") or lines or re.search(r"£[\w({]", job.text) is not None
 
 
 FILLED_IN = re.compile(r"<%|\{%|\{\{|(?<!\$)\{[A-Za-z_][\w.]*\}|(?<![\w.])@[A-Z_]+\b|![A-Z]+_\w+|##\w+##|£\w")

@@ -235,6 +235,7 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
     elsewhere = any(
         c.program == "ray" or c.written.startswith(("./", "../")) for c in job.calls
     )  # where they may start workers
+    elsewhere = elsewhere or any(re.match(r"dask\b|spark", c.program) for c in job.calls)
     elsewhere = elsewhere or any(_uses_all(job, c, gpus) for c in job.work_calls)
     tasks, option = _tasks_are_ranks(job, gpus) and not elsewhere, options[0]
     if len(job.work) > 1 or call.in_loop:

@@ -569,6 +569,8 @@ def set_in_comment(job: JobDescription) -> Iterator[Violation]:
             continue
         if _is_switched_off(job, use, commented[name]):
             continue
+        if re.fullmatch(r"\w+_(?:HOME|ROOT)", name) and any(c.program in ("module", "ml") for c in job.calls):
+            continue  # modules set names of this form
         if (
             job.has(name)
             or name in job.reading.exported

@@ -189,7 +189,7 @@ def runs_arguments(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-FILLED_IN = re.compile(r"<%|\{%|%\(\w+\)[ds]|£[\w({]")
+FILLED_IN = re.compile(r"<%|\{%|%\(\w+\)[ds]|£[\w({]|\$\$\(")
 """Marks of a template, whose lines a program replaces before a shell reads them."""
 
 

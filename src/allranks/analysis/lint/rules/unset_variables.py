@@ -250,6 +250,8 @@ def _misspelled(job: JobDescription) -> Iterator[tuple[str, Violation]]:
         near = nearest_name(use.name, known, 0.9)
         if near and job.unknown_settings and any(re.search(rf"\$\{{?{use.name}\b", a.value) for a in job.by_name[near]):
             continue  # near=$use takes over what a file that is sourced sets
+        if near and re.search(r"_(?:ARGS|OPTS|FLAGS|OPTIONS)\Z", use.name) and f"${near}" in job.line_of(use.offset):
+            continue  # both stand in one command: they are two groups of options
         if near and re.sub(r"\d", "", near) != re.sub(r"\d", "", use.name) and not _similar_by_design(near, use.name):
             text = f"${use.name} is never set; {near} was probably meant"
             yield use.name, Violation(use.offset, text, cure=f"${near}")
