@@ -36,6 +36,7 @@ from tests.lint.submission_cases import SUBMISSION_CASES
 from tests.lint.subshell_cases import SUBSHELL_CASES
 from tests.lint.taken_cases import TAKEN_CASES
 from tests.lint.text_cases import TEXT_CASES
+from tests.lint.usage_cases import USAGE_CASES
 
 BAD = [*cases.BAD, *script_cases.SCRIPT_BAD]
 GOOD = [*cases.GOOD, *script_cases.SCRIPT_GOOD]
@@ -61,6 +62,7 @@ CASES = [
     *NEIGHBOUR_CASES,
     *PRECISION_CASES,
     *TEXT_CASES,
+    *USAGE_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())

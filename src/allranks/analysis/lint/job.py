@@ -377,10 +377,15 @@ class JobDescription:
     @cached_property
     def whole_nodes(self) -> bool:
         """Return whether no other job can run on the nodes: their GPUs, memory or partition are requested whole."""
+        return self.requests_whole_nodes or (self.gpus_per_node or 0) >= USUAL_GPUS
+
+    @cached_property
+    def requests_whole_nodes(self) -> bool:
+        """Return whether the memory, the partition or an option asks for whole nodes."""
         heading = self.heading
         if "exclusive" in heading and heading["exclusive"].value in (None, "", "exclusive"):
             return True
-        if re.fullmatch(r"0[kKmMgGtT]?", self.heads("mem") or "") or (self.gpus_per_node or 0) >= USUAL_GPUS:
+        if re.fullmatch(r"0[kKmMgGtT]?", self.heads("mem") or ""):
             return True
         constraint, qos = self.heads("constraint") or "", self.heads("qos") or "shared"
         if "gpu" in re.split(r"[&|]", constraint) and qos in NERSC_EXCLUSIVE_QOS:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.job import JobDescription, LintRule, RuleCheck
 from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules import (
+    arrays,
     commands,
     conditions,
     counts,
@@ -25,6 +26,7 @@ from allranks.analysis.lint.rules import (
     ranks,
     rendezvous,
     requests,
+    results,
     secrets,
     shell,
     sizes,
@@ -34,6 +36,7 @@ from allranks.analysis.lint.rules import (
     subshells,
     tasks,
     unset_variables,
+    usage,
     variables,
     waiting,
 )
@@ -99,7 +102,15 @@ MISTYPED_COMMAND = _all(
     commands.repeated_words,
 )
 IDLE_GPUS = _certain_first(
-    gpus.idle, steps.few_started, steps.one_gpu_config, steps.same_device, counts.told_fewer, counts.few_in_parallel
+    gpus.idle,
+    steps.few_started,
+    steps.one_gpu_config,
+    usage.one_after_another,
+    counts.told_fewer,
+    counts.few_in_parallel,
+    usage.few_parts,
+    usage.on_cpu,
+    usage.cpu_build,
 )
 MORE_RANKS_THAN_GPUS = _all(
     gpus.too_many,
@@ -109,8 +120,9 @@ MORE_RANKS_THAN_GPUS = _all(
     sizes.parts_of_servers,
     ranks.listed_gpus,
     ranks.cpus_as_ranks,
+    usage.listed_more,
 )
-MEMORY_UNIT = _all(requests.megabytes, steps.small_memory, requests.bytes_of_memory)
+MEMORY_UNIT = _all(requests.megabytes, steps.small_memory, requests.bytes_of_memory, usage.memory_of_ranks)
 VISIBLE_DEVICES = _all(
     gpus.visible_devices,
     steps.listed_twice,
@@ -145,6 +157,7 @@ OUTPUT_FOLDER = _all(directives.output, directives.log_in_root)
 SCRIPT_FOLDER = _all(directives.script_folder, directives.own_folder, directives.in_home)
 CONTAINER_SHELL_ENDED = _all(environments.container_ended, environments.activated_elsewhere, environments.deactivated)
 EXIT_CODE_LOST = _all(
+    results.piped_group,
     exit_codes.exit_code,
     exit_codes.piped_inside,
     exit_codes.echoed_failure,
@@ -153,7 +166,7 @@ EXIT_CODE_LOST = _all(
     waiting.results_of_wait,
 )
 BACKGROUND_NOT_AWAITED = _all(waiting.background, waiting.scripts_in_background, waiting.waits_for_last)
-OPTION_TWICE = _all(requests.twice, requests.settings_twice)
+OPTION_TWICE = _all(requests.twice, requests.settings_twice, requests.lost_suffix)
 EXPANDED_TOO_EARLY = _all(dataflow.early, dataflow.submitted_too_early)
 NO_SHEBANG = _all(directives.shebang, directives.interpreter)
 SECRET_IN_SCRIPT = _all(secrets.secret, secrets.more_secrets)
@@ -191,11 +204,16 @@ TASKS_CONTRADICT = _all(
     counts.step_of_one_task,
     sizes.lightning_alone,
     sizes.lightning_tasks,
+    usage.mpi_alone,
 )
 HOST_FILE = _all(hostfiles.one_line, hostfiles.host_lines, hostfiles.include_form)
 ONE_NODE_ONLY = _all(tasks.one_node, ranks.factory_alone)
 NODE_RANK_MISSING = _all(rendezvous.rank_missing, ranks.factory_rank)
-IDLE_NODES = _all(steps.idle_nodes, counts.few_processes)
+IDLE_NODES = _all(steps.idle_nodes, counts.few_processes, usage.one_node_programs)
+FEW_CPUS = _all(tasks.few_cpus, usage.one_cpu, usage.loader_workers)
+THREADS = _all(tasks.oversubscribed, usage.threads_of_tasks)
+OPTION_OF_PROGRAM = _all(submissions.late_options, submissions.submitted_program)
+DEPENDENCY = _all(submissions.dependency, submissions.wrong_field, submissions.last_of_loop)
 WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts.spawned_world, sizes.world_of_options)
 TIME_UNIT = _all(steps.minutes, requests.hours_as_minutes)
 PATTERN_NOT_EXPANDED = _all(storage.unexpanded, requests.foreign_patterns, inner_texts.quoted_patterns)
@@ -208,9 +226,16 @@ LOOP_VALUES = _all(
 )
 CONSTANT_CONDITION = _all(conditions.constant, inner_texts.tested_patterns)
 ENDLESS_WAIT = _all(waiting.server_awaited, waiting.follows_log)
-EXIT_ZERO = _all(exit_codes.exit_zero, exit_codes.status_of_block, exit_codes.exit_of_message, exit_codes.trapped_exit)
+EXIT_ZERO = _all(
+    exit_codes.exit_zero,
+    exit_codes.status_of_block,
+    exit_codes.exit_of_message,
+    exit_codes.trapped_exit,
+    results.told_failure,
+)
 CONDA_NOT_SET_UP = _all(environments.conda, environments.conda_elsewhere, environments.conda_in_shell)
-ONE_LOG_FOR_ARRAY = _all(requests.shared_log, requests.one_log)
+ONE_LOG_FOR_ARRAY = _all(requests.shared_log, requests.one_log, arrays.shared_files)
+OUT_OF_RANGE = _all(conditions.out_of_range, arrays.computed_index, arrays.case_of_task, arrays.line_zero)
 OUT_OF_PLACE = _all(conditions.out_of_place, subshells.aliases, subshells.never_called)
 LOST_IN_SUBSHELL = _all(subshells.lost, subshells.exit_inside, subshells.exit_in_pipe, subshells.elsewhere)
 SAME_NODE_RANK = _all(
@@ -277,9 +302,10 @@ RULES: tuple[LintRule, ...] = (
     LintRule("idle-nodes", "warning", IDLE_NODES, steps.NODES_WHY, steps.NODES_CURE, SLURM),
     LintRule("ranks-in-separate-jobs", "warning", requests.separate_jobs, requests.SEPARATE_WHY, requests.SEPARATE_CURE, SLURM),
     LintRule("world-size", "error", WORLD_SIZE, tasks.WORLD_WHY, tasks.WORLD_CURE, "torch.distributed documentation, env://"),
-    LintRule("threads-oversubscribed", "warning", tasks.oversubscribed, tasks.OVERSUBSCRIBED_WHY, tasks.OVERSUBSCRIBED_CURE, "OpenMP specification"),
-    LintRule("fewer-cpus-than-ranks", "warning", tasks.few_cpus, tasks.FEW_CPUS_WHY, tasks.FEW_CPUS_CURE, SLURM),
+    LintRule("threads-oversubscribed", "warning", THREADS, tasks.OVERSUBSCRIBED_WHY, tasks.OVERSUBSCRIBED_CURE, "OpenMP specification"),
+    LintRule("fewer-cpus-than-ranks", "warning", FEW_CPUS, tasks.FEW_CPUS_WHY, tasks.FEW_CPUS_CURE, SLURM),
     LintRule("gpus-held", "warning", requests.held, requests.HELD_WHY, requests.HELD_CURE, SLURM),
+    LintRule("nothing-to-do", "warning", usage.nothing, usage.NOTHING_WHY, "take the # away; or remove the script", "bash manual, comments"),
     LintRule("memory-unit", "warning", MEMORY_UNIT, requests.UNIT_WHY, requests.UNIT_CURE, SLURM),
     LintRule("one-log-for-array", "warning", ONE_LOG_FOR_ARRAY, requests.SHARED_LOG_WHY, requests.SHARED_LOG_CURE, SLURM),
     LintRule("option-twice", "warning", OPTION_TWICE, requests.TWICE_WHY, requests.TWICE_CURE, "argparse; " + SLURM_TEST),
@@ -351,7 +377,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("arguments-dropped", "warning", dataflow.arguments_dropped, dataflow.DROPPED_WHY, dataflow.DROPPED_CURE, "bash manual, special parameters"),
     LintRule("launcher-option", "error", LAUNCHER_OPTION, options.OPTION_WHY, options.OPTION_CURE, TORCHRUN + "; accelerate and deepspeed launch"),
     LintRule("loop-values", "error", LOOP_VALUES, conditions.SAME_WHY, "", "bash manual, looping constructs and arrays"),
-    LintRule("index-out-of-range", "error", conditions.out_of_range, conditions.OUT_OF_RANGE_WHY, conditions.OUT_OF_RANGE_CURE, "bash manual, arrays"),
+    LintRule("index-out-of-range", "error", OUT_OF_RANGE, conditions.OUT_OF_RANGE_WHY, conditions.OUT_OF_RANGE_CURE, "bash manual, arrays"),
     LintRule("array-not-used", "warning", requests.array_not_used, requests.UNUSED_WHY, "pass $SLURM_ARRAY_TASK_ID to the program", SLURM),
     LintRule("deletes-too-much", "warning", storage.deletions, storage.REMOVES_WHY, "", "bash manual, cd; rm manual"),
     LintRule("lost-in-subshell", "warning", LOST_IN_SUBSHELL, subshells.LOST_WHY, subshells.LOST_CURE, "bash manual, command execution environment"),
@@ -361,8 +387,8 @@ RULES: tuple[LintRule, ...] = (
     LintRule("out-of-place", "error", OUT_OF_PLACE, conditions.PLACE_WHY, "", "bash manual, functions, exec and return"),
     LintRule("unknown-option", "error", options.unknown_option, options.UNKNOWN_OPTION_WHY, "", "pip and conda reference; " + SLURM),
     LintRule("other-shell", "warning", shell.other_shell, shell.SH_WHY, "#!/bin/bash", "zsh manual, options; dash manual"),
-    LintRule("dependency", "warning", submissions.dependency, submissions.DEPENDENCY_WHY, submissions.DEPENDENCY_CURE, "sbatch manual"),
-    LintRule("option-of-program", "warning", submissions.late_options, submissions.LATE_WHY, "", SLURM),
+    LintRule("dependency", "warning", DEPENDENCY, submissions.DEPENDENCY_WHY, submissions.DEPENDENCY_CURE, "sbatch manual"),
+    LintRule("option-of-program", "warning", OPTION_OF_PROGRAM, submissions.LATE_WHY, "", SLURM),
     # Files
     LintRule("path-in-front", "error", commands.path_in_front, commands.PATH_WHY, "", SLURM + "; bash manual, shell variables"),
     LintRule("overwritten-output", "warning", OVERWRITTEN_OUTPUT, subshells.OVER_WHY, "", "bash manual, redirections"),

@@ -316,8 +316,18 @@ def told_nodes(job: JobDescription) -> Iterator[Violation]:
         started, each = job.srun_nodes(launch.srun), job.tasks_per_node(launch.srun)
         nodes, devices = told["nodes"], told["devices"]
         if nodes and devices and started and each and each > 1 and devices[0] == each and nodes[0] != started:
-            text = f"{nodes[2]}: the program is told {nodes[0]} node{'s' * (nodes[0] > 1)}, but srun starts it on {started}"
-            yield Violation(nodes[1], text, why=NODES_WHY, cure="the number of nodes of the job, $SLURM_JOB_NUM_NODES")
+            yield _wrong_nodes(nodes, started)
+        elif not devices and started and (each or 0) > 1 and (of_trainer := _told(job, launch.call, TRAINER_NODES)):
+            if of_trainer[0] != started and "array" not in job.heading:
+                yield _wrong_nodes(of_trainer, started)
+
+
+TRAINER_NODES = re.compile(r"(?:--|\+{0,2})(?:pl_)?trainer\.num[-_]nodes")
+
+
+def _wrong_nodes(told: tuple[int, int, str], started: int) -> Violation:
+    text = f"{told[2]}: the program is told {told[0]} node{'s' * (told[0] > 1)}, but srun starts it on {started}"
+    return Violation(told[1], text, why=NODES_WHY, cure="the number of nodes of the job, $SLURM_JOB_NUM_NODES")
 
 
 def _told(job: JobDescription, call: ProgramCall, pattern: re.Pattern[str]) -> tuple[int, int, str] | None:
@@ -377,7 +387,9 @@ def told_more(job: JobDescription) -> Iterator[Violation]:
     if not gpus or job.nodes != 1 or job.submits:
         return
     for call in job.work_calls:
-        if not PYTHON.match(call.program) or any(c.program in STARTS_ELSEWHERE for c in call.under) or call.in_function:
+        elsewhere = any(c.program in STARTS_ELSEWHERE - {"srun"} for c in call.under)
+        own = slurm_options(call.srun).keys() & OWN_GPUS if call.srun else set()
+        if not PYTHON.match(call.program) or elsewhere or call.in_function or own:
             continue
         told = _told(job, call, GPUS_WORDS)
         if told and gpus < told[0] <= 16 and not job.has("CUDA_VISIBLE_DEVICES"):

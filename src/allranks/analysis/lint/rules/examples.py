@@ -289,6 +289,11 @@ EXAMPLES: dict[str, RuleExample] = {
         "#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n#SBATCH --cpus-per-task=1\ntorchrun --standalone --nproc_per_node=4 train.py",
         "#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n#SBATCH --cpus-per-task=32\ntorchrun --standalone --nproc_per_node=4 train.py",
     ),
+    "nothing-to-do": RuleExample(
+        "The job is COMPLETED after a second, with an empty log.",
+        "#SBATCH --gres=gpu:1\nmodule load cuda\n#srun python train.py",
+        "#SBATCH --gres=gpu:1\nmodule load cuda\nsrun python train.py",
+    ),
     "gpus-held": RuleExample(
         "The job is in state RUNNING, its GPUs are idle until the time limit; some sites cancel such jobs.",
         "nvidia-smi\nsleep 86400",

@@ -39,7 +39,7 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
     for outer in job.work:
         if outer.in_function or outer.in_substitution or outer.tested or outer.before in ("&&", "||"):
             continue
-        what = _name_of_work(job, outer)
+        what = name_of_work(job, outer)
         ignored = _ignored(job, outer)
         if ignored is not None and job.is_job and not outer.in_loop and len(job.work) == 1:
             yield Violation(
@@ -53,18 +53,18 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
             text = f"{what} is piped: $? below is the exit code of {other.written}, not that of {what}"
             yield Violation(outer.offset, text, fix=_add_pipefail(job, errexit))
             return
-        if outer.is_piped and not pipefail and not _looks(job, outer):
+        if outer.is_piped and not pipefail and not is_looked_at(job, outer):
             text = f"{what} is piped, so its exit code is lost: a pipe returns that of its last command"
             last, asked = _end_of_pipe(job, outer), job.is_job or outer.program == "srun"
             used = errexit or _pipe_is_tested(job, outer) or (asked and last is not None and last.program == "tee")
             place = last.offset if last is not None and last.program == "tee" else outer.offset
             yield Violation(place, text, fix=_add_pipefail(job, errexit), severity=None if used else "note")
             return
-        if outer.after in ("||", "&&", "&", "|", "|&") or errexit or _looks(job, outer):
+        if outer.after in ("||", "&&", "&", "|", "|&") or errexit or is_looked_at(job, outer):
             continue
-        later = _after(job, outer)
+        later = commands_after(job, outer)
         end = later[-1] if later else None
-        if end is None or any(w.offset == end.offset for w in job.work):
+        if end is None or any(w.offset == end.offset for w in job.work) or (pipefail and end.before in ("|", "|&")):
             continue
         if end.program == "exit" and [a.text for a in end.args] == ["0"] and not end.branch and not end.in_loop:
             yield Violation(end.offset, f"exit 0 reports success, even if {what} failed", severity="note")
@@ -166,7 +166,7 @@ def exit_zero(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(call.offset, text, cure="exit 1", severity="note" if usage else None)
 
 
-def _after(job: JobDescription, outer: ProgramCall) -> list[ProgramCall]:
+def commands_after(job: JobDescription, outer: ProgramCall) -> list[ProgramCall]:
     """Return the commands of the script's own shell that run after a command."""
     return [
         c
@@ -176,7 +176,7 @@ def _after(job: JobDescription, outer: ProgramCall) -> list[ProgramCall]:
     ]
 
 
-def _name_of_work(job: JobDescription, outer: ProgramCall) -> str:
+def name_of_work(job: JobDescription, outer: ProgramCall) -> str:
     launch = next((la for la in job.launches if la.call.starter is outer), None)
     return launch.kind if launch and launch.kind != "python" else outer.program
 
@@ -195,7 +195,7 @@ def _add_pipefail(job: JobDescription, errexit: bool) -> tuple[Edit, ...]:
     return (Edit(start, start, f"set -o pipefail{newline}"),)
 
 
-def _looks(job: JobDescription, outer: ProgramCall) -> bool:
+def is_looked_at(job: JobDescription, outer: ProgramCall) -> bool:
     """Return whether the exit code is checked after the call."""
     rest = job.text[outer.offset :]
     return bool(

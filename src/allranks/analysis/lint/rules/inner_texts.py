@@ -150,7 +150,7 @@ SSH_CURE = "ssh host 'cd /folder && python train.py' without bash -c, or quotes 
 MOST_WHY = "$@ is one word for each argument of the script: the first ends the text of -c, and the others become $0, $1, ... of the inner shell."
 MOST_CURE = 'bash -c \'python train.py "$@"\' _ "$@", or $* in the text'
 ALL_IN_TEXT = re.compile(
-    r"\b(?:ba|z)?sh[ \t]+(?:-[a-z]+[ \t]+)*-[a-z]*c[ \t]+(?:\\\n\s*)?\"((?:[^\"\\]|\\.)*?)(?<!\\)(\$@|\$\{@(?::[^}]*)?\}|\"\$@)"
+    r"\b(?:ba|z)?sh[ \t]+(?:-[a-z]+[ \t]+)*-[a-z]*c[ \t]+(?:\\\n\s*)?\"((?:[^\"\\]|\\[\s\S])*?)(?<!\\)(\$@|\$\{@(?::[^}]*)?\}|\"\$@)"
 )
 
 

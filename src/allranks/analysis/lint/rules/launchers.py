@@ -240,7 +240,7 @@ def untrapped(job: JobDescription) -> Iterator[Violation]:
                 cure=f"#SBATCH --signal=B:{asked[1]}@<seconds>, and srun ... & wait in the script",
             )
         return
-    launch = job.launches[-1] if job.launches else None
+    outer = job.launches[-1].call.starter if job.launches else job.work[-1] if job.work else None
     replaced = any(re.match(r"\s*exec\s+\S+\s", job.line_of(c.offset)) for c in job.work)
     if not traps and (replaced or job.sources_files):
         return  # the program that replaced the shell gets it, or the trap is in another file
@@ -248,8 +248,7 @@ def untrapped(job: JobDescription) -> Iterator[Violation]:
         yield Violation(
             asked[2], f"--signal=B:{asked[1]} without a trap for {asked[1]} in the script: it ends the batch shell"
         )
-    elif launch and traps[-1].args[0].text and "exec" not in job.line_of(launch.call.offset).split():
-        outer = launch.call.under[0] if launch.call.under else launch.call
+    elif outer and traps[-1].args[0].text and "exec" not in job.line_of(outer.offset).split():
         if outer.after != "&" and not outer.in_function:
             yield Violation(outer.offset, f"the trap for {asked[1]} runs only after this command has ended")
 

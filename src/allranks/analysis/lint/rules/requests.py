@@ -287,6 +287,31 @@ def _launched(job: JobDescription) -> list[ProgramCall]:
     return [la.call for la in job.launches]
 
 
+LOST_WHY = "What was appended is gone when the name is set again: the runs that should differ get the same name."
+APPENDED = re.compile(r"(?m)^([ \t]*)([A-Za-z_]\w*)=([\"']?)\$\{?\2\}?[-_.\w/$,{}]+\3[ \t]*(?:#.*)?$")
+
+
+def lost_suffix(job: JobDescription) -> Iterator[Violation]:
+    """Report a part that is appended to a variable which is set again before anything uses it."""
+    for found in APPENDED.finditer(job.text) if job.kind == "script" else ():
+        name, place = found[2], found.start(2)
+        if job.in_comment(place) or not any(a.offset == place and not a.in_function for a in job.by_name.get(name, ())):
+            continue
+        again = re.search(rf"(?m)^{name}=(?![^\n]*\$\{{?{name}\b)(?![^\n]*\\$)[^\n]*$", job.text[found.end() :])
+        if again is None:
+            continue
+        end = found.end() + again.start()
+        between = [u for u in job.uses if u.name == name and found.end() <= u.offset < end]
+        others = [u for u in between if not any(m.start() <= u.offset <= m.end() for m in APPENDED.finditer(job.text))]
+        block = job.text[found.end() : end]
+        unread = f"{name}" not in re.sub(APPENDED, "", block)
+        if not others and unread and not re.search(r"(?m)^(?:done|exit|source|\.|eval)\b|\bsbatch\b", block):
+            line = job.lines.place(end)[0]
+            text = f"what {name} gets here is replaced in line {line}, before anything uses it"
+            yield Violation(place, text, why=LOST_WHY, cure=f"set {name} first, then append to it")
+            return
+
+
 # ------------------------------------------------------------------------------------------- memory
 
 UNIT_WHY = "Slurm takes a number without a unit as megabytes: the job is killed with out of memory when it loads its first library."

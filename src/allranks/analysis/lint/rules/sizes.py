@@ -24,7 +24,7 @@ NAMES = ("tensor", "pipeline", "context")
 Told = tuple[int, Argument]
 
 
-def _values(call: ProgramCall) -> Iterator[tuple[str, str, Argument]]:
+def option_values(call: ProgramCall) -> Iterator[tuple[str, str, Argument]]:
     """Yield name, value and place of the options ``--name value``, ``--name=value`` and ``name=value``."""
     for arg, following in call.pairs():
         name, equals, value = arg.text.partition("=")
@@ -37,7 +37,7 @@ def _values(call: ProgramCall) -> Iterator[tuple[str, str, Argument]]:
 def _numbers(job: JobDescription, call: ProgramCall) -> dict[str, Told | None]:
     """Return the options of a program that have a number; None for one whose number is unknown. The last of a name counts."""
     found: dict[str, Told | None] = {}
-    for name, value, arg in _values(call):
+    for name, value, arg in option_values(call):
         number = job.number(value)
         found[name.replace("_", "-") if name.startswith("--") else name] = (number, arg) if number is not None else None
     return found
@@ -50,7 +50,7 @@ def _place(arg: Argument) -> int:
 
 def _parallel_sizes(job: JobDescription, call: ProgramCall) -> dict[str, Told | None]:
     found: dict[str, Told | None] = {}
-    for name, value, arg in _values(call):
+    for name, value, arg in option_values(call):
         size = SIZE.fullmatch(name)
         if size:
             number = job.number(value)
@@ -80,7 +80,7 @@ def ranks_of(job: JobDescription, launch: LauncherCall) -> int | None:
 def parallel_sizes(job: JobDescription) -> Iterator[Violation]:
     """Compare tensor, pipeline and context parallel sizes, and Megatron's batch and model sizes, with the ranks."""
     for launch in job.launches:
-        sizes = {} if _is_server(launch.call) else _parallel_sizes(job, launch.call)
+        sizes = {} if is_server(launch.call) else _parallel_sizes(job, launch.call)
         if not sizes or None in sizes.values():
             continue
         told = {name: found for name in NAMES if (found := sizes.get(name)) is not None}
@@ -151,7 +151,7 @@ SERVER_SIZES = {
 SERVER_MODULES = re.compile(r"(?:vllm|sglang)\.(?:entrypoints\.\S+|launch_server)")
 
 
-def _is_server(call: ProgramCall) -> bool:
+def is_server(call: ProgramCall) -> bool:
     words = [a.text for a in call.args]
     if call.program in ("vllm", "trl"):
         return words[:1] in (["serve"], ["vllm-serve"])
@@ -168,7 +168,7 @@ def _parts_of_engine(job: JobDescription, call: ProgramCall) -> Iterator[tuple[i
     """Yield the parallel sizes of vLLM inside a program: an option of its own, or lm_eval's arguments of the model."""
     words = [a.text for a in call.args]
     if PYTHON.match(call.program) or call.program.endswith(".py"):
-        for name, value, arg in _values(call):
+        for name, value, arg in option_values(call):
             if ENGINE_SIZE.fullmatch(name) and (size := job.number(value)):
                 yield size, arg
     evaluates = call.program in ("lm_eval", "lm-eval", "lighteval") or bool({"lm_eval", "lighteval"} & set(words))
@@ -199,15 +199,17 @@ def parts_of_servers(job: JobDescription) -> Iterator[Violation]:
     for call in job.calls:
         if call.in_substitution:
             continue
-        if _is_server(call):
+        if is_server(call):
             if call.has_open_options:
                 continue
             found = [
-                (n, arg) for name, value, arg in _values(call) if name in SERVER_SIZES and (n := job.number(value))
+                (n, arg)
+                for name, value, arg in option_values(call)
+                if name in SERVER_SIZES and (n := job.number(value))
             ]
         else:
             found = [*_parts_of_engine(job, call)]
-        names = {name for name, _, _ in _values(call)}
+        names = {name for name, _, _ in option_values(call)}
         seen = gpus_seen(job, call)
         if (
             not found
@@ -276,7 +278,7 @@ def device_of_all(job: JobDescription) -> Iterator[Violation]:
             ranks = 0  # unknown, but it is meant to be more than one
         if ranks is None or ranks == 1 or launch.value("num_machines") not in (None, "1"):
             continue
-        for name, value, arg in _values(launch.call):
+        for name, value, arg in option_values(launch.call):
             listed = re.fullmatch(r"(?:cuda:)?(\d{1,2}(?:,\d{1,2})*)", value)
             if name == "--device" and listed and len(set(listed[1].split(","))) < (ranks or 2):
                 text = f"--device {value} for all {ranks or value_of} ranks"
@@ -346,7 +348,7 @@ def lightning_alone(job: JobDescription) -> Iterator[Violation]:
     for call in job.work_calls:
         if call.under or call.in_function or call.in_substitution or not PYTHON.match(call.program):
             continue
-        told = [(name, value, arg) for name, value, arg in _values(call) if LIGHTNING.fullmatch(name)]
+        told = [(name, value, arg) for name, value, arg in option_values(call) if LIGHTNING.fullmatch(name)]
         devices = [arg for name, value, arg in told if name.endswith(("devices", "gpus")) and job.number(value) == gpus]
         if devices:
             text = f"{call.written} runs without srun in a job of {count} tasks"

@@ -95,7 +95,12 @@ def _cpus(job: JobDescription, options: dict[str, Option]) -> Hit:
     ):
         return None
     total, each = job.number("$SLURM_NTASKS"), job.number(job.heads("cpus-per-task") or "1")
-    option = options.get("ntasks")
+    option, own = options.get("ntasks"), options.get("cpus-per-task")
+    if option is None and own is not None and total == 1 and "cpus-per-task" in job.heading and job.nodes == 1:
+        asked = job.number(own.value)
+        # Slurm gives whole cores: with two threads each, a job may have one CPU more than it asked for.
+        if asked and each and asked > each + 1:
+            return own, f"srun asks for {asked} CPUs, but the job has {each}"
     if option is None or not total or not each:
         return None
     tasks, own = (
@@ -316,26 +321,6 @@ def one_gpu_config(job: JobDescription) -> Iterator[Violation]:
     if option:
         text = f"{option.value} is a configuration for one GPU, but the job requests {gpus}: the others are idle"
         yield Violation(option.arg.offset, text)
-
-
-def same_device(job: JobDescription) -> Iterator[Violation]:
-    """Report programs that run one after another, all on the same GPU, in a job of several."""
-    gpus = job.gpus_per_node
-    if not gpus or gpus < 2 or len(job.work) < 2 or job.launches or "array" in job.heading:
-        return
-    values: set[str] = set()
-    for call in job.work:
-        own = [a for a in call.prefix if a.name == "CUDA_VISIBLE_DEVICES"]
-        if not own or call.under or call.after == "&" or call.in_function or not PYTHON.match(call.program):
-            return
-        values.add(own[-1].value)
-    if (
-        len(values) == 1
-        and re.fullmatch(r"\d", value := values.pop())
-        and len(list(job.set_values("CUDA_VISIBLE_DEVICES"))) == len(job.work)
-    ):
-        text = f"all programs run one after another on GPU {value}, but the job requests {gpus}: the others are idle"
-        yield Violation(job.work[0].prefix[0].offset, text)
 
 
 def listed_twice(job: JobDescription) -> Iterator[Violation]:

@@ -34,7 +34,19 @@ def dependency(job: JobDescription) -> Iterator[Violation]:
                 continue
             text = value if value is not None else following.text if follows and following else ""
             wrong = re.match(rf"{CONDITION}=(.*)", text)
-            if wrong:
+            direct = re.search(rf"{CONDITION}:(\$\(|`)\s*sbatch\s[^|]*\Z", text)
+            if direct and "--parsable" not in text and not NUMBER_ALONE.search(job.text):
+                yield Violation(
+                    arg.offset, f"--dependency {text[:40]}: this is the whole message of sbatch, not the job's number"
+                )
+            elif re.fullmatch(rf"{CONDITION}:", text):
+                yield Violation(
+                    arg.offset,
+                    f"--dependency={text} has no number: it ends at the blank",
+                    why=SYNTAX_WHY,
+                    cure="--dependency=afterok:$ID",
+                )
+            elif wrong:
                 yield Violation(
                     arg.offset,
                     f"--dependency {text[:40]}: a colon stands between the condition and the job's number",
@@ -65,6 +77,83 @@ def _message_as_id(job: JobDescription, call: ProgramCall, offset: int) -> Itera
             text = f"${use.name} is the whole message of sbatch, not the job's number"
             yield Violation(offset, text)
             return
+
+
+OTHER_FIELD = re.compile(
+    r"\|\s*awk\s+['\"]?\{\s*print\s+\\?\$([1-35-9])\s*;?\s*\}|\|\s*cut\s+-d\s*['\"] ['\"]\s+-f\s*([1-35-9])\b"
+)
+FIELD_WHY = "sbatch prints 'Submitted batch job 123': the number is the fourth word."
+
+
+def wrong_field(job: JobDescription) -> Iterator[Violation]:
+    """Report another word of the message of sbatch that is taken as the job's number."""
+    for item in job.assignments if job.kind == "script" else ():
+        found = OTHER_FIELD.search(item.value) if SUBMITS.match(item.value) else None
+        used = found and re.search(rf"{CONDITION}:\$\{{?{item.name}\b", job.text)
+        if found and used and "--parsable" not in item.value and not NUMBER_ALONE.search(job.text):
+            text = f"{item.name} is word {found[1] or found[2]} of the message of sbatch, not the job's number"
+            yield Violation(item.offset, text, why=FIELD_WHY, cure=DEPENDENCY_CURE)
+
+
+LAST_WHY = "The loop submits several jobs and keeps the number of the last one only: the dependent job starts while the others still run."
+
+
+def last_of_loop(job: JobDescription) -> Iterator[Violation]:
+    """Report a dependency on the last job of a loop, all of which are meant."""
+    for call in job.calls if job.kind == "script" else ():
+        if call.program != "sbatch" or call.in_loop or call.in_function or call.in_substitution:
+            continue
+        for arg, following in call.pairs():
+            name, value, follows = slurm_option(arg.text)
+            text = value if value is not None else following.text if follows and following else ""
+            found = re.fullmatch(rf"{CONDITION}:\$\{{?(\w+)\}}?", text) if name == "dependency" else None
+            items = job.by_name.get(found[1] or "", []) if found else []
+            if len(items) != 1 or not SUBMITS.match(items[0].value):
+                continue
+            inner = [
+                c
+                for c in job.calls
+                if c.program == "sbatch"
+                and c.in_loop
+                and items[0].offset < c.offset < call.offset
+                and c.in_substitution
+            ]
+            again = len(re.findall(rf"\$\{{?{found[1]}\b" if found else "", job.text))
+            if inner and again == 1 and not re.search(rf"\b{found[1]}\+=" if found else "", job.text):
+                yield Violation(arg.offset, f"${found[1] if found else ''} is the number of the last job of the loop only", why=LAST_WHY,
+                                cure="collect them: IDS=$IDS:$ID, then --dependency=afterok$IDS")  # fmt: skip
+                return
+
+
+PROGRAMS = re.compile(
+    r"(?:python[\d.]*|bash|sh|srun|mpirun|mpiexec|torchrun|accelerate|deepspeed|singularity|apptainer|conda|time|env|julia|Rscript)"
+)
+PROGRAM_WHY = "sbatch takes the first word as the batch script: it refuses a program with 'This does not look like a batch script'."
+WRAP_WHY = "--wrap takes one word: sbatch refuses the others with 'Script arguments not permitted with --wrap option'."
+
+
+def submitted_program(job: JobDescription) -> Iterator[Violation]:
+    """Report a program in the place of the batch script, and ``--wrap`` without quotes."""
+    for call in job.calls if job.kind == "script" else ():
+        if call.program != "sbatch" or any(a.is_open for a in call.args):
+            continue
+        end = srun_end(call.args)
+        rest = call.args[end:]
+        wrap = next((a for a in call.args[:end] if re.match(r"--wrap(?:=|\Z)", a.text)), None)
+        if wrap is not None and rest and not any(r.operator.startswith("<<") for r in call.redirects):
+            yield Violation(
+                wrap.offset,
+                "--wrap takes one word: the command has no quotes",
+                why=WRAP_WHY,
+                cure="--wrap='command with its options'",
+            )
+        elif rest and PROGRAMS.fullmatch(rest[0].text) and not rest[0].quoted and wrap is None:
+            yield Violation(
+                rest[0].offset,
+                f"sbatch takes {rest[0].text} as the batch script",
+                why=PROGRAM_WHY,
+                cure="sbatch script.sh; or sbatch --wrap='command'",
+            )
 
 
 # ------------------------------------------------------------------------- options behind the script

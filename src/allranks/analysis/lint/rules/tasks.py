@@ -264,15 +264,15 @@ def _shares(job: JobDescription) -> list[tuple[int, int]]:
     found = [
         (ranks, cpus)
         for la in job.launches
-        if (ranks := _ranks_of_task(job, la)) and (cpus := _cpus_of_task(job, la.srun, la.call))
+        if (ranks := _ranks_of_task(job, la)) and (cpus := cpus_of_task(job, la.srun, la.call))
     ]
     if not job.launches and job.work and job.is_job and not any(c.under for c in job.work):
-        cpus = _cpus_of_task(job, None, job.work[0])
+        cpus = cpus_of_task(job, None, job.work[0])
         found += [(1, cpus)] if cpus else []
     return found
 
 
-def _cpus_of_task(job: JobDescription, srun: ProgramCall | None, call: ProgramCall) -> int | None:
+def cpus_of_task(job: JobDescription, srun: ProgramCall | None, call: ProgramCall) -> int | None:
     """Return the CPUs of a task of srun, or of the shell that runs the job's script."""
     if any(c.program in SPREADING for c in call.under if c.program != "srun"):
         return None
@@ -283,7 +283,7 @@ def _cpus_of_task(job: JobDescription, srun: ProgramCall | None, call: ProgramCa
         return job.number(own["cpus-per-task"].value)
     if own.keys() & {"exclusive", "cpus-per-gpu", "overlap"}:
         return None
-    tasks = _tasks_of_node(job)
+    tasks = tasks_of_node(job)
     if "cpus-per-gpu" in job.heading:
         each, gpus = job.number(job.heads("cpus-per-gpu")), job.gpus_per_node
         return each * gpus if each and gpus and (srun is None or tasks == 1) else None
@@ -293,7 +293,7 @@ def _cpus_of_task(job: JobDescription, srun: ProgramCall | None, call: ProgramCa
     return cpus * tasks if tasks else None  # the batch shell has the CPUs of all tasks of its node
 
 
-def _tasks_of_node(job: JobDescription) -> int | None:
+def tasks_of_node(job: JobDescription) -> int | None:
     """Return the tasks per node that the job requests; None if they may be distributed unevenly."""
     told = job.number(job.heads("ntasks-per-node"))
     if told or "ntasks-per-node" in job.heading:
@@ -324,7 +324,7 @@ def world_size(job: JobDescription) -> Iterator[Violation]:
     alone = [c for c in job.work if not c.under]
     if job.is_batch and not job.launches and len(job.work) == 1 and alone and not job.submits:
         tasks = [a for a in job.set_values("WORLD_SIZE") if re.fullmatch(r"\$\{?SLURM_(?:NTASKS|NPROCS)\}?", a.value)]
-        if tasks and (_tasks_of_node(job) or 1) > 1 and job.set_values_named("RANK", "SLURM_PROCID"):
+        if tasks and (tasks_of_node(job) or 1) > 1 and job.set_values_named("RANK", "SLURM_PROCID"):
             text = f"WORLD_SIZE is the number of tasks, but '{alone[0].written}' is one process: without srun no other task starts"
             yield Violation(tasks[0].offset, text, cure="srun before the command")
     for launch in job.launches:

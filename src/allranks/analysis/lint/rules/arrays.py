@@ -1,0 +1,177 @@
+"""Rules for job arrays: numbers of tasks that select nothing, and files that all tasks write."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.analysis.lint.job import MAX_LEVELS, JobDescription
+from allranks.analysis.lint.readers import calculate
+from allranks.analysis.lint.records import Violation
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN, MappedText
+
+TASK = "SLURM_ARRAY_TASK_ID"
+MOST_TASKS = 2000
+PART = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,5}))?)?")
+
+
+def numbers_of(value: str | None) -> list[int]:
+    """Return the numbers of the tasks of ``--array=0-9,12%4``; empty if they are not literal, or too many."""
+    text = re.sub(r"%\d+\Z", "", (value or "").strip("[]\"'"))
+    found: list[int] = []
+    for part in text.split(","):
+        bounds = PART.fullmatch(part)
+        if bounds is None or int(bounds[3] or 1) == 0 or int(bounds[2] or bounds[1]) - int(bounds[1]) > MOST_TASKS:
+            return []
+        found += range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1, int(bounds[3] or 1))
+    return found
+
+
+class _Task:
+    """Values of variables in one task of the array."""
+
+    def __init__(self, job: JobDescription, number: int) -> None:
+        self.job, self.number = job, number
+
+    def value(self, name: str, depth: int = 0) -> int | None:
+        if name == TASK:
+            return self.number
+        items = self.job.by_name.get(name, [])
+        if len(items) != 1 or depth > MAX_LEVELS or name in self.job.reading.named:
+            return None
+        item = items[0]
+        if item.in_function or item.under or item.in_substitution or item.items is not None:
+            return None
+        return self.calculate(item.value, depth + 1)
+
+    def calculate(self, text: str, depth: int = 0) -> int | None:
+        text = text.strip().strip("\"'")
+        if text.isdecimal():
+            return int(text[:9])
+        name = re.fullmatch(r"\$\{?(\w+)\}?", text)
+        if name:
+            return self.value(name[1], depth)
+        text = re.sub(r"\$\{#(\w+)\[[@*]\]\}", self._count, text)
+        text = re.sub(r"\A`\s*(expr\s.*)`\Z", r"$(\1)", text)
+        if re.search(r"\$\{\w+[^\w}]", text):
+            return None  # a default, or a part of the value
+        return calculate(text, lambda part: self.value(part, depth))
+
+    def _count(self, found: re.Match[str]) -> str:
+        items = self.job.by_name.get(found[1], [])
+        known = len(items) == 1 and items[0].items is not None and not _open_items(items[0].items)
+        return str(len(items[0].items or ())) if known else found[0]
+
+
+def _open_items(items: tuple[MappedText, ...]) -> bool:
+    """Return whether the number of elements is unknown."""
+    return any(not i.text or UNRESOLVED_OPEN in i.text or re.search(r"[*?{]", i.text) for i in items)
+
+
+def computed_index(job: JobDescription) -> Iterator[Violation]:
+    """Report an element of a list that a task of the array calculates and that does not exist."""
+    numbers = numbers_of(job.heads("array"))
+    if not numbers or job.submits:
+        return
+    guarded = re.search(rf"(?m)^[^#\n]*(?:{TASK}=|-(?:ge|gt|le|lt)\b|\(\([^\n]*[<>])", job.text)
+    for use in job.uses:
+        items = job.by_name.get(use.name, [])
+        index = use.index[1:-1].strip()
+        if len(items) != 1 or items[0].items is None or items[0].offset > use.offset or use.operator or not index:
+            continue
+        listed = items[0].items
+        if len(listed) < 2 or _open_items(listed) or use.in_loop or use.in_function or guarded or index in "@*":
+            continue
+        if re.search(rf"\$\{{#{use.name}\[", job.text) and f"#{use.name}[" not in use.index:
+            continue  # the script knows how many there are
+        form = index if index.startswith("$((") or index.isidentifier() else f"$(({index}))"
+        form = f"${index}" if index.isidentifier() else form
+        form = index if re.fullmatch(r"\$\{?\w+\}?", index) else form
+        for number in numbers:
+            place = _Task(job, number).calculate(form)
+            if place is None:
+                break
+            if place >= len(listed) or place < -len(listed):
+                text = f"task {number} of the array takes element {place} of {use.name}, which has {len(listed)} (0 to {len(listed) - 1})"
+                yield Violation(use.offset, text)
+                return
+
+
+CASE = re.compile(rf"(?ms)^[ \t]*case[ \t]+[\"']?\$\{{?{TASK}\}}?[\"']?[ \t]+in\b(.*?)^[ \t]*esac\b")
+NO_BRANCH_WHY = "What the branches set is empty in this task."
+CASE_PATTERN = re.compile(r"(?m)(?:^|;;)[ \t]*\(?([^\s()#;][^()#;\n]*?)\)")
+
+
+def case_of_task(job: JobDescription) -> Iterator[Violation]:
+    """Report a task of the array for which ``case`` has no branch."""
+    numbers = numbers_of(job.heads("array"))
+    for found in CASE.finditer(job.text) if len(numbers) > 1 else ():
+        if job.in_comment(found.start(1)):
+            continue
+        patterns = [p.strip().strip("\"'") for words in CASE_PATTERN.findall(found[1]) for p in words.split("|")]
+        if len(patterns) < 2 or not all(p.isdecimal() for p in patterns):
+            continue
+        missing = [n for n in numbers if str(n) not in patterns]
+        if missing and not re.search(rf"(?m)^[^#\n]*{TASK}[^\n]*-(?:gt|ge|lt|le)\b", job.text):
+            text = f"the case has no branch for task {missing[0]} of the array"
+            yield Violation(
+                found.start(1) - 1, text, why=NO_BRANCH_WHY, cure=f"#SBATCH --array={_span(patterns)}; or a branch *)"
+            )
+
+
+def _span(patterns: list[str]) -> str:
+    own = sorted({int(p) for p in patterns})
+    return f"{own[0]}-{own[-1]}" if own == list(range(own[0], own[-1] + 1)) else ",".join(map(str, own))
+
+
+LINE = re.compile(
+    r"\bsed[ \t]+(?:-n[ \t]+)?[\"']{0,2}\$\{?(\w+)\}?[\"']{0,2}(?:p|q;d)\b"
+    r"|\bhead[ \t]+-n?[ \t]*[\"']?\$\{?(\w+)\}?[\"']?[^\n|]*\|[ \t]*tail[ \t]+-(?:n[ \t]*)?1\b"
+)
+LINE_WHY = "Lines count from 1: sed refuses line 0, and head -n 0 prints nothing, so this task gets no settings."
+
+
+def line_zero(job: JobDescription) -> Iterator[Violation]:
+    """Report task 0 of an array that takes the line of its number from a file."""
+    if 0 not in numbers_of(job.heads("array")) or job.submits:
+        return
+    for found in LINE.finditer(job.text):
+        name = found[1] or found[2]
+        zero = name == TASK or _Task(job, 0).value(name) == 0
+        if zero and not job.in_comment(found.start()) and _Task(job, 5).value(name) == 5:
+            text = "task 0 of the array takes line 0 of the file, which does not exist"
+            yield Violation(found.start(), text, why=LINE_WHY, cure="#SBATCH --array=1-<lines>; or the number + 1")
+            return
+
+
+WRITTEN_WHY = (
+    "Each task truncates the file when it starts, and they write into it together: the results of the others are lost."
+)
+
+
+def shared_files(job: JobDescription) -> Iterator[Violation]:
+    """Report a file to which every task of the array redirects the output of its work."""
+    numbers = numbers_of(job.heads("array"))
+    if len(numbers) < 2 or job.submits or re.search(r"(?m)^[^#\n]*\b(?:cd|pushd)\b[^\n]*\$|--chdir", job.text):
+        return
+    works = {(c.under[0] if c.under else c).offset for c in job.work_calls if not c.in_function}
+    piped = None
+    for call in (c for c in job.calls if not c.in_substitution and not c.under):
+        target = next((r.target for r in call.redirects if r.operator in (">", "&>")), None)
+        if call.offset in works:
+            piped = call if call.is_piped else None
+        elif piped is not None and call.program == "tee" and call.before in ("|", "|&"):
+            target = call.args[0].text if len(call.args) == 1 else None
+        else:
+            continue
+        if (
+            target
+            and not call.branch
+            and re.fullmatch(r"[\w./~-]+", target)
+            and not target.startswith(("/dev/", "/tmp", "-"))
+        ):
+            again = len(re.findall(rf"(?<![\w./-]){re.escape(target)}(?![\w/-])", job.text)) > 1
+            if not again:
+                text = f"all {len(numbers)} tasks of the array write {target}"
+                yield Violation(call.offset, text, why=WRITTEN_WHY, cure=f"a name with ${TASK}")
+                return

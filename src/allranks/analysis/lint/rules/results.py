@@ -1,0 +1,78 @@
+"""Rules for results that the last lines of a job replace: groups piped into tee, and messages after a failure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.records import Violation
+from allranks.analysis.lint.rules.conditions import TESTS
+from allranks.analysis.lint.rules.exit_codes import (
+    ERROR_TEXT,
+    ZERO_WHY,
+    commands_after,
+    is_looked_at,
+    name_of_work,
+    shell_flags,
+)
+
+# --------------------------------------------------------------------------- groups and last blocks
+
+GROUP_END = re.compile(r"[ \t]*(?:\)|\}|done|fi)[ \t]*(?:2>&1[ \t]*)?\|&?[ \t]*tee\b")
+NEXT_LINES = 400
+
+
+def piped_group(job: JobDescription) -> Iterator[Violation]:
+    """Report the work as the last command of a group whose pipe to tee replaces its result."""
+    if not job.is_job or "pipefail" in job.text or "PIPESTATUS" in job.text:
+        return
+    errexit, _ = shell_flags(job)
+    for outer in job.work:
+        if outer.in_loop and not errexit:
+            continue  # repetitions whose results are read from their logs
+        if outer.in_function or outer.in_substitution or outer.tested or outer.after not in ("\n", ";", ")", ""):
+            continue
+        later = commands_after(job, outer)
+        if not later or later[0].program != "tee" or later[0].before not in ("|", "|&") or is_looked_at(job, outer):
+            continue
+        line = job.lines.start(job.lines.place(later[0].offset)[0])
+        if GROUP_END.match(job.text[line : later[0].offset + 3]):
+            text = f"the group with {name_of_work(job, outer)} is piped, so its exit code is lost: a pipe returns that of its last command"
+            yield Violation(later[0].offset, text)
+            return
+
+
+LAST_BLOCK = re.compile(
+    r"(?m)^else[ \t]*(?:#.*)?\n((?:[ \t]*(?:echo|printf|date)\b[^\n]*\n|[ \t]*#[^\n]*\n|[ \t]*\n)+)fi[ \t]*(?:#.*)?\s*\Z"
+)
+
+
+def told_failure(job: JobDescription) -> Iterator[Violation]:
+    """Report ``if work; then ...; else echo failed; fi`` as the end of a job, which then succeeds."""
+    found = LAST_BLOCK.search(job.text) if job.is_job else None
+    if found is None or not ERROR_TEXT.search(found[1]) or re.search(r">>|>[ \t]*[^&\s]", found[1]):
+        return  # the result may be in the file
+    block = [c for c in job.calls if c.offset >= found.start(1) and not c.in_substitution]
+    number = block[0].branch[-1:] if block else ()
+    tested = [
+        c
+        for c in job.calls
+        if c.tested and not c.in_substitution and c.branch[-1:] and number and c.branch[-1][0] == number[0][0]
+    ]
+    works = {w.offset for w in job.work}
+    ran = [c for c in tested if c.offset in works or c.program == "eval"]
+    status = [
+        c
+        for c in tested
+        if c.program in TESTS
+        and [a.text for a in c.args[:3]] in (["$?", "-eq", "0"], ["$?", "==", "0"], ["$?", "=", "0"])
+    ]
+    if ran or status:
+        text = "the job ends with this message after a failure, and reports success"
+        yield Violation(
+            found.start(1) + len(found[1]) - len(found[1].lstrip()),
+            text,
+            why=ZERO_WHY,
+            cure="exit 1 behind the message",
+        )
