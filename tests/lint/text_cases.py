@@ -50,6 +50,27 @@ STATUS: list[tuple[str, str, int, str]] = [
         "",
     ),
     ("lost-in-subshell", HEAD + "set -o pipefail\n{\npython train.py || exit 1\n} | tee log\n", 0, ""),
+    ("lost-in-subshell", HEAD + 'srun bash -c "cd /scratch/x"\nsrun python train.py\n', 4, "warning"),
+    ("lost-in-subshell", HEAD + "ssh $h cd /w && python train.py\n", 4, "warning"),
+    (
+        "lost-in-subshell",
+        HEAD + "for h in a b; do\n  ssh -q $h \\\n    module load x;\n  torchrun a.py &\ndone\nwait\n",
+        5,
+        "warning",
+    ),
+    (
+        "lost-in-subshell",
+        HEAD + "singularity exec --nv x.sif source env.sh\nsingularity exec --nv x.sif python a.py\n",
+        4,
+        "warning",
+    ),
+    (
+        "lost-in-subshell",
+        HEAD + 'if ssh h cd /x; then ls; fi\nssh h cd /x || exit 1\nssh h "cd /w && ls"\nssh h "source run.sh"\n'
+        'srun bash -c "cd /w; ls"\nsingularity exec --pwd cd x.sif ls\n' + TRAIN,
+        0,
+        "",
+    ),
     ("out-of-place", HEAD + "run() {\n  srun python train.py\n}\n", 4, "error"),
     ("out-of-place", HEAD + "run() {\n  srun python train.py\n}\nrnu\n", 4, "error"),
     ("out-of-place", HEAD + "run() {\n  srun python train.py\n}\nmain() {\n  run\n}\nmain\n", 0, ""),

@@ -175,6 +175,7 @@ INPUT_WHY = "The command in the loop reads the rest of the list as its own input
 ALIAS_WHY = "bash expands aliases only at a terminal: in a script the name is not found, or is another program."
 BUILTINS = {"source", ".", "cd", "export", "module", "ml", "unset", "ulimit", "alias"}
 STARTERS = {"srun", "mpirun", "mpiexec", "timeout", "env"}
+IN_IMAGES = {"singularity", "apptainer", "shifter", "docker", "podman"}
 ENDS_SUBSTITUTION = re.compile(r"[^;&|\n()`]*[)`]")
 PIPED_READ = re.compile(r"\|[ \t]*while\b[^\n]{0,80}\bread\b")
 MOST = 2000  # characters of a loop
@@ -209,9 +210,11 @@ def elsewhere(job: JobDescription) -> Iterator[Violation]:
                 text = f"$( ) runs '{sets_up(call)}' in a shell of its own: the script goes on without it"
                 yield Violation(call.offset, text)
         elif _alone_in_shell(job, call):
-            yield Violation(
-                call.offset, f"'{sets_up(call)}' is all that this shell does: the script goes on without it"
-            )
+            words = " ".join([call.program, *(a.text for a in call.args)])[:60]
+            yield Violation(call.offset, f"'{words}' is all that this shell does: the script goes on without it")
+        elif call.program in IN_IMAGES | {"ssh"} and (prepared := _prepared_elsewhere(job, call)):
+            text = f"'{prepared}' is all that {call.program} does there: what follows runs here, without it"
+            yield Violation(call.offset, text)
     for found in PIPED_READ.finditer(job.text) if job.kind == "script" else ():
         body = re.split(r"\bdone\b", job.text[found.end() : found.end() + MOST], maxsplit=1)
         export = re.search(r"\bexport\b", body[0]) if len(body) > 1 else None
@@ -224,13 +227,34 @@ def elsewhere(job: JobDescription) -> Iterator[Violation]:
             yield Violation(place, text, cure="while read ...; do ...; done < file; or set -a; source file; set +a")
 
 
+PREPARES = re.compile(
+    r"(?:cd[ \t]+\S+|(?:source|\.)[ \t]+\S*(?:activate|env\w*\.sh|setup\w*\.sh|bashrc|profile|conda\.sh)(?:[ \t]+\S+)?|"
+    r"(?:module|ml)[ \t]+(?:load|add|use|purge)\b[^;&|]*|conda[ \t]+activate\b[^;&|]*|export[ \t]+\w+=\S*)\Z"
+)
+
+
+def _prepared_elsewhere(job: JobDescription, call: ProgramCall) -> str | None:
+    """Return the command of ssh, or of a container, if it only sets up the shell that ends with it."""
+    if call.under or call.tested or call.after in ("||", "|", "|&") or call.before in ("|", "||") or call.redirects:
+        return None
+    words = [a.text for a in call.args]
+    names = ("cd", "source", ".", "module", "ml", "conda", "export")
+    first = next((n for n, w in enumerate(words) if n and (w in names or PREPARES.match(w))), None)
+    if first is None or words[first - 1] in ("-w", "-c", "-o", "-i", "-p", "-l", "--"):
+        return None
+    text = " ".join(words[first:]).strip().rstrip(";").strip()
+    return text[:60] if PREPARES.match(text) and "bash" not in words and "sh" not in words else None
+
+
 def _alone_in_shell(job: JobDescription, call: ProgramCall) -> bool:
     """Return whether a command that sets up its shell is the last one of ``bash -c``."""
-    if len(call.under) != 1 or call.under[0].program not in SHELLS or not sets_up(call) or call.in_substitution:
+    if not call.under or call.in_substitution or call.under[-1].program not in SHELLS or not sets_up(call):
         return False
-    if not any(a.text == "-c" for a in call.under[0].args) or call.program in ("conda", "mamba"):
+    inner, outer = call.under[-1], call.under[:-1]
+    if not any(a.text == "-c" for a in inner.args) or call.program in ("conda", "mamba"):
         return False  # `programs.conda_in_shell`
-    return not any(c.offset > call.offset and call.under[0] in c.under for c in job.calls)
+    alone = all(c.program in STARTERS for c in outer)
+    return alone and not any(c.offset > call.offset and inner in c.under for c in job.calls)
 
 
 def reads_the_list(job: JobDescription) -> Iterator[Violation]:
