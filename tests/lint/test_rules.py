@@ -28,6 +28,7 @@ from tests.lint.neighbour_cases import NEIGHBOUR_CASES
 from tests.lint.option_cases import OPTION_CASES
 from tests.lint.placement_cases import PLACEMENT
 from tests.lint.precision_cases import PRECISION_CASES
+from tests.lint.program_cases import PROGRAM_CASES
 from tests.lint.progress_cases import PROGRESS_CASES
 from tests.lint.resource_cases import RESOURCE_CASES
 from tests.lint.shell_cases import SHELL_CASES
@@ -47,6 +48,7 @@ CASES = [
     *STEP_CASES,
     *LINE_CASES,
     *ARGUMENT_CASES,
+    *PROGRAM_CASES,
     *PROGRESS_CASES,
     *OPTION_CASES,
     *COUNT_CASES,

@@ -267,7 +267,11 @@ def is_target(word: str) -> bool:
     if re.search(r"\s", word):
         return False
     name = basename(word)
-    return name in LAUNCHERS | SHELLS | {"srun", "horovodrun"} or PYTHON.match(name) is not None or name.endswith(".py")
+    return (
+        name in LAUNCHERS | SHELLS | {"srun", "horovodrun", "mpirun", "mpiexec"}
+        or PYTHON.match(name) is not None
+        or name.endswith(".py")
+    )
 
 
 def unwrap_command(

@@ -59,6 +59,7 @@ PLACEHOLDER = re.compile(
     r"|\bX{3,}[a-z]\w{0,40}?X{3,}(?![A-Za-z0-9])"
     r"|(?<![A-Za-z0-9_])[A-Za-z_/-]*X{3,}(?![A-Za-z0-9])|\b(?:YOUR|REPLACE|INSERT|CHANGE)[-_ ]?[A-Z_-]{2,}\b|\b[Yy]our[-_]\w+(?:[-_]\w+)*"
     r"|/path[-_]?to(?:/[\w./-]*|\b)|\bproject_46[0-9]{0,4}x+|\bTODO\b"
+    r"|%\([A-Za-z_]\w*\)[sdi]"
     r"|(?<![\w$}\])])[\[{](?i:your|replace|fill|insert|enter|put|specify|change|choose)\b[\w ,./'-]{0,60}[\]}]"
 )
 
@@ -78,8 +79,14 @@ def find_placeholders(text: str, comments: set[int]) -> list[tuple[int, str]]:
 
 
 def neutralise_placeholders(text: str) -> str:
-    """Return the text with the < and > of placeholders replaced: a shell would read them as redirections."""
-    return PLACEHOLDER.sub(lambda m: re.sub(r"[<>|]", "_", m[0]) if m[0][:1] == "<" else m[0], text)
+    """Return the text with the signs of placeholders replaced that a shell would read: <, >, and %( )."""
+    return PLACEHOLDER.sub(_neutral, text)
+
+
+def _neutral(found: re.Match[str]) -> str:
+    if found[0].startswith("<"):
+        return re.sub(r"[<>|]", "_", found[0])
+    return re.sub(r"[%()]", "_", found[0]) if found[0].startswith("%(") else found[0]
 
 
 def count_gpus(per_node: str | None, gres: str | None) -> tuple[int | None, bool]:

@@ -22,6 +22,7 @@ from allranks.analysis.lint.rules import (
     lines,
     options,
     ports,
+    programs,
     quoting,
     ranks,
     rendezvous,
@@ -110,6 +111,7 @@ IDLE_GPUS = _certain_first(
     counts.few_in_parallel,
     usage.few_parts,
     usage.on_cpu,
+    programs.on_cpu,
     usage.cpu_build,
 )
 MORE_RANKS_THAN_GPUS = _all(
@@ -121,6 +123,7 @@ MORE_RANKS_THAN_GPUS = _all(
     ranks.listed_gpus,
     ranks.cpus_as_ranks,
     usage.listed_more,
+    programs.other_launchers,
 )
 MEMORY_UNIT = _all(requests.megabytes, steps.small_memory, requests.bytes_of_memory, usage.memory_of_ranks)
 VISIBLE_DEVICES = _all(
@@ -131,6 +134,7 @@ VISIBLE_DEVICES = _all(
     gpus.of_loops,
     sizes.unreadable_list,
     sizes.queried_devices,
+    programs.slots_as_devices,
 )
 SEVERAL_TORCHRUNS = _all(
     tasks.several,
@@ -152,6 +156,7 @@ BROKEN_LINE = _all(
     quoting.inline_python,
     inner_texts.split_scripts,
 )
+DELETES_TOO_MUCH = _all(storage.deletions, storage.of_other_tasks)
 FIXED_NAME_IN_TMP = _all(storage.fixed, storage.lone_dollar)
 OUTPUT_FOLDER = _all(directives.output, directives.log_in_root)
 SCRIPT_FOLDER = _all(directives.script_folder, directives.own_folder, directives.in_home)
@@ -206,7 +211,7 @@ TASKS_CONTRADICT = _all(
     sizes.lightning_tasks,
     usage.mpi_alone,
 )
-HOST_FILE = _all(hostfiles.one_line, hostfiles.host_lines, hostfiles.include_form)
+HOST_FILE = _all(hostfiles.one_line, hostfiles.list_as_file, hostfiles.host_lines, hostfiles.include_form)
 ONE_NODE_ONLY = _all(tasks.one_node, ranks.factory_alone)
 NODE_RANK_MISSING = _all(rendezvous.rank_missing, ranks.factory_rank)
 IDLE_NODES = _all(steps.idle_nodes, counts.few_processes, usage.one_node_programs)
@@ -218,9 +223,19 @@ WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts
 TIME_UNIT = _all(steps.minutes, requests.hours_as_minutes)
 PATTERN_NOT_EXPANDED = _all(storage.unexpanded, requests.foreign_patterns, inner_texts.quoted_patterns)
 MASTER_ADDRESS = _all(rendezvous.address, rendezvous.local_url, launchers.without_address, ranks.node_record)
-LAUNCHER_OPTION = _all(options.launcher_option, launchers.filters, options.unknown_launcher_option, options.malformed)
+LAUNCHER_OPTION = _all(
+    options.launcher_option,
+    launchers.filters,
+    options.unknown_launcher_option,
+    options.malformed,
+    options.exclusive,
+    programs.container_options,
+    programs.mpi_options,
+)
 BLOCKS_SCRIPT = _all(waiting.blocks, launchers.ray_blocks)
-LITERAL_QUOTES = _all(shell.literal_quotes, quoting.quotes_in_value, inner_texts.operators_in_values)
+LITERAL_QUOTES = _all(
+    shell.literal_quotes, quoting.quotes_in_value, inner_texts.operators_in_values, programs.json_in_quotes
+)
 LOOP_VALUES = _all(
     conditions.loops, quoting.first_element, quoting.appended_text, quoting.quoted_list, subshells.reads_the_list
 )
@@ -244,6 +259,7 @@ SAME_NODE_RANK = _all(
     ranks.wrong_ranks,
     ranks.constant_rank,
     ranks.rank_of_loop,
+    programs.index_of_tasks,
 )
 OVERWRITTEN_OUTPUT = _all(subshells.overwritten, subshells.tee_in_loop, subshells.wrong_order)
 
@@ -321,6 +337,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("srun-without-command", "error", environments.no_command, environments.NO_COMMAND_WHY, environments.NO_COMMAND_CURE, SLURM),
     LintRule("no-terminal", "error", environments.terminal, environments.TERMINAL_WHY, environments.TERMINAL_CURE, "docker run reference, foreground"),
     LintRule("container-shell-ended", "warning", CONTAINER_SHELL_ENDED, environments.ENDED_WHY, environments.ENDED_CURE, "apptainer exec manual"),
+    LintRule("builtin-as-program", "error", programs.builtins, programs.BUILTIN_WHY, programs.BUILTIN_CURE, "bash manual, builtin commands"),
     LintRule("old-launcher", "note", launchers.old, launchers.OLD_WHY, "use torchrun, which has the same options", TORCHRUN),
     LintRule("export-comma", "error", launchers.comma, launchers.COMMA_WHY, launchers.COMMA_CURE, SLURM_TEST),
     LintRule("export-drops-environment", "warning", launchers.drops, launchers.DROPS_WHY, launchers.DROPS_CURE, SLURM_TEST),
@@ -379,7 +396,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("loop-values", "error", LOOP_VALUES, conditions.SAME_WHY, "", "bash manual, looping constructs and arrays"),
     LintRule("index-out-of-range", "error", OUT_OF_RANGE, conditions.OUT_OF_RANGE_WHY, conditions.OUT_OF_RANGE_CURE, "bash manual, arrays"),
     LintRule("array-not-used", "warning", requests.array_not_used, requests.UNUSED_WHY, "pass $SLURM_ARRAY_TASK_ID to the program", SLURM),
-    LintRule("deletes-too-much", "warning", storage.deletions, storage.REMOVES_WHY, "", "bash manual, cd; rm manual"),
+    LintRule("deletes-too-much", "warning", DELETES_TOO_MUCH, storage.REMOVES_WHY, "", "bash manual, cd; rm manual"),
     LintRule("lost-in-subshell", "warning", LOST_IN_SUBSHELL, subshells.LOST_WHY, subshells.LOST_CURE, "bash manual, command execution environment"),
     LintRule("options-in-one-word", "error", quoting.joined_options, quoting.ONE_WORD_WHY, quoting.ONE_WORD_CURE, "bash manual, word splitting"),
     LintRule("unbound-variable", "warning", exit_codes.unbound, exit_codes.UNBOUND_WHY, "", "bash manual, set -u"),

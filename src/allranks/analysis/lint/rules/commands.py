@@ -92,6 +92,8 @@ def _stray_text(job: JobDescription, call: ProgramCall) -> str | None:
         return "an invisible character runs as a command"
     if re.search(r"\s", word):
         return _quoted_text(job, call)
+    if len(words) > 1 and re.fullmatch(r"\d+L,", words[0]) and re.fullmatch(r"\d+[CB]", words[1]):
+        return "the status line of an editor runs as a command"
     if word in PROMPTS and words:
         return f"{word} is a prompt, not a part of the command"
     if word in DOCUMENT_ENDS and alone:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import PYTHON, slurm_options
 from allranks.analysis.lint.job import JobDescription, LauncherCall, count_gpus
-from allranks.analysis.lint.placement import MPI, count_of, started_by
+from allranks.analysis.lint.placement import EACH, MPI, count_of, started_by
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.ports import backend
 from allranks.analysis.lint.rules.steps import SPREADS_ITSELF, STARTS_ELSEWHERE, runs_script
@@ -197,6 +197,9 @@ def _nodes_used(job: JobDescription, call: ProgramCall) -> tuple[int, int]:
     if call.program == "aprun":
         each = count_of(job, call, {"-N", "--pes-per-node"})
         return (-(-total // each) if each else total), total
+    each = count_of(job, call, EACH)
+    if each and call.program in MPI:
+        return -(-total // each), total
     counted = any(call in la.call.under for la in job.launches)  # idle-gpus compares these
     return (total, total) if call.program in MPI and not counted else (0, 0)
 

@@ -372,6 +372,11 @@ EXAMPLES: dict[str, RuleExample] = {
         'singularity exec --nv image.sif bash -c "source /ext3/env.sh"\nsrun torchrun --nnodes=2 train.py',
         'srun singularity exec --nv image.sif bash -c "source /ext3/env.sh; torchrun --nnodes=2 train.py"',
     ),
+    "builtin-as-program": RuleExample(
+        "`cd: executable file not found`, `execve(): source: No such file or directory`; or nothing, and the training misses its folder or its environment.",
+        "singularity exec --nv image.sif cd /workspace && torchrun --standalone --nproc_per_node=2 train.py",
+        'srun singularity exec --nv image.sif bash -c "cd /workspace && torchrun --standalone --nproc_per_node=2 train.py"',
+    ),
     "old-launcher": RuleExample(
         "A `FutureWarning`; `unrecognized arguments: --local-rank` from the program.",
         "python -m torch.distributed.launch --nproc_per_node=2 train.py",

@@ -49,6 +49,24 @@ def one_line(job: JobDescription) -> Iterator[Violation]:
             return
 
 
+NODE_LIST = re.compile(r"\$\{?(?:SLURM_(?:JOB_)?NODELIST|SLURM_STEP_NODELIST|LSB_HOSTS)\}?")
+LIST_WHY = (
+    "The option takes a file. There is none of this name: deepspeed goes on with this node alone, and mpirun stops."
+)
+
+
+def list_as_file(job: JobDescription) -> Iterator[Violation]:
+    """Report the list of Slurm's nodes where the name of a host file is wanted."""
+    for call in job.calls:
+        for arg, following in call.pairs():
+            name, equals, value = arg.text.partition("=")
+            value = value if equals else following.text if following else ""
+            if re.fullmatch(r"--?(?:hostfile|machinefile|hostsfile)", name) and NODE_LIST.fullmatch(value.strip("\"'")):
+                cure = 'scontrol show hostnames "$SLURM_JOB_NODELIST" > hosts.$SLURM_JOB_ID, and its name here'
+                yield Violation(arg.offset, f"{name} {value} is a list of nodes, no file", why=LIST_WHY, cure=cure)
+                return
+
+
 def host_lines(job: JobDescription) -> Iterator[Violation]:
     """Report a host file of deepspeed that the script writes in another form, or into which it writes ``\\n``."""
     for launch in job.launches:

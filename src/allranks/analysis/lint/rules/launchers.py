@@ -310,7 +310,9 @@ def few_slots(job: JobDescription) -> Iterator[Violation]:
                 )
 
 
-OTHER_MPI = re.compile(r"(?im)^[^#\n]*\b(?:intel|impi|oneapi|mpich|mvapich\w*|cray\w*|I_MPI_\w+)\b")
+OTHER_MPI = re.compile(
+    r"(?im)^[^#\n]*\b(?:intel(?!-(?:tensorflow|openmp|extension|numpy|scikit)\b)|impi|oneapi|mpich|mvapich\w*|cray\w*|I_MPI_\w+)\b"
+)
 
 
 def _slots_of_slurm(job: JobDescription, call: ProgramCall) -> int | None:

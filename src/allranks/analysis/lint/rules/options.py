@@ -43,6 +43,9 @@ def launcher_option(job: JobDescription) -> Iterator[Violation]:
         if program is None:
             continue
         flags = launch.options.keys() & {"no_python", "m", "module"}
+        if flags - {"no_python"} and (wrong_module := _no_module(program.text)):
+            yield Violation(program.offset, wrong_module, why=MODULE_WHY, cure=_module_of(program.text))
+            continue
         if PYTHON.fullmatch(program.text) and not flags and not program.text.startswith("/"):
             text = f"{launch.kind} starts Python itself: here it looks for a script called {program.text}"
             yield Violation(program.offset, text, cure=f"{launch.kind} ... train.py")
@@ -123,6 +126,34 @@ def malformed(job: JobDescription) -> Iterator[Violation]:
 URL_WHY = "torchrun wants <host>:<port>, and stops with 'the hostname of the rendezvous endpoint is invalid'."
 
 
+EXCLUSIVE_WHY = "They exclude each other: the program checks this first, and stops with an error."
+MODES = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_xpu")
+TRUE = re.compile(r"(?i)true|1|yes|")
+
+
+def exclusive(job: JobDescription) -> Iterator[Violation]:
+    """Report options of accelerate, or of the trainer behind a launcher, that exclude each other."""
+    for launch in job.launches:
+        modes = [launch.options[m] for m in MODES if m in launch.options and m != "multi_gpu"]
+        if launch.kind == "accelerate" and len(modes) > 1 and not launch.open_ended:
+            text = f"{modes[0].written} and {modes[1].written}: accelerate takes only one of them"
+            yield Violation(modes[1].arg.offset, text, why=EXCLUSIVE_WHY, cure=f"remove {modes[0].written}")
+    for call in job.work_calls:
+        halves = [a for a in call.args if a.text.partition("=")[0] in ("--fp16", "--bf16")]
+        on = [a for a in halves if _is_on(call, a)]
+        names = {a.text.partition("=")[0] for a in on}
+        if len(names) > 1 and not call.in_substitution:
+            text = "--fp16 and --bf16: the trainer takes only one of them"
+            yield Violation(on[-1].offset, text, why=EXCLUSIVE_WHY, cure="remove one")
+
+
+def _is_on(call: ProgramCall, arg: Argument) -> bool:
+    _, equals, value = arg.text.partition("=")
+    index = call.args.index(arg)
+    following = call.args[index + 1].text if index + 1 < len(call.args) else ""
+    return bool(TRUE.fullmatch(value if equals else "" if following.startswith("-") else following))
+
+
 NO_SCRIPT_CURE = "the Python program itself; -m for a module; --no_python for another program"
 COMMANDS = {
     "torchrun",
@@ -154,6 +185,23 @@ def _no_script(word: str) -> str | None:
     return None
 
 
+MODULE_WHY = (
+    "-m takes the name of a module, with dots. Of a file's name Python imports the first part, where __name__ is not '__main__', and ends with "
+    "'No module named ...'."
+)
+
+
+def _no_module(word: str) -> str | None:
+    """Return the finding for a file where -m wants a module."""
+    if re.fullmatch(r"[\w./-]*\w\.py", word):
+        return f"-m {word}: a file is no module"
+    return f"-m {word}: a module's name has no /" if re.fullmatch(r"[\w.-]+(?:/[\w.-]+)+", word) else None
+
+
+def _module_of(word: str) -> str:
+    return "-m " + word.removeprefix("./").removesuffix(".py").replace("/", ".") + ", or the file without -m"
+
+
 def _program(launch: LauncherCall) -> Argument | None:
     """Return the launcher's first word that is neither an option nor its value."""
     values = {id(o.arg) for o in launch.options.values()} | {id(o.arg) for _, o in launch.repeated}
@@ -178,8 +226,15 @@ def _behind(launch: LauncherCall, program: Argument) -> Iterator[Violation]:
     if not program.text.endswith(".py") or launch.open_ended:
         return
     index = launch.call.args.index(program)
-    for arg in launch.call.args[index + 1 :]:
-        name = arg.text.lstrip("-").partition("=")[0].replace("-", "_")
+    for arg, following in list(launch.call.pairs())[index + 1 :]:
+        name, equals, value = arg.text.lstrip("-").partition("=")
+        name, value = name.replace("-", "_"), value if equals else following.text if following else ""
+        chosen = name in ("include", "exclude") and re.match(r"(?:localhost|\w*node\w*):\d", value)
+        if launch.kind == "deepspeed" and arg.text.startswith("--") and (chosen or name == "hostfile"):
+            if name not in launch.options:
+                text = f"{arg.text.partition('=')[0]} stands behind {program.text}: the program gets it, and deepspeed uses all GPUs of this node"
+                yield Violation(arg.offset, text)
+                return
         if (
             arg.text.startswith("--")
             and name in OF_LAUNCHER
@@ -199,7 +254,7 @@ OF_TORCHRUN = {
     "duplicate_stderr_filters", "duplicate_stdout_filters", "event_log_handler", "help", "local_addr", "local_ranks_filter", "log_dir", "logs_specs",
     "master_addr", "master_port", "max_restarts", "module", "monitor_interval", "nnodes", "no_python", "node_rank", "nproc_per_node", "numa_binding",
     "rdzv_backend", "rdzv_conf", "rdzv_endpoint", "rdzv_id", "redirects", "role", "run_path", "shutdown_timeout", "signals_to_handle", "standalone",
-    "start_method", "tee", "virtual_local_rank", "use_env", "h", "m", "r", "t",
+    "start_method", "tee", "virtual_local_rank", "h", "m", "r", "t",
 }  # fmt: skip
 OF_DEEPSPEED = {
     "autotuning", "bind_core_list", "bind_cores_to_rank", "elastic_training", "enable_each_rank_log", "exclude", "force_multi", "help", "hostfile",
@@ -215,7 +270,7 @@ def unknown_launcher_option(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
         known = KNOWN.get(launch.kind)
         if launch.kind == "torch.distributed.launch":
-            known = OF_TORCHRUN
+            known = OF_TORCHRUN | {"use_env"}
         if launch.kind == "accelerate" and not launch.open_ended and _names_python_program(launch.call):
             yield from _near_accelerate(launch)
         if (
@@ -275,6 +330,7 @@ NO_SUCH_OPTION: dict[tuple[str, str], tuple[set[str], str]] = {
     ("conda", "install"): ({"--user", "--upgrade", "-U", "-r", "--requirement"}, "conda install -y"),
     ("conda", "create"): ({"--user", "-r", "--requirement"}, "conda create -y -n NAME"),
 }
+DEACTIVATE_WHY = "conda stops with 'deactivate does not accept arguments'; as the last command this makes the job a failed one, whatever its work did."
 SYNONYMS = {"pip3": "pip", "mamba": "conda"}
 
 
@@ -290,6 +346,10 @@ def unknown_option(job: JobDescription) -> Iterator[Violation]:
             yield from _of_srun(call)
         if program in ("srun", "mpirun", "mpiexec", "orterun") and any(call in c.under for c in job.calls):
             yield from _of_torchrun(call)
+        if program == "conda" and rest[:1] == ["deactivate"] and re.fullmatch(r"[\w.-]*\w", " ".join(rest[1:])):
+            last = call is job.calls[-1]
+            yield Violation(call.offset, f"conda deactivate takes no name: {rest[1]} is refused", why=DEACTIVATE_WHY, cure="conda deactivate",
+                            severity="warning" if last and not call.branch else "note")  # fmt: skip
         known = NO_SUCH_OPTION.get((program, rest[0])) if rest else None
         for arg in call.args if known else ():
             if known and arg.text in known[0] and not arg.quoted:
@@ -377,8 +437,15 @@ def misspelt_subcommands(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 call.offset, f"{call.written} is a module of Python, no command", cure=f"python -m {call.written}"
             )
+        elif PYTHON.match(call.program) and first in LAUNCH_MODULES:
+            text = f"{call.written} looks for a file called {first}: a module needs -m"
+            yield Violation(call.offset, text, cure=f"{call.written} -m {first}")
         elif PYTHON.match(call.program) and "-m" in words[:3]:
             module = words[words.index("-m") + 1] if words.index("-m") + 1 < len(words) else ""
+            place = words.index("-m")
+            if all(re.fullmatch(r"-[a-zA-Z]+", w) for w in words[:place]) and (no_module := _no_module(module)):
+                yield Violation(call.args[place].offset, no_module, why=MODULE_WHY, cure=_module_of(module))
+                continue
             near = next((m for m in LAUNCH_MODULES if 0 < edits(module, m, 2) <= 2), None)
             if module == "torchrun" or near:
                 yield Violation(

@@ -89,15 +89,53 @@ def _at_the_same_time(job: JobDescription) -> Iterator[Violation]:
             used[number] = launch
 
 
+LOOP_OF_WORDS = re.compile(r"(?m)^[ \t]*for\s+\w+\s+in\s+([^;\n]*)")
+WAITS = re.compile(r"(?m)^\s*(?:wait|break|exit)\b|&&\s*wait\b|\bwait\s+-n|;\s*(?:wait|break)\b")
+
+
+def _in_every_run(job: JobDescription) -> Iterator[Violation]:
+    """Report a loop that starts launchers in the background, all with one port."""
+    for launch in job.launches:
+        outer = launch.call.starter
+        if not outer.in_loop or outer.after != "&" or outer.in_function or outer.program in ("srun", "ssh", "pdsh"):
+            continue
+        if launch.open_ended or launch.option("standalone", "rdzv_endpoint", "config_file") or launch.srun:
+            continue
+        if launch.option("node_rank", "machine_rank") or launch.value("nnodes", "num_nodes") not in (None, "1"):
+            continue  # each on a node of its own
+        alone = launch.kind == "accelerate" and launch.value("num_processes") in (None, "1")
+        option = launch.option("master_port", "main_process_port")
+        number = (option.value or "") if option else "29500" if not _any_port(job) else ""
+        if alone or not number.isdecimal() or number == "0" or backend(launch) != "static":
+            continue
+        loops = [*LOOP_OF_WORDS.finditer(job.text[: outer.offset])]
+        body = re.search(r"(?m)^\s*done\b|;\s*done\b", job.text[outer.offset :])
+        if not loops or body is None or re.fullmatch(r"[\"']?[\w./-]*[\"']?", loops[-1][1].strip()):
+            continue  # it may run once only
+        if WAITS.search(job.text[loops[-1].start() : outer.offset + body.start()]):
+            continue
+        place = option.arg.offset if option else launch.call.offset
+        text = f"every run of the loop uses port {number}, while the one before still runs"
+        yield Violation(place, text, severity="error", cure="a port for each: --master_port=$((29500 + i))")
+
+
+def _any_port(job: JobDescription) -> bool:
+    return job.has("MASTER_PORT", "PET_MASTER_PORT") or "MASTER_PORT" in job.reading.exported
+
+
 def _is_static(launch: LauncherCall) -> bool:
     """Return whether the launcher listens on the port of its options, or on 29500."""
     alone = launch.option("standalone", "rdzv_endpoint", "config_file") or launch.open_ended
-    several = launch.value("nproc_per_node", "num_gpus", "num_processes") not in (None, "1")
+    several = launch.kind == "deepspeed" or (
+        launch.value("nproc_per_node", "num_processes") not in (None, "1")
+        or (is_torchrun(launch) and launch.option("nproc_per_node", "master_port") is not None)
+    )
     return not alone and backend(launch) == "static" and several
 
 
 def port(job: JobDescription) -> Iterator[Violation]:
     yield from _at_the_same_time(job)
+    yield from _in_every_run(job)
     if job.whole_nodes:
         return
     seen: set[int] = set()

@@ -129,6 +129,14 @@ def _layers(numbers: dict[str, Told | None], sizes: dict[str, int]) -> Iterator[
         if not found or found[0] % parts == 0 or any(UNEVEN.match(n) for n in numbers):
             continue
         yield Violation(_place(found[1]), f"{name} {found[0]} is no multiple of {option} {parts}", cure=cure)
+    experts, parts = numbers.get("--num-experts"), numbers.get("--expert-model-parallel-size")
+    if experts and parts and parts[0] and experts[0] % parts[0]:
+        text = f"--num-experts {experts[0]} is no multiple of --expert-model-parallel-size {parts[0]}"
+        yield Violation(_place(experts[1]), text, cure="the experts are shared out to the expert parallel ranks")
+    groups, tensor = numbers.get("--num-query-groups"), sizes.get("tensor", 1)
+    if groups and groups[0] and groups[0] % tensor and tensor % groups[0]:
+        text = f"--num-query-groups {groups[0]} is no multiple of --tensor-model-parallel-size {tensor}"
+        yield Violation(_place(groups[1]), text, cure="the groups are shared out to the tensor parallel ranks")
     hidden, heads = numbers.get("--hidden-size"), numbers.get("--num-attention-heads")
     if hidden and heads and heads[0] and hidden[0] % heads[0] and "--kv-channels" not in numbers:
         yield Violation(

@@ -422,7 +422,10 @@ def sequence(job: JobDescription) -> Iterator[Violation]:
         if srun is None or not srun.in_loop or srun.in_function or job.runs_in_background(launch.call.under[0]):
             continue
         node = slurm_options(srun).get("nodelist")
-        if node and "$" in (node.value or "") and launch.value("nnodes", "num_machines") not in (None, "1"):
+        rank = launch.option("node_rank", "machine_rank")
+        counted = rank is not None and re.fullmatch(r"\$\{?(?!SLURM)\w+\}?", rank.plain_value)
+        one = (counted and job.srun_nodes(srun) == 1) or (node and "$" in (node.value or ""))
+        if one and launch.value("nnodes", "num_machines") not in (None, "1"):
             yield Violation(srun.offset, f"the loop starts {launch.kind} on one node after another")
 
 

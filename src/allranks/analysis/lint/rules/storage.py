@@ -318,6 +318,36 @@ def deletions(job: JobDescription) -> Iterator[Violation]:
                     return
 
 
+SHARED_WHY = "The tasks of the array run side by side, and all have this folder: the first one that comes here removes what the others still read and write."
+OF_JOB = re.compile(r"(?i)JOB|TASK|ARRAY|mktemp|\$\$|TMPDIR|RANDOM|date|\$\d|\$\{\d|\*/|uuid|PID|cache|__py")
+
+
+def of_other_tasks(job: JobDescription) -> Iterator[Violation]:
+    """Report a task of an array that removes a folder which the other tasks use, too."""
+    named = "array" in job.heading or {"SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID"} & job.used_names
+    if not named or (job.heads("array") or "").endswith("%1") or re.fullmatch(r"\d+", job.heads("array") or ""):
+        return
+    for call in job.calls:
+        if call.program != "rm" or call.in_substitution or call.in_function or call.branch or call.under:
+            continue
+        if not any(re.match(r"-\w*[rR]|--recursive", a.text) for a in call.args) or call.tested:
+            continue
+        for arg in call.args:
+            folder = arg.text.removesuffix("/*").rstrip("/")
+            if not re.fullmatch(
+                r"/?(?:[\w.-]+|\$\{?(?:USER|HOME|SCRATCH|WORK)\}?)(?:/(?:[\w.-]+|\$\{?USER\}?))+", folder
+            ):
+                continue
+            if not folder.startswith(("/", "$")) or OF_JOB.search(folder) or OF_JOB.search(job.line_of(call.offset)):
+                continue
+            users = [c for c in job.calls if c.program not in ("rm", "echo") and not c.in_substitution
+                     and any(folder in a.text for a in c.args) and not c.branch]  # fmt: skip
+            if any(c.offset < call.offset for c in users):
+                text = f"rm -r {arg.text}: the other tasks of the array use this folder, too"
+                yield Violation(call.offset, text, why=SHARED_WHY, cure="a folder for each: .../$SLURM_JOB_ID")
+                return
+
+
 def _may_be_set(job: JobDescription, name: str) -> bool:
     known = job.has(name) or name in job.reading.named or name in job.reading.exported
     outside = re.fullmatch(

@@ -551,7 +551,9 @@ def processes(job: JobDescription) -> Iterator[Violation]:
         machines, ranks = job.number(launch.value("num_machines")), job.number(option.value) if option else None
         if launch.kind != "accelerate" or option is None or machines is None or ranks is None or machines < 2:
             continue
-        if ranks < machines or (ranks == job.gpus_per_node and ranks > 1):
+        gpus = job.gpus_per_node or 0
+        one_each = ranks == machines and gpus > 1 and not launch.open_ended and launch.option("multi_gpu") is not None
+        if ranks < machines or (ranks == gpus and ranks > 1) or one_each:
             text = f"--num_processes={ranks} is the total for all {machines} machines, {ranks // machines} on each"
             yield Violation(option.arg.offset, text)
 

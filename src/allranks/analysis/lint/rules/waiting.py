@@ -30,7 +30,7 @@ def blocks(job: JobDescription) -> Iterator[Violation]:
             or call.branch
         ):
             continue
-        if call.under or call.redirects or call.before in ("&&", "||", "|"):
+        if call.under or any(r.operator.startswith("<") for r in call.redirects) or call.before in ("&&", "||", "|"):
             continue
         if _never_ends(call) and any(w.offset > call.offset and w.after != "&" for w in job.work):
             words = " ".join([call.written, *(a.text for a in call.args)])[:50]
@@ -81,6 +81,11 @@ SERVERS = {
     "litellm",
     "llama-server",
     "lmdeploy",
+    "redis-server",
+    "mongod",
+    "Xvfb",
+    "trtllm-serve",
+    "CarlaUE4.sh",
 }
 ENDLESS_WHY = "wait without arguments waits for all background processes: the job runs until its time limit."
 ENDLESS_CURE = 'keep the process id of the training: train & pid=$!; wait "$pid"; rc=$?; kill %1; exit $rc'
@@ -90,7 +95,8 @@ SERVER = (
     r"sglang\.launch_server|http\.server|SimpleHTTPServer|ray\s+start\s.*--block|tensorboard(?:\.main)?|jupyter|jupyter-\w+|"
     r"mlflow\s+(?:server|ui)|streamlit\s+run|flask\s+run|aim\s+(?:up|server)|visdom(?:\.server)?|nvidia-smi\s(?:.*\s)?(?:-l|-lms|--loop|--loop-ms)(?:[=\s]\S+)?|"
     r"nvidia-smi\s+(?:dmon|pmon)|nvtop|dcgmi\s+dmon|gpustat\s.*-i|dcgm-exporter|watch\s.*|tail\s+(?:-\w*[fF]|--follow)|sleep\s+inf(?:inity)?|"
-    r"code-server|llama-server|litellm|dask-(?:scheduler|worker|cuda-worker)|dask\s+(?:scheduler|worker|cuda\s+worker)|etcd|minio\s+server|celery|ngrok|mosquitto|rabbitmq-server|prometheus|node_exporter)(?=\s|&|\Z)"
+    r"code-server|llama-server|litellm|dask-(?:scheduler|worker|cuda-worker)|dask\s+(?:scheduler|worker|cuda\s+worker)|etcd|minio\s+server|celery|ngrok|mosquitto|rabbitmq-server|prometheus|node_exporter|"
+    r"Xvfb\s+:\d+|trtllm-serve|CarlaUE4\.sh|ssh\s(?:.*\s)?-[fCqTgnv]*N\w*|vmstat\s+(?:-\S+\s+)?\d+|top\s+-\w*b(?!.*-\w*n))(?=\s|&|\Z)"
 )
 OUTER_SERVER = re.compile(SERVER)
 WRAPPED_SERVER = re.compile(r"(?:.*\s(?:run|exec|shell|--|-n\s+\S+|\S+\.(?:sif|simg|sqsh)))?\s+" + SERVER)
