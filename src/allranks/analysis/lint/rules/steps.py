@@ -416,14 +416,13 @@ SEQUENCE_CURE = "srun --ntasks-per-node=1 without --nodelist starts all nodes at
 def sequence(job: JobDescription) -> Iterator[Violation]:
     """Report launchers that a loop starts on one node after another."""
     yield from _ranks_in_sequence(job)
-    for launch in job.launches:
-        srun = launch.srun
+    for launch, srun in ((la, la.srun) for la in job.launches):
         yield from _by_ssh(job, launch)
         if srun is None or not srun.in_loop or srun.in_function or job.runs_in_background(launch.call.under[0]):
             continue
         node = slurm_options(srun).get("nodelist")
-        rank = launch.option("node_rank", "machine_rank")
-        counted = rank is not None and re.fullmatch(r"\$\{?(?!SLURM)\w+\}?", rank.plain_value)
+        rank = launch.value("node_rank", "machine_rank")
+        counted = re.fullmatch(r"\"?\$\{?(?!SLURM)\w+\}?\"?", rank or "")
         one = (counted and job.srun_nodes(srun) == 1) or (node and "$" in (node.value or ""))
         if one and launch.value("nnodes", "num_machines") not in (None, "1"):
             yield Violation(srun.offset, f"the loop starts {launch.kind} on one node after another")
