@@ -151,4 +151,23 @@ SUBMITTED: list[tuple[str, str, int, str]] = [
     ("option-twice", GPU + 'NAME="run_$LR"\nif [ "$T" ]; then\n  NAME="${NAME}_t"\nfi\npython train.py --n $NAME\n', 0, ""),
     ("option-twice", GPU + 'A="${A}_t"\npython train.py --n $A\nA="run"\npython train.py --n $A\n', 0, ""),
 ]  # fmt: skip
-USAGE_CASES = [*CPUS, *GPUS, *ARRAYS, *SUBMITTED]
+FOUR = asking("-N 1", "--gres=gpu:4")  # 3 lines
+NAMED: list[tuple[str, str, int, str]] = [
+    ("device-of-one-gpu", GPU.replace("gpu:1", "gpu:1 -N 1") + "python train.py --device cuda:1\n", 3, "error"),
+    ("device-of-one-gpu", FOUR + "python train.py --gpu_id 4\n", 4, "error"),
+    ("device-of-one-gpu", FOUR + "python train.py device=cuda:3\n", 0, ""),
+    ("device-of-one-gpu", FOUR + "python train.py --gpu 4\n", 0, ""),  # their number
+    ("device-of-one-gpu", asking("--exclusive", "--gres=gpu:1") + "python train.py --device cuda:1\n", 0, ""),
+    ("more-ranks-than-gpus", FOUR + "python train.py --gpu_ids 0 1 2 3 4\n", 4, "error"),
+    ("more-ranks-than-gpus", FOUR + "python train.py --gpu_ids 0 1 2 3\n", 0, ""),
+    ("more-ranks-than-gpus", FOUR + "bash tools/dist_train.sh configs/x.py 8\n", 4, "error"),
+    ("more-ranks-than-gpus", FOUR + "./tools/dist_test.sh configs/x.py x.pth 8\n", 4, "error"),
+    ("more-ranks-than-gpus", FOUR + "bash tools/dist_train.sh configs/x.py 4\n", 0, ""),
+    ("idle-gpus", FOUR + "./tools/dist_train.sh configs/x.py 2\n", 4, "warning"),
+    ("idle-gpus", FOUR + "./tools/dist_train.sh configs/x.py 2 &\n./tools/dist_train.sh configs/y.py 2\nwait\n", 0, ""),
+    ("one-log-for-array", ARRAY + 'sed -i "s/seed: .*/seed: $SLURM_ARRAY_TASK_ID/" c.yaml\npython t.py --config c.yaml\n', 4, "warning"),
+    ("one-log-for-array", ARRAY + 'cat > c.yaml <<EOF\nseed: $SLURM_ARRAY_TASK_ID\nEOF\npython t.py --config c.yaml\n', 4, "warning"),
+    ("one-log-for-array", ARRAY + 'I=$SLURM_ARRAY_TASK_ID\necho "seed: $I" > c_$I.yaml\npython t.py --config c_$I.yaml\n', 0, ""),
+    ("one-log-for-array", ARRAY + 'echo "seed: 1" > c.yaml\npython t.py --config c.yaml $SLURM_ARRAY_TASK_ID\n', 0, ""),
+]  # fmt: skip
+USAGE_CASES = [*CPUS, *GPUS, *ARRAYS, *SUBMITTED, *NAMED]

@@ -110,6 +110,7 @@ IDLE_GPUS = _certain_first(
     counts.told_fewer,
     counts.few_in_parallel,
     usage.few_parts,
+    usage.openmmlab_fewer,
     usage.on_cpu,
     programs.on_cpu,
     usage.cpu_build,
@@ -124,6 +125,7 @@ MORE_RANKS_THAN_GPUS = _all(
     ranks.cpus_as_ranks,
     usage.listed_more,
     programs.other_launchers,
+    usage.openmmlab_more,
 )
 MEMORY_UNIT = _all(requests.megabytes, steps.small_memory, requests.bytes_of_memory, usage.memory_of_ranks)
 VISIBLE_DEVICES = _all(
@@ -201,7 +203,7 @@ DIRECTIVE_REFUSED = _all(
     requests.misplaced_walltime,
 )
 NO_EFFECT = _all(variables.no_effect, counts.never_default)
-DEVICE_OF_ONE_GPU = _all(counts.device_of_one, gpus.beyond_visible)
+DEVICE_OF_ONE_GPU = _all(counts.device_of_one, gpus.beyond_visible, usage.beyond_job)
 SAME_GPU = _all(counts.same_gpu, gpus.overlapping, sizes.device_of_all)
 TASKS_CONTRADICT = _all(
     counts.contradicting_tasks,
@@ -249,7 +251,7 @@ EXIT_ZERO = _all(
     results.told_failure,
 )
 CONDA_NOT_SET_UP = _all(environments.conda, environments.conda_elsewhere, environments.conda_in_shell)
-ONE_LOG_FOR_ARRAY = _all(requests.shared_log, requests.one_log, arrays.shared_files)
+ONE_LOG_FOR_ARRAY = _all(requests.shared_log, requests.one_log, arrays.shared_files, arrays.shared_settings)
 OUT_OF_RANGE = _all(conditions.out_of_range, arrays.computed_index, arrays.case_of_task, arrays.line_zero)
 OUT_OF_PLACE = _all(conditions.out_of_place, subshells.aliases, subshells.never_called)
 LOST_IN_SUBSHELL = _all(subshells.lost, subshells.exit_inside, subshells.exit_in_pipe, subshells.elsewhere)

@@ -175,3 +175,42 @@ def shared_files(job: JobDescription) -> Iterator[Violation]:
                 text = f"all {len(numbers)} tasks of the array write {target}"
                 yield Violation(call.offset, text, why=WRITTEN_WHY, cure=f"a name with ${TASK}")
                 return
+
+
+MOST_TEXT = 3000
+SETTINGS_WHY = "The tasks run at the same time and write into one file: a task reads the settings of another one."
+
+
+def shared_settings(job: JobDescription) -> Iterator[Violation]:
+    """Report a file of settings that each task of the array writes for itself, under the same name."""
+    value = job.heads("array") or ""
+    if len(numbers_of(value)) < 2 or value.endswith("%1") or job.submits:
+        return
+    if re.search(r"(?m)^[^#\n]*\b(?:cd|pushd)\b[^\n]*\$|--chdir", job.text):
+        return
+    names = [TASK, *(n for n, items in job.by_name.items() if any(TASK in a.value for a in items))]
+    own = re.compile(r"\$\{?(?:" + "|".join(map(re.escape, names)) + r")\b")
+    used = " ".join(a.text for c in job.work_calls for a in c.args)
+    for call in job.calls:
+        if call.in_substitution or call.under or call.branch or call.in_function:
+            continue
+        targets = [r.target for r in call.redirects if r.operator == ">"]
+        text = " ".join(a.text for a in call.args)
+        if call.program in ("cat", "echo", "printf"):
+            body = job.text[call.offset : call.offset + MOST_TEXT]
+            marked = (
+                re.search(r"<<-?[ \t]*(\w+)[^\n]*\n(.*?)\n[ \t]*\1\b", body, re.DOTALL)
+                if call.program == "cat"
+                else None
+            )
+            told = bool(own.search(marked[2] if marked else text))
+        elif call.program == "sed" and any(a.text.startswith("-i") for a in call.args):
+            targets, told = [a.text for a in call.args[-1:]], bool(own.search(text))
+        else:
+            continue
+        for target in targets:
+            plain = re.fullmatch(r"[\w./~-]+\.\w+", target) and not target.startswith(("/tmp", "/dev/"))
+            if told and plain and re.search(rf"(?<![\w.-]){re.escape(target.removeprefix('./'))}(?![\w.-])", used):
+                message = f"all tasks of the array write their settings into {target}"
+                yield Violation(call.offset, message, why=SETTINGS_WHY, cure=f"a name with ${TASK}")
+                return

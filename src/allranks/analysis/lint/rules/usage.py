@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 
 from allranks.analysis.lint.command_options import PYTHON, SHELLS, slurm_options
 from allranks.analysis.lint.job import JobDescription
-from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 from allranks.analysis.lint.rules.requests import PREPARING
 from allranks.analysis.lint.rules.sizes import SERVER_SIZES, is_server, option_values
 from allranks.analysis.lint.rules.steps import STARTS_ELSEWHERE, runs_script
@@ -276,6 +277,11 @@ def listed_more(job: JobDescription) -> Iterator[Violation]:
         for arg, following in call.pairs():
             name, equals, value = arg.text.partition("=")
             value = value if equals else following.text if following else ""
+            if not equals and value.isdecimal():
+                start = call.args.index(arg) + 1
+                value = ",".join(
+                    a.text for a in takewhile(lambda a: re.fullmatch(r"\d{1,2}", a.text), call.args[start:])
+                )
             if GPU_LIST.fullmatch(name) and re.fullmatch(r"\d{1,2}(?:,\d{1,2}){1,15}", value):
                 numbers = {int(n) for n in value.split(",")}
                 if len(numbers) > gpus and max(numbers) >= gpus:
@@ -376,3 +382,90 @@ def memory_of_ranks(job: JobDescription) -> Iterator[Violation]:
             text = f"--mem={job.heads('mem')} is for all {ranks} ranks of the node together"
             yield Violation(job.heading["mem"].offset, text, why=SMALL_WHY, cure="--mem=<GB per rank x ranks>G")
             return
+
+
+INDEX_NAME = re.compile(
+    r"--?(?:gpu[-_]?(?:id|index|idx)|device[-_]?(?:id|index)|cuda[-_]?(?:id|device)|local[-_]rank)|(?:\w+\.)?(?:gpu_id|device_id)"
+)
+EITHER_NAME = re.compile(r"--?(?:gpu|device|cuda)|(?:\w+\.)?(?:device|gpu)")
+BEYOND_WHY = "Slurm hides the other GPUs of the node, and those of the job count from 0: CUDA stops with 'invalid device ordinal', or finds no GPU."
+
+
+def beyond_job(job: JobDescription) -> Iterator[Violation]:
+    """Report the number of a GPU that the job does not have."""
+    gpus = job.gpus_per_node
+    if (
+        not job.is_batch
+        or not gpus
+        or job.nodes != 1
+        or job.submits
+        or job.requests_whole_nodes
+        or job.has("CUDA_VISIBLE_DEVICES")
+    ):
+        return
+    for call in job.work_calls:
+        own = (
+            slurm_options(call.srun).keys() & {"gres", "gpus", "gpus-per-task", "gpus-per-node"} if call.srun else set()
+        )
+        if not PYTHON.match(call.program) or call.in_function or own or any(c.program == "ssh" for c in call.under):
+            continue
+        for arg, following in call.pairs():
+            name, equals, value = arg.text.partition("=")
+            value = value if equals else following.text if following else ""
+            number = re.fullmatch(r"(cuda:|gpu:)?(\d)", value)
+            if number is None or not (equals or name.startswith("-")):
+                continue
+            index = bool(number[1]) or INDEX_NAME.fullmatch(name) is not None
+            if (index and re.search(r"gpu|cuda|device|rank", name)) or EITHER_NAME.fullmatch(name):
+                # Without cuda: in front it may be the number of GPUs.
+                if int(number[2]) >= gpus + (0 if index else 1):
+                    text = f"{name} {value}: the job has {gpus} GPU{'s' * (gpus > 1)}, numbered from 0"
+                    yield Violation(arg.offset, text, why=BEYOND_WHY, cure=f"{name} 0; or request more GPUs")
+                    return
+
+
+OPENMMLAB = re.compile(r"(?:\S*/)?dist_(train|test)\.sh")
+
+
+def openmmlab(job: JobDescription) -> Iterator[tuple[ProgramCall, Argument, int]]:
+    """Yield the calls of OpenMMLab's ``dist_train.sh CONFIG GPUS`` and ``dist_test.sh CONFIG CHECKPOINT GPUS`` with their GPUs."""
+    for call in job.calls:
+        words = list(call.args)
+        if call.program in SHELLS and words:
+            found, words = OPENMMLAB.fullmatch(words[0].text), words[1:]
+        else:
+            found = OPENMMLAB.fullmatch(call.written)
+        place = 1 if found and found[1] == "train" else 2
+        plain = len(words) > place and not any(w.is_open or w.text.startswith("-") for w in words[: place + 1])
+        count = job.number(words[place].text) if found and plain else None
+        if found and count and not call.in_substitution and not call.in_function and call.srun is None:
+            yield call, words[place], count
+
+
+def openmmlab_more(job: JobDescription) -> Iterator[Violation]:
+    """Report ``dist_train.sh`` with more ranks than the job has GPUs."""
+    gpus = job.gpus_per_node
+    if gpus and job.nodes == 1 and job.is_job:
+        for _, arg, count in openmmlab(job):
+            if count > gpus:
+                yield Violation(arg.offset, f"{count} ranks, but the job requests {gpus} GPU{'s' * (gpus > 1)}")
+                return
+
+
+def openmmlab_fewer(job: JobDescription) -> Iterator[Violation]:
+    """Report ``dist_train.sh`` with fewer ranks than the job has GPUs, as the only work of the job."""
+    gpus, calls = job.gpus_per_node, list(openmmlab(job))
+    if not gpus or job.nodes != 1 or not job.is_job or not calls or job.work or "array" in job.heading:
+        return
+    others = [
+        c
+        for c in job.calls
+        if c.program not in PREPARING and not c.in_substitution and c not in [call for call, _, _ in calls]
+    ]
+    if any(runs_script(c) or c.program in STARTS_ELSEWHERE or c.after == "&" for c in others) or job.has(
+        "CUDA_VISIBLE_DEVICES"
+    ):
+        return
+    if all(count < gpus and call.after != "&" and not job.runs_in_background(call) for call, _, count in calls):
+        _, arg, count = calls[0]
+        yield Violation(arg.offset, f"{count} ranks, but the job requests {gpus} GPUs: the others are idle")
