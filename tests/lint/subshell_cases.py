@@ -99,8 +99,8 @@ VALUES: list[tuple[str, str, int, str]] = [
     ("path-in-front", ONE + "docker run -v $PWD:$PWD -v $HOME:/root img\nrsync -a host:$HOME/ $PWD\n", 0, ""),
 ]  # fmt: skip
 ELSEWHERE: list[tuple[str, str, int, str]] = [
-    ("lost-in-subshell", ONE + "srun source ~/v/bin/activate\npython x.py\n", 7, "warning"),
-    ("lost-in-subshell", ONE + "srun module load cuda\npython x.py\n", 7, "warning"),
+    ("builtin-as-program", ONE + "srun source ~/v/bin/activate\npython x.py\n", 7, "error"),
+    ("builtin-as-program", ONE + "srun module load cuda\npython x.py\n", 7, "error"),
     ("lost-in-subshell", ONE + "sudo cd /scratch\npython x.py\n", 7, "warning"),
     ("lost-in-subshell", ONE + "A=$(module load cuda)\npython x.py\n", 7, "warning"),
     ("lost-in-subshell", ONE + "echo `source ~/v/bin/activate`\npython x.py\n", 7, "warning"),

@@ -59,10 +59,10 @@ STATUS: list[tuple[str, str, int, str]] = [
         "warning",
     ),
     (
-        "lost-in-subshell",
+        "builtin-as-program",
         HEAD + "singularity exec --nv x.sif source env.sh\nsingularity exec --nv x.sif python a.py\n",
         4,
-        "warning",
+        "error",
     ),
     (
         "lost-in-subshell",
