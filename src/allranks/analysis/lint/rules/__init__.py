@@ -441,5 +441,6 @@ TOPICS = (
     ("variable-in-directive", "typographic-character", "directive-not-read", "directive-refused"),
     ("srun-without-command", "broken-line"),
     ("never-expanded", "variable-not-expanded"),
+    ("builtin-as-program", "lost-in-subshell"),
 )
 """Rules that see one mistake from several sides: of each group, a line has only the most severe finding, or else the first one."""

@@ -374,7 +374,7 @@ EXAMPLES: dict[str, RuleExample] = {
     ),
     "builtin-as-program": RuleExample(
         "`cd: executable file not found`, `execve(): source: No such file or directory`; or nothing, and the training misses its folder or its environment.",
-        "srun singularity exec --nv image.sif cd /workspace && torchrun --standalone --nproc_per_node=2 train.py",
+        "singularity exec --nv image.sif cd /workspace && torchrun --standalone --nproc_per_node=2 train.py",
         'srun singularity exec --nv image.sif bash -c "cd /workspace && torchrun --standalone --nproc_per_node=2 train.py"',
     ),
     "old-launcher": RuleExample(

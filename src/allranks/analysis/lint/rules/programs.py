@@ -23,7 +23,7 @@ VALUED_WORD = re.compile(r"-[a-zA-Z]|--[\w-]+")
 
 
 def builtins(job: JobDescription) -> Iterator[Violation]:
-    """Report ``srun module load cuda`` and ``srun singularity exec image.sif cd /x && torchrun ...``."""
+    """Report ``singularity exec image.sif cd /x && torchrun ...`` and ``srun module load cuda``."""
     for call in job.calls:
         if call.in_substitution:
             continue
@@ -33,8 +33,8 @@ def builtins(job: JobDescription) -> Iterator[Violation]:
             starter = call.under[-1].program
             yield Violation(call.offset, f"{starter} starts programs, and {call.program} is none")
             continue
-        if call.program in CONTAINERS and call.under and not any(call in c.under for c in job.calls):
-            word = _first_in_container(call)  # without srun, lost-in-subshell looks at it
+        if call.program in CONTAINERS and not any(call in c.under for c in job.calls):
+            word = _first_in_container(call)
         elif call.program in STARTS_PROGRAM - {"srun", "timeout"} and not any(call in c.under for c in job.calls):
             word = _bare_builtin(call)
         if word is not None:
