@@ -116,9 +116,11 @@ SECOND_LOOK: list[tuple[str, str, int, str]] = [
     ("variable-in-directive", "#!/bin/bash\n#SBATCH -p $partition\npython x.py --gpus £gpus\n", 2, "note"),
     ("variable-in-directive", "#!/bin/bash\n#SBATCH -p $partition\npython x.py\n", 2, "error"),
     ("variable-in-directive", '#!/bin/bash\nsbatch <<END\n#!/bin/bash\n#SBATCH -c $([[ "$A" == b ]] && echo 2 || echo 1)\nls\nEND\n', 0, ""),
+    ("directive-not-read", '#!/bin/bash\nsbatch <<END\n#!/bin/bash\n#SBATCH -c $([[ "$A" == b ]] && echo 2 || echo 1)\nls\nEND\n', 0, ""),
     ("variable-in-directive", "#!/bin/bash\nsbatch <<'END'\n#!/bin/bash\n#SBATCH -c $(nproc)\nls\nEND\n", 4, "error"),
     ("unset-variable", ONE + "BSTATE_ARGS=--a\nw_init $BSTATE_ARGS $TSTATE_ARGS\n", 0, ""),
     ("unset-variable", ONE + "BSTATE_DIR=a\npython x.py --in $BSTATE_DIR --out $TSTATE_DIR\n", 8, "warning"),
+    ("missing-colon", ONE + 'export PATH="/a/bin:£PATH"\nrm -f a\n', 0, ""),
     ("no-shebang", '{% extends "base.sh" %}\n#!/bin/bash\n#SBATCH -N 1\npython x.py\n', 0, ""),
 ]  # fmt: skip
 PRECISION_CASES = [*VARIABLES, *DIRECTIVES, *LINES, *STEPS, *SECOND_LOOK]

@@ -350,7 +350,8 @@ class _CommandReader:
         elif document is not None and (last.program in SHELLS or (last.program == "srun" and not last.under)):
             self._nested(document, under)
         elif document is not None and last.program == "sbatch":
-            self.reading.submitted.append(document)
+            quoted = body is None or body.token.body_quoted
+            self.reading.submitted.append(document if quoted else _with_unknown_commands(document))
         elif document is not None:
             for redirect in last.redirects:
                 if redirect.operator in (">", ">|"):
@@ -422,6 +423,20 @@ class _CommandReader:
                 self._use(name[1], body.where(found.start()), inner[name.end() :], name[2] or "")
             pieces.append(self._value(inner, body.where(found.start())))
         return join_texts([*pieces, body.part(i, len(body.text))])
+
+
+COMMAND_IN_DIRECTIVE = re.compile(r"(?<=[\s=])(?:\$\(((?:[^()\n]|\([^()\n]*\))*)\)|`([^`\n]*)`)")
+
+
+def _with_unknown_commands(document: MappedText) -> MappedText:
+    """Return a submitted script whose #SBATCH lines have unknown values for the commands that the submitting shell has run."""
+    pieces: list[MappedText] = []
+    done = 0
+    for line in re.finditer(r"(?m)^#SBATCH[^\n]*", document.text):
+        for found in COMMAND_IN_DIRECTIVE.finditer(document.text, line.start(), line.end()):
+            pieces += [document.part(done, found.start()), unresolved_text("(...)", document.where(found.start()))]
+            done = found.end()
+    return join_texts([*pieces, document.part(done, len(document.text))]) if pieces else document
 
 
 def _is_one_word(item: Word) -> bool:

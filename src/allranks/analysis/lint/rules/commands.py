@@ -558,7 +558,7 @@ def path_lost(job: JobDescription) -> Iterator[Violation]:
     for item in own:
         written = job.line_of(item.offset)[job.lines.place(item.offset)[1] - 1 :]
         folders = re.split(r"[:;\s\"']", written.partition("=")[2])
-        if re.search(r"\$(?!\{?(?:HOME|USER|PWD)\b)|`|\\$|\.\.\.|=\s*$", written) or {
+        if re.search(r"\$(?!\{?(?:HOME|USER|PWD)\b)|`|\\$|\.\.\.|£|=\s*$", written) or {
             "/bin",
             "/usr/bin",
             "/usr/local/bin",

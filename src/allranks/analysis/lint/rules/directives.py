@@ -28,8 +28,6 @@ def variable(job: JobDescription) -> Iterator[Violation]:
             continue
         name = f"--{item.name}={value}" if item.name else value
         inside = job.source.text != job.text  # the shell that submits it has expanded $1 and ${1}
-        if inside and not _in_quoted_document(job, item.offset):
-            value = EXPANDED_BEFORE.sub("", value)
         if re.search(r"(?<!\\)\$(?:[A-Za-z_(]|\{[A-Za-z_])|`" + ("" if inside else r"|\$\{?\d"), value):
             severity = "note" if item.name in WITHOUT_EFFECT_ON_JOB or _is_filled_in(job) else None
             yield Violation(item.offset, f"#SBATCH {name}: variables are not expanded here", severity=severity)
@@ -37,13 +35,7 @@ def variable(job: JobDescription) -> Iterator[Violation]:
             yield Violation(item.offset, f"#SBATCH {name}: ~ is not expanded here")
 
 
-EXPANDED_BEFORE = re.compile(r"(?<!\\)(?:\$\(.*|`.*)", re.DOTALL)
 ALONE = re.compile(r"(?m)^\$\{([A-Z][A-Z0-9_]*)\}[ \t]*$")
-
-
-def _in_quoted_document(job: JobDescription, offset: int) -> bool:
-    heads = re.findall(r"<<-?[ \t]*([\\'\"]?)\w", job.text[:offset])
-    return bool(heads) and bool(heads[-1])
 
 
 def _is_filled_in(job: JobDescription) -> bool:
