@@ -121,6 +121,8 @@ SECOND_LOOK: list[tuple[str, str, int, str]] = [
     ("unset-variable", ONE + "BSTATE_ARGS=--a\nw_init $BSTATE_ARGS $TSTATE_ARGS\n", 0, ""),
     ("unset-variable", ONE + "BSTATE_DIR=a\npython x.py --in $BSTATE_DIR --out $TSTATE_DIR\n", 8, "warning"),
     ("missing-colon", ONE + 'export PATH="/a/bin:£PATH"\nrm -f a\n', 0, ""),
+    ("idle-gpus", EIGHT.replace("nodes=2", "nodes=1") + "PY=/a/b/python3\n\nCUDA_VISIBLE_DEVICES=0 $PY x.py\n", 9, "warning"),
+    ("idle-nodes", TWO + "PY=/a/b/python3\n\n$PY x.py\n", 9, "warning"),
     ("no-shebang", '{% extends "base.sh" %}\n#!/bin/bash\n#SBATCH -N 1\npython x.py\n', 0, ""),
 ]  # fmt: skip
 PRECISION_CASES = [*VARIABLES, *DIRECTIVES, *LINES, *STEPS, *SECOND_LOOK]

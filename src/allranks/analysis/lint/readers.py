@@ -297,7 +297,10 @@ class _CommandReader:
                 args += [Argument(item, word.offset, True) for item in known.items]
             elif any(p.kind == "variable" and not p.quoted for p in word.parts):
                 split = [p.kind == "variable" and not p.quoted for p in parts for _ in self._piece(p).text]
-                args += [Argument(piece, piece.where(0)) for piece in _fields(source, split)]
+                fields = _fields(source, split)
+                # A program whose name alone is in a variable stands where it is called: $PYTHON train.py
+                called = word.offset if not args and len(fields) == 1 and len(words) > 1 else None
+                args += [Argument(piece, piece.where(0) if called is None else called) for piece in fields]
             else:
                 quoted = any(p.quoted for p in word.parts)
                 if source.text or quoted:
