@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 
@@ -67,15 +67,25 @@ PLACEHOLDER = re.compile(
 def find_placeholders(text: str, comments: set[int]) -> list[tuple[int, str]]:
     """Return places and texts of the parts that a template leaves open; comments other than #SBATCH are left out."""
     found: list[tuple[int, str]] = []
-    offset = 0
-    for line in text.split("\n"):
+    for offset, line in _lines_with_placeholders(text):
         start = line.lstrip()
         if not start.startswith("#") or start.startswith("#SBATCH"):
             end = min((c - offset for c in comments if offset < c < offset + len(line)), default=len(line))
             end = len(line) if start.startswith("#SBATCH") else end
             found += [(offset + m.start(), m[0]) for m in PLACEHOLDER.finditer(line[:end]) if "mktemp" not in line]
-        offset += len(line) + 1
     return found
+
+
+@lru_cache(maxsize=4)
+def _lines_with_placeholders(text: str) -> tuple[tuple[int, str], ...]:
+    """Return offsets and texts of the lines; every script that a file submits asks for those of the whole file."""
+    found: list[tuple[int, str]] = []
+    offset = 0
+    for line in text.split("\n"):
+        if PLACEHOLDER.search(line):
+            found.append((offset, line))
+        offset += len(line) + 1
+    return tuple(found)
 
 
 def neutralise_placeholders(text: str) -> str:
