@@ -79,13 +79,8 @@ def find_placeholders(text: str, comments: set[int]) -> list[tuple[int, str]]:
 @lru_cache(maxsize=4)
 def _lines_with_placeholders(text: str) -> tuple[tuple[int, str], ...]:
     """Return offsets and texts of the lines; every script that a file submits asks for those of the whole file."""
-    found: list[tuple[int, str]] = []
-    offset = 0
-    for line in text.split("\n"):
-        if PLACEHOLDER.search(line):
-            found.append((offset, line))
-        offset += len(line) + 1
-    return tuple(found)
+    lines = ((m.start(), m[0]) for m in re.finditer(r"(?m)^.*$", text))
+    return tuple((offset, line) for offset, line in lines if PLACEHOLDER.search(line))
 
 
 def neutralise_placeholders(text: str) -> str:
