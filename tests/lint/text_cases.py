@@ -76,6 +76,16 @@ STATUS: list[tuple[str, str, int, str]] = [
     ("out-of-place", HEAD + "run() {\n  srun python train.py\n}\nmain() {\n  run\n}\nmain\n", 0, ""),
     ("out-of-place", HEAD + 'run() {\n  srun python train.py\n}\n"$1"\n', 0, ""),
     ("endless-wait", HEAD + "nohup python train.py > log &\ntail -f log\n", 5, "warning"),
+    ("endless-wait", HEAD + "vllm serve x &  # no kill\npython train.py\n# kill %1\nwait\n", 7, "warning"),
+    (
+        "endless-wait",
+        HEAD + "ray start --head --block &\nray start --address=$A --block &\nbash train.sh\nwait\n",
+        7,
+        "warning",
+    ),
+    ("endless-wait", HEAD + "ray start --head --block &\nray start --address=$A --block &\nwait\n", 0, ""),
+    ("endless-wait", HEAD + "vllm serve x &\npython train.py\nkill %1  # it ends\nwait\n", 0, ""),
+    ("exit-code-lost", HEAD + "# without pipefail and PIPESTATUS\nset -e\npython train.py | tee log\n", 6, "warning"),
     ("endless-wait", HEAD + "python train.py > log &\ntail -f --pid=$! log\n", 0, ""),
     ("endless-wait", HEAD + "python api_server.py > log &\ntail -f log\n", 0, ""),
 ]

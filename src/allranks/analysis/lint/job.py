@@ -549,6 +549,16 @@ class JobDescription:
         return before.count('"') % 2 == 1 or before.count("'") % 2 == 1
 
     @cached_property
+    def code(self) -> str:
+        """Return the text with blanks instead of comments, at the same places."""
+        text = self.text
+        for comment in self.reading.comments:
+            end = comment.offset + len(comment.text)
+            if text[comment.offset : end] == comment.text:
+                text = text[: comment.offset] + " " * len(comment.text) + text[end:]
+        return text
+
+    @cached_property
     def _comments(self) -> dict[int, int]:
         """Return where the comment of a line starts, by the offset at which the line starts."""
         places = ((c.offset, self.lines.place(c.offset)[1]) for c in self.reading.comments)

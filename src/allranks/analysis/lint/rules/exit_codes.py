@@ -95,7 +95,7 @@ def _status_of_pipe(job: JobDescription, outer: ProgramCall) -> ProgramCall | No
     """Return the last command of the pipe if the next command uses its ``$?``."""
     own = [c for c in job.calls if c.offset > outer.offset and not c.under and not c.in_substitution]
     number = next((n for n, c in enumerate(own) if c.before in ("|", "|&") and not c.is_piped), None)
-    if number is None or own[number].program not in PASSES_THROUGH or "PIPESTATUS" in job.text[outer.offset :]:
+    if number is None or own[number].program not in PASSES_THROUGH or "PIPESTATUS" in job.code[outer.offset :]:
         return None
     last, following = own[number], own[number + 1] if number + 1 < len(own) else None
     end = following.offset if following else len(job.text)
@@ -197,10 +197,10 @@ def _add_pipefail(job: JobDescription, errexit: bool) -> tuple[Edit, ...]:
 
 def is_looked_at(job: JobDescription, outer: ProgramCall) -> bool:
     """Return whether the exit code is checked after the call."""
-    rest = job.text[outer.offset :]
+    rest = job.code[outer.offset :]
     return bool(
         re.search(r"\$\?|PIPESTATUS|\btrap\b.*\bE(?:RR|XIT)\b", rest)
-        or re.search(r"trap\s.*\b(?:ERR|EXIT)\b", job.text)
+        or re.search(r"trap\s.*\b(?:ERR|EXIT)\b", job.code)
     )
 
 
@@ -334,14 +334,14 @@ def _never_set(job: JobDescription, changes: list[tuple[int, bool]]) -> Iterator
 
 def piped_inside(job: JobDescription) -> Iterator[Violation]:
     """Report a program in a pipe of an inner shell, and ``work || echo`` at the end of a job."""
-    if "pipefail" in job.text or not job.is_job:
+    if "pipefail" in job.code or not job.is_job:
         return
     for call in job.work_calls:
         inner = next((c for c in reversed(call.under) if c.program in SHELLS), None)
         outer = call.under[0] if call.under else call
         if inner is None or not call.is_piped or call.in_substitution or call.in_function or outer.tested:
             continue
-        if "PIPESTATUS" not in job.text and outer.after in ("\n", ";", ""):
+        if "PIPESTATUS" not in job.code and outer.after in ("\n", ";", ""):
             text = f"{call.program} is piped, so its exit code is lost: a pipe returns that of its last command"
             yield Violation(call.offset, text, cure=f"{inner.program} -c 'set -o pipefail; ...'")
             return
@@ -349,7 +349,7 @@ def piped_inside(job: JobDescription) -> Iterator[Violation]:
 
 def piped_script(job: JobDescription) -> Iterator[Violation]:
     """Report a script, or a step of unknown content, as the last command of a job, whose result a pipe to tee replaces."""
-    if not job.is_job or "pipefail" in job.text or "PIPESTATUS" in job.text:
+    if not job.is_job or "pipefail" in job.code or "PIPESTATUS" in job.code:
         return
     works = {w.offset for w in job.work}
     own = [c for c in job.calls if not c.under and not c.in_substitution and not c.in_function]

@@ -33,7 +33,7 @@ PARTS = ("|", "|&")
 
 def keeps_last_part(job: JobDescription) -> bool:
     """Return whether the last part of a pipe runs in the script's own shell."""
-    return bool(OWN_LAST_PART.match(job.lines.line(1))) or "lastpipe" in job.text
+    return bool(OWN_LAST_PART.match(job.lines.line(1))) or "lastpipe" in job.code
 
 
 def lost(job: JobDescription) -> Iterator[Violation]:
@@ -511,7 +511,7 @@ OPENERS = {"}": r"(?<!\))\n{}\{{[ \t]*(?:#.*)?$", ")": r"\n{}\([ \t]*(?:#.*)?$",
 
 def exit_in_pipe(job: JobDescription) -> Iterator[Violation]:
     """Report ``exit 1`` in ``{ ...; } | tee log``, and in a loop behind a pipe, where the script goes on."""
-    if job.kind != "script" or "pipefail" in job.text or "PIPESTATUS" in job.text:
+    if job.kind != "script" or "pipefail" in job.code or "PIPESTATUS" in job.code:
         return
     exits = [
         c

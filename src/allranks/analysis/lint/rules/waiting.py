@@ -109,7 +109,7 @@ STOPS = {"kill", "pkill", "killall", "trap", "scancel"}
 
 def server_awaited(job: JobDescription) -> Iterator[Violation]:
     """Report a plain ``wait`` behind a server, a monitor or an endless loop in the background that nothing ends."""
-    if any(c.program in STOPS for c in job.calls) or re.search(r"\bkill\b", job.text):
+    if any(c.program in STOPS for c in job.calls) or re.search(r"\bkill\b", job.code):
         return
     found: list[tuple[int, str]] = []
     for call in job.calls:
@@ -148,7 +148,8 @@ def server_awaited(job: JobDescription) -> Iterator[Violation]:
 def _only_servers(job: JobDescription, places: set[int]) -> bool:
     """Return whether the job consists of several servers, or of loops without an end: its time limit ends it."""
     behind = [c for c in job.calls if not c.under and not c.in_substitution and c.offset > min(places)]
-    works = {c.offset for c in (*(c for c in behind if c.after == "&"), *job.work)}
+    scripts = [c for c in behind if c.program in SHELLS and c.args and not c.args[0].text.startswith("-")]
+    works = {c.offset for c in (*(c for c in behind if c.after == "&"), *scripts, *job.work)}
     return not works - places and (len(places) > 1 or bool(_endless_loops(job)))
 
 
@@ -182,7 +183,7 @@ STARTS_SERVER = re.compile(
 
 def follows_log(job: JobDescription) -> Iterator[Violation]:
     """Report ``tail -f log`` as the last command of a job whose program is no server."""
-    if not job.is_job or any(c.program in STOPS for c in job.calls) or STARTS_SERVER.search(_without_comments(job)):
+    if not job.is_job or any(c.program in STOPS for c in job.calls) or STARTS_SERVER.search(job.code):
         return
     own = [c for c in job.calls if not (c.under or c.in_substitution or c.in_function)]
     last = own[-1] if own else None
@@ -194,10 +195,6 @@ def follows_log(job: JobDescription) -> Iterator[Violation]:
         yield Violation(
             last.offset, "tail -f never ends, and so neither does the job", why=FOLLOWS_WHY, cure=FOLLOWS_CURE
         )
-
-
-def _without_comments(job: JobDescription) -> str:
-    return "\n".join(line for line in job.text.split("\n") if not line.lstrip().startswith("#"))
 
 
 EXIT_WHY = "The shell ends here, whatever stands below."
@@ -451,7 +448,7 @@ def results_of_wait(job: JobDescription) -> Iterator[Violation]:
         return
     if any(True for _ in server_awaited(job)):
         return  # the job does not even end
-    if CHECKS_RESULTS.search(job.text) or any(w.after != "&" and _counts(job, w, behind) for w in works.values()):
+    if CHECKS_RESULTS.search(job.code) or any(w.after != "&" and _counts(job, w, behind) for w in works.values()):
         return
     own = [c for c in job.calls if c.offset > behind[-1].offset and not c.under and not c.in_substitution]
     rest = [c for c in own if c.program not in QUIET and not (c.program == "eval" and c.after == "&")]
