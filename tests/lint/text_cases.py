@@ -59,12 +59,6 @@ STATUS: list[tuple[str, str, int, str]] = [
         "warning",
     ),
     (
-        "builtin-as-program",
-        HEAD + "singularity exec --nv x.sif source env.sh\nsingularity exec --nv x.sif python a.py\n",
-        4,
-        "error",
-    ),
-    (
         "lost-in-subshell",
         HEAD + 'if ssh h cd /x; then ls; fi\nssh h cd /x || exit 1\nssh h "cd /w && ls"\nssh h "source run.sh"\n'
         'srun bash -c "cd /w; ls"\nsingularity exec --pwd cd x.sif ls\n' + TRAIN,

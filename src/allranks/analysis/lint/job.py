@@ -552,10 +552,9 @@ class JobDescription:
     def code(self) -> str:
         """Return the text with blanks instead of comments, at the same places."""
         text = self.text
-        for comment in self.reading.comments:
-            end = comment.offset + len(comment.text)
-            if text[comment.offset : end] == comment.text:
-                text = text[: comment.offset] + " " * len(comment.text) + text[end:]
+        for start, what in ((c.offset, c.text) for c in self.reading.comments):
+            if text.startswith(what, start):
+                text = text[:start] + " " * len(what) + text[start + len(what) :]
         return text
 
     @cached_property

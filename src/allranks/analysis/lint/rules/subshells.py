@@ -175,7 +175,6 @@ INPUT_WHY = "The command in the loop reads the rest of the list as its own input
 ALIAS_WHY = "bash expands aliases only at a terminal: in a script the name is not found, or is another program."
 BUILTINS = {"source", ".", "cd", "export", "module", "ml", "unset", "ulimit", "alias"}
 STARTERS = {"srun", "mpirun", "mpiexec", "timeout", "env"}
-IN_IMAGES = {"singularity", "apptainer", "shifter", "docker", "podman"}
 ENDS_SUBSTITUTION = re.compile(r"[^;&|\n()`]*[)`]")
 PIPED_READ = re.compile(r"\|[ \t]*while\b[^\n]{0,80}\bread\b")
 MOST = 2000  # characters of a loop
@@ -212,8 +211,8 @@ def elsewhere(job: JobDescription) -> Iterator[Violation]:
         elif _alone_in_shell(job, call):
             words = " ".join([call.program, *(a.text for a in call.args)])[:60]
             yield Violation(call.offset, f"'{words}' is all that this shell does: the script goes on without it")
-        elif call.program in IN_IMAGES | {"ssh"} and (prepared := _prepared_elsewhere(job, call)):
-            text = f"'{prepared}' is all that {call.program} does there: what follows runs here, without it"
+        elif call.program == "ssh" and (prepared := _prepared_elsewhere(job, call)):
+            text = f"'{prepared}' is all that ssh does there: what follows runs here, without it"
             yield Violation(call.offset, text)
     for found in PIPED_READ.finditer(job.text) if job.kind == "script" else ():
         body = re.split(r"\bdone\b", job.text[found.end() : found.end() + MOST], maxsplit=1)
@@ -234,7 +233,7 @@ PREPARES = re.compile(
 
 
 def _prepared_elsewhere(job: JobDescription, call: ProgramCall) -> str | None:
-    """Return the command of ssh, or of a container, if it only sets up the shell that ends with it."""
+    """Return the command of ssh, if it only sets up the shell that ends with it."""
     if call.under or call.tested or call.after in ("||", "|", "|&") or call.before in ("|", "||") or call.redirects:
         return None
     words = [a.text for a in call.args]
