@@ -35,6 +35,7 @@ from tests.lint.shell_cases import SHELL_CASES
 from tests.lint.step_cases import STEP_CASES
 from tests.lint.submission_cases import SUBMISSION_CASES
 from tests.lint.subshell_cases import SUBSHELL_CASES
+from tests.lint.system_cases import SYSTEM_CASES
 from tests.lint.taken_cases import TAKEN_CASES
 from tests.lint.text_cases import TEXT_CASES
 from tests.lint.usage_cases import USAGE_CASES
@@ -65,6 +66,7 @@ CASES = [
     *PRECISION_CASES,
     *TEXT_CASES,
     *USAGE_CASES,
+    *SYSTEM_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())

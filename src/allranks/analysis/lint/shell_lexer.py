@@ -20,6 +20,7 @@ from allranks.analysis.lint.shell_tokens import (
     Token,
     Word,
     WordPart,
+    join_texts,
 )
 
 MAX_DEPTH = 24  # nested substitutions; each level costs a few Python frames
@@ -246,6 +247,12 @@ class WordReader(ABC):
         raise self.fail(start, "the end of ${ ... } is missing")
 
 
+def _without_tabs(body: MappedText) -> MappedText:
+    """Return a here-document of ``<<-`` as the shell passes it on: without the tabs at the start of its lines."""
+    parts = [body.part(*found.span(1)) for found in re.finditer(r"\t*([^\n]*\n|[^\n]+)", body.text)]
+    return join_texts(parts) if parts else body
+
+
 OPERATOR = re.compile(r";;&|;;|;&|;|&&|&>>|&>|&|\|\||\|&|\||<<<|<<-|<<|<&|<>|<|>>|>&|>\||>|\(|\)|\n")
 
 
@@ -371,7 +378,8 @@ class Lexer(WordReader):
                 here, self.i = self.i, min(end + 1, len(self.text))
                 if (line.lstrip("\t") if tabs else line) == name:
                     break
-            self._attach(self.source.where(begun), self.source.part(start, here), quoted)
+            body = self.source.part(start, here)
+            self._attach(self.source.where(begun), _without_tabs(body) if tabs else body, quoted)
         self._waiting = []
 
     def _attach(self, offset: int, body: MappedText, quoted: bool) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from allranks.analysis.lint.job import JobDescription, LintRule, RuleCheck
 from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules import (
+    activation,
     arrays,
+    batch_lines,
     commands,
     conditions,
     counts,
@@ -29,6 +31,7 @@ from allranks.analysis.lint.rules import (
     requests,
     results,
     secrets,
+    shared_files,
     shell,
     sizes,
     steps,
@@ -86,6 +89,8 @@ UNSET_VARIABLE = _all(
     lines.set_in_comment,
     unset_variables.no_slurm_name,
     unset_variables.other_names,
+    batch_lines.pbs_names,
+    batch_lines.bare_names,
     lines.empty_value,
     unset_variables.other_case,
     subshells.foreign_arrays,
@@ -101,6 +106,10 @@ MISTYPED_COMMAND = _all(
     lines.assigned_program,
     options.misspelt_subcommands,
     commands.repeated_words,
+    batch_lines.foreign_programs,
+    activation.misspelt_starters,
+    activation.wrong_activation,
+    activation.module_names,
 )
 IDLE_GPUS = _certain_first(
     gpus.idle,
@@ -114,6 +123,7 @@ IDLE_GPUS = _certain_first(
     usage.on_cpu,
     programs.on_cpu,
     usage.cpu_build,
+    activation.program_of_one_gpu,
 )
 MORE_RANKS_THAN_GPUS = _all(
     gpus.too_many,
@@ -158,11 +168,13 @@ BROKEN_LINE = _all(
     quoting.inline_python,
     inner_texts.split_scripts,
 )
-DELETES_TOO_MUCH = _all(storage.deletions, storage.of_other_tasks)
+DELETES_TOO_MUCH = _all(storage.deletions, storage.of_other_tasks, shared_files.removed_by_array)
 FIXED_NAME_IN_TMP = _all(storage.fixed, storage.lone_dollar)
 OUTPUT_FOLDER = _all(directives.output, directives.log_in_root)
 SCRIPT_FOLDER = _all(directives.script_folder, directives.own_folder, directives.in_home)
-CONTAINER_SHELL_ENDED = _all(environments.container_ended, environments.activated_elsewhere, environments.deactivated)
+CONTAINER_SHELL_ENDED = _all(
+    environments.container_ended, environments.activated_elsewhere, environments.deactivated, activation.purged
+)
 EXIT_CODE_LOST = _all(
     results.piped_group,
     exit_codes.exit_code,
@@ -180,7 +192,9 @@ SECRET_IN_SCRIPT = _all(secrets.secret, secrets.more_secrets)
 VARIABLE_NOT_EXPANDED = _all(
     quoting.not_expanded, quoting.quoted_setting, quoting.quoted_name, inner_texts.shell_names_in_programs
 )
-VALUE_SPLIT = _all(commands.value_split, lines.blank_value, lines.split_mounts, sizes.queried_count)
+VALUE_SPLIT = _all(
+    commands.value_split, lines.blank_value, lines.split_mounts, sizes.queried_count, activation.exported_words
+)
 NEVER_EXPANDED = _all(
     quoting.literal,
     lines.no_dollar_option,
@@ -191,8 +205,9 @@ NEVER_EXPANDED = _all(
 ASKS_FOR_ANSWER = _all(environments.asks, environments.asks_more)
 NODE_COUNT = _all(tasks.count, counts.group_of_one, hostfiles.repeated_nodes)
 FIXED_RENDEZVOUS_ID = _all(ports.identity, hostfiles.stale_address)
-MISSING_COLON = _all(commands.missing_colon, commands.semicolon, commands.path_lost)
-DIRECTIVE_NOT_READ = _all(directives.unread, requests.cut_list)
+MISSING_COLON = _all(commands.missing_colon, commands.semicolon, commands.path_lost, activation.search_paths)
+VARIABLE_IN_DIRECTIVE = _all(directives.variable, batch_lines.literal_variables)
+DIRECTIVE_NOT_READ = _all(directives.unread, requests.cut_list, batch_lines.unread_lines)
 DIRECTIVE_REFUSED = _all(
     directives.refused,
     directives.pbs_without_letter,
@@ -201,8 +216,10 @@ DIRECTIVE_REFUSED = _all(
     requests.exclusive_options,
     requests.counted_gpus,
     requests.misplaced_walltime,
+    batch_lines.refused_lines,
+    batch_lines.open_list,
 )
-NO_EFFECT = _all(variables.no_effect, counts.never_default)
+NO_EFFECT = _all(variables.no_effect, counts.never_default, activation.set_after_work)
 DEVICE_OF_ONE_GPU = _all(counts.device_of_one, gpus.beyond_visible, usage.beyond_job)
 SAME_GPU = _all(counts.same_gpu, gpus.overlapping, sizes.device_of_all)
 TASKS_CONTRADICT = _all(
@@ -218,7 +235,7 @@ ONE_NODE_ONLY = _all(tasks.one_node, ranks.factory_alone)
 NODE_RANK_MISSING = _all(rendezvous.rank_missing, ranks.factory_rank)
 IDLE_NODES = _all(steps.idle_nodes, counts.few_processes, usage.one_node_programs)
 FEW_CPUS = _all(tasks.few_cpus, usage.one_cpu, usage.loader_workers)
-THREADS = _all(tasks.oversubscribed, usage.threads_of_tasks)
+THREADS = _all(tasks.oversubscribed, usage.threads_of_tasks, activation.threads_of_node)
 OPTION_OF_PROGRAM = _all(submissions.late_options, submissions.submitted_program)
 DEPENDENCY = _all(submissions.dependency, submissions.wrong_field, submissions.last_of_loop)
 WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts.spawned_world, sizes.world_of_options)
@@ -253,7 +270,10 @@ EXIT_ZERO = _all(
 CONDA_NOT_SET_UP = _all(environments.conda, environments.conda_elsewhere, environments.conda_in_shell)
 ONE_LOG_FOR_ARRAY = _all(requests.shared_log, requests.one_log, arrays.shared_files, arrays.shared_settings)
 OUT_OF_RANGE = _all(conditions.out_of_range, arrays.computed_index, arrays.case_of_task, arrays.line_zero)
-OUT_OF_PLACE = _all(conditions.out_of_place, subshells.aliases, subshells.never_called)
+OUT_OF_PLACE = _all(conditions.out_of_place, subshells.aliases, subshells.never_called, shared_files.entered_twice)
+SIGNAL_NOT_TRAPPED = _all(launchers.untrapped, activation.trapped_after_work)
+PREPARED_BY_ALL = _all(shared_files.prepared_by_all, shared_files.created_by_array)
+OTHER_SHELL = _all(shell.other_shell, activation.csh_script)
 LOST_IN_SUBSHELL = _all(subshells.lost, subshells.exit_inside, subshells.exit_in_pipe, subshells.elsewhere)
 SAME_NODE_RANK = _all(
     rendezvous.same_rank_everywhere,
@@ -264,6 +284,8 @@ SAME_NODE_RANK = _all(
     programs.index_of_tasks,
 )
 OVERWRITTEN_OUTPUT = _all(subshells.overwritten, subshells.tee_in_loop, subshells.wrong_order)
+FOLDER_NOT_COPIED = _all(storage.not_copied, shared_files.archives)
+NODE_LOCAL_FILE = _all(storage.local, shared_files.folder_of_first_node)
 
 RULES: tuple[LintRule, ...] = (
     # Environment variables
@@ -346,10 +368,10 @@ RULES: tuple[LintRule, ...] = (
     LintRule("login-shell", "note", launchers.login, launchers.LOGIN_WHY, "use bash -c instead of bash -lc", "bash manual"),
     LintRule("kills-others", "warning", launchers.pkill, launchers.PKILL_WHY, launchers.PKILL_CURE, "prime-rl's template"),
     LintRule("signal-kills-torchrun", "warning", launchers.signal, launchers.SIGNAL_WHY, launchers.SIGNAL_CURE, SLURM_TEST),
-    LintRule("signal-not-trapped", "warning", launchers.untrapped, launchers.TRAP_WHY, launchers.TRAP_CURE, "bash manual, signals; " + SLURM_TEST),
+    LintRule("signal-not-trapped", "warning", SIGNAL_NOT_TRAPPED, launchers.TRAP_WHY, launchers.TRAP_CURE, "bash manual, signals; " + SLURM_TEST),
     LintRule("requeue-truncates-log", "warning", launchers.requeue, launchers.REQUEUE_WHY, "#SBATCH --open-mode=append", SLURM_TEST),
     # Batch script
-    LintRule("variable-in-directive", "error", directives.variable, directives.VARIABLE_WHY, directives.VARIABLE_CURE, SLURM_TEST),
+    LintRule("variable-in-directive", "error", VARIABLE_IN_DIRECTIVE, directives.VARIABLE_WHY, directives.VARIABLE_CURE, SLURM_TEST),
     LintRule("directive-refused", "error", DIRECTIVE_REFUSED, directives.REFUSED_WHY, "", SLURM_TEST),
     LintRule("directive-too-late", "error", directives.late, directives.LATE_WHY, directives.LATE_CURE, SLURM_TEST),
     LintRule("directive-not-read", "warning", DIRECTIVE_NOT_READ, directives.UNREAD_WHY, "write it as #SBATCH at the start of the line", SLURM_TEST),
@@ -369,7 +391,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("variable-not-expanded", "error", VARIABLE_NOT_EXPANDED, quoting.QUOTED_WHY, quoting.QUOTED_CURE, "bash manual, quoting"),
     LintRule("blank-before-equals", "error", shell.equals, shell.EQUALS_WHY, "--name=value", "argparse"),
     LintRule("csh-syntax", "error", shell.csh, shell.CSH_WHY, "NAME=value, or export NAME=value", "bash manual, set"),
-    LintRule("folder-not-copied", "warning", storage.not_copied, storage.COPY_WHY, "cp -r", "cp manual"),
+    LintRule("folder-not-copied", "warning", FOLDER_NOT_COPIED, storage.COPY_WHY, "cp -r", "cp manual"),
     LintRule("unquoted-variable", "note", shell.unquoted, shell.QUOTE_WHY, shell.QUOTE_CURE, "bash manual, word splitting"),
     LintRule("literal-quotes", "warning", LITERAL_QUOTES, shell.LITERAL_WHY, shell.LITERAL_CURE, "bash manual, parameter expansion"),
     LintRule("runs-arguments", "warning", shell.runs_arguments, shell.ARGUMENTS_WHY, shell.ARGUMENTS_CURE, "bash manual, special parameters"),
@@ -405,14 +427,16 @@ RULES: tuple[LintRule, ...] = (
     LintRule("constant-condition", "warning", CONSTANT_CONDITION, conditions.NEVER_WHY, "", "bash manual, conditional expressions"),
     LintRule("out-of-place", "error", OUT_OF_PLACE, conditions.PLACE_WHY, "", "bash manual, functions, exec and return"),
     LintRule("unknown-option", "error", options.unknown_option, options.UNKNOWN_OPTION_WHY, "", "pip and conda reference; " + SLURM),
-    LintRule("other-shell", "warning", shell.other_shell, shell.SH_WHY, "#!/bin/bash", "zsh manual, options; dash manual"),
+    LintRule("other-shell", "warning", OTHER_SHELL, shell.SH_WHY, "#!/bin/bash", "zsh manual, options; dash manual"),
     LintRule("dependency", "warning", DEPENDENCY, submissions.DEPENDENCY_WHY, submissions.DEPENDENCY_CURE, "sbatch manual"),
     LintRule("option-of-program", "warning", OPTION_OF_PROGRAM, submissions.LATE_WHY, "", SLURM),
     # Files
     LintRule("path-in-front", "error", commands.path_in_front, commands.PATH_WHY, "", SLURM + "; bash manual, shell variables"),
     LintRule("overwritten-output", "warning", OVERWRITTEN_OUTPUT, subshells.OVER_WHY, "", "bash manual, redirections"),
     LintRule("joined-path", "warning", storage.joined_path, storage.SLASH_WHY, storage.SLASH_CURE, "bash manual, expansion"),
-    LintRule("node-local-file", "error", storage.local, storage.LOCAL_WHY, storage.LOCAL_CURE, SLURM_TEST),
+    LintRule("node-local-file", "error", NODE_LOCAL_FILE, storage.LOCAL_WHY, storage.LOCAL_CURE, SLURM_TEST),
+    LintRule("prepared-by-all-tasks", "warning", PREPARED_BY_ALL, shared_files.PREPARED_WHY, shared_files.PREPARED_CURE, SLURM),
+    LintRule("results-left-on-node", "warning", shared_files.left_on_node, shared_files.LEFT_WHY, shared_files.LEFT_CURE, "Slurm's job_container manual"),
     LintRule("pattern-not-expanded", "warning", PATTERN_NOT_EXPANDED, storage.PATTERN_WHY, storage.PATTERN_CURE, "sbatch manual, filename patterns"),
     LintRule("fixed-name-in-tmp", "warning", FIXED_NAME_IN_TMP, storage.FIXED_WHY, 'use a folder per job: d=$(mktemp -d)', "the sticky bit of /tmp"),
     LintRule("slurm-tmpdir", "note", storage.tmpdir, storage.TMPDIR_WHY, storage.TMPDIR_CURE, SLURM_TEST),

@@ -122,10 +122,17 @@ def unread(job: JobDescription) -> Iterator[Violation]:
     if not job.is_batch and not any(u.name.startswith("SLURM_") for u in job.uses):
         return
     first = min((c.offset for c in job.calls), default=len(job.text))
+    # In a here-document of <<- the tabs in front are not part of the line.
+    starts = {job.source.where(found.start()) for found in re.finditer(r"(?m)^#", job.source.text)}
     for comment in job.reading.comments:
         line, column = job.lines.place(comment.offset)
         text = job.lines.line(line)
-        if column > 1 and comment.text.startswith("#SBATCH") and not text[: column - 1].strip():
+        if (
+            column > 1
+            and comment.offset not in starts
+            and comment.text.startswith("#SBATCH")
+            and not text[: column - 1].strip()
+        ):
             yield Violation(comment.offset, "this #SBATCH is indented, so it is not read")
         elif re.match(r"#sbatch\s", comment.text) and (
             comment.offset > first or re.search(r"[\w}]\.(?:\w+[\"']?)\s*$", comment.text)
@@ -386,7 +393,9 @@ def output(job: JobDescription) -> Iterator[Violation]:
         pattern = re.search(r"([^/\s]*%\d*[jJAaNnst][^/\s]*)/", found.value)
         if pattern:
             text = f"nobody creates the folder {pattern[1]} of {both}, whose name is known only when the job exists"
-            yield Violation(found.offset, text, cure=f"--{name}=<existing folder>/%x-%j.out")
+            known = re.search(r"%\d*[jJAN]", pattern[1]) is None  # the numbers of an array's tasks are known before
+            cure = f"--{name}=<existing folder>/%x-%j.out"
+            yield Violation(found.offset, text, cure=cure, severity="note" if known else None)
         elif any(m == folder or m.startswith(folder + "/") for m in made):
             text = f"the folder {folder} is created by the script, too late for {both}"
             yield Violation(found.offset, text, severity="warning" if _may_be_missing(job, folder) else "note")

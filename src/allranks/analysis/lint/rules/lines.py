@@ -11,7 +11,13 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.placement import MPI
 from allranks.analysis.lint.records import Argument, ProgramCall, VariableUse, Violation
 from allranks.analysis.lint.rules.dataflow import GUARDS
-from allranks.analysis.lint.rules.unset_variables import RENDEZVOUS_OPTIONS, SLURM_NAMES, USUAL_OUTSIDE, guarded_names
+from allranks.analysis.lint.rules.unset_variables import (
+    RENDEZVOUS_OPTIONS,
+    SLURM_NAMES,
+    USUAL_OUTSIDE,
+    guarded_names,
+    set_by_module,
+)
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 
 # ------------------------------------------------------------------------------------- joined lines
@@ -578,7 +584,7 @@ def set_in_comment(job: JobDescription) -> Iterator[Violation]:
             or MAY_BE_EMPTY.fullmatch(name)
         ):
             continue
-        if re.search(rf"(?m)^[^#\n]*\b{name}=", job.text) or re.search(rf"(?i)#.*--export\S*{name}", job.text):
+        if set_by_module(job, name) or re.search(rf"(?m)^[^#\n]*\b{name}=|(?i:#.*--export\S*{name})", job.text):
             continue
         said.add(name)
         text = f"${name} is never set: line {commented[name]}, which sets it, is a comment"

@@ -27,7 +27,7 @@ PBS_LOG = re.compile(r"-[oe]\s*(\S*%[jJxAaN]\S*)")
 LSF_LOG = re.compile(r"-(?:oo|eo|o|e)\s+(\S*%[jxAaN](?![a-z])\S*)")
 
 
-def _lines(job: JobDescription, system: str) -> Iterator[tuple[int, str]]:
+def lines_of_system(job: JobDescription, system: str) -> Iterator[tuple[int, str]]:
     """Yield the lines for a batch system that is the only one of the file."""
     if job.is_batch or not job.is_job:
         return
@@ -38,7 +38,7 @@ def _lines(job: JobDescription, system: str) -> Iterator[tuple[int, str]]:
 
 def hours_as_minutes(job: JobDescription) -> Iterator[Violation]:
     """Report a time limit of PBS in seconds or minutes, or of LSF in minutes, where hours were meant."""
-    for offset, line in _lines(job, "#PBS"):
+    for offset, line in lines_of_system(job, "#PBS"):
         found = re.search(r"\bwalltime=(\d{1,6})(?::(\d\d))?(?=[,\s]|\Z)", line)
         if found and found[2] is None and 0 < int(found[1]) < SHORT_S:
             text = f"walltime={found[1]} is {found[1]} second{'s' * (found[1] != '1')}"
@@ -50,7 +50,7 @@ def hours_as_minutes(job: JobDescription) -> Iterator[Violation]:
                 why=PBS_TIME_WHY,
                 cure=f"walltime={found[1]}:00:00",
             )
-    for offset, line in _lines(job, "#BSUB"):
+    for offset, line in lines_of_system(job, "#BSUB"):
         found = re.search(r"\s-W\s+(\d{1,3})(?=\s|\Z)", line)
         if found and int(found[1]) in LIKELY_HOURS and job.requests_gpus:
             yield Violation(offset, f"-W {found[1]} is {found[1]} minutes", why=LSF_TIME_WHY, cure=f"-W {found[1]}:00")
@@ -58,13 +58,13 @@ def hours_as_minutes(job: JobDescription) -> Iterator[Violation]:
 
 def refused_times(job: JobDescription) -> Iterator[Violation]:
     """Report a time limit in the form of another batch system."""
-    for offset, line in _lines(job, "#PBS"):
+    for offset, line in lines_of_system(job, "#PBS"):
         found = re.search(r"\bwalltime=(\d+-[\d:]+)(?=[,\s]|\Z)", line)
         if found:
             yield Violation(
                 offset, f"walltime={found[1]}: PBS takes no days", why=FORM_WHY, cure="walltime=<hours>:00:00"
             )
-    for offset, line in _lines(job, "#BSUB"):
+    for offset, line in lines_of_system(job, "#BSUB"):
         found = re.search(r"\s-W\s+(\d+:\d\d:\d\d|\d+-[\d:]+)(?=\s|\Z)", line)
         if found:
             yield Violation(
@@ -74,7 +74,7 @@ def refused_times(job: JobDescription) -> Iterator[Violation]:
 
 def bytes_of_memory(job: JobDescription) -> Iterator[Violation]:
     """Report an amount of memory of PBS without a unit."""
-    for offset, line in _lines(job, "#PBS"):
+    for offset, line in lines_of_system(job, "#PBS"):
         found = re.search(r"\b(p?v?mem)=(\d{1,6})(?=[,:\s]|\Z)", line)
         if found and re.search(r"\s-l\s*\S*\b" + re.escape(found[0]), line):
             yield Violation(offset, f"{found[0]} is {found[2]} bytes", why=BYTES_WHY, cure=f"{found[1]}={found[2]}gb")
@@ -86,7 +86,7 @@ def foreign_patterns(job: JobDescription) -> Iterator[Violation]:
         ("#PBS", PBS_LOG, "-o <folder>/, where PBS puts <name>.o<id>"),
         ("#BSUB", LSF_LOG, "%J for the job's number, %I for that of the array"),
     ):
-        for offset, line in _lines(job, system):
+        for offset, line in lines_of_system(job, system):
             found = pattern.search(line)
             if found:
                 yield Violation(
@@ -147,7 +147,7 @@ def _starts_steps(job: JobDescription) -> bool:
 
 def misplaced_walltime(job: JobDescription) -> Iterator[Violation]:
     """Report a resource of the whole job in a chunk of PBS."""
-    for offset, line in _lines(job, "#PBS"):
+    for offset, line in lines_of_system(job, "#PBS"):
         found = re.search(r"-l\s*select=\S*:(walltime|place|pmem|cput)=", line)
         if found:
             text = f"{found[1]} stands in select, which only takes resources of a chunk"
@@ -156,7 +156,7 @@ def misplaced_walltime(job: JobDescription) -> Iterator[Violation]:
 
 def cut_list(job: JobDescription) -> Iterator[Violation]:
     """Report a blank in a list of PBS resources: the list ends there."""
-    for offset, line in _lines(job, "#PBS"):
+    for offset, line in lines_of_system(job, "#PBS"):
         found = re.search(r"-l\s*\w+=\S*,\s+(\w+=\S+)", line)
         if found:
             text = f"the list ends at the blank: {found[1]} is not part of it"
@@ -383,6 +383,7 @@ def array_not_used(job: JobDescription) -> Iterator[Violation]:
     """Report a job array whose script never looks at the number of its task."""
     found = job.heading.get("array")
     span = array_range(found.value) if found else None
+    yield from _array_of_pbs(job)
     if found is None or span is None or span[0] == span[1] or (found.value or "").endswith("%1") or job.sources_files:
         return
     text = "\n".join(line for line in job.text.splitlines() if not line.startswith("#SBATCH"))
@@ -397,6 +398,20 @@ def array_not_used(job: JobDescription) -> Iterator[Violation]:
     literal = [a for a in call.args if OUTPUT_OPTION.fullmatch(a.text) and "$" not in a.text]
     if literal and not scripts and not drawn and not any("$" in a.text for a in call.args):
         yield Violation(found.offset, f"--array={found.value}, but nothing in the script uses the number of the task")
+
+
+def _array_of_pbs(job: JobDescription) -> Iterator[Violation]:
+    """Report a job array of PBS whose script never looks at the number of its task."""
+    for offset, line in lines_of_system(job, "#PBS"):
+        found = re.match(r"#PBS\s+-([tJ])\s*(\d+)-(\d+)(?!.*%1\b)", line)
+        text = "\n".join(line for line in job.text.splitlines() if not line.startswith("#PBS"))
+        if found is None or found[2] == found[3] or job.sources_files or len(job.work) != 1 or job.submits:
+            continue
+        if re.search(r"(?i)array|\$\{?[@*#1-9]|\$RANDOM|\bmktemp\b|PBS_JOBID|wandb|sweep|agent|worker|resume", text):
+            continue
+        if not any("$" in a.text for a in job.work_calls[0].args):
+            text = f"-{found[1]} {found[2]}-{found[3]}, but nothing in the script uses the number of the task"
+            yield Violation(offset, text, cure="pass $PBS_ARRAY_INDEX (PBS) or $PBS_ARRAYID (Torque) to the program")
 
 
 SEPARATE_WHY = (

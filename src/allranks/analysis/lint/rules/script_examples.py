@@ -322,6 +322,16 @@ SCRIPT_EXAMPLES: dict[str, RuleExample] = {
         "srun torchrun --nnodes=2 --nproc_per_node=2 train.py --output_dir=/tmp/$USER/out",
         "srun torchrun --nnodes=2 --nproc_per_node=2 train.py --output_dir=$HOME/out",
     ),
+    "prepared-by-all-tasks": RuleExample(
+        "`ERROR: Could not install packages due to an OSError`, or a file that is half written when another task reads it.",
+        "#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=4\nsrun pip install -r requirements.txt\nsrun python train.py",
+        "#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=4\npip install -r requirements.txt\nsrun python train.py",
+    ),
+    "results-left-on-node": RuleExample(
+        "The job completes, and there are no checkpoints.",
+        "#SBATCH --nodes=1\npython train.py --output_dir $SLURM_TMPDIR/out",
+        "#SBATCH --nodes=1\npython train.py --output_dir $SLURM_TMPDIR/out\ncp -r $SLURM_TMPDIR/out $HOME/results",
+    ),
     "pattern-not-expanded": RuleExample(
         "`/home/%u/.bashrc: No such file or directory`, or a folder called `%j`. A note for arguments of Python programs, which may replace it themselves.",
         "mkdir -p logs/%j",

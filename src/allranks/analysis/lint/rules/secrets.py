@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
@@ -21,7 +22,7 @@ OF_USER = re.compile(r"(?:^|\s)(?:-u|--user)[=\s]\d{1,9}:\d{1,9}(?=\s|$)")
 
 def secret(job: JobDescription) -> Iterator[Violation]:
     seen: set[int] = set()
-    for hit in _secrets(job):
+    for hit in (*_secrets(job), *_forms(job), *_passwords(job)):
         line = job.lines.place(hit.offset)[0]
         if line not in seen:
             seen.add(line)
@@ -80,6 +81,52 @@ def _secrets(job: JobDescription) -> Iterator[Violation]:
             if (login or word != shown) and "$" not in word and not _is_no_secret(word):
                 yield Violation(arg.offset, f"the arguments of {call.program} contain a token in clear text")
                 break
+
+
+# Forms that the services have published: https://github.com/gitleaks/gitleaks, config/gitleaks.toml; and where the keys of W&B and Kaggle stand.
+FORMS = re.compile(
+    r"(?<![\w-])(?:hf_[A-Za-z]{34}|gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{82}|glpat-[\w-]{20}|sk-ant-api\d\d-[\w-]{30,}|sk-proj-[\w-]{40,}"
+    r"|AKIA[0-9A-Z]{16}|AIza[\w-]{35}|nvapi-[\w-]{60,}|xox[bp]-[\w-]{30,})(?![\w-])"
+    r"|api\.telegram\.org/bot\d{8,10}:[\w-]{35}(?![\w-])|[?&]sig=[\w%]{40,}"
+    r"|(?i:\bmachine\s+api\.wandb\.ai\s+login\s+\w+\s+password\s+[0-9a-f]{40}\b)"
+    r"|(?i:wandb(?:\.login|[ _-]?(?:api)?[ _-]?key)\b[^\n@]{0,20}?(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f]))"
+    r"|\"username\\?\"\s*:[^\n]{0,60}\\?\"key\\?\"\s*:\s*\\?\"[0-9a-f]{32}\\?\""
+)
+
+
+def _forms(job: JobDescription) -> Iterator[Violation]:
+    """Report tokens of a known form wherever they stand: in here-documents, in programs of another language, in comments."""
+    if job.kind == "script":
+        for found in FORMS.finditer(job.text):
+            tail = found[0][-24:].lower()
+            if len(set(tail)) > 7 and not re.search(r"xxx|your|example|abcdef|1234567", found[0].lower()):
+                end = job.lines.place(found.end() - 1)[0]  # of machine ... login ... password on several lines
+                place = found.start() if end == job.lines.place(found.start())[0] else found.end() - 1
+                yield Violation(place, "a token in clear text")
+
+
+NO_VALUE = re.compile(r"(?i)[$<{%*]|\A-|your|passw|\Asecret\Z|xxx|\.\.\.|example|changeme")
+
+
+def _passwords(job: JobDescription) -> Iterator[Violation]:
+    """Report passwords in the options of programs that sign in."""
+    for item in job.assignments:
+        if item.name in ("SSHPASS", "MYSQL_PWD") and len(item.value) > 3 and not NO_VALUE.search(item.value):
+            yield Violation(item.offset, f"{item.name} contains a password in clear text")
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        value = None
+        if call.program in ("docker", "podman", "singularity", "apptainer") and "login" in words[:2]:
+            pairs = pairwise(words)
+            value = next((b for a, b in pairs if a in ("-p", "--password")), None)
+        elif call.program in ("mysql", "mysqldump"):
+            value = next((w[2:] for w in words if re.match(r"-p[^\s-]", w)), None)
+        elif call.program == "aws" and words[:2] == ["configure", "set"] and len(words) > 3 and "secret" in words[2]:
+            value = words[3] if len(words[3]) >= 30 else None
+        elif call.program == "ngrok" and any("authtoken" in w for w in words[:2]) and len(words[-1]) > 20:
+            value = words[-1]
+        if value and len(value) > 3 and not NO_VALUE.search(value):
+            yield Violation(call.offset, f"the arguments of {call.program} contain a password in clear text")
 
 
 def _joined(words: list[str]) -> list[str]:

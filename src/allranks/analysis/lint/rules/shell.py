@@ -118,6 +118,7 @@ def typographic(job: JobDescription) -> Iterator[Violation]:
         return
     words = [a for c in job.calls if c.program not in ("echo", "printf") for a in c.args]
     inside = {p for a in words if not a.quoted for p in a.source.at} | {p for a in job.assignments for p in a.source.at}
+    inside |= {c.offset for c in job.calls if c.written[:1] in TYPOGRAPHIC}  # a dash of an option read as a program
     quoted = {p for a in words if a.quoted for p in a.source.at}
     commands = {job.lines.place(a.offset)[0] for a in words}
     seen: set[int] = set()

@@ -84,6 +84,8 @@ def _slurm_options(job: JobDescription) -> Iterator[tuple[str, Violation]]:
         options = NEEDED_OPTIONS.get(use.name)
         if not options or use.program in ("echo", "printf") or use.name in guarded or use.operator.startswith(GUARDS):
             continue
+        if use.in_loop and job.nodes == 1 and re.search(r"worker|SLURM_JOB_NUM_NODES|SLURM_NNODES", job.text):
+            continue  # in a loop over the other nodes
         if job.has(use.name) or job.heading.keys() & set(options) or ("gpu" in options[0] and not job.requests_gpus):
             continue
         if use.under and use.name in ("SLURM_NTASKS", "SLURM_NPROCS"):
@@ -547,3 +549,9 @@ def guarded_names(job: JobDescription) -> set[str]:
 def _sourced_name(job: JobDescription, name: str) -> bool:
     """Return whether the script exports it: then it may be that of the caller before, and another one after."""
     return any(a.exported for a in job.by_name.get(name, ())) and job.unknown_settings
+
+
+def set_by_module(job: JobDescription, name: str) -> bool:
+    """Return whether the script loads a module after which the variable is called: nvshmem for NVSHMEM_HOME."""
+    modules = {a.text.partition("/")[0].lower() for c in job.calls if c.program in ("module", "ml") for a in c.args}
+    return any(len(m) > 2 and name.lower().startswith(f"{m.replace('-', '_')}_") for m in modules)

@@ -265,7 +265,9 @@ def _socket_threads(job: JobDescription) -> Iterator[Violation]:
 def handling_off(job: JobDescription) -> Iterator[Violation]:
     for item in job.assignments:
         if item.name in ("NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING") and item.value == "0":
-            yield Violation(item.offset, f"{item.name}=0 switches the watchdog's error handling off")
+            alone = job.is_batch and job.nodes == 1 and job.gpus_per_node == 1 and not job.launches
+            text = f"{item.name}=0 switches the watchdog's error handling off"
+            yield Violation(item.offset, text, severity="note" if alone else None)
 
 
 def debugging(job: JobDescription) -> Iterator[Violation]:

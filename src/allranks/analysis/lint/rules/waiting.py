@@ -166,6 +166,9 @@ ENDS_LOOP = re.compile(r"\b(?:break|exit|return)\b")
 def _endless_loops(job: JobDescription) -> list[tuple[int, str]]:
     """Return the endless loops in the background: written there, or in a function that is started there."""
     loops = [loop for loop in ENDLESS_LOOP.finditer(job.text) if not ENDS_LOOP.search(loop[0])]
+    loops = [
+        loop for loop in loops if "nvidia-smi" in loop[0] or not re.search(r"\bsrun\s", loop[0])
+    ]  # it starts the work again and again
     starts = (loop.start() + len(loop[1]) for loop in loops)
     found = [(start, "the endless loop") for start in starts if not job.in_comment(start)]
     bodies = {m[1]: m[2] for m in FUNCTION.finditer(job.text)}
