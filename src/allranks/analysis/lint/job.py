@@ -20,7 +20,7 @@ from allranks.analysis.lint.command_options import (
     slurm_options,
 )
 from allranks.analysis.lint.files import FileKind
-from allranks.analysis.lint.readers import ShellReader, calculate
+from allranks.analysis.lint.readers import ShellReader, blank_comments, calculate, starts_with_mpi
 from allranks.analysis.lint.records import Argument, Assignment, Directive, ProgramCall, Severity, Violation
 from allranks.analysis.lint.shell_tokens import LineIndex, MappedText
 
@@ -232,7 +232,7 @@ class JobDescription:
                     following is not None and following.written.startswith("-")
                 )
                 found.append(LauncherCall(call.program, call, options.last, options.repeated, options.unknown, cut))
-            elif PYTHON.match(call.program) and _runs_file(call) and (call.srun or _mpi(call)):
+            elif PYTHON.match(call.program) and _runs_file(call) and (call.srun or starts_with_mpi(call)):
                 found.append(LauncherCall("python", call, {}))
         return found
 
@@ -551,11 +551,7 @@ class JobDescription:
     @cached_property
     def code(self) -> str:
         """Return the text with blanks instead of comments, at the same places."""
-        text = self.text
-        for start, what in ((c.offset, c.text) for c in self.reading.comments):
-            if text.startswith(what, start):
-                text = text[:start] + " " * len(what) + text[start + len(what) :]
-        return text
+        return blank_comments(self.text, self.reading.comments)
 
     @cached_property
     def _comments(self) -> dict[int, int]:
@@ -584,10 +580,6 @@ def _runs_file(call: ProgramCall) -> bool:
     return any(a.text.endswith(".py") or a.text == "-m" for a in call.args) and not any(
         a.text == "-c" for a in call.args
     )
-
-
-def _mpi(call: ProgramCall) -> bool:
-    return any(c.program in ("mpirun", "mpiexec", "orterun", "horovodrun") for c in call.under)
 
 
 RuleCheck = Callable[["JobDescription"], Iterable[Violation]]

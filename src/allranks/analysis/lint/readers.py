@@ -518,6 +518,18 @@ def _key(text: str, name: str) -> int:
     return found.start() if found else 0
 
 
+def blank_comments(text: str, comments: list[Comment]) -> str:
+    """Return the text with blanks instead of the comments."""
+    for start, what in ((c.offset, c.text) for c in comments):
+        if text.startswith(what, start):
+            text = text[:start] + " " * len(what) + text[start + len(what) :]
+    return text
+
+
+def starts_with_mpi(call: ProgramCall) -> bool:
+    return any(c.program in ("mpirun", "mpiexec", "orterun", "horovodrun") for c in call.under)
+
+
 # --------------------------------------------------------------------------------------- arithmetic
 
 ARITHMETIC = re.compile(r"\$\(\((.*)\)\)|\$\[(.*)\]|\$\(\s*expr\s+(.*)\)")
