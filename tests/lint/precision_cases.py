@@ -123,6 +123,10 @@ SECOND_LOOK: list[tuple[str, str, int, str]] = [
     ("missing-colon", ONE + 'export PATH="/a/bin:£PATH"\nrm -f a\n', 0, ""),
     ("idle-gpus", EIGHT.replace("nodes=2", "nodes=1") + "PY=/a/b/python3\n\nCUDA_VISIBLE_DEVICES=0 $PY x.py\n", 9, "warning"),
     ("idle-nodes", TWO + "PY=/a/b/python3\n\n$PY x.py\n", 9, "warning"),
+    ("idle-gpus", EIGHT.replace("nodes=2", "nodes=1") + "source ./start_api.sh\nCUDA_VISIBLE_DEVICES=2,3 python x.py\n", 0, ""),
+    ("idle-gpus", ONE.replace("node=1", "node=4") + "python -u x.py smartsim.run_command=srun\n", 7, "note"),
+    ("idle-nodes", TWO + "python x.py smartsim.launcher=\"slurm\"\n", 0, ""),
+    ("idle-nodes", TWO + "python x.py launcher=pytorch\n", 7, "warning"),
     ("no-shebang", '{% extends "base.sh" %}\n#!/bin/bash\n#SBATCH -N 1\npython x.py\n', 0, ""),
 ]  # fmt: skip
 PRECISION_CASES = [*VARIABLES, *DIRECTIVES, *LINES, *STEPS, *SECOND_LOOK]

@@ -111,6 +111,8 @@ def _hidden(job: JobDescription) -> Iterator[Violation]:
     listed = [a for a in job.set_values("CUDA_VISIBLE_DEVICES") if a.value]
     if not gpus or len(listed) != 1 or not job.work or not re.fullmatch(r"\d+(?:,\d+)*", listed[0].value):
         return
+    if job.sources_files:
+        return  # they may start a server on the other GPUs
     item, seen = listed[0], {int(n[:6]) for n in listed[0].value.split(",")}
     if item.under or item.in_function or item.in_substitution or max(seen) >= gpus or len(seen) >= gpus:
         return
@@ -221,6 +223,10 @@ def _tasks_are_ranks(job: JobDescription, gpus: int) -> bool:
     return job.number(job.heads("ntasks-per-node")) == gpus and (job.number(job.heads("cpus-per-task")) or 1) > 1
 
 
+STARTER_OPTION = re.compile(r"=[\"']?(?:srun|slurm|mpirun|mpiexec|aprun)\b")
+"""Tells the program what it should start its own processes with."""
+
+
 def _one_process(job: JobDescription) -> Iterator[Violation]:
     """Report Python processes, one after another, in a job of several GPUs; each may use them all itself, unless it sees or takes one."""
     gpus = job.gpus_per_node
@@ -237,6 +243,7 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
     )  # where they may start workers
     elsewhere = elsewhere or any(re.match(r"dask\b|spark", c.program) for c in job.calls)
     elsewhere = elsewhere or any(_uses_all(job, c, gpus) for c in job.work_calls)
+    elsewhere = elsewhere or any(STARTER_OPTION.search(a.text) for a in call.args)
     tasks, option = _tasks_are_ranks(job, gpus) and not elsewhere, options[0]
     if len(job.work) > 1 or call.in_loop:
         tasks = one = False
