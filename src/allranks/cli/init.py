@@ -406,10 +406,10 @@ def _none_fits(source: str, rows: list[Row], model: str) -> bool:
 
 def _classifies(model: str) -> bool:
     """Return whether a model is trained as a classifier; False if that is not known here."""
-    from allranks.nodes.preflight.request import is_classifier
+    from allranks.planning.model_checks import trains_classifier
     from allranks.spec.loader import parse_spec
 
-    return is_classifier(parse_spec({"model": {"name": model}, "data": {"source": "builtin:instructions"}})) is True
+    return trains_classifier(parse_spec({"model": {"name": model}, "data": {"source": "builtin:instructions"}})) is True
 
 
 def _ask(answers: Answers, source: str, rows: list[Row], model: str) -> tuple[tuple[str, str], ...]:

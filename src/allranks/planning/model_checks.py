@@ -22,6 +22,7 @@ from allranks.planning.memory.weights import shapes_of
 from allranks.spec.data_columns import TEMPLATE_KINDS
 from allranks.spec.data_templates import require_task_template
 from allranks.spec.models import (
+    TINY_ENCODERS,
     TaskTypes,
     architecture_warning,
     is_mlp,
@@ -96,6 +97,18 @@ def check_model(spec: RunSpec) -> bool | None:
     if spec.adapter.type == "lora":
         require_targets(spec.adapter, adaptable_modules(spec, files), files.where, classifier=classifier)
     return classifier
+
+
+def trains_classifier(spec: RunSpec) -> bool | None:
+    """Check the model, and return whether it is trained as a classifier; None if its config is not on this machine.
+
+    Raises:
+        SpecError: the model does not suit the spec.
+    """
+    if spec.model is not None and spec.model.name.startswith("tiny:"):
+        check_model(spec)
+        return tiny_family(spec.model.name) in TINY_ENCODERS
+    return check_model(spec)
 
 
 def model_warnings(spec: RunSpec) -> list[str]:

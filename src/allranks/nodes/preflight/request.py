@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -22,7 +21,7 @@ from allranks.errors import DataError, EnvironmentNotAble, RequestError, SpecErr
 from allranks.nodes.checks.software import HUB, hub_names, offline_variable
 from allranks.nodes.preflight.requirements import local_report, node_requirements, require_interpreter
 from allranks.nodes.records import PreflightReport, require
-from allranks.planning.model_checks import check_model
+from allranks.planning.model_checks import trains_classifier
 from allranks.planning.rank_environment import (
     file_of_module,
     needed_file,
@@ -35,7 +34,7 @@ from allranks.spec import data_sources
 from allranks.spec.data_rows import eval_data, naming_source, read_examples
 from allranks.spec.data_sources import parts_of, source_of
 from allranks.spec.data_templates import choose_template, require_task_template, require_template
-from allranks.spec.models import TINY_ENCODERS, check_model_folder, is_mlp, tiny_family
+from allranks.spec.models import check_model_folder, is_mlp
 from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
 from allranks.spec.validation import is_container
 from allranks.utils.filesystem import cache_root, hf_home, private_root
@@ -68,7 +67,7 @@ def check_request(spec: RunSpec) -> None:
     if spec.model is not None and not spec.model.name.startswith("tiny:"):
         check_model_folder(spec.model.name)
         _check_model_files(spec.model.name)
-    classifier = is_classifier(spec)
+    classifier = trains_classifier(spec)
     if spec.data is not None:
         _check_sources(spec, spec.data, classifier)
     if spec.data is not None and spec.eval.source is not None:
@@ -105,18 +104,6 @@ def check_weights(spec: RunSpec) -> None:
     folder = Path(name).expanduser()
     if name and not is_mlp(name) and not name.startswith("tiny:") and (folder / "config.json").is_file():
         stored_tensors(folder, name)
-
-
-def is_classifier(spec: RunSpec) -> bool | None:
-    """Check the model, and return whether it is trained as a classifier; None if its config is not on this machine.
-
-    Raises:
-        SpecError: the model does not suit the spec.
-    """
-    if spec.model is not None and spec.model.name.startswith("tiny:"):
-        check_model(spec)
-        return tiny_family(spec.model.name) in TINY_ENCODERS
-    return check_model(spec)
 
 
 def _check_script(script: ScriptSpec, python: str | None) -> None:
@@ -216,7 +203,7 @@ def check_rows(spec: RunSpec) -> None:
     data = spec.data
     if data is None or spec.model is None or is_mlp(spec.model.name):
         return
-    classifier = is_classifier(spec)
+    classifier = trains_classifier(spec)
     sources = [source_of(part) for part in parts_of(data)] + ([spec.eval.source] if spec.eval.source else [])
     files = [Path(source).expanduser() for source in sources if not source.startswith("builtin:")]
     if classifier is None or not files or not all(path.is_file() for path in files):
@@ -243,6 +230,8 @@ def _mark(spec: RunSpec, files: list[Path]) -> Path:
         spec.model and spec.model.name,
         seen,
     ]
+    import hashlib  # takes 3 ms
+
     key = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:32]
     return private_root(cache_root(spec.cluster.cache)) / "checked_rows" / key
 
