@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -106,6 +107,51 @@ def test_views_are_made_anew_if_a_tensor_is_elsewhere(moved: str) -> None:
             "number": "scalar/weight/step",
         }[moved]
     ]
+
+
+def test_a_buffer_and_a_value_of_the_state_that_come_later_are_saved() -> None:
+    module = Counting()
+    module.register_buffer("later", None)
+    strategy = Trained(module)
+    collector = collector_of(strategy)
+    keys = {s.key for s in collector.collect({}).state}
+    module.later = torch.ones(2)
+    keys |= {"model/later"}
+    assert {s.key for s in collector.collect({}).state} == keys
+    module.register_buffer("latest", torch.ones(2))
+    keys |= {"model/latest"}
+    assert {s.key for s in collector.collect({}, copy_buffers=True).state} == keys
+    strategy.optimizer.state[module.weight]["scale"] = 2.0
+    keys |= {"scalar/weight/scale"}
+    assert {s.key for s in collector.collect({}).state} == keys
+
+
+def test_views_of_the_other_mode_hold_no_memory_that_was_replaced() -> None:
+    module = Counting()
+    collector = collector_of(Trained(module))
+    old = weakref.ref(collector.collect(None).owned["weight"])
+    collector.collect({})
+    assert old() is not None and collector.collect(None).owned["weight"] is old()
+    module.weight.data = torch.full((4,), 7.0)
+    collector.collect({})
+    assert old() is None
+
+
+def test_a_save_of_weights_alone_does_not_depend_on_where_the_state_is() -> None:
+    strategy = Trained(Counting())
+    collector = collector_of(strategy)
+    before = collector.collect(None).owned["weight"]
+    state = strategy.optimizer.state[strategy._named[0][1]]
+    state["exp_avg"] = state["exp_avg"].clone()
+    assert collector.collect(None).owned["weight"] is before
+
+
+def test_a_rank_without_state_waits_with_its_update_too() -> None:
+    strategy = Trained(Counting())
+    strategy.state_ranges = list  # type: ignore[method-assign]
+    collector = collector_of(strategy)
+    collector.collect({})
+    assert collector.optimizers() == {strategy.optimizer}
 
 
 @pytest.mark.parametrize("step", [3, torch.tensor(3), torch.tensor(3.0, dtype=torch.float64)])

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from allranks.train.checkpoint.writer import MODEL, PublishedFiles, RankParts, bytes_in, bytes_of, weight_name
 from allranks.train.strategies.base import Strategy
@@ -46,7 +45,7 @@ class PartCollector:
         self._strategy, self._published, self._rank, self._world = strategy, published, rank, world
         self._kept: dict[bool, _KeptViews] = {}
         self._ranges: list[StateRange] = []
-        self._buffers: list[tuple[nn.Module, str]] = []
+        self._buffers: list[dict[str, torch.Tensor | None]] = []
 
     def collect(self, random: dict[str, Any] | None, *, copy_buffers: bool = False) -> RankParts:
         """Return views of what this rank must write. Not collective.
@@ -64,44 +63,51 @@ class PartCollector:
         return RankParts(owned, views.parts.scattered, state, random)
 
     def optimizers(self) -> set[torch.optim.Optimizer]:
-        """Return the optimizers whose updates change what was collected."""
-        return {r.optimizer for r in self._ranges}
+        """Return the optimizers whose updates change what was collected.
+
+        A rank without optimizer state has one, too: its weights change when it receives those of other ranks.
+        """
+        return {self._strategy.updating_optimizer, *(r.optimizer for r in self._ranges)}
 
     def _views(self, full: bool) -> _KeptViews:
-        kept = self._kept.get(full)
-        if kept is not None and kept.addresses == [tensor.data_ptr() for tensor in self._tensors() or ()]:
-            return kept
+        # outdated views of the other mode go, too: they would hold memory that nothing else needs
+        self._kept = {mode: kept for mode, kept in self._kept.items() if kept.addresses == self._addresses(mode)}
+        if full in self._kept:
+            return self._kept[full]
         self._ranges = self._strategy.state_ranges()
-        modules = self._strategy.module.modules()
-        self._buffers = [(m, name) for m in modules for name, buffer in m._buffers.items() if buffer is not None]
+        self._buffers = [module._buffers for module in self._strategy.module.modules()]
         parts = self._make_views(full)
         places = {_place(buffer) for buffer in self._current_buffers()}
-        tensors = self._tensors()
+        tensors = self._tensors(full)
         made = _KeptViews(
             parts,
             tuple(name for name, tensor in parts.owned.items() if _place(tensor) in places),
             tuple(i for i, s in enumerate(parts.state) if s.key.startswith(MODEL) and _place(s.tensor) in places),
-            [tensor.data_ptr() for tensor in tensors or ()],
+            self._addresses(full),
         )
-        self._kept.pop(full, None)
         every = (*parts.owned.values(), *(s.tensor for s in (*parts.scattered, *parts.state)))
         if tensors is not None and {_place(t) for t in every if t.numel()} <= {_place(t) for t in tensors}:
             self._kept[full] = made  # not if something is a copy, which the next update does not change
         return made
 
     def _current_buffers(self) -> list[torch.Tensor]:
-        found = (module._buffers.get(name) for module, name in self._buffers)
-        return [buffer for buffer in found if buffer is not None]
+        return [buffer for own in self._buffers for buffer in own.values() if buffer is not None]
 
-    def _tensors(self) -> list[torch.Tensor] | None:
-        """Return the tensors that views belong to; None if the strategy does not tell."""
+    def _addresses(self, full: bool) -> list[int]:
+        return [tensor.data_ptr() for tensor in self._tensors(full) or ()]
+
+    def _tensors(self, full: bool) -> list[torch.Tensor] | None:
+        """Return the tensors that views belong to; None if the strategy does not tell, or if a value of the state is not a tensor."""
         weights = self._strategy.weight_tensors()
         if weights is None:
             return None
         found = [*weights, *self._current_buffers()]
-        for r in self._ranges:
+        for r in self._ranges if full else ():
             found.append(r.parameter)
-            found += [v for v in r.optimizer.state.get(r.parameter, {}).values() if isinstance(v, torch.Tensor)]
+            for value in r.optimizer.state.get(r.parameter, {}).values():
+                if not isinstance(value, torch.Tensor):
+                    return None
+                found.append(value)
         return found
 
     def _make_views(self, full: bool) -> RankParts:
