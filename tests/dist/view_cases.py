@@ -12,13 +12,13 @@ from torch import nn
 from allranks.rundir.events import EventLog
 from allranks.rundir.paths import RunDir
 from allranks.spec.records import TrainSpec
-from allranks.train.checkpoint import load_full, load_weights_only, plan_published_files
+from allranks.train.checkpoint import PublishedFiles, load_full, load_weights_only, plan_published_files
 from allranks.train.data.batches import collate
 from allranks.train.distributed import DistContext
 from allranks.train.engines import engine_of
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from tests.dist import making
-from tests.dist.making import go_on, main, orders_of, prepared, saver_of, tokens_of, whole_state
+from tests.dist.making import main, orders_of, prepared, saver_of, tokens_of, whole_state
 
 TURNS = [
     ("full", True), ("full", True), ("weights_only", False), ("full", True), ("weights_only", True), ("full", False), ("full", True),
@@ -45,7 +45,15 @@ def in_turns(world: DistContext, args: dict[str, Any]) -> Any:
         copied = keeper._copies.of
         keeper._copies.of = lambda parts, copied=copied: (time.sleep(0.2), copied(parts))[1]
 
-        def after(step: int, stop: bool) -> None:
+        def after(
+            step: int,
+            stop: bool,
+            *,
+            strategy: Any = strategy,
+            keeper: Any = keeper,
+            moments: Any = moments,
+            done: Any = done,
+        ) -> None:
             mode, behind = TURNS[step - 1]
             moments.append(_copied((whole_state(strategy, world), strategy.weights(trained_only=True))))
             keeper.save(step, mode, behind=behind)
@@ -89,8 +97,8 @@ def without_state(world: DistContext, args: dict[str, Any]) -> Any:
 
     making.built = one_trained
     tokens = tokens_of(folder / f"rank{world.rank}", 37)
-    how = {"extra": "always"}
-    published = plan_published_files(one_trained(how).model, world.size)
+    how = {"extra": "always", "lora": True}
+    published = PublishedFiles(((),), {}, {}, adapted=True)  # what is trained is outside of the model
     strategy, module = prepared("pytorch_zero1", world, how)
     run = RunDir(folder / "run")
     run.checkpoints.mkdir(parents=True, exist_ok=True)
