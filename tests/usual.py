@@ -124,6 +124,8 @@ FILES: dict[str, set[str]] = {
         "test_proof_names_what_is_wrong[late_sampler-2-rank 1 shares]",
         "test_evaluation_is_the_same_for_any_ranks_and_batch_size",
         "test_strategies_equal_one_process_that_takes_the_ranks_in_turn",
+        "test_lora_is_computed_together_or_the_strategy_says_that_it_is_not",
+        "test_a_silent_fallback_of_lora_is_caught[hooks_within_lora]",
         "test_fsdp2_refuses_what_it_would_spoil_and_names_the_weight",
         "test_weights_replicated_on_two_nodes_equal_one_process",
         "test_adapters_of_attention_and_experts_answer_the_same_in_plain_peft",

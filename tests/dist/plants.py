@@ -14,7 +14,7 @@ from allranks.spec.strategies import hf_trainer as hf_arguments
 from allranks.train.checkpoint import loader
 from allranks.train.distributed import DistContext
 from allranks.train.engines import deepspeed_engine, deepspeed_zero, hf_trainer
-from allranks.train.models import moe
+from allranks.train.models import lora_experts, moe
 from allranks.train.strategies import data_parallel, fsdp2, gradient_sync, sharded_optimizer, zero
 
 HAVE_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
@@ -50,6 +50,12 @@ PLANTS = {
         if HAVE_DEEPSPEED
         else {}
     ),
+}
+# with these weights are right: PEFT's own forward, or one layer after the other, computes the same
+LORA_PLANTS = {
+    "hooks_within_lora": ("pytorch_ddp", "lora_on_bf16"),
+    "hooks_on_lora": ("zero1", "lora_on_bf16"),
+    "experts_of_other_ranks": ("pytorch_zero3", "moe_lora_on_bf16"),
 }
 _planted = ""
 
@@ -138,6 +144,27 @@ class _Bugs:
             return self._share
 
         hf_trainer.RanksTrainer.compute_loss = compute_loss  # type: ignore[method-assign]
+
+    @staticmethod
+    def hooks_within_lora(world: DistContext) -> None:
+        """As of a strategy that gathers the weights of each inner layer, which says nothing of it."""
+        _hook_when_set_up(data_parallel.PyTorchDDP, "lora_A.default")
+
+    @staticmethod
+    def hooks_on_lora(world: DistContext) -> None:
+        """As of a strategy that gathers the weights of each adapted layer."""
+        _hook_when_set_up(zero.Zero1, "_proj")
+
+    @staticmethod
+    def experts_of_other_ranks(world: DistContext) -> None:
+        """transformers' mark of experts that are divided among ranks."""
+        usual = lora_experts._adapters
+
+        def adapters(chain: Any, experts: Any) -> Any:
+            experts._is_expert_parallel = True
+            return usual(chain, experts)
+
+        lora_experts._adapters = adapters
 
     @staticmethod
     def reduces_the_parameter(world: DistContext) -> None:
@@ -394,3 +421,15 @@ class _Bugs:
             deepspeed_engine.renew_copies(self.weight_shards(), self.state_ranges())
 
         deepspeed_zero.DeepSpeedZero3.finish_loading = finish_loading  # type: ignore[method-assign]
+
+
+def _hook_when_set_up(strategy: Any, ending: str) -> None:
+    usual = strategy.setup
+
+    def setup(self: Any, module: torch.nn.Module, *args: Any) -> None:
+        usual(self, module, *args)
+        for name, part in module.named_modules():
+            if name.endswith(ending):
+                part.register_forward_pre_hook(lambda module, args: None)
+
+    strategy.setup = setup

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from peft.tuners.lora.layer import Linear, ParamWrapper
 from torch import optim
 
 from allranks.errors import AllranksError
@@ -22,6 +25,7 @@ from allranks.train.data.prepared import TokenSet
 from allranks.train.distributed import DistContext
 from allranks.train.engines import engine_of
 from allranks.train.loop import adamw
+from allranks.train.models import lora, lora_experts
 from allranks.train.models.losses import LossModel
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies import zero
@@ -78,6 +82,58 @@ def parities(world: DistContext, args: dict[str, Any]) -> Any:
             }
         )
     return found
+
+
+def forwards_of_lora(world: DistContext, args: dict[str, Any]) -> Any:
+    """For each (strategy, variant): what computed LoRA in a step, and the strategy's remarks.
+
+    ``together``: linear layers of each call of the fused function; ``experts``: calls of that of experts; ``peft``: calls of PEFT's own
+    forward of an adapted layer.
+    """
+    if args.get("plant"):
+        plants.plant(args["plant"], world)
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    found = []
+    for name, variant in args["pairs"]:
+        how = FORMS[variant]
+        strategy, _ = prepared(name, world, how)
+        with counted_lora() as counts:
+            go_on(strategy, world, tokens, how, 0, 1, Path(args["folder"]))
+        found.append({"strategy": name, "variant": variant, "remarks": list(strategy.remarks), **counts})
+    return found
+
+
+@contextmanager
+def counted_lora() -> Iterator[dict[str, Any]]:
+    """Count the calls of what computes LoRA. See `forwards_of_lora`."""
+    counts: dict[str, Any] = {"together": [], "experts": 0, "peft": 0}
+    fused, experts = lora.LoRALinears.apply, lora_experts.GroupedLoRA.apply
+    usual = {kind: kind.forward for kind in (Linear, ParamWrapper)}  # called as `type(layer).forward`
+
+    def linears(x: Any, scales: Any, *rest: Any) -> Any:
+        counts["together"].append(len(scales))
+        return fused(x, scales, *rest)
+
+    def grouped(*rest: Any) -> Any:
+        counts["experts"] += 1
+        return experts(*rest)
+
+    def counting(forward: Any) -> Any:
+        def plain(self: Any, *rest: Any, **named: Any) -> Any:
+            counts["peft"] += 1
+            return forward(self, *rest, **named)
+
+        return plain
+
+    lora.LoRALinears.apply, lora_experts.GroupedLoRA.apply = linears, grouped  # type: ignore[method-assign,assignment]
+    for kind, forward in usual.items():
+        kind.forward = counting(forward)  # type: ignore[method-assign]
+    try:
+        yield counts
+    finally:
+        del lora.LoRALinears.apply, lora_experts.GroupedLoRA.apply  # type: ignore[misc]
+        for kind, forward in usual.items():
+            kind.forward = forward  # type: ignore[method-assign]
 
 
 def bad_gradient(world: DistContext, args: dict[str, Any]) -> Any:

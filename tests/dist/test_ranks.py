@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.dist.harness import run_ranks, shared_strategies
-from tests.dist.plants import PLANTS
-from tests.dist.variants import FSDP2, ONLY, REFUSED, REPLICATED, SLOW, VARIANTS
+from tests.dist.plants import LORA_PLANTS, PLANTS
+from tests.dist.variants import FSDP2, ONLY, REFUSED, REPLICATED, SLOW, SPLIT, VARIANTS
 
 pytestmark = pytest.mark.dist
 
@@ -107,6 +107,41 @@ def test_strategies_equal_one_process_that_takes_the_ranks_in_turn(tmp_path: Pat
     for found in results:
         check(found, 2)
     assert all(one["error"] is not None for one in results[0])
+
+
+LORA = [
+    *((n, "lora_on_bf16") for n in STRATEGIES),
+    *((n, v) for n in FSDP2 for v in ("lora_whole", "lora_sharded_on_bf16")),
+    *((n, "moe_lora_on_bf16") for n in SPLIT),
+]
+
+
+def check_lora(found: list[dict[str, Any]]) -> None:
+    """LoRA must be computed by allranks' own forward, all layers of one input together, or the strategy must say that it is not."""
+    for one in found:
+        said = [remark for remark in one["remarks"] if "PEFT's forward" in remark]
+        assert bool(said) == (one["strategy"] == "deepspeed_zero3"), one
+        if said:
+            assert one["peft"] > 0 and not one["together"], one
+            continue
+        assert one["peft"] == 0, one
+        assert len(one["together"]) >= 2 and set(one["together"]) == {2}, one  # q_proj and v_proj of two blocks
+        assert (one["experts"] > 0) == one["variant"].startswith("moe"), one
+
+
+def test_lora_is_computed_together_or_the_strategy_says_that_it_is_not(tmp_path: Path) -> None:
+    """Equal weights would not show it: PEFT's own forward, to which a layer falls back, gives the same ones."""
+    for found in run_ranks("forwards_of_lora", 2, tmp_path, folder=tmp_path, pairs=LORA):
+        check_lora(found)
+    ((single,),) = run_ranks("forwards_of_lora", 1, tmp_path, folder=tmp_path, pairs=[("single", "lora_on_bf16")])
+    check_lora([single])
+
+
+@pytest.mark.parametrize("plant", LORA_PLANTS)
+def test_a_silent_fallback_of_lora_is_caught(tmp_path: Path, plant: str) -> None:
+    for found in run_ranks("forwards_of_lora", 2, tmp_path, folder=tmp_path, pairs=[LORA_PLANTS[plant]], plant=plant):
+        with pytest.raises(AssertionError):
+            check_lora(found)
 
 
 @pytest.mark.full

@@ -152,11 +152,27 @@ def test_a_hook_that_gathers_the_weights_of_a_layer_runs_before_they_are_read() 
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_variants_use_pefts_forward() -> None:
+def test_variants_use_pefts_forward_and_it_is_said() -> None:
     model = adapted(use_dora=True)
     theirs = results(model)
     fuse_lora(model)
     assert all(torch.equal(one, other) for one, other in zip(results(model), theirs, strict=True))
+    (said,) = adapter_remarks(model, AdapterSpec(type="lora"))
+    assert "14 layers use PEFT's forward, first model.layers.0.self_attn.q_proj: a variant of LoRA" in said
+
+
+def test_layers_of_another_class_use_pefts_forward_and_it_is_said() -> None:
+    """Those of GPT-2 have their weight transposed; quantized layers have a class of their own, too."""
+    model = adapted("gpt2", fan_in_fan_out=True)
+    fuse_lora(model)
+    with applied() as counts:
+        results(model)
+    assert not counts
+    (said,) = adapter_remarks(model, AdapterSpec(type="lora"))
+    assert "8 layers use PEFT's forward, first transformer.h.0.attn.c_attn: layers of class Conv1D" in said
+    plain = adapted()
+    fuse_lora(plain)
+    assert adapter_remarks(plain, AdapterSpec(type="lora")) == ()
 
 
 @pytest.mark.parametrize("selective", [False, True])
@@ -217,6 +233,7 @@ def test_experts_of_an_unknown_class_use_pefts_forward_and_it_is_said() -> None:
     model = moe("mixtral")
     for layer in model.base_model.model.model.layers:
         del layer.mlp.experts.get_base_layer().has_gate
+    fuse_lora(model)
     assert fuse_expert_lora(model) == (0, 2)
     said = adapter_remarks(model, AdapterSpec(type="lora", targets=["q_proj"], target_parameters=EXPERTS))
     assert len(said) == 1 and "the adapters of 4 parameters to a full copy" in said[0] and "MixtralExperts" in said[0]

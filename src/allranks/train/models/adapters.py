@@ -14,7 +14,7 @@ from torch import nn
 from allranks.errors import SpecError
 from allranks.spec.records import AdapterSpec
 from allranks.train.data.tokenization import first_line
-from allranks.train.models.lora import fuse_lora
+from allranks.train.models.lora import fuse_lora, left_to_peft
 from allranks.train.models.lora_experts import fuse_expert_lora
 from allranks.train.models.losses import replace_dropout
 
@@ -99,18 +99,21 @@ def _why(error: ValueError, model: nn.Module, spec: AdapterSpec) -> str:
 
 
 def adapter_remarks(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:
-    """Return remarks on targets that PEFT interpreted differently; none for a model without adapters.
+    """Return remarks on targets that PEFT interpreted differently, and on layers that its own forward computes.
 
     For mixtures of experts whose projections transformers has fused, PEFT maps the old names (gate_proj, w1, ...) to the
     experts' parameters, and "all linear layers" also includes the router. Layers outside of the experts with such a name get no
-    adapter. And a remark on adapters of parameters that need a full copy of them in each forward pass.
+    adapter. And a remark on adapters of parameters that need a full copy of them in each forward pass. A model without adapters
+    has no remarks.
     """
-    peft: Any = model
-    places = sorted(peft.peft_config["default"].target_parameters or []) if is_adapted(model) else []
-    if not places:
+    if not is_adapted(model):
         return ()
+    peft: Any = model
+    places = sorted(peft.peft_config["default"].target_parameters or [])
+    copied = (*_pefts_forward(model), *_full_copies(model))
+    if not places:
+        return copied
     wanted = spec.targets if spec.targets is not None else ([] if spec.target_parameters else None)
-    copied = _full_copies(model)
     head = peft.get_output_embeddings()  # PEFT excludes it from "all linear layers"
     left = [
         name.removeprefix("base_model.model.")
@@ -127,6 +130,14 @@ def adapter_remarks(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:
         f"adapters: for {asked}, PEFT adapts the fused experts instead ({', '.join(places)}) and skips {len(left)} linear layers, "
         f"first {left[0]}; name the layers in adapter.targets and the parameters in adapter.target_parameters",
         *copied,
+    )
+
+
+def _pefts_forward(model: nn.Module) -> tuple[str, ...]:
+    """Return a remark for each reason why `fuse_lora` left layers to PEFT's own forward."""
+    return tuple(
+        f"adapters: {len(names)} layers use PEFT's forward, first {names[0].removeprefix('base_model.model.')}: {why}"
+        for why, names in left_to_peft(model).items()
     )
 
 

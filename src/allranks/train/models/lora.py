@@ -132,6 +132,21 @@ def sole_adapter(layer: Any) -> str | None:
     return active[0] if active[0] in layer.lora_A else None
 
 
+def left_to_peft(model: nn.Module) -> dict[str, list[str]]:
+    """Return the names of LoRA layers that PEFT's own forward computes, by the reason. Adapters of parameters are not among them."""
+    from peft.tuners.lora.layer import LoraLayer, ParamWrapper
+
+    found: dict[str, list[str]] = {}
+    for name, layer in model.named_modules():
+        if not isinstance(layer, LoraLayer) or isinstance(layer, ParamWrapper):
+            continue
+        if "forward" not in vars(layer):
+            found.setdefault(f"layers of class {type(layer.base_layer).__name__}", []).append(name)
+        elif sole_adapter(layer) is None:
+            found.setdefault("a variant of LoRA, or not one adapter alone", []).append(name)
+    return found
+
+
 def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
