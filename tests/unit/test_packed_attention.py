@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from allranks.train.data.batches import IGNORE, Batch, packed_rows
 from allranks.train.data.tokenization import train_tokenizer
 from allranks.train.models import packed_attention, precision
 from allranks.train.models.adapters import add_adapter
+from allranks.train.models.block_forward import Compilation, set_block_forward
 from allranks.train.models.losses import LossModel
 from allranks.train.models.packed_attention import (
     RowMask,
@@ -75,9 +77,13 @@ def gradients(model: LossModel) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_equal_to_single_rows(model: LossModel, batch: Batch, each: list[torch.Tensor]) -> None:
+def assert_equal_to_single_rows(
+    model: LossModel, batch: Batch, each: list[torch.Tensor], after: Callable[[], None] = lambda: None
+) -> None:
+    """``after``: what is called between the packed rows and the single ones."""
     loss = model(batch)
     loss.backward()
+    after()
     packed = gradients(model)
     model.zero_grad()
     alone = torch.tensor(0.0)
@@ -297,3 +303,113 @@ def test_adapters_get_the_gradients_of_single_rows() -> None:
     model = LossModel(adapted, classifier=False)
     use_packed_attention(adapted, CPU, torch.float32)
     assert_equal_to_single_rows(model, packed_batch(), documents())
+
+
+class ReferenceFlash:
+    """Stands in for the functions of flash-attn, which need a GPU, where transformers takes them; it says nothing of those themselves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from transformers import modeling_flash_attention_utils as utils
+        from transformers.integrations import flash_attention
+
+        # real kernels do not compute in float32; transformers looks for the dtype in a layer that GPT-2 does not have
+        monkeypatch.setattr(flash_attention, "get_target_dtype", lambda *_: None)
+        self.layers = self.looked = 0  # computed; of these, which found the rows by position ids
+        process = utils._lazy_define_process_function(self.varlen)
+        monkeypatch.setattr(
+            utils,
+            "lazy_import_flash_attention",
+            lambda *_, **__: ((None, self.varlen, None, None, None), (process, None)),
+        )
+        usual = utils._is_packed_sequence
+
+        def is_packed(*args: Any) -> Any:
+            self.looked += 1
+            return usual(*args)
+
+        monkeypatch.setattr(utils, "_is_packed_sequence", is_packed)
+
+    def varlen(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: int | torch.Tensor,
+        max_seqlen_k: int | torch.Tensor,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+    ) -> torch.Tensor:
+        """As `flash_attn.flash_attn_varlen_func`: (tokens, heads, width)."""
+        self.layers += 1
+        assert causal and dropout_p == 0 and cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+        assert int(max_seqlen_q) == int(max_seqlen_k) >= int(cu_seqlens_q.diff().max()) and cu_seqlens_q[-1] == len(q)
+        window = None if window_size[0] < 0 else window_size[0] + 1
+        rows = packed_rows([cu_seqlens_q.diff().tolist()], len(q))
+        q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
+        return attention_row_by_row(q, k, v, RowMask(rows, window, None), softmax_scale)[0]
+
+
+KEEPS_TO_ITSELF = {"stablelm"}
+"""Its attention does not get what a forward pass is told beyond its own arguments: it finds the rows of one sequence by position ids."""
+
+
+@pytest.mark.parametrize("kind", [k if k in USUAL else pytest.param(k, marks=pytest.mark.full) for k in WITHIN_ROWS])
+def test_flash_attention_is_told_the_rows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(kind).eval()
+    flash, layers = ReferenceFlash(monkeypatch), model.config.num_hidden_layers
+    model.config._attn_implementation = "flash_attention_2"
+    lengths = LENGTHS[:1] if kind in KEEPS_TO_ITSELF else LENGTHS
+
+    def after() -> None:
+        assert (flash.layers, flash.looked) == (layers, layers if kind in KEEPS_TO_ITSELF else 0)
+        model.config._attn_implementation = "sdpa"
+
+    assert_equal_to_single_rows(LossModel(model, classifier=False), packed_batch(lengths), documents(lengths), after)
+
+
+def test_flash_attention_of_recomputed_and_adapted_blocks_is_told_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recomputation in backward has no packed batch around it."""
+    inner = model_of("mistral", sliding_window=5)
+    inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    adapter = AdapterSpec(type="lora", targets=["q_proj", "v_proj"])
+    model = LossModel(add_adapter(inner, adapter, classifier=False, base="b", seed=1), classifier=False).train()
+    flash = ReferenceFlash(monkeypatch)
+    inner.config._attn_implementation = "flash_attention_2"
+
+    def after() -> None:
+        assert (flash.layers, flash.looked) == (2 * inner.config.num_hidden_layers, 0)
+        inner.config._attn_implementation = "sdpa"
+
+    assert_equal_to_single_rows(model, packed_batch(), documents(), after)
+
+
+def test_another_number_of_rows_does_not_compile_blocks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of static shapes: torch would give up after some compilations."""
+    from transformers import modeling_flash_attention_utils
+
+    model = model_of("mistral", num_hidden_layers=1)
+    compiled: list[Any] = []
+
+    def varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, **_: Any) -> Any:
+        """Reads the lengths as a kernel in a compiled block does."""
+        return q * cu_seqlens_q[-1]
+
+    functions = (None, varlen, None, None, None), (lambda **_: {}, None)
+    monkeypatch.setattr(modeling_flash_attention_utils, "lazy_import_flash_attention", lambda *_: functions)
+    model.config._attn_implementation = "flash_attention_2"
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    set_block_forward(model, "none", Compilation(static=True, report=pytest.fail, backend=backend))
+    loss = LossModel(model, classifier=False).train()
+    counts = []
+    for rows in range(2, 6):
+        loss(packed_batch([[12 - rows, *[1] * (rows - 1), 4]]))
+        counts.append(len(compiled))
+    assert compiled and len(set(counts)) == 1, counts

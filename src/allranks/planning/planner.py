@@ -333,7 +333,8 @@ def _require_whole_gpus(spec: RunSpec, device: str, procs: int, facts: MachineFa
 def _require_isolation(spec: RunSpec) -> None:
     """Refuse a batch in which flash attention would let packed rows attend to each other.
 
-    transformers finds the rows of a packed sequence by its position ids only if the batch has one sequence.
+    transformers finds the rows of a packed sequence by its position ids only if the batch has one sequence. It is told their lengths
+    (`flash_lengths`), but layers of some model types do not pass them on.
     """
     if spec.model is None or spec.data is None or "flash" not in spec.model.attention:
         return

@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 
 from allranks.planning.memory.activations import loss_chunk_tokens
 from allranks.train.data.batches import IGNORE, Batch
-from allranks.train.models.packed_attention import PackedAttention, known_packing
+from allranks.train.models.packed_attention import PackedAttention, flash_lengths, known_packing
 from allranks.train.patches import replace_forward
 
 
@@ -432,7 +432,11 @@ class LossModel(nn.Module):
         ):  # the loss is 0, but communication in forward and backward takes place
             index = torch.zeros(1, dtype=torch.int64, device=targets.device)
         with head.scoring(targets, index, IGNORE, each=each) as loss_of, self._packing(batch):
-            return loss_of(self.model(input_ids=batch.input_ids, position_ids=batch.position_ids))
+            return loss_of(self.model(**self._inputs(batch)))
+
+    def _inputs(self, batch: Batch) -> dict[str, Any]:
+        lengths = flash_lengths(self.model, batch.rows)
+        return {"input_ids": batch.input_ids, "position_ids": batch.position_ids, **lengths}
 
     def _packing(self, batch: Batch) -> AbstractContextManager[None]:
         return known_packing(batch.rows, packed=batch.position_ids is not None)
@@ -442,7 +446,7 @@ class LossModel(nn.Module):
 
         The vocabulary projection, often the largest layer, is not computed for prompts and padding.
         """
-        inputs: dict[str, Any] = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
+        inputs = self._inputs(batch)
         targets = batch.targets
         if self._keeps and targets.device.type == "cpu":  # on a GPU the index would need a host sync
             wanted = (targets != IGNORE).any(dim=0).nonzero().squeeze(1)

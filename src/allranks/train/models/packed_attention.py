@@ -122,6 +122,24 @@ def use_packed_attention(model: Any, device: torch.device, dtype: torch.dtype) -
     return PackedAttention(False, f"packed rows: a dense mask of the sequence length squared; {why}")
 
 
+def flash_lengths(model: Any, rows: PackedRows | None) -> dict[str, Any]:
+    """Return the arguments with which transformers' flash attention is told the lengths of packed rows; none for other attention.
+
+    Without them, each layer finds the rows by the position ids, for which the host waits for the GPU, and takes several sequences
+    for one row each.
+    """
+    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if rows is None or not str(base.config._attn_implementation).startswith("flash_"):
+        return {}
+    parameters = inspect.signature(type(base).forward).parameters.values()
+    if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        return {}
+    ends, length = rows.ends_on_device, rows.shape[1]
+    torch._dynamo.maybe_mark_dynamic(ends, 0)  # type: ignore[attr-defined] - the number of rows differs between batches
+    # kernels need no more than a limit for the longest row; its own length would compile blocks again for each batch
+    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": length, "max_length_k": length}
+
+
 def _register(kernel: Kernel | None, *, flex: bool) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
