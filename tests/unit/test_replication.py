@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from allranks.errors import SpecError
 from allranks.planning.memory import fit, make_plan
@@ -16,17 +17,21 @@ from allranks.planning.records import LaunchPlan
 from allranks.spec import parse_spec
 from allranks.spec.records import RunSpec
 from allranks.spec.strategies import strategy_info
+from allranks.train.strategies import create
+from allranks.train.strategies.fsdp2 import FSDP2
 from tests.unit.fit_specs import facts
 
 NODES = {"launcher": "slurm", "nodes": 2, "procs_per_node": 8, "device": "cuda", "device_memory_gib": 141}
 
 
-def planned(strategy: dict[str, Any] | None = None, **cluster: Any) -> tuple[RunSpec, LaunchPlan]:
+def planned(
+    strategy: dict[str, Any] | None = None, adapter: dict[str, Any] | None = None, **cluster: Any
+) -> tuple[RunSpec, LaunchPlan]:
     spec = parse_spec(
         {
             "model": {"name": "zai-org/GLM-4.5-Air", "gradient_checkpointing": True},
             "data": {"source": "builtin:instructions", "max_length": 1024},
-            "adapter": {"type": "lora"},
+            "adapter": adapter or {"type": "lora"},
             "strategy": {"name": "pytorch_zero3", **(strategy or {})},
             "train": {"micro_batch_size": 1},
             "cluster": NODES | cluster,
@@ -82,6 +87,52 @@ def test_only_gradients_cross_between_nodes_and_once_per_step() -> None:
     assert shards[0] == pytest.approx(15 / 16 * 2 * model.base, rel=0.03)  # each block is gathered twice
     three = sends(model, {**plan.strategy_options, "replicate": "nodes"}, 3, 1)
     assert three == int(4 / 3 * model.gradients)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"replicate": "nodes"}, True),  # a tenth of a node's share is more than four times the adapters
+        ({"replicate": "none"}, False),  # a tenth of a share of all ranks is less
+        ({"replicate": "nodes", "adapters": "sharded"}, False),
+        ({"replicate": "none", "adapters": "ignored"}, True),
+        ({"replicate": "nodes", "offload": "optimizer"}, False),
+    ],
+)
+def test_the_plans_bytes_its_memory_and_training_decide_alike_on_whole_adapters(
+    options: dict[str, Any], expected: bool
+) -> None:
+    wide = {"type": "lora", "r": 64, "alpha": 64, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+    spec, plan = planned(options, adapter=wide)
+    config, sends = find_config(spec).config, strategy_info("pytorch_zero3").node_sends
+    assert config is not None and sends is not None
+    model = model_of(spec, plan, config)
+    assert model.base / 160 < 4 * model.adapters < model.base / 80
+
+    strategy = create("pytorch_zero3", plan.strategy_options)
+    assert isinstance(strategy, FSDP2)
+    strategy._shards = plan.shard_ranks
+    assert strategy._keeps_whole(_without_memory(frozen=model.base, trained=model.adapters)) == expected
+
+    kept = fit(spec, plan, facts()).moments[-1].parts["adapters"]
+    assert kept == (model.adapters if expected else model.adapters / plan.shard_ranks)
+
+    between = 2 * 15 / 16 * model.adapters if expected else 0  # a ring all-reduce over all ranks
+    if options["replicate"] == "none":
+        between += 15 / 16 * 2 * model.base
+    elif not expected:
+        between = model.adapters
+    assert sends(model, plan.strategy_options, 2, 1) == pytest.approx(between, rel=0.03)
+
+
+def _without_memory(*, frozen: int, trained: int) -> torch.nn.Module:
+    """A model with adapters whose parameters take so many bytes, on the meta device."""
+    model = torch.nn.Module()
+    model.peft_config = {}  # type: ignore[assignment]
+    for name, size in (("frozen", frozen), ("trained", trained)):
+        weight = torch.empty(size // 4, device="meta")
+        model.register_parameter(name, torch.nn.Parameter(weight, requires_grad=name == "trained"))
+    return model
 
 
 def test_a_strategy_without_the_option_is_left_alone() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from copy import copy
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +15,7 @@ from allranks.spec.strategies.base import (
     StrategyInfo,
     StrategyPlanner,
     StrategyState,
+    as_sharded,
 )
 from allranks.utils.plugins import PluginRegistry
 from allranks.utils.text import did_you_mean, nearest_name, suggest
@@ -222,8 +222,6 @@ def strategy_state(name: str, model: ModelSizes, options: dict[str, Any]) -> Str
     if known is None or known.memory is None:
         return None
     offload = str(options.get("offload", "none"))
-    if options.get("replicate") == "nodes":
-        model = copy(model)
-        model.world = model.node_ranks
+    model = as_sharded(model, options)
     made = known.memory(model, options)
     return made if offload == "none" else OffloadedState(made, offload, model)

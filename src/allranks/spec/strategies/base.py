@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
@@ -408,6 +409,15 @@ def cut_into_buckets(sizes: Sequence[int], bucket_bytes: float) -> list[int]:
 
 def share_per_rank(n: int, world: int) -> int:
     return -(-n // world)
+
+
+def as_sharded(m: ModelSizes, options: Options) -> ModelSizes:
+    """Return the model with the number of ranks over which these options shard it as ``world``: those of a node under HSDP."""
+    if options.get("replicate") != "nodes":
+        return m
+    m = copy(m)
+    m.world = m.node_ranks
+    return m
 
 
 def sharded_setup(m: ModelSizes, unit: int) -> Parts:

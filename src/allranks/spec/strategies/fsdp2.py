@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import accumulate
-from typing import Literal
 
 from allranks.spec.strategies.base import (
     ADAM_MOMENTS,
@@ -17,6 +16,7 @@ from allranks.spec.strategies.base import (
     StrategyState,
     UnitSizes,
     add_parts,
+    as_sharded,
     bars,
     sharded_setup,
     share_per_rank,
@@ -41,34 +41,38 @@ OPTION_NOTES = {
 SMALL_BYTES = 64 << 20
 
 
-def adapters_are_small(trained_bytes: int, frozen_bytes: int, world: int) -> bool:
-    """Return whether ``adapters: auto`` keeps adapters whole on every rank.
+def keeps_adapters_whole(*, adapters: str, offload: str, trained_bytes: int, frozen_bytes: int, shards: int) -> bool:
+    """Return whether adapters stay whole on every rank, for planning and for training alike.
 
-    Then every rank holds four times their bytes (weight, gradient, two moments): at most 64 MiB, or a tenth of its share of the
-    frozen weights.
+    Under ``auto`` they do if four times their bytes (weight, gradient, two moments) are at most 64 MiB, or a tenth of the rank's share
+    of the frozen weights. With moments on the host, device memory is scarce, and ``auto`` shards them.
+
+    Args:
+        shards: number of ranks over which weights are sharded: those of a node under HSDP.
     """
-    return 4 * trained_bytes <= max(SMALL_BYTES, 0.1 * frozen_bytes / world)
+    if adapters != "auto":
+        return adapters == "ignored"
+    return offload != "optimizer" and 4 * trained_bytes <= max(SMALL_BYTES, 0.1 * frozen_bytes / shards)
 
 
-def sends_between_nodes(
-    m: ModelSizes, *, reshard: bool, adapters: str, replicate: Literal["nodes", "none"], nodes: int, accum: int
-) -> int:
+def sends_between_nodes(m: ModelSizes, o: Options, nodes: int, accum: int, *, reshard: bool) -> int:
     """Return the bytes that a node sends to other nodes per optimizer step, with rings in the order of ranks.
 
     In a ring of W ranks, each rank sends (W-1)/W of the full size in an all-gather or a reduce-scatter, twice that in an all-reduce,
     and one rank of a node sends to another node. Gloo's reduce-scatter is an all-reduce.
 
     Args:
-        m: the model for sharding over all ranks; ``m.world`` is their number.
+        m: the model; ``m.world`` is the number of all ranks.
+        o: the strategy's options, with ``replicate`` decided.
         accum: micro-steps per optimizer step.
     """
-    ring, inner = 1 - 1 / m.world, FSDP2(m, reshard=reshard, adapters=adapters)
+    ring, inner = 1 - 1 / m.world, _memory(as_sharded(m, o), o, reshard=reshard)
     if inner.copies_weights:
         gradients, weights = 0, [u.base * m.element for u in (*m.blocks, m.rest)]
     else:
         gradients, weights = m.gradients, [m.gathered_bytes_of(u) for u in (*m.blocks, m.rest)]
     averaged = 2 * ring * (m.gradients - gradients)
-    if replicate == "nodes":
+    if o.get("replicate") == "nodes":
         return int(averaged + 2 * (1 - 1 / nodes) * gradients)
     gathered = sum(weights) + (sum(weights[:-1]) if reshard else 0)
     return int(averaged + accum * ring * (gathered + m.copies * gradients))
@@ -77,11 +81,14 @@ def sends_between_nodes(
 class FSDP2:
     """torch's fully_shard per block, the rest in the root; ``reshard`` False keeps blocks gathered until backward."""
 
-    def __init__(self, model: ModelSizes, *, reshard: bool, adapters: str) -> None:
+    def __init__(self, model: ModelSizes, *, reshard: bool, adapters: str, offload: str) -> None:
         self._m, self._reshard = model, reshard
-        self._kept_whole = model.has_adapters and (
-            adapters == "ignored"
-            or (adapters == "auto" and adapters_are_small(model.gradients, model.base, model.world))
+        self._kept_whole = model.has_adapters and keeps_adapters_whole(
+            adapters=adapters,
+            offload=offload,
+            trained_bytes=model.gradients,
+            frozen_bytes=model.base + model.adapters - model.gradients,
+            shards=model.world,
         )
         self.copies_weights = self._kept_whole
         self._blocks = [self._unit(b) for b in model.blocks]
@@ -162,18 +169,8 @@ class FSDP2:
 
 
 def _memory(m: ModelSizes, o: Options, *, reshard: bool) -> StrategyState:
-    return FSDP2(m, reshard=reshard, adapters=str(o.get("adapters", "auto")))
-
-
-def _sends(m: ModelSizes, o: Options, nodes: int, accum: int, *, reshard: bool) -> int:
-    return sends_between_nodes(
-        m,
-        reshard=reshard,
-        adapters=str(o.get("adapters", "auto")),
-        replicate="nodes" if o.get("replicate") == "nodes" else "none",
-        nodes=nodes,
-        accum=accum,
-    )
+    adapters, offload = str(o.get("adapters", "auto")), str(o.get("offload", "none"))
+    return FSDP2(m, reshard=reshard, adapters=adapters, offload=offload)
 
 
 PYTORCH_ZERO2 = StrategyInfo(
@@ -182,7 +179,7 @@ PYTORCH_ZERO2 = StrategyInfo(
     OPTIONS,
     CHOICES,
     memory=partial(_memory, reshard=False),
-    node_sends=partial(_sends, reshard=False),
+    node_sends=partial(sends_between_nodes, reshard=False),
     page=StrategyPage(
         new="torch's `zero2`, weights sharded between steps",
         idea="torch's FSDP2 (`fully_shard` per block) that keeps gathered weights until backward has used them.",
@@ -203,7 +200,7 @@ PYTORCH_ZERO3 = StrategyInfo(
     OPTIONS,
     CHOICES,
     memory=partial(_memory, reshard=True),
-    node_sends=partial(_sends, reshard=True),
+    node_sends=partial(sends_between_nodes, reshard=True),
     page=StrategyPage(
         new="torch's `zero3`",
         idea="torch's FSDP2 (`fully_shard` per block) that frees a block after its forward and gathers it "

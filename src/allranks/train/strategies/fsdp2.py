@@ -52,7 +52,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils._pytree import tree_map
 
 from allranks.errors import SpecError
-from allranks.spec.strategies.fsdp2 import adapters_are_small
+from allranks.spec.strategies.fsdp2 import keeps_adapters_whole
 from allranks.train.models.adapters import is_adapted
 from allranks.train.models.moe import routers_of
 from allranks.train.models.precision import compute_dtype, keeps_own_dtype
@@ -188,21 +188,17 @@ def _mixed_precision(compute: torch.dtype | None) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
-def keeps_adapters_whole(model: nn.Module, adapters: str, world: int) -> bool:
-    """Return whether adapters stay unsharded.
+def require_adapters(model: nn.Module, adapters: str) -> bool:
+    """Return whether the model has adapters.
 
     Raises:
         SpecError: ``ignored`` without adapters.
     """
-    if not is_adapted(model) and not is_adapted(getattr(model, "model", model)):
-        if adapters == "ignored":
-            raise SpecError("strategy.adapters: ignored keeps adapters on every rank, but this model has none")
-        return False
-    if adapters != "auto":
-        return adapters == "ignored"
-    frozen = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
-    trained = sum(p.numel() * p.element_size() for _, p in trained_parameters(model))
-    return adapters_are_small(trained, frozen, world)
+    if is_adapted(model) or is_adapted(getattr(model, "model", model)):
+        return True
+    if adapters == "ignored":
+        raise SpecError("strategy.adapters: ignored keeps adapters on every rank, but this model has none")
+    return False
 
 
 def average_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
@@ -238,7 +234,7 @@ class FSDP2(LoopStrategy):
         blocks = transformer_blocks(model)
         require_own_weights(model, blocks)
         mesh = self._make_mesh()
-        self._kept = trained_parameters(model) if self._keeps_whole(model, self._shards) else []
+        self._kept = trained_parameters(model) if self._keeps_whole(model) else []
         if self.weight_loader:
             self.weight_loader.whole(self._kept)
             self.weight_loader.prepare_parts(model)
@@ -301,10 +297,14 @@ class FSDP2(LoopStrategy):
         self._shard_group, self._copy = mesh.get_group("shard"), mesh.get_local_rank("replicate")
         return mesh
 
-    def _keeps_whole(self, model: nn.Module, world: int) -> bool:
-        if self._offload == "optimizer" and self._adapters == "auto":
-            return False  # with moments on the host, device memory is scarce
-        kept = keeps_adapters_whole(model, self._adapters, world)
+    def _keeps_whole(self, model: nn.Module) -> bool:
+        kept = require_adapters(model, self._adapters) and keeps_adapters_whole(
+            adapters=self._adapters,
+            offload=self._offload,
+            trained_bytes=sum(p.numel() * p.element_size() for _, p in trained_parameters(model)),
+            frozen_bytes=sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad),
+            shards=self._shards,
+        )
         if kept and self._offload == "optimizer":
             raise SpecError(
                 "strategy.offload: optimizer has nothing to keep in host memory with strategy.adapters: ignored, which leaves adapters and "
