@@ -76,7 +76,10 @@ def loads(world: DistContext, args: dict[str, Any]) -> Any:
     world = replace(world, host=f"node{world.rank // args.get('ranks_per_host', world.size)}")
     if args.get("unseen") == world.rank:
         see_elsewhere(args["model"], args.get("there", "/nowhere"))
+    for name, small in args.get("pieces", {}).items():
+        setattr(weight_sources, name, small)
     for name in args["names"]:
+        filling.dist = network = Network(world)  # type: ignore[assignment]
         try:
             strategy, model, module, own, done, published = loaded(world, args, name)
         except AllranksError as error:
@@ -94,6 +97,8 @@ def loads(world: DistContext, args: dict[str, Any]) -> Any:
             "bad": bad + sorted(right.keys() ^ whole.keys() if whole else []),
             "same_digest": same,
             "read": done.read_bytes,
+            "sent": network.sent,
+            "received": network.received,
             "kept": done.kept_bytes,
             "how": done.how,
             "readers": done.readers,
@@ -107,6 +112,32 @@ def loads(world: DistContext, args: dict[str, Any]) -> Any:
             or trained == {f"model.{n}" for n, p in wanted.named_parameters() if p.requires_grad},
         }
     return found
+
+
+class Network:
+    """`torch.distributed` as the loader uses it, with the bytes of weights that this rank sends and receives in it."""
+
+    def __init__(self, world: DistContext) -> None:
+        self._world, self.sent, self.received = world, 0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(dist, name)
+
+    def broadcast(self, tensor: torch.Tensor, src: int, group: Any) -> None:
+        dist.broadcast(tensor, src=src, group=group)
+        self._count(tensor, src, group)
+
+    def scatter(self, own: torch.Tensor, chunks: Any, src: int, group: Any) -> None:
+        dist.scatter(own, chunks, src=src, group=group)
+        self._count(own, src, group)
+
+    def _count(self, tensor: torch.Tensor, src: int, group: Any) -> None:
+        if group is self._world.control:
+            return
+        if src == self._world.rank:
+            self.sent += tensor.nbytes * (dist.get_world_size(group) - 1)
+        else:
+            self.received += tensor.nbytes
 
 
 def see_elsewhere(model: str, there: str) -> None:
@@ -164,19 +195,19 @@ def plant(what: str | None, world: DistContext) -> None:
     if what == "unkept":  # a rank that does not keep what it read of one parameter
         part = filling.WeightLoader._read_part
 
-        def unkept(self: Any, name: str, own: torch.Tensor, *more: Any, **how: Any) -> None:
-            part(self, name, own, *more, **how)
-            if "gate_proj" in name and world.rank == 1:
+        def unkept(self: Any, name: str, own: torch.Tensor, *more: Any) -> None:
+            part(self, name, own, *more)
+            if "gate_proj" in name and world.rank == world.size - 1:
                 own.zero_()
 
         filling.WeightLoader._read_part = unkept  # type: ignore[method-assign]
     if what == "unread":  # no rank reads the last element of its part of a parameter
-        pieces = weight_sources.DirectReads.pieces
+        ranges = weight_sources.DirectReads.ranges
 
-        def fewer(self: Any, name: str, start: int, stop: int) -> Any:
-            return pieces(self, name, start, stop - ("gate_proj" in name))
+        def fewer(self: Any, name: str, start: int, stop: int, readers: int) -> Any:
+            return ranges(self, name, start, stop - ("gate_proj" in name), readers)
 
-        weight_sources.DirectReads.pieces = fewer  # type: ignore[method-assign]
+        weight_sources.DirectReads.ranges = fewer  # type: ignore[method-assign]
     if what in ("unreadable", "killed"):  # after some tensors the file cannot be read; or the reader is no more
         read, seen = weight_sources.FileSource._tensor, []
 

@@ -44,7 +44,11 @@ def files(folder: Path, *more: str) -> WeightFiles:
 
 
 def reads(known: WeightFiles, dtype: torch.dtype | None = None) -> DirectReads:
-    return DirectReads(known, {name: dtype or WEIGHTS[name[1:]].dtype for name in known.places}, one_node=True)
+    return DirectReads(known, {name: dtype or WEIGHTS[name[1:]].dtype for name in known.places})
+
+
+def pieces(direct: DirectReads, name: str, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
+    return [(low, direct.read(name, low, high).clone()) for low, high in direct.ranges(name, start, stop, 1)]
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
@@ -58,9 +62,9 @@ def test_pieces_are_the_tensors_elements(
         for start, stop in ((0, n), (0, n // 2), (n // 3, n), (n // 2, n // 2), (max(n - 1, 0), n)):
             for file in "01":
                 found, next_one = [torch.empty(0, dtype=dtype or whole.dtype)], start
-                for at, piece in direct.pieces(file + name, start, stop):
+                for at, piece in pieces(direct, file + name, start, stop):
                     assert at == next_one and piece.numel() * whole.itemsize <= 1000
-                    found.append(piece.clone())
+                    found.append(piece)
                     next_one += piece.numel()
                 assert torch.equal(torch.cat(found), whole.flatten()[start:stop].to(dtype or whole.dtype))
                 total += (stop - start) * whole.itemsize
@@ -95,18 +99,18 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
     known = files(tmp_path)
     path, content = known.files[0].path, known.files[0].path.read_bytes()
     direct = reads(known)
-    assert len(list(direct.pieces("0a", 0, 10))) == 1
+    assert len(pieces(direct, "0a", 0, 10)) == 1
     os.truncate(path, known.places["0a"].offset + 50)
     with pytest.raises(AllranksError, match=f"{path}: 0a cannot be read: the file was truncated"):
-        list(direct.pieces("0a", 0, 3000))
+        pieces(direct, "0a", 0, 3000)
     with pytest.raises(AllranksError, match=f"{path}: was changed while the model was loaded"):
         direct.close()
     with pytest.raises(AllranksError, match="was changed"):  # before the first piece
-        list(reads(known).pieces("0a", 0, 1))
+        pieces(reads(known), "0a", 0, 1)
     path.write_bytes(content)
     path.unlink()
     with pytest.raises(AllranksError, match="0a cannot be read: No such file"):
-        list(reads(known).pieces("0a", 0, 1))
+        pieces(reads(known), "0a", 0, 1)
 
 
 def test_the_crc_of_parts_is_that_of_the_whole() -> None:
@@ -119,9 +123,21 @@ def test_the_crc_of_parts_is_that_of_the_whole() -> None:
     assert crc_followed_by(zlib.crc32(b"a"), 1 << 40) != crc_followed_by(zlib.crc32(b"a"), (1 << 40) + 1)
 
 
-def test_weights_that_several_nodes_keep_are_not_read_by_each(tmp_path: Path) -> None:
-    known = files(tmp_path)
-    one, two = (DirectReads(known, {}, one_node=alone) for alone in (True, False))
-    assert one.why_not("0a", 4) == two.why_not("0a", 1) == ""
-    assert "several nodes" in two.why_not("0a", 2)
-    assert "another layout" in one.why_not("fused", 1)
+def test_a_tensor_in_another_layout_is_not_read_as_ranges(tmp_path: Path) -> None:
+    direct = DirectReads(files(tmp_path), {})
+    assert direct.why_not("0a") == ""
+    assert "another layout" in direct.why_not("fused")
+
+
+def test_several_readers_divide_a_tensor_but_not_into_tiny_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_sources, "LEAST_BYTES", 400)
+    direct = DirectReads(files(tmp_path), {})
+    assert direct.ranges("0a", 0, 3000, 1) == [(0, 3000)]
+    assert direct.ranges("0a", 0, 3000, 4) == [(0, 750), (750, 1500), (1500, 2250), (2250, 3000)]
+    assert direct.ranges("0a", 0, 3000, 7)[-1] == (6 * 429, 3000)
+    assert direct.ranges("0a", 100, 350, 4) == [(100, 200), (200, 300), (300, 350)]
+    assert direct.ranges("0one", 0, 1, 4) == [(0, 1)] and direct.ranges("0none", 0, 0, 4) == []
+    monkeypatch.setattr(weight_sources, "PIECE_BYTES", 1000)
+    assert [high - low for low, high in direct.ranges("0a", 0, 3000, 4)] == [250] * 12

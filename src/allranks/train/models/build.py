@@ -102,8 +102,10 @@ def open_files(
     if files is None:
         return model, WeightLoader(world, source, drawn=drawn)
     agreed = agree(world, files)
-    direct = None if agreed.reason else DirectReads(files, dtypes, one_node=agreed.one_node)
-    return model, WeightLoader(world, source, drawn=drawn, direct=direct, why_not_direct=agreed.reason)
+    direct = None if agreed.reason else DirectReads(files, dtypes)
+    return model, WeightLoader(
+        world, source, drawn=drawn, direct=direct, why_not_direct=agreed.reason, first_node=agreed.first_node
+    )
 
 
 def _on_meta(make: Make) -> Any:

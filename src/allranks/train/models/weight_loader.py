@@ -6,10 +6,13 @@ place.) Buffers that are in no file, such as rotary frequencies, are real.
 
 A tensor arrives in one of two ways, with the same result:
 
-- Each rank reads its own part, if all ranks see the same files and the files hold the tensor in the model's layout
-  (`DirectReads`). A rank that cannot read goes on without reading; the ranks compare at intervals and fail together.
+- The ranks that keep it read it in pieces, if all ranks see the same files and the files hold the tensor in the model's layout
+  (`DirectReads`). Each rank reads its own part. Parts that ranks of several nodes keep are read on the first node only, whose ranks
+  broadcast the pieces: the file system delivers each byte once. A rank that cannot read goes on without reading, and broadcasts
+  undefined pieces; the ranks compare at intervals and fail together.
 - The reader, rank 0, reads the tensor, sends each rank its part, and frees it. Before, it reports whether it could be read, so that
-  all ranks fail together with the reason. The reader's host holds one tensor at a time, a device its shard and one tensor.
+  all ranks fail together with the reason. The reader's host holds one tensor at a time, a device its shard and one tensor. Under HSDP
+  the ranks of the first copy receive rows, and each sends its own to the other copies.
 
 Checksums then show that the ranks together hold what was read.
 """
@@ -29,14 +32,16 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from allranks import errors
 from allranks.errors import AllranksError, EnvironmentNotAble, ProofFailed
 from allranks.train.data.tokenization import first_line
 from allranks.train.distributed import DistContext
-from allranks.train.models.weight_sources import DirectReads, WeightSource, crc_followed_by, xor_over_ranks
-from allranks.train.sync_proof import MODULUS, TensorSums, add_checksums, checksums
+from allranks.train.models.transfer_checksums import TransferChecksums
+from allranks.train.models.weight_sources import DirectReads, PartReaders, WeightSource, crc_followed_by, xor_over_ranks
+from allranks.train.sync_proof import checksums
 
 
 def make_unmaterialized(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -207,64 +212,6 @@ def _word(world: DistContext, value: int) -> torch.Tensor:
     return word
 
 
-NO_SUMS: TensorSums = (0, 0, 0)
-
-
-class TransferChecksums:
-    """Checksums by parameter: of what was read (the reader sent it, or this rank read it), and of what this rank keeps.
-
-    Args:
-        elements: number of elements of each full parameter.
-    """
-
-    def __init__(self, elements: dict[str, int]) -> None:
-        self._elements = elements
-        self._sent: dict[str, TensorSums] = {}
-        self._kept: dict[str, TensorSums] = {}
-        self._copies: dict[str, int] = {}
-
-    def send(self, name: str, part: torch.Tensor, start: int = 0) -> None:
-        """Add data that was read: elements of the flattened parameter from index `start`. All ranks together read it once."""
-        self._sent[name] = add_checksums(self._sent.get(name, NO_SUMS), checksums(part, start))
-
-    def keep(self, name: str, part: torch.Tensor, start: int = 0, copies: int = 1) -> None:
-        """Add what this rank keeps; all ranks together keep the parameter `copies` times."""
-        self._copies[name] = copies
-        self._kept[name] = add_checksums(self._kept.get(name, NO_SUMS), checksums(part, start))
-
-    def compare(self, world: DistContext, reader: str) -> dict[str, TensorSums]:
-        """Compare the sums, and return those of each full parameter on every rank. Collective.
-
-        Args:
-            reader: who has read, for the message.
-
-        Raises:
-            ProofFailed: names a parameter that is not held as it was read, or of which a part was not read.
-        """
-        names = sorted(self._copies)
-        kept = torch.tensor([self._kept[n] for n in names], dtype=torch.int64).view(-1, 3)
-        sent = torch.tensor([self._sent.get(n, NO_SUMS) for n in names], dtype=torch.int64).view(-1, 3)
-        if world.size > 1:
-            dist.all_reduce(kept, group=world.control)
-            dist.all_reduce(sent, group=world.control)
-        sent[:, 1:] %= MODULUS
-        due = sent * torch.tensor([self._copies[n] for n in names]).view(-1, 1)
-        kept[:, 1:] %= MODULUS
-        due[:, 1:] %= MODULUS
-        whole = [self._elements[n] for n in names]
-        wrong = [
-            n
-            for n, k, d, s, count in zip(names, kept.tolist(), due.tolist(), sent[:, 0].tolist(), whole, strict=True)
-            if k != d or s != count
-        ]
-        if wrong:
-            more = f" and {len(wrong) - 1} more tensors" if len(wrong) > 1 else ""
-            raise ProofFailed(
-                f"loading: {wrong[0]}{more}: the weights held by the ranks differ from those that {reader} read"
-            )
-        return {n: (s[0], s[1], s[2]) for n, s in zip(names, sent.tolist(), strict=True)}
-
-
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """What loading did on this rank. ``how``: whole or parts; ``read_bytes`` counts what this rank read in files."""
 
@@ -276,7 +223,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     """SHA-256 over the frozen weights as they were read; "" without any, and on ranks other than 0."""
     readers: str = ""
-    """Who read the files: ``every rank`` or ``rank 0``; "" without files."""
+    """Who read the files: ``every rank``, ``rank 0``, or those of the first node (``ranks 0 to 7``); "" without files."""
     why: str = ""
     """Why these ranks read, as a sentence without a full stop."""
 
@@ -292,6 +239,7 @@ class WeightLoader:
         drawn: tuple[str, ...] = (),
         direct: DirectReads | None = None,
         why_not_direct: str = "",
+        first_node: int = 1,
     ) -> None:
         """Initialize.
 
@@ -300,12 +248,16 @@ class WeightLoader:
             drawn: names of weights that no file holds.
             direct: the files, if all ranks see them.
             why_not_direct: why not all ranks see the files; empty if there are none.
+            first_node: number of ranks on rank 0's node, which are the first ranks.
         """
         self._world, self._source, self.drawn = world, source, drawn
-        self._direct, self._why_not_direct = direct, why_not_direct
+        self._direct, self._why_not_direct, self._first_node = direct, why_not_direct, first_node
         self._problem: AllranksError | None = None  # why this rank could not read
         self._sent_because: Counter[str] = Counter()  # tensors that rank 0 sends although all ranks see the files
-        self._crcs: dict[str, tuple[str, tuple[int, ...], int]] = {}  # as `_read`, with this rank's share of the CRC-32
+        self._shared = 0  # tensors of which ranks of the first node read parts for other nodes
+        # frozen weights that ranks other than 0 read, too: dtype and shape by origin
+        self._summed: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self._crcs: Counter[str] = Counter()  # by origin, this rank's share of the CRC-32
         self._since = 0  # bytes of the model since the ranks have compared
         self._origins: dict[str, str] = {}
         self._frozen: set[str] = set()
@@ -339,9 +291,10 @@ class WeightLoader:
         for name, parameter in named:
             if not self.waits(name):
                 continue
-            if self._reads_directly(name, self._world.size):
+            if self._reads_directly(name):
                 self._allocate(parameter)
-                self._read_part(name, parameter.data, 0, parameter.shape, first_copy=self._world.rank == READER)
+                readers = self._readers(range(self._first_node), self._world.size, self._world.group)
+                self._read_part(name, parameter.data, 0, parameter.shape, readers)
                 mark_materialized(parameter)
             else:
                 self._give_whole(name, parameter)
@@ -366,8 +319,9 @@ class WeightLoader:
                 continue
             first = min(max(low, start), stop)
             own = slice(first - start, max(min(high, stop), first) - start)
-            if self._reads_directly(name, 1, needs_whole):
-                self._read_part(name, parameter.data.view(-1)[own], own.start, parameter.shape, first_copy=True)
+            if self._reads_directly(name, needs_whole):
+                readers = self._readers([self._world.rank], 1, None)
+                self._read_part(name, parameter.data.view(-1)[own], own.start, parameter.shape, readers)
                 mark_materialized(parameter)
             else:
                 self._give_whole(name, parameter)
@@ -443,30 +397,29 @@ class WeightLoader:
         if not self.waits(name):
             return
         assert parameter.placements in ((Shard(0),), (Replicate(), Shard(0))), f"{name}: {parameter.placements}"
-        world, shape, local = self._world, parameter.shape, parameter.to_local()
-        count = parameter.device_mesh.size(
-            -1
-        )  # ranks that shard together; consecutive, so that the next ones hold a copy
+        world, shape, local, mesh = self._world, parameter.shape, parameter.to_local(), parameter.device_mesh
+        count = mesh.size(-1)  # ranks that shard together; consecutive, so that the next ones hold a copy
         rows = -(-shape[0] // count)  # like `torch.chunk`: the last shards may be shorter or empty
         first = min(world.rank % count * rows, shape[0]) * shape[1:].numel()
         copies = world.size // count
-        if self._reads_directly(name, copies):
-            self._read_part(name, local, first, shape, first_copy=world.rank < count)
+        if self._reads_directly(name):
+            readers = self._readers([world.rank % count], copies, mesh.get_group(0))
+            self._read_part(name, local, first, shape, readers)
         else:
-            self._scatter_rows(name, local, rows, count, parameter.dtype, shape)
+            self._scatter_rows(name, local, rows, mesh, parameter.dtype, shape)
         self._keep(name, local, first, copies)
 
     def _scatter_rows(
-        self, name: str, local: torch.Tensor, rows: int, count: int, dtype: torch.dtype, shape: torch.Size
+        self, name: str, local: torch.Tensor, rows: int, mesh: DeviceMesh, dtype: torch.dtype, shape: torch.Size
     ) -> None:
-        world, tensor = self._world, self._turn(name)
-        chunks = (
-            None
-            if tensor is None
-            else [self._rows(name, tensor, r * rows, rows, dtype) for r in range(count)] * (world.size // count)
-        )
+        """Send rows to the ranks of the first copy, and from each of them to the ranks that keep the same ones."""
+        world, tensor, count = self._world, self._turn(name), mesh.size(-1)
+        chunks = None if tensor is None else [self._rows(name, tensor, r * rows, rows, dtype) for r in range(count)]
         own = torch.empty((rows, *shape[1:]), dtype=dtype, device=world.device)
-        dist.scatter(own, chunks, src=READER, group=world.group)
+        if world.rank < count:
+            dist.scatter(own, chunks, src=READER, group=mesh.get_group(mesh.ndim - 1))
+        if world.size > count:
+            dist.broadcast(own, src=world.rank % count, group=mesh.get_group(0))
         local.copy_(own[: local.shape[0]])
 
     def _rows(self, name: str, tensor: torch.Tensor, first: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
@@ -496,45 +449,87 @@ class WeightLoader:
             self._source.forget(origin)
         return tensor
 
-    def _reads_directly(self, name: str, copies: int, needs_whole: str = "") -> bool:
-        """Return whether each rank reads its part of a parameter, of which all ranks together keep so many copies."""
+    def _reads_directly(self, name: str, needs_whole: str = "") -> bool:
+        """Return whether ranks that keep a parameter read it; otherwise rank 0 does, and sends it."""
         if self._direct is None:
             return False
-        reason = needs_whole or self._direct.why_not(self._origins[name], copies)
+        reason = needs_whole or self._direct.why_not(self._origins[name])
         if reason:
             self._sent_because[reason] += 1
         return not reason
 
-    def _read_part(self, name: str, part: torch.Tensor, start: int, shape: torch.Size, *, first_copy: bool) -> None:
-        """Read this rank's part of a parameter: its elements from index `start`.
+    def _readers(self, ranks: Sequence[int], copies: int, group: dist.ProcessGroup | None) -> PartReaders:
+        """Return who reads a part of a parameter that all ranks together keep `copies` times.
+
+        On one node each rank reads for itself: the page cache serves all but the first.
+
+        Args:
+            ranks: those of the first node that keep the part.
+            group: all ranks that keep it.
+        """
+        if copies == 1 or self._first_node == self._world.size:
+            return PartReaders([self._world.rank], None, counts=self._world.rank == ranks[0])
+        self._shared += 1
+        return PartReaders(ranks, group, counts=True)
+
+    def _read_part(self, name: str, part: torch.Tensor, start: int, shape: torch.Size, readers: PartReaders) -> None:
+        """Fill this rank's part of a parameter: its elements from index `start`. Collective over the readers' group.
+
+        The readers read one piece each, at the same time, and then broadcast them.
 
         Args:
             shape: of the full parameter.
-            first_copy: whether this rank's parts belong to the copy of which checksums are added up.
         """
-        direct, origin, flat = self._direct, self._origins[name], part.view(-1)
+        direct, origin, flat, me = self._direct, self._origins[name], part.view(-1), self._world.rank
         assert direct is not None
-        read_as, crc = direct.dtype(origin), 0
-        summed = name in self._frozen and origin not in self._crcs
-        try:
-            for at, piece in direct.pieces(origin, start, start + flat.numel()) if self._problem is None else ():
-                if summed and first_copy:
-                    crc = zlib.crc32(piece.view(torch.uint8).numpy().data, crc)
-                own = piece.to(self._world.device, part.dtype)
-                flat[at - start : at - start + own.numel()].copy_(own)
-                if first_copy:
-                    self._send(name, own, at)
-        except (AllranksError, MemoryError) as error:
-            self._problem = error if isinstance(error, AllranksError) else EnvironmentNotAble(f"{origin}: {error}")
+        summed = name in self._frozen and origin not in self._summed
         if summed:
-            follow = (shape.numel() - start - flat.numel()) * read_as.itemsize
-            share = crc_followed_by(crc, follow) if first_copy else 0
-            self._crcs[origin] = str(read_as), tuple(shape), share
+            self._summed[origin] = str(direct.dtype(origin)), tuple(shape)
+        ranges = direct.ranges(origin, start, start + flat.numel(), len(readers.ranks))
+        for i in range(0, len(ranges), len(readers.ranks)):
+            turn = list(zip(readers.ranks, ranges[i:], strict=False))
+            read = {
+                rank: self._read_piece(name, low, high, part.dtype, shape.numel() if summed else 0, readers)
+                for rank, (low, high) in turn
+                if rank == me
+            }
+            for rank, (low, high) in turn:
+                piece = read[rank] if rank == me else self._empty(high - low, part.dtype)
+                if readers.group is not None:
+                    dist.broadcast(piece, src=rank, group=readers.group)
+                flat[low - start : high - start].copy_(piece)
         self._done.add(name)
-        self._since += shape.numel() * read_as.itemsize
+        self._since += shape.numel() * direct.dtype(origin).itemsize
         if self._since >= AGREE_BYTES:
             self._since = 0
             self._fail_together()
+
+    def _read_piece(
+        self, name: str, low: int, high: int, dtype: torch.dtype, total: int, readers: PartReaders
+    ) -> torch.Tensor:
+        """Return the elements from `low` to `high` of a parameter; undefined ones after a failure, until all ranks fail together.
+
+        Args:
+            total: number of elements of the parameter, if it takes part in the digest of frozen weights; else 0.
+        """
+        direct, origin = self._direct, self._origins[name]
+        assert direct is not None
+        try:
+            if self._problem is None:
+                piece = direct.read(origin, low, high)
+                if total and readers.counts:
+                    crc = zlib.crc32(piece.view(torch.uint8).numpy().data)
+                    self._crcs[origin] ^= crc_followed_by(crc, (total - high) * piece.itemsize)
+                own = piece.to(self._world.device, dtype)
+                if readers.counts:
+                    self._send(name, own, low)
+                return own
+        except (AllranksError, MemoryError) as error:
+            self._problem = error if isinstance(error, AllranksError) else EnvironmentNotAble(f"{origin}: {error}")
+        return self._empty(high - low, dtype)
+
+    def _empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(count, dtype=dtype, device=self._world.device)
 
     def _fail_together(self) -> None:
         """Raise on all ranks what the lowest rank that could not read has met. Collective."""
@@ -557,11 +552,11 @@ class WeightLoader:
         except AllranksError as error:
             self._problem = self._problem or error
         self._fail_together()
-        if self._crcs:
-            names = sorted(self._crcs)
-            whole = xor_over_ranks(self._world, [self._crcs[n][2] for n in names])
+        if self._summed:
+            names = sorted(self._summed)
+            whole = xor_over_ranks(self._world, [self._crcs[n] for n in names])
             if self._world.rank == READER:
-                self._read |= {n: (*self._crcs[n][:2], crc) for n, crc in zip(names, whole, strict=True)}
+                self._read |= {n: (*self._summed[n], crc) for n, crc in zip(names, whole, strict=True)}
         return self._direct.read_bytes
 
     def _who_read(self) -> tuple[str, str]:
@@ -571,8 +566,16 @@ class WeightLoader:
         sent, because = self._sent_because.total(), "; ".join(self._sent_because)
         if sent == len(self._origins):
             return (f"rank {READER}", because) if sent else ("", "")
-        same = "all ranks see the same files"
-        return "every rank", f"{same}; rank {READER} sends {sent} tensors, because {because}" if sent else same
+        node = f"rank {READER}" if self._first_node == 1 else f"ranks {READER} to {self._first_node - 1}"
+        only = self._shared + sent == len(self._origins)
+        why = "all ranks see the same files"
+        if only:
+            why += ", and nodes keep the same weights"
+        elif self._shared:
+            why += f"; {node} read {self._shared} tensors, because nodes keep the same ones"
+        if sent:
+            why += f"; rank {READER} sends {sent} tensors, because {because}"
+        return node if only else "every rank", why
 
     def _send(self, name: str, part: torch.Tensor, start: int = 0) -> None:
         if self._tally:

@@ -4,7 +4,7 @@ Names and layouts in files may differ from the model's: experts may be separate 
 prefixes may differ. The rules run first on tensors without content, so that names, shapes and dtypes are checked before any weight is
 read.
 
-Every rank reads its own part of the files (`DirectReads`), if all ranks see the same files: rank 0 describes each file by its path,
+Ranks read their own parts of the files (`DirectReads`), if all ranks see the same files: rank 0 describes each file by its path,
 size, time of change, and a hash of its header and of samples of its weights, and every rank compares this with what it finds under
 the path. If one rank finds anything else, all ranks receive the weights from rank 0. A rank reads ranges of bytes with `pread`, in
 pieces: a shard is one range. A mapped file would end the process with SIGBUS if it were truncated meanwhile; `pread` returns fewer
@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +50,7 @@ NAME_OF = {dtype: name for name, dtype in OF_NAME.items()}
 Give = Callable[[str], torch.Tensor]
 MAPPED_BYTES = 64 << 20  # limit of pages that stay mapped after they are read
 PIECE_BYTES = 16 << 20  # read at a time: each rank has one buffer of this size
+LEAST_BYTES = 1 << 20  # of a piece, where several ranks divide a tensor among them
 SAMPLES, SAMPLE_BYTES = 8, 4096  # of the weights in each file
 CRC_POLYNOMIAL = 0xEDB88320  # of CRC-32, with reversed bits
 
@@ -322,10 +323,15 @@ class WeightFiles:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Whether all ranks see the same files. ``reason``: why not; empty if they do."""
+    """Whether all ranks see the same files.
+
+    Attributes:
+        reason: why not; empty if they do.
+        first_node: number of ranks on rank 0's node, which are the first ones.
+    """
 
     reason: str
-    one_node: bool
+    first_node: int
 
 
 def describe(source: FileSource) -> WeightFiles:
@@ -353,7 +359,8 @@ def agree(world: DistContext, known: WeightFiles) -> Agreement:
     others = sum(bool(reason) for reason, _ in every) - 1
     more = f", and {others} more ranks differ from rank 0" if others > 0 else ""
     reason = next((f"rank {r} on {host} {reason}{more}" for r, (reason, host) in enumerate(every) if reason), "")
-    return Agreement(reason, one_node=len({host for _, host in every}) == 1)
+    first_node = next((r for r, (_, host) in enumerate(every) if host != every[0][1]), world.size)
+    return Agreement(reason, first_node)
 
 
 def difference(known: FileFacts) -> str:
@@ -391,46 +398,63 @@ def _content(stream: BinaryIO, size: int) -> str:
     return digest.hexdigest()
 
 
+@dataclass(frozen=True)
+class PartReaders:
+    """Who reads a part of a parameter.
+
+    Attributes:
+        ranks: global ranks that read its pieces in turn.
+        group: all ranks that keep the part; pieces are broadcast to them. None: only this rank reads and keeps it.
+        counts: whether checksums of what this rank reads are added up. Each element counts once.
+    """
+
+    ranks: Sequence[int]
+    group: dist.ProcessGroup | None
+    counts: bool
+
+
 class DirectReads:
     """Read ranges of the stored tensors of a model."""
 
-    def __init__(self, known: WeightFiles, dtypes: Mapping[str, torch.dtype], *, one_node: bool) -> None:
-        """Initialize. `dtypes` has the dtype by name to which `pieces` converts."""
-        self._known, self._dtypes, self._one_node = known, dtypes, one_node
+    def __init__(self, known: WeightFiles, dtypes: Mapping[str, torch.dtype]) -> None:
+        """Initialize. `dtypes` has the dtype by name to which `read` converts."""
+        self._known, self._dtypes = known, dtypes
         self._open: tuple[int, int] | None = None  # index of the open file, and its descriptor
         self._buffer: torch.Tensor | None = None
         self.read_bytes = 0
 
-    def why_not(self, name: str, copies: int) -> str:
-        """Return why rank 0 should send a tensor of which the ranks together keep so many copies; empty if each rank should read it."""
-        if name not in self._known.places:
-            return "the files hold them in another layout"
-        if copies > 1 and not self._one_node:
-            return "ranks of several nodes keep the same weights, and each node would read them"
-        return ""
+    def why_not(self, name: str) -> str:
+        """Return why a tensor cannot be read as ranges; empty if it can."""
+        return "" if name in self._known.places else "the files hold them in another layout"
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype of the pieces of a tensor."""
+        """Return the dtype of a tensor as `read` returns it."""
         return self._dtypes[name]
 
-    def pieces(self, name: str, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the elements from `start` to `stop` of a flattened tensor: index of a piece, and the piece.
+    def ranges(self, name: str, start: int, stop: int, readers: int) -> list[tuple[int, int]]:
+        """Divide the elements from `start` to `stop` of a flattened tensor into ranges for `read`; equal on all ranks.
 
-        A piece is valid until the next one is read.
+        Args:
+            readers: how many ranks read at the same time: small tensors are divided among them.
+        """
+        size = OF_NAME[self._known.places[name].dtype].itemsize
+        share = max(-(-(stop - start) // readers), LEAST_BYTES // size)
+        step = min(PIECE_BYTES // size, share) if readers > 1 else PIECE_BYTES // size
+        return [(low, min(low + step, stop)) for low in range(start, stop, step)]
+
+    def read(self, name: str, low: int, high: int) -> torch.Tensor:
+        """Return the elements of one range of `ranges`. They are valid until the next range is read.
 
         Raises:
             EnvironmentNotAble: the file cannot be read, ends too early, or was changed since the ranks compared it.
         """
         place = self._known.places[name]
         stored = OF_NAME[place.dtype]
-        step = PIECE_BYTES // stored.itemsize
         if self._buffer is None:
             self._buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
-        for at in range(start, stop, step):
-            length = min(step, stop - at)
-            raw = self._buffer[: length * stored.itemsize]
-            self._fill(raw, place.file, place.offset + at * stored.itemsize, name)
-            yield at, raw.view(stored).to(self._dtypes[name])
+        raw = self._buffer[: (high - low) * stored.itemsize]
+        self._fill(raw, place.file, place.offset + low * stored.itemsize, name)
+        return raw.view(stored).to(self._dtypes[name])
 
     def close(self) -> None:
         """Close the open file.
