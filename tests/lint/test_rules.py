@@ -23,6 +23,7 @@ from tests.lint.helpers import found, lint_text
 from tests.lint.inline_cases import INLINE_CASES
 from tests.lint.launch_cases import LAUNCH_CASES
 from tests.lint.line_cases import ARGUMENT_CASES, LINE_CASES
+from tests.lint.mismatch_cases import MISMATCH_CASES
 from tests.lint.name_cases import NAME_CASES
 from tests.lint.neighbour_cases import NEIGHBOUR_CASES
 from tests.lint.option_cases import OPTION_CASES
@@ -46,6 +47,7 @@ CASES = [
     *EVIDENCE_CASES,
     *SHELL_CASES,
     *NAME_CASES,
+    *MISMATCH_CASES,
     *STEP_CASES,
     *LINE_CASES,
     *ARGUMENT_CASES,

@@ -22,6 +22,8 @@ from allranks.analysis.lint.rules import (
     inner_texts,
     launchers,
     lines,
+    lost_values,
+    mismatched_names,
     options,
     ports,
     programs,
@@ -82,7 +84,16 @@ MISSPELLED_VARIABLE = _all(variables.misspelled, variables.near_names)
 INVALID_VALUE = _all(
     variables.invalid, variables.not_a_number, variables.port_zero, ports.job_as_port, ports.ports_of_options
 )
-NOT_EXPORTED = _all(dataflow.not_exported, dataflow.without_export, dataflow.not_passed, dataflow.into_container)
+FIXED_PORT = _all(lost_values.port_reaches_nothing, ports.port)
+NODE_LIST = _all(quoting.node_list, lost_values.list_at_commas)
+ARGUMENTS_DROPPED = _all(dataflow.arguments_dropped, lost_values.option_ignored)
+NOT_EXPORTED = _all(
+    dataflow.not_exported,
+    dataflow.without_export,
+    dataflow.not_passed,
+    dataflow.into_container,
+    lost_values.named_not_exported,
+)
 UNSET_VARIABLE = _all(
     unset_variables.unset,
     unset_variables.set_too_late,
@@ -96,6 +107,14 @@ UNSET_VARIABLE = _all(
     subshells.foreign_arrays,
     submissions.submitted_text,
     submissions.written_text,
+    mismatched_names.related_names,
+    mismatched_names.only_longer_names,
+    mismatched_names.index_never_set,
+    mismatched_names.generated_directive,
+    lost_values.missing_arguments,
+    lost_values.set_only_inside,
+    lost_values.used_before_in_block,
+    lost_values.path_of_misspelt,
 )
 TEST_SYNTAX = _all(
     shell.brackets, conditions.conditions, conditions.fractions, shell.unset_value, shell.colon_assignment
@@ -302,7 +321,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("error-handling-off", "warning", variables.handling_off, variables.HANDLING_WHY, variables.HANDLING_CURE, "ProcessGroupNCCL.hpp", ANY),
     LintRule("debug-setting", "note", variables.debugging, variables.DEBUGGING_WHY, "remove it", "CUDA C++ programming guide, environment variables", ANY),
     # Rendezvous
-    LintRule("fixed-port", "warning", ports.port, ports.PORT_WHY, ports.PORT_CURE, ELASTIC, ANY),
+    LintRule("fixed-port", "warning", FIXED_PORT, ports.PORT_WHY, ports.PORT_CURE, ELASTIC, ANY),
     LintRule("ephemeral-port", "note", ports.ephemeral, ports.EPHEMERAL_WHY, ports.PORT_CURE, "enroot#243"),
     LintRule("port-per-node", "error", ports.port_per_node, ports.PER_NODE_WHY, ports.PORT_CURE, "LLaMA-Factory's launcher"),
     LintRule("fixed-rendezvous-id", "note", FIXED_RENDEZVOUS_ID, ports.ID_WHY, ports.ID_CURE, ELASTIC),
@@ -313,7 +332,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("master-address", "warning", MASTER_ADDRESS, rendezvous.ADDRESS_WHY, rendezvous.ADDRESS_CURE, "nebius-solutions-library#177"),
     LintRule("address-without-host", "warning", rendezvous.hostless, rendezvous.HOSTLESS_WHY, rendezvous.HOSTLESS_CURE, ELASTIC + ", pytorch#73656"),
     LintRule("scontrol-in-container", "warning", rendezvous.container, rendezvous.CONTAINER_WHY, rendezvous.ADDRESS_CURE, "mmcv#700, pith-train#91"),
-    LintRule("whole-node-list", "error", quoting.node_list, quoting.ARRAY_WHY, quoting.ARRAY_CURE, "bash manual, arrays"),
+    LintRule("whole-node-list", "error", NODE_LIST, quoting.ARRAY_WHY, quoting.ARRAY_CURE, "bash manual, arrays"),
     LintRule("compressed-node-list", "error", quoting.compressed, quoting.LIST_WHY, quoting.LIST_CURE, SLURM_TEST),
     LintRule("never-expanded", "error", NEVER_EXPANDED, quoting.TEXT_WHY, quoting.TEXT_CURE, "bash manual, quoting"),
     LintRule("octal-number", "warning", ports.octal, ports.OCTAL_WHY, "", "bash manual, shell arithmetic"),
@@ -415,7 +434,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("blocks-script", "warning", BLOCKS_SCRIPT, waiting.BLOCKS_WHY, waiting.BLOCKS_CURE, "the programs' manuals"),
     LintRule("exits-early", "error", waiting.exits_early, waiting.EXIT_WHY, "remove it", "bash manual, exit and exec"),
     LintRule("same-node-rank", "error", SAME_NODE_RANK, rendezvous.SAME_RANK_WHY, rendezvous.SAME_RANK_CURE, TORCHRUN),
-    LintRule("arguments-dropped", "warning", dataflow.arguments_dropped, dataflow.DROPPED_WHY, dataflow.DROPPED_CURE, "bash manual, special parameters"),
+    LintRule("arguments-dropped", "warning", ARGUMENTS_DROPPED, dataflow.DROPPED_WHY, dataflow.DROPPED_CURE, "bash manual, special parameters"),
     LintRule("launcher-option", "error", LAUNCHER_OPTION, options.OPTION_WHY, options.OPTION_CURE, TORCHRUN + "; accelerate and deepspeed launch"),
     LintRule("loop-values", "error", LOOP_VALUES, conditions.SAME_WHY, "", "bash manual, looping constructs and arrays"),
     LintRule("index-out-of-range", "error", OUT_OF_RANGE, conditions.OUT_OF_RANGE_WHY, conditions.OUT_OF_RANGE_CURE, "bash manual, arrays"),

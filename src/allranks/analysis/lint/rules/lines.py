@@ -552,10 +552,14 @@ SWITCHED = re.compile(
 )
 
 
+SUFFIX = re.compile(r"=[\"']?[_.-]")
+
+
 def _is_switched_off(job: JobDescription, use: VariableUse, line: int) -> bool:
     """Return whether the comment takes out options or a wrapper that stand as words of their own: ``$CONTAINER python x.py``."""
     alone = re.search(rf"(?:^|[\s\"'=])\$(?:{use.name}|\{{{use.name}\}})(?=[\s\"';\\]|$)", job.line_of(use.offset))
-    return alone is not None and SWITCHED.search(job.lines.line(line)) is not None
+    suffix = re.search(rf"[\w)}}]\$\{{?{use.name}\b", job.line_of(use.offset)) and SUFFIX.search(job.lines.line(line))
+    return bool(suffix) or (alone is not None and SWITCHED.search(job.lines.line(line)) is not None)
 
 
 def set_in_comment(job: JobDescription) -> Iterator[Violation]:

@@ -429,8 +429,9 @@ def names_as_text(job: JobDescription) -> Iterator[Violation]:
     for call in job.work_calls:
         if any(c.program in ("ssh", "docker") for c in call.under):
             continue
+        before = ""
         for arg, following in call.pairs():
-            text = arg.text
+            text, before, behind = arg.text, arg.text, before
             if text == "$" and following is not None and re.match(r"\{\w+\}", following.text):
                 yield Violation(
                     arg.offset,
@@ -442,6 +443,12 @@ def names_as_text(job: JobDescription) -> Iterator[Violation]:
                 r"(?:--?[\w-]+=)?(?:\{([A-Za-z_]\w{2,})\}|%([A-Za-z_]\w{2,})%|([A-Z][A-Z0-9_]{2,}))", text
             )
             name = (found[1] or found[2] or found[3]) if found else None
+            if (
+                found is None
+                and re.fullmatch(r"[a-z]+(?:_[a-z0-9]+)+", text)
+                and re.fullmatch(r"--?[A-Za-z][\w-]*", behind)
+            ):
+                name = text if any("/" in a.value for a in job.by_name.get(text, ())) else None
             if name in unused and not arg.quoted:
                 yield Violation(
                     arg.offset,
