@@ -46,6 +46,8 @@ PAIRS: list[tuple[str, str, int, str]] = [
     (U, JOB + "declare -A a=([x]=1 [y]=2)\nfor k in 0 1; do\n  python t.py --a ${a[x]} $k\ndone\n", 0, ""),
     (U, SHELL + WRITTEN, 7, "warning"),
     (U, SHELL + "OUT=x\n" + WRITTEN, 0, ""),
+    (U, SHELL + WRITTEN.replace("${OUT}", "${OUT}/x.log"), 0, ""),
+    (U, JOB + "V=4\npython t.py -v $PL\n", 0, ""),
     (U, SHELL + WRITTEN.replace("hostname", "hostname $more $again"), 0, ""),
     (U, SHELL + "part=gpu\nname=x\nfor s in 1 2; do\n  sbatch -p $part -J $name --output=$logfile run.sh $s\ndone\n", 5, "warning"),
     (U, JOB + "#ending='_$(date)'\npython t.py --out run$ending\n", 0, ""),
@@ -110,4 +112,44 @@ CALLER: list[tuple[str, str, int, str]] = [
     ("not-exported", SHELL + "export lr=0.1\nsbatch --export=lr run.sh\n", 0, ""),
     ("not-exported", SHELL + "lr=0.1\nsbatch --export=ALL,lr=$lr run.sh\n", 0, ""),
 ]  # fmt: skip
-MISMATCH_CASES = [*INSIDE, *CALLER, *PAIRS, *FUNCTIONS, *PORTS, *COMMAS]
+RANGE, EXPORT = "index-out-of-range", "not-exported"
+THREE = SHELL + "a=(1 2 3)\n"
+BODY = "do\n  python t.py --a ${a[$i]}\ndone\n"
+LOOPS: list[tuple[str, str, int, str]] = [
+    (U, JOB + "CMD=\"python t.py --seed $seed\"\nfor seed in 1 2 3; do\n  eval $CMD\ndone\n", 7, "warning"),
+    (U, SHELL + "OUT=runs/$name\nfor name in a b; do\n  python t.py --n $name --o $OUT\ndone\n", 2, "warning"),
+    (U, JOB + "CMD='python t.py --seed $seed'\nfor seed in 1 2 3; do\n  eval $CMD\ndone\n", 0, ""),
+    (U, JOB + "seed=0\nCMD=\"python t.py --seed $seed\"\nfor seed in 1 2 3; do\n  $CMD\ndone\n", 0, ""),
+    (U, JOB + "CMD=\"python t.py\"\nfor seed in 1 2 3; do\n  $CMD --seed $seed\ndone\n", 0, ""),
+    (RANGE, THREE + "for i in $(seq 0 ${#a[@]}); " + BODY, 4, "error"),
+    (RANGE, THREE + "for i in $(seq 1 ${#a[@]}); " + BODY, 4, "error"),
+    (RANGE, THREE + "for i in {0..3}; " + BODY, 4, "error"),
+    (RANGE, THREE + "for ((i=0; i<=${#a[@]}; i++)); " + BODY, 4, "error"),
+    (RANGE, THREE + "for ((i=0; i<4; ++i)); " + BODY, 4, "error"),
+    (RANGE, THREE + "b=(4 5)\nfor i in \"${!a[@]}\"; do\n  python t.py ${a[i]} ${b[i]}\ndone\n", 5, "error"),
+    (RANGE, THREE + "for i in $(seq 0 $((${#a[@]} - 1))); " + BODY, 0, ""),
+    (RANGE, THREE + "for ((i=0; i<${#a[@]}; i++)); " + BODY, 0, ""),
+    (RANGE, THREE + "a+=(4)\nfor i in {0..3}; " + BODY, 0, ""),
+    (RANGE, THREE + "for i in {0..3}; do\n  [ $i = 3 ] && break\n  python t.py --a ${a[$i]}\ndone\n", 0, ""),
+    (RANGE, SHELL + "a=(1 2 $x)\nfor i in {0..3}; " + BODY, 0, ""),
+    (RANGE, JOB + "seeds=\"1 2 3\"\npython t.py --seed ${seeds[$SLURM_ARRAY_TASK_ID]}\n", 8, "error"),
+    (RANGE, JOB + "seeds=\"1 2 3\"\nseeds=($seeds)\npython t.py --seed ${seeds[$SLURM_ARRAY_TASK_ID]}\n", 0, ""),
+]  # fmt: skip
+SHELLS: list[tuple[str, str, int, str]] = [
+    (EXPORT, SHELL + "for lr in 1 2; do\n  sbatch --wrap='python t.py --lr $lr'\ndone\n", 3, "error"),
+    (EXPORT, SHELL + "for lr in 1 2; do\n  sbatch --wrap=\"python t.py --lr $lr\"\ndone\n", 0, ""),
+    (EXPORT, SHELL + "export lr=1\nsbatch --wrap='python t.py --lr $lr'\n", 0, ""),
+    (EXPORT, SHELL + "n=1\nsbatch --wrap='n=2; python t.py --lr $n'\n", 0, ""),
+    (EXPORT, SHELL + "out=/x\nparallel -j 4 'python t.py {} --o $out' ::: a b\n", 3, "error"),
+    (EXPORT, SHELL + "d=/x\ntmux new-session -d -s a 'python t.py --d $d'\n", 3, "error"),
+    (EXPORT, SHELL + "d=/x\nfor h in a b; do\nssh $h <<'EOF'\npython t.py --d $d\nEOF\ndone\n", 5, "error"),
+    (EXPORT, SHELL + "d=/x\nfor h in a b; do\nssh $h <<EOF\npython t.py --d $d\nEOF\ndone\n", 0, ""),
+    (EXPORT, SHELL + "d=/x\nssh h <<'EOF'\nd=/y\npython t.py --d $d\nEOF\n", 0, ""),
+    (EXPORT, SHELL + "for lr in 1 2; do\n  qsub -v lr run.sh\ndone\n", 3, "error"),
+    (EXPORT, SHELL + "for lr in 1 2; do\n  qsub -v lr=$lr run.sh\ndone\n", 0, ""),
+    (EXPORT, SHELL + "CUDA_VISIBLE_DEVICES=1; python t.py\n", 2, "warning"),
+    (EXPORT, SHELL + "for g in 0 1; do\n  CUDA_VISIBLE_DEVICES=$g\n  python t.py --seed $g &\ndone\nwait\n", 3, "warning"),
+    (EXPORT, SHELL + "CUDA_VISIBLE_DEVICES=1 python t.py\n", 0, ""),
+    (EXPORT, JOB + "CUDA_VISIBLE_DEVICES=1; python t.py\n", 0, ""),
+]  # fmt: skip
+MISMATCH_CASES = [*LOOPS, *SHELLS, *INSIDE, *CALLER, *PAIRS, *FUNCTIONS, *PORTS, *COMMAS]

@@ -22,6 +22,7 @@ from allranks.analysis.lint.rules import (
     inner_texts,
     launchers,
     lines,
+    loop_variables,
     lost_values,
     mismatched_names,
     options,
@@ -93,6 +94,9 @@ NOT_EXPORTED = _all(
     dataflow.not_passed,
     dataflow.into_container,
     lost_values.named_not_exported,
+    lost_values.quoted_for_another_shell,
+    lost_values.quoted_for_ssh,
+    lost_values.devices_not_exported,
 )
 UNSET_VARIABLE = _all(
     unset_variables.unset,
@@ -113,6 +117,7 @@ UNSET_VARIABLE = _all(
     mismatched_names.generated_directive,
     lost_values.missing_arguments,
     lost_values.set_only_inside,
+    loop_variables.expanded_before_loop,
     lost_values.used_before_in_block,
     lost_values.path_of_misspelt,
 )
@@ -288,7 +293,13 @@ EXIT_ZERO = _all(
 )
 CONDA_NOT_SET_UP = _all(environments.conda, environments.conda_elsewhere, environments.conda_in_shell)
 ONE_LOG_FOR_ARRAY = _all(requests.shared_log, requests.one_log, arrays.shared_files, arrays.shared_settings)
-OUT_OF_RANGE = _all(conditions.out_of_range, arrays.computed_index, arrays.case_of_task, arrays.line_zero)
+OUT_OF_RANGE = _all(
+    conditions.out_of_range,
+    arrays.computed_index,
+    arrays.case_of_task,
+    arrays.line_zero,
+    loop_variables.index_beyond_list,
+)
 OUT_OF_PLACE = _all(conditions.out_of_place, subshells.aliases, subshells.never_called, shared_files.entered_twice)
 SIGNAL_NOT_TRAPPED = _all(launchers.untrapped, activation.trapped_after_work)
 PREPARED_BY_ALL = _all(shared_files.prepared_by_all, shared_files.created_by_array)

@@ -11,6 +11,7 @@ from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.dataflow import GUARDS, INHERITED, is_only_shown
 from allranks.analysis.lint.rules.mismatched_names import idle_variables, plain_name
 from allranks.analysis.lint.rules.ports import PORT_NAME, backend, is_torchrun
+from allranks.analysis.lint.rules.quoting import quoted_documents
 from allranks.analysis.lint.rules.rendezvous import BRACKET_TEST
 
 # --------------------------------------------------------------------------------------------- ports
@@ -303,10 +304,13 @@ def named_not_exported(job: JobDescription) -> Iterator[Violation]:
     if job.kind != "script" or re.search(r"\bset\s+-(?:\w*a\w*|o\s+allexport)\b", job.code):
         return
     for call in job.calls:
-        for arg, following in call.pairs() if call.program == "sbatch" else ():
-            name, value, follows = slurm_option(arg.text)
-            value = value if value is not None else following.text if follows and following else ""
-            if name != "export":
+        for arg, following in call.pairs() if call.program in ("sbatch", "qsub") else ():
+            if call.program == "sbatch":
+                name, value, follows = slurm_option(arg.text)
+                value = value if value is not None else following.text if follows and following else ""
+            else:
+                name, value = arg.text, following.text if following else ""
+            if name not in ("export", "-v"):
                 continue
             prefixed = {a.name for a in call.prefix}
             for word in value.split(","):
@@ -315,9 +319,76 @@ def named_not_exported(job: JobDescription) -> Iterator[Violation]:
                 known = word in prefixed | job.reading.exported or any(a.exported for a in own)
                 if not (own or looped) or known or word in INHERITED:
                     continue
-                text = f"{word} is set but not exported: --export={word} passes no value"
-                yield Violation(arg.offset, text, why=NAMED_WHY, cure=f"--export={word}=${word}")
+                option = "--export=" if name == "export" else "-v "
+                text = f"{word} is set but not exported: {option}{word} passes no value"
+                yield Violation(arg.offset, text, why=NAMED_WHY, cure=f"{option}{word}=${word}")
                 return
+
+
+QUOTED_TEXT = re.compile(
+    r"(?m)^[^#\n]*?\b(?:sbatch\b[^\n']*--wrap[= \t]|tmux\b[^\n']*[ \t]|screen\b[^\n']*[ \t]|parallel\b[^\n':]*[ \t])'([^'\n]*)'"
+)
+QUOTED_WHY = "In single quotes this script expands nothing, and the shell that runs the text has only exported variables: the value is empty."
+
+
+def quoted_for_another_shell(job: JobDescription) -> Iterator[Violation]:
+    """Report own variables in the quoted command of ``sbatch --wrap``, ``tmux``, ``screen`` and ``parallel``."""
+    if job.kind != "script" or re.search(r"\bset\s+-(?:\w*a\w*|o\s+allexport)\b", job.code):
+        return
+    for found in QUOTED_TEXT.finditer(job.code):
+        for use in re.finditer(r"(?<!\\)\$\{?([A-Za-z_]\w*)", found[1]):
+            name = use[1]
+            own = [a for a in job.by_name.get(name, []) if not a.under]
+            looped = name in job.reading.named and re.search(rf"\bfor[ \t]+{name}[ \t]+in\b", job.code[: found.start()])
+            known = name in job.reading.exported | INHERITED or any(a.exported or f"${name}" in a.value for a in own)
+            inside = re.search(rf"(?<!\w){name}=|\b(?:for|read)[ \t]+{name}\b", found[1])
+            if (own or looped) and not (known or inside or name.startswith("SLURM_")):
+                text = f"${name} is set in the script but not exported: it is empty in the shell that runs this text"
+                yield Violation(
+                    found.start(1) + use.start(), text, why=QUOTED_WHY, cure=f"double quotes; or export {name}"
+                )
+                break
+
+
+def quoted_for_ssh(job: JobDescription) -> Iterator[Violation]:
+    """Report own variables in a quoted here-document that the shell of another host reads."""
+    for document in quoted_documents(job, r"[^#\n]*\bssh\b(?P<words>[^\n|;]*)") if job.kind == "script" else ():
+        body = job.text[document.start : document.end]
+        if "SendEnv" in document.head["words"]:
+            continue
+        for use in re.finditer(r"(?<!\\)\$\{?([A-Za-z_]\w*)(?!\w*:?[-=])", body):
+            name = use[1]
+            own = [a for a in job.by_name.get(name, []) if not a.under and a.offset < document.start]
+            looped = name in job.reading.named and re.search(
+                rf"\bfor[ \t]+{name}[ \t]+in\b", job.text[: document.start]
+            )
+            inside = re.search(rf"(?<![\w$]){name}=|\b(?:for|read)\b[^\n]*\b{name}\b|<<", body)
+            if (own or looped) and not inside and name not in INHERITED:
+                text = f"${name} is expanded by the shell on the other host, where it is not set"
+                yield Violation(
+                    document.start + use.start(), text, why="ssh passes no variables on.", cure="<<EOF without quotes"
+                )
+                break
+
+
+CUDA_WHY = "A program only has the exported variables: all of them use the first GPU, or every one."
+
+
+def devices_not_exported(job: JobDescription) -> Iterator[Violation]:
+    """Report ``CUDA_VISIBLE_DEVICES=0; python x.py`` in a script that no batch system runs, which has not exported it before."""
+    name = "CUDA_VISIBLE_DEVICES"
+    items = job.by_name.get(name, [])
+    if job.kind != "script" or job.runs_unattended or job.unknown_settings or not items or not job.work or job.launches:
+        return
+    if any(a.exported or a.under or a.in_substitution for a in items) or name in job.reading.exported | job.used_names:
+        return
+    if re.search(r"\bset\s+-(?:\w*a\w*|o\s+allexport)\b|\bSLURM_|\bPBS_", job.code):
+        return
+    fronts = {a.offset for c in job.calls for a in c.prefix}
+    below = [a for a in items if a.offset not in fronts and any(w.offset > a.offset for w in job.work)]
+    if below and len(below) == len(items):
+        text = f"{name} is set but not exported: no program gets it"
+        yield Violation(below[0].offset, text, why=CUDA_WHY, cure=f"export {name}", severity="warning")
 
 
 def path_of_misspelt(job: JobDescription) -> Iterator[Violation]:

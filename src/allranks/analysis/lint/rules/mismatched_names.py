@@ -157,7 +157,9 @@ def related_names(job: JobDescription) -> Iterator[Violation]:
         above = [i for i in above if job.lines.place(i.offset)[0] != here]
         found = [i for i in above if i.value == name and len(name) >= SHORTEST_WORD]
         found = found or [
-            i for i in above if option and plain_name(i.name) == option and not COUNTERS.fullmatch(i.name)
+            i
+            for i in above
+            if len(option) >= SHORTEST_PART and plain_name(i.name) == option and not COUNTERS.fullmatch(i.name)
         ]
         if not (USUAL_OUTSIDE.fullmatch(name) and not name.upper().startswith("DATA")):
             found = found or [i for i in above if _same_meaning(name, i.name)]
@@ -246,7 +248,7 @@ def generated_directive(job: JobDescription) -> Iterator[Violation]:
 def _is_option_of_job(job: JobDescription, use: VariableUse) -> bool:
     line, column = job.line_of(use.offset), job.lines.place(use.offset)[1]
     before = line[: column - 1]
-    if line[column - 1 + len(use.name) :].lstrip("}").startswith("/"):
+    if re.match(rf"\$?\{{?{use.name}\}}?/", line[column - 1 :]):
         return False  # the folder of a user or a project
     if use.program == "sbatch" and OPTION_BEFORE.search(before) and not use.quoted:
         return True
