@@ -152,4 +152,28 @@ SHELLS: list[tuple[str, str, int, str]] = [
     (EXPORT, SHELL + "CUDA_VISIBLE_DEVICES=1 python t.py\n", 0, ""),
     (EXPORT, JOB + "CUDA_VISIBLE_DEVICES=1; python t.py\n", 0, ""),
 ]  # fmt: skip
-MISMATCH_CASES = [*LOOPS, *SHELLS, *INSIDE, *CALLER, *PAIRS, *FUNCTIONS, *PORTS, *COMMAS]
+GPU, TEXT = "same-gpu", "never-expanded"
+RUNS = "for s in 1 2 3 4; do\n  CUDA_VISIBLE_DEVICES=$gpu python t.py --seed $s &\n"
+RANKS = "for h in $(scontrol show hostnames $SLURM_JOB_NODELIST); do\n  srun -w $h -N1 -n1 torchrun --nnodes=2 --nproc_per_node=4 --master_addr=a --node_rank="
+BRANCHES: list[tuple[str, str, int, str]] = [
+    (U, SHELL + "if [ $1 = big ]; then\n  BATCH=4\nelse\n  BATCH_SIZE=8\nfi\npython t.py --bs $BATCH_SIZE\n", 3, "warning"),
+    (U, SHELL + "case $1 in\n  a) MODEL=x;;\n  b) MODLE=y;;\nesac\npython t.py --m $MODEL\n", 4, "warning"),
+    (U, SHELL + "if [ $1 = big ]; then\n  BATCH=4\nelse\n  BATCH_SIZE=8\nfi\npython t.py $BATCH --bs $BATCH_SIZE\n", 0, ""),
+    (U, SHELL + "BATCH_SIZE=8\nif [ $1 = big ]; then\n  BATCH=4\nelse\n  BATCH_SIZE=8\nfi\npython t.py --bs $BATCH_SIZE\n", 0, ""),
+    (U, SHELL + "if [ $1 = big ]; then\n  BATCH=4\n  BATCH_SIZE=4\nelse\n  BATCH_SIZE=8\nfi\npython t.py --bs $BATCH_SIZE\n", 0, ""),
+    (U, TWO_NODES + RANKS + "$rank t.py &\ndone\nwait\n", 8, "warning"),
+    (U, TWO_NODES + "rank=0\n" + RANKS + "$rank t.py &\n  rank=$((rank + 1))\ndone\nwait\n", 0, ""),
+    (TEXT, SHELL + "i=0\nfor s in 1 2; do\n  python t.py --i $i --s $s\n  i=$i+1\ndone\n", 5, "error"),
+    (TEXT, SHELL + "i=0\nfor s in 1 2; do\n  python t.py --i $i --s $s\n  i=i+1\ndone\n", 5, "error"),
+    (TEXT, SHELL + "declare -i i=0\nfor s in 1 2; do\n  python t.py --i $i --s $s\n  i=i+1\ndone\n", 0, ""),
+    (TEXT, SHELL + "i=0\nfor s in 1 2; do\n  python t.py --i $((i)) --s $s\n  i=$i+1\ndone\n", 0, ""),
+    (GPU, SHELL + "gpu=0\n" + RUNS + "done\nwait\n", 4, "warning"),
+    (GPU, SHELL + "gpu=0\n" + RUNS + "  gpu=$((gpu + 1))\ndone\nwait\n", 0, ""),
+    (GPU, SHELL + "gpu=0\n" + RUNS.replace(" &", "") + "done\n", 0, ""),
+    (RANGE, JOB + "a=(x y)\npython t.py --a ${a[2]}\n", 8, "error"),
+    (RANGE, JOB + "a=(x y)\npython t.py --a ${a[1]}\n", 0, ""),
+    (RANGE, JOB + "a=(x y)\nfor i in 0 1 2; do\n  python t.py --a ${a[i]}\ndone\n", 9, "error"),
+    (EXPORT, SHELL + "export SEEDS=(1 2 3)\nsbatch run.sh\n", 2, "warning"),
+    (EXPORT, SHELL + "export SEEDS=(1 2 3)\nfor s in ${SEEDS[@]}; do sbatch run.sh $s; done\n", 0, ""),
+]  # fmt: skip
+MISMATCH_CASES = [*BRANCHES, *LOOPS, *SHELLS, *INSIDE, *CALLER, *PAIRS, *FUNCTIONS, *PORTS, *COMMAS]

@@ -97,6 +97,7 @@ NOT_EXPORTED = _all(
     lost_values.quoted_for_another_shell,
     lost_values.quoted_for_ssh,
     lost_values.devices_not_exported,
+    lost_values.exported_list,
 )
 UNSET_VARIABLE = _all(
     unset_variables.unset,
@@ -118,6 +119,7 @@ UNSET_VARIABLE = _all(
     lost_values.missing_arguments,
     lost_values.set_only_inside,
     loop_variables.expanded_before_loop,
+    loop_variables.other_name_in_branch,
     lost_values.used_before_in_block,
     lost_values.path_of_misspelt,
 )
@@ -225,6 +227,7 @@ NEVER_EXPANDED = _all(
     quoting.names_as_text,
     quoting.literal_documents,
     quoting.echoed_newlines,
+    loop_variables.not_calculated,
 )
 ASKS_FOR_ANSWER = _all(environments.asks, environments.asks_more)
 NODE_COUNT = _all(tasks.count, counts.group_of_one, hostfiles.repeated_nodes)
@@ -245,7 +248,7 @@ DIRECTIVE_REFUSED = _all(
 )
 NO_EFFECT = _all(variables.no_effect, counts.never_default, activation.set_after_work)
 DEVICE_OF_ONE_GPU = _all(counts.device_of_one, gpus.beyond_visible, usage.beyond_job)
-SAME_GPU = _all(counts.same_gpu, gpus.overlapping, sizes.device_of_all)
+SAME_GPU = _all(counts.same_gpu, gpus.overlapping, sizes.device_of_all, loop_variables.device_never_changes)
 TASKS_CONTRADICT = _all(
     counts.contradicting_tasks,
     counts.gpus_of_tasks,

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules.dataflow import GUARDS, INHERITED
+from allranks.analysis.lint.rules.mismatched_names import idle_variables, same_meaning
+from allranks.analysis.lint.rules.variables import edits
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 
 SET_BY_LOOP = re.compile(
@@ -75,6 +77,7 @@ SEQUENCES = (
     re.compile(rf"\bfor[ \t]+(?P<n>\w+)[ \t]+in[ \t]+(?:\$\(|`)seq[ \t]+(?P<a>{NUMBER})[ \t]+(?P<b>{NUMBER})[ \t]*(?:\)|`)[ \t]*(?:;|\n)"),
     re.compile(r"\bfor[ \t]+(?P<n>\w+)[ \t]+in[ \t]+\{(?P<a>\d{1,4})\.\.(?P<b>\d{1,4})\}[ \t]*(?:;|\n)"),
     re.compile(rf"\bfor[ \t]*\(\([ \t]*{BOUNDS}[ \t]*;[ \t]*{NEXT}[ \t]*\)\)"),
+    re.compile(r"\bfor[ \t]+(?P<n>\w+)[ \t]+in[ \t]+(?P<a>\d{1,3})(?:[ \t]+\d{1,3})*[ \t]+(?P<b>\d{1,3})[ \t]*(?:;|\n)"),
     re.compile(r"\bfor[ \t]+(?P<n>\w+)[ \t]+in[ \t]+[\"']?\$\{!(?P<all>\w+)\[[@*]\]\}[\"']?[ \t]*(?:;|\n)"),
 )  # fmt: skip
 LEAVES = re.compile(r"(?m)(?:^|[;&|])[ \t]*(?:if|\[|\[\[|test|case|break|continue|while|until)(?!\w)")
@@ -141,6 +144,22 @@ def index_beyond_list(job: JobDescription) -> Iterator[Violation]:
                 text = f"the loop takes element {span.last} of {use.name}, which has {size} (0 to {size - 1})"
                 yield Violation(use.offset, text, why=BEYOND_WHY)
                 return
+    for use in job.uses:
+        index = re.fullmatch(r"\[(\d{1,4})\]", use.index)
+        if (
+            index
+            and sizes.get(use.name, 0) > 1
+            and int(index[1]) >= sizes[use.name]
+            and not use.operator
+            and not use.under
+        ):
+            size = sizes[use.name]
+            yield Violation(
+                use.offset,
+                f"{use.name} has {size} elements (0 to {size - 1}): element {index[1]} is empty",
+                why=BEYOND_WHY,
+            )
+            return
     yield from _index_of_text(job)
 
 
@@ -163,3 +182,101 @@ def _index_of_text(job: JobDescription) -> Iterator[Violation]:
             text = f"{use.name} is one text and no list: ${{{use.name}[{index[1]}]}} is empty for every index but 0"
             yield Violation(use.offset, text, why=TEXT_WHY, cure=f"{use.name}=({value})")
             return
+
+
+# -------------------------------------------------------------------------------- values of branches
+
+BRANCHES_WHY = (
+    "The other branch sets another name: there the variable keeps no value, and the program gets an empty one."
+)
+IF_BLOCK = re.compile(r"(?m)^(?P<indent>[ \t]*)if\b(?P<body>.*?)^(?P=indent)fi\b", re.DOTALL)
+CASE_BLOCK = re.compile(r"(?m)^(?P<indent>[ \t]*)case\b[^\n]*\bin\b(?P<body>.*?)^(?P=indent)esac\b", re.DOTALL)
+SET_HERE = re.compile(r"(?m)(?:^|;|\))[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?![=~])")
+
+
+def other_name_in_branch(job: JobDescription) -> Iterator[Violation]:
+    """Report a branch that sets a name that nothing uses, where the other branches set the one that is used."""
+    if job.kind != "script" or job.sources_files:
+        return
+    idle = {i.name: i for i in idle_variables(job)}
+    blocks = (
+        [(m.start("body"), m["body"], r"(?m)^[ \t]*(?:else|elif)\b") for m in IF_BLOCK.finditer(job.code)]
+        if idle
+        else []
+    )
+    blocks += [(m.start("body"), m["body"], ";;") for m in CASE_BLOCK.finditer(job.code)] if idle else []
+    for start, body, divider in blocks:
+        parts = [set(SET_HERE.findall(part)) for part in re.split(divider, body)]
+        for part in parts:
+            for name in sorted(part & idle.keys()):
+                others = set().union(*(p for p in parts if p is not part))
+                near = [
+                    o
+                    for o in sorted(others - part)
+                    if o in job.used_names and (_near(name, o) or same_meaning(name, o))
+                ]
+                inside = len(near) == 1 and all(
+                    start <= a.offset < start + len(body) for a in job.by_name.get(near[0], ())
+                )
+                if inside and name not in others and job.by_name.get(near[0]):
+                    text = f"nothing uses {name}; the other branches set {near[0]}, which is empty after this one"
+                    yield Violation(idle[name].offset, text, why=BRANCHES_WHY, cure=f"{near[0]}=...")
+                    return
+
+
+def _near(name: str, other: str) -> bool:
+    return (
+        min(len(name), len(other)) > 2
+        and re.sub(r"\d", "", name) != re.sub(r"\d", "", other)
+        and edits(name, other, 1) == 1
+    )
+
+
+# ------------------------------------------------------------------------------------- calculations
+
+SUM_WHY = "The shell calculates only in $((...)): the value is the text, with the + in it."
+NOT_CALCULATED = r"(?m)(?<![\w$.-]){name}=(?:\$?\{{?{name}\}}?)[ \t]*[-+*][ \t]*\d+[ \t]*(?:;|$)"
+
+
+def not_calculated(job: JobDescription) -> Iterator[Violation]:
+    """Report ``i=i+1`` and ``i=$i+1``, whose value is a text."""
+    if job.kind != "script" or re.search(r"\b(?:declare|typeset|local)[ \t]+-\w*i", job.code):
+        return
+    for name, items in job.by_name.items():
+        found = re.search(NOT_CALCULATED.format(name=name), job.code) if len(items) > 1 else None
+        item = next((a for a in items if found and a.offset == found.start()), None)
+        if found is None or item is None or job.line_of(found.start()).lstrip().startswith(("let", "((")):
+            continue
+        uses = [u for u in job.uses if u.name == name and not found.start() <= u.offset <= found.end()]
+        plain = [
+            u
+            for u in uses
+            if "((" not in job.line_of(u.offset) and not re.search(r"-(?:eq|ne|lt|le|gt|ge)\b", job.line_of(u.offset))
+        ]
+        if plain:
+            text = f"{found[0].strip(' ;')} calculates nothing: {name} becomes a text"
+            yield Violation(found.start(), text, why=SUM_WHY, cure=f"{name}=$(({name} + 1))")
+            return
+
+
+SAME_DEVICE_WHY = "All of them run at the same time on one GPU."
+
+
+def device_never_changes(job: JobDescription) -> Iterator[Violation]:
+    """Report ``CUDA_VISIBLE_DEVICES=$gpu`` of programs in the background of a loop that does not change the variable."""
+    for call in job.calls if job.kind == "script" else ():
+        for item in call.prefix if call.in_loop and call.after == "&" else ():
+            written = re.match(r"CUDA_VISIBLE_DEVICES=[\"']?\$\{?(\w+)\}?[\"']?(?=\s)", job.text[item.offset :])
+            own = job.by_name.get(written[1], []) if written else []
+            if not written or len(own) != 1 or written[1] in job.reading.named or not own[0].value.isdecimal():
+                continue
+            changed = re.search(rf"\(\([^\n]*\b{written[1]}\b|\b(?:let|read)\b[^\n]*\b{written[1]}\b", job.code)
+            if not changed and not own[0].in_function:
+                text = f"every run of the loop uses GPU {own[0].value}: nothing changes {written[1]}"
+                yield Violation(
+                    item.offset,
+                    text,
+                    why=SAME_DEVICE_WHY,
+                    cure=f"{written[1]}=$(({written[1]} + 1)) at the end of the loop",
+                )
+                return

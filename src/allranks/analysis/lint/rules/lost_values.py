@@ -371,6 +371,18 @@ def quoted_for_ssh(job: JobDescription) -> Iterator[Violation]:
                 break
 
 
+def exported_list(job: JobDescription) -> Iterator[Violation]:
+    """Report ``export NAME=(...)`` of a list that the script itself does not use: no program gets it."""
+    for item in job.set_values_at_top() if job.kind == "script" else ():
+        if item.exported and item.items is not None and item.name not in job.used_names and not job.sources_files:
+            why = "A list is not part of the environment: bash passes it to no program."
+            text = f"{item.name} is a list, and export passes none on: no program gets it"
+            yield Violation(
+                item.offset, text, why=why, cure=f"export {item.name}='...' with one text", severity="warning"
+            )
+            return
+
+
 CUDA_WHY = "A program only has the exported variables: all of them use the first GPU, or every one."
 
 

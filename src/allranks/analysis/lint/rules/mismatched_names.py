@@ -113,7 +113,7 @@ EQUAL_WORDS = {
 SHORTEST_PART, SHORTEST_WORD = 3, 4
 
 
-def _same_meaning(name: str, other: str) -> bool:
+def same_meaning(name: str, other: str) -> bool:
     """Return whether two names have the same words: in another order or form, shortened, or with ``_dir`` behind."""
     if re.sub(r"\d", "", name) != name or re.sub(r"\d", "", other) != other:
         return False
@@ -162,7 +162,7 @@ def related_names(job: JobDescription) -> Iterator[Violation]:
             if len(option) >= SHORTEST_PART and plain_name(i.name) == option and not COUNTERS.fullmatch(i.name)
         ]
         if not (USUAL_OUTSIDE.fullmatch(name) and not name.upper().startswith("DATA")):
-            found = found or [i for i in above if _same_meaning(name, i.name)]
+            found = found or [i for i in above if same_meaning(name, i.name)]
             found = found or [i for i in above if i.loops and use.in_loop and _like_of_loop(name, i.name)]
         if len(found) == 1:
             line = job.lines.place(found[0].offset)[0]

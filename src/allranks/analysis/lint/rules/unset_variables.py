@@ -379,6 +379,8 @@ def _rendezvous(job: JobDescription) -> Iterator[tuple[str, Violation]]:
             for name in re.findall(r"\$\{?([A-Za-z_]\w*)\}?(?![\w:])", option.value or "") if option else []:
                 own = name in RANK_NAMES and not any(c.program in ("mpirun", "mpiexec") for c in launch.call.under)
                 known = name.startswith(("SLURM_", "SBATCH_", "PALS_", "PBS_")) or name in INHERITED | LAUNCHER_NAMES
+                # In a loop over the nodes an unset rank is the same one for all of them, whoever sets it.
+                own = own or (not known and option_name.endswith("_rank") and launch.call.in_loop)
                 if (job.unknown_settings and not own) or (known and not own):
                     continue
                 if option and not is_set(job, name) and not launch.call.in_function and not _tested(job, name):
