@@ -37,6 +37,7 @@ from allranks.analysis.lint.rules import (
     shared_files,
     shell,
     sizes,
+    status_flow,
     steps,
     storage,
     submissions,
@@ -203,7 +204,11 @@ CONTAINER_SHELL_ENDED = _all(
 )
 EXIT_CODE_LOST = _all(
     results.piped_group,
+    status_flow.of_other_command,
     exit_codes.exit_code,
+    status_flow.status_of_tee,
+    status_flow.only_printed,
+    status_flow.cancels_itself,
     exit_codes.piped_inside,
     exit_codes.echoed_failure,
     exit_codes.piped_script,
@@ -293,6 +298,7 @@ EXIT_ZERO = _all(
     exit_codes.exit_of_message,
     exit_codes.trapped_exit,
     results.told_failure,
+    status_flow.told_and_ignored,
 )
 CONDA_NOT_SET_UP = _all(environments.conda, environments.conda_elsewhere, environments.conda_in_shell)
 ONE_LOG_FOR_ARRAY = _all(requests.shared_log, requests.one_log, arrays.shared_files, arrays.shared_settings)

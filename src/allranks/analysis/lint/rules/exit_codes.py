@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise, takewhile
+from itertools import pairwise
 
 from allranks.analysis.lint.command_options import PYTHON, SHELLS
 from allranks.analysis.lint.job import JobDescription
@@ -35,11 +35,18 @@ LAST = {"exit", "true", ":", "wait", "trap", "fi", "done", "return", "}", "set",
 def exit_code(job: JobDescription) -> Iterator[Violation]:
     """Report an exit code that is lost: behind a pipe, by `exit 0`, or because another command is the last one."""
     errexit, pipefail = shell_flags(job)
-    yield from _of_echo(job)
+    doubtful: list[Violation] = []
     for outer in job.work:
-        if outer.in_function or outer.in_substitution or outer.tested or outer.before in ("&&", "||"):
+        if outer.in_substitution or outer.tested:
             continue
         what = name_of_work(job, outer)
+        other = status_of_pipe(job, outer) if outer.is_piped and not pipefail else None
+        if other is not None:
+            text = f"{what} is piped: $? below is the exit code of {other.written}, not that of {what}"
+            yield Violation(outer.offset, text, fix=_add_pipefail(job, errexit))
+            return
+        if outer.before in ("&&", "||") or (outer.in_function and not (outer.is_piped and job.is_job)):
+            continue
         ignored = _ignored(job, outer)
         if ignored is not None and job.is_job and not outer.in_loop and len(job.work) == 1:
             yield Violation(
@@ -48,18 +55,19 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
                 cure="remove it, or || exit 1",
             )
             return
-        other = _status_of_pipe(job, outer) if outer.is_piped and not pipefail else None
-        if other is not None:
-            text = f"{what} is piped: $? below is the exit code of {other.written}, not that of {what}"
-            yield Violation(outer.offset, text, fix=_add_pipefail(job, errexit))
-            return
         if outer.is_piped and not pipefail and not is_looked_at(job, outer):
             text = f"{what} is piped, so its exit code is lost: a pipe returns that of its last command"
-            last, asked = _end_of_pipe(job, outer), job.is_job or outer.program == "srun"
-            used = errexit or _pipe_is_tested(job, outer) or (asked and last is not None and last.program == "tee")
-            place = last.offset if last is not None and last.program == "tee" else outer.offset
-            yield Violation(place, text, fix=_add_pipefail(job, errexit), severity=None if used else "note")
-            return
+            last = _end_of_pipe(job, outer)
+            tee = last is not None and last.program == "tee"
+            asked = job.is_job or outer.program == "srun" or _ends_with(job, outer, last)
+            place = last.offset if last is not None and tee else outer.offset
+            used = errexit or _pipe_is_tested(job, outer) or (asked and tee)
+            hit = Violation(place, text, fix=_add_pipefail(job, errexit), severity=None if used else "note")
+            if used:
+                yield hit
+                return
+            doubtful.append(hit)
+            continue
         if outer.after in ("||", "&&", "&", "|", "|&") or errexit or is_looked_at(job, outer):
             continue
         later = commands_after(job, outer)
@@ -67,12 +75,25 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
         if end is None or any(w.offset == end.offset for w in job.work) or (pipefail and end.before in ("|", "|&")):
             continue
         if end.program == "exit" and [a.text for a in end.args] == ["0"] and not end.branch and not end.in_loop:
-            yield Violation(end.offset, f"exit 0 reports success, even if {what} failed", severity="note")
-            return
-        if job.is_batch and end.program not in LAST and end.program != "srun":
+            sure = job.runs_unattended and end.before not in ("&&", "||") and not outer.branch and not outer.in_loop
+            text = f"exit 0 reports success, even if {what} failed"
+            hit = Violation(end.offset, text, cure="remove it, or exit with the result", severity=None if sure else "note")
+            if sure:
+                yield hit
+                return
+            doubtful.append(hit)
+        elif job.is_batch and end.program not in LAST and end.program != "srun":
             text = f"the job ends with the exit code of '{end.written}', even if {what} failed"
-            yield Violation(end.offset, text, cure=EXIT_CURE, severity="note")
-            return
+            doubtful.append(Violation(end.offset, text, cure=EXIT_CURE, severity="note"))
+    yield from doubtful[:1]
+
+
+def _ends_with(job: JobDescription, outer: ProgramCall, last: ProgramCall | None) -> bool:
+    """Return whether a launch script ends with this pipe: its caller takes the result of tee for that of the launcher."""
+    launched = any(la.call.starter is outer and la.kind != "python" for la in job.launches)
+    if last is None or not launched or outer.in_loop or outer.branch or outer.in_function or last.after == "&":
+        return False
+    return not any(c.offset > last.offset and not c.in_function for c in job.calls) and len(job.work) == 1
 
 
 def _pipe_is_tested(job: JobDescription, outer: ProgramCall) -> bool:
@@ -91,7 +112,7 @@ def _end_of_pipe(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:
 PASSES_THROUGH = {"tee", "ts", "grep", "egrep", "sed", "awk", "cat", "tail", "head", "logger", "tr"}
 
 
-def _status_of_pipe(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:
+def status_of_pipe(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:
     """Return the last command of the pipe if the next command uses its ``$?``."""
     own = [c for c in job.calls if c.offset > outer.offset and not c.under and not c.in_substitution]
     number = next((n for n, c in enumerate(own) if c.before in ("|", "|&") and not c.is_piped), None)
@@ -103,37 +124,6 @@ def _status_of_pipe(job: JobDescription, outer: ProgramCall) -> ProgramCall | No
     used = following is not None and any("$?" in a.text for a in following.args)
     apart = following is not None and (following.in_function != last.in_function or following.written == "trap")
     return last if (kept or used) and not apart and last.after in ("\n", ";") else None
-
-
-def _of_echo(job: JobDescription) -> Iterator[Violation]:
-    """Report ``$?`` that is the exit code of an echo behind the work, and not that of the work."""
-    own = [c for c in job.calls if not c.under and not c.in_substitution]
-    places = [a.offset for a in job.assignments if a.value == "$?" and not a.under]
-    places += [c.offset for c in own if c.program in ("exit", "[", "[[") and any(a.text == "$?" for a in c.args)]
-    printed = [c.offset for c in own if c.program == "echo" and any("$?" in a.text for a in c.args)]
-    starts = sorted([c for c in job.calls if not c.in_substitution], key=lambda c: c.offset)
-    works = {w.offset for w in job.work}
-    for place in sorted([*places, *printed]):
-        before = [c for c in starts if c.offset < place and not c.under]
-        messages = list(takewhile(lambda c: c.program in ("echo", "printf", "date"), reversed(before)))
-        work = before[-len(messages) - 1] if len(messages) < len(before) else None
-        if not messages or work is None or work.offset not in works or work.after in ("&", "&&", "||", "|", "|&"):
-            continue
-        if any(work.offset in a.source.at for a in job.assignments):
-            continue  # it stands in a variable: where it runs is unknown here
-        if any(c.branch != work.branch or c.after not in ("\n", ";") for c in messages):
-            continue
-        between = any(
-            work.offset < a.offset < place
-            for a in job.assignments
-            if not a.under and ("$(" in a.value or a.value == "$?")
-        )
-        seen = [*places, *printed] if place in printed else places
-        again = any(work.offset < p <= messages[0].offset for p in seen)
-        if not between and not again:
-            text = f"$? is the exit code of '{messages[0].written}', not that of {work.written}"
-            yield Violation(place, text, cure="rc=$? directly after the command, then exit $rc")
-            return
 
 
 def _ignored(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:
@@ -223,7 +213,7 @@ def set_e(job: JobDescription) -> Iterator[Violation]:
             before
             and not before[-1].tested
             and before[-1].after not in ("||", "&&", "&", "|")
-            and not _suspended(job, item.offset)
+            and not is_suspended(job, item.offset)
         ):
             if not any(
                 before[-1].offset < c.offset < item.offset and not c.under and not c.in_substitution
@@ -239,7 +229,7 @@ def set_e(job: JobDescription) -> Iterator[Violation]:
             yield Violation(call.offset, "((x++)) returns 1 if x was 0, which ends the script", cure="x=$((x + 1))")
 
 
-def _suspended(job: JobDescription, offset: int) -> bool:
+def is_suspended(job: JobDescription, offset: int) -> bool:
     """Return whether `set +e` is active here."""
     last = [c for c in job.calls if c.program == "set" and not c.under and c.offset < offset]
     return bool(last) and any(re.match(r"\+\w*e", a.text) for a in last[-1].args)
