@@ -205,17 +205,19 @@ CONTAINER_SHELL_ENDED = _all(
 EXIT_CODE_LOST = _all(
     results.piped_group,
     status_flow.of_other_command,
+    status_flow.cancels_itself,
     exit_codes.exit_code,
     status_flow.status_of_tee,
     status_flow.only_printed,
-    status_flow.cancels_itself,
     exit_codes.piped_inside,
     exit_codes.echoed_failure,
     exit_codes.piped_script,
     exit_codes.always_success,
     waiting.results_of_wait,
 )
-BACKGROUND_NOT_AWAITED = _all(waiting.background, waiting.scripts_in_background, waiting.waits_for_last)
+BACKGROUND_NOT_AWAITED = _all(
+    waiting.background, waiting.scripts_in_background, waiting.waits_for_last, waiting.beside_last
+)
 OPTION_TWICE = _all(requests.twice, requests.settings_twice, requests.lost_suffix)
 EXPANDED_TOO_EARLY = _all(dataflow.early, dataflow.submitted_too_early)
 NO_SHEBANG = _all(directives.shebang, directives.interpreter)
@@ -322,7 +324,8 @@ SAME_NODE_RANK = _all(
     ranks.rank_of_loop,
     programs.index_of_tasks,
 )
-OVERWRITTEN_OUTPUT = _all(subshells.overwritten, subshells.tee_in_loop, subshells.wrong_order)
+OVERWRITTEN_OUTPUT = _all(subshells.overwritten, subshells.tee_in_loop, subshells.wrong_order, results.message_over_log)
+COMPRESSED_LIST = _all(quoting.compressed, hostfiles.split_list)
 FOLDER_NOT_COPIED = _all(storage.not_copied, shared_files.archives)
 NODE_LOCAL_FILE = _all(storage.local, shared_files.folder_of_first_node)
 
@@ -353,7 +356,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("address-without-host", "warning", rendezvous.hostless, rendezvous.HOSTLESS_WHY, rendezvous.HOSTLESS_CURE, ELASTIC + ", pytorch#73656"),
     LintRule("scontrol-in-container", "warning", rendezvous.container, rendezvous.CONTAINER_WHY, rendezvous.ADDRESS_CURE, "mmcv#700, pith-train#91"),
     LintRule("whole-node-list", "error", NODE_LIST, quoting.ARRAY_WHY, quoting.ARRAY_CURE, "bash manual, arrays"),
-    LintRule("compressed-node-list", "error", quoting.compressed, quoting.LIST_WHY, quoting.LIST_CURE, SLURM_TEST),
+    LintRule("compressed-node-list", "error", COMPRESSED_LIST, quoting.LIST_WHY, quoting.LIST_CURE, SLURM_TEST),
     LintRule("never-expanded", "error", NEVER_EXPANDED, quoting.TEXT_WHY, quoting.TEXT_CURE, "bash manual, quoting"),
     LintRule("octal-number", "warning", ports.octal, ports.OCTAL_WHY, "", "bash manual, shell arithmetic"),
     # Tasks and resources

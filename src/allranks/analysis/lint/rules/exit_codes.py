@@ -77,7 +77,9 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
         if end.program == "exit" and [a.text for a in end.args] == ["0"] and not end.branch and not end.in_loop:
             sure = job.runs_unattended and end.before not in ("&&", "||") and not outer.branch and not outer.in_loop
             text = f"exit 0 reports success, even if {what} failed"
-            hit = Violation(end.offset, text, cure="remove it, or exit with the result", severity=None if sure else "note")
+            hit = Violation(
+                end.offset, text, cure="remove it, or exit with the result", severity=None if sure else "note"
+            )
             if sure:
                 yield hit
                 return

@@ -245,3 +245,42 @@ def stale_address(job: JobDescription) -> Iterator[Violation]:
         text = f"{value}, by which the ranks learn the address of the first, has the same name in every job"
         yield Violation(place, text, why=STALE_WHY, cure=STALE_CURE, severity="warning")
         return
+
+
+# ------------------------------------------------------------------- Slurm's list, split at commas
+
+SPLIT_WHY = "Slurm's list is compressed, node[01-04]: at commas it falls into parts that are no names of nodes."
+LIST_VARIABLE = r"\$\{?SLURM_(?:JOB_|STEP_)?NODELIST"
+LIST_OF_JOB = re.compile(
+    rf"(?:{LIST_VARIABLE}\}}?[\"']?\s*\Z|scontrol\s+show\s+job\b[^\n]*NodeList[^\n]*|squeue\b[^\n]*%N[^\n]*)"
+)
+SPLIT_IN_PLACE = re.compile(
+    rf"{LIST_VARIABLE}(?:\}}?[\"']?[ \t]*\|[ \t]*(?:tr[ \t]+[\"']?,|cut[ \t]+(?:-f[ \t]?1[ \t]+)?-d[ \t]?[\"']?\\?,|awk[ \t]+-F[ \t]?[\"']?,|"
+    r"sed[ \t]+(?:-e[ \t]+)?[\"']?s/,/)|//?,/|%%,|\"?'?\]?\)?\.split\([\"'],)"
+)
+SPLIT_BY_READ = re.compile(
+    r"IFS=[\"']?,[\"']?[ \t]+read[ \t]+(?:-r[ \t]+)?-r?ar?[ \t]+\w+[ \t]*<<<[ \t]*[\"']?(?:\$\{?(\w+)\}?)"
+)
+EXPANDS_LIST = re.compile(r"hostnames?|hostlist|nodeset|expand|\\?\[")
+
+
+def split_list(job: JobDescription) -> Iterator[Violation]:
+    """Report Slurm's compressed list of nodes that the script splits at its commas."""
+    if job.kind != "script" or (job.is_batch and not job.multi_node):
+        return
+    cure = 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
+    for found in SPLIT_IN_PLACE.finditer(job.code):
+        line = job.line_of(found.start())
+        if not EXPANDS_LIST.search(line):
+            text = "the compressed list of nodes is split at commas, which gives no names of nodes"
+            yield Violation(found.start(), text, why=SPLIT_WHY, cure=cure)
+            return
+    for found in SPLIT_BY_READ.finditer(job.code):
+        name = found[1]
+        values = [job.line_of(a.offset) for a in job.by_name.get(name, [])]
+        lists = [v for v in values if LIST_OF_JOB.search(v) and not EXPANDS_LIST.search(v)]
+        whole = re.fullmatch(r"SLURM_(?:JOB_|STEP_)?NODELIST", name) and not values
+        if whole or (values and len(lists) == len(values)):
+            text = f"the compressed list of nodes, ${name}, is split at commas, which gives no names of nodes"
+            yield Violation(found.start(), text, why=SPLIT_WHY, cure=cure)
+            return

@@ -1,4 +1,4 @@
-"""Rules for results that the last lines of a job replace: groups piped into tee, and messages after a failure."""
+"""Rules for results that the last lines of a job replace: groups piped into tee, messages after a failure, and over a log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from allranks.analysis.lint.job import JobDescription
-from allranks.analysis.lint.records import Violation
+from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.conditions import TESTS
 from allranks.analysis.lint.rules.exit_codes import (
     ERROR_TEXT,
@@ -76,3 +76,53 @@ def told_failure(job: JobDescription) -> Iterator[Violation]:
             why=ZERO_WHY,
             cure="exit 1 behind the message",
         )
+
+
+# ------------------------------------------------------------------------------- messages over a log
+
+OVER_LOG_WHY = "tee without -a, and >, empty the file that they open: the message is all that stays of the log."
+
+
+def message_over_log(job: JobDescription) -> Iterator[Violation]:
+    """Report a message behind the work that truncates the log of the work."""
+    own = sorted((c for c in job.calls if not c.under and not c.in_substitution), key=lambda c: c.offset)
+    works = {w.offset for w in job.work}
+    for number, call in enumerate(own):
+        if call.offset not in works:
+            continue
+        log = _truncated(own, number)
+        if log is None or log.startswith("/dev/"):
+            continue
+        for later, message in enumerate(own[number + 1 :], number + 1):
+            between = job.text[call.offset : message.offset]
+            if message.offset in works or re.search(r"(?m)^[ \t]*(?:\}|\)|done\b)|\(\)[ \t]*\{", between):
+                break
+            words = [a.text for a in message.args]
+            if message.program in ("cd", "pushd", "mv", "eval", "source", "."):
+                break
+            if message.program in ("echo", "printf", "date") and _truncated(own, later) == log:
+                if message.branch[: len(call.branch)] == call.branch and message.in_loop == call.in_loop:
+                    text = (
+                        f"the message truncates {log}, the log of the program in line {job.lines.place(call.offset)[0]}"
+                    )
+                    yield Violation(message.offset, text, why=OVER_LOG_WHY, cure="tee -a, or >>")
+                    return
+            reads = any(log in w for w in words) and message.program not in ("tee", "echo", "printf")
+            if reads or any(f"${n}" in log or f"${{{n}" in log for n in _set_between(job, call, message)):
+                break
+
+
+def _truncated(own: list[ProgramCall], number: int) -> str | None:
+    """Return the file that a command, or the tee that its pipe ends in, empties and writes."""
+    call = own[number]
+    for redirect in call.redirects:
+        if redirect.operator in (">", "&>"):
+            return redirect.target
+    following = own[number + 1] if number + 1 < len(own) else None
+    if not call.is_piped or following is None or following.program != "tee" or len(following.args) != 1:
+        return None
+    return following.args[0].text
+
+
+def _set_between(job: JobDescription, first: ProgramCall, second: ProgramCall) -> list[str]:
+    return [a.name for a in job.assignments if first.offset < a.offset < second.offset]

@@ -164,7 +164,9 @@ def _is_only_printed(job: JobDescription, item: Assignment, own: list[ProgramCal
         line = job.line_of(use.offset)
         if use.program not in ("echo", "printf") or use.under or TO_A_FILE.search(re.sub(r"\"[^\"]*\"", "", line)):
             return False
-    return not any(c.program in ("exit", "return", "trap") and not _is_success(c) for c in own if c.offset > item.offset)
+    return not any(
+        c.program in ("exit", "return", "trap") and not _is_success(c) for c in own if c.offset > item.offset
+    )
 
 
 def told_and_ignored(job: JobDescription) -> Iterator[Violation]:

@@ -17,25 +17,40 @@ BLOCKS_CURE = "start it in the background (&), and end it after the training; or
 
 
 def blocks(job: JobDescription) -> Iterator[Violation]:
-    """Report a command in the foreground that never ends, above the job's work."""
-    if not job.runs_unattended or not job.work:
-        return
-    last = job.work[-1].offset
+    """Report a command in the foreground that never ends, above the job's work or above another server."""
+    servers = {c.offset for c in job.calls if not (c.under or c.in_substitution or c.in_function) and _is_server(c)}
+    foreground = [w for w in job.work if w.after != "&"]
     for call in job.calls:
-        if (
-            call.in_substitution
-            or call.in_function
-            or call.offset > last
-            or call.after in ("&", "|", "|&", "||")
-            or call.branch
-        ):
+        served = call.offset in servers and not DAEMON.search(" ".join(a.text for a in call.args))
+        if not (job.runs_unattended or served) or call.in_substitution or call.in_function or call.tested:
             continue
         if call.under or any(r.operator.startswith("<") for r in call.redirects) or call.before in ("&&", "||", "|"):
             continue
-        if _never_ends(call) and any(w.offset > call.offset and w.after != "&" for w in job.work):
+        piped = call.is_piped and not (served and _ends_in_tee(job, call))
+        if call.after in ("&", "||") or piped or not _never_ends(call):
+            continue
+        below = [*job.work, *(c for c in job.calls if c.offset in servers)] if served else foreground
+        later = [w for w in below if w.offset > call.offset and w.branch[: len(call.branch)] == call.branch]
+        if any(w.program != "curl" and not w.in_function for w in later):
             words = " ".join([call.written, *(a.text for a in call.args)])[:50]
             yield Violation(call.offset, f"'{words}' does not end: the programs below it never start")
             return
+
+
+DAEMON = re.compile(r"--?(?:daemon\w*|fork|detach\w*|background)\b|(?<!\S)-D(?!\S)")
+
+
+def _is_server(call: ProgramCall) -> bool:
+    """Return whether the command serves requests until something ends it."""
+    words = " ".join(a.text for a in call.args)
+    server = PYTHON_SERVER.match(words) if PYTHON.match(call.program) else OUTER_SERVER.match(f"{call.program} {words}")
+    return bool(server) and _never_ends(call) and (call.program in SERVERS or PYTHON.match(call.program) is not None)
+
+
+def _ends_in_tee(job: JobDescription, call: ProgramCall) -> bool:
+    """Return whether the pipe that begins with the command gives its output to tee, in the foreground."""
+    following = next((c for c in job.calls if c.offset > call.offset and not (c.under or c.in_substitution)), None)
+    return following is not None and following.program == "tee" and following.after in ("\n", ";", "")
 
 
 SCREENS = {"watch", "htop", "nvtop", "vim", "vi", "nano", "emacs", "less", "more", "nvitop", "gpustat"}
@@ -250,7 +265,7 @@ def background(job: JobDescription) -> Iterator[Violation]:
                 not awaited
                 and _script_of(outer)
                 and all(_script_of(w) == _script_of(outer) for w in last)
-                and job.is_batch
+                and job.is_job
             ):
                 text = f"{_script_of(outer)} runs in the background, and the script ends when the last one in the foreground has ended"
                 yield Violation(outer.offset, text)
@@ -264,6 +279,35 @@ def background(job: JobDescription) -> Iterator[Violation]:
 def _same_line(job: JobDescription, first: ProgramCall, second: ProgramCall) -> bool:
     """Return whether one line has both commands, with ``&`` between them."""
     return job.lines.place(first.offset)[0] == job.lines.place(second.offset)[0] and not second.in_loop
+
+
+VARYING = re.compile(r"\$\([^)]*\)|\$\{?[\w@#*]+(?:\[[^\]]*\])?\}?|\d+")
+
+
+def beside_last(job: JobDescription) -> Iterator[Violation]:
+    """Report the same command several times, all in the background but the last, with which the job ends."""
+    if (
+        not job.runs_unattended
+        or CHECKS_RESULTS.search(job.code)
+        or re.search(r"\bwait\b|(?m:^[ \t]*exec\b)", job.code)
+    ):
+        return
+    own = [c for c in job.calls if not (c.under or c.in_substitution or c.in_function)]
+    loud = [c for c in own if c.program not in QUIET]
+    last = loud[-1] if loud else None
+    if last is None or last.after in ("&", "|", "|&", "&&", "||") or last.in_loop or last.branch or last.tested:
+        return
+    if last.program not in RANK_STARTERS and last.offset not in {w.offset for w in job.work}:
+        return
+    beside = [c for c in loud if c.after == "&" and c.program == last.program and _shape(c) == _shape(last)]
+    if beside and not beside[-1].branch and last.args:
+        text = f"{last.program} runs in the background, and the job ends when the last one, in line {job.lines.place(last.offset)[0]}, has ended"
+        yield Violation(beside[-1].offset, text, cure="start the last one with & too, and wait for each process id")
+
+
+def _shape(call: ProgramCall) -> list[str]:
+    """Return the words of a command without what differs between its repetitions: numbers and variables."""
+    return [VARYING.sub("N", a.text) for a in call.args]
 
 
 LAST_ONLY = re.compile(r"\$!|\$\{!\}")
