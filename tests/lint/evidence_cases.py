@@ -65,7 +65,7 @@ WORKING: list[tuple[str, str, int, str]] = [
     ("exit-code-lost", ONE + "torchrun --standalone x.py | tee log\n", 7, "warning"),
     ("exit-code-lost", ONE + "set -e\ntorchrun --standalone x.py | tee log\n", 8, "warning"),
     ("exit-code-lost", ONE + "torchrun --standalone x.py | tee log || exit 1\npython eval.py\n", 7, "warning"),
-    ("exit-code-lost", ONE + "torchrun --standalone x.py\nexit 0\n", 8, "note"),
+    ("exit-code-lost", ONE + "torchrun --standalone x.py\nexit 0\n", 8, "warning"),
     (
         "exit-zero",
         ONE

@@ -33,6 +33,7 @@ from tests.lint.program_cases import PROGRAM_CASES
 from tests.lint.progress_cases import PROGRESS_CASES
 from tests.lint.resource_cases import RESOURCE_CASES
 from tests.lint.shell_cases import SHELL_CASES
+from tests.lint.status_cases import STATUS_CASES
 from tests.lint.step_cases import STEP_CASES
 from tests.lint.submission_cases import SUBMISSION_CASES
 from tests.lint.subshell_cases import SUBSHELL_CASES
@@ -48,6 +49,7 @@ CASES = [
     *SHELL_CASES,
     *NAME_CASES,
     *MISMATCH_CASES,
+    *STATUS_CASES,
     *STEP_CASES,
     *LINE_CASES,
     *ARGUMENT_CASES,

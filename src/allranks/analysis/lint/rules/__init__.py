@@ -208,6 +208,8 @@ EXIT_CODE_LOST = _all(
     status_flow.cancels_itself,
     exit_codes.exit_code,
     status_flow.status_of_tee,
+    status_flow.piped_function,
+    status_flow.exit_behind_script,
     status_flow.only_printed,
     exit_codes.piped_inside,
     exit_codes.echoed_failure,

@@ -37,9 +37,16 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
     errexit, pipefail = shell_flags(job)
     doubtful: list[Violation] = []
     for outer in job.work:
-        if outer.in_substitution or outer.tested:
+        if outer.in_substitution:
             continue
         what = name_of_work(job, outer)
+        if outer.tested:
+            last = _end_of_pipe(job, outer) if outer.is_piped and not pipefail else None
+            if last is not None and last.program == "tee" and last.tested and "PIPESTATUS" not in job.code:
+                text = f"{what} is piped: the condition is the exit code of tee, which is 0, and not that of {what}"
+                yield Violation(outer.offset, text, fix=_add_pipefail(job, errexit))
+                return
+            continue
         other = status_of_pipe(job, outer) if outer.is_piped and not pipefail else None
         if other is not None:
             text = f"{what} is piped: $? below is the exit code of {other.written}, not that of {what}"
@@ -75,7 +82,7 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
         if end is None or any(w.offset == end.offset for w in job.work) or (pipefail and end.before in ("|", "|&")):
             continue
         if end.program == "exit" and [a.text for a in end.args] == ["0"] and not end.branch and not end.in_loop:
-            sure = job.runs_unattended and end.before not in ("&&", "||") and not outer.branch and not outer.in_loop
+            sure = job.runs_unattended and end.before not in ("&&", "||")
             text = f"exit 0 reports success, even if {what} failed"
             hit = Violation(
                 end.offset, text, cure="remove it, or exit with the result", severity=None if sure else "note"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
+from allranks.analysis.lint.command_options import SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, ProgramCall, Violation
 from allranks.analysis.lint.rules.conditions import TESTS
@@ -15,6 +17,7 @@ from allranks.analysis.lint.rules.exit_codes import (
     shell_flags,
     status_of_pipe,
 )
+from allranks.analysis.lint.rules.waiting import FUNCTION
 
 # --------------------------------------------------------------------- what stands between work and $?
 
@@ -107,12 +110,49 @@ def status_of_tee(job: JobDescription) -> Iterator[Violation]:
     for call in own_calls(job):
         if not call.is_piped or call.before in ("|", "|&") or call.offset in works or call.program in NO_PROGRAMS:
             continue
+        if call.program == "eval" and any(w.is_piped for w in job.work):
+            continue  # what it runs is reported itself
         other = status_of_pipe(job, call)
         if other is not None and other.program == "tee" and not call.tested:
             text = f"{call.written} is piped: $? below is the exit code of tee, not that of {call.written}"
             yield Violation(call.offset, text)
             return
 
+
+def piped_function(job: JobDescription) -> Iterator[Violation]:
+    """Report a function with the job's work whose pipe to tee replaces its result."""
+    if not job.is_job or "pipefail" in job.code or "PIPESTATUS" in job.code:
+        return
+    bodies = {m[1]: (m.start(2), m.end(2)) for m in FUNCTION.finditer(job.text)}
+    own = own_calls(job)
+    for call, following in pairwise(own):
+        start, end = bodies.get(call.written, (0, 0))
+        if call.in_function or call.tested or not call.is_piped or following.program != "tee":
+            continue
+        work = next((w for w in job.work if start < w.offset < end and not w.in_substitution), None)
+        if work is not None and following.after in ("\n", ";", ""):
+            text = f"{call.written}, which runs {work.written}, is piped, so its exit code is lost: a pipe returns that of its last command"
+            yield Violation(call.offset, text)
+            return
+
+
+def exit_behind_script(job: JobDescription) -> Iterator[Violation]:
+    """Report ``exit 0`` behind a script, or a step of unknown content, as the end of a job."""
+    errexit, _ = shell_flags(job)
+    own = [c for c in own_calls(job) if not c.in_function]
+    if not job.is_job or errexit or job.work or len(own) < 2 or "$?" in job.code or "trap" in job.code:
+        return
+    end = own[-1]
+    loud = [c for c in own[:-1] if c.program not in QUIET_END]
+    if not _is_success(end) or end.branch or end.in_loop or end.before in ("&&", "||") or not loud:
+        return
+    last = loud[-1]
+    script = last.written.endswith(".sh") or (last.program in SHELLS and bool(last.args))
+    if (script or last.program in STARTS_WORK) and last.after in ("\n", ";") and not last.tested:
+        yield Violation(end.offset, f"exit 0 reports success, even if {last.written} failed", cure="remove it")
+
+
+STARTS_WORK = {"srun", "mpirun", "mpiexec", "apptainer", "singularity", "docker", "podman", "julia", "horovodrun"}
 
 # ------------------------------------------------------------- exit codes that are only printed
 
@@ -156,9 +196,13 @@ def _is_success(call: ProgramCall) -> bool:
 def _is_only_printed(job: JobDescription, item: Assignment, own: list[ProgramCall]) -> bool:
     """Return whether every use of the name is in a message that does not go to a file."""
     uses = [u for u in job.uses if u.name == item.name]
-    named = re.findall(rf"(?<![\w-]){re.escape(item.name)}(?![\w-])", job.code)
-    items = job.by_name.get(item.name, [])
-    if not uses or len(named) != len(uses) + len(items) or any(a.value not in ("$?", "0") for a in items):
+    lines = {job.lines.place(u.offset)[0] for u in uses} | {
+        job.lines.place(a.offset)[0] for a in job.by_name[item.name]
+    }
+    named = {
+        job.lines.place(m.start())[0] for m in re.finditer(rf"(?<![\w-]){re.escape(item.name)}(?![\w-])", job.code)
+    }
+    if not uses or named - lines or any(a.value not in ("$?", "0") for a in job.by_name[item.name]):
         return False
     for use in uses:
         line = job.line_of(use.offset)
@@ -167,6 +211,9 @@ def _is_only_printed(job: JobDescription, item: Assignment, own: list[ProgramCal
     return not any(
         c.program in ("exit", "return", "trap") and not _is_success(c) for c in own if c.offset > item.offset
     )
+
+
+ELSE_AT_END = re.compile(r"(?m)^else[ \t]*(?:#.*)?\n(?:[^\n]*\n){1,8}fi\s*\Z")
 
 
 def told_and_ignored(job: JobDescription) -> Iterator[Violation]:
@@ -194,7 +241,7 @@ def told_and_ignored(job: JobDescription) -> Iterator[Violation]:
         rest = [c for c in own if c.offset > max(b.offset for b in [*block, call]) and c not in block]
         failed = [c for c in block if ERROR_TEXT.search(" ".join(a.text for a in c.args)) and c.program in MESSAGES]
         quiet = all(c.program in MESSAGES and not c.redirects and not c.is_piped for c in block)
-        if not failed or not quiet or not rest or len(works) != 1:
+        if not failed or not quiet or (not rest and ELSE_AT_END.search(job.text)) or len(works) != 1:
             continue
         if all(c.program in MESSAGES | {"deactivate", "sleep"} or _is_success(c) for c in rest):
             text = "the failure is only printed: the job ends with success"
@@ -216,7 +263,7 @@ def cancels_itself(job: JobDescription) -> Iterator[Violation]:
             continue
         if call.branch or call.in_function or call.in_loop or call.tested or call.before in ("&&", "||"):
             continue
-        if call.after not in ("\n", ";", "") or not any(c.offset < call.offset for c in job.calls):
+        if call.after == "&" or not any(c.offset < call.offset for c in job.calls):
             continue
         text = f"{call.written} {words[0]}: the job cancels itself, and never ends with the result of its work"
         yield Violation(call.offset, text, why=CANCEL_WHY, cure="remove it: the job ends with the script")

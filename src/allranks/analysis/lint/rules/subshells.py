@@ -366,7 +366,7 @@ def overwritten(job: JobDescription) -> Iterator[Violation]:
             if (
                 redirect.operator in (">", "&>")
                 and plain
-                and not (_kept(job, redirect.target) or _runs_once(job, outer))
+                and not (_kept(job, redirect.target) or runs_once(job, outer))
             ):
                 text = f"each run of the loop truncates {redirect.target}"
                 yield Violation(
@@ -390,7 +390,7 @@ def tee_in_loop(job: JobDescription) -> Iterator[Violation]:
         if (
             re.fullmatch(r"[\w./~-]+", target)
             and not target.startswith(("/dev/", "-"))
-            and not (_kept(job, target) or _runs_once(job, call))
+            and not (_kept(job, target) or runs_once(job, call))
         ):
             text = f"each run of the loop truncates {target}"
             yield Violation(call.offset, text, cure=f"tee -a {target}, or a name with the loop's variable")
@@ -405,7 +405,7 @@ def _kept(job: JobDescription, target: str) -> bool:
     )
 
 
-def _runs_once(job: JobDescription, call: ProgramCall) -> bool:
+def runs_once(job: JobDescription, call: ProgramCall) -> bool:
     """Return whether the nearest loop above the call has one value, or repeats the same command until it succeeds."""
     heads = list(
         re.finditer(r"(?m)^[ \t]*(?:for[ \t]+\w+[ \t]+in[ \t]+([^;\n]*)|while\b|until\b)", job.text[: call.offset])

@@ -9,6 +9,7 @@ from itertools import pairwise
 from allranks.analysis.lint.command_options import PYTHON, SHELLS, WRAPPERS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.analysis.lint.rules.subshells import runs_once
 
 # ------------------------------------------------------------------------- programs that do not end
 
@@ -18,31 +19,37 @@ BLOCKS_CURE = "start it in the background (&), and end it after the training; or
 
 def blocks(job: JobDescription) -> Iterator[Violation]:
     """Report a command in the foreground that never ends, above the job's work or above another server."""
-    servers = {c.offset for c in job.calls if not (c.under or c.in_substitution or c.in_function) and _is_server(c)}
+    servers = {c.starter.offset for c in job.calls if not (c.in_substitution or c.in_function) and _is_server(c)}
     foreground = [w for w in job.work if w.after != "&"]
     for call in job.calls:
-        served = call.offset in servers and not DAEMON.search(" ".join(a.text for a in call.args))
-        if not (job.runs_unattended or served) or call.in_substitution or call.in_function or call.tested:
+        outer = call.starter
+        served = outer.offset in servers and _is_server(call) and all(c.program in STAYS for c in call.under)
+        if not (job.runs_unattended or served) or call.in_substitution or call.in_function or outer.tested:
             continue
-        if call.under or any(r.operator.startswith("<") for r in call.redirects) or call.before in ("&&", "||", "|"):
+        if (call.under and not served) or any(r.operator.startswith("<") for r in call.redirects):
             continue
-        piped = call.is_piped and not (served and _ends_in_tee(job, call))
-        if call.after in ("&", "||") or piped or not _never_ends(call):
+        piped = outer.is_piped and not (served and _ends_in_tee(job, outer))
+        if outer.before in ("&&", "||", "|") or outer.after in ("&", "||") or piped or not _never_ends(call):
             continue
-        below = [*job.work, *(c for c in job.calls if c.offset in servers)] if served else foreground
-        later = [w for w in below if w.offset > call.offset and w.branch[: len(call.branch)] == call.branch]
-        if any(w.program != "curl" and not w.in_function for w in later):
+        below = [*job.work, *(c for c in job.calls if c.offset in servers and not c.under)] if served else foreground
+        later = [w for w in below if w.offset > outer.offset and w.branch[: len(outer.branch)] == outer.branch]
+        again = served and outer.in_loop and not runs_once(job, outer)
+        if again or any(not w.in_function for w in later):
             words = " ".join([call.written, *(a.text for a in call.args)])[:50]
-            yield Violation(call.offset, f"'{words}' does not end: the programs below it never start")
+            below_it = "the next run of the loop never starts" if again else "the programs below it never start"
+            yield Violation(outer.offset, f"'{words}' does not end: {below_it}")
             return
 
 
+STAYS = {"srun", "nohup", "env", "numactl", "taskset", "time", "apptainer", "singularity", "mpirun", "bash", "sh"}
 DAEMON = re.compile(r"--?(?:daemon\w*|fork|detach\w*|background)\b|(?<!\S)-D(?!\S)")
 
 
 def _is_server(call: ProgramCall) -> bool:
     """Return whether the command serves requests until something ends it."""
     words = " ".join(a.text for a in call.args)
+    if DAEMON.search(words):
+        return False
     server = PYTHON_SERVER.match(words) if PYTHON.match(call.program) else OUTER_SERVER.match(f"{call.program} {words}")
     return bool(server) and _never_ends(call) and (call.program in SERVERS or PYTHON.match(call.program) is not None)
 
@@ -297,7 +304,8 @@ def beside_last(job: JobDescription) -> Iterator[Violation]:
     last = loud[-1] if loud else None
     if last is None or last.after in ("&", "|", "|&", "&&", "||") or last.in_loop or last.branch or last.tested:
         return
-    if last.program not in RANK_STARTERS and last.offset not in {w.offset for w in job.work}:
+    script = last.program in SHELLS or last.written.endswith((".sh", ".bash"))
+    if last.program not in RANK_STARTERS and not script and last.offset not in {w.offset for w in job.work}:
         return
     beside = [c for c in loud if c.after == "&" and c.program == last.program and _shape(c) == _shape(last)]
     if beside and not beside[-1].branch and last.args:
@@ -499,7 +507,8 @@ def results_of_wait(job: JobDescription) -> Iterator[Violation]:
         return
     own = [c for c in job.calls if c.offset > behind[-1].offset and not c.under and not c.in_substitution]
     rest = [c for c in own if c.program not in QUIET and not (c.program == "eval" and c.after == "&")]
-    if rest and rest[0].program == "wait" and not rest[0].args and len(rest) == 1 and not rest[0].in_loop:
+    behind_wait = [c for c in rest[1:] if c.program != "exit" or [a.text for a in c.args] != ["0"]]
+    if rest and rest[0].program == "wait" and not rest[0].args and not behind_wait and not rest[0].in_loop:
         first = next(w for w in behind if w.offset in launched)
         text = f"wait returns 0, even if {first.program} in the background failed: the job ends with success"
         # Where the programs are independent of each other, the results of the others are left.

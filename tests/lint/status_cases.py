@@ -1,0 +1,93 @@
+"""Cases about the exit code of the work on its way to the end of a script: the rule, the script, the line and the severity; 0 for none."""
+
+from __future__ import annotations
+
+from tests.lint.step_cases import asking
+
+GPU = asking("--gres=gpu:1")  # 2 lines
+TWO = asking("--nodes=2", "--ntasks-per-node=1", "--gres=gpu:4")  # 4 lines
+RUN = "python train.py\n"
+TEE = "python train.py 2>&1 | tee log\n"
+CHECK = "if [ $? -ne 0 ]; then\n  exit 1\nfi\n"
+SERVE = "vllm serve m --port 8000"
+SGE = "#!/bin/bash\n#$ -l rt_F=2\n#$ -cwd\n"
+
+REPLACED: list[tuple[str, str, int, str]] = [
+    ("exit-code-lost", GPU + RUN + 'echo "Completed: $(date) (exit code: $?)"\n', 4, "warning"),
+    ("exit-code-lost", GPU + RUN + "echo `date` rc $?\n", 4, "warning"),
+    ("exit-code-lost", GPU + RUN + 'echo "exit code: $? at $(date)"\n', 0, ""),
+    ("exit-code-lost", GPU + RUN + "END=$(date +%s)\n" + CHECK, 5, "warning"),
+    ("exit-code-lost", GPU + RUN + "DONE=1\nrc=$?\nexit $rc\n", 5, "warning"),
+    ("exit-code-lost", GPU + RUN + "sleep 5\n" + CHECK, 5, "warning"),
+    ("exit-code-lost", GPU + RUN + "OUT=$(python evaluate.py)\n" + CHECK, 0, ""),
+    ("exit-code-lost", GPU + RUN + "rc=$?\nEND=$(date +%s)\nexit $rc\n", 0, ""),
+    ("exit-code-lost", GPU + RUN + "cd out\n" + CHECK, 0, ""),
+    ("exit-code-lost", GPU + "train() {\n  " + TEE + CHECK + "}\ntrain\n", 4, "warning"),
+    ("exit-code-lost", "#!/bin/bash\ntrain() {\n  " + TEE + CHECK + "}\ntrain\n", 3, "warning"),
+    ("exit-code-lost", GPU + "bash train.sh | tee log\n" + CHECK, 3, "warning"),
+    ("exit-code-lost", GPU + "bash train.sh | grep -q done\n" + CHECK, 0, ""),
+    ("exit-code-lost", GPU + "cat list | tee log\n" + CHECK, 0, ""),
+    ("exit-code-lost", GPU + "set -o pipefail\nbash train.sh | tee log\n" + CHECK, 0, ""),
+    ("exit-code-lost", GPU + "if " + TEE.strip() + "; then\n  echo ok\nelse\n  exit 1\nfi\n", 3, "warning"),
+    ("exit-code-lost", GPU + "if python train.py | grep -q ok; then\n  echo ok\nelse\n  exit 1\nfi\n", 0, ""),
+    ("exit-code-lost", GPU + "main() {\n  " + RUN + "}\nmain 2>&1 | tee log\n", 6, "warning"),
+    ("exit-code-lost", GPU + "main() {\n  ls\n}\nmain 2>&1 | tee log\n", 0, ""),
+    ("exit-code-lost", "torchrun --nproc_per_node 8 x.py 2>&1 | tee log\n", 1, "warning"),
+    ("exit-code-lost", "torchrun --nproc_per_node 8 x.py 2>&1 | tee log\necho done\n", 1, "note"),
+    ("exit-code-lost", "python x.py 2>&1 | tee log\n", 1, "note"),
+    ("exit-code-lost", TWO + "srun python a.py\nfor i in 1 2; do\n  srun python x.py --i $i | tee log$i\ndone\n", 7, "warning"),
+]  # fmt: skip
+
+ENDS: list[tuple[str, str, int, str]] = [
+    ("exit-code-lost", GPU + RUN + "exit 0\n", 4, "warning"),
+    ("exit-code-lost", GPU + "bash train.sh\nexit 0\n", 4, "warning"),
+    ("exit-code-lost", GPU + "set -e\n" + RUN + "exit 0\n", 0, ""),
+    ("exit-code-lost", GPU + "set -e\nbash train.sh\nexit 0\n", 0, ""),
+    ("exit-code-lost", GPU + RUN + CHECK + "exit 0\n", 0, ""),
+    ("exit-code-lost", GPU + RUN + "[ -f model.pt ] && exit 0\nexit 1\n", 0, ""),
+    ("exit-code-lost", GPU + RUN + "exit\n", 0, ""),
+    ("exit-code-lost", GPU + RUN + "rc=$?\necho rc $rc\n", 4, "warning"),
+    ("exit-code-lost", GPU + "set -e\nset +e\n" + RUN + 'rc=$?\nset -e\necho "exit code: $rc"\ndate\n', 6, "warning"),
+    ("exit-code-lost", GPU + RUN + 'rc=$?\necho "exit code: $rc"\nexit $rc\n', 0, ""),
+    ("exit-code-lost", GPU + RUN + 'rc=$?\necho "exit code: $rc"\n(( rc == 0 )) || exit 1\n', 0, ""),
+    ("exit-code-lost", GPU + RUN + "rc=$?\necho $rc > status.txt\n", 0, ""),
+    ("exit-code-lost", GPU + RUN + "scancel $SLURM_JOB_ID\n", 4, "warning"),
+    ("exit-code-lost", GPU + RUN + 'scancel "${SLURM_JOBID}" || true\n', 4, "warning"),
+    ("exit-code-lost", GPU + RUN + "scancel $OTHER_JOB\n", 4, "note"),
+    ("exit-code-lost", GPU + 'if [ ! -f data ]; then\n  scancel $SLURM_JOB_ID\nfi\n' + RUN, 0, ""),
+    ("exit-zero", GPU + RUN + 'if [ $? -eq 0 ]; then\n  echo ok\nelse\n  echo "training failed"\nfi\ndate\n', 7, "warning"),
+    ("exit-zero", GPU + RUN + 'if [ $? -ne 0 ]; then\n  echo "Error: training failed"\nfi\n', 5, "warning"),
+    ("exit-zero", GPU + RUN + 'if [ $? -ne 0 ]; then\n  echo "Error: training failed"\nfi\npython evaluate.py\n', 0, ""),
+    ("exit-zero", GPU + RUN + 'if [ $? -ne 0 ]; then\n  echo "Error: training failed"\n  exit 1\nfi\necho done\n', 0, ""),
+    ("overwritten-output", GPU + "python train.py | tee train.log\necho finished | tee train.log\n", 4, "warning"),
+    ("overwritten-output", GPU + "python train.py > train.log 2>&1\necho finished > train.log\n", 4, "warning"),
+    ("overwritten-output", GPU + "python train.py > train.log 2>&1\necho finished >> train.log\n", 0, ""),
+    ("overwritten-output", GPU + "python train.py > train.log 2>&1\nmv train.log old.log\necho finished > train.log\n", 0, ""),
+    ("overwritten-output", GPU + "L=a.log\npython train.py | tee $L\nL=b.log\necho finished | tee $L\n", 0, ""),
+]  # fmt: skip
+
+WAITS: list[tuple[str, str, int, str]] = [
+    ("background-not-awaited", SGE + "ssh $A sh run.sh 0 &\nssh $B sh run.sh 1\n", 4, "error"),
+    ("background-not-awaited", SGE + "ssh $A singularity exec x.sif sh run.sh 0 &\nssh $B singularity exec x.sif sh run.sh 1\n", 4, "error"),
+    ("background-not-awaited", SGE + "ssh $A sh run.sh 0 &\nssh $B sh run.sh 1\nwait\n", 0, ""),
+    ("background-not-awaited", SGE + "ssh $A nvidia-smi -l &\nssh $B sh run.sh 1\n", 0, ""),
+    ("background-not-awaited", "#!/bin/bash\nssh $A sh run.sh 0 &\nssh $B sh run.sh 1\n", 0, ""),
+    ("background-not-awaited", GPU + "bash run.sh 1 &\nbash run.sh 2\n", 3, "error"),
+    ("blocks-script", f"{SERVE}\n{SERVE}1\n", 1, "warning"),
+    ("blocks-script", f"{SERVE} &\n{SERVE}1\n", 0, ""),
+    ("blocks-script", f"#!/bin/bash\n{SERVE} | tee log\npython client.py\n", 2, "warning"),
+    ("blocks-script", f"#!/bin/bash\n{SERVE}\n", 0, ""),
+    ("blocks-script", f"#!/bin/bash\nif [ $1 = a ]; then\n  {SERVE}\nelse\n  {SERVE}1\nfi\n", 0, ""),
+    ("blocks-script", f"#!/bin/bash\nfor p in 1 2; do\n  {SERVE}$p\ndone\n", 3, "warning"),
+    ("blocks-script", f"#!/bin/bash\nwhile true; do\n  {SERVE}\ndone\n", 0, ""),
+    ("blocks-script", GPU + f"srun {SERVE}\npython client.py\n", 3, "warning"),
+    ("blocks-script", "#!/bin/bash\ngunicorn app:app --daemon\npython client.py\n", 0, ""),
+    ("compressed-node-list", TWO + "IFS=',' read -ra nodes <<< \"$SLURM_JOB_NODELIST\"\n", 5, "error"),
+    ("compressed-node-list", TWO + "head=$(echo $SLURM_NODELIST | cut -d, -f1)\n", 5, "error"),
+    ("compressed-node-list", TWO + "hosts=${SLURM_JOB_NODELIST//,/ }\n", 5, "error"),
+    ("compressed-node-list", TWO + "L=$(scontrol show job $SLURM_JOB_ID | awk -F= '/ NodeList/ {print $2}')\nIFS=, read -r -a h <<< $L\n", 6, "error"),
+    ("compressed-node-list", TWO + "L=$(scontrol show hostnames | paste -sd,)\nIFS=, read -r -a h <<< $L\n", 0, ""),
+    ("compressed-node-list", GPU.replace("--gres", "--nodes=1 --gres") + "hosts=${SLURM_JOB_NODELIST//,/ }\n", 0, ""),
+]  # fmt: skip
+
+STATUS_CASES = [*REPLACED, *ENDS, *WAITS]
