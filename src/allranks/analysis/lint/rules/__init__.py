@@ -327,6 +327,7 @@ SAME_NODE_RANK = _all(
     programs.index_of_tasks,
 )
 OVERWRITTEN_OUTPUT = _all(subshells.overwritten, subshells.tee_in_loop, subshells.wrong_order, results.message_over_log)
+GPUS_HELD = _all(requests.held, requests.sleeps_at_end)
 COMPRESSED_LIST = _all(quoting.compressed, hostfiles.split_list)
 FOLDER_NOT_COPIED = _all(storage.not_copied, shared_files.archives)
 NODE_LOCAL_FILE = _all(storage.local, shared_files.folder_of_first_node)
@@ -388,7 +389,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("world-size", "error", WORLD_SIZE, tasks.WORLD_WHY, tasks.WORLD_CURE, "torch.distributed documentation, env://"),
     LintRule("threads-oversubscribed", "warning", THREADS, tasks.OVERSUBSCRIBED_WHY, tasks.OVERSUBSCRIBED_CURE, "OpenMP specification"),
     LintRule("fewer-cpus-than-ranks", "warning", FEW_CPUS, tasks.FEW_CPUS_WHY, tasks.FEW_CPUS_CURE, SLURM),
-    LintRule("gpus-held", "warning", requests.held, requests.HELD_WHY, requests.HELD_CURE, SLURM),
+    LintRule("gpus-held", "warning", GPUS_HELD, requests.HELD_WHY, requests.HELD_CURE, SLURM),
     LintRule("nothing-to-do", "warning", usage.nothing, usage.NOTHING_WHY, "take the # away; or remove the script", "bash manual, comments"),
     LintRule("memory-unit", "warning", MEMORY_UNIT, requests.UNIT_WHY, requests.UNIT_CURE, SLURM),
     LintRule("one-log-for-array", "warning", ONE_LOG_FOR_ARRAY, requests.SHARED_LOG_WHY, requests.SHARED_LOG_CURE, SLURM),

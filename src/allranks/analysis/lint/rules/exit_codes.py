@@ -52,7 +52,7 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
             text = f"{what} is piped: $? below is the exit code of {other.written}, not that of {what}"
             yield Violation(outer.offset, text, fix=_add_pipefail(job, errexit))
             return
-        if outer.before in ("&&", "||") or (outer.in_function and not (outer.is_piped and job.is_job)):
+        if outer.before == "||" or (outer.in_function and not (outer.is_piped and job.is_job)):
             continue
         ignored = _ignored(job, outer)
         if ignored is not None and job.is_job and not outer.in_loop and len(job.work) == 1:

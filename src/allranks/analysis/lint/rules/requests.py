@@ -198,6 +198,25 @@ def held(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
+IDLE_END_S = 300
+IDLE_END_WHY = "The GPUs are reserved until the script ends, and its exit code is that of sleep: a failed job is reported as COMPLETED."
+
+
+def sleeps_at_end(job: JobDescription) -> Iterator[Violation]:
+    """Report ``sleep`` for minutes behind the work, as the end of a job with GPUs."""
+    if not job.is_job or not job.requests_gpus or job.submits or not job.work:
+        return
+    own = [c for c in job.calls if not (c.in_substitution or c.under or c.in_function)]
+    if any(c.after == "&" for c in own) or not own or own[-1].branch or own[-1].in_loop or own[-1].tested:
+        return
+    last, work = own[-1], job.work[-1]
+    seconds = _sleeps_s(last) if last.program == "sleep" else 0.0
+    if work.offset < last.offset and not work.in_function and (seconds is None or seconds >= IDLE_END_S):
+        words = " ".join(["sleep", *(a.text for a in last.args)])
+        text = f"'{words}' behind the work holds the GPUs, and hides its exit code"
+        yield Violation(last.offset, text, why=IDLE_END_WHY, cure="remove it")
+
+
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
