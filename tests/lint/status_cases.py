@@ -90,12 +90,6 @@ WAITS: list[tuple[str, str, int, str]] = [
     ("blocks-script", f"#!/bin/bash\nwhile true; do\n  {SERVE}\ndone\n", 0, ""),
     ("blocks-script", GPU + f"srun {SERVE}\npython client.py\n", 3, "warning"),
     ("blocks-script", "#!/bin/bash\ngunicorn app:app --daemon\npython client.py\n", 0, ""),
-    ("compressed-node-list", TWO + "IFS=',' read -ra nodes <<< \"$SLURM_JOB_NODELIST\"\n", 5, "error"),
-    ("compressed-node-list", TWO + "head=$(echo $SLURM_NODELIST | cut -d, -f1)\n", 5, "error"),
-    ("compressed-node-list", TWO + "hosts=${SLURM_JOB_NODELIST//,/ }\n", 5, "error"),
-    ("compressed-node-list", TWO + "L=$(scontrol show job $SLURM_JOB_ID | awk -F= '/ NodeList/ {print $2}')\nIFS=, read -r -a h <<< $L\n", 6, "error"),
-    ("compressed-node-list", TWO + "L=$(scontrol show hostnames | paste -sd,)\nIFS=, read -r -a h <<< $L\n", 0, ""),
-    ("compressed-node-list", GPU.replace("--gres", "--nodes=1 --gres") + "hosts=${SLURM_JOB_NODELIST//,/ }\n", 0, ""),
 ]  # fmt: skip
 
 STATUS_CASES = [*REPLACED, *ENDS, *WAITS]

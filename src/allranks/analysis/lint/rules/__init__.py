@@ -328,7 +328,6 @@ SAME_NODE_RANK = _all(
 )
 OVERWRITTEN_OUTPUT = _all(subshells.overwritten, subshells.tee_in_loop, subshells.wrong_order, results.message_over_log)
 GPUS_HELD = _all(requests.held, requests.sleeps_at_end)
-COMPRESSED_LIST = _all(quoting.compressed, hostfiles.split_list)
 FOLDER_NOT_COPIED = _all(storage.not_copied, shared_files.archives)
 NODE_LOCAL_FILE = _all(storage.local, shared_files.folder_of_first_node)
 
@@ -359,7 +358,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("address-without-host", "warning", rendezvous.hostless, rendezvous.HOSTLESS_WHY, rendezvous.HOSTLESS_CURE, ELASTIC + ", pytorch#73656"),
     LintRule("scontrol-in-container", "warning", rendezvous.container, rendezvous.CONTAINER_WHY, rendezvous.ADDRESS_CURE, "mmcv#700, pith-train#91"),
     LintRule("whole-node-list", "error", NODE_LIST, quoting.ARRAY_WHY, quoting.ARRAY_CURE, "bash manual, arrays"),
-    LintRule("compressed-node-list", "error", COMPRESSED_LIST, quoting.LIST_WHY, quoting.LIST_CURE, SLURM_TEST),
+    LintRule("compressed-node-list", "error", quoting.compressed, quoting.LIST_WHY, quoting.LIST_CURE, SLURM_TEST),
     LintRule("never-expanded", "error", NEVER_EXPANDED, quoting.TEXT_WHY, quoting.TEXT_CURE, "bash manual, quoting"),
     LintRule("octal-number", "warning", ports.octal, ports.OCTAL_WHY, "", "bash manual, shell arithmetic"),
     # Tasks and resources
