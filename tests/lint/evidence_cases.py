@@ -103,7 +103,7 @@ WORKING: list[tuple[str, str, int, str]] = [
     ("directive-not-read", "#!/bin/bash\n#SBATCH -N 1\nls\n#SBATCH WARNING:\n", 0, ""),
     ("directive-too-late", "#!/bin/bash\n#SBATCH -N 1\n$SETUP\n#SBATCH -c 4\nls\n", 4, "error"),
     ("directive-too-late", "#!/bin/bash\n#SBATCH -N 1\nls\n#!/bin/bash\n#SBATCH -N 2\nls\n", 0, ""),
-    ("output-folder", "#!/bin/bash\n#SBATCH -o /big/logs/%j.out\nmkdir -p /big/logs\n", 2, "note"),
+    ("output-folder", "#!/bin/bash\n#SBATCH -o /big/logs/%j.out\nmkdir -p /big/logs\n", 2, "warning"),
     ("output-folder", "#!/bin/bash\n#SBATCH -o logs/%j.out\nmkdir -p logs\n", 2, "warning"),
     ("export-comma", TWO + "srun --export=ALL,NCCL_SOCKET_IFNAME=$I, python x.py\n", 0, ""),
     ("export-drops-environment", "#!/bin/bash\n#SBATCH -N 1 --export=NONE\nsrun --export=ALL jupyter lab\n", 0, ""),

@@ -9,7 +9,7 @@ FOLDERS: list[tuple[str, str, int, str]] = [
     ("output-folder", LOGS + "mkdir -p logs/runs checkpoints\n", 2, "warning"),
     ("output-folder", LOGS + "# before sbatch: mkdir -p logs\nmkdir -p logs\n", 2, "note"),
     ("output-folder", LOGS + '[ -z "$SLURM_JOB_ID" ] && mkdir -p logs && sbatch "$0" && exit\n', 2, "note"),
-    ("output-folder", LOGS.replace("logs", "/big/logs") + "mkdir -p /big/logs\n", 2, "note"),
+    ("output-folder", LOGS.replace("logs", "/big/logs") + "mkdir -p /big/logs\n", 2, "warning"),
     ("no-shebang", "# A comment.\n\n#!/bin/bash\n#SBATCH --nodes=1\nls\n", 3, "error"),
     ("no-shebang", "job.sh\n#!/bin/bash\n#SBATCH --nodes=1\nls\n", 1, "error"),
     ("no-shebang", "# A comment.\n#SBATCH --nodes=1\nls\n", 1, "error"),

@@ -19,6 +19,7 @@ from tests.lint import cases, script_cases
 from tests.lint.condition_cases import CONDITION_CASES
 from tests.lint.count_cases import COUNT_CASES, REQUEST_CASES, VISIBLE_CASES
 from tests.lint.evidence_cases import CASES as EVIDENCE_CASES
+from tests.lint.generated_cases import GENERATED_CASES
 from tests.lint.helpers import found, lint_text
 from tests.lint.inline_cases import INLINE_CASES
 from tests.lint.launch_cases import LAUNCH_CASES
@@ -47,6 +48,7 @@ GOOD = [*cases.GOOD, *script_cases.SCRIPT_GOOD]
 CASES = [
     *EVIDENCE_CASES,
     *SHELL_CASES,
+    *GENERATED_CASES,
     *NAME_CASES,
     *MISMATCH_CASES,
     *STATUS_CASES,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from allranks.analysis.lint.files import OpenedFile, UnreadableInput, open_file
+from allranks.analysis.lint.generated_jobs import generated_jobs
 from allranks.analysis.lint.job import JobDescription, LintRule, neutralise_placeholders
 from allranks.analysis.lint.readers import ShellReader, read_environment, read_spec
 from allranks.analysis.lint.records import LintFinding, LintReport, UnreadFile, Violation
@@ -75,10 +76,12 @@ def _jobs(path: Path, slurm_version: str | None = None) -> tuple[list[JobDescrip
     folder = None if is_stdin(path) or path.is_fifo() else path.absolute().parent
     facts = {"slurm_version": slurm_version, "folder": folder}
     jobs = [JobDescription(opened.text, opened.kind, reading, **facts)]
-    for script in reading.submitted:
+    for script in generated_jobs(reading):
         inner = ShellReader()
         inner.read(script)
         jobs.append(JobDescription(opened.text, "script", inner, source=script, **facts))
+        # Options of a command line are read as #SBATCH lines, which are no comments of the file.
+        inner.comments = [c for c in inner.comments if opened.text.startswith("#", c.offset)]
     return jobs, list(opened.complaints)
 
 

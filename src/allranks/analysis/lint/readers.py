@@ -65,6 +65,7 @@ class ShellReader:
         self.named: set[str] = set()  # set in another way: by for, read, mapfile, printf -v, arithmetic, declare
         self.word_loops: list[tuple[int, str]] = []  # `for x in NAME`, where NAME is an array
         self.submitted: list[MappedText] = []  # batch scripts that a here-document passes to sbatch
+        self.submitting: list[ProgramCall] = []  # the calls of sbatch that read them
         self.files: dict[str, MappedText] = {}  # files written by here-documents, which may be run later
 
     def read(
@@ -348,13 +349,15 @@ class _CommandReader:
         under = (*last.under, last)
         body = next((r for r in self.raw.redirects if r.token.body is not None), None)
         document = self._document(body) if body else None
+        if document is not None and body and not body.token.body_quoted:
+            document = _with_unknown_commands(document)
         if script is not None:
             self._nested(script.source, under)
         elif document is not None and (last.program in SHELLS or (last.program == "srun" and not last.under)):
             self._nested(document, under)
         elif document is not None and last.program == "sbatch":
-            quoted = body is None or body.token.body_quoted
-            self.reading.submitted.append(document if quoted else _with_unknown_commands(document))
+            self.reading.submitted.append(document)
+            self.reading.submitting.append(last)
         elif document is not None:
             for redirect in last.redirects:
                 if redirect.operator in (">", ">|"):
@@ -428,11 +431,13 @@ class _CommandReader:
         return join_texts([*pieces, body.part(i, len(body.text))])
 
 
-COMMAND_IN_DIRECTIVE = re.compile(r"(?<=[\s=])(?:\$\(((?:[^()\n]|\([^()\n]*\))*)\)|`([^`\n]*)`)")
+COMMAND_IN_DIRECTIVE = re.compile(
+    r"(?<=[\s=:])(?:\$\(\((?:[^()\n]|\([^()\n]*\))*\)\)|\$\(((?:[^()\n]|\([^()\n]*\))*)\)|`([^`\n]*)`)"
+)
 
 
 def _with_unknown_commands(document: MappedText) -> MappedText:
-    """Return a submitted script whose #SBATCH lines have unknown values for the commands that the submitting shell has run."""
+    """Return a here-document whose #SBATCH lines have unknown values for the commands that the writing shell has run."""
     pieces: list[MappedText] = []
     done = 0
     for line in re.finditer(r"(?m)^#SBATCH[^\n]*", document.text):

@@ -22,6 +22,7 @@ from allranks.analysis.lint.rules import (
     inner_texts,
     launchers,
     lines,
+    log_folders,
     loop_variables,
     lost_values,
     mismatched_names,
@@ -197,7 +198,7 @@ BROKEN_LINE = _all(
 )
 DELETES_TOO_MUCH = _all(storage.deletions, storage.of_other_tasks, shared_files.removed_by_array)
 FIXED_NAME_IN_TMP = _all(storage.fixed, storage.lone_dollar)
-OUTPUT_FOLDER = _all(directives.output, directives.log_in_root)
+OUTPUT_FOLDER = _all(log_folders.output, log_folders.log_in_root)
 SCRIPT_FOLDER = _all(directives.script_folder, directives.own_folder, directives.in_home)
 CONTAINER_SHELL_ENDED = _all(
     environments.container_ended, environments.activated_elsewhere, environments.deactivated, activation.purged
@@ -419,7 +420,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("directive-refused", "error", DIRECTIVE_REFUSED, directives.REFUSED_WHY, "", SLURM_TEST),
     LintRule("directive-too-late", "error", directives.late, directives.LATE_WHY, directives.LATE_CURE, SLURM_TEST),
     LintRule("directive-not-read", "warning", DIRECTIVE_NOT_READ, directives.UNREAD_WHY, "write it as #SBATCH at the start of the line", SLURM_TEST),
-    LintRule("output-folder", "warning", OUTPUT_FOLDER, directives.OUTPUT_WHY, directives.OUTPUT_CURE, SLURM_TEST),
+    LintRule("output-folder", "warning", OUTPUT_FOLDER, log_folders.OUTPUT_WHY, log_folders.OUTPUT_CURE, SLURM_TEST),
     LintRule("no-shebang", "error", NO_SHEBANG, directives.SHEBANG_WHY, "start the file with #!/bin/bash", SLURM_TEST),
     LintRule("dos-line-breaks", "error", directives.line_breaks, directives.CRLF_WHY, "dos2unix FILE, or sed -i 's/\\r$//' FILE", SLURM_TEST, ANY),
     LintRule("exit-code-lost", "warning", EXIT_CODE_LOST, exit_codes.EXIT_WHY, exit_codes.EXIT_CURE, "bash manual, pipelines"),

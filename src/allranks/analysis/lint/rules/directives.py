@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 
 from allranks.analysis.lint.command_options import LONG, slurm_option
 from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
@@ -358,81 +357,6 @@ def bad_counts(job: JobDescription) -> Iterator[Violation]:
             wrong = "it is a folder, no file"
         if wrong:
             yield Violation(item.offset, f"#SBATCH --{item.name}={value}: {wrong}", cure=f"--{item.name}=<value>")
-
-
-# ------------------------------------------------------------- folders of the log and of the script
-
-OUTPUT_WHY = (
-    "Slurm opens the output file before the script runs. If the folder is missing, the job fails at once without a log."
-)
-OUTPUT_CURE = "create the folder before sbatch (mkdir -p), or use an existing one"
-
-
-SUBMIT_FOLDER = re.compile(r"\A\$(?:SLURM_SUBMIT_DIR|\{SLURM_SUBMIT_DIR(?::?-[^{}]*)?\})/")
-
-
-def output(job: JobDescription) -> Iterator[Violation]:
-    """Report log folders that do not exist when the job starts."""
-    made = {
-        _as_pattern(SUBMIT_FOLDER.sub("", p.text)).rstrip("/").removeprefix("./")
-        for c in job.calls
-        if c.program == "mkdir" and not c.under
-        for p in c.args
-        if not p.text.startswith("-")
-    }
-    reported: set[str] = set()
-    for name in ("output", "error"):
-        found = job.heading.get(name)
-        if found is None or not found.value or "/" not in found.value:
-            continue
-        folder = str(PurePosixPath(found.value).parent)
-        both = "--output and --error" if _same_folder(job, folder) else f"--{name}"
-        if folder in reported:
-            continue
-        reported.add(folder)
-        pattern = re.search(r"([^/\s]*%\d*[jJAaNnst][^/\s]*)/", found.value)
-        if pattern:
-            text = f"nobody creates the folder {pattern[1]} of {both}, whose name is known only when the job exists"
-            known = re.search(r"%\d*[jJAN]", pattern[1]) is None  # the numbers of an array's tasks are known before
-            cure = f"--{name}=<existing folder>/%x-%j.out"
-            yield Violation(found.offset, text, cure=cure, severity="note" if known else None)
-        elif any(m == folder or m.startswith(folder + "/") for m in made):
-            text = f"the folder {folder} is created by the script, too late for {both}"
-            yield Violation(found.offset, text, severity="warning" if _may_be_missing(job, folder) else "note")
-        else:
-            missing, certain = job.is_missing(folder.replace("%x", job.heads("job-name") or "%x"))
-            if missing:
-                text = f"there is no folder {folder} for {both}, neither here nor next to the script"
-                yield Violation(found.offset, text, severity="warning" if certain else "note")
-
-
-def _as_pattern(path: str) -> str:
-    """Return a path of the shell with sbatch's patterns in the place of Slurm's variables."""
-    return re.sub(r"\$\{?SLURM_JOB_(NAME|ID)\b\}?", lambda m: "%x" if m[1] == "NAME" else "%j", path)
-
-
-def _may_be_missing(job: JobDescription, folder: str) -> bool:
-    """Return whether the script's own ``mkdir`` is all that is known about a folder of logs."""
-    # Whoever writes a full path has this folder already, as the script's author has that of earlier jobs.
-    elsewhere = folder.startswith(("/", "~", "$")) or job.submits or job.has_folder(folder)
-    advised = any("mkdir" in c.text and folder.removeprefix("./") in c.text for c in job.reading.comments)
-    return not elsewhere and not advised
-
-
-def _same_folder(job: JobDescription, folder: str) -> bool:
-    return all(str(PurePosixPath(job.heads(name) or "").parent) == folder for name in ("output", "error"))
-
-
-def log_in_root(job: JobDescription) -> Iterator[Violation]:
-    """Report a log directly in ``/``, where users cannot write."""
-    for name in ("output", "error"):
-        found = job.heading.get(name)
-        if found and re.fullmatch(r"/[^/\s]+", found.value or "") and "/" not in (found.value or "")[1:]:
-            text = f"--{name}={found.value} is in /, where only root can write"
-            yield Violation(
-                found.offset, text, cure=f"--{name}={(found.value or '')[1:]}, in the folder where sbatch is called"
-            )
-            return
 
 
 FOLDER_WHY = "sbatch copies the script to the node's spool folder and runs the copy: $0 and BASH_SOURCE point to that folder, which contains no other files."

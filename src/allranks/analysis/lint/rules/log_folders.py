@@ -1,0 +1,108 @@
+"""Rules about the folders of a job's logs, which Slurm opens before the script runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from allranks.analysis.lint.command_options import SHELLS
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.records import Violation
+
+OUTPUT_WHY = (
+    "Slurm opens the output file before the script runs. If the folder is missing, the job fails at once without a log."
+)
+OUTPUT_CURE = "create the folder before sbatch (mkdir -p), or use an existing one"
+
+
+SUBMIT_FOLDER = re.compile(
+    r"\A(?:\$(?:SLURM_SUBMIT_DIR|PWD|\(pwd\)|\{(?:PWD|SLURM_SUBMIT_DIR(?::?-[^{}]*)?)\})|`pwd`)/"
+)
+
+
+def output(job: JobDescription) -> Iterator[Violation]:
+    """Report log folders that do not exist when the job starts."""
+    made = set(_made_folders(job))
+    reported: set[str] = set()
+    for name in ("output", "error"):
+        found = job.heading.get(name)
+        if found is None or not found.value or "/" not in found.value:
+            continue
+        folder = str(PurePosixPath(found.value).parent)
+        place = _named(job, folder)
+        both = "--output and --error" if _same_folder(job, folder) else f"--{name}"
+        if folder in reported:
+            continue
+        reported.add(folder)
+        pattern = re.search(r"([^/\s]*%\d*[jJAaNnst][^/\s]*)/", found.value)
+        if pattern:
+            text = f"nobody creates the folder {pattern[1]} of {both}, whose name is known only when the job exists"
+            known = re.search(r"%\d*[jJAN]", pattern[1]) is None  # the numbers of an array's tasks are known before
+            cure = f"--{name}=<existing folder>/%x-%j.out"
+            yield Violation(found.offset, text, cure=cure, severity="note" if known else None)
+        elif any(m == place or m.startswith(place + "/") for m in made):
+            text = f"the folder {folder} is created by the script, too late for {both}"
+            missing = _may_be_missing(job, place, exactly=place in made)
+            yield Violation(found.offset, text, severity="warning" if missing else "note")
+        else:
+            missing, certain = job.is_missing(place)
+            if missing and not _written_by_another(job):
+                text = f"there is no folder {folder} for {both}, neither here nor next to the script"
+                yield Violation(found.offset, text, severity="warning" if certain else "note")
+
+
+BRACES = re.compile(r"\A([^{}]*)\{([^{}$]*,[^{}$]*)\}([^{}]*)\Z")
+
+
+def _made_folders(job: JobDescription) -> Iterator[str]:
+    """Yield the folders that the script creates on the job's first node, as the options of sbatch would name them."""
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        creates = call.program == "mkdir" or (call.program == "install" and bool({"-d", "--directory"} & set(words)))
+        if not creates or any(c.program not in (*SHELLS, "srun", "sudo") for c in call.under):
+            continue
+        for word in words:
+            if word.startswith("-"):
+                continue
+            several = BRACES.match(word)
+            for path in [several[1] + w + several[3] for w in several[2].split(",")] if several else [word]:
+                yield _named(job, SUBMIT_FOLDER.sub("", _as_pattern(path)).removeprefix("./").rstrip("/"))
+
+
+def _named(job: JobDescription, folder: str) -> str:
+    return folder.replace("%x", job.heads("job-name") or "%x")
+
+
+def _written_by_another(job: JobDescription) -> bool:
+    """Return whether the job's script is written by one that creates folders, too."""
+    return job.source.text != job.text and "mkdir" in job.text
+
+
+def _as_pattern(path: str) -> str:
+    """Return a path of the shell with sbatch's patterns in the place of Slurm's variables."""
+    return re.sub(r"\$\{?SLURM_JOB_(NAME|ID)\b\}?", lambda m: "%x" if m[1] == "NAME" else "%j", path)
+
+
+def _may_be_missing(job: JobDescription, folder: str, *, exactly: bool) -> bool:
+    """Return whether the script's own ``mkdir`` is all that is known about a folder of logs."""
+    # A full path whose parts the script only completes exists already, as results of earlier jobs do.
+    elsewhere = folder.startswith(("~", "$")) or (folder.startswith("/") and not exactly)
+    advised = any("mkdir" in c.text and folder.removeprefix("./") in c.text for c in job.reading.comments)
+    return not (elsewhere or advised or job.submits or job.has_folder(folder) or _written_by_another(job))
+
+
+def _same_folder(job: JobDescription, folder: str) -> bool:
+    return all(str(PurePosixPath(job.heads(name) or "").parent) == folder for name in ("output", "error"))
+
+
+def log_in_root(job: JobDescription) -> Iterator[Violation]:
+    """Report a log directly in ``/``, where users cannot write."""
+    for name in ("output", "error"):
+        found = job.heading.get(name)
+        if found and re.fullmatch(r"/[^/\s]+", found.value or "") and "/" not in (found.value or "")[1:]:
+            text = f"--{name}={found.value} is in /, where only root can write"
+            yield Violation(
+                found.offset, text, cure=f"--{name}={(found.value or '')[1:]}, in the folder where sbatch is called"
+            )
+            return

@@ -1,0 +1,48 @@
+"""Cases about batch scripts that a script writes or passes on, and about folders of logs: the rule, the script, the line, the severity; line 0 for none."""
+
+from __future__ import annotations
+
+HEAD = "#!/bin/bash\n"
+JOB = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:4\n"
+EIGHT = "torchrun --standalone --nproc_per_node=8 train.py"
+REQUEST = "-N 1 --ntasks-per-node=1 --gres=gpu:{}"
+FILE = HEAD + "cat > job.sh <<EOF\n" + JOB + EIGHT + " --seed $s\nEOF\n"
+ECHO = HEAD + "".join(f'echo "{line}" >> job.sh\n' for line in (JOB + EIGHT).split("\n")).replace(">>", ">", 1)
+
+GENERATED: list[tuple[str, str, int, str]] = [
+    ("more-ranks-than-gpus", FILE + "sbatch job.sh\n", 7, "error"),
+    ("more-ranks-than-gpus", FILE, 7, "error"),
+    ("more-ranks-than-gpus", FILE + "sbatch --gres=gpu:8 job.sh\n", 0, ""),
+    ("more-ranks-than-gpus", FILE + "sbatch --gres=gpu:8 $DIR/$s\n", 0, ""),
+    ("more-ranks-than-gpus", FILE + "sbatch --parsable $DIR/$s\n", 7, "error"),
+    ("more-ranks-than-gpus", FILE + "sed -i s/gpu:4/gpu:8/ job.sh\nsbatch job.sh\n", 0, ""),
+    ("more-ranks-than-gpus", FILE.replace("8 train", "4 train") + "sbatch job.sh\n", 0, ""),
+    ("more-ranks-than-gpus", ECHO + "sbatch job.sh\n", 6, "error"),
+    ("more-ranks-than-gpus", ECHO + "echo done >> job.sh &\ncat more >> job.sh\n", 0, ""),
+    ("more-ranks-than-gpus", HEAD + f"sbatch {REQUEST.format(4)} --wrap='{EIGHT}'\n", 2, "error"),
+    ("more-ranks-than-gpus", HEAD + f'sbatch {REQUEST.format(4)} --wrap "{EIGHT}"\n', 2, "error"),
+    ("more-ranks-than-gpus", HEAD + f"sbatch {REQUEST.format(8)} --wrap='{EIGHT}'\n", 0, ""),
+    ("more-ranks-than-gpus", HEAD + f"sbatch $OPTIONS {REQUEST.format(4)} --wrap='{EIGHT}'\n", 0, ""),
+    ("more-ranks-than-gpus", HEAD + f"sbatch {REQUEST.format(4)} <<EOF\n#!/bin/bash\n{EIGHT}\nEOF\n", 4, "error"),
+    ("more-ranks-than-gpus", HEAD + f"sbatch --gres=gpu:8 <<EOF\n{JOB}{EIGHT}\nEOF\n", 0, ""),
+    ("broken-line", HEAD + f"sbatch \\\n -N 1 \\\n --gres=gpu:8 \\\n --wrap='{EIGHT}'\n", 0, ""),
+    ("variable-in-directive", FILE.replace("--nodes=1", "--nodes=$((a + 1))"), 0, ""),
+    ("variable-in-directive", FILE.replace("EOF", "'EOF'", 1).replace("--nodes=1", "--nodes=$((a + 1))"), 4, "error"),
+]
+
+LOGS = "#!/bin/bash\n#SBATCH --output=logs/%j.out\n"
+FOLDERS: list[tuple[str, str, int, str]] = [
+    ("output-folder", LOGS + "mkdir -p {logs,models}\n", 2, "warning"),
+    ("output-folder", LOGS.replace("logs", "out/logs") + "mkdir -p out/{logs,models}\n", 2, "warning"),
+    ("output-folder", LOGS + 'D=$(pwd)\nmkdir -p "$D/logs"\n', 2, "warning"),
+    ("output-folder", LOGS + "mkdir -p $PWD/logs\n", 2, "warning"),
+    ("output-folder", LOGS + "srun mkdir -p logs\n", 2, "warning"),
+    ("output-folder", LOGS + "bash -c 'mkdir -p logs'\n", 2, "warning"),
+    ("output-folder", LOGS + "install -d logs\n", 2, "warning"),
+    ("output-folder", LOGS.replace("logs", "logs/a") + "#SBATCH -J a\nmkdir -p logs/$SLURM_JOB_NAME\n", 2, "warning"),
+    ("output-folder", LOGS.replace("logs", "/big/logs") + "D=/big\nmkdir -p $D/logs\n", 2, "warning"),
+    ("output-folder", LOGS.replace("logs", "/big/logs") + "mkdir -p /big/logs/run1\n", 2, "note"),
+    ("output-folder", HEAD + "mkdir -p logs\nsbatch <<EOF\n" + LOGS + "mkdir -p logs\npython x.py\nEOF\n", 5, "note"),
+]
+
+GENERATED_CASES = [*GENERATED, *FOLDERS]
