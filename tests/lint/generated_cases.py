@@ -45,4 +45,25 @@ FOLDERS: list[tuple[str, str, int, str]] = [
     ("output-folder", HEAD + "mkdir -p logs\nsbatch <<EOF\n" + LOGS + "mkdir -p logs\npython x.py\nEOF\n", 5, "note"),
 ]
 
-GENERATED_CASES = [*GENERATED, *FOLDERS]
+BATCH = "#!/bin/bash\n#SBATCH --gres=gpu:4\n"
+WORDS: list[tuple[str, str, int, str]] = [
+    ("secret-in-script", HEAD + "# login: me\n# password: Bright7field\npython x.py\n", 3, "warning"),
+    ("secret-in-script", HEAD + "# Mot de passe : enpc_2627\npython x.py\n", 2, "warning"),
+    ("secret-in-script", HEAD + "# password: see the wiki\n# password: $PASS1\n# password: <yours1>\n", 0, ""),
+    ("secret-in-script", HEAD + 'echo "password: ${P1}"\necho redis_password: a1b2c3\n', 0, ""),
+    ("secret-in-script", HEAD + "echo Bright7field | kinit me\n", 2, "warning"),
+    ("secret-in-script", HEAD + "echo Bright7field | docker login -u me --password-stdin\n", 2, "warning"),
+    ("secret-in-script", HEAD + 'echo "$PW" | kinit me\necho y | docker login\n', 0, ""),
+    ("launcher-option", HEAD + "ray start --address=\npython x.py\n", 2, "error"),
+    ("launcher-option", HEAD + "ray start --address ''\npython x.py\n", 2, "error"),
+    ("launcher-option", HEAD + "H=$(hostname)\nray start --address=$H:6379\nray start --address=$EMPTY\n", 0, ""),
+    ("launcher-option", HEAD + "torchrun --nproc_per_node=4 --master_addr= $HOST x.py\n", 2, "error"),
+    ("launcher-option", HEAD + "torchrun --nproc_per_node=4 --master_addr=$HOST x.py\n", 0, ""),
+    ("node-local-file", BATCH + "scp me@host:/data/a.mp4 C:\\Users\\me\\Desktop\n", 3, "error"),
+    ("node-local-file", HEAD + "cd C:\\Users\\me\\project\npython x.py\n", 2, "error"),
+    ("node-local-file", BATCH + 'python x.py --data="D:\\data"\n', 3, "error"),
+    ("node-local-file", HEAD + 'scp out.tar "C:\\Users\\me"\n', 0, ""),
+    ("node-local-file", BATCH + "python x.py --format a\\n --map ab:\\1\n", 0, ""),
+]
+
+GENERATED_CASES = [*GENERATED, *FOLDERS, *WORDS]

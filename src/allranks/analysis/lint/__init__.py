@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from allranks.analysis.lint.files import OpenedFile, UnreadableInput, open_file
+from allranks.analysis.lint.functions import place_single_calls
 from allranks.analysis.lint.generated_jobs import generated_jobs
 from allranks.analysis.lint.job import JobDescription, LintRule, neutralise_placeholders
 from allranks.analysis.lint.readers import ShellReader, read_environment, read_spec
@@ -72,7 +73,9 @@ def _jobs(path: Path, slurm_version: str | None = None) -> tuple[list[JobDescrip
             raise UnreadableInput("no line of this environment file is NAME=value")
     else:
         reading = ShellReader()
-        reading.read(MappedText(neutralise_placeholders(opened.text)))
+        text = neutralise_placeholders(opened.text)
+        reading.read(MappedText(text))
+        place_single_calls(reading, text)
     folder = None if is_stdin(path) or path.is_fifo() else path.absolute().parent
     facts = {"slurm_version": slurm_version, "folder": folder}
     jobs = [JobDescription(opened.text, opened.kind, reading, **facts)]

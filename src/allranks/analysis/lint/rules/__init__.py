@@ -284,6 +284,7 @@ LAUNCHER_OPTION = _all(
     launchers.filters,
     options.unknown_launcher_option,
     options.malformed,
+    options.worker_without_address,
     options.exclusive,
     programs.container_options,
     programs.mpi_options,
@@ -330,7 +331,7 @@ SAME_NODE_RANK = _all(
 OVERWRITTEN_OUTPUT = _all(subshells.overwritten, subshells.tee_in_loop, subshells.wrong_order, results.message_over_log)
 GPUS_HELD = _all(requests.held, requests.sleeps_at_end)
 FOLDER_NOT_COPIED = _all(storage.not_copied, shared_files.archives)
-NODE_LOCAL_FILE = _all(storage.local, shared_files.folder_of_first_node)
+NODE_LOCAL_FILE = _all(storage.local, storage.windows_path, shared_files.folder_of_first_node)
 
 RULES: tuple[LintRule, ...] = (
     # Environment variables

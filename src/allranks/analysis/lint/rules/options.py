@@ -83,6 +83,9 @@ NO_PRECISION = re.compile(
 NO_NUMBER = re.compile(r"\$\{?HOSTNAME\b.*|\$\(hostname\b.*\)|`hostname\b.*`")
 
 
+ADDRESSES = {"master_addr", "rdzv_endpoint", "rdzv_id", "main_process_ip", "config_file", "hostfile"}
+
+
 def malformed(job: JobDescription) -> Iterator[Violation]:
     """Report launcher options with one dash, without their value, with a host's name as a rank, and addresses that are URLs."""
     for launch in job.launches:
@@ -92,13 +95,18 @@ def malformed(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(
                     option.arg.offset, f"{launch.kind} has no option {word.partition('=')[0]}", cure=f"--{name}"
                 )
-            elif name in COUNTS and word.endswith("=") and not option.arg.source.text.endswith(UNRESOLVED_CLOSE + "="):
+            elif (
+                name in COUNTS | ADDRESSES
+                and word.endswith("=")
+                and not option.arg.source.text.endswith(UNRESOLVED_CLOSE + "=")
+            ):
                 if (
                     option.arg.source.text.endswith("=")
                     and job.text[option.arg.source.where(len(word) - 1) + 1 :][:1].isspace()
                 ):
                     text = f"{word} has no value: {launch.kind} takes the next word for the program"
-                    yield Violation(option.arg.offset, text, cure=f"{word}<n>, without a blank")
+                    value_of = "<address>" if name in ADDRESSES else "<n>"
+                    yield Violation(option.arg.offset, text, cure=f"{word}{value_of}, without a blank")
             elif name in ("node_rank", "machine_rank") and NO_NUMBER.fullmatch(value.strip("\"'")):
                 yield Violation(
                     option.arg.offset, f"{word.partition('=')[0]} {value}: a name is no number", cure=f"--{name}=<n>"
@@ -121,6 +129,33 @@ def malformed(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(
                     option.arg.offset, f"{word.partition('=')[0]} {value} is a URL", why=URL_WHY, cure="<host>:<port>"
                 )
+
+
+NO_ADDRESS_WHY = (
+    "ray start joins the cluster at this address; without one it stops with an error, and the node takes no part."
+)
+
+
+def worker_without_address(job: JobDescription) -> Iterator[Violation]:
+    """Report ``ray start --address=`` with nothing behind it."""
+    for call in job.calls:
+        if call.program != "ray" or not call.args or call.args[0].text != "start":
+            continue
+        for arg, following in call.pairs():
+            empty = arg.source.text == "--address="
+            none = arg.source.text == "--address" and (following is None or not following.source.text)
+            if (empty and not arg.quoted and _ends_word(job, arg)) or none:
+                yield Violation(
+                    arg.offset,
+                    "--address of ray start has no value",
+                    why=NO_ADDRESS_WHY,
+                    cure="--address=<host>:<port>",
+                )
+
+
+def _ends_word(job: JobDescription, arg: Argument) -> bool:
+    """Return whether the word of the file ends where its text ends, so that no empty variable follows."""
+    return job.text[arg.source.where(len(arg.source.text) - 1) + 1 :][:1] in ("", "\n", " ", "\t")
 
 
 URL_WHY = "torchrun wants <host>:<port>, and stops with 'the hostname of the rendezvous endpoint is invalid'."

@@ -22,7 +22,7 @@ OF_USER = re.compile(r"(?:^|\s)(?:-u|--user)[=\s]\d{1,9}:\d{1,9}(?=\s|$)")
 
 def secret(job: JobDescription) -> Iterator[Violation]:
     seen: set[int] = set()
-    for hit in (*_secrets(job), *_forms(job), *_passwords(job)):
+    for hit in (*_secrets(job), *_forms(job), *_passwords(job), *_in_words(job)):
         line = job.lines.place(hit.offset)[0]
         if line not in seen:
             seen.add(line)
@@ -57,9 +57,10 @@ def _secrets(job: JobDescription) -> Iterator[Violation]:
                 and call.after == "|"
                 and words
                 and "$" not in words[-1]
-                and _feeds_sudo(job, call)
+                and (reader := _reads_password(job, call))
+                and (reader == "sudo" or (len(words[-1]) > 3 and not NO_VALUE.search(words[-1])))
             ):
-                yield Violation(call.offset, "echo gives sudo a password in clear text")
+                yield Violation(call.offset, f"echo gives {reader} a password in clear text")
             continue
         if call.program == "sshpass" and any(re.match(r"-p[^$]+\Z", w) for w in _joined(words)):
             yield Violation(call.offset, "the arguments of sshpass contain a password in clear text")
@@ -77,7 +78,7 @@ def _secrets(job: JobDescription) -> Iterator[Violation]:
             if _names_run(before, word) or _names_run(word, word):
                 continue
             signs_in = call.program in ("wandb", "huggingface-cli", "hf") or {"wandb", "login"} <= set(words)
-            login = signs_in and re.fullmatch(r"[0-9a-f]{40}|hf_\w{20,}", word)
+            login = signs_in and re.fullmatch(r"(?:local-)?[0-9a-f]{40}|hf_\w{20,}", word)
             if (login or word != shown) and "$" not in word and not _is_no_secret(word):
                 yield Violation(arg.offset, f"the arguments of {call.program} contain a token in clear text")
                 break
@@ -134,9 +135,37 @@ def _joined(words: list[str]) -> list[str]:
     return [w + words[i + 1] if w == "-p" and i + 1 < len(words) else w for i, w in enumerate(words)]
 
 
-def _feeds_sudo(job: JobDescription, call: ProgramCall) -> bool:
+READS_PASSWORD = {
+    "sudo": ("-S",),
+    "kinit": (),
+    "su": (),
+    "docker": ("--password-stdin",),
+    "podman": ("--password-stdin",),
+    "openconnect": ("--passwd-on-stdin",),
+}
+
+
+def _reads_password(job: JobDescription, call: ProgramCall) -> str:
+    """Return the program behind the pipe that reads a password, or nothing."""
     following = next((c for c in job.calls if c.offset > call.offset), None)
-    return following is not None and following.program == "sudo" and any(a.text == "-S" for a in following.args)
+    if following is None or following.program not in READS_PASSWORD:
+        return ""
+    needed = READS_PASSWORD[following.program]
+    return following.program if not needed or any(a.text in needed for a in following.args) else ""
+
+
+IN_WORDS = re.compile(
+    r"(?i)(?<![\w$.-])(?:pass(?:word|wd|code|wort)|mot de passe|contrase(?:ñ|n)a|密码|口令)[ \t]{0,3}(?::|\uff1a)[ \t]*[\"'`]?([^\s\"'`,;]{6,40})"
+)
+
+
+def _in_words(job: JobDescription) -> Iterator[Violation]:
+    """Report passwords that a sentence tells: ``# password: ...``."""
+    for found in IN_WORDS.finditer(job.text) if job.kind == "script" else ():
+        value = found[1]
+        telling = any(c.isdigit() for c in value) and not re.search(r"[/$<>(){}\[\]|\\]", value)
+        if telling and not NO_VALUE.search(value) and not PLACEHOLDER.search(value):
+            yield Violation(found.start(1), "a password in clear text")
 
 
 ADDRESS_CURE = "change the password; read it from a file that only you can read, such as ~/.netrc"

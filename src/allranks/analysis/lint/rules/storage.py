@@ -396,3 +396,25 @@ def joined_path(job: JobDescription) -> Iterator[Violation]:
         shown = f"$({name})" if found[2] else f"${{{name}}}"
         text = f"no / between {shown} and {file}: the folder's name does not end in one"
         yield Violation(found.start(), text, cure=f"{shown}/{file}")
+
+
+# ------------------------------------------------------------------------------- paths of Windows
+
+WINDOWS_WHY = "The shell removes unquoted backslashes, the nodes have no drives, and scp takes what stands before a colon for a host."
+WINDOWS_CURE = "the path on the cluster; run scp on your own computer to fetch files"
+WINDOWS_PATH = re.compile(r"(?:^|[=\"'])[A-Za-z]:\\[A-Za-z_.]")
+FILE_COMMANDS = {"cd", "cp", "mv", "scp", "rsync", "mkdir", "ls", "cat", "source", ".", "rm", "tar", "unzip", "wget"}
+
+
+def windows_path(job: JobDescription) -> Iterator[Violation]:
+    """Report paths such as ``C:\\Users`` in a script of bash."""
+    if job.kind != "script" or ":\\" not in job.text:
+        return
+    for call in job.calls:
+        if not (call.program in FILE_COMMANDS or PYTHON.match(call.program)):
+            continue
+        for arg in call.args:
+            word = re.match(r"\S*", job.text[arg.offset : arg.offset + 200])
+            if word and WINDOWS_PATH.search(word[0]) and (job.runs_unattended or word[0][0] not in "\"'"):
+                text = f"{word[0][:60]} is a path of Windows"
+                yield Violation(arg.offset, text, why=WINDOWS_WHY, cure=WINDOWS_CURE)
