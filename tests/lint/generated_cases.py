@@ -66,4 +66,19 @@ WORDS: list[tuple[str, str, int, str]] = [
     ("node-local-file", BATCH + "python x.py --format a\\n --map ab:\\1\n", 0, ""),
 ]
 
-GENERATED_CASES = [*GENERATED, *FOLDERS, *WORDS]
+ONE = "torchrun --standalone --nproc_per_node=1 train.py"
+MAIN = JOB + "main() {\n  " + ONE + "\n}\n"
+LOOP = JOB + "for s in 1 2 3; do\n  " + ONE + " --seed $s\ndone\n"
+BLOCKS: list[tuple[str, str, int, str]] = [
+    ("idle-gpus", MAIN + "# main runs all\ncd code\nmain\n", 6, "warning"),
+    ("idle-gpus", MAIN.replace("main() {", "function main\n{") + 'main "$@"\n', 7, "warning"),
+    ("idle-gpus", MAIN + "main &\nmain &\nwait\n", 0, ""),
+    ("idle-gpus", MAIN + "main | tee log &\nsrun python b.py\nwait\n", 0, ""),
+    ("idle-gpus", MAIN + "for i in 0 1; do main; done\n", 0, ""),
+    ("idle-gpus", MAIN + "[ -f done.txt ] || main\n", 0, ""),
+    ("idle-gpus", LOOP, 6, "warning"),
+    ("idle-gpus", LOOP.replace("$s", "$s &") + "wait\n", 0, ""),
+    ("idle-gpus", LOOP.replace("done", "done &") + "wait\n", 0, ""),
+]
+
+GENERATED_CASES = [*GENERATED, *FOLDERS, *WORDS, *BLOCKS]

@@ -40,7 +40,7 @@ def _few_ranks(job: JobDescription) -> Iterator[Violation]:
     """Report launchers of too few ranks."""
     gpus = job.gpus_per_node
     calls = [la for la in job.launches if not la.call.in_function]
-    if not gpus or not calls or any(la.call.in_loop or la.call.starter.after == "&" for la in calls):
+    if not gpus or not calls or any(_runs_beside(job, la.call.starter) for la in calls):
         return
     found = [_ranks_of_node(job, la) for la in calls]
     if not all(ranks and ranks < gpus for ranks, _ in found) or not _sees_gpus(job, calls):
@@ -58,6 +58,16 @@ def _few_ranks(job: JobDescription) -> Iterator[Violation]:
         f"{told}, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node: the others are idle",
         severity=severity,
     )
+
+
+def _runs_beside(job: JobDescription, call: ProgramCall) -> bool:
+    """Return whether other commands may run at the same time."""
+    if not call.in_loop:
+        return call.after == "&"
+    several = any(c.after == "&" for c in job.calls) or re.search(
+        r"\b(?:done|wait|parallel|xargs)\b[^\n]*&|\bwait\b", job.text
+    )
+    return bool(several) or "array" in job.heading
 
 
 def _few_tasks(job: JobDescription) -> Iterator[Violation]:
