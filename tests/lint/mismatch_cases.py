@@ -176,4 +176,11 @@ BRANCHES: list[tuple[str, str, int, str]] = [
     (EXPORT, SHELL + "export SEEDS=(1 2 3)\nsbatch run.sh\n", 2, "warning"),
     (EXPORT, SHELL + "export SEEDS=(1 2 3)\nfor s in ${SEEDS[@]}; do sbatch run.sh $s; done\n", 0, ""),
 ]  # fmt: skip
-MISMATCH_CASES = [*BRANCHES, *LOOPS, *SHELLS, *INSIDE, *CALLER, *PAIRS, *FUNCTIONS, *PORTS, *COMMAS]
+HEADING: list[tuple[str, str, int, str]] = [
+    ("directive-refused", SHELL + "#SBATCH -N 1\n#SBATCH -o\n#SBATCH -p gpu\nhostname\n", 3, "warning"),
+    ("directive-refused", SHELL + "#SBATCH -N 1\n#SBATCH -p\n#SBATCH gpu\nhostname\n", 0, ""),
+    ("directive-refused", SHELL + "#SBATCH -N 1\n#SBATCH -o x.log\n#SBATCH --exclusive\nhostname\n", 0, ""),
+    ("threads-oversubscribed", JOB + "SLURM_CPUS_PER_TASK=20\nnamd2 +p$SLURM_CPUS_PER_TASK a.namd\n", 7, "warning"),
+    ("threads-oversubscribed", JOB + "SLURM_CPUS_PER_TASK=16\nnamd2 +p$SLURM_CPUS_PER_TASK a.namd\n", 0, ""),
+]  # fmt: skip
+MISMATCH_CASES = [*HEADING, *BRANCHES, *LOOPS, *SHELLS, *INSIDE, *CALLER, *PAIRS, *FUNCTIONS, *PORTS, *COMMAS]

@@ -254,6 +254,7 @@ DIRECTIVE_REFUSED = _all(
     requests.counted_gpus,
     requests.misplaced_walltime,
     batch_lines.refused_lines,
+    batch_lines.value_missing,
     batch_lines.open_list,
 )
 NO_EFFECT = _all(variables.no_effect, counts.never_default, activation.set_after_work)
@@ -272,7 +273,7 @@ ONE_NODE_ONLY = _all(tasks.one_node, ranks.factory_alone)
 NODE_RANK_MISSING = _all(rendezvous.rank_missing, ranks.factory_rank)
 IDLE_NODES = _all(steps.idle_nodes, counts.few_processes, usage.one_node_programs)
 FEW_CPUS = _all(tasks.few_cpus, usage.one_cpu, usage.loader_workers)
-THREADS = _all(tasks.oversubscribed, usage.threads_of_tasks, activation.threads_of_node)
+THREADS = _all(tasks.oversubscribed, usage.threads_of_tasks, activation.threads_of_node, lost_values.set_over_request)
 OPTION_OF_PROGRAM = _all(submissions.late_options, submissions.submitted_program)
 DEPENDENCY = _all(submissions.dependency, submissions.wrong_field, submissions.last_of_loop)
 WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts.spawned_world, sizes.world_of_options)

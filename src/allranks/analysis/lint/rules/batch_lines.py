@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
 from allranks.analysis.lint.records import Violation
@@ -207,3 +208,23 @@ def bare_names(job: JobDescription) -> Iterator[Violation]:
             said.add(name)
             other = "a variable of Grid Engine" if name in GRID_ENGINE else "without SLURM_"
             yield Violation(use.offset, f"${name} is never set ({other}); {meant} was probably meant", cure=f"${meant}")
+
+
+TAKES_VALUE = {
+    "output", "error", "job-name", "time", "partition", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "mem", "gres", "account",
+    "mail-user", "mail-type", "array", "qos", "constraint", "gpus", "gpus-per-node", "dependency", "reservation", "nodelist",
+}  # fmt: skip
+VALUE_WHY = "sbatch reads all the lines as one list of words: the option takes the next option for its value, which is then lost."
+
+
+def value_missing(job: JobDescription) -> Iterator[Violation]:
+    """Report an option that takes a value and stands at the end of its line without one."""
+    for item, following in zip_longest(job.directives, job.directives[1:]) if job.calls else ():
+        continued = following is not None and not following.name  # its value stands in the next line
+        if item.value is None and item.name in TAKES_VALUE and not (item.late or continued or "#" in item.text):
+            written = item.text.split()[0]
+            text = f"{written} has no value: sbatch takes the first word of the next line for it"
+            yield Violation(
+                item.offset, text, why=VALUE_WHY, cure=f"{written} <value>, or remove the line", severity="warning"
+            )
+            return

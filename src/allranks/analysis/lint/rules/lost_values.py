@@ -413,3 +413,20 @@ def path_of_misspelt(job: JobDescription) -> Iterator[Violation]:
             if name != item.name and sorted(name) == sorted(item.name) and not job.has(name):
                 text = f"${name} is never set: {item.name} loses the value that it had"
                 yield Violation(item.offset, text, cure=f"${item.name}")
+
+
+OVER_WHY = "The job has only the CPUs that it requests: the threads take turns on them. Slurm sets the variable to what the job has."
+
+
+def set_over_request(job: JobDescription) -> Iterator[Violation]:
+    """Report ``SLURM_CPUS_PER_TASK=20`` in a job that requests fewer, and whose programs take their threads from it."""
+    asked = job.number(job.heads("cpus-per-task"))
+    items = job.by_name.get("SLURM_CPUS_PER_TASK", [])
+    if job.kind != "script" or not asked or len(items) != 1 or not items[0].value.isdecimal() or items[0].under:
+        return
+    number = int(items[0].value[:6])
+    direct = [u for u in job.uses if u.name == "SLURM_CPUS_PER_TASK" and u.offset > items[0].offset]
+    direct = [u for u in direct if u.program not in ("=", "export", "echo", "printf", "[", "[[", "test", "srun")]
+    if number > asked and job.number(job.heads("ntasks")) in (None, 1) and direct and not job.whole_nodes:
+        text = f"SLURM_CPUS_PER_TASK is set to {number}, but the job requests {asked} CPUs per task"
+        yield Violation(items[0].offset, text, why=OVER_WHY, cure="remove the line", severity="warning")
