@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from allranks.errors import SpecError
 from allranks.planning.memory import Fit
-from allranks.planning.memory.model_config import FAMILIES, UnknownFamily, read_model_config
+from allranks.planning.memory.families import FAMILIES
+from allranks.planning.memory.model_config import UnknownFamily, read_model_config
 from allranks.planning.memory.weights import shapes_of
 from allranks.spec.strategies import REGISTRY
 from tests.sampling import examples
@@ -143,7 +144,8 @@ KEYS = sorted(
     {
         n
         for names in FAMILIES.values()
-        for n in (names.hidden, names.layers, names.heads, names.intermediate, names.positions)
+        for n in (names.hidden, names.layers, names.heads, names.intermediate, names.positions, names.embedding)
+        if n
     }
     | {
         "vocab_size",

@@ -14,10 +14,13 @@ itself and keeps the copy: queries, keys and values keep three copies of one ten
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from allranks.planning.memory.model_config import ENCODERS, MLP, ModelConfig
-from allranks.planning.memory.weights import Shapes, TrainedWeights, Unit, Weight, output_projection
+from allranks.planning.memory.families import ACTIVATION_TENSORS, ENCODERS, KEEPS_OUTPUT, MLP, family_of
+from allranks.planning.memory.model_config import ModelConfig
+from allranks.planning.memory.weights import Shapes, TrainedWeights, Unit, Weight, output_projection, shared_mlp
 from allranks.spec.records import keeps_product
 
 
@@ -50,6 +53,7 @@ class BlockActivations:
 
     def __init__(self, config: ModelConfig, unit: Unit, what: TrainedWeights, batch: MicroBatch) -> None:
         self._c, self._unit, self._what, self._batch = config, unit, what, batch
+        self._family = family_of(config.family)
         self._e, self._stream = batch.element, batch.stream
         self._by_name = {w.name.removesuffix(".weight"): w for w in unit.weights}
         self._plain_adapters = batch.plain_adapters or config.family == "gpt2"  # its layers are no plain linear ones
@@ -62,9 +66,9 @@ class BlockActivations:
         """Return the bytes that backward needs from this block, including its input."""
         if self._c.family == MLP:
             return self._batch.tokens * self._linears()
-        if self._c.family in ENCODERS or self._c.family == "gpt2":
-            return self._batch.tokens * self._post_norm_tokens() + self._attention_matrices()
-        per_token = self._norms() + self._attention() + self._mlp()
+        if self._family.encoder:
+            return self._batch.tokens * self._encoder_tokens() + self._attention_matrices()
+        per_token = self._norms() + self._attention() + self._mlp() + self._dropout_masks()
         return self._batch.tokens * per_token + self._attention_matrices()
 
     def products(self) -> int:
@@ -76,7 +80,7 @@ class BlockActivations:
                 out, into = weight.shape
                 per_token += out * e + self._adapter_products(weight, into, out)
         if c.family != MLP:
-            attention_element = 4 if c.attention_dropout and b.device == "cpu" else e
+            attention_element = 4 if self._plain_attention() else e
             fused = b.attention != "eager" and attention_element == e
             per_token += (c.heads * c.head_dim * e + c.heads * 4) if fused else 0
         if self._unit.kind == "moe":
@@ -102,31 +106,48 @@ class BlockActivations:
         """Return the peak of backward's temporary tensors: gradients of the widest tensors."""
         c = self._c
         inner = max(c.intermediate, c.expert_intermediate * c.experts_per_token, c.heads * c.head_dim)
-        gated = 2 if c.family not in (*ENCODERS, "gpt2", MLP) else 1
+        gated = 2 if self._family.gated else 1
         return self._batch.tokens * (gated * inner * self._e + c.hidden * self._stream)
 
     def _norms(self) -> int:
-        """Return what two norms keep, with their outputs that the following linear layers keep."""
+        """Return what the norms keep, without their outputs, which the following linear layers keep."""
+        f = self._family
+        states = 1 if f.parallel else len(f.norms)  # of the residual stream; each is kept once
         if self._batch.compiled:  # the inputs only
-            return 2 * self._c.hidden * self._stream
-        return (
-            2 * self._c.hidden * norm_bytes(self._c, self._stream, self._what.is_trained(self._find("input_layernorm")))
-        )
+            return self._c.hidden * (states * self._stream + len(f.norms_after) * self._e)
+        trained = self._trains_norms()
+        of_stream, of_output = (f.norm.kept(element, trained) for element in (self._stream, self._e))
+        return self._c.hidden * (states * of_stream + len(f.norms_after) * of_output)
+
+    def _trains_norms(self) -> bool:
+        return self._what.is_trained(next(w for w in self._unit.weights if w.kind == "norm"))
 
     def _attention(self) -> int:
-        c, e = self._c, self._e
+        c, e, f = self._c, self._e, self._family
         q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
         keys = 2 * (q if self._repeats_keys() else kv)
-        if c.family == "phi3":
-            keys += q + kv  # the values are a view of the three together
-        total = (q + keys + q) * e + c.heads * 4  # q, k, v, the output, and the softmax's sums
+        total = (q + keys) * (4 if self._plain_attention() else e)
+        total += q * e + (0 if self._plain_attention() else c.heads * 4)  # the output, and the softmax's sums
+        *readers, output = f.attention
+        if len(readers) == 1 and f.rotary:
+            total += (q + kv) * e  # the values are a view of the three together
         if c.qk_norm:
-            trained = self._what.is_trained(self._find("input_layernorm"))
-            total += (q + kv) * (4 + (e if trained else 0))
-        if c.family == "phi3":
-            return total + self._inputs({"self_attn.qkv_proj": c.hidden}, of_stream=True)
-        first = {f"self_attn.{n}_proj": c.hidden for n in "qkv"}
-        return total + self._inputs(first, of_stream=True) + self._inputs({"self_attn.o_proj": q}, kept_anyway=True)
+            total += (q + kv) * f.norm.kept(e, self._trains_norms())
+        if self._reads_norm_of_attention():
+            readers += f.mlp[:-1]
+        return (
+            total
+            + self._inputs(dict.fromkeys(readers, c.hidden), of_stream=True)
+            + self._inputs({output: q}, kept_anyway=True)
+        )
+
+    def _plain_attention(self) -> bool:
+        """Return whether attention is products and a softmax in float32: CPUs have no fused kernel with dropout."""
+        return bool(self._c.attention_dropout) and self._batch.device == "cpu"
+
+    def _reads_norm_of_attention(self) -> bool:
+        """Return whether the MLP reads the same tensor as attention."""
+        return self._family.parallel and len(self._family.norms) == 1
 
     def _repeats_keys(self) -> bool:
         """Return whether attention copies the keys for every group of queries: for a mask, or in float32 on a GPU."""
@@ -137,16 +158,29 @@ class BlockActivations:
     def _mlp(self) -> int:
         if self._unit.kind == "moe":
             return self._experts()
-        return self._gated("mlp", self._c.intermediate)
+        return self._dense(self._family.mlp, self._c.intermediate)
 
-    def _gated(self, prefix: str, inner: int) -> int:
-        fused = f"{prefix}.gate_up_proj" in self._by_name
-        names = ["gate_up_proj"] if fused else ["gate_proj", "up_proj"]
-        first = {f"{prefix}.{n}": self._c.hidden for n in names}
-        kept = 2 if self._batch.compiled else 3  # gate, up, and the gate's activation
-        return (
-            kept * inner * self._e + self._inputs(first, of_stream=True) + self._inputs({f"{prefix}.down_proj": inner})
-        )
+    def _dense(self, names: Sequence[str], inner: int, *, beside: Sequence[str] = ()) -> int:
+        """Return what an MLP keeps per token.
+
+        Args:
+            names: of its layers.
+            beside: other layers that read its input.
+        """
+        *readers, output = names
+        keeps_output = not self._family.gated and self._c.activation == KEEPS_OUTPUT
+        if self._family.gated:
+            kept = 2 if self._batch.compiled else 3  # gate, up, and the gate's activation
+        else:
+            kept = 1 if self._batch.compiled else ACTIVATION_TENSORS.get(self._c.activation, 1)
+        total = kept * inner * self._e + self._inputs({output: inner}, kept_anyway=keeps_output)
+        if self._reads_norm_of_attention():
+            return total
+        return total + self._inputs(dict.fromkeys((*readers, *beside), self._c.hidden), of_stream=True)
+
+    def _dropout_masks(self) -> int:
+        """Return the masks of dropout before each residual addition."""
+        return 2 * self._c.hidden * (self._e if self._batch.device == "cpu" else 1) if self._c.dropout else 0
 
     def _experts(self) -> int:
         """Return what fused experts (grouped matrix products) keep: each token once per selected expert."""
@@ -156,8 +190,15 @@ class BlockActivations:
         router += c.experts_per_token * 8 * 5  # indices that sort tokens by expert and back
         ranks = sum(self._what.rank_of(w) for w in self._unit.weights if w.kind == "experts")
         routed += c.experts_per_token * ranks * e
-        shared = self._gated("mlp.shared_experts", c.shared_intermediate) if c.shared_intermediate else 0
-        return routed + router + shared
+        return routed + router + self._shared_experts()
+
+    def _shared_experts(self) -> int:
+        c, experts = self._c, self._family.experts
+        if not c.shared_intermediate or experts is None:
+            return 0
+        gate = [experts.shared_gate] if experts.shared_gate else []
+        scaled = c.hidden * self._e if gate else 0  # the output, for the gate's gradient
+        return scaled + self._dense(shared_mlp(experts), c.shared_intermediate, beside=gate)
 
     def _inputs(self, layers: dict[str, int], *, of_stream: bool = False, kept_anyway: bool = False) -> int:
         """Return bytes per token of the inputs that linear layers keep; all `layers` share one input.
@@ -209,32 +250,23 @@ class BlockActivations:
         square = b.sequences * b.length * b.length
         if b.attention == "eager":
             return square * c.heads * (b.element + 4)
-        if c.attention_dropout and b.device == "cpu":  # no fused kernel on a CPU: softmax, mask, and their product
+        if self._plain_attention():  # softmax, mask, and their product
             return 3 * square * c.heads * 4  # always in float32
         return square * b.element if b.packed else 0
 
-    def _post_norm_tokens(self) -> int:
-        """Return bytes per token for BERT and GPT-2: LayerNorm, one activation function, dropout before each residual addition."""
-        c, e = self._c, self._e
+    def _encoder_tokens(self) -> int:
+        """Return bytes per token for BERT: LayerNorm, one activation function, dropout before each residual addition."""
+        c, e, f = self._c, self._e, self._family
         h, inner = c.hidden, c.intermediate
-        mask = (e if self._batch.device == "cpu" else 1) if c.dropout else 0
-        norms = 2 * h * self._stream
-        plain = bool(c.attention_dropout) and self._batch.device == "cpu"  # products and softmax, in float32
+        plain = self._plain_attention()
         attention = h * e + 3 * h * (4 if plain else e) + (0 if plain else c.heads * 4)
-        mlp = (1 if c.family != "gpt2" else 4) * inner * e  # GPT-2's tanh form of GELU is several operations
-        total = norms + attention + mlp + 2 * h * mask
-        if c.family == "gpt2":
-            return (
-                total
-                + self._inputs({"attn.c_attn": h}, of_stream=True)
-                + self._inputs({"mlp.c_fc": h}, of_stream=True)
-                + self._inputs({"mlp.c_proj": inner})
-            )
-        linears = [n for n, w in self._by_name.items() if w.kind == "linear"]
-        *attended, up, down = linears
-        qkv, out = attended[:3], attended[3]
+        *qkv, out = f.attention
+        up, down = f.mlp
         return (
-            total
+            2 * h * self._stream
+            + attention
+            + inner * e
+            + self._dropout_masks()
             + self._inputs(dict.fromkeys(qkv, h), of_stream=True)
             + self._inputs({out: h}, kept_anyway=not self._what.lora)
             + self._inputs({up: h}, of_stream=True)
@@ -245,18 +277,13 @@ class BlockActivations:
         return self._by_name[name]
 
 
-def norm_bytes(config: ModelConfig, element: int, trained: bool) -> int:
-    """Return the bytes that a norm keeps per element: a float32 copy, and a second one in Gemma, which scales in float32."""
-    before_weight = 4 if config.family == "gemma" else element
-    return 4 + (before_weight if trained else 0)
-
-
 def kept_after_blocks(model: Shapes, what: TrainedWeights, batch: MicroBatch) -> int:
     """Return what the last norm keeps, and the gradient of the output projection's input, which is computed with the loss."""
     c, e = model.config, batch.element
     if c.family in (*ENCODERS, MLP):
         return batch.sequences * batch.length * c.hidden * e
-    return batch.tokens * c.hidden * (norm_bytes(c, batch.stream, what.is_trained(model.behind[0])) + e)
+    norm = family_of(c.family).norm.kept(batch.stream, what.is_trained(model.behind[0]))
+    return batch.tokens * c.hidden * (norm + e)
 
 
 LOSS_CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 1 << 30}

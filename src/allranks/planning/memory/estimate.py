@@ -22,7 +22,8 @@ from allranks.planning.memory.activations import (
     logits_bytes,
     loss_bytes,
 )
-from allranks.planning.memory.model_config import ENCODERS, MLP, ConfigSource, ModelConfig
+from allranks.planning.memory.families import ENCODERS, MLP
+from allranks.planning.memory.model_config import ConfigSource, ModelConfig
 from allranks.planning.memory.weights import ElementBytes, ModelMemory, shapes_of, trained_weights_of
 from allranks.planning.rank_environment import MAPPED_BYTES
 from allranks.planning.records import LaunchPlan
@@ -199,7 +200,7 @@ class StepMoments:
         self._copies = [model.weight_copies_of(at) if copied else 0 for at in range(len(shapes.blocks))]
         self._copies_up_to = list(accumulate(self._copies))
         self._tied = {"gradients": model.tied_gradient(gathered=not sharing.copies_weights)}
-        self._copies_behind = model.weight_copies_after_blocks() + model.weight_copy_of_head() if copied else 0
+        self._copies_behind = model.weight_copies_outside_blocks() + model.weight_copy_of_head() if copied else 0
         self._in_loss, self._head_gradient = loss_bytes(shapes, model.what, batch)
 
     def moments(self) -> list[Moment]:

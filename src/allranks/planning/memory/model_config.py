@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import SpecError
+from allranks.planning.memory.families import ENCODERS, FAMILIES, MLP, Experts, Family, Flag
 from allranks.spec.models import MlpShape, is_mlp, mlp_shape, tiny_defaults, tiny_family
 from allranks.spec.records import ModelSpec, RunSpec
 from allranks.utils.filesystem import hub_cache
@@ -40,6 +41,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     mlp_bias: bool = False
     positions: int = 0
     token_types: int = 0
+    embedding: int = 0
+    """Size of the embedding, if it differs from the hidden size."""
+    activation: str = ""
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate: int = 0
@@ -51,76 +55,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     labels: int = 0
     wide: bool = False
     """True for an ``mlp:`` model whose inner layers are all wide."""
-
-
-class ConfigKeys(msgspec.Struct, frozen=True):
-    """Key names of a model family, with the defaults of transformers' config classes."""
-
-    hidden: str = "hidden_size"
-    layers: str = "num_hidden_layers"
-    heads: str = "num_attention_heads"
-    intermediate: str = "intermediate_size"
-    positions: str = "max_position_embeddings"
-    intermediate_times: int = 0  # multiple of the hidden size, if the config may omit it
-    tied: bool = False
-    moe: bool = False
-    attention_bias: bool | None = None  # None: the key attention_bias decides
-    qk_norm: bool = False
-    dropout: str = ""
-    attention_dropout: str = "attention_dropout"
-    learned_positions: bool = False
-    kv_heads_key: bool = True
-
-
-_BERT = ConfigKeys(
-    tied=True,
-    attention_bias=True,
-    dropout="hidden_dropout_prob",
-    attention_dropout="attention_probs_dropout_prob",
-    learned_positions=True,
-    kv_heads_key=False,
-)
-FAMILIES: dict[str, ConfigKeys] = {
-    "llama": ConfigKeys(),
-    "mistral": ConfigKeys(attention_bias=False),
-    "qwen2": ConfigKeys(attention_bias=True),
-    "qwen3": ConfigKeys(qk_norm=True),
-    "gemma": ConfigKeys(tied=True),
-    "phi3": ConfigKeys(attention_bias=False),
-    "smollm3": ConfigKeys(tied=True),
-    "mixtral": ConfigKeys(attention_bias=False, moe=True),
-    "qwen3_moe": ConfigKeys(qk_norm=True, moe=True),
-    "glm4_moe": ConfigKeys(moe=True),
-    "gpt2": ConfigKeys(
-        hidden="n_embd",
-        layers="n_layer",
-        heads="n_head",
-        intermediate="n_inner",
-        positions="n_positions",
-        intermediate_times=4,
-        tied=True,
-        attention_bias=True,
-        dropout="resid_pdrop",
-        attention_dropout="attn_pdrop",
-        learned_positions=True,
-        kv_heads_key=False,
-    ),
-    "bert": _BERT,
-    "roberta": _BERT,
-    "distilbert": ConfigKeys(
-        hidden="dim",
-        layers="n_layers",
-        heads="n_heads",
-        intermediate="hidden_dim",
-        tied=True,
-        attention_bias=True,
-        dropout="dropout",
-        learned_positions=True,
-        kv_heads_key=False,
-    ),
-}
-ENCODERS = ("bert", "roberta", "distilbert")
-MLP = "mlp"
 
 
 class UnknownFamily(Exception):
@@ -140,7 +74,11 @@ def read_model_config(raw: Mapping[str, Any], where: str, *, labels: int = 0) ->
     if family not in FAMILIES:
         near = nearest_name(family, FAMILIES, 0.9)
         raise UnknownFamily(family + (f" (did you mean {near}?)" if near else ""))
-    reader = _Reader(raw, where, FAMILIES[family])
+    names = FAMILIES[family]
+    for key, value in names.only:
+        if raw.get(key) not in (None, value):
+            raise UnknownFamily(f"{family} ({key}: {_shown(raw[key])})")
+    reader = _Reader(raw, where, names)
     config = reader.config(family, labels)
     if reader.problems:
         raise SpecError(f"{where}: " + "; ".join(reader.problems))
@@ -150,7 +88,7 @@ def read_model_config(raw: Mapping[str, Any], where: str, *, labels: int = 0) ->
 class _Reader:
     """Reader of one config that collects all problems for one message."""
 
-    def __init__(self, raw: Mapping[str, Any], where: str, names: ConfigKeys) -> None:
+    def __init__(self, raw: Mapping[str, Any], where: str, names: Family) -> None:
         self._raw, self._where, self._names = raw, where, names
         self.problems: list[str] = []
 
@@ -159,50 +97,44 @@ class _Reader:
         hidden, heads = self._size(n.hidden), self._size(n.heads)
         vocab = self._size("vocab_size", MAX_SIZES["vocab_size"])
         default_inner = hidden * n.intermediate_times or None
-        kv_heads = self._size("num_key_value_heads", default=heads) if n.kv_heads_key else heads
+        kv_heads = self._size(n.kv_heads, default=heads) if n.kv_heads else heads
+        head_dim = max(1, hidden // heads)
         found = ModelConfig(
             family=family,
             hidden=hidden,
             layers=self._size(n.layers, MAX_SIZES["layers"]),
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=self._size("head_dim", default=max(1, hidden // heads))
-            if n.kv_heads_key
-            else max(1, hidden // heads),
+            head_dim=self._size(n.head_dim, default=head_dim) if n.head_dim else head_dim,
             intermediate=self._size(n.intermediate, default=default_inner),
             vocab_size=vocab,
-            tied=self._flag("tie_word_embeddings", n.tied),
-            attention_bias=self._flag("attention_bias", False) if n.attention_bias is None else n.attention_bias,
-            mlp_bias=self._flag("mlp_bias", False),
-            positions=self._size(n.positions) if n.learned_positions else 0,
-            token_types=self._size("type_vocab_size", default=2) if family in ("bert", "roberta") else 0,
-            qk_norm=n.qk_norm or self._flag("use_qk_norm", False),
-            dropout=self._share(n.dropout, 0.1) if n.dropout else 0.0,
-            attention_dropout=self._share(n.attention_dropout, 0.1 if n.dropout else 0.0),
+            tied=self._flag(Flag("tie_word_embeddings", n.tied)),
+            attention_bias=self._flag(n.attention_bias),
+            mlp_bias=self._flag(n.mlp_bias),
+            positions=self._size(n.positions) + n.extra_positions if n.positions else 0,
+            token_types=self._size(n.token_types, default=2) if n.token_types else 0,
+            embedding=self._size(n.embedding, default=n.embedding_default) if n.embedding else 0,
+            activation=self._activation(),
+            qk_norm=self._flag(n.qk_norm),
+            dropout=self._share(n.dropout, n.dropout_default) if n.dropout else 0.0,
+            attention_dropout=self._share(n.attention_dropout, n.attention_dropout_default),
             labels=labels,
-            **(self._experts(family) if n.moe else {}),
+            **(self._experts(n.experts) if n.experts else {}),
         )
         if heads % kv_heads:
             self.problems.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
         return found
 
-    def _experts(self, family: str) -> dict[str, Any]:
-        if family == "mixtral":
-            return {
-                "experts": self._size("num_local_experts", default=8),
-                "experts_per_token": self._size("num_experts_per_tok", default=2),
-                "expert_intermediate": self._size("intermediate_size"),
-            }
-        key = "n_routed_experts" if family == "glm4_moe" else "num_experts"
-        key = key if key in self._raw else "num_local_experts" if "num_local_experts" in self._raw else key
-        inner = self._size("moe_intermediate_size")
-        shared = self._size("n_shared_experts", default=1, least=0) if family == "glm4_moe" else 0
+    def _experts(self, n: Experts) -> dict[str, Any]:
+        other_name = n.count not in self._raw and "num_local_experts" in self._raw
+        inner = self._size(n.intermediate)
+        shared = inner * self._size(n.shared_count, default=1, least=0) if n.shared_count else 0
         return {
-            "experts": self._size(key),
-            "experts_per_token": self._size("num_experts_per_tok"),
+            "experts": self._size("num_local_experts" if other_name else n.count, default=n.count_default),
+            "experts_per_token": self._size("num_experts_per_tok", default=n.per_token_default),
             "expert_intermediate": inner,
-            "shared_intermediate": inner * shared,
-            "dense_layers": self._size("first_k_dense_replace", default=1, least=0) if family == "glm4_moe" else 0,
+            "shared_intermediate": self._size(n.shared_intermediate) if n.shared_intermediate else shared,
+            "dense_layers": self._size(n.dense_layers, default=1, least=0) if n.dense_layers else 0,
         }
 
     def _size(self, key: str, limit: int = MAX_SIZE, *, default: int | None = None, least: int = 1) -> int:
@@ -219,13 +151,19 @@ class _Reader:
             return value
         return max(least, 1)
 
-    def _flag(self, key: str, default: bool) -> bool:
-        value = self._raw.get(key)
+    def _flag(self, flag: Flag | bool) -> bool:
+        if isinstance(flag, bool):
+            return flag
+        value = self._raw.get(flag.key)
         if value is None:
-            return default
+            return flag.default
         if not isinstance(value, bool):
-            self.problems.append(f"{key} is {_shown(value)}, expected true or false")
+            self.problems.append(f"{flag.key} is {_shown(value)}, expected true or false")
         return value is True
+
+    def _activation(self) -> str:
+        value = self._raw.get(self._names.activation)
+        return value if isinstance(value, str) else self._names.activation_default
 
     def _share(self, key: str, default: float) -> float:
         value = self._raw.get(key)

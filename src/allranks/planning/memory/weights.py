@@ -6,29 +6,18 @@ frozen base, by PEFT's rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
 
 import msgspec
 
-from allranks.planning.memory.model_config import ENCODERS, MLP, ModelConfig
+from allranks.planning.memory.families import ENCODERS, MLP, Experts, Family, family_of
+from allranks.planning.memory.model_config import ModelConfig
 from allranks.spec.records import AdapterSpec
 from allranks.spec.strategies.base import UnitSizes
 
-_BERT = {
-    "attention": ["attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"],
-    "up": "intermediate.dense",
-    "down": "output.dense",
-    "norms": ["attention.output.LayerNorm", "output.LayerNorm"],
-}
-_DISTIL = {
-    "attention": ["attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin"],
-    "up": "ffn.lin1",
-    "down": "ffn.lin2",
-    "norms": ["sa_layer_norm", "output_layer_norm"],
-}
 CLASSIFICATION_HEADS = (
     "classifier",
     "score",
@@ -102,8 +91,6 @@ def shapes_of(config: ModelConfig) -> Shapes:
     """Return the model's weights."""
     if config.family in ENCODERS:
         return _encoder(config)
-    if config.family == "gpt2":
-        return _gpt2(config)
     if config.family == MLP:
         return _perceptron(config)
     return _decoder(config)
@@ -114,61 +101,67 @@ def _linear(name: str, out: int, into: int, bias: bool) -> list[Weight]:
     return [*found, Weight(f"{name}.bias", (out,), "bias")] if bias else found
 
 
-def _norm(name: str, size: int, bias: bool = False) -> list[Weight]:
-    found = [Weight(f"{name}.weight", (size,), "norm")]
-    return [*found, Weight(f"{name}.bias", (size,), "norm")] if bias else found
+def _norms(names: Iterable[str], size: int, family: Family) -> list[Weight]:
+    parts = ("weight", "bias") if family.norm.bias else ("weight",)
+    return [Weight(f"{name}.{part}", (size,), "norm") for name in names for part in parts]
 
 
 def _decoder(c: ModelConfig) -> Shapes:
-    dense = Unit("block", (*_attention(c), *_dense_mlp(c), *_decoder_norms(c)))
+    f = family_of(c.family)
+    norms = _norms((*f.norms, *f.norms_after), c.hidden, f)
+    dense = Unit("block", (*_attention(c, f), *_dense_mlp(c, f.mlp, c.intermediate), *norms))
     blocks = [dense] * c.layers
-    if c.experts:
-        moe = Unit("moe", (*_attention(c), *_moe_mlp(c), *_decoder_norms(c)))
+    if f.experts:
+        moe = Unit("moe", (*_attention(c, f), *_moe_mlp(c, f.experts), *norms))
         blocks = [dense if i < c.dense_layers else moe for i in range(c.layers)]
-    embedding = Weight("embed_tokens.weight", (c.vocab_size, c.hidden), "embedding")
-    head = [] if c.tied or c.labels else [Weight("lm_head.weight", (c.vocab_size, c.hidden))]
+    before = [Weight(f"{f.embeddings}.weight", (c.vocab_size, c.hidden), "embedding")]
+    if f.position_embeddings:
+        before.append(Weight(f"{f.position_embeddings}.weight", (c.positions, c.hidden), "embedding"))
+    head = [] if c.labels else _head(c, f)
     scores = [Weight("score.weight", (c.labels, c.hidden))] if c.labels else []
-    return Shapes(c, (embedding,), tuple(blocks), (*_norm("norm", c.hidden), *head, *scores))
+    return Shapes(c, tuple(before), tuple(blocks), (*_norms([f.last_norm], c.hidden, f), *head, *scores))
 
 
-def _attention(c: ModelConfig) -> list[Weight]:
+def _head(c: ModelConfig, f: Family) -> list[Weight]:
+    weight, *bias = _linear("lm_head", c.vocab_size, c.hidden, f.head_bias)
+    return bias if c.tied else [weight, *bias]
+
+
+def _attention(c: ModelConfig, f: Family) -> list[Weight]:
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    o_bias = c.attention_bias and c.family not in ("qwen2", "glm4_moe")
-    if c.family == "phi3":
-        return [
-            *_linear("self_attn.qkv_proj", q + 2 * kv, c.hidden, False),
-            *_linear("self_attn.o_proj", c.hidden, q, False),
-        ]
-    norms = [*_norm("self_attn.q_norm", c.head_dim), *_norm("self_attn.k_norm", c.head_dim)] if c.qk_norm else []
-    return [
-        *_linear("self_attn.q_proj", q, c.hidden, c.attention_bias),
-        *_linear("self_attn.k_proj", kv, c.hidden, c.attention_bias),
-        *_linear("self_attn.v_proj", kv, c.hidden, c.attention_bias),
-        *_linear("self_attn.o_proj", c.hidden, q, o_bias),
-        *norms,
-    ]
+    *readers, output = f.attention
+    found = []
+    for name, out in zip(readers, (q, kv, kv) if len(readers) > 1 else (q + 2 * kv,), strict=True):
+        found += _linear(name, out, c.hidden, c.attention_bias)
+    found += _linear(output, c.hidden, q, c.attention_bias and f.output_bias)
+    if c.qk_norm:
+        sizes = (c.head_dim, c.head_dim) if f.norm_per_head else (q, kv)
+        for name, size in zip(("self_attn.q_norm", "self_attn.k_norm"), sizes, strict=True):
+            found += _norms([name], size, f)
+    return found
 
 
-def _dense_mlp(c: ModelConfig, prefix: str = "mlp", inner: int | None = None) -> list[Weight]:
-    inner = c.intermediate if inner is None else inner
-    if c.family == "phi3":
-        gates = _linear(f"{prefix}.gate_up_proj", 2 * inner, c.hidden, False)
-    else:
-        gates = [
-            *_linear(f"{prefix}.gate_proj", inner, c.hidden, c.mlp_bias),
-            *_linear(f"{prefix}.up_proj", inner, c.hidden, c.mlp_bias),
-        ]
-    return [*gates, *_linear(f"{prefix}.down_proj", c.hidden, inner, c.mlp_bias)]
+def _dense_mlp(c: ModelConfig, names: Sequence[str], inner: int) -> list[Weight]:
+    *readers, output = names
+    width = inner * (2 if family_of(c.family).gated and len(readers) == 1 else 1)
+    found = [w for name in readers for w in _linear(name, width, c.hidden, c.mlp_bias)]
+    return [*found, *_linear(output, c.hidden, inner, c.mlp_bias)]
 
 
-def _moe_mlp(c: ModelConfig) -> list[Weight]:
+def shared_mlp(experts: Experts) -> list[str]:
+    """Return the names of the layers of a mixture's shared experts."""
+    return [f"{experts.shared}.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
+
+
+def _moe_mlp(c: ModelConfig, experts: Experts) -> list[Weight]:
     inner = c.expert_intermediate
-    shared = _dense_mlp(c, "mlp.shared_experts", c.shared_intermediate) if c.shared_intermediate else []
+    shared = _dense_mlp(c, shared_mlp(experts), c.shared_intermediate) if c.shared_intermediate else []
     return [
         Weight("mlp.gate.weight", (c.experts, c.hidden), "router"),
         Weight("mlp.experts.gate_up_proj", (c.experts, 2 * inner, c.hidden), "experts"),
         Weight("mlp.experts.down_proj", (c.experts, c.hidden, inner), "experts"),
         *shared,
+        *(_linear(experts.shared_gate, 1, c.hidden, False) if experts.shared_gate else []),
     ]
 
 
@@ -180,46 +173,19 @@ def _perceptron(c: ModelConfig) -> Shapes:
     return Shapes(c, (), tuple(units) if c.wide else (Unit("block", pair),) * c.layers, ())
 
 
-def _decoder_norms(c: ModelConfig) -> list[Weight]:
-    return [w for name in ("input_layernorm", "post_attention_layernorm") for w in _norm(name, c.hidden)]
-
-
-def _gpt2(c: ModelConfig) -> Shapes:
-    h, inner = c.hidden, c.intermediate
-    block = Unit(
-        "block",
-        (
-            *_norm("ln_1", h, bias=True),
-            *_linear("attn.c_attn", 3 * h, h, True),
-            *_linear("attn.c_proj", h, h, True),
-            *_norm("ln_2", h, bias=True),
-            *_linear("mlp.c_fc", inner, h, True),
-            *_linear("mlp.c_proj", h, inner, True),
-        ),
-    )
-    before = (Weight("wte.weight", (c.vocab_size, h), "embedding"), Weight("wpe.weight", (c.positions, h), "embedding"))
-    head = [] if c.tied or c.labels else [Weight("lm_head.weight", (c.vocab_size, h))]
-    scores = [Weight("score.weight", (c.labels, h))] if c.labels else []
-    return Shapes(c, before, (block,) * c.layers, (*_norm("ln_f", h, bias=True), *head, *scores))
-
-
 def _encoder(c: ModelConfig) -> Shapes:
-    h = c.hidden
-    names = _DISTIL if c.family == "distilbert" else _BERT
-    block = [w for name in names["attention"] for w in _linear(name, h, h, True)]
-    block += [*_linear(names["up"], c.intermediate, h, True), *_linear(names["down"], h, c.intermediate, True)]
-    block += [w for name in names["norms"] for w in _norm(name, h, bias=True)]
+    h, f = c.hidden, family_of(c.family)
+    embedding = c.embedding or h
+    block = Unit("block", (*_attention(c, f), *_dense_mlp(c, f.mlp, c.intermediate), *_norms(f.norms_after, h, f)))
+    tables = {"word_embeddings": c.vocab_size, "position_embeddings": c.positions, "token_type_embeddings": c.token_types}
     before = [
-        Weight("embeddings.word_embeddings.weight", (c.vocab_size, h), "embedding"),
-        Weight("embeddings.position_embeddings.weight", (c.positions, h), "embedding"),
+        Weight(f"embeddings.{name}.weight", (rows, embedding), "embedding") for name, rows in tables.items() if rows
     ]
-    if c.token_types:
-        before.append(Weight("embeddings.token_type_embeddings.weight", (c.token_types, h), "embedding"))
-    before += _norm("embeddings.LayerNorm", h, bias=True)
-    pooler = {"bert": "pooler.dense", "roberta": "classifier.dense", "distilbert": "pre_classifier"}[c.family]
-    last = "classifier.out_proj" if c.family == "roberta" else "classifier"
-    behind = [*_linear(pooler, h, h, True), *_linear(last, max(c.labels, 2), h, True)]
-    return Shapes(c, tuple(before), (Unit("block", tuple(block)),) * c.layers, tuple(behind))
+    before += _norms(["embeddings.LayerNorm"], embedding, f)
+    if embedding != h:
+        before += _linear("embeddings_project", h, embedding, True)
+    behind = [*_linear(f.pooler, h, h, True), *_linear(f.classifier, max(c.labels, 2), h, True)]
+    return Shapes(c, tuple(before), (block,) * c.layers, tuple(behind))
 
 
 class TrainedWeights(msgspec.Struct, frozen=True):
@@ -423,10 +389,10 @@ class ModelMemory:
             weights = weights[1:]  # the inputs of the first layer need no gradient, so its weight is not kept
         return sum(self.what.numel_in_products(w) for w in weights) * (self.autocast or 0)
 
-    def weight_copies_after_blocks(self) -> int:
-        """Return the same of the layers after the last block, without a language model's output projection."""
+    def weight_copies_outside_blocks(self) -> int:
+        """Return the same of the layers outside blocks, without a language model's output projection."""
         head = output_projection(self.shapes)
-        weights = [w for w in self.shapes.behind if w.kind == "linear" and w is not head]
+        weights = [w for w in self.shapes.rest.weights if w.kind == "linear" and w is not head]
         return sum(self.what.numel_in_products(w) for w in weights) * (self.autocast or 0)
 
     def weight_copy_of_head(self) -> int:
