@@ -32,6 +32,7 @@ class MicroBatch(msgspec.Struct, frozen=True):
     element: int  # bytes of one number in the dtype of compute
     device: str
     packed: bool = False
+    within_rows: bool = False  # rows share sequences, and attention is computed within each row
     attention: str = "sdpa"
     autocast: bool = False  # forward passes run under autocast
     stream_element: int | None = None  # bytes of one number of the residual stream, if not `element`
@@ -129,7 +130,7 @@ class BlockActivations:
         total = (q + keys) * (4 if self._plain_attention() else e)
         total += q * e + (0 if self._plain_attention() else c.heads * 4)  # the output, and the softmax's sums
         *readers, output = f.attention
-        if len(readers) == 1 and f.rotary:
+        if len(readers) == 1 and f.rotary and not self._repeats_keys():
             total += (q + kv) * e  # the values are a view of the three together
         if c.qk_norm:
             total += (q + kv) * f.norm.kept(e, self._trains_norms())
@@ -138,7 +139,7 @@ class BlockActivations:
         return (
             total
             + self._inputs(dict.fromkeys(readers, c.hidden), of_stream=True)
-            + self._inputs({output: q}, kept_anyway=True)
+            + self._inputs({output: q}, kept_anyway=not f.joined or self._batch.within_rows)
         )
 
     def _plain_attention(self) -> bool:
@@ -185,20 +186,25 @@ class BlockActivations:
     def _experts(self) -> int:
         """Return what fused experts (grouped matrix products) keep: each token once per selected expert."""
         c, e = self._c, self._e
-        routed = c.experts_per_token * ((2 * c.expert_intermediate + 2 * c.expert_intermediate + 2 * c.hidden) * e)
-        router = c.experts * 4 * 3 + (4 * c.hidden if e == 2 else 0)
-        router += c.experts_per_token * 8 * 5  # indices that sort tokens by expert and back
-        ranks = sum(self._what.rank_of(w) for w in self._unit.weights if w.kind == "experts")
-        routed += c.experts_per_token * ranks * e
-        return routed + router + self._shared_experts()
+        fused = [w for w in self._unit.weights if w.kind == "experts"]
+        keep_inputs = any(self._what.is_trained(w) or self._what.has_lora(w) for w in fused)
+        kept = (4 if keep_inputs else 3) * c.expert_intermediate + (2 if keep_inputs else 1) * c.hidden
+        kept += sum(self._what.rank_of(w) for w in fused)
+        router = 4 * c.experts + c.experts_per_token * 8 * 5  # indices that sort tokens by expert and back
+        return c.experts_per_token * kept * e + router + self._read_by_all_tokens()
 
-    def _shared_experts(self) -> int:
+    def _read_by_all_tokens(self) -> int:
+        """Return what the router and shared experts keep per token."""
         c, experts = self._c, self._family.experts
-        if not c.shared_intermediate or experts is None:
-            return 0
-        gate = [experts.shared_gate] if experts.shared_gate else []
-        scaled = c.hidden * self._e if gate else 0  # the output, for the gate's gradient
-        return scaled + self._dense(shared_mlp(experts), c.shared_intermediate, beside=gate)
+        assert experts is not None
+        total = 4 * c.hidden if experts.router_float32 and self._e == 2 else 0
+        readers = [] if experts.router_float32 else ["mlp.gate"]
+        if not c.shared_intermediate:
+            return total + self._inputs(dict.fromkeys(readers, c.hidden), of_stream=True)
+        if experts.shared_gate:
+            readers.append(experts.shared_gate)
+            total += c.hidden * self._e  # the output that the gate scales
+        return total + self._dense(shared_mlp(experts), c.shared_intermediate, beside=readers)
 
     def _inputs(self, layers: dict[str, int], *, of_stream: bool = False, kept_anyway: bool = False) -> int:
         """Return bytes per token of the inputs that linear layers keep; all `layers` share one input.

@@ -387,13 +387,15 @@ def model_of(spec: RunSpec, plan: LaunchPlan, config: ModelConfig) -> ModelMemor
 def batch_of(spec: RunSpec, plan: LaunchPlan, model: ModelMemory) -> MicroBatch:
     """Return one micro-batch at its maximum length."""
     assert spec.model is not None and spec.data is not None and plan.batch is not None
-    family = model.shapes.config.family
+    isolated = spec.data.packing == "isolated"
+    masked = isolated and bool(dense_mask_reason(model.shapes.config.family, spec.model.attention))
     return MicroBatch(
         sequences=plan.batch.micro_batch_size,
         length=1 if is_mlp(spec.model.name) else spec.data.max_length,
         element=DTYPE_BYTES[plan.dtype],
         device=plan.device,
-        packed=spec.data.packing == "isolated" and bool(dense_mask_reason(family, spec.model.attention)),
+        packed=masked,
+        within_rows=isolated and not masked,
         attention=spec.model.attention,
         autocast=model.autocast is not None,
         stream_element=4 if model.autocast and model.what.trains_embedding(model.shapes) else None,

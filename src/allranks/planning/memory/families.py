@@ -57,6 +57,8 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     shared: str = ""  # name of the experts that see every token
     shared_gate: str = ""  # name of the layer whose output scales theirs
     dense_layers: str = ""  # first layers without experts
+    router_float32: bool = False  # the router computes in float32
+    targets: bool = True  # PEFT applies names of projections to the fused experts, not to other layers
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +100,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """The same of the MLP; if it is gated, one that reads computes gate and values."""
     gated: bool = True
     rotary: bool = True
+    joined: bool = False
+    """Queries and keys are joined from a rotated and another part, which puts them, and the output of ``sdpa``, in another order."""
     norm: Norm = RMS
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     """Before sublayers. One for both: they read the same tensor."""
@@ -156,11 +160,15 @@ FAMILIES: dict[str, Family] = {
         tied=True, norm=RMS_SCALED_FLOAT32, qk_norm=True, only=(("final_logit_softcapping", None),), **_FOUR_NORMS
     ),
     "phi3": Family(
-        attention_bias=False, attention=("self_attn.qkv_proj", "self_attn.o_proj"), mlp=("mlp.gate_up_proj", "mlp.down_proj")
+        attention_bias=False,
+        joined=True,
+        attention=("self_attn.qkv_proj", "self_attn.o_proj"),
+        mlp=("mlp.gate_up_proj", "mlp.down_proj"),
     ),
     "glm4": Family(
         attention_bias=Flag("attention_bias", True),
         output_bias=False,
+        joined=True,
         mlp=("mlp.gate_up_proj", "mlp.down_proj"),
         norms_after=("post_self_attn_layernorm", "post_mlp_layernorm"),
     ),
@@ -172,6 +180,7 @@ FAMILIES: dict[str, Family] = {
         head_dim="",
         attention_bias=Flag("use_qkv_bias"),
         output_bias=False,
+        joined=True,
         norm=LAYER,
         only=(("qk_layernorm", False), ("use_parallel_residual", False), ("hidden_dropout", 0)),
     ),
@@ -194,6 +203,7 @@ FAMILIES: dict[str, Family] = {
         activation="hidden_act",
         activation_default="gelu_new",
         gated=False,
+        joined=True,
         norm=LAYER,
         attention=(*_QUERY, "self_attn.dense"),
         mlp=("mlp.fc1", "mlp.fc2"),
@@ -211,6 +221,7 @@ FAMILIES: dict[str, Family] = {
         activation="hidden_act",
         activation_default="gelu",
         gated=False,
+        joined=True,
         norm=LAYER,
         embeddings="embed_in",
         attention=("attention.query_key_value", "attention.dense"),
@@ -292,17 +303,20 @@ FAMILIES: dict[str, Family] = {
             shared_intermediate="shared_expert_intermediate_size",
             shared="mlp.shared_expert",
             shared_gate="mlp.shared_expert_gate",
+            targets=False,
         ),
         only=(("decoder_sparse_step", 1), ("mlp_only_layers", [])),
     ),
     "qwen3_moe": Family(qk_norm=True, experts=Experts()),
     "glm4_moe": Family(
         output_bias=False,
+        joined=True,
         experts=Experts(
             count="n_routed_experts",
             shared_count="n_shared_experts",
             shared="mlp.shared_experts",
             dense_layers="first_k_dense_replace",
+            router_float32=True,
         ),
     ),
     "bert": Family(**_BERT, pooler="pooler.dense"),

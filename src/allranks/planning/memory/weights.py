@@ -177,7 +177,11 @@ def _encoder(c: ModelConfig) -> Shapes:
     h, f = c.hidden, family_of(c.family)
     embedding = c.embedding or h
     block = Unit("block", (*_attention(c, f), *_dense_mlp(c, f.mlp, c.intermediate), *_norms(f.norms_after, h, f)))
-    tables = {"word_embeddings": c.vocab_size, "position_embeddings": c.positions, "token_type_embeddings": c.token_types}
+    tables = {
+        "word_embeddings": c.vocab_size,
+        "position_embeddings": c.positions,
+        "token_type_embeddings": c.token_types,
+    }
     before = [
         Weight(f"embeddings.{name}.weight", (rows, embedding), "embedding") for name, rows in tables.items() if rows
     ]
@@ -198,7 +202,7 @@ class TrainedWeights(msgspec.Struct, frozen=True):
     parameters: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
     classifier: bool = False
-    moe: bool = False
+    moe: bool = False  # projections' names mean those of fused experts
 
     def rank_of(self, weight: Weight) -> int:
         """Return the rank of this weight's LoRA matrices, or 0 if it has none."""
@@ -223,7 +227,7 @@ class TrainedWeights(msgspec.Struct, frozen=True):
         named = (
             set(FUSED_EXPERT_NAMES) | {"gate"} if self.targets is None else {t.rsplit(".", 1)[-1] for t in self.targets}
         )
-        if self.targets is None and self.parameters:
+        if not self.moe or (self.targets is None and self.parameters):
             return 0
         if weight.kind == "router":
             return self.r if "gate" in named else 0
@@ -296,6 +300,7 @@ def trained_weights_of(spec: AdapterSpec, shapes: Shapes) -> TrainedWeights:
     """Return which of these weights the spec's adapter trains."""
     if spec.type == "none":
         return TrainedWeights(False)
+    experts = family_of(shapes.config.family).experts
     return TrainedWeights(
         lora=True,
         r=spec.r,
@@ -304,7 +309,7 @@ def trained_weights_of(spec: AdapterSpec, shapes: Shapes) -> TrainedWeights:
         parameters=tuple(spec.target_parameters),
         whole=tuple(spec.modules_to_save),
         classifier=shapes.config.family in ENCODERS or bool(shapes.config.labels),
-        moe=bool(shapes.config.experts),
+        moe=experts is not None and experts.targets,
     )
 
 
