@@ -29,9 +29,15 @@ CONFIG = {
 IDS = torch.arange(48).view(2, 24)
 
 
-def model_of(*, lora: bool, dropout: float = 0.2) -> Any:
+def config_of(kind: str) -> Any:
+    return AutoConfig.for_model(
+        kind, **CONFIG, **({"num_experts": 6, "num_experts_per_tok": 2} if kind == "olmoe" else {})
+    )
+
+
+def model_of(kind: str = "llama", *, lora: bool, dropout: float = 0.2) -> Any:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **CONFIG), attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_config(config_of(kind), attn_implementation="sdpa")
     model.config.use_cache = False
     if lora:
         spec = AdapterSpec(type="lora", r=2, dropout=dropout)
@@ -60,9 +66,10 @@ def test_each_mode_gives_bitwise_the_same_gradients(lora: bool) -> None:
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_a_block_keeps_what_the_estimate_says(lora: bool) -> None:
+@pytest.mark.parametrize("kind", ["llama", "olmo2", "starcoder2", "phi", "gpt_neox", "olmoe"])
+def test_a_block_keeps_what_the_estimate_says(kind: str, lora: bool) -> None:
     spec = AdapterSpec(type="lora", r=2) if lora else AdapterSpec()
-    shapes = shapes_of(read_model_config(AutoConfig.for_model("llama", **CONFIG).to_dict(), "here"))
+    shapes = shapes_of(read_model_config(config_of(kind).to_dict(), "here"))
     batch = MicroBatch(sequences=2, length=24, element=4, device="cpu")
     of = BlockActivations(shapes.config, shapes.blocks[-1], trained_weights_of(spec, shapes), batch)
     for mode, expected in (
@@ -70,7 +77,7 @@ def test_a_block_keeps_what_the_estimate_says(lora: bool) -> None:
         ("selective", of.output() + of.products()),
         ("full", of.output()),
     ):
-        model = model_of(lora=lora, dropout=0.0)
+        model = model_of(kind, lora=lora, dropout=0.0)
         set_block_forward(model, mode)
         block, made = transformer_blocks(model)[-1], []
         block.register_forward_pre_hook(lambda *_, made=made: made.append(record_function("block").__enter__()))

@@ -12,7 +12,8 @@ import pytest
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.planning.memory import fit, make_plan, require
 from allranks.planning.memory.estimate import CUDA_CONTEXT, NCCL_BUFFERS, capacity, model_of
-from allranks.planning.memory.model_config import KNOWN, find_config, known_config, read_model_config
+from allranks.planning.memory.families import FAMILIES
+from allranks.planning.memory.model_config import KNOWN, UnknownFamily, find_config, known_config, read_model_config
 from allranks.planning.memory.weights import shapes_of
 from allranks.spec import models, parse_spec
 from allranks.spec.strategies import REGISTRY, strategy_state
@@ -459,6 +460,19 @@ def test_a_family_that_is_not_known_is_told_and_not_refused(tmp_path: Path) -> N
     assert "mamba" in str(found.unknown)
     (tmp_path / "config.json").write_text('{"model_type": "llamma"}')
     assert "did you mean llama?" in str(estimated(raw(model={"name": str(tmp_path)})).unknown)
+
+
+def test_a_variant_with_other_layers_is_not_known() -> None:
+    config = {**KNOWN["tinyllama/tinyllama-1.1b-chat-v1.0"], "model_type": "stablelm"}
+    assert read_model_config({**config, "qk_layernorm": False}, "here").family == "stablelm"
+    with pytest.raises(UnknownFamily, match=r"stablelm \(qk_layernorm: True\)"):
+        read_model_config({**config, "qk_layernorm": True}, "here")
+
+
+def test_the_page_names_every_family() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "fit.md").read_text()
+    listed = page.split("Families: ")[1].split(".\n")[0]
+    assert listed.replace("\n", " ").split(", ") == list(FAMILIES)
 
 
 def test_the_config_in_the_cache_comes_before_the_table(tmp_path: Path) -> None:

@@ -84,7 +84,9 @@ class BlockActivations:
             attention_element = 4 if self._plain_attention() else e
             fused = b.attention != "eager" and attention_element == e
             per_token += (c.heads * c.head_dim * e + c.heads * 4) if fused else 0
-        if self._unit.kind == "moe":
+        if self._unit.kind == "moe" and not any(
+            self._what.has_lora(w) for w in self._fused()
+        ):  # with LoRA, one operation
             per_token += c.experts_per_token * (2 * c.expert_intermediate + c.hidden) * e
         return b.tokens * per_token
 
@@ -170,10 +172,9 @@ class BlockActivations:
         """
         *readers, output = names
         keeps_output = not self._family.gated and self._c.activation == KEEPS_OUTPUT
-        if self._family.gated:
-            kept = 2 if self._batch.compiled else 3  # gate, up, and the gate's activation
-        else:
-            kept = 1 if self._batch.compiled else ACTIVATION_TENSORS.get(self._c.activation, 1)
+        gated = 1 if self._family.gated else 0  # the gate's values come beside, and its activation is kept, too
+        of_function = 1 if gated else ACTIVATION_TENSORS.get(self._c.activation, 1)
+        kept = 1 + gated if self._batch.compiled else of_function + 2 * gated
         total = kept * inner * self._e + self._inputs({output: inner}, kept_anyway=keeps_output)
         if self._reads_norm_of_attention():
             return total
@@ -186,12 +187,15 @@ class BlockActivations:
     def _experts(self) -> int:
         """Return what fused experts (grouped matrix products) keep: each token once per selected expert."""
         c, e = self._c, self._e
-        fused = [w for w in self._unit.weights if w.kind == "experts"]
+        fused = self._fused()
         keep_inputs = any(self._what.is_trained(w) or self._what.has_lora(w) for w in fused)
         kept = (4 if keep_inputs else 3) * c.expert_intermediate + (2 if keep_inputs else 1) * c.hidden
         kept += sum(self._what.rank_of(w) for w in fused)
         router = 4 * c.experts + c.experts_per_token * 8 * 5  # indices that sort tokens by expert and back
         return c.experts_per_token * kept * e + router + self._read_by_all_tokens()
+
+    def _fused(self) -> list[Weight]:
+        return [w for w in self._unit.weights if w.kind == "experts"]
 
     def _read_by_all_tokens(self) -> int:
         """Return what the router and shared experts keep per token."""
