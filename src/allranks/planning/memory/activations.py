@@ -57,7 +57,7 @@ class BlockActivations:
         self._family = family_of(config.family)
         self._e, self._stream = batch.element, batch.stream
         self._by_name = {w.name.removesuffix(".weight"): w for w in unit.weights}
-        self._plain_adapters = batch.plain_adapters or config.family == "gpt2"  # its layers are no plain linear ones
+        self._plain_adapters = batch.plain_adapters or self._family.conv1d
 
     def output(self) -> int:
         """Return the bytes of the block's output."""
@@ -84,9 +84,8 @@ class BlockActivations:
             attention_element = 4 if self._plain_attention() else e
             fused = b.attention != "eager" and attention_element == e
             per_token += (c.heads * c.head_dim * e + c.heads * 4) if fused else 0
-        if self._unit.kind == "moe" and not any(
-            self._what.has_lora(w) for w in self._fused()
-        ):  # with LoRA, one operation
+        adapted = any(self._what.has_lora(w) for w in self._fused())  # then they are one operation
+        if self._unit.kind == "moe" and not adapted:
             per_token += c.experts_per_token * (2 * c.expert_intermediate + c.hidden) * e
         return b.tokens * per_token
 

@@ -99,6 +99,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     mlp: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     """The same of the MLP; if it is gated, one that reads computes gate and values."""
     gated: bool = True
+    conv1d: bool = False
+    """Its linear layers are transformers' ``Conv1D``."""
     rotary: bool = True
     joined: bool = False
     """Queries and keys are joined from a rotated and another part, which puts them, and the output of ``sdpa``, in another order."""
@@ -280,6 +282,7 @@ FAMILIES: dict[str, Family] = {
         norm=LAYER,
         embeddings="wte",
         position_embeddings="wpe",
+        conv1d=True,
         attention=("attn.c_attn", "attn.c_proj"),
         mlp=("mlp.c_fc", "mlp.c_proj"),
         norms=("ln_1", "ln_2"),
