@@ -294,6 +294,67 @@ def behind(world: DistContext, args: dict[str, Any]) -> Any:
     }
 
 
+def written_first(world: DistContext, args: dict[str, Any]) -> Any:
+    """A save that does not wait for the disk holds the weights of its moment, though a step changes them before it is published; of one
+    that cannot be flushed, training hears at the next occasion."""
+    folder = Path(args["folder"])
+    strategy, _, keeper, run = trained(folder, args["name"], world, args["how"])
+    gate, usual, heard = threading.Event(), saver._Beside.wait_for_disk, []
+    keeper._told = heard.append
+
+    def held_up(work: Any) -> None:
+        gate.wait(60)
+        usual(work)
+
+    saver._Beside.wait_for_disk = held_up
+    moment = {s.key: s.tensor.clone() for s in strategy.weight_shards()}
+    waited_s = keeper.save(1, "full", wait_for_disk=False)
+    before = run.checkpoint_steps()
+    tokens = tokens_of(folder / f"rank{world.rank}", 37)
+    go_on(strategy, world, tokens, args["how"], 3, 4, folder)
+    moved = max(
+        float((moment[s.key] - s.tensor).abs().max())
+        for s in strategy.weight_shards()
+        if s.tensor.numel() and s.key in moment
+    )
+    gate.set()
+    keeper.finish()
+    fresh, _ = prepared(args["name"], world, args["how"])
+    load_full(run.checkpoint(1), fresh, plan_published_files(built(args["how"]).model, world.size), world.rank)
+    apart = max(
+        float((s.tensor - moment[s.key]).abs().max())
+        for s in fresh.weight_shards()
+        if s.tensor.numel() and s.tensor.is_floating_point()
+    )
+
+    def full_disk(work: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    if world.rank == 1:
+        saver._Beside.wait_for_disk = full_disk
+    keeper.save(2, "full", wait_for_disk=False)
+    later = said(keeper.finish)
+    saver._Beside.wait_for_disk = usual
+
+    def unwritten(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    write = keeper._write_files
+    if world.rank == 1:
+        keeper._write_files = unwritten
+    at_once = said(lambda: keeper.save(3, "full", wait_for_disk=False)) or said(keeper.finish)
+    keeper._write_files = write
+    return {
+        "before": before,
+        "after": run.checkpoint_steps(),
+        "moved": moved,
+        "apart": apart,
+        "later": later,
+        "at_once": at_once,
+        "blocked": (waited_s, heard[0].stalled_s, heard[0].seconds),
+    }
+
+
 def lite_moves(world: DistContext, args: dict[str, Any]) -> Any:
     """What a weights-only save of adapters sends and writes, by strategy, beside the bytes of the adapters and of what is frozen."""
     from torch.profiler import ProfilerActivity, profile

@@ -101,6 +101,18 @@ def test_a_save_behind_training_holds_the_state_of_its_moment(tmp_path: Path, na
         assert result["reused"]
 
 
+@pytest.mark.parametrize("name", ["zero3", pytest.param("pytorch_ddp", marks=pytest.mark.full)])
+def test_a_save_is_published_when_it_is_on_the_disk_and_training_need_not_wait(tmp_path: Path, name: str) -> None:
+    for result in ranks("written_first", 2, tmp_path, name=name, how={}):
+        assert result["before"] == [], "published before it was on the disk"
+        assert result["after"] == [1]
+        assert result["moved"] > 0 and result["apart"] == 0
+        assert "rank 1 failed to write its files: No space left on device" in result["later"]
+        assert "rank 1 failed to write its files" in result["at_once"]
+        waited_s, told_s, seconds = result["blocked"]
+        assert waited_s == told_s < seconds
+
+
 def test_a_lite_save_moves_adapters_alone(tmp_path: Path) -> None:
     names = ["pytorch_ddp", "zero3", "pytorch_zero3"]
     by_rank = ranks("lite_moves", 2, tmp_path, names=names)

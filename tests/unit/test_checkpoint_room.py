@@ -10,7 +10,7 @@ import pytest
 
 from allranks.errors import CheckpointError
 from allranks.train.checkpoint import saver
-from allranks.train.checkpoint.saver import RankAgreement
+from allranks.train.checkpoint.agreement import RankAgreement
 
 
 @pytest.mark.parametrize("error", [RuntimeError("unexpected pos 64 vs 0"), OSError(5, "Input/output error", "x.pt")])

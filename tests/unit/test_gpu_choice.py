@@ -229,7 +229,7 @@ def test_the_thread_that_writes_a_checkpoint_has_its_ranks_gpu(monkeypatch: pyte
     saver.world = dataclasses.replace(SINGLE_PROCESS, device=torch.device("cuda", 3))
     saver._guard, saver._together = UpdateGuard(), SimpleNamespace(meet=lambda what: None)  # type: ignore[assignment]
     monkeypatch.setattr(Saver, "_write_out", lambda self, *a: seen.append(("written", torch.device("cpu"))))
-    arguments: Any = (lambda: seen.append(("copied", torch.device("cpu"))), None, 1, "full", 0.0, 0.0, None)
+    arguments: Any = (lambda: seen.append(("copied", torch.device("cpu"))), None, 1, "full", None, None, True)
     thread = threading.Thread(target=saver._behind, args=arguments, name="checkpoint")
     thread.start()
     thread.join()

@@ -6,21 +6,18 @@ Ranks agree on each phase through a separate process group, and every wait has a
 from __future__ import annotations
 
 import math
-import re
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import msgspec
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from allranks.errors import CheckpointError
@@ -31,97 +28,14 @@ from allranks.spec.records import CheckpointSpec
 from allranks.train import distributed
 from allranks.train.attempt import Attempt
 from allranks.train.checkpoint import commit, writer
+from allranks.train.checkpoint.agreement import RankAgreement
 from allranks.train.checkpoint.commit import ExpectedTensor, TensorDigest, check_file, make_room, publish_checkpoint
 from allranks.train.checkpoint.snapshot import CpuCopies, PartCollector, UpdateGuard, on_cpu, on_own_stream
 from allranks.train.checkpoint.writer import PublishedFiles, RankParts, TrainingIdentity, digests_of
 from allranks.train.distributed import DistContext
 from allranks.train.strategies import shards
 from allranks.train.strategies.base import Strategy
-from allranks.utils.text import format_bytes
 from allranks.version import __version__
-
-T = TypeVar("T")
-LOW_DISK_BYTES = 32 * 2**20  # below this number of free bytes, every write error mentions the free space
-
-
-class RankAgreement:
-    """Run actions on all ranks so that they succeed or fail together.
-
-    Args:
-        meet_timeout_s: how long ranks wait for all ranks to join a save.
-        work_timeout_s: how long a rank may take to write its part.
-        folder: the target folder, for messages about free space; None if nothing is written.
-    """
-
-    def __init__(self, meet_timeout_s: float, work_timeout_s: float, folder: Path | None = None) -> None:
-        self.work_timeout_s, self._folder = work_timeout_s, folder
-        self._meet_timeout = timedelta(seconds=meet_timeout_s)
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=work_timeout_s), group_desc="checkpoint")
-        self.group = cast(dist.ProcessGroup, group)
-        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
-
-    def meet(self, what: str) -> None:
-        """Wait for all ranks.
-
-        Raises:
-            CheckpointError: a rank did not join in time; rank 0 names it.
-        """
-        began = time.monotonic()
-        try:
-            dist.monitored_barrier(self.group, timeout=self._meet_timeout, wait_all_ranks=True)
-        except RuntimeError as error:
-            seconds, waited_s = self._meet_timeout.total_seconds(), time.monotonic() - began
-            found = re.search(r"[Rr]anks? ([\d, ]+) failed", str(error))
-            who = "rank 0" if self.rank else f"rank {found.group(1).strip()}" if found else "another rank"
-            if waited_s < seconds * 0.9:  # not a timeout: the connection was closed
-                raise CheckpointError(
-                    f"{what} was abandoned after {waited_s:.0f} s: {who} ended (Connection closed by peer); earlier checkpoints are untouched"
-                ) from None
-            if self.rank != 0:
-                raise CheckpointError(
-                    f"{what} was abandoned: not all ranks joined within {seconds:.0f} s, or rank 0 ended; rank 0 names the missing ranks"
-                ) from None
-            raise CheckpointError(
-                f"{what}: {who} did not join within {seconds:.0f} s (checkpoint.timeout_s), and every rank must; "
-                "earlier checkpoints are untouched"
-            ) from None
-
-    def each(self, what: str, action: Callable[[], T]) -> list[T]:
-        """Run an action on all ranks, and fail on all if it failed on one.
-
-        Returns:
-            The results of all ranks, in rank order.
-
-        Raises:
-            CheckpointError: on every rank; names the first rank that failed.
-        """
-        mine: tuple[T | None, str | None] = (None, None)
-        try:
-            mine = (action(), None)
-        except CheckpointError as error:
-            mine = (None, str(error))
-        except OSError as error:
-            mine = (None, f"{error.filename or ''}: {error.strerror or error}".lstrip(": ") + self._full())
-        except Exception as error:  # noqa: BLE001 - errors of other libraries' writers; the other ranks must fail, too
-            mine = (None, (str(error) or type(error).__name__).splitlines()[0] + self._full())
-        answers: list[Any] = [None] * self.size
-        dist.all_gather_object(answers, mine, group=self.group)
-        for rank, (_, problem) in enumerate(answers):
-            if problem is not None:
-                raise CheckpointError(
-                    f"the checkpoint could not be saved: rank {rank} failed to {what}: {problem}. Earlier checkpoints are untouched"
-                )
-        return [value for value, _ in answers]
-
-    def _full(self) -> str:
-        """Mention the free space if it is low: torch's writer reports a full disk as "unexpected pos"."""
-        free = shutil.disk_usage(self._folder).free if self._folder and self._folder.exists() else LOW_DISK_BYTES
-        return f" ({format_bytes(free)} are free in {self._folder})" if free < LOW_DISK_BYTES else ""
-
-    def first(self, what: str, action: Callable[[], T]) -> T:
-        """Run an action on rank 0 only, and return its result on all ranks; otherwise like `each`."""
-        return self.each(what, lambda: action() if self.rank == 0 else None)[0]  # type: ignore[return-value]
-
 
 SLOW_DISK_BYTES_PER_S = 20e6
 
@@ -186,17 +100,51 @@ class _Beside:
         self.flushed.append(name)
         self._flushes.append(self._threads.submit(commit.flush_file, self._run, self._aside / name))
 
-    def wait(self) -> commit.FileFacts:
-        """Wait until all files are compared and on the disk; return the facts of those that were compared.
+    def compared(self) -> commit.FileFacts:
+        """Wait until all files are compared with memory; return their facts.
 
         Raises:
             CheckpointError: a file is incomplete, or differs from memory.
-            OSError: a file cannot be read or flushed.
+            OSError: a file cannot be read.
         """
-        facts = {name: check.result() for name, check in self._checks.items()}
+        return {name: check.result() for name, check in self._checks.items()}
+
+    def wait_for_disk(self) -> None:
+        """Wait until all files are on the disk.
+
+        Raises:
+            OSError: a file cannot be flushed.
+        """
         for flush in self._flushes:
             flush.result()
-        return facts
+
+
+@dataclass
+class _Wait:
+    """Training's wait for one save.
+
+    Attributes:
+        started: the clock when it began.
+        ends_when_written: training goes on when this rank's files are written and compared, before they are on the disk.
+        blocked_s: how long it lasted; None while it lasts.
+    """
+
+    started: float
+    ends_when_written: bool
+    blocked_s: float | None = None
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def end(self) -> float:
+        """Let training go on; return how long it waited."""
+        if self.blocked_s is None:
+            self.blocked_s = time.perf_counter() - self.started
+        self._over.set()
+        return self.blocked_s
+
+    def until_over(self, thread: threading.Thread) -> None:
+        """Wait until training may go on, or the thread that saves has ended."""
+        while thread.is_alive() and not self._over.wait(0.05):
+            pass
 
 
 @dataclass(frozen=True)
@@ -261,13 +209,23 @@ class Saver:
         self._removing: threading.Thread | None = None
         self._failed: CheckpointError | None = None
 
-    def save(self, steps_done: int, mode: str, *, behind: bool = False, eval_loss: float | None = None) -> float:
+    def save(
+        self,
+        steps_done: int,
+        mode: str,
+        *,
+        behind: bool = False,
+        wait_for_disk: bool = True,
+        eval_loss: float | None = None,
+    ) -> float:
         """Save after `steps_done` steps; ``mode`` is weights_only (trained weights) or full (everything that a resume needs).
 
         Args:
             eval_loss: the held-out loss of these weights, for the manifest; None if they were not evaluated.
             behind: write in the background, at most one save at a time. The state is copied there, too, while training goes on; the next
                 update of the optimizer waits until it is copied.
+            wait_for_disk: return when the checkpoint is published. False: return when this rank's files are written and compared with
+                memory; they are flushed to the disk and published in the background.
 
         Returns:
             Seconds that training was blocked.
@@ -276,31 +234,38 @@ class Saver:
             CheckpointError: on every rank, if this save or an earlier background save failed on any rank. Earlier checkpoints
                 are untouched.
         """
-        started = time.perf_counter()
+        wait = _Wait(time.perf_counter(), ends_when_written=not wait_for_disk)
         self.finish()
+        self._guard.waited_s = 0.0
         if not behind:
             self._together.meet(f"the checkpoint of step {steps_done}")
         random = distributed.rng_state() if mode == "full" else None
         guarded = behind and self._content.strategy.updates_in_step
         parts = self._collector.collect(random, copy_buffers=guarded)
-        if not behind:
-            self._write_out(steps_done, mode, on_cpu(parts), started, None, eval_loss)
-            return time.perf_counter() - started
+        if not behind and wait_for_disk:
+            self._write_out(steps_done, mode, on_cpu(parts), wait, eval_loss)
+            return wait.end()
         copy = None
-        if guarded:
+        if not behind:
+            parts = on_cpu(parts)
+        elif guarded:
             self._guard.begin(self._collector.optimizers())
             copy = on_own_stream(self.world.device, partial(self._copies.of, parts))
         else:
             parts = self._copies.of(parts)
-        stalled = time.perf_counter() - started
+        if behind:
+            wait.end()
         self._in_flight = threading.Thread(
             target=self._behind,
-            args=(copy, parts, steps_done, mode, started, stalled, eval_loss),
+            args=(copy, parts, steps_done, mode, wait, eval_loss, behind),
             name="checkpoint",
             daemon=True,
         )
         self._in_flight.start()
-        return stalled
+        wait.until_over(self._in_flight)
+        if wait.blocked_s is None:  # it failed before the files were written
+            self.finish()
+        return wait.end()
 
     def finish(self) -> None:
         """Wait for the background save, if there is one, and until old checkpoints are removed.
@@ -324,9 +289,9 @@ class Saver:
         parts: RankParts,
         step: int,
         mode: str,
-        started: float,
-        stalled: float,
+        wait: _Wait,
         eval_loss: float | None,
+        meet: bool,
     ) -> None:
         """Copy the state if that is left to do, and write it, in a thread of its own."""
         if self.world.device.type == "cuda":  # a new thread has GPU 0, on which each rank would open a context
@@ -336,8 +301,9 @@ class Saver:
                 parts = copy() if copy else parts
             finally:
                 self._guard.end()
-            self._together.meet(f"the checkpoint of step {step}")
-            self._write_out(step, mode, parts, started, stalled, eval_loss)
+            if meet:
+                self._together.meet(f"the checkpoint of step {step}")
+            self._write_out(step, mode, parts, wait, eval_loss)
         except CheckpointError as error:
             self._failed = error
         except RuntimeError as error:  # the process group failed because another rank ended
@@ -372,8 +338,7 @@ class Saver:
         step: int,
         mode: str,
         parts: RankParts,
-        started: float,
-        stalled: float | None,
+        wait: _Wait,
         eval_loss: float | None,
     ) -> None:
         """Write, check and publish. Complete files are read again and flushed to the disk while others are written."""
@@ -387,8 +352,12 @@ class Saver:
 
                 def write() -> _Written:
                     assembled, places = self._write_files(aside, parts, mode, step, work, ranges)
+                    facts = self._prove(work)
+                    if wait.ends_when_written:  # nothing is read from the memory of the training any more
+                        wait.end()
                     events.result()
-                    return _Written(self._prove(work), places, held, assembled, work.flushed)
+                    work.wait_for_disk()
+                    return _Written(facts, places, held, assembled, work.flushed)
 
                 every = self._together.each("write its files", write)
             self._together.first("publish it", lambda: self._publish(aside, step, mode, every, eval_loss))
@@ -401,8 +370,8 @@ class Saver:
             if self.world.is_first:
                 shutil.rmtree(aside, ignore_errors=True)
             raise
-        seconds = time.perf_counter() - started
-        blocked = seconds if stalled is None else stalled + self._guard.waited_s
+        seconds = time.perf_counter() - wait.started
+        blocked = seconds if wait.blocked_s is None else wait.blocked_s + self._guard.waited_s
         self._told(SavedCheckpoint(step, mode, blocked, seconds, parts.bytes, removed))
 
     def _begin(self, aside: Path, mode: str) -> None:
@@ -461,8 +430,8 @@ class Saver:
         return list(files)
 
     def _prove(self, work: _Beside) -> commit.FileFacts:
-        """Wait until this rank's files equal memory and are on the disk; return their facts."""
-        return work.wait()
+        """Wait until this rank's files equal memory; return their facts."""
+        return work.compared()
 
     def _publish(self, aside: Path, step: int, mode: str, every: list[_Written], eval_loss: float | None) -> None:
         """Check that the files of all ranks are here and complete, and publish them."""
@@ -561,9 +530,10 @@ class CheckpointSchedule:
         if (done, mode) in self._saved or (done, "full") in self._saved:
             return
         self._here.phase("save", step=done)
-        # saves at a stop or at the end run in the foreground: no training is left to overlap with
+        # saves at a stop or at the end return when they are published: no training is left to overlap with
         step, loss = self._evaluated
-        self._saver.save(done, mode, behind=self._spec.async_ and not last, eval_loss=loss if step == done else None)
+        evaluated = loss if step == done else None
+        self._saver.save(done, mode, behind=self._spec.async_ and not last, wait_for_disk=last, eval_loss=evaluated)
         self._saved.add((done, mode))
         self._here.phase("train", step=done)
 
