@@ -89,7 +89,7 @@ INVALID_VALUE = _all(
 )
 FIXED_PORT = _all(lost_values.port_reaches_nothing, ports.port)
 NODE_LIST = _all(quoting.node_list, lost_values.list_at_commas)
-ARGUMENTS_DROPPED = _all(dataflow.arguments_dropped, lost_values.option_ignored)
+ARGUMENTS_DROPPED = _all(dataflow.arguments_dropped, lost_values.option_ignored, lost_values.option_overwritten)
 NOT_EXPORTED = _all(
     dataflow.not_exported,
     dataflow.without_export,
@@ -196,10 +196,10 @@ BROKEN_LINE = _all(
     quoting.inline_python,
     inner_texts.split_scripts,
 )
-DELETES_TOO_MUCH = _all(storage.deletions, storage.of_other_tasks, shared_files.removed_by_array)
+DELETES_TOO_MUCH = _all(storage.deletions, storage.of_other_tasks, storage.of_other_jobs, shared_files.removed_by_array)
 FIXED_NAME_IN_TMP = _all(storage.fixed, storage.lone_dollar)
 OUTPUT_FOLDER = _all(log_folders.output, log_folders.log_in_root)
-SCRIPT_FOLDER = _all(directives.script_folder, directives.own_folder, directives.in_home)
+SCRIPT_FOLDER = _all(directives.script_folder, directives.own_folder, directives.in_home, directives.home_as_base)
 CONTAINER_SHELL_ENDED = _all(
     environments.container_ended, environments.activated_elsewhere, environments.deactivated, activation.purged
 )
@@ -271,7 +271,8 @@ TASKS_CONTRADICT = _all(
 HOST_FILE = _all(hostfiles.one_line, hostfiles.list_as_file, hostfiles.host_lines, hostfiles.include_form)
 ONE_NODE_ONLY = _all(tasks.one_node, ranks.factory_alone)
 NODE_RANK_MISSING = _all(rendezvous.rank_missing, ranks.factory_rank)
-IDLE_NODES = _all(steps.idle_nodes, counts.few_processes, usage.one_node_programs)
+NOTHING_TO_DO = _all(usage.nothing, usage.not_run)
+IDLE_NODES = _all(steps.idle_nodes, counts.few_processes, usage.one_node_programs, usage.one_node_launchers)
 FEW_CPUS = _all(tasks.few_cpus, usage.one_cpu, usage.loader_workers)
 THREADS = _all(tasks.oversubscribed, usage.threads_of_tasks, activation.threads_of_node, lost_values.set_over_request)
 OPTION_OF_PROGRAM = _all(submissions.late_options, submissions.submitted_program)
@@ -317,7 +318,7 @@ OUT_OF_RANGE = _all(
     loop_variables.index_beyond_list,
 )
 OUT_OF_PLACE = _all(conditions.out_of_place, subshells.aliases, subshells.never_called, shared_files.entered_twice)
-SIGNAL_NOT_TRAPPED = _all(launchers.untrapped, activation.trapped_after_work)
+SIGNAL_NOT_TRAPPED = _all(launchers.untrapped, launchers.not_passed, activation.trapped_after_work)
 PREPARED_BY_ALL = _all(shared_files.prepared_by_all, shared_files.created_by_array)
 OTHER_SHELL = _all(shell.other_shell, activation.csh_script)
 LOST_IN_SUBSHELL = _all(subshells.lost, subshells.exit_inside, subshells.exit_in_pipe, subshells.elsewhere)
@@ -392,7 +393,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("threads-oversubscribed", "warning", THREADS, tasks.OVERSUBSCRIBED_WHY, tasks.OVERSUBSCRIBED_CURE, "OpenMP specification"),
     LintRule("fewer-cpus-than-ranks", "warning", FEW_CPUS, tasks.FEW_CPUS_WHY, tasks.FEW_CPUS_CURE, SLURM),
     LintRule("gpus-held", "warning", GPUS_HELD, requests.HELD_WHY, requests.HELD_CURE, SLURM),
-    LintRule("nothing-to-do", "warning", usage.nothing, usage.NOTHING_WHY, "take the # away; or remove the script", "bash manual, comments"),
+    LintRule("nothing-to-do", "warning", NOTHING_TO_DO, usage.NOTHING_WHY, "take the # away; or remove the script", "bash manual, comments"),
     LintRule("memory-unit", "warning", MEMORY_UNIT, requests.UNIT_WHY, requests.UNIT_CURE, SLURM),
     LintRule("one-log-for-array", "warning", ONE_LOG_FOR_ARRAY, requests.SHARED_LOG_WHY, requests.SHARED_LOG_CURE, SLURM),
     LintRule("option-twice", "warning", OPTION_TWICE, requests.TWICE_WHY, requests.TWICE_CURE, "argparse; " + SLURM_TEST),

@@ -427,6 +427,31 @@ def in_home(job: JobDescription) -> Iterator[Violation]:
             return
 
 
+def home_as_base(job: JobDescription) -> Iterator[Violation]:
+    """Report ``BASE=$PWD`` in a job of PBS that has not changed its folder, where the base is that of programs."""
+    if job.is_batch or not re.search(r"(?m)^#PBS\s", job.text) or job.submits:
+        return
+    if re.search(r"PBS_O_WORKDIR|PBS_O_INITDIR|(?m:^#PBS\s.*(?:-[dw]\s|\bwd\b|sandbox))", job.text):
+        return
+    moves = [c.offset for c in job.calls if c.program in ("cd", "pushd", "source", ".", "eval") and not c.under]
+    for item in job.assignments:
+        written = item.value.strip("\"'")
+        if (
+            written not in ("$PWD", "${PWD}", "$(pwd)", "`pwd`")
+            or item.under
+            or item.in_function
+            or item.in_substitution
+        ):
+            continue
+        if item.name in ("PWD", "OLDPWD") or any(m < item.offset for m in moves):
+            continue
+        name = rf"\$\{{?{re.escape(item.name)}\}}?"
+        if found := re.search(rf"{name}/[\w./-]*\.(?:sh|py)\b", job.code):
+            text = f"{item.name}={written} is the home folder, where {found[0]} is looked for"
+            yield Violation(item.offset, text, why=HOME_WHY, cure=f"{item.name}=$PBS_O_WORKDIR")
+            return
+
+
 OWN_FOLDER = re.compile(r"(?:^|[\s=\"'(])(\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\})")
 
 

@@ -230,11 +230,15 @@ def _counts_nodes(job: JobDescription) -> Iterator[Violation]:
 
 def _tasks_are_ranks(job: JobDescription, gpus: int) -> bool:
     """Return whether the job requests a task of several CPUs for each GPU: the tasks are to be ranks."""
+    if "gpus-per-task" in job.heading:
+        return False  # on some sites the usual way to request GPUs, also for one process that uses them all
     return job.number(job.heads("ntasks-per-node")) == gpus and (job.number(job.heads("cpus-per-task")) or 1) > 1
 
 
 STARTER_OPTION = re.compile(r"=[\"']?(?:srun|slurm|mpirun|mpiexec|aprun)\b")
 """Tells the program what it should start its own processes with."""
+STARTS_JOBS = re.compile(r"(?i)smartsim|submitit|parsl")
+"""Libraries with which a program starts processes through Slurm itself."""
 
 
 def _one_process(job: JobDescription) -> Iterator[Violation]:
@@ -253,7 +257,7 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
     )  # where they may start workers
     elsewhere = elsewhere or any(re.match(r"dask\b|spark", c.program) for c in job.calls)
     elsewhere = elsewhere or any(_uses_all(job, c, gpus) for c in job.work_calls)
-    elsewhere = elsewhere or any(STARTER_OPTION.search(a.text) for a in call.args)
+    elsewhere = elsewhere or any(STARTER_OPTION.search(a.text) or STARTS_JOBS.search(a.text) for a in call.args)
     tasks, option = _tasks_are_ranks(job, gpus) and not elsewhere, options[0]
     if len(job.work) > 1 or call.in_loop:
         tasks = one = False

@@ -178,8 +178,45 @@ def pkill(job: JobDescription) -> Iterator[Violation]:
         return
     for call in job.calls:
         words = " ".join(a.text for a in call.args)
+        name = "fuser -k" if call.program == "fuser" else "kill"
+        kills = call.program in ("kill", "fuser") or (
+            call.program == "xargs" and any(a.text == "kill" for a in call.args)
+        )
+        if kills and (listed := _killed_by_list(job, call)):
+            yield Violation(call.offset, f"{name} of all processes that {listed} finds also affects other jobs")
         if call.program in ("pkill", "killall") and re.search(r"python|torchrun|train|ray|accelerate|deepspeed", words):
             yield Violation(call.offset, f"{call.program} {words} also affects other jobs")
+
+
+LISTED = re.compile(
+    r"\bnvidia-smi\b[^\n]*(?:pid|grep|awk)|\blsof\b[^\n]*/dev/nvidia|\bpgrep\b[^\n]*\b(?:python|torchrun|train|ray|accelerate|deepspeed)|"
+    r"\bps[ \t]+-?[aefux]+\b[^\n]*\|[ \t]*grep[^\n]*(?:python|torchrun|deepspeed|accelerate|train)"
+)
+OF_OWN = re.compile(
+    r"\$\{?(?:\w*(?:PID|PORT|JOB|DIR|NAME|pid|port|job|dir|name)\w*|\$|[1!]|\{1)|ppid|pgrp|-P\b|-s\b|--id|-i[ =]|index"
+)
+
+
+def _killed_by_list(job: JobDescription, call: ProgramCall) -> str:
+    """Return the command that lists the processes of a GPU or of Python, all of which are killed."""
+    line = job.line_of(call.offset)
+    if call.program == "fuser":
+        told = any(re.match(r"-\w*k|--kill", a.text) for a in call.args)
+        return "fuser" if told and any(re.match(r"/dev/nvidia(?:\*|\d|\Z)", a.text) for a in call.args) else ""
+    texts = [a.text for a in call.args if a.text.startswith(("$(", "`"))] or [line]
+    for arg in call.args if call.in_loop else ():
+        name = re.fullmatch(r"\$\{?(\w+)\}?", arg.text)
+        loop = (
+            rf"(?m)^[^\n#]*(?:\bfor[ \t]+{name[1]}[ \t]+in\b|\bread[ \t]+(?:-r[ \t]+)?{name[1]}\b)[^\n]*"
+            if name
+            else ""
+        )
+        texts += [m[0] for m in re.finditer(loop, job.code[: call.offset])][-1:] if loop else []
+    for text in texts:
+        found = LISTED.search(text)
+        if found and not OF_OWN.search(text):
+            return found[0].split()[0]
+    return ""
 
 
 SIGNALS = {"10": "USR1", "12": "USR2", "2": "INT", "15": "TERM", "1": "HUP", "18": "CONT"}
@@ -243,6 +280,9 @@ def untrapped(job: JobDescription) -> Iterator[Violation]:
     outer = job.launches[-1].call.starter if job.launches else job.work[-1] if job.work else None
     replaced = any(re.match(r"\s*exec\s+\S+\s", job.line_of(c.offset)) for c in job.work)
     if not traps and (replaced or job.sources_files):
+        if not replaced and outer and _in_foreground(job, outer):
+            text = f"a trap for {asked[1]} in another file runs only after this command has ended, and without one the signal ends the shell"
+            yield Violation(outer.offset, text)
         return  # the program that replaced the shell gets it, or the trap is in another file
     if not traps:
         yield Violation(
@@ -251,6 +291,50 @@ def untrapped(job: JobDescription) -> Iterator[Violation]:
     elif outer and traps[-1].args[0].text and "exec" not in job.line_of(outer.offset).split():
         if outer.after != "&" and not outer.in_function:
             yield Violation(outer.offset, f"the trap for {asked[1]} runs only after this command has ended")
+
+
+def _in_foreground(job: JobDescription, outer: ProgramCall) -> bool:
+    """Return whether the script's own shell waits for the last launch without ``wait``."""
+    simple = not (outer.in_function or outer.in_loop or outer.branch or outer.tested)
+    return simple and outer.after in ("\n", ";", "") and bool(job.launches) and "wait" not in job.code.split()
+
+
+SAYS_CATCHES = re.compile(
+    r"(?i)\b(?:python|train\w*|program|worker\w*)\b[^.\n]{0,40}\b(?:catch\w*|handle\w*|receive\w*|get)\b[^.\n]{0,20}\b(?:SIG\w+|USR[12]|signal)"
+)
+NOT_PASSED_WHY = "With B: only the batch shell gets the signal. Its trap does not send it to the step, so the program's own handler never runs."
+NOT_PASSED_CURE = (
+    "scancel --signal=USR1 $SLURM_JOB_ID, or kill -USR1 of srun's process, in the trap; or --signal without B:"
+)
+
+
+def not_passed(job: JobDescription) -> Iterator[Violation]:
+    """Report a trap that does not pass the signal on, although a comment says that the program handles it."""
+    asked = _signal(job)
+    if asked is None or not asked[0] or asked[1] == "TERM" or job.sources_files or not job.work:
+        return
+    traps = [t for t in _traps(job, asked[1]) if not t.under and t.args[0].text]
+    sends = (
+        re.search(r"\bkill\b|\bpkill\b|scancel[^\n]*(?:-s|--signal)|\btouch\b|>", _body_of_trap(job, traps))
+        if traps
+        else None
+    )
+    told = any(SAYS_CATCHES.search(c.text) for c in job.reading.comments)
+    if traps and not sends and told and job.work[-1].after == "&":
+        text = f"the trap for {asked[1]} does not pass it on to {job.work[-1].written}, which is to handle it"
+        yield Violation(traps[-1].offset, text, why=NOT_PASSED_WHY, cure=NOT_PASSED_CURE)
+
+
+def _body_of_trap(job: JobDescription, traps: list[ProgramCall]) -> str:
+    """Return the commands of the traps, and those of the functions that they call; all of the code if these are not found."""
+    texts: list[str] = []
+    for trap in traps:
+        words = trap.args[0].text
+        found = re.search(
+            rf"(?ms)^[ \t]*(?:function[ \t]+)?{re.escape(words)}[ \t]*(?:\(\))?[ \t]*\n?\{{(.*?)^[ \t]*\}}", job.code
+        )
+        texts.append(found[1] if found else words if " " in words else job.code)
+    return re.sub(r"echo[ \t][^\n]*", "", "\n".join(texts))
 
 
 def requeue(job: JobDescription) -> Iterator[Violation]:

@@ -41,9 +41,9 @@ def output(job: JobDescription) -> Iterator[Violation]:
             known = re.search(r"%\d*[jJAN]", pattern[1]) is None  # the numbers of an array's tasks are known before
             cure = f"--{name}=<existing folder>/%x-%j.out"
             yield Violation(found.offset, text, cure=cure, severity="note" if known else None)
-        elif any(m == place or m.startswith(place + "/") for m in made):
+        elif own := [m for m in made if _is_within(m, place)]:
             text = f"the folder {folder} is created by the script, too late for {both}"
-            missing = _may_be_missing(job, place, exactly=place in made)
+            missing = _may_be_missing(job, place, exactly=any(m.count("/") == place.count("/") for m in own))
             yield Violation(found.offset, text, severity="warning" if missing else "note")
         else:
             missing, certain = job.is_missing(place)
@@ -68,6 +68,12 @@ def _made_folders(job: JobDescription) -> Iterator[str]:
             several = BRACES.match(word)
             for path in [several[1] + w + several[3] for w in several[2].split(",")] if several else [word]:
                 yield _named(job, SUBMIT_FOLDER.sub("", _as_pattern(path)).removeprefix("./").rstrip("/"))
+
+
+def _is_within(made: str, place: str) -> bool:
+    """Return whether a folder is that of the log or inside it; ``%u`` is any user, whose name the script may have written out."""
+    user = re.escape(place).replace("%u", r"(?:[\w.-]+|\$\{?(?:USER|LOGNAME)\}?)")
+    return re.match(rf"{user}(?:/|\Z)", made) is not None
 
 
 def _named(job: JobDescription, folder: str) -> str:

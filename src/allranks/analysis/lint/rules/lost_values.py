@@ -296,6 +296,51 @@ def option_ignored(job: JobDescription) -> Iterator[Violation]:
             yield Violation(idle.offset, text, why=IGNORED_WHY, cure=f"{word} ${idle.name}")
 
 
+PARSED = re.compile(r"(?m)^[ \t]*(-[-\w |]*)\)[ \t]*(?:export[ \t]+)?(\w+)=[\"']?\$\{?(?:2|OPTARG)\b")
+OVERWRITTEN_WHY = "The caller's value is lost: the program never gets what the option says."
+
+
+def option_overwritten(job: JobDescription) -> Iterator[Violation]:
+    """Report an option of the script whose variable every way to its first use sets again."""
+    if job.kind != "script" or job.sources_files:
+        return
+    for found in PARSED.finditer(job.code):
+        option, name = found[1].split("|")[0].strip(), found[2]
+        end = re.compile(r"(?m)^done\b.*$").search(job.code, found.end())
+        if end is None or name in ("OPTIND", "SHIFT"):
+            continue
+        others = [m for m in PARSED.finditer(job.code) if m[2] == name]
+        rest = job.code[end.end() :]
+        use = re.search(rf"\$\{{?[#!]?{name}\b|\b(?:unset|local|eval|read)\b[^\n]*\b{name}\b|-v[ \t]+{name}\b", rest)
+        before = rest[: use.start()] if use else ""
+        place = _set_again(before, name)
+        if place is not None and len(others) == 1 and not re.search(r"(?m)^\S*\(\)|^function\b|^exec\b", before):
+            line = job.lines.place(end.end() + place)[0]
+            text = f"{option} is put into {name}, which line {line} sets again in any case"
+            yield Violation(found.start(1), text, why=OVERWRITTEN_WHY, cure=f'[ -z "${name}" ] in front of it')
+
+
+def _set_again(code: str, name: str) -> int | None:
+    """Return where code sets a variable whatever happens: in a line of its own, or in all branches of a ``case``."""
+    places = [m.start() for m in re.finditer(rf"(?m)^(?:export[ \t]+)?{name}=", code[: code.rfind("\n") + 1])]
+    for block in re.finditer(r"(?ms)^case\b[^\n]*\bin\b(.*?)^esac\b", code):
+        parts = [p for p in block[1].split(";;") if p.strip() and p.strip() != "esac"]
+        complete = len(re.findall(r"(?m)^[ \t]*\*\)", block[1])) == len(re.findall(r"\bcase\b", block[0]))
+        if complete and parts and all(_sets_or_ends(p, name) for p in parts) and re.search(rf"\b{name}=", block[1]):
+            places.append(block.start())
+    return min(places, default=None)
+
+
+def _sets_or_ends(part: str, name: str) -> bool:
+    """Return whether a branch of a ``case`` sets the variable, or ends the script."""
+    if re.search(r"(?:^|[;\s])(?:exit|return)\b", part) and not re.search(r"\bif\b|&&|\|\|", part):
+        return True
+    sets, tests = len(re.findall(rf"(?<![\w-]){name}=", part)), len(re.findall(r"(?:^|[\s;])if\b", part))
+    if tests == 0:
+        return sets > 0 and not re.search(rf"(?:&&|\|\|)[ \t]*{name}=", part)
+    return tests == 1 and sets > 1 and len(re.findall(r"(?:^|[\s;])else\b", part)) == 1 and "elif" not in part
+
+
 NAMED_WHY = "--export=NAME passes the value that NAME has in the environment of sbatch: a variable that is not exported is not there."
 
 

@@ -211,6 +211,12 @@ def _in_comments(job: JobDescription) -> Iterator[Violation]:
             yield Violation(comment.offset, "a comment contains a token in clear text")
 
 
+TRIVIAL_KEY = re.compile(
+    r"(?i)(?:(?:sk|key|token|api|test|local|my|vllm|none|empty|fake)[-_]?){1,3}(?:abc)?[-_]?(?:1?2?3?4?5?6?7?8?9?0?|0+)"
+)
+"""What users give a server of their own that checks no key, or should not be open to passers-by: ``sk1234``, ``token-abc123``, ``EMPTY``."""
+
+
 def _is_no_secret(value: str) -> bool:
     name, equals, rest = value.partition("=")
     text = rest if equals and rest.strip("=") and re.fullmatch(r"-{0,2}[\w.-]+", name) else value
@@ -219,6 +225,7 @@ def _is_no_secret(value: str) -> bool:
         or re.search(r"(?i)your|xxx|\*\*\*|token|secret|example|changeme|dummy|bearer oracle|\.\.\.|<", text)
         or ("/" in text and not _is_base64(text))
         or len(set(text.lower())) < 6
+        or TRIVIAL_KEY.fullmatch(text)
         or re.fullmatch(r"[A-Za-z]{1,12}(?: [A-Za-z]{1,12}){1,6}", text)  # words, such as: enter the key here
     )
 

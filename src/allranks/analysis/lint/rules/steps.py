@@ -471,7 +471,7 @@ def _by_ssh(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
 
 
 SPREADS_ITSELF = re.compile(
-    r"(?:^|/)\w*launch\w*\.py$|--mpi[-_]\w+|--hosts\b|submitit|dask|\bray\b|parsl|mpi4py|spark|hostfile|horovod|pip$|venv$|"
+    r"(?:^|/)\w*launch\w*\.py$|--mpi[-_]\w+|--hosts\b|submitit|smartsim|dask|\bray\b|parsl|mpi4py|spark|hostfile|horovod|pip$|venv$|"
     r"NODELIST|NODEFILE|=[\"']?(?:srun|slurm|mpirun|mpiexec|aprun)\b|^(?:mpirun|mpiexec|horovodrun|setup\.py)$"
 )
 TOTAL = re.compile(r"--(?:n|num)[-_]?gpus=(\d{1,6})")

@@ -348,6 +348,33 @@ def of_other_tasks(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
+NODE_LOCAL = re.compile(
+    r"/(?:tmp|var/tmp|dev/shm|local(?:[-_]?\w+)?|l?scratch[-_]?local|lscratch|ssd\w*|nvme\d?|raid\d?|mnt/(?:ssd|nvme|local|raid)\w*)(?:/(?:[\w.-]+|\$\{?USER\}?))+"
+)
+SAME_NODE_WHY = "Another job of yours on the same node has the same folder: it loses its data while it reads them."
+
+
+def of_other_jobs(job: JobDescription) -> Iterator[Violation]:
+    """Report a job on a part of a node that removes a node-local folder of a fixed name, and fills it again."""
+    if not job.is_batch or not job.shared_nodes or job.submits or "singleton" in (job.heads("dependency") or ""):
+        return
+    for call in job.calls:
+        if call.program != "rm" or call.in_substitution or call.in_function or call.branch or call.under or call.tested:
+            continue
+        if not any(re.match(r"-\w*[rR]|--recursive", a.text) for a in call.args):
+            continue
+        for arg in call.args:
+            folder = arg.text.removesuffix("/*").rstrip("/")
+            if not NODE_LOCAL.fullmatch(folder) or OF_JOB.search(folder) or OF_JOB.search(job.line_of(call.offset)):
+                continue
+            users = [c for c in job.calls if c.program in ("tar", "cp", "rsync", "unzip", "unsquashfs", "git", "gsutil", "aws")
+                     and any(a.text.rstrip("/").startswith(folder) for a in c.args) and c.offset > call.offset]  # fmt: skip
+            if users and not any(re.search(rf"{re.escape(folder)}\S*\.lock|flock", job.code) for _ in users):
+                text = f"rm -r {arg.text}: another job of yours on this node has the same folder"
+                yield Violation(call.offset, text, why=SAME_NODE_WHY, cure="a folder for each: .../$SLURM_JOB_ID")
+                return
+
+
 def _may_be_set(job: JobDescription, name: str) -> bool:
     known = job.has(name) or name in job.reading.named or name in job.reading.exported
     outside = re.fullmatch(

@@ -222,6 +222,34 @@ def one_node_programs(job: JobDescription) -> Iterator[Violation]:
             return
 
 
+ONE_NODE_LAUNCHERS = {"composer": "", "tune": "run", "axolotl": "train", "llamafactory-cli": "train"}
+TOLD_NODES = re.compile(r"(?i)nnodes|num_?nodes|node_?rank|base_?rank|world_?size|master_?addr|rdzv|\bray\b|hostfile")
+
+
+def one_node_launchers(job: JobDescription) -> Iterator[Violation]:
+    """Report a launcher of one node's ranks that is started once in a job of several nodes and told nothing about them."""
+    if not job.is_job or (job.nodes or 1) < 2 or job.submits or "array" in job.heading or job.sources_files:
+        return
+    if any((c.program in STARTS_ELSEWHERE or runs_script(c)) and not c.in_substitution for c in job.calls):
+        return
+    for call in job.calls:
+        first = ONE_NODE_LAUNCHERS.get(call.program)
+        if first is None or (first and [a.text for a in call.args[:1]] != [first]) or call.under:
+            continue
+        if (
+            not call.args
+            or call.in_substitution
+            or call.in_function
+            or call.after == "&"
+            or TOLD_NODES.search(job.code)
+        ):
+            continue
+        yield Violation(
+            call.offset, f"{call.program} {first}".rstrip() + f" runs on the first of {job.nodes} nodes only"
+        )
+        return
+
+
 def few_parts(job: JobDescription) -> Iterator[Violation]:
     """Report a server of a model as the only program of a job, whose parts are fewer than the job's GPUs."""
     gpus = job.gpus_per_node
@@ -315,6 +343,31 @@ def nothing(job: JobDescription) -> Iterator[Violation]:
     ]
     if commands:
         yield Violation(commands[-1].offset, "the commands of the job are comments: it does nothing", why=NOTHING_WHY)
+
+
+COMMAND_IN_VARIABLE = re.compile(
+    r"\A\s*(?:srun|mpirun|mpiexec|torchrun|deepspeed|accelerate\s+launch|(?:\S*/)?python[\d.]*\s+\S|(?:singularity|apptainer)\s+exec)\b"
+)
+
+
+def not_run(job: JobDescription) -> Iterator[Violation]:
+    """Report a job that only puts its command into a variable, and perhaps prints it."""
+    if not job.is_job or job.work or job.submits or job.reading.trouble or job.placeholders:
+        return
+    own = [c for c in job.calls if not c.in_substitution]
+    busy = [
+        c for c in own if c.program not in QUIET and not _activates(c) and [a.text for a in c.args] != ["--version"]
+    ]
+    if busy or any(c.in_function for c in own) or re.search(r"(?m)^[ \t]*[\"']?\$\{?\w", job.code):
+        return
+    for item in reversed(job.assignments):
+        used = any(u.name == item.name and u.program not in ("echo", "printf") for u in job.uses)
+        if used or item.under or item.in_substitution or item.in_function or item.removed:
+            continue
+        if COMMAND_IN_VARIABLE.match(item.value) and not any(c.is_piped or c.redirects for c in own):
+            text = f"{item.name} holds the command of the job, and nothing runs it"
+            yield Violation(item.offset, text, why=NOTHING_WHY, cure=f"eval ${item.name}, or the command itself")
+            return
 
 
 def _activates(call: ProgramCall) -> bool:
