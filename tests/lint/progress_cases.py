@@ -110,10 +110,14 @@ TOLD: list[tuple[str, str, int, str]] = [
     ("signal-not-trapped", SENT.format(CATCHES, "scancel --signal=USR1 $SLURM_JOB_ID"), 0, ""),
     ("signal-not-trapped", IN_FILE + "srun " + STARTED, 8, "warning"),
     ("signal-not-trapped", IN_FILE + "srun " + STARTED.rstrip() + " &\nwait\n", 0, ""),
+    ("signal-not-trapped", IN_FILE + "{\n  srun " + STARTED + "} &\nwait\n", 0, ""),
     ("signal-not-trapped", IN_FILE + "exec " + "srun " + STARTED, 0, ""),
     # commands that nothing runs
     ("nothing-to-do", STORED, 8, "warning"),
     ("nothing-to-do", STORED + "echo $CMD\n", 8, "warning"),
+    ("nothing-to-do", STORED + 'R=$(eval "$CMD")\n', 0, ""),
+    ("nothing-to-do", STORED + "R=$($CMD)\n", 0, ""),
+    ("nothing-to-do", STORED + "$START_ALL\n", 0, ""),
     ("nothing-to-do", STORED + "$CMD\n", 0, ""),
     ("nothing-to-do", STORED + "eval $CMD\n", 0, ""),
     ("nothing-to-do", STORED + 'srun bash -c "$CMD"\n', 0, ""),
@@ -133,7 +137,7 @@ TOLD: list[tuple[str, str, int, str]] = [
     ("output-folder", BARE + "#SBATCH --output=/data/%u/logs/%j.out\nmkdir -p /data/$USER/logs\n", 4, "warning"),
     (
         "output-folder",
-        BARE + "#SBATCH --output=/data/%u/logs/%j.out\nmkdir -p /data/anna/b/logs /data/anna/log\n",
+        BARE + "#SBATCH --output=/data/%u/logs/%j.out\nmkdir -p /data/anna/b/logs /data/anna/logs2\n",
         0,
         "",
     ),
