@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -283,6 +283,27 @@ def _apply(rules: Sequence[_Rule], text: str) -> str:
         if any(word in lowered for word in keywords):
             text = _compiled(pattern).sub(replacement, text)
     return text
+
+
+# https://github.com/gitleaks/gitleaks, config/gitleaks.toml; and where the keys of W&B and Kaggle stand
+_WHOLE = (
+    r"(?<![\w-])(?:hf_[A-Za-z]{34}|gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{82}|glpat-[\w-]{20}|sk-ant-api\d\d-[\w-]{30,}|sk-proj-[\w-]{40,}"
+    r"|AKIA[0-9A-Z]{16}|AIza[\w-]{35}|nvapi-[\w-]{60,}|xox[bp]-[\w-]{30,})(?![\w-])"
+    r"|api\.telegram\.org/bot\d{8,10}:[\w-]{35}(?![\w-])|[?&]sig=[\w%]{40,}"
+    r"|(?i:\bmachine\s+api\.wandb\.ai\s+login\s+\w+\s+password\s+[0-9a-f]{40}\b)"
+    r"|(?i:wandb(?:\.login|[ _-]?(?:api)?[ _-]?key)\b[^\n@]{0,20}?(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f]))"
+    r"|\"username\\?\"\s*:[^\n]{0,60}\\?\"key\\?\"\s*:\s*\\?\"[0-9a-f]{32}\\?\""
+)
+
+
+@cache
+def _whole() -> re.Pattern[str]:
+    return re.compile(_WHOLE)
+
+
+def whole_tokens(text: str) -> Iterator[re.Match[str]]:
+    """Yield what has the full published form of a token. Shorter beginnings, which `redact_forms` masks, too, are not among them."""
+    return _whole().finditer(text)
 
 
 def redact_forms(text: str) -> str:

@@ -8,7 +8,14 @@ from itertools import pairwise
 
 from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
-from allranks.utils.redaction import holds_secret, is_secret_name, looks_random, redact_arguments, redact_forms
+from allranks.utils.redaction import (
+    holds_secret,
+    is_secret_name,
+    looks_random,
+    redact_arguments,
+    redact_forms,
+    whole_tokens,
+)
 
 CLEAR_TEXT_WHY = "Everybody who can read the file, its history or the job's command line has the token."
 CLEAR_TEXT_CURE = "revoke it; read the token from a file that only you can read: export HF_TOKEN=$(cat ~/.hf_token), or huggingface-cli login"
@@ -84,21 +91,10 @@ def _secrets(job: JobDescription) -> Iterator[Violation]:
                 break
 
 
-# Forms that the services have published: https://github.com/gitleaks/gitleaks, config/gitleaks.toml; and where the keys of W&B and Kaggle stand.
-FORMS = re.compile(
-    r"(?<![\w-])(?:hf_[A-Za-z]{34}|gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{82}|glpat-[\w-]{20}|sk-ant-api\d\d-[\w-]{30,}|sk-proj-[\w-]{40,}"
-    r"|AKIA[0-9A-Z]{16}|AIza[\w-]{35}|nvapi-[\w-]{60,}|xox[bp]-[\w-]{30,})(?![\w-])"
-    r"|api\.telegram\.org/bot\d{8,10}:[\w-]{35}(?![\w-])|[?&]sig=[\w%]{40,}"
-    r"|(?i:\bmachine\s+api\.wandb\.ai\s+login\s+\w+\s+password\s+[0-9a-f]{40}\b)"
-    r"|(?i:wandb(?:\.login|[ _-]?(?:api)?[ _-]?key)\b[^\n@]{0,20}?(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f]))"
-    r"|\"username\\?\"\s*:[^\n]{0,60}\\?\"key\\?\"\s*:\s*\\?\"[0-9a-f]{32}\\?\""
-)
-
-
 def _forms(job: JobDescription) -> Iterator[Violation]:
     """Report tokens of a known form wherever they stand: in here-documents, in programs of another language, in comments."""
     if job.kind == "script":
-        for found in FORMS.finditer(job.text):
+        for found in whole_tokens(job.text):
             tail = found[0][-24:].lower()
             if len(set(tail)) > 7 and not re.search(r"xxx|your|example|abcdef|1234567", found[0].lower()):
                 end = job.lines.place(found.end() - 1)[0]  # of machine ... login ... password on several lines
