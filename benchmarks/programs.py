@@ -58,7 +58,7 @@ def run(command: list[str], log: Path, timeout_s: float, env: dict[str, str] | N
             _end_group(process)
     if why:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-        raise ProgramFailed(f"{' '.join(command[:6])} ...: {why}\n{tail}")
+        raise ProgramFailed(f"{' '.join([Path(command[0]).name, *command[1:6]])} ...: {why}\n{tail}")
     return time.perf_counter() - begin
 
 
