@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -112,8 +113,6 @@ def _nvidia_gpus() -> list[Gpu]:
 
 
 def _nvidia_smi(*words: str) -> str:
-    import subprocess  # takes 3 ms
-
     try:
         return subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=15, check=True).stdout
     except (OSError, subprocess.SubprocessError):

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -230,8 +231,6 @@ def _mark(spec: RunSpec, files: list[Path]) -> Path:
         spec.model and spec.model.name,
         seen,
     ]
-    import hashlib  # takes 3 ms
-
     key = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:32]
     return private_root(cache_root(spec.cluster.cache)) / "checked_rows" / key
 

@@ -11,6 +11,7 @@ from allranks.analysis.lint.placement import started_by
 from allranks.analysis.lint.records import ProgramCall, Severity, Violation
 from allranks.analysis.lint.rules.counts import DEVICE_NAME, LOCAL_VALUE
 from allranks.analysis.lint.rules.dataflow import exported_before
+from allranks.analysis.lint.rules.steps import STARTER_OPTION
 
 IDLE_WHY = "The job pays for all GPUs that it requests."
 IDLE_CURE = "set both to the same number"
@@ -235,8 +236,6 @@ def _tasks_are_ranks(job: JobDescription, gpus: int) -> bool:
     return job.number(job.heads("ntasks-per-node")) == gpus and (job.number(job.heads("cpus-per-task")) or 1) > 1
 
 
-STARTER_OPTION = re.compile(r"=[\"']?(?:srun|slurm|mpirun|mpiexec|aprun)\b")
-"""Tells the program what it should start its own processes with."""
 STARTS_JOBS = re.compile(r"(?i)smartsim|submitit|parsl")
 """Libraries with which a program starts processes through Slurm itself."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.command_options import REMOTE_SHELLS, SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, ProgramCall, Violation
-from allranks.analysis.lint.rules.quoting import EXPANDS_ITSELF, is_written_here
+from allranks.analysis.lint.rules.quoting import EXPANDS_ITSELF, assignment_at
 
 # ------------------------------------------------------------------------------ commands in variables
 
@@ -28,7 +28,7 @@ def operators_in_values(job: JobDescription) -> Iterator[Violation]:
         if outer & (EXPANDS_ITSELF | SHELLS | REMOTE_SHELLS) or call.in_substitution:
             continue
         if not call.under and PREFIX.fullmatch(call.written) and call.args:
-            item = _owner(job, call.offset)
+            item = assignment_at(job, call.offset)
             place = _bare_use(job, item) if item else None
             if item is not None and place is not None:
                 text = f"{call.written} in the value of {item.name} is taken for the name of a program"
@@ -37,22 +37,12 @@ def operators_in_values(job: JobDescription) -> Iterator[Violation]:
                 return
         for arg in call.args:
             word = arg.text
-            item = _owner(job, arg.source.where(0)) if OPERATOR.fullmatch(word) and not arg.quoted else None
+            item = assignment_at(job, arg.source.where(0)) if OPERATOR.fullmatch(word) and not arg.quoted else None
             place = _bare_use(job, item) if item else None
             if item is not None and place is not None:
                 text = f"{word} in the value of {item.name} is an argument of {call.written}, and no operator"
                 yield Violation(place, text, why=OPERATORS_WHY, cure=OPERATORS_CURE)
                 return
-
-
-def _owner(job: JobDescription, place: int) -> Assignment | None:
-    """Return the assignment in whose text a word stands."""
-    for item in job.assignments:
-        if item.under or item.items is not None or place <= item.offset or not len(item.source.at):
-            continue
-        if place in item.source.at and is_written_here(job, item, place):
-            return item
-    return None
 
 
 def _bare_use(job: JobDescription, item: Assignment) -> int | None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import VariableUse, Violation
 from allranks.analysis.lint.rules.conditions import COUNTERS
-from allranks.analysis.lint.rules.dataflow import GUARDS, INHERITED, LAUNCHER_NAMES
+from allranks.analysis.lint.rules.dataflow import GUARDS, INHERITED, LAUNCHER_NAMES, PRINTING
 from allranks.analysis.lint.rules.unset_variables import OUTSIDE_NAMES, USUAL_OUTSIDE, set_by_module
 from allranks.analysis.lint.rules.variables import edits
 
@@ -17,7 +17,6 @@ MAX_PAIRS = 20_000
 OPTION_BEFORE = re.compile(
     r"(?:(?:\A|[\s\"'(])-{1,2}([A-Za-z][\w.-]*)(?:=|[ \t]+)|(?<![\w.$-])([A-Za-z][\w.]*)=)[\"']?\$\{?\Z"
 )
-PRINTING = {"echo", "printf", "logger"}
 
 
 class IdleVariable(NamedTuple):

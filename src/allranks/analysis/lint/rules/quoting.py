@@ -182,14 +182,19 @@ def quotes_in_value(job: JobDescription) -> Iterator[Violation]:
 
 def _owner(job: JobDescription, arg: Argument, call: ProgramCall) -> str | None:
     """Return the variable whose value an argument is, if it is set by a plain assignment above the call."""
-    place = arg.source.where(0)
     if call.under and any(c.program in SHELLS for c in call.under):
         return None
+    item = assignment_at(job, arg.source.where(0))
+    return item.name if item is not None and item.offset < call.offset else None
+
+
+def assignment_at(job: JobDescription, place: int) -> Assignment | None:
+    """Return the plain assignment in whose text a place stands."""
     for item in job.assignments:
-        if item.under or item.items is not None or item.offset >= call.offset or not len(item.source.at):
+        if item.under or item.items is not None or place <= item.offset or not len(item.source.at):
             continue
-        if place in item.source.at and place > item.offset and is_written_here(job, item, place):
-            return item.name
+        if place in item.source.at and is_written_here(job, item, place):
+            return item
     return None
 
 
