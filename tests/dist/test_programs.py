@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from allranks.rundir.files import read_json
+from allranks.utils.machine import oom_kills
 from tests.dist.harness import allranks, train
 from tests.dist.public_programs import NEEDS, lay_out, plant
 
@@ -126,7 +127,10 @@ def test_it_runs_unchanged_and_nothing_is_found(tmp_path: Path, name: str) -> No
 def test_a_fault_on_one_rank_is_named_by_rank_and_reason(tmp_path: Path, name: str) -> None:
     fault, said, kind, why = FAULTS[name]
     more = {"observe": {"hang_s": 5}} if name in ("sleep", "endless loop") else {}
+    kills = oom_kills()
     done, _, (first, *_) = end_of(tmp_path, "nanogpt", fault, **more)
+    if name == "SIGKILL" and oom_kills() != kills:
+        pytest.skip("the kernel ended another process of this machine for lack of memory meanwhile")
     assert done.returncode == 1, done.stdout + done.stderr
     err = done.stderr.replace(str(tmp_path / "programs"), "FOLDER").replace(f" {os.uname().nodename} ", " HOST ")
     assert said in err

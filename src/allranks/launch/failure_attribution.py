@@ -156,7 +156,7 @@ def _sender_of_sigkill(for_memory: bool | None) -> str:
     if for_memory is None:
         return " (the kernel's out-of-memory killer and Slurm's memory limit send it too)"
     if for_memory:
-        return ", and the kernel's out-of-memory killer has ended a process on this machine since the start: host memory ran out"
+        return ", and the kernel's out-of-memory killer has ended a process on this machine since the start, most likely this rank"
     return ", but not by the kernel's out-of-memory killer, which has ended no process here since the start: a user or Slurm sent it"
 
 

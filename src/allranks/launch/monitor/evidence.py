@@ -27,6 +27,7 @@ from allranks.launch.monitor.records import NodeEvidence, RankEvidence
 from allranks.rundir.files import make_folder, write_text_atomic
 from allranks.rundir.heartbeat import DUMP_SIGNAL, Heartbeat, HeartbeatPage
 from allranks.rundir.paths import RunDir
+from allranks.utils.machine import oom_kills
 from allranks.utils.redaction import redact, redact_tree
 
 BUFFER_SIZE = "2000"  # the default of torch 2.13
@@ -106,7 +107,7 @@ class EvidenceCollector:
                 cpus=os.cpu_count(),
                 memory_total_bytes=memory.total,
                 memory_available_bytes=memory.available,
-                oom_kills=procfs.oom_kills(),
+                oom_kills=oom_kills(),
                 blocked=procfs.blocked_processes(),
                 interfaces=procfs.interfaces(),
                 interface=self._interface,

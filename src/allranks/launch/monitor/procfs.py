@@ -109,15 +109,6 @@ def blocked_processes() -> list[str]:
     return found
 
 
-def oom_kills() -> int | None:
-    """Return the number of out-of-memory kills since the node started."""
-    for line in _read("/proc/vmstat").splitlines():
-        name, _, value = line.partition(" ")
-        if name == "oom_kill":
-            return int(value)
-    return None
-
-
 def interfaces() -> dict[str, dict[str, Any]]:
     """Return network interfaces with their counters."""
     try:
