@@ -170,6 +170,8 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "dtype": plan.dtype,
         "gradient_checkpointing": plan.recomputation != "none",
         "recomputation": plan.recomputation,
+        "compiled": plan.compiled and _not_compiled(ranks) is None,
+        "compile_reason": plan.compile_reason or None,
         "not_compiled": _not_compiled(ranks),
         "steps": steps[0][-1]["step"] if steps.get(0) else 0,
         "wall_time_s": wall_time(ranks),

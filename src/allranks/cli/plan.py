@@ -244,6 +244,8 @@ def _summary_lines(plan: LaunchPlan, training: str | None) -> Iterator[str]:
         yield f"{plan.strategy}: {escape(_options(plan.strategy_options))}"
     if plan.replication:
         yield escape(plan.replication)
+    if plan.compile_reason:
+        yield escape(f"transformer blocks are {'' if plan.compiled else 'not '}compiled: {plan.compile_reason}")
 
 
 def _options(options: dict[str, object]) -> str:

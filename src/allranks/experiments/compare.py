@@ -129,6 +129,9 @@ def compare(spec: RunSpec, asked: CompareRequest, observer: Observer) -> Compari
         strategy=StrategySpec(name=first.name, options=first.options),
         observe=msgspec.structs.replace(spec.observe, profile=None),
     )
+    if spec.model is not None and spec.model.compile is True:
+        observer.say("note     model.compile: a comparison does not compile blocks")
+    spec = without_compilation(spec)
     preflight.check_request(spec)
     if memory.make_plan(spec, planning_facts(spec)).world_size < 2:
         raise SpecError("cluster.procs_per_node: a comparison needs at least two ranks")
@@ -143,6 +146,13 @@ def compare(spec: RunSpec, asked: CompareRequest, observer: Observer) -> Compari
     add_profiles(folder, measured)
     write_json(folder / "measured.json", measured)  # complete: it can be evaluated again without the traces
     return write_comparison(run, measured)
+
+
+def without_compilation(spec: RunSpec) -> RunSpec:
+    """Return the spec with ``model.compile: false``: all strategies are compared with the same arithmetic as one process."""
+    if spec.model is None:
+        return spec
+    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, compile=False))
 
 
 def _decided(spec: RunSpec, entry: StrategyChoice) -> StrategyChoice:

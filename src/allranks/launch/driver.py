@@ -240,8 +240,11 @@ class Driver:
 
     def _make_plan(self) -> None:
         """Plan again for the current spec; keep the environment that the job received."""
-        environment = self._plan.environment
-        self._plan = msgspec.structs.replace(memory.make_plan(self._spec, machine_facts()), environment=environment)
+        before = self._plan
+        plan = msgspec.structs.replace(memory.make_plan(self._spec, machine_facts()), environment=before.environment)
+        if self._restart > 0:  # what was trained with compiled blocks goes on with them, and the reverse
+            plan = msgspec.structs.replace(plan, compiled=before.compiled, compile_reason=before.compile_reason)
+        self._plan = plan
         write_json(self._run.plan, msgspec.to_builtins(self._plan))
 
     def _without(self, bad: list[PreflightReport], where: TargetNodes) -> PreflightResult:

@@ -15,7 +15,7 @@ from allranks.planning.model_checks import find_files
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import read_json, read_record, require_current
 from allranks.rundir.paths import RunDir
-from allranks.spec.records import RunSpec
+from allranks.spec.records import COMPILE_AUTO, RunSpec
 from allranks.utils.redaction import HIDDEN
 
 # What a checkpoint's weights, or its place in the data, are of: a resume cannot change it, and a failed try must not be kept.
@@ -67,6 +67,25 @@ def keep_global_batch(
         return spec
     train = msgspec.structs.replace(spec.train, global_batch_size=had, grad_accum=None)
     return msgspec.structs.replace(spec, train=train)
+
+
+def keep_compilation(run: RunDir, spec: RunSpec) -> RunSpec:
+    """Return the spec with the run's previous decision for ``model.compile: auto``: compiled blocks round differently.
+
+    That is what the run did: if the compiler failed, the blocks were not compiled.
+    """
+    if spec.model is None or spec.model.compile != COMPILE_AUTO:
+        return spec
+    did = read_record(run.metrics).get("compiled", read_record(run.plan).get("compiled"))
+    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, compile=did is True))
+
+
+def keep_reason(run: RunDir, plan: LaunchPlan) -> LaunchPlan:
+    """Return the plan with the reason for which the run's blocks are, or are not, compiled, unless that changes."""
+    had = read_record(run.plan)
+    if not had.get("compile_reason") or had.get("compiled") is not plan.compiled:
+        return plan
+    return msgspec.structs.replace(plan, compile_reason=had["compile_reason"])
 
 
 def global_batch_of(run: RunDir, step: int) -> int | None:
@@ -208,7 +227,7 @@ def _other_arithmetic(run: RunDir, folder: Path, spec: RunSpec, plan: LaunchPlan
             f"bitwise equal: use as many ranks per node and --set strategy.{REPLICATE}={was}"
         )
     mode = read_record(run.plan).get("recomputation", plan.recomputation)
-    if spec.model and spec.model.compile and mode != plan.recomputation:
+    if plan.compiled and mode != plan.recomputation:
         return (
             f"{folder} was trained with recomputation {mode}, the plan has {plan.recomputation}: with model.compile the losses would not be "
             f"bitwise equal; use --set model.gradient_checkpointing={mode}"

@@ -112,7 +112,7 @@ def _provisional(spec: RunSpec, reason: str, gpus: int | None) -> DeviceChoice:
 
 
 def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
-    """Decide everything that can be decided before a process starts, except the recomputation for auto (`memory.make_plan`).
+    """Decide everything that can be decided before a process starts, except compilation, and recomputation for auto (`memory.make_plan`).
 
     Raises:
         SpecError: the spec contradicts itself or the machine facts (batch that is not divisible, more ranks than GPUs).

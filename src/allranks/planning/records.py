@@ -65,6 +65,10 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Activations that are recomputed in backward: none | selective | full."""
     recomputation_reason: str = ""
     """Why, if ``model.gradient_checkpointing`` is auto."""
+    compiled: bool = False
+    """Transformer blocks are compiled for training."""
+    compile_reason: str = ""
+    """Why they are, or are not; empty for ``model.compile: false``."""
     rank_memory_bytes: int | None = None
     """Estimated peak memory per rank; None if unknown, or if `--force` was given."""
     hang: Limits | None = None

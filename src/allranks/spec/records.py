@@ -17,6 +17,7 @@ RECOMPUTE_NONE: Final = "none"
 RECOMPUTE_SELECTIVE: Final = "selective"
 RECOMPUTE_FULL: Final = "full"
 RECOMPUTE_AUTO: Final = "auto"
+COMPILE_AUTO: Final = "auto"
 RECOMPUTE_MODES = (RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL)
 """From the fastest to the one that keeps least."""
 
@@ -79,12 +80,12 @@ class ModelSpec(Record, frozen=True):
         ),
     ] = False
     compile: Annotated[
-        bool,
+        bool | Literal["auto"],
         Meta(
             description="compile each transformer block with torch.compile for training; the first step takes longer. If the compiler "
-            "fails, the run continues without and says why"
+            "fails, the run continues without and says why. auto = on a GPU, if the run is long enough that this saves time; plan says why"
         ),
-    ] = False
+    ] = "auto"
     config: Annotated[
         dict[str, Any], Meta(description="overrides of the model's config, for tiny: and mlp: models")
     ] = {}

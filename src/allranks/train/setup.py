@@ -17,8 +17,7 @@ from torch import nn
 
 from allranks.planning.records import LaunchPlan
 from allranks.rundir import checkpoints
-from allranks.spec.records import RunSpec
-from allranks.spec.strategies import strategy_info
+from allranks.spec.records import COMPILE_AUTO, RunSpec
 from allranks.train import checkpoint, distributed, strategies
 from allranks.train.attempt import Attempt, log_engine, log_model, log_remarks
 from allranks.train.checkpoint.loader import require_same
@@ -109,6 +108,8 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
     model.to(world.device)
     loss_model = task.loss_model(model)
     ways = ways_of_computing(here, loss_model)
+    if compilation is not None and here.model.compile == COMPILE_AUTO:
+        ways.append(f"transformer blocks are compiled: {here.plan.compile_reason}")
     experts = ExpertLoad(loss_model, data.tokenizer.pad_token_id, world.device, compiled=compilation is not None)
     # before sharding: a strategy may leave only empty tensors
     parameters, active = count_parameters(model), active_parameters(model)
@@ -171,7 +172,7 @@ def set_forward(
 
 def _compilation(here: Attempt, *, classifier: bool) -> Compilation | None:
     """Return how blocks are compiled, or None if they are not."""
-    if not here.model.compile:
+    if here.model.compile is False:
         return None
 
     def report(reason: str) -> None:
@@ -179,8 +180,9 @@ def _compilation(here: Attempt, *, classifier: bool) -> Compilation | None:
         here.events.write("remark", what="compile", message=message)
         here.say(message)
 
-    if strategy_info(here.plan.strategy).gathers_in_layers:
-        report(f"{here.plan.strategy} gathers weights within the blocks")
+    if not here.plan.compiled:
+        if here.model.compile is True:  # auto has decided
+            report(here.plan.compile_reason)
         return None
     return Compilation(static=not classifier, report=lambda failure: report(f"the compiler failed: {failure}"))
 

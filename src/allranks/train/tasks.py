@@ -50,8 +50,14 @@ class TrainingTask(Protocol):
         """Return the model, which is on its device, with its loss: forward(batch) gives the sum over trained tokens, a float32 scalar."""
         ...
 
-    def batches(self, data: PreparedData, dtype: str, device: torch.device) -> Callable[[Rows], Any]:
-        """Return a function that makes micro-batches on the device. They have ``inputs``, ``to``, and token counts."""
+    def batches(
+        self, data: PreparedData, dtype: str, device: torch.device, *, compiled: bool = False
+    ) -> Callable[[Rows], Any]:
+        """Return a function that makes micro-batches on the device. They have ``inputs``, ``to``, and token counts.
+
+        Args:
+            compiled: blocks are compiled, for which all batches should have one shape.
+        """
         ...
 
     def evaluator(self, world: DistContext, loss_model: Any, data: PreparedData, dtype: str) -> Evaluator | None:
@@ -84,7 +90,9 @@ class NoiseTask:
     def loss_model(self, model: nn.Module) -> MlpLoss:
         return MlpLoss(model)
 
-    def batches(self, data: PreparedData, dtype: str, device: torch.device) -> Callable[[Rows], NoiseBatch]:
+    def batches(
+        self, data: PreparedData, dtype: str, device: torch.device, *, compiled: bool = False
+    ) -> Callable[[Rows], NoiseBatch]:
         make = partial(noise_batch, self._data, data.train, width=self._shape.width, dtype=DTYPES[dtype])
         return lambda rows: make(rows).to(device)
 
@@ -146,13 +154,13 @@ class TokenTask:
             loss_model.packed = use_packed_attention(model, first.device, compute_dtype(model) or first.dtype)
         return loss_model
 
-    def batches(self, data: PreparedData, dtype: str, device: torch.device) -> Callable[[Rows], Batch]:
+    def batches(
+        self, data: PreparedData, dtype: str, device: torch.device, *, compiled: bool = False
+    ) -> Callable[[Rows], Batch]:
         assert self._spec.data is not None
         pad_id = data.tokenizer.pad_token_id
         if self.classifier:
             return lambda rows: collate_labelled(data.train, rows, pad_id).to(device)
-        assert self._spec.model is not None
-        compiled = self._spec.model.compile  # for one shape
         fixed = self._spec.data.packing == "none" or device.type == "cuda" or compiled
         pad_to = self._spec.data.max_length if fixed else None
         return lambda rows: collate(data.train, rows, pad_id, pad_to).to(device)

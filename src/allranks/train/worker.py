@@ -235,7 +235,7 @@ class Worker:
     ) -> LoopOutcome:
         """Run steps from `first` until `total` are done or all ranks agree to stop."""
         here, spec = self._here, self._here.spec
-        make_batch = self._task.batches(data, here.plan.dtype, here.world.device)
+        make_batch = self._task.batches(data, here.plan.dtype, here.world.device, compiled=here.plan.compiled)
         if total > first:
             sample = make_batch(order.micro_batches(0)[0])
             log_batch(here, sample, built.model)

@@ -52,6 +52,8 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The partition of `partition_gpus`, if a variable of sbatch names it instead of the spec."""
     partition_gpus: int | None = None
     """GPUs of each node of the spec's partition, for ``launcher: slurm``; None if Slurm was not queried or did not report it."""
+    c_compiler: bool | None = None
+    """Whether this machine has a C compiler, which torch.compile needs; None if nobody looked."""
 
 
 def host_name() -> str:
@@ -200,6 +202,7 @@ def machine_facts() -> MachineFacts:
         gpus=visible_gpus(),
         cpu_model=cpu_model(),
         system=f"{platform.system()} {platform.release()}",
+        c_compiler=any(shutil.which(name) for name in (os.environ.get("CC") or "cc", "gcc", "clang")),
     )
 
 

@@ -157,7 +157,8 @@ def prepare_test(test: SmokeTest, wanted: SmokeOptions, machine: MachineFacts) -
     if isinstance(asked, str):
         return PreparedTest(test=test, spec=None, asked=None, scaled=[], unable=asked)
     sized = test.build(asked)
-    spec = parse_spec({**sized.spec, "run_root": wanted.run_root}, wanted.sets)
+    model = {"compile": False, **sized.spec.get("model", {})}  # short, and compared with figures of uncompiled runs
+    spec = parse_spec({**sized.spec, "model": model, "run_root": wanted.run_root}, wanted.sets)
     return PreparedTest(test=test, spec=spec, asked=asked, scaled=[*world_size_note(test, asked), *sized.scaled])
 
 

@@ -4,6 +4,7 @@ model_config.py   finds the config (files only, no network), and checks its size
 weights.py        lists every weight, which ones are trained, and their bytes under a strategy
 activations.py    bytes that forward keeps for backward
 estimate.py       memory in each phase of a step, runtime overhead, device capacity
+compilation.py    whether transformer blocks are compiled, by what was measured
 remedies.py       copies of the weights on every node (HSDP) and recomputation, for auto; changes that make the run fit, the cheapest first
 """
 

@@ -401,7 +401,7 @@ def batch_of(spec: RunSpec, plan: LaunchPlan, model: ModelMemory) -> MicroBatch:
         stream_element=4 if model.autocast and model.what.trains_embedding(model.shapes) else None,
         adapter_element=model.trained_element,
         plain_adapters=strategy_info(plan.strategy).gathers_in_layers,
-        compiled=spec.model.compile,
+        compiled=plan.compiled and spec.model.compile is True,  # auto: what fits must still fit if the compiler fails
     )
 
 
@@ -433,8 +433,10 @@ def _notes(spec: RunSpec, plan: LaunchPlan, family: str) -> list[str]:
     notes = []
     if plan.recomputation_reason:
         notes.append(f"model.gradient_checkpointing auto: {plan.recomputation}, because {plan.recomputation_reason}")
-    if spec.model.compile:
+    if plan.compiled and spec.model.compile is True:
         notes.append("model.compile: compiled blocks keep less for backward, which was measured on a GPU only")
+    elif plan.compiled:
+        notes.append("model.compile auto: estimated without compiled blocks, which keep less for backward")
     why = dense_mask_reason(family, spec.model.attention) if spec.data.packing == "isolated" else ""
     if why and family not in (*ENCODERS, MLP):
         notes.append(f"packed rows need a dense mask of the sequence length squared: {why}")

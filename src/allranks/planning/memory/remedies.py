@@ -15,6 +15,7 @@ import msgspec
 
 from allranks.errors import AllranksError, SpecError
 from allranks.planning import planner
+from allranks.planning.memory.compilation import decide_compilation
 from allranks.planning.memory.estimate import (
     CLOSE,
     FITS,
@@ -108,14 +109,14 @@ def _sent(spec: RunSpec, plan: LaunchPlan) -> str:
 
 
 def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
-    """Return the plan of `planner.make_plan`, with the recomputation and the replication between nodes that ``auto`` means.
+    """Return the plan of `planner.make_plan`, with the compilation, the recomputation and the replication between nodes that ``auto`` means.
 
     Whether nodes hold copies of the weights is decided first, for the recomputation that saves most: traffic between nodes costs more.
 
     Raises:
         SpecError, EnvironmentNotAble: as `planner.make_plan`; the model's config is broken.
     """
-    plan = planner.make_plan(spec, facts)
+    plan = decide_compilation(spec, planner.make_plan(spec, facts), facts)
     if spec.model is None or spec.model.recomputation != RECOMPUTE_AUTO:
         plan = decide_replication(spec, plan, facts)
     else:

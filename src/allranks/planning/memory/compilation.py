@@ -1,0 +1,136 @@
+"""Decide whether transformer blocks are compiled in training (``model.compile``), by what was measured. No torch.
+
+``auto`` compiles where a measurement shows a gain and the run is long enough: the step time that it saves must be at least `PAYBACK`
+times the time that compiling takes. Everything that is not like what was measured (shapes that vary, experts, a model of unknown sizes)
+is left alone, and so is a run that must be exact (``train.deterministic``). `decide_compilation` is the only place that decides; the
+plan has the answer and the reason, the ranks and a resume follow the plan.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from allranks.planning.memory.estimate import model_of
+from allranks.planning.memory.families import ENCODERS, MLP
+from allranks.planning.memory.model_config import find_config
+from allranks.planning.records import LaunchPlan
+from allranks.spec.models import is_mlp
+from allranks.spec.records import COMPILE_AUTO, RunSpec
+from allranks.spec.strategies import strategy_info
+from allranks.utils.machine import MachineFacts
+
+
+class MeasuredGain(msgspec.Struct, frozen=True, kw_only=True):
+    """What compiled blocks gained on a kind of device."""
+
+    ratio: float
+    """Speed of training steps with compiled blocks relative to that without."""
+    where: str
+
+
+GAINS = {
+    # 0.165 s a step without and 0.135 s with: docs/how-it-works.md, Compiled blocks
+    "cuda": MeasuredGain(ratio=1.22, where="8 layers of a 7B model with LoRA in bfloat16 on an H100"),
+    # k against c of benchmarks/results/train_throughput_compiled.json
+    "cpu": MeasuredGain(ratio=0.99, where="a bare loop on two CPU ranks"),
+}
+LEAST_RATIO = 1.05
+COMPILE_S = 25.0
+"""Measured on the H100. Equal blocks share one program, so that it does not grow with the number of layers."""
+PAYBACK = 2.0
+TRAINING_FLOPS_PER_S = 4e14
+"""What the measured steps without compiled blocks computed: 41 % of an H100's dense bfloat16 peak. Slower GPUs save more."""
+ASSUMED_STEPS = 2000
+"""Number of steps that ``train.epochs`` over data of unknown size is taken for."""
+
+
+def decide_compilation(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> LaunchPlan:
+    """Return the plan with ``compiled`` and, unless ``model.compile`` is false, ``compile_reason``.
+
+    Raises:
+        SpecError: the model's config is broken.
+    """
+    if spec.model is None or plan.batch is None or spec.model.compile is False:
+        return msgspec.structs.replace(plan, compiled=False, compile_reason="")
+    unable = _unable(plan)
+    if spec.model.compile != COMPILE_AUTO:
+        return msgspec.structs.replace(plan, compiled=not unable, compile_reason=unable or "model.compile: true")
+    against = unable or _unlike_measured(spec, plan, facts)
+    if against:
+        return msgspec.structs.replace(plan, compiled=False, compile_reason=against)
+    enough, reason = _by_time(spec, plan)
+    return msgspec.structs.replace(plan, compiled=enough, compile_reason=reason)
+
+
+def _unable(plan: LaunchPlan) -> str:
+    """Return why blocks cannot be compiled; empty if they can."""
+    if strategy_info(plan.strategy).gathers_in_layers:
+        return f"{plan.strategy} gathers weights within the blocks"
+    return ""
+
+
+def _unlike_measured(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> str:
+    """Return what speaks against compiling whatever the length of the run is; empty if nothing does."""
+    assert spec.model is not None
+    if plan.device_is_provisional and plan.device != "cuda":
+        return "the nodes have not reported GPUs yet"
+    gain = GAINS[plan.device]
+    if gain.ratio < LEAST_RATIO:
+        return f"it changed the speed by {gain.ratio:.2f} in {gain.where}, and must gain {LEAST_RATIO - 1:.0%}"
+    if spec.cluster.launched_by.runs_here and facts.c_compiler is False:
+        return "this machine has no C compiler (cc, gcc or clang)"
+    if spec.train.deterministic:
+        return "train.deterministic: the compiler chooses some kernels by timing them"
+    if is_mlp(spec.model.name):
+        return f"{spec.model.name} has no transformer blocks"
+    config = find_config(spec).config
+    if config is None:
+        return "the sizes of the model are not known before it is loaded, nor is the time of a step"
+    if config.family in ENCODERS or config.family == MLP:
+        return "sequences of a classifier differ in length, and each length would be compiled"
+    if config.experts:
+        return "the gain for a mixture of experts was not measured"
+    return ""
+
+
+def _by_time(spec: RunSpec, plan: LaunchPlan) -> tuple[bool, str]:
+    """Return whether the run saves enough time, and the numbers."""
+    steps, known = _expected_steps(spec, plan)
+    gain, step_s = GAINS[plan.device], expected_step_s(spec, plan)
+    saved = steps * step_s * (1 - 1 / gain.ratio)
+    needed = PAYBACK * COMPILE_S
+    enough = saved >= needed
+    how = f"{steps:,} steps" if known else f"{steps:,} steps, assumed for {plan.epochs:g} epochs,"
+    return enough, (
+        f"{how} of at least {step_s:.2g} s would save {_seconds(saved)} ({gain.ratio:.2f} times as fast, measured with {gain.where}), "
+        f"and compiling takes about {COMPILE_S:g} s; it is done from {needed:g} s saved"
+    )
+
+
+def _expected_steps(spec: RunSpec, plan: LaunchPlan) -> tuple[int, bool]:
+    """Return the number of steps, at most, and whether it is known from the spec."""
+    if plan.max_steps is not None:
+        return plan.max_steps, True
+    assert spec.data is not None and plan.batch is not None
+    if spec.data.subset is None:
+        return ASSUMED_STEPS, False
+    rows = spec.data.subset * (1 - spec.data.eval_fraction)
+    return math.ceil(rows * (plan.epochs or 1) / plan.batch.global_batch_size), True
+
+
+def expected_step_s(spec: RunSpec, plan: LaunchPlan) -> float:
+    """Return the seconds of a step's matrix products on an H100, of a model with known sizes.
+
+    As for MFU: 6 FLOPs per trained parameter and token, 4 per frozen one. Without attention, recomputation and communication.
+    """
+    config = find_config(spec).config
+    assert config is not None and spec.data is not None and plan.batch is not None
+    model = model_of(spec, plan, config)
+    tokens = plan.batch.micro_batch_size * plan.batch.grad_accum * spec.data.max_length
+    return tokens * (6 * model.trained + 4 * (model.parameters - model.trained)) / TRAINING_FLOPS_PER_S
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 1 else "less than a second"

@@ -1,0 +1,174 @@
+"""What `model.compile: auto` means: the measured gain, the length of the run, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from allranks.analysis.metrics import summarize
+from allranks.cli.plan import show_plan
+from allranks.experiments.compare import without_compilation
+from allranks.launch.resumption import keep_compilation, keep_reason
+from allranks.planning.memory import fit, make_plan
+from allranks.planning.memory.compilation import COMPILE_S, GAINS, PAYBACK, expected_step_s
+from allranks.planning.records import LaunchPlan
+from allranks.rundir.files import write_json
+from allranks.rundir.paths import RunDir
+from allranks.spec import load_spec, parse_spec
+from tests.unit.fit_specs import facts, raw
+
+ROOT = Path(__file__).parents[2]
+LONG: dict[str, Any] = {
+    "model": {"name": "mistralai/Mistral-7B-v0.1"},
+    "data": {"source": "builtin:instructions", "max_length": 2048},
+    "adapter": {"type": "lora"},
+    "train": {"max_steps": 1000, "micro_batch_size": 4},
+}
+H100 = facts(gpus=1)
+
+
+def planned(*sets: str, there: Any = H100, **sections: Any) -> LaunchPlan:
+    return make_plan(parse_spec({**LONG, **sections}, sets), there)
+
+
+def test_a_long_run_on_a_gpu_is_compiled_and_a_short_one_is_not() -> None:
+    step_s = expected_step_s(parse_spec(LONG), planned())
+    assert 0.5 < step_s < 0.65  # 16,400 tokens/s with compiled blocks: 0.49 s
+    enough = PAYBACK * COMPILE_S / (step_s * (1 - 1 / GAINS["cuda"].ratio))
+    for steps, compiled in ((int(enough) + 1, True), (int(enough), False), (10, False), (0, False)):
+        plan = planned(f"train.max_steps={steps}")
+        assert plan.compiled is compiled, steps
+        assert f"{steps:,} steps of at least 0.6 s would save" in plan.compile_reason
+        assert "1.22 times as fast" in plan.compile_reason and "compiling takes about 25 s" in plan.compile_reason
+    assert planned("train.max_steps=500").compiled and not planned("train.max_steps=200").compiled
+
+
+def test_the_default_is_auto_and_old_values_stay_valid() -> None:
+    assert parse_spec(LONG).model.compile == "auto"  # type: ignore[union-attr]
+    assert planned("model.compile=true", "train.max_steps=1").compiled
+    off = planned("model.compile=false")
+    assert (off.compiled, off.compile_reason) == (False, "")
+
+
+def test_epochs_count_by_the_rows_and_are_assumed_where_those_are_unknown() -> None:
+    epochs = ("train.max_steps=null", "train.epochs=2")
+    assert planned(*epochs).compiled
+    assert "2,000 steps, assumed for 2 epochs," in planned(*epochs).compile_reason
+    few = planned(*epochs, "data.subset=400", "data.eval_fraction=0.1")
+    assert not few.compiled and few.compile_reason.startswith("180 steps of at least")
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (("cluster.device=cpu",), "it changed the speed by 0.99 in a bare loop on two CPU ranks, and must gain 5%"),
+        (("strategy.name=deepspeed_zero3",), "deepspeed_zero3 gathers weights within the blocks"),
+        (("train.deterministic=true",), "train.deterministic"),
+        (("model.name=mistralai/Mixtral-8x7B-v0.1",), "a mixture of experts was not measured"),
+        (("model.name=nobody/unknown",), "the sizes of the model are not known"),
+        (("model.name=bert-base-uncased", "data.source=builtin:news", "adapter.type=none", "data.max_length=512"), "a classifier differ in length"),
+        (("model.name=mlp:64x2", "data.source=builtin:noise", "adapter.type=none"), "no transformer blocks"),
+        (("cluster.launcher=slurm",), "the nodes have not reported GPUs yet"),
+    ],
+)  # fmt: skip
+def test_what_is_unlike_the_measurement_is_not_compiled(sets: tuple[str, ...], words: str) -> None:
+    plan = planned("train.max_steps=1000000", *sets)
+    assert not plan.compiled and words in plan.compile_reason, plan.compile_reason
+
+
+def test_a_machine_without_a_c_compiler_is_told_and_the_nodes_of_slurm_have_their_own() -> None:
+    without = msgspec.structs.replace(H100, c_compiler=False)
+    assert "no C compiler" in planned(there=without).compile_reason
+    slurm = ("cluster.launcher=slurm", "cluster.slurm.gpus_per_node=1")
+    assert planned(*slurm, there=without).compiled
+
+
+def test_true_falls_back_where_blocks_cannot_be_compiled() -> None:
+    plan = planned("model.compile=true", "strategy.name=deepspeed_zero3")
+    assert not plan.compiled and "gathers weights within the blocks" in plan.compile_reason
+
+
+def test_memory_must_suffice_if_the_compiler_fails() -> None:
+    needed = {
+        value: fit(parse_spec(LONG, [f"model.compile={value}"]), planned(f"model.compile={value}"), H100)
+        for value in ("auto", "true", "false")
+    }
+    assert needed["auto"].needed_bytes == needed["false"].needed_bytes > needed["true"].needed_bytes
+    assert "estimated without compiled blocks" in needed["auto"].notes[0]
+
+
+def test_plan_says_what_was_decided(capsys: pytest.CaptureFixture[str]) -> None:
+    show_plan(planned(), as_json=False)
+    assert "transformer blocks are compiled: 1,000 steps of at least" in capsys.readouterr().out
+    show_plan(planned("cluster.device=cpu"), as_json=False)
+    assert "transformer blocks are not compiled: it changed the speed by 0.99" in capsys.readouterr().out
+    show_plan(planned("model.compile=false"), as_json=False)
+    assert "blocks are" not in capsys.readouterr().out
+    show_plan(planned(), as_json=True)
+    assert json.loads(capsys.readouterr().out)["compiled"] is True
+
+
+def test_metrics_have_what_the_run_did() -> None:
+    spec, plan = parse_spec(LONG), planned()
+    done = summarize("r", spec, plan, {0: []}, "succeeded")
+    assert done["compiled"] is True and done["compile_reason"] == plan.compile_reason
+    failed = {"event": "remark", "what": "compile", "message": "no compiler", "time": 1.0, "rank": 0}
+    assert summarize("r", spec, plan, {0: [failed]}, "succeeded")["compiled"] is False
+
+
+@pytest.mark.parametrize(
+    ("plan", "metrics", "compiled"),
+    [
+        ({"compiled": True}, {}, True),
+        ({"compiled": True}, {"compiled": True}, True),
+        ({"compiled": True}, {"compiled": False}, False),  # the compiler failed
+        ({"compiled": False}, {}, False),
+        ({}, {}, False),  # planned before there was auto
+    ],
+)
+def test_a_resume_keeps_what_the_run_did(
+    tmp_path: Path, plan: dict[str, Any], metrics: dict[str, Any], compiled: bool
+) -> None:
+    run = RunDir(tmp_path)
+    write_json(run.plan, plan)
+    write_json(run.metrics, metrics)
+    for steps in (10, 100000):  # auto alone would decide otherwise
+        spec = keep_compilation(run, parse_spec(LONG, [f"train.max_steps={steps}"]))
+        assert make_plan(spec, H100).compiled is compiled
+    for value in (True, False):  # what the user asks for stays
+        asked = parse_spec(LONG, [f"model.compile={str(value).lower()}"])
+        assert keep_compilation(run, asked) == asked
+
+
+def test_a_resume_keeps_the_reason_of_an_equal_decision(tmp_path: Path) -> None:
+    run, spec = RunDir(tmp_path), parse_spec(LONG)
+    write_json(run.plan, msgspec.to_builtins(planned("train.max_steps=10")))
+    went_on = keep_reason(run, make_plan(keep_compilation(run, spec), H100))
+    assert not went_on.compiled and went_on.compile_reason.startswith("10 steps of at least")
+    assert keep_reason(run, planned("model.compile=true")).compile_reason == "model.compile: true"
+
+
+@pytest.mark.parametrize("value", ["auto", "true", "false"])
+def test_a_comparison_is_not_compiled(value: str) -> None:
+    assert not make_plan(without_compilation(parse_spec(LONG, [f"model.compile={value}"])), H100).compiled
+
+
+def test_the_examples_that_take_a_minute_are_not_compiled_on_any_gpu() -> None:
+    for name in ("demo", "tiny-mistral-alpaca", "mistral-7b-lora-ddp-1node", "tiny-bert-agnews"):
+        assert not make_plan(load_spec(ROOT / "examples" / f"{name}.yaml"), facts(gpus=8)).compiled, name
+
+
+def test_the_gain_on_cpus_is_the_recorded_one() -> None:
+    found = json.loads((ROOT / "benchmarks/results/train_throughput_compiled.json").read_text())["summary"]
+    bare, compiled = (found[name]["tokens_per_s_per_rank"]["median"] for name in ("c", "k"))
+    assert GAINS["cpu"].ratio == pytest.approx(compiled / bare, abs=0.005)
+
+
+def test_a_long_small_model_is_worth_it_too() -> None:
+    assert raw()["model"]["name"] == "tiny:llama"
+    plan = make_plan(parse_spec(raw(train={"max_steps": 1000})), H100)
+    assert not plan.compiled and "would save less than a second" in plan.compile_reason
