@@ -211,10 +211,8 @@ def problems_of(found: dict[str, Any]) -> list[str]:
             problems.append(f"{strategy}: copies save {row['saved']['sent']:.1f}, expected {SAVES_AT_LEAST:g} at least")
         if not row["resumed_bitwise"]:
             problems.append(f"{strategy}: the losses of the resumed run differ from those of the unbroken one")
-    for row in found["parity"]:
-        if not row["parity"]:
-            problems.append(f"{row['strategy']}: parity failed: {'; '.join(row['reasons'])}")
-    return problems
+    failed = [row for row in found["parity"] if not row["parity"]]
+    return [*problems, *(f"{row['strategy']}: parity failed: {'; '.join(row['reasons'])}" for row in failed)]
 
 
 def main() -> int:

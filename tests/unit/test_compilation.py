@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,7 +12,9 @@ import pytest
 
 from allranks.analysis.metrics import summarize
 from allranks.cli.plan import show_plan
+from allranks.errors import RequestError
 from allranks.experiments.compare import without_compilation
+from allranks.launch import runs
 from allranks.launch.resumption import keep_compilation, keep_reason
 from allranks.planning.memory import fit, make_plan
 from allranks.planning.memory.compilation import COMPILE_S, GAINS, PAYBACK, expected_step_s
@@ -172,3 +175,37 @@ def test_a_long_small_model_is_worth_it_too() -> None:
     assert raw()["model"]["name"] == "tiny:llama"
     plan = make_plan(parse_spec(raw(train={"max_steps": 1000})), H100)
     assert not plan.compiled and "would save less than a second" in plan.compile_reason
+
+
+def test_resume_goes_on_as_the_run_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU `auto` alone would not compile."""
+    spec, run, made = parse_spec(raw(train={"max_steps": 10}, checkpoint={"mode": "full"})), RunDir(tmp_path), {}
+    plan = make_plan(spec, facts())
+    runs.write_request(run, spec, msgspec.structs.replace(plan, compiled=True, compile_reason="it was long"))
+    (run.checkpoint(8) / "state").mkdir(parents=True)
+    manifest = {"mode": "full", "world_size": plan.world_size, "strategy": plan.strategy, "step": 8}
+    monkeypatch.setattr(runs.checkpoints, "newest_checkpoint", lambda run: (8, []))
+    monkeypatch.setattr(runs.checkpoints, "read_manifest", lambda run, step: manifest)
+    monkeypatch.setattr(runs, "launch", lambda run, spec, plan, **more: made.update(spec=spec, plan=plan))
+    runs.resume(run.root)
+    assert made["plan"].compiled and made["plan"].compile_reason == "it was long"
+    assert made["spec"].model.compile is True  # for a driver that plans again
+    assert load_spec(run.spec).model.compile is True  # type: ignore[union-attr]
+    runs.resume(run.root)
+    assert made["plan"].compiled and made["plan"].compile_reason == "it was long"
+    with pytest.raises(
+        RequestError, match=r"was saved with model.compile True; the steps would compute something else"
+    ):
+        runs.resume(run.root, sets=["model.compile=false"])
+
+
+@pytest.mark.parametrize(("value", "planned", "remarks"), [("auto", False, 0), ("auto", True, 0), ("true", False, 1)])
+def test_ranks_do_what_the_plan_says(value: str, planned: bool, remarks: int) -> None:
+    setup = pytest.importorskip("allranks.train.setup")
+    spec = parse_spec(LONG, [f"model.compile={value}"])
+    plan = msgspec.structs.replace(make_plan(spec, facts()), compiled=planned, compile_reason="so it is")
+    events, said = [], []
+    log = SimpleNamespace(write=lambda name, **more: events.append((name, more)))
+    here = SimpleNamespace(spec=spec, model=spec.model, plan=plan, events=log, say=said.append)
+    assert (setup._compilation(here, classifier=False) is not None) is planned
+    assert len(events) == len(said) == remarks and all("so it is" in text for text in said)

@@ -552,6 +552,14 @@ def _engine(engine: dict[str, Any]) -> str:
     return f"{name} {version}: {', '.join(took)}"
 
 
+def _compiled(m: dict[str, Any]) -> str:
+    """Return whether blocks were compiled, and why; empty for runs that do not say."""
+    if m.get("compiled") is None:
+        return ""
+    why = m.get("not_compiled") or m.get("compile_reason")
+    return ("yes" if m["compiled"] else "no") + (f": {format_value(why)}" if why else "")
+
+
 def model_facts(data: RunData) -> Table | None:
     """Return name and size of the model."""
     model, m = data.zero.last("model"), data.metrics
@@ -566,6 +574,7 @@ def model_facts(data: RunData) -> Table | None:
             ("trained", f"{format_count(trained)}{share}" if trained is not None else ""),
             ("LoRA", format_value(m.get("use_lora"))),
             ("recomputed activations", format_value(m.get("recomputation"))),
+            ("compiled blocks", _compiled(m)),
             ("time to build", text.format_duration(model.get("seconds"))),
             ("engine part", _engine(as_dict(m.get("engine")))),
         ],

@@ -13,7 +13,7 @@ import math
 import msgspec
 
 from allranks.planning.memory.estimate import model_of
-from allranks.planning.memory.families import ENCODERS, MLP
+from allranks.planning.memory.families import ENCODERS
 from allranks.planning.memory.model_config import find_config
 from allranks.planning.records import LaunchPlan
 from allranks.spec.models import is_mlp
@@ -57,7 +57,7 @@ def decide_compilation(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> 
     unable = _unable(plan)
     if spec.model.compile != COMPILE_AUTO:
         return msgspec.structs.replace(plan, compiled=not unable, compile_reason=unable or "model.compile: true")
-    against = unable or _unlike_measured(spec, plan, facts)
+    against = unable or _unsuitable_place(spec, plan, facts) or _unsuitable_model(spec)
     if against:
         return msgspec.structs.replace(plan, compiled=False, compile_reason=against)
     enough, reason = _by_time(spec, plan)
@@ -71,9 +71,8 @@ def _unable(plan: LaunchPlan) -> str:
     return ""
 
 
-def _unlike_measured(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> str:
-    """Return what speaks against compiling whatever the length of the run is; empty if nothing does."""
-    assert spec.model is not None
+def _unsuitable_place(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> str:
+    """Return what in the device, the machine or the training speaks against compiling; empty if nothing does."""
     if plan.device_is_provisional and plan.device != "cuda":
         return "the nodes have not reported GPUs yet"
     gain = GAINS[plan.device]
@@ -83,12 +82,18 @@ def _unlike_measured(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> st
         return "this machine has no C compiler (cc, gcc or clang)"
     if spec.train.deterministic:
         return "train.deterministic: the compiler chooses some kernels by timing them"
+    return ""
+
+
+def _unsuitable_model(spec: RunSpec) -> str:
+    """Return how the model differs from what was measured; empty if it does not."""
+    assert spec.model is not None
     if is_mlp(spec.model.name):
         return f"{spec.model.name} has no transformer blocks"
     config = find_config(spec).config
     if config is None:
         return "the sizes of the model are not known before it is loaded, nor is the time of a step"
-    if config.family in ENCODERS or config.family == MLP:
+    if config.family in ENCODERS:
         return "sequences of a classifier differ in length, and each length would be compiled"
     if config.experts:
         return "the gain for a mixture of experts was not measured"
