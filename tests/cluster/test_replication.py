@@ -3,58 +3,21 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
+from benchmarks.node_bytes import CONFIG, HIGHEST, LOWEST, SAVES_AT_LEAST, SentBytes, expected_bytes
 
 from allranks.lab.cluster import Box
-from allranks.planning.memory.estimate import model_of
-from allranks.planning.memory.model_config import find_config
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import read_json
 from allranks.spec import load_spec
-from allranks.spec.strategies import strategy_info
 from tests.cluster.runs import allranks, log_of, run, spec_in
 from tests.dist.harness import step_events
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
-CONFIG = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "vocab_size": 320}
-
-
-class SentBytes:
-    """What a node has sent over its network, sampled while a run goes on."""
-
-    def __init__(self, pid: int) -> None:
-        self._file, self._over = Path(f"/proc/{pid}/net/dev"), threading.Event()
-        self.samples: list[tuple[float, int]] = []
-
-    @contextmanager
-    def sampled(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._sample)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            thread.join()
-
-    def _sample(self) -> None:
-        while not self._over.wait(0.05):
-            lines = [line.split(":") for line in self._file.read_text().splitlines()[2:]]
-            sent = sum(int(rest.split()[8]) for name, rest in lines if name.strip() != "lo")
-            self.samples.append((time.time(), sent))
-
-    def per_step(self, ends: list[float]) -> float:
-        """Return the slope of the bytes over the steps, whose ends are given."""
-        times, sent = zip(*self.samples, strict=True)
-        return float(np.polyfit(np.arange(len(ends)), np.interp(ends, times, sent), 1)[0])
 
 
 def spec(shared: Path, steps: int, **options: Any) -> dict[str, Any]:
@@ -69,13 +32,6 @@ def spec(shared: Path, steps: int, **options: Any) -> dict[str, Any]:
     )
 
 
-def predicted(shared: Path, plan: LaunchPlan) -> int:
-    asked = load_spec(shared / "spec.yaml")
-    config, sends = find_config(asked).config, strategy_info(plan.strategy).node_sends
-    assert config is not None and sends is not None
-    return sends(model_of(asked, plan, config), plan.strategy_options, 2, 2)
-
-
 def test_bytes_between_nodes_are_those_of_the_model(box: Box, shared: Path) -> None:
     found = {}
     for asked in ("auto", "none"):
@@ -86,12 +42,12 @@ def test_bytes_between_nodes_are_those_of_the_model(box: Box, shared: Path) -> N
         plan = msgspec.json.decode(run_dir.plan.read_bytes(), type=LaunchPlan)
         assert plan.strategy_options["replicate"] == {"auto": "nodes", "none": "none"}[asked]
         ends = [e["time"] for e in step_events(run_dir)][2:-1]
-        sent, due = node.per_step(ends), predicted(shared, plan)
+        sent, due = node.per_step(ends), expected_bytes(load_spec(shared / "spec.yaml"), plan)
         found[asked] = (sent, due)
     print("sent and predicted bytes per node and step:", found)
     for sent, due in found.values():
-        assert 0.95 * due <= sent <= 1.1 * due, found  # headers, heartbeats and acknowledgements are counted, too
-    assert found["none"][0] > 4 * found["auto"][0], found
+        assert LOWEST * due <= sent <= HIGHEST * due, found
+    assert found["none"][0] > SAVES_AT_LEAST * found["auto"][0], found
 
 
 def test_every_strategy_gate_holds_and_a_resume_is_bitwise(box: Box, shared: Path) -> None:

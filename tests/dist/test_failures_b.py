@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from allranks.analysis.diagnose import diagnose
+from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
 from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import allranks, run_ranks, step_events, train
@@ -144,7 +145,7 @@ def test_compiling_is_no_training_time(tmp_path: Path) -> None:
         tmp_path / "rows.json",
         tmp_path,
         train={"max_steps": 12},
-        data={"packing": "none"},
+        data={"packing": "isolated", "max_length": 100},
         eval={"samples": 0},
         checkpoint={"mode": "none"},
     )
@@ -153,7 +154,8 @@ def test_compiling_is_no_training_time(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     times = [e["step_time_s"] for e in step_events(run)]
     metrics = read_json(run.metrics)
-    assert max(times[:5]) > 10 * metrics["step_time_s"]["median"], (
-        times
-    )  # another length may be compiled in the second step
+    assert max(times[:5]) > 10 * metrics["step_time_s"]["median"], times
     assert metrics["warmup_s"] >= times[0]
+    assert (metrics["compiled"], metrics["compile_reason"]) == (True, "model.compile: true")
+    (shape,) = (e["shape"] for e in read_events(run.events_of(0)) if e["event"] == "batch")
+    assert shape[1] == 100  # one shape: packed rows are padded to the maximum length on CPUs, too
