@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,8 @@ from allranks.cli.plan import show_plan
 from allranks.errors import RequestError
 from allranks.experiments.compare import without_compilation
 from allranks.launch import runs
-from allranks.launch.resumption import keep_compilation, keep_reason
+from allranks.launch.driver import Driver
+from allranks.launch.resumption import keep_compilation
 from allranks.planning.memory import fit, make_plan
 from allranks.planning.memory.compilation import COMPILE_S, GAINS, PAYBACK, expected_step_s
 from allranks.planning.records import LaunchPlan
@@ -126,7 +128,7 @@ def test_metrics_have_what_the_run_did() -> None:
 @pytest.mark.parametrize(
     ("plan", "metrics", "compiled"),
     [
-        ({"compiled": True}, {}, True),
+        ({"compiled": True, "compile_reason": "it was long"}, {}, True),
         ({"compiled": True}, {"compiled": True}, True),
         ({"compiled": True}, {"compiled": False}, False),  # the compiler failed
         ({"compiled": False}, {}, False),
@@ -139,20 +141,20 @@ def test_a_resume_keeps_what_the_run_did(
     run = RunDir(tmp_path)
     write_json(run.plan, plan)
     write_json(run.metrics, metrics)
+    was = parse_spec(LONG)
     for steps in (10, 100000):  # auto alone would decide otherwise
-        spec = keep_compilation(run, parse_spec(LONG, [f"train.max_steps={steps}"]))
-        assert make_plan(spec, H100).compiled is compiled
-    for value in (True, False):  # what the user asks for stays
-        asked = parse_spec(LONG, [f"model.compile={str(value).lower()}"])
-        assert keep_compilation(run, asked) == asked
+        spec = parse_spec(LONG, [f"train.max_steps={steps}"])
+        kept = keep_compilation(run, was, spec, make_plan(spec, H100))
+        assert (kept.compiled, kept.compile_reason) == (compiled, plan.get("compile_reason", ""))
+    for value in ("true", "false"):  # what the user asks for stays
+        asked = parse_spec(LONG, [f"model.compile={value}"])
+        assert keep_compilation(run, was, asked, make_plan(asked, H100)).compiled is (value == "true")
 
 
-def test_a_resume_keeps_the_reason_of_an_equal_decision(tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_that_was_compiled_stays_so(tmp_path: Path) -> None:
     run, spec = RunDir(tmp_path), parse_spec(LONG)
-    write_json(run.plan, msgspec.to_builtins(planned("train.max_steps=10")))
-    went_on = keep_reason(run, make_plan(keep_compilation(run, spec), H100))
-    assert not went_on.compiled and went_on.compile_reason.startswith("10 steps of at least")
-    assert keep_reason(run, planned("model.compile=true")).compile_reason == "model.compile: true"
+    write_json(run.plan, {})
+    assert keep_compilation(run, parse_spec(LONG, ["model.compile=true"]), spec, make_plan(spec, facts())).compiled
 
 
 @pytest.mark.parametrize("value", ["auto", "true", "false"])
@@ -177,26 +179,44 @@ def test_a_long_small_model_is_worth_it_too() -> None:
     assert not plan.compiled and "would save less than a second" in plan.compile_reason
 
 
-def test_resume_goes_on_as_the_run_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, bool], tuple[RunDir, list[LaunchPlan]]]:
+    """A run on a CPU, as if it had been planned with or without compiled blocks; and the plans with which it is resumed."""
+
+    def begin(value: str, compiled: bool) -> tuple[RunDir, list[LaunchPlan]]:
+        spec = parse_spec(raw(train={"max_steps": 10}, checkpoint={"mode": "full"}), [f"model.compile={value}"])
+        run, plans, plan = RunDir(tmp_path), [], make_plan(spec, facts())
+        runs.write_request(run, spec, msgspec.structs.replace(plan, compiled=compiled, compile_reason="it was long"))
+        (run.checkpoint(8) / "state").mkdir(parents=True)
+        manifest = {"mode": "full", "world_size": plan.world_size, "strategy": plan.strategy, "step": 8}
+        monkeypatch.setattr(runs.checkpoints, "newest_checkpoint", lambda run: (8, []))
+        monkeypatch.setattr(runs.checkpoints, "read_manifest", lambda run, step: manifest)
+        monkeypatch.setattr(runs, "launch", lambda run, spec, plan, **more: plans.append(plan))
+        return run, plans
+
+    return begin
+
+
+def test_resume_goes_on_as_the_run_did(begun: Callable[[str, bool], tuple[RunDir, list[LaunchPlan]]]) -> None:
     """On a CPU `auto` alone would not compile."""
-    spec, run, made = parse_spec(raw(train={"max_steps": 10}, checkpoint={"mode": "full"})), RunDir(tmp_path), {}
-    plan = make_plan(spec, facts())
-    runs.write_request(run, spec, msgspec.structs.replace(plan, compiled=True, compile_reason="it was long"))
-    (run.checkpoint(8) / "state").mkdir(parents=True)
-    manifest = {"mode": "full", "world_size": plan.world_size, "strategy": plan.strategy, "step": 8}
-    monkeypatch.setattr(runs.checkpoints, "newest_checkpoint", lambda run: (8, []))
-    monkeypatch.setattr(runs.checkpoints, "read_manifest", lambda run, step: manifest)
-    monkeypatch.setattr(runs, "launch", lambda run, spec, plan, **more: made.update(spec=spec, plan=plan))
+    run, plans = begun("auto", True)
     runs.resume(run.root)
-    assert made["plan"].compiled and made["plan"].compile_reason == "it was long"
-    assert made["spec"].model.compile is True  # for a driver that plans again
-    assert load_spec(run.spec).model.compile is True  # type: ignore[union-attr]
-    runs.resume(run.root)
-    assert made["plan"].compiled and made["plan"].compile_reason == "it was long"
-    with pytest.raises(
-        RequestError, match=r"was saved with model.compile True; the steps would compute something else"
-    ):
+    runs.resume(run.root, sets=["train.max_steps=20"])
+    runs.resume(run.root, sets=["model.compile=true"])
+    assert [plan.compiled for plan in plans] == [True] * 3
+    assert [plan.compile_reason for plan in plans[:2]] == ["it was long"] * 2
+    with pytest.raises(RequestError, match=r"trained with compiled blocks, .* --set model\.compile=true"):
         runs.resume(run.root, sets=["model.compile=false"])
+    runs.resume(run.root, sets=["model.compile=false"], allow_inexact=True)
+    assert not plans[-1].compiled
+
+
+def test_resume_does_not_begin_to_compile(begun: Callable[[str, bool], tuple[RunDir, list[LaunchPlan]]]) -> None:
+    run, plans = begun("false", False)
+    runs.resume(run.root, sets=["model.compile=auto"])
+    assert not plans[0].compiled
+    with pytest.raises(RequestError, match=r"trained without compiled blocks, .* --set model\.compile=false"):
+        runs.resume(run.root, sets=["model.compile=true"])
 
 
 @pytest.mark.parametrize(("value", "planned", "remarks"), [("auto", False, 0), ("auto", True, 0), ("true", False, 1)])
@@ -209,3 +229,18 @@ def test_ranks_do_what_the_plan_says(value: str, planned: bool, remarks: int) ->
     here = SimpleNamespace(spec=spec, model=spec.model, plan=plan, events=log, say=said.append)
     assert (setup._compilation(here, classifier=False) is not None) is planned
     assert len(events) == len(said) == remarks and all("so it is" in text for text in said)
+
+
+@pytest.mark.parametrize(("attempts", "compiled"), [((1,), False), ((1, 2), True)])
+def test_a_driver_that_plans_again_keeps_what_an_earlier_attempt_did(
+    tmp_path: Path, attempts: tuple[int, ...], compiled: bool
+) -> None:
+    """On a CPU `auto` alone would not compile."""
+    run, spec = RunDir(tmp_path), parse_spec(raw())
+    for attempt in attempts:
+        run.logs_of(attempt).mkdir(parents=True)
+    again = object.__new__(Driver)
+    again._run, again._spec = run, spec
+    again._plan = msgspec.structs.replace(make_plan(spec, facts()), compiled=True, compile_reason="it was long")
+    again._make_plan()
+    assert again._plan.compiled is compiled and (again._plan.compile_reason == "it was long") is compiled

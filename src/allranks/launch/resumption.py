@@ -32,7 +32,7 @@ STEP_KEYS = (
         f"train.{key}"
         for key in ("lr", "schedule", "warmup_steps", "weight_decay", "max_grad_norm", "seed", "param_dtype")
     ),
-    *(f"model.{key}" for key in ("dtype", "attention", "compile")),
+    *(f"model.{key}" for key in ("dtype", "attention")),
     *("adapter.dropout", "strategy.options"),
 )
 """What an optimizer step computes."""
@@ -69,23 +69,22 @@ def keep_global_batch(
     return msgspec.structs.replace(spec, train=train)
 
 
-def keep_compilation(run: RunDir, spec: RunSpec) -> RunSpec:
-    """Return the spec with the run's previous decision for ``model.compile: auto``: compiled blocks round differently.
+def keep_compilation(run: RunDir, before: RunSpec, spec: RunSpec, plan: LaunchPlan) -> LaunchPlan:
+    """Return the plan with what the run did for ``model.compile: auto``, because compiled blocks round differently.
 
-    That is what the run did: if the compiler failed, the blocks were not compiled.
+    The spec stays at auto, on which the memory estimate and so the recomputation depend. If the compiler failed, blocks were not compiled.
     """
     if spec.model is None or spec.model.compile != COMPILE_AUTO:
-        return spec
-    did = read_record(run.metrics).get("compiled", read_record(run.plan).get("compiled"))
-    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, compile=did is True))
-
-
-def keep_reason(run: RunDir, plan: LaunchPlan) -> LaunchPlan:
-    """Return the plan with the reason for which the run's blocks are, or are not, compiled, unless that changes."""
-    had = read_record(run.plan)
-    if not had.get("compile_reason") or had.get("compiled") is not plan.compiled:
         return plan
-    return msgspec.structs.replace(plan, compile_reason=had["compile_reason"])
+    did, had = read_record(run.metrics).get("compiled"), read_record(run.plan)
+    compiled = was_compiled(run, before) if did is None else did is True
+    return msgspec.structs.replace(plan, compiled=compiled, compile_reason=str(had.get("compile_reason") or ""))
+
+
+def was_compiled(run: RunDir, before: RunSpec) -> bool:
+    """Return what the run's plan decided; plans of earlier versions did what the spec says."""
+    decided = read_record(run.plan).get("compiled")
+    return (before.model is not None and before.model.compile is True) if decided is None else decided is True
 
 
 def global_batch_of(run: RunDir, step: int) -> int | None:
@@ -173,7 +172,7 @@ def require_resumable(
             f"{folder} was written by {facts['strategy']}, the plan has {plan.strategy}; losses would not be bitwise equal: use that "
             "strategy, or --allow-inexact"
         )
-    if reason := _other_arithmetic(run, folder, spec, plan, facts):
+    if reason := _other_arithmetic(run, folder, before, spec, plan, facts):
         raise RequestError(f"{reason}, or --allow-inexact")
     if changed := _changed(before, spec, DATA_KEYS):
         raise RequestError(
@@ -217,7 +216,9 @@ def _different_sizes(run: RunDir, before: RunSpec, spec: RunSpec, step: int) -> 
     return ", ".join(f"{key} {was[key]} (now {now.config[key]})" for key in keys)
 
 
-def _other_arithmetic(run: RunDir, folder: Path, spec: RunSpec, plan: LaunchPlan, facts: dict[str, Any]) -> str:
+def _other_arithmetic(
+    run: RunDir, folder: Path, before: RunSpec, spec: RunSpec, plan: LaunchPlan, facts: dict[str, Any]
+) -> str:
     """Return why the plan would add numbers in another order than the checkpoint's run did, and what to set; empty if it would not."""
     shared = facts.get("shard_ranks", facts["world_size"])
     if shared != plan.shard_ranks:
@@ -225,6 +226,12 @@ def _other_arithmetic(run: RunDir, folder: Path, spec: RunSpec, plan: LaunchPlan
         return (
             f"{folder} was written with weights sharded over {shared} ranks, the plan shards them over {plan.shard_ranks}; losses would not be "
             f"bitwise equal: use as many ranks per node and --set strategy.{REPLICATE}={was}"
+        )
+    compiled = was_compiled(run, before)
+    if spec.model and spec.model.compile != COMPILE_AUTO and compiled != plan.compiled:  # auto goes on as the run did
+        return (
+            f"{folder} was trained {'with' if compiled else 'without'} compiled blocks, the plan is {'without' if compiled else 'with'} them; "
+            f"losses would not be bitwise equal: use --set model.compile={str(compiled).lower()}"
         )
     mode = read_record(run.plan).get("recomputation", plan.recomputation)
     if plan.compiled and mode != plan.recomputation:

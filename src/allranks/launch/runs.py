@@ -291,7 +291,7 @@ def resume(
     """
     run_dir, observer = find_run(str(name), run_root), observer or NullObserver()
     resumption.require_same_schema(run_dir)
-    before, asked = (resumption.keep_compilation(run_dir, load_spec(run_dir.spec, s)) for s in ((), sets))
+    before, asked = load_spec(run_dir.spec), load_spec(run_dir.spec, sets)
     machine = planning_facts(asked)
     if running(run_dir):
         raise RequestError(f"run {run_dir.name} is still running; end it first")
@@ -310,7 +310,7 @@ def resume(
         if allow_inexact
         else asked
     )
-    launch_plan = resumption.keep_reason(run_dir, memory.make_plan(spec, machine))
+    launch_plan = resumption.keep_compilation(run_dir, before, spec, memory.make_plan(spec, machine))
     facts = checkpoints.read_manifest(run_dir, step)
     resumption.require_resumable(run_dir, before, spec, launch_plan, facts, step, allow_inexact=allow_inexact)
     for note in resumption.resume_notes(before, asked, spec, launch_plan):
