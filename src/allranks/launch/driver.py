@@ -242,9 +242,8 @@ class Driver:
         """Plan again for the current spec; keep the environment that the job received."""
         before = self._plan
         plan = msgspec.structs.replace(memory.make_plan(self._spec, machine_facts()), environment=before.environment)
-        if (
-            max(self._run.attempts(), default=1) > 1
-        ):  # what was trained with compiled blocks goes on with them, and the reverse
+        resumes = max(self._run.attempts(), default=1) > 1
+        if resumes:  # what was trained with compiled blocks goes on with them, and the reverse
             plan = msgspec.structs.replace(plan, compiled=before.compiled, compile_reason=before.compile_reason)
         self._plan = plan
         write_json(self._run.plan, msgspec.to_builtins(self._plan))
