@@ -29,7 +29,7 @@ from tests.unit.fit_specs import facts, raw
 ROOT = Path(__file__).parents[2]
 LONG: dict[str, Any] = {
     "model": {"name": "mistralai/Mistral-7B-v0.1"},
-    "data": {"source": "builtin:instructions", "max_length": 2048},
+    "data": {"source": "builtin:instructions", "max_length": 2048, "packing": "wrapped"},
     "adapter": {"type": "lora"},
     "train": {"max_steps": 1000, "micro_batch_size": 4},
 }
@@ -73,6 +73,7 @@ def test_epochs_count_by_the_rows_and_are_assumed_where_those_are_unknown() -> N
         (("cluster.device=cpu",), "it changed the speed by 0.99 in a bare loop on two CPU ranks, and must gain 5%"),
         (("strategy.name=deepspeed_zero3",), "deepspeed_zero3 gathers weights within the blocks"),
         (("train.deterministic=true",), "train.deterministic"),
+        (("data.packing=isolated",), "data.packing: isolated, where batches differ in their number of rows, was not measured"),
         (("model.name=mistralai/Mixtral-8x7B-v0.1",), "a mixture of experts was not measured"),
         (("model.name=nobody/unknown",), "the sizes of the model are not known"),
         (("model.name=bert-base-uncased", "data.source=builtin:news", "adapter.type=none", "data.max_length=512"), "a classifier differ in length"),
@@ -173,9 +174,16 @@ def test_the_gain_on_cpus_is_the_recorded_one() -> None:
     assert GAINS["cpu"].ratio == pytest.approx(compiled / bare, abs=0.005)
 
 
-def test_a_long_small_model_is_worth_it_too() -> None:
+def test_the_gain_on_gpus_is_the_recorded_one() -> None:
+    found = json.loads((ROOT / "benchmarks/results/gpu/nvidia-h100-80gb-hbm3-2026-11-25.json").read_text())
+    checks = found["stages"]["speed"]["checks"]
+    plain, compiled = (checks[name]["figures"]["step_time_s"]["median"] for name in ("plain", "compiled"))
+    assert GAINS["cuda"].ratio == pytest.approx(plain / compiled, abs=0.005)
+
+
+def test_a_small_model_is_too_fast_to_be_worth_it() -> None:
     assert raw()["model"]["name"] == "tiny:llama"
-    plan = make_plan(parse_spec(raw(train={"max_steps": 1000})), H100)
+    plan = make_plan(parse_spec(raw(train={"max_steps": 1000}), ["data.packing=wrapped"]), H100)
     assert not plan.compiled and "would save less than a second" in plan.compile_reason
 
 

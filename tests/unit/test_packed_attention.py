@@ -198,6 +198,26 @@ def test_a_compiled_block_is_one_graph_for_all_rows() -> None:
             torch.testing.assert_close(loss, plain(packed_batch(lengths)))
 
 
+def test_compiled_blocks_of_static_shapes_take_any_number_of_rows() -> None:
+    """Otherwise each number of rows is compiled, until torch gives up."""
+    plain, compiled = (LossModel(model_of("mistral", sliding_window=None), classifier=False).train() for _ in range(2))
+    for model in (plain, compiled):
+        use_packed_attention(model.model, CPU, torch.float32)
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    set_block_forward(compiled.model, "none", Compilation(static=True, report=pytest.fail, backend=backend))
+    counts = []
+    for rows in range(2, 7):
+        batch = packed_batch([[20, 4], [*[2] * (rows - 1), 26 - 2 * rows]])
+        torch.testing.assert_close(compiled(batch), plain(batch))
+        counts.append(len(graphs))
+    assert graphs and len(set(counts)) == 1, counts
+
+
 class Largest(TorchDispatchMode):
     """Records the elements of the largest tensor that any operation makes."""
 

@@ -31,7 +31,7 @@ class MeasuredGain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 GAINS = {
-    # 0.165 s a step without and 0.135 s with: docs/how-it-works.md, Compiled blocks
+    # plain against compiled of benchmarks/results/gpu/nvidia-h100-80gb-hbm3-2026-11-25.json
     "cuda": MeasuredGain(ratio=1.22, where="8 layers of a 7B model with LoRA in bfloat16 on an H100"),
     # k against c of benchmarks/results/train_throughput_compiled.json
     "cpu": MeasuredGain(ratio=0.99, where="a bare loop on two CPU ranks"),
@@ -97,6 +97,8 @@ def _unsuitable_model(spec: RunSpec) -> str:
         return "sequences of a classifier differ in length, and each length would be compiled"
     if config.experts:
         return "the gain for a mixture of experts was not measured"
+    if spec.data is not None and spec.data.packing == "isolated":
+        return "the gain with data.packing: isolated, where batches differ in their number of rows, was not measured on a GPU"
     return ""
 
 

@@ -168,6 +168,8 @@ def _mask(dense: Callable[..., Any], kernel: Kernel | None, flex: Callable[..., 
     if flex is not None:
         return flex(**asked)
     assert rows is not None
+    for ends in (rows.ends, rows.ends_on_device):  # the number of rows differs between batches: one program for all
+        torch._dynamo.maybe_mark_dynamic(ends, 0)  # type: ignore[attr-defined]
     return RowMask(rows, window if window is not None and window < rows.longest else None, kernel)
 
 
