@@ -75,4 +75,33 @@ COUNTED: list[tuple[str, str, int, str]] = [
     ("world-size", ONE + "python x.py --nodes 2 --gpus 4 --world_size 8\npython x.py --nodes 2 --gpus 8 --world_size 8\n", 0, ""),
     ("world-size", ONE + "python x.py --nodes 2 --gpus 4 --world_size 2\npython x.py --gpus 4 --world_size 2\n", 0, ""),
 ]  # fmt: skip
-NEIGHBOUR_CASES = [*CALCULATED, *ADDRESSES, *JOINED, *PATTERNS, *COUNTED]
+RUN = "run() {\n  torchrun --standalone --nproc_per_node=4 x.py --seed $1\n}\n"
+SERVE = "server() {\n  vllm serve m --port 8000\n}\n"
+RANK = "export MASTER_ADDR=n1\nrun() {\n  srun torchrun --nnodes=2 --nproc_per_node=4 --node_rank=$SLURM_PROCID --master_addr=$MASTER_ADDR x.py\n}\n"
+IN_FUNCTIONS: list[tuple[str, str, int, str]] = [
+    ("one-node-only", TWO + RUN + "mkdir -p out\nrun 1\nrun 2\n", 8, "error"),
+    ("one-node-only", TWO + RUN + "X=1\nfor s in 1 2; do\n  run $s\ndone\n", 8, "error"),
+    ("one-node-only", TWO + RUN + "if [ -f a ]; then\n  run 1\nfi\n", 8, "error"),
+    ("one-node-only", TWO + RUN + "srun --ntasks=2 ls\n", 0, ""),  # the function is not called
+    ("one-node-only", TWO + RUN + "srun bash -c 'run 1'\n", 0, ""),
+    ("one-node-only", TWO + RUN + "ssh n2 run 1\nrun 2\n", 0, ""),
+    ("expanded-too-early", TWO + RANK + "mkdir -p out\nrun\n", 9, "error"),
+    ("blocks-script", ONE + SERVE + "server\npython x.py\n", 8, "warning"),
+    ("background-not-awaited", ONE + RUN.replace("$1", "$1 &") + "run 1\nrun 2\n", 8, "error"),
+    ("background-not-awaited", ONE + RUN.replace("$1", "$1 &") + "run 1\nrun 2\nwait\n", 0, ""),
+    ("srun-without-command", ONE + "check() {\n  srun -n 2 ./check.sh\n  ls\n}\ncheck\n", 0, ""),
+    ("blocks-script", ONE + "singularity exec --nv a.sif vllm serve m\npython x.py\n", 7, "warning"),
+    ("blocks-script", ONE + "conda run -n v vllm serve m\npython x.py\n", 7, "warning"),
+    ("blocks-script", ONE + "uv run trl vllm-serve --model m\npython x.py\n", 7, "warning"),
+    ("blocks-script", ONE + "singularity exec --nv a.sif python train.py\nconda run -n v python y.py\npython x.py\n", 0, ""),
+    ("blocks-script", ONE + "singularity exec --nv a.sif vllm serve m &\npython x.py\n", 0, ""),
+    ("secret-in-script", ONE + 'export WANDB_API_KEY="${WANDB_API_KEY:-0123456789abcdef0123456789abcdef89abcdef}"\n', 7, "warning"),
+    ("secret-in-script", ONE + 'export WANDB_API_KEY="${WANDB_API_KEY:-}"\nexport HF_TOKEN=${HF_TOKEN:-$(cat ~/.token)}\n', 0, ""),
+    ("output-folder", ONE + "python x.py > no_such_logs/x.log 2>&1\n", 7, "note"),
+    ("output-folder", ONE + "D=no_such_logs\npython x.py | tee -a $D/x_$1.log\n", 8, "note"),
+    ("output-folder", ONE + "D=no_such_logs\nmkdir -p $D\npython x.py | tee -a $D/x_$1.log\n", 0, ""),
+    ("output-folder", ONE + "cd $HOME/x\npython x.py > no_such_logs/x.log\n", 0, ""),
+    ("output-folder", ONE + "python x.py --out no_such_logs/a\npython x.py > no_such_logs/x.log\n", 0, ""),
+    ("output-folder", ONE + "python x.py > /data/no_such_logs/x.log\npython x.py > ../logs/x.log\n", 0, ""),
+]  # fmt: skip
+NEIGHBOUR_CASES = [*IN_FUNCTIONS, *CALCULATED, *ADDRESSES, *JOINED, *PATTERNS, *COUNTED]

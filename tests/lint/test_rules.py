@@ -275,3 +275,12 @@ def test_a_comment_allows_a_finding_with_its_reason(tmp_path: Path) -> None:
     assert [f.id for f in lint_text(tmp_path, bare).findings] == ["transport-disabled"]
     other = "#!/bin/bash\nexport NCCL_P2P_DISABLE=1 # allranks: allow no-effect because\n"
     assert [f.id for f in lint_text(tmp_path, other).findings] == ["transport-disabled"]
+
+
+def test_a_folder_of_redirected_output_is_a_warning_in_a_checkout_that_does_not_have_it(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    text = "#!/bin/bash\n#SBATCH --nodes=1\npython x.py > logs/x.log\n"
+    severities = [f.severity for f in lint_text(tmp_path, text).findings if f.id == "output-folder"]
+    assert severities == ["warning"]
+    (tmp_path / "logs").mkdir()
+    assert "output-folder" not in [f.id for f in lint_text(tmp_path, text).findings]

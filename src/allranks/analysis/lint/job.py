@@ -344,17 +344,20 @@ class JobDescription:
     def is_missing(self, folder: str) -> tuple[bool, bool]:
         """Return whether a relative folder exists nowhere, and whether that is certain.
 
-        It is looked for in the current folder, next to the script and above it in its project. A script that was copied out of its
-        project says nothing about the folders there.
+        It is looked for in the current folder, next to the script and above it in its project.
         """
         if self.folder is None or folder.startswith(("/", "~", "$")) or "%" in folder or not self.is_batch:
             return False, False
-        places = self._places
         parent = str(PurePosixPath(folder).parent)
-        certain = any((p / ".git").exists() for p in places[1:]) or (
-            not re.fullmatch(r"\.|(?:\.\./?)+", parent) and any((p / parent).is_dir() for p in places)
+        certain = self.in_repository or (
+            not re.fullmatch(r"\.|(?:\.\./?)+", parent) and any((p / parent).is_dir() for p in self._places)
         )
         return not self.has_folder(folder), certain
+
+    @property
+    def in_repository(self) -> bool:
+        """Whether the script lies in a checkout, whose folders can be seen."""
+        return any((place / ".git").exists() for place in self._places[1:])
 
     def has_folder(self, folder: str) -> bool:
         """Return whether a folder exists here, next to the script, or above it in its project."""

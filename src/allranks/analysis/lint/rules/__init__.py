@@ -198,7 +198,7 @@ BROKEN_LINE = _all(
 )
 DELETES_TOO_MUCH = _all(storage.deletions, storage.of_other_tasks, storage.of_other_jobs, shared_files.removed_by_array)
 FIXED_NAME_IN_TMP = _all(storage.fixed, storage.lone_dollar)
-OUTPUT_FOLDER = _all(log_folders.output, log_folders.log_in_root)
+OUTPUT_FOLDER = _all(log_folders.output, log_folders.log_in_root, log_folders.redirected)
 SCRIPT_FOLDER = _all(directives.script_folder, directives.own_folder, directives.in_home, directives.home_as_base)
 CONTAINER_SHELL_ENDED = _all(
     environments.container_ended, environments.activated_elsewhere, environments.deactivated, activation.purged

@@ -50,7 +50,9 @@ def output(job: JobDescription) -> Iterator[Violation]:
             if missing and not _written_by_another(job):
                 text = f"there is no folder {folder} for {both}, neither here nor next to the script"
                 # Of 46 such scripts that were looked up in their repositories, 40 had no such folder there.
-                elsewhere = any(m.endswith(f"/{place}") for m in made)  # $SCRATCH/logs, from where the job may be submitted
+                elsewhere = any(
+                    m.endswith(f"/{place}") for m in made
+                )  # $SCRATCH/logs, from where the job may be submitted
                 later = elsewhere or job.submits or bool(MADE_BY_PROGRAMS & set(place.split("/")))
                 known = inside or not (later or _is_advised(job, place))
                 yield Violation(found.offset, text, severity="warning" if known else "note")
@@ -101,7 +103,9 @@ def _may_be_missing(job: JobDescription, folder: str, *, exactly: bool) -> bool:
     """Return whether the script's own ``mkdir`` is all that is known about a folder of logs."""
     # A full path whose parts the script only completes exists already, as results of earlier jobs do.
     elsewhere = folder.startswith(("~", "$")) or (folder.startswith("/") and not exactly)
-    return not (elsewhere or _is_advised(job, folder) or job.submits or job.has_folder(folder) or _written_by_another(job))
+    return not (
+        elsewhere or _is_advised(job, folder) or job.submits or job.has_folder(folder) or _written_by_another(job)
+    )
 
 
 def _is_advised(job: JobDescription, folder: str) -> bool:
@@ -123,3 +127,46 @@ def log_in_root(job: JobDescription) -> Iterator[Violation]:
                 found.offset, text, cure=f"--{name}={(found.value or '')[1:]}, in the folder where sbatch is called"
             )
             return
+
+
+REDIRECTED_WHY = "The shell opens the file before it starts the command: if the folder is missing, the command is not started at all."
+TEE_WHY = "tee cannot open the file: the output is not kept, and with pipefail the command counts as failed."
+REDIRECTED_CURE = "mkdir -p {folder} in front of it"
+STAYS_HERE = re.compile(
+    r"\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|LS_SUBCWD|SGE_O_WORKDIR|PWD)\b|\.\Z|\$\(pwd\)|\$\(dirname"
+)
+IS_RELATIVE = re.compile(r"(?:\./)?([\w.-]+(?:/[\w.-]+)*)/[^/]+")
+
+
+def redirected(job: JobDescription) -> Iterator[Violation]:
+    """Report output that is redirected into a relative folder that is nowhere, and that nothing in the script names before."""
+    if job.kind != "script" or job.folder is None or job.heads("chdir") or job.submits or job.source.text != job.text:
+        return
+    headed = {str(PurePosixPath(job.heads(n) or "").parent) for n in ("output", "error")}
+    for call in job.calls:
+        if call.program in ("cd", "pushd") and not (call.args and STAYS_HERE.match(call.args[0].text)):
+            return
+        if call.in_substitution or any(c.program not in ("srun", "time", "nohup", "env") for c in call.under):
+            continue
+        targets = [r.target for r in call.redirects if r.operator in (">", ">>", ">|", "&>", "&>>")]
+        targets += [a.text for a in call.args if not a.text.startswith("-")] if call.program == "tee" else []
+        for target in targets:
+            found = IS_RELATIVE.fullmatch(target)
+            if found is None or found[1].startswith("..") or found[1] in headed or job.has_folder(found[1]):
+                continue
+            top = found[1].split("/")[0]
+            if _is_named_before(job, top, call.offset) or MADE_BY_PROGRAMS & set(found[1].split("/")):
+                continue
+            tee = call.program == "tee"
+            text = f"there is no folder {found[1]} for {target}, neither here nor next to the script"
+            why, cure = TEE_WHY if tee else REDIRECTED_WHY, REDIRECTED_CURE.format(folder=found[1])
+            # Of 16 such scripts that were looked up in their repositories, 11 had no such folder there: too few without a checkout.
+            yield Violation(call.offset, text, why=why, cure=cure, severity="warning" if job.in_repository else "note")
+            return
+
+
+def _is_named_before(job: JobDescription, folder: str, offset: int) -> bool:
+    """Return whether a command above a place names the folder, and may have created it, or a comment advises to."""
+    name = re.compile(rf"(?<![\w.-]){re.escape(folder)}(?![\w.-])")
+    calls = (c for c in job.calls if c.offset < offset and c.program not in ("echo", "printf", "tee"))
+    return any(name.search(a.text) for c in calls for a in c.args) or _is_advised(job, folder)

@@ -36,9 +36,13 @@ def secret(job: JobDescription) -> Iterator[Violation]:
             yield hit
 
 
+DEFAULT = re.compile(r"\$\{\w+:?[-=]([^{}$]+)\}")
+
+
 def _secrets(job: JobDescription) -> Iterator[Violation]:
     for item in job.assignments:
-        value = item.value
+        default = DEFAULT.fullmatch(item.value)
+        value = default[1] if default else item.value
         if item.removed:
             continue
         if _password_in_address(value):

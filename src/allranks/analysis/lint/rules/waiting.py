@@ -50,6 +50,8 @@ def _is_server(call: ProgramCall) -> bool:
     words = " ".join(a.text for a in call.args)
     if DAEMON.search(words):
         return False
+    if call.program in RUNNERS:
+        return bool(WRAPPED_SERVER.match(f" {words}")) and not ENDS_BY_ITSELF.search(words)
     server = PYTHON_SERVER.match(words) if PYTHON.match(call.program) else OUTER_SERVER.match(f"{call.program} {words}")
     return bool(server) and _never_ends(call) and (call.program in SERVERS or PYTHON.match(call.program) is not None)
 
@@ -75,8 +77,14 @@ LOOPS_IN = {
 }
 
 
+RUNNERS = {"apptainer", "conda", "mamba", "micromamba", "pixi", "poetry", "singularity", "uv"}
+"""Programs that run another one in a container or an environment."""
+
+
 def _never_ends(call: ProgramCall) -> bool:
     words = [a.text for a in call.args]
+    if call.program in RUNNERS:
+        return _is_server(call)
     if call.program == "top":
         return not any(re.match(r"-\w*[bn]", w) for w in words)
     if call.program in SCREENS - {"gpustat"}:
@@ -107,6 +115,7 @@ SERVERS = {
     "mongod",
     "Xvfb",
     "trtllm-serve",
+    "trl",
     "CarlaUE4.sh",
 }
 ENDLESS_WHY = "wait without arguments waits for all background processes: the job runs until its time limit."
