@@ -74,7 +74,7 @@ BLOCKS: list[tuple[str, str, int, str]] = [
     ("idle-gpus", MAIN.replace("main() {", "function main\n{") + 'main "$@"\n', 7, "warning"),
     ("idle-gpus", MAIN + "main &\nmain &\nwait\n", 0, ""),
     ("idle-gpus", MAIN + "main | tee log &\nsrun python b.py\nwait\n", 0, ""),
-    ("idle-gpus", MAIN + "for i in 0 1; do main; done\n", 0, ""),
+    ("idle-gpus", MAIN + "for i in 0 1; do main; done\n", 6, "warning"),
     ("idle-gpus", MAIN + "[ -f done.txt ] || main\n", 0, ""),
     ("idle-gpus", LOOP, 6, "warning"),
     ("idle-gpus", LOOP.replace("$s", "$s &") + "wait\n", 0, ""),

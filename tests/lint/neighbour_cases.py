@@ -78,6 +78,7 @@ COUNTED: list[tuple[str, str, int, str]] = [
 RUN = "run() {\n  torchrun --standalone --nproc_per_node=4 x.py --seed $1\n}\n"
 SERVE = "server() {\n  vllm serve m --port 8000\n}\n"
 RANK = "export MASTER_ADDR=n1\nrun() {\n  srun torchrun --nnodes=2 --nproc_per_node=4 --node_rank=$SLURM_PROCID --master_addr=$MASTER_ADDR x.py\n}\n"
+SIDE_BY_SIDE = "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 x.py &\nCUDA_VISIBLE_DEVICES=2,3 torchrun --nproc_per_node=2 y.py &\nwait\n"
 IN_FUNCTIONS: list[tuple[str, str, int, str]] = [
     ("one-node-only", TWO + RUN + "mkdir -p out\nrun 1\nrun 2\n", 8, "error"),
     ("one-node-only", TWO + RUN + "X=1\nfor s in 1 2; do\n  run $s\ndone\n", 8, "error"),
@@ -97,6 +98,11 @@ IN_FUNCTIONS: list[tuple[str, str, int, str]] = [
     ("blocks-script", ONE + "singularity exec --nv a.sif vllm serve m &\npython x.py\n", 0, ""),
     ("secret-in-script", ONE + 'export WANDB_API_KEY="${WANDB_API_KEY:-0123456789abcdef0123456789abcdef89abcdef}"\n', 7, "warning"),
     ("secret-in-script", ONE + 'export WANDB_API_KEY="${WANDB_API_KEY:-}"\nexport HF_TOKEN=${HF_TOKEN:-$(cat ~/.token)}\n', 0, ""),
+    ("unknown-option", ONE + "srun --cpu-per-task=4 python x.py\n", 7, "error"),
+    ("unknown-option", ONE + "srun --gpus-per-tasks=1 ./a.out\n", 7, "error"),
+    ("unknown-option", ONE + "srun --cpus-per-t=4 --tasks-per-node=1 --cpu-bind=none python x.py --cpu-per-task 4\n", 0, ""),
+    ("fixed-port", ONE + "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 9000))\n" + SIDE_BY_SIDE, 9, "error"),
+    ("fixed-port", ONE + "export PET_MASTER_PORT=29500\n" + SIDE_BY_SIDE, 0, ""),
     ("output-folder", ONE + "python x.py > no_such_logs/x.log 2>&1\n", 7, "note"),
     ("output-folder", ONE + "D=no_such_logs\npython x.py | tee -a $D/x_$1.log\n", 8, "note"),
     ("output-folder", ONE + "D=no_such_logs\nmkdir -p $D\npython x.py | tee -a $D/x_$1.log\n", 0, ""),

@@ -73,11 +73,10 @@ def _called(reading: ShellReader, text: str) -> Iterator[tuple[tuple[int, int], 
         names = {a.name for a in reading.assignments if end < a.offset < calls[0].offset and not a.in_function}
         body = text[start:end]
         reaches = any(ENVIRONMENT.match(n) or re.search(rf"\$\{{?{n}\b|\b{n}\b\s*[-+*/)]", body) for n in names)
-        if not reaches and not any(_starts(c) or c.program in CHANGES_SHELL for c in between):
+        if not reaches and not any(_starts(c) for c in between):
             yield (start, end), calls
 
 
-CHANGES_SHELL = {"cd", "source", ".", "eval", "set", "unset", "module", "conda", "ml"}
 ENVIRONMENT = re.compile(r"(?:MASTER|NCCL|GLOO|CUDA|HF|TORCH|PET|SLURM|OMP|WORLD|RANK|LOCAL|WANDB)(?:_|\Z)")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import LONG, PYTHON
+from allranks.analysis.lint.command_options import ALIASES, LONG, PYTHON
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 from allranks.analysis.lint.rules.variables import edits
@@ -392,14 +392,21 @@ def unknown_option(job: JobDescription) -> Iterator[Violation]:
                 break
 
 
+PER = ("cpus-per-task", "gpus-per-task", "gpus-per-node", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-gpu")
+
+
 def _of_srun(call: ProgramCall) -> Iterator[Violation]:
-    """Report options of srun with underscores, which only launchers accept."""
+    """Report options of srun that are misspelt, or have underscores, which only launchers accept."""
     for arg in call.args:
         name = arg.text.removeprefix("--").partition("=")[0]
         if arg.text == "--" or not arg.text.startswith("--") or UNRESOLVED_OPEN in arg.source.text[:3]:
             continue
         if "_" in name and name.replace("_", "-") in LONG:
             yield Violation(arg.offset, f"srun has no option --{name}", cure=f"--{name.replace('_', '-')}")
+            return
+        near = [o for o in PER if edits(name, o, 1) == 1] if "-per-" in name and name not in (*LONG, *ALIASES) else []
+        if near and not any(o.startswith(name) for o in LONG):
+            yield Violation(arg.offset, f"srun has no option --{name}", cure=f"--{near[0]}")
             return
 
 

@@ -77,7 +77,8 @@ def _at_the_same_time(job: JobDescription) -> Iterator[Violation]:
         if launch.srun or launch.call.in_function or launch.call.in_loop or job.multi_node or not _is_static(launch):
             continue
         told = launch.value("master_port", "main_process_port")
-        number = told if told is not None else "29500" if not job.has("MASTER_PORT", "PET_MASTER_PORT") else ""
+        read = ("PET_MASTER_PORT",) if is_torchrun(launch) else ("MASTER_PORT", "PET_MASTER_PORT")
+        number = told if told is not None else "29500" if not job.has(*read) else ""
         before = used.get(number)
         if before is not None and any(before.call.offset < place < launch.call.offset for place in waits):
             used.clear()
