@@ -115,7 +115,7 @@ HEX, HF, OPENAI, GITHUB = (
     "sk-proj-" + "Ab1Cd2Ef3" * 5,
     "ghp_" + "Ab1Cd2" * 6,
 )
-TOKEN_RULES = "secret-in-script secret-printed"
+LEAKED = "secret-in-script secret-printed"
 for way, line in {
     "export": f"export WANDB_API_KEY={HEX}", "quoted": f'export WANDB_API_KEY="{HEX}"', "wandb login": f"wandb login {HEX}", "relogin": f"wandb login --relogin {HEX}",
     "not exported": f"WANDB_API_KEY={HEX} python x.py", "hf login": f"huggingface-cli login --token {HF}", "hf export": f"export HF_TOKEN='{HF}'", "hub option": f"python push.py --hub_token {HF}",
@@ -126,7 +126,7 @@ for way, line in {
     "singularity": f"singularity exec --nv --env HF_TOKEN={HF} x.sif python x.py", "apptainer variable": f"export APPTAINERENV_WANDB_API_KEY={HEX}", "other name": f"export MY_WANDB={HEX}", "aws": "export AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMIxK7MDENGxbPxRfiCYzzzzzzKEYa",
     "generic": "export COMET_API_KEY=aB3dE5fG7hI9jK1lM3nO5pQ7r", "password option": "mysql -u root -pXk29sLq8 db < a.sql", "kaggle": "export KAGGLE_KEY=0123456789abcdef0123456789abcdef",
 }.items():  # fmt: skip
-    add("secret", way, TOKEN_RULES, insert(line))
+    add("secret", way, LEAKED, insert(line))
 
 REMOVES = "deletes-too-much fixed-name-in-tmp"
 for way, line in {

@@ -101,7 +101,7 @@ IN_FUNCTIONS: list[tuple[str, str, int, str]] = [
     ("unknown-option", ONE + "srun --cpu-per-task=4 python x.py\n", 7, "error"),
     ("unknown-option", ONE + "srun --gpus-per-tasks=1 ./a.out\n", 7, "error"),
     ("unknown-option", ONE + "srun --cpus-per-t=4 --tasks-per-node=1 --cpu-bind=none python x.py --cpu-per-task 4\n", 0, ""),
-    ("fixed-port", ONE + "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 9000))\n" + SIDE_BY_SIDE, 9, "error"),
+    ("fixed-port", ONE + "export MASTER_PORT=$1\n" + SIDE_BY_SIDE, 9, "error"),
     ("fixed-port", ONE + "export PET_MASTER_PORT=29500\n" + SIDE_BY_SIDE, 0, ""),
     ("output-folder", ONE + "python x.py > no_such_logs/x.log 2>&1\n", 7, "note"),
     ("output-folder", ONE + "D=no_such_logs\npython x.py | tee -a $D/x_$1.log\n", 8, "note"),
