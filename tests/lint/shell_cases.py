@@ -190,11 +190,8 @@ SIGNALS: list[tuple[str, str, int, str]] = [
     ("unset-variable", ONE.replace("--nodes=1", "--nodes=1 --time=10") + "python a.py $SLURM_ARRAY_TASK_ID\n", 7, "note"),
     ("export-drops-environment", "#!/bin/bash\n#SBATCH --export=NONE\npython a.py\n", 0, ""),
     ("export-drops-environment", "#!/bin/bash\n#SBATCH --export=NONE\nsrun python a.py\n", 2, "warning"),
-    ("output-folder", "#!/bin/bash\n#SBATCH --output=../no_such_logs/%j.out\nls\n", 2, "warning"),
-    ("output-folder", "#!/bin/bash\n#SBATCH --output=no_such_logs/a/%j.out\nls\n", 2, "warning"),
-    ("output-folder", "#!/bin/bash\n# mkdir -p no_such_logs\n#SBATCH -o no_such_logs/%j.out\nls\n", 3, "note"),
-    ("output-folder", "#!/bin/bash\n#SBATCH -o lightning_logs/%j.out\nls\n", 2, "note"),
-    ("output-folder", '#!/bin/bash\n#SBATCH -o no_such_logs/%j.out\nmkdir -p "$SCRATCH/no_such_logs"\n', 2, "note"),
+    ("output-folder", "#!/bin/bash\n#SBATCH --output=../no_such_logs/%j.out\nls\n", 2, "note"),
+    ("output-folder", "#!/bin/bash\n#SBATCH --output=no_such_logs/a/%j.out\nls\n", 2, "note"),
     ("fixed-port", BARE + "#SBATCH --mem=8G\ntorchrun --nproc_per_node=2 --master_port $3 a.py\n", 0, ""),
 ]  # fmt: skip
 SHELL_CASES = [*DIRECTIVES, *STRAY, *VALUES, *SOFTWARE, *SECRETS, *SIGNALS]

@@ -277,6 +277,25 @@ def test_a_comment_allows_a_finding_with_its_reason(tmp_path: Path) -> None:
     assert [f.id for f in lint_text(tmp_path, other).findings] == ["transport-disabled"]
 
 
+@pytest.mark.parametrize(
+    ("text", "severity"),
+    [
+        ("#SBATCH --output=logs/%j.out\nls\n", "warning"),
+        ("# mkdir -p logs\n#SBATCH -o logs/%j.out\nls\n", "note"),
+        ("#SBATCH -o lightning_logs/%j.out\nls\n", "note"),
+        ('#SBATCH -o logs/%j.out\nmkdir -p "$SCRATCH/logs"\n', "note"),
+    ],
+)
+def test_a_missing_log_folder_is_a_warning_in_a_checkout_unless_it_may_come_later(
+    tmp_path: Path, text: str, severity: str
+) -> None:
+    alone = lint_text(tmp_path, "#!/bin/bash\n" + text).findings
+    assert [f.severity for f in alone if f.id == "output-folder"] == ["note"]
+    (tmp_path / ".git").mkdir()
+    inside = lint_text(tmp_path, "#!/bin/bash\n" + text).findings
+    assert [f.severity for f in inside if f.id == "output-folder"] == [severity]
+
+
 def test_a_folder_of_redirected_output_is_a_warning_in_a_checkout_that_does_not_have_it(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     text = "#!/bin/bash\n#SBATCH --nodes=1\npython x.py > logs/x.log\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import PurePosixPath
 
 from allranks.analysis.lint.command_options import SHELLS
@@ -49,12 +49,8 @@ def output(job: JobDescription) -> Iterator[Violation]:
             missing, inside = job.is_missing(place)
             if missing and not _written_by_another(job):
                 text = f"there is no folder {folder} for {both}, neither here nor next to the script"
-                # Of 46 such scripts that were looked up in their repositories, 40 had no such folder there.
-                elsewhere = any(
-                    m.endswith(f"/{place}") for m in made
-                )  # $SCRATCH/logs, from where the job may be submitted
-                later = elsewhere or job.submits or bool(MADE_BY_PROGRAMS & set(place.split("/")))
-                known = inside or not (later or _is_advised(job, place))
+                # Of 46 such scripts that were looked up in their repositories, 40 had no such folder there. A file alone shows nothing.
+                known = inside and not _is_created_later(job, place, made)
                 yield Violation(found.offset, text, severity="warning" if known else "note")
 
 
@@ -106,6 +102,12 @@ def _may_be_missing(job: JobDescription, folder: str, *, exactly: bool) -> bool:
     return not (
         elsewhere or _is_advised(job, folder) or job.submits or job.has_folder(folder) or _written_by_another(job)
     )
+
+
+def _is_created_later(job: JobDescription, folder: str, made: Collection[str]) -> bool:
+    """Return whether there are signs that the folder exists when the job is submitted, or that it is submitted from elsewhere."""
+    elsewhere = any(m.endswith(f"/{folder}") for m in made)  # $SCRATCH/logs
+    return elsewhere or job.submits or bool(MADE_BY_PROGRAMS & set(folder.split("/"))) or _is_advised(job, folder)
 
 
 def _is_advised(job: JobDescription, folder: str) -> bool:

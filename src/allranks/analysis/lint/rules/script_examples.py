@@ -27,7 +27,7 @@ SCRIPT_EXAMPLES: dict[str, RuleExample] = {
         "#SBATCH --nodes=2\n#SBATCH --time=01:00:00\nsrun torchrun train.py",
     ),
     "output-folder": RuleExample(
-        "The job fails within a second, with no output at all. A relative folder is looked for in the current folder, next to the script, and above it up to the root of the repository. A missing folder is a note if the script submits itself, if a comment of it says that `mkdir` comes first, or if a library creates the folder (`lightning_logs`, `wandb`). A relative folder that the script itself creates, too late, is a warning unless it exists, or a comment of the script says that `mkdir` comes first. Output that the script redirects into a folder that is nowhere (`> logs/x.log`, `| tee logs/x.log`) is a warning inside a repository, else a note.",
+        "The job fails within a second, with no output at all. A relative folder is looked for in the current folder, next to the script, and above it up to the root of the repository. A missing folder is a warning inside a repository, or if the folder above it exists; else a note, and also if the script submits itself, if a comment of it says that `mkdir` comes first, or if a library creates the folder (`lightning_logs`, `wandb`). A relative folder that the script itself creates, too late, is a warning unless it exists, or a comment of the script says that `mkdir` comes first. Output that the script redirects into a folder that is nowhere (`> logs/x.log`, `| tee logs/x.log`) is a warning inside a repository, else a note.",
         "#SBATCH --output=logs/%j.txt\nsrun torchrun train.py",
         "#SBATCH --output=%x-%j.out\nsrun torchrun train.py",
     ),
