@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
@@ -23,7 +23,13 @@ UNLIMITED_COLUMNS = 10_000
 
 
 class SafeConsole(Console):
-    """Strip escape sequences and control characters from all text; keep the colours and cursor movements that rich adds."""
+    """Strip escape sequences and control characters from all text; keep the colours and cursor movements that rich adds.
+
+    A name such as ``a:key:b`` is shown as it is: rich would put an emoji in its place.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(emoji=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -42,8 +48,7 @@ NARROWEST = 6
 _PARTS = re.compile(r"[^/:_ -]*[/:_ -]?")
 
 
-@dataclass(frozen=True)
-class FittedColumn:
+class FittedColumn(msgspec.Struct, frozen=True):
     """One column of a table that is fitted to a width."""
 
     title: str

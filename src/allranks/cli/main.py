@@ -145,7 +145,7 @@ def main() -> None:
 def _run(debug: bool) -> int:
     """Run a verb and return its exit code; report errors on standard error."""
     if "_ALLRANKS_COMPLETE" in os.environ:
-        from allranks.cli.options import add_bash
+        from allranks.cli.completion import add_bash
 
         add_bash()
     try:

@@ -1,6 +1,6 @@
-"""Options and output that several verbs share, and completion in the shell.
+"""Options and output that several verbs share, and what the shell completes: runs, items of ``--set``, strategies, smoke tests.
 
-Completed are runs, items of ``--set`` (which bash divides into words), strategies, smoke tests. A completer never fails.
+A completer never fails. How words reach bash is in `allranks.cli.completion`, which loads what verbs do not need.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
 from allranks.errors import AllranksError, RequestError, RunNotFound
 from allranks.rundir.files import replace_non_finite, write_text_atomic
 from allranks.utils.text import printable, sanitize
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 COMPLETE_VARIABLE = "_ALLRANKS_COMPLETE"
 """Set by the shell's completion function."""
-_BREAKS = re.compile("[=:]+")
-"""Characters of COMP_WORDBREAKS at which bash divides a word such as ``data.source=builtin:news``."""
 # json.dumps escapes the control characters below a blank; these it does not, and halves of surrogate pairs cannot be printed
 _UNPRINTABLE = "[\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
 
@@ -70,6 +70,8 @@ def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 def complete_data(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the built-in sets; without one, let the shell complete files."""
+    from click.shell_completion import CompletionItem
+
     from allranks.spec.validation import settable_keys
 
     names = _starting(settable_keys()["data.source"], incomplete)
@@ -215,42 +217,3 @@ def resolve_run_path(path: Path) -> Path:
         return find_run(str(path)).root
     except RunNotFound:
         return path
-
-
-class JoinedBashComplete(BashComplete):
-    """Complete words that contain ``=`` and ``:``, and add no blank behind ``key=`` and behind a list's comma."""
-
-    source_template = BashComplete.source_template.replace(
-        "COMPREPLY+=($value)", "COMPREPLY+=($value); [[ $value == *= ]] && compopt -o nospace"
-    )
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._typed = ""
-
-    def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the current one, and the current one, as they were typed."""
-        words, current = super().get_completion_args()
-        joined: list[str] = []
-        glued = False
-        for word in [*words, current] if current else words:
-            is_break = _BREAKS.fullmatch(word) is not None
-            if joined and (is_break or glued):
-                joined[-1] += word
-            else:
-                joined.append(word)
-            glued = is_break
-        typed = joined.pop() if current else ""
-        self._typed = typed.partition("=")[2] if typed.startswith("--") else typed
-        return joined, typed
-
-    def format_completion(self, item: CompletionItem[Any]) -> str:
-        """Return the part behind the last ``=`` or ``:``, which is what bash replaces."""
-        kept = max(self._typed.rfind("="), self._typed.rfind(":")) + 1
-        value = str(item.value)
-        return f"{item.type},{value[kept:] if value.startswith(self._typed[:kept]) else value}"
-
-
-def add_bash() -> None:
-    """Make click use this bash completion."""
-    add_completion_class(JoinedBashComplete)

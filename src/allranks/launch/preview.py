@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -115,6 +114,8 @@ def inspect_data(spec: RunSpec, *, rows: int) -> dict[str, Any]:
         raise SpecError(f"model.name {spec.model.name}: it is trained on noise, there are no rows to show")
     request = {"spec": spec_to_dict(spec), "classifier": trains_classifier(spec), "rows": rows}
     environment = dict(os.environ) | ({"HF_HOME": spec.cluster.cache} if spec.cluster.cache else {})
+    import subprocess
+
     done = subprocess.run(
         [sys.executable, "-m", "allranks.train.inspection"],
         input=json.dumps(request).encode(),

@@ -5,7 +5,6 @@ Only files on this machine are read, without torch. What they do not show is che
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import json
 import re
@@ -176,14 +175,12 @@ def task_types() -> TaskTypes | None:
     source = _source("models/auto/modeling_auto.py")
     if source is None:
         return None
+    pair = re.compile(r'^ {8}\(\s*"([^"]+)"', re.MULTILINE)  # of a table with a pair in each line, which may be broken
     found = []
     for task in ("CAUSAL_LM", "MASKED_LM", "SEQUENCE_CLASSIFICATION"):
-        table = rf"^MODEL_FOR_{task}_MAPPING_NAMES = OrderedDict\(\s*(\[.*?^    \])"
-        block = re.search(table, source, re.MULTILINE | re.DOTALL)
-        try:
-            found.append(frozenset(pair[0] for pair in ast.literal_eval(block[1])) if block else frozenset())
-        except (ValueError, SyntaxError, TypeError, IndexError):
-            return None
+        start = source.find(f"\nMODEL_FOR_{task}_MAPPING_NAMES = OrderedDict(")
+        end = source.find("\n    ]", start)
+        found.append(frozenset(pair.findall(source, start, end)) if 0 <= start < end else frozenset())
     return TaskTypes(*found) if all(found) else None
 
 

@@ -16,12 +16,12 @@ from allranks.utils.text import format_bytes_word
 
 SIGNAL_EARLY_S = 60
 """How many seconds early Slurm may send ``--signal`` (man sbatch)."""
-_TIME_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
+_TIME_LIMIT = r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})"
 
 
 def parse_time_limit(text: str) -> int | None:
     """Convert ``90`` (minutes), ``90:00``, ``1:30:00``, ``2-0``, ``2-1:30`` or ``2-1:30:00`` to seconds; None for other text."""
-    found = _TIME_LIMIT.fullmatch(text.strip())
+    found = re.fullmatch(_TIME_LIMIT, text.strip())
     if found is None:
         return None
     parts = [int(part) for part in found["parts"].split(":")]
@@ -32,7 +32,7 @@ def parse_time_limit(text: str) -> int | None:
     return ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-_COUNT = re.compile(r"(\d+)([KMG]?)", re.IGNORECASE)
+_COUNT = r"(?i)(\d+)([KMG]?)"
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
 _SHORT = {"-G": "gpus", "-p": "partition", "-N": "nodes", "-n": "ntasks", "-a": "array"}
@@ -44,9 +44,9 @@ _OWN_OPTIONS = {
 }
 """Options of sbatch that contradict the plan."""
 MIN_MEM_BYTES = 256 << 20
-_MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
+_MEMORY = r"(?i)(\d+)([KMGT]?)B?"
 _GPU_OPTIONS = ("gpus-per-node", "gres", "gpus-per-task", "gpus", "gpus-per-socket")
-_SHARED = re.compile(r"(?:^|,)(?:gres[/:])?(?:shard|mps)\b")
+_SHARED = r"(?:^|,)(?:gres[/:])?(?:shard|mps)\b"
 
 
 class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ def require_consistent(cluster: ClusterSpec) -> None:
         if own is not None:
             raise SpecError(f"cluster.slurm.extra {option}: contradicts the plan; {_OWN_OPTIONS[own]}")
     mem = cluster.slurm.mem
-    found = _MEMORY.fullmatch(mem.strip()) if mem else None
+    found = re.fullmatch(_MEMORY, mem.strip()) if mem else None
     size = int(found[1]) * {"K": 1 << 10, "G": 1 << 30, "T": 1 << 40}.get(found[2].upper(), 1 << 20) if found else 0
     if 0 < size < MIN_MEM_BYTES:  # 0 stands for all memory of the node
         raise SpecError(
@@ -110,12 +110,12 @@ def takes_whole_nodes(cluster: ClusterSpec) -> bool:
 def _is_gpu(gres: str) -> bool:
     """Return whether ``--gres`` names GPUs or shares of one (shard, mps)."""
     names = [item.removeprefix("gres/").removeprefix("gres:") for item in gres.split(",")]
-    return any(re.match(r"gpu\b", name) for name in names) or _SHARED.search(gres) is not None
+    return any(re.match(r"gpu\b", name) for name in names) or re.search(_SHARED, gres) is not None
 
 
 def _per_node(name: str, value: str, nodes: int) -> int | None:
     if name == "gres":
-        return gpu_count(value) or (1 if _SHARED.search(value) else 0)
+        return gpu_count(value) or (1 if re.search(_SHARED, value) else 0)
     if name == "gpus-per-socket":
         return None
     # [type:]number, several of them joined by commas
@@ -153,7 +153,7 @@ def gpu_count(gres: str | None) -> int:
             re.sub(r"\(.*\)", "", item.strip().removeprefix("gres/").removeprefix("gres:")).replace("=", ":").split(":")
         )
         if name.lower() == "gpu":
-            count = _COUNT.fullmatch(rest[-1]) if rest else None
+            count = re.fullmatch(_COUNT, rest[-1]) if rest else None
             total += int(count[1]) * _UNITS[count[2].upper()] if count else 1
     return total
 

@@ -16,9 +16,9 @@ from allranks.rundir.files import make_folder, read_record
 from allranks.utils.filesystem import owner_of
 from allranks.utils.text import did_you_mean
 
-_STEP = re.compile(r"^step-(\d+)$")
-_TRACE = re.compile(r"^rank(\d+)\.json\.gz$")
-_ATTEMPT = re.compile(r"^attempt-(\d+)$")
+_STEP = r"^step-(\d+)$"
+_TRACE = r"^rank(\d+)\.json\.gz$"
+_ATTEMPT = r"^attempt-(\d+)$"
 
 
 class RunDir(Struct, frozen=True):
@@ -215,10 +215,10 @@ class RunDir(Struct, frozen=True):
         return dict(sorted(found.items()))
 
 
-def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[int]:
+def _numbered(folder: Path, pattern: str) -> list[int]:
     if not folder.is_dir():
         return []
-    return sorted(int(m.group(1)) for p in folder.iterdir() if (m := pattern.match(p.name)))
+    return sorted(int(m.group(1)) for p in folder.iterdir() if (m := re.match(pattern, p.name)))
 
 
 def restrict_permissions(run: RunDir, folder: Path | None = None) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
@@ -435,8 +434,7 @@ def review_rows(draw: PortableRandom) -> Iterator[dict[str, Any]]:
             yield row
 
 
-@dataclass(frozen=True)
-class BuiltinSet:
+class BuiltinSet(msgspec.Struct, frozen=True):
     """One built-in set: how its rows become text, and the rows."""
 
     name: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -49,8 +48,7 @@ class SourceRows(msgspec.Struct, frozen=True, kw_only=True):
     rows_train: int
 
 
-@dataclass(frozen=True)
-class ReadExamples:
+class ReadExamples(msgspec.Struct, frozen=True):
     """The rows of a spec as text. ``rows`` counts all rows of all sources; ``sources`` is empty without ``data.sources``."""
 
     rows: int
@@ -64,8 +62,7 @@ class ReadExamples:
     sources: list[SourceRows]
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """The rows of one source, before any are chosen."""
 
     data: DataSpec
@@ -180,7 +177,7 @@ def _mix(
         repeats, rest = divmod(share, len(train))
         extra = shuffle(len(train), data.seed, 3)[:rest].tolist()
         chosen = sorted([*range(len(train))] * repeats + extra)
-        mixed += [replace(train[i], source=source_of(part.data)) for i in chosen]
+        mixed += [msgspec.structs.replace(train[i], source=source_of(part.data)) for i in chosen]
         sources.append(
             SourceRows(
                 source=source_of(part.data),
@@ -262,7 +259,7 @@ class EmptyRows:
                 self.numbers.append(number)
                 self._where = self._where or example.empty
             else:
-                kept.append(replace(example, row=number))
+                kept.append(msgspec.structs.replace(example, row=number))
         if not kept:
             raise DataError(f"data.source {self._source}: {self._where!r} is empty or missing in every row")
         return kept

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import itertools
 import json
@@ -79,6 +78,8 @@ def builtin_set(source: str) -> Any:
 
 def source_fingerprint(data: DataSpec) -> str:
     """Return a hash of what the rows depend on: file content, hub name with revision, or generator and seed."""
+    import hashlib  # loads OpenSSL, which no plan needs
+
     digest, source = hashlib.sha256(), source_of(data)
     if source.startswith("builtin:"):
         from allranks.version import __version__

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from allranks.errors import DataError, SpecError
 from allranks.spec.data_columns import (
@@ -36,12 +37,11 @@ SHAREGPT_ROLES = {
 Message = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Template:
+class Template(msgspec.Struct, frozen=True):
     """Conversion of a row to an `Example`."""
 
     kind: str
-    render: Render = field(repr=False)
+    render: Render
     reason: str = ""
     """Why it was chosen."""
 
@@ -214,8 +214,7 @@ def _jinja(path: Path, *, mask_prompt: bool) -> Render:
     return render
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(msgspec.Struct, frozen=True):
     """One row as text. ``turns`` alternate (text, trained?); ``answer`` is the correct reply, if known.
 
     ``empty`` is the column or part without which there is nothing to learn, where a row has no text in it.

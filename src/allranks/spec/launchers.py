@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from allranks.utils.plugins import PluginRegistry
 
 
-@dataclass(frozen=True)
-class LauncherInfo:
+class LauncherInfo(msgspec.Struct, frozen=True):
     """Where a launcher is implemented, and what it means for a spec."""
 
     target: str

@@ -25,6 +25,7 @@ from allranks.spec.validation import (
     adapter_problems,
     all_keys,
     evaluation_problems,
+    fields_of,
     mlp_problems,
     readable_error,
     record_class,
@@ -357,7 +358,7 @@ def _env_as_text(raw: dict[str, Any], where: str) -> None:
 
 
 def _unknown_keys(raw: dict[str, Any], record: type[Record], path: str) -> list[str]:
-    known = {f.encode_name: f for f in msgspec.structs.fields(record)}
+    known = fields_of(record)
     problems: list[str] = []
     for key, value in raw.items():
         here = f"{path}{key}"

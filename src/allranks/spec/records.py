@@ -2,9 +2,10 @@
 
 Field names are the YAML keys; all defaults are defined here and nowhere else. The ranks read the comparison request from the
 run folder.
-"""
 
-from __future__ import annotations
+Annotations are not kept as text here (``from __future__ import annotations``): msgspec would compile each of them when a
+spec is read, which would take a twentieth of the time of ``allranks plan``.
+"""
 
 from typing import Annotated, Any, Final, Literal
 

@@ -9,6 +9,7 @@ import math
 import re
 import types
 import typing
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -63,8 +64,8 @@ def _annotation(key: str) -> Any:
     annotation: Any = RunSpec
     for part in key.split("."):
         record = record_class(annotation)
-        fields = {f.encode_name: f.type for f in msgspec.structs.fields(record)} if record else {}
-        annotation = fields.get(part)
+        field = fields_of(record).get(part) if record else None
+        annotation = field.type if field else None
     return annotation
 
 
@@ -72,6 +73,12 @@ def _literals(annotation: Any) -> list[Any]:
     if typing.get_origin(annotation) is typing.Literal:
         return list(typing.get_args(annotation))
     return [value for part in typing.get_args(annotation) for value in _literals(part)]
+
+
+@cache
+def fields_of(record: type[Record]) -> dict[str, msgspec.structs.FieldInfo]:
+    """Return the fields of a record by their keys. msgspec evaluates all annotations at each call, which takes long."""
+    return {field.encode_name: field for field in msgspec.structs.fields(record)}
 
 
 def record_class(annotation: Any) -> type[Record] | None:
@@ -106,15 +113,15 @@ def _strategy_hint(name: str) -> str:
 
 def without_empty_sections(raw: dict[str, Any], record: type[Record] = RunSpec) -> dict[str, Any]:
     """Remove empty sections: a section whose keys are all commented out is null in YAML and means all defaults."""
-    kinds = {f.encode_name: f.type for f in msgspec.structs.fields(record)}
+    known = fields_of(record)
     out: dict[str, Any] = {}
     for key, value in raw.items():
-        inner = record_class(kinds.get(key))
+        inner = record_class(known[key].type) if key in known else None
         if inner is None or not (value is None or isinstance(value, dict)):
             out[key] = value
         elif value is not None:
             out[key] = without_empty_sections(value, inner)
-        elif _may_be_null(kinds[key]):
+        elif _may_be_null(known[key].type):
             out[key] = None
     return out
 
@@ -336,11 +343,11 @@ def is_container(wanted: str | None) -> bool:
 def all_keys(record: type[Record], path: str = "") -> list[str]:
     """Return all keys below a record, sections and values, each with its full path."""
     keys: list[str] = []
-    for field in msgspec.structs.fields(record):
-        keys.append(f"{path}{field.encode_name}")
+    for key, field in fields_of(record).items():
+        keys.append(f"{path}{key}")
         inner = record_class(field.type)
         if inner is not None:
-            keys += all_keys(inner, f"{path}{field.encode_name}.")
+            keys += all_keys(inner, f"{path}{key}.")
     return keys
 
 

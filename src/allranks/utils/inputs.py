@@ -33,7 +33,7 @@ EXPANSION_BYTES = 64 << 20
 EXPANSION_RATIO = 50
 """Limit beyond that size, per byte read from the compressed file. Logs and traces reach 10 to 30."""
 _BLOCK = 1 << 20
-_PIPE_PATH = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
+_PIPE_PATH = r"/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+"
 _KINDS = (
     (stat.S_ISFIFO, "a named pipe (FIFO)"),
     (stat.S_ISSOCK, "a socket"),
@@ -192,7 +192,7 @@ def read_input(path: str | Path, limit: int) -> bytes:
         if sys.stdin is None:
             raise StdinClosed
         return _up_to(sys.stdin.buffer, limit, path)
-    if _PIPE_PATH.fullmatch(str(path)) and stat.S_ISFIFO(os.stat(path).st_mode):  # noqa: PTH116
+    if re.fullmatch(_PIPE_PATH, str(path)) and stat.S_ISFIFO(os.stat(path).st_mode):  # noqa: PTH116
         return _read_pipe(path, limit)
     return read_regular(path, limit)
 

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -115,6 +114,8 @@ def _nvidia_gpus() -> list[Gpu]:
 
 
 def _nvidia_smi(*words: str) -> str:
+    import subprocess
+
     try:
         return subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=15, check=True).stdout
     except (OSError, subprocess.SubprocessError):

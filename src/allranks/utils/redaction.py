@@ -155,16 +155,16 @@ def _user_part(match: re.Match[str]) -> str:
 
 
 _PUBLISHED = (
-    r"hf_[A-Za-z0-9]{10,}", r"api_org_[A-Za-z0-9]{16,}", r"gh[pousr]_[A-Za-z0-9]{16,}", r"github_pat_\w{20,}", r"gl[a-z]{2,6}-[\w-]{16,}",
+    r"hf_[A-Za-z0-9]{10,}", r"api_org_[A-Za-z0-9]{16,}", r"gh[pousr]_[A-Za-z0-9]{16,}", r"github_pat_\w{20,}",
     r"sk-[\w-]{16,}", r"gsk_[A-Za-z0-9]{20,}", r"xai-[A-Za-z0-9]{20,}", r"pplx-[A-Za-z0-9]{20,}", r"r8_[A-Za-z0-9]{30,}",
     r"wandb_v1_[\w-]{20,}", r"nvapi-[\w-]{20,}", r"xox[abeoprs]-[\w-]{10,}", r"xapp-\d-[\w-]{10,}", r"(?:A3T[A-Z0-9]|AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{12,}",
     r"AIza[\w-]{30,}", r"ya29\.[\w-]{20,}", r"GOCSPX-[\w-]{20,}", r"npm_[A-Za-z0-9]{20,}", r"pypi-[\w-]{20,}", r"dckr_(?:pat|oat)_[\w-]{20,}",
     r"[sr]k_(?:test|live|prod)_[A-Za-z0-9]{10,}", r"SG\.[\w-]{16,}\.[\w-]{16,}", r"do[opr]_v1_[a-f0-9]{32,}", r"dapi[a-f0-9]{32}(?:-\d)?",
-    r"gls[ab]_[\w]{20,}", r"hv[sbr]\.[\w-]{24,}", r"shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}", r"tskey-[\w-]{16,}", r"ATATT3[\w=-]{20,}",
+    r"hv[sbr]\.[\w-]{24,}", r"shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}", r"tskey-[\w-]{16,}", r"ATATT3[\w=-]{20,}",
     r"AGE-SECRET-KEY-1[A-Z0-9]{20,}", r"dop_v1_[a-f0-9]{32,}",
 )  # fmt: skip
 _PUBLISHED_KEYWORDS = (
-    "hf_", "api_org_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "gl", "sk-", "gsk_", "xai-", "pplx-", "r8_", "wandb_v1_",
+    "hf_", "api_org_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "sk-", "gsk_", "xai-", "pplx-", "r8_", "wandb_v1_",
     "nvapi-", "xox", "xapp-", "a3t", "akia", "asia", "abia", "acca", "aiza", "ya29.", "gocspx-", "npm_", "pypi-", "dckr_", "sk_", "rk_",
     "sg.", "_v1_", "dapi", "hvs.", "hvb.", "hvr.", "shp", "tskey-", "atatt3", "age-secret",
 )  # fmt: skip
@@ -175,6 +175,7 @@ _FORMS = (
         rf"\1{HIDDEN}",
     ),
     _Rule(("eyj",), r"(?<![\w-])eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*)?", HIDDEN),
+    _Rule(("gl",), r"(?<![A-Za-z0-9_])(?:gl[a-z]{2,6}-[\w-]{16,}|gls[ab]_\w{20,})", HIDDEN),  # "gl" is in many texts
     _Rule(_PUBLISHED_KEYWORDS, rf"(?<![A-Za-z0-9_])(?:{'|'.join(_PUBLISHED)})", HIDDEN),
     _Rule(("munge:",), r"\bMUNGE:[A-Za-z0-9+/=]{16,}:?", HIDDEN),
     _Rule(("hooks.slack.com",), r"(?<=hooks\.slack\.com/)[\w/-]{10,}", HIDDEN),

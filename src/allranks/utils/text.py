@@ -6,6 +6,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -242,14 +243,15 @@ _FORMULA = (
 )  # the last four are full-width forms
 MAX_TEXT_LENGTH = 4000
 # Sequences of ECMA-48: control strings (OSC, DCS, ...) up to their end, CSI sequences, other escapes; 7-bit and 8-bit forms.
-_ESCAPES = re.compile(
+_ESCAPES = (
     r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]{0,4096}(?:\x07|\x1b\\|\x9c)"
     r"|(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}[@-~]|\x1b[ -/]{0,8}[0-~]"
 )
-_STYLE = re.compile(r"(\x1b\[[0-9;]{0,64}m)")
+_STYLE = r"(\x1b\[[0-9;]{0,64}m)"
 # Control and invisible characters except tab and line feed, and characters that change the direction of text.
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]")
-_CONTROL_OR_RETURN = re.compile(f"{_CONTROL.pattern}|[\r\ud800-\udfff]")
+_CONTROL = "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]"
+_CONTROL_OR_RETURN = f"{_CONTROL}|[\r\ud800-\udfff]"
+_compiled = cache(re.compile)  # when it is first used: every verb imports this module, and few need the patterns
 
 
 def csv_cell(value: Any) -> Any:
@@ -271,17 +273,17 @@ def printable(text: str, *, styled: bool = False) -> str:
     Args:
         styled: keep colour and weight sequences that the program itself has added.
     """
-    if text.isascii() and text.isprintable():
+    if text.replace("\n", "").isprintable():  # no character of the patterns is printable
         return text
     if styled:
-        return "".join(part if i % 2 else printable(part) for i, part in enumerate(_STYLE.split(text)))
-    text = _CONTROL.sub("", _ESCAPES.sub("", text)).replace("\r\n", "\n").replace("\r", " ")
+        return "".join(part if i % 2 else printable(part) for i, part in enumerate(_compiled(_STYLE).split(text)))
+    text = _compiled(_CONTROL).sub("", _compiled(_ESCAPES).sub("", text)).replace("\r\n", "\n").replace("\r", " ")
     return text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be encoded
 
 
 def escaped(text: str) -> str:
     """Return text whose control and invisible characters are written out, such as ``\\x1b``; tabs and line feeds stay."""
-    return _CONTROL_OR_RETURN.sub(lambda match: _escape(match.group()), text)
+    return _compiled(_CONTROL_OR_RETURN).sub(lambda match: _escape(match.group()), text)
 
 
 def _escape(character: str) -> str:

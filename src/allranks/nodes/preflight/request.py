@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -222,6 +221,8 @@ def check_rows(spec: RunSpec) -> None:
 
 def _mark(spec: RunSpec, files: list[Path]) -> Path:
     """Return the file that says that these rows passed."""
+    import hashlib  # loads OpenSSL, which no plan needs
+
     templates = [Path(part.template).expanduser() for part in parts_of(spec.data)] if spec.data is not None else []
     seen = [(str(p.absolute()), *_identity(p)) for p in [*files, *templates] if p.is_file()]
     wanted = [

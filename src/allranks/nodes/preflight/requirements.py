@@ -6,13 +6,10 @@ ID, so that all nodes use the same one.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
-import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -63,6 +60,8 @@ def rendezvous_port(job_id: str | int, low: int = LOWEST_PORT, ephemeral_low: in
 
     `attempt` selects the next candidate if a port is taken on the first node.
     """
+    import hashlib  # loads OpenSSL, which no plan needs
+
     high = ephemeral_low if ephemeral_low > low + 1000 else 32_768
     digest = hashlib.sha256(f"allranks:{job_id}:{attempt}".encode()).digest()
     return low + int.from_bytes(digest[:8], "big") % (high - low)
@@ -187,6 +186,8 @@ def write_nonces(required: NodeRequirements) -> Iterator[tuple[NodeRequirements,
 
     Yields the requirements with the files' names, and the secret by role. A folder that cannot be written from here gets none.
     """
+    import secrets
+
     secret, name = secrets.token_hex(16), f".allranks-nonce-{os.getpid()}-{secrets.token_hex(4)}"
     made: list[Path] = []
     folders, told = [], {}
@@ -332,6 +333,8 @@ def ask_interpreter(wanted: str, packages: Sequence[str]) -> InterpreterFacts:
     Raises:
         EnvironmentNotAble: it cannot be started, or it has no allranks or another version of it.
     """
+    import subprocess
+
     _, python = environment_commands(wanted, "")
     command = [*in_environment(wanted, python), "-c", _QUESTION, *packages]
     try:

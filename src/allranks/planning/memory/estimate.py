@@ -110,7 +110,7 @@ def verdict(needed_bytes: int, limit_bytes: int | None) -> str:
 
 
 GIB = 1 << 30
-_MEM = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", re.IGNORECASE)
+_MEM = r"(?i)(\d+(?:\.\d+)?)\s*([KMGT]?)B?"
 _UNITS = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}  # sbatch: without a letter, megabytes
 
 
@@ -164,7 +164,7 @@ def _elsewhere(spec: RunSpec, plan: LaunchPlan, on_gpu: bool) -> Capacity:
 
 def parse_mem(text: str) -> int | None:
     """Return the bytes of sbatch's ``--mem``; None for 0 (the full node) and for invalid values."""
-    found = _MEM.fullmatch(text.strip())
+    found = re.fullmatch(_MEM, text.strip())
     return int(float(found[1]) * _UNITS[found[2].upper()]) or None if found else None
 
 

@@ -7,7 +7,6 @@ frozen base, by PEFT's rules.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
 
@@ -317,8 +316,7 @@ def _ends(name: str, target: str) -> bool:
     return name == target or name.endswith("." + target)
 
 
-@dataclass(frozen=True)
-class ElementBytes:
+class ElementBytes(msgspec.Struct, frozen=True):
     """Bytes of one element of the weights.
 
     Attributes:

@@ -12,7 +12,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -182,8 +181,7 @@ Bar = tuple[str, float, float]
 """What a rank does in a picture, from when to when, on a scale from 0 to 100."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StrategyPage:
+class StrategyPage(msgspec.Struct, frozen=True, kw_only=True):
     """What the documentation says of a strategy. `scripts/make_strategy_pages.py` adds its options, its class and the picture.
 
     In formulas P are the parameters; T the trained ones, n of them tensors, of g bytes each; A the micro-steps; W the ranks.
@@ -206,7 +204,7 @@ class StrategyPage:
     """The timeline of a step: forward, backward, optimizer, wait."""
     communication: tuple[Bar, ...] = ()
     """Collectives, below it."""
-    options: dict[str, str] = field(default_factory=dict)
+    options: dict[str, str] = {}
     """More on an option than its name and default."""
 
 
@@ -225,8 +223,7 @@ OFFLOAD_NOTE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedWork:
+class PlannedWork(msgspec.Struct, frozen=True, kw_only=True):
     """What a `StrategyPlanner` knows of the plan."""
 
     strategy: str
@@ -258,15 +255,14 @@ class StrategyPlanner(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class StrategyInfo:
+class StrategyInfo(msgspec.Struct, frozen=True):
     """Where a strategy is implemented, and its options with their defaults."""
 
     target: str
     """The class, as ``module:class``."""
     summary: str
-    options: Options = field(default_factory=dict)
-    choices: dict[str, tuple[str, ...]] = field(default_factory=dict)  # options that are one of some words
+    options: Options = {}
+    choices: dict[str, tuple[str, ...]] = {}  # options that are one of some words
     single_process: bool = False
     memory: MakeState | None = None
     """Returns the memory layout of a model; None: unknown."""
@@ -282,7 +278,7 @@ class StrategyInfo:
     """The optimizer updates float32 weights, also of a model in lower precision."""
     builds_extensions: bool = False
     """The library compiles extensions when ranks start."""
-    cpu_environment: dict[str, tuple[str, str]] = field(default_factory=dict)
+    cpu_environment: dict[str, tuple[str, str]] = {}
     """Variables that the library needs where ranks compute on CPUs: (value, reason)."""
     planner: str = ""
     """The full name of a module that is a `StrategyPlanner`."""
