@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.programs import ROOT
+from benchmarks.programs import ROOT, usual_environment
 
 SAMPLE_S = 0.005
 
@@ -34,14 +34,13 @@ def measure(command: list[str], timeout_s: float, env: dict[str, str] | None = N
 
     Memory is PSS (pages shared after a fork count once), sampled each 5 ms, and never less than the largest resident
     size that the kernel noted for any one of the processes. (``ru_maxrss`` would count this process too: a child
-    inherits it.) Compiled code is kept, as it is for any installed package, whatever the environment says.
+    inherits it.) Compiled code is kept.
     """
-    usual = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     begin = time.perf_counter()
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env={**usual, **(env or {})},
+        env={**usual_environment(), **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -21,6 +21,15 @@ def exit_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
 
 
+def usual_environment() -> dict[str, str]:
+    """The environment, but compiled code is kept, as it is for any installed package.
+
+    Container images often set PYTHONDONTWRITEBYTECODE. In a checkout, each start of a program would then compile every file
+    that has changed since somebody last ran it without the variable.
+    """
+    return {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+
+
 def _end_group(process: subprocess.Popen[bytes], grace_s: float = 10.0) -> None:
     """Ask the whole process group to end, then end it."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
@@ -44,7 +53,7 @@ def run(command: list[str], log: Path, timeout_s: float, env: dict[str, str] | N
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, **(env or {})},
+            env={**usual_environment(), **(env or {})},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

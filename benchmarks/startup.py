@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
-from benchmarks.programs import ROOT, console_script
+from benchmarks.programs import ROOT, console_script, usual_environment
 
 HEAVY = (
     "torch",
@@ -92,7 +92,13 @@ def run_once(arguments: list[str], cwd: Path, *options: str) -> tuple[float, sub
     """Wall seconds from start to end of one process, and how it ended."""
     begin = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, *options, *arguments], cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        [sys.executable, *options, *arguments],
+        cwd=cwd,
+        env=usual_environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     return time.perf_counter() - begin, done
 
@@ -113,7 +119,7 @@ def imports(stderr: str) -> dict[str, Any]:
 
 
 def measure(repeats: int, spec: Path, cwd: Path) -> dict[str, dict[str, Any]]:
-    """Each command once for its imports (which also warms the caches), then all in turns."""
+    """Each command once for its imports, which also compiles all files, then all in turns."""
     chosen = commands(spec)
     found: dict[str, dict[str, Any]] = {}
     for name, arguments in chosen.items():

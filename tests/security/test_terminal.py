@@ -87,6 +87,14 @@ def test_a_console_strips_every_text_and_keeps_its_own_colours(capsys: pytest.Ca
     assert "\x1b[1m" in out
 
 
+def test_a_console_shows_names_between_colons_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("host:key:1")
+    table.add_row("a:key:b")
+    SafeConsole(width=100).print(table, "[bold]run:fire:2[/bold]")
+    out = capsys.readouterr().out
+    assert all(text in out for text in ("host:key:1", "a:key:b", "run:fire:2"))
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     """A run folder that somebody else has prepared: hostile in its name and in every file."""

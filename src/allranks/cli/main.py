@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import io
 import os
 import sys
@@ -127,6 +129,7 @@ def cli(debug: bool) -> None:
 
 def main() -> None:
     """Run a verb and exit with its code (0 done, 1 failed, 2 wrong request, 3 machine not able)."""
+    atexit.register(gc.freeze)  # else the interpreter, when it ends, searches all modules for garbage several times
     debug = "--debug" in _hoist_debug(sys.argv[1:])[:1]
     outputs = protect()
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -63,7 +61,6 @@ def trace_command(
     """
     from allranks.analysis.trace import analyse
 
-    atexit.register(gc.freeze)  # else the interpreter, when it ends, searches all modules for garbage several times
     reports = analyse([resolve_run_path(path) for path in paths], select=select, workers=workers)
     comparison = _compare(reports, resolve_run_path(other), workers) if other else None
     written = _write(reports, comparison, out) if out else []
