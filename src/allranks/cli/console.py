@@ -33,7 +33,8 @@ class SafeConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+            safe = segment.text if segment.control else printable(segment.text)
+            yield segment if safe is segment.text else Segment(safe, segment.style)
 
 
 def table_console(**options: Any) -> SafeConsole:

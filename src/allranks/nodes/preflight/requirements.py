@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -277,6 +276,8 @@ def _disk(run_root: Path) -> Check:
 
 
 def _writable(run_root: Path) -> Check:
+    import tempfile
+
     folder = existing_folder(run_root)
     error = ""
     try:
