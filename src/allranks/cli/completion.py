@@ -19,12 +19,10 @@ _BREAKS = re.compile("[=:]+")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion_command(shell: str) -> int:
     """Print the completion script; add `eval "$(allranks completion bash)"` to your shell's start-up file."""
-    from allranks.cli.main import cli
-
     add_bash()
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(cli, {}, "allranks", COMPLETE_VARIABLE).source())
+    click.echo(kind(click.get_current_context().find_root().command, {}, "allranks", COMPLETE_VARIABLE).source())
     return EXIT_OK
 
 
