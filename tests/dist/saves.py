@@ -227,8 +227,8 @@ def _after_writing(spoil: Any) -> Any:
     """Does something to the first file for others as soon as it is written: on rank 0 alone, which wrote it (a bit flipped twice is whole)."""
     usual = writing.write_safetensors
 
-    def write(file: Path, *more: Any) -> None:
-        usual(file, *more)
+    def write(file: Path, *more: Any, **how: Any) -> None:
+        usual(file, *more, **how)
         if dist.get_rank() == 0:
             spoil(min(file.parent.glob("*.safetensors")))
 
@@ -299,14 +299,14 @@ def written_first(world: DistContext, args: dict[str, Any]) -> Any:
     that cannot be flushed, training hears at the next occasion."""
     folder = Path(args["folder"])
     strategy, _, keeper, run = trained(folder, args["name"], world, args["how"])
-    gate, usual, heard = threading.Event(), saver._Beside.wait_for_disk, []
+    gate, usual, heard = threading.Event(), publishing.CompleteFiles.wait_for_disk, []
     keeper._told = heard.append
 
     def held_up(work: Any) -> None:
         gate.wait(60)
         usual(work)
 
-    saver._Beside.wait_for_disk = held_up
+    publishing.CompleteFiles.wait_for_disk = held_up
     moment = {s.key: s.tensor.clone() for s in strategy.weight_shards()}
     waited_s = keeper.save(1, "full", wait_for_disk=False)
     before = run.checkpoint_steps()
@@ -331,10 +331,10 @@ def written_first(world: DistContext, args: dict[str, Any]) -> Any:
         raise OSError(28, "No space left on device")
 
     if world.rank == 1:
-        saver._Beside.wait_for_disk = full_disk
+        publishing.CompleteFiles.wait_for_disk = full_disk
     keeper.save(2, "full", wait_for_disk=False)
     later = said(keeper.finish)
-    saver._Beside.wait_for_disk = usual
+    publishing.CompleteFiles.wait_for_disk = usual
 
     def unwritten(*_: Any) -> Any:
         raise OSError(28, "No space left on device")

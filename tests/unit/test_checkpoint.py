@@ -30,7 +30,7 @@ from tests.sampling import examples
 
 
 def held(tensors: dict[str, torch.Tensor]) -> dict[str, ExpectedTensor]:
-    return {name: ExpectedTensor(t, tuple(t.shape)) for name, t in tensors.items()}
+    return {name: ExpectedTensor.of(t, tuple(t.shape)) for name, t in tensors.items()}
 
 
 @settings(deadline=None, max_examples=examples(60))
@@ -56,7 +56,7 @@ def test_one_reading_compares_every_byte_with_memory_and_hashes_the_file(
     save_file(made, file)
     content = bytearray(file.read_bytes())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commit, "CHUNK_BYTES", chunk)
+        patch.setattr(commit, "PIECE_BYTES", chunk)
         facts = check_file(folder, file.name, held(made))
         assert facts == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         begin = 8 + int.from_bytes(content[:8], "little")
@@ -140,10 +140,10 @@ def test_too_little_too_much_and_other_forms_are_refused(tmp_path: Path) -> None
 def test_a_part_at_another_place_is_refused(tmp_path: Path) -> None:
     part = torch.arange(4.0)
     write_parts([TensorShard("model/w", 9, 5, part)], tmp_path / shard_file(0))
-    check_file(tmp_path, shard_file(0), {"model/w": ExpectedTensor(part, (4,), 5)})
+    check_file(tmp_path, shard_file(0), {"model/w": ExpectedTensor.of(part, (4,), 5)})
     for offset in (4, None):
         with pytest.raises(CheckpointError, match=r"model/w begins at .* in memory at"):
-            check_file(tmp_path, shard_file(0), {"model/w": ExpectedTensor(part, (4,), offset)})
+            check_file(tmp_path, shard_file(0), {"model/w": ExpectedTensor.of(part, (4,), offset)})
 
 
 def test_files_of_other_ranks_must_be_here_whole_and_no_others(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from allranks.errors import CheckpointError
 from allranks.train.checkpoint import agreement
 from allranks.train.checkpoint.agreement import RankAgreement
+from allranks.utils import filesystem
 
 
 @pytest.mark.parametrize("error", [RuntimeError("unexpected pos 64 vs 0"), OSError(5, "Input/output error", "x.pt")])
@@ -22,7 +23,7 @@ def test_a_full_disk_is_told_whatever_the_writer_says(
     monkeypatch.setattr(agreement.dist, "all_gather_object", lambda answers, mine, group: answers.__setitem__(0, mine))
 
     def said(free: int) -> str:
-        monkeypatch.setattr(agreement.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+        monkeypatch.setattr(filesystem.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
 
         def fail() -> None:
             raise error

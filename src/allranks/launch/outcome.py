@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from allranks.utils.redaction import redact
 from allranks.utils.text import sanitize
 
 TAIL_BYTES = 64 << 10
-FULL_DISK_BYTES = 1 << 20
 UNFINISHED_MESSAGE = "the run has ended, but its outcome was not recorded, because the command that followed it was killed. Continue with: allranks resume {}"
 _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
@@ -294,7 +292,8 @@ def describe_failure(run: RunDir, culprit: FirstFailure, attempt: int, *, in_ste
     at = f" after step {culprit.step}" if culprit.step else " before the first step" if in_steps else ""
     log = f". Log: {logs[culprit.rank]}" if culprit.rank in logs else ""
     if culprit.message == f"ended with {culprit.cause}":  # and nothing says why
-        log += _full_disk_text(run)
+        low = filesystem.low_space_text(run.root)
+        log += f". {low}, which may be why the rank recorded no reason" if low else ""
     if culprit.known:
         return f"{culprit.message.rstrip('.')}{log if culprit.exit_code == EXIT_FAILED else ''}"
     name = "" if culprit.cause in culprit.message else f"{culprit.cause}: "
@@ -303,19 +302,6 @@ def describe_failure(run: RunDir, culprit: FirstFailure, attempt: int, *, in_ste
         crash = redact(describe_crash(culprit.rank, {rank: _end_of(path) for rank, path in logs.items()}))
         said = f"{said}: {crash}" if crash else said
     return f"{where} failed{at}: {name}{said}{log}"
-
-
-def _full_disk_text(run: RunDir) -> str:
-    """Say that the disk is full, and so may be why a rank recorded no reason; empty if it is not."""
-    try:
-        free = shutil.disk_usage(run.root).free
-    except OSError:
-        return ""
-    return (
-        f". No space is left in {run.root}, which may be why the rank recorded no reason"
-        if free < FULL_DISK_BYTES
-        else ""
-    )
 
 
 def _tail(log: Path) -> str:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from allranks.errors import AllranksError, EnvironmentNotAble, RequestError
+from allranks.utils.text import format_bytes
 
 PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 """The folder of the package allranks, as it is imported here."""
 ELSEWHERE = "choose another folder (for runs: --set run_root=FOLDER)"
+LOW_SPACE_BYTES = 32 << 20
 _FREE_SPACE = f"free space there or {ELSEWHERE}"
 _CURES = {
     errno.ENOSPC: _FREE_SPACE,
@@ -66,6 +69,15 @@ def write_error(path: Path, error: OSError, option: str) -> AllranksError:
     owner = f" ({owner_of(path)})" if error.errno in (errno.EACCES, errno.EPERM) else ""
     room = "free space there or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return EnvironmentNotAble(f"{path} cannot be written: {said}{owner}; {room}choose another with {option}")
+
+
+def low_space_text(folder: Path) -> str:
+    """Return ``N MiB are free in FOLDER`` if so little is free that a failure there may be due to it, else an empty text."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return ""
+    return f"{format_bytes(free)} are free in {folder}" if free < LOW_SPACE_BYTES else ""
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,10 +12,9 @@ from typing import Any, TypeVar, cast
 import torch.distributed as dist
 
 from allranks.errors import CheckpointError
-from allranks.utils.text import format_bytes
+from allranks.utils.filesystem import low_space_text
 
 T = TypeVar("T")
-LOW_DISK_BYTES = 32 * 2**20  # below this number of free bytes, every write error mentions the free space
 
 
 class RankAgreement:
@@ -90,8 +88,8 @@ class RankAgreement:
 
     def _full(self) -> str:
         """Mention the free space if it is low: torch's writer reports a full disk as "unexpected pos"."""
-        free = shutil.disk_usage(self._folder).free if self._folder and self._folder.exists() else LOW_DISK_BYTES
-        return f" ({format_bytes(free)} are free in {self._folder})" if free < LOW_DISK_BYTES else ""
+        low = low_space_text(self._folder) if self._folder else ""
+        return f" ({low})" if low else ""
 
     def first(self, what: str, action: Callable[[], T]) -> T:
         """Run an action on rank 0 only, and return its result on all ranks; otherwise like `each`."""

@@ -1,71 +1,87 @@
 """Verify what ranks wrote, and atomically rename the complete folder of a checkpoint.
 
-Written safetensors files are read again: every byte is compared with memory, and the SHA-256 of what was read is computed in the
-same pass. The comparison is made with the file's own header: a wrong name, shape, dtype or position is found like a wrong byte. What
-is read usually comes from the page cache. Damage on the disk is found when the hash is compared before a resume.
+Written safetensors files are read again once. Every piece that was read is compared with the 128-bit hash (XXH3) of the same bytes in
+memory, and the SHA-256 for the manifest is computed from the same reading, so it is that of what was compared. The hashes of the memory
+are taken while training waits, as fast as memory is read; the file can be read later, when training has changed the memory. The
+comparison is made with the file's own header: a wrong name, shape, dtype or position is found like a wrong byte. What is read usually
+comes from the page cache. Damage on the disk is found when the SHA-256 is compared before a resume.
 
 This module also checks free space, updates the pointer to the newest checkpoint and removes old ones.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+import xxhash
 
 from allranks.errors import CheckpointError
 from allranks.rundir.checkpoints import best_checkpoint_step
 from allranks.rundir.files import make_folder, write_text_atomic
 from allranks.rundir.paths import RunDir, restrict_permissions
+from allranks.train.models.safetensors_files import bytes_view
 from allranks.train.models.weight_sources import NAME_OF
 from allranks.utils.text import format_bytes
 
 PARTS = "DCP_SHARDING_INFO"  # header key: offset of a part within its tensor
-CHUNK_BYTES = 1 << 20  # is compared and hashed while it is in the processor's cache
+PIECE_BYTES = 1 << 20  # is hashed twice while it is in the processor's cache
 WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "module.", "_checkpoint_wrapped_module")
 
-_memcmp = ctypes.CDLL(None).memcmp  # without the interpreter's lock
-_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 FileFacts = dict[str, dict[str, Any]]  # by file: bytes, sha256
 SPARE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """A tensor that a file must hold.
+    """A tensor that a file must hold, with the content that it has in memory now.
 
     Attributes:
-        tensor: its content in memory, on the CPU.
+        dtype: safetensors' name of the dtype.
         shape: its shape in the file.
         offset: where it begins in the flattened full tensor; None if it is not a part.
+        numel, item_bytes: number of elements in memory, and bytes of one.
+        hashes: the hash of each `PIECE_BYTES` of its content.
     """
 
-    tensor: torch.Tensor
+    dtype: str
     shape: tuple[int, ...]
-    offset: int | None = None
+    offset: int | None
+    numel: int
+    item_bytes: int
+    hashes: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, shape: tuple[int, ...], offset: int | None = None) -> ExpectedTensor:
+        """Read a tensor on the CPU. Its memory may change afterwards."""
+        content = bytes_view(tensor)
+        hashes = tuple(content_hash(content[at : at + PIECE_BYTES]) for at in range(0, len(content), PIECE_BYTES))
+        return cls(NAME_OF[tensor.dtype], shape, offset, tensor.numel(), tensor.element_size(), hashes)
+
+
+def content_hash(content: memoryview) -> bytes:
+    """Return a 128-bit hash of bytes. It is as fast as memory is read. It finds errors and damage, not forgery."""
+    return xxhash.xxh3_128_digest(content)
 
 
 @dataclass(frozen=True)
 class _Range:
-    """Where a tensor is in the file and in memory."""
+    """Where a tensor is in the file."""
 
     key: str
     low: int
     high: int
-    memory: torch.Tensor
-
-    @property
-    def address(self) -> int:
-        return self.memory.data_ptr()
+    wanted: ExpectedTensor
 
 
 def check_file(folder: Path, name: str, expected: Mapping[str, ExpectedTensor]) -> dict[str, Any]:
@@ -87,7 +103,7 @@ def check_file(folder: Path, name: str, expected: Mapping[str, ExpectedTensor]) 
             prefix, header = _read_header(file, size)
             ranges = _compare_header(header, len(prefix), size, expected)
             whole = hashlib.sha256(prefix)
-            _compare_bytes(file, len(prefix), ranges, whole)
+            _compare_bytes(file, ranges, whole)
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # also a header of another form
         raise CheckpointError(f"{folder / name}: {error}") from None
     return {"bytes": size, "sha256": whole.hexdigest()}
@@ -105,13 +121,20 @@ def _read_header(file: BinaryIO, size: int) -> tuple[bytes, dict[str, Any]]:
 
 
 def _exactly(file: BinaryIO, count: int) -> bytes:
-    parts = []
-    while count and (part := file.read(count)):
-        parts.append(part)
-        count -= len(part)
-    if count:
+    content = bytearray(count)
+    if not _fill(file, memoryview(content)):
         raise ValueError("is truncated within its header")
-    return b"".join(parts)
+    return bytes(content)
+
+
+def _fill(file: BinaryIO, view: memoryview) -> bool:
+    """Read until the view is full; return False at the end of the file."""
+    while view:
+        count = file.readinto(view)  # type: ignore[attr-defined] - a raw file
+        if not count:
+            return False
+        view = view[count:]
+    return True
 
 
 def _compare_header(
@@ -146,38 +169,102 @@ def _compare_header(
 
 
 def _compare_tensor(key: str, found: dict[str, Any], part: Any, begin: int, wanted: ExpectedTensor) -> _Range:
-    dtype, shape = NAME_OF[wanted.tensor.dtype], list(wanted.shape)
+    dtype, shape = wanted.dtype, list(wanted.shape)
     if (found["dtype"], found["shape"]) != (dtype, shape):
         raise ValueError(f"{key} is {found['dtype']}{found['shape']}, the model's is {dtype}{shape}")
     if (None if part is None else part["saved_offsets"][0]) != wanted.offset:
         raise ValueError(f"{key} begins at {part} in the file, in memory at {wanted.offset}")
     low, high = found["data_offsets"]
-    memory = wanted.tensor.detach().contiguous().view(-1)
-    if math.prod(shape) != memory.numel() or high - low != memory.numel() * memory.element_size():
-        raise ValueError(f"{key} has {high - low} bytes for {dtype}{shape}, {memory.numel()} elements are in memory")
-    return _Range(key, begin + low, begin + high, memory)
+    if math.prod(shape) != wanted.numel or high - low != wanted.numel * wanted.item_bytes:
+        raise ValueError(f"{key} has {high - low} bytes for {dtype}{shape}, {wanted.numel} elements are in memory")
+    return _Range(key, begin + low, begin + high, wanted)
 
 
-def _compare_bytes(file: BinaryIO, at: int, ranges: list[_Range], whole: Any) -> None:
-    """Read from byte `at`, which is the first of the first range, to the end; update the hash `whole`."""
-    buffer = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
-    address, view = buffer.data_ptr(), buffer.numpy().data
-    number = 0
-    while count := file.readinto(view):  # type: ignore[attr-defined] - a raw file
-        whole.update(view[:count])
-        while number < len(ranges) and ranges[number].low < at + count:
-            r = ranges[number]
-            low, high = max(r.low, at), min(r.high, at + count)
-            if _memcmp(r.address + low - r.low, address + low - at, high - low):
-                item = r.memory.element_size()
-                where = f"elements {(low - r.low) // item} to {-(-(high - r.low) // item)}"
+def _compare_bytes(file: BinaryIO, ranges: list[_Range], whole: Any) -> None:
+    """Read the ranges, which follow each other to the end of the file; update the hash `whole`."""
+    buffer = memoryview(bytearray(PIECE_BYTES))
+    for r in ranges:
+        for number, wanted in enumerate(r.wanted.hashes):
+            low = number * PIECE_BYTES
+            high = min(low + PIECE_BYTES, r.high - r.low)
+            piece = buffer[: high - low]
+            if not _fill(file, piece):
+                raise ValueError(f"is truncated within {r.key}")
+            whole.update(piece)
+            if content_hash(piece) != wanted:
+                item = r.wanted.item_bytes
+                where = f"elements {low // item} to {-(-high // item)}"
                 raise ValueError(f"{r.key} ({where}) differs from memory after it was read again")
-            if r.high > at + count:
-                break
-            number += 1
-        at += count
-    if number < len(ranges):
-        raise ValueError(f"is truncated within {ranges[number].key}")
+
+
+class CompleteFiles:
+    """Complete files of one checkpoint on this rank, which are read again and flushed to the disk in threads.
+
+    Args:
+        after_writing: begin only when all files are written, because training waits for that and the processor is needed for it.
+    """
+
+    def __init__(self, run: RunDir, aside: Path, threads: ThreadPoolExecutor, *, after_writing: bool) -> None:
+        self._run, self._aside, self._threads, self._after_writing = run, aside, threads, after_writing
+        self._waiting: list[Callable[[], None]] = []
+        self._checks: dict[str, Future[dict[str, Any]]] = {}
+        self._flushes: dict[str, Future[None]] = {}
+
+    def check(self, name: str, expected: Mapping[str, ExpectedTensor]) -> None:
+        """Compare a complete file of tensors with what was in memory, and flush it."""
+        self.flush(name)
+        self._begin(self._checks, name, partial(check_file, self._aside, name, expected))
+
+    def flush(self, name: str) -> None:
+        """Flush a complete file to the disk."""
+        self._begin(self._flushes, name, partial(flush_file, self._run, self._aside / name))
+
+    def flush_events(self, flush: Callable[[], None]) -> None:
+        """Flush what led up to the checkpoint to the disk."""
+        self._begin(self._flushes, "", flush)
+
+    def _begin(self, futures: dict[str, Future[Any]], name: str, action: Callable[[], Any]) -> None:
+        def begin() -> None:
+            futures[name] = self._threads.submit(action)
+
+        if self._after_writing:
+            self._waiting.append(begin)
+        else:
+            begin()
+
+    def all_written(self) -> None:
+        """Begin what had to wait for the writing."""
+        for begin in self._waiting:
+            begin()
+        self._waiting.clear()
+
+    @property
+    def write_back(self) -> bool:
+        """Whether the kernel is to start to write a file to the disk before it is complete."""
+        return not self._after_writing
+
+    @property
+    def flushed(self) -> list[str]:
+        """Names of the files whose flush was started."""
+        return [name for name in self._flushes if name]
+
+    def compared(self) -> FileFacts:
+        """Wait until all files are compared; return their facts.
+
+        Raises:
+            CheckpointError: a file is incomplete, or differs from memory.
+            OSError: a file cannot be read.
+        """
+        return {name: check.result() for name, check in self._checks.items()}
+
+    def wait_for_disk(self) -> None:
+        """Wait until all files are on the disk.
+
+        Raises:
+            OSError: a file cannot be flushed.
+        """
+        for flush in self._flushes.values():
+            flush.result()
 
 
 def tensor_files(folder: Path) -> list[str]:
@@ -212,14 +299,14 @@ class TensorDigest:
     Attributes:
         key: ``model/<name>``.
         offset, numel: first element of the range in the flattened tensor, and number of elements.
-        crc: CRC-32 of the bytes. It detects errors and damage, not forgery.
+        hash: `content_hash` of the bytes.
         dtype: safetensors' name of the dtype.
     """
 
     key: str
     offset: int
     numel: int
-    crc: int
+    hash: bytes
     dtype: str
 
 

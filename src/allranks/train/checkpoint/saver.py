@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from allranks.train import distributed
 from allranks.train.attempt import Attempt
 from allranks.train.checkpoint import commit, writer
 from allranks.train.checkpoint.agreement import RankAgreement
-from allranks.train.checkpoint.commit import ExpectedTensor, TensorDigest, check_file, make_room, publish_checkpoint
+from allranks.train.checkpoint.commit import CompleteFiles, TensorDigest, make_room, publish_checkpoint
 from allranks.train.checkpoint.snapshot import CpuCopies, PartCollector, UpdateGuard, on_cpu, on_own_stream
 from allranks.train.checkpoint.writer import PublishedFiles, RankParts, TrainingIdentity, digests_of
 from allranks.train.distributed import DistContext
@@ -76,56 +76,13 @@ class CheckpointContent:
     progress: Callable[[int], dict[str, Any]] = lambda step: {"step": step}
 
 
-class _Beside:
-    """What runs beside the writing of one checkpoint on this rank: complete files are read again, and flushed to the disk.
-
-    Attributes:
-        flushed: names of the files whose flush was started.
-    """
-
-    def __init__(self, run: RunDir, aside: Path, threads: ThreadPoolExecutor) -> None:
-        self.flushed: list[str] = []
-        self._run, self._aside, self._threads = run, aside, threads
-        self._checks: dict[str, Future[dict[str, Any]]] = {}
-        self._flushes: list[Future[None]] = []
-
-    def check(self, name: str, expected: Mapping[str, ExpectedTensor]) -> Future[dict[str, Any]]:
-        """Begin to compare a complete file of tensors with memory, and to flush it."""
-        self.flush(name)
-        self._checks[name] = self._threads.submit(check_file, self._aside, name, expected)
-        return self._checks[name]
-
-    def flush(self, name: str) -> None:
-        """Begin to flush a complete file to the disk."""
-        self.flushed.append(name)
-        self._flushes.append(self._threads.submit(commit.flush_file, self._run, self._aside / name))
-
-    def compared(self) -> commit.FileFacts:
-        """Wait until all files are compared with memory; return their facts.
-
-        Raises:
-            CheckpointError: a file is incomplete, or differs from memory.
-            OSError: a file cannot be read.
-        """
-        return {name: check.result() for name, check in self._checks.items()}
-
-    def wait_for_disk(self) -> None:
-        """Wait until all files are on the disk.
-
-        Raises:
-            OSError: a file cannot be flushed.
-        """
-        for flush in self._flushes:
-            flush.result()
-
-
 @dataclass
 class _Wait:
     """Training's wait for one save.
 
     Attributes:
         started: the clock when it began.
-        ends_when_written: training goes on when this rank's files are written and compared, before they are on the disk.
+        ends_when_written: training goes on when this rank's files are written, before they are compared and on the disk.
         blocked_s: how long it lasted; None while it lasts.
     """
 
@@ -224,8 +181,8 @@ class Saver:
             eval_loss: the held-out loss of these weights, for the manifest; None if they were not evaluated.
             behind: write in the background, at most one save at a time. The state is copied there, too, while training goes on; the next
                 update of the optimizer waits until it is copied.
-            wait_for_disk: return when the checkpoint is published. False: return when this rank's files are written and compared with
-                memory; they are flushed to the disk and published in the background.
+            wait_for_disk: return when the checkpoint is published. False: return when this rank's files are written and the memory that
+                they must equal is hashed; they are read again, flushed to the disk and published in the background.
 
         Returns:
             Seconds that training was blocked.
@@ -341,23 +298,24 @@ class Saver:
         wait: _Wait,
         eval_loss: float | None,
     ) -> None:
-        """Write, check and publish. Complete files are read again and flushed to the disk while others are written."""
+        """Write, check and publish. Complete files are read again and flushed to the disk while others are written, or afterwards if
+        training waits for the writing."""
         aside = self.run.checkpoints / f".step-{step}.tmp"
         try:
             removed, ranges = self._find_room(parts, aside, mode)
             held = self._write_scattered(aside, parts) if ranges else []
             with ThreadPoolExecutor(2, "checkpoint") as threads:
-                work = _Beside(self.run, aside, threads)
-                events = threads.submit(self._flush_events)
+                files = CompleteFiles(self.run, aside, threads, after_writing=wait.ends_when_written)
+                files.flush_events(self._flush_events)
 
                 def write() -> _Written:
-                    assembled, places = self._write_files(aside, parts, mode, step, work, ranges)
-                    facts = self._prove(work)
+                    assembled, places = self._write_files(aside, parts, mode, step, files, ranges)
                     if wait.ends_when_written:  # nothing is read from the memory of the training any more
                         wait.end()
-                    events.result()
-                    work.wait_for_disk()
-                    return _Written(facts, places, held, assembled, work.flushed)
+                    files.all_written()
+                    facts = self._prove(files)
+                    files.wait_for_disk()
+                    return _Written(facts, places, held, assembled, files.flushed)
 
                 every = self._together.each("write its files", write)
             self._together.first("publish it", lambda: self._publish(aside, step, mode, every, eval_loss))
@@ -396,20 +354,29 @@ class Saver:
         parts: RankParts,
         mode: str,
         step: int,
-        work: _Beside,
+        files: CompleteFiles,
         ranges: Mapping[str, Sequence[tuple[int, int]]],
     ) -> tuple[list[TensorDigest], dict[str, str]]:
         """Write this rank's files. Returns the digests of what it put together, and the file of each key."""
-        writer.write_state(aside, self.world.rank, parts.state, work.check)
+        early, rank = files.write_back, self.world.rank
+        writer.write_state(aside, rank, parts.state, files.check, write_back=early)
         written = writer.write_files(
-            aside, parts, self._published, self._content.model, self.world.rank, self.world.size, work.check, ranges
+            aside,
+            parts,
+            self._published,
+            self._content.model,
+            rank,
+            self.world.size,
+            files.check,
+            ranges,
+            write_back=early,
         )
         if parts.random is not None:
             self._write_random(aside, parts.random)
-            work.flush(f"state/rank{self.world.rank}.pt")
+            files.flush(f"state/rank{rank}.pt")
         if self.world.is_first:
             for name in self._write_small(aside, mode, step):
-                work.flush(name)
+                files.flush(name)
         return written
 
     def _write_random(self, aside: Path, random: dict[str, Any]) -> None:
@@ -429,9 +396,9 @@ class Saver:
             (aside / name).write_bytes(content)
         return list(files)
 
-    def _prove(self, work: _Beside) -> commit.FileFacts:
+    def _prove(self, files: CompleteFiles) -> commit.FileFacts:
         """Wait until this rank's files equal memory; return their facts."""
-        return work.compared()
+        return files.compared()
 
     def _publish(self, aside: Path, step: int, mode: str, every: list[_Written], eval_loss: float | None) -> None:
         """Check that the files of all ranks are here and complete, and publish them."""

@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import msgspec
 import torch
 from torch import nn
 
-from allranks.train.checkpoint.commit import ExpectedTensor, TensorDigest
+from allranks.train.checkpoint.commit import ExpectedTensor, TensorDigest, content_hash
 from allranks.train.models.adapters import is_adapted
 from allranks.train.models.safetensors_files import bytes_view, write_safetensors
 from allranks.train.models.weight_sources import NAME_OF
@@ -187,23 +185,25 @@ def digests_of(shards: Iterable[TensorShard]) -> list[TensorDigest]:
 def digest_of(key: str, offset: int, tensor: torch.Tensor) -> TensorDigest:
     """Return the digest of a range on the CPU."""
     flat = tensor.detach().contiguous().view(-1)
-    return TensorDigest(key, offset, flat.numel(), zlib.crc32(bytes_view(flat)), NAME_OF[flat.dtype])
+    return TensorDigest(key, offset, flat.numel(), content_hash(bytes_view(flat)), NAME_OF[flat.dtype])
 
 
 def bytes_in(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-WrittenFile = Callable[[str, Mapping[str, ExpectedTensor]], Future[Any]]
-"""Begin to check a complete file of tensors, given its name and what it must hold."""
+WrittenFile = Callable[[str, Mapping[str, ExpectedTensor]], None]
+"""Take note of a complete file of tensors, given its name and what it must hold."""
 
 
-def write_state(folder: Path, rank: int, state: Sequence[TensorShard], written: WrittenFile) -> None:
+def write_state(
+    folder: Path, rank: int, state: Sequence[TensorShard], written: WrittenFile, *, write_back: bool = True
+) -> None:
     """Write this rank's parts of the state into ``state/``, for `shards.read_shards`."""
     if state:
         name = f"state/{shards.shard_file(rank)}"
-        shards.write_parts(state, folder / name)
-        written(name, {s.key: ExpectedTensor(s.tensor, (s.tensor.numel(),), s.offset) for s in state})
+        shards.write_parts(state, folder / name, write_back=write_back)
+        written(name, {s.key: ExpectedTensor.of(s.tensor, (s.tensor.numel(),), s.offset) for s in state})
 
 
 def write_files(
@@ -215,40 +215,56 @@ def write_files(
     world: int,
     written: WrittenFile,
     ranges: Mapping[str, Sequence[tuple[int, int]]],
+    *,
+    write_back: bool = True,
 ) -> tuple[list[TensorDigest], dict[str, str]]:
-    """Write this rank's published files, one after the other.
+    """Write this rank's published files, one after the other: never more than one is put together from parts.
 
     Args:
         folder: its ``on-the-way`` has the scattered parts of weights.
         ranges: by ``model/<name>``, offset and number of elements of all scattered parts.
+        write_back: as in `write_safetensors`.
 
     Returns:
         Digests of the ranges in the weights that were put together from parts, and the file of each key.
     """
-    prints, places, check = [], {}, None
+    digests: list[TensorDigest] = []
+    places: dict[str, str] = {}
     for i, (file, names) in enumerate(zip(published.file_names(), published.files, strict=True)):
-        if i % world != rank:
-            continue
-        if check is not None and not parts.owned.keys() >= set(names):
-            check.result()  # then its memory is free: never more than one file is put together from parts
-        tensors = _whole(folder / "on-the-way", parts, published, names)
-        for name in names:
-            flat = tensors[name].view(-1)
-            prints += [digest_of(MODEL + name, o, flat[o : o + n]) for o, n in ranges.get(MODEL + name, ())]
-        out = (
-            {published.keys[n]: t for n, t in tensors.items()} if published.adapted else dict(converted(model, tensors))
-        )
-        write_safetensors(folder / file, out, {"format": "pt"})
-        # weights that are not converted are compared with the strategy's memory
-        expected = {k: ExpectedTensor(t, tuple(t.shape)) for k, t in out.items()}
-        expected |= {
-            published.keys[n]: ExpectedTensor(t, tuple(published.whole[n][1]))
-            for n, t in tensors.items()
-            if n in published.keys
-        }
-        check = written(file, expected)
-        places |= dict.fromkeys(out, file)
-    return prints, places
+        if i % world == rank:
+            found, expected = _write_file(folder, file, names, parts, published, model, ranges, write_back)
+            written(file, expected)
+            digests += found
+            places |= dict.fromkeys(expected, file)
+    return digests, places
+
+
+def _write_file(
+    folder: Path,
+    file: str,
+    names: tuple[str, ...],
+    parts: RankParts,
+    published: PublishedFiles,
+    model: nn.Module,
+    ranges: Mapping[str, Sequence[tuple[int, int]]],
+    write_back: bool,
+) -> tuple[list[TensorDigest], dict[str, ExpectedTensor]]:
+    """Write a published file; return the digests of what was put together, and what the file must hold."""
+    tensors = _whole(folder / "on-the-way", parts, published, names)
+    digests = []
+    for name in names:
+        flat = tensors[name].view(-1)
+        digests += [digest_of(MODEL + name, o, flat[o : o + n]) for o, n in ranges.get(MODEL + name, ())]
+    out = {published.keys[n]: t for n, t in tensors.items()} if published.adapted else dict(converted(model, tensors))
+    write_safetensors(folder / file, out, {"format": "pt"}, write_back=write_back)
+    # weights that are not converted are compared with the strategy's memory
+    expected = {
+        published.keys[n]: ExpectedTensor.of(t, tuple(published.whole[n][1]))
+        for n, t in tensors.items()
+        if n in published.keys
+    }
+    expected |= {k: ExpectedTensor.of(t, tuple(t.shape)) for k, t in out.items() if k not in expected}
+    return digests, expected
 
 
 def _whole(

@@ -197,7 +197,7 @@ def _scalar_device(parameter: torch.Tensor) -> torch.device:
 
 
 def write_shards(shards: Iterable[TensorShard], folder: Path, group: dist.ProcessGroup) -> None:
-    """Write every rank's parts, on the CPU, into `folder`. Collective over a CPU group.
+    """Write every rank's parts, on the CPU, into `folder`, for files that are read again at once and removed. Collective over a CPU group.
 
     Raises:
         CheckpointError: on every rank; the parts of all ranks are not a tensor each, without gaps and overlaps.
@@ -209,7 +209,7 @@ def write_shards(shards: Iterable[TensorShard], folder: Path, group: dist.Proces
     require_whole_tensors(part for parts in every for part in parts)
     if mine:
         folder.mkdir(parents=True, exist_ok=True)
-        write_parts(mine, folder / shard_file(rank))
+        write_parts(mine, folder / shard_file(rank), write_back=False)
 
 
 def positions_of(parts: Iterable[TensorShard]) -> list[tuple[str, int, int, int]]:
@@ -222,11 +222,11 @@ def shard_file(rank: int) -> str:
     return f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
 
 
-def write_parts(parts: Sequence[TensorShard], path: Path) -> None:
+def write_parts(parts: Sequence[TensorShard], path: Path, *, write_back: bool = True) -> None:
     """Write parts to one file that ``HuggingFaceStorageReader`` reads: its header has the offset of each part."""
     where = {part.key: {"saved_offsets": [part.offset]} for part in parts}
     metadata = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(where)}
-    write_safetensors(path, {part.key: part.tensor.detach().cpu() for part in parts}, metadata)
+    write_safetensors(path, {part.key: part.tensor.detach().cpu() for part in parts}, metadata, write_back=write_back)
 
 
 def require_whole_tensors(parts: Iterable[tuple[str, int, int, int]]) -> None:
