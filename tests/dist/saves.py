@@ -22,6 +22,7 @@ from allranks.train.checkpoint import commit as publishing
 from allranks.train.checkpoint import load_full, load_weights_only, plan_published_files, saver
 from allranks.train.checkpoint import writer as writing
 from allranks.train.distributed import DistContext
+from allranks.train.models import safetensors_files
 from allranks.train.strategies import shards
 from tests.dist.making import built, go_on, main, prepared, saver_of, tokens_of, whole_state
 
@@ -193,10 +194,7 @@ class Bugs:
         def write(parts: Any, folder: Path, group: Any) -> None:
             usual(parts, folder, group)
             if world.rank == 0:
-                file = min(folder.iterdir())
-                content = bytearray(file.read_bytes())
-                content[-1] ^= 1
-                file.write_bytes(content)
+                _flip(min(folder.iterdir()))
             dist.barrier(group=group)
 
         shards.write_shards = write
@@ -208,12 +206,14 @@ class Bugs:
 
     @staticmethod
     def a_bit_flipped(strategy: Any, keeper: Any, world: DistContext) -> Any:
-        def flip(file: Path) -> None:
-            content = bytearray(file.read_bytes())
-            content[-1] ^= 1
-            file.write_bytes(content)
+        return _after_writing(_flip)
 
-        return _after_writing(flip)
+
+def _flip(file: Path) -> None:
+    """Change the last bit of a file."""
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
 
 
 def _spoilt(change: Any) -> Any:
@@ -295,21 +295,29 @@ def behind(world: DistContext, args: dict[str, Any]) -> Any:
 
 
 def written_first(world: DistContext, args: dict[str, Any]) -> Any:
-    """A save that does not wait for the disk holds the weights of its moment, though a step changes them before it is published; of one
-    that cannot be flushed, training hears at the next occasion."""
+    """A save that does not wait for the disk holds the weights of its moment, though a step changes them before the files are read again;
+    of files that are damaged by then, or that cannot be flushed, training hears at the next occasion."""
     folder = Path(args["folder"])
     strategy, _, keeper, run = trained(folder, args["name"], world, args["how"])
-    gate, usual, heard = threading.Event(), publishing.CompleteFiles.wait_for_disk, []
+    changed, compared, gate, heard = threading.Event(), threading.Event(), threading.Event(), []
     keeper._told = heard.append
+    files: Any = publishing.CompleteFiles
+    early = _count_early_writes()
+    usual, usual_end = files.wait_for_disk, files.all_written
 
     def held_up(work: Any) -> None:
-        gate.wait(60)
+        compared.set()
+        assert gate.wait(60)
         usual(work)
 
-    publishing.CompleteFiles.wait_for_disk = held_up
+    def later(work: Any) -> None:
+        assert changed.wait(60)
+        usual_end(work)
+
+    files.wait_for_disk, files.all_written = held_up, later
     moment = {s.key: s.tensor.clone() for s in strategy.weight_shards()}
     waited_s = keeper.save(1, "full", wait_for_disk=False)
-    before = run.checkpoint_steps()
+    early_meanwhile = len(early)
     tokens = tokens_of(folder / f"rank{world.rank}", 37)
     go_on(strategy, world, tokens, args["how"], 3, 4, folder)
     moved = max(
@@ -317,6 +325,9 @@ def written_first(world: DistContext, args: dict[str, Any]) -> Any:
         for s in strategy.weight_shards()
         if s.tensor.numel() and s.key in moment
     )
+    changed.set()
+    assert compared.wait(60)
+    before = run.checkpoint_steps()
     gate.set()
     keeper.finish()
     fresh, _ = prepared(args["name"], world, args["how"])
@@ -326,33 +337,61 @@ def written_first(world: DistContext, args: dict[str, Any]) -> Any:
         for s in fresh.weight_shards()
         if s.tensor.numel() and s.tensor.is_floating_point()
     )
+    files.wait_for_disk = usual
+
+    def damaged(work: Any) -> None:
+        if world.is_first:
+            _flip(min((run.checkpoints / ".step-2.tmp").glob("*.safetensors")))
+        usual_end(work)
 
     def full_disk(work: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    if world.rank == 1:
-        publishing.CompleteFiles.wait_for_disk = full_disk
-    keeper.save(2, "full", wait_for_disk=False)
-    later = said(keeper.finish)
-    publishing.CompleteFiles.wait_for_disk = usual
-
     def unwritten(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
 
+    files.all_written = damaged
+    keeper.save(2, "full", wait_for_disk=False)
+    spoilt = said(keeper.finish)
+    files.all_written = usual_end
+    if world.rank == 1:
+        files.wait_for_disk = full_disk
+    keeper.save(3, "full", wait_for_disk=False)
+    unflushed = said(keeper.finish)
+    files.wait_for_disk = usual
     write = keeper._write_files
     if world.rank == 1:
         keeper._write_files = unwritten
-    at_once = said(lambda: keeper.save(3, "full", wait_for_disk=False)) or said(keeper.finish)
+    at_once = said(lambda: keeper.save(4, "full", wait_for_disk=False)) or said(keeper.finish)
     keeper._write_files = write
+    after = run.checkpoint_steps()
+    keeper.save(5, "full")
     return {
         "before": before,
-        "after": run.checkpoint_steps(),
+        "after": after,
         "moved": moved,
         "apart": apart,
-        "later": later,
+        "spoilt": spoilt,
+        "unflushed": unflushed,
         "at_once": at_once,
         "blocked": (waited_s, heard[0].stalled_s, heard[0].seconds),
+        "early": (early_meanwhile, len(early)),
     }
+
+
+def _count_early_writes() -> list[int]:
+    """Return a list that grows whenever the kernel is told to begin to write to the disk."""
+    found: list[int] = []
+    usual = safetensors_files.start_write_back
+    safetensors_files.WRITE_BACK_BYTES = 1
+    safetensors_files.CALL_BYTES = 4096
+
+    def counted(fd: int, begin: int, end: int) -> None:
+        found.append(end - begin)
+        usual(fd, begin, end)
+
+    safetensors_files.start_write_back = counted
+    return found
 
 
 def lite_moves(world: DistContext, args: dict[str, Any]) -> Any:

@@ -107,10 +107,13 @@ def test_a_save_is_published_when_it_is_on_the_disk_and_training_need_not_wait(t
         assert result["before"] == [], "published before it was on the disk"
         assert result["after"] == [1]
         assert result["moved"] > 0 and result["apart"] == 0
-        assert "rank 1 failed to write its files: No space left on device" in result["later"]
+        assert "differs from memory after it was read again. Earlier checkpoints are untouched" in result["spoilt"]
+        assert "rank 1 failed to write its files: No space left on device" in result["unflushed"]
         assert "rank 1 failed to write its files" in result["at_once"]
         waited_s, told_s, seconds = result["blocked"]
         assert waited_s == told_s < seconds
+        meanwhile, in_all = result["early"]
+        assert meanwhile == 0 < in_all, "the disk was written to while training waited, or nothing was counted"
 
 
 def test_a_lite_save_moves_adapters_alone(tmp_path: Path) -> None:

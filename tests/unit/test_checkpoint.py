@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,33 @@ def test_one_reading_compares_every_byte_with_memory_and_hashes_the_file(
             file.write_bytes(content)
             with pytest.raises(CheckpointError, match=r"a\.safetensors: t\d \(elements .*differs from memory"):
                 check_file(folder, file.name, held(made))
+
+
+def test_memory_may_change_between_the_writing_and_the_reading(tmp_path: Path) -> None:
+    made = {"a": torch.arange(600_000.0), "b": torch.arange(5.0).to(torch.bfloat16)}
+    write_safetensors(tmp_path / "m.safetensors", made, {"format": "pt"}, write_back=False)
+    then = held(made)
+    made["a"].add_(1)
+    assert check_file(tmp_path, "m.safetensors", then)["bytes"] == (tmp_path / "m.safetensors").stat().st_size
+    with pytest.raises(CheckpointError, match=r"a .* differs from memory"):
+        check_file(tmp_path, "m.safetensors", held(made))
+
+
+@pytest.mark.parametrize("after_writing", [True, False])
+def test_nothing_is_read_or_flushed_while_training_waits_for_the_writing(tmp_path: Path, after_writing: bool) -> None:
+    save_file({"t": torch.arange(8.0)}, tmp_path / "a.safetensors")
+    events: list[str] = []
+    with ThreadPoolExecutor(2) as threads:
+        files = commit.CompleteFiles(RunDir(tmp_path), tmp_path, threads, after_writing=after_writing)
+        files.flush_events(lambda: events.append("flushed"))
+        files.check("a.safetensors", held({"t": torch.arange(8.0)}))
+        begun = ["a.safetensors"] if not after_writing else []
+        assert files.flushed == list(files.compared()) == begun
+        assert files.write_back != after_writing
+        files.all_written()
+        files.wait_for_disk()
+        assert files.flushed == list(files.compared()) == ["a.safetensors"]
+    assert events == ["flushed"]
 
 
 def test_the_tensor_and_the_elements_that_differ_are_named(tmp_path: Path) -> None:
