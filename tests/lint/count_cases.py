@@ -226,6 +226,7 @@ CONTAINERS: list[tuple[str, str, int, str]] = [
     ("not-exported", EIGHT + FIXED_ADDRESS + "srun singularity exec --nv --cleanenv x.sif python x.py\n", 7, "warning"),
     ("not-exported", EIGHT + "export NCCL_DEBUG=INFO\nsrun apptainer exec -e --nv x.sif python x.py\n", 7, "warning"),
     ("not-exported", "#!/bin/bash\n" + FIXED_ADDRESS + "docker run -e MASTER_ADDR --gpus all img python x.py\n", 0, ""),
+    ("not-exported", "#!/bin/bash\n" + FIXED_ADDRESS + "docker compose run dev python x.py\n", 0, ""),
     ("not-exported", "#!/bin/bash\n" + FIXED_ADDRESS + "docker run --env-file e --gpus all img python x.py\n", 0, ""),
     ("not-exported", "#!/bin/bash\n" + FIXED_ADDRESS + "docker run img torchrun --master_addr=$MASTER_ADDR x.py\n", 0, ""),
     ("not-exported", EIGHT + FIXED_ADDRESS + "srun singularity exec --nv x.sif python x.py -e 1\n", 0, ""),

@@ -43,6 +43,7 @@ BEFORE: list[tuple[str, str, int, str]] = [
     ),
     ("asks-for-answer", BARE + "accelerate config\n" + TRAIN, 4, "warning"),
     ("asks-for-answer", BARE + "read -p 'name? ' name\n" + TRAIN, 4, "warning"),
+    ("asks-for-answer", BARE + "if [[ -t 0 ]]; then\n  read -p 'name? ' name\nfi\n" + TRAIN, 0, ""),
     ("asks-for-answer", BARE + "accelerate config default\nread -r a < x\n" + TRAIN, 0, ""),
     ("container-shell-ended", BARE + "scl enable devtoolset-7 bash\n" + TRAIN, 4, "warning"),
     ("container-shell-ended", BARE + "scl enable devtoolset-7 'make all'\n" + TRAIN, 0, ""),

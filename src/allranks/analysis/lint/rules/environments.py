@@ -284,6 +284,10 @@ def _question(call: ProgramCall, always: bool) -> tuple[str, str | None] | None:
     return None
 
 
+TERMINAL_TEST = re.compile(r"(?<![\w-])-t[ \t]+0\b")
+"""A test whether there is a terminal: what follows is not meant for a batch job."""
+
+
 def asks_more(job: JobDescription) -> Iterator[Violation]:
     """Report a question of accelerate, or of the script itself, in a batch job."""
     if not job.is_job:
@@ -308,6 +312,7 @@ def asks_more(job: JobDescription) -> Iterator[Violation]:
             and any(re.fullmatch(r"-\w*p\w*", w) for w in words)
             and not call.tested
             and not call.under
+            and not TERMINAL_TEST.search(job.code, 0, call.offset)
         ):
             yield Violation(
                 call.offset, "read -p waits for an answer, and gets an empty one", cure="an argument of the script"
