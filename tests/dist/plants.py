@@ -416,6 +416,10 @@ class _Bugs:
         deepspeed_engine.renew_copies = lambda weights, ranges: None  # type: ignore[attr-defined]
 
     @staticmethod
+    def input_without_gradient(world: DistContext) -> None:
+        deepspeed_zero._differentiate_input = lambda block, args: None
+
+    @staticmethod
     def whole_weights_kept(world: DistContext) -> None:
         def finish_loading(self: Any) -> None:
             deepspeed_engine.renew_copies(self.weight_shards(), self.state_ranges())

@@ -29,7 +29,7 @@ from allranks.train.models import lora, lora_experts
 from allranks.train.models.losses import LossModel
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies import zero
-from allranks.train.strategies.base import Sizes, clip_and_update
+from allranks.train.strategies.base import Sizes, clip_and_update, transformer_blocks
 from tests.dist import plants
 from tests.dist.making import (
     STEPS,
@@ -43,9 +43,9 @@ from tests.dist.making import (
     tokens_of,
     train_with,
 )
-from tests.dist.variants import REPLICATED, UNUSED_OPTIONS, VARIANTS
+from tests.dist.variants import ALONE, REPLICATED, UNUSED_OPTIONS, VARIANTS
 
-FORMS = {**VARIANTS, **REPLICATED}
+FORMS = {**VARIANTS, **REPLICATED, **ALONE}
 
 
 def parities(world: DistContext, args: dict[str, Any]) -> Any:
@@ -207,6 +207,29 @@ def gathered_at_once(world: DistContext, args: dict[str, Any]) -> Any:
     go_on(strategy, world, tokens, how, 0, 2, Path(args["folder"]))
     all_bytes = sum(flat.bytes for unit in units for flat in unit.flats)
     return {"blocks": max(n for n, _ in seen), "share": max(b for _, b in seen) / all_bytes, "looks": len(seen)}
+
+
+def gathered_by_deepspeed(world: DistContext, args: dict[str, Any]) -> Any:
+    """With LoRA under `deepspeed_zero3`: the largest share of the model's elements that is gathered at one time, seen in every block's
+    forward and at every gradient; and how many weights are gathered after each step."""
+    how = {"lora": True, "accum": 2, "config": {"num_hidden_layers": args["blocks"]}, **args["how"]}
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    strategy, module = prepared("deepspeed_zero3", world, how)
+    every: list[Any] = list(module.parameters())
+    whole, shares, left = sum(p.ds_numel for p in every), [], []
+
+    def look(*_: Any) -> None:
+        shares.append(sum(p.numel() for p in every) / whole)
+
+    for block in transformer_blocks(module):
+        block.mlp.register_forward_hook(look)  # type: ignore[union-attr]
+    for parameter in every:
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(look)
+    for step in range(3):
+        go_on(strategy, world, tokens, how, step, step + 1, Path(args["folder"]))
+        left.append(sum(p.numel() > 0 for p in every))
+    return {"share": max(shares), "looks": len(shares), "left": left}
 
 
 def mechanism(world: DistContext, args: dict[str, Any]) -> Any:

@@ -103,6 +103,47 @@ def test_an_adapter_of_which_one_ranks_part_was_saved_would_be_seen(tmp_path: Pa
     assert one["apart"] > 1e-4, one
 
 
+LORA = ["lora", "moe_lora", "lora_recomputed", "lora_unused"]
+
+
+def parity(tmp_path: Path, variants: list[str], **more: Any) -> list[dict[str, Any]]:
+    pairs = [("deepspeed_zero3", v) for v in variants]
+    return run_ranks("parities", 2, tmp_path, 240, folder=tmp_path, pairs=pairs, **more)[0]
+
+
+def test_lora_in_blocks_that_are_gathered_as_a_whole_equals_one_process(tmp_path: Path) -> None:
+    found = parity(tmp_path, LORA)
+    assert len(found) == len(LORA)
+    for one in found:
+        assert one["error"] < 2e-3, one
+        assert one["norm_error"] < 1e-3, one
+        assert one["moved"] > 1e-3, one
+
+
+def test_a_first_block_whose_input_gets_no_gradient_would_be_seen(tmp_path: Path) -> None:
+    """DeepSpeed reduces its gradients before they are there: they are wrong, or their weights are no longer gathered."""
+    try:
+        (one,) = parity(tmp_path, ["lora"], plant="input_without_gradient")
+    except AssertionError as error:
+        assert "must match the size of tensor" in str(error), error
+        return
+    assert one["error"] > 0.01, one
+
+
+def test_blocks_with_lora_are_gathered_and_freed_one_after_the_other(tmp_path: Path) -> None:
+    """Each block is gathered as a whole, so that its layers can be computed together."""
+    for found in run_ranks("gathered_by_deepspeed", 2, tmp_path, folder=tmp_path, blocks=8, how={}):
+        assert found["looks"] > 100
+        assert 0.05 < found["share"] < 0.4, found  # a block, the head, and what is fetched before its use
+        assert found["left"] == [0, 0, 0], found
+
+
+def test_blocks_that_stay_gathered_would_be_seen(tmp_path: Path) -> None:
+    usual = {"options": {"config": {"zero_optimization": {"stage3_param_persistence_threshold": 0}}}}
+    for found in run_ranks("gathered_by_deepspeed", 2, tmp_path, folder=tmp_path, blocks=8, how=usual):
+        assert found["share"] > 0.6, found
+
+
 def test_an_optimizer_in_the_json_is_used_and_equals_ours(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.json", 80)
     params = {"lr": "auto", "weight_decay": "auto", "torch_adam": True}

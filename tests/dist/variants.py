@@ -74,6 +74,11 @@ REPLICATED: dict[str, dict[str, Any]] = {
         "on_host": VARIANTS["on_host"],
     }.items()
 }
+# of one strategy, in tests of their own
+ALONE: dict[str, dict[str, Any]] = {
+    "lora_unused": {"lora": True, "options": {"find_unused_parameters": True}},
+    "lora_recomputed": {"lora": True, "accum": 2, "recompute": "full"},
+}
 REFUSED = {("pytorch_zero2", "shared"), ("pytorch_zero3", "shared")}
 DEEPSPEED = {"deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"}
 UNUSED_OPTIONS = {"hf_trainer", "pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"} | DEEPSPEED

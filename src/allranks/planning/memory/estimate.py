@@ -400,7 +400,8 @@ def batch_of(spec: RunSpec, plan: LaunchPlan, model: ModelMemory) -> MicroBatch:
         autocast=model.autocast is not None,
         stream_element=4 if model.autocast and model.what.trains_embedding(model.shapes) else None,
         adapter_element=model.trained_element,
-        plain_adapters=strategy_info(plan.strategy).gathers_in_layers,
+        plain_adapters=strategy_info(plan.strategy).gathers_in_layers
+        and bool(plan.strategy_options.get("find_unused_parameters")),
         compiled=plan.compiled and spec.model.compile is True,  # auto: what fits must still fit if the compiler fails
     )
 

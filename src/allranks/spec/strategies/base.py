@@ -273,7 +273,10 @@ class StrategyInfo(msgspec.Struct, frozen=True):
     imports_bytes: int = 0
     """What importing that library adds to a rank's process."""
     gathers_in_layers: bool = False
-    """Weights are gathered in hooks of layers inside of blocks, so that layers cannot be computed together, nor blocks be compiled."""
+    """Weights are gathered in hooks of layers inside of blocks, so that blocks cannot be compiled.
+
+    With LoRA a block is gathered as a whole, unless ``find_unused_parameters`` needs hooks of its layers.
+    """
     keeps_master_weights: bool = False
     """The optimizer updates float32 weights, also of a model in lower precision."""
     builds_extensions: bool = False

@@ -395,7 +395,9 @@ class DeepSpeedZero3:
     def __init__(self, model: ModelSizes, *, live: int | None, bucket: int | None, prefetch: int | None) -> None:
         m = self._m = model
         every = sum(b.base + b.adapters for b in (*m.blocks, m.rest))
-        self._live = min(live or MAX_LIVE_ELEMENTS, every) * m.element
+        # with LoRA a block is gathered as a whole, whatever the limit is
+        block = max((b.base + b.adapters for b in m.blocks), default=0) if m.adapters else 0
+        self._live = max(block, min(live or MAX_LIVE_ELEMENTS, every)) * m.element
         self._fetched = min(prefetch or PREFETCH_ELEMENTS, every) * m.element
         self._bucket = min(bucket or BUCKET_ELEMENTS, m.trained) * m.trained_element
         self._part = share_per_rank(m.trained, m.world)
@@ -518,7 +520,8 @@ DEEPSPEED_ZERO3 = _strategy(
         new="DeepSpeed's stage 3",
         idea="DeepSpeed's engine, stage 3: sharded weights, gathered module by module. Tensors with fewer "
         "than 100,000 elements are not sharded, and weights gathered in forward are kept until "
-        "backward while fewer than 10^9 elements are gathered; both limits are keys of its JSON.",
+        "backward while fewer than 10^9 elements are gathered; both limits are keys of its JSON. With LoRA, "
+        "blocks are gathered as a whole, so that their layers can be computed together.",
         improves="`deepspeed_zero2` keeps all weights on all ranks.",
         bytes="A (2 P + T) g above those limits: all-gathers in forward and backward, reduce-scatters after backward",
         memory="(4P + 16T)/W, and the gathered weights of the two limits",

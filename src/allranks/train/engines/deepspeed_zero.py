@@ -23,17 +23,20 @@ before its backward (P g bytes each), reduce-scatters after backward (T g); per 
 group. Tensors below ``stage3_param_persistence_threshold`` (100,000 elements) are not sharded and are gathered once per step;
 weights gathered in forward are kept until backward while fewer than ``stage3_max_live_parameters`` (10^9) are gathered.
 Memory per rank (P parameters, T trained, float32 AdamW): (4P + 16T)/W bytes, and the gathered weights of those two limits.
+With LoRA, the weights of a block are gathered together, so that its layers can be computed together (`train.models.lora`).
 Predecessor (``deepspeed_zero2``): full weights on every rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from allranks.errors import RunFailed
 from allranks.spec.strategies.deepspeed_zero import MAX_LIVE_ELEMENTS
 from allranks.train.engines.deepspeed_engine import (
     DataParallelMpu,
@@ -42,7 +45,7 @@ from allranks.train.engines.deepspeed_engine import (
     partition_ranges,
     partitions,
 )
-from allranks.train.strategies.base import MakeOptimizer, Sizes, Traffic
+from allranks.train.strategies.base import MakeOptimizer, Sizes, Traffic, transformer_blocks
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_weights
 
 
@@ -71,21 +74,30 @@ class DeepSpeedZero3(DeepSpeedZero):
     )
 
     def _initialize(self, make_optimizer: MakeOptimizer) -> tuple[Any, Any]:
+        blocks = [] if self._zeros else [b for b in transformer_blocks(self._model) if fused_layers(b)]
+        for block in blocks:
+            gather_together(block, self._deepspeed)
+        within = {module for block in blocks for module in block.modules()}
         made = super()._initialize(make_optimizer)
-        self._register_adapters_of_experts()
-        if any("lora_A" in name for name, _ in self._model.named_parameters()):
+        self._register_adapters_of_experts(within)
+        linear = [m for m in fused_layers(self._model) if isinstance(m.base_layer, torch.nn.Linear)]
+        if left := [layer for layer in linear if layer not in within]:
+            why = "strategy.find_unused_parameters needs" if self._zeros else "outside of blocks DeepSpeed has"
             self.remarks = (
-                "adapters: linear layers use PEFT's forward, because DeepSpeed gathers their weights in hooks of inner layers",
+                f"adapters: {len(left)} layers use PEFT's forward, because {why} hooks of their inner layers",
             )
         return made
 
-    def _register_adapters_of_experts(self) -> None:
+    def _register_adapters_of_experts(self, gathered: Set[torch.nn.Module]) -> None:
         """Register what PEFT's adapters of expert weights read outside of the modules that own it.
 
         DeepSpeed finds such parameters itself only in a forward of its engine, and an evaluation before the first step calls the model.
+
+        Args:
+            gathered: modules whose weights are gathered with their block.
         """
         for module in self._model.modules():
-            if type(module).__name__ == "ParamWrapper":
+            if type(module).__name__ == "ParamWrapper" and module not in gathered:
                 wrapper: Any = module
                 for read in (*wrapper.lora_A.parameters(), *wrapper.lora_B.parameters(), wrapper.get_param()):
                     self._deepspeed.zero.register_external_parameter(wrapper, read)
@@ -157,6 +169,37 @@ class DeepSpeedZero3(DeepSpeedZero):
             p.partition(has_been_updated=False)  # type: ignore[attr-defined] - gathered weights are outdated
         if kept := self._zero.persistent_parameters:
             kept[0].all_gather(kept)
+
+
+def fused_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the layers whose LoRA `train.models.lora` computes where it can."""
+    replaced = [m for m in module.modules() if "forward" in vars(m)]
+    return [m for m in replaced if isinstance(getattr(m, "lora_A", None), torch.nn.ModuleDict)]
+
+
+def gather_together(block: torch.nn.Module, deepspeed: Any) -> None:
+    """Let DeepSpeed gather the weights of a block when the block is called, and free them after it (a "leaf module" of stage 3).
+
+    DeepSpeed gathers weights in hooks of the module that owns them. A product for several layers reads weights of layers that are not
+    called yet, and hooks of inner layers that never run would be needed for it.
+
+    DeepSpeed reduces the gradients of a leaf module in a backward hook, which torch calls when the gradient of the module's first
+    input is there. Without such a gradient (the first block over frozen embeddings) torch would call it before the block's own
+    backward, and gradients of that step would be lost: the input of a block always gets one.
+    """
+    deepspeed.utils.set_z3_leaf_modules(block, [type(block)])
+    block.register_forward_pre_hook(_differentiate_input)
+
+
+def _differentiate_input(block: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    if not torch.is_grad_enabled():
+        return None
+    if not args or not isinstance(args[0], torch.Tensor):
+        raise RunFailed(
+            f"{type(block).__name__} gets its input by name: DeepSpeed would reduce its gradients before they are computed; "
+            "set strategy.find_unused_parameters: true, which gathers the weights of each layer separately, or use zero3"
+        )
+    return None if args[0].requires_grad else (args[0].detach().requires_grad_(), *args[1:])
 
 
 def _padded_bytes(p: torch.nn.Parameter, world: int) -> int:

@@ -19,7 +19,8 @@ products with A are separate, and backward also keeps one byte per element and l
 their own dtype (float32); in each pass they are cast to the dtype of x, or under autocast to autocast's.
 
 Weights, names, files, initialization and scaling are PEFT's own. Its own forward computes whatever is not plain LoRA on a
-linear layer with a frozen base, and layers with hooks on their inner modules, which may gather weights (DeepSpeed's stage 3).
+linear layer with a frozen base, and layers with hooks on their inner modules, which may gather weights. (Under DeepSpeed's stage 3
+the hooks are on the block: `train.engines.deepspeed_zero.gather_together`.)
 """
 
 from __future__ import annotations
