@@ -5,8 +5,8 @@ Both use `fully_shard` per block and an optimizer on this rank's local tensors.
 Adapters may stay unsharded (``adapters: ignored``): every rank holds all of them, their gradients are averaged by
 one flat all-reduce per optimizer step, and saving them needs no collective. ``auto`` does so while they are small.
 
-``offload: optimizer`` keeps moments in host memory and updates there: in each step, gradients and weights of this rank's shard
-are copied to the host, new weights back. ``offload: all`` keeps the sharded weights there too (FSDP2's own offloading): a
+``offload: optimizer`` keeps moments and a copy of this rank's shard of the weights in host memory, and updates there: in each step,
+gradients are copied to the host, new weights back. ``offload: all`` keeps the sharded weights there too (FSDP2's own offloading): a
 block's shard is copied to the device whenever it is gathered.
 
 ``replicate: nodes`` is hybrid sharding (HSDP): weights are sharded over the ranks of each node and replicated between nodes, so W
@@ -66,6 +66,7 @@ from allranks.train.strategies.base import (
     host_copy,
     trained_parameters,
     transformer_blocks,
+    wait_for_host_copies,
 )
 from allranks.train.strategies.gradient_sync import broadcast_from_first, gradient_of
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_states, whole_weights
@@ -354,15 +355,22 @@ class FSDP2(LoopStrategy):
             kept = [p for _, p in self._kept]
             average_gradients(kept, self._group)
             return clip_and_update(self.optimizer, kept, self._clip_norm)
-        own = [(local_of(p.data), local) for (_, p), (_, local) in zip(self._named, self._local, strict=True)]
+        own = [local for _, local in self._local]
+        norm = clip_and_update(self.optimizer, own, self._clip_norm, self._shard_group, self._device)
         if self._offload == "optimizer":
-            for there, local in own:
-                local.data.copy_(there, non_blocking=True)
-        norm = clip_and_update(self.optimizer, [p for _, p in own], self._clip_norm, self._shard_group, self._device)
-        if self._offload == "optimizer":
-            for there, local in own:
+            for there, local in self._with_updated():
                 there.copy_(local.data, non_blocking=True)
         return norm
+
+    def _with_updated(self) -> list[tuple[torch.Tensor, nn.Parameter]]:
+        """Return this rank's shard of each weight and what the optimizer updates, which is another tensor with ``offload: optimizer``."""
+        return [(local_of(p.data), local) for (_, p), (_, local) in zip(self._named, self._local, strict=True)]
+
+    def finish_loading(self) -> None:
+        if self._offload == "optimizer":
+            for there, local in self._with_updated():
+                local.data.copy_(there, non_blocking=True)
+            wait_for_host_copies(self._device)
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         kept, world = {p for _, p in self._kept}, self._shards

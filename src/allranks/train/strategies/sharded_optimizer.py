@@ -23,6 +23,7 @@ from allranks.train.strategies.base import (
     host_copy,
     replicated_weights,
     trained_parameters,
+    wait_for_host_copies,
 )
 from allranks.train.strategies.gradient_sync import (
     OrderedCollectives,
@@ -100,11 +101,16 @@ class FlatParameter:
         return self.pieces
 
     def give_gradient(self, part: torch.Tensor) -> None:
-        """Set this rank's part of the gradient. Pieces on the host also get the current weights."""
-        for piece, gradient, own in zip(self.pieces, self.cut(part), self.cut(self._own), strict=True):
+        """Set this rank's part of the gradient."""
+        for piece, gradient in zip(self.pieces, self.cut(part), strict=True):
             piece.grad = host_copy(gradient) if self._on_host else gradient
-            if self._on_host:
+
+    def give_weights(self) -> None:
+        """Copy weights that were loaded to pieces on the host. Otherwise these have the weights, because they are updated there."""
+        if self._on_host:
+            for piece, own in zip(self.pieces, self.cut(self._own), strict=True):
                 piece.data.copy_(own, non_blocking=True)
+            wait_for_host_copies(self._own.device)
 
     def take_update(self) -> None:
         """Copy weights that were updated on the host back to the device."""
@@ -302,3 +308,7 @@ class ShardedOptimizer(LoopStrategy):
 
     def state_ranges(self) -> list[StateRange]:
         return flat_states(self._flats, self.optimizer)
+
+    def finish_loading(self) -> None:
+        for flat in self._flats:
+            flat.give_weights()

@@ -352,6 +352,10 @@ class Zero3(LoopStrategy):
     def state_ranges(self) -> list[StateRange]:
         return flat_states(self._trained, self.optimizer)
 
+    def finish_loading(self) -> None:
+        for flat in self._trained:
+            flat.give_weights()
+
 
 def _complete_before(flats: list[FlatParameter], units: list[GatheredUnit], place: dict[str, int]) -> list[int]:
     """Return for each block how many of the `flats`, in their order, have all their gradients when backward reaches the block's end.
