@@ -270,6 +270,9 @@ STAGES = (
                 "lora", "LoRA of layers and of experts is as precise as PEFT's", 120, tests("tests/gpu/test_lora.py")
             ),
             Check(
+                "batches", "batches that are copied ahead have their values", 60, tests("tests/gpu/test_batch_feed.py")
+            ),
+            Check(
                 "host_sync",
                 "nothing in a step waits for the GPU",
                 240,

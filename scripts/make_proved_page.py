@@ -38,6 +38,7 @@ ON_A_GPU: dict[str, tuple[str, ...]] = {
 # What only a GPU can show, and no test of the table.
 GPU_ONLY: dict[str, tuple[str, ...]] = {
     "No host synchronisation within a step": ("host_sync",),
+    "Batches that are copied ahead": ("batches",),
     "Speed and MFU of LoRA, 8 layers of 7B": ("plain", "isolated", "recomputed"),
     "torch.compile": ("compiled", "flex"),
     "A 7B model": ("full",),

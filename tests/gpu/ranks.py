@@ -52,9 +52,9 @@ def module_of(variant: str, device: torch.device) -> LossModel:
     return module.to(device)
 
 
-def batch_maker(tokens: Any, device: torch.device) -> Any:
+def batch_maker(tokens: Any) -> Any:
     def make(rows: Any) -> Batch:
-        return collate(tokens, rows, 0, None).to(device)
+        return collate(tokens, rows, 0, None)
 
     return make
 
@@ -64,7 +64,7 @@ def one_process(world: DistContext, tokens: Any, variant: str) -> tuple[dict[str
     how, module, make = (
         GPU_VARIANTS[variant],
         module_of(variant, world.device).train(),
-        batch_maker(tokens, world.device),
+        batch_maker(tokens),
     )
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     weights = [p for _, p in named]
@@ -74,7 +74,7 @@ def one_process(world: DistContext, tokens: Any, variant: str) -> tuple[dict[str
         total = int(tokens.trained[orders[0].global_batch(step)].sum())
         for micro in range(how.get("accum", 1)):
             for order in orders:
-                (module(make(order.micro_batches(step)[micro])) / total).backward()
+                (module(make(order.micro_batches(step)[micro]).to(world.device)) / total).backward()
         norms.append(float(torch.nn.utils.get_total_norm([p.grad.float() for p in weights if p.grad is not None])))
         if how.get("clip", 1.0):
             torch.nn.utils.clip_grad_norm_(weights, how.get("clip", 1.0))
@@ -92,7 +92,7 @@ def trained(
     module = module_of(variant, world.device)
     wanted = {n for n, p in module.named_parameters() if p.requires_grad}
     strategy.setup(module, adamw(TrainSpec(lr=LEARNING_RATE)), world.group, how.get("clip", 1.0))
-    make, log = batch_maker(tokens, world.device), folder / f"events-{name}-{variant}-{world.rank}.jsonl"
+    make, log = batch_maker(tokens), folder / f"events-{name}-{variant}-{world.rank}.jsonl"
     order = orders_of(world, tokens, how)[world.rank]
     train = TrainSpec(lr=LEARNING_RATE, schedule="constant")
     plan = LoopPlan(0, STEPS, train, 1, 1, lambda done: False, lambda done, stop: None)

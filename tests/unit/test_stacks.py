@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from allranks.analysis.stacks import is_collective_stack, main_thread_frames, thread_activity, traceback_frames
+from allranks.train.data.batch_feed import BatchFeed
 
 MAIN = "/home/u/train.py:main"
 ALL_REDUCE = "/v/site-packages/torch/distributed/distributed_c10d.py:all_reduce"
@@ -21,6 +24,10 @@ ALL_REDUCE = "/v/site-packages/torch/distributed/distributed_c10d.py:all_reduce"
         (["/v/site-packages/torch/utils/checkpoint.py:recompute", MAIN], "other"),  # activation checkpointing
         (["/v/site-packages/torch/utils/data/dataloader.py:_next_data", MAIN], "data"),
         (["multiprocessing/queues.py:get", MAIN], "data"),
+        (
+            ["threading.py:wait", "concurrent/futures/_base.py:result", f"{inspect.getfile(BatchFeed)}:take", MAIN],
+            "data",
+        ),
         (["tqdm/_monitor.py:run", MAIN], "other"),
     ],
 )

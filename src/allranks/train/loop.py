@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 from allranks.rundir.events import EventLog
 from allranks.rundir.heartbeat import HeartbeatWriter, heartbeat
 from allranks.spec.records import TrainSpec
+from allranks.train.data.batch_feed import BatchFeed
 from allranks.train.distributed import DistContext
 from allranks.train.step_metrics import LoopOutcome, LoopPlan, StepMetrics, StepWork, TokenCounts, TrainingRows
 from allranks.train.step_timers import StepTimer
@@ -125,11 +126,19 @@ class TrainingLoop:
             NonFiniteLoss: on every rank; the weights are those before the named step.
         """
         self._strategy.module.train()
+        first, last = self._plan.first_step, self._plan.total_steps
+        with closing(BatchFeed(self._rows.order, self._rows.make_batch, self._world.device, first, last)) as feed:
+            done = self._steps(feed)
+        self._step_metrics.drain()
+        return LoopOutcome(done, stopped=done < last)
+
+    def _steps(self, feed: BatchFeed) -> int:
+        """Run steps; return how many are done."""
         step = self._plan.first_step
         self._clock.pause()
         while step < self._plan.total_steps:
             self._watcher.step_begins(step)
-            work = self._step(step)
+            work = self._step(step, feed)
             with self._watcher.part("control"):
                 agreed = self._step_metrics.exchange(work)
             if self._watcher.step_ends(step):
@@ -142,24 +151,22 @@ class TrainingLoop:
                 self._clock.pause()
             if stop:
                 break
-        self._step_metrics.drain()
-        return LoopOutcome(step, stopped=step < self._plan.total_steps)
+        return step
 
-    def _step(self, step: int) -> StepWork:
+    def _step(self, step: int, feed: BatchFeed) -> StepWork:
         """Run one optimizer step."""
         clock, part = self._clock, self._watcher.part
         set_learning_rate(self._strategy.optimizer, learning_rate(self._plan.train, step, self._plan.total_steps))
         clock.begin()
         trained = self._step_metrics.trained(step)
-        micro = self._rows.order.micro_batches(step)
         scale = self._world.size / max(trained, 1)
         loss_sum = torch.zeros((), dtype=torch.float32, device=self._world.device)
         counts, sequences = TokenCounts(), []
-        for i, rows in enumerate(micro):
+        for left in reversed(range(self._rows.order.micro_steps)):
             with part("data"):
-                batch = self._rows.make_batch(rows)
+                batch = feed.take()
             clock.lap("data")
-            with nullcontext() if i == len(micro) - 1 else self._strategy.accumulate():
+            with nullcontext() if left == 0 else self._strategy.accumulate():
                 with part("forward"):
                     loss = self._strategy.module(batch)
                 clock.lap("forward")

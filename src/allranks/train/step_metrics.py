@@ -154,7 +154,7 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """The rows that a rank trains: which ones in each step, their tokens, and the function that makes a batch of them."""
+    """The rows that a rank trains: which ones in each step, their tokens, and the function that makes a batch of them in host memory."""
 
     order: SampleOrder
     tokens: TokenSet

@@ -53,7 +53,7 @@ class TrainingTask(Protocol):
     def batches(
         self, data: PreparedData, dtype: str, device: torch.device, *, compiled: bool = False
     ) -> Callable[[Rows], Any]:
-        """Return a function that makes micro-batches on the device. They have ``inputs``, ``to``, and token counts.
+        """Return a function that makes micro-batches for the device in host memory. They have ``inputs``, ``to``, and token counts.
 
         Args:
             compiled: blocks are compiled, for which all batches should have one shape.
@@ -93,8 +93,7 @@ class NoiseTask:
     def batches(
         self, data: PreparedData, dtype: str, device: torch.device, *, compiled: bool = False
     ) -> Callable[[Rows], NoiseBatch]:
-        make = partial(noise_batch, self._data, data.train, width=self._shape.width, dtype=DTYPES[dtype])
-        return lambda rows: make(rows).to(device)
+        return partial(noise_batch, self._data, data.train, width=self._shape.width, dtype=DTYPES[dtype])
 
     def evaluator(self, world: DistContext, loss_model: MlpLoss, data: PreparedData, dtype: str) -> Evaluator | None:
         if data.held_out is None:
@@ -160,10 +159,10 @@ class TokenTask:
         assert self._spec.data is not None
         pad_id = data.tokenizer.pad_token_id
         if self.classifier:
-            return lambda rows: collate_labelled(data.train, rows, pad_id).to(device)
+            return lambda rows: collate_labelled(data.train, rows, pad_id)
         fixed = self._spec.data.packing == "none" or device.type == "cuda" or compiled
         pad_to = self._spec.data.max_length if fixed else None
-        return lambda rows: collate(data.train, rows, pad_id, pad_to).to(device)
+        return lambda rows: collate(data.train, rows, pad_id, pad_to)
 
     def evaluator(self, world: DistContext, loss_model: Any, data: PreparedData, dtype: str) -> Evaluator | None:
         if data.held_out is None:

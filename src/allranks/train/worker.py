@@ -237,7 +237,7 @@ class Worker:
         here, spec = self._here, self._here.spec
         make_batch = self._task.batches(data, here.plan.dtype, here.world.device, compiled=here.plan.compiled)
         if total > first:
-            sample = make_batch(order.micro_batches(0)[0])
+            sample = make_batch(order.micro_batches(0)[0]).to(here.world.device)
             log_batch(here, sample, built.model)
             built.strategy.warm_up(sample, resumed=first > 0)
         if built.experts:

@@ -295,7 +295,7 @@ class TrialRunner:
         return self.task.loss_model(model)
 
     def make_batch(self, rows: Rows) -> Any:
-        """Return a micro-batch on the device."""
+        """Return a micro-batch in host memory."""
         return self.task.batches(self.data, self.plan.dtype, self.world.device)(rows)
 
     def setup(self, strategy: Strategy) -> LossModel:
@@ -303,7 +303,7 @@ class TrialRunner:
         model = self.model()
         distributed.seed_rank(self.spec.train.seed, self.world.rank)
         strategy.setup(model, adamw(self.spec.train), self.world.group, self.spec.train.max_grad_norm)
-        strategy.warm_up(self.make_batch(self.order.micro_batches(0)[0]), resumed=True)
+        strategy.warm_up(self.make_batch(self.order.micro_batches(0)[0]).to(self.world.device), resumed=True)
         return model
 
     def log(self, name: str, trial: str) -> Path:

@@ -11,9 +11,9 @@ size and number of ranks, because each row has its own generator.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from allranks.spec.records import DataSpec, EvalSpec
 from allranks.train.data.prepared import DataFacts, PreparedData, TokenSet
 
 Rows = npt.NDArray[np.int64]
+Map = Callable[[torch.Tensor], torch.Tensor]
 CHECKSUM_MODULUS = 1 << 32
 IGNORE = -100
 
@@ -44,6 +45,11 @@ class SampleOrder:
             )
         self.n, self._seed, self._batch, self._rank, self._world = n, seed, batch, rank, world_size
         self._epoch = lru_cache(maxsize=2)(self._shuffled)
+
+    @property
+    def micro_steps(self) -> int:
+        """The micro-steps of a step."""
+        return self._batch.grad_accum
 
     def _shuffled(self, epoch: int) -> Rows:
         return shuffle(self.n, self._seed, epoch + 1)
@@ -108,6 +114,10 @@ def steps_of_epochs(n: int, epochs: float, global_batch_size: int) -> int:
     return max(1, math.ceil(epochs * n / global_batch_size))
 
 
+def _to_device(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class PackedRows:
     """Where the rows of packed sequences end. Padding at the end of a sequence counts as a row.
@@ -121,11 +131,9 @@ class PackedRows:
     shape: tuple[int, int]
     longest: int
 
-    def to(self, device: torch.device) -> PackedRows:
-        """Return them for a device; the copy is asynchronous."""
-        if device.type == "cpu":
-            return self
-        return replace(self, ends_on_device=self.ends_on_device.pin_memory().to(device, non_blocking=True))
+    def map_tensors(self, function: Map) -> PackedRows:
+        """Return a copy with what the function returns for the tensor that the device needs."""
+        return replace(self, ends_on_device=function(self.ends_on_device))
 
 
 def packed_rows(lengths: list[list[int]], width: int) -> PackedRows:
@@ -172,25 +180,25 @@ class Batch:
     def tokens_padded(self) -> int:
         return self.input_ids.numel() - self.tokens_real
 
-    def to(self, device: torch.device) -> Batch:
-        """Return the batch on a device; copies are asynchronous."""
-        if device.type == "cpu":
-            return self
+    def map_tensors(self, function: Map) -> Batch:
+        """Return a copy with what the function returns for each tensor that the device needs, always in the same order."""
 
-        def move(tensor: torch.Tensor | None) -> torch.Tensor | None:
-            return None if tensor is None else tensor.pin_memory().to(device, non_blocking=True)
+        def of(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else function(tensor)
 
-        ids, targets = move(self.input_ids), move(self.targets)
-        assert ids is not None and targets is not None
         return replace(
             self,
-            input_ids=ids,
-            targets=targets,
-            position_ids=move(self.position_ids),
-            attention_mask=move(self.attention_mask),
-            rows=self.rows and self.rows.to(device),
-            scored=move(self.scored),
+            input_ids=function(self.input_ids),
+            targets=function(self.targets),
+            position_ids=of(self.position_ids),
+            attention_mask=of(self.attention_mask),
+            rows=self.rows and self.rows.map_tensors(function),
+            scored=of(self.scored),
         )
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on a device; copies are asynchronous."""
+        return self if device.type == "cpu" else self.map_tensors(partial(_to_device, device))
 
 
 def collate(tokens: TokenSet, sequences: Rows, pad_id: int, pad_to: int | None) -> Batch:
@@ -275,12 +283,13 @@ class NoiseBatch:
     tokens_trained = tokens_real
     tokens_padded = attention_pairs = 0
 
+    def map_tensors(self, function: Map) -> NoiseBatch:
+        """Return a copy with what the function returns for each tensor."""
+        return replace(self, inputs=function(self.inputs), targets=function(self.targets))
+
     def to(self, device: torch.device) -> NoiseBatch:
         """Return the batch on a device; copies are asynchronous."""
-        if device.type == "cpu":
-            return self
-        moved = [t.pin_memory().to(device, non_blocking=True) for t in (self.inputs, self.targets)]
-        return NoiseBatch(*moved, sequences=self.sequences)
+        return self if device.type == "cpu" else self.map_tensors(partial(_to_device, device))
 
 
 class NoTokenizer:

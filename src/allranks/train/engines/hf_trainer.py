@@ -414,7 +414,8 @@ class TrainerLoop:
         watcher: StepWatcher | None = None,
     ) -> None:
         self._world, self._strategy, self._plan, self._events = world, strategy, plan, events
-        self._order, self._make_batch = rows.order, rows.make_batch
+        self._order = rows.order
+        self._make_batch: Callable[[Rows], Batch] = lambda micro: rows.make_batch(micro).to(world.device)
         self._watcher = watcher or NullStepWatcher()
         self._running = TrainerStep(world.device, self._watcher.part)
         self._step_metrics = StepMetrics(
