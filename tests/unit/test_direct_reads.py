@@ -36,7 +36,7 @@ def files(folder: Path, *more: str) -> WeightFiles:
     for path in paths:
         save_file(WEIGHTS, path)
     places = {
-        f"{i}{name}": StoredRange(i, entry.offset, entry.dtype)
+        f"{i}{name}": [StoredRange(i, entry.offset, entry.dtype, WEIGHTS[name].numel())]
         for i, path in enumerate(paths)
         for name, entry in read_header(path).items()
     }
@@ -100,7 +100,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
     path, content = known.files[0].path, known.files[0].path.read_bytes()
     direct = reads(known)
     assert len(pieces(direct, "0a", 0, 10)) == 1
-    os.truncate(path, known.places["0a"].offset + 50)
+    os.truncate(path, known.places["0a"][0].offset + 50)
     with pytest.raises(AllranksError, match=f"{path}: 0a cannot be read: the file was truncated"):
         pieces(direct, "0a", 0, 3000)
     with pytest.raises(AllranksError, match=f"{path}: was changed while the model was loaded"):

@@ -16,19 +16,22 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.errors import AllranksError, EnvironmentNotAble, SpecError
 from allranks.train.data.tokenization import first_line
 from allranks.train.distributed import DistContext
+from allranks.train.models.weight_layout import ElementRange, TracedTensor, ranges_of
 from allranks.utils.inputs import open_regular
 from allranks.utils.safetensors_files import MAX_HEADER, StoredTensor
 
@@ -51,6 +54,7 @@ Give = Callable[[str], torch.Tensor]
 MAPPED_BYTES = 64 << 20  # limit of pages that stay mapped after they are read
 PIECE_BYTES = 16 << 20  # read at a time: each rank has one buffer of this size
 LEAST_BYTES = 1 << 20  # of a piece, where several ranks divide a tensor among them
+OPEN_FILES = 16  # at most, of those that a rank reads: gate and up projections of experts may lie in different files
 SAMPLES, SAMPLE_BYTES = 8, 4096  # of the weights in each file
 CRC_POLYNOMIAL = 0xEDB88320  # of CRC-32, with reversed bits
 
@@ -77,6 +81,18 @@ class WeightConversion:
             rule.add_tensor(self.first, name, pattern, lambda name=name: give(name))
         made = rule.convert(self.first, model=model, config=model.config)
         return {n: t[0] if isinstance(t, list) else t for n, t in made.items()}
+
+    def ranges(self, stored: Mapping[str, StoredTensor], model: Any) -> dict[str, list[ElementRange]]:
+        """Return the ranges of stored tensors that the model's tensors consist of, without tensors that need more than moves."""
+
+        def give(name: str) -> Any:
+            return TracedTensor.of(name, stored[name].shape)
+
+        try:
+            made = self.make(give, model)
+        except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+            return {}
+        return {name: found for name, traced in made.items() if (found := ranges_of(traced, len(self.parts)))}
 
 
 @dataclass(frozen=True)
@@ -238,12 +254,14 @@ class FileSource:
         """The folder of the files."""
         return next(iter(self._stored.values())).file.parent
 
-    def unconverted(self) -> dict[str, StoredTensor]:
-        """Return the model's tensors that a file holds as they are, except for their names and dtypes."""
+    def ranges(self) -> dict[str, list[tuple[StoredTensor, ElementRange]]]:
+        """Return, by name, of which ranges of stored tensors the model's tensors consist, if conversion only moves elements."""
+        recipes = {id(recipe): recipe for recipe in self._recipes.by_name.values()}
         return {
-            name: self._stored[recipe.parts[0][1]]
-            for name, recipe in self._recipes.by_name.items()
-            if recipe.rule is None and name == recipe.first
+            name: [(self._stored[r.stored], r) for r in ranges]
+            for recipe in recipes.values()
+            for name, ranges in recipe.ranges(self._stored, self.model).items()
+            if self._recipes.by_name.get(name) is recipe
         }
 
     def take(self, name: str) -> torch.Tensor:
@@ -304,21 +322,25 @@ class FileFacts:
     content: str
 
 
-@dataclass(frozen=True)
-class StoredRange:
-    """Where one tensor lies: index of its file, offset of its first byte, and the dtype's name in the format."""
+class StoredRange(NamedTuple):
+    """Where elements of a tensor lie: index of the file, offset of the first byte, the dtype's name in the format, and their number."""
 
     file: int
     offset: int
     dtype: str
+    count: int
 
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """The files of a model, and the places of those tensors that need no conversion, by the model's names."""
+    """The files of a model, and the places of those tensors whose elements conversion only moves.
+
+    Attributes:
+        places: by the model's names, in the order of the flattened tensor.
+    """
 
     files: list[FileFacts]
-    places: dict[str, StoredRange]
+    places: dict[str, list[StoredRange]]
 
 
 @dataclass(frozen=True)
@@ -340,15 +362,28 @@ def describe(source: FileSource) -> WeightFiles:
     Raises:
         EnvironmentNotAble: a file cannot be read.
     """
-    entries = source.unconverted()
-    paths = sorted({entry.file for entry in entries.values()})
+    ranges = source.ranges()
+    paths = sorted({entry.file for found in ranges.values() for entry, _ in found})
     index = {path: i for i, path in enumerate(paths)}
     try:
         facts = [_facts(path.absolute()) for path in paths]
     except OSError as error:
         raise EnvironmentNotAble(f"{error.filename or source.folder}: cannot be read: {error.strerror}") from None
-    places = {name: StoredRange(index[entry.file], entry.offset, entry.dtype) for name, entry in entries.items()}
-    return WeightFiles(facts, places)
+    return WeightFiles(facts, {name: _places(found, index) for name, found in ranges.items()})
+
+
+def _places(found: Sequence[tuple[StoredTensor, ElementRange]], index: Mapping[Path, int]) -> list[StoredRange]:
+    """Return where ranges lie; those that follow each other in the file, too, become one."""
+    places: list[StoredRange] = []
+    for entry, (_, start, count) in found:
+        size = OF_NAME[entry.dtype].itemsize
+        place = StoredRange(index[entry.file], entry.offset + start * size, entry.dtype, count)
+        last = places[-1] if places else None
+        if last and last == (place.file, place.offset - last.count * size, place.dtype, last.count):
+            places[-1] = last._replace(count=last.count + count)
+        else:
+            places.append(place)
+    return places
 
 
 def agree(world: DistContext, known: WeightFiles) -> Agreement:
@@ -419,7 +454,8 @@ class DirectReads:
     def __init__(self, known: WeightFiles, dtypes: Mapping[str, torch.dtype]) -> None:
         """Initialize. `dtypes` has the dtype by name to which `read` converts."""
         self._known, self._dtypes = known, dtypes
-        self._open: tuple[int, int] | None = None  # index of the open file, and its descriptor
+        self._starts = {name: [0, *accumulate(p.count for p in places[:-1])] for name, places in known.places.items()}
+        self._open: dict[int, int] = {}  # descriptors by the file's index, in the order of opening
         self._buffer: torch.Tensor | None = None
         self.read_bytes = 0
 
@@ -437,7 +473,7 @@ class DirectReads:
         Args:
             readers: how many ranks read at the same time: small tensors are divided among them.
         """
-        size = OF_NAME[self._known.places[name].dtype].itemsize
+        size = max(OF_NAME[place.dtype].itemsize for place in self._known.places[name])
         share = max(-(-(stop - start) // readers), LEAST_BYTES // size)
         step = min(PIECE_BYTES // size, share) if readers > 1 else PIECE_BYTES // size
         return [(low, min(low + step, stop)) for low in range(start, stop, step)]
@@ -448,23 +484,41 @@ class DirectReads:
         Raises:
             EnvironmentNotAble: the file cannot be read, ends too early, or was changed since the ranks compared it.
         """
-        place = self._known.places[name]
-        stored = OF_NAME[place.dtype]
         if self._buffer is None:
             self._buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
-        raw = self._buffer[: (high - low) * stored.itemsize]
-        self._fill(raw, place.file, place.offset + low * stored.itemsize, name)
-        return raw.view(stored).to(self._dtypes[name])
+        places, starts, target = self._known.places[name], self._starts[name], self._dtypes[name]
+        first, last = bisect_right(starts, low) - 1, bisect_left(starts, high)
+        one_dtype = len({place.dtype for place in places[first:last]}) == 1
+        made, used = torch.empty(0 if one_dtype else high - low, dtype=target), 0
+        for place, start in zip(places[first:last], starts[first:last], strict=True):
+            stored = OF_NAME[place.dtype]
+            begin, end = max(low, start), min(high, start + place.count)
+            raw = self._buffer[used : used + (end - begin) * stored.itemsize]
+            self._fill(raw, place.file, place.offset + (begin - start) * stored.itemsize, name)
+            if one_dtype:
+                used += len(raw)
+            else:
+                made[begin - low : end - low] = raw.view(stored)
+        return self._buffer[:used].view(OF_NAME[places[first].dtype]).to(target) if one_dtype else made
 
     def close(self) -> None:
-        """Close the open file.
+        """Close the open files.
 
         Raises:
-            EnvironmentNotAble: it was changed while it was read.
+            EnvironmentNotAble: one was changed while it was read.
         """
-        if self._open is None:
-            return
-        (index, descriptor), self._open = self._open, None
+        problem: AllranksError | None = None
+        while self._open:
+            try:
+                self._close_one()
+            except AllranksError as error:
+                problem = problem or error
+        if problem:
+            raise problem
+
+    def _close_one(self) -> None:
+        index = next(iter(self._open))
+        descriptor = self._open.pop(index)
         try:
             self._require_unchanged(index, descriptor)
         finally:
@@ -487,12 +541,13 @@ class DirectReads:
         self.read_bytes += len(view)
 
     def _descriptor(self, index: int) -> int:
-        if self._open is None or self._open[0] != index:
-            self.close()
+        if index not in self._open:
+            while len(self._open) >= OPEN_FILES:
+                self._close_one()
             with open_regular(self._known.files[index].path) as stream:
-                self._open = index, os.dup(stream.fileno())
-            self._require_unchanged(*self._open)
-        return self._open[1]
+                self._open[index] = os.dup(stream.fileno())
+            self._require_unchanged(index, self._open[index])
+        return self._open[index]
 
     def _require_unchanged(self, index: int, descriptor: int) -> None:
         known, status = self._known.files[index], os.fstat(descriptor)
