@@ -68,6 +68,19 @@ def model_of(seed: int = 1, family: str = "mistral", **config: Any) -> tuple[Any
     ), tokenizer
 
 
+def save_family(folder: Path, family: str, config: dict[str, Any], dtype: torch.dtype, **how: Any) -> Path:
+    """Write a model of any family as transformers writes it, with random numbers in every weight."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(2)
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config, **ids), dtype=dtype)
+    for parameter in model.parameters():  # some are initialized with one value
+        torch.nn.init.normal_(parameter.detach())
+    model.save_pretrained(folder, **how)
+    return folder
+
+
 def tokens_of(folder: Path, n: int) -> TokenSet:
     """Rows of uneven length with uneven numbers of targets, the same on every rank."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from allranks.spec.records import ModelSpec
+from tests.dist.architecture_configs import CONFIGS
 from tests.dist.harness import run_ranks
-from tests.dist.making import CONFIG, build_model, model_of
+from tests.dist.making import CONFIG, build_model, model_of, save_family
 
 pytestmark = pytest.mark.dist
 PARTS = ["pytorch_zero2", "pytorch_zero3", "zero3", "deepspeed_zero3"]
@@ -222,6 +224,51 @@ def test_tied_weights_fused_experts_and_other_dtypes(dtype: str, tmp_path: Path)
         folder = saved(tmp_path / family, family, "bfloat16", **config)
         found = run_ranks("loads", 2, tmp_path, module="loads", model=folder, names=names, dtype=dtype)
         check(found, names, 2)
+
+
+def with_experts(folder: Path, family: str, **how: Any) -> Path:
+    """A model in bfloat16 files, most of it five experts per block, which the files hold separately."""
+    sizes = {"n_routed_experts": 5, "num_local_experts": 5, "num_experts": 5, "moe_intermediate_size": 200}
+    config = {**CONFIGS[family], "vocab_size": 300, "intermediate_size": 200}
+    config |= {k: v for k, v in sizes.items() if k in config}
+    return save_family(folder, family, config, torch.bfloat16, **how)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("lora", [False, True])
+def test_each_rank_reads_its_own_experts(world: int, lora: bool, tmp_path: Path) -> None:
+    """Five experts on two or three ranks; a checksum of frozen weights is that of a model that rank 0 has read."""
+    names = ["pytorch_zero3", "pytorch_zero2", "zero3", "pytorch_ddp"]
+    for family, one_file in (("glm4_moe", False), ("mixtral", True), ("qwen2_moe", False)):
+        folder = with_experts(tmp_path / family, family, max_shard_size="1GB" if one_file else "90KB")
+        assert (len(list(folder.glob("*.safetensors"))) == 1) == one_file
+        how = {"module": "loads", "model": str(folder), "names": names, "lora": lora}
+        found = run_ranks("loads", world, tmp_path, limit_s=240, **how)
+        check(found, names, world)
+        size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        for name in names:
+            ranks = [f[name] for f in found]
+            assert all(r["why"] == "all ranks see the same files" and r["received"] == 0 for r in ranks), ranks
+            share = {"pytorch_ddp": 1.0, "zero3": 1 / world}.get(name, -(-5 // world) / 5)
+            assert all(r["read"] <= share * size + 0.05 * size for r in ranks), (name, size, ranks)
+        rest = {"names": ["pytorch_zero3"], "unseen": world - 1}
+        hidden = run_ranks("loads", world, tmp_path, limit_s=240, **{**how, **rest})
+        assert hidden[0]["pytorch_zero3"]["readers"] == "rank 0"
+        assert {hidden[0]["pytorch_zero3"]["base"]} == {found[0][name]["base"] for name in names}
+        assert bool(found[0]["zero3"]["base"]) == lora
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_that_several_nodes_keep_are_read_once(dtype: str, tmp_path: Path) -> None:
+    folder, names = with_experts(tmp_path / "model", "glm4_moe"), ["pytorch_zero3:nodes", "pytorch_ddp"]
+    how = {**NODES, "module": "loads", "model": str(folder), "names": names, "dtype": dtype}
+    found = run_ranks("loads", 4, tmp_path, limit_s=240, **how)
+    check(found, names, 4, readers="ranks 0 to 1")
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    for name in names:
+        read = [f[name]["read"] for f in found]
+        assert 0.9 * size < sum(read) <= size and read[2:] == [0, 0] and max(read) < 0.65 * size, read
+        assert all("rank 0 sends" not in f[name]["why"] for f in found), found
 
 
 def test_a_config_gives_what_one_process_draws(tmp_path: Path) -> None:

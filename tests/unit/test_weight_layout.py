@@ -16,6 +16,7 @@ from allranks.train.models.weight_layout import TracedTensor, ranges_of
 from allranks.train.models.weight_sources import DirectReads, FileSource, WeightConversion, conversions_for, describe
 from allranks.utils.safetensors_files import StoredTensor, stored_tensors
 from tests.dist.architecture_configs import CONFIGS, DENSE, MOE
+from tests.dist.making import save_family
 
 MORE_CONFIGS: dict[str, dict[str, Any]] = {
     "granitemoe": {**DENSE, "num_local_experts": 5, "num_experts_per_tok": 2},
@@ -39,19 +40,9 @@ STACKED = ["gpt_oss", "granitemoe"]  # in the files, too
 
 
 def saved(folder: Path, family: str, dtype: torch.dtype, **how: Any) -> Path:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(2)
-    sizes = {"num_experts": 5, "num_local_experts": 5, "n_routed_experts": 5}
     config = {**CONFIGS, **MORE_CONFIGS}[family]
-    config = {**config, **{k: v for k, v in sizes.items() if k in config}, "vocab_size": 40}
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(family, **config, pad_token_id=0, bos_token_id=1, eos_token_id=2), dtype=dtype
-    )
-    for parameter in model.parameters():  # some are initialized with one value
-        torch.nn.init.normal_(parameter.detach())
-    model.save_pretrained(folder, **how)
-    return folder
+    sizes = {k: 5 for k in ("num_experts", "num_local_experts", "n_routed_experts") if k in config}
+    return save_family(folder, family, {**config, **sizes, "vocab_size": 40}, dtype, **how)
 
 
 def opened(folder: Path, dtype: torch.dtype) -> tuple[FileSource, Any]:

@@ -6,8 +6,8 @@ place.) Buffers that are in no file, such as rotary frequencies, are real.
 
 A tensor arrives in one of two ways, with the same result:
 
-- The ranks that keep it read it in pieces, if all ranks see the same files and the files hold the tensor in the model's layout
-  (`DirectReads`). Each rank reads its own part. Parts that ranks of several nodes keep are read on the first node only, whose ranks
+- The ranks that keep it read it in pieces, if all ranks see the same files and the tensor's elements are only moved from those of the
+  files (`DirectReads`). Each rank reads its own part. Parts that ranks of several nodes keep are read on the first node only, whose ranks
   broadcast the pieces: the file system delivers each byte once. A rank that cannot read goes on without reading, and broadcasts
   undefined pieces; the ranks compare at intervals and fail together.
 - The reader, rank 0, reads the tensor, sends each rank its part, and frees it. Before, it reports whether it could be read, so that

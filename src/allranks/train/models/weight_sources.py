@@ -4,7 +4,8 @@ Names and layouts in files may differ from the model's: experts may be separate 
 prefixes may differ. The rules run first on tensors without content, so that names, shapes and dtypes are checked before any weight is
 read.
 
-Ranks read their own parts of the files (`DirectReads`), if all ranks see the same files: rank 0 describes each file by its path,
+Ranks read their own parts of the files (`DirectReads`), if all ranks see the same files and conversion only moves elements
+(`weight_layout`): rank 0 describes each file by its path,
 size, time of change, and a hash of its header and of samples of its weights, and every rank compares this with what it finds under
 the path. If one rank finds anything else, all ranks receive the weights from rank 0. A rank reads ranges of bytes with `pread`, in
 pieces: a shard is one range. A mapped file would end the process with SIGBUS if it were truncated meanwhile; `pread` returns fewer
