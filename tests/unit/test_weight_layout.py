@@ -99,7 +99,7 @@ def numbered(*shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
 
 
 def untraced(traced: TracedTensor, stored: dict[str, torch.Tensor]) -> torch.Tensor:
-    parts = [stored[name].flatten()[start : start + count] for name, start, count in traced.ranges]
+    parts = [stored[name].flatten()[start : start + length] for name, start, length in traced.ranges]
     return torch.cat(parts).view(traced.shape)
 
 

@@ -25,7 +25,7 @@ class ElementRange(NamedTuple):
 
     stored: str
     start: int
-    count: int
+    length: int
 
 
 class TracedTensor:
@@ -38,7 +38,7 @@ class TracedTensor:
 
     def __init__(self, shape: Iterable[int], ranges: Iterable[ElementRange]) -> None:
         self.shape, self.ranges = torch.Size(shape), list(ranges)
-        self._ends = list(accumulate(r.count for r in self.ranges))
+        self._ends = list(accumulate(r.length for r in self.ranges))
 
     @classmethod
     def of(cls, stored: str, shape: Sequence[int]) -> TracedTensor:
@@ -58,9 +58,10 @@ class TracedTensor:
         """Return the elements from `low` to `high` of the flattened tensor."""
         found = []
         for i in range(bisect_right(self._ends, low), len(self.ranges)):
-            name, start, count = self.ranges[i]
-            skip = max(low - (self._ends[i] - count), 0)
-            take = min(high, self._ends[i]) - (self._ends[i] - count) - skip
+            name, start, length = self.ranges[i]
+            begin = self._ends[i] - length
+            skip = max(low - begin, 0)
+            take = min(high, self._ends[i]) - begin - skip
             if take <= 0:
                 break
             found.append(ElementRange(name, start + skip, take))
@@ -129,5 +130,5 @@ def ranges_of(traced: Any, parts: int) -> list[ElementRange]:
     """
     if not isinstance(traced, TracedTensor):
         return []
-    short = sum(r.count for r in traced.ranges) < LEAST_ELEMENTS * len(traced.ranges)
+    short = sum(r.length for r in traced.ranges) < LEAST_ELEMENTS * len(traced.ranges)
     return [] if short and len(traced.ranges) > parts else traced.ranges

@@ -329,7 +329,7 @@ class StoredRange(NamedTuple):
     file: int
     offset: int
     dtype: str
-    count: int
+    length: int
 
 
 @dataclass(frozen=True)
@@ -376,12 +376,12 @@ def describe(source: FileSource) -> WeightFiles:
 def _places(found: Sequence[tuple[StoredTensor, ElementRange]], index: Mapping[Path, int]) -> list[StoredRange]:
     """Return where ranges lie; those that follow each other in the file, too, become one."""
     places: list[StoredRange] = []
-    for entry, (_, start, count) in found:
+    for entry, (_, start, length) in found:
         size = OF_NAME[entry.dtype].itemsize
-        place = StoredRange(index[entry.file], entry.offset + start * size, entry.dtype, count)
+        place = StoredRange(index[entry.file], entry.offset + start * size, entry.dtype, length)
         last = places[-1] if places else None
-        if last and last == (place.file, place.offset - last.count * size, place.dtype, last.count):
-            places[-1] = last._replace(count=last.count + count)
+        if last and last == (place.file, place.offset - last.length * size, place.dtype, last.length):
+            places[-1] = last._replace(length=last.length + length)
         else:
             places.append(place)
     return places
@@ -455,7 +455,7 @@ class DirectReads:
     def __init__(self, known: WeightFiles, dtypes: Mapping[str, torch.dtype]) -> None:
         """Initialize. `dtypes` has the dtype by name to which `read` converts."""
         self._known, self._dtypes = known, dtypes
-        self._starts = {name: [0, *accumulate(p.count for p in places[:-1])] for name, places in known.places.items()}
+        self._starts = {name: [0, *accumulate(p.length for p in places[:-1])] for name, places in known.places.items()}
         self._open: dict[int, int] = {}  # descriptors by the file's index, in the order of opening
         self._buffer: torch.Tensor | None = None
         self.read_bytes = 0
@@ -487,20 +487,21 @@ class DirectReads:
         """
         if self._buffer is None:
             self._buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
+        buffer = self._buffer
         places, starts, target = self._known.places[name], self._starts[name], self._dtypes[name]
         first, last = bisect_right(starts, low) - 1, bisect_left(starts, high)
         one_dtype = len({place.dtype for place in places[first:last]}) == 1
         made, used = torch.empty(0 if one_dtype else high - low, dtype=target), 0
         for place, start in zip(places[first:last], starts[first:last], strict=True):
             stored = OF_NAME[place.dtype]
-            begin, end = max(low, start), min(high, start + place.count)
-            raw = self._buffer[used : used + (end - begin) * stored.itemsize]
+            begin, end = max(low, start), min(high, start + place.length)
+            raw = buffer[used : used + (end - begin) * stored.itemsize]
             self._fill(raw, place.file, place.offset + (begin - start) * stored.itemsize, name)
             if one_dtype:
                 used += len(raw)
             else:
                 made[begin - low : end - low] = raw.view(stored)
-        return self._buffer[:used].view(OF_NAME[places[first].dtype]).to(target) if one_dtype else made
+        return buffer[:used].view(OF_NAME[places[first].dtype]).to(target) if one_dtype else made
 
     def close(self) -> None:
         """Close the open files.
