@@ -1,24 +1,33 @@
 """Measure the least time of a training step: that of its matrix products and of its attention alone, on this device.
 
     python -m benchmarks.step_floor --device cuda --dtype bfloat16 --tokens 8192 --length 2048 --hidden 4096 ...
+    OMP_NUM_THREADS=1 python -m benchmarks.step_floor --tokens 512 --processes 2 --json benchmarks/results/step_floor.json   # 30 s
 
 A decoder's step needs, per linear layer of a block, a product in forward and one for the gradient of its input; with ``--full`` also
-one for the gradient of its weight. The head needs the same. With LoRA, the narrow products of the adapters come on top. Everything
-else of a step (norms, activations, loss, optimizer, copies) takes time on top of this floor. Prints one JSON object.
+one for the gradient of its weight. The head needs the same. With LoRA, the narrow products of the adapters come on top, and the first
+block needs no gradient of its input. Everything else of a step (norms, activations, loss, optimizer, copies) takes time on top of this
+floor. ``--documents`` measures the attention of documents that do not attend to one another, too. With ``--processes``, several measure at the
+same time, as ranks on one machine compute, and each number is their mean. Prints one JSON object, and writes it with ``--json``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from statistics import median
+from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+from benchmarks import machine
+from benchmarks.programs import ROOT
 
 REPEATS = 7
 
@@ -73,12 +82,17 @@ def seconds(action: Callable[[], Any], device: torch.device, least_s: float = 0.
     return median(found)
 
 
-def wide_s(tokens: int, inputs: int, outputs: int, *, full: bool, device: torch.device, dtype: Any) -> float:
-    """Return the seconds of a layer's products; each is added to a tensor, as where layers share their input, or have an adapter."""
+def wide_s(
+    tokens: int, inputs: int, outputs: int, *, full: bool, device: torch.device, dtype: Any
+) -> tuple[float, float, float]:
+    """Return the seconds of a layer's products: forward, gradient of its input, and of its weight with ``full``.
+
+    Each is added to a tensor, as where layers share their input, or have an adapter.
+    """
     x, w, dy = draw(device, dtype, (tokens, inputs), (outputs, inputs), (tokens, outputs))
     y, dx, dw = torch.zeros_like(dy), torch.zeros_like(x), torch.zeros_like(w)
-    found = seconds(lambda: y.addmm_(x, w.t()), device) + seconds(lambda: dx.addmm_(dy, w), device)
-    return found + (seconds(lambda: dw.addmm_(dy.t(), x), device) if full else 0.0)
+    weight = seconds(lambda: dw.addmm_(dy.t(), x), device) if full else 0.0
+    return seconds(lambda: y.addmm_(x, w.t()), device), seconds(lambda: dx.addmm_(dy, w), device), weight
 
 
 def narrow_s(
@@ -113,10 +127,9 @@ def draw(device: torch.device, dtype: Any, *sizes: tuple[int, ...]) -> list[torc
     return [torch.randn(*size, device=device, dtype=dtype) for size in sizes]
 
 
-def attention_s(shapes: Shapes, device: torch.device, dtype: Any) -> float:
+def attention_s(shapes: Shapes, length: int, batch: int, device: torch.device, dtype: Any) -> float:
     """Return the seconds of causal attention of a block, forward and backward."""
-    batch = max(1, shapes.tokens // shapes.length)
-    sizes = ((batch, n, shapes.length, shapes.head_dim) for n in (shapes.heads, shapes.kv_heads, shapes.kv_heads))
+    sizes = ((batch, n, length, shapes.head_dim) for n in (shapes.heads, shapes.kv_heads, shapes.kv_heads))
     q, k, v = (torch.randn(*size, device=device, dtype=dtype, requires_grad=True) for size in sizes)
     slope = torch.randn_like(q)
 
@@ -139,39 +152,69 @@ def ceilings(device: torch.device, dtype: Any) -> dict[str, float]:
     }
 
 
-def floor(shapes: Shapes, device: torch.device, dtype: Any) -> dict[str, Any]:
-    """Return the seconds of a step's matrix products and attention, and the ceilings of the device."""
-    tokens, known = shapes.tokens, {}
+def floor(shapes: Shapes, documents: list[int], device: torch.device, dtype: Any) -> dict[str, Any]:
+    """Return the seconds of a step's matrix products and attention."""
+    tokens, layers, full = shapes.tokens, shapes.layers, shapes.full
+    known: dict[tuple[int, int], tuple[float, float, float]] = {}
+    wide, weights, adapters = 0.0, shapes.hidden * shapes.vocabulary, 0
     narrow: dict[str, float] = {}
-    for inputs, outputs in shapes.inputs():
+    for first, (inputs, outputs) in zip((True, False, False, False), shapes.inputs(), strict=True):
+        spared = 1 if first and not full else 0  # the first block's q, k and v
         for width in outputs:
             if (inputs, width) not in known:
-                known[inputs, width] = wide_s(tokens, inputs, width, full=shapes.full, device=device, dtype=dtype)
-        if not shapes.full and shapes.rank:
+                known[inputs, width] = wide_s(tokens, inputs, width, full=full, device=device, dtype=dtype)
+            forward, back, weight = known[inputs, width]
+            wide += layers * (forward + weight) + (layers - spared) * back
+            weights += layers * inputs * width
+        if not full and shapes.rank:
+            adapters += layers * shapes.rank * (len(outputs) * inputs + sum(outputs))
             for name, taken in narrow_s(tokens, inputs, outputs, shapes.rank, device, dtype).items():
-                narrow[name] = narrow.get(name, 0.0) + shapes.layers * taken
-    sizes = [(inputs, width) for inputs, outputs in shapes.inputs() for width in outputs]
+                times = layers - spared if name == "dx = dm A" else layers
+                narrow[name] = narrow.get(name, 0.0) + times * taken
     parts = {
-        "wide_s": shapes.layers * sum(known[size] for size in sizes),
+        "wide_s": wide,
         "narrow_s": sum(narrow.values()),
-        "head_s": wide_s(tokens, shapes.hidden, shapes.vocabulary, full=shapes.full, device=device, dtype=dtype),
-        "attention_s": shapes.layers * attention_s(shapes, device, dtype),
+        "head_s": sum(wide_s(tokens, shapes.hidden, shapes.vocabulary, full=full, device=device, dtype=dtype)),
+        "attention_s": layers * attention_s(shapes, shapes.length, max(1, tokens // shapes.length), device, dtype),
     }
-    weights = shapes.layers * sum(inputs * width for inputs, width in sizes) + shapes.hidden * shapes.vocabulary
-    flops = (6.0 if shapes.full else 4.0) * tokens * weights
-    total = sum(parts.values())
+    unneeded = 0 if full else shapes.hidden * sum(shapes.inputs()[0][1])
+    products, total = parts["wide_s"] + parts["narrow_s"] + parts["head_s"], sum(parts.values())
+    isolated = {}
+    if documents:
+        alone = {length: attention_s(shapes, length, 1, device, dtype) for length in set(documents)}
+        parts["attention_of_documents_s"] = layers * sum(alone[length] for length in documents)
+        isolated["documents_tokens_per_s"] = sum(documents) / (products + parts["attention_of_documents_s"])
     return {
         "shapes": asdict(shapes),
+        "documents": documents,
         "device": device.type,
         "dtype": str(dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "parts": parts,
         "narrow_parts_s": narrow,
+        "products_s": products,
         "floor_s": total,
-        "tokens_per_s": shapes.tokens / total,
-        "product_flops": flops,
-        **ceilings(device, dtype),
+        "tokens_per_s": tokens / total,
+        **isolated,
+        "product_flops": 2.0 * tokens * ((3 if full else 2) * weights - unneeded + 3 * adapters),
     }
+
+
+def together(words: list[str], processes: int) -> dict[str, Any]:
+    """Return what several processes find that measure at the same time: the mean of each number."""
+    command = [sys.executable, "-m", "benchmarks.step_floor", *words, "--processes", "1"]
+    running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
+    found = [(one.communicate()[0], one.returncode) for one in running]
+    if any(code for _, code in found):
+        raise SystemExit("step_floor: a process failed")
+    return {**meant([json.loads(out) for out, _ in found]), "processes": processes}
+
+
+def meant(values: list[Any]) -> Any:
+    """Return the mean of floats, at any depth; whatever else is the same in all."""
+    if isinstance(values[0], dict):
+        return {key: meant([value[key] for value in values]) for key in values[0]}
+    return mean(values) if isinstance(values[0], float) else values[0]
 
 
 def main() -> None:
@@ -179,14 +222,26 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--full", action="store_true", help="all weights are trained, not adapters")
+    parser.add_argument("--documents", default="", help="lengths of the documents of a packed row, with commas between")
+    parser.add_argument("--processes", type=int, default=1, help="that measure at the same time")
+    parser.add_argument("--json", type=Path, help="also write the object here, with the facts of the machine")
     for name, default in (
         ("tokens", 2048), ("length", 512), ("hidden", 256), ("intermediate", 704), ("layers", 4), ("heads", 8), ("kv-heads", 4),
         ("head-dim", 32), ("vocabulary", 4096), ("rank", 8),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     given = vars(parser.parse_args())
-    device, dtype = torch.device(given.pop("device")), getattr(torch, given.pop("dtype"))
-    print(json.dumps(floor(Shapes(**given), device, dtype)))
+    path, processes = given.pop("json"), given.pop("processes")
+    if processes > 1:
+        flags = ["--full"] if given.pop("full") else []
+        found = together([*flags, *(f"--{key.replace('_', '-')}={value}" for key, value in given.items())], processes)
+    else:
+        device, dtype = torch.device(given.pop("device")), getattr(torch, given.pop("dtype"))
+        documents = [int(length) for length in given.pop("documents").split(",") if length]
+        found = {**floor(Shapes(**given), documents, device, dtype), **ceilings(device, dtype)}
+    print(json.dumps(found))
+    if path:
+        path.write_text(json.dumps({"benchmark": "step_floor", "machine": machine.facts(), **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.nn import Module
 
-IGNORED = -100
+NOT_FOR_LOGITS = ("labels", "num_items_in_batch", "shift_labels")
 
 
 def peer_parser(doc: str | None) -> argparse.ArgumentParser:
@@ -28,6 +28,7 @@ def peer_parser(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--workload", type=Path, required=True, help="folder built by workload.py")
     parser.add_argument("--useful-tokens", type=int, required=True, help="non-pad tokens to train, over all ranks")
     parser.add_argument("--out", type=Path, required=True, help="JSON record, written by rank 0")
+    parser.add_argument("--packing", choices=("none", "wrapped", "isolated"), default="wrapped")
     parser.add_argument("--seed", type=int, default=42, help="of the adapters and the dropout")
     return parser
 
@@ -36,13 +37,14 @@ class Recorder:
     """Wall time, useful tokens and a digest of the rows of each optimizer step of this rank.
 
     A step's time is the distance between the ends of two steps, so it holds everything: data, forward, backward,
-    communication, optimizer and whatever the loop does besides.
+    communication, optimizer and whatever the loop does besides. ``several`` is a batch of more than one document, as the model got it.
     """
 
     def __init__(self) -> None:
         self.ends: list[float] = []
         self.tokens: list[int] = []
         self.digests: list[str] = []
+        self.several: dict[str, Any] | None = None
 
     def start(self) -> None:
         """Training begins."""
@@ -52,6 +54,11 @@ class Recorder:
         """A micro-batch went into the model (one per step here)."""
         self.tokens.append(useful)
         self.digests.append(hashlib.blake2b(input_ids.numpy().tobytes(), digest_size=8).hexdigest())
+
+    def saw_documents(self, batch: dict[str, Any]) -> None:
+        """Keep one batch in which positions begin anew, to test isolation after training."""
+        if self.several is None and "position_ids" in batch and int((batch["position_ids"] == 0).sum()) > 1:
+            self.several = {k: v for k, v in batch.items() if k not in NOT_FOR_LOGITS}
 
     def step_end(self) -> None:
         """An optimizer step is over."""
@@ -68,6 +75,7 @@ class Recorder:
         def before_forward(_module: Module, _args: tuple[Any, ...], kwargs: dict[str, torch.Tensor]) -> None:
             ids = kwargs["input_ids"]
             self.saw(ids, int((ids != pad_id).sum()))
+            self.saw_documents(kwargs)
 
         self._hook = model.register_forward_pre_hook(before_forward, with_kwargs=True)
 
@@ -115,6 +123,21 @@ def heldout_loss(model: Module, rows: RaggedRows, group: ProcessGroup | None = N
     return float(total[0] / total[1])
 
 
+def attends_across(model: Module, batch: dict[str, Any]) -> bool:
+    """Return whether the last document of a batch of one row changes with the tokens of the first: other tokens, other logits."""
+    import torch
+
+    ids, starts = batch["input_ids"], (batch["position_ids"][0] == 0).nonzero().flatten().tolist()
+    other = ids.clone()
+    other[:, : starts[1]] = ids[:, : starts[1]].flip(1)
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode():
+        before, after = (model(**{**batch, "input_ids": i}).logits[:, starts[-1] :] for i in (ids, other))
+    model.train(was_training)
+    return not torch.allclose(before, after, rtol=0.0, atol=1e-5)
+
+
 def trained_digest(model: Module) -> str:
     """Digest of all trainable weights."""
     digest = hashlib.sha256()
@@ -151,6 +174,7 @@ def write_record(
     seconds = _gathered(recorder.seconds, group)
     weights = _gathered(trained_digest(model), group)
     loss = heldout_loss(model, workload.heldout, group)
+    isolated = None if recorder.several is None else not attends_across(model, recorder.several)
     rates = [throughput(t, s) for t, s in zip(tokens, seconds, strict=True)]
     record = {
         "steps": len(recorder.seconds),
@@ -165,6 +189,7 @@ def write_record(
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "seed": args.seed,
         "grown_bytes": grown,
+        "documents_isolated": isolated,
         **extra,
     }
     refuse_if_unsound(record)
@@ -186,6 +211,7 @@ def refuse_if_unsound(record: dict[str, Any]) -> None:
             ("the group has not the expected size", record["world_size_verified"] != WORLD),
             ("the ranks' weights differ", not record["weights_equal_across_ranks"]),
             ("the ranks saw the same rows", not record["data_differs_across_ranks"]),
+            ("documents attend to one another", record.get("documents_isolated") is False),
             ("forward passes and optimizer steps differ", any(len(t) != record["steps"] for t in per_rank)),
         )
         if bad

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks.processes import count_peak_anew, resident_bytes
 
@@ -26,12 +27,13 @@ def grown_bytes() -> int:
 
 
 class RankWatch:
-    """Samples the resident memory of all ranks of a run from outside, to know it at the moment at which a rank begins to build its model.
+    """Samples the resident memory of the ranks of a run from outside until a rank begins to build its model; nothing is sampled in steps.
 
-    Use as a context manager around the run; then `grown_bytes`.
+    Use as a context manager around a run that writes its folder into ``runs``; then `grown_bytes`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, runs: Path) -> None:
+        self._runs = runs
         self._samples: dict[int, list[tuple[float, int]]] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -45,10 +47,13 @@ class RankWatch:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(EVERY_S):
+        while not self._over.wait(EVERY_S) and not self._builds():
             for entry in Path("/proc").iterdir():
                 if entry.name.isdigit():
                     self._sample(int(entry.name))
+
+    def _builds(self) -> bool:
+        return any(_build_time(path) is not None for path in self._runs.glob("*/events/rank0.jsonl"))
 
     def _sample(self, pid: int) -> None:
         try:
@@ -60,9 +65,19 @@ class RankWatch:
 
     def grown_bytes(self, events: Path) -> int | None:
         """Return by how much a rank's peak exceeds its memory when it began to build, by its events; None: it was not seen."""
-        lines = [json.loads(line) for line in events.read_text().splitlines()]
-        pid = next(e["pid"] for e in lines if e["event"] == "start")
-        began = next(e["time"] for e in lines if e["event"] == "phase" and e["name"] == "build")
+        lines = _whole_lines(events)
+        pid, began = next(e["pid"] for e in lines if e["event"] == "start"), _build_time(events)
         peak = max((e["peak_memory_bytes"] for e in lines if e["event"] == "step"), default=0)
-        before = [n for at, n in self._samples.get(pid, []) if at <= began]
+        before = [n for at, n in self._samples.get(pid, []) if began is not None and at <= began]
         return peak - before[-1] if before and peak else None
+
+
+def _whole_lines(events: Path) -> list[dict[str, Any]]:
+    """Return the events of a rank that may be writing: the last line counts when it has ended."""
+    return [json.loads(line) for line in events.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _build_time(events: Path) -> float | None:
+    """Return when a rank began to build its model; None: it has not."""
+    found = (e["time"] for e in _whole_lines(events) if e["event"] == "phase" and e["name"] == "build")
+    return next(found, None)

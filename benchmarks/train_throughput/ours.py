@@ -9,10 +9,8 @@ that allranks reports stands beside it.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ import yaml
 from benchmarks.programs import console_script, run
 from benchmarks.train_throughput import memory
 from benchmarks.train_throughput.measure import refuse_if_unsound, throughput
+from benchmarks.train_throughput.packing import steps_for
 from benchmarks.train_throughput.workload import (
     CLIP_NORM,
     ENV,
@@ -33,34 +32,6 @@ from benchmarks.train_throughput.workload import (
     Job,
     Workload,
 )
-
-
-def best_fit(lengths: np.ndarray) -> list[list[int]]:
-    """Return the rows of each sequence when whole rows are packed best fit decreasing; none is longer than SEQ_LEN."""
-    bins: list[list[int]] = []
-    free: list[int] = []
-    for row in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[row])
-        fitting = [i for i, room in enumerate(free) if room >= length]
-        at = min(fitting, key=free.__getitem__) if fitting else len(bins)
-        if not fitting:
-            bins.append([])
-            free.append(SEQ_LEN)
-        bins[at].append(row)
-        free[at] -= length
-    return bins
-
-
-def isolated_fill(lengths: np.ndarray) -> float:
-    """Share of useful tokens when whole rows are packed into SEQ_LEN, for the number of steps."""
-    cut = np.minimum(lengths, SEQ_LEN)
-    return float(cut.sum() / (len(best_fit(cut)) * SEQ_LEN))
-
-
-def steps_for(workload: Workload, packing: str, useful_tokens: int) -> int:
-    """Optimizer steps that train at least this many useful tokens over all ranks, or very nearly."""
-    fill = isolated_fill(workload.train.lengths) if packing == "isolated" else 1.0
-    return math.ceil(useful_tokens / (WORLD * SEQ_LEN * fill))
 
 
 def spec(workload: Workload, packing: str, steps: int, seed: int, run_root: Path) -> dict[str, Any]:
@@ -114,13 +85,10 @@ def run_allranks(packing: str, job: Job) -> dict[str, Any]:
     spec_file = job.folder / "spec.yaml"
     steps = steps_for(job.workload, packing, job.useful_tokens)
     spec_file.write_text(yaml.safe_dump(spec(job.workload, packing, steps, job.seed, runs), sort_keys=False))
-    with memory.RankWatch() if job.watch_memory else nullcontext() as watch:
+    with memory.RankWatch(runs) as watch:
         run([console_script(), "run", str(spec_file)], job.folder / "run.log", job.timeout_s, ENV)
     (run_folder,) = (p for p in runs.iterdir() if (p / "metrics.json").exists())
-    record = read_run(run_folder, job)
-    if watch is not None:
-        record["grown_bytes"] = watch.grown_bytes(run_folder / "events" / "rank0.jsonl")
-    return record
+    return {**read_run(run_folder, job), "grown_bytes": watch.grown_bytes(run_folder / "events" / "rank0.jsonl")}
 
 
 def read_run(run_folder: Path, job: Job) -> dict[str, Any]:

@@ -4,7 +4,8 @@ The labels are the seed's, mistake and all: pads carry loss there. It costs no t
 else it costs. Two things differ from the seed, both in its favour or neutral: gloo instead of NCCL, and the rows come
 in a fixed order, so that the number of steps for the useful tokens is known.
 
-With ``--packing`` the same Trainer on packed rows, (p) wrapped and (q) isolated.
+With ``--packing`` the same Trainer on packed rows, (p) wrapped and (pi) isolated: the rows carry position ids that begin anew, and transformers
+makes a dense mask of them.
 
 Run as: ``torchrun --standalone --nproc-per-node 2 -m benchmarks.train_throughput.peer_hf_trainer --workload W ...``
 """
@@ -18,8 +19,8 @@ from datasets import Dataset
 from transformers import Trainer, TrainingArguments, default_data_collator
 
 from benchmarks.train_throughput.hf_common import StepClock, train_and_record, trainer_arguments
-from benchmarks.train_throughput.measure import IGNORED, Recorder, peer_parser
-from benchmarks.train_throughput.ours import best_fit, steps_for
+from benchmarks.train_throughput.measure import Recorder, peer_parser
+from benchmarks.train_throughput.packing import isolated_rows, steps_for
 from benchmarks.train_throughput.workload import SEQ_LEN, RaggedRows, Workload
 
 
@@ -40,21 +41,10 @@ def wrapped(workload: Workload) -> Dataset:
     return Dataset.from_dict({"input_ids": ids, "labels": ids}).with_format("torch")
 
 
-def isolated(rows: RaggedRows, pad_id: int) -> Dataset:
-    """Whole rows, best fit decreasing; position ids that start again say where rows begin, and attention stays within them."""
-    cut = [np.asarray(rows[i][:SEQ_LEN]) for i in range(len(rows))]
-    bins = best_fit(np.array([len(row) for row in cut]))
-    ids = np.full((len(bins), SEQ_LEN), pad_id, dtype=np.int64)
-    labels, positions = np.full_like(ids, IGNORED), np.zeros_like(ids)
-    for i, parts in enumerate(bins):
-        at = 0
-        for row in (cut[part] for part in parts):
-            ids[i, at : at + len(row)] = row
-            labels[i, at + 1 : at + len(row)] = row[1:]
-            positions[i, at : at + len(row)] = np.arange(len(row))
-            at += len(row)
-        positions[i, at:] = np.arange(SEQ_LEN - at)
-    return Dataset.from_dict({"input_ids": ids, "labels": labels, "position_ids": positions}).with_format("torch")
+def isolated(workload: Workload) -> Dataset:
+    """Whole documents; no row has padding, since a batch is one row."""
+    rows = isolated_rows(workload)
+    return Dataset.from_dict({name: [row[name] for row in rows] for name in rows[0]}).with_format("torch")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -64,9 +54,9 @@ def run(args: argparse.Namespace) -> None:
     if args.packing == "none":
         data, steps = padded(workload.train, workload.pad_id), workload.padded_steps(args.useful_tokens)
     elif args.packing == "wrapped":
-        data, steps = wrapped(workload), workload.packed_steps(args.useful_tokens)
+        data, steps = wrapped(workload), steps_for(workload, "wrapped", args.useful_tokens)
     else:
-        data, steps = isolated(workload.train, workload.pad_id), steps_for(workload, "isolated", args.useful_tokens)
+        data, steps = isolated(workload), steps_for(workload, "isolated", args.useful_tokens)
     recorder = Recorder()
     trainer = Trainer(
         model=model,
@@ -79,6 +69,4 @@ def run(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = peer_parser(__doc__)
-    parser.add_argument("--packing", choices=("none", "wrapped", "isolated"), default="none")
-    run(parser.parse_args())
+    run(peer_parser(__doc__).parse_args())

@@ -1,8 +1,11 @@
-"""Peer (b): TRL's SFTTrainer with packing, rows joined and cut ("wrapped") as in the bare loop.
+"""Peer (t): TRL's SFTTrainer with packing, rows joined and cut ("wrapped") as in the bare loop; (ti) with TRL's "bfd", which isolates documents.
+
+With "bfd", TRL passes position ids and the ends of documents. Its documentation asks for flash attention, which there is none of on CPUs; with
+``sdpa`` transformers makes a dense mask of the position ids, and documents stay isolated, which is tested after training.
 
 Two of TRL's defaults are turned off because the bare loop does without them too: gradient checkpointing and bfloat16.
-``--trl-checkpointing`` turns TRL's default of gradient checkpointing on again. The fused, chunked loss and the token
-metrics of each step are TRL's own and cannot be turned off.
+``--trl-checkpointing`` turns TRL's default of gradient checkpointing on again, variant (b). The chunked loss, once ``chunked_nll`` and now ``nll``,
+and the token metrics of each step are TRL's own and cannot be turned off.
 
 Run as: ``torchrun --standalone --nproc-per-node 2 -m benchmarks.train_throughput.peer_trl --workload W ...``
 """
@@ -17,7 +20,8 @@ from trl import SFTConfig, SFTTrainer
 
 from benchmarks.train_throughput.hf_common import StepClock, train_and_record, trainer_arguments
 from benchmarks.train_throughput.measure import Recorder, peer_parser
-from benchmarks.train_throughput.workload import SEQ_LEN, RaggedRows, Workload
+from benchmarks.train_throughput.packing import steps_for
+from benchmarks.train_throughput.workload import DATA_SEED, SEQ_LEN, RaggedRows, Workload
 
 
 def tokenized(rows: RaggedRows) -> Dataset:
@@ -34,21 +38,35 @@ def whole_rows(trainer: SFTTrainer, workload: Workload) -> Dataset:
     return whole
 
 
+def isolated_order(trainer: SFTTrainer) -> Dataset:
+    """What TRL packed, in a drawn order: its packing puts rows of one long document first."""
+    packed = trainer.train_dataset
+    assert isinstance(packed, Dataset)
+    return packed.shuffle(seed=DATA_SEED)
+
+
 def run(args: argparse.Namespace) -> None:
     """Train until the useful tokens are trained, and write the record."""
     workload = Workload(args.workload)
-    arguments = trainer_arguments(args.out, workload.packed_steps(args.useful_tokens), args.seed)
+    steps = steps_for(workload, args.packing, args.useful_tokens)
+    arguments = trainer_arguments(args.out, steps, args.seed)
     arguments["gradient_checkpointing"] = args.trl_checkpointing
     recorder = Recorder()
     trainer = SFTTrainer(
         model=workload.lora_model(args.seed),
-        args=SFTConfig(**arguments, packing=True, packing_strategy="wrapped", max_length=SEQ_LEN),
+        args=SFTConfig(
+            **arguments,
+            packing=True,
+            packing_strategy="wrapped" if args.packing == "wrapped" else "bfd",
+            max_length=SEQ_LEN,
+            loss_type="nll",
+        ),
         train_dataset=tokenized(workload.train),
         processing_class=AutoTokenizer.from_pretrained(workload.model_path),
         callbacks=[StepClock(recorder)],
     )
-    trainer.train_dataset = whole_rows(trainer, workload)
-    train_and_record(trainer, recorder, workload, args, "trl_packed")
+    trainer.train_dataset = whole_rows(trainer, workload) if args.packing == "wrapped" else isolated_order(trainer)
+    train_and_record(trainer, recorder, workload, args, f"trl_{args.packing}")
 
 
 def main() -> None:

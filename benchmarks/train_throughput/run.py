@@ -1,97 +1,97 @@
 """Runs the variants one after the other, over and over, and writes the comparison.
 
-Run as: ``python -m benchmarks.train_throughput.run --alpaca alpaca.json [--repeats 5] [--only a,b,t,c,k,p,q,x,d,e]``
-Exit code 0: every variant has a number in every repeat; 1: some runs failed, or the machine was never quiet enough.
+Run as: ``python -m benchmarks.train_throughput.run --alpaca alpaca.json [--repeats 5] [--only c,d,ci,e]``
+Each repeat runs all variants once, in an order that is rotated, and measures the floor of a step. Then the same variants run few steps with a
+large vocabulary, for their memory. Exit code 0: every variant has a number in every repeat; 1: some runs failed, or the machine was never quiet.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from tempfile import mkdtemp
 from typing import Any
 
+import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import machine
 from benchmarks.programs import ROOT, exit_on_sigterm, run
 from benchmarks.train_throughput import ours
-from benchmarks.train_throughput.workload import ENV, SEQ_LEN, WARMUP_STEPS, WORLD, Job, Workload, build
+from benchmarks.train_throughput.compare import compared, rate, tables
+from benchmarks.train_throughput.packing import isolated_rows
+from benchmarks.train_throughput.variants import FLOOR, USUAL, VARIANTS, rotated
+from benchmarks.train_throughput.workload import ENV, LORA, MODEL, SEQ_LEN, WARMUP_STEPS, WORLD, Job, Workload, build
 
-VARIANTS = {
-    "a": "HF Trainer, padded",
-    "b": "TRL, packed, as it comes",
-    "t": "TRL, packed, no checkpointing",
-    "c": "bare DDP, packed",
-    "k": "bare DDP, packed, compiled blocks",
-    "p": "HF Trainer, packed",
-    "q": "HF Trainer, packed, isolated",
-    "x": "Accelerate, packed",
-    "d": "allranks, wrapped",
-    "e": "allranks, isolated",
-}
-PEERS = {
-    "a": "peer_hf_trainer",
-    "b": "peer_trl",
-    "t": "peer_trl",
-    "c": "peer_bare_ddp",
-    "k": "peer_bare_ddp",
-    "p": "peer_hf_trainer",
-    "q": "peer_hf_trainer",
-    "x": "peer_accelerate",
-}
-EXTRA = {
-    "b": ["--trl-checkpointing"],
-    "k": ["--compile"],
-    "p": ["--packing", "wrapped"],
-    "q": ["--packing", "isolated"],
-}  # SFTTrainer's own default; "t" is TRL with it turned off
-PACKING = {"d": "wrapped", "e": "isolated"}
-PAIRS = [f"{x}/{y}" for x in "de" for y in "cktpqxba"] + ["e/d", "c/t", "c/b", "c/a", "k/c"]
-AIMS = {"d/c": 1.2, "e/c": 1.2, "d/b": 1.4, "d/a": 2.5}
 BASE_SEED = 42
 DISTURBED = 0.1  # share of all cores that other programs used during a run, above which it is run again
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+")
 
 
-def run_peer(variant: str, job: Job) -> dict[str, Any]:
+def run_peer(name: str, job: Job) -> dict[str, Any]:
     """Start a peer under torchrun and read its record."""
-    out = job.folder / "record.json"
+    out, variant = job.folder / "record.json", VARIANTS[name]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD)]
-    command += ["-m", f"benchmarks.train_throughput.{PEERS[variant]}", "--workload", str(job.workload.folder)]
-    command += [
-        "--useful-tokens",
-        str(job.useful_tokens),
-        "--seed",
-        str(job.seed),
-        "--out",
-        str(out),
-        *EXTRA.get(variant, []),
-    ]
+    command += ["-m", f"benchmarks.train_throughput.{variant.program}", "--workload", str(job.workload.folder)]
+    command += ["--useful-tokens", str(job.useful_tokens), "--packing", variant.packing, "--seed", str(job.seed)]
+    command += ["--out", str(out), *variant.extra]
     run(command, job.folder / "run.log", job.timeout_s, ENV)
     return json.loads(out.read_text())
 
 
-def run_variant(variant: str, job: Job, quiet_wait: float) -> dict[str, Any]:
+def typical_documents(workload: Workload) -> list[int]:
+    """Return the lengths of the documents of the packed row whose attention takes the median time."""
+    rows = [np.diff([*np.flatnonzero(row["position_ids"] == 0), len(row["labels"])]) for row in isolated_rows(workload)]
+    return sorted(rows, key=lambda lengths: int((lengths**2).sum()))[len(rows) // 2].tolist()
+
+
+def run_floor(job: Job) -> dict[str, Any]:
+    """Measure matrix products and attention of a step alone, with as many processes at a time as there are ranks."""
+    out, meta = job.folder / "floor.json", job.workload.meta
+    shapes = {
+        "processes": WORLD, "tokens": SEQ_LEN, "length": SEQ_LEN, "hidden": MODEL["hidden_size"], "intermediate": MODEL["intermediate_size"],
+        "layers": MODEL["num_hidden_layers"], "heads": MODEL["num_attention_heads"], "kv-heads": MODEL["num_key_value_heads"],
+        "head-dim": MODEL["hidden_size"] // MODEL["num_attention_heads"], "vocabulary": meta["vocab"], "rank": LORA["r"],
+        "documents": ",".join(map(str, typical_documents(job.workload))), "json": out,
+    }  # fmt: skip
+    words = [word for key, value in shapes.items() for word in (f"--{key}", str(value))]
+    run([sys.executable, "-m", "benchmarks.step_floor", *words], job.folder / "run.log", job.timeout_s, ENV)
+    found = json.loads(out.read_text())
+    return {
+        **{
+            key: found[key]
+            for key in ("parts", "product_flops", "products_s", "product_flops_per_s", "copy_bytes_per_s")
+        },
+        "tokens": SEQ_LEN,
+        "tokens_per_s": {"wrapped": found["tokens_per_s"], "isolated": found["documents_tokens_per_s"]},
+    }
+
+
+def run_variant(name: str, job: Job, quiet_wait: float) -> dict[str, Any]:
     """One run of one variant, with the machine's disturbance while it ran; failures are results too."""
     waited = machine.wait_until_quiet(quiet_wait)
     clock = machine.CpuClock.now()
-    result: dict[str, Any] = {"variant": variant, "seed": job.seed, "waited_for_quiet_s": waited}
+    result: dict[str, Any] = {"variant": name, "seed": job.seed, "waited_for_quiet_s": waited}
     try:
-        record = run_peer(variant, job) if variant in PEERS else ours.run_allranks(PACKING[variant], job)
+        if name == FLOOR:
+            record = run_floor(job)
+        elif VARIANTS[name].program:
+            record = run_peer(name, job)
+        else:
+            record = ours.run_allranks(VARIANTS[name].packing, job)
     except (RuntimeError, OSError, LookupError, ValueError) as error:
-        result["error"] = f"{type(error).__name__}: {error}"
+        result["error"] = MACHINE_PATH.sub("", f"{type(error).__name__}: {error}")
     else:
-        record.pop("useful_tokens_per_step")
+        record.pop("useful_tokens_per_step", None)
         result["record"] = record
     return {**result, "wall_s": round(machine.CpuClock.now().wall - clock.wall, 1), "disturbed": clock.disturbance()}
 
 
-def run_undisturbed(variant: str, job: Job, args: argparse.Namespace) -> list[dict[str, Any]]:
+def run_undisturbed(name: str, job: Job, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Runs of one variant until one was disturbed little by others; only that one counts, the rest stay in the file.
 
     What is looked at is the CPU time of other programs, never how fast the run was.
@@ -100,7 +100,7 @@ def run_undisturbed(variant: str, job: Job, args: argparse.Namespace) -> list[di
     for attempt in range(1 + args.retries):
         folder = job.folder / f"attempt-{attempt}"
         folder.mkdir()
-        result = run_variant(variant, replace(job, folder=folder), args.quiet_wait)
+        result = run_variant(name, replace(job, folder=folder), args.quiet_wait)
         quiet = result["disturbed"]["others_share"] <= DISTURBED or args.accept_disturbed
         runs.append({**result, "counts": quiet and "record" in result})
         if quiet or "error" in result:
@@ -108,104 +108,32 @@ def run_undisturbed(variant: str, job: Job, args: argparse.Namespace) -> list[di
     return runs
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """Median and range."""
-    return {"median": round(median(values), 4), "min": round(min(values), 4), "max": round(max(values), 4)}
-
-
-def rate(result: dict[str, Any]) -> float:
-    """Useful tokens per second and rank over all steps after warm-up."""
-    return result["record"]["tokens_per_s_per_rank"]["total"]
-
-
-def summarize(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Per variant: throughput three ways, held-out loss, how many runs."""
-    summary = {}
-    for variant, what in VARIANTS.items():
-        records = [r["record"] for r in results if r["variant"] == variant and r["counts"]]
-        if records:
-            rates = [r["tokens_per_s_per_rank"] for r in records]
-            summary[variant] = {
-                "what": what,
-                "runs": len(records),
-                "tokens_per_s_per_rank": spread([r["total"] for r in rates]),
-                "tokens_per_s_per_rank_median_step": spread([r["median"] for r in rates]),
-                "tokens_per_s_per_rank_with_warmup": spread([r["with_warmup"] for r in rates]),
-                "grown_mib": spread([r["grown_bytes"] / 2**20 for r in records if r.get("grown_bytes")] or [0.0]),
-                "heldout_loss": spread([r["heldout_loss"] for r in records]),
-                "useful_tokens": records[0]["useful_tokens"],
-                "steps": records[0]["steps"],
-            }
-    return summary
-
-
-def ratios(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Throughput ratios within one repeat, where the runs stood next to each other in time; median and spread."""
-    rates = {(r["variant"], r["repeat"]): rate(r) for r in results if r["counts"]}
-    repeats = sorted({repeat for _, repeat in rates})
-    found = {}
-    for pair in PAIRS:
-        top, bottom = pair.split("/")
-        values = [rates[top, i] / rates[bottom, i] for i in repeats if (top, i) in rates and (bottom, i) in rates]
-        if values:
-            found[pair] = {"per_repeat": [round(v, 4) for v in values], **spread(values)}
-    return found
-
-
-def aims(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """The aims that can be judged from these runs."""
-    return [
-        {"ratio": pair, "aim": aim, "median": found[pair]["median"], "met": found[pair]["median"] >= aim}
-        for pair, aim in AIMS.items()
-        if pair in found
-    ]
-
-
-def document(results: list[dict[str, Any]], workload: Workload, args: argparse.Namespace) -> dict[str, Any]:
+def document(runs: list[Any], memory_runs: list[Any], workload: Workload, args: argparse.Namespace) -> dict[str, Any]:
     """Everything, for the results folder."""
-    found = ratios(results)
+    settings = ("repeats", "useful_tokens", "memory_repeats", "memory_tokens", "memory_vocabulary", "accept_disturbed")
     return {
         "benchmark": "train_throughput",
         "machine": machine.facts(),
         "workload": {k: v for k, v in workload.meta.items() if k != "key"},
         "settings": {
-            "repeats": args.repeats,
-            "useful_tokens": args.useful_tokens,
+            **{name: getattr(args, name) for name in settings},
             "ranks": WORLD,
             "seq_len": SEQ_LEN,
             "warmup_steps": WARMUP_STEPS,
             "threads_per_rank": 1,
         },
-        "summary": summarize(results),
-        "ratios": found,
-        "aims": aims(found),
-        "runs": results,
+        **compared(runs, memory_runs),
+        "runs": runs,
+        "memory_runs": memory_runs,
     }
 
 
-def show(result: dict[str, Any], console: Console) -> None:
-    """Two tables: throughput and loss by variant; ratios."""
-    table = Table(title="useful tokens per second and rank, after warm-up; held-out loss")
-    for column in ("", "variant", "median", "min", "max", "loss", "range", "steps", "runs"):
-        table.add_column(column, justify="left" if column in ("", "variant") else "right")
-    for variant, row in result["summary"].items():
-        speed, loss = row["tokens_per_s_per_rank"], row["heldout_loss"]
-        table.add_row(
-            variant,
-            row["what"],
-            *(f"{speed[k]:,.0f}" for k in ("median", "min", "max")),
-            f"{loss['median']:.4f}",
-            f"{loss['max'] - loss['min']:.4f}",
-            str(row["steps"]),
-            str(row["runs"]),
-        )
-    console.print(table)
-    table = Table(title="ratios within a repeat")
-    for column in ("ratio", "median", "min", "max", "aim"):
-        table.add_column(column, justify="right")
-    for pair, row in result["ratios"].items():
-        table.add_row(pair, *(f"{row[k]:.3f}" for k in ("median", "min", "max")), str(AIMS.get(pair, "")))
-    console.print(table)
+def written(found: dict[str, Any]) -> str:
+    """Return the document as JSON, with each run on a line."""
+    text = json.dumps({**found, "runs": "<runs>", "memory_runs": "<memory_runs>"}, indent=1)
+    for name in ("runs", "memory_runs"):
+        text = text.replace(f'"<{name}>"', "[\n" + ",\n".join(json.dumps(r) for r in found[name]) + "\n]")
+    return text + "\n"
 
 
 def arguments() -> argparse.Namespace:
@@ -213,14 +141,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--alpaca", type=Path, required=True, help="JSON list of instruction, input, output")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--useful-tokens", type=int, default=65_536, help="non-pad tokens a run trains, over all ranks")
-    parser.add_argument(
-        "--vocabulary", type=int, default=0, help="vocabulary size of the model; 0: that of the tokenizer"
-    )
-    parser.add_argument(
-        "--memory", action="store_true", help="also sample the memory of allranks' ranks; costs them some time"
-    )
-    parser.add_argument("--only", default=",".join(VARIANTS), help="variants, in the order they run")
+    parser.add_argument("--useful-tokens", type=int, default=40_960, help="non-pad tokens a run trains, over all ranks")
+    parser.add_argument("--memory-repeats", type=int, default=1, help="of the runs with a large vocabulary; 0: none")
+    parser.add_argument("--memory-vocabulary", type=int, default=32_000)
+    parser.add_argument("--memory-tokens", type=int, default=8_192, help="non-pad tokens that such a run trains")
+    parser.add_argument("--only", default=",".join(USUAL), help="variants, in the order of the first repeat")
+    parser.add_argument("--without-floor", action="store_true", help="do not measure the floor of a step")
     here = ROOT / "benchmarks"
     parser.add_argument("--json", type=Path, default=here / "results" / "train_throughput.json")
     parser.add_argument("--work", type=Path, default=here / "work", help="for the workload, logs and run folders")
@@ -242,23 +168,41 @@ def main() -> int:
     console = Console(stderr=True)
     args.work.mkdir(parents=True, exist_ok=True)
     args.work = args.work.resolve()
-    workload = build(args.alpaca, args.work / f"workload{args.vocabulary or ''}", args.vocabulary)
-    results: list[dict[str, Any]] = []
-    for repeat in range(args.repeats):
-        for variant in args.only:
-            folder = Path(mkdtemp(prefix=f"{variant}-{repeat}-", dir=args.work))
-            job = Job(workload, args.useful_tokens, BASE_SEED + repeat, folder, args.timeout, args.memory)
-            for result in run_undisturbed(variant, job, args):
-                results.append({"repeat": repeat, **result})
-                outcome = f"{rate(result):,.0f} tokens/s/rank" if "record" in result else result["error"]
-                note = "" if result["counts"] else " (does not count)"
-                line = f"repeat {repeat} {variant}: {outcome} {result['disturbed']}{note}"
-                console.print(line, markup=False, highlight=False)
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(document(results, workload, args), indent=1) + "\n")
-    show(document(results, workload, args), Console())
-    counted = sum(r["counts"] for r in results)
-    return int(counted < args.repeats * len(args.only))
+    workload = build(args.alpaca, args.work / "workload")
+    runs: list[dict[str, Any]] = []
+    memory_runs: list[dict[str, Any]] = []
+
+    def run_all(names: list[str], repeats: int, trained: Workload, tokens: int, into: list[dict[str, Any]]) -> None:
+        for repeat in range(repeats):
+            for name in rotated(names, repeat, repeats):
+                folder = Path(mkdtemp(prefix=f"{name}-{repeat}-", dir=args.work))
+                job = Job(trained, tokens, BASE_SEED + repeat, folder, args.timeout)
+                for result in run_undisturbed(name, job, args):
+                    into.append({"repeat": repeat, **result})
+                    console.print(f"repeat {repeat} {name}: {outcome(result)}", markup=False, highlight=False)
+                args.json.parent.mkdir(parents=True, exist_ok=True)
+                args.json.write_text(written(document(runs, memory_runs, workload, args)))
+
+    names = [*args.only, *([] if args.without_floor else [FLOOR])]
+    run_all(names, args.repeats, workload, args.useful_tokens, runs)
+    if args.memory_repeats:
+        large = build(args.alpaca, args.work / f"workload{args.memory_vocabulary}", args.memory_vocabulary)
+        run_all(args.only, args.memory_repeats, large, args.memory_tokens, memory_runs)
+    Console(width=240).print(tables(document(runs, memory_runs, workload, args)), markup=False, highlight=False)
+    count = sum(r["counts"] for r in [*runs, *memory_runs])
+    return int(count < args.repeats * len(names) + args.memory_repeats * len(args.only))
+
+
+def outcome(result: dict[str, Any]) -> str:
+    """Return what came of a run, in one line."""
+    if "error" in result:
+        said = result["error"]
+    elif result["variant"] == FLOOR:
+        said = f"{result['record']['tokens_per_s']['wrapped']:,.0f} tokens/s/rank"
+    else:
+        grown = result["record"]["grown_bytes"] or 0
+        said = f"{rate(result):,.0f} tokens/s/rank, {grown / 2**20:.0f} MiB"
+    return f"{said} in {result['wall_s']} s {result['disturbed']}{'' if result['counts'] else ' (does not count)'}"
 
 
 if __name__ == "__main__":

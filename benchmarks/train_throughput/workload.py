@@ -36,6 +36,7 @@ VOCAB = 4096
 HELDOUT_FRACTION = 0.05
 DATA_SEED = 1234
 MODEL_SEED = 1234
+IGNORED = -100  # the label of what is not predicted
 EOS, PAD, UNK = "</s>", "<pad>", "<unk>"
 
 MODEL = {
@@ -115,7 +116,6 @@ class Job:
     seed: int
     folder: Path
     timeout_s: float
-    watch_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,12 +154,8 @@ class Workload:
         """The padding token, which occurs nowhere in the rows."""
         return int(self.meta["pad_id"])
 
-    def packed_steps(self, useful_tokens: int) -> int:
-        """Optimizer steps over packed rows until this many useful tokens were trained over all ranks."""
-        return -(-useful_tokens // (WORLD * SEQ_LEN))
-
     def padded_steps(self, useful_tokens: int) -> int:
-        """The same for one padded row a rank and step, in the file's order, repeating."""
+        """Optimizer steps over one padded row a rank and step, in the file's order, until this many useful tokens were trained over all ranks."""
         lengths = np.minimum(self.train.lengths, SEQ_LEN)
         per_step = lengths.reshape(-1, WORLD).sum(axis=1)
         epochs, rest = divmod(useful_tokens, int(per_step.sum()))
@@ -167,7 +163,7 @@ class Workload:
             return epochs * len(per_step)
         return epochs * len(per_step) + int(np.searchsorted(np.cumsum(per_step), rest)) + 1
 
-    def lora_model(self, seed: int) -> PeftModel:
+    def lora_model(self, seed: int, attention: str = "sdpa") -> PeftModel:
         """The base in float32 with fresh adapters; the same seed gives the same adapters."""
         import torch
         from peft import LoraConfig, get_peft_model
@@ -175,7 +171,7 @@ class Workload:
 
         memory.model_begins()
         torch.manual_seed(seed)
-        base = AutoModelForCausalLM.from_pretrained(self.model_path, dtype=torch.float32, attn_implementation="sdpa")
+        base = AutoModelForCausalLM.from_pretrained(self.model_path, dtype=torch.float32, attn_implementation=attention)
         base.config.use_cache = False
         return get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **LORA))  # type: ignore[arg-type, return-value]
 

@@ -41,6 +41,12 @@ def test_proved_page_is_up_to_date() -> None:
     )
 
 
+def test_throughput_tables_are_up_to_date() -> None:
+    assert (REPO / "benchmarks" / "README.md").read_text() == _generated("make_throughput_table"), (
+        "run scripts/make_throughput_table.py"
+    )
+
+
 @pytest.mark.parametrize(
     "page", [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").rglob("*.md"))], ids=lambda p: p.name
 )
