@@ -1,7 +1,7 @@
 """Measure the least time of a training step: that of its matrix products and of its attention alone, on this device.
 
     python -m benchmarks.step_floor --device cuda --dtype bfloat16 --tokens 8192 --length 2048 --hidden 4096 ...
-    OMP_NUM_THREADS=1 python -m benchmarks.step_floor --tokens 512 --processes 2 --json benchmarks/results/step_floor.json   # 30 s
+    OMP_NUM_THREADS=1 python -m benchmarks.step_floor --tokens 512 --processes 2 --documents 190,170,150 --json FILE   # 30 s
 
 A decoder's step needs, per linear layer of a block, a product in forward and one for the gradient of its input; with ``--full`` also
 one for the gradient of its weight. The head needs the same. With LoRA, the narrow products of the adapters come on top, and the first

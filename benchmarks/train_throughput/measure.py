@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.nn import Module
 
-NOT_FOR_LOGITS = ("labels", "num_items_in_batch", "shift_labels")
+FOR_LOGITS = (
+    "input_ids",
+    "position_ids",
+    "attention_mask",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+)
 
 
 def peer_parser(doc: str | None) -> argparse.ArgumentParser:
@@ -58,7 +66,7 @@ class Recorder:
     def saw_documents(self, batch: dict[str, Any]) -> None:
         """Keep one batch in which positions begin anew, to test isolation after training."""
         if self.several is None and "position_ids" in batch and int((batch["position_ids"] == 0).sum()) > 1:
-            self.several = {k: v for k, v in batch.items() if k not in NOT_FOR_LOGITS}
+            self.several = {k: v for k, v in batch.items() if k in FOR_LOGITS}
 
     def step_end(self) -> None:
         """An optimizer step is over."""
