@@ -212,8 +212,8 @@ def tables(document: dict[str, Any]) -> str:
         )) + " |")  # fmt: skip
     said = [_floor_words(room)] if room else []
     said += [_memory_words(document)] if any(goal["what"] == "memory" for goal in document["goals"]) else []
-    said += [_loss_words(document["losses"])] if document["losses"] else []
-    return "\n".join([*lines, "", *said])
+    said += [_loss_words(document["losses"])] if any("equal" in row for row in document["losses"].values()) else []
+    return "\n\n".join(["\n".join(lines), *said])
 
 
 def _floor_words(room: dict[str, Any]) -> str:
