@@ -110,7 +110,7 @@ def test_rows_hold_whole_documents() -> None:
     assert row["labels"][row["position_ids"] == 0].tolist() == [IGNORED] * 3
     assert row["labels"][row["position_ids"] > 0].tolist() == row["input_ids"][row["position_ids"] > 0].tolist()
     full = filled_up(row, pad_id=99)
-    assert {len(values) for values in full.values()} == {SEQ_LEN}
+    assert {np.shape(full[name]) for name in ("input_ids", "labels", "position_ids")} == {(SEQ_LEN,)}
     assert set(full["labels"][14:].tolist()) == {IGNORED}
     assert best_fit(np.array([500, 300, 212, 12])) == [[0, 3], [1, 2]]
 
@@ -126,8 +126,9 @@ def _model(attention: str) -> MistralForCausalLM:
     torch.manual_seed(0)
     config = MistralConfig(
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        sliding_window=None, use_cache=False, attn_implementation=attention,
+        sliding_window=None, use_cache=False,
     )  # fmt: skip
+    config._attn_implementation = attention
     return MistralForCausalLM(config)
 
 
