@@ -8,6 +8,9 @@ A trap counts as found if a finding is on its line; whether a finding elsewhere 
 label is true, is judged by hand, in a TSV file of judgements (what, file, line, key, verdict, reason; `what` is trap or finding, the
 key is the trap or the rule, the verdict yes or no). Without a judgement a trap counts as missed and a finding as false. `--source`
 scores another version of the package, whose folder holds `allranks`.
+
+`--in-repositories` lays each script into a checkout of its own, as a user would have it, with the log folders that ``folders.tsv`` (file,
+folder, exists) says its repository has: a script alone does not show whether a folder exists.
 """
 
 from __future__ import annotations
@@ -16,15 +19,20 @@ import argparse
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import facts
 
-NOT_SCRIPTS = {"labels.tsv", "minor.tsv", "placeholders.tsv", "DONE", "README.md", "judgements.tsv", "sources.tsv"}
+NOT_SCRIPTS = {
+    *("labels.tsv", "minor.tsv", "placeholders.tsv", "folders.tsv", "judgements.tsv", "sources.tsv"),
+    *("DONE", "README.md"),
+}
 LIMIT_S = 120
 
 
@@ -60,6 +68,8 @@ class Score:
         return judged[0] if judged else on_line
 
     def figures(self) -> dict[str, Any]:
+        serious = [trap for trap in self.traps if trap.get("matters") == "1"]
+        of_serious = {"serious_traps": len(serious), "serious_found": sum(trap in self.found for trap in serious)}
         return {
             "correct_scripts": len(self.correct),
             "correct_silent": len(self.silent),
@@ -67,6 +77,7 @@ class Score:
             "traps_found": len(self.found),
             "findings": len(self.serious),
             "findings_true": len(self.true),
+            **(of_serious if serious else {}),
         }
 
 
@@ -106,7 +117,25 @@ def run_lint(folder: Path, names: list[str], source: Path | None) -> list[dict[s
     return document["findings"]
 
 
-def score(folder: Path, judgements: Path | None, source: Path | None) -> Score:
+def in_repositories(folder: Path, names: list[str], source: Path | None) -> list[dict[str, Any]]:
+    """Return the findings of each script in a checkout with the log folders that its repository has."""
+    known = [
+        r for r in rows(folder / "folders.tsv") if r["exists"] != "no" and not r["folder"].startswith(("/", "~", "$"))
+    ]
+    findings = []
+    for name in names:
+        with tempfile.TemporaryDirectory() as place:
+            checkout = Path(place)
+            (checkout / ".git").mkdir()
+            for row in known:
+                if row["file"] == name:
+                    (checkout / row["folder"]).mkdir(parents=True, exist_ok=True)
+            shutil.copy(folder / name, checkout / name)
+            findings += run_lint(checkout, [name], source)
+    return findings
+
+
+def score(folder: Path, judgements: Path | None, source: Path | None, *, checkouts: bool) -> Score:
     """Run one version on a folder."""
     labels = rows(folder / "labels.tsv")
     names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name not in NOT_SCRIPTS)
@@ -116,7 +145,8 @@ def score(folder: Path, judgements: Path | None, source: Path | None) -> Score:
         (r["what"], r["file"], r["line"], r["key"]): (r["verdict"] == "yes", r["reason"])
         for r in rows(judgements or Path("-"))
     }
-    result = Score([n for n in names if n not in faulty], traps, run_lint(folder, names, source), verdicts)
+    findings = in_repositories(folder, names, source) if checkouts else run_lint(folder, names, source)
+    result = Score([n for n in names if n not in faulty], traps, findings, verdicts)
     result.compute()
     return result
 
@@ -151,6 +181,7 @@ def main() -> None:
     parser.add_argument("--first-look", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--judgements", type=Path)
     parser.add_argument("--source", type=Path, help="score this version, and beside it the one that runs")
+    parser.add_argument("--in-repositories", action="store_true", help="lay each script into a checkout of its own")
     parser.add_argument("--json", type=Path, help="add the figures to this file")
     parser.add_argument("--name", default="", help="name of this round in the file")
     args = parser.parse_args()
@@ -158,7 +189,7 @@ def main() -> None:
     figures = {}
     for side, source in sides.items():
         print(f"\n######## {side}")
-        result = score(args.first_look, args.judgements, source)
+        result = score(args.first_look, args.judgements, source, checkouts=args.in_repositories)
         show(args.first_look, result)
         figures[side] = result.figures()
         print(json.dumps(figures[side]))

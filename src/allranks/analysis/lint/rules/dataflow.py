@@ -439,7 +439,9 @@ def into_container(job: JobDescription) -> Iterator[Violation]:
         words = [a.text for a in call.args]
         if call.in_substitution or call.in_function or not words or any("$" in w and "@" in w for w in words):
             continue
-        engine = call.program in ENGINES and "run" in words[:2] and words[0] != "compose"  # whose file may set variables
+        engine = (
+            call.program in ENGINES and "run" in words[:2] and words[0] != "compose"
+        )  # whose file may set variables
         clean = call.program in IMAGES and words[0] in ("exec", "run") and _cleans(words[1:])
         if not (engine or clean) or any(w.startswith(("--env-file", "--env-host", "-E")) for w in words):
             continue
