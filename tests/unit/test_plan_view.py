@@ -95,3 +95,18 @@ def test_the_memory_of_a_rank_breaks_no_number_and_keeps_its_peak(columns: int) 
     assert values and all(re.fullmatch(r"([\d.]+ ([KMG]i)?B)?", value) for value in values)
     assert found.peak in table[0]
     assert ("not shown in" in out.getvalue()) == (columns < 100)
+
+
+@pytest.mark.parametrize("columns", [140, 100, 80, 60])
+@pytest.mark.parametrize("full", [False, True])
+def test_no_reason_of_a_variable_is_cut_off(
+    columns: int, full: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    plan = plan_of(procs_per_node=2, device="cpu")
+    text = shown(plan, capsys, full=full).split("Environment of the ranks")[1].split("└")[0]
+    rows = [line for line in text.splitlines()[1:] if line]
+    assert all(line.endswith(("┓", "┃", "┩", "│")) and cell_len(line) <= columns for line in rows)
+    reasons = " ".join("".join(line.split("│")[4]).strip() for line in rows if line.startswith("│"))
+    assert "torchrun would set 1, plain Python all" in reasons
+    assert all(" ".join(v.reason.split()) in reasons for v in plan.environment if v.value is not None)

@@ -194,6 +194,26 @@ def _show_nodes(console: SafeConsole, plan: LaunchPlan) -> None:
     console.print(table)
 
 
+BORDERS = 13
+"""Columns that the lines and the padding of a table of four columns take."""
+LEAST_COLUMNS = 6
+
+
+def _column_widths(columns: dict[str, list[str]], room: int) -> list[int]:
+    """Return widths that fit together, the widest column narrowed first: rich crops a table whose least widths do not fit.
+
+    Names and values of up to three eighths of the room stay whole; what is longer is broken anyway.
+    """
+    widths = [max(len(title), *map(len, cells)) for title, cells in columns.items()]
+    least = [min(width, LEAST_COLUMNS) for width in widths]
+    for i, cells in enumerate(list(columns.values())[:2]):
+        least[i] = max([least[i], *(len(cell) for cell in cells if len(cell) <= room * 3 // 8)])
+    while sum(widths) > room and widths != least:
+        widest = max((i for i, w in enumerate(widths) if w > least[i]), key=lambda i: widths[i])
+        widths = [*widths[:widest], widths[widest] - 1, *widths[widest + 1 :]]
+    return widths
+
+
 def _show_environment(console: SafeConsole, variables: list[EnvVar], *, full: bool) -> None:
     """Show the variables of the ranks. Without `full`, those that are left alone are only named."""
     from rich.markup import escape
@@ -202,11 +222,14 @@ def _show_environment(console: SafeConsole, variables: list[EnvVar], *, full: bo
     shown = [item for item in variables if full or item.value is not None]
     if shown:
         table = Table(title="Environment of the ranks", title_justify="left")
-        room = console.width * 3 // 10  # names and values stay whole in terminals of 80 columns and more
-        for name, values in (("variable", [i.name for i in shown]), ("value", [i.value or "" for i in shown])):
-            table.add_column(name, overflow="fold", min_width=min(room, max(map(len, values))))
-        for name in ("source", "why"):
-            table.add_column(name, overflow="fold")
+        columns = {
+            "variable": [i.name for i in shown],
+            "value": [i.value or "" for i in shown],
+            "source": [i.source for i in shown],
+            "why": [i.reason for i in shown],
+        }
+        for name, width in zip(columns, _column_widths(columns, console.width - BORDERS), strict=True):
+            table.add_column(name, overflow="fold", width=width)
         for item in shown:
             value = escape(item.value) if item.value is not None else _value_text(item)
             table.add_row(escape(item.name), value, item.source, escape(item.reason))
