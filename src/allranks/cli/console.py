@@ -74,7 +74,7 @@ def fitted_table(
     """
     naturals = [column.natural([row[i] for row in rows]) for i, column in enumerate(columns)]
     kept = _kept(columns, naturals, width)
-    widths = _shared(columns, naturals, kept, width)
+    widths = column_widths(columns, naturals, kept, width)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, title_justify="left", **options)
     for i in kept:
         column = columns[i]
@@ -96,8 +96,15 @@ def _kept(columns: Sequence[FittedColumn], naturals: Sequence[int], width: int) 
     return kept
 
 
-def _shared(columns: Sequence[FittedColumn], naturals: Sequence[int], kept: Sequence[int], width: int) -> list[int]:
-    """Return the width of each column: the widest that can be folded are narrowed until all fit, beyond `fold_to` if necessary."""
+def column_widths(
+    columns: Sequence[FittedColumn], naturals: Sequence[int], kept: Sequence[int], width: int
+) -> list[int]:
+    """Return the width of each column: the widest that can be folded are narrowed until all fit, beyond `fold_to` if necessary.
+
+    Args:
+        naturals: the widths without folding.
+        kept: indices of the columns that share the width, with `GAP` blanks each.
+    """
     widths = list(naturals)
     while sum(widths[i] + GAP for i in kept) > width:
         able = [i for i in kept if (least := columns[i].fold_to) is not None and widths[i] > least]

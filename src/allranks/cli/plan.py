@@ -194,24 +194,24 @@ def _show_nodes(console: SafeConsole, plan: LaunchPlan) -> None:
     console.print(table)
 
 
-BORDERS = 13
-"""Columns that the lines and the padding of a table of four columns take."""
-LEAST_COLUMNS = 6
+LINES = 5
+"""Vertical lines of a table with four columns."""
 
 
-def _column_widths(columns: dict[str, list[str]], room: int) -> list[int]:
-    """Return widths that fit together, the widest column narrowed first: rich crops a table whose least widths do not fit.
+def _widths(columns: dict[str, list[str]], width: int) -> list[int]:
+    """Return the widths of the columns of a table with lines: rich crops a table whose least widths do not fit.
 
     Names and values of up to three eighths of the room stay whole; what is longer is broken anyway.
     """
-    widths = [max(len(title), *map(len, cells)) for title, cells in columns.items()]
-    least = [min(width, LEAST_COLUMNS) for width in widths]
-    for i, cells in enumerate(list(columns.values())[:2]):
-        least[i] = max([least[i], *(len(cell) for cell in cells if len(cell) <= room * 3 // 8)])
-    while sum(widths) > room and widths != least:
-        widest = max((i for i, w in enumerate(widths) if w > least[i]), key=lambda i: widths[i])
-        widths = [*widths[:widest], widths[widest] - 1, *widths[widest + 1 :]]
-    return widths
+    from allranks.cli.console import GAP, NARROWEST, FittedColumn, column_widths
+
+    whole = (width - LINES - GAP * len(columns)) * 3 // 8
+    fitted = []
+    for title, cells in columns.items():
+        kept = [len(c) for c in cells if len(c) <= whole] if title in ("variable", "value") else []
+        fitted.append(FittedColumn(title, fold_to=max([NARROWEST, *kept])))
+    naturals = [column.natural(cells) for column, cells in zip(fitted, columns.values(), strict=True)]
+    return column_widths(fitted, naturals, range(len(fitted)), width - LINES)
 
 
 def _show_environment(console: SafeConsole, variables: list[EnvVar], *, full: bool) -> None:
@@ -228,7 +228,7 @@ def _show_environment(console: SafeConsole, variables: list[EnvVar], *, full: bo
             "source": [i.source for i in shown],
             "why": [i.reason for i in shown],
         }
-        for name, width in zip(columns, _column_widths(columns, console.width - BORDERS), strict=True):
+        for name, width in zip(columns, _widths(columns, console.width), strict=True):
             table.add_column(name, overflow="fold", width=width)
         for item in shown:
             value = escape(item.value) if item.value is not None else _value_text(item)
