@@ -21,6 +21,28 @@ LAUNCH: list[tuple[str, str, int, str]] = [
     ("launcher-option", ONE + "torchrun --standalone $ARGS x.py --nproc_per_node 4\n", 0, ""),
     ("launcher-option", ONE + "deepspeed --num_gpus 4 --module x.y --num_processes 4\naccelerate env\n", 0, ""),
 ]
+HF = "python x.py --per_device_train_batch_size 4 --load_best_model_at_end "
+SETTINGS: list[tuple[str, str, int, str]] = [
+    ("launcher-option", BARE + HF + "--eval_strategy epoch --save_strategy steps\n", 4, "error"),
+    ("launcher-option", BARE + HF + "True --evaluation_strategy=epoch\n", 4, "error"),
+    ("launcher-option", BARE + HF + "--eval_strategy steps --eval_steps 200 --save_steps 500\n", 4, "error"),
+    ("launcher-option", BARE + HF + "--eval_strategy steps --eval_steps 250 --save_steps 500\n", 0, ""),
+    ("launcher-option", BARE + HF + "False --eval_strategy epoch --save_strategy steps\n", 0, ""),
+    ("launcher-option", BARE + HF + "--eval_strategy epoch --save_strategy best\n", 0, ""),
+    ("launcher-option", BARE + HF + "--eval_strategy $WHEN --save_strategy steps\n", 0, ""),
+    ("launcher-option", BARE + HF + "--save_strategy epoch\n", 0, ""),  # the program may evaluate each epoch by default
+    ("launcher-option", BARE + HF + "--warmup_ratio 3\n", 4, "error"),
+    ("launcher-option", BARE + HF + "--warmup_ratio 0.03\npython y.py --warmup_ratio 3\n", 0, ""),
+    ("launcher-option", BARE + "vllm serve m --gpu-memory-utilization 95\n", 4, "error"),
+    ("launcher-option", BARE + "python -m vllm.entrypoints.openai.api_server --gpu_memory_utilization=90\n", 4, "error"),
+    ("launcher-option", BARE + "vllm serve m --gpu-memory-utilization 0.95\npython x.py --gpu-memory-utilization 95\n", 0, ""),
+    ("invalid-value", "#!/bin/bash\nexport NCCL_IB_GID_INDEX=mlx5_0\n", 2, "error"),
+    ("invalid-value", "#!/bin/bash\nexport NCCL_IB_GID_INDEX=$GID\nexport NCCL_IB_TIMEOUT=22\nexport NCCL_BUFFSIZE=0x400000\n", 0, ""),
+    ("invalid-value", "#!/bin/bash\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:true\n", 2, "error"),
+    ("invalid-value", "#!/bin/bash\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,max_split_size_mb:128\n", 0, ""),
+    ("not-exported", BARE + "WANDB__SERVICE_WAIT=300\n" + TRAIN, 4, "error"),
+    ("not-exported", BARE + "WANDB__SERVICE_WAIT=300\nexport WANDB__SERVICE_WAIT\n" + TRAIN, 0, ""),
+]  # fmt: skip
 WORDS: list[tuple[str, str, int, str]] = [
     ("mistyped-command", BARE + "module laod cuda\n" + TRAIN, 4, "warning"),
     ("mistyped-command", BARE + "module cuda/11.8\n" + TRAIN, 4, "warning"),
@@ -72,4 +94,4 @@ DIRECTIVES: list[tuple[str, str, int, str]] = [
     *(("directive-refused", f"#!/bin/bash\n#SBATCH {form}\nls\n", 2, "error") for form in FORMS),
     *(("directive-refused", f"#!/bin/bash\n#SBATCH {form}\nls\n", 0, "") for form in RIGHT_FORMS),
 ]
-OPTION_CASES = [*LAUNCH, *WORDS, *NAMES, *DIRECTIVES]
+OPTION_CASES = [*LAUNCH, *SETTINGS, *WORDS, *NAMES, *DIRECTIVES]

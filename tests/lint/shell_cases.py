@@ -140,12 +140,13 @@ SOFTWARE: list[tuple[str, str, int, str]] = [
     ("container-without-gpu", BARE + "module load rocm\nsingularity exec x.sif " + TRAIN, 0, ""),
     ("container-without-gpu", BARE + "singularity exec x.sif python -m pip install x\n", 0, ""),
     ("container-without-gpu", "#!/bin/bash\n#SBATCH --nodes=1\nsingularity exec x.sif " + TRAIN, 0, ""),
-    ("asks-for-answer", BARE + "conda install pytorch\n", 4, "warning"),
+    ("asks-for-answer", BARE + "conda install pytorch\nmamba create -n x\nconda remove -n x --all\n", 0, ""),
+    ("asks-for-answer", BARE + "apt-get install libgl1\n", 4, "warning"),
     ("asks-for-answer", BARE + "pip uninstall torch\n", 4, "warning"),
     ("asks-for-answer", BARE + "srun --pty bash\n", 4, "warning"),
-    ("asks-for-answer", BARE + "conda install -y a\nconda create -qy -n x\nyes | conda update a\nconda list\n", 0, ""),
-    ("asks-for-answer", BARE + "export CONDA_ALWAYS_YES=1\nconda install a\nsrun --pty python x.py\n", 0, ""),
-    ("asks-for-answer", "#!/bin/bash\nconda install a\n", 0, ""),  # a script for the terminal
+    ("asks-for-answer", BARE + "pip uninstall -y a\napt-get -qy install b\nyes | pip uninstall b\npip list\n", 0, ""),
+    ("asks-for-answer", BARE + "srun --pty python x.py\n", 0, ""),
+    ("asks-for-answer", "#!/bin/bash\npip uninstall a\n", 0, ""),  # a script for the terminal
     ("mistyped-command", BARE + "singularity-gpu exec x.sif " + TRAIN, 0, ""),
 ]  # fmt: skip
 PROXY = "http://me:" + "q7rT9xLm" + "@10.1.2.3:3128"

@@ -288,6 +288,7 @@ LAUNCHER_OPTION = _all(
     options.malformed,
     options.worker_without_address,
     options.exclusive,
+    options.refused_settings,
     programs.container_options,
     programs.mpi_options,
 )
@@ -451,7 +452,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("conda-not-set-up", "warning", CONDA_NOT_SET_UP, environments.CONDA_WHY, environments.CONDA_CURE, "conda documentation, activate"),
     LintRule("module-after-activation", "warning", environments.module_after, environments.MODULE_WHY, environments.MODULE_CURE, "Lmod user guide, PATH"),
     LintRule("container-without-gpu", "warning", environments.without_gpu, environments.CONTAINER_WHY, environments.CONTAINER_CURE, "apptainer guide"),
-    LintRule("asks-for-answer", "warning", ASKS_FOR_ANSWER, environments.ANSWER_WHY, environments.ANSWER_CURE, "conda and pip reference, --yes"),
+    LintRule("asks-for-answer", "warning", ASKS_FOR_ANSWER, environments.ANSWER_WHY, environments.ANSWER_CURE, "pip reference, uninstall -y; apt-get manual"),
     LintRule("background-not-awaited", "error", BACKGROUND_NOT_AWAITED, waiting.WAIT_WHY, waiting.WAIT_CURE, SLURM),
     LintRule("nodes-in-sequence", "error", steps.sequence, steps.SEQUENCE_WHY, steps.SEQUENCE_CURE, TORCHRUN),
     LintRule("secret-in-script", "warning", SECRET_IN_SCRIPT, secrets.CLEAR_TEXT_WHY, secrets.CLEAR_TEXT_CURE, "huggingface_hub's documentation, security"),

@@ -233,14 +233,11 @@ def _hides_gpus(job: JobDescription, call: ProgramCall) -> bool:
 
 # --------------------------------------------------------------------------------------- questions
 
-CONDA_ASKS = {"create", "install", "update", "upgrade", "remove", "uninstall"}
-
-
+# conda and mamba are not among them: at the end of their input they take the default answer, which is yes.
 def asks(job: JobDescription) -> Iterator[Violation]:
     """Report programs that wait for an answer at the terminal."""
     if not job.runs_unattended:
         return
-    always = job.has("CONDA_ALWAYS_YES", "MAMBA_ALWAYS_YES") or "always_yes" in job.text
     said: set[str | None] = set()  # once of each kind
     for call in job.calls:
         if (
@@ -249,24 +246,20 @@ def asks(job: JobDescription) -> Iterator[Violation]:
             or any(r.operator.startswith("<") for r in call.redirects)
         ):
             continue
-        what = _question(call, always)
+        what = _question(call)
         if what:
             if what[1] not in said:
                 yield Violation(call.offset, what[0], cure=what[1])
             said.add(what[1])
 
 
-def _question(call: ProgramCall, always: bool) -> tuple[str, str | None] | None:
+def _question(call: ProgramCall) -> tuple[str, str | None] | None:
     words = [a.text for a in call.args]
     open_ended = any(a.source.text.startswith(UNRESOLVED_OPEN) for a in call.args)
     said_yes = (
         any(re.fullmatch(r"-\w*[yf]\w*|--yes|--assume-yes|--force|--quiet|--dry-run|--help", w) for w in words)
         or open_ended
     )
-    if call.program in ("conda", "mamba") and not said_yes and not always:
-        asked = words[:1] and (words[0] in CONDA_ASKS)
-        if asked and not {"--json", "-d", "--clone"} & set(words):
-            return f"{call.program} {words[0]} without -y asks for confirmation", None
     if call.program in ("pip", "pip3") and words[:1] == ["uninstall"] and not said_yes:
         return "pip uninstall without -y asks for confirmation", None
     if call.program in ("apt", "apt-get", "dnf", "yum") and "install" in words and not said_yes:

@@ -172,9 +172,9 @@ SCRIPT_EXAMPLES: dict[str, RuleExample] = {
         "srun singularity exec --nv image.sif python train.py",
     ),
     "asks-for-answer": RuleExample(
-        "`Proceed ([y]/n)?` is the last line that the command writes; the environment is not there, or has not changed.",
-        "conda install pytorch",
-        "conda install -y pytorch",
+        "`EOFError: EOF when reading a line` behind `Proceed (Y/n)?`, or `Abort.`; the packages are as before.",
+        "pip uninstall torch",
+        "pip uninstall -y torch",
     ),
     "background-not-awaited": RuleExample(
         "The job ends after a second, with exit code 0.",

@@ -168,6 +168,8 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "TORCH_DISTRIBUTED_DEBUG": ({"OFF", "INFO", "DETAIL"}, "OFF, INFO or DETAIL"),
 }
 SWITCHES = ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE")
+NUMBERS = ("NCCL_IB_GID_INDEX", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "NCCL_IB_TC", "NCCL_IB_SL", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS",
+           "NCCL_NSOCKS_PERTHREAD", "NCCL_SOCKET_NTHREADS", "NCCL_BUFFSIZE", "NCCL_NTHREADS", "NCCL_CROSS_NIC")  # fmt: skip
 DEFAULT_ZERO = ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
 
 
@@ -209,6 +211,9 @@ def invalid(job: JobDescription) -> Iterator[Violation]:
             )
         if item.name in SWITCHES and not re.fullmatch(r"-?\d+|", value):
             yield Violation(item.offset, f"{item.name}={value}: expected a number, got {value!r}", cure="0 or 1")
+        if item.name in NUMBERS and re.fullmatch(r"[\w.:-]*[A-Za-z_][\w.:-]*", value) and not value.startswith("0x"):
+            why = "NCCL warns about the value, and uses its default."
+            yield Violation(item.offset, f"{item.name}={value}: it is no number", why=why, cure=f"{item.name}=<n>")
         if (
             item.name == "OMP_NUM_THREADS"
             and re.fullmatch(r"[\w.,-]*", value)  # else a template's mark
@@ -242,6 +247,9 @@ def _unknown_words(name: str, value: str) -> tuple[str, str] | None:
         keys = [pair.partition(":")[0].strip() for pair in re.sub(r"\[[^\]]*\]", "", value).split(",")]
         wrong = next((k for k in keys if k and k not in ALLOCATOR), None)
         near = nearest_name(wrong, sorted(ALLOCATOR), 0.8) if wrong else None
+        segments = re.search(r"\bexpandable_segments:(?!(?:True|False)(?:,|\Z))([^,]*)", value)
+        if segments and not near:
+            return segments[1] or "the empty value", "True or False, with a capital letter"
         return (wrong, near) if wrong and near else None
     return None
 
