@@ -103,6 +103,7 @@ DEVICES: list[tuple[str, str, int, str]] = [
     ),
     ("same-gpu", B + "deepspeed --num_gpus 4 train.py --output_dir x --local_rank=0\n", 0, ""),
     ("visible-devices", B + 'export CUDA_VISIBLE_DEVICES="0 1 2 3"\n' + RUN + "x.py\n", 2, "warning"),
+    ("visible-devices", B + "export CUDA_VISIBLE_DEVICES=[0,1]\n" + RUN + "x.py\n", 2, "warning"),
     ("visible-devices", B + "CUDA_VISIBLE_DEVICES=0-3 " + RUN + "x.py\n", 2, "warning"),
     ("visible-devices", B + 'export CUDA_VISIBLE_DEVICES="0, 1"\npython x.py\n', 0, ""),
     (

@@ -412,7 +412,7 @@ def _address_hits(job: JobDescription, name: str, value: str, offset: int, under
         yield Violation(
             offset, f"{name} falls back to localhost: every node would form its own group", severity="error"
         )
-    elif job.multi_node and LOOPBACK.fullmatch(value):
+    elif (job.multi_node or _spreads_chunks(job)) and LOOPBACK.fullmatch(value):
         yield Violation(
             offset, f"{name}={value} in a job of several nodes: every node waits for itself", severity="error"
         )
@@ -420,6 +420,12 @@ def _address_hits(job: JobDescription, name: str, value: str, offset: int, under
         yield from _of_several_nodes(job, name, value, offset, under_srun)
     elif job.nodes == 1 and name.lstrip("-").upper() in STATIC_NAMES and _is_literal_host(job, value):
         yield Violation(offset, f"{name}={value}: the next job gets another node")
+
+
+def _spreads_chunks(job: JobDescription) -> bool:
+    """Return whether a job of PBS requests several chunks, and starts so many ranks on each node: the chunks are nodes."""
+    several = job.pbs is not None and job.nodes is None and (job.pbs.chunks or 0) > 1
+    return several and re.search(r"\b(?:mpiexec|mpirun)\b[^\n]*\s--?(?:ppn|npernode)\b", job.code) is not None
 
 
 STATIC_NAMES = {"MASTER_ADDR", "MAIN_PROCESS_IP"}

@@ -373,8 +373,27 @@ def shared_log(job: JobDescription) -> Iterator[Violation]:
 SEQUENCE_WHY = "Slurm truncates the file when a task starts: only the log of the last task stays."
 
 
+PBS_LOG_WHY = "Every task of the array writes its output to this path when it ends: only that of the last one stays."
+
+
+def _log_of_pbs_array(job: JobDescription) -> Iterator[Violation]:
+    """Report ``#PBS -o log.txt`` of a job array, which needs ``^array_index^`` in the name."""
+    lines = list(lines_of_system(job, "#PBS")) if job.pbs is not None else []
+    arrays = [re.match(r"#PBS\s+-J\s*(\d+)-(\d+)", line) for _, line in lines]
+    if not any(found and found[1] != found[2] for found in arrays):
+        return
+    for offset, line in lines:
+        found = re.match(r"#PBS\s+-([oe])\s*(\S*\w\.[A-Za-z]\w{0,9})\s*(?:#.*)?$", line)
+        if found and "^array_index^" not in line and not re.search(r"[$%]|/dev/null", found[2]):
+            text = f"-{found[1]} {found[2]} is one file for all tasks of the array"
+            cure = "^array_index^ in the name; or only the folder, with / at its end"
+            yield Violation(offset, text, why=PBS_LOG_WHY, cure=cure)
+            return
+
+
 def one_log(job: JobDescription) -> Iterator[Violation]:
     """Report one log for the tasks that run one after another, ``--array=0-9%1``, and names with %A but without %a."""
+    yield from _log_of_pbs_array(job)
     array = job.heads("array")
     span = array_range(array)
     if not array or (span and span[0] == span[1]) or (job.heads("open-mode") or "").startswith("a"):

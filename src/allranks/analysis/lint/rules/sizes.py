@@ -307,7 +307,7 @@ def device_of_all(job: JobDescription) -> Iterator[Violation]:
 
 # ------------------------------------------------------------------- lists that hide the GPUs
 
-FIRST_ONLY_WHY = "The list has commas and no ranges. CUDA reads it up to the first character that it does not know: the program sees the first GPU only."
+FIRST_ONLY_WHY = "The list has commas, no ranges and no brackets. CUDA reads it up to the first character that it does not know: the program sees the first GPU only, or none."
 HIDDEN_WHY = "CUDA sees no GPU at all: torch runs on the CPU, or stops with 'No CUDA GPUs are available', and the job's GPUs are idle."
 
 
@@ -318,7 +318,8 @@ def unreadable_list(job: JobDescription) -> Iterator[Violation]:
     for item in [*(a for a in listed if a.exported and not a.removed), *prefixes]:
         value = item.value.strip("\"' ")
         if "CUDA_VISIBLE_DEVICES" not in job.used_names and (
-            re.fullmatch(r"\d{1,2}(?:\s+\d{1,2})+", value) or re.fullmatch(r"\d-\d{1,2}", value)
+            re.fullmatch(r"\d{1,2}(?:\s+\d{1,2})+|[\[({]\s*\d{1,2}(?:\s*,\s*\d{1,2})*\s*[\])}]", value)
+            or re.fullmatch(r"\d-\d{1,2}", value)
         ):
             cure = "CUDA_VISIBLE_DEVICES=0,1,2,3"
             yield Violation(

@@ -453,7 +453,9 @@ def other_names(job: JobDescription) -> Iterator[Violation]:
     }
     for use in job.uses:
         name = use.name
-        known = job.has(name) or name in job.reading.named | job.reading.exported | guarded | said
+        known = job.has(name) or name in job.reading.named | job.reading.exported | said
+        foreign = not known and _is_foreign(job, name)
+        known = known or (name in guarded and not (foreign and not _asks_whether_set(job, name)))
         if known or use.program in ("echo", "printf") or use.in_function:
             continue
         if job.is_batch and OTHER_SYSTEM.fullmatch(name) and not re.search(r"(?m)^#(?:PBS|BSUB|COBALT)\s", job.text):
@@ -462,7 +464,7 @@ def other_names(job: JobDescription) -> Iterator[Violation]:
                 use.offset,
                 f"${name} is never set: it is a variable of another batch system, and this is a job of Slurm",
             )
-        elif _is_foreign(job, name):
+        elif foreign:
             said.add(name)
             yield Violation(
                 use.offset,
@@ -483,8 +485,16 @@ def other_names(job: JobDescription) -> Iterator[Violation]:
 
 def _is_foreign(job: JobDescription, name: str) -> bool:
     """Return whether a job of PBS or LSF that knows nothing of Slurm uses one of Slurm's variables."""
-    other = (job.pbs or job.hosts) and not job.is_batch and not job.sources_files
-    return bool(other) and name in SLURM_NAMES and not re.search(r"#SBATCH|\b(?:srun|sbatch|scontrol)\b", job.text)
+    if name not in SLURM_NAMES or not (job.pbs or job.hosts) or job.is_batch or job.sources_files:
+        return False
+    return "#SBATCH" not in job.text and not re.search(r"\b(?:srun|sbatch|scontrol)\b", job.code)
+
+
+def _asks_whether_set(job: JobDescription, name: str) -> bool:
+    """Return whether the script has a default for the variable, or compares it or asks whether it is empty."""
+    value = rf"\"?\$\{{?{name}\b"
+    asked = rf"\$\{{{name}:?[-=+?]|-[nzv]\s+(?:{value}|{name}\b)|{value}\}}?\"?\s+(?:[!=<>]=?|-\w\w\b)|==?\s*{value}|\[\[?\s+{value}\}}?\"?\s+\]"
+    return re.search(asked, job.code) is not None
 
 
 OWN_VALUE = r"=(\"?)\$(?:{name}\b|\{{{name}\}})\1[ \t]*(?:[;#].*)?$"
