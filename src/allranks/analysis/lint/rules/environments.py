@@ -233,6 +233,7 @@ def _hides_gpus(job: JobDescription, call: ProgramCall) -> bool:
 
 # --------------------------------------------------------------------------------------- questions
 
+
 # conda and mamba are not among them: at the end of their input they take the default answer, which is yes.
 def asks(job: JobDescription) -> Iterator[Violation]:
     """Report programs that wait for an answer at the terminal."""

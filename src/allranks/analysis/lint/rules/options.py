@@ -218,7 +218,7 @@ def _best_model(found: dict[str, Option], best: Option) -> Iterator[Violation]:
     if evaluates is None or "$" in evaluates.plain_value + (saves.plain_value if saves else ""):
         return  # the program may have a default of its own
     saved = saves.plain_value if saves else "steps"
-    if saved != evaluates.plain_value and saved != "best":
+    if saved not in (evaluates.plain_value, "best"):
         text = f"--load_best_model_at_end with {evaluates.written} {evaluates.plain_value} and --save_strategy {saved}{'' if saves else ', the default'}"
         yield Violation(best.arg.offset, text, why=BEST_WHY, cure=f"--save_strategy {evaluates.plain_value}")
         return

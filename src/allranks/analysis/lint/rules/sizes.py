@@ -307,7 +307,10 @@ def device_of_all(job: JobDescription) -> Iterator[Violation]:
 
 # ------------------------------------------------------------------- lists that hide the GPUs
 
-FIRST_ONLY_WHY = "The list has commas, no ranges and no brackets. CUDA reads it up to the first character that it does not know: the program sees the first GPU only, or none."
+FIRST_ONLY_WHY = (
+    "The list has commas, no ranges and no brackets. CUDA reads it up to the first character that it does not know: the program sees only "
+    "the first GPU, or none."
+)
 HIDDEN_WHY = "CUDA sees no GPU at all: torch runs on the CPU, or stops with 'No CUDA GPUs are available', and the job's GPUs are idle."
 
 
