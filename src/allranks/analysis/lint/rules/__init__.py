@@ -14,6 +14,7 @@ from allranks.analysis.lint.rules import (
     conditions,
     counts,
     dataflow,
+    derived_counts,
     directives,
     environments,
     exit_codes,
@@ -106,6 +107,7 @@ UNSET_VARIABLE = _all(
     unset_variables.set_too_late,
     lines.set_in_comment,
     unset_variables.no_slurm_name,
+    derived_counts.of_step,
     unset_variables.other_names,
     batch_lines.pbs_names,
     batch_lines.bare_names,
@@ -155,6 +157,7 @@ IDLE_GPUS = _certain_first(
 )
 MORE_RANKS_THAN_GPUS = _all(
     gpus.too_many,
+    derived_counts.total_per_node,
     steps.too_many_started,
     counts.told_more,
     gpus.few_visible,
@@ -244,7 +247,7 @@ NODE_COUNT = _all(tasks.count, counts.group_of_one, hostfiles.repeated_nodes)
 FIXED_RENDEZVOUS_ID = _all(ports.identity, hostfiles.stale_address)
 MISSING_COLON = _all(commands.missing_colon, commands.semicolon, commands.path_lost, activation.search_paths)
 VARIABLE_IN_DIRECTIVE = _all(directives.variable, batch_lines.literal_variables)
-DIRECTIVE_NOT_READ = _all(directives.unread, requests.cut_list, batch_lines.unread_lines)
+DIRECTIVE_NOT_READ = _all(derived_counts.all_commented, directives.unread, requests.cut_list, batch_lines.unread_lines)
 DIRECTIVE_REFUSED = _all(
     directives.refused,
     directives.pbs_without_letter,
@@ -273,7 +276,7 @@ ONE_NODE_ONLY = _all(tasks.one_node, ranks.factory_alone)
 NODE_RANK_MISSING = _all(rendezvous.rank_missing, ranks.factory_rank)
 NOTHING_TO_DO = _all(usage.nothing, usage.not_run)
 IDLE_NODES = _all(steps.idle_nodes, counts.few_processes, usage.one_node_programs, usage.one_node_launchers)
-FEW_CPUS = _all(tasks.few_cpus, usage.one_cpu, usage.loader_workers)
+FEW_CPUS = _all(tasks.few_cpus, usage.one_cpu, usage.loader_workers, derived_counts.masks)
 THREADS = _all(tasks.oversubscribed, usage.threads_of_tasks, activation.threads_of_node, lost_values.set_over_request)
 OPTION_OF_PROGRAM = _all(submissions.late_options, submissions.submitted_program)
 DEPENDENCY = _all(submissions.dependency, submissions.wrong_field, submissions.last_of_loop)

@@ -80,7 +80,8 @@ def computed_index(job: JobDescription) -> Iterator[Violation]:
         if len(items) != 1 or items[0].items is None or items[0].offset > use.offset or use.operator or not index:
             continue
         listed = items[0].items
-        if len(listed) < 2 or _open_items(listed) or use.in_loop or use.in_function or guarded or index in "@*":
+        least = 1 if re.search(r"%\s*\d+\Z", index) else 2  # a list of one element may still be filled
+        if len(listed) < least or _open_items(listed) or use.in_loop or use.in_function or guarded or index in "@*":
             continue
         if re.search(rf"\$\{{#{use.name}\[", job.text) and f"#{use.name}[" not in use.index:
             continue  # the script knows how many there are
