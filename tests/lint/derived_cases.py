@@ -20,7 +20,12 @@ DERIVED_CASES: list[tuple[str, str, int, str]] = [
     ("more-ranks-than-gpus", SH + "torchrun --nnodes=1 --nproc_per_node=$((NNODES * 8)) x.py\n", 0, ""),
     ("more-ranks-than-gpus", SH + "NNODES=1\ntorchrun --nproc_per_node=$((NNODES * G)) x.py\n", 0, ""),
     ("more-ranks-than-gpus", SH + "N=$1\nG=$2\n" + TOTAL.format("$((G * PER_GPU))"), 0, ""),
-    ("unset-variable", SLURM + "N=$(echo $SLURM_STEP_GPUS | tr , '\\n' | wc -l)\npython x.py --gpus $N\n", 3, "warning"),
+    (
+        "unset-variable",
+        SLURM + "N=$(echo $SLURM_STEP_GPUS | tr , '\\n' | wc -l)\npython x.py --gpus $N\n",
+        3,
+        "warning",
+    ),
     ("unset-variable", SLURM + "python x.py --tasks $SLURM_STEP_NUM_TASKS\n", 3, "warning"),
     ("unset-variable", SLURM + "python x.py --gpus ${SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}\n", 0, ""),
     ("unset-variable", SLURM + "srun bash -c 'python x.py --gpus $SLURM_STEP_GPUS'\n", 0, ""),
@@ -43,3 +48,51 @@ DERIVED_CASES: list[tuple[str, str, int, str]] = [
     ("index-out-of-range", ARRAY.format("0.1", "SLURM_ARRAY_TASK_ID % 1"), 0, ""),
     ("more-ranks-than-gpus", ONE + "torchrun --nproc_per_node=$((SLURM_NNODES * G)) x.py\n", 0, ""),
 ]
+
+
+def head(*options: str) -> str:
+    """A script with these options."""
+    return SH + "".join(f"#SBATCH {option}\n" for option in options) + "srun python x.py\n"
+
+
+def call(command: str) -> str:
+    """A script with this command."""
+    return SH + command + "\n"
+
+
+REFUSED, OPTION = "directive-refused", "unknown-option"
+OPTION_LINES = "--dependency=afterok:$A:$B,afterany:12 -p gpu -n1 --array=1-10%2 --gres=tmp:10G --mem=16GB"
+VALUE_CASES: list[tuple[str, str, int, str]] = [
+    *((REFUSED, head("--time=10", option), 3, "error") for option in (
+        "--nodes=0", "--ntasks 0", "--nodes=4-2", "--array={1..10}", "--array=10-1", "--array=0-10:0", "--array=1;5", "-a 1.5", "--nodes:2",
+        "--N 2", "--p gpu", "--gres=4:gpu", "--gres=a100:4", "--gres=gpu,4", "--mem=G16", "--mem-per-node=4G", "--num-gpus=4", "--email=a@b.c",
+        "--outfile=x.log", "--dependency=after_ok:123", "--dependency=afterok:train", "--dependency=singelton", "--dependency=afterok",
+        "--requeue=1", "--hint=nomultithreading", "--distribution=block:cyc", "--kill-on-invalid-dep=true", "--gres-flags=enforce-bind",
+    )),
+    (REFUSED, head("--time=10", "--workdir=/data"), 3, "warning"),
+    *((REFUSED, head("--time=10", option), 0, "") for option in (
+        "--array=1-10%2", "--array=[1-3,7]", "--array=0-9:3", "--array=1-N", '--array="1-4"', "--nodes=2-4", "--gres=gpu:a100:4", "--gres=gpu:4,tmp:10",
+        "--dependency=singleton", "--dependency=afterok:12:13?afterany:14", "--dependency=afterok:JOBID", "--hint=nomultithread", "--requeue",
+        "--distribution=block:cyclic,pack", "--mem=16GB", "--time=1-0", "--gres-flags=enforce-binding", "-N 2", "--mem-per-cpu=4G", "--kill-on-invalid-dep=yes",
+    )),
+    (REFUSED, SH + "for i in 1 2; do\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --array=5-$i\nsrun x\nEOF\ndone\n", 0, ""),
+    *((OPTION, call(command), 2, "error") for command in (
+        "srun -np 8 python x.py", "srun --np 8 python x.py", "srun -pty bash", "srun -pmix python x.py", "srun -N=2 -n=8 python x.py",
+        "srun -ntasks=8 python x.py", "srun -gres=gpu:4 python x.py", "srun --ntask=8 python x.py", "srun --gpu=1 python x.py",
+        "srun --gres=gpus:4 python x.py", "srun --gres=4 python x.py", "srun --time=24h python x.py", "srun --mem=64GiB python x.py",
+        "srun -n python x.py", "srun --ntasks 8 --cpus-per-task ./run.sh", "srun --kill-on-bad-exit=yes python x.py", "srun --oversubcribe python x.py",
+        "srun --distribution=blocks python x.py", "srun -c 8 --hint nomultithreading python x.py", "salloc --gpu 4 -t 10",
+        "sbatch --gres=a100:4 job.sh", "sbatch -N=2 job.sh", "sbatch --time=24h job.sh", "sbatch --array {1..10} job.sh", "sbatch --queue=gpu job.sh",
+        "sbatch --dependency=after_ok:$ID job.sh", "sbatch --dependency afterok $ID job.sh", "sbatch --dependency=afterok:train job.sh",
+    )),
+    *((OPTION, call(command), 0, "") for command in (
+        "srun -lN1 -n1 --overlap --container-image=/x.sqsh --container-mounts=/a:/b python x.py", "srun -p gpu -t 30 --pty bash",
+        "srun -n 8 -N 2 --cpu-bind=cores --mpi=pmix -c 4 -lu -K1 -W 60 python x.py", "srun -m block:cyclic --wait=60 --signal=B:USR1@90 python x.py",
+        "srun --ntasks $N ./prog -np 8 --num-gpus 4", "srun $ARGS -n 4 python x.py --np 3", "srun --gpu-bind=none --gpus 4 --mem-bind=local x",
+        "srun -K -N2 --cpu-freq=high python x.py", f"sbatch {OPTION_LINES} job.sh", "sbatch -d singleton --parsable --wrap='python x.py'",
+        "sbatch --array=$(seq -s, 1 9) --nodes=$N -n $N job.sh", "sbatch -a 0-9 --export=ALL,A=1 --time 10 job.sh --queue x", "salloc -N 1 -C gpu -q x",
+    )),
+    ("tasks-contradict", head("--nodes=2", "--tasks=4"), 3, "warning"),
+    ("tasks-contradict", head("--nodes=1", "--tasks=4"), 0, ""),
+    ("tasks-contradict", head("--nodes=2", "--tasks-per-node=4"), 0, ""),
+]  # fmt: skip

@@ -45,7 +45,7 @@ VALUED = {
     "container-name", "container-workdir", "container-env", "container-id", "mcs-label", "no-requeue", "oom-kill-step", "resv-ports", "consolidate-segments",
 }  # fmt: skip
 LONG = VALUED | FLAGS | set(SHORT.values())
-ALIASES = {"tasks-per-node": "ntasks-per-node", "tasks": "ntasks", "cluster": "clusters"}
+ALIASES = {"tasks-per-node": "ntasks-per-node", "tasks": "ntasks-per-node", "cluster": "clusters"}
 TORCHRUN_FLAGS = {
     "standalone", "m", "module", "no_python", "run_path", "use_env", "virtual_local_rank", "h", "help", "multi_gpu", "cpu",
     "use_deepspeed", "use_fsdp", "use_megatron_lm", "same_network", "debug", "quiet", "q", "mpi", "tpu", "use_xpu",

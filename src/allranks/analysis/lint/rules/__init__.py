@@ -39,6 +39,7 @@ from allranks.analysis.lint.rules import (
     shared_files,
     shell,
     sizes,
+    slurm_values,
     status_flow,
     steps,
     storage,
@@ -252,6 +253,7 @@ DIRECTIVE_REFUSED = _all(
     directives.refused,
     directives.pbs_without_letter,
     directives.bad_counts,
+    slurm_values.refused_directives,
     requests.refused_times,
     requests.exclusive_options,
     requests.counted_gpus,
@@ -260,12 +262,14 @@ DIRECTIVE_REFUSED = _all(
     batch_lines.value_missing,
     batch_lines.open_list,
 )
+UNKNOWN_OPTION = _all(options.unknown_option, slurm_values.refused_commands)
 NO_EFFECT = _all(variables.no_effect, counts.never_default, activation.set_after_work)
 DEVICE_OF_ONE_GPU = _all(counts.device_of_one, gpus.beyond_visible, usage.beyond_job)
 SAME_GPU = _all(counts.same_gpu, gpus.overlapping, sizes.device_of_all, loop_variables.device_never_changes)
 TASKS_CONTRADICT = _all(
     counts.contradicting_tasks,
     counts.gpus_of_tasks,
+    slurm_values.tasks_as_total,
     counts.step_of_one_task,
     sizes.lightning_alone,
     sizes.lightning_tasks,
@@ -478,7 +482,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("unbound-variable", "warning", exit_codes.unbound, exit_codes.UNBOUND_WHY, "", "bash manual, set -u"),
     LintRule("constant-condition", "warning", CONSTANT_CONDITION, conditions.NEVER_WHY, "", "bash manual, conditional expressions"),
     LintRule("out-of-place", "error", OUT_OF_PLACE, conditions.PLACE_WHY, "", "bash manual, functions, exec and return"),
-    LintRule("unknown-option", "error", options.unknown_option, options.UNKNOWN_OPTION_WHY, "", "pip and conda reference; " + SLURM),
+    LintRule("unknown-option", "error", UNKNOWN_OPTION, options.UNKNOWN_OPTION_WHY, "", "pip and conda reference; " + SLURM),
     LintRule("other-shell", "warning", OTHER_SHELL, shell.SH_WHY, "#!/bin/bash", "zsh manual, options; dash manual"),
     LintRule("dependency", "warning", DEPENDENCY, submissions.DEPENDENCY_WHY, submissions.DEPENDENCY_CURE, "sbatch manual"),
     LintRule("option-of-program", "warning", OPTION_OF_PROGRAM, submissions.LATE_WHY, "", SLURM),

@@ -271,7 +271,7 @@ def refused(job: JobDescription) -> Iterator[Violation]:
         value = item.value
         if item.late or not item.name or "$" in item.text or "`" in item.text or PLACEHOLDER.search(item.text):
             continue
-        what = _short_equals(item) or _unknown(item) or (_invalid(item.name, value) if value is not None else None)
+        what = _short_equals(item) or _unknown(item) or (invalid(item.name, value) if value is not None else None)
         if what:
             text, cure = what
             yield Violation(item.offset, f"#SBATCH {text}", cure=cure)
@@ -299,7 +299,7 @@ def _unknown(item: Directive) -> tuple[str, str] | None:
     return f"--{item.name}: sbatch has no such option", right
 
 
-def _invalid(name: str, value: str) -> tuple[str, str] | None:
+def invalid(name: str, value: str) -> tuple[str, str] | None:
     """Return what is wrong with a value, and what to write."""
     if (
         value
