@@ -14,7 +14,7 @@ CONDITIONS: list[tuple[str, str, int, str]] = [
     ("constant-condition", ONE + "N=2\nif [ -z N ]; then ls; fi\n", 8, "warning"),
     ("constant-condition", ONE + "if [ MODE == train ]; then ls; fi\n", 7, "warning"),
     ("constant-condition", ONE + 'N=2\nif [ "N" = 1 ]; then ls; fi\n'.replace("N", "MODE"), 8, "warning"),
-    ("constant-condition", ONE + 'A=MODE\nMODE=false\nif [ "$A" = MODE ] || [ $MODE ] || [ -z $A ]; then ls; fi\n', 0, ""),
+    ("constant-condition", ONE + 'A=MODE\nMODE=x\nif [ "$A" = MODE ] || [ $MODE ] || [ -z $A ]; then ls; fi\n', 0, ""),
     ("constant-condition", ONE + 'A=${B:-}\nif [ "" -eq 1 ] || [ "$A" -eq 1 ]; then ls; fi\n', 0, ""),
     ("constant-condition", ONE + "if [ false ]; then ls; fi\n", 7, "warning"),
     ("constant-condition", ONE + 'if [[ $A =~ "^run.*" ]]; then ls; fi\n', 7, "warning"),

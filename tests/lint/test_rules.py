@@ -20,6 +20,7 @@ from tests.lint.condition_cases import CONDITION_CASES
 from tests.lint.count_cases import COUNT_CASES, REQUEST_CASES, VISIBLE_CASES
 from tests.lint.derived_cases import DERIVED_CASES, VALUE_CASES
 from tests.lint.evidence_cases import CASES as EVIDENCE_CASES
+from tests.lint.flow_cases import FLOW_CASES
 from tests.lint.generated_cases import GENERATED_CASES
 from tests.lint.helpers import found, lint_text
 from tests.lint.inline_cases import INLINE_CASES
@@ -75,6 +76,7 @@ CASES = [
     *PRECISION_CASES,
     *TEXT_CASES,
     *USAGE_CASES,
+    *FLOW_CASES,
     *SYSTEM_CASES,
 ]
 

@@ -10,12 +10,14 @@ from allranks.analysis.lint.rules import (
     activation,
     arrays,
     batch_lines,
+    caller_values,
     commands,
     conditions,
     counts,
     dataflow,
     derived_counts,
     directives,
+    empty_values,
     environments,
     exit_codes,
     gpus,
@@ -23,6 +25,7 @@ from allranks.analysis.lint.rules import (
     inner_texts,
     launchers,
     lines,
+    literal_text,
     log_folders,
     loop_variables,
     lost_values,
@@ -33,6 +36,7 @@ from allranks.analysis.lint.rules import (
     quoting,
     ranks,
     rendezvous,
+    repository_files,
     requests,
     results,
     secrets,
@@ -46,6 +50,7 @@ from allranks.analysis.lint.rules import (
     submissions,
     subshells,
     tasks,
+    test_values,
     unset_variables,
     usage,
     variables,
@@ -91,7 +96,15 @@ INVALID_VALUE = _all(
 )
 FIXED_PORT = _all(lost_values.port_reaches_nothing, ports.port)
 NODE_LIST = _all(quoting.node_list, lost_values.list_at_commas)
-ARGUMENTS_DROPPED = _all(dataflow.arguments_dropped, lost_values.option_ignored, lost_values.option_overwritten)
+ARGUMENTS_DROPPED = _all(
+    dataflow.arguments_dropped,
+    lost_values.option_ignored,
+    lost_values.option_overwritten,
+    caller_values.options_unused,
+    caller_values.options_collected,
+    caller_values.options_replaced,
+    caller_values.argument_replaced,
+)
 NOT_EXPORTED = _all(
     dataflow.not_exported,
     dataflow.without_export,
@@ -102,6 +115,7 @@ NOT_EXPORTED = _all(
     lost_values.quoted_for_ssh,
     lost_values.devices_not_exported,
     lost_values.exported_list,
+    repository_files.read_by_child,
 )
 UNSET_VARIABLE = _all(
     unset_variables.unset,
@@ -127,6 +141,14 @@ UNSET_VARIABLE = _all(
     loop_variables.other_name_in_branch,
     lost_values.used_before_in_block,
     lost_values.path_of_misspelt,
+    empty_values.keywords,
+    empty_values.set_in_front,
+    empty_values.of_steps,
+    empty_values.set_below,
+    empty_values.one_of_many,
+    empty_values.in_other_case,
+    empty_values.longer_than_own,
+    repository_files.before_source,
 )
 TEST_SYNTAX = _all(
     shell.brackets, conditions.conditions, conditions.fractions, shell.unset_value, shell.colon_assignment
@@ -230,7 +252,12 @@ EXPANDED_TOO_EARLY = _all(dataflow.early, dataflow.submitted_too_early)
 NO_SHEBANG = _all(directives.shebang, directives.interpreter)
 SECRET_IN_SCRIPT = _all(secrets.secret, secrets.more_secrets)
 VARIABLE_NOT_EXPANDED = _all(
-    quoting.not_expanded, quoting.quoted_setting, quoting.quoted_name, inner_texts.shell_names_in_programs
+    quoting.not_expanded,
+    quoting.quoted_setting,
+    quoting.quoted_name,
+    inner_texts.shell_names_in_programs,
+    literal_text.escaped,
+    literal_text.json_in_quotes,
 )
 VALUE_SPLIT = _all(
     commands.value_split, lines.blank_value, lines.split_mounts, sizes.queried_count, activation.exported_words
@@ -242,6 +269,10 @@ NEVER_EXPANDED = _all(
     quoting.literal_documents,
     quoting.echoed_newlines,
     loop_variables.not_calculated,
+    literal_text.braces_around,
+    literal_text.closing_brace,
+    literal_text.own_names_in_documents,
+    literal_text.name_in_braces,
 )
 ASKS_FOR_ANSWER = _all(environments.asks, environments.asks_more)
 NODE_COUNT = _all(tasks.count, counts.group_of_one, hostfiles.repeated_nodes)
@@ -306,7 +337,14 @@ LITERAL_QUOTES = _all(
 LOOP_VALUES = _all(
     conditions.loops, quoting.first_element, quoting.appended_text, quoting.quoted_list, subshells.reads_the_list
 )
-CONSTANT_CONDITION = _all(conditions.constant, inner_texts.tested_patterns)
+CONSTANT_CONDITION = _all(
+    conditions.constant,
+    inner_texts.tested_patterns,
+    test_values.tested_word,
+    test_values.unquoted_not_empty,
+    test_values.or_word,
+    test_values.other_case_of_value,
+)
 ENDLESS_WAIT = _all(waiting.server_awaited, waiting.follows_log)
 EXIT_ZERO = _all(
     exit_codes.exit_zero,
@@ -325,7 +363,13 @@ OUT_OF_RANGE = _all(
     arrays.line_zero,
     loop_variables.index_beyond_list,
 )
-OUT_OF_PLACE = _all(conditions.out_of_place, subshells.aliases, subshells.never_called, shared_files.entered_twice)
+OUT_OF_PLACE = _all(
+    conditions.out_of_place,
+    subshells.aliases,
+    subshells.never_called,
+    shared_files.entered_twice,
+    repository_files.other_folder,
+)
 SIGNAL_NOT_TRAPPED = _all(launchers.untrapped, launchers.not_passed, activation.trapped_after_work)
 PREPARED_BY_ALL = _all(shared_files.prepared_by_all, shared_files.created_by_array)
 OTHER_SHELL = _all(shell.other_shell, activation.csh_script)

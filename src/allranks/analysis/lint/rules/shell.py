@@ -54,7 +54,7 @@ def brackets(job: JobDescription) -> Iterator[Violation]:
             sign = next(r for r in call.redirects if r.operator in (">", "<"))
             text = f"{sign.operator} in [ ] is a redirection to or from a file called {sign.target}, not a comparison"
             yield Violation(call.offset, text, cure="-gt or -lt")
-        elif call.program == "[" and len(call.args) == 2 and re.search(r"[^=!]==?[^=]", call.args[0].text):
+        elif call.program == "[" and len(call.args) == 2 and re.search(r"[^=!]==?[^=]|.!=[^=]", call.args[0].text):
             yield Violation(call.offset, "the test is always true: blanks around = are missing", severity="warning")
         elif (
             call.args

@@ -189,7 +189,8 @@ def _glued(job: JobDescription) -> Iterator[tuple[str, Violation]]:
             yield use.name, Violation(use.offset, text, cure=f"${{{shorter}}}_")
         elif (start := _start_of_name(job, use.name)) is not None:
             text = f"${use.name} is never set; ${{{start}}} followed by {use.name[len(start) :]} was probably meant"
-            yield use.name, Violation(use.offset, text, cure=f"${{{start}}}{use.name[len(start) :]}")
+            cure = f"${{{start}}}{use.name[len(start) :]}"
+            yield use.name, Violation(use.offset, text, cure=cure, whatever_is_filled_in=True)
         elif (start := _taken_in(job, use)) is not None:
             rest = use.name[len(start) :]
             text = f"${use.name} is never set; ${{{start}}} followed by {rest} was probably meant"
@@ -211,7 +212,7 @@ def _taken_in(job: JobDescription, use: VariableUse) -> str | None:
 
 def _start_of_name(job: JobDescription, name: str) -> str | None:
     """Return the variable of Slurm that takes in a lower-case word behind it: ``$SLURM_JOB_ID_seed``."""
-    found = re.fullmatch(r"(SLURM_[A-Z_]*[A-Z])_[a-z]\w*", name)
+    found = re.fullmatch(r"(SLURM_[A-Z_]*[A-Z])_(?:[a-z]\w*|\d+)", name)
     return found[1] if found and found[1] in SLURM_NAMES and not job.has(name) else None
 
 

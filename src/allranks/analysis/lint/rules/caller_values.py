@@ -1,0 +1,154 @@
+"""Rules for options and arguments that a script collects and no command gets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.records import Assignment, Violation
+from allranks.analysis.lint.rules.mismatched_names import IdleVariable, idle_variables
+
+LOST_WHY = "What the caller passes is dropped without a message: the program runs with its own default."
+OF_OPTION = re.compile(r"\$\{?OPTARG\b|\$\{?2\b|\$\{?[1i]#|\$\{\w+#")
+OF_ARGUMENT = re.compile(r"\$(?:[1-9]\b|\{[1-9]\d?\b)")
+IN_CASE = re.compile(r"^[ \t]*[-\w\"'| ?*=]+\)[ \t]*")
+FOR_OTHERS = re.compile(r"(?i)(?:help|verbose|debug|quiet|usage|dry|test|comment|dummy|unused|version|_)\w*")
+ENOUGH = 2
+
+
+def options_unused(job: JobDescription) -> Iterator[Violation]:
+    """Report an option that the script parses, and whose value nothing uses; or several arguments of this kind."""
+    if job.kind != "script" or job.sources_files or not job.work_calls:
+        return
+    idle = [i for i in idle_variables(job) if not i.loops and not FOR_OTHERS.fullmatch(i.name)]
+    named = [i for i in idle if _is_of_option(job, i)]
+    placed = [i for i in idle if i not in named and _is_of_argument(job, i)]
+    for item in named:  # each is one option of the script
+        text = f"{item.name} gets an option's value, and no command uses it"
+        yield Violation(item.offset, text, why=LOST_WHY, cure=f"pass ${item.name} to the program")
+    if len(placed) >= ENOUGH:
+        text = f"{', '.join(i.name for i in placed)} get the caller's arguments, and no command uses them"
+        yield Violation(placed[0].offset, text, why=LOST_WHY, cure=f"pass ${placed[0].name} to the program")
+
+
+def _is_of_option(job: JobDescription, item: IdleVariable) -> bool:
+    """Return whether the value is that of an option in a ``case`` of the script."""
+    start = job.code.rfind("\n", 0, item.offset) + 1
+    above = job.code[max(0, start - 200) : item.offset]
+    in_case = re.search(r"(?:^|\n)[ \t]*\(?[-\w\"'|?*=: ]+\)[^\n]*(?:\n[^\n;]*)?\Z", above)
+    return in_case is not None and OF_OPTION.search(item.value) is not None and "case" in job.code
+
+
+def _is_of_argument(job: JobDescription, item: IdleVariable) -> bool:
+    own = job.by_name.get(item.name, [])
+    written = re.match(
+        r"\w+=[\"']?\$(?:[1-9]|\{[1-9]\d?(?::?-[^{}]*)?\})[\"']?[ \t]*(?:[;#]|$)", job.line_of(item.offset).lstrip()
+    )
+    return len(own) == 1 and not own[0].in_function and written is not None
+
+
+# ------------------------------------------------------------------------------- texts of options
+
+TEXT_WHY = "The variable holds options for a program, and no command has it: the program runs without them."
+OPTIONS = re.compile(r"[ \t\n\\]*--?[A-Za-z][\w.-]*(?:[= \t]|\Z)")
+
+
+def options_collected(job: JobDescription) -> Iterator[Violation]:
+    """Report a variable with a text of options that nothing uses."""
+    if (
+        job.kind != "script"
+        or job.sources_files
+        or not job.work_calls
+        or re.search(r"(?<![-\w])eval\b|\$\{!", job.code)
+    ):
+        return
+    for item in idle_variables(job):
+        own = job.by_name.get(item.name, [])
+        listed = own and own[0].items
+        value = listed[0].text if listed else item.value
+        if not own or not OPTIONS.match(value) or any(a.under or a.in_function or a.in_substitution for a in own):
+            continue
+        if not any(w.offset > item.offset for w in job.work_calls) or _is_repeated(job, item, own):
+            continue
+        text = f"{item.name} holds options, and no command has ${item.name}"
+        yield Violation(item.offset, text, why=TEXT_WHY, cure=f"${item.name} in the command")
+
+
+def _is_repeated(job: JobDescription, item: IdleVariable, own: list[Assignment]) -> bool:
+    """Return whether the commands have the options themselves."""
+    first = re.match(r"[ \t\n\\]*(--?[\w.-]+)", own[0].value)
+    return first is not None and any(a.text.partition("=")[0] == first[1] for w in job.work_calls for a in w.args)
+
+
+# ------------------------------------------------------------------------------------- overwritten
+
+AGAIN_WHY = "The second assignment replaces the first one: its options never reach a program."
+NAMES = re.compile(r"(?:^|\s)(--?[A-Za-z][\w.-]*)")
+
+
+def options_replaced(job: JobDescription) -> Iterator[Violation]:
+    """Report ``ARGS="--lr 1"`` above ``ARGS="--epochs 2"``, with other options and nothing between that uses the first."""
+    if job.kind != "script" or re.search(r"\$\{!|(?<![-\w])eval\b", job.code):
+        return
+    for name, items in job.by_name.items():
+        for first, second in pairwise(items):
+            if any(a.under or a.in_function or a.in_substitution or a.subshell for a in (first, second)):
+                continue
+            if not (OPTIONS.match(first.value) and OPTIONS.match(second.value)):
+                continue
+            between = job.code[first.offset : second.offset]
+            if re.search(r"(?m)^[ \t]*(?:if|elif|else|case|for|while|until|done|fi|esac|\})|\)[ \t]*$|;;", between):
+                continue
+            if job.line_of(first.offset)[:1].isspace() != job.line_of(second.offset)[:1].isspace():
+                continue
+            used = any(
+                u.name == name
+                and first.offset < u.offset < second.offset + len(second.value) + 40
+                and u.offset < _end(job, second)
+                for u in job.uses
+            )
+            one, two = set(NAMES.findall(first.value)), set(NAMES.findall(second.value))
+            if not used and one and two and not one & two and second.name in job.used_names:
+                line = job.lines.place(first.offset)[0]
+                text = f"{name} is set again: the options of line {line} ({min(one)}) are lost"
+                yield Violation(second.offset, text, why=AGAIN_WHY, cure=f'{name}="${name} ..."')
+                return
+
+
+def _end(job: JobDescription, item: Assignment) -> int:
+    """Return the end of the line, or of the continued lines, in which an assignment stands."""
+    end = job.text.find("\n", item.offset)
+    while end > 0 and job.text[end - 1] == "\\":
+        end = job.text.find("\n", end + 1)
+    return end if end >= 0 else len(job.text)
+
+
+ARGUMENT_WHY = "The value that the caller passes is lost: the program always gets the one in the script."
+
+
+def argument_replaced(job: JobDescription) -> Iterator[Violation]:
+    """Report ``LR=$1`` above ``LR=0.1``, with nothing between that uses the argument."""
+    if job.kind != "script":
+        return
+    for name, items in job.by_name.items():
+        for first, second in pairwise(items):
+            if any(a.under or a.in_function or a.in_substitution or a.subshell for a in (first, second)):
+                continue
+            if not re.fullmatch(r"\$(?:[1-9]|\{[1-9]\})", first.value) or not re.fullmatch(
+                r"[\w./:-]+", second.source.text
+            ):
+                continue
+            between = job.code[first.offset : second.offset]
+            plain = not job.line_of(first.offset)[:1].isspace() and not job.line_of(second.offset)[:1].isspace()
+            if not plain or re.search(r"(?m)^[ \t]*(?:if|case|for|while|until|\[|test)\b|&&|\|\||\[", between):
+                continue
+            if re.search(r"&&|\|\|", job.line_of(second.offset)) or any(
+                u.name == name and first.offset < u.offset < second.offset for u in job.uses
+            ):
+                continue
+            line = job.lines.place(first.offset)[0]
+            text = f"{name} is set again: the caller's value of line {line} is lost"
+            yield Violation(second.offset, text, why=ARGUMENT_WHY, cure="remove the line; or ${1:-default}")
+            return

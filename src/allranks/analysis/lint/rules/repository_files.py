@@ -1,0 +1,182 @@
+"""Rules for what a script and the files beside it show together: files that it sources, scripts that it starts, and folders that it enters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from allranks.analysis.lint.command_options import PYTHON
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.readers import ShellReader
+from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.analysis.lint.rules.dataflow import GUARDS, INHERITED, PRINTING
+from allranks.analysis.lint.rules.unset_variables import OUTSIDE_NAMES
+from allranks.analysis.lint.shell_tokens import MappedText
+
+MOST_FOLDERS = 8
+MOST_BYTES = 200_000
+
+
+def _places(job: JobDescription) -> list[Path]:
+    """Return the folders from which the script may be started: the current one, its own, and those above it in its repository."""
+    if job.folder is None:
+        return []
+    found = [Path.cwd(), job.folder]
+    for above in job.folder.parents:
+        if (found[-1] / ".git").exists() or len(found) > MOST_FOLDERS:
+            break
+        found.append(above)
+    return found
+
+
+def _read(job: JobDescription, word: str) -> ShellReader | None:
+    """Read the file that a word names, with or without a variable for its folder; None if it is not here."""
+    name = re.sub(r"\A(?:\"?\$(?:\([^)]*\)|\{[^}]*\}|\w+)\"?/)+", "", word.strip("\"'"))
+    if not re.fullmatch(r"[\w./-]+", name) or name.startswith("/"):
+        return None
+    for place in _places(job):
+        path = place / name
+        try:
+            if not path.is_file() or path.stat().st_size > MOST_BYTES:
+                continue
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+        reading = ShellReader()
+        reading.read(MappedText(text))
+        return reading
+    return None
+
+
+EARLY_WHY = "The shell expands a variable when it reads the line, not when the value is used: it is still empty there."
+
+
+def before_source(job: JobDescription) -> Iterator[Violation]:
+    """Report a variable that stands above the line that sources the file that sets it."""
+    if job.kind != "script" or job.folder is None:
+        return
+    guarded = {u.name for u in job.uses if u.operator.startswith(GUARDS) or u.program in ("[", "[[", "test", "case")}
+    above: set[str] = set()
+    for call in job.calls:
+        if (
+            call.program not in ("source", ".")
+            or not call.args
+            or call.under
+            or call.in_function
+            or call.in_substitution
+        ):
+            continue
+        reading = _read(job, call.args[0].text)
+        if reading is None:
+            return  # what it sets is unknown
+        own = {a.name for a in reading.assignments if not a.removed and not a.in_function}
+        own -= {u.name for u in reading.uses if u.operator.startswith(GUARDS)} | above
+        for use in job.uses:
+            known = (
+                use.name in guarded | INHERITED
+                or OUTSIDE_NAMES.match(use.name)
+                or job.has(use.name)
+                or use.name in job.reading.named
+            )
+            if (
+                use.offset > call.offset
+                or use.name not in own
+                or known
+                or use.under
+                or use.in_function
+                or use.program in PRINTING
+            ):
+                continue
+            line = job.lines.place(call.offset)[0]
+            text = f"${use.name} is used above line {line}, which sources the file that sets it"
+            yield Violation(use.offset, text, why=EARLY_WHY, cure=f"move line {line} up")
+            return
+        above |= own
+
+
+CHILD_WHY = "A script that is started, not sourced, gets the exported variables only: there it is empty."
+STARTS = {"bash", "sh", "sbatch", "srun"}
+
+
+def read_by_child(job: JobDescription) -> Iterator[Violation]:
+    """Report a variable that a script of the repository reads, and that its caller sets without export."""
+    if job.kind != "script" or job.folder is None or re.search(r"\bset\s+-(?:\w*a\w*|o\s+allexport)\b", job.code):
+        return
+    for call in job.calls:
+        script = _script_of(call)
+        if script is None or any(a.text.startswith("--export") for c in (call, *call.under) for a in c.args):
+            continue
+        names = [
+            a
+            for a in job.set_values_at_top()
+            if a.offset < call.offset and not a.exported and a.value and not a.in_function
+        ]
+        names = [
+            a
+            for a in names
+            if a.name not in job.reading.exported | INHERITED and not any(o.exported for o in job.by_name[a.name])
+        ]
+        reading = _read(job, script) if names else None
+        if reading is None:
+            continue
+        guarded = {
+            u.name for u in reading.uses if u.operator.startswith(GUARDS) or u.program in ("[", "[[", "test", "case")
+        }
+        known = guarded | {a.name for a in reading.assignments} | reading.named
+        sources = any(c.program in ("source", ".") for c in reading.calls)
+        needed = {u.name for u in reading.uses if not u.in_function and u.program not in PRINTING} - known
+        for item in names if not sources else ():
+            if item.name in needed and not OUTSIDE_NAMES.match(item.name):
+                text = f"{script} reads ${item.name}, which is not exported here"
+                yield Violation(item.offset, text, why=CHILD_WHY, cure=f"export {item.name}")
+                return
+
+
+def _script_of(call: ProgramCall) -> str | None:
+    """Return the shell script that a command starts in a shell of its own."""
+    if call.in_substitution or call.in_function:
+        return None
+    if call.written.endswith((".sh", ".bash")) and all(c.program in ("srun", "time", "nohup") for c in call.under):
+        return call.written
+    if call.program in STARTS and not call.under:
+        words = [a.text for a in call.args if not a.text.startswith("-")]
+        return next((w for w in words if w.endswith((".sh", ".bash", ".sbatch", ".slurm"))), None)
+    return None
+
+
+FOLDER_WHY = "A relative path counts from the folder in which the shell is: after cd it names another file, which does not exist."
+
+
+def other_folder(job: JobDescription) -> Iterator[Violation]:
+    """Report a program whose path counts from the folder that the script has left."""
+    if job.kind != "script" or not job.in_repository:
+        return
+    entered: str | None = None
+    for call in job.calls:
+        if call.in_substitution or call.in_function:
+            continue
+        if call.program in ("cd", "pushd", "popd"):
+            first = call.args[0].text.rstrip("/").removeprefix("./") if call.args else ""
+            plain = entered is None and call.program == "cd" and re.fullmatch(r"[A-Za-z][\w.-]*(?:/[\w.-]+)*", first)
+            loose = call.branch or call.in_loop or call.subshell is not None or call.under
+            entered = first if plain and not loose else ""
+        if (
+            not entered
+            or not PYTHON.match(call.program)
+            or any(c.program not in ("srun", "time", "nohup") for c in call.under)
+        ):
+            continue
+        program = next((a.text for a in call.args if not a.text.startswith("-")), "")
+        if not re.fullmatch(r"[\w-][\w.-]*(?:/[\w.-]+)*\.py", program) or any(a.text == "-m" for a in call.args):
+            continue
+        places = [p for p in _places(job) if (p / entered).is_dir()]
+        if (
+            places
+            and not any((p / entered / program).exists() for p in places)
+            and any((p / program).is_file() for p in places)
+        ):
+            text = f"after cd {entered} there is no {program}: the path counts from the folder above"
+            back = "../" * (entered.count("/") + 1)
+            yield Violation(call.offset, text, why=FOLDER_WHY, cure=f"{back}{program}, or without cd {entered}")
+            return

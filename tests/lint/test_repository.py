@@ -1,0 +1,76 @@
+"""Rules that read the files beside a script, in a checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from allranks.analysis.lint import lint
+
+JOB = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n"
+SETTINGS = "TRAIN_FILE=train.py\nDATA=/a/b\nOPTIONAL=${OPTIONAL:-1}\n"
+
+
+def findings(folder: Path, script: str, rule: str) -> list[int]:
+    """The lines of a script in the folder jobs of a repository that have a finding of the rule."""
+    (folder / ".git").mkdir()
+    (folder / "jobs").mkdir()
+    (folder / "config.env").write_text(SETTINGS)
+    (folder / "jobs/inner.sh").write_text('#!/bin/bash\npython t.py --lr $LR --seed "${SEED:-1}"\n')
+    (folder / "src").mkdir()
+    (folder / "src/train.py").write_text("")
+    (folder / "src/src").mkdir()
+    (folder / "src/src/deep.py").write_text("")
+    path = folder / "jobs/job.sh"
+    path.write_text(JOB + script)
+    return [f.line for f in lint([path]).findings if f.id == rule and f.severity != "note"]
+
+
+@pytest.mark.parametrize(
+    ("script", "lines"),
+    [
+        ("P=${TRAIN_FILE}\nsource config.env\npython $P\n", [4]),
+        ('P=$TRAIN_FILE\nsource "$(dirname "$0")/config.env"\npython $P\n', [4]),
+        ("source config.env\nP=${TRAIN_FILE}\npython $P\n", []),
+        ("P=${TRAIN_FILE:-x.py}\nsource config.env\npython $P\n", []),
+        ("P=$OPTIONAL\nsource config.env\npython $P\n", []),
+        ("P=${TRAIN_FILE}\nsource other.env\nsource config.env\npython $P\n", []),
+    ],
+)
+def test_a_variable_above_the_file_that_sets_it(tmp_path: Path, script: str, lines: list[int]) -> None:
+    assert findings(tmp_path, script, "unset-variable") == lines
+
+
+@pytest.mark.parametrize(
+    ("script", "lines"),
+    [
+        ("LR=1\nbash inner.sh\n", [4]),
+        ("LR=1\nsrun inner.sh\n", [4]),
+        ("LR=1\n./inner.sh $LR\n", [4]),
+        ("export LR=1\nbash inner.sh\n", []),
+        ("LR=1\nsource inner.sh\n", []),
+        ("LR=1 bash inner.sh\n", []),
+        ("SEED=1\nbash inner.sh\n", []),
+        ("LR=1\nsbatch --export=ALL,LR=$LR inner.sh\n", []),
+    ],
+)
+def test_a_variable_that_a_started_script_reads(tmp_path: Path, script: str, lines: list[int]) -> None:
+    assert findings(tmp_path, script, "not-exported") == lines
+
+
+@pytest.mark.parametrize(
+    ("script", "lines"),
+    [
+        ("cd src\npython src/train.py\n", [5]),
+        ("cd src\nsrun python src/train.py\n", [5]),
+        ("cd src\npython train.py\n", []),
+        ("cd src\npython src/deep.py\n", []),
+        ("python src/train.py\n", []),
+        ("cd /other/src\npython src/train.py\n", []),
+        ("cd src\ncd ..\npython src/train.py\n", []),
+        ("(cd src && ls)\npython src/train.py\n", []),
+    ],
+)
+def test_a_program_in_the_folder_that_the_script_has_left(tmp_path: Path, script: str, lines: list[int]) -> None:
+    assert findings(tmp_path, script, "out-of-place") == lines
