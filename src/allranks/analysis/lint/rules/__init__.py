@@ -143,7 +143,6 @@ UNSET_VARIABLE = _all(
     lost_values.path_of_misspelt,
     empty_values.keywords,
     empty_values.set_in_front,
-    empty_values.of_steps,
     empty_values.set_below,
     empty_values.one_of_many,
     empty_values.in_other_case,

@@ -64,24 +64,6 @@ def _end_of_line(job: JobDescription, line: int) -> int:
     return end if end >= 0 else len(job.text)
 
 
-# --------------------------------------------------------------------------- variables of steps only
-
-STEP_ONLY = {"SLURM_STEP_GPUS": "SLURM_JOB_GPUS"}
-STEP_WHY = "Slurm sets it for the tasks of srun only; the batch script has SLURM_JOB_GPUS."
-
-
-def of_steps(job: JobDescription) -> Iterator[Violation]:
-    """Report ``$SLURM_STEP_GPUS`` in the batch shell."""
-    for use in job.uses if job.is_batch else ():
-        if use.name in STEP_ONLY and not use.under and not use.operator and use.program not in PRINTING | {"printenv"}:
-            if not job.has(use.name) and not any(
-                u.name == use.name and u.operator.startswith(GUARDS) for u in job.uses
-            ):
-                text = f"${use.name} is empty in the batch script"
-                yield Violation(use.offset, text, why=STEP_WHY, cure=f"${STEP_ONLY[use.name]}")
-                return
-
-
 # ------------------------------------------------------------------------------ set further down
 
 LATER_WHY = "The shell reads the lines from top to bottom: here the variable is still empty."
