@@ -35,6 +35,7 @@ from tests.lint.precision_cases import PRECISION_CASES
 from tests.lint.program_cases import PROGRAM_CASES
 from tests.lint.progress_cases import PROGRESS_CASES
 from tests.lint.resource_cases import RESOURCE_CASES
+from tests.lint.several_cases import SEVERAL_CASES
 from tests.lint.shell_cases import SHELL_CASES
 from tests.lint.status_cases import STATUS_CASES
 from tests.lint.step_cases import STEP_CASES
@@ -78,6 +79,7 @@ CASES = [
     *USAGE_CASES,
     *FLOW_CASES,
     *SYSTEM_CASES,
+    *SEVERAL_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())

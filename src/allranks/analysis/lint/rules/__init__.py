@@ -11,6 +11,7 @@ from allranks.analysis.lint.rules import (
     arrays,
     batch_lines,
     caller_values,
+    cancelling,
     commands,
     conditions,
     counts,
@@ -40,10 +41,12 @@ from allranks.analysis.lint.rules import (
     requests,
     results,
     secrets,
+    several_nodes,
     shared_files,
     shell,
     sizes,
     slurm_values,
+    starting,
     status_flow,
     steps,
     storage,
@@ -305,7 +308,13 @@ TASKS_CONTRADICT = _all(
     sizes.lightning_tasks,
     usage.mpi_alone,
 )
-HOST_FILE = _all(hostfiles.one_line, hostfiles.list_as_file, hostfiles.host_lines, hostfiles.include_form)
+HOST_FILE = _all(
+    hostfiles.one_line,
+    hostfiles.list_as_file,
+    hostfiles.host_lines,
+    hostfiles.include_form,
+    several_nodes.without_hosts,
+)
 ONE_NODE_ONLY = _all(tasks.one_node, ranks.factory_alone)
 NODE_RANK_MISSING = _all(rendezvous.rank_missing, ranks.factory_rank)
 NOTHING_TO_DO = _all(usage.nothing, usage.not_run)
@@ -317,7 +326,13 @@ DEPENDENCY = _all(submissions.dependency, submissions.wrong_field, submissions.l
 WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts.spawned_world, sizes.world_of_options)
 TIME_UNIT = _all(steps.minutes, requests.hours_as_minutes)
 PATTERN_NOT_EXPANDED = _all(storage.unexpanded, requests.foreign_patterns, inner_texts.quoted_patterns)
-MASTER_ADDRESS = _all(rendezvous.address, rendezvous.local_url, launchers.without_address, ranks.node_record)
+MASTER_ADDRESS = _all(
+    rendezvous.address,
+    rendezvous.local_url,
+    launchers.without_address,
+    ranks.node_record,
+    several_nodes.own_network,
+)
 LAUNCHER_OPTION = _all(
     options.launcher_option,
     launchers.filters,
@@ -384,6 +399,8 @@ SAME_NODE_RANK = _all(
 OVERWRITTEN_OUTPUT = _all(subshells.overwritten, subshells.tee_in_loop, subshells.wrong_order, results.message_over_log)
 GPUS_HELD = _all(requests.held, requests.sleeps_at_end)
 FOLDER_NOT_COPIED = _all(storage.not_copied, shared_files.archives)
+KILLS_OTHERS = _all(cancelling.pkill, cancelling.of_user, cancelling.cancels_jobs)
+NOT_RUNNABLE = _all(starting.without_folder, starting.other_language)
 NODE_LOCAL_FILE = _all(storage.local, storage.windows_path, shared_files.folder_of_first_node)
 
 RULES: tuple[LintRule, ...] = (
@@ -451,6 +468,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("visible-devices", "warning", VISIBLE_DEVICES, gpus.VISIBLE_WHY, gpus.VISIBLE_CURE, "Slurm's gres manual"),
     LintRule("one-failed-rest-waits", "note", tasks.kill, tasks.KILL_WHY, tasks.KILL_CURE, SLURM_TEST),
     LintRule("step-exceeds-job", "error", steps.exceeds, steps.EXCEEDS_WHY, steps.EXCEEDS_CURE, SLURM),
+    LintRule("step-nodes", "error", several_nodes.step_nodes, several_nodes.STEP_WHY, several_nodes.STEP_CURE, SLURM_TEST),
     LintRule("job-inside-job", "warning", steps.allocates, steps.INNER_WHY, steps.INNER_CURE, SLURM),
     LintRule("time-unit", "warning", TIME_UNIT, steps.TIME_WHY, "--time=<hours>:00:00", SLURM),
     LintRule("launchers-disagree", "error", steps.disagree, steps.DISAGREE_WHY, "the same address and port for all, and a rank for each", TORCHRUN),
@@ -461,11 +479,12 @@ RULES: tuple[LintRule, ...] = (
     LintRule("no-terminal", "error", environments.terminal, environments.TERMINAL_WHY, environments.TERMINAL_CURE, "docker run reference, foreground"),
     LintRule("container-shell-ended", "warning", CONTAINER_SHELL_ENDED, environments.ENDED_WHY, environments.ENDED_CURE, "apptainer exec manual"),
     LintRule("builtin-as-program", "error", programs.builtins, programs.BUILTIN_WHY, programs.BUILTIN_CURE, "bash manual, builtin commands"),
+    LintRule("not-runnable", "error", NOT_RUNNABLE, starting.START_WHY, starting.START_CURE, "bash manual, command search and execution; " + SLURM_TEST),
     LintRule("old-launcher", "note", launchers.old, launchers.OLD_WHY, "use torchrun, which has the same options", TORCHRUN),
     LintRule("export-comma", "error", launchers.comma, launchers.COMMA_WHY, launchers.COMMA_CURE, SLURM_TEST),
     LintRule("export-drops-environment", "warning", launchers.drops, launchers.DROPS_WHY, launchers.DROPS_CURE, SLURM_TEST),
     LintRule("login-shell", "note", launchers.login, launchers.LOGIN_WHY, "use bash -c instead of bash -lc", "bash manual"),
-    LintRule("kills-others", "warning", launchers.pkill, launchers.PKILL_WHY, launchers.PKILL_CURE, "prime-rl's template"),
+    LintRule("kills-others", "warning", KILLS_OTHERS, cancelling.PKILL_WHY, cancelling.PKILL_CURE, "prime-rl's template"),
     LintRule("signal-kills-torchrun", "warning", launchers.signal, launchers.SIGNAL_WHY, launchers.SIGNAL_CURE, SLURM_TEST),
     LintRule("signal-not-trapped", "warning", SIGNAL_NOT_TRAPPED, launchers.TRAP_WHY, launchers.TRAP_CURE, "bash manual, signals; " + SLURM_TEST),
     LintRule("requeue-truncates-log", "warning", launchers.requeue, launchers.REQUEUE_WHY, "#SBATCH --open-mode=append", SLURM_TEST),
@@ -545,6 +564,7 @@ RULES: tuple[LintRule, ...] = (
 )  # fmt: skip
 
 TOPICS = (
+    ("broken-line", "stray-line", "no-shebang", "mistyped-command", "not-runnable"),
     ("ephemeral-port", "fixed-port", "fixed-rendezvous-id"),
     ("rendezvous-id-per-node", "port-per-node"),
     ("gloo-interface-syntax", "loopback-across-nodes", "transport-disabled", "hard-coded-interface"),

@@ -329,6 +329,11 @@ EXAMPLES: dict[str, RuleExample] = {
         "srun --nodes=4 --ntasks=4 python train.py",
         "srun --nodes=2 --ntasks=2 python train.py",
     ),
+    "step-nodes": RuleExample(
+        "A command for one node prints as many lines as the job has nodes; two launchers have the same rank; or `srun: error: Unable to create step: More processors requested than permitted`.",
+        "nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST))\nsrun -w ${nodes[0]} ray start --head --block &",
+        "nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST))\nsrun -N 1 -n 1 -w ${nodes[0]} ray start --head --block &",
+    ),
     "job-inside-job": RuleExample(
         "`salloc: Pending job allocation` in the log of a job that does nothing; or the same job is submitted several times.",
         "srun sbatch train.sbatch",
@@ -376,6 +381,11 @@ EXAMPLES: dict[str, RuleExample] = {
         "`cd: executable file not found`, `execve(): source: No such file or directory`; or nothing, and the training misses its folder or its environment.",
         "singularity exec --nv image.sif cd /workspace && torchrun --standalone --nproc_per_node=2 train.py",
         'srun singularity exec --nv image.sif bash -c "cd /workspace && torchrun --standalone --nproc_per_node=2 train.py"',
+    ),
+    "not-runnable": RuleExample(
+        "`train.py: command not found`; under srun `execve(): train.py: Permission denied`; `import: command not found` from `bash train.py`.",
+        "srun train.py --epochs 3",
+        "srun python train.py --epochs 3",
     ),
     "old-launcher": RuleExample(
         "A `FutureWarning`; `unrecognized arguments: --local-rank` from the program.",

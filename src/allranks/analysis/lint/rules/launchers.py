@@ -23,10 +23,6 @@ COMMA_CURE = "export the variable in the script before srun; --export=ALL is the
 DROPS_WHY = "The step only gets the named variables (and SLURM_*): PATH, modules, NCCL and cache settings of the script do not reach the ranks."
 DROPS_CURE = "omit --export, or write --export=ALL; set variables with export lines before srun"
 LOGIN_WHY = "A login shell reads the profile again, which resets PATH and modules to their state after login."
-PKILL_WHY = (
-    "It also kills processes of your other jobs on a shared node, and those of other users if it has the permission."
-)
-PKILL_CURE = "remove it; Slurm ends all processes of a job when the job ends"
 SIGNAL_WHY = "Without B: Slurm sends the signal to every process of every step. It ends torchrun (exit code 138), and its workers keep running."
 SIGNAL_CURE = (
     "in the task's shell: trap '' USR1; exec torchrun ... so that only the workers' handlers get it; or #SBATCH --signal=B:USR1@<seconds> "
@@ -171,52 +167,6 @@ def _prepares(call: ProgramCall) -> bool:
         or (call.program in ("conda", "mamba", "micromamba") and words[:1] == ["activate"])
         or (call.program in ("source", ".") and bool(words) and words[0].endswith("activate"))
     )
-
-
-def pkill(job: JobDescription) -> Iterator[Violation]:
-    if job.whole_nodes:
-        return
-    for call in job.calls:
-        words = " ".join(a.text for a in call.args)
-        name = "fuser -k" if call.program == "fuser" else "kill"
-        kills = call.program in ("kill", "fuser") or (
-            call.program == "xargs" and any(a.text == "kill" for a in call.args)
-        )
-        if kills and (listed := _killed_by_list(job, call)):
-            yield Violation(call.offset, f"{name} of all processes that {listed} finds also affects other jobs")
-        if call.program in ("pkill", "killall") and re.search(r"python|torchrun|train|ray|accelerate|deepspeed", words):
-            yield Violation(call.offset, f"{call.program} {words} also affects other jobs")
-
-
-LISTED = re.compile(
-    r"\bnvidia-smi\b[^\n]*(?:pid|grep|awk)|\blsof\b[^\n]*/dev/nvidia|\bpgrep\b[^\n]*\b(?:python|torchrun|train|ray|accelerate|deepspeed)|"
-    r"\bps[ \t]+-?[aefux]+\b[^\n]*\|[ \t]*grep[^\n]*(?:python|torchrun|deepspeed|accelerate|train)"
-)
-OF_OWN = re.compile(
-    r"\$\{?(?:\w*(?:PID|PORT|JOB|DIR|NAME|pid|port|job|dir|name)\w*|\$|[1!]|\{1)|ppid|pgrp|-P\b|-s\b|--id|-i[ =]|index"
-)
-
-
-def _killed_by_list(job: JobDescription, call: ProgramCall) -> str:
-    """Return the command that lists the processes of a GPU or of Python, all of which are killed."""
-    line = job.line_of(call.offset)
-    if call.program == "fuser":
-        told = any(re.match(r"-\w*k|--kill", a.text) for a in call.args)
-        return "fuser" if told and any(re.match(r"/dev/nvidia(?:\*|\d|\Z)", a.text) for a in call.args) else ""
-    texts = [a.text for a in call.args if a.text.startswith(("$(", "`"))] or [line]
-    for arg in call.args if call.in_loop else ():
-        name = re.fullmatch(r"\$\{?(\w+)\}?", arg.text)
-        loop = (
-            rf"(?m)^[^\n#]*(?:\bfor[ \t]+{name[1]}[ \t]+in\b|\bread[ \t]+(?:-r[ \t]+)?{name[1]}\b)[^\n]*"
-            if name
-            else ""
-        )
-        texts += [m[0] for m in re.finditer(loop, job.code[: call.offset])][-1:] if loop else []
-    for text in texts:
-        found = LISTED.search(text)
-        if found and not OF_OWN.search(text):
-            return found[0].split()[0]
-    return ""
 
 
 SIGNALS = {"10": "USR1", "12": "USR2", "2": "INT", "15": "TERM", "1": "HUP", "18": "CONT"}

@@ -207,6 +207,8 @@ def set_only_inside(job: JobDescription) -> Iterator[Violation]:
             continue
         local = all(re.match(rf"\s*local[ \t]+(?!-\w*g)[^\n;]*\b{name}\b", job.line_of(a.offset)) for a in own)
         around = {_function_around(code, a.offset) for a in own}
+        if _function_around(code, use.offset) in around - {None}:
+            continue  # the reader has moved a function's body to its call
         uncalled = None not in around and not any(_is_called(code, f) for f in around if f)
         if local or uncalled:
             line = job.lines.place(own[0].offset)[0]

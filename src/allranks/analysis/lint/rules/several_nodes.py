@@ -1,0 +1,147 @@
+"""Rules for launches on several nodes: the nodes of a step, launchers without a list of hosts, and containers with a network of their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.analysis.lint.command_options import Option, slurm_option, slurm_options
+from allranks.analysis.lint.job import NODE_NAMES, JobDescription, LauncherCall
+from allranks.analysis.lint.records import Assignment, ProgramCall, Violation
+
+# -------------------------------------------------------------------------------- the nodes of a step
+
+STEP_WHY = (
+    "A step has as many nodes and tasks as the job, unless -N and -n say otherwise: -w only names nodes that it has to contain, "
+    "and -N leaves the number of tasks as it is."
+)
+STEP_CURE = "srun -N 1 -n 1 -w <host> ..."
+TASK_NAMES = {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"}
+OTHER_JOB = {"jobid", "het-group", "pack-group", "relative", "nodefile", "ntasks-per-gpu"}
+ONE_HOST = re.compile(
+    r"\$\{?[1-9]\}?|[A-Za-z][\w.-]*|\$\{\w+\[[^@*\]]+\]\}|\$\(hostname[^|)]*\)|\$\{?(?:HOSTNAME|SLURMD_NODENAME)\}?|"
+    r"\$\(.*\|\s*(?:head\s+-n?\s*1|sed\s+-n\s+[\"']?\d+p[\"']?)\s*\)|`.*\|\s*head\s+-n?\s*1\s*`"
+)
+
+
+def step_nodes(job: JobDescription) -> Iterator[Violation]:
+    """Report srun with one of several nodes, but the tasks of all: ``srun -w node2 program``, ``srun -N 1 program``."""
+    nodes = job.nodes
+    if not job.is_batch or not nodes or nodes < 2 or re.search(r"(?m)^#SBATCH\s+(?:hetjob|packjob)", job.text):
+        return
+    if any(a.name in NODE_NAMES | TASK_NAMES for a in job.assignments):
+        return
+    for call in job.calls:
+        options = slurm_options(call) if call.program == "srun" else {}
+        if not options or "ntasks" in options or options.keys() & OTHER_JOB or _has_unknown_options(call):
+            continue
+        if any(c.program in ("ssh", "pdsh", "clush", "env", "srun") for c in call.under):
+            continue
+        asked, named = options.get("nodes"), options.get("nodelist")
+        if asked is not None:
+            yield from _tasks_of_all(job, asked, nodes)
+        elif named is not None and _is_one_host(job, named):
+            text = (
+                f"{named.written} names one node, but without -N 1 -n 1 the step runs on all {nodes} nodes of the job"
+            )
+            yield Violation(call.offset, text)
+
+
+def _has_unknown_options(call: ProgramCall) -> bool:
+    """Return whether a word that is no option's value may hold options: ``srun $ARGS``, not ``srun -w $node``."""
+    value = False
+    for arg in call.args:
+        if arg.is_open and not value:
+            return True
+        value = arg.text.startswith("-") and slurm_option(arg.text)[2]
+    return False
+
+
+def _tasks_of_all(job: JobDescription, asked: Option, nodes: int) -> Iterator[Violation]:
+    count, total = job.number(asked.value), job.number("$SLURM_NTASKS")
+    if count and total and count < nodes and total > count:
+        each = -(-total // count)
+        text = f"srun on {count} of {nodes} nodes, but with all {total} tasks of the job: {each} on a node, or it is refused"
+        cure = f"-n {max(1, total * count // nodes)} too"
+        yield Violation(asked.arg.offset, text, cure=cure)
+
+
+WRITTEN = re.compile(r"(?:-w|--nodelist)(?:[=\s]|\\\n)*[\"']?([^\s\"']+|\$\([^)]*\))")
+
+
+def _is_one_host(job: JobDescription, named: Option) -> bool:
+    """Return whether the word is one host's name: an element of an array, a loop's variable, or a name."""
+    found = WRITTEN.match(job.text, named.arg.offset)
+    if found is None:
+        return False
+    name = re.fullmatch(r"\$\{?(\w+)\}?", found[1])
+    if name is None or name[1] in ("HOSTNAME", "SLURMD_NODENAME"):
+        return ONE_HOST.fullmatch(found[1]) is not None
+    given = [_as_written(job, a) for a in job.by_name.get(name[1], ())]
+    looped = re.search(rf"\bfor\s+{name[1]}\s+in\s|\bread\s+(?:-r\s+)?{name[1]}\b", job.code)
+    return bool(given or looped) and all(ONE_HOST.fullmatch(v) for v in given)
+
+
+def _as_written(job: JobDescription, item: Assignment) -> str:
+    found = re.compile(rf"(?m){item.name}=[\"']?([^\n;]*?)[\"']?[ \t]*(?:;|#.*|$)").match(job.text, item.offset)
+    return found[1] if found else ""
+
+
+# ------------------------------------------------------------------------- launchers without hosts
+
+NO_HOSTS_WHY = "deepspeed learns of other nodes from a host file only, and stops: 'Num nodes is >1 but no extra nodes available via hostfile'."
+NO_HOSTS_CURE = "--hostfile=<file>; or start a launcher on every node: srun --ntasks-per-node=1 torchrun ..."
+
+
+def without_hosts(job: JobDescription) -> Iterator[Violation]:
+    """Report ``deepspeed --num_nodes 2`` without a host file."""
+    for launch in job.launches:
+        count = launch.option("num_nodes")
+        if launch.kind != "deepspeed" or count is None or launch.open_ended:
+            continue
+        if launch.options.keys() & {"hostfile", "H", "no_ssh", "launcher", "help"} or "/job/hostfile" in job.text:
+            continue
+        nodes = job.number(count.value)
+        if nodes and nodes > 1 and "DLTS_HOSTFILE" not in job.text:
+            text = f"{count.written} is {nodes}, and there is no --hostfile"
+            yield Violation(count.arg.offset, text, why=NO_HOSTS_WHY, cure=NO_HOSTS_CURE)
+
+
+# ------------------------------------------------------------------------- networks of containers
+
+NETWORK_WHY = (
+    "The container gets an address of its own, which no other node knows: nothing listens at the master's address, and all other nodes "
+    "wait for it."
+)
+ADDRESSES = re.compile(r"--?(?:net|network|publish|expose)(?:=.*)?|-p|-[a-zA-Z]*P")
+
+
+def own_network(job: JobDescription) -> Iterator[Violation]:
+    """Report ``docker run`` without the host's network around a launcher for several nodes."""
+    for launch in job.launches:
+        container = next((c for c in reversed(launch.call.under) if c.program in ("docker", "podman")), None)
+        if container is None or not _for_several_nodes(job, launch):
+            continue
+        words = [a.text for a in container.args]
+        unknown = any("@" in a.text or a.is_open for a in container.args[1:] if not a.text.startswith("-"))
+        if words[:1] != ["run"] or any(ADDRESSES.fullmatch(w) for w in words) or (unknown and _image_is_last(words)):
+            continue
+        text = f"{container.program} run without --network=host around {launch.kind} for several nodes"
+        yield Violation(container.offset, text, why=NETWORK_WHY, cure="--network=host --ipc=host")
+        return
+
+
+def _image_is_last(words: list[str]) -> bool:
+    """Return whether a variable may hold options: it does not stand where the image is."""
+    opened = [i for i, w in enumerate(words) if w.startswith("$")]
+    return any(i + 1 < len(words) and words[i + 1].startswith("-") for i in opened)
+
+
+def _for_several_nodes(job: JobDescription, launch: LauncherCall) -> bool:
+    option = launch.option("nnodes", "num_machines")
+    if launch.kind == "python" or option is None:
+        return False
+    count = job.number(option.value)
+    if count is not None:
+        return count > 1
+    return launch.option("node_rank", "machine_rank", "rdzv_endpoint") is not None

@@ -1,0 +1,113 @@
+"""Rules for how files are started: without their folder, without the interpreter, or with that of another language."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+from allranks.analysis.lint.command_options import PYTHON, SHELLS
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.placement import MPI
+from allranks.analysis.lint.records import ProgramCall, Violation
+
+START_WHY = (
+    "A name without a folder is looked for in PATH, to which the current folder does not belong: 'command not found'."
+)
+START_CURE = "python train.py; bash run.sh; or ./run.sh, if it is executable"
+ITSELF_WHY = "Without python in front the file itself is the program: 'Permission denied', unless it is executable and begins with #!/usr/bin/env python."
+LANGUAGE_WHY = "The file is read as a program of the other language: it stops at its first line with a syntax error, or runs its words as commands."
+SCRIPT_FILE = re.compile(r"[A-Za-z_][\w.-]*\.(?:py|sh|bash)")
+OWN_NAMES = re.compile(
+    r"(?i)(?:my[-_]?)?(?:train|main|fine[-_]?tun(?:e|ing)|pre[-_]?train|test|eval|evaluate|inference|predict|run|job|submit|script|demo)"
+    r"[-_.]?\d*\.(?:py|sh|bash)"
+)
+LIKELY_NAMES = re.compile(r"(?i)(?:train|main|finetune|pretrain|test|eval|run)(?:[-_]\w[\w-]*)?\.py|train[-_]\w+\.sh")
+"""Names of a project's own files, and those that may also be of a package that a module or a sourced file adds to PATH.
+
+Others, such as ``basecall.py`` and ``start-master.sh``, may be programs that are installed.
+"""
+SAME_FOLDER = {"env", "time", "nohup", "timeout", "nice", "numactl", "stdbuf", "taskset", *SHELLS}
+SEARCHES_HERE = {"srun", *MPI}
+SHELL_FILE = re.compile(r"[\w./${}~-]+\.(?:sh|bash|sbatch|slurm)")
+PYTHON_FILE = re.compile(r"[\w./${}~-]+\.py")
+PYTHON_FLAGS = {"-u", "-B", "-E", "-I", "-O", "-s"}
+MAKES_RUNNABLE = re.compile(r"(?m)^[^#\n]*\bchmod\b|\bsetfacl\b|\bln\s+-s")
+NO_CONDA = re.compile(r"(?i)conda|mamba|cuda|venv|/env")
+
+
+def without_folder(job: JobDescription) -> Iterator[Violation]:
+    """Report ``train.py`` and ``srun train.py`` as commands."""
+    if job.kind != "script" or _searches_more(job):
+        return
+    for call in job.calls:
+        if not SCRIPT_FILE.fullmatch(call.written) or call.in_substitution or call.before == "|":
+            continue
+        if not _is_own(job, call) or _is_function(job, call.written):
+            continue
+        starters = {c.program for c in call.under}
+        if starters <= SAME_FOLDER:
+            python = call.written.endswith(".py")
+            cure = f"python {call.written}" if python else f"bash {call.written}"
+            yield Violation(
+                call.offset, f"{call.written} without its folder: the shell looks for it in PATH only", cure=cure
+            )
+        elif call.written.endswith(".py") and starters <= SAME_FOLDER | SEARCHES_HERE and _is_program(call):
+            if not MAKES_RUNNABLE.search(job.text) and not _is_executable(job, call.written):
+                starter = next(c.program for c in reversed(call.under) if c.program in SEARCHES_HERE)
+                text = f"{starter} starts {call.written} itself, without python"
+                cure = f"{starter} ... python {call.written}"
+                yield Violation(call.under[0].offset, text, cure=cure, why=ITSELF_WHY)
+
+
+def _is_program(call: ProgramCall) -> bool:
+    """Return whether no other program stands in front of it: ``mpirun nrniv -python run.py``."""
+    words = ["", *(a.text for a in call.under[-1].args)]
+    return all(w.startswith("-") or before.startswith("-") for before, w in pairwise(words))
+
+
+def _searches_more(job: JobDescription) -> bool:
+    """Return whether PATH may have the current folder, or that of the project."""
+    return any(not NO_CONDA.search(a.value) for a in job.set_values("PATH")) or "path+=" in job.text
+
+
+def _is_own(job: JobDescription, call: ProgramCall) -> bool:
+    """Return whether the file is the project's: by its name, because it lies here, or because the template asks for its path."""
+    likely = LIKELY_NAMES.fullmatch(call.written) and not job.unknown_settings
+    if (
+        likely
+        or OWN_NAMES.fullmatch(call.written)
+        or (job.folder is not None and (job.folder / call.written).is_file())
+    ):
+        return True
+    return any(a.value == call.written for a in job.set_values("application"))
+
+
+def _is_function(job: JobDescription, name: str) -> bool:
+    return re.search(rf"(?m)^[ \t]*(?:function[ \t]+)?{re.escape(name)}[ \t]*\(\)|\balias[ \t]+{re.escape(name)}=", job.text) is not None  # fmt: skip
+
+
+def _is_executable(job: JobDescription, name: str) -> bool:
+    path = job.folder / name if job.folder is not None else None
+    return path is not None and path.is_file() and bool(path.stat().st_mode & 0o100)
+
+
+def other_language(job: JobDescription) -> Iterator[Violation]:
+    """Report ``bash train.py`` and ``python run.sh``."""
+    for call in job.calls:
+        words = [a for a in call.args if not a.text.startswith("-")]
+        flags = [a.text for a in call.args if a.text.startswith("-")]
+        if not words or call.in_substitution:
+            continue
+        first = words[0]
+        name = PurePosixPath(first.text).name
+        shell = call.program in SHELLS or call.program in ("source", ".")
+        if shell and PYTHON_FILE.fullmatch(first.text) and not any("c" in f or "s" in f or "O" in f for f in flags):
+            text = f"{call.program} reads {name} as a script of the shell: it is a Python program"
+            yield Violation(call.offset, text, why=LANGUAGE_WHY, cure=f"python {first.text}")
+        elif PYTHON.match(call.program) and SHELL_FILE.fullmatch(first.text):
+            if not {a.text for a in call.args[: call.args.index(first)]} <= PYTHON_FLAGS:
+                continue
+            text = f"{call.program} reads {name} as a Python program: it is a script of the shell"
+            yield Violation(call.offset, text, why=LANGUAGE_WHY, cure=f"bash {first.text}")

@@ -1,0 +1,79 @@
+"""Cases about launches on several nodes, how files are started, and commands that end other jobs; line 0 for none."""
+
+from __future__ import annotations
+
+from tests.lint.cases import ONE, TWO
+
+FOUR = TWO.replace("--ntasks-per-node=1", "--ntasks-per-node=4")
+FEW = TWO.replace("#SBATCH --ntasks-per-node=1\n", "#SBATCH --time=1:00:00\n")
+NODES = TWO + "nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST))\n"
+LIST = TWO + "list=$(scontrol show hostnames $SLURM_JOB_NODELIST)\nnodes=($list)\nhead=${nodes[0]}\n"
+B = "#!/bin/bash\n"
+MEET = "--nproc_per_node=8 --master_addr=10.0.0.1 --master_port=29500 x.py\n"
+
+STEPS: list[tuple[str, str, int, str]] = [
+    ("step-nodes", NODES + "srun -w ${nodes[0]} ray start --head --block &\nwait\n", 8, "error"),
+    ("step-nodes", LIST + 'ip=$(srun --nodelist="$head" hostname -I)\n', 10, "error"),
+    ("step-nodes", TWO + "for n in $L; do\n  srun -w $n python x.py &\ndone\nwait\n", 8, "error"),
+    ("step-nodes", TWO + "run() {\n  local node=$1\n  srun -w $node python x.py\n}\nrun a\n", 9, "error"),
+    ("step-nodes", FEW + "srun -w node7 hostname\n", 7, "error"),
+    ("step-nodes", TWO + "srun -N 1 torchrun --nnodes=1 x.py\n", 7, "error"),
+    ("step-nodes", FOUR + "srun --nodes=1 -w $(hostname) python x.py\n", 7, "error"),
+    ("step-nodes", NODES + "srun -N 1 -n 1 -w ${nodes[0]} hostname\nsrun -n1 -w ${nodes[1]} hostname\n", 0, ""),
+    ("step-nodes", TWO + "srun -w $SLURM_JOB_NODELIST hostname\nsrun -w a,b hostname\nsrun -w ${L[@]} hostname\n", 0, ""),
+    ("step-nodes", FEW + "srun -N 1 -w node7 hostname\n", 0, ""),  # without --ntasks the step has one task per node
+    ("step-nodes", ONE + "srun -w node7 hostname\nsrun -N 1 hostname\n", 0, ""),
+    ("step-nodes", TWO + "unset SLURM_NTASKS\nsrun -N 1 hostname\n", 0, ""),
+    ("step-nodes", TWO + "srun $OPTIONS -w node7 hostname\n", 0, ""),
+    ("host-file", B + "deepspeed --num_nodes 2 --num_gpus 8 x.py --deepspeed z.json\n", 2, "error"),
+    ("host-file", TWO + "srun deepspeed --num_nodes=$SLURM_NNODES --num_gpus=4 x.py\n", 7, "error"),
+    ("host-file", B + "deepspeed --num_nodes 2 --hostfile hosts --num_gpus 8 x.py\n", 0, ""),
+    ("host-file", B + "deepspeed --num_nodes 1 --num_gpus 8 x.py\ndeepspeed $MORE --num_nodes 2 x.py\n", 0, ""),
+    ("master-address", B + "docker run --gpus all -v /a:/a image torchrun --nnodes=2 --node_rank=$1 " + MEET, 2, "warning"),
+    ("master-address", B + 'docker run --rm image bash -c "torchrun --nnodes=2 --node_rank=$1 ' + MEET[:-1] + '"\n', 2, "warning"),
+    ("master-address", B + "docker run --net=host image torchrun --nnodes=2 --node_rank=$1 " + MEET, 0, ""),
+    ("master-address", B + "docker run -p 29500:29500 image torchrun --nnodes=2 --node_rank=$1 " + MEET, 0, ""),
+    ("master-address", B + "docker run $OPTIONS --rm image torchrun --nnodes=2 --node_rank=$1 " + MEET, 0, ""),
+    ("master-address", B + "docker run --rm image torchrun --nnodes=1 --nproc_per_node=8 x.py\n", 0, ""),
+    ("master-address", B + "docker exec box torchrun --nnodes=2 --node_rank=$1 " + MEET, 0, ""),
+]  # fmt: skip
+STARTS: list[tuple[str, str, int, str]] = [
+    ("not-runnable", FOUR + "srun train.py --epochs 3\n", 7, "error"),
+    ("not-runnable", FOUR + "FILE=main.py\nsrun $FILE --epochs 3\n", 8, "error"),
+    ("not-runnable", FOUR + "mpirun -np 8 train.py\n", 7, "error"),
+    ("not-runnable", ONE + "train.py --epochs 3\n", 7, "error"),
+    ("not-runnable", ONE + "nohup train.sh > log &\nwait\n", 7, "error"),
+    ("not-runnable", ONE + "if [ -f a ]; then train_net.py; fi\n", 7, "error"),
+    ("not-runnable", ONE + 'application="nli.sh"\nCMD="$application $options"\neval $CMD\n', 7, "error"),
+    ("not-runnable", ONE + "bash train.py\n", 7, "error"),
+    ("not-runnable", ONE + "srun sh -x tools/train.py\n", 7, "error"),
+    ("not-runnable", ONE + "source prepare.py\n", 7, "error"),
+    ("not-runnable", ONE + "python -u scripts/run.sh\n", 7, "error"),
+    ("not-runnable", ONE + "basecall.py --gpu 0\nstart-master.sh\nsrun m2m.py train\n", 0, ""),  # of packages
+    ("not-runnable", ONE + "module load taiyaki\ntrain_flipflop.py a\n", 0, ""),
+    ("not-runnable", ONE + "export PATH=$PWD/tools:$PATH\ntrain.py\n", 0, ""),
+    ("not-runnable", ONE + "chmod +x train.py\nsrun train.py\n", 0, ""),
+    ("not-runnable", ONE + "./train.sh\nsrun ./train.py\nbash train.sh\n. train.sh\npython train.py run.sh\n", 0, ""),
+    ("not-runnable", ONE + "mpirun -np 4 nrniv -mpi -python run.py\napptainer run a.sif train.py\n", 0, ""),
+    ("not-runnable", ONE + "bash run.sh train.py\nbash -c train_all\npython -m pkg run.sh\n", 0, ""),
+    ("not-runnable", ONE + "run.sh() { echo; }\nrun.sh\n", 0, ""),
+]
+ENDS: list[tuple[str, str, int, str]] = [
+    ("kills-others", ONE + "srun python x.py\nscancel -w $(hostname)\n", 8, "warning"),
+    ("kills-others", ONE + "scancel --user=$(whoami)\n", 7, "warning"),
+    ("kills-others", ONE + "squeue -u $USER -h -o %i | xargs scancel\n", 7, "warning"),
+    ("kills-others", ONE + "scancel $(squeue -u $USER -h -o %i)\n", 7, "warning"),
+    ("kills-others", ONE + "pkill -9 -u $USER\n", 7, "warning"),
+    ("kills-others", ONE + "kill -9 -1\n", 7, "warning"),
+    ("kills-others", ONE + "docker rm -f $(docker ps -aq)\n", 7, "warning"),
+    ("kills-others", ONE + "kill -9 $(nvidia-smi | sed -n 's/| *\\([0-9]*\\).*/\\1/p')\n", 7, "warning"),
+    ("kills-others", ONE + "scancel -u $USER -t PENDING\nscancel -u $USER -n other\nscancel $OTHER\n", 0, ""),
+    ("kills-others", ONE + "scancel $(squeue -u $USER -n other -h -o %i)\n", 0, ""),
+    ("kills-others", ONE + "squeue -u $USER | grep other | awk '{print $1}' | xargs scancel\n", 0, ""),
+    ("kills-others", ONE + "pkill -u $USER wandb\ndocker stop $NAME\ndocker rm $(docker ps -aq --filter name=a)\n", 0, ""),
+    ("kills-others", B + "scancel -u $USER\npkill -u $USER\n", 0, ""),  # no job
+]  # fmt: skip
+UNSET: list[tuple[str, str, int, str]] = [
+    ("unset-variable", ONE + "run() {\n  local node=$1\n  python x.py $node &\n}\nrun a\nwait\n", 0, ""),
+]
+SEVERAL_CASES = [*STEPS, *STARTS, *ENDS, *UNSET]
