@@ -22,6 +22,7 @@ from allranks.analysis.lint.rules import (
     environments,
     exit_codes,
     gpus,
+    grammar,
     hostfiles,
     inner_texts,
     launchers,
@@ -34,8 +35,11 @@ from allranks.analysis.lint.rules import (
     options,
     ports,
     programs,
+    questions,
     quoting,
     ranks,
+    redirections,
+    removals,
     rendezvous,
     repository_files,
     requests,
@@ -58,6 +62,7 @@ from allranks.analysis.lint.rules import (
     usage,
     variables,
     waiting,
+    word_slips,
 )
 
 ANY = ("script", "environment", "spec")
@@ -165,6 +170,10 @@ MISTYPED_COMMAND = _all(
     activation.misspelt_starters,
     activation.wrong_activation,
     activation.module_names,
+    word_slips.doubled_words,
+    word_slips.wrong_interpreter,
+    word_slips.lone_interpreter,
+    word_slips.cut_address,
 )
 IDLE_GPUS = _certain_first(
     gpus.idle,
@@ -224,8 +233,16 @@ BROKEN_LINE = _all(
     quoting.inline_python,
     inner_texts.split_scripts,
 )
-DELETES_TOO_MUCH = _all(storage.deletions, storage.of_other_tasks, storage.of_other_jobs, shared_files.removed_by_array)
-FIXED_NAME_IN_TMP = _all(storage.fixed, storage.lone_dollar)
+DELETES_TOO_MUCH = _all(
+    removals.whole_trees,
+    removals.removed_before_read,
+    removals.caches_of_tasks,
+    storage.deletions,
+    storage.of_other_tasks,
+    storage.of_other_jobs,
+    shared_files.removed_by_array,
+)
+FIXED_NAME_IN_TMP = _all(storage.fixed, storage.lone_dollar, removals.patterns_in_tmp)
 OUTPUT_FOLDER = _all(log_folders.output, log_folders.log_in_root, log_folders.redirected)
 SCRIPT_FOLDER = _all(directives.script_folder, directives.own_folder, directives.in_home, directives.home_as_base)
 CONTAINER_SHELL_ENDED = _all(
@@ -247,11 +264,16 @@ EXIT_CODE_LOST = _all(
     waiting.results_of_wait,
 )
 BACKGROUND_NOT_AWAITED = _all(
-    waiting.background, waiting.scripts_in_background, waiting.waits_for_last, waiting.beside_last
+    waiting.background,
+    waiting.scripts_in_background,
+    waiting.waits_for_last,
+    waiting.beside_last,
+    questions.sent_to_session,
 )
 OPTION_TWICE = _all(requests.twice, requests.settings_twice, requests.lost_suffix)
 EXPANDED_TOO_EARLY = _all(dataflow.early, dataflow.submitted_too_early)
 NO_SHEBANG = _all(directives.shebang, directives.interpreter)
+SECRET_PRINTED = _all(secrets.printed, secrets.traced)
 SECRET_IN_SCRIPT = _all(secrets.secret, secrets.more_secrets)
 VARIABLE_NOT_EXPANDED = _all(
     quoting.not_expanded,
@@ -276,7 +298,10 @@ NEVER_EXPANDED = _all(
     literal_text.own_names_in_documents,
     literal_text.name_in_braces,
 )
-ASKS_FOR_ANSWER = _all(environments.asks, environments.asks_more)
+ASKS_FOR_ANSWER = _all(environments.asks, environments.asks_more, questions.asks_for_group)
+NO_TERMINAL = _all(environments.terminal, questions.needs_terminal)
+STRAY_LINE = _all(commands.stray, word_slips.foreign_text, word_slips.written_prompts)
+UNTERMINATED = _all(shell.unterminated, grammar.syntax)
 NODE_COUNT = _all(tasks.count, counts.group_of_one, hostfiles.repeated_nodes)
 FIXED_RENDEZVOUS_ID = _all(ports.identity, hostfiles.stale_address)
 MISSING_COLON = _all(commands.missing_colon, commands.semicolon, commands.path_lost, activation.search_paths)
@@ -396,7 +421,17 @@ SAME_NODE_RANK = _all(
     ranks.rank_of_loop,
     programs.index_of_tasks,
 )
-OVERWRITTEN_OUTPUT = _all(subshells.overwritten, subshells.tee_in_loop, subshells.wrong_order, results.message_over_log)
+OVERWRITTEN_OUTPUT = _all(
+    subshells.overwritten,
+    subshells.tee_in_loop,
+    subshells.wrong_order,
+    results.message_over_log,
+    redirections.misspelt,
+    redirections.own_input,
+    redirections.one_log_for_two,
+    redirections.one_file_for_loop,
+    redirections.thrown_away,
+)
 GPUS_HELD = _all(requests.held, requests.sleeps_at_end)
 FOLDER_NOT_COPIED = _all(storage.not_copied, shared_files.archives)
 KILLS_OTHERS = _all(cancelling.pkill, cancelling.of_user, cancelling.cancels_jobs)
@@ -476,7 +511,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("needs-ssh", "note", launchers.ssh, launchers.SSH_WHY, launchers.SSH_CURE, "DeepSpeed#1603, #2958"),
     LintRule("ssh-without-command", "warning", environments.ssh_session, environments.SESSION_WHY, environments.SESSION_CURE, "ssh manual"),
     LintRule("srun-without-command", "error", environments.no_command, environments.NO_COMMAND_WHY, environments.NO_COMMAND_CURE, SLURM),
-    LintRule("no-terminal", "error", environments.terminal, environments.TERMINAL_WHY, environments.TERMINAL_CURE, "docker run reference, foreground"),
+    LintRule("no-terminal", "error", NO_TERMINAL, environments.TERMINAL_WHY, environments.TERMINAL_CURE, "docker run reference, foreground"),
     LintRule("container-shell-ended", "warning", CONTAINER_SHELL_ENDED, environments.ENDED_WHY, environments.ENDED_CURE, "apptainer exec manual"),
     LintRule("builtin-as-program", "error", programs.builtins, programs.BUILTIN_WHY, programs.BUILTIN_CURE, "bash manual, builtin commands"),
     LintRule("not-runnable", "error", NOT_RUNNABLE, starting.START_WHY, starting.START_CURE, "bash manual, command search and execution; " + SLURM_TEST),
@@ -502,7 +537,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("test-syntax", "error", TEST_SYNTAX, shell.BRACKET_WHY, shell.BRACKET_CURE, "bash manual, conditional expressions"),
     LintRule("broken-line", "error", BROKEN_LINE, shell.LINE_WHY, shell.LINE_CURE, "bash manual, quoting"),
     LintRule("typographic-character", "error", shell.typographic, shell.TYPOGRAPHIC_WHY, shell.TYPOGRAPHIC_CURE, "bash manual, definitions"),
-    LintRule("stray-line", "error", commands.stray, commands.STRAY_WHY, commands.STRAY_CURE, "bash manual, command search and execution"),
+    LintRule("stray-line", "error", STRAY_LINE, commands.STRAY_WHY, commands.STRAY_CURE, "bash manual, command search and execution"),
     LintRule("value-split", "error", VALUE_SPLIT, commands.BLANK_WHY, commands.BLANK_CURE, "bash manual, simple command expansion"),
     LintRule("missing-colon", "error", MISSING_COLON, commands.COLON_WHY, commands.COLON_CURE, "bash manual, shell variables: PATH"),
     LintRule("quoted-tilde", "error", commands.quoted_tilde, commands.TILDE_WHY, commands.TILDE_CURE, "bash manual, tilde expansion"),
@@ -514,7 +549,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("literal-quotes", "warning", LITERAL_QUOTES, shell.LITERAL_WHY, shell.LITERAL_CURE, "bash manual, parameter expansion"),
     LintRule("runs-arguments", "warning", shell.runs_arguments, shell.ARGUMENTS_WHY, shell.ARGUMENTS_CURE, "bash manual, special parameters"),
     LintRule("mistyped-command", "warning", MISTYPED_COMMAND, commands.MISTYPED_WHY, "", "the names of usual commands"),
-    LintRule("unterminated", "error", shell.unterminated, shell.UNTERMINATED_WHY, shell.UNTERMINATED_CURE, "bash manual, quoting"),
+    LintRule("unterminated", "error", UNTERMINATED, shell.UNTERMINATED_WHY, shell.UNTERMINATED_CURE, "bash manual, quoting"),
     LintRule("exit-zero", "warning", EXIT_ZERO, exit_codes.ZERO_WHY, "exit 1", SLURM),
     LintRule("wait-result-lost", "warning", waiting.wait_result, waiting.RESULT_WHY, waiting.RESULT_CURE, "bash manual, wait"),
     LintRule("endless-wait", "warning", ENDLESS_WAIT, waiting.ENDLESS_WHY, waiting.ENDLESS_CURE, "bash manual, wait"),
@@ -525,7 +560,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("background-not-awaited", "error", BACKGROUND_NOT_AWAITED, waiting.WAIT_WHY, waiting.WAIT_CURE, SLURM),
     LintRule("nodes-in-sequence", "error", steps.sequence, steps.SEQUENCE_WHY, steps.SEQUENCE_CURE, TORCHRUN),
     LintRule("secret-in-script", "warning", SECRET_IN_SCRIPT, secrets.CLEAR_TEXT_WHY, secrets.CLEAR_TEXT_CURE, "huggingface_hub's documentation, security"),
-    LintRule("secret-printed", "warning", secrets.printed, secrets.PRINTED_WHY, secrets.PRINTED_CURE, "bash manual, echo"),
+    LintRule("secret-printed", "warning", SECRET_PRINTED, secrets.PRINTED_WHY, secrets.PRINTED_CURE, "bash manual, echo"),
     LintRule("placeholder", "note", shell.placeholder, shell.PLACEHOLDER_WHY, shell.PLACEHOLDER_CURE, "the file itself"),
     LintRule("script-folder", "warning", SCRIPT_FOLDER, directives.FOLDER_WHY, directives.FOLDER_CURE, SLURM),
     LintRule("set-e", "warning", exit_codes.set_e, exit_codes.SET_E_WHY, exit_codes.SET_E_CURE, "bash manual, set"),

@@ -47,14 +47,18 @@ def _wrong(program: str, words: list[str]) -> tuple[str, str] | None:
             return f"source {first}: {last} is no activate", ACTIVATE
         if last == "binactivate":
             return f"source {first}: no / before activate", ACTIVATE
+        if re.search(r"/bin/activate/[\w.-]+\Z", first):
+            return f"source {first}: activate is a file, and no folder", f"source {first.rpartition('/')[0]} {last}"
+        if re.search(r"/bin/(?:conda|mamba|micromamba|python3?)\Z", first):
+            return f"source {first}: this is a program, and no script of the shell", ACTIVATE
     elif program in ("conda", "mamba"):
         if words[0] == "activate" and words[1:] and words[1].endswith("/bin/activate"):
             return (
                 f"{program} activate {words[1]}: it takes the environment's folder",
                 f"{program} activate {words[1][:-13]}",
             )
-        if words[:2] == ["source", "activate"]:
-            return f"{program} source activate: {program} has no such command", f"{program} activate <name>"
+        if words[:2] in (["source", "activate"], ["env", "activate"]):
+            return f"{program} {words[0]} activate: {program} has no such command", f"{program} activate <name>"
     elif PYTHON.match(program) and first.endswith("/bin/activate"):
         return f"{program} {first}: activate is a script of the shell", f"source {first}"
     return None
@@ -81,6 +85,15 @@ def search_paths(job: JobDescription) -> Iterator[Violation]:
             cure = f"{item.name}=<folder>:${item.name}"
             yield Violation(
                 item.offset, f"{item.name} holds the text {item.name}: the $ is missing", why=NAME_WHY, cure=cure
+            )
+        elif item.name == "PATH" and (
+            program := re.search(r"(?:\A|:)([^:]*/bin/(?:python3?|conda|pip3?|nvcc|mpirun|gcc))(?::|\Z)", value)
+        ):
+            yield Violation(
+                item.offset,
+                f"PATH has the program {program[1]} instead of its folder",
+                why="The shell looks for commands in the folders of PATH: in a program it finds none.",
+                cure=f"PATH={program[1].rpartition('/')[0]}:$PATH",
             )
         elif re.search(r"(?:/[\w.-]+)+,\s*(?:/|\$)", value) and "{" not in value.replace("${", ""):
             yield Violation(item.offset, f"{item.name} has a comma between its folders", why=COMMA_WHY, cure="a colon")

@@ -519,7 +519,7 @@ def misspelt_subcommands(job: JobDescription) -> Iterator[Violation]:
         first = words[0] if words else ""
         if call.written == "module" and first and not first.startswith(("-", "$")) and first not in MODULE_WORDS:
             near = re.fullmatch(r"[a-z]{3,7}", first) and any(
-                0 < edits(first, w, 2) <= (2 if w == "load" else 1) for w in ("load", "purge", "unload")
+                0 < edits(first, w, 2) <= (2 if w == "load" else 1) for w in ("load", "purge", "unload", "switch")
             )
             if near or (re.search(r"/\d", first) and not call.args[0].quoted):
                 yield Violation(

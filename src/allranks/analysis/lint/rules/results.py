@@ -90,7 +90,7 @@ def message_over_log(job: JobDescription) -> Iterator[Violation]:
     for number, call in enumerate(own):
         if call.offset not in works:
             continue
-        log = _truncated(own, number)
+        log = truncated_file(own, number)
         if log is None or log.startswith("/dev/"):
             continue
         for later, message in enumerate(own[number + 1 :], number + 1):
@@ -100,7 +100,7 @@ def message_over_log(job: JobDescription) -> Iterator[Violation]:
             words = [a.text for a in message.args]
             if message.program in ("cd", "pushd", "mv", "eval", "source", "."):
                 break
-            if message.program in ("echo", "printf", "date") and _truncated(own, later) == log:
+            if message.program in ("echo", "printf", "date") and truncated_file(own, later) == log:
                 if message.branch[: len(call.branch)] == call.branch and message.in_loop == call.in_loop:
                     text = (
                         f"the message truncates {log}, the log of the program in line {job.lines.place(call.offset)[0]}"
@@ -112,7 +112,7 @@ def message_over_log(job: JobDescription) -> Iterator[Violation]:
                 break
 
 
-def _truncated(own: list[ProgramCall], number: int) -> str | None:
+def truncated_file(own: list[ProgramCall], number: int) -> str | None:
     """Return the file that a command, or the tee that its pipe ends in, empties and writes."""
     call = own[number]
     for redirect in call.redirects:

@@ -274,6 +274,7 @@ WEBHOOK = re.compile(
 SERVICE_KEY = re.compile(
     r"(?:KAGGLE|COMET|CLEARML|NEPTUNE|WANDB|POLYAXON|SWANLAB|LANGCHAIN|SERPAPI)_(?:API_)?(?:KEY|TOKEN)"
 )
+BOT = re.compile(r"https://api\.telegram\.org/bot(\d{8,12}:[\w-]{30,40})\b")
 HOOK_CURE = "make a new address; read it from a file that only you can read"
 
 
@@ -282,9 +283,12 @@ def more_secrets(job: JobDescription) -> Iterator[Violation]:
     for found in WEBHOOK.finditer(job.text) if "https://" in job.text else ():
         if not PLACEHOLDER.search(found[0]) and len(set(found[0][-16:].lower())) > 5:
             yield Violation(found.start(), "the address of a webhook holds its token in clear text", cure=HOOK_CURE)
+    for found in BOT.finditer(job.text):
+        if not PLACEHOLDER.search(found[1]) and len(set(found[1].lower())) > 10:
+            yield Violation(found.start(), "the address of a bot holds its token in clear text", cure=HOOK_CURE)
     for item in job.assignments:
         if (
-            SERVICE_KEY.fullmatch(item.name)
+            SERVICE_KEY.fullmatch(item.name.upper())
             and re.fullmatch(r"[0-9a-f]{32}|[A-Za-z0-9]{25}", item.value)
             and _is_mixed(item.value)
         ):
@@ -317,3 +321,50 @@ def _passed(call: ProgramCall) -> Iterator[tuple[int, str, str]]:
             key, sign, secret = part.partition("=")
             if sign:
                 yield arg.offset, key, secret
+
+
+# --------------------------------------------------------------------------------------- set -x
+
+TRACED_WHY = (
+    "With set -x the shell writes each command to the job's log with the values of its variables, and so the secret."
+)
+TRACED_CURE = "set +x above the line, and set -x behind it; or a file that the program reads itself: ~/.netrc, wandb's and huggingface_hub's own logins"
+
+
+def traced(job: JobDescription) -> Iterator[Violation]:
+    """Report secrets that ``set -x`` writes to the log of a job."""
+    if not job.is_job:
+        return
+    changes = [(0, True)] if re.match(r"#!\S*sh\s+-\w*x", job.lines.line(1)) else []
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        if call.program == "set" and not call.under and not call.in_substitution and not call.in_function:
+            on = any(re.fullmatch(r"-\w*x\w*", w) for w in words) or "-o xtrace" in " ".join(words)
+            off = any(re.fullmatch(r"\+\w*x\w*", w) for w in words) or "+o xtrace" in " ".join(words)
+            changes += [(call.offset, on)] if on or off else []
+    if not any(on for _, on in changes):
+        return
+    for item in job.set_values_at_top():
+        reads = re.match(r"\$\((?:cat\s|<|head\s|pass\s|vault\s|aws\s|gcloud\s|jq\s|grep\s|sed\s|awk\s)", item.value)
+        if reads and is_secret_name(item.name) and item.name.isupper() and _is_on(changes, item.offset):
+            text = f"set -x writes the value of {item.name} to the log"
+            yield Violation(item.offset, text, why=TRACED_WHY, cure=TRACED_CURE)
+            return
+    for use in job.uses:
+        command = use.program not in ("=", "[", "[[", "test", "echo", "printf", "export") and not use.under
+        if (
+            command
+            and PRINTED.fullmatch(use.name)
+            and is_secret_name(use.name)
+            and not use.operator
+            and not use.in_function
+        ):
+            if _is_on(changes, use.offset) and not job.in_comment(use.offset):
+                text = f"set -x writes the value of ${use.name} to the log"
+                yield Violation(use.offset, text, why=TRACED_WHY, cure=TRACED_CURE)
+                return
+
+
+def _is_on(changes: list[tuple[int, bool]], offset: int) -> bool:
+    before = [on for place, on in changes if place <= offset]
+    return bool(before) and before[-1]

@@ -1,0 +1,224 @@
+"""Rules for slips in a command's first words: a word typed twice, a program in the place of another, text of other languages and editors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from allranks.analysis.lint.command_options import PYTHON
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.records import ProgramCall, Violation
+
+# ------------------------------------------------------------------------------------ doubled words
+
+SOURCED_TWICE_WHY = "The second word is taken for the file to read, and there is no file of that name: nothing is set."
+COMMAND_TWICE_WHY = "The second word is taken for a command of the first, or for a file, which does not exist: the line fails, and does nothing."
+TWICE = {
+    "source", ".", "cd", "conda", "mamba", "micromamba", "module", "ml", "pip", "pip3", "git", "singularity", "apptainer", "docker", "podman",
+    "sbatch", "torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "scancel", "wandb", "spack", "horovodrun", "exec", "tar", "unzip", "qsub",
+    "cp", "mv", "rsync", "ln", "chmod",
+}  # fmt: skip
+TWICE_BEHIND = {
+    "module": {"load", "add", "use", "unload", "swap", "switch"},
+    "conda": {"activate", "run", "create"},
+    "mamba": {"activate", "run", "create"},
+    "source": {"activate"},
+    "accelerate": {"launch"},
+    "singularity": {"exec", "run"},
+    "apptainer": {"exec", "run"},
+    "docker": {"run", "exec"},
+}
+
+
+def doubled_words(job: JobDescription) -> Iterator[Violation]:
+    """Report ``source source FILE``, ``conda activate activate NAME`` and ``srun srun program``."""
+    if job.kind != "script":
+        return
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        if call.in_substitution or call.tested:
+            continue
+        if call.under and call.under[-1].program == call.program == "srun" and not call.under[-1].args:
+            why = "The inner srun asks for the tasks and CPUs that the outer one holds: it waits for them, and nothing starts."
+            yield Violation(call.offset, "srun srun: each task starts a step of its own", why=why, cure="srun once")
+            continue
+        if not words or call.args[0].quoted:
+            continue
+        if call.program in TWICE and words[0] == call.written == call.program:
+            if call.program in (".", "cp", "mv", "ln", "rsync", "tar") and len(words) < 3:
+                continue
+            if not _exists(job, words[0]):
+                sourced = call.program in ("source", ".")
+                yield Violation(
+                    call.args[0].offset,
+                    f"{call.program} {call.program}: the word stands twice",
+                    why=SOURCED_TWICE_WHY if sourced else COMMAND_TWICE_WHY,
+                    cure=f"{call.program} once",
+                )
+        elif words[0] in TWICE_BEHIND.get(call.program, ()) and words[1:2] == words[:1] and len(words) > 2:
+            yield Violation(
+                call.args[1].offset,
+                f"{call.program} {words[0]} {words[0]}: the word stands twice",
+                why=COMMAND_TWICE_WHY,
+                cure=f"{call.program} {words[0]} once",
+            )
+
+
+def _exists(job: JobDescription, name: str) -> bool:
+    return job.folder is not None and (job.folder / name).exists()
+
+
+# -------------------------------------------------------------------------------- wrong interpreter
+
+INTERPRETER_WHY = (
+    "The interpreter reads a script of another language: a syntax error in its first lines, and nothing runs."
+)
+SHELL_OPTIONS = re.compile(r"[-+]\w+|--\w[\w-]*")
+
+
+def wrong_interpreter(job: JobDescription) -> Iterator[Violation]:
+    """Report ``bash train.py`` and ``python run.sh``."""
+    if job.kind != "script":
+        return
+    for call in job.calls:
+        if call.in_substitution or (call.redirects and any(r.operator.startswith("<") for r in call.redirects)):
+            continue
+        shell = call.program in ("bash", "sh", "zsh", "dash") and call.written.rpartition("/")[2] == call.program
+        if not shell and not PYTHON.match(call.program):
+            continue
+        first = next((a for a in call.args if not SHELL_OPTIONS.fullmatch(a.text)), None)
+        if first is None or any(a.text in ("-c", "-m", "-s") for a in call.args[: call.args.index(first)]):
+            continue
+        wrong = first.text.endswith(".py") if shell else re.search(r"\.(?:sh|bash|sbatch|slurm)\Z", first.text)
+        if wrong and not re.search(r"\s", first.text) and not _is_for(job, first.text, "sh" if shell else "python"):
+            right = "python" if shell else "bash"
+            text = f"{call.written} gets {first.text} as its script"
+            yield Violation(call.offset, text, why=INTERPRETER_WHY, cure=f"{right} {first.text}")
+
+
+def _is_for(job: JobDescription, name: str, language: str) -> bool:
+    """Return whether the file names this interpreter in its first line."""
+    path = job.folder / name if job.folder else None
+    if path is None or "$" in name:
+        return False
+    try:
+        first = path.read_bytes()[:100].split(b"\n")[0]
+    except OSError:
+        return False
+    return first.startswith(b"#!") and language.encode() in first
+
+
+# ------------------------------------------------------------------------- text of other languages
+
+FOREIGN_WHY = "The shell looks for a program of this name, and finds none: the line does nothing, and as the last one it makes the job fail."
+EDITOR = re.compile(r":(?:wq?!?|q!?|x|set|e|r|w)|--|\^\[\[\w*|\[\^?\[?[A-D]|\x1b.*")
+COMMENT_SIGNS = {"//": "C", "/*": "C", "*/": "C", "REM": "DOS", "rem": "DOS", "%%": "Matlab", "::": "DOS"}
+
+
+def foreign_text(job: JobDescription) -> Iterator[Violation]:
+    """Report commands of an editor, comments of other languages, magics of notebooks and imports of Python."""
+    if not (job.is_job or job.text.startswith("#!")):
+        return
+    said: set[str] = set()
+    for call in job.calls:
+        words = [a.text for a in call.args]
+        if call.in_substitution or call.under or call.prefix or call.written in said:
+            continue
+        if not job.text.startswith(call.written[:2], call.offset):
+            continue  # the value of a variable
+        found = _foreign(job, call, words)
+        if found:
+            said.add(call.written)
+            yield Violation(call.offset, found, why=FOREIGN_WHY, cure="remove it, or begin the line with #")
+
+
+def _foreign(job: JobDescription, call: ProgramCall, words: list[str]) -> str | None:
+    word = call.written
+    start = job.lines.place(call.offset)
+    if job.lines.line(start[0])[: start[1] - 1].strip():
+        return None  # not at the start of a line
+    if word in COMMENT_SIGNS:
+        return f"{word} begins no comment of the shell"
+    if EDITOR.fullmatch(word) and (word != "--" or words[:1] == ["INSERT"]) and len(words) < 4:
+        return f"{' '.join([word, *words])[:40]} is a command or a key of an editor"
+    if re.fullmatch(r"%%?[a-z]\w*", word):
+        return f"{word} is a command of a notebook"
+    if (
+        word == "import"
+        and len(words) == 1
+        and words[0] in ("os", "sys", "torch", "numpy", "argparse", "json", "wandb", "time")
+    ):
+        return f"import {words[0]} is a line of Python"
+    if word == "from" and words[1:2] == ["import"]:
+        return "from ... import is a line of Python"
+    return None
+
+
+# ------------------------------------------------------------------------------- prompts that write
+
+PROMPT_WHY = "> at the start of a line is a redirection: the shell empties or creates a file of the program's name, and runs the rest as a command."
+
+
+def written_prompts(job: JobDescription) -> Iterator[Violation]:
+    """Report ``> python train.py``, a copied prompt that makes an empty file called python."""
+    if job.kind != "script":
+        return
+    for found in re.finditer(
+        r"(?m)^[ \t]*>[ \t]+((?:python3?|torchrun|srun|bash|conda|pip|cd|export|module)\b[^\n]*)$", job.text
+    ):
+        call = next((c for c in job.calls if found.start() <= c.offset <= found.end()), None)
+        if job.in_comment(found.start()) or call is None or not any(r.operator == ">" for r in call.redirects):
+            continue
+        yield Violation(
+            found.start() + found[0].index(">"), "a > from a prompt begins the line", why=PROMPT_WHY, cure=found[1][:60]
+        )
+        return
+
+
+# ----------------------------------------------------------------------------- interpreters without
+
+ALONE_WHY = "Without a script the interpreter reads standard input, which is empty in a job: it ends at once, and the next line runs as a command."
+
+
+def lone_interpreter(job: JobDescription) -> Iterator[Violation]:
+    """Report ``python`` on a line of its own, with its script on the next one."""
+    for call, following in pairwise(job.calls):
+        if not PYTHON.match(call.program) or any(not re.fullmatch(r"-[uBOsEI]+", a.text) for a in call.args):
+            continue
+        if call.redirects or call.after != "\n" or call.before in ("|", "|&") or following.under != call.under:
+            continue
+        line = job.lines.place(call.offset)[0]
+        if (
+            re.search(r"\.py\Z", following.written)
+            and job.lines.place(following.offset)[0] == line + 1
+            and not _has_script(job, call)
+        ):
+            text = f"{call.written} has no script: {following.written} in the next line runs without it"
+            yield Violation(call.offset, text, why=ALONE_WHY, cure=f"{call.written} {following.written}")
+
+
+def _has_script(job: JobDescription, call: ProgramCall) -> bool:
+    return any(call in c.under for c in job.calls)
+
+
+# ------------------------------------------------------------------------------------- cut addresses
+
+ADDRESS_WHY = (
+    "& ends the command and sends it to the background: the address is cut, and the rest is an assignment of the shell."
+)
+FETCHES = {"wget", "curl", "aria2c", "gdown", "axel", "git"}
+
+
+def cut_address(job: JobDescription) -> Iterator[Violation]:
+    """Report an address with & and without quotes, ``wget https://host/x?a=1&id=2``."""
+    for call in job.calls:
+        if call.program not in FETCHES or call.after != "&" or call.in_substitution:
+            continue
+        last = next((a for a in reversed(call.args) if "://" in a.text), None)
+        if last is None or last.quoted or last is not call.args[-1]:
+            continue
+        end = last.offset + len(last.text)
+        if re.match(r"&[A-Za-z_]\w*=[^\s&]", job.text[end : end + 40]):
+            text = f"the address ends at the &: {job.text[end : end + 20].split()[0]} is not part of it"
+            yield Violation(last.offset, text, why=ADDRESS_WHY, cure="the address in quotes")
