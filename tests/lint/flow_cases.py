@@ -9,6 +9,7 @@ JOB = (
 )
 LSF = SHELL + "#BSUB -nnodes 4\n#BSUB -W 60\n"
 U, LITERAL, QUOTED = "unset-variable", "never-expanded", "variable-not-expanded"
+SPLIT, PLACE, LOOPS = "value-split", "out-of-place", "loop-values"
 SAME, TEST, DROPPED = "constant-condition", "test-syntax", "arguments-dropped"
 TRAIN = "python t.py --lr $LR --bs $BS\n"
 PARSES = "while [ $# -gt 0 ]; do\n  case $1 in\n    --lr) LR=$2; shift ;;\n    --bs) BS=$2; shift ;;\n    --steps) STEPS=$2; shift ;;\n  esac\n  shift\ndone\n"
@@ -106,5 +107,24 @@ TEXTS: list[tuple[str, str, int, str]] = [
     (QUOTED, JOB + "LR=1\npython t.py --config '{\"lr\": $LR}'\n", 8, "error"),
     (QUOTED, JOB + "LR=1\npython t.py --config \"{\\\"lr\\\": $LR}\"\n", 0, ""),
 ]  # fmt: skip
+ARGUMENTS: list[tuple[str, str, int, str]] = [
+    (DROPPED, JOB + OPTS.replace("l:b:", "l:b") + "python t.py --lr $LR --bs $BS\n", 10, "warning"),
+    (DROPPED, JOB + OPTS.replace("l:b:", "l:") + "python t.py --lr $LR --bs $BS\n", 10, "warning"),
+    (DROPPED, JOB + OPTS + "python t.py --lr $LR --bs $BS\n", 0, ""),
+    (DROPPED, JOB + PARSES.replace("; shift ;;", " ;;").replace("  esac", "    *) exit 1 ;;\n  esac") + TRAIN + "echo $STEPS\n", 9, "warning"),
+    (DROPPED, JOB + PARSES.replace("  esac", "    *) exit 1 ;;\n  esac") + TRAIN.replace("$BS", "$BS $STEPS"), 0, ""),
+    (U, JOB + "if [ $# -ne 2 ]; then\n  exit 1\nfi\npython t.py --lr $1 --bs $2 --seed $3\n", 10, "warning"),
+    (U, JOB + "if [ $# -ne 3 ]; then\n  exit 1\nfi\npython t.py --lr $1 --bs $2 --seed $3\n", 0, ""),
+    (U, JOB + "if [ $# -lt 2 ]; then\n  exit 1\nfi\npython t.py --lr $1 --bs $2 --seed $3\n", 0, ""),
+    (SPLIT, JOB + 'NAME="my first run"\npython t.py --name $NAME\n', 8, "error"),
+    (SPLIT, JOB + 'NAME="my first run"\npython t.py --name "$NAME"\n', 0, ""),
+    (SPLIT, JOB + 'SETS="coco flickr"\npython t.py --datasets $SETS\n', 0, ""),
+    (PLACE, JOB + "for d in a b c; do\n  cd $d\n  python t.py\ndone\n", 8, "error"),
+    (PLACE, JOB + "for d in a b c; do\n  cd $d\n  python t.py\n  cd ..\ndone\n", 0, ""),
+    (PLACE, JOB + "for d in a b c; do\n  (cd $d && python t.py)\ndone\n", 0, ""),
+    (PLACE, JOB + "for d in /a /b; do\n  cd $d\n  python t.py\ndone\n", 0, ""),
+    (LOOPS, JOB + "for i in 1 2; do\n  for i in a b; do\n    python t.py --s $i\n  done\ndone\n", 8, "error"),
+    (LOOPS, JOB + "for i in 1 2; do\n  for j in a b; do\n    python t.py --s $i $j\n  done\ndone\n", 0, ""),
+]  # fmt: skip
 
-FLOW_CASES = [*CONDITIONS, *CALLERS, *EMPTY, *TEXTS]
+FLOW_CASES = [*CONDITIONS, *CALLERS, *EMPTY, *TEXTS, *ARGUMENTS]

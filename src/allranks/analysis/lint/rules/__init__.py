@@ -29,6 +29,7 @@ from allranks.analysis.lint.rules import (
     lines,
     literal_text,
     log_folders,
+    loop_flow,
     loop_variables,
     lost_values,
     mismatched_names,
@@ -44,6 +45,7 @@ from allranks.analysis.lint.rules import (
     repository_files,
     requests,
     results,
+    script_arguments,
     secrets,
     several_nodes,
     shared_files,
@@ -112,6 +114,8 @@ ARGUMENTS_DROPPED = _all(
     caller_values.options_collected,
     caller_values.options_replaced,
     caller_values.argument_replaced,
+    script_arguments.letters,
+    script_arguments.value_not_shifted,
 )
 NOT_EXPORTED = _all(
     dataflow.not_exported,
@@ -156,6 +160,7 @@ UNSET_VARIABLE = _all(
     empty_values.in_other_case,
     empty_values.longer_than_own,
     repository_files.before_source,
+    script_arguments.beyond_count,
 )
 TEST_SYNTAX = _all(
     shell.brackets, conditions.conditions, conditions.fractions, shell.unset_value, shell.colon_assignment
@@ -284,7 +289,12 @@ VARIABLE_NOT_EXPANDED = _all(
     literal_text.json_in_quotes,
 )
 VALUE_SPLIT = _all(
-    commands.value_split, lines.blank_value, lines.split_mounts, sizes.queried_count, activation.exported_words
+    commands.value_split,
+    lines.blank_value,
+    lines.split_mounts,
+    sizes.queried_count,
+    activation.exported_words,
+    script_arguments.split_names,
 )
 NEVER_EXPANDED = _all(
     quoting.literal,
@@ -374,7 +384,12 @@ LITERAL_QUOTES = _all(
     shell.literal_quotes, quoting.quotes_in_value, inner_texts.operators_in_values, programs.json_in_quotes
 )
 LOOP_VALUES = _all(
-    conditions.loops, quoting.first_element, quoting.appended_text, quoting.quoted_list, subshells.reads_the_list
+    conditions.loops,
+    quoting.first_element,
+    quoting.appended_text,
+    quoting.quoted_list,
+    subshells.reads_the_list,
+    loop_flow.same_variable,
 )
 CONSTANT_CONDITION = _all(
     conditions.constant,
@@ -408,6 +423,7 @@ OUT_OF_PLACE = _all(
     subshells.never_called,
     shared_files.entered_twice,
     repository_files.other_folder,
+    loop_flow.folder_stays,
 )
 SIGNAL_NOT_TRAPPED = _all(launchers.untrapped, launchers.not_passed, activation.trapped_after_work)
 PREPARED_BY_ALL = _all(shared_files.prepared_by_all, shared_files.created_by_array)

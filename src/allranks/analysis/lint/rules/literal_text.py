@@ -193,7 +193,11 @@ def name_in_braces(job: JobDescription) -> Iterator[Violation]:
                 looped = found[1] in job.reading.named and re.search(rf"\bfor[ \t]+{found[1]}[ \t]+in\b", job.code)
                 if re.fullmatch(r"(?:--?[\w-]+=)?\{\w+\}", arg.source.text):
                     continue  # `quoting.names_as_text`
-                unused = found[1].isupper() or found[1] not in job.used_names
+                line = job.line_of(arg.source.where(found.start()))
+                composed = re.search(
+                    rf"\$[\w{{}}./-]*/\{{{found[1]}\}}", line
+                )  # a path of the shell, and no text for Python
+                unused = found[1].isupper() or found[1] not in job.used_names or composed
                 if (
                     (job.has(found[1]) or looped)
                     and unused

@@ -1,0 +1,82 @@
+"""Rules for loops whose passes change the shell: folders that add up, and one variable for two loops."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.records import Violation
+
+LOOP = re.compile(
+    r"(?m)^(?P<indent>[ \t]*)for[ \t]+(?P<name>[A-Za-z_]\w*)[ \t]+in[ \t]+(?P<words>[^\n;]+?)[ \t]*(?:;[ \t]*do\b|\n[ \t]*do\b)(?P<body>.*?)^(?P=indent)done\b",
+    re.DOTALL,
+)
+STAYS_WHY = "cd changes the folder of the whole script: the second pass looks for its folder inside of the first one, and does not find it."
+
+
+def folder_stays(job: JobDescription) -> Iterator[Violation]:
+    """Report a loop that enters a relative folder in each pass and never leaves it."""
+    for found in LOOP.finditer(job.code) if job.kind == "script" else ():
+        body, name, start = found["body"], found["name"], found.start("body")
+        entered = re.search(
+            rf"(?m)^[ \t]*cd[ \t]+([\"']?(?:\./)?(?:[\w.-]+/)*(?:[\w.-]*\$(?:\{{{name}\}}|{name}\b)[\w.-]*)(?:/[\w.$-]*)*[\"']?)[ \t]*(?:;|&&|$)",
+            body,
+        )
+        if (
+            entered is None
+            or re.search(
+                r"\b(?:pushd|popd)\b|\bcd[ \t]*(?:$|[;&\n-]|\.\.|\"?\$|~|/)", body.replace(entered[0], "\n", 1)
+            )
+            or entered[1].strip("\"'").startswith("..")
+        ):
+            continue
+        words = found["words"].strip()
+        if re.search(r"[\"'`$(]|^[\"']?/|~|(?:^|\s)/", words) and not re.fullmatch(
+            r"[\"']?\$\{\w+\[[@*]\]\}[\"']?|\$\w+", words
+        ):
+            continue
+        if (
+            not _is_relative(job, words)
+            or len(re.findall(r"\bcd\b", body)) > 1
+            or re.search(r"(?m)^[ \t]*\(|\([ \t]*$|\([ \t]*cd\b", body)
+        ):
+            continue
+        text = f"cd {entered[1]} in a loop that never goes back: the second pass does not find its folder"
+        yield Violation(
+            start + entered.start(1) - 3,
+            text,
+            why=STAYS_WHY,
+            cure=f"( cd {entered[1]} && ... ), or cd - at the end of the pass",
+        )
+        return
+
+
+def _is_relative(job: JobDescription, words: str) -> bool:
+    """Return whether the loop runs over several names of relative folders."""
+    name = re.search(r"\$\{?(\w+)", words)
+    if name is None:
+        return len(words.split()) > 1 or "*" in words or "{" in words
+    items = job.by_name.get(name[1], [])
+    if len(items) != 1:
+        return False
+    parts = [i.text for i in items[0].items] if items[0].items is not None else items[0].value.split()
+    return len(parts) > 1 and not any(re.search(r"^[/~$]|[$`(]", p) for p in parts)
+
+
+SAME_WHY = "The inner loop changes the variable of the outer one: behind it the outer loop's value is gone."
+INNER = re.compile(r"(?m)^[ \t]*for[ \t]+([A-Za-z_]\w*)[ \t]+in\b|\bfor[ \t]*\(\([ \t]*([A-Za-z_]\w*)[ \t]*=")
+
+
+def same_variable(job: JobDescription) -> Iterator[Violation]:
+    """Report two nested loops with one variable."""
+    for found in LOOP.finditer(job.code) if job.kind == "script" else ():
+        for inner in INNER.finditer(found["body"]):
+            if (inner[1] or inner[2]) == found["name"] and not re.search(
+                r"(?m)^[ \t]*(?:cat|tee)\b.*<<|\bawk\b", found["body"]
+            ):
+                place = found.start("body") + (inner.start(1) if inner[1] else inner.start(2))
+                line = job.lines.place(found.start())[0]
+                text = f"the loop in line {line} has the variable {found['name']}, too"
+                yield Violation(place, text, why=SAME_WHY, cure="another name")
+                return
