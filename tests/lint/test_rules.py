@@ -37,6 +37,7 @@ from tests.lint.progress_cases import PROGRESS_CASES
 from tests.lint.resource_cases import RESOURCE_CASES
 from tests.lint.several_cases import SEVERAL_CASES
 from tests.lint.shell_cases import SHELL_CASES
+from tests.lint.slip_cases import SLIP_CASES
 from tests.lint.status_cases import STATUS_CASES
 from tests.lint.step_cases import STEP_CASES
 from tests.lint.submission_cases import SUBMISSION_CASES
@@ -80,6 +81,7 @@ CASES = [
     *FLOW_CASES,
     *SYSTEM_CASES,
     *SEVERAL_CASES,
+    *SLIP_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())

@@ -492,6 +492,11 @@ def _command_meant(word: str) -> str | None:
     ):
         return "exit"
     near = [u for u in FREQUENT if len(word) > 3 and edits(word, u, 1) == 1 and not word.endswith(u)]
+    near += [
+        u
+        for u in ("echo", "exit", "wait", "srun", "mkdir", "touch", "sleep")
+        if word in (u[1:], u[:-1]) and word not in EXISTING
+    ]
     near += [u for u in FREQUENT if len(u) >= LONG_COMMAND and edits(word, u, 2) == 2 and word[0] == u[0]]
     return near[0] if near else None
 

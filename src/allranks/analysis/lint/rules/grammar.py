@@ -32,8 +32,7 @@ def syntax(job: JobDescription) -> Iterator[Violation]:
     if (
         job.reading.trouble
         or job.reading.unbalanced
-        or (job.source.text is not job.text
-        and len(job.source.text) != len(job.text))
+        or (job.source.text is not job.text and len(job.source.text) != len(job.text))
     ):
         return
     if FILLED_IN.search(job.text) or "{{" in job.text or "extglob" in job.text:

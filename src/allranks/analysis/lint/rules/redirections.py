@@ -185,5 +185,5 @@ def thrown_away(job: JobDescription) -> Iterator[Violation]:
     kept = any(c.redirects or c.program == "tee" for c in job.calls if not c.in_substitution)
     options = any(re.match(r"--?(?:log|output|error|e\b|o\b)", a.text) for c in job.calls for a in c.args)
     if not kept and not options and "exec" not in job.code:
-        yield Violation(job.heading["output"].offset, "the output of the job goes to /dev/null", why=NOWHERE_WHY,
+        yield Violation(job.heading["output"].offset, "the output of the job goes to /dev/null", why=NOWHERE_WHY, severity="note",
                         cure="#SBATCH --output=%x-%j.out")  # fmt: skip

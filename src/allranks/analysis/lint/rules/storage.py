@@ -367,8 +367,8 @@ def of_other_jobs(job: JobDescription) -> Iterator[Violation]:
             folder = arg.text.removesuffix("/*").rstrip("/")
             if not NODE_LOCAL.fullmatch(folder) or OF_JOB.search(folder) or OF_JOB.search(job.line_of(call.offset)):
                 continue
-            users = [c for c in job.calls if c.program in ("tar", "cp", "rsync", "unzip", "unsquashfs", "git", "gsutil", "aws")
-                     and any(a.text.rstrip("/").startswith(folder) for a in c.args) and c.offset > call.offset]  # fmt: skip
+            users = [c for c in job.calls if c.program in ("tar", "cp", "rsync", "unzip", "unsquashfs", "git", "gsutil", "aws", "mkdir")
+                     and any(a.text.rstrip("/").startswith(folder) for a in c.args)]  # fmt: skip
             if users and not any(re.search(rf"{re.escape(folder)}\S*\.lock|flock", job.code) for _ in users):
                 text = f"rm -r {arg.text}: another job of yours on this node has the same folder"
                 yield Violation(call.offset, text, why=SAME_NODE_WHY, cure="a folder for each: .../$SLURM_JOB_ID")

@@ -46,7 +46,7 @@ def doubled_words(job: JobDescription) -> Iterator[Violation]:
         if not words or call.args[0].quoted:
             continue
         if call.program in TWICE and words[0] == call.written == call.program:
-            if call.program in (".", "cp", "mv", "ln", "rsync", "tar") and len(words) < 3:
+            if call.program in ("cp", "mv", "ln", "rsync", "tar") and len(words) < 3:
                 continue
             if not _exists(job, words[0]):
                 sourced = call.program in ("source", ".")
@@ -66,7 +66,7 @@ def doubled_words(job: JobDescription) -> Iterator[Violation]:
 
 
 def _exists(job: JobDescription, name: str) -> bool:
-    return job.folder is not None and (job.folder / name).exists()
+    return name != "." and job.folder is not None and (job.folder / name).exists()
 
 
 # -------------------------------------------------------------------------------- wrong interpreter
@@ -112,7 +112,7 @@ def _is_for(job: JobDescription, name: str, language: str) -> bool:
 # ------------------------------------------------------------------------- text of other languages
 
 FOREIGN_WHY = "The shell looks for a program of this name, and finds none: the line does nothing, and as the last one it makes the job fail."
-EDITOR = re.compile(r":(?:wq?!?|q!?|x|set|e|r|w)|--|\^\[\[\w*|\[\^?\[?[A-D]|\x1b.*")
+EDITOR = re.compile(r":(?:wq?!?|q!?|x|set|e|r|w)|--|\^\[\[\w*")
 COMMENT_SIGNS = {"//": "C", "/*": "C", "*/": "C", "REM": "DOS", "rem": "DOS", "%%": "Matlab", "::": "DOS"}
 
 
