@@ -176,7 +176,6 @@ MISTYPED_COMMAND = _all(
     activation.wrong_activation,
     activation.module_names,
     word_slips.doubled_words,
-    word_slips.wrong_interpreter,
     word_slips.lone_interpreter,
     word_slips.cut_address,
 )

@@ -69,46 +69,6 @@ def _exists(job: JobDescription, name: str) -> bool:
     return name != "." and job.folder is not None and (job.folder / name).exists()
 
 
-# -------------------------------------------------------------------------------- wrong interpreter
-
-INTERPRETER_WHY = (
-    "The interpreter reads a script of another language: a syntax error in its first lines, and nothing runs."
-)
-SHELL_OPTIONS = re.compile(r"[-+]\w+|--\w[\w-]*")
-
-
-def wrong_interpreter(job: JobDescription) -> Iterator[Violation]:
-    """Report ``bash train.py`` and ``python run.sh``."""
-    if job.kind != "script":
-        return
-    for call in job.calls:
-        if call.in_substitution or (call.redirects and any(r.operator.startswith("<") for r in call.redirects)):
-            continue
-        shell = call.program in ("bash", "sh", "zsh", "dash") and call.written.rpartition("/")[2] == call.program
-        if not shell and not PYTHON.match(call.program):
-            continue
-        first = next((a for a in call.args if not SHELL_OPTIONS.fullmatch(a.text)), None)
-        if first is None or any(a.text in ("-c", "-m", "-s") for a in call.args[: call.args.index(first)]):
-            continue
-        wrong = first.text.endswith(".py") if shell else re.search(r"\.(?:sh|bash|sbatch|slurm)\Z", first.text)
-        if wrong and not re.search(r"\s", first.text) and not _is_for(job, first.text, "sh" if shell else "python"):
-            right = "python" if shell else "bash"
-            text = f"{call.written} gets {first.text} as its script"
-            yield Violation(call.offset, text, why=INTERPRETER_WHY, cure=f"{right} {first.text}")
-
-
-def _is_for(job: JobDescription, name: str, language: str) -> bool:
-    """Return whether the file names this interpreter in its first line."""
-    path = job.folder / name if job.folder else None
-    if path is None or "$" in name:
-        return False
-    try:
-        first = path.read_bytes()[:100].split(b"\n")[0]
-    except OSError:
-        return False
-    return first.startswith(b"#!") and language.encode() in first
-
-
 # ------------------------------------------------------------------------- text of other languages
 
 FOREIGN_WHY = "The shell looks for a program of this name, and finds none: the line does nothing, and as the last one it makes the job fail."
