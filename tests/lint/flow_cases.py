@@ -71,6 +71,7 @@ EMPTY: list[tuple[str, str, int, str]] = [
     (U, LSF + "export OUT=/a/${GROUP_COUNT}_nodes\nexport GROUP_COUNT=$(wc -l < hosts)\nsource /opt/s.sh\njsrun python t.py --o $OUT\n", 4, "warning"),
     (U, LSF + "source /opt/s.sh\nexport OUT=/a/${GROUP_COUNT}_nodes\nexport GROUP_COUNT=$(wc -l < hosts)\njsrun python t.py --o $OUT\n", 0, ""),
     (U, JOB + "if [ -d $OUT ]; then\n  rm -r $OUT/old\nfi\nOUT=/a/b\npython t.py --o $OUT\n", 7, "warning"),
+    (U, JOB + "B=${X:-$NAME_OF_RUN}\nif [ -n \"$1\" ]; then\n  NAME_OF_RUN=$1\nelse\n  NAME_OF_RUN=a\nfi\npython t.py --o $B --n $NAME_OF_RUN\n", 7, "warning"),
     (U, JOB + 'if [ -z "$OUT" ]; then\n  echo no\nfi\nOUT=/a/b\npython t.py --o $OUT\n', 0, ""),
     (U, JOB + "a1=1\nlr=2\nseed=3\nbs=4\npython t.py --lr $lr --seed $seed --bs $bs --task $task --a $a1\n", 11, "warning"),
     (U, JOB + "a1=1\nlr=2\nseed=3\npython t.py $lr $seed ${noise} $a1\n", 10, "warning"),
@@ -124,6 +125,9 @@ ARGUMENTS: list[tuple[str, str, int, str]] = [
     (PLACE, JOB + "for d in a b c; do\n  (cd $d && python t.py)\ndone\n", 0, ""),
     (PLACE, JOB + "for d in /a /b; do\n  cd $d\n  python t.py\ndone\n", 0, ""),
     (LOOPS, JOB + "for i in 1 2; do\n  for i in a b; do\n    python t.py --s $i\n  done\ndone\n", 8, "error"),
+    (LOOPS, JOB + 'A=()\nA="$A --lr 1"\npython t.py "${A[@]}"\n', 8, "error"),
+    (LOOPS, JOB + 'A=()\nA+=(--lr 1)\npython t.py "${A[@]}"\n', 0, ""),
+    (LOOPS, JOB + 'A=""\nA="$A --lr 1"\npython t.py $A\n', 0, ""),
     (LOOPS, JOB + "for i in 1 2; do\n  for j in a b; do\n    python t.py --s $i $j\n  done\ndone\n", 0, ""),
 ]  # fmt: skip
 

@@ -389,6 +389,7 @@ LOOP_VALUES = _all(
     quoting.quoted_list,
     subshells.reads_the_list,
     loop_flow.same_variable,
+    loop_flow.list_as_text,
 )
 CONSTANT_CONDITION = _all(
     conditions.constant,

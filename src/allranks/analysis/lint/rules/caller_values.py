@@ -16,11 +16,25 @@ OF_ARGUMENT = re.compile(r"\$(?:[1-9]\b|\{[1-9]\d?\b)")
 IN_CASE = re.compile(r"^[ \t]*[-\w\"'| ?*=]+\)[ \t]*")
 FOR_OTHERS = re.compile(r"(?i)(?:help|verbose|debug|quiet|usage|dry|test|comment|dummy|unused|version|_)\w*")
 ENOUGH = 2
+STARTERS = {
+    "srun",
+    "mpirun",
+    "mpiexec",
+    "jsrun",
+    "singularity",
+    "apptainer",
+    "docker",
+    "sbatch",
+    "qsub",
+    "julia",
+    "Rscript",
+}
 
 
 def options_unused(job: JobDescription) -> Iterator[Violation]:
     """Report an option that the script parses, and whose value nothing uses; or several arguments of this kind."""
-    if job.kind != "script" or job.sources_files or not job.work_calls:
+    started = job.work_calls or any(c.program in STARTERS for c in job.calls)
+    if job.kind != "script" or job.sources_files or not started:
         return
     idle = [i for i in idle_variables(job) if not i.loops and not FOR_OTHERS.fullmatch(i.name)]
     named = [i for i in idle if _is_of_option(job, i)]

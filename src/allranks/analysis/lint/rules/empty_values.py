@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from allranks.analysis.lint.job import SETS_PATHS_ONLY, JobDescription
-from allranks.analysis.lint.records import VariableUse, Violation
+from allranks.analysis.lint.records import Assignment, VariableUse, Violation
 from allranks.analysis.lint.rules.dataflow import GUARDS, INHERITED, LAUNCHER_NAMES, PRINTING
 from allranks.analysis.lint.rules.unset_variables import OUTSIDE_NAMES, USUAL_OUTSIDE, is_set, set_by_module
 
@@ -91,7 +91,8 @@ def set_below(job: JobDescription) -> Iterator[Violation]:
         ):
             continue
         tested = any(
-            u.name == use.name and u.program in ("[", "[[", "test", "case") and u.offset != use.offset for u in job.uses
+            u.name == use.name and u.program in ("[", "[[", "test", "case") and use.offset != u.offset < own[0].offset
+            for u in job.uses
         )
         first = own[0]
         if tested or any(a.under or a.in_function or a.in_substitution for a in own) or use.offset >= first.offset:
@@ -99,18 +100,26 @@ def set_below(job: JobDescription) -> Iterator[Violation]:
         line, later = job.lines.place(use.offset)[0], job.lines.place(first.offset)[0]
         again = re.search(rf"\$\{{?{use.name}\b", job.line_of(first.offset))
         usual = (
-            USUAL_OUTSIDE.fullmatch(use.name)
+            (USUAL_OUTSIDE.fullmatch(use.name) and use.name.count("_") < 2)
             or use.name in INHERITED
             or set_by_module(job, use.name)
             or use.name.startswith(("SLURM_", "PBS_", "LSB_"))
         )
-        if line >= later or again or usual or job.lines.line(later)[:1].isspace():
+        if line >= later or again or usual or (job.lines.line(later)[:1].isspace() and not _in_all_branches(job, own)):
             continue
         if use.name in (job.heads("export") or "") or re.search(rf"(?m)^\s*#.*\b{use.name}\b", job.text):
             continue
         said.add(use.name)
         text = f"${use.name} is used before it is set, in line {later}"
         yield Violation(use.offset, text, why=LATER_WHY, cure=f"move line {later} up")
+
+
+def _in_all_branches(job: JobDescription, own: list[Assignment]) -> bool:
+    """Return whether the first values are those of the branches of one ``if`` with an ``else``, so that one of them is set."""
+    if len(own) < 2:
+        return False
+    between = job.code[own[0].offset : own[1].offset]
+    return re.search(r"(?m)^else\b", between) is not None and re.search(r"(?m)^(?:fi|elif)\b", between) is None
 
 
 def _may_set(program: str, words: list[str]) -> bool:

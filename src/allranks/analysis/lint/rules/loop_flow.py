@@ -1,4 +1,4 @@
-"""Rules for loops whose passes change the shell: folders that add up, and one variable for two loops."""
+"""Rules for loops whose passes change the shell: folders that add up, one variable for two loops, and lists that become texts."""
 
 from __future__ import annotations
 
@@ -79,4 +79,24 @@ def same_variable(job: JobDescription) -> Iterator[Violation]:
                 line = job.lines.place(found.start())[0]
                 text = f"the loop in line {line} has the variable {found['name']}, too"
                 yield Violation(place, text, why=SAME_WHY, cure="another name")
+                return
+
+
+# -------------------------------------------------------------------------------------- lists and texts
+
+TEXT_WHY = "NAME=text changes the first element of a list: the words of the text stay one element, and the program gets them as one argument."
+
+
+def list_as_text(job: JobDescription) -> Iterator[Violation]:
+    """Report ``ARGS="$ARGS --lr 1"`` of a list, which is used as ``"${ARGS[@]}"``."""
+    if job.kind != "script":
+        return
+    for name, items in job.by_name.items():
+        if not items or items[0].items is None or not re.search(rf"\$\{{{name}\[[@*]\]", job.code):
+            continue
+        for found in re.finditer(rf"(?m)(?:^|;)[ \t]*{name}=\"\$(?:{name}\b|\{{{name}\}})[ \t][^\"\n]*\"", job.code):
+            place = found.end() - len(found[0].lstrip("; \t"))
+            if place > items[0].offset and any(a.offset == place and a.items is None for a in items):
+                text = f"{name} is a list: the text becomes one element of it"
+                yield Violation(place, text, why=TEXT_WHY, cure=f"{name}+=(...)")
                 return
