@@ -21,6 +21,22 @@ LAUNCH: list[tuple[str, str, int, str]] = [
     ("launcher-option", ONE + "torchrun --standalone $ARGS x.py --nproc_per_node 4\n", 0, ""),
     ("launcher-option", ONE + "deepspeed --num_gpus 4 --module x.y --num_processes 4\naccelerate env\n", 0, ""),
 ]
+FIRST_ONLY = (
+    "srun python x.py $A\n",
+    'srun torchrun --nproc_per_node=4 x.py "${A}" --seed 1\n',
+    "mpirun -np 4 ./a.out $A\n",
+    'srun bash -c "python x.py $A"\n',
+    'C="python x.py $A"\n$C\n',
+    'python x.py "${A[*]}"\n',
+)
+ALL_ELEMENTS = (
+    'srun python x.py "${A[@]}"\n',
+    "srun python x.py ${A[*]}\n",
+    'bash -c "python x.py ${A[*]}"\n',
+    'sbatch --wrap "${A[*]}"\n',
+    'echo "$A" ${#A[@]}\n',
+    'C="python x.py ${A[*]}"\n$C\n',
+)
 HF = "python x.py --per_device_train_batch_size 4 --load_best_model_at_end "
 SETTINGS: list[tuple[str, str, int, str]] = [
     ("launcher-option", BARE + HF + "--eval_strategy epoch --save_strategy steps\n", 4, "error"),
@@ -40,6 +56,17 @@ SETTINGS: list[tuple[str, str, int, str]] = [
     ("invalid-value", "#!/bin/bash\nexport NCCL_IB_GID_INDEX=$GID\nexport NCCL_IB_TIMEOUT=22\nexport NCCL_BUFFSIZE=0x400000\n", 0, ""),
     ("invalid-value", "#!/bin/bash\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:true\n", 2, "error"),
     ("invalid-value", "#!/bin/bash\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,max_split_size_mb:128\n", 0, ""),
+    *(("loop-values", BARE + "A=(--lr 1 --bs 4)\n" + use, 5, "error") for use in FIRST_ONLY),
+    *(("loop-values", BARE + "A=(--lr 1 --bs 4)\n" + use, 0, "") for use in ALL_ELEMENTS),
+    ("loop-values", BARE + "A=()\nA+=(--lr 1)\nsrun python x.py $A\n", 6, "error"),
+    ("option-twice", BARE + "python x.py --model_name a/b --lr 1 --model_name /m/c\n", 4, "warning"),
+    ("option-twice", BARE + "python x.py --use_fp16 False --seed 1 --use_fp16 True\n", 4, "warning"),
+    ("option-twice", BARE + "python x.py --output_dir=/a --output_dir=/b\n", 4, "warning"),
+    ("option-twice", BARE + "python x.py --use_fp16 True --use_fp16 true --fold 1 --fold 2 --load_file a --load_file b\n", 0, ""),
+    ("option-twice", BARE + "python x.py --output_dir $A --output_dir $B\n", 0, ""),  # they may be equal
+    ("missing-colon", BARE + "export LD_LIBRARY_PATH=$LD_LIBRARY_PATH=$HOME/lib\n" + TRAIN, 4, "error"),
+    ("missing-colon", BARE + "export PATH=/a/bin:${PATH}=/b/bin\n" + TRAIN, 4, "error"),
+    ("missing-colon", BARE + "export PATH=$PATH:/a=b\nsrun --export=PATH=$PATH=1 ls\n" + TRAIN, 0, ""),
     ("not-exported", BARE + "WANDB__SERVICE_WAIT=300\n" + TRAIN, 4, "error"),
     ("not-exported", BARE + "WANDB__SERVICE_WAIT=300\nexport WANDB__SERVICE_WAIT\n" + TRAIN, 0, ""),
 ]  # fmt: skip

@@ -385,6 +385,7 @@ LITERAL_QUOTES = _all(
 LOOP_VALUES = _all(
     conditions.loops,
     quoting.first_element,
+    options.array_of_options,
     quoting.appended_text,
     quoting.quoted_list,
     subshells.reads_the_list,

@@ -253,6 +253,7 @@ GLUED_BEFORE = re.compile(
     rf"(?<![\w$]){PATH_LISTS}=[\"']?[^\s\"'#]*\$(?:\{{\1\}}|\1(?!\w))[\"']?([/~][\w.~/]|\$\{{?\w)"
 )
 SEMICOLON = re.compile(rf"(?<![\w$]){PATH_LISTS}=[\"']?\$(?:\{{\1\}}|\1(?!\w))[\"']?;[ ]?(?:/|\$\w)")
+EQUALS = re.compile(rf"(?<![\w$-]){PATH_LISTS}=[\"']?(?:[^\s\"'=#]*:)?\$(?:\{{\1\}}|\1(?!\w))=(?:/|~|\$\{{?\w)")
 COLON_CURE = "separate the folders by colons"
 COLON_WHY = "Two folders become one name that does not exist: both are lost from the list."
 
@@ -263,6 +264,7 @@ def missing_colon(job: JobDescription) -> Iterator[Violation]:
         (GLUED_AFTER, "no colon before ${name}"),
         (GLUED_BEFORE, "no colon after ${name}"),
         (SEMICOLON, "a semicolon instead of a colon after ${name}: the rest is not part of the list"),
+        (EQUALS, "an equals sign instead of a colon after ${name}: it becomes part of the folder's name"),
     ):
         for found in pattern.finditer(job.text):
             if not job.in_comment(found.start(1)):

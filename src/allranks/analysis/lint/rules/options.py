@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import ALIASES, LONG, PYTHON, Option
 from allranks.analysis.lint.job import JobDescription, LauncherCall
-from allranks.analysis.lint.records import Argument, ProgramCall, Violation
+from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, Violation
+from allranks.analysis.lint.rules.conditions import FIRST_WHY
 from allranks.analysis.lint.rules.variables import edits
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN
 from allranks.utils.text import nearest_name
@@ -245,6 +246,58 @@ def _fraction(text: str) -> float:
 
 def _is_vllm(call: ProgramCall) -> bool:
     return call.program == "vllm" or any(a.text.startswith("vllm.entrypoints") for a in call.args[:4])
+
+
+ONE_ARGUMENT_WHY = (
+    "In quotes [*] joins the elements with blanks: the program gets one argument, and knows no such option."
+)
+NO_ARGUMENTS = {
+    "echo",
+    "printf",
+    "[",
+    "[[",
+    "test",
+    "read",
+    "declare",
+    "local",
+    "readonly",
+    "typeset",
+    "unset",
+    "for",
+    "case",
+    "logger",
+    "?",
+}
+
+
+def array_of_options(job: JobDescription) -> Iterator[Violation]:
+    """Report ``srun python train.py $ARGS`` and ``"${ARGS[*]}"`` of an array that contains options."""
+    said: set[str] = set()
+    for use in job.uses if "zsh" not in job.lines.line(1) else ():
+        items = job.by_name.get(use.name, [])
+        if use.name in said | job.reading.named or use.program in NO_ARGUMENTS or use.operator or use.under:
+            continue
+        if not items or items[0].offset > use.offset or any(a.items is None for a in items):
+            continue
+        if not any(_has_options(a) for a in items):
+            continue
+        before = job.text[max(0, use.offset - 4) : use.offset]
+        if use.index == "[*]":
+            if not (PYTHON.match(use.program) or use.program in KNOWN or use.program == "accelerate"):
+                continue  # bash -c "${COMMAND[*]}"
+            alone = re.fullmatch(r"\s\"\$\{", before) and re.match(r"\w+\[\*\]\}\"(?:\s|\Z)", job.text[use.offset :])
+            why, text = ONE_ARGUMENT_WHY, f'"${{{use.name}[*]}}" is one argument, with all options of the array'
+        else:
+            alone = not use.index and before[-1:] not in "#!"
+            why, text = FIRST_WHY, f"${use.name} is only the first element of the array"
+        if alone:
+            said.add(use.name)
+            yield Violation(use.offset, text, why=why, cure=f'"${{{use.name}[@]}}"')
+
+
+def _has_options(item: Assignment) -> bool:
+    texts = [part.text for part in item.items or ()]
+    return len(texts) > 1 and sum(t.startswith("-") for t in texts) * 3 >= len(texts)
 
 
 NO_SCRIPT_CURE = "the Python program itself; -m for a module; --no_python for another program"

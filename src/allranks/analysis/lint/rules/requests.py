@@ -279,10 +279,25 @@ SETTING = re.compile(
     r"num[-_](?:layers|heads)|momentum|max[-_](?:seq[-_])?len(?:gth)?)"
 )
 NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
+SWITCH = re.compile(
+    r"--?(?:use|do|enable|with|load|save|fp16|bf16|tf32|train|freeze|gradient[-_]checkpointing)(?:[-_]\w+)?"
+)
+BOOLEAN = re.compile(r"(?i)true|false")
+CHOICE = re.compile(
+    r"--?(?:model[-_]name(?:[-_]or[-_]path)?|(?:output|save|log)[-_]dir|lr[-_]scheduler(?:[-_]type)?|optim(?:izer)?|(?:mixed[-_])?precision|"
+    r"(?:evaluation|eval|save|logging)[-_]strategy|dtype|arch|(?:exp(?:eriment)?|run)[-_]name|c(?:heckpoint|kpt)[-_]path)"
+)
+WORD = re.compile(r"[\w./~][\w./:~@+-]*")
+
+
+def _is_setting(name: str, value: str) -> bool:
+    """Return whether a program can use only one value of the option: lists are given by others."""
+    pairs = ((SETTING, NUMBER), (SWITCH, BOOLEAN), (CHOICE, WORD))
+    return any(names.fullmatch(name) and values.fullmatch(value) for names, values in pairs)
 
 
 def settings_twice(job: JobDescription) -> Iterator[Violation]:
-    """Report an option of the program, such as its learning rate, that is given twice with different numbers."""
+    """Report an option of the program, such as its learning rate or model, that is given twice with different values."""
     for call in job.work_calls:
         first: dict[str, tuple[str, Argument]] = {}
         if any(a.source.text.startswith(UNRESOLVED_OPEN) for a in call.args) or not (
@@ -292,10 +307,10 @@ def settings_twice(job: JobDescription) -> Iterator[Violation]:
         for arg, following in call.pairs():
             name, equals, value = arg.text.partition("=")
             value = value if equals else following.text if following else ""
-            if not SETTING.fullmatch(name) or not NUMBER.fullmatch(value):
+            if not _is_setting(name, value):
                 continue
             before = first.get(name)
-            if before and before[0] != value:
+            if before and before[0].lower() != value.lower():
                 line = job.lines.place(arg.offset)[0]
                 text = f"{name} is given twice: {before[0]} is replaced by {value} in line {line}"
                 yield Violation(before[1].offset, text)
