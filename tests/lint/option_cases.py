@@ -47,6 +47,10 @@ SETTINGS: list[tuple[str, str, int, str]] = [
     ("launcher-option", BARE + HF + "--eval_strategy epoch --save_strategy best\n", 0, ""),
     ("launcher-option", BARE + HF + "--eval_strategy $WHEN --save_strategy steps\n", 0, ""),
     ("launcher-option", BARE + HF + "--save_strategy epoch\n", 0, ""),  # the program may evaluate each epoch by default
+    ("launcher-option", BARE + "python x.py --lr --epochs 3\n", 4, "error"),
+    ("launcher-option", BARE + "frames_dir=/data\npython x.py --frames_dir --seed 3\n", 5, "error"),
+    ("launcher-option", BARE + "frames_dir=/data\npython x.py --frames_dir --seed 3 --at $frames_dir\n", 0, ""),
+    ("launcher-option", BARE + "python x.py --lr $LR --resume --auto_batch_size --seed 3\n", 0, ""),
     ("launcher-option", BARE + HF + "--warmup_ratio 3\n", 4, "error"),
     ("launcher-option", BARE + HF + "--warmup_ratio 0.03\npython y.py --warmup_ratio 3\n", 0, ""),
     ("launcher-option", BARE + "vllm serve m --gpu-memory-utilization 95\n", 4, "error"),

@@ -47,6 +47,7 @@ from allranks.analysis.lint.rules import (
     results,
     script_arguments,
     secrets,
+    settings,
     several_nodes,
     shared_files,
     shell,
@@ -374,7 +375,8 @@ LAUNCHER_OPTION = _all(
     options.malformed,
     options.worker_without_address,
     options.exclusive,
-    options.refused_settings,
+    settings.refused_settings,
+    settings.without_value,
     programs.container_options,
     programs.mpi_options,
 )
@@ -385,7 +387,7 @@ LITERAL_QUOTES = _all(
 LOOP_VALUES = _all(
     conditions.loops,
     quoting.first_element,
-    options.array_of_options,
+    settings.array_of_options,
     quoting.appended_text,
     quoting.quoted_list,
     subshells.reads_the_list,
