@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.lint.cases import ONE, TWO
+from tests.lint.cases import ONE, RUN, TWO
 
 FOUR = TWO.replace("--ntasks-per-node=1", "--ntasks-per-node=4")
 FEW = TWO.replace("#SBATCH --ntasks-per-node=1\n", "#SBATCH --time=1:00:00\n")
@@ -76,4 +76,30 @@ ENDS: list[tuple[str, str, int, str]] = [
 UNSET: list[tuple[str, str, int, str]] = [
     ("unset-variable", ONE + "run() {\n  local node=$1\n  python x.py $node &\n}\nrun a\nwait\n", 0, ""),
 ]
-SEVERAL_CASES = [*STEPS, *STARTS, *ENDS, *UNSET]
+AT = "--nproc_per_node=4 --master_addr=$H --master_port=$P x.py"
+LOOP = TWO + "for {}\n  ssh $n torchrun --nnodes={} --node_rank=$i " + AT + " &\ndone\nwait\n"
+WORKERS = TWO + "for n in $L; do\n  srun -N1 -n1 -w $n ray start --address=$H --block &\ndone\n"
+RENDEZVOUS: list[tuple[str, str, int, str]] = [
+    ("launcher-option", TWO + RUN + "--rdzv_backend=nccl --rdzv_endpoint=$H:$P x.py\n", 7, "error"),
+    ("launcher-option", TWO + RUN + "--rdzv_backend=$B --rdzv_endpoint=$H:$P x.py\n", 0, ""),
+    ("launcher-option", TWO + RUN + "--rdzv_backend c10d --rdzv_endpoint $H: $PORT x.py\n", 7, "error"),
+    ("launcher-option", TWO + RUN + "--node_rank 0 --master_addr $H 29500 x.py\n", 7, "error"),
+    ("launcher-option", TWO + RUN + "--rdzv_backend c10d --rdzv_endpoint $H:$PORT x.py --port 29500\n", 0, ""),
+    ("launcher-option", LOOP.format("((i=1; i<=$SLURM_NNODES; i++)); do", "$SLURM_NNODES"), 8, "error"),
+    ("launcher-option", LOOP.format("i in $(seq 0 $N); do", "$N"), 8, "error"),
+    ("launcher-option", LOOP.format("i in {1..4}; do", "4"), 8, "error"),
+    ("launcher-option", LOOP.format("i in 1 2; do", "2"), 8, "error"),
+    ("launcher-option", LOOP.format("((i=0; i<$SLURM_NNODES; i++)); do", "$SLURM_NNODES"), 0, ""),
+    ("launcher-option", LOOP.format("i in $(seq 1 $((N - 1))); do", "$N"), 0, ""),
+    ("launcher-option", LOOP.format("i in {0..3}; do", "4"), 0, ""),
+    ("step-nodes", WORKERS + "srun python driver.py\n", 10, "error"),
+    ("step-nodes", WORKERS + "srun -N 1 -n 1 python driver.py\nsrun ray stop\npython more.py\n", 0, ""),
+]
+FUNCTIONS: list[tuple[str, str, int, str]] = [
+    ("builtin-as-program", TWO + "run_one() {\n  python x.py\n}\nsrun run_one\n", 10, "error"),
+    ("builtin-as-program", TWO + "function run_one {\n  python x.py\n}\nsrun bash -c run_one\n", 10, "error"),
+    ("builtin-as-program", TWO + "run_one() {\n  python x.py\n}\nexport -f run_one\nsrun bash -c run_one\n", 0, ""),
+    ("builtin-as-program", TWO + "run_one() {\n  python x.py\n}\nrun_one\nsrun bash run_one.sh\n", 0, ""),
+    ("builtin-as-program", TWO + "a() {\n  python x.py\n}\na\nsrun bash -c 'a() { echo; }; a'\n", 0, ""),
+]
+SEVERAL_CASES = [*STEPS, *STARTS, *ENDS, *UNSET, *RENDEZVOUS, *FUNCTIONS]

@@ -379,6 +379,8 @@ LAUNCHER_OPTION = _all(
     settings.without_value,
     programs.container_options,
     programs.mpi_options,
+    several_nodes.rendezvous_words,
+    several_nodes.ranks_of_loop,
 )
 BLOCKS_SCRIPT = _all(waiting.blocks, launchers.ray_blocks)
 LITERAL_QUOTES = _all(
@@ -453,6 +455,8 @@ OVERWRITTEN_OUTPUT = _all(
 )
 GPUS_HELD = _all(requests.held, requests.sleeps_at_end)
 FOLDER_NOT_COPIED = _all(storage.not_copied, shared_files.archives)
+STEP_NODES = _all(several_nodes.step_nodes, several_nodes.ray_drivers)
+BUILTIN_AS_PROGRAM = _all(programs.builtins, starting.functions)
 KILLS_OTHERS = _all(cancelling.pkill, cancelling.of_user, cancelling.cancels_jobs)
 NOT_RUNNABLE = _all(starting.without_folder, starting.other_language)
 NODE_LOCAL_FILE = _all(storage.local, storage.windows_path, shared_files.folder_of_first_node)
@@ -522,7 +526,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("visible-devices", "warning", VISIBLE_DEVICES, gpus.VISIBLE_WHY, gpus.VISIBLE_CURE, "Slurm's gres manual"),
     LintRule("one-failed-rest-waits", "note", tasks.kill, tasks.KILL_WHY, tasks.KILL_CURE, SLURM_TEST),
     LintRule("step-exceeds-job", "error", steps.exceeds, steps.EXCEEDS_WHY, steps.EXCEEDS_CURE, SLURM),
-    LintRule("step-nodes", "error", several_nodes.step_nodes, several_nodes.STEP_WHY, several_nodes.STEP_CURE, SLURM_TEST),
+    LintRule("step-nodes", "error", STEP_NODES, several_nodes.STEP_WHY, several_nodes.STEP_CURE, SLURM_TEST),
     LintRule("job-inside-job", "warning", steps.allocates, steps.INNER_WHY, steps.INNER_CURE, SLURM),
     LintRule("time-unit", "warning", TIME_UNIT, steps.TIME_WHY, "--time=<hours>:00:00", SLURM),
     LintRule("launchers-disagree", "error", steps.disagree, steps.DISAGREE_WHY, "the same address and port for all, and a rank for each", TORCHRUN),
@@ -532,7 +536,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("srun-without-command", "error", environments.no_command, environments.NO_COMMAND_WHY, environments.NO_COMMAND_CURE, SLURM),
     LintRule("no-terminal", "error", NO_TERMINAL, environments.TERMINAL_WHY, environments.TERMINAL_CURE, "docker run reference, foreground"),
     LintRule("container-shell-ended", "warning", CONTAINER_SHELL_ENDED, environments.ENDED_WHY, environments.ENDED_CURE, "apptainer exec manual"),
-    LintRule("builtin-as-program", "error", programs.builtins, programs.BUILTIN_WHY, programs.BUILTIN_CURE, "bash manual, builtin commands"),
+    LintRule("builtin-as-program", "error", BUILTIN_AS_PROGRAM, programs.BUILTIN_WHY, programs.BUILTIN_CURE, "bash manual, builtin commands"),
     LintRule("not-runnable", "error", NOT_RUNNABLE, starting.START_WHY, starting.START_CURE, "bash manual, command search and execution; " + SLURM_TEST),
     LintRule("old-launcher", "note", launchers.old, launchers.OLD_WHY, "use torchrun, which has the same options", TORCHRUN),
     LintRule("export-comma", "error", launchers.comma, launchers.COMMA_WHY, launchers.COMMA_CURE, SLURM_TEST),

@@ -100,8 +100,10 @@ def _is_whole_user(words: list[str]) -> bool:
 
 CANCEL_WHY = "Without a job's number scancel ends all jobs that the options describe, and this one is among them: what follows never runs."
 CANCEL_CURE = "scancel <job id>; processes of this job end with it"
-NARROW = set(
-    "-n --name --jobname -t --state -p --partition -A --account -q --qos -R --reservation -s --signal --wckey -i".split()
+NARROW = {
+    "-n", "--name", "--jobname", "-t", "--state", "-p", "--partition", "-A", "--account", "-q", "--qos", "-R", "--reservation", "-s",
+    "--signal", "--wckey", "-i",
+}  # fmt: skip
 )
 QUEUE = re.compile(r"\bsqueue\b([^|)`\n]*)")
 

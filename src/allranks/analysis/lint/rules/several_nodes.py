@@ -87,6 +87,36 @@ def _as_written(job: JobDescription, item: Assignment) -> str:
     return found[1] if found else ""
 
 
+DRIVER_WHY = (
+    "Every task is a driver of its own: all of them submit the same work to the one cluster, and write the same files."
+)
+
+
+def ray_drivers(job: JobDescription) -> Iterator[Violation]:
+    """Report a driver of Ray that srun starts once per node, behind the steps of the head and the workers."""
+    nodes = job.nodes or 1
+    if not job.is_batch or nodes < 2 or not re.search(r"\bray\b|start[-_]worker", job.code):
+        return
+    steps = [c for c in job.calls if c.program == "srun" and not c.in_substitution and not c.in_function]
+    single = [c for c in steps if c.after == "&" and slurm_options(c).keys() & {"nodelist", "relative"}]
+    for call in steps:
+        options = slurm_options(call)
+        if not single or call.offset < max(c.offset for c in single) or call.after == "&" or call.in_loop:
+            continue
+        if options.keys() & {"nodes", "ntasks", "nodelist", "relative", *OTHER_JOB} or _has_unknown_options(call):
+            continue
+        inner = [c for c in job.calls if call in c.under]
+        if any(c.program in ("ray", "bash", "sh", "rm", "mkdir", "hostname", "cp", "sleep", "echo") for c in inner):
+            continue
+        tasks = job.number("$SLURM_NTASKS") or nodes
+        if tasks > 1 and inner:
+            text = f"srun starts the driver {tasks} times, once per task of the job"
+            yield Violation(
+                call.offset, text, why=DRIVER_WHY, cure="start it without srun; or srun -N 1 -n 1 --overlap"
+            )
+            return
+
+
 # ------------------------------------------------------------------------- launchers without hosts
 
 NO_HOSTS_WHY = "deepspeed learns of other nodes from a host file only, and stops: 'Num nodes is >1 but no extra nodes available via hostfile'."
@@ -105,6 +135,65 @@ def without_hosts(job: JobDescription) -> Iterator[Violation]:
         if nodes and nodes > 1 and "DLTS_HOSTFILE" not in job.text:
             text = f"{count.written} is {nodes}, and there is no --hostfile"
             yield Violation(count.arg.offset, text, why=NO_HOSTS_WHY, cure=NO_HOSTS_CURE)
+
+
+BACKENDS = {"c10d", "static", "etcd", "etcd-v2"}
+BACKEND_WHY = (
+    "torchrun knows c10d, static, etcd and etcd-v2, and stops with 'The rendezvous backend ... is not registered'."
+)
+PORT_WHY = "The address ends at the blank: torchrun takes the port for the program that it has to start."
+CUT_ADDRESS = re.compile(
+    r"--(?:rdzv[-_]endpoint|master[-_]addr|main[-_]process[-_]ip)(?:=|[ \t]+)(?:[\"']?[\w.${}\[\]-]+[\"']?:?)[ \t]+"
+    r"([\"']?\$\{?\w*(?:PORT|port)\w*\}?[\"']?|\d{4,5})(?=[ \t\\\n])"
+)
+
+
+def rendezvous_words(job: JobDescription) -> Iterator[Violation]:
+    """Report backends that torchrun does not have, and a port that a blank cuts off from its address."""
+    for launch in job.launches:
+        if launch.kind not in ("torchrun", "torch.distributed.launch", "accelerate"):
+            continue
+        backend = launch.option("rdzv_backend")
+        if backend and re.fullmatch(r"[A-Za-z][\w-]*", backend.plain_value) and backend.plain_value not in BACKENDS:
+            text = f"{backend.written} {backend.plain_value}: there is no such rendezvous"
+            yield Violation(backend.arg.offset, text, why=BACKEND_WHY, cure=f"{backend.written}=c10d")
+        address = launch.option("rdzv_endpoint", "master_addr", "main_process_ip")
+        cut = CUT_ADDRESS.match(job.text, address.arg.offset) if address else None
+        if cut and address and not job.text[: cut.start()].endswith('"'):
+            text = f"{address.written} ends at the blank: {cut[1]} is taken for the program"
+            cures = {"rdzv": f"<host>:{cut[1]}", "main": f"--main_process_port={cut[1]}"}
+            cure = next((c for name, c in cures.items() if name in address.written), f"--master_port={cut[1]}")
+            yield Violation(address.arg.offset, text, why=PORT_WHY, cure=cure)
+
+
+COUNTED = re.compile(
+    r"\bfor[ \t]*\(\([ \t]*(\w+)[ \t]*=[ \t]*(\d+)[ \t]*;[ \t]*\1[ \t]*<=[ \t]*([^;\n]+?)[ \t]*;|"
+    r"\bfor[ \t]+(\w+)[ \t]+in[ \t]+(?:(?:\$\(|`)[ \t]*seq[ \t]+(\d+)[ \t]+([^)`\n]+?)[ \t]*[)`]|\{(\d+)\.\.(\d+)\}|(?:\d+[ \t]+)+(\d+)[ \t]*[;\n])"
+)
+RANK_WHY = "Ranks of nodes count from 0 to one less than their number: the launcher refuses the last one, and the others wait for the missing node."
+
+
+def ranks_of_loop(job: JobDescription) -> Iterator[Violation]:
+    """Report a loop whose last value, used as the rank of a node, is the number of nodes."""
+    for launch in job.launches:
+        option, nodes = launch.option("node_rank", "machine_rank"), launch.option("nnodes", "num_machines")
+        if option is None or nodes is None or not launch.call.starter.in_loop:
+            continue
+        name = re.match(
+            r"--\w+(?:=|[ \t]+)[\"'\\]*\$\{?(\w+)\}?(?![\w-])", job.text[option.arg.offset : option.arg.offset + 80]
+        )
+        loops = [
+            m for m in COUNTED.finditer(job.code, 0, launch.call.starter.offset) if name and name[1] in (m[1], m[4])
+        ]
+        if not loops:
+            continue
+        last = next(loops[-1][n] for n in (3, 6, 8, 9) if loops[-1][n])
+        count = job.number(nodes.value)
+        bare = [re.sub(r"[${}\"' ]", "", t) for t in (last, nodes.value or "")]
+        same = bare[0] == bare[1] or {*bare} <= NODE_NAMES or (count is not None and job.number(last) == count)
+        if same and count != 0:
+            text = f"{option.written} is {last} in the last run of the loop, as many as there are nodes"
+            yield Violation(option.arg.offset, text, why=RANK_WHY, cure="a loop from 0 to one less")
 
 
 # ------------------------------------------------------------------------- networks of containers

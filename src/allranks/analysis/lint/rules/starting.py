@@ -47,7 +47,7 @@ def without_folder(job: JobDescription) -> Iterator[Violation]:
         if not _is_own(job, call) or _is_function(job, call.written):
             continue
         starters = {c.program for c in call.under}
-        if starters <= SAME_FOLDER:
+        if starters <= SAME_FOLDER or call.under[-1].program in SHELLS:
             python = call.written.endswith(".py")
             cure = f"python {call.written}" if python else f"bash {call.written}"
             yield Violation(
@@ -111,3 +111,34 @@ def other_language(job: JobDescription) -> Iterator[Violation]:
                 continue
             text = f"{call.program} reads {name} as a Python program: it is a script of the shell"
             yield Violation(call.offset, text, why=LANGUAGE_WHY, cure=f"bash {first.text}")
+
+
+FUNCTION_WHY = "It is a function of this shell, and no program of this name exists: the command ends with 'No such file or directory'."
+SHELL_WHY = "Functions stay in the shell that defines them, unless export -f passes them on: the new shell does not find the command."
+FUNCTION = re.compile(r"(?m)^[ \t]*(?:function[ \t]+([\w-]+)|([\w-]+)[ \t]*\(\))")
+PASSED_ON = re.compile(r"\bexport[ \t]+-\w*f|\b(?:declare|typeset)[ \t]+-\w*f|\bset[ \t]+-\w*a\b|\bBASH_ENV\b")
+
+
+def functions(job: JobDescription) -> Iterator[Violation]:
+    """Report ``srun run_one`` and ``srun bash -c run_one`` for a function of the script."""
+    names = {m[1] or m[2]: m.start() for m in FUNCTION.finditer(job.code)}
+    for call in job.calls:
+        if call.written not in names or not call.under or call.in_substitution:
+            continue
+        starter = call.under[-1]
+        if starter.program in {"timeout", "xargs", "env", "nice", "numactl", *SEARCHES_HERE}:
+            text = f"{starter.program} starts programs, and {call.written} is a function of the script"
+            yield Violation(
+                call.offset, text, why=FUNCTION_WHY, cure=f"export -f {call.written}, and bash -c {call.written}"
+            )
+        elif starter.program in SHELLS and not PASSED_ON.search(job.text) and not _defines(job, call):
+            text = f"{call.written} is a function of the script, which the inner {starter.program} does not have"
+            yield Violation(call.offset, text, why=SHELL_WHY, cure=f"export -f {call.written}")
+
+
+def _defines(job: JobDescription, call: ProgramCall) -> bool:
+    """Return whether the inner shell may define the function itself, or read it from a file."""
+    inner = [c.program for c in job.calls if call.under[-1] in c.under and c.offset < call.offset]
+    start = call.under[-1].offset
+    inside = re.search(rf"(?:function[ \t]+{re.escape(call.written)}\b|\b{re.escape(call.written)}[ \t]*\(\))", job.text[start : call.offset])  # fmt: skip
+    return inside is not None or any(p in ("source", ".", "eval") for p in inner)
