@@ -104,7 +104,6 @@ NARROW = {
     "-n", "--name", "--jobname", "-t", "--state", "-p", "--partition", "-A", "--account", "-q", "--qos", "-R", "--reservation", "-s",
     "--signal", "--wckey", "-i",
 }  # fmt: skip
-)
 QUEUE = re.compile(r"\bsqueue\b([^|)`\n]*)")
 
 
