@@ -107,4 +107,27 @@ GRAMMAR: list[tuple[str, str, int, str]] = [
     ("unterminated", WORK.format("cat <<EOF\nif a; then\nfi\n&& b\nEOF\necho 'x &; y >>> z'"), 0, ""),
     ("unterminated", WORK.format("for ((i = 0; i < 3; i++)); do ls; done\nif (( a && b )); then ls; fi"), 0, ""),
 ]  # fmt: skip
-SLIP_CASES = [*WORDS, *FILES, *QUESTIONS, *GRAMMAR]
+VENV = "module purge\nsource venv/bin/activate\nmodule load {}"
+LOST: list[tuple[str, str, int, str]] = [
+    ("module-after-activation", WORK.format(VENV.format("python/3.9")), 7, "warning"),
+    ("module-after-activation", WORK.format(VENV.format("python/3.9").replace("module purge\n", "")), 6, "note"),
+    ("module-after-activation", WORK.format(VENV.format("cuda/12")), 0, ""),
+    ("missing-colon", WORK.format("export PATH=/home/me/anaconda3/envs/a:$PATH"), 5, "error"),
+    ("missing-colon", WORK.format("export PATH=/home/me/miniconda3/:$PATH"), 5, "error"),
+    ("missing-colon", WORK.format('export PATH="$/opt/x/bin:$PATH"'), 5, "error"),
+    ("missing-colon", WORK.format("export PATH=/home/me/anaconda3/bin/:$PATH"), 0, ""),
+    ("launcher-option", WORK.format("id=$(docker run --gpus all image serve)\ndocker stop $id"), 5, "error"),
+    ("launcher-option", WORK.format("id=$(docker run -d --gpus all image serve)\ndocker stop $id"), 0, ""),
+    ("launcher-option", WORK.format("id=$(docker run image python --version)\necho $id"), 0, ""),
+    ("deletes-too-much", WORK.format("mkdir work-$SLURM_JOB_ID\nrm -rf work-*"), 6, "warning"),
+    ("deletes-too-much", WORK.format("mkdir work-$SLURM_JOB_ID\nrm -rf work-$SLURM_JOB_ID"), 0, ""),
+    ("deletes-too-much", WORK.format("mkdir work-$SLURM_JOB_ID\nrm -rf old-*"), 0, ""),
+    ("deletes-too-much", SH + "sbatch run.sh settings.json\nrm settings.json\n", 3, "warning"),
+    ("deletes-too-much", SH + 'echo "export HINTS=$PWD/h" >> a.sh\nsbatch a.sh\nrm a.sh $PWD/h\n', 4, "warning"),
+    ("deletes-too-much", SH + "sbatch --wait run.sh settings.json\nrm settings.json\n", 0, ""),
+    ("deletes-too-much", SH + "sbatch run.sh settings.json\nrm run.sh\n", 0, ""),
+    ("overwritten-output", JOB.format("echo a > f.sh\necho b > f.sh\necho c >> f.sh\nbash f.sh"), 6, "warning"),
+    ("overwritten-output", JOB.format("echo a > f.sh\necho b >> f.sh\nbash f.sh"), 0, ""),
+    ("overwritten-output", JOB.format("echo a > f.sh\nbash f.sh\necho b > f.sh\necho c >> f.sh\nbash f.sh"), 0, ""),
+]  # fmt: skip
+SLIP_CASES = [*WORDS, *LOST, *FILES, *QUESTIONS, *GRAMMAR]

@@ -242,6 +242,8 @@ DELETES_TOO_MUCH = _all(
     removals.whole_trees,
     removals.removed_before_read,
     removals.caches_of_tasks,
+    removals.pattern_of_siblings,
+    removals.removed_after_submission,
     storage.deletions,
     storage.of_other_tasks,
     storage.of_other_jobs,
@@ -251,7 +253,7 @@ FIXED_NAME_IN_TMP = _all(storage.fixed, storage.lone_dollar, removals.patterns_i
 OUTPUT_FOLDER = _all(log_folders.output, log_folders.log_in_root, log_folders.redirected)
 SCRIPT_FOLDER = _all(directives.script_folder, directives.own_folder, directives.in_home, directives.home_as_base)
 CONTAINER_SHELL_ENDED = _all(
-    environments.container_ended, environments.activated_elsewhere, environments.deactivated, activation.purged
+    environments.container_ended, environments.activated_elsewhere, activation.deactivated, activation.purged
 )
 EXIT_CODE_LOST = _all(
     results.piped_group,
@@ -381,6 +383,7 @@ LAUNCHER_OPTION = _all(
     programs.mpi_options,
     several_nodes.rendezvous_words,
     several_nodes.ranks_of_loop,
+    word_slips.container_without_detach,
 )
 BLOCKS_SCRIPT = _all(waiting.blocks, launchers.ray_blocks)
 LITERAL_QUOTES = _all(
@@ -449,6 +452,7 @@ OVERWRITTEN_OUTPUT = _all(
     results.message_over_log,
     redirections.misspelt,
     redirections.own_input,
+    redirections.lost_first_lines,
     redirections.one_log_for_two,
     redirections.one_file_for_loop,
     redirections.thrown_away,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.command_options import PYTHON
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.analysis.lint.rules.environments import activates, uses_python
 from allranks.analysis.lint.rules.variables import edits
 
 ACTIVATION_WHY = (
@@ -73,6 +74,11 @@ NAME_WHY = "Without the $ this is the text itself, and the folders of the old va
 SEARCH_PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH")
 
 
+WITHOUT_BIN = re.compile(
+    r"((?:\$\{?\w+\}?|~)?(?:/[\w.-]+)*/(?:envs|venvs?|virtualenvs?|env|ana(?:conda)?[23]?|mini(?:conda|forge)[23]?|mambaforge)(?:/(?!bin(?:[/:]|\Z)|shims|sbin|condabin|scripts)[\w.-]+)?)/?:\$\{?PATH\}?\Z"
+)
+
+
 def search_paths(job: JobDescription) -> Iterator[Violation]:
     """Report search paths that lose their old value or hold a comma."""
     if job.kind != "script":
@@ -94,6 +100,20 @@ def search_paths(job: JobDescription) -> Iterator[Violation]:
                 f"PATH has the program {program[1]} instead of its folder",
                 why="The shell looks for commands in the folders of PATH: in a program it finds none.",
                 cure=f"PATH={program[1].rpartition('/')[0]}:$PATH",
+            )
+        elif item.name == "PATH" and (folder := WITHOUT_BIN.match(value)):
+            yield Violation(
+                item.offset,
+                f"PATH has {folder[1]}, and the programs of an environment are in its folder bin",
+                why="The shell looks for commands in the folders of PATH themselves: it finds none here, and runs those of the system.",
+                cure=f"PATH={folder[1]}/bin:$PATH",
+            )
+        elif item.name in SEARCH_PATHS and re.search(r"(?:\A|:)\$/\w", value):
+            yield Violation(
+                item.offset,
+                f"{item.name} has a $ in front of a path",
+                why="A $ that no name follows is an ordinary character: there is no folder of this name.",
+                cure="the path without the $",
             )
         elif re.search(r"(?:/[\w.-]+)+,\s*(?:/|\$)", value) and "{" not in value.replace("${", ""):
             yield Violation(item.offset, f"{item.name} has a comma between its folders", why=COMMA_WHY, cure="a colon")
@@ -369,3 +389,29 @@ def _bare_exports(job: JobDescription) -> Iterator[tuple[int, str]]:
 
 def _inside_text(job: JobDescription, offset: int) -> bool:
     return any(len(body.at) and offset in body.at for body in (*job.reading.files.values(), *job.reading.submitted))
+
+
+OFF_WHY = "It switches the environment off again: the programs below run with another Python."
+
+
+def deactivated(job: JobDescription) -> Iterator[Violation]:
+    """Report an environment that the script switches off between its activation and its only work."""
+    events = [c for c in job.calls if not (c.under or c.in_function or c.in_substitution or c.branch or c.in_loop)]
+    active: ProgramCall | None = None
+    off: ProgramCall | None = None
+    works = {w.offset for w in job.work}
+    for call in events:
+        words = [a.text for a in call.args]
+        if call.offset in works:
+            if off is not None and uses_python(
+                next((c for c in job.work_calls if c.starter.offset == call.offset), call)
+            ):
+                yield Violation(off.offset, f"the environment of line {job.lines.place(active.offset)[0] if active else 0} is off here", why=OFF_WHY,
+                                cure="deactivate behind the last program")  # fmt: skip
+            return
+        if activates(call.program, words) or (call.program in ("source", ".") and active and off):
+            active, off = call, None
+        elif call.program == "deactivate" or (call.program in ("conda", "mamba") and words[:1] == ["deactivate"]):
+            off = call if active is not None else None
+        elif call.program not in ("echo", "module", "ml", "export", "cd", "date", "which", "conda", "set"):
+            active = None

@@ -43,6 +43,7 @@ OWN_PYTHON = re.compile(
     r"(?:^|/)(?:python|anaconda|miniconda|miniforge|mambaforge|pytorch|tensorflow|keras|jax|scipy|scikit|horovod)|-python-",
     re.IGNORECASE,
 )
+PYTHON_MODULE = re.compile(r"(?:\S*/)?(?:python|Python|anaconda|miniconda)[\d.]*(?:/\S*)?\Z")
 FRAMEWORK = re.compile(r"(?:^|/)(?:pytorch|tensorflow|keras|jax|horovod)", re.IGNORECASE)
 PACKAGES_ONLY = re.compile(
     r"scipy-stack|scipy-bundle", re.IGNORECASE
@@ -95,11 +96,13 @@ def module_after(job: JobDescription) -> Iterator[Violation]:
     active: ProgramCall | None = None
     loaded: tuple[ProgramCall, str] | None = None
     before: set[str] = set()
+    purged = False  # nothing is loaded from the session that submitted the job
     for call in job.calls:
         if call.in_function or call.in_substitution:
             continue
+        purged = purged or (call.program in ("module", "ml") and any(a.text == "purge" for a in call.args))
         words = [a.text for a in call.args if not (call.program in ("module", "ml") and a.text.startswith("-"))]
-        if not call.under and _activates(call.program, words):
+        if not call.under and activates(call.program, words):
             active, loaded = call, None
         elif not call.under and (call.program == "deactivate" or words[:1] == ["deactivate"]):
             active = loaded = None
@@ -112,49 +115,27 @@ def module_after(job: JobDescription) -> Iterator[Violation]:
                 loaded = (call, own)
         elif active is None and call.program in ("module", "ml"):
             before.update(words)
-        elif active is not None and loaded is not None and _uses_python(call):
+        elif active is not None and loaded is not None and uses_python(call):
             line = job.lines.place(active.offset)[0]
             text = f"module {loaded[1]} is loaded after the environment was activated in line {line}"
             # A virtual environment was often made with this very module.
             replaces = active.program in ("conda", "mamba", "micromamba") and FRAMEWORK.search(loaded[1])
+            same_way = active.branch == loaded[0].branch[: len(active.branch)]
+            replaces = replaces or (
+                purged and same_way and PYTHON.match(call.program) and PYTHON_MODULE.match(loaded[1])
+            )
             yield Violation(loaded[0].offset, text, severity=None if replaces else "note")
             return
 
 
-OFF_WHY = "It switches the environment off again: the programs below run with another Python."
-
-
-def deactivated(job: JobDescription) -> Iterator[Violation]:
-    """Report an environment that the script switches off between its activation and its only work."""
-    events = [c for c in job.calls if not (c.under or c.in_function or c.in_substitution or c.branch or c.in_loop)]
-    active: ProgramCall | None = None
-    off: ProgramCall | None = None
-    works = {w.offset for w in job.work}
-    for call in events:
-        words = [a.text for a in call.args]
-        if call.offset in works:
-            if off is not None and _uses_python(
-                next((c for c in job.work_calls if c.starter.offset == call.offset), call)
-            ):
-                yield Violation(off.offset, f"the environment of line {job.lines.place(active.offset)[0] if active else 0} is off here", why=OFF_WHY,
-                                cure="deactivate behind the last program")  # fmt: skip
-            return
-        if _activates(call.program, words) or (call.program in ("source", ".") and active and off):
-            active, off = call, None
-        elif call.program == "deactivate" or (call.program in ("conda", "mamba") and words[:1] == ["deactivate"]):
-            off = call if active is not None else None
-        elif call.program not in ("echo", "module", "ml", "export", "cd", "date", "which", "conda", "set"):
-            active = None
-
-
-def _activates(program: str, words: list[str]) -> bool:
+def activates(program: str, words: list[str]) -> bool:
     if program in ("conda", "mamba", "micromamba"):
         return words[:1] == ["activate"] and words[1:2] != ["base"] and len(words) > 1
     sources = program in ("source", ".") and bool(words)
     return sources and (words[0].endswith("/bin/activate") or (words[0] == "activate" and len(words) > 1))
 
 
-def _uses_python(call: ProgramCall) -> bool:
+def uses_python(call: ProgramCall) -> bool:
     if any(c.program in CONTAINERS for c in call.under) or "/" in call.written:
         return False
     return bool(PYTHON.match(call.program)) or call.program in ("torchrun", "accelerate", "deepspeed")

@@ -187,3 +187,53 @@ def thrown_away(job: JobDescription) -> Iterator[Violation]:
     if not kept and not options and "exec" not in job.code:
         yield Violation(job.heading["output"].offset, "the output of the job goes to /dev/null", why=NOWHERE_WHY, severity="note",
                         cure="#SBATCH --output=%x-%j.out")  # fmt: skip
+
+
+FIRST_WHY = "> empties the file: what the script wrote into it before is gone."
+WRITERS = {"echo", "printf"}
+
+
+def lost_first_lines(job: JobDescription) -> Iterator[Violation]:
+    """Report ``echo a > file`` above ``echo b > file`` and ``echo c >> file``, where the second > was meant as >>."""
+    own = sorted((c for c in job.calls if not c.under and not c.in_substitution), key=lambda c: c.offset)
+    for number, call in enumerate(own):
+        target = _written(call, ">")
+        if target is None or call.in_loop or call.in_function or not call.args:
+            continue
+        for later, second in enumerate(own[number + 1 :], number + 1):
+            if second.in_loop or second.in_function:
+                break
+            texts = [*(a.text for a in second.args), *(r.target for r in second.redirects)]
+            again = _written(second, ">") == target and second.args
+            if not again and (_written(second, ">>") == target):
+                continue
+            if not again:
+                if any(target in t for t in texts) or second.program in (
+                    "cd",
+                    "eval",
+                    "source",
+                    ".",
+                    "exit",
+                    "wait",
+                    "sbatch",
+                    "srun",
+                ):
+                    break
+                continue
+            grows = later + 1 < len(own) and _written(own[later + 1], ">>") == target
+            same_way = second.branch == call.branch[: len(second.branch)]
+            if grows and same_way and _words(call) != _words(second) and not _set_between(job, call, second, target):
+                text = f"> empties {target}, into which line {job.lines.place(call.offset)[0]} has written"
+                yield Violation(second.offset, text, why=FIRST_WHY, cure=f">> {target}")
+                return
+            break
+
+
+def _written(call: ProgramCall, operator: str) -> str | None:
+    """Return the file to which a message is written with this operator."""
+    if call.program not in WRITERS:
+        return None
+    found = next(
+        (r.target for r in call.redirects if r.operator == operator and not r.target.startswith("/dev/")), None
+    )
+    return found if found and not re.fullmatch(r"&?\d", found) else None

@@ -174,3 +174,85 @@ def caches_of_tasks(job: JobDescription) -> Iterator[Violation]:
             yield Violation(call.offset, f"rm -r {cache.text}: the other tasks of the array use it", why=CACHE_WHY,
                             cure="a cache for each task: export TRITON_CACHE_DIR=/tmp/$SLURM_JOB_ID")  # fmt: skip
             return
+
+
+OWN_JOB = re.compile(r"\$\{?(?:SLURM_JOB_?ID|SLURM_ARRAY_JOB_ID|PBS_JOBID|LSB_JOBID|JOB_ID|\$)\b|\$\$")
+SIBLING_WHY = "The job gives its own folder its number, but the pattern also takes those of your other jobs, which still use them."
+
+
+def pattern_of_siblings(job: JobDescription) -> Iterator[Violation]:
+    """Report ``rm -r run-*`` in a job whose own folder is ``run-$SLURM_JOB_ID``."""
+    if not job.is_job:
+        return
+    named = [a.value for a in job.assignments if not a.items] + [
+        a.text for c in job.calls if c.program in ("mkdir", "cd", "pushd") for a in c.args
+    ]
+    own = [n.removeprefix("./") for n in named if OWN_JOB.search(n) and not re.search(r"\s", n)]
+    for call in job.calls:
+        if not is_recursive(call) or call.in_substitution or call.in_function:
+            continue
+        for arg in _removed(call):
+            prefix, star, rest = arg.text.removeprefix("./").partition("*")
+            if (
+                not star
+                or rest.strip("*/")
+                or not re.search(r"[\w}][-_.]?\Z", prefix)
+                or prefix.endswith("/")
+                or arg.quoted
+            ):
+                continue
+            mine = next(
+                (n for n in own if n.startswith(prefix) and len(n) > len(prefix) and not OWN_JOB.search(prefix)), None
+            )
+            if mine is not None:
+                text = f"rm -r {arg.text} removes the folders of your other jobs, too: this job's is {mine}"
+                yield Violation(call.offset, text, why=SIBLING_WHY, cure=f'rm -r "{mine}"')
+                return
+
+
+QUEUED_WHY = "sbatch returns when the job is queued: when it runs, the file is gone."
+
+
+def removed_after_submission(job: JobDescription) -> Iterator[Violation]:
+    """Report a file that a submitted job is told to read, and that the submitting script removes at once."""
+    own = sorted((c for c in job.calls if not c.under and not c.in_substitution), key=lambda c: c.offset)
+    for number, call in enumerate(own):
+        words = [a.text for a in call.args]
+        if (
+            call.program not in ("sbatch", "qsub")
+            or call.tested
+            or any(re.match(r"-W|--wait|-sync|-I\Z", w) for w in words)
+        ):
+            continue
+        script = next((w for w in words if not w.startswith("-")), None)
+        later = own[number + 1 :]
+        told = words[words.index(script) + 1 :] if script else []
+        if script:
+            told += [
+                a.text
+                for c in own[:number]
+                if c.program in ("echo", "printf") and any(r.target == script for r in c.redirects)
+                for a in c.args
+            ]
+        for after in later:
+            if (
+                after.program in ("wait", "while", "until", "sleep", "squeue", "read", "sacct")
+                or after.in_loop != call.in_loop
+            ):
+                break
+            if after.program != "rm" or after.tested:
+                continue
+            names = [a for a in _removed(after) if a.text != script and len(a.text) > 3 and "*" not in a.text]
+            lost = next(
+                (
+                    a
+                    for a in names
+                    if any(re.search(rf"(?:\A|[\s=:'\"]){re.escape(a.text)}(?:\Z|[\s'\"])", t) for t in told)
+                ),
+                None,
+            )
+            if lost is not None:
+                line = job.lines.place(call.offset)[0]
+                text = f"{lost.text} is removed before the job of line {line} can read it"
+                yield Violation(after.offset, text, why=QUEUED_WHY, cure="let the job remove it, or sbatch --wait")
+                return

@@ -182,3 +182,33 @@ def cut_address(job: JobDescription) -> Iterator[Violation]:
         if re.match(r"&[A-Za-z_]\w*=[^\s&]", job.text[end : end + 40]):
             text = f"the address ends at the &: {job.text[end : end + 20].split()[0]} is not part of it"
             yield Violation(last.offset, text, why=ADDRESS_WHY, cure="the address in quotes")
+
+
+# ------------------------------------------------------------------------------ names of containers
+
+ENDED_WHY = "Without -d docker run ends with the container and prints the program's output: the variable holds this output, and no container is running."
+OF_CONTAINER = {"stop", "logs", "wait", "rm", "exec", "kill", "cp", "inspect", "start", "attach", "port"}
+
+
+def container_without_detach(job: JobDescription) -> Iterator[Violation]:
+    """Report ``id=$(docker run image program)``, whose value is used as the name of a running container."""
+    for item in job.set_values_at_top():
+        found = re.match(r"\$\(\s*(docker|podman)\s+run\s", item.value)
+        if found is None:
+            continue
+        options = item.value[found.end() :]
+        if re.search(r"(?:\A|\s)(?:-[a-zA-Z]*d[a-zA-Z]*|--detach(?:=true)?)(?=\s)", options) or re.search(
+            r"\$\{?\w*(?:OPT|ARG|FLAG)", options
+        ):
+            continue
+        used = any(
+            c.program == found[1]
+            and any(a.text in OF_CONTAINER for a in c.args[:2])
+            and any(f"${item.name}" in a.text or f"${{{item.name}" in a.text for a in c.args)
+            for c in job.calls
+        ) or re.search(
+            rf"{found[1]}\s+(?:container\s+)?(?:{'|'.join(OF_CONTAINER)})\s[^\n]*\$\{{?{item.name}\b", job.code
+        )
+        if used:
+            text = f"{found[1]} run without -d: ${item.name} is the output of the program, and no container"
+            yield Violation(item.offset, text, why=ENDED_WHY, cure=f"{item.name}=$({found[1]} run -d ...)")
