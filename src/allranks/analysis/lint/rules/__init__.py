@@ -115,6 +115,7 @@ ARGUMENTS_DROPPED = _all(
     caller_values.options_collected,
     caller_values.options_replaced,
     caller_values.argument_replaced,
+    caller_values.settings_for_nobody,
     script_arguments.letters,
     script_arguments.value_not_shifted,
 )

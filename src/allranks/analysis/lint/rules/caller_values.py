@@ -166,3 +166,41 @@ def argument_replaced(job: JobDescription) -> Iterator[Violation]:
             text = f"{name} is set again: the caller's value of line {line} is lost"
             yield Violation(second.offset, text, why=ARGUMENT_WHY, cure="remove the line; or ${1:-default}")
             return
+
+
+# ------------------------------------------------------------------------------ settings for nobody
+
+NOBODY_WHY = "The program is started without arguments and gets none of the settings: it runs with its own defaults."
+NOT_SETTINGS = re.compile(
+    r"(?i)(?:master|log|start|end|time|date|host|job|now|node|world|rank|gpu|n?proc|pid|port|addr|home|env)\w*|\w*(?:_port|_addr)"
+)
+
+
+def settings_for_nobody(job: JobDescription) -> Iterator[Violation]:
+    """Report settings that nothing uses, in a script whose only program has no arguments."""
+    if job.kind != "script" or job.sources_files or len(job.work_calls) != 1:
+        return
+    words = [a.text for a in job.work_calls[0].args if a.text != "-u"]
+    if (
+        len(words) != 1
+        or not words[0].endswith(".py")
+        or (job.work_calls[0].redirects
+        and "<" in job.work_calls[0].redirects[0].operator)
+    ):
+        return
+    idle = [
+        i
+        for i in idle_variables(job)
+        if not i.loops and not re.search(r"[$`]", i.value) and not NOT_SETTINGS.fullmatch(i.name)
+    ]
+    idle = [
+        i
+        for i in idle
+        if i.offset < job.work_calls[0].offset
+        and not any(a.under or a.in_function for a in job.by_name.get(i.name, []))
+    ]
+    if len(idle) >= ENOUGH:
+        text = f"{', '.join(i.name for i in idle[:3])} are set, and {words[0]} gets no arguments"
+        yield Violation(
+            idle[0].offset, text, why=NOBODY_WHY, cure=f"{words[0]} --{idle[0].name.lower()} ${idle[0].name} ..."
+        )

@@ -107,7 +107,7 @@ def set_below(job: JobDescription) -> Iterator[Violation]:
         )
         if line >= later or again or usual or (job.lines.line(later)[:1].isspace() and not _in_all_branches(job, own)):
             continue
-        if use.name in (job.heads("export") or "") or re.search(rf"(?m)^\s*#.*\b{use.name}\b", job.text):
+        if use.name in (job.heads("export") or "") or re.search(rf"(?m)^\s*#.*(?<![$\w{{]){use.name}\b", job.text):
             continue
         said.add(use.name)
         text = f"${use.name} is used before it is set, in line {later}"
@@ -147,7 +147,7 @@ def one_of_many(job: JobDescription) -> Iterator[Violation]:
         if (
             use.in_function
             or set_by_module(job, use.name)
-            or re.search(rf"(?<![\w$-]){use.name}\s*(?:[-+*/%]?=|\+\+)", job.text)
+            or re.search(rf"(?<![\w$.-]){use.name}\s*(?:[-+*/%]?=|\+\+)", job.text)
         ):
             continue
         if re.search(rf"(?m)^\s*#(?!SBATCH|PBS|BSUB).*\b{use.name}\b|--export[= ][^\n]*\b{use.name}\b", job.text):
@@ -155,7 +155,7 @@ def one_of_many(job: JobDescription) -> Iterator[Violation]:
         before, after = job.text[max(0, use.offset - 40) : use.offset], job.text[use.offset + len(use.name) :][:2]
         if re.search(r"arg|opt|flag|extra|param|cmd|command|prefix", use.name) or after.lstrip("}").startswith("/"):
             continue
-        if not re.search(r"(?:--?[A-Za-z][\w.-]*(?:=|[ \t]+)|\w=|\$\{?\w+\}?\"?[ \t]+)[\"']?\$\{?\Z", before):
+        if not re.search(r"(?:--?[A-Za-z][\w.-]*(?:=|[ \t]+)|\w=|\$\{?\w+\}?\"?[ \t]+|\w\}[._-])[\"']?\$\{?\Z", before):
             continue
         others = _others(job, use)
         if len(others) >= SIBLINGS and all(_is_own(job, name) for name in others):
@@ -209,7 +209,7 @@ def in_other_case(job: JobDescription) -> Iterator[Violation]:
             rf"(?m)^\s*#.*\b{use.name}\b", job.text
         ):
             continue
-        if re.search(rf"(?<![\w$-]){use.name}\s*(?:[-+*/%]?=|\+\+)", job.text) or set_by_module(job, use.name):
+        if re.search(rf"(?<![\w$.-]){use.name}\s*(?:[-+*/%]?=|\+\+)", job.text) or set_by_module(job, use.name):
             continue
         text = f"${use.name} is never set; {other}, which the script sets, was probably meant"
         yield Violation(use.offset, text, why=CASE_WHY, cure=f"${other}")
@@ -232,7 +232,7 @@ def longer_than_own(job: JobDescription) -> Iterator[Violation]:
             continue
         if (
             OUTSIDE_NAMES.match(name)
-            or re.search(rf"(?<![\w$-]){name}\s*(?:[-+*/%]?=|\+\+)", job.text)
+            or re.search(rf"(?<![\w$.-]){name}\s*(?:[-+*/%]?=|\+\+)", job.text)
             or set_by_module(job, name)
         ):
             continue
