@@ -74,3 +74,25 @@ def test_a_variable_that_a_started_script_reads(tmp_path: Path, script: str, lin
 )
 def test_a_program_in_the_folder_that_the_script_has_left(tmp_path: Path, script: str, lines: list[int]) -> None:
     assert findings(tmp_path, script, "out-of-place") == lines
+
+
+FOUR = "MODEL=a\nLR=1\nBS=2\nSEED=3\n"
+COMMAND = "python t.py --m $MODEL --lr $LR --b $BS --s $SEED --task $TASK\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "other", "lines"),
+    [
+        (FOUR + COMMAND, "", [8]),
+        (FOUR + COMMAND, "for TASK in a b; do export TASK; sbatch jobs/job.sh; done\n", []),
+        (FOUR + "TASK=x\n" + COMMAND, "", []),
+        (FOUR + COMMAND.replace("$TASK", "${TASK:-x}"), "", []),
+        (FOUR + COMMAND.replace("$TASK", "$DATA_DIR"), "", []),
+        ("MODEL=a\n" + COMMAND.replace("$LR", "1").replace("$BS", "2").replace("$SEED", "3"), "", []),
+    ],
+)
+def test_a_variable_that_no_file_of_the_repository_sets(
+    tmp_path: Path, script: str, other: str, lines: list[int]
+) -> None:
+    (tmp_path / "README.md").write_text(other)
+    assert findings(tmp_path, script, "unset-variable") == lines

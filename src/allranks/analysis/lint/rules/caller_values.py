@@ -184,8 +184,7 @@ def settings_for_nobody(job: JobDescription) -> Iterator[Violation]:
     if (
         len(words) != 1
         or not words[0].endswith(".py")
-        or (job.work_calls[0].redirects
-        and "<" in job.work_calls[0].redirects[0].operator)
+        or (job.work_calls[0].redirects and "<" in job.work_calls[0].redirects[0].operator)
     ):
         return
     idle = [

@@ -37,7 +37,7 @@ def _written(job: JobDescription, name: str) -> bool:
     )
 
 
-def _missing(job: JobDescription) -> dict[str, VariableUse]:
+def missing_names(job: JobDescription) -> dict[str, VariableUse]:
     """Return the first use of each variable that nothing sets, tests or gives a default."""
     tested = {u.name for u in job.uses if u.program in ("[", "[[", "test", "case") or u.operator.startswith(GUARDS)}
     known = tested | INHERITED | LAUNCHER_NAMES | job.reading.named | job.reading.exported | job.by_name.keys()
@@ -144,7 +144,7 @@ def related_names(job: JobDescription) -> Iterator[Violation]:
     """Report a variable that nothing sets where another one, which nothing uses, is the option's or has its name as the value."""
     if job.kind != "script" or job.sources_files or job.placeholders:
         return
-    missing = _missing(job)
+    missing = missing_names(job)
     idle = idle_variables(job) if missing else []
     if len(missing) * len(idle) > MAX_PAIRS:
         return
@@ -180,7 +180,7 @@ def only_longer_names(job: JobDescription) -> Iterator[Violation]:
     if job.kind != "script" or job.sources_files or job.placeholders or not TAKES_OPTIONS.search(job.code):
         return
     own = job.by_name.keys() | job.reading.named
-    for name, use in _missing(job).items():
+    for name, use in missing_names(job).items():
         longer = sorted(n for n in own if n.endswith(f"_{name}"))
         if len(longer) > 1 and len(name) > SHORTEST_WORD:
             text = f"${name} is never set, only {' and '.join(longer[:3])} are"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,9 @@ from allranks.analysis.lint.command_options import PYTHON
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.readers import ShellReader
 from allranks.analysis.lint.records import ProgramCall, Violation
-from allranks.analysis.lint.rules.dataflow import GUARDS, INHERITED, PRINTING
-from allranks.analysis.lint.rules.unset_variables import OUTSIDE_NAMES
+from allranks.analysis.lint.rules.dataflow import GUARDS, INHERITED, PRINTING, is_only_shown
+from allranks.analysis.lint.rules.mismatched_names import missing_names
+from allranks.analysis.lint.rules.unset_variables import OUTSIDE_NAMES, USUAL_OUTSIDE
 from allranks.analysis.lint.shell_tokens import MappedText
 
 MOST_FOLDERS = 8
@@ -180,3 +182,73 @@ def other_folder(job: JobDescription) -> Iterator[Violation]:
             back = "../" * (entered.count("/") + 1)
             yield Violation(call.offset, text, why=FOLDER_WHY, cure=f"{back}{program}, or without cd {entered}")
             return
+
+
+# --------------------------------------------------------------------------- set by no file at all
+
+NOWHERE_WHY = "Neither this script nor another file of the repository sets it: unless the caller's shell happens to have it, it is empty."
+OF_THE_SITE = re.compile(
+    r"(?i).*(?:dir|home|root|path|prefix|account|stages|scratch|work|proj\w*|user|host|bin|lib|env|image|sif|token|key|args?|opts?|options|flags?|"
+    r"extra\w*|params?|id|hash)\Z|(?:GITHUB|CI|KUBERNETES|LS|LSB|EB|CRAY|OLCF|NERSC|TACC|DGX|MPI|ROCM|JOB)\w*"
+)
+OWN_NAMES = 4
+MOST_FILES, MOST_DEPTH = 3000, 6
+SHELL_FILE = re.compile(
+    r"\.(?:sh|bash|sbatch|slurm|slrm|pbs|lsf|job|sub|batch|env|mk|md|rst|txt|ya?ml|toml|cfg|zsh|cmd)\Z|(?:\A|/)(?:Makefile|README|justfile|run|submit)[^/.]*\Z"
+)
+
+
+def set_nowhere(job: JobDescription) -> Iterator[Violation]:
+    """Report the one variable that nothing sets, in a script of a repository that sets the others itself."""
+    if (
+        job.kind != "script"
+        or not job.in_repository
+        or job.sources_files
+        or job.placeholders
+        or job.submits
+        or job.heads("export")
+    ):
+        return
+    missing = {
+        n: u for n, u in missing_names(job).items() if not (USUAL_OUTSIDE.fullmatch(n) or OF_THE_SITE.fullmatch(n))
+    }
+    if len(missing) != 1:
+        return
+    name, use = next(iter(missing.items()))
+    own = [n for n, items in job.by_name.items() if n.isupper() == name.isupper() and any(not a.under for a in items)]
+    line = job.line_of(use.offset)
+    handed_on = re.match(rf"[ \t]*(?:export[ \t]+)?\w+=[\"']?\$\{{?{name}\}}?[\"']?[ \t]*(?:[;#]|$)", line)
+    if len(name) < 2 or len(own) < OWN_NAMES or use.in_function or use.under or handed_on or is_only_shown(job, name):
+        return
+    if not _is_in_other_file(job, name):
+        yield Violation(
+            use.offset, f"${name} is set nowhere, neither here nor in another file of the repository", why=NOWHERE_WHY
+        )
+
+
+def _is_in_other_file(job: JobDescription, name: str) -> bool:
+    """Return whether another file of the repository may set the variable; True if there are too many to look through."""
+    root = next((p for p in _places(job)[1:] if (p / ".git").exists()), None)
+    if root is None:
+        return True
+    inside = re.compile(rf"\b{re.escape(name)}\b")
+    in_python = re.compile(rf"[\"']{re.escape(name)}[\"']|--export[^\n]*\b{re.escape(name)}\b|\b{re.escape(name)}=\{{")
+    count = 0
+    for folder, folders, files in os.walk(root):
+        depth = len(Path(folder).relative_to(root).parts)
+        folders[:] = [f for f in folders if f not in (".git", "node_modules", "__pycache__") and depth < MOST_DEPTH]
+        for file in files:
+            path = Path(folder) / file
+            python = file.endswith(".py")
+            if not (python or SHELL_FILE.search(file)):
+                continue
+            count += 1
+            if count > MOST_FILES:
+                return True
+            try:
+                text = path.read_text(encoding="utf-8", errors="replace") if path.stat().st_size <= MOST_BYTES else ""
+            except OSError:
+                continue
+            if text != job.text and (in_python if python else inside).search(text):
+                return True
+    return False
