@@ -96,3 +96,19 @@ def test_a_variable_that_no_file_of_the_repository_sets(
 ) -> None:
     (tmp_path / "README.md").write_text(other)
     assert findings(tmp_path, script, "unset-variable") == lines
+
+
+@pytest.mark.parametrize(
+    ("version", "severities"),
+    [(None, ["note", "warning"]), ("22.05", ["warning", "warning"]), ("23.02", []), ("24.11.5", [])],
+)
+def test_slurm_creates_folders_of_logs_since_23_02(version: str | None, severities: list[str], tmp_path: Path) -> None:
+    """A folder that is only missing here, and one that the job creates too late."""
+    head = "#!/bin/bash\n#SBATCH --time=1:00:00\n#SBATCH --output=logs/%j.out\n"
+    found = []
+    for name, more in (("a", ""), ("b", "mkdir -p logs\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "job.sbatch").write_text(f"{head}{more}python -u train.py\n")
+        report = lint([tmp_path / name / "job.sbatch"], slurm_version=version)
+        found += [f.severity for f in report.findings if f.id == "output-folder"]
+    assert found == severities

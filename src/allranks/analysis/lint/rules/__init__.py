@@ -557,7 +557,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("directive-refused", "error", DIRECTIVE_REFUSED, directives.REFUSED_WHY, "", SLURM_TEST),
     LintRule("directive-too-late", "error", directives.late, directives.LATE_WHY, directives.LATE_CURE, SLURM_TEST),
     LintRule("directive-not-read", "warning", DIRECTIVE_NOT_READ, directives.UNREAD_WHY, "write it as #SBATCH at the start of the line", SLURM_TEST),
-    LintRule("output-folder", "warning", OUTPUT_FOLDER, log_folders.OUTPUT_WHY, log_folders.OUTPUT_CURE, SLURM_TEST),
+    LintRule("output-folder", "warning", OUTPUT_FOLDER, log_folders.OUTPUT_WHY, log_folders.OUTPUT_CURE, log_folders.OUTPUT_SOURCE),
     LintRule("no-shebang", "error", NO_SHEBANG, directives.SHEBANG_WHY, "start the file with #!/bin/bash", SLURM_TEST),
     LintRule("dos-line-breaks", "error", directives.line_breaks, directives.CRLF_WHY, "dos2unix FILE, or sed -i 's/\\r$//' FILE", SLURM_TEST, ANY),
     LintRule("exit-code-lost", "warning", EXIT_CODE_LOST, exit_codes.EXIT_WHY, exit_codes.EXIT_CURE, "bash manual, pipelines"),

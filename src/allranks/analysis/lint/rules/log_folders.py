@@ -11,8 +11,11 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Violation
 
 OUTPUT_WHY = (
-    "Slurm opens the output file before the script runs. If the folder is missing, the job fails at once without a log."
+    "Slurm opens the output file before the script runs. Before version 23.02 it does not create a missing folder: the job fails at "
+    "once without a log. Newer versions create it."
 )
+OUTPUT_SOURCE = "release notes of Slurm 23.02; tested with Slurm 22.05"
+FIRST_THAT_CREATES = (23, 2)
 OUTPUT_CURE = "create the folder before sbatch (mkdir -p), or use an existing one"
 
 
@@ -22,7 +25,10 @@ SUBMIT_FOLDER = re.compile(
 
 
 def output(job: JobDescription) -> Iterator[Violation]:
-    """Report log folders that do not exist when the job starts."""
+    """Report log folders that do not exist when the job starts, unless Slurm is known to create them."""
+    version = job.slurm_version
+    if version is not None and version >= FIRST_THAT_CREATES:
+        return
     made = set(_made_folders(job))
     reported: set[str] = set()
     for name in ("output", "error"):
@@ -50,7 +56,7 @@ def output(job: JobDescription) -> Iterator[Violation]:
             if missing and not _written_by_another(job):
                 text = f"there is no folder {folder} for {both}, neither here nor next to the script"
                 # Of 46 such scripts that were looked up in their repositories, 40 had no such folder there. A file alone shows nothing.
-                known = inside and not _is_created_later(job, place, made)
+                known = (inside or version is not None) and not _is_created_later(job, place, made)
                 yield Violation(found.offset, text, severity="warning" if known else "note")
 
 
