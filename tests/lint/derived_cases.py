@@ -96,3 +96,61 @@ VALUE_CASES: list[tuple[str, str, int, str]] = [
     ("tasks-contradict", head("--nodes=1", "--tasks=4"), 0, ""),
     ("tasks-contradict", head("--nodes=2", "--tasks-per-node=4"), 0, ""),
 ]  # fmt: skip
+
+
+COUNT = SLURM + "N=$({})\ntorchrun --standalone --nproc_per_node=$N x.py\n"
+ONE_GPU = SH + "#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n"
+FREE = "nvidia-smi --query-gpu=memory.free --format=csv,noheader | sort -n | tail -n1"
+STEP = (
+    SH + "#SBATCH --nodes=1\n#SBATCH --ntasks={}\n#SBATCH --cpus-per-task=4\n#SBATCH --mem=10G\nsrun {} python x.py\n"
+)
+PBS = SH + "#PBS {}\ncd $PBS_O_WORKDIR\npython x.py\n"
+EARLY = TWO + "{}\n{}"
+MPI_ARRAY = SH + "#SBATCH --array=1-9\n{}mpirun -n 4 lmp {}-in in.melt\n"
+SERVED = ONE.replace("gpus-per-node=4", "gres=gpu:2") + "{}\n"
+SPLIT, EXCEEDS = "value-split", "step-exceeds-job"
+
+COUNTED_CASES: list[tuple[str, str, int, str]] = [
+    (SPLIT, COUNT.format("echo $CUDA_VISIBLE_DEVICES | wc -w"), 3, "error"),
+    (SPLIT, COUNT.format("wc -w <<< \"$SLURM_JOB_GPUS\""), 3, "error"),
+    (SPLIT, COUNT.format("echo $CUDA_VISIBLE_DEVICES | tr -cd ',' | wc -c"), 3, "error"),
+    (SPLIT, COUNT.format("echo $CUDA_VISIBLE_DEVICES | grep -o , | wc -l"), 3, "error"),
+    (SPLIT, COUNT.format("nvidia-smi --query-gpu=name --format=csv | wc -l"), 3, "error"),
+    (SPLIT, SLURM + "N=${#CUDA_VISIBLE_DEVICES}\npython x.py --gpus $N\n", 3, "error"),
+    (SPLIT, COUNT.format("echo $CUDA_VISIBLE_DEVICES | tr ',' ' ' | wc -w"), 0, ""),
+    (SPLIT, COUNT.format("nvidia-smi --query-gpu=name --format=csv,noheader | wc -l"), 0, ""),
+    (SPLIT, COUNT.format("nvidia-smi --query-gpu=name --format=csv | tail -n +2 | wc -l"), 0, ""),
+    (SPLIT, SLURM + "N=$(( (${#CUDA_VISIBLE_DEVICES} + 1) / 2 ))\npython x.py --gpus $N\n", 0, ""),
+    (SPLIT, SLURM + "N=$(echo $CUDA_VISIBLE_DEVICES | tr -cd , | wc -c)\nM=$((N + 1))\npython x.py --gpus $M\n", 0, ""),
+    XX,
+    ("visible-devices", ONE_GPU.replace("gpu:1", "gpu:4") + f"export CUDA_VISIBLE_DEVICES=$({FREE})\npython x.py\n", 0, ""),
+    ("visible-devices", SH + f"export CUDA_VISIBLE_DEVICES=$({FREE})\npython x.py\n", 0, ""),
+    ("visible-devices", SLURM + "CUDA_VISIBLE_DEVICES=2,3 numactl --cpunodebind=0 python x.py\n", 3, "warning"),
+    ("visible-devices", SLURM + "ssh host env CUDA_VISIBLE_DEVICES=2,3 python x.py\n", 0, ""),
+    ("tasks-contradict", STEP.format(1, "--ntasks-per-node=4"), 6, "warning"),
+    ("tasks-contradict", STEP.format(4, "--ntasks-per-node=4"), 0, ""),
+    (EXCEEDS, STEP.format(4, "-n 4 -c 8"), 6, "error"),
+    (EXCEEDS, STEP.format(4, "-c 8"), 6, "error"),
+    (EXCEEDS, STEP.format(4, "-n 2 -c 8"), 0, ""),
+    (EXCEEDS, STEP.format(4, "-n 1 -c 16"), 0, ""),
+    (REFUSED, PBS.format("-l select=1 ncpus=8 ngpus=2"), 2, "error"),
+    (REFUSED, PBS.format("-l nodes=1:ppn=4:gpus=4 walltime=1:00:00"), 2, "error"),
+    (REFUSED, PBS.format("-l walltime 10:00:00"), 2, "error"),
+    (REFUSED, PBS.format("-l select=1:ncpus=8 -l walltime=10:00:00"), 0, ""),
+    (REFUSED, PBS.format("-l walltime=10:00:00 # ncpus=8"), 0, ""),
+    ("array-not-used", MPI_ARRAY.format("", ""), 2, "warning"),
+    ("array-not-used", MPI_ARRAY.format("cd run_$SLURM_ARRAY_TASK_ID\n", ""), 0, ""),
+    ("array-not-used", MPI_ARRAY.format("", "-log none "), 0, ""),
+    ("expanded-too-early", EARLY.format('C="srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID x.py"', "$C\n"), 7, "error"),
+    ("expanded-too-early", EARLY.format("C=(srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID x.py)", '"${C[@]}"\n'), 7, "error"),
+    ("expanded-too-early", EARLY.format('C="log_$SLURM_NODEID"', "echo $C\n"), 0, ""),
+    ("more-ranks-than-gpus", SERVED.format("apptainer exec --nv v.sif vllm serve m --tensor-parallel-size 4"), 7, "error"),
+    ("more-ranks-than-gpus", SERVED.format("for s in 1 2; do vllm serve m --tensor-parallel-size 4 --seed $s; done"), 7, "error"),
+    ("more-ranks-than-gpus", SERVED.format("conda run -n vllm python x.py --tensor-parallel-size 1"), 0, ""),
+    ("idle-gpus", SLURM + 2 * "CUDA_VISIBLE_DEVICES=1 python x.py\n", 3, "warning"),
+    ("idle-gpus", SLURM + "CUDA_VISIBLE_DEVICES=1 python x.py &\nCUDA_VISIBLE_DEVICES=0 python x.py &\nwait\n", 0, ""),
+    ("ranks-in-separate-jobs", SH + "#SBATCH --array=0-3\nsrun python x.py --num-replicas=4 --distributed-master=$M --distributed-rank=$SLURM_ARRAY_TASK_ID\n", 2, "warning"),
+    ("pattern-not-expanded", SH + "#BSUB -J a\n#BSUB -o %J.out\npython x.py\nmv %J.out logs\n", 5, "warning"),
+    ("pattern-not-expanded", SLURM + "python x.py > out_%j.log\n", 3, "warning"),
+    ("pattern-not-expanded", SLURM + "srun -o out_%j.log python x.py\n", 0, ""),
+]  # fmt: skip

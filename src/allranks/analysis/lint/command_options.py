@@ -315,7 +315,10 @@ def _split(program: str, rest: list[Argument]) -> int | None:
         end = _timeout_end(rest)
     elif program in WRAPPERS:
         also = STARTERS if program in CONTAINERS else set[str]()  # mpirun in a container starts the program
-        end = next((i for i, a in enumerate(rest) if is_target(a.text) or basename(a.text) in also), len(rest))
+        served = [*(a.text == "serve" for a in rest[1:]), False]  # the name alone may be that of an environment
+        found = (is_target(a.text) or basename(a.text) in also or (basename(a.text) == "vllm" and served[i])
+                 for i, a in enumerate(rest))  # fmt: skip
+        end = next((i for i, is_command in enumerate(found) if is_command), len(rest))
     else:
         return None
     return end if end < len(rest) else None

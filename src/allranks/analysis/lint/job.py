@@ -250,6 +250,8 @@ class JobDescription:
             return self.number(self.heads(name.removeprefix("SLURM_").lower().replace("_", "-")))
         if name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"):
             return self.gpus_per_node
+        if name == "SLURM_GPUS":
+            return self.number((self.heads("gpus") or "").rpartition(":")[2])
         if name in ("SLURM_NTASKS", "SLURM_NPROCS"):
             per_node = self.number(self.heads("ntasks-per-node"))
             return self.number(self.heads("ntasks")) or (per_node * self.nodes if per_node and self.nodes else None)
@@ -331,15 +333,13 @@ class JobDescription:
 
     def _gpus_of_tasks(self) -> int | None:
         """Return the GPUs per node of ``--gpus-per-task``, or of ``--gpus`` if they are the same on every node."""
-        per_task, total = self.number(self.heads("gpus-per-task")), re.search(r"\d{1,6}\Z", self.heads("gpus") or "")
+        per_task, total = self.number(self.heads("gpus-per-task")), self.number("$SLURM_GPUS")
         tasks, nodes = self.number(self.heads("ntasks-per-node")), self.nodes
         if tasks is None and (all_tasks := self.number(self.heads("ntasks"))) and nodes:
             tasks = -(-all_tasks // nodes)
         if per_task and tasks:
             return per_task * tasks
-        if total and nodes and int(total[0]) % nodes == 0 and per_task is None:
-            return int(total[0]) // nodes
-        return None
+        return total // nodes if total and nodes and total % nodes == 0 and per_task is None else None
 
     def is_missing(self, folder: str) -> tuple[bool, bool]:
         """Return whether a relative folder exists nowhere, and whether that is certain.

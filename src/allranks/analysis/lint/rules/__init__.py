@@ -216,6 +216,7 @@ VISIBLE_DEVICES = _all(
     launchers.ignored_devices,
     gpus.of_all_ranks,
     gpus.of_loops,
+    derived_counts.chosen_device,
     sizes.unreadable_list,
     sizes.queried_devices,
     programs.slots_as_devices,
@@ -297,6 +298,7 @@ VALUE_SPLIT = _all(
     lines.blank_value,
     lines.split_mounts,
     sizes.queried_count,
+    derived_counts.miscounted,
     activation.exported_words,
     script_arguments.split_names,
 )
@@ -331,6 +333,7 @@ DIRECTIVE_REFUSED = _all(
     requests.counted_gpus,
     requests.misplaced_walltime,
     batch_lines.refused_lines,
+    batch_lines.blank_in_request,
     batch_lines.value_missing,
     batch_lines.open_list,
 )
@@ -341,6 +344,7 @@ SAME_GPU = _all(counts.same_gpu, gpus.overlapping, sizes.device_of_all, loop_var
 TASKS_CONTRADICT = _all(
     counts.contradicting_tasks,
     counts.gpus_of_tasks,
+    derived_counts.step_per_node,
     slurm_values.tasks_as_total,
     counts.step_of_one_task,
     sizes.lightning_alone,

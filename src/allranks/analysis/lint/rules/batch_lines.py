@@ -71,6 +71,33 @@ def _refused(text: str, rest: str) -> tuple[str, str] | None:
     return None
 
 
+BLANK_WHY = (
+    "A request ends at the first blank: qsub takes what follows as an argument of its own, and refuses the line."
+)
+BLANK = re.compile(
+    r"^#PBS\s+-l\s*(?:(?:select|nodes)=\S+(?<!,)\s+(?P<part>(?:ncpus|ngpus|gpus|mem|ppn|mpiprocs|walltime|ompthreads)=\S+)(?:\s+\w+=\S+)*|(?P<name>walltime|mem|ncpus|nodes)\s+\d\S*)\s*$"
+)
+
+
+def blank_in_request(job: JobDescription) -> Iterator[Violation]:
+    """Report ``-l select=1 ncpus=8`` and ``-l walltime 10:00:00``."""
+    for offset, line in lines_of_system(job, "#PBS"):
+        found = BLANK.match(line)
+        if found and found["part"]:
+            text = f"the request ends at the blank: {found['part']} is not part of it"
+            cure = (
+                f"-l {found['part']}" if found["part"].startswith("walltime") else f":{found['part']} without a blank"
+            )
+            yield Violation(offset, text, why=BLANK_WHY, cure=cure)
+        elif found:
+            yield Violation(
+                offset,
+                f"-l {found['name']}: the value follows after =",
+                why=BLANK_WHY,
+                cure=f"-l {found['name']}=<value>",
+            )
+
+
 LITERAL_WHY = "qsub reads these lines as text before any shell runs: $NAME is not replaced."
 
 

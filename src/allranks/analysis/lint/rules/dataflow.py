@@ -164,9 +164,14 @@ def _matters(job: JobDescription, use: VariableUse) -> bool:
     names = {here[-1].name}
     if here[-1].exported or names & job.reading.exported:
         return not any(a.name in names and under_srun(a.under) for a in job.assignments)
+    first = here[-1].items[0].text if here[-1].items else here[-1].value
+    unread = HARMLESS - {"?"} if STARTS.match(first.strip("\"'")) else HARMLESS  # the command is the variable
     return any(
-        u.name in names and u.program not in HARMLESS and u.offset > use.offset and not u.in_redirect for u in job.uses
+        u.name in names and u.program not in unread and u.offset > use.offset and not u.in_redirect for u in job.uses
     )
+
+
+STARTS = re.compile(r"\s*(?:srun|torchrun|accelerate|deepspeed|python[\d.]*)\b")
 
 
 def is_set(job: JobDescription, name: str) -> bool:

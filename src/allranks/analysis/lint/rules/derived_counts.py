@@ -143,3 +143,95 @@ def all_commented(job: JobDescription) -> Iterator[Violation]:
     if len(found) >= LEAST_LINES and any(REQUESTS.search(c.text) for c in found):
         text = f"none of the {len(found)} '# SBATCH' lines is read: there is a blank behind the #"
         yield Violation(found[0].offset, text, why=COMMENTED_WHY, cure="#SBATCH without a blank")
+
+
+# ------------------------------------------------------------------- counts of the wrong things
+
+COUNTED = r"\$\{?(?:CUDA_VISIBLE_DEVICES|SLURM_(?:JOB|STEP)_GPUS|SLURM_(?:JOB_)?NODELIST|ROCR_VISIBLE_DEVICES)\}?"
+ECHOED = rf"(?:echo|printf)[ \t]+(?:-n[ \t]+)?[\"']?{COUNTED}[\"']?"
+WORDS = re.compile(rf"{ECHOED}[ \t]*\|[ \t]*wc[ \t]+-w|wc[ \t]+-w[ \t]*<<<[ \t]*[\"']?{COUNTED}")
+COMMAS = re.compile(
+    rf"{ECHOED}[ \t]*\|[ \t]*(?:tr[ \t]+-(?:cd|dc)[ \t]+[\"']?,[\"']?[ \t]*\|[ \t]*wc[ \t]+-[cm]"
+    r"|grep[ \t]+-o[ \t]+[\"']?,[\"']?[ \t]*\|[ \t]*wc[ \t]+-l)[ \t]*[)`]"
+)
+LENGTH = re.compile(r"\$\{#(?:CUDA_VISIBLE_DEVICES|SLURM_JOB_GPUS)\}")
+HEADER = re.compile(r"\bnvidia-smi\b([^|\n)`]*--format[= ]csv(?![\w,]*noheader)[^|\n)`]*)\|[ \t]*wc[ \t]+-l[ \t]*[)`]")
+ASSIGNED = re.compile(r"(?m)^[ \t]*(?:(?:export|local|declare|readonly)[ \t]+)?(\w+)=[\"']?\Z")
+
+
+def miscounted(job: JobDescription) -> Iterator[Violation]:
+    """Report counts of GPUs that take a list with commas as words, its commas or characters, or the header of a table."""
+    if job.kind != "script":
+        return
+    for pattern, text, cure in (
+        (WORDS, "the list has commas and no blanks: wc -w counts one word", "tr ',' '\\n' | wc -l"),
+        (COMMAS, "this counts the commas, which are one fewer than the elements", "tr ',' '\\n' | wc -l"),
+        (LENGTH, "this is the number of characters of the list, not of its elements", "tr ',' '\\n' | wc -l"),
+        (HEADER, "the first line is the header of the table: the count is one too high", "--format=csv,noheader"),
+    ):
+        for found in pattern.finditer(job.code):
+            start = found.start()
+            line = job.line_of(start)
+            shown = re.match(r"[ \t]*(?:echo|printf|if|while|\[)", line)
+            if job.in_comment(start) or shown or re.search(r"\(\(|\bexpr\b|\$\[|\blet\b|#SBATCH", line):
+                continue
+            before = ASSIGNED.search(job.code[: _substitution(job.code, start)])
+            name = before[1] if before else None
+            if name and _reduced(job.code, name):
+                continue
+            yield Violation(start, text, why=MISCOUNTED_WHY, cure=cure)
+            return
+
+
+MISCOUNTED_WHY = (
+    "The launcher starts another number of ranks than the job has GPUs, or waits for nodes that do not exist."
+)
+
+
+def _substitution(text: str, start: int) -> int:
+    """Return where the substitution begins in which a command stands."""
+    opened = max(text.rfind("$(", 0, start), text.rfind("`", 0, start))
+    return opened if opened >= 0 and "\n" not in text[opened:start] else start
+
+
+def _reduced(text: str, name: str) -> bool:
+    """Return whether the script calculates with the number, which may correct it."""
+    return re.search(rf"\(\([^)\n]*\b{name}\b|\bexpr\b[^\n]*\b{name}\b|\blet\b[^\n]*\b{name}\b", text) is not None
+
+
+# ------------------------------------------------------------------- what Slurm has chosen already
+
+CHOSEN = re.compile(
+    r"(?m)^[ \t]*(?:export[ \t]+)?(CUDA_VISIBLE_DEVICES)=[\"']?(?:\$\(|`)[ \t]*nvidia-smi\b[^\n]*(?:memory|utilization)[^\n]*\b(?:sort|head|awk)\b"
+)
+CHOSEN_WHY = (
+    "Slurm has set CUDA_VISIBLE_DEVICES to the GPU of this job. Where nvidia-smi shows all GPUs of the node, this takes the one of another job; "
+    "where it shows the one of the job only, there is nothing to choose."
+)
+
+
+def chosen_device(job: JobDescription) -> Iterator[Violation]:
+    """Report the emptiest GPU of the node as the one that a job of one GPU takes."""
+    if job.is_batch and job.gpus_per_node == 1 and (found := CHOSEN.search(job.code)):
+        text = "the GPU with the most free memory replaces the one that Slurm has given to the job"
+        cure = "remove it: Slurm sets CUDA_VISIBLE_DEVICES"
+        yield Violation(found.start(1), text, why=CHOSEN_WHY, cure=cure, severity="note")
+
+
+STEP_TASKS_WHY = "The job's --ntasks is in SLURM_NTASKS, which srun takes as its own --ntasks: it warns that it cannot honor --ntasks-per-node."
+
+
+def step_per_node(job: JobDescription) -> Iterator[Violation]:
+    """Report ``srun --ntasks-per-node`` with more tasks than the job's ``--ntasks`` leaves for a node."""
+    total, nodes = job.number(job.heads("ntasks")), job.nodes
+    for launch in job.launches:
+        own = slurm_options(launch.srun) if launch.srun else {}
+        option = own.get("ntasks-per-node")
+        asked = job.number(option.value) if option else None
+        if option is None or not asked or not total or not nodes or own.keys() & {"ntasks", "nodes"}:
+            continue
+        if launch.kind == "python" and asked > -(-total // nodes):
+            text = f"srun starts {total} task{'s' * (total > 1)}, not {asked} per node: the job has --ntasks={total}"
+            cure = f"srun --ntasks={asked * nodes} --ntasks-per-node={asked}; and as many in #SBATCH"
+            yield Violation(option.arg.offset, text, why=STEP_TASKS_WHY, cure=cure)
+            return

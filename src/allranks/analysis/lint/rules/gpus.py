@@ -120,15 +120,17 @@ def _hidden(job: JobDescription) -> Iterator[Violation]:
     """Report a list of GPUs that hides others of the job from all its programs."""
     gpus = job.gpus_per_node
     listed = [a for a in job.set_values("CUDA_VISIBLE_DEVICES") if a.value]
-    if not gpus or len(listed) != 1 or not job.work or not re.fullmatch(r"\d+(?:,\d+)*", listed[0].value):
+    if not gpus or len({a.value for a in listed}) != 1 or not job.work or not NUMBERS.fullmatch(listed[0].value):
         return
     if job.sources_files:
         return  # they may start a server on the other GPUs
     item, seen = listed[0], {int(n[:6]) for n in listed[0].value.split(",")}
     if item.under or item.in_function or item.in_substitution or max(seen) >= gpus or len(seen) >= gpus:
         return
-    if len(job.work) > 1 and any(a.offset == item.offset for c in job.calls for a in c.prefix):
-        return  # only one of the programs has it
+    fronts = {a.offset for c in job.calls for a in c.prefix}
+    have = [any(a.name == CUDA_DEVICES for a in c.prefix) for c in job.work]
+    if len(job.work) > 1 and any(a.offset in fronts for a in listed) and not all(have):
+        return  # only some of the programs have it
     # Slurm sets the variable again for the tasks of srun.
     if any(c.offset < item.offset for c in job.work) or any(c.program == "srun" for c in job.calls):
         return
@@ -403,12 +405,16 @@ VISIBLE_WHY = "Inside of a job the GPUs are numbered from 0. Other numbers name 
 VISIBLE_CURE = "remove it: Slurm sets CUDA_VISIBLE_DEVICES"
 
 
+NOT_OF_JOB = {"ssh", "pdsh", "clush", "pssh", "docker", "podman", "sbatch", "qsub", "bsub", "salloc", "kubectl", "ray"}
+
+
 def visible_devices(job: JobDescription) -> Iterator[Violation]:
     """Compare a literal list of GPUs with what the job requests: Slurm numbers the GPUs of a job from 0."""
     gpus = job.gpus_per_node or (job.number(job.heads("gpus")) if job.nodes == 1 else None)
     said: set[str] = set()
-    for item in job.set_values_at_top():
-        if item.name == "CUDA_VISIBLE_DEVICES" and gpus and re.fullmatch(r"\d+(?:,\d+)*", item.value):
+    for item in job.assignments:
+        elsewhere = any(c.program in NOT_OF_JOB for c in item.under) or item.removed or item.in_substitution
+        if item.name == "CUDA_VISIBLE_DEVICES" and not elsewhere and gpus and re.fullmatch(r"\d+(?:,\d+)*", item.value):
             numbers = [int(n[:6]) for n in item.value.split(",")]
             if max(numbers) >= gpus and item.value not in said:
                 said.add(item.value)

@@ -440,7 +440,10 @@ def array_not_used(job: JobDescription) -> Iterator[Violation]:
     if found is None or span is None or span[0] == span[1] or (found.value or "").endswith("%1") or job.sources_files:
         return
     text = "\n".join(line for line in job.text.splitlines() if not line.startswith("#SBATCH"))
-    if re.search(r"(?i)array|\$\{?[@*#1-9]", text) or not job.work or job.submits or len(job.work) != 1:
+    if re.search(r"(?i)array|\$\{?[@*#1-9]", text) or job.submits:
+        return
+    yield from _same_simulation(job, found)
+    if len(job.work) != 1:
         return
     call = job.work_calls[0]
     own = [c for c in job.calls if not c.in_substitution and not c.under]
@@ -450,6 +453,24 @@ def array_not_used(job: JobDescription) -> Iterator[Violation]:
     )
     literal = [a for a in call.args if OUTPUT_OPTION.fullmatch(a.text) and "$" not in a.text]
     if literal and not scripts and not drawn and not any("$" in a.text for a in call.args):
+        yield Violation(found.offset, f"--array={found.value}, but nothing in the script uses the number of the task")
+
+
+SIMULATION = re.compile(r"(?:lmp\w*|gmx\w*|namd\d?|vasp\w*|pw\.x|cp2k\S*)")
+"""Programs that write files of fixed names into their folder."""
+
+
+def _same_simulation(job: JobDescription, found: Directive) -> Iterator[Violation]:
+    """Report one simulation, without a variable in its command, that all tasks of the array run in one folder."""
+    own = [c for c in job.calls if not c.in_substitution and not c.under]
+    runs = [
+        c
+        for c in own
+        if any(SIMULATION.fullmatch(w.rpartition("/")[2]) for w in [c.written, *(a.text for a in c.args)])
+    ]
+    moves = any(c.program in ("cd", "pushd", "mkdir", "source", ".") for c in own) or job.has("SLURM_SUBMIT_DIR")
+    fixed = len(runs) == 1 and not runs[0].branch and not any("$" in a.text or a.text == "none" for a in runs[0].args)
+    if fixed and not moves and "lmp" in f"{runs[0].written} {' '.join(a.text for a in runs[0].args)}":
         yield Violation(found.offset, f"--array={found.value}, but nothing in the script uses the number of the task")
 
 
@@ -499,7 +520,7 @@ def _submitted_ranks(job: JobDescription) -> Iterator[Violation]:
 
 
 RANK_NAME = re.compile(r"(?:NODE_|LOCAL_|MACHINE_|GROUP_|WORLD_|PROC_?)?RANK\Z", re.IGNORECASE)
-RANK_OPTION = re.compile(r"--?(?:node|machine|dist|world|global)?[-_]?rank\Z")
+RANK_OPTION = re.compile(r"--?(?:node|machine|dist|distributed|world|global)?[-_]?rank\Z")
 ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
 
 
@@ -529,7 +550,16 @@ def _array_ranks(job: JobDescription) -> Iterator[Violation]:
         "init_method",
         "main_process_ip",
         "rdzv_endpoint",
+        "distributed_master",
+        "dist_master",
     }
-    several = job.has("WORLD_SIZE") or words & {"world_size", "nnodes", "num_machines", "num_nodes", "nodes"}
+    several = job.has("WORLD_SIZE") or words & {
+        "world_size",
+        "nnodes",
+        "num_machines",
+        "num_nodes",
+        "nodes",
+        "num_replicas",
+    }
     if launched or (given and meets and several):
         yield Violation(found.offset, "the tasks of the array are the ranks of one group")

@@ -159,6 +159,10 @@ SERVER_SIZES = {
 SERVER_MODULES = re.compile(r"(?:vllm|sglang)\.(?:entrypoints\.\S+|launch_server)")
 
 
+SEVERAL = re.compile(r"(?i)arg|opt|extra|flag|param|[@*]")
+"""A part of the names of variables that hold several options."""
+
+
 def is_server(call: ProgramCall) -> bool:
     words = [a.text for a in call.args]
     if call.program in ("vllm", "trl"):
@@ -208,7 +212,10 @@ def parts_of_servers(job: JobDescription) -> Iterator[Violation]:
         if call.in_substitution:
             continue
         if is_server(call):
-            if call.has_open_options:
+            if any(
+                a.is_open and (before is None or not before.text.startswith("--") or SEVERAL.search(a.text))
+                for before, a in zip([None, *call.args], call.args, strict=False)
+            ):
                 continue
             found = [
                 (n, arg)

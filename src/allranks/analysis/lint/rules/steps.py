@@ -96,11 +96,13 @@ def _cpus(job: JobDescription, options: dict[str, Option]) -> Hit:
         return None
     total, each = job.number("$SLURM_NTASKS"), job.number(job.heads("cpus-per-task") or "1")
     option, own = options.get("ntasks"), options.get("cpus-per-task")
-    if option is None and own is not None and total == 1 and "cpus-per-task" in job.heading and job.nodes == 1:
+    count = job.number(option.value) if option else total
+    if own is not None and count and total and count <= total and "cpus-per-task" in job.heading:
         asked = job.number(own.value)
-        # Slurm gives whole cores: with two threads each, a job may have one CPU more than it asked for.
-        if asked and each and asked > each + 1:
-            return own, f"srun asks for {asked} CPUs, but the job has {each}"
+        # Slurm gives whole cores: with two threads each, a task may have one CPU more than it asked for.
+        if asked and each and asked * count > (each + 1) * total:
+            of_step = f"{asked} CPUs" if count == 1 else f"{count} tasks of {asked} CPUs"
+            return own, f"srun asks for {of_step}, but the job has {total * each}"
     if option is None or not total or not each:
         return None
     tasks, own = (

@@ -219,7 +219,7 @@ PATTERN_WHY = (
     "or is one for all jobs."
 )
 PATTERN_CURE = "use the variables: $SLURM_JOB_ID for %j, $USER for %u, $SLURM_JOB_NAME for %x"
-PATTERN = re.compile(r"(?:^|[/_.=-])(%(?:[ujxA](?![A-Za-z0-9{])|(?:USER|HOME|SCRATCH|WORK)\b%?))")
+PATTERN = re.compile(r"(?:^|[/_.=-])(%(?:[ujxAJ](?![A-Za-z0-9{])|(?:USER|HOME|SCRATCH|WORK)\b%?))")
 OWN_PATTERNS = {
     "srun", "sbatch", "salloc", "date", "printf", "stat", "find", "ps", "git", "nsys", "ncu", "awk", "sed", "perl", "grep", "wandb", "curl", "export",
     "trap", "[", "[[", "test", "scontrol", "squeue", "sacct", "sinfo", "echo", "logger", "mpirun", "mpiexec", "docker",
@@ -227,8 +227,8 @@ OWN_PATTERNS = {
 
 
 def unexpanded(job: JobDescription) -> Iterator[Violation]:
-    """Report the patterns of sbatch's file names in a path of the shell."""
-    if not job.is_batch:
+    """Report the patterns of sbatch's, or bsub's, file names in a path of the shell."""
+    if not job.is_batch and not re.search(r"(?m)^#BSUB\s", job.text):
         return
     for call in job.calls:
         if call.in_substitution:
@@ -236,11 +236,16 @@ def unexpanded(job: JobDescription) -> Iterator[Violation]:
         written = [(r.target, call.offset) for r in call.redirects if r.operator.startswith((">", "&>"))]
         read = [] if call.program in OWN_PATTERNS else [(a.text, a.offset) for a in call.args]
         for text, offset in [*written, *read]:
-            found = PATTERN.search(text) if "/" in text and not re.search(r"\s", text) else None
+            of_file = "/" in text or (text, offset) in written or call.program in FILE_PROGRAMS
+            found = PATTERN.search(text) if of_file and not re.search(r"\s", text) else None
             if found is None or "submitit" in job.text:
                 continue
             by_shell = (text, offset) in written or not (PYTHON.match(call.program) or call.program in LAUNCHERS)
-            said = "is not replaced: it is a pattern of sbatch" if len(found[1]) == 2 else "is no variable of the shell"
+            said = (
+                f"is not replaced: it is a pattern of {'sbatch' if job.is_batch else 'bsub'}"
+                if len(found[1]) == 2
+                else "is no variable of the shell"
+            )
             yield Violation(offset, f"{found[1]} in {text} {said}", severity="warning" if by_shell else "note")
 
 

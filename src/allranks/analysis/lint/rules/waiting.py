@@ -41,7 +41,8 @@ def blocks(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-STAYS = {"srun", "nohup", "env", "numactl", "taskset", "time", "apptainer", "singularity", "mpirun", "bash", "sh"}
+STAYS = {"srun", "nohup", "env", "numactl", "taskset", "time", "apptainer", "singularity", "mpirun", "bash", "sh", "conda",
+         "mamba", "micromamba", "uv", "poetry", "pixi", "pipenv", "stdbuf", "nice", "unbuffer"}  # fmt: skip
 DAEMON = re.compile(r"--?(?:daemon\w*|fork|detach\w*|background)\b|(?<!\S)-D(?!\S)")
 
 
