@@ -108,6 +108,7 @@ PBS = SH + "#PBS {}\ncd $PBS_O_WORKDIR\npython x.py\n"
 EARLY = TWO + "{}\n{}"
 MPI_ARRAY = SH + "#SBATCH --array=1-9\n{}mpirun -n 4 lmp {}-in in.melt\n"
 SERVED = ONE.replace("gpus-per-node=4", "gres=gpu:2") + "{}\n"
+GROUP = SH + "#SBATCH --array=0-3\npython x.py --num-replicas=4 --dist-master=$M "
 SPLIT, EXCEEDS = "value-split", "step-exceeds-job"
 
 COUNTED_CASES: list[tuple[str, str, int, str]] = [
@@ -122,7 +123,7 @@ COUNTED_CASES: list[tuple[str, str, int, str]] = [
     (SPLIT, COUNT.format("nvidia-smi --query-gpu=name --format=csv | tail -n +2 | wc -l"), 0, ""),
     (SPLIT, SLURM + "N=$(( (${#CUDA_VISIBLE_DEVICES} + 1) / 2 ))\npython x.py --gpus $N\n", 0, ""),
     (SPLIT, SLURM + "N=$(echo $CUDA_VISIBLE_DEVICES | tr -cd , | wc -c)\nM=$((N + 1))\npython x.py --gpus $M\n", 0, ""),
-    XX,
+    ("visible-devices", ONE_GPU + f"export CUDA_VISIBLE_DEVICES=$({FREE})\npython x.py\n", 4, "note"),
     ("visible-devices", ONE_GPU.replace("gpu:1", "gpu:4") + f"export CUDA_VISIBLE_DEVICES=$({FREE})\npython x.py\n", 0, ""),
     ("visible-devices", SH + f"export CUDA_VISIBLE_DEVICES=$({FREE})\npython x.py\n", 0, ""),
     ("visible-devices", SLURM + "CUDA_VISIBLE_DEVICES=2,3 numactl --cpunodebind=0 python x.py\n", 3, "warning"),
@@ -149,7 +150,7 @@ COUNTED_CASES: list[tuple[str, str, int, str]] = [
     ("more-ranks-than-gpus", SERVED.format("conda run -n vllm python x.py --tensor-parallel-size 1"), 0, ""),
     ("idle-gpus", SLURM + 2 * "CUDA_VISIBLE_DEVICES=1 python x.py\n", 3, "warning"),
     ("idle-gpus", SLURM + "CUDA_VISIBLE_DEVICES=1 python x.py &\nCUDA_VISIBLE_DEVICES=0 python x.py &\nwait\n", 0, ""),
-    ("ranks-in-separate-jobs", SH + "#SBATCH --array=0-3\nsrun python x.py --num-replicas=4 --distributed-master=$M --distributed-rank=$SLURM_ARRAY_TASK_ID\n", 2, "warning"),
+    ("ranks-in-separate-jobs", GROUP + "--distributed-rank=$SLURM_ARRAY_TASK_ID\n", 2, "warning"),
     ("pattern-not-expanded", SH + "#BSUB -J a\n#BSUB -o %J.out\npython x.py\nmv %J.out logs\n", 5, "warning"),
     ("pattern-not-expanded", SLURM + "python x.py > out_%j.log\n", 3, "warning"),
     ("pattern-not-expanded", SLURM + "srun -o out_%j.log python x.py\n", 0, ""),
