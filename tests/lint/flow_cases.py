@@ -65,6 +65,8 @@ EMPTY: list[tuple[str, str, int, str]] = [
     (U, JOB + "cuda=$true\npython t.py --cuda $cuda\n", 7, "warning"),
     (U, JOB + "true=1\npython t.py --cuda $true\n", 0, ""),
     (U, JOB + "LR=0.1 python t.py --lr $LR\n", 7, "warning"),
+    (U, JOB + "FC=ftn F77=$FC make\n", 0, ""),  # from left to right
+    (QUOTED, JOB + "cat <<EOF > job.sh\n#!/bin/bash\n#SBATCH -N 1\nexport A=\\$SCRATCH/a\ncd \\$SLURM_SUBMIT_DIR\npython t.py $X $Y\nEOF\nsbatch job.sh\n", 0, ""),
     (U, JOB + "LR=0.1\nLR=$LR python t.py --lr $LR\n", 0, ""),
     (U, JOB + "LR=0.1 bash -c 'python t.py --lr $LR'\n", 0, ""),
     (U, JOB + "LR=0.1; python t.py --lr $LR\n", 0, ""),
@@ -130,6 +132,9 @@ ARGUMENTS: list[tuple[str, str, int, str]] = [
     (PLACE, JOB + "for d in a b c; do\n  (cd $d && python t.py)\ndone\n", 0, ""),
     (PLACE, JOB + "for d in /a /b; do\n  cd $d\n  python t.py\ndone\n", 0, ""),
     (LOOPS, JOB + "for i in 1 2; do\n  for i in a b; do\n    python t.py --s $i\n  done\ndone\n", 8, "error"),
+    (LOOPS, JOB + "for i in 1 2; do\n  for i in a b; do\n    ls $i\n  done\n  python t.py --s $i\ndone\n", 8, "error"),
+    (LOOPS, JOB + "for i in 1 2; do\n  a=x$i\n  for i in $a/*; do\n    python t.py --s $i\n  done\ndone\n", 0, ""),
+    (LOOPS, JOB + "for f in a b; do mv $f c; done\nfor f in d e; do mv $f c; done\n", 0, ""),
     (LOOPS, JOB + 'A=()\nA="$A --lr 1"\npython t.py "${A[@]}"\n', 8, "error"),
     (LOOPS, JOB + 'A=()\nA+=(--lr 1)\npython t.py "${A[@]}"\n', 0, ""),
     (LOOPS, JOB + 'A=""\nA="$A --lr 1"\npython t.py $A\n', 0, ""),

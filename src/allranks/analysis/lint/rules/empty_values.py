@@ -46,6 +46,7 @@ def set_in_front(job: JobDescription) -> Iterator[Violation]:
                     u
                     for u in job.uses
                     if u.name == item.name and item.offset + len(item.name) < u.offset < end and u.under == call.under
+                    and u.offset > call.offset  # what stands in front of the command is set from left to right
                     and u.program not in ("=", "export") and not u.operator
                 ),
                 None,

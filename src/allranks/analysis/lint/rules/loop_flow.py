@@ -75,11 +75,27 @@ def same_variable(job: JobDescription) -> Iterator[Violation]:
             if (inner[1] or inner[2]) == found["name"] and not re.search(
                 r"(?m)^[ \t]*(?:cat|tee)\b.*<<|\bawk\b", found["body"]
             ):
+                if not _needs_own(found["name"], found["body"], inner):
+                    continue
                 place = found.start("body") + (inner.start(1) if inner[1] else inner.start(2))
                 line = job.lines.place(found.start())[0]
                 text = f"the loop in line {line} has the variable {found['name']}, too"
                 yield Violation(place, text, why=SAME_WHY, cure="another name")
                 return
+
+
+def _needs_own(name: str, body: str, inner: re.Match[str]) -> bool:
+    """Return whether the outer loop uses the variable behind the inner loop, or does not use its own value at all."""
+    if re.search(r"\bdone\b", body.partition("\n")[0]):
+        return False  # the outer loop is in one line
+    depth, end = 0, len(body)
+    for word in re.compile(r"(?<![\w$-])(for|while|until|select|done)(?![\w=-])").finditer(body, inner.start()):
+        depth += -1 if word[1] == "done" else 1
+        if depth == 0:
+            end = word.end()
+            break
+    used = re.compile(rf"\$\{{?{name}\b")
+    return used.search(body, end) is not None or used.search(body, 0, inner.start()) is None
 
 
 # -------------------------------------------------------------------------------------- lists and texts
