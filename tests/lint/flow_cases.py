@@ -10,6 +10,7 @@ JOB = (
 LSF = SHELL + "#BSUB -nnodes 4\n#BSUB -W 60\n"
 U, LITERAL, QUOTED = "unset-variable", "never-expanded", "variable-not-expanded"
 SPLIT, PLACE, LOOPS = "value-split", "out-of-place", "loop-values"
+RANGE, OVER = "index-out-of-range", "overwritten-output"
 SAME, TEST, DROPPED = "constant-condition", "test-syntax", "arguments-dropped"
 TRAIN = "python t.py --lr $LR --bs $BS\n"
 PARSES = "while [ $# -gt 0 ]; do\n  case $1 in\n    --lr) LR=$2; shift ;;\n    --bs) BS=$2; shift ;;\n    --steps) STEPS=$2; shift ;;\n  esac\n  shift\ndone\n"
@@ -140,5 +141,15 @@ ARGUMENTS: list[tuple[str, str, int, str]] = [
     (LOOPS, JOB + 'A=""\nA="$A --lr 1"\npython t.py $A\n', 0, ""),
     (LOOPS, JOB + "for i in 1 2; do\n  for j in a b; do\n    python t.py --s $i $j\n  done\ndone\n", 0, ""),
 ]  # fmt: skip
+LISTS: list[tuple[str, str, int, str]] = [
+    (RANGE, JOB + "#SBATCH --array=0-3\nA=(a b c d)\nA=(a b)\npython t.py --n ${A[$SLURM_ARRAY_TASK_ID]}\n", 10, "error"),
+    (RANGE, JOB + "#SBATCH --array=0-3\nA=(a b)\nA=(a b c d)\npython t.py --n ${A[$SLURM_ARRAY_TASK_ID]}\n", 0, ""),
+    (RANGE, JOB + "#SBATCH --array=0-3\nA=(a b)\nA+=(c d)\npython t.py --n ${A[$SLURM_ARRAY_TASK_ID]}\n", 0, ""),
+    (RANGE, JOB + "#SBATCH --array=0-3\nA=(a b c d)\nif [ $1 ]; then\nA=(a b)\nfi\npython t.py --n ${A[$SLURM_ARRAY_TASK_ID]}\n", 0, ""),
+    (OVER, JOB + "LOG=run.log\necho start >> $LOG\npython t.py > $LOG 2>&1\n", 9, "warning"),
+    (OVER, JOB + "LOG=run.log\necho start >> $LOG\npython t.py >> $LOG 2>&1\n", 0, ""),
+    (OVER, JOB + "LOG=run.log\necho start >> $LOG\ncp $LOG old.log\npython t.py > $LOG\n", 0, ""),
+    (OVER, JOB + "LOG=run.log\necho start > $LOG\npython t.py >> $LOG\n", 0, ""),
+]  # fmt: skip
 
-FLOW_CASES = [*CONDITIONS, *CALLERS, *EMPTY, *TEXTS, *ARGUMENTS]
+FLOW_CASES = [*CONDITIONS, *CALLERS, *EMPTY, *TEXTS, *ARGUMENTS, *LISTS]

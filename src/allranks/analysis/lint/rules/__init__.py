@@ -456,6 +456,7 @@ OVERWRITTEN_OUTPUT = _all(
     subshells.tee_in_loop,
     subshells.wrong_order,
     results.message_over_log,
+    results.log_over_messages,
     redirections.misspelt,
     redirections.own_input,
     redirections.lost_first_lines,

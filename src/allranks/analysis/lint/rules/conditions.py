@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON
 from allranks.analysis.lint.job import JobDescription
-from allranks.analysis.lint.records import Argument, ProgramCall, Violation
+from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, Violation
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 
 # ----------------------------------------------------------- conditions that always have one result
@@ -492,13 +492,26 @@ def fractions(job: JobDescription) -> Iterator[Violation]:
             yield Violation(found.start(), text, why=FRACTION_WHY, cure=f'$(echo "{found[1].strip()}" | bc -l)')
 
 
+def _last_of(job: JobDescription, items: list[Assignment]) -> list[Assignment]:
+    """Return the last of several lists of one name, if all of them stand at the start of a line and none adds to another."""
+    starts = [job.text[a.offset - 1 : a.offset] in ("", "\n") for a in items]
+    adds = any(job.text[a.offset + len(a.name) : a.offset + len(a.name) + 2] != "=(" for a in items)
+    plain = all(starts) and not adds and not any(a.under or a.in_function or a.subshell for a in items)
+    indented = (
+        re.search(r"(?m)^(?:if|for|while|case|until)\b", job.code[items[0].offset : items[-1].offset])
+        if items
+        else None
+    )
+    return items[-1:] if plain and not indented else items
+
+
 def out_of_range(job: JobDescription) -> Iterator[Violation]:
     """Compare the numbers of a job array with the elements of a list that they select."""
     span = array_range(job.heads("array"))
     if span is None or job.submits:
         return
     for use in job.uses:
-        items = job.by_name.get(use.name, [])
+        items = _last_of(job, job.by_name.get(use.name, []))
         found = INDEX.fullmatch(use.index)
         if not found or len(items) != 1 or items[0].items is None or items[0].offset > use.offset or use.operator:
             continue

@@ -126,3 +126,29 @@ def truncated_file(own: list[ProgramCall], number: int) -> str | None:
 
 def _set_between(job: JobDescription, first: ProgramCall, second: ProgramCall) -> list[str]:
     return [a.name for a in job.assignments if first.offset < a.offset < second.offset]
+
+
+MESSAGES = {"echo", "printf", "date"}
+APPENDED_WHY = "> empties the file when the program starts: what the lines above have written into it with >> is lost."
+
+
+def log_over_messages(job: JobDescription) -> Iterator[Violation]:
+    """Report a program whose > empties the file to which the lines above have appended."""
+    appended: dict[str, ProgramCall] = {}
+    for call in sorted((c for c in job.calls if not c.under), key=lambda c: c.offset):
+        if call.in_substitution or call.in_function or call.in_loop or call.branch or call.subshell is not None:
+            continue
+        for redirect in call.redirects:
+            target = redirect.target
+            if redirect.operator in (">>", "&>>"):
+                appended.setdefault(target, call)
+            elif redirect.operator in (">", "&>") and target in appended and not target.startswith(("/dev/", "&")):
+                first = appended[target]
+                between = [c for c in job.calls if first.offset < c.offset < call.offset and c.program not in MESSAGES]
+                read = any(target in a.text for c in between for a in c.args)
+                read = read or any(r.operator == "<" and r.target == target for c in between for r in c.redirects)
+                if not read and not _set_between(job, first, call):
+                    line = job.lines.place(first.offset)[0]
+                    text = f"> {target} empties the file to which line {line} has written"
+                    yield Violation(call.offset, text, why=APPENDED_WHY, cure=f">> {target}")
+                    return
