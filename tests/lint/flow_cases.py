@@ -67,7 +67,7 @@ EMPTY: list[tuple[str, str, int, str]] = [
     (U, JOB + "true=1\npython t.py --cuda $true\n", 0, ""),
     (U, JOB + "LR=0.1 python t.py --lr $LR\n", 7, "warning"),
     (U, JOB + "FC=ftn F77=$FC make\n", 0, ""),  # from left to right
-    (QUOTED, JOB + "cat <<EOF > job.sh\n#!/bin/bash\n#SBATCH -N 1\nexport A=\\$SCRATCH/a\ncd \\$SLURM_SUBMIT_DIR\npython t.py $X $Y\nEOF\nsbatch job.sh\n", 0, ""),
+    (QUOTED, JOB + "cat <<EOF > job.sh\n#!/bin/bash\n#SBATCH -N 1\nexport A=\\$SCRATCH/a\ncd \\$SLURM_SUBMIT_DIR\npython t.py $X\nEOF\nsbatch job.sh\n", 0, ""),
     (U, JOB + "LR=0.1\nLR=$LR python t.py --lr $LR\n", 0, ""),
     (U, JOB + "LR=0.1 bash -c 'python t.py --lr $LR'\n", 0, ""),
     (U, JOB + "LR=0.1; python t.py --lr $LR\n", 0, ""),
