@@ -102,4 +102,27 @@ FUNCTIONS: list[tuple[str, str, int, str]] = [
     ("builtin-as-program", TWO + "run_one() {\n  python x.py\n}\nrun_one\nsrun bash run_one.sh\n", 0, ""),
     ("builtin-as-program", TWO + "a() {\n  python x.py\n}\na\nsrun bash -c 'a() { echo; }; a'\n", 0, ""),
 ]
-SEVERAL_CASES = [*STEPS, *STARTS, *ENDS, *UNSET, *RENDEZVOUS, *FUNCTIONS]
+HOSTS = "torchrun --nnodes=2 --node_rank={} " + AT
+WORDS: list[tuple[str, str, int, str]] = [
+    ("not-runnable", ONE + 'CMD="python x.py --a 1"\nsrun "$CMD"\n', 8, "error"),
+    ("not-runnable", ONE + "srun -l 'torchrun --nproc_per_node 4 x.py'\n", 7, "error"),
+    ("not-runnable", ONE + 'mpirun -np 4 "python x.py"\n', 7, "error"),
+    ("not-runnable", ONE + 'apptainer exec --nv a.sif "python x.py"\n', 7, "error"),
+    ("not-runnable", ONE + 'bash "python x.py"\n', 7, "error"),
+    ("not-runnable", ONE + 'CMD="python x.py"\nsrun $CMD\nsrun bash -c "$CMD"\nssh a "python x.py"\n', 0, ""),
+    ("not-runnable", ONE + 'apptainer run a.sif "python x.py"\nmpirun -np 4 ./wrap.sh "python x.py"\n', 0, ""),
+    ("not-runnable", ONE + 'apptainer exec a.sif bash -c "python x.py"\necho "python x.py"\n', 0, ""),
+    ("host-file", B + "deepspeed --include='node1:0,1@node2:0,1' x.py\n", 2, "error"),
+    ("host-file", B + "deepspeed --include localhost:0,1 x.py\ndeepspeed --hostfile h --include node1:0 x.py\n", 0, ""),
+    ("same-node-rank", B + 'pdsh -w node[1-2] "' + HOSTS.format(0) + '"\n', 2, "error"),
+    ("same-node-rank", B + "for h in a b; do\n  ssh $h " + HOSTS.format("$i") + " &\ndone\nwait\n", 3, "error"),
+    ("same-node-rank", B + 'ssh node1 "' + HOSTS.format(0) + '" &\nwait\n', 0, ""),
+    ("same-node-rank", B + "read i\n" + HOSTS.format("$i") + "\n" + HOSTS.format("$NODE_RANK") + "\n", 0, ""),
+    ("same-node-rank", B + "i=0\nfor h in a b; do\n  ssh $h " + HOSTS.format("$i") + " &\n  ((i++))\ndone\nwait\n", 0, ""),
+    ("nodes-in-sequence", B + 'for i in 0 1; do\n  ssh ${H[$i]} "cd /w; NODE_RANK=$i bash train.sh"\ndone\n', 3, "error"),
+    ("nodes-in-sequence", B + 'for i in 0 1; do\n  ssh ${H[$i]} "NODE_RANK=$i bash train.sh" &\ndone\nwait\n', 0, ""),
+    ("nodes-in-sequence", B + 'for h in a b; do\n  ssh $h "bash install.sh"\ndone\n', 0, ""),
+    ("too-few-slots", B + "mpirun -np 16 -H node1,node2 -x PATH python x.py\n", 2, "error"),
+    ("too-few-slots", B + "mpirun -np 2 -H node1,node2 -x PATH python x.py\nmpirun -np 16 -H a,b python x.py\n", 0, ""),
+]  # fmt: skip
+SEVERAL_CASES = [*STEPS, *STARTS, *ENDS, *UNSET, *RENDEZVOUS, *FUNCTIONS, *WORDS]

@@ -450,6 +450,7 @@ SAME_NODE_RANK = _all(
     ranks.constant_rank,
     ranks.rank_of_loop,
     programs.index_of_tasks,
+    several_nodes.rank_of_hosts,
 )
 OVERWRITTEN_OUTPUT = _all(
     subshells.overwritten,
@@ -466,10 +467,11 @@ OVERWRITTEN_OUTPUT = _all(
 )
 GPUS_HELD = _all(requests.held, requests.sleeps_at_end)
 FOLDER_NOT_COPIED = _all(storage.not_copied, shared_files.archives)
+IN_SEQUENCE = _all(steps.sequence, several_nodes.scripts_in_sequence)
 STEP_NODES = _all(several_nodes.step_nodes, several_nodes.ray_drivers)
 BUILTIN_AS_PROGRAM = _all(programs.builtins, starting.functions)
 KILLS_OTHERS = _all(cancelling.pkill, cancelling.of_user, cancelling.cancels_jobs)
-NOT_RUNNABLE = _all(starting.without_folder, starting.other_language)
+NOT_RUNNABLE = _all(starting.without_folder, starting.other_language, starting.command_in_one_word)
 NODE_LOCAL_FILE = _all(storage.local, storage.windows_path, shared_files.folder_of_first_node)
 
 RULES: tuple[LintRule, ...] = (
@@ -592,7 +594,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("container-without-gpu", "warning", environments.without_gpu, environments.CONTAINER_WHY, environments.CONTAINER_CURE, "apptainer guide"),
     LintRule("asks-for-answer", "warning", ASKS_FOR_ANSWER, environments.ANSWER_WHY, environments.ANSWER_CURE, "pip reference, uninstall -y; apt-get manual"),
     LintRule("background-not-awaited", "error", BACKGROUND_NOT_AWAITED, waiting.WAIT_WHY, waiting.WAIT_CURE, SLURM),
-    LintRule("nodes-in-sequence", "error", steps.sequence, steps.SEQUENCE_WHY, steps.SEQUENCE_CURE, TORCHRUN),
+    LintRule("nodes-in-sequence", "error", IN_SEQUENCE, steps.SEQUENCE_WHY, steps.SEQUENCE_CURE, TORCHRUN),
     LintRule("secret-in-script", "warning", SECRET_IN_SCRIPT, secrets.CLEAR_TEXT_WHY, secrets.CLEAR_TEXT_CURE, "huggingface_hub's documentation, security"),
     LintRule("secret-printed", "warning", SECRET_PRINTED, secrets.PRINTED_WHY, secrets.PRINTED_CURE, "bash manual, echo"),
     LintRule("placeholder", "note", shell.placeholder, shell.PLACEHOLDER_WHY, shell.PLACEHOLDER_CURE, "the file itself"),

@@ -330,11 +330,11 @@ def few_slots(job: JobDescription) -> Iterator[Violation]:
             name, equals, value = arg.text.partition("=")
             listed = value if equals else following.text if following else ""
             parts = listed.split(",")
-            if name not in ("-H", "--host", "--hosts", "-host") or not all(
-                re.fullmatch(r"[\w.$-]+:\d{1,3}", p) for p in parts
-            ):
+            counted = all(re.fullmatch(r"[\w.$-]+:\d{1,3}", p) for p in parts)
+            bare = call.program in MPI and _is_open_mpi(call) and all(re.fullmatch(r"[\w.-]+", p) for p in parts)
+            if name not in ("-H", "--host", "--hosts", "-host") or not (counted or bare):
                 continue
-            slots = sum(int(p.rpartition(":")[2]) for p in parts)
+            slots = sum(int(p.rpartition(":")[2] or 1) if ":" in p else 1 for p in parts)
             if total and total > slots:
                 yield Violation(
                     arg.offset,
@@ -342,6 +342,11 @@ def few_slots(job: JobDescription) -> Iterator[Violation]:
                     why=SLOTS_WHY,
                     cure=f"-np {slots}, or more slots",
                 )
+
+
+def _is_open_mpi(call: ProgramCall) -> bool:
+    """Return whether the options are those of Open MPI, where a host without a number has one slot."""
+    return any(a.text in ("-x", "--mca", "-mca", "--allow-run-as-root", "--map-by", "--bind-to") for a in call.args)
 
 
 OTHER_MPI = re.compile(

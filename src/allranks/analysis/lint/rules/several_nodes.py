@@ -120,19 +120,26 @@ def ray_drivers(job: JobDescription) -> Iterator[Violation]:
 # ------------------------------------------------------------------------- launchers without hosts
 
 NO_HOSTS_WHY = "deepspeed learns of other nodes from a host file only, and stops: 'Num nodes is >1 but no extra nodes available via hostfile'."
+NO_HOST_WHY = "deepspeed stops: 'Hostname ... not found in hostfile'."
 NO_HOSTS_CURE = "--hostfile=<file>; or start a launcher on every node: srun --ntasks-per-node=1 torchrun ..."
 
 
+OTHER_HOST = re.compile(r"(?!localhost\b|127\.)[A-Za-z][\w.-]*(?::[\d,]+)?(?:@[A-Za-z][\w.-]*(?::[\d,]+)?)*")
+
+
 def without_hosts(job: JobDescription) -> Iterator[Violation]:
-    """Report ``deepspeed --num_nodes 2`` without a host file."""
+    """Report ``deepspeed --num_nodes 2`` and ``--include node1:0,1`` without a host file."""
     for launch in job.launches:
-        count = launch.option("num_nodes")
-        if launch.kind != "deepspeed" or count is None or launch.open_ended:
+        count, chosen = launch.option("num_nodes"), launch.option("include", "i")
+        if launch.kind != "deepspeed" or not (count or chosen) or launch.open_ended:
             continue
         if launch.options.keys() & {"hostfile", "H", "no_ssh", "launcher", "help"} or "/job/hostfile" in job.text:
             continue
-        nodes = job.number(count.value)
-        if nodes and nodes > 1 and "DLTS_HOSTFILE" not in job.text:
+        if chosen and OTHER_HOST.fullmatch(chosen.plain_value):
+            text = f"{chosen.written} {chosen.plain_value}: without --hostfile deepspeed knows localhost only"
+            yield Violation(chosen.arg.offset, text, why=NO_HOST_WHY, cure="--hostfile=<file>")
+        nodes = job.number(count.value) if count else None
+        if count and nodes and nodes > 1 and "DLTS_HOSTFILE" not in job.text:
             text = f"{count.written} is {nodes}, and there is no --hostfile"
             yield Violation(count.arg.offset, text, why=NO_HOSTS_WHY, cure=NO_HOSTS_CURE)
 
@@ -194,6 +201,75 @@ def ranks_of_loop(job: JobDescription) -> Iterator[Violation]:
         if same and count != 0:
             text = f"{option.written} is {last} in the last run of the loop, as many as there are nodes"
             yield Violation(option.arg.offset, text, why=RANK_WHY, cure="a loop from 0 to one less")
+
+
+RANKS_WHY = "Every host gets the same command, and with it the same rank: the nodes wait for the ranks that nobody has."
+UNSET_WHY = "The variable is empty: the launcher takes the next option for the rank, and stops."
+TO_MANY = {"pdsh", "clush", "pssh", "parallel-ssh"}
+
+
+def rank_of_hosts(job: JobDescription) -> Iterator[Violation]:
+    """Report one rank in a command for many hosts, and a rank from a variable that nothing sets."""
+    for launch in job.launches:
+        option, nodes = launch.option("node_rank", "machine_rank"), launch.option("nnodes", "num_machines")
+        if option is None or nodes is None:
+            continue
+        sender = next((c for c in launch.call.under if c.program in TO_MANY), None)
+        many = sender and re.search(r"[,\[^]|(?:^| )-[ag]\b|-h ", " ".join(a.text for a in sender.args[:4]))
+        if sender and many and (option.value or "").isdecimal() and (job.number(nodes.value) or 2) > 1:
+            text = f"{option.written} is {option.value} on all hosts of {sender.program}"
+            yield Violation(
+                option.arg.offset, text, why=RANKS_WHY, cure="a loop over the hosts with ssh and a rank for each"
+            )
+        name = re.match(
+            r"--\w+(?:=|[ \t]+)[\"']?\$\{?([a-z]\w*)\}?(?![\w-])", job.text[option.arg.offset : option.arg.offset + 80]
+        )
+        if name and not job.sources_files and not job.has(name[1]) and not _may_be_set(job, name[1]):
+            text = f"{option.written} ${name[1]}: nothing sets {name[1]}"
+            yield Violation(option.arg.offset, text, why=UNSET_WHY, cure="a number that a loop counts")
+
+
+def _may_be_set(job: JobDescription, name: str) -> bool:
+    """Return whether another command than an assignment may set the variable."""
+    setters = r"for|read|select|getopts|local|declare|typeset|let|mapfile|readarray|export|printf[ \t]+-v"
+    return (
+        re.search(rf"\b(?:{setters})\b[^\n]*\b{name}\b|\(\([^\n]*\b{name}\b|\b{name}=|\b{name}:?=", job.text)
+        is not None
+    )
+
+
+SEQUENCE_WHY = "ssh returns when the command on the other host has ended, and that command waits for the nodes that the loop starts later."
+RANK_GIVEN = re.compile(r"\b(?:NODE_RANK|MACHINE_RANK|RANK|GROUP_RANK)=[\"']?\$|--(?:node|machine)[-_]rank[= ][\"']?\$")
+
+
+def scripts_in_sequence(job: JobDescription) -> Iterator[Violation]:
+    """Report a loop of ssh in the foreground that gives each host its rank."""
+    started = {c.offset for launch in job.launches for c in launch.call.under}
+    for call in job.calls:
+        if (
+            call.program != "ssh"
+            or not call.in_loop
+            or call.in_function
+            or call.in_substitution
+            or call.offset in started
+        ):
+            continue
+        words = [a.text for a in call.args]
+        remote = words[-1] if len(words) > 1 else ""
+        host = any("$" in w for w in words[:-1] if not w.startswith("-"))
+        flags = any(re.fullmatch(r"-[a-zA-Z]*f[a-zA-Z]*", w) for w in words)
+        runs = re.search(r"(?:bash|sh|python\S*|\./\S+|torchrun)\s+\S", remote)
+        if (
+            host
+            and runs
+            and not flags
+            and RANK_GIVEN.search(job.line_of(call.offset))
+            and not remote.rstrip().endswith("&")
+        ):
+            if not job.runs_in_background(call):
+                text = "the loop starts one host after another: ssh returns when its command has ended"
+                yield Violation(call.offset, text, why=SEQUENCE_WHY, cure="ssh ... & in the loop, and wait behind it")
+                return
 
 
 # ------------------------------------------------------------------------- networks of containers

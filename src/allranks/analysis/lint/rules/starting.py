@@ -63,8 +63,7 @@ def without_folder(job: JobDescription) -> Iterator[Violation]:
 
 def _is_program(call: ProgramCall) -> bool:
     """Return whether no other program stands in front of it: ``mpirun nrniv -python run.py``."""
-    words = ["", *(a.text for a in call.under[-1].args)]
-    return all(w.startswith("-") or before.startswith("-") for before, w in pairwise(words))
+    return _are_options([a.text for a in call.under[-1].args])
 
 
 def _searches_more(job: JobDescription) -> bool:
@@ -142,3 +141,37 @@ def _defines(job: JobDescription, call: ProgramCall) -> bool:
     start = call.under[-1].offset
     inside = re.search(rf"(?:function[ \t]+{re.escape(call.written)}\b|\b{re.escape(call.written)}[ \t]*\(\))", job.text[start : call.offset])  # fmt: skip
     return inside is not None or any(p in ("source", ".", "eval") for p in inner)
+
+
+WORD_WHY = "The quotes make one word of the command: a program is looked for whose name contains the blanks, 'No such file or directory'."
+COMMAND = re.compile(r"(?s)\s*(?:\S*/)?(?:python[\d.]*|torchrun|deepspeed|accelerate|bash|sh|\./\S+)\s+\S")
+EXECUTES = {"srun", "timeout", "env", "nice", "numactl", "taskset", "stdbuf", "xargs"}
+
+
+def command_in_one_word(job: JobDescription) -> Iterator[Violation]:
+    """Report ``srun "$CMD"`` and ``srun "python train.py"``."""
+    for call in job.calls:
+        if call.in_substitution:
+            continue
+        starter, word = call, None
+        if call.under and COMMAND.match(call.written):
+            starter, word = call.under[-1], call.written if call.under[-1].program in EXECUTES else None
+        elif call.program in SHELLS and call.args and call.args[0].quoted:
+            word = call.args[0].text
+        elif call.program in {"singularity", "apptainer", *MPI} and len(call.args) > 1 and call.args[-1].quoted:
+            words = [a.text for a in call.args]
+            image = words[0] == "exec" and not words[-2].startswith("-")
+            word = words[-1] if (_are_options(words[:-1]) if call.program in MPI else image) else None
+        if word and COMMAND.match(word):
+            shown = " ".join(word.split())[:60]
+            yield Violation(
+                starter.offset,
+                f"{starter.program} gets one word, {shown!r}, and no program",
+                why=WORD_WHY,
+                cure=f"{starter.program} without the quotes; or bash -c in front of them",
+            )
+
+
+def _are_options(words: list[str]) -> bool:
+    """Return whether all words are options and their values."""
+    return all(w.startswith("-") or before.startswith("-") for before, w in pairwise(["", *words]))
