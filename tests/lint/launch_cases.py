@@ -150,7 +150,7 @@ HOSTS: list[tuple[str, str, int, str]] = [
     ("host-file", hosts("for h in a b; do", '  list+="$h slots=8\\n"', "done", "echo $list > hosts.txt"), 5, "error"),
     ("host-file", hosts("for h in a b; do", '  list+="$h slots=8\\n"', "done", "echo -e $list > hosts.txt"), 0, ""),
     ("host-file", hosts(option="--include=a:0,1,b:0,1"), 2, "error"),
-    ("host-file", hosts(option="--include=a:0,1@b:0,1"), 0, ""),
+    ("host-file", hosts(option="--hostfile=h --include=a:0,1@b:0,1"), 0, ""),
     ("several-torchruns", TWO + "srun deepspeed --hostfile hosts.txt train.py\n", 7, "error"),
     ("several-torchruns", TWO + "deepspeed --hostfile hosts.txt train.py\n", 0, ""),
     ("several-torchruns", TWO + "srun -N1 -n1 deepspeed --hostfile hosts.txt train.py\n", 0, ""),
