@@ -311,6 +311,7 @@ NEVER_EXPANDED = _all(
     loop_variables.not_calculated,
     literal_text.braces_around,
     literal_text.closing_brace,
+    literal_text.two_closing_braces,
     literal_text.own_names_in_documents,
     literal_text.name_in_braces,
 )

@@ -96,7 +96,7 @@ def set_below(job: JobDescription) -> Iterator[Violation]:
             for u in job.uses
         )
         first = own[0]
-        if tested or any(a.under or a.in_function or a.in_substitution for a in own) or use.offset >= first.offset:
+        if tested or any(a.under or a.in_substitution for a in own) or use.offset >= first.offset:
             continue
         line, later = job.lines.place(use.offset)[0], job.lines.place(first.offset)[0]
         again = re.search(rf"\$\{{?{use.name}\b", job.line_of(first.offset))
@@ -106,7 +106,15 @@ def set_below(job: JobDescription) -> Iterator[Violation]:
             or set_by_module(job, use.name)
             or use.name.startswith(("SLURM_", "PBS_", "LSB_"))
         )
-        if line >= later or again or usual or (job.lines.line(later)[:1].isspace() and not _in_all_branches(job, own)):
+        if (
+            line >= later
+            or again
+            or usual
+            or (
+                job.lines.line(later)[:1].isspace()
+                and not (_in_all_branches(job, own) or all(a.in_function for a in own))
+            )
+        ):
             continue
         if use.name in (job.heads("export") or "") or re.search(rf"(?m)^\s*#.*(?<![$\w{{]){use.name}\b", job.text):
             continue

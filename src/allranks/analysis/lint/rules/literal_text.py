@@ -75,6 +75,22 @@ def closing_brace(job: JobDescription) -> Iterator[Violation]:
             return
 
 
+TWO_CLOSING = re.compile(
+    r"(?<![\w{}])[A-Za-z_]\w*=[\"']?[^\s{}()`\"']*\$\{[A-Za-z_]\w*(?:\[[^\]{}]*\])?\}(\})[\"']?(?=[ \t]*(?:$|[;#]))",
+    re.MULTILINE,
+)
+
+
+def two_closing_braces(job: JobDescription) -> Iterator[Violation]:
+    """Report ``NAME=${LIST[0]}}``."""
+    for found in TWO_CLOSING.finditer(job.code) if job.kind == "script" else ():
+        item = next((a for a in job.assignments if a.offset == found.start()), None)
+        line = job.line_of(found.start())
+        if item is not None and line.count("}") == line.count("{") + 1 and item.name in job.used_names:
+            yield Violation(found.start(1), f"the second }} becomes part of {item.name}", why=CLOSING_WHY, cure="one }")
+            return
+
+
 # ------------------------------------------------------------------------------- behind a backslash
 
 OWN = {"cd", "source", ".", "conda", "mamba", "module", "ml", "cp", "mv", "rm", "mkdir", "ln", "tar", "rsync", "cat", "ls", "touch", "unzip", "scontrol", "pip",
