@@ -172,8 +172,14 @@ def without_gpu(job: JobDescription) -> Iterator[Violation]:
             if job.requests_gpus and job.gpus_per_node != 0 and _hides_gpus(job, outer):
                 text = f"{outer.program} without an option for GPUs, in a job that requests them"
                 # Where a site provides the image, its configuration often adds --nv.
-                yield Violation(outer.offset, text, severity="note" if _is_of_site(outer) else None)
+                prepares = any(PREPARES.search(w) for w in words)
+                yield Violation(outer.offset, text, severity="note" if _is_of_site(outer) or prepares else None)
                 return
+
+
+PREPARES = re.compile(
+    r"(?:^|[/_-])(?:pre-?process|tokeni[sz]e|download|prepare|merge)\w*\.py\Z|(?:^|[/_])merge_\w+\.py\Z"
+)
 
 
 def _is_of_site(call: ProgramCall) -> bool:

@@ -126,7 +126,7 @@ def _without_texts(job: JobDescription) -> str:
     return "".join(text)
 
 
-HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*([\"']?)\\?(\w+)\1")
+HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*([\"']?)\\?([^\s\"'`;&|<>()$\\]+)\1")
 
 
 def _texts(job: JobDescription) -> Iterator[tuple[int, int]]:
