@@ -14,6 +14,7 @@ RANGE, OVER = "index-out-of-range", "overwritten-output"
 SAME, TEST, DROPPED = "constant-condition", "test-syntax", "arguments-dropped"
 TRAIN = "python t.py --lr $LR --bs $BS\n"
 PARSES = "while [ $# -gt 0 ]; do\n  case $1 in\n    --lr) LR=$2; shift ;;\n    --bs) BS=$2; shift ;;\n    --steps) STEPS=$2; shift ;;\n  esac\n  shift\ndone\n"
+SHIFTS = 'while [ "$1" != "" ]; do\n  case $1 in\n    -l | --lr ) shift\n      LR=$1\n      ;;\n    -b ) shift\n      BS=$1\n      ;;\n  esac\n  shift\ndone\n'
 OPTS = 'while getopts "l:b:" o; do\n  case $o in\n    l) LR=$OPTARG ;;\n    b) BS=${OPTARG} ;;\n  esac\ndone\n'
 
 CONDITIONS: list[tuple[str, str, int, str]] = [
@@ -55,6 +56,14 @@ CALLERS: list[tuple[str, str, int, str]] = [
     (DROPPED, JOB + 'ARGS="--lr 1"\nARGS="--lr 2"\npython t.py $ARGS\n', 0, ""),
     (DROPPED, JOB + 'ARGS="--lr 1"\npython t.py $ARGS\nARGS="--bs 2"\npython t.py $ARGS\n', 0, ""),
     (DROPPED, JOB + 'if [ -n "$1" ]; then\nARGS="--lr 1"\nelse\nARGS="--bs 2"\nfi\npython t.py $ARGS\n', 0, ""),
+    (DROPPED, JOB + "EPOCHS=100\nLR=1\npython t.py --lr $LR --epochs 50\n", 7, "warning"),
+    (DROPPED, JOB + "EPOCHS=100\nLR=1\npython t.py --lr $LR --epochs=50\n", 7, "warning"),
+    (DROPPED, JOB + "EPOCHS=100\nLR=1\npython t.py --lr $LR --epochs $EPOCHS\n", 0, ""),
+    (DROPPED, JOB + "EPOCHS=50\nLR=1\npython t.py --lr $LR --epochs 50\n", 0, ""),
+    (DROPPED, JOB + "EPOCHS=100\nLR=1\npython t.py --lr $LR --warmup_epochs 5\n", 0, ""),
+    (DROPPED, JOB + SHIFTS + "python t.py --bs $BS\n", 10, "warning"),
+    (DROPPED, JOB + SHIFTS + "python t.py --bs $BS --lr $LR\n", 0, ""),
+    (DROPPED, JOB + 'for a in "$@"; do\n  [[ $a == --lr=* ]] && LR="${a#--lr=}"\ndone\npython t.py\n', 8, "warning"),
     (DROPPED, JOB + "units=70\nlayers=3\npython t.py\n", 7, "warning"),
     (DROPPED, JOB + "units=70\nlayers=3\npython t.py --units $units\n", 0, ""),
     (DROPPED, JOB + "export units=70\nexport layers=3\npython t.py\n", 0, ""),

@@ -116,6 +116,7 @@ ARGUMENTS_DROPPED = _all(
     caller_values.options_replaced,
     caller_values.argument_replaced,
     caller_values.settings_for_nobody,
+    caller_values.settings_fixed,
     script_arguments.letters,
     script_arguments.value_not_shifted,
 )

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, Violation
-from allranks.analysis.lint.rules.mismatched_names import IdleVariable, idle_variables
+from allranks.analysis.lint.rules.mismatched_names import IdleVariable, idle_variables, plain_name
 
 LOST_WHY = "What the caller passes is dropped without a message: the program runs with its own default."
 OF_OPTION = re.compile(r"\$\{?OPTARG\b|\$\{?2\b|\$\{?[1i]#|\$\{\w+#")
@@ -52,7 +52,13 @@ def _is_of_option(job: JobDescription, item: IdleVariable) -> bool:
     start = job.code.rfind("\n", 0, item.offset) + 1
     above = job.code[max(0, start - 200) : item.offset]
     in_case = re.search(r"(?:^|\n)[ \t]*\(?[-\w\"'|?*=: ]+\)[^\n]*(?:\n[^\n;]*)?\Z", above)
-    return in_case is not None and OF_OPTION.search(item.value) is not None and "case" in job.code
+    shifted = re.search(r"\)[ \t]*(?:\n[ \t]*)?shift[ \t]*(?:;|\n)[ \t]*\Z", above) and re.search(
+        r"\$\{?1\b", item.value
+    )
+    if re.search(r"\$\{\w+#{1,2}(?:--?\w|\*=)", item.value):
+        return True  # ${arg#--lr=}
+    taken = OF_OPTION.search(item.value) is not None and in_case is not None
+    return (taken or bool(shifted)) and re.search(r"\bcase\b", job.code) is not None
 
 
 def _is_of_argument(job: JobDescription, item: IdleVariable) -> bool:
@@ -61,6 +67,44 @@ def _is_of_argument(job: JobDescription, item: IdleVariable) -> bool:
         r"\w+=[\"']?\$(?:[1-9]|\{[1-9]\d?(?::?-[^{}]*)?\})[\"']?[ \t]*(?:[;#]|$)", job.line_of(item.offset).lstrip()
     )
     return len(own) == 1 and not own[0].in_function and written is not None
+
+
+# -------------------------------------------------------------------------- another value for the option
+
+FIXED_WHY = "The command has a value of its own for the option: what the script sets has no effect."
+
+
+def settings_fixed(job: JobDescription) -> Iterator[Violation]:
+    """Report ``EPOCHS=100`` that nothing uses, above ``--epochs 50``."""
+    if job.kind != "script" or job.sources_files or re.search(r"(?<![-\w])eval\b|\$\{!", job.code):
+        return
+    for idle in idle_variables(job):
+        own = job.by_name.get(idle.name, [])
+        if (
+            idle.loops
+            or len(own) != 1
+            or own[0].under
+            or own[0].in_function
+            or not re.fullmatch(r"[\w./+-]+", own[0].source.text)
+        ):
+            continue
+        given = [
+            (word, value) for word, value in _values(job, idle.offset) if plain_name(word) == plain_name(idle.name)
+        ]
+        if given and all(re.fullmatch(r"[\w./+-]+", value) and value != idle.value for _, value in given):
+            word, value = given[0]
+            text = f"{idle.name}={idle.value} is not used: the command has {word} {value}"
+            yield Violation(idle.offset, text, why=FIXED_WHY, cure=f"{word} ${idle.name}")
+            return
+
+
+def _values(job: JobDescription, offset: int) -> Iterator[tuple[str, str]]:
+    """Yield the options with values of the programs below a place."""
+    for call in job.work_calls:
+        for arg, following in call.pairs() if call.offset > offset else ():
+            word, equals, value = arg.text.partition("=")
+            if word.startswith("-") or equals:
+                yield word, value if equals else following.text if following else ""
 
 
 # ------------------------------------------------------------------------------- texts of options
