@@ -104,6 +104,7 @@ GRAMMAR: list[tuple[str, str, int, str]] = [
     ("unterminated", JOB.format("python x.py &&"), 5, "error"),
     ("unterminated", WORK.format("if [ -f a ]; then\n  :\nfi\nf() {\n  ls\n}\nwhile read x\ndo ls; done < a"), 0, ""),
     ("unterminated", WORK.format("case $1 in\n  a) ls ;;\n  *) ;;\nesac\nls \\\n  && date\nls |\n  wc"), 0, ""),
+    ("unterminated", WORK.format(": <<++++\n| a |\n&& b\n++++"), 0, ""),
     ("unterminated", WORK.format("cat <<EOF\nif a; then\nfi\n&& b\nEOF\necho 'x &; y >>> z'"), 0, ""),
     ("unterminated", WORK.format("for ((i = 0; i < 3; i++)); do ls; done\nif (( a && b )); then ls; fi"), 0, ""),
 ]  # fmt: skip
@@ -130,4 +131,24 @@ LOST: list[tuple[str, str, int, str]] = [
     ("overwritten-output", JOB.format("echo a > f.sh\necho b >> f.sh\nbash f.sh"), 0, ""),
     ("overwritten-output", JOB.format("echo a > f.sh\nbash f.sh\necho b > f.sh\necho c >> f.sh\nbash f.sh"), 0, ""),
 ]  # fmt: skip
-SLIP_CASES = [*WORDS, *LOST, *FILES, *QUESTIONS, *GRAMMAR]
+STRICT = JOB.format("set -euo pipefail\n{}\npython x.py")
+ERRORS: list[tuple[str, str, int, str]] = [
+    ("set-e", STRICT.format("let i=0"), 6, "warning"),
+    ("set-e", STRICT.format("let i=1"), 0, ""),
+    ("set-e", STRICT.format("let i=0 || true"), 0, ""),
+    ("set-e", WORK.format("let i=0"), 0, ""),
+    ("set-e", STRICT.format("read -r -d '' A <<EOF\ntext\nEOF"), 6, "warning"),
+    ("set-e", STRICT.format("read -r -d '' A <<EOF || true\ntext\nEOF"), 0, ""),
+    ("set-e", STRICT.format("read -r A <<EOF\ntext\nEOF"), 0, ""),
+    ("set-e", STRICT.format("yes | pip uninstall a"), 6, "warning"),
+    ("set-e", STRICT.format("ID=$(tr -dc a-z < /dev/urandom | head -c 8)"), 6, "warning"),
+    ("set-e", STRICT.format("ID=$(cat /dev/urandom | tr -dc a-z | head -c 8)"), 6, "warning"),
+    ("set-e", STRICT.format("ID=$(head -c 8 /dev/urandom | base64)"), 0, ""),
+    ("set-e", STRICT.format("ID=$(tr -dc a-z < /dev/urandom | head -c 8 || true)"), 0, ""),
+    ("set-e", STRICT.format("yes | pip uninstall a").replace("o pipefail", ""), 0, ""),
+    ("unbound-variable", STRICT.format('if [ -z "$PORT" ]; then PORT=1; fi'), 6, "warning"),
+    ("unbound-variable", STRICT.format('if [ -z "${PORT:-}" ]; then PORT=1; fi'), 0, ""),
+    ("unbound-variable", STRICT.format('PORT=""\nif [ -z "$PORT" ]; then PORT=1; fi'), 0, ""),
+    ("unbound-variable", STRICT.format('if [ -z "$PORT" ]; then\n  exit 1\nfi'), 0, ""),
+]  # fmt: skip
+SLIP_CASES = [*ERRORS, *WORDS, *LOST, *FILES, *QUESTIONS, *GRAMMAR]

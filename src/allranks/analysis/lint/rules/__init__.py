@@ -20,6 +20,7 @@ from allranks.analysis.lint.rules import (
     directives,
     empty_values,
     environments,
+    error_exits,
     exit_codes,
     gpus,
     grammar,
@@ -284,6 +285,8 @@ BACKGROUND_NOT_AWAITED = _all(
 OPTION_TWICE = _all(requests.twice, requests.settings_twice, requests.lost_suffix)
 EXPANDED_TOO_EARLY = _all(dataflow.early, dataflow.submitted_too_early)
 NO_SHEBANG = _all(directives.shebang, directives.interpreter)
+SET_E = _all(exit_codes.set_e, error_exits.ends_script)
+UNBOUND = _all(exit_codes.unbound, error_exits.tested_unset)
 SECRET_PRINTED = _all(secrets.printed, secrets.traced)
 SECRET_IN_SCRIPT = _all(secrets.secret, secrets.more_secrets)
 VARIABLE_NOT_EXPANDED = _all(
@@ -601,7 +604,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("secret-printed", "warning", SECRET_PRINTED, secrets.PRINTED_WHY, secrets.PRINTED_CURE, "bash manual, echo"),
     LintRule("placeholder", "note", shell.placeholder, shell.PLACEHOLDER_WHY, shell.PLACEHOLDER_CURE, "the file itself"),
     LintRule("script-folder", "warning", SCRIPT_FOLDER, directives.FOLDER_WHY, directives.FOLDER_CURE, SLURM),
-    LintRule("set-e", "warning", exit_codes.set_e, exit_codes.SET_E_WHY, exit_codes.SET_E_CURE, "bash manual, set"),
+    LintRule("set-e", "warning", SET_E, exit_codes.SET_E_WHY, exit_codes.SET_E_CURE, "bash manual, set"),
     LintRule("buffered-output", "note", subshells.buffered, subshells.BUFFERED_WHY, "export PYTHONUNBUFFERED=1", "Python manual, -u"),
     LintRule("blocks-script", "warning", BLOCKS_SCRIPT, waiting.BLOCKS_WHY, waiting.BLOCKS_CURE, "the programs' manuals"),
     LintRule("exits-early", "error", waiting.exits_early, waiting.EXIT_WHY, "remove it", "bash manual, exit and exec"),
@@ -614,7 +617,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("deletes-too-much", "warning", DELETES_TOO_MUCH, storage.REMOVES_WHY, "", "bash manual, cd; rm manual"),
     LintRule("lost-in-subshell", "warning", LOST_IN_SUBSHELL, subshells.LOST_WHY, subshells.LOST_CURE, "bash manual, command execution environment"),
     LintRule("options-in-one-word", "error", quoting.joined_options, quoting.ONE_WORD_WHY, quoting.ONE_WORD_CURE, "bash manual, word splitting"),
-    LintRule("unbound-variable", "warning", exit_codes.unbound, exit_codes.UNBOUND_WHY, "", "bash manual, set -u"),
+    LintRule("unbound-variable", "warning", UNBOUND, exit_codes.UNBOUND_WHY, "", "bash manual, set -u"),
     LintRule("constant-condition", "warning", CONSTANT_CONDITION, conditions.NEVER_WHY, "", "bash manual, conditional expressions"),
     LintRule("out-of-place", "error", OUT_OF_PLACE, conditions.PLACE_WHY, "", "bash manual, functions, exec and return"),
     LintRule("unknown-option", "error", UNKNOWN_OPTION, options.UNKNOWN_OPTION_WHY, "", "pip and conda reference; " + SLURM),
