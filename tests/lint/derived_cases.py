@@ -155,3 +155,14 @@ COUNTED_CASES: list[tuple[str, str, int, str]] = [
     ("pattern-not-expanded", SLURM + "python x.py > out_%j.log\n", 3, "warning"),
     ("pattern-not-expanded", SLURM + "srun -o out_%j.log python x.py\n", 0, ""),
 ]  # fmt: skip
+
+
+WRITTEN = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gres=gpu:2\ntorchrun --standalone --nproc_per_node=4 x.py\n"
+PASSED_CASES: list[tuple[str, str, int, str]] = [
+    ("more-ranks-than-gpus", SH + f"cat <<'EOF' | sbatch\n{WRITTEN}EOF\n", 6, "error"),
+    ("more-ranks-than-gpus", SH + f"JOB='{WRITTEN}'\necho \"$JOB\" | sbatch\n", 5, "error"),
+    ("more-ranks-than-gpus", SH + f"JOB='{WRITTEN}'\nsbatch <<< \"$JOB\"\n", 5, "error"),
+    ("more-ranks-than-gpus", SH + f"JOB='{WRITTEN}'\necho \"$JOB\" | sbatch --gres=gpu:4\n", 0, ""),
+    ("more-ranks-than-gpus", SH + f"JOB='{WRITTEN}'\necho \"$JOB\" | cat\n", 0, ""),
+    ("more-ranks-than-gpus", SH + f"JOB='{WRITTEN}'\necho \"$JOB\" | cat\nls | sbatch\n", 0, ""),
+]

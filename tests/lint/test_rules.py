@@ -18,7 +18,7 @@ from tests.conftest import REPO
 from tests.lint import cases, script_cases
 from tests.lint.condition_cases import CONDITION_CASES
 from tests.lint.count_cases import COUNT_CASES, REQUEST_CASES, VISIBLE_CASES
-from tests.lint.derived_cases import COUNTED_CASES, DERIVED_CASES, VALUE_CASES
+from tests.lint.derived_cases import COUNTED_CASES, DERIVED_CASES, PASSED_CASES, VALUE_CASES
 from tests.lint.evidence_cases import CASES as EVIDENCE_CASES
 from tests.lint.flow_cases import FLOW_CASES
 from tests.lint.generated_cases import GENERATED_CASES
@@ -54,6 +54,7 @@ CASES = [
     *DERIVED_CASES,
     *VALUE_CASES,
     *COUNTED_CASES,
+    *PASSED_CASES,
     *SHELL_CASES,
     *GENERATED_CASES,
     *NAME_CASES,

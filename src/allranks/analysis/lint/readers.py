@@ -64,6 +64,7 @@ class ShellReader:
         self.misnamed: list[tuple[int, str]] = []  # words after export or declare that name no variable
         self.named: set[str] = set()  # set in another way: by for, read, mapfile, printf -v, arithmetic, declare
         self.word_loops: list[tuple[int, str]] = []  # `for x in NAME`, where NAME is an array
+        self.passed: MappedText | None = None  # what the last cat or echo gives to a pipe
         self.submitted: list[MappedText] = []  # batch scripts that a here-document passes to sbatch
         self.submitting: list[ProgramCall] = []  # the calls of sbatch that read them
         self.files: dict[str, MappedText] = {}  # files written by here-documents, which may be run later
@@ -338,6 +339,12 @@ class _CommandReader:
         self.reading.assignments += [msgspec.structs.replace(a, under=inner) for a in prefix]
         self._inner(opened.script, opened.calls)
 
+    def _fed(self, call: ProgramCall, passed: MappedText | None) -> MappedText | None:
+        """Return the script that sbatch reads from a pipe of cat or echo, or from ``<<<``."""
+        given = next((r.target for r in self.raw.redirects if r.token.operator == "<<<"), None)
+        script = self._flatten(given.parts) if given else passed if call.before == "|" else None
+        return script if script is not None and re.match(r"\s*#!", script.text) and "#SBATCH" in script.text else None
+
     def _target(self, redirect: RawRedirect) -> str:
         return restore_variables(self._flatten(redirect.target.parts).text) if redirect.target else ""
 
@@ -347,6 +354,7 @@ class _CommandReader:
             return
         last = calls[-1]
         under = (*last.under, last)
+        passed, self.reading.passed = self.reading.passed, None
         body = next((r for r in self.raw.redirects if r.token.body is not None), None)
         document = self._document(body) if body else None
         if document is not None and body and not body.token.body_quoted:
@@ -355,9 +363,11 @@ class _CommandReader:
             self._nested(script.source, under)
         elif document is not None and (last.program in SHELLS or (last.program == "srun" and not last.under)):
             self._nested(document, under)
-        elif document is not None and last.program == "sbatch":
-            self.reading.submitted.append(document)
+        elif last.program == "sbatch" and (job := document or self._fed(last, passed)) is not None:
+            self.reading.submitted.append(job)
             self.reading.submitting.append(last)
+        elif document is not None and last.program == "cat" and last.is_piped:
+            self.reading.passed = document
         elif document is not None:
             for redirect in last.redirects:
                 if redirect.operator in (">", ">|"):
@@ -371,6 +381,8 @@ class _CommandReader:
                 last.under,
             )
             self._place_like(last, start)
+        elif last.program in ("echo", "printf") and last.is_piped and last.args:
+            self.reading.passed = last.args[-1].source
         else:
             self._written(last, under)
 
