@@ -125,4 +125,19 @@ WORDS: list[tuple[str, str, int, str]] = [
     ("too-few-slots", B + "mpirun -np 16 -H node1,node2 -x PATH python x.py\n", 2, "error"),
     ("too-few-slots", B + "mpirun -np 2 -H node1,node2 -x PATH python x.py\nmpirun -np 16 -H a,b python x.py\n", 0, ""),
 ]  # fmt: skip
-SEVERAL_CASES = [*STEPS, *STARTS, *ENDS, *UNSET, *RENDEZVOUS, *FUNCTIONS, *WORDS]
+CONFIG = "cat > a.yaml <<EOF\nmachine_rank: 0\nnum_machines: {}\nnum_processes: {}\nEOF\n"
+START = "srun -K1 -c32 accelerate launch --config_file a.yaml {}--main_process_ip $H x.py\n"
+SETUP = "cat > env.sh <<'EOF'\nconda activate a\nexport A=1\n{}EOF\nfor n in a b; do\n  ssh $n 'bash ~/env.sh'\ndone\npython x.py\n"
+WRITTEN: list[tuple[str, str, int, str]] = [
+    ("same-node-rank", TWO + CONFIG.format(2, 8) + START.format(""), 12, "error"),
+    ("same-node-rank", TWO + CONFIG.format(2, 8) + START.format("--machine_rank $R "), 0, ""),
+    ("same-node-rank", ONE + CONFIG.format(1, 4) + START.format(""), 0, ""),
+    ("more-ranks-than-gpus", ONE + CONFIG.format(1, 8) + START.format(""), 12, "error"),
+    ("more-ranks-than-gpus", ONE + CONFIG.format(1, 8) + START.format("--num_processes 4 "), 0, ""),
+    ("more-ranks-than-gpus", TWO + CONFIG.format(2, 8) + START.format("--machine_rank $R "), 0, ""),
+    ("launcher-option", ONE + "apptainer --nv exec a.sif python x.py\n", 7, "error"),
+    ("launcher-option", ONE + "apptainer --debug exec --nv a.sif python x.py\n", 0, ""),
+    ("lost-in-subshell", B + SETUP.format(""), 7, "warning"),
+    ("lost-in-subshell", B + SETUP.format("pip install a\n"), 0, ""),
+]
+SEVERAL_CASES = [*STEPS, *STARTS, *ENDS, *UNSET, *RENDEZVOUS, *FUNCTIONS, *WORDS, *WRITTEN]

@@ -210,6 +210,7 @@ MORE_RANKS_THAN_GPUS = _all(
     usage.listed_more,
     programs.other_launchers,
     usage.openmmlab_more,
+    several_nodes.ranks_of_config,
 )
 MEMORY_UNIT = _all(requests.megabytes, steps.small_memory, requests.bytes_of_memory, usage.memory_of_ranks)
 VISIBLE_DEVICES = _all(
@@ -456,6 +457,7 @@ SAME_NODE_RANK = _all(
     ranks.rank_of_loop,
     programs.index_of_tasks,
     several_nodes.rank_of_hosts,
+    several_nodes.rank_of_config,
 )
 OVERWRITTEN_OUTPUT = _all(
     subshells.overwritten,

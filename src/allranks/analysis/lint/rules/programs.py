@@ -71,12 +71,19 @@ MEMORY_WHY = (
     "A number without a unit counts bytes: data loaders and NCCL have no shared memory, and stop with 'Bus error'."
 )
 FEW_BYTES = 1_000_000
+EXEC_FLAGS = {"--nv", "--rocm", "-B", "--bind", "--cleanenv", "--containall", "--pwd", "--overlay"}
+BEFORE_WHY = "It stops with 'unknown flag' and starts nothing."
 
 
 def container_options(job: JobDescription) -> Iterator[Violation]:
     """Report values of docker and singularity that these take for something else."""
     for call in job.calls:
         if call.in_substitution or call.program not in CONTAINERS:
+            continue
+        first = call.args[0].text if call.args else ""
+        if call.program in ("singularity", "apptainer") and first in EXEC_FLAGS:
+            text = f"{call.program} {first}: an option of exec, run and shell, behind which it has to stand"
+            yield Violation(call.args[0].offset, text, why=BEFORE_WHY, cure=f"{call.program} exec {first} ...")
             continue
         for index, (arg, following) in enumerate(call.pairs()):
             name, equals, value = arg.text.partition("=")

@@ -272,6 +272,48 @@ def scripts_in_sequence(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
+SETTING = re.compile(r"(?m)^[ \t]*(machine_rank|num_machines|num_processes):[ \t]*[\"']?(\d{1,5})[\"']?[ \t]*(?:#.*)?$")
+
+
+def _written_settings(job: JobDescription, launch: LauncherCall) -> dict[str, int]:
+    """Return the numbers of a configuration of accelerate that the script itself writes."""
+    option = launch.option("config_file")
+    name = option.plain_value.removeprefix("./") if option else ""
+    files = {target.removeprefix("./"): source for target, source in job.reading.files.items()}
+    if launch.kind != "accelerate" or launch.open_ended or not name or name not in files:
+        return {}
+    told = {n: int(v) for n, v in SETTING.findall(files[name].text)}
+    return {n: v for n, v in told.items() if launch.option(n) is None}
+
+
+def rank_of_config(job: JobDescription) -> Iterator[Violation]:
+    """Report a configuration of accelerate that the script writes, with one rank for all nodes."""
+    for launch in job.launches:
+        told, option = _written_settings(job, launch), launch.option("config_file")
+        srun = launch.srun
+        if option is None or srun is None or srun.in_loop or "machine_rank" not in told:
+            continue
+        nodes = job.srun_nodes(srun) or 1
+        if nodes > 1 and told.get("num_machines", 1) > 1 and not slurm_options(srun).keys() & {"nodelist", "relative"}:
+            text = f"{option.plain_value} has machine_rank {told['machine_rank']} for all {nodes} nodes"
+            cure = "srun bash -c 'accelerate launch --machine_rank=$SLURM_NODEID ...'"
+            yield Violation(option.arg.offset, text, why=RANKS_WHY, cure=cure)
+
+
+def ranks_of_config(job: JobDescription) -> Iterator[Violation]:
+    """Compare the ranks of a configuration of accelerate that the script writes with the job's GPUs."""
+    gpus = job.gpus_per_node
+    for launch in job.launches:
+        told, option = _written_settings(job, launch), launch.option("config_file")
+        total = told.get("num_processes")
+        machines = told.get("num_machines") or job.number(launch.value("num_machines")) or 1
+        if option is None or not gpus or not total or launch.call.starter.after == "&":
+            continue
+        if total > gpus * machines:
+            text = f"{option.plain_value} has num_processes {total}, but the job requests {gpus} GPUs per node"
+            yield Violation(option.arg.offset, text, cure=f"num_processes: {gpus * machines}")
+
+
 # ------------------------------------------------------------------------- networks of containers
 
 NETWORK_WHY = (

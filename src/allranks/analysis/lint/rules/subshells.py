@@ -237,12 +237,29 @@ def _prepared_elsewhere(job: JobDescription, call: ProgramCall) -> str | None:
     if call.under or call.tested or call.after in ("||", "|", "|&") or call.before in ("|", "||") or call.redirects:
         return None
     words = [a.text for a in call.args]
+    if written := _written_setup(job, words):
+        return written
     names = ("cd", "source", ".", "module", "ml", "conda", "export")
     first = next((n for n, w in enumerate(words) if n and (w in names or PREPARES.match(w))), None)
     if first is None or words[first - 1] in ("-w", "-c", "-o", "-i", "-p", "-l", "--"):
         return None
     text = " ".join(words[first:]).strip().rstrip(";").strip()
     return text[:60] if PREPARES.match(text) and "bash" not in words and "sh" not in words else None
+
+
+def _written_setup(job: JobDescription, words: list[str]) -> str | None:
+    """Return ``bash setup.sh``, if this script writes the file, and it only sets up the shell that reads it."""
+    found = re.search(r"(?:^| )((?:bash|sh) +(?:\S*/)?([\w.-]+\.sh))\Z", " ".join(words[1:]))
+    files = {target.rpartition("/")[2]: source.text for target, source in job.reading.files.items()}
+    if found is None or found[2] not in files:
+        return None
+    lines = [line.strip() for line in files[found[2]].splitlines()]
+    lines = [line for line in lines if line and not line.startswith(("#", "echo ", "set "))]
+    return (
+        found[1][:60]
+        if lines and all(PREPARES.match(line) or line.startswith(("source ", ". ", "export ")) for line in lines)
+        else None
+    )
 
 
 def _alone_in_shell(job: JobDescription, call: ProgramCall) -> bool:
