@@ -23,6 +23,7 @@ STEPS: list[tuple[str, str, int, str]] = [
     ("step-nodes", TWO + "srun -w $SLURM_JOB_NODELIST hostname\nsrun -w a,b hostname\nsrun -w ${L[@]} hostname\n", 0, ""),
     ("step-nodes", FEW + "srun -N 1 -w node7 hostname\n", 0, ""),  # without --ntasks the step has one task per node
     ("step-nodes", ONE + "srun -w node7 hostname\nsrun -N 1 hostname\n", 0, ""),
+    ("step-nodes", FOUR + "srun -N 2 python x.py\n", 0, ""),
     ("step-nodes", TWO + "unset SLURM_NTASKS\nsrun -N 1 hostname\n", 0, ""),
     ("step-nodes", TWO + "srun $OPTIONS -w node7 hostname\n", 0, ""),
     ("host-file", B + "deepspeed --num_nodes 2 --num_gpus 8 x.py --deepspeed z.json\n", 2, "error"),
@@ -74,7 +75,7 @@ ENDS: list[tuple[str, str, int, str]] = [
     ("kills-others", B + "scancel -u $USER\npkill -u $USER\n", 0, ""),  # no job
 ]  # fmt: skip
 UNSET: list[tuple[str, str, int, str]] = [
-    ("unset-variable", ONE + "run() {\n  local node=$1\n  python x.py $node &\n}\nrun a\nwait\n", 0, ""),
+    ("unset-variable", TWO + "run() {\n  local node=$1\n  srun -N1 -n1 -w $node python x.py\n}\nrun a\nrun b\n", 0, ""),
 ]
 AT = "--nproc_per_node=4 --master_addr=$H --master_port=$P x.py"
 LOOP = TWO + "for {}\n  ssh $n torchrun --nnodes={} --node_rank=$i " + AT + " &\ndone\nwait\n"
