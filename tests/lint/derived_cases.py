@@ -165,4 +165,6 @@ PASSED_CASES: list[tuple[str, str, int, str]] = [
     ("more-ranks-than-gpus", SH + f"JOB='{WRITTEN}'\necho \"$JOB\" | sbatch --gres=gpu:4\n", 0, ""),
     ("more-ranks-than-gpus", SH + f"JOB='{WRITTEN}'\necho \"$JOB\" | cat\n", 0, ""),
     ("more-ranks-than-gpus", SH + f"JOB='{WRITTEN}'\necho \"$JOB\" | cat\nls | sbatch\n", 0, ""),
+    ("idle-gpus", ONE + "torchrun --standalone --nproc_per_node=2 x.py &\necho $!\nwait $!\n", 7, "warning"),
+    ("idle-gpus", ONE + "torchrun --standalone --nproc_per_node=2 x.py &\n./evaluate\nwait\n", 0, ""),
 ]

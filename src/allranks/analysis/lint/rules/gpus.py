@@ -61,10 +61,32 @@ def _few_ranks(job: JobDescription) -> Iterator[Violation]:
     )
 
 
+SHORT = {
+    "wait",
+    "echo",
+    "printf",
+    "date",
+    "sleep",
+    "kill",
+    "trap",
+    "exit",
+    "nvidia-smi",
+    "[",
+    "[[",
+    "test",
+    "true",
+    "set",
+    "seff",
+    "sacct",
+}
+"""Commands that use no GPU while they run."""
+
+
 def _runs_beside(job: JobDescription, call: ProgramCall) -> bool:
     """Return whether other commands may run at the same time."""
     if not call.in_loop:
-        return call.after == "&"
+        beside = (c for c in job.calls if c.offset > call.offset and c not in call.under and call not in c.under)
+        return call.after == "&" and any(c.after == "&" or c.program not in SHORT for c in beside)
     several = any(c.after == "&" for c in job.calls) or re.search(
         r"\b(?:done|wait|parallel|xargs)\b[^\n]*&|\bwait\b", job.text
     )
