@@ -127,6 +127,8 @@ LOST: list[tuple[str, str, int, str]] = [
     ("deletes-too-much", SH + 'echo "export HINTS=$PWD/h" >> a.sh\nsbatch a.sh\nrm a.sh $PWD/h\n', 4, "warning"),
     ("deletes-too-much", SH + "sbatch --wait run.sh settings.json\nrm settings.json\n", 0, ""),
     ("deletes-too-much", SH + "sbatch run.sh settings.json\nrm run.sh\n", 0, ""),
+    ("deletes-too-much", WORK.format("# sbatch code/jobs/run.sh\ngit clone https://host/me/code.git\nrm -r code"), 7, "warning"),
+    ("deletes-too-much", WORK.format("# sbatch run.sh\ngit clone https://host/me/code.git\nrm -r code"), 0, ""),
     ("overwritten-output", JOB.format("echo a > f.sh\necho b > f.sh\necho c >> f.sh\nbash f.sh"), 6, "warning"),
     ("overwritten-output", JOB.format("echo a > f.sh\necho b >> f.sh\nbash f.sh"), 0, ""),
     ("overwritten-output", JOB.format("echo a > f.sh\nbash f.sh\necho b > f.sh\necho c >> f.sh\nbash f.sh"), 0, ""),

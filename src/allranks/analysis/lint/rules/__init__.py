@@ -250,6 +250,7 @@ DELETES_TOO_MUCH = _all(
     removals.caches_of_tasks,
     removals.pattern_of_siblings,
     removals.removed_after_submission,
+    removals.own_checkout,
     storage.deletions,
     storage.of_other_tasks,
     storage.of_other_jobs,

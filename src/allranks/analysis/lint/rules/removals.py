@@ -256,3 +256,36 @@ def removed_after_submission(job: JobDescription) -> Iterator[Violation]:
                 text = f"{lost.text} is removed before the job of line {line} can read it"
                 yield Violation(after.offset, text, why=QUEUED_WHY, cure="let the job remove it, or sbatch --wait")
                 return
+
+
+CLONE_WHY = "git clone fails if the folder exists, and the script goes on: what it removes is your own checkout, with all that is not pushed."
+
+
+def own_checkout(job: JobDescription) -> Iterator[Violation]:
+    """Report a clone that the script removes again, in a script that is itself submitted from a folder of this name."""
+    if job.kind != "script" or re.search(r"(?m)^[ \t]*set[ \t]+-\w*e|errexit", job.text):
+        return
+    for call in job.calls:
+        words = [a.text for a in call.args if not a.text.startswith("-")]
+        if (
+            call.program != "git"
+            or words[:1] != ["clone"]
+            or len(words) < 2
+            or call.after in ("||", "&&")
+            or call.branch
+        ):
+            continue
+        name = words[2] if len(words) > 2 else words[1].rstrip("/").rpartition("/")[2].removesuffix(".git")
+        if not re.fullmatch(r"[\w.-]+", name):
+            continue
+        removal = next(
+            (c for c in job.calls if is_recursive(c) and name in (a.text.rstrip("/") for a in _removed(c))), None
+        )
+        submitted = re.search(
+            rf"\b(?:sbatch|qsub|bash)\b[^\n]*[ \t](?:\./)?{re.escape(name)}/[\w./-]+\.(?:sh|sbatch|slurm|pbs)", job.text
+        )
+        if removal is not None and removal.offset > call.offset and submitted:
+            line = job.lines.place(submitted.start())[0]
+            text = f"rm -r {name} removes the checkout from which line {line} submits this script: there git clone fails"
+            yield Violation(removal.offset, text, why=CLONE_WHY, cure="git clone into a new folder: $(mktemp -d)")
+            return
