@@ -286,6 +286,8 @@ def own_checkout(job: JobDescription) -> Iterator[Violation]:
         )
         if removal is not None and removal.offset > call.offset and submitted:
             line = job.lines.place(submitted.start())[0]
-            text = f"rm -r {name} removes the checkout from which line {line} submits this script: there git clone fails"
+            text = (
+                f"rm -r {name} removes the checkout from which line {line} submits this script: there git clone fails"
+            )
             yield Violation(removal.offset, text, why=CLONE_WHY, cure="git clone into a new folder: $(mktemp -d)")
             return
