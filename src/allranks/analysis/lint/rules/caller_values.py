@@ -44,7 +44,11 @@ def options_unused(job: JobDescription) -> Iterator[Violation]:
         yield Violation(item.offset, text, why=LOST_WHY, cure=f"pass ${item.name} to the program")
     if len(placed) >= ENOUGH:
         text = f"{', '.join(i.name for i in placed)} get the caller's arguments, and no command uses them"
-        yield Violation(placed[0].offset, text, why=LOST_WHY, cure=f"pass ${placed[0].name} to the program")
+        # Scripts of one family often take the same arguments, with defaults for those that only another one needs.
+        defaults = any(re.search(r"-", job.by_name[i.name][0].value) for i in placed)
+        severity = "note" if defaults else None
+        cure = f"pass ${placed[0].name} to the program"
+        yield Violation(placed[0].offset, text, why=LOST_WHY, cure=cure, severity=severity)
 
 
 def _is_of_option(job: JobDescription, item: IdleVariable) -> bool:

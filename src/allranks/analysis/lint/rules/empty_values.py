@@ -141,12 +141,16 @@ def _may_set(program: str, words: list[str]) -> bool:
 # ------------------------------------------------------------------------------------ one of many
 
 SIBLINGS = 3
+ANY_NAME = re.compile(
+    r"\b(?:declare|export|local|readonly|typeset)[ \t]+(?:-\w+[ \t]+)*[\"']?\$|(?<![-\w])eval\b|\bprintf[ \t]+-v\b|\bread[ \t]+[^\n]*\$"
+)
+"""Commands that may set a variable of any name: ``declare $name=...``."""
 SIBLING_WHY = "The other values of the command are set in the script; this one is empty, and its option takes the next word or none."
 
 
 def one_of_many(job: JobDescription) -> Iterator[Violation]:
     """Report a name in lower case that nothing sets, in a command with three other own variables of this kind."""
-    if job.kind != "script" or job.sources_files or job.placeholders:
+    if job.kind != "script" or job.sources_files or job.placeholders or ANY_NAME.search(job.code):
         return
     tested = {u.name for u in job.uses if u.program in ("[", "[[", "test", "case") or u.operator.startswith(GUARDS)}
     known = tested | INHERITED | LAUNCHER_NAMES | job.reading.named | job.reading.exported | job.by_name.keys()
@@ -194,7 +198,7 @@ CASE_WHY = "Names of variables are case-sensitive: the one in this spelling is n
 
 def in_other_case(job: JobDescription) -> Iterator[Violation]:
     """Report ``$seed`` where the script sets and uses SEED, and nothing sets seed."""
-    if job.kind != "script" or job.sources_files or job.placeholders:
+    if job.kind != "script" or job.sources_files or job.placeholders or ANY_NAME.search(job.code):
         return
     own: dict[str, set[str]] = {}
     for item in job.set_values_at_top():
@@ -232,7 +236,7 @@ LONGER_WHY = "Nothing sets a variable of this name: it is empty, and the text ar
 
 def longer_than_own(job: JobDescription) -> Iterator[Violation]:
     """Report ``$SUFFIX_RESNET`` where the script sets SUFFIX only, and ``$data-dir`` where it sets data_dir."""
-    if job.kind != "script" or job.placeholders:
+    if job.kind != "script" or job.placeholders or ANY_NAME.search(job.code):
         return
     guarded = {u.name for u in job.uses if u.operator.startswith(GUARDS) or u.program in ("[", "[[", "test", "case")}
     for use in job.uses:

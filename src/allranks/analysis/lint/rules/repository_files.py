@@ -12,6 +12,7 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.readers import ShellReader
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.dataflow import GUARDS, INHERITED, PRINTING, is_only_shown
+from allranks.analysis.lint.rules.empty_values import ANY_NAME
 from allranks.analysis.lint.rules.mismatched_names import missing_names
 from allranks.analysis.lint.rules.unset_variables import OUTSIDE_NAMES, USUAL_OUTSIDE
 from allranks.analysis.lint.shell_tokens import MappedText
@@ -208,6 +209,8 @@ def set_nowhere(job: JobDescription) -> Iterator[Violation]:
         or job.submits
         or job.heads("export")
     ):
+        return
+    if ANY_NAME.search(job.code):
         return
     missing = {
         n: u for n, u in missing_names(job).items() if not (USUAL_OUTSIDE.fullmatch(n) or OF_THE_SITE.fullmatch(n))
