@@ -58,7 +58,7 @@ def without_folder(job: JobDescription) -> Iterator[Violation]:
                 starter = next(c.program for c in reversed(call.under) if c.program in SEARCHES_HERE)
                 text = f"{starter} starts {call.written} itself, without python"
                 cure = f"{starter} ... python {call.written}"
-                yield Violation(call.under[0].offset, text, cure=cure, why=ITSELF_WHY)
+                yield Violation(call.under[0].offset, text, cure=cure, why=ITSELF_WHY, severity="warning")
 
 
 def _is_program(call: ProgramCall) -> bool:
