@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from allranks.train.models import blockwise_attention
 from benchmarks import machine
 from benchmarks.programs import ROOT
 
@@ -128,7 +129,7 @@ def draw(device: torch.device, dtype: Any, *sizes: tuple[int, ...]) -> list[torc
 
 
 def attention_s(shapes: Shapes, length: int, batch: int, device: torch.device, dtype: Any) -> float:
-    """Return the seconds of causal attention of a block, forward and backward."""
+    """Return the seconds of causal attention of a block, forward and backward: of the faster of two ways on a CPU."""
     sizes = ((batch, n, length, shapes.head_dim) for n in (shapes.heads, shapes.kv_heads, shapes.kv_heads))
     q, k, v = (torch.randn(*size, device=device, dtype=dtype, requires_grad=True) for size in sizes)
     slope = torch.randn_like(q)
@@ -137,7 +138,17 @@ def attention_s(shapes: Shapes, length: int, batch: int, device: torch.device, d
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shapes.heads != shapes.kv_heads)
         torch.autograd.grad(out, (q, k, v), slope)
 
-    return seconds(both, device)
+    by_kernel = seconds(both, device)
+    given = [t.detach() for t in (q, k, v)]
+    if not blockwise_attention.blocks_pay(*given):
+        return by_kernel
+
+    def in_blocks() -> None:
+        for query, key, value, gradient in zip(*given, slope, strict=True):
+            blockwise_attention.forward(query, key, value, shapes.head_dim**-0.5, torch.empty_like(query))
+            blockwise_attention.backward(gradient, query, key, value, shapes.head_dim**-0.5)
+
+    return min(by_kernel, seconds(in_blocks, device))
 
 
 def ceilings(device: torch.device, dtype: Any) -> dict[str, float]:

@@ -4,10 +4,11 @@ transformers finds packed rows by their position ids, and its ``sdpa`` then comp
 lengths of the rows reach attention instead, through transformers' public `AttentionInterface` and `AttentionMaskInterface`: the
 "mask" of a packed batch is a `RowMask`. Because it is an argument of each block, recomputation in backward gets the same one.
 
-On CPUs, torch's attention kernel runs once per row. On GPUs, one kernel of variable length does (torch's own, else that of
-flash-attn), else compiled FlexAttention. A GPU kernel is used only after a trial on the device whose outputs and gradients equal
-those of one row at a time; otherwise, the dense mask remains, and a remark says why. Whatever has no packed batch as its input
-(evaluation, generation), or needs another mask than causal or sliding-window attention within rows, is computed by ``sdpa``.
+On CPUs, each row is computed by itself, by torch's attention kernel or in blocks (`blockwise_attention`). On GPUs, one kernel of
+variable length does (torch's own, else that of flash-attn), else compiled FlexAttention. A GPU kernel is used only after a trial on
+the device whose outputs and gradients equal those of one row at a time; otherwise, the dense mask remains, and a remark says why.
+Whatever has no packed batch as its input (evaluation, generation, training but where blocks are faster), or needs another mask than
+causal or sliding-window attention within rows, is computed by ``sdpa``.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch import nn
 from allranks.spec.models import dense_mask_reason
 from allranks.train.data.batches import PackedRows
 from allranks.train.data.tokenization import first_line
+from allranks.train.models import blockwise_attention
 
 NAME = "allranks_packed"
 """The attention implementation as transformers knows it."""
@@ -110,7 +112,7 @@ def use_packed_attention(model: Any, device: torch.device, dtype: torch.dtype) -
     why = dense_mask_reason(config.model_type, attention)
     if not why and attention != "sdpa":
         return PackedAttention(True, f"packed rows: {attention} of transformers")
-    kernel, used = None, "torch's attention kernel, once per row"
+    kernel, used = None, "computed row by row"
     if not why and device.type != "cpu":
         kernel, used, why = _choose(config, device, dtype)
     if not why:
@@ -184,7 +186,9 @@ def _attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute attention as transformers' ``sdpa`` does, with a `RowMask` within rows."""
+    """Compute attention as transformers' ``sdpa`` does, with a `RowMask` within rows; in training on a CPU possibly in blocks."""
+    if attention_mask is None and dropout == 0.0 and _whole_in_blocks(module, query, key, value, kwargs):
+        attention_mask = _whole_sequences(query)
     if not isinstance(attention_mask, RowMask):
         if attention_mask is None or isinstance(attention_mask, torch.Tensor):
             return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
@@ -208,6 +212,28 @@ def _attention(
             )
             return out, None
     return attention_row_by_row(query, key, value, attention_mask, scaling, dropout), None
+
+
+def _whole_in_blocks(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, asked: dict[str, Any]
+) -> bool:
+    """Return whether sequences without packed rows are trained faster in blocks, and ``sdpa`` would compute plain causal attention."""
+    causal = asked.get("is_causal")
+    return (
+        not torch.compiler.is_compiling()  # the number of threads is not known to a compiled graph
+        and query.requires_grad
+        and (getattr(module, "is_causal", True) if causal is None else causal)
+        and not any(asked.get(name) is not None for name in ("position_bias", "softcap", "cache"))
+        and not torch.is_autocast_enabled(query.device.type)
+        and query.shape[1] % key.shape[1] == 0
+        and blockwise_attention.blocks_pay(query, key, value)
+    )
+
+
+def _whole_sequences(query: torch.Tensor) -> RowMask:
+    batch, _, length, _ = query.shape
+    ends = torch.arange(0, (batch + 1) * length, length)
+    return RowMask(PackedRows(ends, ends, (batch, length), length), None, None)
 
 
 def dense_mask(mask: RowMask, device: torch.device) -> torch.Tensor:
@@ -288,6 +314,14 @@ def _additive_mask(query: torch.Tensor, window: int | None) -> torch.Tensor | No
     return torch.zeros(1, 1, *allowed.shape, dtype=query.dtype).masked_fill_(~allowed, -torch.inf)
 
 
+def _in_blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> bool:
+    return (window is None or query.shape[2] <= window) and blockwise_attention.blocks_pay(query, key, value)
+
+
+def _scale(query: torch.Tensor, scale: float | None) -> float:
+    return query.shape[-1] ** -0.5 if scale is None else scale
+
+
 def _empty_outputs(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return memory for what `attention_in_rows` returns."""
     batch, heads, length, width = query.shape
@@ -304,7 +338,7 @@ def attention_in_rows(
     scale: float | None,
     window: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute causal attention within packed rows with torch's flash attention for CPUs, once per row.
+    """Compute causal attention within packed rows on a CPU, row by row: in blocks where that is faster, else by torch's flash attention.
 
     One operation for autograd and for torch.compile, whatever the rows' lengths are. Key and value may have fewer heads.
 
@@ -313,11 +347,15 @@ def attention_in_rows(
         window: as `RowMask.window`; longer rows get a mask of their own length squared.
 
     Returns:
-        The output (B, L, H, D), and the softmax's log-sums (B, L, H), float32, for backward.
+        The output (B, L, H, D), and for backward the softmax's log-sums (B, L, H), float32: infinite for rows that were computed in blocks.
     """
     out, sums = _empty_outputs(query)
     for i, low, high in spans_of(ends, query.shape[2]):
         q, k, v = (t[i : i + 1, :, low:high] for t in (query, key, value))
+        if _in_blocks(q, k, v, window):
+            blockwise_attention.forward(q[0], k[0], v[0], _scale(q, scale), out[i, low:high].transpose(0, 1))
+            sums[i, low:high] = torch.inf
+            continue
         mask = _additive_mask(q, window)
         o, s = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, mask is None, attn_mask=mask, scale=scale
@@ -354,6 +392,12 @@ def _attention_in_rows_backward(
     of_q, of_k, of_v = (torch.empty_like(t) for t in (query, key, value))
     for i, low, high in spans_of(ends, query.shape[2]):
         here, there = (slice(i, i + 1), slice(None), slice(low, high)), (slice(i, i + 1), slice(low, high))
+        if high > low and sums[i, low, 0] == torch.inf:
+            q, k, v = (t[here][0] for t in (query, key, value))
+            found = blockwise_attention.backward(gradient[i, low:high].transpose(0, 1), q, k, v, _scale(q, scale))
+            for whole, part in zip((of_q, of_k, of_v), found, strict=True):
+                whole[here][0] = part
+            continue
         mask = _additive_mask(query[here], window)
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             gradient[there].transpose(1, 2), query[here], key[here], value[here], out[there].transpose(1, 2), sums[there].transpose(1, 2),

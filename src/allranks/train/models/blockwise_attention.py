@@ -1,0 +1,143 @@
+"""Causal attention of one sequence on a CPU, some queries at a time, as batched matrix products.
+
+For a block of n queries at positions a .. a + n - 1, and e = a + n (per key and value head, whose R query heads are rows of one matrix):
+
+    S = scale Q K[:e]^T + mask (R n, e),  P = softmax(S),  O = P V[:e]
+    dV[:e] += P^T dO,  dS = P * (dP - sum(P * dP)) with dP = dO V[:e]^T,  dQ = scale dS K[:e],  dK[:e] += scale dS^T Q
+
+Backward computes S and P again, so that nothing of the square of the length is kept; two matrices of `MATRIX_ELEMENTS` at most are in use.
+torch's own kernel for CPUs does the same arithmetic in one call, for one head at a time; its products are so small that packing their
+operands takes much of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+LENGTHS = range(224, 2049)
+"""Tokens of sequences for which blocks are faster than torch's kernel, if a rank has one thread; that kernel uses several better."""
+BLOCK_TOKENS = 64
+MATRIX_ELEMENTS = 1 << 19
+
+_softmax = torch.ops.aten._softmax.out
+_softmax_backward = torch.ops.aten._softmax_backward_data.out
+
+
+def blocks_pay(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Return whether one sequence is computed faster here than by torch's kernel; tensors (..., H, L, D)."""
+    return (
+        query.device.type == "cpu"
+        and query.dtype == key.dtype == value.dtype == torch.float32
+        and query.shape[-2] == key.shape[-2]
+        and query.shape[-2] in LENGTHS
+        and query.shape[-1] == key.shape[-1] == value.shape[-1]
+        and torch.get_num_threads() == 1
+    )
+
+
+class _Part(NamedTuple):
+    """Key and value heads ``heads``, queries ``here``, keys up to them ``seen``; ``last``: no later block adds to their gradients."""
+
+    heads: slice
+    here: slice
+    seen: slice
+    last: bool
+
+
+def _parts(heads: int, group: int, length: int) -> Iterator[_Part]:
+    """Yield all parts; the last queries come first: their block is the one that sees all keys."""
+    rows = min(BLOCK_TOKENS, length)
+    together = max(1, MATRIX_ELEMENTS // (group * rows * length))
+    for first in range(0, heads, together):
+        for start in range((length - 1) // rows * rows, -1, -rows):
+            end = min(start + rows, length)
+            yield _Part(slice(first, min(first + together, heads)), slice(start, end), slice(0, end), end == length)
+
+
+@lru_cache(maxsize=8)
+def _future(rows: int) -> torch.Tensor:
+    """Return what is added to the scores of `rows` queries for their own keys: -inf for later ones."""
+    return torch.full((rows, rows), -torch.inf).triu(1)
+
+
+class _Matrices:
+    """Memory for the (heads, R n, e) matrices of a part, used again for the next."""
+
+    def __init__(self, count: int, heads: int, group: int, length: int) -> None:
+        rows = min(BLOCK_TOKENS, length)
+        together = min(heads, max(1, MATRIX_ELEMENTS // (group * rows * length)))
+        self._memory = [torch.empty(together * group * rows * length) for _ in range(count)]
+
+    def of(self, heads: int, rows: int, columns: int) -> list[torch.Tensor]:
+        size = heads * rows * columns
+        return [memory[:size].view(heads, rows, columns) for memory in self._memory]
+
+
+def _probabilities(into: torch.Tensor, query: torch.Tensor, key: torch.Tensor, scale: float, group: int) -> None:
+    """Write softmax(scale query @ key^T + mask) into a matrix.
+
+    Args:
+        query: (heads, R n, D), rows ordered by head, then position. ``key``: (heads, e, D), the last n of the queries' positions.
+    """
+    torch.baddbmm(into, query, key.transpose(1, 2), beta=0, alpha=scale, out=into)
+    heads, rows, columns = into.shape
+    own = rows // group
+    into.view(heads, group, own, columns)[..., columns - own :].add_(_future(own))
+    _softmax(into, -1, False, out=into)
+
+
+def forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out: torch.Tensor) -> None:
+    """Write the output of attention into a tensor.
+
+    Args:
+        query: (H, L, D) float32. ``key``, ``value``: (G, L, D); head h of the queries reads head h // (H / G).
+        out: (H, L, D), any strides.
+    """
+    heads, (_, length, width) = key.shape[0], query.shape
+    group = query.shape[0] // heads
+    queries, outputs = query.unflatten(0, (heads, group)), out.unflatten(0, (heads, group))
+    matrices = _Matrices(1, heads, group, length)
+    for part in _parts(heads, group, length):
+        q = queries[part.heads, :, part.here].reshape(-1, group * (part.here.stop - part.here.start), width)
+        (p,) = matrices.of(q.shape[0], q.shape[1], part.seen.stop)
+        _probabilities(p, q, key[part.heads, part.seen], scale, group)
+        found = torch.bmm(p, value[part.heads, part.seen])
+        outputs[part.heads, :, part.here] = found.view(q.shape[0], group, -1, width)
+
+
+def backward(
+    slope: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of query, key and value.
+
+    Args:
+        slope: gradient of the output, (H, L, D).
+    """
+    heads, (_, length, width) = key.shape[0], query.shape
+    group = query.shape[0] // heads
+    queries, slopes = (t.unflatten(0, (heads, group)) for t in (query, slope))
+    of_query = query.new_empty(heads, group, length, width)
+    of_key, of_value = (query.new_empty(heads, width, length) for _ in range(2))
+    matrices = _Matrices(2, heads, group, length)
+    for part in _parts(heads, group, length):
+        rows = group * (part.here.stop - part.here.start)
+        q, s = (t[part.heads, :, part.here].reshape(-1, rows, width) for t in (queries, slopes))
+        k, v = key[part.heads, part.seen], value[part.heads, part.seen]
+        p, d = matrices.of(q.shape[0], rows, part.seen.stop)
+        _probabilities(p, q, k, scale, group)
+        torch.bmm(s, v.transpose(1, 2), out=d)
+        _add(of_value[part.heads, :, part.seen], s, p, 1.0, part)
+        _softmax_backward(d, p, -1, torch.float32, grad_input=d)
+        _add(of_key[part.heads, :, part.seen], q, d, scale, part)
+        found = torch.bmm(d, k).view(q.shape[0], group, -1, width)
+        torch.mul(found, scale, out=of_query[part.heads, :, part.here])
+    return of_query.flatten(0, 1), of_key.transpose(1, 2), of_value.transpose(1, 2)
+
+
+def _add(gradient: torch.Tensor, left: torch.Tensor, right: torch.Tensor, scale: float, part: _Part) -> None:
+    """Add ``scale left^T @ right`` to a gradient, (heads, D, e); the first part, which sees all keys, writes it."""
+    torch.baddbmm(gradient, left.transpose(1, 2), right, beta=0 if part.last else 1, alpha=scale, out=gradient)

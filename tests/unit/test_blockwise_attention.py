@@ -1,0 +1,141 @@
+"""Attention in blocks gives what torch's attention gives, for shapes around every edge of its blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from allranks.train.data.batches import packed_rows
+from allranks.train.models import blockwise_attention, packed_attention
+from allranks.train.models.losses import LossModel
+from allranks.train.models.packed_attention import RowMask, use_packed_attention
+from tests.unit.test_packed_attention import gradients, model_of, packed_batch, single
+
+FIRST = blockwise_attention.LENGTHS.start
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def drawn(heads: int, kv_heads: int, length: int, width: int = 8, batch: int = 1) -> list[torch.Tensor]:
+    """Query, key, value and the output's gradient, laid out as layers of transformers make them."""
+    torch.manual_seed(length)
+    return [torch.randn(batch, length, n, width).transpose(1, 2) for n in (heads, kv_heads, kv_heads, heads)]
+
+
+def expected(given: list[torch.Tensor], scale: float | None = None) -> list[torch.Tensor]:
+    """Output and gradients of plain attention in float64."""
+    q, k, v, slope = (t.double() for t in given)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    keys, values = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in leaves[1:])
+    out = F.scaled_dot_product_attention(leaves[0], keys, values, is_causal=True, scale=scale)
+    return [t.float() for t in (out.detach(), *torch.autograd.grad(out, leaves, slope))]
+
+
+@pytest.mark.parametrize("elements", [1 << 12, blockwise_attention.MATRIX_ELEMENTS])
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 200, 256])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 6), (6, 3), (6, 1)])
+def test_blocks_give_what_torch_gives(
+    heads: int, kv_heads: int, length: int, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with so little memory that heads are computed one by one."""
+    monkeypatch.setattr(blockwise_attention, "MATRIX_ELEMENTS", elements)
+    given = drawn(heads, kv_heads, length)
+    query, key, value, slope = (t[0] for t in given)
+    out = torch.empty_like(query)
+    blockwise_attention.forward(query, key, value, 0.3, out)
+    found = [out, *blockwise_attention.backward(slope, query, key, value, 0.3)]
+    for mine, its in zip(found, expected(given, 0.3), strict=True):
+        torch.testing.assert_close(mine, its[0], rtol=1e-4, atol=1e-5)
+
+
+def test_memory_of_a_part_is_bounded() -> None:
+    """It grows with the length, not with its square, and with many heads not beyond the limit."""
+    for heads, group, length in ((32, 1, 1024), (8, 4, 2048), (1, 8, 512)):
+        (matrix,) = blockwise_attention._Matrices(1, heads, group, length)._memory
+        least = group * blockwise_attention.BLOCK_TOKENS * length
+        assert matrix.numel() <= max(least, blockwise_attention.MATRIX_ELEMENTS)
+
+
+def attention(given: list[torch.Tensor], mask: RowMask | None, **more: Any) -> list[torch.Tensor]:
+    """Output and gradients by what transformers calls in training."""
+    leaves = [t.detach().requires_grad_() for t in given[:3]]
+    out, _ = packed_attention._attention(no_sdpa, torch.nn.Identity(), *leaves, mask, **more)  # type: ignore[arg-type]
+    return [out.detach().transpose(1, 2), *torch.autograd.grad(out, leaves, given[3].transpose(1, 2))]
+
+
+def no_sdpa(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("computed by transformers")
+
+
+def test_whole_sequences_are_trained_in_blocks() -> None:
+    given = drawn(4, 2, FIRST, batch=2)
+    for mine, its in zip(attention(given, None), expected(given), strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, FIRST, 100])
+def test_rows_in_blocks_and_by_torch_stand_side_by_side(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long row, which only without a shorter window is computed in blocks, between short ones."""
+    called: list[int] = []
+    plain = blockwise_attention.backward
+    monkeypatch.setattr(blockwise_attention, "backward", lambda *a: called.append(a[1].shape[1]) or plain(*a))
+    lengths = [[20, FIRST + 6], [FIRST, 26]]
+    given = drawn(4, 2, FIRST + 26, batch=2)
+    mask = RowMask(packed_rows(lengths, FIRST + 26), window, None)
+    found = attention(given, mask)
+    dense = packed_attention.dense_mask(mask, torch.device("cpu"))
+    leaves = [t.double().requires_grad_() for t in given[:3]]
+    keys, values = (t.repeat_interleave(2, 1) for t in leaves[1:])
+    out = F.scaled_dot_product_attention(leaves[0], keys, values, dense)
+    for mine, its in zip(found, [out, *torch.autograd.grad(out, leaves, given[3].double())], strict=True):
+        torch.testing.assert_close(mine, its.float(), rtol=1e-4, atol=1e-5)
+    assert called == {None: [FIRST + 6, FIRST], FIRST: [FIRST], 100: []}[window]
+
+
+def test_backward_follows_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of threads may change in between: what forward kept decides."""
+    given = drawn(4, 2, FIRST)
+    leaves = [t.detach().requires_grad_() for t in given[:3]]
+    out, _ = packed_attention._attention(no_sdpa, torch.nn.Identity(), *leaves, None)  # type: ignore[arg-type]
+    torch.set_num_threads(2)
+    found = torch.autograd.grad(out, leaves, given[3].transpose(1, 2))
+    for mine, its in zip(found, expected(given)[1:], strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("why", ["short", "long", "threads", "bfloat16", "evaluation", "both directions", "dropout"])
+def test_what_blocks_do_not_compute_is_left_to_transformers(why: str) -> None:
+    length = {"short": FIRST - 1, "long": blockwise_attention.LENGTHS.stop}.get(why, FIRST)
+    given = [t.to(torch.bfloat16) if why == "bfloat16" else t for t in drawn(2, 1, length)[:3]]
+    given[0].requires_grad_(why != "evaluation")
+    torch.set_num_threads(2 if why == "threads" else 1)
+    more: dict[str, Any] = {"both directions": {"is_causal": False}, "dropout": {"dropout": 0.1}}.get(why, {})
+    with pytest.raises(AssertionError, match="computed by transformers"):
+        packed_attention._attention(no_sdpa, torch.nn.Identity(), *given, None, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.full
+def test_compiled_blocks_of_long_sequences_compute_the_same() -> None:
+    config = {"sliding_window": None, "max_position_embeddings": 2 * FIRST}
+    plain, compiled = (LossModel(model_of("mistral", **config), classifier=False).train() for _ in range(2))
+    for model in (plain, compiled):
+        use_packed_attention(model.model, torch.device("cpu"), torch.float32)
+    for block in compiled.model.model.layers:  # type: ignore[union-attr]
+        block.compile(backend="aot_eager", fullgraph=True)
+    whole = single(torch.arange(4, 4 + FIRST) % 250)
+    for batch in (whole, packed_batch([[FIRST + 6, 20], [20, FIRST + 6]])):
+        torch.testing.assert_close(compiled(batch), plain(batch))
+        for model in (plain, compiled):
+            model.zero_grad()
+            model(batch).backward()
+        for mine, its in zip(gradients(compiled).values(), gradients(plain).values(), strict=True):
+            torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-6)
