@@ -77,7 +77,7 @@ def _unsuitable_place(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> s
         return "the nodes have not reported GPUs yet"
     gain = GAINS[plan.device]
     if gain.ratio < LEAST_RATIO:
-        return f"it changed the speed by {gain.ratio:.2f} in {gain.where}, and must gain {LEAST_RATIO - 1:.0%}"
+        return f"compiled steps ran at {gain.ratio:.2f} times the speed in {gain.where}; at least {LEAST_RATIO:.2f} is required"
     if spec.cluster.launched_by.runs_here and facts.c_compiler is False:
         return "this machine has no C compiler (cc, gcc or clang)"
     if spec.train.deterministic:
