@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from allranks.train.data.batches import packed_rows
 from allranks.train.models import blockwise_attention, packed_attention
 from allranks.train.models.losses import LossModel
 from allranks.train.models.packed_attention import RowMask, use_packed_attention
+from allranks.train.tasks import whole_model
 from tests.unit.test_packed_attention import gradients, model_of, packed_batch, single
+from tests.unit.test_reference_rows import prepared
 
 FIRST = blockwise_attention.LENGTHS.start
 
@@ -139,3 +142,25 @@ def test_compiled_blocks_of_long_sequences_compute_the_same() -> None:
             model(batch).backward()
         for mine, its in zip(gradients(compiled).values(), gradients(plain).values(), strict=True):
             torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("packing", ["isolated", "wrapped", "none"])
+def test_long_sequences_are_trained_in_blocks_on_a_cpu(
+    tmp_path: Path, packing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the packing is; what the model answers without gradients is computed as transformers does."""
+    calls: list[int] = []
+    plain = blockwise_attention.forward
+    monkeypatch.setattr(blockwise_attention, "forward", lambda *a: calls.append(a[0].shape[1]) or plain(*a))
+    more = {"data": {"source": "builtin:instructions", "subset": 90, "max_length": 256, "packing": packing}}
+    _, task, data = prepared(tmp_path, more)
+    module = task.loss_model(whole_model(task, data, "float32"))
+    assert (module.packed is not None) == (packing == "isolated")
+    layers = len(module.model.model.layers)
+    document = torch.arange(4, 244) % 200
+    whole = single(document)
+    module(whole).backward()
+    assert calls == [240] * layers
+    with torch.no_grad():
+        module(whole)
+    assert calls == [240] * layers

@@ -6,9 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from allranks.planning.memory.activations import INDEXED_DROPOUT
 from allranks.spec.records import AdapterSpec
+from allranks.train.models import adapter_dropout
+from allranks.train.models.adapter_dropout import LowMemoryDropout, drop_, dropped
 from allranks.train.models.adapters import add_adapter
-from allranks.train.models.losses import LowMemoryDropout, sum_cross_entropy
+from allranks.train.models.losses import sum_cross_entropy
 
 
 @pytest.mark.parametrize("ignored", [0, 7, 20])
@@ -28,12 +31,13 @@ def test_sum_cross_entropy_equals_torchs(ignored: int) -> None:
     torch.testing.assert_close(logits.grad, other.grad)
 
 
-def test_dropout_drops_and_scales_as_asked() -> None:
+@pytest.mark.parametrize("p", [0.001, 0.05, INDEXED_DROPOUT, 0.2, 0.5])
+def test_dropout_drops_and_scales_as_asked(p: float) -> None:
     torch.manual_seed(0)
-    layer, x = LowMemoryDropout(0.2), torch.ones(1000, 1003, requires_grad=True)
+    layer, x = LowMemoryDropout(p), torch.ones(1000, 1003, requires_grad=True)
     y = layer(x)
-    dropped = float((y == 0).float().mean())
-    assert abs(dropped - 0.2) < 0.002
+    share = float((y == 0).float().mean())
+    assert abs(share - p) < 5 * (p * (1 - p) / 1_003_000) ** 0.5
     assert abs(float(y.mean()) - 1.0) < 0.003
     y.sum().backward()
     assert torch.equal(x.grad, y)  # type: ignore[arg-type]
@@ -44,12 +48,42 @@ def test_dropout_drops_and_scales_as_asked() -> None:
     assert LowMemoryDropout(0.0)(x) is x
 
 
-def test_neighbours_are_dropped_independently() -> None:
+@pytest.mark.parametrize("p", [0.05, 0.5])
+def test_neighbours_are_dropped_independently(p: float) -> None:
     torch.manual_seed(1)
-    zero = (LowMemoryDropout(0.5)(torch.ones(2_000_000)) == 0).double()
+    zero = (LowMemoryDropout(p)(torch.ones(2_000_000)) == 0).double()
     for shift in (1, 2, 3, 4, 8):
         together = float((zero[:-shift] * zero[shift:]).mean())
-        assert abs(together - 0.25) < 0.002, shift
+        assert abs(together - p * p) < 0.002 * 2 * p, shift
+
+
+def test_every_position_is_dropped_as_often() -> None:
+    """Also the first and the last, and where one round of numbers does not reach the end."""
+    torch.manual_seed(2)
+    counts = torch.zeros(7)
+    for _ in range(20_000):
+        counts[adapter_dropout._positions(7, 0.1)] += 1
+    assert float((counts / 20_000 - 0.1).abs().max()) < 0.01
+
+
+def test_positions_go_on_where_a_round_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_dropout.math, "sqrt", lambda x: -x / 10)
+    torch.manual_seed(3)
+    positions = adapter_dropout._positions(100_000, 0.05)
+    assert len(positions) == len(set(positions.tolist())) and abs(len(positions) - 5000) < 350
+    assert int(positions[0]) >= 0 and 99_000 < int(positions[-1]) < 100_000
+    assert torch.equal(positions, positions.sort().values)
+
+
+@pytest.mark.parametrize("p", [0.05, 0.5])
+def test_what_is_dropped_is_the_same_for_copies_and_in_place(p: float) -> None:
+    torch.manual_seed(4)
+    layer, x = LowMemoryDropout(p), torch.randn(3, 50, 70)
+    which, _ = layer.draw(x)
+    copy = dropped(x, which)
+    assert torch.equal(drop_(x.clone(), which), copy) and bool((x != 0).all())
+    assert torch.equal(dropped(x.transpose(0, 1), which), dropped(x.transpose(0, 1).contiguous(), which))
+    assert 0 < int((copy == 0).sum()) < copy.numel()
 
 
 def test_lora_uses_it_and_saves_as_before() -> None:

@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from allranks.spec.records import AdapterSpec
 from allranks.train.models import lora_experts
+from allranks.train.models.adapter_dropout import replace_dropout
 from allranks.train.models.adapters import adapter_remarks
 from allranks.train.models.lora import InputGroup, LoRALinears, fuse_lora
 from allranks.train.models.lora_experts import GpuGroups, fuse_expert_lora
-from allranks.train.models.losses import replace_dropout
 
 HIDDEN, INNER = 32, 48
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]

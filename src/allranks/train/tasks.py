@@ -148,9 +148,11 @@ class TokenTask:
         loss_model = LossModel(model, classifier=self.classifier)
         repeat_keys_in_float32()
         assert self._spec.data is not None
-        if self._spec.data.packing == "isolated" and not self.classifier:
-            first = next(model.parameters())
-            loss_model.packed = use_packed_attention(model, first.device, compute_dtype(model) or first.dtype)
+        first = next(model.parameters())
+        isolated = self._spec.data.packing == "isolated"
+        if not self.classifier and (isolated or first.device.type == "cpu"):  # where whole sequences gain by it, too
+            packed = use_packed_attention(model, first.device, compute_dtype(model) or first.dtype)
+            loss_model.packed = packed if isolated else None
         return loss_model
 
     def batches(

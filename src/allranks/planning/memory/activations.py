@@ -228,9 +228,8 @@ class BlockActivations:
         if self._plain_adapters:
             return total + self._inputs_of_peft(adapted, max(layers.values()), shared=shared, kept_anyway=kept_anyway)
         if adapted:
-            total += sum(
-                what.r * e + (width if what.dropout else 0) for width in adapted.values()
-            )  # and a mask of bytes
+            dropout = dropout_bytes(what.dropout, self._batch.device)
+            total += sum(what.r * e + round(width * dropout) for width in adapted.values())
             if cast:
                 total += max(adapted.values()) * e  # once for all of them
             else:
@@ -243,8 +242,7 @@ class BlockActivations:
         own, autocast = self._batch.adapter_element, self._batch.autocast
         for width in adapted.values():
             total += what.r * (e if autocast else own)
-            if what.dropout:
-                total += width * (own if self._batch.device == "cpu" else 1)  # its mask
+            total += round(width * dropout_bytes(what.dropout, self._batch.device))
             if autocast:
                 total += width * e  # the input in the adapter's dtype, cast back
             elif what.dropout or own != e:
@@ -293,6 +291,17 @@ def kept_after_blocks(model: Shapes, what: TrainedWeights, batch: MicroBatch) ->
         return batch.sequences * batch.length * c.hidden * e
     norm = family_of(c.family).norm.kept(batch.stream, what.is_trained(model.behind[0]))
     return batch.tokens * c.hidden * (norm + e)
+
+
+INDEXED_DROPOUT = 0.1
+"""Up to which probability the positions of what the dropout of adapters drops on a CPU are kept, instead of a byte per element."""
+
+
+def dropout_bytes(p: float, device: str) -> float:
+    """Return the bytes per element with which LoRA layers keep for backward what dropout drops."""
+    if device == "cpu" and p <= INDEXED_DROPOUT:
+        return 8 * p
+    return 1.0 if p else 0.0
 
 
 LOSS_CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 1 << 30}

@@ -14,9 +14,9 @@ from torch import nn
 from allranks.errors import SpecError
 from allranks.spec.records import AdapterSpec
 from allranks.train.data.tokenization import first_line
+from allranks.train.models.adapter_dropout import replace_dropout
 from allranks.train.models.lora import fuse_lora, left_to_peft
 from allranks.train.models.lora_experts import fuse_expert_lora
-from allranks.train.models.losses import replace_dropout
 
 
 def add_adapter(

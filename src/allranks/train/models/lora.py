@@ -15,7 +15,7 @@ takes longer than its arithmetic; and the sum is rounded once less where it is l
 for narrow products, kernels for CPUs are several times faster in that form.
 
 Backward keeps x once and m; nothing of width O_i. With dropout, each layer's adapter has its own input, as in PEFT: the
-products with A are separate, and backward also keeps one byte per element and layer, and masks x again. Adapters keep
+products with A are separate, and backward also keeps which elements were dropped (`adapter_dropout`), and drops them again. Adapters keep
 their own dtype (float32); in each pass they are cast to the dtype of x, or under autocast to autocast's.
 
 Weights, names, files, initialization and scaling are PEFT's own. Its own forward computes whatever is not plain LoRA on a
@@ -34,7 +34,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from allranks.train.models.losses import LowMemoryDropout
+from allranks.train.models.adapter_dropout import LowMemoryDropout, drop_, dropped
 from allranks.train.patches import replace_forward
 
 SHARED_INPUTS = (
@@ -203,8 +203,8 @@ class LoRALinears(torch.autograd.Function):
         Args:
             x: (..., I), in the dtype of the base weights.
             scales: s_i, the scaling of each adapter times the factor of kept elements.
-            tensors: for all layers the masks of their dropout (each None or like x, 1 where an element is kept), W_i, biases
-                (each may be None), A_i, and B_i.
+            tensors: for all layers what their dropout drops (each None, or from `LowMemoryDropout.draw`), W_i, biases (each may be
+                None), A_i, and B_i.
         """
         n, dtype = len(scales), x.dtype
         masks, bases, biases, downs, ups = (tensors[i * n : (i + 1) * n] for i in range(5))
@@ -257,7 +257,7 @@ class LoRALinears(torch.autograd.Function):
                 slopes_down.append(slope_part @ _masked(rows, mask))
                 if slope_x is not None:
                     product = slope_part.t() @ down.to(dtype)
-                    slope_x.add_(product if mask is None else product.mul_(mask.reshape(product.shape)))
+                    slope_x.add_(product if mask is None else drop_(product, mask))
         else:
             slopes_down = (slope_parts[0] @ rows).split([len(down) for down in downs])
             if wanted:
@@ -276,9 +276,7 @@ def _dropped(masks: Sequence[torch.Tensor | None]) -> bool:
 
 
 def _masked(rows: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    if mask is None:
-        return rows
-    return rows * mask.reshape(rows.shape)
+    return rows if mask is None else dropped(rows, mask)
 
 
 def _stacked(downs: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:

@@ -326,57 +326,6 @@ def sum_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, ignore: int) 
     return _SumCrossEntropy.apply(logits, targets, ignore)  # type: ignore[return-value]
 
 
-class LowMemoryDropout(nn.Module):
-    """Dropout that on a CPU draws 16 random bits per element, where ``nn.Dropout`` (bernoulli_) draws 64.
-
-    The probability is rounded to a multiple of 2^-16, and kept elements are scaled by the rounded value, so the mean is exact.
-    On a GPU it is ``F.dropout``.
-    """
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-        self._dropped = round(p * 65536)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.drops:
-            return x
-        if x.is_cuda or torch.compiler.is_compiling():
-            return F.dropout(x, self.p, training=True)
-        kept, scale = self.draw(x)
-        return x * (kept.to(x.dtype) * scale)
-
-    @property
-    def drops(self) -> bool:
-        """Whether a forward pass drops elements."""
-        return self.training and self._dropped > 0
-
-    def draw(self, x: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """Return 1 where an element of `x` is kept, else 0 (one byte each), and the factor of kept elements."""
-        if x.is_cuda or torch.compiler.is_compiling():  # random_ would end the compiled graph
-            return torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - self.p), 1 / (1 - self.p)
-        n, first = x.numel(), self._dropped - 32768  # the smallest int16 that is kept
-        words = torch.empty((n + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-        kept = words.view(torch.int16).clamp_(first - 1, first) - (first - 1)  # comparisons are not vectorized
-        return kept.to(torch.int8)[:n].view(x.shape), 65536 / (65536 - self._dropped)
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
-
-
-def replace_dropout(model: nn.Module) -> int:
-    """Replace every ``nn.Dropout`` of LoRA layers with `LowMemoryDropout`; return their number."""
-    found = 0
-    for module in model.modules():
-        layers = getattr(module, "lora_dropout", None)
-        if isinstance(layers, nn.ModuleDict):
-            for name, layer in layers.items():
-                if type(layer) is nn.Dropout:
-                    layers[name] = LowMemoryDropout(layer.p)
-                    found += 1
-    return found
-
-
 class LossModel(nn.Module):
     """The model with its loss, so that a strategy wraps one module whose forward gives the loss.
 
