@@ -10,7 +10,8 @@ key is the trap or the rule, the verdict yes or no). Without a judgement a trap 
 scores another version of the package, whose folder holds `allranks`.
 
 `--in-repositories` lays each script into a checkout of its own, as a user would have it, with the log folders that ``folders.tsv`` (file,
-folder, exists) says its repository has: a script alone does not show whether a folder exists.
+folder, exists) says its repository has: a script alone does not show whether a folder exists. `--slurm-version` gives lint the version
+of Slurm; traps whose lines ``slurm_folders.tsv`` (file, line) lists do not count then, as they are folders that newer versions create.
 """
 
 from __future__ import annotations
@@ -30,7 +31,15 @@ from typing import Any
 from benchmarks.machine import facts
 
 NOT_SCRIPTS = {
-    *("labels.tsv", "minor.tsv", "placeholders.tsv", "folders.tsv", "judgements.tsv", "sources.tsv"),
+    *(
+        "labels.tsv",
+        "minor.tsv",
+        "placeholders.tsv",
+        "folders.tsv",
+        "slurm_folders.tsv",
+        "judgements.tsv",
+        "sources.tsv",
+    ),
     *("DONE", "README.md"),
 }
 LIMIT_S = 120
@@ -104,10 +113,11 @@ def rows(path: Path) -> list[dict[str, str]]:
         ]
 
 
-def run_lint(folder: Path, names: list[str], source: Path | None) -> list[dict[str, Any]]:
+def run_lint(folder: Path, names: list[str], source: Path | None, slurm_version: str | None) -> list[dict[str, Any]]:
     """Return the findings that the command reports by default."""
     env = {**os.environ, **({"PYTHONPATH": str(source.resolve())} if source else {})}
-    command = [sys.executable, "-m", "allranks.cli.main", "lint", "--json", *names]
+    known = ["--slurm-version", slurm_version] if slurm_version else []
+    command = [sys.executable, "-m", "allranks.cli.main", "lint", "--json", *known, *names]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     if done.returncode not in (0, 1, 2) or not done.stdout.startswith("{"):
         raise SystemExit(f"lint failed with {done.returncode}: {done.stderr[-500:]}")
@@ -117,7 +127,9 @@ def run_lint(folder: Path, names: list[str], source: Path | None) -> list[dict[s
     return document["findings"]
 
 
-def in_repositories(folder: Path, names: list[str], source: Path | None) -> list[dict[str, Any]]:
+def in_repositories(
+    folder: Path, names: list[str], source: Path | None, slurm_version: str | None
+) -> list[dict[str, Any]]:
     """Return the findings of each script in a checkout with the log folders that its repository has."""
     known = [
         r for r in rows(folder / "folders.tsv") if r["exists"] != "no" and not r["folder"].startswith(("/", "~", "$"))
@@ -131,21 +143,26 @@ def in_repositories(folder: Path, names: list[str], source: Path | None) -> list
                 if row["file"] == name:
                     (checkout / row["folder"]).mkdir(parents=True, exist_ok=True)
             shutil.copy(folder / name, checkout / name)
-            findings += run_lint(checkout, [name], source)
+            findings += run_lint(checkout, [name], source, slurm_version)
     return findings
 
 
-def score(folder: Path, judgements: Path | None, source: Path | None, *, checkouts: bool) -> Score:
+def score(
+    folder: Path, judgements: Path | None, source: Path | None, slurm_version: str | None, *, checkouts: bool
+) -> Score:
     """Run one version on a folder."""
     labels = rows(folder / "labels.tsv")
     names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name not in NOT_SCRIPTS)
     traps = [row for row in labels if row.get("trap") and row.get("kind", "trap") not in ("correct", "good", "minor")]
+    if slurm_version:
+        created = {(r["file"], r["line"]) for r in rows(folder / "slurm_folders.tsv")}
+        traps = [row for row in traps if (row["file"], row["line"]) not in created]
     faulty = {row["file"] for row in traps}
     verdicts = {
         (r["what"], r["file"], r["line"], r["key"]): (r["verdict"] == "yes", r["reason"])
         for r in rows(judgements or Path("-"))
     }
-    findings = in_repositories(folder, names, source) if checkouts else run_lint(folder, names, source)
+    findings = (in_repositories if checkouts else run_lint)(folder, names, source, slurm_version)
     result = Score([n for n in names if n not in faulty], traps, findings, verdicts)
     result.compute()
     return result
@@ -181,6 +198,7 @@ def main() -> None:
     parser.add_argument("--first-look", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--judgements", type=Path)
     parser.add_argument("--source", type=Path, help="score this version, and beside it the one that runs")
+    parser.add_argument("--slurm-version", metavar="23.11", help="the version that the clusters have, 23.02 or newer")
     parser.add_argument("--in-repositories", action="store_true", help="lay each script into a checkout of its own")
     parser.add_argument("--json", type=Path, help="add the figures to this file")
     parser.add_argument("--name", default="", help="name of this round in the file")
@@ -189,7 +207,7 @@ def main() -> None:
     figures = {}
     for side, source in sides.items():
         print(f"\n######## {side}")
-        result = score(args.first_look, args.judgements, source, checkouts=args.in_repositories)
+        result = score(args.first_look, args.judgements, source, args.slurm_version, checkouts=args.in_repositories)
         show(args.first_look, result)
         figures[side] = result.figures()
         print(json.dumps(figures[side]))

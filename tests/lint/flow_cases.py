@@ -49,6 +49,7 @@ CALLERS: list[tuple[str, str, int, str]] = [
     (DROPPED, JOB + "rank=${1:-0}\nsize=${2:-1}\nLR=$3\npython t.py --lr $LR\n", 7, "note"),
     (DROPPED, JOB + "rank=$1\nLR=$2\npython t.py --lr $LR\n", 0, ""),
     (DROPPED, JOB + 'EXTRA="--max_steps 10 --eval"\npython t.py --lr 1\n', 7, "warning"),
+    (DROPPED, JOB + 'EXTRA="--max_steps 10 --eval"\nBS=8\nSEED=1\nSTEPS=5\npython t.py --lr 1\n', 7, "note"),
     (DROPPED, JOB + "EXTRA=(--max_steps 10 --eval)\npython t.py --lr 1\n", 7, "warning"),
     (DROPPED, JOB + 'EXTRA="--max_steps 10 --eval"\npython t.py --lr 1 $EXTRA\n', 0, ""),
     (DROPPED, JOB + 'EXTRA="--max_steps 10 --eval"\npython t.py --lr 1 --max_steps 20\n', 0, ""),

@@ -40,6 +40,8 @@ CONTAINERS: list[tuple[str, str, int, str]] = [
     ("not-exported", ONE + "SINGULARITY_BIND=/data\nsingularity exec --nv a.sif python x.py\n", 7, "error"),
     ("not-exported", ONE + "APPTAINERENV_HF_HOME=/data\napptainer exec --nv a.sif python x.py\n", 7, "error"),
     ("not-exported", ONE + "NVTE_FLASH_ATTN=0\npython x.py\n", 7, "error"),
+    ("not-exported", ONE + "ACCELERATE_USE_DEEPSPEED=true\npython x.py\n", 7, "error"),
+    ("not-exported", ONE + "ACCELERATE_USE_DEEPSPEED=false\npython x.py\n", 0, ""),
     (
         "not-exported",
         ONE + "SINGULARITY_BIND=/data\nsingularity exec --nv -B $SINGULARITY_BIND a.sif python x.py\n",

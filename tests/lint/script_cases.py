@@ -59,7 +59,7 @@ SCRIPT_BAD: list[tuple[str, str, int]] = [
     ("exit-code-lost", "#!/bin/bash\npython x.py\necho done\nexit 0\n", 4),
     ("background-not-awaited", TWO + "srun -c32 python x.py &\necho started\n", 7),
     ("nodes-in-sequence", TWO + "for n in $NODES; do\n  srun -N1 -n1 -w $n torchrun --nnodes=2 --node_rank=$i x.py\ndone\n", 8),
-    ("conda-not-set-up", "#!/bin/bash\n#SBATCH --nodes=1\nconda activate x\npython train.py\n", 3),
+    ("conda-not-set-up", "#!/bin/bash\n#SBATCH --nodes=1\nset -e\nconda activate x\npython train.py\n", 4),
     ("output-folder", "#!/bin/bash\n#SBATCH --output=logs/%j/out.txt\nls\n", 2),
     ("output-folder", "#!/bin/bash\n#SBATCH -o out_%A/%a.txt\nls\n", 2),
     ("fixed-name-in-tmp", ONE + "rm -rf /tmp/data\n", 7),

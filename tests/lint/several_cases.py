@@ -112,6 +112,7 @@ WORDS: list[tuple[str, str, int, str]] = [
     ("not-runnable", ONE + 'bash "python x.py"\n', 7, "error"),
     ("not-runnable", ONE + 'CMD="python x.py"\nsrun $CMD\nsrun bash -c "$CMD"\nssh a "python x.py"\n', 0, ""),
     ("not-runnable", ONE + 'apptainer run a.sif "python x.py"\nmpirun -np 4 ./wrap.sh "python x.py"\n', 0, ""),
+    ("not-runnable", ONE + "torchrun \\\r\n  train.py \\\r\n  --lr 1\r\n", 0, ""),
     ("not-runnable", ONE + 'apptainer exec a.sif bash -c "python x.py"\necho "python x.py"\n', 0, ""),
     ("host-file", B + "deepspeed --include='node1:0,1@node2:0,1' x.py\n", 2, "error"),
     ("host-file", B + "deepspeed --include localhost:0,1 x.py\ndeepspeed --hostfile h --include node1:0 x.py\n", 0, ""),

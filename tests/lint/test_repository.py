@@ -12,8 +12,8 @@ JOB = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n"
 SETTINGS = "TRAIN_FILE=train.py\nDATA=/a/b\nOPTIONAL=${OPTIONAL:-1}\n"
 
 
-def findings(folder: Path, script: str, rule: str) -> list[int]:
-    """The lines of a script in the folder jobs of a repository that have a finding of the rule."""
+def findings(folder: Path, script: str, rule: str, *, notes: bool = False) -> list[int]:
+    """The lines of a script in the folder jobs of a repository that have a finding of the rule, or only a note."""
     (folder / ".git").mkdir()
     (folder / "jobs").mkdir()
     (folder / "config.env").write_text(SETTINGS)
@@ -24,7 +24,7 @@ def findings(folder: Path, script: str, rule: str) -> list[int]:
     (folder / "src/src/deep.py").write_text("")
     path = folder / "jobs/job.sh"
     path.write_text(JOB + script)
-    return [f.line for f in lint([path]).findings if f.id == rule and f.severity != "note"]
+    return [f.line for f in lint([path]).findings if f.id == rule and (f.severity == "note") == notes]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_variable_that_no_file_of_the_repository_sets(
     tmp_path: Path, script: str, other: str, lines: list[int]
 ) -> None:
     (tmp_path / "README.md").write_text(other)
-    assert findings(tmp_path, script, "unset-variable") == lines
+    assert findings(tmp_path, script, "unset-variable", notes=True) == lines
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,8 @@ def _values(job: JobDescription, offset: int) -> Iterator[tuple[str, str]]:
 # ------------------------------------------------------------------------------- texts of options
 
 TEXT_WHY = "The variable holds options for a program, and no command has it: the program runs without them."
+LEFT_OVER = 4
+"""A script with so many variables that nothing uses was written from another one, whose settings it does not need."""
 OPTIONS = re.compile(r"[ \t\n\\]*--?[A-Za-z][\w.-]*(?:[= \t]|\Z)")
 
 
@@ -126,7 +128,9 @@ def options_collected(job: JobDescription) -> Iterator[Violation]:
         or re.search(r"(?<![-\w])eval\b|\$\{!", job.code)
     ):
         return
-    for item in idle_variables(job):
+    idle = idle_variables(job)
+    left_over = len(idle) >= LEFT_OVER
+    for item in idle:
         own = job.by_name.get(item.name, [])
         listed = own and own[0].items
         value = listed[0].text if listed else item.value
@@ -135,7 +139,13 @@ def options_collected(job: JobDescription) -> Iterator[Violation]:
         if not any(w.offset > item.offset for w in job.work_calls) or _is_repeated(job, item, own):
             continue
         text = f"{item.name} holds options, and no command has ${item.name}"
-        yield Violation(item.offset, text, why=TEXT_WHY, cure=f"${item.name} in the command")
+        yield Violation(
+            item.offset,
+            text,
+            why=TEXT_WHY,
+            cure=f"${item.name} in the command",
+            severity="note" if left_over else None,
+        )
 
 
 def _is_repeated(job: JobDescription, item: IdleVariable, own: list[Assignment]) -> bool:

@@ -365,6 +365,8 @@ def without_export(job: JobDescription) -> Iterator[Violation]:
         name = item.name
         if name in said or not MORE_READ.match(name) or item.offset > last or not item.value:
             continue
+        if name.startswith("ACCELERATE_USE_") and item.value.lower() in ("0", "false"):
+            continue  # accelerate launch exports it to the script
         said.add(name)
         if name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") and not env_init:
             continue

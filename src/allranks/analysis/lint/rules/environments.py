@@ -18,6 +18,7 @@ from allranks.analysis.lint.command_options import (
 )
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Severity, Violation
+from allranks.analysis.lint.rules.exit_codes import shell_flags
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN
 
 CONDA_WHY = "conda activate needs a function that conda's start-up code defines; a batch script does not run that code, and goes on with another Python."
@@ -73,7 +74,11 @@ def _undefined_activation(job: JobDescription) -> Violation | None:
             return None
         initialised = any(c.program == "conda" and [a.text for a in c.args[:1]] == ["init"] for c in calls[:index])
         text = f"{call.program} activate in a shell that conda has not set up"
-        return Violation(call.offset, text, why=INIT_WHY if initialised else CONDA_WHY)
+        # sbatch passes on the environment of the caller, which may be active there already: then only `set -e` ends the script.
+        ends, _ = shell_flags(job, call.offset)
+        return Violation(
+            call.offset, text, why=INIT_WHY if initialised else CONDA_WHY, severity=None if ends else "note"
+        )
     return None
 
 
@@ -341,7 +346,7 @@ def conda_elsewhere(job: JobDescription) -> Iterator[Violation]:
     if found is not None:
         # PBS starts the user's login shell, whose start-up files often set up conda.
         login = re.search(r"(?m)^#PBS\s", job.text) is not None
-        yield msgspec.structs.replace(found, severity="note" if login else None)
+        yield msgspec.structs.replace(found, severity="note" if login else found.severity)
 
 
 ENDS_WHY = "The script runs in a shell of its own, and what it sets ends with it: the programs below run in the old environment."

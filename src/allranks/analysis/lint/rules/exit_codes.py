@@ -12,13 +12,13 @@ from allranks.analysis.lint.records import Assignment, Edit, ProgramCall, Violat
 from allranks.analysis.lint.rules.conditions import TESTS
 
 
-def shell_flags(job: JobDescription) -> tuple[bool, bool]:
-    """Return whether set -e, and whether pipefail, is active in the batch shell."""
+def shell_flags(job: JobDescription, until: int | None = None) -> tuple[bool, bool]:
+    """Return whether set -e, and whether pipefail, is active in the batch shell, or in front of a place."""
     first = job.lines.line(1)
     errexit = bool(re.match(r"#!\S*sh\s+-\w*e", first))
     pipefail = False
     for call in job.calls:
-        if call.program == "set" and not call.under:
+        if call.program == "set" and not call.under and (until is None or call.offset < until):
             words = [a.text for a in call.args]
             errexit = (
                 errexit or any(re.match(r"-\w*e", w) for w in words) or ("-o" in " ".join(words) and "errexit" in words)

@@ -224,9 +224,8 @@ def set_nowhere(job: JobDescription) -> Iterator[Violation]:
     if len(name) < 2 or len(own) < OWN_NAMES or use.in_function or use.under or handed_on or is_only_shown(job, name):
         return
     if not _is_in_other_file(job, name):
-        yield Violation(
-            use.offset, f"${name} is set nowhere, neither here nor in another file of the repository", why=NOWHERE_WHY
-        )
+        text = f"${name} is set nowhere, neither here nor in another file of the repository"
+        yield Violation(use.offset, text, why=NOWHERE_WHY, severity="note")  # it may be one of this site's
 
 
 def _is_in_other_file(job: JobDescription, name: str) -> bool:
