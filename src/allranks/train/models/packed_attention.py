@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -31,11 +30,11 @@ from allranks.spec.models import dense_mask_reason
 from allranks.train.data.batches import PackedRows
 from allranks.train.data.tokenization import first_line
 from allranks.train.models import blockwise_attention
+from allranks.train.models.attention_in_rows import attention_in_rows, fits, spans_of, window_mask
 
 NAME = "allranks_packed"
 """The attention implementation as transformers knows it."""
 FLEX = "flex_attention"
-CPU_KERNEL = hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "RowMask", float | None], torch.Tensor]
 """(query (B, H, L, D), key and value (B, K, L, D), mask, scale) -> (B, L, H, D)."""
@@ -206,11 +205,9 @@ def _attention(
     if dropout == 0.0 and query.dtype == key.dtype == value.dtype:
         if attention_mask.kernel is not None and query.dtype in (torch.float16, torch.bfloat16):
             return attention_mask.kernel(query, key, value, attention_mask, scaling), None
-        if _cpu_kernel_fits(query, value):
-            out, _ = torch.ops.allranks.attention_in_rows(
-                query, key, value, attention_mask.rows.ends, scaling, attention_mask.window
-            )
-            return out, None
+        if fits(query, value):
+            ends, window = attention_mask.rows.ends, attention_mask.window
+            return attention_in_rows(query, key, value, ends, scaling, window), None
     return attention_row_by_row(query, key, value, attention_mask, scaling, dropout), None
 
 
@@ -270,7 +267,7 @@ def _row_by_row(
         each = zip(*(t[i : i + 1].split(own, dim=2) for t in (query, key, value)), strict=True)
         outputs = []
         for q, k, v in each:
-            window = _window_mask(q, mask.window)
+            window = window_mask(q, mask.window)
             outputs.append(
                 F.scaled_dot_product_attention(
                     q, k, v, window, dropout, is_causal=window is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
@@ -278,153 +275,6 @@ def _row_by_row(
             )
         sequences.append(torch.cat(outputs, dim=2).transpose(1, 2))
     return torch.cat(sequences)
-
-
-def _window_mask(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
-    n = query.shape[2]
-    if window is None or n <= window:
-        return None
-    return torch.ones(n, n, dtype=torch.bool, device=query.device).tril().triu(1 - window)
-
-
-def spans_of(ends: torch.Tensor, length: int) -> list[tuple[int, int, int]]:
-    """Return (sequence, first, last + 1) of each packed row.
-
-    Args:
-        ends: as `PackedRows.ends`.
-        length: of a sequence.
-    """
-    edges = ends.tolist()
-    return [(a // length, a % length, a % length + b - a) for a, b in pairwise(edges)]
-
-
-def _cpu_kernel_fits(query: torch.Tensor, value: torch.Tensor) -> bool:
-    return (
-        query.device.type == "cpu"
-        and query.shape[-1] == value.shape[-1]
-        and query.stride(-1) == value.stride(-1) == 1
-        and CPU_KERNEL
-    )
-
-
-def _additive_mask(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
-    allowed = _window_mask(query, window)
-    if allowed is None:
-        return None
-    return torch.zeros(1, 1, *allowed.shape, dtype=query.dtype).masked_fill_(~allowed, -torch.inf)
-
-
-def _in_blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> bool:
-    return (window is None or query.shape[2] <= window) and blockwise_attention.blocks_pay(query, key, value)
-
-
-def _scale(query: torch.Tensor, scale: float | None) -> float:
-    return query.shape[-1] ** -0.5 if scale is None else scale
-
-
-def _empty_outputs(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return memory for what `attention_in_rows` returns."""
-    batch, heads, length, width = query.shape
-    kind = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return query.new_empty(batch, length, heads, width), query.new_empty(batch, length, heads, dtype=kind)
-
-
-@torch.library.custom_op("allranks::attention_in_rows", mutates_args=())
-def attention_in_rows(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    ends: torch.Tensor,
-    scale: float | None,
-    window: int | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute causal attention within packed rows on a CPU, row by row: in blocks where that is faster, else by torch's flash attention.
-
-    One operation for autograd and for torch.compile, whatever the rows' lengths are. Key and value may have fewer heads.
-
-    Args:
-        ends: as `PackedRows.ends`.
-        window: as `RowMask.window`; longer rows get a mask of their own length squared.
-
-    Returns:
-        The output (B, L, H, D), and for backward the softmax's log-sums (B, L, H), float32: infinite for rows that were computed in blocks.
-    """
-    out, sums = _empty_outputs(query)
-    for i, low, high in spans_of(ends, query.shape[2]):
-        q, k, v = (t[i : i + 1, :, low:high] for t in (query, key, value))
-        if _in_blocks(q, k, v, window):
-            blockwise_attention.forward(q[0], k[0], v[0], _scale(q, scale), out[i, low:high].transpose(0, 1))
-            sums[i, low:high] = torch.inf
-            continue
-        mask = _additive_mask(q, window)
-        o, s = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, mask is None, attn_mask=mask, scale=scale
-        )
-        out[i : i + 1, low:high] = o.transpose(1, 2)
-        sums[i : i + 1, low:high] = s.transpose(1, 2)
-    return out, sums
-
-
-@attention_in_rows.register_fake
-def _(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    ends: torch.Tensor,
-    scale: float | None,
-    window: int | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _empty_outputs(query)
-
-
-@torch.library.custom_op("allranks::attention_in_rows_backward", mutates_args=())
-def _attention_in_rows_backward(
-    gradient: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    sums: torch.Tensor,
-    ends: torch.Tensor,
-    scale: float | None,
-    window: int | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    of_q, of_k, of_v = (torch.empty_like(t) for t in (query, key, value))
-    for i, low, high in spans_of(ends, query.shape[2]):
-        here, there = (slice(i, i + 1), slice(None), slice(low, high)), (slice(i, i + 1), slice(low, high))
-        if high > low and sums[i, low, 0] == torch.inf:
-            q, k, v = (t[here][0] for t in (query, key, value))
-            found = blockwise_attention.backward(gradient[i, low:high].transpose(0, 1), q, k, v, _scale(q, scale))
-            for whole, part in zip((of_q, of_k, of_v), found, strict=True):
-                whole[here][0] = part
-            continue
-        mask = _additive_mask(query[here], window)
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient[there].transpose(1, 2), query[here], key[here], value[here], out[there].transpose(1, 2), sums[there].transpose(1, 2),
-            0.0, mask is None, attn_mask=mask, scale=scale,
-        )  # fmt: skip
-        for whole, part in zip((of_q, of_k, of_v), found, strict=True):
-            whole[here] = part
-    return of_q, of_k, of_v
-
-
-@_attention_in_rows_backward.register_fake
-def _(gradient: Any, query: Any, key: Any, value: Any, out: Any, sums: Any, ends: Any, scale: Any, window: Any) -> Any:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-
-
-def _save_for_backward(ctx: Any, inputs: Any, output: Any) -> None:
-    query, key, value, ends, *ctx.rest = inputs
-    ctx.save_for_backward(query, key, value, *output, ends)
-
-
-def _backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
-    query, key, value, out, sums, ends = ctx.saved_tensors
-    found = torch.ops.allranks.attention_in_rows_backward(gradient, query, key, value, out, sums, ends, *ctx.rest)
-    return *found, None, None, None
-
-
-attention_in_rows.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

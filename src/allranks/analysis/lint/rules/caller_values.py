@@ -132,7 +132,7 @@ def options_collected(job: JobDescription) -> Iterator[Violation]:
     left_over = len(idle) >= LEFT_OVER
     for item in idle:
         own = job.by_name.get(item.name, [])
-        listed = own and own[0].items
+        listed = own[0].items if own else None
         value = listed[0].text if listed else item.value
         if not own or not OPTIONS.match(value) or any(a.under or a.in_function or a.in_substitution for a in own):
             continue
