@@ -28,7 +28,7 @@ def spec_of(folder: Path, **more: Any) -> dict[str, Any]:
     rows = [{"instruction": f"Say the number {i}", "output": f"number {i} " + "yes " * (i % 5)} for i in range(60)]
     (folder / "rows.json").write_text(json.dumps(rows))
     sections: dict[str, Any] = {
-        "train": {"max_steps": 200, "lr": 0.4, "schedule": "constant"},
+        "train": {"max_steps": 200, "lr": 0.3, "schedule": "constant"},
         "eval": {"every": 2, "patience": PATIENCE, "baseline": True},
         "checkpoint": {"mode": "full", "every": 2, "keep": 1, "keep_best": True},
     }
