@@ -68,6 +68,17 @@ def test_memory_of_a_part_is_bounded() -> None:
         assert matrix.numel() <= max(least, blockwise_attention.MATRIX_ELEMENTS)
 
 
+def test_memory_is_used_again_also_after_inference() -> None:
+    """New memory for each call fragments the heap; what is made in inference mode could not be written to outside of it."""
+    with torch.inference_mode():
+        big = blockwise_attention._Matrices(2, 4, 2, 300)._memory
+    small = blockwise_attention._Matrices(1, 2, 2, 100)._memory
+    assert small[0].data_ptr() == big[0].data_ptr() != big[1].data_ptr()
+    given = [t[0] for t in drawn(4, 2, 70)]
+    blockwise_attention.forward(*given[:3], 0.3, torch.empty_like(given[0]))
+    blockwise_attention.backward(given[3], *given[:3], 0.3)
+
+
 def attention(given: list[torch.Tensor], mask: RowMask | None, **more: Any) -> list[torch.Tensor]:
     """Output and gradients by what transformers calls in training."""
     leaves = [t.detach().requires_grad_() for t in given[:3]]

@@ -12,6 +12,7 @@ operands takes much of the time.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -61,16 +62,27 @@ def _parts(heads: int, group: int, length: int) -> Iterator[_Part]:
 @lru_cache(maxsize=8)
 def _future(rows: int) -> torch.Tensor:
     """Return what is added to the scores of `rows` queries for their own keys: -inf for later ones."""
-    return torch.full((rows, rows), -torch.inf).triu(1)
+    with torch.inference_mode(False):
+        return torch.full((rows, rows), -torch.inf).triu(1)
+
+
+_kept = threading.local()
 
 
 class _Matrices:
-    """Memory for the (heads, R n, e) matrices of a part, used again for the next."""
+    """Memory for the (heads, R n, e) matrices of a part, used again for the next, and in the next call: new memory of this size for each
+    call would fragment the heap."""
 
     def __init__(self, count: int, heads: int, group: int, length: int) -> None:
         rows = min(BLOCK_TOKENS, length)
         together = min(heads, max(1, MATRIX_ELEMENTS // (group * rows * length)))
-        self._memory = [torch.empty(together * group * rows * length) for _ in range(count)]
+        elements = together * group * rows * length
+        memory: list[torch.Tensor] = getattr(_kept, "memory", [])
+        if len(memory) < count or memory[0].numel() < elements:
+            size = max([elements, *(m.numel() for m in memory)])
+            with torch.inference_mode(False):
+                memory = _kept.memory = [torch.empty(size) for _ in range(max(count, len(memory)))]
+        self._memory = [m[:elements] for m in memory[:count]]
 
     def of(self, heads: int, rows: int, columns: int) -> list[torch.Tensor]:
         size = heads * rows * columns
