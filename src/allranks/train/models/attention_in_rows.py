@@ -145,14 +145,12 @@ def _rows_backward(
         if high > low and sums[i, low, 0] == torch.inf:
             q, k, v = (t[here][0] for t in (query, key, value))
             found = blockwise_attention.backward(gradient[i, low:high].transpose(0, 1), q, k, v, _scale(q, scale))
-            for whole, part in zip((of_q, of_k, of_v), found, strict=True):
-                whole[here][0] = part
-            continue
-        mask = _additive_mask(query[here], window)
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient[there].transpose(1, 2), query[here], key[here], value[here], out[there].transpose(1, 2), sums[there].transpose(1, 2),
-            0.0, mask is None, attn_mask=mask, scale=scale,
-        )  # fmt: skip
+        else:
+            mask = _additive_mask(query[here], window)
+            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                gradient[there].transpose(1, 2), query[here], key[here], value[here], out[there].transpose(1, 2), sums[there].transpose(1, 2),
+                0.0, mask is None, attn_mask=mask, scale=scale,
+            )  # fmt: skip
         for whole, part in zip((of_q, of_k, of_v), found, strict=True):
             whole[here] = part
     return of_q, of_k, of_v

@@ -49,10 +49,15 @@ class _Part(NamedTuple):
     last: bool
 
 
+def _block(heads: int, group: int, length: int) -> tuple[int, int]:
+    """Return the queries, and the key and value heads, that are computed at a time."""
+    rows = min(BLOCK_TOKENS, length)
+    return rows, min(heads, max(1, MATRIX_ELEMENTS // (group * rows * length)))
+
+
 def _parts(heads: int, group: int, length: int) -> Iterator[_Part]:
     """Yield all parts; the last queries come first: their block is the one that sees all keys."""
-    rows = min(BLOCK_TOKENS, length)
-    together = max(1, MATRIX_ELEMENTS // (group * rows * length))
+    rows, together = _block(heads, group, length)
     for first in range(0, heads, together):
         for start in range((length - 1) // rows * rows, -1, -rows):
             end = min(start + rows, length)
@@ -74,8 +79,7 @@ class _Matrices:
     call would fragment the heap."""
 
     def __init__(self, count: int, heads: int, group: int, length: int) -> None:
-        rows = min(BLOCK_TOKENS, length)
-        together = min(heads, max(1, MATRIX_ELEMENTS // (group * rows * length)))
+        rows, together = _block(heads, group, length)
         elements = together * group * rows * length
         memory: list[torch.Tensor] = getattr(_kept, "memory", [])
         if len(memory) < count or memory[0].numel() < elements:

@@ -31,7 +31,7 @@ def ends_script(job: JobDescription) -> Iterator[Violation]:
     for call in job.calls:
         if call.tested or call.after in ("||", "&&", "&") or call.before in ("||",) or call.under:
             continue
-        if is_suspended(job, call.offset) or not _is_on(job, call.offset):
+        if is_suspended(job, call.offset) or not shell_flags(job, call.offset)[0]:
             continue
         words = [a.text for a in call.args]
         if call.in_substitution or call.is_piped:
@@ -48,18 +48,6 @@ def ends_script(job: JobDescription) -> Iterator[Violation]:
         yield from _endless_pipes(job)
 
 
-def _is_on(job: JobDescription, offset: int) -> bool:
-    """Return whether set -e stands above the place."""
-    if re.match(r"#!\S*sh\s+-\w*e", job.lines.line(1)):
-        return True
-    found = [
-        c.offset
-        for c in job.calls
-        if c.program == "set" and not c.under and any(re.match(r"-\w*e|errexit", a.text) for a in c.args)
-    ]
-    return bool(found) and min(found) < offset
-
-
 def _reads_to_end(words: list[str]) -> bool:
     return any(
         a in ("-d", "-rd", "-ad") and b == "" for a, b in zip(words, [*words[1:], "x"], strict=True)
@@ -74,7 +62,7 @@ def _endless_pipes(job: JobDescription) -> Iterator[Violation]:
             or call.before in ("|", "|&")
             or call.tested
             or is_suspended(job, call.offset)
-            or not _is_on(job, call.offset)
+            or not shell_flags(job, call.offset)[0]
         ):
             continue
         words = [a.text for a in call.args]
