@@ -50,8 +50,9 @@ def by_torch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slope:
 def in_blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slope: torch.Tensor) -> list[torch.Tensor]:
     """Return output and gradients in blocks."""
     scale, out = query.shape[-1] ** -0.5, torch.empty_like(query)
-    blockwise_attention.forward(query[0], key[0], value[0], scale, out[0])
-    found = blockwise_attention.backward(slope[0], query[0], key[0], value[0], scale)
+    sums = query.new_empty(query.shape[1:3])
+    blockwise_attention.forward(query[0], key[0], value[0], scale, out[0], sums)
+    found = blockwise_attention.backward(slope[0], query[0], key[0], value[0], sums, scale)
     return [out, *(t[None] for t in found)]
 
 

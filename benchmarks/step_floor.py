@@ -145,8 +145,9 @@ def attention_s(shapes: Shapes, length: int, batch: int, device: torch.device, d
 
     def in_blocks() -> None:
         for query, key, value, gradient in zip(*given, slope, strict=True):
-            blockwise_attention.forward(query, key, value, shapes.head_dim**-0.5, torch.empty_like(query))
-            blockwise_attention.backward(gradient, query, key, value, shapes.head_dim**-0.5)
+            sums, scale = query.new_empty(query.shape[:2]), shapes.head_dim**-0.5
+            blockwise_attention.forward(query, key, value, scale, torch.empty_like(query), sums)
+            blockwise_attention.backward(gradient, query, key, value, sums, scale)
 
     return min(by_kernel, seconds(in_blocks, device))
 

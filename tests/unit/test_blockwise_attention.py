@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from allranks.train.data.batches import packed_rows
 from allranks.train.models import blockwise_attention, packed_attention
+from allranks.train.models.attention_in_rows import attention_in_rows
 from allranks.train.models.losses import LossModel
 from allranks.train.models.packed_attention import RowMask, use_packed_attention
 from allranks.train.tasks import whole_model
@@ -53,11 +54,21 @@ def test_blocks_give_what_torch_gives(
     monkeypatch.setattr(blockwise_attention, "MATRIX_ELEMENTS", elements)
     given = drawn(heads, kv_heads, length)
     query, key, value, slope = (t[0] for t in given)
-    out = torch.empty_like(query)
-    blockwise_attention.forward(query, key, value, 0.3, out)
-    found = [out, *blockwise_attention.backward(slope, query, key, value, 0.3)]
+    out, sums = torch.empty_like(query), query.new_empty(query.shape[:2])
+    blockwise_attention.forward(query, key, value, 0.3, out, sums)
+    found = [out, *blockwise_attention.backward(slope, query, key, value, sums, 0.3)]
     for mine, its in zip(found, expected(given, 0.3), strict=True):
         torch.testing.assert_close(mine, its[0], rtol=1e-4, atol=1e-5)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    """The largest score of each query is subtracted before the exponential."""
+    given = [t[0] for t in drawn(2, 1, 100)]
+    out, sums = torch.empty_like(given[0]), given[0].new_empty(2, 100)
+    blockwise_attention.forward(*given[:3], 40.0, out, sums)
+    found = [out, *blockwise_attention.backward(given[3], *given[:3], sums, 40.0)]
+    for mine, its in zip(found, expected([t[None] for t in given], 40.0), strict=True):
+        torch.testing.assert_close(mine, its[0], rtol=1e-3, atol=1e-2)
 
 
 def test_memory_of_a_part_is_bounded() -> None:
@@ -75,8 +86,9 @@ def test_memory_is_used_again_also_after_inference() -> None:
     small = blockwise_attention._Matrices(1, 2, 2, 100)._memory
     assert small[0].data_ptr() == big[0].data_ptr() != big[1].data_ptr()
     given = [t[0] for t in drawn(4, 2, 70)]
-    blockwise_attention.forward(*given[:3], 0.3, torch.empty_like(given[0]))
-    blockwise_attention.backward(given[3], *given[:3], 0.3)
+    sums = given[0].new_empty(4, 70)
+    blockwise_attention.forward(*given[:3], 0.3, torch.empty_like(given[0]), sums)
+    blockwise_attention.backward(given[3], *given[:3], sums, 0.3)
 
 
 def attention(given: list[torch.Tensor], mask: RowMask | None, **more: Any) -> list[torch.Tensor]:
@@ -115,12 +127,15 @@ def test_rows_in_blocks_and_by_torch_stand_side_by_side(window: int | None, monk
     assert called == {None: [FIRST + 6, FIRST], FIRST: [FIRST], 100: []}[window]
 
 
-def test_backward_follows_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of threads may change in between: what forward kept decides."""
+@pytest.mark.parametrize("threads", [(1, 2), (2, 1)])
+def test_either_backward_reads_what_the_other_forward_kept(threads: tuple[int, int]) -> None:
+    """The number of threads, which decides between blocks and torch's kernel, may change in between."""
     given = drawn(4, 2, FIRST)
     leaves = [t.detach().requires_grad_() for t in given[:3]]
-    out, _ = packed_attention._attention(no_sdpa, torch.nn.Identity(), *leaves, None)  # type: ignore[arg-type]
-    torch.set_num_threads(2)
+    ends = torch.tensor([0, FIRST])
+    torch.set_num_threads(threads[0])
+    out = attention_in_rows(*leaves, ends, None, None)
+    torch.set_num_threads(threads[1])
     found = torch.autograd.grad(out, leaves, given[3].transpose(1, 2))
     for mine, its in zip(found, expected(given)[1:], strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)

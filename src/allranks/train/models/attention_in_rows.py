@@ -96,13 +96,13 @@ def _rows_forward(
     scale: float | None,
     window: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output (B, L, H, D), and the softmax's log-sums (B, L, H), float32: infinite for rows that were computed in blocks."""
+    """Return the output (B, L, H, D), and the logarithms of the softmax's sums (B, L, H), float32."""
     out, sums = _empty_outputs(query)
     for i, low, high in spans_of(ends, query.shape[2]):
         q, k, v = (t[i : i + 1, :, low:high] for t in (query, key, value))
         if _in_blocks(q, k, v, window):
-            blockwise_attention.forward(q[0], k[0], v[0], _scale(q, scale), out[i, low:high].transpose(0, 1))
-            sums[i, low:high] = torch.inf
+            places = (t[i, low:high].transpose(0, 1) for t in (out, sums))
+            blockwise_attention.forward(q[0], k[0], v[0], _scale(q, scale), *places)
             continue
         mask = _additive_mask(q, window)
         o, s = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -142,13 +142,14 @@ def _rows_backward(
     of_q, of_k, of_v = (torch.empty_like(t) for t in (query, key, value))
     for i, low, high in spans_of(ends, query.shape[2]):
         here, there = (slice(i, i + 1), slice(None), slice(low, high)), (slice(i, i + 1), slice(low, high))
-        if high > low and sums[i, low, 0] == torch.inf:
-            q, k, v = (t[here][0] for t in (query, key, value))
-            found = blockwise_attention.backward(gradient[i, low:high].transpose(0, 1), q, k, v, _scale(q, scale))
+        q, k, v = (t[here] for t in (query, key, value))
+        if _in_blocks(q, k, v, window):
+            slope, logs = (t[there][0].transpose(0, 1) for t in (gradient, sums))
+            found = blockwise_attention.backward(slope, q[0], k[0], v[0], logs, _scale(q, scale))
         else:
-            mask = _additive_mask(query[here], window)
+            mask = _additive_mask(q, window)
             found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                gradient[there].transpose(1, 2), query[here], key[here], value[here], out[there].transpose(1, 2), sums[there].transpose(1, 2),
+                gradient[there].transpose(1, 2), q, k, v, out[there].transpose(1, 2), sums[there].transpose(1, 2),
                 0.0, mask is None, attn_mask=mask, scale=scale,
             )  # fmt: skip
         for whole, part in zip((of_q, of_k, of_v), found, strict=True):

@@ -29,7 +29,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from allranks.planning.memory.activations import loss_chunk_tokens
+from allranks.planning.memory.activations import loss_chunk_tokens, probabilities_in_place
 from allranks.train.data.batches import IGNORE, Batch
 from allranks.train.models.packed_attention import PackedAttention, flash_lengths, known_packing
 from allranks.train.patches import replace_forward
@@ -228,6 +228,13 @@ def _each(
     return torch.cat(parts)
 
 
+def _probabilities(logits: torch.Tensor) -> torch.Tensor:
+    """Return the softmax of logits (N, V) in float32; float32 logits on a CPU are overwritten, which halves the memory that it touches."""
+    if probabilities_in_place(logits.element_size(), logits.device.type):
+        return torch.ops.aten._softmax.out(logits, -1, False, out=logits)
+    return logits.softmax(dim=-1, dtype=torch.float32)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """Sum of ``F.cross_entropy(F.linear(hidden, weight, bias).float(), targets)``, with gradients computed in forward.
 
@@ -250,22 +257,25 @@ class _LinearCrossEntropy(torch.autograd.Function):
         kinds = weight.dtype, None if bias is None else bias.dtype
         weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
         each = hidden.new_empty(len(hidden), dtype=torch.float32)
-        size = loss_chunk_tokens(weight.shape[0], hidden.device.type)
+        in_place = probabilities_in_place(hidden.element_size(), hidden.device.type)
+        size = loss_chunk_tokens(weight.shape[0], hidden.device.type, in_place=in_place)
         for at in range(0, len(hidden), size):
             here = slice(at, at + size)
             part = hidden[here]
             logits = F.linear(part, weight, bias)
             kept = targets[here] != ignore
             index = targets[here].masked_fill(~kept, 0).unsqueeze(1)
-            p = logits.softmax(dim=-1, dtype=torch.float32)
             # -log p[target] by the largest p, which cannot be 0; one exponential less than from log_softmax
             behind = (logits.amax(-1, keepdim=True).float() - logits.gather(1, index).float()).squeeze(1)
+            p = _probabilities(logits)
             each[here] = (behind - p.amax(-1).log()) * kept
             del logits
             if d_hidden is None and d_weight is None and d_bias is None:
                 continue
             slope = p.scatter_add_(1, index, torch.full_like(index, -1, dtype=torch.float32))
-            slope = slope.mul_(kept.unsqueeze(1)).to(hidden.dtype)
+            if slope.device.type != "cpu" or not kept.all():  # asking a GPU would be a host sync
+                slope.mul_(kept.unsqueeze(1))
+            slope = slope.to(hidden.dtype)
             del p
             if d_hidden is not None:
                 torch.mm(slope, weight, out=d_hidden[here])
