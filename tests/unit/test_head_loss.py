@@ -176,7 +176,7 @@ def test_logits_that_exist_are_those_of_the_estimate(dtype: torch.dtype) -> None
     batch.targets.copy_(batch.input_ids)
     shapes = shapes_of(read_model_config(model.config.to_dict(), "mistral"))
     seen = FitBatch(sequences=1, length=length, element=dtype.itemsize, device="cpu")
-    chunk = loss_chunk_tokens(vocabulary, "cpu", in_place=dtype == torch.float32)
+    chunk = loss_chunk_tokens(vocabulary, "cpu")
     assert chunk < length
     with LiveLogits(vocabulary, model) as live:
         loss_model(batch).backward()

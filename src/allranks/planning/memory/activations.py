@@ -304,19 +304,14 @@ def dropout_bytes(p: float, device: str) -> float:
     return 1.0 if p else 0.0
 
 
-LOSS_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 2 << 30}
-"""Bytes of float32 logits and of their probabilities that exist at a time."""
+LOSS_CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 1 << 30}
+"""Bytes of float32 logits that exist at a time."""
 MIN_LOSS_CHUNK = 64
 
 
-def loss_chunk_tokens(vocabulary: int, device: str, *, in_place: bool = False) -> int:
-    """Return for how many tokens the output projection and the loss are computed at a time.
-
-    Args:
-        in_place: the probabilities are written over the logits: `probabilities_in_place`.
-    """
-    each = 4 if in_place else 8
-    return max(MIN_LOSS_CHUNK, LOSS_CHUNK_BYTES.get(device, LOSS_CHUNK_BYTES["cuda"]) // (each * vocabulary))
+def loss_chunk_tokens(vocabulary: int, device: str) -> int:
+    """Return for how many tokens the output projection and the loss are computed at a time."""
+    return max(MIN_LOSS_CHUNK, LOSS_CHUNK_BYTES.get(device, LOSS_CHUNK_BYTES["cuda"]) // (4 * vocabulary))
 
 
 def probabilities_in_place(element: int, device: str) -> bool:
@@ -332,9 +327,8 @@ def logits_bytes(model: Shapes, batch: MicroBatch) -> int:
     c = model.config
     if c.family in (*ENCODERS, MLP) or c.labels:
         return 0
-    in_place = probabilities_in_place(batch.element, batch.device)
-    tokens = min(batch.tokens, loss_chunk_tokens(c.vocab_size, batch.device, in_place=in_place))
-    each = 4 if in_place else 8
+    tokens = min(batch.tokens, loss_chunk_tokens(c.vocab_size, batch.device))
+    each = 4 if probabilities_in_place(batch.element, batch.device) else 8
     return tokens * c.vocab_size * (each + (batch.element if batch.element != 4 else 0))
 
 

@@ -257,8 +257,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         kinds = weight.dtype, None if bias is None else bias.dtype
         weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
         each = hidden.new_empty(len(hidden), dtype=torch.float32)
-        in_place = probabilities_in_place(hidden.element_size(), hidden.device.type)
-        size = loss_chunk_tokens(weight.shape[0], hidden.device.type, in_place=in_place)
+        size = loss_chunk_tokens(weight.shape[0], hidden.device.type)
         for at in range(0, len(hidden), size):
             here = slice(at, at + size)
             part = hidden[here]
