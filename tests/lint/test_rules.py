@@ -35,6 +35,7 @@ from tests.lint.precision_cases import PRECISION_CASES
 from tests.lint.program_cases import PROGRAM_CASES
 from tests.lint.progress_cases import PROGRESS_CASES
 from tests.lint.resource_cases import RESOURCE_CASES
+from tests.lint.result_cases import RESULT_CASES
 from tests.lint.several_cases import SEVERAL_CASES
 from tests.lint.shell_cases import SHELL_CASES
 from tests.lint.slip_cases import SLIP_CASES
@@ -84,6 +85,7 @@ CASES = [
     *SYSTEM_CASES,
     *SEVERAL_CASES,
     *SLIP_CASES,
+    *RESULT_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())

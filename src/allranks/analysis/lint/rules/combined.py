@@ -313,6 +313,7 @@ NEVER_EXPANDED = _all(
     literal_text.two_closing_braces,
     literal_text.own_names_in_documents,
     literal_text.name_in_braces,
+    literal_text.bare_program,
 )
 ASKS_FOR_ANSWER = _all(environments.asks, environments.asks_more, questions.asks_for_group)
 NO_TERMINAL = _all(environments.terminal, questions.needs_terminal)

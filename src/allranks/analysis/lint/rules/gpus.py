@@ -194,7 +194,9 @@ def _sees_gpus(job: JobDescription, calls: list[LauncherCall]) -> bool:
     """Return whether CUDA_VISIBLE_DEVICES is not set, or is a list for the only command that does work."""
     listed = [a.value for a in job.set_values("CUDA_VISIBLE_DEVICES")]
     literal = all(re.fullmatch(r"\d+(?:,\d+)*", value) for value in listed)
-    return not listed or (literal and len(calls) == 1 and len(job.work) == 1)
+    alone = len(calls) == 1 and len(job.work) == 1
+    in_turn = len({*listed}) == 1 and not any(w.after == "&" or w.in_loop or w.in_function for w in job.work[:-1])
+    return not listed or (literal and (alone or in_turn))
 
 
 def _one_task(job: JobDescription) -> Iterator[Violation]:

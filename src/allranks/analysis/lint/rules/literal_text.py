@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import REMOTE_SHELLS, SHELLS
+from allranks.analysis.lint.command_options import CONTAINERS, REMOTE_SHELLS, SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import VariableUse, Violation
 from allranks.analysis.lint.rules.dataflow import PRINTING
+from allranks.analysis.lint.rules.mismatched_names import idle_variables
 from allranks.analysis.lint.rules.quoting import QUOTED_CURE, QUOTED_WHY, quoted_documents
 
 # --------------------------------------------------------------------------------- braces around $
@@ -223,3 +224,45 @@ def name_in_braces(job: JobDescription) -> Iterator[Violation]:
                     message = f"{found[0]} is text: the value of {found[1]} is meant"
                     yield Violation(arg.source.where(found.start()), message, why=PERCENT_WHY, cure=f"${{{found[1]}}}")
                     return
+
+
+# ------------------------------------------------------------------------- a program in a variable
+
+PATH_WHY = (
+    "Without the $ the shell looks for the program in PATH and runs the one that it finds there, with other packages."
+)
+OWN_PROGRAM = re.compile(r"\S*/bin/(python|torchrun|accelerate|deepspeed|mpirun|mpiexec)[\d.]*")
+GIVES_PYTHON = re.compile(r"\b(?:python|conda|torch|env)", re.IGNORECASE)
+
+
+def bare_program(job: JobDescription) -> Iterator[Violation]:
+    """Report ``python x.py`` below ``python=/envs/a/bin/python``, which nothing uses."""
+    if job.kind != "script" or job.sources_files or job.has("PATH"):
+        return
+    for item in idle_variables(job):
+        found = OWN_PROGRAM.fullmatch(item.value)
+        if found is None:
+            continue
+        own = [c for c in job.calls if not c.in_substitution]
+        set_up = any(
+            c.program in ("source", ".", "conda", "mamba", "eval", "spack")
+            or (c.program in ("module", "ml") and GIVES_PYTHON.search(" ".join(a.text for a in c.args)))
+            for c in own
+        )
+        bare = re.compile(rf"{found[1]}[\d.]*")
+        call = next((c for c in own if c.offset > item.offset and bare.fullmatch(c.written)), None)
+        named = re.sub(r"[^a-z]", "", item.name.lower())
+        if (
+            call is None
+            or set_up
+            or not (named == found[1] or named in ("py", "interpreter", "pythonbin", "pythonexe"))
+        ):
+            continue
+        if any(c.program in CONTAINERS for c in call.under):
+            continue
+        line = job.lines.place(item.offset)[0]
+        text = (
+            f"{call.written} is the program of PATH: {item.name} of line {line}, which nothing uses, was probably meant"
+        )
+        yield Violation(call.offset, text, why=PATH_WHY, cure=f"${item.name}", severity="warning")
+        return

@@ -94,23 +94,42 @@ def prepared_by_all(job: JobDescription) -> Iterator[Violation]:
         return
 
 
-CREATED_WHY = "The tasks of an array start at the same time: each creates this environment, and removes or changes what another one is just installing."
+CREATED_WHY = "The tasks of an array start at the same time: each changes this environment, and removes or changes what another one is just installing."
 
 
 def created_by_array(job: JobDescription) -> Iterator[Violation]:
-    """Report an environment of conda that every task of an array creates under one name."""
+    """Report an environment of conda that every task of an array creates under one name, or installs packages into."""
     if not _tasks_at_once(job):
         return
     for call in job.calls:
         words = [a.text for a in call.args]
-        made = words[:1] == ["create"] or words[:2] == ["env", "create"]
+        made = words[:1] == ["create"] or words[:2] in (["env", "create"], ["env", "update"])
+        made = made or (
+            words[:1] in (["install"], ["update"]) and not {"--dry-run", "-d", "--download-only"} & {*words}
+        )
         if call.program not in ("conda", "mamba", "micromamba") or not made or call.under or not _runs_always(call):
             continue
         if call.after in ("||", "&&") or call.before in ("||", "&&") or any("$" in w for w in words):
             continue
+        if words[0] in ("install", "update") and not any(w in ("-n", "--name", "-p", "--prefix") for w in words):
+            active = _environment_of(job, call)
+            if active is not None and "$" in active:
+                continue  # perhaps one for each task
         text = f"each task of the array runs {call.program} {' '.join(words[:4])}"
-        yield Violation(call.offset, text, why=CREATED_WHY, cure="create the environment once, before sbatch")
+        yield Violation(call.offset, text, why=CREATED_WHY, cure="prepare the environment once, before sbatch")
         return
+
+
+def _environment_of(job: JobDescription, call: ProgramCall) -> str | None:
+    """Return the environment that is active where a command stands, as it is written."""
+    before = [c for c in job.calls if c.offset < call.offset and not c.under and not c.in_substitution]
+    named = [
+        c.args[-1].text
+        for c in before
+        if (c.program in ("conda", "mamba", "micromamba") and [a.text for a in c.args[:1]] == ["activate"])
+        or (c.program in ("source", ".") and any("activate" in a.text for a in c.args))
+    ]
+    return named[-1] if named else None
 
 
 def _step_text(job: JobDescription, step: ProgramCall) -> str:

@@ -1,0 +1,65 @@
+"""Cases about results that are always success, programs in variables and packages of arrays: the rule, the script, the line, the severity; line 0 for none."""
+
+from __future__ import annotations
+
+HEAD = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gpus-per-node=1\n"  # 3 lines
+TWO = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gres=gpu:a100:2\n"
+ARRAY = "#!/bin/bash\n#SBATCH --array=0-7\n#SBATCH --gres=gpu:1\n"
+PLAIN = "#!/bin/bash\n"
+TRAIN = "python train.py\n"
+ON_ALL = (
+    'for h in a b; do\n  if [ "$h" = a ]; then\n    ssh $h ls && \\\n    ssh $h date {}\n  else\n    docker run x {}\n  fi\n'
+    "  rc+=($?)\ndone\nexit ${{rc[0]}}\n"
+)
+
+RESULTS: list[tuple[str, str, int, str]] = [
+    ("constant-condition", HEAD + 'if [[ -z "SLURM_JOB_ID" || $SLURM_NNODES -eq 1 ]]; then ls; fi\n', 4, "warning"),
+    ("constant-condition", HEAD + 'if [ "$A" = x -a ! -n "OUT_DIR" ]; then ls; fi\n', 4, "warning"),
+    ("constant-condition", HEAD + 'if [ ! -z RESUME ]; then python train.py; fi\n', 4, "warning"),
+    ("constant-condition", HEAD + 'A=1\nif [[ -n "$A" && ( ! -z A ) ]]; then ls; fi\n', 5, "warning"),
+    ("constant-condition", HEAD + 'if [[ -z "$OUT_DIR" || "$1" == "-z" ]] || [ x = -z ]; then ls; fi\n', 0, ""),
+    ("constant-condition", HEAD + 'if [ -n "$(ls)" ] && [ -z "${OUT_DIR}" ] && [ -n true ]; then ls; fi\n', 0, ""),
+    ("exit-code-lost", HEAD + ON_ALL.format("&", "&"), 11, "warning"),
+    ("exit-code-lost", HEAD + ON_ALL.format("&", ""), 0, ""),
+    ("exit-code-lost", HEAD + ON_ALL.format("", "&"), 0, ""),
+    ("exit-code-lost", HEAD + "if [ -f a ]; then\n  ls &\nfi\nrc=$?\nexit $rc\n", 7, "warning"),
+    ("exit-zero", HEAD + 'if [ ! -d data ]; then echo "Could not find data"; exit; fi\n' + TRAIN, 4, "warning"),
+    ("exit-zero", HEAD + '[ -d data ] || { echo "no data"; exit; }\n' + TRAIN, 4, "warning"),
+    ("exit-zero", HEAD + '[ ! -d data ] && echo "ERROR: no data" && exit\n' + TRAIN, 4, "warning"),
+    ("exit-zero", HEAD + "cp a b\nif [ $? -ne 0 ]; then\n  echo copy\n  exit # stop\nfi\n" + TRAIN, 7, "warning"),
+    ("exit-zero", PLAIN + 'if [ $# -lt 1 ]; then\n  echo "missing name"\n  exit\nfi\npython train.py $1\n', 4, "note"),
+    ("exit-zero", HEAD + 'if [ -f done ]; then\n  echo "all epochs are there"\n  exit\nfi\n' + TRAIN, 0, ""),
+    ("exit-zero", HEAD + 'if [ ! -d data ]; then\n  echo "not found"\n  exit 3\nfi\n' + TRAIN + "exit\n", 0, ""),
+    ("exit-zero", HEAD + 'if [ "$1" = --help ]; then\n  echo "usage: job.sh NAME"\n  exit\nfi\n' + TRAIN, 0, ""),
+]  # fmt: skip
+PROGRAMS: list[tuple[str, str, int, str]] = [
+    ("never-expanded", HEAD + "python=/envs/a/bin/python\npython train.py\n", 5, "warning"),
+    ("never-expanded", HEAD + "PYTHON=/envs/a/bin/python3.9\nsrun python3 train.py\n", 5, "warning"),
+    ("never-expanded", HEAD + "TORCHRUN='/envs/a/bin/torchrun'\ntorchrun --nproc_per_node=1 train.py\n", 5, "warning"),
+    ("never-expanded", HEAD + "PYTHON=/envs/a/bin/python\n$PYTHON prepare.py\npython train.py\n", 0, ""),
+    ("never-expanded", HEAD + "PYTHON=/envs/a/bin/python\nsource /envs/a/bin/activate\npython train.py\n", 0, ""),
+    ("never-expanded", HEAD + "PYTHON=/envs/a/bin/python\nmodule load python\npython train.py\n", 0, ""),
+    ("never-expanded", HEAD + "export PYTHON=/envs/a/bin/python\npython train.py\n", 0, ""),
+    ("never-expanded", HEAD + "export PATH=/envs/a/bin:$PATH\nPYTHON=/envs/a/bin/python\npython train.py\n", 0, ""),
+    ("never-expanded", HEAD + "PYTHON=/envs/a/bin/python\nsingularity exec x.sif python train.py\n", 0, ""),
+    ("never-expanded", HEAD + "OLD=/envs/a/bin/python\npython train.py\n", 0, ""),
+    ("launcher-option", HEAD + "mpirun -np 8 --mca pml ucx -x coll_hcoll_enable=0 ./bench\n", 4, "warning"),
+    ("launcher-option", HEAD + "mpirun -x btl_tcp_if_include=eth0 -np 8 ./bench\n", 4, "warning"),
+    ("launcher-option", HEAD + "mpirun --mca coll_hcoll_enable 0 -x NCCL_DEBUG=WARN -x OMPI_MCA_btl=tcp -np 8 ./bench\n", 0, ""),
+    ("prepared-by-all-tasks", ARRAY + "source activate e\nconda install -y pytorch -c pytorch\npython x.py $SLURM_ARRAY_TASK_ID\n", 5, "warning"),
+    ("prepared-by-all-tasks", ARRAY + "mamba env update -n e -f env.yml\npython x.py $SLURM_ARRAY_TASK_ID\n", 4, "warning"),
+    ("prepared-by-all-tasks", ARRAY + "conda activate e$SLURM_ARRAY_TASK_ID\nconda install -y a\n", 0, ""),
+    ("prepared-by-all-tasks", ARRAY + "if [ ! -d e ]; then conda install -y a; fi\nconda list\n", 0, ""),
+    ("prepared-by-all-tasks", ARRAY.replace("0-7", "0-7%1") + "conda install -y a\n", 0, ""),
+    ("prepared-by-all-tasks", HEAD + "conda install -y a\n", 0, ""),
+]  # fmt: skip
+RUN = "torchrun --nproc_per_node=1 "
+USES: list[tuple[str, str, int, str]] = [
+    ("idle-gpus", TWO + RUN + "a.py\nCUDA_VISIBLE_DEVICES=1 " + RUN + "b.py\n", 4, "warning"),
+    ("idle-gpus", TWO + "CUDA_VISIBLE_DEVICES=0 " + RUN + "a.py\nCUDA_VISIBLE_DEVICES=0 " + RUN + "b.py &\nwait\n", 4, "warning"),
+    ("idle-gpus", TWO + "CUDA_VISIBLE_DEVICES=0 " + RUN + "a.py &\nCUDA_VISIBLE_DEVICES=1 " + RUN + "b.py\nwait\n", 0, ""),
+    ("idle-gpus", TWO + "CUDA_VISIBLE_DEVICES=0 python serve.py &\nCUDA_VISIBLE_DEVICES=1 " + RUN + "b.py\n", 0, ""),
+    ("master-address", TWO.replace("nodes=1", "nodes=4") + "head_node=localhost\necho \"head: $head_node\"\nray start --head\n", 0, ""),
+    ("master-address", TWO.replace("nodes=1", "nodes=4") + "head_node=localhost\nsrun ray start --address $head_node:6379\n", 4, "error"),
+]  # fmt: skip
+RESULT_CASES = [*RESULTS, *PROGRAMS, *USES]
