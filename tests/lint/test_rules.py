@@ -31,6 +31,7 @@ from tests.lint.name_cases import NAME_CASES
 from tests.lint.neighbour_cases import NEIGHBOUR_CASES
 from tests.lint.option_cases import OPTION_CASES
 from tests.lint.placement_cases import PLACEMENT
+from tests.lint.plain_cases import PLAIN_CASES
 from tests.lint.precision_cases import PRECISION_CASES
 from tests.lint.program_cases import PROGRAM_CASES
 from tests.lint.progress_cases import PROGRESS_CASES
@@ -79,6 +80,7 @@ CASES = [
     *INLINE_CASES,
     *NEIGHBOUR_CASES,
     *PRECISION_CASES,
+    *PLAIN_CASES,
     *TEXT_CASES,
     *USAGE_CASES,
     *FLOW_CASES,

@@ -215,3 +215,21 @@ def shared_settings(job: JobDescription) -> Iterator[Violation]:
                 message = f"all tasks of the array write their settings into {target}"
                 yield Violation(call.offset, message, why=SETTINGS_WHY, cure=f"a name with ${TASK}")
                 return
+
+
+NUMBER_WHY = (
+    "Outside of an array %a is 4294967294: every job writes the same file, and truncates the log of the one before it."
+)
+
+
+def number_without_array(job: JobDescription) -> Iterator[Violation]:
+    """Report a log with %a, and no number of the job, in a script that has no array and uses no number of a task."""
+    if "array" in job.heading or job.submits or re.search(r"ARRAY|\barray\b", job.text):
+        return
+    for name in ("output", "error"):
+        item = job.heading.get(name)
+        value = re.sub(r"%%", "", (item.value or "") if item else "")
+        if item and not item.late and re.search(r"%\d*a", value) and not re.search(r"%\d*[AjJ]", value):
+            text = f"--{name} has %a, but the job is no array: it is the same number in every job"
+            yield Violation(item.offset, text, why=NUMBER_WHY, cure="%j, the number of the job")
+            return

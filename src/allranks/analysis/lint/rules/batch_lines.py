@@ -126,6 +126,11 @@ OFTEN_MEANT = {
     "PBS_WORK_DIR": "PBS_O_WORKDIR", "PBS_NODE_FILE": "PBS_NODEFILE", "PBS_NODELIST": "PBS_NODEFILE", "PBS_ARRAYINDEX": "PBS_ARRAY_INDEX",
     "PBS_ARRAY_TASK_ID": "PBS_ARRAY_INDEX", "PBS_SUBMIT_DIR": "PBS_O_WORKDIR",
 }  # fmt: skip
+OF_TORQUE = {
+    "PBS_NUM_NODES": "$(sort -u $PBS_NODEFILE | wc -l)",
+    "PBS_NUM_PPN": "the mpiprocs or ncpus of the request; PBS Pro sets NCPUS",
+    "PBS_NP": "$(wc -l < $PBS_NODEFILE)",
+}
 MAX_EDITS = 1
 
 
@@ -140,7 +145,14 @@ def pbs_names(job: JobDescription) -> Iterator[Violation]:
         name = use.name
         if not name.startswith("PBS_") or name in said | guarded or job.has(name) or name in job.reading.exported:
             continue
-        if name in job.reading.named or use.in_function or use.program in ("echo", "printf"):
+        if name in job.reading.named or use.in_function:
+            continue
+        if name in OF_TORQUE and re.search(r"(?m)^#PBS\s.*\bselect=", job.text):
+            said.add(name)
+            text = f"${name} is never set: Torque has it, and select= is a request for PBS Pro"
+            yield Violation(use.offset, text, cure=OF_TORQUE[name])
+            continue
+        if use.program in ("echo", "printf"):
             continue
         said.add(name)
         other = {"PBS_ARRAYID": ("J", "PBS_ARRAY_INDEX"), "PBS_ARRAY_INDEX": ("t", "PBS_ARRAYID")}.get(name)

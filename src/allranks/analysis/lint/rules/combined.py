@@ -314,6 +314,7 @@ NEVER_EXPANDED = _all(
     literal_text.own_names_in_documents,
     literal_text.name_in_braces,
     literal_text.bare_program,
+    literal_text.process_names,
 )
 ASKS_FOR_ANSWER = _all(environments.asks, environments.asks_more, questions.asks_for_group)
 NO_TERMINAL = _all(environments.terminal, questions.needs_terminal)
@@ -342,6 +343,7 @@ UNKNOWN_OPTION = _all(options.unknown_option, slurm_values.refused_commands)
 NO_EFFECT = _all(variables.no_effect, counts.never_default, activation.set_after_work)
 DEVICE_OF_ONE_GPU = _all(counts.device_of_one, gpus.beyond_visible, usage.beyond_job)
 SAME_GPU = _all(counts.same_gpu, gpus.overlapping, sizes.device_of_all, loop_variables.device_never_changes)
+NAMED_NODES = _all(counts.named_nodes, node_lists.fixed_hosts)
 TASKS_CONTRADICT = _all(
     counts.contradicting_tasks,
     counts.gpus_of_tasks,
@@ -369,7 +371,9 @@ OPTION_OF_PROGRAM = _all(submissions.late_options, submissions.submitted_program
 DEPENDENCY = _all(submissions.dependency, submissions.wrong_field, submissions.last_of_loop)
 WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts.spawned_world, sizes.world_of_options)
 TIME_UNIT = _all(steps.minutes, requests.hours_as_minutes)
-PATTERN_NOT_EXPANDED = _all(storage.unexpanded, requests.foreign_patterns, inner_texts.quoted_patterns)
+PATTERN_NOT_EXPANDED = _all(
+    storage.unexpanded, requests.foreign_patterns, inner_texts.quoted_patterns, arrays.number_without_array
+)
 MASTER_ADDRESS = _all(
     rendezvous.address,
     rendezvous.local_url,
@@ -405,6 +409,7 @@ LOOP_VALUES = _all(
     subshells.reads_the_list,
     loop_flow.same_variable,
     loop_flow.list_as_text,
+    loop_flow.replaced_in_loop,
 )
 CONSTANT_CONDITION = _all(
     conditions.constant,

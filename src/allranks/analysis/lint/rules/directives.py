@@ -98,18 +98,18 @@ def _is_parked(job: JobDescription, line: int) -> bool:
     )
 
 
-OTHER_CASE = re.compile(r"#(?!PBS|BSUB)((?i:pbs)|(?!bsub)(?i:bsub))[ \t]+-")
+OTHER_CASE = re.compile(r"#(?!PBS\b|BSUB\b)((?i:pbs)|PSB|BPS|PBSS|PPBS|(?!bsub)(?i:bsub)|BUSB|BSBU|BSUBB|SBUB)[ \t]+-")
 
 
 def _in_other_case(job: JobDescription) -> Iterator[Violation]:
-    """Report ``#Pbs`` and ``#BSub`` beside lines that the batch system reads."""
+    """Report ``#Pbs``, ``#PSB`` and ``#BSub`` beside lines that the batch system reads."""
     for comment in job.reading.comments:
         found = OTHER_CASE.match(comment.text)
         if found and job.lines.place(comment.offset)[1] == 1:
-            right = f"#{found[1].upper()}"
+            right = "#BSUB" if "U" in found[1].upper() else "#PBS"
             if re.search(rf"(?m)^{right}\s", job.text):
                 text = f"#{found[1]} is not {right}"
-                why = "The batch system reads only lines in capital letters: this is an ordinary comment."
+                why = f"The batch system reads only lines that begin with {right}: this is an ordinary comment."
                 yield Violation(comment.offset, text, why=why, cure=right)
 
 
@@ -142,8 +142,9 @@ def unread(job: JobDescription) -> Iterator[Violation]:
         ):
             severity = "note" if _changes_nothing(comment.text) and not _keeps_together(job, comment.text) else None
             yield Violation(comment.offset, f"{comment.text.split()[0]} is not #SBATCH", severity=severity)
-        elif column == 1 and (typo := re.match(r"#(S[A-Z]{4,6})\s+-", comment.text)) and typo[1] != "SBATCH":
-            if sorted(typo[1]) == sorted("SBATCH") or nearest_name(typo[1], ["SBATCH"], 0.8):
+        elif column == 1 and (typo := re.match(r"#(S(?!BATCH(?:[a-z]|\b))[A-Za-z]{4,6})\s+-", comment.text)):
+            word = typo[1].upper()
+            if sorted(word) == sorted("SBATCH") or nearest_name(word, ["SBATCH"], 0.8):
                 severity = "note" if _changes_nothing(comment.text) else None
                 yield Violation(comment.offset, f"#{typo[1]} is not #SBATCH", severity=severity)
         elif column == 1 and re.match(r"#[ \t]+SBATCH\s+-", comment.text):

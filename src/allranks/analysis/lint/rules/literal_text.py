@@ -266,3 +266,25 @@ def bare_program(job: JobDescription) -> Iterator[Violation]:
         )
         yield Violation(call.offset, text, why=PATH_WHY, cure=f"${item.name}", severity="warning")
         return
+
+
+# ------------------------------------------------------------------------------- names of processes
+
+NUMBERS_WHY = "Without $ it is the name and not the value of the variable: the command takes numbers only, and does nothing but report an error."
+OF_NUMBERS = {"kill": "a process", "wait": "a process", "sleep": "a time", "exit": "a number", "return": "a number"}
+
+
+def process_names(job: JobDescription) -> Iterator[Violation]:
+    """Report ``kill SERVER_PID`` and ``exit RC``, where the script sets that variable."""
+    for call in job.calls if job.kind == "script" else ():
+        if call.written not in OF_NUMBERS or any(c.program in REMOTE_SHELLS for c in call.under):
+            continue
+        before = ""
+        for arg in call.args:
+            text, before, behind = arg.text, arg.text, before
+            if behind in ("-s", "-n", "--signal") or not re.fullmatch(r"[A-Za-z_]\w*", text) or not job.has(text):
+                continue
+            if job.text[arg.offset : arg.offset + len(text) + 1].strip("\"'")[: len(text)] == text:
+                message = f"{call.written} {text}: the $ is missing, and {text} is not {OF_NUMBERS[call.written]}"
+                yield Violation(arg.offset, message, why=NUMBERS_WHY, cure=f"{call.written} ${text}")
+                break

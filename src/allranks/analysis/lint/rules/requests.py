@@ -244,7 +244,7 @@ TWICE_WHY = "The last value counts. The earlier one, which is often a mistyped n
 TWICE_CURE = "remove one of the two; perhaps another option was meant"
 COUNTED = {
     "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gres", "gpus", "gpus-per-node", "gpus-per-task", "mem", "mem-per-cpu", "time", "array",
-    "account",
+    "account", "export", "constraint", "dependency", "exclude", "nodelist", "signal",
 }  # fmt: skip
 
 

@@ -56,6 +56,16 @@ SCRIPT_EXAMPLES: dict[str, RuleExample] = {
         "#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\ntorchrun --nproc_per_node=$SLURM_GPUS_PER_NODE train.py",
         "#SBATCH --nodes=1\n#SBATCH --gpus-per-node=4\ntorchrun --nproc_per_node=$SLURM_GPUS_PER_NODE train.py",
     ),
+    "input-not-read": RuleExample(
+        "An empty line where the list should be, or a file that stays empty.",
+        "sort -u $PBS_NODEFILE | echo",
+        "sort -u $PBS_NODEFILE | cat",
+    ),
+    "date-format": RuleExample(
+        "Names of folders or lines of the log whose minutes do not change.",
+        "out=runs/$(date +%Y%m%d-%H%m)\npython train.py --out $out",
+        "out=runs/$(date +%Y%m%d-%H%M)\npython train.py --out $out",
+    ),
     "joined-path": RuleExample(
         "`can't open file '/home/me/projecttrain.py'`, with the end of the folder's name in front of the file's.",
         "WORK_DIR=/home/me/project\nsrun python ${WORK_DIR}train.py",

@@ -197,12 +197,16 @@ def invalid(job: JobDescription) -> Iterator[Violation]:
             yield Violation(item.offset, f"{item.name}={value}: {wrong[0]} is unknown", cure=f"one of {wrong[1]}")
         allowed = ALLOWED.get(item.name)
         if allowed and value.upper() not in allowed[0]:
-            # NCCL takes an unknown level for none: only messages are missing. torch refuses to start.
+            # NCCL takes an unknown level for none: who wants none gets that, others miss messages. torch refuses to start.
+            quiet = item.name == "NCCL_DEBUG" and re.fullmatch(r"(?i)0|off|no|false|quiet|silent|disabled?|", value)
             yield Violation(
                 item.offset,
                 f"{item.name}={value or '(empty)'}: invalid value",
                 cure=f"one of {allowed[1]}",
-                severity="note" if item.name == "NCCL_DEBUG" else None,
+                why="NCCL prints nothing then, not even its warnings and errors."
+                if item.name == "NCCL_DEBUG"
+                else None,
+                severity="note" if quiet else "warning" if item.name == "NCCL_DEBUG" else None,
             )
         if item.name == "NCCL_DEBUG_FILE" and (unknown_code := re.search(r"%[^hp%]", value)):
             text = f"{item.name}={value}: NCCL replaces only %h (host) and %p (process), not {unknown_code[0]}"

@@ -1,0 +1,87 @@
+"""Cases about commands without input, dates, values of loops, names without $ and fixed hosts: rule, script, line, severity; line 0 for none."""
+
+from __future__ import annotations
+
+SH = "#!/bin/bash\n"
+JOB = SH + "#SBATCH --gpus=1\n#SBATCH --nodes=1\n#SBATCH --output=%j.out\n{}\n"
+WORK = JOB.format("{}\npython x.py")
+LOOP = JOB.format('for i in 1 2 3; do\n  {}\ndone\npython x.py --data-path "$FILES"')
+TASKS = SH + "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=16\n#SBATCH --mem=8G\n{}\n"
+PBS = SH + "#PBS -l select=2:ncpus=8:mpiprocs=8\ncd $PBS_O_WORKDIR\n{}\n"
+
+INPUT: list[tuple[str, str, int, str]] = [
+    ("input-not-read", WORK.format("sort -u $LIST | echo"), 5, "warning"),
+    ("input-not-read", WORK.format("echo < $PBS_NODEFILE"), 5, "warning"),
+    ("input-not-read", WORK.format("echo <<EOF > list.txt\na\nb\nEOF"), 5, "warning"),
+    ("input-not-read", WORK.format("pgrep -u $USER ray | kill -9"), 5, "warning"),
+    ("input-not-read", WORK.format("cat list.txt | mkdir -p"), 5, "warning"),
+    ("input-not-read", WORK.format("pgrep -u $USER ray | xargs kill -9"), 0, ""),
+    ("input-not-read", WORK.format("cat list.txt | while read a; do echo $a; done"), 0, ""),
+    ("input-not-read", WORK.format("cat list.txt | { echo head; cat; } > all.txt"), 0, ""),
+    ("input-not-read", WORK.format("date | echo $(cat)"), 0, ""),
+    ("input-not-read", WORK.format('cat list.txt | printf "%s" "$(</dev/stdin)"'), 0, ""),
+    ("input-not-read", WORK.format("cat <<EOF > list.txt\na\nEOF\necho done | tee log"), 0, ""),
+    ("date-format", WORK.format("echo $(date +%H:%m)"), 5, "warning"),
+    ("date-format", WORK.format("OUT=runs/$(date +'%Y%m%d_%H%m%S')\nmkdir -p $OUT"), 5, "warning"),
+    ("date-format", WORK.format("OUT=runs/`date +%Y-%M-%d`\nmkdir -p $OUT"), 5, "warning"),
+    ("date-format", WORK.format('date "+%d/%M/%Y %H:%M"'), 5, "warning"),
+    ("date-format", WORK.format('date "+%H:%M:%s"'), 5, "warning"),
+    ("date-format", WORK.format('date "+%d-%h:%M"'), 5, "warning"),
+    ("date-format", WORK.format('date "+%Y-%m-%d %H:%M:%S"'), 0, ""),
+    ("date-format", WORK.format('date "+%m%d-%H%M"'), 0, ""),
+    ("date-format", WORK.format('date "+%d%h%Y %s"'), 0, ""),
+    ("date-format", WORK.format('date -d "$(date +%H)" "+%H %d.%m.%Y"'), 0, ""),
+]  # fmt: skip
+VALUES: list[tuple[str, str, int, str]] = [
+    ("loop-values", LOOP.format('FILES="0.1 data/part_$i"'), 6, "error"),
+    ("loop-values", LOOP.replace("1 2 3", "$(seq 0 9)").format('FILES="data/part_${i}.json"'), 6, "error"),
+    ("loop-values", LOOP.replace("1 2 3", "{{0..9}}").format("FILES=data/part_$i.json"), 6, "error"),
+    ("loop-values", LOOP.format('FILES="$FILES 0.1 data/part_$i"'), 0, ""),
+    ("loop-values", LOOP.format('FILES+=" data/part_$i"'), 0, ""),
+    ("loop-values", LOOP.format('FILES=data/part_$i\n  python prepare.py "$FILES"'), 0, ""),
+    ("loop-values", LOOP.format("FILES=data/part_$i\n  [ -e $FILES ] && break"), 0, ""),
+    ("loop-values", LOOP.replace("1 2 3", "out/*").format("FILES=$i/model.pt"), 0, ""),
+    ("loop-values", LOOP.replace("FILES", "LAST").format("LAST=data/part_$i"), 0, ""),
+    ("loop-values", JOB.format('A=(--a 1)\nA="${A[*]} $B"\nA="$A --c 2"\npython x.py $A'), 0, ""),
+    ("never-expanded", WORK.format("python s.py & \nSERVER_PID=$!\nkill SERVER_PID"), 7, "error"),
+    ("never-expanded", WORK.format("python s.py & \npid=$!\nkill -9 pid"), 7, "error"),
+    ("never-expanded", WORK.format("python s.py & \npid=$!\nwait pid"), 7, "error"),
+    ("never-expanded", JOB.format("python x.py\nRC=$?\nexit RC"), 7, "error"),
+    ("never-expanded", WORK.format('python s.py & \npid=$!\nkill "$pid"'), 0, ""),
+    ("never-expanded", WORK.format("python s.py & \nTERM=$!\nkill -s TERM $TERM"), 0, ""),
+    ("never-expanded", WORK.format("kill SERVER_PID"), 0, ""),
+    ("value-split", WORK.format("export VT_ACTIVITY=SYSTEM ON"), 5, "error"),
+    ("value-split", WORK.format("export OMP_NUM_THREADS=1 PATH"), 0, ""),
+    ("value-split", WORK.format("DATA=/x\nexport OMP_NUM_THREADS=1 DATA"), 0, ""),
+    ("invalid-value", WORK.format("export NCCL_DEBUG=ERROR"), 5, "warning"),
+    ("invalid-value", WORK.format("export NCCL_DEBUG=off"), 5, "note"),
+]  # fmt: skip
+REQUESTS: list[tuple[str, str, int, str]] = [
+    ("directive-not-read", JOB.format("#SBATCsH --mem=8G\npython x.py"), 5, "warning"),
+    ("directive-not-read", JOB.format("#SBtACH --mem=8G\npython x.py"), 5, "warning"),
+    ("directive-not-read", JOB.format("#SBATCHx --mem=8G\npython x.py"), 0, ""),
+    ("directive-not-read", JOB.format("#xSBATCH --mem=8G\npython x.py"), 0, ""),
+    ("directive-not-read", PBS.replace("cd", "#PSB -l walltime=1:00:00\ncd").format("python x.py"), 3, "warning"),
+    ("directive-not-read", PBS.replace("cd", "##PBS -l walltime=1:00:00\ncd").format("python x.py"), 0, ""),
+    ("option-twice", SH + "#SBATCH --export=A=1\n#SBATCH --export=B=2\npython x.py\n", 2, "warning"),
+    ("option-twice", SH + "#SBATCH --mail-type=END\n#SBATCH --mail-type=FAIL\npython x.py\n", 0, ""),
+    ("pattern-not-expanded", SH + "#SBATCH --output=log-%a.out\npython x.py\n", 2, "warning"),
+    ("pattern-not-expanded", SH + "#SBATCH --output=log-%A_%a.out\npython x.py\n", 0, ""),
+    ("pattern-not-expanded", SH + "#SBATCH --output=log-%a.out\npython x.py $SLURM_ARRAY_TASK_ID\n", 0, ""),
+    ("pattern-not-expanded", SH + "#SBATCH --array=1-2\n#SBATCH --output=log-%a.out\npython x.py\n", 0, ""),
+    ("unset-variable", PBS.format("echo ${PBS_NUM_PPN}\nmpiexec -n 16 python x.py"), 4, "warning"),
+    ("unset-variable", PBS.format("mpiexec -n $PBS_NP python x.py"), 4, "warning"),
+    ("unset-variable", PBS.replace("select=2:ncpus=8:mpiprocs=8", "nodes=2:ppn=8").format("mpiexec -n $PBS_NP python x.py"), 0, ""),
+    ("unset-variable", PBS.format("mpiexec -n ${PBS_NP:-16} python x.py"), 0, ""),
+    ("named-nodes", TASKS.format("mpirun -host cn011 -np 32 python x.py"), 5, "warning"),
+    ("named-nodes", TASKS.format("mpirun -H gpu-a:4,gpu-b:4 -np 32 python x.py"), 0, ""),
+    ("named-nodes", TASKS.format("horovodrun -H gpu01:4,gpu02:4 -np 8 python x.py"), 5, "warning"),
+    ("named-nodes", TASKS.format("srun --nodelist=cn011 -N1 -n1 python x.py"), 5, "warning"),
+    ("named-nodes", TASKS.format('H=$(hostname)\nmpirun -host $H -np 16 python x.py'), 0, ""),
+    ("named-nodes", TASKS.format("mpirun -host localhost -np 16 python x.py"), 0, ""),
+    ("named-nodes", TASKS.replace("--mem=8G", "--nodelist=cn[011-012]").format("mpirun -host cn011 -np 16 python x.py"), 0, ""),
+    ("too-few-slots", TASKS.format("module load intel-mpi\nN=$((2 * 100))\nmpirun -np $N python x.py"), 7, "warning"),
+    ("too-few-slots", TASKS.format("module load intel-mpi\nmpirun -np 32 python x.py"), 0, ""),
+    ("too-few-slots", TASKS.replace("=16", "=1").format("module load intel-mpi\nmpirun -np 64 python x.py"), 0, ""),
+]  # fmt: skip
+PLAIN_CASES = [*INPUT, *VALUES, *REQUESTS]
