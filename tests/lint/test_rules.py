@@ -26,6 +26,7 @@ from tests.lint.helpers import found, lint_text
 from tests.lint.inline_cases import INLINE_CASES
 from tests.lint.launch_cases import LAUNCH_CASES
 from tests.lint.line_cases import ARGUMENT_CASES, LINE_CASES
+from tests.lint.meant_cases import MEANT_CASES
 from tests.lint.mismatch_cases import MISMATCH_CASES
 from tests.lint.name_cases import NAME_CASES
 from tests.lint.neighbour_cases import NEIGHBOUR_CASES
@@ -88,6 +89,7 @@ CASES = [
     *SEVERAL_CASES,
     *SLIP_CASES,
     *RESULT_CASES,
+    *MEANT_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())

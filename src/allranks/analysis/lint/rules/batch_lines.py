@@ -166,6 +166,37 @@ def pbs_names(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(use.offset, text, cure=f"${near}")
 
 
+INPUT_WHY = "sbatch reads SBATCH_... from the environment as options, and sets none of them: what the job requested is in SLURM_..."
+INPUT_NAMES = {
+    "ACCOUNT": ("account", "SLURM_JOB_ACCOUNT"), "ARRAY_INX": ("array", "SLURM_ARRAY_TASK_ID"), "CONSTRAINT": ("constraint", "SLURM_JOB_CONSTRAINTS"),
+    "CPUS_PER_GPU": ("cpus-per-gpu", "SLURM_CPUS_PER_GPU"), "CPUS_PER_TASK": ("cpus-per-task", "SLURM_CPUS_PER_TASK"),
+    "GPUS": ("gpus", "SLURM_GPUS"), "GPUS_PER_NODE": ("gpus-per-node", "SLURM_GPUS_PER_NODE"),
+    "GPUS_PER_TASK": ("gpus-per-task", "SLURM_GPUS_PER_TASK"), "GRES": ("gres", "SLURM_GPUS_ON_NODE"), "JOB_NAME": ("job-name", "SLURM_JOB_NAME"),
+    "MEM_PER_CPU": ("mem-per-cpu", "SLURM_MEM_PER_CPU"), "MEM_PER_GPU": ("mem-per-gpu", "SLURM_MEM_PER_GPU"),
+    "MEM_PER_NODE": ("mem", "SLURM_MEM_PER_NODE"), "NODES": ("nodes", "SLURM_JOB_NUM_NODES"), "NTASKS": ("ntasks", "SLURM_NTASKS"),
+    "NTASKS_PER_NODE": ("ntasks-per-node", "SLURM_NTASKS_PER_NODE"), "PARTITION": ("partition", "SLURM_JOB_PARTITION"),
+    "QOS": ("qos", "SLURM_JOB_QOS"), "JOB_ID": ("job-name", "SLURM_JOB_ID"), "JOBID": ("job-name", "SLURM_JOB_ID"),
+}  # fmt: skip
+"""What follows SBATCH_ in a name, the option of #SBATCH whose value may be meant, and the variable of the job with this value."""
+
+
+def sbatch_names(job: JobDescription) -> Iterator[Violation]:
+    """Report variables that sbatch reads, and that are expected to have the values of the #SBATCH lines in the job."""
+    if not job.is_batch or job.submits or job.sources_files or job.heading.get("export"):
+        return
+    said: set[str] = set()
+    asked = {u.name for u in job.uses if u.operator or u.program in ("[", "[[", "test")}
+    for use in job.uses:
+        option, meant = INPUT_NAMES.get(use.name.removeprefix("SBATCH_"), ("", ""))
+        if not use.name.startswith("SBATCH_") or option not in job.heading or use.name in said | asked:
+            continue
+        if job.has(use.name) or use.name in job.reading.named or use.program in ("echo", "printf"):
+            continue
+        said.add(use.name)
+        text = f"${use.name} is never set in the job: the value of --{option} is in {meant}"
+        yield Violation(use.offset, text, why=INPUT_WHY, cure=f"${meant}")
+
+
 NOT_READ = re.compile(r"#[ \t]+PBS[ \t]+-(?:l|N|q|A|P)[ \t]*\S")
 UNREAD_CURE = "write it as #PBS at the start of the line"
 

@@ -134,6 +134,7 @@ UNSET_VARIABLE = _all(
     derived_counts.of_step,
     unset_variables.other_names,
     batch_lines.pbs_names,
+    batch_lines.sbatch_names,
     batch_lines.bare_names,
     lines.empty_value,
     unset_variables.other_case,
@@ -308,6 +309,7 @@ NEVER_EXPANDED = _all(
     quoting.literal_documents,
     quoting.echoed_newlines,
     loop_variables.not_calculated,
+    loop_variables.product_as_text,
     literal_text.braces_around,
     literal_text.closing_brace,
     literal_text.two_closing_braces,
@@ -421,7 +423,7 @@ CONSTANT_CONDITION = _all(
 )
 ENDLESS_WAIT = _all(waiting.server_awaited, waiting.follows_log)
 EXIT_ZERO = _all(
-    exit_codes.exit_zero,
+    results.exit_zero,
     exit_codes.status_of_block,
     exit_codes.exit_of_message,
     exit_codes.trapped_exit,

@@ -148,24 +148,7 @@ ERROR_TEXT = re.compile(
     r"\b(?:illegal|invalid|wrong|unknown|bad|not enough|too (?:few|many)|insufficient)\b|\bnot set\b|\bdoes not exist|\bdoesn't exist|\bunsupported\b|"
     r"\bmust (?:be|provide|specify|pass|give)\b|\b(?:please|need to) (?:provide|specify|pass|set|give)\b|\bnot supported\b"
 )
-ASKED_FOR_HELP = re.compile(r"[\"'\s(|](?:-h|--help|-\?|help)[\"'\s)|]")
-EXIT_OF_MESSAGE = re.compile(r"exit(?:[ \t]+0\b|(?=[ \t]*(?:[;}#\n]|\Z)))")
 ZERO_WHY = "Slurm and the shell take exit code 0 for success: the job is COMPLETED, and dependent jobs start."
-
-
-def exit_zero(job: JobDescription) -> Iterator[Violation]:
-    """Report ``exit 0``, or ``exit`` alone, directly after an error message."""
-    for before, call in pairwise(c for c in job.calls if not c.in_substitution):
-        zero = EXIT_OF_MESSAGE.match(job.text, call.offset) if call.branch else None
-        if zero and before.program in ("echo", "printf") and ERROR_TEXT.search(" ".join(a.text for a in before.args)):
-            asked = ASKED_FOR_HELP.search(job.text[max(0, before.offset - 200) : before.offset])
-            if before.branch == call.branch and not asked:
-                # The user sees how a script that submits jobs is to be called.
-                usage = not job.is_job and re.search(r"(?i)\busage\b", job.line_of(before.offset))
-                what = "exit 0" if zero[0] != "exit" else "exit without a number"
-                text = f"{what} after an error message reports success"
-                alone = zero[0] == "exit" and not job.is_job
-                yield Violation(call.offset, text, cure="exit 1", severity="note" if usage or alone else None)
 
 
 def commands_after(job: JobDescription, outer: ProgramCall) -> list[ProgramCall]:
@@ -437,11 +420,12 @@ def _is_checked(call: ProgramCall, after: ProgramCall) -> bool:
     return call.tested or call.after in ("||", "&&") or any(a.text == "$?" for a in after.args)
 
 
-def _words(call: ProgramCall) -> str:
+def words_of(call: ProgramCall) -> str:
+    """Return the arguments of a command in one text."""
     return " ".join(a.text for a in call.args)
 
 
-def _in_braces(job: JobDescription, first: ProgramCall, last: ProgramCall) -> bool:
+def in_braces(job: JobDescription, first: ProgramCall, last: ProgramCall) -> bool:
     """Return whether a group ``{ first; last; }`` contains both commands."""
     opened = re.search(r"\{\s*\Z", job.text[max(0, first.offset - 20) : first.offset])
     return opened is not None and re.match(r"exit[^\n;]*(?:;|\n)\s*\}", job.text[last.offset :]) is not None
@@ -461,8 +445,8 @@ def exit_of_message(job: JobDescription) -> Iterator[Violation]:
         if call.program not in ("exit", "return") or written is None:
             continue
         said = before.program in ("echo", "printf") and before.branch == call.branch
-        chained = call.before == "&&" and before.before in ("&&", "||") and ERROR_TEXT.search(_words(before))
-        grouped = before.before == "||" and before.after in (";", "\n") and _in_braces(job, before, call)
+        chained = call.before == "&&" and before.before in ("&&", "||") and ERROR_TEXT.search(words_of(before))
+        grouped = before.before == "||" and before.after in (";", "\n") and in_braces(job, before, call)
         what = f"{call.program} $?" if "$" in written[0] else "exit without a number"
         text = f"$? is the exit code of '{before.written}': {what} reports success after the error"
         severity = "note" if what.endswith("number") and not job.is_job else None

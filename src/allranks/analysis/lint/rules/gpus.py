@@ -208,8 +208,12 @@ def _one_task(job: JobDescription) -> Iterator[Violation]:
     if launch.kind != "python" or launch.srun is None or launch.call.in_loop or launch.call.in_function:
         return
     if job.tasks_per_node(launch.srun) == 1 and launch.srun.after != "&" and not launch.open_srun:
-        text = f"one task per node, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node: the others are idle unless the program uses them"
-        yield Violation(launch.call.offset, text, severity="note")
+        own = job.has("CUDA_VISIBLE_DEVICES") or _starts_more(job, launch.call, gpus)
+        option = None if own else _told_devices(job, launch.call, gpus)
+        told = f" with {option}" if option else ""
+        text = f"one task per node{told}, but the job requests {gpus} GPUs per node: the others are idle"
+        rest = "" if option else " unless the program uses them"
+        yield Violation(launch.call.offset, text + rest, severity="warning" if option else "note")
 
 
 def _told_devices(job: JobDescription, call: ProgramCall, gpus: int) -> str | None:
@@ -277,12 +281,7 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
     seen = [a.value for a in call.prefix if a.name == "CUDA_VISIBLE_DEVICES"]
     one = bool(seen) and all(re.fullmatch(r"\d", value) for value in seen)
     options = [_told_devices(job, c, gpus) for c in job.work]
-    elsewhere = any(
-        c.program == "ray" or c.written.startswith(("./", "../")) for c in job.calls
-    )  # where they may start workers
-    elsewhere = elsewhere or any(re.match(r"dask\b|spark", c.program) for c in job.calls)
-    elsewhere = elsewhere or any(_uses_all(job, c, gpus) for c in job.work_calls)
-    elsewhere = elsewhere or any(STARTER_OPTION.search(a.text) or STARTS_JOBS.search(a.text) for a in call.args)
+    elsewhere = any(c.written.startswith(("./", "../")) for c in job.calls) or _starts_more(job, call, gpus)
     tasks, option = _tasks_are_ranks(job, gpus) and not elsewhere, options[0]
     if len(job.work) > 1 or call.in_loop:
         tasks = one = False
@@ -301,6 +300,13 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
         ),
         severity="warning" if one or tasks or option else "note",
     )
+
+
+def _starts_more(job: JobDescription, call: ProgramCall, gpus: int) -> bool:
+    """Return whether the program, or another one of the job, may use the other GPUs: it starts workers, or is told all GPUs."""
+    workers = any(c.program == "ray" or re.match(r"dask\b|spark", c.program) for c in job.calls)
+    told = any(_uses_all(job, c, gpus) for c in job.work_calls)
+    return workers or told or any(STARTER_OPTION.search(a.text) or STARTS_JOBS.search(a.text) for a in call.args)
 
 
 PARTS = re.compile(r"(?i)\bpvc\b|xpu|\bZE_AFFINITY_MASK\b")

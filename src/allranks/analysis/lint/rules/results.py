@@ -12,9 +12,11 @@ from allranks.analysis.lint.rules.exit_codes import (
     ERROR_TEXT,
     ZERO_WHY,
     commands_after,
+    in_braces,
     is_looked_at,
     name_of_work,
     shell_flags,
+    words_of,
 )
 
 # --------------------------------------------------------------------------- groups and last blocks
@@ -152,3 +154,41 @@ def log_over_messages(job: JobDescription) -> Iterator[Violation]:
                     text = f"> {target} empties the file to which line {line} has written"
                     yield Violation(call.offset, text, why=APPENDED_WHY, cure=f">> {target}")
                     return
+
+
+# ------------------------------------------------------------------------- exits behind a message
+
+EXIT_OF_MESSAGE = re.compile(r"exit(?:[ \t]+0\b|(?=[ \t]*(?:[;}#\n]|\Z)))")
+NO_ERROR = re.compile(r"(?i)\balready\b|finish|complete|\bdone\b|\bskip|\bno more\b|\bnothing to\b|\bmax|\breached\b")
+ASKED_FOR_HELP = re.compile(r"[\"'\s(|](?:-h|--help|-\?|help)[\"'\s)|]")
+
+
+def exit_zero(job: JobDescription) -> Iterator[Violation]:
+    """Report ``exit 0``, or ``exit`` alone, directly after an error message."""
+    calls = [c for c in job.calls if not c.in_substitution]
+    for number, call in enumerate(calls):
+        zero = EXIT_OF_MESSAGE.match(job.text, call.offset)
+        before = _error_message(calls[:number], call) if zero else None
+        if zero is None or before is None:
+            continue
+        chained = call.before == "&&" and before.before in ("&&", "||") and before is calls[number - 1]
+        grouped = before.before in ("&&", "||") and in_braces(job, before, call)
+        asked = ASKED_FOR_HELP.search(job.text[max(0, before.offset - 200) : before.offset])
+        if asked or not (call.branch or chained or grouped):
+            continue
+        # The user sees how a script that submits jobs is to be called.
+        usage = not job.is_job and re.search(r"(?i)\busage\b", job.line_of(before.offset))
+        what = "exit 0" if zero[0] != "exit" else "exit without a number"
+        text = f"{what} after an error message reports success"
+        note = usage or (zero[0] == "exit" and not job.runs_unattended)
+        yield Violation(call.offset, text, cure="exit 1", severity="note" if note else None)
+
+
+def _error_message(calls: list[ProgramCall], end: ProgramCall) -> ProgramCall | None:
+    """Return the error message among the messages directly before a command, of the same branch."""
+    for call in reversed(calls):
+        if call.program not in ("echo", "printf") or call.branch != end.branch or call.is_piped:
+            return None
+        if ERROR_TEXT.search(words := words_of(call)):
+            return None if NO_ERROR.search(words) else call
+    return None

@@ -1,0 +1,84 @@
+"""Cases about lines that do something else than their writer meant: rule, script, line, severity; line 0 for none."""
+
+from __future__ import annotations
+
+SH = "#!/bin/bash\n"
+JOB = SH + "#SBATCH --gpus-per-node=4\n#SBATCH --nodes=1\n#SBATCH --job-name=a\n{}\n"
+WORK = JOB.format("{}\npython x.py")
+
+ENDS: list[tuple[str, str, int, str]] = [
+    ("exit-zero", WORK.format('if [ ! -d d ]; then\n  echo "Error: no d"\n  exit\nfi'), 7, "warning"),
+    ("exit-zero", WORK.format('if [[ $A == "" ]]; then\n  echo "Could not find it"; exit; fi'), 6, "warning"),
+    ("exit-zero", WORK.format('[ -d d ] || { echo "d is missing" >&2; exit; }'), 5, "warning"),
+    ("exit-zero", WORK.format('[ -d d ] || { echo "d is missing"; exit 0; }'), 5, "warning"),
+    ("exit-zero", WORK.format('[ -z "$1" ] && echo "ERROR: no argument" && exit'), 5, "warning"),
+    ("exit-zero", WORK.format('case $1 in\n*) echo "Invalid mode: $1"; exit ;;\nesac'), 6, "warning"),
+    (
+        "exit-zero",
+        WORK.format('if [ -z "$1" ]; then\n  echo "missing input"\n  echo "give a file"\n  exit 0\nfi'),
+        8,
+        "warning",
+    ),
+    ("exit-zero", SH + 'if [ -z "$1" ]; then\n  echo "missing input"\n  exit\nfi\npython x.py\n', 4, "note"),
+    ("exit-zero", WORK.format('if [ ! -d d ]; then\n  echo "Error: no d"\n  exit 1\nfi'), 0, ""),
+    ("exit-zero", WORK.format('if [ -f done ]; then\n  echo "no work left"\n  exit\nfi'), 0, ""),
+    ("exit-zero", WORK.format('if [ -f f ]; then\n  echo "failed runs are all finished already"\n  exit\nfi'), 0, ""),
+    ("exit-zero", WORK.format('if ! cd d; then\n  echo "cannot enter d"\n  false\n  exit\nfi'), 0, ""),
+    ("exit-zero", WORK.format('echo "Error: no d"\nif [ -d e ]; then\n  exit\nfi'), 0, ""),
+]
+REQUESTS: list[tuple[str, str, int, str]] = [
+    ("directive-refused", WORK.format("#SBATCH --priority project-1"), 5, "error"),
+    ("directive-refused", WORK.format("#SBATCH --priority=high"), 5, "error"),
+    ("directive-refused", WORK.format("#SBATCH --priority=TOP"), 0, ""),
+    ("directive-refused", WORK.format("#SBATCH --priority=10"), 0, ""),
+    ("unset-variable", JOB.format("srun --gpus-per-node=$SBATCH_GPUS_PER_NODE python x.py"), 5, "warning"),
+    ("unset-variable", WORK.format("touch ${SBATCH_JOB_NAME}.started"), 5, "warning"),
+    ("unset-variable", WORK.format("touch $SBATCH_JOB_NAME.started").replace("--job-name=", "-J "), 5, "warning"),
+    ("unset-variable", WORK.format("touch $SBATCH_PARTITION.started"), 0, ""),
+    ("unset-variable", WORK.format("echo $SBATCH_JOB_NAME"), 0, ""),
+    ("unset-variable", WORK.format("touch ${SBATCH_JOB_NAME:-run}.started"), 0, ""),
+    ("unset-variable", WORK.format("SBATCH_JOB_NAME=b\ntouch $SBATCH_JOB_NAME"), 0, ""),
+    ("unset-variable", WORK.format("SBATCH_JOB_NAME=b sbatch next.sh $SBATCH_JOB_NAME"), 0, ""),
+    ("idle-gpus", JOB.format("srun -n 1 python x.py --device gpu --device_id 0"), 5, "warning"),
+    ("idle-gpus", JOB.format("srun -n 1 python x.py --gpu 0"), 5, "warning"),
+    ("idle-gpus", JOB.format("srun python x.py --device=cuda:0"), 5, "warning"),
+    ("idle-gpus", JOB.format("srun python x.py --gpus 4"), 5, "note"),
+    ("idle-gpus", JOB.format("srun python x.py"), 5, "note"),
+    ("idle-gpus", JOB.format("srun python x.py --gpu 0 --multi_gpu"), 5, "note"),
+    ("idle-gpus", JOB.format("srun -n 4 python x.py --gpu 0"), 0, ""),
+]
+TESTS: list[tuple[str, str, int, str]] = [
+    (
+        "constant-condition",
+        WORK.format('if [[ -z "SLURM_JOB_ID" || $SLURM_NNODES -eq 1 ]]; then\n  echo one\nfi'),
+        5,
+        "warning",
+    ),
+    ("constant-condition", WORK.format('A=$1\nif [ ! -n A ] && [ ! -n "$B" ]; then\n  echo one\nfi'), 6, "warning"),
+    ("constant-condition", WORK.format('if [ -z "$A" ] || [ -n "A" ]; then\n  echo one\nfi'), 5, "warning"),
+    (
+        "constant-condition",
+        WORK.format('if [[ -z "$SLURM_JOB_ID" || $SLURM_NNODES -eq 1 ]]; then\n  echo one\nfi'),
+        0,
+        "",
+    ),
+    ("constant-condition", WORK.format('A=-z\nif [ "$A" = -n ] || [ "$B" = "-z" ]; then\n  echo one\nfi'), 0, ""),
+    ("constant-condition", WORK.format('if [ -n "extra" ]; then\n  echo one\nfi'), 0, ""),
+]
+NUMBERS: list[tuple[str, str, int, str]] = [
+    ("never-expanded", JOB.format("N=${SLURM_NTASKS}*${SLURM_NNODES}\nmpirun -np $N ./x"), 5, "error"),
+    ("never-expanded", JOB.format('A=4\nexport N="$A * 2"\nmpirun -n "$N" ./x'), 6, "error"),
+    ("never-expanded", JOB.format("#SBATCH --array=0-3\ni=$SLURM_ARRAY_TASK_ID+1\npython x.py --seed $i"), 6, "error"),
+    ("never-expanded", JOB.format("A=4\nN=$A*2\nmpirun -n $((N)) ./x"), 0, ""),
+    ("never-expanded", JOB.format("A=4\nN=$A*2\nmpirun -n $(echo $N | bc) ./x"), 0, ""),
+    ("never-expanded", JOB.format("A=4\nN=$((A*2))\nmpirun -n $N ./x"), 0, ""),
+    ("never-expanded", JOB.format("A=data\nN=$A*2\nls $N"), 0, ""),
+    ("never-expanded", JOB.format("A=4\nN=$A*2\necho $N\npython x.py"), 0, ""),
+    ("never-expanded", JOB.format("declare -i N\nA=4\nN=$A*2\nmpirun -n $N ./x"), 0, ""),
+    ("never-expanded", JOB.format("A=4\nB=2\nN=$A+$B\nmv results results_$N"), 0, ""),
+]
+PORTS: list[tuple[str, str, int, str]] = [
+    ("fixed-port", JOB.format("for l in 1 2; do deepspeed --num_gpus 2 x.py --lr $l & done\nwait"), 5, "error"),
+    ("fixed-port", JOB.format("for l in 1 2; do deepspeed --num_gpus 2 x.py --lr $l & wait; done"), 0, ""),
+]
+MEANT_CASES = [*ENDS, *REQUESTS, *TESTS, *NUMBERS, *PORTS]
