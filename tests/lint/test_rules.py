@@ -48,6 +48,7 @@ from tests.lint.subshell_cases import SUBSHELL_CASES
 from tests.lint.system_cases import SYSTEM_CASES
 from tests.lint.taken_cases import TAKEN_CASES
 from tests.lint.text_cases import TEXT_CASES
+from tests.lint.unused_cases import UNUSED_CASES
 from tests.lint.usage_cases import USAGE_CASES
 
 BAD = [*cases.BAD, *script_cases.SCRIPT_BAD]
@@ -83,6 +84,7 @@ CASES = [
     *PRECISION_CASES,
     *PLAIN_CASES,
     *TEXT_CASES,
+    *UNUSED_CASES,
     *USAGE_CASES,
     *FLOW_CASES,
     *SYSTEM_CASES,

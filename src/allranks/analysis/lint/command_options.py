@@ -184,7 +184,9 @@ def read_directives(source: MappedText, comments: set[int]) -> list[Directive]:
     found: list[Directive] = []
     late = False
     offset = 0
-    for line in source.text.split("\n"):
+    # The lines of a here-document in an unknown value, $(sbatch << EOF ...), are no lines of this script.
+    text = UNKNOWN_PART.sub(lambda m: m[0].replace("\n", " "), source.text)
+    for line in text.split("\n"):
         if line.startswith("#SBATCH") and line[7:8] in (" ", "\t", "-", "\r", "") and source.where(offset) in comments:
             found += _options(source.part(offset, offset + len(line.rstrip())), late)
         elif line.strip() and not line.lstrip().startswith("#"):

@@ -27,6 +27,7 @@ from allranks.analysis.lint.rules import (
     hostfiles,
     inner_texts,
     launchers,
+    left_unused,
     lines,
     literal_text,
     log_folders,
@@ -269,6 +270,7 @@ EXIT_CODE_LOST = _all(
     exit_codes.echoed_failure,
     exit_codes.piped_script,
     exit_codes.always_success,
+    left_unused.counted_failures,
     waiting.results_of_wait,
 )
 BACKGROUND_NOT_AWAITED = _all(
@@ -447,7 +449,9 @@ OUT_OF_PLACE = _all(
     repository_files.other_folder,
     loop_flow.folder_stays,
 )
-SIGNAL_NOT_TRAPPED = _all(launchers.untrapped, launchers.not_passed, activation.trapped_after_work)
+SIGNAL_NOT_TRAPPED = _all(
+    launchers.untrapped, launchers.not_passed, activation.trapped_after_work, left_unused.signal_without_step
+)
 PREPARED_BY_ALL = _all(shared_files.prepared_by_all, shared_files.created_by_array)
 OTHER_SHELL = _all(shell.other_shell, activation.csh_script)
 LOST_IN_SUBSHELL = _all(subshells.lost, subshells.exit_inside, subshells.exit_in_pipe, subshells.elsewhere)
@@ -481,4 +485,7 @@ STEP_NODES = _all(several_nodes.step_nodes, several_nodes.ray_drivers)
 BUILTIN_AS_PROGRAM = _all(programs.builtins, starting.functions)
 KILLS_OTHERS = _all(cancelling.pkill, cancelling.of_user, cancelling.cancels_jobs)
 NOT_RUNNABLE = _all(starting.without_folder, starting.other_language, starting.command_in_one_word)
-NODE_LOCAL_FILE = _all(storage.local, storage.windows_path, shared_files.folder_of_first_node)
+NODE_LOCAL_FILE = _all(
+    storage.local, storage.windows_path, shared_files.folder_of_first_node, shared_files.made_where_submitted
+)
+ARRAY_NOT_USED = _all(requests.array_not_used, left_unused.choice_in_comment)

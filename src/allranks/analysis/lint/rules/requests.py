@@ -244,7 +244,7 @@ TWICE_WHY = "The last value counts. The earlier one, which is often a mistyped n
 TWICE_CURE = "remove one of the two; perhaps another option was meant"
 COUNTED = {
     "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gres", "gpus", "gpus-per-node", "gpus-per-task", "mem", "mem-per-cpu", "time", "array",
-    "account", "export", "constraint", "dependency", "exclude", "nodelist", "signal",
+    "account", "export", "constraint", "dependency", "exclude", "nodelist", "signal", "partition", "qos",
 }  # fmt: skip
 
 
@@ -258,6 +258,8 @@ def twice(job: JobDescription) -> Iterator[Violation]:
     """Report an option that is given twice with different values."""
     first: dict[str, Directive] = {}
     for item in job.directives:
+        if item.text.rstrip() in ("hetjob", "packjob"):
+            first = {}  # the request of another part of the job
         before = first.get(item.name)
         if before and item.name in COUNTED and not item.late and before.value != item.value:
             line = job.lines.place(item.offset)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import SHELLS
+from allranks.analysis.lint.command_options import SHELLS, srun_end
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 from allranks.analysis.lint.rules.requests import array_range
@@ -306,3 +306,36 @@ def entered_twice(job: JobDescription) -> Iterator[Violation]:
             return
         else:
             inside.append(folder)
+
+
+SUBMITTED_WHY = "The folder is made on the host that submits. The job runs on another one, whose /tmp does not have it, and where its files stay."
+SUBMITTED_CURE = "a folder that all hosts see ($HOME, a scratch file system); or mkdir -p in the job"
+WRITES_SCRIPTS = {"echo", "printf"}
+
+
+def made_where_submitted(job: JobDescription) -> Iterator[Violation]:
+    """Report a folder in /tmp that a script makes, and that a job which it submits uses."""
+    if job.is_job or not job.submits:
+        return
+    texts = [t.text for t in (*job.reading.files.values(), *job.reading.submitted)]
+    texts += [
+        " ".join(a.text for a in c.args)
+        for c in job.calls
+        if c.program in WRITES_SCRIPTS and c.redirects and not c.under
+    ]
+    for call in job.calls:
+        if call.program == "sbatch":
+            script = srun_end(call.args)
+            texts.append(" ".join(a.text for a in (*call.args[:script], *call.args[script + 1 :])))
+    for call in job.calls:
+        if call.program != "mkdir" or call.under or call.in_substitution:
+            continue
+        for arg in call.args:
+            folder = arg.text.rstrip("/")
+            if not re.match(r"/(?:tmp|var/tmp|dev/shm)/[^/]", folder):
+                continue
+            users = [t for t in texts if re.search(rf"(?<![\w/]){re.escape(folder)}(?![\w-])", t)]
+            if users and not any("mkdir" in t and folder in t for t in texts):
+                text = f"mkdir {folder[:60]} runs where the job is submitted, and the job uses the folder on its node"
+                yield Violation(call.offset, text, why=SUBMITTED_WHY, cure=SUBMITTED_CURE)
+                return

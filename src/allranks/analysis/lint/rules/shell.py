@@ -158,6 +158,19 @@ def equals(job: JobDescription) -> Iterator[Violation]:
 
 
 CSH_WORDS = {"setenv", "unsetenv", "endif", "foreach", "endsw"}
+CSH_SWITCHES = {
+    "echo",
+    "verbose",
+    "noclobber",
+    "ignoreeof",
+    "noglob",
+    "nonomatch",
+    "autolist",
+    "filec",
+    "notify",
+    "history",
+}
+"""Variables of csh that need no value."""
 
 
 def csh(job: JobDescription) -> Iterator[Violation]:
@@ -170,6 +183,13 @@ def csh(job: JobDescription) -> Iterator[Violation]:
             if spaced or glued:
                 name = words[0].partition("=")[0]
                 yield Violation(call.offset, f"set {name} = ... is csh: here it sets $1, and {name} stays as it was")
+            elif len(words) == 1 and words[0] in CSH_SWITCHES and not re.search(r"\$\{?[1@*#]", job.code):
+                cure = "set -x" if words[0] == "echo" else "set -o <option>"
+                text, why = (
+                    f"set {words[0]} is csh: here it only sets $1",
+                    "The word becomes the first argument of the script.",
+                )
+                yield Violation(call.offset, text, why=why, cure=cure, severity="warning")
         elif call.program in CSH_WORDS and not re.search(rf"(?m)^\s*(?:function\s+)?{call.program}\s*\(\)", job.text):
             yield Violation(call.offset, f"{call.program} is csh: sh and bash have no such command")
 

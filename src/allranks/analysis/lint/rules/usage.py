@@ -381,8 +381,10 @@ def _activates(call: ProgramCall) -> bool:
 
 def threads_of_tasks(job: JobDescription) -> Iterator[Violation]:
     """Report OpenMP threads for each task of srun in a job whose tasks have one CPU."""
-    if not job.is_batch or job.heading.keys() & CPU_OPTIONS or job.requests_whole_nodes or job.launches:
+    if not job.is_batch or job.heading.keys() & CPU_OPTIONS or job.requests_whole_nodes:
         return
+    if job.launches and (job.requests_gpus or any(la.kind != "python" for la in job.launches)):
+        return  # many sites give CPUs with each GPU
     items = list(job.set_values("OMP_NUM_THREADS"))
     threads, tasks = job.number(items[0].value) if len(items) == 1 else None, tasks_of_node(job)
     if not threads or not tasks or threads < 2 or tasks < 2 or items[0].under or items[0].in_function:
