@@ -167,8 +167,8 @@ SCRIPT_EXAMPLES: dict[str, RuleExample] = {
         "vllm serve model &\nserver=$!\npython train.py\nrc=$?\nkill $server\nexit $rc",
     ),
     "conda-not-set-up": RuleExample(
-        "`CommandNotFoundError: Your shell has not been properly configured`, then the Python of the shell that called `sbatch`, or the system's. A warning under `set -e`, which ends the script there, and in a shell that a program of the script starts; else a note.",
-        "set -e\nconda activate train\nsrun torchrun train.py",
+        "`CommandNotFoundError: Your shell has not been properly configured`, then the Python of the shell that called `sbatch`, or the system's. A note in scripts of PBS, whose shells read the profile, and behind commands of a site that name conda or Python.",
+        "conda activate train\nsrun torchrun train.py",
         'eval "$(conda shell.bash hook)"\nconda activate train\nsrun torchrun train.py',
     ),
     "module-after-activation": RuleExample(
