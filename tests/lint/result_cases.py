@@ -53,6 +53,12 @@ PROGRAMS: list[tuple[str, str, int, str]] = [
     ("prepared-by-all-tasks", ARRAY.replace("0-7", "0-7%1") + "conda install -y a\n", 0, ""),
     ("prepared-by-all-tasks", HEAD + "conda install -y a\n", 0, ""),
 ]  # fmt: skip
+REQUESTS: list[tuple[str, str, int, str]] = [
+    ("directive-refused", "#!/bin/bash\n#SBATCH --group abc\nls\n", 2, "error"),
+    ("directive-refused", "#!/bin/bash\n#SBATCH --runtime=2\nls\n", 2, "error"),
+    ("directive-refused", "#!/bin/bash\n#SBATCH --mem-per-task=4G\nls\n", 2, "error"),
+    ("directive-refused", "#!/bin/bash\n#SBATCH --account=abc --container-image=a.sqsh\nls\n", 0, ""),
+]  # fmt: skip
 RUN = "torchrun --nproc_per_node=1 "
 USES: list[tuple[str, str, int, str]] = [
     ("idle-gpus", TWO + RUN + "a.py\nCUDA_VISIBLE_DEVICES=1 " + RUN + "b.py\n", 4, "warning"),
@@ -62,4 +68,4 @@ USES: list[tuple[str, str, int, str]] = [
     ("master-address", TWO.replace("nodes=1", "nodes=4") + "head_node=localhost\necho \"head: $head_node\"\nray start --head\n", 0, ""),
     ("master-address", TWO.replace("nodes=1", "nodes=4") + "head_node=localhost\nsrun ray start --address $head_node:6379\n", 4, "error"),
 ]  # fmt: skip
-RESULT_CASES = [*RESULTS, *PROGRAMS, *USES]
+RESULT_CASES = [*RESULTS, *PROGRAMS, *REQUESTS, *USES]

@@ -255,6 +255,10 @@ FOREIGN = {
     "kill-on-bad-exit": "srun --kill-on-bad-exit", "pty": "srun --pty", "mpi": "srun --mpi", "multi-prog": "srun --multi-prog",
     "accel-bind": "srun --accel-bind", "ntasks-per-nodes": "--ntasks-per-node", "gpus_per_node": "--gpus-per-node",
     "cpus_per_task": "--cpus-per-task", "ntasks_per_node": "--ntasks-per-node", "mem_per_cpu": "--mem-per-cpu", "job_name": "--job-name",
+    "group": "--account", "project": "--account", "email": "--mail-user", "email-type": "--mail-type",
+    "cores-per-task": "--cpus-per-task", "cpu_per_gpu": "--cpus-per-gpu",
+    "mem-per-task": "--mem-per-cpu", "mem-per-node": "--mem", "ram": "--mem", "num-nodes": "--nodes", "num_nodes": "--nodes",
+    "num-gpus": "--gpus", "nproc": "--ntasks", "nprocs": "--ntasks", "log": "--output", "logfile": "--output", "runtime": "--time", "mca": "mpirun --mca",
 }  # fmt: skip
 TEMPLATE = re.compile(r"[@{}!<>*#%]|__")
 GLUED_COMMENT = re.compile(r"\d[\d:.,-]*[KMGTkmgt]?#+[A-Za-z]*")
