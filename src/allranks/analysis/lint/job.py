@@ -40,7 +40,7 @@ EXCLUSIVE_PARTITIONS = {"standard-g", "booster", "develbooster", "dc-gpu", "dc-g
 # https://docs.nersc.gov/jobs/policy/: all QOS of the GPU nodes but the shared ones
 NERSC_EXCLUSIVE_QOS = {"regular", "debug", "premium", "preempt", "overrun", "realtime"}
 SETS_PATHS_ONLY = re.compile(
-    r"(?:activate|conda\.sh|mamba\.sh|bashrc|profile|modules?\.sh|init/(?:ba)?sh|lmod\S*|z00\S*)\Z"
+    r"(?:activate|(?:conda|mamba)[\w-]*\.sh|bashrc|profile|modules?\.sh|init/(?:ba)?sh|lmod\S*|z00\S*)\Z"
 )
 # Modules of compilers, CUDA, Python and containers, which set paths, but neither addresses nor ports.
 SETS_NO_RENDEZVOUS = re.compile(
@@ -580,9 +580,9 @@ def _sets_anything(call: ProgramCall) -> bool:
 
 
 def _runs_file(call: ProgramCall) -> bool:
-    return any(a.text.endswith(".py") or a.text == "-m" for a in call.args) and not any(
-        a.text == "-c" for a in call.args
-    )
+    # Behind the file -c is the program's own option.
+    first = next((a.text for a in call.args if a.text in ("-c", "-m") or a.text.endswith(".py")), "-c")
+    return first != "-c"
 
 
 RuleCheck = Callable[["JobDescription"], Iterable[Violation]]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import PYTHON, SHELLS, Option, slurm_options
 from allranks.analysis.lint.job import USUAL_GPUS, JobDescription, LauncherCall, count_gpus
-from allranks.analysis.lint.placement import MPI, Started, started_by
+from allranks.analysis.lint.placement import MPI, Started, sources_unknown, started_by
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.tasks import SEVERAL_WHY
 
@@ -486,7 +486,7 @@ def idle_nodes(job: JobDescription) -> Iterator[Violation]:
     yield from _small_step(job)
     yield from _head_only(job)
     yield from _beside_steps(job)
-    if not job.is_job or (job.nodes or 1) < 2 or job.launches or not job.work or job.sources_files:
+    if not job.is_job or (job.nodes or 1) < 2 or job.launches or not job.work or sources_unknown(job):
         return
     others = [c for c in job.calls if not c.in_substitution]
     if "array" in job.heading or job.chooses_launcher:
