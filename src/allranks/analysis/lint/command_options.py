@@ -239,7 +239,7 @@ MODULES = {
 LAUNCHERS = {"torchrun", "torch.distributed.launch", "accelerate", "deepspeed"}
 # Programs whose options are not parsed: the command starts at one of TARGETS.
 WRAPPERS = {
-    "singularity", "apptainer", "enroot", "shifter", "docker", "podman", "podman-hpc", "charliecloud", "ch-run", "sarus",
+    "singularity", "apptainer", "enroot", "shifter", "docker", "nvidia-docker", "podman", "podman-hpc", "charliecloud", "ch-run", "sarus",
     "nsys", "ncu", "numactl", "taskset", "xargs", "strace", "memray", "py-spy", "conda", "mamba", "micromamba", "uv", "poetry",
     "pixi", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "jsrun", "aprun", "stdbuf", "nice", "ionice", "chrt", "setsid",
     "unbuffer", "sudo", "ssh", "pdsh", "clush", "parallel", "rocprof", "rocprofv3", "gdb", "ray", "spack", "ftxrun", "pipenv", "blaunch", "pbsdsh",
@@ -248,7 +248,9 @@ WRAPPERS = {
 STARTS_RANKS = re.compile(
     r"(?=.*\s).*\b(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\s+launch|deepspeed)\b", re.DOTALL
 )
-CONTAINERS = {"singularity", "apptainer", "shifter", "enroot", "docker", "podman", "sarus", "ch-run", "podman-hpc"}
+CONTAINERS = {
+    "singularity", "apptainer", "shifter", "enroot", "docker", "nvidia-docker", "podman", "sarus", "ch-run", "podman-hpc",
+}  # fmt: skip
 STARTERS = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun"}
 REMOTE_SHELLS = {"ssh", "pdsh", "clush", "pssh"}
 SHELL_PREFIXES = {"time", "nohup", "exec", "command", "builtin", "then", "else", "do", "!", "{"}

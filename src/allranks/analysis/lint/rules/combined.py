@@ -14,6 +14,7 @@ from allranks.analysis.lint.rules import (
     cancelling,
     commands,
     conditions,
+    containers,
     counts,
     dataflow,
     derived_counts,
@@ -278,6 +279,7 @@ BACKGROUND_NOT_AWAITED = _all(
     waiting.scripts_in_background,
     waiting.waits_for_last,
     waiting.beside_last,
+    containers.left_running,
     questions.sent_to_session,
 )
 OPTION_TWICE = _all(requests.twice, requests.settings_twice, requests.lost_suffix)
@@ -395,6 +397,7 @@ LAUNCHER_OPTION = _all(
     settings.refused_settings,
     settings.without_value,
     programs.container_options,
+    containers.relative_folder,
     programs.mpi_options,
     several_nodes.rendezvous_words,
     several_nodes.ranks_of_loop,

@@ -405,7 +405,7 @@ ENDED_WHY = "The container's shell ends with its script, and with it what the sc
 ENDED_CURE = 'put the launch into the same script: bash -c "source env.sh; torchrun ..."'
 NO_COMMAND_WHY = "srun starts no task and fails; what was meant to be its command runs once, in the batch script."
 NO_COMMAND_CURE = "a backslash at the end of the line, so that the next one is its command"
-DOCKER = {"docker", "podman", "nerdctl"}
+DOCKER = {"docker", "nvidia-docker", "podman", "nerdctl"}
 DOCKER_FLAGS = re.compile(
     r"-[ditPq]+|--(?:detach|interactive|tty|publish-all|quiet|rm|init|privileged|read-only|no-healthcheck|oom-kill-disable|replace)(?:=\w+)?"
 )
@@ -430,7 +430,7 @@ def terminal(job: JobDescription) -> Iterator[Violation]:
         name, flags, arg = _docker_flags(call)
         if arg is None or "t" not in flags or "d" in flags or (call.branch and ASKS_FOR_TERMINAL.search(job.text)):
             continue
-        refused = name == "docker" and "i" in flags
+        refused = name in ("docker", "nvidia-docker") and "i" in flags
         severity: Severity = "error" if refused else "note"
         yield Violation(arg.offset, f"{name} {arg.text} asks for a terminal", severity=severity)
 

@@ -94,11 +94,14 @@ def _blank_before_bracket(job: JobDescription, call: ProgramCall) -> tuple[Edit,
 
 def literal_quotes(job: JobDescription) -> Iterator[Violation]:
     """Report quotes that become part of a value: single quotes of a default inside of double quotes."""
-    for found in re.finditer(r"\"[^\"\n]*?(\$\{\w+:?[-=]'[^'\n\"]*'\})", job.text):
+    for found in re.finditer(r"\"[^\"\n]*?(\$\{(\w+):?[-=]'[^'\n\"]*'\})", job.text):
+        before = job.text[job.text.rfind("\n", 0, found.start()) + 1 : found.start()]
+        alone = re.search(r"(?:^|[;&|])[ \t]*:[ \t]+\Z", before) is not None
+        idle = alone and found[2] not in job.reading.exported and sum(u.name == found[2] for u in job.uses) == 1
         if not job.in_comment(found.start(1)):
             empty = re.search(r"'\s*'\}\Z", found[1])  # meant as no value: often the caller sets one
             text = f"the quotes of {found[1]} become part of the value"
-            yield Violation(found.start(1), text, severity="note" if empty else None)
+            yield Violation(found.start(1), text, severity="note" if empty or idle else None)
 
 
 TYPOGRAPHIC = {
@@ -171,10 +174,23 @@ CSH_SWITCHES = {
     "history",
 }
 """Variables of csh that need no value."""
+SH_ONLY = re.compile(
+    r"^[ \t]*(?:export[ \t]|[A-Za-z_]\w*=|fi\b|done\b|esac\b|function\b|\.[ \t]|\[\[?[ \t]|\w+[ \t]*\(\))|\$\(|2>|&>",
+    re.MULTILINE,
+)
+"""What csh does not understand."""
+
+
+def _may_be_csh(job: JobDescription) -> bool:
+    """Return whether nothing names a shell, and all lines are csh, too: PBS runs such a script with the user's login shell."""
+    named = job.text.startswith("#!") or re.search(r"(?m)^#(?:PBS|\$)[ \t]+-S\b", job.text)
+    return job.pbs is not None and not named and SH_ONLY.search(job.code) is None
 
 
 def csh(job: JobDescription) -> Iterator[Violation]:
     """Report commands of csh: in sh and bash ``set NAME = value`` sets the positional parameters."""
+    if _may_be_csh(job):
+        return
     for call in job.calls:
         words = [a.text for a in call.args]
         if call.program == "set" and words and not call.args[0].quoted:
