@@ -17,6 +17,7 @@ from allranks.analysis.lint.rules.ports import port_range
 from tests.conftest import REPO
 from tests.lint import cases, script_cases
 from tests.lint.condition_cases import CONDITION_CASES
+from tests.lint.container_cases import CONTAINER_CASES
 from tests.lint.count_cases import COUNT_CASES, REQUEST_CASES, VISIBLE_CASES
 from tests.lint.derived_cases import COUNTED_CASES, DERIVED_CASES, PASSED_CASES, VALUE_CASES
 from tests.lint.evidence_cases import CASES as EVIDENCE_CASES
@@ -76,6 +77,7 @@ CASES = [
     *SUBMISSION_CASES,
     *SUBSHELL_CASES,
     *CONDITION_CASES,
+    *CONTAINER_CASES,
     *TAKEN_CASES,
     *LAUNCH_CASES,
     *RESOURCE_CASES,

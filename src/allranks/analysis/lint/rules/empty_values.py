@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.job import SETS_PATHS_ONLY, JobDescription
 from allranks.analysis.lint.records import Assignment, VariableUse, Violation
+from allranks.analysis.lint.rules.blocks import in_loops_only, outer_loop
 from allranks.analysis.lint.rules.dataflow import GUARDS, INHERITED, LAUNCHER_NAMES, PRINTING
 from allranks.analysis.lint.rules.unset_variables import OUTSIDE_NAMES, USUAL_OUTSIDE, is_set, set_by_module
 
@@ -81,8 +82,10 @@ def set_below(job: JobDescription) -> Iterator[Violation]:
     guarded = {u.name for u in job.uses if u.operator.startswith(GUARDS)} | job.reading.named
     for use in job.uses:
         own = job.by_name.get(use.name, [])
-        if not own or use.under or use.in_function or use.in_loop or use.operator or use.name in guarded | said:
+        if not own or use.under or use.in_function or use.operator or use.name in guarded | said:
             continue
+        if use.in_loop and outer_loop(job.code, use.offset) == outer_loop(job.code, own[0].offset):
+            continue  # the next pass has the value
         before = job.text[max(0, use.offset - 6) : use.offset]
         in_test = use.program in ("[", "[[", "test")
         if (
@@ -113,10 +116,13 @@ def set_below(job: JobDescription) -> Iterator[Violation]:
             or (
                 job.lines.line(later)[:1].isspace()
                 and not (_in_all_branches(job, own) or all(a.in_function for a in own))
+                and not (use.in_loop and in_loops_only(job.code, first.offset))
             )
         ):
             continue
-        if use.name in (job.heads("export") or "") or re.search(rf"(?m)^\s*#.*(?<![$\w{{]){use.name}\b", job.text):
+        if use.name in (job.heads("export") or "") or re.search(
+            rf"(?m)^\s*#(?!\s*{use.name}=).*(?<![$\w{{]){use.name}\b", job.text
+        ):
             continue
         said.add(use.name)
         text = f"${use.name} is used before it is set, in line {later}"

@@ -20,10 +20,12 @@ TOO_MANY_WHY = (
 )
 SEVERAL_GPUS = 2
 DEVICES_OPTION = re.compile(
-    r"(?:--?|\+{0,2}(?:[A-Za-z_]\w*\.)*(?=\w+=))(?:n_?gpus?|num[-_]gpus|gpus?|devices?|gpus[-_]per[-_]node|n[-_]gpus?|ranks[-_]per[-_]node|(?:gpu|device)[-_]?(?:ids?|index)|cuda(?:[-_]device)?)"
+    r"(?:--?(?:[A-Za-z_]\w*\.)*|\+{0,2}(?:[A-Za-z_]\w*\.)*(?=\w+=))(?:n_?gpus?|num[-_]gpus|gpus?|devices?|gpus[-_]per[-_]node|n[-_]gpus?|ranks[-_]per[-_]node|(?:gpu|device)[-_]?(?:ids?|index)|cuda(?:[-_]device)?)"
     r"(?:=(\S{1,60}))?"
 )
 """Options of programs, and keys of Hydra, that say how many GPUs they use, of one process or of several, or which one."""
+YOLOX = re.compile(r"(?:\S*/)?exps/\S+\.py|yolox[-_]\w{1,9}")
+"""Experiments of YOLOX, whose tools have ``-d`` for the number of GPUs."""
 
 
 LESS = re.compile(r"\$(?:\(\(|\[|\(expr\s).*[\w})]\s*-\s*\w+\s*\)*(?:\)\)|\]|\))")
@@ -218,12 +220,14 @@ def _one_task(job: JobDescription) -> Iterator[Violation]:
 
 def _told_devices(job: JobDescription, call: ProgramCall, gpus: int) -> str | None:
     """Return the program's option that names one GPU, or fewer GPUs than the job has."""
+    yolox = any(YOLOX.fullmatch(a.text) for a in call.args)
     for arg, following in call.pairs():
         found = DEVICES_OPTION.fullmatch(arg.text)
-        text = (found[1] or (following.text if following else "")) if found else ""
+        value = found[1] if found else None
+        text = value or (following.text if following and (found or (yolox and arg.text == "-d")) else "")
         count = job.number(text.removeprefix("cuda:"))
-        if found and count is not None and count < gpus:
-            return arg.text if found[1] else f"{arg.text} {text}"
+        if count is not None and count < gpus:
+            return arg.text if value else f"{arg.text} {text}"
     return None
 
 

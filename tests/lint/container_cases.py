@@ -1,0 +1,66 @@
+"""Cases about docker run, values set in another loop, and programs with -c: the rule, the script, the line and the severity; 0 for no finding."""
+
+from __future__ import annotations
+
+JOB = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks=1\n#SBATCH --gres=gpu:4\n#SBATCH --cpus-per-task=8\n#SBATCH --time=1:00:00\n"
+NODES = JOB.replace("--nodes=1", "--nodes=4").replace("--ntasks=1", "--ntasks-per-node=1")
+TORQUE = "#PBS -l nodes=1:ppn=4\n#PBS -l walltime=1:00:00\n"
+OPTION, LEFT, QUOTES, UNSET = "launcher-option", "background-not-awaited", "literal-quotes", "unset-variable"
+IDLE, NODE, CSH = "idle-gpus", "idle-nodes", "csh-syntax"
+LIST = 'ARGS=("--volume=$DATA:$DATA" "--volume=${LOGS}:${LOGS}")\nnvidia-docker run "${ARGS[@]}" image python t.py\n'
+FIRST = "for i in 1 2; do\n  python t.py --fold $fold --i $i\ndone\n"
+SLEEP = "docker run -d --rm --name lab image sleep infinity\ndocker exec lab python t.py\n"
+
+FOLDERS: list[tuple[str, str, int, str]] = [
+    (OPTION, JOB + "docker run -v ./out:./out image python t.py\n", 7, "error"),
+    (OPTION, JOB + "podman run --rm --volume=$PWD/out:out:ro image python t.py\n", 7, "error"),
+    (OPTION, JOB + "sudo docker run --rm -v ~/data:~/data image python t.py\n", 7, "error"),
+    (OPTION, JOB + 'LOGS=${LOGS:-./logs}\n' + LIST, 8, "error"),
+    (OPTION, JOB + ': "${LOGS:=./logs}"\n' + LIST, 8, "warning"),
+    (OPTION, JOB + ': "${LOGS:=/logs}"\ndocker run -v $LOGS:$LOGS image python t.py\n', 0, ""),
+    (OPTION, JOB + "docker run -v ./out:/out -v $PWD:$PWD -v $(pwd):/w -v /a:/a:ro -v cache:/root/.cache image python t.py\n", 0, ""),
+    (OPTION, JOB + "docker run --rm image python -v a:b\n", 0, ""),
+    (OPTION, JOB + "docker run -v /out:ro image python t.py\n", 0, ""),
+]  # fmt: skip
+ENDLESS: list[tuple[str, str, int, str]] = [
+    (LEFT, JOB + SLEEP, 7, "warning"),
+    (LEFT, JOB + SLEEP.replace("-d", "--detach").replace("sleep infinity", "tail -f /dev/null"), 7, "warning"),
+    (LEFT, JOB + SLEEP + "docker stop lab\n", 0, ""),
+    (LEFT, JOB + "trap 'docker rm -f lab' EXIT\n" + SLEEP, 0, ""),
+    (LEFT, JOB + SLEEP + 'for c in lab; do docker rm -f "$c"; done\n', 0, ""),
+    (LEFT, JOB + SLEEP.replace("sleep infinity", "redis-server"), 0, ""),
+    (LEFT, JOB + SLEEP.replace("-d ", ""), 0, ""),
+    (LEFT, "#!/bin/bash\n" + SLEEP, 0, ""),
+    (QUOTES, JOB + ": \"${MOUNTS:='/a:/a'}\"\npython t.py\n", 7, "note"),
+    (QUOTES, JOB + ": \"${MOUNTS:='/a:/a'}\"\npython t.py --m $MOUNTS\n", 7, "warning"),
+    ("no-terminal", JOB + "nvidia-docker run -it image python t.py\n", 7, "error"),
+]  # fmt: skip
+LOOPS: list[tuple[str, str, int, str]] = [
+    (UNSET, JOB + FIRST + "for j in 1 2; do\n  fold=$j\n  python e.py --fold $fold\ndone\n", 8, "warning"),
+    (UNSET, JOB + FIRST + "fold=3\npython e.py --fold $fold\n", 8, "warning"),
+    (UNSET, JOB + "for ((i=0; i<2; i++)); do\n  python t.py --k $((fold - 1))\ndone\n#fold=5\nfor j in 1 2; do\n  fold=$j\n  ls $fold\ndone\n", 8, "warning"),
+    (UNSET, JOB + "for i in 1 2; do\n  python t.py --last $last\n  last=$i\ndone\n", 0, ""),
+    (UNSET, JOB + "while read n; do\n  for i in 1 2; do\n    python t.py --last $last\n  done\n  for i in 1 2; do\n    last=$i\n  done\ndone < list\n", 0, ""),
+    (UNSET, JOB + FIRST + "for j in 1 2; do\n  if [ $j = 2 ]; then\n    fold=$j\n  fi\n  python e.py --fold $fold\ndone\n", 0, ""),
+    (UNSET, JOB + "source settings.sh\nfor i in 1 2; do\n  python t.py --fold $fold --i $i\ndone\nfold=3\npython e.py --fold $fold\n", 0, ""),
+]  # fmt: skip
+PARTS: list[tuple[str, str, int, str]] = [
+    (IDLE, JOB + "python t.py --gpus 1 -c conf.yaml\n", 7, "warning"),
+    (IDLE, JOB + "python -c 'import t' --gpus 1 x.py\n", 0, ""),
+    (IDLE, JOB + "python tools/train.py -f exps/default/yolox_s.py -d 1 -b 16\n", 7, "warning"),
+    (IDLE, JOB + "python -m yolox.tools.train -n yolox-s -d 2 -b 16\n", 7, "warning"),
+    (IDLE, JOB + "python tools/train.py -f exps/default/yolox_s.py -d 4 -b 16\n", 7, "note"),
+    (IDLE, JOB + "python tools/train.py -f conf.py -d 1 -b 16\n", 7, "note"),
+    (IDLE, JOB + "python main.py fit --trainer.devices=1\n", 7, "warning"),
+    (IDLE, JOB + "python main.py fit --trainer.gpus 2\n", 7, "warning"),
+    (IDLE, JOB + "python main.py fit --trainer.devices=4\n", 7, "note"),
+    (NODE, NODES + "python t.py -c conf.yaml\n", 7, "warning"),
+    (NODE, NODES + ". /apps/conda_init.sh\npython t.py\n", 8, "warning"),
+    (NODE, NODES + "source ~/t/setup_env.sh\npython t.py\n", 8, "warning"),
+    (NODE, NODES + "source start_cluster.sh\npython t.py\n", 0, ""),
+    (CSH, TORQUE + "set n = `wc -l < $PBS_NODEFILE`\necho $n\npython t.py\n", 0, ""),
+    (CSH, TORQUE + "set n = `wc -l < $PBS_NODEFILE`\nexport A=1\npython t.py\n", 3, "error"),
+    (CSH, "#!/bin/sh\n" + TORQUE + "set n = `wc -l < $PBS_NODEFILE`\npython t.py\n", 4, "error"),
+]  # fmt: skip
+
+CONTAINER_CASES = [*FOLDERS, *ENDLESS, *LOOPS, *PARTS]
