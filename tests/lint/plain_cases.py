@@ -84,4 +84,31 @@ REQUESTS: list[tuple[str, str, int, str]] = [
     ("too-few-slots", TASKS.format("module load intel-mpi\nmpirun -np 32 python x.py"), 0, ""),
     ("too-few-slots", TASKS.replace("=16", "=1").format("module load intel-mpi\nmpirun -np 64 python x.py"), 0, ""),
 ]  # fmt: skip
-PLAIN_CASES = [*INPUT, *VALUES, *REQUESTS]
+WRAPPED: list[tuple[str, str, int, str]] = [
+    ("exit-code-lost", JOB.format(f"{starter} python x.py 2>&1 | tee log"), 5, "warning")
+    for starter in (
+        "time -p", "/usr/bin/time -v", "/usr/bin/time -f %e -o time.txt", "xvfb-run -a", "coverage run", "ibrun", "flux run -n4", "vtune -collect x --",
+        "mpirun.openmpi -np 1", "perf stat -e cycles", "flock -n lock", "pdm run",
+    )
+]  # fmt: skip
+WRAPPED += [
+    ("exit-code-lost", JOB.format("viztracer -o x.json x.py 2>&1 | tee log"), 5, "warning"),
+    ("exit-code-lost", JOB.format("cd build\n./run 8 2>&1 | tee log"), 6, "warning"),
+    ("exit-code-lost", JOB.format("jsrun -n 4 $EXE 2>&1 | tee log"), 5, "warning"),
+    ("exit-code-lost", JOB.format("set -o pipefail\n./run 8 2>&1 | tee log"), 0, ""),
+    ("exit-code-lost", JOB.format("time -p python x.py"), 0, ""),
+    ("exit-code-lost", JOB.format("cp a b\nsacct -j $SLURM_JOB_ID | tee usage"), 0, ""),
+    ("idle-nodes", JOB.replace("nodes=1", "nodes=2").format("ibrun python x.py"), 0, ""),
+    ("not-runnable", JOB.format("kernprof -l x.py"), 0, ""),
+]
+DISKS: list[tuple[str, str, int, str]] = [
+    ("node-local-file", TASKS.format("srun python x.py --data-dir /local/reference/images"), 5, "note"),
+    ("node-local-file", TASKS.format("cp a.tar /local/reference\nsrun python x.py --data-dir /local/reference/images"), 6, "error"),
+    ("node-local-file", TASKS.format("srun python x.py --data-dir /tmp/images"), 5, "error"),
+]  # fmt: skip
+TOLD: list[tuple[str, str, int, str]] = [
+    ("option-of-program", TASKS.format("srun python x.py --gpus-per-node=4"), 5, "warning"),
+    ("option-of-program", TASKS.format("srun python x.py --gpus-per-node=$SLURM_GPUS_ON_NODE"), 0, ""),
+    ("option-of-program", TASKS.format("srun python x.py --ntasks-per-node 16"), 0, ""),
+]
+PLAIN_CASES = [*TOLD, *DISKS, *WRAPPED, *INPUT, *VALUES, *REQUESTS]

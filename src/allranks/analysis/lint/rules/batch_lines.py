@@ -131,6 +131,9 @@ OF_TORQUE = {
     "PBS_NUM_PPN": "the mpiprocs or ncpus of the request; PBS Pro sets NCPUS",
     "PBS_NP": "$(wc -l < $PBS_NODEFILE)",
 }
+OF_SITES = re.compile(
+    r"scratch_\w+=|SCRATCHDIR|TORQUE_|metacentrum"
+)  # https://docs.metacentrum.cz: its PBS Pro sets these names, too
 MAX_EDITS = 1
 
 
@@ -147,7 +150,7 @@ def pbs_names(job: JobDescription) -> Iterator[Violation]:
             continue
         if name in job.reading.named or use.in_function:
             continue
-        if name in OF_TORQUE and re.search(r"(?m)^#PBS\s.*\bselect=", job.text):
+        if name in OF_TORQUE and re.search(r"(?m)^#PBS\s.*\bselect=", job.text) and not OF_SITES.search(job.text):
             said.add(name)
             text = f"${name} is never set: Torque has it, and select= is a request for PBS Pro"
             yield Violation(use.offset, text, cure=OF_TORQUE[name])

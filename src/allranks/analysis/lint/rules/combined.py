@@ -269,7 +269,7 @@ EXIT_CODE_LOST = _all(
     status_flow.only_printed,
     exit_codes.piped_inside,
     exit_codes.echoed_failure,
-    exit_codes.piped_script,
+    results.piped_script,
     exit_codes.always_success,
     left_unused.counted_failures,
     waiting.results_of_wait,

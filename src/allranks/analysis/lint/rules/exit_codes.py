@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from allranks.analysis.lint.command_options import PYTHON, SHELLS
+from allranks.analysis.lint.command_options import SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, Edit, ProgramCall, Violation
 from allranks.analysis.lint.rules.conditions import TESTS
@@ -330,24 +330,6 @@ def piped_inside(job: JobDescription) -> Iterator[Violation]:
             text = f"{call.program} is piped, so its exit code is lost: a pipe returns that of its last command"
             yield Violation(call.offset, text, cure=f"{inner.program} -c 'set -o pipefail; ...'")
             return
-
-
-def piped_script(job: JobDescription) -> Iterator[Violation]:
-    """Report a script, or a step of unknown content, as the last command of a job, whose result a pipe to tee replaces."""
-    if not job.is_job or "pipefail" in job.code or "PIPESTATUS" in job.code:
-        return
-    works = {w.offset for w in job.work}
-    own = [c for c in job.calls if not c.under and not c.in_substitution and not c.in_function]
-    if len(own) < 2 or own[-1].program != "tee" or own[-1].before not in ("|", "|&"):
-        return
-    last = next((c for c in reversed(own[:-1]) if c.is_piped and c.before not in ("|", "|&")), None)
-    if last is None or last.offset in works or last.tested or last.in_loop:
-        return
-    program = PYTHON.match(last.program) is not None or last.program in ("srun", "mpirun", "mpiexec")
-    script = last.written.endswith(".sh") or (last.program in SHELLS and any(a.text.endswith(".sh") for a in last.args))
-    if program or script:
-        text = f"{last.written} is piped, so its exit code is lost: a pipe returns that of its last command"
-        yield Violation(last.offset, text)
 
 
 def echoed_failure(job: JobDescription) -> Iterator[Violation]:

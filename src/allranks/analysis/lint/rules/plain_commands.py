@@ -12,6 +12,7 @@ from allranks.analysis.lint.records import ProgramCall, Violation
 
 INPUT_WHY = "The command takes its words from its arguments only: what it gets through the pipe, < or << is lost."
 READS_NOTHING = {"echo", "printf", "ls", "kill", "mkdir", "touch", "dirname", "basename", "realpath", "export"}
+PRINT = {"echo", "printf"}
 INPUT_CURES = {"echo": "cat", "printf": "cat", "kill": "xargs -r kill", "export": 'export NAME="$(command)"'}
 FEEDS = ("<", "<<", "<<-", "<<<")
 
@@ -26,6 +27,8 @@ def input_not_read(job: JobDescription) -> Iterator[Violation]:
         fed = next((r.operator for r in call.redirects if r.operator in FEEDS and r.target != "/dev/null"), None)
         piped = call.before in ("|", "|&") and not _is_in_group(job, call) and not _is_fed_silence(job, call)
         words = " ".join(a.text for a in call.args)
+        if call.written not in PRINT and any(not a.text.startswith("-") for a in call.args):
+            continue  # it has what it needs, and the input is only a message
         if not (fed or piped) or re.search(
             r"\$\(|`|/dev/stdin|<\(", words + job.line_of(call.offset)[-200:] * bool(fed)
         ):
@@ -54,7 +57,7 @@ DATE_WHY = "The printed time is wrong; where it is part of a name, runs that sta
 JOINER = r"[^%\w]{0,2}"
 DATE_SLIPS = (
     (re.compile(rf"%[HIkl](?:{JOINER}|h)%m(?!{JOINER}%[dYy])"), "%m is the month", "%M for the minutes"),
-    (re.compile(rf"%m{JOINER}%[Ss]"), "%m is the month", "%M for the minutes"),
+    (re.compile(rf"%m{JOINER}%S"), "%m is the month", "%M for the minutes"),
     (re.compile(rf"%[Yy]{JOINER}%M{JOINER}%d|%d{JOINER}%M{JOINER}%[Yy]|%M[-/]%d[-/]%[Yy]"), "%M are the minutes", "%m for the month"),
     (re.compile(r"%h[:._]?%[mM]"), "%h is the name of the month", "%H for the hours"),
     (re.compile(r"%M[:._-]?%s"), "%s are the seconds since 1970", "%S for the seconds"),

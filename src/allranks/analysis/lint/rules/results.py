@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from allranks.analysis.lint.command_options import PYTHON, SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.conditions import TESTS
@@ -192,3 +193,75 @@ def _error_message(calls: list[ProgramCall], end: ProgramCall) -> ProgramCall | 
         if ERROR_TEXT.search(words := words_of(call)):
             return None if NO_ERROR.search(words) else call
     return None
+
+
+# --------------------------------------------------------------------- programs of all kinds behind tee
+
+STARTS_WORK = {
+    *(
+        "srun",
+        "mpirun",
+        "mpiexec",
+        "mpiexec.hydra",
+        "orterun",
+        "jsrun",
+        "aprun",
+        "ibrun",
+        "lrun",
+        "prun",
+        "flux",
+        "horovodrun",
+        "mpirun_rsh",
+    ),
+    *(
+        "singularity",
+        "apptainer",
+        "shifter",
+        "docker",
+        "podman",
+        "enroot",
+        "charliecloud",
+        "ch-run",
+        "time",
+        "timeout",
+        "numactl",
+        "nsys",
+        "ncu",
+    ),
+    *(
+        "julia",
+        "matlab",
+        "Rscript",
+        "R",
+        "octave",
+        "java",
+        "node",
+        "make",
+        "snakemake",
+        "nextflow",
+        "gmx",
+        "gmx_mpi",
+        "lmp",
+        "vasp_std",
+        "namd2",
+    ),
+}
+
+
+def piped_script(job: JobDescription) -> Iterator[Violation]:
+    """Report a script, or a step of unknown content, as the last command of a job, whose result a pipe to tee replaces."""
+    if not job.is_job or "pipefail" in job.code or "PIPESTATUS" in job.code:
+        return
+    works = {w.offset for w in job.work}
+    own = [c for c in job.calls if not c.under and not c.in_substitution and not c.in_function]
+    if len(own) < 2 or own[-1].program != "tee" or own[-1].before not in ("|", "|&"):
+        return
+    last = next((c for c in reversed(own[:-1]) if c.is_piped and c.before not in ("|", "|&")), None)
+    if last is None or last.offset in works or last.tested or last.in_loop:
+        return
+    program = PYTHON.match(last.program) is not None or last.program in STARTS_WORK
+    script = last.written.endswith(".sh") or (last.program in SHELLS and any(a.text.endswith(".sh") for a in last.args))
+    own = re.match(r"\.{0,2}/|\$", last.written) is not None and not last.written.startswith(("/bin/", "/usr/bin/"))
+    if program or script or own:
+        text = f"{last.written} is piped, so its exit code is lost: a pipe returns that of its last command"
+        yield Violation(last.offset, text)

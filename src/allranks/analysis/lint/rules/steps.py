@@ -579,6 +579,7 @@ def is_ray_start(call: ProgramCall) -> bool:
 STARTS_ELSEWHERE = {
     "srun", "mpirun", "mpiexec", "mpiexec.hydra", "ssh", "pdsh", "parallel", "sbatch", "ray", "pbsdsh", "clush", "jsrun", "aprun", "horovodrun",
     "orterun", "blaunch", "flux", "lrun", "ddlrun", "runjob", "dask-ssh", "dask-mpi",
+    "ibrun", "prun", "mpirun_rsh", "likwid-mpirun",
 }  # fmt: skip
 
 

@@ -79,7 +79,15 @@ def local(job: JobDescription) -> Iterator[Violation]:
             ):
                 continue  # the launcher reads its list of hosts itself, where it is started
             if LOCAL.match(path) and not _on_every_node(job, path, launch.call) and not _meant_local(before, arg.text):
-                yield Violation(_where(arg), f"{path} is on one node only, or is a different file on each node")
+                text = f"{path} is on one node only, or is a different file on each node"
+                yield Violation(_where(arg), text, severity="note" if _may_be_installed(job, path) else None)
+
+
+def _may_be_installed(job: JobDescription, path: str) -> bool:
+    """Return whether the path is on a disk that no job empties, and the script writes nothing there: each node may have a copy."""
+    folder = "/".join(path.split("/")[:3])
+    written = any(folder in a.text for c in job.calls if c.program in READS for a in c.args)
+    return path.startswith("/local") and not written
 
 
 def _meant_local(before: str, text: str) -> bool:

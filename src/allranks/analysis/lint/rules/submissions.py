@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON, slurm_option, srun_end
 from allranks.analysis.lint.job import JobDescription
-from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 from allranks.analysis.lint.rules.quoting import quoted_documents
 
 # -------------------------------------------------------------------------------------- dependencies
@@ -195,6 +196,8 @@ def late_options(job: JobDescription) -> Iterator[Violation]:
         late = [
             a for a in behind if not a.quoted and a.text.startswith("--") and a.text[2:].partition("=")[0] in OF_SLURM
         ]
+        if reader == "srun":
+            late = [a for a in late if not _tells_program(job, a, behind)]
         sure = [a for a in late if a.text[2:].partition("=")[0] not in OF_PROGRAMS]
         if sure or len(late) > 1:
             first = (sure or late)[0]
@@ -202,6 +205,14 @@ def late_options(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 first.offset, text, cure=f"put it in front of {'the script' if reader == 'sbatch' else 'python'}"
             )
+
+
+def _tells_program(job: JobDescription, option: Argument, words: Sequence[Argument]) -> bool:
+    """Return whether the option tells the program what the job has: its value is Slurm's, or that of the same option above."""
+    name, equals, value = option.text[2:].partition("=")
+    following = next((b for a, b in pairwise(words) if a is option), None)
+    value = value if equals else following.text if following else ""
+    return "SLURM_" in value or (name in job.heading and (job.heads(name) or "") == value)
 
 
 # ------------------------------------------------------------------------ scripts in here-documents

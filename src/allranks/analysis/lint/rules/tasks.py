@@ -79,6 +79,11 @@ SPREADING = {
     "flux",
     "orterun",
     "mpiexec.hydra",
+    "ibrun",
+    "prun",
+    "mpirun_rsh",
+    "likwid-mpirun",
+    "ddlrun",
 }
 
 
