@@ -19,6 +19,7 @@ ENDS: list[tuple[str, str, int, str]] = [
         8,
         "warning",
     ),
+    ("exit-zero", WORK.format('[ -n "$A" ] || { echo "Not in a job, exiting"; exit 0; }'), 0, ""),
     ("exit-zero", SH + 'if [ -z "$1" ]; then\n  echo "missing input"\n  exit\nfi\npython x.py\n', 4, "note"),
     ("exit-zero", WORK.format('if [ ! -d d ]; then\n  echo "Error: no d"\n  exit 1\nfi'), 0, ""),
     ("exit-zero", WORK.format('if [ -f done ]; then\n  echo "no work left"\n  exit\nfi'), 0, ""),
@@ -72,6 +73,7 @@ NUMBERS: list[tuple[str, str, int, str]] = [
     ("never-expanded", JOB.format("A=4\nN=$A*2\nmpirun -n $((N)) ./x"), 0, ""),
     ("never-expanded", JOB.format("A=4\nN=$A*2\nmpirun -n $(echo $N | bc) ./x"), 0, ""),
     ("never-expanded", JOB.format("A=4\nN=$((A*2))\nmpirun -n $N ./x"), 0, ""),
+    ("never-expanded", JOB.format("A=4\nN=$A+1\nB[$N]=x\nmpirun -n $N ./x"), 0, ""),
     ("never-expanded", JOB.format("A=data\nN=$A*2\nls $N"), 0, ""),
     ("never-expanded", JOB.format("A=4\nN=$A*2\necho $N\npython x.py"), 0, ""),
     ("never-expanded", JOB.format("declare -i N\nA=4\nN=$A*2\nmpirun -n $N ./x"), 0, ""),
@@ -81,4 +83,30 @@ PORTS: list[tuple[str, str, int, str]] = [
     ("fixed-port", JOB.format("for l in 1 2; do deepspeed --num_gpus 2 x.py --lr $l & done\nwait"), 5, "error"),
     ("fixed-port", JOB.format("for l in 1 2; do deepspeed --num_gpus 2 x.py --lr $l & wait; done"), 0, ""),
 ]
-MEANT_CASES = [*ENDS, *REQUESTS, *TESTS, *NUMBERS, *PORTS]
+TWO = JOB.format("#SBATCH --array=0-2\n{}")
+ONE_IF = "if [ $SLURM_ARRAY_TASK_ID == {} ]; then\n  python x.py --arch {}\nfi\n"
+SLIPS: list[tuple[str, str, int, str]] = [
+    ("unset-variable", WORK.format("suffix=$(date +%s)\necho $suffix\ncp a out-$suffic.txt"), 7, "warning"),
+    ("unset-variable", WORK.format("epochs=$1\necho $epochs\ncp a out-$epoch.txt"), 7, "warning"),
+    ("unset-variable", WORK.format("suffix=$1\nsuffic=$2\ncp $suffix out-$suffic.txt"), 0, ""),
+    ("unset-variable", WORK.format("model1=a\necho $model1\ncp a $model2"), 0, ""),
+    ("unset-variable", WORK.format("source ./settings.sh\nsuffix=a\ncp $suffix out-$suffic.txt"), 0, ""),
+    ("unset-variable", WORK.format("suffix=a\ncp $suffix out-${suffic:-b}.txt"), 0, ""),
+    ("unset-variable", WORK.format("DATE=a\necho $DATE\ncp a $DATA/x"), 0, ""),
+    ("broken-line", WORK.format('export NCCL_SOCKET_IFNAME="eth0"#"ib0"'), 5, "error"),
+    ("broken-line", WORK.format("LR=0.1# the rate"), 5, "error"),
+    ("broken-line", WORK.format("LR='0.1'#the rate"), 5, "error"),
+    ("broken-line", WORK.format("LR=0.1 # the rate"), 0, ""),
+    ("broken-line", WORK.format("LINK=page.html#part"), 0, ""),
+    ("broken-line", WORK.format('COLOR="#ff0000"'), 0, ""),
+    ("stray-line", WORK.format("module load CUDA/11.7\nTensorFlow/2.11.0-CUDA-11.7"), 6, "error"),
+    ("stray-line", WORK.format("ml CUDA/11.7\npython/3.6.0"), 6, "error"),
+    ("stray-line", WORK.format("module load CUDA/11.7 \\\n  TensorFlow/2.11.0"), 0, ""),
+    ("stray-line", WORK.format("module load CUDA/11.7\nbin/run2 a"), 0, ""),
+    ("index-out-of-range", TWO.format(ONE_IF.format(0, "a")), 5, "error"),
+    ("index-out-of-range", TWO.format(ONE_IF.format(0, "a") + ONE_IF.format(1, "b")), 5, "error"),
+    ("index-out-of-range", TWO.format("".join(ONE_IF.format(n, n) for n in range(3))), 0, ""),
+    ("index-out-of-range", TWO.format(ONE_IF.format(0, "a") + "python y.py"), 0, ""),
+    ("index-out-of-range", TWO.format(ONE_IF.format(0, "a").replace("\nfi", "\nelse\n  python y.py\nfi")), 0, ""),
+]
+MEANT_CASES = [*ENDS, *REQUESTS, *TESTS, *NUMBERS, *PORTS, *SLIPS]

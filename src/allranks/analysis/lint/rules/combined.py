@@ -36,6 +36,7 @@ from allranks.analysis.lint.rules import (
     loop_variables,
     lost_values,
     mismatched_names,
+    near_misses,
     node_lists,
     options,
     ports,
@@ -144,6 +145,7 @@ UNSET_VARIABLE = _all(
     submissions.submitted_text,
     submissions.written_text,
     mismatched_names.related_names,
+    near_misses.nearly_own,
     mismatched_names.only_longer_names,
     mismatched_names.index_never_set,
     mismatched_names.generated_directive,
@@ -233,6 +235,7 @@ BROKEN_LINE = _all(
     lines.joined_words,
     lines.assignments_of_command,
     lines.hash_in_quotes,
+    near_misses.glued_comment,
     lines.cut_commands,
     lines.hydra_arguments,
     lines.swallowed_by,
@@ -324,7 +327,7 @@ NEVER_EXPANDED = _all(
 )
 ASKS_FOR_ANSWER = _all(environments.asks, environments.asks_more, questions.asks_for_group)
 NO_TERMINAL = _all(environments.terminal, questions.needs_terminal)
-STRAY_LINE = _all(commands.stray, word_slips.foreign_text, word_slips.written_prompts)
+STRAY_LINE = _all(commands.stray, near_misses.module_alone, word_slips.foreign_text, word_slips.written_prompts)
 UNTERMINATED = _all(shell.unterminated, grammar.syntax)
 NODE_COUNT = _all(tasks.count, counts.group_of_one, hostfiles.repeated_nodes)
 FIXED_RENDEZVOUS_ID = _all(ports.identity, hostfiles.stale_address)
@@ -441,6 +444,7 @@ OUT_OF_RANGE = _all(
     conditions.out_of_range,
     arrays.computed_index,
     arrays.case_of_task,
+    near_misses.branches_of_task,
     arrays.line_zero,
     loop_variables.index_beyond_list,
 )

@@ -278,6 +278,8 @@ def product_as_text(job: JobDescription) -> Iterator[Violation]:
         numbers = all(COUNT_NAMES.fullmatch(n) or job.number(f"$(({n}))") is not None for n in names)
         if item is None or not names or not numbers or name in job.reading.named:
             continue
+        if re.search(rf"\[\$?\{{?{name}\b", job.code):
+            continue  # an index of an array is calculated
         own = re.compile(rf"(?<![\w])\"?\$(?:{name}\b|\{{{name}\}})\"?(?=\s|$)")
         uses = [
             u

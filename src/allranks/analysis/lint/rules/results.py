@@ -177,6 +177,8 @@ def exit_zero(job: JobDescription) -> Iterator[Violation]:
         asked = ASKED_FOR_HELP.search(job.text[max(0, before.offset - 200) : before.offset])
         if asked or not (call.branch or chained or grouped):
             continue
+        if not call.branch and not ERROR_TEXT.search(re.sub(r"(?i)\bexiting\b", "", words_of(before))):
+            continue  # a script that has nothing to do here
         # The user sees how a script that submits jobs is to be called.
         usage = not job.is_job and re.search(r"(?i)\busage\b", job.line_of(before.offset))
         what = "exit 0" if zero[0] != "exit" else "exit without a number"
