@@ -68,4 +68,26 @@ USES: list[tuple[str, str, int, str]] = [
     ("master-address", TWO.replace("nodes=1", "nodes=4") + "head_node=localhost\necho \"head: $head_node\"\nray start --head\n", 0, ""),
     ("master-address", TWO.replace("nodes=1", "nodes=4") + "head_node=localhost\nsrun ray start --address $head_node:6379\n", 4, "error"),
 ]  # fmt: skip
-RESULT_CASES = [*RESULTS, *PROGRAMS, *REQUESTS, *USES]
+CASE = 'while [ $# -gt 0 ]; do\n  case "$1" in\n    --model | -m) M=$2 ;;\n    {}\n    *) echo "x) ;;" ;;\n  esac\n  shift 2\ndone\n'
+BRANCHES: list[tuple[str, str, int, str]] = [
+    ("constant-condition", PLAIN + CASE.format("--machine | -m) N=$2 ;;"), 5, "warning"),
+    ("constant-condition", PLAIN + CASE.format('"-m") N=$2 ;;'), 5, "warning"),
+    ("constant-condition", PLAIN + CASE.format("*) N=$2 ;;\n    -n) O=$2 ;;"), 6, "warning"),
+    ("constant-condition", PLAIN + CASE.format("-n) case $2 in a) ls ;; b) pwd ;; a) date ;; esac ;;"), 5, "warning"),
+    ("constant-condition", PLAIN + CASE.format("--machine | -n) case $2 in --model) ls ;; *) pwd ;; esac ;;"), 0, ""),
+    ("constant-condition", PLAIN + CASE.format("--again | -m) M=$2 ;;"), 0, ""),  # does the same
+    ("constant-condition", PLAIN + "case $a in\n  x) ls ;;&\n  x) pwd ;;\nesac\ncase $a in\n  x) ls ;;\nesac\n", 0, ""),
+    ("constant-condition", PLAIN + 'echo "case $a in x) ls ;; x) pwd ;; esac"\n# case $a in x) ls ;; x) pwd ;; esac\n', 0, ""),
+    ("mistyped-command", HEAD + "python train.py --resume Flase\n", 4, "warning"),
+    ("mistyped-command", HEAD + "python train.py --resume=ture --amp true\n", 4, "warning"),
+    ("mistyped-command", HEAD + "python train.py in.txt Fasle\n", 4, "warning"),
+    ("mistyped-command", HEAD + "python train.py ture --name=mixture fase\n", 0, ""),
+    ("directive-not-read", "#!/bin/sh\n#BSUB -q gpu\nBSUB -n 4\npython train.py\n", 3, "warning"),
+    ("directive-not-read", "#!/bin/sh\n#PBS -q gpu\nPBS -l select=1\npython train.py\n", 3, "warning"),
+    ("directive-not-read", "#!/bin/sh\n#BSUB -q gpu\nPBS -n 4\npython train.py\n", 0, ""),
+    ("directive-refused", PLAIN + "cat <<EOF | tee a.sh\n#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --cpus_per_task=4\nEOF\necho x | tee -a a.sh\n", 5, "error"),
+    ("directive-refused", PLAIN + "cat <<EOF | grep a\n#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --cpus_per_task=4\nEOF\n", 0, ""),
+    ("idle-gpus", TWO + "python run.py --which_gpu '0' --size 4\n", 4, "warning"),
+    ("idle-gpus", TWO + "python run.py --visible_gpus 0,1\n", 4, "note"),
+]  # fmt: skip
+RESULT_CASES = [*BRANCHES, *RESULTS, *PROGRAMS, *REQUESTS, *USES]

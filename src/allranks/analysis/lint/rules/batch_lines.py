@@ -205,7 +205,13 @@ UNREAD_CURE = "write it as #PBS at the start of the line"
 
 
 def unread_lines(job: JobDescription) -> Iterator[Violation]:
-    """Report ``# PBS`` with a blank in a script that has no line that PBS reads."""
+    """Report ``# PBS`` with a blank in a script that has no line that PBS reads, and ``BSUB -n 4`` without #."""
+    for call in job.calls:
+        bare = call.written in ("BSUB", "PBS") and call.args and call.args[0].text.startswith("-") and not call.under
+        if bare and re.search(rf"(?m)^#{call.written}\s", job.text):
+            text = f"{call.written} without # is a command: the option is not read"
+            why = "The batch system reads only lines that begin with #, and the shell finds no program of this name."
+            yield Violation(call.offset, text, why=why, cure=f"#{call.written} at the start of the line")
     if job.is_job or job.submits or re.search(r"(?m)^#(?:PBS|SBATCH|BSUB|\$)\s", job.text):
         return
     found = [c for c in job.reading.comments if NOT_READ.match(c.text) and job.lines.place(c.offset)[1] == 1]

@@ -12,6 +12,7 @@ from allranks.analysis.lint.rules import (
     batch_lines,
     caller_values,
     cancelling,
+    case_patterns,
     commands,
     conditions,
     containers,
@@ -181,6 +182,7 @@ MISTYPED_COMMAND = _all(
     word_slips.doubled_words,
     word_slips.lone_interpreter,
     word_slips.cut_address,
+    word_slips.misspelt_truth,
 )
 IDLE_GPUS = _certain_first(
     gpus.idle,
@@ -428,6 +430,7 @@ CONSTANT_CONDITION = _all(
     test_values.unquoted_not_empty,
     test_values.or_word,
     test_values.other_case_of_value,
+    case_patterns.taken_twice,
 )
 ENDLESS_WAIT = _all(waiting.server_awaited, waiting.follows_log)
 EXIT_ZERO = _all(

@@ -20,7 +20,7 @@ TOO_MANY_WHY = (
 )
 SEVERAL_GPUS = 2
 DEVICES_OPTION = re.compile(
-    r"(?:--?(?:[A-Za-z_]\w*\.)*|\+{0,2}(?:[A-Za-z_]\w*\.)*(?=\w+=))(?:n_?gpus?|num[-_]gpus|gpus?|devices?|gpus[-_]per[-_]node|n[-_]gpus?|ranks[-_]per[-_]node|(?:gpu|device)[-_]?(?:ids?|index)|cuda(?:[-_]device)?)"
+    r"(?:--?(?:[A-Za-z_]\w*\.)*|\+{0,2}(?:[A-Za-z_]\w*\.)*(?=\w+=))(?:n_?gpus?|num[-_]gpus|gpus?|devices?|gpus[-_]per[-_]node|n[-_]gpus?|ranks[-_]per[-_]node|(?:gpu|device)[-_]?(?:ids?|index|idx|no|nr)|which[-_]gpus?|visible[-_](?:gpus?|devices)|cuda(?:[-_](?:device|id|idx))?)"
     r"(?:=(\S{1,60}))?"
 )
 """Options of programs, and keys of Hydra, that say how many GPUs they use, of one process or of several, or which one."""
