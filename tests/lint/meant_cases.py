@@ -83,6 +83,19 @@ PORTS: list[tuple[str, str, int, str]] = [
     ("fixed-port", JOB.format("for l in 1 2; do deepspeed --num_gpus 2 x.py --lr $l & done\nwait"), 5, "error"),
     ("fixed-port", JOB.format("for l in 1 2; do deepspeed --num_gpus 2 x.py --lr $l & wait; done"), 0, ""),
 ]
+ALIKE = JOB.format("#SBATCH --array=1-10\n{}")
+UNUSED: list[tuple[str, str, int, str]] = [
+    ("array-not-used", ALIKE.format("D=$PWD/out\npython x.py --save_dir $D/1 --set_seed 1"), 5, "warning"),
+    ("array-not-used", ALIKE.format("# if [ $SLURM_ARRAY_TASK_ID == 1 ]\npython x.py --seed 1"), 5, "warning"),
+    ("array-not-used", ALIKE.format("python x.py --data $DATA --random_seed=1"), 5, "warning"),
+    ("array-not-used", ALIKE.format("python x.py --seed $SLURM_JOB_ID"), 0, ""),
+    ("array-not-used", ALIKE.format("D=$(date +%s)\npython x.py --save_dir out --run $D"), 0, ""),
+    ("array-not-used", ALIKE.format("python x.py --data $TMPDIR --seed 1"), 0, ""),
+    ("array-not-used", ALIKE.format("python x.py"), 0, ""),
+    ("array-not-used", ALIKE.format("python x.py --seed 1").replace("1-10", "1-300"), 0, ""),
+    ("array-not-used", ALIKE.format("python grid_search.py --seed 1"), 0, ""),
+    ("array-not-used", ALIKE.format("python x.py $1 --seed 1"), 0, ""),
+]
 TWO = JOB.format("#SBATCH --array=0-2\n{}")
 ONE_IF = "if [ $SLURM_ARRAY_TASK_ID == {} ]; then\n  python x.py --arch {}\nfi\n"
 SLIPS: list[tuple[str, str, int, str]] = [
@@ -109,4 +122,4 @@ SLIPS: list[tuple[str, str, int, str]] = [
     ("index-out-of-range", TWO.format(ONE_IF.format(0, "a") + "python y.py"), 0, ""),
     ("index-out-of-range", TWO.format(ONE_IF.format(0, "a").replace("\nfi", "\nelse\n  python y.py\nfi")), 0, ""),
 ]
-MEANT_CASES = [*ENDS, *REQUESTS, *TESTS, *NUMBERS, *PORTS, *SLIPS]
+MEANT_CASES = [*ENDS, *REQUESTS, *TESTS, *NUMBERS, *PORTS, *SLIPS, *UNUSED]

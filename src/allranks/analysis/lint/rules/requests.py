@@ -430,7 +430,12 @@ def one_log(job: JobDescription) -> Iterator[Violation]:
 
 UNUSED_WHY = "Every task runs the same command with the same settings, and writes the same files."
 OUTPUT_OPTION = re.compile(
-    r"--?(?:out(?:put)?|save|log|ckpt|checkpoint|result|exp|run|work)[-_]?(?:dir|path|folder|file|name|root)?(?:=.*)?|--seed(?:=.*)?"
+    r"--?(?:out(?:put)?|save|log|ckpt|checkpoint|result|exp|run|work)[-_]?(?:dir|path|folder|file|name|root)?(?:=.*)?|"
+    r"--(?:(?:set|random|rng|manual|torch|global)[-_])?seed(?:=.*)?"
+)
+MOST_SEEDS = 20
+OF_TASK = re.compile(
+    r"(?:SLURM|PBS|LSB|SGE|OMPI|PMI)_\w+|SLURMD_NODENAME|RANDOM|TMPDIR|TMP|HOSTNAME|SECONDS|JOB_ID|CUDA_VISIBLE_DEVICES"
 )
 
 
@@ -441,7 +446,7 @@ def array_not_used(job: JobDescription) -> Iterator[Violation]:
     yield from _array_of_pbs(job)
     if found is None or span is None or span[0] == span[1] or (found.value or "").endswith("%1") or job.sources_files:
         return
-    text = "\n".join(line for line in job.text.splitlines() if not line.startswith("#SBATCH"))
+    text = job.code
     if re.search(r"(?i)array|\$\{?[@*#1-9]", text) or job.submits:
         return
     yield from _same_simulation(job, found)
@@ -451,11 +456,23 @@ def array_not_used(job: JobDescription) -> Iterator[Violation]:
     own = [c for c in job.calls if not c.in_substitution and not c.under]
     scripts = any(c.written.endswith(".sh") or c.program in ("bash", "sh", "eval", "sed", "sleep") for c in own)
     drawn = re.search(
-        r"\$RANDOM|\bmktemp\b|(?:\$\(|`)\s*date\b|SLURM_JOB_?ID|wandb|sweep|agent|worker|resume|--auto", text
+        r"\$RANDOM|\bmktemp\b|(?:\$\(|`)\s*date\b|SLURM_JOB_?ID|wandb|sweep|agent|worker|resume|--auto|(?i:grid|search|neps|hpo\b|optuna)|n_models",
+        text,
     )
     literal = [a for a in call.args if OUTPUT_OPTION.fullmatch(a.text) and "$" not in a.text]
-    if literal and not scripts and not drawn and not any("$" in a.text for a in call.args):
+    if (
+        span[1] - span[0] > MOST_SEEDS
+    ):  # such a program divides its work by the number itself, and the seed is that of all
+        literal = [a for a in literal if "seed" not in a.text]
+    if literal and not scripts and not drawn and all(_is_same_for_all(job, a.text) for a in call.args):
         yield Violation(found.offset, f"--array={found.value}, but nothing in the script uses the number of the task")
+
+
+def _is_same_for_all(job: JobDescription, text: str) -> bool:
+    """Return whether a word is literal, or has values of the environment only, which all tasks of an array share."""
+    names = re.findall(r"\$\{?([A-Za-z_]\w*)\}?", text)
+    plain = text.count("$") == len(names) and "`" not in text
+    return plain and not any(OF_TASK.fullmatch(n) or n in job.by_name or n in job.reading.named for n in names)
 
 
 SIMULATION = re.compile(r"(?:lmp\w*|gmx\w*|namd\d?|vasp\w*|pw\.x|cp2k\S*)")
