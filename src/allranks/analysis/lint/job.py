@@ -33,6 +33,8 @@ HALF_OF_USUAL_GPUS = 4
 FEW_GPUS, FEW_CPUS = 2, 16
 """A job with so many GPUs, and CPUs, per node leaves room for another one."""
 ACCELERATORS = re.compile(r"(?:gpu|dcu|npu|mlu|gcd)(?::|\Z)")
+ONE_OF_KIND = re.compile(r"(?:gpu|dcu|npu|mlu|gcd):(?=\w*[a-z\d])[A-Za-z][\w.-]{2,}")
+"""A request that names the kind of GPU only is for one: ``gpu:a100``, but not ``gpu:NGPUS``."""
 LIMITS_MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 # Partitions that allocate whole nodes, by the documentation of LUMI (standard, standard-g) and JSC (booster, dc-gpu, batch-like names
 # are too general to be listed).
@@ -103,7 +105,9 @@ def count_gpus(per_node: str | None, gres: str | None) -> tuple[int | None, bool
     if asked is None:
         return None, False
     digits = re.search(r"(?:^|:)(\d{1,6})(?:\(|,|$)", asked)
-    return (int(digits[1]) if digits else 1 if ACCELERATORS.fullmatch(asked) else None), True
+    return (
+        int(digits[1]) if digits else 1 if ACCELERATORS.fullmatch(asked) or ONE_OF_KIND.fullmatch(asked) else None
+    ), True
 
 
 PIPED_BLOCK = re.compile(r"\|&?\s*(while|until|for|if|case|\{|\()(?:\s[^|\n]*)?\Z")

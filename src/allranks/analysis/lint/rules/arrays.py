@@ -179,6 +179,7 @@ def shared_files(job: JobDescription) -> Iterator[Violation]:
 
 
 MOST_TEXT = 3000
+BRANCH_WHY = "The tasks run at the same time: one changes the files that the others are just reading."
 SETTINGS_WHY = "The tasks run at the same time and write into one file: a task reads the settings of another one."
 
 
@@ -207,6 +208,15 @@ def shared_settings(job: JobDescription) -> Iterator[Violation]:
             told = bool(own.search(marked[2] if marked else text))
         elif call.program == "sed" and any(a.text.startswith("-i") for a in call.args):
             targets, told = [a.text for a in call.args[-1:]], bool(own.search(text))
+        elif call.program == "sed":
+            told = bool(own.search(text))
+        elif call.program in ("cp", "mv", "ln") and len(call.args) > 1:
+            targets = [a.text for a in call.args[-1:]]
+            told = any(own.search(a.text) for a in call.args[:-1]) and not own.search(targets[0])
+        elif call.program == "git" and call.args and call.args[0].text in ("checkout", "switch") and own.search(text):
+            message = f"each task of the array runs git {text[:60]} in the same folder"
+            yield Violation(call.offset, message, why=BRANCH_WHY, cure="git worktree add, with one folder per task")
+            return
         else:
             continue
         for target in targets:

@@ -165,6 +165,7 @@ UNSET_VARIABLE = _all(
     repository_files.before_source,
     repository_files.set_nowhere,
     script_arguments.beyond_count,
+    script_arguments.default_without_sign,
 )
 TEST_SYNTAX = _all(
     shell.brackets, conditions.conditions, conditions.fractions, shell.unset_value, shell.colon_assignment
@@ -431,6 +432,7 @@ CONSTANT_CONDITION = _all(
     test_values.or_word,
     test_values.other_case_of_value,
     case_patterns.taken_twice,
+    test_values.text_as_number,
 )
 ENDLESS_WAIT = _all(waiting.server_awaited, waiting.follows_log)
 EXIT_ZERO = _all(

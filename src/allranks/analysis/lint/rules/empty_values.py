@@ -148,7 +148,7 @@ def _may_set(program: str, words: list[str]) -> bool:
 
 SIBLINGS = 3
 ANY_NAME = re.compile(
-    r"\b(?:declare|export|local|readonly|typeset)[ \t]+(?:-\w+[ \t]+)*[\"']?\$|(?<![-\w])eval\b|\bprintf[ \t]+-v\b|\bread[ \t]+[^\n]*\$"
+    r"\b(?:declare|export|local|readonly|typeset)[ \t]+(?:-\w+[ \t]+)*[\"']?\$|(?<![-\w])eval\b|\bprintf[ \t]+-v\b|\bread[ \t]+[^\n<]*\$"
 )
 """Commands that may set a variable of any name: ``declare $name=...``."""
 SIBLING_WHY = "The other values of the command are set in the script; this one is empty, and its option takes the next word or none."

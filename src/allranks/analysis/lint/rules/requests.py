@@ -355,6 +355,9 @@ UNIT_WHY = "Slurm takes a number without a unit as megabytes: the job is killed 
 UNIT_CURE = "--mem=64G"
 LEAST_MB = 1000
 """Whoever writes 1000 or more counts in megabytes."""
+SURELY_GB = {"mem": 100, "mem-per-gpu": 100, "mem-per-cpu": 25}
+"""Fewer megabytes are too few for any program; more may be meant by a job without GPUs."""
+SAYS_MEGABYTES = re.compile(r"(?i)#.*(?:\bMB\b|mega)")
 
 
 def megabytes(job: JobDescription) -> Iterator[Violation]:
@@ -363,7 +366,11 @@ def megabytes(job: JobDescription) -> Iterator[Violation]:
         value = job.heads(name) or ""
         least = LEAST_MB if name != "mem-per-cpu" else 125
         if re.fullmatch(r"[1-9]\d{0,3}", value) and int(value) < least:
-            yield Violation(job.heading[name].offset, f"--{name}={value} is {value} MB", cure=f"--{name}={value}G")
+            found = job.heading[name]
+            meant = not job.requests_gpus or SAYS_MEGABYTES.search(found.text)
+            severity = "note" if meant and int(value) >= SURELY_GB[name] else None
+            text = f"--{name}={value} is {value} MB"
+            yield Violation(found.offset, text, cure=f"--{name}={value}G", severity=severity)
 
 
 # ------------------------------------------------------------------------------------------- arrays

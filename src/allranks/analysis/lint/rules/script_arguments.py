@@ -154,3 +154,31 @@ def split_names(job: JobDescription) -> Iterator[Violation]:
         text = f"${use.name} has blanks: without quotes it is {len(values[0].value.split())} words"
         yield Violation(use.offset, text, why=BLANKS_WHY, cure=f'"${use.name}"')
         return
+
+
+DEFAULT_WHY = (
+    "A colon without a minus sign takes a part of the value, from a place on: without the argument the value is empty."
+)
+NO_DEFAULT = re.compile(r"\$\{([1-9]|[A-Za-z_]\w*):([A-Za-z./][\w./-]*)\}")
+
+
+def default_without_sign(job: JobDescription) -> Iterator[Violation]:
+    """Report ``${1:train}``, which was meant as ``${1:-train}``."""
+    if job.kind != "script" or not job.text.startswith("#!"):
+        return
+    for found in NO_DEFAULT.finditer(job.code):
+        name, word = found[1], found[2]
+        counted = (
+            job.has(word)
+            or word in job.reading.named
+            or re.search(rf"(?<![\w:]){re.escape(word)}[ \t]*(?:=|\+\+)", job.code)
+        )
+        if not counted and not _in_single_quotes(job, found.start()):
+            text = f"${{{name}:{word}}} has no default: without a minus sign it is a part of ${name}"
+            yield Violation(found.start(), text, why=DEFAULT_WHY, cure=f"${{{name}:-{word}}}")
+            return
+
+
+def _in_single_quotes(job: JobDescription, offset: int) -> bool:
+    line, column = job.lines.place(offset)
+    return job.lines.line(line)[: column - 1].count("'") % 2 == 1

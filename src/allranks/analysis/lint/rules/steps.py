@@ -167,6 +167,7 @@ TIME_WHY = (
 IN_HOURS = re.compile(r"(?i)\b\d*\s*-?(?:hours?|hrs?|days?)\b|\b\d+\s*h\b")
 FORMATS = re.compile(r"(?i)HH|hh:mm|minutes|format|hrs?:min|hours?:min|days?-")
 SMALL_MB = 1024
+TOO_SMALL_MB = 128
 
 
 def minutes(job: JobDescription) -> Iterator[Violation]:
@@ -206,7 +207,9 @@ def small_memory(job: JobDescription) -> Iterator[Violation]:
             each *= tasks
             rest = f" for each of {each} CPUs" if each > 1 else ""
             text = f"--{name}={value} is {size:.0f} MB{rest}: {size * each:.0f} MB per node"
-            yield Violation(job.heading[name].offset, text, cure=f"--{name}=<n>G")
+            # A small program without CUDA runs in some hundred megabytes.
+            severity = None if job.requests_gpus or size * each < TOO_SMALL_MB else "note"
+            yield Violation(job.heading[name].offset, text, cure=f"--{name}=<n>G", severity=severity)
 
 
 # ---------------------------------------------------------------------------- parts of the job
