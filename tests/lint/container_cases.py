@@ -1,4 +1,4 @@
-"""Cases about docker run, values set in another loop, and programs with -c: the rule, the script, the line and the severity; 0 for no finding."""
+"""Cases about docker run, loops, names without $, and GPUs that programs are told: the rule, the script, the line and the severity; 0 for none."""
 
 from __future__ import annotations
 
@@ -63,4 +63,24 @@ PARTS: list[tuple[str, str, int, str]] = [
     (CSH, "#!/bin/sh\n" + TORQUE + "set n = `wc -l < $PBS_NODEFILE`\npython t.py\n", 4, "error"),
 ]  # fmt: skip
 
-CONTAINER_CASES = [*FOLDERS, *ENDLESS, *LOOPS, *PARTS]
+NAMES: list[tuple[str, str, int, str]] = [
+    (UNSET, JOB + "out_dir=/a/b\nmkdir -p out_dir\npython t.py --o $out_dir\n", 8, "warning"),
+    (UNSET, JOB + "OUT=$SCRATCH/runs\ncd OUT\npython t.py\n", 8, "warning"),
+    (UNSET, JOB + "out_dir=/a/out_dir\nmkdir -p out_dir\npython t.py --o $out_dir\n", 0, ""),
+    (UNSET, JOB + "out=/a/b\nmkdir -p out\npython t.py --o $out\n", 0, ""),
+    (UNSET, JOB + "out_dir=a\nmkdir -p out_dir\npython t.py --o $out_dir\n", 0, ""),
+    (UNSET, JOB + "out_dir=/a/b\nmkdir -p out_dir\ncp x out_dir/y\npython t.py --o $out_dir\n", 0, ""),
+]  # fmt: skip
+TOLD: list[tuple[str, str, int, str]] = [
+    (IDLE, JOB + "python t.py --gpu_ids 0,1\n", 7, "warning"),
+    (IDLE, JOB + "python t.py gpus=[0,1]\n", 7, "warning"),
+    (IDLE, JOB + "time -p singularity exec --nv image.sif python3 t.py --gpu_ids 0,1\n", 7, "warning"),
+    (IDLE, JOB + "/usr/bin/time -v -o time.txt numactl -N 0 python t.py --device 0\n", 7, "warning"),
+    (IDLE, JOB + "python t.py --gpu_ids 0,1,2,3\n", 7, "note"),
+    (IDLE, JOB + "python t.py --gpu_ids 0,1,2 --render_id 3\n", 7, "note"),
+    (IDLE, JOB + "ssh host python t.py --gpu_ids 0,1\n", 7, "note"),
+    ("option-of-program", JOB + "srun python t.py --gpus-per-node=$SLURM_GPUS_PER_NODE\n", 0, ""),
+    ("option-of-program", JOB + "srun python t.py --gpus-per-node=4\n", 7, "warning"),
+]  # fmt: skip
+
+CONTAINER_CASES = [*FOLDERS, *ENDLESS, *LOOPS, *PARTS, *NAMES, *TOLD]

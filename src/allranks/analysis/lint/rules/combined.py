@@ -162,6 +162,7 @@ UNSET_VARIABLE = _all(
     empty_values.one_of_many,
     empty_values.in_other_case,
     empty_values.longer_than_own,
+    empty_values.name_as_folder,
     repository_files.before_source,
     repository_files.set_nowhere,
     script_arguments.beyond_count,

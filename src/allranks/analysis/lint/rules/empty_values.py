@@ -277,3 +277,28 @@ def longer_than_own(job: JobDescription) -> Iterator[Violation]:
             text = f"${name} is never set; only {max(above, key=len)} is"
             yield Violation(use.offset, text, why=LONGER_WHY)
             return
+
+
+# ------------------------------------------------------------------------------------ without its $
+
+NAME_WHY = "The shell expands only names with a $: the command takes the name itself for a file or a folder."
+TAKES_FILES = {"mkdir", "cd", "pushd", "rm", "rmdir", "cp", "mv", "rsync", "touch", "ls", "cat", "tar", "unzip", "ln"}
+IS_PATH = re.compile(r"[\"']?(?:\.{0,2}/|~|\$\{?\w+\}?/|\$\(\w+\)/|`\w+`/|[\w.-]+/[\w.$-])")
+
+
+def name_as_folder(job: JobDescription) -> Iterator[Violation]:
+    """Report ``mkdir -p out_dir`` below ``out_dir=/data/out``."""
+    for call in job.calls if job.kind == "script" else ():
+        if call.program not in TAKES_FILES or call.in_substitution or call.under:
+            continue
+        for arg in call.args:
+            name = arg.source.text
+            own = [a for a in job.by_name.get(name, ()) if a.offset < call.offset and not a.under]
+            if not own or len(name) < 3 or not ("_" in name or name.isupper()) or name in INHERITED:
+                continue
+            value = own[-1].value
+            folder = rf"(?<![\w$/{{.-]){name}/|/{name}\b"  # also the name of a folder
+            if IS_PATH.match(value) and not re.search(folder, job.code) and not job.has_folder(name):
+                text = f"{name} is the text {name} here, not {value[:40]}: the $ is missing"
+                yield Violation(arg.offset, text, why=NAME_WHY, cure=f"{call.program} ${name}")
+                return

@@ -64,23 +64,8 @@ def _few_ranks(job: JobDescription) -> Iterator[Violation]:
 
 
 SHORT = {
-    "wait",
-    "echo",
-    "printf",
-    "date",
-    "sleep",
-    "kill",
-    "trap",
-    "exit",
-    "nvidia-smi",
-    "[",
-    "[[",
-    "test",
-    "true",
-    "set",
-    "seff",
-    "sacct",
-}
+    "wait", "echo", "printf", "date", "sleep", "kill", "trap", "exit", "nvidia-smi", "[", "[[", "test", "true", "set", "seff", "sacct",
+}  # fmt: skip
 """Commands that use no GPU while they run."""
 
 
@@ -226,9 +211,16 @@ def _told_devices(job: JobDescription, call: ProgramCall, gpus: int) -> str | No
         value = found[1] if found else None
         text = value or (following.text if following and (found or (yolox and arg.text == "-d")) else "")
         count = job.number(text.removeprefix("cuda:"))
-        if count is not None and count < gpus:
+        listed = {int(n) for n in text.strip("[]").split(",")} if LISTED.fullmatch(text) else set[int]()
+        rest = {str(n) for n in range(gpus) if listed and n not in listed}
+        few = rest and max(listed) < gpus and not any(a.text in rest for a in call.args)  # --ids 0,1,2 --render_id 3
+        if few or (count is not None and count < gpus):
             return arg.text if value else f"{arg.text} {text}"
     return None
+
+
+LISTED = re.compile(r"\[?\d{1,2}(?:,\d{1,2})+\]?")
+"""The GPUs of one process, by their numbers."""
 
 
 DATA_PARALLEL = re.compile(r"--?(?:use[-_])?(?:data[-_]?parallel|dp|multi[-_]?gpus?)(?:=(?i:true|1|yes))?")
@@ -274,6 +266,9 @@ STARTS_JOBS = re.compile(r"(?i)smartsim|submitit|parsl")
 """Libraries with which a program starts processes through Slurm itself."""
 
 
+ELSEWHERE = {"ssh", "pdsh", "clush", "pssh", "parallel", "xargs", "ray", "blaunch", "pbsdsh"}
+
+
 def _one_process(job: JobDescription) -> Iterator[Violation]:
     """Report Python processes, one after another, in a job of several GPUs; each may use them all itself, unless it sees or takes one."""
     gpus = job.gpus_per_node
@@ -284,7 +279,8 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
         return
     seen = [a.value for a in call.prefix if a.name == "CUDA_VISIBLE_DEVICES"]
     one = bool(seen) and all(re.fullmatch(r"\d", value) for value in seen)
-    options = [_told_devices(job, c, gpus) for c in job.work]
+    inner = job.work_calls  # in a container, and behind numactl, the options are those of the inner program
+    options = [_told_devices(job, c, gpus) for c in inner if not any(o.program in ELSEWHERE for o in c.under)] or [None]
     elsewhere = any(c.written.startswith(("./", "../")) for c in job.calls) or _starts_more(job, call, gpus)
     tasks, option = _tasks_are_ranks(job, gpus) and not elsewhere, options[0]
     if len(job.work) > 1 or call.in_loop:
@@ -310,7 +306,13 @@ def _starts_more(job: JobDescription, call: ProgramCall, gpus: int) -> bool:
     """Return whether the program, or another one of the job, may use the other GPUs: it starts workers, or is told all GPUs."""
     workers = any(c.program == "ray" or re.match(r"dask\b|spark", c.program) for c in job.calls)
     told = any(_uses_all(job, c, gpus) for c in job.work_calls)
-    return workers or told or any(STARTER_OPTION.search(a.text) or STARTS_JOBS.search(a.text) for a in call.args)
+    return (
+        workers
+        or told
+        or any(
+            STARTER_OPTION.search(a.text) or STARTS_JOBS.search(a.text) for c in [call, *job.work_calls] for a in c.args
+        )
+    )
 
 
 PARTS = re.compile(r"(?i)\bpvc\b|xpu|\bZE_AFFINITY_MASK\b")
