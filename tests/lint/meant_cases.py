@@ -96,6 +96,27 @@ UNUSED: list[tuple[str, str, int, str]] = [
     ("array-not-used", ALIKE.format("python grid_search.py --seed 1"), 0, ""),
     ("array-not-used", ALIKE.format("python x.py $1 --seed 1"), 0, ""),
 ]
+GRID = SH + "#$ -cwd\n{}\n"
+LSF = SH + "#BSUB -n 1\n{}\n"
+PBS = SH + "#PBS -l select=1:ngpus=1\n{}\n"
+SYSTEMS: list[tuple[str, str, int, str]] = [
+    ("one-log-for-array", GRID.format("#$ -t 1-4\npython x.py --seed $SGE_TASK_ID > out.txt"), 4, "warning"),
+    ("one-log-for-array", LSF.format('#BSUB -J "a[1-4]%2"\npython x.py --seed $LSB_JOBINDEX > out.txt'), 4, "warning"),
+    (
+        "one-log-for-array",
+        PBS.format("#PBS -J 1-4\ncd $PBS_O_WORKDIR\npython x.py --seed $PBS_ARRAY_INDEX > out.txt"),
+        5,
+        "warning",
+    ),
+    ("one-log-for-array", PBS.format("#PBS -J 1-4\ncd $PBS_JOBID\npython x.py > out.txt"), 0, ""),
+    ("one-log-for-array", LSF.format('#BSUB -J "a[1-4]"\npython x.py > out.$LSB_JOBINDEX'), 0, ""),
+    ("one-log-for-array", LSF.format("#BSUB -J a\npython x.py > out.txt"), 0, ""),
+    ("time-unit", GRID.format("#$ -l h_rt=24,gpu=1\npython x.py"), 3, "warning"),
+    ("time-unit", GRID.format("#$ -l h_rt=24:00:00\npython x.py"), 0, ""),
+    ("time-unit", GRID.format("#$ -l h_rt=86400\npython x.py"), 0, ""),
+    ("unset-variable", GRID.format("python x.py --seed $SLURM_ARRAY_TASK_ID"), 3, "warning"),
+    ("unset-variable", GRID.format("python x.py --seed ${SLURM_ARRAY_TASK_ID:-1}"), 0, ""),
+]
 TWO = JOB.format("#SBATCH --array=0-2\n{}")
 ONE_IF = "if [ $SLURM_ARRAY_TASK_ID == {} ]; then\n  python x.py --arch {}\nfi\n"
 SLIPS: list[tuple[str, str, int, str]] = [
@@ -122,4 +143,4 @@ SLIPS: list[tuple[str, str, int, str]] = [
     ("index-out-of-range", TWO.format(ONE_IF.format(0, "a") + "python y.py"), 0, ""),
     ("index-out-of-range", TWO.format(ONE_IF.format(0, "a").replace("\nfi", "\nelse\n  python y.py\nfi")), 0, ""),
 ]
-MEANT_CASES = [*ENDS, *REQUESTS, *TESTS, *NUMBERS, *PORTS, *SLIPS, *UNUSED]
+MEANT_CASES = [*ENDS, *REQUESTS, *TESTS, *NUMBERS, *PORTS, *SLIPS, *UNUSED, *SYSTEMS]

@@ -27,6 +27,18 @@ def numbers_of(value: str | None) -> list[int]:
     return found
 
 
+OTHER_ARRAYS = re.compile(r"#PBS\s+-[Jt]\s*(\S+)|#BSUB\s+-J\s*[\"']?[\w.-]*\[([^\]\s]+)\]|#\$\s+-t\s+(\S+)")
+
+
+def array_numbers(job: JobDescription) -> list[int]:
+    """Return the numbers of the tasks of an array of Slurm, PBS, LSF or Grid Engine."""
+    if job.is_batch:
+        return numbers_of(job.heads("array"))
+    found = (OTHER_ARRAYS.match(c.text) for c in job.reading.comments if job.lines.place(c.offset)[1] == 1)
+    lists = [m[1] or m[2] or m[3] for m in found if m]
+    return numbers_of(lists[0]) if len(lists) == 1 else []
+
+
 class _Task:
     """Values of variables in one task of the array."""
 
@@ -145,6 +157,7 @@ def line_zero(job: JobDescription) -> Iterator[Violation]:
             return
 
 
+MOVES = r"(?m)\b(?:cd|pushd)\b[ \t]+(?![\"']?\$\{?(?:PBS_O_WORKDIR|SGE_O_WORKDIR|LS_SUBCWD|SLURM_SUBMIT_DIR|HOME)\b[\w/}\"']*[ \t]*(?:;|&&|$))[^\n]*\$"
 WRITTEN_WHY = (
     "Each task truncates the file when it starts, and they write into it together: the results of the others are lost."
 )
@@ -152,8 +165,8 @@ WRITTEN_WHY = (
 
 def shared_files(job: JobDescription) -> Iterator[Violation]:
     """Report a file to which every task of the array redirects the output of its work."""
-    numbers = numbers_of(job.heads("array"))
-    if len(numbers) < 2 or job.submits or re.search(r"(?m)^[^#\n]*\b(?:cd|pushd)\b[^\n]*\$|--chdir", job.text):
+    numbers = array_numbers(job)
+    if len(numbers) < 2 or job.submits or re.search(MOVES, job.code) or "--chdir" in job.text:
         return
     works = {(c.under[0] if c.under else c).offset for c in job.work_calls if not c.in_function}
     piped = None
@@ -174,7 +187,8 @@ def shared_files(job: JobDescription) -> Iterator[Violation]:
             again = len(re.findall(rf"(?<![\w./-]){re.escape(target)}(?![\w/-])", job.text)) > 1
             if not again:
                 text = f"all {len(numbers)} tasks of the array write {target}"
-                yield Violation(call.offset, text, why=WRITTEN_WHY, cure=f"a name with ${TASK}")
+                number = f"${TASK}" if job.is_batch else "the number of the task"
+                yield Violation(call.offset, text, why=WRITTEN_WHY, cure=f"a name with {number}")
                 return
 
 

@@ -185,7 +185,7 @@ INPUT_NAMES = {
 
 def sbatch_names(job: JobDescription) -> Iterator[Violation]:
     """Report variables that sbatch reads, and that are expected to have the values of the #SBATCH lines in the job."""
-    if not job.is_batch or job.submits or job.sources_files or job.heading.get("export"):
+    if not job.is_batch or job.submits or job.heading.get("export"):
         return
     said: set[str] = set()
     asked = {u.name for u in job.uses if u.operator or u.program in ("[", "[[", "test")}

@@ -17,6 +17,7 @@ from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 LIKELY_HOURS = {24, 48, 72, 96, 144, 168}
 SHORT_S = 600
 PBS_TIME_WHY = "A single number is seconds for PBS, and two numbers are minutes and seconds: the job is ended long before it has finished."
+GRID_TIME_WHY = "Grid Engine takes a number alone as seconds: the job is killed before it has done anything."
 LSF_TIME_WHY = "LSF takes [hours:]minutes: a single number is minutes."
 PATTERN_WHY = (
     "Only Slurm replaces these patterns: the file gets the name as written, and every job writes the same one."
@@ -50,6 +51,11 @@ def hours_as_minutes(job: JobDescription) -> Iterator[Violation]:
                 why=PBS_TIME_WHY,
                 cure=f"walltime={found[1]}:00:00",
             )
+    for comment in () if job.is_batch else job.reading.comments:
+        found = re.match(r"#\$\s.*\b[hs]_rt=(\d{1,6})(?=[,\s]|\Z)", comment.text)
+        if found and 0 < int(found[1]) < SHORT_S:
+            text = f"h_rt={found[1]} is {found[1]} second{'s' * (found[1] != '1')}"
+            yield Violation(comment.offset, text, why=GRID_TIME_WHY, cure=f"h_rt={found[1]}:00:00")
     for offset, line in lines_of_system(job, "#BSUB"):
         found = re.search(r"\s-W\s+(\d{1,3})(?=\s|\Z)", line)
         if found and int(found[1]) in LIKELY_HOURS and job.requests_gpus:

@@ -486,7 +486,8 @@ def other_names(job: JobDescription) -> Iterator[Violation]:
 
 def _is_foreign(job: JobDescription, name: str) -> bool:
     """Return whether a job of PBS or LSF that knows nothing of Slurm uses one of Slurm's variables."""
-    if name not in SLURM_NAMES or not (job.pbs or job.hosts) or job.is_batch or job.sources_files:
+    other = job.pbs or job.hosts or re.search(r"(?m)^#\$ +-[a-zA-Z]", job.text)
+    if name not in SLURM_NAMES or not other or job.is_batch or job.sources_files:
         return False
     return "#SBATCH" not in job.text and not re.search(r"\b(?:srun|sbatch|scontrol)\b", job.code)
 
