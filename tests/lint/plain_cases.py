@@ -111,4 +111,26 @@ TOLD: list[tuple[str, str, int, str]] = [
     ("option-of-program", TASKS.format("srun python x.py --gpus-per-node=$SLURM_GPUS_ON_NODE"), 0, ""),
     ("option-of-program", TASKS.format("srun python x.py --ntasks-per-node 16"), 0, ""),
 ]
-PLAIN_CASES = [*TOLD, *DISKS, *WRAPPED, *INPUT, *VALUES, *REQUESTS]
+SYSTEMS = "if [ $system == 'slurm' ]; then\n  D=$SLURM_SUBMIT_DIR\nelif [ $system == 'pbs' ]; then\n  D=$PBS_O_WORKDIR\nfi\npython x.py $D"
+HELP = '    echo "' + "  -n COUNT  count\n" * 20 + '"\n    echo "-a ARGS  must be the last one"\n'
+SUBMITS = "#!/bin/bash\nBASE=$PWD\ncat <<EOF > job.pbs\n#!/bin/bash\n#PBS -l select=1:ncpus=4\nexport BASE=$BASE\n$BASE/install.sh\nEOF\nqsub job.pbs\n"
+SILENT: list[tuple[str, str, int, str]] = [
+    ("directive-not-read", JOB.format("#SBATCH -p {Partition Name}\npython x.py"), 0, ""),
+    ("directive-not-read", JOB.format("#SBATCH --mail-user=your email\npython x.py"), 0, ""),
+    ("directive-not-read", JOB.format("#SBATCH hetjob\n#SBATCH --nodes=1\npython x.py"), 0, ""),
+    ("unset-variable", JOB.format(SYSTEMS), 0, ""),
+    ("unset-variable", JOB.format("case $SYSTEM in\n  pbs)\n    D=$PBS_O_WORKDIR;;\nesac\npython x.py $D"), 0, ""),
+    ("unset-variable", JOB.format("cd $PBS_O_WORKDIR\npython x.py"), 5, "warning"),
+    (
+        "unset-variable",
+        JOB.format('MANAGERS=/x\ncmd "export MANAGER=/x"\ncmd "$MANAGER/start.sh"\npython x.py $MANAGERS'),
+        0,
+        "",
+    ),
+    ("directive-too-late", PBS.format("#PBS has no variable for this\npython x.py"), 0, ""),
+    ("directive-too-late", PBS.format("#PBS -l mem=8gb\npython x.py"), 4, "error"),
+    ("exit-zero", SH + f"case $1 in\n  -h|--help)\n{HELP}    exit 0\n    ;;\nesac\npython x.py\n", 0, ""),
+    ("exit-zero", SH + f"case $1 in\n  -n)\n{HELP}    exit 0\n    ;;\nesac\npython x.py\n", 26, "warning"),
+    ("script-folder", SUBMITS, 0, ""),
+]
+PLAIN_CASES = [*SILENT, *TOLD, *DISKS, *WRAPPED, *INPUT, *VALUES, *REQUESTS]

@@ -235,5 +235,6 @@ TOPICS = (
     ("srun-without-command", "broken-line"),
     ("never-expanded", "variable-not-expanded"),
     ("builtin-as-program", "lost-in-subshell"),
+    ("unquoted-variable", "constant-condition"),
 )
 """Rules that see one mistake from several sides: of each group, a line has only the most severe finding, or else the first one."""

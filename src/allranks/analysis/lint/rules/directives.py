@@ -202,6 +202,8 @@ def _misspelled(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 item.offset, text, severity="error", why="sbatch takes = as part of the value.", cure="--name=value"
             )
+        elif not item.name and item.value in ("hetjob", "packjob"):
+            continue  # the next component of a heterogeneous job
         elif not item.name and item.value and not item.late:
             line = job.lines.place(item.offset)[0]
             if any(
@@ -450,6 +452,8 @@ def home_as_base(job: JobDescription) -> Iterator[Violation]:
             continue
         if item.name in ("PWD", "OLDPWD") or any(m < item.offset for m in moves):
             continue
+        if not re.search(r"pwd|PWD", job.line_of(item.offset)):
+            continue  # the folder in which the submitting script runs
         name = rf"\$\{{?{re.escape(item.name)}\}}?"
         if found := re.search(rf"{name}/[\w./-]*\.(?:sh|py)\b", job.code):
             text = f"{item.name}={written} is the home folder, where {found[0]} is looked for"

@@ -164,6 +164,10 @@ NO_ERROR = re.compile(r"(?i)\balready\b|finish|complete|\bdone\b|\bskip|\bno mor
 ASKED_FOR_HELP = re.compile(r"[\"'\s(|](?:-h|--help|-\?|help)[\"'\s)|]")
 
 
+CASE_LABEL = re.compile(r"(?m)^[ \t]*\(?([^\s()#=\"']+)\)")
+LONG_HELP = 2000
+
+
 def exit_zero(job: JobDescription) -> Iterator[Violation]:
     """Report ``exit 0``, or ``exit`` alone, directly after an error message."""
     calls = [c for c in job.calls if not c.in_substitution]
@@ -175,6 +179,8 @@ def exit_zero(job: JobDescription) -> Iterator[Violation]:
         chained = call.before == "&&" and before.before in ("&&", "||") and before is calls[number - 1]
         grouped = before.before in ("&&", "||") and in_braces(job, before, call)
         asked = ASKED_FOR_HELP.search(job.text[max(0, before.offset - 200) : before.offset])
+        labels = CASE_LABEL.findall(job.text, max(0, before.offset - LONG_HELP), before.offset)
+        asked = asked or (labels and ASKED_FOR_HELP.search(f" {labels[-1]} "))
         if asked or not (call.branch or chained or grouped):
             continue
         if not call.branch and not ERROR_TEXT.search(re.sub(r"(?i)\bexiting\b", "", words_of(before))):

@@ -251,6 +251,8 @@ def _misspelled(job: JobDescription) -> Iterator[tuple[str, Violation]]:
         ):
             continue
         near = nearest_name(use.name, known, 0.9)
+        if near and re.search(rf"(?<![\w$-]){use.name}=(?!=)", job.code):
+            continue  # a text that a function evaluates sets it
         if near and job.unknown_settings and any(re.search(rf"\$\{{?{use.name}\b", a.value) for a in job.by_name[near]):
             continue  # near=$use takes over what a file that is sourced sets
         if near and re.search(r"_(?:ARGS|OPTS|FLAGS|OPTIONS)\Z", use.name) and f"${near}" in job.line_of(use.offset):
@@ -436,6 +438,11 @@ OTHER_SYSTEM = re.compile(
     r"PBS_(?:NODEFILE|O_WORKDIR|JOBID|JOBNAME|ARRAY_INDEX|ARRAYID|NP)|LSB_(?:HOSTS|JOBID|DJOB_HOSTFILE|JOBINDEX)|COBALT_\w+|SGE_TASK_ID|"
     r"PE_HOSTFILE"
 )
+OF_SEVERAL_SYSTEMS = re.compile(
+    r"(?m)^#(?:PBS|BSUB|COBALT)\s|^[^#\n]*(?:==?|[!=]~|\bin\b)[ \t]*[\"']?(?i:pbs|torque|lsf|slurm|sge|cobalt)\b"
+    r"|^[ \t]*[\"']?(?i:pbs|torque|lsf|sge|cobalt)[\"']?\)"
+)
+"""Lines for another batch system, or a test of which one the script runs under."""
 OTHER_CASE_WHY = "Names of variables are case-sensitive: the other one is empty."
 
 
@@ -459,7 +466,7 @@ def other_names(job: JobDescription) -> Iterator[Violation]:
         known = known or (name in guarded and not (foreign and not _asks_whether_set(job, name)))
         if known or use.program in ("echo", "printf") or use.in_function:
             continue
-        if job.is_batch and OTHER_SYSTEM.fullmatch(name) and not re.search(r"(?m)^#(?:PBS|BSUB|COBALT)\s", job.text):
+        if job.is_batch and OTHER_SYSTEM.fullmatch(name) and not OF_SEVERAL_SYSTEMS.search(job.text):
             said.add(name)
             yield Violation(
                 use.offset,
