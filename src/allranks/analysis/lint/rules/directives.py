@@ -116,6 +116,9 @@ def _in_other_case(job: JobDescription) -> Iterator[Violation]:
 UNREAD_WHY = "sbatch treats this as an ordinary comment."
 
 
+MANY_SUCH = 5
+
+
 def unread(job: JobDescription) -> Iterator[Violation]:
     yield from _in_other_case(job)
     if not job.is_batch and not any(u.name.startswith("SLURM_") for u in job.uses):
@@ -141,6 +144,11 @@ def unread(job: JobDescription) -> Iterator[Violation]:
             r"#(?:(?!SBATCH)(?i:sbatch)|SBATCH[:=]|SLURM|BATCH|[!$]\s*SBATCH)\s+-", comment.text
         ):
             severity = "note" if _changes_nothing(comment.text) and not _keeps_together(job, comment.text) else None
+            if (
+                comment.text.startswith("#! ")
+                and len(re.findall(r"(?m)^#![ \t](?!.*\bSBATCH\b)", job.text)) >= MANY_SUCH
+            ):
+                severity = "note"  # the template's mark of comments
             yield Violation(comment.offset, f"{comment.text.split()[0]} is not #SBATCH", severity=severity)
         elif column == 1 and (typo := re.match(r"#(S(?!BATCH(?:[a-z]|\b))[A-Za-z]{4,6})\s+-", comment.text)):
             word = typo[1].upper()

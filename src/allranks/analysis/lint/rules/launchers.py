@@ -96,9 +96,12 @@ def _exports(job: JobDescription) -> Iterator[tuple[int, str, ProgramCall | None
                 yield option.arg.offset, option.value or "", call
 
 
+INNER_COMMAND = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$\{[^}]*\}")
+
+
 def comma(job: JobDescription) -> Iterator[Violation]:
-    for offset, value, _ in _exports(job):
-        name = None
+    for offset, written, _ in _exports(job):
+        name, value = None, INNER_COMMAND.sub("$_", written)  # a comma in a command is none of the value
         for item in value.split(","):
             if "=" in item:
                 name = item.partition("=")[0]
