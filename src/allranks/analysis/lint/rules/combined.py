@@ -290,7 +290,7 @@ BACKGROUND_NOT_AWAITED = _all(
     questions.sent_to_session,
 )
 OPTION_TWICE = _all(requests.twice, requests.settings_twice, requests.lost_suffix)
-EXPANDED_TOO_EARLY = _all(dataflow.early, dataflow.submitted_too_early)
+EXPANDED_TOO_EARLY = _all(dataflow.early, dataflow.submitted_too_early, submissions.wrapped_too_early)
 NO_SHEBANG = _all(directives.shebang, directives.interpreter)
 SET_E = _all(exit_codes.set_e, error_exits.ends_script)
 UNBOUND = _all(exit_codes.unbound, error_exits.tested_unset)
