@@ -43,8 +43,8 @@ PROGRAMS: list[tuple[str, str, int, str]] = [
     ("never-expanded", HEAD + "export PATH=/envs/a/bin:$PATH\nPYTHON=/envs/a/bin/python\npython train.py\n", 0, ""),
     ("never-expanded", HEAD + "PYTHON=/envs/a/bin/python\nsingularity exec x.sif python train.py\n", 0, ""),
     ("never-expanded", HEAD + "OLD=/envs/a/bin/python\npython train.py\n", 0, ""),
-    ("launcher-option", HEAD + "mpirun -np 8 --mca pml ucx -x coll_hcoll_enable=0 ./bench\n", 4, "warning"),
-    ("launcher-option", HEAD + "mpirun -x btl_tcp_if_include=eth0 -np 8 ./bench\n", 4, "warning"),
+    ("launcher-option", HEAD + "mpirun -np 8 --mca pml ucx -x coll_hcoll_enable=0 ./bench\n", 4, "note"),
+    ("launcher-option", HEAD + "mpirun -x btl_tcp_if_include=eth0 -np 8 ./bench\n", 4, "note"),
     ("launcher-option", HEAD + "mpirun --mca coll_hcoll_enable 0 -x NCCL_DEBUG=WARN -x OMPI_MCA_btl=tcp -np 8 ./bench\n", 0, ""),
     ("prepared-by-all-tasks", ARRAY + "source activate e\nconda install -y pytorch -c pytorch\npython x.py $SLURM_ARRAY_TASK_ID\n", 5, "warning"),
     ("prepared-by-all-tasks", ARRAY + "mamba env update -n e -f env.yml\npython x.py $SLURM_ARRAY_TASK_ID\n", 4, "warning"),
@@ -69,6 +69,9 @@ USES: list[tuple[str, str, int, str]] = [
     ("master-address", TWO.replace("nodes=1", "nodes=4") + "head_node=localhost\nsrun ray start --address $head_node:6379\n", 4, "error"),
 ]  # fmt: skip
 CASE = 'while [ $# -gt 0 ]; do\n  case "$1" in\n    --model | -m) M=$2 ;;\n    {}\n    *) echo "x) ;;" ;;\n  esac\n  shift 2\ndone\n'
+LATER = (
+    'for m in x-a x-b; do\n  if [[ $kind == "a" ]]; then n=1; else n=2; fi\n  {}\n  python train.py $kind $n\ndone\n'
+)
 BRANCHES: list[tuple[str, str, int, str]] = [
     ("constant-condition", PLAIN + CASE.format("--machine | -m) N=$2 ;;"), 5, "warning"),
     ("constant-condition", PLAIN + CASE.format('"-m") N=$2 ;;'), 5, "warning"),
@@ -78,6 +81,12 @@ BRANCHES: list[tuple[str, str, int, str]] = [
     ("constant-condition", PLAIN + CASE.format("--again | -m) M=$2 ;;"), 0, ""),  # does the same
     ("constant-condition", PLAIN + "case $a in\n  x) ls ;;&\n  x) pwd ;;\nesac\ncase $a in\n  x) ls ;;\nesac\n", 0, ""),
     ("constant-condition", PLAIN + 'echo "case $a in x) ls ;; x) pwd ;; esac"\n# case $a in x) ls ;; x) pwd ;; esac\n', 0, ""),
+    ("constant-condition", HEAD + "N=3\nif [[ $N>2 ]]; then python train.py; fi\n", 5, "warning"),
+    ("constant-condition", HEAD + LATER.format("kind=${m#x-}"), 5, "warning"),
+    ("constant-condition", HEAD + LATER.format('kind=$(basename "$m")'), 5, "warning"),
+    ("constant-condition", HEAD + LATER.format("kind=done"), 0, ""),
+    ("constant-condition", HEAD + LATER.format("kind=$m"), 0, ""),  # the pass before is meant
+    ("constant-condition", HEAD + "kind=a\n" + LATER.format("kind=${m#x-}"), 0, ""),
     ("mistyped-command", HEAD + "python train.py --resume Flase\n", 4, "warning"),
     ("mistyped-command", HEAD + "python train.py --resume=ture --amp true\n", 4, "warning"),
     ("mistyped-command", HEAD + "python train.py in.txt Fasle\n", 4, "warning"),

@@ -98,20 +98,29 @@ def blank_in_request(job: JobDescription) -> Iterator[Violation]:
             )
 
 
-LITERAL_WHY = "qsub reads these lines as text before any shell runs: $NAME is not replaced."
+LITERAL_WHY = "qsub and bsub read these lines as text before any shell runs: $NAME is not replaced."
+VARIABLE = r"(\$\{?[A-Za-z_]\w*)"
+TAKEN_AS_TEXT = {
+    "#PBS": re.compile(rf"#PBS\s+-(?:[NqAP]\s*|l\s*(?:select|nodes|walltime|ncpus|mem)=\S*?){VARIABLE}"),
+    "#BSUB": re.compile(rf"#BSUB\s+-(?:(?:n|nnodes|J|q|W|P|M)\s+\"?\S*?|R\s+[^$]*){VARIABLE}"),
+}
 
 
 def literal_variables(job: JobDescription) -> Iterator[Violation]:
-    """Report variables of the shell in lines for PBS, in options whose value qsub takes as it is."""
-    for offset, line in lines_of_system(job, "#PBS"):
-        found = re.match(
-            r"#PBS\s+-(?:([NqAP])\s*|l\s*((?:select|nodes|walltime|ncpus|mem)=\S*?))(\$\{?[A-Za-z_]\w*)", line
-        )
-        filled_in = found and found[3].startswith("${") and not job.has(found[3][2:])  # by a program that writes jobs
-        if found and not filled_in and not re.search(r"\$\$|\{\{", line):
-            text = f"{line[:70]}: variables are not expanded here"
-            cure = "set it on the command line, where a shell expands it (qsub -l select=$N job.sh)"
-            yield Violation(offset, text, why=LITERAL_WHY, cure=cure)
+    """Report variables of the shell in lines for PBS and LSF, in options whose value qsub and bsub take as it is."""
+    if job.source.text != job.text:
+        return  # the shell that writes the script has expanded them
+    for sign, pattern in TAKEN_AS_TEXT.items():
+        for offset, line in lines_of_system(job, sign):
+            found = pattern.match(line)
+            filled_in = (
+                found and found[1].startswith("${") and not job.has(found[1][2:])
+            )  # by a program that writes jobs
+            if found and not filled_in and not re.search(r"\$\$|\{\{", line):
+                text = f"{line[:70]}: variables are not expanded here"
+                submit = "qsub -l select=$N job.sh" if sign == "#PBS" else "bsub -n $N < job.sh"
+                cure = f"set it on the command line, where a shell expands it ({submit})"
+                yield Violation(offset, text, why=LITERAL_WHY, cure=cure)
 
 
 # https://help.altair.com (PBS Professional, environment variables of jobs) and https://docs.adaptivecomputing.com (Torque, qsub)

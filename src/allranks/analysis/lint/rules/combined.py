@@ -434,6 +434,7 @@ CONSTANT_CONDITION = _all(
     test_values.other_case_of_value,
     case_patterns.taken_twice,
     test_values.text_as_number,
+    loop_flow.tested_too_early,
 )
 ENDLESS_WAIT = _all(waiting.server_awaited, waiting.follows_log)
 EXIT_ZERO = _all(

@@ -172,7 +172,7 @@ def _pattern_as_text(
 QUOTED_PATTERN = re.compile(
     r"\[\[[^\n]*?=~[ \t]*([\"'])(\^[^\n\"']*|[^\n\"']*(?:\.\*|\.\+|\$|\]\+|\]\*))\1[ \t]*(?:\]\]|&&|\|\|)"
 )
-TEXT_ORDER = re.compile(r"\[\[[ \t]+\"?(\$\{?#?\w+(?:\[@\])?\}?)\"?[ \t]+([<>])[ \t]+([1-9]\d*)[ \t]+(?:\]\]|&&|\|\|)")
+TEXT_ORDER = re.compile(r"\[\[[ \t]+\"?(\$\{?#?\w+(?:\[@\])?\}?)\"?[ \t]*([<>])[ \t]*([1-9]\d*)[ \t]+(?:\]\]|&&|\|\|)")
 
 
 def _regex(job: JobDescription) -> Iterator[Violation]:

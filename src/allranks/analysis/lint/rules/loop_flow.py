@@ -167,3 +167,37 @@ def _replaces(job: JobDescription, loop: re.Match[str], item: Assignment, simple
         return False
     around = any(o.start() < loop.start() and o.end() > loop.end() for o in LOOP.finditer(job.code, 0, len(job.code)))
     return not around and any(u.name == item.name and u.offset >= loop.end() for u in job.uses)
+
+
+# ------------------------------------------------------------------------ values of the pass before
+
+EARLIER_WHY = "In the first pass the variable is empty, and in each later one it has the value of the pass before."
+TESTED = re.compile(
+    r"\[\[?[ \t]+[\"']?\$(?:\{(\w+)\}|(\w+))[\"']?[ \t]+(?:==?|!=)[ \t]+([\"']?)([A-Za-z][\w.+-]*)\3(?=[ \t]+(?:\]|&&|\|\|))"
+)
+
+
+def tested_too_early(job: JobDescription) -> Iterator[Violation]:
+    """Report ``[ $KIND = a ]`` in a loop that computes KIND only below, from its own variable."""
+    for loop in LOOP.finditer(job.code) if job.kind == "script" and not job.sources_files else ():
+        start, end = loop.start("body"), loop.end("body")
+        for found in TESTED.finditer(job.code, start, end):
+            name = found[1] or found[2]
+            items = [a for a in job.by_name.get(name, []) if not a.removed]
+            inside = items and all(found.end() < a.offset < end for a in items)
+            if not inside or name in job.reading.named | job.reading.exported or any(a.under for a in items):
+                continue
+            computed = all(_depends_on(a, loop["name"], job) for a in items)
+            if computed and not any(a.value == found[4] for a in items):
+                line = job.lines.place(items[0].offset)[0]
+                text = f"${name} is set only below, in line {line}: here it is the value of the pass before"
+                yield Violation(found.start(), text, why=EARLIER_WHY, cure=f"set {name} above the condition")
+                return
+
+
+def _depends_on(item: Assignment, name: str, job: JobDescription) -> bool:
+    """Return whether a value is computed from the loop's variable."""
+    written = job.line_of(item.offset)[job.lines.place(item.offset)[1] - 1 :]
+    return re.search(rf"\$\{{?{name}\b", written) is not None and not re.match(
+        rf"{item.name}=[\"']?\$\{{?{name}\}}?[\"']?\s*$", written
+    )

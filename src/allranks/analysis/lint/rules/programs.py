@@ -151,7 +151,7 @@ def _parameter_as_variable(call: ProgramCall) -> Iterator[Violation]:
         if found:
             text = f"-x {found[0]}: this is a parameter of Open MPI, and no variable of the environment"
             cure = f"--mca {found[1]} {found[2]}"
-            yield Violation(flag.offset, text, why=PARAMETER_WHY, cure=cure, severity="warning")
+            yield Violation(flag.offset, text, why=PARAMETER_WHY, cure=cure, severity="note")
             return
 
 
