@@ -117,6 +117,30 @@ SYSTEMS: list[tuple[str, str, int, str]] = [
     ("unset-variable", GRID.format("python x.py --seed $SLURM_ARRAY_TASK_ID"), 3, "warning"),
     ("unset-variable", GRID.format("python x.py --seed ${SLURM_ARRAY_TASK_ID:-1}"), 0, ""),
 ]
+SIDE: list[tuple[str, str, int, str]] = [
+    ("same-gpu", JOB.format("for s in 1 2 3 4; do\n  python x.py --seed $s &\ndone\nwait"), 6, "warning"),
+    ("same-gpu", JOB.format("for s in $(seq 1 4); do python x.py --seed $s & done\nwait"), 5, "warning"),
+    ("same-gpu", JOB.format("for s in 1 2 3 4; do\n  python x.py --seed $s &\n  wait\ndone"), 0, ""),
+    ("same-gpu", JOB.format("for s in 1 2 3 4; do\n  python x.py --gpu $s &\ndone\nwait"), 0, ""),
+    (
+        "same-gpu",
+        JOB.format("for s in 1 2 3 4; do\n  CUDA_VISIBLE_DEVICES=$s python x.py --seed $s &\ndone\nwait"),
+        0,
+        "",
+    ),
+    ("same-gpu", JOB.format("for s in 1 2 3 4; do\n  python x.py $s &\ndone\nwait"), 0, ""),
+    ("same-gpu", JOB.format("for s in $LIST; do\n  python x.py --seed $s &\ndone\nwait"), 0, ""),
+]
+MONITOR = JOB.format("python x.py &\nwhile true; do\n  top -n 1\n  {}sleep 60\ndone{}")
+FOREVER: list[tuple[str, str, int, str]] = [
+    ("endless-wait", MONITOR.format("", ""), 6, "warning"),
+    ("endless-wait", MONITOR.format("", "").replace("while true;", "while :;"), 6, "warning"),
+    ("endless-wait", MONITOR.format("kill -0 $! || break; ", ""), 0, ""),
+    ("endless-wait", JOB.format("while true; do\n  nvidia-smi\n  sleep 60\ndone &\npython x.py"), 0, ""),
+    ("endless-wait", MONITOR.format("", " &\nwait"), 10, "warning"),
+    ("background-not-awaited", MONITOR.format("", ""), 0, ""),
+    ("background-not-awaited", MONITOR.format("", " &"), 5, "error"),
+]
 TWO = JOB.format("#SBATCH --array=0-2\n{}")
 ONE_IF = "if [ $SLURM_ARRAY_TASK_ID == {} ]; then\n  python x.py --arch {}\nfi\n"
 SLIPS: list[tuple[str, str, int, str]] = [
@@ -143,4 +167,4 @@ SLIPS: list[tuple[str, str, int, str]] = [
     ("index-out-of-range", TWO.format(ONE_IF.format(0, "a") + "python y.py"), 0, ""),
     ("index-out-of-range", TWO.format(ONE_IF.format(0, "a").replace("\nfi", "\nelse\n  python y.py\nfi")), 0, ""),
 ]
-MEANT_CASES = [*ENDS, *REQUESTS, *TESTS, *NUMBERS, *PORTS, *SLIPS, *UNUSED, *SYSTEMS]
+MEANT_CASES = [*ENDS, *REQUESTS, *TESTS, *NUMBERS, *PORTS, *SLIPS, *UNUSED, *SYSTEMS, *SIDE, *FOREVER]

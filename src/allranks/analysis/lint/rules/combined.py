@@ -436,7 +436,7 @@ CONSTANT_CONDITION = _all(
     test_values.text_as_number,
     loop_flow.tested_too_early,
 )
-ENDLESS_WAIT = _all(waiting.server_awaited, waiting.follows_log)
+ENDLESS_WAIT = _all(waiting.server_awaited, waiting.follows_log, waiting.endless_loop)
 EXIT_ZERO = _all(
     results.exit_zero,
     exit_codes.status_of_block,

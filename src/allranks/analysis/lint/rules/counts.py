@@ -213,6 +213,21 @@ CHOOSES = re.compile(
 )
 
 
+SEVERAL_ROUNDS = re.compile(
+    r"\bfor\s+\w+\s+in\s+(?:[\w.-]+\s+[\w.-]+[^\n;]*|\{\d+\.\.\d+\}|\$\(seq\s[^)\n]+\)|\"?\$\{\w+\[@\]\}\"?)[ \t]*(?:;|\n)|\bfor[ \t]*\(\("
+)
+
+
+def _all_at_once(job: JobDescription, call: ProgramCall) -> bool:
+    """Return whether a loop of several rounds starts the command again before the one of the round before has ended."""
+    before, behind = job.code[: call.offset], job.code[call.offset :]
+    loops = [m.start() for m in re.finditer(r"\b(?:for|while|until)\b", before)]
+    end = re.search(r"(?:^|[;&\n])\s*done\b", behind)
+    if not loops or end is None or re.search(r"\bwait\b|\bsleep\b", job.code[loops[-1] : call.offset + end.end()]):
+        return False
+    return SEVERAL_ROUNDS.match(job.code, loops[-1]) is not None
+
+
 def same_gpu(job: JobDescription) -> Iterator[Violation]:
     """Report several runs of one program side by side, none of which gets a GPU of its own."""
     gpus = job.gpus_per_node
@@ -220,8 +235,9 @@ def same_gpu(job: JobDescription) -> Iterator[Violation]:
         return
     if re.search(r"(?i)VISIBLE_DEVICES|\bmps\b|gpu-bind|nvidia-cuda-mps", job.text):
         return
-    side = [c for c in job.work if c.after == "&" and not c.in_function and not c.in_loop and not c.branch]
-    if len(side) < 2 or len(side) != len(job.work):
+    side = [c for c in job.work if c.after == "&" and not c.in_function and not c.branch]
+    looped = any(c.in_loop for c in side) and len(side) == 1 and _all_at_once(job, side[0])
+    if (len(side) < 2 and not looped) or len(side) != len(job.work) or any(c.in_loop for c in side) != looped:
         return
     programs: list[str] = []
     for call in job.work_calls:
@@ -236,7 +252,8 @@ def same_gpu(job: JobDescription) -> Iterator[Violation]:
         programs.append(next((w for w in plain if w.endswith(".py")), ""))
     if len(set(programs)) != 1 or not programs[0] or CHOOSES.search(programs[0]):
         return
-    text = f"{len(side)} runs of {programs[0]} side by side in a job of {gpus} GPUs, and none gets a GPU of its own"
+    many = "the runs" if looped else f"{len(side)} runs"
+    text = f"{many} of {programs[0]} side by side in a job of {gpus} GPUs, and none gets a GPU of its own"
     yield Violation(side[0].offset, text, why=PARALLEL_WHY, cure=PARALLEL_CURE)
 
 

@@ -351,8 +351,33 @@ def waits_for_last(job: JobDescription) -> Iterator[Violation]:
 def _is_watched(job: JobDescription, outer: ProgramCall) -> bool:
     """Return whether the script keeps the process id, and asks later for the process, or ends it."""
     after = job.text[outer.offset :]
+    if any(re.match(LOOP_END, job.code[m.end() :]) for m in FOREVER.finditer(job.code, outer.offset)):
+        return True  # the script does not end
     kept = re.match(r"(?:[^\n\\]|\\.|\\\n)*&[ \t]*[\n;]\s*(\w+)=\$!", after)
     return kept is not None and re.search(rf"\b(?:kill|ps|pgrep|wait)\b[^\n]*\$\{{?{kept[1]}\b", after) is not None
+
+
+FOREVER = re.compile(
+    r"(?m)^while[ \t]+(?:true|:|\[\[?[ \t]+(?:1|true)[ \t]+\]\]?|\(\([ \t]*1[ \t]*\)\)|sleep[ \t]+\S+)[ \t]*(?:;[ \t]*do\b|\n[ \t]*do\b)"
+)
+LOOP_END = r"((?:(?!\ndone\b)[\s\S])*)\ndone\b(?![^\n;]*[&|])"
+LEAVES = re.compile(r"\b(?:break|exit|return|exec|scancel|qdel|bkill)\b")
+FOREVER_WHY = "Nothing ends the loop: when the work has ended, the job holds its nodes until the time limit, and is reported as failed (TIMEOUT)."
+
+
+def endless_loop(job: JobDescription) -> Iterator[Violation]:
+    """Report ``while true`` without an end, behind the work in the background."""
+    if not job.is_job or re.search(r"\btrap\b", job.code):
+        return
+    behind = [w for w in _background_work(job) if w.after == "&" and not w.in_function]
+    for found in FOREVER.finditer(job.code, behind[-1].offset) if behind else ():
+        body = re.match(LOOP_END, job.code[found.end() :])
+        works = body and any(0 < w.offset - found.end() < body.end() for w in job.work)
+        if body and not works and not LEAVES.search(body[1]) and re.search(r"\bsleep\b", found[0] + body[1]):
+            text = f"this loop never ends, also when {behind[-1].program} has ended"
+            cure = 'while kill -0 "$pid" 2>/dev/null; do ...; done; or wait'
+            yield Violation(found.start(), text, why=FOREVER_WHY, cure=cure)
+            return
 
 
 def _script_of(call: ProgramCall) -> str:
