@@ -139,6 +139,9 @@ FOREVER: list[tuple[str, str, int, str]] = [
     ("endless-wait", JOB.format("while true; do\n  nvidia-smi\n  sleep 60\ndone &\npython x.py"), 0, ""),
     ("endless-wait", MONITOR.format("", " &\nwait"), 10, "warning"),
     ("background-not-awaited", MONITOR.format("", ""), 0, ""),
+    ("background-not-awaited", JOB.format("python x.py &\nsleep 10h"), 0, ""),
+    ("background-not-awaited", JOB.format("python x.py &\nsleep infinity"), 0, ""),
+    ("background-not-awaited", JOB.format("python x.py &\nsleep 60"), 5, "error"),
     ("background-not-awaited", MONITOR.format("", " &"), 5, "error"),
 ]
 TWO = JOB.format("#SBATCH --array=0-2\n{}")

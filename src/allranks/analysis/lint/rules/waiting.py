@@ -348,11 +348,24 @@ def waits_for_last(job: JobDescription) -> Iterator[Violation]:
         yield Violation(waits[0].offset, text, why=LAST_WHY, cure="wait, or wait for each process id")
 
 
+LONG_S = 1800
+SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _is_long(text: str) -> bool:
+    """Return whether ``sleep`` with this argument outlasts a pause; an unknown number may."""
+    found = re.fullmatch(r"(\d{1,8})(?:\.\d*)?([smhd]?)", text)
+    return int(found[1]) * SECONDS[found[2]] >= LONG_S if found else "$" in text or text.startswith("inf")
+
+
 def _is_watched(job: JobDescription, outer: ProgramCall) -> bool:
     """Return whether the script keeps the process id, and asks later for the process, or ends it."""
     after = job.text[outer.offset :]
     if any(re.match(LOOP_END, job.code[m.end() :]) for m in FOREVER.finditer(job.code, outer.offset)):
         return True  # the script does not end
+    later = [c for c in job.calls if c.offset > outer.offset and c.program == "sleep" and not c.under and not c.branch]
+    if any(_is_long(a.text) for c in later for a in c.args):
+        return True  # it ends late on purpose
     kept = re.match(r"(?:[^\n\\]|\\.|\\\n)*&[ \t]*[\n;]\s*(\w+)=\$!", after)
     return kept is not None and re.search(rf"\b(?:kill|ps|pgrep|wait)\b[^\n]*\$\{{?{kept[1]}\b", after) is not None
 
