@@ -354,7 +354,7 @@ def _told(job: JobDescription, call: ProgramCall, pattern: re.Pattern[str]) -> t
     """Return the count that an option gives, its place, and the option as written."""
     for arg, following in call.pairs():
         name, equals, value = arg.text.partition("=")
-        if pattern.fullmatch(name) and (equals or name.startswith("--")):
+        if pattern.fullmatch(name) and (equals or name.startswith("--") or name.isupper()):
             count = job.number(value if equals else following.text if following else None)
             if count:
                 return count, arg.offset, arg.text if equals else f"{arg.text} {following.text if following else ''}"
@@ -399,6 +399,7 @@ def spawned_world(job: JobDescription) -> Iterator[Violation]:
 GPUS_WORDS = re.compile(
     r"(?:--(?:num[-_]?)?(?:gpus|devices)|--n[-_]?gpus?|--gpus[-_]per[-_]node|--ngpus[-_]per[-_]node|(?:\+{0,2})(?:pl_)?trainer\.(?:devices|gpus))"
 )
+SLOWFAST = re.compile("NUM_GPUS")
 
 
 def told_more(job: JobDescription) -> Iterator[Violation]:
@@ -411,7 +412,8 @@ def told_more(job: JobDescription) -> Iterator[Violation]:
         own = slurm_options(call.srun).keys() & OWN_GPUS if call.srun else set()
         if not PYTHON.match(call.program) or elsewhere or call.in_function or own:
             continue
-        told = _told(job, call, GPUS_WORDS)
+        slowfast = any(a.text.rpartition("/")[2] == "run_net.py" for a in call.args)
+        told = _told(job, call, SLOWFAST if slowfast else GPUS_WORDS)
         if told and gpus < told[0] <= 16 and not job.has("CUDA_VISIBLE_DEVICES"):
             yield Violation(told[1], f"{told[2]}, but the job requests {gpus} GPU{'s' * (gpus > 1)}")
 

@@ -24,8 +24,11 @@ DEVICES_OPTION = re.compile(
     r"(?:=(\S{1,60}))?"
 )
 """Options of programs, and keys of Hydra, that say how many GPUs they use, of one process or of several, or which one."""
-YOLOX = re.compile(r"(?:\S*/)?exps/\S+\.py|yolox[-_]\w{1,9}")
-"""Experiments of YOLOX, whose tools have ``-d`` for the number of GPUs."""
+OWN_OPTION = {
+    "-d": re.compile(r"(?:\S*/)?exps/\S+\.py|yolox[-_]\w{1,9}"),
+    "NUM_GPUS": re.compile(r"(?:\S*/)?run_net\.py"),
+}
+"""How YOLOX and SlowFast are told the number of GPUs, and a word by which they are known."""
 
 
 LESS = re.compile(r"\$(?:\(\(|\[|\(expr\s).*[\w})]\s*-\s*\w+\s*\)*(?:\)\)|\]|\))")
@@ -205,11 +208,11 @@ def _one_task(job: JobDescription) -> Iterator[Violation]:
 
 def _told_devices(job: JobDescription, call: ProgramCall, gpus: int) -> str | None:
     """Return the program's option that names one GPU, or fewer GPUs than the job has."""
-    yolox = any(YOLOX.fullmatch(a.text) for a in call.args)
+    own = {name for name, known in OWN_OPTION.items() if any(known.fullmatch(a.text) for a in call.args)}
     for arg, following in call.pairs():
         found = DEVICES_OPTION.fullmatch(arg.text)
         value = found[1] if found else None
-        text = value or (following.text if following and (found or (yolox and arg.text == "-d")) else "")
+        text = value or (following.text if following and (found or arg.text in own) else "")
         count = job.number(text.removeprefix("cuda:"))
         listed = {int(n) for n in text.strip("[]").split(",")} if LISTED.fullmatch(text) else set[int]()
         rest = {str(n) for n in range(gpus) if listed and n not in listed}
