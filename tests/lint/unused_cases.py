@@ -71,6 +71,8 @@ ARRAYS: list[tuple[str, str, int, str]] = [
     ("array-not-used", ARRAY.replace("0-3", "2") + CHOSEN + "python x.py --lr $lr\n", 0, ""),
 ]  # fmt: skip
 
+ARGUMENTS = "#!/bin/bash\nwhile [ $# -gt 0 ]; do\n case $1 in\n  --lr) LR=$2; shift 2;;\n"
+ARGUMENTS_END = " esac\ndone\npython x.py --lr $LR\n"
 SUBMITS = "#!/bin/bash\nSAVE=/tmp/me/run\nmkdir -p $SAVE\n"
 OTHERS: list[tuple[str, str, int, str]] = [
     ("node-local-file", SUBMITS + 'echo "python x.py --save $SAVE/model" >> job.sh\nsbatch job.sh\n', 3, "error"),
@@ -114,6 +116,20 @@ OTHERS: list[tuple[str, str, int, str]] = [
     ("expanded-too-early", "#!/bin/bash\nsbatch --array=0-9 --wrap='python x.py $SLURM_ARRAY_TASK_ID'\n", 0, ""),
     ("expanded-too-early", '#!/bin/bash\nsbatch --wrap="python x.py \\$SLURM_JOB_ID $LR"\n', 0, ""),
     ("expanded-too-early", '#!/bin/bash\nsbatch --output=$SLURM_JOB_ID.txt --wrap="python x.py"\n', 0, ""),
+    ("never-expanded", GPU + "OUT=/x/out\npython train.py 2>&1 | tee OUT/log.txt\n", 4, "error"),
+    ("never-expanded", GPU + "LOG_DIR=$HOME/logs\npython train.py > LOG_DIR/log.txt\n", 4, "error"),
+    ("never-expanded", GPU + "SRC=/x\ncp SRC/a.py .\n", 4, "error"),
+    ("never-expanded", GPU + "DATA=/x/DATA\ncp DATA/a.py .\n", 0, ""),
+    ("never-expanded", GPU + "DATA=/x\nmkdir DATA\ncp a DATA/b\n", 0, ""),
+    ("never-expanded", GPU + "DATA=/x\ncp $DATA/a /y/DATA/b\n", 0, ""),
+    ("secret-in-script", GPU + "export DB_PASSWORD=hunter2lake\n" + RUN, 3, "warning"),
+    ("secret-in-script", GPU + "PGPASSWORD='tree-9-house'\n" + RUN, 3, "warning"),
+    ("secret-in-script", GPU + "DB_PASSWORD=$(cat ~/.pw)\nREDIS_PASSWORD=5241590000000000\n" + RUN, 0, ""),
+    ("endless-wait", ARGUMENTS + "  --bs) BS=$2;;\n" + ARGUMENTS_END, 5, "warning"),
+    ("endless-wait", ARGUMENTS + "  *) echo unknown $1;;\n" + ARGUMENTS_END, 5, "warning"),
+    ("endless-wait", ARGUMENTS + "  *) echo unknown $1; exit 1;;\n" + ARGUMENTS_END, 0, ""),
+    ("endless-wait", ARGUMENTS + "  *) usage;;\n" + ARGUMENTS_END, 0, ""),
+    ("endless-wait", ARGUMENTS + "  --x) X=1;;\n" + ARGUMENTS_END.replace("esac", "esac\n shift"), 0, ""),
     ("memory-unit", asking("-N 1", "--mem=500") + RUN, 3, "note"),
     ("memory-unit", asking("-N 1", "--mem=500M") + RUN, 3, "note"),
     ("memory-unit", asking("--mem-per-cpu=100  # MB") + RUN, 2, "note"),

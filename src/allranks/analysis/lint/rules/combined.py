@@ -326,6 +326,7 @@ NEVER_EXPANDED = _all(
     literal_text.two_closing_braces,
     literal_text.own_names_in_documents,
     literal_text.name_in_braces,
+    literal_text.name_as_folder,
     literal_text.bare_program,
     literal_text.process_names,
 )
@@ -436,7 +437,9 @@ CONSTANT_CONDITION = _all(
     test_values.text_as_number,
     loop_flow.tested_too_early,
 )
-ENDLESS_WAIT = _all(waiting.server_awaited, waiting.follows_log, waiting.endless_loop)
+ENDLESS_WAIT = _all(
+    waiting.server_awaited, waiting.follows_log, waiting.endless_loop, script_arguments.never_shifted
+)
 EXIT_ZERO = _all(
     results.exit_zero,
     exit_codes.status_of_block,

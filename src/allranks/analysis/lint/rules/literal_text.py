@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import CONTAINERS, REMOTE_SHELLS, SHELLS
+from allranks.analysis.lint.command_options import CONTAINERS, PYTHON, REMOTE_SHELLS, SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import VariableUse, Violation
 from allranks.analysis.lint.rules.dataflow import PRINTING
@@ -288,3 +288,51 @@ def process_names(job: JobDescription) -> Iterator[Violation]:
                 message = f"{call.written} {text}: the $ is missing, and {text} is not {OF_NUMBERS[call.written]}"
                 yield Violation(arg.offset, message, why=NUMBERS_WHY, cure=f"{call.written} ${text}")
                 break
+
+
+PATH_OF_NAME = re.compile(r"([A-Z][A-Z0-9_]{2,})(/[^\s]*)")
+FOLDER_WHY = "Without the $ this is a folder of that name in the current one, which is not there."
+TAKES_PATHS = {
+    "tee",
+    "cp",
+    "mv",
+    "rsync",
+    "mkdir",
+    "cd",
+    "tar",
+    "rm",
+    "ls",
+    "source",
+    ".",
+    "bash",
+    "python",
+    "python3",
+    "cat",
+}
+
+
+def name_as_folder(job: JobDescription) -> Iterator[Violation]:
+    """Report ``tee LOG_DIR/out.txt`` in a script that sets LOG_DIR to a path."""
+    if job.kind != "script":
+        return
+    for call in job.calls:
+        if call.in_substitution:
+            continue
+        words = [(r.target, call.offset) for r in call.redirects]
+        if call.program in TAKES_PATHS or PYTHON.match(call.program):
+            words += [(a.source.text, a.source.where(0)) for a in call.args if a.source.text]
+        for word, place in words:
+            found = PATH_OF_NAME.fullmatch(word)
+            items = job.by_name.get(found[1], []) if found else []
+            paths = [
+                a for a in items if re.search(r"[/$]", a.value) and not re.search(rf"(?:\A|/){a.name}/?\Z", a.value)
+            ]
+            written = found and re.search(rf"(?<![\w$/{{.-]){found[1]}/", job.line_of(place))
+            if not (found and paths and written) or len(paths) != len(items) or job.has_folder(found[1]):
+                continue
+            if not re.search(
+                rf"\bmkdir[^\n]*[ /]{found[1]}\b|\b(?:clone|ln|tar|unzip)\b[^\n]*\b{found[1]}\b", job.code
+            ):
+                text = f"{found[1]} is a text here, and no variable: the $ is missing"
+                yield Violation(place, text, why=FOLDER_WHY, cure=f"${found[1]}{found[2]}")
+                return

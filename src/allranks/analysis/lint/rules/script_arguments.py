@@ -182,3 +182,33 @@ def default_without_sign(job: JobDescription) -> Iterator[Violation]:
 def _in_single_quotes(job: JobDescription, offset: int) -> bool:
     line, column = job.lines.place(offset)
     return job.lines.line(line)[: column - 1].count("'") % 2 == 1
+
+
+FOREVER_WHY = "The loop goes on as long as there are arguments: without shift it looks at the same one again and again, and never ends."
+LEAVES = re.compile(r"(?i)\b(?:shift|exit|return|break|set|getopts|exec)\b|\b\w*(?:usage|help|error|die|fail|abort)\w*")
+ARGUMENT_LOOP = re.compile(
+    r"(?m)^([ \t]*)while[ \t]+(?:\[\[?[ \t]+[^\n]*(?:\$#|-n[ \t]+[\"']?\$\{?1\b)[^\n]*|\(\([^\n]*\$#[^\n]*|(?::|true)[ \t]*;[ \t]*do)"
+    r"(?P<body>.*?)^\1done\b",
+    re.DOTALL,
+)
+BRANCH = re.compile(
+    r"(?ms)(?:^|;;)[ \t\n]*\(?((?:\*|[\"']?-{1,2}[\w?*-]+[\"']?)(?:[ \t]*\|[ \t]*[^\s|()]+)*)[ \t]*\)(.*?)(?:;;|\Z)"
+)
+
+
+def never_shifted(job: JobDescription) -> Iterator[Violation]:
+    """Report a branch of ``case $1`` in a loop over the arguments that leaves the argument where it is."""
+    for found in ARGUMENT_LOOP.finditer(job.code) if job.kind == "script" else ():
+        case = re.search(r"(?s)\A(.*?)\bcase[ \t]+[\"']?\$\{?1\}?[\"']?[ \t]+in\b(.*?)\besac\b(.*)\Z", found["body"])
+        if case is None or re.search(r"\b(?:shift|set|getopts?|case)\b", case[1] + case[3]) or "shift" not in case[2]:
+            continue
+        if re.search(r"\bcase\b", case[2]):
+            continue
+        if re.search(r"\$#[^\n]*&&|\$#[^\n]*-a", job.code[found.start() : found.start("body") + 200].split("\n")[0]):
+            continue
+        start = found.start("body") + case.start(2)
+        for branch in BRANCH.finditer(case[2]):
+            if not LEAVES.search(branch[2]):
+                text = f"the branch {branch[1].strip()[:30]}) has no shift: the loop does not end"
+                yield Violation(start + branch.start(1), text, why=FOREVER_WHY, cure="shift, or exit 1")
+                return
