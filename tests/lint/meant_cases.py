@@ -144,6 +144,44 @@ FOREVER: list[tuple[str, str, int, str]] = [
     ("background-not-awaited", JOB.format("python x.py &\nsleep 60"), 5, "error"),
     ("background-not-awaited", MONITOR.format("", " &"), 5, "error"),
 ]
+CONTAINER: list[tuple[str, str, int, str]] = [
+    ("misspelled-variable", WORK.format("export SINGULAIRTYENV_LD_LIBRARY_PATH=/opt/lib"), 5, "warning"),
+    ("misspelled-variable", WORK.format("export APPTAINERNV_A=1"), 5, "warning"),
+    ("misspelled-variable", WORK.format("export SINGULARITYENV_A=1\nexport APPTAINER_BIND=/data"), 0, ""),
+]
+NEW = JOB.format("D=/scratch/$USER/$SLURM_JOB_ID\nmkdir -p $D\n{}cd $D\n{}srun python {}")
+FOLDERS: list[tuple[str, str, int, str]] = [
+    ("not-runnable", NEW.format("", "", "main.py --lr 1"), 8, "error"),
+    ("not-runnable", NEW.format("", "source ~/.bashrc\nsource activate ml\n", "src/main.py"), 10, "error"),
+    ("not-runnable", NEW.format("", "", "/home/a/main.py"), 0, ""),
+    ("not-runnable", NEW.format("", "", "$HOME/main.py"), 0, ""),
+    ("not-runnable", NEW.format("cp main.py $D\n", "", "main.py"), 0, ""),
+    ("not-runnable", NEW.format("", "cp -r ~/code/* .\n", "main.py"), 0, ""),
+    (
+        "not-runnable",
+        NEW.format("cp main.py $D\n", "", "main.py").replace("srun", "$R").replace("D=", "R=srun\nD="),
+        0,
+        "",
+    ),
+    ("not-runnable", NEW.format("", "cd ~/code\n", "main.py"), 0, ""),
+    ("not-runnable", NEW.format("", "git clone https://host/code\n", "code/main.py"), 0, ""),
+    ("not-runnable", NEW.format("", "", "main.py").replace("mkdir -p $D\n", ""), 0, ""),
+    ("not-runnable", NEW.format("", "", "main.py").replace("/$SLURM_JOB_ID", ""), 0, ""),
+]
+RANKS: list[tuple[str, str, int, str]] = [
+    (
+        "expanded-too-early",
+        SH + "#SBATCH --ntasks-per-node=2\nexport RANK=$SLURM_PROCID\nsrun python x.py\n",
+        3,
+        "error",
+    ),
+    (
+        "expanded-too-early",
+        SH + "#SBATCH --ntasks-per-node=1\nexport RANK=$SLURM_PROCID\nsrun python x.py $SLURM_NNODES\n",
+        3,
+        "note",
+    ),
+]
 TWO = JOB.format("#SBATCH --array=0-2\n{}")
 ONE_IF = "if [ $SLURM_ARRAY_TASK_ID == {} ]; then\n  python x.py --arch {}\nfi\n"
 SLIPS: list[tuple[str, str, int, str]] = [
@@ -170,4 +208,18 @@ SLIPS: list[tuple[str, str, int, str]] = [
     ("index-out-of-range", TWO.format(ONE_IF.format(0, "a") + "python y.py"), 0, ""),
     ("index-out-of-range", TWO.format(ONE_IF.format(0, "a").replace("\nfi", "\nelse\n  python y.py\nfi")), 0, ""),
 ]
-MEANT_CASES = [*ENDS, *REQUESTS, *TESTS, *NUMBERS, *PORTS, *SLIPS, *UNUSED, *SYSTEMS, *SIDE, *FOREVER]
+MEANT_CASES = [
+    *ENDS,
+    *REQUESTS,
+    *TESTS,
+    *NUMBERS,
+    *PORTS,
+    *SLIPS,
+    *UNUSED,
+    *SYSTEMS,
+    *SIDE,
+    *FOREVER,
+    *CONTAINER,
+    *FOLDERS,
+    *RANKS,
+]

@@ -501,7 +501,9 @@ IN_SEQUENCE = _all(steps.sequence, several_nodes.scripts_in_sequence)
 STEP_NODES = _all(several_nodes.step_nodes, several_nodes.ray_drivers)
 BUILTIN_AS_PROGRAM = _all(programs.builtins, starting.functions)
 KILLS_OTHERS = _all(cancelling.pkill, cancelling.of_user, cancelling.cancels_jobs)
-NOT_RUNNABLE = _all(starting.without_folder, starting.other_language, starting.command_in_one_word)
+NOT_RUNNABLE = _all(
+    starting.without_folder, starting.other_language, starting.command_in_one_word, starting.in_new_folder
+)
 NODE_LOCAL_FILE = _all(
     storage.local, storage.windows_path, shared_files.folder_of_first_node, shared_files.made_where_submitted
 )

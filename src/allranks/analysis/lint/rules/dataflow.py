@@ -66,7 +66,8 @@ def early(job: JobDescription) -> Iterator[Violation]:
         if use.name in TASK_NAMES and (use.program != "=" or _matters(job, use)) and not of_one_task(job, use):
             text = f"${use.name} is expanded by the batch shell, where it is 0"
             # The name of a log, or a job whose number of nodes is on the command line of sbatch, or is one.
-            unsure = use.in_redirect or job.of_unknown_size
+            several = any((job.tasks_per_node(la.srun) or 1) > 1 for la in job.launches if la.srun)
+            unsure = use.in_redirect or (job.of_unknown_size and not several)
             yield Violation(use.offset, text, severity="note" if unsure else None)
         elif use.name in LAUNCHER_NAMES and use.program == "srun" and not is_set(job, use.name):
             text = f"${use.name} is expanded by the batch shell, where it is not set"

@@ -452,7 +452,7 @@ def near_names(job: JobDescription) -> Iterator[Violation]:
         exported = item.exported or job.kind != "script" or name in job.reading.exported
         if item.removed or not exported or name in said:
             continue
-        meant = OTHER_NAMES.get(name) or _near(name)
+        meant = OTHER_NAMES.get(name) or _near(name) or _of_container(name)
         if meant is None or job.has(meant) or used_elsewhere(job, name):
             continue
         said.add(name)
@@ -481,6 +481,17 @@ def _near(name: str) -> str | None:
     if len(name) < SHORTEST_NAME or name in READ_BY_OTHERS or name in SIMILAR_AND_READ or not name.isupper():
         return None
     return next((known for known in sorted(READ_BY_OTHERS) if edits(name, known, 1) == 1 and known[0] == name[0]), None)
+
+
+CONTAINER_PREFIXES = ("SINGULARITYENV", "APPTAINERENV", "SINGULARITY", "APPTAINER")
+
+
+def _of_container(name: str) -> str | None:
+    """Return the variable of singularity or apptainer whose prefix has one wrong letter: ``SINGULAIRTYENV_X``."""
+    prefix, _, rest = name.partition("_")
+    if not rest or prefix in CONTAINER_PREFIXES:
+        return None
+    return next((f"{known}_{rest}" for known in CONTAINER_PREFIXES if edits(prefix, known, 1) == 1), None)
 
 
 def _meets_by_environment(job: JobDescription) -> bool:
