@@ -4,6 +4,7 @@ from __future__ import annotations
 
 SH = "#!/bin/bash\n"
 JOB = SH + "#SBATCH --gpus=1\n#SBATCH --nodes=1\n#SBATCH --output=%j.out\n{}\n"
+PART = JOB.format("#SBATCH --cpus-per-task=4\n{}\npython x.py")
 WORK = JOB.format("{}\npython x.py")
 LOOP = JOB.format('for i in 1 2 3; do\n  {}\ndone\npython x.py --data-path "$FILES"')
 TASKS = SH + "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=16\n#SBATCH --mem=8G\n{}\n"
@@ -133,4 +134,50 @@ SILENT: list[tuple[str, str, int, str]] = [
     ("exit-zero", SH + f"case $1 in\n  -n)\n{HELP}    exit 0\n    ;;\nesac\npython x.py\n", 26, "warning"),
     ("script-folder", SUBMITS, 0, ""),
 ]
-PLAIN_CASES = [*SILENT, *TOLD, *DISKS, *WRAPPED, *INPUT, *VALUES, *REQUESTS]
+PARSES = (
+    SH
+    + "while [ $# -gt 0 ]; do\n  case $1 in\n    --lr) LR={}; shift 2;;\n    *) shift;;\n  esac\ndone\npython x.py --lr $LR\n"
+)
+FOUR = JOB.replace("gpus=1", "gpus=4")
+FOLDS = FOUR.format("for i in 0 1 2 3; do\n  CUDA_VISIBLE_DEVICES=$i python x.py --fold $i\ndone {}")
+WORDS: list[tuple[str, str, int, str]] = [
+    ("unterminated", JOB.format("if [ $1 = a ]; then\n  echo a\nelseif [ $1 = b ]; then\n  echo b\nfi\npython x.py"), 7, "error"),
+    ("unterminated", JOB.format("if [ $1 = a ]; then\n  echo a\nelif [ $1 = b ]; then\n  echo b\nfi\npython x.py"), 0, ""),
+    ("unterminated", JOB.format("awk '{\n  elseif [ x ] then\n}' a\npython x.py"), 0, ""),
+    ("no-shebang", JOB.replace("/bin/bash", "/usr/bin/env bash -l").format("python x.py"), 1, "error"),
+    ("no-shebang", JOB.replace("/bin/bash", "/usr/bin/env -S bash -l").format("python x.py"), 0, ""),
+    ("no-shebang", JOB.replace("/bin/bash", "/usr/bin/env bash").format("python x.py"), 0, ""),
+    ("no-shebang", "#!/usr/bin/env bash -l\necho a\n", 0, ""),
+    ("value-split", WORK.format("export A=1, B=2"), 5, "error"),
+    ("value-split", WORK.format("CUDA_VISIBLE_DEVICES=0, 1, 2 python y.py"), 5, "error"),
+    ("value-split", WORK.format('export A="1, B=2"'), 0, ""),
+    ("value-split", WORK.format("export A=1,2 B=2"), 0, ""),
+    ("value-split", PBS.format("NP=$(echo $PBS_NODEFILE | wc -l)\nmpiexec -n $NP python x.py"), 4, "error"),
+    ("value-split", PBS.format("NP=$(cat $PBS_NODEFILE | wc -l)\nmpiexec -n $NP python x.py"), 0, ""),
+    ("input-not-read", WORK.format("CKPT=$(ls -t ckpt | head 1)"), 5, "warning"),
+    ("input-not-read", WORK.format("CKPT=$(ls -t ckpt | head -1)"), 0, ""),
+    ("input-not-read", WORK.format("head 1"), 0, ""),
+    ("arguments-dropped", PARSES.format("$1"), 4, "warning"),
+    ("arguments-dropped", PARSES.format("$2"), 0, ""),
+    ("background-not-awaited", FOLDS.format("&"), 6, "error"),
+    ("background-not-awaited", FOLDS.format("&\nwait"), 0, ""),
+    ("background-not-awaited", FOLDS.format(""), 0, ""),
+    ("exit-code-lost", JOB.format("python x.py || exit 0"), 5, "warning"),
+    ("exit-code-lost", JOB.format("python x.py || exit 1"), 0, ""),
+    ("unset-variable", JOB.format("D=pwd\npython $D/x.py"), 5, "warning"),
+    ("unset-variable", JOB.format("D=$(pwd)\npython $D/x.py"), 0, ""),
+    ("idle-gpus", JOB.format("CUDA_VISIBLE_DEVICES=-1 python x.py"), 5, "warning"),
+    ("idle-gpus", JOB.format("CUDA_VISIBLE_DEVICES=-1 python prepare.py\npython x.py"), 0, ""),
+    ("overwritten-output", WORK.format("pip install torch>=2.0"), 5, "warning"),
+    ("overwritten-output", WORK.format("conda install -y numpy>1.20 scipy"), 5, "warning"),
+    ("overwritten-output", WORK.format("pip install 'torch>=2.0' > install.log"), 0, ""),
+    ("loop-values", JOB.format("N=4\nfor i in `eval echo {1..$N}`; do\n  python x.py $i\ndone"), 0, ""),
+    ("blocks-script", JOB.format("jupyter nbconvert --execute --to notebook a.ipynb\npython x.py"), 0, ""),
+    ("blocks-script", JOB.format("jupyter notebook --no-browser\npython x.py"), 5, "warning"),
+    ("endless-wait", JOB.format("jupyter-serverextension enable a &\npython x.py &\nwait"), 0, ""),
+    ("endless-wait", JOB.format("jupyter-lab --no-browser &\npython x.py &\nwait"), 7, "warning"),
+    ("fixed-name-in-tmp", WORK.format("N=$(ls *.h5 | sed -e 's/.$//' -e \"s/a$//\" | tail -1)"), 0, ""),
+    ("threads-oversubscribed", PART.format("OMP_NUM_THREADS=16"), 0, ""),
+    ("threads-oversubscribed", PART.format("export OMP_NUM_THREADS=16"), 6, "warning"),
+]  # fmt: skip
+PLAIN_CASES = [*WORDS, *SILENT, *TOLD, *DISKS, *WRAPPED, *INPUT, *VALUES, *REQUESTS]

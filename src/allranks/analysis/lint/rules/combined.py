@@ -40,6 +40,7 @@ from allranks.analysis.lint.rules import (
     near_misses,
     node_lists,
     options,
+    plain_commands,
     ports,
     programs,
     questions,
@@ -117,6 +118,7 @@ ARGUMENTS_DROPPED = _all(
     caller_values.settings_fixed,
     script_arguments.letters,
     script_arguments.value_not_shifted,
+    script_arguments.option_as_value,
 )
 NOT_EXPORTED = _all(
     dataflow.not_exported,
@@ -312,6 +314,7 @@ VALUE_SPLIT = _all(
     derived_counts.miscounted,
     activation.exported_words,
     script_arguments.split_names,
+    plain_commands.commas_between,
 )
 NEVER_EXPANDED = _all(
     quoting.literal,
@@ -489,6 +492,7 @@ OVERWRITTEN_OUTPUT = _all(
     results.message_over_log,
     results.log_over_messages,
     redirections.misspelt,
+    redirections.version_as_file,
     redirections.own_input,
     redirections.lost_first_lines,
     redirections.one_log_for_two,

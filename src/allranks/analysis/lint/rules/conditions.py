@@ -353,6 +353,7 @@ def loops(job: JobDescription) -> Iterator[Violation]:
         words = found[2].split()
         if (
             "$(" not in re.sub(r"\$\(\(", "", found[2])
+            and "eval" not in found[2]
             and re.search(r"\{[^{}]*\$[^{}]*\.\.|\.\.\s*\$", found[2])
             and _is_bash(job)
         ):

@@ -509,12 +509,18 @@ INTERPRETER_WHY = (
 )
 
 
+SEVERAL_WORDS = re.compile(r"#!\s*/usr/bin/env[ \t]+((?!-)[\w.-]+[ \t]+[^\s#][^\n]*?)[ \t]*(?:\n|\Z)")
+
+
 def interpreter(job: JobDescription) -> Iterator[Violation]:
-    """Report a first line whose program has no full path."""
+    """Report a first line whose program has no full path, or gets several words through env."""
     found = re.match(r"#!\s*(\S+)", job.source.text)
     if found and job.is_job and not found[1].startswith("/") and not re.search(r"[{}$<>@%]", found[0]):
         text = f"{found[1]} is no full path"
         yield Violation(job.source.where(0), text, why=INTERPRETER_WHY, cure="#!/bin/bash")
+    elif found and job.is_job and (several := SEVERAL_WORDS.match(job.source.text)):
+        text = f"env looks for a program called '{several[1]}': the kernel passes what follows as one word"
+        yield Violation(job.source.where(0), text, why=INTERPRETER_WHY, cure=f"#!/bin/{several[1]}, or env -S")
 
 
 CRLF_WHY = "sbatch refuses scripts with DOS line breaks; elsewhere the carriage return becomes part of the last word of every line."

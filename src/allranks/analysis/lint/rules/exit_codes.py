@@ -58,7 +58,7 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
         if ignored is not None and job.is_job and not outer.in_loop and len(job.work) == 1:
             yield Violation(
                 ignored.offset,
-                f"|| {ignored.written} reports success, even if {what} failed",
+                f"|| {' '.join([ignored.written, *(a.text for a in ignored.args)])} reports success, even if {what} failed",
                 cure="remove it, or || exit 1",
             )
             return
@@ -136,11 +136,12 @@ def status_of_pipe(job: JobDescription, outer: ProgramCall) -> ProgramCall | Non
 
 
 def _ignored(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:
-    """Return the ``true`` of ``work || true``."""
+    """Return the ``true`` of ``work || true``, and the ``exit`` of ``work || exit 0``."""
     if outer.after != "||":
         return None
     following = next((c for c in job.calls if c.offset > outer.offset and c.before == "||" and not c.under), None)
-    return following if following is not None and following.program in ("true", ":") else None
+    zero = following is not None and following.program == "exit" and [a.text for a in following.args] == ["0"]
+    return following if following is not None and (zero or following.program in ("true", ":")) else None
 
 
 ERROR_TEXT = re.compile(

@@ -14,6 +14,7 @@ INPUT_WHY = "The command takes its words from its arguments only: what it gets t
 READS_NOTHING = {"echo", "printf", "ls", "kill", "mkdir", "touch", "dirname", "basename", "realpath", "export"}
 PRINT = {"echo", "printf"}
 INPUT_CURES = {"echo": "cat", "printf": "cat", "kill": "xargs -r kill", "export": 'export NAME="$(command)"'}
+NUMBER_WHY = "A number without - is the name of a file: 'cannot open', and the value is empty."
 FEEDS = ("<", "<<", "<<-", "<<<")
 
 
@@ -22,6 +23,11 @@ def input_not_read(job: JobDescription) -> Iterator[Violation]:
     if job.kind != "script":
         return
     for call in job.calls:
+        first = call.args[0].text if call.args else ""
+        if call.written in ("head", "tail") and call.before in ("|", "|&") and re.fullmatch(r"\d{1,4}", first):
+            text = f"{call.written} reads a file called {first}, and not its input"
+            yield Violation(call.offset, text, why=NUMBER_WHY, cure=f"{call.written} -n {first}")
+            continue
         if call.written not in READS_NOTHING or any(c.program in ("xargs", "parallel") for c in call.under):
             continue
         fed = next((r.operator for r in call.redirects if r.operator in FEEDS and r.target != "/dev/null"), None)
@@ -49,6 +55,27 @@ def _is_fed_silence(job: JobDescription, call: ProgramCall) -> bool:
     """Return whether the output of the command in front is thrown away on purpose, or ends with a test of its result."""
     before = [c for c in job.calls if c.offset < call.offset and c.under == call.under]
     return bool(before) and before[-1].program in ("true", ":", "yes")
+
+
+# ------------------------------------------------------------------------------- commas between values
+
+COMMA_WHY = "A blank ends the value, and the shell knows no commas between assignments: the comma is part of the value."
+WITH_COMMA = re.compile(r"(?m)^[ \t]*export[ \t]+(\w+)=([^\s\"'#,]+),[ \t]+\w+=")
+
+
+def commas_between(job: JobDescription) -> Iterator[Violation]:
+    """Report ``export A=1, B=2``, and ``CUDA_VISIBLE_DEVICES=0, 1, 2 python``."""
+    if job.kind != "script":
+        return
+    for found in WITH_COMMA.finditer(job.code):
+        if any(a.offset == found.start(1) and a.name == found[1] for a in job.assignments):
+            text = f"{found[1]} is '{found[2]},': the comma becomes part of the value"
+            yield Violation(found.start(1), text, why=COMMA_WHY, cure=f"export {found[1]}={found[2]} and no comma")
+    for call in job.calls:
+        last = call.prefix[-1] if call.prefix else None
+        if last is not None and last.value.endswith(",") and re.fullmatch(r"\d+,", call.written):
+            text = f"{last.name} ends at the blank, and {call.written} runs as a command"
+            yield Violation(call.offset, text, why=COMMA_WHY, cure=f"{last.name}=0,1,2 without blanks")
 
 
 # ---------------------------------------------------------------------------------- formats of dates

@@ -113,6 +113,21 @@ def value_not_shifted(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
+SELF_WHY = "In this branch $1 is the option itself: its value is $2."
+TAKES_ITSELF = re.compile(
+    r"(?m)(?:^|;;|\bin\b)[ \t]*\(?(?:-\w[ \t]*\|[ \t]*)?(-{1,2}[\w-]+)[ \t]*\)\s*(?:export[ \t]+)?(\w+)=[\"']?\$\{?1\}?[\"']?[ \t]*[;\n]\s*"
+    r"shift(?:[ \t]+2\b|[ \t]*(?:;|\n|&&)\s*shift\b)"
+)
+
+
+def option_as_value(job: JobDescription) -> Iterator[Violation]:
+    """Report ``--lr) LR=$1; shift 2 ;;``, whose value is the option."""
+    for found in TAKES_ITSELF.finditer(job.code) if job.kind == "script" else ():
+        text = f"{found[2]} gets the word {found[1]}, and its value is skipped"
+        yield Violation(found.start(2), text, why=SELF_WHY, cure=f"{found[2]}=$2")
+        return
+
+
 # ----------------------------------------------------------------------------- values with blanks
 
 NAMED = re.compile(

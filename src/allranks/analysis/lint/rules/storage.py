@@ -286,6 +286,7 @@ def lone_dollar(job: JobDescription) -> Iterator[Violation]:
         if (
             line in said
             or not LONE.search(value)
+            or re.search(r"(?:\$\(|`)[^)`]*\b(?:sed|grep|awk|perl)\b", value)
             or re.search(r"[\s^*|\\()\[\]]", re.sub(r"\$\([^)]*\)|\$\{[^}]*\}", "", value))
         ):
             continue

@@ -232,6 +232,9 @@ def oversubscribed(job: JobDescription) -> Iterator[Violation]:
     items = list(job.set_values("OMP_NUM_THREADS"))
     if len(items) != 1 or "exclusive" in job.heading:
         return
+    exported = items[0].exported or items[0].under or "OMP_NUM_THREADS" in job.reading.exported
+    if not exported and not any(items[0] in c.prefix for c in job.calls):
+        return  # no program gets it
     value = items[0].value
     own = re.fullmatch(r"\$\{?SLURM_CPUS_PER_TASK(?::-\d+)?\}?", value)
     threads = job.number(job.heads("cpus-per-task")) if own else job.number(value)

@@ -222,6 +222,14 @@ def _no_dollar(job: JobDescription) -> Iterator[tuple[str, Violation]]:
         text = f"the loop runs once, with the word {name}: the array's items were meant"
         yield name, Violation(offset, text, why="The shell expands only names with a $.", cure=f'"${{{name}[@]}}"')
     for item in job.set_values_at_top():
+        command = item.value in ("pwd", "whoami", "nproc") and job.text.startswith(
+            f"{item.name}={item.value}", item.offset
+        )
+        if command and item.name in job.used_names and item.items is None:
+            text = f"{item.name} is the text {item.value}, and not what the command prints"
+            why = "The shell runs a command for its output only in $( ) or backticks."
+            yield item.name, Violation(item.offset, text, why=why, cure=f"{item.name}=$({item.value})")
+            continue
         if item.value not in {"PWD", "HOME", "HOSTNAME"} | SLURM_NAMES or item.items is not None:
             continue
         if item.name in job.used_names and f"${{!{item.name}" not in job.text:

@@ -130,7 +130,7 @@ def on_cpu(job: JobDescription) -> Iterator[Violation]:
         return
     told: list[tuple[int, str]] = []
     for call in job.work_calls:
-        found = _told_cpu(call)
+        found = _told_cpu(call) or _hides_gpus(call)
         if found is None or call.in_function:
             return
         told.append(found)
@@ -150,6 +150,12 @@ def _told_cpu(call: ProgramCall) -> tuple[int, str] | None:
         if following and following.text in CPU_VALUES.get(arg.text, ()):
             return arg.offset, f"{arg.text} {following.text}"
     return None
+
+
+def _hides_gpus(call: ProgramCall) -> tuple[int, str] | None:
+    """Return the setting in front of a command that leaves it no GPU."""
+    own = [a for a in call.prefix if a.name == "CUDA_VISIBLE_DEVICES" and a.value in ("", "-1") and "$" not in a.raw]
+    return (own[-1].offset, f"CUDA_VISIBLE_DEVICES={own[-1].value} hides all GPUs") if own else None
 
 
 def _asks_gpus(job: JobDescription) -> bool:

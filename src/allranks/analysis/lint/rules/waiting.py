@@ -98,6 +98,7 @@ def _never_ends(call: ProgramCall) -> bool:
     pattern = LOOPS_IN.get(call.program)
     if pattern is None or {"--version", "--help"} & set(words):
         return False
+    words = words[:1] if call.program == "jupyter" else words
     return call.program == "tensorboard" or any(pattern.fullmatch(w) for w in words)
 
 
@@ -124,7 +125,7 @@ ENDLESS_CURE = 'keep the process id of the training: train & pid=$!; wait "$pid"
 SERVER = (
     r"(?:uvicorn|gunicorn|hypercorn|waitress-serve|redis-server|mongod|tritonserver|text-generation-launcher|ollama\s+serve|(?:vllm|ray|lmdeploy)\s+serve|trl\s+vllm[-_]serve|swift\s+(?:rollout|deploy)|"
     r"vllm\.entrypoints\.\S+|(?:fastchat|llava)\.serve\.(?:controller|model_worker|vllm_worker|sglang_worker|multi_model_worker|openai_api_server|gradio_web_server)|"
-    r"sglang\.launch_server|http\.server|SimpleHTTPServer|ray\s+start\s.*--block|tensorboard(?:\.main)?|jupyter|jupyter-\w+|"
+    r"sglang\.launch_server|http\.server|SimpleHTTPServer|ray\s+start\s.*--block|tensorboard(?:\.main)?|jupyter(?:-|\s+)(?:notebook|lab|server)|"
     r"mlflow\s+(?:server|ui)|streamlit\s+run|flask\s+run|aim\s+(?:up|server)|visdom(?:\.server)?|nvidia-smi\s(?:.*\s)?(?:-l|-lms|--loop|--loop-ms)(?:[=\s]\S+)?|"
     r"nvidia-smi\s+(?:dmon|pmon)|nvtop|dcgmi\s+dmon|gpustat\s.*-i|dcgm-exporter|watch\s.*|tail\s+(?:-\w*[fF]|--follow)|sleep\s+inf(?:inity)?|"
     r"code-server|llama-server|litellm|dask-(?:scheduler|worker|cuda-worker)|dask\s+(?:scheduler|worker|cuda\s+worker)|etcd|minio\s+server|celery|ngrok|mosquitto|rabbitmq-server|prometheus|node_exporter|"
@@ -466,7 +467,7 @@ def _is_detached(words: list[str]) -> bool:
 
 
 GROUP_END = re.compile(
-    r"(?m)(?:^[ \t]*\([^()\n]*\)|(?:^|[ \t;])[)}])[ \t]*(?:[12&]?>+[ \t]*\S+[ \t]*(?:2>&1[ \t]*)?)?&[ \t]*(?:#.*)?$"
+    r"(?m)(?:^[ \t]*\([^()\n]*\)|(?:^|[ \t;])(?:[)}]|done|fi))[ \t]*(?:[12&]?>+[ \t]*\S+[ \t]*(?:2>&1[ \t]*)?)?&[ \t]*(?:#.*)?$"
 )
 
 
@@ -475,7 +476,8 @@ def _group_in_background(job: JobDescription, last: ProgramCall) -> Iterator[Vio
         (m for m in GROUP_END.finditer(job.text) if m.end() > last.offset and not job.in_comment(m.start())), None
     )
     works = [w for w in job.work if found and w.offset < found.end() and not w.in_function]
-    if found and works and works[-1].offset >= last.offset and not works[-1].in_loop:
+    loop = found is not None and re.match(r"\s*;?\s*done\b", found[0]) is not None
+    if found and works and works[-1].offset >= last.offset and works[-1].in_loop == loop:
         yield Violation(
             works[-1].offset, f"{works[-1].program} runs in the background, and the script ends without wait"
         )
