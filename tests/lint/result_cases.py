@@ -72,6 +72,13 @@ CASE = 'while [ $# -gt 0 ]; do\n  case "$1" in\n    --model | -m) M=$2 ;;\n    {
 LATER = (
     'for m in x-a x-b; do\n  if [[ $kind == "a" ]]; then n=1; else n=2; fi\n  {}\n  python train.py $kind $n\ndone\n'
 )
+PREFIX = "ip_prefix=$(hostname -i)\nhead=$ip_prefix:6379\npython train.py $head\n"
+MESSAGES: list[tuple[str, str, int, str]] = [
+    ("unset-variable", HEAD + PREFIX + 'echo "ip_prefix: "$ip_pref\n', 7, "warning"),
+    ("unset-variable", HEAD + PREFIX + 'echo "ip_prefix: $ip_prefix of $ip_pref"\n', 0, ""),
+    ("unset-variable", HEAD + PREFIX + 'echo "prefix: $ip_pref"\n', 0, ""),
+    ("unset-variable", HEAD + PREFIX + "echo ip_prefix: $ip_pref > a.txt\n", 0, ""),
+]  # fmt: skip
 BRANCHES: list[tuple[str, str, int, str]] = [
     ("constant-condition", PLAIN + CASE.format("--machine | -m) N=$2 ;;"), 5, "warning"),
     ("constant-condition", PLAIN + CASE.format('"-m") N=$2 ;;'), 5, "warning"),
@@ -99,4 +106,4 @@ BRANCHES: list[tuple[str, str, int, str]] = [
     ("idle-gpus", TWO + "python run.py --which_gpu '0' --size 4\n", 4, "warning"),
     ("idle-gpus", TWO + "python run.py --visible_gpus 0,1\n", 4, "note"),
 ]  # fmt: skip
-RESULT_CASES = [*BRANCHES, *RESULTS, *PROGRAMS, *REQUESTS, *USES]
+RESULT_CASES = [*MESSAGES, *BRANCHES, *RESULTS, *PROGRAMS, *REQUESTS, *USES]

@@ -152,6 +152,7 @@ UNSET_VARIABLE = _all(
     mismatched_names.only_longer_names,
     mismatched_names.index_never_set,
     mismatched_names.generated_directive,
+    mismatched_names.printed_names,
     lost_values.missing_arguments,
     lost_values.set_only_inside,
     loop_variables.expanded_before_loop,
