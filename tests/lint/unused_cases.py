@@ -130,6 +130,8 @@ OTHERS: list[tuple[str, str, int, str]] = [
     ("endless-wait", ARGUMENTS + "  *) echo unknown $1; exit 1;;\n" + ARGUMENTS_END, 0, ""),
     ("endless-wait", ARGUMENTS + "  *) usage;;\n" + ARGUMENTS_END, 0, ""),
     ("endless-wait", ARGUMENTS + "  --x) X=1;;\n" + ARGUMENTS_END.replace("esac", "esac\n shift"), 0, ""),
+    ("exits-early", GPU + "module load x\nexit 0\n" + RUN, 4, "error"),
+    ("exits-early", GPU + 'source f.sh\nrun_or_die "python a.py"\nexit 0\n' + RUN, 0, ""),
     ("memory-unit", asking("-N 1", "--mem=500") + RUN, 3, "note"),
     ("memory-unit", asking("-N 1", "--mem=500M") + RUN, 3, "note"),
     ("memory-unit", asking("--mem-per-cpu=100  # MB") + RUN, 2, "note"),

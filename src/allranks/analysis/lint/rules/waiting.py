@@ -236,6 +236,15 @@ def follows_log(job: JobDescription) -> Iterator[Violation]:
 EXIT_WHY = "The shell ends here, whatever stands below."
 
 
+RUNS_WORK = re.compile(r"\b(?:python[\d.]*|mpirun|mpiexec|srun|torchrun|accelerate|deepspeed)\b[ \t]+\S")
+
+
+def _told_to_run(job: JobDescription, end: ProgramCall) -> bool:
+    """Return whether an unknown command above gets the work as a text: ``run_or_die "python x.py"``."""
+    above = (c for c in job.calls if c.offset < end.offset and c.program not in ("echo", "printf", "which", "module"))
+    return any(RUNS_WORK.search(a.text) for c in above for a in c.args)
+
+
 def exits_early(job: JobDescription) -> Iterator[Violation]:
     """Report an unconditional exit, or an exec of a shell, above all work of the job."""
     if not job.is_job or not job.work:
@@ -249,7 +258,7 @@ def exits_early(job: JobDescription) -> Iterator[Violation]:
             call.program in ("bash", "sh", "zsh") and not call.args and re.match(r"\s*exec\s", job.line_of(call.offset))
         )
         plain = call.program == "exit" and re.match(r"\s*exit\b", job.line_of(call.offset))
-        if (plain or shell) and all(w.offset > call.offset for w in job.work):
+        if (plain or shell) and all(w.offset > call.offset for w in job.work) and not _told_to_run(job, call):
             text = f"{'exec ' if shell else ''}{call.written} ends the script above its work: nothing below it runs"
             yield Violation(call.offset, text, why=EXIT_WHY, cure="remove it")
             return
