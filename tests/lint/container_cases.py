@@ -90,4 +90,15 @@ TOLD: list[tuple[str, str, int, str]] = [
     ("option-of-program", JOB + "srun python t.py --gpus-per-node=4\n", 7, "warning"),
 ]  # fmt: skip
 
-CONTAINER_CASES = [*FOLDERS, *ENDLESS, *LOOPS, *PARTS, *NAMES, *TOLD]
+ON_NODE = "cp -r data $SLURM_TMPDIR\ncd $SLURM_TMPDIR\n"
+LOST: list[tuple[str, str, int, str]] = [
+    ("results-left-on-node", JOB + ON_NODE + "python t.py --output_dir $SLURM_TMPDIR/out\necho done\n", 9, "warning"),
+    ("results-left-on-node", JOB + ON_NODE + "mkdir out\ncd out\npython t.py --output_dir run1\n", 11, "warning"),
+    ("results-left-on-node", JOB + ON_NODE + "python t.py --output_dir out\ncp -r out $HOME\n", 0, ""),
+    ("results-left-on-node", JOB + ON_NODE + "python t.py --output_dir out\n./save.sh\n", 0, ""),
+    ("results-left-on-node", JOB + "trap 'cp -r out /a' EXIT\n" + ON_NODE + "python t.py --output_dir out\n", 0, ""),
+    ("results-left-on-node", JOB + ON_NODE + "cd $HOME/run\npython t.py --output_dir out\n", 0, ""),
+    ("results-left-on-node", JOB + ON_NODE + "python t.py --output_dir ../out --data x\n", 0, ""),
+]  # fmt: skip
+
+CONTAINER_CASES = [*FOLDERS, *ENDLESS, *LOOPS, *PARTS, *NAMES, *TOLD, *LOST]

@@ -213,6 +213,12 @@ def left_on_node(job: JobDescription) -> Iterator[Violation]:
             if OF_JOB.match(shown) and _is_lost(job, call, arg, following, shown):
                 yield Violation(arg.offset, f"nothing copies {shown[:60]} from the node's disk")
                 return
+            inside = _entered(job, call) if re.match(r"(?:\./)?\w", shown) else None
+            if inside and "TMPDIR" in inside[:16] and not _may_keep(job, call):
+                yield Violation(
+                    arg.offset, f"nothing copies {shown[:40]} from {inside[:40]}, the folder of the program"
+                )
+                return
 
 
 def _is_lost(job: JobDescription, call: ProgramCall, arg: Argument, following: Argument | None, shown: str) -> bool:
@@ -235,13 +241,38 @@ def _is_lost(job: JobDescription, call: ProgramCall, arg: Argument, following: A
         for c in job.calls
     ):
         return False
-    if any(c.program in ("cd", "pushd") and any(mentions.search(a.text) for a in c.args) for c in job.calls):
+    entered = any(c.program in ("cd", "pushd") and any(mentions.search(a.text) for a in c.args) for c in job.calls)
+    if entered and _may_keep(job, call):
         return False
     removed = any(
         c.program == "rm" and c.offset > call.offset and any(mentions.search(a.text) for a in c.args) for c in job.calls
     )
     trapped = re.search(r"(?m)^\s*trap\s+.*\brm\s+-r\w*\s+", job.text)
     return removed or bool(trapped) or "TMPDIR" in shown[:16]
+
+
+AT_THE_END = {
+    "echo", "printf", "date", "ls", "du", "rm", "exit", "deactivate", "conda", "seff", "sacct", "true", "wait", "sleep", "hostname", "nvidia-smi",
+}  # fmt: skip
+
+
+def _may_keep(job: JobDescription, call: ProgramCall) -> bool:
+    """Return whether a command below a program may copy what it wrote, or a trap does."""
+    later = (c for c in job.calls if c.offset > call.offset and c.starter.offset != call.starter.offset)
+    return any(c.program not in AT_THE_END for c in later) or any(c.program == "trap" for c in job.calls)
+
+
+def _entered(job: JobDescription, call: ProgramCall) -> str | None:
+    """Return the folder of the node into which the script has changed before a program."""
+    found: str | None = None
+    for other in job.calls:
+        if other.offset >= call.offset:
+            break
+        if other.program in ("cd", "pushd", "popd") and not (other.under or other.in_substitution or other.in_function):
+            folder = other.args[0].text if other.args else ""
+            stays = re.match(r"(?:\./)?\w", folder) is not None
+            found = found if stays else folder if OF_JOB.match(folder) else None
+    return found
 
 
 AWAY_WHY = "The folder was made on the first node only: on the others srun cannot enter it and starts the tasks in /tmp, where there is no such program."
