@@ -182,6 +182,18 @@ RANKS: list[tuple[str, str, int, str]] = [
         "note",
     ),
 ]
+TWICE: list[tuple[str, str, int, str]] = [
+    ("out-of-place", JOB.format("R=proj\ncd $R\npython $R/x.py"), 7, "error"),
+    ("out-of-place", JOB.format('R=./proj/\ncd "$R"\npython x.py --data "${R}"/data'), 7, "error"),
+    ("out-of-place", JOB.format("R=proj\ncd $R\npython x.py data=$R/data"), 7, "error"),
+    ("out-of-place", JOB.format("R=$PWD/proj\ncd $R\npython $R/x.py"), 0, ""),
+    ("out-of-place", JOB.format("R=proj\ncd $R\npython x.py\ncd ..\nls $R/out"), 0, ""),
+    ("out-of-place", JOB.format("R=proj\ncd $R\npython x.py --name $R --out /data/$R/a"), 0, ""),
+    ("out-of-place", JOB.format("R=proj\nls $R/a\ncd $R\npython x.py"), 0, ""),
+    ("out-of-place", JOB.format("R=proj\n(cd $R && make)\npython $R/x.py"), 0, ""),
+    ("background-not-awaited", JOB.format("python -m a.train --x 1 &\npython -m a.train --y 2"), 5, "error"),
+    ("background-not-awaited", JOB.format("python -m a.serve --x 1 &\npython -m a.train --y 2"), 0, ""),
+]
 TWO = JOB.format("#SBATCH --array=0-2\n{}")
 ONE_IF = "if [ $SLURM_ARRAY_TASK_ID == {} ]; then\n  python x.py --arch {}\nfi\n"
 SLIPS: list[tuple[str, str, int, str]] = [
@@ -222,4 +234,5 @@ MEANT_CASES = [
     *CONTAINER,
     *FOLDERS,
     *RANKS,
+    *TWICE,
 ]

@@ -441,9 +441,7 @@ CONSTANT_CONDITION = _all(
     test_values.text_as_number,
     loop_flow.tested_too_early,
 )
-ENDLESS_WAIT = _all(
-    waiting.server_awaited, waiting.follows_log, waiting.endless_loop, script_arguments.never_shifted
-)
+ENDLESS_WAIT = _all(waiting.server_awaited, waiting.follows_log, waiting.endless_loop, script_arguments.never_shifted)
 EXIT_ZERO = _all(
     results.exit_zero,
     exit_codes.status_of_block,
@@ -469,6 +467,7 @@ OUT_OF_PLACE = _all(
     shared_files.entered_twice,
     repository_files.other_folder,
     loop_flow.folder_stays,
+    starting.relative_twice,
 )
 SIGNAL_NOT_TRAPPED = _all(
     launchers.untrapped, launchers.not_passed, activation.trapped_after_work, left_unused.signal_without_step

@@ -226,3 +226,48 @@ def _may_fill(call: ProgramCall) -> bool:
     if call.program in ("source", "."):
         return not any(re.search(r"activate|bashrc|profile|conda|modules|\.env\Z", a.text) for a in call.args[:1])
     return call.program in FILLS or call.written.startswith(("./", "/", "$")) or call.written.endswith((".sh", ".py"))
+
+
+RELATIVE = re.compile(r"(?:\./)?[A-Za-z_][\w.-]*(?:/[\w.-]+)*/?")
+TWICE_WHY = (
+    "The path is relative, and the script is in that folder already: the name is looked for inside of it once more."
+)
+
+
+def relative_twice(job: JobDescription) -> Iterator[Violation]:
+    """Report ``$ROOT/train.py`` behind ``cd $ROOT``, where ROOT is a relative folder."""
+    if job.kind != "script":
+        return
+    moves = [c for c in job.calls if c.program in ("cd", "pushd", "popd") and not c.in_substitution]
+    if len(moves) != 1 or moves[0].under or moves[0].in_function or moves[0].in_loop or moves[0].subshell is not None:
+        return
+    call = moves[0]
+    found = re.match(r"cd[ \t]+\"?\$(?:\{(\w+)\}|(\w+))\"?[ \t]*(?:[;&|#\n]|\Z)", job.text[call.offset :])
+    name = (found[1] or found[2]) if found else ""
+    items = job.by_name.get(name, [])
+    if call.branch or len(items) != 1 or items[0].offset > call.offset or items[0].under or name in job.reading.named:
+        return
+    folder = items[0].source.text.rstrip("/")
+    if re.match(r"[A-Z]+_[A-Z_]+(?:/|\Z)", folder):
+        return  # a program fills it in
+    if not RELATIVE.fullmatch(folder) or job.has_folder(f"{folder}/{folder.removeprefix('./')}"):
+        return
+    behind = re.compile(rf"(?<![\w/.-])\"?\$(?:{name}\b|\{{{name}\}})\"?/[\w$]")
+    for use in job.uses:
+        if (
+            use.name != name
+            or use.offset < call.offset
+            or use.under
+            or use.in_function
+            or use.program in ("echo", "printf")
+        ):
+            continue
+        if use.program in ("=", "export", "[", "[[", "test") or use.operator:
+            continue
+        if behind.search(job.text, max(0, use.offset - 3), use.offset + len(name) + 5):
+            line = job.lines.place(call.offset)[0]
+            text = (
+                f"${name}/ is {folder}/{folder.removeprefix('./')}/ here: the script is in {folder} since line {line}"
+            )
+            yield Violation(use.offset, text, why=TWICE_WHY, cure=f"{name}=$PWD/{folder.removeprefix('./')}")
+            return

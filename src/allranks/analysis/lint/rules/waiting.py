@@ -404,8 +404,9 @@ def endless_loop(job: JobDescription) -> Iterator[Violation]:
 
 
 def _script_of(call: ProgramCall) -> str:
-    """Return the name of the Python program; empty if there is none."""
-    return next((a.text for a in call.args if a.text.endswith(".py")), "")
+    """Return the name of the Python program, or of the module in a package; empty if there is none."""
+    module = next((n.text for a, n in call.pairs() if a.text == "-m" and n is not None), "")
+    return next((a.text for a in call.args if a.text.endswith(".py")), "" if "." not in module else module)
 
 
 def _background_work(job: JobDescription) -> list[ProgramCall]:
