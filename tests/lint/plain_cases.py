@@ -168,6 +168,8 @@ WORDS: list[tuple[str, str, int, str]] = [
     ("unset-variable", JOB.format("D=$(pwd)\npython $D/x.py"), 0, ""),
     ("idle-gpus", JOB.format("CUDA_VISIBLE_DEVICES=-1 python x.py"), 5, "warning"),
     ("idle-gpus", JOB.format("CUDA_VISIBLE_DEVICES=-1 python prepare.py\npython x.py"), 0, ""),
+    ("more-ranks-than-gpus", FOUR.format("ray start --head --num-gpus=8\npython x.py"), 5, "error"),
+    ("more-ranks-than-gpus", FOUR.format("ray start --head --num-gpus 4\npython x.py"), 0, ""),
     ("overwritten-output", WORK.format("pip install torch>=2.0"), 5, "warning"),
     ("overwritten-output", WORK.format("conda install -y numpy>1.20 scipy"), 5, "warning"),
     ("overwritten-output", WORK.format("pip install 'torch>=2.0' > install.log"), 0, ""),

@@ -166,6 +166,7 @@ def _has_program_before(call: ProgramCall, first: Argument, second: Argument) ->
 
 OTHER_LAUNCHERS: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = (
     (re.compile(r"composer(?=\s)"), re.compile(r"-n|--nproc")),
+    (re.compile(r"ray\s+start\b"), re.compile(r"--num-gpus")),
     (re.compile(r"colossalai\s+run\b"), re.compile(r"--nproc_per_node")),
     (re.compile(r"tune\s+run\b"), re.compile(r"--nproc[-_]per[-_]node")),
     (re.compile(r"fairseq-(?:hydra-)?train\b"), re.compile(r"--distributed-world-size")),
