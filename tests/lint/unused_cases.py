@@ -132,6 +132,12 @@ OTHERS: list[tuple[str, str, int, str]] = [
     ("endless-wait", ARGUMENTS + "  --x) X=1;;\n" + ARGUMENTS_END.replace("esac", "esac\n shift"), 0, ""),
     ("exits-early", GPU + "module load x\nexit 0\n" + RUN, 4, "error"),
     ("exits-early", GPU + 'source f.sh\nrun_or_die "python a.py"\nexit 0\n' + RUN, 0, ""),
+    ("loop-values", GPU + "for n in `eval echo {1..$N}`; do\n  python x.py --n $n\ndone\n", 0, ""),
+    ("loop-values", GPU + "for n in {1..$N}; do\n  python x.py --n $n\ndone\n", 3, "error"),
+    ("idle-nodes", asking("--nodes=2") + "export RADICAL_LOG_LVL=DEBUG\npython x.py\n", 0, ""),
+    ("threads-oversubscribed", asking("-n 2", "-c 20") + "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\nsrun -n 1 -c 1 python a.py &\n"
+     "srun -n 1 -c 20 python x.py\nwait\n", 0, ""),
+    ("node-local-file", asking("--nodes=2") + "PY=python\nF=/tmp/c.csv\nsbcast c.csv $F\nsrun $PY x.py --csv $F\n", 0, ""),
     ("memory-unit", asking("-N 1", "--mem=500") + RUN, 3, "note"),
     ("memory-unit", asking("-N 1", "--mem=500M") + RUN, 3, "note"),
     ("memory-unit", asking("--mem-per-cpu=100  # MB") + RUN, 2, "note"),

@@ -492,7 +492,7 @@ def idle_nodes(job: JobDescription) -> Iterator[Violation]:
     if not job.is_job or (job.nodes or 1) < 2 or job.launches or not job.work or sources_unknown(job):
         return
     others = [c for c in job.calls if not c.in_substitution]
-    if "array" in job.heading or job.chooses_launcher:
+    if "array" in job.heading or job.chooses_launcher or re.search(r"\bRADICAL_|\bradical\b", job.text):
         return
     if any(c.program in STARTS_ELSEWHERE or runs_script(c) for c in others):
         return

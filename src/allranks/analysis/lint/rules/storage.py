@@ -49,7 +49,8 @@ def _on_every_node(job: JobDescription, path: str, launch: ProgramCall) -> bool:
     """Return whether a command writes there on every node: under srun, by sbcast, or in the task's own shell."""
     folder = "/".join(path.split("/")[:3])
     for call in job.calls:
-        if call.offset >= launch.offset:
+        # A program in a variable stands where its value does.
+        if call.offset >= max(launch.offset, launch.starter.offset):
             continue
         spread = call.srun is not None or call.program == "sbcast"
         named = any(folder in a.text for a in call.args) or any(folder in r.target for r in call.redirects)

@@ -240,7 +240,9 @@ def oversubscribed(job: JobDescription) -> Iterator[Violation]:
     threads = job.number(job.heads("cpus-per-task")) if own else job.number(value)
     if threads is None or threads < 2:
         return
-    worst = max((pair for pair in _shares(job) if threads * pair[0] > pair[1]), key=lambda p: p[0] / p[1], default=None)
+    # A step of one process that asks for fewer CPUs than the tasks of the job is a helper, such as a scheduler.
+    shares = [pair for pair in _shares(job) if threads * pair[0] > pair[1] and not (own and pair[0] == 1)]
+    worst = max(shares, key=lambda p: p[0] / p[1], default=None)
     if worst is not None:
         ranks, cpus = worst
         many = f"{ranks} ranks x {threads} threads" if ranks > 1 else f"{threads} threads"
