@@ -84,8 +84,6 @@ def set_below(job: JobDescription) -> Iterator[Violation]:
         own = job.by_name.get(use.name, [])
         if not own or use.under or use.in_function or use.operator or use.name in guarded | said:
             continue
-        if use.in_loop and outer_loop(job.code, use.offset) == outer_loop(job.code, own[0].offset):
-            continue  # the next pass has the value
         before = job.text[max(0, use.offset - 6) : use.offset]
         in_test = use.program in ("[", "[[", "test")
         if (
@@ -94,13 +92,17 @@ def set_below(job: JobDescription) -> Iterator[Violation]:
             or use.program in PRINTING | {"?", "for", ":", "date"}
         ):
             continue
+        first = own[0]
+        if use.offset >= first.offset or any(a.under or a.in_substitution for a in own):
+            continue
         tested = any(
-            u.name == use.name and u.program in ("[", "[[", "test", "case") and use.offset != u.offset < own[0].offset
+            u.name == use.name and u.program in ("[", "[[", "test", "case") and use.offset != u.offset < first.offset
             for u in job.uses
         )
-        first = own[0]
-        if tested or any(a.under or a.in_substitution for a in own) or use.offset >= first.offset:
+        if tested:
             continue
+        if use.in_loop and outer_loop(job.code, use.offset) == outer_loop(job.code, first.offset):
+            continue  # the next pass has the value
         line, later = job.lines.place(use.offset)[0], job.lines.place(first.offset)[0]
         again = re.search(rf"\$\{{?{use.name}\b", job.line_of(first.offset))
         usual = (
