@@ -181,6 +181,12 @@ RANKS: list[tuple[str, str, int, str]] = [
         3,
         "note",
     ),
+    (
+        "expanded-too-early",
+        SH + "#SBATCH --ntasks-per-node=2\nexport RANK=$SLURM_PROCID\nsrun python main.py fit --config a.yaml\n",
+        3,
+        "note",
+    ),
 ]
 TWICE: list[tuple[str, str, int, str]] = [
     ("out-of-place", JOB.format("R=proj\ncd $R\npython $R/x.py"), 7, "error"),
