@@ -138,6 +138,9 @@ OTHERS: list[tuple[str, str, int, str]] = [
     ("threads-oversubscribed", asking("-n 2", "-c 20") + "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\nsrun -n 1 -c 1 python a.py &\n"
      "srun -n 1 -c 20 python x.py\nwait\n", 0, ""),
     ("node-local-file", asking("--nodes=2") + "PY=python\nF=/tmp/c.csv\nsbcast c.csv $F\nsrun $PY x.py --csv $F\n", 0, ""),
+    ("option-twice", asking("-w, --nodelist=n[1-4]", "-N 4") + RUN, 0, ""),
+    ("node-local-file", asking("--nodes=2") + "srun ./stage_in.sh /data /tmp/x\nsrun python x.py --data /tmp/x\n", 0, ""),
+    ("node-local-file", asking("--nodes=2") + "srun ./other.sh /tmp/x\nsrun python x.py --data /tmp/x\n", 4, "error"),
     ("memory-unit", asking("-N 1", "--mem=500") + RUN, 3, "note"),
     ("memory-unit", asking("-N 1", "--mem=500M") + RUN, 3, "note"),
     ("memory-unit", asking("--mem-per-cpu=100  # MB") + RUN, 2, "note"),

@@ -267,6 +267,8 @@ def twice(job: JobDescription) -> Iterator[Violation]:
         if item.text.rstrip() in ("hetjob", "packjob"):
             first = {}  # the request of another part of the job
         before = first.get(item.name)
+        if before and before.value == ",":
+            before = None  # the option as a manual writes it: -w, --nodelist=<nodes>
         if before and item.name in COUNTED and not item.late and before.value != item.value:
             line = job.lines.place(item.offset)[0]
             text = f"--{item.name}={before.value} is replaced by --{item.name}={item.value} in line {line}"

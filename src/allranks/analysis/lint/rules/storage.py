@@ -45,6 +45,9 @@ def _paths(arg: Argument) -> str:
     return text.partition("=")[2] if text.startswith("-") and "=" in text else text
 
 
+STAGES = re.compile(r"(?i)(?:stag(?:e|ing)|copy|prepare|unpack|extract|download|transfer)\w*\.(?:sh|bash|py)\b")
+
+
 def _on_every_node(job: JobDescription, path: str, launch: ProgramCall) -> bool:
     """Return whether a command writes there on every node: under srun, by sbcast, or in the task's own shell."""
     folder = "/".join(path.split("/")[:3])
@@ -58,7 +61,12 @@ def _on_every_node(job: JobDescription, path: str, launch: ProgramCall) -> bool:
             spread
             and named
             and call is not launch
-            and (call.program in READS or call.redirects or call.program in ("cat", "tee", "echo"))
+            and (
+                call.program in READS
+                or call.redirects
+                or call.program in ("cat", "tee", "echo")
+                or STAGES.search(" ".join([call.written, *(a.text for a in call.args[:1])]))
+            )
         ):
             return True
     return False
