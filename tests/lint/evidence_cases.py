@@ -54,7 +54,7 @@ PORTS: list[tuple[str, str, int, str]] = [
 ]
 WORKING: list[tuple[str, str, int, str]] = [
     ("debug-setting", TWO + "export CUDA_LAUNCH_BLOCKING=1\n", 7, "note"),
-    ("invalid-value", TWO + "export NCCL_DEBUG=DEBUG\n", 7, "note"),
+    ("invalid-value", TWO + "export NCCL_DEBUG=DEBUG\n", 7, "warning"),
     ("invalid-value", TWO + "export TORCH_DISTRIBUTED_DEBUG=DEBUG\n", 7, "error"),
     ("invalid-value", TWO + "export NCCL_DEBUG_FILE=/logs/nccl.%r\n", 7, "note"),
     ("not-exported", TWO + "NCCL_DEBUG=INFO\nsrun python x.py\n", 7, "note"),

@@ -112,9 +112,9 @@ VALUES: list[tuple[str, str, int, str]] = [
     ("broken-line", ONE + "srun --ntasks=1 <<E\n#!/bin/bash\nls\nE\nls\n", 0, ""),
 ]  # fmt: skip
 SOFTWARE: list[tuple[str, str, int, str]] = [
-    ("conda-not-set-up", BARE + "module load cuda/12.1 gcc\nconda activate e\n" + TRAIN, 5, "note"),
-    ("conda-not-set-up", BARE + "module load gpu/cuda-11.3 compilers/gcc\nconda activate e\n" + TRAIN, 5, "note"),
-    ("conda-not-set-up", BARE + "conda init bash\nconda activate e\n" + TRAIN, 5, "note"),
+    ("conda-not-set-up", BARE + "module load cuda/12.1 gcc\nconda activate e\n" + TRAIN, 5, "warning"),
+    ("conda-not-set-up", BARE + "module load gpu/cuda-11.3 compilers/gcc\nconda activate e\n" + TRAIN, 5, "warning"),
+    ("conda-not-set-up", BARE + "conda init bash\nconda activate e\n" + TRAIN, 5, "warning"),
     ("conda-not-set-up", BARE + "module load anaconda3\nconda activate e\n" + TRAIN, 0, ""),
     ("conda-not-set-up", BARE + "module load intel-python3\nconda activate e\n" + TRAIN, 0, ""),
     ("conda-not-set-up", BARE + "module load cuda\nconda activate e\nsource activate e\n" + TRAIN, 0, ""),

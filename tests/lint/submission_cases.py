@@ -78,7 +78,7 @@ WAITING: list[tuple[str, str, int, str]] = [
     ("script-folder", PBS + "#PBS -l wd\npython x.py\n", 0, ""),
     ("exit-zero", ONE + 'if [ "$1" == "-h" ]; then\n  echo "Usage: x"\n  exit 0\nfi\npython x.py\n', 0, ""),
     ("exit-zero", ONE + 'if [ -z "$1" ]; then\n  echo "Usage: x"\n  exit 0\nfi\npython x.py\n', 9, "warning"),
-    ("conda-not-set-up", ONE + "module load cray-mpich/8.1 cudatoolkit\nconda activate a\npython x.py\n", 8, "note"),
+    ("conda-not-set-up", ONE + "module load cray-mpich/8.1 cudatoolkit\nconda activate a\npython x.py\n", 8, "warning"),
     ("conda-not-set-up", ONE + "module load cray-python\nconda activate a\npython x.py\n", 0, ""),
 ]  # fmt: skip
 WRITTEN: list[tuple[str, str, int, str]] = [

@@ -17,6 +17,7 @@ from allranks.analysis.lint.rules.ports import port_range
 from tests.conftest import REPO
 from tests.lint import cases, script_cases
 from tests.lint.condition_cases import CONDITION_CASES
+from tests.lint.container_cases import CONTAINER_CASES
 from tests.lint.count_cases import COUNT_CASES, REQUEST_CASES, VISIBLE_CASES
 from tests.lint.derived_cases import COUNTED_CASES, DERIVED_CASES, PASSED_CASES, VALUE_CASES
 from tests.lint.evidence_cases import CASES as EVIDENCE_CASES
@@ -26,15 +27,18 @@ from tests.lint.helpers import found, lint_text
 from tests.lint.inline_cases import INLINE_CASES
 from tests.lint.launch_cases import LAUNCH_CASES
 from tests.lint.line_cases import ARGUMENT_CASES, LINE_CASES
+from tests.lint.meant_cases import MEANT_CASES
 from tests.lint.mismatch_cases import MISMATCH_CASES
 from tests.lint.name_cases import NAME_CASES
 from tests.lint.neighbour_cases import NEIGHBOUR_CASES
 from tests.lint.option_cases import OPTION_CASES
 from tests.lint.placement_cases import PLACEMENT
+from tests.lint.plain_cases import PLAIN_CASES
 from tests.lint.precision_cases import PRECISION_CASES
 from tests.lint.program_cases import PROGRAM_CASES
 from tests.lint.progress_cases import PROGRESS_CASES
 from tests.lint.resource_cases import RESOURCE_CASES
+from tests.lint.result_cases import RESULT_CASES
 from tests.lint.several_cases import SEVERAL_CASES
 from tests.lint.shell_cases import SHELL_CASES
 from tests.lint.slip_cases import SLIP_CASES
@@ -45,6 +49,7 @@ from tests.lint.subshell_cases import SUBSHELL_CASES
 from tests.lint.system_cases import SYSTEM_CASES
 from tests.lint.taken_cases import TAKEN_CASES
 from tests.lint.text_cases import TEXT_CASES
+from tests.lint.unused_cases import UNUSED_CASES
 from tests.lint.usage_cases import USAGE_CASES
 
 BAD = [*cases.BAD, *script_cases.SCRIPT_BAD]
@@ -72,18 +77,23 @@ CASES = [
     *SUBMISSION_CASES,
     *SUBSHELL_CASES,
     *CONDITION_CASES,
+    *CONTAINER_CASES,
     *TAKEN_CASES,
     *LAUNCH_CASES,
     *RESOURCE_CASES,
     *INLINE_CASES,
     *NEIGHBOUR_CASES,
     *PRECISION_CASES,
+    *PLAIN_CASES,
     *TEXT_CASES,
+    *UNUSED_CASES,
     *USAGE_CASES,
     *FLOW_CASES,
     *SYSTEM_CASES,
     *SEVERAL_CASES,
     *SLIP_CASES,
+    *RESULT_CASES,
+    *MEANT_CASES,
 ]
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())

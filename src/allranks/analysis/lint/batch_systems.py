@@ -44,7 +44,7 @@ def read_pbs(source: MappedText, comments: set[int]) -> PbsRequest | None:
         where = source.where(offset)
         if re.match(r"#PBS\s", line) and where in comments:
             found = True
-            if commands:
+            if commands and re.match(r"#PBS\s+-", line):
                 late.append(where)
             for text in re.findall(r"-l\s*(\S+)", line) if not commands else ():
                 place = place if "select" in resources or "nodes" in resources else where

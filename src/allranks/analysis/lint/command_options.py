@@ -184,7 +184,9 @@ def read_directives(source: MappedText, comments: set[int]) -> list[Directive]:
     found: list[Directive] = []
     late = False
     offset = 0
-    for line in source.text.split("\n"):
+    # The lines of a here-document in an unknown value, $(sbatch << EOF ...), are no lines of this script.
+    text = UNKNOWN_PART.sub(lambda m: m[0].replace("\n", " "), source.text)
+    for line in text.split("\n"):
         if line.startswith("#SBATCH") and line[7:8] in (" ", "\t", "-", "\r", "") and source.where(offset) in comments:
             found += _options(source.part(offset, offset + len(line.rstrip())), late)
         elif line.strip() and not line.lstrip().startswith("#"):
@@ -237,16 +239,28 @@ MODULES = {
 LAUNCHERS = {"torchrun", "torch.distributed.launch", "accelerate", "deepspeed"}
 # Programs whose options are not parsed: the command starts at one of TARGETS.
 WRAPPERS = {
-    "singularity", "apptainer", "enroot", "shifter", "docker", "podman", "podman-hpc", "charliecloud", "ch-run", "sarus",
+    "singularity", "apptainer", "enroot", "shifter", "docker", "nvidia-docker", "podman", "podman-hpc", "charliecloud", "ch-run", "sarus",
     "nsys", "ncu", "numactl", "taskset", "xargs", "strace", "memray", "py-spy", "conda", "mamba", "micromamba", "uv", "poetry",
     "pixi", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "jsrun", "aprun", "stdbuf", "nice", "ionice", "chrt", "setsid",
     "unbuffer", "sudo", "ssh", "pdsh", "clush", "parallel", "rocprof", "rocprofv3", "gdb", "ray", "spack", "ftxrun", "pipenv", "blaunch", "pbsdsh",
-    "lrun", "horovodrun", "singularity_wrapper",
+    "lrun", "horovodrun", "singularity_wrapper", "ibrun", "prun", "mpirun_rsh", "flux", "likwid-mpirun", "likwid-pin", "likwid-perfctr", "ddlrun",
+    "catchsegv", "xvfb-run", "vglrun", "proxychains", "proxychains4", "eatmydata", "flock", "faketime", "rlwrap", "ltrace", "valgrind", "unshare",
+    "setarch", "prlimit", "fakeroot", "run-one", "tini", "dumb-init", "hwloc-bind", "dplace", "omplace", "perf", "hpcrun", "tau_exec", "scalasca",
+    "vtune", "advixe-cl", "amplxe-cl", "nvprof", "dlprof", "compute-sanitizer", "cuda-memcheck", "rocprofv2", "omniperf", "omnitrace-run", "map",
+    "ddt", "psrun", "rye", "hatch", "pdm", "dotenv", "direnv", "coverage", "viztracer", "kernprof", "scalene", "mprof", "fil-profile",
 }  # fmt: skip
+RUNS_FILES = {"coverage", "viztracer", "kernprof", "scalene", "mprof", "fil-profile", "memray"}
+"""Wrappers that run a Python file themselves."""
+SAME_PROGRAM = {
+    "mpirun.openmpi": "mpirun", "mpirun.mpich": "mpirun", "mpiexec.openmpi": "mpiexec", "mpiexec.mpich": "mpiexec", "mpirun.hydra": "mpiexec.hydra",
+}  # fmt: skip
+"""Names that Debian and others give the same program."""
 STARTS_RANKS = re.compile(
     r"(?=.*\s).*\b(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\s+launch|deepspeed)\b", re.DOTALL
 )
-CONTAINERS = {"singularity", "apptainer", "shifter", "enroot", "docker", "podman", "sarus", "ch-run", "podman-hpc"}
+CONTAINERS = {
+    "singularity", "apptainer", "shifter", "enroot", "docker", "nvidia-docker", "podman", "sarus", "ch-run", "podman-hpc",
+}  # fmt: skip
 STARTERS = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun"}
 REMOTE_SHELLS = {"ssh", "pdsh", "clush", "pssh"}
 SHELL_PREFIXES = {"time", "nohup", "exec", "command", "builtin", "then", "else", "do", "!", "{"}
@@ -281,9 +295,10 @@ def unwrap_command(
     calls: list[ProgramCall] = []
     while args:
         program = basename(args[0].text)
+        program = SAME_PROGRAM.get(program, program)
         rest = args[1:]
         if program in SHELL_PREFIXES:
-            args = rest if program != "exec" else _without_flags(rest)
+            args = _without_flags(rest) if program == "exec" else _without_format(rest) if program == "time" else rest
             if not args:
                 return UnwrappedCommand(tuple(calls))
             continue
@@ -294,6 +309,8 @@ def unwrap_command(
         calls.append(call)
         under = (*under, call)
         args = rest[split:]
+        if program in RUNS_FILES and args[0].text.endswith(".py"):
+            return UnwrappedCommand((*calls, make("python", tuple(args), args[0], under)))
         while args and program == "env" and ASSIGN.match(args[0].text):
             args = args[1:]
     return UnwrappedCommand(tuple(calls))
@@ -302,6 +319,13 @@ def unwrap_command(
 def _without_flags(rest: list[Argument]) -> list[Argument]:
     while rest and rest[0].text in ("-a", "-c", "-l"):
         rest = rest[2:] if rest[0].text == "-a" else rest[1:]
+    return rest
+
+
+def _without_format(rest: list[Argument]) -> list[Argument]:
+    """Remove the options of the program time, or of the shell's word."""
+    while rest and rest[0].text.startswith("-"):
+        rest = rest[2:] if rest[0].text in ("-f", "-o", "--format", "--output") else rest[1:]
     return rest
 
 

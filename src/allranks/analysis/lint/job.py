@@ -33,6 +33,8 @@ HALF_OF_USUAL_GPUS = 4
 FEW_GPUS, FEW_CPUS = 2, 16
 """A job with so many GPUs, and CPUs, per node leaves room for another one."""
 ACCELERATORS = re.compile(r"(?:gpu|dcu|npu|mlu|gcd)(?::|\Z)")
+ONE_OF_KIND = re.compile(r"(?:gpu|dcu|npu|mlu|gcd):(?=\w*[a-z\d])[A-Za-z][\w.-]{2,}")
+"""A request that names the kind of GPU only is for one: ``gpu:a100``, but not ``gpu:NGPUS``."""
 LIMITS_MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 # Partitions that allocate whole nodes, by the documentation of LUMI (standard, standard-g) and JSC (booster, dc-gpu, batch-like names
 # are too general to be listed).
@@ -40,7 +42,7 @@ EXCLUSIVE_PARTITIONS = {"standard-g", "booster", "develbooster", "dc-gpu", "dc-g
 # https://docs.nersc.gov/jobs/policy/: all QOS of the GPU nodes but the shared ones
 NERSC_EXCLUSIVE_QOS = {"regular", "debug", "premium", "preempt", "overrun", "realtime"}
 SETS_PATHS_ONLY = re.compile(
-    r"(?:activate|conda\.sh|mamba\.sh|bashrc|profile|modules?\.sh|init/(?:ba)?sh|lmod\S*|z00\S*)\Z"
+    r"(?:activate|(?:conda|mamba)[\w-]*\.sh|bashrc|profile|modules?\.sh|init/(?:ba)?sh|lmod\S*|z00\S*)\Z"
 )
 # Modules of compilers, CUDA, Python and containers, which set paths, but neither addresses nor ports.
 SETS_NO_RENDEZVOUS = re.compile(
@@ -56,9 +58,9 @@ STARTS = re.compile(
 OTHER_BATCH_SYSTEMS = re.compile(r"^#(?:COBALT|BSUB|PJM|OAR)\s", re.MULTILINE)
 PLACEHOLDER = re.compile(
     r"(?<![<\w$])<[A-Za-z][\w ./:|$-]{0,60}>|(?<=[/=\"'])<<[A-Za-z][\w -]{0,40}>>|\{\{-?\s*[\w. $|()'\",+*/-]{1,60}\s*-?\}\}|(?<![\w$])\{ [A-Za-z_][\w.]* \}"
-    r"|\bX{3,}[a-z]\w{0,40}?X{3,}(?![A-Za-z0-9])"
+    r"|\bX{3,}[a-z]\w{0,40}?X{3,}(?![A-Za-z0-9])|(?<=[= ])[Yy]our (?:e-?mail|name|account|project|partition|job)\w*"
     r"|(?<![A-Za-z0-9_])[A-Za-z_/-]*X{3,}(?![A-Za-z0-9])|\b(?:YOUR|REPLACE|INSERT|CHANGE)[-_ ]?[A-Z_-]{2,}\b|\b[Yy]our[-_]\w+(?:[-_]\w+)*"
-    r"|/path[-_]?to(?:/[\w./-]*|\b)|\bproject_46[0-9]{0,4}x+|\bTODO\b"
+    r"|/path[-_]?to(?:/[\w./-]*|\b)|\bproject_46[0-9]{0,4}x+|\bTODO\b|(?<![\w$}\])])\{[A-Z][a-z]+(?: [A-Za-z][a-z]+){1,4}\}"
     r"|%\([A-Za-z_]\w*\)[sdi]|\{\d{1,2}\.[ ]?[A-Za-z][\w '.,-]{0,60}\}"
     r"|(?<![\w$}\])])[\[{](?i:your|replace|fill|insert|enter|put|specify|change|choose)\b[\w ,./'-]{0,60}[\]}]"
 )
@@ -103,7 +105,9 @@ def count_gpus(per_node: str | None, gres: str | None) -> tuple[int | None, bool
     if asked is None:
         return None, False
     digits = re.search(r"(?:^|:)(\d{1,6})(?:\(|,|$)", asked)
-    return (int(digits[1]) if digits else 1 if ACCELERATORS.fullmatch(asked) else None), True
+    return (
+        int(digits[1]) if digits else 1 if ACCELERATORS.fullmatch(asked) or ONE_OF_KIND.fullmatch(asked) else None
+    ), True
 
 
 PIPED_BLOCK = re.compile(r"\|&?\s*(while|until|for|if|case|\{|\()(?:\s[^|\n]*)?\Z")
@@ -580,9 +584,9 @@ def _sets_anything(call: ProgramCall) -> bool:
 
 
 def _runs_file(call: ProgramCall) -> bool:
-    return any(a.text.endswith(".py") or a.text == "-m" for a in call.args) and not any(
-        a.text == "-c" for a in call.args
-    )
+    # Behind the file -c is the program's own option.
+    first = next((a.text for a in call.args if a.text in ("-c", "-m") or a.text.endswith(".py")), "-c")
+    return first != "-c"
 
 
 RuleCheck = Callable[["JobDescription"], Iterable[Violation]]

@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from allranks.analysis.lint.command_options import slurm_options
-from allranks.analysis.lint.job import JobDescription, LauncherCall
+from allranks.analysis.lint.job import SETS_PATHS_ONLY, JobDescription, LauncherCall
 from allranks.analysis.lint.records import ProgramCall
 
 MPI = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun"}
@@ -104,3 +104,14 @@ def count_of(job: JobDescription, call: ProgramCall, names: set[str]) -> int | N
         if glued and glued[1] in names:
             return int(glued[2])
     return None
+
+
+SETS_UP = re.compile(
+    r"(?i)(?:env|set_?up|init|modules?|profile|rc|venv|conda|paths?|load_?\w*|exports?)(?:[._-]\w+)*\Z"
+)
+
+
+def sources_unknown(job: JobDescription) -> bool:
+    """Return whether the script reads a file that may start programs on the other nodes: none that sets up an environment, by its name."""
+    sourced = [c.args[0].text for c in job.calls if c.program in ("source", ".") and c.args]
+    return job.sources_files and not all(SETS_UP.search(name) or SETS_PATHS_ONLY.search(name) for name in sourced)

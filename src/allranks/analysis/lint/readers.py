@@ -372,8 +372,9 @@ class _CommandReader:
             for redirect in last.redirects:
                 if redirect.operator in (">", ">|"):
                     self.reading.files[redirect.target] = document
-            if last.program == "tee" and last.args:
-                self.reading.files[last.args[-1].text] = document
+            self._teed(last, document)
+        elif last.before == "|" and passed is not None:
+            self._teed(last, passed)
         elif last.program == "eval":
             start = len(self.reading.calls)
             self._nested(
@@ -385,6 +386,14 @@ class _CommandReader:
             self.reading.passed = last.args[-1].source
         else:
             self._written(last, under)
+
+    def _teed(self, call: ProgramCall, text: MappedText) -> None:
+        """Note what tee writes to its file, or adds to it."""
+        name = call.args[-1].text if call.args and call.program == "tee" else ""
+        old = self.reading.files.get(name)
+        adds = any(a.text in ("-a", "--append") for a in call.args[:-1])
+        if name and not (adds and old is None):
+            self.reading.files[name] = join_texts([old, text]) if adds and old is not None else text
 
     def _place_like(self, outer: ProgramCall, start: int) -> None:
         """Give the commands of ``eval`` the place of eval itself: its loop, function and branch, and what follows it."""

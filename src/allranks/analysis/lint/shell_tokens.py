@@ -315,6 +315,8 @@ def _finish(words: list[Word], redirects: list[RawRedirect], state: _ParserState
         state.keyword(plain, words[0].offset)
         negated = negated or plain == "!"
         words.pop(0)
+        while plain == "time" and words and words[0].plain in ("-p", "--"):
+            words.pop(0)
     loop_name = None
     if len(words) > 1 and words[0].plain == "for" and any(part.kind == "arithmetic" for part in words[1].parts):
         if len(words) > 2 and words[2].plain in ("do", "{"):  # for ((...)) do

@@ -377,12 +377,34 @@ def exported_words(job: JobDescription) -> Iterator[Violation]:
         )
 
 
+USUAL_NAMES = {
+    "PATH",
+    "HOME",
+    "USER",
+    "SHELL",
+    "LANG",
+    "TERM",
+    "DISPLAY",
+    "PWD",
+    "CC",
+    "CXX",
+    "CFLAGS",
+    "LDFLAGS",
+    "PS",
+    "TMPDIR",
+    "SCRATCH",
+    "WORK",
+    "RANK",
+}
+
+
 def _bare_exports(job: JobDescription) -> Iterator[tuple[int, str]]:
     for found in re.finditer(
-        r"(?m)^[ \t]*export[ \t]+(\w+)=([\w./:,-]+)[ \t]+([a-z][\w]*)(?:[ \t]+[a-z]\w*)*[ \t]*$", job.text
+        r"(?m)^[ \t]*export[ \t]+(\w+)=([\w./:,-]+)[ \t]+([a-z]\w*|[A-Z]+)(?:[ \t]+[A-Za-z]\w*)*[ \t]*(?:#.*)?$",
+        job.text,
     ):
         name = found[3]
-        known = job.has(name) or name in job.reading.named or name in job.used_names
+        known = job.has(name) or name in job.reading.named or name in job.used_names or name in USUAL_NAMES
         if not known and not job.in_comment(found.start(3)) and not _inside_text(job, found.start()):
             yield found.start(3), name
 

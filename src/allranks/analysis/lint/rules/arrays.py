@@ -27,6 +27,18 @@ def numbers_of(value: str | None) -> list[int]:
     return found
 
 
+OTHER_ARRAYS = re.compile(r"#PBS\s+-[Jt]\s*(\S+)|#BSUB\s+-J\s*[\"']?[\w.-]*\[([^\]\s]+)\]|#\$\s+-t\s+(\S+)")
+
+
+def array_numbers(job: JobDescription) -> list[int]:
+    """Return the numbers of the tasks of an array of Slurm, PBS, LSF or Grid Engine."""
+    if job.is_batch:
+        return numbers_of(job.heads("array"))
+    found = (OTHER_ARRAYS.match(c.text) for c in job.reading.comments if job.lines.place(c.offset)[1] == 1)
+    lists = [m[1] or m[2] or m[3] for m in found if m]
+    return numbers_of(lists[0]) if len(lists) == 1 else []
+
+
 class _Task:
     """Values of variables in one task of the array."""
 
@@ -145,6 +157,7 @@ def line_zero(job: JobDescription) -> Iterator[Violation]:
             return
 
 
+MOVES = r"(?m)\b(?:cd|pushd)\b[ \t]+(?![\"']?\$\{?(?:PBS_O_WORKDIR|SGE_O_WORKDIR|LS_SUBCWD|SLURM_SUBMIT_DIR|HOME)\b[\w/}\"']*[ \t]*(?:;|&&|$))[^\n]*\$"
 WRITTEN_WHY = (
     "Each task truncates the file when it starts, and they write into it together: the results of the others are lost."
 )
@@ -152,8 +165,8 @@ WRITTEN_WHY = (
 
 def shared_files(job: JobDescription) -> Iterator[Violation]:
     """Report a file to which every task of the array redirects the output of its work."""
-    numbers = numbers_of(job.heads("array"))
-    if len(numbers) < 2 or job.submits or re.search(r"(?m)^[^#\n]*\b(?:cd|pushd)\b[^\n]*\$|--chdir", job.text):
+    numbers = array_numbers(job)
+    if len(numbers) < 2 or job.submits or re.search(MOVES, job.code) or "--chdir" in job.text:
         return
     works = {(c.under[0] if c.under else c).offset for c in job.work_calls if not c.in_function}
     piped = None
@@ -174,11 +187,13 @@ def shared_files(job: JobDescription) -> Iterator[Violation]:
             again = len(re.findall(rf"(?<![\w./-]){re.escape(target)}(?![\w/-])", job.text)) > 1
             if not again:
                 text = f"all {len(numbers)} tasks of the array write {target}"
-                yield Violation(call.offset, text, why=WRITTEN_WHY, cure=f"a name with ${TASK}")
+                number = f"${TASK}" if job.is_batch else "the number of the task"
+                yield Violation(call.offset, text, why=WRITTEN_WHY, cure=f"a name with {number}")
                 return
 
 
 MOST_TEXT = 3000
+BRANCH_WHY = "The tasks run at the same time: one changes the files that the others are just reading."
 SETTINGS_WHY = "The tasks run at the same time and write into one file: a task reads the settings of another one."
 
 
@@ -207,6 +222,15 @@ def shared_settings(job: JobDescription) -> Iterator[Violation]:
             told = bool(own.search(marked[2] if marked else text))
         elif call.program == "sed" and any(a.text.startswith("-i") for a in call.args):
             targets, told = [a.text for a in call.args[-1:]], bool(own.search(text))
+        elif call.program == "sed":
+            told = bool(own.search(text))
+        elif call.program in ("cp", "mv", "ln") and len(call.args) > 1:
+            targets = [a.text for a in call.args[-1:]]
+            told = any(own.search(a.text) for a in call.args[:-1]) and not own.search(targets[0])
+        elif call.program == "git" and call.args and call.args[0].text in ("checkout", "switch") and own.search(text):
+            message = f"each task of the array runs git {text[:60]} in the same folder"
+            yield Violation(call.offset, message, why=BRANCH_WHY, cure="git worktree add, with one folder per task")
+            return
         else:
             continue
         for target in targets:
@@ -215,3 +239,21 @@ def shared_settings(job: JobDescription) -> Iterator[Violation]:
                 message = f"all tasks of the array write their settings into {target}"
                 yield Violation(call.offset, message, why=SETTINGS_WHY, cure=f"a name with ${TASK}")
                 return
+
+
+NUMBER_WHY = (
+    "Outside of an array %a is 4294967294: every job writes the same file, and truncates the log of the one before it."
+)
+
+
+def number_without_array(job: JobDescription) -> Iterator[Violation]:
+    """Report a log with %a, and no number of the job, in a script that has no array and uses no number of a task."""
+    if "array" in job.heading or job.submits or re.search(r"ARRAY|\barray\b", job.text):
+        return
+    for name in ("output", "error"):
+        item = job.heading.get(name)
+        value = re.sub(r"%%", "", (item.value or "") if item else "")
+        if item and not item.late and re.search(r"%\d*a", value) and not re.search(r"%\d*[AjJ]", value):
+            text = f"--{name} has %a, but the job is no array: it is the same number in every job"
+            yield Violation(item.offset, text, why=NUMBER_WHY, cure="%j, the number of the job")
+            return

@@ -98,20 +98,29 @@ def blank_in_request(job: JobDescription) -> Iterator[Violation]:
             )
 
 
-LITERAL_WHY = "qsub reads these lines as text before any shell runs: $NAME is not replaced."
+LITERAL_WHY = "qsub and bsub read these lines as text before any shell runs: $NAME is not replaced."
+VARIABLE = r"(\$\{?[A-Za-z_]\w*)"
+TAKEN_AS_TEXT = {
+    "#PBS": re.compile(rf"#PBS\s+-(?:[NqAP]\s*|l\s*(?:select|nodes|walltime|ncpus|mem)=\S*?){VARIABLE}"),
+    "#BSUB": re.compile(rf"#BSUB\s+-(?:(?:n|nnodes|J|q|W|P|M)\s+\"?\S*?|R\s+[^$]*){VARIABLE}"),
+}
 
 
 def literal_variables(job: JobDescription) -> Iterator[Violation]:
-    """Report variables of the shell in lines for PBS, in options whose value qsub takes as it is."""
-    for offset, line in lines_of_system(job, "#PBS"):
-        found = re.match(
-            r"#PBS\s+-(?:([NqAP])\s*|l\s*((?:select|nodes|walltime|ncpus|mem)=\S*?))(\$\{?[A-Za-z_]\w*)", line
-        )
-        filled_in = found and found[3].startswith("${") and not job.has(found[3][2:])  # by a program that writes jobs
-        if found and not filled_in and not re.search(r"\$\$|\{\{", line):
-            text = f"{line[:70]}: variables are not expanded here"
-            cure = "set it on the command line, where a shell expands it (qsub -l select=$N job.sh)"
-            yield Violation(offset, text, why=LITERAL_WHY, cure=cure)
+    """Report variables of the shell in lines for PBS and LSF, in options whose value qsub and bsub take as it is."""
+    if job.source.text != job.text:
+        return  # the shell that writes the script has expanded them
+    for sign, pattern in TAKEN_AS_TEXT.items():
+        for offset, line in lines_of_system(job, sign):
+            found = pattern.match(line)
+            filled_in = (
+                found and found[1].startswith("${") and not job.has(found[1][2:])
+            )  # by a program that writes jobs
+            if found and not filled_in and not re.search(r"\$\$|\{\{", line):
+                text = f"{line[:70]}: variables are not expanded here"
+                submit = "qsub -l select=$N job.sh" if sign == "#PBS" else "bsub -n $N < job.sh"
+                cure = f"set it on the command line, where a shell expands it ({submit})"
+                yield Violation(offset, text, why=LITERAL_WHY, cure=cure)
 
 
 # https://help.altair.com (PBS Professional, environment variables of jobs) and https://docs.adaptivecomputing.com (Torque, qsub)
@@ -126,6 +135,14 @@ OFTEN_MEANT = {
     "PBS_WORK_DIR": "PBS_O_WORKDIR", "PBS_NODE_FILE": "PBS_NODEFILE", "PBS_NODELIST": "PBS_NODEFILE", "PBS_ARRAYINDEX": "PBS_ARRAY_INDEX",
     "PBS_ARRAY_TASK_ID": "PBS_ARRAY_INDEX", "PBS_SUBMIT_DIR": "PBS_O_WORKDIR",
 }  # fmt: skip
+OF_TORQUE = {
+    "PBS_NUM_NODES": "$(sort -u $PBS_NODEFILE | wc -l)",
+    "PBS_NUM_PPN": "the mpiprocs or ncpus of the request; PBS Pro sets NCPUS",
+    "PBS_NP": "$(wc -l < $PBS_NODEFILE)",
+}
+OF_SITES = re.compile(
+    r"scratch_\w+=|SCRATCHDIR|TORQUE_|metacentrum"
+)  # https://docs.metacentrum.cz: its PBS Pro sets these names, too
 MAX_EDITS = 1
 
 
@@ -140,7 +157,14 @@ def pbs_names(job: JobDescription) -> Iterator[Violation]:
         name = use.name
         if not name.startswith("PBS_") or name in said | guarded or job.has(name) or name in job.reading.exported:
             continue
-        if name in job.reading.named or use.in_function or use.program in ("echo", "printf"):
+        if name in job.reading.named or use.in_function:
+            continue
+        if name in OF_TORQUE and re.search(r"(?m)^#PBS\s.*\bselect=", job.text) and not OF_SITES.search(job.text):
+            said.add(name)
+            text = f"${name} is never set: Torque has it, and select= is a request for PBS Pro"
+            yield Violation(use.offset, text, cure=OF_TORQUE[name])
+            continue
+        if use.program in ("echo", "printf"):
             continue
         said.add(name)
         other = {"PBS_ARRAYID": ("J", "PBS_ARRAY_INDEX"), "PBS_ARRAY_INDEX": ("t", "PBS_ARRAYID")}.get(name)
@@ -154,12 +178,49 @@ def pbs_names(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(use.offset, text, cure=f"${near}")
 
 
+INPUT_WHY = "sbatch reads SBATCH_... from the environment as options, and sets none of them: what the job requested is in SLURM_..."
+INPUT_NAMES = {
+    "ACCOUNT": ("account", "SLURM_JOB_ACCOUNT"), "ARRAY_INX": ("array", "SLURM_ARRAY_TASK_ID"), "CONSTRAINT": ("constraint", "SLURM_JOB_CONSTRAINTS"),
+    "CPUS_PER_GPU": ("cpus-per-gpu", "SLURM_CPUS_PER_GPU"), "CPUS_PER_TASK": ("cpus-per-task", "SLURM_CPUS_PER_TASK"),
+    "GPUS": ("gpus", "SLURM_GPUS"), "GPUS_PER_NODE": ("gpus-per-node", "SLURM_GPUS_PER_NODE"),
+    "GPUS_PER_TASK": ("gpus-per-task", "SLURM_GPUS_PER_TASK"), "GRES": ("gres", "SLURM_GPUS_ON_NODE"), "JOB_NAME": ("job-name", "SLURM_JOB_NAME"),
+    "MEM_PER_CPU": ("mem-per-cpu", "SLURM_MEM_PER_CPU"), "MEM_PER_GPU": ("mem-per-gpu", "SLURM_MEM_PER_GPU"),
+    "MEM_PER_NODE": ("mem", "SLURM_MEM_PER_NODE"), "NODES": ("nodes", "SLURM_JOB_NUM_NODES"), "NTASKS": ("ntasks", "SLURM_NTASKS"),
+    "NTASKS_PER_NODE": ("ntasks-per-node", "SLURM_NTASKS_PER_NODE"), "PARTITION": ("partition", "SLURM_JOB_PARTITION"),
+    "QOS": ("qos", "SLURM_JOB_QOS"), "JOB_ID": ("job-name", "SLURM_JOB_ID"), "JOBID": ("job-name", "SLURM_JOB_ID"),
+}  # fmt: skip
+"""What follows SBATCH_ in a name, the option of #SBATCH whose value may be meant, and the variable of the job with this value."""
+
+
+def sbatch_names(job: JobDescription) -> Iterator[Violation]:
+    """Report variables that sbatch reads, and that are expected to have the values of the #SBATCH lines in the job."""
+    if not job.is_batch or job.submits or job.heading.get("export"):
+        return
+    said: set[str] = set()
+    asked = {u.name for u in job.uses if u.operator or u.program in ("[", "[[", "test")}
+    for use in job.uses:
+        option, meant = INPUT_NAMES.get(use.name.removeprefix("SBATCH_"), ("", ""))
+        if not use.name.startswith("SBATCH_") or option not in job.heading or use.name in said | asked:
+            continue
+        if job.has(use.name) or use.name in job.reading.named or use.program in ("echo", "printf"):
+            continue
+        said.add(use.name)
+        text = f"${use.name} is never set in the job: the value of --{option} is in {meant}"
+        yield Violation(use.offset, text, why=INPUT_WHY, cure=f"${meant}")
+
+
 NOT_READ = re.compile(r"#[ \t]+PBS[ \t]+-(?:l|N|q|A|P)[ \t]*\S")
 UNREAD_CURE = "write it as #PBS at the start of the line"
 
 
 def unread_lines(job: JobDescription) -> Iterator[Violation]:
-    """Report ``# PBS`` with a blank in a script that has no line that PBS reads."""
+    """Report ``# PBS`` with a blank in a script that has no line that PBS reads, and ``BSUB -n 4`` without #."""
+    for call in job.calls:
+        bare = call.written in ("BSUB", "PBS") and call.args and call.args[0].text.startswith("-") and not call.under
+        if bare and re.search(rf"(?m)^#{call.written}\s", job.text):
+            text = f"{call.written} without # is a command: the option is not read"
+            why = "The batch system reads only lines that begin with #, and the shell finds no program of this name."
+            yield Violation(call.offset, text, why=why, cure=f"#{call.written} at the start of the line")
     if job.is_job or job.submits or re.search(r"(?m)^#(?:PBS|SBATCH|BSUB|\$)\s", job.text):
         return
     found = [c for c in job.reading.comments if NOT_READ.match(c.text) and job.lines.place(c.offset)[1] == 1]

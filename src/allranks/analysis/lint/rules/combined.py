@@ -12,8 +12,10 @@ from allranks.analysis.lint.rules import (
     batch_lines,
     caller_values,
     cancelling,
+    case_patterns,
     commands,
     conditions,
+    containers,
     counts,
     dataflow,
     derived_counts,
@@ -27,6 +29,7 @@ from allranks.analysis.lint.rules import (
     hostfiles,
     inner_texts,
     launchers,
+    left_unused,
     lines,
     literal_text,
     log_folders,
@@ -34,8 +37,10 @@ from allranks.analysis.lint.rules import (
     loop_variables,
     lost_values,
     mismatched_names,
+    near_misses,
     node_lists,
     options,
+    plain_commands,
     ports,
     programs,
     questions,
@@ -113,6 +118,7 @@ ARGUMENTS_DROPPED = _all(
     caller_values.settings_fixed,
     script_arguments.letters,
     script_arguments.value_not_shifted,
+    script_arguments.option_as_value,
 )
 NOT_EXPORTED = _all(
     dataflow.not_exported,
@@ -134,6 +140,7 @@ UNSET_VARIABLE = _all(
     derived_counts.of_step,
     unset_variables.other_names,
     batch_lines.pbs_names,
+    batch_lines.sbatch_names,
     batch_lines.bare_names,
     lines.empty_value,
     unset_variables.other_case,
@@ -141,9 +148,11 @@ UNSET_VARIABLE = _all(
     submissions.submitted_text,
     submissions.written_text,
     mismatched_names.related_names,
+    near_misses.nearly_own,
     mismatched_names.only_longer_names,
     mismatched_names.index_never_set,
     mismatched_names.generated_directive,
+    mismatched_names.printed_names,
     lost_values.missing_arguments,
     lost_values.set_only_inside,
     loop_variables.expanded_before_loop,
@@ -156,9 +165,11 @@ UNSET_VARIABLE = _all(
     empty_values.one_of_many,
     empty_values.in_other_case,
     empty_values.longer_than_own,
+    empty_values.name_as_folder,
     repository_files.before_source,
     repository_files.set_nowhere,
     script_arguments.beyond_count,
+    script_arguments.default_without_sign,
 )
 TEST_SYNTAX = _all(
     shell.brackets, conditions.conditions, conditions.fractions, shell.unset_value, shell.colon_assignment
@@ -176,6 +187,7 @@ MISTYPED_COMMAND = _all(
     word_slips.doubled_words,
     word_slips.lone_interpreter,
     word_slips.cut_address,
+    word_slips.misspelt_truth,
 )
 IDLE_GPUS = _certain_first(
     gpus.idle,
@@ -230,6 +242,7 @@ BROKEN_LINE = _all(
     lines.joined_words,
     lines.assignments_of_command,
     lines.hash_in_quotes,
+    near_misses.glued_comment,
     lines.cut_commands,
     lines.hydra_arguments,
     lines.swallowed_by,
@@ -266,8 +279,9 @@ EXIT_CODE_LOST = _all(
     status_flow.only_printed,
     exit_codes.piped_inside,
     exit_codes.echoed_failure,
-    exit_codes.piped_script,
+    results.piped_script,
     exit_codes.always_success,
+    left_unused.counted_failures,
     waiting.results_of_wait,
 )
 BACKGROUND_NOT_AWAITED = _all(
@@ -275,10 +289,11 @@ BACKGROUND_NOT_AWAITED = _all(
     waiting.scripts_in_background,
     waiting.waits_for_last,
     waiting.beside_last,
+    containers.left_running,
     questions.sent_to_session,
 )
 OPTION_TWICE = _all(requests.twice, requests.settings_twice, requests.lost_suffix)
-EXPANDED_TOO_EARLY = _all(dataflow.early, dataflow.submitted_too_early)
+EXPANDED_TOO_EARLY = _all(dataflow.early, dataflow.submitted_too_early, submissions.wrapped_too_early)
 NO_SHEBANG = _all(directives.shebang, directives.interpreter)
 SET_E = _all(exit_codes.set_e, error_exits.ends_script)
 UNBOUND = _all(exit_codes.unbound, error_exits.tested_unset)
@@ -300,6 +315,7 @@ VALUE_SPLIT = _all(
     derived_counts.miscounted,
     activation.exported_words,
     script_arguments.split_names,
+    plain_commands.commas_between,
 )
 NEVER_EXPANDED = _all(
     quoting.literal,
@@ -308,15 +324,19 @@ NEVER_EXPANDED = _all(
     quoting.literal_documents,
     quoting.echoed_newlines,
     loop_variables.not_calculated,
+    loop_variables.product_as_text,
     literal_text.braces_around,
     literal_text.closing_brace,
     literal_text.two_closing_braces,
     literal_text.own_names_in_documents,
     literal_text.name_in_braces,
+    literal_text.name_as_folder,
+    literal_text.bare_program,
+    literal_text.process_names,
 )
 ASKS_FOR_ANSWER = _all(environments.asks, environments.asks_more, questions.asks_for_group)
 NO_TERMINAL = _all(environments.terminal, questions.needs_terminal)
-STRAY_LINE = _all(commands.stray, word_slips.foreign_text, word_slips.written_prompts)
+STRAY_LINE = _all(commands.stray, near_misses.module_alone, word_slips.foreign_text, word_slips.written_prompts)
 UNTERMINATED = _all(shell.unterminated, grammar.syntax)
 NODE_COUNT = _all(tasks.count, counts.group_of_one, hostfiles.repeated_nodes)
 FIXED_RENDEZVOUS_ID = _all(ports.identity, hostfiles.stale_address)
@@ -341,6 +361,7 @@ UNKNOWN_OPTION = _all(options.unknown_option, slurm_values.refused_commands)
 NO_EFFECT = _all(variables.no_effect, counts.never_default, activation.set_after_work)
 DEVICE_OF_ONE_GPU = _all(counts.device_of_one, gpus.beyond_visible, usage.beyond_job)
 SAME_GPU = _all(counts.same_gpu, gpus.overlapping, sizes.device_of_all, loop_variables.device_never_changes)
+NAMED_NODES = _all(counts.named_nodes, node_lists.fixed_hosts)
 TASKS_CONTRADICT = _all(
     counts.contradicting_tasks,
     counts.gpus_of_tasks,
@@ -368,7 +389,9 @@ OPTION_OF_PROGRAM = _all(submissions.late_options, submissions.submitted_program
 DEPENDENCY = _all(submissions.dependency, submissions.wrong_field, submissions.last_of_loop)
 WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts.spawned_world, sizes.world_of_options)
 TIME_UNIT = _all(steps.minutes, requests.hours_as_minutes)
-PATTERN_NOT_EXPANDED = _all(storage.unexpanded, requests.foreign_patterns, inner_texts.quoted_patterns)
+PATTERN_NOT_EXPANDED = _all(
+    storage.unexpanded, requests.foreign_patterns, inner_texts.quoted_patterns, arrays.number_without_array
+)
 MASTER_ADDRESS = _all(
     rendezvous.address,
     rendezvous.local_url,
@@ -386,6 +409,7 @@ LAUNCHER_OPTION = _all(
     settings.refused_settings,
     settings.without_value,
     programs.container_options,
+    containers.relative_folder,
     programs.mpi_options,
     several_nodes.rendezvous_words,
     several_nodes.ranks_of_loop,
@@ -404,6 +428,7 @@ LOOP_VALUES = _all(
     subshells.reads_the_list,
     loop_flow.same_variable,
     loop_flow.list_as_text,
+    loop_flow.replaced_in_loop,
 )
 CONSTANT_CONDITION = _all(
     conditions.constant,
@@ -412,10 +437,13 @@ CONSTANT_CONDITION = _all(
     test_values.unquoted_not_empty,
     test_values.or_word,
     test_values.other_case_of_value,
+    case_patterns.taken_twice,
+    test_values.text_as_number,
+    loop_flow.tested_too_early,
 )
-ENDLESS_WAIT = _all(waiting.server_awaited, waiting.follows_log)
+ENDLESS_WAIT = _all(waiting.server_awaited, waiting.follows_log, waiting.endless_loop, script_arguments.never_shifted)
 EXIT_ZERO = _all(
-    exit_codes.exit_zero,
+    results.exit_zero,
     exit_codes.status_of_block,
     exit_codes.exit_of_message,
     exit_codes.trapped_exit,
@@ -428,6 +456,7 @@ OUT_OF_RANGE = _all(
     conditions.out_of_range,
     arrays.computed_index,
     arrays.case_of_task,
+    near_misses.branches_of_task,
     arrays.line_zero,
     loop_variables.index_beyond_list,
 )
@@ -438,8 +467,11 @@ OUT_OF_PLACE = _all(
     shared_files.entered_twice,
     repository_files.other_folder,
     loop_flow.folder_stays,
+    starting.relative_twice,
 )
-SIGNAL_NOT_TRAPPED = _all(launchers.untrapped, launchers.not_passed, activation.trapped_after_work)
+SIGNAL_NOT_TRAPPED = _all(
+    launchers.untrapped, launchers.not_passed, activation.trapped_after_work, left_unused.signal_without_step
+)
 PREPARED_BY_ALL = _all(shared_files.prepared_by_all, shared_files.created_by_array)
 OTHER_SHELL = _all(shell.other_shell, activation.csh_script)
 LOST_IN_SUBSHELL = _all(subshells.lost, subshells.exit_inside, subshells.exit_in_pipe, subshells.elsewhere)
@@ -460,6 +492,7 @@ OVERWRITTEN_OUTPUT = _all(
     results.message_over_log,
     results.log_over_messages,
     redirections.misspelt,
+    redirections.version_as_file,
     redirections.own_input,
     redirections.lost_first_lines,
     redirections.one_log_for_two,
@@ -472,5 +505,10 @@ IN_SEQUENCE = _all(steps.sequence, several_nodes.scripts_in_sequence)
 STEP_NODES = _all(several_nodes.step_nodes, several_nodes.ray_drivers)
 BUILTIN_AS_PROGRAM = _all(programs.builtins, starting.functions)
 KILLS_OTHERS = _all(cancelling.pkill, cancelling.of_user, cancelling.cancels_jobs)
-NOT_RUNNABLE = _all(starting.without_folder, starting.other_language, starting.command_in_one_word)
-NODE_LOCAL_FILE = _all(storage.local, storage.windows_path, shared_files.folder_of_first_node)
+NOT_RUNNABLE = _all(
+    starting.without_folder, starting.other_language, starting.command_in_one_word, starting.in_new_folder
+)
+NODE_LOCAL_FILE = _all(
+    storage.local, storage.windows_path, shared_files.folder_of_first_node, shared_files.made_where_submitted
+)
+ARRAY_NOT_USED = _all(requests.array_not_used, left_unused.choice_in_comment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON
 from allranks.analysis.lint.job import JobDescription
@@ -49,16 +50,31 @@ def constant(job: JobDescription) -> Iterator[Violation]:
         ):
             text = f"[ {words[0].text} ] is true: a word that is not empty is"
             yield Violation(call.offset, text, why=NEVER_WHY, cure="if false; then, or compare it with a value")
-        elif (
-            len(words) == 2
-            and words[0].text in ("-z", "-n")
-            and job.has(words[1].text)
-            and _written_in(job, call, words[1])
-        ):
-            text = f"{words[0].text} {words[1].text} tests the text {words[1].text}, not its value: the $ is missing"
-            yield Violation(words[1].offset, text, why=NEVER_WHY, cure=f'{words[0].text} "${words[1].text}"')
+        yield from _name_for_value(job, call, words)
     yield from _regex(job)
     yield from _order(job)
+
+
+BETWEEN_TESTS = {"-a", "-o", "!", "(", "&&", "||"}
+
+
+def _name_for_value(job: JobDescription, call: ProgramCall, words: list[Argument]) -> Iterator[Violation]:
+    """Report ``-z NAME``, alone or as a part of a longer condition."""
+    for number, (sign, name) in enumerate(pairwise(words)):
+        first = (
+            number == 0
+            or words[number - 1].text in BETWEEN_TESTS
+            or OR_AND.search(job.text, max(0, sign.offset - 20), sign.offset)
+        )
+        known = job.has(name.text) or name.text in job.used_names or SHOUTED.fullmatch(name.text)
+        if sign.text in ("-z", "-n") and not sign.quoted and first and known and _written_in(job, call, name):
+            text = f"{sign.text} {name.text} tests the text {name.text}, not its value: the $ is missing"
+            yield Violation(name.offset, text, why=NEVER_WHY, cure=f'{sign.text} "${name.text}"')
+            return
+
+
+OR_AND = re.compile(r"(?:\|\||&&)[ \t]*(?:![ \t]*)?\(?[ \t]*\Z")
+SHOUTED = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+|[A-Z]{3,}")
 
 
 def _is_literal(job: JobDescription, arg: Argument) -> bool:
@@ -156,7 +172,7 @@ def _pattern_as_text(
 QUOTED_PATTERN = re.compile(
     r"\[\[[^\n]*?=~[ \t]*([\"'])(\^[^\n\"']*|[^\n\"']*(?:\.\*|\.\+|\$|\]\+|\]\*))\1[ \t]*(?:\]\]|&&|\|\|)"
 )
-TEXT_ORDER = re.compile(r"\[\[[ \t]+\"?(\$\{?#?\w+(?:\[@\])?\}?)\"?[ \t]+([<>])[ \t]+([1-9]\d*)[ \t]+(?:\]\]|&&|\|\|)")
+TEXT_ORDER = re.compile(r"\[\[[ \t]+\"?(\$\{?#?\w+(?:\[@\])?\}?)\"?[ \t]*([<>])[ \t]*([1-9]\d*)[ \t]+(?:\]\]|&&|\|\|)")
 
 
 def _regex(job: JobDescription) -> Iterator[Violation]:
@@ -337,6 +353,7 @@ def loops(job: JobDescription) -> Iterator[Violation]:
         words = found[2].split()
         if (
             "$(" not in re.sub(r"\$\(\(", "", found[2])
+            and "eval" not in found[2]
             and re.search(r"\{[^{}]*\$[^{}]*\.\.|\.\.\s*\$", found[2])
             and _is_bash(job)
         ):

@@ -213,6 +213,21 @@ CHOOSES = re.compile(
 )
 
 
+SEVERAL_ROUNDS = re.compile(
+    r"\bfor\s+\w+\s+in\s+(?:[\w.-]+\s+[\w.-]+[^\n;]*|\{\d+\.\.\d+\}|\$\(seq\s[^)\n]+\)|\"?\$\{\w+\[@\]\}\"?)[ \t]*(?:;|\n)|\bfor[ \t]*\(\("
+)
+
+
+def _all_at_once(job: JobDescription, call: ProgramCall) -> bool:
+    """Return whether a loop of several rounds starts the command again before the one of the round before has ended."""
+    before, behind = job.code[: call.offset], job.code[call.offset :]
+    loops = [m.start() for m in re.finditer(r"\b(?:for|while|until)\b", before)]
+    end = re.search(r"(?:^|[;&\n])\s*done\b", behind)
+    if not loops or end is None or re.search(r"\bwait\b|\bsleep\b", job.code[loops[-1] : call.offset + end.end()]):
+        return False
+    return SEVERAL_ROUNDS.match(job.code, loops[-1]) is not None
+
+
 def same_gpu(job: JobDescription) -> Iterator[Violation]:
     """Report several runs of one program side by side, none of which gets a GPU of its own."""
     gpus = job.gpus_per_node
@@ -220,8 +235,9 @@ def same_gpu(job: JobDescription) -> Iterator[Violation]:
         return
     if re.search(r"(?i)VISIBLE_DEVICES|\bmps\b|gpu-bind|nvidia-cuda-mps", job.text):
         return
-    side = [c for c in job.work if c.after == "&" and not c.in_function and not c.in_loop and not c.branch]
-    if len(side) < 2 or len(side) != len(job.work):
+    side = [c for c in job.work if c.after == "&" and not c.in_function and not c.branch]
+    looped = any(c.in_loop for c in side) and len(side) == 1 and _all_at_once(job, side[0])
+    if (len(side) < 2 and not looped) or len(side) != len(job.work) or any(c.in_loop for c in side) != looped:
         return
     programs: list[str] = []
     for call in job.work_calls:
@@ -236,7 +252,8 @@ def same_gpu(job: JobDescription) -> Iterator[Violation]:
         programs.append(next((w for w in plain if w.endswith(".py")), ""))
     if len(set(programs)) != 1 or not programs[0] or CHOOSES.search(programs[0]):
         return
-    text = f"{len(side)} runs of {programs[0]} side by side in a job of {gpus} GPUs, and none gets a GPU of its own"
+    many = "the runs" if looped else f"{len(side)} runs"
+    text = f"{many} of {programs[0]} side by side in a job of {gpus} GPUs, and none gets a GPU of its own"
     yield Violation(side[0].offset, text, why=PARALLEL_WHY, cure=PARALLEL_CURE)
 
 
@@ -337,7 +354,7 @@ def _told(job: JobDescription, call: ProgramCall, pattern: re.Pattern[str]) -> t
     """Return the count that an option gives, its place, and the option as written."""
     for arg, following in call.pairs():
         name, equals, value = arg.text.partition("=")
-        if pattern.fullmatch(name) and (equals or name.startswith("--")):
+        if pattern.fullmatch(name) and (equals or name.startswith("--") or name.isupper()):
             count = job.number(value if equals else following.text if following else None)
             if count:
                 return count, arg.offset, arg.text if equals else f"{arg.text} {following.text if following else ''}"
@@ -382,6 +399,7 @@ def spawned_world(job: JobDescription) -> Iterator[Violation]:
 GPUS_WORDS = re.compile(
     r"(?:--(?:num[-_]?)?(?:gpus|devices)|--n[-_]?gpus?|--gpus[-_]per[-_]node|--ngpus[-_]per[-_]node|(?:\+{0,2})(?:pl_)?trainer\.(?:devices|gpus))"
 )
+SLOWFAST = re.compile("NUM_GPUS")
 
 
 def told_more(job: JobDescription) -> Iterator[Violation]:
@@ -394,7 +412,8 @@ def told_more(job: JobDescription) -> Iterator[Violation]:
         own = slurm_options(call.srun).keys() & OWN_GPUS if call.srun else set()
         if not PYTHON.match(call.program) or elsewhere or call.in_function or own:
             continue
-        told = _told(job, call, GPUS_WORDS)
+        slowfast = any(a.text.rpartition("/")[2] == "run_net.py" for a in call.args)
+        told = _told(job, call, SLOWFAST if slowfast else GPUS_WORDS)
         if told and gpus < told[0] <= 16 and not job.has("CUDA_VISIBLE_DEVICES"):
             yield Violation(told[1], f"{told[2]}, but the job requests {gpus} GPU{'s' * (gpus > 1)}")
 

@@ -155,6 +155,10 @@ COMMAS = re.compile(
     r"|grep[ \t]+-o[ \t]+[\"']?,[\"']?[ \t]*\|[ \t]*wc[ \t]+-l)[ \t]*[)`]"
 )
 LENGTH = re.compile(r"\$\{#(?:CUDA_VISIBLE_DEVICES|SLURM_JOB_GPUS)\}")
+FILE_NAME = re.compile(
+    r"(?:echo|printf)[ \t]+[\"']?\$\{?(?:PBS_NODEFILE|LSB_DJOB_HOSTFILE|PE_HOSTFILE|OAR_NODEFILE)\}?[\"']?[ \t]*\|[ \t]*"
+    r"(?:(?:sort|uniq)[^|\n]*\|[ \t]*)*wc\b"
+)
 HEADER = re.compile(r"\bnvidia-smi\b([^|\n)`]*--format[= ]csv(?![\w,]*noheader)[^|\n)`]*)\|[ \t]*wc[ \t]+-l[ \t]*[)`]")
 ASSIGNED = re.compile(r"(?m)^[ \t]*(?:(?:export|local|declare|readonly)[ \t]+)?(\w+)=[\"']?\Z")
 
@@ -167,6 +171,11 @@ def miscounted(job: JobDescription) -> Iterator[Violation]:
         (WORDS, "the list has commas and no blanks: wc -w counts one word", "tr ',' '\\n' | wc -l"),
         (COMMAS, "this counts the commas, which are one fewer than the elements", "tr ',' '\\n' | wc -l"),
         (LENGTH, "this is the number of characters of the list, not of its elements", "tr ',' '\\n' | wc -l"),
+        (
+            FILE_NAME,
+            "this counts the one line with the file's name, not the lines of the file",
+            "wc -l < $PBS_NODEFILE",
+        ),
         (HEADER, "the first line is the header of the table: the count is one too high", "--format=csv,noheader"),
     ):
         for found in pattern.finditer(job.code):

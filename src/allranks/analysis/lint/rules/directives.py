@@ -98,22 +98,25 @@ def _is_parked(job: JobDescription, line: int) -> bool:
     )
 
 
-OTHER_CASE = re.compile(r"#(?!PBS|BSUB)((?i:pbs)|(?!bsub)(?i:bsub))[ \t]+-")
+OTHER_CASE = re.compile(r"#(?!PBS\b|BSUB\b)((?i:pbs)|PSB|BPS|PBSS|PPBS|(?!bsub)(?i:bsub)|BUSB|BSBU|BSUBB|SBUB)[ \t]+-")
 
 
 def _in_other_case(job: JobDescription) -> Iterator[Violation]:
-    """Report ``#Pbs`` and ``#BSub`` beside lines that the batch system reads."""
+    """Report ``#Pbs``, ``#PSB`` and ``#BSub`` beside lines that the batch system reads."""
     for comment in job.reading.comments:
         found = OTHER_CASE.match(comment.text)
         if found and job.lines.place(comment.offset)[1] == 1:
-            right = f"#{found[1].upper()}"
+            right = "#BSUB" if "U" in found[1].upper() else "#PBS"
             if re.search(rf"(?m)^{right}\s", job.text):
                 text = f"#{found[1]} is not {right}"
-                why = "The batch system reads only lines in capital letters: this is an ordinary comment."
+                why = f"The batch system reads only lines that begin with {right}: this is an ordinary comment."
                 yield Violation(comment.offset, text, why=why, cure=right)
 
 
 UNREAD_WHY = "sbatch treats this as an ordinary comment."
+
+
+MANY_SUCH = 5
 
 
 def unread(job: JobDescription) -> Iterator[Violation]:
@@ -141,9 +144,15 @@ def unread(job: JobDescription) -> Iterator[Violation]:
             r"#(?:(?!SBATCH)(?i:sbatch)|SBATCH[:=]|SLURM|BATCH|[!$]\s*SBATCH)\s+-", comment.text
         ):
             severity = "note" if _changes_nothing(comment.text) and not _keeps_together(job, comment.text) else None
+            if (
+                comment.text.startswith("#! ")
+                and len(re.findall(r"(?m)^#![ \t](?!.*\bSBATCH\b)", job.text)) >= MANY_SUCH
+            ):
+                severity = "note"  # the template's mark of comments
             yield Violation(comment.offset, f"{comment.text.split()[0]} is not #SBATCH", severity=severity)
-        elif column == 1 and (typo := re.match(r"#(S[A-Z]{4,6})\s+-", comment.text)) and typo[1] != "SBATCH":
-            if sorted(typo[1]) == sorted("SBATCH") or nearest_name(typo[1], ["SBATCH"], 0.8):
+        elif column == 1 and (typo := re.match(r"#(S(?!BATCH(?:[a-z]|\b))[A-Za-z]{4,6})\s+-", comment.text)):
+            word = typo[1].upper()
+            if sorted(word) == sorted("SBATCH") or nearest_name(word, ["SBATCH"], 0.8):
                 severity = "note" if _changes_nothing(comment.text) else None
                 yield Violation(comment.offset, f"#{typo[1]} is not #SBATCH", severity=severity)
         elif column == 1 and re.match(r"#[ \t]+SBATCH\s+-", comment.text):
@@ -201,6 +210,8 @@ def _misspelled(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 item.offset, text, severity="error", why="sbatch takes = as part of the value.", cure="--name=value"
             )
+        elif not item.name and item.value in ("hetjob", "packjob"):
+            continue  # the next component of a heterogeneous job
         elif not item.name and item.value and not item.late:
             line = job.lines.place(item.offset)[0]
             if any(
@@ -254,6 +265,10 @@ FOREIGN = {
     "kill-on-bad-exit": "srun --kill-on-bad-exit", "pty": "srun --pty", "mpi": "srun --mpi", "multi-prog": "srun --multi-prog",
     "accel-bind": "srun --accel-bind", "ntasks-per-nodes": "--ntasks-per-node", "gpus_per_node": "--gpus-per-node",
     "cpus_per_task": "--cpus-per-task", "ntasks_per_node": "--ntasks-per-node", "mem_per_cpu": "--mem-per-cpu", "job_name": "--job-name",
+    "group": "--account", "project": "--account", "email": "--mail-user", "email-type": "--mail-type",
+    "cores-per-task": "--cpus-per-task", "cpu_per_gpu": "--cpus-per-gpu",
+    "mem-per-task": "--mem-per-cpu", "mem-per-node": "--mem", "ram": "--mem", "num-nodes": "--nodes", "num_nodes": "--nodes",
+    "num-gpus": "--gpus", "nproc": "--ntasks", "nprocs": "--ntasks", "log": "--output", "logfile": "--output", "runtime": "--time", "mca": "mpirun --mca",
 }  # fmt: skip
 TEMPLATE = re.compile(r"[@{}!<>*#%]|__")
 GLUED_COMMENT = re.compile(r"\d[\d:.,-]*[KMGTkmgt]?#+[A-Za-z]*")
@@ -445,6 +460,8 @@ def home_as_base(job: JobDescription) -> Iterator[Violation]:
             continue
         if item.name in ("PWD", "OLDPWD") or any(m < item.offset for m in moves):
             continue
+        if not re.search(r"pwd|PWD", job.line_of(item.offset)):
+            continue  # the folder in which the submitting script runs
         name = rf"\$\{{?{re.escape(item.name)}\}}?"
         if found := re.search(rf"{name}/[\w./-]*\.(?:sh|py)\b", job.code):
             text = f"{item.name}={written} is the home folder, where {found[0]} is looked for"
@@ -492,12 +509,18 @@ INTERPRETER_WHY = (
 )
 
 
+SEVERAL_WORDS = re.compile(r"#!\s*/usr/bin/env[ \t]+((?!-)[\w.-]+[ \t]+[^\s#][^\n]*?)[ \t]*(?:\n|\Z)")
+
+
 def interpreter(job: JobDescription) -> Iterator[Violation]:
-    """Report a first line whose program has no full path."""
+    """Report a first line whose program has no full path, or gets several words through env."""
     found = re.match(r"#!\s*(\S+)", job.source.text)
     if found and job.is_job and not found[1].startswith("/") and not re.search(r"[{}$<>@%]", found[0]):
         text = f"{found[1]} is no full path"
         yield Violation(job.source.where(0), text, why=INTERPRETER_WHY, cure="#!/bin/bash")
+    elif found and job.is_job and (several := SEVERAL_WORDS.match(job.source.text)):
+        text = f"env looks for a program called '{several[1]}': the kernel passes what follows as one word"
+        yield Violation(job.source.where(0), text, why=INTERPRETER_WHY, cure=f"#!/bin/{several[1]}, or env -S")
 
 
 CRLF_WHY = "sbatch refuses scripts with DOS line breaks; elsewhere the carriage return becomes part of the last word of every line."

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.job import SETS_PATHS_ONLY, JobDescription
 from allranks.analysis.lint.records import Assignment, VariableUse, Violation
+from allranks.analysis.lint.rules.blocks import in_loops_only, outer_loop
 from allranks.analysis.lint.rules.dataflow import GUARDS, INHERITED, LAUNCHER_NAMES, PRINTING
 from allranks.analysis.lint.rules.unset_variables import OUTSIDE_NAMES, USUAL_OUTSIDE, is_set, set_by_module
 
@@ -81,7 +82,7 @@ def set_below(job: JobDescription) -> Iterator[Violation]:
     guarded = {u.name for u in job.uses if u.operator.startswith(GUARDS)} | job.reading.named
     for use in job.uses:
         own = job.by_name.get(use.name, [])
-        if not own or use.under or use.in_function or use.in_loop or use.operator or use.name in guarded | said:
+        if not own or use.under or use.in_function or use.operator or use.name in guarded | said:
             continue
         before = job.text[max(0, use.offset - 6) : use.offset]
         in_test = use.program in ("[", "[[", "test")
@@ -91,13 +92,17 @@ def set_below(job: JobDescription) -> Iterator[Violation]:
             or use.program in PRINTING | {"?", "for", ":", "date"}
         ):
             continue
+        first = own[0]
+        if use.offset >= first.offset or any(a.under or a.in_substitution for a in own):
+            continue
         tested = any(
-            u.name == use.name and u.program in ("[", "[[", "test", "case") and use.offset != u.offset < own[0].offset
+            u.name == use.name and u.program in ("[", "[[", "test", "case") and use.offset != u.offset < first.offset
             for u in job.uses
         )
-        first = own[0]
-        if tested or any(a.under or a.in_substitution for a in own) or use.offset >= first.offset:
+        if tested:
             continue
+        if use.in_loop and outer_loop(job.code, use.offset) == outer_loop(job.code, first.offset):
+            continue  # the next pass has the value
         line, later = job.lines.place(use.offset)[0], job.lines.place(first.offset)[0]
         again = re.search(rf"\$\{{?{use.name}\b", job.line_of(first.offset))
         usual = (
@@ -113,10 +118,13 @@ def set_below(job: JobDescription) -> Iterator[Violation]:
             or (
                 job.lines.line(later)[:1].isspace()
                 and not (_in_all_branches(job, own) or all(a.in_function for a in own))
+                and not (use.in_loop and in_loops_only(job.code, first.offset))
             )
         ):
             continue
-        if use.name in (job.heads("export") or "") or re.search(rf"(?m)^\s*#.*(?<![$\w{{]){use.name}\b", job.text):
+        if use.name in (job.heads("export") or "") or re.search(
+            rf"(?m)^\s*#(?!\s*{use.name}=).*(?<![$\w{{]){use.name}\b", job.text
+        ):
             continue
         said.add(use.name)
         text = f"${use.name} is used before it is set, in line {later}"
@@ -142,7 +150,7 @@ def _may_set(program: str, words: list[str]) -> bool:
 
 SIBLINGS = 3
 ANY_NAME = re.compile(
-    r"\b(?:declare|export|local|readonly|typeset)[ \t]+(?:-\w+[ \t]+)*[\"']?\$|(?<![-\w])eval\b|\bprintf[ \t]+-v\b|\bread[ \t]+[^\n]*\$"
+    r"\b(?:declare|export|local|readonly|typeset)[ \t]+(?:-\w+[ \t]+)*[\"']?\$|(?<![-\w])eval\b|\bprintf[ \t]+-v\b|\bread[ \t]+[^\n<]*\$"
 )
 """Commands that may set a variable of any name: ``declare $name=...``."""
 SIBLING_WHY = "The other values of the command are set in the script; this one is empty, and its option takes the next word or none."
@@ -271,3 +279,28 @@ def longer_than_own(job: JobDescription) -> Iterator[Violation]:
             text = f"${name} is never set; only {max(above, key=len)} is"
             yield Violation(use.offset, text, why=LONGER_WHY)
             return
+
+
+# ------------------------------------------------------------------------------------ without its $
+
+NAME_WHY = "The shell expands only names with a $: the command takes the name itself for a file or a folder."
+TAKES_FILES = {"mkdir", "cd", "pushd", "rm", "rmdir", "cp", "mv", "rsync", "touch", "ls", "cat", "tar", "unzip", "ln"}
+IS_PATH = re.compile(r"[\"']?(?:\.{0,2}/|~|\$\{?\w+\}?/|\$\(\w+\)/|`\w+`/|[\w.-]+/[\w.$-])")
+
+
+def name_as_folder(job: JobDescription) -> Iterator[Violation]:
+    """Report ``mkdir -p out_dir`` below ``out_dir=/data/out``."""
+    for call in job.calls if job.kind == "script" else ():
+        if call.program not in TAKES_FILES or call.in_substitution or call.under:
+            continue
+        for arg in call.args:
+            name = arg.source.text
+            own = [a for a in job.by_name.get(name, ()) if a.offset < call.offset and not a.under]
+            if not own or len(name) < 3 or not ("_" in name or name.isupper()) or name in INHERITED:
+                continue
+            value = own[-1].value
+            folder = rf"(?<![\w$/{{.-]){name}/|/{name}\b"  # also the name of a folder
+            if IS_PATH.match(value) and not re.search(folder, job.code) and not job.has_folder(name):
+                text = f"{name} is the text {name} here, not {value[:40]}: the $ is missing"
+                yield Violation(arg.offset, text, why=NAME_WHY, cure=f"{call.program} ${name}")
+                return

@@ -18,12 +18,11 @@ from allranks.analysis.lint.command_options import (
 )
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Severity, Violation
-from allranks.analysis.lint.rules.exit_codes import shell_flags
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN
 
-CONDA_WHY = "conda activate needs a function that conda's start-up code defines; a batch script does not run that code, and goes on with another Python."
+CONDA_WHY = "conda activate needs a function that conda's start-up code defines. A batch script does not run it, and goes on with the caller's Python."
 CONDA_CURE = 'eval "$(conda shell.bash hook)" before it, or source <conda>/etc/profile.d/conda.sh, or #!/bin/bash -l'
-INIT_WHY = "conda init only changes ~/.bashrc, which a batch script does not read: conda activate fails in this shell."
+INIT_WHY = "conda init only changes ~/.bashrc, which a batch script does not read: conda activate fails in this shell, and the caller's Python is used."
 MODULE_WHY = "The module puts its own Python in front of PATH: the programs run without the packages of the activated environment."
 MODULE_CURE = "load all modules first, then activate the environment"
 CONTAINER_WHY = (
@@ -74,12 +73,17 @@ def _undefined_activation(job: JobDescription) -> Violation | None:
             return None
         initialised = any(c.program == "conda" and [a.text for a in c.args[:1]] == ["init"] for c in calls[:index])
         text = f"{call.program} activate in a shell that conda has not set up"
-        # sbatch passes on the environment of the caller, which may be active there already: then only `set -e` ends the script.
-        ends, _ = shell_flags(job, call.offset)
-        return Violation(
-            call.offset, text, why=INIT_WHY if initialised else CONDA_WHY, severity=None if ends else "note"
-        )
+        # A site's own command may set it up, and so may the text around a template.
+        unknown = any(_names_conda(c) for c in calls[:index]) or "{%" in job.text
+        why = INIT_WHY if initialised else CONDA_WHY
+        return Violation(call.offset, text, why=why, severity="note" if unknown else None)
     return None
+
+
+def _names_conda(call: ProgramCall) -> bool:
+    """Return whether an unknown command is about conda: ``uenv miniconda3-py39``."""
+    known = call.program in ("conda", "mamba", "micromamba", "echo", "printf", "export", "cd", "module", "ml")
+    return not known and any(OWN_PYTHON.search(a.text) for a in call.args[:2])
 
 
 def defines_conda(call: ProgramCall) -> bool:
@@ -401,7 +405,7 @@ ENDED_WHY = "The container's shell ends with its script, and with it what the sc
 ENDED_CURE = 'put the launch into the same script: bash -c "source env.sh; torchrun ..."'
 NO_COMMAND_WHY = "srun starts no task and fails; what was meant to be its command runs once, in the batch script."
 NO_COMMAND_CURE = "a backslash at the end of the line, so that the next one is its command"
-DOCKER = {"docker", "podman", "nerdctl"}
+DOCKER = {"docker", "nvidia-docker", "podman", "nerdctl"}
 DOCKER_FLAGS = re.compile(
     r"-[ditPq]+|--(?:detach|interactive|tty|publish-all|quiet|rm|init|privileged|read-only|no-healthcheck|oom-kill-disable|replace)(?:=\w+)?"
 )
@@ -426,7 +430,7 @@ def terminal(job: JobDescription) -> Iterator[Violation]:
         name, flags, arg = _docker_flags(call)
         if arg is None or "t" not in flags or "d" in flags or (call.branch and ASKS_FOR_TERMINAL.search(job.text)):
             continue
-        refused = name == "docker" and "i" in flags
+        refused = name in ("docker", "nvidia-docker") and "i" in flags
         severity: Severity = "error" if refused else "note"
         yield Violation(arg.offset, f"{name} {arg.text} asks for a terminal", severity=severity)
 

@@ -289,6 +289,11 @@ EXAMPLES: dict[str, RuleExample] = {
         "#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n#SBATCH --cpus-per-task=1\ntorchrun --standalone --nproc_per_node=4 train.py",
         "#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n#SBATCH --cpus-per-task=32\ntorchrun --standalone --nproc_per_node=4 train.py",
     ),
+    "no-gpu-requested": RuleExample(
+        "`No CUDA GPUs are available`, or a training that is many times slower than usual: it runs on the CPU.",
+        "#SBATCH --partition=gpu\n#SBATCH --gres=gpu:0\nmodule load cuda\npython train.py",
+        "#SBATCH --partition=gpu\n#SBATCH --gres=gpu:1\nmodule load cuda\npython train.py",
+    ),
     "nothing-to-do": RuleExample(
         "The job is COMPLETED after a second, with an empty log.",
         "#SBATCH --gres=gpu:1\nmodule load cuda\n#srun python train.py",

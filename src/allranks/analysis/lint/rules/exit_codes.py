@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from allranks.analysis.lint.command_options import PYTHON, SHELLS
+from allranks.analysis.lint.command_options import SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, Edit, ProgramCall, Violation
 from allranks.analysis.lint.rules.conditions import TESTS
@@ -58,7 +58,7 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
         if ignored is not None and job.is_job and not outer.in_loop and len(job.work) == 1:
             yield Violation(
                 ignored.offset,
-                f"|| {ignored.written} reports success, even if {what} failed",
+                f"|| {' '.join([ignored.written, *(a.text for a in ignored.args)])} reports success, even if {what} failed",
                 cure="remove it, or || exit 1",
             )
             return
@@ -136,11 +136,12 @@ def status_of_pipe(job: JobDescription, outer: ProgramCall) -> ProgramCall | Non
 
 
 def _ignored(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:
-    """Return the ``true`` of ``work || true``."""
+    """Return the ``true`` of ``work || true``, and the ``exit`` of ``work || exit 0``."""
     if outer.after != "||":
         return None
     following = next((c for c in job.calls if c.offset > outer.offset and c.before == "||" and not c.under), None)
-    return following if following is not None and following.program in ("true", ":") else None
+    zero = following is not None and following.program == "exit" and [a.text for a in following.args] == ["0"]
+    return following if following is not None and (zero or following.program in ("true", ":")) else None
 
 
 ERROR_TEXT = re.compile(
@@ -148,21 +149,7 @@ ERROR_TEXT = re.compile(
     r"\b(?:illegal|invalid|wrong|unknown|bad|not enough|too (?:few|many)|insufficient)\b|\bnot set\b|\bdoes not exist|\bdoesn't exist|\bunsupported\b|"
     r"\bmust (?:be|provide|specify|pass|give)\b|\b(?:please|need to) (?:provide|specify|pass|set|give)\b|\bnot supported\b"
 )
-ASKED_FOR_HELP = re.compile(r"[\"'\s(|](?:-h|--help|-\?|help)[\"'\s)|]")
 ZERO_WHY = "Slurm and the shell take exit code 0 for success: the job is COMPLETED, and dependent jobs start."
-
-
-def exit_zero(job: JobDescription) -> Iterator[Violation]:
-    """Report ``exit 0`` directly after an error message."""
-    for before, call in pairwise(c for c in job.calls if not c.in_substitution):
-        zero = re.match(r"exit[ \t]+0\b", job.text[call.offset :]) and call.branch
-        if zero and before.program in ("echo", "printf") and ERROR_TEXT.search(" ".join(a.text for a in before.args)):
-            asked = ASKED_FOR_HELP.search(job.text[max(0, before.offset - 200) : before.offset])
-            if before.branch == call.branch and not asked:
-                # The user sees how a script that submits jobs is to be called.
-                usage = not job.is_job and re.search(r"(?i)\busage\b", job.line_of(before.offset))
-                text = "exit 0 after an error message reports success"
-                yield Violation(call.offset, text, cure="exit 1", severity="note" if usage else None)
 
 
 def commands_after(job: JobDescription, outer: ProgramCall) -> list[ProgramCall]:
@@ -346,24 +333,6 @@ def piped_inside(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-def piped_script(job: JobDescription) -> Iterator[Violation]:
-    """Report a script, or a step of unknown content, as the last command of a job, whose result a pipe to tee replaces."""
-    if not job.is_job or "pipefail" in job.code or "PIPESTATUS" in job.code:
-        return
-    works = {w.offset for w in job.work}
-    own = [c for c in job.calls if not c.under and not c.in_substitution and not c.in_function]
-    if len(own) < 2 or own[-1].program != "tee" or own[-1].before not in ("|", "|&"):
-        return
-    last = next((c for c in reversed(own[:-1]) if c.is_piped and c.before not in ("|", "|&")), None)
-    if last is None or last.offset in works or last.tested or last.in_loop:
-        return
-    program = PYTHON.match(last.program) is not None or last.program in ("srun", "mpirun", "mpiexec")
-    script = last.written.endswith(".sh") or (last.program in SHELLS and any(a.text.endswith(".sh") for a in last.args))
-    if program or script:
-        text = f"{last.written} is piped, so its exit code is lost: a pipe returns that of its last command"
-        yield Violation(last.offset, text)
-
-
 def echoed_failure(job: JobDescription) -> Iterator[Violation]:
     """Report ``work || echo failed`` as the last command: the job then succeeds."""
     if not job.is_job or len(job.work) != 1 or job.work[0].after != "||":
@@ -434,17 +403,18 @@ def _is_checked(call: ProgramCall, after: ProgramCall) -> bool:
     return call.tested or call.after in ("||", "&&") or any(a.text == "$?" for a in after.args)
 
 
-def _words(call: ProgramCall) -> str:
+def words_of(call: ProgramCall) -> str:
+    """Return the arguments of a command in one text."""
     return " ".join(a.text for a in call.args)
 
 
-def _in_braces(job: JobDescription, first: ProgramCall, last: ProgramCall) -> bool:
+def in_braces(job: JobDescription, first: ProgramCall, last: ProgramCall) -> bool:
     """Return whether a group ``{ first; last; }`` contains both commands."""
     opened = re.search(r"\{\s*\Z", job.text[max(0, first.offset - 20) : first.offset])
     return opened is not None and re.match(r"exit[^\n;]*(?:;|\n)\s*\}", job.text[last.offset :]) is not None
 
 
-DIRECT_STATUS = re.compile(r"\w+[ \t]+\"?\$\?")
+DIRECT_STATUS = re.compile(r"\w+[ \t]+\"?\$\?|exit(?=[ \t]*(?:[;}#\n]|\Z))")
 AFTER_FAILURE = re.compile(
     r"(?:\$\?[\"']?[ \t]*(?:-ne|!=|-gt)[ \t]*[\"']?0|\bif[ \t]+![ \t])[^\n]*\n?(?:[ \t]*then\b[^\n]*\n)?"
     r"(?:[ \t]*(?:echo|printf|date)\b[^\n]*\n?)*[ \t]*\Z"
@@ -452,16 +422,19 @@ AFTER_FAILURE = re.compile(
 
 
 def exit_of_message(job: JobDescription) -> Iterator[Violation]:
-    """Report ``exit $?`` behind the error message of ``if [ $? -ne 0 ]``, ``command || { echo ...; }`` and ``test && echo ...``."""
+    """Report ``exit $?``, or ``exit``, behind the error message of ``if [ $? -ne 0 ]``, ``command || { echo ...; }`` and ``test && echo ...``."""
     for before, call in pairwise(c for c in job.calls if not c.in_substitution and not c.under):
-        if call.program not in ("exit", "return") or not DIRECT_STATUS.match(job.text, call.offset):
+        written = DIRECT_STATUS.match(job.text, call.offset)
+        if call.program not in ("exit", "return") or written is None:
             continue
         said = before.program in ("echo", "printf") and before.branch == call.branch
-        chained = call.before == "&&" and before.before in ("&&", "||") and ERROR_TEXT.search(_words(before))
-        grouped = before.before == "||" and before.after in (";", "\n") and _in_braces(job, before, call)
+        chained = call.before == "&&" and before.before in ("&&", "||") and ERROR_TEXT.search(words_of(before))
+        grouped = before.before == "||" and before.after in (";", "\n") and in_braces(job, before, call)
+        what = f"{call.program} $?" if "$" in written[0] else "exit without a number"
+        text = f"$? is the exit code of '{before.written}': {what} reports success after the error"
+        severity = "note" if what.endswith("number") and not job.is_job else None
         if said and (grouped or chained):
-            text = f"$? is the exit code of '{before.written}': {call.program} $? reports success after the error"
-            yield Violation(call.offset, text, why=STATUS_WHY, cure=f"{call.program} 1")
+            yield Violation(call.offset, text, why=STATUS_WHY, cure=f"{call.program} 1", severity=severity)
             continue
         if not call.branch or call.in_function or call.program != "exit":
             continue
@@ -469,10 +442,8 @@ def exit_of_message(job: JobDescription) -> Iterator[Violation]:
         message = before.program in ("echo", "printf", "date") and before.branch == call.branch
         tested = before.program in TESTS and job.lines.place(call.offset)[0] - job.lines.place(before.offset)[0] <= 2
         if failed and (message or tested):
-            text = f"$? is the exit code of '{before.written}': exit $? reports success after the error"
-            yield Violation(
-                call.offset, text, why=STATUS_WHY, cure="rc=$? directly behind the command, then exit $rc; or exit 1"
-            )
+            cure = "rc=$? directly behind the command, then exit $rc; or exit 1"
+            yield Violation(call.offset, text, why=STATUS_WHY, cure=cure, severity=severity)
 
 
 # ------------------------------------------------------------------- results that are always success
@@ -482,6 +453,7 @@ DECLARED_WHY = "export, local and declare return 0 of their own: the exit code o
 DECLARED_CURE = "NAME=$(command); rc=$?; and export NAME in a line of its own"
 TRAPPED_WHY = "exit in a trap of EXIT replaces the exit code of the script: a failed job is reported as COMPLETED."
 BEHIND_START = re.compile(r"(?<![&>])&(?![&>])[ \t]*(?:#[^\n]*)?[\s;]*[\w\s;+=()\[\]{}$!\"'-]*\Z")
+FI = re.compile(r"(?m)(?:^|;)[ \t]*fi[ \t]*(?:;|$)")
 BLOCK_WORDS = re.compile(r"\b(?:fi|done|esac|else|elif|wait)\b|[})]\s*\Z")
 DECLARES = re.compile(r"[ \t]*(?:local|export|declare|typeset|readonly)[ \t]+(?:-\w+[ \t]+)*\w+=\"?(?:\$\((?!\()|`)")
 CHECKED_DECLARATION = re.compile(r"[ \t]*(?:#[^\n]*)?\|\|[ \t]*(?:\\\n[ \t]*)?(exit|return|\{|die\b|error\b)")
@@ -502,7 +474,9 @@ def always_success(job: JobDescription) -> Iterator[Violation]:
         if call is not None and call.after == "&":
             between = job.text[before:place]
             behind = BEHIND_START.search(between)
-            if behind and not BLOCK_WORDS.search(between[behind.start() :]):
+            ended = FI.sub("", between[behind.start() :]) if behind else ""
+            blocks = len(FI.findall(between)) if behind else 0
+            if behind and not BLOCK_WORDS.search(ended) and _only_starts(calls, call, blocks):
                 text = f"{shown} is 0 whatever becomes of '{call.written}', which has only been started"
                 yield Violation(place, text, why=STARTED_WHY, cure='wait "$pid"; rc=$?')
         elif item is not None and DECLARES.match(line := job.line_of(before)) and "$(" + "(" not in line:
@@ -510,6 +484,18 @@ def always_success(job: JobDescription) -> Iterator[Violation]:
             text = f"{shown} is the exit code of {word}, which is 0, and not that of the command in $( )"
             yield Violation(place, text, why=DECLARED_WHY, cure=DECLARED_CURE)
     yield from _checked_declarations(job)
+
+
+def _only_starts(calls: list[ProgramCall], last: ProgramCall, blocks: int) -> bool:
+    """Return whether all branches of the blocks that end behind a start end in one, so that the result is 0 in any case."""
+    numbers = [number for number, _ in last.branch[len(last.branch) - blocks :]] if blocks else []
+    if len(numbers) < blocks:
+        return False
+    ends: dict[tuple[int, int], ProgramCall] = {}
+    for call in calls:
+        if call.offset <= last.offset and not call.tested:
+            ends.update({way: call for way in call.branch if way[0] in numbers})
+    return all(call.after == "&" for call in ends.values())
 
 
 def _checks_of_status(job: JobDescription) -> Iterator[tuple[int, str]]:

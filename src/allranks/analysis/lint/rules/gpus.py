@@ -20,10 +20,15 @@ TOO_MANY_WHY = (
 )
 SEVERAL_GPUS = 2
 DEVICES_OPTION = re.compile(
-    r"(?:--?|\+{0,2}(?:[A-Za-z_]\w*\.)*(?=\w+=))(?:n_?gpus?|num[-_]gpus|gpus?|devices?|gpus[-_]per[-_]node|n[-_]gpus?|ranks[-_]per[-_]node|(?:gpu|device)[-_]?(?:ids?|index)|cuda(?:[-_]device)?)"
+    r"(?:--?(?:[A-Za-z_]\w*\.)*|\+{0,2}(?:[A-Za-z_]\w*\.)*(?=\w+=))(?:n_?gpus?|num[-_]gpus|gpus?|devices?|gpus[-_]per[-_]node|n[-_]gpus?|ranks[-_]per[-_]node|(?:gpu|device)[-_]?(?:ids?|index|idx|no|nr)|which[-_]gpus?|visible[-_](?:gpus?|devices)|cuda(?:[-_](?:device|id|idx))?)"
     r"(?:=(\S{1,60}))?"
 )
 """Options of programs, and keys of Hydra, that say how many GPUs they use, of one process or of several, or which one."""
+OWN_OPTION = {
+    "-d": re.compile(r"(?:\S*/)?exps/\S+\.py|yolox[-_]\w{1,9}"),
+    "NUM_GPUS": re.compile(r"(?:\S*/)?run_net\.py"),
+}
+"""How YOLOX and SlowFast are told the number of GPUs, and a word by which they are known."""
 
 
 LESS = re.compile(r"\$(?:\(\(|\[|\(expr\s).*[\w})]\s*-\s*\w+\s*\)*(?:\)\)|\]|\))")
@@ -62,23 +67,8 @@ def _few_ranks(job: JobDescription) -> Iterator[Violation]:
 
 
 SHORT = {
-    "wait",
-    "echo",
-    "printf",
-    "date",
-    "sleep",
-    "kill",
-    "trap",
-    "exit",
-    "nvidia-smi",
-    "[",
-    "[[",
-    "test",
-    "true",
-    "set",
-    "seff",
-    "sacct",
-}
+    "wait", "echo", "printf", "date", "sleep", "kill", "trap", "exit", "nvidia-smi", "[", "[[", "test", "true", "set", "seff", "sacct",
+}  # fmt: skip
 """Commands that use no GPU while they run."""
 
 
@@ -194,7 +184,9 @@ def _sees_gpus(job: JobDescription, calls: list[LauncherCall]) -> bool:
     """Return whether CUDA_VISIBLE_DEVICES is not set, or is a list for the only command that does work."""
     listed = [a.value for a in job.set_values("CUDA_VISIBLE_DEVICES")]
     literal = all(re.fullmatch(r"\d+(?:,\d+)*", value) for value in listed)
-    return not listed or (literal and len(calls) == 1 and len(job.work) == 1)
+    alone = len(calls) == 1 and len(job.work) == 1
+    in_turn = len({*listed}) == 1 and not any(w.after == "&" or w.in_loop or w.in_function for w in job.work[:-1])
+    return not listed or (literal and (alone or in_turn))
 
 
 def _one_task(job: JobDescription) -> Iterator[Violation]:
@@ -206,19 +198,32 @@ def _one_task(job: JobDescription) -> Iterator[Violation]:
     if launch.kind != "python" or launch.srun is None or launch.call.in_loop or launch.call.in_function:
         return
     if job.tasks_per_node(launch.srun) == 1 and launch.srun.after != "&" and not launch.open_srun:
-        text = f"one task per node, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node: the others are idle unless the program uses them"
-        yield Violation(launch.call.offset, text, severity="note")
+        own = job.has("CUDA_VISIBLE_DEVICES") or _starts_more(job, launch.call, gpus)
+        option = None if own else _told_devices(job, launch.call, gpus)
+        told = f" with {option}" if option else ""
+        text = f"one task per node{told}, but the job requests {gpus} GPUs per node: the others are idle"
+        rest = "" if option else " unless the program uses them"
+        yield Violation(launch.call.offset, text + rest, severity="warning" if option else "note")
 
 
 def _told_devices(job: JobDescription, call: ProgramCall, gpus: int) -> str | None:
     """Return the program's option that names one GPU, or fewer GPUs than the job has."""
+    own = {name for name, known in OWN_OPTION.items() if any(known.fullmatch(a.text) for a in call.args)}
     for arg, following in call.pairs():
         found = DEVICES_OPTION.fullmatch(arg.text)
-        text = (found[1] or (following.text if following else "")) if found else ""
+        value = found[1] if found else None
+        text = value or (following.text if following and (found or arg.text in own) else "")
         count = job.number(text.removeprefix("cuda:"))
-        if found and count is not None and count < gpus:
-            return arg.text if found[1] else f"{arg.text} {text}"
+        listed = {int(n) for n in text.strip("[]").split(",")} if LISTED.fullmatch(text) else set[int]()
+        rest = {str(n) for n in range(gpus) if listed and n not in listed}
+        few = rest and max(listed) < gpus and not any(a.text in rest for a in call.args)  # --ids 0,1,2 --render_id 3
+        if few or (count is not None and count < gpus):
+            return arg.text if value else f"{arg.text} {text}"
     return None
+
+
+LISTED = re.compile(r"\[?\d{1,2}(?:,\d{1,2})+\]?")
+"""The GPUs of one process, by their numbers."""
 
 
 DATA_PARALLEL = re.compile(r"--?(?:use[-_])?(?:data[-_]?parallel|dp|multi[-_]?gpus?)(?:=(?i:true|1|yes))?")
@@ -264,6 +269,9 @@ STARTS_JOBS = re.compile(r"(?i)smartsim|submitit|parsl")
 """Libraries with which a program starts processes through Slurm itself."""
 
 
+ELSEWHERE = {"ssh", "pdsh", "clush", "pssh", "parallel", "xargs", "ray", "blaunch", "pbsdsh"}
+
+
 def _one_process(job: JobDescription) -> Iterator[Violation]:
     """Report Python processes, one after another, in a job of several GPUs; each may use them all itself, unless it sees or takes one."""
     gpus = job.gpus_per_node
@@ -274,13 +282,9 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
         return
     seen = [a.value for a in call.prefix if a.name == "CUDA_VISIBLE_DEVICES"]
     one = bool(seen) and all(re.fullmatch(r"\d", value) for value in seen)
-    options = [_told_devices(job, c, gpus) for c in job.work]
-    elsewhere = any(
-        c.program == "ray" or c.written.startswith(("./", "../")) for c in job.calls
-    )  # where they may start workers
-    elsewhere = elsewhere or any(re.match(r"dask\b|spark", c.program) for c in job.calls)
-    elsewhere = elsewhere or any(_uses_all(job, c, gpus) for c in job.work_calls)
-    elsewhere = elsewhere or any(STARTER_OPTION.search(a.text) or STARTS_JOBS.search(a.text) for a in call.args)
+    inner = job.work_calls  # in a container, and behind numactl, the options are those of the inner program
+    options = [_told_devices(job, c, gpus) for c in inner if not any(o.program in ELSEWHERE for o in c.under)] or [None]
+    elsewhere = any(c.written.startswith(("./", "../")) for c in job.calls) or _starts_more(job, call, gpus)
     tasks, option = _tasks_are_ranks(job, gpus) and not elsewhere, options[0]
     if len(job.work) > 1 or call.in_loop:
         tasks = one = False
@@ -298,6 +302,19 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
             else "the others are idle" + ("" if option else " unless the program uses them")
         ),
         severity="warning" if one or tasks or option else "note",
+    )
+
+
+def _starts_more(job: JobDescription, call: ProgramCall, gpus: int) -> bool:
+    """Return whether the program, or another one of the job, may use the other GPUs: it starts workers, or is told all GPUs."""
+    workers = any(c.program == "ray" or re.match(r"dask\b|spark", c.program) for c in job.calls)
+    told = any(_uses_all(job, c, gpus) for c in job.work_calls)
+    return (
+        workers
+        or told
+        or any(
+            STARTER_OPTION.search(a.text) or STARTS_JOBS.search(a.text) for c in [call, *job.work_calls] for a in c.args
+        )
     )
 
 

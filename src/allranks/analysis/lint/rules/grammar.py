@@ -11,6 +11,7 @@ from allranks.analysis.lint.rules.shell import FILLED_IN
 
 GRAMMAR_WHY = "bash stops with a syntax error when it reads this place; what stands before it has run."
 BASH = re.compile(r"#!\s*\S*(?:/|env\s+)(?:ba|da|k)?sh\b|(?!#!)")
+OTHER_ELSE = re.compile(r"(?m)^[ \t]*(elseif|elsif)[ \t]+\[[^\n]*\bthen\b")
 EMPTY_BLOCK = re.compile(
     r"(?m)^[ \t]*(?:(?:if|elif|while|until|for)\b[^\n]*[;\s](then|do)|(then|do|else))[ \t]*(?:#[^\n]*)?\n((?:[ \t]*(?:#[^\n]*)?\n)*)[ \t]*(fi|done|else|elif)\b"
 )
@@ -38,6 +39,10 @@ def syntax(job: JobDescription) -> Iterator[Violation]:
     if FILLED_IN.search(job.text) or "{{" in job.text or "extglob" in job.text:
         return
     code = _without_texts(job)
+    for found in OTHER_ELSE.finditer(code):
+        text = f"{found[1]} is no word of the shell: then, behind it, is a syntax error"
+        yield Violation(found.start(1), text, why=GRAMMAR_WHY, cure="elif")
+        return
     yield from _unfinished(job, code)
     for found in EMPTY_BLOCK.finditer(code):
         word = found[1] or found[2]

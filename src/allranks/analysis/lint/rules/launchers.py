@@ -96,9 +96,12 @@ def _exports(job: JobDescription) -> Iterator[tuple[int, str, ProgramCall | None
                 yield option.arg.offset, option.value or "", call
 
 
+INNER_COMMAND = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$\{[^}]*\}")
+
+
 def comma(job: JobDescription) -> Iterator[Violation]:
-    for offset, value, _ in _exports(job):
-        name = None
+    for offset, written, _ in _exports(job):
+        name, value = None, INNER_COMMAND.sub("$_", written)  # a comma in a command is none of the value
         for item in value.split(","):
             if "=" in item:
                 name = item.partition("=")[0]
@@ -326,6 +329,11 @@ def few_slots(job: JobDescription) -> Iterator[Violation]:
             cure = f"--ntasks={total}, or --oversubscribe"
             yield Violation(call.offset, text, why=SLOTS_WHY, cure=cure, severity="warning")
             continue
+        cores = _cores_of_slurm(job, call) if total else None
+        if total and cores and total >= CROWDED * cores:
+            text = f"{total} processes, but the job requests {cores} CPUs"
+            yield Violation(call.offset, text, why=CROWDED_WHY, cure=f"--ntasks={total}", severity="warning")
+            continue
         for arg, following in call.pairs():
             name, equals, value = arg.text.partition("=")
             listed = value if equals else following.text if following else ""
@@ -354,7 +362,24 @@ OTHER_MPI = re.compile(
 )
 
 
-def _slots_of_slurm(job: JobDescription, call: ProgramCall) -> int | None:
+CROWDED = 2
+CROWDED_WHY = (
+    "Several processes share each CPU and take turns: the run is many times slower, or the launcher refuses it."
+)
+FULL_NODE = 8
+"""A job that asks for so many tasks per node names the CPUs that it wants."""
+
+
+def _cores_of_slurm(job: JobDescription, call: ProgramCall) -> int | None:
+    """Return the CPUs of a job of Slurm for an MPI that starts any number of processes."""
+    if not OTHER_MPI.search(job.text):
+        return None
+    tasks = _slots_of_slurm(job, call, of_any_mpi=True)
+    each = job.number(job.heads("cpus-per-task")) if "cpus-per-task" in job.heading else 1
+    return tasks * each if tasks and each and tasks >= FULL_NODE * (job.nodes or 1) else None
+
+
+def _slots_of_slurm(job: JobDescription, call: ProgramCall, *, of_any_mpi: bool = False) -> int | None:
     """Return the slots that Open MPI takes from Slurm; None if it may have others, or may be another MPI."""
     options = {a.text.partition("=")[0] for a in call.args if a.text.startswith("-")}
     own = {
@@ -372,7 +397,9 @@ def _slots_of_slurm(job: JobDescription, call: ProgramCall) -> int | None:
         "-perhost",
         "-rf",
     }
-    if not job.is_batch or call.program == "horovodrun" or call.under or options & own or OTHER_MPI.search(job.text):
+    if not job.is_batch or call.program == "horovodrun" or call.under or options & own:
+        return None
+    if not of_any_mpi and OTHER_MPI.search(job.text):
         return None
     if (
         job.heading.keys() & {"ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core", "exclusive", "gpus-per-task"}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import REMOTE_SHELLS, SHELLS
+from allranks.analysis.lint.command_options import CONTAINERS, PYTHON, REMOTE_SHELLS, SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import VariableUse, Violation
 from allranks.analysis.lint.rules.dataflow import PRINTING
+from allranks.analysis.lint.rules.mismatched_names import idle_variables
 from allranks.analysis.lint.rules.quoting import QUOTED_CURE, QUOTED_WHY, quoted_documents
 
 # --------------------------------------------------------------------------------- braces around $
@@ -223,3 +224,115 @@ def name_in_braces(job: JobDescription) -> Iterator[Violation]:
                     message = f"{found[0]} is text: the value of {found[1]} is meant"
                     yield Violation(arg.source.where(found.start()), message, why=PERCENT_WHY, cure=f"${{{found[1]}}}")
                     return
+
+
+# ------------------------------------------------------------------------- a program in a variable
+
+PATH_WHY = (
+    "Without the $ the shell looks for the program in PATH and runs the one that it finds there, with other packages."
+)
+OWN_PROGRAM = re.compile(r"\S*/bin/(python|torchrun|accelerate|deepspeed|mpirun|mpiexec)[\d.]*")
+GIVES_PYTHON = re.compile(r"\b(?:python|conda|torch|env)", re.IGNORECASE)
+
+
+def bare_program(job: JobDescription) -> Iterator[Violation]:
+    """Report ``python x.py`` below ``python=/envs/a/bin/python``, which nothing uses."""
+    if job.kind != "script" or job.sources_files or job.has("PATH"):
+        return
+    for item in idle_variables(job):
+        found = OWN_PROGRAM.fullmatch(item.value)
+        if found is None:
+            continue
+        own = [c for c in job.calls if not c.in_substitution]
+        set_up = any(
+            c.program in ("source", ".", "conda", "mamba", "eval", "spack")
+            or (c.program in ("module", "ml") and GIVES_PYTHON.search(" ".join(a.text for a in c.args)))
+            for c in own
+        )
+        bare = re.compile(rf"{found[1]}[\d.]*")
+        call = next((c for c in own if c.offset > item.offset and bare.fullmatch(c.written)), None)
+        named = re.sub(r"[^a-z]", "", item.name.lower())
+        if (
+            call is None
+            or set_up
+            or not (named == found[1] or named in ("py", "interpreter", "pythonbin", "pythonexe"))
+        ):
+            continue
+        if any(c.program in CONTAINERS for c in call.under):
+            continue
+        line = job.lines.place(item.offset)[0]
+        text = (
+            f"{call.written} is the program of PATH: {item.name} of line {line}, which nothing uses, was probably meant"
+        )
+        yield Violation(call.offset, text, why=PATH_WHY, cure=f"${item.name}", severity="warning")
+        return
+
+
+# ------------------------------------------------------------------------------- names of processes
+
+NUMBERS_WHY = "Without $ it is the name and not the value of the variable: the command takes numbers only, and does nothing but report an error."
+OF_NUMBERS = {"kill": "a process", "wait": "a process", "sleep": "a time", "exit": "a number", "return": "a number"}
+
+
+def process_names(job: JobDescription) -> Iterator[Violation]:
+    """Report ``kill SERVER_PID`` and ``exit RC``, where the script sets that variable."""
+    for call in job.calls if job.kind == "script" else ():
+        if call.written not in OF_NUMBERS or any(c.program in REMOTE_SHELLS for c in call.under):
+            continue
+        before = ""
+        for arg in call.args:
+            text, before, behind = arg.text, arg.text, before
+            if behind in ("-s", "-n", "--signal") or not re.fullmatch(r"[A-Za-z_]\w*", text) or not job.has(text):
+                continue
+            if job.text[arg.offset : arg.offset + len(text) + 1].strip("\"'")[: len(text)] == text:
+                message = f"{call.written} {text}: the $ is missing, and {text} is not {OF_NUMBERS[call.written]}"
+                yield Violation(arg.offset, message, why=NUMBERS_WHY, cure=f"{call.written} ${text}")
+                break
+
+
+PATH_OF_NAME = re.compile(r"([A-Z][A-Z0-9_]{2,})(/[^\s]*)")
+FOLDER_WHY = "Without the $ this is a folder of that name in the current one, which is not there."
+TAKES_PATHS = {
+    "tee",
+    "cp",
+    "mv",
+    "rsync",
+    "mkdir",
+    "cd",
+    "tar",
+    "rm",
+    "ls",
+    "source",
+    ".",
+    "bash",
+    "python",
+    "python3",
+    "cat",
+}
+
+
+def name_as_folder(job: JobDescription) -> Iterator[Violation]:
+    """Report ``tee LOG_DIR/out.txt`` in a script that sets LOG_DIR to a path."""
+    if job.kind != "script":
+        return
+    for call in job.calls:
+        if call.in_substitution:
+            continue
+        words = [(r.target, call.offset) for r in call.redirects]
+        if call.program in TAKES_PATHS or PYTHON.match(call.program):
+            words += [(a.source.text, a.source.where(0)) for a in call.args if a.source.text]
+        for word, place in words:
+            found = PATH_OF_NAME.fullmatch(word)
+            items = job.by_name.get(found[1], []) if found else []
+            paths = [
+                a for a in items if re.search(r"[/$]", a.value) and not re.search(rf"(?:\A|/){a.name}/?\Z", a.value)
+            ]
+            written = found and re.search(rf"(?<![\w$/{{.-]){found[1]}/", job.line_of(place))
+            if not (found and paths and written) or len(paths) != len(items) or job.has_folder(found[1]):
+                continue
+            if not re.search(
+                rf"\bmkdir[^\n]*[ /]{found[1]}\b|\b(?:clone|ln|tar|unzip)\b[^\n]*\b{found[1]}\b", job.code
+            ):
+                text = f"{found[1]} is a text here, and no variable: the $ is missing"
+                yield Violation(place, text, why=FOLDER_WHY, cure=f"${found[1]}{found[2]}")
+                return

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from allranks.analysis.lint.job import JobDescription
-from allranks.analysis.lint.records import Violation
+from allranks.analysis.lint.records import Assignment, Violation
 
 LOOP = re.compile(
     r"(?m)^(?P<indent>[ \t]*)for[ \t]+(?P<name>[A-Za-z_]\w*)[ \t]+in[ \t]+(?P<words>[^\n;]+?)[ \t]*(?:;[ \t]*do\b|\n[ \t]*do\b)(?P<body>.*?)^(?P=indent)done\b",
@@ -112,7 +112,92 @@ def list_as_text(job: JobDescription) -> Iterator[Violation]:
             continue
         for found in re.finditer(rf"(?m)(?:^|;)[ \t]*{name}=\"\$(?:{name}\b|\{{{name}\}})[ \t][^\"\n]*\"", job.code):
             place = found.end() - len(found[0].lstrip("; \t"))
+            if not re.compile(rf"\$\{{{name}\[[@*]\]").search(job.code, found.end()):
+                continue  # used as one text from here on
             if place > items[0].offset and any(a.offset == place and a.items is None for a in items):
                 text = f"{name} is a list: the text becomes one element of it"
                 yield Violation(place, text, why=TEXT_WHY, cure=f"{name}+=(...)")
                 return
+
+
+# ------------------------------------------------------------------------- values that replace each other
+
+REPLACED_WHY = "NAME=value replaces the value of the pass before: behind the loop only the last one is left."
+PICKS_ONE = re.compile(r"(?i)last|latest|newest|final|best|max|current|prev|found|default")
+SEVERAL_WORDS = re.compile(
+    r"\$\(seq[ \t][^()]*\)|`seq[ \t][^`]*`|\{\w+(?:\.\.|,)[^{}]*\}|[\"']?\$\{\w+\[[@*]\]\}[\"']?|[\w./:-]+(?:[ \t]+[\w./:-]+)+"
+)
+ASSIGNS_OR_TELLS = re.compile(
+    r"[ \t]*(?:(?:export[ \t]+)?[A-Za-z_]\w*(?:\[[^\]]*\])?\+?=.*|(?:echo|printf)\b[^|>]*|:|(?:\(\(|let[ \t]).*|do|)[ \t;]*"
+)
+LEAVES_OR_CHOOSES = re.compile(r"(?<![\w$-])(?:break|if|case|while|for|until|exit|return)(?![\w=-])|&&|\|\|")
+
+
+def replaced_in_loop(job: JobDescription) -> Iterator[Violation]:
+    """Report ``for i in 1 2; do ARGS="--data $i"; done``, where each pass replaces the value and only the last one is used."""
+    for found in LOOP.finditer(job.code) if job.kind == "script" else ():
+        body, start = found["body"], found.start("body")
+        if not SEVERAL_WORDS.fullmatch(found["words"].strip()) or LEAVES_OR_CHOOSES.search(body):
+            continue
+        simple = all(ASSIGNS_OR_TELLS.fullmatch(line) for line in body.splitlines())
+        for item in job.assignments:
+            if start <= item.offset < found.end() and _replaces(job, found, item, simple):
+                text = f"each pass of the loop replaces {item.name}: only the value of the last one is used"
+                cure = f'{item.name}+=" ..." adds to it'
+                yield Violation(item.offset, text, why=REPLACED_WHY, cure=cure)
+                return
+
+
+def _replaces(job: JobDescription, loop: re.Match[str], item: Assignment, simple: bool) -> bool:
+    """Return whether an assignment makes a text of the loop's variable, and only commands behind the loop use it."""
+    written = job.code[item.offset : job.code.find("\n", item.offset)]
+    own = re.compile(rf"\$\{{?{loop['name']}\b")
+    if item.items is not None or item.under or item.subshell is not None or not written.startswith(f"{item.name}="):
+        return False
+    if not own.search(written) or PICKS_ONE.search(item.name) or item.name == loop["name"]:
+        return False
+    if re.fullmatch(rf"[\"']?\$\{{?{loop['name']}\}}?[\"']?", written[len(item.name) + 1 :].strip(" ;")):
+        return False  # takes the last one
+    emptied = any(
+        a.name == item.name and not a.value.strip() and a.items is None and a.offset < loop.start()
+        for a in job.assignments
+    )
+    inside = [u for u in job.uses if u.name == item.name and loop.start() <= u.offset < loop.end()]
+    if any(u.program not in ("echo", "printf") for u in inside) or not (simple or emptied):
+        return False
+    around = any(o.start() < loop.start() and o.end() > loop.end() for o in LOOP.finditer(job.code, 0, len(job.code)))
+    return not around and any(u.name == item.name and u.offset >= loop.end() for u in job.uses)
+
+
+# ------------------------------------------------------------------------ values of the pass before
+
+EARLIER_WHY = "In the first pass the variable is empty, and in each later one it has the value of the pass before."
+TESTED = re.compile(
+    r"\[\[?[ \t]+[\"']?\$(?:\{(\w+)\}|(\w+))[\"']?[ \t]+(?:==?|!=)[ \t]+([\"']?)([A-Za-z][\w.+-]*)\3(?=[ \t]+(?:\]|&&|\|\|))"
+)
+
+
+def tested_too_early(job: JobDescription) -> Iterator[Violation]:
+    """Report ``[ $KIND = a ]`` in a loop that computes KIND only below, from its own variable."""
+    for loop in LOOP.finditer(job.code) if job.kind == "script" and not job.sources_files else ():
+        start, end = loop.start("body"), loop.end("body")
+        for found in TESTED.finditer(job.code, start, end):
+            name = found[1] or found[2]
+            items = [a for a in job.by_name.get(name, []) if not a.removed]
+            inside = items and all(found.end() < a.offset < end for a in items)
+            if not inside or name in job.reading.named | job.reading.exported or any(a.under for a in items):
+                continue
+            computed = all(_depends_on(a, loop["name"], job) for a in items)
+            if computed and not any(a.value == found[4] for a in items):
+                line = job.lines.place(items[0].offset)[0]
+                text = f"${name} is set only below, in line {line}: here it is the value of the pass before"
+                yield Violation(found.start(), text, why=EARLIER_WHY, cure=f"set {name} above the condition")
+                return
+
+
+def _depends_on(item: Assignment, name: str, job: JobDescription) -> bool:
+    """Return whether a value is computed from the loop's variable."""
+    written = job.line_of(item.offset)[job.lines.place(item.offset)[1] - 1 :]
+    return re.search(rf"\$\{{?{name}\b", written) is not None and not re.match(
+        rf"{item.name}=[\"']?\$\{{?{name}\}}?[\"']?\s*$", written
+    )

@@ -259,6 +259,45 @@ def not_calculated(job: JobDescription) -> Iterator[Violation]:
             return
 
 
+OPERAND = r"(?:\$\{?[A-Za-z_]\w*\}?|\d+)"
+PRODUCT = re.compile(rf"(?m)(?<![\w$])([A-Za-z_]\w*)=(\"?)({OPERAND}(?:[ ]?[*+][ ]?{OPERAND})+)\2[ \t]*(?:;|#|$)")
+COUNT_NAMES = re.compile(
+    r"SLURM_(?:NTASKS|NPROCS|NNODES|JOB_NUM_NODES|CPUS_PER_TASK|NTASKS_PER_NODE|GPUS_ON_NODE|GPUS_PER_NODE|ARRAY_TASK_ID)"
+)
+PRODUCT_WHY = "The shell calculates only in $(( )), let and declare -i: the program gets the text with its signs."
+CALCULATES = re.compile(r"\(\(|\blet\b|\bexpr\b|\bbc\b|\bawk\b|\beval\b|\$\[|-(?:eq|ne|lt|le|gt|ge)\b")
+
+
+def product_as_text(job: JobDescription) -> Iterator[Violation]:
+    """Report ``CORES=$NODES*$TASKS`` as the number that an option gets."""
+    if job.kind != "script" or re.search(r"\b(?:declare|typeset|local)[ \t]+-\w*i", job.code):
+        return
+    for found in PRODUCT.finditer(job.code):
+        name, names = found[1], re.findall(r"[A-Za-z_]\w*", found[3])
+        item = next((a for a in job.by_name.get(name, ()) if a.offset == found.start(1)), None)
+        numbers = all(COUNT_NAMES.fullmatch(n) or job.number(f"$(({n}))") is not None for n in names)
+        if item is None or not names or not numbers or name in job.reading.named:
+            continue
+        if re.search(rf"\[\$?\{{?{name}\b", job.code):
+            continue  # an index of an array is calculated
+        own = re.compile(rf"(?<![\w])\"?\$(?:{name}\b|\{{{name}\}})\"?(?=\s|$)")
+        uses = [
+            u
+            for u in job.uses
+            if u.name == name and u.offset > item.offset and u.program not in ("echo", "printf", "=")
+        ]
+        plain = [u for u in uses if own.search(line := job.line_of(u.offset)) and not CALCULATES.search(line)]
+        if plain and not any(CALCULATES.search(job.line_of(u.offset)) for u in uses):
+            text = f"{name}={found[3]} calculates nothing: {plain[0].program} gets the text"
+            yield Violation(
+                item.offset,
+                text,
+                why=PRODUCT_WHY,
+                cure=f"{name}=$(({found[3].replace('$', '').replace('{', '').replace('}', '')}))",
+            )
+            return
+
+
 SAME_DEVICE_WHY = "All of them run at the same time on one GPU."
 
 

@@ -271,3 +271,32 @@ def _missing_anywhere(job: JobDescription) -> dict[str, VariableUse]:
         ):
             found.setdefault(use.name, use)
     return {n: u for n, u in found.items() if not _written(job, n)}
+
+
+# ------------------------------------------------------------------------------------------- messages
+
+
+def printed_names(job: JobDescription) -> Iterator[Violation]:
+    """Report ``echo "ip_prefix: $ip_pref"``: the message names the variable whose value was meant."""
+    if job.kind != "script" or job.placeholders:
+        return
+    known = job.by_name.keys() | job.reading.named | job.reading.exported | INHERITED
+    said: set[str] = set()
+    for use in job.uses:
+        name = use.name
+        if use.program not in ("echo", "printf") or use.operator or use.under or name in known | said:
+            continue
+        line = job.line_of(use.offset)
+        if not re.match(r"[ \t]*(?:echo|printf)\b(?!.*[|>])", line):
+            continue
+        near = [
+            other
+            for other in job.by_name
+            if len(name) >= SHORTEST_WORD
+            and (other.startswith(name) or edits(name, other, 1) == 1)
+            and re.search(rf"(?<![\w$}}{{]){other}(?=[\s\"']*[:=])", line)
+        ]
+        if len(near) == 1 and not re.search(rf"\$\{{?{near[0]}\b", line) and not _written(job, name):
+            said.add(name)
+            text = f"${name} is never set; {near[0]}, which the message names, was probably meant"
+            yield Violation(use.offset, text, cure=f"${near[0]}")

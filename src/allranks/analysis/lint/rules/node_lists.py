@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from allranks.analysis.lint.command_options import slurm_options
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.placement import MPI
-from allranks.analysis.lint.records import Argument, Assignment, Violation
+from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, Violation
 
 NODE_LISTS = {"SLURM_JOB_NODELIST", "SLURM_NODELIST"}
 LIST_WHY = "Slurm's list is compressed, node[01-04]: only Slurm's own commands, pdsh and clush read it."
@@ -79,3 +80,37 @@ def _is_whole_list(item: Assignment, lists: dict[str, Assignment]) -> bool:
         return True
     source = re.fullmatch(r"\$\{?(\w+)\}?", value)
     return bool(source and source[1] in lists)
+
+
+FIXED_WHY = "The batch system chooses the nodes of the job: on another node the launcher fails, or starts processes outside of the job."
+HOST_NAME = re.compile(r"(?!localhost|node\b|host\b)[A-Za-z][\w-]*\d[\w-]*(?:\.[\w-]+)*")
+
+
+def fixed_hosts(job: JobDescription) -> Iterator[Violation]:
+    """Report hosts with literal names in calls of mpirun, horovodrun and srun, in a job that asks for no such hosts."""
+    if not job.is_job or job.submits or job.hosts is not None or "nodelist" in job.heading:
+        return
+    if job.pbs is not None and re.search(r"(?m)^#PBS\s.*\b(?:v?host|nodes)=[A-Za-z]", job.text):
+        return
+    for call in job.calls:
+        if call.in_substitution:
+            continue
+        for arg, following in call.pairs():
+            value = _hosts(call.program, arg, following) if call.program != "ssh" else None
+            names = [part.partition(":")[0] for part in (value or "").split(",")]
+            if value and all(HOST_NAME.fullmatch(name) for name in names) and not _may_run_there(job, call):
+                text = f"{call.program} starts on {names[0]}, but Slurm may give the job any node"
+                text = text if job.is_batch else text.replace("Slurm", "PBS")
+                cure = "remove it: mpirun takes the hosts of the job" if call.program in MPI else "the hosts of the job"
+                yield Violation(arg.offset, text, why=FIXED_WHY, cure=cure)
+                return
+        own = slurm_options(call).get("nodelist") if call.program == "srun" else None
+        if own and own.value and HOST_NAME.fullmatch(own.value.split(",")[0]):
+            text = f"srun asks for {own.value.split(',')[0]}, but Slurm may give the job any node"
+            yield Violation(own.arg.offset, text, why=FIXED_WHY, cure="#SBATCH --nodelist=<the same hosts>")
+            return
+
+
+def _may_run_there(job: JobDescription, call: ProgramCall) -> bool:
+    """Return whether the call is for a run outside of the job, in one of several branches."""
+    return bool(call.branch) or call.in_function

@@ -91,7 +91,7 @@ def _at_the_same_time(job: JobDescription) -> Iterator[Violation]:
 
 
 LOOP_OF_WORDS = re.compile(r"(?m)^[ \t]*for\s+\w+\s+in\s+([^;\n]*)")
-WAITS = re.compile(r"(?m)^\s*(?:wait|break|exit)\b|&&\s*wait\b|\bwait\s+-n|;\s*(?:wait|break)\b")
+WAITS = re.compile(r"(?m)^\s*(?:wait|break|exit)\b|&\s*wait\b|\bwait\s+-n|;\s*(?:wait|break)\b")
 
 
 def _in_every_run(job: JobDescription) -> Iterator[Violation]:
@@ -110,7 +110,7 @@ def _in_every_run(job: JobDescription) -> Iterator[Violation]:
         if alone or not number.isdecimal() or number == "0" or backend(launch) != "static":
             continue
         loops = [*LOOP_OF_WORDS.finditer(job.text[: outer.offset])]
-        body = re.search(r"(?m)^\s*done\b|;\s*done\b", job.text[outer.offset :])
+        body = re.search(r"(?m)(?:^|[;&])\s*done\b", job.text[outer.offset :])
         if not loops or body is None or re.fullmatch(r"[\"']?[\w./-]*[\"']?", loops[-1][1].strip()):
             continue  # it may run once only
         if WAITS.search(job.text[loops[-1].start() : outer.offset + body.start()]):

@@ -135,6 +135,24 @@ def mpi_options(job: JobDescription) -> Iterator[Violation]:
                     text = f"-x {name.text} {value.text}: mpirun starts {value.text} as the program"
                     yield Violation(flag.offset, text, why=VALUE_WHY, cure=f"-x {name.text}={value.text}")
                     break
+        yield from _parameter_as_variable(call)
+
+
+PARAMETER = re.compile(
+    r"((?:coll|btl|pml|mtl|osc|oob|plm|rmaps|orte|opal|ompi|prte|hwloc|routed|topo)_[a-z0-9_]+)=(\S+)"
+)
+PARAMETER_WHY = "-x passes on variables of the environment. Open MPI reads its parameters from --mca and from OMPI_MCA_<name>: this one keeps its default."
+
+
+def _parameter_as_variable(call: ProgramCall) -> Iterator[Violation]:
+    """Report ``-x coll_hcoll_enable=0``."""
+    for flag, following in call.pairs():
+        found = PARAMETER.fullmatch(following.text) if flag.text == "-x" and following else None
+        if found:
+            text = f"-x {found[0]}: this is a parameter of Open MPI, and no variable of the environment"
+            cure = f"--mca {found[1]} {found[2]}"
+            yield Violation(flag.offset, text, why=PARAMETER_WHY, cure=cure, severity="note")
+            return
 
 
 def _has_program_before(call: ProgramCall, first: Argument, second: Argument) -> bool:
@@ -148,6 +166,7 @@ def _has_program_before(call: ProgramCall, first: Argument, second: Argument) ->
 
 OTHER_LAUNCHERS: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = (
     (re.compile(r"composer(?=\s)"), re.compile(r"-n|--nproc")),
+    (re.compile(r"ray\s+start\b"), re.compile(r"--num-gpus")),
     (re.compile(r"colossalai\s+run\b"), re.compile(r"--nproc_per_node")),
     (re.compile(r"tune\s+run\b"), re.compile(r"--nproc[-_]per[-_]node")),
     (re.compile(r"fairseq-(?:hydra-)?train\b"), re.compile(r"--distributed-world-size")),

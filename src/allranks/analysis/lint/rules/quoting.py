@@ -176,7 +176,8 @@ def quotes_in_value(job: JobDescription) -> Iterator[Violation]:
                 said.add(owner)
                 shown = arg.text[:40]
                 message = f"the quotes in the value of {owner} become part of the argument: {shown}"
-                yield Violation(arg.source.where(0), message, why=QUOTES_WHY, cure=ONE_WORD_CURE)
+                severity = "note" if text in ("''", '""') else None  # some programs take it for an empty text
+                yield Violation(arg.source.where(0), message, why=QUOTES_WHY, cure=ONE_WORD_CURE, severity=severity)
 
 
 def _owner(job: JobDescription, arg: Argument, call: ProgramCall) -> str | None:

@@ -12,6 +12,27 @@ from allranks.analysis.lint.rules.subshells import FILE_ONE, NUMBER_WHY, READS_W
 
 # ----------------------------------------------------------------------------- misspelt redirections
 
+VERSION_WHY = "> is a redirection also in the middle of a word: the program gets the name without the version."
+INSTALLERS = {"pip", "pip3", "conda", "mamba", "micromamba", "uv"}
+
+
+def version_as_file(job: JobDescription) -> Iterator[Violation]:
+    """Report ``pip install torch>=2.0`` without quotes."""
+    for call in job.calls if job.kind == "script" else ():
+        words = [a.text for a in call.args]
+        inner = call.program if call.program in INSTALLERS else "pip" if words[:2] == ["-m", "pip"] else None
+        for redirect in call.redirects if inner and "install" in words else ():
+            number = re.fullmatch(r"=\d[\w.*,<]*|\d+\.\d[\w.]*", redirect.target)
+            if (
+                redirect.operator == ">"
+                and number
+                and re.search(rf"\w>{re.escape(redirect.target)}", job.text[call.offset :])
+            ):
+                text = f">{redirect.target} writes a file called {redirect.target}: {inner} gets no version"
+                yield Violation(call.offset, text, why=VERSION_WHY, cure=f'quotes: "name>{redirect.target}"')
+                return
+
+
 AMPERSAND_WHY = "& ends the command, which runs in the background: what stands behind it is a command of its own."
 ARGUMENT_WHY = "The 2 is an argument of the program, and both outputs go to a file with the name 1."
 

@@ -9,7 +9,7 @@ from allranks.analysis.lint.command_options import CONTAINERS, slurm_options
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.placement import started_by
 from allranks.analysis.lint.records import Argument, Violation
-from allranks.analysis.lint.rules.dataflow import under_srun
+from allranks.analysis.lint.rules.dataflow import is_only_shown, under_srun
 from allranks.analysis.lint.rules.ports import backend, is_torchrun
 from allranks.analysis.lint.rules.tasks import SPREADING
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN, MappedText
@@ -200,6 +200,8 @@ def address(job: JobDescription) -> Iterator[Violation]:
     seen: set[int] = set()
     for item in job.assignments:
         if item.removed or item.in_substitution or not ADDRESS_NAME.match(item.name):
+            continue
+        if item.name.islower() and not item.exported and is_only_shown(job, item.name):
             continue
         if job.is_copy(item) and any(
             ADDRESS_NAME.match(a.name) and a.value == item.value for a in job.assignments if a is not item

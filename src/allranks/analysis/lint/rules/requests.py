@@ -17,6 +17,7 @@ from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 LIKELY_HOURS = {24, 48, 72, 96, 144, 168}
 SHORT_S = 600
 PBS_TIME_WHY = "A single number is seconds for PBS, and two numbers are minutes and seconds: the job is ended long before it has finished."
+GRID_TIME_WHY = "Grid Engine takes a number alone as seconds: the job is killed before it has done anything."
 LSF_TIME_WHY = "LSF takes [hours:]minutes: a single number is minutes."
 PATTERN_WHY = (
     "Only Slurm replaces these patterns: the file gets the name as written, and every job writes the same one."
@@ -50,6 +51,11 @@ def hours_as_minutes(job: JobDescription) -> Iterator[Violation]:
                 why=PBS_TIME_WHY,
                 cure=f"walltime={found[1]}:00:00",
             )
+    for comment in () if job.is_batch else job.reading.comments:
+        found = re.match(r"#\$\s.*\b[hs]_rt=(\d{1,6})(?=[,\s]|\Z)", comment.text)
+        if found and 0 < int(found[1]) < SHORT_S:
+            text = f"h_rt={found[1]} is {found[1]} second{'s' * (found[1] != '1')}"
+            yield Violation(comment.offset, text, why=GRID_TIME_WHY, cure=f"h_rt={found[1]}:00:00")
     for offset, line in lines_of_system(job, "#BSUB"):
         found = re.search(r"\s-W\s+(\d{1,3})(?=\s|\Z)", line)
         if found and int(found[1]) in LIKELY_HOURS and job.requests_gpus:
@@ -244,7 +250,7 @@ TWICE_WHY = "The last value counts. The earlier one, which is often a mistyped n
 TWICE_CURE = "remove one of the two; perhaps another option was meant"
 COUNTED = {
     "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gres", "gpus", "gpus-per-node", "gpus-per-task", "mem", "mem-per-cpu", "time", "array",
-    "account",
+    "account", "export", "constraint", "dependency", "exclude", "nodelist", "signal", "partition", "qos",
 }  # fmt: skip
 
 
@@ -258,7 +264,11 @@ def twice(job: JobDescription) -> Iterator[Violation]:
     """Report an option that is given twice with different values."""
     first: dict[str, Directive] = {}
     for item in job.directives:
+        if item.text.rstrip() in ("hetjob", "packjob"):
+            first = {}  # the request of another part of the job
         before = first.get(item.name)
+        if before and before.value == ",":
+            before = None  # the option as a manual writes it: -w, --nodelist=<nodes>
         if before and item.name in COUNTED and not item.late and before.value != item.value:
             line = job.lines.place(item.offset)[0]
             text = f"--{item.name}={before.value} is replaced by --{item.name}={item.value} in line {line}"
@@ -353,6 +363,9 @@ UNIT_WHY = "Slurm takes a number without a unit as megabytes: the job is killed 
 UNIT_CURE = "--mem=64G"
 LEAST_MB = 1000
 """Whoever writes 1000 or more counts in megabytes."""
+SURELY_GB = {"mem": 100, "mem-per-gpu": 100, "mem-per-cpu": 25}
+"""Fewer megabytes are too few for any program; more may be meant by a job without GPUs."""
+SAYS_MEGABYTES = re.compile(r"(?i)#.*(?:\bMB\b|mega)")
 
 
 def megabytes(job: JobDescription) -> Iterator[Violation]:
@@ -361,7 +374,11 @@ def megabytes(job: JobDescription) -> Iterator[Violation]:
         value = job.heads(name) or ""
         least = LEAST_MB if name != "mem-per-cpu" else 125
         if re.fullmatch(r"[1-9]\d{0,3}", value) and int(value) < least:
-            yield Violation(job.heading[name].offset, f"--{name}={value} is {value} MB", cure=f"--{name}={value}G")
+            found = job.heading[name]
+            meant = not job.requests_gpus or SAYS_MEGABYTES.search(found.text)
+            severity = "note" if meant and int(value) >= SURELY_GB[name] else None
+            text = f"--{name}={value} is {value} MB"
+            yield Violation(found.offset, text, cure=f"--{name}={value}G", severity=severity)
 
 
 # ------------------------------------------------------------------------------------------- arrays
@@ -428,7 +445,12 @@ def one_log(job: JobDescription) -> Iterator[Violation]:
 
 UNUSED_WHY = "Every task runs the same command with the same settings, and writes the same files."
 OUTPUT_OPTION = re.compile(
-    r"--?(?:out(?:put)?|save|log|ckpt|checkpoint|result|exp|run|work)[-_]?(?:dir|path|folder|file|name|root)?(?:=.*)?|--seed(?:=.*)?"
+    r"--?(?:out(?:put)?|save|log|ckpt|checkpoint|result|exp|run|work)[-_]?(?:dir|path|folder|file|name|root)?(?:=.*)?|"
+    r"--(?:(?:set|random|rng|manual|torch|global)[-_])?seed(?:=.*)?"
+)
+MOST_SEEDS = 20
+OF_TASK = re.compile(
+    r"(?:SLURM|PBS|LSB|SGE|OMPI|PMI)_\w+|SLURMD_NODENAME|RANDOM|TMPDIR|TMP|HOSTNAME|SECONDS|JOB_ID|CUDA_VISIBLE_DEVICES"
 )
 
 
@@ -439,7 +461,7 @@ def array_not_used(job: JobDescription) -> Iterator[Violation]:
     yield from _array_of_pbs(job)
     if found is None or span is None or span[0] == span[1] or (found.value or "").endswith("%1") or job.sources_files:
         return
-    text = "\n".join(line for line in job.text.splitlines() if not line.startswith("#SBATCH"))
+    text = job.code
     if re.search(r"(?i)array|\$\{?[@*#1-9]", text) or job.submits:
         return
     yield from _same_simulation(job, found)
@@ -449,11 +471,23 @@ def array_not_used(job: JobDescription) -> Iterator[Violation]:
     own = [c for c in job.calls if not c.in_substitution and not c.under]
     scripts = any(c.written.endswith(".sh") or c.program in ("bash", "sh", "eval", "sed", "sleep") for c in own)
     drawn = re.search(
-        r"\$RANDOM|\bmktemp\b|(?:\$\(|`)\s*date\b|SLURM_JOB_?ID|wandb|sweep|agent|worker|resume|--auto", text
+        r"\$RANDOM|\bmktemp\b|(?:\$\(|`)\s*date\b|SLURM_JOB_?ID|wandb|sweep|agent|worker|resume|--auto|(?i:grid|search|neps|hpo\b|optuna)|n_models",
+        text,
     )
     literal = [a for a in call.args if OUTPUT_OPTION.fullmatch(a.text) and "$" not in a.text]
-    if literal and not scripts and not drawn and not any("$" in a.text for a in call.args):
+    if (
+        span[1] - span[0] > MOST_SEEDS
+    ):  # such a program divides its work by the number itself, and the seed is that of all
+        literal = [a for a in literal if "seed" not in a.text]
+    if literal and not scripts and not drawn and all(_is_same_for_all(job, a.text) for a in call.args):
         yield Violation(found.offset, f"--array={found.value}, but nothing in the script uses the number of the task")
+
+
+def _is_same_for_all(job: JobDescription, text: str) -> bool:
+    """Return whether a word is literal, or has values of the environment only, which all tasks of an array share."""
+    names = re.findall(r"\$\{?([A-Za-z_]\w*)\}?", text)
+    plain = text.count("$") == len(names) and "`" not in text
+    return plain and not any(OF_TASK.fullmatch(n) or n in job.by_name or n in job.reading.named for n in names)
 
 
 SIMULATION = re.compile(r"(?:lmp\w*|gmx\w*|namd\d?|vasp\w*|pw\.x|cp2k\S*)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from allranks.analysis.lint.command_options import PYTHON, SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.conditions import TESTS
@@ -12,9 +13,11 @@ from allranks.analysis.lint.rules.exit_codes import (
     ERROR_TEXT,
     ZERO_WHY,
     commands_after,
+    in_braces,
     is_looked_at,
     name_of_work,
     shell_flags,
+    words_of,
 )
 
 # --------------------------------------------------------------------------- groups and last blocks
@@ -152,3 +155,121 @@ def log_over_messages(job: JobDescription) -> Iterator[Violation]:
                     text = f"> {target} empties the file to which line {line} has written"
                     yield Violation(call.offset, text, why=APPENDED_WHY, cure=f">> {target}")
                     return
+
+
+# ------------------------------------------------------------------------- exits behind a message
+
+EXIT_OF_MESSAGE = re.compile(r"exit(?:[ \t]+0\b|(?=[ \t]*(?:[;}#\n]|\Z)))")
+NO_ERROR = re.compile(r"(?i)\balready\b|finish|complete|\bdone\b|\bskip|\bno more\b|\bnothing to\b|\bmax|\breached\b")
+ASKED_FOR_HELP = re.compile(r"[\"'\s(|](?:-h|--help|-\?|help)[\"'\s)|]")
+
+
+CASE_LABEL = re.compile(r"(?m)^[ \t]*\(?([^\s()#=\"']+)\)")
+LONG_HELP = 2000
+
+
+def exit_zero(job: JobDescription) -> Iterator[Violation]:
+    """Report ``exit 0``, or ``exit`` alone, directly after an error message."""
+    calls = [c for c in job.calls if not c.in_substitution]
+    for number, call in enumerate(calls):
+        zero = EXIT_OF_MESSAGE.match(job.text, call.offset)
+        before = _error_message(calls[:number], call) if zero else None
+        if zero is None or before is None:
+            continue
+        chained = call.before == "&&" and before.before in ("&&", "||") and before is calls[number - 1]
+        grouped = before.before in ("&&", "||") and in_braces(job, before, call)
+        asked = ASKED_FOR_HELP.search(job.text[max(0, before.offset - 200) : before.offset])
+        labels = CASE_LABEL.findall(job.text, max(0, before.offset - LONG_HELP), before.offset)
+        asked = asked or (labels and ASKED_FOR_HELP.search(f" {labels[-1]} "))
+        if asked or not (call.branch or chained or grouped):
+            continue
+        if not call.branch and not ERROR_TEXT.search(re.sub(r"(?i)\bexiting\b", "", words_of(before))):
+            continue  # a script that has nothing to do here
+        # The user sees how a script that submits jobs is to be called.
+        usage = not job.is_job and re.search(r"(?i)\busage\b", job.line_of(before.offset))
+        what = "exit 0" if zero[0] != "exit" else "exit without a number"
+        text = f"{what} after an error message reports success"
+        note = usage or (zero[0] == "exit" and not job.runs_unattended)
+        yield Violation(call.offset, text, cure="exit 1", severity="note" if note else None)
+
+
+def _error_message(calls: list[ProgramCall], end: ProgramCall) -> ProgramCall | None:
+    """Return the error message among the messages directly before a command, of the same branch."""
+    for call in reversed(calls):
+        if call.program not in ("echo", "printf") or call.branch != end.branch or call.is_piped:
+            return None
+        if ERROR_TEXT.search(words := words_of(call)):
+            return None if NO_ERROR.search(words) else call
+    return None
+
+
+# --------------------------------------------------------------------- programs of all kinds behind tee
+
+STARTS_WORK = {
+    *(
+        "srun",
+        "mpirun",
+        "mpiexec",
+        "mpiexec.hydra",
+        "orterun",
+        "jsrun",
+        "aprun",
+        "ibrun",
+        "lrun",
+        "prun",
+        "flux",
+        "horovodrun",
+        "mpirun_rsh",
+    ),
+    *(
+        "singularity",
+        "apptainer",
+        "shifter",
+        "docker",
+        "podman",
+        "enroot",
+        "charliecloud",
+        "ch-run",
+        "time",
+        "timeout",
+        "numactl",
+        "nsys",
+        "ncu",
+    ),
+    *(
+        "julia",
+        "matlab",
+        "Rscript",
+        "R",
+        "octave",
+        "java",
+        "node",
+        "make",
+        "snakemake",
+        "nextflow",
+        "gmx",
+        "gmx_mpi",
+        "lmp",
+        "vasp_std",
+        "namd2",
+    ),
+}
+
+
+def piped_script(job: JobDescription) -> Iterator[Violation]:
+    """Report a script, or a step of unknown content, as the last command of a job, whose result a pipe to tee replaces."""
+    if not job.is_job or "pipefail" in job.code or "PIPESTATUS" in job.code:
+        return
+    works = {w.offset for w in job.work}
+    own = [c for c in job.calls if not c.under and not c.in_substitution and not c.in_function]
+    if len(own) < 2 or own[-1].program != "tee" or own[-1].before not in ("|", "|&"):
+        return
+    last = next((c for c in reversed(own[:-1]) if c.is_piped and c.before not in ("|", "|&")), None)
+    if last is None or last.offset in works or last.tested or last.in_loop:
+        return
+    program = PYTHON.match(last.program) is not None or last.program in STARTS_WORK
+    script = last.written.endswith(".sh") or (last.program in SHELLS and any(a.text.endswith(".sh") for a in last.args))
+    own = re.match(r"\.{0,2}/|\$", last.written) is not None and not last.written.startswith(("/bin/", "/usr/bin/"))
+    if program or script or own:
+        text = f"{last.written} is piped, so its exit code is lost: a pipe returns that of its last command"
+        yield Violation(last.offset, text)

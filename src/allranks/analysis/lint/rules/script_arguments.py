@@ -113,6 +113,21 @@ def value_not_shifted(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
+SELF_WHY = "In this branch $1 is the option itself: its value is $2."
+TAKES_ITSELF = re.compile(
+    r"(?m)(?:^|;;|\bin\b)[ \t]*\(?(?:-\w[ \t]*\|[ \t]*)?(-{1,2}[\w-]+)[ \t]*\)\s*(?:export[ \t]+)?(\w+)=[\"']?\$\{?1\}?[\"']?[ \t]*[;\n]\s*"
+    r"shift(?:[ \t]+2\b|[ \t]*(?:;|\n|&&)\s*shift\b)"
+)
+
+
+def option_as_value(job: JobDescription) -> Iterator[Violation]:
+    """Report ``--lr) LR=$1; shift 2 ;;``, whose value is the option."""
+    for found in TAKES_ITSELF.finditer(job.code) if job.kind == "script" else ():
+        text = f"{found[2]} gets the word {found[1]}, and its value is skipped"
+        yield Violation(found.start(2), text, why=SELF_WHY, cure=f"{found[2]}=$2")
+        return
+
+
 # ----------------------------------------------------------------------------- values with blanks
 
 NAMED = re.compile(
@@ -154,3 +169,61 @@ def split_names(job: JobDescription) -> Iterator[Violation]:
         text = f"${use.name} has blanks: without quotes it is {len(values[0].value.split())} words"
         yield Violation(use.offset, text, why=BLANKS_WHY, cure=f'"${use.name}"')
         return
+
+
+DEFAULT_WHY = (
+    "A colon without a minus sign takes a part of the value, from a place on: without the argument the value is empty."
+)
+NO_DEFAULT = re.compile(r"\$\{([1-9]|[A-Za-z_]\w*):([A-Za-z./][\w./-]*)\}")
+
+
+def default_without_sign(job: JobDescription) -> Iterator[Violation]:
+    """Report ``${1:train}``, which was meant as ``${1:-train}``."""
+    if job.kind != "script" or not job.text.startswith("#!"):
+        return
+    for found in NO_DEFAULT.finditer(job.code):
+        name, word = found[1], found[2]
+        counted = (
+            job.has(word)
+            or word in job.reading.named
+            or re.search(rf"(?<![\w:]){re.escape(word)}[ \t]*(?:=|\+\+)", job.code)
+        )
+        if not counted and not _in_single_quotes(job, found.start()):
+            text = f"${{{name}:{word}}} has no default: without a minus sign it is a part of ${name}"
+            yield Violation(found.start(), text, why=DEFAULT_WHY, cure=f"${{{name}:-{word}}}")
+            return
+
+
+def _in_single_quotes(job: JobDescription, offset: int) -> bool:
+    line, column = job.lines.place(offset)
+    return job.lines.line(line)[: column - 1].count("'") % 2 == 1
+
+
+FOREVER_WHY = "The loop goes on as long as there are arguments: without shift it looks at the same one again and again, and never ends."
+LEAVES = re.compile(r"(?i)\b(?:shift|exit|return|break|set|getopts|exec)\b|\b\w*(?:usage|help|error|die|fail|abort)\w*")
+ARGUMENT_LOOP = re.compile(
+    r"(?m)^([ \t]*)while[ \t]+(?:\[\[?[ \t]+[^\n]*(?:\$#|-n[ \t]+[\"']?\$\{?1\b)[^\n]*|\(\([^\n]*\$#[^\n]*|(?::|true)[ \t]*;[ \t]*do)"
+    r"(?P<body>.*?)^\1done\b",
+    re.DOTALL,
+)
+BRANCH = re.compile(
+    r"(?ms)(?:^|;;)[ \t\n]*\(?((?:\*|[\"']?-{1,2}[\w?*-]+[\"']?)(?:[ \t]*\|[ \t]*[^\s|()]+)*)[ \t]*\)(.*?)(?:;;|\Z)"
+)
+
+
+def never_shifted(job: JobDescription) -> Iterator[Violation]:
+    """Report a branch of ``case $1`` in a loop over the arguments that leaves the argument where it is."""
+    for found in ARGUMENT_LOOP.finditer(job.code) if job.kind == "script" else ():
+        case = re.search(r"(?s)\A(.*?)\bcase[ \t]+[\"']?\$\{?1\}?[\"']?[ \t]+in\b(.*?)\besac\b(.*)\Z", found["body"])
+        if case is None or re.search(r"\b(?:shift|set|getopts?|case)\b", case[1] + case[3]) or "shift" not in case[2]:
+            continue
+        if re.search(r"\bcase\b", case[2]):
+            continue
+        if re.search(r"\$#[^\n]*&&|\$#[^\n]*-a", job.code[found.start() : found.start("body") + 200].split("\n")[0]):
+            continue
+        start = found.start("body") + case.start(2)
+        for branch in BRANCH.finditer(case[2]):
+            if not LEAVES.search(branch[2]):
+                text = f"the branch {branch[1].strip()[:30]}) has no shift: the loop does not end"
+                yield Violation(start + branch.start(1), text, why=FOREVER_WHY, cure="shift, or exit 1")
+                return

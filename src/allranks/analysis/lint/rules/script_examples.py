@@ -56,6 +56,16 @@ SCRIPT_EXAMPLES: dict[str, RuleExample] = {
         "#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\ntorchrun --nproc_per_node=$SLURM_GPUS_PER_NODE train.py",
         "#SBATCH --nodes=1\n#SBATCH --gpus-per-node=4\ntorchrun --nproc_per_node=$SLURM_GPUS_PER_NODE train.py",
     ),
+    "input-not-read": RuleExample(
+        "An empty line where the list should be, or a file that stays empty.",
+        "sort -u $PBS_NODEFILE | echo",
+        "sort -u $PBS_NODEFILE | cat",
+    ),
+    "date-format": RuleExample(
+        "Names of folders or lines of the log whose minutes do not change.",
+        "out=runs/$(date +%Y%m%d-%H%m)\npython train.py --out $out",
+        "out=runs/$(date +%Y%m%d-%H%M)\npython train.py --out $out",
+    ),
     "joined-path": RuleExample(
         "`can't open file '/home/me/projecttrain.py'`, with the end of the folder's name in front of the file's.",
         "WORK_DIR=/home/me/project\nsrun python ${WORK_DIR}train.py",
@@ -157,8 +167,8 @@ SCRIPT_EXAMPLES: dict[str, RuleExample] = {
         "vllm serve model &\nserver=$!\npython train.py\nrc=$?\nkill $server\nexit $rc",
     ),
     "conda-not-set-up": RuleExample(
-        "`CommandNotFoundError: Your shell has not been properly configured`, then the Python of the shell that called `sbatch`, or the system's. A warning under `set -e`, which ends the script there, and in a shell that a program of the script starts; else a note.",
-        "set -e\nconda activate train\nsrun torchrun train.py",
+        "`CommandNotFoundError: Your shell has not been properly configured`, then the Python of the shell that called `sbatch`, or the system's. A note in scripts of PBS, whose shells read the profile, and behind commands of a site that name conda or Python.",
+        "conda activate train\nsrun torchrun train.py",
         'eval "$(conda shell.bash hook)"\nconda activate train\nsrun torchrun train.py',
     ),
     "module-after-activation": RuleExample(

@@ -109,11 +109,20 @@ def _forms(job: JobDescription) -> Iterator[Violation]:
 NO_VALUE = re.compile(r"(?i)[$<{%*]|\A-|your|passw|\Asecret\Z|xxx|\.\.\.|example|changeme")
 
 
+PASSWORD_NAME = re.compile(r"(?i)(?:\w*_)?(?:pg|db|my|sql|root|user)?(?:password|passwd)")
+USUAL_PASSWORDS = re.compile(
+    r"(?i)(?:admin|root|test|demo|user|default|none|null|empty|false|true|postgres|secret|minio)\w*|/.*|.*\.\w{3,4}"
+)
+
+
 def _passwords(job: JobDescription) -> Iterator[Violation]:
     """Report passwords in the options of programs that sign in."""
     for item in job.assignments:
         if item.name in ("SSHPASS", "MYSQL_PWD") and len(item.value) > 3 and not NO_VALUE.search(item.value):
             yield Violation(item.offset, f"{item.name} contains a password in clear text")
+        elif PASSWORD_NAME.fullmatch(item.name) and re.fullmatch(r"(?=.*[A-Za-z])[^\s$]{6,64}", item.value):
+            if not (NO_VALUE.search(item.value) or USUAL_PASSWORDS.fullmatch(item.value) or item.removed):
+                yield Violation(item.offset, f"{item.name} contains a password in clear text")
     for call in job.calls:
         words = [a.text for a in call.args]
         value = None

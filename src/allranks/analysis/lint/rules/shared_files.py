@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import SHELLS
+from allranks.analysis.lint.command_options import SHELLS, srun_end
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 from allranks.analysis.lint.rules.requests import array_range
@@ -94,23 +94,42 @@ def prepared_by_all(job: JobDescription) -> Iterator[Violation]:
         return
 
 
-CREATED_WHY = "The tasks of an array start at the same time: each creates this environment, and removes or changes what another one is just installing."
+CREATED_WHY = "The tasks of an array start at the same time: each changes this environment, and removes or changes what another one is just installing."
 
 
 def created_by_array(job: JobDescription) -> Iterator[Violation]:
-    """Report an environment of conda that every task of an array creates under one name."""
+    """Report an environment of conda that every task of an array creates under one name, or installs packages into."""
     if not _tasks_at_once(job):
         return
     for call in job.calls:
         words = [a.text for a in call.args]
-        made = words[:1] == ["create"] or words[:2] == ["env", "create"]
+        made = words[:1] == ["create"] or words[:2] in (["env", "create"], ["env", "update"])
+        made = made or (
+            words[:1] in (["install"], ["update"]) and not {"--dry-run", "-d", "--download-only"} & {*words}
+        )
         if call.program not in ("conda", "mamba", "micromamba") or not made or call.under or not _runs_always(call):
             continue
         if call.after in ("||", "&&") or call.before in ("||", "&&") or any("$" in w for w in words):
             continue
+        if words[0] in ("install", "update") and not any(w in ("-n", "--name", "-p", "--prefix") for w in words):
+            active = _environment_of(job, call)
+            if active is not None and "$" in active:
+                continue  # perhaps one for each task
         text = f"each task of the array runs {call.program} {' '.join(words[:4])}"
-        yield Violation(call.offset, text, why=CREATED_WHY, cure="create the environment once, before sbatch")
+        yield Violation(call.offset, text, why=CREATED_WHY, cure="prepare the environment once, before sbatch")
         return
+
+
+def _environment_of(job: JobDescription, call: ProgramCall) -> str | None:
+    """Return the environment that is active where a command stands, as it is written."""
+    before = [c for c in job.calls if c.offset < call.offset and not c.under and not c.in_substitution]
+    named = [
+        c.args[-1].text
+        for c in before
+        if (c.program in ("conda", "mamba", "micromamba") and [a.text for a in c.args[:1]] == ["activate"])
+        or (c.program in ("source", ".") and any("activate" in a.text for a in c.args))
+    ]
+    return named[-1] if named else None
 
 
 def _step_text(job: JobDescription, step: ProgramCall) -> str:
@@ -194,6 +213,12 @@ def left_on_node(job: JobDescription) -> Iterator[Violation]:
             if OF_JOB.match(shown) and _is_lost(job, call, arg, following, shown):
                 yield Violation(arg.offset, f"nothing copies {shown[:60]} from the node's disk")
                 return
+            inside = _entered(job, call) if re.match(r"(?:\./)?\w", shown) else None
+            if inside and "TMPDIR" in inside[:16] and not _may_keep(job, call):
+                yield Violation(
+                    arg.offset, f"nothing copies {shown[:40]} from {inside[:40]}, the folder of the program"
+                )
+                return
 
 
 def _is_lost(job: JobDescription, call: ProgramCall, arg: Argument, following: Argument | None, shown: str) -> bool:
@@ -216,13 +241,38 @@ def _is_lost(job: JobDescription, call: ProgramCall, arg: Argument, following: A
         for c in job.calls
     ):
         return False
-    if any(c.program in ("cd", "pushd") and any(mentions.search(a.text) for a in c.args) for c in job.calls):
+    entered = any(c.program in ("cd", "pushd") and any(mentions.search(a.text) for a in c.args) for c in job.calls)
+    if entered and _may_keep(job, call):
         return False
     removed = any(
         c.program == "rm" and c.offset > call.offset and any(mentions.search(a.text) for a in c.args) for c in job.calls
     )
     trapped = re.search(r"(?m)^\s*trap\s+.*\brm\s+-r\w*\s+", job.text)
     return removed or bool(trapped) or "TMPDIR" in shown[:16]
+
+
+AT_THE_END = {
+    "echo", "printf", "date", "ls", "du", "rm", "exit", "deactivate", "conda", "seff", "sacct", "true", "wait", "sleep", "hostname", "nvidia-smi",
+}  # fmt: skip
+
+
+def _may_keep(job: JobDescription, call: ProgramCall) -> bool:
+    """Return whether a command below a program may copy what it wrote, or a trap does."""
+    later = (c for c in job.calls if c.offset > call.offset and c.starter.offset != call.starter.offset)
+    return any(c.program not in AT_THE_END for c in later) or any(c.program == "trap" for c in job.calls)
+
+
+def _entered(job: JobDescription, call: ProgramCall) -> str | None:
+    """Return the folder of the node into which the script has changed before a program."""
+    found: str | None = None
+    for other in job.calls:
+        if other.offset >= call.offset:
+            break
+        if other.program in ("cd", "pushd", "popd") and not (other.under or other.in_substitution or other.in_function):
+            folder = other.args[0].text if other.args else ""
+            stays = re.match(r"(?:\./)?\w", folder) is not None
+            found = found if stays else folder if OF_JOB.match(folder) else None
+    return found
 
 
 AWAY_WHY = "The folder was made on the first node only: on the others srun cannot enter it and starts the tasks in /tmp, where there is no such program."
@@ -287,3 +337,36 @@ def entered_twice(job: JobDescription) -> Iterator[Violation]:
             return
         else:
             inside.append(folder)
+
+
+SUBMITTED_WHY = "The folder is made on the host that submits. The job runs on another one, whose /tmp does not have it, and where its files stay."
+SUBMITTED_CURE = "a folder that all hosts see ($HOME, a scratch file system); or mkdir -p in the job"
+WRITES_SCRIPTS = {"echo", "printf"}
+
+
+def made_where_submitted(job: JobDescription) -> Iterator[Violation]:
+    """Report a folder in /tmp that a script makes, and that a job which it submits uses."""
+    if job.is_job or not job.submits:
+        return
+    texts = [t.text for t in (*job.reading.files.values(), *job.reading.submitted)]
+    texts += [
+        " ".join(a.text for a in c.args)
+        for c in job.calls
+        if c.program in WRITES_SCRIPTS and c.redirects and not c.under
+    ]
+    for call in job.calls:
+        if call.program == "sbatch":
+            script = srun_end(call.args)
+            texts.append(" ".join(a.text for a in (*call.args[:script], *call.args[script + 1 :])))
+    for call in job.calls:
+        if call.program != "mkdir" or call.under or call.in_substitution:
+            continue
+        for arg in call.args:
+            folder = arg.text.rstrip("/")
+            if not re.match(r"/(?:tmp|var/tmp|dev/shm)/[^/]", folder):
+                continue
+            users = [t for t in texts if re.search(rf"(?<![\w/]){re.escape(folder)}(?![\w-])", t)]
+            if users and not any("mkdir" in t and folder in t for t in texts):
+                text = f"mkdir {folder[:60]} runs where the job is submitted, and the job uses the folder on its node"
+                yield Violation(call.offset, text, why=SUBMITTED_WHY, cure=SUBMITTED_CURE)
+                return

@@ -94,11 +94,14 @@ def _blank_before_bracket(job: JobDescription, call: ProgramCall) -> tuple[Edit,
 
 def literal_quotes(job: JobDescription) -> Iterator[Violation]:
     """Report quotes that become part of a value: single quotes of a default inside of double quotes."""
-    for found in re.finditer(r"\"[^\"\n]*?(\$\{\w+:?[-=]'[^'\n\"]*'\})", job.text):
+    for found in re.finditer(r"\"[^\"\n]*?(\$\{(\w+):?[-=]'[^'\n\"]*'\})", job.text):
+        before = job.text[job.text.rfind("\n", 0, found.start()) + 1 : found.start()]
+        alone = re.search(r"(?:^|[;&|])[ \t]*:[ \t]+\Z", before) is not None
+        idle = alone and found[2] not in job.reading.exported and sum(u.name == found[2] for u in job.uses) == 1
         if not job.in_comment(found.start(1)):
             empty = re.search(r"'\s*'\}\Z", found[1])  # meant as no value: often the caller sets one
             text = f"the quotes of {found[1]} become part of the value"
-            yield Violation(found.start(1), text, severity="note" if empty else None)
+            yield Violation(found.start(1), text, severity="note" if empty or idle else None)
 
 
 TYPOGRAPHIC = {
@@ -107,7 +110,7 @@ TYPOGRAPHIC = {
 }  # fmt: skip
 BLANKS = ("\u00a0", "\u200b")
 TYPOGRAPHIC_WORD = re.compile(
-    r"(?:(?<=\s)|(?<==)|^)(?:[\u2013\u2014\u2212][\u2013\u2014\u2212-]*(?=[A-Za-z])|[\u201c\u201d\u2018\u2019](?=\S))|[\u00a0\u200b]",
+    r"(?:(?<=\s)|(?<=\s-)|(?<==)|^)(?:[\u2013\u2014\u2212][\u2013\u2014\u2212-]*(?=[A-Za-z])|[\u201c\u201d\u2018\u2019](?=\S))|[\u00a0\u200b]",
     re.MULTILINE,
 )
 
@@ -158,10 +161,36 @@ def equals(job: JobDescription) -> Iterator[Violation]:
 
 
 CSH_WORDS = {"setenv", "unsetenv", "endif", "foreach", "endsw"}
+CSH_SWITCHES = {
+    "echo",
+    "verbose",
+    "noclobber",
+    "ignoreeof",
+    "noglob",
+    "nonomatch",
+    "autolist",
+    "filec",
+    "notify",
+    "history",
+}
+"""Variables of csh that need no value."""
+SH_ONLY = re.compile(
+    r"^[ \t]*(?:export[ \t]|[A-Za-z_]\w*=|fi\b|done\b|esac\b|function\b|\.[ \t]|\[\[?[ \t]|\w+[ \t]*\(\))|\$\(|2>|&>",
+    re.MULTILINE,
+)
+"""What csh does not understand."""
+
+
+def _may_be_csh(job: JobDescription) -> bool:
+    """Return whether nothing names a shell, and all lines are csh, too: PBS runs such a script with the user's login shell."""
+    named = job.text.startswith("#!") or re.search(r"(?m)^#(?:PBS|\$)[ \t]+-S\b", job.text)
+    return job.pbs is not None and not named and SH_ONLY.search(job.code) is None
 
 
 def csh(job: JobDescription) -> Iterator[Violation]:
     """Report commands of csh: in sh and bash ``set NAME = value`` sets the positional parameters."""
+    if _may_be_csh(job):
+        return
     for call in job.calls:
         words = [a.text for a in call.args]
         if call.program == "set" and words and not call.args[0].quoted:
@@ -170,6 +199,13 @@ def csh(job: JobDescription) -> Iterator[Violation]:
             if spaced or glued:
                 name = words[0].partition("=")[0]
                 yield Violation(call.offset, f"set {name} = ... is csh: here it sets $1, and {name} stays as it was")
+            elif len(words) == 1 and words[0] in CSH_SWITCHES and not re.search(r"\$\{?[1@*#]", job.code):
+                cure = "set -x" if words[0] == "echo" else "set -o <option>"
+                text, why = (
+                    f"set {words[0]} is csh: here it only sets $1",
+                    "The word becomes the first argument of the script.",
+                )
+                yield Violation(call.offset, text, why=why, cure=cure, severity="warning")
         elif call.program in CSH_WORDS and not re.search(rf"(?m)^\s*(?:function\s+)?{call.program}\s*\(\)", job.text):
             yield Violation(call.offset, f"{call.program} is csh: sh and bash have no such command")
 

@@ -33,6 +33,7 @@ TAKES_NONE = {
     "requeue", "no-requeue", "hold", "parsable", "test-only", "contiguous", "label", "unbuffered", "pty", "multi-prog", "exact", "overcommit",
 }  # fmt: skip
 CONDITION = r"(?:after|afterany|afterok|afternotok|aftercorr|afterburstbuffer|expand)"
+HELD_WHY = "sbatch takes a word other than TOP for the number 0, which holds the job: it stays pending until somebody releases it."
 DEPENDS = re.compile(rf"(?:{CONDITION}:\d[\d_*+]*(?::\d[\d_*+]*)*|singleton)(?:[,?].*)?", re.IGNORECASE)
 
 
@@ -119,6 +120,10 @@ def refused_directives(job: JobDescription) -> Iterator[Violation]:
             wrong = (f"--{item.name}: sbatch has no such option", instead)
         elif item.name in TAKES_NONE and text.startswith("--") and "=" in text:
             wrong = (f"{text}: this option takes no value", f"--{item.name}")
+        elif item.name == "priority" and re.fullmatch(r"(?!top\Z)[A-Za-z][\w-]*", value, re.IGNORECASE):
+            cure = "--account for a project, --qos for a class of priority; or remove it"
+            yield Violation(item.offset, f"#SBATCH --priority={value} is 0: the job is held", cure=cure, why=HELD_WHY)
+            continue
         else:
             wrong = wrong_value(item.name, value) if value else None
         if wrong:

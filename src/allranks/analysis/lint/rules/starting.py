@@ -175,3 +175,99 @@ def command_in_one_word(job: JobDescription) -> Iterator[Violation]:
 def _are_options(words: list[str]) -> bool:
     """Return whether all words are options and their values."""
     return all(w.startswith("-") or before.startswith("-") for before, w in pairwise(["", *words]))
+
+
+# --------------------------------------------------------------------------------- new folders
+
+OF_JOB = re.compile(r"\$\{?(?:SLURM_JOB_?ID|PBS_JOBID|LSB_JOBID|JOB_ID)\b|\$\(mktemp[ \t]+-\w*d")
+NEW_WHY = (
+    "The folder has been made for this job, and is empty: the program is not found there, and the job fails at once."
+)
+FILLS = {
+    "cp", "mv", "ln", "rsync", "scp", "tar", "unzip", "git", "wget", "curl", "sbcast", "cat", "tee", "install", "gunzip", "7z", "aws", "gsutil",
+    "rclone", "stage_in", "dvc", "jar", "cpio", "bbcp", "parallel", "find", "xargs", "sed", "awk", "srun", "eval", "source", ".", "make", "mpirun", "pbsdsh",
+    "pdcp", "svn", "unsquashfs", "dcp",
+}  # fmt: skip
+"""Commands that may put files into a folder."""
+
+
+def in_new_folder(job: JobDescription) -> Iterator[Violation]:
+    """Report a relative program in a folder that the job has just made."""
+    if not job.is_job:
+        return
+    own = [c for c in job.calls if not c.in_substitution and not c.in_function and not c.under]
+    for number, call in enumerate(own):
+        folder = call.args[0].text if call.program == "cd" and len(call.args) == 1 else ""
+        made = [c for c in own[:number] if c.program == "mkdir" and any(a.text == folder for a in c.args)]
+        if not OF_JOB.search(folder) or not made or call.branch or call.before in ("&&", "||"):
+            continue
+        work = next((w for w in job.work_calls if w.offset > call.offset), None)
+        name = next((a.text for a in work.args if a.text.endswith(".py")), "") if work else ""
+        if work is None or not re.fullmatch(r"(?:\./)?[A-Za-z_][\w.-]*(?:/[\w.-]+)*\.py", name):
+            continue
+        # The command that starts it may stand in a variable further up.
+        others = [c for c in own if c.offset < work.offset and c not in work.under and c is not work]
+        behind = [c for c in others if c.offset > made[-1].offset and c is not call]
+        between = [c for c in others if any(folder in a.text for a in c.args)]
+        moved = any(c.program in ("cd", "pushd") for c in behind if c.offset > call.offset)
+        filled = any(_may_fill(c) for c in behind) or any(c not in (call, *made) for c in between)
+        written = name.removeprefix("./").split("/")[0]
+        if moved or filled or re.search(rf">[ \t]*(?:\./)?{re.escape(written)}", job.code):
+            continue
+        if not any(a.text in ("--pwd", "--chdir", "-D", "-w", "--workdir") for c in work.under for a in c.args):
+            line = job.lines.place(call.offset)[0]
+            text = f"{name} is looked for in the new folder of line {line}, into which nothing copies it"
+            yield Violation(work.offset, text, why=NEW_WHY, cure=f"the full path of {name}; or cp it into the folder")
+            return
+
+
+def _may_fill(call: ProgramCall) -> bool:
+    """Return whether a command may put files into the current folder: not what only sets up the shell."""
+    if call.program in ("source", "."):
+        return not any(re.search(r"activate|bashrc|profile|conda|modules|\.env\Z", a.text) for a in call.args[:1])
+    return call.program in FILLS or call.written.startswith(("./", "/", "$")) or call.written.endswith((".sh", ".py"))
+
+
+RELATIVE = re.compile(r"(?:\./)?[A-Za-z_][\w.-]*(?:/[\w.-]+)*/?")
+TWICE_WHY = (
+    "The path is relative, and the script is in that folder already: the name is looked for inside of it once more."
+)
+
+
+def relative_twice(job: JobDescription) -> Iterator[Violation]:
+    """Report ``$ROOT/train.py`` behind ``cd $ROOT``, where ROOT is a relative folder."""
+    if job.kind != "script":
+        return
+    moves = [c for c in job.calls if c.program in ("cd", "pushd", "popd") and not c.in_substitution]
+    if len(moves) != 1 or moves[0].under or moves[0].in_function or moves[0].in_loop or moves[0].subshell is not None:
+        return
+    call = moves[0]
+    found = re.match(r"cd[ \t]+\"?\$(?:\{(\w+)\}|(\w+))\"?[ \t]*(?:[;&|#\n]|\Z)", job.text[call.offset :])
+    name = (found[1] or found[2]) if found else ""
+    items = job.by_name.get(name, [])
+    if call.branch or len(items) != 1 or items[0].offset > call.offset or items[0].under or name in job.reading.named:
+        return
+    folder = items[0].source.text.rstrip("/")
+    if re.match(r"[A-Z]+_[A-Z_]+(?:/|\Z)", folder):
+        return  # a program fills it in
+    if not RELATIVE.fullmatch(folder) or job.has_folder(f"{folder}/{folder.removeprefix('./')}"):
+        return
+    behind = re.compile(rf"(?<![\w/.-])\"?\$(?:{name}\b|\{{{name}\}})\"?/[\w$]")
+    for use in job.uses:
+        if (
+            use.name != name
+            or use.offset < call.offset
+            or use.under
+            or use.in_function
+            or use.program in ("echo", "printf")
+        ):
+            continue
+        if use.program in ("=", "export", "[", "[[", "test") or use.operator:
+            continue
+        if behind.search(job.text, max(0, use.offset - 3), use.offset + len(name) + 5):
+            line = job.lines.place(call.offset)[0]
+            text = (
+                f"${name}/ is {folder}/{folder.removeprefix('./')}/ here: the script is in {folder} since line {line}"
+            )
+            yield Violation(use.offset, text, why=TWICE_WHY, cure=f"{name}=$PWD/{folder.removeprefix('./')}")
+            return

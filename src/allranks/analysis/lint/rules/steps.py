@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import PYTHON, SHELLS, Option, slurm_options
 from allranks.analysis.lint.job import USUAL_GPUS, JobDescription, LauncherCall, count_gpus
-from allranks.analysis.lint.placement import MPI, Started, started_by
+from allranks.analysis.lint.placement import MPI, Started, sources_unknown, started_by
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.tasks import SEVERAL_WHY
 
@@ -167,6 +167,7 @@ TIME_WHY = (
 IN_HOURS = re.compile(r"(?i)\b\d*\s*-?(?:hours?|hrs?|days?)\b|\b\d+\s*h\b")
 FORMATS = re.compile(r"(?i)HH|hh:mm|minutes|format|hrs?:min|hours?:min|days?-")
 SMALL_MB = 1024
+TOO_SMALL_MB = 128
 
 
 def minutes(job: JobDescription) -> Iterator[Violation]:
@@ -206,7 +207,9 @@ def small_memory(job: JobDescription) -> Iterator[Violation]:
             each *= tasks
             rest = f" for each of {each} CPUs" if each > 1 else ""
             text = f"--{name}={value} is {size:.0f} MB{rest}: {size * each:.0f} MB per node"
-            yield Violation(job.heading[name].offset, text, cure=f"--{name}=<n>G")
+            # A small program without CUDA runs in some hundred megabytes.
+            severity = None if job.requests_gpus or size * each < TOO_SMALL_MB else "note"
+            yield Violation(job.heading[name].offset, text, cure=f"--{name}=<n>G", severity=severity)
 
 
 # ---------------------------------------------------------------------------- parts of the job
@@ -475,7 +478,7 @@ def _by_ssh(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
 STARTER_OPTION = re.compile(r"=[\"']?(?:srun|slurm|mpirun|mpiexec|aprun)\b")
 """Tells the program what it should start its own processes with."""
 SPREADS_ITSELF = re.compile(
-    r"(?:^|/)\w*launch\w*\.py$|--mpi[-_]\w+|--hosts\b|submitit|smartsim|dask|\bray\b|parsl|mpi4py|spark|hostfile|horovod|pip$|venv$|"
+    r"(?:^|/)\w*launch\w*\.py$|--mpi[-_]\w+|--hosts\b|submitit|smartsim|dask|\bray\b|parsl|mpi4py|spark|hostfile|horovod|pip$|venv$|--\w+[-_]nodes=|"
     rf"NODELIST|NODEFILE|{STARTER_OPTION.pattern}|^(?:mpirun|mpiexec|horovodrun|setup\.py)$"
 )
 TOTAL = re.compile(r"--(?:n|num)[-_]?gpus=(\d{1,6})")
@@ -486,10 +489,10 @@ def idle_nodes(job: JobDescription) -> Iterator[Violation]:
     yield from _small_step(job)
     yield from _head_only(job)
     yield from _beside_steps(job)
-    if not job.is_job or (job.nodes or 1) < 2 or job.launches or not job.work or job.sources_files:
+    if not job.is_job or (job.nodes or 1) < 2 or job.launches or not job.work or sources_unknown(job):
         return
     others = [c for c in job.calls if not c.in_substitution]
-    if "array" in job.heading or job.chooses_launcher:
+    if "array" in job.heading or job.chooses_launcher or re.search(r"\bRADICAL_|\bradical\b", job.text):
         return
     if any(c.program in STARTS_ELSEWHERE or runs_script(c) for c in others):
         return
@@ -579,6 +582,7 @@ def is_ray_start(call: ProgramCall) -> bool:
 STARTS_ELSEWHERE = {
     "srun", "mpirun", "mpiexec", "mpiexec.hydra", "ssh", "pdsh", "parallel", "sbatch", "ray", "pbsdsh", "clush", "jsrun", "aprun", "horovodrun",
     "orterun", "blaunch", "flux", "lrun", "ddlrun", "runjob", "dask-ssh", "dask-mpi",
+    "ibrun", "prun", "mpirun_rsh", "likwid-mpirun",
 }  # fmt: skip
 
 

@@ -45,11 +45,15 @@ def _paths(arg: Argument) -> str:
     return text.partition("=")[2] if text.startswith("-") and "=" in text else text
 
 
+STAGES = re.compile(r"(?i)(?:stag(?:e|ing)|copy|prepare|unpack|extract|download|transfer)\w*\.(?:sh|bash|py)\b")
+
+
 def _on_every_node(job: JobDescription, path: str, launch: ProgramCall) -> bool:
     """Return whether a command writes there on every node: under srun, by sbcast, or in the task's own shell."""
     folder = "/".join(path.split("/")[:3])
     for call in job.calls:
-        if call.offset >= launch.offset:
+        # A program in a variable stands where its value does.
+        if call.offset >= max(launch.offset, launch.starter.offset):
             continue
         spread = call.srun is not None or call.program == "sbcast"
         named = any(folder in a.text for a in call.args) or any(folder in r.target for r in call.redirects)
@@ -57,7 +61,12 @@ def _on_every_node(job: JobDescription, path: str, launch: ProgramCall) -> bool:
             spread
             and named
             and call is not launch
-            and (call.program in READS or call.redirects or call.program in ("cat", "tee", "echo"))
+            and (
+                call.program in READS
+                or call.redirects
+                or call.program in ("cat", "tee", "echo")
+                or STAGES.search(" ".join([call.written, *(a.text for a in call.args[:1])]))
+            )
         ):
             return True
     return False
@@ -79,7 +88,15 @@ def local(job: JobDescription) -> Iterator[Violation]:
             ):
                 continue  # the launcher reads its list of hosts itself, where it is started
             if LOCAL.match(path) and not _on_every_node(job, path, launch.call) and not _meant_local(before, arg.text):
-                yield Violation(_where(arg), f"{path} is on one node only, or is a different file on each node")
+                text = f"{path} is on one node only, or is a different file on each node"
+                yield Violation(_where(arg), text, severity="note" if _may_be_installed(job, path) else None)
+
+
+def _may_be_installed(job: JobDescription, path: str) -> bool:
+    """Return whether the path is on a disk that no job empties, and the script writes nothing there: each node may have a copy."""
+    folder = "/".join(path.split("/")[:3])
+    written = any(folder in a.text for c in job.calls if c.program in READS for a in c.args)
+    return path.startswith("/local") and not written
 
 
 def _meant_local(before: str, text: str) -> bool:
@@ -278,6 +295,7 @@ def lone_dollar(job: JobDescription) -> Iterator[Violation]:
         if (
             line in said
             or not LONE.search(value)
+            or re.search(r"(?:\$\(|`)[^)`]*\b(?:sed|grep|awk|perl)\b", value)
             or re.search(r"[\s^*|\\()\[\]]", re.sub(r"\$\([^)]*\)|\$\{[^}]*\}", "", value))
         ):
             continue

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON, slurm_option, srun_end
 from allranks.analysis.lint.job import JobDescription
-from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.analysis.lint.records import Argument, ProgramCall, Violation
+from allranks.analysis.lint.rules.dataflow import JOB_NAMES
 from allranks.analysis.lint.rules.quoting import quoted_documents
 
 # -------------------------------------------------------------------------------------- dependencies
@@ -195,6 +197,8 @@ def late_options(job: JobDescription) -> Iterator[Violation]:
         late = [
             a for a in behind if not a.quoted and a.text.startswith("--") and a.text[2:].partition("=")[0] in OF_SLURM
         ]
+        if reader == "srun":
+            late = [a for a in late if not _tells_program(job, a, behind)]
         sure = [a for a in late if a.text[2:].partition("=")[0] not in OF_PROGRAMS]
         if sure or len(late) > 1:
             first = (sure or late)[0]
@@ -202,6 +206,14 @@ def late_options(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 first.offset, text, cure=f"put it in front of {'the script' if reader == 'sbatch' else 'python'}"
             )
+
+
+def _tells_program(job: JobDescription, option: Argument, words: Sequence[Argument]) -> bool:
+    """Return whether the option tells the program what the job has: its value is Slurm's, or that of the same option above."""
+    name, equals, value = option.text[2:].partition("=")
+    following = next((b for a, b in pairwise(words) if a is option), None)
+    value = value if equals else following.text if following else ""
+    return "SLURM_" in value or (name in job.heading and (job.heads(name) or "") == value)
 
 
 # ------------------------------------------------------------------------ scripts in here-documents
@@ -291,3 +303,26 @@ def _not_visible(job: JobDescription, call: int, start: int, body: str, lines: s
         yield Violation(at, f"${name} is a variable of this script, which the other one does not get", why=UNSEEN_WHY,
                         cure=f"export {name} above it, or let this shell expand it")  # fmt: skip
         return
+
+
+WRAPPED_WHY = (
+    "In double quotes the shell that submits expands the variable, where it is not set: the job gets an empty value."
+)
+
+
+def wrapped_too_early(job: JobDescription) -> Iterator[Violation]:
+    """Report ``sbatch --wrap="python x.py $SLURM_ARRAY_TASK_ID"``."""
+    if job.kind != "script" or job.is_job:
+        return
+    for call in job.calls:
+        for arg, following in call.pairs() if call.program == "sbatch" else ():
+            word = arg if arg.text.startswith("--wrap=") else following if arg.text == "--wrap" else None
+            if word is None or not len(word.source.at):
+                continue
+            first, last = word.source.where(0), word.source.where(len(word.source.text) - 1)
+            uses = [u for u in job.uses if first <= u.offset <= last and u.program == "sbatch" and not u.under]
+            use = next((u for u in uses if JOB_NAMES.fullmatch(u.name) and not job.has(u.name)), None)
+            if use is not None:
+                text = f"${use.name} is expanded when the job is submitted, where it is not set"
+                yield Violation(use.offset, text, why=WRAPPED_WHY, cure=f"\\${use.name}, or single quotes")
+                return

@@ -79,6 +79,11 @@ SPREADING = {
     "flux",
     "orterun",
     "mpiexec.hydra",
+    "ibrun",
+    "prun",
+    "mpirun_rsh",
+    "likwid-mpirun",
+    "ddlrun",
 }
 
 
@@ -227,12 +232,17 @@ def oversubscribed(job: JobDescription) -> Iterator[Violation]:
     items = list(job.set_values("OMP_NUM_THREADS"))
     if len(items) != 1 or "exclusive" in job.heading:
         return
+    exported = items[0].exported or items[0].under or "OMP_NUM_THREADS" in job.reading.exported
+    if not exported and not any(items[0] in c.prefix for c in job.calls):
+        return  # no program gets it
     value = items[0].value
     own = re.fullmatch(r"\$\{?SLURM_CPUS_PER_TASK(?::-\d+)?\}?", value)
     threads = job.number(job.heads("cpus-per-task")) if own else job.number(value)
     if threads is None or threads < 2:
         return
-    worst = max((pair for pair in _shares(job) if threads * pair[0] > pair[1]), key=lambda p: p[0] / p[1], default=None)
+    # A step of one process that asks for fewer CPUs than the tasks of the job is a helper, such as a scheduler.
+    shares = [pair for pair in _shares(job) if threads * pair[0] > pair[1] and not (own and pair[0] == 1)]
+    worst = max(shares, key=lambda p: p[0] / p[1], default=None)
     if worst is not None:
         ranks, cpus = worst
         many = f"{ranks} ranks x {threads} threads" if ranks > 1 else f"{threads} threads"

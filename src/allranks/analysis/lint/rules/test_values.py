@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Violation
-from allranks.analysis.lint.rules.conditions import NEVER_WHY
+from allranks.analysis.lint.rules.conditions import NEVER_WHY, NUMERIC_TESTS
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 
 TEST_START = r"(?m)(?:^|[;&|({]|\b(?:if|elif|while|until|then|do|else|not)\b|!)[ \t]*"
@@ -103,3 +104,24 @@ def other_case_of_value(job: JobDescription) -> Iterator[Violation]:
             text = f"{name} is {near}, not {word}: the comparison is always {truth}"
             yield Violation(found.start("word"), text, why=NEVER_WHY, cure=f"{found['sign']} {near}")
             return
+
+
+ZERO_WHY = "In [[ ]] a word beside -eq is the name of a variable. Nothing sets it, so that it counts as 0, and so does any other text."
+
+
+def text_as_number(job: JobDescription) -> Iterator[Violation]:
+    """Report ``[[ $USE -eq true ]]``, which compares 0 with 0."""
+    for call in job.calls if job.kind == "script" else ():
+        words = call.args if call.program == "[[" else ()
+        for sign, word in pairwise(words):
+            name, place = word.source.text, word.source.where(0) if word.source.text else 0
+            known = job.has(name) or name in job.reading.named | job.reading.exported
+            if sign.text not in NUMERIC_TESTS or sign.quoted or known or not re.fullmatch(r"[A-Za-z]\w*", name):
+                continue
+            if job.text[place : place + len(name)] == name and 0 < place - call.offset < NEAR:
+                text = f"{sign.text} compares integers: {name} is taken for a variable that nothing sets, and so for 0"
+                yield Violation(place, text, why=ZERO_WHY, cure="== and != compare texts")
+                return
+
+
+NEAR = 200

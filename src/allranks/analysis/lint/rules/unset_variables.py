@@ -222,6 +222,14 @@ def _no_dollar(job: JobDescription) -> Iterator[tuple[str, Violation]]:
         text = f"the loop runs once, with the word {name}: the array's items were meant"
         yield name, Violation(offset, text, why="The shell expands only names with a $.", cure=f'"${{{name}[@]}}"')
     for item in job.set_values_at_top():
+        command = item.value in ("pwd", "whoami", "nproc") and job.text.startswith(
+            f"{item.name}={item.value}", item.offset
+        )
+        if command and item.name in job.used_names and item.items is None:
+            text = f"{item.name} is the text {item.value}, and not what the command prints"
+            why = "The shell runs a command for its output only in $( ) or backticks."
+            yield item.name, Violation(item.offset, text, why=why, cure=f"{item.name}=$({item.value})")
+            continue
         if item.value not in {"PWD", "HOME", "HOSTNAME"} | SLURM_NAMES or item.items is not None:
             continue
         if item.name in job.used_names and f"${{!{item.name}" not in job.text:
@@ -251,6 +259,8 @@ def _misspelled(job: JobDescription) -> Iterator[tuple[str, Violation]]:
         ):
             continue
         near = nearest_name(use.name, known, 0.9)
+        if near and re.search(rf"(?<![\w$-]){use.name}=(?!=)", job.code):
+            continue  # a text that a function evaluates sets it
         if near and job.unknown_settings and any(re.search(rf"\$\{{?{use.name}\b", a.value) for a in job.by_name[near]):
             continue  # near=$use takes over what a file that is sourced sets
         if near and re.search(r"_(?:ARGS|OPTS|FLAGS|OPTIONS)\Z", use.name) and f"${near}" in job.line_of(use.offset):
@@ -436,6 +446,11 @@ OTHER_SYSTEM = re.compile(
     r"PBS_(?:NODEFILE|O_WORKDIR|JOBID|JOBNAME|ARRAY_INDEX|ARRAYID|NP)|LSB_(?:HOSTS|JOBID|DJOB_HOSTFILE|JOBINDEX)|COBALT_\w+|SGE_TASK_ID|"
     r"PE_HOSTFILE"
 )
+OF_SEVERAL_SYSTEMS = re.compile(
+    r"(?m)^#(?:PBS|BSUB|COBALT)\s|^[^#\n]*(?:==?|[!=]~|\bin\b)[ \t]*[\"']?(?i:pbs|torque|lsf|slurm|sge|cobalt)\b"
+    r"|^[ \t]*[\"']?(?i:pbs|torque|lsf|sge|cobalt)[\"']?\)"
+)
+"""Lines for another batch system, or a test of which one the script runs under."""
 OTHER_CASE_WHY = "Names of variables are case-sensitive: the other one is empty."
 
 
@@ -459,7 +474,7 @@ def other_names(job: JobDescription) -> Iterator[Violation]:
         known = known or (name in guarded and not (foreign and not _asks_whether_set(job, name)))
         if known or use.program in ("echo", "printf") or use.in_function:
             continue
-        if job.is_batch and OTHER_SYSTEM.fullmatch(name) and not re.search(r"(?m)^#(?:PBS|BSUB|COBALT)\s", job.text):
+        if job.is_batch and OTHER_SYSTEM.fullmatch(name) and not OF_SEVERAL_SYSTEMS.search(job.text):
             said.add(name)
             yield Violation(
                 use.offset,
@@ -486,7 +501,8 @@ def other_names(job: JobDescription) -> Iterator[Violation]:
 
 def _is_foreign(job: JobDescription, name: str) -> bool:
     """Return whether a job of PBS or LSF that knows nothing of Slurm uses one of Slurm's variables."""
-    if name not in SLURM_NAMES or not (job.pbs or job.hosts) or job.is_batch or job.sources_files:
+    other = job.pbs or job.hosts or re.search(r"(?m)^#\$ +-[a-zA-Z]", job.text)
+    if name not in SLURM_NAMES or not other or job.is_batch or job.sources_files:
         return False
     return "#SBATCH" not in job.text and not re.search(r"\b(?:srun|sbatch|scontrol)\b", job.code)
 

@@ -130,7 +130,7 @@ def on_cpu(job: JobDescription) -> Iterator[Violation]:
         return
     told: list[tuple[int, str]] = []
     for call in job.work_calls:
-        found = _told_cpu(call)
+        found = _told_cpu(call) or _hides_gpus(call)
         if found is None or call.in_function:
             return
         told.append(found)
@@ -150,6 +150,12 @@ def _told_cpu(call: ProgramCall) -> tuple[int, str] | None:
         if following and following.text in CPU_VALUES.get(arg.text, ()):
             return arg.offset, f"{arg.text} {following.text}"
     return None
+
+
+def _hides_gpus(call: ProgramCall) -> tuple[int, str] | None:
+    """Return the setting in front of a command that leaves it no GPU."""
+    own = [a for a in call.prefix if a.name == "CUDA_VISIBLE_DEVICES" and a.value in ("", "-1") and "$" not in a.raw]
+    return (own[-1].offset, f"CUDA_VISIBLE_DEVICES={own[-1].value} hides all GPUs") if own else None
 
 
 def _asks_gpus(job: JobDescription) -> bool:
@@ -381,8 +387,10 @@ def _activates(call: ProgramCall) -> bool:
 
 def threads_of_tasks(job: JobDescription) -> Iterator[Violation]:
     """Report OpenMP threads for each task of srun in a job whose tasks have one CPU."""
-    if not job.is_batch or job.heading.keys() & CPU_OPTIONS or job.requests_whole_nodes or job.launches:
+    if not job.is_batch or job.heading.keys() & CPU_OPTIONS or job.requests_whole_nodes:
         return
+    if job.launches and (job.requests_gpus or any(la.kind != "python" for la in job.launches)):
+        return  # many sites give CPUs with each GPU
     items = list(job.set_values("OMP_NUM_THREADS"))
     threads, tasks = job.number(items[0].value) if len(items) == 1 else None, tasks_of_node(job)
     if not threads or not tasks or threads < 2 or tasks < 2 or items[0].under or items[0].in_function:

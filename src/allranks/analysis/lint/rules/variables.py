@@ -197,12 +197,16 @@ def invalid(job: JobDescription) -> Iterator[Violation]:
             yield Violation(item.offset, f"{item.name}={value}: {wrong[0]} is unknown", cure=f"one of {wrong[1]}")
         allowed = ALLOWED.get(item.name)
         if allowed and value.upper() not in allowed[0]:
-            # NCCL takes an unknown level for none: only messages are missing. torch refuses to start.
+            # NCCL takes an unknown level for none: who wants none gets that, others miss messages. torch refuses to start.
+            quiet = item.name == "NCCL_DEBUG" and re.fullmatch(r"(?i)0|off|no|false|quiet|silent|disabled?|", value)
             yield Violation(
                 item.offset,
                 f"{item.name}={value or '(empty)'}: invalid value",
                 cure=f"one of {allowed[1]}",
-                severity="note" if item.name == "NCCL_DEBUG" else None,
+                why="NCCL prints nothing then, not even its warnings and errors."
+                if item.name == "NCCL_DEBUG"
+                else None,
+                severity="note" if quiet else "warning" if item.name == "NCCL_DEBUG" else None,
             )
         if item.name == "NCCL_DEBUG_FILE" and (unknown_code := re.search(r"%[^hp%]", value)):
             text = f"{item.name}={value}: NCCL replaces only %h (host) and %p (process), not {unknown_code[0]}"
@@ -448,7 +452,7 @@ def near_names(job: JobDescription) -> Iterator[Violation]:
         exported = item.exported or job.kind != "script" or name in job.reading.exported
         if item.removed or not exported or name in said:
             continue
-        meant = OTHER_NAMES.get(name) or _near(name)
+        meant = OTHER_NAMES.get(name) or _near(name) or _of_container(name)
         if meant is None or job.has(meant) or used_elsewhere(job, name):
             continue
         said.add(name)
@@ -477,6 +481,17 @@ def _near(name: str) -> str | None:
     if len(name) < SHORTEST_NAME or name in READ_BY_OTHERS or name in SIMILAR_AND_READ or not name.isupper():
         return None
     return next((known for known in sorted(READ_BY_OTHERS) if edits(name, known, 1) == 1 and known[0] == name[0]), None)
+
+
+CONTAINER_PREFIXES = ("SINGULARITYENV", "APPTAINERENV", "SINGULARITY", "APPTAINER")
+
+
+def _of_container(name: str) -> str | None:
+    """Return the variable of singularity or apptainer whose prefix has one wrong letter: ``SINGULAIRTYENV_X``."""
+    prefix, _, rest = name.partition("_")
+    if not rest or prefix in CONTAINER_PREFIXES:
+        return None
+    return next((f"{known}_{rest}" for known in CONTAINER_PREFIXES if edits(prefix, known, 1) == 1), None)
 
 
 def _meets_by_environment(job: JobDescription) -> bool:

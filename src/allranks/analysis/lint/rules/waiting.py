@@ -98,6 +98,7 @@ def _never_ends(call: ProgramCall) -> bool:
     pattern = LOOPS_IN.get(call.program)
     if pattern is None or {"--version", "--help"} & set(words):
         return False
+    words = words[:1] if call.program == "jupyter" else words
     return call.program == "tensorboard" or any(pattern.fullmatch(w) for w in words)
 
 
@@ -124,7 +125,7 @@ ENDLESS_CURE = 'keep the process id of the training: train & pid=$!; wait "$pid"
 SERVER = (
     r"(?:uvicorn|gunicorn|hypercorn|waitress-serve|redis-server|mongod|tritonserver|text-generation-launcher|ollama\s+serve|(?:vllm|ray|lmdeploy)\s+serve|trl\s+vllm[-_]serve|swift\s+(?:rollout|deploy)|"
     r"vllm\.entrypoints\.\S+|(?:fastchat|llava)\.serve\.(?:controller|model_worker|vllm_worker|sglang_worker|multi_model_worker|openai_api_server|gradio_web_server)|"
-    r"sglang\.launch_server|http\.server|SimpleHTTPServer|ray\s+start\s.*--block|tensorboard(?:\.main)?|jupyter|jupyter-\w+|"
+    r"sglang\.launch_server|http\.server|SimpleHTTPServer|ray\s+start\s.*--block|tensorboard(?:\.main)?|jupyter(?:-|\s+)(?:notebook|lab|server)|"
     r"mlflow\s+(?:server|ui)|streamlit\s+run|flask\s+run|aim\s+(?:up|server)|visdom(?:\.server)?|nvidia-smi\s(?:.*\s)?(?:-l|-lms|--loop|--loop-ms)(?:[=\s]\S+)?|"
     r"nvidia-smi\s+(?:dmon|pmon)|nvtop|dcgmi\s+dmon|gpustat\s.*-i|dcgm-exporter|watch\s.*|tail\s+(?:-\w*[fF]|--follow)|sleep\s+inf(?:inity)?|"
     r"code-server|llama-server|litellm|dask-(?:scheduler|worker|cuda-worker)|dask\s+(?:scheduler|worker|cuda\s+worker)|etcd|minio\s+server|celery|ngrok|mosquitto|rabbitmq-server|prometheus|node_exporter|"
@@ -235,6 +236,15 @@ def follows_log(job: JobDescription) -> Iterator[Violation]:
 EXIT_WHY = "The shell ends here, whatever stands below."
 
 
+RUNS_WORK = re.compile(r"\b(?:python[\d.]*|mpirun|mpiexec|srun|torchrun|accelerate|deepspeed)\b[ \t]+\S")
+
+
+def _told_to_run(job: JobDescription, end: ProgramCall) -> bool:
+    """Return whether an unknown command above gets the work as a text: ``run_or_die "python x.py"``."""
+    above = (c for c in job.calls if c.offset < end.offset and c.program not in ("echo", "printf", "which", "module"))
+    return any(RUNS_WORK.search(a.text) for c in above for a in c.args)
+
+
 def exits_early(job: JobDescription) -> Iterator[Violation]:
     """Report an unconditional exit, or an exec of a shell, above all work of the job."""
     if not job.is_job or not job.work:
@@ -248,7 +258,7 @@ def exits_early(job: JobDescription) -> Iterator[Violation]:
             call.program in ("bash", "sh", "zsh") and not call.args and re.match(r"\s*exec\s", job.line_of(call.offset))
         )
         plain = call.program == "exit" and re.match(r"\s*exit\b", job.line_of(call.offset))
-        if (plain or shell) and all(w.offset > call.offset for w in job.work):
+        if (plain or shell) and all(w.offset > call.offset for w in job.work) and not _told_to_run(job, call):
             text = f"{'exec ' if shell else ''}{call.written} ends the script above its work: nothing below it runs"
             yield Violation(call.offset, text, why=EXIT_WHY, cure="remove it")
             return
@@ -348,16 +358,55 @@ def waits_for_last(job: JobDescription) -> Iterator[Violation]:
         yield Violation(waits[0].offset, text, why=LAST_WHY, cure="wait, or wait for each process id")
 
 
+LONG_S = 1800
+SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _is_long(text: str) -> bool:
+    """Return whether ``sleep`` with this argument outlasts a pause; an unknown number may."""
+    found = re.fullmatch(r"(\d{1,8})(?:\.\d*)?([smhd]?)", text)
+    return int(found[1]) * SECONDS[found[2]] >= LONG_S if found else "$" in text or text.startswith("inf")
+
+
 def _is_watched(job: JobDescription, outer: ProgramCall) -> bool:
     """Return whether the script keeps the process id, and asks later for the process, or ends it."""
     after = job.text[outer.offset :]
+    if any(re.match(LOOP_END, job.code[m.end() :]) for m in FOREVER.finditer(job.code, outer.offset)):
+        return True  # the script does not end
+    later = [c for c in job.calls if c.offset > outer.offset and c.program == "sleep" and not c.under and not c.branch]
+    if any(_is_long(a.text) for c in later for a in c.args):
+        return True  # it ends late on purpose
     kept = re.match(r"(?:[^\n\\]|\\.|\\\n)*&[ \t]*[\n;]\s*(\w+)=\$!", after)
     return kept is not None and re.search(rf"\b(?:kill|ps|pgrep|wait)\b[^\n]*\$\{{?{kept[1]}\b", after) is not None
 
 
+FOREVER = re.compile(
+    r"(?m)^while[ \t]+(?:true|:|\[\[?[ \t]+(?:1|true)[ \t]+\]\]?|\(\([ \t]*1[ \t]*\)\)|sleep[ \t]+\S+)[ \t]*(?:;[ \t]*do\b|\n[ \t]*do\b)"
+)
+LOOP_END = r"((?:(?!\ndone\b)[\s\S])*)\ndone\b(?![^\n;]*[&|])"
+LEAVES = re.compile(r"\b(?:break|exit|return|exec|scancel|qdel|bkill)\b")
+FOREVER_WHY = "Nothing ends the loop: when the work has ended, the job holds its nodes until the time limit, and is reported as failed (TIMEOUT)."
+
+
+def endless_loop(job: JobDescription) -> Iterator[Violation]:
+    """Report ``while true`` without an end, behind the work in the background."""
+    if not job.is_job or re.search(r"\btrap\b", job.code):
+        return
+    behind = [w for w in _background_work(job) if w.after == "&" and not w.in_function]
+    for found in FOREVER.finditer(job.code, behind[-1].offset) if behind else ():
+        body = re.match(LOOP_END, job.code[found.end() :])
+        works = body and any(0 < w.offset - found.end() < body.end() for w in job.work)
+        if body and not works and not LEAVES.search(body[1]) and re.search(r"\bsleep\b", found[0] + body[1]):
+            text = f"this loop never ends, also when {behind[-1].program} has ended"
+            cure = 'while kill -0 "$pid" 2>/dev/null; do ...; done; or wait'
+            yield Violation(found.start(), text, why=FOREVER_WHY, cure=cure)
+            return
+
+
 def _script_of(call: ProgramCall) -> str:
-    """Return the name of the Python program; empty if there is none."""
-    return next((a.text for a in call.args if a.text.endswith(".py")), "")
+    """Return the name of the Python program, or of the module in a package; empty if there is none."""
+    module = next((n.text for a, n in call.pairs() if a.text == "-m" and n is not None), "")
+    return next((a.text for a in call.args if a.text.endswith(".py")), "" if "." not in module else module)
 
 
 def _background_work(job: JobDescription) -> list[ProgramCall]:
@@ -428,7 +477,7 @@ def _is_detached(words: list[str]) -> bool:
 
 
 GROUP_END = re.compile(
-    r"(?m)(?:^[ \t]*\([^()\n]*\)|(?:^|[ \t;])[)}])[ \t]*(?:[12&]?>+[ \t]*\S+[ \t]*(?:2>&1[ \t]*)?)?&[ \t]*(?:#.*)?$"
+    r"(?m)(?:^[ \t]*\([^()\n]*\)|(?:^|[ \t;])(?:[)}]|done|fi))[ \t]*(?:[12&]?>+[ \t]*\S+[ \t]*(?:2>&1[ \t]*)?)?&[ \t]*(?:#.*)?$"
 )
 
 
@@ -437,7 +486,8 @@ def _group_in_background(job: JobDescription, last: ProgramCall) -> Iterator[Vio
         (m for m in GROUP_END.finditer(job.text) if m.end() > last.offset and not job.in_comment(m.start())), None
     )
     works = [w for w in job.work if found and w.offset < found.end() and not w.in_function]
-    if found and works and works[-1].offset >= last.offset and not works[-1].in_loop:
+    loop = found is not None and re.match(r"\s*;?\s*done\b", found[0]) is not None
+    if found and works and works[-1].offset >= last.offset and works[-1].in_loop == loop:
         yield Violation(
             works[-1].offset, f"{works[-1].program} runs in the background, and the script ends without wait"
         )

@@ -212,3 +212,28 @@ def container_without_detach(job: JobDescription) -> Iterator[Violation]:
         if used:
             text = f"{found[1]} run without -d: ${item.name} is the output of the program, and no container"
             yield Violation(item.offset, text, why=ENDED_WHY, cure=f"{item.name}=$({found[1]} run -d ...)")
+
+
+# ------------------------------------------------------------------------------- misspelt booleans
+
+TRUTH_WHY = (
+    "The program gets a text that it does not know: it refuses it, or takes it for the opposite of what was meant."
+)
+MISSPELT_TRUTH = {
+    "ture": "true", "treu": "true", "turue": "true", "ttrue": "true", "truee": "true",
+    "flase": "false", "fasle": "false", "fales": "false", "flse": "false", "falsee": "false",
+}  # fmt: skip
+
+
+def misspelt_truth(job: JobDescription) -> Iterator[Violation]:
+    """Report ``--resume Flase``."""
+    for call in job.work_calls:
+        for before, arg in pairwise(call.args):
+            name, equals, value = arg.text.rpartition("=")
+            meant = MISSPELT_TRUTH.get(value.strip("\"'").lower())
+            if meant is None or not (equals or re.fullmatch(r"--?[\w-]+", before.text) or value.istitle()):
+                continue
+            right = meant.title() if value.istitle() else meant
+            text = f"{value} is misspelt: {right} was probably meant"
+            yield Violation(arg.offset, text, why=TRUTH_WHY, cure=f"{name}{equals}{right}")
+            return
