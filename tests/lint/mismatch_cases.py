@@ -77,7 +77,7 @@ PORTS: list[tuple[str, str, int, str]] = [
 ]  # fmt: skip
 COMMAS: list[tuple[str, str, int, str]] = [
     (LIST, TWO_NODES + "IFS=',' read -ra nodes <<< \"$SLURM_JOB_NODELIST\"\nfor n in ${nodes[@]}; do ssh $n ls & done\nwait\n", 7, "warning"),
-    (LIST, SHELL + "raw=$(scontrol show job $SLURM_JOBID | awk -F= '/ NodeList/ {print $2}')\nIFS=, read -r -a nodes <<< \"$raw\"\n", 3, "warning"),
+    (LIST, SHELL + "raw=$(scontrol show job $SLURM_JOBID | awk -F= '/ NodeList/ {print $2}')\nIFS=, read -ra n <<< \"$raw\"\nssh $n\n", 3, "warning"),
     (LIST, TWO_NODES + "nodes=$(echo $SLURM_NODELIST | tr ',' ' ')\n", 7, "warning"),
     (LIST, TWO_NODES + "for n in ${SLURM_JOB_NODELIST//,/ }; do ssh $n ls; done\n", 7, "warning"),
     (LIST, TWO_NODES + "hosts=$(squeue -j $SLURM_JOB_ID -h -o %N | sed 's/,/ /g')\n", 7, "warning"),

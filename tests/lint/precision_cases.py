@@ -46,6 +46,19 @@ DIRECTIVES: list[tuple[str, str, int, str]] = [
     ("directive-refused", "#!/bin/bash\nmail=FAIL\nwhile [ $# -gt 0 ]; do\ncase $1 in\n"
      "--mail) mail=\"$2\"; shift; shift; ;;\nesac\ndone\nsbatch <<EOT\n#!/bin/bash\n#SBATCH --mail-type=$mail\npython x.py\nEOT\n", 0, ""),
     ("time-unit", "#!/bin/bash\n#SBATCH -t 144     # Duration of the job (Ex: 15 mins)\n#SBATCH --gres=gpu:1\npython x.py\n", 0, ""),
+    ("placeholder", "#!/bin/bash\ndata=#path to data (see the README)\npython x.py $data\n", 2, "note"),
+    ("value-split", "#!/bin/bash\ndata=#path to data (see the README)\npython x.py $data\n", 0, ""),
+    ("unterminated", "#!/bin/bash\ndata=#path to data (see the README)\npython x.py $data\n", 0, ""),
+    ("invalid-value", "#!/bin/bash\nn=<number_of_nodes>\ntorchrun --nnodes=$n x.py\n", 0, ""),
+    ("invalid-value", "#!/bin/bash\nn=four\ntorchrun --nnodes=$n x.py\n", 3, "error"),
+    ("whole-node-list", ONE.replace("nodes=1", "nodes=2") + "IFS=, read -r -a hosts <<< $SLURM_NODELIST\nsrun python x.py\n", 0, ""),
+    ("typographic-character", "#!/bin/sh \u2013l\npython x.py\n", 1, "error"),
+    ("typographic-character", "#!/bin/sh -l\n# a \u2013 b\npython x.py\n", 0, ""),
+    ("exit-code-lost", ONE + "set -e\nfor i in 1 2; do\n  (\n    srun python x.py\n  ) |& tee log_$i\ndone\n", 11, "warning"),
+    ("exit-code-lost", ONE + "set -eo pipefail\nfor i in 1 2; do\n  (\n    srun python x.py\n  ) |& tee log_$i\ndone\n", 0, ""),
+    ("exit-code-lost", ONE + "set -e\n(\n  ls\n) | tee log\nsrun python x.py\n", 0, ""),
+    ("fewer-tasks-than-nodes", "#!/bin/bash\n#SBATCH --nodes=2\nfor ((i=0; i<2; i++)); do\n"
+     "srun -N1 -n1 -w ${nodes[$i]} bash -c \"torchrun --nnodes=2 --node_rank=$i --master_addr=$A x.py\" &\ndone\nwait\n", 0, ""),
     ("signal-not-trapped", "#!/bin/bash\n#SBATCH --signal=B:12@600\ntrap 'stop; exit 0' 12\nsrun ./a.out &\nwait\n", 0, ""),
 ]  # fmt: skip
 LINES: list[tuple[str, str, int, str]] = [

@@ -9,7 +9,8 @@ from pathlib import Path
 from allranks.analysis.lint.files import OpenedFile, UnreadableInput, open_file
 from allranks.analysis.lint.functions import place_single_calls
 from allranks.analysis.lint.generated_jobs import generated_jobs
-from allranks.analysis.lint.job import JobDescription, LintRule, neutralise_placeholders
+from allranks.analysis.lint.job import JobDescription, LintRule
+from allranks.analysis.lint.placeholders import neutralise_placeholders
 from allranks.analysis.lint.readers import ShellReader, read_environment, read_spec
 from allranks.analysis.lint.records import LintFinding, LintReport, UnreadFile, Violation
 from allranks.analysis.lint.rules import RULES, TOPICS

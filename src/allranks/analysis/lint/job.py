@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 
@@ -20,6 +20,7 @@ from allranks.analysis.lint.command_options import (
     slurm_options,
 )
 from allranks.analysis.lint.files import FileKind
+from allranks.analysis.lint.placeholders import find_placeholders
 from allranks.analysis.lint.readers import ShellReader, blank_comments, calculate, starts_with_mpi
 from allranks.analysis.lint.records import Argument, Assignment, Directive, ProgramCall, Severity, Violation
 from allranks.analysis.lint.shell_tokens import LineIndex, MappedText
@@ -56,44 +57,6 @@ STARTS = re.compile(
     r"\s*(?:srun|mpirun|mpiexec|jsrun|torchrun|deepspeed|accelerate\s+launch|python[\d.]*\s.*-m\s+torch\.distributed)\b"
 )
 OTHER_BATCH_SYSTEMS = re.compile(r"^#(?:COBALT|BSUB|PJM|OAR)\s", re.MULTILINE)
-PLACEHOLDER = re.compile(
-    r"(?<![<\w$])<[A-Za-z][\w ./:|$-]{0,60}>|(?<=[/=\"'])<<[A-Za-z][\w -]{0,40}>>|\{\{-?\s*[\w. $|()'\",+*/-]{1,60}\s*-?\}\}|(?<![\w$])\{ [A-Za-z_][\w.]* \}"
-    r"|\bX{3,}[a-z]\w{0,40}?X{3,}(?![A-Za-z0-9])|(?<=[= ])[Yy]our (?:e-?mail|name|account|project|partition|job)\w*"
-    r"|(?<![A-Za-z0-9_])[A-Za-z_/-]*X{3,}(?![A-Za-z0-9])|\b(?:YOUR|REPLACE|INSERT|CHANGE)[-_ ]?[A-Z_-]{2,}\b|\b[Yy]our[-_]\w+(?:[-_]\w+)*"
-    r"|/path[-_]?to(?:/[\w./-]*|\b)|\bproject_46[0-9]{0,4}x+|\bTODO\b|(?<![\w$}\])])\{[A-Z][a-z]+(?: [A-Za-z][a-z]+){1,4}\}"
-    r"|%\([A-Za-z_]\w*\)[sdi]|\{\d{1,2}\.[ ]?[A-Za-z][\w '.,-]{0,60}\}"
-    r"|(?<![\w$}\])])[\[{](?i:your|replace|fill|insert|enter|put|specify|change|choose)\b[\w ,./'-]{0,60}[\]}]"
-)
-
-
-def find_placeholders(text: str, comments: set[int]) -> list[tuple[int, str]]:
-    """Return places and texts of the parts that a template leaves open; comments other than #SBATCH are left out."""
-    found: list[tuple[int, str]] = []
-    for offset, line in _lines_with_placeholders(text):
-        start = line.lstrip()
-        if not start.startswith("#") or start.startswith("#SBATCH"):
-            end = min((c - offset for c in comments if offset < c < offset + len(line)), default=len(line))
-            end = len(line) if start.startswith("#SBATCH") else end
-            found += [(offset + m.start(), m[0]) for m in PLACEHOLDER.finditer(line[:end]) if "mktemp" not in line]
-    return found
-
-
-@lru_cache(maxsize=4)
-def _lines_with_placeholders(text: str) -> tuple[tuple[int, str], ...]:
-    """Return offsets and texts of the lines; every script that a file submits asks for those of the whole file."""
-    lines = ((m.start(), m[0]) for m in re.finditer(r"(?m)^.*$", text))
-    return tuple((offset, line) for offset, line in lines if PLACEHOLDER.search(line))
-
-
-def neutralise_placeholders(text: str) -> str:
-    """Return the text with the signs of placeholders replaced that a shell would read: <, >, and %( )."""
-    return PLACEHOLDER.sub(_neutral, text)
-
-
-def _neutral(found: re.Match[str]) -> str:
-    if found[0].startswith("<"):
-        return re.sub(r"[<>|]", "_", found[0])
-    return re.sub(r"[%()]", "_", found[0]) if found[0].startswith("%(") else found[0]
 
 
 def count_gpus(per_node: str | None, gres: str | None) -> tuple[int | None, bool]:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.placeholders import PLACEHOLDER
 from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules.dataflow import GUARDS
 from allranks.analysis.lint.rules.requests import FORM_WHY, lines_of_system

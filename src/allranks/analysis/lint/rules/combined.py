@@ -273,6 +273,7 @@ EXIT_CODE_LOST = _all(
     status_flow.of_other_command,
     status_flow.cancels_itself,
     exit_codes.exit_code,
+    exit_codes.group_to_tee,
     status_flow.status_of_tee,
     status_flow.piped_function,
     status_flow.exit_behind_script,

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import LONG, slurm_option
-from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.placeholders import PLACEHOLDER
 from allranks.analysis.lint.records import Assignment, Directive, Violation
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 from allranks.utils.text import nearest_name

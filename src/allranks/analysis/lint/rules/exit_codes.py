@@ -231,6 +231,22 @@ def is_suspended(job: JobDescription, offset: int) -> bool:
     return bool(last) and any(re.match(r"\+\w*e", a.text) for a in last[-1].args)
 
 
+GROUP_TO_TEE = re.compile(r"(?m)^([ \t]*)[)}][^\n|#]*\|&?[ \t]*(tee)\b")
+
+
+def group_to_tee(job: JobDescription) -> Iterator[Violation]:
+    """Report a group of commands whose output goes to tee, which hides from ``set -e`` that the work in it failed."""
+    for found in GROUP_TO_TEE.finditer(job.code):
+        begins = [m.end() for m in re.finditer(rf"(?m)^{found[1]}[({{][ \t]*$", job.code[: found.start()])]
+        inside = [w for w in job.work if begins and begins[-1] < w.offset < found.start() and not w.in_substitution]
+        errexit, pipefail = shell_flags(job, found.start())
+        if inside and errexit and not pipefail and "PIPESTATUS" not in job.code:
+            what = name_of_work(job, inside[0])
+            text = f"the group with {what} is piped, so its exit code is lost: a pipe returns that of its last command"
+            yield Violation(found.start(2), text, fix=_add_pipefail(job, errexit))
+            return
+
+
 # ------------------------------------------------------------------------------------------- set -u
 
 UNBOUND_WHY = "With set -u the shell stops at a variable that is not set, with 'unbound variable'; a batch system need not set this one."

@@ -74,6 +74,9 @@ TAKES_APART = (
 WRITTEN_PART = re.compile(r"\|[ \t]*" + CUT)
 
 
+READS_ARRAY = re.compile(r"\bread\b[^<|;]*\s-\w*a\s+(\w+)")
+
+
 def list_at_commas(job: JobDescription) -> Iterator[Violation]:
     """Report a compressed list of nodes that is taken apart at its commas."""
     one = job.nodes == 1 and (job.is_batch or not job.multi_node) and "nodes" in job.heading
@@ -89,6 +92,9 @@ def list_at_commas(job: JobDescription) -> Iterator[Violation]:
     for pattern in TAKES_APART:
         for found in re.finditer(pattern.replace("NAME", "|".join(map(re.escape, sorted(names)))), job.code):
             line = job.line_of(found.start(1))
+            array = READS_ARRAY.search(line)
+            if array and not any(u.name == array[1] for u in job.uses):
+                continue
             if not EXPANDS.search(line) and not re.match(r"\s*(?:export\s+)?\w*(?:ADDR|MASTER)\w*=", line):
                 yield Violation(
                     found.start(1),

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.placeholders import PLACEHOLDER
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.utils.redaction import (
     holds_secret,

@@ -127,7 +127,7 @@ def typographic(job: JobDescription) -> Iterator[Violation]:
     seen: set[int] = set()
     for found in TYPOGRAPHIC_WORD.finditer(job.text):
         line = job.lines.place(found.start())[0]
-        directive = job.lines.line(line).startswith("#SBATCH")
+        directive = job.lines.line(line).startswith("#SBATCH") or (line == 1 and job.text.startswith("#!"))
         blank = (
             found[0] in BLANKS
             and line in commands

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import ALIASES, LONG, SHORT, slurm_option, srun_end
-from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.placeholders import PLACEHOLDER
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 from allranks.analysis.lint.rules.directives import COUNTS, FOREIGN, REFUSED_WHY, invalid
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN

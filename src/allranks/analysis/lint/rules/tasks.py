@@ -542,7 +542,7 @@ def fewer(job: JobDescription) -> Iterator[Violation]:
         asked = job.number(launch.value("nnodes", "num_machines"))
         if option is None or not started or not asked or launch.srun is None:
             continue
-        if launch.call.in_loop or launch.call.in_function:
+        if any(c.in_loop or c.in_function for c in (launch.call, launch.srun)):
             continue  # it starts one step per round, or per call
         together = launch.call.under[0].after == "&" or slurm_options(launch.srun).keys() & {"nodelist", "relative"}
         group = launch.kind if together else str(option.arg.offset)

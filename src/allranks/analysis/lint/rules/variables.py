@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.placeholders import neutralise_placeholders
 from allranks.analysis.lint.records import Assignment, Severity, Violation
 from allranks.analysis.lint.rules.dataflow import used_elsewhere
 from allranks.planning.env_vars import DEPRECATED_VARIABLES, UNREAD_VARIABLES, is_known_variable, nearest_variable
@@ -514,11 +515,12 @@ def not_a_number(job: JobDescription) -> Iterator[Violation]:
     for item in job.assignments:
         if not item.removed and not item.items and RENDEZVOUS_PORT.match(item.name):
             yield from _port_hits(job, item)
+    open_parts = {neutralise_placeholders(text) for _, text in job.placeholders}
     for launch in job.launches:
         for name in COUNT_OPTIONS:
             option = launch.option(name)
             value = (option.value or "") if option else ""
-            literal = value and not re.search(r"[$`<>{}\[\]*+]", value)
+            literal = value and value not in open_parts and not re.search(r"[$`<>{}\[\]*+]", value)
             if option and literal and not COUNT.fullmatch(value.strip("\"'")):
                 yield Violation(
                     option.arg.offset, f"--{name}={value!r} is not a number", why=NUMBER_WHY, cure=f"--{name}=<n>"
