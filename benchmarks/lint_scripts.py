@@ -11,7 +11,8 @@ scores another version of the package, whose folder holds `allranks`.
 
 `--in-repositories` lays each script into a checkout of its own, as a user would have it, with the log folders that ``folders.tsv`` (file,
 folder, exists) says its repository has: a script alone does not show whether a folder exists. `--slurm-version` gives lint the version
-of Slurm; traps whose lines ``slurm_folders.tsv`` (file, line) lists do not count then, as they are folders that newer versions create.
+of Slurm; from 23.02 on, traps whose lines ``slurm_folders.tsv`` (file, line) lists do not count, as newer versions do not have them: folders
+that they create, and steps that get the CPUs of the job again (23.11).
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def score(
     labels = rows(folder / "labels.tsv")
     names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name not in NOT_SCRIPTS)
     traps = [row for row in labels if row.get("trap") and row.get("kind", "trap") not in ("correct", "good", "minor")]
-    if slurm_version:
+    if slurm_version and tuple(map(int, slurm_version.split(".")[:2])) >= (23, 2):
         created = {(r["file"], r["line"]) for r in rows(folder / "slurm_folders.tsv")}
         traps = [row for row in traps if (row["file"], row["line"]) not in created]
     faulty = {row["file"] for row in traps}
@@ -198,7 +199,7 @@ def main() -> None:
     parser.add_argument("--first-look", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--judgements", type=Path)
     parser.add_argument("--source", type=Path, help="score this version, and beside it the one that runs")
-    parser.add_argument("--slurm-version", metavar="23.11", help="the version that the clusters have, 23.02 or newer")
+    parser.add_argument("--slurm-version", metavar="23.11", help="the version that the clusters have")
     parser.add_argument("--in-repositories", action="store_true", help="lay each script into a checkout of its own")
     parser.add_argument("--json", type=Path, help="add the figures to this file")
     parser.add_argument("--name", default="", help="name of this round in the file")

@@ -272,9 +272,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if d_hidden is None and d_weight is None and d_bias is None:
                 continue
             slope = p.scatter_add_(1, index, torch.full_like(index, -1, dtype=torch.float32))
-            if slope.device.type != "cpu" or not kept.all():  # asking a GPU would be a host sync
-                slope.mul_(kept.unsqueeze(1))
-            slope = slope.to(hidden.dtype)
+            slope = slope.mul_(kept.unsqueeze(1)).to(hidden.dtype)
             del p
             if d_hidden is not None:
                 torch.mm(slope, weight, out=d_hidden[here])
