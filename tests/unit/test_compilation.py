@@ -70,7 +70,7 @@ def test_epochs_count_by_the_rows_and_are_assumed_where_those_are_unknown() -> N
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        (("cluster.device=cpu",), "compiled steps ran at 0.85 times the speed in a bare loop on two CPU ranks; at least 1.05 is required"),
+        (("cluster.device=cpu",), "compiled steps ran at 0.82 times the speed in a bare loop on two CPU ranks; at least 1.05 is required"),
         (("strategy.name=deepspeed_zero3",), "deepspeed_zero3 gathers weights within the blocks"),
         (("train.deterministic=true",), "train.deterministic"),
         (("data.packing=isolated",), "data.packing: isolated, where batches differ in their number of rows, was not measured"),
@@ -111,7 +111,7 @@ def test_plan_says_what_was_decided(capsys: pytest.CaptureFixture[str]) -> None:
     show_plan(planned(), as_json=False)
     assert "transformer blocks are compiled: 1,000 steps of at least" in capsys.readouterr().out
     show_plan(planned("cluster.device=cpu"), as_json=False)
-    assert "transformer blocks are not compiled: compiled steps ran at 0.85 times the speed" in capsys.readouterr().out
+    assert "transformer blocks are not compiled: compiled steps ran at 0.82 times the speed" in capsys.readouterr().out
     show_plan(planned("model.compile=false"), as_json=False)
     assert "blocks are" not in capsys.readouterr().out
     show_plan(planned(), as_json=True)
