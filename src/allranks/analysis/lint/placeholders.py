@@ -36,7 +36,7 @@ def _lines_with_placeholders(text: str) -> tuple[tuple[int, str], ...]:
 
 
 def neutralise_placeholders(text: str) -> str:
-    """Return the text with the signs of placeholders replaced that a shell would read: <, >, and %( )."""
+    """Return the text with the signs of placeholders replaced that a shell would read: <, >, %( ), and those of a text behind ``=#``."""
     return PLACEHOLDER.sub(_neutral, text)
 
 

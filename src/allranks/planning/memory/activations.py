@@ -322,7 +322,7 @@ def probabilities_in_place(element: int, device: str) -> bool:
 def logits_bytes(model: Shapes, batch: MicroBatch) -> int:
     """Return bytes of the logits that exist at a time, in the dtype of compute and in float32, and of their log-probabilities.
 
-    Their gradient is written over the latter, so it needs no further memory.
+    Their gradient is written over the latter, so it needs no further memory, and so may the probabilities be over the logits.
     """
     c = model.config
     if c.family in (*ENCODERS, MLP) or c.labels:

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 
-ENGINES = {"docker", "nvidia-docker", "podman", "podman-hpc", "nerdctl"}
-FLAG = re.compile(
+DOCKER = {"docker", "nvidia-docker", "podman", "nerdctl"}
+ENGINES = {*DOCKER, "podman-hpc"}
+DOCKER_FLAG = re.compile(
     r"-[ditPq]+|--(?:detach|interactive|tty|publish-all|quiet|rm|init|privileged|read-only|no-healthcheck|oom-kill-disable|replace|sig-proxy)(?:=\w+)?"
 )
+"""Options of ``docker run`` that take no value in a word of its own."""
 
 
 def options_of_run(call: ProgramCall) -> tuple[list[tuple[str, str, Argument]], list[str]]:
@@ -31,7 +33,7 @@ def options_of_run(call: ProgramCall) -> tuple[list[tuple[str, str, Argument]], 
     while i < len(args) and args[i].text.startswith("-"):
         word = args[i].text
         name, equals, value = word.partition("=")
-        if FLAG.fullmatch(word):
+        if DOCKER_FLAG.fullmatch(word):
             found.append((word, "", args[i]))
         elif equals and word.startswith("--"):
             found.append((name, value, args[i]))

@@ -18,6 +18,7 @@ from allranks.analysis.lint.command_options import (
 )
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Severity, Violation
+from allranks.analysis.lint.rules.containers import DOCKER, DOCKER_FLAG
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN
 
 CONDA_WHY = "conda activate needs a function that conda's start-up code defines. A batch script does not run it, and goes on with the caller's Python."
@@ -405,10 +406,6 @@ ENDED_WHY = "The container's shell ends with its script, and with it what the sc
 ENDED_CURE = 'put the launch into the same script: bash -c "source env.sh; torchrun ..."'
 NO_COMMAND_WHY = "srun starts no task and fails; what was meant to be its command runs once, in the batch script."
 NO_COMMAND_CURE = "a backslash at the end of the line, so that the next one is its command"
-DOCKER = {"docker", "nvidia-docker", "podman", "nerdctl"}
-DOCKER_FLAGS = re.compile(
-    r"-[ditPq]+|--(?:detach|interactive|tty|publish-all|quiet|rm|init|privileged|read-only|no-healthcheck|oom-kill-disable|replace)(?:=\w+)?"
-)
 LONG_FLAGS = {"detach": "d", "interactive": "i", "tty": "t"}
 SSH_VALUED = set("bcDEeFIiJLlmOopQRSWw")
 NO_SESSION = set("NfOVGQWT")  # of ssh: tunnels, the background, control commands, queries
@@ -456,7 +453,7 @@ def _docker_flags(call: ProgramCall) -> tuple[str, set[str], Argument | None]:
     while i < len(args) and args[i].text.startswith("-"):
         word = args[i].text
         own: set[str] = set()
-        if DOCKER_FLAGS.fullmatch(word):
+        if DOCKER_FLAG.fullmatch(word):
             name_of_flag = word[2:].partition("=")[0]
             own = {LONG_FLAGS.get(name_of_flag, "")} if word.startswith("--") else set(word[1:])
             i += 1
