@@ -28,6 +28,7 @@ TINY = {
     "head_dim": 16,
     "vocab_size": 512,
 }
+TOP_KERNELS = 12
 MEMORY_ERROR = 0.10  # docs/fit.md
 NO_COMPILER = "torch.compile needs a C compiler, and there is no cc, gcc or clang"
 
@@ -106,6 +107,7 @@ def bench(kit: Kit, name: str, path: Path, limit_s: float) -> dict[str, Any]:
             "wall_time_s",
         )
     }
+    figures["step_times_s"] = step_times(kit.work / "runs" / metrics["run_name"])
     figures |= {"micro_batch_size": micro, "planned_memory_bytes": planned, "plan_verdict": verdict}
     if planned:
         figures["planned_of_measured"] = round(planned / metrics["peak_memory_bytes"], 3)
@@ -135,19 +137,30 @@ def variant(
     return simple(action)
 
 
-def profiled(kit: Kit, limit_s: float) -> dict[str, Any]:
+def profiled(kit: Kit, limit_s: float, name: str = "profiled", **sections: dict[str, Any]) -> dict[str, Any]:
     """A bench with a profile window, and `allranks trace` of it."""
     began, model = time.monotonic(), base_model(kit, "part", limit_s)
-    path = bench_spec(
-        kit, "profiled", model, train={"max_steps": 14}, observe={"profile": {"wait": 5, "warmup": 2, "active": 3}}
-    )
-    figures = bench(kit, "profiled", path, limit_s)
+    window = {"profile": {"wait": 5, "warmup": 2, "active": 3}}
+    path = bench_spec(kit, name, model, train={"max_steps": 14}, observe=window, **sections)
+    figures = bench(kit, name, path, limit_s)
     left = max(limit_s - (time.monotonic() - began), 20)
     trace = kit.allranks("trace", ["trace", str(kit.work / "runs" / figures["run_name"])], left)
     ranks = [rank for report in trace["reports"] for rank in report["ranks"]]
     if not ranks or not ranks[0]["steps"] or ranks[0]["device"] != ("cpu" if kit.rehearsal else "gpu"):
         raise CheckFailed(f"allranks trace found no steps of a rank on {kit.device}: {str(trace)[:300]}")
-    return figures | {"trace": ranks[0]["total"], "steps_traced": len(ranks[0]["steps"])}
+    kernels = [
+        {"name": k["name"][:80], "count": k["count"], "total_s": round(k["total_s"], 6)}
+        for report in trace["reports"]
+        for k in report["top_kernels"][:TOP_KERNELS]
+    ]
+    return figures | {"trace": ranks[0]["total"], "steps_traced": len(ranks[0]["steps"]), "kernels": kernels}
+
+
+def profiled_compiled(kit: Kit, limit_s: float) -> dict[str, Any]:
+    """The same with compiled blocks."""
+    if not kit.compiler:
+        raise NotPossible(NO_COMPILER)
+    return profiled(kit, limit_s, "profiled_compiled", model={"compile": True})
 
 
 def step_floor(kit: Kit, limit_s: float) -> dict[str, Any]:
@@ -239,6 +252,13 @@ def stopped_and_resumed(kit: Kit, limit_s: float) -> dict[str, Any]:
     if metrics["steps"] != steps or metrics["attempts"] != 2:
         raise CheckFailed(f"resumed: {metrics['steps']} steps in {metrics['attempts']} attempts")
     return {"stopped_at": stopped[0], "steps": metrics["steps"], "checkpoint_s": metrics["checkpoint_s"]}
+
+
+def step_times(run: Path) -> list[float]:
+    """Return the seconds of each step of rank 0, in order."""
+    lines = (run / "events" / "rank0.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines if line.startswith('{"event":"step"') and line.endswith("}")]
+    return [s for e in events for s in e.get("step_times_s") or [e["step_time_s"]]]
 
 
 def steps_done(run: Path) -> int:

@@ -16,6 +16,7 @@ from benchmarks.gpu_benches import (
     full_model_compiled,
     memory_of_benches,
     profiled,
+    profiled_compiled,
     step_floor,
     stopped_and_resumed,
     variant,
@@ -264,6 +265,7 @@ STAGES = (
         "correctness",
         480,
         (
+            Check("smoke", "smoke tests 01 02 03 05, tiny", 300, simple(smoke)),  # the longest begins first
             Check("one_rank", "every strategy on one rank equals plain torch", 300, tests(STRATEGY_TESTS, "one_rank")),
             Check("nan", "a NaN in step 5 leaves the weights of step 4", 240, tests(RUN_TESTS, "nan", parallel=True)),
             Check(
@@ -292,7 +294,6 @@ STAGES = (
             ),
             Check("memory", "peak memory is what plan says", 200, tests(RUN_TESTS, "memory", parallel=True)),
             Check("doctor", "allranks doctor", 60, simple(doctor)),
-            Check("smoke", "smoke tests 01 02 03 05, tiny", 150, simple(smoke)),
             Check("sharing", "allranks compare, two Gloo ranks on one device", 180, simple(two_on_one)),
             Check("several", "allranks compare, one NCCL rank per GPU", 300, simple(several)),
             Check("demo", "20 steps of the demo in bf16 under every strategy", 240, demo),
@@ -334,6 +335,7 @@ STAGES = (
             ),
             Check("floor", "the matrix products and attention of 8 layers alone", 60, simple(step_floor)),
             Check("profiled", "8 layers with a profile window, and allranks trace", 120, simple(profiled)),
+            Check("profiled_compiled", "the same with torch.compile", 150, simple(profiled_compiled)),
             Check(
                 "flex",
                 "8 layers, packed rows isolated by FlexAttention",

@@ -30,9 +30,10 @@ ON_A_GPU: dict[str, tuple[str, ...]] = {
     "Perceptrons": ("smoke",),
     "Comparison": ("sharing",),
     "Smoke tests": ("smoke",),
+    "Recomputation, compiled blocks": ("compiled", "recomputed", "selective"),
     "Memory estimate": ("memory", "bench_memory"),
     "Hangs and stragglers": ("spin",),
-    "Profile and traces": ("profiled",),
+    "Profile and traces": ("profiled", "profiled_compiled"),
     "Preflight on nodes": ("doctor",),
 }
 # What only a GPU can show, and no test of the table.
@@ -40,8 +41,8 @@ GPU_ONLY: dict[str, tuple[str, ...]] = {
     "No host synchronisation within a step": ("host_sync",),
     "Batches that are copied ahead": ("batches",),
     "Speed and MFU of LoRA, 8 layers of 7B": ("plain", "isolated", "recomputed"),
-    "torch.compile": ("compiled", "flex"),
-    "A 7B model": ("full",),
+    "torch.compile": ("compiled", "compiled_isolated", "flex"),
+    "A 7B model": ("full", "full_compiled"),
     "Unit tests with CUDA": ("unit",),
 }
 ON_SEVERAL = ("Strategies give the same result", "Comparison")
@@ -169,6 +170,7 @@ def device_page(record: Mapping[str, Any]) -> str:
         *(["**Rehearsal on a CPU with tiny sizes; not a result of a GPU.**", ""] if record["rehearsal"] else []),
         f"{facts}; C compiler: {record['compiler'] or 'none'}.",
         "",
+        *([record["note"], ""] if record.get("note") else []),
     ]
     for stage, found in record["stages"].items():
         checks = found["checks"].values()

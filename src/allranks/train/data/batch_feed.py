@@ -132,6 +132,8 @@ class BatchFeed:
         *,
         ahead: bool | None = None,
     ) -> None:
+        if device.type == "cuda" and device.index is None:  # a thread cannot choose "the current one" of another thread
+            device = torch.device("cuda", torch.cuda.current_device())
         self._make, self._device = make_batch, device
         self._rows: Iterator[Rows] = (rows for step in range(first, last) for rows in order.micro_batches(step))
         self._coming: Future[SentBatch] | None = None
