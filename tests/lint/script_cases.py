@@ -147,7 +147,6 @@ SCRIPT_GOOD: list[tuple[str, str]] = [
     ("exit-code-lost", TWO + "f() { torchrun x.py; }\necho done\n"),
     ("exit-code-lost", TWO + "if " + RUN + MEET.rstrip() + "; then\n  ls\nfi\necho done\n"),
     ("exit-code-lost", TWO.replace("#!/bin/bash", "#!/bin/bash -e") + RUN + MEET + "echo done\n"),
-    ("exit-code-lost", TWO + RUN + MEET + "wait\n"),
     ("set-e", TWO + "set -e\n" + RUN + MEET + "ls\nrc=$?\n"),
     ("node-local-file", TWO + RUN + "--master_addr=$H train.py --log_dir=/tmp/$USER/logs\n"),
     ("node-local-file", TWO + "torchrun --nproc_per_node=4 /tmp/$USER/x.py\n"),

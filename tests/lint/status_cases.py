@@ -92,4 +92,37 @@ WAITS: list[tuple[str, str, int, str]] = [
     ("blocks-script", "#!/bin/bash\ngunicorn app:app --daemon\npython client.py\n", 0, ""),
 ]  # fmt: skip
 
-STATUS_CASES = [*REPLACED, *ENDS, *WAITS]
+
+LAST: list[tuple[str, str, int, str]] = [
+    ("exit-code-lost", GPU + RUN + "echo done\n", 4, "warning"),
+    ("exit-code-lost", GPU + RUN + "\necho\necho end: $(date)\n", 6, "warning"),
+    ("exit-code-lost", GPU + RUN + "date\n", 4, "warning"),
+    ("exit-code-lost", GPU + RUN + "seff $SLURM_JOB_ID\n", 4, "warning"),
+    ("exit-code-lost", GPU + RUN + "conda deactivate\n", 4, "warning"),
+    ("exit-code-lost", GPU + "source venv/bin/activate\n" + RUN + "deactivate\n", 5, "warning"),
+    ("exit-code-lost", GPU + RUN + "echo done\nexit\n", 4, "warning"),
+    ("exit-code-lost", GPU + RUN + "wait\n", 4, "warning"),
+    ("exit-code-lost", GPU + RUN + "rm -rf cache\n", 4, "warning"),
+    ("exit-code-lost", "#!/bin/bash\n#PBS -l select=1:ngpus=1\n" + RUN + "date\n", 4, "warning"),
+    ("exit-code-lost", GPU + "for s in 1 2; do\n  python train.py $s\ndone\necho done\n", 6, "warning"),
+    ("exit-code-lost", GPU + RUN + "cp -r out $HOME\n", 4, "note"),
+    ("exit-code-lost", GPU + "set -e\n" + RUN + "echo done\n", 0, ""),
+    ("exit-code-lost", "#!/bin/bash -e\n#SBATCH --gres=gpu:1\n" + RUN + "echo done\n", 0, ""),
+    ("exit-code-lost", GPU + RUN + "rc=$?\necho done\nexit $rc\n", 0, ""),
+    ("exit-code-lost", GPU + "trap 'echo failed' ERR\n" + RUN + "echo done\n", 0, ""),
+    ("exit-code-lost", GPU + "python train.py && echo done\n", 0, ""),
+    ("exit-code-lost", GPU + "if python train.py; then\n  echo done\nelse\n  exit 1\nfi\n", 0, ""),
+    ("exit-code-lost", GPU + "python -m pip install torch\n./serve\necho done\n", 5, "note"),
+    ("exit-code-lost", GPU + 'CMD="python train.py"\necho "$CMD"\n$CMD\n', 0, ""),
+    ("exit-code-lost", GPU + "nvidia-smi -l 9 >> log &\n" + RUN + "kill $!\nwait\n", 0, ""),
+    ("exit-code-lost", GPU + RUN + "deactivate\n", 4, "note"),
+    ("exit-code-lost", "#!/bin/bash\n" + RUN + "echo done\n", 0, ""),
+]
+
+MOUNTED = "#!/bin/bash\n#SBATCH --nodes=1\nsingularity exec {} \\\n    image.sif \\\n    python train.py\n"
+TARGETS: list[tuple[str, str, int, str]] = [
+    ("broken-line", MOUNTED.format("--env PYTHONPATH=/a:/usr/bin/python"), 0, ""),
+    ("broken-line", MOUNTED.format("-B /opt/python:/opt/python"), 0, ""),
+]
+
+STATUS_CASES = [*REPLACED, *ENDS, *WAITS, *LAST, *TARGETS]

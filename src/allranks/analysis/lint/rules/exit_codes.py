@@ -91,10 +91,15 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
                 yield hit
                 return
             doubtful.append(hit)
-        elif job.is_batch and end.program not in LAST and end.program != "srun":
+        elif job.is_batch and end.program not in LAST | {"srun"} and not is_stored(job, outer):
             text = f"the job ends with the exit code of '{end.written}', even if {what} failed"
             doubtful.append(Violation(end.offset, text, cure=EXIT_CURE, severity="note"))
     yield from doubtful[:1]
+
+
+def is_stored(job: JobDescription, call: ProgramCall) -> bool:
+    """Return whether the command stands in the value of a variable, so that the place where it runs is unknown."""
+    return any(call.offset in a.source.at for a in job.assignments)
 
 
 def _ends_with(job: JobDescription, outer: ProgramCall, last: ProgramCall | None) -> bool:
