@@ -277,8 +277,12 @@ def basename(word: str) -> str:
     return PurePosixPath(word).name if "/" in word and not word.endswith("/") else word
 
 
+NO_TARGET = re.compile(r"\s|^-*[A-Za-z_][\w-]*=|:/")
+"""Values of options that may end like a program: ``PYTHONPATH=/opt/python``, ``/opt/python:/opt/python``."""
+
+
 def is_target(word: str) -> bool:
-    if re.search(r"\s", word):
+    if NO_TARGET.search(word):
         return False
     name = basename(word)
     return (
