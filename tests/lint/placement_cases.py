@@ -10,6 +10,7 @@ ADDRESS = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | 
 MEET = "--rdzv_backend=c10d --rdzv_endpoint=$MASTER_ADDR:$PORT"
 EACH = "srun -c32 bash -c 'torchrun --nnodes=2 --nproc_per_node=4 " + MEET + " --rdzv_id={} x.py'\n"
 PBS_TWO = "#!/bin/bash\n#PBS -l select=2:ncpus=32:ngpus=4\n"
+SLOTS = "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=20\n"
 LSF_TWO = "#!/bin/bash\n#BSUB -nnodes 2\n"
 LSF_ONE = '#!/bin/bash\n#BSUB -n 8\n#BSUB -R "span[hosts=1]"\n#BSUB -gpu "num=4"\n'
 LOOP = 'i=0\nfor n in $(scontrol show hostnames); do\n  ssh "$n" {}\n  i=$((i+1))\ndone\n'
@@ -60,6 +61,21 @@ STARTS: list[tuple[str, str, int, str]] = [
     ("one-node-only", LSF_TWO + "horovodrun -np 12 python x.py\n", 0, ""),
     ("idle-nodes", '#!/bin/bash\n#BSUB -n 4\n#BSUB -R "span[ptile=2]"\npython x.py\n', 4, "warning"),
     ("idle-nodes", "#!/bin/bash\n#COBALT -n 2 -t 10\npython x.py\n", 3, "warning"),
+    ("idle-nodes", "#!/bin/bash\n#SBATCH -N 4\n#SBATCH --array=0-9\npython x.py $SLURM_ARRAY_TASK_ID\n", 4, "warning"),
+    ("idle-nodes", "#!/bin/bash\n#SBATCH -N 4\n#SBATCH --array=0-9\nsrun python x.py $SLURM_ARRAY_TASK_ID\n", 0, ""),
+    ("idle-nodes", "#!/bin/bash\n#SBATCH -N 4\n#SBATCH --array=0-9\npython -m scoop --host $H x.py\n", 0, ""),
+    ("idle-nodes", "#!/bin/bash\n#PBS -l select=21:ncpus=40\npython x.py\n", 3, "warning"),
+    ("idle-nodes", "#!/bin/bash\n#PBS -l select=4:system=polaris\npython x.py\n", 3, "warning"),
+    ("idle-nodes", "#!/bin/bash\n#PBS -l select=4 -l filesystems=home\npython x.py\n", 3, "warning"),
+    ("idle-nodes", "#!/bin/bash\n#PBS -l select=4:ncpus=8\npython x.py\n", 0, ""),
+    ("idle-nodes", "#!/bin/bash\n#PBS -l select=4:ncpus=20\npython x.py\n", 0, ""),
+    ("idle-nodes", SLOTS + "mpirun -np 20 python x.py\n", 4, "warning"),
+    ("idle-nodes", SLOTS + "N=11\nmpiexec -n $N ./a.out\n", 5, "warning"),
+    ("idle-nodes", SLOTS + "mpirun -np 80 python x.py\n", 0, ""),
+    ("idle-nodes", SLOTS + "mpirun -np 20 --map-by node python x.py\n", 0, ""),
+    ("idle-nodes", SLOTS + "mpirun -np 20 $OPTIONS python x.py\n", 0, ""),
+    ("idle-nodes", SLOTS + "mpirun -np 20 ./test || exit 1\nmy_mpirun ./a.out\n", 0, ""),
+    ("idle-nodes", SLOTS + "if a; then N=20; else N=80; fi\nmpirun -np $N ./a.out\n", 0, ""),
     ("idle-nodes", FOUR + "srun -N 1 -n 4 python x.py\n", 7, "warning"),
     ("idle-nodes", FOUR + "srun -n 1 python x.py\n", 7, "warning"),
     ("idle-nodes", FOUR + "srun -N 1 -n 4 python a.py &\nsrun -N 1 -n 4 python b.py &\nwait\n", 0, ""),

@@ -14,6 +14,8 @@ from allranks.analysis.lint.shell_tokens import MappedText
 LARGEST = 6  # digits of a count
 SEVERAL_GPUS = 4
 """Chunks with so many GPUs do not share a node on common clusters."""
+SEVERAL_CPUS, CPUS_OF_NODE = 16, 256
+"""Chunks of so many CPUs that together have more than a node cannot all share one."""
 
 
 class PbsRequest(msgspec.Struct, frozen=True):
@@ -74,7 +76,9 @@ def _pbs_request(resources: dict[str, str], place: int, late: tuple[int, ...]) -
     cpus = _count(own.get("ncpus") or own.get("ppn") or resources.get("ncpus") or "")
     gpus = _count(own.get("ngpus") or own.get("gpus") or resources.get("ngpus") or "")
     spread = "nodes" in resources or "scatter" in resources.get("place", "") or (gpus or 0) >= SEVERAL_GPUS
-    nodes = chunks if chunks == 1 or spread else None
+    large = (cpus or 0) >= SEVERAL_CPUS and (chunks or 0) * (cpus or 0) > CPUS_OF_NODE
+    whole = "system" in own or "filesystems" in resources  # ALCF gives whole nodes only
+    nodes = chunks if chunks == 1 or spread or large or whole else None
     lines = _count(own.get("mpiprocs") or own.get("ppn") or "1")
     return PbsRequest(chunks, nodes, cpus, gpus, lines, place, late)
 

@@ -57,6 +57,23 @@ PLACES = re.compile(
 OF_SCHEDULER = re.compile(r"\"?\$\{?(?:PBS_NODEFILE|LSB_DJOB_HOSTFILE|OAR_NODEFILE)\}?\"?")
 
 
+def is_placed(call: ProgramCall) -> bool:
+    """Return whether an option, or an unknown one, says where mpirun is to start its processes."""
+    unknown = any(n is not None and n.is_open and not a.text.startswith("-") for a, n in call.pairs())
+    return unknown or any(a.is_open or PLACES.fullmatch(a.text) for a in call.args)
+
+
+OTHER_MPI = re.compile(r"\w+[_-](?:mpirun|mpiexec|srun)|(?:mpirun|mpiexec)[_-]\w+")
+"""Commands of sites that start processes in place of mpirun."""
+
+
+def is_one_of_several(job: JobDescription, call: ProgramCall) -> bool:
+    """Return whether its count depends on the branch, or another command of the site starts the processes of the job."""
+    names = re.findall(r"\$\{?(\w+)", job.line_of(call.offset))
+    changing = any(len({a.value for a in job.by_name.get(name, ())}) > 1 for name in names)
+    return changing or call.after in ("||", "&&") or any(OTHER_MPI.fullmatch(c.written) for c in job.calls)
+
+
 def fills_first(job: JobDescription, starter: ProgramCall) -> tuple[int, int] | None:
     """Return the processes of an mpirun, as many as nodes, and how many of them its first node takes before the others get any."""
     total, slots = count_of(job, starter, TOTAL), slots_of_node(job)

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import PYTHON, slurm_options
 from allranks.analysis.lint.job import JobDescription, LauncherCall, count_gpus
-from allranks.analysis.lint.placement import EACH, MPI, count_of, started_by
+from allranks.analysis.lint.placement import (
+    EACH,
+    MPI,
+    count_of,
+    is_one_of_several,
+    is_placed,
+    slots_of_node,
+    started_by,
+)
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.ports import backend
 from allranks.analysis.lint.rules.steps import SPREADS_ITSELF, STARTS_ELSEWHERE, runs_script
@@ -161,7 +169,7 @@ SHORT_WORK = {
 def few_processes(job: JobDescription) -> Iterator[Violation]:
     """Report jsrun, aprun and mpirun with fewer processes than the job has nodes, if they are all that it starts."""
     nodes = job.nodes or 1
-    if not job.is_job or nodes < 2 or "array" in job.heading or job.submits or job.chooses_launcher:
+    if not job.is_job or nodes < 2 or job.submits or job.chooses_launcher:
         return
     outer = [c for c in job.calls if not c.under and not c.in_substitution]
     starters = [c for c in outer if c.program in STARTS_ELSEWHERE]
@@ -200,6 +208,11 @@ def _nodes_used(job: JobDescription, call: ProgramCall) -> tuple[int, int]:
     each = count_of(job, call, EACH)
     if each and call.program in MPI:
         return -(-total // each), total
+    slots = slots_of_node(job)
+    if slots and slots > 1 and call.program in MPI and total > (job.nodes or 1) and not is_placed(call):
+        if is_one_of_several(job, call):
+            return 0, 0
+        return -(-total // slots), total  # the first nodes are filled before the others get any
     counted = any(call in la.call.under for la in job.launches)  # idle-gpus compares these
     return (total, total) if call.program in MPI and not counted else (0, 0)
 

@@ -478,7 +478,7 @@ def _by_ssh(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
 STARTER_OPTION = re.compile(r"=[\"']?(?:srun|slurm|mpirun|mpiexec|aprun)\b")
 """Tells the program what it should start its own processes with."""
 SPREADS_ITSELF = re.compile(
-    r"(?:^|/)\w*launch\w*\.py$|--mpi[-_]\w+|--hosts\b|submitit|smartsim|dask|\bray\b|parsl|mpi4py|spark|hostfile|horovod|pip$|venv$|--\w+[-_]nodes=|"
+    r"(?:^|/)\w*launch\w*\.py$|--mpi[-_]\w+|--hosts?\b|^scoop$|submitit|smartsim|dask|\bray\b|parsl|mpi4py|spark|hostfile|horovod|pip$|venv$|--\w+[-_]nodes=|"
     rf"NODELIST|NODEFILE|{STARTER_OPTION.pattern}|^(?:mpirun|mpiexec|horovodrun|setup\.py)$"
 )
 TOTAL = re.compile(r"--(?:n|num)[-_]?gpus=(\d{1,6})")
@@ -492,7 +492,7 @@ def idle_nodes(job: JobDescription) -> Iterator[Violation]:
     if not job.is_job or (job.nodes or 1) < 2 or job.launches or not job.work or sources_unknown(job):
         return
     others = [c for c in job.calls if not c.in_substitution]
-    if "array" in job.heading or job.chooses_launcher or re.search(r"\bRADICAL_|\bradical\b", job.text):
+    if job.chooses_launcher or re.search(r"\bRADICAL_|\bradical\b", job.text):
         return
     if any(c.program in STARTS_ELSEWHERE or runs_script(c) for c in others):
         return
@@ -509,7 +509,7 @@ CLUSTERS = re.compile(r"(?i)\b(?:ray|dask|spark|mpi4py|submitit)\b")
 
 def _beside_steps(job: JobDescription) -> Iterator[Violation]:
     """Report a training without srun in a job of several nodes whose other programs srun starts, one after another."""
-    if not job.is_batch or (job.nodes or 1) < 2 or job.launches or len(job.work) != 1 or "array" in job.heading:
+    if not job.is_batch or (job.nodes or 1) < 2 or job.launches or len(job.work) != 1:
         return
     call, own = job.work[0], [c for c in job.calls if not c.in_substitution and not c.under]
     steps = [c for c in own if c.program in STARTS_ELSEWHERE]
@@ -525,13 +525,7 @@ def _beside_steps(job: JobDescription) -> Iterator[Violation]:
 
 def _small_step(job: JobDescription) -> Iterator[Violation]:
     """Report a job whose only step takes fewer nodes than the job has."""
-    if (
-        not job.is_batch
-        or (job.nodes or 1) < 2
-        or len(job.launches) != 1
-        or len(job.work) != 1
-        or "array" in job.heading
-    ):
+    if not job.is_batch or (job.nodes or 1) < 2 or len(job.launches) != 1 or len(job.work) != 1:
         return
     launch, steps = job.launches[0], [c for c in job.calls if c.program == "srun" and not c.in_substitution]
     srun = launch.srun

@@ -211,7 +211,7 @@ SERVES_ALONE = re.compile(
 
 def one_node_programs(job: JobDescription) -> Iterator[Violation]:
     """Report programs that use one node only in a job of several, without a command that starts them on the others."""
-    if not job.is_job or (job.nodes or 1) < 2 or job.submits or "array" in job.heading or job.sources_files:
+    if not job.is_job or (job.nodes or 1) < 2 or job.submits or job.sources_files:
         return
     if any((c.program in STARTS_ELSEWHERE or runs_script(c)) and not c.in_substitution for c in job.calls):
         return
@@ -234,7 +234,7 @@ TOLD_NODES = re.compile(r"(?i)nnodes|num_?nodes|node_?rank|base_?rank|world_?siz
 
 def one_node_launchers(job: JobDescription) -> Iterator[Violation]:
     """Report a launcher of one node's ranks that is started once in a job of several nodes and told nothing about them."""
-    if not job.is_job or (job.nodes or 1) < 2 or job.submits or "array" in job.heading or job.sources_files:
+    if not job.is_job or (job.nodes or 1) < 2 or job.submits or job.sources_files:
         return
     if any((c.program in STARTS_ELSEWHERE or runs_script(c)) and not c.in_substitution for c in job.calls):
         return
