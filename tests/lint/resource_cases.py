@@ -28,7 +28,7 @@ WAITS: list[tuple[str, str, int, str]] = [
     ("exit-code-lost", WAIT + 'for p in $(jobs -p); do wait "$p" || exit 1; done\n', 0, ""),
     ("exit-code-lost", WAIT.replace("x.py &", "x.py & pids+=($!)") + 'wait "${pids[@]}"\n', 0, ""),
     ("exit-code-lost", WAIT + "wait -n || exit 1\nwait\n", 0, ""),
-    ("exit-code-lost", TWO + EACH.format("srun -N1 -n1 --exact python x.py --seed $i") + "wait\n", 10, "note"),
+    ("exit-code-lost", TWO + EACH.format("srun -N1 -n1 --exact python x.py --seed $i") + "wait\n", 10, "warning"),
     ("exit-code-lost", LOCAL, 5, "note"),  # started at a terminal, perhaps
     ("exit-code-lost", LOCAL.replace("for i", "hosts=($(cat $PBS_NODEFILE))\nfor i"), 6, "warning"),
     ("exit-code-lost", TWO + "srun nvidia-smi -l 60 &\n" + f"srun {RANK}\nwait\n", 0, ""),

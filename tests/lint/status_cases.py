@@ -119,10 +119,22 @@ LAST: list[tuple[str, str, int, str]] = [
     ("exit-code-lost", "#!/bin/bash\n" + RUN + "echo done\n", 0, ""),
 ]
 
+EACH_GPU = "for g in 0 1; do\n  CUDA_VISIBLE_DEVICES=$g python train.py &\ndone\n"
+BEHIND: list[tuple[str, str, int, str]] = [
+    ("exit-code-lost", GPU + "python a.py &\npython b.py &\nwait\n", 5, "warning"),
+    ("exit-code-lost", GPU + "set -e\n" + EACH_GPU + "wait\n", 7, "warning"),
+    ("exit-code-lost", GPU + EACH_GPU + "wait\necho done\ndate\n", 6, "warning"),
+    ("exit-code-lost", GPU + EACH_GPU + "wait\npython merge.py\n", 0, ""),
+    ("exit-code-lost", GPU + "python a.py & p=$!\npython b.py & q=$!\nwait $p && wait $q\n", 0, ""),
+    ("exit-code-lost", GPU + "python monitor.py &\npython train.py\n", 0, ""),
+    ("exit-code-lost", GPU + "python -m vllm.entrypoints.api_server --model m &\nwait\n", 0, ""),
+    ("exit-code-lost", "#!/bin/bash\n" + EACH_GPU + "wait\n", 0, ""),
+]
+
 MOUNTED = "#!/bin/bash\n#SBATCH --nodes=1\nsingularity exec {} \\\n    image.sif \\\n    python train.py\n"
 TARGETS: list[tuple[str, str, int, str]] = [
     ("broken-line", MOUNTED.format("--env PYTHONPATH=/a:/usr/bin/python"), 0, ""),
     ("broken-line", MOUNTED.format("-B /opt/python:/opt/python"), 0, ""),
 ]
 
-STATUS_CASES = [*REPLACED, *ENDS, *WAITS, *LAST, *TARGETS]
+STATUS_CASES = [*REPLACED, *ENDS, *WAITS, *LAST, *BEHIND, *TARGETS]

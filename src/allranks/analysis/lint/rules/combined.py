@@ -285,6 +285,7 @@ EXIT_CODE_LOST = _all(
     results.piped_script,
     exit_codes.always_success,
     left_unused.counted_failures,
+    last_commands.hides_results_of_background,
     waiting.results_of_wait,
 )
 BACKGROUND_NOT_AWAITED = _all(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.exit_codes import commands_after, is_looked_at, is_stored, name_of_work, shell_flags
+from allranks.analysis.lint.rules.waiting import CHECKS_RESULTS, QUIET, RESULT_CURE, RESULT_WHY, server_awaited
 
 LAST_CURE = "rc=$? directly behind the work, and exit $rc as the last line; or set -e at the top"
 TELLS = {
@@ -19,6 +20,9 @@ TELLS_WITH = {
     "conda": {"deactivate", "env", "info", "list"}, "mamba": {"deactivate"}, "micromamba": {"deactivate"}, "source": {"deactivate"}, ".": {"deactivate"},
     "scontrol": {"show"}, "pyenv": {"deactivate"}, "module": {"unload", "purge", "list", "rm"},
 }  # fmt: skip
+SERVES = re.compile(
+    r"\bapi_server\b|\bserve\b|\bhttp\.server\b|\bjupyter\b|\bsglang\.launch_server\b|\btext-generation-launcher\b"
+)
 REMOVES_QUIETLY = re.compile(r"-\w*f\w*|--force")
 
 
@@ -68,3 +72,26 @@ def _always_succeeds(job: JobDescription, end: ProgramCall, later: list[ProgramC
     ):
         return False
     return end.program in TELLS or (bool(words) and words[0] in TELLS_WITH.get(end.program, ()))
+
+
+def hides_results_of_background(job: JobDescription) -> Iterator[Violation]:
+    """Report a plain ``wait`` as the end of a job whose work runs in the background: it returns 0, even with set -e."""
+    works = [w for w in job.work if not w.in_substitution]
+    behind = [w for w in works if job.runs_in_background(w)]
+    if not job.is_job or job.submits or not behind or any(w.in_function or w.tested for w in works):
+        return
+    if len(behind) < len(works) and works[-1] is not behind[-1]:
+        return
+    if CHECKS_RESULTS.search(job.code) or any(True for _ in server_awaited(job)) or SERVES.search(job.code):
+        return
+    own = [c for c in job.calls if c.offset > behind[-1].offset and not c.under and not c.in_substitution]
+    place = next((n for n, c in enumerate(own) if c.program == "wait"), None)
+    if place is None or any(c.program not in QUIET and not _always_succeeds(job, c, own) for c in own[place + 1 :]):
+        return
+    call = own[place]
+    if call.args or call.in_function or call.tested or call.before in ("||", "&&") or call.after in ("||", "&&"):
+        return
+    if any(c.program == "exit" and c.args and c.args[0].text != "0" for c in own):
+        return
+    text = f"wait returns 0, even if {name_of_work(job, behind[0])} in the background failed: the job ends with success"
+    yield Violation(call.offset, text, why=RESULT_WHY, cure=RESULT_CURE)
