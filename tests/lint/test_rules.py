@@ -49,6 +49,7 @@ from tests.lint.subshell_cases import SUBSHELL_CASES
 from tests.lint.system_cases import SYSTEM_CASES
 from tests.lint.taken_cases import TAKEN_CASES
 from tests.lint.text_cases import TEXT_CASES
+from tests.lint.told_cases import TOLD_CASES
 from tests.lint.unused_cases import UNUSED_CASES
 from tests.lint.usage_cases import USAGE_CASES
 
@@ -86,6 +87,7 @@ CASES = [
     *PRECISION_CASES,
     *PLAIN_CASES,
     *TEXT_CASES,
+    *TOLD_CASES,
     *UNUSED_CASES,
     *USAGE_CASES,
     *FLOW_CASES,

@@ -67,7 +67,7 @@ RULES: tuple[LintRule, ...] = (
     # Rendezvous
     LintRule("fixed-port", "warning", combined.FIXED_PORT, ports.PORT_WHY, ports.PORT_CURE, ELASTIC, ANY),
     LintRule("ephemeral-port", "note", ports.ephemeral, ports.EPHEMERAL_WHY, ports.PORT_CURE, "enroot#243"),
-    LintRule("port-per-node", "error", ports.port_per_node, ports.PER_NODE_WHY, ports.PORT_CURE, "LLaMA-Factory's launcher"),
+    LintRule("port-per-node", "error", combined.PORT_PER_NODE, ports.PER_NODE_WHY, ports.PORT_CURE, "LLaMA-Factory's launcher"),
     LintRule("fixed-rendezvous-id", "note", combined.FIXED_RENDEZVOUS_ID, ports.ID_WHY, ports.ID_CURE, ELASTIC),
     LintRule("rendezvous-id-per-node", "error", rendezvous.id_per_node, rendezvous.ID_PER_NODE_WHY, rendezvous.ID_PER_NODE_CURE, ELASTIC),
     LintRule("node-rank-ignored", "note", rendezvous.node_rank, rendezvous.RANK_WHY, rendezvous.RANK_CURE, TORCHRUN + ", pytorch#150660"),
@@ -199,7 +199,7 @@ RULES: tuple[LintRule, ...] = (
     # Files
     LintRule("path-in-front", "error", commands.path_in_front, commands.PATH_WHY, "", SLURM + "; bash manual, shell variables"),
     LintRule("overwritten-output", "warning", combined.OVERWRITTEN_OUTPUT, subshells.OVER_WHY, "", "bash manual, redirections"),
-    LintRule("input-not-read", "warning", plain_commands.input_not_read, plain_commands.INPUT_WHY, "", "bash manual, redirections"),
+    LintRule("input-not-read", "warning", combined.INPUT_NOT_READ, plain_commands.INPUT_WHY, "", "bash manual, redirections"),
     LintRule("date-format", "warning", plain_commands.date_format, plain_commands.DATE_WHY, "", "date manual"),
     LintRule("joined-path", "warning", storage.joined_path, storage.SLASH_WHY, storage.SLASH_CURE, "bash manual, expansion"),
     LintRule("node-local-file", "error", combined.NODE_LOCAL_FILE, storage.LOCAL_WHY, storage.LOCAL_CURE, SLURM_TEST),

@@ -40,9 +40,11 @@ from allranks.analysis.lint.rules import (
     mismatched_names,
     near_misses,
     node_lists,
+    node_loops,
     options,
     plain_commands,
     ports,
+    program_launchers,
     programs,
     questions,
     quoting,
@@ -342,7 +344,9 @@ ASKS_FOR_ANSWER = _all(environments.asks, environments.asks_more, questions.asks
 NO_TERMINAL = _all(environments.terminal, questions.needs_terminal)
 STRAY_LINE = _all(commands.stray, near_misses.module_alone, word_slips.foreign_text, word_slips.written_prompts)
 UNTERMINATED = _all(shell.unterminated, grammar.syntax)
-NODE_COUNT = _all(tasks.count, counts.group_of_one, hostfiles.repeated_nodes)
+NODE_COUNT = _all(tasks.count, counts.group_of_one, hostfiles.repeated_nodes, node_loops.first_rank_of_loop)
+INPUT_NOT_READ = _all(plain_commands.input_not_read, plain_commands.tee_without_pipe)
+PORT_PER_NODE = _all(ports.port_per_node, node_loops.ports_of_loop)
 FIXED_RENDEZVOUS_ID = _all(ports.identity, hostfiles.stale_address)
 MISSING_COLON = _all(commands.missing_colon, commands.semicolon, commands.path_lost, activation.search_paths)
 VARIABLE_IN_DIRECTIVE = _all(directives.variable, batch_lines.literal_variables)
@@ -391,7 +395,14 @@ FEW_CPUS = _all(tasks.few_cpus, usage.one_cpu, usage.loader_workers, derived_cou
 THREADS = _all(tasks.oversubscribed, usage.threads_of_tasks, activation.threads_of_node, lost_values.set_over_request)
 OPTION_OF_PROGRAM = _all(submissions.late_options, submissions.submitted_program)
 DEPENDENCY = _all(submissions.dependency, submissions.wrong_field, submissions.last_of_loop)
-WORLD_SIZE = _all(tasks.world_size, counts.told_world, counts.told_nodes, counts.spawned_world, sizes.world_of_options)
+WORLD_SIZE = _all(
+    tasks.world_size,
+    counts.told_world,
+    counts.told_nodes,
+    counts.spawned_world,
+    sizes.world_of_options,
+    program_launchers.told_launcher,
+)
 TIME_UNIT = _all(steps.minutes, requests.hours_as_minutes)
 PATTERN_NOT_EXPANDED = _all(
     storage.unexpanded, requests.foreign_patterns, inner_texts.quoted_patterns, arrays.number_without_array
@@ -402,6 +413,7 @@ MASTER_ADDRESS = _all(
     launchers.without_address,
     ranks.node_record,
     several_nodes.own_network,
+    node_loops.addresses_of_loop,
 )
 LAUNCHER_OPTION = _all(
     options.launcher_option,

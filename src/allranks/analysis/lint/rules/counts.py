@@ -348,13 +348,16 @@ def told_nodes(job: JobDescription) -> Iterator[Violation]:
         told = {"nodes": _told(job, launch.call, NODES_OPTION), "devices": _told(job, launch.call, DEVICES_COUNT)}
         started, each = job.srun_nodes(launch.srun), job.tasks_per_node(launch.srun)
         nodes, devices = told["nodes"], told["devices"]
-        if nodes and devices and started and each and each > 1 and devices[0] == each and nodes[0] != started:
+        if (nodes and devices and started and each and each > 1 and devices[0] == each and nodes[0] != started) or (
+            nodes and devices and each == 1 and "nodes" in job.heading and started and started < nodes[0] <= MOST_NODES
+        ):
             yield _wrong_nodes(nodes, started)
         elif not devices and started and (each or 0) > 1 and (of_trainer := _told(job, launch.call, TRAINER_NODES)):
             if of_trainer[0] != started and "array" not in job.heading:
                 yield _wrong_nodes(of_trainer, started)
 
 
+MOST_NODES = 64
 TRAINER_NODES = re.compile(r"(?:--|\+{0,2})(?:pl_)?trainer\.num[-_]nodes")
 
 

@@ -353,6 +353,7 @@ def _near_accelerate(launch: LauncherCall) -> Iterator[Violation]:
 UNKNOWN_OPTION_WHY = (
     "The program stops with an error about the option and does nothing; without set -e the script goes on."
 )
+OF_DOCKER = {"-nv", "--gpu", "--gpus", "--gpus=all", "-it", "-v", "--volume", "--rm", "--cuda"}
 NO_SUCH_OPTION: dict[tuple[str, str], tuple[set[str], str]] = {
     ("pip", "install"): (
         {"-y", "--yes", "--force", "-n", "-p", "--channel", "--name", "--gpu", "--all"},
@@ -364,13 +365,21 @@ NO_SUCH_OPTION: dict[tuple[str, str], tuple[set[str], str]] = {
     ("conda", "deactivate"): ({"-n", "--name", "-y", "--yes"}, "conda deactivate"),
     ("conda", "install"): ({"--user", "--upgrade", "-U", "-r", "--requirement"}, "conda install -y"),
     ("conda", "create"): ({"--user", "-r", "--requirement"}, "conda create -y -n NAME"),
+    ("singularity", "exec"): (
+        OF_DOCKER | {"-s", "--shell"},
+        "--nv for GPUs, -B for folders; -s is for singularity shell only",
+    ),
+    ("singularity", "run"): (
+        OF_DOCKER | {"-s", "--shell"},
+        "--nv for GPUs, -B for folders; -s is for singularity shell only",
+    ),
 }
 DEACTIVATE_WHY = "conda stops with 'deactivate does not accept arguments'; as the last command this makes the job a failed one, whatever its work did."
-SYNONYMS = {"pip3": "pip", "mamba": "conda"}
+SYNONYMS = {"pip3": "pip", "mamba": "conda", "apptainer": "singularity"}
 
 
 def unknown_option(job: JobDescription) -> Iterator[Violation]:
-    """Report options that pip, conda and srun do not have."""
+    """Report options that pip, conda, singularity and srun do not have."""
     for call in job.calls:
         words = [a.text for a in call.args]
         program, rest = call.program, words
@@ -386,10 +395,17 @@ def unknown_option(job: JobDescription) -> Iterator[Violation]:
             yield Violation(call.offset, f"conda deactivate takes no name: {rest[1]} is refused", why=DEACTIVATE_WHY, cure="conda deactivate",
                             severity="warning" if last and not call.branch else "note")  # fmt: skip
         known = NO_SUCH_OPTION.get((program, rest[0])) if rest else None
-        for arg in call.args if known else ():
+        for index, arg in enumerate(call.args if known else ()):
+            if program == "singularity" and index > 1 and _stands_behind_image(words[index - 1], arg.text):
+                break
             if known and arg.text in known[0] and not arg.quoted:
                 yield Violation(arg.offset, f"{program} {rest[0]} has no option {arg.text}", cure=known[1])
                 break
+
+
+def _stands_behind_image(before: str, word: str) -> bool:
+    """Return whether a word is no value of an option in front of it, so that the container's own command follows."""
+    return not word.startswith("-") and not before.startswith("-")
 
 
 PER = ("cpus-per-task", "gpus-per-task", "gpus-per-node", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-gpu")
@@ -489,7 +505,10 @@ def misspelt_subcommands(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(call.args[place].offset, no_module, why=MODULE_WHY, cure=_module_of(module))
                 continue
             near = next((m for m in LAUNCH_MODULES if 0 < edits(module, m, 2) <= 2), None)
-            if module == "torchrun" or near:
+            if module in ("torch.distributed", "torch.distributed.elastic"):
+                text = f"{module} is a package that Python cannot run with -m"
+                yield Violation(call.offset, text, cure="python -m torch.distributed.run")
+            elif module == "torchrun" or near:
                 yield Violation(
                     call.offset, f"Python has no module {module}", cure=f"python -m {near or 'torch.distributed.run'}"
                 )

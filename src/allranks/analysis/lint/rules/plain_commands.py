@@ -46,6 +46,26 @@ def input_not_read(job: JobDescription) -> Iterator[Violation]:
         return
 
 
+TEE_WHY = "Without a pipe tee reads the input of the script, which is empty in a batch job: the file stays empty."
+
+
+def tee_without_pipe(job: JobDescription) -> Iterator[Violation]:
+    """Report ``command && tee FILE``, where ``command | tee FILE`` was meant."""
+    if job.kind != "script":
+        return
+    for call in job.calls:
+        if call.written != "tee" or call.before not in ("&&", "||") or call.in_function or call.in_substitution:
+            continue
+        files = [a.text for a in call.args if not a.text.startswith("-")]
+        if files and not any(r.operator in FEEDS for r in call.redirects) and not call.in_loop:
+            yield Violation(
+                call.offset,
+                f"tee gets nothing from the command in front of {call.before}: {files[0]} stays empty",
+                why=TEE_WHY,
+                cure="command |& tee FILE",
+            )
+
+
 def _is_in_group(job: JobDescription, call: ProgramCall) -> bool:
     """Return whether the command is the first of a group or a loop, whose other commands may read."""
     return re.search(r"(?:[{(]|\bdo|\bthen)\s*\Z", job.text[max(0, call.offset - 40) : call.offset]) is not None

@@ -459,6 +459,9 @@ def identity(job: JobDescription) -> Iterator[Violation]:
 OCTAL_WHY = "Bash takes a number that begins with 0 as octal: for a job id that ends in 0089 the script stops with 'value too great for base'."
 
 
+DATE_PART = re.compile(r"\$\([ \t]*date[ \t]+[\"']?\+%([NdHmMSjy])[\"']?[ \t]*\)")
+
+
 def octal(job: JobDescription) -> Iterator[Violation]:
     """Report the last digits of a job id in arithmetic, which may begin with 0."""
     for found in re.finditer(r"\$\(\(([^\n]*)", job.text):
@@ -467,6 +470,13 @@ def octal(job: JobDescription) -> Iterator[Violation]:
             r"\$\{SLURM_(?:ARRAY_)?JOB_?ID:(?:[ \t]+-\d+|[ \t]*\([ \t]*-\d+[ \t]*\))\}|\$\([^)]*SLURM_JOB_?ID[^)]*\|\s*(?:tail\s+-c|cut\s+-c)[^)]*\)",
             inside,
         )
+        date = DATE_PART.search(inside)
+        if date and "10#" not in inside[: date.start()] and not job.in_comment(found.start()):
+            yield Violation(
+                found.start(),
+                f"{date[0]} may begin with 0, and 08 and 09 are refused as octal numbers",
+                cure=f"10#{date[0]}, or +%-{date[1]} without the zero",
+            )
         if cut and "10#" not in inside[: cut.start()] and not job.in_comment(found.start()):
             yield Violation(
                 found.start(),

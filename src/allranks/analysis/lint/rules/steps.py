@@ -218,6 +218,9 @@ PART_WHY = "The job pays for all GPUs and nodes that it requests."
 ONE_GPU_CONFIG = re.compile(r"(?:\A|[/_.-])(?:single_?-?gpu|one_?-?gpu|1_?-?gpus?)(?=[/_.-]|\Z)", re.IGNORECASE)
 
 
+SPAWNS = re.compile(r"--oversubscribe|pmix_server|orte_abort|-usize\b")
+
+
 def few_started(job: JobDescription) -> Iterator[Violation]:
     """Report horovodrun and mpirun with fewer processes than nodes, or than the GPUs of the job."""
     if len(job.launches) != 1 or len(job.work) != 1 or not job.is_job:
@@ -236,6 +239,8 @@ def few_started(job: JobDescription) -> Iterator[Violation]:
         return
     horovod = starter.program == "horovodrun" or any(re.search(r"hvd|horovod", a.text) for a in launch.call.args)
     gpus = (job.gpus_per_node or 0) * job.nodes
+    if started.total == 1 and SPAWNS.search(" ".join(a.text for a in starter.args)):
+        return  # the program starts more processes itself, on the other slots
     if started.total < job.nodes:
         text = f"{starter.program} starts {started.total} process{'es' * (started.total > 1)}, but the job has {job.nodes} nodes"
         yield Violation(starter.offset, text)

@@ -362,6 +362,8 @@ def _address(job: JobDescription) -> Iterator[tuple[str, Violation]]:
     """Report the address of the first node where nothing sets it."""
     if not job.is_batch or job.sources_files or job.submits or not job.work or job.heading.get("export-file"):
         return
+    if _of_cloud(job):
+        return
     for use in _plain_uses(job):
         known = is_set(job, use.name) or use.name in (job.heads("export") or "") or use.program in HARMLESS
         # enroot's hook for PyTorch sets them in the containers of srun
@@ -382,7 +384,7 @@ RENDEZVOUS_OPTIONS = (
 
 def _rendezvous(job: JobDescription) -> Iterator[tuple[str, Violation]]:
     """Report a launcher's option whose variable nothing sets."""
-    if not job.is_batch or job.sources_files or job.heading.get("export"):
+    if not job.is_batch or job.sources_files or job.heading.get("export") or _of_cloud(job):
         return
     for launch in job.launches:
         for option_name in RENDEZVOUS_OPTIONS:
@@ -403,6 +405,11 @@ def _rendezvous(job: JobDescription) -> Iterator[tuple[str, Violation]]:
                         else None
                     )
                     yield name, Violation(place, text, why=why, severity="warning" if own else "note")
+
+
+def _of_cloud(job: JobDescription) -> bool:
+    """Return whether the script uses variables of a cloud's training service, which sets the ranks and the address, too."""
+    return any(re.match(r"(?:KUBERNETES|ARNOLD|MLP|VC|DLC)_\w", name) for name in job.used_names)
 
 
 def _tested(job: JobDescription, name: str) -> bool:
