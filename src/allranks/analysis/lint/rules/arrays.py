@@ -257,3 +257,32 @@ def number_without_array(job: JobDescription) -> Iterator[Violation]:
             text = f"--{name} has %a, but the job is no array: it is the same number in every job"
             yield Violation(item.offset, text, why=NUMBER_WHY, cure="%j, the number of the job")
             return
+
+
+# ------------------------------------------------------------------ arrays whose tasks do the same
+
+ARRAYS_WITH_NUMBER = (
+    ("#PBS", re.compile(r"#PBS\s+(-[tJ])\s*(\d+)-(\d+)(?!.*%1\b)"), "$PBS_ARRAY_INDEX (PBS) or $PBS_ARRAYID (Torque)"),
+    ("#BSUB", re.compile(r"#BSUB\s+(-J)\s*[\"']?[\w.-]*\[(\d+)-(\d+)\](?!.*%1\b)"), "$LSB_JOBINDEX"),
+    ("#\\$", re.compile(r"#\$\s+(-t)\s+(\d+)-(\d+)(?!.*-tc\s+1\b)"), "$SGE_TASK_ID"),
+)
+READS_NUMBER = re.compile(
+    r"(?i)array|JOBINDEX|TASK_ID|\$\{?[@*#1-9]|\$RANDOM|\bmktemp\b|PBS_JOBID|LSB_JOBID|wandb|sweep|agent|worker|resume"
+)
+
+
+def number_not_used(job: JobDescription) -> Iterator[Violation]:
+    """Report a job array of PBS, LSF or Grid Engine whose script never looks at the number of its task."""
+    if job.is_batch or job.sources_files or len(job.work) != 1 or job.submits:
+        return
+    for system, form, variable in ARRAYS_WITH_NUMBER:
+        text = "\n".join(line for line in job.text.splitlines() if not re.match(system, line))
+        for comment in job.reading.comments:
+            found = form.match(comment.text) if job.lines.place(comment.offset)[1] == 1 else None
+            if found is None or found[2] == found[3] or READS_NUMBER.search(text):
+                continue
+            if not any("$" in a.text for a in job.work_calls[0].args):
+                shown = " ".join(found[0].split()[1:])
+                message = f"{shown}, but nothing in the script uses the number of the task"
+                yield Violation(comment.offset, message, cure=f"pass {variable} to the program")
+                return

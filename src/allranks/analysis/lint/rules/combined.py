@@ -527,4 +527,4 @@ NOT_RUNNABLE = _all(
 NODE_LOCAL_FILE = _all(
     storage.local, storage.windows_path, shared_files.folder_of_first_node, shared_files.made_where_submitted
 )
-ARRAY_NOT_USED = _all(requests.array_not_used, left_unused.choice_in_comment)
+ARRAY_NOT_USED = _all(requests.array_not_used, arrays.number_not_used, left_unused.choice_in_comment)

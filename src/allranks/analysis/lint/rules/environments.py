@@ -37,7 +37,7 @@ ANSWER_CURE = "add -y"
 # Modules that bring conda, and those of which it is not known.
 WITHOUT_CONDA = re.compile(
     r"(?:^|/)(?:cuda|gcc|gnu|nccl|openmpi|mpich|impi|cudnn|cmake|git|singularity|apptainer|rocm|intel|nvhpc|nvidia|java|ninja|ffmpeg|slurm|openblas|"
-    r"hdf5|tensorrt|gdal|llvm|boost|eth_proxy|httpproxy|purge|cudatoolkit|cray-(?!python)\w+|craype\S*|PrgEnv-\w+|ucx|fftw|mkl|libfabric)\b",
+    r"hdf5|tensorrt|gdal|llvm|boost|eth_proxy|httpproxy|purge|cudatoolkit|cray-(?!python)\w+|craype\S*|PrgEnv-\w+|ucx|fftw|mkl|libfabric)\b|^rhel\d+/default-\w+",
     re.IGNORECASE,
 )
 OWN_PYTHON = re.compile(
@@ -98,7 +98,13 @@ def defines_conda(call: ProgramCall) -> bool:
         if words[:1] in (["purge"], ["list"], ["reset"], ["unload"]):
             return False
         return not words or any(not WITHOUT_CONDA.search(w) or OWN_PYTHON.search(w) or "python" in w for w in words)
+    if call.program in ("source", ".") and call.args and DEFINES_MODULES.search(call.args[0].text):
+        return False
     return call.program in ("source", ".", "eval", "conda-activate")
+
+
+DEFINES_MODULES = re.compile(r"/(?:profile\.d|init)/(?:z?\d*_?lmod|modules?)(?:\.(?:ba)?sh)?\Z|/init/(?:ba)?sh\Z")
+"""Files that define the command module, and no more."""
 
 
 def module_after(job: JobDescription) -> Iterator[Violation]:

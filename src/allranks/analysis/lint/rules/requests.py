@@ -458,7 +458,6 @@ def array_not_used(job: JobDescription) -> Iterator[Violation]:
     """Report a job array whose script never looks at the number of its task."""
     found = job.heading.get("array")
     span = array_range(found.value) if found else None
-    yield from _array_of_pbs(job)
     if found is None or span is None or span[0] == span[1] or (found.value or "").endswith("%1") or job.sources_files:
         return
     text = job.code
@@ -506,20 +505,6 @@ def _same_simulation(job: JobDescription, found: Directive) -> Iterator[Violatio
     fixed = len(runs) == 1 and not runs[0].branch and not any("$" in a.text or a.text == "none" for a in runs[0].args)
     if fixed and not moves and "lmp" in f"{runs[0].written} {' '.join(a.text for a in runs[0].args)}":
         yield Violation(found.offset, f"--array={found.value}, but nothing in the script uses the number of the task")
-
-
-def _array_of_pbs(job: JobDescription) -> Iterator[Violation]:
-    """Report a job array of PBS whose script never looks at the number of its task."""
-    for offset, line in lines_of_system(job, "#PBS"):
-        found = re.match(r"#PBS\s+-([tJ])\s*(\d+)-(\d+)(?!.*%1\b)", line)
-        text = "\n".join(line for line in job.text.splitlines() if not line.startswith("#PBS"))
-        if found is None or found[2] == found[3] or job.sources_files or len(job.work) != 1 or job.submits:
-            continue
-        if re.search(r"(?i)array|\$\{?[@*#1-9]|\$RANDOM|\bmktemp\b|PBS_JOBID|wandb|sweep|agent|worker|resume", text):
-            continue
-        if not any("$" in a.text for a in job.work_calls[0].args):
-            text = f"-{found[1]} {found[2]}-{found[3]}, but nothing in the script uses the number of the task"
-            yield Violation(offset, text, cure="pass $PBS_ARRAY_INDEX (PBS) or $PBS_ARRAYID (Torque) to the program")
 
 
 SEPARATE_WHY = (

@@ -282,12 +282,17 @@ _OUTPUT_NAMES = (
 )
 SLURM_NAMES = {f"SLURM_{name}" for name in _OUTPUT_NAMES.split()}
 MAX_EDITS = 2
+OWN_NAMES = {"SLURMTMPDIR", "SLURM_TMP_DIR", "SLURMD_NODENAME"}
+"""Names that sites, or Slurm's daemon, set."""
 
 
 def _slurm_name(name: str) -> str | None:
     """Return the variable of Slurm of which this is a misspelling."""
-    if not name.startswith(("SLURM_", "SLUM_", "SLRUM_", "SLRM_")) or name in SLURM_NAMES:
+    if name in SLURM_NAMES or name in OWN_NAMES:
         return None
+    if not name.startswith(("SLURM_", "SLUM_", "SLRUM_", "SLRM_")):  # LSLURM_JOB_ID, SLURMJOB_ID
+        near = nearest_name(name, sorted(SLURM_NAMES), 0.9) if "LURM" in name else None
+        return near if near and edits(name, near, 1) == 1 else None
     moved = next((known for known in sorted(SLURM_NAMES) if sorted(known.split("_")) == sorted(name.split("_"))), None)
     if moved:
         return moved  # SLURM_TASK_ARRAY_ID
