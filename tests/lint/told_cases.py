@@ -65,4 +65,14 @@ PROGRAMS: list[tuple[str, str, int, str]] = [
     ("unset-variable", ONE + "export A=$KUBERNETES_POD_NAME\ntorchrun --nnodes=$WORLD_SIZE --node_rank=$RANK --master_addr=$MASTER_ADDR x.py\n", 0, ""),
     ("idle-gpus", TWO + "mpirun -n 1 --oversubscribe python tune.py\n", 0, ""),
 ]  # fmt: skip
-TOLD_CASES = [*LOOPS, *PROGRAMS]
+NAMES: list[tuple[str, str, int, str]] = [
+    ("unset-variable", ONE + "MODEL=a\npython x.py --model $MDOEL\n", 8, "warning"),
+    ("unset-variable", ONE + "source ~/.env\nOUTDIR=out\ncp ${OUTDRI}/a b\n", 9, "warning"),
+    ("unset-variable", ONE + "MPI_RANK=$PMI_RANK\necho $MPI_RANK\n", 0, ""),
+    ("unset-variable", ONE + "TRAIL=a\nTRIAL=b\npython x.py $TRIAL $TRAIL\n", 0, ""),
+    ("unset-variable", ONE + "TRAIL=${TRIAL:-1}\npython x.py $TRAIL\n", 0, ""),
+    ("unset-variable", ONE + "A1_SIZE=1\npython x.py $A1_SIZE $1A_SIZE\n", 0, ""),
+    ("launcher-option", ONE + "deepspeed --include localhost 0,1 x.py\n", 7, "error"),
+    ("launcher-option", ONE + "deepspeed --include localhost:0,1 x.py 0,1\n", 0, ""),
+]  # fmt: skip
+TOLD_CASES = [*LOOPS, *PROGRAMS, *NAMES]

@@ -152,6 +152,7 @@ UNSET_VARIABLE = _all(
     submissions.written_text,
     mismatched_names.related_names,
     near_misses.nearly_own,
+    near_misses.swapped_letters,
     mismatched_names.only_longer_names,
     mismatched_names.index_never_set,
     mismatched_names.generated_directive,

@@ -33,6 +33,26 @@ def nearly_own(job: JobDescription) -> Iterator[Violation]:
             yield Violation(use.offset, text, cure=f"${near[0]}")
 
 
+def swapped_letters(job: JobDescription) -> Iterator[Violation]:
+    """Report ``$MDOEL`` where the script sets ``MODEL``, in names of any case and whatever a sourced file may set."""
+    if job.kind != "script" or job.placeholders:
+        return
+    for name, use in missing_names(job).items():
+        near = [n for n in job.by_name if is_swapped(name, n)] if len(name) >= SHORTEST else []
+        if len(near) == 1 and not re.search(rf"(?<![\w$-]){name}=(?!=)", job.text):
+            text = f"${name} is never set: two letters are swapped, and {near[0]} was meant"
+            yield Violation(use.offset, text, cure=f"${near[0]}")
+
+
+def is_swapped(name: str, other: str) -> bool:
+    """Return whether two names differ by the order of two letters that follow each other."""
+    if len(name) != len(other) or name == other:
+        return False
+    place = next(i for i, (a, b) in enumerate(zip(name, other, strict=True)) if a != b)
+    pair = name[place : place + 2]
+    return pair.isalpha() and pair[::-1] == other[place : place + 2] and name[place + 2 :] == other[place + 2 :]
+
+
 # ----------------------------------------------------------------------------------------- comments
 
 GLUED = re.compile(

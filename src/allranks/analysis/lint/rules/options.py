@@ -213,6 +213,8 @@ def _no_script(word: str) -> str | None:
         return "it is a command, and no file of this name is in the current folder"
     if re.fullmatch(r"[\w./~-]+\.sh", word):
         return "it is a shell script"
+    if re.fullmatch(r"\d+(?:,\d+)+", word):
+        return "the value of the option in front of it ends at the blank"
     if re.fullmatch(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+", word) and not re.search(
         r"\.(?:py[cwz]?|ipynb|pex|exe)\Z", word
     ):
