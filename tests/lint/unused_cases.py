@@ -156,6 +156,8 @@ OTHERS: list[tuple[str, str, int, str]] = [
     ("array-not-used", '#!/bin/bash\n#BSUB -J "x[1-9]"\n#BSUB -n 4\npython x.py --lr $LSB_JOBINDEX\n', 0, ""),
     ("array-not-used", "#!/bin/bash\n#$ -t 1-9\n#$ -l rt_F=1\npython x.py --lr 1\n", 2, "warning"),
     ("array-not-used", "#!/bin/bash\n#$ -t 1-9 -tc 1\n#$ -l rt_F=1\npython x.py --lr 1\n", 0, ""),
+    ("overwritten-output", GPU + "for t in 1 2 #3\n\ndo python x.py --output m/en.model --t $t\ndone\n", 5, "warning"),
+    ("overwritten-output", GPU + "for t in 1 2 #3\n\ndo python x.py --output m/en$t.model --t $t\ndone\n", 0, ""),
     ("unset-variable", GPU + "mkdir -p out/$LSLURM_JOB_ID\n" + RUN, 3, "warning"),
     ("unset-variable", GPU + "mkdir -p out/${SLURMJOB_ID}\n" + RUN, 3, "warning"),
     ("unset-variable", GPU + "mkdir -p $SLURMTMPDIR/a\n" + RUN, 0, ""),

@@ -149,21 +149,8 @@ def step_of_one_task(job: JobDescription) -> Iterator[Violation]:
 
 ONE_PROCESS_WHY = "The job waits for, and pays for, all its nodes."
 SHORT_WORK = {
-    "hostname",
-    "echo",
-    "nvidia-smi",
-    "rocm-smi",
-    "date",
-    "env",
-    "mkdir",
-    "cp",
-    "rm",
-    "ls",
-    "true",
-    "cat",
-    "tar",
-    "rsync",
-}
+    "hostname", "echo", "nvidia-smi", "rocm-smi", "date", "env", "mkdir", "cp", "rm", "ls", "true", "cat", "tar", "rsync",
+}  # fmt: skip
 
 
 def few_processes(job: JobDescription) -> Iterator[Violation]:

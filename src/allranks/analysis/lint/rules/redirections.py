@@ -138,7 +138,7 @@ WRITES = re.compile(
     r"--?(?:save|out|output|dump|export|write|result|results|ckpt|checkpoint)(?:[_-]?(?:path|file|name|to|model|model_path|ckpt|checkpoint|file_path|filename|fname|results|as))?"
 )
 ONE_FILE = re.compile(
-    r"(?:[\w./~-]|\$\{?\w+\}?)+\.(?:pth?|pth\.tar|ckpt|bin|safetensors|np[yz]|pkl|h5|hdf5|onnx|png|gz|mp4|zip)"
+    r"(?:[\w./~-]|\$\{?\w+\}?)+\.(?:pth?|pth\.tar|ckpt|bin|safetensors|np[yz]|pkl|pickle|joblib|model|mat|nc|h5|hdf5|onnx|png|pdf|svg|gz|mp4|zip)"
 )
 
 
@@ -171,7 +171,7 @@ def one_file_for_loop(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-FOR_HEAD = re.compile(r"(?m)^([ \t]*)for[ \t]+(\w+)[ \t]+in\b[^\n]*(?:\n[ \t]*)?\bdo\b")
+FOR_HEAD = re.compile(r"(?m)^([ \t]*)for[ \t]+(\w+)[ \t]+in\b[^\n]*(?:\n[ \t]*){0,2}\bdo\b")
 
 
 def _inner_loop(job: JobDescription, call: ProgramCall) -> tuple[str, int, int] | None:
