@@ -60,6 +60,8 @@ def _wrong(program: str, words: list[str]) -> tuple[str, str] | None:
             )
         if words[:2] in (["source", "activate"], ["env", "activate"]):
             return f"{program} {words[0]} activate: {program} has no such command", f"{program} activate <name>"
+    elif program == "activate" and len(words) == 1 and re.fullmatch(r"[\w./${}~-]+", first):
+        return f"activate {first} runs as a program, which cannot change this shell", f"source activate {first}"
     elif PYTHON.match(program) and first.endswith("/bin/activate"):
         return f"{program} {first}: activate is a script of the shell", f"source {first}"
     return None

@@ -192,6 +192,7 @@ MISTYPED_COMMAND = _all(
     word_slips.lone_interpreter,
     word_slips.cut_address,
     word_slips.misspelt_truth,
+    plain_commands.mode_without_name,
 )
 IDLE_GPUS = _certain_first(
     gpus.idle,
@@ -343,7 +344,13 @@ NEVER_EXPANDED = _all(
 )
 ASKS_FOR_ANSWER = _all(environments.asks, environments.asks_more, questions.asks_for_group)
 NO_TERMINAL = _all(environments.terminal, questions.needs_terminal)
-STRAY_LINE = _all(commands.stray, near_misses.module_alone, word_slips.foreign_text, word_slips.written_prompts)
+STRAY_LINE = _all(
+    commands.stray,
+    near_misses.module_alone,
+    word_slips.foreign_text,
+    word_slips.written_prompts,
+    word_slips.terminal_prompts,
+)
 UNTERMINATED = _all(shell.unterminated, grammar.syntax)
 NODE_COUNT = _all(tasks.count, counts.group_of_one, hostfiles.repeated_nodes, node_loops.first_rank_of_loop)
 INPUT_NOT_READ = _all(plain_commands.input_not_read, plain_commands.tee_without_pipe)
@@ -509,6 +516,7 @@ OVERWRITTEN_OUTPUT = _all(
     results.message_over_log,
     results.log_over_messages,
     redirections.misspelt,
+    redirections.opened_twice,
     redirections.version_as_file,
     redirections.own_input,
     redirections.lost_first_lines,

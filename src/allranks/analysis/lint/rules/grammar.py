@@ -38,12 +38,14 @@ def syntax(job: JobDescription) -> Iterator[Violation]:
         return
     if FILLED_IN.search(job.text) or "{{" in job.text or "extglob" in job.text:
         return
-    code = _without_texts(job)
+    code = without_texts(job)
     for found in OTHER_ELSE.finditer(code):
         text = f"{found[1]} is no word of the shell: then, behind it, is a syntax error"
         yield Violation(found.start(1), text, why=GRAMMAR_WHY, cure="elif")
         return
     yield from _unfinished(job, code)
+    yield from _closing_words(code)
+    yield from _extended_patterns(job, code)
     for found in EMPTY_BLOCK.finditer(code):
         word = found[1] or found[2]
         place = found.start(4)
@@ -97,6 +99,47 @@ def syntax(job: JobDescription) -> Iterator[Violation]:
         return
 
 
+ON_ONE_LINE = re.compile(
+    r"(?m)^[ \t]*(?:function[ \t]+[\w-]+(?:[ \t]*\(\))?|[\w-]+[ \t]*\(\))[ \t]*\{[ \t]([^\n{}#]*[^\s{};&|)\]#])[ \t]+(\})[ \t]*$"
+)
+BEFORE_BRACE = re.compile(r"(?:\A|[\s;])(?:fi|done|esac)\Z")
+BRACE_WHY = (
+    "} closes a block only where a command can begin. Here it is one more argument: the function goes on, "
+    "and bash stops with a syntax error at the end of the script."
+)
+
+
+def _closing_words(code: str) -> Iterator[Violation]:
+    """Report ``run() { python x.py }``, whose last command has no ``;``."""
+    text = re.sub(r"\$\{[^{}\n]*\}", lambda found: "_" * len(found[0]), code)
+    for found in ON_ONE_LINE.finditer(text):
+        if not BEFORE_BRACE.search(found[1]):
+            yield Violation(
+                found.start(2), "no ; before }: it is an argument of the command", why=BRACE_WHY, cure="; }"
+            )
+            return
+
+
+EXTENDED = re.compile(r"(?<=[ \t\w/.\"'_}])([!@?*+])\([^()\n]*\)")
+EXTENDED_WHY = "bash knows such patterns in scripts only after shopt -s extglob: it stops with a syntax error at the (."
+STARTS_COMMAND = re.compile(
+    r"(?:\A|[\n;&|({]|\b(?:if|elif|while|until|then|do|else|time|case|in|for)|!)[ \t]*(?:\w+=\S*[ \t]+)*\Z"
+)
+CALCULATES = re.compile(r"(?:\A|[\s;&|])(?:let|expr|echo|printf|declare|local|typeset|readonly|export)[ \t][^\n;&|]*\Z")
+
+
+def _extended_patterns(job: JobDescription, code: str) -> Iterator[Violation]:
+    """Report patterns such as ``!(*.err)`` in a script that does not turn them on."""
+    for found in EXTENDED.finditer(code):
+        line = code.rfind("\n", 0, found.start()) + 1
+        before = code[line : found.start()]
+        if STARTS_COMMAND.search(before) or CALCULATES.search(before) or not re.search(r"\w[ \t]", before):
+            continue
+        text = f"{job.text[found.start() : found.end()][:30]} is a pattern that bash does not know without extglob"
+        yield Violation(found.start(), text, why=EXTENDED_WHY, cure="shopt -s extglob on a line of its own above")
+        return
+
+
 HEADS = re.compile(r"(?m)^[ \t]*(if|elif|for|while|until)\b(?!=)[ \t]*(?=[^\s=])[^\n]*")
 OF_HEAD = {"if": "then", "elif": "then", "for": "do", "while": "do", "until": "do"}
 ENDS = {
@@ -121,7 +164,7 @@ def _unfinished(job: JobDescription, code: str) -> Iterator[Violation]:
         )
 
 
-def _without_texts(job: JobDescription) -> str:
+def without_texts(job: JobDescription) -> str:
     """Return the script with blanks in the place of comments, quoted texts and here-documents."""
     text = list(job.code)
     for start, end in _texts(job):

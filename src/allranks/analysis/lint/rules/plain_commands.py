@@ -77,6 +77,22 @@ def _is_fed_silence(job: JobDescription, call: ProgramCall) -> bool:
     return bool(before) and before[-1].program in ("true", ":", "yes")
 
 
+# ------------------------------------------------------------------------ options that take the name
+
+MODE_WHY = (
+    "-m takes the next word as the mode of the folder, and no name is left: 'missing operand', and no folder is made."
+)
+
+
+def mode_without_name(job: JobDescription) -> Iterator[Violation]:
+    """Report ``mkdir -m $DIR``, where -p was meant."""
+    for call in job.calls if job.kind == "script" else ():
+        words = [a.text for a in call.args]
+        if call.program == "mkdir" and len(words) == 2 and re.fullmatch(r"-[pv]*m", words[0]):
+            text = f"{words[0]} takes {words[1][:40]} as the mode: mkdir gets no name"
+            yield Violation(call.offset, text, why=MODE_WHY, cure=f"mkdir -p {words[1][:40]}")
+
+
 # ------------------------------------------------------------------------------- commas between values
 
 COMMA_WHY = "A blank ends the value, and the shell knows no commas between assignments: the comma is part of the value."

@@ -71,6 +71,19 @@ def _end_of_command(job: JobDescription, offset: int) -> int:
     return end if end >= 0 else len(job.text)
 
 
+TWO_WHY = "The file is opened twice, each with a position of its own: the two outputs write over each other, and lines are lost."
+
+
+def opened_twice(job: JobDescription) -> Iterator[Violation]:
+    """Report ``> log 2> log``."""
+    for call in job.calls if job.kind == "script" else ():
+        targets = [r.target for r in call.redirects if r.operator in (">", "&>")]
+        double = next((t for n, t in enumerate(targets) if t in targets[:n] and re.search(r"\w", t)), None)
+        if double and not double.startswith(("/dev/", "&")):
+            yield Violation(call.offset, f"both outputs open {double}", why=TWO_WHY, cure=f"> {double} 2>&1")
+            return
+
+
 PIPE_WHY = "The shell empties the file when it starts the pipe, while the first program still reads it: most or all of it is lost."
 
 

@@ -62,8 +62,8 @@ def wrong_value(name: str, value: str) -> tuple[str, str] | None:
 
 
 def _array(value: str) -> tuple[str, str] | None:
-    shown, text = f"--array={value}", re.sub(r"%\d*\Z", "", value.strip("[]"))
-    if not re.fullmatch(r"[\d,:.;{}-]+", text):
+    shown, text = f"--array={value}", re.sub(r"%\d+\Z", "", value.strip("[]"))
+    if not re.fullmatch(r"[\d,:.;{}-]+%?", text):
         return None  # names are left to be filled in
     for part in text.rstrip(",").split(","):
         bounds = RANGE.fullmatch(part)

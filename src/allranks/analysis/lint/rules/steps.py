@@ -483,7 +483,7 @@ def _by_ssh(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
 STARTER_OPTION = re.compile(r"=[\"']?(?:srun|slurm|mpirun|mpiexec|aprun)\b")
 """Tells the program what it should start its own processes with."""
 SPREADS_ITSELF = re.compile(
-    r"(?:^|/)\w*launch\w*\.py$|--mpi[-_]\w+|--hosts?\b|^scoop$|submitit|smartsim|dask|\bray\b|parsl|mpi4py|spark|hostfile|horovod|pip$|venv$|--\w+[-_]nodes=|"
+    r"(?:^|/)(?:\w*launch\w*|deepy)\.py$|--mpi[-_]\w+|--hosts?\b|^scoop$|submitit|smartsim|dask|\bray\b|parsl|mpi4py|spark|hostfile|horovod|pip$|venv$|--\w+[-_]nodes=|"
     rf"NODELIST|NODEFILE|{STARTER_OPTION.pattern}|^(?:mpirun|mpiexec|horovodrun|setup\.py)$"
 )
 TOTAL = re.compile(r"--(?:n|num)[-_]?gpus=(\d{1,6})")

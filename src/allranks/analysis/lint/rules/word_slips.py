@@ -9,6 +9,7 @@ from itertools import pairwise
 from allranks.analysis.lint.command_options import PYTHON
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.analysis.lint.rules.grammar import without_texts
 
 # ------------------------------------------------------------------------------------ doubled words
 
@@ -133,6 +134,26 @@ def written_prompts(job: JobDescription) -> Iterator[Violation]:
         yield Violation(
             found.start() + found[0].index(">"), "a > from a prompt begins the line", why=PROMPT_WHY, cure=found[1][:60]
         )
+        return
+
+
+TERMINAL = re.compile(
+    r"(?m)^[ \t]*(?:\([\w.+-]+\)[ \t]*)?(?:\[[\w.-]+@[\w.-]+[ :][^\]\n]*\]|[a-z_][\w.-]*@[\w.-]+:[\w~./@+-]*)[$#%>](?:[ \t][^\n]*)?$"
+)
+TERMINAL_WHY = "The line was copied from a terminal: the shell looks for a program called user@host, or stops with a syntax error at (."
+
+
+def terminal_prompts(job: JobDescription) -> Iterator[Violation]:
+    """Report ``user@host:~/run$ cat job.sh``, the prompt of a terminal with or without a command."""
+    if job.kind != "script" or not (job.is_job or job.text.startswith("#!")):
+        return
+    code = without_texts(job)
+    for found in TERMINAL.finditer(code):
+        start = found.start() + len(found[0]) - len(found[0].lstrip())
+        if code[: found.start()].rstrip("\n").endswith("\\"):
+            continue
+        prompt = re.split(r"(?<=[$#%>])(?=[ \t]|\Z)", found[0].strip(), maxsplit=1)[0]
+        yield Violation(start, f"{prompt[:60]} is the prompt of a terminal, no command", why=TERMINAL_WHY)
         return
 
 
