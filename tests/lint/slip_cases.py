@@ -93,6 +93,11 @@ QUESTIONS: list[tuple[str, str, int, str]] = [
     ("background-not-awaited", JOB.format("tmux new -d -s a\ntmux send-keys -t a 'python x.py' Enter"), 6, "error"),
 ]  # fmt: skip
 GRAMMAR: list[tuple[str, str, int, str]] = [
+    ("out-of-place", JOB.format("cd $TMPDIR\nOUT=code/out/\nmkdir -p $OUT\ncd code\npython x.py\nmkdir -p /data/r\ncp -r $OUT /data/r"), 11, "error"),
+    ("out-of-place", JOB.format("mkdir -p run/out\ncd run\npython x.py --out run/out"), 7, "warning"),
+    ("out-of-place", JOB.format("mkdir -p run/out\ncd run\npython x.py --out out\ncd ..\ncp run/out/a b"), 0, ""),
+    ("out-of-place", JOB.format("mkdir -p run/out\ncd run\nmkdir -p run/out\npython x.py --out run/out"), 0, ""),
+    ("out-of-place", JOB.format("mkdir -p run/out\ncd other\npython x.py --out run/out"), 0, ""),
     ("unterminated", JOB.format("run() { python x.py $2 }\nrun a b"), 5, "error"),
     ("unterminated", JOB.format("function run { cd a; python ${1} }\nrun b"), 5, "error"),
     ("unterminated", WORK.format("run() { ls $2; }\nf() { if ls; then date; fi }\ng() { (cd a && ls) }\nrun a b\nf\ng"), 0, ""),

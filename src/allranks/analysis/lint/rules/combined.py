@@ -490,6 +490,7 @@ OUT_OF_PLACE = _all(
     subshells.never_called,
     shared_files.entered_twice,
     repository_files.other_folder,
+    repository_files.inside_itself,
     loop_flow.folder_stays,
     starting.relative_twice,
 )

@@ -185,6 +185,52 @@ def other_folder(job: JobDescription) -> Iterator[Violation]:
             return
 
 
+MAKES = {"mkdir", "cp", "mv", "rsync", "touch", "tee"}
+
+
+def inside_itself(job: JobDescription) -> Iterator[Violation]:
+    """Report a path below folder a that was made before ``cd a``, and is used after it: it would be a/a/..."""
+    if job.kind != "script":
+        return
+    made: set[str] = set()
+    entered = ""
+    for call in sorted((c for c in job.calls if not c.in_substitution), key=lambda c: c.offset):
+        if call.in_function:
+            return
+        words = [a.text for a in call.args if not a.text.startswith("-")]
+        paths = [_plain_path(w) for w in (*words, *(r.target for r in call.redirects if r.operator != "<<"))]
+        if call.program in ("cd", "pushd", "popd"):
+            loose = call.branch or call.in_loop or call.subshell is not None or call.under or call.program != "cd"
+            if loose:
+                return
+            entered = paths[0] if not entered and paths and "/" not in paths[0] else ""
+            made = made if entered else set()
+        elif not entered:
+            made.update(path for path in paths if "/" in path and call.program in MAKES)
+            made.update(_plain_path(r.target) for r in call.redirects if ">" in r.operator and "/" in r.target)
+        elif call.program == "mkdir":
+            if any(path.startswith(entered) for path in paths):
+                return
+        else:
+            own = [
+                p
+                for p in paths
+                if p.startswith(f"{entered}/") and any(f"{p}/".startswith(f"{m}/") for m in made - {""})
+            ]
+            if own:
+                text = f"after cd {entered} there is no {own[0]}: the path counts from the folder above"
+                severity = None if call.program in MAKES else "warning"  # a program may take a name of this form
+                cure = own[0].removeprefix(f"{entered}/")
+                yield Violation(call.offset, text, why=FOLDER_WHY, cure=cure, severity=severity)
+                return
+
+
+def _plain_path(word: str) -> str:
+    """Return a relative path without ./ and the / at its end; empty if it is none."""
+    path = word.removeprefix("./").rstrip("/")
+    return path if re.fullmatch(r"[\w][\w.-]*(?:/[\w.*-]+)*", path) else ""
+
+
 # --------------------------------------------------------------------------- set by no file at all
 
 NOWHERE_WHY = "Neither this script nor another file of the repository sets it: unless the caller's shell happens to have it, it is empty."
