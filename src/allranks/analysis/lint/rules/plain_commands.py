@@ -89,8 +89,8 @@ def mode_without_name(job: JobDescription) -> Iterator[Violation]:
     for call in job.calls if job.kind == "script" else ():
         words = [a.text for a in call.args]
         if call.program == "mkdir" and len(words) == 2 and re.fullmatch(r"-[pv]*m", words[0]):
-            text = f"{words[0]} takes {words[1][:40]} as the mode: mkdir gets no name"
-            yield Violation(call.offset, text, why=MODE_WHY, cure=f"mkdir -p {words[1][:40]}")
+            text = f"{words[0]} takes the name as the mode: mkdir makes no folder"
+            yield Violation(call.offset, text, why=MODE_WHY, cure="mkdir -p <folder>")
 
 
 # ------------------------------------------------------------------------------- commas between values
