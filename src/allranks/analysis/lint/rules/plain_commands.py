@@ -96,17 +96,30 @@ def mode_without_name(job: JobDescription) -> Iterator[Violation]:
 # ------------------------------------------------------------------------------- commas between values
 
 COMMA_WHY = "A blank ends the value, and the shell knows no commas between assignments: the comma is part of the value."
+LISTED_WHY = (
+    "The shell separates arguments at blanks: the program looks for a file or folder whose name ends with a comma."
+)
 WITH_COMMA = re.compile(r"(?m)^[ \t]*export[ \t]+(\w+)=([^\s\"'#,]+),[ \t]+\w+=")
 
 
 def commas_between(job: JobDescription) -> Iterator[Violation]:
-    """Report ``export A=1, B=2``, and ``CUDA_VISIBLE_DEVICES=0, 1, 2 python``."""
+    """Report ``export A=1, B=2``, ``CUDA_VISIBLE_DEVICES=0, 1, 2 python`` and ``--data a/x, a/y``."""
     if job.kind != "script":
         return
     for found in WITH_COMMA.finditer(job.code):
         if any(a.offset == found.start(1) and a.name == found[1] for a in job.assignments):
             text = f"{found[1]} is '{found[2]},': the comma becomes part of the value"
             yield Violation(found.start(1), text, why=COMMA_WHY, cure=f"export {found[1]}={found[2]} and no comma")
+    for call in job.work_calls:
+        for arg, following in call.pairs():
+            path = arg.text.removesuffix(",")
+            listed = "/" in path and path != arg.text and not arg.text.startswith("-") and " " not in path
+            if listed and following is not None and re.match(r"[\w./~$-]*/", following.text):
+                text = f"{arg.text[-60:]} ends with a comma, which is part of the path"
+                yield Violation(
+                    arg.offset, text, why=LISTED_WHY, cure="a blank between the paths, and no comma", severity="warning"
+                )
+                return
     for call in job.calls:
         last = call.prefix[-1] if call.prefix else None
         if last is not None and last.value.endswith(",") and re.fullmatch(r"\d+,", call.written):
