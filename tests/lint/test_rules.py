@@ -19,6 +19,7 @@ from tests.lint import cases, script_cases
 from tests.lint.condition_cases import CONDITION_CASES
 from tests.lint.container_cases import CONTAINER_CASES
 from tests.lint.count_cases import COUNT_CASES, REQUEST_CASES, VISIBLE_CASES
+from tests.lint.data_flow_cases import DATA_FLOW_CASES
 from tests.lint.derived_cases import COUNTED_CASES, DERIVED_CASES, PASSED_CASES, VALUE_CASES
 from tests.lint.evidence_cases import CASES as EVIDENCE_CASES
 from tests.lint.flow_cases import FLOW_CASES
@@ -57,6 +58,7 @@ BAD = [*cases.BAD, *script_cases.SCRIPT_BAD]
 GOOD = [*cases.GOOD, *script_cases.SCRIPT_GOOD]
 CASES = [
     *EVIDENCE_CASES,
+    *DATA_FLOW_CASES,
     *DERIVED_CASES,
     *VALUE_CASES,
     *COUNTED_CASES,

@@ -153,7 +153,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("stray-line", "error", combined.STRAY_LINE, commands.STRAY_WHY, commands.STRAY_CURE, "bash manual, command search and execution"),
     LintRule("value-split", "error", combined.VALUE_SPLIT, commands.BLANK_WHY, commands.BLANK_CURE, "bash manual, simple command expansion"),
     LintRule("missing-colon", "error", combined.MISSING_COLON, commands.COLON_WHY, commands.COLON_CURE, "bash manual, shell variables: PATH"),
-    LintRule("quoted-tilde", "error", commands.quoted_tilde, commands.TILDE_WHY, commands.TILDE_CURE, "bash manual, tilde expansion"),
+    LintRule("quoted-tilde", "error", combined.QUOTED_TILDE, commands.TILDE_WHY, commands.TILDE_CURE, "bash manual, tilde expansion"),
     LintRule("variable-not-expanded", "error", combined.VARIABLE_NOT_EXPANDED, quoting.QUOTED_WHY, quoting.QUOTED_CURE, "bash manual, quoting"),
     LintRule("blank-before-equals", "error", shell.equals, shell.EQUALS_WHY, "--name=value", "argparse"),
     LintRule("csh-syntax", "error", shell.csh, shell.CSH_WHY, "NAME=value, or export NAME=value", "bash manual, set"),

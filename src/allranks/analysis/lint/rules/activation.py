@@ -137,10 +137,14 @@ def set_after_work(job: JobDescription) -> Iterator[Violation]:
     if not job.is_job or not job.work or job.submits:
         return
     last = max(w.offset for w in job.work)
+    in_front = {
+        a.offset for c in job.calls for a in c.prefix
+    }  # of a command, whose words may stand in a variable above
     for item in job.assignments:
         if (
             item.exported
             and item.offset > last
+            and item.offset not in in_front
             and OF_LIBRARIES.fullmatch(item.name)
             and not (item.under or item.in_function or item.in_substitution)
         ):

@@ -86,6 +86,7 @@ def computed_index(job: JobDescription) -> Iterator[Violation]:
     if not numbers or job.submits:
         return
     guarded = re.search(rf"(?m)^[^#\n]*(?:{TASK}=|-(?:ge|gt|le|lt)\b|\(\([^\n]*[<>])", job.text)
+    yield from _one_too_many(job, numbers)
     for use in job.uses:
         items = job.by_name.get(use.name, [])
         index = use.index[1:-1].strip()
@@ -108,6 +109,25 @@ def computed_index(job: JobDescription) -> Iterator[Violation]:
                 text = f"task {number} of the array takes element {place} of {use.name}, which has {len(listed)} (0 to {len(listed) - 1})"
                 yield Violation(use.offset, text)
                 return
+
+
+BEYOND = re.compile(
+    rf"(?m)^[ \t]*if[ \t]+(?:\[\[?[ \t]+[\"']?\$\{{?{TASK}\}}?[\"']?[ \t]+-gt|\(\([ \t]*\$?\{{?{TASK}\}}?[ \t]*>(?!=))[ \t]*[\"']?"
+    r"\$\{#(\w+)\[[@*]\]\}"
+)
+
+
+def _one_too_many(job: JobDescription, numbers: list[int]) -> Iterator[Violation]:
+    """Report ``-gt ${#LIST[@]}``, which lets the task pass whose number is that of the elements, counted from 0."""
+    for found in BEYOND.finditer(job.text):
+        items = job.by_name.get(found[1], [])
+        if job.in_comment(found.start(1)) or len(items) != 1 or items[0].items is None or _open_items(items[0].items):
+            continue
+        count = len(items[0].items)
+        element = rf"\$\{{{found[1]}\[\$?\{{?{TASK}\}}?\]\}}"
+        if count in numbers and re.search(element, job.code):
+            text = f"-gt lets task {count} of the array pass: the last element of {found[1]} is {count - 1}"
+            yield Violation(found.start(1), text, cure=f"-ge ${{#{found[1]}[@]}}")
 
 
 CASE = re.compile(rf"(?ms)^[ \t]*case[ \t]+[\"']?\$\{{?{TASK}\}}?[\"']?[ \t]+in\b(.*?)^[ \t]*esac\b")

@@ -39,6 +39,7 @@ from allranks.analysis.lint.rules import (
     lost_values,
     mismatched_names,
     near_misses,
+    never_run,
     node_lists,
     node_loops,
     options,
@@ -119,6 +120,7 @@ ARGUMENTS_DROPPED = _all(
     caller_values.argument_replaced,
     caller_values.settings_for_nobody,
     caller_values.settings_fixed,
+    never_run.launcher_not_run,
     script_arguments.letters,
     script_arguments.value_not_shifted,
     script_arguments.option_as_value,
@@ -412,6 +414,7 @@ WORLD_SIZE = _all(
     program_launchers.told_launcher,
 )
 TIME_UNIT = _all(steps.minutes, requests.hours_as_minutes)
+QUOTED_TILDE = _all(commands.quoted_tilde, storage.tilde_of_option)
 PATTERN_NOT_EXPANDED = _all(
     storage.unexpanded, requests.foreign_patterns, inner_texts.quoted_patterns, arrays.number_without_array
 )
@@ -499,7 +502,9 @@ SIGNAL_NOT_TRAPPED = _all(
 )
 PREPARED_BY_ALL = _all(shared_files.prepared_by_all, shared_files.created_by_array)
 OTHER_SHELL = _all(shell.other_shell, activation.csh_script)
-LOST_IN_SUBSHELL = _all(subshells.lost, subshells.exit_inside, subshells.exit_in_pipe, subshells.elsewhere)
+LOST_IN_SUBSHELL = _all(
+    subshells.lost, subshells.exit_inside, subshells.exit_in_pipe, subshells.elsewhere, never_run.only_sets
+)
 SAME_NODE_RANK = _all(
     rendezvous.same_rank_everywhere,
     rendezvous.rank_not_used,

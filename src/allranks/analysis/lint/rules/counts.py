@@ -164,7 +164,7 @@ def few_processes(job: JobDescription) -> Iterator[Violation]:
     if len(works) != 1 or any(c.program in ("ssh", "pdsh", "ray", "pbsdsh", "clush", "blaunch") for c in starters):
         return
     call = works[0]
-    if re.search(r"(?i)\b(?:Rscript|R)\s[^\n]*(?:--slave|--no-echo|rmpi)|rmpi", job.line_of(call.offset)):
+    if re.search(r"(?i)rmpi|\b(?:Rscript|R)\s[^\n]*(?:--slave|--no-echo)", job.code):
         return  # Rmpi starts the others
     if call.after == "&" or call.in_loop or call.in_function or call.tested or call.branch:
         return
@@ -176,7 +176,7 @@ def few_processes(job: JobDescription) -> Iterator[Violation]:
     if used and used < nodes:
         text = f"{call.program} starts {count} process{'es' * (count > 1)} on {used} of the job's {nodes} nodes: the others are idle"
         yield Violation(
-            call.offset, text, why=ONE_PROCESS_WHY, cure="as many processes as the job has GPUs, or fewer nodes"
+            call.offset, text, why=ONE_PROCESS_WHY, cure="as many processes as the job asks for, or fewer nodes"
         )
 
 

@@ -199,7 +199,8 @@ def _one_task(job: JobDescription) -> Iterator[Violation]:
         return
     if job.tasks_per_node(launch.srun) == 1 and launch.srun.after != "&" and not launch.open_srun:
         own = job.has("CUDA_VISIBLE_DEVICES") or _starts_more(job, launch.call, gpus)
-        option = None if own else _told_devices(job, launch.call, gpus)
+        by_task = re.search(r"--launcher[= ]slurm\b", " ".join(a.text for a in launch.call.args))  # OpenMMLab's ranks
+        option = by_task[0] if by_task else None if own else _told_devices(job, launch.call, gpus)
         told = f" with {option}" if option else ""
         text = f"one task per node{told}, but the job requests {gpus} GPUs per node: the others are idle"
         rest = "" if option else " unless the program uses them"

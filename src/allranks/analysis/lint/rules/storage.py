@@ -239,8 +239,13 @@ PATTERN_CURE = "use the variables: $SLURM_JOB_ID for %j, $USER for %u, $SLURM_JO
 PATTERN = re.compile(r"(?:^|[/_.=-])(%(?:[ujxAJ](?![A-Za-z0-9{])|(?:USER|HOME|SCRATCH|WORK)\b%?))")
 OWN_PATTERNS = {
     "srun", "sbatch", "salloc", "date", "printf", "stat", "find", "ps", "git", "nsys", "ncu", "awk", "sed", "perl", "grep", "wandb", "curl", "export",
-    "trap", "[", "[[", "test", "scontrol", "squeue", "sacct", "sinfo", "echo", "logger", "mpirun", "mpiexec", "docker",
+    "trap", "[", "[[", "test", "jsrun", "scontrol", "squeue", "sacct", "sinfo", "echo", "logger", "mpirun", "mpiexec", "docker",
 }  # fmt: skip
+
+
+OF_OUTPUT = re.compile(
+    r"--?(?:\w+[-_.])*(?:out(?:put)?|save|ckpts?|checkpoints?|results?)(?:[-_]?(?:dir|path|folder|root|file))?"
+)
 
 
 def unexpanded(job: JobDescription) -> Iterator[Violation]:
@@ -252,18 +257,39 @@ def unexpanded(job: JobDescription) -> Iterator[Violation]:
             continue
         written = [(r.target, call.offset) for r in call.redirects if r.operator.startswith((">", "&>"))]
         read = [] if call.program in OWN_PATTERNS else [(a.text, a.offset) for a in call.args]
+        outputs = {v.offset for a, v in call.pairs() if v is not None and OF_OUTPUT.fullmatch(a.text)}
         for text, offset in [*written, *read]:
             of_file = "/" in text or (text, offset) in written or call.program in FILE_PROGRAMS
             found = PATTERN.search(text) if of_file and not re.search(r"\s", text) else None
             if found is None or "submitit" in job.text:
                 continue
             by_shell = (text, offset) in written or not (PYTHON.match(call.program) or call.program in LAUNCHERS)
+            by_shell = by_shell or offset in outputs or OF_OUTPUT.fullmatch(text.partition("=")[0]) is not None
             said = (
                 f"is not replaced: it is a pattern of {'sbatch' if job.is_batch else 'bsub'}"
                 if len(found[1]) == 2
                 else "is no variable of the shell"
             )
             yield Violation(offset, f"{found[1]} in {text} {said}", severity="warning" if by_shell else "note")
+
+
+TILDE_OPTION = re.compile(r"--?[A-Za-z][\w.-]*=~(?:/|\Z)")
+
+
+def tilde_of_option(job: JobDescription) -> Iterator[Violation]:
+    """Report ``--data=~/x``: the word begins with the option, so that the program gets ``~``."""
+    for call in job.calls:
+        if (
+            not (PYTHON.match(call.program) or call.program in LAUNCHERS)
+            or call.in_function
+            or "zsh" in job.lines.line(1)
+        ):
+            continue
+        arg = next((a for a in call.args if not a.quoted and TILDE_OPTION.match(a.text)), None)
+        if arg is not None and not job.in_comment(arg.offset) and not any(a.text == "pip" for a in call.args[:2]):
+            option = arg.text.partition("=")[0]
+            text = f"~ in {arg.text[:60]} is not expanded: it does not begin the word"
+            yield Violation(arg.offset, text, cure=f"{option}=$HOME/...", severity="warning")
 
 
 # ------------------------------------------------------------------------------ names with a lone $
