@@ -10,6 +10,7 @@ FOUR = asking("--nodes=1", "--gres=gpu:4")  # 3 lines
 NODES = asking("--nodes=4", "--ntasks-per-node=36")  # 3 lines
 LIST = asking("--array=0-5") + "names=(a b c d e)\n"  # 3 lines
 RUN = "python train.py\n"
+LOOP = "for part in a b; do\n  python x.py $TMPDIR/$part\n  {}\ndone\n"
 BEYOND = "if [ $SLURM_ARRAY_TASK_ID {1} ${{#names[@]}} ]; then exit 1; fi\npython x.py ${{names[{0}]}}\n"
 
 LAUNCHERS: list[tuple[str, str, int, str]] = [
@@ -77,6 +78,10 @@ OTHERS: list[tuple[str, str, int, str]] = [
     ("idle-gpus", asking("--gres=gpu:2", "--ntasks=1") + "srun python tools/train.py c.py --launcher=slurm\n", 4, "warning"),
     ("idle-gpus", asking("--gres=gpu:2", "--ntasks=1") + "srun python tools/train.py c.py --launcher slurm\n", 4, "warning"),
     ("idle-gpus", asking("--gres=gpu:2", "--ntasks-per-node=2") + "srun python tools/train.py c.py --launcher=slurm\n", 0, ""),
+    ("never-expanded", GPU + LOOP.format("rm -rf $TMPDIR/part"), 5, "warning"),
+    ("never-expanded", GPU + LOOP.format('rm -rf "${TMPDIR}"/x $TMPDIR/part'), 5, "warning"),
+    ("never-expanded", GPU + LOOP.format("rm -rf $TMPDIR/part.tar $TMPDIR/part/x out/part"), 0, ""),
+    ("never-expanded", GPU + LOOP.format("# rm -rf $TMPDIR/part"), 0, ""),
     ("no-effect", GPU + 'command="python -u"\nPYTHONPATH=. $command train.py\n', 0, ""),
 ]  # fmt: skip
 

@@ -90,7 +90,9 @@ def fills_first(job: JobDescription, starter: ProgramCall) -> tuple[int, int] | 
 
 
 def slots_of_node(job: JobDescription) -> int | None:
-    """Return the places for processes that the batch system gives mpirun on each node."""
+    """Return the places for processes that the batch system gives mpirun on each node; None if a setting tells it otherwise."""
+    if re.search(r"(?:OMPI|PRTE)_MCA_rmaps|(?:I_MPI|MPIEXEC)_PERHOST", job.code):
+        return None
     if job.pbs is not None:
         return job.pbs.lines
     if job.hosts is not None:

@@ -341,6 +341,7 @@ NEVER_EXPANDED = _all(
     literal_text.own_names_in_documents,
     literal_text.name_in_braces,
     literal_text.name_as_folder,
+    literal_text.name_of_loop,
     literal_text.bare_program,
     literal_text.process_names,
 )

@@ -336,3 +336,25 @@ def name_as_folder(job: JobDescription) -> Iterator[Violation]:
                 text = f"{found[1]} is a text here, and no variable: the $ is missing"
                 yield Violation(place, text, why=FOLDER_WHY, cure=f"${found[1]}{found[2]}")
                 return
+
+
+LOOP_OVER = re.compile(r"(?m)^[ \t]*for[ \t]+([A-Za-z_]\w{2,})[ \t]+in\b")
+LOOP_BODY = 3000  # characters
+LOOP_WHY = "Without the $ it is the same text in every run of the loop."
+
+
+def name_of_loop(job: JobDescription) -> Iterator[Violation]:
+    """Report ``rm -r $TMPDIR/part`` in a loop over ``part`` that has ``$TMPDIR/$part`` too."""
+    for loop in LOOP_OVER.finditer(job.code) if job.kind == "script" else ():
+        name = loop[1]
+        body = re.split(r"(?m)^[ \t]*done\b", job.code[loop.end() : loop.end() + LOOP_BODY], maxsplit=1)[0]
+        for found in re.finditer(
+            rf"(?<![\w/.$}}-])((?:[\w./-]*\$\{{?\w+\}}?|[\w.-]+)/)\$(?:{name}\b|\{{{name}\}})", body
+        ):
+            plain = re.search(rf"(?<![\w/.$}}-]){re.escape(found[1])}{name}(?=[\s\"']|\Z)", body)
+            if plain is not None:
+                text = f"{name} in {plain[0]} is a text, and not the loop's variable: the $ is missing"
+                yield Violation(
+                    loop.end() + plain.start(), text, why=LOOP_WHY, cure=f"{found[1]}${name}", severity="warning"
+                )
+                break
