@@ -168,16 +168,14 @@ def few_processes(job: JobDescription) -> Iterator[Violation]:
         return  # Rmpi starts the others
     if call.after == "&" or call.in_loop or call.in_function or call.tested or call.branch:
         return
-    if any(a.is_open for a in call.args[:1]):
-        return
-    if any(SPREADS_ITSELF.search(a.text) for a in call.args) or any(runs_script(c) for c in outer):
+    spreads = any(SPREADS_ITSELF.search(a.text) for a in call.args) or any(runs_script(c) for c in outer)
+    if spreads or any(a.is_open for a in call.args[:1]):
         return
     used, count = _nodes_used(job, call)
     if used and used < nodes:
         text = f"{call.program} starts {count} process{'es' * (count > 1)} on {used} of the job's {nodes} nodes: the others are idle"
-        yield Violation(
-            call.offset, text, why=ONE_PROCESS_WHY, cure="as many processes as the job asks for, or fewer nodes"
-        )
+        cure = "as many processes as the job asks for, or fewer nodes"
+        yield Violation(call.offset, text, why=ONE_PROCESS_WHY, cure=cure)
 
 
 def _nodes_used(job: JobDescription, call: ProgramCall) -> tuple[int, int]:
@@ -197,9 +195,8 @@ def _nodes_used(job: JobDescription, call: ProgramCall) -> tuple[int, int]:
         return -(-total // each), total
     slots = slots_of_node(job)
     if slots and slots > 1 and call.program in MPI and total > (job.nodes or 1) and not is_placed(call):
-        if is_one_of_several(job, call):
-            return 0, 0
-        return -(-total // slots), total  # the first nodes are filled before the others get any
+        several = is_one_of_several(job, call)  # else the first nodes are filled before the others get any
+        return (0, 0) if several else (-(-total // slots), total)
     counted = any(call in la.call.under for la in job.launches)  # idle-gpus compares these
     return (total, total) if call.program in MPI and not counted else (0, 0)
 
