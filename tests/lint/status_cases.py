@@ -131,10 +131,20 @@ BEHIND: list[tuple[str, str, int, str]] = [
     ("exit-code-lost", "#!/bin/bash\n" + EACH_GPU + "wait\n", 0, ""),
 ]
 
+TRIAL = "#!/bin/bash\n#SBATCH --nodes=2\nset {}\n(\n  srun sh -c './run.sh'\n) |& tee log\n"
+ALONE = asking("--nodes=1", "--ntasks-per-node=1", "--gres=gpu:8")  # 4 lines
+GROUPS: list[tuple[str, str, int, str]] = [
+    ("exit-code-lost", TRIAL.format("-eux"), 6, "warning"),
+    ("exit-code-lost", TRIAL.format("-euxo pipefail"), 0, ""),
+    ("exit-code-lost", TRIAL.format("-eux").replace("srun sh", "sh"), 0, ""),
+    ("not-exported", ALONE + "MASTER_ADDR=$(hostname)\nsrun python train.py\n", 0, ""),
+    ("not-exported", TWO + "MASTER_ADDR=$(hostname)\nsrun python train.py\n", 5, "error"),
+]
+
 MOUNTED = "#!/bin/bash\n#SBATCH --nodes=1\nsingularity exec {} \\\n    image.sif \\\n    python train.py\n"
 TARGETS: list[tuple[str, str, int, str]] = [
     ("broken-line", MOUNTED.format("--env PYTHONPATH=/a:/usr/bin/python"), 0, ""),
     ("broken-line", MOUNTED.format("-B /opt/python:/opt/python"), 0, ""),
 ]
 
-STATUS_CASES = [*REPLACED, *ENDS, *WAITS, *LAST, *BEHIND, *TARGETS]
+STATUS_CASES = [*REPLACED, *ENDS, *WAITS, *LAST, *BEHIND, *GROUPS, *TARGETS]

@@ -322,7 +322,7 @@ EXPORTED_BEFORE = {"CUDA_VISIBLE_DEVICES"}  # by Slurm, PBS and LSF, in a job wi
 
 def _read_by_programs(job: JobDescription, said: set[str]) -> Iterator[Violation]:
     used = {u.name for u in job.uses}
-    env_init = any(la.kind == "python" for la in job.launches)
+    env_init = any(la.kind == "python" for la in job.launches) and not _is_one_task(job)
     for item in job.set_values_at_top():
         name = item.name
         if name in said or name in used or name in job.reading.exported or not READ_BY_PROGRAMS.match(name):
@@ -340,6 +340,10 @@ def _read_by_programs(job: JobDescription, said: set[str]) -> Iterator[Violation
         severity = "note" if name in ONLY_MESSAGES else None
         text = f"{name} is set but not exported: no program gets it"
         yield Violation(item.offset, text, cure=f"export {name}", severity=severity)
+
+
+def _is_one_task(job: JobDescription) -> bool:
+    return job.nodes == 1 and job.number(job.heads("ntasks-per-node") or job.heads("ntasks")) == 1
 
 
 def _lost(job: JobDescription, use: VariableUse) -> bool:
@@ -367,9 +371,8 @@ def without_export(job: JobDescription) -> Iterator[Violation]:
         return
     last = max([*started, *(w.offset for w in job.work)])
     several = len({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"} & job.by_name.keys()) > 1
-    alone = job.nodes == 1 and job.number(job.heads("ntasks-per-node") or job.heads("ntasks")) == 1
-    by_environment = bool(started) and not job.launches and several and not alone
-    env_init = any(la.kind == "python" for la in job.launches) or by_environment
+    by_environment = bool(started) and not job.launches and several
+    env_init = (any(la.kind == "python" for la in job.launches) or by_environment) and not _is_one_task(job)
     said: set[str] = set()
     for item in job.set_values_at_top():
         name = item.name

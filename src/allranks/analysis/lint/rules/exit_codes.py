@@ -243,7 +243,8 @@ def group_to_tee(job: JobDescription) -> Iterator[Violation]:
     """Report a group of commands whose output goes to tee, which hides from ``set -e`` that the work in it failed."""
     for found in GROUP_TO_TEE.finditer(job.code):
         begins = [m.end() for m in re.finditer(rf"(?m)^{found[1]}[({{][ \t]*$", job.code[: found.start()])]
-        inside = [w for w in job.work if begins and begins[-1] < w.offset < found.start() and not w.in_substitution]
+        steps = [*job.work, *(c for c in job.calls if c.program == "srun" and not c.under)]
+        inside = [w for w in steps if begins and begins[-1] < w.offset < found.start() and not w.in_substitution]
         errexit, pipefail = shell_flags(job, found.start())
         if inside and errexit and not pipefail and "PIPESTATUS" not in job.code:
             what = name_of_work(job, inside[0])
