@@ -77,7 +77,9 @@ class LineIndex:
         return self._starts[number - 1]
 
     def line(self, number: int) -> str:
-        """Return a line without its line break."""
+        """Return a line without its line break; nothing above the first and below the last line."""
+        if not 0 < number <= len(self._starts):
+            return ""
         start = self._starts[number - 1]
         end = self._starts[number] - 1 if number < len(self._starts) else len(self.text)
         return self.text[start:end].rstrip("\r")

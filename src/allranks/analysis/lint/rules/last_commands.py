@@ -27,7 +27,10 @@ REMOVES_QUIETLY = re.compile(r"-\w*f\w*|--force")
 
 
 def hides_result(job: JobDescription) -> Iterator[Violation]:
-    """Report a job whose last command succeeds in any case: ``echo done``, ``date``, ``wait`` without a process."""
+    """Report a job whose last command succeeds in any case: ``echo done``, ``date``, ``wait`` without a process.
+
+    A note: of 33 such jobs that people had labelled, they took one for a mistake and 10 for correct.
+    """
     if not job.is_job or job.submits:
         return
     errexit, _ = shell_flags(job)
@@ -48,7 +51,7 @@ def hides_result(job: JobDescription) -> Iterator[Violation]:
         return
     words = " ".join([end.written, *(a.text for a in end.args[:1] if end.program not in ("echo", "printf", "date"))])
     text = f"the job ends with the exit code of '{words}', which is 0, even if {name_of_work(job, work)} failed"
-    yield Violation(end.offset, text, cure=LAST_CURE)
+    yield Violation(end.offset, text, cure=LAST_CURE, severity="note")
 
 
 def _sets_up(call: ProgramCall) -> bool:

@@ -42,7 +42,7 @@ SCRIPT_EXAMPLES: dict[str, RuleExample] = {
         "#!/bin/bash\nsrun torchrun train.py",
     ),
     "exit-code-lost": RuleExample(
-        "`sacct` says COMPLETED for a training that failed. A pipe is a warning if the script has `set -e` or tests the pipe (`|| exit 1`), which then have no effect; else a note. A job whose last command succeeds in any case (`echo done`, `date`, `seff`, `conda deactivate`, `exit 0`, `wait` without a process in the background) is a warning too; another last command, such as `cp`, is a note. A plain `wait` as the end of a job whose work runs in the background is a warning, also with `set -e`, if nothing checks the results; outside of a job only behind the launchers of one group of ranks.",
+        "`sacct` says COMPLETED for a training that failed. A pipe is a warning if the script has `set -e` or tests the pipe (`|| exit 1`), which then have no effect; else a note. `exit 0` behind the work is a warning; another last command that hides its result, such as `echo done`, `date` or `cp`, is a note. A plain `wait` as the end of a job whose work runs in the background is a warning, also with `set -e`, if nothing checks the results; outside of a job only behind the launchers of one group of ranks.",
         "set -e\ntorchrun --standalone train.py | tee train.log",
         "set -eo pipefail\ntorchrun --standalone train.py | tee train.log",
     ),

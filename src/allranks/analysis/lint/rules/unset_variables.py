@@ -414,7 +414,7 @@ def _rendezvous(job: JobDescription) -> Iterator[tuple[str, Violation]]:
 
 def _of_cloud(job: JobDescription) -> bool:
     """Return whether the script uses variables of a cloud's training service, which sets the ranks and the address, too."""
-    return any(re.match(r"(?:KUBERNETES|ARNOLD|MLP|VC|DLC)_\w", name) for name in job.used_names)
+    return not job.is_batch and any(re.match(r"(?:KUBERNETES|ARNOLD|MLP|VC|DLC)_\w", name) for name in job.used_names)
 
 
 def _tested(job: JobDescription, name: str) -> bool:
