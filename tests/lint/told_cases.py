@@ -62,7 +62,7 @@ PROGRAMS: list[tuple[str, str, int, str]] = [
     ("octal-number", B + "h=$((1 + $(date '+%H')))\n", 2, "warning"),
     ("octal-number", B + "h=$((1 + 10#$(date +%H)))\nt=$(($(date +%s) - start))\nm=$(($(date +%-M) + 1))\n", 0, ""),
     ("mistyped-command", ONE + "python -m torch.distributed --nproc_per_node=4 x.py\n", 7, "warning"),
-    ("unset-variable", ONE + "export A=$KUBERNETES_POD_NAME\ntorchrun --nnodes=$WORLD_SIZE --node_rank=$RANK --master_addr=$MASTER_ADDR x.py\n", 0, ""),
+    ("unset-variable", B + "export A=$KUBERNETES_POD_NAME\ntorchrun --nnodes=$WORLD_SIZE --node_rank=$RANK --master_addr=$MASTER_ADDR x.py\n", 0, ""),
     ("idle-gpus", TWO + "mpirun -n 1 --oversubscribe python tune.py\n", 0, ""),
 ]  # fmt: skip
 NAMES: list[tuple[str, str, int, str]] = [
@@ -75,4 +75,22 @@ NAMES: list[tuple[str, str, int, str]] = [
     ("launcher-option", ONE + "deepspeed --include localhost 0,1 x.py\n", 7, "error"),
     ("launcher-option", ONE + "deepspeed --include localhost:0,1 x.py 0,1\n", 0, ""),
 ]  # fmt: skip
-TOLD_CASES = [*LOOPS, *PROGRAMS, *NAMES]
+GPU = "#!/bin/bash\n#SBATCH --gres=gpu:1\n"
+MEETS = "srun torchrun --nnodes 2 --nproc_per_node 1 --rdzv_backend c10d --rdzv_endpoint ${}:29400 x.py\n"
+ENDS: list[tuple[str, str, int, str]] = [
+    ("mistyped-command", GPU + "./setup.sh\npython x.py\ndeactivate\n", 5, "warning"),
+    ("mistyped-command", GPU + "source v/bin/activate\npython x.py\ndeactivate\n", 0, ""),
+    ("mistyped-command", GPU + "deactivate() { :; }\npython x.py\ndeactivate\n", 0, ""),
+    ("mistyped-command", "#!/bin/bash -l\n#SBATCH --gres=gpu:1\npython x.py\ndeactivate\n", 0, ""),
+    ("no-shebang", "#/bin/bash\n#BSUB -J a\npython x.py\n", 1, "warning"),
+    ("no-shebang", "# /usr/bin/env bash\npython x.py\n", 1, "warning"),
+    ("no-shebang", "# /bin/bashrc is read\npython x.py\n", 0, ""),
+    ("not-runnable", TWO + 'srun -l "slurm/x.sh $HOST"\n', 7, "error"),
+    ("not-runnable", TWO + 'srun -l "$HOME/x.sh" $HOST\n', 0, ""),
+    ("conda-not-set-up", GPU + "conda activate YOUR_ENV\npython x.py\n", 3, "warning"),
+    ("master-address", TWO + "ips=$(hostname -I)\nall=($ips)\nhead_node_ip=${all[0]}\n" + MEETS.format("head_node_ip"), 0, ""),
+    ("master-address", TWO + "head_node_ip=$(hostname -I)\n" + MEETS.format("head_node_ip"), 7, "warning"),
+    ("value-split", B + 'M=("a", "b")\necho ${M[@]} | grep -w a\n', 0, ""),
+    ("value-split", B + 'M=("a", "b")\nfor m in ${M[@]}; do python x.py $m; done\n', 2, "error"),
+]  # fmt: skip
+TOLD_CASES = [*LOOPS, *PROGRAMS, *NAMES, *ENDS]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.command_options import PYTHON
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
-from allranks.analysis.lint.rules.environments import activates, uses_python
+from allranks.analysis.lint.rules.environments import LOGIN_SHELL, activates, uses_python
 from allranks.analysis.lint.rules.variables import edits
 
 ACTIVATION_WHY = (
@@ -443,3 +443,42 @@ def deactivated(job: JobDescription) -> Iterator[Violation]:
             off = call if active is not None else None
         elif call.program not in ("echo", "module", "ml", "export", "cd", "date", "which", "conda", "set"):
             active = None
+
+
+NOTHING_ACTIVE_WHY = (
+    "deactivate is a function that an activated environment defines, and functions do not reach a batch job: "
+    "the shell ends with 127, and a job that has succeeded counts as failed."
+)
+
+
+def nothing_to_deactivate(job: JobDescription) -> Iterator[Violation]:
+    """Report ``deactivate`` at the end of a job in which nothing has activated an environment."""
+    own = [c for c in job.calls if not c.under and not c.in_substitution]
+    last = own[-1] if own and job.is_batch else None
+    if last is None or last.program != "deactivate" or last.branch or last.in_function or last.tested:
+        return
+    unknown = {
+        "source",
+        ".",
+        "eval",
+        "module",
+        "ml",
+        "uenv",
+        "spack",
+        "conda",
+        "mamba",
+        "micromamba",
+        "pyenv",
+        "workon",
+    }
+    if last.after in ("||", "&&") or unknown & {c.program for c in own} or LOGIN_SHELL.match(job.lines.line(1)):
+        return
+    if re.search(r"(?<!de)activate|\bdeactivate[ \t]*\(", job.code):
+        return
+    text = "there is no command deactivate: nothing in the script has activated an environment"
+    yield Violation(
+        last.offset,
+        text,
+        why=NOTHING_ACTIVE_WHY,
+        cure="remove it, or activate the environment in this script: source <venv>/bin/activate",
+    )

@@ -188,6 +188,7 @@ MISTYPED_COMMAND = _all(
     commands.repeated_words,
     batch_lines.foreign_programs,
     activation.misspelt_starters,
+    activation.nothing_to_deactivate,
     activation.wrong_activation,
     activation.module_names,
     word_slips.doubled_words,

@@ -167,7 +167,9 @@ def _commas(job: JobDescription) -> Iterator[Violation]:
     """Report an array whose elements are separated by commas."""
     for item in job.assignments:
         parts = [part.text for part in item.items or ()]
-        if len(parts) > 1 and all(len(p) > 1 and p.endswith(",") for p in parts[:-1]) and not parts[-1].endswith(","):
+        commas = len(parts) > 1 and all(len(p) > 1 and p.endswith(",") for p in parts[:-1])
+        readers = {u.program for u in job.uses if u.name == item.name}
+        if commas and not parts[-1].endswith(",") and not (readers and readers <= {"echo", "printf"}):
             yield Violation(
                 item.offset,
                 f"the elements of {item.name} are separated by blanks: the commas become part of them ('{parts[0][:40]}')",

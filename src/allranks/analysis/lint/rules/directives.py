@@ -503,6 +503,15 @@ def shebang(job: JobDescription) -> Iterator[Violation]:
         if later:
             text += f", which stands in line {job.lines.place(job.source.where(later.end()))[0]}"
         yield Violation(job.source.where(later.end() if later else 0), text)
+    elif job.kind == "script" and (
+        found := re.match(r"#[ \t]?/(?:usr/)?bin/(?:env[ \t]+)?(?:ba|z|c|k)?sh\b", job.source.text)
+    ):
+        yield Violation(
+            0, f"the ! is missing in {found[0]}: the line is a comment", why=NO_BANG_WHY, cure="#!" + found[0].lstrip("# \t"), severity="warning"
+        )  # fmt: skip
+
+
+NO_BANG_WHY = "Whoever starts the file chooses the shell: sh, or the login shell, and not the one that the line names."
 
 
 INTERPRETER_WHY = (

@@ -77,7 +77,8 @@ def _undefined_activation(job: JobDescription) -> Violation | None:
         # A site's own command may set it up, and so may the text around a template.
         unknown = any(_names_conda(c) for c in calls[:index]) or "{%" in job.text
         why = INIT_WHY if initialised else CONDA_WHY
-        return Violation(call.offset, text, why=why, severity="note" if unknown else None)
+        severity = "note" if unknown else None
+        return Violation(call.offset, text, why=why, severity=severity, whatever_is_filled_in=True)
     return None
 
 

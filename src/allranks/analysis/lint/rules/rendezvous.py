@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.command_options import CONTAINERS, slurm_options
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.placement import started_by
-from allranks.analysis.lint.records import Argument, Violation
+from allranks.analysis.lint.records import Argument, Assignment, Violation
 from allranks.analysis.lint.rules.dataflow import is_only_shown, under_srun
 from allranks.analysis.lint.rules.ports import backend, is_torchrun
 from allranks.analysis.lint.rules.tasks import SPREADING
@@ -203,6 +203,8 @@ def address(job: JobDescription) -> Iterator[Violation]:
             continue
         if item.name.islower() and not item.exported and is_only_shown(job, item.name):
             continue
+        if ALL_ADDRESSES.search(item.value) and _is_list(job, item):
+            continue
         if job.is_copy(item) and any(
             ADDRESS_NAME.match(a.name) and a.value == item.value for a in job.assignments if a is not item
         ):
@@ -392,13 +394,24 @@ def _tests_list(job: JobDescription) -> bool:
     ) or bool(re.search(r"\bcase\s+\"?\$\{?SLURM_(?:JOB_)?NODELIST", job.text))
 
 
+ALL_ADDRESSES = re.compile(r"hostname\s+(?:-I|--all-ip-addresses)\b(?![^)]*\|)")
+
+
+def _is_list(job: JobDescription, item: Assignment) -> bool:
+    """Return whether the name is an array, whose ``$NAME`` is its first element, one element, or a text that becomes an array."""
+    if item.items is not None or re.match(r"[\w ]+=[\"']?\$\{\w+\[\d+\]\}", job.text[item.offset : item.offset + 200]):
+        return True
+    uses = len(re.findall(rf"\$\{{?{item.name}\b", job.code))
+    return 0 < uses == len(re.findall(rf"=\(\s*\$\{{?{item.name}\}}?\s*\)", job.code))
+
+
 def _address_hits(job: JobDescription, name: str, value: str, offset: int, under_srun: bool) -> Iterator[Violation]:
     wrong = list(_wrong_host(job, name, value, offset))
     if wrong:
         yield from wrong
         return
     if re.search(r"hostname\s+(?:--ip-address|-i|--all-ip-addresses|-I)\b", value):
-        listed = re.search(r"hostname\s+(?:-I|--all-ip-addresses)\b(?![^)]*\|)", value)
+        listed = ALL_ADDRESSES.search(value)
         said = (
             "is the list of all addresses of the node"
             if listed

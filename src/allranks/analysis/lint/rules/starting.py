@@ -144,7 +144,9 @@ def _defines(job: JobDescription, call: ProgramCall) -> bool:
 
 
 WORD_WHY = "The quotes make one word of the command: a program is looked for whose name contains the blanks, 'No such file or directory'."
-COMMAND = re.compile(r"(?s)\s*(?:\S*/)?(?:python[\d.]*|torchrun|deepspeed|accelerate|bash|sh|\./\S+)\s+\S")
+COMMAND = re.compile(
+    r"(?s)\s*(?:\S*/)?(?:python[\d.]*|torchrun|deepspeed|accelerate|bash|sh|\./\S+|[\w./-]+\.(?:sh|bash|py))\s+\S"
+)
 EXECUTES = {"srun", "timeout", "env", "nice", "numactl", "taskset", "stdbuf", "xargs"}
 
 
