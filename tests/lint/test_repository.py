@@ -112,3 +112,27 @@ def test_slurm_creates_folders_of_logs_since_23_02(version: str | None, severiti
         report = lint([tmp_path / name / "job.sbatch"], slurm_version=version)
         found += [f.severity for f in report.findings if f.id == "output-folder"]
     assert found == severities
+
+
+@pytest.mark.parametrize(
+    ("heading", "work", "lines"),
+    [
+        ("#PBS -o logs/\n", "", [2]),
+        ("#PBS -o src/\n", "", []),
+        ("#PBS -o logs/\n", "mkdir -p logs\n", []),
+        ("#PBS -o /a/logs/\n", "", []),
+        ("#BSUB -o logs/%J.out\n", "", [2]),
+        ("#$ -o logs/a.out\n", "", [2]),
+        ("#$ -o logs/\n", "mkdir -p logs\n", [2]),
+        ("#PBS -o logs/  # mkdir logs first\n", "", []),
+    ],
+)
+def test_folders_for_the_logs_of_other_systems(tmp_path: Path, heading: str, work: str, lines: list[int]) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "src").mkdir()
+    path = tmp_path / "job.sh"
+    path.write_text(f"#!/bin/bash\n{heading}{work}python src/train.py\n")
+    found = [f for f in lint([path]).findings if f.id == "output-folder"]
+    assert [f.line for f in found] == lines and all(f.severity == "warning" for f in found)
+    (tmp_path / ".git").rmdir()
+    assert not [f for f in lint([path]).findings if f.id == "output-folder"]

@@ -271,7 +271,7 @@ DELETES_TOO_MUCH = _all(
     shared_files.removed_by_array,
 )
 FIXED_NAME_IN_TMP = _all(storage.fixed, storage.lone_dollar, removals.patterns_in_tmp)
-OUTPUT_FOLDER = _all(log_folders.output, log_folders.log_in_root, log_folders.redirected)
+OUTPUT_FOLDER = _all(log_folders.output, log_folders.log_in_root, log_folders.of_other_systems, log_folders.redirected)
 SCRIPT_FOLDER = _all(directives.script_folder, directives.own_folder, directives.in_home, directives.home_as_base)
 CONTAINER_SHELL_ENDED = _all(
     environments.container_ended, environments.activated_elsewhere, activation.deactivated, activation.purged

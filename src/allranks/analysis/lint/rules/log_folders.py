@@ -125,6 +125,28 @@ def _same_folder(job: JobDescription, folder: str) -> bool:
     return all(str(PurePosixPath(job.heads(name) or "").parent) == folder for name in ("output", "error"))
 
 
+OF_OTHERS = re.compile(r"(?m)^#(?:(PBS)|(BSUB)|(\$))[ \t]+-([oe])[ \t]+([\w.-]+(?:/[\w.-]+)*/)([\w.%$&-]*)[ \t]*$")
+LATER_WHY = "{} writes the file when the job ends: without the folder the log is not delivered, and stays on the node or comes by mail."
+BEFORE_WHY = (
+    "Grid Engine opens the file before the script runs: without the folder the job goes into the error state Eqw."
+)
+
+
+def of_other_systems(job: JobDescription) -> Iterator[Violation]:
+    """Report folders for the logs of PBS, LSF and Grid Engine that a checkout does not have and the job does not create."""
+    if job.kind != "script" or job.is_batch or not job.in_repository or job.source.text != job.text:
+        return
+    for found in OF_OTHERS.finditer(job.text):
+        folder = found[5].removeprefix("./").rstrip("/")
+        made = found[3] is None and any(_is_within(m, folder) for m in _made_folders(job))
+        if folder.startswith("..") or made or job.has_folder(folder) or _is_advised(job, folder) or job.submits:
+            continue
+        text = f"there is no folder {folder} for -{found[4]}, neither here nor next to the script"
+        why = BEFORE_WHY if found[3] else LATER_WHY.format("PBS" if found[1] else "LSF")
+        yield Violation(found.start(), text, why=why, source="manuals of qsub and bsub, options -o and -e")
+        return
+
+
 def log_in_root(job: JobDescription) -> Iterator[Violation]:
     """Report a log directly in ``/``, where users cannot write."""
     for name in ("output", "error"):
