@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import allranks.analysis.lint as lint_package
 from allranks.analysis.lint.command_options import slurm_option
 from allranks.analysis.lint.readers import ShellReader
 from allranks.analysis.lint.shell_lexer import lex
@@ -213,3 +219,28 @@ def test_a_file_that_was_written_is_read_as_a_script_only_if_it_looks_like_one()
 
     assert ran("run.sh")[-1] == ran("run", "#!/bin/bash\n")[-1] == "ls"
     assert ran("notes")[-1] == "source"
+
+
+def _expressions(value: object) -> Iterator[Any]:
+    """Yield the expressions in a value of a module, also those in tuples, lists and dicts."""
+    if type(value).__name__ == "_LazyRegex":
+        yield value
+    elif isinstance(value, dict):
+        yield from (e for pair in value.items() for part in pair for e in _expressions(part))
+    elif hasattr(value, "__struct_fields__") and not isinstance(value, type):
+        yield from (e for name in value.__struct_fields__ for e in _expressions(getattr(value, name)))
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from (e for part in value for e in _expressions(part))
+
+
+def test_every_expression_compiles() -> None:
+    """They compile at their first use: a mistake in a rare one would end lint on a user's script."""
+    found = [
+        expression
+        for module in pkgutil.walk_packages(lint_package.__path__, "allranks.analysis.lint.")
+        for value in vars(importlib.import_module(module.name)).values()
+        for expression in _expressions(value)
+    ]
+    assert len(found) > 500
+    for expression in found:
+        assert isinstance(expression.match, Callable), expression.pattern

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -354,3 +354,25 @@ def nearest_file_hint(path: Path) -> str:
         return ""
     near = nearest_name(path.name, names)
     return "" if near is None else suggest(str(path.with_name(near)))
+
+
+class _LazyRegex:
+    """A regular expression that is compiled when it is used for the first time."""
+
+    def __init__(self, pattern: str, flags: int) -> None:
+        self.pattern, self._flags = pattern, flags
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        method = getattr(re.compile(self.pattern, self._flags), name)
+        setattr(self, name, method)  # found without this function from now on
+        return method
+
+
+def lazy_regex(pattern: str, flags: int = 0) -> re.Pattern[str]:
+    """Return an expression that compiles at its first use; of hundreds in `lint`, a file needs a third.
+
+    Use its methods: the functions of ``re`` refuse it.
+    """
+    return cast("re.Pattern[str]", _LazyRegex(pattern, flags))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from allranks.analysis.lint.rules import RULES, TOPICS
 from allranks.analysis.lint.shell_tokens import MappedText
 from allranks.utils.inputs import is_stdin, name_of
 from allranks.utils.redaction import redact
+from allranks.utils.text import lazy_regex
 
-ALLOW = re.compile(r"#\s*allranks:\s*(?:allow\s+([a-z0-9,-]+)\s+\S.*|(ignore|ignore-file)\[([a-z0-9, *-]+)\])")
+ALLOW = lazy_regex(r"#\s*allranks:\s*(?:allow\s+([a-z0-9,-]+)\s+\S.*|(ignore|ignore-file)\[([a-z0-9, *-]+)\])")
 SEVERITIES = ("error", "warning", "note")
 PLACEHOLDERS_MATTER = {
     "several-torchruns",

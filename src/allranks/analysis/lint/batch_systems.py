@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from allranks.analysis.lint.shell_tokens import MappedText
+from allranks.utils.text import lazy_regex
 
 # ----------------------------------------------------------------------------------- PBS and Torque
 
@@ -93,20 +94,20 @@ def _count(text: str) -> int | None:
 # https://software.fujitsu.com (pjsub -L), https://sxauroratsubasa.sakura.ne.jp (qsub -b of NQSV, whose lines begin with #PBS),
 # https://www.t4.cii.isct.ac.jp, https://abci.ai (-l f_node, node_f and rt_F of TSUBAME and ABCI)
 NODE_COUNTS = (
-    re.compile(r"#BSUB\s.*?-nnodes[ \t=]+(\d{1,6})\b"),
-    re.compile(r"#COBALT\s.*?(?:-n|--nodecount)[ \t=]*(\d{1,6})\b"),
-    re.compile(r"#PJM\s.*?-L\s*\"?(?:\S*,)?node=(\d{1,6})\b"),
-    re.compile(r"#\$\s.*?-l\s*(?:\S*,)?(?:f_node|node_f|rt_F)=(\d{1,6})\b"),
-    re.compile(r"#PBS\s(?:.*\s)?-b\s*(\d{1,6})\s*(?:#.*)?$"),
+    lazy_regex(r"#BSUB\s.*?-nnodes[ \t=]+(\d{1,6})\b"),
+    lazy_regex(r"#COBALT\s.*?(?:-n|--nodecount)[ \t=]*(\d{1,6})\b"),
+    lazy_regex(r"#PJM\s.*?-L\s*\"?(?:\S*,)?node=(\d{1,6})\b"),
+    lazy_regex(r"#\$\s.*?-l\s*(?:\S*,)?(?:f_node|node_f|rt_F)=(\d{1,6})\b"),
+    lazy_regex(r"#PBS\s(?:.*\s)?-b\s*(\d{1,6})\s*(?:#.*)?$"),
 )
-SLOTS = re.compile(r"#BSUB\s.*?-n[ \t]+(\d{1,6})\b")
-SLOTS_PER_HOST = re.compile(r"#BSUB\s.*?span\[\s*(ptile|hosts)\s*=\s*(\d{1,6})\s*\]")
+SLOTS = lazy_regex(r"#BSUB\s.*?-n[ \t]+(\d{1,6})\b")
+SLOTS_PER_HOST = lazy_regex(r"#BSUB\s.*?span\[\s*(ptile|hosts)\s*=\s*(\d{1,6})\s*\]")
 GPU_COUNTS = (
-    re.compile(r"#BSUB\s.*?-gpu\s+[\"']?(?:[^\"'\s]*:)?num=(\d{1,6})(?!\d|/task)"),
-    re.compile(r"#BSUB\s.*?rusage\[[^\]]*ngpus(?:_excl_p|_physical|_shared)?=(\d{1,6})"),
-    re.compile(r"#PBS\s.*?gpunum_job\s*=\s*(\d{1,6})"),
+    lazy_regex(r"#BSUB\s.*?-gpu\s+[\"']?(?:[^\"'\s]*:)?num=(\d{1,6})(?!\d|/task)"),
+    lazy_regex(r"#BSUB\s.*?rusage\[[^\]]*ngpus(?:_excl_p|_physical|_shared)?=(\d{1,6})"),
+    lazy_regex(r"#PBS\s.*?gpunum_job\s*=\s*(\d{1,6})"),
 )
-OTHER_DIRECTIVE = re.compile(r"#(?:BSUB|COBALT|PJM|PBS|\$)\s")
+OTHER_DIRECTIVE = lazy_regex(r"#(?:BSUB|COBALT|PJM|PBS|\$)\s")
 
 
 class HostRequest(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ import msgspec
 
 from allranks.analysis.lint.records import Argument, Directive, ProgramCall
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN, MappedText
+from allranks.utils.text import lazy_regex
 
 SHORT = {
     "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "p": "partition", "G": "gpus", "t": "time", "J": "job-name",
@@ -176,7 +177,7 @@ def launcher_options(call: ProgramCall) -> LauncherOptions:
     return LauncherOptions(found, tuple(repeated), unknown)
 
 
-DIRECTIVE_WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"[^"]*"?|'[^']*'?)+""")
+DIRECTIVE_WORD = lazy_regex(r"""(?:[^\s"'\\]|\\.|"[^"]*"?|'[^']*'?)+""")
 
 
 def read_directives(source: MappedText, comments: set[int]) -> list[Directive]:
@@ -195,7 +196,7 @@ def read_directives(source: MappedText, comments: set[int]) -> list[Directive]:
     return found
 
 
-UNKNOWN_PART = re.compile(f"{UNRESOLVED_OPEN}[^{UNRESOLVED_CLOSE}]*{UNRESOLVED_CLOSE}")
+UNKNOWN_PART = lazy_regex(f"{UNRESOLVED_OPEN}[^{UNRESOLVED_CLOSE}]*{UNRESOLVED_CLOSE}")
 
 
 def _options(source: MappedText, late: bool) -> list[Directive]:
@@ -227,9 +228,9 @@ def _plain(value: str | None) -> str | None:
 
 
 SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
-SHELL_C = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*\Z")
-ASSIGN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
-PYTHON = re.compile(r"(python|pypy)[0-9.]*\Z")
+SHELL_C = lazy_regex(r"-[a-zA-Z]*c[a-zA-Z]*\Z")
+ASSIGN = lazy_regex(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
+PYTHON = lazy_regex(r"(python|pypy)[0-9.]*\Z")
 MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torch.distributed.launch",
@@ -255,7 +256,7 @@ SAME_PROGRAM = {
     "mpirun.openmpi": "mpirun", "mpirun.mpich": "mpirun", "mpiexec.openmpi": "mpiexec", "mpiexec.mpich": "mpiexec", "mpirun.hydra": "mpiexec.hydra",
 }  # fmt: skip
 """Names that Debian and others give the same program."""
-STARTS_RANKS = re.compile(
+STARTS_RANKS = lazy_regex(
     r"(?=.*\s).*\b(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\s+launch|deepspeed)\b", re.DOTALL
 )
 CONTAINERS = {
@@ -277,7 +278,7 @@ def basename(word: str) -> str:
     return PurePosixPath(word).name if "/" in word and not word.endswith("/") else word
 
 
-NO_TARGET = re.compile(r"\s|^-*[A-Za-z_][\w-]*=|:/")
+NO_TARGET = lazy_regex(r"\s|^-*[A-Za-z_][\w-]*=|:/")
 """Values of options that may end like a program: ``PYTHONPATH=/opt/python``, ``/opt/python:/opt/python``."""
 
 
@@ -402,8 +403,8 @@ def _last(
     return UnwrappedCommand((*calls, make(program, tuple(rest), args[0], under)))
 
 
-IMAGE = re.compile(r"\.(?:sif|simg|img|sqsh)\Z|^(?:docker|library|oras|shub)://|^instance://")
-VALUED_OPTION = re.compile(
+IMAGE = lazy_regex(r"\.(?:sif|simg|img|sqsh)\Z|^(?:docker|library|oras|shub)://|^instance://")
+VALUED_OPTION = lazy_regex(
     r"-[BHWovew]|--(?:bind|overlay|home|pwd|workdir|env|env-file|volume|mount|name|user|shm-size|ipc|net|network|hostname)"
 )
 

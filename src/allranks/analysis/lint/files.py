@@ -17,21 +17,21 @@ from allranks.utils.inputs import (
     is_stdin,
     read_input,
 )
-from allranks.utils.text import nearest_file_hint
+from allranks.utils.text import lazy_regex, nearest_file_hint
 
 FileKind = Literal["script", "environment", "spec"]
 MAX_BYTES = 1_000_000
-SHELL_LINE = re.compile(
+SHELL_LINE = lazy_regex(
     r"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*(?:\S*/)?)?r?(?:bash|sh|zsh|dash|ksh|ash|ksh93|mksh)(?:\s|$)"
 )
 SHELL_SUFFIXES = {".sh", ".bash", ".sbatch", ".slurm", ".slm", ".job", ".zsh", ".ksh", ".batch", ".submit", ".sub"}
-ENVIRONMENT_LINE = re.compile(r"\s*(?:(?:export|set -x|declare -x)\s+)?[A-Za-z_][A-Za-z0-9_.%()]*\s?=")
-COMMAND_LINE = re.compile(
+ENVIRONMENT_LINE = lazy_regex(r"\s*(?:(?:export|set -x|declare -x)\s+)?[A-Za-z_][A-Za-z0-9_.%()]*\s?=")
+COMMAND_LINE = lazy_regex(
     r"\s*(?:(?:srun|sbatch|salloc|torchrun|accelerate|deepspeed|mpirun|export|source|module|ml|cd|echo|set|mkdir|conda|bash|"
     r"python[0-9.]*|unset|cat|nvidia-smi|scontrol|ulimit|trap|exec|eval|apptainer|singularity|uv|nohup|time|env|\.)\s"
     r"|(?:if|while|until|for|case)\s.*(?:\bthen|\bdo|\bin|;|\])\s*$|[A-Za-z_][A-Za-z0-9_]*=\S*|[A-Za-z_]+\s*\(\)\s*\{)"
 )
-OTHER_LANGUAGE = re.compile(
+OTHER_LANGUAGE = lazy_regex(
     r"\s*(?:import \w|from \w[\w.]* import |def \w+\(|class \w+[:(]|#include\b|<[!?a-zA-Z]|\{\s*$|\[\s*$|\{\s*\"|package \w+;?$)"
 )
 

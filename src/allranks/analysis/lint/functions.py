@@ -10,9 +10,10 @@ import msgspec
 from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON
 from allranks.analysis.lint.readers import ShellReader
 from allranks.analysis.lint.records import ProgramCall, VariableUse
+from allranks.utils.text import lazy_regex
 
-FUNCTION = re.compile(r"(?m)^(?:function[ \t]+)?([A-Za-z_]\w*)[ \t]*(?:\(\))?[ \t]*\n?\{[ \t]*(?:#.*)?$")
-END = re.compile(r"(?m)^\}")
+FUNCTION = lazy_regex(r"(?m)^(?:function[ \t]+)?([A-Za-z_]\w*)[ \t]*(?:\(\))?[ \t]*\n?\{[ \t]*(?:#.*)?$")
+END = lazy_regex(r"(?m)^\}")
 STARTERS = {
     "srun",
     "mpirun",
@@ -77,7 +78,7 @@ def _called(reading: ShellReader, text: str) -> Iterator[tuple[tuple[int, int], 
             yield (start, end), calls
 
 
-ENVIRONMENT = re.compile(r"(?:MASTER|NCCL|GLOO|CUDA|HF|TORCH|PET|SLURM|OMP|WORLD|RANK|LOCAL|WANDB)(?:_|\Z)")
+ENVIRONMENT = lazy_regex(r"(?:MASTER|NCCL|GLOO|CUDA|HF|TORCH|PET|SLURM|OMP|WORLD|RANK|LOCAL|WANDB)(?:_|\Z)")
 
 
 def _is_plain(call: ProgramCall) -> bool:

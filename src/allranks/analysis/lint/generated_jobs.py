@@ -9,13 +9,14 @@ from allranks.analysis.lint.command_options import slurm_option, srun_end
 from allranks.analysis.lint.readers import ShellReader
 from allranks.analysis.lint.records import Argument, ProgramCall
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN, MappedText, join_texts
+from allranks.utils.text import lazy_regex
 
-HEAD = re.compile(r"\s*#!\s*/\S*(?:\s+-?\w*)?\b(?:ba|z|k)?sh\b|\s*#SBATCH\s")
-REQUEST = re.compile(r"(?m)^#(?:SBATCH|PBS|BSUB)\s+-")
+HEAD = lazy_regex(r"\s*#!\s*/\S*(?:\s+-?\w*)?\b(?:ba|z|k)?sh\b|\s*#SBATCH\s")
+REQUEST = lazy_regex(r"(?m)^#(?:SBATCH|PBS|BSUB)\s+-")
 CHANGING = ("sed", "perl", "envsubst", "awk", "python", "python3")
-OF_ECHO = re.compile(r"-[neE]+")
+OF_ECHO = lazy_regex(r"-[neE]+")
 MIN_LINES = 4
-OF_SUBMISSION = re.compile(r"-(?:d|-dependency|-parsable|W|-wait|H|-hold|J|-job-name|o|-output|e|-error)(?:\b|=|$).*")
+OF_SUBMISSION = lazy_regex(r"-(?:d|-dependency|-parsable|W|-wait|H|-hold|J|-job-name|o|-output|e|-error)(?:\b|=|$).*")
 
 
 def generated_jobs(reading: ShellReader) -> Iterator[MappedText]:

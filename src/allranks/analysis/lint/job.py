@@ -24,6 +24,7 @@ from allranks.analysis.lint.placeholders import find_placeholders
 from allranks.analysis.lint.readers import ShellReader, blank_comments, calculate, starts_with_mpi
 from allranks.analysis.lint.records import Argument, Assignment, Directive, ProgramCall, Severity, Violation
 from allranks.analysis.lint.shell_tokens import LineIndex, MappedText
+from allranks.utils.text import lazy_regex
 
 NODE_NAMES = {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"}
 NODE_LIST_NAMES = {"SLURM_NODEID", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}
@@ -33,8 +34,8 @@ USUAL_GPUS = 8
 HALF_OF_USUAL_GPUS = 4
 FEW_GPUS, FEW_CPUS = 2, 16
 """A job with so many GPUs, and CPUs, per node leaves room for another one."""
-ACCELERATORS = re.compile(r"(?:gpu|dcu|npu|mlu|gcd)(?::|\Z)")
-ONE_OF_KIND = re.compile(r"(?:gpu|dcu|npu|mlu|gcd):(?=\w*[a-z\d])[A-Za-z][\w.-]{2,}")
+ACCELERATORS = lazy_regex(r"(?:gpu|dcu|npu|mlu|gcd)(?::|\Z)")
+ONE_OF_KIND = lazy_regex(r"(?:gpu|dcu|npu|mlu|gcd):(?=\w*[a-z\d])[A-Za-z][\w.-]{2,}")
 """A request that names the kind of GPU only is for one: ``gpu:a100``, but not ``gpu:NGPUS``."""
 LIMITS_MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 # Partitions that allocate whole nodes, by the documentation of LUMI (standard, standard-g) and JSC (booster, dc-gpu, batch-like names
@@ -42,21 +43,21 @@ LIMITS_MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 EXCLUSIVE_PARTITIONS = {"standard-g", "booster", "develbooster", "dc-gpu", "dc-gpu-devel"}
 # https://docs.nersc.gov/jobs/policy/: all QOS of the GPU nodes but the shared ones
 NERSC_EXCLUSIVE_QOS = {"regular", "debug", "premium", "preempt", "overrun", "realtime"}
-SETS_PATHS_ONLY = re.compile(
+SETS_PATHS_ONLY = lazy_regex(
     r"(?:activate|(?:conda|mamba)[\w-]*\.sh|bashrc|profile|modules?\.sh|init/(?:ba)?sh|lmod\S*|z00\S*)\Z"
 )
 # Modules of compilers, CUDA, Python and containers, which set paths, but neither addresses nor ports.
-SETS_NO_RENDEZVOUS = re.compile(
+SETS_NO_RENDEZVOUS = lazy_regex(
     r"(?:cuda|gcc|gnu|python|anaconda|miniconda|miniforge|conda|mamba|nccl|openmpi|mpich|cudnn|cmake|git|singularity|apptainer|rocm|intel|"
     r"nvhpc|nvidia|purge|StdEnv|arch|pytorch|tensorflow|PyTorch|Python|CUDA|GCC|cray|craype|LUMI|CrayEnv|partition|cpe|aws-ofi|libfabric|"
     r"slurm|java|ninja|ffmpeg|arrow|httpproxy|hdf5)",
     re.IGNORECASE,
 )
 
-STARTS = re.compile(
+STARTS = lazy_regex(
     r"\s*(?:srun|mpirun|mpiexec|jsrun|torchrun|deepspeed|accelerate\s+launch|python[\d.]*\s.*-m\s+torch\.distributed)\b"
 )
-OTHER_BATCH_SYSTEMS = re.compile(r"^#(?:COBALT|BSUB|PJM|OAR)\s", re.MULTILINE)
+OTHER_BATCH_SYSTEMS = lazy_regex(r"^#(?:COBALT|BSUB|PJM|OAR)\s", re.MULTILINE)
 
 
 def count_gpus(per_node: str | None, gres: str | None) -> tuple[int | None, bool]:
@@ -73,7 +74,7 @@ def count_gpus(per_node: str | None, gres: str | None) -> tuple[int | None, bool
     ), True
 
 
-PIPED_BLOCK = re.compile(r"\|&?\s*(while|until|for|if|case|\{|\()(?:\s[^|\n]*)?\Z")
+PIPED_BLOCK = lazy_regex(r"\|&?\s*(while|until|for|if|case|\{|\()(?:\s[^|\n]*)?\Z")
 BLOCK_ENDS = {"if": "fi", "case": "esac", "{": r"\}", "(": r"\)"}
 
 

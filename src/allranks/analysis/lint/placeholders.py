@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-PLACEHOLDER = re.compile(
+from allranks.utils.text import lazy_regex
+
+PLACEHOLDER = lazy_regex(
     r"(?<![<\w$])<[A-Za-z][\w ./:|$-]{0,60}>|(?<=[/=\"'])<<[A-Za-z][\w -]{0,40}>>|\{\{-?\s*[\w. $|()'\",+*/-]{1,60}\s*-?\}\}|(?<![\w$])\{ [A-Za-z_][\w.]* \}"
     r"|\bX{3,}[a-z]\w{0,40}?X{3,}(?![A-Za-z0-9])|(?<=[= ])[Yy]our (?:e-?mail|name|account|project|partition|job)\w*"
     r"|(?<![A-Za-z0-9_])[A-Za-z_/-]*X{3,}(?![A-Za-z0-9])|\b(?:YOUR|REPLACE|INSERT|CHANGE)[-_ ]?[A-Z_-]{2,}\b|\b[Yy]our[-_]\w+(?:[-_]\w+)*"

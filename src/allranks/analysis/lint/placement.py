@@ -9,13 +9,14 @@ import msgspec
 from allranks.analysis.lint.command_options import slurm_options
 from allranks.analysis.lint.job import SETS_PATHS_ONLY, JobDescription, LauncherCall
 from allranks.analysis.lint.records import ProgramCall
+from allranks.utils.text import lazy_regex
 
 MPI = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun"}
 STARTERS = MPI | {"srun", "jsrun", "aprun", "horovodrun"}
 # https://docs.open-mpi.org (mpirun), the mpiexec of MPICH, Intel MPI and HPE's PALS, https://docs.olcf.ornl.gov (jsrun)
 TOTAL = {"-np", "--np", "-n", "--n"}
 EACH = {"-ppn", "--ppn", "-npernode", "--npernode", "-N", "-perhost", "--perhost", "-rpn", "--rpn"}
-PER_RESOURCE = re.compile(r"ppr:(\d{1,6}):node")
+PER_RESOURCE = lazy_regex(r"ppr:(\d{1,6}):node")
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -51,10 +52,10 @@ def _of_mpirun(job: JobDescription, starter: ProgramCall) -> Started:
     return Started(starter, total or (each * nodes if each and nodes else None), each)
 
 
-PLACES = re.compile(
+PLACES = lazy_regex(
     r"-+(?:H|hosts?|hostfile|machinefile|f|configfile|app|map-by|bynode|pernode|ppn|npernode|perhost|N|rf|rankfile|bind-to|x?loadbalance|rr)(?:=.*)?"
 )
-OF_SCHEDULER = re.compile(r"\"?\$\{?(?:PBS_NODEFILE|LSB_DJOB_HOSTFILE|OAR_NODEFILE)\}?\"?")
+OF_SCHEDULER = lazy_regex(r"\"?\$\{?(?:PBS_NODEFILE|LSB_DJOB_HOSTFILE|OAR_NODEFILE)\}?\"?")
 
 
 def is_placed(call: ProgramCall) -> bool:
@@ -63,7 +64,7 @@ def is_placed(call: ProgramCall) -> bool:
     return unknown or any(a.is_open or PLACES.fullmatch(a.text) for a in call.args)
 
 
-OTHER_MPI = re.compile(r"\w+[_-](?:mpirun|mpiexec|srun)|(?:mpirun|mpiexec)[_-]\w+")
+OTHER_MPI = lazy_regex(r"\w+[_-](?:mpirun|mpiexec|srun)|(?:mpirun|mpiexec)[_-]\w+")
 """Commands of sites that start processes in place of mpirun."""
 
 
@@ -125,7 +126,7 @@ def count_of(job: JobDescription, call: ProgramCall, names: set[str]) -> int | N
     return None
 
 
-SETS_UP = re.compile(
+SETS_UP = lazy_regex(
     r"(?i)(?:env|set_?up|init|modules?|profile|rc|venv|conda|paths?|load_?\w*|exports?)(?:[._-]\w+)*\Z"
 )
 

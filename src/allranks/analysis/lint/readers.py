@@ -28,14 +28,15 @@ from allranks.analysis.lint.shell_tokens import (
     split_commands,
     unresolved_text,
 )
+from allranks.utils.text import lazy_regex
 
-ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]]*\])?(\+?)=")
+ASSIGNMENT = lazy_regex(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]]*\])?(\+?)=")
 DECLARING = {"export", "declare", "typeset", "local", "readonly"}
 NAMING = {"read", "mapfile", "readarray", "getopts", "printf", "let", "declare", "typeset", "local", "readonly", "set"}
-VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]]*\])?")
-COMMAND_INSIDE = re.compile(r"`[^`]*`|\$\((?!\()(?:[^()]|\([^()]*\))*\)")
-INNER_NAMES = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
-EXPANDED_IN_DOCUMENT = re.compile(
+VARIABLE = lazy_regex(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]]*\])?")
+COMMAND_INSIDE = lazy_regex(r"`[^`]*`|\$\((?!\()(?:[^()]|\([^()]*\))*\)")
+INNER_NAMES = lazy_regex(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
+EXPANDED_IN_DOCUMENT = lazy_regex(
     r"\\[$`\\]|\$\{([A-Za-z_]\w*(?:\[[^\]{}\n]*\])?[^\[{}\n]*)\}|\$([A-Za-z_]\w*)", re.ASCII
 )
 DEFAULTS = (":-", "-", ":=", "=")
@@ -452,7 +453,7 @@ class _CommandReader:
         return join_texts([*pieces, body.part(i, len(body.text))])
 
 
-COMMAND_IN_DIRECTIVE = re.compile(
+COMMAND_IN_DIRECTIVE = lazy_regex(
     r"(?<=[\s=:])(?:\$\(\((?:[^()\n]|\([^()\n]*\))*\)\)|\$\(((?:[^()\n]|\([^()\n]*\))*)\)|`([^`\n]*)`)"
 )
 
@@ -499,7 +500,7 @@ def _fields(source: MappedText, split: list[bool]) -> list[MappedText]:
     return found
 
 
-NAME_VALUE_LINE = re.compile(
+NAME_VALUE_LINE = lazy_regex(
     r"[ \t]*(?:(?:export|declare -x|set -x)[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)[ \t]?=", re.MULTILINE
 )
 
@@ -558,7 +559,7 @@ def starts_with_mpi(call: ProgramCall) -> bool:
 
 # --------------------------------------------------------------------------------------- arithmetic
 
-ARITHMETIC = re.compile(r"\$\(\((.*)\)\)|\$\[(.*)\]|\$\(\s*expr\s+(.*)\)")
+ARITHMETIC = lazy_regex(r"\$\(\((.*)\)\)|\$\[(.*)\]|\$\(\s*expr\s+(.*)\)")
 MAX_EXPRESSION = 200
 OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: lambda a, b: a + b,

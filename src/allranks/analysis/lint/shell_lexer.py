@@ -22,13 +22,14 @@ from allranks.analysis.lint.shell_tokens import (
     WordPart,
     join_texts,
 )
+from allranks.utils.text import lazy_regex
 
 MAX_DEPTH = 24  # nested substitutions; each level costs a few Python frames
-PLAIN = re.compile(r"[^\s'\"\\$`;&|<>()#" + UNRESOLVED_OPEN + "]+")
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-ARRAY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[[^\]\s]*\])?\+?=\Z")
-OLD_ARITHMETIC = re.compile(r"\$\[(?:[^\[\]\n'\"`;]|\[[^\[\]\n]*\])*\]")  # $[1 + 2]
-DOUBLE_STOP = re.compile(r"[\"\\$`]")
+PLAIN = lazy_regex(r"[^\s'\"\\$`;&|<>()#" + UNRESOLVED_OPEN + "]+")
+NAME = lazy_regex(r"[A-Za-z_][A-Za-z0-9_]*")
+ARRAY = lazy_regex(r"[A-Za-z_][A-Za-z0-9_]*(?:\[[^\]\s]*\])?\+?=\Z")
+OLD_ARITHMETIC = lazy_regex(r"\$\[(?:[^\[\]\n'\"`;]|\[[^\[\]\n]*\])*\]")  # $[1 + 2]
+DOUBLE_STOP = lazy_regex(r"[\"\\$`]")
 
 
 class WordReader(ABC):
@@ -253,7 +254,7 @@ def _without_tabs(body: MappedText) -> MappedText:
     return join_texts(parts) if parts else body
 
 
-OPERATOR = re.compile(r";;&|;;|;&|;|&&|&>>|&>|&|\|\||\|&|\||<<<|<<-|<<|<&|<>|<|>>|>&|>\||>|\(|\)|\n")
+OPERATOR = lazy_regex(r";;&|;;|;&|;|&&|&>>|&>|&|\|\||\|&|\||<<<|<<-|<<|<&|<>|<|>>|>&|>\||>|\(|\)|\n")
 
 
 def lex(source: MappedText, depth: int = 0) -> LexResult:

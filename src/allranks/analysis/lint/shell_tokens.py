@@ -12,9 +12,11 @@ from typing import Literal
 
 import msgspec
 
+from allranks.utils.text import lazy_regex
+
 # Text that an outer shell has expanded before an inner one reads it: OPEN name CLOSE. Private-use characters, removed from files.
 UNRESOLVED_OPEN, UNRESOLVED_CLOSE = "\ue000", "\ue001"
-_UNRESOLVED = re.compile(f"{UNRESOLVED_OPEN}([^{UNRESOLVED_OPEN}{UNRESOLVED_CLOSE}]*){UNRESOLVED_CLOSE}")
+_UNRESOLVED = lazy_regex(f"{UNRESOLVED_OPEN}([^{UNRESOLVED_OPEN}{UNRESOLVED_CLOSE}]*){UNRESOLVED_CLOSE}")
 
 
 class MappedText:

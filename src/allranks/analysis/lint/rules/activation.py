@@ -10,6 +10,7 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.environments import LOGIN_SHELL, activates, uses_python
 from allranks.analysis.lint.rules.variables import edits
+from allranks.utils.text import lazy_regex
 
 ACTIVATION_WHY = (
     "The environment is not activated: the script goes on with another Python, without the packages of the environment."
@@ -76,7 +77,7 @@ NAME_WHY = "Without the $ this is the text itself, and the folders of the old va
 SEARCH_PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH")
 
 
-WITHOUT_BIN = re.compile(
+WITHOUT_BIN = lazy_regex(
     r"((?:\$\{?\w+\}?|~)?(?:/[\w.-]+)*/(?:envs|venvs?|virtualenvs?|env|ana(?:conda)?[23]?|mini(?:conda|forge)[23]?|mambaforge)(?:/(?!bin(?:[/:]|\Z)|shims|sbin|condabin|scripts)[\w.-]+)?)/?:\$\{?PATH\}?\Z"
 )
 
@@ -126,7 +127,7 @@ def search_paths(job: JobDescription) -> Iterator[Violation]:
 PURGED_WHY = "It unloads what the lines above have loaded: the programs below run without it."
 LATE_WHY = "Nothing runs after it: a program gets its environment when it starts."
 LATE_CURE = "move it above the program"
-OF_LIBRARIES = re.compile(
+OF_LIBRARIES = lazy_regex(
     r"(?:NCCL|GLOO|OMP|MKL|TORCH|PYTORCH|HF|WANDB|TRANSFORMERS|TOKENIZERS|FI|UCX|MPICH|XLA|TF)_\w+|CUDA_\w+|MASTER_(?:ADDR|PORT)|"
     r"WORLD_SIZE|PYTHONPATH|LD_LIBRARY_PATH"
 )
@@ -218,7 +219,7 @@ def threads_of_node(job: JobDescription) -> Iterator[Violation]:
         yield Violation(items[0].offset, text, why=THREADS_WHY, cure="export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK")
 
 
-SINGLE_GPU = re.compile(r"(?:\A|[/_.-])(?:single_?-?gpu|one_?-?gpu|1_?-?gpu)(?=[/_.-])\S*\.py\Z", re.IGNORECASE)
+SINGLE_GPU = lazy_regex(r"(?:\A|[/_.-])(?:single_?-?gpu|one_?-?gpu|1_?-?gpu)(?=[/_.-])\S*\.py\Z", re.IGNORECASE)
 
 
 def program_of_one_gpu(job: JobDescription) -> Iterator[Violation]:
@@ -312,11 +313,11 @@ def module_names(job: JobDescription) -> Iterator[Violation]:
 # ------------------------------------------------------------------------------- misspelt starters
 
 STARTERS = {
-    "srun": re.compile(
+    "srun": lazy_regex(
         r"-[nNc]\d*\Z|--(?:ntasks|nodes|gres|mpi|cpus-per-task|gpus|ntasks-per-node|cpu-bind|exclusive)\b"
     ),
-    "mpirun": re.compile(r"--?(?:np?|hostfile|map-by|bind-to|npernode|x)\Z"),
-    "torchrun": re.compile(r"--(?:nproc|nnodes|standalone|rdzv|master)[\w-]*"),
+    "mpirun": lazy_regex(r"--?(?:np?|hostfile|map-by|bind-to|npernode|x)\Z"),
+    "torchrun": lazy_regex(r"--(?:nproc|nnodes|standalone|rdzv|master)[\w-]*"),
 }
 OTHER_STARTERS = {"jsrun", "lrun", "prun", "arun", "trun", "yhrun", "ccrun"}
 
@@ -348,7 +349,7 @@ def _is_defined(job: JobDescription, word: str) -> bool:
 # ------------------------------------------------------------------------------------------- csh
 
 CSH_WHY = "The first line names csh, which does not know the syntax of bash: the script ends with an error."
-OF_BASH = re.compile(
+OF_BASH = lazy_regex(
     r"(?m)^[ \t]*(?:export[ \t]+[A-Za-z_]\w*=|[A-Za-z_]\w*=[^=\s]|if[ \t]+\[\[?[ \t]|for[ \t]+\w+[ \t]+in[ \t]|(?:fi|done|esac)[ \t]*$|then[ \t]*$)"
 )
 

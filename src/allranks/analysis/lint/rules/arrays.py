@@ -9,10 +9,11 @@ from allranks.analysis.lint.job import MAX_LEVELS, JobDescription
 from allranks.analysis.lint.readers import calculate
 from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN, MappedText
+from allranks.utils.text import lazy_regex
 
 TASK = "SLURM_ARRAY_TASK_ID"
 MOST_TASKS = 2000
-PART = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,5}))?)?")
+PART = lazy_regex(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,5}))?)?")
 
 
 def numbers_of(value: str | None) -> list[int]:
@@ -27,7 +28,7 @@ def numbers_of(value: str | None) -> list[int]:
     return found
 
 
-OTHER_ARRAYS = re.compile(r"#PBS\s+-[Jt]\s*(\S+)|#BSUB\s+-J\s*[\"']?[\w.-]*\[([^\]\s]+)\]|#\$\s+-t\s+(\S+)")
+OTHER_ARRAYS = lazy_regex(r"#PBS\s+-[Jt]\s*(\S+)|#BSUB\s+-J\s*[\"']?[\w.-]*\[([^\]\s]+)\]|#\$\s+-t\s+(\S+)")
 
 
 def array_numbers(job: JobDescription) -> list[int]:
@@ -111,7 +112,7 @@ def computed_index(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
-BEYOND = re.compile(
+BEYOND = lazy_regex(
     rf"(?m)^[ \t]*if[ \t]+(?:\[\[?[ \t]+[\"']?\$\{{?{TASK}\}}?[\"']?[ \t]+-gt|\(\([ \t]*\$?\{{?{TASK}\}}?[ \t]*>(?!=))[ \t]*[\"']?"
     r"\$\{#(\w+)\[[@*]\]\}"
 )
@@ -130,9 +131,9 @@ def _one_too_many(job: JobDescription, numbers: list[int]) -> Iterator[Violation
             yield Violation(found.start(1), text, cure=f"-ge ${{#{found[1]}[@]}}")
 
 
-CASE = re.compile(rf"(?ms)^[ \t]*case[ \t]+[\"']?\$\{{?{TASK}\}}?[\"']?[ \t]+in\b(.*?)^[ \t]*esac\b")
+CASE = lazy_regex(rf"(?ms)^[ \t]*case[ \t]+[\"']?\$\{{?{TASK}\}}?[\"']?[ \t]+in\b(.*?)^[ \t]*esac\b")
 NO_BRANCH_WHY = "What the branches set is empty in this task."
-CASE_PATTERN = re.compile(r"(?m)(?:^|;;)[ \t]*\(?([^\s()#;][^()#;\n]*?)\)")
+CASE_PATTERN = lazy_regex(r"(?m)(?:^|;;)[ \t]*\(?([^\s()#;][^()#;\n]*?)\)")
 
 
 def case_of_task(job: JobDescription) -> Iterator[Violation]:
@@ -157,7 +158,7 @@ def _span(patterns: list[str]) -> str:
     return f"{own[0]}-{own[-1]}" if own == list(range(own[0], own[-1] + 1)) else ",".join(map(str, own))
 
 
-LINE = re.compile(
+LINE = lazy_regex(
     r"\bsed[ \t]+(?:-n[ \t]+)?[\"']{0,2}\$\{?(\w+)\}?[\"']{0,2}(?:p|q;d)\b"
     r"|\bhead[ \t]+-n?[ \t]*[\"']?\$\{?(\w+)\}?[\"']?[^\n|]*\|[ \t]*tail[ \t]+-(?:n[ \t]*)?1\b"
 )
@@ -282,11 +283,11 @@ def number_without_array(job: JobDescription) -> Iterator[Violation]:
 # ------------------------------------------------------------------ arrays whose tasks do the same
 
 ARRAYS_WITH_NUMBER = (
-    ("#PBS", re.compile(r"#PBS\s+(-[tJ])\s*(\d+)-(\d+)(?!.*%1\b)"), "$PBS_ARRAY_INDEX (PBS) or $PBS_ARRAYID (Torque)"),
-    ("#BSUB", re.compile(r"#BSUB\s+(-J)\s*[\"']?[\w.-]*\[(\d+)-(\d+)\](?!.*%1\b)"), "$LSB_JOBINDEX"),
-    ("#\\$", re.compile(r"#\$\s+(-t)\s+(\d+)-(\d+)(?!.*-tc\s+1\b)"), "$SGE_TASK_ID"),
+    ("#PBS", lazy_regex(r"#PBS\s+(-[tJ])\s*(\d+)-(\d+)(?!.*%1\b)"), "$PBS_ARRAY_INDEX (PBS) or $PBS_ARRAYID (Torque)"),
+    ("#BSUB", lazy_regex(r"#BSUB\s+(-J)\s*[\"']?[\w.-]*\[(\d+)-(\d+)\](?!.*%1\b)"), "$LSB_JOBINDEX"),
+    ("#\\$", lazy_regex(r"#\$\s+(-t)\s+(\d+)-(\d+)(?!.*-tc\s+1\b)"), "$SGE_TASK_ID"),
 )
-READS_NUMBER = re.compile(
+READS_NUMBER = lazy_regex(
     r"(?i)array|JOBINDEX|TASK_ID|\$\{?[@*#1-9]|\$RANDOM|\bmktemp\b|PBS_JOBID|LSB_JOBID|wandb|sweep|agent|worker|resume"
 )
 

@@ -13,11 +13,12 @@ from allranks.analysis.lint.rules.dataflow import GUARDS
 from allranks.analysis.lint.rules.requests import FORM_WHY, lines_of_system
 from allranks.analysis.lint.rules.unset_variables import SLURM_NAMES
 from allranks.analysis.lint.rules.variables import edits
+from allranks.utils.text import lazy_regex
 
-TEMPLATE = re.compile(r"\{\{|\{%|<%|(?<!\$)\{[A-Za-z_]\w*\}|@[A-Z_]+@|__\w+__")
-RESOURCE = re.compile(r"^#PBS\s+(?:-\S+\s+\S+\s+)*?-l\s*(\S+)(.*)")
-WALLTIME = re.compile(r"\d+(?::\d{1,2}){0,3}(?:\.\d+)?")
-OF_CHUNK = re.compile(r"(?:nodes|ncpus|mem|vmem|ngpus|mpiprocs|ompthreads)=")
+TEMPLATE = lazy_regex(r"\{\{|\{%|<%|(?<!\$)\{[A-Za-z_]\w*\}|@[A-Z_]+@|__\w+__")
+RESOURCE = lazy_regex(r"^#PBS\s+(?:-\S+\s+\S+\s+)*?-l\s*(\S+)(.*)")
+WALLTIME = lazy_regex(r"\d+(?::\d{1,2}){0,3}(?:\.\d+)?")
+OF_CHUNK = lazy_regex(r"(?:nodes|ncpus|mem|vmem|ngpus|mpiprocs|ompthreads)=")
 NO_LONG_WHY = "The options of qsub have one letter: it refuses the line, and no job is submitted."
 LONG_OPTIONS = {
     "job-name": "-N", "output": "-o", "error": "-e", "time": "-l walltime=", "array": "-J", "partition": "-q", "account": "-A", "nodes": "-l select=",
@@ -75,7 +76,7 @@ def _refused(text: str, rest: str) -> tuple[str, str] | None:
 BLANK_WHY = (
     "A request ends at the first blank: qsub takes what follows as an argument of its own, and refuses the line."
 )
-BLANK = re.compile(
+BLANK = lazy_regex(
     r"^#PBS\s+-l\s*(?:(?:select|nodes)=\S+(?<!,)\s+(?P<part>(?:ncpus|ngpus|gpus|mem|ppn|mpiprocs|walltime|ompthreads)=\S+)(?:\s+\w+=\S+)*|(?P<name>walltime|mem|ncpus|nodes)\s+\d\S*)\s*$"
 )
 
@@ -102,8 +103,8 @@ def blank_in_request(job: JobDescription) -> Iterator[Violation]:
 LITERAL_WHY = "qsub and bsub read these lines as text before any shell runs: $NAME is not replaced."
 VARIABLE = r"(\$\{?[A-Za-z_]\w*)"
 TAKEN_AS_TEXT = {
-    "#PBS": re.compile(rf"#PBS\s+-(?:[NqAP]\s*|l\s*(?:select|nodes|walltime|ncpus|mem)=\S*?){VARIABLE}"),
-    "#BSUB": re.compile(rf"#BSUB\s+-(?:(?:n|nnodes|J|q|W|P|M)\s+\"?\S*?|R\s+[^$]*){VARIABLE}"),
+    "#PBS": lazy_regex(rf"#PBS\s+-(?:[NqAP]\s*|l\s*(?:select|nodes|walltime|ncpus|mem)=\S*?){VARIABLE}"),
+    "#BSUB": lazy_regex(rf"#BSUB\s+-(?:(?:n|nnodes|J|q|W|P|M)\s+\"?\S*?|R\s+[^$]*){VARIABLE}"),
 }
 
 
@@ -141,7 +142,7 @@ OF_TORQUE = {
     "PBS_NUM_PPN": "the mpiprocs or ncpus of the request; PBS Pro sets NCPUS",
     "PBS_NP": "$(wc -l < $PBS_NODEFILE)",
 }
-OF_SITES = re.compile(
+OF_SITES = lazy_regex(
     r"scratch_\w+=|SCRATCHDIR|TORQUE_|metacentrum"
 )  # https://docs.metacentrum.cz: its PBS Pro sets these names, too
 MAX_EDITS = 1
@@ -210,7 +211,7 @@ def sbatch_names(job: JobDescription) -> Iterator[Violation]:
         yield Violation(use.offset, text, why=INPUT_WHY, cure=f"${meant}")
 
 
-NOT_READ = re.compile(r"#[ \t]+PBS[ \t]+-(?:l|N|q|A|P)[ \t]*\S")
+NOT_READ = lazy_regex(r"#[ \t]+PBS[ \t]+-(?:l|N|q|A|P)[ \t]*\S")
 UNREAD_CURE = "write it as #PBS at the start of the line"
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
+
+from allranks.utils.text import lazy_regex
 
 LOOPS = {"for", "while", "until", "select"}
 ENDS = {"done": LOOPS, "fi": {"if"}, "esac": {"case"}}
-WORD = re.compile(
+WORD = lazy_regex(
     r"(?m)(?:^|(?<=[;&|({`])|(?<![\w$./=-])(?:do|then|else|!)(?=[ \t]))[ \t]*(for|while|until|select|if|case|done|fi|esac)(?![\w./=-])"
 )
 

@@ -9,12 +9,13 @@ from itertools import pairwise
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, Violation
 from allranks.analysis.lint.rules.mismatched_names import IdleVariable, idle_variables, plain_name
+from allranks.utils.text import lazy_regex
 
 LOST_WHY = "What the caller passes is dropped without a message: the program runs with its own default."
-OF_OPTION = re.compile(r"\$\{?OPTARG\b|\$\{?2\b|\$\{?[1i]#|\$\{\w+#")
-OF_ARGUMENT = re.compile(r"\$(?:[1-9]\b|\{[1-9]\d?\b)")
-IN_CASE = re.compile(r"^[ \t]*[-\w\"'| ?*=]+\)[ \t]*")
-FOR_OTHERS = re.compile(r"(?i)(?:help|verbose|debug|quiet|usage|dry|test|comment|dummy|unused|version|_)\w*")
+OF_OPTION = lazy_regex(r"\$\{?OPTARG\b|\$\{?2\b|\$\{?[1i]#|\$\{\w+#")
+OF_ARGUMENT = lazy_regex(r"\$(?:[1-9]\b|\{[1-9]\d?\b)")
+IN_CASE = lazy_regex(r"^[ \t]*[-\w\"'| ?*=]+\)[ \t]*")
+FOR_OTHERS = lazy_regex(r"(?i)(?:help|verbose|debug|quiet|usage|dry|test|comment|dummy|unused|version|_)\w*")
 ENOUGH = 2
 STARTERS = {
     "srun",
@@ -116,7 +117,7 @@ def _values(job: JobDescription, offset: int) -> Iterator[tuple[str, str]]:
 TEXT_WHY = "The variable holds options for a program, and no command has it: the program runs without them."
 LEFT_OVER = 4
 """A script with so many variables that nothing uses was written from another one, whose settings it does not need."""
-OPTIONS = re.compile(r"[ \t\n\\]*--?[A-Za-z][\w.-]*(?:[= \t]|\Z)")
+OPTIONS = lazy_regex(r"[ \t\n\\]*--?[A-Za-z][\w.-]*(?:[= \t]|\Z)")
 
 
 def options_collected(job: JobDescription) -> Iterator[Violation]:
@@ -157,7 +158,7 @@ def _is_repeated(job: JobDescription, item: IdleVariable, own: list[Assignment])
 # ------------------------------------------------------------------------------------- overwritten
 
 AGAIN_WHY = "The second assignment replaces the first one: its options never reach a program."
-NAMES = re.compile(r"(?:^|\s)(--?[A-Za-z][\w.-]*)")
+NAMES = lazy_regex(r"(?:^|\s)(--?[A-Za-z][\w.-]*)")
 
 
 def options_replaced(job: JobDescription) -> Iterator[Violation]:
@@ -229,7 +230,7 @@ def argument_replaced(job: JobDescription) -> Iterator[Violation]:
 # ------------------------------------------------------------------------------ settings for nobody
 
 NOBODY_WHY = "The program is started without arguments and gets none of the settings: it runs with its own defaults."
-NOT_SETTINGS = re.compile(
+NOT_SETTINGS = lazy_regex(
     r"(?i)(?:master|log|start|end|time|date|host|job|now|node|world|rank|gpu|n?proc|pid|port|addr|home|env)\w*|\w*(?:_port|_addr)"
 )
 

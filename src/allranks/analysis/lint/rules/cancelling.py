@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.utils.text import lazy_regex
 
 PKILL_WHY = (
     "It also kills processes of your other jobs on a shared node, and those of other users if it has the permission."
@@ -29,11 +30,11 @@ def pkill(job: JobDescription) -> Iterator[Violation]:
             yield Violation(call.offset, f"{call.program} {words} also affects other jobs")
 
 
-LISTED = re.compile(
+LISTED = lazy_regex(
     r"\bnvidia-smi\b[^\n]*(?:pid|grep|awk|\|\s*(?:sed|cut|tail|tr))|\blsof\b[^\n]*/dev/nvidia|\bpgrep\b[^\n]*\b(?:python|torchrun|train|ray|accelerate|deepspeed)|"
     r"\bps[ \t]+-?[aefux]+\b[^\n]*\|[ \t]*grep[^\n]*(?:python|torchrun|deepspeed|accelerate|train)"
 )
-OF_OWN = re.compile(
+OF_OWN = lazy_regex(
     r"\$\{?(?:\w*(?:PID|PORT|JOB|DIR|NAME|pid|port|job|dir|name)\w*|\$|[1!]|\{1)|ppid|pgrp|-P\b|-s\b|--id|-i[ =]|index"
 )
 
@@ -64,9 +65,9 @@ def _killed_by_list(job: JobDescription, call: ProgramCall) -> str:
 
 USER_WHY = "All processes of the user end, and the shell of this script is one of them: what follows never runs, and the job fails."
 CONTAINERS_WHY = "docker lists the containers of everybody on the node: those of other jobs end too."
-OWN_USER = re.compile(r"\$\{?(?:USER|LOGNAME|UID|EUID)\}?|\$\((?:whoami|id -un?|logname)\)|`(?:whoami|id -un?)`")
-OF_OWN_USER = re.compile(r"(?:-u|-U|--user|--uid|--euid)[ =]?@")
-CONTAINER_LIST = re.compile(r"(?:\$\(|`)\s*(?:sudo\s+)?(?:docker|podman)\s+(?:container\s+)?(?:ps|ls)\b([^)`]*)")
+OWN_USER = lazy_regex(r"\$\{?(?:USER|LOGNAME|UID|EUID)\}?|\$\((?:whoami|id -un?|logname)\)|`(?:whoami|id -un?)`")
+OF_OWN_USER = lazy_regex(r"(?:-u|-U|--user|--uid|--euid)[ =]?@")
+CONTAINER_LIST = lazy_regex(r"(?:\$\(|`)\s*(?:sudo\s+)?(?:docker|podman)\s+(?:container\s+)?(?:ps|ls)\b([^)`]*)")
 
 
 def of_user(job: JobDescription) -> Iterator[Violation]:
@@ -104,7 +105,7 @@ NARROW = {
     "-n", "--name", "--jobname", "-t", "--state", "-p", "--partition", "-A", "--account", "-q", "--qos", "-R", "--reservation", "-s",
     "--signal", "--wckey", "-i",
 }  # fmt: skip
-QUEUE = re.compile(r"\bsqueue\b([^|)`\n]*)")
+QUEUE = lazy_regex(r"\bsqueue\b([^|)`\n]*)")
 
 
 def cancels_jobs(job: JobDescription) -> Iterator[Violation]:

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Violation
+from allranks.utils.text import lazy_regex
 
 TAKEN_WHY = "case runs the first branch whose pattern fits, and no other: this one is never reached."
-START = re.compile(
+START = lazy_regex(
     r"(?m)(?:^|[;&|(){]|\b(?:do|then|else))[ \t]*case[ \t]+(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s;]+)[ \t]+in\b[ \t]*(?:;|\n)?"
 )
-PATTERNS = re.compile(r"[\s;]*\(?[ \t]*([^()\n;&]+?)[ \t]*\)")
-STEP = re.compile(r"(?m)\"(?:[^\"\\]|\\.)*\"|'[^']*'|\\.|;;&|;;|;&|(?:^|[;&|({ \t])case(?=[ \t])|\besac\b")
-LITERAL = re.compile(r"[\w./:=@%+,-]+")
+PATTERNS = lazy_regex(r"[\s;]*\(?[ \t]*([^()\n;&]+?)[ \t]*\)")
+STEP = lazy_regex(r"(?m)\"(?:[^\"\\]|\\.)*\"|'[^']*'|\\.|;;&|;;|;&|(?:^|[;&|({ \t])case(?=[ \t])|\besac\b")
+LITERAL = lazy_regex(r"[\w./:=@%+,-]+")
 
 
 def taken_twice(job: JobDescription) -> Iterator[Violation]:

@@ -12,15 +12,15 @@ from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, Va
 from allranks.analysis.lint.rules.dataflow import INHERITED
 from allranks.analysis.lint.rules.variables import edits
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
-from allranks.utils.text import nearest_name
+from allranks.utils.text import lazy_regex, nearest_name
 
 CAPITAL_COMMANDS = {"R", "Rscript", "Xvfb", "Xorg", "Xvnc", "MATLAB", "Singularity", "X", "GET", "POST", "HEAD"}
 PROMPTS = {"$", ">>>"}
 DOCUMENT_ENDS = {"EOF", "EOT", "END", "EOL", "EOM", "EOS"}
-PROSE = re.compile(r"[A-Za-z][a-z']*[,.:;]?|[A-Z]+|\d+")
-DEFAULT_EXPANSION = re.compile(r"\$\{(\w+):?=[^}]*\}")
-CONFLICT = re.compile(r"(?m)^(?:<{7} \S.*|={7}|>{7} \S.*)$")
-FENCE = re.compile(r"(?m)^```\w*[ \t]*$")
+PROSE = lazy_regex(r"[A-Za-z][a-z']*[,.:;]?|[A-Z]+|\d+")
+DEFAULT_EXPANSION = lazy_regex(r"\$\{(\w+):?=[^}]*\}")
+CONFLICT = lazy_regex(r"(?m)^(?:<{7} \S.*|={7}|>{7} \S.*)$")
+FENCE = lazy_regex(r"(?m)^```\w*[ \t]*$")
 STRAY_WHY = (
     "The shell runs the line as a program that does not exist. The script goes on without it, or with set -e ends here; "
     "as the last line it makes the job fail."
@@ -250,12 +250,12 @@ def _open(args: tuple[Argument, ...]) -> bool:
 PATH_LISTS = (
     r"(PATH|LD_LIBRARY_PATH|PYTHONPATH|LIBRARY_PATH|CPATH|C_INCLUDE_PATH|CPLUS_INCLUDE_PATH|PKG_CONFIG_PATH|MANPATH)"
 )
-GLUED_AFTER = re.compile(rf"(?<![\w$]){PATH_LISTS}=[\"']?([^\s\"']*[^\s\"':=;{{}}\\])\$(?:\{{\1\}}|\1(?!\w))")
-GLUED_BEFORE = re.compile(
+GLUED_AFTER = lazy_regex(rf"(?<![\w$]){PATH_LISTS}=[\"']?([^\s\"']*[^\s\"':=;{{}}\\])\$(?:\{{\1\}}|\1(?!\w))")
+GLUED_BEFORE = lazy_regex(
     rf"(?<![\w$]){PATH_LISTS}=[\"']?[^\s\"'#]*\$(?:\{{\1\}}|\1(?!\w))[\"']?([/~][\w.~/]|\$\{{?\w)"
 )
-SEMICOLON = re.compile(rf"(?<![\w$]){PATH_LISTS}=[\"']?\$(?:\{{\1\}}|\1(?!\w))[\"']?;[ ]?(?:/|\$\w)")
-EQUALS = re.compile(rf"(?<![\w$-]){PATH_LISTS}=[\"']?(?:[^\s\"'=#]*:)?\$(?:\{{\1\}}|\1(?!\w))=(?:/|~|\$\{{?\w)")
+SEMICOLON = lazy_regex(rf"(?<![\w$]){PATH_LISTS}=[\"']?\$(?:\{{\1\}}|\1(?!\w))[\"']?;[ ]?(?:/|\$\w)")
+EQUALS = lazy_regex(rf"(?<![\w$-]){PATH_LISTS}=[\"']?(?:[^\s\"'=#]*:)?\$(?:\{{\1\}}|\1(?!\w))=(?:/|~|\$\{{?\w)")
 COLON_CURE = "separate the folders by colons"
 COLON_WHY = "Two folders become one name that does not exist: both are lost from the list."
 
@@ -276,7 +276,7 @@ def missing_colon(job: JobDescription) -> Iterator[Violation]:
 
 
 PATH_LIST_NAMES = r"(PATH|LD_LIBRARY_PATH|PYTHONPATH|LIBRARY_PATH|CPATH)"
-AFTER_SEMICOLON = re.compile(
+AFTER_SEMICOLON = lazy_regex(
     rf"(?m)^[ \t]*(?:export[ \t]+)?{PATH_LIST_NAMES}=[\"']?[^\s\"';$]+;[ ]?\$(?:\{{\1\}}|\1(?!\w))"
 )
 
@@ -289,10 +289,10 @@ def semicolon(job: JobDescription) -> Iterator[Violation]:
             yield Violation(found.start(1), text, cure=f"{found[1]}=/folder:${found[1]}")
 
 
-TILDE_VALUE = re.compile(
+TILDE_VALUE = lazy_regex(
     r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?:\"~(?:/[^\"\n]*)?\"|'~(?:/[^'\n]*)?')[ \t]*(?:#.*|;.*)?$"
 )
-TILDE_LISTS = re.compile(
+TILDE_LISTS = lazy_regex(
     rf"(?m)^[ \t]*(?:export[ \t]+)?{PATH_LISTS}=(?:\"(?:[^\"\n]*:)?~/[^\"\n]*\"|'(?:[^'\n]*:)?~/[^'\n]*')"
 )
 FILE_COMMANDS = {
@@ -468,7 +468,7 @@ EXISTING = {
     "mpicc", "print", "sprintf", "queue", "cancel", "sync", "gunzip", "exist", "lmod", "deactivate", "reactivate", "sinfo", "sacct", "trail",
     "exports", "await", "hostnamectl", "crun", "fsync", "rails", "batch", "sbatchd", "breaks", "text", "test", "next", "init", "edit", "quit", "main",
 }  # fmt: skip
-GLUED = re.compile(
+GLUED = lazy_regex(
     r"(?:exit|sleep|wait|echo|cd|export)\d+|cd\.\.|(?:pip3?|conda)install|moduleload|condaactivate|sourceactivate"
 )
 LONGEST_EXIT = 10
@@ -508,7 +508,7 @@ def _command_meant(word: str) -> str | None:
 # -------------------------------------------------------------------------- paths in front of paths
 
 PATH_WHY = "The variable is an absolute path: with something in front of it, it is the path of another folder, which does not exist."
-IN_FRONT = re.compile(
+IN_FRONT = lazy_regex(
     r"(?:(?<=[\s=\"'(])|\A)((?:\.{1,2}/)+|~/|\$\{?(?:PWD|HOME|SLURM_SUBMIT_DIR|PBS_O_WORKDIR)\}?/|\$\(pwd\)/|`pwd`/|/home/)\"?\$\{?\Z"
 )
 

@@ -10,6 +10,7 @@ from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, Violation
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+from allranks.utils.text import lazy_regex
 
 # ----------------------------------------------------------- conditions that always have one result
 
@@ -73,8 +74,8 @@ def _name_for_value(job: JobDescription, call: ProgramCall, words: list[Argument
             return
 
 
-OR_AND = re.compile(r"(?:\|\||&&)[ \t]*(?:![ \t]*)?\(?[ \t]*\Z")
-SHOUTED = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+|[A-Z]{3,}")
+OR_AND = lazy_regex(r"(?:\|\||&&)[ \t]*(?:![ \t]*)?\(?[ \t]*\Z")
+SHOUTED = lazy_regex(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+|[A-Z]{3,}")
 
 
 def _is_literal(job: JobDescription, arg: Argument) -> bool:
@@ -144,8 +145,8 @@ def _same_texts(
 PATTERN_WHY = (
     "Only [[ ]] compares with a pattern, and only with one that is not quoted: here the * is an ordinary character."
 )
-WRITTEN_WORD = re.compile(r"\"([^\"\n]*)\"(?=[\s;])|'([^'\n]*)'(?=[\s;])|([^\s;\"'$`]+)(?=[\s;])")
-NAME_PATTERN = re.compile(r"[\w./-]*[A-Za-z]{2}[\w./-]*\*|\*[\w./-]*[A-Za-z]{2}[\w./-]*\*?")
+WRITTEN_WORD = lazy_regex(r"\"([^\"\n]*)\"(?=[\s;])|'([^'\n]*)'(?=[\s;])|([^\s;\"'$`]+)(?=[\s;])")
+NAME_PATTERN = lazy_regex(r"[\w./-]*[A-Za-z]{2}[\w./-]*\*|\*[\w./-]*[A-Za-z]{2}[\w./-]*\*?")
 
 
 def _pattern_as_text(
@@ -169,10 +170,10 @@ def _pattern_as_text(
     return Violation(right.offset, said, why=PATTERN_WHY, cure=f"[[ ${name} {sign.text} {text} ]]")
 
 
-QUOTED_PATTERN = re.compile(
+QUOTED_PATTERN = lazy_regex(
     r"\[\[[^\n]*?=~[ \t]*([\"'])(\^[^\n\"']*|[^\n\"']*(?:\.\*|\.\+|\$|\]\+|\]\*))\1[ \t]*(?:\]\]|&&|\|\|)"
 )
-TEXT_ORDER = re.compile(r"\[\[[ \t]+\"?(\$\{?#?\w+(?:\[@\])?\}?)\"?[ \t]*([<>])[ \t]*([1-9]\d*)[ \t]+(?:\]\]|&&|\|\|)")
+TEXT_ORDER = lazy_regex(r"\[\[[ \t]+\"?(\$\{?#?\w+(?:\[@\])?\}?)\"?[ \t]*([<>])[ \t]*([1-9]\d*)[ \t]+(?:\]\]|&&|\|\|)")
 
 
 def _regex(job: JobDescription) -> Iterator[Violation]:
@@ -198,7 +199,7 @@ def _order(job: JobDescription) -> Iterator[Violation]:
             yield Violation(found.start(1), text, why=TEXT_ORDER_WHY, cure=cure, severity=severity)
 
 
-FOLDER_LOOP = re.compile(r"(?m)^[ \t]*for[ \t]+(\w+)[ \t]+in[ \t]+[^\s;#]*\*/[ \t]*(?:;|\n|#)")
+FOLDER_LOOP = lazy_regex(r"(?m)^[ \t]*for[ \t]+(\w+)[ \t]+in[ \t]+[^\s;#]*\*/[ \t]*(?:;|\n|#)")
 
 
 def _folders(job: JobDescription) -> Iterator[Violation]:
@@ -228,7 +229,7 @@ RETURN_WHY = (
 )
 EXEC_WHY = "exec replaces the shell by the program: nothing below it runs."
 LOCAL_WHY = "local works only in functions: elsewhere it prints an error, and the variable is not set."
-DEFINES = re.compile(
+DEFINES = lazy_regex(
     r"(?m)^[ \t]*(?:function[ \t]+([\w-]+)[ \t]*(?:\([ \t]*\))?|([\w-]+)[ \t]*\([ \t]*\))[ \t]*(?:\{|\n[ \t]*\{|$)"
 )
 
@@ -331,13 +332,13 @@ def _below_exec(job: JobDescription) -> Iterator[Violation]:
 
 # --------------------------------------------------------------------------------- loops and arrays
 
-FOR = re.compile(r"(?m)^[ \t]*for[ \t]+([A-Za-z_]\w*)[ \t]+in[ \t]+([^\n;#]+?)[ \t]*(?:;|\\?$|#)")
+FOR = lazy_regex(r"(?m)^[ \t]*for[ \t]+([A-Za-z_]\w*)[ \t]+in[ \t]+([^\n;#]+?)[ \t]*(?:;|\\?$|#)")
 BRACES_WHY = "bash expands {a..b} before variables: the loop runs once, with the text."
 BRACES_CURE = 'for i in $(seq 0 "$LAST"); do, or for ((i = 0; i < N; i++)); do'
 FIRST_WHY = "$NAME of an array is its first element: the others are never used."
 COMMA_WHY = "The comma becomes part of the word, and the program gets it."
 SAME_WHY = "Every round runs the same command: nothing that depends on the loop reaches the program."
-COUNTERS = re.compile(
+COUNTERS = lazy_regex(
     r"_+|[ijknxt]|(?:run|trial|rep|repeat|iter|attempt|round|retry|restart|try|time|count|idx|num|step)\w*",
     re.IGNORECASE,
 )
@@ -468,7 +469,7 @@ def _is_zsh(job: JobDescription) -> bool:
 OUT_OF_RANGE_WHY = "An element that does not exist is empty: the option gets no value, or takes the next word."
 OUT_OF_RANGE_CURE = "#SBATCH --array=0-<number of elements - 1>"
 TASK = r"(?:\$\{?)?SLURM_ARRAY_TASK_ID\}?"
-INDEX = re.compile(rf"\[(?:\$\(\()?\s*{TASK}\s*(?:([-+])\s*(\d{{1,4}}))?\s*(?:\)\))?\]")
+INDEX = lazy_regex(rf"\[(?:\$\(\()?\s*{TASK}\s*(?:([-+])\s*(\d{{1,4}}))?\s*(?:\)\))?\]")
 
 
 def array_range(value: str | None) -> tuple[int, int] | None:
@@ -489,8 +490,8 @@ def array_range(value: str | None) -> tuple[int, int] | None:
 
 
 FRACTION_WHY = "The shell calculates with whole numbers only: a decimal point in $(( )) is a syntax error, and the line is not executed."
-ARITHMETIC = re.compile(r"\$\(\(([^()\n;#]*)\)\)")
-FRACTION = re.compile(r"(?<![\w.$])\d*\.\d+(?![\w.])")
+ARITHMETIC = lazy_regex(r"\$\(\(([^()\n;#]*)\)\)")
+FRACTION = lazy_regex(r"(?<![\w.$])\d*\.\d+(?![\w.])")
 
 
 def fractions(job: JobDescription) -> Iterator[Violation]:
@@ -551,11 +552,11 @@ def out_of_range(job: JobDescription) -> Iterator[Violation]:
 
 COMPARISON_SIGNS = {"==", "!=", "-eq", "-ne", "-gt", "-lt", "-ge", "-le", "=~"}
 COMPARED_WHY = "The shell runs the value as a command; without [ ] it compares nothing, and the condition is false."
-ASSIGNED = re.compile(
+ASSIGNED = lazy_regex(
     r"(?m)^[ \t]*(?:if|elif|while)[ \t]+([A-Za-z_]\w*)=([^\s=$`(;][^\s;]*|\"[^\"$`\n]*\")[ \t]*(?:;[ \t]*(?:then|do)\b.*)?$"
 )
-DOLLAR = re.compile(r"(?m)^[ \t]*\$\{?([A-Za-z_]\w*)\}?=(?=[^\s=~])")
-LET = re.compile(r"(?m)^[ \t]*let[ \t]+([A-Za-z_]\w*)[ \t]+=")
+DOLLAR = lazy_regex(r"(?m)^[ \t]*\$\{?([A-Za-z_]\w*)\}?=(?=[^\s=~])")
+LET = lazy_regex(r"(?m)^[ \t]*let[ \t]+([A-Za-z_]\w*)[ \t]+=")
 
 
 def conditions(job: JobDescription) -> Iterator[Violation]:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
+from allranks.utils.text import lazy_regex
 
 DOCKER = {"docker", "nvidia-docker", "podman", "nerdctl"}
 ENGINES = {*DOCKER, "podman-hpc"}
-DOCKER_FLAG = re.compile(
+DOCKER_FLAG = lazy_regex(
     r"-[ditPq]+|--(?:detach|interactive|tty|publish-all|quiet|rm|init|privileged|read-only|no-healthcheck|oom-kill-disable|replace|sig-proxy)(?:=\w+)?"
 )
 """Options of ``docker run`` that take no value in a word of its own."""
@@ -51,9 +52,9 @@ SOURCE = "docker run reference"
 # ------------------------------------------------------------------------------ folders in the container
 
 RELATIVE_WHY = "A folder in the container needs its full path: docker stops with 'mount path must be absolute', and starts nothing."
-RELATIVE = re.compile(r"(?:\.{1,2}|~|[\w-][\w.-]*)(?:/[^:]*)?")
-ONE_NAME = re.compile(r"\$(?:(\w+)|\{(\w+)\})(?:/[^:]*)?")
-MODES = re.compile(
+RELATIVE = lazy_regex(r"(?:\.{1,2}|~|[\w-][\w.-]*)(?:/[^:]*)?")
+ONE_NAME = lazy_regex(r"\$(?:(\w+)|\{(\w+)\})(?:/[^:]*)?")
+MODES = lazy_regex(
     r"(?:ro|rw|z|Z|U|delegated|cached|consistent|nocopy|r?(?:shared|slave|private)|idmap|exec|noexec|,)+"
 )
 
@@ -89,8 +90,8 @@ def _default(job: JobDescription, value: str) -> str | None:
 
 # ------------------------------------------------------------------------------ containers that run on
 
-ENDLESS = re.compile(r"\bsleep\s+(?:inf|infinity|\d{5,}|\d+d)\b|\btail\s+-[fF]\s+/dev/null\b")
-ENDS = re.compile(
+ENDLESS = lazy_regex(r"\bsleep\s+(?:inf|infinity|\d{5,}|\d+d)\b|\btail\s+-[fF]\s+/dev/null\b")
+ENDS = lazy_regex(
     r"(?<![\w-])(?:stop|kill|trap|cleanup\w*|docker[ \t]+(?:container[ \t]+)?(?:rm|restart)|podman[ \t]+rm)\b"
     r"|\brm[ \t]+(?:-f[ \t]+)?[\"']?\$\{?\w*(?i:cont|docker|name|id)"
 )

@@ -20,6 +20,7 @@ from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.ports import backend
 from allranks.analysis.lint.rules.steps import SPREADS_ITSELF, STARTS_ELSEWHERE, runs_script
 from allranks.analysis.lint.rules.tasks import WORLD_OPTION
+from allranks.utils.text import lazy_regex
 
 # ---------------------------------------------------------------------------- named nodes
 
@@ -205,12 +206,12 @@ def _nodes_used(job: JobDescription, call: ProgramCall) -> tuple[int, int]:
 
 PARALLEL_WHY = "Each program sees all GPUs of the job, and takes the first one unless it is told another: they share it, and the other GPUs are idle."
 PARALLEL_CURE = "CUDA_VISIBLE_DEVICES=0 python a.py & CUDA_VISIBLE_DEVICES=1 python b.py & wait"
-CHOOSES = re.compile(
+CHOOSES = lazy_regex(
     r"(?i)gpu|device|cuda|rank|port|local|config|cfg|yaml|yml|json|server|client|worker|role|host|addr|url|actor|\bps\b|ray|dask|cpu|parallel|node|world|dist"
 )
 
 
-SEVERAL_ROUNDS = re.compile(
+SEVERAL_ROUNDS = lazy_regex(
     r"\bfor\s+\w+\s+in\s+(?:[\w.-]+\s+[\w.-]+[^\n;]*|\{\d+\.\.\d+\}|\$\(seq\s[^)\n]+\)|\"?\$\{\w+\[@\]\}\"?)[ \t]*(?:;|\n)|\bfor[ \t]*\(\("
 )
 
@@ -314,12 +315,12 @@ def waiting_steps(job: JobDescription) -> Iterator[Violation]:
 
 # --------------------------------------------------------------- counts that options repeat
 
-NODES_OPTION = re.compile(r"(?:--|\+{0,2})(?:trainer\.|train\.|pl_trainer\.)?num[-_]nodes")
-DEVICES_COUNT = re.compile(
+NODES_OPTION = lazy_regex(r"(?:--|\+{0,2})(?:trainer\.|train\.|pl_trainer\.)?num[-_]nodes")
+DEVICES_COUNT = lazy_regex(
     r"(?:--|\+{0,2})(?:trainer\.|train\.|pl_trainer\.)?(?:devices|gpus|num[-_]devices|gpus[-_]per[-_]node)"
 )
 NODES_WHY = "Under Slurm Lightning refuses a number of nodes that is not that of the job, and other programs wait for nodes that do not exist."
-WORLD_WORDS = re.compile(
+WORLD_WORDS = lazy_regex(
     r"(?:--|\+{0,2})(?:\w+\.)*(?:distributed|dist|ddp)[-_]?[.]?world[-_]?size|(?:\w+\.)+world_size"
 )
 
@@ -342,7 +343,7 @@ def told_nodes(job: JobDescription) -> Iterator[Violation]:
 
 
 MOST_NODES = 64
-TRAINER_NODES = re.compile(r"(?:--|\+{0,2})(?:pl_)?trainer\.num[-_]nodes")
+TRAINER_NODES = lazy_regex(r"(?:--|\+{0,2})(?:pl_)?trainer\.num[-_]nodes")
 
 
 def _wrong_nodes(told: tuple[int, int, str], started: int) -> Violation:
@@ -396,10 +397,10 @@ def spawned_world(job: JobDescription) -> Iterator[Violation]:
             yield Violation(told[1], text, why=IMAGENET_WHY, cure=f"--world-size {job.nodes}")
 
 
-GPUS_WORDS = re.compile(
+GPUS_WORDS = lazy_regex(
     r"(?:--(?:num[-_]?)?(?:gpus|devices)|--n[-_]?gpus?|--gpus[-_]per[-_]node|--ngpus[-_]per[-_]node|(?:\+{0,2})(?:pl_)?trainer\.(?:devices|gpus))"
 )
-SLOWFAST = re.compile("NUM_GPUS")
+SLOWFAST = lazy_regex("NUM_GPUS")
 
 
 def told_more(job: JobDescription) -> Iterator[Violation]:
@@ -420,10 +421,10 @@ def told_more(job: JobDescription) -> Iterator[Violation]:
 
 # ------------------------------------------------------------------ one visible GPU per task
 
-LOCAL_VALUE = re.compile(
+LOCAL_VALUE = lazy_regex(
     r"(?:cuda:)?\$\{?(?:SLURM_LOCALID|LOCAL_RANK|OMPI_COMM_WORLD_LOCAL_RANK|MPI_LOCALRANKID|PMI_LOCAL_RANK)(?::-0)?\}?"
 )
-DEVICE_NAME = re.compile(
+DEVICE_NAME = lazy_regex(
     r"--?(?:gpu|gpu[-_]?(?:id|index|idx|num)|device|device[-_]?(?:id|index|num)|cuda|cuda[-_]?(?:id|device)|local[-_]?rank)|(?:\w+\.)?(?:device|gpu|gpu_id|device_id)"
 )
 BY_LOCAL_RANK = {"mace_run_train": "--distributed"}
@@ -480,7 +481,7 @@ ALWAYS_SET = {
     "LS_SUBCWD", "PBS_JOBID", "PBS_JOBNAME", "PBS_O_WORKDIR", "SLURM_JOB_NODELIST",
 }  # fmt: skip
 DEFAULT_WHY = "The batch system always sets the first variable in a job, so the second one is never read."
-NESTED_DEFAULT = re.compile(r"\$\{(\w+):?-\$\{?([A-Za-z_]\w*)")
+NESTED_DEFAULT = lazy_regex(r"\$\{(\w+):?-\$\{?([A-Za-z_]\w*)")
 
 
 def never_default(job: JobDescription) -> Iterator[Violation]:
@@ -520,10 +521,10 @@ def group_of_one(job: JobDescription) -> Iterator[Violation]:
             )
 
 
-DEVICES = re.compile(
+DEVICES = lazy_regex(
     r"(?:\+{0,2}(?:\w+\.)*)?(?:devices|gpus|num_gpus|n_gpus?|ngpus?|num_devices|gpu_num|gpu_count)=(\d{1,2})"
 )
-NGPU = re.compile(r"--?(?:ngpus?|num[-_]?gpu|gpu[-_]?(?:num|count)|num[-_]?devices)(?:=(\d{1,2}))?")
+NGPU = lazy_regex(r"--?(?:ngpus?|num[-_]?gpu|gpu[-_]?(?:num|count)|num[-_]?devices)(?:=(\d{1,2}))?")
 
 
 def told_fewer(job: JobDescription) -> Iterator[Violation]:

@@ -10,6 +10,7 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.placement import MPI
 from allranks.analysis.lint.records import Assignment, ProgramCall, VariableUse, Violation
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+from allranks.utils.text import lazy_regex
 
 # What only a task, or only a launcher, sets.
 TASK_NAMES = {"SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS"}
@@ -74,8 +75,8 @@ def early(job: JobDescription) -> Iterator[Violation]:
             yield Violation(use.offset, text, why=EMPTY_WHY)
 
 
-OWN_RANK = re.compile(r"[ \t]*(?:export[ \t]+)?(?:LOCAL_|GLOBAL_)?RANK=")
-LIGHTNING = re.compile(r"(?i)lightning|\bfit[ \t]+(?:--config|-c)\b")
+OWN_RANK = lazy_regex(r"[ \t]*(?:export[ \t]+)?(?:LOCAL_|GLOBAL_)?RANK=")
+LIGHTNING = lazy_regex(r"(?i)lightning|\bfit[ \t]+(?:--config|-c)\b")
 
 
 def _is_rank_of_lightning(job: JobDescription, use: VariableUse) -> bool:
@@ -130,8 +131,8 @@ def _ignored_ranks(job: JobDescription) -> set[int]:
     return found
 
 
-RANK_BEFORE = re.compile(r"--(?:node|machine)[-_]rank(?:=|[ \t]+)[\"']?\$\{?\Z")
-MEETS_BY_C10D = (re.compile(r"--rdzv[-_]backend[= \t]+[\"']?(?:c10d|etcd)\b"), re.compile(r"--rdzv[-_]endpoint\b"))
+RANK_BEFORE = lazy_regex(r"--(?:node|machine)[-_]rank(?:=|[ \t]+)[\"']?\$\{?\Z")
+MEETS_BY_C10D = (lazy_regex(r"--rdzv[-_]backend[= \t]+[\"']?(?:c10d|etcd)\b"), lazy_regex(r"--rdzv[-_]endpoint\b"))
 
 
 def _is_rank_for_c10d(job: JobDescription, use: VariableUse) -> bool:
@@ -181,14 +182,14 @@ def _matters(job: JobDescription, use: VariableUse) -> bool:
     )
 
 
-STARTS = re.compile(r"\s*(?:srun|torchrun|accelerate|deepspeed|python[\d.]*)\b")
+STARTS = lazy_regex(r"\s*(?:srun|torchrun|accelerate|deepspeed|python[\d.]*)\b")
 
 
 def is_set(job: JobDescription, name: str) -> bool:
     return job.has(name) or name in job.reading.named or name in job.reading.exported
 
 
-JOB_NAMES = re.compile(
+JOB_NAMES = lazy_regex(
     r"SLURM_(?:JOB_?ID|JOB_NAME|ARRAY_TASK_ID|ARRAY_JOB_ID|PROCID|NODEID|LOCALID|NTASKS|NNODES|JOB_NUM_NODES|JOB_NODELIST|NODELIST|"
     r"CPUS_PER_TASK|GPUS_ON_NODE|SUBMIT_DIR|TMPDIR)"
 )
@@ -245,12 +246,12 @@ def _set_inside(job: JobDescription, name: str, text: str) -> bool:
 # ------------------------------------------------------------------------------------------ exports
 
 # Only programs read these, so a value that is not exported has no effect.
-READ_BY_PROGRAMS = re.compile(
+READ_BY_PROGRAMS = lazy_regex(
     r"(?:NCCL|GLOO|TORCH|TORCH_NCCL|FI|UCX|RCCL)_\w+\Z|(?:MASTER_ADDR|MASTER_PORT|WORLD_SIZE|OMP_NUM_THREADS|MKL_NUM_THREADS|"
     r"CUDA_VISIBLE_DEVICES|CUDA_LAUNCH_BLOCKING|HF_HOME|HF_HUB_OFFLINE|HF_DATASETS_CACHE|TRANSFORMERS_OFFLINE|WANDB_MODE|TOKENIZERS_PARALLELISM|"
     r"PYTHONUNBUFFERED|PYTHONFAULTHANDLER|CUDA_DEVICE_MAX_CONNECTIONS|PYTORCH_CUDA_ALLOC_CONF)\Z"
 )
-MORE_READ = re.compile(
+MORE_READ = lazy_regex(
     r"(?:WANDB_(?:MODE|DISABLED|PROJECT|DIR|NAME|ENTITY|SILENT|CACHE_DIR|RUN_GROUP|API_KEY)|HF_(?:HOME|HUB_CACHE|HUB_OFFLINE|ENDPOINT|TOKEN|"
     r"DATASETS_OFFLINE|DATASETS_CACHE|EVALUATE_OFFLINE)|TRANSFORMERS_(?:CACHE|OFFLINE)|TORCH_(?:HOME|EXTENSIONS_DIR|CUDA_ARCH_LIST)|"
     r"CUDA_DEVICE_ORDER|TRITON_CACHE_DIR|CUBLAS_WORKSPACE_CONFIG|PYTHONHASHSEED|PYTHONUNBUFFERED|TF_CPP_MIN_LOG_LEVEL|XLA_FLAGS|MPLBACKEND|"
@@ -449,7 +450,7 @@ def _several_hosts(job: JobDescription, starter: ProgramCall) -> bool:
 
 
 ENVIRONMENT_WHY = "The container starts with an environment of its own: the variable is not set there."
-NEEDED = re.compile(
+NEEDED = lazy_regex(
     r"MASTER_ADDR|MASTER_PORT|WORLD_SIZE|RANK|NODE_RANK|CUDA_VISIBLE_DEVICES|(?:NCCL|GLOO|UCX)_\w+|WANDB_API_KEY|HF_TOKEN"
 )
 ENGINES = {"docker", "podman", "nvidia-docker"}
@@ -568,7 +569,7 @@ def is_read(job: JobDescription, use: VariableUse, by_programs: re.Pattern[str])
 
 DROPPED_WHY = "What the caller passes to the script is dropped without a message: the program runs with its defaults."
 DROPPED_CURE = 'pass $NAME on at the end of the command, or "$@"'
-ALL_ARGUMENTS = re.compile(
+ALL_ARGUMENTS = lazy_regex(
     r"=\(?[ \t]*(\"?)\$(?:[@*]|\{[@*](?::[ \t]*[1-9]\d?)?\})\1[ \t]*\)?[ \t]*(?:[;#].*)?$", re.MULTILINE
 )
 
@@ -588,7 +589,7 @@ def arguments_dropped(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-PASSES_ON = re.compile(r"\$[@*]|\$\{[@*]|\$\{!|\beval\b|\benvsubst\b")
+PASSES_ON = lazy_regex(r"\$[@*]|\$\{[@*]|\$\{!|\beval\b|\benvsubst\b")
 
 
 def _used_in_text(job: JobDescription, item: Assignment, end: int) -> bool:

@@ -11,15 +11,16 @@ from allranks.analysis.lint.command_options import slurm_option, slurm_options, 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, VariableUse, Violation
 from allranks.analysis.lint.rules.dataflow import GUARDS
+from allranks.utils.text import lazy_regex
 
 # ------------------------------------------------------------------- totals for each node
 
 TOTAL_WHY = "The launcher starts this number on every node: ranks without a GPU stop with 'invalid device ordinal'."
-NODES_WORD = re.compile(
+NODES_WORD = lazy_regex(
     r"(?:SLURM_(?:JOB_)?)?N(?:UM(?:BER)?)?_?(?:OF_?)?(?:NODES?|HOSTS?|MACHINES?)|NODES?(?:_?(?:COUNT|NUM|SIZE))?|(?:MACHINES?|HOSTS?)_?(?:COUNT|NUM)|COUNT_?NODES?|WORKER_?NUM",
     re.IGNORECASE,
 )
-PRODUCT = re.compile(r"\$(?:\(\(|\[|\(expr\s)\s*([\w${}]+)\s*\\?['\"]?\*['\"]?\s*([\w${}]+)\s*(?:\)\)|\]|\))")
+PRODUCT = lazy_regex(r"\$(?:\(\(|\[|\(expr\s)\s*([\w${}]+)\s*\\?['\"]?\*['\"]?\s*([\w${}]+)\s*(?:\)\)|\]|\))")
 
 
 def total_per_node(job: JobDescription) -> Iterator[Violation]:
@@ -76,7 +77,7 @@ MASKS_WHY = (
     "srun gives the first of them to the first task of a node, and so on. Ranks that one task starts share the CPUs of this task; "
     "if there are fewer masks than tasks, they are used again, and several tasks share the CPUs of one."
 )
-MASKS = re.compile(r"(?:verbose,|quiet,|v,|q,)*(mask_cpu|map_cpu):([\da-fx]+(?:[,][\da-fx]+)*)", re.IGNORECASE)
+MASKS = lazy_regex(r"(?:verbose,|quiet,|v,|q,)*(mask_cpu|map_cpu):([\da-fx]+(?:[,][\da-fx]+)*)", re.IGNORECASE)
 
 
 def masks(job: JobDescription) -> Iterator[Violation]:
@@ -122,10 +123,10 @@ def _sruns(job: JobDescription) -> Iterator[ProgramCall]:
 
 # ------------------------------------------------------------------- directives that are all comments
 
-COMMENTED = re.compile(r"#[ \t]+SBATCH[ \t]+--?[A-Za-z]")
+COMMENTED = lazy_regex(r"#[ \t]+SBATCH[ \t]+--?[A-Za-z]")
 COMMENTED_WHY = "sbatch reads a line only if it begins with #SBATCH: these are ordinary comments, and the job gets the defaults of the cluster."
 LEAST_LINES = 2
-REQUESTS = re.compile(r"--?(?:gres|gpus|nodes|ntasks|cpus-per-task|mem|time|N|n|t|c|G|array)\b")
+REQUESTS = lazy_regex(r"--?(?:gres|gpus|nodes|ntasks|cpus-per-task|mem|time|N|n|t|c|G|array)\b")
 
 
 def all_commented(job: JobDescription) -> Iterator[Violation]:
@@ -149,18 +150,18 @@ def all_commented(job: JobDescription) -> Iterator[Violation]:
 
 COUNTED = r"\$\{?(?:CUDA_VISIBLE_DEVICES|SLURM_(?:JOB|STEP)_GPUS|SLURM_(?:JOB_)?NODELIST|ROCR_VISIBLE_DEVICES)\}?"
 ECHOED = rf"(?:echo|printf)[ \t]+(?:-n[ \t]+)?[\"']?{COUNTED}[\"']?"
-WORDS = re.compile(rf"{ECHOED}[ \t]*\|[ \t]*wc[ \t]+-w|wc[ \t]+-w[ \t]*<<<[ \t]*[\"']?{COUNTED}")
-COMMAS = re.compile(
+WORDS = lazy_regex(rf"{ECHOED}[ \t]*\|[ \t]*wc[ \t]+-w|wc[ \t]+-w[ \t]*<<<[ \t]*[\"']?{COUNTED}")
+COMMAS = lazy_regex(
     rf"{ECHOED}[ \t]*\|[ \t]*(?:tr[ \t]+-(?:cd|dc)[ \t]+[\"']?,[\"']?[ \t]*\|[ \t]*wc[ \t]+-[cm]"
     r"|grep[ \t]+-o[ \t]+[\"']?,[\"']?[ \t]*\|[ \t]*wc[ \t]+-l)[ \t]*[)`]"
 )
-LENGTH = re.compile(r"\$\{#(?:CUDA_VISIBLE_DEVICES|SLURM_JOB_GPUS)\}")
-FILE_NAME = re.compile(
+LENGTH = lazy_regex(r"\$\{#(?:CUDA_VISIBLE_DEVICES|SLURM_JOB_GPUS)\}")
+FILE_NAME = lazy_regex(
     r"(?:echo|printf)[ \t]+[\"']?\$\{?(?:PBS_NODEFILE|LSB_DJOB_HOSTFILE|PE_HOSTFILE|OAR_NODEFILE)\}?[\"']?[ \t]*\|[ \t]*"
     r"(?:(?:sort|uniq)[^|\n]*\|[ \t]*)*wc\b"
 )
-HEADER = re.compile(r"\bnvidia-smi\b([^|\n)`]*--format[= ]csv(?![\w,]*noheader)[^|\n)`]*)\|[ \t]*wc[ \t]+-l[ \t]*[)`]")
-ASSIGNED = re.compile(r"(?m)^[ \t]*(?:(?:export|local|declare|readonly)[ \t]+)?(\w+)=[\"']?\Z")
+HEADER = lazy_regex(r"\bnvidia-smi\b([^|\n)`]*--format[= ]csv(?![\w,]*noheader)[^|\n)`]*)\|[ \t]*wc[ \t]+-l[ \t]*[)`]")
+ASSIGNED = lazy_regex(r"(?m)^[ \t]*(?:(?:export|local|declare|readonly)[ \t]+)?(\w+)=[\"']?\Z")
 
 
 def miscounted(job: JobDescription) -> Iterator[Violation]:
@@ -210,7 +211,7 @@ def _reduced(text: str, name: str) -> bool:
 
 # ------------------------------------------------------------------- what Slurm has chosen already
 
-CHOSEN = re.compile(
+CHOSEN = lazy_regex(
     r"(?m)^[ \t]*(?:export[ \t]+)?(CUDA_VISIBLE_DEVICES)=[\"']?(?:\$\(|`)[ \t]*nvidia-smi\b[^\n]*(?:memory|utilization)[^\n]*\b(?:sort|head|awk)\b"
 )
 CHOSEN_WHY = (

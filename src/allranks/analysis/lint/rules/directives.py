@@ -10,7 +10,7 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.placeholders import PLACEHOLDER
 from allranks.analysis.lint.records import Assignment, Directive, Violation
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
-from allranks.utils.text import nearest_name
+from allranks.utils.text import lazy_regex, nearest_name
 
 # ------------------------------------------------------ lines that are read, and lines that are not
 
@@ -35,7 +35,7 @@ def variable(job: JobDescription) -> Iterator[Violation]:
             yield Violation(item.offset, f"#SBATCH {name}: ~ is not expanded here")
 
 
-ALONE = re.compile(r"(?m)^\$\{([A-Z][A-Z0-9_]*)\}[ \t]*$")
+ALONE = lazy_regex(r"(?m)^\$\{([A-Z][A-Z0-9_]*)\}[ \t]*$")
 
 
 def _is_filled_in(job: JobDescription) -> bool:
@@ -45,7 +45,7 @@ def _is_filled_in(job: JobDescription) -> bool:
     return folder in ("template", "templates") or lines or re.search(r"£[\w({]", job.text) is not None
 
 
-FILLED_IN = re.compile(r"<%|\{%|\{\{|(?<!\$)\{[A-Za-z_][\w.]*\}|(?<![\w.])@[A-Z_]+\b|![A-Z]+_\w+|##\w+##|£\w")
+FILLED_IN = lazy_regex(r"<%|\{%|\{\{|(?<!\$)\{[A-Za-z_][\w.]*\}|(?<![\w.])@[A-Z_]+\b|![A-Z]+_\w+|##\w+##|£\w")
 """Marks of programs that fill in a template."""
 
 
@@ -99,7 +99,7 @@ def _is_parked(job: JobDescription, line: int) -> bool:
     )
 
 
-OTHER_CASE = re.compile(r"#(?!PBS\b|BSUB\b)((?i:pbs)|PSB|BPS|PBSS|PPBS|(?!bsub)(?i:bsub)|BUSB|BSBU|BSUBB|SBUB)[ \t]+-")
+OTHER_CASE = lazy_regex(r"#(?!PBS\b|BSUB\b)((?i:pbs)|PSB|BPS|PBSS|PPBS|(?!bsub)(?i:bsub)|BUSB|BSBU|BSUBB|SBUB)[ \t]+-")
 
 
 def _in_other_case(job: JobDescription) -> Iterator[Violation]:
@@ -250,10 +250,10 @@ COUNTS = {
 }  # fmt: skip
 MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 # All forms were tried with sbatch 22.05.
-TIME = re.compile(r"(?:\d+-\d*|\d+)(?::\d+){0,2}|(?i:infinite|unlimited)|-1")
-SIZE = re.compile(r"\d+(?i:[kmgt]b?)?")
-NODES = re.compile(r"\d+[kKmM]?(?:-\d*[kKmM]?)?|[\d,:-]+")
-SIGNAL = re.compile(r"(?:[BR]+:)?(?:(?:SIG)?[A-Z]+\d?|\d+)(?:@\d*)?", re.IGNORECASE)
+TIME = lazy_regex(r"(?:\d+-\d*|\d+)(?::\d+){0,2}|(?i:infinite|unlimited)|-1")
+SIZE = lazy_regex(r"\d+(?i:[kmgt]b?)?")
+NODES = lazy_regex(r"\d+[kKmM]?(?:-\d*[kKmM]?)?|[\d,:-]+")
+SIGNAL = lazy_regex(r"(?:[BR]+:)?(?:(?:SIG)?[A-Z]+\d?|\d+)(?:@\d*)?", re.IGNORECASE)
 MAIL = {
     "NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80",
     "TIME_LIMIT_50", "ARRAY_TASKS",
@@ -271,10 +271,10 @@ FOREIGN = {
     "mem-per-task": "--mem-per-cpu", "mem-per-node": "--mem", "ram": "--mem", "num-nodes": "--nodes", "num_nodes": "--nodes",
     "num-gpus": "--gpus", "nproc": "--ntasks", "nprocs": "--ntasks", "log": "--output", "logfile": "--output", "runtime": "--time", "mca": "mpirun --mca",
 }  # fmt: skip
-TEMPLATE = re.compile(r"[@{}!<>*#%]|__")
-GLUED_COMMENT = re.compile(r"\d[\d:.,-]*[KMGTkmgt]?#+[A-Za-z]*")
+TEMPLATE = lazy_regex(r"[@{}!<>*#%]|__")
+GLUED_COMMENT = lazy_regex(r"\d[\d:.,-]*[KMGTkmgt]?#+[A-Za-z]*")
 """A number with a # behind it, and no blank between: the # begins no comment."""
-SHORT_EQUALS = re.compile(r"-[A-Za-z]=\S")
+SHORT_EQUALS = lazy_regex(r"-[A-Za-z]=\S")
 NO_VALUE = {"p", "J", "o", "e", "A", "w", "x", "C", "q", "D"}
 """Short options that take any text: the = becomes the first character of the name."""
 
@@ -377,7 +377,7 @@ def bad_counts(job: JobDescription) -> Iterator[Violation]:
 
 FOLDER_WHY = "sbatch copies the script to the node's spool folder and runs the copy: $0 and BASH_SOURCE point to that folder, which contains no other files."
 FOLDER_CURE = 'cd "$SLURM_SUBMIT_DIR", the folder where sbatch was called (or use a full path)'
-OWN_PATH = re.compile(r"\$\{?(?:0|BASH_SOURCE)(?![0-9A-Za-z_])")
+OWN_PATH = lazy_regex(r"\$\{?(?:0|BASH_SOURCE)(?![0-9A-Za-z_])")
 
 
 def script_folder(job: JobDescription) -> Iterator[Violation]:
@@ -470,7 +470,7 @@ def home_as_base(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-OWN_FOLDER = re.compile(r"(?:^|[\s=\"'(])(\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\})")
+OWN_FOLDER = lazy_regex(r"(?:^|[\s=\"'(])(\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\})")
 
 
 def own_folder(job: JobDescription) -> Iterator[Violation]:
@@ -519,7 +519,7 @@ INTERPRETER_WHY = (
 )
 
 
-SEVERAL_WORDS = re.compile(r"#!\s*/usr/bin/env[ \t]+((?!-)[\w.-]+[ \t]+[^\s#][^\n]*?)[ \t]*(?:\n|\Z)")
+SEVERAL_WORDS = lazy_regex(r"#!\s*/usr/bin/env[ \t]+((?!-)[\w.-]+[ \t]+[^\s#][^\n]*?)[ \t]*(?:\n|\Z)")
 
 
 def interpreter(job: JobDescription) -> Iterator[Violation]:
@@ -543,7 +543,7 @@ def line_breaks(job: JobDescription) -> Iterator[Violation]:
 
 
 PBS_LETTER_WHY = "qsub reads the words behind #PBS as its own arguments: a word that is no option is a directive error, and no such resource is requested."
-PBS_WITHOUT_LETTER = re.compile(r"(?m)^#PBS[ \t]+((?!-)[A-Za-z_]\w*)=\S+[ \t]*(?:#.*)?$")
+PBS_WITHOUT_LETTER = lazy_regex(r"(?m)^#PBS[ \t]+((?!-)[A-Za-z_]\w*)=\S+[ \t]*(?:#.*)?$")
 
 
 def pbs_without_letter(job: JobDescription) -> Iterator[Violation]:

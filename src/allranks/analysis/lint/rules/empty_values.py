@@ -10,6 +10,7 @@ from allranks.analysis.lint.records import Assignment, VariableUse, Violation
 from allranks.analysis.lint.rules.blocks import in_loops_only, outer_loop
 from allranks.analysis.lint.rules.dataflow import GUARDS, INHERITED, LAUNCHER_NAMES, PRINTING
 from allranks.analysis.lint.rules.unset_variables import OUTSIDE_NAMES, USUAL_OUTSIDE, is_set, set_by_module
+from allranks.utils.text import lazy_regex
 
 # ------------------------------------------------------------------------------- words of a language
 
@@ -69,7 +70,7 @@ def _end_of_line(job: JobDescription, line: int) -> int:
 # ------------------------------------------------------------------------------ set further down
 
 LATER_WHY = "The shell reads the lines from top to bottom: here the variable is still empty."
-FILE_TEST = re.compile(r"-[defrswx][ \t]+[\"']?\$\{?\Z")
+FILE_TEST = lazy_regex(r"-[defrswx][ \t]+[\"']?\$\{?\Z")
 
 
 def set_below(job: JobDescription) -> Iterator[Violation]:
@@ -149,7 +150,7 @@ def _may_set(program: str, words: list[str]) -> bool:
 # ------------------------------------------------------------------------------------ one of many
 
 SIBLINGS = 3
-ANY_NAME = re.compile(
+ANY_NAME = lazy_regex(
     r"\b(?:declare|export|local|readonly|typeset)[ \t]+(?:-\w+[ \t]+)*[\"']?\$|(?<![-\w])eval\b|\bprintf[ \t]+-v\b|\bread[ \t]+[^\n<]*\$"
 )
 """Commands that may set a variable of any name: ``declare $name=...``."""
@@ -285,7 +286,7 @@ def longer_than_own(job: JobDescription) -> Iterator[Violation]:
 
 NAME_WHY = "The shell expands only names with a $: the command takes the name itself for a file or a folder."
 TAKES_FILES = {"mkdir", "cd", "pushd", "rm", "rmdir", "cp", "mv", "rsync", "touch", "ls", "cat", "tar", "unzip", "ln"}
-IS_PATH = re.compile(r"[\"']?(?:\.{0,2}/|~|\$\{?\w+\}?/|\$\(\w+\)/|`\w+`/|[\w.-]+/[\w.$-])")
+IS_PATH = lazy_regex(r"[\"']?(?:\.{0,2}/|~|\$\{?\w+\}?/|\$\(\w+\)/|`\w+`/|[\w.-]+/[\w.$-])")
 
 
 def name_as_folder(job: JobDescription) -> Iterator[Violation]:

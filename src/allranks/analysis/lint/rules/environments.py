@@ -20,6 +20,7 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Severity, Violation
 from allranks.analysis.lint.rules.containers import DOCKER, DOCKER_FLAG
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN
+from allranks.utils.text import lazy_regex
 
 CONDA_WHY = "conda activate needs a function that conda's start-up code defines. A batch script does not run it, and goes on with the caller's Python."
 CONDA_CURE = 'eval "$(conda shell.bash hook)" before it, or source <conda>/etc/profile.d/conda.sh, or #!/bin/bash -l'
@@ -35,23 +36,23 @@ ORDER_CURE = "put the options before the image: singularity exec --nv image.sif 
 ANSWER_WHY = "A batch job has no input: the question gets no answer, and the program stops without doing its work."
 ANSWER_CURE = "add -y"
 # Modules that bring conda, and those of which it is not known.
-WITHOUT_CONDA = re.compile(
+WITHOUT_CONDA = lazy_regex(
     r"(?:^|/)(?:cuda|gcc|gnu|nccl|openmpi|mpich|impi|cudnn|cmake|git|singularity|apptainer|rocm|intel|nvhpc|nvidia|java|ninja|ffmpeg|slurm|openblas|"
     r"hdf5|tensorrt|gdal|llvm|boost|eth_proxy|httpproxy|purge|cudatoolkit|cray-(?!python)\w+|craype\S*|PrgEnv-\w+|ucx|fftw|mkl|libfabric)\b|^rhel\d+/default-\w+",
     re.IGNORECASE,
 )
-OWN_PYTHON = re.compile(
+OWN_PYTHON = lazy_regex(
     r"(?:^|/)(?:python|anaconda|miniconda|miniforge|mambaforge|pytorch|tensorflow|keras|jax|scipy|scikit|horovod)|-python-",
     re.IGNORECASE,
 )
-PYTHON_MODULE = re.compile(r"(?:\S*/)?(?:python|Python|anaconda|miniconda)[\d.]*(?:/\S*)?\Z")
-FRAMEWORK = re.compile(r"(?:^|/)(?:pytorch|tensorflow|keras|jax|horovod)", re.IGNORECASE)
-PACKAGES_ONLY = re.compile(
+PYTHON_MODULE = lazy_regex(r"(?:\S*/)?(?:python|Python|anaconda|miniconda)[\d.]*(?:/\S*)?\Z")
+FRAMEWORK = lazy_regex(r"(?:^|/)(?:pytorch|tensorflow|keras|jax|horovod)", re.IGNORECASE)
+PACKAGES_ONLY = lazy_regex(
     r"scipy-stack|scipy-bundle", re.IGNORECASE
 )  # add folders to PYTHONPATH, or belong to the Python that is loaded
 
 
-LOGIN_SHELL = re.compile(r"#!\s*\S+(?:\s+\S+)*\s+-(?:\S*[li]|-login)")
+LOGIN_SHELL = lazy_regex(r"#!\s*\S+(?:\s+\S+)*\s+-(?:\S*[li]|-login)")
 
 
 def conda(job: JobDescription) -> Iterator[Violation]:
@@ -104,7 +105,7 @@ def defines_conda(call: ProgramCall) -> bool:
     return call.program in ("source", ".", "eval", "conda-activate")
 
 
-DEFINES_MODULES = re.compile(r"/(?:profile\.d|init)/(?:z?\d*_?lmod|modules?)(?:\.(?:ba)?sh)?\Z|/init/(?:ba)?sh\Z")
+DEFINES_MODULES = lazy_regex(r"/(?:profile\.d|init)/(?:z?\d*_?lmod|modules?)(?:\.(?:ba)?sh)?\Z|/init/(?:ba)?sh\Z")
 """Files that define the command module, and no more."""
 
 
@@ -161,13 +162,13 @@ def uses_python(call: ProgramCall) -> bool:
 # ------------------------------------------------------------------------------------- containers
 
 CONTAINERS_WITH_GPU_OPTION = {"singularity", "apptainer", "docker", "podman"}
-OF_USER = re.compile(r"(?i)home|user|scratch|work|project|group|data|proj|lab|\$|/om/|/gpfs|/lustre|/mnt|/nfs|/tmp")
-GPU_OPTION = re.compile(r"--(?:nv|nvccli|rocm|gpus|device|runtime|hooks-dir|nvidia)\b|-(?:e|-env)\Z")
-GPU_FLAG = re.compile(r"--(?:nv|nvccli|rocm|gpus)(?:=.*)?")
-OF_RUNTIME = re.compile(
+OF_USER = lazy_regex(r"(?i)home|user|scratch|work|project|group|data|proj|lab|\$|/om/|/gpfs|/lustre|/mnt|/nfs|/tmp")
+GPU_OPTION = lazy_regex(r"--(?:nv|nvccli|rocm|gpus|device|runtime|hooks-dir|nvidia)\b|-(?:e|-env)\Z")
+GPU_FLAG = lazy_regex(r"--(?:nv|nvccli|rocm|gpus)(?:=.*)?")
+OF_RUNTIME = lazy_regex(
     r"--(?:nv|rocm|nvccli|bind|overlay|env|env-file|pwd|no-home|cleanenv|contain|containall|home|writable-tmpfs|fakeroot)(?:=.*)?|-B"
 )
-AMD = re.compile(r"(?i)rocm|lumi\b|mi[123]\d\d|\bhip|miopen|gfx9|amd|singularity-ai|[_-]g\b")
+AMD = lazy_regex(r"(?i)rocm|lumi\b|mi[123]\d\d|\bhip|miopen|gfx9|amd|singularity-ai|[_-]g\b")
 
 
 def without_gpu(job: JobDescription) -> Iterator[Violation]:
@@ -194,7 +195,7 @@ def without_gpu(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
-PREPARES = re.compile(
+PREPARES = lazy_regex(
     r"(?:^|[/_-])(?:pre-?process|tokeni[sz]e|download|prepare|merge)\w*\.py\Z|(?:^|[/_])merge_\w+\.py\Z"
 )
 
@@ -282,7 +283,7 @@ def _question(call: ProgramCall) -> tuple[str, str | None] | None:
     return None
 
 
-TERMINAL_TEST = re.compile(r"(?<![\w-])-t[ \t]+0\b")
+TERMINAL_TEST = lazy_regex(r"(?<![\w-])-t[ \t]+0\b")
 """A test whether there is a terminal: what follows is not meant for a batch job."""
 
 
@@ -416,12 +417,12 @@ NO_COMMAND_CURE = "a backslash at the end of the line, so that the next one is i
 LONG_FLAGS = {"detach": "d", "interactive": "i", "tty": "t"}
 SSH_VALUED = set("bcDEeFIiJLlmOopQRSWw")
 NO_SESSION = set("NfOVGQWT")  # of ssh: tunnels, the background, control commands, queries
-HOST_NAME = re.compile(r"host|node|server|machine|worker|client|(?:^|_)ip|addr", re.IGNORECASE)
+HOST_NAME = lazy_regex(r"host|node|server|machine|worker|client|(?:^|_)ip|addr", re.IGNORECASE)
 # What a shell script can do that only changes its own shell.
 SETTING_UP = {"source", ".", "conda", "mamba", "micromamba", "module", "ml", "cd", "echo", "ulimit", "set", "true", ":"}
 
 
-ASKS_FOR_TERMINAL = re.compile(r"(?:\[|\btest)[ \t]+!?[ \t]*-t[ \t]+[012]\b")
+ASKS_FOR_TERMINAL = lazy_regex(r"(?:\[|\btest)[ \t]+!?[ \t]*-t[ \t]+[012]\b")
 
 
 def terminal(job: JobDescription) -> Iterator[Violation]:

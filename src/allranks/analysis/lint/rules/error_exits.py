@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.exit_codes import is_suspended, shell_flags
+from allranks.utils.text import lazy_regex
 
 # ------------------------------------------------------------------------------- results that are 1
 
@@ -17,8 +18,8 @@ PIPE_WHY = (
     "SIGPIPE stops the program that writes without end when the one behind it has read enough: with pipefail the pipe then returns 141, "
     "and set -e ends the script without a message."
 )
-ENDLESS = re.compile(r"/dev/u?random\b")
-LIMITED = re.compile(r"(?:head|dd|od|xxd|hexdump)\b")
+ENDLESS = lazy_regex(r"/dev/u?random\b")
+LIMITED = lazy_regex(r"(?:head|dd|od|xxd|hexdump)\b")
 
 
 def ends_script(job: JobDescription) -> Iterator[Violation]:

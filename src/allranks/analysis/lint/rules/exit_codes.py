@@ -10,6 +10,7 @@ from allranks.analysis.lint.command_options import SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, Edit, ProgramCall, Violation
 from allranks.analysis.lint.rules.conditions import TESTS
+from allranks.utils.text import lazy_regex
 
 
 def shell_flags(job: JobDescription, until: int | None = None) -> tuple[bool, bool]:
@@ -149,7 +150,7 @@ def _ignored(job: JobDescription, outer: ProgramCall) -> ProgramCall | None:
     return following if following is not None and (zero or following.program in ("true", ":")) else None
 
 
-ERROR_TEXT = re.compile(
+ERROR_TEXT = lazy_regex(
     r"(?i)\berror\b|\bfail|\bmissing\b|not found|\bno \w+ (?:assigned|found|available)|\bexiting\b|usage:|cannot|could not|abort|"
     r"\b(?:illegal|invalid|wrong|unknown|bad|not enough|too (?:few|many)|insufficient)\b|\bnot set\b|\bdoes not exist|\bdoesn't exist|\bunsupported\b|"
     r"\bmust (?:be|provide|specify|pass|give)\b|\b(?:please|need to) (?:provide|specify|pass|set|give)\b|\bnot supported\b"
@@ -236,7 +237,7 @@ def is_suspended(job: JobDescription, offset: int) -> bool:
     return bool(last) and any(re.match(r"\+\w*e", a.text) for a in last[-1].args)
 
 
-GROUP_TO_TEE = re.compile(r"(?m)^([ \t]*)[)}][^\n|#]*\|&?[ \t]*(tee)\b")
+GROUP_TO_TEE = lazy_regex(r"(?m)^([ \t]*)[)}][^\n|#]*\|&?[ \t]*(tee)\b")
 
 
 def group_to_tee(job: JobDescription) -> Iterator[Violation]:
@@ -260,8 +261,8 @@ SEARCH_LISTS = {
     "PYTHONPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "PKG_CONFIG_PATH", "CMAKE_PREFIX_PATH",
     "LD_PRELOAD", "PYTORCH_CUDA_ALLOC_CONF", "XLA_FLAGS", "MANPATH", "INCLUDE", "DYLD_LIBRARY_PATH",
 }  # fmt: skip
-NOUNSET = re.compile(r"-\w*u\w*")
-SETS_PYTHONPATH = re.compile(
+NOUNSET = lazy_regex(r"-\w*u\w*")
+SETS_PYTHONPATH = lazy_regex(
     r"(?im)^\s*(?:module\s+(?:load|add)|ml)\s.*(?:scipy|pytorch|tensorflow|easybuild|spack|python|jax|rocm|paraview|openmm|LUMI|cray)|^\s*(?:source|\.)\s+\S*(?:setup|env)\w*\.(?:sh|bash)"
 )
 
@@ -378,7 +379,7 @@ def echoed_failure(job: JobDescription) -> Iterator[Violation]:
 
 STATUS_WHY = "$? is the exit code of the command directly before it, here 0: the job is reported as COMPLETED."
 HELPERS = {"echo", "printf", "date", "cp", "mv", "ln", "mkdir", "rm", "touch", "ls", "cat", *TESTS}
-OF_WORK = re.compile(r"(?i)\b(?:pre-?)?train|fine-?tun|\bexperiment|\bjob\b|\binference|\bevaluation")
+OF_WORK = lazy_regex(r"(?i)\b(?:pre-?)?train|fine-?tun|\bexperiment|\bjob\b|\binference|\bevaluation")
 
 
 def status_of_block(job: JobDescription) -> Iterator[Violation]:
@@ -436,8 +437,8 @@ def in_braces(job: JobDescription, first: ProgramCall, last: ProgramCall) -> boo
     return opened is not None and re.match(r"exit[^\n;]*(?:;|\n)\s*\}", job.text[last.offset :]) is not None
 
 
-DIRECT_STATUS = re.compile(r"\w+[ \t]+\"?\$\?|exit(?=[ \t]*(?:[;}#\n]|\Z))")
-AFTER_FAILURE = re.compile(
+DIRECT_STATUS = lazy_regex(r"\w+[ \t]+\"?\$\?|exit(?=[ \t]*(?:[;}#\n]|\Z))")
+AFTER_FAILURE = lazy_regex(
     r"(?:\$\?[\"']?[ \t]*(?:-ne|!=|-gt)[ \t]*[\"']?0|\bif[ \t]+![ \t])[^\n]*\n?(?:[ \t]*then\b[^\n]*\n)?"
     r"(?:[ \t]*(?:echo|printf|date)\b[^\n]*\n?)*[ \t]*\Z"
 )
@@ -474,11 +475,11 @@ STARTED_WHY = "& starts a command and returns 0 at once: $? says nothing about t
 DECLARED_WHY = "export, local and declare return 0 of their own: the exit code of the command in $( ) is lost."
 DECLARED_CURE = "NAME=$(command); rc=$?; and export NAME in a line of its own"
 TRAPPED_WHY = "exit in a trap of EXIT replaces the exit code of the script: a failed job is reported as COMPLETED."
-BEHIND_START = re.compile(r"(?<![&>])&(?![&>])[ \t]*(?:#[^\n]*)?[\s;]*[\w\s;+=()\[\]{}$!\"'-]*\Z")
-FI = re.compile(r"(?m)(?:^|;)[ \t]*fi[ \t]*(?:;|$)")
-BLOCK_WORDS = re.compile(r"\b(?:fi|done|esac|else|elif|wait)\b|[})]\s*\Z")
-DECLARES = re.compile(r"[ \t]*(?:local|export|declare|typeset|readonly)[ \t]+(?:-\w+[ \t]+)*\w+=\"?(?:\$\((?!\()|`)")
-CHECKED_DECLARATION = re.compile(r"[ \t]*(?:#[^\n]*)?\|\|[ \t]*(?:\\\n[ \t]*)?(exit|return|\{|die\b|error\b)")
+BEHIND_START = lazy_regex(r"(?<![&>])&(?![&>])[ \t]*(?:#[^\n]*)?[\s;]*[\w\s;+=()\[\]{}$!\"'-]*\Z")
+FI = lazy_regex(r"(?m)(?:^|;)[ \t]*fi[ \t]*(?:;|$)")
+BLOCK_WORDS = lazy_regex(r"\b(?:fi|done|esac|else|elif|wait)\b|[})]\s*\Z")
+DECLARES = lazy_regex(r"[ \t]*(?:local|export|declare|typeset|readonly)[ \t]+(?:-\w+[ \t]+)*\w+=\"?(?:\$\((?!\()|`)")
+CHECKED_DECLARATION = lazy_regex(r"[ \t]*(?:#[^\n]*)?\|\|[ \t]*(?:\\\n[ \t]*)?(exit|return|\{|die\b|error\b)")
 
 
 def always_success(job: JobDescription) -> Iterator[Violation]:
@@ -555,7 +556,7 @@ def _checked_declarations(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-EXIT_TRAP = re.compile(
+EXIT_TRAP = lazy_regex(
     r"(?m)^[ \t]*trap[ \t]+(?:'([^'\n]*)'|\"([^\"\n]*)\"|([\w-]+))[ \t]+(?:[A-Z]+[ \t]+)*(?:EXIT|0)\b"
 )
 

@@ -12,6 +12,7 @@ from allranks.analysis.lint.records import ProgramCall, Severity, Violation
 from allranks.analysis.lint.rules.counts import DEVICE_NAME, LOCAL_VALUE
 from allranks.analysis.lint.rules.dataflow import exported_before
 from allranks.analysis.lint.rules.steps import STARTER_OPTION
+from allranks.utils.text import lazy_regex
 
 IDLE_WHY = "The job pays for all GPUs that it requests."
 IDLE_CURE = "set both to the same number"
@@ -19,19 +20,19 @@ TOO_MANY_WHY = (
     "Ranks without a GPU stop with 'invalid device ordinal', or two ranks share one and NCCL reports a duplicate GPU."
 )
 SEVERAL_GPUS = 2
-DEVICES_OPTION = re.compile(
+DEVICES_OPTION = lazy_regex(
     r"(?:--?(?:[A-Za-z_]\w*\.)*|\+{0,2}(?:[A-Za-z_]\w*\.)*(?=\w+=))(?:n_?gpus?|num[-_]gpus|gpus?|devices?|gpus[-_]per[-_]node|n[-_]gpus?|ranks[-_]per[-_]node|(?:gpu|device)[-_]?(?:ids?|index|idx|no|nr)|which[-_]gpus?|visible[-_](?:gpus?|devices)|cuda(?:[-_](?:device|id|idx))?)"
     r"(?:=(\S{1,60}))?"
 )
 """Options of programs, and keys of Hydra, that say how many GPUs they use, of one process or of several, or which one."""
 OWN_OPTION = {
-    "-d": re.compile(r"(?:\S*/)?exps/\S+\.py|yolox[-_]\w{1,9}"),
-    "NUM_GPUS": re.compile(r"(?:\S*/)?run_net\.py"),
+    "-d": lazy_regex(r"(?:\S*/)?exps/\S+\.py|yolox[-_]\w{1,9}"),
+    "NUM_GPUS": lazy_regex(r"(?:\S*/)?run_net\.py"),
 }
 """How YOLOX and SlowFast are told the number of GPUs, and a word by which they are known."""
 
 
-LESS = re.compile(r"\$(?:\(\(|\[|\(expr\s).*[\w})]\s*-\s*\w+\s*\)*(?:\)\)|\]|\))")
+LESS = lazy_regex(r"\$(?:\(\(|\[|\(expr\s).*[\w})]\s*-\s*\w+\s*\)*(?:\)\)|\]|\))")
 """A number of ranks that is smaller than another number by calculation: ``$((GPUS - 1))``."""
 
 
@@ -107,10 +108,10 @@ def _few_tasks(job: JobDescription) -> Iterator[Violation]:
 
 
 SHARING_OPTIONS = {"gpus-per-task", "gpu-bind", "ntasks-per-gpu", "tres-per-task", "gpus-per-socket"}
-GROUP_OPTION = re.compile(
+GROUP_OPTION = lazy_regex(
     r"--?(?:dist[-_.]?)?(?:world[-_]?size|init[-_]?method|dist[-_]?url|dist[-_]?backend|ranks[-_]per[-_]node|ddp|distributed)(?:=.*)?"
 )
-GROUP_PROGRAM = re.compile(r"(?:hvd|horovod|(?:\A|[/_.-])ddp|distributed)[^/]*\.py\Z", re.IGNORECASE)
+GROUP_PROGRAM = lazy_regex(r"(?:hvd|horovod|(?:\A|[/_.-])ddp|distributed)[^/]*\.py\Z", re.IGNORECASE)
 
 
 def _is_group(job: JobDescription, call: ProgramCall) -> bool:
@@ -223,13 +224,13 @@ def _told_devices(job: JobDescription, call: ProgramCall, gpus: int) -> str | No
     return None
 
 
-LISTED = re.compile(r"\[?\d{1,2}(?:,\d{1,2})+\]?")
+LISTED = lazy_regex(r"\[?\d{1,2}(?:,\d{1,2})+\]?")
 """The GPUs of one process, by their numbers."""
 
 
-DATA_PARALLEL = re.compile(r"--?(?:use[-_])?(?:data[-_]?parallel|dp|multi[-_]?gpus?)(?:=(?i:true|1|yes))?")
+DATA_PARALLEL = lazy_regex(r"--?(?:use[-_])?(?:data[-_]?parallel|dp|multi[-_]?gpus?)(?:=(?i:true|1|yes))?")
 """Options with which one process uses several GPUs itself."""
-LAUNCHING = re.compile(
+LAUNCHING = lazy_regex(
     r"(?:^|[/_-])(?:dp|data_?parallel)\.py\Z|(?:^|/)(?:deepy|\w*launch\w*|\w*spawn\w*|\w*multiproc\w*|\w*submit\w*)\.py\Z|vllm|\bray\b"
 )
 """Programs that start further processes, or use all GPUs themselves."""
@@ -266,7 +267,7 @@ def _tasks_are_ranks(job: JobDescription, gpus: int) -> bool:
     return job.number(job.heads("ntasks-per-node")) == gpus and (job.number(job.heads("cpus-per-task")) or 1) > 1
 
 
-STARTS_JOBS = re.compile(r"(?i)smartsim|submitit|parsl")
+STARTS_JOBS = lazy_regex(r"(?i)smartsim|submitit|parsl")
 """Libraries with which a program starts processes through Slurm itself."""
 
 
@@ -319,7 +320,7 @@ def _starts_more(job: JobDescription, call: ProgramCall, gpus: int) -> bool:
     )
 
 
-PARTS = re.compile(r"(?i)\bpvc\b|xpu|\bZE_AFFINITY_MASK\b")
+PARTS = lazy_regex(r"(?i)\bpvc\b|xpu|\bZE_AFFINITY_MASK\b")
 """Intel's GPUs are often used as two: a rank for each of their tiles."""
 
 
@@ -370,7 +371,7 @@ def _too_many_processes(job: JobDescription, launch: LauncherCall) -> Iterator[V
         )
 
 
-SLOTS = re.compile(r"\bslots=(\d{1,3})\b")
+SLOTS = lazy_regex(r"\bslots=(\d{1,3})\b")
 
 
 def _wrong_slots(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
@@ -463,7 +464,7 @@ def visible_devices(job: JobDescription) -> Iterator[Violation]:
 
 
 CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
-NUMBERS = re.compile(r"\d{1,2}(?:,\d{1,2})*")
+NUMBERS = lazy_regex(r"\d{1,2}(?:,\d{1,2})*")
 ONE_WHY = "CUDA counts the visible GPUs from 0: with one of them, every other number is an invalid device ordinal."
 SHARED_WHY = "Both programs run on this GPU at the same time: they share its memory and take turns."
 
@@ -518,7 +519,7 @@ def of_all_ranks(job: JobDescription) -> Iterator[Violation]:
             )
 
 
-LOOP = re.compile(r"^[ \t]*for\s+(\w+)\s+in\s+((?:\d{1,2}[ \t]*)+|\{\d{1,2}\.\.\d{1,2}\})[ \t]*(?:;|$)", re.MULTILINE)
+LOOP = lazy_regex(r"^[ \t]*for\s+(\w+)\s+in\s+((?:\d{1,2}[ \t]*)+|\{\d{1,2}\.\.\d{1,2}\})[ \t]*(?:;|$)", re.MULTILINE)
 
 
 def of_loops(job: JobDescription) -> Iterator[Violation]:

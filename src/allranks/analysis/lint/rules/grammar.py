@@ -8,22 +8,23 @@ from collections.abc import Iterator
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules.shell import FILLED_IN
+from allranks.utils.text import lazy_regex
 
 GRAMMAR_WHY = "bash stops with a syntax error when it reads this place; what stands before it has run."
-BASH = re.compile(r"#!\s*\S*(?:/|env\s+)(?:ba|da|k)?sh\b|(?!#!)")
-OTHER_ELSE = re.compile(r"(?m)^[ \t]*(elseif|elsif)[ \t]+\[[^\n]*\bthen\b")
-EMPTY_BLOCK = re.compile(
+BASH = lazy_regex(r"#!\s*\S*(?:/|env\s+)(?:ba|da|k)?sh\b|(?!#!)")
+OTHER_ELSE = lazy_regex(r"(?m)^[ \t]*(elseif|elsif)[ \t]+\[[^\n]*\bthen\b")
+EMPTY_BLOCK = lazy_regex(
     r"(?m)^[ \t]*(?:(?:if|elif|while|until|for)\b[^\n]*[;\s](then|do)|(then|do|else))[ \t]*(?:#[^\n]*)?\n((?:[ \t]*(?:#[^\n]*)?\n)*)[ \t]*(fi|done|else|elif)\b"
 )
-NO_CONDITION = re.compile(r"(?m)^[ \t]*(elif)[ \t]*(?:#[^\n]*)?\n(?=[^\n]*)")
-EMPTY_FUNCTION = re.compile(
+NO_CONDITION = lazy_regex(r"(?m)^[ \t]*(elif)[ \t]*(?:#[^\n]*)?\n(?=[^\n]*)")
+EMPTY_FUNCTION = lazy_regex(
     r"(?m)^[ \t]*(?:function[ \t]+)?[\w-]+[ \t]*\(\)[ \t]*\{[ \t]*\n((?:[ \t]*(?:#[^\n]*)?\n)*)[ \t]*\}"
 )
-DOUBLE = re.compile(
+DOUBLE = lazy_regex(
     r"(?m)(?<![&|;\\<>])(&[ \t]*;(?!;)|;[ \t]*;(?![;&])|;[ \t]*(?:&&|\|\|)|(?:&&|\|\|)[ \t]*;|&[ \t]+(?:&&|\|\|)|\|[ \t]*;)"
 )
-LEADING = re.compile(r"(?m)^[ \t]*(&&|\|\||\|(?![|&])|;(?!;))(?![&|;])")
-THREE = re.compile(r"(?<=[\s\w\"'}])>>>(?!>)[ \t]*[\w./\"$-]")
+LEADING = lazy_regex(r"(?m)^[ \t]*(&&|\|\||\|(?![|&])|;(?!;))(?![&|;])")
+THREE = lazy_regex(r"(?<=[\s\w\"'}])>>>(?!>)[ \t]*[\w./\"$-]")
 
 
 def syntax(job: JobDescription) -> Iterator[Violation]:
@@ -99,10 +100,10 @@ def syntax(job: JobDescription) -> Iterator[Violation]:
         return
 
 
-ON_ONE_LINE = re.compile(
+ON_ONE_LINE = lazy_regex(
     r"(?m)^[ \t]*(?:function[ \t]+[\w-]+(?:[ \t]*\(\))?|[\w-]+[ \t]*\(\))[ \t]*\{[ \t]([^\n{}#]*[^\s{};&|)\]#])[ \t]+(\})[ \t]*$"
 )
-BEFORE_BRACE = re.compile(r"(?:\A|[\s;])(?:fi|done|esac)\Z")
+BEFORE_BRACE = lazy_regex(r"(?:\A|[\s;])(?:fi|done|esac)\Z")
 BRACE_WHY = (
     "} closes a block only where a command can begin. Here it is one more argument: the function goes on, "
     "and bash stops with a syntax error at the end of the script."
@@ -120,12 +121,12 @@ def _closing_words(code: str) -> Iterator[Violation]:
             return
 
 
-EXTENDED = re.compile(r"(?<=[ \t\w/.\"'_}])([!@?*+])\([^()\n]*\)")
+EXTENDED = lazy_regex(r"(?<=[ \t\w/.\"'_}])([!@?*+])\([^()\n]*\)")
 EXTENDED_WHY = "bash knows such patterns in scripts only after shopt -s extglob: it stops with a syntax error at the (."
-STARTS_COMMAND = re.compile(
+STARTS_COMMAND = lazy_regex(
     r"(?:\A|[\n;&|({]|\b(?:if|elif|while|until|then|do|else|time|case|in|for)|!)[ \t]*(?:\w+=\S*[ \t]+)*\Z"
 )
-CALCULATES = re.compile(r"(?:\A|[\s;&|])(?:let|expr|echo|printf|declare|local|typeset|readonly|export)[ \t][^\n;&|]*\Z")
+CALCULATES = lazy_regex(r"(?:\A|[\s;&|])(?:let|expr|echo|printf|declare|local|typeset|readonly|export)[ \t][^\n;&|]*\Z")
 
 
 def _extended_patterns(job: JobDescription, code: str) -> Iterator[Violation]:
@@ -140,11 +141,11 @@ def _extended_patterns(job: JobDescription, code: str) -> Iterator[Violation]:
         return
 
 
-HEADS = re.compile(r"(?m)^[ \t]*(if|elif|for|while|until)\b(?!=)[ \t]*(?=[^\s=])[^\n]*")
+HEADS = lazy_regex(r"(?m)^[ \t]*(if|elif|for|while|until)\b(?!=)[ \t]*(?=[^\s=])[^\n]*")
 OF_HEAD = {"if": "then", "elif": "then", "for": "do", "while": "do", "until": "do"}
 ENDS = {
-    "then": re.compile(r"(?m)\bthen\b|^[ \t]*(?:fi|elif|else|done)\b"),
-    "do": re.compile(r"(?m)(?:\bdo\b|\{)|^[ \t]*(?:done|fi|else|elif)\b"),
+    "then": lazy_regex(r"(?m)\bthen\b|^[ \t]*(?:fi|elif|else|done)\b"),
+    "do": lazy_regex(r"(?m)(?:\bdo\b|\{)|^[ \t]*(?:done|fi|else|elif)\b"),
 }
 
 
@@ -174,7 +175,7 @@ def without_texts(job: JobDescription) -> str:
     return "".join(text)
 
 
-HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*([\"']?)\\?([^\s\"'`;&|<>()$\\]+)\1")
+HEREDOC = lazy_regex(r"(?<!<)<<-?[ \t]*([\"']?)\\?([^\s\"'`;&|<>()$\\]+)\1")
 
 
 def _texts(job: JobDescription) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,7 @@ from allranks.analysis.lint.command_options import Option, slurm_options
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.placement import slots_of_node
 from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.utils.text import lazy_regex
 
 HOSTFILE_WHY = "deepspeed reads lines of the form '<host> slots=<GPUs>' and stops at any other, or takes only the hosts that it understands."
 HOSTFILE_CURE = 'for host in $(scontrol show hostnames); do echo "$host slots=8"; done > hostfile.$SLURM_JOB_ID'
@@ -30,7 +31,7 @@ def _writers(job: JobDescription, name: str) -> list[tuple[ProgramCall, str]]:
     ]
 
 
-LIST_NAME = re.compile(r"(?i)(?:host|node|machine)[\w-]*(?:file|list|s)?(?:\.\w+)?\Z")
+LIST_NAME = lazy_regex(r"(?i)(?:host|node|machine)[\w-]*(?:file|list|s)?(?:\.\w+)?\Z")
 
 
 def one_line(job: JobDescription) -> Iterator[Violation]:
@@ -49,7 +50,7 @@ def one_line(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-NODE_LIST = re.compile(r"\$\{?(?:SLURM_(?:JOB_)?NODELIST|SLURM_STEP_NODELIST|LSB_HOSTS)\}?")
+NODE_LIST = lazy_regex(r"\$\{?(?:SLURM_(?:JOB_)?NODELIST|SLURM_STEP_NODELIST|LSB_HOSTS)\}?")
 LIST_WHY = (
     "The option takes a file. There is none of this name: deepspeed goes on with this node alone, and mpirun stops."
 )
@@ -165,10 +166,10 @@ def on_every_node(job: JobDescription) -> Iterator[Violation]:
 
 LISTED_WHY = "$PBS_NODEFILE has a line for each process that a node may have (ppn, or mpiprocs), so it names each node several times."
 LISTED_CURE = "sort -u $PBS_NODEFILE"
-NODE_LINES = re.compile(
+NODE_LINES = lazy_regex(
     r"(?:cat\s+\"?\$\{?PBS_NODEFILE\}?\"?\s*\|\s*wc\s+-l|wc\s+-l\s*<?\s*\"?\$\{?PBS_NODEFILE\}?\"?)(?:\s*\|\s*(?:awk|cut)\b[^|)`]*)?\s*[)`]"
 )
-NODE_LOOP = re.compile(r"(?m)^[ \t]*for\s+\w+\s+in\s+(?:\$\(|`)\s*(?:cat\s+|<\s*)\"?\$\{?PBS_NODEFILE\}?\"?\s*[)`]")
+NODE_LOOP = lazy_regex(r"(?m)^[ \t]*for\s+\w+\s+in\s+(?:\$\(|`)\s*(?:cat\s+|<\s*)\"?\$\{?PBS_NODEFILE\}?\"?\s*[)`]")
 
 
 def repeated_nodes(job: JobDescription) -> Iterator[Violation]:
@@ -201,13 +202,13 @@ STALE_WHY = (
     "there until the timeout."
 )
 STALE_CURE = "a name with the job's id, such as $SLURM_JOB_ID"
-AWAITED = re.compile(r"(?m)^[ \t]*(?:while|until)\s+(?:!\s*)?(?:\[\[?|test)\s+(?:!\s+)?-[efs]\s+\"?([^\s\"\];]+)")
-OF_ONE_JOB = re.compile(
+AWAITED = lazy_regex(r"(?m)^[ \t]*(?:while|until)\s+(?:!\s*)?(?:\[\[?|test)\s+(?:!\s+)?-[efs]\s+\"?([^\s\"\];]+)")
+OF_ONE_JOB = lazy_regex(
     r"(?i)job_?id|jobid|\$\$|mktemp|\bdate\b|\$\(|uuid|random|\$\{?\d|SLURM|PBS_|run_?id|stamp|tmpdir"
 )
 
 
-STATE_FILE = re.compile(r"(?i)(?:scheduler|addr|host|head|rendezvous|rdzv|master|port|(?<![a-z])ip(?![a-z]))[^/]*\Z")
+STATE_FILE = lazy_regex(r"(?i)(?:scheduler|addr|host|head|rendezvous|rdzv|master|port|(?<![a-z])ip(?![a-z]))[^/]*\Z")
 
 
 def _is_told(call: ProgramCall, name: str) -> bool:

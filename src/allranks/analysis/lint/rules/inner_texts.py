@@ -9,14 +9,15 @@ from allranks.analysis.lint.command_options import REMOTE_SHELLS, SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, ProgramCall, Violation
 from allranks.analysis.lint.rules.quoting import EXPANDS_ITSELF, assignment_at
+from allranks.utils.text import lazy_regex
 
 # ------------------------------------------------------------------------------ commands in variables
 
 OPERATORS_WHY = "The shell looks for operators before it inserts values: those in a value are ordinary words, which the program gets as arguments."
 OPERATORS_CURE = "write the operator behind the variable, or use a function instead of the variable"
 PREFIX_WHY = "The shell looks for NAME=value in front of a command before it inserts values: it looks for a program of this name, and finds none."
-OPERATOR = re.compile(r"&&|\|\|?|;|[12&]?>>?(?:&[12])?|[12&]?>>?[\w./$-]\S*")
-PREFIX = re.compile(r"[A-Z_][A-Z0-9_]*=\S*")
+OPERATOR = lazy_regex(r"&&|\|\|?|;|[12&]?>>?(?:&[12])?|[12&]?>>?[\w./$-]\S*")
+PREFIX = lazy_regex(r"[A-Z_][A-Z0-9_]*=\S*")
 
 
 def operators_in_values(job: JobDescription) -> Iterator[Violation]:
@@ -55,16 +56,16 @@ def _bare_use(job: JobDescription, item: Assignment) -> int | None:
     return None
 
 
-FOR_OTHERS = re.compile(r"\beval\b|<<|\b(?:ba|z)?sh\s+-\w*c\b|\b(?:echo|ssh|printf|log)\b")
+FOR_OTHERS = lazy_regex(r"\beval\b|<<|\b(?:ba|z)?sh\s+-\w*c\b|\b(?:echo|ssh|printf|log)\b")
 
 
 # ------------------------------------------------------------------------------- programs of awk and sed
 
 SINGLE_WHY = "Between single quotes $ is an ordinary character: the program gets the name, and not the value."
 AWK_WHY = "awk has variables of its own: $NAME is there a field of the line, here the whole line, whatever the variable of the shell is."
-IN_SINGLE = re.compile(r"(?<!\\)\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
-SCRIPT_FILE = re.compile(r"\.(?:sh|bash|sbatch|slurm|job|pbs|batch|sub|tmpl|template|j2)\b|\$0\b")
-FROM_SHELL = re.compile(r"SLURM_[A-Z_]*[A-Z]|PBS_[A-Z_]*[A-Z]|LSB_[A-Z_]*[A-Z]")
+IN_SINGLE = lazy_regex(r"(?<!\\)\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+SCRIPT_FILE = lazy_regex(r"\.(?:sh|bash|sbatch|slurm|job|pbs|batch|sub|tmpl|template|j2)\b|\$0\b")
+FROM_SHELL = lazy_regex(r"SLURM_[A-Z_]*[A-Z]|PBS_[A-Z_]*[A-Z]|LSB_[A-Z_]*[A-Z]")
 
 
 def shell_names_in_programs(job: JobDescription) -> Iterator[Violation]:
@@ -139,7 +140,7 @@ SSH_WHY = "ssh joins its arguments to one text, without their quotes, and the ot
 SSH_CURE = "ssh host 'cd /folder && python train.py' without bash -c, or quotes around bash -c '...' as a whole"
 MOST_WHY = "$@ is one word for each argument of the script: the first ends the text of -c, and the others become $0, $1, ... of the inner shell."
 MOST_CURE = 'bash -c \'python train.py "$@"\' _ "$@", or $* in the text'
-ALL_IN_TEXT = re.compile(
+ALL_IN_TEXT = lazy_regex(
     r"\b(?:ba|z)?sh[ \t]+(?:-[a-z]+[ \t]+)*-[a-z]*c[ \t]+(?:\\\n\s*)?\"((?:[^\"\\]|\\[\s\S])*?)(?<!\\)(\$@|\$\{@(?::[^}]*)?\}|\"\$@)"
 )
 
@@ -207,7 +208,7 @@ def quoted_patterns(job: JobDescription) -> Iterator[Violation]:
 
 TESTED_WHY = "[[ ]] and quotes expand no pattern: the test looks for one file with a * in its name, and is false."
 TESTED_CURE = 'compgen -G "$DIR/*.pt" > /dev/null'
-TESTED_PATTERN = re.compile(
+TESTED_PATTERN = lazy_regex(
     r"\[\[[ \t]+(?:![ \t]+)?-[edfsL][ \t]+((?:[^\s\]\"'*$]|\"[^\"\n]*\"|\$\{?\w+\}?)*\*[^\s\]\"'(|]*)[ \t]+(?:\]\]|&&|\|\|)"
     r"|\[[ \t]+(?:![ \t]+)?-[edfsL][ \t]+[\"']([^\"'\n$`]*(?:\$\{?\w+\}?[^\"'\n$`]*)*/?\*[\w./-]*)[\"'][ \t]+\]"
 )

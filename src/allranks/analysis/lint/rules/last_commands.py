@@ -9,6 +9,7 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.exit_codes import commands_after, is_looked_at, is_stored, name_of_work, shell_flags
 from allranks.analysis.lint.rules.waiting import CHECKS_RESULTS, QUIET, RESULT_CURE, RESULT_WHY, server_awaited
+from allranks.utils.text import lazy_regex
 
 LAST_CURE = "rc=$? directly behind the work, and exit $rc as the last line; or set -e at the top"
 TELLS = {
@@ -20,10 +21,10 @@ TELLS_WITH = {
     "conda": {"deactivate", "env", "info", "list"}, "mamba": {"deactivate"}, "micromamba": {"deactivate"}, "source": {"deactivate"}, ".": {"deactivate"},
     "scontrol": {"show"}, "pyenv": {"deactivate"}, "module": {"unload", "purge", "list", "rm"},
 }  # fmt: skip
-SERVES = re.compile(
+SERVES = lazy_regex(
     r"\bapi_server\b|\bserve\b|\bhttp\.server\b|\bjupyter\b|\bsglang\.launch_server\b|\btext-generation-launcher\b"
 )
-REMOVES_QUIETLY = re.compile(r"-\w*f\w*|--force")
+REMOVES_QUIETLY = lazy_regex(r"-\w*f\w*|--force")
 
 
 def hides_result(job: JobDescription) -> Iterator[Violation]:

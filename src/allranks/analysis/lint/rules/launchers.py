@@ -11,6 +11,7 @@ from allranks.analysis.lint.placement import MPI, count_of
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.dataflow import exported_before
 from allranks.analysis.lint.rules.steps import is_ray_start
+from allranks.utils.text import lazy_regex
 
 SSH_WHY = "It starts the ranks of other nodes through SSH. Many clusters forbid SSH between compute nodes; the job then waits or asks for a key."
 SSH_CURE = "start one launcher per node with Slurm: srun --ntasks-per-node=1 torchrun ... (or deepspeed --no_ssh --node_rank=$SLURM_NODEID in a task's shell)"
@@ -42,7 +43,7 @@ LISTS = {
     "NCCL_ALGO",
     "NCCL_PROTO",
 }
-STARTERS = re.compile(r"\b(?:torchrun|torch\.distributed|deepspeed|accelerate launch|python[0-9.]* \S+\.py)\b")
+STARTERS = lazy_regex(r"\b(?:torchrun|torch\.distributed|deepspeed|accelerate launch|python[0-9.]* \S+\.py)\b")
 
 
 def ssh(job: JobDescription) -> Iterator[Violation]:
@@ -96,7 +97,7 @@ def _exports(job: JobDescription) -> Iterator[tuple[int, str, ProgramCall | None
                 yield option.arg.offset, option.value or "", call
 
 
-INNER_COMMAND = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$\{[^}]*\}")
+INNER_COMMAND = lazy_regex(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$\{[^}]*\}")
 
 
 def comma(job: JobDescription) -> Iterator[Violation]:
@@ -252,7 +253,7 @@ def _in_foreground(job: JobDescription, outer: ProgramCall) -> bool:
     return simple and outer.after in ("\n", ";", "") and bool(job.launches) and "wait" not in job.code.split()
 
 
-SAYS_CATCHES = re.compile(
+SAYS_CATCHES = lazy_regex(
     r"(?i)\b(?:python|train\w*|program|worker\w*)\b[^.\n]{0,40}\b(?:catch\w*|handle\w*|receive\w*|get)\b[^.\n]{0,20}\b(?:SIG\w+|USR[12]|signal)"
 )
 NOT_PASSED_WHY = "With B: only the batch shell gets the signal. Its trap does not send it to the step, so the program's own handler never runs."
@@ -357,7 +358,7 @@ def _is_open_mpi(call: ProgramCall) -> bool:
     return any(a.text in ("-x", "--mca", "-mca", "--allow-run-as-root", "--map-by", "--bind-to") for a in call.args)
 
 
-OTHER_MPI = re.compile(
+OTHER_MPI = lazy_regex(
     r"(?im)^[^#\n]*\b(?:intel(?!-(?:tensorflow|openmp|extension|numpy|scikit)\b)|impi|oneapi|mpich|mvapich\w*|cray\w*|I_MPI_\w+)\b"
 )
 

@@ -10,6 +10,7 @@ from allranks.analysis.lint.job import ACCELERATORS, JobDescription
 from allranks.analysis.lint.records import Directive, Violation
 from allranks.analysis.lint.rules.arrays import numbers_of
 from allranks.analysis.lint.rules.exit_codes import shell_flags
+from allranks.utils.text import lazy_regex
 
 # ------------------------------------------------------------------------------------------- signals
 
@@ -20,7 +21,7 @@ NO_STEP_WHY = (
 NO_STEP_CURE = (
     "srun before the program; or #SBATCH --signal=B:USR1@<seconds>, a trap, and the program in the background with wait"
 )
-STARTS_STEPS = re.compile(
+STARTS_STEPS = lazy_regex(
     r"\b(?:srun|mpirun|mpiexec(?:\.\w+)?|orterun|prun|ibrun|jsrun|yhrun|ccc_mprun|parsl|submitit|dask|scancel|salloc|julia)\b"
 )
 
@@ -53,13 +54,13 @@ def _runs_scripts(job: JobDescription) -> bool:
 
 ZERO_WHY = "The number behind the colon is a count, and not the index of a GPU: the job gets none, and Slurm hides those of the node."
 GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
-NAMES_GPUS = re.compile(r"(?i)gpu|[avhp]100|v100|titan|rtx|dgx|cuda")
-TELLS_GPUS = re.compile(r"(?i)#.*?(?<![\w.])(?:[1-9]\d?|an?|one|two|four|eight)[ \t]+(?:\w+[ \t]+)?gpus?\b")
-CUDA_MODULE = re.compile(r"(?i)(?:\A|/)(?:cuda|cudnn|nccl|cudatoolkit|rocm|tensorflow-gpu|pytorch-gpu)(?:\Z|[/_-])")
-GPU_PROGRAM = re.compile(
+NAMES_GPUS = lazy_regex(r"(?i)gpu|[avhp]100|v100|titan|rtx|dgx|cuda")
+TELLS_GPUS = lazy_regex(r"(?i)#.*?(?<![\w.])(?:[1-9]\d?|an?|one|two|four|eight)[ \t]+(?:\w+[ \t]+)?gpus?\b")
+CUDA_MODULE = lazy_regex(r"(?i)(?:\A|/)(?:cuda|cudnn|nccl|cudatoolkit|rocm|tensorflow-gpu|pytorch-gpu)(?:\Z|[/_-])")
+GPU_PROGRAM = lazy_regex(
     r"(?i)(?:\A|[/_.-])(?:main|train\w*|finetune\w*|pretrain\w*|eval\w*|test|infer\w*|run)[^/]*\.py\Z"
 )
-DEVICE_OPTION = re.compile(r"--?(?:gpus?|gpu[-_]ids?|device|cuda(?:[-_]device)?)")
+DEVICE_OPTION = lazy_regex(r"--?(?:gpus?|gpu[-_]ids?|device|cuda(?:[-_]device)?)")
 
 
 def zero_gpus(job: JobDescription) -> Iterator[Violation]:
@@ -117,7 +118,7 @@ def _uses_gpus(job: JobDescription) -> bool:
 # ------------------------------------------------------------------------------------ counted failures
 
 COUNTED_WHY = "Nothing reads the number: the script ends with the exit code of its last command, and the job is reported as COMPLETED."
-FAILURE_NAME = re.compile(
+FAILURE_NAME = lazy_regex(
     r"(?i)(?:\w*_)?(?:n|num|total|any|all|overall|global|final|has|some)?_?"
     r"(?:fail(?:s|ed|ures?)?|err(?:s|ors?)?|rvs?|rcs?|ret(?:val|code|s)?|exit_?(?:code|status|stat)?|status)"
     r"(?:_(?:count|code|sum|total|flag|status))?"
@@ -157,11 +158,11 @@ def counted_failures(job: JobDescription) -> Iterator[Violation]:
 # --------------------------------------------------------------------------------- choices in comments
 
 SAME_TASKS_WHY = "The line that gives each task a value of its own is a comment: all tasks run with the same one, and do the same work."
-CHOICE = re.compile(
+CHOICE = lazy_regex(
     r"#+[ \t]*([A-Za-z_]\w*)=(?:[^\s\[]*\[[^\s\]]*|\$\((?:sed|head)[^\n]*|`(?:sed|head)[^\n]*)\$?\{?SLURM_ARRAY_TASK_ID\b"
 )
-OUTPUT_NAME = re.compile(r"(?i)name|dir|path|save|log|out|exp|result|suffix|tag|folder|run")
-NAMED_LINE = re.compile(
+OUTPUT_NAME = lazy_regex(r"(?i)name|dir|path|save|log|out|exp|result|suffix|tag|folder|run")
+NAMED_LINE = lazy_regex(
     r"[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=\S*[ \t]*(?:#.*)?\Z|.*?(--?[\w-]+)[= ]\S*\bSLURM_ARRAY_TASK_ID\b"
 )
 

@@ -19,6 +19,7 @@ from allranks.analysis.lint.rules.unset_variables import (
     set_by_module,
 )
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+from allranks.utils.text import lazy_regex
 
 # ------------------------------------------------------------------------------------- joined lines
 
@@ -30,7 +31,7 @@ ASSIGNMENT_CUT_WHY = (
 ASSIGNMENT_CUT_CURE = "end every line of the command but the last with a backslash"
 HASH_WHY = "Inside of quotes # begins no comment: the words behind it are passed to the program."
 HASH_CURE = "remove the line, or use an array, in which comments are possible"
-JOINED = re.compile(r"[^\s\\]\\\r?\n(?=[-A-Za-z$\"'/])")
+JOINED = lazy_regex(r"[^\s\\]\\\r?\n(?=[-A-Za-z$\"'/])")
 
 
 def joined_words(job: JobDescription) -> Iterator[Violation]:
@@ -125,7 +126,7 @@ def swallowed_by(job: JobDescription) -> Iterator[Violation]:
 # ---------------------------------------------------------------------------- commands that are cut
 
 STARTERS = MPI | CONTAINERS | LAUNCHERS | {"srun", "jsrun", "horovodrun"}
-BLOCK_OPENERS = re.compile(r"(?:\b(?:then|do|else|in)|[{(|;&])\s*(?:#.*)?\Z")
+BLOCK_OPENERS = lazy_regex(r"(?:\b(?:then|do|else|in)|[{(|;&])\s*(?:#.*)?\Z")
 CUT_WHY = (
     "The command ends at the line without a backslash; what follows runs as another command, and its options are lost."
 )
@@ -208,8 +209,8 @@ def _is_rest(job: JobDescription, before: ProgramCall, call: ProgramCall, first:
     return image or (starts and _lacks_program(job, before) and not call.written.startswith("/"))
 
 
-DATA_FILE = re.compile(r"\.(?:ya?ml|json|jsonl|toml|cfg|ini|txt|csv|npy|pt|pth|h5)\Z")
-IMAGE = re.compile(r"\.(?:sif|simg|sqsh|img)\Z")
+DATA_FILE = lazy_regex(r"\.(?:ya?ml|json|jsonl|toml|cfg|ini|txt|csv|npy|pt|pth|h5)\Z")
+IMAGE = lazy_regex(r"\.(?:sif|simg|sqsh|img)\Z")
 USUAL = {"echo", "wait", "exit", "date", "cd", "rm", "mv", "cp", "eval", "exec", "source", "."}
 
 
@@ -259,7 +260,7 @@ def hydra_arguments(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-NO_NAME = re.compile(r"[+~]{0,2}([A-Za-z_]\w*(?:[.@/-]\w+)+|[A-Za-z_]\w*(?<=\w)(?:[.@/-]\w+)*)(\+?=)")
+NO_NAME = lazy_regex(r"[+~]{0,2}([A-Za-z_]\w*(?:[.@/-]\w+)+|[A-Za-z_]\w*(?<=\w)(?:[.@/-]\w+)*)(\+?=)")
 NO_NAME_WHY = "A name has letters, digits and _ only: the shell looks for a program that is called like the whole word."
 
 
@@ -290,8 +291,8 @@ def no_assignments(job: JobDescription) -> Iterator[Violation]:
         )
 
 
-MOUNT = re.compile(r"(?:/|\$\{?\w+\}?)[^\s:,]*:/[^\s:,]*(?::\w+)?(?:,\S*)?\Z")
-MOUNT_OPTIONS = re.compile(r"(?:--container-mounts|--bind|-B|--mount)(?:=|\Z)")
+MOUNT = lazy_regex(r"(?:/|\$\{?\w+\}?)[^\s:,]*:/[^\s:,]*(?::\w+)?(?:,\S*)?\Z")
+MOUNT_OPTIONS = lazy_regex(r"(?:--container-mounts|--bind|-B|--mount)(?:=|\Z)")
 
 
 def split_mounts(job: JobDescription) -> Iterator[Violation]:
@@ -322,10 +323,10 @@ def _program_behind(job: JobDescription, call: ProgramCall) -> str:
 
 # --------------------------------------------------------------------------- a blank behind =
 
-EXPORT_BLANK = re.compile(
+EXPORT_BLANK = lazy_regex(
     r"(?m)^[ \t]*(?:export|readonly|declare[ \t]+-x)[ \t]+([A-Za-z_]\w*)=[ \t]+(?![#;&|<>)\\]|[A-Za-z_]\w*(?:\[\w*\])?\+?=)(\S[^\n;#]*)"
 )
-PLAIN_BLANK = re.compile(
+PLAIN_BLANK = lazy_regex(
     r"(?m)^[ \t]*([A-Za-z_]\w*)=[ \t]+(?![#;&|<>)\\])(\"[^\"\n]*\"|'[^'\n]*'|\$\([^\n]*\)|\$\{?[\w!#]+\}?|`[^`\n]+`|[\w.-]+)[ \t]*;?[ \t]*(?:#.*)?$"
 )
 BLANK_VALUE_WHY = "The value ends at the blank: the variable is empty, and the rest is another word."
@@ -361,7 +362,7 @@ def blank_value(job: JobDescription) -> Iterator[Violation]:
             yield Violation(found.start(1), text, why=BLANK_VALUE_WHY, cure=f"{found[1]}={word[:40]}")
 
 
-EXPORT_BEFORE = re.compile(
+EXPORT_BEFORE = lazy_regex(
     r"(?m)^[ \t]*(?:export|readonly|local|declare(?:[ \t]+-\w+)?)[ \t]+([A-Za-z_]\w*)[ \t]+=(?![=~ \t])(\"|'|\$|`)"
 )
 
@@ -429,10 +430,10 @@ def _is_open(arg: Argument) -> bool:
 
 EMPTY_WHY = "The shell removes an unquoted empty value: the option takes the next word as its value, or the program stops with 'expected one argument'."
 EMPTY_CURE = '${NAME:+--option "$NAME"}, which is nothing if NAME is empty'
-EMPTY_VALUE = re.compile(r"""=(?:""|''|"?\$\{\w+:?-(?:""|'')?\}"?)?[ \t]*(?:#.*|;.*)?$""", re.MULTILINE)
-LIST_NAME = re.compile(r"(?i)arg|opt|flag|extra|param|cmd|command|config|cfg|setting|override|more|other|add_|kw")
-OPTION_BEFORE = re.compile(r"(?:\A|\s)(--?[A-Za-z][\w-]*)[ \t]+\$\{?\Z")
-VALUE_ENDS = re.compile(r"\}?(?=[ \t]*(?:\\?\n|\Z|[;|&)\"'])|[ \t]+\S)")
+EMPTY_VALUE = lazy_regex(r"""=(?:""|''|"?\$\{\w+:?-(?:""|'')?\}"?)?[ \t]*(?:#.*|;.*)?$""", re.MULTILINE)
+LIST_NAME = lazy_regex(r"(?i)arg|opt|flag|extra|param|cmd|command|config|cfg|setting|override|more|other|add_|kw")
+OPTION_BEFORE = lazy_regex(r"(?:\A|\s)(--?[A-Za-z][\w-]*)[ \t]+\$\{?\Z")
+VALUE_ENDS = lazy_regex(r"\}?(?=[ \t]*(?:\\?\n|\Z|[;|&)\"'])|[ \t]+\S)")
 SHORTEST = 4
 
 
@@ -494,9 +495,9 @@ def _akin(option: str, name: str) -> bool:
     )
 
 
-ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
+ASSIGNED = lazy_regex(r"[A-Za-z_]\w*=")
 ASSIGNED_WHY = "Only a shell, and env, read NAME=value in front of a command: here it is taken for the program, which does not exist."
-RUNS_NEXT_WORD = re.compile(r"\b(?:nohup|exec)[ \t]+\Z")
+RUNS_NEXT_WORD = lazy_regex(r"\b(?:nohup|exec)[ \t]+\Z")
 START_NEXT_WORD = {"srun", "timeout"}
 START_BEHIND_OPTIONS = MPI | {"numactl", "nice", "stdbuf", "setsid", "taskset", "singularity", "apptainer"}
 
@@ -540,19 +541,19 @@ def _counted(job: JobDescription, names: Iterable[str]) -> Iterator[str]:
             yield name
 
 
-COMMENTED = re.compile(r"#+\s*(?:export\s+|declare\s+)?([A-Za-z_]\w*)=(?!=)(\S.*|\S?)")
-MAY_BE_EMPTY = re.compile(
+COMMENTED = lazy_regex(r"#+\s*(?:export\s+|declare\s+)?([A-Za-z_]\w*)=(?!=)(\S.*|\S?)")
+MAY_BE_EMPTY = lazy_regex(
     r"(?i)\w*(?:options?|opts?|args?|flags?|extras?|debug|dry_?run|profil\w*|prefix|suffix|resume\w*)"
 )
-COMMENTED_LOOP = re.compile(r"#+\s*for\s+([A-Za-z_]\w*)\s+in\s")
+COMMENTED_LOOP = lazy_regex(r"#+\s*for\s+([A-Za-z_]\w*)\s+in\s")
 
 
-SWITCHED = re.compile(
+SWITCHED = lazy_regex(
     r"=\s*[\"']?\s*(?:-{1,2}[A-Za-z]|(?:srun|singularity|apptainer|docker|nsys|ncu|numactl|shifter|time|mpirun|env|(?:\S*/)?(?:rocprof\w*|omniperf|valgrind|perf|vtune|py-spy))\b)"
 )
 
 
-SUFFIX = re.compile(r"=[\"']?[_.-]")
+SUFFIX = lazy_regex(r"=[\"']?[_.-]")
 
 
 def _is_switched_off(job: JobDescription, use: VariableUse, line: int) -> bool:

@@ -11,6 +11,7 @@ from allranks.analysis.lint.records import VariableUse, Violation
 from allranks.analysis.lint.rules.dataflow import PRINTING
 from allranks.analysis.lint.rules.mismatched_names import idle_variables
 from allranks.analysis.lint.rules.quoting import QUOTED_CURE, QUOTED_WHY, quoted_documents
+from allranks.utils.text import lazy_regex
 
 # --------------------------------------------------------------------------------- braces around $
 
@@ -76,7 +77,7 @@ def closing_brace(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-TWO_CLOSING = re.compile(
+TWO_CLOSING = lazy_regex(
     r"(?<![\w{}])[A-Za-z_]\w*=[\"']?[^\s{}()`\"']*\$\{[A-Za-z_]\w*(?:\[[^\]{}]*\])?\}(\})[\"']?(?=[ \t]*(?:$|[;#]))",
     re.MULTILINE,
 )
@@ -96,8 +97,8 @@ def two_closing_braces(job: JobDescription) -> Iterator[Violation]:
 
 OWN = {"cd", "source", ".", "conda", "mamba", "module", "ml", "cp", "mv", "rm", "mkdir", "ln", "tar", "rsync", "cat", "ls", "touch", "unzip", "scontrol", "pip",
        "chmod", "pushd", "head", "tail", "nvidia-smi", "which", "test", "git"}  # fmt: skip
-ESCAPED = re.compile(r"\\\$\{?([A-Za-z_]\w*)")
-OUTSIDE = re.compile(
+ESCAPED = lazy_regex(r"\\\$\{?([A-Za-z_]\w*)")
+OUTSIDE = lazy_regex(
     r"(?:SLURM|PBS|LSB)_\w+|HOME|USER|TMPDIR|SCRATCH|WORK|PWD|PROJECT|STORE|HPCVAULT|WORKDIR|PATH|LD_LIBRARY_PATH|PYTHONPATH|CONDA_PREFIX"
 )
 MOST_ESCAPED = 0.5
@@ -153,7 +154,7 @@ def _written_text(job: JobDescription, place: int) -> bool:
 JSON_WHY = (
     "Between single quotes $ is an ordinary character: the program reads the name of the variable, and not its value."
 )
-JSON_NAME = re.compile(r"[:\[,][ \t]*\"?[\w./-]*\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+JSON_NAME = lazy_regex(r"[:\[,][ \t]*\"?[\w./-]*\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 
 
 def json_in_quotes(job: JobDescription) -> Iterator[Violation]:
@@ -174,7 +175,7 @@ def json_in_quotes(job: JobDescription) -> Iterator[Violation]:
 
 DOCUMENT_WHY = "A quoted mark, <<'EOF', turns off the expansion of the whole text, and no reader of data expands it."
 DOCUMENT = r"[ \t]*(?:cat|tee)\b(?P<words>[^\n]*)"
-DATA_FILE = re.compile(r"(?:>|\btee\b)[ \t]*[\"']?[^\s\"'|;&]*\.(?:ya?ml|json|ini|toml|cfg|conf|txt)[\"']?(?:\s|\Z)")
+DATA_FILE = lazy_regex(r"(?:>|\btee\b)[ \t]*[\"']?[^\s\"'|;&]*\.(?:ya?ml|json|ini|toml|cfg|conf|txt)[\"']?(?:\s|\Z)")
 
 
 def own_names_in_documents(job: JobDescription) -> Iterator[Violation]:
@@ -231,8 +232,8 @@ def name_in_braces(job: JobDescription) -> Iterator[Violation]:
 PATH_WHY = (
     "Without the $ the shell looks for the program in PATH and runs the one that it finds there, with other packages."
 )
-OWN_PROGRAM = re.compile(r"\S*/bin/(python|torchrun|accelerate|deepspeed|mpirun|mpiexec)[\d.]*")
-GIVES_PYTHON = re.compile(r"\b(?:python|conda|torch|env)", re.IGNORECASE)
+OWN_PROGRAM = lazy_regex(r"\S*/bin/(python|torchrun|accelerate|deepspeed|mpirun|mpiexec)[\d.]*")
+GIVES_PYTHON = lazy_regex(r"\b(?:python|conda|torch|env)", re.IGNORECASE)
 
 
 def bare_program(job: JobDescription) -> Iterator[Violation]:
@@ -290,7 +291,7 @@ def process_names(job: JobDescription) -> Iterator[Violation]:
                 break
 
 
-PATH_OF_NAME = re.compile(r"([A-Z][A-Z0-9_]{2,})(/[^\s]*)")
+PATH_OF_NAME = lazy_regex(r"([A-Z][A-Z0-9_]{2,})(/[^\s]*)")
 FOLDER_WHY = "Without the $ this is a folder of that name in the current one, which is not there."
 TAKES_PATHS = {
     "tee",
@@ -338,7 +339,7 @@ def name_as_folder(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
-LOOP_OVER = re.compile(r"(?m)^[ \t]*for[ \t]+([A-Za-z_]\w{2,})[ \t]+in\b")
+LOOP_OVER = lazy_regex(r"(?m)^[ \t]*for[ \t]+([A-Za-z_]\w{2,})[ \t]+in\b")
 LOOP_BODY = 3000  # characters
 LOOP_WHY = "Without the $ it is the same text in every run of the loop."
 

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from allranks.analysis.lint.command_options import SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Violation
+from allranks.utils.text import lazy_regex
 
 OUTPUT_WHY = (
     "Slurm opens the output file before the script runs. Before version 23.02 it does not create a missing folder: the job fails at "
@@ -19,7 +20,7 @@ FIRST_THAT_CREATES = (23, 2)
 OUTPUT_CURE = "create the folder before sbatch (mkdir -p), or use an existing one"
 
 
-SUBMIT_FOLDER = re.compile(
+SUBMIT_FOLDER = lazy_regex(
     r"\A(?:\$(?:SLURM_SUBMIT_DIR|PWD|\(pwd\)|\{(?:PWD|SLURM_SUBMIT_DIR(?::?-[^{}]*)?)\})|`pwd`)/"
 )
 
@@ -63,7 +64,7 @@ def output(job: JobDescription) -> Iterator[Violation]:
 MADE_BY_PROGRAMS = {"lightning_logs", "mlruns", "runs", "wandb"}
 """Folders that libraries create at their first run, in the current folder."""
 
-BRACES = re.compile(r"\A([^{}]*)\{([^{}$]*,[^{}$]*)\}([^{}]*)\Z")
+BRACES = lazy_regex(r"\A([^{}]*)\{([^{}$]*,[^{}$]*)\}([^{}]*)\Z")
 
 
 def _made_folders(job: JobDescription) -> Iterator[str]:
@@ -125,7 +126,7 @@ def _same_folder(job: JobDescription, folder: str) -> bool:
     return all(str(PurePosixPath(job.heads(name) or "").parent) == folder for name in ("output", "error"))
 
 
-OF_OTHERS = re.compile(r"(?m)^#(?:(PBS)|(BSUB)|(\$))[ \t]+-([oe])[ \t]+([\w.-]+(?:/[\w.-]+)*/)([\w.%$&-]*)[ \t]*$")
+OF_OTHERS = lazy_regex(r"(?m)^#(?:(PBS)|(BSUB)|(\$))[ \t]+-([oe])[ \t]+([\w.-]+(?:/[\w.-]+)*/)([\w.%$&-]*)[ \t]*$")
 LATER_WHY = "{} writes the file when the job ends: without the folder the log is not delivered, and stays on the node or comes by mail."
 BEFORE_WHY = (
     "Grid Engine opens the file before the script runs: without the folder the job goes into the error state Eqw."
@@ -162,10 +163,10 @@ def log_in_root(job: JobDescription) -> Iterator[Violation]:
 REDIRECTED_WHY = "The shell opens the file before it starts the command: if the folder is missing, the command is not started at all."
 TEE_WHY = "tee cannot open the file: the output is not kept, and with pipefail the command counts as failed."
 REDIRECTED_CURE = "mkdir -p {folder} in front of it"
-STAYS_HERE = re.compile(
+STAYS_HERE = lazy_regex(
     r"\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|LS_SUBCWD|SGE_O_WORKDIR|PWD)\b|\.\Z|\$\(pwd\)|\$\(dirname"
 )
-IS_RELATIVE = re.compile(r"(?:\./)?([\w.-]+(?:/[\w.-]+)*)/[^/]+")
+IS_RELATIVE = lazy_regex(r"(?:\./)?([\w.-]+(?:/[\w.-]+)*)/[^/]+")
 
 
 def redirected(job: JobDescription) -> Iterator[Violation]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, Violation
+from allranks.utils.text import lazy_regex
 
-LOOP = re.compile(
+LOOP = lazy_regex(
     r"(?m)^(?P<indent>[ \t]*)for[ \t]+(?P<name>[A-Za-z_]\w*)[ \t]+in[ \t]+(?P<words>[^\n;]+?)[ \t]*(?:;[ \t]*do\b|\n[ \t]*do\b)(?P<body>.*?)^(?P=indent)done\b",
     re.DOTALL,
 )
@@ -65,7 +66,7 @@ def _is_relative(job: JobDescription, words: str) -> bool:
 
 
 SAME_WHY = "The inner loop changes the variable of the outer one: behind it the outer loop's value is gone."
-INNER = re.compile(r"(?m)^[ \t]*for[ \t]+([A-Za-z_]\w*)[ \t]+in\b|\bfor[ \t]*\(\([ \t]*([A-Za-z_]\w*)[ \t]*=")
+INNER = lazy_regex(r"(?m)^[ \t]*for[ \t]+([A-Za-z_]\w*)[ \t]+in\b|\bfor[ \t]*\(\([ \t]*([A-Za-z_]\w*)[ \t]*=")
 
 
 def same_variable(job: JobDescription) -> Iterator[Violation]:
@@ -123,14 +124,14 @@ def list_as_text(job: JobDescription) -> Iterator[Violation]:
 # ------------------------------------------------------------------------- values that replace each other
 
 REPLACED_WHY = "NAME=value replaces the value of the pass before: behind the loop only the last one is left."
-PICKS_ONE = re.compile(r"(?i)last|latest|newest|final|best|max|current|prev|found|default")
-SEVERAL_WORDS = re.compile(
+PICKS_ONE = lazy_regex(r"(?i)last|latest|newest|final|best|max|current|prev|found|default")
+SEVERAL_WORDS = lazy_regex(
     r"\$\(seq[ \t][^()]*\)|`seq[ \t][^`]*`|\{\w+(?:\.\.|,)[^{}]*\}|[\"']?\$\{\w+\[[@*]\]\}[\"']?|[\w./:-]+(?:[ \t]+[\w./:-]+)+"
 )
-ASSIGNS_OR_TELLS = re.compile(
+ASSIGNS_OR_TELLS = lazy_regex(
     r"[ \t]*(?:(?:export[ \t]+)?[A-Za-z_]\w*(?:\[[^\]]*\])?\+?=.*|(?:echo|printf)\b[^|>]*|:|(?:\(\(|let[ \t]).*|do|)[ \t;]*"
 )
-LEAVES_OR_CHOOSES = re.compile(r"(?<![\w$-])(?:break|if|case|while|for|until|exit|return)(?![\w=-])|&&|\|\|")
+LEAVES_OR_CHOOSES = lazy_regex(r"(?<![\w$-])(?:break|if|case|while|for|until|exit|return)(?![\w=-])|&&|\|\|")
 
 
 def replaced_in_loop(job: JobDescription) -> Iterator[Violation]:
@@ -172,7 +173,7 @@ def _replaces(job: JobDescription, loop: re.Match[str], item: Assignment, simple
 # ------------------------------------------------------------------------ values of the pass before
 
 EARLIER_WHY = "In the first pass the variable is empty, and in each later one it has the value of the pass before."
-TESTED = re.compile(
+TESTED = lazy_regex(
     r"\[\[?[ \t]+[\"']?\$(?:\{(\w+)\}|(\w+))[\"']?[ \t]+(?:==?|!=)[ \t]+([\"']?)([A-Za-z][\w.+-]*)\3(?=[ \t]+(?:\]|&&|\|\|))"
 )
 

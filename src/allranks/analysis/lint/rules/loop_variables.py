@@ -12,8 +12,9 @@ from allranks.analysis.lint.rules.dataflow import GUARDS, INHERITED
 from allranks.analysis.lint.rules.mismatched_names import idle_variables, same_meaning
 from allranks.analysis.lint.rules.variables import edits
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+from allranks.utils.text import lazy_regex
 
-SET_BY_LOOP = re.compile(
+SET_BY_LOOP = lazy_regex(
     r"(?m)(?:^|[;&|({]|\bdo\b|\bthen\b)[ \t]*(?:for[ \t]+([A-Za-z_]\w*)[ \t]+in[ \t]|for[ \t]*\(\([ \t]*([A-Za-z_]\w*)[ \t]*=)"
 )
 EARLY_WHY = "The shell expands the variable where the text is written, not where it is used: every pass of the loop gets the same, empty value."
@@ -74,13 +75,13 @@ NUMBER = r"(?:\d{1,4}|\$\{#\w+\[[@*]\]\}|\$\(\([ \t]*\$\{#\w+\[[@*]\]\}[ \t]*-[ 
 NEXT = r"(?:(?P=n)\+\+|\+\+(?P=n)|(?P=n)[ \t]*\+=[ \t]*1)"
 BOUNDS = rf"(?P<n>\w+)[ \t]*=[ \t]*(?P<a>\d{{1,4}})[ \t]*;[ \t]*(?P=n)[ \t]*(?P<sign><=?)[ \t]*(?P<b>{NUMBER})"
 SEQUENCES = (
-    re.compile(rf"\bfor[ \t]+(?P<n>\w+)[ \t]+in[ \t]+(?:\$\(|`)seq[ \t]+(?P<a>{NUMBER})[ \t]+(?P<b>{NUMBER})[ \t]*(?:\)|`)[ \t]*(?:;|\n)"),
-    re.compile(r"\bfor[ \t]+(?P<n>\w+)[ \t]+in[ \t]+\{(?P<a>\d{1,4})\.\.(?P<b>\d{1,4})\}[ \t]*(?:;|\n)"),
-    re.compile(rf"\bfor[ \t]*\(\([ \t]*{BOUNDS}[ \t]*;[ \t]*{NEXT}[ \t]*\)\)"),
-    re.compile(r"\bfor[ \t]+(?P<n>\w+)[ \t]+in[ \t]+(?P<a>\d{1,3})(?:[ \t]+\d{1,3})*[ \t]+(?P<b>\d{1,3})[ \t]*(?:;|\n)"),
-    re.compile(r"\bfor[ \t]+(?P<n>\w+)[ \t]+in[ \t]+[\"']?\$\{!(?P<all>\w+)\[[@*]\]\}[\"']?[ \t]*(?:;|\n)"),
+    lazy_regex(rf"\bfor[ \t]+(?P<n>\w+)[ \t]+in[ \t]+(?:\$\(|`)seq[ \t]+(?P<a>{NUMBER})[ \t]+(?P<b>{NUMBER})[ \t]*(?:\)|`)[ \t]*(?:;|\n)"),
+    lazy_regex(r"\bfor[ \t]+(?P<n>\w+)[ \t]+in[ \t]+\{(?P<a>\d{1,4})\.\.(?P<b>\d{1,4})\}[ \t]*(?:;|\n)"),
+    lazy_regex(rf"\bfor[ \t]*\(\([ \t]*{BOUNDS}[ \t]*;[ \t]*{NEXT}[ \t]*\)\)"),
+    lazy_regex(r"\bfor[ \t]+(?P<n>\w+)[ \t]+in[ \t]+(?P<a>\d{1,3})(?:[ \t]+\d{1,3})*[ \t]+(?P<b>\d{1,3})[ \t]*(?:;|\n)"),
+    lazy_regex(r"\bfor[ \t]+(?P<n>\w+)[ \t]+in[ \t]+[\"']?\$\{!(?P<all>\w+)\[[@*]\]\}[\"']?[ \t]*(?:;|\n)"),
 )  # fmt: skip
-LEAVES = re.compile(r"(?m)(?:^|[;&|])[ \t]*(?:if|\[|\[\[|test|case|break|continue|while|until)(?!\w)")
+LEAVES = lazy_regex(r"(?m)(?:^|[;&|])[ \t]*(?:if|\[|\[\[|test|case|break|continue|while|until)(?!\w)")
 BEYOND_WHY = "Elements count from 0: the one behind the last is empty, and the program gets no value for its option."
 
 
@@ -189,9 +190,9 @@ def _index_of_text(job: JobDescription) -> Iterator[Violation]:
 BRANCHES_WHY = (
     "The other branch sets another name: there the variable keeps no value, and the program gets an empty one."
 )
-IF_BLOCK = re.compile(r"(?m)^(?P<indent>[ \t]*)if\b(?P<body>.*?)^(?P=indent)fi\b", re.DOTALL)
-CASE_BLOCK = re.compile(r"(?m)^(?P<indent>[ \t]*)case\b[^\n]*\bin\b(?P<body>.*?)^(?P=indent)esac\b", re.DOTALL)
-SET_HERE = re.compile(r"(?m)(?:^|;|\))[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?![=~])")
+IF_BLOCK = lazy_regex(r"(?m)^(?P<indent>[ \t]*)if\b(?P<body>.*?)^(?P=indent)fi\b", re.DOTALL)
+CASE_BLOCK = lazy_regex(r"(?m)^(?P<indent>[ \t]*)case\b[^\n]*\bin\b(?P<body>.*?)^(?P=indent)esac\b", re.DOTALL)
+SET_HERE = lazy_regex(r"(?m)(?:^|;|\))[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?![=~])")
 
 
 def other_name_in_branch(job: JobDescription) -> Iterator[Violation]:
@@ -260,12 +261,12 @@ def not_calculated(job: JobDescription) -> Iterator[Violation]:
 
 
 OPERAND = r"(?:\$\{?[A-Za-z_]\w*\}?|\d+)"
-PRODUCT = re.compile(rf"(?m)(?<![\w$])([A-Za-z_]\w*)=(\"?)({OPERAND}(?:[ ]?[*+][ ]?{OPERAND})+)\2[ \t]*(?:;|#|$)")
-COUNT_NAMES = re.compile(
+PRODUCT = lazy_regex(rf"(?m)(?<![\w$])([A-Za-z_]\w*)=(\"?)({OPERAND}(?:[ ]?[*+][ ]?{OPERAND})+)\2[ \t]*(?:;|#|$)")
+COUNT_NAMES = lazy_regex(
     r"SLURM_(?:NTASKS|NPROCS|NNODES|JOB_NUM_NODES|CPUS_PER_TASK|NTASKS_PER_NODE|GPUS_ON_NODE|GPUS_PER_NODE|ARRAY_TASK_ID)"
 )
 PRODUCT_WHY = "The shell calculates only in $(( )), let and declare -i: the program gets the text with its signs."
-CALCULATES = re.compile(r"\(\(|\blet\b|\bexpr\b|\bbc\b|\bawk\b|\beval\b|\$\[|-(?:eq|ne|lt|le|gt|ge)\b")
+CALCULATES = lazy_regex(r"\(\(|\blet\b|\bexpr\b|\bbc\b|\bawk\b|\beval\b|\$\[|-(?:eq|ne|lt|le|gt|ge)\b")
 
 
 def product_as_text(job: JobDescription) -> Iterator[Violation]:

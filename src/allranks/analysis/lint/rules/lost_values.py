@@ -13,6 +13,7 @@ from allranks.analysis.lint.rules.mismatched_names import idle_variables, plain_
 from allranks.analysis.lint.rules.ports import PORT_NAME, backend, is_torchrun
 from allranks.analysis.lint.rules.quoting import quoted_documents
 from allranks.analysis.lint.rules.rendezvous import BRACKET_TEST
+from allranks.utils.text import lazy_regex
 
 # --------------------------------------------------------------------------------------------- ports
 
@@ -58,11 +59,11 @@ COMPRESSED_WHY = (
 )
 COMPRESSED_CURE = 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
 LIST = r"SLURM_(?:JOB_|STEP_)?NODELIST"
-NAMES_LIST = re.compile(rf"\A\$\{{?{LIST}\}}?\Z")
-ASKS_LIST = re.compile(
+NAMES_LIST = lazy_regex(rf"\A\$\{{?{LIST}\}}?\Z")
+ASKS_LIST = lazy_regex(
     r"\bscontrol\s+show\s+job\b.*\bNodeList|\bsqueue\b.*(?:%\d*N\b|-O\s*nodelist)", re.DOTALL | re.IGNORECASE
 )
-EXPANDS = re.compile(
+EXPANDS = lazy_regex(
     r"\bshow[ \t]+hostname|nodeset|hostlist|expand|python|\\\[|\[\^?\[|perl|slurm_hl2hl|scontrol\s+show\s+hostlist"
 )
 CUT = r"(?:tr[ \t]+[\"']?,|sed[ \t]+(?:-e[ \t]+)?[\"']s(?P<mark>.),(?P=mark)|cut[ \t]+(?:-f[ \t]*\d+[ \t]+)?-d[ \t]*[\"']?,|awk[ \t]+-F[ \t]*[\"']?,)"
@@ -71,10 +72,10 @@ TAKES_APART = (
     r"\$\{(NAME)//?,/",
     r"echo[ \t]+[\"']?\$\{?(NAME)\}?[\"']?[ \t]*\|[ \t]*" + CUT,
 )
-WRITTEN_PART = re.compile(r"\|[ \t]*" + CUT)
+WRITTEN_PART = lazy_regex(r"\|[ \t]*" + CUT)
 
 
-READS_ARRAY = re.compile(r"\bread\b[^<|;]*\s-\w*a\s+(\w+)")
+READS_ARRAY = lazy_regex(r"\bread\b[^<|;]*\s-\w*a\s+(\w+)")
 
 
 def list_at_commas(job: JobDescription) -> Iterator[Violation]:
@@ -118,10 +119,10 @@ def list_at_commas(job: JobDescription) -> Iterator[Violation]:
 
 # ----------------------------------------------------------------------------- arguments of functions
 
-FUNCTION = re.compile(
+FUNCTION = lazy_regex(
     r"(?m)^([ \t]*)(?:function[ \t]+([\w-]+)[ \t]*(?:\(\))?|([\w-]+)[ \t]*\(\))[ \t]*(?:\n[ \t]*)?\{[ \t]*$"
 )
-TAKES_ANY = re.compile(
+TAKES_ANY = lazy_regex(
     r"\bshift\b|\$[@*#]|\$\{[@*#!]|\bset[ \t]+--|\bgetopts\b|\bawk\b|\bperl\b|<<|\b(?:bash|sh)[ \t]+-c\b"
 )
 ARGUMENTS_WHY = (
@@ -244,8 +245,8 @@ def _is_called(code: str, name: str) -> bool:
     )
 
 
-BLOCKS = re.compile(r"(?m)(?:^|[;&|])[ \t]*(?:for|while|until|if|elif|else|fi|case|esac|done|\}|\w+[ \t]*\(\))(?!\w)")
-CARRIED = re.compile(r"(?i)\w*(?:prev|last|old|dep|jid|job|init|resume|pid|state|cur|seen|first)\w*")
+BLOCKS = lazy_regex(r"(?m)(?:^|[;&|])[ \t]*(?:for|while|until|if|elif|else|fi|case|esac|done|\}|\w+[ \t]*\(\))(?!\w)")
+CARRIED = lazy_regex(r"(?i)\w*(?:prev|last|old|dep|jid|job|init|resume|pid|state|cur|seen|first)\w*")
 FIRST_WHY = "In the first pass the variable is empty, and in each later one it has the value of the pass before."
 
 
@@ -281,7 +282,7 @@ def used_before_in_block(job: JobDescription) -> Iterator[Violation]:
 # ----------------------------------------------------------------- values of the caller, and for jobs
 
 IGNORED_WHY = "What the caller passes is dropped without a message: the program always gets the value in the script."
-OF_CALLER = re.compile(r"\A\$(?:[1-9]|\{[1-9]\}|\{?OPTARG\}?)\Z")
+OF_CALLER = lazy_regex(r"\A\$(?:[1-9]|\{[1-9]\}|\{?OPTARG\}?)\Z")
 
 
 def option_ignored(job: JobDescription) -> Iterator[Violation]:
@@ -304,7 +305,7 @@ def option_ignored(job: JobDescription) -> Iterator[Violation]:
             yield Violation(idle.offset, text, why=IGNORED_WHY, cure=f"{word} ${idle.name}")
 
 
-PARSED = re.compile(r"(?m)^[ \t]*(-[-\w |]*)\)[ \t]*(?:export[ \t]+)?(\w+)=[\"']?\$\{?(?:2|OPTARG)\b")
+PARSED = lazy_regex(r"(?m)^[ \t]*(-[-\w |]*)\)[ \t]*(?:export[ \t]+)?(\w+)=[\"']?\$\{?(?:2|OPTARG)\b")
 OVERWRITTEN_WHY = "The caller's value is lost: the program never gets what the option says."
 
 
@@ -378,7 +379,7 @@ def named_not_exported(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
-QUOTED_TEXT = re.compile(
+QUOTED_TEXT = lazy_regex(
     r"(?m)^[^#\n]*?\b(?:sbatch\b[^\n']*--wrap[= \t]|tmux\b[^\n']*[ \t]|screen\b[^\n']*[ \t]|parallel\b[^\n':]*[ \t])'([^'\n]*)'"
 )
 QUOTED_WHY = "In single quotes this script expands nothing, and the shell that runs the text has only exported variables: the value is empty."

@@ -12,9 +12,10 @@ from allranks.analysis.lint.rules.conditions import COUNTERS
 from allranks.analysis.lint.rules.dataflow import GUARDS, INHERITED, LAUNCHER_NAMES, PRINTING
 from allranks.analysis.lint.rules.unset_variables import OUTSIDE_NAMES, USUAL_OUTSIDE, set_by_module
 from allranks.analysis.lint.rules.variables import edits
+from allranks.utils.text import lazy_regex
 
 MAX_PAIRS = 20_000
-OPTION_BEFORE = re.compile(
+OPTION_BEFORE = lazy_regex(
     r"(?:(?:\A|[\s\"'(])-{1,2}([A-Za-z][\w.-]*)(?:=|[ \t]+)|(?<![\w.$-])([A-Za-z][\w.]*)=)[\"']?\$\{?\Z"
 )
 
@@ -51,8 +52,8 @@ def missing_names(job: JobDescription) -> dict[str, VariableUse]:
     return {n: u for n, u in found.items() if not (_written(job, n) or set_by_module(job, n))}
 
 
-FOR = re.compile(r"(?m)(?:^|[;&|({]|\bdo\b|\bthen\b)[ \t]*for[ \t]+([A-Za-z_]\w*)[ \t]+in[ \t]")
-READ = re.compile(r"(?m)\bread(?:[ \t]+-[rs]+)*((?:[ \t]+[A-Za-z_]\w*)+)[ \t]*(?:;|<|$)")
+FOR = lazy_regex(r"(?m)(?:^|[;&|({]|\bdo\b|\bthen\b)[ \t]*for[ \t]+([A-Za-z_]\w*)[ \t]+in[ \t]")
+READ = lazy_regex(r"(?m)\bread(?:[ \t]+-[rs]+)*((?:[ \t]+[A-Za-z_]\w*)+)[ \t]*(?:;|<|$)")
 
 
 def idle_variables(job: JobDescription) -> list[IdleVariable]:
@@ -172,7 +173,7 @@ def related_names(job: JobDescription) -> Iterator[Violation]:
 # ------------------------------------------------------------------------------------ one of several
 
 
-TAKES_OPTIONS = re.compile(r"\bgetopts?\b|\"?\$#\"?|\bcase[ \t]+\"?\$\{?1\b")
+TAKES_OPTIONS = lazy_regex(r"\bgetopts?\b|\"?\$#\"?|\bcase[ \t]+\"?\$\{?1\b")
 
 
 def only_longer_names(job: JobDescription) -> Iterator[Violation]:
@@ -187,9 +188,9 @@ def only_longer_names(job: JobDescription) -> Iterator[Violation]:
             yield Violation(use.offset, text, cure=f"one of ${', $'.join(longer[:3])}")
 
 
-INDEX_NAME = re.compile(r"\[\$?\{?([A-Za-z]\w*)\}?\]")
+INDEX_NAME = lazy_regex(r"\[\$?\{?([A-Za-z]\w*)\}?\]")
 INDEX_WHY = "An index without a value is 0, or refused: every pass of the loop gets the same element, or none."
-LOOPS = re.compile(r"(?m)\bfor[ \t]+(?:([A-Za-z_]\w*)[ \t]+in\b|\(\([ \t]*([A-Za-z_]\w*)[ \t]*=)")
+LOOPS = lazy_regex(r"(?m)\bfor[ \t]+(?:([A-Za-z_]\w*)[ \t]+in\b|\(\([ \t]*([A-Za-z_]\w*)[ \t]*=)")
 
 
 def index_never_set(job: JobDescription) -> Iterator[Violation]:
@@ -226,7 +227,7 @@ def index_never_set(job: JobDescription) -> Iterator[Violation]:
 
 # ---------------------------------------------------------------------------------- generated scripts
 
-DIRECTIVE = re.compile(r"#(?:SBATCH|PBS|BSUB)\b")
+DIRECTIVE = lazy_regex(r"#(?:SBATCH|PBS|BSUB)\b")
 DIRECTIVE_WHY = "The script that is written gets an empty value: the batch system refuses the option, or takes the next word for its value."
 ENOUGH = 2
 

@@ -10,11 +10,12 @@ from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules.arrays import TASK, numbers_of
 from allranks.analysis.lint.rules.mismatched_names import missing_names
 from allranks.analysis.lint.rules.variables import edits
+from allranks.utils.text import lazy_regex
 
 # ------------------------------------------------------------------------------------------- names
 
 SHORTEST = 5
-OWN_NAME = re.compile(r"[a-z][a-z0-9_]*")
+OWN_NAME = lazy_regex(r"[a-z][a-z0-9_]*")
 MAX_PAIRS = 20_000
 
 
@@ -55,7 +56,7 @@ def is_swapped(name: str, other: str) -> bool:
 
 # ----------------------------------------------------------------------------------------- comments
 
-GLUED = re.compile(
+GLUED = lazy_regex(
     r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?:\"[^\"\n]*\"|'[^'\n]*'|[\w./:,-]+)(#[ \t]*\S[^\n]*)$"
 )
 GLUED_WHY = (
@@ -76,7 +77,7 @@ def glued_comment(job: JobDescription) -> Iterator[Violation]:
 
 # ------------------------------------------------------------------------------------------ modules
 
-MODULE = re.compile(r"[A-Za-z][\w+.-]*/v?\d+(?:\.\d+)+[\w+.-]*")
+MODULE = lazy_regex(r"[A-Za-z][\w+.-]*/v?\d+(?:\.\d+)+[\w+.-]*")
 MODULE_WHY = (
     "The shell looks for a program in a folder of this name: 'No such file or directory', and the module is not loaded."
 )
@@ -94,7 +95,7 @@ def module_alone(job: JobDescription) -> Iterator[Violation]:
 
 # ------------------------------------------------------------------------------------------- arrays
 
-EQUAL = re.compile(rf"\[\[?[ \t]+[\"']?\$\{{?{TASK}\}}?[\"']?[ \t]+(?:==?|-eq)[ \t]+[\"']?(\d+)[\"']?[ \t]+\]")
+EQUAL = lazy_regex(rf"\[\[?[ \t]+[\"']?\$\{{?{TASK}\}}?[\"']?[ \t]+(?:==?|-eq)[ \t]+[\"']?(\d+)[\"']?[ \t]+\]")
 NO_WORK_WHY = "Every task of the array waits for the resources of the job and holds them: these tasks end at once."
 MOST_NAMED = 4
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from allranks.analysis.lint.command_options import PYTHON, SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.utils.text import lazy_regex
 
 # ------------------------------------------------------------------------ a launcher that nothing runs
 
 NOT_RUN_WHY = "The variable is only a text: the program starts as one process, and the launcher's ranks never run."
-LAUNCHER_TEXT = re.compile(
+LAUNCHER_TEXT = lazy_regex(
     r"(?:\S*/)?(?:torchrun|accelerate\s+launch|deepspeed|python[\d.]*(?:\s+-u)?\s+-m\s+(?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch))(?=\s|\Z)"
 )
 
@@ -38,8 +39,8 @@ def launcher_not_run(job: JobDescription) -> Iterator[Violation]:
 # ------------------------------------------------------------------------ a shell that only sets variables
 
 STARTERS = {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "jsrun", "aprun", "prun", "pdsh"}
-DEFINED = re.compile(r"-l?c[ \t]+\"\$\(declare -f (\w+)\)[ \t]*;[ \t]*\1[ \t]*;?\"")
-SETS = re.compile(r"(?:export[ \t]+|local[ \t]+)?[A-Za-z_]\w*(?:=\S.*)?|echo\b.*|#.*|")
+DEFINED = lazy_regex(r"-l?c[ \t]+\"\$\(declare -f (\w+)\)[ \t]*;[ \t]*\1[ \t]*;?\"")
+SETS = lazy_regex(r"(?:export[ \t]+|local[ \t]+)?[A-Za-z_]\w*(?:=\S.*)?|echo\b.*|#.*|")
 
 
 def only_sets(job: JobDescription) -> Iterator[Violation]:

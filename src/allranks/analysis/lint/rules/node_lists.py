@@ -9,6 +9,7 @@ from allranks.analysis.lint.command_options import slurm_options
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.placement import MPI
 from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, Violation
+from allranks.utils.text import lazy_regex
 
 NODE_LISTS = {"SLURM_JOB_NODELIST", "SLURM_NODELIST"}
 LIST_WHY = "Slurm's list is compressed, node[01-04]: only Slurm's own commands, pdsh and clush read it."
@@ -66,7 +67,7 @@ def node_list(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(item.offset, f"{item.name} is the whole list of nodes")
 
 
-HOST_FILE = re.compile(
+HOST_FILE = lazy_regex(
     r"\$\(\s*(?:(?:cat|uniq|sort(?:\s+-u)?)\s+|<\s*)\"?\$\{?(?:PBS_NODEFILE|LSB_DJOB_HOSTFILE|COBALT_NODEFILE)\}?\"?"
     r"(?:\s*\|\s*(?:uniq|sort(?:\s+-u)?))*\s*\)"
 )
@@ -83,7 +84,7 @@ def _is_whole_list(item: Assignment, lists: dict[str, Assignment]) -> bool:
 
 
 FIXED_WHY = "The batch system chooses the nodes of the job: on another node the launcher fails, or starts processes outside of the job."
-HOST_NAME = re.compile(r"(?!localhost|node\b|host\b)[A-Za-z][\w-]*\d[\w-]*(?:\.[\w-]+)*")
+HOST_NAME = lazy_regex(r"(?!localhost|node\b|host\b)[A-Za-z][\w-]*\d[\w-]*(?:\.[\w-]+)*")
 
 
 def fixed_hosts(job: JobDescription) -> Iterator[Violation]:

@@ -10,6 +10,7 @@ from allranks.analysis.lint.command_options import Option
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules.blocks import LOOPS, open_blocks
+from allranks.utils.text import lazy_regex
 
 PORT_WHY = "All nodes of one group meet at one port of the first node: those that have another one wait there until the timeout."
 ADDRESS_WHY = "Each launcher takes its own node for the one at which all meet, and waits there for the others."
@@ -20,12 +21,12 @@ PASSES_WHY = (
     "The launchers wait until as many nodes have come as --nnodes says, and refuse ranks that are not below it."
 )
 
-NAMED = re.compile(r"--?[\w-]+(?:=|[ \t]+)[\"'\\]*(?:\$\{(\w+)\}|\$(\w+)|\$(\(\([^()\n]*\)\))|(\$\{\w+\[[^]\n]*\]\}))")
-DRAWN = re.compile(r"RANDOM|\bshuf\b|free.?port|\.bind\(", re.IGNORECASE)
-COUNTS_UP = re.compile(
+NAMED = lazy_regex(r"--?[\w-]+(?:=|[ \t]+)[\"'\\]*(?:\$\{(\w+)\}|\$(\w+)|\$(\(\([^()\n]*\)\))|(\$\{\w+\[[^]\n]*\]\}))")
+DRAWN = lazy_regex(r"RANDOM|\bshuf\b|free.?port|\.bind\(", re.IGNORECASE)
+COUNTS_UP = lazy_regex(
     r"\b(\w+)(?:\+\+|[ \t]*\+=[ \t]*1)|\b(\w+)=\$?[\[(]{1,2}[ \t]*\$?\{?\2\}?[ \t]*\+[ \t]*1\b|\+\+(\w+)"
 )
-HEADER = re.compile(
+HEADER = lazy_regex(
     r"for[ \t]+(?P<n>\w+)[ \t]+in[ \t]+(?:\{(?P<a>\d{1,3})\.\.(?P<b>\d{1,3})\}|(?:\$\(|`)[ \t]*seq[ \t]+(?P<c>\d{1,3})[ \t]+(?P<d>\d{1,3})[ \t]*[)`]"
     r"|(?P<words>\d{1,3}(?:[ \t]+\d{1,3})*))[ \t]*(?:;|\n|\Z)"
     r"|for[ \t]*\(\([ \t]*(?P<m>\w+)[ \t]*=[ \t]*(?P<e>\d{1,3})[ \t]*;[ \t]*(?P=m)[ \t]*(?P<sign><=?)[ \t]*(?P<f>\d{1,3})[ \t]*;"

@@ -10,7 +10,7 @@ from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 from allranks.analysis.lint.rules.variables import edits
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN
-from allranks.utils.text import nearest_name
+from allranks.utils.text import lazy_regex, nearest_name
 
 # ---------------------------------------------------------------------------------------- launchers
 
@@ -77,10 +77,10 @@ COUNTS = {
     "main_process_port",
 }  # fmt: skip
 PRECISIONS = {"no", "fp16", "bf16", "fp8"}
-NO_PRECISION = re.compile(
+NO_PRECISION = lazy_regex(
     r"(?i)b?float16|(?:fp|float)32|tf32|true|false|yes|none|full|half|bfp16|amp|16|32|[bf]p?f?16|fp8"
 )
-NO_NUMBER = re.compile(r"\$\{?HOSTNAME\b.*|\$\(hostname\b.*\)|`hostname\b.*`")
+NO_NUMBER = lazy_regex(r"\$\{?HOSTNAME\b.*|\$\(hostname\b.*\)|`hostname\b.*`")
 
 
 ADDRESSES = {"master_addr", "rdzv_endpoint", "rdzv_id", "main_process_ip", "config_file", "hostfile"}
@@ -163,7 +163,7 @@ URL_WHY = "torchrun wants <host>:<port>, and stops with 'the hostname of the ren
 
 EXCLUSIVE_WHY = "They exclude each other: the program checks this first, and stops with an error."
 MODES = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_xpu")
-TRUE = re.compile(r"(?i)true|1|yes|")
+TRUE = lazy_regex(r"(?i)true|1|yes|")
 
 
 def exclusive(job: JobDescription) -> Iterator[Violation]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.utils.text import lazy_regex
 
 # ------------------------------------------------------------------------- input that nothing reads
 
@@ -99,7 +100,7 @@ COMMA_WHY = "A blank ends the value, and the shell knows no commas between assig
 LISTED_WHY = (
     "The shell separates arguments at blanks: the program looks for a file or folder whose name ends with a comma."
 )
-WITH_COMMA = re.compile(r"(?m)^[ \t]*export[ \t]+(\w+)=([^\s\"'#,]+),[ \t]+\w+=")
+WITH_COMMA = lazy_regex(r"(?m)^[ \t]*export[ \t]+(\w+)=([^\s\"'#,]+),[ \t]+\w+=")
 
 
 def commas_between(job: JobDescription) -> Iterator[Violation]:
@@ -132,11 +133,11 @@ def commas_between(job: JobDescription) -> Iterator[Violation]:
 DATE_WHY = "The printed time is wrong; where it is part of a name, runs that start at different times get the same one."
 JOINER = r"[^%\w]{0,2}"
 DATE_SLIPS = (
-    (re.compile(rf"%[HIkl](?:{JOINER}|h)%m(?!{JOINER}%[dYy])"), "%m is the month", "%M for the minutes"),
-    (re.compile(rf"%m{JOINER}%S"), "%m is the month", "%M for the minutes"),
-    (re.compile(rf"%[Yy]{JOINER}%M{JOINER}%d|%d{JOINER}%M{JOINER}%[Yy]|%M[-/]%d[-/]%[Yy]"), "%M are the minutes", "%m for the month"),
-    (re.compile(r"%h[:._]?%[mM]"), "%h is the name of the month", "%H for the hours"),
-    (re.compile(r"%M[:._-]?%s"), "%s are the seconds since 1970", "%S for the seconds"),
+    (lazy_regex(rf"%[HIkl](?:{JOINER}|h)%m(?!{JOINER}%[dYy])"), "%m is the month", "%M for the minutes"),
+    (lazy_regex(rf"%m{JOINER}%S"), "%m is the month", "%M for the minutes"),
+    (lazy_regex(rf"%[Yy]{JOINER}%M{JOINER}%d|%d{JOINER}%M{JOINER}%[Yy]|%M[-/]%d[-/]%[Yy]"), "%M are the minutes", "%m for the month"),
+    (lazy_regex(r"%h[:._]?%[mM]"), "%h is the name of the month", "%H for the hours"),
+    (lazy_regex(r"%M[:._-]?%s"), "%s are the seconds since 1970", "%S for the seconds"),
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from allranks.analysis.lint.placement import started_by
 from allranks.analysis.lint.records import Argument, Assignment, Severity, Violation
 from allranks.analysis.lint.rules.dataflow import under_srun
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+from allranks.utils.text import lazy_regex
 
 PORT_WHY = (
     "Two jobs on one node use the same port. With c10d the second job does not fail: it joins the store of the first one, and fails when "
@@ -22,7 +23,7 @@ EPHEMERAL_WHY = "The kernel assigns ports of its ephemeral range (32768 to 60999
 PER_NODE_WHY = "Every node gets a different value, so the nodes never find each other."
 ID_WHY = "Jobs with the same id, address and port share one rendezvous: one of them is killed, or it uses nodes of the other."
 ID_CURE = "--rdzv_id=$SLURM_JOB_ID (with requeue: $SLURM_JOB_ID.$SLURM_RESTART_COUNT)"
-PORT_NAME = re.compile(r"(?:MASTER|RDZV|HEAD|MAIN|RENDEZVOUS)\w*PORT\Z|PORT\Z", re.IGNORECASE)
+PORT_NAME = lazy_regex(r"(?:MASTER|RDZV|HEAD|MAIN|RENDEZVOUS)\w*PORT\Z|PORT\Z", re.IGNORECASE)
 DEFAULT_PORTS = ("29500", "29400")
 EPHEMERAL_START, EPHEMERAL_END = 32768, 60999
 SMALL_PART = 0.05
@@ -90,8 +91,8 @@ def _at_the_same_time(job: JobDescription) -> Iterator[Violation]:
             used[number] = launch
 
 
-LOOP_OF_WORDS = re.compile(r"(?m)^[ \t]*for\s+\w+\s+in\s+([^;\n]*)")
-WAITS = re.compile(r"(?m)^\s*(?:wait|break|exit)\b|&\s*wait\b|\bwait\s+-n|;\s*(?:wait|break)\b")
+LOOP_OF_WORDS = lazy_regex(r"(?m)^[ \t]*for\s+\w+\s+in\s+([^;\n]*)")
+WAITS = lazy_regex(r"(?m)^\s*(?:wait|break|exit)\b|&\s*wait\b|\bwait\s+-n|;\s*(?:wait|break)\b")
 
 
 def _in_every_run(job: JobDescription) -> Iterator[Violation]:
@@ -293,10 +294,10 @@ def _range_hits(job: JobDescription, what: str, offset: int, span: tuple[int, in
 
 
 _RANGES = (
-    re.compile(r"shuf\s.*?-i\s*(\d{1,5})-(\d{1,5})"),
-    re.compile(r"seq\s+(\d{1,5})\s+(\d{1,5})[^|]*\|\s*(?:shuf|sort\s+-R)"),
-    re.compile(r"rand(?:int|range)\(\s*(\d{1,5})\s*,\s*(\d{1,5})\s*\)"),
-    re.compile(r"seq\s+(\d{1,5})\s+(\d{1,5})\)?.*\bshuf\b"),
+    lazy_regex(r"shuf\s.*?-i\s*(\d{1,5})-(\d{1,5})"),
+    lazy_regex(r"seq\s+(\d{1,5})\s+(\d{1,5})[^|]*\|\s*(?:shuf|sort\s+-R)"),
+    lazy_regex(r"rand(?:int|range)\(\s*(\d{1,5})\s*,\s*(\d{1,5})\s*\)"),
+    lazy_regex(r"seq\s+(\d{1,5})\s+(\d{1,5})\)?.*\bshuf\b"),
 )
 
 
@@ -326,7 +327,7 @@ _UNBOUNDED = 10**12
 class _Arithmetic:
     """Bounds of an arithmetic expression of numbers, RANDOM, and job ids or other unknown counts."""
 
-    TOKEN = re.compile(
+    TOKEN = lazy_regex(
         r"\s*(?:10#(?=\$)|(10#)?(\d{1,9})|\$?\{?(RANDOM)\}?|(?P<cut>\$\{\w+:\s*-\d\}|\$\([^()]*(?:\([^()]*\)[^()]*)*\))|(?P<name>\$?\{?[A-Za-z_]\w*\}?)"
         r"|(?P<op>\\?[-+*/%()]))"
     )
@@ -459,7 +460,7 @@ def identity(job: JobDescription) -> Iterator[Violation]:
 OCTAL_WHY = "Bash takes a number that begins with 0 as octal: for a job id that ends in 0089 the script stops with 'value too great for base'."
 
 
-DATE_PART = re.compile(r"\$\([ \t]*date[ \t]+[\"']?\+%([NdHmMSjy])[\"']?[ \t]*\)")
+DATE_PART = lazy_regex(r"\$\([ \t]*date[ \t]+[\"']?\+%([NdHmMSjy])[\"']?[ \t]*\)")
 
 
 def octal(job: JobDescription) -> Iterator[Violation]:
@@ -487,8 +488,8 @@ def octal(job: JobDescription) -> Iterator[Violation]:
 
 # ------------------------------------------------------------------- ports in variables and options
 
-PORT_VARIABLE = re.compile(r"(?:MASTER|RDZV|MAIN_PROCESS|RENDEZVOUS|DIST)_?PORT\Z", re.IGNORECASE)
-JOB_NUMBER = re.compile(
+PORT_VARIABLE = lazy_regex(r"(?:MASTER|RDZV|MAIN_PROCESS|RENDEZVOUS|DIST)_?PORT\Z", re.IGNORECASE)
+JOB_NUMBER = lazy_regex(
     r"\$\{?(?:SLURM_JOB_?ID|PBS_JOBID|LSB_JOBID)\}?|\$\(\(\s*(?:\d+\s*\+\s*\$?\{?SLURM_JOB_?ID\}?|\$?\{?SLURM_JOB_?ID\}?\s*\+\s*\d+)\s*\)\)"
     r"|\$\(\s*expr\s+(?:\d+\s+\+\s+\$\{?SLURM_JOB_?ID\}?|\$\{?SLURM_JOB_?ID\}?\s+\+\s+\d+)\s*\)|\d\$\{?SLURM_JOB_?ID\}?"
 )

@@ -9,6 +9,7 @@ from allranks.analysis.lint.command_options import CONTAINERS, IMAGE, PYTHON
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.placement import MPI
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
+from allranks.utils.text import lazy_regex
 
 # ----------------------------------------------------------------------------- builtins of the shell
 
@@ -19,7 +20,7 @@ BUILTIN_WHY = (
 BUILTIN_CURE = 'one shell for both: bash -c "cd /workspace && torchrun ..."'
 BUILTINS = {"cd", "source", ".", "export", "alias", "ulimit", "umask", "module", "ml", "pushd", "shopt", "unset"}
 STARTS_PROGRAM = {"srun", "timeout", "jsrun", "aprun", *MPI}
-VALUED_WORD = re.compile(r"-[a-zA-Z]|--[\w-]+")
+VALUED_WORD = lazy_regex(r"-[a-zA-Z]|--[\w-]+")
 
 
 def builtins(job: JobDescription) -> Iterator[Violation]:
@@ -109,7 +110,7 @@ DIALECT_CURE = "-x NAME=VALUE (Open MPI), or -genv NAME VALUE (MPICH, Intel MPI)
 OPEN_MPI = {"-x", "--mca", "-mca", "--oversubscribe", "-npernode", "--npernode", "--allow-run-as-root", "--report-bindings", "-report-bindings"}  # fmt: skip
 HYDRA = {"-genv", "-genvall", "-genvlist", "-genvnone", "-envall", "-envlist", "-envnone", "-perhost", "-iface", "-bootstrap", "-prepend-rank"}  # fmt: skip
 VALUE_WHY = "-x takes NAME or NAME=VALUE: the value becomes the program that mpirun starts."
-PASSED_VALUE = re.compile(
+PASSED_VALUE = lazy_regex(
     r"\d+|[A-Z]{2,}|[\^=]?(?:eth|ib|en|lo|mlx|hsn|bond|docker)\w*(?:[:,][\w:]+)*|true|false", re.ASCII
 )
 
@@ -138,7 +139,7 @@ def mpi_options(job: JobDescription) -> Iterator[Violation]:
         yield from _parameter_as_variable(call)
 
 
-PARAMETER = re.compile(
+PARAMETER = lazy_regex(
     r"((?:coll|btl|pml|mtl|osc|oob|plm|rmaps|orte|opal|ompi|prte|hwloc|routed|topo)_[a-z0-9_]+)=(\S+)"
 )
 PARAMETER_WHY = "-x passes on variables of the environment. Open MPI reads its parameters from --mca and from OMPI_MCA_<name>: this one keeps its default."
@@ -165,13 +166,13 @@ def _has_program_before(call: ProgramCall, first: Argument, second: Argument) ->
 # ------------------------------------------------------------------- GPUs that other launchers are told
 
 OTHER_LAUNCHERS: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = (
-    (re.compile(r"composer(?=\s)"), re.compile(r"-n|--nproc")),
-    (re.compile(r"ray\s+start\b"), re.compile(r"--num-gpus")),
-    (re.compile(r"colossalai\s+run\b"), re.compile(r"--nproc_per_node")),
-    (re.compile(r"tune\s+run\b"), re.compile(r"--nproc[-_]per[-_]node")),
-    (re.compile(r"fairseq-(?:hydra-)?train\b"), re.compile(r"--distributed-world-size")),
-    (re.compile(r"(?:fabric\s+run|lightning\s+run)\b"), re.compile(r"--devices")),
-    (re.compile(r"python\S*\s(?:-\S+\s)*-m\s+verl\.\S+"), re.compile(r"\+*trainer\.n_gpus_per_node")),
+    (lazy_regex(r"composer(?=\s)"), lazy_regex(r"-n|--nproc")),
+    (lazy_regex(r"ray\s+start\b"), lazy_regex(r"--num-gpus")),
+    (lazy_regex(r"colossalai\s+run\b"), lazy_regex(r"--nproc_per_node")),
+    (lazy_regex(r"tune\s+run\b"), lazy_regex(r"--nproc[-_]per[-_]node")),
+    (lazy_regex(r"fairseq-(?:hydra-)?train\b"), lazy_regex(r"--distributed-world-size")),
+    (lazy_regex(r"(?:fabric\s+run|lightning\s+run)\b"), lazy_regex(r"--devices")),
+    (lazy_regex(r"python\S*\s(?:-\S+\s)*-m\s+verl\.\S+"), lazy_regex(r"\+*trainer\.n_gpus_per_node")),
 )
 
 MOST_GPUS = 64
@@ -207,7 +208,7 @@ def on_cpu(job: JobDescription) -> Iterator[Violation]:
             yield Violation(option.arg.offset, f"{option.written}: the job's GPUs are idle", cure="remove it")
 
 
-SLOT_DEVICE = re.compile(r"(?:CUDA_VISIBLE_DEVICES=|cuda:|--(?:gpu|device|gpu[-_]id)[= ])[\"']?\{%\}")
+SLOT_DEVICE = lazy_regex(r"(?:CUDA_VISIBLE_DEVICES=|cuda:|--(?:gpu|device|gpu[-_]id)[= ])[\"']?\{%\}")
 
 
 def slots_as_devices(job: JobDescription) -> Iterator[Violation]:
@@ -231,7 +232,7 @@ JSON_WHY = (
     "The quotes inside end and begin the outer ones: the value has no quotes any more, and no reader of JSON takes it."
 )
 JSON_CURE = 'single quotes around it: \'{"key": ...}\'; or \\" inside'
-JSON_IN_QUOTES = re.compile(r"(?:(?<=[\s=])|^)\"\{\s*\"[\w.-]+\"\s*:")
+JSON_IN_QUOTES = lazy_regex(r"(?:(?<=[\s=])|^)\"\{\s*\"[\w.-]+\"\s*:")
 INDEX_WHY = "All tasks get the same index: each takes itself for the same worker, and waits for the others, or finds its port taken."
 
 

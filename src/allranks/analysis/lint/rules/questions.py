@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.utils.text import lazy_regex
 
 # ------------------------------------------------------------------------------------ tools that ask
 
 GROMACS_WHY = "A batch job has no input: the tool stops with 'Cannot read from input', writes no file, and the next steps use an old one or none."
-GROMACS = re.compile(r"(?:\S*/)?gmx(?:_\w+)?")
+GROMACS = lazy_regex(r"(?:\S*/)?gmx(?:_\w+)?")
 ASKING = {
     "genion",
     "trjconv",

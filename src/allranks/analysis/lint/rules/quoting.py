@@ -14,11 +14,12 @@ from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Argument, Assignment, ProgramCall, Violation
 from allranks.analysis.lint.rules.dataflow import INHERITED, MORE_READ
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN
+from allranks.utils.text import lazy_regex
 
 # -------------------------------------------------------------------- single quotes and backslashes
 
-PROCESS_ID = re.compile(r"(?<![\\$\w])\$\$\{?([A-Z][A-Z0-9_]{2,})\b")
-LITERAL = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+PROCESS_ID = lazy_regex(r"(?<![\\$\w])\$\$\{?([A-Z][A-Z0-9_]{2,})\b")
+LITERAL = lazy_regex(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 REMOTE = {"ssh", "pdsh", "clush", "parallel", "xargs", "blaunch", "pbsdsh", "docker", "podman", "sudo"}
 QUOTED_WHY = "Between single quotes, and after a backslash, $ is an ordinary character: the program gets the name, not the value."
 QUOTED_CURE = 'use double quotes, or none: "$NAME"'
@@ -61,8 +62,8 @@ def not_expanded(job: JobDescription) -> Iterator[Violation]:
                 break
 
 
-PLACE_NAME = re.compile(r"(?:\w+_(?:DIR|HOME|CACHE|PATH|ROOT|FOLDER)|PATH|LD_LIBRARY_PATH|PYTHONPATH)\Z")
-CAPITAL_NAME = re.compile(r"\$(?:\{([A-Z_][A-Z0-9_]*)\}|([A-Z_][A-Z0-9_]*))")
+PLACE_NAME = lazy_regex(r"(?:\w+_(?:DIR|HOME|CACHE|PATH|ROOT|FOLDER)|PATH|LD_LIBRARY_PATH|PYTHONPATH)\Z")
+CAPITAL_NAME = lazy_regex(r"\$(?:\{([A-Z_][A-Z0-9_]*)\}|([A-Z_][A-Z0-9_]*))")
 QUOTED_SETTING_WHY = "Between single quotes $ is an ordinary character: programs get the name of the variable, and use a folder of this name."
 
 
@@ -157,7 +158,7 @@ def _plain(item: Assignment) -> str:
     return re.sub(f"{UNRESOLVED_OPEN}[^{UNRESOLVED_CLOSE}]*{UNRESOLVED_CLOSE}", "x", item.source.text)
 
 
-QUOTE = re.compile(r"(?:\A|=)(['\"])")
+QUOTE = lazy_regex(r"(?:\A|=)(['\"])")
 
 
 def quotes_in_value(job: JobDescription) -> Iterator[Violation]:
@@ -206,7 +207,7 @@ def is_written_here(job: JobDescription, item: Assignment, place: int) -> bool:
     )
 
 
-APPENDED = re.compile(r"(?m)^[ \t]*([A-Za-z_]\w*)\+=(?!\()(\S)")
+APPENDED = lazy_regex(r"(?m)^[ \t]*([A-Za-z_]\w*)\+=(?!\()(\S)")
 
 
 def appended_text(job: JobDescription) -> Iterator[Violation]:
@@ -253,10 +254,10 @@ def first_element(job: JobDescription) -> Iterator[Violation]:
 
 
 ONE_RUN_WHY = "The shell takes the words behind in as they are: those in quotes are one, and the name of a command is not its output."
-LOOP_HEAD = re.compile(
+LOOP_HEAD = lazy_regex(
     r"(?m)^[ \t]*for[ \t]+(\w+)[ \t]+in[ \t]+(?:(seq[ \t]+[^;\n]+?)|\"([^\"\n]*)\"|'([^'\n]*)')[ \t]*(?:;|$)"
 )
-PLAIN_LIST = re.compile(r"[\w.:/=+-]+(?:[ \t]+[\w.:/=+-]+)+")
+PLAIN_LIST = lazy_regex(r"[\w.:/=+-]+(?:[ \t]+[\w.:/=+-]+)+")
 
 
 def quoted_list(job: JobDescription) -> Iterator[Violation]:
@@ -289,14 +290,14 @@ PRODUCT_WHY = (
 )
 ARRAY_WHY = "The list of nodes is one word with line breaks, so element 0 is the whole list, not the first node."
 ARRAY_CURE = 'nodes=( $(scontrol show hostnames "$SLURM_JOB_NODELIST") ) without quotes around $(...); or head -n 1'
-LITERAL_ARGUMENT = re.compile(
+LITERAL_ARGUMENT = lazy_regex(
     r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID|NNODES|JOB_NUM_NODES|NTASKS|GPUS_ON_NODE|JOB_ID)|MASTER_ADDR|MASTER_PORT)\b"
 )
-RENDEZVOUS_ID = re.compile(r"--rdzv[-_]id=")
+RENDEZVOUS_ID = lazy_regex(r"--rdzv[-_]id=")
 SAME_TEXT_WHY = "The text is the same on every node, so the nodes still meet; jobs that use the same endpoint also have the same id."
 RANK_NAMES = {"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE"}
 COUNTS = ("nnodes", "nproc_per_node", "num_machines", "num_processes", "num_nodes", "num_gpus")
-PRODUCT = re.compile(r"[\w${}#@\[\]]+[*+][\w${}#@\[\]]+")
+PRODUCT = lazy_regex(r"[\w${}#@\[\]]+[*+][\w${}#@\[\]]+")
 OWN_SHELL = REMOTE_SHELLS | {"parallel", "xargs", "flux"}
 
 
@@ -412,13 +413,13 @@ def names_as_text(job: JobDescription) -> Iterator[Violation]:
 # ----------------------------------------------------------------------- texts written into files
 
 NEWLINE_WHY = "echo of bash writes \\n as it is, unless it is called with -e: the file has one line, and its reader finds one host, or none."
-SOURCE_OR_LOG = re.compile(r"(?i)\.(?:py|c|cpp|tex|R|m|json|out|err)\Z|log|/dev/")
-FOR_EXPANSION = re.compile(r"\b(?:envsubst|eval|sed|perl|jinja2?|gomplate|m4)\b|\bsource\s|^\s*\.\s", re.MULTILINE)
+SOURCE_OR_LOG = lazy_regex(r"(?i)\.(?:py|c|cpp|tex|R|m|json|out|err)\Z|log|/dev/")
+FOR_EXPANSION = lazy_regex(r"\b(?:envsubst|eval|sed|perl|jinja2?|gomplate|m4)\b|\bsource\s|^\s*\.\s", re.MULTILINE)
 DATA_DOCUMENT = r"[ \t]*(?:cat|tee)\b(?P<words>[^\n]*)"
-DATA_NAME = re.compile(
+DATA_NAME = lazy_regex(
     r"(?:>|\btee\b)[ \t]*[\"']?[^\s\"'|;&]*(?:\.(?:ya?ml|json|ini|toml|cfg|conf|txt|hosts?)|host_?file|hosts)[\"']?(?:\s|\Z)"
 )
-DATA_VALUE = re.compile(
+DATA_VALUE = lazy_regex(
     r"\$\{?(?:SLURM|MASTER|WORLD|PBS|NNODES|NODE|NPROC|HEAD|GPUS|NUM|RANK|HOME|USER|PWD)\w*\}?|\$\(\w"
 )
 
@@ -453,7 +454,7 @@ INLINE_WHY = "Python gets the text as the shell passes it on, and ends with a Sy
 INDENTED_WHY = (
     "Python before 3.14 does not remove the common indentation of the text, and ends with an IndentationError."
 )
-OLD_PYTHON = re.compile(r"Missing parentheses|invalid token|leading zeros|multiple exception types")
+OLD_PYTHON = lazy_regex(r"Missing parentheses|invalid token|leading zeros|multiple exception types")
 
 
 def inline_python(job: JobDescription) -> Iterator[Violation]:

@@ -10,12 +10,13 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.placement import MPI, TOTAL, count_of
 from allranks.analysis.lint.records import Assignment, ProgramCall, Violation
 from allranks.analysis.lint.rules.dataflow import exported_before
+from allranks.utils.text import lazy_regex
 
 EQUAL_WHY = "Two processes with one rank wait for the ranks that are missing until the timeout, or the last one takes the place of the others."
 DEVICE_WHY = "LOCAL_RANK is the process's number on its node, by which it takes its GPU: from the second node on these GPUs do not exist."
 OF_SLURM = {
-    "RANK": re.compile(r"\$\{?SLURM_(NODEID|LOCALID)\}?"),
-    "LOCAL_RANK": re.compile(r"\$\{?SLURM_(NODEID|PROCID)\}?"),
+    "RANK": lazy_regex(r"\$\{?SLURM_(NODEID|LOCALID)\}?"),
+    "LOCAL_RANK": lazy_regex(r"\$\{?SLURM_(NODEID|PROCID)\}?"),
 }
 MEANT = {"RANK": "$SLURM_PROCID", "LOCAL_RANK": "$SLURM_LOCALID"}
 
@@ -183,9 +184,9 @@ def factory_rank(job: JobDescription) -> Iterator[Violation]:
 
 # --------------------------------------------------------------------------- counts of CPUs
 
-CPUS = re.compile(r"\$\{?SLURM_CPUS_(?:PER_TASK|ON_NODE)\}?|\$\(nproc(?:\s+--all)?\)|`nproc(?:\s+--all)?`")
+CPUS = lazy_regex(r"\$\{?SLURM_CPUS_(?:PER_TASK|ON_NODE)\}?|\$\(nproc(?:\s+--all)?\)|`nproc(?:\s+--all)?`")
 NO_GPU_WHY = "jsrun gives its resource sets no GPU unless -g asks for some: CUDA finds no device."
-USES_GPUS = re.compile(r"(?i)gpu|cuda|ddp|horovod|nccl")
+USES_GPUS = lazy_regex(r"(?i)gpu|cuda|ddp|horovod|nccl")
 
 
 def cpus_as_ranks(job: JobDescription) -> Iterator[Violation]:
@@ -213,7 +214,7 @@ def cpus_as_ranks(job: JobDescription) -> Iterator[Violation]:
 
 # ------------------------------------------------------------------------------- addresses
 
-NODE_RECORD = re.compile(r"scontrol\s+(?:-\w+\s+)*show\s+nodes?\b")
+NODE_RECORD = lazy_regex(r"scontrol\s+(?:-\w+\s+)*show\s+nodes?\b")
 RECORD_WHY = "scontrol show node prints the node's record, which begins with NodeName=: that is no address."
 
 

@@ -9,6 +9,7 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.results import truncated_file
 from allranks.analysis.lint.rules.subshells import FILE_ONE, NUMBER_WHY, READS_WHOLE, runs_once
+from allranks.utils.text import lazy_regex
 
 # ----------------------------------------------------------------------------- misspelt redirections
 
@@ -147,10 +148,10 @@ def _set_between(job: JobDescription, first: ProgramCall, second: ProgramCall, l
 # --------------------------------------------------------------------- one file for all runs of a loop
 
 LOOP_FILE_WHY = "Every run of the loop writes this file anew: only the result of the last one stays."
-WRITES = re.compile(
+WRITES = lazy_regex(
     r"--?(?:save|out|output|dump|export|write|result|results|ckpt|checkpoint)(?:[_-]?(?:path|file|name|to|model|model_path|ckpt|checkpoint|file_path|filename|fname|results|as))?"
 )
-ONE_FILE = re.compile(
+ONE_FILE = lazy_regex(
     r"(?:[\w./~-]|\$\{?\w+\}?)+\.(?:pth?|pth\.tar|ckpt|bin|safetensors|np[yz]|pkl|pickle|joblib|model|mat|nc|h5|hdf5|onnx|png|pdf|svg|gz|mp4|zip)"
 )
 
@@ -184,7 +185,7 @@ def one_file_for_loop(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-FOR_HEAD = re.compile(r"(?m)^([ \t]*)for[ \t]+(\w+)[ \t]+in\b[^\n]*(?:\n[ \t]*){0,2}\bdo\b")
+FOR_HEAD = lazy_regex(r"(?m)^([ \t]*)for[ \t]+(\w+)[ \t]+in\b[^\n]*(?:\n[ \t]*){0,2}\bdo\b")
 
 
 def _inner_loop(job: JobDescription, call: ProgramCall) -> tuple[str, int, int] | None:

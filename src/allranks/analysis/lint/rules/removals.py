@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
+from allranks.utils.text import lazy_regex
 
 CONTAINERS = {"docker", "podman", "singularity", "apptainer", "ssh"}
 
@@ -25,7 +26,7 @@ def _removed(call: ProgramCall) -> list[Argument]:
 BLANK_WHY = (
     "rm -r does not ask: this word alone names a whole folder tree, and everything in it that is yours is removed."
 )
-WHOLE_TREE = re.compile(r"/\*?|(?:~|\$\{?HOME\}?)(?:/|/\*)?|/home/?\*?|\.\./?|\.\./\*")
+WHOLE_TREE = lazy_regex(r"/\*?|(?:~|\$\{?HOME\}?)(?:/|/\*)?|/home/?\*?|\.\./?|\.\./\*")
 
 
 def whole_trees(job: JobDescription) -> Iterator[Violation]:
@@ -51,7 +52,7 @@ def whole_trees(job: JobDescription) -> Iterator[Violation]:
 # ---------------------------------------------------------------------------- removed, and then read
 
 READ_WHY = "The program below is told to read what this line has removed: it stops, or starts from nothing."
-READS = re.compile(
+READS = lazy_regex(
     r"--?(?:resume\w*|ckpt|check_?point|(?:resume|load|init|restore|pretrained|ckpt|checkpoint|weights|model|adapter)[_-]?(?:from|path|file|checkpoint|weights|ckpt|name_or_path)\w*|"
     r"load|restore|pretrained|weights|test_ckpt|model_name_or_path|input\w*|data[_-]?(?:dir|path|root|file)|dataset\w*|train[_-]file|config)"
 )
@@ -126,10 +127,10 @@ def _inside(path: str, folder: str) -> bool:
 # ------------------------------------------------------------------------------- files of other jobs
 
 OTHERS_WHY = "A run of yours that works on this node at the same time loses the files that it has open or needs."
-OF_RUNS = re.compile(
+OF_RUNS = lazy_regex(
     r"(?:torch|ray|pymp|nccl|triton|cuda|vllm|deepspeed|wandb|\.?X|tmp|ompi|openmpi|pmix|sglang|gloo|colossal|dask|jupyter|inductor|plasma|shm|sem|loky|joblib|hf|data)\w*"
 )
-OWN_PART = re.compile(r"\$|JOB|mktemp|PID")
+OWN_PART = lazy_regex(r"\$|JOB|mktemp|PID")
 
 
 def patterns_in_tmp(job: JobDescription) -> Iterator[Violation]:
@@ -156,7 +157,7 @@ def patterns_in_tmp(job: JobDescription) -> Iterator[Violation]:
 
 
 CACHE_WHY = "The tasks of an array run side by side and share the home folder: each that starts removes what the others are reading."
-HOME_CACHE = re.compile(
+HOME_CACHE = lazy_regex(
     r"(?:~|\$\{?HOME\}?|/home/[\w.-]+)/\.(?:cache|triton|nv|keras|torch|config|local|conda)(?:/[\w.*-]+)*/?"
 )
 
@@ -176,7 +177,7 @@ def caches_of_tasks(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-OWN_JOB = re.compile(r"\$\{?(?:SLURM_JOB_?ID|SLURM_ARRAY_JOB_ID|PBS_JOBID|LSB_JOBID|JOB_ID|\$)\b|\$\$")
+OWN_JOB = lazy_regex(r"\$\{?(?:SLURM_JOB_?ID|SLURM_ARRAY_JOB_ID|PBS_JOBID|LSB_JOBID|JOB_ID|\$)\b|\$\$")
 SIBLING_WHY = "The job gives its own folder its number, but the pattern also takes those of your other jobs, which still use them."
 
 

@@ -13,12 +13,13 @@ from allranks.analysis.lint.rules.dataflow import is_only_shown, under_srun
 from allranks.analysis.lint.rules.ports import backend, is_torchrun
 from allranks.analysis.lint.rules.tasks import SPREADING
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN, MappedText
+from allranks.utils.text import lazy_regex
 
-ADDRESS_NAME = re.compile(
+ADDRESS_NAME = lazy_regex(
     r"(?:MASTER|RDZV|HEAD|MAIN|RENDEZVOUS|COORD)\w*(?:ADDR|IP|HOST|NODE|ENDPOINT|ADDRESS)\w*\Z|(?:MASTER|HEAD)\Z",
     re.IGNORECASE,
 )
-LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
+LOOPBACK = lazy_regex(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
 
 # ---------------------------------------------------------------------------------------- node rank
 
@@ -124,8 +125,8 @@ def same_rank_everywhere(job: JobDescription) -> Iterator[Violation]:
             )
 
 
-RANK_NAME = re.compile(r"(?i)(?:node|machine)_?rank")
-FROM_OUTSIDE = re.compile(r"\$(?:\{?\d\b|\{?[A-Za-z_])")
+RANK_NAME = lazy_regex(r"(?i)(?:node|machine)_?rank")
+FROM_OUTSIDE = lazy_regex(r"\$(?:\{?\d\b|\{?[A-Za-z_])")
 RANK_DROPPED_WHY = "Every node runs this script with the same rank: the launchers take each other's place, or wait for the other ranks until the timeout."
 
 
@@ -159,7 +160,7 @@ def rank_not_used(job: JobDescription) -> Iterator[Violation]:
 
 # ------------------------------------------------------------------------------------------ address
 
-TCP_LOCAL = re.compile(r"tcp://(?:localhost|127\.0\.0\.\d{1,3}|0\.0\.0\.0)(?::.*)?\Z")
+TCP_LOCAL = lazy_regex(r"tcp://(?:localhost|127\.0\.0\.\d{1,3}|0\.0\.0\.0)(?::.*)?\Z")
 
 
 def local_url(job: JobDescription) -> Iterator[Violation]:
@@ -288,8 +289,8 @@ def _own_address(job: JobDescription, launch: LauncherCall) -> Iterator[Violatio
     )
 
 
-UNKNOWN_PART = re.compile(f"{UNRESOLVED_OPEN}[^{UNRESOLVED_OPEN}{UNRESOLVED_CLOSE}]*{UNRESOLVED_CLOSE}")
-IPV6 = re.compile(r"\[?[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}(?:%\w+)?\]?")
+UNKNOWN_PART = lazy_regex(f"{UNRESOLVED_OPEN}[^{UNRESOLVED_OPEN}{UNRESOLVED_CLOSE}]*{UNRESOLVED_CLOSE}")
+IPV6 = lazy_regex(r"\[?[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}(?:%\w+)?\]?")
 
 
 def _malformed(value: str) -> str | None:
@@ -330,12 +331,12 @@ def _malformed_option(launch: LauncherCall, arg: Argument) -> Iterator[Violation
     return _malformed_hits(name, source, arg.offset)
 
 
-SUBMIT_HOST = re.compile(r"\$\{?(?:SLURM_SUBMIT_HOST|PBS_O_HOST|LSB_SUB_HOST)\}?")
-TWO_SLICES = re.compile(r"(?:\$\{SLURM_(?:JOB_)?NODELIST:\s*\d{1,3}:\s*\d{1,3}\}){2}")
-BRACKET_TEST = re.compile(r"\*[\"']?\\?\[[\"']?\*|==?\s*[\"']\[[\"']")  # [[ $list == *"["* ]]
-LAST_NODE = re.compile(r"\bscontrol\s+show\s+hostnames?\b[^|]*\|\s*tail\s+(?:-n\s*)?-?1\b")
-FIRST_OF_ALL = re.compile(r"\$\(\s*srun\b([^|()]*?)\bhostname\b[^|()]*\|[^()]*\)")
-ONE_TASK = re.compile(r"(?:-n|--ntasks|-N|--nodes)[ =]?1\b|\s(?:-w|-r|--nodelist|--relative)\b")
+SUBMIT_HOST = lazy_regex(r"\$\{?(?:SLURM_SUBMIT_HOST|PBS_O_HOST|LSB_SUB_HOST)\}?")
+TWO_SLICES = lazy_regex(r"(?:\$\{SLURM_(?:JOB_)?NODELIST:\s*\d{1,3}:\s*\d{1,3}\}){2}")
+BRACKET_TEST = lazy_regex(r"\*[\"']?\\?\[[\"']?\*|==?\s*[\"']\[[\"']")  # [[ $list == *"["* ]]
+LAST_NODE = lazy_regex(r"\bscontrol\s+show\s+hostnames?\b[^|]*\|\s*tail\s+(?:-n\s*)?-?1\b")
+FIRST_OF_ALL = lazy_regex(r"\$\(\s*srun\b([^|()]*?)\bhostname\b[^|()]*\|[^()]*\)")
+ONE_TASK = lazy_regex(r"(?:-n|--ntasks|-N|--nodes)[ =]?1\b|\s(?:-w|-r|--nodelist|--relative)\b")
 
 
 def _wrong_host(job: JobDescription, name: str, value: str, offset: int) -> Iterator[Violation]:
@@ -372,7 +373,7 @@ def _wrong_host(job: JobDescription, name: str, value: str, offset: int) -> Iter
         )
 
 
-LONG_NAMES = re.compile(r"\blearn(?:fair|lab|accel)|\bdevlab\b|\bvolta\d")
+LONG_NAMES = lazy_regex(r"\blearn(?:fair|lab|accel)|\bdevlab\b|\bvolta\d")
 """Requests of the cluster for whose names, learnfair and four digits, this cut was written."""
 
 
@@ -394,7 +395,7 @@ def _tests_list(job: JobDescription) -> bool:
     ) or bool(re.search(r"\bcase\s+\"?\$\{?SLURM_(?:JOB_)?NODELIST", job.text))
 
 
-ALL_ADDRESSES = re.compile(r"hostname\s+(?:-I|--all-ip-addresses)\b(?![^)]*\|)")
+ALL_ADDRESSES = lazy_regex(r"hostname\s+(?:-I|--all-ip-addresses)\b(?![^)]*\|)")
 
 
 def _is_list(job: JobDescription, item: Assignment) -> bool:
@@ -453,7 +454,7 @@ def _is_literal_host(job: JobDescription, value: str) -> bool:
     return bool(job.is_batch and literal and not LOOPBACK.fullmatch(value)) and not (pinned and "," not in pinned)
 
 
-COMPOSED = re.compile(r"\d{1,3}\.\d{1,3}\.\d{1,3}\.\$\(.*\d.*|\d{1,3}\.\d{1,3}\.\d{1,3}\.\$\{\w+[#%:/].*")
+COMPOSED = lazy_regex(r"\d{1,3}\.\d{1,3}\.\d{1,3}\.\$\(.*\d.*|\d{1,3}\.\d{1,3}\.\d{1,3}\.\$\{\w+[#%:/].*")
 
 
 def _of_several_nodes(job: JobDescription, name: str, value: str, offset: int, under_srun: bool) -> Iterator[Violation]:
@@ -480,10 +481,10 @@ def _of_several_nodes(job: JobDescription, name: str, value: str, offset: int, u
         yield Violation(offset, f"{name}={value}: the next job gets other nodes")
 
 
-OWN_TO_NODE = re.compile(
+OWN_TO_NODE = lazy_regex(
     r"\b(?:SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID|SLURMD_NODENAME|HOSTNAME|NODE_RANK|RANK)\b|\bhostname\b"
 )
-DRAWN = re.compile(
+DRAWN = lazy_regex(
     r"\$\{?(?:RANDOM|SRANDOM|BASHPID|EPOCHREALTIME)\b|\$\$|\buuidgen\b|\bshuf\b|\bdate\b|\bmktemp\b|/proc/sys/kernel/random"
 )
 

@@ -16,6 +16,7 @@ from allranks.analysis.lint.rules.empty_values import ANY_NAME
 from allranks.analysis.lint.rules.mismatched_names import missing_names
 from allranks.analysis.lint.rules.unset_variables import OUTSIDE_NAMES, USUAL_OUTSIDE
 from allranks.analysis.lint.shell_tokens import MappedText
+from allranks.utils.text import lazy_regex
 
 MOST_FOLDERS = 8
 MOST_BYTES = 200_000
@@ -234,13 +235,13 @@ def _plain_path(word: str) -> str:
 # --------------------------------------------------------------------------- set by no file at all
 
 NOWHERE_WHY = "Neither this script nor another file of the repository sets it: unless the caller's shell happens to have it, it is empty."
-OF_THE_SITE = re.compile(
+OF_THE_SITE = lazy_regex(
     r"(?i).*(?:dir|home|root|path|prefix|account|stages|scratch|work|proj\w*|user|host|bin|lib|env|image|sif|token|key|args?|opts?|options|flags?|"
     r"extra\w*|params?|id|hash)\Z|(?:GITHUB|CI|KUBERNETES|LS|LSB|EB|CRAY|OLCF|NERSC|TACC|DGX|MPI|ROCM|JOB)\w*"
 )
 OWN_NAMES = 4
 MOST_FILES, MOST_DEPTH = 3000, 6
-SHELL_FILE = re.compile(
+SHELL_FILE = lazy_regex(
     r"\.(?:sh|bash|sbatch|slurm|slrm|pbs|lsf|job|sub|batch|env|mk|md|rst|txt|ya?ml|toml|cfg|zsh|cmd)\Z|(?:\A|/)(?:Makefile|README|justfile|run|submit)[^/.]*\Z"
 )
 

@@ -11,6 +11,7 @@ from allranks.analysis.lint.records import Argument, Directive, ProgramCall, Vio
 from allranks.analysis.lint.rules.conditions import array_range
 from allranks.analysis.lint.rules.unset_variables import RENDEZVOUS_OPTIONS
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+from allranks.utils.text import lazy_regex
 
 # ---------------------------------------------------------------------- refused, or in another unit
 
@@ -24,8 +25,8 @@ PATTERN_WHY = (
 )
 BYTES_WHY = "PBS takes a number without a unit as bytes: the job is refused, or ended when it starts."
 FORM_WHY = "The batch system does not accept this form, and no job is submitted."
-PBS_LOG = re.compile(r"-[oe]\s*(\S*%[jJxAaN]\S*)")
-LSF_LOG = re.compile(r"-(?:oo|eo|o|e)\s+(\S*%[jxAaN](?![a-z])\S*)")
+PBS_LOG = lazy_regex(r"-[oe]\s*(\S*%[jJxAaN]\S*)")
+LSF_LOG = lazy_regex(r"-(?:oo|eo|o|e)\s+(\S*%[jxAaN](?![a-z])\S*)")
 
 
 def lines_of_system(job: JobDescription, system: str) -> Iterator[tuple[int, str]]:
@@ -283,21 +284,21 @@ def twice(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(option.arg.offset, text, severity="warning" if name in RENDEZVOUS_OPTIONS else "note")
 
 
-SETTING = re.compile(
+SETTING = lazy_regex(
     r"--?(?:lr|learning[-_]rate|(?:\w+[-_])?batch[-_]size|(?:num[-_]|max[-_]|n[-_])?(?:train[-_])?epochs?|seed|num[-_]workers|max[-_]steps|"
     r"weight[-_]decay|warmup[-_](?:steps|ratio)|gradient[-_]accumulation[-_]steps|dropout|(?:save|eval|logging)[-_]steps|hidden[-_](?:size|dim)|"
     r"num[-_](?:layers|heads)|momentum|max[-_](?:seq[-_])?len(?:gth)?)"
 )
-NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
-SWITCH = re.compile(
+NUMBER = lazy_regex(r"-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
+SWITCH = lazy_regex(
     r"--?(?:use|do|enable|with|load|save|fp16|bf16|tf32|train|freeze|gradient[-_]checkpointing)(?:[-_]\w+)?"
 )
-BOOLEAN = re.compile(r"(?i)true|false")
-CHOICE = re.compile(
+BOOLEAN = lazy_regex(r"(?i)true|false")
+CHOICE = lazy_regex(
     r"--?(?:model[-_]name(?:[-_]or[-_]path)?|(?:output|save|log)[-_]dir|lr[-_]scheduler(?:[-_]type)?|optim(?:izer)?|(?:mixed[-_])?precision|"
     r"(?:evaluation|eval|save|logging)[-_]strategy|dtype|arch|(?:exp(?:eriment)?|run)[-_]name|c(?:heckpoint|kpt)[-_]path)"
 )
-WORD = re.compile(r"[\w./~][\w./:~@+-]*")
+WORD = lazy_regex(r"[\w./~][\w./:~@+-]*")
 
 
 def _is_setting(name: str, value: str) -> bool:
@@ -333,7 +334,7 @@ def _launched(job: JobDescription) -> list[ProgramCall]:
 
 
 LOST_WHY = "What was appended is gone when the name is set again: the runs that should differ get the same name."
-APPENDED = re.compile(r"(?m)^([ \t]*)([A-Za-z_]\w*)=([\"']?)\$\{?\2\}?[-_.\w/$,{}]+\3[ \t]*(?:#.*)?$")
+APPENDED = lazy_regex(r"(?m)^([ \t]*)([A-Za-z_]\w*)=([\"']?)\$\{?\2\}?[-_.\w/$,{}]+\3[ \t]*(?:#.*)?$")
 
 
 def lost_suffix(job: JobDescription) -> Iterator[Violation]:
@@ -349,7 +350,7 @@ def lost_suffix(job: JobDescription) -> Iterator[Violation]:
         between = [u for u in job.uses if u.name == name and found.end() <= u.offset < end]
         others = [u for u in between if not any(m.start() <= u.offset <= m.end() for m in APPENDED.finditer(job.text))]
         block = job.text[found.end() : end]
-        unread = f"{name}" not in re.sub(APPENDED, "", block)
+        unread = f"{name}" not in APPENDED.sub("", block)
         if not others and unread and not re.search(r"(?m)^(?:done|exit|source|\.|eval)\b|\bsbatch\b", block):
             line = job.lines.place(end)[0]
             text = f"what {name} gets here is replaced in line {line}, before anything uses it"
@@ -365,7 +366,7 @@ LEAST_MB = 1000
 """Whoever writes 1000 or more counts in megabytes."""
 SURELY_GB = {"mem": 100, "mem-per-gpu": 100, "mem-per-cpu": 25}
 """Fewer megabytes are too few for any program; more may be meant by a job without GPUs."""
-SAYS_MEGABYTES = re.compile(r"(?i)#.*(?:\bMB\b|mega)")
+SAYS_MEGABYTES = lazy_regex(r"(?i)#.*(?:\bMB\b|mega)")
 
 
 def megabytes(job: JobDescription) -> Iterator[Violation]:
@@ -444,12 +445,12 @@ def one_log(job: JobDescription) -> Iterator[Violation]:
 
 
 UNUSED_WHY = "Every task runs the same command with the same settings, and writes the same files."
-OUTPUT_OPTION = re.compile(
+OUTPUT_OPTION = lazy_regex(
     r"--?(?:out(?:put)?|save|log|ckpt|checkpoint|result|exp|run|work)[-_]?(?:dir|path|folder|file|name|root)?(?:=.*)?|"
     r"--(?:(?:set|random|rng|manual|torch|global)[-_])?seed(?:=.*)?"
 )
 MOST_SEEDS = 20
-OF_TASK = re.compile(
+OF_TASK = lazy_regex(
     r"(?:SLURM|PBS|LSB|SGE|OMPI|PMI)_\w+|SLURMD_NODENAME|RANDOM|TMPDIR|TMP|HOSTNAME|SECONDS|JOB_ID|CUDA_VISIBLE_DEVICES"
 )
 
@@ -489,7 +490,7 @@ def _is_same_for_all(job: JobDescription, text: str) -> bool:
     return plain and not any(OF_TASK.fullmatch(n) or n in job.by_name or n in job.reading.named for n in names)
 
 
-SIMULATION = re.compile(r"(?:lmp\w*|gmx\w*|namd\d?|vasp\w*|pw\.x|cp2k\S*)")
+SIMULATION = lazy_regex(r"(?:lmp\w*|gmx\w*|namd\d?|vasp\w*|pw\.x|cp2k\S*)")
 """Programs that write files of fixed names into their folder."""
 
 
@@ -538,8 +539,8 @@ def _submitted_ranks(job: JobDescription) -> Iterator[Violation]:
             yield Violation(call.offset, f"{call.program} submits a rank of the group as a job of its own")
 
 
-RANK_NAME = re.compile(r"(?:NODE_|LOCAL_|MACHINE_|GROUP_|WORLD_|PROC_?)?RANK\Z", re.IGNORECASE)
-RANK_OPTION = re.compile(r"--?(?:node|machine|dist|distributed|world|global)?[-_]?rank\Z")
+RANK_NAME = lazy_regex(r"(?:NODE_|LOCAL_|MACHINE_|GROUP_|WORLD_|PROC_?)?RANK\Z", re.IGNORECASE)
+RANK_OPTION = lazy_regex(r"--?(?:node|machine|dist|distributed|world|global)?[-_]?rank\Z")
 ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
 
 

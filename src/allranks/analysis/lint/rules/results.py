@@ -19,10 +19,11 @@ from allranks.analysis.lint.rules.exit_codes import (
     shell_flags,
     words_of,
 )
+from allranks.utils.text import lazy_regex
 
 # --------------------------------------------------------------------------- groups and last blocks
 
-GROUP_END = re.compile(r"[ \t]*(?:\)|\}|done|fi)[ \t]*(?:2>&1[ \t]*)?\|&?[ \t]*tee\b")
+GROUP_END = lazy_regex(r"[ \t]*(?:\)|\}|done|fi)[ \t]*(?:2>&1[ \t]*)?\|&?[ \t]*tee\b")
 NEXT_LINES = 400
 
 
@@ -46,7 +47,7 @@ def piped_group(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-LAST_BLOCK = re.compile(
+LAST_BLOCK = lazy_regex(
     r"(?m)^else[ \t]*(?:#.*)?\n((?:[ \t]*(?:echo|printf|date)\b[^\n]*\n|[ \t]*#[^\n]*\n|[ \t]*\n)+)fi[ \t]*(?:#.*)?\s*\Z"
 )
 
@@ -159,12 +160,12 @@ def log_over_messages(job: JobDescription) -> Iterator[Violation]:
 
 # ------------------------------------------------------------------------- exits behind a message
 
-EXIT_OF_MESSAGE = re.compile(r"exit(?:[ \t]+0\b|(?=[ \t]*(?:[;}#\n]|\Z)))")
-NO_ERROR = re.compile(r"(?i)\balready\b|finish|complete|\bdone\b|\bskip|\bno more\b|\bnothing to\b|\bmax|\breached\b")
-ASKED_FOR_HELP = re.compile(r"[\"'\s(|](?:-h|--help|-\?|help)[\"'\s)|]")
+EXIT_OF_MESSAGE = lazy_regex(r"exit(?:[ \t]+0\b|(?=[ \t]*(?:[;}#\n]|\Z)))")
+NO_ERROR = lazy_regex(r"(?i)\balready\b|finish|complete|\bdone\b|\bskip|\bno more\b|\bnothing to\b|\bmax|\breached\b")
+ASKED_FOR_HELP = lazy_regex(r"[\"'\s(|](?:-h|--help|-\?|help)[\"'\s)|]")
 
 
-CASE_LABEL = re.compile(r"(?m)^[ \t]*\(?([^\s()#=\"']+)\)")
+CASE_LABEL = lazy_regex(r"(?m)^[ \t]*\(?([^\s()#=\"']+)\)")
 LONG_HELP = 2000
 
 

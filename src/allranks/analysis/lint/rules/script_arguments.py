@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Violation
+from allranks.utils.text import lazy_regex
 
-GETOPTS = re.compile(r"\bgetopts[ \t]+(?:\"([^\"\n$]*)\"|'([^'\n$]*)'|([\w:]+))[ \t]+(\w+)")
+GETOPTS = lazy_regex(r"\bgetopts[ \t]+(?:\"([^\"\n$]*)\"|'([^'\n$]*)'|([\w:]+))[ \t]+(\w+)")
 LETTER_WHY = (
     "Without a colon behind its letter the option takes no value: $OPTARG is empty, and the value ends the options."
 )
@@ -47,7 +48,7 @@ def letters(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
-COUNTED = re.compile(
+COUNTED = lazy_regex(
     r"(?m)^[ \t]*if[ \t]+(?:\[\[?[ \t]+[\"']?\$#[\"']?[ \t]+(?:-ne|!=|-gt)[ \t]+[\"']?(?P<n>\d)[\"']?[ \t]+\]\]?"
     r"|\(\([ \t]*\$#[ \t]*(?:!=|>)[ \t]*(?P<n2>\d)[ \t]*\)\))"
     r"[ \t]*;?[ \t]*\n?[ \t]*then(?P<body>.*?)^[ \t]*fi\b",
@@ -83,7 +84,7 @@ def beyond_count(job: JobDescription) -> Iterator[Violation]:
 
 
 NO_SHIFT_WHY = "The value stays in $1 of the next pass, where no branch knows it: the script ends, or drops the value."
-LOOP = re.compile(
+LOOP = lazy_regex(
     r"(?m)^([ \t]*)while[ \t]+(?:\[\[?[ \t]+[^\n]*\$#[^\n]*|\(\([^\n]*\$#[^\n]*|test[^\n]*\$#[^\n]*)(?P<body>.*?)^\1done\b",
     re.DOTALL,
 )
@@ -114,7 +115,7 @@ def value_not_shifted(job: JobDescription) -> Iterator[Violation]:
 
 
 SELF_WHY = "In this branch $1 is the option itself: its value is $2."
-TAKES_ITSELF = re.compile(
+TAKES_ITSELF = lazy_regex(
     r"(?m)(?:^|;;|\bin\b)[ \t]*\(?(?:-\w[ \t]*\|[ \t]*)?(-{1,2}[\w-]+)[ \t]*\)\s*(?:export[ \t]+)?(\w+)=[\"']?\$\{?1\}?[\"']?[ \t]*[;\n]\s*"
     r"shift(?:[ \t]+2\b|[ \t]*(?:;|\n|&&)\s*shift\b)"
 )
@@ -130,10 +131,10 @@ def option_as_value(job: JobDescription) -> Iterator[Violation]:
 
 # ----------------------------------------------------------------------------- values with blanks
 
-NAMED = re.compile(
+NAMED = lazy_regex(
     r"(?<!\S)--?(?:\w*(?:name|title|prompt|question|instruction|description|comment|notes?)|desc)(?:=|[ \t]+)\$\{?\Z"
 )
-SENTENCE = re.compile(r"[A-Za-z][\w.,!?:-]*(?:[ \t]+[\w.,!?:-]+)+")
+SENTENCE = lazy_regex(r"[A-Za-z][\w.,!?:-]*(?:[ \t]+[\w.,!?:-]+)+")
 BLANKS_WHY = "Without quotes the shell splits the value at its blanks: the option gets the first word, and the program refuses the others."
 
 
@@ -174,7 +175,7 @@ def split_names(job: JobDescription) -> Iterator[Violation]:
 DEFAULT_WHY = (
     "A colon without a minus sign takes a part of the value, from a place on: without the argument the value is empty."
 )
-NO_DEFAULT = re.compile(r"\$\{([1-9]|[A-Za-z_]\w*):([A-Za-z./][\w./-]*)\}")
+NO_DEFAULT = lazy_regex(r"\$\{([1-9]|[A-Za-z_]\w*):([A-Za-z./][\w./-]*)\}")
 
 
 def default_without_sign(job: JobDescription) -> Iterator[Violation]:
@@ -200,13 +201,13 @@ def _in_single_quotes(job: JobDescription, offset: int) -> bool:
 
 
 FOREVER_WHY = "The loop goes on as long as there are arguments: without shift it looks at the same one again and again, and never ends."
-LEAVES = re.compile(r"(?i)\b(?:shift|exit|return|break|set|getopts|exec)\b|\b\w*(?:usage|help|error|die|fail|abort)\w*")
-ARGUMENT_LOOP = re.compile(
+LEAVES = lazy_regex(r"(?i)\b(?:shift|exit|return|break|set|getopts|exec)\b|\b\w*(?:usage|help|error|die|fail|abort)\w*")
+ARGUMENT_LOOP = lazy_regex(
     r"(?m)^([ \t]*)while[ \t]+(?:\[\[?[ \t]+[^\n]*(?:\$#|-n[ \t]+[\"']?\$\{?1\b)[^\n]*|\(\([^\n]*\$#[^\n]*|(?::|true)[ \t]*;[ \t]*do)"
     r"(?P<body>.*?)^\1done\b",
     re.DOTALL,
 )
-BRANCH = re.compile(
+BRANCH = lazy_regex(
     r"(?ms)(?:^|;;)[ \t\n]*\(?((?:\*|[\"']?-{1,2}[\w?*-]+[\"']?)(?:[ \t]*\|[ \t]*[^\s|()]+)*)[ \t]*\)(.*?)(?:;;|\Z)"
 )
 

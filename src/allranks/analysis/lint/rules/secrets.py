@@ -17,6 +17,7 @@ from allranks.utils.redaction import (
     redact_forms,
     whole_tokens,
 )
+from allranks.utils.text import lazy_regex
 
 CLEAR_TEXT_WHY = "Everybody who can read the file, its history or the job's command line has the token."
 CLEAR_TEXT_CURE = "revoke it; read the token from a file that only you can read: export HF_TOKEN=$(cat ~/.hf_token), or huggingface-cli login"
@@ -24,7 +25,7 @@ PRINTED_WHY = "The job's log is often readable for the group, is copied into rep
 PRINTED_CURE = 'print only whether it is set: echo "${HF_TOKEN:+set}"'
 
 
-OF_USER = re.compile(r"(?:^|\s)(?:-u|--user)[=\s]\d{1,9}:\d{1,9}(?=\s|$)")
+OF_USER = lazy_regex(r"(?:^|\s)(?:-u|--user)[=\s]\d{1,9}:\d{1,9}(?=\s|$)")
 """The numbers of a user and a group, as ``docker run -u 0:0`` takes them."""
 
 
@@ -37,7 +38,7 @@ def secret(job: JobDescription) -> Iterator[Violation]:
             yield hit
 
 
-DEFAULT = re.compile(r"\$\{\w+:?[-=]([^{}$]+)\}")
+DEFAULT = lazy_regex(r"\$\{\w+:?[-=]([^{}$]+)\}")
 
 
 def _secrets(job: JobDescription) -> Iterator[Violation]:
@@ -107,11 +108,11 @@ def _forms(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(place, "a token in clear text")
 
 
-NO_VALUE = re.compile(r"(?i)[$<{%*]|\A-|your|passw|\Asecret\Z|xxx|\.\.\.|example|changeme")
+NO_VALUE = lazy_regex(r"(?i)[$<{%*]|\A-|your|passw|\Asecret\Z|xxx|\.\.\.|example|changeme")
 
 
-PASSWORD_NAME = re.compile(r"(?i)(?:\w*_)?(?:pg|db|my|sql|root|user)?(?:password|passwd)")
-USUAL_PASSWORDS = re.compile(
+PASSWORD_NAME = lazy_regex(r"(?i)(?:\w*_)?(?:pg|db|my|sql|root|user)?(?:password|passwd)")
+USUAL_PASSWORDS = lazy_regex(
     r"(?i)(?:admin|root|test|demo|user|default|none|null|empty|false|true|postgres|secret|minio)\w*|/.*|.*\.\w{3,4}"
 )
 
@@ -164,7 +165,7 @@ def _reads_password(job: JobDescription, call: ProgramCall) -> str:
     return following.program if not needed or any(a.text in needed for a in following.args) else ""
 
 
-IN_WORDS = re.compile(
+IN_WORDS = lazy_regex(
     r"(?i)(?<![\w$.-])(?:pass(?:word|wd|code|wort)|mot de passe|contrase(?:ñ|n)a|密码|口令)[ \t]{0,3}(?::|\uff1a)[ \t]*[\"'`]?([^\s\"'`,;]{6,40})"
 )
 
@@ -179,8 +180,8 @@ def _in_words(job: JobDescription) -> Iterator[Violation]:
 
 
 ADDRESS_CURE = "change the password; read it from a file that only you can read, such as ~/.netrc"
-ADDRESS = re.compile(r"[a-z][a-z0-9+]*://[^/\s:@$]+:([^/\s@$]{3,})@")
-NO_PASSWORD = re.compile(r"(?i)<.*|.*\b(?:password|passwd|pass|pwd|token|secret|your\w*)\b.*|x{3,}|\*+|\.{3}|\[.*|\{.*")
+ADDRESS = lazy_regex(r"[a-z][a-z0-9+]*://[^/\s:@$]+:([^/\s@$]{3,})@")
+NO_PASSWORD = lazy_regex(r"(?i)<.*|.*\b(?:password|passwd|pass|pwd|token|secret|your\w*)\b.*|x{3,}|\*+|\.{3}|\[.*|\{.*")
 
 
 def _password_in_address(text: str) -> bool:
@@ -192,8 +193,8 @@ def _password_in_address(text: str) -> bool:
     return found is not None and not NO_PASSWORD.fullmatch(found[1]) and not PLACEHOLDER.search(found[1])
 
 
-WANDB_NAME = re.compile(r"(?i)\A[-\w.]*(?:wandb(?!\w*(?:key|token|api))|redis_?-?password)")
-HEX_KEY = re.compile(r"[0-9a-f]{40}")
+WANDB_NAME = lazy_regex(r"(?i)\A[-\w.]*(?:wandb(?!\w*(?:key|token|api))|redis_?-?password)")
+HEX_KEY = lazy_regex(r"[0-9a-f]{40}")
 
 
 def _names_run(name: str, value: str) -> bool:
@@ -201,9 +202,9 @@ def _names_run(name: str, value: str) -> bool:
     return bool(WANDB_NAME.search(name)) and not HEX_KEY.fullmatch(value.rpartition("=")[2])
 
 
-KEY_OF_WANDB = re.compile(r"(?i)wandb\b[^\n]{0,40}\blogin\b[^\n]{0,40}?\b[0-9a-f]{40}\b")
-LOOKS_RANDOM = re.compile(r"(?=[^\d]*\d)(?=[^A-Za-z]*[A-Za-z])[\w.+/=-]{16,}")
-ASSIGNED = re.compile(r"(?<![\w-])([A-Za-z_]\w*)=[\"']?([^\s\"';]{8,})")
+KEY_OF_WANDB = lazy_regex(r"(?i)wandb\b[^\n]{0,40}\blogin\b[^\n]{0,40}?\b[0-9a-f]{40}\b")
+LOOKS_RANDOM = lazy_regex(r"(?=[^\d]*\d)(?=[^A-Za-z]*[A-Za-z])[\w.+/=-]{16,}")
+ASSIGNED = lazy_regex(r"(?<![\w-])([A-Za-z_]\w*)=[\"']?([^\s\"';]{8,})")
 
 
 def _in_comments(job: JobDescription) -> Iterator[Violation]:
@@ -221,7 +222,7 @@ def _in_comments(job: JobDescription) -> Iterator[Violation]:
             yield Violation(comment.offset, "a comment contains a token in clear text")
 
 
-TRIVIAL_KEY = re.compile(
+TRIVIAL_KEY = lazy_regex(
     r"(?i)(?:(?:sk|key|token|api|test|local|my|vllm|none|empty|fake)[-_]?){1,3}(?:abc)?[-_]?(?:1?2?3?4?5?6?7?8?9?0?|0+)"
 )
 """What users give a server of their own that checks no key, or should not be open to passers-by: ``sk1234``, ``token-abc123``, ``EMPTY``."""
@@ -246,7 +247,7 @@ def _is_base64(text: str) -> bool:
     return len(text) >= 30 and bool(mixed) and looks_random(text) and not re.search(r"[./]{2}|\.|-|_", text)
 
 
-PRINTED = re.compile(r"(?!USE_|NO_|HAS_|PLACEHOLDER)[A-Z][A-Z0-9_]*")
+PRINTED = lazy_regex(r"(?!USE_|NO_|HAS_|PLACEHOLDER)[A-Z][A-Z0-9_]*")
 
 
 def printed(job: JobDescription) -> Iterator[Violation]:
@@ -278,13 +279,13 @@ def printed(job: JobDescription) -> Iterator[Violation]:
 
 # -------------------------------------------------------------------- webhooks and keys of services
 
-WEBHOOK = re.compile(
+WEBHOOK = lazy_regex(
     r"https://(?:hooks\.slack\.com/services/T\w{5,}/B\w{5,}/\w{16,}|discord(?:app)?\.com/api/webhooks/\d{10,}/[\w-]{30,})"
 )
-SERVICE_KEY = re.compile(
+SERVICE_KEY = lazy_regex(
     r"(?:KAGGLE|COMET|CLEARML|NEPTUNE|WANDB|POLYAXON|SWANLAB|LANGCHAIN|SERPAPI)_(?:API_)?(?:KEY|TOKEN)"
 )
-BOT = re.compile(r"https://api\.telegram\.org/bot(\d{8,12}:[\w-]{30,40})\b")
+BOT = lazy_regex(r"https://api\.telegram\.org/bot(\d{8,12}:[\w-]{30,40})\b")
 HOOK_CURE = "make a new address; read it from a file that only you can read"
 
 

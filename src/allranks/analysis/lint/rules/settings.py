@@ -10,6 +10,7 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, ProgramCall, Violation
 from allranks.analysis.lint.rules.conditions import FIRST_WHY
 from allranks.analysis.lint.rules.options import TRUE
+from allranks.utils.text import lazy_regex
 
 # ----------------------------------------------------------------------------------- refused values
 
@@ -128,7 +129,7 @@ def _has_options(item: Assignment) -> bool:
 # -------------------------------------------------------------------------- options without a value
 
 NO_VALUE_WHY = "The program stops with 'expected one argument'; or an option that may stand alone gets no value."
-WITH_VALUE = re.compile(
+WITH_VALUE = lazy_regex(
     r"--(?:lr|learning[-_]rate|(?:(?:train|eval|test|val|global|micro|per[-_](?:device|gpu)[-_](?:train|eval))[-_])?batch[-_]size|"
     r"(?:num[-_](?:train[-_])?)?epochs|output[-_](?:dir|path)|model[-_](?:path|name(?:[-_]or[-_]path)?)|data[-_](?:dir|path)|"
     r"(?:checkpoint|ckpt)[-_]path|weight[-_]decay|max[-_](?:steps|seq[-_]length))"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.command_options import Option, slurm_option, slurm_options
 from allranks.analysis.lint.job import NODE_NAMES, JobDescription, LauncherCall
 from allranks.analysis.lint.records import Assignment, ProgramCall, Violation
+from allranks.utils.text import lazy_regex
 
 # -------------------------------------------------------------------------------- the nodes of a step
 
@@ -18,7 +19,7 @@ STEP_WHY = (
 STEP_CURE = "srun -N 1 -n 1 -w <host> ..."
 TASK_NAMES = {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"}
 OTHER_JOB = {"jobid", "het-group", "pack-group", "relative", "nodefile", "ntasks-per-gpu"}
-ONE_HOST = re.compile(
+ONE_HOST = lazy_regex(
     r"\$\{?[1-9]\}?|[A-Za-z][\w.-]*|\$\{\w+\[[^@*\]]+\]\}|\$\(hostname[^|)]*\)|\$\{?(?:HOSTNAME|SLURMD_NODENAME)\}?|"
     r"\$\(.*\|\s*(?:head\s+-n?\s*1|sed\s+-n\s+[\"']?\d+p[\"']?)\s*\)|`.*\|\s*head\s+-n?\s*1\s*`"
 )
@@ -66,7 +67,7 @@ def _tasks_of_all(job: JobDescription, asked: Option, nodes: int) -> Iterator[Vi
         yield Violation(asked.arg.offset, text, cure=cure)
 
 
-WRITTEN = re.compile(r"(?:-w|--nodelist)(?:[=\s]|\\\n)*[\"']?([^\s\"']+|\$\([^)]*\))")
+WRITTEN = lazy_regex(r"(?:-w|--nodelist)(?:[=\s]|\\\n)*[\"']?([^\s\"']+|\$\([^)]*\))")
 
 
 def _is_one_host(job: JobDescription, named: Option) -> bool:
@@ -124,7 +125,7 @@ NO_HOST_WHY = "deepspeed stops: 'Hostname ... not found in hostfile'."
 NO_HOSTS_CURE = "--hostfile=<file>; or start a launcher on every node: srun --ntasks-per-node=1 torchrun ..."
 
 
-OTHER_HOST = re.compile(r"(?!localhost\b|127\.)[A-Za-z][\w.-]*(?::[\d,]+)?(?:@[A-Za-z][\w.-]*(?::[\d,]+)?)*")
+OTHER_HOST = lazy_regex(r"(?!localhost\b|127\.)[A-Za-z][\w.-]*(?::[\d,]+)?(?:@[A-Za-z][\w.-]*(?::[\d,]+)?)*")
 
 
 def without_hosts(job: JobDescription) -> Iterator[Violation]:
@@ -149,7 +150,7 @@ BACKEND_WHY = (
     "torchrun knows c10d, static, etcd and etcd-v2, and stops with 'The rendezvous backend ... is not registered'."
 )
 PORT_WHY = "The address ends at the blank: torchrun takes the port for the program that it has to start."
-CUT_ADDRESS = re.compile(
+CUT_ADDRESS = lazy_regex(
     r"--(?:rdzv[-_]endpoint|master[-_]addr|main[-_]process[-_]ip)(?:=|[ \t]+)(?:[\"']?[\w.${}\[\]-]+[\"']?:?)[ \t]+"
     r"([\"']?\$\{?\w*(?:PORT|port)\w*\}?[\"']?|\d{4,5})(?=[ \t\\\n])"
 )
@@ -173,7 +174,7 @@ def rendezvous_words(job: JobDescription) -> Iterator[Violation]:
             yield Violation(address.arg.offset, text, why=PORT_WHY, cure=cure)
 
 
-COUNTED = re.compile(
+COUNTED = lazy_regex(
     r"\bfor[ \t]*\(\([ \t]*(\w+)[ \t]*=[ \t]*(\d+)[ \t]*;[ \t]*\1[ \t]*<=[ \t]*([^;\n]+?)[ \t]*;|"
     r"\bfor[ \t]+(\w+)[ \t]+in[ \t]+(?:(?:\$\(|`)[ \t]*seq[ \t]+(\d+)[ \t]+([^)`\n]+?)[ \t]*[)`]|\{(\d+)\.\.(\d+)\}|(?:\d+[ \t]+)+(\d+)[ \t]*[;\n])"
 )
@@ -239,7 +240,7 @@ def _may_be_set(job: JobDescription, name: str) -> bool:
 
 
 SEQUENCE_WHY = "ssh returns when the command on the other host has ended, and that command waits for the nodes that the loop starts later."
-RANK_GIVEN = re.compile(r"\b(?:NODE_RANK|MACHINE_RANK|RANK|GROUP_RANK)=[\"']?\$|--(?:node|machine)[-_]rank[= ][\"']?\$")
+RANK_GIVEN = lazy_regex(r"\b(?:NODE_RANK|MACHINE_RANK|RANK|GROUP_RANK)=[\"']?\$|--(?:node|machine)[-_]rank[= ][\"']?\$")
 
 
 def scripts_in_sequence(job: JobDescription) -> Iterator[Violation]:
@@ -272,7 +273,7 @@ def scripts_in_sequence(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
-SETTING = re.compile(r"(?m)^[ \t]*(machine_rank|num_machines|num_processes):[ \t]*[\"']?(\d{1,5})[\"']?[ \t]*(?:#.*)?$")
+SETTING = lazy_regex(r"(?m)^[ \t]*(machine_rank|num_machines|num_processes):[ \t]*[\"']?(\d{1,5})[\"']?[ \t]*(?:#.*)?$")
 
 
 def _written_settings(job: JobDescription, launch: LauncherCall) -> dict[str, int]:
@@ -320,7 +321,7 @@ NETWORK_WHY = (
     "The container gets an address of its own, which no other node knows: nothing listens at the master's address, and all other nodes "
     "wait for it."
 )
-ADDRESSES = re.compile(r"--?(?:net|network|publish|expose)(?:=.*)?|-p|-[a-zA-Z]*P")
+ADDRESSES = lazy_regex(r"--?(?:net|network|publish|expose)(?:=.*)?|-p|-[a-zA-Z]*P")
 
 
 def own_network(job: JobDescription) -> Iterator[Violation]:

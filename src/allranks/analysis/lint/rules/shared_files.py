@@ -10,10 +10,11 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 from allranks.analysis.lint.rules.requests import array_range
 from allranks.analysis.lint.rules.storage import LOCAL
+from allranks.utils.text import lazy_regex
 
-FIXED = re.compile(r"[\w.~/+-]*[A-Za-z0-9][\w.~/+-]*")
-ON_NODE = re.compile(r"/(?:tmp|var/tmp|dev|local\w*|scratch/local|run)/")
-NUMBER_OF_TASK = re.compile(r"SLURM_ARRAY_TASK_ID|PBS_ARRAY_?I(?:NDEX|D)|LSB_JOBINDEX|SGE_TASK_ID")
+FIXED = lazy_regex(r"[\w.~/+-]*[A-Za-z0-9][\w.~/+-]*")
+ON_NODE = lazy_regex(r"/(?:tmp|var/tmp|dev|local\w*|scratch/local|run)/")
+NUMBER_OF_TASK = lazy_regex(r"SLURM_ARRAY_TASK_ID|PBS_ARRAY_?I(?:NDEX|D)|LSB_JOBINDEX|SGE_TASK_ID")
 
 
 def _tasks_at_once(job: JobDescription) -> bool:
@@ -72,7 +73,7 @@ PREPARED_WHY = (
     "just writing."
 )
 PREPARED_CURE = "run it once before srun, or on each node: srun --ntasks-per-node=1 --ntasks=$SLURM_NNODES"
-CHOOSES_TASK = re.compile(r"SLURM_(?:PROCID|LOCALID)|LOCAL_RANK|OMPI_COMM_WORLD|\bflock\b|\bRANK\b")
+CHOOSES_TASK = lazy_regex(r"SLURM_(?:PROCID|LOCALID)|LOCAL_RANK|OMPI_COMM_WORLD|\bflock\b|\bRANK\b")
 
 
 def prepared_by_all(job: JobDescription) -> Iterator[Violation]:
@@ -187,13 +188,13 @@ def archives(job: JobDescription) -> Iterator[Violation]:
 
 LEFT_WHY = "The folder is on the node's own disk and is removed with the job: what the program wrote there is lost."
 LEFT_CURE = "cp -r it to a folder that stays, below the program"
-OUTPUT = re.compile(
+OUTPUT = lazy_regex(
     r"--?(?:(?:output|out|save|ckpt|checkpoint|results?|model)[-_]?(?:dir|path|folder|root)|output|save|save[-_]?(?:to|model)|default[-_]root[-_]dir)"
 )
-OF_JOB = re.compile(
+OF_JOB = lazy_regex(
     r"\$\{?(?:SLURM_TMPDIR|TMPDIR|LOCAL_?SCRATCH|LSCRATCH)\}?|\$\(mktemp -d[^)]*\)|/(?:tmp|var/tmp|dev/shm)/"
 )
-KEEPS = re.compile(
+KEEPS = lazy_regex(
     r"\b(?:cp|rsync|mv|scp|tar|zip|rclone|aws|gsutil|azcopy|gcloud|cpio|upload\w*|git|dcp|pigz|sbcast|hf|huggingface-cli)\b"
 )
 

@@ -11,6 +11,7 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, Edit, ProgramCall, Violation
 from allranks.analysis.lint.rules.commands import without_program
 from allranks.analysis.lint.rules.dataflow import MORE_READ
+from allranks.utils.text import lazy_regex
 
 BRACKET_WHY = (
     "[ is a command, and ] is its last argument: without the blank it stops with 'missing ]', and the test is false."
@@ -70,7 +71,7 @@ def brackets(job: JobDescription) -> Iterator[Violation]:
             )
 
 
-EXPORTS = re.compile(r"(?m)^[ \t]*export[ \t]+(\$\{?\w+\}?|[A-Za-z_]\w*-[\w-]*)=")
+EXPORTS = lazy_regex(r"(?m)^[ \t]*export[ \t]+(\$\{?\w+\}?|[A-Za-z_]\w*-[\w-]*)=")
 
 
 def _invalid_names(job: JobDescription) -> Iterator[Violation]:
@@ -109,7 +110,7 @@ TYPOGRAPHIC = {
     "\u2018": "a curly quote", "\u2019": "a curly quote", "\u00a0": "a no-break space", "\u200b": "a zero-width space",
 }  # fmt: skip
 BLANKS = ("\u00a0", "\u200b")
-TYPOGRAPHIC_WORD = re.compile(
+TYPOGRAPHIC_WORD = lazy_regex(
     r"(?:(?<=\s)|(?<=\s-)|(?<==)|^)(?:[\u2013\u2014\u2212][\u2013\u2014\u2212-]*(?=[A-Za-z])|[\u201c\u201d\u2018\u2019](?=\S))|[\u00a0\u200b]",
     re.MULTILINE,
 )
@@ -174,7 +175,7 @@ CSH_SWITCHES = {
     "history",
 }
 """Variables of csh that need no value."""
-SH_ONLY = re.compile(
+SH_ONLY = lazy_regex(
     r"^[ \t]*(?:export[ \t]|[A-Za-z_]\w*=|fi\b|done\b|esac\b|function\b|\.[ \t]|\[\[?[ \t]|\w+[ \t]*\(\))|\$\(|2>|&>",
     re.MULTILINE,
 )
@@ -226,7 +227,7 @@ def runs_arguments(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-FILLED_IN = re.compile(r"<%|\{%|%\(\w+\)[ds]|£[\w({]|\$\$\(")
+FILLED_IN = lazy_regex(r"<%|\{%|%\(\w+\)[ds]|£[\w({]|\$\$\(")
 """Marks of a template, whose lines a program replaces before a shell reads them."""
 
 
@@ -341,7 +342,7 @@ def _line_above(job: JobDescription, line: int) -> int | None:
     return None
 
 
-PATH_LIST = re.compile(r"(?!\w+://)[^\s=;|&]*/[^\s=;|&]*:[/$~][^\s;|&]*\Z")
+PATH_LIST = lazy_regex(r"(?!\w+://)[^\s=;|&]*/[^\s=;|&]*:[/$~][^\s;|&]*\Z")
 
 
 def _split_values(job: JobDescription) -> Iterator[Violation]:
@@ -382,7 +383,7 @@ def _continues(job: JobDescription, line: int) -> bool:
     )
 
 
-GOES_ON = re.compile(
+GOES_ON = lazy_regex(
     r"[\"']?\$\{?\w+\}?[\"']?(?:\s|$)|\S+\.(?:sif|simg|sqsh|sh)\b|(?:ba)?sh\s+-|python[\d.]*\s|torchrun\s|accelerate\s"
 )
 """An image, a script or a program."""
@@ -450,7 +451,7 @@ def placeholder(job: JobDescription) -> Iterator[Violation]:
 
 # -------------------------------------------------------------------------------------- assignments
 
-COLON_NAME = re.compile(r"([A-Z][A-Z0-9_]+):[\w./-]*")
+COLON_NAME = lazy_regex(r"([A-Z][A-Z0-9_]+):[\w./-]*")
 
 
 def colon_assignment(job: JobDescription) -> Iterator[Violation]:
@@ -465,7 +466,7 @@ def colon_assignment(job: JobDescription) -> Iterator[Violation]:
             )
 
 
-LIBRARY_NAME = re.compile(
+LIBRARY_NAME = lazy_regex(
     r"(?:NCCL|CUDA|TORCH|OMP|MKL|MASTER|SLURM|WANDB|HF|PYTHON|LD|GLOO|TF|TRANSFORMERS|ROCR|HIP)_?[A-Z_]*"
 )
 UNSET_WHY = "unset takes names: anything else is 'not a valid identifier', and the variable keeps its value."
@@ -494,12 +495,12 @@ ZSH_WHY = "zsh refuses a command with a pattern that matches no file ('no matche
 ZSH_SPLIT_WHY = "zsh does not split the value of a variable at blanks: the program gets all options as one argument."
 ZSH_EQUALS_WHY = "zsh takes ==, as a word, for =NAME, the path of a command: '= not found'."
 SH_WHY = "On Debian and Ubuntu /bin/sh is dash, which does not know it and gives no error."
-ZSH = re.compile(r"#!.*\bzsh\b")
-SH = re.compile(r"#!\s*(?:/usr)?/bin/(?:env\s+)?(?:sh|dash)(?:\s|$)")
-PATTERN = re.compile(r"\w\[[\w,-]+\]|\w\?(?:\w|\Z)")
+ZSH = lazy_regex(r"#!.*\bzsh\b")
+SH = lazy_regex(r"#!\s*(?:/usr)?/bin/(?:env\s+)?(?:sh|dash)(?:\s|$)")
+PATTERN = lazy_regex(r"\w\[[\w,-]+\]|\w\?(?:\w|\Z)")
 IN_SH: tuple[tuple[re.Pattern[str], str, str], ...] = (
-    (re.compile(r"(?m)(?:^|[ \t])(?<![<>&])&>{1,2}[ \t]*[\w./$\"]"), "&> runs the command in the background, and empties the file", "> file 2>&1"),
-    (re.compile(r"(?m)^[ \t]*for[ \t]+\w+[ \t]+in[ \t]+\{\d+\.\.\d+\}"), "{a..b} is a text: the loop runs once", "$(seq a b)"),
+    (lazy_regex(r"(?m)(?:^|[ \t])(?<![<>&])&>{1,2}[ \t]*[\w./$\"]"), "&> runs the command in the background, and empties the file", "> file 2>&1"),
+    (lazy_regex(r"(?m)^[ \t]*for[ \t]+\w+[ \t]+in[ \t]+\{\d+\.\.\d+\}"), "{a..b} is a text: the loop runs once", "$(seq a b)"),
 )  # fmt: skip
 
 
@@ -528,7 +529,7 @@ SOURCED_WHY = (
     "sh looks for a name without a slash in PATH only, not in the current folder, and the script ends there: '.: file not found'. "
     "dash, the sh of Debian and Ubuntu, has no source at all."
 )
-HAS_CURRENT_FOLDER = re.compile(r"PATH=\S*(?:(?<![\w./])\.(?=[:\"'\s]|$)|\$\{?PWD|\$\(pwd\)|`pwd`)", re.MULTILINE)
+HAS_CURRENT_FOLDER = lazy_regex(r"PATH=\S*(?:(?<![\w./])\.(?=[:\"'\s]|$)|\$\{?PWD|\$\(pwd\)|`pwd`)", re.MULTILINE)
 
 
 def _sourced_by_name(job: JobDescription) -> Iterator[Violation]:

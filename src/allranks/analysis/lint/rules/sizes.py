@@ -12,11 +12,12 @@ from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.placement import started_by
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 from allranks.analysis.lint.rules.dataflow import exported_before
+from allranks.utils.text import lazy_regex
 
 SIZES_WHY = "The program checks these numbers when it starts, and stops."
 SIZES_CURE = "ranks = tensor x pipeline x context x data parallel size"
 # Megatron-LM and what is built on it, NeMo, torchtitan
-SIZE = re.compile(
+SIZE = lazy_regex(
     r"(?:--|\+{0,2}(?:\w+\.)*model\.|--(?:parallelism|training|experimental)\.)"
     r"(tensor|pipeline|context)[-_](?:model[-_])?parallel[-_](?:size|degree)"
 )
@@ -117,7 +118,7 @@ DIVIDED = (
     ("--num-attention-heads", "tensor", "--tensor-model-parallel-size", "the heads are shared out to the tensor parallel ranks"),
     ("--num-layers", "pipeline", "--pipeline-model-parallel-size", "the layers are shared out to the pipeline's stages"),
 )  # fmt: skip
-UNEVEN = re.compile(
+UNEVEN = lazy_regex(
     r"--(?:decoder-first|decoder-last|pipeline-model-parallel-layout|account-for|num-layers-(?:in|per))"
 )
 
@@ -156,10 +157,10 @@ SERVED_WHY = "The server needs a GPU for each part of the model, and stops with 
 SERVER_SIZES = {
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp", "--tp", "--tp-size", "--dp-size", "--pp-size",
 }  # fmt: skip
-SERVER_MODULES = re.compile(r"(?:vllm|sglang)\.(?:entrypoints\.\S+|launch_server)")
+SERVER_MODULES = lazy_regex(r"(?:vllm|sglang)\.(?:entrypoints\.\S+|launch_server)")
 
 
-SEVERAL = re.compile(r"(?i)arg|opt|extra|flag|param|[@*]")
+SEVERAL = lazy_regex(r"(?i)arg|opt|extra|flag|param|[@*]")
 """A part of the names of variables that hold several options."""
 
 
@@ -172,8 +173,8 @@ def is_server(call: ProgramCall) -> bool:
     )
 
 
-ENGINE_SIZE = re.compile(r"--tensor[-_]parallel[-_]size|(?:\+{0,2}(?:\w+\.)+)tensor_(?:model_)?parallel_size")
-ENGINE_ARGUMENTS = re.compile(r"(?:\A|[,{\s])(?:tensor|pipeline|data)_parallel_size=(\d{1,4})(?=,|\Z|[}\s])")
+ENGINE_SIZE = lazy_regex(r"--tensor[-_]parallel[-_]size|(?:\+{0,2}(?:\w+\.)+)tensor_(?:model_)?parallel_size")
+ENGINE_ARGUMENTS = lazy_regex(r"(?:\A|[,{\s])(?:tensor|pipeline|data)_parallel_size=(\d{1,4})(?=,|\Z|[}\s])")
 
 
 def _parts_of_engine(job: JobDescription, call: ProgramCall) -> Iterator[tuple[int, Argument]]:
@@ -244,9 +245,9 @@ def parts_of_servers(job: JobDescription) -> Iterator[Violation]:
 # ------------------------------------------------------------------------ world sizes of programs
 
 OWN_COUNTS = {
-    "nodes": re.compile(r"--(?:n?nodes|num[-_]nodes)"),
-    "gpus": re.compile(r"--(?:gpus|n[-_]?gpus|num[-_]gpus|(?:n|num[-_])?gpus[-_]per[-_]node)"),
-    "world": re.compile(r"--world[-_]size"),
+    "nodes": lazy_regex(r"--(?:n?nodes|num[-_]nodes)"),
+    "gpus": lazy_regex(r"--(?:gpus|n[-_]?gpus|num[-_]gpus|(?:n|num[-_])?gpus[-_]per[-_]node)"),
+    "world": lazy_regex(r"--world[-_]size"),
 }
 PRODUCT_WHY = "The program takes its ranks from nodes x GPUs: with a larger world size it waits for ranks that never start, with a smaller one it refuses some."
 
@@ -278,7 +279,7 @@ def world_of_options(job: JobDescription) -> Iterator[Violation]:
 
 ONE_DEVICE_WHY = "All ranks of a node get the same option and meet on one GPU: NCCL stops with 'Duplicate GPU detected', or the program finds too few devices."
 OWN_RANK_WHY = "The launcher gives each rank its own --local_rank in front of the program's options, and this one replaces it: all ranks take the same GPU."
-TRAINER = re.compile(r"--(?:per_device_train_batch_size|output_dir)\b")
+TRAINER = lazy_regex(r"--(?:per_device_train_batch_size|output_dir)\b")
 
 
 def device_of_all(job: JobDescription) -> Iterator[Violation]:
@@ -352,7 +353,7 @@ ALONE_WHY = (
     "Lightning finds Slurm's tasks in the environment and takes each for a rank: the only process waits for the others until the timeout, "
     "or Lightning refuses the number of devices."
 )
-LIGHTNING = re.compile(r"(?:--|\+{0,2})(?:pl_)?trainer\.(?:devices|num_nodes|strategy|accelerator|gpus)")
+LIGHTNING = lazy_regex(r"(?:--|\+{0,2})(?:pl_)?trainer\.(?:devices|num_nodes|strategy|accelerator|gpus)")
 
 
 def lightning_alone(job: JobDescription) -> Iterator[Violation]:
@@ -375,7 +376,7 @@ def lightning_alone(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-QUERY = re.compile(r"nvidia-smi\b[^|;\n)`]*--query-(?:compute-apps|gpu=[\w.,]*(?:memory\.(?:used|free)|utilization))")
+QUERY = lazy_regex(r"nvidia-smi\b[^|;\n)`]*--query-(?:compute-apps|gpu=[\w.,]*(?:memory\.(?:used|free)|utilization))")
 QUERIED_WHY = "Slurm has already chosen the GPUs of the job: where it does not hide the others, these may be idle GPUs of another job."
 
 
@@ -393,7 +394,7 @@ def queried_devices(job: JobDescription) -> Iterator[Violation]:
 
 
 LINES_WHY = "The query prints a line for each GPU: the value is '4 4 4 4', several words where one number was meant."
-PICKED = re.compile(r"-i\Z|-i=|-i\d|--id\b")
+PICKED = lazy_regex(r"-i\Z|-i=|-i\d|--id\b")
 
 
 def queried_count(job: JobDescription) -> Iterator[Violation]:

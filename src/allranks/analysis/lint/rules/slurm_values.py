@@ -11,14 +11,14 @@ from allranks.analysis.lint.placeholders import PLACEHOLDER
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 from allranks.analysis.lint.rules.directives import COUNTS, FOREIGN, REFUSED_WHY, invalid
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
-from allranks.utils.text import nearest_name
+from allranks.utils.text import lazy_regex, nearest_name
 
 COMMAND_WHY = "The command stops with an error about the option, and starts nothing."
 ZERO = {"nodes", "ntasks", "cpus-per-task", "ntasks-per-node"}
-RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+RANGE = lazy_regex(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 ARRAY_CURE = "--array=<first>-<last>, perhaps with :<step> or %<tasks at a time>"
 MODEL = r"(?:a|v|h|p|t|l|k)(?:4|10|20|30|40|80|100|200)[a-z]?|rtx\w*|gtx\w*|titan\w*|mi\d{3}\w?"
-NO_GPU = re.compile(rf"\d+:gpu|gpu,\d+|(?:{MODEL}):\d+", re.IGNORECASE)
+NO_GPU = lazy_regex(rf"\d+:gpu|gpu,\d+|(?:{MODEL}):\d+", re.IGNORECASE)
 CHOICES = {
     "hint": ("compute_bound", "memory_bound", "multithread", "nomultithread", "help"),
     "kill-on-invalid-dep": ("yes", "no"),
@@ -26,7 +26,7 @@ CHOICES = {
         "disable-binding", "enforce-binding", "allow-task-sharing", "one-task-per-sharing", "multiple-tasks-per-sharing",
     ),
 }  # fmt: skip
-SPREAD = re.compile(
+SPREAD = lazy_regex(
     r"(?:\*|block|cyclic|arbitrary|plane(?:=\d+)?|fcyclic|pack|nopack)(?:[:,](?:\*|block|cyclic|fcyclic|pack|nopack))*",
     re.IGNORECASE,
 )
@@ -35,7 +35,7 @@ TAKES_NONE = {
 }  # fmt: skip
 CONDITION = r"(?:after|afterany|afterok|afternotok|aftercorr|afterburstbuffer|expand)"
 HELD_WHY = "sbatch takes a word other than TOP for the number 0, which holds the job: it stays pending until somebody releases it."
-DEPENDS = re.compile(rf"(?:{CONDITION}:\d[\d_*+]*(?::\d[\d_*+]*)*|singleton)(?:[,?].*)?", re.IGNORECASE)
+DEPENDS = lazy_regex(rf"(?:{CONDITION}:\d[\d_*+]*(?::\d[\d_*+]*)*|singleton)(?:[,?].*)?", re.IGNORECASE)
 
 
 def wrong_value(name: str, value: str) -> tuple[str, str] | None:
@@ -155,7 +155,7 @@ OF_SRUN = {
 GLUED = {"np": "-n", "pty": "--pty", "mpi": "--mpi", "pmix": "--mpi=pmix", "pmi2": "--mpi=pmi2"}
 """Words that srun reads as several letters: ``-np`` is ``-n p``, ``-pty`` is ``-p ty``."""
 NUMBERS = COUNTS | {"nodes"}
-PROGRAM = re.compile(r"-.*|python[\d.]*|bash|torchrun|accelerate|deepspeed|\./\S*|\S*\.(?:py|sh)")
+PROGRAM = lazy_regex(r"-.*|python[\d.]*|bash|torchrun|accelerate|deepspeed|\./\S*|\S*\.(?:py|sh)")
 
 
 def refused_commands(job: JobDescription) -> Iterator[Violation]:

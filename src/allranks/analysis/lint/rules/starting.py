@@ -11,6 +11,7 @@ from allranks.analysis.lint.command_options import PYTHON, SHELLS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.placement import MPI
 from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.utils.text import lazy_regex
 
 START_WHY = (
     "A name without a folder is looked for in PATH, to which the current folder does not belong: 'command not found'."
@@ -18,23 +19,23 @@ START_WHY = (
 START_CURE = "python train.py; bash run.sh; or ./run.sh, if it is executable"
 ITSELF_WHY = "Without python in front the file itself is the program: 'Permission denied', unless it is executable and begins with #!/usr/bin/env python."
 LANGUAGE_WHY = "The file is read as a program of the other language: it stops at its first line with a syntax error, or runs its words as commands."
-SCRIPT_FILE = re.compile(r"[A-Za-z_][\w.-]*\.(?:py|sh|bash)")
-OWN_NAMES = re.compile(
+SCRIPT_FILE = lazy_regex(r"[A-Za-z_][\w.-]*\.(?:py|sh|bash)")
+OWN_NAMES = lazy_regex(
     r"(?i)(?:my[-_]?)?(?:train|main|fine[-_]?tun(?:e|ing)|pre[-_]?train|test|eval|evaluate|inference|predict|run|job|submit|script|demo)"
     r"[-_.]?\d*\.(?:py|sh|bash)"
 )
-LIKELY_NAMES = re.compile(r"(?i)(?:train|main|finetune|pretrain|test|eval|run)(?:[-_]\w[\w-]*)?\.py|train[-_]\w+\.sh")
+LIKELY_NAMES = lazy_regex(r"(?i)(?:train|main|finetune|pretrain|test|eval|run)(?:[-_]\w[\w-]*)?\.py|train[-_]\w+\.sh")
 """Names of a project's own files, and those that may also be of a package that a module or a sourced file adds to PATH.
 
 Others, such as ``basecall.py`` and ``start-master.sh``, may be programs that are installed.
 """
 SAME_FOLDER = {"env", "time", "nohup", "timeout", "nice", "numactl", "stdbuf", "taskset", *SHELLS}
 SEARCHES_HERE = {"srun", *MPI}
-SHELL_FILE = re.compile(r"[\w./${}~-]+\.(?:sh|bash|sbatch|slurm)")
-PYTHON_FILE = re.compile(r"[\w./${}~-]+\.py")
+SHELL_FILE = lazy_regex(r"[\w./${}~-]+\.(?:sh|bash|sbatch|slurm)")
+PYTHON_FILE = lazy_regex(r"[\w./${}~-]+\.py")
 PYTHON_FLAGS = {"-u", "-B", "-E", "-I", "-O", "-s"}
-MAKES_RUNNABLE = re.compile(r"(?m)^[^#\n]*\bchmod\b|\bsetfacl\b|\bln\s+-s")
-NO_CONDA = re.compile(r"(?i)conda|mamba|cuda|venv|/env")
+MAKES_RUNNABLE = lazy_regex(r"(?m)^[^#\n]*\bchmod\b|\bsetfacl\b|\bln\s+-s")
+NO_CONDA = lazy_regex(r"(?i)conda|mamba|cuda|venv|/env")
 
 
 def without_folder(job: JobDescription) -> Iterator[Violation]:
@@ -114,8 +115,8 @@ def other_language(job: JobDescription) -> Iterator[Violation]:
 
 FUNCTION_WHY = "It is a function of this shell, and no program of this name exists: the command ends with 'No such file or directory'."
 SHELL_WHY = "Functions stay in the shell that defines them, unless export -f passes them on: the new shell does not find the command."
-FUNCTION = re.compile(r"(?m)^[ \t]*(?:function[ \t]+([\w-]+)|([\w-]+)[ \t]*\(\))")
-PASSED_ON = re.compile(r"\bexport[ \t]+-\w*f|\b(?:declare|typeset)[ \t]+-\w*f|\bset[ \t]+-\w*a\b|\bBASH_ENV\b")
+FUNCTION = lazy_regex(r"(?m)^[ \t]*(?:function[ \t]+([\w-]+)|([\w-]+)[ \t]*\(\))")
+PASSED_ON = lazy_regex(r"\bexport[ \t]+-\w*f|\b(?:declare|typeset)[ \t]+-\w*f|\bset[ \t]+-\w*a\b|\bBASH_ENV\b")
 
 
 def functions(job: JobDescription) -> Iterator[Violation]:
@@ -144,7 +145,7 @@ def _defines(job: JobDescription, call: ProgramCall) -> bool:
 
 
 WORD_WHY = "The quotes make one word of the command: a program is looked for whose name contains the blanks, 'No such file or directory'."
-COMMAND = re.compile(
+COMMAND = lazy_regex(
     r"(?s)\s*(?:\S*/)?(?:python[\d.]*|torchrun|deepspeed|accelerate|bash|sh|\./\S+|[\w./-]+\.(?:sh|bash|py))\s+\S"
 )
 EXECUTES = {"srun", "timeout", "env", "nice", "numactl", "taskset", "stdbuf", "xargs"}
@@ -181,7 +182,7 @@ def _are_options(words: list[str]) -> bool:
 
 # --------------------------------------------------------------------------------- new folders
 
-OF_JOB = re.compile(r"\$\{?(?:SLURM_JOB_?ID|PBS_JOBID|LSB_JOBID|JOB_ID)\b|\$\(mktemp[ \t]+-\w*d")
+OF_JOB = lazy_regex(r"\$\{?(?:SLURM_JOB_?ID|PBS_JOBID|LSB_JOBID|JOB_ID)\b|\$\(mktemp[ \t]+-\w*d")
 NEW_WHY = (
     "The folder has been made for this job, and is empty: the program is not found there, and the job fails at once."
 )
@@ -230,7 +231,7 @@ def _may_fill(call: ProgramCall) -> bool:
     return call.program in FILLS or call.written.startswith(("./", "/", "$")) or call.written.endswith((".sh", ".py"))
 
 
-RELATIVE = re.compile(r"(?:\./)?[A-Za-z_][\w.-]*(?:/[\w.-]+)*/?")
+RELATIVE = lazy_regex(r"(?:\./)?[A-Za-z_][\w.-]*(?:/[\w.-]+)*/?")
 TWICE_WHY = (
     "The path is relative, and the script is in that folder already: the name is looked for inside of it once more."
 )

@@ -18,13 +18,14 @@ from allranks.analysis.lint.rules.exit_codes import (
     status_of_pipe,
 )
 from allranks.analysis.lint.rules.waiting import FUNCTION
+from allranks.utils.text import lazy_regex
 
 # --------------------------------------------------------------------- what stands between work and $?
 
 MESSAGES = {"echo", "printf", "date"}
 HARMLESS = MESSAGES | {"sleep", "hostname", "pwd", "expr", "bc", "seq", "wc", "whoami", "basename", "dirname"}
 STATUS_CURE = "rc=$? directly after the command, then exit $rc"
-PLAIN_STATUS = re.compile(r"\$\?|\$\{\?\}")
+PLAIN_STATUS = lazy_regex(r"\$\?|\$\{\?\}")
 
 
 def own_calls(job: JobDescription) -> list[ProgramCall]:
@@ -157,7 +158,7 @@ STARTS_WORK = {"srun", "mpirun", "mpiexec", "apptainer", "singularity", "docker"
 # ------------------------------------------------------------- exit codes that are only printed
 
 KEPT_WHY = "The script catches the exit code and only prints it: the job ends with the result of its last command, and is reported as COMPLETED."
-TO_A_FILE = re.compile(r">>?[ \t]*(?!&)\S|\|(?!\|)")
+TO_A_FILE = lazy_regex(r">>?[ \t]*(?!&)\S|\|(?!\|)")
 QUIET_END = MESSAGES | {
     "ls", "sleep", "cat", "deactivate", "conda", "module", "ml", "set", "unset", "export", "nvidia-smi", "kill", "hostname", "seff", "sacct", "true", ":",
     "du", "df", "grep", "sort", "tail", "head", "wc", "rm", "cp", "mv", "rsync", "cd", "mkdir", "find", "squeue", "sstat", "popd", "pkill", "ray", "tar",
@@ -213,7 +214,7 @@ def _is_only_printed(job: JobDescription, item: Assignment, own: list[ProgramCal
     )
 
 
-ELSE_AT_END = re.compile(r"(?m)^else[ \t]*(?:#.*)?\n(?:[^\n]*\n){1,8}fi\s*\Z")
+ELSE_AT_END = lazy_regex(r"(?m)^else[ \t]*(?:#.*)?\n(?:[^\n]*\n){1,8}fi\s*\Z")
 
 
 def told_and_ignored(job: JobDescription) -> Iterator[Violation]:
@@ -250,7 +251,7 @@ def told_and_ignored(job: JobDescription) -> Iterator[Violation]:
 
 
 CANCEL_WHY = "scancel ends the job as CANCELLED, whatever the result of its work was: dependent jobs (afterok) never start, and a failure looks the same."
-OWN_JOB = re.compile(r"\$\{?(?:SLURM_JOB_?ID|PBS_JOBID)\}?")
+OWN_JOB = lazy_regex(r"\$\{?(?:SLURM_JOB_?ID|PBS_JOBID)\}?")
 
 
 def cancels_itself(job: JobDescription) -> Iterator[Violation]:

@@ -10,12 +10,13 @@ from allranks.analysis.lint.job import USUAL_GPUS, JobDescription, LauncherCall,
 from allranks.analysis.lint.placement import MPI, Started, sources_unknown, started_by
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.tasks import SEVERAL_WHY
+from allranks.utils.text import lazy_regex
 
 # --------------------------------------------------------------------- steps larger than the job
 
 EXCEEDS_WHY = "srun refuses the step: it waits for resources that the job does not have, or stops with 'More processors requested than permitted'."
 EXCEEDS_CURE = "request the same in #SBATCH"
-MEMORY = re.compile(r"(\d{1,9})([kKmMgGtT]?)[bB]?")
+MEMORY = lazy_regex(r"(\d{1,9})([kKmMgGtT]?)[bB]?")
 MB = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
 
 
@@ -144,7 +145,7 @@ def allocates(job: JobDescription) -> Iterator[Violation]:
 OTHER_JOB_WHY = "The nodes and GPUs of this job are idle, and srun fails as soon as that job has ended."
 CLUSTER_WHY = "sinfo lists nodes of the cluster: the job has others, and srun refuses them ('Requested node configuration is not available')."
 CLUSTER_CURE = 'nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))'
-OF_SINFO = re.compile(r"[$(`]\s*(?:/\S*/)?sinfo\b")
+OF_SINFO = lazy_regex(r"[$(`]\s*(?:/\S*/)?sinfo\b")
 
 
 def _nodes_of_cluster(job: JobDescription) -> Iterator[Violation]:
@@ -164,8 +165,8 @@ HOURS = {24, 36, 48, 72, 96, 120, 144, 168}
 TIME_WHY = (
     "Two numbers are minutes and seconds, a single number is minutes: the job is ended long before it has finished."
 )
-IN_HOURS = re.compile(r"(?i)\b\d*\s*-?(?:hours?|hrs?|days?)\b|\b\d+\s*h\b")
-FORMATS = re.compile(r"(?i)HH|hh:mm|minutes|format|hrs?:min|hours?:min|days?-")
+IN_HOURS = lazy_regex(r"(?i)\b\d*\s*-?(?:hours?|hrs?|days?)\b|\b\d+\s*h\b")
+FORMATS = lazy_regex(r"(?i)HH|hh:mm|minutes|format|hrs?:min|hours?:min|days?-")
 SMALL_MB = 1024
 TOO_SMALL_MB = 128
 
@@ -215,10 +216,10 @@ def small_memory(job: JobDescription) -> Iterator[Violation]:
 # ---------------------------------------------------------------------------- parts of the job
 
 PART_WHY = "The job pays for all GPUs and nodes that it requests."
-ONE_GPU_CONFIG = re.compile(r"(?:\A|[/_.-])(?:single_?-?gpu|one_?-?gpu|1_?-?gpus?)(?=[/_.-]|\Z)", re.IGNORECASE)
+ONE_GPU_CONFIG = lazy_regex(r"(?:\A|[/_.-])(?:single_?-?gpu|one_?-?gpu|1_?-?gpus?)(?=[/_.-]|\Z)", re.IGNORECASE)
 
 
-SPAWNS = re.compile(r"--oversubscribe|pmix_server|orte_abort|-usize\b")
+SPAWNS = lazy_regex(r"--oversubscribe|pmix_server|orte_abort|-usize\b")
 
 
 def few_started(job: JobDescription) -> Iterator[Violation]:
@@ -283,8 +284,8 @@ def _by_mpirun(job: JobDescription, launch: LauncherCall, started: Started, gpus
         yield Violation(starter.offset, text)
 
 
-DISTRIBUTED = re.compile(r"(?i)distribut|ddp|multi[-_]?gpu|horovod|hvd")
-RANKED = re.compile(
+DISTRIBUTED = lazy_regex(r"(?i)distribut|ddp|multi[-_]?gpu|horovod|hvd")
+RANKED = lazy_regex(
     r"(?i)world_?-?size|init_?-?method|dist_?-?url|dist_?-?backend|(?:hvd|horovod|ddp|distributed)[^/]*\.py\Z"
 )
 ONE_LAUNCHER = {"colossalai": "run", "composer": "", "tune": "run", "llamafactory-cli": "train", "axolotl": "train"}
@@ -438,7 +439,7 @@ def sequence(job: JobDescription) -> Iterator[Violation]:
             yield Violation(srun.offset, f"the loop starts {launch.kind} on one node after another")
 
 
-NODE_RANK_OPTION = re.compile(r"--(?:node[-_]rank|machine[-_]rank)(?:=\S*|\Z)")
+NODE_RANK_OPTION = lazy_regex(r"--(?:node[-_]rank|machine[-_]rank)(?:=\S*|\Z)")
 
 
 def _ranks_in_sequence(job: JobDescription) -> Iterator[Violation]:
@@ -480,13 +481,13 @@ def _by_ssh(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
         )
 
 
-STARTER_OPTION = re.compile(r"=[\"']?(?:srun|slurm|mpirun|mpiexec|aprun)\b")
+STARTER_OPTION = lazy_regex(r"=[\"']?(?:srun|slurm|mpirun|mpiexec|aprun)\b")
 """Tells the program what it should start its own processes with."""
-SPREADS_ITSELF = re.compile(
+SPREADS_ITSELF = lazy_regex(
     r"(?:^|/)(?:\w*launch\w*|deepy)\.py$|--mpi[-_]\w+|--hosts?\b|^scoop$|submitit|smartsim|dask|\bray\b|parsl|mpi4py|spark|hostfile|horovod|pip$|venv$|--\w+[-_]nodes=|"
     rf"NODELIST|NODEFILE|{STARTER_OPTION.pattern}|^(?:mpirun|mpiexec|horovodrun|setup\.py)$"
 )
-TOTAL = re.compile(r"--(?:n|num)[-_]?gpus=(\d{1,6})")
+TOTAL = lazy_regex(r"--(?:n|num)[-_]?gpus=(\d{1,6})")
 
 
 def idle_nodes(job: JobDescription) -> Iterator[Violation]:
@@ -508,8 +509,8 @@ def idle_nodes(job: JobDescription) -> Iterator[Violation]:
     yield Violation(work.offset, f"{work.program} runs on the first of {job.nodes} nodes only")
 
 
-TRAINS = re.compile(r"(?:\S*/)?(?:\w*_)?(?:pre_?)?train(?:_\w+)?\.py\Z")
-CLUSTERS = re.compile(r"(?i)\b(?:ray|dask|spark|mpi4py|submitit)\b")
+TRAINS = lazy_regex(r"(?:\S*/)?(?:\w*_)?(?:pre_?)?train(?:_\w+)?\.py\Z")
+CLUSTERS = lazy_regex(r"(?i)\b(?:ray|dask|spark|mpi4py|submitit)\b")
 
 
 def _beside_steps(job: JobDescription) -> Iterator[Violation]:

@@ -10,6 +10,7 @@ from allranks.analysis.lint.command_options import LAUNCHERS, PYTHON
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Severity, Violation
 from allranks.analysis.lint.rules.tasks import sources_settings
+from allranks.utils.text import lazy_regex
 
 LOCAL_WHY = "/tmp is local to each node. Other nodes do not see files written there: 'can't open file', or checkpoints of one node only."
 LOCAL_CURE = "use a folder that all nodes see ($HOME, a scratch file system), or copy it to every node first: sbcast, or srun --ntasks-per-node=1 cp"
@@ -21,21 +22,21 @@ CACHE_WHY = "The default is ~/.cache/huggingface: home quotas are small, and wit
 CACHE_CURE = "export HF_HOME=<a folder that all nodes see>; let one rank prepare data before the others load it"
 SBCAST_WHY = "sbcast copies one file: it overwrites nothing without --force, does not copy folders, and the target folder must exist."
 SBCAST_CURE = "use one tar file, sbcast --force, and srun --ntasks-per-node=1 tar -xf"
-LOCAL = re.compile(
+LOCAL = lazy_regex(
     r"(?:file://)?(/tmp|/var/tmp|/dev/shm|/local(?:_?scratch|disk)?|/run/user)(?:/|\Z)|\$\{?(?:TMPDIR|SLURM_TMPDIR|TMP)\b"
 )
-FIXED_NAME = re.compile(r"/(?:var/)?tmp/[^$*?{]+\Z")
+FIXED_NAME = lazy_regex(r"/(?:var/)?tmp/[^$*?{]+\Z")
 REMOVE_WHY = "Another job of yours on this node, or one that starts later, loses the files that it uses."
 COPY_WHY = "cp omits a folder ('-r not specified; omitting directory') and goes on: results that should be saved are lost with the node's disk."
-COPIES_FOLDERS = re.compile(r"-\w*[rRa]\w*\Z|--(?:recursive|archive)\Z")
-FOLDER_NAME = re.compile(r"\$\{?(?:\w*_?(?:TMPDIR|DIR|FOLDER)|HOME|PWD|SCRATCH|TMP|LOCAL_SCRATCH)\}?/?", re.IGNORECASE)
-PLACE = re.compile(r"(?:DIR|HOME|CACHE|FILE|FOLDER|PATH|ROOT)\Z")
+COPIES_FOLDERS = lazy_regex(r"-\w*[rRa]\w*\Z|--(?:recursive|archive)\Z")
+FOLDER_NAME = lazy_regex(r"\$\{?(?:\w*_?(?:TMPDIR|DIR|FOLDER)|HOME|PWD|SCRATCH|TMP|LOCAL_SCRATCH)\}?/?", re.IGNORECASE)
+PLACE = lazy_regex(r"(?:DIR|HOME|CACHE|FILE|FOLDER|PATH|ROOT)\Z")
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "HF_DATASETS_CACHE")
 FOLDERS = (
     r"(?:check_?points?|ckpts?|models?|weights|data|data_?sets?|outputs?|out|saves|saved|results?|runs|logs|exp|experiments?|"
     r"pretrained\w*|scratch|src|examples?)/"
 )
-HUB = re.compile(rf"--(?:model|dataset|tokenizer|pretrained)\w*(?:[= ])(?!{FOLDERS})[A-Za-z0-9][\w.-]*/[\w.-]+\Z")
+HUB = lazy_regex(rf"--(?:model|dataset|tokenizer|pretrained)\w*(?:[= ])(?!{FOLDERS})[A-Za-z0-9][\w.-]*/[\w.-]+\Z")
 READS = {"cp", "rsync", "tar", "mkdir", "sbcast", "git", "wget", "curl", "unzip", "install", "dd", "ln", "touch"}
 
 
@@ -45,7 +46,7 @@ def _paths(arg: Argument) -> str:
     return text.partition("=")[2] if text.startswith("-") and "=" in text else text
 
 
-STAGES = re.compile(r"(?i)(?:stag(?:e|ing)|copy|prepare|unpack|extract|download|transfer)\w*\.(?:sh|bash|py)\b")
+STAGES = lazy_regex(r"(?i)(?:stag(?:e|ing)|copy|prepare|unpack|extract|download|transfer)\w*\.(?:sh|bash|py)\b")
 
 
 def _on_every_node(job: JobDescription, path: str, launch: ProgramCall) -> bool:
@@ -140,7 +141,7 @@ def fixed(job: JobDescription) -> Iterator[Violation]:
             yield Violation(item.offset, text, severity=severity)
 
 
-POSITIONAL = re.compile(r"\$\{?\d")
+POSITIONAL = lazy_regex(r"\$\{?\d")
 
 
 def not_copied(job: JobDescription) -> Iterator[Violation]:
@@ -236,14 +237,14 @@ PATTERN_WHY = (
     "or is one for all jobs."
 )
 PATTERN_CURE = "use the variables: $SLURM_JOB_ID for %j, $USER for %u, $SLURM_JOB_NAME for %x"
-PATTERN = re.compile(r"(?:^|[/_.=-])(%(?:[ujxAJ](?![A-Za-z0-9{])|(?:USER|HOME|SCRATCH|WORK)\b%?))")
+PATTERN = lazy_regex(r"(?:^|[/_.=-])(%(?:[ujxAJ](?![A-Za-z0-9{])|(?:USER|HOME|SCRATCH|WORK)\b%?))")
 OWN_PATTERNS = {
     "srun", "sbatch", "salloc", "date", "printf", "stat", "find", "ps", "git", "nsys", "ncu", "awk", "sed", "perl", "grep", "wandb", "curl", "export",
     "trap", "[", "[[", "test", "jsrun", "scontrol", "squeue", "sacct", "sinfo", "echo", "logger", "mpirun", "mpiexec", "docker",
 }  # fmt: skip
 
 
-OF_OUTPUT = re.compile(
+OF_OUTPUT = lazy_regex(
     r"--?(?:\w+[-_.])*(?:out(?:put)?|save|ckpts?|checkpoints?|results?)(?:[-_]?(?:dir|path|folder|root|file))?"
 )
 
@@ -273,7 +274,7 @@ def unexpanded(job: JobDescription) -> Iterator[Violation]:
             yield Violation(offset, f"{found[1]} in {text} {said}", severity="warning" if by_shell else "note")
 
 
-TILDE_OPTION = re.compile(r"--?[A-Za-z][\w.-]*=~(?:/|\Z)")
+TILDE_OPTION = lazy_regex(r"--?[A-Za-z][\w.-]*=~(?:/|\Z)")
 
 
 def tilde_of_option(job: JobDescription) -> Iterator[Violation]:
@@ -296,8 +297,8 @@ def tilde_of_option(job: JobDescription) -> Iterator[Violation]:
 
 LONE_WHY = "A $ that no name follows is an ordinary character: the name is the same in every job, and the jobs overwrite each other's file."
 LONE_CURE = "$$, the shell's process id; or $SLURM_JOB_ID"
-LONE = re.compile(r"[\w.)-]\$(?:\.\w{1,10}|/.*|_.*|-.*)?\Z")
-PATTERN_NAME = re.compile(r"(?i).*(?:regex|pattern|expr|match|filter|grep|sed|re|prompt|ps1|exclude|include)\w*")
+LONE = lazy_regex(r"[\w.)-]\$(?:\.\w{1,10}|/.*|_.*|-.*)?\Z")
+PATTERN_NAME = lazy_regex(r"(?i).*(?:regex|pattern|expr|match|filter|grep|sed|re|prompt|ps1|exclude|include)\w*")
 FILE_PROGRAMS = {"mkdir", "touch", "cd", "cp", "mv", "tee", "mktemp", "ln"}
 
 
@@ -335,7 +336,7 @@ def lone_dollar(job: JobDescription) -> Iterator[Violation]:
 REMOVES_WHY = (
     "rm -r does not ask, and what it removes here depends on a command or a variable that may fail or be empty."
 )
-EVERYTHING = re.compile(r"(?:\./)?\*|\.|\./|\*/|\./\*")
+EVERYTHING = lazy_regex(r"(?:\./)?\*|\.|\./|\*/|\./\*")
 
 
 def deletions(job: JobDescription) -> Iterator[Violation]:
@@ -368,7 +369,7 @@ def deletions(job: JobDescription) -> Iterator[Violation]:
 
 
 SHARED_WHY = "The tasks of the array run side by side, and all have this folder: the first one that comes here removes what the others still read and write."
-OF_JOB = re.compile(r"(?i)JOB|TASK|ARRAY|mktemp|\$\$|TMPDIR|RANDOM|date|\$\d|\$\{\d|\*/|uuid|PID|cache|__py")
+OF_JOB = lazy_regex(r"(?i)JOB|TASK|ARRAY|mktemp|\$\$|TMPDIR|RANDOM|date|\$\d|\$\{\d|\*/|uuid|PID|cache|__py")
 
 
 def of_other_tasks(job: JobDescription) -> Iterator[Violation]:
@@ -397,7 +398,7 @@ def of_other_tasks(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
-NODE_LOCAL = re.compile(
+NODE_LOCAL = lazy_regex(
     r"/(?:tmp|var/tmp|dev/shm|local(?:[-_]?\w+)?|l?scratch[-_]?local|lscratch|ssd\w*|nvme\d?|raid\d?|mnt/(?:ssd|nvme|local|raid)\w*)(?:/(?:[\w.-]+|\$\{?USER\}?))+"
 )
 SAME_NODE_WHY = "Another job of yours on the same node has the same folder: it loses its data while it reads them."
@@ -440,14 +441,14 @@ SLASH_WHY = (
     "The folder's name has no / at its end: the file is looked for beside the folder, under a name that joins both."
 )
 SLASH_CURE = "${DIR}/name"
-JOINED_PATH = re.compile(
+JOINED_PATH = lazy_regex(
     r"(?:\$\{([A-Za-z_]\w*)\}|\$\((pwd)\))([A-Za-z][\w.-]*(?:/[\w.-]+)*\.(?:sh|py|sbatch|slurm|pbs|yaml|yml|json|toml|sif))(?![\w.-])"
 )
 FOLDERS_OF_JOB = {"SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "LS_SUBCWD", "PWD", "HOME"}
-FOLDER_VARIABLE = re.compile(
+FOLDER_VARIABLE = lazy_regex(
     r"(?i)\w*(?:dir|directory|folder|root|home|workdir|(?:work|base|repo|code|script|project)_?path)"
 )
-FOLDER_VALUE = re.compile(
+FOLDER_VALUE = lazy_regex(
     r"(?:/|~/|\$\{?(?:HOME|PWD|SLURM_SUBMIT_DIR|PBS_O_WORKDIR|SCRATCH|WORK)\}?/?|\$\(pwd\)/?)[\w./-]*"
 )
 
@@ -478,7 +479,7 @@ def joined_path(job: JobDescription) -> Iterator[Violation]:
 
 WINDOWS_WHY = "The shell removes unquoted backslashes, the nodes have no drives, and scp takes what stands before a colon for a host."
 WINDOWS_CURE = "the path on the cluster; run scp on your own computer to fetch files"
-WINDOWS_PATH = re.compile(r"(?:^|[=\"'])[A-Za-z]:\\[A-Za-z_.]")
+WINDOWS_PATH = lazy_regex(r"(?:^|[=\"'])[A-Za-z]:\\[A-Za-z_.]")
 FILE_COMMANDS = {"cd", "cp", "mv", "scp", "rsync", "mkdir", "ls", "cat", "source", ".", "rm", "tar", "unzip", "wget"}
 
 

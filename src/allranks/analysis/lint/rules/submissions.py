@@ -11,6 +11,7 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 from allranks.analysis.lint.rules.dataflow import JOB_NAMES
 from allranks.analysis.lint.rules.quoting import quoted_documents
+from allranks.utils.text import lazy_regex
 
 # -------------------------------------------------------------------------------------- dependencies
 
@@ -18,8 +19,8 @@ DEPENDENCY_WHY = "sbatch prints 'Submitted batch job 123' and not the number alo
 DEPENDENCY_CURE = "ID=$(sbatch --parsable ...)"
 CONDITION = r"(?:after(?:any|ok|notok|corr|burstbuffer)?|expand)"
 SYNTAX_WHY = "sbatch refuses it with 'Job dependency problem', and does not submit the job."
-SUBMITS = re.compile(r"[\"']?(?:\$\(|`)\s*sbatch\s")
-NUMBER_ALONE = re.compile(r"(?i)\b(?:biowulf|lscratch)\b")
+SUBMITS = lazy_regex(r"[\"']?(?:\$\(|`)\s*sbatch\s")
+NUMBER_ALONE = lazy_regex(r"(?i)\b(?:biowulf|lscratch)\b")
 """Signs of a site whose sbatch prints the number alone (NIH Biowulf)."""
 
 
@@ -81,7 +82,7 @@ def _message_as_id(job: JobDescription, call: ProgramCall, offset: int) -> Itera
             return
 
 
-OTHER_FIELD = re.compile(
+OTHER_FIELD = lazy_regex(
     r"\|\s*awk\s+['\"]?\{\s*print\s+\\?\$([1-35-9])\s*;?\s*\}|\|\s*cut\s+-d\s*['\"] ['\"]\s+-f\s*([1-35-9])\b"
 )
 FIELD_WHY = "sbatch prints 'Submitted batch job 123': the number is the fourth word."
@@ -127,7 +128,7 @@ def last_of_loop(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
-PROGRAMS = re.compile(
+PROGRAMS = lazy_regex(
     r"(?:python[\d.]*|bash|sh|srun|mpirun|mpiexec|torchrun|accelerate|deepspeed|singularity|apptainer|conda|time|env|julia|Rscript)"
 )
 PROGRAM_WHY = "sbatch takes the first word as the batch script: it refuses a program with 'This does not look like a batch script'."
@@ -167,8 +168,8 @@ OF_SLURM = {
 }  # fmt: skip
 OF_PROGRAMS = {"exclusive", "constraint", "partition", "qos", "array"}
 """Other programs have these options too: they count only besides another one."""
-BATCH_SCRIPT = re.compile(r"\.(?:sh|sbatch|slurm|job|bash|slr|sub)\Z")
-OWN_SUBMITTER = re.compile(r"(?i)submit|slurm|launch|sbatch|cluster|sweep|hydra|schedul")
+BATCH_SCRIPT = lazy_regex(r"\.(?:sh|sbatch|slurm|job|bash|slr|sub)\Z")
+OWN_SUBMITTER = lazy_regex(r"(?i)submit|slurm|launch|sbatch|cluster|sweep|hydra|schedul")
 
 
 def late_options(job: JobDescription) -> Iterator[Violation]:
@@ -245,7 +246,7 @@ def submitted_text(job: JobDescription) -> Iterator[Violation]:
         yield from _not_visible(job, words, document.start, body, lines)
 
 
-QUOTED_SCRIPT = re.compile(r"(?m)^[ \t]*echo[ \t]+'(#![^']*)'[ \t]*>[ \t]*(\S+)")
+QUOTED_SCRIPT = lazy_regex(r"(?m)^[ \t]*echo[ \t]+'(#![^']*)'[ \t]*>[ \t]*(\S+)")
 QUOTED_DOCUMENT = r"[ \t]*cat\b(?P<words>[^\n]*)"
 
 

@@ -14,6 +14,7 @@ from allranks.analysis.lint.rules.dataflow import HARMLESS
 from allranks.analysis.lint.rules.exit_codes import shell_flags
 from allranks.analysis.lint.rules.tasks import sources_settings
 from allranks.analysis.lint.shell_tokens import MappedText
+from allranks.utils.text import lazy_regex
 
 # ------------------------------------------------------------------------------ subshells and pipes
 
@@ -25,9 +26,9 @@ LOST_CURE = "run it in the script's own shell: { ...; } instead of ( ... ), and 
 READ_CURE = 'read A B <<< "$(command)", or done < <(command) behind the loop'
 EXIT_WHY = "exit ends only the shell of ( ... ); without set -e the script goes on after the error."
 EXIT_CURE = "command || { echo message; exit 1; }"
-SETS_UP = re.compile(r"(?:\bactivate|\.?bashrc|(?<![\w-])profile|conda\.sh|mamba\.sh|setvars\.sh|modules?\.sh)\Z")
-OWN_LAST_PART = re.compile(r"#!\S*(?:zsh|ksh)|#!\s*/usr/bin/env\s+(?:zsh|ksh)")
-COUNTED = re.compile(r"(?:\(\(|let[ \t]+)[ \t]*([A-Za-z_]\w*)(?:\+\+|--|[-+*/]=)")
+SETS_UP = lazy_regex(r"(?:\bactivate|\.?bashrc|(?<![\w-])profile|conda\.sh|mamba\.sh|setvars\.sh|modules?\.sh)\Z")
+OWN_LAST_PART = lazy_regex(r"#!\S*(?:zsh|ksh)|#!\s*/usr/bin/env\s+(?:zsh|ksh)")
+COUNTED = lazy_regex(r"(?:\(\(|let[ \t]+)[ \t]*([A-Za-z_]\w*)(?:\+\+|--|[-+*/]=)")
 PARTS = ("|", "|&")
 
 
@@ -175,10 +176,10 @@ INPUT_WHY = "The command in the loop reads the rest of the list as its own input
 ALIAS_WHY = "bash expands aliases only at a terminal: in a script the name is not found, or is another program."
 BUILTINS = {"source", ".", "cd", "export", "module", "ml", "unset", "ulimit", "alias"}
 STARTERS = {"srun", "mpirun", "mpiexec", "timeout", "env"}
-ENDS_SUBSTITUTION = re.compile(r"[^;&|\n()`]*[)`]")
-PIPED_READ = re.compile(r"\|[ \t]*while\b[^\n]{0,80}\bread\b")
+ENDS_SUBSTITUTION = lazy_regex(r"[^;&|\n()`]*[)`]")
+PIPED_READ = lazy_regex(r"\|[ \t]*while\b[^\n]{0,80}\bread\b")
 MOST = 2000  # characters of a loop
-READ_LOOP = re.compile(r"(?m)(?:^|[;|])[ \t]*while\b[^\n]*?\bread\b(?![^\n]*(?:-u|<&|<<<))[^\n]*")
+READ_LOOP = lazy_regex(r"(?m)(?:^|[;|])[ \t]*while\b[^\n]*?\bread\b(?![^\n]*(?:-u|<&|<<<))[^\n]*")
 
 
 def elsewhere(job: JobDescription) -> Iterator[Violation]:
@@ -226,7 +227,7 @@ def elsewhere(job: JobDescription) -> Iterator[Violation]:
             yield Violation(place, text, cure="while read ...; do ...; done < file; or set -a; source file; set +a")
 
 
-PREPARES = re.compile(
+PREPARES = lazy_regex(
     r"(?:cd[ \t]+\S+|(?:source|\.)[ \t]+\S*(?:activate|env\w*\.sh|setup\w*\.sh|bashrc|profile|conda\.sh)(?:[ \t]+\S+)?|"
     r"(?:module|ml)[ \t]+(?:load|add|use|purge)\b[^;&|]*|conda[ \t]+activate\b[^;&|]*|export[ \t]+\w+=\S*)\Z"
 )
@@ -347,8 +348,8 @@ READS_WHOLE = {
     "tac",
     "paste",
 }
-FILE_ONE = re.compile(r"(?<![\w$\[<>&(])(?:2|&)>[ \t]*1(?=[ \t]*(?:$|[;|&)\n]))", re.MULTILINE)
-WRONG_ORDER = re.compile(r"[ \t]2>&1[ \t]+1?>{1,2}[ \t]*([^\s;|&()]+)")
+FILE_ONE = lazy_regex(r"(?<![\w$\[<>&(])(?:2|&)>[ \t]*1(?=[ \t]*(?:$|[;|&)\n]))", re.MULTILINE)
+WRONG_ORDER = lazy_regex(r"[ \t]2>&1[ \t]+1?>{1,2}[ \t]*([^\s;|&()]+)")
 
 
 def overwritten(job: JobDescription) -> Iterator[Violation]:
@@ -485,7 +486,7 @@ SET_BY_BASH = {
     "MAPFILE", "argv", "path",
 }  # fmt: skip
 ARRAY_WHY = "An array cannot be exported: a script that another one starts does not have it, so the value is empty."
-POSITIONAL = re.compile(r"\$\{?[1-9]\b")
+POSITIONAL = lazy_regex(r"\$\{?[1-9]\b")
 
 
 def foreign_arrays(job: JobDescription) -> Iterator[Violation]:
@@ -521,7 +522,7 @@ PIPE_WHY = "Each part of a pipe runs in a shell of its own: exit ends that one, 
 PIPE_CURE = "set -o pipefail at the top of the script, and { ...; } | tee log || exit 1"
 READ_LOOP_CURE = "done < <(command), or done < file, instead of the pipe"
 NEVER_CALLED_WHY = "A function runs only when its name stands as a command somewhere below its definition."
-PIPED_END = re.compile(r"(?m)^([ \t]*)(\}|\)|done)[ \t]*(?:2>&1[ \t]*)?\|&?[ \t]*(\w+)")
+PIPED_END = lazy_regex(r"(?m)^([ \t]*)(\}|\)|done)[ \t]*(?:2>&1[ \t]*)?\|&?[ \t]*(\w+)")
 OPENERS = {"}": r"(?<!\))\n{}\{{[ \t]*(?:#.*)?$", ")": r"\n{}\([ \t]*(?:#.*)?$", "done": r"\n{}(?:for|while|until)\b"}
 
 
@@ -581,4 +582,4 @@ def never_called(job: JobDescription) -> Iterator[Violation]:
     yield Violation(place, text, why=NEVER_CALLED_WHY, cure=f"{name} as the last line")
 
 
-DISPATCHES = re.compile(r"(?m)^[ \t]*(?:eval[ \t]+|exec[ \t]+)?[\"']?\$\{?[@*\w]|\beval\b|\$\{?FUNCNAME")
+DISPATCHES = lazy_regex(r"(?m)^[ \t]*(?:eval[ \t]+|exec[ \t]+)?[\"']?\$\{?[@*\w]|\beval\b|\$\{?FUNCNAME")

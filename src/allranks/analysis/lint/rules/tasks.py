@@ -9,6 +9,7 @@ from allranks.analysis.lint.command_options import REMOTE_SHELLS, slurm_options
 from allranks.analysis.lint.job import SETS_PATHS_ONLY, JobDescription, LauncherCall
 from allranks.analysis.lint.placement import MPI, fills_first, names_hosts, started_by
 from allranks.analysis.lint.records import ProgramCall, Violation
+from allranks.utils.text import lazy_regex
 
 SEVERAL_WHY = "Every task starts a launcher that starts all ranks of the node: too many ranks per GPU, and several launchers on the same port."
 SEVERAL_CURE = (
@@ -353,8 +354,8 @@ def world_size(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
-LIGHTNING_DEVICES = re.compile(r"(?:--)?trainer\.(?:devices|gpus)|--devices")
-LIGHTNING_NODES = re.compile(r"(?:--)?trainer\.num_nodes|--num[-_]nodes")
+LIGHTNING_DEVICES = lazy_regex(r"(?:--)?trainer\.(?:devices|gpus)|--devices")
+LIGHTNING_NODES = lazy_regex(r"(?:--)?trainer\.num_nodes|--num[-_]nodes")
 LIGHTNING_WHY = (
     "Under Slurm Lightning takes the tasks of srun as its processes and starts none itself: it refuses another number of tasks per node, or "
     "waits for the missing ranks."
@@ -397,7 +398,7 @@ def _told_sizes(job: JobDescription, launch: LauncherCall) -> Iterator[tuple[int
                 yield arg.offset, name, size
 
 
-WORLD_OPTION = re.compile(r"--(?:dist[-_.])?world[-_]size")
+WORLD_OPTION = lazy_regex(r"--(?:dist[-_.])?world[-_]size")
 
 
 def sources_settings(job: JobDescription) -> bool:

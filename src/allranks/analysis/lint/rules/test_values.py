@@ -10,9 +10,10 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules.conditions import NEVER_WHY, NUMERIC_TESTS
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+from allranks.utils.text import lazy_regex
 
 TEST_START = r"(?m)(?:^|[;&|({]|\b(?:if|elif|while|until|then|do|else|not)\b|!)[ \t]*"
-ONE_VALUE = re.compile(
+ONE_VALUE = lazy_regex(
     TEST_START + r"(?P<test>(?:\[\[?|test)[ \t]+\"?\$(?:\{(\w+)\}|(\w+))\"?[ \t]*(?:\]\]?|;|&&|\|\||$))"
 )
 FALSE_WORDS = {"false", "0", "no", "off", "none", "n", "f"}
@@ -35,7 +36,7 @@ def tested_word(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-NOT_EMPTY = re.compile(
+NOT_EMPTY = lazy_regex(
     TEST_START + r"(?P<test>(?:\[|test)[ \t]+(?:![ \t]+)?-n[ \t]+(?P<value>\$(?:\{(\w+)\}|(\w+)|[1-9]))[ \t]*(?:\]|$))"
 )
 EMPTY_WHY = "Without quotes an empty value is no word at all, and [ -n ] is true for its one word, -n."
@@ -60,8 +61,8 @@ def unquoted_not_empty(job: JobDescription) -> Iterator[Violation]:
 
 BARE_WORD = r"(?P<word>\"[\w./-]+\"|'[\w./-]+'|[A-Za-z][\w./-]*)"
 OR_WORD = (
-    re.compile(rf"\[\[[ \t][^\n\]]*?(?:==?|!=|=~)[^\n\]]*?\|\|[ \t]*{BARE_WORD}[ \t]*(?:\]\]|\|\||&&)"),
-    re.compile(rf"(?<!\[)\[[ \t][^\n\]]*?[ \t](?:==?|!=)[ \t]+[^\n\]]*?[ \t]-o[ \t]+{BARE_WORD}[ \t]+(?:\]|-[ao])"),
+    lazy_regex(rf"\[\[[ \t][^\n\]]*?(?:==?|!=|=~)[^\n\]]*?\|\|[ \t]*{BARE_WORD}[ \t]*(?:\]\]|\|\||&&)"),
+    lazy_regex(rf"(?<!\[)\[[ \t][^\n\]]*?[ \t](?:==?|!=)[ \t]+[^\n\]]*?[ \t]-o[ \t]+{BARE_WORD}[ \t]+(?:\]|-[ao])"),
 )
 OR_WHY = "Each side of the or is a condition of its own: a word that is not empty is true, and so is the whole."
 
@@ -76,7 +77,7 @@ def or_word(job: JobDescription) -> Iterator[Violation]:
                 return
 
 
-COMPARED = re.compile(
+COMPARED = lazy_regex(
     r"\[\[?[ \t]+[\"']?\$(?:\{(\w+)\}|(\w+))[\"']?[ \t]+(?P<sign>==?|!=)[ \t]+(?P<q>[\"']?)(?P<word>[A-Za-z]\w*)(?P=q)[ \t]+\]"
 )
 

@@ -21,7 +21,7 @@ from allranks.analysis.lint.rules.dataflow import (
     is_set,
 )
 from allranks.analysis.lint.rules.variables import edits
-from allranks.utils.text import nearest_name
+from allranks.utils.text import lazy_regex, nearest_name
 
 UNSET_WHY = "An empty value is used: the option gets no value or takes the next word, or the program uses its default."
 UNSET_CURE = "set the variable before, or give a default: ${NAME:-value}"
@@ -306,8 +306,8 @@ def _similar_by_design(a: str, b: str) -> bool:
 
 
 SHORTEST_NEAR = 4
-COUNTING = re.compile(r"(?:num|n|nr|max|min|total|first|last|next|old|new|start|end)", re.IGNORECASE)
-OUTSIDE_NAMES = re.compile(r"(?:SLURMD?|SBATCH|PBS|LSB|COBALT|PALS|OMPI|PMIX?|CUDA|HF|SCRATCH|WORK|EBROOT\w*)_")
+COUNTING = lazy_regex(r"(?:num|n|nr|max|min|total|first|last|next|old|new|start|end)", re.IGNORECASE)
+OUTSIDE_NAMES = lazy_regex(r"(?:SLURMD?|SBATCH|PBS|LSB|COBALT|PALS|OMPI|PMIX?|CUDA|HF|SCRATCH|WORK|EBROOT\w*)_")
 
 
 def _near_unused(job: JobDescription) -> Iterator[tuple[str, Violation]]:
@@ -454,11 +454,11 @@ def no_slurm_name(job: JobDescription) -> Iterator[Violation]:
         yield Violation(use.offset, text, cure=f"${meant}")
 
 
-OTHER_SYSTEM = re.compile(
+OTHER_SYSTEM = lazy_regex(
     r"PBS_(?:NODEFILE|O_WORKDIR|JOBID|JOBNAME|ARRAY_INDEX|ARRAYID|NP)|LSB_(?:HOSTS|JOBID|DJOB_HOSTFILE|JOBINDEX)|COBALT_\w+|SGE_TASK_ID|"
     r"PE_HOSTFILE"
 )
-OF_SEVERAL_SYSTEMS = re.compile(
+OF_SEVERAL_SYSTEMS = lazy_regex(
     r"(?m)^#(?:PBS|BSUB|COBALT)\s|^[^#\n]*(?:==?|[!=]~|\bin\b)[ \t]*[\"']?(?i:pbs|torque|lsf|slurm|sge|cobalt)\b"
     r"|^[ \t]*[\"']?(?i:pbs|torque|lsf|sge|cobalt)[\"']?\)"
 )
@@ -555,7 +555,7 @@ def other_case(job: JobDescription) -> Iterator[Violation]:
 # -------------------------------------------------------------------- set too late, or in a comment
 
 SILENT = {"echo", "printf", "[", "[[", "test", ":", "logger", "date"}
-USUAL_OUTSIDE = re.compile(
+USUAL_OUTSIDE = lazy_regex(
     r"(?:IFS\Z|SCRATCH|WORK|HOME|DATA|PROJECT|STORE|TMP|LOCAL|CONDA|CUDA|PYTHON|LD_|HF_|WANDB|SLURM|PBS|NCCL|MASTER|OMP|EBROOT|MODULE)\w*"
 )
 

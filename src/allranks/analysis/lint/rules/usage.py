@@ -13,6 +13,7 @@ from allranks.analysis.lint.rules.requests import PREPARING
 from allranks.analysis.lint.rules.sizes import SERVER_SIZES, is_server, option_values
 from allranks.analysis.lint.rules.steps import STARTS_ELSEWHERE, runs_script
 from allranks.analysis.lint.rules.tasks import cpus_of_task, tasks_of_node
+from allranks.utils.text import lazy_regex
 
 # ------------------------------------------------------------------------------ CPUs of many GPUs
 
@@ -50,7 +51,7 @@ def _works(job: JobDescription) -> bool:
     return any(c.program not in PREPARING and not c.in_substitution for c in job.calls)
 
 
-WORKERS = re.compile(
+WORKERS = lazy_regex(
     r"(?:--|\+{0,2}(?:\w+\.)*)(?:(?:data)?loader[-_]?|dataset[-_]?|train[-_]?)?(?:num[-_]?|n[-_]?)?workers(?:[-_]per[-_]gpu)?|--dataloader[-_]num[-_]workers"
 )
 WORKERS_WHY = "Each worker is a process of its own: torch warns that the loaders may get slow or even freeze, and the GPU waits for data."
@@ -91,11 +92,11 @@ CPU_WHY = "The job waits for GPUs and pays for them, and its program does not us
 CPU_BUILD_WHY = (
     "This build has no support for GPUs: torch.cuda.is_available() is false, and the program runs on the CPU or stops."
 )
-CPU_WHEEL = re.compile(
+CPU_WHEEL = lazy_regex(
     r"download\.pytorch\.org/whl/(?:\w+/)?cpu\b|\A(?:torch|torchvision|jaxlib)==[\w.]+\+cpu|\Atensorflow-cpu\b|\A(?:cpuonly|pytorch-cpu)\b|\+cpu-cp\d"
 )
-GPU_BUILD = re.compile(r"\bcu1[0-3]\d\b|pytorch-cuda|cudatoolkit|tensorflow-gpu|tensorflow\[and-cuda\]|jax\[cuda")
-ON_CPU = re.compile(
+GPU_BUILD = lazy_regex(r"\bcu1[0-3]\d\b|pytorch-cuda|cudatoolkit|tensorflow-gpu|tensorflow\[and-cuda\]|jax\[cuda")
+ON_CPU = lazy_regex(
     r"--(?:no[-_]cuda|no[-_]gpu|cpu[-_]only)|(?:--device|--accelerator|device|(?:pl_)?trainer\.accelerator)=(?i:cpu)|"
     r"--(?:use[-_])?(?:cuda|gpu)=(?i:false)"
 )
@@ -169,7 +170,7 @@ def _asks_gpus(job: JobDescription) -> bool:
 
 # --------------------------------------------------- programs that one task, or one node, runs
 
-MPI_PROGRAM = re.compile(
+MPI_PROGRAM = lazy_regex(
     r"lmp(?:_(?!serial)\w+)?|vasp_(?:std|gam|ncl)|pw\.x|cp2k\.p(?:smp|opt)|pmemd(?:\.cuda(?:_SPFP)?)?\.MPI|sander\.MPI|xhpl|\w+_perf_mpi"
 )
 ALONE_WHY = "The batch script runs on one core set of the first node: without srun or mpirun the program is a single process, and the other tasks do not exist."
@@ -204,7 +205,7 @@ def _starters(call: ProgramCall) -> bool:
     return any(c.program in STARTS_ELSEWHERE for c in call.under)
 
 
-SERVES_ALONE = re.compile(
+SERVES_ALONE = lazy_regex(
     r"(?i)\bray\b|--nnodes|--node[-_]rank|--headless|--master[-_]addr|--dist-init-addr|--data[-_]parallel"
 )
 
@@ -229,7 +230,7 @@ def one_node_programs(job: JobDescription) -> Iterator[Violation]:
 
 
 ONE_NODE_LAUNCHERS = {"composer": "", "tune": "run", "axolotl": "train", "llamafactory-cli": "train"}
-TOLD_NODES = re.compile(r"(?i)nnodes|num_?nodes|node_?rank|base_?rank|world_?size|master_?addr|rdzv|\bray\b|hostfile")
+TOLD_NODES = lazy_regex(r"(?i)nnodes|num_?nodes|node_?rank|base_?rank|world_?size|master_?addr|rdzv|\bray\b|hostfile")
 
 
 def one_node_launchers(job: JobDescription) -> Iterator[Violation]:
@@ -295,7 +296,7 @@ def few_parts(job: JobDescription) -> Iterator[Violation]:
 
 # ------------------------------------------------------------------------ GPUs that programs name
 
-GPU_LIST = re.compile(
+GPU_LIST = lazy_regex(
     r"--?(?:gpus?|gpu[-_]?(?:ids?|list|devices?)|devices?|cuda(?:[-_]devices?)?|device[-_]ids?|visible[-_](?:gpus|devices))"
 )
 
@@ -327,7 +328,7 @@ def listed_more(job: JobDescription) -> Iterator[Violation]:
 # ------------------------------------------------------------------------------ nothing to do
 
 NOTHING_WHY = "The job starts, does nothing and is reported as COMPLETED."
-COMMAND = re.compile(
+COMMAND = lazy_regex(
     r"#+[ \t]*(?:srun|mpirun|mpiexec|torchrun|deepspeed|accelerate[ \t]+launch|python[\d.]*[ \t]+-?\S|"
     r"(?:singularity|apptainer)[ \t]+(?:exec|run)|bash[ \t]+\S+\.sh|\./\S)"
 )
@@ -351,7 +352,7 @@ def nothing(job: JobDescription) -> Iterator[Violation]:
         yield Violation(commands[-1].offset, "the commands of the job are comments: it does nothing", why=NOTHING_WHY)
 
 
-COMMAND_IN_VARIABLE = re.compile(
+COMMAND_IN_VARIABLE = lazy_regex(
     r"\A\s*(?:srun|mpirun|mpiexec|torchrun|deepspeed|accelerate\s+launch|(?:\S*/)?python[\d.]*\s+\S|(?:singularity|apptainer)\s+exec)\b"
 )
 
@@ -445,10 +446,10 @@ def memory_of_ranks(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-INDEX_NAME = re.compile(
+INDEX_NAME = lazy_regex(
     r"--?(?:gpu[-_]?(?:id|index|idx)|device[-_]?(?:id|index)|cuda[-_]?(?:id|device)|local[-_]rank)|(?:\w+\.)?(?:gpu_id|device_id)"
 )
-EITHER_NAME = re.compile(r"--?(?:gpu|device|cuda)|(?:\w+\.)?(?:device|gpu)")
+EITHER_NAME = lazy_regex(r"--?(?:gpu|device|cuda)|(?:\w+\.)?(?:device|gpu)")
 BEYOND_WHY = "Slurm hides the other GPUs of the node, and those of the job count from 0: CUDA stops with 'invalid device ordinal', or finds no GPU."
 
 
@@ -485,7 +486,7 @@ def beyond_job(job: JobDescription) -> Iterator[Violation]:
                     return
 
 
-OPENMMLAB = re.compile(r"(?:\S*/)?dist_(train|test)\.sh")
+OPENMMLAB = lazy_regex(r"(?:\S*/)?dist_(train|test)\.sh")
 
 
 def openmmlab(job: JobDescription) -> Iterator[tuple[ProgramCall, Argument, int]]:

@@ -11,7 +11,7 @@ from allranks.analysis.lint.placeholders import neutralise_placeholders
 from allranks.analysis.lint.records import Assignment, Severity, Violation
 from allranks.analysis.lint.rules.dataflow import used_elsewhere
 from allranks.planning.env_vars import DEPRECATED_VARIABLES, UNREAD_VARIABLES, is_known_variable, nearest_variable
-from allranks.utils.text import nearest_name
+from allranks.utils.text import lazy_regex, nearest_name
 
 UNKNOWN_WHY = "A variable that no library reads causes no error: the line simply has no effect."
 DEPRECATED_WHY = "Deprecated names stop working after an update, without a warning."
@@ -331,7 +331,7 @@ HANDLING_WHY = (
 )
 HANDLING_CURE = "remove it"
 GID_WHY = "The index of the RoCE v2 address differs between nodes and changes when addresses change. NCCL 2.21 and later select it."
-NAME = re.compile(r"[a-z]+[a-z0-9]*\d[a-z0-9.:_-]*\Z", re.IGNORECASE)
+NAME = lazy_regex(r"[a-z]+[a-z0-9]*\d[a-z0-9.:_-]*\Z", re.IGNORECASE)
 
 
 def _names(value: str) -> list[str]:
@@ -391,7 +391,7 @@ def _contradicts(job: JobDescription, what: str) -> bool:
     return job.has("NCCL_NVLS_ENABLE") or bool(NVLINK.search(requested))
 
 
-CODE_COMMENT = re.compile(r"#SBATCH|#+\s*(?:source|export|srun|module|python|conda|torchrun|\w+=)")
+CODE_COMMENT = lazy_regex(r"#SBATCH|#+\s*(?:source|export|srun|module|python|conda|torchrun|\w+=)")
 
 
 def _has_comment(job: JobDescription, offset: int) -> bool:
@@ -411,7 +411,7 @@ def _other_network(job: JobDescription) -> bool:
 
 
 NETWORK = "InfiniBand and RoCE"
-NVLINK = re.compile(r"(?i)nvlink|sxm|[dh]gx|gh200|h200|b200|mi[23]\d\d")
+NVLINK = lazy_regex(r"(?i)nvlink|sxm|[dh]gx|gh200|h200|b200|mi[23]\d\d")
 OFF = {
     ("NCCL_P2P_DISABLE", "1"): "direct copies between GPUs",
     ("NCCL_P2P_LEVEL", "LOC"): "direct copies between GPUs",
@@ -503,9 +503,9 @@ def _meets_by_environment(job: JobDescription) -> bool:
 
 # ------------------------------------------------------------------------------------------ numbers
 
-RENDEZVOUS_PORT = re.compile(r"(?:MASTER|MAIN_PROCESS|MAIN|RDZV|RENDEZVOUS|HEAD|DIST)_?PORT\Z", re.IGNORECASE)
+RENDEZVOUS_PORT = lazy_regex(r"(?:MASTER|MAIN_PROCESS|MAIN|RDZV|RENDEZVOUS|HEAD|DIST)_?PORT\Z", re.IGNORECASE)
 COUNT_OPTIONS = ("nproc_per_node", "num_processes", "num_gpus", "nnodes", "num_machines", "num_nodes")
-COUNT = re.compile(r"\d+(?::\d+)?|gpu|cpu|auto|xpu|npu|mps|hpu|mlu|musa|-1")
+COUNT = lazy_regex(r"\d+(?::\d+)?|gpu|cpu|auto|xpu|npu|mps|hpu|mlu|musa|-1")
 NUMBER_WHY = "The program, or torch, cannot convert it to a number, and stops."
 DOUBLE_WHY = "$(...) runs a command. Arithmetic needs two parentheses on each side."
 

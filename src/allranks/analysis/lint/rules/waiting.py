@@ -10,6 +10,7 @@ from allranks.analysis.lint.command_options import PYTHON, SHELLS, WRAPPERS
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.subshells import runs_once
+from allranks.utils.text import lazy_regex
 
 # ------------------------------------------------------------------------- programs that do not end
 
@@ -43,7 +44,7 @@ def blocks(job: JobDescription) -> Iterator[Violation]:
 
 STAYS = {"srun", "nohup", "env", "numactl", "taskset", "time", "apptainer", "singularity", "mpirun", "bash", "sh", "conda",
          "mamba", "micromamba", "uv", "poetry", "pixi", "pipenv", "stdbuf", "nice", "unbuffer"}  # fmt: skip
-DAEMON = re.compile(r"--?(?:daemon\w*|fork|detach\w*|background)\b|(?<!\S)-D(?!\S)")
+DAEMON = lazy_regex(r"--?(?:daemon\w*|fork|detach\w*|background)\b|(?<!\S)-D(?!\S)")
 
 
 def _is_server(call: ProgramCall) -> bool:
@@ -65,16 +66,16 @@ def _ends_in_tee(job: JobDescription, call: ProgramCall) -> bool:
 
 SCREENS = {"watch", "htop", "nvtop", "vim", "vi", "nano", "emacs", "less", "more", "nvitop", "gpustat"}
 LOOPS_IN = {
-    "nvidia-smi": re.compile(r"-l\d*|--loop(?:-ms)?(?:=.*)?|dmon|pmon"),
-    "tail": re.compile(r"-\w*[fF]|--follow.*"),
-    "jupyter": re.compile(r"notebook|lab|server"),
-    "jupyter-lab": re.compile(r".*"),
-    "jupyter-notebook": re.compile(r".*"),
-    "tensorboard": re.compile(r".*"),
-    "mlflow": re.compile(r"ui|server"),
-    "gpustat": re.compile(r"-\w*i\w*|--interval.*"),
-    "sleep": re.compile(r"inf|infinity"),
-    "top": re.compile(r".*"),
+    "nvidia-smi": lazy_regex(r"-l\d*|--loop(?:-ms)?(?:=.*)?|dmon|pmon"),
+    "tail": lazy_regex(r"-\w*[fF]|--follow.*"),
+    "jupyter": lazy_regex(r"notebook|lab|server"),
+    "jupyter-lab": lazy_regex(r".*"),
+    "jupyter-notebook": lazy_regex(r".*"),
+    "tensorboard": lazy_regex(r".*"),
+    "mlflow": lazy_regex(r"ui|server"),
+    "gpustat": lazy_regex(r"-\w*i\w*|--interval.*"),
+    "sleep": lazy_regex(r"inf|infinity"),
+    "top": lazy_regex(r".*"),
 }
 
 
@@ -131,10 +132,10 @@ SERVER = (
     r"code-server|llama-server|litellm|dask-(?:scheduler|worker|cuda-worker)|dask\s+(?:scheduler|worker|cuda\s+worker)|etcd|minio\s+server|celery|ngrok|mosquitto|rabbitmq-server|prometheus|node_exporter|"
     r"Xvfb\s+:\d+|trtllm-serve|CarlaUE4\.sh|ssh\s(?:.*\s)?-[fCqTgnv]*N\w*|vmstat\s+(?:-\S+\s+)?\d+|top\s+-\w*b(?!.*-\w*n))(?=\s|&|\Z)"
 )
-OUTER_SERVER = re.compile(SERVER)
-WRAPPED_SERVER = re.compile(r"(?:.*\s(?:run|exec|shell|--|-n\s+\S+|\S+\.(?:sif|simg|sqsh)))?\s+" + SERVER)
-PYTHON_SERVER = re.compile(r"(?:-\w\s+)*-m\s+" + SERVER)
-ENDS_BY_ITSELF = re.compile(
+OUTER_SERVER = lazy_regex(SERVER)
+WRAPPED_SERVER = lazy_regex(r"(?:.*\s(?:run|exec|shell|--|-n\s+\S+|\S+\.(?:sif|simg|sqsh)))?\s+" + SERVER)
+PYTHON_SERVER = lazy_regex(r"(?:-\w\s+)*-m\s+" + SERVER)
+ENDS_BY_ITSELF = lazy_regex(
     r"\b(?:timeout\s+\S*\d|nvidia-smi\s.*-c\s|dmon\s.*-c\s|--help|--version|tensorboard\s+dev|--pid=)"
 )
 STOPS = {"kill", "pkill", "killall", "trap", "scancel"}
@@ -186,14 +187,14 @@ def _only_servers(job: JobDescription, places: set[int]) -> bool:
     return not works - places and (len(places) > 1 or bool(_endless_loops(job)))
 
 
-ENDLESS_LOOP = re.compile(
+ENDLESS_LOOP = lazy_regex(
     r"(?m)^([ \t]*)while[ \t]+(?:true|:|\[[ \t]1[ \t]\])[ \t]*(?:;|\n)(?:(?!\n\1done\b)[^\0]){0,1500}?(?:\n\1|;[ \t]*)done[^\n&]*&[ \t]*(?:#.*)?$"
 )
-FUNCTION = re.compile(
+FUNCTION = lazy_regex(
     r"(?m)^[ \t]*(?:function[ \t]+)?([\w-]+)[ \t]*(?:\([ \t]*\))?[ \t]*\{((?:(?!\n\}|\}[ \t]*$)[^\0]){0,2000})(?:\n\}|\}[ \t]*$)"
 )
-FOR_EVER = re.compile(r"\bwhile[ \t]+(?:true|:|\[[ \t]1[ \t]\])[ \t]*(?:;|\n)")
-ENDS_LOOP = re.compile(r"\b(?:break|exit|return)\b")
+FOR_EVER = lazy_regex(r"\bwhile[ \t]+(?:true|:|\[[ \t]1[ \t]\])[ \t]*(?:;|\n)")
+ENDS_LOOP = lazy_regex(r"\b(?:break|exit|return)\b")
 
 
 def _endless_loops(job: JobDescription) -> list[tuple[int, str]]:
@@ -212,7 +213,7 @@ def _endless_loops(job: JobDescription) -> list[tuple[int, str]]:
 
 FOLLOWS_WHY = "tail -f does not end when the program has ended: the job holds its GPUs until its time limit, and is reported as TIMEOUT."
 FOLLOWS_CURE = 'tail -f --pid="$pid" log, or wait instead of tail'
-STARTS_SERVER = re.compile(
+STARTS_SERVER = lazy_regex(
     r"(?i)\b(?:serve|server|controller|worker|daemon|gradio|api|ollama|jupyter|ray|dask|mysqld)\b|_server|server_"
 )
 
@@ -236,7 +237,7 @@ def follows_log(job: JobDescription) -> Iterator[Violation]:
 EXIT_WHY = "The shell ends here, whatever stands below."
 
 
-RUNS_WORK = re.compile(r"\b(?:python[\d.]*|mpirun|mpiexec|srun|torchrun|accelerate|deepspeed)\b[ \t]+\S")
+RUNS_WORK = lazy_regex(r"\b(?:python[\d.]*|mpirun|mpiexec|srun|torchrun|accelerate|deepspeed)\b[ \t]+\S")
 
 
 def _told_to_run(job: JobDescription, end: ProgramCall) -> bool:
@@ -308,7 +309,7 @@ def _same_line(job: JobDescription, first: ProgramCall, second: ProgramCall) -> 
     return job.lines.place(first.offset)[0] == job.lines.place(second.offset)[0] and not second.in_loop
 
 
-VARYING = re.compile(r"\$\([^)]*\)|\$\{?[\w@#*]+(?:\[[^\]]*\])?\}?|\d+")
+VARYING = lazy_regex(r"\$\([^)]*\)|\$\{?[\w@#*]+(?:\[[^\]]*\])?\}?|\d+")
 
 
 def beside_last(job: JobDescription) -> Iterator[Violation]:
@@ -338,7 +339,7 @@ def _shape(call: ProgramCall) -> list[str]:
     return [VARYING.sub("N", a.text) for a in call.args]
 
 
-LAST_ONLY = re.compile(r"\$!|\$\{!\}")
+LAST_ONLY = lazy_regex(r"\$!|\$\{!\}")
 LAST_WHY = "$! is the last one: when it has ended, the script ends, and with it the others."
 
 
@@ -380,11 +381,11 @@ def _is_watched(job: JobDescription, outer: ProgramCall) -> bool:
     return kept is not None and re.search(rf"\b(?:kill|ps|pgrep|wait)\b[^\n]*\$\{{?{kept[1]}\b", after) is not None
 
 
-FOREVER = re.compile(
+FOREVER = lazy_regex(
     r"(?m)^while[ \t]+(?:true|:|\[\[?[ \t]+(?:1|true)[ \t]+\]\]?|\(\([ \t]*1[ \t]*\)\)|sleep[ \t]+\S+)[ \t]*(?:;[ \t]*do\b|\n[ \t]*do\b)"
 )
 LOOP_END = r"((?:(?!\ndone\b)[\s\S])*)\ndone\b(?![^\n;]*[&|])"
-LEAVES = re.compile(r"\b(?:break|exit|return|exec|scancel|qdel|bkill)\b")
+LEAVES = lazy_regex(r"\b(?:break|exit|return|exec|scancel|qdel|bkill)\b")
 FOREVER_WHY = "Nothing ends the loop: when the work has ended, the job holds its nodes until the time limit, and is reported as failed (TIMEOUT)."
 
 
@@ -428,7 +429,7 @@ def _background_work(job: JobDescription) -> list[ProgramCall]:
 
 
 QUIET = {"echo", "printf", "date", "true", ":", "unset", "set", "export", "deactivate", "cat", "squeue", "jobs"}
-DETACHED = re.compile(r"-\w*d\w*")
+DETACHED = lazy_regex(r"-\w*d\w*")
 
 
 def scripts_in_background(job: JobDescription) -> Iterator[Violation]:
@@ -463,7 +464,7 @@ def scripts_in_background(job: JobDescription) -> Iterator[Violation]:
         yield from _group_in_background(job, last)
 
 
-WITHOUT_VALUE = re.compile(r"--(?:rm|init|privileged|tty|interactive|read-only|\S+=\S*)|-[itqP]+")
+WITHOUT_VALUE = lazy_regex(r"--(?:rm|init|privileged|tty|interactive|read-only|\S+=\S*)|-[itqP]+")
 
 
 def _is_detached(words: list[str]) -> bool:
@@ -476,7 +477,7 @@ def _is_detached(words: list[str]) -> bool:
     return False
 
 
-GROUP_END = re.compile(
+GROUP_END = lazy_regex(
     r"(?m)(?:^[ \t]*\([^()\n]*\)|(?:^|[ \t;])(?:[)}]|done|fi))[ \t]*(?:[12&]?>+[ \t]*\S+[ \t]*(?:2>&1[ \t]*)?)?&[ \t]*(?:#.*)?$"
 )
 
@@ -519,7 +520,7 @@ def wait_result(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-CHECKS_RESULTS = re.compile(
+CHECKS_RESULTS = lazy_regex(
     r"\$[!?]|\$\{[!?]\}|PIPESTATUS|\bwait[ \t]+[-$%\"'\d]|\bkill\b|\btrap\b|\bjobs[ \t]+-|\bset[ \t]+-m\b"
 )
 
@@ -538,13 +539,13 @@ RANK_STARTERS = {
     "blaunch",
     "lrun",
 }
-GROUP = re.compile(
+GROUP = lazy_regex(
     r"(?im)^[^#\n]*(?:\bMASTER_ADDR\b|--?(?:node|machine)[-_]rank|--rdzv|--?nnodes|--num[-_]machines|--?master[-_]addr|--init[-_]method|"
     r"--dist[-_]url|--main[-_]process[-_]ip|--?world[-_]size|\bWORLD_SIZE\b)"
 )
 """What ranks of one group are told."""
-SCHEDULER = re.compile(r"\b(?:SLURM|PBS|LSB|COBALT|PJM|OAR)_[A-Z]+")
-MONITORS = re.compile(
+SCHEDULER = lazy_regex(r"\b(?:SLURM|PBS|LSB|COBALT|PJM|OAR)_[A-Z]+")
+MONITORS = lazy_regex(
     r"\b(?:nvidia-smi|rocm-smi|dcgmi|gpustat|top|htop|vmstat|iostat|sar|tail|ping|nvtop|watch|sleep|tensorboard)\b"
 )
 

@@ -10,6 +10,7 @@ from allranks.analysis.lint.command_options import PYTHON
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
 from allranks.analysis.lint.rules.grammar import without_texts
+from allranks.utils.text import lazy_regex
 
 # ------------------------------------------------------------------------------------ doubled words
 
@@ -73,7 +74,7 @@ def _exists(job: JobDescription, name: str) -> bool:
 # ------------------------------------------------------------------------- text of other languages
 
 FOREIGN_WHY = "The shell looks for a program of this name, and finds none: the line does nothing, and as the last one it makes the job fail."
-EDITOR = re.compile(r":(?:wq?!?|q!?|x|set|e|r|w)|--|\^\[\[\w*")
+EDITOR = lazy_regex(r":(?:wq?!?|q!?|x|set|e|r|w)|--|\^\[\[\w*")
 COMMENT_SIGNS = {"//": "C", "/*": "C", "*/": "C", "REM": "DOS", "rem": "DOS", "%%": "Matlab", "::": "DOS"}
 
 
@@ -137,7 +138,7 @@ def written_prompts(job: JobDescription) -> Iterator[Violation]:
         return
 
 
-TERMINAL = re.compile(
+TERMINAL = lazy_regex(
     r"(?m)^[ \t]*(?:\([\w.+-]+\)[ \t]*)?(?:\[[\w.-]+@[\w.-]+[ :][^\]\n]*\]|[a-z_][\w.-]*@[\w.-]+:[\w~./@+-]*)[$#%>](?:[ \t][^\n]*)?$"
 )
 TERMINAL_WHY = "The line was copied from a terminal: the shell looks for a program called user@host, or stops with a syntax error at (."
