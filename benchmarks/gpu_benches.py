@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from allranks.analysis.metrics import step_times
 from benchmarks.gpu_kit import Check, CheckFailed, Kit, NotPossible, Result, end_group, simple, tail
 from benchmarks.programs import ROOT
 
@@ -107,7 +108,7 @@ def bench(kit: Kit, name: str, path: Path, limit_s: float) -> dict[str, Any]:
             "wall_time_s",
         )
     }
-    figures["step_times_s"] = step_times(kit.work / "runs" / metrics["run_name"])
+    figures["step_times_s"] = step_times(step_events(kit.work / "runs" / metrics["run_name"]))
     figures |= {"micro_batch_size": micro, "planned_memory_bytes": planned, "plan_verdict": verdict}
     if planned:
         figures["planned_of_measured"] = round(planned / metrics["peak_memory_bytes"], 3)
@@ -254,20 +255,18 @@ def stopped_and_resumed(kit: Kit, limit_s: float) -> dict[str, Any]:
     return {"stopped_at": stopped[0], "steps": metrics["steps"], "checkpoint_s": metrics["checkpoint_s"]}
 
 
-def step_times(run: Path) -> list[float]:
-    """Return the seconds of each step of rank 0, in order."""
-    lines = (run / "events" / "rank0.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines if line.startswith('{"event":"step"') and line.endswith("}")]
-    return [s for e in events for s in e.get("step_times_s") or [e["step_time_s"]]]
+def step_events(run: Path) -> list[dict[str, Any]]:
+    """Return the step events that rank 0 has written, in order; none before its file exists."""
+    try:
+        lines = (run / "events" / "rank0.jsonl").read_text().splitlines()
+    except OSError:
+        return []
+    return [json.loads(line) for line in lines if line.startswith('{"event":"step"') and line.endswith("}")]
 
 
 def steps_done(run: Path) -> int:
     """Return the last step that rank 0 has written."""
-    try:
-        lines = (run / "events" / "rank0.jsonl").read_text().splitlines()
-    except OSError:
-        return 0
-    return max((json.loads(x)["step"] for x in lines if x.startswith('{"event":"step"') and x.endswith("}")), default=0)
+    return max((event["step"] for event in step_events(run)), default=0)
 
 
 def make_base(folder: Path, device: str, shapes: dict[str, Any]) -> None:
