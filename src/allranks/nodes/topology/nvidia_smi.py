@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -30,9 +29,7 @@ _MARK = re.compile(r"^(\s*)([#*>]+|//+|;+)(?=\s)")
 _SRUN_LABEL = re.compile(r"^\s*\d+: ")
 GPU = re.compile(r"GPU\d+(?:[-/.:][A-Za-z0-9_.:/-]+)?", re.ASCII)
 DEVICE = re.compile(r"[A-Za-z][A-Za-z0-9_.:/-]*\d[A-Za-z0-9_.:/-]*", re.ASCII)
-_PATH = r"NV\d{1,3}|C2C|PIX|PXB|PHB|NODE|SYS|SOC"
-LINK = re.compile(rf"X|{_PATH}", re.ASCII)
-GLUED_CELLS = re.compile(_PATH, re.ASCII)
+LINK = re.compile(r"X|NV\d{1,3}|C2C|PIX|PXB|PHB|NODE|SYS|SOC", re.ASCII)
 P2P = re.compile(r"X|OK|CNS|GNS|TNS|NS|DR|U")
 NO_VALUE = {"N/A", "NA", "-", "None", "[N/A]"}
 _RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
@@ -48,12 +45,6 @@ def strip_control_codes(line: str) -> str:
     return _MARK.sub("", plain)
 
 
-def split_cells(word: str) -> list[str]:
-    """Split ``NODEPIX`` into NODE and PIX, whose gap was lost; return one word otherwise."""
-    kinds = GLUED_CELLS.findall(word)
-    return kinds if len(kinds) > 1 and "".join(kinds) == word else [word]
-
-
 def parse_ranges(text: str) -> str | None:
     """Return cores or NUMA nodes as printed, ``0-31,64-95``; None for N/A or anything else."""
     return text if _RANGES.fullmatch(text) else None
@@ -64,11 +55,6 @@ def first_number(text: str | None) -> int | None:
     if text is None or _RANGES.fullmatch(text) is None:
         return None
     return int(re.split(r"[,-]", text)[0][:9])
-
-
-def is_no_value(text: str) -> bool:
-    """Return whether a cell means that there is no value."""
-    return text in NO_VALUE
 
 
 AFFINITY_COLUMNS = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
@@ -140,7 +126,7 @@ def read_row(line: str, header: Header, legend: dict[str, str]) -> Row:
     links: dict[int, str] = {}
     unread: list[str] = []
     place = 0
-    rest = [kind for word in words[1:] for kind in split_cells(word)]
+    rest = words[1:]
     whole = len(rest) >= wanted
     while place < wanted and rest:
         word = rest[0]
@@ -163,7 +149,7 @@ def _looks_like_affinity(word: str, rest: list[str], left: int, header: Header) 
     """Return whether the link cells ended early, so that the following text belongs to the named columns."""
     if not header.named or len(rest) >= left + len(header.named):
         return False
-    return parse_ranges(word) is not None or is_no_value(word)
+    return parse_ranges(word) is not None or word in NO_VALUE
 
 
 def _values(line: str, rest: list[str], header: Header) -> tuple[dict[str, str], list[str]]:
@@ -211,10 +197,10 @@ def unread_line(number: int, text: str, why: str) -> UnreadLine:
 
 MAX_UNREAD = 50
 NOT_IN_MATRIX = "not part of the matrix"
+NO_HEADER = "a row without a header"
 MAX_DEVICES = 512
 _LEGEND = re.compile(r"\s*([A-Z][A-Z0-9#]{0,9})\s+=\s+(\S.*)")
 _NIC_LEGEND = re.compile(r"\s*(?:NIC\d+\s*:\s*\S+\s*)+", re.ASCII)
-_BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
 _NIC_NAMES = re.compile(r"(NIC\d+)\s*:\s*(\S+)", re.ASCII)
 AMD = "AMD's rocm-smi or amd-smi"
 _OTHERS = {
@@ -232,16 +218,13 @@ def parse_topology(text: str) -> Topology:
     Raises:
         RequestError: it contains no matrix; the message says what it seems to be instead.
     """
-    lines = [strip_control_codes(raw) for raw in text.splitlines()]
-    reader = _Reader(_legend(text), _device_columns(lines))
-    for number, line in enumerate(lines, 1):
-        reader.line(number, line)
+    reader = _Reader(_legend(text))
+    for number, line in enumerate(text.splitlines(), 1):
+        reader.line(number, strip_control_codes(line))
     if any(row.links for _, row in reader.rows.values()):
         return reader.topology()
     if "\\n" in text and "GPU0" in text and text.count("\\n") > text.count("\n"):
         return parse_topology(text.replace("\\n", "\n").replace("\\t", "\t"))
-    if "GPU0" in text and _BREAK.search(text):
-        return parse_topology(_BREAK.sub("\n", text))
     raise RequestError(_no_matrix(text, reader))
 
 
@@ -256,6 +239,8 @@ def _no_matrix(text: str, reader: _Reader) -> str:
         return f"the header of the matrix, line {number}, is damaged or was shortened: {word!r} is not a device; print it again with `nvidia-smi topo -m`"
     if reader.p2p:
         return "this is the table of `nvidia-smi topo -p2p` (OK, NS, ...), which has no link types; give the output of `nvidia-smi topo -m`, alone or with it"
+    if any(item.why == NO_HEADER for item in reader.unread):
+        return "the header of the matrix (GPU0 GPU1 ...) is missing; print it again with `nvidia-smi topo -m`"
     if re.search(r"\bGPU\d", text):
         return "it contains no matrix of `nvidia-smi topo -m`: GPUs are named, but no row has a link type (NV#, PIX, PHB, SYS, ...)"
     first = next((flat for line in text.splitlines() if (flat := " ".join(strip_control_codes(line).split()))), "")
@@ -272,15 +257,6 @@ def _legend(text: str) -> dict[str, str]:
     return {k: v for k, v in found.items() if not P2P.fullmatch(k)}
 
 
-def _device_columns(lines: list[str]) -> dict[int, str]:
-    """Return the columns of a table without a header: each row has its X in its own column."""
-    found: dict[int, str] = {}
-    for words in (line.split() for line in lines):
-        if words and DEVICE.fullmatch(words[0]) and "X" in words and words[0] not in found.values():
-            found.setdefault(words.index("X") - 1, words[0])
-    return found
-
-
 def _shifted(row: Row, header: Header) -> bool:
     """Return whether the cells belong to other columns than in the header: the X of a device is at another position."""
     own = header.devices.index(row.name) if row.name in header.devices else None
@@ -291,9 +267,8 @@ def _shifted(row: Row, header: Header) -> bool:
 class _Reader:
     """Process the lines in order and collect their content."""
 
-    def __init__(self, legend: dict[str, str], own: dict[int, str]) -> None:
+    def __init__(self, legend: dict[str, str]) -> None:
         self.legend = legend
-        self.own = own
         self.header: Header | None = None
         self.rows: dict[str, tuple[int, Row]] = {}
         self.p2p_header: Header | None = None
@@ -341,10 +316,8 @@ class _Reader:
             else:
                 self._say(number, text, "a second matrix; only the first of a text is read")
             return
-        if self.header is None:
-            self.header = self._without_header(number, words)
         if self.header is None or words[0] in self.rows:
-            self._say(number, text, "a duplicate row" if self.header else "a row without a header")
+            self._say(number, text, "a duplicate row" if self.header else NO_HEADER)
             return
         row = read_row(text, self.header, self.legend)
         if _shifted(row, self.header):
@@ -367,23 +340,6 @@ class _Reader:
     @staticmethod
     def _links(words: list[str]) -> bool:
         return any(LINK.fullmatch(word) and word != "X" for word in words[1:])
-
-    def _without_header(self, number: int, words: list[str]) -> Header | None:
-        """Return the header for the first row of a table without one: as many columns as it has cells, named in the order of the rows."""
-        cells = 0
-        for word in words[1:]:
-            if not LINK.fullmatch(word):
-                break
-            cells += 1
-        if words[0] != "GPU0" or not 0 < cells <= MAX_DEVICES or words[1] != "X" or self.damaged:
-            return None
-        others = (name for i in count() if (name := f"GPU{i}") not in self.own.values())
-        devices = [self.own.get(place) or next(others) for place in range(cells)]
-        self._say(
-            number, " ".join(words), f"the header is missing; columns are taken to be {', '.join(devices[:4])}, ..."
-        )
-        names = ["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"][: len(words) - 1 - cells]
-        return Header(devices=devices, named=names, starts=[0] * len(names), tabs=True)
 
     def _say(self, number: int, text: str, why: str) -> None:
         alike = sum(
@@ -416,7 +372,7 @@ class _Reader:
         values = self.rows[name][1].values if name in self.rows else {}
         for column in ("CPU Affinity", "NUMA Affinity"):
             value = values.get(column)
-            if value and parse_ranges(value) is None and value not in ("N/A", "-", "None", "NA"):
+            if value and parse_ranges(value) is None and value not in NO_VALUE:
                 self._say(self.rows[name][0], value, f"{column} of {name} is not a list of numbers")
         return TopologyDevice(
             name=name,
