@@ -1,32 +1,37 @@
-"""Smoke tests: eight small trainings that check an installation, with explicit criteria. Here is the list of the tests, in order.
+"""Smoke tests: eight small trainings that check an installation, with explicit criteria.
 
-records.py                 tests, criteria, figures and results; a run folder as one frozen record; evaluation of criteria
-criteria.py                criteria that several tests share
-figures.py                 measured figures beside those of the field notes; sizes that fit this machine
-mlp_tests.py               tests 01 to 04
-language_model_tests.py    tests 05 to 08
-runner.py                  runs the tests on this machine, through Slurm, or in the cluster in a box
-report.py                  the table, smoke.json and the page
+tests.yaml    the tests, in order: spec, criteria and figures of the field notes
+criteria.py   the criteria, by key
+figures.py    measured figures beside those of the field notes, by name
+sizes.py      the spec of a test for a machine
+records.py    records of tests and results; a run folder as one frozen record; evaluation of criteria
+runner.py     runs the tests on this machine, through Slurm, or in the cluster in a box
+report.py     the table, smoke.json and the page
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+import yaml
 
 from allranks.errors import SpecError
-from allranks.lab.smoke import language_model_tests, mlp_tests
+from allranks.lab.smoke.criteria import criterion_of
+from allranks.lab.smoke.figures import figure_of
 from allranks.lab.smoke.records import SmokeTest
 from allranks.utils.text import did_you_mean
 
-TESTS: tuple[SmokeTest, ...] = (
-    mlp_tests.SINGLE_TEST,
-    mlp_tests.DDP_TEST,
-    mlp_tests.ZERO1_TEST,
-    mlp_tests.MULTINODE_ZERO1_TEST,
-    language_model_tests.LORA_TEST,
-    language_model_tests.LORA_TWO_NODES_TEST,
-    language_model_tests.FSDP_MOE_TEST,
-    language_model_tests.CPU_LAB_TEST,
+
+def _test_of(entry: dict[str, Any]) -> SmokeTest:
+    keys = [key for item in entry["criteria"] for key in (item if isinstance(item, list) else [item])]
+    criteria = tuple(criterion_of(key) for key in keys)
+    return SmokeTest(**{**entry, "criteria": criteria, "figures": tuple(map(figure_of, entry["figures"]))})
+
+
+TESTS: tuple[SmokeTest, ...] = tuple(
+    map(_test_of, yaml.safe_load((resources.files(__name__) / "tests.yaml").read_text("utf-8")))
 )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from allranks.lab.smoke.records import Criterion, Evidence, Verdict, decide, failed, not_reached, not_testable, passed
@@ -415,48 +416,111 @@ def reloaded(e: Evidence) -> Verdict:
     )
 
 
-__all__ = [
-    "BACKWARD",
-    "BARRIERS",
-    "BATCH",
-    "BF16",
-    "FORWARD",
-    "GPU",
-    "LOSS",
-    "OWN_DATA",
-    "RELOAD",
-    "SAVE",
-    "STEPS",
-    "SYNC",
-    "TORCH",
-    "WORLD",
-    "adapters_only",
-    "computes",
-    "engine",
-    "fused_adam",
-    "network_matches_policy",
-    "nodes",
-    "prepared_once",
-    "state_files",
-    "strategy_built",
-    "throughput_written",
-    "transport",
-    "world",
-    "zero_stage",
-]
+SAVE_LIMIT_S = 10.0  # the time in the notes
+ARTIFACTS = ("config.json", "model.safetensors", "tokenizer.json")
 
-GPU = Criterion("gpu", "GPU detected on every rank", own_gpu)
-TORCH = Criterion("torch", "One version of PyTorch", versions)
-WORLD = Criterion("world", "Ranks form one group", world)
-OWN_DATA = Criterion("data", "Each rank trains its own rows", disjoint_rows)
-FORWARD = Criterion("forward", "Forward pass on every rank", computes("forward"))
-BACKWARD = Criterion("backward", "Backward pass on every rank", computes("backward"))
-SYNC = Criterion("sync", "Gradients synchronised", synchronised)
-STEPS = Criterion("steps", "All training steps complete", steps_done)
-LOSS = Criterion("loss", "Loss aggregated over the ranks", loss_aggregated)
-BATCH = Criterion("batch", "Batch size product correct", batch_product)
-BF16 = Criterion("bf16", "bfloat16 enabled and working", bf16)
-SAVE = Criterion("save", "Checkpoint saved by all ranks", saved)
-RELOAD = Criterion("reload", "Checkpoint reloaded", reloaded)
-BARRIERS = Criterion("barriers", "Barriers complete without timeout", barriers, late=True)
-DATA_PARALLEL_STEPS = (BATCH, FORWARD, BACKWARD, SYNC, LOSS, STEPS)
+
+def evaluation(e: Evidence) -> Verdict:
+    """Check that each evaluation has the same targets, communicates once, and gives a plausible perplexity."""
+    threshold = "same targets each time, 1 collective, perplexity from 1 to twice the vocabulary"
+    evals = e.events("eval").get(0, [])
+    data = e.last("data").get(0, {})
+    if len(evals) < 2:
+        return not_reached(threshold)
+    targets, collectives = {x["targets"] for x in evals}, {x["collectives"] for x in evals}
+    values = [x["perplexity"] for x in evals]
+    fine = all(v is not None and math.isfinite(v) and 1 <= v < 2 * data["vocab_size"] for v in values)
+    ok = fine and len(targets) == 1 and collectives == {1}
+    shown = " -> ".join("-" if v is None else f"{v:.1f}" for v in values)
+    return decide(
+        ok, f"{len(evals)} times, {'/'.join(map(str, sorted(targets)))} targets, perplexity {shown}", threshold
+    )
+
+
+def save_is_quick(e: Evidence) -> Verdict:
+    """Check that training pauses for a checkpoint no longer than for the weights-only one of the notes."""
+    threshold = f"at most {SAVE_LIMIT_S:g} s"
+    wrote = e.last("checkpoint")
+    if len(wrote) < len(e.ranks):
+        return not_reached(threshold)
+    slowest = max(float(x["seconds"]) for x in wrote.values())
+    return decide(slowest <= SAVE_LIMIT_S, f"{slowest:.2f} s", threshold)
+
+
+def preflight(e: Evidence) -> Verdict:
+    """Check that every node sees the project and the packages."""
+    wanted = len(e.plan.nodes)
+    threshold = f"proj=ok pkgs=ok on {wanted} nodes"
+    lines = [line for line in e.preflight if "proj=" in line]
+    if not lines:
+        return not_reached(threshold)
+    good = [line for line in lines if "proj=ok" in line and "pkgs=ok" in line]
+    return decide(len(good) == wanted, f"{len(good)} of {len(lines)} nodes", threshold)
+
+
+def rank_banners(e: Evidence) -> Verdict:
+    """Check that every rank's log starts with its number and the world size."""
+    size = len(e.ranks)
+    threshold = f"[RANK 0..{size - 1}] WORLD_SIZE={size}"
+    if not e.heads:
+        return not_reached(threshold)
+    found = [r for r, text in e.heads.items() if f"[RANK {r}] WORLD_SIZE={size} " in text]
+    return decide(len(found) == size, f"{len(found)} ranks print it", threshold)
+
+
+def artifacts(e: Evidence) -> Verdict:
+    """Check the files that the lab's hand-out lists."""
+    threshold = ", ".join(ARTIFACTS)
+    if e.step is None:
+        return not_reached(threshold)
+    missing = [name for name in ARTIFACTS if name not in e.files]
+    return decide(
+        not missing, f"{len(ARTIFACTS) - len(missing)} of {len(ARTIFACTS)} exist", threshold, ", ".join(missing)
+    )
+
+
+CRITERIA: dict[str, tuple[str, Callable[..., Any]]] = {
+    "gpu": ("GPU detected on every rank", own_gpu),
+    "torch": ("One version of PyTorch", versions),
+    "world": ("Ranks form one group", world),
+    "nodes": ("Ranks on all nodes", nodes),
+    "transport": ("", transport),
+    "across": ("", partial(transport, across=True)),
+    "network": ("Connections between the nodes as decided", network_matches_policy),
+    "barriers": ("Barriers complete without timeout", barriers),
+    "wrapper": ("", strategy_built),
+    "engine": ("DeepSpeed's engine created", engine),
+    "zero": ("ZeRO stage 1, optimizer state sharded", zero_stage(1)),
+    "bf16": ("bfloat16 enabled and working", bf16),
+    "jit": ("FusedAdam compiled, its time separate", fused_adam),
+    "lora": ("LoRA: only adapters trained and published", adapters_only),
+    "data": ("Each rank trains its own rows", disjoint_rows),
+    "race": ("Rows prepared once, without a race", prepared_once),
+    "forward": ("Forward pass on every rank", computes("forward")),
+    "backward": ("Backward pass on every rank", computes("backward")),
+    "sync": ("Gradients synchronised", synchronised),
+    "steps": ("All training steps complete", steps_done),
+    "loss": ("Loss aggregated over the ranks", loss_aggregated),
+    "batch": ("Batch size product correct", batch_product),
+    "metrics": ("Throughput written", throughput_written),
+    "eval": ("Evaluation: same rows, one collective, plausible perplexity", evaluation),
+    "save": ("Checkpoint saved by all ranks", saved),
+    "quick": ("Checkpoint takes seconds, not minutes", save_is_quick),
+    "state": ("Optimizer state of every rank saved", state_files),
+    "artifacts": ("Model, configuration and tokenizer saved", artifacts),
+    "reload": ("Checkpoint reloaded", reloaded),
+    "preflight": ("Preflight: every node sees project and packages", preflight),
+    "banner": ("Every rank prints its number and the world size", rank_banners),
+}
+"""Title and function of each criterion that tests.yaml names. With arguments, the function returns the one that judges."""
+LATE = {"barriers"}
+
+
+def criterion_of(entry: str | dict[str, Any]) -> Criterion:
+    """Return the criterion of an entry of tests.yaml."""
+    fields = {"key": entry} if isinstance(entry, str) else entry
+    key = fields["key"]
+    title, judge = CRITERIA[fields.get("judge", key)]
+    if "args" in fields:
+        judge = judge(*fields["args"])
+    return Criterion(key, fields.get("title", title), judge, late=key in LATE)

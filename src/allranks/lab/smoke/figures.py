@@ -1,19 +1,15 @@
-"""Define the figures of the smoke tests, and choose sizes that fit a machine. Pure.
+"""Define and measure the figures of the smoke tests. Pure.
 
-A figure is shown next to that of the field notes, with the same definition; if they are not comparable, the reason is given. A
-test requests the size of the notes and gets the nearest size that fits into memory and, on CPU cores, ends in time.
+A figure is shown next to that of the field notes, with the same definition; if they are not comparable, the reason is given.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
-from allranks.lab.smoke.records import Evidence, Figure, FigureRow, Placement, SmokeTest
-from allranks.planning import memory
-from allranks.planning.memory.estimate import TOO_LARGE
-from allranks.spec import parse_spec
-from allranks.spec.models import mlp_shape
+from allranks.lab.smoke.records import ComparableBy, Evidence, Figure, FigureRow, SmokeTest
 
 
 def figure_rows(test: SmokeTest, e: Evidence) -> list[FigureRow]:
@@ -152,103 +148,58 @@ def epoch_seconds(e: Evidence) -> float | None:
     return e.metrics.get("epoch_s")
 
 
-CPU_FLOPS = 15e9  # rough FLOP/s of a core for float32 matrix products; only used to choose a size
-CPU_BUDGET_S = 120.0
-TINY = {"width": 16, "rows": 4, "steps": 4}
-SPARE = 0.6  # of the memory; other programs need some
+_ALL: tuple[ComparableBy, ...] = ("hardware", "size", "ranks")
+FIGURES: dict[str, tuple[str, str, Callable[[Evidence], float | None], tuple[ComparableBy, ...]]] = {
+    "parameters": ("", "all weights and biases", parameters, ("size",)),
+    "global batch": ("rows", "rows of a step over all ranks", global_batch, ("ranks",)),
+    "training time": ("s", "all steps, including the first", training_time, _ALL),
+    "steps": ("1/s", "steps by training time", steps_per_s, _ALL),
+    "samples": ("1/s", "batch rows over all ranks, by training time", samples_per_s, _ALL),
+    "samples after warm-up": (
+        "1/s",
+        "batch rows over all ranks, by the median step after five",
+        warm_samples_per_s,
+        _ALL,
+    ),
+    "first step beyond the median": ("s", "compilation, first allocations and connections", first_step, _ALL),
+    "engine start-up": (
+        "s",
+        "DeepSpeed's initialisation including operator builds; in the notes only the compilation",
+        engine_start,
+        ("hardware",),
+    ),
+    "optimizer state per rank": (
+        "GB",
+        "master weights and two moments in float32, 12 bytes x parameters / ranks",
+        state_gb_a_rank,
+        ("size", "ranks"),
+    ),
+    "last loss": ("", "mean squared error of step 100", last_loss, ("size", "ranks")),
+    "peak GPU memory": ("GB", "most that torch had allocated on a rank", peak_gb, _ALL),
+    "wall time": ("s", "training of 10 steps, without starting the ranks", wall_time, _ALL),
+    "tokens per rank, with padding": (
+        "1/s",
+        "steps x rows x max_length by wall time: padding and warm-up count",
+        padded_tokens_per_s_per_rank,
+        _ALL,
+    ),
+    "tokens, all ranks": ("1/s", "without padding, after warm-up", real_tokens_per_s, _ALL),
+    "evaluation": ("s", "200 rows in the notes, 40 here", eval_seconds, _ALL),
+    "checkpoint": ("s", "time without training", save_seconds, _ALL),
+    "perplexity before training": (
+        "",
+        "weighted by tokens; in the notes of a trained model",
+        first_perplexity,
+        ("size",),
+    ),
+    "epoch": ("s", "every row once, without evaluation", epoch_seconds, ("hardware",)),
+}
+"""Unit, definition, measurement and dependence of each figure that tests.yaml names."""
 
 
-def base_spec(asked: Placement, name: str) -> dict[str, Any]:
-    """Return the common part of all tests: full checkpoints, final checks, and by default no evaluation."""
-    cluster: dict[str, Any] = {
-        "launcher": "local" if asked.place == "local" else "slurm",
-        "nodes": asked.nodes,
-        "procs_per_node": asked.ranks,
-        "timeout_s": 600,
-    }
-    if asked.gpu and asked.place != "local":
-        cluster["slurm"] = {"gpus_per_node": asked.ranks}
-    if not asked.gpu:
-        cluster |= {"device": "cpu", "env": {"OMP_NUM_THREADS": str(threads(asked))}}
-    return {
-        "name": f"smoke-{name}",
-        "cluster": cluster,
-        "checkpoint": {"mode": "full"},
-        "observe": {"proof_at_end": True, "telemetry_s": 1.0},
-    }
-
-
-def threads(asked: Placement) -> int:
-    """Return a rank's share of the available cores."""
-    together = asked.world if asked.place == "cluster" else asked.ranks
-    return max(1, asked.machine.cpus // together)
-
-
-def mlp_spec(
-    asked: Placement, base: dict[str, Any], width: int, layers: int, shape: str, rows: int, steps: int
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the base with a perceptron on noise of the notes' size, or the largest half, quarter, ... of its width that fits."""
-    if asked.scale == "tiny":
-        chosen, rows_now, steps_now = TINY["width"], TINY["rows"], TINY["steps"]
-        why = "requested by --scale tiny"
-    else:
-        chosen, rows_now, steps_now, why = width, rows, steps, ""
-        while (
-            asked.scale == "fit"
-            and chosen > 64
-            and (reason := _too_much(asked, base, chosen, layers, shape, rows, steps))
-        ):
-            chosen, why = chosen // 2, reason
-    spec = _with_mlp(base, chosen, layers, shape, rows_now, steps_now)
-    scaled = []
-    if (chosen, rows_now) != (width, rows):
-        here, there = (mlp_shape(f"mlp:{w}x{layers}", {"shape": shape}).parameters for w in (chosen, width))
-        scaled.append(f"width {chosen} instead of {width}: {here:,} parameters instead of {there:,}; {why}")
-    if rows_now != rows:
-        scaled.append(f"{rows_now} rows per rank instead of {rows}; {why}")
-    if steps_now != steps:
-        scaled.append(f"{steps_now} steps instead of {steps}; {why}")
-    return spec, scaled
-
-
-def _with_mlp(base: dict[str, Any], width: int, layers: int, shape: str, rows: int, steps: int) -> dict[str, Any]:
-    return {
-        **base,
-        "model": {**base.get("model", {}), "name": f"mlp:{width}x{layers}", "config": {"shape": shape}},
-        "data": {"source": "builtin:noise", "eval_fraction": 0.0},
-        "train": {
-            "max_steps": steps,
-            "micro_batch_size": rows,
-            "lr": 1e-4,
-            "schedule": "constant",
-            **base.get("train", {}),
-        },
-    }
-
-
-def _too_much(
-    asked: Placement, base: dict[str, Any], width: int, layers: int, shape: str, rows: int, steps: int
-) -> str:
-    """Return why a size does not fit; empty if it does. Unknown limits of other machines count as sufficient."""
-    spec = parse_spec(_with_mlp(base, width, layers, shape, rows, steps))
-    if asked.place == "cluster":  # all its nodes run on this machine
-        each = asked.machine.memory_bytes * SPARE / asked.world / (1 << 30)
-        spec = parse_spec(_with_mlp(_limited(base, each), width, layers, shape, rows, steps))
-    found = memory.fit(spec, memory.make_plan(spec, asked.machine), asked.machine)
-    limit = found.capacity.bytes
-    room = limit * (SPARE if asked.place == "local" and not asked.gpu else 1.0) if limit else None
-    if found.verdict == TOO_LARGE or (room is not None and found.needed_bytes > room):
-        return (
-            f"{width} would need {found.needed_bytes / 2**30:.1f} GiB per rank, available {(room or 0) / 2**30:.1f} GiB"
-        )
-    if asked.gpu or asked.place == "slurm":
-        return ""
-    parameters = mlp_shape(f"mlp:{width}x{layers}", {"shape": shape}).parameters
-    together = asked.world if asked.place == "cluster" else asked.ranks
-    cores = min(1.0, asked.machine.cpus / together) * threads(asked)
-    seconds = 6 * parameters * rows * steps / (CPU_FLOPS * cores)
-    return f"{steps} steps of {width} would take about {seconds:.0f} s on these cores" if seconds > CPU_BUDGET_S else ""
-
-
-def _limited(base: dict[str, Any], gib: float) -> dict[str, Any]:
-    return {**base, "cluster": {**base["cluster"], "device_memory_gib": gib}}
+def figure_of(entry: dict[str, Any]) -> Figure:
+    """Return the figure of an entry of tests.yaml."""
+    unit, definition, measure, depends = FIGURES[entry["name"]]
+    return Figure(
+        **{"unit": unit, "definition": definition, "measure": measure, "depends": depends, "seed": None, **entry}
+    )

@@ -225,24 +225,27 @@ class FigureRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SmokeTest(msgspec.Struct, frozen=True, kw_only=True):
-    """One smoke test. ``nodes`` and ``ranks`` (per node) are those of the notes.
+    """One smoke test of tests.yaml. ``nodes`` and ``ranks`` (per node) are those of the notes; ``run`` names its runs.
 
     ``min_nodes``: with fewer nodes it is not run, unless it is useful on one node with a GPU (``one_gpu_node``);
     ``cpu_ranks``: ranks of a node without GPUs.
     """
 
     name: str
+    run: str
     title: str
     source: str
     hardware: str
     nodes: int
     ranks: int
-    min_nodes: int
-    cpu_ranks: int
-    parameters: int | None
-    build: Callable[[Placement], SizedSpec]
+    spec: dict[str, Any]
     criteria: tuple[Criterion, ...]
     figures: tuple[Figure, ...]
+    min_nodes: int = 1
+    cpu_ranks: int = 2
+    parameters: int | None = None
+    mlp: dict[str, Any] | None = None
+    variants: list[dict[str, Any]] = []
     one_gpu_node: bool = False
 
 

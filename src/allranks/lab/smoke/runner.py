@@ -32,6 +32,7 @@ from allranks.lab.smoke.records import (
     evaluate_criteria,
     read_evidence,
 )
+from allranks.lab.smoke.sizes import build_spec
 from allranks.launch import runs
 from allranks.launch.outcome import RunResult
 from allranks.nodes import preflight
@@ -156,7 +157,7 @@ def prepare_test(test: SmokeTest, wanted: SmokeOptions, machine: MachineFacts) -
     asked = placement_of(test, wanted.place, wanted.scale, machine, gpu=wanted.gpu(machine))
     if isinstance(asked, str):
         return PreparedTest(test=test, spec=None, asked=None, scaled=[], unable=asked)
-    sized = test.build(asked)
+    sized = build_spec(test, asked)
     model = {"compile": False, **sized.spec.get("model", {})}  # short, and compared with figures of uncompiled runs
     spec = parse_spec({**sized.spec, "model": model, "run_root": wanted.run_root}, wanted.sets)
     return PreparedTest(test=test, spec=spec, asked=asked, scaled=[*world_size_note(test, asked), *sized.scaled])
