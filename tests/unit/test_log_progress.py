@@ -24,9 +24,7 @@ def read(*lines: str) -> dict[str, Any]:
     reader = LineReader()
     for line in lines:
         reader.feed(line)
-    records = reader.take()
-    assert len(records) <= 1
-    return records[0] if records else {}
+    return (reader.take(last=True) or [{}])[-1]
 
 
 @pytest.mark.parametrize(
@@ -56,8 +54,31 @@ def read(*lines: str) -> dict[str, Any]:
         ),
         (
             ["Epoch 2/2  ━━━━━━━━━━━━ 16/16 0:00:00 • 0:00:00 100.0it/s v_num: 0.000 train_loss: 1.5"],
-            {"step": 16, "epoch": 2.0, "loss": 1.5},
+            {
+                "step": 48,
+                "epoch": 2.0,
+                "loss": 1.5,
+            },  # Lightning in a file shows only the bar of its last epoch, here of three
         ),
+        (["Epoch 3/3: 100%|██████████| 16/16 [00:00<00:00, 9it/s]"], {"step": 48, "epoch": 3.0}),
+        (["Epoch 7: 100%|██████████| 16/16 [00:00<00:00, 9it/s]"], {"epoch": 7.0}),  # after how many others?
+        (["step 5 loss 54.3"], {"step": 5, "loss": 54.3}),
+        (["2026-01-01 10:00:00 INFO global_step=5 train_loss=54.3 lr=1e-4"], {"step": 5, "loss": 54.3}),
+        (["[GPU0] Epoch 1 | Iter 100 | Train Loss 4.1703"], {"step": 100, "loss": 4.1703, "epoch": 1.0}),
+        (
+            [
+                " iteration       40/     100 | elapsed time per iteration (ms): 3.2 | lm loss: 1.03E+01 | loss scale: 1.0"
+            ],
+            {"step": 40, "loss": 10.3},
+        ),
+        (
+            [f"Epoch [{e}/3], Step [{n}/40], Loss: {e}.{n}" for e in (1, 2, 3) for n in (20, 40)],
+            {"step": 120, "epoch": 3.0, "loss": 3.4},
+        ),
+        ([f"step {n} loss 2.5" for n in (0, 10, 20, 30) * 3], {"step": 110, "loss": 2.5}),
+        ([f"train: 50%|█| {n}/9 [00:01<00:03, 4.1it/s, loss=2.3]" for n in (3, 9) * 2], {"step": 18, "loss": 2.3}),
+        (["step 5: val_loss 3.25"], {"step": 5, "eval_loss": 3.25}),
+        (["Validation: 10%|█| 5/50 [00:01<00:03, 4.1it/s, loss=2.3]"], {}),
         (["Validation DataLoader 0: 100%|██████████| 1/1 [00:00<00:00, 900it/s]"], {}),
         (["iter 10: loss 4.1234, time 12.34ms, mfu -100.00%"], {"step": 10, "loss": 4.1234}),
         (["step 20: train loss 4.0123, val loss 4.1234"], {"step": 20, "eval_loss": 4.1234}),
@@ -68,6 +89,18 @@ def read(*lines: str) -> dict[str, Any]:
 )
 def test_lines_are_read_as_they_are_printed(lines: list[str], found: dict[str, Any]) -> None:
     assert read(*lines) == found
+
+
+def test_the_trainers_loss_has_the_step_of_the_bar_after_it_and_no_later_one() -> None:
+    reader, bars, records = LineReader(), [f"  5%|█| {n}/20 [00:01<00:03, 4.12it/s]" for n in range(7)], []
+    for line in (bars[0], bars[1], TRAINER_5, bars[1], bars[2], bars[3], TRAINER_4, bars[4], bars[5]):
+        reader.feed(line)
+        records += reader.take()
+    assert [(r["step"], r["loss"]) for r in records if "loss" in r] == [(1, 6.21), (4, 6.2134)]
+    whole = LineReader()
+    for line in (bars[0], bars[1], TRAINER_5, bars[1], bars[2], bars[3], TRAINER_4, bars[4], bars[5]):
+        whole.feed(line)
+    assert [(r["step"], r.get("loss")) for r in whole.take()] == [(1, 6.21), (4, 6.2134), (5, None)]
 
 
 def test_every_loss_is_a_record_but_not_thousands_at_once() -> None:

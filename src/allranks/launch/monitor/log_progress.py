@@ -1,8 +1,9 @@
 """Read the progress of a user's own program in the output of its rank 0: lines that well-known libraries and programs print.
 
-Read are: the dictionaries of the Hugging Face Trainer, bars of tqdm, the progress lines of Lightning, and the lines of nanoGPT. A bar
-gives the step only if it is that of a training: the Trainer's own, one named ``Epoch N`` or one that shows a loss. What a line does
-not say stays absent. The output may hold anything: lines of any length, escape sequences, invalid UTF-8.
+Read are: the dictionaries of the Hugging Face Trainer, bars of tqdm, the progress lines of Lightning, and lines with a step and a loss
+(``step 5 loss 54.3``, ``iter 5: loss 4.1``, ``Epoch [1/3], Step [5/40], Loss: 4.1``). A bar gives the step only if it is that of a
+training: the Trainer's own, one named ``Epoch N`` or one that shows a loss. Steps that start again with each epoch are counted on. What
+a line does not say stays absent. The output may hold anything: lines of any length, escape sequences, invalid UTF-8.
 """
 
 from __future__ import annotations
@@ -30,10 +31,52 @@ _BAR = re.compile(
 _RICH = re.compile(
     r"^(?P<label>Epoch \d{1,9}(?:/\d{1,9})?) {1,4}[━╸╺ ]{1,200} (?P<done>\d{1,12})/(?P<total>\d{1,12}) (?P<rest>.{0,400})$"
 )
-_EPOCH = re.compile(r"^Epoch (\d{1,9})(?:/\d{1,9})?$")
-_LOSS = re.compile(rf"(?:^|[ ,])(?:train_)?loss(?:_step)?(?:=|: )({_NUMBER})(?=[,\]\s]|$)", re.IGNORECASE)
-_NANOGPT = re.compile(rf"^iter (\d{{1,12}}): loss ({_NUMBER})(?=[,\s]|$)", re.IGNORECASE)
+_EPOCH = re.compile(r"^Epoch (\d{1,9})(?:/(\d{1,9}))?$")
+_SEPARATOR = r"[ \t:=#|\[(]{1,20}"
+_STEP = re.compile(
+    rf"(?<![\w-])(?:global[ _])?(?:step|iter|iteration){_SEPARATOR}(\d{{1,12}})(?: {{0,12}}/ {{0,12}}(\d{{1,12}}))?(?![\w.])",
+    re.IGNORECASE,
+)
+_EPOCH_NAMED = re.compile(rf"(?<![\w-])epoch{_SEPARATOR}(\d{{1,9}})(?![\w.])", re.IGNORECASE)
+_LOSS = re.compile(
+    rf"(?<![\w-])(?:([a-z]{{1,20}})[ _/-])?loss(?:_step)?{_SEPARATOR}({_NUMBER})(?=[,;\]|)\s]|$)", re.IGNORECASE
+)
+_OF_TRAINING = ("", "train", "training", "step", "batch", "mean", "avg", "average", "running", "lm")
+_HELD_OUT = ("val", "valid", "validation", "eval", "evaluation", "test", "dev")
+_HELD_OUT_BAR = re.compile(rf"\b(?:{'|'.join(_HELD_OUT)})", re.IGNORECASE)
 _NANOGPT_EVAL = re.compile(rf"^step (\d{{1,12}}): train loss {_NUMBER}, val loss ({_NUMBER})\s*$", re.IGNORECASE)
+
+
+def _losses(text: str) -> dict[str, float]:
+    """Return the first loss of training and of held-out data that a text names."""
+    found: dict[str, float] = {}
+    for name, value in _LOSS.findall(text):
+        key = "loss" if name.lower() in _OF_TRAINING else "eval_loss" if name.lower() in _HELD_OUT else ""
+        if key:
+            found.setdefault(key, float(value))
+    return found
+
+
+class _StepCount:
+    """Count on where the steps of a program start again with each epoch."""
+
+    def __init__(self) -> None:
+        self.before = 0  # steps of earlier epochs
+        self.epoch: int | None = None
+        self._last: int | None = None  # as the program counts
+        self._length = 0  # of the epoch, if the program names it
+        self._interval = 1  # between the last two steps
+
+    def add(self, done: int, total: int, epoch: int | None, *, each_epoch: bool = False) -> int:
+        """Return the step since the start; `each_epoch`: the steps are known to start again with each epoch."""
+        if self._last is not None:
+            epochs = 0 if epoch is None or self.epoch is None else max(epoch - self.epoch, 0)
+            if done < self._last or (epochs and (each_epoch or done == self._last)):
+                self.before += (self._length or max(self._last + self._interval - done, 0)) * max(epochs, 1)
+            elif done > self._last:
+                self._interval = done - self._last
+        self._last, self._length, self.epoch = done, total, epoch
+        return self.before + done
 
 
 class LineReader:
@@ -44,53 +87,75 @@ class LineReader:
         self._earlier: list[dict[str, Any]] = []  # each with a loss
         self._trainer_logged = False  # since its last bar: the line that follows is its bar again
         self._trainer_total: int | None = None
-        self._epoch: tuple[int, int] | None = None  # number and length of the current one
-        self._before = 0  # steps of earlier epochs
+        self._lines, self._bars = _StepCount(), _StepCount()
+        self._unknown_start = False  # bars of epochs, the first of which was not the program's first one
 
     def feed(self, line: str) -> None:
         """Read one line."""
         text = printable(line).strip()
-        if text.startswith("iter "):
-            if match := _NANOGPT.match(text):
-                self._keep(step=int(match[1]), loss=float(match[2]))
-        elif text.startswith("step "):
-            if match := _NANOGPT_EVAL.match(text):
-                self._keep(step=int(match[1]), eval_loss=float(match[2]))
-        elif match := _TRAINER.search(text):
+        if match := _TRAINER.search(text):
             found = {name: float(value) for name, value in _FIELD.findall(match[0])}
             self._trainer_logged = "loss" in found
+            if self._trainer_logged and "loss" not in self._found:
+                self._found.pop("step", None)  # of the last bar; the one that follows has the step of this loss
             self._keep(**found)
-        elif match := (_BAR.match(text) or _RICH.match(text)):
-            self._bar(match["label"] or "", int(match["done"]), int(match["total"]), match["rest"])
+        elif match := _BAR.match(text):
+            self._bar(match, lightning="v_num=" in text)
+        elif match := _RICH.match(text):
+            self._bar(match, lightning=True)
+        elif match := _NANOGPT_EVAL.match(text):  # its train loss is an estimate of the evaluation
+            self._keep(step=int(match[1]), eval_loss=float(match[2]))
+        elif (match := _STEP.search(text)) and (losses := _losses(text)):
+            self._line(int(match[1]), int(match[2] or 0), _EPOCH_NAMED.search(text), losses)
 
-    def _bar(self, label: str, done: int, total: int, rest: str) -> None:
-        loss = _LOSS.search(rest)
-        epoch = _EPOCH.match(label)
-        if not total or done > total:
+    def _line(self, done: int, total: int, epoch: re.Match[str] | None, losses: dict[str, float]) -> None:
+        number = int(epoch[1]) if epoch else None
+        step = self._lines.add(done, total, number) if "loss" in losses else self._lines.before + done
+        self._keep(step=step, **({} if number is None else {"epoch": float(number)}), **losses)
+
+    def _bar(self, match: re.Match[str], *, lightning: bool) -> None:
+        label, done, total = match["label"] or "", int(match["done"]), int(match["total"])
+        if not total or done > total or _HELD_OUT_BAR.search(label):
             return
-        if epoch:
-            number = int(epoch[1])
-            if self._epoch is not None and number > self._epoch[0]:
-                self._before += self._epoch[1]
-            self._epoch = number, total
-            self._keep(step=self._before + done, epoch=float(number))
-        elif not label and self._trainer_logged:
+        loss = {name: value for name, value in _losses(match["rest"]).items() if name == "loss"}
+        if not label and self._trainer_logged:
             self._trainer_total, self._trainer_logged = total, False
-        if not epoch and (loss or (not label and total == self._trainer_total)):
-            self._keep(step=done, total=total)
-        if loss:
-            self._keep(loss=float(loss[1]))
+        if epoch := _EPOCH.match(label):
+            step = self._step_of_epoch(int(epoch[1]), int(epoch[2] or 0), done, total, lightning=lightning)
+            self._keep(epoch=float(epoch[1]), **({} if step is None else {"step": step}), **loss)
+        elif not label and total == self._trainer_total:
+            self._keep(step=done, total=total, **loss)
+        elif loss:
+            step = self._bars.add(done, total, None)
+            self._keep(step=step, **({} if self._bars.before else {"total": total}), **loss)
+
+    def _step_of_epoch(self, number: int, last: int, done: int, total: int, *, lightning: bool) -> int | None:
+        """Return the step over all epochs. Lightning counts epochs from 0, and in a file shows only the bar of the last one."""
+        if self._bars.epoch is None:
+            first = 0 if lightning else min(number, 1)
+            self._bars.before = (number - first) * total
+            self._unknown_start = not lightning and 1 < number != last
+        step = self._bars.add(done, total, number, each_epoch=True)
+        return None if self._unknown_start else step
 
     def _keep(self, **values: Any) -> None:
-        if "loss" in values and "loss" in self._found:
+        """Add values to the current record. It ends with a second loss, or with another step than that of its loss."""
+        known = self._found
+        moved = "step" in known and values.get("step", known["step"]) != known["step"]
+        if "loss" in known and ("loss" in values or moved):
             if len(self._earlier) < MAX_LOSSES:
-                self._earlier.append(self._found)
+                self._earlier.append(known)
             self._found = {}
         self._found |= values
 
-    def take(self) -> list[dict[str, Any]]:
-        """Return what has been found since the last call, one record per loss; of very many losses the first ones and the last."""
-        records, self._earlier, self._found = [*self._earlier, self._found], [], {}
+    def take(self, *, last: bool = False) -> list[dict[str, Any]]:
+        """Return what has been found since the last call, one record per loss; of very many losses the first ones and the last.
+
+        A loss of the Trainer whose step has not been read yet is kept for the next call, except at the `last`.
+        """
+        records, self._earlier = self._earlier, []
+        if last or not (self._trainer_logged and "loss" in self._found):
+            records, self._found = [*records, self._found], {}
         return [
             {name: value if math.isfinite(value) else None for name, value in record.items()}
             for record in records
@@ -131,7 +196,7 @@ class LogProgress(threading.Thread):
                 self._lines.feed(line)
             if last:
                 self._lines.feed(self._rest.decode("utf-8", "replace"))
-            if found := self._lines.take():
+            if found := self._lines.take(last=last):
                 with EventLog(self._events_path, 0) as log:
                     for record in found:
                         log.write(PROGRESS, source=READ_IN_LOG, **record)
