@@ -181,6 +181,11 @@ def test_of_a_program_of_ones_own_nothing_is_said_that_allranks_does_not_know(tm
     """It has its own loop: no strategy, no proof, and no phases but its start."""
     run = failed_run(tmp_path)
     plan = json.loads(run.plan.read_text())
+    with run.events_of(0).open("a") as log:
+        for step in range(1, 9):
+            log.write(
+                json.dumps({"event": "progress", "source": "log", "step": step, "loss": 54.3, "time": step}) + "\n"
+            )
     run.plan.write_text(json.dumps({**plan, "batch": None, "max_steps": None}))
     page = Page(write_report(run))
     assert "own program" in page.text
@@ -189,6 +194,8 @@ def test_of_a_program_of_ones_own_nothing_is_said_that_allranks_does_not_know(tm
         "Time of the run by phase",
         str(plan["strategy"]),
         "the run did not reach this check",
+        "in nats",
+        "Real tokens",
     ):
         assert words not in page.text, words
 

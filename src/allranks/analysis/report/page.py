@@ -99,6 +99,7 @@ def _context(data: RunData, plotly: str | None) -> tuple[dict[str, Any], str]:
         "charts_missing": plotly is None and any(groups.values()),
         "tables": {name: [t for make in makers if (t := make(data))] for name, makers in _TABLES.items()},
         "spec": data.spec,
+        "own_program": data.own_program,
     }
     return context, figures
 

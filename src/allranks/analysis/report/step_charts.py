@@ -30,6 +30,7 @@ from allranks.analysis.report.figures import (
     warmup_shapes,
 )
 from allranks.analysis.report.run_data import Events, RunData, StepRecord
+from allranks.rundir.events import REPORTED
 from allranks.utils.text import finite_float, format_duration
 
 WARMUP_NOTE = f"Shaded: the {WARMUP_STEPS} warm-up steps."
@@ -52,7 +53,8 @@ def loss_chart(data: RunData) -> Chart | None:
         shown = smooth(values, width) if width else values
         traces.append(line(name, xs, shown, colour(3 + i), axis=i + 2, width=1.5, showlegend=False, mode="lines"))
     figure = {"data": traces, "layout": _loss_layout(data, [name for name, _ in rows])}
-    return Chart("loss", "Loss and learning rate", _loss_note(data, len(xs), bool(evals)), figure, wide=True)
+    title = "Loss and learning rate" if rows else "Loss"
+    return Chart("loss", title, _loss_note(data, len(xs), bool(evals)), figure, wide=True)
 
 
 def _loss_traces(steps: list[StepRecord], evals: Events) -> list[Figure]:
@@ -93,7 +95,10 @@ def _loss_layout(data: RunData, rows: list[str]) -> Figure:
 
 def _loss_note(data: RunData, points: int, evaluated: bool) -> str:
     parts = ["Mean over the trained tokens of all ranks, in nats; lower is better."]
-    if not evaluated:
+    if data.own_program:  # what it means and its unit are the program's
+        parsed = data.metrics.get("progress_source") != REPORTED
+        parts = ["As rank 0 printed it." if parsed else "As the program reported it."]
+    elif not evaluated:
         parts.append("There was no evaluation.")
     if points and step_shapes(data):
         parts.append(WARMUP_NOTE)
@@ -103,7 +108,7 @@ def _loss_note(data: RunData, points: int, evaluated: bool) -> str:
 
 
 def step_shapes(data: RunData) -> list[Figure]:
-    steps = data.zero.steps
+    steps = [] if data.own_program else data.zero.steps
     return warmup_shapes(steps[0].step, steps[-1].step) if steps else []
 
 
