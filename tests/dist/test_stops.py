@@ -17,10 +17,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from allranks.launch.local_job import INTERRUPT_GRACE_S
 from allranks.rundir.checkpoints import newest_checkpoint
 from allranks.rundir.files import read_json
 from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import Background, allranks, slow_down, step_events, train, write_spec
+from tests.dist.harness import Background, allranks, slow_down, stall_ranks, step_events, train, until, write_spec
 
 pytestmark = pytest.mark.dist
 
@@ -68,21 +69,30 @@ def resumable(folder: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGUSR1, signal.SIGTERM)], ids=["Ctrl-C", "twice"])
-def test_a_resumed_run_is_bitwise_one_that_never_stopped(tmp_path: Path, signals: tuple[signal.Signals, ...]) -> None:
+def test_a_resumed_run_is_bitwise_one_that_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: tuple[signal.Signals, ...]
+) -> None:
     """Stopped, and stopped again by another signal: dropout, packing, accumulation, schedule and optimizer go on as if nothing had been.
 
     So does a mixture of data, although its cache is gone. Every rank ends soon after a signal, and leaves a folder that can be read.
+    After Ctrl-C the steps and the save take longer than ranks with nothing to save get.
     """
     write_rows(tmp_path / "rows.json", 60)
     done, whole = train(tmp_path, resumable(tmp_path, "whole"))
     assert done.returncode == 0, done.stderr
+    slow = signals == (signal.SIGINT,)
+    if slow:
+        stall_ranks(monkeypatch, "slow_everywhere:0:-7;slow_everywhere:1:-7", 0.8)
     background = Background(tmp_path, "run", str(write_spec(tmp_path, resumable(tmp_path, "parts"))))
+    monkeypatch.delenv("STUCK", raising=False)
     parts, stops = background.run, []
     for asked in signals:
         background.until_step((stops or [0])[-1] + 3)
         pids = background.all_pids()
         background.signal(asked)
-        all_gone(pids, 5)
+        began = time.monotonic()
+        all_gone(pids, 30 if slow else 5)
+        assert not slow or time.monotonic() - began > INTERRUPT_GRACE_S
         code, out = background.wait(limit_s=20)
         assert code == 1
         told = "interrupted" if asked == signal.SIGINT else f"(allranks received {asked.name})"
@@ -132,11 +142,15 @@ def test_a_rank_that_is_deaf_is_ended_with_the_others(endless: Background) -> No
     all_gone(pids, 1)
 
 
-def test_ctrl_c_while_a_rank_is_deaf(endless: Background) -> None:
+@pytest.mark.parametrize("asked_twice", [False, True], ids=["once", "twice"])
+def test_ctrl_c_while_a_rank_is_deaf(endless: Background, asked_twice: bool) -> None:
     pids = endless.all_pids()
     psutil.Process(endless.pid_of(0)).suspend()
     endless.signal(signal.SIGINT)
-    all_gone(pids, 5)
+    if asked_twice:
+        until(lambda: "Ctrl-C again kills them now" in endless.out.read_text())
+        endless.signal(signal.SIGINT)
+    all_gone(pids, 5 if asked_twice else 20)
     code, out = endless.wait(limit_s=20)
     assert code == 1
     assert "were killed" in out

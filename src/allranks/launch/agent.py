@@ -50,6 +50,7 @@ from allranks.launch.rendezvous import (
     host_labels,
     interface_towards,
 )
+from allranks.launch.stop_limit import StopLimit
 from allranks.nodes.network_verification import connection_addresses, count_by_interface
 from allranks.planning import env_vars as network_file
 from allranks.planning.rank_environment import threads_per_rank
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 REACH_S = 90.0  # to reach the driver for the first time
 PEER_GRACE_S = 5.0  # for the other ranks of this node, after one has failed
-STOP_GRACE_S = 30.0  # for a checkpoint, once the driver is lost
+STOP_GRACE_S = 30.0  # for a checkpoint, once the driver is lost: at least
 TERMINATE_S = 5.0  # between SIGTERM and SIGKILL to a program of the user's own, one of whose ranks has failed
 DELIVER_S = 5.0
 CONNECTIONS_S = 0.5
@@ -127,6 +128,7 @@ class Agent:
         self._reason = self._refused = ""
         self._alarm: HangAlarm | None = None
         self._hung = self._driver_gone = False
+        self._limit: StopLimit | None = None
         self._guard: ProcessGuard | None = None
         self._stopped_at: float | None = None
         self._watch = self._hang_watch()
@@ -284,7 +286,7 @@ class Agent:
                 (self._signals.kill, 0.0, "a signal stopped the ranks at once"),
                 (self._hung, 0.0, "the ranks made no progress"),
                 (any(end.failed for end in ends), PEER_GRACE_S, "a rank of this node failed"),
-                (self._driver_gone, self._plan.grace_s or STOP_GRACE_S, self._lost_reason),
+                (self._driver_gone and self._stop_expired(now), 0.0, self._lost_reason),
                 (self._store_failed, 0.0, "the process that serves the ranks' store exited"),
             ):
                 if condition:
@@ -293,6 +295,9 @@ class Agent:
                     )
             if self._signals.stop and not orders.stop:
                 self._reason = self._reason or f"the agent received {self._signals.stop_name}"
+            if self._driver_gone and not self._reason:
+                self._reason = self._lost_reason
+                logging.warning("stopping the ranks of %s: %s", self._host, self._reason)
             if orders.stop or self._signals.stop or self._driver_gone:
                 deadline = self._stop_ranks(deadline, now)
             if deadline is not None and now >= deadline:
@@ -308,6 +313,12 @@ class Agent:
         self._stopped_at = self._stopped_at or now
         end = self._stopped_at + self._plan.grace_s
         return end if deadline is None else min(deadline, end)
+
+    def _stop_expired(self, now: float) -> bool:
+        """Return whether the ranks have had their time for a checkpoint, or a user's own program its grace period, without the driver."""
+        least_s = STOP_GRACE_S if self._plan.grace_s is None else self._plan.grace_s
+        self._limit = self._limit or StopLimit(self._run, self._plan, least_s, min(self._pages))
+        return self._limit.expired(now)
 
     @property
     def _store_failed(self) -> bool:

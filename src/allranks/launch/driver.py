@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,7 @@ from allranks.launch.rendezvous import (
 from allranks.launch.resumption import require_same_schema
 from allranks.launch.slurm.liveness import DriverRecord, print_log_line, slurm_node_name
 from allranks.launch.slurm.requeue import StopAndRequeue, StopRequested
+from allranks.launch.stop_limit import FACTOR, StopLimit
 from allranks.launch.supervisor import JobEnd, Supervisor
 from allranks.nodes.preflight import PreflightReport
 from allranks.nodes.preflight.network_policy import policy_for_nodes
@@ -341,7 +343,8 @@ class Driver:
         nodes = len(self._plan.nodes)
         first = found.probes[0].host if found.probes else slurm_node_name()
         judge = HangAnalyzer(self._run, attempt, hosts_of_ranks(self._plan, place, first), nodes)
-        supervisor = Supervisor(nodes, judge, needs_store=nodes > 1 or self._plan.batch is None)
+        limit = partial(StopLimit, self._run, self._plan)
+        supervisor = Supervisor(nodes, judge, needs_store=nodes > 1 or self._plan.batch is None, limit=limit)
         fixed = self._spec.cluster.rendezvous.port
         hub = ChannelServer(supervisor, nodes, self._address(place, first), control_port(fixed or 0), keep_s=KEEP_S)
         hub.start()
@@ -377,8 +380,10 @@ class Driver:
         ended_since: float | None = None
         ordered_since: float | None = None
         ending = False
+        limit = StopLimit(self._run, self._plan, 0.0)
         while (code := step.poll()) is None:
             time.sleep(POLL_S)
+            self._ending.check_time_limit(FACTOR * limit.measured_s(time.monotonic()))
             self._ending.check_signal(supervisor)
             for lost in supervisor.lost:
                 if lost.node not in reported:

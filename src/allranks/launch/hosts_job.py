@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,7 @@ from allranks.launch.rendezvous import (
     hosts_of_ranks,
     own_address_towards,
 )
+from allranks.launch.stop_limit import StopLimit
 from allranks.launch.supervisor import JobEnd, Supervisor
 from allranks.nodes.preflight.requirements import existing_folder
 from allranks.nodes.preflight.runner import (
@@ -74,7 +76,8 @@ class HostsJob:
         judge = HangAnalyzer(run, attempt, hosts_of_ranks(plan, meeting, "localhost"), nodes)
         examine = not is_container(spec.cluster.python)  # whose paths are not those of the hosts
         needs_store = nodes > 1 or plan.batch is None
-        self._supervisor = Supervisor(nodes, judge, join_s=None, needs_store=needs_store, hold=examine)
+        limit = partial(StopLimit, run, plan)
+        self._supervisor = Supervisor(nodes, judge, join_s=None, needs_store=needs_store, hold=examine, limit=limit)
         self._hub = ChannelServer(
             self._supervisor, nodes, own_address(meeting.address), control_port(meeting.port), keep_s=KEEP_S
         )

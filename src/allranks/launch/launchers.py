@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class LaunchedJob(Protocol):
-    """A launched job that runs ranks. ``interrupt_grace_s``: from Ctrl-C until the ranks are killed without a checkpoint."""
+    """A launched job that runs ranks. ``interrupt_grace_s``: from Ctrl-C until ranks that have nothing to save are killed."""
 
     label: str
     interrupt_grace_s: float
@@ -166,7 +166,7 @@ class Launcher(ABC):
             return "stopped its ranks"
         grace_s = read_record(run.plan).get("grace_s")  # of a user's own program
         if grace_s is None:
-            return "asked its ranks to write a checkpoint and exit"
+            return "asked its ranks to finish their step, write a checkpoint and exit; to end them at once: allranks cancel --now"
         return f"sent SIGTERM to its ranks; what still runs after {grace_s:g} s (script.grace_s) is killed"
 
     # After the end

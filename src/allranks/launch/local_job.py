@@ -17,6 +17,7 @@ from allranks.launch.channel_protocol import CHANNEL_VARIABLE, LAUNCHER_PID_VARI
 from allranks.launch.failure_attribution import signal_name
 from allranks.launch.monitor.hang_rules import HangAnalyzer
 from allranks.launch.rendezvous import hosts_of_ranks, remove_leftover_stores
+from allranks.launch.stop_limit import StopLimit
 from allranks.launch.supervisor import JobEnd, LostAgent, Supervisor
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import open_append, write_json
@@ -24,10 +25,8 @@ from allranks.rundir.paths import RunDir
 
 STOPPED_S = 10.0  # an agent that a signal has stopped is ended after this time, because only it can end its ranks
 ENDED_S = 15.0  # from the last report of an agent to the end of its process
-ORPHANS_S = (
-    30.0  # for ranks whose agent was killed to write a checkpoint; for a user's own program, beyond its grace period
-)
-INTERRUPT_GRACE_S = 3.0  # Ctrl-C: every rank is gone within 5 s
+ORPHANS_S = 30.0  # for ranks whose agent was killed: at least; for a user's own program, beyond its grace period
+INTERRUPT_GRACE_S = 3.0  # Ctrl-C while there is nothing to save: every rank is gone within 5 s
 
 
 class LocalJob:
@@ -38,7 +37,7 @@ class LocalJob:
     def __init__(
         self, run: RunDir, plan: LaunchPlan, attempt: int, env: dict[str, str], telemetry_s: float, python: list[str]
     ) -> None:
-        self._run, self._attempt, self._grace_s = run, attempt, plan.grace_s or 0.0
+        self._run, self._plan, self._attempt = run, plan, attempt
         host = plan.nodes[0].host or "localhost"
         log = run.agent_log(attempt, host)
         judge = HangAnalyzer(run, attempt, hosts_of_ranks(plan, None, host), 1)
@@ -71,7 +70,7 @@ class LocalJob:
         write_json(run.channel(attempt), msgspec.to_builtins(self._hub.endpoint), private=True)
         self._stopped_since: float | None = None
         self._ended_since: float | None = None
-        self._killed_at: float | None = None
+        self._orphans: StopLimit | None = None
         self._lost: LostAgent | None = None
         self.label = f"agent pid {self._process.pid}"
 
@@ -102,10 +101,9 @@ class LocalJob:
 
     def _orphans_have_ended(self) -> bool:
         """Wait for the ranks of a killed agent: the kernel sent them the stop signal, and they write a checkpoint."""
-        now = time.monotonic()
-        self._killed_at = self._killed_at or now
+        self._orphans = self._orphans or StopLimit(self._run, self._plan, ORPHANS_S + (self._plan.grace_s or 0.0))
         left = rank_processes(self._run)
-        if now - self._killed_at > ORPHANS_S + self._grace_s:
+        if self._orphans.expired(time.monotonic()):
             for process in left:
                 _kill(process)
         return not left

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -29,6 +30,7 @@ from allranks.launch import preview, resumption
 from allranks.launch.launchers import LaunchedJob, get_launcher, launcher_of
 from allranks.launch.outcome import RunResult, finalize_run
 from allranks.launch.preview import plan_with_model, planning_facts
+from allranks.launch.stop_limit import StopLimit
 from allranks.nodes import preflight
 from allranks.nodes.preflight.request import check_start
 from allranks.planning import memory, rank_environment
@@ -44,7 +46,7 @@ from allranks.version import __version__
 
 POLL_S = 0.1
 PROGRAM_MARGIN_S = 10.0
-STOP_GRACE_S = 600.0  # TERM, HUP and USR1: as long as a step and a checkpoint may take
+STOP_GRACE_S = 600.0  # TERM, HUP and USR1, after which nobody waits at a terminal: at least
 
 
 class Observer(Protocol):
@@ -137,38 +139,49 @@ def count_signals() -> Iterator[SignalCounts]:
 
 
 def follow(
-    job: LaunchedJob, tail: EventTail, observer: Observer, counts: SignalCounts, program_grace_s: float | None = None
+    job: LaunchedJob,
+    tail: EventTail,
+    observer: Observer,
+    counts: SignalCounts,
+    limit: Callable[[float], StopLimit],
+    program_grace_s: float | None = None,
 ) -> int:
     """Follow a job until it has ended.
 
     Args:
         observer: an observer that does not raise (`allranks.launch.runs.GuardedObserver`).
+        limit: makes the limit of a stop, of at least so many seconds.
         program_grace_s: how long the agents give a user's own program after SIGTERM; None if the ranks train.
 
     Returns:
         Its exit code.
-    """
+    """  # fmt: skip
     slow = StragglerDetector()
-    deadline: float | None = None
+    stop: StopLimit | None = None
     killed_at: float | None = None
+    interrupted, told = False, ""
     while (code := job.poll()) is None:
         _show_events(tail.new(), observer, slow)
         news = job.news()
         if news:
             observer.say(news)
         now = time.monotonic()
-        if deadline is None and (counts.interrupts or counts.stops):
-            grace = job.interrupt_grace_s if counts.interrupts else STOP_GRACE_S
+        if (counts.interrupts or counts.stops) and (stop is None or (counts.interrupts and not interrupted)):
+            first, interrupted = stop is None, bool(counts.interrupts)
+            least_s = job.interrupt_grace_s if interrupted else STOP_GRACE_S
             if program_grace_s is not None:  # the agents count it; this is for agents that do not
-                grace = program_grace_s + max(job.interrupt_grace_s, PROGRAM_MARGIN_S)
-            deadline = now + grace
-            observer.say(_stopping_text(grace, program_grace_s, by_interrupt=bool(counts.interrupts)))
-            job.request_stop("interrupted" if counts.interrupts else f"allranks received {counts.first}")
-        elif deadline is not None and counts.interrupts and counts.stops and deadline - now > job.interrupt_grace_s:
-            deadline = now + job.interrupt_grace_s
-        if deadline is not None and killed_at is None and (now > deadline or counts.interrupts > 1):
-            killed_at = now
-            job.kill()
+                least_s = program_grace_s + max(job.interrupt_grace_s, PROGRAM_MARGIN_S)
+            stop = limit(least_s)
+            if first:
+                job.request_stop("interrupted" if interrupted else f"allranks received {counts.first}")
+        if stop is not None and killed_at is None:
+            expired = stop.expired(now)
+            if (text := _stopping_text(stop, program_grace_s, by_interrupt=interrupted)) != told:
+                told = text
+                observer.say(text)
+            if expired or counts.interrupts > 1:
+                killed_at = now
+                job.kill()
         if killed_at is not None and now > killed_at + 1.0:
             job.kill_all_processes()
         time.sleep(POLL_S)
@@ -176,12 +189,11 @@ def follow(
     return code
 
 
-def _stopping_text(grace_s: float, program_grace_s: float | None, *, by_interrupt: bool) -> str:
+def _stopping_text(stop: StopLimit, program_grace_s: float | None, *, by_interrupt: bool) -> str:
     now = "; Ctrl-C again kills them now" if by_interrupt else ""
     if program_grace_s is not None:
         return f"stopping: SIGTERM to every rank; what still runs after {program_grace_s:g} s (script.grace_s) is killed{now}"
-    text = "stopping: the ranks finish their step and write a checkpoint"
-    return text + (f"; they are killed after {grace_s:.0f} s" if by_interrupt else "")
+    return f"stopping: {stop.text}{now}"
 
 
 def _show_events(events: list[dict[str, Any]], observer: Observer, slow: StragglerDetector) -> None:
@@ -258,7 +270,8 @@ def launch(
     with count_signals() as counts:
         job = get_launcher(spec.cluster.launcher).start(run_dir, spec, launch_plan, attempt, resume or {})
         shown = GuardedObserver(observer, logging.getLogger(__name__).warning)
-        code = follow(job, tail, shown, counts, launch_plan.grace_s)
+        limit = partial(StopLimit, run_dir, launch_plan)
+        code = follow(job, tail, shown, counts, limit, launch_plan.grace_s)
         # The driver makes a new plan if it excluded nodes.
         ran = _planned(run_dir) or launch_plan
         interrupted = counts.interrupts + counts.stops > 0

@@ -21,6 +21,7 @@ from allranks.launch.monitor.hang_rules import due_alarm, list_ranks
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence
 
 if TYPE_CHECKING:
+    from allranks.launch.stop_limit import StopLimit
     from allranks.nodes.preflight.runner import NodeProgram
 
 JOIN_S = 300.0  # from the first start of an agent until all have joined
@@ -28,7 +29,7 @@ RECONNECT_S = 6.0  # an agent whose connection was closed comes back within this
 PAUSED_S = 5.0  # between two ticks: this process itself was stopped, so no silence counts
 SILENT_S = 60.0  # an agent that is connected but reports nothing: it is stopped, or its node is overloaded
 FAILURE_GRACE_S = 3.0  # for other ranks to record the errors that follow from a failure
-STOP_GRACE_S = 30.0  # for the checkpoint of ranks whose agent is gone
+STOP_GRACE_S = 30.0  # for the checkpoint of the other ranks once an agent is gone: at least
 ALL_ANSWER_S = 15.0  # for the evidence of all nodes
 BUSY_REPORTS_PER_S = 100.0  # what the driver receives at most, so that its load does not grow with the number of nodes
 SHORTEST_S, LONGEST_S = 1.0, 10.0
@@ -102,6 +103,7 @@ class Supervisor:
         join_s: time limit for all agents to join; None if users start them by hand.
         needs_store: whether node 0 opens a store for the rendezvous.
         hold: whether the ranks start only after `release`, once all nodes have joined and have been examined.
+        limit: begins the time limit for the checkpoint of the other ranks once an agent is gone, of at least so many seconds.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Supervisor:
         join_s: float | None = JOIN_S,
         needs_store: bool = True,
         hold: bool = False,
+        limit: Callable[[float], StopLimit] | None = None,
     ) -> None:
         self._hold, self._lock, self._refusal = hold, threading.Lock(), ""
         self._nodes, self._judge, self._join_s, self._needs_store = nodes, judge, join_s, needs_store
@@ -123,7 +126,8 @@ class Supervisor:
         self._hang = ""
         self._ticked = self._floor = 0.0
         self._alarm_at = 0.0
-        self._end_not_before: float | None = None
+        self._limit = limit
+        self._expired: Callable[[float], bool] | None = None
         self._end_reason = ""
         self._links: dict[int, AgentLink] = {}
 
@@ -180,7 +184,7 @@ class Supervisor:
         self._failures()
         self._disappeared(now)
         self._examine(now)
-        if self._end_not_before is not None and now >= self._end_not_before:
+        if self._expired is not None and self._expired(now):
             self._end(self._end_reason, 0.0)
         return self._orders
 
@@ -271,8 +275,9 @@ class Supervisor:
                 self._lost[node] = found
                 reason = f"the agent of {found.host} is gone: {found.why}"
                 self.stop(reason)
-                if self._end_not_before is None:
-                    self._end_not_before, self._end_reason = now + STOP_GRACE_S, reason
+                if self._expired is None:
+                    self._end_reason = reason
+                    self._expired = self._limit(STOP_GRACE_S).expired if self._limit else (now + STOP_GRACE_S).__le__
 
     def _examine(self, now: float) -> None:
         if self._orders.end or self._judge is None:

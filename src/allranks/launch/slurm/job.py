@@ -29,7 +29,7 @@ NOT_STARTED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FE
 class SlurmJob:
     """A job in the queue or running. Its driver on the first node starts the agents."""
 
-    interrupt_grace_s = 20.0  # a signal through Slurm and a checkpoint take a few seconds
+    interrupt_grace_s = 20.0  # a signal through Slurm takes a few seconds
 
     def __init__(self, run: RunDir, slurm: Slurm, job: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._run, self._slurm, self._job, self._clock = run, slurm, job, clock

@@ -19,6 +19,7 @@ from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec
 
 POLL_S = 0.2
+LIMIT_S = 30.0  # between two questions for the job's time limit
 REQUEUED_S = 60.0  # from the request to the end of this process
 REQUEUE_REASONS = {"time_limit": "the time limit is near", "preempted": "the job was preempted"}
 
@@ -41,6 +42,8 @@ class StopAndRequeue:
         self._run, self._slurm, self._record = run, slurm, record
         self._job, self._restart, self._signal_s = job, restart, signal_s
         self._signalled = ""  # name of the signal that was not looked into yet
+        self._limit_at: float | None = None
+        self._limit_read_at = float("-inf")
         self.why = ""
         """Why the job is to end: one of `why_signalled`, or "request"."""
 
@@ -61,6 +64,21 @@ class StopAndRequeue:
             print_log_line(f"{name}: {self.reason_text}")
         if self.why and supervisor is not None:
             supervisor.stop(self.reason_text)
+
+    def check_time_limit(self, needed_s: float) -> None:
+        """Stop the ranks before Slurm's signal if they need more time for their checkpoint than it gives them."""
+        if self.why or needed_s <= self._signal_s or os.environ.get(IN_ALLOCATION):
+            return
+        if time.monotonic() - self._limit_read_at > LIMIT_S:  # an administrator may change it
+            self._limit_read_at = time.monotonic()
+            answer = self._slurm.try_job(self._job)
+            self._limit_at = answer.must_end_at if isinstance(answer, JobInfo) else None
+        if self._limit_at is not None and self._limit_at - time.time() <= needed_s:
+            self.why = "time_limit"
+            print_log_line(
+                f"{self.reason_text}: the ranks need up to {needed_s:.0f} s for the checkpoint, more than "
+                f"cluster.slurm.signal_s ({self._signal_s})"
+            )
 
     def raise_if_stop_requested(self) -> None:
         """Raise `StopRequested` where a signal came or the run was cancelled."""

@@ -166,6 +166,11 @@ class Saver:
         self._removing: threading.Thread | None = None
         self._failed: CheckpointError | None = None
 
+    @property
+    def limit_s(self) -> float:
+        """Return after how long the ranks abandon a save in which one of them makes no progress."""
+        return self._together.work_timeout_s
+
     def save(
         self,
         steps_done: int,
@@ -496,7 +501,7 @@ class CheckpointSchedule:
     def save(self, done: int, mode: str, *, last: bool = False) -> None:
         if (done, mode) in self._saved or (done, "full") in self._saved:
             return
-        self._here.phase("save", step=done)
+        self._here.phase("save", step=done, limit_s=self._saver.limit_s)
         # saves at a stop or at the end return when they are published: no training is left to overlap with
         step, loss = self._evaluated
         evaluated = loss if step == done else None
