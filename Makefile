@@ -1,4 +1,5 @@
-# make demo    sets up .venv and trains: two ranks, a tiny Mistral, LoRA; ends with a summary and a report
+# make demo    sets up .venv for runs and trains: two ranks, a tiny Mistral, LoRA; ends with a summary and a report
+# make setup   sets up .venv with everything, also what tests and checks need
 # make compare all strategies on equal work on two ranks, each proved before its time counts
 # make test    sets up .venv and runs the usual tests, on gloo ranks and on a cluster in a box too
 # make test-dist  those of them that run on gloo ranks
@@ -14,6 +15,7 @@ VENV ?= .venv
 PYTHON ?= python3
 TORCH ?= 2.13.0
 STAMP := $(VENV)/.allranks-ready
+DEMO_STAMP := $(VENV)/.allranks-demo
 PYTEST := $(VENV)/bin/python -m pytest
 
 # Container images often set it: without compiled files pytest rewrites every test module anew in each of its processes.
@@ -27,10 +29,10 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt scripts/setup.sh
-	@VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" bash scripts/setup.sh
+$(STAMP) $(DEMO_STAMP): pyproject.toml constraints.txt scripts/setup.sh
+	@VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" bash scripts/setup.sh $(if $(filter %-demo,$@),demo)
 
-demo: setup
+demo: $(DEMO_STAMP)
 	@$(VENV)/bin/allranks run examples/demo.yaml
 
 compare: setup

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Sets up the virtual environment that the Makefile uses. A torch that is already in it is kept.
+#   setup.sh demo   installs only what a run needs (train, report); without an argument also what tests and checks need
 set -euo pipefail
 VENV=${VENV:-.venv} PYTHON=${PYTHON:-python3} TORCH=${TORCH:-2.13.0}
 export PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -33,7 +34,8 @@ else
     || { echo "setup: no CPU build was found; installing the plain one"; pip install -q "torch==$TORCH"; }
 fi
 
-extras=train,report,dev,deepspeed
+extras=train,report
+[ "${1:-}" = demo ] || extras=$extras,dev,deepspeed
 export DS_BUILD_OPS=0 # DeepSpeed comes as source: nothing is compiled while it is installed
 command -v nvidia-smi >/dev/null && extras=$extras,gpu
 echo "setup: installing allranks[$extras] with the versions of constraints.txt"
@@ -42,4 +44,5 @@ pip install -q -c constraints.txt -e ".[$extras]" || die "the packages could not
 import importlib.metadata as m
 print("setup: ready: " + ", ".join(f"{n} {m.version(n)}" for n in ("allranks", "torch", "transformers", "peft")))
 PY
-touch "$VENV/.allranks-ready"
+touch "$VENV/.allranks-demo"
+[ "${1:-}" = demo ] || touch "$VENV/.allranks-ready"
