@@ -13,7 +13,7 @@ from allranks.errors import DataError, SpecError
 from allranks.nodes import preflight
 from allranks.spec.data_columns import NoTemplateFits
 from allranks.spec.data_rows import read_examples
-from allranks.spec.data_sources import read_file, read_first_rows
+from allranks.spec.data_sources import load_rows, read_file, read_first_rows, source_fingerprint
 from allranks.spec.data_templates import choose_template
 from allranks.spec.loader import parse_spec
 from allranks.spec.records import DataSpec, RunSpec
@@ -132,16 +132,53 @@ def test_preferences_and_unknown_roles_are_explained() -> None:
         choose_template(wrong, [{"a": "x", "b": "y"}], classifier=False)
 
 
+def test_text_files_folders_and_patterns(tmp_path: Path) -> None:
+    (tmp_path / "texts" / "b").mkdir(parents=True)
+    for name, text in (
+        ("texts/1.md", "one\n\ntwo\n"),
+        ("texts/b/2.md", "three"),
+        ("texts/.x.md", "no"),
+        ("book.txt", "a\nb\r\n \nc\n\n\n"),
+    ):
+        (tmp_path / name).write_bytes(text.encode())
+
+    def texts(source: str, **data: Any) -> list[str]:
+        return [row["text"] for row in load_rows(DataSpec(source=f"{tmp_path}/{source}", **data))]
+
+    assert texts("book.txt") == ["a\nb", "c"] and len(texts("book.txt", text_rows="file")) == 1
+    assert texts("texts") == texts("texts/**/*.md") == ["one\n\ntwo", "three"]
+    assert texts("texts", text_rows="paragraph") == ["one", "two", "three"]
+    spec = spec_of(tmp_path / "texts/*.md")
+    before = source_fingerprint(spec.data)  # type: ignore[arg-type]
+    preflight.check_request(spec)
+    (tmp_path / "texts" / "3.md").write_text("four")
+    assert texts("texts/*.md") == ["one\n\ntwo", "four"] and source_fingerprint(spec.data) != before  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["train.jsonl", "test.jsonl"], "test.jsonl looks like evaluation data.*such as data.source: .*train.jsonl"),
+        (["a.jsonl", "README.md"], "files of several kinds"),
+        (["state.json", "data.arrow"], "data.arrow cannot be read"),
+        (["x.png"], "no file below this folder has a known kind"),
+    ],
+)
+def test_folders_whose_files_do_not_belong_together_are_refused(tmp_path: Path, names: list[str], words: str) -> None:
+    for name in names:
+        (tmp_path / name).write_text('{"text": "x"}\n')
+    with pytest.raises(DataError, match=words):
+        load_rows(DataSpec(source=str(tmp_path)))
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("rows.jsonl.gz", "unpack it first"),
         ("table.xlsx", "save the sheet as CSV UTF-8"),
-        ("book.txt", r"write one line \{\"text\": \"...\"\}"),
-        ("folder", "found a folder; name one file, or several as data.sources"),
     ],
 )
 def test_other_kinds_of_files_say_what_to_do(tmp_path: Path, name: str, words: str) -> None:
-    (tmp_path / name).mkdir() if name == "folder" else (tmp_path / name).write_bytes(b"x")
+    (tmp_path / name).write_bytes(b"x")
     with pytest.raises(DataError, match=words):
         read_first_rows(tmp_path / name)

@@ -23,7 +23,7 @@ from allranks.planning.model_checks import model_warnings, trains_classifier
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec, load_spec, parse_spec
-from allranks.spec.data_sources import parts_of, source_of
+from allranks.spec.data_sources import data_files, looks_like_file, parts_of, source_of
 from allranks.spec.loader import spec_to_dict
 from allranks.spec.models import is_mlp
 from allranks.utils.machine import MachineFacts
@@ -126,9 +126,10 @@ def inspect_data(spec: RunSpec, *, rows: int) -> dict[str, Any]:
     try:
         answer = json.loads(done.stdout)
     except ValueError:
-        last = sanitize(done.stderr.decode("utf-8", "replace")).strip().splitlines()[-1:]
+        last = "".join(sanitize(done.stderr.decode("utf-8", "replace")).strip().splitlines()[-1:])
+        cure = "; pip install 'allranks[train]'" if last.startswith("ModuleNotFoundError") else ""
         raise EnvironmentNotAble(
-            f"the data could not be tokenized (exit code {done.returncode}): {''.join(last)}"
+            f"the data could not be tokenized (exit code {done.returncode}): {last}{cure}"
         ) from None
     if "error" in answer:
         raise _error(answer)
@@ -167,9 +168,15 @@ def sequence_problem(spec: RunSpec, plan: LaunchPlan) -> str | None:
     data = spec.data
     if data is None or spec.model is None or is_mlp(spec.model.name):
         return None
-    paths = [Path(source_of(part)).expanduser() for part in parts_of(data)]
+    sources = [source_of(part) for part in parts_of(data)]
     enough = plan.world_size * data.max_length * SMALL_BYTES_PER_TOKEN
-    if not all(path.is_file() for path in paths) or sum(path.stat().st_size for path in paths) > enough:
+    if not all(map(looks_like_file, sources)):
+        return None
+    try:
+        paths = [path for source in sources for path in data_files(source)]
+    except DataError:  # this machine may not see them
+        return None
+    if sum(path.stat().st_size for path in paths) > enough:
         return None
     try:
         return few_sequences(spec, plan, inspect_data(spec, rows=0)["facts"])

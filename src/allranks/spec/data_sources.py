@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import glob
 import io
 import itertools
 import json
@@ -25,18 +26,20 @@ MAX_PEEK_BYTES = 20_000_000
 FIRST_ROWS = 20
 """Rows that are read to know the columns."""
 MAX_JSON_BYTES = 64 << 30
-"""Limit for .json files, which are read at once; .jsonl and .parquet have no limit."""
+"""Limit for .json, .txt and .md files, which are read at once; .jsonl and .parquet have no limit."""
 TOO_DEEP = "a value is nested too deeply to be read"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-FILE_KINDS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
-_COMPRESSED, _SPREADSHEET = "unpack it first; ", "save the sheet as CSV UTF-8; "
-_TEXT = 'write one line {"text": "..."} for each text to a .jsonl file; '
+TEXT_KINDS = (".txt", ".md")
+FILE_KINDS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", *TEXT_KINDS)
 _OTHER_KINDS = {
-    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"), _COMPRESSED),
-    **dict.fromkeys((".xlsx", ".xls", ".ods"), _SPREADSHEET),
-    **dict.fromkeys((".txt", ".md"), _TEXT),
+    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"), "unpack it first; "),
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as CSV UTF-8; "),
+    **dict.fromkeys((".pdf", ".docx", ".epub"), "extract its text to a .txt file; "),
+    ".arrow": 'write a saved data set with its to_json("rows.jsonl"); ',
 }
 """What to do with files of other kinds."""
+_HELD_OUT_WORDS = {"test", "valid", "validation", "val", "dev", "eval", "evaluation", "heldout"}
+"""Words in the names of files that are not for training."""
 
 
 def load_rows(data: DataSpec) -> list[Row]:
@@ -56,13 +59,70 @@ def _load_source(data: DataSpec) -> list[Row]:
     source = source_of(data)
     if source.startswith("builtin:"):
         return builtin_set(source).rows(data.subset or builtin_set(source).default_rows, data.seed)
-    return read_file(Path(source).expanduser()) if looks_like_file(source) else _load_hub(data)
+    if not looks_like_file(source):
+        return _load_hub(data)
+    return [row for path in data_files(source) for row in read_file(path, whole_texts=_whole_texts(data))]
 
 
 def looks_like_file(source: str) -> bool:
-    """Return whether this is a local path rather than a hub name: it exists, has a known suffix, or starts like a path."""
+    """Return whether this is local rather than a hub name: it exists, is a pattern, has a known suffix, or starts like a path."""
     path = Path(source).expanduser()
-    return path.exists() or path.suffix.lower() in FILE_KINDS or source.startswith(("/", "./", "../", "~"))
+    known = path.suffix.lower() in FILE_KINDS or is_pattern(source)
+    return known or path.exists() or source.startswith(("/", "./", "../", "~")) or source.endswith("/")
+
+
+def is_pattern(source: str) -> bool:
+    """Return whether this names files by a pattern such as ``texts/*.md``."""
+    return glob.has_magic(source) and not Path(source).expanduser().exists()
+
+
+def data_files(source: str) -> list[Path]:
+    """Return the files of a local source in the order in which they are read: a file, those below a folder, or those of a pattern.
+
+    Raises:
+        DataError: there are none, one cannot be used, or those of a folder do not belong together.
+    """
+    path = Path(source).expanduser()
+    if is_pattern(source):
+        matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - Path's own takes no absolute pattern
+        files = [file for file in map(Path, matches) if file.is_file()]
+        if not files:
+            raise DataError(f"data.source {source}: no file matches this pattern; looked from {Path.cwd()}")
+    else:
+        files = _files_below(path) if path.is_dir() else [path]
+    for file in files:
+        check_data_file(file)
+    return files
+
+
+def _files_below(folder: Path) -> list[Path]:
+    names = [p.relative_to(folder) for p in sorted(folder.rglob("*")) if p.is_file()]
+    names = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+    files = [name for name in names if name.suffix.lower() in FILE_KINDS]
+    kinds = sorted({name.suffix.lower() for name in files})
+    held_out = [name for name in files if not _HELD_OUT_WORDS.isdisjoint(re.split(r"[\W_]+", str(name).lower()))]
+    example = f"name the files by a pattern, such as {folder}/**/*{kinds[0] if kinds else FILE_KINDS[1]}"
+    for name in names:
+        if cure := _OTHER_KINDS.get(name.suffix.lower()):
+            raise DataError(f"data.source {folder}: {name} cannot be read; {cure}or {example}")
+    if not files:
+        raise DataError(f"data.source {folder}: no file below this folder has a known kind ({', '.join(FILE_KINDS)})")
+    if len(kinds) > 1:
+        raise DataError(f"data.source {folder}: the folder has files of several kinds ({', '.join(kinds)}); {example}")
+    if held_out and len(held_out) < len(files):
+        train = next(name for name in files if name not in held_out)
+        raise DataError(
+            f"data.source {folder}: {held_out[0]} looks like evaluation data, which would be trained; name the training files alone, such as "
+            f"data.source: {folder / train}, and the others as eval.source"
+        )
+    return [folder / name for name in files]
+
+
+def _whole_texts(data: DataSpec) -> bool:
+    """Return whether a text file is one row, not one row per paragraph."""
+    if data.text_rows != "auto":
+        return data.text_rows == "file"
+    return is_pattern(source_of(data)) or Path(source_of(data)).expanduser().is_dir()
 
 
 def builtin_set(source: str) -> Any:
@@ -86,11 +146,11 @@ def source_fingerprint(data: DataSpec) -> str:
 
         digest.update(f"{source} {builtin_set(source).default_rows} {data.subset} {data.seed} {__version__}".encode())
     elif looks_like_file(source):
-        path = Path(source).expanduser()
-        check_data_file(path)
-        with open_regular(path) as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+        for path in data_files(source):
+            with open_regular(path) as file:
+                digest.update(f"{path.suffix} {path.stat().st_size} ".encode())
+                while block := file.read(1 << 20):
+                    digest.update(block)
     else:
         digest.update(f"hub {data.source} {data.config} {data.split} {data.revision}".encode())
     return digest.hexdigest()
@@ -101,10 +161,6 @@ def check_data_file(path: Path) -> None:
     if not path.exists():
         hint = nearest_file_hint(path) or f"; looked from {Path.cwd()}"
         raise DataError(f"data.source {path}: there is no such file{hint}")
-    if path.is_dir():
-        raise DataError(
-            f"data.source {path}: expected a file ({', '.join(FILE_KINDS)}), found a folder; name one file, or several as data.sources"
-        )
     if not path.is_file():
         raise DataError(f"data.source {path}: expected a regular file, found a pipe, a socket or a device")
     if path.suffix.lower() not in FILE_KINDS:
@@ -117,15 +173,15 @@ def check_data_file(path: Path) -> None:
             raise DataError(f"data.source {path}: this is a Git LFS pointer, not the data; run git lfs pull")
 
 
-def read_first_rows(path: Path) -> list[Row]:
-    """Return the first rows of a local file if reading them is cheap, for checks before the run starts; none if it is not.
+def read_first_rows(source: str | Path) -> list[Row]:
+    """Return the first rows of a local source if reading them is cheap, for checks before the run starts; none if it is not.
 
     A table without rows gives one row with empty values, so that its columns are known.
 
     Raises:
-        DataError: the file cannot be read, or its beginning is not what its suffix says.
+        DataError: a file cannot be read, or its beginning is not what its suffix says.
     """
-    check_data_file(path)
+    path = data_files(str(source))[0]
     kind = path.suffix.lower()
     if kind == ".parquet":
         return _first_parquet_rows(path)
@@ -139,6 +195,8 @@ def read_first_rows(path: Path) -> list[Row]:
         text = head.decode("utf-8-sig", errors="strict" if len(head) < MAX_PEEK_BYTES else "ignore")
     except UnicodeDecodeError as error:
         raise _not_utf8(path, error) from None
+    if kind in TEXT_KINDS:
+        return _text_rows(text, whole=False)[:FIRST_ROWS]
     if kind in (".csv", ".tsv"):
         return _first_table_rows(text, path)
     return _first_json_rows(text, path, whole=len(head) < MAX_PEEK_BYTES)
@@ -202,9 +260,15 @@ def _not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
     )
 
 
-def read_file(path: Path) -> list[Row]:
-    """Yield the rows of one local file."""
-    check_data_file(path)
+def _text_rows(text: str, *, whole: bool) -> list[Row]:
+    """Return the rows of a text file: the text, or its paragraphs, which blank lines separate."""
+    text = text.replace("\r\n", "\n")
+    parts = [text] if whole else re.split(r"\n(?:[ \t]*\n)+", text)
+    return [{"text": part.strip("\n")} for part in parts if part.strip()]
+
+
+def read_file(path: Path, *, whole_texts: bool = False) -> list[Row]:
+    """Return the rows of one local file. A text file is one row per paragraph, or one with `whole_texts`."""
     readers: dict[str, Callable[[Path], list[Row]]] = {
         ".json": _read_json,
         ".jsonl": _read_jsonl,
@@ -212,6 +276,7 @@ def read_file(path: Path) -> list[Row]:
         ".csv": _read_csv,
         ".tsv": _read_csv,
         ".parquet": _read_parquet,
+        **dict.fromkeys(TEXT_KINDS, lambda file: _text_rows(_read_text(file), whole=whole_texts)),
     }
     try:
         return readers[path.suffix.lower()](path)
@@ -221,6 +286,10 @@ def read_file(path: Path) -> list[Row]:
         raise _not_utf8(path, error) from None
     except OSError as error:
         raise DataError(f"data.source {path}: cannot be read: {error.strerror or error}") from None
+
+
+def _read_text(path: Path) -> str:
+    return read_text(path, MAX_JSON_BYTES, encoding="utf-8-sig")
 
 
 class DuplicateKey(ValueError):
@@ -254,7 +323,7 @@ def require_distinct(names: Sequence[str], path: Path) -> None:
 
 def _read_json(path: Path) -> list[Row]:
     try:
-        value = _parse_json(read_text(path, MAX_JSON_BYTES, encoding="utf-8-sig"))
+        value = _parse_json(_read_text(path))
     except DuplicateKey as error:
         raise DataError(f"data.source {path}: {error}") from None
     except json.JSONDecodeError as error:

@@ -100,7 +100,7 @@ class ModelSpec(Record, frozen=True):
 class SourceSpec(Record, frozen=True):
     """One source of a mixture (`data.sources`, a list). What is null here is as in `data`."""
 
-    source: Annotated[str, Meta(min_length=1, description="hub name, local file, or builtin:<set>")]
+    source: Annotated[str, Meta(min_length=1, description="hub name, local file, folder or pattern, or builtin:<set>")]
     weight: Annotated[
         float, Meta(gt=0, description="share of the rows of an epoch, relative to the sum of all weights")
     ] = 1.0
@@ -116,7 +116,10 @@ class DataSpec(Record, frozen=True):
 
     source: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
-        Meta(description="hub name, local file, or builtin:<set>; required, unless data.sources is given"),
+        Meta(
+            description="hub name, local file, folder of files or pattern such as texts/*.md, or builtin:<set>; required, unless "
+            "data.sources is given"
+        ),
     ] = None
     sources: Annotated[
         list[SourceSpec] | None, Meta(description="several sources, mixed by weight, in place of data.source")
@@ -134,6 +137,13 @@ class DataSpec(Record, frozen=True):
             "answer}; docs/own-data.md"
         ),
     ] = {}
+    text_rows: Annotated[
+        Literal["auto", "file", "paragraph"],
+        Meta(
+            description="rows of .txt and .md files: one per file, or one per paragraph (blank lines separate them); auto = file for a "
+            "folder or a pattern, paragraph for a single file"
+        ),
+    ] = "auto"
     subset: Annotated[PositiveInt | None, Meta(description="number of rows, chosen by data.seed; null = all")] = None
     max_length: Annotated[
         int, Meta(ge=2, description="maximum number of tokens; longer rows are truncated and counted")

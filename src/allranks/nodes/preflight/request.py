@@ -181,11 +181,10 @@ def _check_data(spec: RunSpec, data: DataSpec, classifier: bool | None) -> None:
         return
     if not data_sources.looks_like_file(source):
         return
-    path = Path(source).expanduser()
-    rows = data_sources.read_first_rows(path)
+    rows = data_sources.read_first_rows(source)
     if not rows:
-        if path.stat().st_size == 0:
-            raise DataError(f"data.source {path}: the file is empty")
+        if all(path.stat().st_size == 0 for path in data_sources.data_files(source)):
+            raise DataError(f"data.source {source}: the file is empty")
         return
     if classifier is not None or data.template != "auto":
         choose_template(data, rows, classifier=classifier is True)
@@ -205,8 +204,12 @@ def check_rows(spec: RunSpec) -> None:
         return
     classifier = trains_classifier(spec)
     sources = [source_of(part) for part in parts_of(data)] + ([spec.eval.source] if spec.eval.source else [])
-    files = [Path(source).expanduser() for source in sources if not source.startswith("builtin:")]
-    if classifier is None or not files or not all(path.is_file() for path in files):
+    own = [source for source in sources if not source.startswith("builtin:")]
+    if classifier is None or not own or not all(map(data_sources.looks_like_file, own)):
+        return
+    try:
+        files = [path for source in own for path in data_sources.data_files(source)]
+    except DataError:  # this machine may not see them
         return
     if sum(path.stat().st_size for path in files) > MAX_ROW_BYTES:
         return

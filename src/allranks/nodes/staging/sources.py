@@ -5,6 +5,7 @@ For each part: its files, its path on nodes that have it, and the files that sho
 
 from __future__ import annotations
 
+import glob
 import importlib.metadata
 import json
 import os
@@ -22,7 +23,7 @@ from typing import Any
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
 from allranks.planning.rank_environment import program_file, working_directory
 from allranks.rundir.files import read_json
-from allranks.spec.data_sources import parts_of, source_of
+from allranks.spec.data_sources import data_files, is_pattern, looks_like_file, parts_of, source_of
 from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
 from allranks.spec.validation import is_container
 from allranks.utils.filesystem import PACKAGE_FOLDER, datasets_cache, hub_cache
@@ -274,9 +275,7 @@ def requested_parts(spec: RunSpec) -> list[RequestedPart]:
 
 
 def _data_part(part: str, key: str, source: str, data: DataSpec) -> RequestedPart:
-    from allranks.spec.data_sources import looks_like_file
-
-    path = Path(source).expanduser() if looks_like_file(source) else None
+    path = _data_root(source) if looks_like_file(source) else None
     return RequestedPart(part, path, partial(_data, part, key, source, data))
 
 
@@ -355,17 +354,26 @@ def _model(name: str, revision: str | None) -> PartFiles:
 
 
 def _data(part: str, key: str, source: str, data: DataSpec) -> list[PartFiles]:
-    from allranks.spec.data_sources import check_data_file, looks_like_file
-
     if source.startswith("builtin:"):
         return []
     if looks_like_file(source):
-        check_data_file(Path(source).expanduser())
-        return [_single_file(part, key, Path(source).expanduser())]
+        root, path, files = _data_root(source), Path(source).expanduser(), data_files(source)
+        if files == [path]:
+            return [_single_file(part, key, path)]
+        below = "" if root == path else str(path.relative_to(root))
+        return [_tree(part, root.absolute(), [file.relative_to(root) for file in files], {key: below})]
     cache, folder, commit = cached_dataset(source, data.config, data.revision)
     names = [p.relative_to(cache) for p in walk_files(folder)]
     found = _tree(part, cache, names)
     return [PartFiles(**{**found.__dict__, "revision": commit})]
+
+
+def _data_root(source: str) -> Path:
+    """Return the file or folder that holds local data: of a pattern, the folder above its first part with a wildcard."""
+    path = Path(source).expanduser()
+    if not is_pattern(source):
+        return path
+    return next(folder for folder in path.parents if not glob.has_magic(str(folder)))
 
 
 def _single_file(part: str, key: str, path: Path) -> PartFiles:
