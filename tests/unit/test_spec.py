@@ -11,7 +11,7 @@ import yaml
 
 from allranks.errors import SpecError
 from allranks.spec import load_spec, parse_spec, spec_to_dict, spec_to_yaml
-from allranks.spec.loader import json_schema
+from allranks.spec.loader import json_schema, parse_yaml
 from tests.conftest import REPO
 
 MINIMAL: dict[str, Any] = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
@@ -38,6 +38,12 @@ def test_everything_but_model_and_data_has_a_default() -> None:
         ("train.Lr=1", "train.Lr", "'train.lr'"),
         ("train.max_length=3", "train.max_length", "'data.max_length'"),
         ("cluster.slurm.acount=x", "cluster.slurm.acount", "'cluster.slurm.account'"),
+        ("data.eval_file=x", "data.eval_file", "did you mean 'eval.source'?"),
+        ("data.validation=x", "data.validation", "did you mean 'eval.source'?"),
+        ("train.eval_dataset=x", "train.eval_dataset", "did you mean 'eval.source'?"),
+        ("eval.file=x", "eval.file", "did you mean 'eval.source'?"),
+        ("data.test_size=0.1", "data.test_size", "did you mean 'data.eval_fraction'"),
+        ("data.train_file=x", "data.train_file", "did you mean 'data.source'?"),
     ],
 )
 def test_unknown_key_names_the_nearest(item: str, wrong: str, nearest: str) -> None:
@@ -45,6 +51,16 @@ def test_unknown_key_names_the_nearest(item: str, wrong: str, nearest: str) -> N
     assert f"unknown key {wrong!r}" in message
     assert nearest in message
     assert message.startswith("my.yaml:")
+
+
+def test_numbers_among_arguments_and_variables_are_kept_as_they_are_written() -> None:
+    text = "script: {path: p.py, args: [--steps, 3, --lr, 1e-4, --v, 1.10, --t, 1:30:00, --on, yes]}\ncluster: {env: {V: 1.10, N: 007}}"
+    spec = parse_spec(parse_yaml(text, "x"))
+    assert spec.script is not None and spec.script.args[1::2] == ["3", "1e-4", "1.10", "1:30:00", "yes"]
+    assert spec.cluster.env == {"V": "1.10", "N": "007"}
+    spec = parse_spec({"script": {"path": "p.py", "args": ["--n", 3]}}, ["script.args=[--n, 0x10]"])
+    assert spec.script is not None and spec.script.args == ["--n", "0x10"]
+    assert parse_spec({"script": {"path": "p.py", "args": [3, 0.5]}}).script.args == ["3", "0.5"]  # type: ignore[union-attr]
 
 
 def test_all_unknown_keys_are_listed_at_once() -> None:

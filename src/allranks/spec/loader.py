@@ -97,6 +97,13 @@ KEY_SYNONYMS = {
 """Keys of other tools' configurations, and the key of the spec."""
 
 
+_ROWS = r"(?:data(?:_?sets?)?|files?|paths?|sources?|rows|json|jsonl|csv|parquet)(?:_(?:files?|paths?|names?))?"
+_HELD_OUT = r"(?:eval(?:uation)?|val(?:id(?:ation)?)?|test|dev|held_?out)"
+_EVALUATION_ROWS = rf"(?:data_)?{_HELD_OUT}(?:_?set)?(?:_?{_ROWS})?"
+_EVALUATION_SHARE = rf"{_HELD_OUT}_?(?:set_?)?(?:split|size|ratio|fraction|share|percent(?:age)?)"
+"""Names for the rows to evaluate on, and for their share; a similar name such as data.source would train on them."""
+
+
 def json_schema() -> dict[str, Any]:
     """Return the schema, draft 2020-12. A strategy's options are next to its name, as in YAML."""
     (root,), components = msgspec.json.schema_components((RunSpec,), ref_template="#/$defs/{name}")
@@ -186,10 +193,29 @@ _Loader.add_implicit_resolver(
 )
 
 
+_LITERAL = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_LITERAL_ARGUMENT = (*_LITERAL, "tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")
+
+
+def _keep_text(key: str, node: yaml.Node) -> None:
+    """Keep numbers as they are written (``1.10``, ``007``) among arguments and environment variables, which are text."""
+    if key == "args" and isinstance(node, yaml.SequenceNode):
+        values, tags = node.value, _LITERAL_ARGUMENT
+    elif key == "env" and isinstance(node, yaml.MappingNode):
+        values, tags = [value for _, value in node.value], _LITERAL
+    else:
+        return
+    for value in values:
+        if value.tag in tags:
+            value.tag = "tag:yaml.org,2002:str"
+
+
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
-    for key_node, _ in node.value:
+    for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
+        if isinstance(key, str):
+            _keep_text(key, value_node)
         if not isinstance(key, str):
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a string", key_node.start_mark)
         if key in seen:
@@ -257,7 +283,7 @@ def parse_spec(raw: Any, sets: typing.Sequence[str] = (), where: str = "spec") -
     _apply_profile(raw, where)
     _fold_strategy_options(raw, where)
     _read_strategy_files(raw, where)
-    _env_as_text(raw, where)
+    _numbers_as_text(raw, where)
     unknown = _unknown_keys(raw, RunSpec, "")
     if unknown:
         raise SpecError(f"{where}: " + "; ".join(unknown))
@@ -319,7 +345,14 @@ def _apply_set(raw: dict[str, Any], item: str) -> None:
         target = target[part]
         if not isinstance(target, dict):
             raise SpecError(f"--set {item}: {'.'.join(parts[: depth + 1])} is a value, not a section")
-    target[parts[-1]] = parse_yaml(text, f"--set {key}") if text else ""
+    where, last = f"--set {key}", parts[-1]
+    target[last] = (
+        parse_yaml(f"{last}: {text}", where)[last]
+        if last in ("args", "env")
+        else parse_yaml(text, where)
+        if text
+        else ""
+    )
 
 
 def _fold_strategy_options(raw: dict[str, Any], where: str) -> None:
@@ -347,8 +380,11 @@ def _read_strategy_files(raw: dict[str, Any], where: str) -> None:
             raise SpecError(f"{where}: {error}") from None
 
 
-def _env_as_text(raw: dict[str, Any], where: str) -> None:
-    """Convert environment values to strings; YAML reads ``OMP_NUM_THREADS: 2`` as a number."""
+def _numbers_as_text(raw: dict[str, Any], where: str) -> None:
+    """Convert numbers among ``script.args`` and ``cluster.env`` to strings, in a dictionary from Python."""
+    script = raw.get("script")
+    if isinstance(script, dict) and isinstance(args := script.get("args"), list):
+        script["args"] = [str(a) if isinstance(a, (int, float)) and not isinstance(a, bool) else a for a in args]
     cluster = raw.get("cluster")
     env = cluster.get("env") if isinstance(cluster, dict) else None
     if isinstance(cluster, dict) and isinstance(env, dict):
@@ -384,6 +420,8 @@ def _nearest(key: str, path: str, known: typing.Iterable[str]) -> str:
     meant = KEY_SYNONYMS.get(key.lower().replace("-", "_"))  # in other tools
     if meant is not None and path in ("", f"{meant.rpartition('.')[0]}."):
         return suggest(repr(meant))
+    if rows := _row_keys(key.lower().replace("-", "_"), path):
+        return suggest(*rows)
     lower = {name.lower(): name for name in known}
     near = nearest_name(key.lower(), lower)
     if near:
@@ -395,6 +433,15 @@ def _nearest(key: str, path: str, known: typing.Iterable[str]) -> str:
     if meant is not None and "." in meant:
         return suggest(repr(meant))
     return f" (known here: {', '.join(known)})"
+
+
+def _row_keys(word: str, path: str) -> list[str]:
+    """Return the keys for the rows to evaluate or to train on that a word of another program means."""
+    if re.fullmatch(_EVALUATION_SHARE, word):
+        return ["'data.eval_fraction' (a share of the rows)", "'eval.source' (rows of their own)"]
+    if re.fullmatch(_EVALUATION_ROWS, word) or (path == "eval." and re.fullmatch(_ROWS, word)):
+        return ["'eval.source'"]
+    return ["'data.source'"] if path in ("", "data.") and re.fullmatch(rf"(?:train(?:ing)?_?)?{_ROWS}", word) else []
 
 
 def _not_finite(value: Any, path: str = "") -> list[str]:
