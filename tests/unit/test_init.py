@@ -159,7 +159,7 @@ def test_without_a_terminal_it_names_what_is_missing_and_writes_nothing(tmp_path
 
 REFUSED = [
     (["--yes", "--data", "nofile.jsonl"], "data.source nofile.jsonl: there is no such file"),
-    (["--yes", "--data", "."], "data.source .: expected a file"),
+    (["--yes", "--data", "."], "no template fits the columns x, y"),
     (["--yes", "--data", "odd.csv"], "no template fits the columns x, y"),
     (["--yes", "--data", "odd.csv"], "init takes them as --columns ROLE=COLUMN,..., or --template FILE"),
     (["--yes", "--data", "odd.csv", "--columns", "text"], "--columns text: expected ROLE=COLUMN"),
@@ -195,12 +195,12 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
 
 
 def test_output_as_json_and_on_standard_output(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
+    (tmp_path / "train.jsonl").write_text('{"instruction": "a", "output": "b"}\n' * 4)
     done = init(tmp_path, "--yes", "--data", "train.jsonl", "--json", "-o", "my.yaml")
     assert done.returncode == 0 and not done.stderr
     document = json.loads(done.stdout)
     assert document["file"] == "my.yaml" and document["launcher"] == "local" and document["model"] == "tiny:llama"
-    assert document["data_found"] == "jsonl file of 36 B, columns instruction, output"
+    assert document["data_found"] == "jsonl file of 144 B, columns instruction, output"
     assert document["text"] == (tmp_path / "my.yaml").read_text()
     done = init(tmp_path, "--yes", "-o", "-")
     assert parse_spec(parse_yaml(done.stdout, "x")).name == "llama-instructions"
@@ -210,10 +210,10 @@ def test_output_as_json_and_on_standard_output(tmp_path: Path) -> None:
 
 
 def test_questions_in_a_terminal_and_wrong_answers(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
+    (tmp_path / "train.jsonl").write_text('{"instruction": "a", "output": "b"}\n' * 4)
     code, said = answer(tmp_path, ["\n", "trian.jsonl\n", "train.jsonl\n", "desk\n", "laptop\n", "fsdp\n", "zero2\n"])
     assert code == 0, said
-    assert "did you mean train.jsonl?" in said and "jsonl file of 36 B, columns instruction, output" in said
+    assert "did you mean train.jsonl?" in said and "jsonl file of 144 B, columns instruction, output" in said
     assert "'desk' is not one of" in said and "did you mean 'pytorch_zero3'" in said
     spec = preview.read_spec(tmp_path / "spec.yaml")
     assert spec.model is not None and spec.data is not None
@@ -287,13 +287,27 @@ def test_a_file_that_plan_refuses_is_refused(tmp_path: Path, text: str, words: s
     assert done.returncode == 2 and words in done.stderr and not (tmp_path / "spec.yaml").exists()
 
 
-def test_too_few_rows_for_the_ranks_are_a_note(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
-    done = init(tmp_path, "--yes", "--data", "rows.jsonl")
-    assert (
-        done.returncode == 0
-        and "note: data.source rows.jsonl: 1 training row gives 1 sequence, too few for 2 ranks" in done.stderr
-    )
+def test_what_it_writes_for_own_rows_is_what_data_accepts(tmp_path: Path) -> None:
+    row = '{"prompt": "a", "response": "b"}\n'
+    (tmp_path / "rows.jsonl").write_text(row * 4)
+    assert init(tmp_path, "--yes", "--data", "rows.jsonl").returncode == 0
+    spec = preview.read_spec(tmp_path / "spec.yaml")
+    assert spec.data is not None and (spec.data.packing, spec.train.epochs, spec.train.max_steps) == ("none", 1, None)
+    assert preview.sequence_problem(spec, preview.plan(spec)) is None
+    for name, text, problem in (
+        ("one.jsonl", row, "1 training row gives 1 sequence, too few for 2 ranks"),
+        ("odd.jsonl", row * 40 + '{"prompt": "a", "response": {"b": 1}}\n', "row 40, column 'response': expected text"),
+        ("labels.csv", "text,label\n" + "a b,c\n" * 9, "classification needs an encoder"),
+        (
+            "reviews.csv",
+            "review,sentiment\n" + "a b,c\n" * 9,
+            "The column sentiment looks like a label: classification needs",
+        ),
+    ):
+        (tmp_path / name).write_text(text)
+        done = init(tmp_path, "--yes", "--data", name, "-o", "other.yaml")
+        assert done.returncode == 2 and problem in done.stderr, done.stderr
+    assert not (tmp_path / "other.yaml").exists()
 
 
 def test_it_asks_which_column_is_what_where_no_template_fits(tmp_path: Path) -> None:
@@ -305,7 +319,9 @@ def test_it_asks_which_column_is_what_where_no_template_fits(tmp_path: Path) -> 
     assert code == 0, out
     assert "  frage: Wo ist 0?" in out and "[prompt=frage, response=antwort]" in out
     assert (
-        "there is no column 'frge'" in out and "did you mean 'frage'" in out and out.count("Roles of the columns") == 2
+        "there is no column 'frge'" in " ".join(out.split())
+        and "did you mean 'frage'" in out
+        and out.count("Roles of the columns") == 2
     )
     spec = preview.read_spec(tmp_path / "spec.yaml")
     assert spec.data is not None and spec.data.columns == {"prompt": "frage", "response": "antwort"}

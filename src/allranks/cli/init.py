@@ -24,7 +24,7 @@ from allranks.cli.options import (
     print_json,
     write_new_file,
 )
-from allranks.errors import EXIT_OK, AllranksError, DataError, RequestError
+from allranks.errors import EXIT_OK, AllranksError, DataError, EnvironmentNotAble, RequestError
 from allranks.spec.launchers import BUILT_IN, DEFAULT_LAUNCHER, LAUNCHERS, LauncherInfo, launchers_with
 from allranks.utils.redaction import redact
 
@@ -159,7 +159,7 @@ def init_command(output: Path, yes: bool, force: bool, as_json: bool, **options:
         echo(text.rstrip("\n"))
     else:
         file = shlex.quote(str(output))
-        echo(f"wrote {output}; next: allranks plan {file}, then: allranks run {file}")
+        echo(f"wrote {output}; next: allranks plan {file}, then: allranks run {file}", message=True)
     return EXIT_OK
 
 
@@ -185,13 +185,10 @@ def _agree(answers: _Answers, file: str) -> tuple[str, StarterChoices]:
     Raises:
         AllranksError: the options are refused.
     """
-    from allranks.spec.examples import starter_text
-
     for attempt in range(MAX_ATTEMPTS):
         try:
             choices = _choices(answers)
-            text = starter_text(choices, file)
-            note = _check(text, file)
+            text, notes = _checked_text(choices, file)
         except AllranksError as error:
             wrong = _wrong_answer(str(error), columns_asked=answers.values.get("columns") is not None)
             if not answers.ask or wrong is None or attempt == MAX_ATTEMPTS - 1:
@@ -203,7 +200,7 @@ def _agree(answers: _Answers, file: str) -> tuple[str, StarterChoices]:
             if wrong == "data":  # those of another file
                 answers.values.update(columns=None, template=None)
         else:
-            if note:
+            for note in notes:
                 answers.tell(f"note: {note}")
             return text, choices
     raise AssertionError("unreachable")
@@ -309,19 +306,34 @@ def _partitions() -> list[PartitionGres]:
         return []
 
 
-def _check(text: str, file: str) -> str | None:
-    """Check a spec as `plan` does, and return its note on rows that are too few for the ranks.
+def _checked_text(choices: StarterChoices, file: str) -> tuple[str, list[str]]:
+    """Return the text of a spec that `plan` and `data` accept, and notes on its rows; rows that are too few to be packed are not packed.
 
     Raises:
         AllranksError: it would be refused.
     """
     from allranks.launch import preview
     from allranks.nodes import preflight
+    from allranks.spec.data_sources import looks_like_file
+    from allranks.spec.examples import starter_text
     from allranks.spec.loader import parse_spec, parse_yaml
 
+    text = starter_text(choices, file)
     spec = parse_spec(parse_yaml(text, file), where=file)
     preflight.check_request(spec)
-    return preview.sequence_problem(spec, preview.plan(spec))
+    plan = preview.plan(spec)
+    if not looks_like_file(choices.data):
+        return text, []
+    try:
+        facts = preview.inspect_data(spec, rows=0)["facts"]
+    except EnvironmentNotAble as error:
+        return text, [f"the rows are not checked: {error}"]
+    problem = preview.few_sequences(spec, plan, facts)
+    if problem is None:
+        return text, facts["warnings"]
+    if choices.packing is None and "data.packing: none" in problem:
+        return _checked_text(replace(choices, packing="none"), file)
+    raise RequestError(problem)
 
 
 def _wrong_answer(message: str, *, columns_asked: bool) -> str | None:
@@ -364,10 +376,11 @@ def describe_data(source: str) -> str:
         return f"built-in set, {own.default_rows:,} rows, template {own.template}"
     if not data_sources.looks_like_file(source):
         return "no file of this name here, so a data set of the Hugging Face hub; it is loaded when the run starts"
-    path = Path(source).expanduser()
-    row = merged_row(data_sources.read_first_rows(path))
+    files = data_sources.data_files(source)
+    row = merged_row(data_sources.read_first_rows(source))
     columns = f", columns {listed(list(row))}" if row else ""
-    return f"{path.suffix.lower().removeprefix('.')} file of {format_bytes(path.stat().st_size)}{columns}"
+    kind, size = files[0].suffix.lower().removeprefix("."), format_bytes(sum(file.stat().st_size for file in files))
+    return f"{kind} file of {size}{columns}" if len(files) == 1 else f"{len(files)} {kind} files of {size}{columns}"
 
 
 def data_columns(answers: Answers, model: str, source: str) -> tuple[tuple[str, str], ...]:
@@ -385,7 +398,7 @@ def data_columns(answers: Answers, model: str, source: str) -> tuple[tuple[str, 
         return _accept(answers, str(given), {})
     if not answers.ask or answers.values.get("template") or not data_sources.looks_like_file(source):
         return ()
-    rows = data_sources.read_first_rows(Path(source).expanduser())
+    rows = data_sources.read_first_rows(source)
     if not rows or not _none_fits(source, rows, model):
         return ()
     return _ask(answers, source, rows, model)
@@ -413,7 +426,7 @@ def _classifies(model: str) -> bool:
 
 
 def _ask(answers: Answers, source: str, rows: list[Row], model: str) -> tuple[tuple[str, str], ...]:
-    from allranks.spec.data_columns import fitting_template, merged_row, suggested_columns
+    from allranks.spec.data_columns import fitting_template, label_note, merged_row, suggested_columns
     from allranks.spec.records import DataSpec
 
     row = merged_row(rows)
@@ -421,6 +434,8 @@ def _ask(answers: Answers, source: str, rows: list[Row], model: str) -> tuple[tu
     for name, value in list(row.items())[:MAX_COLUMNS_SHOWN]:
         answers.tell(f"  {name}: {_shortened(value)}")
     pairs = suggested_columns(row, {}, classifier=_classifies(model))
+    if note := label_note(row, pairs, classifier=_classifies(model)):
+        answers.tell(note.strip())
     default = ", ".join(f"{role}={name}" for role, name in pairs.items()) or f"{Path(source).stem}.jinja"
     question = "Roles of the columns (ROLE=COLUMN, ...; or a .jinja file)"
     answer = answers.take("columns", question, default)

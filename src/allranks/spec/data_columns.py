@@ -47,6 +47,7 @@ LABEL_NAMES = {
     "label", "labels", "class", "category", "sentiment", "target", "topic", "intent", "rating", "score", "stars",
 }  # fmt: skip
 CHAT_NAMES = {"messages", "conversations", "conversation", "dialog", "dialogue", "chat", "turns"}
+ENCODER_NEEDED = "classification needs an encoder, such as model.name: distilbert-base-uncased (tiny:bert for a test)"
 MAX_LISTED = 20
 _NUMBER = re.compile(r"\s*[+-]?[\d.,]+\s*%?\s*")
 
@@ -162,8 +163,8 @@ def _fitting(data: DataSpec, columns: Columns, first: Row, *, classifier: bool) 
     template, roles = found
     if template == "text" and has("label"):
         raise DataError(
-            f"data.source {data.source}: has a label column, which a language model does not learn; set data.template: text to train on "
-            "the text alone, name a .jinja template that contains the label, or choose a model that classifies"
+            f"data.source {data.source}: has a label column, which a language model does not learn; {ENCODER_NEEDED}. Or set data.template: "
+            "text to train on the text alone, or name a .jinja template that contains the label"
         )
     names = [name for role in roles if has(role) for name in by_role(role)]
     return template, f"column{'s' * (len(names) > 1)} {', '.join(names)}"
@@ -203,8 +204,15 @@ def no_template_message(
         if {"chosen", "rejected"} <= row.keys()
         else ""
     )
+    note += label_note(row, pairs, classifier=classifier)
     line = columns_line(pairs)
     return f"{head}; say under data: which column is what, for example\n  {line}{note}\nThe templates and their columns:\n{needs}"
+
+
+def label_note(row: Row, pairs: Mapping[str, str | list[str]], *, classifier: bool) -> str:
+    """Return what to do to learn a label that no role of a language model reads, on a line of its own; else an empty text."""
+    label = None if classifier else _find(LABEL_NAMES, [name for name in row if name not in pairs.values()])
+    return f"\nThe column {label} looks like a label: {ENCODER_NEEDED}." if label else ""
 
 
 def columns_line(pairs: Mapping[str, str | list[str]]) -> str:

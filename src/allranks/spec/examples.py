@@ -96,6 +96,7 @@ class StarterChoices:
     columns: tuple[tuple[str, str], ...] = ()
     """Roles and their columns."""
     template: str | None = None
+    packing: str | None = None
 
 
 def default_data(model: str) -> str:
@@ -124,13 +125,15 @@ def starter_text(choices: StarterChoices, file: str) -> str:
         _line("  name", choices.model, "hub name, folder, or a tiny model with random weights"),
         *_model_keys(choices),
         "data:",
-        _line("  source", choices.data, "hub name, file (.json, .jsonl, .csv, .tsv, .parquet), or a built-in set"),
+        _line("  source", choices.data, "hub name, file (`allranks data` shows its rows), folder, or built-in set"),
         *_data_keys(choices),
         *_adapter_keys(choices),
         "strategy:",
         _line("  name", choices.strategy, "pytorch_zero3 shards weights; `allranks compare` measures them"),
         "train:",
-        _line("  max_steps", 10, "optimizer steps; instead of it, epochs: 1 for the whole data"),
+        _line("  max_steps", 10, "optimizer steps; instead of it, epochs: 1 for the whole data")
+        if choices.data.startswith("builtin:")
+        else _line("  epochs", 1, "times through the data; instead of it, max_steps: 500"),
         _line("  micro_batch_size", 1, "sequences per rank at a time; `plan` shows the memory that they need"),
         _line("  lr", "5e-5", "learning rate", plain=True),
         _later("  grad_accum", 4, "micro-batches per step and rank"),
@@ -159,6 +162,8 @@ def _data_keys(choices: StarterChoices) -> list[str]:
     if choices.columns:
         inner = ", ".join(f"{role}: {_scalar(name)}" for role, name in choices.columns)
         given.append(_line("  columns", f"{{{inner}}}", "which column is what", plain=True))
+    if choices.packing:
+        given.append(_line("  packing", choices.packing, "one row per sequence: there are few rows"))
     return [
         *given,
         _later("  max_length", 512, "tokens; longer rows are cut, and counted"),
