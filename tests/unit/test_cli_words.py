@@ -7,6 +7,8 @@ from typing import cast
 
 from rich.console import Console
 
+from allranks.analysis.metrics import before_and_after
+from allranks.cli.console import SafeConsole
 from allranks.cli.options import error_line
 from allranks.cli.run import ProgressView
 from allranks.cli.run_output import samples_table
@@ -23,6 +25,16 @@ def test_answers_of_a_model_move_no_cursor() -> None:
     assert not any(wild in out.getvalue() for wild in ("\x1b[31m", "\x1b[2J", "\x07", "\x00"))
 
 
+def test_answers_of_an_earlier_step_are_not_called_before() -> None:
+    evals = [
+        {"event": "eval", "step": step, "samples": [{"prompt": "ask", "expected": "yes", "reply": "no"}]}
+        for step in (30, 60)
+    ]
+    for events, titles in ((evals, ["after step 30", "after"]), (evals[1:], ["after"])):
+        table = samples_table(before_and_after(events))
+        assert [str(column.header) for column in table.columns] == ["question", "correct answer", *titles]
+
+
 def test_errors_of_a_program_move_no_cursor() -> None:
     line = error_line({"rank": 1, "type": "ValueError", "message": f"{WILD}\nsecond line"})
     assert line.startswith("rank 1: ValueError: one red ") and "second" not in line
@@ -32,6 +44,6 @@ def test_errors_of_a_program_move_no_cursor() -> None:
 
 def test_an_evaluation_whose_loss_is_not_finite_is_shown() -> None:
     out = io.StringIO()
-    live = ProgressView(Console(file=out, width=200), cast(LaunchPlan, None))
+    live = ProgressView(SafeConsole(file=out, width=200), cast(LaunchPlan, None))
     live.event({"event": "eval", "rank": 0, "step": 20, "loss": None, "perplexity": None})
     assert out.getvalue() == "held out loss nan (after step 20)\n"

@@ -16,6 +16,7 @@ from allranks.errors import SpecError
 from allranks.experiments.compare import (
     add_profiles,
     comparison_request,
+    finished_comparison,
     peak_new_bytes,
     trace_figures,
     write_comparison,
@@ -315,6 +316,11 @@ def test_what_is_written_is_whole_and_safe(tmp_path: Any) -> None:
     assert "<script>" not in html and "http" not in html.replace("http-equiv", "")
     assert csv_text(done.rows).count("\n") == 3 and comparison_page("x", done.measured, done.rows, [], [])
     assert done.document()["rows"][1]["tokens_per_s"] is None
+    assert finished_comparison(RunDir(tmp_path)) is None, "without measured.json"
+    (tmp_path / "compare").mkdir()
+    (tmp_path / "compare" / "measured.json").write_text(json.dumps(done.measured))
+    again = finished_comparison(RunDir(tmp_path))
+    assert again is not None and [row.strategy for row in again.rows] == ["simple_ddp", "bucket_ddp_async"]
 
 
 def test_requests_that_make_no_sense_are_refused() -> None:

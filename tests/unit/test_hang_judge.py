@@ -201,7 +201,7 @@ def test_a_stopped_process_is_named_whatever_the_calls_say() -> None:
     assert named(found) == [1]
     assert found.stalled[0].why == "its process 101 is stopped by a signal (SIGSTOP or SIGTSTP)"
     assert found.stalled[0].why in found.sentence
-    assert "the position of" in found.sentence and "is unknown" in found.sentence
+    assert ". Its position is unknown. " in found.sentence
 
 
 def test_a_process_whose_interpreter_is_held_is_named() -> None:

@@ -86,7 +86,9 @@ def test_ranks_that_take_the_cores_from_each_other_are_told_apart_from_other_pro
     assert text.startswith(
         "the ranks on n1 compete for its cores: 75% of the CPU time that they want goes to each other"
     )
-    assert "OMP_NUM_THREADS" in text
+    assert "thread" not in text.lower(), "they have one each"
+    several = {r: [{**e, "compute_threads": 4} if e["event"] == "cpu_load" else e for e in s] for r, s in ranks.items()}
+    assert "busy threads" in said(several)[0] and "OMP_NUM_THREADS" in said(several)[0]
 
 
 def test_a_slow_rank_is_named_only_once_its_load_is_known() -> None:

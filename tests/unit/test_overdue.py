@@ -50,6 +50,7 @@ def test_what_a_waiting_job_is_said_to_wait_for(run: RunDir) -> None:
     """Slurm's reason, and its estimate of the start where it has one; once."""
     job = SlurmJob(run, Slurm([], "none"), "7")
     for state, said in (
+        (JobState(state="PENDING", reason="None"), "job 7 is pending: Slurm has not said why yet"),
         (JobState(state="PENDING", reason="Priority"), "job 7 is pending: Priority"),
         (JobState(state="PENDING", reason="Priority", start="N/A"), None),
         (

@@ -14,6 +14,10 @@ from allranks.utils.redaction import redact, redact_arguments, redact_env
     [
         ("HF_TOKEN=abc x", "HF_TOKEN=*** x"),
         ("see https://me:pw@host/x", "see https://***@host/x"),
+        ("postgres://u:pass/x@host/db", "postgres://***@host/db"),
+        ("redis://:a/b@c@host:6379 x", "redis://***@host:6379 x"),
+        ("tcp://host:29500/a@b", "tcp://host:29500/a@b"),
+        ("git+https://github.com/o/r@v1:x", "git+https://github.com/o/r@v1:x"),
         ("TOKENIZERS_PARALLELISM=false", "TOKENIZERS_PARALLELISM=false"),
         ("plain words", "plain words"),
     ],

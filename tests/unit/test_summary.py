@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from allranks.analysis.metrics import (
@@ -57,6 +58,14 @@ def test_time_of_an_epoch_is_the_mean_step_times_its_steps() -> None:
     times = [10.0] * 5 + [1.0, 1.0, 4.0]
     events = [step(n, t, 100) for n, t in enumerate(times, 1)]
     data = {"event": "data", "time": 0.0, "rank": 0, "sequences": 30 * PLAN.batch.global_batch_size}
+    warned = {"event": "warning", "time": 1.0, "rank": 1, "message": "slow disk HF_TOKEN=hf_abcdefghijklmnop"}
+    ranks = {0: [{**data, "warnings": ["few rows"]}, *events], 1: [warned, warned]}
+    plan = msgspec.structs.replace(PLAN, warnings=["high lr"])
+    assert summarize("x", SPEC, plan, ranks, "succeeded")["warnings"] == [
+        "high lr",
+        "few rows",
+        "rank 1: slow disk HF_TOKEN=***",
+    ]
     assert summarize("x", SPEC, PLAN, {0: [data, *events]}, "succeeded")["epoch_s"] == pytest.approx(60.0)
     assert summarize("x", SPEC, PLAN, {0: events}, "succeeded")["epoch_s"] is None
     assert summarize("x", SPEC, PLAN, {0: [data, *events[:5]]}, "succeeded")["epoch_s"] is None

@@ -89,6 +89,14 @@ def test_fields_are_left_out_by_their_number_and_times_never() -> None:
     assert [clock_text(s) for s in (0, 65, 3671, 100_000, -1)] == ["0:00", "1:05", "1:01:11", "27:46:40", "0:00"]
 
 
+def test_errors_break_between_words(tmp_path: Path) -> None:
+    program = f"from allranks.cli.options import echo\necho('allranks: ' + {' '.join(['considerable'] * 20)!r} + ' /a/{'x' * 90}', err=True)"
+    *lines, last = in_terminal(80, "-c", program, cwd=tmp_path)
+    assert (
+        max(map(len, lines)) <= 80 and set(" ".join(lines).split()) == {"allranks:", "considerable"} and "/a/x" in last
+    )
+
+
 RUNS: list[dict[str, Any]] = [
     {"run": "demo-20261123-182738", "status": "succeeded", "model": "tiny:mistral", "dataset": "builtin:instructions", "strategy": "pytorch_ddp",
      "steps": 500, "train_loss_last": 1.2345, "eval_loss": 1.5, "tokens_per_s": 23456.7, "world_size": 2},
@@ -169,7 +177,7 @@ def test_a_run_that_has_not_ended_shows_what_was_requested(tmp_path: Path) -> No
     assert (rows["live-1"]["model"], rows["live-1"]["dataset"]) == ("tiny:bert", "builtin:news")
     assert (rows["broken-1"]["model"], rows["broken-1"]["dataset"]) == (None, None)
     assert set(rows["live-1"]) == {
-        "run", "folder", "status", "strategy", "world_size", "model", "dataset", "steps", "train_loss_last", "eval_loss", "tokens_per_s",
+        "run", "folder", "status", "strategy", "compared", "world_size", "model", "dataset", "steps", "train_loss_last", "eval_loss", "tokens_per_s",
     }  # fmt: skip
 
 

@@ -100,7 +100,10 @@ def load_of_hosts(ranks: Mapping[int, Sequence[LoadRecord]], hosts: Mapping[int,
         uses = [add_uses([r.use for r in ranks.get(rank, ())]) for rank in members]
         known = [u for u in uses if u is not None]
         if len(known) == len(members):
-            found.append(judge_machine(host, known))
+            threads = [r.compute_threads for rank in members for r in ranks.get(rank, ()) if r.compute_threads]
+            found.append(
+                msgspec.structs.replace(judge_machine(host, known), compute_threads=max(threads, default=None))
+            )
     return found
 
 
@@ -120,9 +123,10 @@ def machine_message(load: MachineLoad, differs: bool) -> str | None:
     if load.taken_share is not None and (load.taken_share >= TAKEN_SHARE or (differs and load.overloaded)):
         return f"{load.host} is overloaded: {load.taken_share:.0%} of the CPU time of its ranks was taken ({because}){not_slow}"
     if load.competing_share is not None and load.competing_share >= COMPETING and differs:
+        fewer_threads = "" if load.compute_threads == 1 else ", or a smaller OMP_NUM_THREADS"
         return (
             f"the ranks on {load.host} compete for its cores: {load.competing_share:.0%} of the CPU time that they want goes to each "
-            f"other ({because}){not_slow}. Use fewer ranks per node, or a smaller OMP_NUM_THREADS"
+            f"other ({because}){not_slow}. Use fewer ranks per node{fewer_threads}"
         )
     return None
 

@@ -12,7 +12,7 @@ from allranks.planning.records import LaunchPlan
 from allranks.rundir.events import PROGRESS, READ_IN_LOG, REPORTED
 from allranks.spec.data_sources import source_of
 from allranks.spec.records import RunSpec
-from allranks.utils.text import finite_float, finite_int
+from allranks.utils.text import as_list, finite_float, finite_int, format_value, sanitize
 
 WARMUP_STEPS = stragglers.WARMUP_STEPS
 Events = list[dict[str, Any]]
@@ -83,7 +83,7 @@ def _layer(name: str, counts: list[int]) -> dict[str, Any]:
 
 
 def before_and_after(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows with ``prompt``, ``expected``, ``before`` (None without a baseline) and ``after``, from rank 0's events."""
+    """Return rows with ``prompt``, ``expected``, ``before`` (None without an earlier evaluation), ``before_step`` and ``after``, from rank 0's events."""
     evals = [(e.get("step"), found) for e in events if e["event"] == "eval" and (found := _samples(e))]
     if not evals:
         return []
@@ -95,6 +95,7 @@ def before_and_after(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "prompt": s.get("prompt"),
             "expected": s.get("expected"),
             "before": start.get(str(s.get("prompt"))),
+            "before_step": first_step if start else None,
             "after": s.get("reply") if trained else None,
         }
         for s in (last if trained else first)
@@ -211,8 +212,21 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "tokens_cut": data.get("tokens_cut"),
         "attempts": sum(e["event"] == "start" for e in zero),
         "sync_proof": {k: proof[k] for k in ("world_size", "weights_equal", "data_disjoint")} if proof else None,
+        "warnings": run_warnings(plan, ranks),
     }
     return metrics if spec.script is None else {**metrics, **_unknown_of_program(steps)}
+
+
+def run_warnings(plan: LaunchPlan, ranks: dict[int, Events]) -> list[str]:
+    """Return what the plan, the data and the ranks warn of, each once."""
+    texts = [*plan.warnings]
+    for rank, events in sorted(ranks.items()):
+        for event in events:
+            if event["event"] == "warning":
+                texts.append(f"rank {rank}: {format_value(event.get('message'))}")
+            elif rank == 0 and event["event"] == "data":
+                texts += map(format_value, as_list(event.get("warnings")))
+    return list(dict.fromkeys(map(sanitize, texts)))
 
 
 def _unknown_of_program(steps: dict[int, Events]) -> dict[str, Any]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.markup import escape
 
 from allranks.cli.console import SafeConsole, left_out_line, narrow_table
-from allranks.cli.options import any_path, complete_strategies, error_line, json_option, print_json, set_option
+from allranks.cli.options import any_path, complete_strategies, echo, error_line, json_option, print_json, set_option
 from allranks.errors import EXIT_FAILED, EXIT_OK
+
+if TYPE_CHECKING:
+    from allranks.experiments.compare import Comparison
 
 
 @click.command("compare")
@@ -40,14 +43,21 @@ def compare_command(spec: Path, strategies: str, repeats: int, sets: tuple[str, 
         comparing.every_strategy() if strategies == "all" else [s.strip() for s in strategies.split(",") if s.strip()]
     )
     preview = comparing.comparison_request(checked, names, repeats)
+    done = comparing.compare(checked, preview, _ProgressPrinter(_console(as_json)))
+    return show_comparison(done, as_json)
+
+
+def _console(as_json: bool) -> SafeConsole:
     console = SafeConsole(stderr=as_json, quiet=as_json)
-    if not console.is_terminal:
-        console = SafeConsole(stderr=as_json, quiet=as_json, width=130)
-    done = comparing.compare(checked, preview, _ProgressPrinter(console))
+    return console if console.is_terminal else SafeConsole(stderr=as_json, quiet=as_json, width=130)
+
+
+def show_comparison(done: Comparison, as_json: bool) -> int:
+    """Show a comparison as tables or JSON, and return the exit code of the verb."""
     if as_json:
         print_json(done.document())
     else:
-        _show(console, done)
+        _show(_console(as_json), done)
     return EXIT_OK if done.ok else EXIT_FAILED
 
 
@@ -58,11 +68,15 @@ class _ProgressPrinter:
         self._console = console
 
     def say(self, text: str) -> None:
-        self._console.print(escape(text), highlight=False)
+        if self._console.quiet and text.startswith("note"):  # with --json, warnings are on standard error
+            echo(f"allranks: {' '.join(text.split())}", err=True)
+        self._console.say(text)
 
     def event(self, event: dict[str, Any]) -> None:
         if event["event"] == "compare":
             self.say(f"{event['seconds']:7.1f} s  {event['text']}")
+        if event["event"] == "warning":
+            self.say(f"note     rank {event.get('rank')}: {event.get('message')}")
         if event["event"] == "error" and not event.get("echo"):
             self.say(error_line(event))
 
@@ -71,7 +85,7 @@ FIRST_REMOVED = ("min-max", "min-max", "ranks", "ratio", "formula")
 """Columns that a narrow terminal loses first."""
 
 
-def _show(console: SafeConsole, done: Any) -> None:
+def _show(console: SafeConsole, done: Comparison) -> None:
     from allranks.experiments.output import memory_table, parts_table, speed_table, traffic_table
 
     names = [row.strategy for row in done.rows]

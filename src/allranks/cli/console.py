@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from allranks.utils.text import printable
+from allranks.utils.text import printable, wrapped
 
 UNLIMITED_COLUMNS = 10_000
 
@@ -30,6 +30,12 @@ class SafeConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(emoji=False, **options)
+
+    def say(self, text: str) -> None:
+        """Print a message without markup, on a terminal broken between words."""
+        self.print(
+            wrapped(text, self.width) if self.is_terminal else text, highlight=False, markup=False, soft_wrap=True
+        )
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from allranks.cli.options import any_path, echo, json_option, print_json, resolve_run_path
+from allranks.cli.options import any_path, echo, json_option, print_json, resolve_run_path, root_option
 from allranks.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEST, RequestError
 
 
@@ -21,8 +21,9 @@ from allranks.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEST, RequestError
     type=click.IntRange(min=1),
     help="Number of processes that read files in parallel (default: one per core).",
 )
+@root_option
 @json_option
-def diagnose_command(paths: tuple[Path, ...], workers: int | None, as_json: bool) -> int:
+def diagnose_command(paths: tuple[Path, ...], workers: int | None, run_root: Path, as_json: bool) -> int:
     """Find what went wrong in run folders, log folders or single log files, compressed or not.
 
     Reads Slurm output, torchrun, NCCL, kernel and system logs, sacct tables, py-spy and faulthandler dumps. Exit code 0 if the
@@ -32,7 +33,7 @@ def diagnose_command(paths: tuple[Path, ...], workers: int | None, as_json: bool
 
     from allranks.analysis.diagnose import diagnose
 
-    diagnosis = diagnose([resolve_run_path(path) for path in paths], workers=workers)
+    diagnosis = diagnose([resolve_run_path(path, run_root) for path in paths], workers=workers)
     if as_json:
         print_json(msgspec.to_builtins(diagnosis))
     else:
@@ -45,7 +46,7 @@ def diagnose_command(paths: tuple[Path, ...], workers: int | None, as_json: bool
 
 
 HANDLING_LEGEND = (
-    "P: prevented by design, R: refused before the ranks start, D: named by diagnose. Details: docs/failures.md"
+    "P: prevented by design, R: refused before the ranks start, D: named by diagnose. Pages: docs/failures/"
 )
 EVIDENCE_TEXT = {
     "injected": "a test reproduces the failure; parts that the page calls replayed are replayed",
@@ -69,7 +70,7 @@ def failures_command(name: str | None, as_json: bool) -> int:
     from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES
 
     entries = [_class_entry(e) for e in CATALOGUE.values()]
-    rows = [{**msgspec.to_builtins(f), "page": f.page, "tests": []} for f in KNOWN_FAILURES]  # the page names its tests
+    rows = [{**msgspec.to_builtins(f), "tests": []} for f in KNOWN_FAILURES]  # the page of a failure names its tests
     if name is not None:
         entries = [e for e in entries if e["id"] == name]
         rows = [r for r in rows if str(r["number"]) == name or name in r["classes"]]
@@ -101,7 +102,7 @@ def _print_details(entries: list[dict[str, str]], rows: list[dict[str, Any]]) ->
         echo(f"  {HANDLING_WORDS[r['how']]:<11} {r['where']}")
         for name in r["classes"]:
             echo(f"  {'in logs':<11} {name}")
-        echo(f"  {'page':<11} {r['page']}")
+        echo(f"  {'page':<11} docs/failures/{r['page']}")
         echo(f"  {'evidence':<11} {EVIDENCE_TEXT[r['evidence']]}")
 
 

@@ -62,12 +62,12 @@ def _print(found: Any) -> None:
     from allranks.planning.env_vars import policy_lines as network_lines
 
     for report in found.preflight.reports:
-        echo(report_line(report))
+        echo(report_line(report), message=True)
     network = found.preflight.network
     if network:
         echo(f"network {network.network}: {network.reason}")
     for text in (*(one.line() for one in found.sweep), *found.bandwidth, *(pair.line() for pair in found.pairs)):
-        echo(text)
+        echo(text, message=True)
     if found.pairs:
         echo(f"collectives: {found.pairs_verdict}")
     for result in found.copies:

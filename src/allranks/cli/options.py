@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ import click
 
 from allranks.errors import AllranksError, RequestError, RunNotFound
 from allranks.rundir.files import replace_non_finite, write_text_atomic
-from allranks.utils.text import printable, sanitize
+from allranks.utils.text import printable, sanitize, wrapped
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -110,7 +112,7 @@ any_path = click.Path(path_type=Path, readable=False)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document on standard output and nothing else."
 )
-set_option = click.option(
+set_only_option = click.option(
     "--set",
     "sets",
     multiple=True,
@@ -121,6 +123,19 @@ set_option = click.option(
 root_option = click.option(
     "--run-root", default="runs", show_default=True, type=any_path, help="Folder that contains the runs."
 )
+
+
+def set_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--set``, and ``--run-root``, which is short for ``--set run_root=FOLDER``, to a verb with a spec."""
+
+    @wraps(function)
+    def with_root(*args: Any, run_root: str | None, sets: tuple[str, ...], **options: Any) -> Any:
+        return function(
+            *args, sets=sets if run_root is None else (*sets, f"run_root={json.dumps(run_root)}"), **options
+        )
+
+    root = click.option("--run-root", metavar="FOLDER", help="Folder for the runs (default: run_root of the spec).")
+    return set_only_option(root(with_root))
 
 
 class FullHelpGroup(click.Group):
@@ -150,16 +165,21 @@ def error_line(event: dict[str, Any]) -> str:
     return f"rank {event.get('rank')}: {sanitize(event.get('type') or 'error')}: {first[:200]}"
 
 
-def echo(text: str = "", *, err: bool = False, styled: bool = False) -> None:
+def echo(text: str = "", *, err: bool = False, styled: bool = False, message: bool = False) -> None:
     """Print a line on the terminal, without control sequences.
 
     All verbs print through this or `cli.console.SafeConsole`: a line may quote a log, a script, a spec or a folder's name.
 
     Args:
         err: print to standard error.
+        message: break it between words on a terminal, as all text on standard error; not for scripts and tables.
         styled: keep colours; the caller has already passed quoted text through `printable`.
     """
-    click.echo(printable(text, styled=styled), err=err)
+    text = printable(text, styled=styled)
+    stream = sys.stderr if err else sys.stdout
+    if (err or message) and not styled and stream is not None and stream.isatty():
+        text = wrapped(text, shutil.get_terminal_size().columns)
+    click.echo(text, err=err)
 
 
 def check_new_file(path: Path, *, force: bool) -> None:
@@ -207,13 +227,13 @@ def json_text(value: Any) -> str:
     return re.sub(_UNPRINTABLE, lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
-def resolve_run_path(path: Path) -> Path:
-    """Return a path unchanged; resolve `latest` or a run's name to that run's folder."""
+def resolve_run_path(path: Path, run_root: Path) -> Path:
+    """Return a path unchanged; resolve `latest` or a run's name to that run's folder below `run_root`."""
     if os.path.lexists(path) or len(path.parts) != 1:
         return path
     from allranks.rundir.paths import find_run
 
     try:
-        return find_run(str(path)).root
+        return find_run(str(path), run_root).root
     except RunNotFound:
         return path

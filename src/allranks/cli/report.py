@@ -15,7 +15,7 @@ from allranks.errors import EXIT_FAILED, EXIT_OK, RequestError
 @root_option
 @json_option
 def report_command(run: str, run_root: Path, as_json: bool) -> int:
-    """Show the summary of RUN and rewrite its report.html from its events."""
+    """Show the summary of RUN and rewrite its report.html from its events; of a comparison, its tables and comparison.html."""
     from allranks import api
     from allranks.analysis.report.page import write_page
     from allranks.launch.outcome import recompute_metrics
@@ -24,6 +24,12 @@ def report_command(run: str, run_root: Path, as_json: bool) -> int:
     from allranks.utils.text import sanitize
 
     found = find_run(run, run_root)
+    if found.compare.is_file():
+        from allranks.cli.compare import show_comparison
+        from allranks.experiments.compare import finished_comparison
+
+        if (done := finished_comparison(found)) is not None:
+            return show_comparison(done, as_json)
     metrics = recompute_metrics(found, alive=api.running(found))
     if metrics is None:
         raise RequestError(f"run {found.name} has no events yet; there is nothing to report")
@@ -41,9 +47,7 @@ def report_command(run: str, run_root: Path, as_json: bool) -> int:
         console = SafeConsole()
         print_summary(console, found, metrics)
         if metrics.get("message"):
-            console.print(
-                sanitize(metrics["message"]), highlight=False, markup=False, soft_wrap=not console.is_terminal
-            )
+            console.say(sanitize(metrics["message"]))
         if not_written is None:
             console.print(f"report  {found.report}", highlight=False, markup=False, soft_wrap=True)
     if not_written is not None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 from allranks.cli.console import SafeConsole
@@ -94,7 +93,14 @@ class ProgressView:
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        self._console.print(escape(text), highlight=False, soft_wrap=not self._console.is_terminal)
+        self._console.say(text)
+
+    def warn(self, text: str) -> None:
+        """Print a warning; with --json on standard error, where nothing else is printed."""
+        if self._console.quiet:
+            echo(f"allranks: warning: {text}", err=True)
+        else:
+            self.say(f"note     {text}")
 
     def event(self, event: dict[str, Any]) -> None:
         """Handle one event of any rank; show those of rank 0. Events come from files, so any field may be missing or malformed."""
@@ -109,7 +115,7 @@ class ProgressView:
                 f"hang     {f'rank {ranks} on {host} stalled' if ranks else 'all ranks are waiting'}; stopping the run"
             )
         if kind == "warning":
-            self.say(f"note     rank {format_value(event.get('rank'))}: {format_value(event.get('message'))}")
+            self.warn(f"rank {format_value(event.get('rank'))}: {format_value(event.get('message'))}")
         handler = getattr(self, f"_on_{kind}", None) if isinstance(kind, str) else None
         if handler is not None and event.get("rank") == 0:
             handler(event)
@@ -166,7 +172,7 @@ class ProgressView:
         )
         warnings = event.get("warnings")
         for warning in warnings if isinstance(warnings, list) else []:
-            self.say(f"warning  {format_value(warning)}")
+            self.warn(format_value(warning))
 
     def _on_remark(self, event: dict[str, Any]) -> None:
         self.say(f"note     {format_value(event.get('message'))}")
@@ -291,11 +297,12 @@ def run_with_progress(
         f"run      {folder.name}",
         f"plan     {plan.world_size} rank{'s' * (plan.world_size != 1)} on {nodes}, {plan.work}",
         f"threads  {_threads(threads)}" if threads else "",
-        *(f"note     {warning}" for warning in plan.warnings),
     ]
-    for line in filter(None, lines):
-        console.print(escape(line), highlight=False, soft_wrap=not console.is_terminal)
     view = ProgressView(console, plan)
+    for line in filter(None, lines):
+        view.say(line)
+    for warning in plan.warnings:
+        view.warn(warning)
     shown = (
         ProgramOutput(RunDir(folder), view.say, output) if output != NO_OUTPUT and not console.quiet else nullcontext()
     )
@@ -323,13 +330,13 @@ def print_result(result: RunResult, console: SafeConsole, as_json: bool) -> int:
         print_summary(console, run, result.metrics)
         for item in (result.metrics.get("network") or {}).get("findings", []):
             text = f"network      {item['host']}: {item['text']}"
-            console.print(escape(text), highlight=False, soft_wrap=True)
+            console.say(text)
         console.print(f"run folder   {result.folder}", highlight=False, markup=False, soft_wrap=True)
         if run.report.exists():
             console.print(f"report       {run.report}", highlight=False, markup=False, soft_wrap=True)
         if traced := run.traced_ranks():
             text = f"traces       {run.traces} ({len(traced)} rank{'s' * (len(traced) > 1)}); next: allranks trace {result.folder}"
-            console.print(escape(text), highlight=False, soft_wrap=True)
+            console.say(text)
     if result.status != "succeeded":
         echo(f"allranks: {result.message}", err=True)
     elif "loss_not_finite" in result.metrics:
@@ -358,7 +365,8 @@ def _detach(run_dir: RunDir, spec: RunSpec, plan: LaunchPlan, as_json: bool) -> 
         print_json({"run": run_dir.name, "folder": str(run_dir.root)})
     else:
         echo(
-            f"started {run_dir.name}; follow it with: allranks logs {run_dir.name} --follow; end it with: allranks cancel {run_dir.name}"
+            f"started {run_dir.name}; follow it with: allranks logs {run_dir.name} --follow; end it with: allranks cancel {run_dir.name}",
+            message=True,
         )
     return EXIT_OK
 

@@ -410,10 +410,18 @@ def _change_of_share(first: Any, last: Any) -> str | None:
 def samples_table(samples: list[dict[str, Any]]) -> Table:
     """Return a table of sample answers before and after training."""
     table = Table(title="Held-out questions", title_justify="left", show_lines=False)
-    for name in ("question", "correct answer", "before", "after"):
-        table.add_column(name, overflow="fold", max_width=48)
+    early = finite_int(samples[0].get("before_step"))
+    titles = {
+        "prompt": "question",
+        "expected": "correct answer",
+        "before": f"after step {early}" if early else "before",
+        "after": "after",
+    }
+    shown = [key for key in titles if any(s.get(key) is not None for s in samples)]
+    for key in shown:
+        table.add_column(titles[key], overflow="fold", max_width=48)
     for s in samples:
-        table.add_row(*(escape(_one_line(s.get(k))) for k in ("prompt", "expected", "before", "after")))
+        table.add_row(*(escape(_one_line(s.get(key))) for key in shown))
     return table
 
 

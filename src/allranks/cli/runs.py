@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from allranks.cli.console import FittedColumn, SafeConsole, fitted_table, left_out_line, table_console
-from allranks.cli.options import echo, json_option, print_json, root_option, run_argument, set_option
+from allranks.cli.options import echo, json_option, print_json, root_option, run_argument, set_only_option
 from allranks.errors import EXIT_OK
-from allranks.utils.text import NO_VALUE
+from allranks.utils.text import NO_VALUE, as_dicts, format_value
 
 # key of a row, and its column; those with the highest `drop` are left out first in a narrow terminal
 COLUMNS = {
@@ -45,6 +45,9 @@ def runs_command(run_root: Path, as_json: bool) -> int:
         return EXIT_OK
     console = table_console()
     cells = [[_cell(key, row[key]) for key in COLUMNS] for row in rows]
+    for row, texts in zip(rows, cells, strict=True):
+        if row["compared"]:
+            texts[list(COLUMNS).index("strategy")] = f"{len(row['compared'])} compared"
     table, left_out = fitted_table(list(COLUMNS.values()), cells, console.width)
     console.print(table)
     if hint := left_out_line(left_out, console.width):
@@ -64,10 +67,12 @@ def _run_row(run: Any, agents: set[str]) -> dict[str, Any]:
     figures = {n: metrics.get(n) for n in names}
     if figures["model"] is None and figures["dataset"] is None:  # the run has not ended
         figures |= _requested(run)
+    compared = [format_value(one.get("name")) for one in as_dicts(read_record(run.compare).get("strategies"))]
     return {
         "run": run.name,
         "folder": str(run.root),
         "status": status,
+        "compared": compared or None,
         "strategy": None if _is_own_program(plan) else plan.get("strategy"),
         "world_size": plan.get("world_size"),
         **figures,
@@ -103,7 +108,7 @@ def _cell(key: str, value: Any) -> str:
 
 @click.command("resume")
 @run_argument
-@set_option
+@set_only_option
 @click.option(
     "--allow-inexact",
     is_flag=True,
@@ -142,5 +147,5 @@ def cancel_command(run: str, now: bool, run_root: Path) -> int:
     from allranks.rundir.paths import find_run
 
     found = find_run(run, run_root)
-    echo(f"{found.name}: {api.cancel(found, now=now)}")
+    echo(f"{found.name}: {api.cancel(found, now=now)}", message=True)
     return EXIT_OK

@@ -9,7 +9,15 @@ import click
 from rich.markup import escape
 
 from allranks.cli.console import SafeConsole
-from allranks.cli.options import any_path, complete_smoke_tests, echo, error_line, json_option, print_json, set_option
+from allranks.cli.options import (
+    complete_smoke_tests,
+    echo,
+    error_line,
+    json_option,
+    print_json,
+    root_option,
+    set_only_option,
+)
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
@@ -36,21 +44,29 @@ STEPS_PER_LINE = 25  # steps between two lines, as the notes have it
     type=click.Choice(["fit", "seed", "tiny"]),
     help="Sizes: the largest that fits up to the reference size; the reference size; or a toy run.",
 )
-@click.option("--run-root", default="runs", show_default=True, type=any_path, help="Folder that contains the runs.")
+@root_option
 @click.option("--dry-run", is_flag=True, help="Show each test's settings and batch script without running anything.")
-@set_option
+@set_only_option
 @json_option
 def smoke_command(
     names: tuple[str, ...], place: str, scale: str, run_root: Path, dry_run: bool, sets: tuple[str, ...], as_json: bool
 ) -> int:
-    """Run the smoke tests NAMES (such as 01 or 02_ddp; default: all) and show each criterion, the measured value next to
-    its threshold. Exit code 0 only if nothing failed."""
-    from allranks.lab.smoke import select_tests
+    """Run the smoke tests NAMES (such as 01 or 02_ddp, or all) and show each criterion, the measured value next to
+    its threshold. Exit code 0 only if nothing failed. Without NAMES, list the tests."""
+    from allranks.lab.smoke import TESTS, select_tests
     from allranks.lab.smoke.report import as_document, write_report
     from allranks.lab.smoke.runner import SmokeOptions, cluster_for_tests, prepare_test, report_folder, run_tests
     from allranks.rundir.paths import make_run_root
     from allranks.utils.machine import machine_facts
 
+    if not names:
+        if as_json:
+            print_json({"tests": [{"name": test.name, "title": test.title} for test in TESTS]})
+        else:
+            for test in TESTS:
+                echo(f"{test.name:<20} {test.title}")
+            echo("\nrun some of them with: allranks smoke NAME...; all of them with: allranks smoke all", message=True)
+        return EXIT_OK
     wanted = SmokeOptions(place=cast(Any, place), scale=cast(Any, scale), sets=sets, run_root=str(run_root))
     tests, machine = select_tests(names), machine_facts()
     ready = [prepare_test(test, wanted, machine) for test in tests]
@@ -83,7 +99,7 @@ class _ProgressPrinter:
         self._console = console
 
     def say(self, text: str) -> None:
-        self._console.print(escape(text), highlight=False, soft_wrap=True)
+        self._console.say(text)
 
     def event(self, event: dict[str, Any]) -> None:
         if event["event"] == "step" and event["rank"] == 0 and event["step"] % STEPS_PER_LINE == 0:

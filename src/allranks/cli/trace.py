@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from allranks.cli.options import any_path, json_option, print_json, resolve_run_path
+from allranks.cli.options import any_path, json_option, print_json, resolve_run_path, root_option
 from allranks.errors import EXIT_OK
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     metavar="PATH",
     help="Show each metric as a ratio to the run at PATH.",
 )
+@root_option
 @json_option
 def trace_command(
     paths: tuple[Path, ...],
@@ -52,6 +53,7 @@ def trace_command(
     workers: int | None,
     out: Path | None,
     other: Path | None,
+    run_root: Path,
     as_json: bool,
 ) -> int:
     """Analyse profiler traces from files, folders or runs (`latest`, a name, or a folder).
@@ -61,8 +63,8 @@ def trace_command(
     """
     from allranks.analysis.trace import analyse
 
-    reports = analyse([resolve_run_path(path) for path in paths], select=select, workers=workers)
-    comparison = _compare(reports, resolve_run_path(other), workers) if other else None
+    reports = analyse([resolve_run_path(path, run_root) for path in paths], select=select, workers=workers)
+    comparison = _compare(reports, resolve_run_path(other, run_root), workers) if other else None
     written = _write(reports, comparison, out) if out else []
     if as_json:
         print_json(as_document(reports, comparison, written))

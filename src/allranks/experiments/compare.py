@@ -136,6 +136,8 @@ def compare(spec: RunSpec, asked: CompareRequest, observer: Observer) -> Compari
     if memory.make_plan(spec, planning_facts(spec)).world_size < 2:
         raise SpecError("cluster.procs_per_node: a comparison needs at least two ranks")
     run, plan = runs.prepare_run(spec)
+    for warning in plan.warnings:
+        observer.say(f"note     {warning}")
     asked = msgspec.structs.replace(asked, strategies=[_decided(spec, entry) for entry in asked.strategies])
     write_json(run.compare, msgspec.to_builtins(asked))
     result = runs.launch(run, spec, plan, attempt=1, observer=observer)
@@ -146,6 +148,13 @@ def compare(spec: RunSpec, asked: CompareRequest, observer: Observer) -> Compari
     add_profiles(folder, measured)
     write_json(folder / "measured.json", measured)  # complete: it can be evaluated again without the traces
     return write_comparison(run, measured)
+
+
+def finished_comparison(run: RunDir) -> Comparison | None:
+    """Return the comparison of a run folder, evaluated again; None if the run is none, or did not complete."""
+    measured = read_json(run.root / "compare" / "measured.json")
+    complete = isinstance(measured, dict) and (run.root / "comparison.json").is_file()
+    return write_comparison(run, measured) if complete else None
 
 
 def without_compilation(spec: RunSpec) -> RunSpec:

@@ -249,6 +249,8 @@ class MachineLoad(msgspec.Struct, frozen=True, kw_only=True):
     steal_cores: float | None
     competing_share: float | None
     throttled_share: float | None
+    compute_threads: int | None = None
+    """Threads that each rank computes with, the largest number; None if not known."""
 
     @property
     def overloaded(self) -> bool:
@@ -378,8 +380,8 @@ def describe_load(load: MachineLoad) -> str:
     if load.steal_cores is not None and load.steal_cores >= 0.05:
         parts.append(f"the hypervisor took {load.steal_cores:.1f} of {load.cores} cores (steal)")
     if load.competing_share is not None and load.competing_share >= COMPETING:
-        threads = f"{load.busy_threads} busy threads" if load.busy_threads else "the threads"
-        parts.append(f"{threads} of its ranks share {load.cores} cores")
+        threads = f"{load.busy_threads} busy threads of its ranks" if load.busy_threads else "the threads of its ranks"
+        parts.append(f"{'its ranks' if load.compute_threads == 1 else threads} share {load.cores} cores")
     if load.throttled_share is not None and load.throttled_share >= OVERLOADED:
         parts.append(f"its CPU quota stopped the ranks for {load.throttled_share:.0%} of the time")
     return "; ".join(parts) or f"on {load.cores} cores"

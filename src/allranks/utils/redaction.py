@@ -179,6 +179,8 @@ _FORMS = (
     _Rule(_PUBLISHED_KEYWORDS, rf"(?<![A-Za-z0-9_])(?:{'|'.join(_PUBLISHED)})", HIDDEN),
     _Rule(("munge:",), r"\bMUNGE:[A-Za-z0-9+/=]{16,}:?", HIDDEN),
     _Rule(("hooks.slack.com",), r"(?<=hooks\.slack\.com/)[\w/-]{10,}", HIDDEN),
+    # a password may have slashes; what begins with a port has a host before it
+    _Rule(("://",), r"(?<=://)[^/\s@:\[\"'<>]{0,200}:(?!\d{1,5}(?:/|$))[^\s\"'<>]{1,2000}(?=@)", HIDDEN),
     _Rule(("://",), r"(?<=://)[^/\s@\"'<>]{1,2000}(?=@)", _user_part),
 )
 _BASE64_LINE = r"(?m)^[ \t]*[A-Za-z0-9+/]{60,}={0,2}[ \t]*$|(?<![\w+/])[A-Za-z0-9+/]{60,20000}={1,2}(?!\w)"

@@ -281,6 +281,25 @@ def printable(text: str, *, styled: bool = False) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be encoded
 
 
+def wrapped(text: str, width: int) -> str:
+    """Return text whose lines are broken between words to fit the width, with their indentation; longer words stay whole."""
+    import textwrap  # only for a terminal
+
+    lines = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip())]
+        rest = textwrap.wrap(
+            line,
+            width,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+        )
+        lines += rest or [line]
+    return "\n".join(lines)
+
+
 def escaped(text: str) -> str:
     """Return text whose control and invisible characters are written out, such as ``\\x1b``; tabs and line feeds stay."""
     return _compiled(_CONTROL_OR_RETURN).sub(lambda match: _escape(match.group()), text)

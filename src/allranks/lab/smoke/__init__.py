@@ -36,12 +36,12 @@ TESTS: tuple[SmokeTest, ...] = tuple(
 
 
 def select_tests(names: Sequence[str]) -> list[SmokeTest]:
-    """Return tests by name or prefix, in the order of the list; ``all`` or nothing means all.
+    """Return tests by name or prefix, in the order of the list; ``all`` means all.
 
     Raises:
         SpecError: a test is unknown.
     """
-    if not names or "all" in names:
+    if "all" in names:
         return list(TESTS)
     found = []
     for name in names:

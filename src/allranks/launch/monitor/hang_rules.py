@@ -397,7 +397,7 @@ def hang_message(verdict: HangVerdict, waiting: list[WaitingRank], alarm: HangAl
 
 def _location_text(it: str, who: StalledRank) -> str:
     if who.where == UNKNOWN:
-        return f"the position of {it} is unknown"
+        return "Its position is unknown" if it == "It" else f"The position of rank {who.rank} is unknown"
     state = f", {who.state}" if who.state and not who.why.endswith(who.state) else ""
     return f"{it} is in {who.where}{state}"
 

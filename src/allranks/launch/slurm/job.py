@@ -125,7 +125,8 @@ class SlurmJob:
             return f"job {self._job}: Slurm has not answered for {UNANSWERED_S:.0f} s ({self._unanswered}); still following the run"
         if state.state == "PENDING":
             when = f", estimated start {state.start}" if state.start not in ("", "N/A") else ""
-            return f"job {self._job} is pending: {state.reason or 'no reason given'}{when}"
+            reason = state.reason if state.reason not in ("", "None") else "Slurm has not said why yet"
+            return f"job {self._job} is pending: {reason}{when}"
         if state.state == "RUNNING":
             return f"job {self._job} is running on {state.nodes}"
         return None if state.state == "GONE" else f"job {self._job} is {state.state}"
