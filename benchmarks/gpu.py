@@ -253,7 +253,7 @@ def facts_of_packages() -> dict[str, str]:
 
 def page(record: dict[str, Any]) -> str:
     """Return the record as a Markdown page."""
-    from scripts.make_proved_page import device_page
+    from scripts.make_pages import device_page
 
     return device_page(record)
 

@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import facts
-from scripts import make_proved_page
+from scripts import make_pages
 
 SLOWEST = 15
 
@@ -100,7 +100,7 @@ def main() -> None:
         "parts": parts,
     }
     target.write_text(json.dumps(result, indent=2) + "\n")
-    make_proved_page.write()
+    make_pages.main()
     print(f"{part}: {parts[part]['tests']} in {parts[part]['seconds']:.0f} s -> {target}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import os
 import re
 import subprocess
@@ -19,42 +18,31 @@ from allranks.spec.loader import parse_spec, parse_yaml
 from tests.conftest import REPO
 
 
-def _generated(script: str) -> str:
-    """Return the page that a script writes."""
-    spec = importlib.util.spec_from_file_location(script, REPO / "scripts" / f"{script}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.text()
-
-
-def test_spec_page_is_up_to_date() -> None:
-    assert (REPO / "docs" / "spec.md").read_text() == _generated("make_spec_docs"), "run scripts/make_spec_docs.py"
-
-
-def test_models_page_is_up_to_date() -> None:
-    assert (REPO / "docs" / "models.md").read_text() == _generated("make_model_docs"), "run scripts/make_model_docs.py"
-
-
-def test_proved_page_is_up_to_date() -> None:
-    assert (REPO / "docs" / "proved.md").read_text() == _generated("make_proved_page"), (
-        "run scripts/make_proved_page.py"
+def test_generated_parts_of_pages_are_up_to_date() -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/make_pages.py", "--check"], cwd=REPO, capture_output=True, text=True, timeout=60
     )
-
-
-def test_throughput_tables_are_up_to_date() -> None:
-    assert (REPO / "benchmarks" / "README.md").read_text() == _generated("make_throughput_table"), (
-        "run scripts/make_throughput_table.py"
-    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
     "page", [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").rglob("*.md"))], ids=lambda p: p.name
 )
 def test_links_lead_somewhere(page) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+        if target.startswith("https://"):
+            continue
+        path = page.parent / target if target else page
+        assert path.exists(), f"{page.name}: {target}"
+        assert not anchor or path.suffix != ".md" or anchor in _anchors(path), f"{page.name}: {target}#{anchor}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of a page: of its headings, as GitHub makes them, and those that are written."""
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    made = {re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", h)).lower().replace(" ", "-") for h in headings}
+    return made | set(re.findall(r'<a id="([^"]+)">', text))
 
 
 # Names that look like modules or files of the repository: trace annotations, the schema that a user writes, an ignored folder.
@@ -214,17 +202,6 @@ def test_only_train_imports_torch() -> None:
                 else []
             )
             assert not any(n.split(".")[0] in ("torch", "transformers", "peft", "numpy") for n in names), path
-
-
-def test_every_strategy_has_its_page_and_picture_and_stands_in_the_ladder() -> None:
-    from allranks.spec.strategies import REGISTRY
-
-    folder = REPO / "docs" / "strategies"
-    ladder = (folder / "README.md").read_text()
-    for name in REGISTRY:
-        assert f"]({name}.md)" in ladder, name
-        assert f"img/{name}.svg" in (folder / f"{name}.md").read_text()
-        assert (folder / "img" / f"{name}.svg").read_text().startswith("<svg")
 
 
 def test_a_python_shell_completes_what_is_loaded_when_used() -> None:

@@ -46,7 +46,7 @@ def diagnose_command(paths: tuple[Path, ...], workers: int | None, run_root: Pat
 
 
 HANDLING_LEGEND = (
-    "P: prevented by design, R: refused before the ranks start, D: named by diagnose. Pages: docs/failures/"
+    "P: prevented by design, R: refused before the ranks start, D: named by diagnose. Details: docs/failures.md"
 )
 EVIDENCE_TEXT = {
     "injected": "a test reproduces the failure; parts that the page calls replayed are replayed",
@@ -70,7 +70,7 @@ def failures_command(name: str | None, as_json: bool) -> int:
     from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES
 
     entries = [_class_entry(e) for e in CATALOGUE.values()]
-    rows = [{**msgspec.to_builtins(f), "tests": []} for f in KNOWN_FAILURES]  # the page of a failure names its tests
+    rows = [{**msgspec.to_builtins(f), "page": f.page, "tests": []} for f in KNOWN_FAILURES]  # the page names its tests
     if name is not None:
         entries = [e for e in entries if e["id"] == name]
         rows = [r for r in rows if str(r["number"]) == name or name in r["classes"]]
@@ -102,7 +102,7 @@ def _print_details(entries: list[dict[str, str]], rows: list[dict[str, Any]]) ->
         echo(f"  {HANDLING_WORDS[r['how']]:<11} {r['where']}")
         for name in r["classes"]:
             echo(f"  {'in logs':<11} {name}")
-        echo(f"  {'page':<11} docs/failures/{r['page']}")
+        echo(f"  {'page':<11} {r['page']}")
         echo(f"  {'evidence':<11} {EVIDENCE_TEXT[r['evidence']]}")
 
 

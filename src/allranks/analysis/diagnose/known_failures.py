@@ -18,8 +18,8 @@ class KnownFailure(Struct, frozen=True, kw_only=True):
     """One failure, and how allranks deals with it.
 
     ``how`` is P (prevented by construction), R (refused before the ranks start) or D (named by `diagnose`).
-    ``where`` says how it is prevented or found; ``page`` is a file of docs/failures.
-    ``evidence``: whether the tests listed on the page reproduce the failure, or replay logs and facts of it because it needs
+    ``where`` says how it is prevented or found.
+    ``evidence``: whether the tests that `page` lists reproduce the failure, or replay logs and facts of it because it needs
     GPUs or a fabric.
     ``classes`` are the failure classes by which `diagnose` reports it outside of allranks.
     """
@@ -28,9 +28,13 @@ class KnownFailure(Struct, frozen=True, kw_only=True):
     title: str
     how: Handling
     where: str
-    page: str
     evidence: Literal["injected", "replayed"] = "injected"
     classes: tuple[str, ...] = ()
+
+    @property
+    def page(self) -> str:
+        """Return the section of the documentation."""
+        return f"docs/failures.md#failure-{self.number}"
 
 
 FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
@@ -39,7 +43,6 @@ FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
         title="ranks race in datasets.map on one cache",
         how="P",
         where="the cache of prepared data: one rank builds it under a lock and renames it atomically, the others wait",
-        page="01-dataset-race.md",
         classes=("dataset_race",),
     ),
     KnownFailure(
@@ -47,7 +50,6 @@ FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
         title="out of memory in the optimizer step of a full fine-tune",
         how="R",
         where="the memory estimate before the start (`plan` shows it); in logs diagnose",
-        page="02-optimizer-step-memory.md",
         classes=(
             "cuda_oom_optimizer_step",
             "host_oom",
@@ -58,7 +60,6 @@ FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
         title="NCCL picks a wrong or unreachable interface",
         how="R",
         where="the doctor: the network common to all nodes, its interface name on each node, real connections (net, reach)",
-        page="03-wrong-interface.md",
         classes=("wrong_interface",),
     ),
     KnownFailure(
@@ -66,7 +67,6 @@ FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
         title="DDP, LoRA and gradient checkpointing: marked ready twice",
         how="P",
         where="checkpointing is never reentrant, in any strategy or engine",
-        page="04-ddp-marked-ready-twice.md",
         classes=("ddp_ready_twice",),
     ),
     KnownFailure(
@@ -74,7 +74,6 @@ FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
         title="every rank loads the whole model onto its GPU",
         how="P",
         where="weights are loaded part by part into an already sharded model",
-        page="05-model-on-every-gpu.md",
         classes=(
             "cuda_oom",
             "host_oom",
@@ -85,7 +84,6 @@ FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
         title="FSDP: mixed dtypes in one flat parameter",
         how="P",
         where="FSDP2 has no flat parameter; two dtypes in one reduction are refused with an error",
-        page="06-fsdp-mixed-dtypes.md",
         classes=("fsdp_mixed_dtype",),
     ),
     KnownFailure(
@@ -93,21 +91,18 @@ FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
         title="perplexity absurd: padded or prompt labels not masked",
         how="P",
         where="labels are masked when rows are encoded; the loss is the sum over targets, divided once",
-        page="07-absurd-perplexity.md",
     ),
     KnownFailure(
         number=8,
         title="evaluation communicates every batch",
         how="P",
         where="an evaluation sums on each rank and communicates once, at its end",
-        page="08-evaluation-communicates.md",
     ),
     KnownFailure(
         number=9,
         title="checkpoint gathers the whole model and times out",
         how="P",
         where="every rank writes its own shards; adapters are saved without a gather",
-        page="09-checkpoint-gathers.md",
         classes=("checkpoint_collective",),
     ),
     KnownFailure(
@@ -115,21 +110,18 @@ FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
         title="evaluation subset changes between evaluations",
         how="P",
         where="the held-out rows are chosen once, when data is prepared, from data.seed only",
-        page="10-changing-evaluation-subset.md",
     ),
     KnownFailure(
         number=11,
         title="harmless warnings mistaken for failures",
         how="D",
         where="diagnose lists them as harmless, with the reason, if the job continued after them",
-        page="11-harmless-warnings.md",
     ),
     KnownFailure(
         number=12,
         title="silent fall-back from RDMA to sockets",
         how="D",
         where="after each run, the network that NCCL used is compared with the hardware of the nodes; in logs diagnose",
-        page="12-silent-fallback-to-sockets.md",
         evidence="replayed",
         classes=("silent_socket_fallback",),
     ),
@@ -138,7 +130,6 @@ FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
         title="checkpoints fill the disk",
         how="P",
         where="checkpoint.keep limits their number; disk space is checked and freed before a checkpoint is written",
-        page="13-checkpoints-fill-the-disk.md",
         classes=("disk_full",),
     ),
     KnownFailure(
@@ -146,7 +137,6 @@ FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
         title="hang: P2P/CUMEM across sockets, GPUs at 100 %",
         how="D",
         where="diagnose; doctor --collectives copies between all pairs of GPUs, and later runs avoid failed pairs",
-        page="14-peer-to-peer-hang.md",
         evidence="replayed",
         classes=(
             "first_collective_failed",
@@ -158,7 +148,6 @@ FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
         title="wrong RoCE GID index, wrong or slow NIC",
         how="P",
         where="NCCL chooses the index, or it is determined on each node; ports of other networks are excluded",
-        page="15-roce-gid-and-nic.md",
         evidence="replayed",
         classes=(
             "roce_gid_index",
@@ -170,7 +159,6 @@ FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
         title="project or packages missing on a node",
         how="R",
         where="the doctor's checks proj, py and pkgs; staging sends missing parts",
-        page="16-missing-project-or-packages.md",
         classes=(
             "script_not_found",
             "library_missing",
@@ -181,7 +169,6 @@ FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
         title="library versions that clash, or differ between nodes",
         how="R",
         where="the doctor's checks pkgs, imports and gpus; conflicts are refused when a bundle is packed",
-        page="17-clashing-versions.md",
         classes=(
             "numpy_clash",
             "library_missing",
@@ -193,7 +180,6 @@ FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
         title="rendezvous port in use",
         how="P",
         where="the port is bound on the first node before any rank starts; the control channel sends it to agents that know the run's token",
-        page="18-port-in-use.md",
         classes=("port_in_use",),
     ),
     KnownFailure(
@@ -201,7 +187,6 @@ FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
         title="ranks hang at init: address does not resolve, firewall",
         how="R",
         where="the doctor's check reach: real connections between all nodes; ranks get addresses, not names",
-        page="19-hang-at-init.md",
         classes=("rendezvous_unreachable",),
     ),
     KnownFailure(
@@ -209,7 +194,6 @@ FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
         title="too many threads per rank",
         how="P",
         where="OMP_NUM_THREADS is set from the job's cores on each node; the doctor's check threads",
-        page="20-too-many-threads.md",
     ),
 )
 
@@ -220,7 +204,6 @@ FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
         title="output folder not writable, model not saved",
         how="R",
         where="the doctor's check run writes and reads there on each node; a failed save is reported on all ranks",
-        page="21-output-not-writable.md",
         classes=("output_not_writable",),
     ),
     KnownFailure(
@@ -228,7 +211,6 @@ FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
         title="torch.cpu.set_device missing on CPU nodes",
         how="P",
         where="a device is only set for CUDA; the Trainer's own call gets a function without effect",
-        page="22-cpu-set-device.md",
         classes=("library_missing",),
     ),
     KnownFailure(
@@ -236,7 +218,6 @@ FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
         title="one bad node in the allocation",
         how="R",
         where="the doctor reports it; --exclude-bad continues without it",
-        page="23-bad-node.md",
         classes=(
             "node_unhealthy",
             "gpu_hardware_fault",
@@ -248,7 +229,6 @@ FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
         title="collectives time out after Init COMPLETE",
         how="D",
         where="diagnose: the first collective never finished; doctor --collectives copies between all pairs of GPUs",
-        page="24-timeout-after-init-complete.md",
         evidence="replayed",
         classes=(
             "first_collective_failed",
@@ -260,7 +240,6 @@ FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
         title="DeepSpeed ZeRO without an optimizer",
         how="P",
         where="the engine always gets an optimizer; the configuration is completed from the spec",
-        page="25-deepspeed-needs-optimizer.md",
         classes=("deepspeed_needs_optimizer",),
     ),
     KnownFailure(
@@ -268,7 +247,6 @@ FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
         title="bf16 model, float32 inputs",
         how="P",
         where="inputs are token IDs, which need no cast; each strategy is trained in bf16",
-        page="26-bf16-model-float32-inputs.md",
         classes=("dtype_mismatch",),
     ),
     KnownFailure(
@@ -276,7 +254,6 @@ FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
         title="a collective checkpoint called by rank 0 alone",
         how="P",
         where="every rank saves, and only the write depends on the rank; a missing rank is reported",
-        page="27-checkpoint-by-rank-0-alone.md",
         classes=(
             "checkpoint_collective",
             "collective_mismatch",
@@ -287,7 +264,6 @@ FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
         title="train_batch_size is not micro x ranks x accumulation",
         how="R",
         where="plan computes the batch sizes",
-        page="28-batch-size-arithmetic.md",
         classes=("deepspeed_batch_mismatch",),
     ),
     KnownFailure(
@@ -295,7 +271,6 @@ FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
         title="script or data in a node-local folder",
         how="R",
         where="the doctor compares content, not names; staging packs missing parts",
-        page="29-node-local-script-or-data.md",
         classes=("script_not_found",),
     ),
     KnownFailure(
@@ -303,7 +278,6 @@ FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
         title="hard-coded interface name that a node lacks",
         how="R",
         where="the doctor's check ifname; without a name, the interface is determined on each node",
-        page="30-hard-coded-interface.md",
         classes=("wrong_interface",),
     ),
     KnownFailure(
@@ -311,7 +285,6 @@ FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
         title="launcher needs SSH between nodes",
         how="P",
         where="srun, or one manual command per node; allranks never calls ssh",
-        page="31-launcher-needs-ssh.md",
         classes=("ssh_launcher",),
     ),
     KnownFailure(
@@ -319,14 +292,12 @@ FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
         title="environment does not reach the ranks",
         how="P",
         where="plain exports, SLURM_EXPORT_ENV=ALL, and each node's agent",
-        page="32-environment-does-not-arrive.md",
     ),
     KnownFailure(
         number=33,
         title="environment modules in the wrong order, or missing",
         how="R",
         where="the batch script ends with an error at the first of cluster.modules that cannot be loaded",
-        page="33-environment-modules.md",
         classes=("library_missing",),
     ),
     KnownFailure(
@@ -334,7 +305,6 @@ FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
         title="invalid account or partition",
         how="R",
         where="sbatch refuses it at submission; the message contains its error and the key to set",
-        page="34-invalid-account-or-partition.md",
         classes=("slurm_submit_rejected",),
     ),
     KnownFailure(
@@ -342,7 +312,6 @@ FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
         title="stale file handle on a network file system",
         how="D",
         where="diagnose; the doctor's checks of folders, each with a time limit",
-        page="35-stale-file-handle.md",
         classes=("stale_file_handle",),
     ),
     KnownFailure(
@@ -350,7 +319,6 @@ FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
         title="ranks build different models",
         how="P",
         where="one seed for all, and equal weights are verified before the first step",
-        page="36-ranks-build-different-models.md",
         classes=("model_differs_between_ranks",),
     ),
     KnownFailure(
@@ -358,21 +326,18 @@ FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
         title="checkpoint saved with a wrapper's prefix, or one shard of it",
         how="P",
         where="a checkpoint is valid only after it was read again and compared",
-        page="37-wrapper-prefix-or-one-shard.md",
     ),
     KnownFailure(
         number=38,
         title="output lost in buffers when a rank is killed",
         how="P",
         where="ranks write unbuffered, one file each",
-        page="38-output-lost-in-buffers.md",
     ),
     KnownFailure(
         number=39,
         title="known harmless warnings (hostfile, pynvml)",
         how="D",
         where="diagnose lists them as harmless, with the reason",
-        page="39-known-harmless-messages.md",
         evidence="replayed",
     ),
     KnownFailure(
@@ -380,7 +345,6 @@ FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
         title="first-run compilation counted as training time; import errors of DeepSpeed",
         how="P",
         where="the rate excludes the first 5 steps; a failing import ends the run with exit code 3",
-        page="40-jit-compilation-and-imports.md",
         classes=("library_missing",),
     ),
 )

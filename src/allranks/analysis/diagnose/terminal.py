@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES
 from allranks.analysis.diagnose.records import (
     EMPTY_FILE,
     ClockOffsets,
@@ -130,6 +131,8 @@ def _finding(finding: DiagnosisFinding, width: int, *, first: bool) -> Iterator[
     for text in finding.against:
         yield from _item("against", text, width)
     yield from _item("next test", finding.next_test, width)
+    if pages := ", ".join(failure.page for failure in KNOWN_FAILURES if finding.id in failure.classes):
+        yield from _item("page", pages, width)
     yield ""
 
 

@@ -182,7 +182,7 @@ Bar = tuple[str, float, float]
 
 
 class StrategyPage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the documentation says of a strategy. `scripts/make_strategy_pages.py` adds its options, its class and the picture.
+    """What the documentation says of a strategy. `scripts/make_pages.py` adds its options, its class and the picture.
 
     In formulas P are the parameters; T the trained ones, n of them tensors, of g bytes each; A the micro-steps; W the ranks.
     """

@@ -483,7 +483,7 @@ DEEPSPEED_ZERO1 = _strategy(
     page=StrategyPage(
         new="DeepSpeed's stage 1",
         idea="DeepSpeed's engine, stage 1. Its JSON is filled in from the spec and checked against it; "
-        "see [DeepSpeed](../deepspeed.md).",
+        "see [DeepSpeed](deepspeed.md).",
         improves="Nothing; the method of `zero1` with DeepSpeed's own configuration.",
         bytes="2 T g: all-reduces after the last backward, one all-gather per parameter group in the step",
         memory="4P + 4T + 12T/W; at the update 4P + 16T/W (a float32 copy of the rank's part of the weights)",

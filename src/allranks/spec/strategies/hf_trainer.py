@@ -257,7 +257,7 @@ HF_TRAINER = StrategyInfo(
         idea="Hugging Face's Trainer runs the steps in place of this project's loop; its Accelerate wraps "
         "the model in torch's DistributedDataParallel. Data, loss, learning rates, records, "
         "evaluation, checkpoints and proofs are those of every strategy; see [HF "
-        "Trainer](../hf_trainer.md).",
+        "Trainer](hf_trainer.md).",
         improves="Nothing; it compares the Trainer with other strategies on equal work, and refuses a Trainer "
         "whose ranks train independently.",
         bytes="T g, in about T g / 25 MB all-reduces started within backward",
