@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from allranks.errors import DataError, SpecError
 from allranks.spec.data_templates import Example, Template, choose_template
 from allranks.spec.records import DataSpec
-from allranks.train.data.tokenization import encode_text, to_turns, train_tokenizer
+from allranks.train.data.chats import ChatWriter
+from allranks.train.data.tokenization import encode_text, train_tokenizer
 
 Row = dict[str, Any]
 
@@ -19,8 +21,9 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 LLAMA3 = (
-    "{% set ns = namespace() %}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] | trim }}</s>"
-    "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+    "{% set ns = namespace() %}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] | trim }}"
+    "{{ m['tool_calls'] | tojson if m['tool_calls'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
 STRICT = (
     "{% for m in messages %}{% if m['role'] not in ('user', 'assistant') %}{{ raise_exception('Only user and assistant roles are supported!') }}"
@@ -133,7 +136,7 @@ def test_replies_are_trained_and_tools_and_users_are_not(tokenizer: Any) -> None
     ]
     tokenizer.chat_template = LLAMA3
     untrained, trained = parts({"messages": chat}, tokenizer)
-    assert trained == "</s>answer</s>"
+    assert trained == f"{json.dumps(calls)}</s>answer</s>"
     assert "ipython" in untrained
     (example,) = rendered([{"messages": chat}])
     assert example.messages[2]["tool_calls"] == calls
@@ -175,8 +178,8 @@ def test_a_reply_ends_with_one_end_of_text(tokenizer: Any, template: str | None)
     assert not re.search(r"</s>\s*</s>", text)
     ends = [int(m) for i, m in zip(row.ids, row.mask, strict=True) if i == tokenizer.eos_token_id]
     assert ends.count(1) == 2, "the end of each reply is trained"
-    turns = to_turns(rendered([{"messages": ONE * 2}])[0], tokenizer).turns
-    assert [text for text, trained in turns if trained] == ["answer</s>", "answer</s>"]
+    (example,) = ChatWriter(tokenizer).rows(rendered([{"messages": ONE * 2}])[0])
+    assert [text for text, trained in example.turns if trained] == ["answer</s>", "answer</s>"]
 
 
 @pytest.mark.parametrize(

@@ -65,15 +65,22 @@ def test_the_columns_of_a_row_without_its_response_make_a_prompt(tmp_path: Path)
     assert row_prompt("completion", "auto", {}, {"prompt": "a"}) == "a"
     assert row_prompt("text", "auto", {"text": "t"}, {"t": "a"}) == "a"
     user = [{"role": "user", "content": "Wo?"}]
-    assert row_prompt("chat", "auto", {"prompt": "frage", "response": "antwort"}, {"frage": "Wo?"}) == user
     system = [{"role": "system", "content": "s"}, *user]
-    assert row_prompt("chat", "auto", {}, {"prompt": "Wo?", "system": "s"}) == system
-    assert row_prompt("chat", "chat", {}, {"instruction": "Wo?"}) == user
-    assert row_prompt("chat", "auto", {}, {"messages": system}) == system
+    for template, columns, given, wanted in (
+        ("auto", {"prompt": "frage", "response": "antwort"}, {"frage": "Wo?"}, user),
+        ("auto", {}, {"prompt": "Wo?", "system": "s"}, system),
+        ("chat", {}, {"instruction": "Wo?"}, user),
+        ("auto", {}, {"messages": system}, system),
+        ("auto", {}, {"conversations": [{"from": "human", "value": "Wo?"}], "system": "s"}, system),
+    ):
+        chat = row_prompt("chat", template, columns, given)
+        assert not isinstance(chat, str)
+        assert list(chat.messages) == wanted
     for kind, given, words in (
         ("chat + text", {"prompt": "x"}, "mixed rows of several templates"),
         ("alpaca", {"input": "x"}, "there is no column 'instruction'"),
         ("chat", {"messages": "x"}, "expected a list of messages"),
+        ("chat", {"messages": []}, "expected a list of messages"),
     ):
         with pytest.raises(DataError, match=words.replace("+", r"\+")):
             row_prompt(kind, "auto", {}, given)

@@ -90,7 +90,7 @@ def data_lines(spec: RunSpec, found: dict[str, Any], world_size: int) -> Iterato
         yield (
             "source",
             f"{one['source']}: weight {one['weight']:g}, {one['rows_train']:,} of the rows of an epoch "
-            f"({one['rows_train'] / facts['rows_train']:.0%}), from {one['rows']:,} rows; {used}",
+            f"({one['rows_train'] / sum(other['rows_train'] for other in facts['sources']):.0%}), from {one['rows']:,} rows; {used}",
         )
     used = f"{_rows(facts['rows_train'])} to train on, {facts['rows_eval']:,} held out"
     yield (
@@ -161,9 +161,13 @@ def _show_row(console: SafeConsole, row: dict[str, Any], *, mixed: bool) -> None
 
     label = f", label {row['label']}" if row["label"] is not None else f", {row['tokens_trained']} trained"
     where = f"{row['source']}, " if mixed else ""
+    part = f" (part {row['part']} of {row['parts']})" if row["parts"] > 1 else ""
     cut = f", {row['cut_tokens']} more cut" if row["cut_tokens"] else ""
     console.print(
-        f"\n{where}row {row['row']}: {row['tokens']} tokens{label}{cut}", style="bold", highlight=False, markup=False
+        f"\n{where}row {row['row']}{part}: {row['tokens']} tokens{label}{cut}",
+        style="bold",
+        highlight=False,
+        markup=False,
     )
     text, left = Text(), MAX_ROW_CHARACTERS
     for segment in row["segments"]:

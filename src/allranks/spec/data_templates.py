@@ -241,13 +241,8 @@ class Example(msgspec.Struct, frozen=True):
 
     @property
     def prompt(self) -> str:
-        """Return the text before the first trained turn."""
-        head = []
-        for text, trained in self.turns:
-            if trained:
-                break
-            head.append(text)
-        return "".join(head)
+        """Return the text before the trained turn, of a row that is no chat."""
+        return "".join(text for text, trained in self.turns if not trained)
 
 
 Render = Callable[[Row, int], Example]
@@ -449,8 +444,8 @@ def prompt_of(kind: str, template: str, text: str) -> str | None:
     return _jinja_prompt(Path(template).expanduser(), text) if kind == "jinja" else text
 
 
-def row_prompt(kind: str, template: str, columns: Columns, row: Mapping[str, Any]) -> str | list[dict[str, Any]]:
-    """Return the prompt of a row without its response; of a chat the messages, which need the tokenizer's own template.
+def row_prompt(kind: str, template: str, columns: Columns, row: Mapping[str, Any]) -> str | Example:
+    """Return the prompt of a row without its response; of a chat the messages and tools, which need the tokenizer's own template.
 
     Args:
         kind: the template of the run's data, as its events name it.
@@ -467,22 +462,19 @@ def row_prompt(kind: str, template: str, columns: Columns, row: Mapping[str, Any
     data = DataSpec(source="--row", template=kind, columns=dict(columns))
     if kind in ("text", "classification"):
         return row_text(whole, columns_of("text", data, columns, list(whole)), 0)
-    messages = columns_of("messages", data, columns, list(whole), required=False) if kind == "chat" else []
-    if messages:
-        return list(_checked_messages(whole[messages[0]]))
+    if kind == "chat" and (messages := columns_of("messages", data, columns, list(whole), required=False)):
+        if not isinstance(whole[messages[0]], list) or not whole[messages[0]]:
+            raise DataError("--row: expected a list of messages with role and content")
+        whole[messages[0]] = [*whole[messages[0]], {"role": "assistant", "content": "?"}]
     for role in ANSWER_ROLES[kind]:
         if isinstance(name := columns.get(role), str):
             whole.setdefault(name, "?")
     if not any(role in columns or role in whole for role in ANSWER_ROLES[kind]):
         whole["output" if "instruction" in [*columns, *whole] else ANSWER_ROLES[kind][0]] = "?"
     example = choose_template(data, [whole], classifier=False).render(whole, 0)
-    return list(example.messages[: example.first_trained or -1]) if kind == "chat" else example.prompt
-
-
-def _checked_messages(value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(m, dict) and m.keys() >= {"role", "content"} for m in value):
-        raise DataError("--row: expected a list of messages with role and content")
-    return value
+    if kind != "chat":
+        return example.prompt
+    return msgspec.structs.replace(example, messages=example.messages[: example.first_trained or -1])
 
 
 def _require_one_template(kind: str) -> None:

@@ -78,10 +78,12 @@ def _prompt(order: Order, given: str | dict[str, Any], tokenizer: Any) -> str:
         made = prompt_of(order.template, order.template_file, given)
     if isinstance(made, str):
         return made
+    from allranks.train.data.chats import ChatWriter
+
     if not getattr(tokenizer, "chat_template", None):
         raise RequestError("the tokenizer of the checkpoint has no chat template; give the whole prompt with --raw")
-    messages = [{"role": "user", "content": given}] if made is None else made
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    messages, tools = ([{"role": "user", "content": given}], ()) if made is None else (made.messages, made.tools)
+    return ChatWriter(tokenizer).prompt(messages, tools)
 
 
 def _model(order: Order, device: Any) -> Any:

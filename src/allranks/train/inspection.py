@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
 from typing import Any
 
 import msgspec
@@ -36,10 +37,15 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class ShownRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One training row as the model reads it. ``cut_tokens`` are beyond ``data.max_length`` and not in ``segments``."""
+    """One training row as the model reads it. ``cut_tokens`` are beyond ``data.max_length`` and not in ``segments``.
+
+    A chat may be several training rows: this is ``part`` of ``parts``, from 1.
+    """
 
     source: str
     row: int
+    part: int
+    parts: int
     tokens: int
     tokens_trained: int
     cut_tokens: int
@@ -98,7 +104,7 @@ def inspect(spec: RunSpec, *, classifier: bool | None, rows: int) -> Inspection:
     train = built.read.train
 
     def numbers(chosen: Iterator[int]) -> list[int]:
-        return [train[i].row for i, _ in zip(chosen, range(MAX_NUMBERS), strict=False)]
+        return list(islice(dict.fromkeys(train[i].row for i in chosen), MAX_NUMBERS))
 
     return Inspection(
         columns=built.read.columns,
@@ -106,19 +112,30 @@ def inspect(spec: RunSpec, *, classifier: bool | None, rows: int) -> Inspection:
         facts=built.facts,
         row_tokens=TokenCounts(shortest=int(lengths.min()), median=int(np.median(lengths)), longest=int(lengths.max())),
         numbers=RowNumbers(
-            cut=numbers(i for i, row in enumerate(built.encoded) if row.cut_tokens),
-            dropped=numbers(i for i, row in enumerate(built.encoded) if not classifier and not row.mask[1:].any()),
+            cut=numbers(row.example for row in built.encoded if row.cut_tokens),
+            dropped=numbers(row.example for row in built.encoded if not classifier and not row.mask[1:].any()),
             identical=numbers(iter(identical_rows(train))),
         ),
-        shown=[_shown(built, example, row) for example, row in zip(train[:rows], built.encoded, strict=False)],
+        shown=[
+            _shown(built, train[position], row, part, len(parts))
+            for position, parts in islice(_by_example(built.encoded), rows)
+            for part, row in enumerate(parts, 1)
+        ],
     )
 
 
-def _shown(built: AssembledData, example: Example, row: EncodedRow) -> ShownRow:
+def _by_example(rows: list[EncodedRow]) -> Iterator[tuple[int, list[EncodedRow]]]:
+    for position, parts in groupby(rows, key=lambda row: row.example):
+        yield position, list(parts)
+
+
+def _shown(built: AssembledData, example: Example, row: EncodedRow, part: int, parts: int) -> ShownRow:
     labelled = example.label is not None
     return ShownRow(
         source=example.source or built.facts.source,
         row=example.row,
+        part=part,
+        parts=parts,
         tokens=len(row.ids),
         tokens_trained=0 if labelled else int(row.mask[1:].sum()),
         cut_tokens=row.cut_tokens,

@@ -31,8 +31,8 @@ from allranks.spec import data_sources
 from allranks.spec.data_templates import Example, choose_template
 from allranks.spec.models import MlpShape, is_mlp, mlp_shape
 from allranks.spec.records import RunSpec, TrainSpec
+from allranks.train.data.chats import ChatWriter
 from allranks.train.data.prepared import PreparedData, TokenSet
-from allranks.train.data.tokenization import DEFAULT_CHAT_TEMPLATE
 
 MAX_ROWS = 100_000
 """Larger sets are taken as prepared: encoding them a second time would take minutes."""
@@ -94,7 +94,8 @@ class PlannedRows:
 def plain_sequences(spec: RunSpec, data: PreparedData, *, classifier: bool) -> tuple[list[PlainSequence], str | None]:
     """Return all training sequences, and how the prepared ones differ from them, or None.
 
-    Mixtures (``data.sources``) and sets of more than `MAX_ROWS` rows are not recomputed: their sequences are those that were prepared.
+    Not recomputed are mixtures (``data.sources``), sets of more than `MAX_ROWS` rows, and texts of tokenizers without offsets: their
+    sequences are those that were prepared.
     """
     assert spec.model is not None and spec.data is not None
     if is_mlp(spec.model.name):
@@ -102,7 +103,7 @@ def plain_sequences(spec: RunSpec, data: PreparedData, *, classifier: bool) -> t
         held = max(1, round(spec.data.eval_fraction * rows)) if spec.data.eval_fraction and rows > 1 else 0
         held = min(held, spec.eval.subset or held)
         return [[PlainRow([], [], label=i)] for i in range(rows - held)], None
-    if data.facts.rows > MAX_ROWS or spec.data.sources is not None:
+    if data.facts.rows > MAX_ROWS or spec.data.sources is not None or not data.tokenizer.is_fast:
         return _as_prepared(data.train), None
     examples = _training_examples(spec, classifier=classifier)
     rows = _labelled(examples, spec, data) if classifier else _texts(examples, spec, data.tokenizer)
@@ -158,8 +159,8 @@ def _texts(examples: list[Example], spec: RunSpec, tokenizer: Any) -> list[Plain
         begin = None
     limit = None if spec.data.packing == "wrapped" else spec.data.max_length
     rows = []
-    for example in examples:
-        turns = _chat_turns(example, tokenizer) if example.messages else list(example.turns)
+    writer = ChatWriter(tokenizer)
+    for turns in [row.turns for one in examples for row in writer.rows(one, mask_prompt=spec.data.mask_prompt)]:
         ids, wanted = _encode(turns, tokenizer)
         if not spec.data.mask_prompt:
             wanted = [True] * len(ids)
@@ -175,49 +176,12 @@ def _texts(examples: list[Example], spec: RunSpec, tokenizer: Any) -> list[Plain
     return rows
 
 
-def _encode(turns: list[tuple[str, bool]], tokenizer: Any) -> tuple[list[int], list[bool]]:
+def _encode(turns: Sequence[tuple[str, bool]], tokenizer: Any) -> tuple[list[int], list[bool]]:
     """Encode the whole text, and mark the tokens that contain a character of a trained turn."""
     text = "".join(text for text, _ in turns)
-    if not tokenizer.is_fast:
-        parts = [(tokenizer(t, add_special_tokens=False)["input_ids"], trained) for t, trained in turns]
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        marks = [trained for part, trained in parts for _ in part]
-        return ids, (marks + [marks[-1] if marks else True] * len(ids))[: len(ids)]
     trained = list(chain.from_iterable([kind] * len(part) for part, kind in turns))
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     return encoded["input_ids"], [any(trained[a:b]) for a, b in encoded["offset_mapping"]]
-
-
-def _chat_turns(example: Example, tokenizer: Any) -> list[tuple[str, bool]]:
-    """Return the rendered chat as turns, those of the assistant trained; the last one alone if the template rewrites earlier ones.
-
-    A reply that the template ends with the end-of-text token ends there.
-    """
-    messages, template = list(example.messages), tokenizer.chat_template or DEFAULT_CHAT_TEMPLATE
-
-    def render(count: int, prompt: bool) -> str:
-        return tokenizer.apply_chat_template(
-            messages[:count],
-            tools=list(example.tools) or None,
-            chat_template=template,
-            tokenize=False,
-            add_generation_prompt=prompt,
-        )
-
-    text = render(len(messages), False)
-    spans = []
-    for i, message in enumerate(messages):
-        if message["role"] == "assistant" and i >= example.first_trained:
-            spans.append((render(i, True), render(i + 1, False)))
-    if not all(text.startswith(before) and text.startswith(after) for before, after in spans):
-        spans = spans[-1:]
-    turns, done = [], 0
-    for before, after in spans:
-        stripped = after.rstrip()
-        end = len(stripped) if tokenizer.eos_token and stripped.endswith(tokenizer.eos_token) else len(after)
-        turns += [(text[done : len(before)], False), (text[len(before) : end], True)]
-        done = end
-    return [*turns, (text[done:], False)] if text[done:].strip() else turns
 
 
 def _sequences(rows: list[PlainRow], spec: RunSpec) -> list[PlainSequence]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,21 +36,20 @@ from allranks.spec.data_sources import parts_of, source_of
 from allranks.spec.data_templates import MAX_TEMPLATE_BYTES, Example
 from allranks.spec.models import DEFAULT_VOCAB
 from allranks.spec.records import DataSpec, RunSpec
+from allranks.train.data.chats import DEFAULT_CHAT_TEMPLATE, ChatWriter
 from allranks.train.data.tokenization import (
-    DEFAULT_CHAT_TEMPLATE,
     EncodedRow,
     encode_labelled,
     encode_text,
     head_classes,
     load_tokenizer,
-    to_turns,
     tokenizer_hash,
     train_tokenizer,
 )
 from allranks.utils.filesystem import private_root
 from allranks.utils.inputs import read_regular
 
-FORMAT = 6  # increase it when the format changes, so that old entries are not read
+FORMAT = 8  # increase it when the format changes, so that old entries are not read
 WARN_SHARE = 0.03
 
 
@@ -339,7 +339,7 @@ def assemble(spec: RunSpec, tokenizer: Any, *, classifier: bool, head: Sequence[
         rows_duplicated=_count_common(read.train, read.held_out),
         rows_identical=len(identical_rows(read.train)),
     )
-    warnings = [*read.warnings, *label_notes, *data_warnings(facts, data.max_length)]
+    warnings = [*read.warnings, *label_notes, *_split_chats(encoded), *data_warnings(facts, data.max_length)]
     questions = _questions(read.held_out, None if classifier else tokenizer)
     return AssembledData(
         read, tokenizer, encoded, kept, packs, held, questions, msgspec.structs.replace(facts, warnings=warnings)
@@ -407,13 +407,30 @@ def pack_isolated(lengths: Sequence[int], capacity: int, seed: int) -> list[list
 
 
 def _questions(held_out: list[Example], tokenizer: Any | None) -> list[dict[str, str]]:
-    """Return held-out prompts with their reference answers."""
+    """Return held-out prompts with their reference answers; of a chat, the text before its last reply."""
+    writer = ChatWriter(tokenizer) if tokenizer is not None else None
     found = []
     for example in held_out:
-        turned = to_turns(example, tokenizer) if tokenizer is not None else example
-        if turned.answer is not None and turned.prompt:
-            found.append({"prompt": turned.prompt, "answer": turned.answer})
+        if writer is not None and example.messages and example.answer is not None:
+            prompt = writer.prompt(example.messages[:-1], example.tools, example.place)
+        else:
+            prompt = example.prompt
+        if example.answer is not None and prompt:
+            found.append({"prompt": prompt, "answer": example.answer})
     return found
+
+
+def _split_chats(encoded: list[EncodedRow]) -> list[str]:
+    """Return a sentence if chats are several training rows."""
+    rows = [count for count in Counter(row.example for row in encoded).values() if count > 1]
+    return (
+        [
+            f"{len(rows)} chats are {sum(rows)} rows: the chat template writes earlier replies differently once messages follow (without their "
+            "reasoning, for example), and each reply is trained as the model writes it, after the text that the model then reads"
+        ]
+        if rows
+        else []
+    )
 
 
 def data_warnings(facts: DataFacts, max_length: int) -> list[str]:

@@ -6,24 +6,20 @@ The result is token ids with a mask that marks the tokens that contribute to the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from jinja2 import TemplateError
 
 from allranks.errors import DataError, EnvironmentNotAble
 from allranks.spec.data_templates import Example
+from allranks.train.data.chats import DEFAULT_CHAT_TEMPLATE, ChatWriter
 
 PAD, UNK, BOS, EOS, CLS, SEP = "<pad>", "<unk>", "<s>", "</s>", "[CLS]", "[SEP]"
-DEFAULT_CHAT_TEMPLATE = (
-    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}{{ eos_token if m['role'] == 'assistant' else '' }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-)
-"""For models without a chat template: base models, and those that are built from a config."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, *, classifier: bool) -> Any:
@@ -107,82 +103,28 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 Ids = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.uint8]
+Turns = Sequence[tuple[str, bool]]
 BATCH = 1000
 
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """One row: token ids, and 1 where the token is a target of the loss. ``label`` is the class, -1 for text."""
+    """One row: token ids, and 1 where the token is a target of the loss. ``label`` is the class, -1 for text.
+
+    ``example`` is the position of its example: a chat may be several rows.
+    """
 
     ids: Ids
     mask: Mask
     label: int = -1
     cut_tokens: int = 0
-
-
-def to_turns(example: Example, tokenizer: Any) -> Example:
-    """Convert chat messages to text turns with the tokenizer's chat template; assistant turns are trained.
-
-    A template may render a message differently once others follow; then only the last assistant turn is trained.
-
-    Raises:
-        DataError: the chat template refuses the messages, or its output does not show where a reply begins and ends.
-    """
-    if not example.messages:
-        return example
-    messages, tools = list(example.messages), list(example.tools) or None
-    template = getattr(tokenizer, "chat_template", None) or DEFAULT_CHAT_TEMPLATE
-
-    def render(upto: int, generation: bool) -> str:
-        return tokenizer.apply_chat_template(
-            messages[:upto], tools=tools, chat_template=template, tokenize=False, add_generation_prompt=generation
-        )
-
-    replies = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i >= example.first_trained]
-    try:
-        whole = render(len(messages), False)
-        for wanted in (replies, replies[-1:]):
-            turns = _turns_of(whole, [(render(i, True), render(i + 1, False)) for i in wanted], tokenizer.eos_token)
-            if turns is not None:
-                return Example(turns=turns, answer=example.answer, row=example.row)
-    except (TemplateError, TypeError, ValueError, KeyError) as error:
-        raise DataError(
-            f"{example.place}: the model's chat template refuses these messages (roles {', '.join(m['role'] for m in messages[:8])}): "
-            f"{first_line(error)}; correct the row, or use a .jinja file as data.template"
-        ) from None
-    raise DataError(
-        f"{example.place}: the assistant turns cannot be located in the output of the tokenizer's chat template; use a .jinja template"
-    )
-
-
-def _turns_of(whole: str, replies: list[tuple[str, str]], end: str | None) -> tuple[tuple[str, bool], ...] | None:
-    """Return the text as turns; None if a reply is not a part of it.
-
-    A reply ends with the end-of-text token, if the chat template writes one: generation stops there, so the line feed that many
-    templates write after it is not trained, and is left out after the last reply.
-
-    Args:
-        replies: of each reply, the text before it, and the text up to its end.
-    """
-    turns: list[tuple[str, bool]] = []
-    at = 0
-    for before, after in replies:
-        if not (whole.startswith(before) and whole.startswith(after) and at <= len(before) <= len(after)):
-            return None
-        reply = whole[len(before) : len(after)]
-        if end and reply.rstrip().endswith(end):
-            reply = reply.rstrip()
-        turns += [(whole[at : len(before)], False), (reply, True)]
-        at = len(before) + len(reply)
-    if whole[at:].strip():
-        turns.append((whole[at:], False))
-    return tuple(turns)
+    example: int = -1
 
 
 def encode_text(
     examples: Sequence[Example], tokenizer: Any, *, max_length: int | None, mask_prompt: bool
 ) -> list[EncodedRow]:
-    """Encode text rows to token ids.
+    """Encode text rows to token ids; a chat may be several rows.
 
     The full text is encoded at once, so that words at turn boundaries are split as at inference. A token is trained if any part
     of it is in a trained turn. The end-of-text token is appended and trained.
@@ -191,19 +133,19 @@ def encode_text(
         max_length: rows are cut to this many tokens; None does not cut.
     """
     bos, eos = _edges(tokenizer)
+    writer = ChatWriter(tokenizer)
     rows = []
     for start in range(0, len(examples), BATCH):
-        part = [to_turns(e, tokenizer) for e in examples[start : start + BATCH]]
-        encoded = tokenizer(
-            ["".join(text for text, _ in e.turns) for e in part],
-            add_special_tokens=False,
-            return_offsets_mapping=tokenizer.is_fast,
-        )
-        for i, example in enumerate(part):
-            ids = list(encoded["input_ids"][i])
-            marks = _marks(
-                example, ids, encoded["offset_mapping"][i] if tokenizer.is_fast else None, tokenizer, mask_prompt
-            )
+        part = [
+            (number, row)
+            for number, example in enumerate(examples[start : start + BATCH], start)
+            for row in writer.rows(example, mask_prompt=mask_prompt)
+        ]
+        encoded = _encode([example.turns for _, example in part], tokenizer)
+        for (number, example), tokens in zip(part, encoded, strict=True):
+            ids, marks = tokens
+            if not mask_prompt:
+                marks = [1] * len(ids)
             if bos is not None and (not ids or ids[0] != bos):
                 ids, marks = [bos, *ids], [0, *marks]
             if not example.turns or example.turns[-1][1]:
@@ -211,7 +153,7 @@ def encode_text(
                     ids, marks = [*ids, eos], [*marks, 1]
                 else:
                     marks[-1] = 1
-            rows.append(_cut(ids, marks, max_length))
+            rows.append(_cut(ids, marks, max_length, number))
     return rows
 
 
@@ -227,26 +169,39 @@ def _edges(tokenizer: Any) -> tuple[int | None, int]:
     return bos, eos
 
 
-def _marks(example: Example, ids: list[int], offsets: Any, tokenizer: Any, mask_prompt: bool) -> list[int]:
-    if not mask_prompt:
-        return [1] * len(ids)
-    if offsets is None:  # a slow tokenizer gives no offsets: count the tokens of each turn
-        marks: list[int] = []
-        for text, trained in example.turns:
-            marks += [int(trained)] * len(tokenizer(text, add_special_tokens=False)["input_ids"])
-        return (marks + [marks[-1] if marks else 1] * len(ids))[: len(ids)]
-    spans, at = [], 0
-    for text, trained in example.turns:
-        if trained:
-            spans.append((at, at + len(text)))
-        at += len(text)
-    return [int(any(start < hi and end > lo for lo, hi in spans)) for start, end in offsets]
+def _encode(rows: list[Turns], tokenizer: Any) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the tokens of each row, and 1 for those of which any part is in a trained turn."""
+    if not tokenizer.is_fast:
+        yield from (_encode_without_offsets(turns, tokenizer) for turns in rows)
+        return
+    texts = ["".join(text for text, _ in turns) for turns in rows]
+    encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True) if rows else {"input_ids": []}
+    for turns, ids, offsets in zip(rows, encoded["input_ids"], encoded.get("offset_mapping", []), strict=True):
+        ends = list(accumulate(len(text) for text, _ in turns))
+        spans = [(end - len(text), end) for (text, trained), end in zip(turns, ends, strict=True) if trained]
+        yield list(ids), [int(any(start < hi and end > lo for lo, hi in spans)) for start, end in offsets]
 
 
-def _cut(ids: list[int], marks: list[int], max_length: int | None) -> EncodedRow:
+def _encode_without_offsets(turns: Turns, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Encode the row at once if a token ends at the end of each turn, otherwise turn by turn: both show exactly what is trained."""
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    whole = encode("".join(text for text, _ in turns))
+    upto = [encode(text) for text in accumulate(text for text, _ in turns)]
+    ends = [len(ids) for ids in upto]
+    if any(whole[: len(ids)] != ids for ids in upto) or ends != sorted(ends):
+        parts = [encode(text) for text, _ in turns]
+        whole, ends = [token for part in parts for token in part], list(accumulate(map(len, parts)))
+    marks = [int(trained) for (_, trained), size in zip(turns, np.diff([0, *ends]), strict=True) for _ in range(size)]
+    return whole, marks
+
+
+def _cut(ids: list[int], marks: list[int], max_length: int | None, example: int) -> EncodedRow:
     cut = max(0, len(ids) - max_length) if max_length is not None else 0
     keep = len(ids) - cut
-    return EncodedRow(ids=np.asarray(ids[:keep], np.int32), mask=np.asarray(marks[:keep], np.uint8), cut_tokens=cut)
+    return EncodedRow(np.asarray(ids[:keep], np.int32), np.asarray(marks[:keep], np.uint8), -1, cut, example)
 
 
 def encode_labelled(
@@ -268,6 +223,7 @@ def encode_labelled(
                     mask=np.zeros(len(ids), np.uint8),
                     label=labels[example.label],
                     cut_tokens=len(full[i]) - len(ids),
+                    example=start + i,
                 )
             )
     return rows
