@@ -375,7 +375,7 @@ def _message(message: Any, where: str) -> Message:
     else:
         role, content = message.get("role"), message.get("content")
     # a table with one type for all messages, such as Parquet, fills the keys that a message does not have with null
-    rest = {k: v for k, v in message.items() if k not in ("role", "content", "from", "value") and v is not None}
+    rest = {k: v for k, v in message.items() if k not in ("role", "content", "from", "value") and v not in (None, [])}
     if content is None and rest.get("tool_calls"):
         content = ""
     if isinstance(content, list):

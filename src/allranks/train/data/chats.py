@@ -140,38 +140,41 @@ class _Chat:
         Raises:
             DataError: names what the template leaves out.
         """
-        count = len(self.messages)
         marked = [_marked(message, MARK.format(number)) for number, message in enumerate(self.messages)]
         try:
             text = self._render(marked, self._tools, self._at_end)[0]
         except DataError:
             text = ""
         for number, message in enumerate(self.messages):
-            if message["content"].strip() and MARK.format(number) not in text and self._same(number, content=""):
+            if (
+                message["content"].strip()
+                and MARK.format(number) not in text
+                and self._same(number, self._tools, content="")
+            ):
                 self._refuse(
                     number, "its content" if message["role"] in ("user", "assistant") else "messages of this role"
                 )
             for group in FIELDS:
                 given = [name for name in group if message.get(name)]
-                if given and self._same(number, **dict.fromkeys(given)):
+                if given and self._same(number, self._tools, **dict.fromkeys(given)):
                     self._refuse(number, " and ".join(given))
             calls = message.get("tool_calls") or []
             for i in range(len(calls) if len(calls) > 1 else 0):
-                if self._same(number, tool_calls=[*calls[:i], *calls[i + 1 :]]):
+                if self._same(number, self._tools, tool_calls=[*calls[:i], *calls[i + 1 :]]):
                     self._refuse(number, f"tool_calls[{i}]")
-        if self._tools and self._render(self.messages, None, self._at_end)[0] == self.text(count, prompt=self._at_end):
+        if self._tools and self._same(len(self.messages) - 1, None):
             raise DataError(
                 f"{self.place}: the model's chat template does not write the tools (column tools); {REMEDY}"
             )
 
-    def _same(self, number: int, **changed: Any) -> bool:
-        """Return whether the text up to the next reply stays the same if fields of a message are changed; None removes one."""
+    def _same(self, number: int, tools: list[Any] | None, **changed: Any) -> bool:
+        """Return whether the text up to the next reply stays the same with other tools or fields of a message; None removes one."""
         ends = [i for i, message in enumerate(self.messages) if i >= number and message["role"] == "assistant"]
         upto = self.messages[: ends[0] + 1 if ends else None]
         prompt = self._at_end and not ends
         other = {k: v for k, v in {**upto[number], **changed}.items() if v is not None}
         try:
-            without = self._render([*upto[:number], other, *upto[number + 1 :]], self._tools, prompt)[0]
+            without = self._render([*upto[:number], other, *upto[number + 1 :]], tools, prompt)[0]
         except DataError:
             return False
         return without == self._render(upto, self._tools, prompt)[0]
@@ -200,7 +203,7 @@ class _Chat:
                 return text, []
             from transformers.utils.chat_template_utils import render_jinja_template
 
-            texts, spans = render_jinja_template(
+            rendered: Any = render_jinja_template(
                 [messages],
                 tools=tools,
                 chat_template=self.template,
@@ -209,7 +212,7 @@ class _Chat:
                 **tokenizer.special_tokens_map,
                 **(options or {}),
             )
-            return texts[0], spans[0]
+            return rendered[0][0], rendered[1][0]
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             roles = ", ".join(message["role"] for message in self.messages[:8])
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
