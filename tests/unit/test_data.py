@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from allranks.errors import DataError, SpecError
 from allranks.planning.records import BatchPlan
@@ -21,6 +23,7 @@ from allranks.spec.records import DataSpec
 from allranks.train.data.batches import CHECKSUM_MODULUS, SampleOrder, rows_checksum, steps_of_epochs
 from allranks.train.data.prepared import pack_isolated
 from allranks.train.data.tokenization import encode_labelled, encode_text, train_tokenizer
+from allranks.train.evaluation import encode_prompt
 from tests.conftest import shared
 from tests.sampling import examples
 
@@ -127,6 +130,25 @@ def test_only_the_response_is_trained(tokenizer: Any) -> None:
     assert text_of(tokenizer, rows[0], trained=False).endswith("### Response:\n")
     unmasked = encode_text(render(ALPACA), tokenizer, max_length=512, mask_prompt=False)
     assert all(row.mask.all() for row in unmasked)
+
+
+def test_what_the_tokenizer_writes_before_a_text_is_written_once(tokenizer: Any) -> None:
+    """Tokens that are not the beginning-of-text token, too (``[gMASK] <sop>``), before rows and before prompts."""
+    two = copy.deepcopy(tokenizer)
+    two.add_special_tokens({"additional_special_tokens": ["[gMASK]", "<sop>"]})
+    ids = two.convert_tokens_to_ids(["[gMASK]", "<sop>"])
+    before = zip(("[gMASK]", "<sop>"), ids, strict=True)
+    two.backend_tokenizer.post_processor = TemplateProcessing(single="[gMASK] <sop> $A", special_tokens=list(before))
+    row, written = encode_text(
+        [Example(turns=(("hello", True),)), Example(turns=(("[gMASK]<sop>hello", True),))],
+        two,
+        max_length=9,
+        mask_prompt=True,
+    )
+    assert row.ids.tolist() == written.ids.tolist() == [*ids, *encode_prompt(two, "hello")[2:], two.eos_token_id]
+    assert row.mask.tolist() == [0, 0] + [1] * (len(row.ids) - 2)
+    assert encode_prompt(two, "[gMASK]<sop>hello")[:3] == encode_prompt(two, "hello")[:3]
+    assert encode_prompt(tokenizer, "hello") == tokenizer("hello")["input_ids"]
 
 
 def test_chat_trains_assistant_turns_only(tokenizer: Any) -> None:

@@ -21,6 +21,7 @@ from torch import nn
 from allranks.rundir.heartbeat import heartbeat
 from allranks.train.data.batches import Batch, Rows, collate, collate_labelled
 from allranks.train.data.prepared import TokenSet
+from allranks.train.data.tokenization import prefix_tokens
 from allranks.train.distributed import DistContext
 from allranks.train.models.losses import LossModel
 
@@ -208,7 +209,7 @@ def generate_replies(
     sampling: Sampling | None = None,
     forward_has_collectives: bool = False,
 ) -> list[list[int]]:
-    """Return the tokens that the model adds to each prompt, with the end-of-text token if there is one.
+    """Return the tokens that the model adds to each prompt, up to the first of `end_tokens`.
 
     Args:
         limit: the largest number of tokens.
@@ -217,7 +218,7 @@ def generate_replies(
     """
     encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
     width = max(len(ids) for ids in encoded)
-    pad = tokenizer.pad_token_id
+    pad, ends = tokenizer.pad_token_id, end_tokens(model, tokenizer)
     ids = torch.tensor([[pad] * (width - len(e)) + e for e in encoded], device=device)
     mask = torch.tensor([[0] * (width - len(e)) + [1] * len(e) for e in encoded], device=device)
     how: dict[str, Any] = {"do_sample": False}
@@ -232,23 +233,27 @@ def generate_replies(
             use_cache=True,
             synced_gpus=forward_has_collectives,
             pad_token_id=pad,
-            eos_token_id=tokenizer.eos_token_id,
+            eos_token_id=ends or None,
             **how,
         )
-    return [_until_end(row, tokenizer.eos_token_id) for row in out[:, width:].tolist()]
+    return [_until_end(row, ends) for row in out[:, width:].tolist()]
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Return the tokens that end a reply: the tokenizer's, with which rows are trained, and all of generation_config.json."""
+    own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    several = own if isinstance(own, list) else [own]
+    return sorted({token for token in (tokenizer.eos_token_id, *several) if token is not None})
 
 
 def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
-    """Return the tokens of a prompt, with the beginning-of-text token if the tokenizer adds one."""
-    ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    bos = tokenizer.bos_token_id
-    if bos is not None and tokenizer("x")["input_ids"][:1] == [bos]:
-        ids = ids if ids[:1] == [bos] else [bos, *ids]
-    return ids
+    """Return the tokens of a prompt, after those that the tokenizer writes before a text."""
+    ids, prefix = tokenizer(prompt, add_special_tokens=False)["input_ids"], prefix_tokens(tokenizer)
+    return ids if ids[: len(prefix)] == prefix else [*prefix, *ids]
 
 
-def _until_end(ids: list[int], eos: int | None) -> list[int]:
-    return ids[: ids.index(eos) + 1] if eos is not None and eos in ids else ids
+def _until_end(ids: list[int], ends: list[int]) -> list[int]:
+    return ids[: next((i + 1 for i, token in enumerate(ids) if token in ends), len(ids))]
 
 
 class EarlyStopping:

@@ -49,7 +49,7 @@ from allranks.train.data.tokenization import (
 from allranks.utils.filesystem import private_root
 from allranks.utils.inputs import read_regular
 
-FORMAT = 8  # increase it when the format changes, so that old entries are not read
+FORMAT = 9  # increase it when the format changes, so that old entries are not read
 WARN_SHARE = 0.03
 
 

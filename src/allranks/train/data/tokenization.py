@@ -132,7 +132,7 @@ def encode_text(
     Args:
         max_length: rows are cut to this many tokens; None does not cut.
     """
-    bos, eos = _edges(tokenizer)
+    prefix, eos = prefix_tokens(tokenizer), _end(tokenizer)
     writer = ChatWriter(tokenizer)
     rows = []
     for start in range(0, len(examples), BATCH):
@@ -146,8 +146,8 @@ def encode_text(
             ids, marks = tokens
             if not mask_prompt:
                 marks = [1] * len(ids)
-            if bos is not None and (not ids or ids[0] != bos):
-                ids, marks = [bos, *ids], [0, *marks]
+            if ids[: len(prefix)] != prefix:
+                ids, marks = [*prefix, *ids], [0] * len(prefix) + marks
             if not example.turns or example.turns[-1][1]:
                 if ids[-1:] != [eos]:
                     ids, marks = [*ids, eos], [*marks, 1]
@@ -157,16 +157,18 @@ def encode_text(
     return rows
 
 
-def _edges(tokenizer: Any) -> tuple[int | None, int]:
-    """Return the beginning-of-text token, if this tokenizer adds one, and the end-of-text token."""
-    probe = tokenizer("x")["input_ids"]
-    bos = (
-        tokenizer.bos_token_id if tokenizer.bos_token_id is not None and probe[:1] == [tokenizer.bos_token_id] else None
-    )
+def prefix_tokens(tokenizer: Any) -> list[int]:
+    """Return what this tokenizer writes before a text: the beginning-of-text token, others (``[gMASK] <sop>``), or nothing."""
+    whole, plain = tokenizer("x")["input_ids"], tokenizer("x", add_special_tokens=False)["input_ids"]
+    starts = [i for i in range(len(whole) - len(plain) + 1) if whole[i : i + len(plain)] == plain]
+    return whole[: starts[0]] if plain and starts else []
+
+
+def _end(tokenizer: Any) -> int:
     eos = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     if eos is None:
         raise DataError("the tokenizer has no end-of-text token, which must separate rows")
-    return bos, eos
+    return eos
 
 
 def _encode(rows: list[Turns], tokenizer: Any) -> Iterator[tuple[list[int], list[int]]]:
