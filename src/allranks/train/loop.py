@@ -21,7 +21,7 @@ from allranks.train.data.batch_feed import BatchFeed
 from allranks.train.distributed import DistContext
 from allranks.train.step_metrics import LoopOutcome, LoopPlan, StepMetrics, StepWork, TokenCounts, TrainingRows
 from allranks.train.step_timers import StepTimer
-from allranks.train.strategies.base import LoopStrategy, MakeOptimizer
+from allranks.train.strategies.base import LoopStrategy, MakeOptimizer, has_weight_decay
 
 
 class HeartbeatWatcher:
@@ -184,14 +184,14 @@ class TrainingLoop:
 
 
 def adamw(train: TrainSpec) -> MakeOptimizer:
-    """Return a function that creates a fused AdamW; biases and norms (fewer than two dimensions) have no weight decay.
+    """Return a function that creates a fused AdamW; biases and norms have no weight decay.
 
     The fused form runs one kernel per group and, unlike the foreach form, needs no temporary of the size of the weights.
     """
 
     def make(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        decayed = [p for _, p in named if p.ndim >= 2]
-        plain = [p for _, p in named if p.ndim < 2]
+        decayed = [p for name, p in named if has_weight_decay(name, p)]
+        plain = [p for name, p in named if not has_weight_decay(name, p)]
         groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": plain, "weight_decay": 0.0}]
         return torch.optim.AdamW(
             [g for g in groups if g["params"]], lr=train.lr, betas=(0.9, 0.999), eps=1e-8, fused=True

@@ -40,6 +40,7 @@ from allranks.train.strategies.base import (
     MakeOptimizer,
     Sizes,
     Traffic,
+    has_weight_decay,
     replicated_weights,
     require_one_dtype,
     trained_parameters,
@@ -351,8 +352,8 @@ class DeepSpeedZero(LoopStrategy):
 
     def _initialize(self, make_optimizer: MakeOptimizer) -> tuple[Any, Any]:
         own = "optimizer" not in self._config
-        decayed = [p for _, p in self._named if p.ndim >= 2]
-        plain = [p for _, p in self._named if p.ndim < 2]
+        decayed = [p for name, p in self._named if has_weight_decay(name, p)]
+        plain = [p for name, p in self._named if not has_weight_decay(name, p)]
         optimizer = make_optimizer(self._named) if own else None
         self._take_weights()
         engine, zero, *_ = self._deepspeed.initialize(

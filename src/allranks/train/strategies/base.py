@@ -193,6 +193,12 @@ def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
+def has_weight_decay(name: str, parameter: torch.Tensor) -> bool:
+    """Return whether AdamW decays a parameter: a matrix that is no bias (of experts, two-dimensional) and no scale of a norm."""
+    parts = name.split(".")
+    return parameter.ndim >= 2 and not parts[-1].endswith("bias") and not any(p.endswith("norm") for p in parts[:-1])
+
+
 def require_one_dtype(
     named: Iterable[tuple[str, nn.Parameter]], first: tuple[str, nn.Parameter], *, where: str, who: str, others: str
 ) -> None:

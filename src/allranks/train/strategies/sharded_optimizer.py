@@ -20,6 +20,7 @@ from allranks.train.strategies.base import (
     LoopStrategy,
     MakeOptimizer,
     clip_and_update,
+    has_weight_decay,
     host_copy,
     replicated_weights,
     trained_parameters,
@@ -47,15 +48,15 @@ class FlatParameter:
     """
 
     def __init__(self, named: Sequence[Named], group: dist.ProcessGroup) -> None:
-        # only matrices have weight decay: they come first, so that a part has at most one boundary between the two kinds
-        self.named = sorted(named, key=lambda item: item[1].ndim < 2)
+        # those with weight decay come first, so that a part has at most one boundary between the two kinds
+        self.named = sorted(named, key=lambda item: not has_weight_decay(*item))
         self.group, world = group, dist.get_world_size(group)
         sizes = [p.numel() for _, p in self.named]
         self.numel = sum(sizes)
         self.part = -(-self.numel // world)
         self.low = dist.get_rank(group) * self.part
         self.high = self.low + self.part
-        self._matrices = sum(p.numel() for _, p in self.named if p.ndim >= 2)
+        self._decayed = sum(p.numel() for name, p in self.named if has_weight_decay(name, p))
         self.spans = [(stop - n, stop) for n, stop in zip(sizes, _running(sizes), strict=True)]
         first = self.named[0][1]
         self.trained = first.requires_grad
@@ -88,9 +89,8 @@ class FlatParameter:
         return self.whole[self.low : self.high]
 
     def cut(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """Split a part into matrices as (1, k) and the rest as (n-k,), because weight decay depends on the number of
-        dimensions."""
-        border = min(max(self._matrices - self.low, 0), self.part)
+        """Split a part into what has weight decay as (1, k) and the rest as (n-k,), by which the optimizer tells them apart."""
+        border = min(max(self._decayed - self.low, 0), self.part)
         return [p for p in (part[:border].view(1, -1), part[border:]) if p.numel()]
 
     def make_pieces(self, part: torch.Tensor, *, on_host: bool = False) -> list[nn.Parameter]:
