@@ -22,7 +22,7 @@ from typing import Any, Literal
 import msgspec
 
 from allranks.errors import SpecError
-from allranks.spec.records import RunSpec
+from allranks.spec.records import AdapterSpec, RunSpec
 from allranks.utils.text import did_you_mean, nearest_file_hint
 
 
@@ -222,6 +222,22 @@ def require_architecture(config: Mapping[str, Any], spec: RunSpec, where: str, *
         raise SpecError(
             f"{asked}, which does not work for {where} ({kind}): {limit.why}; set adapter.targets: [{', '.join(limit.works)}]"
         )
+
+
+def require_parameters(adapter: AdapterSpec, dimensions: Mapping[str, int], where: str) -> None:
+    """Refuse a target that is not one of the model's parameters, whose numbers of dimensions are given by name. PEFT may ignore it.
+
+    Raises:
+        SpecError: names the target and the nearest parameter, or says that the model is dense.
+    """
+    fused = sorted({".".join(name.split(".")[-3:]) for name, count in dimensions.items() if count > 2})
+    own = (
+        f"its fused parameters are named {', '.join(fused)}" if fused else "it is dense: name layers in adapter.targets"
+    )
+    for target in adapter.target_parameters:
+        if not any(name == target or name.endswith(f".{target}") for name in dimensions):
+            hint = did_you_mean(target, fused)
+            raise SpecError(f"adapter.target_parameters: {where} has no parameter {target!r}{hint} ({own})")
 
 
 def architecture_warning(model_type: Any, where: str) -> str | None:

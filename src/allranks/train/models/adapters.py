@@ -12,11 +12,13 @@ import torch
 from torch import nn
 
 from allranks.errors import SpecError
+from allranks.spec.models import require_parameters
 from allranks.spec.records import AdapterSpec
 from allranks.train.data.tokenization import first_line
 from allranks.train.models.adapter_dropout import replace_dropout
 from allranks.train.models.lora import fuse_lora, left_to_peft
 from allranks.train.models.lora_experts import fuse_expert_lora
+from allranks.utils.text import did_you_mean
 
 
 def add_adapter(
@@ -35,6 +37,7 @@ def add_adapter(
         return model
     from peft import LoraConfig, TaskType, get_peft_model
 
+    require_parameters(spec, {name: p.ndim for name, p in model.named_parameters()}, "the model")
     config = LoraConfig(
         r=spec.r,
         lora_alpha=_whole(spec.alpha),  # type: ignore[arg-type] - PEFT accepts fractions, too
@@ -68,25 +71,31 @@ def _second_heads(model: nn.Module) -> list[str] | None:
 def _require_targets(adapted: Any, spec: AdapterSpec) -> None:
     """Refuse a target, or a module to save, that the model does not have. PEFT ignores it if it finds another one.
 
-    It also maps the experts' names of older files to fused parameters; then a target need not be a module.
+    It also maps the experts' names of older files to fused parameters; such a target need not be a module.
     """
     names = [name.removeprefix("base_model.model.") for name, _ in adapted.named_modules()]
-    fused = bool(adapted.peft_config["default"].target_parameters)
-    for key, wanted in (("targets", () if fused else spec.targets or ()), ("modules_to_save", spec.modules_to_save)):
+    config = adapted.peft_config["default"]
+    targets = [t for t in spec.targets or () if not config.target_parameters or t in config.target_modules]
+    for key, wanted in (("targets", targets), ("modules_to_save", spec.modules_to_save)):
         for target in wanted:
             if not any(name == target or name.endswith(f".{target}") for name in names):
-                raise SpecError(
-                    f"adapter.{key}: the model has no module {target!r}; {_linear_layers(adapted.get_base_model())}"
-                )
+                linear = _linear_layers(adapted.get_base_model())
+                hint = did_you_mean(target.rsplit(".", 1)[-1], linear)
+                raise SpecError(f"adapter.{key}: the model has no module {target!r}{hint}; {_named(linear)}")
 
 
-def _linear_layers(model: nn.Module) -> str:
-    linear = {
-        name.removesuffix(".base_layer").rsplit(".", 1)[-1]
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and ".lora_" not in name
-    }
-    return f"the model's linear layers are named: {', '.join(sorted(linear))}"
+def _linear_layers(model: nn.Module) -> list[str]:
+    return sorted(
+        {
+            name.removesuffix(".base_layer").rsplit(".", 1)[-1]
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear) and ".lora_" not in name
+        }
+    )
+
+
+def _named(linear: list[str]) -> str:
+    return f"the model's linear layers are named: {', '.join(linear)}"
 
 
 def _why(error: ValueError, model: nn.Module, spec: AdapterSpec) -> str:
@@ -95,7 +104,7 @@ def _why(error: ValueError, model: nn.Module, spec: AdapterSpec) -> str:
             f"dropout is {spec.dropout:g}, but PEFT adapts the fused experts of this model as parameters, which do not support dropout; "
             "set adapter.dropout: 0, or limit adapter.targets to attention layers"
         )
-    return f"{first_line(error)[:300]}; {_linear_layers(model)}"
+    return f"{first_line(error)[:300]}; {_named(_linear_layers(model))}"
 
 
 def adapter_remarks(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:
