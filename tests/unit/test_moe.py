@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,17 +14,29 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from allranks.analysis.metrics import expert_load, without_repeated_steps
 from allranks.errors import SpecError
+from allranks.planning.model_checks import check_model
 from allranks.spec import load_spec, parse_spec
-from allranks.spec.records import AdapterSpec, ModelSpec
+from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
 from allranks.train.data.batches import Batch
 from allranks.train.data.tokenization import train_tokenizer
+from allranks.train.loop import adamw
 from allranks.train.models.adapters import adapter_remarks, add_adapter
 from allranks.train.models.block_forward import set_block_forward
 from allranks.train.models.losses import LossModel
-from allranks.train.models.moe import ExpertLoad, active_parameters, count_parameters, routers_of
+from allranks.train.models.moe import (
+    ExpertLoad,
+    RouterLoss,
+    active_parameters,
+    count_parameters,
+    router_coefficient,
+    routers_of,
+)
+from allranks.train.strategies.sharded_optimizer import FlatParameter
 from tests.conftest import REPO
 from tests.dist.making import build_model
 
@@ -59,11 +72,11 @@ def glm(tokenizer: Any, dtype: str = "float32", checkpointing: bool = False, **c
 
 
 def batch_of(tokenizer: Any) -> Batch:
-    """Two rows, the second of which ends with five tokens of padding."""
+    """Two rows, the second of which ends with five tokens of padding; the first ends with that token, too, as where padding is the end token."""
     ids = torch.from_numpy(np.random.default_rng(0).integers(4, 255, (2, 12)))
-    ids[1, 7:] = tokenizer.pad_token_id
+    ids[1, 7:] = ids[0, 11] = tokenizer.pad_token_id
     targets = torch.where(ids == tokenizer.pad_token_id, -100, ids)
-    return Batch(ids, targets, None, None, 19, 19)
+    return Batch(ids, targets, None, None, 19, 18, lengths=torch.tensor([12, 7]))
 
 
 def test_routers_stay_in_float32_whatever_the_models_dtype(tokenizer: Any) -> None:
@@ -168,6 +181,33 @@ def test_a_dense_model_has_adapters_where_they_are_asked_for(tokenizer: Any) -> 
         assert adapter_remarks(add_adapter(dense, spec, classifier=False, base="b", seed=1), spec) == ()
 
 
+def test_a_target_that_the_model_does_not_have_is_refused_with_the_nearest_name(tokenizer: Any) -> None:
+    """Before any rank starts where the family is known, and on the rank; PEFT itself accepts each of them."""
+
+    def says(model: Any, where: str, key: str, words: str, **adapter: Any) -> None:
+        spec = {"model": {"name": where}, "data": {"source": "builtin:reviews"}, "adapter": {"type": "lora", **adapter}}
+        wanted = rf"adapter\.{key}: .* has no (parameter|module) {words}"
+        with pytest.raises(SpecError, match=wanted):
+            check_model(parse_spec(spec))
+        with pytest.raises(SpecError, match=wanted):
+            add_adapter(model, AdapterSpec(type="lora", **adapter), classifier=False, base="b", seed=1)
+
+    dense = build_model(ModelSpec(name="tiny:llama", config=SMALL), tokenizer, dtype="float32", labels={}, seed=1)
+    layers = {"targets": ["q_proj"]}
+    says(dense, "tiny:llama", "target_parameters", r".*it is dense", target_parameters=EXPERTS, **layers)
+    near = r"'mlp\.experts\.gate_up_pro'; did you mean '?mlp\.experts\.gate_up_proj"
+    says(
+        glm(tokenizer),
+        "tiny:glm4_moe",
+        "target_parameters",
+        near,
+        target_parameters=["mlp.experts.gate_up_pro"],
+        **layers,
+    )
+    near = r"'q_porj'; did you mean '?q_proj"
+    says(glm(tokenizer), "tiny:glm4_moe", "targets", near, targets=["q_porj", "v_proj"], target_parameters=EXPERTS)
+
+
 def test_dropout_that_peft_cannot_give_to_experts_is_refused(tokenizer: Any) -> None:
     with pytest.raises(SpecError, match=r"dropout is 0\.1, but PEFT adapts the fused experts"):
         add_adapter(glm(tokenizer), AdapterSpec(type="lora", dropout=0.1), classifier=False, base="b", seed=1)
@@ -186,7 +226,7 @@ def test_tokens_are_counted_once_and_padding_is_not(
         for name, router in routers_of(model).items():
             router.register_forward_hook(lambda m, a, out, name=name: chosen.update({name: out[2]}))
         loss_model(batch)
-    load = ExpertLoad(loss_model, tokenizer.pad_token_id, torch.device("cpu"))
+    load = ExpertLoad(loss_model, torch.device("cpu"))
     loss_model.train()
     for _ in range(2):
         loss_model(batch).backward()
@@ -196,7 +236,7 @@ def test_tokens_are_counted_once_and_padding_is_not(
             loss_model(batch)
         loss_model.train()
     found = load.counts(2, group)
-    real = (batch.input_ids != tokenizer.pad_token_id).flatten()
+    real = batch.real_tokens().flatten()
     for layer, indices in zip(("1", "2"), chosen.values(), strict=True):
         wanted = 2 * torch.bincount(indices[real].flatten(), minlength=8)
         assert found.layers[layer] == wanted.tolist()
@@ -205,9 +245,87 @@ def test_tokens_are_counted_once_and_padding_is_not(
     assert not any(sum(layer) for layer in load.counts(3, group).layers.values())
 
 
+def test_biases_of_experts_are_not_decayed(group: dist.ProcessGroup) -> None:
+    """They have two dimensions. The same in the flat tensors of zero1 to zero3, whose pieces have no names."""
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+    }
+    config = AutoConfig.for_model("gpt_oss", vocab_size=300, num_hidden_layers=2, num_local_experts=4, **sizes)
+    named = list(AutoModelForCausalLM.from_config(config).named_parameters())
+    named.append(("layers.0.q_norm.weight", nn.Parameter(torch.ones(2, 16))))
+    matrices = {name for name, p in named if p.ndim > 1 and not name.endswith(("_bias", "norm.weight"))}
+    decayed, plain = adamw(TrainSpec(weight_decay=0.1))(named).param_groups
+    by_id = {id(p): name for name, p in named}
+    assert {by_id[id(p)] for p in decayed["params"]} == matrices
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
+    flat = FlatParameter(named, group)
+    first, second = flat.make_pieces(flat.own())
+    assert first.numel() == sum(p.numel() for name, p in named if name in matrices)
+    pieces = adamw(TrainSpec(weight_decay=0.1))([("flat0.0", first), ("flat0.1", second)]).param_groups
+    assert [g["weight_decay"] for g in pieces] == [0.1, 0.0] and pieces[0]["params"][0] is first
+
+
+def mixtral(**config: Any) -> Any:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
+    asked = {"vocab_size": 300, "num_hidden_layers": 2, "num_local_experts": 4, "use_cache": False, **sizes, **config}
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **asked)).train()
+
+
+@pytest.mark.parametrize("recomputation", ["none", "selective", "full"])
+@pytest.mark.parametrize("whole_logits", [False, True])
+def test_the_router_loss_is_that_of_transformers(tokenizer: Any, recomputation: str, whole_logits: bool) -> None:
+    """With the mask of padding, and without it: the loss of a batch, and the gradients of all weights."""
+    plain = mixtral(output_router_logits=True, router_aux_loss_coef=0.5)
+    ours, padded = copy.deepcopy(plain), batch_of(tokenizer)
+    set_block_forward(ours, recomputation)
+    loss_model = LossModel(ours, classifier=False)
+    if whole_logits:
+        loss_model._head = None
+    coefficient, says = router_coefficient(ours, "auto")
+    assert (coefficient, says) == (0.5, "routers: a load-balancing loss is added, with coefficient 0.5 (config.json)")
+    loss_model.router_loss = RouterLoss(ours, coefficient)
+    full = Batch(padded.input_ids[:1], padded.targets[:1], None, None, 12, 11, lengths=torch.tensor([12]))
+    reported = torch.zeros(())
+    for batch, mask in ((padded, padded.real_tokens().long()), (full, None)):
+        wanted = plain(input_ids=batch.input_ids, attention_mask=mask, labels=batch.targets, shift_labels=batch.targets)
+        (wanted.loss * batch.tokens_trained).backward()
+        loss = loss_model(batch)
+        loss.backward()
+        torch.testing.assert_close(loss, wanted.loss * batch.tokens_trained)
+        reported += 0.5 * wanted.aux_loss.detach() * batch.tokens_trained
+    for (name, p), q in zip(plain.named_parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-5, msg=name)
+    loss_model.eval().token_losses(padded)
+    torch.testing.assert_close(loss_model.router_loss.take(), reported)
+    assert loss_model.router_loss.take() is None
+
+
+def test_the_router_loss_is_what_is_asked_for_or_refused(tokenizer: Any) -> None:
+    quiet = mixtral(router_aux_loss_coef=0.02)
+    assert router_coefficient(quiet, 0.1)[0] == 0.1
+    assert router_coefficient(mixtral(output_router_logits=True), "off")[0] == 0
+    coefficient, says = router_coefficient(quiet, "auto")
+    assert coefficient == 0 and says.endswith(
+        "does not set output_router_logits; model.router_aux_loss: 0.02 would add one"
+    )
+    coefficient, says = router_coefficient(glm(tokenizer), "auto")
+    assert coefficient == 0 and "balanced by a correction bias (e_score_correction_bias)" in says
+    with pytest.raises(SpecError, match=r"0\.1, but Glm4MoeForCausalLM has no load-balancing loss .* correction bias"):
+        router_coefficient(glm(tokenizer), 0.1)
+    dense = build_model(ModelSpec(name="tiny:llama", config=SMALL), tokenizer, dtype="float32", labels={}, seed=1)
+    assert router_coefficient(dense, "auto") == (0.0, "")
+    with pytest.raises(SpecError, match=r"0\.1, but LlamaForCausalLM is not a mixture of experts"):
+        router_coefficient(dense, 0.1)
+
+
 def test_a_dense_model_has_no_load(tokenizer: Any) -> None:
     dense = build_model(ModelSpec(name="tiny:llama", config=SMALL), tokenizer, dtype="float32", labels={}, seed=1)
-    assert not ExpertLoad(LossModel(dense, classifier=False), 0, torch.device("cpu"))
+    assert not ExpertLoad(LossModel(dense, classifier=False), torch.device("cpu"))
     assert expert_load([{"event": "step", "step": 1}]) is None
 
 
@@ -280,7 +398,8 @@ def test_adapters_of_experts_count_by_their_share_and_unknown_routers_give_nothi
     model = glm(tokenizer, n_routed_experts=8, num_experts_per_tok=2)
     experts = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
     assert active_parameters(model) == (count_parameters(model)[0] - experts * 6 // 8,) * 2
-    adapted = add_adapter(model, AdapterSpec(type="lora", r=4, targets=EXPERTS), classifier=False, base="b", seed=1)
+    spec = AdapterSpec(type="lora", r=4, target_parameters=EXPERTS)
+    adapted = add_adapter(model, spec, classifier=False, base="b", seed=1)
     trained = [(n, p.numel()) for n, p in adapted.named_parameters() if p.requires_grad]
     assert all(".experts." in n for n, _ in trained)
     found = active_parameters(adapted)

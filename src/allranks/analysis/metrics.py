@@ -154,6 +154,7 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
     rate = throughput(steps)
     times = step_times(steps.get(0, []), WARMUP_STEPS)
     losses = [e.get("loss") for e in steps.get(0, [])]  # None where one was not finite
+    router = [e["router_aux_loss"] for e in steps.get(0, []) if "router_aux_loss" in e]
     utilisation, attention = mfu(rate, _with_active(model, zero), plan), attention_flops_per_token(steps, model, spec)
     metrics = {
         "run_name": run_name,
@@ -178,6 +179,8 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "wall_time_s": wall_time(ranks),
         "train_loss_first": losses[0] if losses else None,
         "train_loss_last": losses[-1] if losses else None,
+        "router_aux_loss_first": router[0] if router else None,
+        "router_aux_loss_last": router[-1] if router else None,
         "eval_loss": evaluation.get("loss"),
         "eval_loss_first": first_event(zero, "eval").get("loss"),
         **best_evaluation(zero),

@@ -214,9 +214,10 @@ class ProgressView:
             steps = finite_int(event.get("steps")) or 1
             self._rate = [*self._rate[-9:], (seconds * steps, tokens * self._plan.world_size)]
         loss = number_text(event.get("loss"), ".4f", "nan" if "loss" in event else NO_VALUE)
+        router = finite_float(event.get("router_aux_loss"))
         shown: dict[str, Any] = {
             "step": f"step {count_text(event, 'step')}/{self._total}",
-            "loss": f"loss {loss}",
+            "loss": f"loss {loss}" + (f" + router {router:.4f}" if router is not None else ""),
             "speed": self._speed(),
         }
         if self._bar and self._task is not None:

@@ -302,6 +302,7 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         ("proof", _proof(m)),
         ("steps", _steps(m)),
         ("train loss", _change(m, "train_loss_first", "train_loss_last", trained=bool(m.get("steps")))),
+        ("router loss", _change(m, "router_aux_loss_first", "router_aux_loss_last", trained=False)),
         ("held-out loss", _change(m, "eval_loss_first", "eval_loss", trained=bool(m.get("eval_s")))),
         ("best", _best(m)),
         ("ended early", _ended_early(m)),

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import SpecError
+from allranks.planning.memory.families import family_of
 from allranks.planning.memory.model_config import find_config, known_config, model_folder, read_config_file
 from allranks.planning.memory.weights import shapes_of
 from allranks.spec.data_columns import TEMPLATE_KINDS
@@ -27,6 +28,7 @@ from allranks.spec.models import (
     is_mlp,
     model_task,
     require_architecture,
+    require_parameters,
     tested_settings,
     tiny_defaults,
     tiny_family,
@@ -93,6 +95,14 @@ def check_model(spec: RunSpec) -> bool | None:
     require_vocabulary(files)
     require_attention(files.config.get("model_type"), spec.model.attention, files.where)
     require_architecture(files.config, spec, files.where, classifier=classifier is True)
+    known, wanted = find_config(spec).config, spec.model.router_aux_loss
+    if wanted not in ("auto", "off", False) and known is not None and family_of(known.family).experts is None:
+        raise SpecError(
+            f"model.router_aux_loss is {wanted:g}, but {files.where} ({known.family}) is not a mixture of experts; set auto or off"
+        )
+    if spec.adapter.type == "lora" and known is not None:
+        shapes = {weight.name: len(weight.shape) for weight in shapes_of(known).weights()}
+        require_parameters(spec.adapter, shapes, files.where)
     if spec.adapter.type == "lora":
         require_targets(spec.adapter, adaptable_modules(spec, files), files.where, classifier=classifier)
     return classifier

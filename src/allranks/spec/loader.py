@@ -30,6 +30,7 @@ from allranks.spec.validation import (
     readable_error,
     record_class,
     require_sections,
+    router_problems,
     script_problems,
     without_empty_sections,
 )
@@ -496,6 +497,7 @@ def _check_together(spec: RunSpec, where: str) -> None:
         problems.append("train.grad_accum and train.global_batch_size are both set; set only one")
     problems += adapter_problems(spec)
     problems += mlp_problems(spec)
+    problems += router_problems(spec)
     problems += evaluation_problems(spec)
     try:
         problems += _cluster_problems(spec.cluster)

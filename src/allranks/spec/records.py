@@ -87,6 +87,13 @@ class ModelSpec(Record, frozen=True):
             "fails, the run continues without and says why. auto = on a GPU, if the run is long enough that this saves time; plan says why"
         ),
     ] = "auto"
+    router_aux_loss: Annotated[
+        bool | float | Literal["auto", "off"],
+        Meta(
+            description="load-balancing loss of a mixture of experts, as transformers computes it, added for each micro-batch: a "
+            "coefficient, off, or auto = as transformers does, with the coefficient of config.json if that sets output_router_logits"
+        ),
+    ] = "auto"
     config: Annotated[
         dict[str, Any], Meta(description="overrides of the model's config, for tiny: and mlp: models")
     ] = {}

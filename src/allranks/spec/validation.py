@@ -149,6 +149,18 @@ def adapter_problems(spec: RunSpec) -> list[str]:
     return problems
 
 
+def router_problems(spec: RunSpec) -> list[str]:
+    """Return a sentence if ``model.router_aux_loss`` is no coefficient."""
+    given = spec.model.router_aux_loss if spec.model is not None else "auto"
+    if given is True or (isinstance(given, float) and not 0 <= given < math.inf):
+        return [
+            f"model.router_aux_loss is {str(given).lower()}: give auto, off, or a coefficient of 0 or more, such as 0.01"
+        ]
+    if spec.model is not None and is_mlp(spec.model.name) and given not in ("auto", "off", False, 0):
+        return [f"model.router_aux_loss: {spec.model.name} is not a mixture of experts"]
+    return []
+
+
 def mlp_problems(spec: RunSpec) -> list[str]:
     """Return a sentence for each contradiction."""
     if spec.model is None or spec.data is None:

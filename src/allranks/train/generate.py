@@ -92,6 +92,7 @@ def _model(order: Order, device: Any) -> Any:
     from allranks.train.models.adapters import is_adapted
     from allranks.train.models.lora import fuse_lora
     from allranks.train.models.precision import DTYPES, use_autocast
+    from allranks.train.models.rope import use_row_lengths
 
     compute = DTYPES.get(order.dtype)
     model = load(
@@ -99,6 +100,7 @@ def _model(order: Order, device: Any) -> Any:
     )
     if is_adapted(model):
         fuse_lora(model)
+    use_row_lengths(model)
     model.requires_grad_(True)
     if compute is not None:
         use_autocast(model, compute, device)
@@ -106,7 +108,7 @@ def _model(order: Order, device: Any) -> Any:
 
 
 def _reply(order: Order, model: Any, tokenizer: Any, prompt: str, number: int) -> dict[str, Any]:
-    from allranks.train.evaluation import Sampling, encode_prompt, generate_replies
+    from allranks.train.evaluation import Sampling, encode_prompt, end_tokens, generate_replies
 
     length = len(encode_prompt(tokenizer, prompt))
     if length == 0:
@@ -120,7 +122,7 @@ def _reply(order: Order, model: Any, tokenizer: Any, prompt: str, number: int) -
             )
     sampling = Sampling(temperature=order.temperature, seed=(order.seed + number) % 2**32)
     (added,) = generate_replies(model, tokenizer, [prompt], limit, model.device, sampling=sampling)
-    ended = bool(added) and added[-1] == tokenizer.eos_token_id
+    ended = bool(added) and added[-1] in end_tokens(model, tokenizer)
     reply = tokenizer.decode(added, skip_special_tokens=True)
     return {"reply": reply, "tokens": len(added), "finish": "end" if ended else "length"}
 

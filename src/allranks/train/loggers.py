@@ -62,7 +62,7 @@ class WandB:
 
 
 LOGGED_FIELDS = {
-    "step": ("loss", "lr", "grad_norm", "step_time_s", "memory_bytes"),
+    "step": ("loss", "router_aux_loss", "lr", "grad_norm", "step_time_s", "memory_bytes"),
     "eval": ("loss", "perplexity", "accuracy", "exact_match"),
 }
 

@@ -100,6 +100,13 @@ PATCHES = (
         "the loss is computed where the logits would be, some tokens at a time: transformers passes on whatever the projection returns",
     ),
     Patch(
+        "forward of rotary embeddings with transformers.modeling_rope_utils.dynamic_rope_update",
+        "transformers",
+        "5.23",
+        "5.23",
+        "frequencies that depend on the length are those of the longest row of the batch, not of each row",
+    ),
+    Patch(
         "settings of torch._dynamo and torch._functorch",
         "torch",
         "2.13",

@@ -110,7 +110,7 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
     ways = ways_of_computing(here, loss_model)
     if compilation is not None and here.model.compile == COMPILE_AUTO:
         ways.append(f"transformer blocks are compiled: {here.plan.compile_reason}")
-    experts = ExpertLoad(loss_model, data.tokenizer.pad_token_id, world.device, compiled=compilation is not None)
+    experts = ExpertLoad(loss_model, world.device, compiled=compilation is not None)
     # before sharding: a strategy may leave only empty tensors
     parameters, active = count_parameters(model), active_parameters(model)
     attention = attention_cost(model)
@@ -142,6 +142,8 @@ def ways_of_computing(here: Attempt, loss_model: nn.Module) -> list[str]:
             remarks.append(loss_model.packed.remark)
         if loss_model.whole_logits:
             remarks.append(f"loss: from the logits of all scored tokens at once; {loss_model.whole_logits}")
+        if loss_model.routers:
+            remarks.append(loss_model.routers)
     return remarks
 
 

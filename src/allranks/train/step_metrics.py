@@ -23,6 +23,7 @@ from allranks.spec.records import TrainSpec
 from allranks.train.data.batches import CHECKSUM_MODULUS, Batch, NoiseBatch, Rows, SampleOrder, rows_checksum
 from allranks.train.data.prepared import TokenSet
 from allranks.train.distributed import DistContext
+from allranks.train.models.moe import RouterLoss
 from allranks.train.step_timers import StepTimer, memory_usage
 from allranks.train.sync_proof import refuse_rows
 from allranks.utils.kernel_counters import sample_cpu, tcp_links, use_between
@@ -32,8 +33,8 @@ from allranks.utils.kernel_counters import sample_cpu, tcp_links, use_between
 class ReducedStep:
     """One step's metrics, reduced over all ranks. Steps count from 0.
 
-    ``loss_sum`` is in nats over ``trained`` tokens; ``own_loss_sum`` is this rank's part of it. ``grad_norm`` is the mean over the
-    ranks, ``own_grad_norm`` this rank's.
+    ``loss_sum`` is in nats over ``trained`` tokens; ``own_loss_sum`` is this rank's part of it. ``router_sum`` is the load-balancing
+    loss of a mixture of experts, which is no part of them. ``grad_norm`` is the mean over the ranks, ``own_grad_norm`` this rank's.
     """
 
     step: int
@@ -43,6 +44,7 @@ class ReducedStep:
     own_grad_norm: float
     stop: bool
     bad_ranks: int
+    router_sum: float = 0.0
     rows_differ: bool = False  # the ranks together did not train the planned sequences
 
 
@@ -63,18 +65,21 @@ class AsyncStepReduction:
         stop: bool,
         rows: int = 0,
         planned_rows: int = 0,
+        router_sum: torch.Tensor | None = None,
     ) -> None:
-        """Start the reduction for `step`. Both tensors are float32 scalars on the device.
+        """Start the reduction for `step`. The tensors are float32 scalars on the device; `router_sum` is a part of `loss_sum`.
 
         `rows` is the checksum of the sequences that this rank trained, `planned_rows` that of all ranks' planned ones.
 
         On a GPU the values are first copied asynchronously, and their reduction starts at the end of the next step, when the
         copy is complete: the host never waits for the step that it has just queued.
         """
-        local = torch.stack([loss_sum.detach().double(), grad_norm.detach().double() / self._world.size])
-        vector = torch.zeros(6, dtype=torch.float64, pin_memory=local.is_cuda)
-        vector[2], vector[4], vector[5] = float(stop), float(rows), float(planned_rows)
-        vector[:2].copy_(local, non_blocking=True)
+        loss, norm = loss_sum.detach().double(), grad_norm.detach().double()
+        router = torch.zeros_like(loss) if router_sum is None else router_sum.double()
+        local = torch.stack([loss - router, norm / self._world.size, router])
+        vector = torch.zeros(7, dtype=torch.float64, pin_memory=local.is_cuda)
+        vector[3], vector[5], vector[6] = float(stop), float(rows), float(planned_rows)
+        vector[:3].copy_(local, non_blocking=True)
         if not local.is_cuda:
             self._reduce(step, vector)
             return
@@ -90,7 +95,7 @@ class AsyncStepReduction:
             self._reduce(step, vector)
 
     def _reduce(self, step: int, vector: torch.Tensor) -> None:
-        vector[3] = float(not bool(torch.isfinite(vector[:2]).all()))
+        vector[4] = float(not bool(torch.isfinite(vector[:3]).all()))
         own = vector[:2].tolist()
         work = dist.all_reduce(vector, group=self._world.control, async_op=True) if self._world.size > 1 else None
         self._pending = (step, work, vector, own)
@@ -113,7 +118,7 @@ class AsyncStepReduction:
         self._pending = None
         if work is not None:
             work.wait()
-        loss, norm, stop, bad, rows, planned = vector.tolist()
+        loss, norm, router, stop, bad, rows, planned = vector.tolist()
         return ReducedStep(
             step=step,
             loss_sum=loss,
@@ -122,6 +127,7 @@ class AsyncStepReduction:
             own_grad_norm=own[1] * self._world.size,
             stop=stop > 0,
             bad_ranks=int(bad),
+            router_sum=router,
             # the plan is summed too: all ranks decide equally even if their plans differ
             rows_differ=(int(rows) * self._world.size - int(planned)) % CHECKSUM_MODULUS != 0,
         )
@@ -167,6 +173,7 @@ class LoopPlan:
 
     ``run_callbacks`` returns True on every rank if the training ends with this step. ``stop`` is set by a signal. ``settled`` makes a
     strategy of another library run a pass before the first step also in a new run, so that DDP has rebuilt its buckets before measurements.
+    ``router_loss`` computes a part of the loss, which is reported beside it.
     """
 
     first_step: int
@@ -178,6 +185,7 @@ class LoopPlan:
     run_callbacks: Callable[[int, bool], bool | None]
     stop: StopRequest = field(default_factory=StopRequest)
     settled: bool = False
+    router_loss: RouterLoss | None = None
 
 
 @dataclass
@@ -236,6 +244,7 @@ class _LogInterval:
     steps: int = 0
     loss_sum: float = 0.0
     own_loss_sum: float = 0.0
+    router_sum: float = 0.0
     trained_everywhere: int = 0
     rows_checksum: int = 0
     times: list[dict[str, Any]] = field(default_factory=list)
@@ -293,6 +302,7 @@ class StepMetrics:
             stop=self._plan.stop.asked,
             rows=work.rows_checksum,
             planned_rows=self._order.planned_checksum(work.step),
+            router_sum=None if self._plan.router_loss is None else self._plan.router_loss.take(),
         )
         if work.step + 1 == WARMUP_STEPS:  # what is queued by then is not time of the steps that are counted
             self.count_queued_work()
@@ -363,6 +373,7 @@ class StepMetrics:
         into.counts.add(work.counts)
         into.loss_sum += agreed.loss_sum
         into.own_loss_sum += agreed.own_loss_sum
+        into.router_sum += agreed.router_sum
         into.trained_everywhere += work.trained
         into.rows_checksum = (into.rows_checksum + work.rows_checksum) % CHECKSUM_MODULUS
         into.times.append(work.times)
@@ -370,7 +381,9 @@ class StepMetrics:
     def _log(self, done: int, agreed: ReducedStep, work: StepWork) -> None:
         into, self._interval = self._interval, _LogInterval()
         parts = _mean_times(into.times)
-        several = {"step_times_s": [t["step_time_s"] for t in into.times]} if into.steps > 1 else {}
+        several: dict[str, Any] = {"step_times_s": [t["step_time_s"] for t in into.times]} if into.steps > 1 else {}
+        if self._plan.router_loss is not None:
+            several["router_aux_loss"] = into.router_sum / max(into.trained_everywhere, 1)
         self._events.write(
             "step",
             step=done,

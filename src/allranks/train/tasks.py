@@ -25,6 +25,7 @@ from allranks.train.distributed import DistContext
 from allranks.train.evaluation import EvalResult, Evaluator
 from allranks.train.models.build import load_model, open_config
 from allranks.train.models.losses import LossModel
+from allranks.train.models.moe import RouterLoss, router_coefficient
 from allranks.train.models.packed_attention import use_packed_attention
 from allranks.train.models.precision import DTYPES, compute_dtype
 from allranks.train.models.weight_loader import WeightLoader
@@ -145,7 +146,11 @@ class TokenTask:
         return load_model(world, self._spec.model, data.tokenizer, dtype=dtype, labels=labels, seed=seed, built=built)
 
     def loss_model(self, model: nn.Module) -> LossModel:
+        assert self._spec.model is not None
         loss_model = LossModel(model, classifier=self.classifier)
+        coefficient, loss_model.routers = router_coefficient(model, self._spec.model.router_aux_loss)
+        if coefficient:
+            loss_model.router_loss = RouterLoss(model, coefficient)
         repeat_keys_in_float32()
         assert self._spec.data is not None
         first = next(model.parameters())

@@ -240,6 +240,9 @@ class Worker:
             sample = make_batch(order.micro_batches(0)[0]).to(here.world.device)
             log_batch(here, sample, built.model)
             built.strategy.warm_up(sample, resumed=first > 0)
+        router_loss = getattr(built.loss_model, "router_loss", None)
+        if router_loss is not None:
+            router_loss.take()  # of the warm-up
         if built.experts:
             built.experts.begin(first)
         plan = LoopPlan(
@@ -251,6 +254,7 @@ class Worker:
             callbacks.is_due,
             callbacks.run_callbacks,
             here.stop,
+            router_loss=router_loss,
         )
         rows = TrainingRows(order, data.train, make_batch)
         watcher = HeartbeatWatcher(self._watcher(built, first, total))

@@ -14,10 +14,11 @@ from __future__ import annotations
 import copy
 import enum
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 import numpy as np
@@ -154,9 +155,8 @@ def _texts(examples: list[Example], spec: RunSpec, tokenizer: Any) -> list[Plain
     """Return text rows: a token is a target if a part of it is in a trained turn; the end-of-text token is one, too."""
     assert spec.data is not None
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
-    begin = tokenizer.bos_token_id
-    if begin is not None and tokenizer("x")["input_ids"][0] != begin:
-        begin = None
+    word = tokenizer("x", add_special_tokens=False)["input_ids"][0]
+    begin = list(takewhile(lambda token: token != word, tokenizer("x")["input_ids"]))
     limit = None if spec.data.packing == "wrapped" else spec.data.max_length
     rows = []
     writer = ChatWriter(tokenizer)
@@ -164,8 +164,8 @@ def _texts(examples: list[Example], spec: RunSpec, tokenizer: Any) -> list[Plain
         ids, wanted = _encode(turns, tokenizer)
         if not spec.data.mask_prompt:
             wanted = [True] * len(ids)
-        if begin is not None and (not ids or ids[0] != begin):
-            ids, wanted = [begin, *ids], [False, *wanted]
+        if ids[: len(begin)] != begin:
+            ids, wanted = [*begin, *ids], [False] * len(begin) + wanted
         if not turns or turns[-1][1]:
             if ids and ids[-1] == end:
                 ids, wanted = ids[:-1], wanted[:-1]
@@ -297,13 +297,16 @@ class PlainTrainer:
         self._sequences, self._order, self._pad, self._device, self._dtype = sequences, order, pad_id, device, dtype
         self._seed, self._most = spec.data.seed, spec.data.max_length * order.batch.micro_batch_size
         self._width = mlp_shape(spec.model.name, spec.model.config).width if is_mlp(spec.model.name) else 0
+        self._router = self._alone = False
+        self._asked = spec.model.router_aux_loss
 
     def run(self, module: Any, steps: int, variant: Variant) -> PlainTraining:
         """Train `module` (the model with its loss, of which only the model is used) in place."""
         model = module.model
+        self._look_at(model)
         module.train()
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        optimizer = self._optimizer([p for _, p in named])
+        optimizer = self._optimizer(named)
         out = PlainTraining({}, [], [])
         for step in range(steps):
             micro_batches = list(self._micro_batches(step))
@@ -331,15 +334,27 @@ class PlainTrainer:
         out.weights.update({name: p.detach().to("cpu", copy=True).contiguous() for name, p in named})
         return out
 
-    def _optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def _optimizer(self, named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         """Return AdamW as documented; fused, because the other forms round bfloat16 weights in another way."""
-        matrices = [p for p in parameters if p.dim() > 1]
-        vectors = [p for p in parameters if p.dim() <= 1]
+        kept = {name for name, p in named if p.dim() <= 1 or name.endswith("bias") or re.search(r"norm\.", name)}
         groups = [
-            {"params": matrices, "weight_decay": self._train.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
+            {"params": [p for name, p in named if name not in kept], "weight_decay": self._train.weight_decay},
+            {"params": [p for name, p in named if name in kept], "weight_decay": 0.0},
         ]
         return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=(0.9, 0.999), eps=1e-8, fused=True)
+
+    def _look_at(self, model: Any) -> None:
+        """Note what of a micro-batch is more than the sum of its rows, and whether a row must be alone in its batch."""
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        config = getattr(base, "config", None)
+        wanted = (
+            getattr(config, "output_router_logits", False) if self._asked == "auto" else self._asked not in ("off", 0)
+        )
+        self._router = bool(wanted) and "router_aux_loss_coef" in vars(base)
+        if self._router and self._asked != "auto":
+            base.router_aux_loss_coef = self._asked
+        kinds = [str(getattr(m, "rope_type", "")) for m in base.modules()]
+        self._alone = any("longrope" in kind or "dynamic" in kind for kind in kinds)
 
     def _micro_batches(self, step: int) -> Iterator[list[PlainRow]]:
         parts = [self._order.of_rank(step, rank) for rank in range(self._world)]
@@ -349,8 +364,11 @@ class PlainTrainer:
 
     def _parts(self, rows: list[PlainRow], variant: Variant) -> Iterator[list[PlainRow]]:
         """Yield the rows in parts that with padding have no more tokens than the micro-batch of full sequences."""
-        if self._width and variant is Variant.SHIFTED:
+        if (self._width and variant is Variant.SHIFTED) or self._alone:
             yield from ([row] for row in rows)
+            return
+        if self._router:
+            yield rows
             return
         part: list[PlainRow] = []
         for row in rows:
@@ -367,7 +385,7 @@ class PlainTrainer:
             inputs, wanted = self._noise(rows)
             return (model(inputs).float() - wanted.float()).pow(2).mean(dim=1).sum()
         width = max(len(row.ids) for row in rows)
-        if variant is Variant.SHIFTED:
+        if variant is Variant.SHIFTED and not self._alone:
             room = getattr(model.config, "max_position_embeddings", None)
             room = math.inf if room is None else room - 2  # some tables of positions begin with two unused ones
             width = max(width, int(min(width + MORE_PADDING, room)))
@@ -383,8 +401,16 @@ class PlainTrainer:
         if rows[0].label >= 0:
             logits = model(input_ids=ids, attention_mask=real.to(self._device)).logits.float()
             return F.cross_entropy(logits, torch.tensor([row.label for row in rows]).to(self._device), reduction="sum")
-        logits = model(input_ids=ids).logits.float()[:, :-1]
-        return F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=NO_TARGET, reduction="sum")
+        if self._alone:
+            _forget_lengths(model)
+        more = {"attention_mask": real.to(self._device), "output_router_logits": True} if self._router else {}
+        out = model(input_ids=ids, **more)
+        logits, wanted = out.logits.float()[:, :-1].flatten(0, 1), targets[:, 1:].flatten()
+        loss = F.cross_entropy(logits, wanted, ignore_index=NO_TARGET, reduction="sum")
+        if not self._router:
+            return loss
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        return loss + base.router_aux_loss_coef * out.aux_loss * sum(row.targets for row in rows)
 
     def _noise(self, rows: list[PlainRow]) -> tuple[torch.Tensor, torch.Tensor]:
         drawn = []
@@ -393,6 +419,13 @@ class PlainTrainer:
             drawn.append(torch.randn(2, self._width, generator=generator))
         values = torch.stack(drawn).to(self._dtype).to(self._device)
         return values[:, 0], values[:, 1]
+
+
+def _forget_lengths(model: nn.Module) -> None:
+    """Let dynamic NTK forget longer rows than the next one."""
+    for module in model.modules():
+        if hasattr(module, "max_seq_len_cached") and hasattr(module, "original_inv_freq"):
+            module.inv_freq, module.max_seq_len_cached = module.original_inv_freq, module.original_max_seq_len
 
 
 class PlainModule(nn.Module):

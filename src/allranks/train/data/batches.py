@@ -171,6 +171,8 @@ class Batch:
     """Pairs of a query and a key that it attends to, without padding."""
     scored: torch.Tensor | None = None
     """(K,) positions in the flattened batch whose targets carry loss; None: not known."""
+    lengths: torch.Tensor | None = None
+    """(B,) tokens of each sequence without padding, which follows them; None: there is no padding."""
 
     @property
     def inputs(self) -> torch.Tensor:
@@ -179,6 +181,17 @@ class Batch:
     @property
     def tokens_padded(self) -> int:
         return self.input_ids.numel() - self.tokens_real
+
+    def real_tokens(self) -> torch.Tensor:
+        """Return (B, L) bool: which tokens are not padding."""
+        if self.lengths is None:
+            return torch.ones_like(self.input_ids, dtype=torch.bool)
+        return torch.arange(self.input_ids.shape[1], device=self.input_ids.device) < self.lengths.unsqueeze(1)
+
+    def positions(self) -> torch.Tensor:
+        """Return (B, L) the default positions, which for padding begin again at 0."""
+        at = torch.arange(self.input_ids.shape[1], device=self.input_ids.device).expand_as(self.input_ids)
+        return at if self.lengths is None else torch.where(self.real_tokens(), at, at - self.lengths.unsqueeze(1))
 
     def map_tensors(self, function: Map) -> Batch:
         """Return a copy with what the function returns for each tensor that the device needs, always in the same order."""
@@ -194,6 +207,7 @@ class Batch:
             attention_mask=of(self.attention_mask),
             rows=self.rows and self.rows.map_tensors(function),
             scored=of(self.scored),
+            lengths=of(self.lengths),
         )
 
     def to(self, device: torch.device) -> Batch:
@@ -239,6 +253,7 @@ def collate(tokens: TokenSet, sequences: Rows, pad_id: int, pad_to: int | None) 
         rows=packed_rows([[p.stop - p.start for p in row] for row in parts], width) if packed else None,
         attention_pairs=sum(n * (n + 1) // 2 for row in parts for n in [p.stop - p.start for p in row]),
         scored=torch.from_numpy(scored),
+        lengths=torch.tensor(lengths),
     )
 
 
@@ -260,6 +275,7 @@ def collate_labelled(tokens: TokenSet, sequences: Rows, pad_id: int) -> Batch:
         tokens_trained=len(parts),
         sequences=tuple(int(s) for s in sequences),
         attention_pairs=sum(n * n for n in lengths),
+        lengths=torch.tensor(lengths),
     )
 
 

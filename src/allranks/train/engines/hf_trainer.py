@@ -515,6 +515,8 @@ class TrainerLoop:
         model.train()
         (model(self._feed.peek().batch) * 0.0).backward()
         self._strategy.optimizer.zero_grad(set_to_none=True)
+        if self._plan.router_loss is not None:
+            self._plan.router_loss.take()
 
     def _step_begins(self, done: int) -> None:
         step = self._plan.first_step + done

@@ -31,7 +31,9 @@ from torch.utils.checkpoint import checkpoint
 
 from allranks.planning.memory.activations import loss_chunk_tokens, probabilities_in_place
 from allranks.train.data.batches import IGNORE, Batch
+from allranks.train.models.moe import RouterLoss
 from allranks.train.models.packed_attention import PackedAttention, flash_lengths, known_packing
+from allranks.train.models.rope import use_row_lengths
 from allranks.train.patches import replace_forward
 
 
@@ -336,19 +338,26 @@ def sum_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, ignore: int) 
 class LossModel(nn.Module):
     """The model with its loss, so that a strategy wraps one module whose forward gives the loss.
 
-    forward(batch) returns the sum over trained tokens of their negative log-likelihood in nats, a float32 scalar. Logits are
-    computed some tokens at a time (`HeadLoss`), and only where there are targets; ``whole_logits`` says why they are not.
+    forward(batch) returns the sum over trained tokens of their negative log-likelihood in nats, a float32 scalar, with the
+    `router_loss` in training. Logits are computed some tokens at a time (`HeadLoss`), and only where there are targets;
+    ``whole_logits`` says why they are not.
     """
 
     packed: PackedAttention | None = None
     """How attention of packed rows is computed; None: as it comes from transformers."""
+    router_loss: RouterLoss | None = None
+    """The load-balancing loss of a mixture of experts; None: not added."""
+    routers = ""
+    """A sentence on that loss for the log; empty for a dense model."""
 
     def __init__(self, model: nn.Module, *, classifier: bool) -> None:
         super().__init__()
         self.model = model
         self.classifier = classifier
         base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-        self._keeps = "logits_to_keep" in inspect.signature(base.forward).parameters
+        self._own_lengths = use_row_lengths(base)
+        parameters = inspect.signature(base.forward).parameters
+        self._keeps, self._routes = "logits_to_keep" in parameters, "output_router_logits" in parameters
         self.whole_logits, self._head = "", None
         if not classifier:
             try:
@@ -361,12 +370,14 @@ class LossModel(nn.Module):
             return F.cross_entropy(self.label_logits(batch), batch.targets, reduction="sum")
         if self._head is not None:
             return self._head_losses(self._head, batch, each=False)
-        logits, targets = self.token_logits(batch)
-        return sum_cross_entropy(logits.flatten(0, 1), targets.flatten(), IGNORE)
+        output, targets = self._token_output(batch, self.router_loss)
+        loss = sum_cross_entropy(output.logits.float().flatten(0, 1), targets.flatten(), IGNORE)
+        return loss if self.router_loss is None else loss + self.router_loss.of(output, batch)
 
     def label_logits(self, batch: Batch) -> torch.Tensor:
         """Return the logits (B, classes) in float32."""
-        return self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits.float()
+        positions = {"position_ids": batch.positions()} if self._own_lengths else {}
+        return self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **positions).logits.float()
 
     def token_losses(self, batch: Batch) -> torch.Tensor:
         """Return the negative log-likelihoods of tokens in nats, float32, without gradients: 0 where there is no target.
@@ -387,12 +398,23 @@ class LossModel(nn.Module):
             index is not None and len(index) == 0
         ):  # the loss is 0, but communication in forward and backward takes place
             index = torch.zeros(1, dtype=torch.int64, device=targets.device)
+        router_loss = None if each else self.router_loss
         with head.scoring(targets, index, IGNORE, each=each) as loss_of, self._packing(batch):
-            return loss_of(self.model(**self._inputs(batch)))
+            output = self.model(**self._inputs(batch, router_loss))
+            loss = loss_of(output)
+        return loss if router_loss is None else loss + router_loss.of(output, batch)
 
-    def _inputs(self, batch: Batch) -> dict[str, Any]:
-        lengths = flash_lengths(self.model, batch.rows)
-        return {"input_ids": batch.input_ids, "position_ids": batch.position_ids, **lengths}
+    def _inputs(self, batch: Batch, router_loss: RouterLoss | None) -> dict[str, Any]:
+        inputs = {
+            "input_ids": batch.input_ids,
+            "position_ids": batch.position_ids,
+            **flash_lengths(self.model, batch.rows),
+        }
+        if self._own_lengths and batch.position_ids is None and batch.tokens_padded:
+            inputs["position_ids"] = batch.positions()
+        if router_loss is not None:
+            return inputs | router_loss.arguments(batch)
+        return inputs | {"output_router_logits": False} if self._routes else inputs
 
     def _packing(self, batch: Batch) -> AbstractContextManager[None]:
         return known_packing(batch.rows, packed=batch.position_ids is not None)
@@ -402,7 +424,11 @@ class LossModel(nn.Module):
 
         The vocabulary projection, often the largest layer, is not computed for prompts and padding.
         """
-        inputs = self._inputs(batch)
+        output, targets = self._token_output(batch, None)
+        return output.logits.float(), targets
+
+    def _token_output(self, batch: Batch, router_loss: RouterLoss | None) -> tuple[Any, torch.Tensor]:
+        inputs = self._inputs(batch, router_loss)
         targets = batch.targets
         if self._keeps and targets.device.type == "cpu":  # on a GPU the index would need a host sync
             wanted = (targets != IGNORE).any(dim=0).nonzero().squeeze(1)
@@ -410,4 +436,4 @@ class LossModel(nn.Module):
                 inputs["logits_to_keep"] = wanted
                 targets = targets[:, wanted]
         with self._packing(batch):
-            return self.model(**inputs).logits.float(), targets
+            return self.model(**inputs), targets

@@ -1,4 +1,4 @@
-"""Keep the routers of mixture-of-experts models in float32, and count tokens per expert.
+"""Keep the routers of mixture-of-experts models in float32, add their load-balancing loss, and count tokens per expert.
 
 A router is a module whose transformers class is named like one (``Glm4MoeTopkRouter``, ``MixtralTopKRouter``, ...) and whose
 outputs hold the ids of the selected experts, (tokens, k) integers.
@@ -6,6 +6,7 @@ outputs hold the ids of the selected experts, (tokens, k) integers.
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from allranks.errors import SpecError
 from allranks.train.data.batches import Batch
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -74,6 +76,77 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
     return sum(p.numel() for p in everything), sum(p.numel() for p in everything if p.requires_grad)
 
 
+def router_coefficient(model: Any, wanted: float | str | bool) -> tuple[float, str]:
+    """Return the coefficient of the load-balancing loss, 0 for none, and a sentence on it for the log, empty for a dense model.
+
+    Args:
+        model: a model of transformers, or PEFT's around it.
+        wanted: ``model.router_aux_loss``.
+
+    Raises:
+        SpecError: a coefficient is asked for, and transformers computes no such loss for this model.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = base.config.get_text_config()
+    places = ((base, "router_aux_loss_coef"), (base, "aux_loss_coef"), (config, "router_aux_loss_coef"))
+    own: Any = next((found for place, key in places if (found := getattr(place, key, None)) is not None), None)
+    has_loss = own is not None and "output_router_logits" in inspect.signature(base.forward).parameters
+    routers = routers_of(base).values()
+    why = ""
+    if any(hasattr(router, "e_score_correction_bias") for router in routers):
+        why = "; its routers are balanced by a correction bias (e_score_correction_bias), which training leaves as it was loaded"
+    coefficient = 0.0 if wanted in ("auto", "off") else float(wanted)
+    if coefficient and not has_loss:
+        what = "has no load-balancing loss in transformers" if routers else "is not a mixture of experts"
+        raise SpecError(f"model.router_aux_loss is {wanted:g}, but {type(base).__name__} {what}{why}; set auto or off")
+    if has_loss and wanted == "auto":
+        if getattr(base.config, "output_router_logits", False):
+            coefficient = float(own or 0.0)
+        else:
+            why = f": config.json does not set output_router_logits; model.router_aux_loss: {own:g} would add one{why}"
+    if coefficient:
+        source = "config.json" if wanted == "auto" else "model.router_aux_loss"
+        return coefficient, f"routers: a load-balancing loss is added, with coefficient {coefficient:g} ({source}){why}"
+    return 0.0, f"routers: no load-balancing loss is added{why}" if routers else ""
+
+
+class RouterLoss:
+    """Add the load-balancing loss that transformers computes within the forward pass of a causal language model.
+
+    It counts once for each micro-batch, weighted by its trained tokens. transformers leaves out padding by the attention mask, which
+    the blocks must not get: padding is behind all tokens, and packed rows are separated by their positions.
+    """
+
+    def __init__(self, model: Any, coefficient: float) -> None:
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._coefficient, self._computing = coefficient, False
+        self._sum: torch.Tensor | None = None
+        getattr(base, base.base_model_prefix).register_forward_pre_hook(self._hide_mask, with_kwargs=True)
+
+    def arguments(self, batch: Batch) -> dict[str, Any]:
+        """Return what the forward pass of the model gets for a loss of this batch."""
+        self._computing = True
+        return {
+            "output_router_logits": True,
+            "attention_mask": batch.real_tokens().long() if batch.tokens_padded else None,
+        }
+
+    def _hide_mask(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        hidden, self._computing = {"attention_mask": None} if self._computing else {}, False
+        return args, {**kwargs, **hidden}
+
+    def of(self, output: Any, batch: Batch) -> torch.Tensor:
+        """Return the loss times the coefficient and the trained tokens of the batch, a float32 scalar."""
+        share = output.aux_loss.float() * (self._coefficient * batch.tokens_trained)
+        self._sum = share.detach() if self._sum is None else self._sum + share.detach()
+        return share
+
+    def take(self) -> torch.Tensor | None:
+        """Return the sum since the last call; None if there was no batch."""
+        found, self._sum = self._sum, None
+        return found
+
+
 class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that each expert received in the training steps after `from_step` up to `step`, over all ranks.
 
@@ -88,8 +161,8 @@ class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):
 class ExpertLoad:
     """Count routed tokens on the device, in training only; `counts` adds them over the ranks."""
 
-    def __init__(self, loss_model: nn.Module, pad_id: int, device: torch.device, *, compiled: bool = False) -> None:
-        self._pad_id, self._from = pad_id, 0
+    def __init__(self, loss_model: nn.Module, device: torch.device, *, compiled: bool = False) -> None:
+        self._from = 0
         routers = routers_of(loss_model)
         self._names = [_block_of(name) for name in routers]
         width = max((int(r.weight.shape[0]) for r in routers.values()), default=0)  # type: ignore[union-attr,arg-type]
@@ -114,7 +187,7 @@ class ExpertLoad:
 
     def _look_at(self, module: nn.Module, args: tuple[Batch, ...]) -> None:
         if module.training:
-            self._real = (args[0].input_ids != self._pad_id).flatten().long()
+            self._real = args[0].real_tokens().flatten().long()
 
     def _look_away(self, module: nn.Module, args: Any, output: Any) -> None:
         self._real = None
