@@ -1,18 +1,15 @@
-"""``allranks diagnose`` on large logs: time and memory of the whole verb, a fresh process each; and how often it is right.
+"""``allranks diagnose`` on large logs: time and memory of the whole verb, a fresh process each.
 
 ``python -m benchmarks.diagnose [--ranks 1024] [--repeats 3] [--json benchmarks/results/diagnose.json]``.
 Sets: a job of 1,024 ranks with 1 MB each; one file of 100 MB as training writes it; one of 100 MB in which no two lines are alike
 (the worst case for the table of forms); one line of 1 GB, of which only the beginning is read and which must be reported. The others must
-name the planted failure. ``--logs FOLDER`` adds a folder of labelled logs (``INDEX.tsv`` with columns file, id and basis): which class comes
-first. The exit code is 1 if a
-planted failure is not named, if the job takes over 20 s on two cores, a 100 MB file over 3 s, memory passes 400 MB, or fewer than 90 % of
-the labelled logs that state a cause get it first. Figures of logs that were new to the rules are kept in the result as they were taken (``unseen``).
+name the planted failure. The exit code is 1 if a planted failure is not named, if the job takes over 20 s on two cores, a 100 MB file over
+3 s, or memory passes 400 MB. Figures of logs that were new to the rules are kept in the result as they were taken (``unseen``).
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import shutil
 import sys
@@ -21,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import diagnose_unseen, machine
+from benchmarks import machine
 from benchmarks.diagnose_logs import write_endless, write_job, write_one
 from benchmarks.processes import measure
 
@@ -57,26 +54,6 @@ def run(path: Path, repeats: int) -> dict[str, Any]:
     }
 
 
-def labelled(folder: Path) -> dict[str, Any]:
-    """How many logs of a folder get their stated class first, and how many healthy ones a finding."""
-    from allranks.analysis.diagnose import diagnose
-
-    with (folder / "INDEX.tsv").open() as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
-    first = {row["file"]: [f.id for f in diagnose([folder / row["file"]]).findings][:1] for row in rows}
-    faulty = [row for row in rows if row["id"] != "healthy"]
-    healthy = [row for row in rows if row["id"] == "healthy"]
-    stated = [row for row in faulty if row["basis"] != "log-only"]
-    return {
-        "logs": len(faulty),
-        "right_first": sum(first[row["file"]] == [row["id"]] for row in faulty),
-        "cause_stated": len(stated),
-        "cause_stated_right_first": sum(first[row["file"]] == [row["id"]] for row in stated),
-        "healthy": len(healthy),
-        "healthy_with_finding": sum(bool(first[row["file"]]) for row in healthy),
-    }
-
-
 def kept(path: Path | None, name: str) -> Any:
     """A part of an earlier result that cannot be taken again: logs are unseen only once."""
     return json.loads(path.read_text()).get(name) if path and path.exists() else None
@@ -88,25 +65,8 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="size of the logs; below 1 for a quick look")
     parser.add_argument("--work", type=Path, help="folder for the logs (default: a temporary one)")
-    parser.add_argument("--logs", type=Path, help="folder of labelled logs with INDEX.tsv")
     parser.add_argument("--json", type=Path)
-    parser.add_argument(
-        "--first-look", type=Path, help="folder of labelled logs that no rule was written from (labels.tsv)"
-    )
-    parser.add_argument("--round", type=int, default=0, help="number of the round in the result file")
-    parser.add_argument("--key", default="first_look", help="name of the figures in the round (first_look, before)")
-    parser.add_argument("--details", type=Path, help="file for one line per log of --first-look")
-    parser.add_argument(
-        "--calibrate", action="store_true", help="write the hit rates of all first looks (--json) into package and page"
-    )
     options = parser.parse_args()
-    if options.calibrate:
-        print(json.dumps(diagnose_unseen.calibrate(options.json), indent=2))
-        return 0
-    if options.first_look:
-        told = diagnose_unseen.run(options.first_look, options.round, options.json, options.key, options.details)
-        print(json.dumps(told, indent=2))
-        return 0
     folder = Path(tempfile.mkdtemp(dir=options.work))
     try:
         results, good = {}, True
@@ -122,10 +82,6 @@ def main() -> int:
             told = f"{median(result['wall_s']):6.2f} s {result['peak_bytes'] / MB:6.0f} MB  {result['first']}"
             print(f"{name:<13} {size / MB:7.0f} MB  {told}{'' if result['met'] else '  NOT MET'}", flush=True)
         document = {"machine": machine.facts(), "ranks": options.ranks, "scale": options.scale, "sets": results}
-        if options.logs:
-            document["labelled"] = told = labelled(options.logs)
-            good &= told["cause_stated_right_first"] >= 0.9 * told["cause_stated"] and not told["healthy_with_finding"]
-            print(f"labelled logs: {told}", flush=True)
         if options.json:
             document["unseen"] = kept(options.json, "unseen")
             document["verdict_rounds"] = kept(options.json, "verdict_rounds")

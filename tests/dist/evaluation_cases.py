@@ -59,8 +59,8 @@ def evaluation(world: DistContext, args: dict[str, Any]) -> Any:
 
 def evaluation_beside_trainer(world: DistContext, args: dict[str, Any]) -> Any:
     """Loss and collectives of our evaluation and of HF Trainer's, for several batch sizes."""
-    from benchmarks.trainer_evaluation import Collectives as Counted
-    from benchmarks.trainer_evaluation import trainer
+    from tests.dist.trainer_evaluation import Collectives as Counted
+    from tests.dist.trainer_evaluation import trainer
 
     folder = Path(args["folder"])
     tokens, module = tokens_of(folder / f"rank{world.rank}of{world.size}", 23), built({"lora": True})

@@ -249,7 +249,7 @@ HF_TRAINER = StrategyInfo(
     {"find_unused_parameters": False, "args": None},
     memory=_memory,
     package="accelerate",
-    imports_bytes=114 << 20,  # measured by benchmarks/engine_memory.py
+    imports_bytes=114 << 20,  # measured with a model of almost no weights, compared with pytorch_ddp
     planner="allranks.spec.strategies.hf_trainer",
     engine="allranks.train.engines.hf_trainer:TrainerLoop",
     page=StrategyPage(

@@ -291,8 +291,7 @@ def _describe_unexplained(case: DiagnosisCase, signs: list[tuple[FailureSign, Lo
     )
 
 
-# Written by `python -m benchmarks.diagnose --calibrate`, from first looks at logs that no rule was written from: kind of rule, answers, hits.
-# begin generated
+# From first looks at logs that no rule was written from (docs/diagnose.md): kind of rule, answers, hits.
 MEASURED: dict[str, tuple[int, int]] = {
     "ambiguous message, recognised emitter": (49, 43),
     "ambiguous message, unknown emitter": (18, 18),
@@ -305,7 +304,6 @@ MEASURED: dict[str, tuple[int, int]] = {
     "several messages together": (21, 15),
     "signal alone": (2, 2),
 }
-# end generated
 RULE_WEIGHT = 6  # the rule's own weight counts like so many measured answers
 HIGHEST = 0.97
 UNSURE_HIGHEST = 0.9  # if the emitter is not recognised, or something contradicts

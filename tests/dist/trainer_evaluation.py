@@ -1,4 +1,4 @@
-"""The peer of `benchmarks.evaluation`: HF Trainer's own ``evaluate()``, set up as well as it can be."""
+"""HF Trainer's own ``evaluate()``, set up as well as it can be, for comparison."""
 
 from __future__ import annotations
 
