@@ -63,6 +63,7 @@ def test_page_of_a_comparison(text: str) -> None:
     measured = {
         "model": text, "parameters": 1, "dtype": text, "world_size": 2, "nodes": 1, "device": text, "global_batch_size": 2,
         "grad_accum": 1, "repeats": 1, "steps": 1, "warmup_steps": 1, "negative_control": {"error": 1.0},
+        "ranks": [{name: {"repeats": [{}]} for name in (text, "a")}],
     }  # fmt: skip
     html = comparison_page(
         text,

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from allranks.analysis.report.charts import figures_json, speed_charts, telemetry_charts, training_charts
-from allranks.analysis.report.figures import Elapsed, downsample, histogram, warmup_shapes
+from allranks.analysis.report.charts import speed_charts, telemetry_charts, training_charts
+from allranks.analysis.report.figures import Elapsed, downsample, figures_json, histogram, warmup_shapes
 from allranks.analysis.report.html import MAX_ROWS
-from allranks.analysis.report.page import key_figures, proof_items, sample_answers, time_budget
+from allranks.analysis.report.page import key_figures, proof, sample_answers, time_budget
 from allranks.analysis.report.run_data import RunData, read_run_data
 from allranks.analysis.report.tables import (
+    attempt_table,
     checkpoint_table,
     hang_table,
     link_table,
@@ -23,7 +24,7 @@ from allranks.analysis.report.tables import (
 )
 from allranks.rundir.events import read_telemetry
 from allranks.utils import text
-from tests.unit.report_runs import Maker, complete_run
+from tests.unit.report_runs import Maker, complete_run, failed_run
 
 
 def made(root: Path, *, ranks: int = 2, **written: Any) -> RunData:
@@ -42,8 +43,9 @@ def test_the_least_memory_is_named_only_beside_a_greater(tmp_path: Path) -> None
 
 
 def test_ranks_that_did_not_answer_are_no_tick(tmp_path: Path) -> None:
-    first = proof_items(made(tmp_path, plan={"world_size": 3}))[0]
-    assert (first.detail, first.ok) == ("2 of 3", False)
+    shown = proof(made(tmp_path, plan={"world_size": 3}))
+    assert shown is not None
+    assert (shown.items[0].detail, shown.items[0].mark) == ("2 of 3", "✗")
 
 
 def test_an_answer_that_should_be_empty_is_not_right_by_being_so(tmp_path: Path) -> None:
@@ -61,8 +63,10 @@ def test_the_time_of_all_attempts_counts(tmp_path: Path) -> None:
         make.begin(attempt=attempt)
         make.steps(1, 3)
         make.tell("phase", after=5.0, name="done")
-    found = {s.name: s for s in time_budget(read_run_data(make.write()))}
-    assert found["preparing data"].seconds == "1.20 s"
+    shown = time_budget(read_run_data(make.write()))
+    assert shown is not None
+    found = {part.name: part for part in shown.bars[0].parts}
+    assert found["preparing data"].value == "1.20 s"
     assert sum(s.share for s in found.values()) == pytest.approx(100)
 
 
@@ -220,3 +224,16 @@ def test_a_rank_slow_in_work_of_its_own_is_named_though_all_steps_take_as_long(t
     note = next(c.note for c in speed_charts(data) if c.id == "rank-time")
     assert len(means) == 1
     assert "Rank 1 needs" in note
+
+
+@pytest.mark.parametrize(("event", "end"), [("hang", "ended because of a hang"), (None, "the run failed")])
+def test_the_end_of_a_rank_that_wrote_none_is_that_of_the_run(tmp_path: Path, event: str | None, end: str) -> None:
+    run = failed_run(tmp_path)
+    run.events_of(0).write_text('{"event": "start", "time": 5.0, "rank": 0, "attempt": 1}\n')
+    if event:
+        with run.events_of(0).open("a") as log:
+            log.write(json.dumps({"event": event, "time": 5.0, "rank": 0}) + "\n")
+    wall_s = json.loads(run.metrics.read_text())["wall_time_s"]
+    shown = attempt_table(read_run_data(run))
+    assert shown is not None
+    assert [cell.text for cell in shown.rows[0]][-2:] == [text.format_duration(wall_s), end]

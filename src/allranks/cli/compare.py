@@ -86,12 +86,12 @@ FIRST_REMOVED = ("min-max", "min-max", "ranks", "ratio", "formula")
 
 
 def _show(console: SafeConsole, done: Comparison) -> None:
-    from allranks.experiments.output import memory_table, parts_table, speed_table, traffic_table
+    from allranks.experiments.output import counted_repeats_text, memory_table, parts_table, speed_table, traffic_table
 
     names = [row.strategy for row in done.rows]
     base = next((n for n in ("pytorch_ddp", "simple_ddp", *names) if n in names), None)
-    repeats = done.measured["repeats"]
-    ranges = f"min-max of {repeats} repeats" if repeats > 1 else "one repeat has no range"
+    repeats = counted_repeats_text(done.measured, done.rows)
+    ranges = f"min-max of {repeats} repeats" if repeats != "1" else "one repeat has no range"
     for table, note in (
         (speed_table(done.rows), f"gates: parity, mechanism, equal work; {ranges}"),
         (parts_table(done.rows), f"{ranges}; exposed, idle, overlap: of ranks and profiled steps"),

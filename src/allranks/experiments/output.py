@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,13 +13,12 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from allranks.analysis.report.figures import ACTIVITY_COLOURS, PHASE_COLOURS, STATE_COLOURS, css_value
-from allranks.analysis.report.html import html_environment
+from allranks.analysis.report import html
+from allranks.analysis.report.figures import ACTIVITY_COLOURS, PHASE_COLOURS, STATE_COLOURS
+from allranks.analysis.report.html import Cell, Link, Section, long_cell, number_cell
 from allranks.experiments.conclusions import Prediction
-from allranks.experiments.gates import PROFILED, TIMED, ComparisonRow, Spread, find_spread
-from allranks.utils.redaction import redact_forms
+from allranks.experiments.gates import PROFILED, TIMED, ComparisonRow, Spread, find_spread, load_figures
 from allranks.utils.text import csv_cell, format_bytes
-from allranks.version import __version__
 
 Json = dict[str, Any]
 PHASE_NAMES = {"forward": "in fwd", "backward": "in bwd", "after_backward": "after bwd"}
@@ -196,13 +194,6 @@ STATE_PARTS: Parts = (
 MAX_LINKED_RANKS = 8
 
 
-class Link(msgspec.Struct, frozen=True):
-    """A link of the page, relative to it."""
-
-    text: str
-    href: str
-
-
 class StrategyLinks(msgspec.Struct, frozen=True, kw_only=True):
     """Files of one strategy: by column of the table, one link per rank, or one to their folder if there are many."""
 
@@ -270,26 +261,111 @@ def comparison_page(
     links: PageLinks | None = None,
 ) -> str:
     """Return comparison.html."""
-    template = (resources.files("allranks.experiments") / "templates" / "comparison.html.j2").read_text("utf-8")
-    environment = html_environment()
-    scale, unit = time_unit(rows)
-    environment.filters |= {"bytes": format_bytes, "rough": two_digits, "css": css_value}
     good = [r for r in rows if r.figures]
-    html = environment.from_string(template).render(
-        name=name,
-        measured=measured,
-        rows=rows,
-        good=good,
-        advice=advice,
-        charts=_charts(good, lambda s: number_text(s / scale), unit),
-        tables=_page_tables(good, lambda s: number_text(s / scale), unit, measured["repeats"]),
-        ranks=sorted({p.ranks for p in predictions}),
-        errors={p.strategy: p.error for p in predictions},
-        predictions=_by_strategy(predictions),
-        links=links,
-        version=__version__,
+    scale, unit = time_unit(rows)
+
+    def ms(seconds: float) -> str:
+        return number_text(seconds / scale)
+
+    control = measured["negative_control"]["error"]
+    gates = (
+        f"Only strategies that pass all three gates have figures. Negative control (ranks without communication): {control:.2g} of the "
+        "update away from one process (must be large)."
     )
-    return redact_forms(html)
+    lines = (
+        "The line in a bar reaches from min to max: of the repeats for timed steps, of ranks and steps for profiled steps, of ranks "
+        "for memory."
+    )
+    sections = [
+        Section("recommendation", "Recommendation", [("stack", [html.Text("", advice)])]),
+        Section("gates", "Gates", [("stack", [_gate_table(rows)])], gates),
+        Section("charts", "Charts", [("two", _charts(good, ms, unit))], lines),
+        Section("figures", "Figures", [("stack", [*_page_tables(good, ms, unit, measured), _collective_table(good)])]),
+        Section("prediction", "Predicted tokens/s, not measured", [("stack", [_prediction_table(predictions)])], short="Prediction"),
+        Section("files", "Files", [("stack", _files(links))]),
+    ]  # fmt: skip
+    return html.render(html.Page("comparison of strategies", name, sections, _subtitle(measured, rows)))
+
+
+def _subtitle(measured: Json, rows: list[ComparisonRow]) -> list[str]:
+    nodes, accumulated, warmup = measured["nodes"], measured["grad_accum"], measured["warmup_steps"]
+    return [
+        f"{measured['model']}, {measured['parameters']:,} parameters, {measured['dtype']}",
+        f"{measured['world_size']} ranks on {nodes} node{'s' * (nodes > 1)} ({measured['device']})",
+        f"global batch {measured['global_batch_size']}, {accumulated} micro-step{'s' * (accumulated > 1)} per step",
+        f"{_repeats_text(measured, rows)} of {measured['steps']} steps after {warmup} that do not count",
+    ]
+
+
+def _repeats_text(measured: Json, rows: list[ComparisonRow]) -> str:
+    """Return how many repeats count; those of a disturbed strategy are timed again, and the disturbed ones do not count."""
+    wanted, timed = measured["repeats"], [load_figures(measured, r.strategy) for r in rows]
+    more = max((t["repeats"] for t in timed), default=wanted) - wanted
+    text = f"{wanted} alternating repeats" if wanted > 1 else "1 repeat"
+    return text + (f" (up to {more} more where the machine was overloaded)" if more > 0 else "")
+
+
+def counted_repeats_text(measured: Json, rows: Sequence[ComparisonRow]) -> str:
+    """Return how many repeats of a strategy its figures use; disturbed ones count only if there are no others."""
+    counted = sorted({load_figures(measured, r.strategy)["counted"] for r in rows if r.figures})
+    return " to ".join(str(n) for n in dict.fromkeys(counted[:1] + counted[-1:])) or str(measured["repeats"])
+
+
+def _gate_table(rows: list[ComparisonRow]) -> html.Table | None:
+    def cells(row: ComparisonRow) -> list[Cell | str]:
+        passed = (row.gates.parity, row.gates.mechanism, row.gates.equal_work)
+        error = row.parity_error
+        distance = "-" if error is None else "0 (bitwise)" if error == 0 else f"{error:.1e}"
+        gates = [Cell("passed", "good") if ok else Cell("failed", "bad") for ok in passed]
+        return [row.strategy, *gates, number_cell(distance), long_cell("; ".join(row.reasons + row.marks))]
+
+    columns = ["strategy", "parity", "mechanism", "equal work", "distance from one process", "remarks"]
+    return html.table("gates", "", columns, map(cells, rows))
+
+
+def _collective_table(good: list[ComparisonRow]) -> html.Table | None:
+    rows: list[html.Row] = []
+    for row in good:
+        for i, c in enumerate(row.figures["collectives"] if row.figures else []):
+            theory = c["theory_bytes_of_kind"]
+            numbers = (f"{c['count']:g}", format_bytes(c["bytes"]), "-" if theory is None else format_bytes(theory))
+            name = "" if i else row.strategy
+            rows.append([name, c["kind"], c["phase"].replace("_", " "), *map(number_cell, numbers)])
+    columns = ["strategy", "kind", "launched in", "calls", "bytes", "formula, whole kind"]
+    return html.table("collectives", "Collectives per step in the process group", columns, rows)
+
+
+def _prediction_table(predictions: list[Prediction]) -> html.Table | None:
+    ranks, errors = sorted({p.ranks for p in predictions}), {p.strategy: p.error for p in predictions}
+    speed = {(p.strategy, p.ranks): p.tokens_per_s for p in predictions}
+    rows: list[html.Row] = [
+        [name, *(number_cell(two_digits(speed[name, n])) for n in ranks), number_cell(f"{error:.0%}")]
+        for name, error in errors.items()
+    ]
+    note = (
+        "Assumes the same links and the same batch per rank, with a two-parameter model fitted to this run's collectives. The error is how "
+        "far the model is from the measured step time; strategies with a larger one than 20 % have no row. Values have two digits because "
+        "of it. If ranks shared cores here, the prediction assumes the same."
+    )
+    return html.table("prediction", "", ["strategy", *(f"{n:,} ranks" for n in ranks), "error here"], rows, note)
+
+
+def _files(links: PageLinks | None) -> list[html.Block | None]:
+    if links is None or not (links.run or links.strategies):
+        return []
+    names = links.columns
+    rows: list[html.Row] = [
+        [Cell("", links=[one.folder]), *(Cell("" if (known := one.columns.get(name)) else "-", links=known or []) for name in names)]
+        for one in links.strategies
+    ]  # fmt: skip
+    note = (
+        "Traces are those of the profiled steps; allranks trace compare/STRATEGY/traces analyses them. Verified: the step records of the "
+        "parity gate; repeats: those of the timed steps. The links lead to the folder of this page."
+    )
+    return [
+        html.Text("", links=links.run) if links.run else None,
+        html.table("files", "", ["strategy", *names], rows, note),
+    ]
 
 
 def two_digits(value: float) -> str:
@@ -297,7 +373,9 @@ def two_digits(value: float) -> str:
     return f"{float(f'{value:.2g}'):,.0f}"
 
 
-def _page_tables(good: list[ComparisonRow], ms: Callable[[float], str], unit: str, repeats: int) -> list[Json]:
+def _page_tables(
+    good: list[ComparisonRow], ms: Callable[[float], str], unit: str, measured: Json
+) -> list[html.Table | None]:
     """Return the tables of figures: each cell is a figure and its range."""
     timed: Columns = {
         "tokens_per_s": ("tokens/s", rate_text), "step_time_s": (f"step, {unit}", ms), "forward_s": ("forward", ms),
@@ -311,7 +389,12 @@ def _page_tables(good: list[ComparisonRow], ms: Callable[[float], str], unit: st
         "weights_bytes": ("weights", format_bytes), "gradients_bytes": ("gradients", format_bytes),
         "optimizer_bytes": ("optimizer state", format_bytes), "state_bytes": ("sum", format_bytes), "peak_bytes": ("peak", format_bytes),
     }  # fmt: skip
-    over = f"the range from min to max of the {repeats} repeats" if repeats > 1 else "no range, as there is one repeat"
+    number = counted_repeats_text(measured, good)
+    over = (
+        "no range, as there is one repeat"
+        if number == "1"
+        else f"the range from min to max of the {number} repeats that count"
+    )
     sums = "The median is computed for each part, so the sum can differ from the step."
     return [
         _page_table("Timed steps", f"Median, and {over}. {sums}", timed, good),
@@ -320,16 +403,16 @@ def _page_tables(good: list[ComparisonRow], ms: Callable[[float], str], unit: st
     ]  # fmt: skip
 
 
-def _page_table(title: str, note: str, columns: Columns, good: list[ComparisonRow]) -> Json:
-    def cell(figures: Json, name: str) -> tuple[str, str]:
+def _page_table(title: str, note: str, columns: Columns, good: list[ComparisonRow]) -> html.Table | None:
+    def cell(figures: Json, name: str) -> Cell:
         text, found = columns[name][1], find_spread(figures, name)
-        return text(found.value) if found else "-", range_text(found, text, " to ")
+        return number_cell(text(found.value) if found else "-", range_text(found, text, " to "))
 
-    rows = [(r.strategy, [cell(r.figures, name) for name in columns]) for r in good if r.figures]
-    return {"title": title, "note": note, "heads": [head for head, _ in columns.values()], "rows": rows}
+    rows = [[r.strategy, *(cell(r.figures, name) for name in columns)] for r in good if r.figures]
+    return html.table("", title, ["strategy", *(head for head, _ in columns.values())], rows, note)
 
 
-def _charts(good: list[ComparisonRow], ms: Callable[[float], str], unit: str) -> list[Json]:
+def _charts(good: list[ComparisonRow], ms: Callable[[float], str], unit: str) -> list[html.Bars | None]:
     """Return the charts: bars with the range of the whole bar."""
     speed: Parts = (("tokens_per_s", "tokens/s", "--c1"),)
     return [
@@ -337,7 +420,7 @@ def _charts(good: list[ComparisonRow], ms: Callable[[float], str], unit: str) ->
         _chart(f"Time of a step, {unit}", good, _times, TIME_PARTS, "step_time_s", ms),
         _chart(f"Communication of a profiled step, {unit}", good, _communication, COMMUNICATION_PARTS, "comm_s", ms),
         _chart("State per rank", good, lambda f: f["memory"], STATE_PARTS, "state_bytes", format_bytes),
-    ]  # fmt: skip
+    ] if good else []  # fmt: skip
 
 
 def _times(figures: Json) -> Json:
@@ -351,28 +434,19 @@ def _communication(figures: Json) -> Json:
 
 def _chart(
     title: str, rows: list[ComparisonRow], values: Callable[[Json], Json], parts: Parts, whole: str, text: Callable[[float], str]
-) -> Json:  # fmt: skip
+) -> html.Bars:  # fmt: skip
     """Return stacked bars as shares of the longest one, or of the longest range; `whole` is the figure that a bar shows."""
     found = [(r.strategy, values(r.figures), find_spread(r.figures, whole)) for r in rows if r.figures]
     ends = [max(sum(v[k] for k, _, _ in parts), spread.max if spread else 0.0) for _, v, spread in found]
     longest = max(ends, default=1.0) or 1.0
 
-    def bar(name: str, value: Json, spread: Spread | None) -> Json:
-        return {
-            "strategy": name,
-            "parts": [(label, colour, text(value[k]), 100 * value[k] / longest) for k, label, colour in parts],
-            "total": text(spread.value if spread else 0.0),
-            "range": range_text(spread, text, " to "),
-            "left": 100 * (spread.min if spread else 0.0) / longest,
-            "width": 100 * (spread.max - spread.min if spread else 0.0) / longest,
-        }
+    def bar(name: str, value: Json, spread: Spread | None) -> html.Bar:
+        made = [html.Part(label, text(value[k]), 100 * value[k] / longest, colour) for k, label, colour in parts]
+        low, high = (spread.min, spread.max) if spread else (0.0, 0.0)
+        total = text(spread.value if spread else 0.0)
+        return html.Bar(
+            name, made, total, range_text(spread, text, " to "), (100 * low / longest, 100 * (high - low) / longest)
+        )
 
     keys = [(label, colour) for _, label, colour in parts] if len(parts) > 1 else []
-    return {"title": title, "bars": [bar(*one) for one in found], "keys": keys}
-
-
-def _by_strategy(predictions: list[Prediction]) -> dict[str, dict[int, float]]:
-    out: dict[str, dict[int, float]] = {}
-    for p in predictions:
-        out.setdefault(p.strategy, {})[p.ranks] = p.tokens_per_s
-    return out
+    return html.Bars(title, [bar(*one) for one in found], keys)

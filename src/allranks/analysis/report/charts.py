@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +33,6 @@ from allranks.analysis.report.step_charts import (
     step_time_chart,
     throughput_chart,
 )
-from allranks.rundir.files import replace_non_finite
 from allranks.utils.text import as_dicts, finite_float, format_bytes
 
 
@@ -335,22 +333,3 @@ def speed_charts(data: RunData) -> list[Chart]:
 def telemetry_charts(data: RunData) -> list[Chart]:
     """Return the charts of the hosts."""
     return host_charts(data)
-
-
-def figures_json(charts: list[Chart]) -> str:
-    """Return all figures by id, as JSON that is safe inside a script element."""
-    figures = {chart.id: round_numbers(replace_non_finite(chart.figure)) for chart in charts}
-    text = json.dumps(figures, separators=(",", ":"), allow_nan=False)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def round_numbers(value: Any) -> Any:
-    """Round the numbers of a figure to six digits: more are not visible and would enlarge the page."""
-    if isinstance(value, float):
-        short = float(f"{value:.6g}")
-        return int(short) if short.is_integer() and abs(short) < 1e15 else short
-    if isinstance(value, dict):
-        return {key: round_numbers(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [round_numbers(item) for item in value]
-    return value

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import bisect
 import html
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from allranks.analysis.metrics import WARMUP_STEPS
 from allranks.analysis.report.run_data import PARTS, StepRecord
+from allranks.rundir.files import replace_non_finite
 from allranks.utils.text import byte_unit
 
 MAX_POINTS = 2000
@@ -286,6 +288,7 @@ class Chart:
     note: str
     figure: Figure
     wide: bool = False
+    kind: ClassVar[str] = "chart"
 
     @property
     def legend(self) -> list[LegendEntry]:
@@ -442,9 +445,28 @@ def stylesheet() -> str:
     """Return the CSS that defines all colours, for a page's ``<style>``."""
     return (
         f":root {{ color-scheme: light dark; {_declarations(_LIGHT)} }}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {_declarations(_DARK)} }} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {_declarations(_DARK)} }} }}\n"
     )
 
 
 def _declarations(values: Mapping[str, str]) -> str:
     return " ".join(f"--{name}: {value};" for name, value in values.items())
+
+
+def figures_json(charts: list[Chart]) -> str:
+    """Return all figures by id, as JSON that is safe inside a script element."""
+    figures = {chart.id: round_numbers(replace_non_finite(chart.figure)) for chart in charts}
+    text = json.dumps(figures, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def round_numbers(value: Any) -> Any:
+    """Round the numbers of a figure to six digits: more are not visible and would enlarge the page."""
+    if isinstance(value, float):
+        short = float(f"{value:.6g}")
+        return int(short) if short.is_integer() and abs(short) < 1e15 else short
+    if isinstance(value, dict):
+        return {key: round_numbers(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [round_numbers(item) for item in value]
+    return value

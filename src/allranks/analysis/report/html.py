@@ -1,104 +1,47 @@
-"""Common parts of the pages: tables, escaping templates, plotly.js inside the page, and a policy that forbids loading."""
+"""Render the pages of runs, traces, comparisons and smoke tests: one offline file with light and dark mode, which also prints well.
+
+A page is a list of sections, each a list of blocks: tables, charts, bars, lists and texts. `render` makes HTML of any of them: it
+escapes every text, hides secrets, and gives the page a policy that forbids loading anything.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, ClassVar
 
 import jinja2
 from markupsafe import Markup
 
-from allranks.analysis.report.figures import stylesheet
+from allranks.analysis.report.figures import Chart, css_value, figures_json, stylesheet
 from allranks.utils.redaction import redact, redact_forms
 from allranks.utils.text import NO_VALUE, printable
 from allranks.version import __version__
 
 PLOTLY_SLOT = "<!-- plotly.js -->"  # cannot come from a run, whose texts are escaped
-_PACKAGES = ("allranks.analysis.report", "allranks.analysis.trace")
-
-
-def plotly_source() -> str | None:
-    """Return plotly.js, or None if the `report` extra is not installed."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        return None
-    return get_plotlyjs()
-
-
-def content_security_policy(scripts: list[str]) -> str:
-    """Return the page's content policy: it loads nothing, and only runs our scripts, identified by their hashes."""
-    hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts if s]
-    allowed = " ".join(f"'sha256-{h}'" for h in hashes)
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
-
-
-@cache
-def read_asset(name: str) -> str:
-    """Return the content of a file in a `templates` folder."""
-    found = [resources.files(package) / "templates" / name for package in _PACKAGES]
-    return next((f for f in found if f.is_file()), found[0]).read_text(encoding="utf-8")
-
-
-def html_environment() -> jinja2.Environment:
-    """Return the environment for templates: it escapes every text, and fails if a value is missing.
-
-    ``colours`` is the CSS that defines the colours of all pages.
-    """
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(read_asset),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_sanitize_value,
-    )
-    environment.globals["colours"] = Markup(stylesheet())  # noqa: S704 - our own values
-    return environment
-
-
-def _sanitize_value(value: Any) -> Any:
-    """Remove secrets and control characters from every text on a page, except our own markup."""
-    return redact(printable(value)) if type(value) is str else value
-
-
-@cache
-def load_template(name: str) -> jinja2.Template:
-    """Return a template of a `templates` folder."""
-    return html_environment().get_template(name)
-
-
-def render_page(name: str, context: dict[str, Any], figures: str, plotly: str | None) -> str:
-    """Return a page with charts. ``figures``: from `charts.figures_json`; ``plotly``: plotly.js, which is inserted last."""
-    script = read_asset("report.js")
-    frame = {
-        "version": __version__,
-        "css": Markup(read_asset("report.css")),  # noqa: S704 - our own file
-        "script": Markup(script),  # noqa: S704 - our own file
-        "figures": Markup(figures),  # noqa: S704 - figures_json made it safe
-        "plotly_slot": Markup(PLOTLY_SLOT),  # noqa: S704 - our own mark
-        "policy": content_security_policy([script, plotly or ""]),
-    }
-    html = redact_forms(
-        load_template(name).render(context | frame)
-    )  # second safeguard: each text was already sanitized when it was read
-    return html.replace(PLOTLY_SLOT, f"<script>{plotly}</script>" if plotly else "", 1)
-
-
 MAX_ROWS = 16
 
 
 @dataclass(frozen=True)
+class Link:
+    """A link, relative to the page."""
+
+    text: str
+    href: str
+
+
+@dataclass(frozen=True)
 class Cell:
-    """Text of a cell; ``tone`` is a CSS class: good, bad, muted, code, num, long or wrap (several lines), or none."""
+    """A cell; `tone` is a CSS class: good, warn, bad, muted, code, num, long or wrap (several lines), or none; `note` stands below."""
 
     text: str
     tone: str = ""
+    note: str = ""
+    links: Sequence[Link] = ()
 
 
 Row = Sequence[Cell | str]
@@ -113,6 +56,235 @@ class Table:
     columns: list[str]
     rows: list[list[Cell]]
     note: str = ""
+    kind: ClassVar[str] = "table"
+
+    @property
+    def style(self) -> str:
+        """Return CSS classes: a table with long texts is shown row by row on a phone, one of numbers is scrolled."""
+        texts = any(cell.tone.startswith(("long", "wrap")) or cell.links for row in self.rows for cell in row)
+        return ("listed stacked" if texts else "listed") if self.columns else "facts"
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """One key figure. ``before`` is set if the value has changed since then."""
+
+    label: str
+    value: str
+    note: str = ""
+    before: str | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a bar; `share` in percent of the width, `paint` a colour as figures name it."""
+
+    name: str
+    value: str
+    share: float
+    paint: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stacked bar with its total, and the range of the total in percent of the width: (left, width)."""
+
+    name: str
+    parts: list[Part]
+    total: str = ""
+    range_text: str = ""
+    range: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A chart of bars that needs no script; the legend has the values if there is one bar."""
+
+    title: str
+    bars: list[Bar]
+    keys: list[tuple[str, str]]
+    note: str = ""
+    kind: ClassVar[str] = "bars"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A line of a list: its mark or severity with a tone, the text, and a detail below it."""
+
+    mark: str
+    tone: str
+    text: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list."""
+
+    title: str
+    items: list[Item]
+    note: str = ""
+    kind: ClassVar[str] = "items"
+
+
+@dataclass(frozen=True)
+class Text:
+    """Paragraphs, with links below them."""
+
+    title: str
+    paragraphs: list[str] = field(default_factory=list)
+    links: Sequence[Link] = ()
+    tone: str = ""
+    kind: ClassVar[str] = "text"
+
+
+@dataclass(frozen=True)
+class Log:
+    """Preformatted text that can be folded."""
+
+    title: str
+    text: str
+    open: bool = False
+    kind: ClassVar[str] = "log"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer; ``right`` means an exact match, as ``exact_match`` counts; text None if it was not asked."""
+
+    label: str
+    text: str | None
+    right: bool = False
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A held-out question with its answers."""
+
+    question: str
+    answers: list[Answer]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Questions with their answers side by side."""
+
+    title: str
+    samples: list[Sample]
+    kind: ClassVar[str] = "samples"
+
+
+Block = Table | Chart | Bars | Items | Text | Log | Samples
+Group = tuple[str, Sequence[Block | None]]
+"""A layout (``two``: side by side, ``columns``: filled from the left, ``stack``) and its blocks; None is left out."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page. One without title has no entry in the navigation, one without blocks is left out."""
+
+    id: str
+    title: str
+    groups: Sequence[Group]
+    note: str = ""
+    short: str = ""
+    """Title in the navigation, if another."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page. `status` and `banners` have a tone: good, warn, bad, info or muted."""
+
+    kind: str
+    name: str
+    sections: Sequence[Section]
+    subtitle: Sequence[str] = ()
+    status: tuple[str, str] | None = None
+    banners: Sequence[tuple[str, str, str]] = ()  # tone, head, text
+    cards: Sequence[KeyFigure] = ()
+    footer: Sequence[str] = ()
+
+
+def plotly_source() -> str | None:
+    """Return plotly.js, or None if the `report` extra is not installed."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        return None
+    return get_plotlyjs()
+
+
+def render(page: Page, plotly: str | None = None) -> str:
+    """Return the page as HTML. Without plotly.js it has no charts of plotly, and explains how to get them."""
+    groups = [group for section in page.sections for _, group in section.groups]
+    charts = [block for group in groups for block in group if isinstance(block, Chart)]
+    shown = charts if plotly else []
+    sections = []
+    for section in page.sections:
+        kept = [
+            (how, [b for b in blocks if b and (plotly or not isinstance(b, Chart))]) for how, blocks in section.groups
+        ]
+        if kept := [group for group in kept if group[1]]:
+            sections.append((section, kept))
+    script = _asset("page.js") if shown else ""
+    html = _template().render(
+        page=page,
+        sections=sections,
+        card_columns=_card_columns(len(page.cards)),
+        charts_missing=bool(charts) and not plotly,
+        figures=Markup(figures_json(shown)) if shown else "",  # noqa: S704 - figures_json made it safe
+        version=__version__,
+        css=Markup(_asset("page.css")),  # noqa: S704 - our own file
+        script=Markup(script),  # noqa: S704 - our own file
+        plotly_slot=Markup(PLOTLY_SLOT if shown else ""),  # noqa: S704 - our own mark
+        policy=Markup(content_security_policy([script, plotly or ""] if shown else [])),  # noqa: S704 - our own text
+    )
+    html = redact_forms(html)  # second safeguard: each text was already sanitized when it was read
+    return html.replace(PLOTLY_SLOT, f"<script>{plotly}</script>" if plotly else "", 1)
+
+
+def _card_columns(cards: int) -> int:
+    """Return how many key figures a row has, so that the last row is not nearly empty."""
+    return min(cards, 5) if cards in (5, 9, 10) else 3 if cards in (3, 6) else min(cards, 4)
+
+
+def content_security_policy(scripts: list[str]) -> str:
+    """Return the page's content policy: it loads nothing, and only runs our scripts, identified by their hashes."""
+    hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts if s]
+    allowed = "script-src " + " ".join(f"'sha256-{h}'" for h in hashes) + "; " if hashes else ""
+    return f"default-src 'none'; {allowed}style-src 'unsafe-inline'; img-src data: blob:"
+
+
+@cache
+def _asset(name: str) -> str:
+    return (resources.files("allranks.analysis.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def html_environment() -> jinja2.Environment:
+    """Return the environment for templates: it escapes every text, and fails if a value is missing.
+
+    ``colours`` is the CSS that defines the colours of all pages.
+    """
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_sanitize_value,
+    )
+    environment.globals["colours"] = Markup(stylesheet())  # noqa: S704 - our own values
+    environment.filters["css"] = css_value
+    return environment
+
+
+def _sanitize_value(value: Any) -> Any:
+    """Remove secrets and control characters from every text on a page, except our own markup."""
+    return redact(printable(value)) if type(value) is str else value
+
+
+@cache
+def _template() -> jinja2.Template:
+    return html_environment().from_string(_asset("page.html.j2"))
 
 
 def table(id: str, title: str, columns: list[str], rows: Iterable[Row], note: str = "") -> Table | None:
@@ -128,9 +300,9 @@ def fact_table(id: str, title: str, pairs: Iterable[tuple[str, str]], note: str 
     )
 
 
-def number_cell(value: str) -> Cell:
+def number_cell(value: str, note: str = "") -> Cell:
     """Return a number, right-aligned."""
-    return Cell(value, "num")
+    return Cell(value, "num", note)
 
 
 def long_cell(value: str) -> Cell:

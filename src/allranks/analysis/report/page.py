@@ -6,37 +6,34 @@ The summary on its top: key figures, synchronisation proof, time budget, sample 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from allranks.analysis.metrics import before_and_after
-from allranks.analysis.report import charts, tables
-from allranks.analysis.report.html import Table, plotly_source, render_page
+from allranks.analysis.report import charts, html, tables
+from allranks.analysis.report.figures import colour
+from allranks.analysis.report.html import (
+    Answer,
+    Bar,
+    Bars,
+    Group,
+    Item,
+    Items,
+    KeyFigure,
+    Log,
+    Page,
+    Part,
+    Sample,
+    Samples,
+    Section,
+    plotly_source,
+)
 from allranks.analysis.report.run_data import RunData, read_run_data
 from allranks.rundir.files import write_text_atomic
 from allranks.rundir.paths import RunDir
 from allranks.utils import text
 from allranks.utils.text import finite_float, finite_int, sanitize
-
-_Maker = Callable[[RunData], Table | None]
-_TABLES: dict[str, tuple[_Maker, ...]] = {
-    "results": (
-        tables.eval_table,
-        tables.checkpoint_table,
-        tables.expert_table,
-        tables.trace_table,
-        tables.straggler_table,
-        tables.machine_table,
-        tables.link_table,
-    ),
-    "attempts": (tables.attempt_table,),
-    "plan": (tables.plan_facts, tables.rank_table, tables.preflight_table),
-    "environment": (tables.environment_table, tables.findings_table, tables.network_table),
-    "facts": (tables.data_facts, tables.model_facts, tables.version_facts),
-}
 
 
 def write_report(run: RunDir) -> Path | None:
@@ -63,45 +60,75 @@ def write_page(run: RunDir) -> Path:
 
 def render(data: RunData, plotly: str | None) -> str:
     """Return the page as HTML. Without plotly it has no charts, and explains how to get them."""
-    return render_page("report.html.j2", *_context(data, plotly), plotly)
+    again = f"allranks report {data.name}"
+    defined = (
+        "Real tokens exclude padding; trained tokens are included in the loss. Speed and step time exclude the first 5 steps, "
+        "in which caches are filled and kernels are compiled."
+    )
+    page = Page(
+        "run report",
+        data.name,
+        _sections(data),
+        subtitle(data),
+        (_status(data), STATUS_TONES.get(data.status, "muted")),
+        _banners(data),
+        key_figures(data),
+        [*([] if data.own_program else [defined]), f"Made from the files of the run folder; {again} makes it again."],
+    )
+    return html.render(page, plotly)
 
 
-def _context(data: RunData, plotly: str | None) -> tuple[dict[str, Any], str]:
-    """Return the context of the template, and the charts."""
-    made = key_figures(data)
-    groups = {
-        "training": charts.training_charts(data),
-        "speed": charts.speed_charts(data),
-        "telemetry": charts.telemetry_charts(data),
-    }
-    figures = charts.figures_json([chart for group in groups.values() for chart in group]) if plotly else "{}"
-    context = {
-        "name": data.name,
-        "status": data.status if data.status != "unknown" else "no verdict",
-        "tone": STATUS_TONES.get(data.status, "muted"),
-        "message": sanitize(data.metrics.get("message") or ""),
-        "warnings": [
-            *(sanitize(w) for w in text.as_list(data.plan.get("warnings"))),
-            *(sanitize(e.get("message") or "") for story in data.histories.values() for e in story.of("warning")),
-        ],
-        "subtitle": subtitle(data),
-        "recorded": bool(data.histories),
-        "cards": made,
-        "card_columns": min(len(made), 4) if len(made) not in (5, 6, 9, 10) else (3 if len(made) < 9 else 5),
-        "proof": proof_items(data),
-        "budget": time_budget(data),
-        "samples": sample_answers(data),
-        "errors": tables.error_table(data),
-        "hang": tables.hang_table(data),
-        "log": data.log,
-        "hosts": list(data.telemetry),
-        "charts": groups if plotly else {name: [] for name in groups},
-        "charts_missing": plotly is None and any(groups.values()),
-        "tables": {name: [t for make in makers if (t := make(data))] for name, makers in _TABLES.items()},
-        "spec": data.spec,
-        "own_program": data.own_program,
-    }
-    return context, figures
+def _status(data: RunData) -> str:
+    return data.status if data.status != "unknown" else "no verdict"
+
+
+def _banners(data: RunData) -> list[tuple[str, str, str]]:
+    said = [
+        *(sanitize(w) for w in text.as_list(data.plan.get("warnings"))),
+        *(sanitize(e.get("message") or "") for story in data.histories.values() for e in story.of("warning")),
+    ]
+    message = sanitize(data.metrics.get("message") or "")
+    verdict = [(STATUS_TONES.get(data.status, "muted"), _status(data).capitalize(), message)] if message else []
+    empty = [] if data.histories else [("info", "No events", "No rank has written an event to this run folder.")]
+    return [*verdict, *(("warn", "Warning", w) for w in said), *empty]
+
+
+def _sections(data: RunData) -> list[Section]:
+    log = Log(f"The end of the log {data.log[0]}", data.log[1], open=True) if data.log else None
+    asked = sample_answers(data)
+    samples = Samples("Held-out questions with answers before and after training", asked) if asked else None
+    spec = Log("Spec with all defaults", data.spec) if data.spec else None
+    hosts = list(data.telemetry)
+    where = hosts[0] if len(hosts) == 1 else f"each of {len(hosts)} hosts"
+    sampled = f"Sampled on {where} during the run."
+    if not data.own_program:
+        sampled += " Shaded: from the first training step of an attempt to its end."
+    results = (
+        tables.eval_table,
+        tables.checkpoint_table,
+        tables.expert_table,
+        tables.trace_table,
+        tables.straggler_table,
+        tables.machine_table,
+        tables.link_table,
+    )
+    environment = (tables.environment_table, tables.findings_table, tables.network_table)
+    facts = (tables.data_facts, tables.model_facts, tables.version_facts)
+    setup: list[Group] = [
+        ("columns", [tables.plan_facts(data), tables.rank_table(data), tables.preflight_table(data)]),
+        ("stack", [*(make(data) for make in environment), spec]),
+    ]
+    errors = [tables.hang_table(data), tables.error_table(data), log]
+    return [
+        Section("", "", [("two", [proof(data), time_budget(data)])]),
+        Section("what-went-wrong", "Errors", [("stack", errors)]),
+        Section("learned", "Training", [("two", charts.training_charts(data)), ("stack", [samples])]),
+        Section("speed", "Speed and memory", [("two", charts.speed_charts(data))]),
+        Section("hosts", "Hosts", [("two", charts.telemetry_charts(data))], sampled),
+        Section("results", "Results", [("two tables", [make(data) for make in results]), ("stack", [tables.attempt_table(data)])]),
+        Section("plan", "Plan", setup),
+        Section("facts", "Data, model and versions", [("columns", [make(data) for make in facts])], short="Data and versions"),
+    ]  # fmt: skip
 
 
 STATUS_TONES = {"succeeded": "good", "stopped": "warn", "failed": "bad", "running": "info", "unfinished": "warn"}
@@ -114,35 +141,6 @@ PHASES = {
     "evaluate": ("evaluating", 2),
     "save": ("saving", 3),
 }
-
-
-@dataclass(frozen=True)
-class KeyFigure:
-    """One key figure. ``before`` is set if the value has changed since then."""
-
-    label: str
-    value: str
-    note: str = ""
-    before: str | None = None
-
-
-@dataclass(frozen=True)
-class ProofItem:
-    """One synchronisation check: ok True, False, or None if the run did not reach it."""
-
-    title: str
-    detail: str
-    ok: bool | None
-
-
-@dataclass(frozen=True)
-class BudgetSlice:
-    """A part of the run's time; ``share`` in percent, ``paint`` the number of its colour."""
-
-    name: str
-    seconds: str
-    share: float
-    paint: int
 
 
 def key_figures(data: RunData) -> list[KeyFigure]:
@@ -260,37 +258,39 @@ def _mfu(data: RunData) -> KeyFigure | None:
     return KeyFigure("MFU", text.format_percent(mfu), f"of the dense bf16 peak{attention}")
 
 
-def proof_items(data: RunData) -> list[ProofItem]:
-    """Return the three checks of step 0; nothing for a user's own program, which has none."""
+def proof(data: RunData) -> Items | None:
+    """Return the three checks of step 0; None for a user's own program, which has none."""
     if data.own_program:
-        return []
+        return None
     shown = data.zero.last("proof") or text.as_dict(data.metrics.get("sync_proof"))
-    if not shown:
-        problem = next((e for e in data.errors() if e.get("type") == "ProofFailed"), None)
-        detail = "failed" if problem else "the run did not reach this check"
-        ok = False if problem else None
-        return [ProofItem(title, detail, ok) for title in ("All ranks answer", "Equal weights", "Disjoint data")]
     size, planned = finite_int(shown.get("world_size")), data.world_size
     digest, rows = sanitize(shown.get("weights_hash") or "")[:12], finite_int(shown.get("rows_checked"))
-    return [
-        ProofItem("All ranks answer", f"{size} of {planned or size}", size is not None and size == (planned or size)),
-        ProofItem(
+    checks = [
+        ("All ranks answer", f"{size} of {planned or size}", size is not None and size == (planned or size)),
+        (
             "Equal weights",
             f"same SHA-256 on all ranks: {digest}…" if digest else "same hash on all ranks",
             shown.get("weights_equal") is True,
         ),
-        ProofItem(
+        (
             "Disjoint data",
             f"{rows:,} rows, each used once" if rows else "each row used once",
             shown.get("data_disjoint") is True,
         ),
     ]
+    if shown:
+        items = [Item("✓" if ok else "✗", "good" if ok else "bad", title, detail) for title, detail, ok in checks]
+    else:
+        failed = any(e.get("type") == "ProofFailed" for e in data.errors())
+        mark, tone, detail = ("✗", "bad", "failed") if failed else ("?", "muted", "the run did not reach this check")
+        items = [Item(mark, tone, title, detail) for title, _, _ in checks]
+    return Items("Checks at step 0", items)
 
 
-def time_budget(data: RunData) -> list[BudgetSlice]:
+def time_budget(data: RunData) -> Bars | None:
     """Return rank 0's time by phase, summed over the attempts."""
     if data.own_program:
-        return []
+        return None
     spent: dict[str, float] = {}
     for attempt in data.zero.attempts:
         marks = [("join", attempt.began)] if attempt.began is not None else []
@@ -299,11 +299,13 @@ def time_budget(data: RunData) -> list[BudgetSlice]:
             if start is not None and end is not None and name in PHASES:
                 spent[name] = spent.get(name, 0.0) + max(end - start, 0.0)
     total = sum(spent.values())
-    return [
-        BudgetSlice(name, text.format_duration(round(spent[key], 3)), 100 * spent[key] / total, paint)
+    parts = [
+        Part(name, text.format_duration(round(spent[key], 3)), 100 * spent[key] / total, colour(paint - 1))
         for key, (name, paint) in PHASES.items()
         if total and spent.get(key, 0.0) > 0.0005 * total
     ]
+    note = "Time of rank 0, from start to end."
+    return Bars("Time of the run by phase", [Bar("", parts)], [], note) if parts else None
 
 
 def subtitle(data: RunData) -> list[str]:
@@ -324,23 +326,6 @@ def subtitle(data: RunData) -> list[str]:
 
 _HEADERS = ("### Instruction:", "### Input:", "### Response:")
 _BLANK_LINES = re.compile(r"\n\s*\n")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer; ``right`` means an exact match, as ``exact_match`` counts."""
-
-    label: str
-    text: str | None
-    right: bool = False
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A held-out question with its answers; text None if it was not answered at that time."""
-
-    question: str
-    answers: list[Answer]
 
 
 def sample_answers(data: RunData) -> list[Sample]:

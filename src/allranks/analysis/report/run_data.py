@@ -54,7 +54,7 @@ class AttemptRecord:
     ended: float | None = None
     resumed_from: int | None = None
     last_step: int | None = None
-    end: str = "ended without a message"
+    end: str = ""
     phases: list[tuple[str, float]] = field(default_factory=list)
 
 
@@ -145,6 +145,8 @@ def _update_attempt(attempt: AttemptRecord, event: dict[str, Any], at: float | N
         attempt.end = f"stopped after step {event['step']} ({sanitize(event.get('reason'), 200)})"
     elif kind == "error":
         attempt.end = f"failed: {sanitize(event.get('type'), 200)}"
+    elif kind == "hang":
+        attempt.end = "ended because of a hang"
     elif kind == "phase":
         name = sanitize(event.get("name"), 40)
         if at is not None:

@@ -108,8 +108,14 @@ def trace_table(data: RunData) -> Table | None:
 def attempt_table(data: RunData) -> Table | None:
     """Return each start of the run, from rank 0's events."""
     rows: list[Row] = []
-    for a in data.zero.attempts:
+    attempts = data.zero.attempts
+    for a in attempts:
         spent = a.ended - a.began if a.ended is not None and a.began is not None else None
+        end = a.end or "ended without a message"
+        if a is attempts[-1] and not a.end and data.status in ("failed", "stopped", "succeeded"):
+            end = f"the run {'was ' * (data.status == 'stopped')}{data.status}"  # the page begins with the reason
+        if len(attempts) == 1 and (data.own_program or not a.phases):  # rank 0 need not have written when it ended
+            spent = finite_float(data.metrics.get("wall_time_s")) or spent
         start = f"after step {a.resumed_from}" if a.resumed_from is not None else "from the start"
         rows.append(
             (
@@ -118,7 +124,7 @@ def attempt_table(data: RunData) -> Table | None:
                 start,
                 number_cell(format_count(a.last_step)),
                 number_cell(text.format_duration(spent)),
-                long_cell(a.end),
+                long_cell(end),
             )
         )
     kept, note = limit_rows(rows, "attempts")

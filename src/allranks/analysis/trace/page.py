@@ -6,14 +6,24 @@ Names come from the traced programs and are escaped as text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from allranks.analysis.report import charts as report_charts
-from allranks.analysis.report.figures import Chart
-from allranks.analysis.report.html import Cell, Row, Table, long_cell, number_cell, plotly_source, render_page, table
+from allranks.analysis.report.html import (
+    Cell,
+    Item,
+    Items,
+    KeyFigure,
+    Page,
+    Row,
+    Section,
+    Table,
+    Text,
+    long_cell,
+    number_cell,
+    plotly_source,
+    render,
+    table,
+)
 from allranks.analysis.trace import charts
-from allranks.analysis.trace.charts import timeline_chart
 from allranks.analysis.trace.records import CollectiveRow, ModuleRow, Phase, TopRow, TraceReport, totals_by_phase
 from allranks.analysis.trace.tables import short_name, top_modules_by_self_time
 from allranks.utils.text import format_bandwidth, format_bytes, format_percent_of, format_seconds, sanitize
@@ -21,15 +31,6 @@ from allranks.utils.text import format_bandwidth, format_bytes, format_percent_o
 MAX_ROWS = 20
 MAX_RANK_ROWS = 64
 MAX_NAME_LENGTH = 160
-
-
-@dataclass(frozen=True)
-class KeyFigure:
-    """One headline figure."""
-
-    label: str
-    value: str
-    note: str
 
 
 def display_name(text: str) -> str:
@@ -301,54 +302,81 @@ SEVERITIES = {"error": "bad", "warning": "warn", "note": "muted"}
 
 def summary_html(report: TraceReport) -> str:
     """Return the page. Without plotly (the `report` extra) it has no charts, and explains how to get them."""
-    plotly = plotly_source()
-    return render_page("summary.html.j2", *_context(report, plotly), plotly)
+    files = (
+        "summary.csv and collectives.csv contain these figures in machine-readable form; merged.json.gz contains the traces of all "
+        "ranks on one clock, for ui.perfetto.dev."
+    )
+    name, banner = sanitize(report.name, 200), ("info", "Where the time goes", verdict(report))
+    page = Page(
+        "trace analysis", name, _sections(report), _subtitle(report), None, [banner], key_figures(report), [files]
+    )
+    return render(page, plotly_source())
 
 
-def _context(report: TraceReport, plotly: str | None) -> tuple[dict[str, Any], str]:
-    """Return the context of the template, and the charts."""
-    groups = {name: [c for c in made if c] for name, made in _charts(report).items()} if plotly else {}
-    figures = report_charts.figures_json([c for made in groups.values() for c in made])
-    cards = key_figures(report)
-    context = {
-        "name": sanitize(report.name, 200),
-        "subtitle": _subtitle(report),
-        "cards": cards,
-        "card_columns": len(cards) if len(cards) < 6 else (4 if len(cards) > 6 else 3),
-        "problems": [
-            (SEVERITIES[p.severity], p.severity, sanitize(f"{p.file}: {p.message}" if p.file else p.message))
+def verdict(report: TraceReport) -> str:
+    """Return in a few sentences what the time was spent on, and for whom the ranks waited."""
+    total = [r.total for r in report.ranks]
+    span = sum(b.span_s for b in total)
+    shares = {
+        "compute": sum(b.compute_s for b in total) / span if span else 0.0,
+        "exposed communication": sum(b.exposed_comm_s for b in total) / span if span else 0.0,
+        "copies": sum(b.copy_s for b in total) / span if span else 0.0,
+        "idle time": sum(b.idle_s for b in total) / span if span else 0.0,
+    }
+    first, *rest = sorted(
+        ((part, share) for part, share in shares.items() if share >= 0.005), key=lambda one: -one[1]
+    ) or [("idle time", 1.0)]
+    text = f"{first[1]:.0%} of the time is {first[0]}"
+    text += "".join(f", {share:.0%} {part}" for part, share in rest) + "."
+    comm = sum(b.comm_s for b in total)
+    if not comm:
+        return f"{text} No communication was traced."
+    text += f" Compute hides {sum(b.overlapped_comm_s for b in total) / comm:.0%} of the communication."
+    p = report.pairing
+    if not p.paired:
+        return text
+    waiting = p.wait_s / (p.wait_s + p.transfer_s) if p.wait_s + p.transfer_s else 0.0
+    text += f" Ranks spend {waiting:.0%} of their time in collectives waiting for the last rank"
+    late = max(report.stragglers, key=lambda s: s.caused_wait_s, default=None)
+    caused = sum(s.caused_wait_s for s in report.stragglers)
+    if late is not None and caused and late.caused_wait_s > 0.6 * caused:
+        text += f", mostly for rank {late.rank}, which was last in {late.last:,} of {late.pairs:,}"
+    return f"{text}."
+
+
+def _sections(report: TraceReport) -> list[Section]:
+    own = "Self time on the host (without called operators); sums over ranks."
+    startup, problems = (
+        _startup(report),
+        [
+            Item(p.severity, SEVERITIES[p.severity], sanitize(f"{p.file}: {p.message}" if p.file else p.message))
             for p in report.problems
         ],
-        "charts": {name: groups.get(name, []) for name in ("time", "timeline", "collectives", "memory")},
-        "charts_missing": plotly is None,
-        "tables": {name: [t for t in made if t] for name, made in _tables(report).items()},
-        "startup": _startup(report),
-    }
-    return context, figures
-
-
-def _charts(report: TraceReport) -> dict[str, Sequence[Chart | None]]:
-    return {
-        "time": [charts.breakdown_chart(report), charts.overlap_chart(report), charts.step_chart(report)],
-        "timeline": [timeline_chart(report)],
-        "collectives": [charts.waiting_chart(report), charts.bandwidth_chart(report)],
-        "memory": [charts.memory_chart(report)],
-    }
-
-
-def _tables(report: TraceReport) -> dict[str, Sequence[Table | None]]:
-    own = "Self time on the host (without called operators); sums over ranks."
-    return {
-        "time": [rank_table(report)],
-        "collectives": [collective_table(report), launch_table(report)],
-        "stragglers": [straggler_table(report), wait_table(report)],
-        "program": [phase_table(report), module_table(report)],
-        "tops": [
-            top_table("kernels", "Kernels", report.top_kernels, "Sums over ranks."),
-            top_table("operators", "Operators", report.top_operators, own),
-        ],
-        "files": [file_table(report)],
-    }
+    )
+    notes = [Text("", [startup]) if startup else None, Items("", problems) if problems else None]
+    time = [charts.breakdown_chart(report), charts.overlap_chart(report), charts.step_chart(report)]
+    tops = [
+        top_table("kernels", "Kernels", report.top_kernels, "Sums over ranks."),
+        top_table("operators", "Operators", report.top_operators, own),
+    ]
+    return [
+        Section("time", "Time", [("two", time), ("stack", [rank_table(report)])]),
+        Section("timeline", "Timeline", [("two", [charts.timeline_chart(report)])]),
+        Section(
+            "collectives",
+            "Collectives",
+            [
+                ("two", [charts.waiting_chart(report), charts.bandwidth_chart(report)]),
+                ("stack", [collective_table(report), launch_table(report)]),
+            ],
+        ),
+        Section("stragglers", "Stragglers", [("stack", [straggler_table(report), wait_table(report)])]),
+        Section("program", "Phases and modules", [("stack", [phase_table(report), module_table(report)])]),
+        Section("tops", "Kernels and operators", [("stack", tops)]),
+        Section("memory", "Memory", [("two", [charts.memory_chart(report)])]),
+        Section("problems", "Notes about these figures", [("stack", notes)], short="Notes"),
+        Section("files", "Files", [("stack", [file_table(report)])]),
+    ]
 
 
 def _subtitle(report: TraceReport) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,10 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
-from allranks.analysis.report.html import html_environment
+from allranks.analysis.report import html
+from allranks.analysis.report.html import Cell, Item, Section, long_cell, number_cell
 from allranks.lab.smoke.records import FAILED, NOT_REACHED, NOT_TESTABLE, PASSED, FigureRow, SmokeReport, TestResult
 from allranks.rundir.files import write_json, write_text_atomic
-from allranks.utils.redaction import redact_forms
-from allranks.version import __version__
 
 MARKS = {PASSED: "✓", FAILED: "✗", NOT_REACHED: "·", NOT_TESTABLE: "-"}
 COLOURS = {PASSED: "green", FAILED: "red", NOT_REACHED: "yellow", NOT_TESTABLE: "dim"}
@@ -106,16 +104,96 @@ def as_document(results: SmokeReport) -> dict[str, Any]:
     return {**msgspec.to_builtins(results), "passed": not results.failed and results.ran}
 
 
+_TONES = {PASSED: "good", FAILED: "bad", NOT_REACHED: "warn", "passed": "good", "failed": "bad"}
+
+
 def html_page(results: SmokeReport) -> str:
     """Return smoke.html."""
-    text = (resources.files("allranks.lab.smoke") / "templates" / "smoke.html.j2").read_text("utf-8")
-    environment = html_environment()
-    environment.filters["value"] = figure_text
-    marks = {state: (mark, state.replace(" ", "-")) for state, mark in MARKS.items()}
-    html = environment.from_string(text).render(
-        results=results, marks=marks, version=__version__, place=PLACES[results.place], verdict=verdict(results)
+    m = results.machine
+    gpus, memory = len(m["gpus"]), m["memory_bytes"] / 2**30
+    about = [
+        PLACES[results.place],
+        f"{m['cpus']} cores of {m['cpu_model']}, {memory:.0f} GiB, {gpus or 'no'} GPU{'s' * (gpus != 1)}",
+        ", ".join(f"{name} {version}" for name, version in results.versions.items()),
+        f"{results.started}, {results.seconds:.0f} s",
+    ]
+    tone = "bad" if results.failed else "good" if results.ran else "muted"
+    sections = [Section("overview", "Overview", [("stack", [_page_overview(results)])])]
+    sections += [
+        Section(t.name, f"{t.name}: {t.title}", [("stack", _page_test(t))], short=t.name)
+        for t in results.tests
+        if t.status != "not run"
+    ]
+    left = [Item(t.name, "muted", line) for t in results.tests for line in t.untested]
+    if left:
+        sections.append(Section("untested", "Not testable here", [("stack", [html.Items("", left)])]))
+    footer = ["✓ passed, ✗ failed, · the run ended before, - not testable here."]
+    page = html.Page(
+        "smoke tests",
+        results.name,
+        sections,
+        [part for part in about if part],
+        ("failed" if results.failed else "passed" if results.ran else "nothing ran", tone),
+        [(tone, "Result", verdict(results))],
+        footer=footer,
     )
-    return redact_forms(html)
+    return html.render(page)
+
+
+def _page_overview(results: SmokeReport) -> html.Table | None:
+    rows: list[html.Row] = []
+    for t in results.tests:
+        ran = t.status != "not run"
+        left = sum(j.state == NOT_TESTABLE for j in t.criteria)
+        passed = sum(j.state == PASSED for j in t.criteria)
+        name = Cell("", links=[html.Link(t.name, f"#{t.name}")]) if ran else Cell(t.name)
+        counts = (
+            f"{passed} of {len(t.criteria) - left}" if t.criteria else "-",
+            str(left or "-"),
+            f"{t.seconds:.0f}" if ran else "-",
+        )
+        rows.append(
+            [
+                name,
+                Cell(t.status, _TONES.get(t.status, "muted")),
+                *map(number_cell, counts),
+                long_cell(t.setting or t.message),
+            ]
+        )
+    columns = ["test", "result", "passed", "not testable", "seconds", "setting, or why it did not run"]
+    note = 'The criteria and the figures called "reference" are from the field notes on which the tests are based.'
+    return html.table("overview", "", columns, rows, note)
+
+
+def _page_test(t: TestResult) -> list[html.Block | None]:
+    path = f"; communication: {t.path}" if t.path else ""
+    scaled = [f"Differs from the reference: {'; '.join(t.scaled)}."] if t.scaled else []
+    criteria: list[html.Row] = [
+        [
+            Cell(f"{MARKS[j.state]} {j.title}", "wrap"),
+            Cell(j.measured if j.state in (PASSED, FAILED) else j.state, f"wrap {_TONES.get(j.state, 'muted')}", j.why),
+            Cell(j.threshold, "wrap"),
+        ]
+        for j in t.criteria
+    ]
+    figures: list[html.Row] = [
+        [
+            Cell(f.name, "wrap", f.definition),
+            number_cell(
+                figure_text(f.seed, f.unit),
+                f"corrected {figure_text(f.correct, f.unit)}" if f.correct is not None else "",
+            ),
+            number_cell(figure_text(f.ours, f.unit)),
+            Cell(f"no: {f.not_comparable}" if f.not_comparable else "yes", "wrap", f.correction),
+        ]
+        for f in t.figures
+    ]
+    return [
+        html.Text("", [f"{t.status}: {t.message}"], tone=_TONES.get(t.status, "")) if t.message else None,
+        html.Text("", [f"{t.source}. {t.setting}{path}.", *scaled]),
+        html.table("", "Criteria", ["criterion", "measured", "expected"], criteria),
+        html.table("", "Figures", ["figure", "reference", "measured", "comparable"], figures, f"Reference on {t.seed_hardware}; measured on {t.hardware}."),
+    ]  # fmt: skip
 
 
 def write_report(results: SmokeReport, folder: Path) -> None:

@@ -49,8 +49,9 @@
     displaylogo: false,
     displayModeBar: false,
   };
-  const draw = (box) => {
+  const draw = (box, width) => {
     const figure = figureOf(box);
+    if (typeof width === "number") figure.layout.width = width;
     Plotly.react(box, figure.data, figure.layout, config);
     drawn.add(box);
   };
@@ -75,6 +76,7 @@
     }
   }, { rootMargin: "600px" });
   plots.forEach((box) => near.observe(box));
-  dark.addEventListener("change", () => drawn.forEach(draw));
-  addEventListener("beforeprint", () => plots.forEach(draw));
+  dark.addEventListener("change", () => drawn.forEach((box) => draw(box)));
+  addEventListener("beforeprint", () => plots.forEach((box) => draw(box, 650))); // a column of A4 and of Letter
+  addEventListener("afterprint", () => plots.forEach((box) => draw(box)));
 })();
