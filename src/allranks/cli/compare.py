@@ -9,7 +9,7 @@ import click
 from rich.markup import escape
 
 from allranks.cli.console import SafeConsole, left_out_line, narrow_table
-from allranks.cli.options import any_path, complete_strategies, echo, error_line, json_option, print_json, set_option
+from allranks.cli.options import any_path, complete_strategies, error_line, json_option, print_json, set_option, warn
 from allranks.errors import EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class _ProgressPrinter:
 
     def say(self, text: str) -> None:
         if self._console.quiet and text.startswith("note"):  # with --json, warnings are on standard error
-            echo(f"allranks: {' '.join(text.split())}", err=True)
+            warn([text.removeprefix("note").strip()])
         self._console.say(text)
 
     def event(self, event: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from allranks.cli.options import any_path, echo, json_option, print_json, set_option
+from allranks.cli.options import any_path, echo, json_option, print_json, set_option, warn
 from allranks.errors import EXIT_OK, EXIT_REQUEST
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def data_command(spec: Path, sets: tuple[str, ...], rows: int, as_json: bool) ->
     problem = preview.few_sequences(checked, plan, found["facts"])
     if as_json:
         print_json({**found, "world_size": plan.world_size, "problem": problem})
+        warn(found["facts"]["warnings"])
     else:
         _show(SafeConsole(), checked, found, plan.world_size)
     if problem is not None:

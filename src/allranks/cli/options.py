@@ -182,6 +182,12 @@ def echo(text: str = "", *, err: bool = False, styled: bool = False, message: bo
     click.echo(text, err=err)
 
 
+def warn(warnings: Iterable[str]) -> None:
+    """Print warnings on standard error, where nothing else is printed with --json."""
+    for text in warnings:
+        echo(f"allranks: warning: {text}", err=True)
+
+
 def check_new_file(path: Path, *, force: bool) -> None:
     """Check that a file that the user asked for can be written.
 

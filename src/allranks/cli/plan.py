@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from allranks.cli.options import any_path, json_option, print_json, set_option
+from allranks.cli.options import any_path, json_option, print_json, set_option, warn
 from allranks.errors import EXIT_OK
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ def show_plan(
     if as_json:
         more = {"fit": msgspec.to_builtins(memory), "batch_script": script, "commands": commands}
         print_json(msgspec.to_builtins(plan) | {name: value for name, value in more.items() if value})
+        warn(plan.warnings)
         return
     console = SafeConsole()
     say = partial(console.print, highlight=False, soft_wrap=not console.is_terminal)  # piped: whole lines, for grep

@@ -19,7 +19,7 @@ from rich.progress import Progress, TaskID
 
 from allranks.cli.console import SafeConsole
 from allranks.cli.data import template_text
-from allranks.cli.options import any_path, echo, error_line, json_option, print_json, set_option
+from allranks.cli.options import any_path, echo, error_line, json_option, print_json, set_option, warn
 from allranks.cli.run_output import (
     NO_OUTPUT,
     OUTPUTS,
@@ -98,7 +98,7 @@ class ProgressView:
     def warn(self, text: str) -> None:
         """Print a warning; with --json on standard error, where nothing else is printed."""
         if self._console.quiet:
-            echo(f"allranks: warning: {text}", err=True)
+            warn([text])
         else:
             self.say(f"note     {text}")
 
