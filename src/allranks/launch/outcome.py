@@ -66,6 +66,7 @@ def finalize_run(
         told_by_launcher: how the job ended according to the scheduler.
         end: the end as the agents reported it over the control channel; None if no driver recorded it.
     """
+    from allranks.analysis.diagnose.run_outcome import failure_of
     from allranks.analysis.report.page import write_report
     from allranks.nodes.network_verification import outcome_metrics, verify_network
 
@@ -88,6 +89,7 @@ def finalize_run(
         metrics["message"] = message
     if status != "succeeded":
         metrics["message"] = message
+        metrics["failure"] = msgspec.to_builtins(failure_of(run, message))
     try:
         metrics["network"] = outcome_metrics(verify_network(run, attempt))
         write_json(run.metrics, metrics)
@@ -334,7 +336,7 @@ def recompute_metrics(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
     metrics = summarize(run.name, load_spec(run.spec), _planned(run), ranks, status) | progress_metrics(ranks)
     if status == "unfinished":
         metrics["message"] = UNFINISHED_MESSAGE.format(run.name)
-    metrics |= {key: before[key] for key in ("message", "network") if key in before and not alive}
+    metrics |= {key: before[key] for key in ("message", "failure", "network") if key in before and not alive}
     write_json(run.metrics, metrics)
     return metrics
 

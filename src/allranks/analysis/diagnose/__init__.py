@@ -22,6 +22,7 @@ from allranks.analysis.diagnose.records import (
     RunChange,
     UnexplainedFailure,
 )
+from allranks.analysis.diagnose.run_outcome import add_outcomes, apply_outcomes, read_outcomes
 from allranks.utils.redaction import redact
 
 __all__ = [
@@ -59,8 +60,10 @@ def diagnose_with_kinds(paths: Sequence[Path | str], *, workers: int | None = No
     problems = [ReadProblem(file=name, text=text) for name, text in left_out]
     problems += [ReadProblem(file=sources[s.file].name, text=redact(p)) for s in scans for p in s.problems]
     case = DiagnosisCase([s.name for s in sources], scans)
+    add_outcomes(case, read_outcomes([Path(p) for p in paths]))
     clocks = align_clocks(case)
     candidates, survived = find_candidates(case)
+    candidates = apply_outcomes(case, candidates)
     verdict, kept, unexplained = decide(case, candidates)
     survived += [s for c in candidates if c not in kept for s in c.signals]
     diagnosis = Diagnosis(

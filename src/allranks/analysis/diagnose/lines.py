@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 
 from msgspec import Struct, structs
 
+from allranks import errors
+
 # Escape codes: of a terminal; written out by a program that quotes its output (\\x1b[4m, ^[[4m); and those that lost their first character.
 _SGR = rb"\[(?:\d{1,3}(?:;\d{1,3}){0,4})?m"
 ANSI = re.compile(
@@ -90,9 +92,9 @@ class LogLine(Struct, frozen=True):
 
     def identified(self) -> LogLine:
         """Return the line with its emitter and severity. Most lines are never asked for them, and finding them costs more than the rest."""
-        return structs.replace(
-            self, emitter=self.emitter or emitter_of(self.text[:EMITTER_REACH]), severity=severity_of(self.text)
-        )
+        ours = self.text.startswith('{"event"') and '"known":true' in self.text
+        emitter = "allranks" if ours else self.emitter or emitter_of(self.text[:EMITTER_REACH])
+        return structs.replace(self, emitter=emitter, severity=severity_of(self.text))
 
 
 def decode_line(raw: bytes) -> str:
@@ -103,10 +105,17 @@ def decode_line(raw: bytes) -> str:
     return text
 
 
+_OWN_ERRORS = "|".join(name for name, value in vars(errors).items() if isinstance(value, type))
 # The first that matches a line, without its prefixes of rank and task, is its emitter.
 _EMITTERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern))
     for name, pattern in (
+        # What allranks itself wrote: its exceptions, by their module, and the sentences in its records. Patterns for libraries do not apply.
+        (
+            "allranks",
+            rf"^\s*allranks(?:\.\w+)*(?:\.[A-Z]\w*(?::|\s*$)|: )|^\s*\"failure\": \"(?:{_OWN_ERRORS}): "
+            r"|^\s*\"(?:message|why|refused|stopped|ended|hang|gave_up|reasons?)\": ",
+        ),
         ("launcher", r"\bChildFailedError\b|^\s*(?:ERROR|WARNING|INFO):torch\.distributed\.elastic"),
         (
             "python",

@@ -92,8 +92,8 @@ class FailureClass(Struct, frozen=True, kw_only=True):
     )
 
     def accepts(self, emitter: str) -> bool:
-        """Return whether a line of this emitter may show the class."""
-        return not self.emitters or emitter in self.emitters
+        """Return whether a line of this emitter may show the class; what allranks itself wrote shows it only if the class says so."""
+        return emitter in self.emitters if self.emitters else emitter != "allranks"
 
 
 def longest_literal(regex: str) -> str:

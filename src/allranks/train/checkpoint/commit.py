@@ -329,6 +329,30 @@ def compare_digests(wanted: Iterable[TensorDigest], found: Iterable[TensorDigest
             )
 
 
+def require_room(run: RunDir, need_bytes: int, *, keep_best: bool = False) -> dict[int, int]:
+    """Return the steps whose checkpoints may be removed to free `need_bytes` bytes, oldest first, with their sizes.
+
+    Args:
+        keep_best: never remove the one with the lowest held-out loss.
+
+    Raises:
+        CheckpointError: removing all of them would not free enough.
+    """
+    make_folder(run.checkpoints)
+    free = shutil.disk_usage(run.checkpoints).free
+    best = best_checkpoint_step(run) if keep_best else None
+    sizes = {step: _bytes_below(run.checkpoint(step)) for step in run.checkpoint_steps()[:-1] if step != best}
+    if free + sum(sizes.values()) < _with_spare(need_bytes):
+        raise CheckpointError(
+            f"{run.checkpoints}: about {format_bytes(need_bytes)} are needed, {format_bytes(free)} are free"
+        )
+    return sizes
+
+
+def _with_spare(need_bytes: int) -> int:
+    return int(need_bytes * 1.05) + SPARE_BYTES
+
+
 def make_room(run: RunDir, need_bytes: int, *, keep_best: bool = False) -> list[int]:
     """Remove the oldest checkpoints, never the newest, until `need_bytes` bytes are free.
 
@@ -341,22 +365,14 @@ def make_room(run: RunDir, need_bytes: int, *, keep_best: bool = False) -> list[
     Raises:
         CheckpointError: that does not free enough; nothing is removed then.
     """
-    need = int(need_bytes * 1.05) + SPARE_BYTES
-    make_folder(run.checkpoints)
+    sizes = require_room(run, need_bytes, keep_best=keep_best)
     free = shutil.disk_usage(run.checkpoints).free
-    best = best_checkpoint_step(run) if keep_best else None
-    old = [step for step in run.checkpoint_steps()[:-1] if step != best]
-    sizes = {step: _bytes_below(run.checkpoint(step)) for step in old}
-    if free + sum(sizes.values()) < need:
-        raise CheckpointError(
-            f"{run.checkpoints}: about {format_bytes(need_bytes)} are needed, {format_bytes(free)} are free"
-        )
     removed = []
-    for step in old:
-        if free >= need:
+    for step, size in sizes.items():
+        if free >= _with_spare(need_bytes):
             break
         shutil.rmtree(run.checkpoint(step), ignore_errors=True)
-        free += sizes[step]
+        free += size
         removed.append(step)
     return removed
 

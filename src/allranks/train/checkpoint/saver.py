@@ -29,7 +29,7 @@ from allranks.train import distributed
 from allranks.train.attempt import Attempt
 from allranks.train.checkpoint import commit, writer
 from allranks.train.checkpoint.agreement import RankAgreement
-from allranks.train.checkpoint.commit import CompleteFiles, TensorDigest, make_room, publish_checkpoint
+from allranks.train.checkpoint.commit import CompleteFiles, TensorDigest, make_room, publish_checkpoint, require_room
 from allranks.train.checkpoint.snapshot import CpuCopies, PartCollector, UpdateGuard, on_cpu, on_own_stream
 from allranks.train.checkpoint.writer import PublishedFiles, RankParts, TrainingIdentity, digests_of
 from allranks.train.distributed import DistContext
@@ -170,6 +170,19 @@ class Saver:
     def limit_s(self) -> float:
         """Return after how long the ranks abandon a save in which one of them makes no progress."""
         return self._together.work_timeout_s
+
+    def require_room(self, mode: str) -> None:
+        """Refuse a disk that cannot hold the first checkpoint, before any step is trained.
+
+        The estimate is a lower bound: the published weights, and for ``full`` the two moments that AdamW keeps of each.
+
+        Raises:
+            CheckpointError: on every rank.
+        """
+        need = self._published.bytes * (3 if mode == "full" else 1)
+        self._together.first(
+            "find room for the first checkpoint", lambda: require_room(self.run, need, keep_best=self._spec.keep_best)
+        )
 
     def save(
         self,
@@ -489,6 +502,8 @@ class CheckpointSchedule:
         self._spec = here.spec.checkpoint
         self._saved: set[tuple[int, str]] = set()
         self._evaluated: tuple[int, float | None] = (0, None)
+        if self._spec.mode != "none" and (self._spec.every or self._spec.at_end):
+            saver.require_room(self._spec.mode)
 
     def evaluated(self, done: int, loss: float) -> None:
         """Remember the held-out loss after `done` steps, for the manifest of their checkpoint."""

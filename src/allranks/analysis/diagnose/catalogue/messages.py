@@ -71,7 +71,8 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
     "event_start": (Pattern(r'^\{"event": ?"start"', '"event"'),),
     "event_error": (
         Pattern(
-            r'^\{"event": ?"*error".*?"type": ?"(?P<type>\w+)".*?"message": ?"(?P<message>(?:[^"\\]|\\.)*)', '"event"'
+            r'^\{"event": ?"*error".*?"type": ?"(?P<type>\w+)".*?"message": ?"(?P<message>(?:[^"\\]|\\.)*)"(?:.*"known": ?(?P<known>true))?',
+            '"event"',
         ),
     ),
     "event_hang": (

@@ -161,7 +161,7 @@ APPLICATION_ERROR = FailureClass(
 
 LOSS_NOT_FINITE = FailureClass(
     id="loss_not_finite",
-    emitters=PROGRAM,
+    emitters=PROGRAM | {"allranks"},
     ends_job=False,
     measured=True,
     title="the loss or the gradient is not finite",

@@ -415,7 +415,7 @@ SLURM_CONTROLLER_ERROR = FailureClass(
 
 NODE_UNHEALTHY = FailureClass(
     id="node_unhealthy",
-    emitters=SCHEDULER | {"kernel"},
+    emitters=SCHEDULER | {"kernel"} | {"allranks"},
     ends_job=False,
     title="a health report names failing nodes",
     cause="A health check, or Slurm itself, found a node unhealthy and drained or lost it.",

@@ -230,7 +230,7 @@ def _sign(signal: LogSignal) -> FailureSign | None:
     if signal.owner == "exception":
         name = signal.groups.get("type", "")
         return None if name in _QUIET_EXCEPTIONS or name.endswith("Warning") else _EXCEPTION
-    if signal.owner in ("event_error", "event_hang"):
+    if signal.owner in ("event_error", "event_hang", "run_outcome"):
         return _EXCEPTION
     if signal.owner == "rank_end" and signal.groups.get("code") not in ("0", "-15"):
         return _ENDED
@@ -308,7 +308,7 @@ RULE_WEIGHT = 6  # the rule's own weight counts like so many measured answers
 HIGHEST = 0.97
 UNSURE_HIGHEST = 0.9  # if the emitter is not recognised, or something contradicts
 CONTRADICTION = 0.08
-_RECORDS = frozenset({"event_hang", "event_error", "rank_end", "rank_early", "rank_done"})
+_RECORDS = frozenset({"run_outcome", "event_hang", "event_error", "rank_end", "rank_early", "rank_done"})
 
 
 SIGNAL_ALONE, SIGNAL_ALONE_WEIGHT = "signal alone", 0.5  # how a process ended is known, and not why or where it crashed

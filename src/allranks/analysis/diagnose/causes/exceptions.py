@@ -118,7 +118,8 @@ def _quoted_exceptions(case: DiagnosisCase) -> list[LogSignal]:
 def _explain(case: DiagnosisCase, found: CandidateCause, first: LogSignal) -> None:
     """Set cause, remedy and test of an exception, by its family; say what follows it only if something does."""
     what = _what(first)
-    family = family_of(what)
+    ours = first.emitter == "allranks" or first.groups.get("known") == "true"
+    family = None if ours else family_of(what)
     where = ""
     if first.frames:
         where = f" It was raised in {first.frames[-1].replace(':', ', ', 1)}."

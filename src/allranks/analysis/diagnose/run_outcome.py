@@ -1,0 +1,149 @@
+"""Read how a run of allranks ended from its own records: the first evidence of its diagnosis, and what `run` and `report` say.
+
+`failure_of` gives the class, rank and host of the sentence with which a run ended. `launch.outcome` saves them in metrics.json.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from allranks.analysis.diagnose.records import CandidateCause, DiagnosisCase, FileScan, LogSignal
+from allranks.rundir.files import read_record
+from allranks.rundir.paths import RunDir, is_run
+from allranks.utils.inputs import read_regular
+
+OUTCOME_SCORE = 0.98
+GENERAL = frozenset({"application_error", "rank_died", "collective_hang"})  # a log may show a more specific class
+# Sentences of allranks itself. The first that matches decides.
+_ENDINGS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (name, re.compile(pattern))
+    for name, pattern in (
+        ("disk_full", r"are needed, \S+ \S+ are free|are free in /|No space left on device|Disk quota exceeded"),
+        ("stale_file_handle", r"Stale file handle"),
+        ("output_not_writable", r"Permission denied|Read-only file system"),
+        ("loss_not_finite", r"\bnot finite\b"),
+        ("slurm_time_limit", r"time limit is near|\b(?:says|ended as) (?:TIMEOUT|DEADLINE)"),
+        ("slurm_preempted", r"job was preempted|\b(?:says|ended as) PREEMPTED"),
+        ("host_oom", r"\b(?:says|ended as) OUT_OF_ME|out-of-memory killer has ended a process"),
+        ("node_unhealthy", r"the agent on (?P<host>[^\s:;]+) is gone|\b(?:says|ended as) (?:NODE_FAIL|BOOT_FAIL)"),
+        (
+            "slurm_cancelled",
+            r"was cancelled|^interrupted|^stopped\b.{0,40}\(interrupted|\b(?:says|ended as) CANCELLED|agent received SIG",
+        ),
+        ("model_differs_between_ranks", r"(?:weights|models?) (?:of|differ|are not).{0,60}(?:ranks|equal)"),
+        ("collective_mismatch", r"the ranks are in different collectives|order of gradients is not the same"),
+    )
+)
+_RANK_FAILED = re.compile(
+    r"^(?:[^:]{0,80}; )?rank (?P<rank>\d+)(?: on (?P<host>\S+))? failed(?: after step \d+| before the first step)?: (?P<what>.*)",
+    re.DOTALL,
+)
+_RANK = re.compile(r"\brank (?P<rank>\d+)\b(?: on (?P<host>[A-Za-z][\w.-]*))?")
+_KILLED = re.compile(r"\bended by (?P<signal>SIG\w+)")
+
+
+class RunFailure(Struct, frozen=True, kw_only=True):
+    """Class of the failure with which a run ended, and the rank and host that failed first. ``attempt``: the attempt that ended so."""
+
+    id: str
+    rank: int | None = None
+    host: str | None = None
+    attempt: int = 1
+
+
+def failure_of(run: RunDir, message: str) -> RunFailure:
+    """Return what the sentence with which the newest attempt of a run ended means."""
+    attempt = max(run.attempts(), default=1)
+    hang = read_record(run.hang_report(attempt))
+    if hang.get("sentence") and str(hang["sentence"])[:200] in message:
+        stalled = (hang.get("stalled") or [{}])[0]
+        kind = str(hang.get("kind") or "collective_hang")
+        return RunFailure(id=kind, rank=stalled.get("rank"), host=stalled.get("host"), attempt=attempt)
+    failed = _RANK_FAILED.match(message)
+    if failed is None:
+        name, match = next(((n, m) for n, p in _ENDINGS if (m := p.search(message))), ("application_error", None))
+        named = _RANK.search(message)
+        host = (match and match.groupdict().get("host")) or (named and named["host"]) or None
+        rank = int(named["rank"]) if named and name not in ("node_unhealthy", "slurm_cancelled") else None
+        return RunFailure(id=name, rank=rank, host=host, attempt=attempt)
+    what = failed["what"].partition(". Log: ")[0]
+    ended = _KILLED.search(what)
+    if "out-of-memory killer has ended a process" in what:
+        name = "host_oom"
+    elif "different collectives" in what:
+        name = "collective_mismatch"
+    elif ended:
+        name = "rank_died"
+    else:
+        name = class_of_text(what)
+    return RunFailure(id=name, rank=int(failed["rank"]), host=failed["host"], attempt=attempt)
+
+
+def class_of_text(text: str) -> str:
+    """Return the class of the exception ``Type: message`` of a program or a library."""
+    from allranks.analysis.diagnose.causes import find_candidates
+    from allranks.analysis.diagnose.scanner import Scanner
+
+    scan = Scanner().scan(0, iter([(text.encode(), True)]))
+    found, _ = find_candidates(DiagnosisCase(["message"], [scan]))
+    return found[0].id if found else "application_error"
+
+
+def read_outcomes(paths: Sequence[Path]) -> list[tuple[str, int, str, RunFailure]]:
+    """Return the recorded failure of each run folder: its metrics.json, the line of the message, the message, and the failure."""
+    found = []
+    for path in paths:
+        run = RunDir(path)
+        if not is_run(path) or not (path / "plan.json").is_file():
+            continue
+        metrics = read_record(run.metrics)
+        message, record = str(metrics.get("message") or ""), metrics.get("failure")
+        if metrics.get("status") not in ("failed", "stopped") or not message:
+            continue
+        failure = RunFailure(**record) if isinstance(record, dict) else failure_of(run, message)
+        if failure.attempt == max(run.attempts(), default=1):
+            lines = read_regular(run.metrics).decode("utf-8", "replace").splitlines()
+            line = next((i for i, text in enumerate(lines, 1) if text.lstrip().startswith('"message"')), 1)
+            found.append((f"{path.name}/metrics.json", line, message, failure))
+    return found
+
+
+def add_outcomes(case: DiagnosisCase, outcomes: Sequence[tuple[str, int, str, RunFailure]]) -> None:
+    """Add the recorded ends of runs as evidence to a case, before detectors read it."""
+    for name, line, message, failure in outcomes:
+        case.names.append(name)
+        case.scans.append(FileScan(file=len(case.names) - 1, lines=line))
+        signal = LogSignal(
+            kind="fact", owner="run_outcome", rule=-1, weight=1.0, passing=False, file=len(case.names) - 1, line=line, time=None,
+            rank=failure.rank, local=None, task=None, host=failure.host, text=message, groups={"id": failure.id}, emitter="allranks",
+        )  # fmt: skip
+        case.signals.append(signal)
+
+
+def apply_outcomes(case: DiagnosisCase, candidates: list[CandidateCause]) -> list[CandidateCause]:
+    """Put the recorded end of a run first. What logs show counts beside it only if it says more about the same end."""
+    for signal in case.facts("run_outcome"):
+        name = signal.groups["id"]
+        finer = [c for c in candidates if c.id not in GENERAL and c.score >= 0.75 and not _is_consequence(c.id)]
+        lead = next((c for c in candidates if c.id == name), None)
+        if lead is None and name in GENERAL and finer:
+            lead = finer[0]
+        if lead is None:
+            lead = CandidateCause(id=name, score=OUTCOME_SCORE)
+        lead.signals = [signal, *lead.signals]
+        lead.score, lead.against = max(lead.score, OUTCOME_SCORE), []
+        if lead.id == name and (name != "application_error" or lead.cause is None):
+            lead.cause = signal.text
+        lead.rank = signal.rank if signal.rank is not None else lead.rank
+        lead.host = signal.host or lead.host
+        lead.elsewhere = lead.rank is None
+        candidates = [lead, *(c for c in finer if c is not lead and name in GENERAL)]
+    return candidates
+
+
+def _is_consequence(name: str) -> bool:
+    return name in ("peer_died_first", "slurm_cancelled", "rendezvous_unreachable")
