@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec import structs
+
 from allranks.analysis.diagnose.causes import decide, describe_candidates, describe_harmless, find_candidates, kind_of
 from allranks.analysis.diagnose.job_summary import align_clocks, build_timeline, compare_with_last_good, describe_health
 from allranks.analysis.diagnose.logs import find_logs
@@ -60,7 +62,8 @@ def diagnose_with_kinds(paths: Sequence[Path | str], *, workers: int | None = No
     problems = [ReadProblem(file=name, text=text) for name, text in left_out]
     problems += [ReadProblem(file=sources[s.file].name, text=redact(p)) for s in scans for p in s.problems]
     case = DiagnosisCase([s.name for s in sources], scans)
-    add_outcomes(case, read_outcomes([Path(p) for p in paths]))
+    outcomes = read_outcomes([Path(p) for p in paths])
+    add_outcomes(case, outcomes)
     clocks = align_clocks(case)
     candidates, survived = find_candidates(case)
     candidates = apply_outcomes(case, candidates)
@@ -73,10 +76,11 @@ def diagnose_with_kinds(paths: Sequence[Path | str], *, workers: int | None = No
         unexplained=unexplained,
         last_good_run=compare_with_last_good([Path(p) for p in paths]) if verdict != "healthy" else None,
         health=describe_health(case, count_connections([Path(p) for p in paths])),
-        story=build_timeline(case),
+        story=build_timeline(case, {candidate.id for candidate in kept}),
         clocks=clocks,
         problems=problems,
         files=len(sources),
-        bytes_read=sum(s.bytes_read for s in scans),
+        bytes_read=sum(s.bytes_read for s in scans) + sum(len(message) for _, _, message, _ in outcomes),
     )
+    diagnosis = structs.replace(diagnosis, summary=diagnosis.headline())
     return diagnosis, [kind_of(candidate) for candidate in kept]

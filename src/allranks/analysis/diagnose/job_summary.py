@@ -7,7 +7,7 @@ successful run folder of the same spec.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -163,7 +163,7 @@ MAX_LINE_CHARACTERS = 140
 _ENDS = ("exception", "event_error", "event_hang", "srun_exit", "step_over", "watchdog", "told_to_dump")
 
 
-def build_timeline(case: DiagnosisCase) -> list[str]:
+def build_timeline(case: DiagnosisCase, kept: Iterable[str] = ()) -> list[str]:
     """Return the first line of each kind from each rank or host, at most `MAX_TIMELINE_LINES`, with comparable times only.
 
     Clocks of nodes may differ: a cause can then appear after its consequence here, but not in the order of findings.
@@ -183,7 +183,7 @@ def build_timeline(case: DiagnosisCase) -> list[str]:
             continue
         seen |= {who, where}
         kinds[signal.owner] = kinds.get(signal.owner, 0) + 1
-        told.append(_timeline_line(case, signal))
+        told.append(_timeline_line(case, signal, titled=signal.owner in kept))
     return told
 
 
@@ -193,7 +193,8 @@ def _is_shown(signal: LogSignal) -> bool:
     return (signal.kind == "class" and signal.weight > WEAK) or signal.owner in _ENDS
 
 
-def _timeline_line(case: DiagnosisCase, signal: LogSignal) -> str:
+def _timeline_line(case: DiagnosisCase, signal: LogSignal, *, titled: bool) -> str:
+    """Return one line. A class that is no finding is not named: its message is a consequence."""
     moment = datetime.fromtimestamp(signal.time or 0.0, UTC)
     when = moment.strftime("%Y-%m-%d %H:%M:%S" if (signal.time or 0) > YEAR_KNOWN else "%m-%d %H:%M:%S")
     rank = f"rank {signal.rank}" if signal.rank is not None else ""
@@ -204,7 +205,7 @@ def _timeline_line(case: DiagnosisCase, signal: LogSignal) -> str:
         "event_hang": lambda g: g["message"],
         "rank_end": lambda g: f"ended with exit code {g['code']}",
     }.get(signal.owner, lambda _: signal.text)(signal.groups)
-    what = CATALOGUE[signal.owner].title if signal.owner in CATALOGUE else redact(said)[:MAX_LINE_CHARACTERS]
+    what = CATALOGUE[signal.owner].title if titled else redact(said)[:MAX_LINE_CHARACTERS]
     return f"{when}  {who}: {what}"
 
 

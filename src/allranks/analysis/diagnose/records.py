@@ -20,7 +20,7 @@ class LogSignal(Struct, kw_only=True):
     """One matched line.
 
     ``kind`` is class, fact, sign or benign; ``owner`` the class, fact, sign or message. ``frames`` are the nearest traceback's
-    ``file:function``, outermost first. ``file`` is an index into the scanned files.
+    ``file:function``, outermost first. ``dated``: the line itself has a time stamp. ``file`` is an index into the scanned files.
     """
 
     kind: str
@@ -38,8 +38,10 @@ class LogSignal(Struct, kw_only=True):
     text: str
     groups: dict[str, str] = field(default_factory=dict)
     frames: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()  # of the same frames, ``file:line in function``
     emitter: str = "program"
     severity: str = ""
+    dated: bool = True
 
 
 class ThreadStack(Struct):
@@ -195,6 +197,14 @@ class ClockOffsets(Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
+HEADLINE_CHARACTERS = 240
+
+
+def place(rank: int | None, host: str | None) -> str:
+    """Return ``rank 3 on host n2``, or what of it is known."""
+    return " on ".join([*([f"rank {rank}"] if rank is not None else []), *([f"host {host}"] if host else [])])
+
+
 class Diagnosis(Struct, frozen=True, kw_only=True):
     """The complete result; ``findings`` has the most likely root cause first.
 
@@ -203,6 +213,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     """
 
     verdict: str
+    summary: str = ""
     findings: list[DiagnosisFinding]
     benign: list[BenignFinding]
     unexplained: UnexplainedFailure | None
@@ -213,6 +224,20 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     problems: list[ReadProblem]
     files: int
     bytes_read: int
+
+    def headline(self) -> str:
+        """Return one line that a pager can carry: what, where, what to do."""
+        if self.findings:
+            first = self.findings[0]
+            what, where, todo = first.title, place(first.rank, first.host), first.fix
+        elif self.unexplained is not None:
+            seen = self.unexplained
+            what, where = "a failure whose cause is not in these logs", place(seen.rank, seen.host)
+            todo = seen.read_next[:1].upper() + seen.read_next[1:]
+        else:
+            return ""
+        todo = re.split(r"(?<=[^.]{12}[.;]) |(?<=[^.]{12}): ", todo, maxsplit=1)[0].rstrip(";.") + "."
+        return f"{what[:1].upper()}{what[1:]}{', ' if where else ''}{where}. {todo}"[:HEADLINE_CHARACTERS]
 
     @property
     def readable(self) -> bool:
@@ -397,6 +422,20 @@ class DiagnosisCase:
                     signal.host = own_host
             if own_rank is not None and own_host:
                 scan.rank_hosts.setdefault(own_rank, own_host)
+        self._date_ends()
+
+    def _date_ends(self) -> None:
+        """Set the time of errors in lines without a time stamp to the end of their rank, as the run recorded it."""
+        signals = [s for scan in self.scans for s in scan.signals]
+        ends = {s.rank: s.time for s in signals if s.owner in ("rank_end", "event_error") and s.time is not None}
+        for signal in signals:
+            ended = ends.get(signal.rank)
+            if (
+                not signal.dated
+                and ended is not None
+                and (signal.kind in ("class", "sign") or signal.owner == "exception")
+            ):
+                signal.time = ended
 
 
 def sort_by_time(signals: Iterable[LogSignal]) -> list[LogSignal]:

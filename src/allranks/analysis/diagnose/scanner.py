@@ -307,7 +307,7 @@ class _FileState:
         self.out = FileScan(file=number)
         self.line = 1
         self.labelled: bool | None = None
-        self._frames: dict[object, deque[tuple[int, str]]] = {}
+        self._frames: dict[object, deque[tuple[int, str, str]]] = {}
         self._kept: dict[object, int] = {}
         self._hosts: set[str] = set()
         self._ranks: set[int] = set()
@@ -325,7 +325,7 @@ class _FileState:
         self.out.lines = self.line - 1
         self.out.late_progress = list(self._late)
         self.out.hosts, self.out.ranks = sorted(self._hosts), sorted(self._ranks)
-        ended = (tuple(f for _, f in frames)[-LOOSE_FRAMES:] for frames in self._frames.values())
+        ended = (tuple(f for _, f, _ in frames)[-LOOSE_FRAMES:] for frames in self._frames.values())
         self.out.loose = list(islice((frames for frames in ended if frames), LOOSE))
         return self.out
 
@@ -411,7 +411,12 @@ class _FileState:
                 self._frames.clear()
             self._frames[stream] = deque(maxlen=FRAMES)
         frame = f"{groups.get('path') or ''}:{groups.get('function') or ''}"[:300]
-        self._frames[stream].append((number, frame))
+        place = (
+            f"{groups.get('path') or ''}:{groups['line']} in {groups.get('function') or '?'}"
+            if "line" in groups
+            else frame
+        )
+        self._frames[stream].append((number, frame, place[:300]))
         if self.out.stacks and self._in_stack == number - 1 and len(self.out.stacks[-1].frames) < FRAMES:
             self.out.stacks[-1].frames.append(frame)
             self._in_stack = number
@@ -461,13 +466,14 @@ class _FileState:
             return
         self._kept[source], self._kept[rule.index] = own + 1, all_of_rule + 1
         stream = (line.rank, line.local, line.task, line.host)
-        frames = self._frames.get(stream, ())
+        frames = [frame for frame in self._frames.get(stream, ()) if number - frame[0] <= FRAME_REACH]
         self.out.signals.append(
             LogSignal(
                 kind=meaning.kind, owner=meaning.owner, rule=rule.index, weight=meaning.weight, passing=rule.pattern.passing,
                 file=self.out.file, line=number, time=_time_near(raw, *where), rank=rank, local=line.local, task=line.task,
                 host=line.host, text=raw.strip()[:MAX_LINE_TEXT], groups={k: v[:MAX_LINE_TEXT] for k, v in groups.items()},
-                frames=tuple(f for at, f in frames if number - at <= FRAME_REACH), emitter=line.emitter, severity=line.severity,
+                frames=tuple(f for _, f, _ in frames), places=tuple(place for _, _, place in frames), emitter=line.emitter,
+                severity=line.severity, dated=timestamp_of(raw) is not None,
             )
         )  # fmt: skip
         if meaning.owner == "exception":

@@ -19,6 +19,7 @@ from allranks.analysis.diagnose.records import (
     LastGoodRun,
     LogEvidence,
     UnexplainedFailure,
+    place,
 )
 from allranks.utils.text import format_bytes_decimal, printable
 
@@ -42,6 +43,9 @@ def show_diagnosis(diagnosis: Diagnosis) -> None:
 
 def diagnosis_lines(diagnosis: Diagnosis, width: int) -> Iterator[str]:
     """Yield the lines of a diagnosis with colour codes (click removes them if there is no terminal)."""
+    if diagnosis.summary:
+        yield _style(diagnosis.summary, "red", bold=True)  # not wrapped: one line for a pager
+        yield ""
     if diagnosis.findings:
         yield from _causes(diagnosis.findings, width)
     elif not diagnosis.bytes_read and diagnosis.readable:
@@ -85,7 +89,7 @@ def _unexplained(failure: UnexplainedFailure, width: int) -> Iterator[str]:
         _style("A failure whose cause is not in these logs", "red", bold=True) + "  " + _style("unexplained", dim=True)
     )
     if failure.rank is not None or failure.host is not None:
-        yield from _item("where", _place(failure.rank, failure.host), width)
+        yield from _item("where", place(failure.rank, failure.host), width)
     yield from _item("seen", f"{failure.says}, from {EMITTER_NAMES.get(failure.emitter, failure.emitter)}", width)
     for evidence in failure.evidence[: SHOWN_EVIDENCE + 1]:
         yield from _seen(evidence, width)
@@ -155,11 +159,7 @@ def _where(finding: DiagnosisFinding) -> str:
             else "the line does not say which rank or host"
         )
     times = f" ({finding.count} such lines)" if finding.count > 1 else ""
-    return _place(finding.rank, finding.host) + times
-
-
-def _place(rank: int | None, host: str | None) -> str:
-    return " on ".join([*([f"rank {rank}"] if rank is not None else []), *([f"host {host}"] if host else [])])
+    return place(finding.rank, finding.host) + times
 
 
 def _seen(evidence: LogEvidence, width: int) -> Iterator[str]:

@@ -45,6 +45,8 @@ _ENTRIES: tuple[FailureClass, ...] = (
     data.DATALOADER_HANG,
     data.HUB_UNREACHABLE,
     data.STALE_FILE_SYSTEM,
+    data.STORAGE_STALLED,
+    data.PACKAGE_LOCK,
     data.OUTPUT_NOT_WRITABLE,
     programs.DDP_READY_TWICE,
     programs.DDP_UNUSED_PARAMS,

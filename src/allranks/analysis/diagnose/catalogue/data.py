@@ -112,6 +112,52 @@ STALE_FILE_SYSTEM = FailureClass(
     near_miss="INFO handle of file refreshed",
 )
 
+STORAGE_STALLED = FailureClass(
+    id="storage_stalled",
+    title="processes wait for a network file system",
+    cause="Processes are in uninterruptible sleep (state D) in calls of a network file system, whose server does not answer.",
+    fix="Have the server checked (load, quota, failover; the node's kernel log says 'server not responding'); end the job and resume from the last complete checkpoint. Save to a local disk first, or fewer ranks at once.",
+    next_test="ps -eo pid,stat,wchan:32,cmd | awk '$2 ~ /^D/' on every node; dmesg | grep -i -e nfs -e lustre; time dd to that folder",
+    reference="https://man7.org/linux/man-pages/man1/ps.1.html",
+    patterns=(
+        Pattern(
+            r"^\s*(?:\S+\s+)?\d+\s.{0,60}?\bD[+<Nls]*\s.{0,60}?\b(?:nfs\d?_\w+|rpc_(?:wait|async)\w*|ldlm_\w+|osc_\w+|ptlrpc_\w+|cl_sync_io\w*|ceph_\w+|fuse_\w+|request_wait_answer|cxiWait\w*|fhgfs\w*)",
+            "nfs",
+            "rpc_",
+            "ldlm_",
+            "osc_",
+            "ptlrpc_",
+            "cl_sync",
+            "ceph_",
+            "fuse_",
+            "request_wait",
+            "cxiwait",
+            "fhgfs",
+        ),
+    ),
+    example=" 8121 D    nfs_start_io_read     python train.py",
+    near_miss=" 8121 S    nfs_wait_client       [nfsv4.1-svc]",
+)
+
+PACKAGE_LOCK = FailureClass(
+    id="package_lock",
+    emitters=PROGRAM | {"shell"},
+    title="tasks wait for the lock of one package environment",
+    cause="Many tasks build or check the same package environment at once, on shared storage: one holds the lock of its cache, and the others give up.",
+    fix="Build the environment once before srun (uv sync, pip install, conda env create), and start the ranks with its own python, or with uv run --no-sync.",
+    next_test="remove the installer from the command that every task runs; ls -l of the lock file shows whether a dead process left it",
+    reference="https://docs.astral.sh/uv/concepts/cache/",
+    patterns=(
+        Pattern(r"when waiting for lock on\b.{0,300}(?:another uv process|UV_LOCK_TIMEOUT)", "waiting for lock on"),
+        Pattern(
+            r"(?:conda|mamba)\b.{0,80}(?:could not|failed to|unable to) (?:acquire|set) (?:a )?lock|LockError: Failed to acquire lock",
+            "lock",
+        ),
+    ),
+    example="error: Timeout (300s) when waiting for lock on `/shared/.venv` at `/shared/.cache/uv/.lock`, is another uv process running?",
+    near_miss="INFO waiting for lock on the prepared data of rank 0",
+)
+
 OUTPUT_NOT_WRITABLE = FailureClass(
     id="output_not_writable",
     title="the output folder cannot be written",

@@ -25,6 +25,15 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
             "another rank reported",
         ),
     ),
+    "dump_path": (
+        Pattern(
+            r"(?:debug info|flight recorder|trace buffer|dump(?:ed|ing)?)\b[^/]{0,80}?(?P<path>/[\w./-]{3,})",
+            "debug info",
+            "flight recorder",
+            "trace buffer",
+            "dump",
+        ),
+    ),
     "pg_status": (
         Pattern(
             r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), (?:last started (?:NCCL )?work: -?\d+, )?last completed (?:NCCL )?work: (?P<completed>-?\d+)",
@@ -198,6 +207,12 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
         Pattern(
             r"Tried to allocate (?P<want>[\d.]+ \w+).*?(?:capacity of (?P<capacity>[\d.]+ \w+).*?)?(?P<free>[\d.]+ \w+) (?:is )?free",
             "tried to allocate",
+        ),
+    ),
+    "oom_process": (
+        Pattern(r"Killed process \d+ .{0,80}\banon-rss:\s?(?P<rss>\d+ ?kB)", "killed process"),
+        Pattern(
+            r"\bMaxRSS\b.{0,40}\d+ ?[KMG]|\bmemory: usage \d+ ?kB, limit (?P<limit>\d+ ?kB)", "maxrss", "memory: usage"
         ),
     ),
     "verified": (

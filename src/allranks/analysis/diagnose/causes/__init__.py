@@ -38,6 +38,7 @@ DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
     hangs.detect_rank_outside_collective,
     hangs.detect_diverging_calls,
     exceptions.detect_unwritable_output,
+    hangs.detect_calls_in_tracebacks,
     exceptions.detect_exceptions,
     process_exits.detect_silent_exits,
     process_exits.detect_lost_peers,
@@ -45,6 +46,10 @@ DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
     process_exits.detect_non_finite_loss,
     hangs.detect_monitored_hang,
     hangs.detect_size_mismatch,
+    hangs.detect_failed_restart,
+    hangs.detect_stalled_storage,
+    hangs.mention_dumps,
+    process_exits.detect_old_system_library,
 )
 
 
@@ -105,6 +110,7 @@ _EXPLAINS: dict[str, frozenset[str]] = {
     "roce_gid_index": frozenset({"rdma_unreachable"}),
     "memlock_limit": frozenset({"host_oom", "rdma_unreachable"}),
     "port_in_use": frozenset({"rendezvous_unreachable", "wrong_interface"}),
+    "package_lock": frozenset({"dataset_race"}),
     "numpy_clash": frozenset({"library_missing"}),
     "nccl_library_mismatch": frozenset({"library_missing"}),
     "fsdp_mixed_dtype": frozenset({"dtype_mismatch"}),
@@ -165,6 +171,13 @@ def _mark_explained(case: DiagnosisCase) -> None:
             candidate.explained = True
         if candidate.id == "application_error" and others:
             candidate.score = min(candidate.score, min(c.score for c in others) - 0.1)
+            candidate.explained = any(_follows(candidate, c) for c in others)
+
+
+def _follows(later: CandidateCause, cause: CandidateCause) -> bool:
+    """Return whether all messages of a candidate follow the first one of another of the same rank in the same file."""
+    first = {(s.file, s.rank): s.line for s in sorted(cause.signals, key=lambda s: -s.line)}
+    return bool(later.signals) and all(s.line > first.get((s.file, s.rank), s.line) for s in later.signals)
 
 
 _ABORT = re.compile(r"SIGABRT|\babort|(?<![\d.])-6\b|\b134\b|\bsignal:? 6\b|0:6\b", re.IGNORECASE)
@@ -391,7 +404,7 @@ def _finding(case: DiagnosisCase, candidate: CandidateCause, end: FirstExit, con
         fix=candidate.fix or entry.fix,
         host=host,
         rank=rank_number,
-        evidence=_evidence(case, first),
+        evidence=_evidence(case, first, sizes=entry.id in ("cuda_oom", "cuda_oom_optimizer_step", "host_oom")),
         against=[redact(a) for a in dict.fromkeys(candidate.against)],
         next_test=candidate.next_test or entry.next_test,
         reference=entry.reference,
@@ -430,8 +443,13 @@ def _where(
     return number, host
 
 
-def _evidence(case: DiagnosisCase, signals: list[LogSignal]) -> list[LogEvidence]:
+_SIZE = re.compile(r"\d ?(?:[kKMGT]i?B|bytes)\b")
+
+
+def _evidence(case: DiagnosisCase, signals: list[LogSignal], *, sizes: bool = False) -> list[LogEvidence]:
+    """Return the first lines; with `sizes` those that say how much memory was wanted or used come first."""
     shown, seen = [], set()
+    signals = sorted(signals, key=lambda s: _SIZE.search(s.text) is None) if sizes else signals
     for signal in signals:
         if (signal.file, signal.line) not in seen and len(shown) < MAX_EVIDENCE:
             seen.add((signal.file, signal.line))

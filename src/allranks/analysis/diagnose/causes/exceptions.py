@@ -12,6 +12,7 @@ from functools import cached_property
 from allranks.analysis.diagnose.causes.process_exits import first_exit
 from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE
 from allranks.analysis.diagnose.records import CandidateCause, DiagnosisCase, LogSignal, sort_by_time
+from allranks.analysis.stacks import is_library_file
 
 # Raised because another process, or the launcher, ended.
 _CONSEQUENCES = frozenset(
@@ -120,15 +121,22 @@ def _explain(case: DiagnosisCase, found: CandidateCause, first: LogSignal) -> No
     what = _what(first)
     ours = first.emitter == "allranks" or first.groups.get("known") == "true"
     family = None if ours else family_of(what)
-    where = ""
+    where, own = "", own_place(first)
     if first.frames:
-        where = f" It was raised in {first.frames[-1].replace(':', ', ', 1)}."
+        raised = first.places[-1] if first.places else first.frames[-1].replace(":", ", ", 1)
+        where = f" It was raised in {raised}" + (f", called from {own}." if own and own != raised else ".")
     after = " What follows it is the shutdown of the other processes." if _is_followed(case, first) else ""
     means = f" {family.means}" if family else ""
     found.cause = f"The program raised {what[:200].rstrip('. ')}.{where}{means}{after}"
     if family is not None:
         found.title = f"an exception of the program: {family.title}"
         found.fix, found.next_test = family.fix, family.next_test
+
+
+def own_place(signal: LogSignal) -> str:
+    """Return the innermost line of the program itself in a traceback, ``file:line in function``; empty if there is none."""
+    own = (p for p in reversed(signal.places) if not is_library_file(p) and "/allranks/" not in p)
+    return next(own, "")
 
 
 def _is_followed(case: DiagnosisCase, first: LogSignal) -> bool:

@@ -12,10 +12,12 @@ from pathlib import PurePath
 from msgspec import Struct
 
 from allranks.analysis.diagnose.catalogue import CATALOGUE
-from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE
+from allranks.analysis.diagnose.causes.exceptions import own_place
+from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE
 from allranks.analysis.diagnose.records import DiagnosisCase, LogSignal, ThreadStack
 from allranks.analysis.flight_recorder import OpenCollective, RecordedCall, open_collectives
 from allranks.analysis.stacks import (
+    called_collective,
     foreground_frames,
     is_checkpoint_frame,
     is_data_frame,
@@ -498,6 +500,90 @@ def detect_size_mismatch(case: DiagnosisCase) -> None:
 
 
 _GLOO_SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<received>\d+) vs (?P<expected>\d+)")
+
+
+_WAITED = re.compile(r"[Tt]imed out waiting|[Tt]imed? ?out after \d+ ?ms|Application timeout")
+
+
+def detect_calls_in_tracebacks(case: DiagnosisCase) -> None:
+    """Detect ranks whose collectives timed out in different calls, from their tracebacks: Gloo itself names no call."""
+    waited = {}
+    for signal in case.facts("exception"):
+        call = called_collective(signal.frames[::-1])
+        if signal.rank is not None and call and _WAITED.search(signal.groups.get("message", "")):
+            waited.setdefault(signal.rank, (call, own_place(signal), signal))
+    if len({call for call, _, _ in waited.values()}) < 2:
+        return
+    shown = sorted(waited.items())[:4]
+    found = case.propose("collective_mismatch", 0.93, [signal for _, (_, _, signal) in shown])
+    calls = "; ".join(f"rank {rank} in {call}" + (f" ({place})" if place else "") for rank, (call, place, _) in shown)
+    found.cause = f"The ranks waited in different collectives until the timeout: {calls}. All ranks of a group must make the same calls in the same order."
+
+
+_AGENT_NODE = re.compile(r"The node '(?P<node>[^']+?)(?:_\d+_\d+)?' has failed to send a keep-alive")
+_REJOIN = re.compile(r"elastic/rendezvous/\w+\.py:next_rendezvous$")
+
+
+def detect_failed_restart(case: DiagnosisCase) -> None:
+    """Detect an elastic restart that failed by itself after a peer was lost: the surviving ranks are only witnesses."""
+    failed = [s for s in case.facts("exception") if s.frames and _REJOIN.search(s.frames[-1])]
+    lost = [(s, m) for s in case.signals if (m := _AGENT_NODE.search(s.text))]
+    timed_out = [s for s in case.facts("exception") if _WAITED.search(s.groups.get("message", ""))]
+    if not failed or not (lost or timed_out or "peer_died_first" in case.candidates):
+        return
+    for name in ("collective_hang", "rendezvous_unreachable", "application_error"):
+        if name in case.candidates:
+            case.candidates[name].explained = True
+    found = case.propose("peer_died_first", 0.9, [*(s for s, _ in lost[:1]), *failed[:1], *timed_out[:1]])
+    found.title = "a peer was lost, and the elastic restart then failed by itself"
+    found.elsewhere = True
+    if lost:
+        lost[0][0].weight = CERTAIN  # it names the node
+        found.rank, found.host = lost[0][0].rank, lost[0][1]["node"]
+    who = f"The agent on {found.host}" if found.host else "A peer"
+    found.cause = (
+        f"{who} was lost. The other ranks only report that they waited for it, and torchrun's attempt to form the group again failed in next_rendezvous "
+        f"({failed[0].groups['type']}), which is a consequence."
+    )
+    found.fix = (
+        "Find out why that node was lost, then start the whole job again: the rendezvous cannot be joined any more."
+    )
+    found.next_test = "read the log of that node, sacct and its kernel log at the time of the first line"
+
+
+_DEVICE_WAIT = re.compile(
+    r"\s(?P<where>(?:nfs|rpc|ldlm|osc|ptlrpc|cl_sync|ceph|fuse|request_wait|cxi|fhgfs)\w*)", re.IGNORECASE
+)
+
+
+def detect_stalled_storage(case: DiagnosisCase) -> None:
+    """Say which processes wait for a file system, and since which save."""
+    found = case.candidates.get("storage_stalled")
+    if found is None:
+        return
+    lines = [s for s in found.signals if _DEVICE_WAIT.search(s.text)]
+    calls = sorted({m["where"] for s in lines if (m := _DEVICE_WAIT.search(s.text))})
+    begun = [s for s in case.facts("saving") if lines and s.file == lines[0].file and s.line < lines[0].line]
+    since = f", since {begun[-1].text[:120]!r} (line {begun[-1].line})" if begun else ""
+    found.signals = [*begun[-1:], *found.signals]
+    if lines:
+        found.cause = (
+            f"Processes wait in uninterruptible sleep (state D) in calls of a network file system ({', '.join(calls[:4])}){since}. "
+            "They cannot go on, nor be killed, until its server answers."
+        )
+
+
+def mention_dumps(case: DiagnosisCase) -> None:
+    """Name the flight recorder's dumps that a watchdog announces and that were not given."""
+    places = list(dict.fromkeys(s.groups["path"].rstrip(".,;'\"") for s in case.facts("dump_path")))
+    if not places or any(scan.flight for scan in case.scans):
+        return
+    for name in ("collective_hang", "collective_mismatch", "checkpoint_collective", "first_collective_failed"):
+        if found := case.candidates.get(name):
+            test = found.next_test or CATALOGUE[name].next_test
+            found.next_test = (
+                f"give diagnose the flight recorder's dumps of all ranks, too ({', '.join(places[:2])}); {test}"
+            )
 
 
 def _own_kills(case: DiagnosisCase) -> None:

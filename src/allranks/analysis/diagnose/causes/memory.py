@@ -35,6 +35,11 @@ SPARE_PART = 0.2  # of the capacity; less can be lost to fragmentation
 
 def detect_out_of_memory(case: DiagnosisCase) -> None:
     """Classify out-of-memory errors on GPU and host, and kills with and without evidence of the sender."""
+    for name in ("cuda_oom", "host_oom"):
+        if found := case.candidates.get(name):  # the sizes may stand in a line of their own
+            told = {(s.file, s.line) for s in found.signals}
+            near = (s for s in (*case.facts("oom_sizes"), *case.facts("oom_process")) if (s.file, s.line) not in told)
+            found.signals += [s for s in near if any(_is_near(s, o) or s.owner == "oom_process" for o in found.signals)]
     _on_the_host(case)
     _refused(case)
     _killed(case)

@@ -154,6 +154,25 @@ def _by_silence(case: DiagnosisCase, echo: CandidateCause) -> None:
             )
 
 
+_SYSTEM_LIBRARY = re.compile(r"version [`'\"]?(?P<need>(?:GLIBC|GLIBCXX|CXXABI)_[\d.]+)['\"]? not found")
+
+
+def detect_old_system_library(case: DiagnosisCase) -> None:
+    """Tell a C or C++ library of the system that is too old from a package that is missing."""
+    found = case.candidates.get("library_missing")
+    needs = [m["need"] for s in found.signals if (m := _SYSTEM_LIBRARY.search(s.text))] if found else []
+    if found is None or not needs:
+        return
+    system = "C library (glibc)" if needs[0].startswith("GLIBC_") else "C++ library (libstdc++)"
+    found.title = f"the system's {system} is too old for a package"
+    found.cause = f"A package was built for {needs[0]}, which the {system} of this node does not have: the node's system is older than the one it was built on."
+    found.fix = (
+        "Run in a container or on nodes with a newer system, or install a build for the older one (an older wheel, conda-forge, or compile it on that node); "
+        "installing another package does not help."
+    )
+    found.next_test = "ldd --version, and strings $(gcc -print-file-name=libstdc++.so.6) | grep GLIBCXX, on that node and where it was built"
+
+
 _NODE_FAILED = re.compile(r"node.?fail", re.IGNORECASE)
 
 

@@ -1,0 +1,186 @@
+"""The run's own outcome is the first evidence of its diagnosis, and what allranks wrote is not read as a library's message."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from allranks.analysis.diagnose import Diagnosis, diagnose
+from allranks.analysis.diagnose.run_outcome import failure_of
+from allranks.rundir.paths import RunDir
+from tests.conftest import shared
+
+FULL = (
+    "the checkpoint could not be saved: rank 0 failed to find room for it: /r/checkpoints: about 8.9 MiB are needed, 4.6 MiB are free. "
+    "Earlier checkpoints are untouched"
+)
+LOST = "the agent on n3 is gone: its node does not answer. Continue after step 4 with: allranks resume r"
+LIMIT = "stopped after step 40 (the time limit is near); a full checkpoint is in /r/checkpoints/step-40. Continue with: allranks resume r"
+
+
+def run_folder(tmp_path: Path, message: str, log: str = "", **metrics: object) -> Path:
+    run = tmp_path / "r"
+    for name in ("plan.json", "spec.yaml", "run_args.json"):
+        (run / "logs" / "attempt-1").mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("{}")
+    (run / "logs" / "attempt-1" / "n2.rank0.log").write_text(log)
+    (run / "metrics.json").write_text(json.dumps({"status": "failed", "message": message, **metrics}, indent=1))
+    return run
+
+
+def read(tmp_path: Path, text: str) -> Diagnosis:
+    (tmp_path / "a.log").write_text(text)
+    return diagnose([tmp_path / "a.log"])
+
+
+@pytest.mark.parametrize(
+    ("message", "log", "wanted"),
+    [
+        (
+            FULL,
+            f"Traceback (most recent call last):\nallranks.errors.CheckpointError: {FULL}\n",
+            ("disk_full", 0, "n2"),
+        ),
+        (LOST, "RuntimeError: Connection closed by peer [10.1.0.3]:4455\n", ("node_unhealthy", None, "n3")),
+        (LIMIT, "", ("slurm_time_limit", None, None)),
+        (
+            "rank 1 on n2 failed after step 3: OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB. Log: /r",
+            "",
+            ("cuda_oom", 1, "n2"),
+        ),
+        (
+            "rank 1 on n2 failed: CheckpointError: different metadata for recomputed values",
+            "",
+            ("application_error", 1, "n2"),
+        ),
+        ("rank 1 on n2 failed before the first step: ended by SIGSEGV. Log: /r", "", ("rank_died", 1, "n2")),
+        ("job 7 was cancelled. No checkpoint had been written", "", ("slurm_cancelled", None, None)),
+        ("loss is not finite at step 7 on rank 1", "", ("loss_not_finite", 1, None)),
+    ],
+)
+def test_the_outcome_of_a_run_is_its_diagnosis(
+    tmp_path: Path, message: str, log: str, wanted: tuple[str, int | None, str | None]
+) -> None:
+    run = run_folder(tmp_path, message, log)
+    found = diagnose([run])
+    assert [(f.id, f.rank, f.host) for f in found.findings] == [wanted]
+    assert found.findings[0].evidence[0].file.endswith("metrics.json")
+    assert failure_of(RunDir(run), message).id == wanted[0]  # what `run` saves and `report` shows
+
+
+def test_a_log_may_say_more_than_the_outcome(tmp_path: Path) -> None:
+    log = "terminate called\nFatal Python error: Bus error\nRuntimeError: DataLoader worker (pid 8) is killed by signal: Bus error\n"
+    run = run_folder(tmp_path, "rank 0 on n2 failed after step 2: ended by SIGBUS. Log: /r", log)
+    assert diagnose([run]).findings[0].id in ("shm_too_small", "sigbus_memory")
+
+
+def test_an_outcome_of_an_earlier_attempt_is_not_used(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, FULL, failure={"id": "disk_full", "rank": 0, "host": None, "attempt": 1})
+    (run / "logs" / "attempt-2").mkdir()
+    (run / "logs" / "attempt-2" / "n2.rank0.log").write_text("step 1 loss 0.5\nall 2 ranks succeeded\n")
+    assert not diagnose([run]).findings
+
+
+def test_our_own_class_is_not_torchs_of_the_same_name(tmp_path: Path) -> None:
+    text = 'Traceback (most recent call last):\n  File "t.py", line 3, in f\n{}CheckpointError: a tensor has other metadata\n'
+    ours, torchs = (
+        read(tmp_path, text.format(name)).findings[0] for name in ("allranks.errors.", "torch.utils.checkpoint.")
+    )
+    assert "autograd" not in ours.title
+    assert "autograd" in torchs.title
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "says"),
+    [
+        ("nfs.log", "storage_stalled", "03:10:12"),
+        ("uvlock.log", "package_lock", "lock"),
+        ("elastic.log", "peer_died_first", "n2"),
+    ],
+)
+def test_public_reports(name: str, wanted: str, says: str) -> None:
+    found = diagnose([shared("found", name)]).findings
+    assert [f.id for f in found] == [wanted]
+    assert says in found[0].cause
+
+
+STEP = '{rank} Traceback (most recent call last):\n{rank}   File "/w/two.py", line {line}, in <module>\n{rank}     x\n{rank}   File "/v/site-packages/torch/distributed/distributed_c10d.py", line 9, in {call}\n{rank} RuntimeError: [unbound_buffer.cc:78] Timed out waiting 20000ms for recv operation to complete\n'
+
+
+@pytest.mark.parametrize(
+    ("calls", "wanted"), [(("broadcast_object_list", "all_reduce"), True), (("all_reduce", "all_reduce"), False)]
+)
+def test_timeouts_in_different_calls_name_both_lines(tmp_path: Path, calls: tuple[str, str], wanted: bool) -> None:
+    text = "".join(STEP.format(rank=f"[rank{r}]:", line=9 + 3 * r, call=call) for r, call in enumerate(calls))
+    first = read(tmp_path, text).findings[0]
+    assert (first.id == "collective_mismatch") is wanted
+    assert ("/w/two.py:9" in first.cause and "/w/two.py:12" in first.cause) is wanted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " 8121 S    nfs_wait_client       [nfsv4.1-svc]\n",
+        " 8121 D    io_schedule           python train.py\n",
+        " 8121 D    nfs_start_io_write    python train.py\n" + "".join(f"step {n} loss 1.5\n" for n in range(9)),
+        "INFO waiting for lock on the prepared data of rank 0\n",
+        'Traceback (most recent call last):\n  File "train.py", line 4, in f\nAssertionError\n',
+    ],
+)
+def test_near_misses(tmp_path: Path, text: str) -> None:
+    ids = {f.id for f in read(tmp_path, text).findings}
+    assert not ids & {"storage_stalled", "package_lock", "peer_died_first"}
+
+
+def test_a_diagnosis_begins_with_what_where_and_what_to_do(tmp_path: Path) -> None:
+    found = diagnose([run_folder(tmp_path, FULL)])
+    assert found.summary.startswith("A file system is full, rank 0 on host n2. Delete old checkpoints")
+    assert "\n" not in found.summary and len(found.summary) <= 240
+
+
+def test_evidence_of_memory_has_the_sizes_and_its_tear_down_is_no_cancellation(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\nsrun: error: n1: task 0: Out Of Memory\n"
+        "[12345.1] Memory cgroup out of memory: Killed process 42 (python) total-vm:912kB, anon-rss:642kB, file-rss:0kB\n"
+        "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-09-01T10:11:12 ***\n",
+    )
+    assert [f.id for f in found.findings] == ["host_oom"]
+    assert "anon-rss:642kB" in found.findings[0].evidence[0].text
+    assert not any("cancelled by a user" in line for line in found.story)
+
+
+def test_an_old_system_library_is_not_a_missing_package(tmp_path: Path) -> None:
+    first = read(tmp_path, "ImportError: /lib/libc.so.6: version `GLIBC_2.32' not found (required by x.so)\n").findings[
+        0
+    ]
+    assert first.id == "library_missing"
+    assert "too old" in first.title and "GLIBC_2.32" in first.cause and "container" in first.fix
+
+
+def test_a_shape_error_names_the_programs_line_and_a_watchdog_its_dump(tmp_path: Path) -> None:
+    text = 'Traceback (most recent call last):\n  File "/w/train.py", line 88, in step\n  File "/v/site-packages/torch/nn/linear.py", line 125, in forward\nRuntimeError: mat1 and mat2 shapes cannot be multiplied (3x4 and 3x4)\n'
+    assert "/w/train.py:88 in step" in read(tmp_path, text).findings[0].cause
+    text = (
+        "[rank0]:[E901 12:00:00.1 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=200, OpType=ALLREDUCE)\n"
+        "[rank0]:[I901 12:00:02.1 FlightRecorder.cpp:1] Finished writing Flight Recorder debug info to /tmp/nccl_trace_rank_0\n"
+    )
+    assert "/tmp/nccl_trace_rank_0" in read(tmp_path, text).findings[0].next_test
+
+
+def test_a_crash_without_a_time_stamp_has_the_time_of_its_end(tmp_path: Path) -> None:
+    log = "2026-09-01 10:00:00 start\nTraceback (most recent call last):\nValueError: bad sample\n"
+    run = run_folder(tmp_path, "rank 0 on n2 failed: ValueError: bad sample", log)
+    (run / "events").mkdir()
+    event = {
+        "event": "error",
+        "time": 1788260400.5,
+        "rank": 0,
+        "type": "ValueError",
+        "message": "bad sample",
+        "known": False,
+    }
+    (run / "events" / "rank0.jsonl").write_text(json.dumps(event, separators=(",", ":")) + "\n")
+    assert not any("10:00:00" in line for line in diagnose([run]).story)
