@@ -106,7 +106,12 @@ def test_public_reports(name: str, wanted: str, says: str) -> None:
     assert says in found[0].cause
 
 
-STEP = '{rank} Traceback (most recent call last):\n{rank}   File "/w/two.py", line {line}, in <module>\n{rank}     x\n{rank}   File "/v/site-packages/torch/distributed/distributed_c10d.py", line 9, in {call}\n{rank} RuntimeError: [unbound_buffer.cc:78] Timed out waiting 20000ms for recv operation to complete\n'
+STEP = (
+    "{rank} Traceback (most recent call last):\n"
+    '{rank}   File "/w/two.py", line {line}, in <module>\n{rank}     x\n'
+    '{rank}   File "/v/site-packages/torch/distributed/distributed_c10d.py", line 9, in {call}\n'
+    "{rank} RuntimeError: [unbound_buffer.cc:78] Timed out waiting 20000ms for recv operation to complete\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -161,13 +166,17 @@ def test_an_old_system_library_is_not_a_missing_package(tmp_path: Path) -> None:
 
 
 def test_a_shape_error_names_the_programs_line_and_a_watchdog_its_dump(tmp_path: Path) -> None:
-    text = 'Traceback (most recent call last):\n  File "/w/train.py", line 88, in step\n  File "/v/site-packages/torch/nn/linear.py", line 125, in forward\nRuntimeError: mat1 and mat2 shapes cannot be multiplied (3x4 and 3x4)\n'
+    text = (
+        'Traceback (most recent call last):\n  File "/w/train.py", line 88, in step\n'
+        '  File "/v/site-packages/torch/nn/linear.py", line 125, in forward\n'
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x4 and 3x4)\n"
+    )
     assert "/w/train.py:88 in step" in read(tmp_path, text).findings[0].cause
     text = (
         "[rank0]:[E901 12:00:00.1 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=200, OpType=ALLREDUCE)\n"
-        "[rank0]:[I901 12:00:02.1 FlightRecorder.cpp:1] Finished writing Flight Recorder debug info to /tmp/nccl_trace_rank_0\n"
+        "[rank0]:[I901 12:00:02.1 FlightRecorder.cpp:1] Finished writing Flight Recorder debug info to /w/nccl_trace_rank_0\n"
     )
-    assert "/tmp/nccl_trace_rank_0" in read(tmp_path, text).findings[0].next_test
+    assert "/w/nccl_trace_rank_0" in read(tmp_path, text).findings[0].next_test
 
 
 def test_a_crash_without_a_time_stamp_has_the_time_of_its_end(tmp_path: Path) -> None:
