@@ -32,7 +32,7 @@ _ENDINGS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("node_unhealthy", r"the agent on (?P<host>[^\s:;]+) is gone|\b(?:says|ended as) (?:NODE_FAIL|BOOT_FAIL)"),
         (
             "slurm_cancelled",
-            r"was cancelled|^interrupted|^stopped\b.{0,40}\(interrupted|\b(?:says|ended as) CANCELLED|agent received SIG",
+            r"was cancelled|^interrupted|^stopped\b.{0,40}\(interrupted|\b(?:says|ended as) CANCELLED|(?:agent|allranks) received SIG",
         ),
         ("model_differs_between_ranks", r"(?:weights|models?) (?:of|differ|are not).{0,60}(?:ranks|equal)"),
         ("collective_mismatch", r"the ranks are in different collectives|order of gradients is not the same"),
