@@ -39,6 +39,7 @@ def model_of(kind: str) -> Any:
         eos_token_id=2,
         use_cache=False,
         max_position_embeddings=64 if kind == "phi3" else LIMIT,
+        original_max_position_embeddings=LIMIT,
         rope_parameters={"rope_theta": 100.0, **SCALED[kind]},
         **sizes,
     )
