@@ -22,6 +22,8 @@ from typing import Any
 import msgspec
 
 from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES, KnownFailure
+from allranks.analysis.lint import TOPICS
+from allranks.analysis.lint.rules import RULES, LintRule
 from allranks.spec import models
 from allranks.spec.records import Record, RunSpec
 from allranks.spec.strategies import BUILT_IN
@@ -48,6 +50,26 @@ def failures() -> str:
         return f"| {failure.number} | [{failure.title}](#failure-{failure.number}) | {failure.how} | {failure.where} | {tested} |"
 
     return "\n".join(["| # | failure | how | where | tested by |", "|---|---|---|---|---|", *map(row, KNOWN_FAILURES)])
+
+
+# Rules of lint
+
+
+def lint_rule(rule: LintRule) -> str:
+    """Return what a rule reports, with a line that is reported and one that is not."""
+    where = "" if len(rule.files) == 1 else ", also in environment files and specs"
+    cure = f"\n\nFix: {rule.cure}" if rule.cure else ""
+    example = f"```bash\n# reported\n{rule.bad}\n# not reported\n{rule.good}\n```"
+    return f"### {rule.id}\n\n*{rule.severity}*{where}: {rule.why}\n\n{example}{cure}\n\nSource: {rule.source}\n"
+
+
+def lint_rules() -> str:
+    """Return all rules of lint, by topic."""
+    parts = []
+    for topic in TOPICS:
+        parts.append(f"## {(topic.__doc__ or '').strip().rstrip('.')}\n")
+        parts += [lint_rule(rule) for rule in RULES.values() if rule.checks[0].__module__ == topic.__name__]
+    return "\n".join(parts)
 
 
 # Models
@@ -463,6 +485,7 @@ def throughput() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "failures": failures,
+    "lint_rules": lint_rules,
     "models_text": lambda: model_table("text"),
     "models_classification": lambda: model_table("classification"),
     "encoder_decoders": lambda: ", ".join(sorted(models.ENCODER_DECODERS)),

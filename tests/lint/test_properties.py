@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from allranks.analysis.lint import lint
 from allranks.analysis.lint.readers import ShellReader
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN, MappedText
-from tests.lint.cases import BAD
+from tests.lint.helpers import CASES, Case
 from tests.sampling import examples
 
+SCRIPTS = [case.script for case in CASES]
 PIECES = st.sampled_from(
     [
         *"'\"\\$`;&|<>(){}#\n =,^-", "$(", "${", "$((", "))", "<<E\n", "<<-'E'\n", "\nE\n", "case x in ", ") ", ";;", " esac\n", "for i in ",
@@ -27,7 +28,7 @@ PIECES = st.sampled_from(
         UNRESOLVED_OPEN, UNRESOLVED_CLOSE,
     ]
 )  # fmt: skip
-TEXTS = st.lists(st.one_of(PIECES, st.sampled_from([t for _, t, _ in BAD])), max_size=30).map("".join)
+TEXTS = st.lists(st.one_of(PIECES, st.sampled_from(SCRIPTS)), max_size=30).map("".join)
 
 
 def _lint(content: bytes, name: str = "job.sbatch") -> None:
@@ -57,7 +58,7 @@ def test_any_bytes_are_read_or_refused(content: bytes, name: str) -> None:
 
 
 @settings(max_examples=examples(80), deadline=None)
-@given(st.sampled_from([t for _, t, _ in BAD]), st.floats(0, 1))
+@given(st.sampled_from(SCRIPTS), st.floats(0, 1))
 def test_scripts_cut_anywhere(text: str, share: float) -> None:
     _lint(text[: int(len(text) * share)].encode())
 
@@ -124,10 +125,10 @@ def test_variables_hold_what_was_last_set(pairs: list[tuple[str, str]]) -> None:
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(st.sampled_from([(r, t, n) for r, t, n in BAD if r not in ("no-shebang", "dos-line-breaks")]), st.integers(1, 4))
-def test_comments_above_move_findings_and_change_none(case: tuple[str, str, int], count: int) -> None:
-    rule, text, line = case
-    head, _, rest = text.partition("\n")
+@given(st.sampled_from([c for c in CASES if c.line]), st.integers(1, 4))
+def test_comments_above_move_findings_and_change_none(case: Case, count: int) -> None:
+    rule, line = case.rule, case.line
+    head, _, rest = case.script.partition("\n")
     moved = head + "\n" + "# a comment 'with a quote\n" * count + rest
     with TemporaryDirectory() as folder:
         path = Path(folder) / "job.sbatch"

@@ -95,7 +95,7 @@ def _fix(report: LintReport, yes: bool) -> int:
     """Show the repairs, and write them if `yes`, or if a person at a terminal confirms."""
     import sys
 
-    from allranks.analysis.lint.repairs import plan_repairs, write_repair
+    from allranks.analysis.lint.output import plan_repairs, write_repair
 
     repairs = plan_repairs(report)
     for repair in repairs:

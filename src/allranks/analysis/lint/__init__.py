@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from allranks.analysis.lint.files import OpenedFile, UnreadableInput, open_file
-from allranks.analysis.lint.functions import place_single_calls
+from allranks.analysis.lint.files import OpenedFile, UnreadableInput, neutralise_placeholders, open_file
 from allranks.analysis.lint.generated_jobs import generated_jobs
-from allranks.analysis.lint.job import JobDescription, LintRule
-from allranks.analysis.lint.placeholders import neutralise_placeholders
+from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.readers import ShellReader, read_environment, read_spec
 from allranks.analysis.lint.records import LintFinding, LintReport, UnreadFile, Violation
-from allranks.analysis.lint.rules import RULES, TOPICS
+from allranks.analysis.lint.rules import (
+    RULES,
+    LintRule,
+    directives,
+    launch,
+    nodes,
+    rendezvous,
+    resources,
+    storage,
+    variables,
+)
 from allranks.analysis.lint.shell_tokens import MappedText
+from allranks.analysis.lint.shellcheck import general_findings
 from allranks.utils.inputs import is_stdin, name_of
 from allranks.utils.redaction import redact
 from allranks.utils.text import lazy_regex
 
-ALLOW = lazy_regex(r"#\s*allranks:\s*(?:allow\s+([a-z0-9,-]+)\s+\S.*|(ignore|ignore-file)\[([a-z0-9, *-]+)\])")
+ALLOW = lazy_regex(r"#\s*allranks:\s*(?:allow\s+([A-Za-z0-9,-]+)\s+\S.*|(ignore|ignore-file)\[([A-Za-z0-9, *-]+)\])")
 SEVERITIES = ("error", "warning", "note")
 PLACEHOLDERS_MATTER = {
     "several-torchruns",
@@ -26,10 +35,22 @@ PLACEHOLDERS_MATTER = {
     "node-rank-missing",
     "expanded-too-early",
     "exit-code-lost",
-    "broken-line",
     "placeholder",
 }
 """Rules about the shape of a script. Other findings on the line of a placeholder would be about text that is to be replaced."""
+
+TOPICS = (variables, rendezvous, nodes, resources, launch, directives, storage)
+"""Importing a topic registers its rules."""
+SAME_MISTAKE = (
+    ("fixed-port", "fixed-rendezvous-id"),
+    ("rendezvous-id-per-node", "port-per-node"),
+    ("gloo-interface-syntax", "loopback-across-nodes", "transport-disabled", "hard-coded-interface"),
+    ("address-without-host", "master-address", "scontrol-in-container"),
+    ("expanded-too-early", "unset-variable"),
+    ("one-node-only", "several-torchruns", "node-count", "node-rank-missing", "cpus-not-inherited"),
+    ("variable-in-directive", "directive-not-read", "directive-refused"),
+)
+"""Rules that see one mistake from several sides: of each group, a line has only the most severe finding, or else the first one."""
 
 __all__ = ["LintFinding", "LintReport", "lint"]
 
@@ -76,7 +97,6 @@ def _jobs(path: Path, slurm_version: str | None = None) -> tuple[list[JobDescrip
         reading = ShellReader()
         text = neutralise_placeholders(opened.text)
         reading.read(MappedText(text))
-        place_single_calls(reading, text)
     folder = None if is_stdin(path) or path.is_fifo() else path.absolute().parent
     facts = {"slurm_version": slurm_version, "folder": folder}
     jobs = [JobDescription(opened.text, opened.kind, reading, **facts)]
@@ -106,12 +126,23 @@ def _spec_jobs(path: Path, opened: OpenedFile) -> list[JobDescription]:
 def _check(name: str, job: JobDescription) -> tuple[list[LintFinding], list[LintFinding]]:
     found: dict[tuple[str, int, str], LintFinding] = {}
     certain: list[LintFinding] = []
-    for rule in RULES:
+    for rule in RULES.values():
         if job.kind in rule.files:
             for hit in rule.check(job):
                 finding = _finding(name, job, rule, hit)
                 found.setdefault((finding.id, finding.line, finding.message), finding)
                 certain += [finding] * hit.whatever_is_filled_in
+    if job.kind == "script" and job.source.text == job.text and "{%" not in job.text:
+        last = max(
+            1, len(job.text.splitlines())
+        )  # bash names the line behind the last one where something is not closed
+        for item in general_findings(neutralise_placeholders(job.text)):
+            general = item._replace(line=min(item.line, last))
+            quoted = redact(job.lines.line(general.line).strip())[:300]
+            finding = LintFinding(
+                file=name, text=quoted, **{**general._asdict(), "message": redact(general.message)[:400]}
+            )
+            found.setdefault((finding.id, finding.line, finding.message), finding)
     open_lines = {job.lines.place(offset)[0] for offset, _ in job.placeholders}
     ordered = sorted(found.values(), key=lambda f: (f.line, f.column, f.id))
     ordered = [f for f in ordered if f.line not in open_lines or f.id in PLACEHOLDERS_MATTER or f in certain]
@@ -124,9 +155,9 @@ def _once_per_line(findings: list[LintFinding]) -> list[LintFinding]:
     """Remove findings that are another side of a mistake that the same line already has."""
     kept: list[LintFinding] = []
     seen: dict[int, set[str]] = {}
-    places = {rule: i for topic in TOPICS for i, rule in enumerate(topic)}
+    places = {rule: i for topic in SAME_MISTAKE for i, rule in enumerate(topic)}
     for finding in sorted(findings, key=lambda f: (f.line, SEVERITIES.index(f.severity), places.get(f.id, 0))):
-        others = {rule for topic in TOPICS if finding.id in topic for rule in topic} - {finding.id}
+        others = {rule for topic in SAME_MISTAKE if finding.id in topic for rule in topic} - {finding.id}
         if not others & seen.get(finding.line, set()):
             kept.append(finding)
             seen.setdefault(finding.line, set()).add(finding.id)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import zip_longest
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import msgspec
 
-from allranks.analysis.lint.batch_systems import read_hosts, read_pbs
 from allranks.analysis.lint.command_options import (
     LAUNCHERS,
     PYTHON,
     Option,
     launcher_options,
     read_directives,
+    read_pbs,
     slurm_options,
 )
-from allranks.analysis.lint.files import FileKind
-from allranks.analysis.lint.placeholders import find_placeholders
+from allranks.analysis.lint.files import FileKind, find_placeholders
 from allranks.analysis.lint.readers import ShellReader, blank_comments, calculate, starts_with_mpi
-from allranks.analysis.lint.records import Argument, Assignment, Directive, ProgramCall, Severity, Violation
+from allranks.analysis.lint.records import Argument, Assignment, Directive, ProgramCall
 from allranks.analysis.lint.shell_tokens import LineIndex, MappedText
 from allranks.utils.text import lazy_regex
 
@@ -74,10 +73,6 @@ def count_gpus(per_node: str | None, gres: str | None) -> tuple[int | None, bool
     ), True
 
 
-PIPED_BLOCK = lazy_regex(r"\|&?\s*(while|until|for|if|case|\{|\()(?:\s[^|\n]*)?\Z")
-BLOCK_ENDS = {"if": "fi", "case": "esac", "{": r"\}", "(": r"\)"}
-
-
 class LauncherCall(msgspec.Struct, frozen=True):
     """A call that starts ranks. `kind` is the launcher's name, or ``python`` for one rank per task of srun."""
 
@@ -108,14 +103,6 @@ class LauncherCall(msgspec.Struct, frozen=True):
     def value(self, *names: str) -> str | None:
         option = self.option(*names)
         return option.value if option else None
-
-    @property
-    def local_ranks(self) -> str | None:
-        """Return the value of the launcher's own option for the ranks that one start of it makes."""
-        if self.kind == "deepspeed":
-            return self.value("num_gpus")
-        torch = self.kind in ("torchrun", "torch.distributed.launch")
-        return self.value("nproc_per_node" if torch else "num_processes")
 
     def place_of(self, arg: Argument, part: str, *, last: bool = False) -> int:
         """Return where part of an option's value stands, perhaps in a variable's value further up; else where the option stands.
@@ -156,8 +143,7 @@ class JobDescription:
         comments = {c.offset for c in reading.comments}
         self.placeholders = find_placeholders(text, comments) if kind == "script" else []
         self.directives = read_directives(self.source, comments) if kind == "script" else []
-        self.hosts = read_hosts(self.source, comments) if kind == "script" and not self.directives else None
-        self.pbs = read_pbs(self.source, comments) if kind == "script" and not (self.directives or self.hosts) else None
+        self.pbs = read_pbs(self.source, comments) if kind == "script" and not self.directives else None
 
     @cached_property
     def heading(self) -> dict[str, Directive]:
@@ -176,7 +162,7 @@ class JobDescription:
     @property
     def is_job(self) -> bool:
         """Return whether the file is a batch script of Slurm, PBS or another batch system whose request is read."""
-        return self.is_batch or self.pbs is not None or self.hosts is not None
+        return self.is_batch or self.pbs is not None
 
     @cached_property
     def runs_unattended(self) -> bool:
@@ -250,8 +236,6 @@ class JobDescription:
             return max(told, default=None)
         if self.pbs is not None:
             return self.pbs.nodes
-        if self.hosts is not None:
-            return self.hosts.nodes
         asked = self.heads("nodes")
         if asked and "nodes" in self.heading:
             bounds = [int(n) for n in re.findall(r"\d{1,8}", asked)]
@@ -294,8 +278,6 @@ class JobDescription:
     def gpus_per_node(self) -> int | None:
         if self.pbs is not None:
             return self.pbs.gpus
-        if self.hosts is not None:
-            return self.hosts.gpus
         found, known = count_gpus(self.heads("gpus-per-node"), self.heads("gres"))
         return found if known else self._gpus_of_tasks()
 
@@ -309,27 +291,11 @@ class JobDescription:
             return per_task * tasks
         return total // nodes if total and nodes and total % nodes == 0 and per_task is None else None
 
-    def is_missing(self, folder: str) -> tuple[bool, bool]:
-        """Return whether a relative folder exists nowhere, and whether that is certain.
-
-        It is looked for in the current folder, next to the script and above it in its project.
-        """
+    def is_missing(self, folder: str) -> bool:
+        """Return whether a relative folder exists neither here, nor next to the script or above it in its project."""
         if self.folder is None or folder.startswith(("/", "~", "$")) or "%" in folder or not self.is_batch:
-            return False, False
-        parent = str(PurePosixPath(folder).parent)
-        certain = self.in_repository or (
-            not re.fullmatch(r"\.|(?:\.\./?)+", parent) and any((p / parent).is_dir() for p in self._places)
-        )
-        return not self.has_folder(folder), certain
-
-    @property
-    def in_repository(self) -> bool:
-        """Whether the script lies in a checkout, whose folders can be seen."""
-        return any((place / ".git").exists() for place in self._places[1:])
-
-    def has_folder(self, folder: str) -> bool:
-        """Return whether a folder exists here, next to the script, or above it in its project."""
-        return any((place / folder).is_dir() for place in self._places)
+            return False
+        return not any((place / folder).is_dir() for place in self._places)
 
     @property
     def _places(self) -> list[Path]:
@@ -346,8 +312,6 @@ class JobDescription:
     def requests_gpus(self) -> bool:
         if self.pbs is not None:
             return self.pbs.requests_gpus
-        if self.hosts is not None:
-            return bool(self.hosts.gpus)
         return any("gpu" in name or name == "gres" for name in self.heading)
 
     @cached_property
@@ -400,11 +364,6 @@ class JobDescription:
         return (int(found[1]), int(found[2])) if found else None
 
     @cached_property
-    def unknown_settings(self) -> bool:
-        """Return whether a sourced file or a loaded module may set any variable."""
-        return any(_sets_anything(call) for call in self.calls)
-
-    @cached_property
     def sources_files(self) -> bool:
         return any(c.program in ("source", ".") and _sets_anything(c) for c in self.calls)
 
@@ -415,23 +374,6 @@ class JobDescription:
         plain = [c for c in self.calls if PYTHON.match(c.program) and _runs_file(c) and not c.in_substitution]
         found = {c.offset: c for c in [*outer, *(c.under[0] if c.under else c for c in plain)]}
         return [found[offset] for offset in sorted(found)]
-
-    def runs_in_background(self, call: ProgramCall) -> bool:
-        """Return whether the command, or the pipe that begins with it, ends with ``&``."""
-        if not call.is_piped:
-            return call.after == "&"
-        later = [c for c in self.calls if c.offset > call.offset and c.under == call.under and not c.in_substitution]
-        for following in sorted(later, key=lambda c: c.offset):
-            start = following.offset
-            block = PIPED_BLOCK.search(self.text[max(0, start - 60) : start])
-            if block:
-                end = re.search(
-                    rf"(?<![\w$]){BLOCK_ENDS.get(block[1], 'done')}(?!\w)[^\n;&|]*(&(?!&))?", self.text[start:]
-                )
-                return bool(end and end[1])
-            if not following.is_piped:
-                return following.after == "&"
-        return False
 
     @cached_property
     def work_calls(self) -> list[ProgramCall]:
@@ -492,13 +434,14 @@ class JobDescription:
     def used_names(self) -> set[str]:
         return {use.name for use in self.uses}
 
+    @cached_property
+    def all_values(self) -> list[Assignment]:
+        """Return all assignments; `unset NAME` is none."""
+        return [a for a in self.assignments if not a.removed]
+
     def set_values_named(self, name: str, part: str) -> bool:
         """Return whether the variable gets a value that contains a text."""
         return any(part in a.value for a in self.by_name.get(name, ()))
-
-    def set_values_at_top(self) -> Iterator[Assignment]:
-        """Yield the assignments of the script's own shell."""
-        return (a for a in self.assignments if not a.under and not a.removed and not a.in_substitution)
 
     def is_copy(self, item: Assignment) -> bool:
         """Return whether the value is that of another assignment, at which a finding stands already: ``export A=$A``."""
@@ -509,26 +452,10 @@ class JobDescription:
     def _assigning_lines(self) -> set[int]:
         return {self.lines.place(a.offset)[0] for a in self.assignments}
 
-    def in_comment(self, offset: int) -> bool:
-        start = offset - self.lines.place(offset)[1] + 1
-        return self._comments.get(start, offset) < offset
-
-    def in_quotes(self, offset: int) -> bool:
-        """Return whether a quote that begins on the same line is open there. Quotes of earlier lines do not count."""
-        line, column = self.lines.place(offset)
-        before = self.lines.line(line)[: column - 1]
-        return before.count('"') % 2 == 1 or before.count("'") % 2 == 1
-
     @cached_property
     def code(self) -> str:
         """Return the text with blanks instead of comments, at the same places."""
         return blank_comments(self.text, self.reading.comments)
-
-    @cached_property
-    def _comments(self) -> dict[int, int]:
-        """Return where the comment of a line starts, by the offset at which the line starts."""
-        places = ((c.offset, self.lines.place(c.offset)[1]) for c in self.reading.comments)
-        return {offset - column + 1: offset for offset, column in places}
 
     def has(self, *names: str) -> bool:
         return any(name in self.by_name for name in names)
@@ -551,18 +478,3 @@ def _runs_file(call: ProgramCall) -> bool:
     # Behind the file -c is the program's own option.
     first = next((a.text for a in call.args if a.text in ("-c", "-m") or a.text.endswith(".py")), "-c")
     return first != "-c"
-
-
-RuleCheck = Callable[["JobDescription"], Iterable[Violation]]
-
-
-class LintRule(msgspec.Struct, frozen=True):
-    """One rule. `why` says what happens, `cure` what to write, `source` where this is documented."""
-
-    id: str
-    severity: Severity
-    check: RuleCheck
-    why: str
-    cure: str
-    source: str
-    files: tuple[str, ...] = ("script",)  # kinds of files it applies to

@@ -59,13 +59,9 @@ class ShellReader:
         self.uses: list[VariableUse] = []
         self.comments: list[Comment] = []
         self.trouble: list[tuple[int, str]] = []
-        self.unbalanced: list[tuple[int, str]] = []  # blocks that are not closed
         self.variables: dict[str, ShellVariable] = {}
         self.exported: set[str] = set()  # `export NAME` without a value
-        self.misnamed: list[tuple[int, str]] = []  # words after export or declare that name no variable
         self.named: set[str] = set()  # set in another way: by for, read, mapfile, printf -v, arithmetic, declare
-        self.word_loops: list[tuple[int, str]] = []  # `for x in NAME`, where NAME is an array
-        self.passed: MappedText | None = None  # what the last cat or echo gives to a pipe
         self.submitted: list[MappedText] = []  # batch scripts that a here-document passes to sbatch
         self.submitting: list[ProgramCall] = []  # the calls of sbatch that read them
         self.files: dict[str, MappedText] = {}  # files written by here-documents, which may be run later
@@ -85,13 +81,10 @@ class ShellReader:
             lexed.trouble and UNRESOLVED_OPEN not in source.text
         ):  # quotes may close in an unknown part: eval "set -- $quoted"
             self.trouble.append(lexed.trouble)
-        problems: list[tuple[int, str]] = []
-        for raw in split_commands(lexed, problems):
+        for raw in split_commands(lexed):
             inside = in_function and not raw.in_function
             part = msgspec.structs.replace(raw, in_function=True) if inside else raw
             _CommandReader(self, part, under, depth, substitution).take()
-        if depth == 0 and not lexed.trouble:
-            self.unbalanced += problems
 
 
 class _CommandReader:
@@ -125,9 +118,6 @@ class _CommandReader:
                 self._note_uses(redirect.target)
         self.redirects = False
         if self.raw.loop_name:
-            name = words[0].plain or "" if len(words) == 1 else ""
-            if name in self.reading.variables and self.reading.variables[name].items is not None:
-                self.reading.word_loops.append((words[0].offset, name))
             return
         if self.program in DECLARING and self.program != "local":
             self._declare(
@@ -155,8 +145,6 @@ class _CommandReader:
                 continue
             if exported and not name.startswith("-"):
                 self.reading.exported.add(name)
-            if name and not name.startswith(("-", "+")) and not VARIABLE.fullmatch(name):
-                self.reading.misnamed.append((word.offset, name))
             if name in self.reading.variables and exported:
                 old = self.reading.variables[name]
                 self.reading.variables[name] = ShellVariable(old.source, True, old.items)
@@ -191,10 +179,8 @@ class _CommandReader:
         if len(source.text) > MAX_VALUE:
             source = unresolved_text(name, word.offset)
         exported = exported or (old is not None and old.exported)
-        quoted = bool(word.items) and all(_is_one_word(item) for item in word.items or ())
         made = Assignment(
-            name, source, word.offset, exported, self.under, "", items, False, self.substitution, quoted,
-            self.raw.in_function, self.raw.subshell,
+            name, source, word.offset, exported, self.under, "", items, False, self.substitution, self.raw.in_function,
         )  # fmt: skip
         if keep:
             self.reading.assignments.append(made)
@@ -212,7 +198,7 @@ class _CommandReader:
                         for name in [n for n in self.reading.variables if n.startswith(found[1])]:
                             self._use(name, part.source.where(0), rest)
                         continue
-                    self._use(found[1], part.source.where(0), rest, found[2] or "", part.quoted)
+                    self._use(found[1], part.source.where(0), rest, part.quoted)
                     for name in INNER_NAMES.findall(part.source.text[found.end() :]):
                         self._use(name, part.source.where(0), "")
             elif part.kind == "arithmetic":
@@ -231,23 +217,12 @@ class _CommandReader:
         for item in word.items or ():
             self._note_uses(item)
 
-    def _use(self, name: str, offset: int, operator: str, index: str = "", quoted: bool = False) -> None:
+    def _use(self, name: str, offset: int, operator: str, quoted: bool = False) -> None:
         raw = self.raw
-        self.reading.uses.append(
-            VariableUse(
-                name,
-                offset,
-                self.under,
-                self.program,
-                operator,
-                raw.in_function,
-                index,
-                quoted,
-                raw.in_loop,
-                self.redirects,
-                raw.subshell,
-            )
+        use = VariableUse(
+            name, offset, self.under, self.program, operator, raw.in_function, quoted, raw.in_loop, self.redirects
         )
+        self.reading.uses.append(use)
 
     def _flatten(self, parts: tuple[WordPart, ...]) -> MappedText:
         """Expand the parts as the shell does; unknown values stay unresolved."""
@@ -328,7 +303,6 @@ class _CommandReader:
             return ProgramCall(
                 program, rest, at.offset, under, shared_prefix, redirects, raw.before, raw.after, raw.in_loop,
                 raw.in_function, self.substitution, raw.tested, module, at.text, raw.branch,
-                raw.subshell,
             )  # fmt: skip
 
         opened = unwrap_command(args, make, self.under)
@@ -340,12 +314,6 @@ class _CommandReader:
         self.reading.assignments += [msgspec.structs.replace(a, under=inner) for a in prefix]
         self._inner(opened.script, opened.calls)
 
-    def _fed(self, call: ProgramCall, passed: MappedText | None) -> MappedText | None:
-        """Return the script that sbatch reads from a pipe of cat or echo, or from ``<<<``."""
-        given = next((r.target for r in self.raw.redirects if r.token.operator == "<<<"), None)
-        script = self._flatten(given.parts) if given else passed if call.before == "|" else None
-        return script if script is not None and re.match(r"\s*#!", script.text) and "#SBATCH" in script.text else None
-
     def _target(self, redirect: RawRedirect) -> str:
         return restore_variables(self._flatten(redirect.target.parts).text) if redirect.target else ""
 
@@ -355,63 +323,28 @@ class _CommandReader:
             return
         last = calls[-1]
         under = (*last.under, last)
-        passed, self.reading.passed = self.reading.passed, None
         body = next((r for r in self.raw.redirects if r.token.body is not None), None)
         document = self._document(body) if body else None
-        if document is not None and body and not body.token.body_quoted:
-            document = _with_unknown_commands(document)
         if script is not None:
             self._nested(script.source, under)
         elif document is not None and (last.program in SHELLS or (last.program == "srun" and not last.under)):
             self._nested(document, under)
-        elif last.program == "sbatch" and (job := document or self._fed(last, passed)) is not None:
-            self.reading.submitted.append(job)
+        elif last.program == "sbatch" and document is not None:
+            self.reading.submitted.append(document)
             self.reading.submitting.append(last)
-        elif document is not None and last.program == "cat" and last.is_piped:
-            self.reading.passed = document
         elif document is not None:
             for redirect in last.redirects:
                 if redirect.operator in (">", ">|"):
                     self.reading.files[redirect.target] = document
-            self._teed(last, document)
-        elif last.before == "|" and passed is not None:
-            self._teed(last, passed)
+            if last.program == "tee" and last.args:
+                self.reading.files[last.args[-1].text] = document
         elif last.program == "eval":
-            start = len(self.reading.calls)
             self._nested(
                 join_texts([p for a in last.args for p in (a.source, MappedText(" ", [a.offset]))] or [MappedText("")]),
                 last.under,
             )
-            self._place_like(last, start)
-        elif last.program in ("echo", "printf") and last.is_piped and last.args:
-            self.reading.passed = last.args[-1].source
         else:
             self._written(last, under)
-
-    def _teed(self, call: ProgramCall, text: MappedText) -> None:
-        """Note what tee writes to its file, or adds to it."""
-        name = call.args[-1].text if call.args and call.program == "tee" else ""
-        old = self.reading.files.get(name)
-        adds = any(a.text in ("-a", "--append") for a in call.args[:-1])
-        if name and not (adds and old is None):
-            self.reading.files[name] = join_texts([old, text]) if adds and old is not None else text
-
-    def _place_like(self, outer: ProgramCall, start: int) -> None:
-        """Give the commands of ``eval`` the place of eval itself: its loop, function and branch, and what follows it."""
-        calls = self.reading.calls
-        for index in range(start, len(calls)):
-            call = calls[index]
-            ends = call.under == outer.under and index == max(
-                i for i in range(start, len(calls)) if calls[i].under == outer.under
-            )
-            calls[index] = msgspec.structs.replace(
-                call,
-                in_loop=call.in_loop or outer.in_loop,
-                in_function=call.in_function or outer.in_function,
-                branch=call.branch or outer.branch,
-                after=outer.after if ends and call.after in ("", "\n", ";") else call.after,
-                subshell=call.subshell if call.subshell is not None else outer.subshell,
-            )
 
     def _written(self, last: ProgramCall, under: tuple[ProgramCall, ...]) -> None:
         """Read a script that a here-document wrote and that is now run."""
@@ -448,34 +381,9 @@ class _CommandReader:
                 continue
             line = body.text[body.text.rfind("\n", 0, found.start()) + 1 :]
             if not line.startswith("#") or line.startswith(("#SBATCH", "#PBS", "#BSUB")):
-                self._use(name[1], body.where(found.start()), inner[name.end() :], name[2] or "")
+                self._use(name[1], body.where(found.start()), inner[name.end() :])
             pieces.append(self._value(inner, body.where(found.start())))
         return join_texts([*pieces, body.part(i, len(body.text))])
-
-
-COMMAND_IN_DIRECTIVE = lazy_regex(
-    r"(?<=[\s=:])(?:\$\(\((?:[^()\n]|\([^()\n]*\))*\)\)|\$\(((?:[^()\n]|\([^()\n]*\))*)\)|`([^`\n]*)`)"
-)
-
-
-def _with_unknown_commands(document: MappedText) -> MappedText:
-    """Return a here-document whose #SBATCH lines have unknown values for the commands that the writing shell has run."""
-    pieces: list[MappedText] = []
-    done = 0
-    for line in re.finditer(r"(?m)^#SBATCH[^\n]*", document.text):
-        for found in COMMAND_IN_DIRECTIVE.finditer(document.text, line.start(), line.end()):
-            pieces += [document.part(done, found.start()), unresolved_text("(...)", document.where(found.start()))]
-            done = found.end()
-    return join_texts([*pieces, document.part(done, len(document.text))]) if pieces else document
-
-
-def _is_one_word(item: Word) -> bool:
-    """Return whether an item of an array is quoted, and is not ``"${other[@]}"``, which is as many words as the other array has."""
-    return (
-        bool(item.parts)
-        and item.parts[0].quoted
-        and not any(part.kind == "variable" and part.source.text.endswith("[@]") for part in item.parts)
-    )
 
 
 def _from_env(arg: Argument, call: ProgramCall) -> Assignment:

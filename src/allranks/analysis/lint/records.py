@@ -41,9 +41,7 @@ class Assignment(msgspec.Struct, frozen=True):
     items: tuple[MappedText, ...] | None = None
     removed: bool = False  # `unset NAME`
     in_substitution: bool = False
-    quoted_items: bool = False  # every item of the array is one quoted word
     in_function: bool = False
-    subshell: int | None = None  # where the ( ... ) or piped loop begins in which it is lost
 
     @property
     def value(self) -> str:
@@ -73,7 +71,6 @@ class ProgramCall(msgspec.Struct, frozen=True):
     module: bool = False  # started with python -m
     written: str = ""  # the program's word as written
     branch: Branch = ()
-    subshell: int | None = None  # where the innermost ( ... ) or piped loop begins
 
     def pairs(self) -> Iterator[tuple[Argument, Argument | None]]:
         """Yield each argument with the one after it."""
@@ -114,11 +111,9 @@ class VariableUse(msgspec.Struct, frozen=True):
     program: str  # of the command that contains it; "=" for an assignment
     operator: str = ""  # what follows the name in ${NAME...}
     in_function: bool = False
-    index: str = ""  # of an array, with its brackets
     quoted: bool = False
     in_loop: bool = False
     in_redirect: bool = False  # in the name of a file to which the shell redirects
-    subshell: int | None = None
 
 
 class Directive(msgspec.Struct, frozen=True):
@@ -163,14 +158,6 @@ class Violation(msgspec.Struct, frozen=True):
     severity: Severity | None = None
     fix: tuple[Edit, ...] = ()
     whatever_is_filled_in: bool = False  # it does not depend on a placeholder in the same line
-
-
-class RuleExample(msgspec.Struct, frozen=True):
-    """What users see of a mistake, and a script before and after the repair."""
-
-    symptom: str
-    bad: str
-    good: str
 
 
 class LintFinding(msgspec.Struct, frozen=True, kw_only=True):

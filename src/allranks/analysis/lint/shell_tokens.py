@@ -165,10 +165,6 @@ class RawCommand(msgspec.Struct, frozen=True):
     tested: bool
     loop_name: str | None = None
     branch: Branch = ()
-    subshell: int | None = None  # where the innermost ( ... ) or piped loop begins that the command is in
-
-
-CLOSED_BY = {"if": "fi", "do": "done", "case": "esac"}
 
 
 class _ParserState:
@@ -181,49 +177,12 @@ class _ParserState:
         self.before = ""
         self.seen = 0
         self.branch: list[tuple[int, int]] = []
-        self.blocks: list[tuple[str, int]] = []  # the words that close the open blocks, and where these start
-        self.unbalanced: tuple[int, str] | None = None
-        self.uncertain = False  # a case in parentheses: which ) ends what is not followed
-        self.parentheses: list[int] = []  # where the open ( stand
-        self.piped_loops: list[int | None] = []  # of each open loop: where it begins, if a pipe feeds it
-        self.piped: int | None = None  # where a loop behind a pipe begins whose `do` is still to come
 
-    @property
-    def subshell(self) -> int | None:
-        """Return where the innermost ( ... ) or piped loop begins; None if this is not certain."""
-        found = [*self.parentheses, *(place for place in self.piped_loops if place is not None)]
-        return max(found) if found and not self.uncertain else None
-
-    def _balance(self, word: str, offset: int) -> None:
-        """Note where a block is closed that is not open."""
-        if word in CLOSED_BY:
-            self.blocks.append((CLOSED_BY[word], offset))
-        elif word in ("fi", "done", "esac"):
-            if self.blocks and self.blocks[-1][0] == word:
-                self.blocks.pop()
-            elif self.unbalanced is None:
-                self.unbalanced = (offset, f"{word} closes nothing that is open here")
-
-    def problem(self) -> tuple[int, str] | None:
-        """Return the first block that is not closed, or the first word that closes none."""
-        if self.uncertain:
-            return None
-        if self.unbalanced is None and self.blocks:
-            closer, offset = self.blocks[-1]
-            return offset, f"the closing {closer} is missing"
-        return self.unbalanced
-
-    def keyword(self, word: str, offset: int) -> None:
-        self._balance(word, offset)
-        if word in ("while", "until"):
-            self.piped = offset if self.before in ("|", "|&") else None
+    def keyword(self, word: str) -> None:
         if word == "do":
             self.loops += 1
-            self.piped_loops.append(self.piped)
-            self.piped = None
         elif word == "done":
             self.loops = max(0, self.loops - 1)
-            self.piped_loops = self.piped_loops[:-1]
         elif word == "{":
             self.braces += 1
         elif word == "}":
@@ -248,8 +207,8 @@ class _ParserState:
             self.branch[-1] = (self.branch[-1][0], self.branch[-1][1] + 1)
 
 
-def split_commands(lexed: LexResult, problems: list[tuple[int, str]] | None = None) -> Iterator[RawCommand]:
-    """Yield simple commands in the order of the text; add to `problems` a block without its end."""
+def split_commands(lexed: LexResult) -> Iterator[RawCommand]:
+    """Yield simple commands in the order of the text."""
     state = _ParserState()
     words: list[Word] = []
     redirects: list[RawRedirect] = []
@@ -273,41 +232,23 @@ def split_commands(lexed: LexResult, problems: list[tuple[int, str]] | None = No
                 state.function_at = state.braces
                 words, i = [], i + 1
                 continue
-            if token.operator == "(" and words and state.unbalanced is None and _opens_nothing(words):
-                state.unbalanced = (token.offset, "( stands within a command: a syntax error")
             pattern = token.operator == ")" and state.level == 0
             state.level = max(0, state.level + {"(": 1, ")": -1}.get(token.operator, 0))
             if pattern:
                 _first_pattern(words, state)
             else:
                 yield from _finish(words, redirects, state, token.operator)
-            if token.operator == "(":
-                state.parentheses.append(token.offset)
-            elif token.operator == ")":
-                state.parentheses = state.parentheses[:-1]
             if token.operator.startswith(";;") or token.operator == ";&":
                 state.next_way()
             words, redirects = [], []
             state.before = "" if token.operator == "(" else token.operator
-    if problems is not None and (problem := state.problem()) is not None:
-        problems.append(problem)
-
-
-def _opens_nothing(words: list[Word]) -> bool:
-    """Return whether a ( behind these words starts neither a subshell, nor a pattern, nor the list of ``select`` or ``for``."""
-    plain = [w.plain for w in words]
-    return (
-        plain[-1] not in KEYWORDS | {"in", "coproc"}
-        and plain[0] not in ("case", "function", "[[")
-        and "[[" not in plain
-    )
 
 
 def _first_pattern(words: list[Word], state: _ParserState) -> None:
     """Note the words before the first pattern of ``case $x in a)``, if all stand in one line."""
     for word in words if any(w.plain == "case" for w in words) else ():
         if word.plain in KEYWORDS | ENDINGS or word.plain == "case":
-            state.keyword(word.plain or "", word.offset)
+            state.keyword(word.plain or "")
         if word.plain not in KEYWORDS | ENDINGS:
             return
 
@@ -316,7 +257,7 @@ def _finish(words: list[Word], redirects: list[RawRedirect], state: _ParserState
     words = list(words)
     negated = False
     while words and (plain := words[0].plain) is not None and (plain in KEYWORDS | ENDINGS):
-        state.keyword(plain, words[0].offset)
+        state.keyword(plain)
         negated = negated or plain == "!"
         words.pop(0)
         while plain == "time" and words and words[0].plain in ("-p", "--"):
@@ -324,23 +265,22 @@ def _finish(words: list[Word], redirects: list[RawRedirect], state: _ParserState
     loop_name = None
     if len(words) > 1 and words[0].plain == "for" and any(part.kind == "arithmetic" for part in words[1].parts):
         if len(words) > 2 and words[2].plain in ("do", "{"):  # for ((...)) do
-            state.keyword(words[2].plain, words[2].offset)
+            state.keyword(words[2].plain)
         words = words[1:2]
     elif words and words[0].plain in ("for", "select"):
         loop_name = words[1].plain if len(words) > 1 else None
         if len(words) > 2 and words[2].plain == "do":  # for NAME do
-            state.keyword("do", words[2].offset)
+            state.keyword("do")
         counts = len(words) > 1 and any(p.kind == "arithmetic" for p in words[1].parts)  # for ((i = 0; i < n; i++))
         words = words[1:2] if counts else words[3:]
     elif words and words[0].plain == "case":
-        state.keyword("case", words[0].offset)
-        state.uncertain = state.uncertain or after == ")" or state.level > 0
+        state.keyword("case")
         words = []
     elif words and words[0].plain == "function":
         state.function_at = state.braces
         words = words[2:]
         while words and words[0].plain == "{":
-            state.keyword("{", words[0].offset)
+            state.keyword("{")
             words.pop(0)
     if words or redirects or loop_name:
         yield RawCommand(
@@ -353,5 +293,4 @@ def _finish(words: list[Word], redirects: list[RawRedirect], state: _ParserState
             state.tested or negated,
             loop_name,
             tuple(state.branch),
-            state.subshell,
         )

@@ -1,240 +1,168 @@
-"""The list of all rules: id, severity, check, and the texts that all findings of a rule share."""
+"""Registration of rules, and facts that rules of several topics need."""
 
 from __future__ import annotations
 
-from allranks.analysis.lint.job import LintRule
-from allranks.analysis.lint.rules import (
-    cancelling,
-    combined,
-    commands,
-    conditions,
-    counts,
-    dataflow,
-    directives,
-    environments,
-    exit_codes,
-    gpus,
-    hostfiles,
-    launchers,
-    left_unused,
-    log_folders,
-    node_lists,
-    options,
-    plain_commands,
-    ports,
-    programs,
-    quoting,
-    rendezvous,
-    requests,
-    secrets,
-    several_nodes,
-    shared_files,
-    shell,
-    sizes,
-    starting,
-    steps,
-    storage,
-    submissions,
-    subshells,
-    tasks,
-    unset_variables,
-    usage,
-    variables,
-    waiting,
-)
+import re
+from collections.abc import Callable, Iterable, Iterator
 
+import msgspec
+
+from allranks.analysis.lint.command_options import slurm_options
+from allranks.analysis.lint.job import SETS_PATHS_ONLY, JobDescription, LauncherCall
+from allranks.analysis.lint.records import ProgramCall, Severity, Violation
+from allranks.utils.text import lazy_regex
+
+RuleCheck = Callable[[JobDescription], Iterable[Violation]]
 ANY = ("script", "environment", "spec")
-SLURM = "Slurm's sbatch and srun manuals"
-TORCHRUN = "torch/distributed/run.py"
-ELASTIC = "torch/distributed/elastic/rendezvous"
-NCCL_DOCS = "NCCL user guide, environment variables"
-SLURM_TEST = "tested with Slurm 22.05"
 
-RULES: tuple[LintRule, ...] = (
-    # Environment variables
-    LintRule("unknown-variable", "error", variables.unknown, variables.UNKNOWN_WHY, "", "the libraries' own sources and binaries", ANY),
-    LintRule("misspelled-variable", "warning", combined.MISSPELLED_VARIABLE, variables.UNKNOWN_WHY, "", "the strings in libnccl 2.21 and 2.32", ANY),
-    LintRule("deprecated-variable", "note", variables.deprecated, variables.DEPRECATED_WHY, "", "release notes of the library", ANY),
-    LintRule("gloo-interface-syntax", "error", variables.gloo_syntax, variables.GLOO_WHY, variables.GLOO_CURE, "tested with torch 2.13", ANY),
-    LintRule("invalid-value", "error", combined.INVALID_VALUE, "The library ignores the value or refuses to start.", "", NCCL_DOCS, ANY),
-    LintRule("no-effect", "note", combined.NO_EFFECT, variables.NO_EFFECT_WHY, "remove the line", "NCCL's defaults: both are 0", ANY),
-    LintRule("hard-coded-interface", "note", variables.interface, variables.INTERFACE_WHY, variables.INTERFACE_CURE, "nccl#286, nccl#1837", ANY),
-    LintRule("loopback-across-nodes", "error", variables.loopback, variables.LOOPBACK_WHY, variables.INTERFACE_CURE, NCCL_DOCS),
-    LintRule("transport-disabled", "note", variables.disabled, variables.DISABLED_WHY, variables.DISABLED_CURE, "nccl#667, nccl#1838", ANY),
-    LintRule("fixed-gid-index", "note", variables.gid, variables.GID_WHY, "remove it, or determine it on each node", "NCCL 2.21 notes", ANY),
-    LintRule("error-handling-off", "warning", variables.handling_off, variables.HANDLING_WHY, variables.HANDLING_CURE, "ProcessGroupNCCL.hpp", ANY),
-    LintRule("debug-setting", "note", variables.debugging, variables.DEBUGGING_WHY, "remove it", "CUDA C++ programming guide, environment variables", ANY),
-    # Rendezvous
-    LintRule("fixed-port", "warning", combined.FIXED_PORT, ports.PORT_WHY, ports.PORT_CURE, ELASTIC, ANY),
-    LintRule("ephemeral-port", "note", ports.ephemeral, ports.EPHEMERAL_WHY, ports.PORT_CURE, "enroot#243"),
-    LintRule("port-per-node", "error", combined.PORT_PER_NODE, ports.PER_NODE_WHY, ports.PORT_CURE, "LLaMA-Factory's launcher"),
-    LintRule("fixed-rendezvous-id", "note", combined.FIXED_RENDEZVOUS_ID, ports.ID_WHY, ports.ID_CURE, ELASTIC),
-    LintRule("rendezvous-id-per-node", "error", rendezvous.id_per_node, rendezvous.ID_PER_NODE_WHY, rendezvous.ID_PER_NODE_CURE, ELASTIC),
-    LintRule("node-rank-ignored", "note", rendezvous.node_rank, rendezvous.RANK_WHY, rendezvous.RANK_CURE, TORCHRUN + ", pytorch#150660"),
-    LintRule("node-rank-missing", "error", combined.NODE_RANK_MISSING, rendezvous.MISSING_WHY, rendezvous.MISSING_CURE, TORCHRUN),
-    LintRule("expanded-too-early", "error", combined.EXPANDED_TOO_EARLY, dataflow.EARLY_WHY, dataflow.EARLY_CURE, "accelerate#2816"),
-    LintRule("master-address", "warning", combined.MASTER_ADDRESS, rendezvous.ADDRESS_WHY, rendezvous.ADDRESS_CURE, "nebius-solutions-library#177"),
-    LintRule("address-without-host", "warning", rendezvous.hostless, rendezvous.HOSTLESS_WHY, rendezvous.HOSTLESS_CURE, ELASTIC + ", pytorch#73656"),
-    LintRule("scontrol-in-container", "warning", rendezvous.container, rendezvous.CONTAINER_WHY, rendezvous.ADDRESS_CURE, "mmcv#700, pith-train#91"),
-    LintRule("whole-node-list", "error", combined.NODE_LIST, quoting.ARRAY_WHY, quoting.ARRAY_CURE, "bash manual, arrays"),
-    LintRule("compressed-node-list", "error", node_lists.compressed, node_lists.LIST_WHY, node_lists.LIST_CURE, SLURM_TEST),
-    LintRule("never-expanded", "error", combined.NEVER_EXPANDED, quoting.TEXT_WHY, quoting.TEXT_CURE, "bash manual, quoting"),
-    LintRule("octal-number", "warning", ports.octal, ports.OCTAL_WHY, "", "bash manual, shell arithmetic"),
-    # Tasks and resources
-    LintRule("several-torchruns", "error", combined.SEVERAL_TORCHRUNS, tasks.SEVERAL_WHY, tasks.SEVERAL_CURE, SLURM_TEST),
-    LintRule("one-node-only", "error", combined.ONE_NODE_ONLY, tasks.ONE_NODE_WHY, tasks.ONE_NODE_CURE, SLURM),
-    LintRule("node-count", "error", combined.NODE_COUNT, tasks.COUNT_WHY, tasks.COUNT_CURE, TORCHRUN),
-    LintRule("fewer-tasks-than-nodes", "error", tasks.fewer, tasks.FEWER_WHY, tasks.FEWER_CURE, SLURM),
-    LintRule("processes-of-one-node", "warning", tasks.processes, tasks.PROCESSES_WHY, tasks.PROCESSES_CURE, "accelerate/utils/launch.py"),
-    LintRule("cpus-not-inherited", "note", tasks.inherited, tasks.INHERITED_WHY, tasks.INHERITED_CURE, "release notes of Slurm 22.05, Lightning#18650"),
-    LintRule("cpus-missing", "note", tasks.missing, tasks.MISSING_WHY, tasks.MISSING_CURE, SLURM),
-    LintRule("threads-missing", "note", tasks.threads, tasks.THREADS_WHY, tasks.THREADS_CURE, TORCHRUN),
-    LintRule("gpus-for-the-job", "note", tasks.gpus_total, tasks.GPUS_WHY, "--gpus-per-node=<n>", SLURM),
-    LintRule("gpu-per-task", "note", tasks.gpu_per_task, tasks.PER_TASK_WHY, tasks.PER_TASK_CURE, SLURM),
-    LintRule("device-of-one-gpu", "error", combined.DEVICE_OF_ONE_GPU, tasks.PER_TASK_WHY, tasks.PER_TASK_CURE, SLURM),
-    LintRule("tasks-contradict", "warning", combined.TASKS_CONTRADICT, counts.TASKS_WHY, counts.TASKS_CURE, SLURM_TEST),
-    LintRule("named-nodes", "warning", combined.NAMED_NODES, counts.NAMED_WHY, counts.NAMED_CURE, SLURM_TEST),
-    LintRule("same-gpu", "warning", combined.SAME_GPU, counts.PARALLEL_WHY, counts.PARALLEL_CURE, "CUDA C++ programming guide, environment variables"),
-    LintRule("steps-wait", "warning", counts.waiting_steps, counts.STEPS_WHY, counts.STEPS_CURE, SLURM_TEST),
-    LintRule("too-few-slots", "error", launchers.few_slots, launchers.SLOTS_WHY, "", "Open MPI's mpirun manual; Horovod's documentation, horovodrun"),
-    LintRule("parallel-sizes", "error", sizes.parallel_sizes, sizes.SIZES_WHY, sizes.SIZES_CURE, "Megatron-LM's arguments; torchtitan's ParallelDims"),
-    LintRule("host-file", "error", combined.HOST_FILE, hostfiles.HOSTFILE_WHY, hostfiles.HOSTFILE_CURE, "DeepSpeed's launcher, runner.py"),
-    LintRule("ray-step-ends", "warning", launchers.ray_step_ends, launchers.RAY_WHY, "", "Ray's documentation, Slurm; srun manual"),
-    LintRule("more-ranks-than-gpus", "error", combined.MORE_RANKS_THAN_GPUS, gpus.TOO_MANY_WHY, "set both to the same number", TORCHRUN),
-    LintRule("idle-gpus", "warning", combined.IDLE_GPUS, gpus.IDLE_WHY, gpus.IDLE_CURE, TORCHRUN),
-    LintRule("idle-nodes", "warning", combined.IDLE_NODES, steps.NODES_WHY, steps.NODES_CURE, SLURM),
-    LintRule("ranks-in-separate-jobs", "warning", requests.separate_jobs, requests.SEPARATE_WHY, requests.SEPARATE_CURE, SLURM),
-    LintRule("world-size", "error", combined.WORLD_SIZE, tasks.WORLD_WHY, tasks.WORLD_CURE, "torch.distributed documentation, env://"),
-    LintRule("threads-oversubscribed", "warning", combined.THREADS, tasks.OVERSUBSCRIBED_WHY, tasks.OVERSUBSCRIBED_CURE, "OpenMP specification"),
-    LintRule("fewer-cpus-than-ranks", "warning", combined.FEW_CPUS, tasks.FEW_CPUS_WHY, tasks.FEW_CPUS_CURE, SLURM),
-    LintRule("gpus-held", "warning", combined.GPUS_HELD, requests.HELD_WHY, requests.HELD_CURE, SLURM),
-    LintRule("no-gpu-requested", "warning", left_unused.zero_gpus, left_unused.ZERO_WHY, "--gres=gpu:1", SLURM),
-    LintRule("nothing-to-do", "warning", combined.NOTHING_TO_DO, usage.NOTHING_WHY, "take the # away; or remove the script", "bash manual, comments"),
-    LintRule("memory-unit", "warning", combined.MEMORY_UNIT, requests.UNIT_WHY, requests.UNIT_CURE, SLURM),
-    LintRule("one-log-for-array", "warning", combined.ONE_LOG_FOR_ARRAY, requests.SHARED_LOG_WHY, requests.SHARED_LOG_CURE, SLURM),
-    LintRule("option-twice", "warning", combined.OPTION_TWICE, requests.TWICE_WHY, requests.TWICE_CURE, "argparse; " + SLURM_TEST),
-    LintRule("visible-devices", "warning", combined.VISIBLE_DEVICES, gpus.VISIBLE_WHY, gpus.VISIBLE_CURE, "Slurm's gres manual"),
-    LintRule("one-failed-rest-waits", "note", tasks.kill, tasks.KILL_WHY, tasks.KILL_CURE, SLURM_TEST),
-    LintRule("step-exceeds-job", "error", steps.exceeds, steps.EXCEEDS_WHY, steps.EXCEEDS_CURE, SLURM),
-    LintRule("step-nodes", "error", combined.STEP_NODES, several_nodes.STEP_WHY, several_nodes.STEP_CURE, SLURM_TEST),
-    LintRule("job-inside-job", "warning", steps.allocates, steps.INNER_WHY, steps.INNER_CURE, SLURM),
-    LintRule("time-unit", "warning", combined.TIME_UNIT, steps.TIME_WHY, "--time=<hours>:00:00", SLURM),
-    LintRule("launchers-disagree", "error", steps.disagree, steps.DISAGREE_WHY, "the same address and port for all, and a rank for each", TORCHRUN),
-    # Launchers, environment and signals
-    LintRule("needs-ssh", "note", launchers.ssh, launchers.SSH_WHY, launchers.SSH_CURE, "DeepSpeed#1603, #2958"),
-    LintRule("ssh-without-command", "warning", environments.ssh_session, environments.SESSION_WHY, environments.SESSION_CURE, "ssh manual"),
-    LintRule("srun-without-command", "error", environments.no_command, environments.NO_COMMAND_WHY, environments.NO_COMMAND_CURE, SLURM),
-    LintRule("no-terminal", "error", combined.NO_TERMINAL, environments.TERMINAL_WHY, environments.TERMINAL_CURE, "docker run reference, foreground"),
-    LintRule("container-shell-ended", "warning", combined.CONTAINER_SHELL_ENDED, environments.ENDED_WHY, environments.ENDED_CURE, "apptainer exec manual"),
-    LintRule("builtin-as-program", "error", combined.BUILTIN_AS_PROGRAM, programs.BUILTIN_WHY, programs.BUILTIN_CURE, "bash manual, builtin commands"),
-    LintRule("not-runnable", "error", combined.NOT_RUNNABLE, starting.START_WHY, starting.START_CURE, "bash manual, command search and execution; " + SLURM_TEST),
-    LintRule("old-launcher", "note", launchers.old, launchers.OLD_WHY, "use torchrun, which has the same options", TORCHRUN),
-    LintRule("export-comma", "error", launchers.comma, launchers.COMMA_WHY, launchers.COMMA_CURE, SLURM_TEST),
-    LintRule("export-drops-environment", "warning", launchers.drops, launchers.DROPS_WHY, launchers.DROPS_CURE, SLURM_TEST),
-    LintRule("login-shell", "note", launchers.login, launchers.LOGIN_WHY, "use bash -c instead of bash -lc", "bash manual"),
-    LintRule("kills-others", "warning", combined.KILLS_OTHERS, cancelling.PKILL_WHY, cancelling.PKILL_CURE, "prime-rl's template"),
-    LintRule("signal-kills-torchrun", "warning", launchers.signal, launchers.SIGNAL_WHY, launchers.SIGNAL_CURE, SLURM_TEST),
-    LintRule("signal-not-trapped", "warning", combined.SIGNAL_NOT_TRAPPED, launchers.TRAP_WHY, launchers.TRAP_CURE, "bash manual, signals; " + SLURM_TEST),
-    LintRule("requeue-truncates-log", "warning", launchers.requeue, launchers.REQUEUE_WHY, "#SBATCH --open-mode=append", SLURM_TEST),
-    # Batch script
-    LintRule("variable-in-directive", "error", combined.VARIABLE_IN_DIRECTIVE, directives.VARIABLE_WHY, directives.VARIABLE_CURE, SLURM_TEST),
-    LintRule("directive-refused", "error", combined.DIRECTIVE_REFUSED, directives.REFUSED_WHY, "", SLURM_TEST),
-    LintRule("directive-too-late", "error", directives.late, directives.LATE_WHY, directives.LATE_CURE, SLURM_TEST),
-    LintRule("directive-not-read", "warning", combined.DIRECTIVE_NOT_READ, directives.UNREAD_WHY, "write it as #SBATCH at the start of the line", SLURM_TEST),
-    LintRule("output-folder", "warning", combined.OUTPUT_FOLDER, log_folders.OUTPUT_WHY, log_folders.OUTPUT_CURE, log_folders.OUTPUT_SOURCE),
-    LintRule("no-shebang", "error", combined.NO_SHEBANG, directives.SHEBANG_WHY, "start the file with #!/bin/bash", SLURM_TEST),
-    LintRule("dos-line-breaks", "error", directives.line_breaks, directives.CRLF_WHY, "dos2unix FILE, or sed -i 's/\\r$//' FILE", SLURM_TEST, ANY),
-    LintRule("exit-code-lost", "warning", combined.EXIT_CODE_LOST, exit_codes.EXIT_WHY, exit_codes.EXIT_CURE, "bash manual, pipelines"),
-    LintRule("not-exported", "error", combined.NOT_EXPORTED, dataflow.EXPORT_WHY, "export it before srun", "bash manual, environment"),
-    LintRule("unset-variable", "warning", combined.UNSET_VARIABLE, unset_variables.UNSET_WHY, unset_variables.UNSET_CURE, SLURM + "; bash manual, expansion"),
-    LintRule("test-syntax", "error", combined.TEST_SYNTAX, shell.BRACKET_WHY, shell.BRACKET_CURE, "bash manual, conditional expressions"),
-    LintRule("broken-line", "error", combined.BROKEN_LINE, shell.LINE_WHY, shell.LINE_CURE, "bash manual, quoting"),
-    LintRule("typographic-character", "error", shell.typographic, shell.TYPOGRAPHIC_WHY, shell.TYPOGRAPHIC_CURE, "bash manual, definitions"),
-    LintRule("stray-line", "error", combined.STRAY_LINE, commands.STRAY_WHY, commands.STRAY_CURE, "bash manual, command search and execution"),
-    LintRule("value-split", "error", combined.VALUE_SPLIT, commands.BLANK_WHY, commands.BLANK_CURE, "bash manual, simple command expansion"),
-    LintRule("missing-colon", "error", combined.MISSING_COLON, commands.COLON_WHY, commands.COLON_CURE, "bash manual, shell variables: PATH"),
-    LintRule("quoted-tilde", "error", combined.QUOTED_TILDE, commands.TILDE_WHY, commands.TILDE_CURE, "bash manual, tilde expansion"),
-    LintRule("variable-not-expanded", "error", combined.VARIABLE_NOT_EXPANDED, quoting.QUOTED_WHY, quoting.QUOTED_CURE, "bash manual, quoting"),
-    LintRule("blank-before-equals", "error", shell.equals, shell.EQUALS_WHY, "--name=value", "argparse"),
-    LintRule("csh-syntax", "error", shell.csh, shell.CSH_WHY, "NAME=value, or export NAME=value", "bash manual, set"),
-    LintRule("folder-not-copied", "warning", combined.FOLDER_NOT_COPIED, storage.COPY_WHY, "cp -r", "cp manual"),
-    LintRule("unquoted-variable", "note", shell.unquoted, shell.QUOTE_WHY, shell.QUOTE_CURE, "bash manual, word splitting"),
-    LintRule("literal-quotes", "warning", combined.LITERAL_QUOTES, shell.LITERAL_WHY, shell.LITERAL_CURE, "bash manual, parameter expansion"),
-    LintRule("runs-arguments", "warning", shell.runs_arguments, shell.ARGUMENTS_WHY, shell.ARGUMENTS_CURE, "bash manual, special parameters"),
-    LintRule("mistyped-command", "warning", combined.MISTYPED_COMMAND, commands.MISTYPED_WHY, "", "the names of usual commands"),
-    LintRule("unterminated", "error", combined.UNTERMINATED, shell.UNTERMINATED_WHY, shell.UNTERMINATED_CURE, "bash manual, quoting"),
-    LintRule("exit-zero", "warning", combined.EXIT_ZERO, exit_codes.ZERO_WHY, "exit 1", SLURM),
-    LintRule("wait-result-lost", "warning", waiting.wait_result, waiting.RESULT_WHY, waiting.RESULT_CURE, "bash manual, wait"),
-    LintRule("endless-wait", "warning", combined.ENDLESS_WAIT, waiting.ENDLESS_WHY, waiting.ENDLESS_CURE, "bash manual, wait"),
-    LintRule("conda-not-set-up", "warning", combined.CONDA_NOT_SET_UP, environments.CONDA_WHY, environments.CONDA_CURE, "conda documentation, activate"),
-    LintRule("module-after-activation", "warning", environments.module_after, environments.MODULE_WHY, environments.MODULE_CURE, "Lmod user guide, PATH"),
-    LintRule("container-without-gpu", "warning", environments.without_gpu, environments.CONTAINER_WHY, environments.CONTAINER_CURE, "apptainer guide"),
-    LintRule("asks-for-answer", "warning", combined.ASKS_FOR_ANSWER, environments.ANSWER_WHY, environments.ANSWER_CURE, "pip reference, uninstall -y; apt-get manual"),
-    LintRule("background-not-awaited", "error", combined.BACKGROUND_NOT_AWAITED, waiting.WAIT_WHY, waiting.WAIT_CURE, SLURM),
-    LintRule("nodes-in-sequence", "error", combined.IN_SEQUENCE, steps.SEQUENCE_WHY, steps.SEQUENCE_CURE, TORCHRUN),
-    LintRule("secret-in-script", "warning", combined.SECRET_IN_SCRIPT, secrets.CLEAR_TEXT_WHY, secrets.CLEAR_TEXT_CURE, "huggingface_hub's documentation, security"),
-    LintRule("secret-printed", "warning", combined.SECRET_PRINTED, secrets.PRINTED_WHY, secrets.PRINTED_CURE, "bash manual, echo"),
-    LintRule("placeholder", "note", shell.placeholder, shell.PLACEHOLDER_WHY, shell.PLACEHOLDER_CURE, "the file itself"),
-    LintRule("script-folder", "warning", combined.SCRIPT_FOLDER, directives.FOLDER_WHY, directives.FOLDER_CURE, SLURM),
-    LintRule("set-e", "warning", combined.SET_E, exit_codes.SET_E_WHY, exit_codes.SET_E_CURE, "bash manual, set"),
-    LintRule("buffered-output", "note", subshells.buffered, subshells.BUFFERED_WHY, "export PYTHONUNBUFFERED=1", "Python manual, -u"),
-    LintRule("blocks-script", "warning", combined.BLOCKS_SCRIPT, waiting.BLOCKS_WHY, waiting.BLOCKS_CURE, "the programs' manuals"),
-    LintRule("exits-early", "error", waiting.exits_early, waiting.EXIT_WHY, "remove it", "bash manual, exit and exec"),
-    LintRule("same-node-rank", "error", combined.SAME_NODE_RANK, rendezvous.SAME_RANK_WHY, rendezvous.SAME_RANK_CURE, TORCHRUN),
-    LintRule("arguments-dropped", "warning", combined.ARGUMENTS_DROPPED, dataflow.DROPPED_WHY, dataflow.DROPPED_CURE, "bash manual, special parameters"),
-    LintRule("launcher-option", "error", combined.LAUNCHER_OPTION, options.OPTION_WHY, options.OPTION_CURE, TORCHRUN + "; accelerate and deepspeed launch"),
-    LintRule("loop-values", "error", combined.LOOP_VALUES, conditions.SAME_WHY, "", "bash manual, looping constructs and arrays"),
-    LintRule("index-out-of-range", "error", combined.OUT_OF_RANGE, conditions.OUT_OF_RANGE_WHY, conditions.OUT_OF_RANGE_CURE, "bash manual, arrays"),
-    LintRule("array-not-used", "warning", combined.ARRAY_NOT_USED, requests.UNUSED_WHY, "pass $SLURM_ARRAY_TASK_ID to the program", SLURM),
-    LintRule("deletes-too-much", "warning", combined.DELETES_TOO_MUCH, storage.REMOVES_WHY, "", "bash manual, cd; rm manual"),
-    LintRule("lost-in-subshell", "warning", combined.LOST_IN_SUBSHELL, subshells.LOST_WHY, subshells.LOST_CURE, "bash manual, command execution environment"),
-    LintRule("options-in-one-word", "error", quoting.joined_options, quoting.ONE_WORD_WHY, quoting.ONE_WORD_CURE, "bash manual, word splitting"),
-    LintRule("unbound-variable", "warning", combined.UNBOUND, exit_codes.UNBOUND_WHY, "", "bash manual, set -u"),
-    LintRule("constant-condition", "warning", combined.CONSTANT_CONDITION, conditions.NEVER_WHY, "", "bash manual, conditional expressions"),
-    LintRule("out-of-place", "error", combined.OUT_OF_PLACE, conditions.PLACE_WHY, "", "bash manual, functions, exec and return"),
-    LintRule("unknown-option", "error", combined.UNKNOWN_OPTION, options.UNKNOWN_OPTION_WHY, "", "pip and conda reference; " + SLURM),
-    LintRule("other-shell", "warning", combined.OTHER_SHELL, shell.SH_WHY, "#!/bin/bash", "zsh manual, options; dash manual"),
-    LintRule("dependency", "warning", combined.DEPENDENCY, submissions.DEPENDENCY_WHY, submissions.DEPENDENCY_CURE, "sbatch manual"),
-    LintRule("option-of-program", "warning", combined.OPTION_OF_PROGRAM, submissions.LATE_WHY, "", SLURM),
-    # Files
-    LintRule("path-in-front", "error", commands.path_in_front, commands.PATH_WHY, "", SLURM + "; bash manual, shell variables"),
-    LintRule("overwritten-output", "warning", combined.OVERWRITTEN_OUTPUT, subshells.OVER_WHY, "", "bash manual, redirections"),
-    LintRule("input-not-read", "warning", combined.INPUT_NOT_READ, plain_commands.INPUT_WHY, "", "bash manual, redirections"),
-    LintRule("date-format", "warning", plain_commands.date_format, plain_commands.DATE_WHY, "", "date manual"),
-    LintRule("joined-path", "warning", storage.joined_path, storage.SLASH_WHY, storage.SLASH_CURE, "bash manual, expansion"),
-    LintRule("node-local-file", "error", combined.NODE_LOCAL_FILE, storage.LOCAL_WHY, storage.LOCAL_CURE, SLURM_TEST),
-    LintRule("prepared-by-all-tasks", "warning", combined.PREPARED_BY_ALL, shared_files.PREPARED_WHY, shared_files.PREPARED_CURE, SLURM),
-    LintRule("results-left-on-node", "warning", shared_files.left_on_node, shared_files.LEFT_WHY, shared_files.LEFT_CURE, "Slurm's job_container manual"),
-    LintRule("pattern-not-expanded", "warning", combined.PATTERN_NOT_EXPANDED, storage.PATTERN_WHY, storage.PATTERN_CURE, "sbatch manual, filename patterns"),
-    LintRule("fixed-name-in-tmp", "warning", combined.FIXED_NAME_IN_TMP, storage.FIXED_WHY, 'use a folder per job: d=$(mktemp -d)', "the sticky bit of /tmp"),
-    LintRule("slurm-tmpdir", "note", storage.tmpdir, storage.TMPDIR_WHY, storage.TMPDIR_CURE, SLURM_TEST),
-    LintRule("cache-not-shared", "warning", storage.unshared, storage.UNSHARED_WHY, storage.CACHE_CURE, "huggingface_hub's defaults", ANY),
-    LintRule("cache-missing", "note", storage.missing, storage.CACHE_WHY, storage.CACHE_CURE, "huggingface_hub's defaults"),
-    LintRule("sbcast", "warning", storage.sbcast, storage.SBCAST_WHY, storage.SBCAST_CURE, SLURM_TEST),
-)  # fmt: skip
 
-TOPICS = (
-    ("broken-line", "stray-line", "no-shebang", "mistyped-command", "not-runnable"),
-    ("ephemeral-port", "fixed-port", "fixed-rendezvous-id"),
-    ("rendezvous-id-per-node", "port-per-node"),
-    ("gloo-interface-syntax", "loopback-across-nodes", "transport-disabled", "hard-coded-interface"),
-    ("whole-node-list", "address-without-host", "master-address", "scontrol-in-container"),
-    ("expanded-too-early", "not-exported", "whole-node-list", "unset-variable", "unquoted-variable"),
-    (
-        "one-node-only",
-        "several-torchruns",
-        "node-count",
-        "ranks-in-separate-jobs",
-        "node-rank-missing",
-        "cpus-not-inherited",
-    ),
-    ("unterminated", "broken-line"),
-    ("broken-line", "test-syntax", "stray-line"),
-    ("value-split", "stray-line", "test-syntax"),
-    ("variable-in-directive", "typographic-character", "directive-not-read", "directive-refused"),
-    ("srun-without-command", "broken-line"),
-    ("never-expanded", "variable-not-expanded"),
-    ("builtin-as-program", "lost-in-subshell"),
-    ("unquoted-variable", "constant-condition"),
-)
-"""Rules that see one mistake from several sides: of each group, a line has only the most severe finding, or else the first one."""
+class LintRule(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule: what happens (`why`), what to write (`cure`), where this is documented, and an example for its page.
+
+    A fragment without ``#!`` stands in a batch script of two nodes (`script_of`). Tests lint both sides of every example.
+    """
+
+    id: str
+    severity: Severity
+    checks: list[RuleCheck]
+    why: str
+    cure: str
+    source: str
+    bad: str
+    good: str
+    files: tuple[str, ...]  # kinds of files it applies to
+
+    def check(self, job: JobDescription) -> Iterator[Violation]:
+        """Yield what all its checks find; of one place only the first."""
+        places: set[int] = set()
+        for part in self.checks:
+            hits = [hit for hit in part(job) if hit.offset not in places]
+            places.update(hit.offset for hit in hits)
+            yield from hits
+
+
+RULES: dict[str, LintRule] = {}
+"""All rules by their ids, in the order of the topics."""
+
+
+PENDING: dict[str, list[RuleCheck]] = {}
+"""More checks of rules that are registered further down."""
+
+
+def _registering(severity: Severity) -> Callable[..., Callable[[RuleCheck], RuleCheck]]:
+    """Return a decorator with the texts of a rule, which it registers with its first check."""
+
+    def with_texts(
+        id: str, *, cure: str = "", files: tuple[str, ...] = ("script",), **texts: str
+    ) -> Callable[[RuleCheck], RuleCheck]:
+        def register(check: RuleCheck) -> RuleCheck:
+            checks = [check, *PENDING.pop(id, [])]
+            RULES[id] = LintRule(id=id, severity=severity, checks=checks, cure=cure, files=files, **texts)
+            return check
+
+        return register
+
+    return with_texts
+
+
+error, warning, note = _registering("error"), _registering("warning"), _registering("note")
+
+
+def also(id: str) -> Callable[[RuleCheck], RuleCheck]:
+    """Add a check to a rule."""
+
+    def register(check: RuleCheck) -> RuleCheck:
+        (RULES[id].checks if id in RULES else PENDING.setdefault(id, [])).append(check)
+        return check
+
+    return register
+
+
+HEAD = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=2\n#SBATCH --cpus-per-task=16\n#SBATCH --mem=64G\n"
+
+
+def script_of(fragment: str) -> str:
+    """Return the script that the fragment of an example stands in."""
+    if fragment.startswith("#!"):
+        return fragment + "\n"
+    return f"#!/bin/bash\n{'' if fragment.startswith('#SBATCH') else HEAD}{fragment}\n"
+
+
+STARTER_OPTION = lazy_regex(r"=[\"']?(?:srun|slurm|mpirun|mpiexec|aprun)\b")
+"""Tells the program what it should start its own processes with."""
+FIRST_WITHOUT_CPUS, FIRST_WITH_CPUS_AGAIN = (22, 5), (23, 11)
+SPREADING = {
+    "pbsdsh", "pbs_tmrsh", "blaunch", "srun", "mpirun", "mpiexec", "ssh", "pdsh", "clush", "parallel", "aprun", "jsrun",
+    "lrun", "flux", "orterun", "mpiexec.hydra", "ibrun", "prun", "mpirun_rsh", "likwid-mpirun", "ddlrun",
+}  # fmt: skip
+
+
+def _launching(job: JobDescription):
+    """Return the sruns that start ranks, each once."""
+    found = {id(la.srun): la.srun for la in job.launches if la.srun}
+    return list({s.offset: s for s in found.values() if s}.values())
+
+
+def tasks_of_node(job: JobDescription) -> int | None:
+    """Return the tasks per node that the job requests; None if they may be distributed unevenly."""
+    told = job.number(job.heads("ntasks-per-node"))
+    if told or "ntasks-per-node" in job.heading:
+        return told
+    if "ntasks" in job.heading:
+        tasks = job.number(job.heads("ntasks"))
+        even = tasks and job.nodes and tasks % job.nodes == 0
+        return tasks // job.nodes if even and tasks and job.nodes else None
+    return None if job.heading.keys() & {"ntasks-per-gpu", "ntasks-per-socket"} else 1
+
+
+def sources_settings(job: JobDescription) -> bool:
+    """Return whether a file is sourced that may set anything; scripts of virtual environments only set paths."""
+    return any(
+        c.program in ("source", ".") and c.args and not SETS_PATHS_ONLY.search(c.args[0].text) for c in job.calls
+    )
+
+
+MPI = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun"}
+STARTERS = MPI | {"srun"}
+# https://docs.open-mpi.org (mpirun), the mpiexec of MPICH, Intel MPI and HPE's PALS
+TOTAL = {"-np", "--np", "-n", "--n"}
+EACH = {"-ppn", "--ppn", "-npernode", "--npernode", "-N", "-perhost", "--perhost", "-rpn", "--rpn"}
+PER_RESOURCE = lazy_regex(r"ppr:(\d{1,6}):node")
+
+
+class Started(msgspec.Struct, frozen=True):
+    """Processes that one command starts; None if the file does not show it."""
+
+    starter: ProgramCall
+    total: int | None = None
+    per_node: int | None = None
+
+
+def started_by(job: JobDescription, launch: LauncherCall) -> Started | None:
+    """Return what the nearest program that starts several processes starts of this launch; None if there is no such program."""
+    starter = next((c for c in reversed(launch.call.under) if c.program in STARTERS), None)
+    if starter is None:
+        return None
+    if starter.program == "srun":
+        each, nodes = job.tasks_per_node(starter), job.srun_nodes(starter)
+        option = slurm_options(starter).get("ntasks")
+        asked = job.number(option.value) if option else None
+        return Started(starter, asked or (each * nodes if each and nodes else None), each)
+    total, each = count_of(job, starter, TOTAL), count_of(job, starter, EACH)
+    mapped = next((found for a in starter.args if (found := PER_RESOURCE.search(a.text))), None)
+    each = each or (int(mapped[1]) if mapped else None)
+    if total and job.nodes and each is None:
+        each = -(-total // job.nodes)
+    return Started(starter, total or (each * job.nodes if each and job.nodes else None), each)
+
+
+def count_of(job: JobDescription, call: ProgramCall, names: set[str]) -> int | None:
+    """Return the number that an option has: ``-n 4``, ``-n4``, ``--nrs=4``."""
+    for arg, following in call.pairs():
+        name, equals, value = arg.text.partition("=")
+        if name in names:
+            return job.number(value if equals else following.text if following else None)
+        glued = re.fullmatch(r"(-[a-zA-Z])(\d{1,6})", arg.text)
+        if glued and glued[1] in names:
+            return int(glued[2])
+    return None

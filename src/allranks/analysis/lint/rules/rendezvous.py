@@ -1,19 +1,142 @@
-"""Rules for the rendezvous: address and node rank."""
+"""How ranks meet: ports, addresses, ids, node ranks, and the shell that expands them."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
-from allranks.analysis.lint.command_options import CONTAINERS, slurm_options
+from allranks.analysis.lint.command_options import CONTAINERS, REMOTE_SHELLS, slurm_options
 from allranks.analysis.lint.job import JobDescription, LauncherCall
-from allranks.analysis.lint.placement import started_by
-from allranks.analysis.lint.records import Argument, Assignment, Violation
-from allranks.analysis.lint.rules.dataflow import is_only_shown, under_srun
-from allranks.analysis.lint.rules.ports import backend, is_torchrun
-from allranks.analysis.lint.rules.tasks import SPREADING
-from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN, MappedText
+from allranks.analysis.lint.records import Argument, ProgramCall, Severity, VariableUse, Violation
+from allranks.analysis.lint.rules import ANY, MPI, also, error, note, warning
 from allranks.utils.text import lazy_regex
+
+PORT_CURE = "derive it from the job ID, below the ephemeral range: MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000)); on one node use torchrun --standalone"
+ID_CURE = "--rdzv_id=$SLURM_JOB_ID (with requeue: $SLURM_JOB_ID.$SLURM_RESTART_COUNT)"
+PORT_NAME = lazy_regex(r"(?:MASTER|RDZV|HEAD|MAIN|RENDEZVOUS)\w*PORT\Z|PORT\Z", re.IGNORECASE)
+DEFAULT_PORTS = ("29500", "29400")
+EPHEMERAL = (32768, 60999)
+"""Ports that the kernel gives to outgoing connections; another job need not use such a one."""
+
+
+def backend(launch: LauncherCall) -> str:
+    return (launch.value("rdzv_backend") or "static").lower()
+
+
+def is_torchrun(launch: LauncherCall) -> bool:
+    return launch.kind in ("torchrun", "torch.distributed.launch")
+
+
+@warning(
+    "fixed-port",
+    why="Two jobs on one node use the same port: one stops with 'Address already in use', or with c10d joins the store of the other.",
+    cure="derive it from the job ID, below the ephemeral range: MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000)); on one node use torchrun --standalone",
+    source="torch/distributed/elastic/rendezvous",
+    bad="#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nexport MASTER_PORT=29500\nsrun python train.py",
+    good="#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nexport MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000))\nsrun python train.py",
+    files=ANY,
+)
+def port(job: JobDescription) -> Iterator[Violation]:
+    if job.whole_nodes:
+        return
+    # Other jobs may use the port, tasks of one array do.
+    severity: Severity = (
+        "warning" if job.kind == "environment" or (job.shared_nodes and "array" in job.heading) else "note"
+    )
+    seen: set[int] = set()
+    for offset, number, text in (*_set_ports(job), *_ports_of_launchers(job)):
+        line = job.lines.place(offset)[0]
+        if line not in seen and not EPHEMERAL[0] <= number <= EPHEMERAL[1]:
+            yield Violation(offset, text, severity=severity)
+        seen.add(line)
+
+
+def _set_ports(job: JobDescription) -> Iterator[tuple[int, int, str]]:
+    ports = [a for a in job.all_values if PORT_NAME.match(a.name) and not a.items]
+    if job.launches and all("standalone" in la.options for la in job.launches):
+        return  # each finds a free one itself
+    counts = Counter(a.value for a in ports)
+    for item in ports:
+        digits = re.fullmatch(r"(\d{2,5})|\$\{\w+:?[-=](\d{2,5})\}", item.value)
+        copied = counts[item.value] > 1 and job.is_copy(item)
+        if copied or not digits or not _is_rendezvous_port(job, item.name, item.value):
+            continue
+        if job.kind == "script" or digits[1] in DEFAULT_PORTS:
+            said = f"is always {digits[1]}" if digits[1] else f"is {digits[2]} unless it is set outside"
+            yield item.offset, int(digits[1] or digits[2]), f"{item.name} {said}"
+
+
+def _is_rendezvous_port(job: JobDescription, name: str, value: str) -> bool:
+    """Return whether the variable reaches a launcher: one called PORT may be that of another server."""
+    if job.kind == "script" and not any(a.exported or a.under for a in job.set_values(name)):
+        if name not in job.reading.exported and name not in job.used_names:
+            return False
+    return name.upper() != "PORT" or any(value in a.text for la in job.launches for a in la.call.args)
+
+
+def _ports_of_launchers(job: JobDescription) -> Iterator[tuple[int, int, str]]:
+    for launch in job.launches:
+        for name, pattern in (
+            ("master_port", r"(?<![\w$])\d+\Z"), ("main_process_port", r"(?<![\w$])\d+\Z"), ("rdzv_endpoint", r"(?<=:)\d+\Z"),
+        ):  # fmt: skip
+            option = launch.option(name)
+            found = re.search(pattern, option.value or "") if option else None
+            if option and found and found[0] != "0" and "standalone" not in launch.options:
+                where = launch.place_of(option.arg, found[0], last=True)
+                yield where, int(found[0][:6]), f"the port of --{name} is always {found[0]}"
+        told = launch.option("standalone", "master_port", "main_process_port", "rdzv_endpoint", "config_file")
+        static = is_torchrun(launch) and job.multi_node and backend(launch) == "static" and launch.srun
+        if static and not told and not job.has("PET_MASTER_PORT"):
+            yield launch.call.offset, 29500, "no --master_port: torchrun uses 29500 (it does not read MASTER_PORT)"
+
+
+@error(
+    "port-per-node",
+    why="Every node gets a different value, so the nodes never find each other.",
+    cure="derive it from the job ID, below the ephemeral range: MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000)); on one node use torchrun --standalone",
+    source="LLaMA-Factory's launcher",
+    bad="srun bash -c 'export MASTER_PORT=$((15000 + RANDOM % 10000)); python train.py'",
+    good="export MASTER_PORT=$((15000 + RANDOM % 10000))\nsrun python train.py",
+)
+def port_per_node(job: JobDescription) -> Iterator[Violation]:
+    if not job.multi_node:
+        return
+    drawn = re.compile(r"RANDOM|shuf|\.bind\(|SLURM_(?:NODEID|PROCID|LOCALID)|free.?port", re.IGNORECASE)
+    for item in job.assignments:
+        # What stands in front of srun, or comes from further up, is expanded once, by the batch shell.
+        inside = [c.offset for c in item.under if c.program in ("srun", "pdsh", "clush", "ssh")]
+        if inside and min(item.offset, item.source.where(0) if item.value else item.offset) < inside[0]:
+            continue
+        if PORT_NAME.match(item.name) and under_srun(item.under) and drawn.search(item.value):
+            yield Violation(
+                item.offset,
+                f"{item.name} is chosen on every node separately",
+                cure="choose it once, in the batch script. " + PORT_CURE,
+            )
+    for use in job.uses:
+        if use.name == "RANDOM" and use.program in ("torchrun", "python") and under_srun(use.under):
+            yield Violation(use.offset, "$RANDOM differs on every node", cure=ID_CURE)
+
+
+@note(
+    "fixed-rendezvous-id",
+    why="Jobs with the same id, address and port share one rendezvous: one of them is killed, or it uses nodes of the other.",
+    cure="--rdzv_id=$SLURM_JOB_ID (with requeue: $SLURM_JOB_ID.$SLURM_RESTART_COUNT)",
+    source="torch/distributed/elastic/rendezvous",
+    bad="srun torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=101 --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT train.py",
+    good="srun torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT train.py",
+)
+def identity(job: JobDescription) -> Iterator[Violation]:
+    for launch in job.launches if not job.whole_nodes else ():
+        if launch.kind != "torchrun" or backend(launch) != "c10d" or "standalone" in launch.options:
+            continue
+        option = launch.option("rdzv_id")
+        if option and option.value and "$" not in option.value:
+            yield Violation(option.arg.offset, f"the rendezvous id is always {option.value}")
+        elif option is None and not job.has("PET_RDZV_ID") and (launch.value("rdzv_endpoint") or not job.multi_node):
+            yield Violation(launch.call.offset, "no --rdzv_id: the default id is 'none' for every job")
+
 
 ADDRESS_NAME = lazy_regex(
     r"(?:MASTER|RDZV|HEAD|MAIN|RENDEZVOUS|COORD)\w*(?:ADDR|IP|HOST|NODE|ENDPOINT|ADDRESS)\w*\Z|(?:MASTER|HEAD)\Z",
@@ -21,15 +144,15 @@ ADDRESS_NAME = lazy_regex(
 )
 LOOPBACK = lazy_regex(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
 
-# ---------------------------------------------------------------------------------------- node rank
 
-RANK_WHY = (
-    "With c10d, node ranks come from the sorted host names, and --node_rank is ignored; rank 0 and MASTER_ADDR may be on any node, "
-    "and gpu10 sorts before gpu2."
+@note(
+    "node-rank-ignored",
+    why="With c10d, node ranks come from the sorted host names, and --node_rank is ignored: rank 0 may be on any node.",
+    cure="remove --node_rank; or, if ranks must follow Slurm's order, use --master_addr and --master_port instead of the --rdzv options",
+    source="torch/distributed/run.py, pytorch#150660",
+    bad="srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --rdzv_backend=c10d --rdzv_endpoint=$MASTER_ADDR:15000 train.py'",
+    good="srun torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$MASTER_ADDR:15000 train.py",
 )
-RANK_CURE = "remove --node_rank; or, if ranks must follow Slurm's order, use --master_addr and --master_port instead of the --rdzv options"
-
-
 def node_rank(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
         option = launch.option("node_rank", "machine_rank")
@@ -37,200 +160,99 @@ def node_rank(job: JobDescription) -> Iterator[Violation]:
             yield Violation(option.arg.offset, f"--rdzv_backend={backend(launch)} ignores {option.written}")
 
 
-MISSING_WHY = "Without --node_rank every node is node 0, and all wait for the others until the timeout."
-MISSING_CURE = "--node_rank=$SLURM_NODEID in single quotes inside the srun command, or --rdzv_backend=c10d with --rdzv_endpoint and --rdzv_id"
-
-
+@error(
+    "node-rank-missing",
+    why="Without --node_rank every node is node 0, and all wait for the others until the timeout.",
+    cure="--node_rank=$SLURM_NODEID in single quotes inside the srun command, or --rdzv_backend=c10d with --rdzv_endpoint and --rdzv_id",
+    source="torch/distributed/run.py",
+    bad="srun torchrun --nnodes=2 --nproc_per_node=2 --master_addr=$MASTER_ADDR --master_port=$MASTER_PORT train.py",
+    good="srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR --master_port=$MASTER_PORT train.py'",
+)
 def rank_missing(job: JobDescription) -> Iterator[Violation]:
-    if not job.multi_node:
-        return
-    for launch in job.launches:
-        yield from same_rank(job, launch)
-        nodes = launch.value("nnodes", "num_machines", "num_nodes")
-        if launch.option("node_rank", "machine_rank", "standalone", "config_file", "hostfile") or job.has(
-            "PET_NODE_RANK"
-        ):
+    for launch in job.launches if job.multi_node and not job.has("PET_NODE_RANK") else ():
+        option, nodes = launch.option("node_rank", "machine_rank"), launch.value("nnodes", "num_machines", "num_nodes")
+        if backend(launch) != "static":
             continue
+        if option is not None and launch.srun and (option.value or "").isdecimal() and _on_all_nodes(job, launch):
+            yield Violation(
+                option.arg.offset, f"{option.written} is {option.value} on all {job.srun_nodes(launch.srun)} nodes"
+            )
         several = nodes is not None and nodes not in ("0", "1") and ":" not in nodes
         if launch.kind == "deepspeed":
             several = "no_ssh" in launch.options
-        if several and backend(launch) == "static" and not launch.open_ended:
+        told = option or launch.option("standalone", "config_file", "hostfile")
+        if several and not told and not launch.open_ended:
             name = "--machine_rank" if launch.kind == "accelerate" else "--node_rank"
             yield Violation(launch.call.offset, f"{launch.kind} on several nodes without {name}")
 
 
-def same_rank(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
-    """Report a node rank that is one number for all nodes on which srun starts the launcher."""
-    option, srun = launch.option("node_rank", "machine_rank"), launch.srun
-    if option is None or srun is None or backend(launch) != "static" or not (option.value or "").isdecimal():
-        return
-    if srun.in_loop or srun.in_function or srun.after == "&" or slurm_options(srun).keys() & {"nodelist", "relative"}:
-        return
-    nodes, tasks = job.srun_nodes(srun), slurm_options(srun).get("ntasks")
-    if nodes and nodes > 1 and not (tasks and tasks.value == "1"):
-        name = option.written
-        yield Violation(option.arg.offset, f"{name} is {option.value} on all {nodes} nodes")
+def _on_all_nodes(job: JobDescription, launch: LauncherCall) -> bool:
+    """Return whether one srun starts the launcher on several nodes."""
+    srun = launch.srun
+    if srun is None or srun.in_loop or srun.in_function or launch.call.in_loop or srun.after == "&":
+        return False
+    options = slurm_options(srun)
+    tasks = options.get("ntasks")
+    one = bool(options.keys() & {"nodelist", "relative"}) or (tasks is not None and tasks.value == "1")
+    return not one and (job.srun_nodes(srun) or 0) > 1
 
 
-SAME_RANK_WHY = "Every node gets the same rank: they never form a group, or all believe that they are the first."
-SAME_RANK_CURE = "srun bash -c '... --node_rank=$SLURM_NODEID ...' in single quotes"
-
-
+@error(
+    "same-node-rank",
+    why="Every node gets the same rank: they never form a group, or all believe that they are the first.",
+    cure="srun bash -c '... --node_rank=$SLURM_NODEID ...' in single quotes",
+    source="torch/distributed/run.py",
+    bad="srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_LOCALID --master_addr=$HEAD --master_port=15001 train.py'",
+    good="srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HEAD --master_port=15001 train.py'",
+)
 def same_rank_everywhere(job: JobDescription) -> Iterator[Violation]:
-    """Report a node rank that is 0, or another constant, on every node."""
-    if not job.multi_node:
-        return
-    for launch in job.launches:
-        option = launch.option("node_rank", "machine_rank")
-        nodes = job.srun_nodes(launch.srun) if launch.srun else None
-        if (
-            option is None
-            or not option.value
-            or launch.srun is None
-            or (nodes or 2) < 2
-            or launch.srun.in_loop
-            or launch.call.in_loop
-        ):
+    for launch in job.launches if job.multi_node else ():
+        option, srun = launch.option("node_rank", "machine_rank"), launch.srun
+        if option is None or srun is None or (job.srun_nodes(srun) or 2) < 2 or srun.in_loop or launch.call.in_loop:
             continue
-        if (
-            backend(launch) != "static"
-            or launch.srun.after == "&"
-            or slurm_options(launch.srun).keys() & {"nodelist", "relative"}
-        ):
+        if backend(launch) != "static" or srun.after == "&" or slurm_options(srun).keys() & {"nodelist", "relative"}:
             continue
-        value = option.value.strip("\"'")
-        default = re.fullmatch(r"\$\{([A-Za-z_]\w*):?-0\}", value)
+        value = (option.value or "").strip("\"'")
+        default = re.fullmatch(r"\$\{(?!SLURM_)([A-Za-z_]\w*):?-0\}", value)
         wrong = None
         if re.fullmatch(r"\$\{?SLURM_LOCALID(?::-0)?\}?", value):
             wrong = "$SLURM_LOCALID is the number of the task on its node: 0 on every node"
-        elif (
-            default
-            and not default[1].startswith("SLURM_")
-            and not job.has(default[1])
-            and default[1] not in job.reading.named
-        ):
+        elif default and not is_set(job, default[1]):
             wrong = f"nothing sets ${default[1]}, so it is 0 on every node"
-        elif value in ("$(echo $SLURM_NODEID)", "$(echo $SLURM_PROCID)") and not any(
-            "SLURM_" in u.name and u.under for u in job.uses
-        ):
-            wrong = f"{value} is expanded by the batch shell, where it is 0"
         elif re.match(r"\$\(\s*hostname\b", value) and not any(c.program == "hostname" and c.srun for c in job.calls):
             wrong = f"{value} is expanded by the batch shell, on the first node"
         if wrong:
-            yield Violation(
-                option.arg.offset,
-                f"{option.written}: {wrong}",
-                why=SAME_RANK_WHY,
-                cure=SAME_RANK_CURE,
-            )
+            yield Violation(option.arg.offset, f"{option.written}: {wrong}")
 
 
-RANK_NAME = lazy_regex(r"(?i)(?:node|machine)_?rank")
-FROM_OUTSIDE = lazy_regex(r"\$(?:\{?\d\b|\{?[A-Za-z_])")
-RANK_DROPPED_WHY = "Every node runs this script with the same rank: the launchers take each other's place, or wait for the other ranks until the timeout."
-
-
-def rank_not_used(job: JobDescription) -> Iterator[Violation]:
-    """Report a constant rank of the node in a script that takes the rank from outside and does not use it."""
-    if job.kind != "script" or job.submits:
-        return
-    taken = [
-        a
-        for a in job.set_values_at_top()
-        if RANK_NAME.fullmatch(a.name) and FROM_OUTSIDE.match(a.value) and a.name not in job.used_names
-    ]
-    if not taken or any(a.exported for a in taken):
-        return
-    for launch in job.launches:
-        option, nodes = launch.option("node_rank", "machine_rank"), launch.option("nnodes", "num_machines")
-        if option is None or nodes is None or not (option.value or "").isdecimal() or backend(launch) != "static":
-            continue
-        if (
-            launch.call.in_loop
-            or launch.call.branch
-            or (job.number(nodes.value) or 2) < 2
-            or taken[0].offset > launch.call.offset
-        ):
-            continue
-        line = job.lines.place(taken[0].offset)[0]
-        text = f"{option.arg.text}: the same on every node; {taken[0].name} of line {line} is not used"
-        yield Violation(option.arg.offset, text, why=RANK_DROPPED_WHY, cure=f"--node_rank=${taken[0].name}")
-        return
-
-
-# ------------------------------------------------------------------------------------------ address
-
-TCP_LOCAL = lazy_regex(r"tcp://(?:localhost|127\.0\.0\.\d{1,3}|0\.0\.0\.0)(?::.*)?\Z")
-
-
-def local_url(job: JobDescription) -> Iterator[Violation]:
-    """Report ``tcp://localhost`` as the meeting point of ranks on several nodes."""
-    for launch in job.launches:
-        if launch.kind != "python" or launch.call.in_loop or launch.call.in_function:
-            continue
-        started = started_by(job, launch)
-        nodes = job.srun_nodes(launch.srun) if launch.srun else job.nodes
-        if not started or not nodes or nodes < 2 or launch.open_srun or (started.total or nodes) < nodes:
-            continue
-        if launch.srun and slurm_options(launch.srun).keys() & {"nodelist", "relative"}:
-            continue
-        for arg in launch.call.args:
-            value = arg.text.rpartition("=")[2]
-            if TCP_LOCAL.fullmatch(value):
-                yield Violation(
-                    arg.offset, f"{value} in a job of {nodes} nodes: every node waits for itself", severity="error"
-                )
-                break
-
-
-ADDRESS_WHY = "The address must be that of the first node, and every other node must be able to reach it."
-ADDRESS_CURE = 'in the batch script, outside of containers: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-HOSTLESS_WHY = (
-    "torchrun compares host names to decide whether it hosts the c10d store. The IP address of a second interface matches "
-    "no host name, so no node listens, and all nodes wait until the timeout."
+@warning(
+    "master-address",
+    why="The address must be that of the first node, and every other node must be able to reach it.",
+    cure='in the batch script, outside of containers: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    source="nebius-solutions-library#177",
+    bad="export MASTER_ADDR=127.0.0.1\nsrun python train.py",
+    good='export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\nsrun python train.py',
 )
-HOSTLESS_CURE = "use the host name of the first node; or --rdzv_conf=is_host=1 on it and is_host=0 elsewhere; or --master_addr with a static rendezvous"
-ID_PER_NODE_WHY = (
-    "Nodes meet if they have the same id. Each of these waits alone in its own rendezvous until the timeout."
-)
-ID_PER_NODE_CURE = "--rdzv_id=$SLURM_JOB_ID"
-CONTAINER_WHY = "scontrol is on the host, not in the image; the substitution is empty, and with a fall-back to localhost every node forms its own group."
-
-
 def address(job: JobDescription) -> Iterator[Violation]:
     seen: set[int] = set()
-    for item in job.assignments:
-        if item.removed or item.in_substitution or not ADDRESS_NAME.match(item.name):
-            continue
-        if item.name.islower() and not item.exported and is_only_shown(job, item.name):
-            continue
-        if ALL_ADDRESSES.search(item.value) and _is_list(job, item):
-            continue
-        if job.is_copy(item) and any(
-            ADDRESS_NAME.match(a.name) and a.value == item.value for a in job.assignments if a is not item
-        ):
-            continue
-        wrong = list(_malformed_hits(item.name, item.source, item.offset)) if item.name == "MASTER_ADDR" else []
-        for hit in wrong or _address_hits(job, item.name, item.value, item.offset, under_srun(item.under)):
-            seen.add(job.lines.place(hit.offset)[0])
-            yield hit
+    named = [a for a in job.all_values if ADDRESS_NAME.match(a.name)]
+    for item in named:
+        copied = job.is_copy(item) and any(a.value == item.value for a in named if a is not item)
+        if not (item.in_substitution or item.items is not None or copied):
+            for hit in _address_hits(job, item.name, item.value, item.offset, under_srun(item.under)):
+                seen.add(job.lines.place(hit.offset)[0])
+                yield hit
     for launch in job.launches:
         option = launch.option("master_addr", "main_process_ip", "rdzv_endpoint")
         if option is None or option.value is None:
-            continue
-        wrong = [] if seen or "rdzv_endpoint" in launch.options else list(_malformed_option(launch, option.arg))
-        yield from wrong
-        if wrong:
             continue
         if launch.value("nnodes", "num_machines") == "1" and LOOPBACK.fullmatch(option.value):
             continue
         place = max((a.source.where(0) for a in launch.call.args if a is option.arg), default=option.arg.offset)
         literal = option.value.rpartition(":")[0] or option.value
-        for hit in _address_hits(job, option.written, literal, place, _in_task(job, launch, option.arg)):
-            if (not seen or _is_literal_host(job, literal)) and not any(
-                ADDRESS_NAME.match(a.name) and a.value and a.value in literal for a in job.assignments
-            ):
-                yield hit
+        if (seen and not _is_literal_host(job, literal)) or any(a.value and a.value in literal for a in named):
+            continue  # the variable is reported
+        yield from _address_hits(job, option.written, literal, place, _in_task(job, launch, option.arg))
     yield from _no_address(job)
 
 
@@ -245,165 +267,43 @@ def _in_task(job: JobDescription, launch: LauncherCall, arg: Argument) -> bool:
 
 
 def _no_address(job: JobDescription) -> Iterator[Violation]:
-    """Report a static rendezvous without an address."""
-    for launch in job.launches:
-        lonely = job.multi_node and is_torchrun(launch) and backend(launch) == "c10d" and not launch.open_ended
-        if lonely and not launch.option("rdzv_endpoint", "standalone") and not job.has("PET_RDZV_ENDPOINT"):
+    """Report a rendezvous of several nodes without an address."""
+    for launch in job.launches if job.multi_node else ():
+        if not is_torchrun(launch) or launch.open_ended or launch.option("rdzv_endpoint", "standalone"):
+            continue
+        chosen = launch.option("rdzv_backend")
+        if backend(launch) == "c10d" and not job.has("PET_RDZV_ENDPOINT"):
             ignored = " (--master_addr is for a static rendezvous)" if launch.option("master_addr") else ""
-            chosen = launch.option("rdzv_backend")
-            yield Violation(
-                chosen.arg.offset if chosen else launch.call.offset,
-                f"no --rdzv_endpoint: with c10d every node waits at its own localhost{ignored}",
-                cure='--rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"',
-                severity="error",
-            )
-        yield from _own_address(job, launch)
-        several = job.multi_node and is_torchrun(launch) and backend(launch) == "static" and launch.srun is not None
-        told = launch.option("master_addr", "rdzv_endpoint", "standalone") or job.has("PET_MASTER_ADDR")
-        nodes = launch.value("nnodes")
-        if several and not told and not launch.open_ended and nodes not in (None, "1"):
-            yield Violation(
-                launch.call.offset,
-                "no --master_addr: torchrun uses 127.0.0.1 (it does not read MASTER_ADDR), and every node waits for itself",
-                cure='--master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"; or c10d with --rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"',
-                severity="error",
-            )
-
-
-def _own_address(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
-    """Report a launcher for several nodes without an address that another starter than srun, or a loop, runs on each node."""
-    nodes, rank = launch.option("nnodes"), launch.option("node_rank")
-    if launch.srun or not is_torchrun(launch) or backend(launch) != "static" or launch.open_ended or nodes is None:
-        return
-    spread = any(c.program in SPREADING for c in launch.call.under)
-    if nodes.value in (None, "1", "1:1") or not (rank or spread) or launch.option("master_addr", "rdzv_endpoint"):
-        return
-    # --standalone beside a node rank comes from the branch for one node: the reader takes both branches of an if.
-    if job.has("PET_MASTER_ADDR") or ("standalone" in launch.options and rank is None):
-        return
-    yield Violation(
-        nodes.arg.offset,
-        f"{launch.kind} for several nodes without --master_addr: every node waits for the others at its own 127.0.0.1",
-        cure="--master_addr=<first node> --master_port=<port>, the same on every node",
-        severity="error",
-    )
-
-
-UNKNOWN_PART = lazy_regex(f"{UNRESOLVED_OPEN}[^{UNRESOLVED_OPEN}{UNRESOLVED_CLOSE}]*{UNRESOLVED_CLOSE}")
-IPV6 = lazy_regex(r"\[?[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}(?:%\w+)?\]?")
-
-
-def _malformed(value: str) -> str | None:
-    """Return what makes a value no address; `value` has ``?`` for each part that is unknown."""
-    if re.match(r"[a-z]+://", value):
-        return "a URL"
-    if IPV6.fullmatch(value):
-        return None
-    if re.search(r"[^\s,?][\s,]+[^\s,?]", value):
-        return "a list"
-    if re.search(r"[^:]:\d+\Z", value):
-        return "an address with a port"
-    if re.search(r"[^:]:[^:]", value):
-        return "two values with a colon between them"
-    numbers = re.fullmatch(r"(\d{1,9})(?:\.(\d{1,9})){3}", value)
-    return "no IP address: its numbers go up to 255" if numbers and max(map(int, value.split("."))) > 255 else None
-
-
-def _malformed_hits(name: str, source: MappedText, offset: int) -> Iterator[Violation]:
-    text = source.text.strip()
-    while (shorter := UNKNOWN_PART.sub("?", text)) != text:
-        text = shorter
-    text = text.strip("\"'")
-    what = _malformed(text)
-    if what and UNRESOLVED_OPEN not in text:
-        why = "No resolver accepts it: all ranks fail at the rendezvous, or wait for it until the timeout."
-        cure = "the name or the IP address of the first node alone; the port has its own variable"
-        yield Violation(offset, f"{name} is {what}", why=why, cure=cure, severity="error")
-
-
-def _malformed_option(launch: LauncherCall, arg: Argument) -> Iterator[Violation]:
-    name, equals, _ = arg.text.partition("=")
-    if equals:
-        start = arg.source.text.find("=") + 1
-        source = arg.source.part(start, len(arg.source.text))
-    else:
-        source = launch.call.args[launch.call.args.index(arg) + 1].source
-    return _malformed_hits(name, source, arg.offset)
+            text = f"no --rdzv_endpoint: with c10d every node waits at its own localhost{ignored}"
+            cure = '--rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"'
+            yield Violation(chosen.arg.offset if chosen else launch.call.offset, text, cure=cure, severity="error")
+        told = launch.option("master_addr") or job.has("PET_MASTER_ADDR") or launch.value("nnodes") in (None, "1")
+        if backend(launch) == "static" and launch.srun and not told:
+            text = "no --master_addr: torchrun uses 127.0.0.1 (it does not read MASTER_ADDR), and every node waits for itself"
+            cure = '--master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"; or c10d with --rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"'
+            yield Violation(launch.call.offset, text, cure=cure, severity="error")
 
 
 SUBMIT_HOST = lazy_regex(r"\$\{?(?:SLURM_SUBMIT_HOST|PBS_O_HOST|LSB_SUB_HOST)\}?")
-TWO_SLICES = lazy_regex(r"(?:\$\{SLURM_(?:JOB_)?NODELIST:\s*\d{1,3}:\s*\d{1,3}\}){2}")
-BRACKET_TEST = lazy_regex(r"\*[\"']?\\?\[[\"']?\*|==?\s*[\"']\[[\"']")  # [[ $list == *"["* ]]
 LAST_NODE = lazy_regex(r"\bscontrol\s+show\s+hostnames?\b[^|]*\|\s*tail\s+(?:-n\s*)?-?1\b")
 FIRST_OF_ALL = lazy_regex(r"\$\(\s*srun\b([^|()]*?)\bhostname\b[^|()]*\|[^()]*\)")
 ONE_TASK = lazy_regex(r"(?:-n|--ntasks|-N|--nodes)[ =]?1\b|\s(?:-w|-r|--nodelist|--relative)\b")
 
 
 def _wrong_host(job: JobDescription, name: str, value: str, offset: int) -> Iterator[Violation]:
-    """Report addresses of a host that is not the one of rank 0: the login node, the last node, a name cut for another form of list."""
+    """Report addresses of a host that is not the one of rank 0: the login node, the last node, the one that answers first."""
     if job.is_job and SUBMIT_HOST.search(value):
-        yield Violation(
-            offset,
-            f"{name} is the host on which sbatch was called, not a node of the job",
-            why="No rank runs on the login node, so nobody listens at this address: all ranks wait until the timeout.",
-            severity="error",
-        )
-    elif job.is_batch and job.nodes == 1 and TWO_SLICES.search(value) and not _tests_list(job) and _meets(job, name):
-        yield Violation(
-            offset,
-            f"{name} leaves out the character where a list of several nodes has its bracket; the name of one node has none",
-            why="SLURM_NODELIST is node[01-04] for several nodes and node01 for one: of the single name a digit is lost.",
-            severity="error" if LONG_NAMES.search(_place_of_job(job)) else "note",  # a short name is not cut
-        )
-    elif (
-        job.multi_node
-        and (found := FIRST_OF_ALL.fullmatch(value))
-        and not ONE_TASK.search(found[1])
-        and "sort" not in value
-    ):
-        yield Violation(
-            offset,
-            f"{name} is the name that srun prints first, and the tasks print in any order: rank 0 may be on another node",
-        )
-    elif job.multi_node and LAST_NODE.search(value) and any(backend(la) == "static" for la in job.launches):
-        yield Violation(
-            offset,
-            f"{name} is the last node, but rank 0, which has to listen there, is on the first",
-            severity="error",
-        )
-
-
-LONG_NAMES = lazy_regex(r"\blearn(?:fair|lab|accel)|\bdevlab\b|\bvolta\d")
-"""Requests of the cluster for whose names, learnfair and four digits, this cut was written."""
-
-
-def _place_of_job(job: JobDescription) -> str:
-    return " ".join(job.heads(name) or "" for name in ("partition", "constraint", "nodelist"))
-
-
-def _meets(job: JobDescription, name: str) -> bool:
-    """Return whether the script uses the address, or starts several tasks, which do."""
-    several = any((started := started_by(job, la)) and (started.per_node or 2) > 1 for la in job.launches)
-    return several or name in job.used_names or any(la.kind != "python" for la in job.launches)
-
-
-def _tests_list(job: JobDescription) -> bool:
-    """Return whether the script looks at the form of the list of nodes before it uses it."""
-    return any(
-        u.name in ("SLURM_NODELIST", "SLURM_JOB_NODELIST") and u.program in ("[", "[[", "test", "case", "?")
-        for u in job.uses
-    ) or bool(re.search(r"\bcase\s+\"?\$\{?SLURM_(?:JOB_)?NODELIST", job.text))
-
-
-ALL_ADDRESSES = lazy_regex(r"hostname\s+(?:-I|--all-ip-addresses)\b(?![^)]*\|)")
-
-
-def _is_list(job: JobDescription, item: Assignment) -> bool:
-    """Return whether the name is an array, whose ``$NAME`` is its first element, one element, or a text that becomes an array."""
-    if item.items is not None or re.match(r"[\w ]+=[\"']?\$\{\w+\[\d+\]\}", job.text[item.offset : item.offset + 200]):
-        return True
-    uses = len(re.findall(rf"\$\{{?{item.name}\b", job.code))
-    return 0 < uses == len(re.findall(rf"=\(\s*\$\{{?{item.name}\}}?\s*\)", job.code))
+        text = f"{name} is the host on which sbatch was called, not a node of the job"
+        why = "No rank runs on the login node, so nobody listens at this address: all ranks wait until the timeout."
+        yield Violation(offset, text, why=why, severity="error")
+    elif not job.multi_node:
+        return
+    elif (found := FIRST_OF_ALL.fullmatch(value)) and not ONE_TASK.search(found[1]) and "sort" not in value:
+        text = f"{name} is the name that srun prints first, and the tasks print in any order: rank 0 may be on another node"
+        yield Violation(offset, text)
+    elif LAST_NODE.search(value) and any(backend(la) == "static" for la in job.launches):
+        text = f"{name} is the last node, but rank 0, which has to listen there, is on the first"
+        yield Violation(offset, text, severity="error")
 
 
 def _address_hits(job: JobDescription, name: str, value: str, offset: int, under_srun: bool) -> Iterator[Violation]:
@@ -411,37 +311,25 @@ def _address_hits(job: JobDescription, name: str, value: str, offset: int, under
     if wrong:
         yield from wrong
         return
-    if re.search(r"hostname\s+(?:--ip-address|-i|--all-ip-addresses|-I)\b", value):
-        listed = ALL_ADDRESSES.search(value)
-        said = (
-            "is the list of all addresses of the node"
-            if listed
-            else "comes from hostname: with Debian's /etc/hosts it is 127.0.1.1"
-        )
-        yield Violation(offset, f"{name} {said}", severity="warning" if listed else "note")
+    if found := re.search(r"hostname\s+(--ip-address|-i|--all-ip-addresses|-I)\b(?:([^)]*\|))?", value):
+        listed = found[1] in ("-I", "--all-ip-addresses") and not found[2]
+        one = "comes from hostname: with Debian's /etc/hosts it is 127.0.1.1"
+        text = f"{name} {'is the list of all addresses of the node' if listed else one}"
+        yield Violation(offset, text, severity="warning" if listed else "note")
     elif re.search(r"\bgetent\s+a?hosts(?:v4)?\s", value):
         text = f"{name} is the address from getent: on the node itself, Debian's /etc/hosts returns 127.0.1.1"
         yield Violation(offset, text, severity="note")
-    if re.search(r"\|\|\s*echo\s+[\"']?(?:localhost|127\.)", value) or (
-        job.is_batch and job.multi_node and re.search(r"\{(?!SLURM_)\w+:?-(?:localhost|127\.0\.0\.1)\}", value)
-    ):
-        yield Violation(
-            offset, f"{name} falls back to localhost: every node would form its own group", severity="error"
-        )
-    elif (job.multi_node or _spreads_chunks(job)) and LOOPBACK.fullmatch(value):
-        yield Violation(
-            offset, f"{name}={value} in a job of several nodes: every node waits for itself", severity="error"
-        )
+    default = job.is_batch and job.multi_node and re.search(r"\{(?!SLURM_)\w+:?-(?:localhost|127\.0\.0\.1)\}", value)
+    if default or re.search(r"\|\|\s*echo\s+[\"']?(?:localhost|127\.)", value):
+        text = f"{name} falls back to localhost: every node would form its own group"
+        yield Violation(offset, text, severity="error")
+    elif job.multi_node and LOOPBACK.fullmatch(value):
+        text = f"{name}={value} in a job of several nodes: every node waits for itself"
+        yield Violation(offset, text, severity="error")
     elif job.multi_node:
         yield from _of_several_nodes(job, name, value, offset, under_srun)
     elif job.nodes == 1 and name.lstrip("-").upper() in STATIC_NAMES and _is_literal_host(job, value):
         yield Violation(offset, f"{name}={value}: the next job gets another node")
-
-
-def _spreads_chunks(job: JobDescription) -> bool:
-    """Return whether a job of PBS requests several chunks, and starts so many ranks on each node: the chunks are nodes."""
-    several = job.pbs is not None and job.nodes is None and (job.pbs.chunks or 0) > 1
-    return several and re.search(r"\b(?:mpiexec|mpirun)\b[^\n]*\s--?(?:ppn|npernode)\b", job.code) is not None
 
 
 STATIC_NAMES = {"MASTER_ADDR", "MAIN_PROCESS_IP"}
@@ -454,31 +342,26 @@ def _is_literal_host(job: JobDescription, value: str) -> bool:
     return bool(job.is_batch and literal and not LOOPBACK.fullmatch(value)) and not (pinned and "," not in pinned)
 
 
-COMPOSED = lazy_regex(r"\d{1,3}\.\d{1,3}\.\d{1,3}\.\$\(.*\d.*|\d{1,3}\.\d{1,3}\.\d{1,3}\.\$\{\w+[#%:/].*")
-
-
 def _of_several_nodes(job: JobDescription, name: str, value: str, offset: int, under_srun: bool) -> Iterator[Violation]:
-    if COMPOSED.fullmatch(value):
-        text = f"{name} is composed from the digits of the host's name: a leading zero makes another address of them"
-        yield Violation(
-            offset, text, why="Numbers of an address with a leading zero are read as octal, 010 as 8, or refused, 008."
-        )
     own = re.fullmatch(r"\$\(hostname(?:\s+-[sfd])?\)|\$\{?(?:HOSTNAME|SLURMD_NODENAME)\}?", value.replace("`", ""))
+    compressed = re.search(r"SLURM_(?:JOB_)?NODELIST", value) and not re.search(
+        r"scontrol|nodeset|hostlist|python|\[", value
+    )
     if own and under_srun:
         yield Violation(offset, f"{name}={value} inside of srun: every node uses its own name", severity="error")
     elif own and not job.is_job:
         yield Violation(offset, f"{name}={value}: under salloc this script runs on the login node, whose name it gets")
     elif (
-        re.search(r"SLURM_(?:JOB_)?NODELIST", value)
-        and not re.search(r"scontrol|nodeset|hostlist|python|\[", value)
-        and not TWO_SLICES.search(value)
-        and not BRACKET_TEST.search(job.text)
+        compressed and not SLICE.search(value) and not re.search(r"\*[\"']?\\?\[[\"']?\*|==?\s*[\"']\[[\"']", job.text)
     ):
         yield Violation(offset, f"{name} is cut from the compressed list, which is node[01-04] and not node01,node02")
     elif "SLURM_LAUNCH_NODE_IPADDR" in value and not job.is_batch:
         yield Violation(offset, f"{name}={value}: under salloc that is the login node")
     elif _is_literal_host(job, value) and value not in re.split(r"[,\s]", job.heads("nodelist") or ""):
         yield Violation(offset, f"{name}={value}: the next job gets other nodes")
+
+
+SLICE = lazy_regex(r"\$\{SLURM_(?:JOB_)?NODELIST:\s*\d{1,3}:\s*\d{1,3}\}")
 
 
 OWN_TO_NODE = lazy_regex(
@@ -489,8 +372,15 @@ DRAWN = lazy_regex(
 )
 
 
+@error(
+    "rendezvous-id-per-node",
+    why="Nodes meet if they have the same id. Each of these waits alone in its own rendezvous until the timeout.",
+    cure="--rdzv_id=$SLURM_JOB_ID",
+    source="torch/distributed/elastic/rendezvous",
+    bad="srun bash -c 'torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_id=$SLURM_PROCID --rdzv_endpoint=$MASTER_ADDR:15000 train.py'",
+    good="srun bash -c 'torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$MASTER_ADDR:15000 train.py'",
+)
 def id_per_node(job: JobDescription) -> Iterator[Violation]:
-    """Report a rendezvous id that a shell on each node makes, so that every node has its own."""
     if not job.multi_node and job.is_job:
         return
     for launch in job.launches:
@@ -506,30 +396,35 @@ def id_per_node(job: JobDescription) -> Iterator[Violation]:
             yield Violation(option.arg.offset, f"--rdzv_id={option.value} is another one on every node")
 
 
+@warning(
+    "address-without-host",
+    why="torchrun compares host names to decide whether it hosts the store: an address of another interface matches none, and all wait.",
+    cure="use the host name of the first node; or --rdzv_conf=is_host=1 on it and is_host=0 elsewhere; or --master_addr with a static rendezvous",
+    source="torch/distributed/elastic/rendezvous, pytorch#73656",
+    bad="head=$(srun -N 1 ip -4 -o addr show dev ib0)\nsrun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$head:15000 train.py",
+    good="head=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\nsrun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$head:15000 train.py",
+)
 def hostless(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
         option = launch.option("rdzv_endpoint")
-        if (
-            option is None
-            or not option.value
-            or backend(launch) != "c10d"
-            or "is_host" in (launch.value("rdzv_conf") or "")
-        ):
+        if option is None or backend(launch) != "c10d" or "is_host" in (launch.value("rdzv_conf") or ""):
             continue
-        if re.search(
-            r"\bip\s+(?:-\S+\s+)*(?:a|addr|address|route)\b|ifconfig|\A\d+\.\d+\.\d+\.\d+|\$\(\s*(?:host|dig|nslookup)\s",
-            option.value,
-        ):
-            if not option.value.startswith("127."):
-                # A fixed address, and one that DNS returns, is mostly that of the host's name.
-                looked_up = re.search(r"\$\(\s*(?:host|dig|nslookup)\s|\A\d+\.\d+\.\d+\.\d+", option.value)
-                yield Violation(
-                    option.arg.offset,
-                    "the c10d endpoint is an IP address, which may match no node",
-                    severity="note" if looked_up else "warning",
-                )
+        # A fixed address, and one that DNS returns, is mostly that of the host's name.
+        looked_up = re.search(r"\$\(\s*(?:host|dig|nslookup)\s|\A(?!127\.)\d+\.\d+\.\d+\.\d+", option.value or "")
+        own = re.search(r"\bip\s+(?:-\S+\s+)*(?:a|addr|address|route)\b|ifconfig", option.value or "")
+        if looked_up or own:
+            text = "the c10d endpoint is an IP address, which may match no node"
+            yield Violation(option.arg.offset, text, severity="note" if looked_up else "warning")
 
 
+@warning(
+    "scontrol-in-container",
+    why="scontrol is on the host, not in the image; the substitution is empty, and with a fall-back to localhost every node forms its own group.",
+    cure='in the batch script, outside of containers: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    source="mmcv#700, pith-train#91",
+    bad="srun apptainer exec x.sif bash -c 'export MASTER_ADDR=$(scontrol show hostnames | head -n 1); python train.py'",
+    good="export MASTER_ADDR=$(scontrol show hostnames | head -n 1)\nsrun apptainer exec x.sif python train.py",
+)
 def container(job: JobDescription) -> Iterator[Violation]:
     for call in job.calls:
         if call.program != "scontrol":
@@ -539,3 +434,246 @@ def container(job: JobDescription) -> Iterator[Violation]:
         )
         if inside:
             yield Violation(call.offset, "scontrol is called inside a container")
+
+
+# What only a task, or only a launcher, sets.
+TASK_NAMES = {"SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS"}
+LAUNCHER_NAMES = {
+    "LOCAL_RANK", "RANK", "GROUP_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_LOCAL_RANK", "PMIX_RANK",
+    "MPI_LOCALRANKID",
+}  # fmt: skip
+SET_BY_LAUNCHERS = {
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "WORLD_SIZE",
+    "NODE_RANK",
+}  # for their ranks, or not read by them
+HARMLESS = {"echo", "printf", "[", "[[", "test", "for", "date", "mkdir", "logger", "?", "cd", "touch", "tee", ":"}
+
+
+def under_srun(under: tuple[ProgramCall, ...]) -> bool:
+    return any(c.program == "srun" for c in under)
+
+
+EMPTY_WHY = "The batch shell expands it before srun starts, where it is not set; every task gets an empty value."
+
+
+@error(
+    "expanded-too-early",
+    why="The batch shell expands it before srun starts, where it is 0; every task on every node gets 0.",
+    cure="let the task's own shell expand it: srun bash -c '... $SLURM_NODEID ...' in single quotes, or \\$SLURM_NODEID in double quotes",
+    source="accelerate#2816",
+    bad="srun torchrun --nnodes=2 --nproc_per_node=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR train.py",
+    good="srun bash -c 'torchrun --nnodes=2 --nproc_per_node=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR train.py'",
+)
+def early(job: JobDescription) -> Iterator[Violation]:
+    starts = any(c.program == "srun" and not c.in_substitution for c in job.calls)
+    if not (starts or (job.is_batch and job.multi_node and job.launches)):
+        return
+    if not (job.multi_node or any(la.kind == "python" for la in job.launches)):
+        return
+    ignored = _ignored_ranks(job)
+    for use in job.uses:
+        if under_srun(use.under) or use.in_function or use.program in HARMLESS or use.offset in ignored:
+            continue
+        if any(c.program in REMOTE_SHELLS for c in use.under):
+            continue  # `_over_ssh` reports these
+        if _set_again(job, use):
+            continue
+        if use.name in TASK_NAMES and (use.program != "=" or _matters(job, use)) and not of_one_task(job, use):
+            text = f"${use.name} is expanded by the batch shell, where it is 0"
+            # The name of a log, or a job whose number of nodes is on the command line of sbatch, or is one.
+            several = any((job.tasks_per_node(la.srun) or 1) > 1 for la in job.launches if la.srun)
+            unsure = use.in_redirect or (job.of_unknown_size and not several)
+            yield Violation(use.offset, text, severity="note" if unsure else None)
+        elif use.name in LAUNCHER_NAMES and use.program == "srun" and not is_set(job, use.name):
+            text = f"${use.name} is expanded by the batch shell, where it is not set"
+            yield Violation(use.offset, text, why=EMPTY_WHY)
+
+
+def _ignored_ranks(job: JobDescription) -> set[int]:
+    """Return where the node ranks stand that torchrun ignores, because c10d assigns them."""
+    found: set[int] = set()
+    for launch in job.launches:
+        option = launch.option("node_rank", "machine_rank")
+        dynamic = (launch.value("rdzv_backend") or "").lower() in ("c10d", "etcd", "etcd-v2")
+        meant_static = launch.option("master_addr") and not launch.option("rdzv_endpoint")
+        if option and dynamic and not meant_static:
+            index = launch.call.args.index(option.arg)
+            for arg in launch.call.args[index : index + 2]:
+                found.update(arg.source.at)
+    return found
+
+
+def _set_again(job: JobDescription, use: VariableUse) -> bool:
+    """Return whether the value goes to a variable that the job's launchers set for their ranks, and nothing else uses."""
+    if not job.launches or any(la.kind == "python" for la in job.launches):
+        return False
+    before = [a for a in job.assignments if a.offset < use.offset and a.offset + MOST_BETWEEN > use.offset]
+    named = max(before, key=lambda a: a.offset, default=None)
+    if named is None or named.name not in SET_BY_LAUNCHERS - job.used_names:
+        return False
+    between = job.text[named.offset + len(named.name) : use.offset]
+    return re.fullmatch(r"=[\"'(]*\$?\{?[\"']*", between) is not None
+
+
+MOST_BETWEEN = 40  # characters
+
+
+def _matters(job: JobDescription, use: VariableUse) -> bool:
+    """Return whether the variable that is assigned here reaches a program: exported, or used later by one."""
+    line = job.lines.place(use.offset)[0]
+    before = (a for a in job.assignments if not a.under and a.offset < use.offset)
+    item = next(iter([a for a in before if job.lines.place(a.offset)[0] == line][-1:]), None)
+    if item is None:
+        return True
+    if item.exported or item.name in job.reading.exported:
+        return not any(a.name == item.name and under_srun(a.under) for a in job.assignments)
+    first = item.items[0].text if item.items else item.value
+    unread = HARMLESS - {"?"} if STARTS.match(first.strip("\"'")) else HARMLESS  # the command is the variable
+    later = (u for u in job.uses if u.name == item.name and u.offset > use.offset)
+    return any(u.program not in unread and not u.in_redirect for u in later)
+
+
+STARTS = lazy_regex(r"\s*(?:srun|torchrun|accelerate|deepspeed|python[\d.]*)\b")
+
+
+def is_set(job: JobDescription, name: str) -> bool:
+    return job.has(name) or name in job.reading.named or name in job.reading.exported
+
+
+JOB_NAMES = lazy_regex(
+    r"SLURM_(?:JOB_?ID|JOB_NAME|ARRAY_TASK_ID|ARRAY_JOB_ID|PROCID|NODEID|LOCALID|NTASKS|NNODES|JOB_NUM_NODES|JOB_NODELIST|NODELIST|"
+    r"CPUS_PER_TASK|GPUS_ON_NODE|SUBMIT_DIR|TMPDIR)"
+)
+TOO_EARLY_WHY = "The end of the here-document is not quoted, so the shell that submits expands the variable, where it is not set: the job gets an empty value."
+
+
+@also("expanded-too-early")
+def submitted_too_early(job: JobDescription) -> Iterator[Violation]:
+    """Report variables of the job that are expanded when its script is written, before it is submitted."""
+    if job.kind != "script" or job.is_job:
+        return
+    bodies = [*job.reading.submitted, *(b for b in job.reading.files.values() if "#SBATCH" in b.text)]
+    said: set[str] = set()
+    for body in (b for b in bodies if len(b.at)):
+        first, last = body.where(0), body.where(len(body.text) - 1)
+        for use in job.uses:
+            inside = first <= use.offset <= last and not use.under and use.program in ("sbatch", "cat", "tee")
+            if inside and use.name not in said and JOB_NAMES.fullmatch(use.name) and not job.has(use.name):
+                said.add(use.name)
+                text = f"${use.name} is expanded when the job is submitted, where it is not set"
+                shown = re.match(r"[ \t]*(?:echo|printf)\b", job.line_of(use.offset))
+                cure = f"\\${use.name}, or <<'EOF' with quotes"
+                yield Violation(use.offset, text, why=TOO_EARLY_WHY, cure=cure, severity="note" if shown else None)
+
+
+def of_one_task(job: JobDescription, use: VariableUse) -> bool:
+    """Return whether the use is in the command of an srun of one task, whose number is 0."""
+    steps = [c for c in job.calls if c.program == "srun" and c.offset <= use.offset and not c.in_substitution]
+    if job.nodes != 1 or use.program != "srun" or not steps:
+        return False
+    return job.tasks_per_node(max(steps, key=lambda c: c.offset)) == 1
+
+
+PRODUCT_WHY = (
+    "The shell calculates only in $((...)): the program gets the text, and stops with 'invalid literal for int()'."
+)
+LITERAL_ARGUMENT = lazy_regex(
+    r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID|NNODES|JOB_NUM_NODES|NTASKS|GPUS_ON_NODE|JOB_ID)|MASTER_ADDR|MASTER_PORT)\b"
+)
+RANK_NAMES = {"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE"}
+COUNTS = ("nnodes", "nproc_per_node", "num_machines", "num_processes", "num_nodes", "num_gpus")
+PRODUCT = lazy_regex(r"[\w${}#@\[\]]+[*+][\w${}#@\[\]]+")
+OWN_SHELL = REMOTE_SHELLS | {"parallel", "xargs", "flux"}
+
+
+@error(
+    "never-expanded",
+    why="srun starts the program without a shell, and single quotes or \\$ keep the batch shell from expanding it: the program gets the text.",
+    cure="srun bash -c '... $SLURM_NODEID ...', whose shell expands it in every task",
+    source="bash manual, quoting",
+    bad="srun torchrun --nnodes=2 --nproc_per_node=2 --node_rank=\\$SLURM_NODEID --master_addr=$MASTER_ADDR --master_port=15000 train.py",
+    good="srun bash -c 'torchrun --nnodes=2 --nproc_per_node=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR --master_port=15000 train.py'",
+)
+def literal(job: JobDescription) -> Iterator[Violation]:
+    for launch in job.launches:
+        if launch.srun is not None and not any(c.program in OWN_SHELL for c in launch.call.under):
+            yield from _literal_options(launch)
+        for name in COUNTS:
+            option = launch.option(name)
+            value = option.plain_value if option else ""
+            if option and PRODUCT.fullmatch(value):
+                cure = f"{option.written} $(({value}))"
+                yield Violation(option.arg.offset, f"--{name} is the text {value}", why=PRODUCT_WHY, cure=cure)
+    for item in job.all_values if any(la.kind == "python" for la in job.launches) else ():
+        text = item.source.text
+        if item.name in RANK_NAMES and item.name not in job.used_names and LITERAL_ARGUMENT.fullmatch(text.rstrip("}")):
+            yield Violation(item.offset, f"{item.name} is the text {text}: no shell expands it")
+
+
+def _literal_options(launch: LauncherCall) -> Iterator[Violation]:
+    for arg in launch.call.args:
+        found = LITERAL_ARGUMENT.search(arg.source.text)
+        if found and re.fullmatch(r"(?:--?[\w-]+=)?(?:tcp://)?[\w.:${}]*", arg.source.text):
+            same = re.match(r"--rdzv[-_]id=", arg.source.text)  # on every node, so that they still meet
+            text = f"the program gets the text {found[0]}{'}' if '{' in found[0] else ''}: no shell expands it"
+            yield Violation(arg.offset, text, severity="note" if same else None)
+            if not same:
+                return
+
+
+NO_IP_WHY = "accelerate meets at None:None, or at the address of the user's own configuration, and stops or hangs."
+
+
+@also("master-address")
+def without_address(job: JobDescription) -> Iterator[Violation]:
+    """Report accelerate on several machines without the address of the first one."""
+    told = job.has("ACCELERATE_CONFIG_FILE", "MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR")
+    if told or any(c.program == "accelerate-other" for c in job.calls) or "default_config.yaml" in job.text:
+        return
+    known = ("main_process_ip", "config_file", "deepspeed_hostfile", "rdzv_backend", "rdzv_conf", "tpu")
+    for launch in (
+        la for la in job.launches if la.kind == "accelerate" and not la.open_ended and not la.option(*known)
+    ):
+        machines = launch.option("num_machines")
+        count = job.number(machines.value) if machines else 1
+        if machines and (count or 1) > 1:
+            text = f"{machines.written} is {count}, and there is no --main_process_ip"
+            cure = "--main_process_ip=$HEAD --main_process_port=<port>"
+            yield Violation(machines.arg.offset, text, why=NO_IP_WHY, cure=cure)
+
+
+NODE_LISTS = {"SLURM_JOB_NODELIST", "SLURM_NODELIST"}
+
+
+@error(
+    "compressed-node-list",
+    why="Slurm's list is compressed, node[01-04]: only Slurm's own commands, pdsh and clush read it.",
+    cure='for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do',
+    source="tested with Slurm 22.05",
+    bad="for node in $SLURM_JOB_NODELIST; do\n  ssh $node nvidia-smi\ndone",
+    good='for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do\n  ssh $node nvidia-smi\ndone',
+)
+def compressed(job: JobDescription) -> Iterator[Violation]:
+    if not job.is_batch or not job.multi_node:
+        return
+    for use in job.uses:
+        if use.program == "for" and use.name in NODE_LISTS and not use.operator:
+            yield Violation(use.offset, f"the loop runs once, over the compressed list ${use.name}")
+    for call in job.calls:
+        for arg, following in call.pairs():
+            value = _hosts(call.program, arg, following)
+            if value and any(value.strip("\"'").strip("${}") == name for name in NODE_LISTS):
+                cure = '-H "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)"'
+                yield Violation(arg.offset, f"{call.program} gets the compressed list {value} as its hosts", cure=cure)
+
+
+def _hosts(program: str, arg: Argument, following: Argument | None) -> str | None:
+    """Return the hosts that an option of mpirun, horovodrun or ssh names."""
+    if program in MPI or program == "horovodrun":
+        name, equals, value = arg.text.partition("=")
+        if name in ("-H", "-host", "--host", "--hosts", "-hosts"):
+            return value if equals else following.text if following else None
+    return arg.text if program == "ssh" and "NODELIST" in arg.text else None
