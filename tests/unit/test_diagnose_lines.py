@@ -68,7 +68,7 @@ def test_prefixes_are_stripped_from_a_traceback(
     lines = ["Traceback (most recent call last):", '  File "/w/a.py", line 3, in main', "KeyError: 'labels'"]
     found = of(tmp_path, "\n".join(prefix + line for line in lines))
     assert ids(found) == ["application_error"]
-    assert "a.py, main" in found.findings[0].cause
+    assert "a.py:3 in main" in found.findings[0].cause
     assert (found.findings[0].rank, found.findings[0].host) == (rank, host)
 
 
