@@ -372,6 +372,21 @@ def test_a_tokenizer_without_offsets(tmp_path: Path, joined: bool) -> None:
     assert (row.ids.tolist() == at_once) == joined
 
 
+def test_a_tokenizer_without_offsets_encodes_at_once_where_it_can() -> None:
+    """As sentencepiece does, this one writes a token before each text that it encodes: turn by turn there would be one in each."""
+
+    class Marked:
+        is_fast, eos_token_id, all_special_tokens = False, 1, ()
+
+        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+            return {"input_ids": [0, *(ord(character) for character in text)]}
+
+    turns = (("ab", False), ("c", True), ("d", False), ("e", True))
+    (row,) = encode_text([Example(turns=turns)], Marked(), max_length=None, mask_prompt=True)
+    assert row.ids.tolist() == [0, *map(ord, "abcde"), 1]
+    assert row.mask.tolist() == [0, 0, 0, 1, 0, 1, 1]
+
+
 def test_generate_writes_the_prompt_as_it_was_trained() -> None:
     """With the tools of the row, and refusing the same."""
     tokenizer = tokenizer_of("qwen2_5")
