@@ -211,7 +211,7 @@ DOCS: dict[str, set[str]] = {
     "unit/test_docs.py": {
         "test_generated_parts_of_pages_are_up_to_date",
         "test_links_lead_somewhere",
-        "test_readme_names_every_folder_and_verb",
+        "test_pages_name_every_folder_and_verb",
     },
     "unit/test_failures_table.py": {
         "test_page_has_its_parts_in_order",

@@ -135,13 +135,13 @@ def test_a_stale_name_is_found(tmp_path: Path, tree: tuple[set[str], set[str]]) 
     }
 
 
-def test_readme_names_every_folder_and_verb() -> None:
-    readme = (REPO / "README.md").read_text()
+def test_pages_name_every_folder_and_verb() -> None:
+    tree, verbs = (REPO / "CONTRIBUTING.md").read_text(), (REPO / "docs" / "verbs.md").read_text()
     for folder in (REPO / "src" / "allranks").iterdir():
         if folder.is_dir() and folder.name != "__pycache__":
-            assert f"{folder.name}/" in readme, folder.name
+            assert f"{folder.name}/" in tree, folder.name
     for verb in VERBS:
-        assert f"`{verb}" in readme, verb
+        assert f"`{verb}" in verbs, verb
 
 
 @pytest.mark.parametrize(
