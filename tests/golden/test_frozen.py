@@ -51,8 +51,8 @@ PLANNED = [name for name in EXAMPLES if not name.startswith("clusters/")]
 
 RECORDS = {"cluster status": BoxStatus, "export": ExportResult}
 """What verbs print that take long, or need Slurm."""
-TIMED = ("machine_load", "cpu_load", "links")
-"""What is recorded only where other programs load the machine, or after a while."""
+TIMED = ("machine_load", "cpu_load")
+"""What is recorded only where other programs load the machine."""
 
 
 def lost(before: Any, now: Any, place: str = "") -> list[str]:
