@@ -5,7 +5,7 @@ Names come from the traced programs and are escaped as text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from allranks.analysis.report.html import (
     Cell,
@@ -24,18 +24,14 @@ from allranks.analysis.report.html import (
     table,
 )
 from allranks.analysis.trace import charts
-from allranks.analysis.trace.records import CollectiveRow, ModuleRow, Phase, TopRow, TraceReport, totals_by_phase
-from allranks.analysis.trace.tables import short_name, top_modules_by_self_time
-from allranks.utils.text import format_bandwidth, format_bytes, format_percent_of, format_seconds, sanitize
+from allranks.analysis.trace.records import TraceReport
+from allranks.analysis.trace.tables import Block, Line, report_parts
+from allranks.analysis.trace.tables import Cell as TerminalCell
+from allranks.analysis.trace.tables import Table as TerminalTable
+from allranks.utils.text import format_bytes, format_percent_of, format_seconds, sanitize
 
-MAX_ROWS = 20
 MAX_RANK_ROWS = 64
-MAX_NAME_LENGTH = 160
-
-
-def display_name(text: str) -> str:
-    """Return a name for display on a page."""
-    return sanitize(short_name(text, MAX_NAME_LENGTH), MAX_NAME_LENGTH)
+NAME_WIDTH = 200  # of the terminal that would have the names of the page
 
 
 def key_figures(report: TraceReport) -> list[KeyFigure]:
@@ -91,196 +87,32 @@ def _ranks(n: int) -> str:
     return f"{n} rank{'s' if n > 1 else ''}"
 
 
-def rank_table(report: TraceReport) -> Table | None:
-    rows: list[Row] = []
-    for r in report.ranks[:MAX_RANK_ROWS]:
-        b = r.total
-        overlap = "-" if b.overlap is None else f"{100 * b.overlap:.1f} %"
-        clock = format_seconds(r.clock_offset_s) if r.clock_pairs else "-"
-        parts = [format_percent_of(v, b.span_s) for v in (b.compute_s, b.exposed_comm_s, b.copy_s, b.idle_s)]
-        rows.append(
-            [
-                number_cell(str(r.rank)),
-                *map(
-                    number_cell,
-                    (format_seconds(b.span_s), str(len(r.steps)), *parts, format_seconds(b.comm_s), overlap, clock),
-                ),
-            ]
+def page_tables(blocks: Iterable[Block]) -> list[Table | None]:
+    """Return the tables of a terminal as those of a page; the lines after a table are its note."""
+    found: list[tuple[TerminalTable, list[str]]] = []
+    for block in blocks:
+        if isinstance(block, TerminalTable):
+            found.append((block, []))
+        elif isinstance(block, Line) and block.parts and found:
+            found[-1][1].append("".join(text for text, _ in block.parts))
+
+    def cell(value: str | TerminalCell, column: int, block: TerminalTable) -> Cell:
+        text = value if isinstance(value, str) else value.text
+        indent = len(text) - len(text.lstrip(" "))
+        return Cell(
+            "\u00a0" * indent + text[indent:], "num" if column >= block.left else "wrap" if len(text) > 40 else ""
         )
-    columns = [
-        "rank",
-        "time",
-        "steps",
-        "compute",
-        "exposed comm.",
-        "copies",
-        "idle",
-        "all comm.",
-        "overlap",
-        "clock ahead",
-    ]
-    note = "Compute, exposed communication, copies and idle are shares of the rank's time; their sum is 100 %."
-    if len(report.ranks) > MAX_RANK_ROWS:
-        note += f" {len(report.ranks) - MAX_RANK_ROWS} more ranks are in summary.csv."
-    return table("ranks", "Ranks", columns, rows, note)
 
-
-def collective_table(report: TraceReport) -> Table | None:
-    rows: list[Row] = []
-    for row in report.collectives:
-        mine = [r for r in report.sizes if r.kind == row.kind]
-        one = mine[0].size_bucket if len(mine) == 1 else None
-        rows.append(_collective(row, Cell(display_name(row.kind)), Cell(one or "all sizes", "" if one else "muted")))
-        rows += [_collective(part, Cell(""), Cell(part.size_bucket or "-")) for part in (mine if not one else [])]
-    columns = [
-        "kind",
-        "size",
-        "ranks",
-        "count",
-        "bytes each",
-        "mean time",
-        "longest",
-        "waiting",
-        "algorithm GB/s",
-        "bus GB/s",
-    ]
-    p = report.pairing
-    note = "Counts and times are totals of all ranks. "
-    if p.paired:
-        how = f"{p.by_sequence} by sequence number, {p.by_order} by order"
-        note += f"{p.paired} collectives were paired across ranks ({how}), {p.unpaired} were not. Bandwidth is bytes over transfer time; "
-    else:
-        note += "None was paired with another rank, so the waiting time is unknown and bandwidth is bytes over the whole duration; "
-    return table("collectives", "Collectives by kind and size", columns, rows, note + "GB is 10^9 bytes.")
-
-
-def _collective(row: CollectiveRow, *first: Cell) -> Row:
-    waiting = format_percent_of(row.wait_s, row.total_s) if row.wait_s is not None else "-"
-    values = (
-        str(row.group_size or "-"),
-        f"{row.count:,}",
-        row.sizes_text,
-        format_seconds(row.mean_s),
-        format_seconds(row.max_s),
-        waiting,
-    )
     return [
-        *first,
-        *map(number_cell, (*values, format_bandwidth(row.algbw_bytes_s), format_bandwidth(row.busbw_bytes_s))),
+        table(
+            "",
+            b.title,
+            list(b.columns),
+            [[cell(v, i, b) for i, v in enumerate(row)] for row in b.rows],
+            " ".join(notes),
+        )
+        for b, notes in found
     ]
-
-
-def straggler_table(report: TraceReport) -> Table | None:
-    found = [r for r in report.stragglers if r.pairs]
-    rows: list[Row] = [
-        [
-            number_cell(str(r.rank)),
-            number_cell(f"{r.last:,} of {r.pairs:,} ({100 * r.last_share:.0f} %)"),
-            number_cell(format_seconds(r.caused_wait_s)),
-            number_cell(format_seconds(r.mean_late_s)),
-            number_cell(format_seconds(r.max_late_s)),
-            number_cell(format_seconds(r.wait_s)),
-        ]
-        for r in found[:MAX_ROWS]
-    ]
-    columns = ["rank", "last", "caused wait", "mean", "longest", "own wait"]
-    note = "The delay of a rank is the longest wait of another rank for it."
-    return table("stragglers", "Last ranks in collectives", columns, rows if len(found) > 1 else [], note)
-
-
-def wait_table(report: TraceReport) -> Table | None:
-    rows: list[Row] = [
-        [
-            Cell(display_name(p.kind)),
-            long_cell(display_name(p.key)),
-            number_cell(format_bytes(p.bytes, digits=4)),
-            number_cell(f"rank {p.last_rank}"),
-            number_cell(format_seconds(max(p.wait_s))),
-            number_cell(format_seconds(p.transfer_s)),
-        ]
-        for p in report.pairing.longest[:10]
-        if max(p.wait_s) > 0
-    ]
-    return table(
-        "waits",
-        "Collectives with the longest waits",
-        ["kind", "which", "bytes", "last rank", "longest wait", "transfer"],
-        rows,
-    )
-
-
-def phase_table(report: TraceReport) -> Table | None:
-    sums: dict[Phase, list[float]] = {}
-    for r in report.ranks:
-        for p in r.phases:
-            row = sums.setdefault(p.phase, [0.0, 0.0, 0.0])
-            for i, value in enumerate((p.host_s, p.busy_s, p.comm_s)):
-                row[i] += value / len(report.ranks)
-    busy = "kernels launched" if report.device == "gpu" else "operators"
-    rows: list[Row] = [
-        [Cell(phase), *(number_cell(format_seconds(v)) for v in row)] for phase, row in sums.items() if any(row)
-    ]
-    return table("phases", "Phases, mean of ranks", ["phase", "on the host", busy, "collectives launched"], rows)
-
-
-def launch_table(report: TraceReport) -> Table | None:
-    sums, told, steps = totals_by_phase(report)
-    rows: list[Row] = [
-        [
-            Cell(display_name(kind)),
-            phase,
-            number_cell(f"{n / steps:.4g}"),
-            number_cell(format_bytes(b / steps, digits=4) if told else "-"),
-            number_cell(format_seconds(t / steps)),
-        ]
-        for (kind, phase), (n, b, t) in sums.items()
-    ]
-    return table(
-        "launches",
-        "Where collectives were launched, per rank and step",
-        ["kind", "phase", "count", "bytes", "time"],
-        rows,
-    )
-
-
-def module_table(report: TraceReport) -> Table | None:
-    if not report.modules:
-        return None
-    kept = top_modules_by_self_time(report.modules, MAX_ROWS)
-    rows: list[Row] = [
-        [
-            Cell(_indented(m), "code"),
-            number_cell(f"{m.count:,}"),
-            *(number_cell(format_seconds(v)) for v in (m.host_s, m.forward_s, m.backward_s, m.self_s)),
-        ]
-        for m in kept
-    ]
-    own = report.modules[0].source == "annotation"
-    title = "Ranges named by the program" if own else "Modules of the model"
-    note = "Sums over ranks."
-    if len(kept) < len(report.modules):
-        note = f"{len(kept)} of {len(report.modules)}: those with the largest self time, and their parents; sums over ranks."
-    return table("modules", title, ["name", "calls", "host", "forward", "backward", "own"], rows, note)
-
-
-def _indented(m: ModuleRow) -> str:
-    return "\u00a0\u00a0" * min(m.depth, 8) + display_name(m.name)
-
-
-def top_table(id: str, title: str, tops: Sequence[TopRow], note: str) -> Table | None:
-    rows: list[Row] = [
-        [
-            Cell(display_name(t.name), "long code"),
-            t.kind,
-            number_cell(f"{t.count:,}"),
-            number_cell(format_seconds(t.total_s)),
-            number_cell(f"{100 * t.share:.1f} %"),
-            number_cell(format_seconds(t.mean_s)),
-            number_cell(format_seconds(t.max_s)),
-        ]
-        for t in tops[:MAX_ROWS]
-    ]
-    return table(id, title, ["name", "kind", "count", "sum", "share", "mean", "longest"], rows, note)
 
 
 def file_table(report: TraceReport) -> Table | None:
@@ -345,7 +177,12 @@ def verdict(report: TraceReport) -> str:
 
 
 def _sections(report: TraceReport) -> list[Section]:
-    own = "Self time on the host (without called operators); sums over ranks."
+    parts = {name: page_tables(blocks) for name, blocks in report_parts(report, NAME_WIDTH, page=True).items()}
+    shares = "Compute, exposed communication, copies and idle are shares of a rank's time; their sum is 100 %."
+    sums = (
+        "Counts and times are totals of all ranks. Bandwidth is bytes over transfer time, or over the whole duration of collectives that "
+        "were found on one rank only; GB is 10^9 bytes."
+    )
     startup, problems = (
         _startup(report),
         [
@@ -354,26 +191,16 @@ def _sections(report: TraceReport) -> list[Section]:
         ],
     )
     notes = [Text("", [startup]) if startup else None, Items("", problems) if problems else None]
+    communication = [charts.waiting_chart(report), charts.bandwidth_chart(report)]
     time = [charts.breakdown_chart(report), charts.overlap_chart(report), charts.step_chart(report)]
-    tops = [
-        top_table("kernels", "Kernels", report.top_kernels, "Sums over ranks."),
-        top_table("operators", "Operators", report.top_operators, own),
-    ]
     return [
-        Section("time", "Time", [("two", time), ("stack", [rank_table(report)])]),
+        Section("time", "Time", [("two", time), ("stack", parts["time"])], shares),
         Section("timeline", "Timeline", [("two", [charts.timeline_chart(report)])]),
-        Section(
-            "collectives",
-            "Collectives",
-            [
-                ("two", [charts.waiting_chart(report), charts.bandwidth_chart(report)]),
-                ("stack", [collective_table(report), launch_table(report)]),
-            ],
-        ),
-        Section("stragglers", "Stragglers", [("stack", [straggler_table(report), wait_table(report)])]),
-        Section("program", "Phases and modules", [("stack", [phase_table(report), module_table(report)])]),
-        Section("tops", "Kernels and operators", [("stack", tops)]),
-        Section("memory", "Memory", [("two", [charts.memory_chart(report)])]),
+        Section("collectives", "Collectives", [("two", communication), ("stack", parts["collectives"])], sums),
+        Section("stragglers", "Stragglers", [("stack", parts["stragglers"])]),
+        Section("program", "Phases and modules", [("stack", [*parts["phases"], *parts["modules"]])]),
+        Section("tops", "Kernels and operators", [("stack", parts["tops"])]),
+        Section("memory", "Memory", [("two", [charts.memory_chart(report)]), ("stack", parts["memory"])]),
         Section("problems", "Notes about these figures", [("stack", notes)], short="Notes"),
         Section("files", "Files", [("stack", [file_table(report)])]),
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from os.path import commonprefix
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,7 @@ SHOWN_RANKS = 32
 SHOWN_STEPS = 12
 SHOWN_ROWS = 10
 SHOWN_MODULES = 15
+PAGE_FACTOR = 2  # rows of a table on a page for each one in a terminal
 _LIBRARY_NAMESPACES = re.compile(
     r"\b(?:at::native|at::cuda|at::detail|c10|cutlass|cub|cudnn::ops|cudnn|thrust)::|\(anonymous namespace\)::"
 )
@@ -81,16 +82,25 @@ BLANK = Line()
 def report_blocks(report: TraceReport, width: int) -> Iterator[Block]:
     """Yield the report for a terminal of `width` columns, most important figures first."""
     yield from _title(report)
-    yield from _breakdown(report)
-    yield from _steps(report)
-    yield from _phases(report)
-    yield from _collectives(report)
-    yield from _stragglers(report)
-    yield from _tops("Kernels", report.top_kernels, width)
-    yield from _tops("Operators, self time on the host", report.top_operators, width)
-    yield from _modules(report, width)
-    yield from _memory(report)
+    for blocks in report_parts(report, width).values():
+        yield from blocks
     yield from _problems(report)
+
+
+def report_parts(report: TraceReport, width: int, *, page: bool = False) -> dict[str, Iterator[Block]]:
+    """Return the tables by part of the report. A `page` has more rows and columns than a terminal."""
+    return {
+        "time": chain(_breakdown(report, page=page), _steps(report)),
+        "phases": _phases(report),
+        "collectives": _collectives(report, page=page),
+        "stragglers": _stragglers(report, page=page),
+        "tops": chain(
+            _tops("Kernels", report.top_kernels, width, page=page),
+            _tops("Operators, self time on the host", report.top_operators, width, page=page),
+        ),
+        "modules": _modules(report, width, page=page),
+        "memory": _memory(report),
+    }
 
 
 def _title(report: TraceReport) -> Iterator[Block]:
@@ -115,16 +125,23 @@ def _parts(b: Breakdown) -> list[str]:
     ]
 
 
-def _breakdown(report: TraceReport) -> Iterator[Block]:
+def _breakdown(report: TraceReport, *, page: bool = False) -> Iterator[Block]:
     columns = ("rank", "time", "steps", "compute", "exposed comm.", "copies", "idle", "all comm.", "hidden")
+    shown = report.ranks[: SHOWN_RANKS * (PAGE_FACTOR if page else 1)]
     rows: list[tuple[str | Cell, ...]] = [
         (str(r.rank), format_seconds(r.total.span_s), str(len(r.steps)) if r.steps else "none", *_parts(r.total))
-        for r in report.ranks[:SHOWN_RANKS]
+        for r in shown
     ]
+    if page:
+        columns += ("clock ahead",)
+        rows = [
+            (*row, format_seconds(r.clock_offset_s) if r.clock_pairs else "-")
+            for row, r in zip(rows, shown, strict=True)
+        ]
     yield BLANK
     yield Table("Time by rank", columns, rows)
-    if len(report.ranks) > SHOWN_RANKS:
-        text = f"and {len(report.ranks) - SHOWN_RANKS} more ranks (--json has all)"
+    if len(report.ranks) > len(shown):
+        text = f"and {len(report.ranks) - len(shown)} more ranks (--json has all)"
         yield Line(((text, ""),), wrap=True, highlight=True)
 
 
@@ -155,15 +172,25 @@ def _phases(report: TraceReport) -> Iterator[Block]:
     yield Table(f"Phases, mean of {n} rank{'s' if n > 1 else ''}", ("phase", "host", busy, "comm. launched"), rows)
 
 
-def _collectives(report: TraceReport) -> Iterator[Block]:
+def _collectives(report: TraceReport, *, page: bool = False) -> Iterator[Block]:
     if not report.collectives:
         return
-    columns = ("kind and size", "ranks", "count", "each", "mean", "waiting", "alg GB/s", "bus GB/s")
+    columns = (
+        "kind and size",
+        "ranks",
+        "count",
+        "each",
+        "mean",
+        *(["longest"] if page else []),
+        "waiting",
+        "alg GB/s",
+        "bus GB/s",
+    )
     rows: list[tuple[str | Cell, ...]] = []
     for row in report.collectives:
-        rows.append(_collective_row(row, row.kind))
+        rows.append(_collective_row(row, row.kind, page=page))
         mine = [r for r in report.sizes if r.kind == row.kind]
-        rows += [_collective_row(part, f"  {part.size_bucket}") for part in (mine if len(mine) > 1 else [])]
+        rows += [_collective_row(part, f"  {part.size_bucket}", page=page) for part in (mine if len(mine) > 1 else [])]
     yield BLANK
     yield Table("Collectives, all ranks", columns, rows)
     p = report.pairing
@@ -174,7 +201,7 @@ def _collectives(report: TraceReport) -> Iterator[Block]:
     yield from _launches(report)
 
 
-def _collective_row(row: CollectiveRow, name: str) -> tuple[str, ...]:
+def _collective_row(row: CollectiveRow, name: str, *, page: bool) -> tuple[str, ...]:
     waiting = format_percent_of(row.wait_s or 0, row.total_s) if row.wait_s is not None else "-"
     group = str(row.group_size) if row.group_size else "-"
     return (
@@ -183,6 +210,7 @@ def _collective_row(row: CollectiveRow, name: str) -> tuple[str, ...]:
         str(row.count),
         row.sizes_text.replace(", ", ",\n").replace(" to ", " to\n"),
         format_seconds(row.mean_s),
+        *([format_seconds(row.max_s)] if page else []),
         waiting,
         format_bandwidth(row.algbw_bytes_s),
         format_bandwidth(row.busbw_bytes_s),
@@ -207,7 +235,7 @@ def _launches(report: TraceReport) -> Iterator[Block]:
     yield Table(title, ("kind", "phase", "count", "bytes", "time"), rows, left=2)
 
 
-def _stragglers(report: TraceReport) -> Iterator[Block]:
+def _stragglers(report: TraceReport, *, page: bool = False) -> Iterator[Block]:
     found = [r for r in report.stragglers if r.pairs]
     if len(found) < 2:
         return
@@ -217,7 +245,7 @@ def _stragglers(report: TraceReport) -> Iterator[Block]:
             str(row.rank), f"{row.last} ({100 * row.last_share:.0f} %)", str(row.pairs), format_seconds(row.caused_wait_s),
             format_seconds(row.mean_late_s), format_seconds(row.max_late_s), format_seconds(row.wait_s),
         )
-        for row in found[:SHOWN_ROWS]
+        for row in found[: SHOWN_ROWS * (PAGE_FACTOR if page else 1)]
     ]  # fmt: skip
     yield BLANK
     yield Table("Last ranks in collectives", columns, rows)
@@ -228,6 +256,14 @@ def _stragglers(report: TraceReport) -> Iterator[Block]:
             f"Longest: rank {worst.last_rank} reached {what} {format_seconds(max(worst.wait_s))} after the first rank."
         )
         yield Line(((text, "dim"),))
+    if page:
+        waits: list[tuple[str | Cell, ...]] = [
+            (p.kind, p.key, format_bytes(p.bytes, digits=4), f"rank {p.last_rank}", format_seconds(max(p.wait_s)), format_seconds(p.transfer_s))
+            for p in report.pairing.longest[:SHOWN_ROWS]
+            if max(p.wait_s) > 0
+        ]  # fmt: skip
+        columns = ("kind", "which", "bytes", "last rank", "longest wait", "transfer")
+        yield Table("Collectives with the longest waits", columns, waits, left=2)
 
 
 def longest_wait(report: TraceReport) -> PairReport | None:
@@ -238,13 +274,13 @@ def longest_wait(report: TraceReport) -> PairReport | None:
     return worst if worst is not None and max(worst.wait_s) > 0 else None
 
 
-def _tops(title: str, found: Sequence[TopRow], width: int) -> Iterator[Block]:
+def _tops(title: str, found: Sequence[TopRow], width: int, *, page: bool = False) -> Iterator[Block]:
     if not found:
         return
     # a name of a few letters is useless: in narrow terminals the mean (sum by count) is omitted
     wide = width >= WIDE_COLUMNS
     columns = ("name", "kind", "count", "sum", "share", *(["mean"] if wide else []), "longest")
-    shown = found[:SHOWN_ROWS]
+    shown = found[: SHOWN_ROWS * (PAGE_FACTOR if page else 1)]
     names = short_names([r.name for r in shown], max(width - (55 if wide else 45), 20))
     rows: list[tuple[str | Cell, ...]] = [
         (
@@ -262,7 +298,7 @@ def _tops(title: str, found: Sequence[TopRow], width: int) -> Iterator[Block]:
     yield Table(title, columns, rows, left=2)
 
 
-def _modules(report: TraceReport, width: int) -> Iterator[Block]:
+def _modules(report: TraceReport, width: int, *, page: bool = False) -> Iterator[Block]:
     if not report.modules:
         return
     own = report.modules[0].source == "annotation"
@@ -275,7 +311,7 @@ def _modules(report: TraceReport, width: int) -> Iterator[Block]:
             format_seconds(m.backward_s),
             format_seconds(m.self_s),
         )
-        for m in top_modules_by_self_time(report.modules, SHOWN_MODULES)
+        for m in top_modules_by_self_time(report.modules, SHOWN_MODULES * (PAGE_FACTOR if page else 1))
     ]
     title = "Ranges named by the program" if own else "Modules"
     yield BLANK
