@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from allranks.analysis.report.figures import Chart, css_value, figures_json, stylesheet
 from allranks.utils.redaction import redact, redact_forms
-from allranks.utils.text import NO_VALUE, printable
+from allranks.utils.text import NO_VALUE, format_value, printable
 from allranks.version import __version__
 
 PLOTLY_SLOT = "<!-- plotly.js -->"  # cannot come from a run, whose texts are escaped
@@ -293,6 +293,46 @@ def table(id: str, title: str, columns: list[str], rows: Iterable[Row], note: st
     return Table(id, title, columns, made, note) if made else None
 
 
+def listing(
+    id: str,
+    title: str,
+    items: Sequence[Any],
+    columns: Sequence[tuple[str, Callable[[Any], Cell | str]]],
+    note: str = "",
+    *,
+    what: str = "",
+    rest: str = "",
+) -> Table | None:
+    """Return a table with a row for each item, or None if there are none.
+
+    Args:
+        columns: names, and functions that return the cell of an item.
+        what: the items; of too many, rows before the last one are left out.
+        rest: the last items, such as "faster ranks", which are left out instead.
+    """
+    shown = (
+        list(items)
+        if not (what or rest) or len(items) <= MAX_ROWS
+        else [*items[: MAX_ROWS - 1], items[-1 if what else MAX_ROWS - 1]]
+    )
+    if len(shown) < len(items):
+        left, total = len(items) - len(shown), len(items)
+        said = (
+            f"{left:,} of {total:,} {what} are left out, before the last."
+            if what
+            else f"{left:,} {rest} are not shown."
+        )
+        note = f"{note} {said}".strip()
+    return table(
+        id, title, [name for name, _ in columns], [[show(item) for _, show in columns] for item in shown], note
+    )
+
+
+def column(key: str, show: Callable[[Any], str] = format_value, tone: str = "num") -> Callable[[Any], Cell]:
+    """Return the function of a column that shows a value of a record."""
+    return lambda item: Cell(show(item.get(key)), tone)
+
+
 def fact_table(id: str, title: str, pairs: Iterable[tuple[str, str]], note: str = "") -> Table | None:
     """Return names and values, without unknown values."""
     return table(
@@ -308,11 +348,3 @@ def number_cell(value: str, note: str = "") -> Cell:
 def long_cell(value: str) -> Cell:
     """Return text that may span several lines."""
     return Cell(value, "long")
-
-
-def limit_rows(rows: list[Row], what: str) -> tuple[list[Row], str]:
-    """Return at most `MAX_ROWS` rows with the last one, and a sentence about the rows left out."""
-    if len(rows) <= MAX_ROWS:
-        return rows, ""
-    kept = [*rows[: MAX_ROWS - 1], rows[-1]]
-    return kept, f"{len(rows) - MAX_ROWS:,} of {len(rows):,} {what} are left out, before the last."

@@ -6,6 +6,7 @@ ranks, environment, preflight, network, data, model, versions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from allranks.analysis.report.html import (
@@ -13,13 +14,14 @@ from allranks.analysis.report.html import (
     Cell,
     Row,
     Table,
+    column,
     fact_table,
-    limit_rows,
+    listing,
     long_cell,
     number_cell,
     table,
 )
-from allranks.analysis.report.run_data import RunData, versions_of
+from allranks.analysis.report.run_data import AttemptRecord, RunData, versions_of
 from allranks.utils import text
 from allranks.utils.redaction import HIDDEN, holds_secret, redact_arguments
 from allranks.utils.text import (
@@ -41,160 +43,150 @@ from allranks.utils.text import (
 def eval_table(data: RunData) -> Table | None:
     """Return the evaluations."""
     evals = data.zero.of("eval")
+    scores = [
+        ("loss", column("loss", text.format_loss)),
+        ("perplexity", column("perplexity", text.format_perplexity)),
+        ("accuracy", column("accuracy", text.format_percent)),
+        ("exact match", column("exact_match", text.format_percent)),
+    ]
+    known = [one for one in scores if any(finite_float(e.get(one[0].replace(" ", "_"))) is not None for e in evals)]
     columns = [
-        ("loss", "loss", text.format_loss),
-        ("perplexity", "perplexity", text.format_perplexity),
-        ("accuracy", "accuracy", text.format_percent),
-        ("exact match", "exact_match", text.format_percent),
+        ("after step", column("step", format_count)),
+        *known,
+        ("rows", column("rows", format_count)),
+        ("time", column("seconds", format_duration)),
     ]
-    known = [c for c in columns if any(finite_float(e.get(c[1])) is not None for e in evals)]
-    rows: list[Row] = [
-        (
-            number_cell(format_count(e["step"])),
-            *(number_cell(show(e.get(key))) for _, key, show in known),
-            number_cell(format_count(e.get("rows"))),
-            number_cell(text.format_duration(e.get("seconds"))),
-        )
-        for e in evals
-    ]
-    kept, note = limit_rows(rows, "evaluations")
-    return table("evals", "Evaluations", ["after step", *(name for name, _, _ in known), "rows", "time"], kept, note)
+    return listing("evals", "Evaluations", evals, columns, what="evaluations")
 
 
 def checkpoint_table(data: RunData) -> Table | None:
     """Return the checkpoints that were written, and whether they still exist."""
-    told = {e["step"]: e for e in data.zero.of("checkpoint")}
-    rows: list[Row] = []
-    for step in sorted({*told, *data.checkpoints}):
-        event, there = told.get(step, {}), data.checkpoints.get(step, {})
-        size = (
-            f"{text.format_bytes(there['bytes'])} in {there['files']} file{'s' * (there['files'] != 1)}"
+    written = {e["step"]: e for e in data.zero.of("checkpoint")}
+    steps = sorted({*written, *data.checkpoints})
+    items = [
+        {
+            **data.checkpoints.get(step, {}),
+            **written.get(step, {}),
+            "step": step,
+            "there": data.checkpoints.get(step, {}),
+        }
+        for step in steps
+    ]
+
+    def size(item: dict[str, Any]) -> str:
+        there = item["there"]
+        files = (
+            f"{format_bytes(there['bytes'])} in {there['files']} file{'s' * (there['files'] != 1)}"
             if there.get("whole")
-            else NO_VALUE
+            else ""
         )
-        state = (
-            Cell("✓ exists", "good") if there.get("whole") else Cell("removed" if not there else "no manifest", "muted")
-        )
-        mode = format_value(event.get("mode") or there.get("mode"))
-        times = (number_cell(text.format_duration(event.get(key))) for key in ("seconds", "written_s"))
-        rows.append((number_cell(f"{step:,}"), mode, *times, size, state))
-    kept, note = limit_rows(rows, "checkpoints")
-    columns = ["step", "mode", "pause", "complete after", "size", "state"]
+        return files or NO_VALUE
+
+    def state(item: dict[str, Any]) -> Cell:
+        there = item["there"]
+        return Cell("✓ exists", "good") if there.get("whole") else Cell("no manifest" if there else "removed", "muted")
+
+    columns = [
+        ("step", column("step", format_count)),
+        ("mode", column("mode", tone="")),
+        ("pause", column("seconds", format_duration)),
+        ("complete after", column("written_s", format_duration)),
+        ("size", size),
+        ("state", state),
+    ]
     meaning = "Pause: time without training. Complete: verified and published."
-    return table("checkpoints", "Checkpoints", columns, kept, f"{meaning} {note}".strip())
+    return listing("checkpoints", "Checkpoints", items, columns, meaning, what="checkpoints")
 
 
 def trace_table(data: RunData) -> Table | None:
     """Return the profiler traces, and the command to read them."""
-    rows: list[Row] = []
-    for rank, story in data.histories.items():
-        for e in story.of("trace"):
-            steps = f"{format_count(e.get('first_step'))} to {format_count(e.get('last_step'))}"
-            size = finite_float(e.get("bytes"))
-            rows.append(
-                (
-                    number_cell(f"{rank}"),
-                    number_cell(format_count(e.get("attempt"))),
-                    steps,
-                    number_cell(text.format_bytes(size)),
-                )
-            )
-    kept, note = limit_rows(rows, "traces")
-    return table(
-        "traces", "Profiler traces", ["rank", "attempt", "steps", "size"], kept, f"allranks trace {data.name} {note}"
-    )
+    items = [{**e, "rank": rank} for rank, story in data.histories.items() for e in story.of("trace")]
+    columns = [
+        ("rank", column("rank", format_count)),
+        ("attempt", column("attempt", format_count)),
+        ("steps", lambda e: f"{format_count(e.get('first_step'))} to {format_count(e.get('last_step'))}"),
+        ("size", column("bytes", lambda size: format_bytes(finite_float(size)))),
+    ]
+    return listing("traces", "Profiler traces", items, columns, f"allranks trace {data.name}", what="traces")
 
 
 def attempt_table(data: RunData) -> Table | None:
     """Return each start of the run, from rank 0's events."""
-    rows: list[Row] = []
     attempts = data.zero.attempts
-    for a in attempts:
-        spent = a.ended - a.began if a.ended is not None and a.began is not None else None
-        end = a.end or "ended without a message"
-        if a is attempts[-1] and not a.end and data.status in ("failed", "stopped", "succeeded"):
-            end = f"the run {'was ' * (data.status == 'stopped')}{data.status}"  # the page begins with the reason
+
+    def spent(a: AttemptRecord) -> Cell:
+        seconds = a.ended - a.began if a.ended is not None and a.began is not None else None
         if len(attempts) == 1 and (data.own_program or not a.phases):  # rank 0 need not have written when it ended
-            spent = finite_float(data.metrics.get("wall_time_s")) or spent
-        start = f"after step {a.resumed_from}" if a.resumed_from is not None else "from the start"
-        rows.append(
-            (
-                number_cell(f"{a.number}"),
-                text.format_timestamp(a.began),
-                start,
-                number_cell(format_count(a.last_step)),
-                number_cell(text.format_duration(spent)),
-                long_cell(end),
-            )
-        )
-    kept, note = limit_rows(rows, "attempts")
-    return table("attempts", "Attempts", ["attempt", "started", "from", "last step", "time", "end"], kept, note)
+            seconds = finite_float(data.metrics.get("wall_time_s")) or seconds
+        return number_cell(format_duration(seconds))
+
+    def end(a: AttemptRecord) -> Cell:
+        if a is attempts[-1] and not a.end and data.status in ("failed", "stopped", "succeeded"):
+            return long_cell(
+                f"the run {'was ' * (data.status == 'stopped')}{data.status}"
+            )  # the page begins with the reason
+        return long_cell(a.end or "ended without a message")
+
+    columns = [
+        ("attempt", lambda a: number_cell(f"{a.number}")),
+        ("started", lambda a: text.format_timestamp(a.began)),
+        ("from", lambda a: f"after step {a.resumed_from}" if a.resumed_from is not None else "from the start"),
+        ("last step", lambda a: number_cell(format_count(a.last_step))),
+        ("time", spent),
+        ("end", end),
+    ]
+    return listing("attempts", "Attempts", attempts, columns, what="attempts")
 
 
 def error_table(data: RunData) -> Table | None:
     """Return the errors that ranks reported, causes before consequences."""
-    rows: list[Row] = [
-        (
-            number_cell(format_count(e.get("attempt"))),
-            number_cell(format_count(e.get("rank"))),
-            Cell(format_value(e.get("type")), "code"),
-            long_cell(format_value(e.get("message"))),
-            "another rank had failed" if e.get("echo") is True else "",
-        )
-        for e in data.errors()
+    columns = [
+        ("attempt", column("attempt", format_count)),
+        ("rank", column("rank", format_count)),
+        ("error", column("type", tone="code")),
+        ("message", column("message", tone="long")),
+        ("because", lambda e: "another rank had failed" if e.get("echo") is True else ""),
     ]
-    kept, note = limit_rows(rows, "errors")
-    return table("errors", "Errors reported by ranks", ["attempt", "rank", "error", "message", "because"], kept, note)
+    return listing("errors", "Errors reported by ranks", data.errors(), columns, what="errors")
 
 
 def expert_table(data: RunData) -> Table | None:
     """Return the smallest, even and largest share of a block's experts, over all training steps; least even blocks first."""
     load = as_dict(data.metrics.get("expert_load"))
     layers = sorted(as_dicts(load.get("layers")), key=lambda layer: -(finite_float(layer.get("max")) or 0.0))
-    rows: list[Row] = [
-        (
-            number_cell(format_value(layer.get("layer"))),
-            number_cell(text.format_percent(layer.get("min"))),
-            number_cell(text.format_percent(layer.get("mean"))),
-            number_cell(text.format_percent(layer.get("max"))),
-            number_cell(format_count(layer.get("most"))),
-            number_cell(format_count(layer.get("unused"))),
-        )
-        for layer in layers[:MAX_ROWS]
-    ]
-    left = len(layers) - len(rows)
     note = (
         "Shares of the tokens of all training steps, without padding. Even: the share if all experts got the same number; "
         "unused: experts without a token."
-    ) + (f" {left:,} more even blocks are not shown." if left > 0 else "")
-    columns = ["block", "smallest", "even", "largest", "by expert", "unused"]
-    return table("experts", "Expert load", columns, rows, note)
+    )
+    columns = [
+        ("block", column("layer")),
+        ("smallest", column("min", text.format_percent)),
+        ("even", column("mean", text.format_percent)),
+        ("largest", column("max", text.format_percent)),
+        ("by expert", column("most", format_count)),
+        ("unused", column("unused", format_count)),
+    ]
+    return listing("experts", "Expert load", layers, columns, note, rest="more even blocks")
 
 
 def hang_table(data: RunData) -> Table | None:
     """Return the stack position of each rank at the time of the hang."""
     stalled, waiting = as_dicts(data.hang.get("stalled")), as_dicts(data.hang.get("waiting"))
-    made: list[Row] = []
-    for item in stalled[:MAX_ROWS]:
-        why = long_cell(format_value(item.get("why")))
-        made.append((*_rank_and_host(item), Cell("stalled", "bad"), long_cell(format_value(item.get("where"))), why))
-    for item in waiting[: max(MAX_ROWS - len(made), 1)]:
-        call = long_cell(format_value(item.get("call")))
-        made.append((*_rank_and_host(item), Cell("waits", "muted"), long_cell(format_value(item.get("where"))), call))
-    left = len(stalled) + len(waiting) - len(made)
-    alarm = as_dict(data.hang.get("alarm"))
+    # one that waits is shown beside any number of stalled ones
+    items = [{**i, "state": "stalled"} for i in stalled[:MAX_ROWS]]
+    items += [{**i, "state": "waits", "why": i.get("call")} for i in waiting[: max(MAX_ROWS - len(items), 1)]]
+    alarm, left = as_dict(data.hang.get("alarm")), len(stalled) + len(waiting) - len(items)
     note = f"Limit without progress: {format_duration(alarm.get('limit_s'))}. Stacks and calls of all ranks: {format_value(data.hang.get('files'))}."
-    if left > 0:
-        note += f" {left} more ranks are not shown."
-    notes = [str(n) for n in data.hang.get("notes") or []]
-    return table(
-        "hang", "Position of the ranks", ["rank", "host", "state", "line", "why"], made, " ".join([note, *notes])
-    )
-
-
-def _rank_and_host(item: dict[str, object]) -> tuple[Cell, str]:
-    rank = finite_int(item.get("rank"))
-    return number_cell(NO_VALUE if rank is None else str(rank)), format_value(item.get("host"))
+    more = [f"{left} more ranks are not shown."] if left > 0 else []
+    columns = [
+        ("rank", column("rank", lambda rank: NO_VALUE if finite_int(rank) is None else str(finite_int(rank)))),
+        ("host", column("host", tone="")),
+        ("state", lambda i: Cell(i["state"], "bad" if i["state"] == "stalled" else "muted")),
+        ("line", column("where", tone="long")),
+        ("why", column("why", tone="long")),
+    ]
+    notes = [note, *more, *(str(n) for n in data.hang.get("notes") or [])]
+    return listing("hang", "Position of the ranks", items, columns, " ".join(notes))
 
 
 _REASONS = {
@@ -207,117 +199,87 @@ _REASONS = {
 def straggler_table(data: RunData) -> Table | None:
     """Return the own time of each rank, slowest first."""
     found = as_dict(data.metrics.get("own_time"))
-    factor, rows = finite_float(found.get("factor")), as_dicts(found.get("ranks"))
-    made: list[Row] = []
-    for item in rows[:MAX_ROWS]:
-        reason = str(item.get("reason"))
-        slow = _REASONS["own"] if item.get("slow") is True else Cell("", "muted")
-        made.append(
-            (
-                number_cell(format_value(item.get("rank"))),
-                format_value(item.get("host")),
-                number_cell(format_duration(item.get("own_s"))),
-                _ratio(item.get("relative")),
-                number_cell(format_duration(item.get("backward_s"))),
-                _ratio(item.get("backward_relative")),
-                number_cell(format_duration(item.get("optimizer_s"))),
-                _ratio(item.get("optimizer_relative")),
-                _share(item.get("queued_share")),
-                _REASONS.get(reason, slow),
-            )
-        )
+    factor = finite_float(found.get("factor"))
     note = (
         "Medians of a step, without waiting for other ranks. Relative to the median of the others, without the time in which the rank "
         "had no core."
     )
     if factor is not None:
         note += f" A rank is slow from a ratio of {factor:g}, if it persists."
-    if len(rows) > MAX_ROWS:
-        note += f" {len(rows) - MAX_ROWS} faster ranks are not shown."
+
+    def reason(item: dict[str, Any]) -> Cell:
+        slow = _REASONS["own"] if item.get("slow") is True else Cell("", "muted")
+        return _REASONS.get(str(item.get("reason")), slow)
+
     columns = [
-        "rank",
-        "host",
-        "data and forward",
-        "relative",
-        "backward",
-        "relative",
-        "optimizer",
-        "relative",
-        "no core",
-        "",
+        ("rank", column("rank")),
+        ("host", column("host", tone="")),
+        ("data and forward", column("own_s", format_duration)),
+        ("relative", column("relative", _ratio)),
+        ("backward", column("backward_s", format_duration)),
+        ("relative", column("backward_relative", _ratio)),
+        ("optimizer", column("optimizer_s", format_duration)),
+        ("relative", column("optimizer_relative", _ratio)),
+        ("no core", column("queued_share", _share)),
+        ("", reason),
     ]
-    return table("pace", "Own work of each rank", columns, made, note)
+    return listing("pace", "Own work of each rank", as_dicts(found.get("ranks")), columns, note, rest="faster ranks")
 
 
 def machine_table(data: RunData) -> Table | None:
     """Return what happened to the CPU time of the ranks on each host, most disturbed first."""
     rows = as_dicts(data.metrics.get("machine_load"))
     rows = sorted(rows, key=lambda item: -(finite_float(item.get("taken_share")) or 0.0))
-    made: list[Row] = [
-        (
-            format_value(item.get("host")),
-            number_cell(format_value(item.get("cores"))),
-            _share(item.get("taken_share")),
-            _number(item.get("others_cores")),
-            _number(item.get("steal_cores")),
-            _share(item.get("competing_share")),
-            _share(item.get("throttled_share")),
-        )
-        for item in rows[:MAX_ROWS]
-    ]
     note = (
         "During training. Taken: the part of the CPU time that the ranks wanted and other processes or the hypervisor used. "
         "Competing: the part that they took from each other. Quota: the part of the time in which a CPU quota stopped them."
     )
-    if len(rows) > MAX_ROWS:
-        note += f" {len(rows) - MAX_ROWS} less disturbed hosts are not shown."
-    columns = ["host", "cores", "taken", "cores used by others", "cores stolen", "competing", "quota"]
-    return table("machines", "CPU time of the ranks", columns, made, note)
+    columns = [
+        ("host", column("host", tone="")),
+        ("cores", column("cores")),
+        ("taken", column("taken_share", _share)),
+        ("cores used by others", column("others_cores", _number)),
+        ("cores stolen", column("steal_cores", _number)),
+        ("competing", column("competing_share", _share)),
+        ("quota", column("throttled_share", _share)),
+    ]
+    return listing("machines", "CPU time of the ranks", rows, columns, note, rest="less disturbed hosts")
 
 
 def link_table(data: RunData) -> Table | None:
     """Return the TCP links between hosts, slow ones first."""
-    rows = as_dicts(data.metrics.get("links"))
-    made: list[Row] = []
-    for item in rows[:MAX_ROWS]:
-        rate = finite_float(item.get("bytes_per_s"))
-        bad = item.get("slow") is True or item.get("lossy") is True
-        ranks = [r for r in map(finite_int, as_list(item.get("ranks"))) if r is not None]
-        made.append(
-            (
-                f"{format_value(item.get('host'))} to {format_value(item.get('peer'))}",
-                format_ranks(ranks),
-                number_cell(format_bytes(finite_int(item.get("sent_bytes")))),
-                number_cell(NO_VALUE if rate is None else f"{rate / 1e6:,.1f} MB/s"),
-                _ratio(item.get("relative")),
-                _share(item.get("busy_share")),
-                _share(item.get("resent_share")),
-                Cell("slow", "bad") if bad else Cell("", "muted"),
-            )
-        )
+
+    def ranks(item: dict[str, Any]) -> str:
+        return format_ranks([r for r in map(finite_int, as_list(item.get("ranks"))) if r is not None])
+
+    def rate(value: object) -> str:
+        bytes_per_s = finite_float(value)
+        return NO_VALUE if bytes_per_s is None else f"{bytes_per_s / 1e6:,.1f} MB/s"
+
     note = (
         "From the kernel's counters of the ranks' TCP connections. Relative: time per byte against the fastest other links, "
         "without the time in which the receiver did not read."
     )
-    if len(rows) > MAX_ROWS:
-        note += f" {len(rows) - MAX_ROWS} faster links are not shown."
-    columns = ["link", "ranks", "sent", "rate", "relative", "busy", "sent again", ""]
-    return table("links", "Links between nodes", columns, made, note)
+    columns = [
+        ("link", lambda i: f"{format_value(i.get('host'))} to {format_value(i.get('peer'))}"),
+        ("ranks", ranks),
+        ("sent", column("sent_bytes", lambda sent: format_bytes(finite_int(sent)))),
+        ("rate", column("bytes_per_s", rate)),
+        ("relative", column("relative", _ratio)),
+        ("busy", column("busy_share", _share)),
+        ("sent again", column("resent_share", _share)),
+        ("", lambda i: Cell("slow", "bad") if i.get("slow") is True or i.get("lossy") is True else Cell("", "muted")),
+    ]
+    return listing(
+        "links", "Links between nodes", as_dicts(data.metrics.get("links")), columns, note, rest="faster links"
+    )
 
 
-def _ratio(value: object) -> Cell:
-    found = finite_float(value)
-    return number_cell(f"{found:.2f}" if found is not None else NO_VALUE)
+def _figure(form: str) -> Callable[[object], str]:
+    return lambda value: NO_VALUE if (found := finite_float(value)) is None else format(found, form)
 
 
-def _share(value: object) -> Cell:
-    found = finite_float(value)
-    return number_cell(f"{found:.1%}" if found is not None else NO_VALUE)
-
-
-def _number(value: object) -> Cell:
-    found = finite_float(value)
-    return number_cell(f"{found:.1f}" if found is not None else NO_VALUE)
+_ratio, _share, _number = _figure(".2f"), _figure(".1%"), _figure(".1f")
 
 
 def _device(data: RunData) -> str:
@@ -336,7 +298,7 @@ def plan_facts(data: RunData) -> Table | None:
         if batch
         else ""
     )
-    words = redact_arguments([sanitize(a) for a in text.as_list(data.run_args.get("command"))])
+    words = redact_arguments([sanitize(a) for a in as_list(data.run_args.get("command"))])
     command = " ".join([words[0].rsplit("/", 1)[-1], *words[1:]]) if words else ""
     return fact_table(
         "plan",
@@ -350,7 +312,7 @@ def plan_facts(data: RunData) -> Table | None:
             ("optimizer step", sequences),
             ("steps", format_count(steps)),
             ("rendezvous", format_value(p.get("rendezvous"))),
-            ("timeout of collectives", text.format_duration(p.get("timeout_s"))),
+            ("timeout of collectives", format_duration(p.get("timeout_s"))),
             ("started", format_value(data.run_args.get("started"))),
             ("command", command),
         ],
@@ -365,33 +327,28 @@ def _sentence(value: Any) -> str:
 
 def rank_table(data: RunData) -> Table | None:
     """Return the ranks by node."""
-    rows: list[Row] = []
-    for node in as_dicts(data.plan.get("nodes")):
-        ranks = [n for r in text.as_list(node.get("ranks")) if (n := finite_int(r)) is not None]
-        rows.append(
-            (
-                number_cell(format_value(node.get("node"))),
-                format_value(node.get("host")),
-                number_cell(f"{len(ranks)}"),
-                long_cell(text.format_ranks(ranks)),
-            )
-        )
-    kept, note = limit_rows(rows, "nodes")
-    return table("ranks", "Ranks by node", ["node", "host", "ranks", "which"], kept, note)
+
+    def ranks(node: dict[str, Any]) -> list[int]:
+        return [n for r in as_list(node.get("ranks")) if (n := finite_int(r)) is not None]
+
+    columns = [
+        ("node", column("node")),
+        ("host", column("host", tone="")),
+        ("ranks", lambda node: number_cell(f"{len(ranks(node))}")),
+        ("which", lambda node: long_cell(format_ranks(ranks(node)))),
+    ]
+    return listing("ranks", "Ranks by node", as_dicts(data.plan.get("nodes")), columns, what="nodes")
 
 
 def environment_table(data: RunData) -> Table | None:
     """Return every variable that was set: its value, who set it, and why."""
-    rows = [
-        (
-            Cell(format_value(e.get("name")), "code"),
-            _value(e),
-            format_value(e.get("source")),
-            long_cell(format_value(e.get("reason"))),
-        )
-        for e in as_dicts(data.plan.get("environment"))
+    columns = [
+        ("variable", column("name", tone="code")),
+        ("value", _value),
+        ("decided by", column("source", tone="")),
+        ("reason", column("reason", tone="long")),
     ]
-    return table("environment", "Environment of the ranks", ["variable", "value", "decided by", "reason"], rows)
+    return listing("environment", "Environment of the ranks", as_dicts(data.plan.get("environment")), columns)
 
 
 def _value(entry: dict[str, Any]) -> Cell:
@@ -419,11 +376,9 @@ def preflight_table(data: RunData) -> Table | None:
         (name, Cell("✓ ok", "good"), _hosts(list(found)), long_cell(_join_distinct(list(found.values()))), "")
         for name, found in well.items()
     ]
-    kept, note = limit_rows([*bad, *good], "checks")
-    columns = ["check", "verdict", "host", "found", "cure"]
-    if not bad:
-        columns, kept = columns[:4], [row[:4] for row in kept]
-    return table("preflight", "Preflight checks", columns, kept, note)
+    names = ["check", "verdict", "host", "found", *(["cure"] if bad else [])]
+    columns = [(name, lambda row, i=i: row[i]) for i, name in enumerate(names)]
+    return listing("preflight", "Preflight checks", [*bad, *good], columns, what="checks")
 
 
 def _hosts(hosts: list[str]) -> str:
@@ -458,15 +413,13 @@ def _shown(cell: Cell | str) -> str:
 
 def findings_table(data: RunData) -> Table | None:
     """Return the differences between the used and the expected network."""
-    rows: list[Row] = [
-        (
-            Cell("✗ bad", "bad") if item.get("level") == "bad" else Cell("note", "muted"),
-            format_value(item.get("host")),
-            long_cell(format_value(item.get("text"))),
-        )
-        for item in as_dicts(as_dict(data.metrics.get("network")).get("findings"))
+    columns = [
+        ("verdict", lambda i: Cell("✗ bad", "bad") if i.get("level") == "bad" else Cell("note", "muted")),
+        ("host", column("host", tone="")),
+        ("finding", column("text", tone="long")),
     ]
-    return table("network-findings", "Unexpected network", ["verdict", "host", "finding"], rows)
+    found = as_dicts(as_dict(data.metrics.get("network")).get("findings"))
+    return listing("network-findings", "Unexpected network", found, columns)
 
 
 def _counts(value: object) -> str:
@@ -486,9 +439,7 @@ def data_facts(data: RunData) -> Table | None:
     warnings = d.get("warnings")
     labels = as_dict(d.get("labels"))
     names = ", ".join(sanitize(k, 40) for k in list(labels)[:12]) + (" …" if len(labels) > 12 else "")
-    how = (
-        CACHE_STATES.get(str(d.get("how")), format_value(d.get("how"))) + f", {text.format_duration(d.get('seconds'))}"
-    )
+    how = CACHE_STATES.get(str(d.get("how")), format_value(d.get("how"))) + f", {format_duration(d.get('seconds'))}"
     return fact_table(
         "data",
         "Data",
@@ -529,7 +480,7 @@ def version_facts(data: RunData) -> Table | None:
     found = {rank: versions for rank, story in data.histories.items() if (versions := versions_of(story))}
     mine = next(iter(found.values()), {})
     odd = [rank for rank, versions in found.items() if versions != mine]
-    note = f"Rank {text.format_ranks(odd)} has other versions than rank {next(iter(found))}." if odd else ""
+    note = f"Rank {format_ranks(odd)} has other versions than rank {next(iter(found))}." if odd else ""
     if not odd and len(found) > 1:
         note = f"The same on all {len(found)} ranks."
     model = data.zero.last("model")
@@ -551,7 +502,7 @@ def _engine(engine: dict[str, Any]) -> str:
         return ""
     name, version = format_value(engine.get("name")), format_value(engine.get("version"))
     took = [
-        f"{word} {text.format_duration(engine[k])}"
+        f"{word} {format_duration(engine[k])}"
         for k, word in (("import_s", "import"), ("initialize_s", "start"))
         if engine.get(k) is not None
     ]
@@ -581,7 +532,7 @@ def model_facts(data: RunData) -> Table | None:
             ("LoRA", format_value(m.get("use_lora"))),
             ("recomputed activations", format_value(m.get("recomputation"))),
             ("compiled blocks", _compiled(m)),
-            ("time to build", text.format_duration(model.get("seconds"))),
+            ("time to build", format_duration(model.get("seconds"))),
             ("engine part", _engine(as_dict(m.get("engine")))),
         ],
     )
