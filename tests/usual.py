@@ -180,6 +180,8 @@ FILES: dict[str, set[str]] = {
         "test_a_taken_port_of_the_control_channel_is_an_explained_refusal",
     },
     "dist/test_strategy_state.py": {
+        "test_going_on_from_a_saved_state_is_bitwise_as_if_there_had_been_no_stop",
+        "test_ranks_with_the_same_random_numbers_are_refused_under_every_family",
         "test_a_step_that_is_not_finite_on_one_rank_changes_nothing_on_any",
         "test_zero3_holds_three_blocks_at_most",
     },

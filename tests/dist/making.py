@@ -25,7 +25,7 @@ from allranks.train.checkpoint.saver import CheckpointContent
 from allranks.train.data.batches import Batch, SampleOrder, collate
 from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.tokenization import EncodedRow, train_tokenizer
-from allranks.train.distributed import SINGLE_PROCESS, DistContext, join_process_group, leave_process_group
+from allranks.train.distributed import SINGLE_PROCESS, DistContext, join_process_group, leave_process_group, seed_rank
 from allranks.train.engines import engine_of
 from allranks.train.loop import adamw
 from allranks.train.models import moe, precision
@@ -241,6 +241,7 @@ def train_with(
     def make(rows: Any) -> Batch:
         return collate(tokens, rows, 0, None)
 
+    seed_rank(1, world.rank)
     engine_of(name)(world, strategy, TrainingRows(order, tokens, make), plan, events).run()
     norms = [e["grad_norm"] for e in read_events(folder / f"events{world.rank}.jsonl") if e["event"] == "step"][-STEPS:]
     whole = {n: w for n, w in strategy.weights(trained_only=True).items() if n in wanted}
@@ -263,8 +264,16 @@ def prepared(name: str, world: DistContext, how: dict[str, Any]) -> tuple[Any, L
 
 
 def go_on(
-    strategy: Any, world: DistContext, tokens: TokenSet, how: dict[str, Any], first: int, last: int, folder: Path
+    strategy: Any,
+    world: DistContext,
+    tokens: TokenSet,
+    how: dict[str, Any],
+    first: int,
+    last: int,
+    folder: Path,
+    seed_of_rank: int | None = None,
 ) -> None:
+    """Train some steps. Ranks have their own random numbers, or all those of one of them."""
     order = orders_of(world, tokens, how)[world.rank]
 
     def make(rows: Any) -> Batch:
@@ -275,6 +284,7 @@ def go_on(
         first, last, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None
     )
     events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
+    seed_rank(1, world.rank if seed_of_rank is None else seed_of_rank)
     engine_of(strategy.named_here)(world, strategy, TrainingRows(order, tokens, make), plan, events).run()
 
 

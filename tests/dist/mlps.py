@@ -16,7 +16,7 @@ from allranks.train import checkpoint, strategies
 from allranks.train.benchmark.baseline import update_error
 from allranks.train.checkpoint import writer as module_of_files
 from allranks.train.data.batches import SampleOrder
-from allranks.train.distributed import DistContext
+from allranks.train.distributed import DistContext, seed_rank
 from allranks.train.engines import engine_of
 from allranks.train.loop import adamw
 from allranks.train.setup import set_up_strategy
@@ -99,6 +99,7 @@ def every_strategy(world: DistContext, args: dict[str, Any]) -> Any:
         events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
         make = task.batches(data, dtype, world.device)
         order = orders(world, len(data.train))[world.rank]
+        seed_rank(1, world.rank)
         engine_of(name)(world, strategy, TrainingRows(order, data.train, make), plan, events).run()
         evaluator = task.evaluator(world, module, data, dtype)
         assert evaluator is not None

@@ -14,7 +14,7 @@ from allranks.rundir.events import EventLog
 from allranks.spec.records import TrainSpec
 from allranks.train import strategies
 from allranks.train.data.batches import IGNORE, collate
-from allranks.train.distributed import DistContext
+from allranks.train.distributed import DistContext, seed_rank
 from allranks.train.engines import engine_of
 from allranks.train.loop import NullStepWatcher, adamw
 from allranks.train.step_metrics import LoopPlan, TrainingRows
@@ -96,6 +96,7 @@ def _trained(name: str, world: DistContext, tokens: Any, how: dict[str, Any], fo
     with EventLog(folder / f"events{world.rank}.jsonl", world.rank) as events:
         order = orders_of(world, tokens, how)[world.rank]
         rows = TrainingRows(order, tokens, lambda rows: collate(tokens, rows, 0, None))
+        seed_rank(1, world.rank)
         engine_of(name)(world, strategy, rows, plan, events, looks).run()
     return looks.updates
 

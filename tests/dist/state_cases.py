@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from allranks.errors import ProofFailed
 from allranks.rundir.paths import RunDir
 from allranks.train.checkpoint import load_full, plan_published_files
 from allranks.train.data.batches import collate
+from allranks.train.data.prepared import TokenSet
 from allranks.train.distributed import DistContext
+from allranks.train.evaluation import Evaluator, evaluating
 from allranks.train.models.lora import fuse_lora
 from allranks.train.models.lora_experts import fuse_expert_lora
 from allranks.train.strategies import shards
@@ -96,7 +99,10 @@ def _copies_that_differ(ranges: Any, saved: dict[str, torch.Tensor]) -> list[str
 
 
 def states(world: DistContext, args: dict[str, Any]) -> Any:
-    """For (saved under, loaded under, variant): how far two steps, a checkpoint, a load of it and two steps are from four steps."""
+    """For (saved under, loaded under, variant): how far two steps, a checkpoint, a load of it and two steps are from four steps.
+
+    ``evaluations``: the held-out losses after two and after four steps, and those of one process with the same weights (on rank 0).
+    """
     folder = Path(args["folder"])
     tokens = tokens_of(folder / f"rank{world.rank}", 37)
     found = []
@@ -105,12 +111,16 @@ def states(world: DistContext, args: dict[str, Any]) -> Any:
         how = VARIANTS[variant]
         first, module = prepared(saver, world, how)
         go_on(first, world, tokens, how, 0, 2, folder)
+        evaluator = Evaluator(world, module, tokens, pad_id=0, batch_size=4, classifier=False)
+        losses, right = [evaluator.run().loss], [_loss_alone(how, first.weights(trained_only=True), tokens, world)]
         run = RunDir(folder / f"{saver}.{i}")
         run.checkpoints.mkdir(parents=True, exist_ok=True)
         published = plan_published_files(built(how).model, world.size)
         saver_of(run, world, first, module, published).save(2, "full")
         go_on(first, world, tokens, how, 2, 4, folder)
         wanted = first.weights(trained_only=True)
+        losses.append(evaluator.run().loss)
+        right.append(_loss_alone(how, wanted, tokens, world))
         if bug:
             plants.plant(bug, world)
         second, _ = prepared(loader, world, how)
@@ -118,7 +128,34 @@ def states(world: DistContext, args: dict[str, Any]) -> Any:
         go_on(second, world, tokens, how, 2, 4, folder)
         ours = second.weights(trained_only=True)
         error = max((float((ours[n].double() - w.double()).abs().max()) for n, w in wanted.items()), default=0.0)
-        found.append({"saved": saver, "loaded": loader, "variant": variant, "error": error})
+        evaluations = [losses, right]
+        found.append({"saved": saver, "loaded": loader, "variant": variant, "error": error, "evaluations": evaluations})
+    return found
+
+
+def _loss_alone(how: dict[str, Any], weights: dict[str, torch.Tensor], tokens: TokenSet, world: DistContext) -> Any:
+    """The held-out loss of a new model with these trained weights, by one process; None on other ranks than the first."""
+    if not world.is_first:
+        return None
+    model = built(how)
+    model.load_state_dict(weights, strict=False)
+    with evaluating(model), torch.no_grad():
+        sums = [
+            (model(collate(tokens, np.array([row]), 0, None)), int(tokens.trained[row])) for row in range(len(tokens))
+        ]
+    return float(sum(loss.double() for loss, _ in sums)) / sum(count for _, count in sums)
+
+
+def same_seeds(world: DistContext, args: dict[str, Any]) -> Any:
+    """The error of each strategy that begins training with the same random numbers on all ranks."""
+    tokens, found = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37), {}
+    for name in args["names"]:
+        strategy, _ = prepared(name, world, VARIANTS["lora"])
+        try:
+            go_on(strategy, world, tokens, VARIANTS["lora"], 0, 1, Path(args["folder"]), seed_of_rank=0)
+            found[name] = ""
+        except ProofFailed as error:
+            found[name] = str(error)
     return found
 
 

@@ -22,7 +22,7 @@ from allranks.train.benchmark.baseline import update_error
 from allranks.train.benchmark.measurements import CollectiveRecorder, MemoryUsage
 from allranks.train.data.batches import collate
 from allranks.train.data.prepared import TokenSet
-from allranks.train.distributed import DistContext
+from allranks.train.distributed import DistContext, seed_rank
 from allranks.train.engines import engine_of
 from allranks.train.loop import adamw
 from allranks.train.models import lora, lora_experts
@@ -250,6 +250,7 @@ def mechanism(world: DistContext, args: dict[str, Any]) -> Any:
         order = orders_of(world, tokens, how)[world.rank]
         watcher = _Watching(recorder)
         rows = TrainingRows(order, tokens, lambda rows: collate(tokens, rows, 0, None))
+        seed_rank(1, world.rank)
         engine_of(name)(world, strategy, rows, plan, events, watcher).run()
         expected = [asdict(t) for t in strategy.traffic(sizes, world.size, how.get("accum", 1))]
         found.append(

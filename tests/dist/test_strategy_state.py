@@ -11,15 +11,31 @@ from tests.dist.plants import HAVE_DEEPSPEED
 
 pytestmark = pytest.mark.dist
 NAMES = shared_strategies()
+FAMILIES = [
+    n
+    for n in NAMES
+    if n in ("pytorch_ddp", "zero1", "zero2", "zero3", "pytorch_zero3", "deepspeed_zero2", "hf_trainer")
+]
 needs_deepspeed = pytest.mark.skipif(
     not HAVE_DEEPSPEED, reason="deepspeed is not installed: pip install 'allranks[deepspeed]'"
 )
 
 
-def test_going_on_from_a_saved_state_is_bitwise_as_if_there_had_been_no_stop(tmp_path: Path) -> None:
-    triples = [(n, n, "lora" if i % 2 else "plain") for i, n in enumerate(NAMES)]
+@pytest.mark.parametrize("names", [FAMILIES, pytest.param(NAMES, marks=pytest.mark.full)], ids=["families", "all"])
+def test_going_on_from_a_saved_state_is_bitwise_as_if_there_had_been_no_stop(tmp_path: Path, names: list[str]) -> None:
+    """The evaluations on the way are of the weights of their step."""
+    triples = [(n, n, "lora" if i % 2 else "plain") for i, n in enumerate(names)]
     for one in run_ranks("states", 2, tmp_path, folder=tmp_path, triples=triples)[0]:
         assert one["error"] == 0.0, one
+        losses, right = one["evaluations"]
+        assert losses == pytest.approx(right, rel=1e-6), one
+        assert losses[1] < losses[0] * (1 - 1e-4), one
+
+
+def test_ranks_with_the_same_random_numbers_are_refused_under_every_family(tmp_path: Path) -> None:
+    """Their dropout would be equal; a library that sets the seed of all ranks does that."""
+    for found in run_ranks("same_seeds", 2, tmp_path, folder=tmp_path, names=FAMILIES):
+        assert all("rank 0 and rank 1 draw the same random numbers" in text for text in found.values()), found
 
 
 OFFLOADED = [

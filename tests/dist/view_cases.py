@@ -14,7 +14,7 @@ from allranks.rundir.paths import RunDir
 from allranks.spec.records import TrainSpec
 from allranks.train.checkpoint import PublishedFiles, load_full, load_weights_only, plan_published_files
 from allranks.train.data.batches import collate
-from allranks.train.distributed import DistContext
+from allranks.train.distributed import DistContext, seed_rank
 from allranks.train.engines import engine_of
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from tests.dist import making
@@ -135,6 +135,7 @@ def _train(
     plan = LoopPlan(first, last, train, 1, 1, lambda done: done < last, after)
     events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
     strategy.warm_up(rows.make_batch(order.micro_batches(0)[0]), resumed=True)
+    seed_rank(1, world.rank)
     engine_of(strategy.named_here)(world, strategy, rows, plan, events).run()
 
 

@@ -19,7 +19,7 @@ from allranks.spec.records import TrainSpec
 from allranks.train import strategies
 from allranks.train.benchmark.baseline import update_error
 from allranks.train.data.batches import Batch, collate
-from allranks.train.distributed import DistContext
+from allranks.train.distributed import DistContext, seed_rank
 from allranks.train.engines import engine_of
 from allranks.train.loop import adamw
 from allranks.train.models import precision
@@ -97,6 +97,7 @@ def trained(
     train = TrainSpec(lr=LEARNING_RATE, schedule="constant")
     plan = LoopPlan(0, STEPS, train, 1, 1, lambda done: False, lambda done, stop: None)
     events = EventLog(log, world.rank)
+    seed_rank(1, world.rank)
     engine_of(name)(world, strategy, TrainingRows(order, tokens, make), plan, events).run()
     norms = [e["grad_norm"] for e in read_events(log) if e["event"] == "step"]
     weights = strategy.weights(trained_only=True)

@@ -11,9 +11,10 @@ import pytest
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.planning.memory import fit, make_plan, require
-from allranks.planning.memory.estimate import CUDA_CONTEXT, NCCL_BUFFERS, capacity, model_of
+from allranks.planning.memory.estimate import CUDA_CONTEXT, FIXED_PARTS, NCCL_BUFFERS, capacity, model_of
 from allranks.planning.memory.families import FAMILIES
 from allranks.planning.memory.model_config import KNOWN, UnknownFamily, find_config, known_config, read_model_config
+from allranks.planning.memory.remedies import verdict_line
 from allranks.planning.memory.weights import shapes_of
 from allranks.spec import models, parse_spec
 from allranks.spec.strategies import REGISTRY, strategy_state
@@ -303,6 +304,13 @@ def test_the_smallest_gpu_counts_and_ranks_on_one_share_it() -> None:
     uneven = msgspec.structs.replace(uneven, gpus=[uneven.gpus[0], smaller])
     least = capacity(spec, make_plan(spec, uneven), uneven)
     assert (least.device, least.bytes) == ("small", 24 * GIB)
+
+
+def test_a_fixed_part_that_dominates_is_stated() -> None:
+    small, large = estimated(raw()), estimated(raw(model={"name": "mistralai/Mistral-7B-v0.1"}))
+    assert small.fixed_bytes == large.fixed_bytes == sum(small.moments[0].parts[part] for part in FIXED_PARTS)
+    assert "380 MiB of it for Python and libraries" in verdict_line(small)
+    assert "Python" not in verdict_line(large)
 
 
 def test_what_a_gpu_holds_beside_tensors() -> None:

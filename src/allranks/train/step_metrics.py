@@ -25,7 +25,7 @@ from allranks.train.data.prepared import TokenSet
 from allranks.train.distributed import DistContext
 from allranks.train.models.moe import RouterLoss
 from allranks.train.step_timers import StepTimer, memory_usage
-from allranks.train.sync_proof import refuse_rows
+from allranks.train.sync_proof import refuse_rows, require_own_random_numbers
 from allranks.utils.kernel_counters import sample_cpu, tcp_links, use_between
 
 
@@ -294,6 +294,8 @@ class StepMetrics:
     def exchange(self, work: StepWork) -> ReducedStep | None:
         """Start the reduction of a step, and return that of the step before."""
         self._waiting[work.step] = work
+        if work.step == self._plan.first_step and self._world.size > 1:  # a library may have seeded the ranks
+            require_own_random_numbers(self._world)
         agreed = self._control.finish()
         self._control.start(
             work.step,

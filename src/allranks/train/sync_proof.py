@@ -226,6 +226,23 @@ def _check_rows(world: DistContext, order: SampleOrder) -> int:
     )
 
 
+def require_own_random_numbers(world: DistContext) -> None:
+    """Check that the random generators of all ranks have different seeds. Collective.
+
+    Raises:
+        ProofFailed: on every rank.
+    """
+    seeds: list[Any] = [None] * world.size
+    cuda = world.device.type == "cuda"
+    dist.all_gather_object(seeds, torch.cuda.initial_seed() if cuda else torch.initial_seed(), group=world.control)
+    for rank, seed in enumerate(seeds):
+        if (first := seeds.index(seed)) < rank:
+            raise ProofFailed(
+                f"rank {first} and rank {rank} draw the same random numbers (seed {seed}), so that their dropout is equal; "
+                "each rank must keep the seed that it was given"
+            )
+
+
 def refuse_rows(world: DistContext, step: int, mine: Sequence[int], order: SampleOrder) -> None:
     """Raise for a step (from 0) in which the ranks together trained other sequences than planned. Collective.
 

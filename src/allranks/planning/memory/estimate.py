@@ -93,6 +93,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     unknown: str | None = None
     remedies: list[Remedy] = []
     notes: list[str] = []
+    fixed_bytes: int = 0
+    """What a rank needs whatever the model: the interpreter and libraries, contexts and threads. Part of `needed_bytes`."""
 
     @property
     def refused(self) -> bool:
@@ -254,6 +256,7 @@ HEAP_FRAGMENTATION = 0.45  # share of the activations while they exist
 HEAP_RETAINED = 1.2  # share of the peak activations after they are freed
 HEAP_WITH_CHECKPOINTING = 2.5  # share of the peak activations on the heap if blocks are recomputed
 SMALL_TENSORS = 0.1  # share of the activations in tensors that are much smaller than the hidden state
+FIXED_PARTS = ("imports", "runtime")
 TEMPORARY_PARTS = ("activations", "weight_copies", "logits", "gathered_weights", "communication")
 
 
@@ -356,6 +359,7 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: ConfigSource, capacity: Cap
         moments=moments,
         peak=peak.name,
         needed_bytes=needed,
+        fixed_bytes=sum(peak.parts.get(part, 0) for part in FIXED_PARTS),
         verdict=verdict(needed, capacity.bytes),
         fails_in=_fails_in(moments, capacity.bytes),
         notes=_notes(spec, plan, found.config.family),

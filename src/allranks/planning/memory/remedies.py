@@ -159,12 +159,20 @@ def _with_recomputation(plan: LaunchPlan, mode: str, reason: str) -> LaunchPlan:
     return msgspec.structs.replace(plan, recomputation=mode, recomputation_reason=reason)
 
 
+FIXED_SHARE = 0.5
+"""Above this share of fixed memory the error of the estimate may be larger than `ESTIMATE_ERROR` (docs/fit.md)."""
+
+
 def verdict_line(found: Fit) -> str:
     """Return one sentence: what a rank needs, what it has, and whether that is enough."""
     if found.unknown:
         return f"not known: {found.unknown}; not refused"
     there = found.capacity
-    need = f"a rank needs about {format_bytes(found.needed_bytes)}, most of it at: {found.peak}"
+    need = f"a rank needs about {format_bytes(found.needed_bytes)}"
+    if found.fixed_bytes > FIXED_SHARE * found.needed_bytes:
+        fixed = format_bytes(found.fixed_bytes)
+        need += f" ({fixed} of it for Python and libraries, which vary with strategy and data: up to 25 % more in all)"
+    need += f", most of it at: {found.peak}"
     if found.verdict == NOT_KNOWN or there.bytes is None:
         return f"{need}; its capacity is not known, so it is not refused ({there.source})"
     has = f"it has {format_bytes(there.bytes)} ({there.device}, {there.source})"

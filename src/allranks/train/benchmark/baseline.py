@@ -81,7 +81,7 @@ class Baseline:
                 trained = plain_module(module, bench.spec, classifier=bench.task.classifier)
             plain = trainer.run(trained, self._steps, Variant.PLAIN)
             _restore(trained, start)
-            other = trainer.run(trained, self._steps, Variant.SHIFTED)
+            other = trainer.run(trained, self._steps, Variant.RANKS)
             _restore(trained, start)
             save_file(plain.weights, self._trained_file)
             self.facts |= {"spread": _distances(other, plain, start), "norms": plain.norms}

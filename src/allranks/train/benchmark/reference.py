@@ -4,9 +4,9 @@ What each rank must train in each step is recomputed from the documentation (doc
 implementation of rows, masks, sequences and their order. Of the package it uses only what reads files and renders templates,
 and the tokenizer.
 
-Rows are never packed: each row of a sequence is a row of its own in the batch. `Variant.SHIFTED` does the same work with more
-padding (noise: row by row) and the micro-batches in the opposite order. It is as right as the first, so that the distance of the two is what rounding
-alone does.
+Rows are never packed: each row of a sequence is a row of its own in the batch. `Variant.RANKS` does the same work as ranks may: gradients are
+added up for each rank and then over the ranks in their order, weights are parts of one tensor, and rows are trained one by one, with more padding. It
+is as right as the first, so that the distance of the two is what rounding alone does.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class Variant(enum.Enum):
     """Two ways to do the same work."""
 
     PLAIN = "plain"
-    SHIFTED = "shifted"
+    RANKS = "ranks"
 
 
 @dataclass(frozen=True)
@@ -306,19 +306,18 @@ class PlainTrainer:
         self._look_at(model)
         module.train()
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        own = [p.data for _, p in named]
+        if variant is Variant.RANKS:
+            _join([p for _, p in named])
         optimizer = self._optimizer(named)
         out = PlainTraining({}, [], [])
         for step in range(steps):
             micro_batches = list(self._micro_batches(step))
             targets = max(sum(row.targets for rows in micro_batches for row in rows), 1)
-            if variant is Variant.SHIFTED:
-                micro_batches.reverse()
-            total = 0.0
-            for rows in micro_batches:
-                for part in self._parts(rows, variant):
-                    loss = self._loss_sum(model, part, variant) / targets
-                    loss.backward()
-                    total += float(loss.detach())
+            if variant is Variant.RANKS:
+                total = self._sums_of_ranks(model, [p for _, p in named], micro_batches, targets)
+            else:
+                total = self._accumulate(model, micro_batches, variant, targets)
             gradients = [p.grad for _, p in named if p.grad is not None]
             norm = math.sqrt(sum(float(g.square().sum(dtype=torch.float64)) for g in gradients))
             limit = self._train.max_grad_norm
@@ -332,7 +331,34 @@ class PlainTrainer:
             out.losses.append(total)
             out.norms.append(norm)
         out.weights.update({name: p.detach().to("cpu", copy=True).contiguous() for name, p in named})
+        for (_, parameter), data in zip(named, own, strict=True):
+            parameter.data = data
         return out
+
+    def _accumulate(self, model: Any, micro_batches: list[list[PlainRow]], variant: Variant, targets: float) -> float:
+        """Add up the gradients of micro-batches; return their loss."""
+        total = 0.0
+        for rows in micro_batches:
+            for part in self._parts(rows, variant):
+                loss = self._loss_sum(model, part, variant) / targets
+                loss.backward()
+                total += float(loss.detach())
+        return total
+
+    def _sums_of_ranks(
+        self, model: Any, parameters: list[nn.Parameter], micro_batches: list[list[PlainRow]], targets: int
+    ) -> float:
+        """Add up the gradients of each rank's micro-batches, then those of the ranks in their order, and divide, as data parallelism does."""
+        total, sums = 0.0, dict[nn.Parameter, torch.Tensor]()
+        for rank in range(self._world):
+            total += self._accumulate(model, micro_batches[rank :: self._world], Variant.RANKS, targets / self._world)
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    sums[parameter] = sums[parameter].add_(parameter.grad) if parameter in sums else parameter.grad
+                parameter.grad = None
+        for parameter, whole in sums.items():
+            parameter.grad = whole.div_(self._world)
+        return total / self._world
 
     def _optimizer(self, named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         """Return AdamW as documented; fused, because the other forms round bfloat16 weights in another way."""
@@ -364,11 +390,11 @@ class PlainTrainer:
 
     def _parts(self, rows: list[PlainRow], variant: Variant) -> Iterator[list[PlainRow]]:
         """Yield the rows in parts that with padding have no more tokens than the micro-batch of full sequences."""
-        if (self._width and variant is Variant.SHIFTED) or self._alone:
-            yield from ([row] for row in rows)
-            return
-        if self._router:
+        if self._router and not self._alone:
             yield rows
+            return
+        if variant is Variant.RANKS or self._alone:
+            yield from ([row] for row in rows)
             return
         part: list[PlainRow] = []
         for row in rows:
@@ -385,7 +411,7 @@ class PlainTrainer:
             inputs, wanted = self._noise(rows)
             return (model(inputs).float() - wanted.float()).pow(2).mean(dim=1).sum()
         width = max(len(row.ids) for row in rows)
-        if variant is Variant.SHIFTED and not self._alone:
+        if variant is Variant.RANKS and not self._alone:
             room = getattr(model.config, "max_position_embeddings", None)
             room = math.inf if room is None else room - 2  # some tables of positions begin with two unused ones
             width = max(width, int(min(width + MORE_PADDING, room)))
@@ -426,6 +452,15 @@ def _forget_lengths(model: nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "max_seq_len_cached") and hasattr(module, "original_inv_freq"):
             module.inv_freq, module.max_seq_len_cached = module.original_inv_freq, module.original_max_seq_len
+
+
+def _join(parameters: list[nn.Parameter]) -> None:
+    """Make parameters parts of one tensor of their dtype. They are not aligned there, and kernels add up in another order than if they are."""
+    for dtype in {p.dtype for p in parameters}:
+        own = [p for p in parameters if p.dtype == dtype]
+        whole = torch.cat([own[0].data.new_zeros(1), *(p.data.flatten() for p in own)])
+        for parameter, data in zip(own, whole[1:].split([p.numel() for p in own]), strict=True):
+            parameter.data = data.view(parameter.shape)
 
 
 class PlainModule(nn.Module):

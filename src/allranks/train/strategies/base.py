@@ -219,6 +219,9 @@ def require_one_dtype(
             )
 
 
+NORM_ROW = 1024  # elements whose squares are added up in float32
+
+
 def clip_and_update(
     optimizer: torch.optim.Optimizer,
     parameters: Iterable[nn.Parameter],
@@ -240,7 +243,7 @@ def clip_and_update(
     parameters = [p for p in parameters if p.grad is not None]
     if parameters and parameters[0].device.type == "cpu":
         wait_for_host_copies(device)
-    norm = total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = total_norm([p.grad for p in parameters if p.grad is not None], joined=shards_of is not None)
     home, norm = norm.device, norm.to(device or norm.device)
     if shards_of is not None:
         squared = norm.square()
@@ -255,11 +258,26 @@ def clip_and_update(
     return norm
 
 
-def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the global L2 norm as a float32 scalar, computed in float32 for any dtype of the gradients."""
+def total_norm(gradients: Sequence[torch.Tensor], *, joined: bool = False) -> torch.Tensor:
+    """Return the global L2 norm as a float32 scalar, computed in float32 for any dtype of the gradients.
+
+    Args:
+        joined: the gradients of several parameters are parts of one tensor. On a CPU torch adds up a tensor in few float32 sums: for 3e6
+            elements the norm is wrong by 2e-4, for 1e8 by 0.9 %. Here it is then the norm of the norms of rows. Otherwise it is torch's,
+            which other libraries clip by.
+    """
+    if joined and gradients and all(g.device.type == "cpu" for g in gradients):
+        return torch.linalg.vector_norm(
+            torch.cat([_row_norms(g.float().flatten()) for g in gradients]).double()
+        ).float()
     if all(g.dtype == torch.float32 for g in gradients):
         return torch.nn.utils.get_total_norm(gradients)
     return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]))
+
+
+def _row_norms(flat: torch.Tensor) -> torch.Tensor:
+    whole = flat.numel() - flat.numel() % NORM_ROW
+    return torch.cat([torch.linalg.vector_norm(flat[:whole].view(-1, NORM_ROW), dim=1), flat[whole:]])
 
 
 def skip_if_not_finite(optimizer: torch.optim.Optimizer, norm: torch.Tensor) -> None:
