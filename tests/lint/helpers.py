@@ -40,3 +40,13 @@ def lint_text(tmp_path: Path, text: str, name: str = "job.sbatch", slurm_version
 def found(report: LintReport) -> list[tuple[str, int]]:
     """Rules of allranks and lines, in order."""
     return [(f.id, f.line) for f in report.findings if f.id in RULES]
+
+
+HEAD = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=2\n#SBATCH --cpus-per-task=16\n#SBATCH --mem=64G\n"
+
+
+def script_of(fragment: str) -> str:
+    """The script that the fragment of an example stands in."""
+    if fragment.startswith("#!"):
+        return fragment + "\n"
+    return f"#!/bin/bash\n{'' if fragment.startswith('#SBATCH') else HEAD}{fragment}\n"

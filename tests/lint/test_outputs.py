@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -139,6 +140,23 @@ def test_sarif_has_what_code_scanning_needs(tmp_path: Path) -> None:
         assert result["level"] in ("error", "warning", "note") and place["region"]["startLine"] >= 1
     assert [r["ruleId"] for r in one["results"]] == ["unknown-variable", "transport-disabled", "transport-disabled"]
     assert one["invocations"][0]["executionSuccessful"] is False
+
+
+@pytest.mark.parametrize("finder", ["shellcheck", "bash"])
+def test_findings_about_the_shell_are_in_sarif_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finder: str
+) -> None:
+    which = shutil.which
+    if finder == "bash":
+        monkeypatch.setattr(
+            "shutil.which", lambda name, *a, **k: None if name == "shellcheck" else which(name, *a, **k)
+        )
+    path = tmp_path / "a.sh"
+    path.write_text("#!/bin/bash\nexport NCCL_TIMEOUT=1\nif true; then\n")
+    (one,) = sarif(lint([path]))["runs"]
+    rules = one["tool"]["driver"]["rules"]
+    assert all(rules[result["ruleIndex"]]["id"] == result["ruleId"] for result in one["results"])
+    assert any(rule["id"].startswith(("SC", "shell-syntax")) for rule in rules)
 
 
 def test_the_version_of_slurm_is_checked(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from allranks.analysis.lint import SAME_MISTAKE, lint
-from allranks.analysis.lint.rules import RULES, LintRule, script_of
-from tests.lint.helpers import CASES, found, lint_text
+from allranks.analysis.lint.rules import RULES, LintRule
+from tests.lint.helpers import CASES, found, lint_text, script_of
 
 GOOD_FILES = sorted((Path(__file__).parent / "good").iterdir())
 WITH_VERSION = {"output-folder"}  # only where Slurm is known to be older than 23.02

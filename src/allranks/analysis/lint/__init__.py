@@ -38,7 +38,6 @@ PLACEHOLDERS_MATTER = {
     "placeholder",
 }
 """Rules about the shape of a script. Other findings on the line of a placeholder would be about text that is to be replaced."""
-
 TOPICS = (variables, rendezvous, nodes, resources, launch, directives, storage)
 """Importing a topic registers its rules."""
 SAME_MISTAKE = (
@@ -51,7 +50,6 @@ SAME_MISTAKE = (
     ("variable-in-directive", "directive-not-read", "directive-refused"),
 )
 """Rules that see one mistake from several sides: of each group, a line has only the most severe finding, or else the first one."""
-
 __all__ = ["LintFinding", "LintReport", "lint"]
 
 

@@ -246,16 +246,8 @@ WRAPPERS = {
     "unbuffer", "sudo", "ssh", "pdsh", "clush", "parallel", "rocprof", "rocprofv3", "gdb", "ray", "spack", "ftxrun", "pipenv", "blaunch", "pbsdsh",
     "lrun", "horovodrun", "singularity_wrapper", "ibrun", "prun", "mpirun_rsh", "flux", "likwid-mpirun", "likwid-pin", "likwid-perfctr", "ddlrun",
     "catchsegv", "xvfb-run", "vglrun", "proxychains", "proxychains4", "eatmydata", "flock", "faketime", "rlwrap", "ltrace", "valgrind", "unshare",
-    "setarch", "prlimit", "fakeroot", "run-one", "tini", "dumb-init", "hwloc-bind", "dplace", "omplace", "perf", "hpcrun", "tau_exec", "scalasca",
-    "vtune", "advixe-cl", "amplxe-cl", "nvprof", "dlprof", "compute-sanitizer", "cuda-memcheck", "rocprofv2", "omniperf", "omnitrace-run", "map",
-    "ddt", "psrun", "rye", "hatch", "pdm", "dotenv", "direnv", "coverage", "viztracer", "kernprof", "scalene", "mprof", "fil-profile",
+    "prlimit", "tini", "dumb-init", "perf", "vtune", "nvprof", "compute-sanitizer", "cuda-memcheck", "rocprofv2", "rye", "hatch", "pdm",
 }  # fmt: skip
-RUNS_FILES = {"coverage", "viztracer", "kernprof", "scalene", "mprof", "fil-profile", "memray"}
-"""Wrappers that run a Python file themselves."""
-SAME_PROGRAM = {
-    "mpirun.openmpi": "mpirun", "mpirun.mpich": "mpirun", "mpiexec.openmpi": "mpiexec", "mpiexec.mpich": "mpiexec", "mpirun.hydra": "mpiexec.hydra",
-}  # fmt: skip
-"""Names that Debian and others give the same program."""
 STARTS_RANKS = lazy_regex(
     r"(?=.*\s).*\b(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\s+launch|deepspeed)\b", re.DOTALL
 )
@@ -300,7 +292,6 @@ def unwrap_command(
     calls: list[ProgramCall] = []
     while args:
         program = basename(args[0].text)
-        program = SAME_PROGRAM.get(program, program)
         rest = args[1:]
         if program in SHELL_PREFIXES:
             args = _without_flags(rest) if program == "exec" else _without_format(rest) if program == "time" else rest
@@ -314,8 +305,6 @@ def unwrap_command(
         calls.append(call)
         under = (*under, call)
         args = rest[split:]
-        if program in RUNS_FILES and args[0].text.endswith(".py"):
-            return UnwrappedCommand((*calls, make("python", tuple(args), args[0], under)))
         while args and program == "env" and ASSIGN.match(args[0].text):
             args = args[1:]
     return UnwrappedCommand(tuple(calls))
@@ -417,81 +406,3 @@ def may_have_more_options(call: ProgramCall) -> bool:
         if word.is_open and not VALUED_OPTION.fullmatch(before.text) and word is not call.args[-1]:
             return True
     return False
-
-
-# ----------------------------------------------------------------------------------- PBS and Torque
-
-LARGEST = 6  # digits of a count
-SEVERAL_GPUS = 4
-"""Chunks with so many GPUs do not share a node on common clusters."""
-SEVERAL_CPUS, CPUS_OF_NODE = 16, 256
-"""Chunks of so many CPUs that together have more than a node cannot all share one."""
-
-
-class PbsRequest(msgspec.Struct, frozen=True):
-    """Resources of one chunk (or node), the number of chunks, and the lines that come after the first command.
-
-    `nodes` is None if the chunks may share a node. `lines` are those that $PBS_NODEFILE has of each chunk. `place` is the position of the
-    request in the file.
-    """
-
-    chunks: int | None = None
-    nodes: int | None = None
-    cpus: int | None = None
-    gpus: int | None = None
-    lines: int | None = None
-    place: int = 0
-    late: tuple[int, ...] = ()
-
-    @property
-    def requests_gpus(self) -> bool:
-        return bool(self.gpus)
-
-
-def read_pbs(source: MappedText, comments: set[int]) -> PbsRequest | None:
-    """Return what the ``#PBS`` lines request; None without such lines. `comments` are the offsets where comments start."""
-    resources: dict[str, str] = {}
-    place, late, commands, offset, found = 0, [], False, 0, False
-    for line in source.text.split("\n"):
-        where = source.where(offset)
-        if re.match(r"#PBS\s", line) and where in comments:
-            found = True
-            if commands and re.match(r"#PBS\s+-", line):
-                late.append(where)
-            for text in re.findall(r"-l\s*(\S+)", line) if not commands else ():
-                place = place if "select" in resources or "nodes" in resources else where
-                resources.update(_resources(text))
-        elif line.strip() and not line.lstrip().startswith("#"):
-            commands = True
-        offset += len(line) + 1
-    if not found:
-        return None
-    return _pbs_request(resources, place, tuple(late))
-
-
-def _resources(text: str) -> dict[str, str]:
-    """Return the resources of ``walltime=1:00,select=2:ncpus=8``."""
-    pairs = (part.partition("=") for part in re.split(r",(?=\w+=)", text))
-    return {name: value for name, equals, value in pairs if equals}
-
-
-def _pbs_request(resources: dict[str, str], place: int, late: tuple[int, ...]) -> PbsRequest:
-    text = resources.get("select") or resources.get("nodes") or ""
-    if "+" in text:  # chunks of several kinds
-        return PbsRequest(place=place, late=late)
-    first, *rest = text.split(":")
-    # nodes=03 names the host 03.
-    chunks = 1 if not text or re.fullmatch(r"0\d+", first) else _count(first)
-    own = {name: value for name, _, value in (part.partition("=") for part in rest)}
-    cpus = _count(own.get("ncpus") or own.get("ppn") or resources.get("ncpus") or "")
-    gpus = _count(own.get("ngpus") or own.get("gpus") or resources.get("ngpus") or "")
-    spread = "nodes" in resources or "scatter" in resources.get("place", "") or (gpus or 0) >= SEVERAL_GPUS
-    large = (cpus or 0) >= SEVERAL_CPUS and (chunks or 0) * (cpus or 0) > CPUS_OF_NODE
-    whole = "system" in own or "filesystems" in resources  # ALCF gives whole nodes only
-    nodes = chunks if chunks == 1 or spread or large or whole else None
-    lines = _count(own.get("mpiprocs") or own.get("ppn") or "1")
-    return PbsRequest(chunks, nodes, cpus, gpus, lines, place, late)
-
-
-def _count(text: str) -> int | None:
-    return int(text) if text.isdecimal() and len(text) <= LARGEST else None

@@ -16,7 +16,6 @@ from allranks.analysis.lint.command_options import (
     Option,
     launcher_options,
     read_directives,
-    read_pbs,
     slurm_options,
 )
 from allranks.analysis.lint.files import FileKind, find_placeholders
@@ -52,11 +51,10 @@ SETS_NO_RENDEZVOUS = lazy_regex(
     r"slurm|java|ninja|ffmpeg|arrow|httpproxy|hdf5)",
     re.IGNORECASE,
 )
-
 STARTS = lazy_regex(
     r"\s*(?:srun|mpirun|mpiexec|jsrun|torchrun|deepspeed|accelerate\s+launch|python[\d.]*\s.*-m\s+torch\.distributed)\b"
 )
-OTHER_BATCH_SYSTEMS = lazy_regex(r"^#(?:COBALT|BSUB|PJM|OAR)\s", re.MULTILINE)
+OTHER_BATCH_SYSTEMS = lazy_regex(r"^#(?:PBS|COBALT|BSUB|PJM|OAR)\s", re.MULTILINE)
 
 
 def count_gpus(per_node: str | None, gres: str | None) -> tuple[int | None, bool]:
@@ -104,17 +102,11 @@ class LauncherCall(msgspec.Struct, frozen=True):
         option = self.option(*names)
         return option.value if option else None
 
-    def place_of(self, arg: Argument, part: str, *, last: bool = False) -> int:
-        """Return where part of an option's value stands, perhaps in a variable's value further up; else where the option stands.
-
-        Args:
-            arg: the option; its value is in the same or in the next word.
-            last: look for the last occurrence in the word, not for the first.
-        """
+    def place_of(self, arg: Argument, part: str) -> int:
+        """Return where the last such part of an option's value stands, perhaps in a variable's value further up; else the option."""
         start = self.call.args.index(arg)
         for word in self.call.args[start : start + 2]:
-            text = word.source.text
-            index = text.rfind(part) if last else text.find(part)
+            index = word.source.text.rfind(part)
             if index >= 0:
                 return word.source.where(index)
         return arg.offset
@@ -143,7 +135,6 @@ class JobDescription:
         comments = {c.offset for c in reading.comments}
         self.placeholders = find_placeholders(text, comments) if kind == "script" else []
         self.directives = read_directives(self.source, comments) if kind == "script" else []
-        self.pbs = read_pbs(self.source, comments) if kind == "script" and not self.directives else None
 
     @cached_property
     def heading(self) -> dict[str, Directive]:
@@ -161,8 +152,8 @@ class JobDescription:
 
     @property
     def is_job(self) -> bool:
-        """Return whether the file is a batch script of Slurm, PBS or another batch system whose request is read."""
-        return self.is_batch or self.pbs is not None
+        """Return whether the file is a batch script of Slurm, whose request is read."""
+        return self.is_batch
 
     @cached_property
     def runs_unattended(self) -> bool:
@@ -209,9 +200,6 @@ class JobDescription:
         if name in ("SLURM_NTASKS", "SLURM_NPROCS"):
             per_node = self.number(self.heads("ntasks-per-node"))
             return self.number(self.heads("ntasks")) or (per_node * self.nodes if per_node and self.nodes else None)
-        if self.pbs is not None and name in ("PBS_NUM_NODES", "PBS_NUM_PPN", "PBS_NP"):  # of Torque
-            nodes, each = self.pbs.nodes, self.pbs.lines
-            return {"PBS_NUM_NODES": nodes, "PBS_NUM_PPN": each}.get(name, nodes * each if nodes and each else None)
         return calculate(text, lambda part: self._number_of(part, depth + 1))
 
     def _number_of(self, name: str, depth: int) -> int | None:
@@ -227,15 +215,8 @@ class JobDescription:
         if self._nodes is not None:
             return self._nodes
         if self.kind == "environment":
-            told = [
-                int(a.value)
-                for name in NODE_NAMES
-                for a in self.set_values(name)
-                if a.value.isdecimal() and len(a.value) < 9
-            ]
-            return max(told, default=None)
-        if self.pbs is not None:
-            return self.pbs.nodes
+            told = [a.value for name in NODE_NAMES for a in self.set_values(name)]
+            return max((int(value) for value in told if value.isdecimal() and len(value) < 9), default=None)
         asked = self.heads("nodes")
         if asked and "nodes" in self.heading:
             bounds = [int(n) for n in re.findall(r"\d{1,8}", asked)]
@@ -276,8 +257,6 @@ class JobDescription:
 
     @cached_property
     def gpus_per_node(self) -> int | None:
-        if self.pbs is not None:
-            return self.pbs.gpus
         found, known = count_gpus(self.heads("gpus-per-node"), self.heads("gres"))
         return found if known else self._gpus_of_tasks()
 
@@ -310,8 +289,6 @@ class JobDescription:
 
     @cached_property
     def requests_gpus(self) -> bool:
-        if self.pbs is not None:
-            return self.pbs.requests_gpus
         return any("gpu" in name or name == "gres" for name in self.heading)
 
     @cached_property
@@ -324,15 +301,10 @@ class JobDescription:
     @cached_property
     def whole_nodes(self) -> bool:
         """Return whether no other job can run on the nodes: their GPUs, memory or partition are requested whole."""
-        return self.requests_whole_nodes or (self.gpus_per_node or 0) >= USUAL_GPUS
-
-    @cached_property
-    def requests_whole_nodes(self) -> bool:
-        """Return whether the memory, the partition or an option asks for whole nodes."""
         heading = self.heading
         if "exclusive" in heading and heading["exclusive"].value in (None, "", "exclusive"):
             return True
-        if re.fullmatch(r"0[kKmMgGtT]?", self.heads("mem") or ""):
+        if re.fullmatch(r"0[kKmMgGtT]?", self.heads("mem") or "") or (self.gpus_per_node or 0) >= USUAL_GPUS:
             return True
         constraint, qos = self.heads("constraint") or "", self.heads("qos") or "shared"
         if "gpu" in re.split(r"[&|]", constraint) and qos in NERSC_EXCLUSIVE_QOS:
@@ -380,12 +352,6 @@ class JobDescription:
         """Return the launches, and the Python programs that start without a launcher."""
         launched = [la.call for la in self.launches]
         return [*launched, *(c for c in self.calls if PYTHON.match(c.program) and _runs_file(c) and c not in launched)]
-
-    @cached_property
-    def gpus_of_launchers(self) -> int | None:
-        """Return the ranks per node that the launchers start, if they say so."""
-        found = {self.number(la.value("nproc_per_node", "num_gpus")) for la in self.launches}
-        return found.pop() if len(found) == 1 else None
 
     @cached_property
     def chooses_launcher(self) -> bool:

@@ -70,7 +70,8 @@ def _show_file(console: Console, found: list[LintFinding]) -> None:
             explained.add(why)
             _block(console, "why   ", first.why, "")
             _block(console, "cure  ", first.cure, "green")
-            _block(console, "from  ", first.source, "dim")
+            page = f"; docs/lint-rules.md#{first.id}" if first.id in RULES else ""
+            _block(console, "from  ", first.source + page, "dim")
         console.print()
 
 
@@ -181,23 +182,14 @@ SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def sarif(report: LintReport) -> dict[str, Any]:
-    """Return one SARIF document with all rules that have findings."""
-    used = {finding.id for finding in report.findings}
-    rules = [rule for rule in RULES.values() if rule.id in used]
-    numbers = {rule.id: number for number, rule in enumerate(rules)}
+    """Return one SARIF document with all rules that have findings, also those of ShellCheck."""
+    used = {finding.id: finding for finding in reversed(report.findings)}
+    names = [name for name in RULES if name in used] + sorted(used.keys() - RULES.keys())
+    numbers = {name: number for number, name in enumerate(names)}
     driver = {
         "name": "allranks lint",
         "version": __version__,
-        "rules": [
-            {
-                "id": rule.id,
-                "shortDescription": {"text": rule.id.replace("-", " ")},
-                "fullDescription": {"text": rule.why},
-                "help": {"text": f"Fix: {rule.cure or 'see the message'}. Source: {rule.source}"},
-                "defaultConfiguration": {"level": rule.severity},
-            }
-            for rule in rules
-        ],
+        "rules": [_sarif_rule(used[name]) for name in names],
     }
     notes = [
         {
@@ -214,6 +206,17 @@ def sarif(report: LintReport) -> dict[str, Any]:
         "invocations": [{"executionSuccessful": not report.unread, "toolExecutionNotifications": notes}],
     }
     return {"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _sarif_rule(finding: LintFinding) -> dict[str, Any]:
+    rule = RULES.get(finding.id, finding)
+    return {
+        "id": rule.id,
+        "shortDescription": {"text": rule.id.replace("-", " ")},
+        "fullDescription": {"text": rule.why},
+        "help": {"text": f"Fix: {rule.cure or 'see the message'}. Source: {rule.source}"},
+        "defaultConfiguration": {"level": rule.severity},
+    }
 
 
 def _sarif_result(finding: LintFinding, number: int | None = None) -> dict[str, Any]:

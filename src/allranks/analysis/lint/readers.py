@@ -180,7 +180,7 @@ class _CommandReader:
             source = unresolved_text(name, word.offset)
         exported = exported or (old is not None and old.exported)
         made = Assignment(
-            name, source, word.offset, exported, self.under, "", items, False, self.substitution, self.raw.in_function,
+            name, source, word.offset, exported, self.under, items, False, self.substitution, self.raw.in_function,
         )  # fmt: skip
         if keep:
             self.reading.assignments.append(made)
@@ -194,11 +194,7 @@ class _CommandReader:
                 found = VARIABLE.match(part.source.text.lstrip("!#"))
                 if found:
                     rest = part.source.text.lstrip("!#")[found.end() :]
-                    if part.source.text.startswith("!") and rest in ("*", "@"):  # names that begin so
-                        for name in [n for n in self.reading.variables if n.startswith(found[1])]:
-                            self._use(name, part.source.where(0), rest)
-                        continue
-                    self._use(found[1], part.source.where(0), rest, part.quoted)
+                    self._use(found[1], part.source.where(0), rest)
                     for name in INNER_NAMES.findall(part.source.text[found.end() :]):
                         self._use(name, part.source.where(0), "")
             elif part.kind == "arithmetic":
@@ -217,10 +213,10 @@ class _CommandReader:
         for item in word.items or ():
             self._note_uses(item)
 
-    def _use(self, name: str, offset: int, operator: str, quoted: bool = False) -> None:
+    def _use(self, name: str, offset: int, operator: str) -> None:
         raw = self.raw
         use = VariableUse(
-            name, offset, self.under, self.program, operator, raw.in_function, quoted, raw.in_loop, self.redirects
+            name, offset, self.under, self.program, operator, raw.in_function, raw.in_loop, self.redirects
         )
         self.reading.uses.append(use)
 
@@ -423,7 +419,7 @@ def read_environment(text: str) -> ShellReader:
             raw = line[found.end() :].rstrip("\r\n")
             value, start = _unquoted(raw)
             source = MappedText(value, range(offset + found.end() + start, offset + found.end() + start + len(value)))
-            reading.assignments.append(Assignment(found[1], source, offset + found.start(1), True, raw=raw))
+            reading.assignments.append(Assignment(found[1], source, offset + found.start(1), True))
         offset += len(line)
     return reading
 

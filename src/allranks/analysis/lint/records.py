@@ -37,7 +37,6 @@ class Assignment(msgspec.Struct, frozen=True):
     offset: int
     exported: bool = False
     under: tuple[ProgramCall, ...] = ()
-    raw: str = ""  # as written, with its quotes
     items: tuple[MappedText, ...] | None = None
     removed: bool = False  # `unset NAME`
     in_substitution: bool = False
@@ -111,7 +110,6 @@ class VariableUse(msgspec.Struct, frozen=True):
     program: str  # of the command that contains it; "=" for an assignment
     operator: str = ""  # what follows the name in ${NAME...}
     in_function: bool = False
-    quoted: bool = False
     in_loop: bool = False
     in_redirect: bool = False  # in the name of a file to which the shell redirects
 

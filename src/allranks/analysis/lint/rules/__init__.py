@@ -19,7 +19,7 @@ ANY = ("script", "environment", "spec")
 class LintRule(msgspec.Struct, frozen=True, kw_only=True):
     """One rule: what happens (`why`), what to write (`cure`), where this is documented, and an example for its page.
 
-    A fragment without ``#!`` stands in a batch script of two nodes (`script_of`). Tests lint both sides of every example.
+    Tests lint both sides of every example, a fragment without ``#!`` in a batch script of two nodes.
     """
 
     id: str
@@ -43,8 +43,6 @@ class LintRule(msgspec.Struct, frozen=True, kw_only=True):
 
 RULES: dict[str, LintRule] = {}
 """All rules by their ids, in the order of the topics."""
-
-
 PENDING: dict[str, list[RuleCheck]] = {}
 """More checks of rules that are registered further down."""
 
@@ -76,16 +74,6 @@ def also(id: str) -> Callable[[RuleCheck], RuleCheck]:
         return check
 
     return register
-
-
-HEAD = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=2\n#SBATCH --cpus-per-task=16\n#SBATCH --mem=64G\n"
-
-
-def script_of(fragment: str) -> str:
-    """Return the script that the fragment of an example stands in."""
-    if fragment.startswith("#!"):
-        return fragment + "\n"
-    return f"#!/bin/bash\n{'' if fragment.startswith('#SBATCH') else HEAD}{fragment}\n"
 
 
 STARTER_OPTION = lazy_regex(r"=[\"']?(?:srun|slurm|mpirun|mpiexec|aprun)\b")

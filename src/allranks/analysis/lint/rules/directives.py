@@ -75,10 +75,6 @@ def _is_template(job: JobDescription) -> bool:
 def late(job: JobDescription) -> Iterator[Violation]:
     if _is_template(job):
         return
-    if job.pbs is not None and job.pbs.late:
-        why = "qsub stops reading options at the first command; the option has no effect, and there is no warning."
-        text = f"{len(job.pbs.late)} #PBS line{'s' * (len(job.pbs.late) > 1)} behind the first command"
-        yield Violation(job.pbs.late[0], text, why=why, cure="move all #PBS lines up, directly below the first line")
     items = [item for item in job.directives if item.late and item.name]
     if not items or not job.source.text.startswith("#!"):
         return  # without #! sbatch refuses the script
@@ -171,16 +167,11 @@ def _misspelled(job: JobDescription) -> Iterator[Violation]:
 MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 # Options of srun, of other batch systems, and prefixes of several options.
 FOREIGN = {
-    "walltime": "--time", "queue": "--partition", "memory": "--mem", "ngpus": "--gpus-per-node", "cores": "--cpus-per-task",
-    "name": "--job-name", "stdout": "--output", "stderr": "--error", "cpus": "--cpus-per-task", "gpu": "--gpus-per-node",
-    "cpu-bind": "srun --cpu-bind", "cpu_bind": "srun --cpu-bind", "label": "srun --label", "unbuffered": "srun --unbuffered",
-    "kill-on-bad-exit": "srun --kill-on-bad-exit", "pty": "srun --pty", "mpi": "srun --mpi", "multi-prog": "srun --multi-prog",
-    "accel-bind": "srun --accel-bind", "ntasks-per-nodes": "--ntasks-per-node", "gpus_per_node": "--gpus-per-node",
-    "cpus_per_task": "--cpus-per-task", "ntasks_per_node": "--ntasks-per-node", "mem_per_cpu": "--mem-per-cpu", "job_name": "--job-name",
-    "group": "--account", "project": "--account", "email": "--mail-user", "email-type": "--mail-type",
-    "cores-per-task": "--cpus-per-task", "cpu_per_gpu": "--cpus-per-gpu",
-    "mem-per-task": "--mem-per-cpu", "mem-per-node": "--mem", "ram": "--mem", "num-nodes": "--nodes", "num_nodes": "--nodes",
-    "num-gpus": "--gpus", "nproc": "--ntasks", "nprocs": "--ntasks", "log": "--output", "logfile": "--output", "runtime": "--time", "mca": "mpirun --mca",
+    "walltime": "--time", "queue": "--partition", "memory": "--mem", "ngpus": "--gpus-per-node", "cores": "--cpus-per-task", "gpu": "--gpus-per-node",
+    "name": "--job-name", "stdout": "--output", "stderr": "--error", "cpus": "--cpus-per-task", "cpu-bind": "srun --cpu-bind", "project": "--account",
+    "kill-on-bad-exit": "srun --kill-on-bad-exit", "pty": "srun --pty", "mpi": "srun --mpi", "gpus_per_node": "--gpus-per-node", "email": "--mail-user",
+    "cpus_per_task": "--cpus-per-task", "ntasks_per_node": "--ntasks-per-node", "job_name": "--job-name", "mem-per-task": "--mem-per-cpu",
+    "mem-per-node": "--mem", "num-nodes": "--nodes", "num_nodes": "--nodes", "num-gpus": "--gpus", "nproc": "--ntasks", "runtime": "--time",
 }  # fmt: skip
 TEMPLATE = lazy_regex(r"[@{}!<>*#%]|__")
 

@@ -150,8 +150,6 @@ OWN_ONLY = {
     "accelerate": ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port"),
 }  # fmt: skip
 """Options that a program hardly has itself."""
-
-
 STARTERS = lazy_regex(r"\b(?:torchrun|torch\.distributed|deepspeed|accelerate launch|python[0-9.]* \S+\.py)\b")
 
 
@@ -203,14 +201,7 @@ def _exports(job: JobDescription) -> Iterator[tuple[int, str, ProgramCall | None
                 yield option.arg.offset, option.value or "", call
 
 
-ALWAYS_LISTS = (
-    "NCCL_SOCKET_IFNAME",
-    "NCCL_IB_HCA",
-    "CUDA_VISIBLE_DEVICES",
-    "NCCL_DEBUG_SUBSYS",
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-)
+ALWAYS_LISTS = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG_SUBSYS", "NCCL_ALGO")
 INNER_COMMAND = lazy_regex(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$\{[^}]*\}")
 
 
@@ -304,12 +295,8 @@ def _signal(job: JobDescription) -> tuple[bool, str, int] | None:
 
 
 def _traps(job: JobDescription, name: str) -> list[ProgramCall]:
-    return [
-        c
-        for c in job.calls
-        if c.program == "trap"
-        and any(SIGNALS.get(a.text, a.text.upper().removeprefix("SIG")) == name for a in c.args[1:])
-    ]
+    traps = ((c, [a.text.upper().removeprefix("SIG") for a in c.args[1:]]) for c in job.calls if c.program == "trap")
+    return [c for c, names in traps if any(SIGNALS.get(n, n) == name for n in names)]
 
 
 @warning(

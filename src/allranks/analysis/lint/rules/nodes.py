@@ -129,7 +129,7 @@ WORLD_OPTION = lazy_regex(r"--(?:dist[-_.])?world[-_]size")
     good="srun torchrun --nnodes=$SLURM_JOB_NUM_NODES --nproc_per_node=2 train.py",
 )
 def count(job: JobDescription) -> Iterator[Violation]:
-    if ("nodes" not in job.heading and job.pbs is None) or job.nodes is None:
+    if "nodes" not in job.heading or job.nodes is None:
         return
     for launch in job.launches:
         option = launch.option("nnodes", "num_machines", "num_nodes", "config_file")
@@ -140,16 +140,10 @@ def count(job: JobDescription) -> Iterator[Violation]:
         if option and asked and started and 1 < asked < started:
             text = f"srun starts {launch.kind} on {started} nodes, but it takes {asked}: the others wait, and fail"
             yield Violation(option.arg.offset, text)
-        yield from _alone_on_purpose(job, launch)
         spread = launch.srun is not None or any(c.program in MPI for c in launch.call.under)
         told = option or launch.option("hostfile", "H", "no_ssh", "deepspeed_hostfile", "standalone")
-        if (
-            not spread
-            or told
-            or launch.open_ended
-            or launch.kind == "python"
-            or job.has("PET_NNODES", "ACCELERATE_CONFIG_FILE")
-        ):
+        unknown = launch.open_ended or launch.kind == "python" or job.has("PET_NNODES", "ACCELERATE_CONFIG_FILE")
+        if not spread or told or unknown:
             continue
         nodes = job.srun_nodes(launch.srun) if launch.srun else job.nodes
         if nodes and nodes > 1 and (launch.srun is None or job.tasks_per_node(launch.srun)):
@@ -162,28 +156,6 @@ ALONE_WHY = (
     "The launcher's default is one node: every node trains its own model without an error, or waits for others with the same rendezvous id "
     "until the timeout."
 )
-
-
-def _alone_on_purpose(job: JobDescription, launch: LauncherCall) -> Iterator[Violation]:
-    """Report ``--nnodes=1`` and ``--standalone`` where srun starts the launcher on several nodes with the same arguments."""
-    option, srun = launch.option("standalone", "nnodes", "num_machines"), launch.srun
-    if (
-        option is None
-        or srun is None
-        or launch.kind == "deepspeed"
-        or srun.in_loop
-        or srun.after == "&"
-        or "array" in job.heading
-    ):
-        return
-    nodes, tasks = job.srun_nodes(srun), job.tasks_per_node(srun)
-    single = "standalone" in launch.options or job.number(option.value) == 1
-    told = {text for o in launch.options.values() for text in (o.arg.text, o.value or "")}
-    contradicts = launch.option("main_process_ip", "machine_rank", "node_rank", "master_addr") is not None
-    own = any("SLURM_" in a.text for a in launch.call.args if a.text not in told or not contradicts)
-    if single and nodes and nodes > 1 and tasks and not own:
-        text = f"{option.arg.text}: each of the {nodes} nodes trains its own model"
-        yield Violation(option.arg.offset, text, why="Every node does the same work, and writes the same files.")
 
 
 @error(
@@ -209,9 +181,8 @@ def fewer(job: JobDescription) -> Iterator[Violation]:
         if any(c.in_loop or c.in_function for c in (launch.call, launch.srun)):
             continue  # it starts one step per round, or per call
         together = launch.call.under[0].after == "&" or options.keys() & {"nodelist", "relative"}
-        steps.setdefault(launch.kind if together else str(option.arg.offset), []).append(
-            (started, asked, option.arg.offset)
-        )
+        group = steps.setdefault(launch.kind if together else str(option.arg.offset), [])
+        group.append((started, asked, option.arg.offset))
     for group in steps.values():
         total, asked = sum(started for started, _, _ in group), max(asked for _, asked, _ in group)
         if total < asked:
@@ -228,14 +199,10 @@ def fewer(job: JobDescription) -> Iterator[Violation]:
     good="srun bash -c 'accelerate launch --num_machines 2 --num_processes 4 --machine_rank $SLURM_NODEID train.py'",
 )
 def processes(job: JobDescription) -> Iterator[Violation]:
-    for launch in job.launches:
+    for launch in (la for la in job.launches if la.kind == "accelerate"):
         option = launch.option("num_processes")
         machines, ranks = job.number(launch.value("num_machines")), job.number(option.value) if option else None
-        if launch.kind != "accelerate" or option is None or machines is None or ranks is None or machines < 2:
-            continue
-        gpus = job.gpus_per_node or 0
-        one_each = ranks == machines and gpus > 1 and not launch.open_ended and launch.option("multi_gpu") is not None
-        if ranks < machines or (ranks == gpus and ranks > 1) or one_each:
+        if option and machines and ranks and machines > 1 and (ranks < machines or 1 < ranks == job.gpus_per_node):
             text = f"--num_processes={ranks} is the total for all {machines} machines, {ranks // machines} on each"
             yield Violation(option.arg.offset, text)
 
@@ -269,14 +236,9 @@ def exceeds(job: JobDescription) -> Iterator[Violation]:
     if not job.is_batch or job.submits or any(c.program == "salloc" for c in job.calls):
         return
     for call in job.calls:
-        if (
-            call.program != "srun"
-            or call.in_substitution
-            or call.has_open_options
-            or any(a.text == ":" for a in call.args)
-        ):
+        options = slurm_options(call) if call.program == "srun" and not call.in_substitution else {}
+        if not options or call.has_open_options or any(a.text == ":" for a in call.args):
             continue
-        options = slurm_options(call)
         if not options.keys() & {"jobid", "het-group", "pack-group", "overcommit"}:
             for option, text in _exceeding(job, options):
                 yield Violation(max(option.arg.offset, call.offset), f"srun asks for {text}")
@@ -308,10 +270,6 @@ def _exceeding(job: JobDescription, options: dict[str, Option]) -> Iterator[tupl
     if tasks and most and each and tasks > most and tasks * (own or 1) > most * each:
         cpus = f"{tasks} tasks of {own} CPUs" if own else f"{tasks} tasks"
         yield options["ntasks"], f"{cpus}, but the job has {most * each} CPU{'s' * (most * each > 1)}"
-    elif own and most and each and (tasks or most) <= most and "cpus-per-task" in job.heading:
-        # Slurm gives whole cores: with two threads each, a task may have one CPU more than it asked for.
-        if own * (tasks or most) > (each + 1) * most:
-            yield options["cpus-per-task"], f"{tasks or most} tasks of {own} CPUs, but the job has {most * each}"
 
 
 def _number(job: JobDescription, options: dict[str, Option], name: str) -> int | None:
@@ -323,11 +281,8 @@ MEMORY = lazy_regex(r"(\d{1,9})([kKmMgGtT]?)[bB]?")
 
 def _megabytes(value: str | None) -> float | None:
     found = MEMORY.fullmatch(value or "")
-    return (
-        int(found[1]) * {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}[(found[2] or "m").lower()]
-        if found
-        else None
-    )
+    units = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
+    return int(found[1]) * units[(found[2] or "m").lower()] if found else None
 
 
 @error(
@@ -371,13 +326,8 @@ def idle_nodes(job: JobDescription) -> Iterator[Violation]:
         return
     if any(c.program in STARTS_ELSEWHERE or runs_script(c) for c in job.calls if not c.in_substitution):
         return
-    told = [
-        int(n[1])
-        for c in job.work
-        for a in c.args
-        for n in [re.fullmatch(r"--(?:n|num)[-_]?gpus=(\d{1,6})", a.text)]
-        if n
-    ]
+    options = " ".join(a.text for c in job.work for a in c.args)
+    told = [int(n) for n in re.findall(r"(?:^| )--(?:n|num)[-_]?gpus=(\d{1,6})(?= |$)", options)]
     work = next((c for c in job.work if not any(SPREADS_ITSELF.search(a.text) for a in c.args)), None)
     if work is not None and max(told, default=0) <= max(job.gpus_per_node or 0, USUAL_GPUS):
         yield Violation(work.offset, f"{work.program} runs on the first of {job.nodes} nodes only")
@@ -420,14 +370,8 @@ def host_lines(job: JobDescription) -> Iterator[Violation]:
             if r.operator in (">", ">>") and r.target.strip("\"'") == name
         ]  # fmt: skip
         if writers and "slots=" not in job.text and all(c.program in WRITES for c, _ in writers):
-            yield Violation(
-                writers[0][0].offset, f"{name} has no slots=<GPUs>, without which deepspeed does not read it"
-            )
-            return
-        hosts = [(c, operator) for c, operator in writers if c.in_loop and c.program in ("echo", "printf")]
-        if hosts and hosts[0][1] == ">" and not hosts[0][0].in_function:
-            text = f"each run of the loop truncates {name}: only the last host is left"
-            yield Violation(hosts[0][0].offset, text, cure=f"done > {name}, or >> after : > {name}")
+            text = f"{name} has no slots=<GPUs>, without which deepspeed does not read it"
+            yield Violation(writers[0][0].offset, text)
             return
 
 
@@ -465,9 +409,7 @@ def step_nodes(job: JobDescription) -> Iterator[Violation]:
             text = f"srun on {count} of {nodes} nodes, but with all {total} tasks of the job: {each} on a node, or it is refused"
             yield Violation(asked.arg.offset, text, cure=cure)
         elif asked is None and named is not None and _is_one_host(job, named):
-            text = (
-                f"{named.written} names one node, but without -N 1 -n 1 the step runs on all {nodes} nodes of the job"
-            )
+            text = f"{named.written} names one node, but without -N 1 -n 1 the step runs on all {nodes} nodes"
             yield Violation(call.offset, text)
 
 

@@ -83,7 +83,7 @@ def _ports_of_launchers(job: JobDescription) -> Iterator[tuple[int, int, str]]:
             option = launch.option(name)
             found = re.search(pattern, option.value or "") if option else None
             if option and found and found[0] != "0" and "standalone" not in launch.options:
-                where = launch.place_of(option.arg, found[0], last=True)
+                where = launch.place_of(option.arg, found[0])
                 yield where, int(found[0][:6]), f"the port of --{name} is always {found[0]}"
         told = launch.option("standalone", "master_port", "main_process_port", "rdzv_endpoint", "config_file")
         static = is_torchrun(launch) and job.multi_node and backend(launch) == "static" and launch.srun
@@ -109,11 +109,8 @@ def port_per_node(job: JobDescription) -> Iterator[Violation]:
         if inside and min(item.offset, item.source.where(0) if item.value else item.offset) < inside[0]:
             continue
         if PORT_NAME.match(item.name) and under_srun(item.under) and drawn.search(item.value):
-            yield Violation(
-                item.offset,
-                f"{item.name} is chosen on every node separately",
-                cure="choose it once, in the batch script. " + PORT_CURE,
-            )
+            cure = "choose it once, in the batch script. " + PORT_CURE
+            yield Violation(item.offset, f"{item.name} is chosen on every node separately", cure=cure)
     for use in job.uses:
         if use.name == "RANDOM" and use.program in ("torchrun", "python") and under_srun(use.under):
             yield Violation(use.offset, "$RANDOM differs on every node", cure=ID_CURE)
@@ -285,31 +282,12 @@ def _no_address(job: JobDescription) -> Iterator[Violation]:
 
 
 SUBMIT_HOST = lazy_regex(r"\$\{?(?:SLURM_SUBMIT_HOST|PBS_O_HOST|LSB_SUB_HOST)\}?")
-LAST_NODE = lazy_regex(r"\bscontrol\s+show\s+hostnames?\b[^|]*\|\s*tail\s+(?:-n\s*)?-?1\b")
-FIRST_OF_ALL = lazy_regex(r"\$\(\s*srun\b([^|()]*?)\bhostname\b[^|()]*\|[^()]*\)")
-ONE_TASK = lazy_regex(r"(?:-n|--ntasks|-N|--nodes)[ =]?1\b|\s(?:-w|-r|--nodelist|--relative)\b")
-
-
-def _wrong_host(job: JobDescription, name: str, value: str, offset: int) -> Iterator[Violation]:
-    """Report addresses of a host that is not the one of rank 0: the login node, the last node, the one that answers first."""
-    if job.is_job and SUBMIT_HOST.search(value):
-        text = f"{name} is the host on which sbatch was called, not a node of the job"
-        why = "No rank runs on the login node, so nobody listens at this address: all ranks wait until the timeout."
-        yield Violation(offset, text, why=why, severity="error")
-    elif not job.multi_node:
-        return
-    elif (found := FIRST_OF_ALL.fullmatch(value)) and not ONE_TASK.search(found[1]) and "sort" not in value:
-        text = f"{name} is the name that srun prints first, and the tasks print in any order: rank 0 may be on another node"
-        yield Violation(offset, text)
-    elif LAST_NODE.search(value) and any(backend(la) == "static" for la in job.launches):
-        text = f"{name} is the last node, but rank 0, which has to listen there, is on the first"
-        yield Violation(offset, text, severity="error")
 
 
 def _address_hits(job: JobDescription, name: str, value: str, offset: int, under_srun: bool) -> Iterator[Violation]:
-    wrong = list(_wrong_host(job, name, value, offset))
-    if wrong:
-        yield from wrong
+    if job.is_job and SUBMIT_HOST.search(value):
+        text = f"{name} is the host on which sbatch was called, not a node of the job: no rank listens there"
+        yield Violation(offset, text, severity="error")
         return
     if found := re.search(r"hostname\s+(--ip-address|-i|--all-ip-addresses|-I)\b(?:([^)]*\|))?", value):
         listed = found[1] in ("-I", "--all-ip-addresses") and not found[2]
@@ -362,8 +340,6 @@ def _of_several_nodes(job: JobDescription, name: str, value: str, offset: int, u
 
 
 SLICE = lazy_regex(r"\$\{SLURM_(?:JOB_)?NODELIST:\s*\d{1,3}:\s*\d{1,3}\}")
-
-
 OWN_TO_NODE = lazy_regex(
     r"\b(?:SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID|SLURMD_NODENAME|HOSTNAME|NODE_RANK|RANK)\b|\bhostname\b"
 )
@@ -442,13 +418,6 @@ LAUNCHER_NAMES = {
     "LOCAL_RANK", "RANK", "GROUP_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_LOCAL_RANK", "PMIX_RANK",
     "MPI_LOCALRANKID",
 }  # fmt: skip
-SET_BY_LAUNCHERS = {
-    "RANK",
-    "LOCAL_RANK",
-    "GROUP_RANK",
-    "WORLD_SIZE",
-    "NODE_RANK",
-}  # for their ranks, or not read by them
 HARMLESS = {"echo", "printf", "[", "[[", "test", "for", "date", "mkdir", "logger", "?", "cd", "touch", "tee", ":"}
 
 
@@ -478,8 +447,6 @@ def early(job: JobDescription) -> Iterator[Violation]:
         if under_srun(use.under) or use.in_function or use.program in HARMLESS or use.offset in ignored:
             continue
         if any(c.program in REMOTE_SHELLS for c in use.under):
-            continue  # `_over_ssh` reports these
-        if _set_again(job, use):
             continue
         if use.name in TASK_NAMES and (use.program != "=" or _matters(job, use)) and not of_one_task(job, use):
             text = f"${use.name} is expanded by the batch shell, where it is 0"
@@ -504,21 +471,6 @@ def _ignored_ranks(job: JobDescription) -> set[int]:
             for arg in launch.call.args[index : index + 2]:
                 found.update(arg.source.at)
     return found
-
-
-def _set_again(job: JobDescription, use: VariableUse) -> bool:
-    """Return whether the value goes to a variable that the job's launchers set for their ranks, and nothing else uses."""
-    if not job.launches or any(la.kind == "python" for la in job.launches):
-        return False
-    before = [a for a in job.assignments if a.offset < use.offset and a.offset + MOST_BETWEEN > use.offset]
-    named = max(before, key=lambda a: a.offset, default=None)
-    if named is None or named.name not in SET_BY_LAUNCHERS - job.used_names:
-        return False
-    between = job.text[named.offset + len(named.name) : use.offset]
-    return re.fullmatch(r"=[\"'(]*\$?\{?[\"']*", between) is not None
-
-
-MOST_BETWEEN = 40  # characters
 
 
 def _matters(job: JobDescription, use: VariableUse) -> bool:
@@ -662,18 +614,10 @@ def compressed(job: JobDescription) -> Iterator[Violation]:
     for use in job.uses:
         if use.program == "for" and use.name in NODE_LISTS and not use.operator:
             yield Violation(use.offset, f"the loop runs once, over the compressed list ${use.name}")
-    for call in job.calls:
+    for call in (c for c in job.calls if c.program in MPI | {"horovodrun"}):
         for arg, following in call.pairs():
-            value = _hosts(call.program, arg, following)
-            if value and any(value.strip("\"'").strip("${}") == name for name in NODE_LISTS):
+            name, equals, value = arg.text.partition("=")
+            value = value if equals else following.text if following else ""
+            if name in ("-H", "-host", "--host", "--hosts", "-hosts") and value.strip("${}\"'") in NODE_LISTS:
                 cure = '-H "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)"'
                 yield Violation(arg.offset, f"{call.program} gets the compressed list {value} as its hosts", cure=cure)
-
-
-def _hosts(program: str, arg: Argument, following: Argument | None) -> str | None:
-    """Return the hosts that an option of mpirun, horovodrun or ssh names."""
-    if program in MPI or program == "horovodrun":
-        name, equals, value = arg.text.partition("=")
-        if name in ("-H", "-host", "--host", "--hosts", "-hosts"):
-            return value if equals else following.text if following else None
-    return arg.text if program == "ssh" and "NODELIST" in arg.text else None

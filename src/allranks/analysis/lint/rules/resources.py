@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import prod
 
 from allranks.analysis.lint.command_options import PYTHON, Option, slurm_options
-from allranks.analysis.lint.job import NODE_NAMES, JobDescription, LauncherCall, count_gpus
+from allranks.analysis.lint.job import JobDescription, LauncherCall, count_gpus
 from allranks.analysis.lint.records import Argument, ProgramCall, Severity, Violation
 from allranks.analysis.lint.rules import (
     FIRST_WITH_CPUS_AGAIN,
@@ -37,8 +37,7 @@ LESS = lazy_regex(r"\$(?:\(\(|\[|\(expr\s).*[\w})]\s*-\s*\w+\s*\)*(?:\)\)|\]|\))
     good="#SBATCH --gres=gpu:4\ntorchrun --standalone --nproc_per_node=gpu train.py",
 )
 def idle(job: JobDescription) -> Iterator[Violation]:
-    yield from _counts_nodes(job)
-    yield from [*_few_ranks(job)] or [*_one_process(job), *_one_task(job)]
+    yield from [*_few_ranks(job)] or _one_process(job)
 
 
 def _few_ranks(job: JobDescription) -> Iterator[Violation]:
@@ -129,29 +128,6 @@ def _sees_gpus(job: JobDescription, calls: list[LauncherCall]) -> bool:
     return not listed or (literal and (alone or in_turn))
 
 
-def _one_task(job: JobDescription) -> Iterator[Violation]:
-    """Report a single task of srun in a job of several GPUs; it may use them all itself."""
-    gpus = job.gpus_per_node
-    if not gpus or gpus < SEVERAL_GPUS or len(job.launches) != 1 or len(job.work) != 1:
-        return
-    launch = job.launches[0]
-    alone = launch.kind == "python" and not (launch.call.in_loop or launch.call.in_function or launch.open_srun)
-    if alone and launch.srun and job.tasks_per_node(launch.srun) == 1 and launch.srun.after != "&":
-        text = f"one task per node, but the job requests {gpus} GPUs per node: the others are idle unless the program uses them"
-        yield Violation(launch.call.offset, text, severity="note")
-
-
-def _counts_nodes(job: JobDescription) -> Iterator[Violation]:
-    """Report the number of nodes where the ranks of a node are meant."""
-    for launch in job.launches:
-        repeated = [option for name, option in launch.repeated if name == "nproc_per_node"]
-        for option in [*repeated, *([o] if (o := launch.option("nproc_per_node", "num_gpus")) else [])]:
-            name = (option.value or "").strip("${}\"'")
-            if name in NODE_NAMES and job.gpus_per_node != job.nodes:
-                text = f"{option.written}=${name} is the number of nodes, not of the ranks on each"
-                yield Violation(option.arg.offset, text, cure="the GPUs per node")
-
-
 def _tasks_are_ranks(job: JobDescription, gpus: int) -> bool:
     """Return whether the job requests a task of several CPUs for each GPU: the tasks are to be ranks."""
     if "gpus-per-task" in job.heading:
@@ -166,13 +142,8 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
         return
     call = job.work[0]
     seen = [a.value for a in call.prefix if a.name == "CUDA_VISIBLE_DEVICES"]
-    if (
-        call.after == "&"
-        or call.under
-        or call.in_function
-        or call.in_loop
-        or (job.has("CUDA_VISIBLE_DEVICES") and not seen)
-    ):
+    apart = call.after == "&" or call.under or call.in_function or call.in_loop
+    if apart or (job.has("CUDA_VISIBLE_DEVICES") and not seen):
         return
     one = bool(seen) and all(re.fullmatch(r"\d", value) for value in seen)
     tasks = _tasks_are_ranks(job, gpus) and not any(c.written.startswith(("./", "../")) for c in job.calls)
@@ -224,6 +195,9 @@ def _sees_fewer(job: JobDescription, launch: LauncherCall, option: Option, ranks
         a for a in job.set_values("CUDA_VISIBLE_DEVICES") if a.exported and inside < a.offset <= launch.call.offset
     ]
     value = (own or listed)[-1].value if own or listed else ""
+    written = re.findall(r"\$\{?(\w+)", job.line_of(launch.call.offset))
+    if any(len({a.value for a in job.by_name.get(name, ())}) > 1 for name in written):
+        return  # one of several numbers, which go with another list each
     options = slurm_options(launch.srun) if launch.srun else {}
     values = [found.value if (found := options.get(name)) else None for name in ("gpus-per-node", "gres")]
     if re.fullmatch(r"\d+(?:,\d+)*", value) and not launch.call.in_function:
@@ -235,8 +209,6 @@ def _sees_fewer(job: JobDescription, launch: LauncherCall, option: Option, ranks
 
 
 HOURS = {24, 48, 72, 96, 144, 168}
-IN_HOURS = lazy_regex(r"(?i)\b\d*\s*-?(?:hours?|hrs?|days?)\b|\b\d+\s*h\b")
-FORMATS = lazy_regex(r"(?i)HH|hh:mm|minutes|format|hrs?:min|hours?:min|days?-")
 
 
 @warning(
@@ -250,15 +222,12 @@ FORMATS = lazy_regex(r"(?i)HH|hh:mm|minutes|format|hrs?:min|hours?:min|days?-")
 def minutes(job: JobDescription) -> Iterator[Violation]:
     item = job.heading.get("time")
     found = re.fullmatch(r"(\d{1,3})(?::(\d\d))?", item.value or "") if item else None
-    if item is None or found is None:
+    if item is None or found is None or (found[2] is None and re.search(r"(?i)#.*\bmin(?:ute)?s?\b", item.text)):
         return
-    first, second, comment = int(found[1]), int(found[2] or 0), item.text.partition("#")[2]
-    in_hours = bool(IN_HOURS.search(comment)) and not FORMATS.search(comment) and str(first) in comment
-    if found[2] is None and (first < 1 or re.search(r"(?i)\bmin(?:ute)?s?\b", comment)):
-        return
+    first, second = int(found[1]), int(found[2] or 0)
     if first == 0 and second:
         yield Violation(item.offset, f"--time={item.value} is {second} seconds", cure=f"--time={item.value}:00")
-    elif (first in HOURS and second == 0) or in_hours:
+    elif first in HOURS and second == 0:
         yield Violation(item.offset, f"--time={item.value} is {first} minutes", cure=f"--time={first}:00:00")
 
 
@@ -400,12 +369,7 @@ def parallel_sizes(job: JobDescription) -> Iterator[Violation]:
             equals = f" = {model} ranks" if len(told) > 1 else ""
             yield Violation(place, f"{shown}{equals} {'do' if equals else 'does'} not divide the {ranks} ranks")
             continue
-        numbers = _numbers(job, launch.call)
-        yield from _batches(numbers, ranks // model if ranks else None)
-        even = {name: number for name, (number, _) in told.items()}
-        if "--deepspeed" in {a.text for a in launch.call.args} or launch.kind == "deepspeed":
-            even.pop("pipeline", None)  # DeepSpeed's pipeline has stages of different lengths
-        yield from _layers(numbers, even)
+        yield from _batches(_numbers(job, launch.call), ranks // model if ranks else None)
 
 
 def _batches(numbers: dict[str, tuple[int, Argument] | None], replicas: int | None) -> Iterator[Violation]:
@@ -414,33 +378,9 @@ def _batches(numbers: dict[str, tuple[int, Argument] | None], replicas: int | No
     if not replicas or not whole or not micro or not micro[0] or "--rampup-batch-size" in numbers:
         return
     if whole[0] % (micro[0] * replicas):
-        text = (
-            f"--global-batch-size {whole[0]} is no multiple of --micro-batch-size {micro[0]} x {replicas} replicas"
-            if replicas > 1
-            else f"--global-batch-size {whole[0]} is no multiple of --micro-batch-size {micro[0]}"
-        )
+        by = f"{micro[0]} x {replicas} replicas" if replicas > 1 else f"{micro[0]}"
+        text = f"--global-batch-size {whole[0]} is no multiple of --micro-batch-size {by}"
         yield Violation(_place(whole[1]), text, cure="a multiple of micro batch size x data parallel size")
-
-
-DIVIDED = (
-    ("--num-attention-heads", "tensor", "--tensor-model-parallel-size", "the heads are shared out to the tensor parallel ranks"),
-    ("--num-layers", "pipeline", "--pipeline-model-parallel-size", "the layers are shared out to the pipeline's stages"),
-)  # fmt: skip
-UNEVEN = lazy_regex(
-    r"--(?:decoder-first|decoder-last|pipeline-model-parallel-layout|account-for|num-layers-(?:in|per))"
-)
-
-
-def _layers(numbers: dict[str, tuple[int, Argument] | None], sizes: dict[str, int]) -> Iterator[Violation]:
-    """Report heads, layers and hidden sizes of Megatron's model that do not fit the sizes."""
-    for name, size, option, cure in DIVIDED:
-        found, parts = numbers.get(name), sizes.get(size, 1)
-        if found and found[0] % parts and not any(UNEVEN.match(n) for n in numbers):
-            yield Violation(_place(found[1]), f"{name} {found[0]} is no multiple of {option} {parts}", cure=cure)
-    hidden, heads = numbers.get("--hidden-size"), numbers.get("--num-attention-heads")
-    if hidden and heads and heads[0] and hidden[0] % heads[0] and "--kv-channels" not in numbers:
-        text = f"--hidden-size {hidden[0]} is no multiple of --num-attention-heads {heads[0]}"
-        yield Violation(_place(hidden[1]), text, cure="a multiple")
 
 
 @note(
@@ -477,18 +417,10 @@ def inherited(job: JobDescription) -> Iterator[Violation]:
     good="#SBATCH --nodes=1\n#SBATCH --gres=gpu:2\n#SBATCH --cpus-per-task=16\ntorchrun --standalone --nproc_per_node=2 train.py",
 )
 def missing(job: JobDescription) -> Iterator[Violation]:
-    names = (
-        "cpus-per-task",
-        "cpus-per-gpu",
-        "exclusive",
-        "mincpus",
-        "cores-per-socket",
-        "threads-per-core",
-        "ntasks-per-core",
-    )
-    if not job.heading or not job.launches or job.whole_nodes or job.heading.keys() & set(names):
+    names = {"cpus-per-task", "cpus-per-gpu", "exclusive", "mincpus", "cores-per-socket", "threads-per-core"}
+    if not job.heading or not job.launches or job.whole_nodes or job.heading.keys() & (names | {"ntasks-per-core"}):
         return
-    if any(slurm_options(s).keys() & set(names) for s in _launching(job)):
+    if any(slurm_options(s).keys() & names for s in _launching(job)):
         return
     launch = next((one for one in job.launches if one.srun is not None), job.launches[0])
     tasks = job.number(job.heads("ntasks-per-node")) or job.number(job.heads("ntasks")) or 1
@@ -507,12 +439,11 @@ def missing(job: JobDescription) -> Iterator[Violation]:
 )
 def few_cpus(job: JobDescription) -> Iterator[Violation]:
     found = job.heading.get("cpus-per-task")
-    place = found.offset if found else job.pbs.place if job.pbs else None
-    for launch in job.launches if place is not None and "exclusive" not in job.heading else ():
+    for launch in job.launches if found is not None and "exclusive" not in job.heading else ():
         ranks, cpus = _ranks_of_task(job, launch), cpus_of_task(job, launch.srun, launch.call)
         if ranks and cpus and ranks > cpus:
             text = f"{ranks} ranks share {cpus} CPU{'s' * (cpus > 1)}, and so do their data loaders"
-            yield Violation(place or 0, text, severity="warning" if ranks >= 2 * cpus else "note")
+            yield Violation(found.offset if found else 0, text, severity="warning" if ranks >= 2 * cpus else "note")
             return
 
 
@@ -521,8 +452,6 @@ def cpus_of_task(job: JobDescription, srun: ProgramCall | None, call: ProgramCal
     own = slurm_options(srun) if srun else {}
     if any(c.program in SPREADING for c in call.under if c.program != "srun"):
         return None
-    if job.pbs is not None:
-        return job.pbs.cpus
     if "cpus-per-task" in own and "SLURM_CPUS_PER_TASK" not in (own["cpus-per-task"].value or ""):
         return job.number(own["cpus-per-task"].value)
     if own.keys() & {"exclusive", "cpus-per-gpu", "overlap"} or "cpus-per-gpu" in job.heading:
@@ -593,11 +522,10 @@ def threads(job: JobDescription) -> Iterator[Violation]:
 )
 def gpus_total(job: JobDescription) -> Iterator[Violation]:
     found = job.heading.get("gpus")
-    count = re.search(r"\d+\Z", found.value or "") if found else None
+    count = job.number((found.value or "").rpartition(":")[2]) if found else None
     if found and count and job.nodes and job.nodes > 1:
-        uneven = int(count[0][:9]) % job.nodes
-        severity = "warning" if uneven or int(count[0][:9]) == job.gpus_of_launchers else "note"
-        yield Violation(found.offset, f"--gpus={found.value} is the total for all {job.nodes} nodes", severity=severity)
+        text = f"--gpus={found.value} is the total for all {job.nodes} nodes"
+        yield Violation(found.offset, text, severity="warning" if count % job.nodes else "note")
 
 
 @note(
@@ -621,11 +549,8 @@ def gpu_per_task(job: JobDescription) -> Iterator[Violation]:
             return
 
 
-LEAST_MB = 1000
-"""Whoever writes 1000 or more counts in megabytes."""
 SURELY_GB = {"mem": 100, "mem-per-gpu": 100, "mem-per-cpu": 25}
 """Fewer megabytes are too few for any program; more may be meant by a job without GPUs."""
-SAYS_MEGABYTES = lazy_regex(r"(?i)#.*(?:\bMB\b|mega)")
 
 
 @warning(
@@ -639,10 +564,11 @@ SAYS_MEGABYTES = lazy_regex(r"(?i)#.*(?:\bMB\b|mega)")
 def megabytes(job: JobDescription) -> Iterator[Violation]:
     for name in ("mem", "mem-per-gpu", "mem-per-cpu"):
         value = job.heads(name) or ""
-        least = LEAST_MB if name != "mem-per-cpu" else 125
-        if re.fullmatch(r"[1-9]\d{0,3}", value) and int(value) < least:
+        # Whoever writes 1000 or more counts in megabytes.
+        if re.fullmatch(r"[1-9]\d{0,2}", value) and int(value) < (125 if name == "mem-per-cpu" else 1000):
             found = job.heading[name]
-            meant = not job.requests_gpus or SAYS_MEGABYTES.search(found.text)
+            meant = not job.requests_gpus or re.search(r"(?i)#.*(?:\bMB\b|mega)", found.text)
             severity = "note" if meant and int(value) >= SURELY_GB[name] else None
-            text = f"--{name}={value} is {value} MB"
-            yield Violation(found.offset, text, cure=f"--{name}={value}G", severity=severity)
+            yield Violation(
+                found.offset, f"--{name}={value} is {value} MB", cure=f"--{name}={value}G", severity=severity
+            )

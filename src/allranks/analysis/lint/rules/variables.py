@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from allranks.analysis.lint.files import PLACEHOLDER
 from allranks.analysis.lint.job import JobDescription
-from allranks.analysis.lint.records import Assignment, Violation
+from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules import ANY, also, error, note, warning
 from allranks.planning.env_vars import DEPRECATED_VARIABLES, UNREAD_VARIABLES, is_known_variable, nearest_variable
 from allranks.utils.redaction import holds_secret, redact_arguments, redact_forms, whole_tokens
@@ -78,28 +78,8 @@ USUAL = (
     "VECLIB_MAXIMUM_THREADS", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "FI_PROVIDER", "TORCH_NCCL_BLOCKING_WAIT", "PYTHONPATH",
 )  # fmt: skip
 SHORTEST_TYPO, LONG_NAME = 10, 14
-
-
-OTHER_COLLECTIVES = (
-    "RCCL",
-    "HCCL",
-    "ECCL",
-    "MCCL",
-    "CNCL",
-    "XCCL",
-    "BKCL",
-    "PCCL",
-    "ACCL",
-    "OCCL",
-    "UCCL",
-    "SCCL",
-    "TCCL",
-)
-OTHER_NAMES = {
-    "MASTER_ADDRESS": "MASTER_ADDR",
-    "CUDA_DEVICES_VISIBLE": "CUDA_VISIBLE_DEVICES",
-    "OMP_THREADS": "OMP_NUM_THREADS",
-}
+OTHER_COLLECTIVES = {f"{letter}CCL" for letter in "RHEMXPAOUST"} | {"CNCL", "BKCL"}
+OTHER_NAMES = {"MASTER_ADDRESS": "MASTER_ADDR", "OMP_THREADS": "OMP_NUM_THREADS"}
 
 
 def _usual_name(name: str) -> str | None:
@@ -218,15 +198,12 @@ ALLOWED: dict[str, tuple[str, str]] = {
 
 
 def _socket_threads(job: JobDescription) -> Iterator[Violation]:
-    found = {a.name: a for a in job.assignments if a.name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")}
+    found = {a.name: a for a in job.all_values if a.name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")}
     counts = {name: int(a.value) for name, a in found.items() if a.value.isdecimal() and len(a.value) < 6}
     threads, sockets = counts.get("NCCL_SOCKET_NTHREADS", 1), counts.get("NCCL_NSOCKS_PERTHREAD", 1)
     if threads > 16:
-        yield Violation(
-            found["NCCL_SOCKET_NTHREADS"].offset,
-            f"NCCL_SOCKET_NTHREADS={threads}: NCCL's maximum is 16",
-            cure="16 or less",
-        )
+        text = f"NCCL_SOCKET_NTHREADS={threads}: NCCL's maximum is 16"
+        yield Violation(found["NCCL_SOCKET_NTHREADS"].offset, text, cure="16 or less")
     elif threads * sockets > 64:
         place = found.get("NCCL_NSOCKS_PERTHREAD") or found["NCCL_SOCKET_NTHREADS"]
         text = f"NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD = {threads * sockets}: NCCL's maximum is 64 sockets"
@@ -281,9 +258,8 @@ def no_effect(job: JobDescription) -> Iterator[Violation]:
     for item in job.all_values:
         other = any(a.value != "0" for a in job.set_values(item.name))  # which 0 then resets
         if item.name in ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE") and item.value == "0" and not other:
-            yield Violation(
-                item.offset, f"{item.name}=0 is NCCL's default: it has no effect unless an earlier setting is 1"
-            )
+            text = f"{item.name}=0 is NCCL's default: it has no effect unless an earlier setting is 1"
+            yield Violation(item.offset, text)
 
 
 NAME = lazy_regex(r"[a-z]+[a-z0-9]*\d[a-z0-9.:_-]*\Z", re.IGNORECASE)
@@ -303,16 +279,14 @@ def _names(value: str) -> list[str]:
     files=ANY,
 )
 def interface(job: JobDescription) -> Iterator[Violation]:
-    for item in job.assignments:
-        if item.name not in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME") or item.removed:
-            continue
-        value = item.value
-        names = _names(value)
-        if value.startswith("^") or "$" in value or len(names) != 1 or not NAME.match(names[0]):
-            continue
-        where = "on every node" if job.multi_node else "here"
-        text = f"{item.name}={value}: the interface {names[0]} may not exist {where}"
-        yield Violation(item.offset, text)
+    for item in job.all_values:
+        names = _names(item.value)
+        if item.name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME") and len(names) == 1:
+            if NAME.match(names[0]) and not item.value.startswith("^") and "$" not in item.value:
+                where = "on every node" if job.multi_node else "here"
+                yield Violation(
+                    item.offset, f"{item.name}={item.value}: the interface {names[0]} may not exist {where}"
+                )
 
 
 @error(
@@ -341,20 +315,21 @@ def loopback(job: JobDescription) -> Iterator[Violation]:
     files=ANY,
 )
 def disabled(job: JobDescription) -> Iterator[Violation]:
-    for item in job.assignments:
-        what = _switched_off(item)
-        if what is None:
-            continue
-        text = f"{item.name}={item.value} disables {what} on every node, without a stated reason"
-        wrong = _contradicts(job, what) and not (_has_comment(job, item.offset) or _other_network(job))
-        yield Violation(item.offset, text, severity="warning" if wrong else "note")
+    for item in job.all_values:
+        what = OFF.get((item.name, item.value.strip().upper()))
+        if what is not None:
+            text = f"{item.name}={item.value} disables {what} on every node, without a stated reason"
+            wrong = _contradicts(job, what) and not _has_comment(job, item.offset)
+            yield Violation(item.offset, text, severity="warning" if wrong else "note")
 
 
 def _contradicts(job: JobDescription, what: str) -> bool:
     """Return whether the file also shows that the nodes have what it disables; the site may have a reason otherwise."""
+    plugins = ("FI_", "NCCL_OFI_", "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX")  # other fast networks
     if what == NETWORK:
         adapters = job.has("NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_TIMEOUT", "NCCL_NET_GDR_LEVEL")
-        return adapters and not (job.kind == "script" and job.nodes == 1)
+        alone = job.kind == "script" and job.nodes == 1
+        return adapters and not alone and not any(a.name.startswith(plugins) for a in job.assignments)
     requested = " ".join(job.heads(name) or "" for name in ("gres", "gpus-per-node", "gpus", "constraint", "partition"))
     return job.has("NCCL_NVLS_ENABLE") or bool(NVLINK.search(requested))
 
@@ -373,25 +348,12 @@ def _has_comment(job: JobDescription, offset: int) -> bool:
     return False
 
 
-def _other_network(job: JobDescription) -> bool:
-    """Return whether the script uses another fast network than InfiniBand, through a plugin."""
-    return any(a.name.startswith(("FI_", "NCCL_OFI_", "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX")) for a in job.assignments)
-
-
-NETWORK = "InfiniBand and RoCE"
+NETWORK, PEERS = "InfiniBand and RoCE", "direct copies between GPUs"
 NVLINK = lazy_regex(r"(?i)nvlink|sxm|[dh]gx|gh200|h200|b200|mi[23]\d\d")
 OFF = {
-    ("NCCL_P2P_DISABLE", "1"): "direct copies between GPUs",
-    ("NCCL_P2P_LEVEL", "LOC"): "direct copies between GPUs",
-    ("NCCL_P2P_LEVEL", "0"): "direct copies between GPUs",
-    ("NCCL_IB_DISABLE", "1"): NETWORK,
-    ("NCCL_NET", "SOCKET"): NETWORK,
-    ("NCCL_SHM_DISABLE", "1"): "shared memory",
-}
-
-
-def _switched_off(item: Assignment) -> str | None:
-    return None if item.removed else OFF.get((item.name, item.value.strip().upper()))
+    ("NCCL_P2P_DISABLE", "1"): PEERS, ("NCCL_P2P_LEVEL", "LOC"): PEERS, ("NCCL_P2P_LEVEL", "0"): PEERS, ("NCCL_IB_DISABLE", "1"): NETWORK,
+    ("NCCL_NET", "SOCKET"): NETWORK, ("NCCL_SHM_DISABLE", "1"): "shared memory",
+}  # fmt: skip
 
 
 @note(
@@ -462,18 +424,20 @@ def empty_slurm_options(job: JobDescription) -> Iterator[Violation]:
 
 
 # https://slurm.schedmd.com/sbatch.html, output environment variables that are "only set if the option is specified"
+OF_TASKS = ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket")
+BY_OPTION = (
+    "cpus-per-task",
+    "ntasks-per-node",
+    "gpus-per-node",
+    "gpus-per-task",
+    "cpus-per-gpu",
+    "gpus",
+    "mem-per-cpu",
+)
 NEEDED_OPTIONS = {
-    "SLURM_CPUS_PER_TASK": ("cpus-per-task",),
-    "SLURM_NTASKS": ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"),
-    "SLURM_NPROCS": ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"),
-    "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",),
-    "SLURM_GPUS_PER_NODE": ("gpus-per-node",),
-    "SLURM_GPUS_PER_TASK": ("gpus-per-task",),
-    "SLURM_CPUS_PER_GPU": ("cpus-per-gpu",),
-    "SLURM_GPUS": ("gpus",),
-    "SLURM_ARRAY_TASK_ID": ("array",),
-    "SLURM_ARRAY_JOB_ID": ("array",),
-    "SLURM_MEM_PER_CPU": ("mem-per-cpu",),
+    **{f"SLURM_{name.upper().replace('-', '_')}": (name,) for name in BY_OPTION},
+    **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), OF_TASKS),
+    **dict.fromkeys(("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_JOB_ID"), ("array",)),
 }
 
 
@@ -540,6 +504,7 @@ def _is_no_secret(value: str) -> bool:
     text = rest if equals and rest.strip("=") and re.fullmatch(r"-{0,2}[\w.-]+", name) else value
     return bool(
         PLACEHOLDER.search(text)
+        or re.fullmatch(r"[A-Z0-9]+(?:_[A-Z0-9]+)+", text)  # the name of a variable
         or re.search(r"(?i)your|xxx|\*\*\*|token|secret|example|changeme|dummy|empty|\.\.\.|<|/", text)
         or len(set(text[-24:].lower())) < 8
         or re.fullmatch(r"[A-Za-z]{1,12}(?: [A-Za-z]{1,12}){1,6}", text)
