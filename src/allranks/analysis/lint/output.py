@@ -155,12 +155,8 @@ def github_commands(report: LintReport) -> Iterator[str]:
         }
         yield _github_command(GITHUB_LEVELS[finding.severity], place, text)
     for problem in report.unread:
-        place = {
-            "file": problem.file,
-            **({"line": problem.line} if problem.line else {}),
-            "title": "allranks lint: not read",
-        }
-        yield _github_command("error", place, problem.why)
+        line = {"line": problem.line} if problem.line else {}
+        yield _github_command("error", {"file": problem.file, **line, "title": "allranks lint: not read"}, problem.why)
     yield summary(report)
 
 
@@ -186,18 +182,9 @@ def sarif(report: LintReport) -> dict[str, Any]:
     used = {finding.id: finding for finding in reversed(report.findings)}
     names = [name for name in RULES if name in used] + sorted(used.keys() - RULES.keys())
     numbers = {name: number for number, name in enumerate(names)}
-    driver = {
-        "name": "allranks lint",
-        "version": __version__,
-        "rules": [_sarif_rule(used[name]) for name in names],
-    }
-    notes = [
-        {
-            "level": "error",
-            "message": {"text": f"{problem.file}{f':{problem.line}' if problem.line else ''}: {problem.why}"},
-        }
-        for problem in report.unread
-    ]
+    driver = {"name": "allranks lint", "version": __version__, "rules": [_sarif_rule(used[name]) for name in names]}
+    unread = (f"{u.file}{f':{u.line}' if u.line else ''}: {u.why}" for u in report.unread)
+    notes = [{"level": "error", "message": {"text": text}} for text in unread]
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
@@ -283,14 +270,9 @@ def apply_edits(text: str, edits: Sequence[Edit]) -> str:
 
 
 def _diff(name: str, before: str, after: str) -> str:
-    lines = difflib.unified_diff(
-        redact(before).splitlines(),
-        redact(after).splitlines(),
-        f"a/{name.lstrip('/')}",
-        f"b/{name.lstrip('/')}",
-        lineterm="",
-    )
-    return "\n".join(lines)
+    old, new = redact(before).splitlines(), redact(after).splitlines()
+    path = name.lstrip("/")
+    return "\n".join(difflib.unified_diff(old, new, f"a/{path}", f"b/{path}", lineterm=""))
 
 
 def write_repair(repair: Repair) -> None:

@@ -430,19 +430,15 @@ def module_after(job: JobDescription) -> Iterator[Violation]:
             before.update(words)
         elif call.program in ("module", "ml") and active is not None and not call.under:
             names = words[1:] if words[:1] in (["load"], ["add"]) else words if call.program == "ml" else []
-            own = next(
-                (n for n in names if OWN_PYTHON.search(n) and "scipy-" not in n.lower() and n not in before), None
-            )
+            new = (n for n in names if n not in before and "scipy-" not in n.lower())
+            own = next((n for n in new if OWN_PYTHON.search(n)), None)
             loaded = (call, own) if own and not call.instead_of(active) else loaded
         elif active is not None and loaded is not None and _uses_python(call):
             text = f"module {loaded[1]} is loaded after the environment was activated in line {job.lines.place(active.offset)[0]}"
             # A virtual environment was often made with this very module.
             framework = re.search(r"(?i)(?:^|/)(?:pytorch|tensorflow|keras|jax|horovod)", loaded[1])
-            yield Violation(
-                loaded[0].offset,
-                text,
-                severity=None if framework and not sourced and _activates_conda(active) else "note",
-            )
+            likely = framework and not sourced and _activates_conda(active)
+            yield Violation(loaded[0].offset, text, severity=None if likely else "note")
             return
 
 
@@ -478,12 +474,8 @@ def without_gpu(job: JobDescription) -> Iterator[Violation]:
         for outer in call.under:
             if outer.program not in CONTAINERS_WITH_GPU_OPTION or not _hides_gpus(job, outer):
                 continue
-            if any(
-                GPU_FLAG.fullmatch(a.text)
-                for c in job.calls
-                if c.program == outer.program or c in call.under
-                for a in c.args
-            ):
+            related = (c for c in job.calls if c.program == outer.program or c in call.under)
+            if any(GPU_FLAG.fullmatch(a.text) for c in related for a in c.args):
                 continue  # it stands elsewhere in the command; or another step gets the GPUs, and this one works without
             text = f"{outer.program} without an option for GPUs, in a job that requests them"
             # Where a site provides the image, its configuration often adds --nv.
@@ -565,6 +557,7 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
             continue
         launch = next((la for la in job.launches if la.call.starter is outer), None)
         what = launch.kind if launch and launch.kind != "python" else outer.program
+        offset = outer.offset
         if outer.tested:
             text = f"{what} is piped: the condition is the exit code of tee, which is 0, and not that of {what}"
         elif _status_is_used(job, last):
@@ -575,9 +568,8 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
             continue
         else:
             text = f"{what} is piped, so its exit code is lost: a pipe returns that of its last command"
-            yield Violation(last.offset, text, fix=_add_pipefail(job, errexit))
-            return
-        yield Violation(outer.offset, text, fix=_add_pipefail(job, errexit))
+            offset = last.offset
+        yield Violation(offset, text, fix=_add_pipefail(job, errexit))
         return
 
 

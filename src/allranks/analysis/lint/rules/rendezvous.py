@@ -294,9 +294,6 @@ def _address_hits(job: JobDescription, name: str, value: str, offset: int, under
         one = "comes from hostname: with Debian's /etc/hosts it is 127.0.1.1"
         text = f"{name} {'is the list of all addresses of the node' if listed else one}"
         yield Violation(offset, text, severity="warning" if listed else "note")
-    elif re.search(r"\bgetent\s+a?hosts(?:v4)?\s", value):
-        text = f"{name} is the address from getent: on the node itself, Debian's /etc/hosts returns 127.0.1.1"
-        yield Violation(offset, text, severity="note")
     default = job.is_batch and job.multi_node and re.search(r"\{(?!SLURM_)\w+:?-(?:localhost|127\.0\.0\.1)\}", value)
     if default or re.search(r"\|\|\s*echo\s+[\"']?(?:localhost|127\.)", value):
         text = f"{name} falls back to localhost: every node would form its own group"
@@ -327,14 +324,10 @@ def _of_several_nodes(job: JobDescription, name: str, value: str, offset: int, u
     )
     if own and under_srun:
         yield Violation(offset, f"{name}={value} inside of srun: every node uses its own name", severity="error")
-    elif own and not job.is_job:
-        yield Violation(offset, f"{name}={value}: under salloc this script runs on the login node, whose name it gets")
     elif (
         compressed and not SLICE.search(value) and not re.search(r"\*[\"']?\\?\[[\"']?\*|==?\s*[\"']\[[\"']", job.text)
     ):
         yield Violation(offset, f"{name} is cut from the compressed list, which is node[01-04] and not node01,node02")
-    elif "SLURM_LAUNCH_NODE_IPADDR" in value and not job.is_batch:
-        yield Violation(offset, f"{name}={value}: under salloc that is the login node")
     elif _is_literal_host(job, value) and value not in re.split(r"[,\s]", job.heads("nodelist") or ""):
         yield Violation(offset, f"{name}={value}: the next job gets other nodes")
 
@@ -495,32 +488,6 @@ def is_set(job: JobDescription, name: str) -> bool:
     return job.has(name) or name in job.reading.named or name in job.reading.exported
 
 
-JOB_NAMES = lazy_regex(
-    r"SLURM_(?:JOB_?ID|JOB_NAME|ARRAY_TASK_ID|ARRAY_JOB_ID|PROCID|NODEID|LOCALID|NTASKS|NNODES|JOB_NUM_NODES|JOB_NODELIST|NODELIST|"
-    r"CPUS_PER_TASK|GPUS_ON_NODE|SUBMIT_DIR|TMPDIR)"
-)
-TOO_EARLY_WHY = "The end of the here-document is not quoted, so the shell that submits expands the variable, where it is not set: the job gets an empty value."
-
-
-@also("expanded-too-early")
-def submitted_too_early(job: JobDescription) -> Iterator[Violation]:
-    """Report variables of the job that are expanded when its script is written, before it is submitted."""
-    if job.kind != "script" or job.is_job:
-        return
-    bodies = [*job.reading.submitted, *(b for b in job.reading.files.values() if "#SBATCH" in b.text)]
-    said: set[str] = set()
-    for body in (b for b in bodies if len(b.at)):
-        first, last = body.where(0), body.where(len(body.text) - 1)
-        for use in job.uses:
-            inside = first <= use.offset <= last and not use.under and use.program in ("sbatch", "cat", "tee")
-            if inside and use.name not in said and JOB_NAMES.fullmatch(use.name) and not job.has(use.name):
-                said.add(use.name)
-                text = f"${use.name} is expanded when the job is submitted, where it is not set"
-                shown = re.match(r"[ \t]*(?:echo|printf)\b", job.line_of(use.offset))
-                cure = f"\\${use.name}, or <<'EOF' with quotes"
-                yield Violation(use.offset, text, why=TOO_EARLY_WHY, cure=cure, severity="note" if shown else None)
-
-
 def of_one_task(job: JobDescription, use: VariableUse) -> bool:
     """Return whether the use is in the command of an srun of one task, whose number is 0."""
     steps = [c for c in job.calls if c.program == "srun" and c.offset <= use.offset and not c.in_substitution]
@@ -535,7 +502,6 @@ PRODUCT_WHY = (
 LITERAL_ARGUMENT = lazy_regex(
     r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID|NNODES|JOB_NUM_NODES|NTASKS|GPUS_ON_NODE|JOB_ID)|MASTER_ADDR|MASTER_PORT)\b"
 )
-RANK_NAMES = {"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE"}
 COUNTS = ("nnodes", "nproc_per_node", "num_machines", "num_processes", "num_nodes", "num_gpus")
 PRODUCT = lazy_regex(r"[\w${}#@\[\]]+[*+][\w${}#@\[\]]+")
 OWN_SHELL = REMOTE_SHELLS | {"parallel", "xargs", "flux"}
@@ -559,10 +525,6 @@ def literal(job: JobDescription) -> Iterator[Violation]:
             if option and PRODUCT.fullmatch(value):
                 cure = f"{option.written} $(({value}))"
                 yield Violation(option.arg.offset, f"--{name} is the text {value}", why=PRODUCT_WHY, cure=cure)
-    for item in job.all_values if any(la.kind == "python" for la in job.launches) else ():
-        text = item.source.text
-        if item.name in RANK_NAMES and item.name not in job.used_names and LITERAL_ARGUMENT.fullmatch(text.rstrip("}")):
-            yield Violation(item.offset, f"{item.name} is the text {text}: no shell expands it")
 
 
 def _literal_options(launch: LauncherCall) -> Iterator[Violation]:
