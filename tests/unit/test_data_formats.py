@@ -203,7 +203,7 @@ def test_no_template_says_the_line_to_add(columns: str, line: str) -> None:
     assert first.startswith(f"data.source rows.jsonl: no template fits the columns {', '.join(row)}; ")
     assert second.strip() == line
     assert any(re.match(r"  alpaca +instruction and output", text) for text in rest)
-    assert max(map(len, rest)) <= 80
+    assert max(len(text) for text in rest if text.startswith("  ")) <= 80  # the table; the terminal wraps sentences
     import yaml
 
     added = yaml.safe_load(line)["columns"]
