@@ -68,6 +68,16 @@ def model_of(seed: int = 1, family: str = "mistral", **config: Any) -> tuple[Any
     ), tokenizer
 
 
+def mixtral_of(coefficient: float) -> torch.nn.Module:
+    """A mixture whose config asks for its load-balancing loss. Random numbers are larger than usual, so that it is not balanced."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    wanted = {"output_router_logits": True, "router_aux_loss_coef": coefficient, "initializer_range": 0.3}
+    config = AutoConfig.for_model("mixtral", **CONFIG, **wanted, num_local_experts=4, vocab_size=256, use_cache=False)
+    return AutoModelForCausalLM.from_config(config)
+
+
 def save_family(folder: Path, family: str, config: dict[str, Any], dtype: torch.dtype, **how: Any) -> Path:
     """Write a model of any family as transformers writes it, with random numbers in every weight."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -188,7 +198,10 @@ EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 def built(how: dict[str, Any]) -> LossModel:
     family = "glm4_moe" if how.get("moe") else "mistral"
-    model, _ = model_of(1, family, tie_word_embeddings=bool(how.get("tied")), **how.get("config", {}))
+    if how.get("router_loss"):
+        model = mixtral_of(how["router_loss"])
+    else:
+        model, _ = model_of(1, family, tie_word_embeddings=bool(how.get("tied")), **how.get("config", {}))
     if how.get("shared"):
         first, second = model.model.layers[:2]
         second.mlp.down_proj.weight = first.mlp.down_proj.weight
@@ -217,14 +230,19 @@ def built(how: dict[str, Any]) -> LossModel:
             parameter.requires_grad_("layers.0" not in name)
     if how.get("extra") == "in_block":
         return SometimesInABlock(model, how.get("salt"))
-    return Sometimes(model, how.get("salt")) if how.get("extra") else LossModel(model, classifier=False)
+    module = Sometimes(model, how.get("salt")) if how.get("extra") else LossModel(model, classifier=False)
+    if how.get("router_loss"):
+        coefficient, module.routers = moe.router_coefficient(model, "auto")
+        module.router_loss = moe.RouterLoss(model, coefficient)
+    return module
 
 
 def train_with(
     name: str, world: DistContext, tokens: TokenSet, how: dict[str, Any], folder: Path
-) -> tuple[dict[str, torch.Tensor], float, list[float], list[str]]:
+) -> tuple[dict[str, torch.Tensor], float, list[float], list[str], list[list[float]]]:
     """Weights after some steps, on rank 0; how far the ranks' own copies are apart, where they have any; the gradients'
-    norm of each step, without which AdamW would hide a gradient that is W times too large; the dtype that routers computed in."""
+    norm of each step, without which AdamW would hide a gradient that is W times too large; the dtype that routers computed in;
+    the loss and the load-balancing loss of each step."""
     strategy = strategies.create(name, options_of(name, how))
     module = built(how)
     wanted = {n for n, p in module.named_parameters() if p.requires_grad}
@@ -234,7 +252,14 @@ def train_with(
         router.register_forward_pre_hook(lambda m, args: routers.add(str(m.weight.dtype)))
     order = orders_of(world, tokens, how)[plants.reader(world)]
     plan = LoopPlan(
-        0, STEPS, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None
+        0,
+        STEPS,
+        TrainSpec(lr=1e-2, schedule="constant"),
+        1,
+        1,
+        lambda done: False,
+        lambda done, stop: None,
+        router_loss=module.router_loss,
     )
     events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
 
@@ -243,7 +268,8 @@ def train_with(
 
     seed_rank(1, world.rank)
     engine_of(name)(world, strategy, TrainingRows(order, tokens, make), plan, events).run()
-    norms = [e["grad_norm"] for e in read_events(folder / f"events{world.rank}.jsonl") if e["event"] == "step"][-STEPS:]
+    logged = [e for e in read_events(folder / f"events{world.rank}.jsonl") if e["event"] == "step"][-STEPS:]
+    norms, losses = [e["grad_norm"] for e in logged], [[e["loss"], e.get("router_aux_loss", 0.0)] for e in logged]
     whole = {n: w for n, w in strategy.weights(trained_only=True).items() if n in wanted}
     assert world.rank != 0 or whole.keys() == wanted
     spread = 0.0
@@ -252,7 +278,7 @@ def train_with(
         every = [torch.zeros_like(mine) for _ in range(world.size)]
         dist.all_gather(every, mine)
         spread = max(float((t - mine).abs().max()) for t in every)
-    return whole, spread, norms, sorted(routers)
+    return whole, spread, norms, sorted(routers), losses
 
 
 def prepared(name: str, world: DistContext, how: dict[str, Any]) -> tuple[Any, LossModel]:

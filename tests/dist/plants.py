@@ -38,6 +38,8 @@ PLANTS = {
     "trainer_mean_loss": ("hf_trainer", "plain"),
     "adapters_of_experts_not_averaged": ("pytorch_zero3", "moe_lora"),
     "routers_rounded": ("pytorch_zero3", "moe_bf16"),
+    "router_loss_without_weights": ("pytorch_ddp", "moe_router_loss"),
+    "router_loss_not_divided": ("zero2", "moe_router_loss"),
     "update_left_on_the_host": ("zero1", "host_moments"),
     "stale_weights_on_the_host": ("pytorch_zero3", "host_moments"),
     **(
@@ -144,6 +146,18 @@ class _Bugs:
             return self._share
 
         hf_trainer.RanksTrainer.compute_loss = compute_loss  # type: ignore[method-assign]
+
+    @staticmethod
+    def router_loss_without_weights(world: DistContext) -> None:
+        """Every micro-batch counts alike, whatever tokens it trains."""
+        usual = moe.RouterLoss.of
+        moe.RouterLoss.of = lambda self, output, batch: usual(self, output, replace(batch, tokens_trained=20))  # type: ignore[method-assign]
+
+    @staticmethod
+    def router_loss_not_divided(world: DistContext) -> None:
+        """The sum of the ranks' losses instead of their mean; what is logged is right."""
+        usual = moe.RouterLoss.of
+        moe.RouterLoss.of = lambda self, output, batch: usual(self, output, batch) * world.size  # type: ignore[method-assign]
 
     @staticmethod
     def hooks_within_lora(world: DistContext) -> None:

@@ -20,7 +20,7 @@ from allranks.spec.records import TrainSpec
 from allranks.train import strategies
 from allranks.train.benchmark.baseline import update_error
 from allranks.train.benchmark.measurements import CollectiveRecorder, MemoryUsage
-from allranks.train.data.batches import collate
+from allranks.train.data.batches import IGNORE, Batch, collate
 from allranks.train.data.prepared import TokenSet
 from allranks.train.distributed import DistContext, seed_rank
 from allranks.train.engines import engine_of
@@ -64,9 +64,9 @@ def parities(world: DistContext, args: dict[str, Any]) -> Any:
                 how["options"] = {"find_unused_parameters": True}
         if variant not in references:
             references[variant] = reference_of(world, tokens, how)
-        reference, right_norms = references[variant]
+        reference, right_norms, right_losses = references[variant]
         start = {n: p.detach().clone() for n, p in built(how).named_parameters() if p.requires_grad}
-        ours, spread, norms, routers = train_with(name, world, tokens, how, Path(args["folder"]))
+        ours, spread, norms, routers, losses = train_with(name, world, tokens, how, Path(args["folder"]))
         moved = max((float(v.abs().max()) for k, v in ours.items() if "lora_B" in k), default=None)
         error = update_error(ours, reference, start) if ours else None
         norm_error = max(abs(n - r) / r for n, r in zip(norms, right_norms, strict=True))
@@ -76,6 +76,7 @@ def parities(world: DistContext, args: dict[str, Any]) -> Any:
                 "variant": variant,
                 "error": error,
                 "norm_error": norm_error,
+                "loss_error": float(np.abs(np.subtract(losses, right_losses)).max()),
                 "moved": moved,
                 "spread": spread,
                 "routers": routers,
@@ -313,8 +314,9 @@ def _step_with_whole_gradients(self: Any) -> torch.Tensor:
 
 def reference_of(
     world: DistContext, tokens: TokenSet, how: dict[str, Any]
-) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """One process, no strategy, no allranks loop: the arithmetic that all of it must come to.
+) -> tuple[dict[str, torch.Tensor], list[float], list[list[float]]]:
+    """One process, no strategy, no allranks loop: the arithmetic that all of it must come to. A load-balancing loss is
+    that of transformers, computed by the model itself from labels.
 
     The loss is scaled as DDP's mean over ranks needs it: in bfloat16 a factor that is no power of 2 rounds otherwise.
     """
@@ -322,13 +324,19 @@ def reference_of(
     named = [(n, p) for n, p in loss_model.named_parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-2, weight_decay=0.0, fused=True)  # rounds as ours does
     orders = orders_of(world, tokens, how)
-    norms = []
+    norms, losses = [], []
     for step in range(STEPS):
+        parts = [0.0, 0.0]
         total = int(tokens.trained[orders[0].global_batch(step)].sum())
         for micro in range(how.get("accum", 1)):
             for order in orders:
-                loss = loss_model(collate(tokens, order.micro_batches(step)[micro], 0, None))
+                batch = collate(tokens, order.micro_batches(step)[micro], 0, None)
+                loss, router = (
+                    plain_losses(loss_model.model, batch) if how.get("router_loss") else (loss_model(batch), 0.0)
+                )
                 (loss * world.size / total).backward()
+                parts = [parts[0] + (float(loss) - router) / total, parts[1] + router / total]
+        losses.append(parts)
         for _, p in named:
             if p.grad is not None:
                 p.grad.div_(world.size)
@@ -337,7 +345,14 @@ def reference_of(
             torch.nn.utils.clip_grad_norm_([p for _, p in named], how.get("clip", 1.0))
         optimizer.step()
         optimizer.zero_grad()
-    return {n: p.detach().clone() for n, p in named}, norms
+    return {n: p.detach().clone() for n, p in named}, norms, losses
+
+
+def plain_losses(model: Any, batch: Batch) -> tuple[torch.Tensor, float]:
+    """The loss of plain transformers with its load-balancing loss, and this part alone, times the trained tokens."""
+    labels = torch.nn.functional.pad(batch.targets[:, :-1], (1, 0), value=IGNORE)
+    out = model(batch.input_ids, attention_mask=batch.real_tokens().long(), labels=labels, output_router_logits=True)
+    return out.loss * batch.tokens_trained, float(out.aux_loss) * model.router_aux_loss_coef * batch.tokens_trained
 
 
 def trainer_bug(world: DistContext, args: dict[str, Any]) -> Any:

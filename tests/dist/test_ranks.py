@@ -65,6 +65,7 @@ BF16 = (
 TOLERANCE = dict.fromkeys(BF16, 0.2)  # of what the training has changed; else:
 NORM_TOLERANCE = dict.fromkeys(BF16, 0.05)  # of the reference's gradient norm; a missing division is 1.0 at two ranks
 NORM_FP32 = 1e-3
+LOSS_FP32 = 1e-3  # of losses of 5 and more
 FP32 = 2e-3  # AdamW makes whole steps of gradients that are rounding noise
 
 
@@ -75,6 +76,7 @@ def check(found: list[dict[str, Any]], world: int) -> None:
         if error is not None:
             assert error < TOLERANCE.get(variant, FP32), one
             assert one["norm_error"] < NORM_TOLERANCE.get(variant, NORM_FP32), one
+            assert one["loss_error"] < NORM_TOLERANCE.get(variant, LOSS_FP32), one
             if world == 2 and name in BITWISE and variant == "plain":
                 assert error == 0.0, one
         assert one["spread"] == 0.0, one

@@ -31,6 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "options": {"adapters": "sharded"},
         "base_dtype": "bfloat16",
     },
+    "moe_router_loss": {"router_loss": 5.0, "accum": 2},
     "static_graph": {"lora": True, "recompute": "full", "options": {"static_graph": True}},
     "compiled": {"lora": True, "recompute": "full", "compiled": True},
     "compiled_selective": {"accum": 2, "recompute": "selective", "compiled": True},
@@ -41,6 +42,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 FSDP2 = ("pytorch_zero2", "pytorch_zero3")
 SPLIT = ("pytorch_ddp", "zero1", "zero3", *FSDP2)
 SLOW = ("compiled", "compiled_selective")
+FAMILIES = (
+    "simple_ddp_hook", "pytorch_ddp", "bucket_ddp_async", "zero1", "zero2", "zero3", *FSDP2, "deepspeed_zero1", "deepspeed_zero3", "hf_trainer",
+)  # fmt: skip
+"""One or two strategies of each kind."""
 # variants of some strategies
 ONLY = {
     "lora_sharded": FSDP2,
@@ -52,6 +57,7 @@ ONLY = {
     "moe_lora_sharded": FSDP2,
     "moe_lora_on_bf16": SPLIT,
     "moe_lora_recomputed": FSDP2,
+    "moe_router_loss": FAMILIES,
     "static_graph": ("pytorch_ddp",),
     "compiled": (*SPLIT, "zero2", "deepspeed_zero2"),
     "compiled_selective": (*SPLIT, "zero2", "deepspeed_zero2"),
