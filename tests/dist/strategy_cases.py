@@ -335,7 +335,7 @@ def reference_of(
                     plain_losses(loss_model.model, batch) if how.get("router_loss") else (loss_model(batch), 0.0)
                 )
                 (loss * world.size / total).backward()
-                parts = [parts[0] + (float(loss) - router) / total, parts[1] + router / total]
+                parts = [parts[0] + (float(loss.detach()) - router) / total, parts[1] + router / total]
         losses.append(parts)
         for _, p in named:
             if p.grad is not None:

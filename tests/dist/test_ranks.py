@@ -9,7 +9,7 @@ import pytest
 
 from tests.dist.harness import run_ranks, shared_strategies
 from tests.dist.plants import LORA_PLANTS, PLANTS
-from tests.dist.variants import FSDP2, ONLY, REFUSED, REPLICATED, SLOW, SPLIT, VARIANTS
+from tests.dist.variants import FAMILIES, FSDP2, ONLY, REFUSED, REPLICATED, SLOW, SPLIT, VARIANTS
 
 pytestmark = pytest.mark.dist
 
@@ -106,6 +106,17 @@ def covering() -> list[tuple[str, str]]:
 
 def test_strategies_equal_one_process_that_takes_the_ranks_in_turn(tmp_path: Path) -> None:
     results = run_ranks("parities", 2, tmp_path, folder=tmp_path, pairs=covering())
+    for found in results:
+        check(found, 2)
+    assert all(one["error"] is not None for one in results[0])
+
+
+@pytest.mark.parametrize(
+    "variant", ["moe_router_loss", pytest.param("moe_router_loss_recomputed", marks=pytest.mark.full)]
+)
+def test_a_router_loss_is_that_of_one_process_with_plain_transformers(tmp_path: Path, variant: str) -> None:
+    pairs = [(name, variant) for name in FAMILIES if name in STRATEGIES]
+    results = run_ranks("parities", 2, tmp_path, folder=tmp_path, pairs=pairs)
     for found in results:
         check(found, 2)
     assert all(one["error"] is not None for one in results[0])

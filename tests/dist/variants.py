@@ -31,7 +31,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "options": {"adapters": "sharded"},
         "base_dtype": "bfloat16",
     },
-    "moe_router_loss": {"router_loss": 5.0, "accum": 2},
     "static_graph": {"lora": True, "recompute": "full", "options": {"static_graph": True}},
     "compiled": {"lora": True, "recompute": "full", "compiled": True},
     "compiled_selective": {"accum": 2, "recompute": "selective", "compiled": True},
@@ -57,7 +56,6 @@ ONLY = {
     "moe_lora_sharded": FSDP2,
     "moe_lora_on_bf16": SPLIT,
     "moe_lora_recomputed": FSDP2,
-    "moe_router_loss": FAMILIES,
     "static_graph": ("pytorch_ddp",),
     "compiled": (*SPLIT, "zero2", "deepspeed_zero2"),
     "compiled_selective": (*SPLIT, "zero2", "deepspeed_zero2"),
@@ -80,9 +78,11 @@ REPLICATED: dict[str, dict[str, Any]] = {
         "on_host": VARIANTS["on_host"],
     }.items()
 }
-# of one strategy, in tests of their own
+# in tests of their own
 ALONE: dict[str, dict[str, Any]] = {
     "lora_unused": {"lora": True, "options": {"find_unused_parameters": True}},
+    "moe_router_loss": {"router_loss": 5.0, "accum": 2},
+    "moe_router_loss_recomputed": {"router_loss": 5.0, "accum": 2, "recompute": "full"},
     "lora_recomputed": {"lora": True, "accum": 2, "recompute": "full"},
 }
 REFUSED = {("pytorch_zero2", "shared"), ("pytorch_zero3", "shared")}

@@ -31,6 +31,7 @@ from allranks.train.benchmark.reference import (
     Variant,
     plain_module,
     plain_sequences,
+    without_random_numbers,
 )
 from allranks.train.data.batches import Batch, Rows, SampleOrder
 from allranks.train.distributed import DistContext
@@ -280,12 +281,10 @@ class TrialRunner:
         return self.run.root / "compare"
 
     def model(self) -> Any:
-        """Return the spec's model with its loss and without dropout: deterministic on every rank."""
+        """Return the spec's model with its loss and without random numbers: deterministic on every rank."""
         spec = self.spec
         model = whole_model(self.task, self.data, stored_dtype(self.plan, spec))
-        for module in model.modules():  # no random numbers: ranks and the single process would draw different ones
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
+        without_random_numbers(model)
         still = msgspec.structs.replace(spec.adapter, dropout=0.0)
         model = adapters.add_adapter(
             model, still, classifier=self.task.classifier, base=self._model_spec.name, seed=spec.train.seed

@@ -15,9 +15,10 @@ import copy
 import enum
 import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, takewhile
 from typing import Any
 
@@ -297,7 +298,7 @@ class PlainTrainer:
         self._sequences, self._order, self._pad, self._device, self._dtype = sequences, order, pad_id, device, dtype
         self._seed, self._most = spec.data.seed, spec.data.max_length * order.batch.micro_batch_size
         self._width = mlp_shape(spec.model.name, spec.model.config).width if is_mlp(spec.model.name) else 0
-        self._router = self._alone = False
+        self._router, self._alone = 0.0, False
         self._asked = spec.model.router_aux_loss
 
     def run(self, module: Any, steps: int, variant: Variant) -> PlainTraining:
@@ -339,11 +340,23 @@ class PlainTrainer:
         """Add up the gradients of micro-batches; return their loss."""
         total = 0.0
         for rows in micro_batches:
-            for part in self._parts(rows, variant):
-                loss = self._loss_sum(model, part, variant) / targets
-                loss.backward()
-                total += float(loss.detach())
+            for loss in self._losses(model, rows, variant):
+                (loss / targets).backward()
+                total += float(loss.detach() / targets)
         return total
+
+    def _losses(self, model: Any, rows: list[PlainRow], variant: Variant) -> Iterator[torch.Tensor]:
+        """Yield the losses of parts of a micro-batch; with a load-balancing loss, which is no sum over rows, that of all of it."""
+        parts = (self._loss_sum(model, part, variant) for part in self._parts(rows, variant))
+        if not self._router:
+            yield from (loss for loss, _ in parts)
+            return
+        losses, routed = zip(*parts, strict=True)
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        logits = tuple(torch.cat(layer) for layer in zip(*routed, strict=True))
+        balance = sys.modules[type(base).__module__].load_balancing_loss_func
+        router = balance(logits, logits[0].shape[-1], base.num_experts_per_tok)
+        yield sum(losses) + self._router * router * sum(row.targets for row in rows)
 
     def _sums_of_ranks(
         self, model: Any, parameters: list[nn.Parameter], micro_batches: list[list[PlainRow]], targets: int
@@ -370,15 +383,12 @@ class PlainTrainer:
         return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=(0.9, 0.999), eps=1e-8, fused=True)
 
     def _look_at(self, model: Any) -> None:
-        """Note what of a micro-batch is more than the sum of its rows, and whether a row must be alone in its batch."""
+        """Note the coefficient of the load-balancing loss, and whether a row must be alone in its batch."""
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         config = getattr(base, "config", None)
-        wanted = (
-            getattr(config, "output_router_logits", False) if self._asked == "auto" else self._asked not in ("off", 0)
-        )
-        self._router = bool(wanted) and "router_aux_loss_coef" in vars(base)
-        if self._router and self._asked != "auto":
-            base.router_aux_loss_coef = self._asked
+        own = next((vars(base)[key] for key in ("router_aux_loss_coef", "aux_loss_coef") if key in vars(base)), 0.0)
+        default = own if getattr(config, "output_router_logits", False) else 0.0
+        self._router = float({"auto": default, "off": 0.0}.get(self._asked, self._asked))
         kinds = [str(getattr(m, "rope_type", "")) for m in base.modules()]
         self._alone = any("longrope" in kind or "dynamic" in kind for kind in kinds)
 
@@ -390,9 +400,6 @@ class PlainTrainer:
 
     def _parts(self, rows: list[PlainRow], variant: Variant) -> Iterator[list[PlainRow]]:
         """Yield the rows in parts that with padding have no more tokens than the micro-batch of full sequences."""
-        if self._router and not self._alone:
-            yield rows
-            return
         if variant is Variant.RANKS or self._alone:
             yield from ([row] for row in rows)
             return
@@ -405,38 +412,38 @@ class PlainTrainer:
             part.append(row)
         yield part
 
-    def _loss_sum(self, model: Any, rows: list[PlainRow], variant: Variant) -> torch.Tensor:
-        """Return the loss of the rows, summed over their targets."""
+    def _loss_sum(
+        self, model: Any, rows: list[PlainRow], variant: Variant
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        """Return the loss of the rows, summed over their targets, and the router logits of their tokens in each layer if they are used."""
         if self._width:
             inputs, wanted = self._noise(rows)
-            return (model(inputs).float() - wanted.float()).pow(2).mean(dim=1).sum()
+            return (model(inputs).float() - wanted.float()).pow(2).mean(dim=1).sum(), ()
         width = max(len(row.ids) for row in rows)
         if variant is Variant.RANKS and not self._alone:
             room = getattr(model.config, "max_position_embeddings", None)
             room = math.inf if room is None else room - 2  # some tables of positions begin with two unused ones
             width = max(width, int(min(width + MORE_PADDING, room)))
         ids = torch.full((len(rows), width), self._pad)
-        real = torch.zeros(len(rows), width, dtype=torch.long)
+        real = torch.zeros(len(rows), width, dtype=torch.bool)
         targets = torch.full((len(rows), width), NO_TARGET)
         for i, row in enumerate(rows):
             tokens = torch.tensor(row.ids)
             ids[i, : len(tokens)] = tokens
-            real[i, : len(tokens)] = 1
+            real[i, : len(tokens)] = True
             targets[i, : len(tokens)] = torch.where(torch.tensor(row.wanted), tokens, NO_TARGET)
-        ids, targets = ids.to(self._device), targets.to(self._device)
+        ids, targets, real = ids.to(self._device), targets.to(self._device), real.to(self._device)
         if rows[0].label >= 0:
-            logits = model(input_ids=ids, attention_mask=real.to(self._device)).logits.float()
-            return F.cross_entropy(logits, torch.tensor([row.label for row in rows]).to(self._device), reduction="sum")
+            logits = model(input_ids=ids, attention_mask=real.long()).logits.float()
+            labels = torch.tensor([row.label for row in rows]).to(self._device)
+            return F.cross_entropy(logits, labels, reduction="sum"), ()
         if self._alone:
             _forget_lengths(model)
-        more = {"attention_mask": real.to(self._device), "output_router_logits": True} if self._router else {}
-        out = model(input_ids=ids, **more)
+        out = model(input_ids=ids, **({"output_router_logits": True} if self._router else {}))
         logits, wanted = out.logits.float()[:, :-1].flatten(0, 1), targets[:, 1:].flatten()
         loss = F.cross_entropy(logits, wanted, ignore_index=NO_TARGET, reduction="sum")
-        if not self._router:
-            return loss
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        return loss + base.router_aux_loss_coef * out.aux_loss * sum(row.targets for row in rows)
+        routed = out.router_logits if self._router else ()
+        return loss, [layer.flatten(0, -2)[real.flatten()] for layer in routed]
 
     def _noise(self, rows: list[PlainRow]) -> tuple[torch.Tensor, torch.Tensor]:
         drawn = []
@@ -452,6 +459,24 @@ def _forget_lengths(model: nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "max_seq_len_cached") and hasattr(module, "original_inv_freq"):
             module.inv_freq, module.max_seq_len_cached = module.original_inv_freq, module.original_max_seq_len
+
+
+def without_random_numbers(model: nn.Module) -> None:
+    """Let training draw no random numbers: dropout, and in mixtures of experts jitter and experts drawn at random (Phi-3.5-MoE).
+
+    Ranks and a single process would draw different ones.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "jitter_noise"):
+            module.jitter_noise = 0.0
+        if type(module).__name__.endswith("Router"):
+            module.eval().train = partial(_stay, module)  # type: ignore[method-assign,assignment]
+
+
+def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
+    return module
 
 
 def _join(parameters: list[nn.Parameter]) -> None:
@@ -472,7 +497,7 @@ class PlainModule(nn.Module):
 
 
 def plain_module(module: Any, spec: RunSpec, *, classifier: bool) -> PlainModule:
-    """Return a model of the spec with the weights of `module`, without dropout, on the same device."""
+    """Return a model of the spec with the weights of `module`, without random numbers, on the same device."""
     assert spec.model is not None
     given = module.model
     plain: Any
@@ -483,9 +508,7 @@ def plain_module(module: Any, spec: RunSpec, *, classifier: bool) -> PlainModule
         config = copy.deepcopy(base.config)
         config._attn_implementation = spec.model.attention  # not this package's own for packed rows
         plain = type(base)(config)
-        for layer in plain.modules():
-            if isinstance(layer, nn.Dropout):
-                layer.p = 0.0
+        without_random_numbers(plain)
         if spec.adapter.type == "lora":
             plain = _with_lora(plain, spec, classifier=classifier)
     plain.load_state_dict(given.state_dict())
