@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,9 +20,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from allranks.analysis.metrics import expert_load, without_repeated_steps
 from allranks.errors import SpecError
-from allranks.planning.model_checks import check_model
+from allranks.planning.model_checks import check_model, router_line
 from allranks.spec import load_spec, parse_spec
-from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
+from allranks.spec.records import AdapterSpec, ModelSpec, RunSpec, TrainSpec
 from allranks.train.data.batches import Batch
 from allranks.train.data.tokenization import train_tokenizer
 from allranks.train.loop import adamw
@@ -321,6 +322,46 @@ def test_the_router_loss_is_what_is_asked_for_or_refused(tokenizer: Any) -> None
     assert router_coefficient(dense, "auto") == (0.0, "")
     with pytest.raises(SpecError, match=r"0\.1, but LlamaForCausalLM is not a mixture of experts"):
         router_coefficient(dense, 0.1)
+
+
+def plain_spec(name: str, wanted: Any = "auto", **adapter: Any) -> RunSpec:
+    lora = {"adapter": {"type": "lora", **adapter}} if adapter else {}
+    return parse_spec(
+        {"model": {"name": name, "router_aux_loss": wanted}, "data": {"source": "builtin:reviews"}, **lora}
+    )
+
+
+def test_plan_says_of_routers_what_the_run_says(tokenizer: Any, tmp_path: Path) -> None:
+    """Both with a coefficient that config.json has, and with the default of transformers."""
+    for wanted in ("auto", "off", 0.1):
+        for more in ({}, {"output_router_logits": True}, {"output_router_logits": True, "router_aux_loss_coef": 0.3}):
+            model = mixtral(**more)
+            model.config.save_pretrained(tmp_path)
+            if "router_aux_loss_coef" not in more:
+                raw = json.loads((tmp_path / "config.json").read_text())
+                del raw["router_aux_loss_coef"]
+                (tmp_path / "config.json").write_text(json.dumps(raw))
+            says = router_coefficient(model, wanted)[1]
+            assert says and router_line(plain_spec(str(tmp_path), wanted)) == says
+    assert router_line(plain_spec("tiny:glm4_moe")) == router_coefficient(glm(tokenizer), "auto")[1]
+    assert router_line(plain_spec("tiny:llama")) == ""
+    with pytest.raises(SpecError, match=r"tiny:glm4_moe \(glm4_moe\) has no load-balancing loss .* correction bias"):
+        check_model(plain_spec("tiny:glm4_moe", 0.1))
+    with pytest.raises(SpecError, match=r"tiny:llama \(llama\) is not a mixture of experts"):
+        check_model(plain_spec("tiny:llama", 0.1))
+
+
+@pytest.mark.parametrize("target", ["gate_up_proj", "mlp.experts.down_proj"])
+def test_a_fused_parameter_among_layers_is_named_where_it_belongs(tokenizer: Any, target: str) -> None:
+    own = rf"{target}'.*adapter\.target_parameters: \[mlp\.experts\.{target.rpartition('.')[2]}\]"
+    for targets in ([target], ["q_proj", target]):
+        with pytest.raises(SpecError, match=own):
+            check_model(plain_spec("tiny:glm4_moe", targets=targets))
+        if target == "gate_up_proj":  # the other one PEFT itself applies to the parameter
+            spec = AdapterSpec(type="lora", targets=targets)
+            with pytest.raises(SpecError, match=own):
+                add_adapter(glm(tokenizer), spec, classifier=False, base="b", seed=1)
+    check_model(plain_spec("tiny:glm4_moe", targets=["down_proj"]))
 
 
 def test_a_dense_model_has_no_load(tokenizer: Any) -> None:

@@ -11,24 +11,27 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from allranks.errors import SpecError
-from allranks.planning.memory.families import family_of
 from allranks.planning.memory.model_config import find_config, known_config, model_folder, read_config_file
 from allranks.planning.memory.weights import shapes_of
 from allranks.spec.data_columns import TEMPLATE_KINDS
 from allranks.spec.data_templates import require_task_template
 from allranks.spec.models import (
+    EXPERT_COUNTS,
     TINY_ENCODERS,
     TaskTypes,
     architecture_warning,
+    fused_parameter,
     is_mlp,
     model_task,
     require_architecture,
     require_parameters,
+    router_loss,
     tested_settings,
     tiny_defaults,
     tiny_family,
@@ -58,6 +61,8 @@ ATTENTION_FLAGS = {
     "flash_attention_3": "_supports_flash_attn",
 }
 ATTENTIONS = ("eager", *ATTENTION_FLAGS)
+OLD_NAMES = ("gate_proj", "up_proj", "down_proj")
+"""Targets that PEFT may apply to fused experts itself."""
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,17 +100,48 @@ def check_model(spec: RunSpec) -> bool | None:
     require_vocabulary(files)
     require_attention(files.config.get("model_type"), spec.model.attention, files.where)
     require_architecture(files.config, spec, files.where, classifier=classifier is True)
-    known, wanted = find_config(spec).config, spec.model.router_aux_loss
-    if wanted not in ("auto", "off", False) and known is not None and family_of(known.family).experts is None:
-        raise SpecError(
-            f"model.router_aux_loss is {wanted:g}, but {files.where} ({known.family}) is not a mixture of experts; set auto or off"
-        )
-    if spec.adapter.type == "lora" and known is not None:
-        shapes = {weight.name: len(weight.shape) for weight in shapes_of(known).weights()}
-        require_parameters(spec.adapter, shapes, files.where)
+    _router_loss(spec, files)
+    known = find_config(spec).config
     if spec.adapter.type == "lora":
-        require_targets(spec.adapter, adaptable_modules(spec, files), files.where, classifier=classifier)
+        shapes = {w.name: len(w.shape) for w in shapes_of(known).weights()} if known is not None else {}
+        if known is not None:
+            require_parameters(spec.adapter, shapes, files.where)
+        require_targets(spec.adapter, adaptable_modules(spec, files), files.where, shapes, classifier=classifier)
     return classifier
+
+
+def router_line(spec: RunSpec) -> str:
+    """Return what happens with the routers of a mixture of experts, as the run says it; nothing if that is unknown, or for a dense model."""
+    files = find_files(spec)
+    return _router_loss(spec, files) if files is not None else ""
+
+
+def _router_loss(spec: RunSpec, files: ModelFiles) -> str:
+    """See `router_line`.
+
+    Raises:
+        SpecError: see `allranks.spec.models.router_loss`.
+    """
+    assert spec.model is not None
+    raw, kind = files.config, str(files.config.get("model_type"))
+    experts = any(isinstance(count := raw.get(key), int) and count > 1 for key in EXPERT_COUNTS)
+    folder = re.sub(r"\W", "_", kind)
+    source, own = _source(f"models/{folder}/modeling_{folder}.py") if experts else "", None
+    if source is None or (experts and raw.get("auto_map")):
+        return ""
+    if "load_balancing_loss_func(" in source and not is_classifier(files):
+        given = raw.get("router_aux_loss_coef", raw.get("aux_loss_coef"))
+        usual = re.search(
+            r"^    (?:router_)?aux_loss_coef\b.*= ([\d.e-]+)$",
+            _source(f"models/{folder}/configuration_{folder}.py") or "",
+            re.MULTILINE,
+        )
+        if given is None and usual is None:
+            return ""
+        own = float(given if given is not None or usual is None else usual[1])
+    biased, asked = "e_score_correction_bias" in source, raw.get("output_router_logits") is True
+    where = f"{files.where} ({kind})"
+    return router_loss(spec.model.router_aux_loss, where, experts=experts, biased=biased, own=own, asked=asked)[1]
 
 
 def trains_classifier(spec: RunSpec) -> bool | None:
@@ -332,11 +368,21 @@ def stored_names(folder: Path) -> Collection[str]:
         return []  # the reader of the weights reports what is wrong with it
 
 
-def require_targets(adapter: AdapterSpec, modules: Collection[str], where: str, *, classifier: bool | None) -> None:
+def require_targets(
+    adapter: AdapterSpec,
+    modules: Collection[str],
+    where: str,
+    dimensions: Mapping[str, int] = MappingProxyType({}),
+    *,
+    classifier: bool | None,
+) -> None:
     """Check that each target of the adapter is a module of the model. PEFT ignores one that is not, if another one is.
 
     transformers may rename modules of the files and fuse experts; so only a name that resembles nothing in a mixture of experts
     passes here, and is checked on the ranks.
+
+    Args:
+        dimensions: how many dimensions the model's parameters have, if known.
 
     Raises:
         SpecError: names the target, and the nearest name.
@@ -351,7 +397,8 @@ def require_targets(adapter: AdapterSpec, modules: Collection[str], where: str, 
         for target in wanted:
             if allowed(target) or any(name == target or name.endswith(f".{target}") for name in modules):
                 continue
-            hint = did_you_mean(target.rsplit(".", 1)[-1], last)
+            advice = fused_parameter(target, dimensions) if target not in OLD_NAMES else ""
+            hint = advice or did_you_mean(target.rsplit(".", 1)[-1], last)
             if fused and not hint:
                 continue
             hint = "; null adapts every linear layer" if target == "all-linear" else hint

@@ -224,6 +224,49 @@ def require_architecture(config: Mapping[str, Any], spec: RunSpec, where: str, *
         )
 
 
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Keys of a config that hold the number of experts."""
+
+
+def router_loss(
+    wanted: float | str | bool, where: str, *, experts: bool, biased: bool, own: float | None, asked: bool
+) -> tuple[float, str]:
+    """Return the coefficient of the load-balancing loss, 0 for none, and a sentence on it, empty for a dense model.
+
+    Args:
+        wanted: ``model.router_aux_loss``.
+        biased: the routers have a correction bias.
+        own: the coefficient of the model; None if transformers computes no such loss for it.
+        asked: the config sets output_router_logits.
+
+    Raises:
+        SpecError: a coefficient is asked for, and transformers computes no such loss for this model.
+    """
+    why = ""
+    if biased:
+        why = "; its routers are balanced by a correction bias (e_score_correction_bias), which training leaves as it was loaded"
+    coefficient = 0.0 if wanted in ("auto", "off") else float(wanted)
+    if coefficient and own is None:
+        what = "has no load-balancing loss in transformers" if experts else "is not a mixture of experts"
+        raise SpecError(f"model.router_aux_loss is {wanted:g}, but {where} {what}{why}; set auto or off")
+    if own is not None and wanted == "auto":
+        if asked:
+            coefficient = own
+        else:
+            why = f": config.json does not set output_router_logits; model.router_aux_loss: {own:g} would add one{why}"
+    if coefficient:
+        source = "config.json" if wanted == "auto" else "model.router_aux_loss"
+        return coefficient, f"routers: a load-balancing loss is added, with coefficient {coefficient:g} ({source}){why}"
+    return 0.0, f"routers: no load-balancing loss is added{why}" if experts else ""
+
+
+def fused_parameter(target: str, dimensions: Mapping[str, int]) -> str:
+    """Return advice for a target of linear layers that is a fused parameter; nothing if it is none."""
+    names = [name for name, count in dimensions.items() if count > 2 and f".{name}".endswith(f".{target}")]
+    own = ".".join(names[0].split(".")[-3:]) if names else ""
+    return f": it is a fused parameter; set adapter.target_parameters: [{own}]" if names else ""
+
+
 def require_parameters(adapter: AdapterSpec, dimensions: Mapping[str, int], where: str) -> None:
     """Refuse a target that is not one of the model's parameters, whose numbers of dimensions are given by name. PEFT may ignore it.
 

@@ -6,13 +6,14 @@ compute the forward and backward passes of the first two.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from allranks.errors import SpecError
-from allranks.spec.models import require_parameters
+from allranks.spec.models import fused_parameter, require_parameters
 from allranks.spec.records import AdapterSpec
 from allranks.train.data.tokenization import first_line
 from allranks.train.models.adapter_dropout import replace_dropout
@@ -37,7 +38,8 @@ def add_adapter(
         return model
     from peft import LoraConfig, TaskType, get_peft_model
 
-    require_parameters(spec, {name: p.ndim for name, p in model.named_parameters()}, "the model")
+    dimensions = {name: p.ndim for name, p in model.named_parameters()}
+    require_parameters(spec, dimensions, "the model")
     config = LoraConfig(
         r=spec.r,
         lora_alpha=_whole(spec.alpha),  # type: ignore[arg-type] - PEFT accepts fractions, too
@@ -52,8 +54,8 @@ def add_adapter(
     try:
         adapted: Any = get_peft_model(model, config)  # type: ignore[arg-type]
     except ValueError as error:
-        raise SpecError(f"adapter: {_why(error, model, spec)}") from None
-    _require_targets(adapted, spec)
+        raise SpecError(f"adapter: {_why(error, model, spec, dimensions)}") from None
+    _require_targets(adapted, spec, dimensions)
     replace_dropout(adapted)
     fuse_lora(adapted)
     fuse_expert_lora(adapted)
@@ -68,7 +70,7 @@ def _second_heads(model: nn.Module) -> list[str] | None:
     return [name for name in names if name.endswith("pre_classifier")] or None
 
 
-def _require_targets(adapted: Any, spec: AdapterSpec) -> None:
+def _require_targets(adapted: Any, spec: AdapterSpec, dimensions: Mapping[str, int]) -> None:
     """Refuse a target, or a module to save, that the model does not have. PEFT ignores it if it finds another one.
 
     It also maps the experts' names of older files to fused parameters; such a target need not be a module.
@@ -80,7 +82,7 @@ def _require_targets(adapted: Any, spec: AdapterSpec) -> None:
         for target in wanted:
             if not any(name == target or name.endswith(f".{target}") for name in names):
                 linear = _linear_layers(adapted.get_base_model())
-                hint = did_you_mean(target.rsplit(".", 1)[-1], linear)
+                hint = fused_parameter(target, dimensions) or did_you_mean(target.rsplit(".", 1)[-1], linear)
                 raise SpecError(f"adapter.{key}: the model has no module {target!r}{hint}; {_named(linear)}")
 
 
@@ -98,12 +100,15 @@ def _named(linear: list[str]) -> str:
     return f"the model's linear layers are named: {', '.join(linear)}"
 
 
-def _why(error: ValueError, model: nn.Module, spec: AdapterSpec) -> str:
+def _why(error: ValueError, model: nn.Module, spec: AdapterSpec, dimensions: Mapping[str, int]) -> str:
     if "ParamWrapper" in str(error) and spec.dropout:
         return (
             f"dropout is {spec.dropout:g}, but PEFT adapts the fused experts of this model as parameters, which do not support dropout; "
             "set adapter.dropout: 0, or limit adapter.targets to attention layers"
         )
+    for target in spec.targets or ():
+        if advice := fused_parameter(target, dimensions):
+            return f"the model has no module {target!r}{advice}; {_named(_linear_layers(model))}"
     return f"{first_line(error)[:300]}; {_named(_linear_layers(model))}"
 
 

@@ -16,11 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from allranks.errors import SpecError
+from allranks.spec.models import EXPERT_COUNTS, router_loss
 from allranks.train.data.batches import Batch
-
-EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Keys of a config that hold the number of experts."""
 
 
 def routers_of(model: nn.Module) -> dict[str, nn.Module]:
@@ -92,22 +89,14 @@ def router_coefficient(model: Any, wanted: float | str | bool) -> tuple[float, s
     own: Any = next((found for place, key in places if (found := getattr(place, key, None)) is not None), None)
     has_loss = own is not None and "output_router_logits" in inspect.signature(base.forward).parameters
     routers = routers_of(base).values()
-    why = ""
-    if any(hasattr(router, "e_score_correction_bias") for router in routers):
-        why = "; its routers are balanced by a correction bias (e_score_correction_bias), which training leaves as it was loaded"
-    coefficient = 0.0 if wanted in ("auto", "off") else float(wanted)
-    if coefficient and not has_loss:
-        what = "has no load-balancing loss in transformers" if routers else "is not a mixture of experts"
-        raise SpecError(f"model.router_aux_loss is {wanted:g}, but {type(base).__name__} {what}{why}; set auto or off")
-    if has_loss and wanted == "auto":
-        if getattr(base.config, "output_router_logits", False):
-            coefficient = float(own or 0.0)
-        else:
-            why = f": config.json does not set output_router_logits; model.router_aux_loss: {own:g} would add one{why}"
-    if coefficient:
-        source = "config.json" if wanted == "auto" else "model.router_aux_loss"
-        return coefficient, f"routers: a load-balancing loss is added, with coefficient {coefficient:g} ({source}){why}"
-    return 0.0, f"routers: no load-balancing loss is added{why}" if routers else ""
+    return router_loss(
+        wanted,
+        type(base).__name__,
+        experts=bool(routers),
+        biased=any(hasattr(router, "e_score_correction_bias") for router in routers),
+        own=float(own) if has_loss else None,
+        asked=bool(getattr(base.config, "output_router_logits", False)),
+    )
 
 
 class RouterLoss:
