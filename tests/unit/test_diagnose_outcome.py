@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from allranks.analysis.diagnose import Diagnosis, diagnose
-from allranks.analysis.diagnose.run_outcome import failure_of
+from allranks.analysis.diagnose.catalogue import CATALOGUE
+from allranks.analysis.diagnose.records import headline
+from allranks.analysis.diagnose.run_outcome import GENERAL, failure_headline, failure_of
 from allranks.rundir.paths import RunDir
 from tests.conftest import shared
 
@@ -56,8 +59,23 @@ def read(tmp_path: Path, text: str) -> Diagnosis:
             ("application_error", 1, "n2"),
         ),
         ("rank 1 on n2 failed before the first step: ended by SIGSEGV. Log: /r", "", ("rank_died", 1, "n2")),
+        (
+            "rank 1 on n2 failed: ended by SIGKILL, and the kernel's out-of-memory killer has ended a process on this machine",
+            "",
+            ("host_oom", 1, "n2"),
+        ),
+        (
+            "ended before the ranks were started: the time limit is near. Log: /r/logs/slurm.log",
+            "",
+            ("slurm_time_limit", None, None),
+        ),
+        (
+            "stopped after step 4 (Slurm ended the job because a node failed); a full",
+            "",
+            ("node_unhealthy", None, None),
+        ),
         ("job 7 was cancelled. No checkpoint had been written", "", ("slurm_cancelled", None, None)),
-        ("loss is not finite at step 7 on rank 1", "", ("loss_not_finite", 1, None)),
+        ("the loss of rank 0, 1 is not finite (nan) in step 7", "", ("loss_not_finite", 0, "n2")),
     ],
 )
 def test_the_outcome_of_a_run_is_its_diagnosis(
@@ -67,7 +85,10 @@ def test_the_outcome_of_a_run_is_its_diagnosis(
     found = diagnose([run])
     assert [(f.id, f.rank, f.host) for f in found.findings] == [wanted]
     assert found.findings[0].evidence[0].file.endswith("metrics.json")
-    assert failure_of(RunDir(run), message).id == wanted[0]  # what `run` saves and `report` shows
+    failure = failure_of(RunDir(run), message)  # what `run` saves and `report` shows
+    assert (failure.id, failure.rank, failure.host) == wanted
+    shown = failure_headline(msgspec.to_builtins(failure), "r")
+    assert shown == found.summary or failure.id in GENERAL
 
 
 def test_a_log_may_say_more_than_the_outcome(tmp_path: Path) -> None:
@@ -143,6 +164,12 @@ def test_a_diagnosis_begins_with_what_where_and_what_to_do(tmp_path: Path) -> No
     found = diagnose([run_folder(tmp_path, FULL)])
     assert found.summary.startswith("A file system is full, rank 0 on host n2. Delete old checkpoints")
     assert "\n" not in found.summary and len(found.summary) <= 240
+    cut = [
+        entry.id
+        for entry in CATALOGUE.values()
+        if (line := headline(entry.title, "", entry.fix)).count("(") != line.count(")")
+    ]
+    assert not cut
 
 
 def test_evidence_of_memory_has_the_sizes_and_its_tear_down_is_no_cancellation(tmp_path: Path) -> None:

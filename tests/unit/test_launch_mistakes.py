@@ -13,7 +13,9 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -422,3 +424,29 @@ def test_nothing_is_started_and_the_error_is_printed_once(tmp_path: Path) -> Non
     assert done.returncode == 2
     assert done.stderr.count("half of a surrogate pair") == 1 and done.stdout == ""
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("sections", "fits"),
+    [
+        ({"checkpoint": {"mode": "full"}}, False),
+        ({"checkpoint": {"mode": "weights_only"}}, True),
+        ({"checkpoint": {"mode": "full", "at_end": False}}, True),
+        ({"checkpoint": {"mode": "full"}, "adapter": {"type": "lora"}}, True),
+    ],
+)
+def test_a_disk_without_room_for_the_first_checkpoint_is_refused(
+    tmp_path: Path, rows_file: Path, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], fits: bool
+) -> None:
+    """Of a model of 9 million parameters: 35 MiB of weights, 105 MiB with the moments."""
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=80 << 20))
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 320}
+    spec = tiny_spec(rows_file, tmp_path, **sections)
+    spec["adapter"] = sections.get("adapter", {"type": "none"})
+    spec["model"]["config"].update(sizes)
+    with (
+        nullcontext()
+        if fits
+        else pytest.raises(EnvironmentNotAble, match=r"about \S+ MiB are needed, 80.0 MiB are free")
+    ):
+        before_launch(spec)

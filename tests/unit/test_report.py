@@ -20,6 +20,7 @@ from allranks.analysis.report.figures import MAX_POINTS, Chart, log_ticks
 from allranks.analysis.report.page import key_figures, sample_answers, write_report
 from allranks.analysis.report.run_data import RunData, read_run_data
 from allranks.analysis.report.tables import network_table
+from allranks.rundir.files import read_record, write_json
 from allranks.rundir.paths import RunDir
 from allranks.utils import text
 from tests.unit.report_runs import GIB, Maker, answers, complete_run, failed_run
@@ -169,8 +170,12 @@ def _spoil(value: Any, chance: random.Random) -> Any:
 
 
 def test_a_failure_is_named_with_its_log(tmp_path: Path) -> None:
-    page = Page(write_report(failed_run(tmp_path)))
+    run = failed_run(tmp_path)
+    failure = {"id": "host_oom", "rank": 1, "host": "one", "attempt": 1}
+    write_json(run.metrics, {**read_record(run.metrics), "failure": failure})
+    page = Page(write_report(run))
     assert "Failed rank 1 on one failed after step 4: RuntimeError: out of memory" in page.text
+    assert "Diagnosis Host memory exhausted, rank 1 on host one. Request more" in page.text
     assert page.text.index("out of memory") < page.text.index("train loss")
     assert page.text.index("1 1 RuntimeError out of memory") < page.text.index("another rank had failed")
     assert "The end of the log one.rank1.log Traceback (most recent call last): File x.py RuntimeError" in page.text

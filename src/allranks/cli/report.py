@@ -17,6 +17,7 @@ from allranks.errors import EXIT_FAILED, EXIT_OK, RequestError
 def report_command(run: str, run_root: Path, as_json: bool) -> int:
     """Show the summary of RUN and rewrite its report.html from its events; of a comparison, its tables and comparison.html."""
     from allranks import api
+    from allranks.analysis.diagnose.run_outcome import failure_headline
     from allranks.analysis.report.page import write_page
     from allranks.launch.outcome import recompute_metrics
     from allranks.rundir.paths import find_run
@@ -48,6 +49,8 @@ def report_command(run: str, run_root: Path, as_json: bool) -> int:
         print_summary(console, found, metrics)
         if metrics.get("message"):
             console.say(sanitize(metrics["message"]))
+        if diagnosis := failure_headline(metrics.get("failure"), found.name):
+            console.say(sanitize(diagnosis))
         if not_written is None:
             console.print(f"report  {found.report}", highlight=False, markup=False, soft_wrap=True)
     if not_written is not None:

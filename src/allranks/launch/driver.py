@@ -36,7 +36,7 @@ from allranks.launch.rendezvous import (
 )
 from allranks.launch.resumption import require_same_schema
 from allranks.launch.slurm.liveness import DriverRecord, print_log_line, slurm_node_name
-from allranks.launch.slurm.requeue import StopAndRequeue, StopRequested
+from allranks.launch.slurm.requeue import REQUEUE_REASONS, StopAndRequeue, StopRequested
 from allranks.launch.stop_limit import FACTOR, StopLimit
 from allranks.launch.supervisor import JobEnd, Supervisor
 from allranks.nodes.preflight import PreflightReport
@@ -159,7 +159,8 @@ class Driver:
         refused = self._ending.requeue_before_start(self._spec, self._plan, attempt)
         if refused:
             text = f"{text}; {refused}"
-        self._record.write("cancelled", message=text, exit_code=EXIT_FAILED)
+        by_slurm = self._ending.why in (*REQUEUE_REASONS, "node_fail")
+        self._record.write("failed" if by_slurm else "cancelled", message=text, exit_code=EXIT_FAILED)
         return EXIT_FAILED
 
     def _resume_args(self, attempt: int) -> dict[str, object]:

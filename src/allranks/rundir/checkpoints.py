@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 import pwd
+import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +16,23 @@ from allranks.errors import CheckpointError, RequestError
 from allranks.rundir.files import read_json, read_record, require_current
 from allranks.rundir.paths import RunDir
 from allranks.utils.inputs import open_regular
+from allranks.utils.text import format_bytes
 
 MANIFEST = "manifest.json"
+SPARE_BYTES = 1 << 20
+
+
+def with_spare(need_bytes: int) -> int:
+    """Return how much must be free to write so many bytes."""
+    return int(need_bytes * 1.05) + SPARE_BYTES
+
+
+def missing_room(folder: Path, need_bytes: int, removable_bytes: int = 0) -> str:
+    """Return that a folder lacks room for so many bytes, even if others are removed; empty if it has it."""
+    free = shutil.disk_usage(folder).free
+    if free + removable_bytes >= with_spare(need_bytes):
+        return ""
+    return f"{folder}: about {format_bytes(need_bytes)} are needed, {format_bytes(free)} are free"
 
 
 def find_damage(entry: Path) -> str | None:

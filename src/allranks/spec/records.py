@@ -282,6 +282,12 @@ class CheckpointSpec(Record, frozen=True):
         float, Meta(gt=0, description="how long ranks wait for a rank that does not take part in a save")
     ] = 120.0
 
+    def least_bytes(self, weights_bytes: int) -> int:
+        """Return what the first checkpoint takes at least: its weights, and for ``full`` the two moments of AdamW; 0 if none is saved."""
+        if self.mode == "none" or not (self.every or self.at_end):
+            return 0
+        return weights_bytes * (3 if self.mode == "full" else 1)
+
 
 class ScriptSpec(Record, frozen=True):
     """The user's own torchrun program."""

@@ -18,9 +18,9 @@ PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 """The folder of the package allranks, as it is imported here."""
 ELSEWHERE = "choose another folder (for runs: --set run_root=FOLDER)"
 LOW_SPACE_BYTES = 32 << 20
-_FREE_SPACE = f"free space there or {ELSEWHERE}"
+FREE_SPACE = f"free space there or {ELSEWHERE}"
 _CURES = {
-    errno.ENOSPC: _FREE_SPACE,
+    errno.ENOSPC: FREE_SPACE,
     errno.EDQUOT: f"remove some of your files there, ask for a larger quota, or {ELSEWHERE}",
     errno.EROFS: f"the file system is mounted read-only; {ELSEWHERE}",
     errno.EACCES: f"ask the owner for access or {ELSEWHERE}",

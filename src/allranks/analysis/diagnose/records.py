@@ -205,6 +205,13 @@ def place(rank: int | None, host: str | None) -> str:
     return " on ".join([*([f"rank {rank}"] if rank is not None else []), *([f"host {host}"] if host else [])])
 
 
+def headline(what: str, where: str, todo: str) -> str:
+    """Return one line from a title, a place, and the first sentence of what to do."""
+    ends = [m.start() for m in re.finditer(r"(?<=[^.]{12}[.;]) |(?<=[^.]{12}): ", todo)]
+    first = next((s for s in (todo[:end] for end in ends) if s.count("(") == s.count(")")), todo).rstrip(";.")
+    return f"{what[:1].upper()}{what[1:]}{', ' if where else ''}{where}. {first}."[:HEADLINE_CHARACTERS]
+
+
 class Diagnosis(Struct, frozen=True, kw_only=True):
     """The complete result; ``findings`` has the most likely root cause first.
 
@@ -236,8 +243,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
             todo = seen.read_next[:1].upper() + seen.read_next[1:]
         else:
             return ""
-        todo = re.split(r"(?<=[^.]{12}[.;]) |(?<=[^.]{12}): ", todo, maxsplit=1)[0].rstrip(";.") + "."
-        return f"{what[:1].upper()}{what[1:]}{', ' if where else ''}{where}. {todo}"[:HEADLINE_CHARACTERS]
+        return headline(what, where, todo)
 
     @property
     def readable(self) -> bool:

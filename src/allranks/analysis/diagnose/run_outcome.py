@@ -9,9 +9,17 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from allranks.analysis.diagnose.records import CandidateCause, DiagnosisCase, FileScan, LogSignal
+from allranks.analysis.diagnose.catalogue import CATALOGUE
+from allranks.analysis.diagnose.records import (
+    CandidateCause,
+    DiagnosisCase,
+    FileScan,
+    LogSignal,
+    headline,
+    place,
+)
 from allranks.rundir.files import read_record
 from allranks.rundir.paths import RunDir, is_run
 from allranks.utils.inputs import read_regular
@@ -29,7 +37,10 @@ _ENDINGS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("slurm_time_limit", r"time limit is near|\b(?:says|ended as) (?:TIMEOUT|DEADLINE)"),
         ("slurm_preempted", r"job was preempted|\b(?:says|ended as) PREEMPTED"),
         ("host_oom", r"\b(?:says|ended as) OUT_OF_ME|out-of-memory killer has ended a process"),
-        ("node_unhealthy", r"the agent on (?P<host>[^\s:;]+) is gone|\b(?:says|ended as) (?:NODE_FAIL|BOOT_FAIL)"),
+        (
+            "node_unhealthy",
+            r"the agent on (?P<host>[^\s:;]+) is gone|because a node failed|\b(?:says|ended as) (?:NODE_FAIL|BOOT_FAIL)",
+        ),
         (
             "slurm_cancelled",
             r"was cancelled|^interrupted|^stopped\b.{0,40}\(interrupted|\b(?:says|ended as) CANCELLED|(?:agent|allranks) received SIG",
@@ -58,6 +69,22 @@ class RunFailure(Struct, frozen=True, kw_only=True):
 def failure_of(run: RunDir, message: str) -> RunFailure:
     """Return what the sentence with which the newest attempt of a run ended means."""
     attempt = max(run.attempts(), default=1)
+    failure = _read_sentence(run, message, attempt)
+    if failure.rank is None or failure.host is not None:
+        return failure
+    log = run.rank_logs(attempt).get(failure.rank)  # its name has the host, which the sentence need not have
+    return structs.replace(failure, host=log and log.name.rsplit(".rank", 1)[0])
+
+
+def failure_headline(failure: object, run: str) -> str:
+    """Return what, where and what to do, as `diagnose` begins, for ``failure`` of metrics.json; empty if there is none."""
+    if not isinstance(failure, dict) or (entry := CATALOGUE.get(str(failure.get("id")))) is None:
+        return ""
+    todo = f"Look for the cause in its logs with allranks diagnose {run}" if entry.id in GENERAL else entry.fix
+    return headline(entry.title, place(failure.get("rank"), failure.get("host")), todo)
+
+
+def _read_sentence(run: RunDir, message: str, attempt: int) -> RunFailure:
     hang = read_record(run.hang_report(attempt))
     if hang.get("sentence") and str(hang["sentence"])[:200] in message:
         stalled = (hang.get("stalled") or [{}])[0]

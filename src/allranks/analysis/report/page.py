@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from allranks.analysis.diagnose.run_outcome import failure_headline
 from allranks.analysis.metrics import before_and_after
 from allranks.analysis.report import charts, html, tables
 from allranks.analysis.report.figures import colour
@@ -89,6 +90,8 @@ def _banners(data: RunData) -> list[tuple[str, str, str]]:
     ]
     message = sanitize(data.metrics.get("message") or "")
     verdict = [(STATUS_TONES.get(data.status, "muted"), _status(data).capitalize(), message)] if message else []
+    if diagnosis := failure_headline(data.metrics.get("failure"), data.name):
+        verdict.append(("info", "Diagnosis", sanitize(diagnosis)))
     empty = [] if data.histories else [("info", "No events", "No rank has written an event to this run folder.")]
     return [*verdict, *(("warn", "Warning", w) for w in said), *empty]
 

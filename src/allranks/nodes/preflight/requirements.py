@@ -21,6 +21,7 @@ import msgspec
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.nodes.checks import NodeCheck
 from allranks.nodes.records import Check, NodeRequirements, PreflightReport, RequiredFolder
+from allranks.planning import memory
 from allranks.planning.rank_environment import (
     environment_commands,
     in_environment,
@@ -29,12 +30,14 @@ from allranks.planning.rank_environment import (
     program_file,
 )
 from allranks.planning.records import LaunchPlan
+from allranks.rundir.checkpoints import missing_room
 from allranks.spec.data_sources import parts_of
 from allranks.spec.records import RunSpec
 from allranks.spec.strategies import strategy_info
 from allranks.spec.validation import is_container
-from allranks.utils.filesystem import PACKAGE_FOLDER
+from allranks.utils.filesystem import FREE_SPACE, PACKAGE_FOLDER
 from allranks.utils.machine import MachineFacts
+from allranks.utils.text import format_bytes_word
 from allranks.version import __version__
 
 LOWEST_PORT = 20_000
@@ -216,7 +219,7 @@ def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root:
     checks: list[Callable[[], Check]] = [
         _python,
         *([lambda: _packages(packages, ranks_python)] if packages is not None else []),
-        lambda: _disk(run_root),
+        lambda: _disk(spec, plan, facts, run_root),
         lambda: _writable(run_root),
         lambda: _threads(plan, facts),
     ]
@@ -262,17 +265,15 @@ def _packages(installed_by: dict[str, str], there: InterpreterFacts | None) -> C
     )
 
 
-def _disk(run_root: Path) -> Check:
-    folder = run_root
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+def _disk(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root: Path) -> Check:
+    folder = existing_folder(run_root)
     free = shutil.disk_usage(folder).free
-    return Check(
-        name="disk",
-        ok=free > MIN_FREE_BYTES,
-        found=f"{free / 2**30:.1f}GiB-free",
-        cure=f"{run_root} has less than {MIN_FREE_BYTES >> 20} MiB free",
-    )
+    problem = f"{run_root} has less than {MIN_FREE_BYTES >> 20} MiB free" if free <= MIN_FREE_BYTES else ""
+    if not problem and spec.model is not None:
+        need = spec.checkpoint.least_bytes(memory.saved_bytes(memory.fit(spec, plan, facts), spec, plan))
+        if problem := missing_room(folder, need):
+            problem += f", and the first checkpoint does not fit; {FREE_SPACE}, or save less (checkpoint.mode)"
+    return Check(name="disk", ok=not problem, found=f"{format_bytes_word(free)}-free", cure=problem)
 
 
 def _writable(run_root: Path) -> Check:

@@ -11,14 +11,14 @@ remedies.py       copies of the weights on every node (HSDP) and recomputation, 
 from __future__ import annotations
 
 from allranks.errors import EnvironmentNotAble
-from allranks.planning.memory.estimate import Fit, capacity, estimate
+from allranks.planning.memory.estimate import DTYPE_BYTES, Fit, capacity, estimate
 from allranks.planning.memory.model_config import find_config
 from allranks.planning.memory.remedies import make_plan, refusal, with_remedies
 from allranks.planning.records import LaunchPlan
 from allranks.spec.records import RunSpec
 from allranks.utils.machine import MachineFacts
 
-__all__ = ["Fit", "fit", "known_bytes", "make_plan", "require"]
+__all__ = ["Fit", "fit", "known_bytes", "make_plan", "require", "saved_bytes"]
 
 
 def fit(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Fit:
@@ -35,6 +35,12 @@ def fit(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Fit:
 def known_bytes(found: Fit) -> int | None:
     """Return what a rank needs at its peak, or None for an unknown model."""
     return None if found.unknown else found.needed_bytes
+
+
+def saved_bytes(found: Fit, spec: RunSpec, plan: LaunchPlan) -> int:
+    """Return the bytes of the weights in a checkpoint: all, or the adapter; 0 for an unknown model."""
+    weights = found.parameters if spec.adapter.type == "none" else found.parameters_trained
+    return weights * DTYPE_BYTES[plan.param_dtype]
 
 
 def require(found: Fit) -> None:

@@ -27,19 +27,17 @@ import torch
 import xxhash
 
 from allranks.errors import CheckpointError
-from allranks.rundir.checkpoints import best_checkpoint_step
+from allranks.rundir.checkpoints import best_checkpoint_step, missing_room, with_spare
 from allranks.rundir.files import make_folder, write_text_atomic
 from allranks.rundir.paths import RunDir, restrict_permissions
 from allranks.train.models.safetensors_files import bytes_view
 from allranks.train.models.weight_sources import NAME_OF
-from allranks.utils.text import format_bytes
 
 PARTS = "DCP_SHARDING_INFO"  # header key: offset of a part within its tensor
 PIECE_BYTES = 1 << 20  # is hashed twice while it is in the processor's cache
 WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "module.", "_checkpoint_wrapped_module")
 
 FileFacts = dict[str, dict[str, Any]]  # by file: bytes, sha256
-SPARE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -339,18 +337,11 @@ def require_room(run: RunDir, need_bytes: int, *, keep_best: bool = False) -> di
         CheckpointError: removing all of them would not free enough.
     """
     make_folder(run.checkpoints)
-    free = shutil.disk_usage(run.checkpoints).free
     best = best_checkpoint_step(run) if keep_best else None
     sizes = {step: _bytes_below(run.checkpoint(step)) for step in run.checkpoint_steps()[:-1] if step != best}
-    if free + sum(sizes.values()) < _with_spare(need_bytes):
-        raise CheckpointError(
-            f"{run.checkpoints}: about {format_bytes(need_bytes)} are needed, {format_bytes(free)} are free"
-        )
+    if problem := missing_room(run.checkpoints, need_bytes, sum(sizes.values())):
+        raise CheckpointError(problem)
     return sizes
-
-
-def _with_spare(need_bytes: int) -> int:
-    return int(need_bytes * 1.05) + SPARE_BYTES
 
 
 def make_room(run: RunDir, need_bytes: int, *, keep_best: bool = False) -> list[int]:
@@ -369,7 +360,7 @@ def make_room(run: RunDir, need_bytes: int, *, keep_best: bool = False) -> list[
     free = shutil.disk_usage(run.checkpoints).free
     removed = []
     for step, size in sizes.items():
-        if free >= _with_spare(need_bytes):
+        if free >= with_spare(need_bytes):
             break
         shutil.rmtree(run.checkpoint(step), ignore_errors=True)
         free += size

@@ -171,15 +171,15 @@ class Saver:
         """Return after how long the ranks abandon a save in which one of them makes no progress."""
         return self._together.work_timeout_s
 
-    def require_room(self, mode: str) -> None:
+    def require_room(self) -> None:
         """Refuse a disk that cannot hold the first checkpoint, before any step is trained.
-
-        The estimate is a lower bound: the published weights, and for ``full`` the two moments that AdamW keeps of each.
 
         Raises:
             CheckpointError: on every rank.
         """
-        need = self._published.bytes * (3 if mode == "full" else 1)
+        need = self._spec.least_bytes(self._published.bytes)
+        if not need:
+            return
         self._together.first(
             "find room for the first checkpoint", lambda: require_room(self.run, need, keep_best=self._spec.keep_best)
         )
@@ -502,8 +502,7 @@ class CheckpointSchedule:
         self._spec = here.spec.checkpoint
         self._saved: set[tuple[int, str]] = set()
         self._evaluated: tuple[int, float | None] = (0, None)
-        if self._spec.mode != "none" and (self._spec.every or self._spec.at_end):
-            saver.require_room(self._spec.mode)
+        saver.require_room()
 
     def evaluated(self, done: int, loss: float) -> None:
         """Remember the held-out loss after `done` steps, for the manifest of their checkpoint."""
