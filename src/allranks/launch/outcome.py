@@ -319,7 +319,7 @@ def _end_of(log: Path) -> str:
 
 
 def recompute_metrics(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
-    """Recompute metrics.json from the events and keep its verdict; None if there are no events.
+    """Recompute metrics.json from the events and keep its verdict; None if there are no events and no verdict.
 
     Args:
         alive: whether the run is still running.
@@ -330,9 +330,9 @@ def recompute_metrics(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
     from allranks.spec import load_spec
 
     ranks = event_files.read_run_events(run)
-    if not ranks:
-        return None
     before, status = read_record(run.metrics), status_of(run, alive=alive)
+    if not ranks and (alive or not before.get("message")):
+        return None
     metrics = summarize(run.name, load_spec(run.spec), _planned(run), ranks, status) | progress_metrics(ranks)
     if status == "unfinished":
         metrics["message"] = UNFINISHED_MESSAGE.format(run.name)
