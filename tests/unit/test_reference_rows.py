@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from allranks.planning.records import BatchPlan
 from allranks.spec import parse_spec
 from allranks.spec.records import TrainSpec
 from allranks.train.benchmark.baseline import uneven_shape
-from allranks.train.benchmark.reference import PlannedRows, plain_module, plain_rate, plain_sequences
+from allranks.train.benchmark.reference import (
+    PlainModule,
+    PlainRow,
+    PlainTrainer,
+    PlannedRows,
+    Variant,
+    plain_module,
+    plain_rate,
+    plain_sequences,
+    without_random_numbers,
+)
 from allranks.train.data.batches import SampleOrder
 from allranks.train.data.prepared import PreparedData
 from allranks.train.loop import learning_rate
@@ -98,3 +110,30 @@ def test_the_plain_model_answers_the_same(tmp_path: Path, lora: bool) -> None:
     ]
     ids = torch.tensor([data.train.ids[:40].tolist()])
     torch.testing.assert_close(plain.model(input_ids=ids).logits, module.model(input_ids=ids).logits)
+
+
+LONGROPE = {"rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+PHI = {"rope_parameters": {**LONGROPE, "short_mscale": 1.0, "long_mscale": 1.3, "original_max_position_embeddings": 8}}
+
+
+@pytest.mark.parametrize(("kind", "more"), [("mixtral", {}), ("phimoe", {**PHI, "max_position_embeddings": 64})])
+def test_a_router_loss_is_that_of_the_micro_batch_however_rows_are_trained(kind: str, more: dict[str, Any]) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 64, "num_local_experts": 4, "initializer_range": 0.3}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **sizes, **more, output_router_logits=True, router_aux_loss_coef=5.0)
+    model = AutoModelForCausalLM.from_config(config)
+    without_random_numbers(model)
+    rows = [PlainRow(torch.randint(3, 64, (n,)).tolist(), [True] * n) for n in (5, 14, 4, 20)]
+    total = sum(row.targets for row in rows)
+    out = [model.train()(torch.tensor([row.ids]), labels=torch.tensor([row.ids])) for row in rows]
+    logits = tuple(torch.cat(layer) for layer in zip(*(one.router_logits for one in out), strict=True))
+    balance = sys.modules[type(model).__module__].load_balancing_loss_func(logits, 4, 2)
+    entropy = sum((one.loss - 5.0 * one.aux_loss) * row.targets for one, row in zip(out, rows, strict=True))
+    spec = parse_spec({"model": {"name": "x"}, "data": {"source": "x", "max_length": 20}, "train": {"lr": 1e-12}})
+    batch = BatchPlan(micro_batch_size=4, grad_accum=1, global_batch_size=4)
+    order = PlannedRows(4, 0, batch, 1)
+    trainer = PlainTrainer(spec, [[row] for row in rows], order, 0, torch.device("cpu"), torch.float32)
+    for variant in Variant:
+        (loss,) = trainer.run(PlainModule(model), 1, variant).losses
+        assert loss == pytest.approx(float(entropy / total + 5.0 * balance), rel=1e-5)

@@ -136,9 +136,12 @@ def _router_loss(spec: RunSpec, files: ModelFiles) -> str:
             _source(f"models/{folder}/configuration_{folder}.py") or "",
             re.MULTILINE,
         )
-        if given is None and usual is None:
+        if isinstance(given, int | float):
+            own = float(given)
+        elif given is None and usual is not None:
+            own = float(usual[1])
+        else:
             return ""
-        own = float(given if given is not None or usual is None else usual[1])
     biased, asked = "e_score_correction_bias" in source, raw.get("output_router_logits") is True
     where = f"{files.where} ({kind})"
     return router_loss(spec.model.router_aux_loss, where, experts=experts, biased=biased, own=own, asked=asked)[1]

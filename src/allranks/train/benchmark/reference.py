@@ -388,7 +388,7 @@ class PlainTrainer:
         config = getattr(base, "config", None)
         own = next((vars(base)[key] for key in ("router_aux_loss_coef", "aux_loss_coef") if key in vars(base)), 0.0)
         default = own if getattr(config, "output_router_logits", False) else 0.0
-        self._router = float({"auto": default, "off": 0.0}.get(self._asked, self._asked))
+        self._router = default if self._asked == "auto" else 0.0 if self._asked == "off" else float(self._asked)
         kinds = [str(getattr(m, "rope_type", "")) for m in base.modules()]
         self._alone = any("longrope" in kind or "dynamic" in kind for kind in kinds)
 
@@ -466,13 +466,14 @@ def without_random_numbers(model: nn.Module) -> None:
 
     Ranks and a single process would draw different ones.
     """
-    for module in model.modules():
+    modules: list[Any] = list(model.modules())
+    for module in modules:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if hasattr(module, "jitter_noise"):
-            module.jitter_noise = 0.0
+            module.jitter_noise = 0.0  # type: ignore[assignment]
         if type(module).__name__.endswith("Router"):
-            module.eval().train = partial(_stay, module)  # type: ignore[method-assign,assignment]
+            setattr(module.eval(), "train", partial(_stay, module))  # noqa: B010 - a method of this module alone
 
 
 def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
