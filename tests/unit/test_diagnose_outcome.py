@@ -87,7 +87,7 @@ def test_the_outcome_of_a_run_is_its_diagnosis(
     assert found.findings[0].evidence[0].file.endswith("metrics.json")
     failure = failure_of(RunDir(run), message)  # what `run` saves and `report` shows
     assert (failure.id, failure.rank, failure.host) == wanted
-    shown = failure_headline(msgspec.to_builtins(failure), "r")
+    shown = failure_headline({"message": message, "failure": msgspec.to_builtins(failure)}, "r")
     assert shown == found.summary or failure.id in GENERAL
 
 
@@ -110,6 +110,10 @@ def test_our_own_class_is_not_torchs_of_the_same_name(tmp_path: Path) -> None:
         read(tmp_path, text.format(name)).findings[0] for name in ("allranks.errors.", "torch.utils.checkpoint.")
     )
     assert "autograd" not in ours.title
+    event = '{"event":"error","time":1.5,"rank":0,"type":"CheckpointError","message":"torch.utils.checkpoint: %s","known":%s}\n'
+    own, foreign = (read(tmp_path, event % ("a tensor has other metadata", known)) for known in ("true", "false"))
+    assert not any("autograd" in f.title for f in own.findings)
+    assert any("autograd" in f.title for f in foreign.findings)
     assert "autograd" in torchs.title
 
 

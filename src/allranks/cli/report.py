@@ -49,7 +49,7 @@ def report_command(run: str, run_root: Path, as_json: bool) -> int:
         print_summary(console, found, metrics)
         if metrics.get("message"):
             console.say(sanitize(metrics["message"]))
-        if diagnosis := failure_headline(metrics.get("failure"), found.name):
+        if diagnosis := failure_headline(metrics, found.name):
             console.say(sanitize(diagnosis))
         if not_written is None:
             console.print(f"report  {found.report}", highlight=False, markup=False, soft_wrap=True)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct, structs
 
 from allranks.analysis.diagnose.catalogue import CATALOGUE
+from allranks.analysis.diagnose.causes.hangs import OUTSIDE, is_outside
 from allranks.analysis.diagnose.records import (
     CandidateCause,
     DiagnosisCase,
@@ -76,12 +78,15 @@ def failure_of(run: RunDir, message: str) -> RunFailure:
     return structs.replace(failure, host=log and log.name.rsplit(".rank", 1)[0])
 
 
-def failure_headline(failure: object, run: str) -> str:
+def failure_headline(metrics: dict[str, Any], run: str) -> str:
     """Return what, where and what to do, as `diagnose` begins, for ``failure`` of metrics.json; empty if there is none."""
+    failure, message = metrics.get("failure"), str(metrics.get("message"))
     if not isinstance(failure, dict) or (entry := CATALOGUE.get(str(failure.get("id")))) is None:
         return ""
     todo = f"Look for the cause in its logs with allranks diagnose {run}" if entry.id in GENERAL else entry.fix
-    return headline(entry.title, place(failure.get("rank"), failure.get("host")), todo)
+    stalled = message.startswith("hang: rank") and is_outside(message)
+    title, todo = OUTSIDE if stalled else (entry.title, todo)
+    return headline(title, place(failure.get("rank"), failure.get("host")), todo)
 
 
 def _read_sentence(run: RunDir, message: str, attempt: int) -> RunFailure:

@@ -90,7 +90,7 @@ def _banners(data: RunData) -> list[tuple[str, str, str]]:
     ]
     message = sanitize(data.metrics.get("message") or "")
     verdict = [(STATUS_TONES.get(data.status, "muted"), _status(data).capitalize(), message)] if message else []
-    if diagnosis := failure_headline(data.metrics.get("failure"), data.name):
+    if diagnosis := failure_headline(data.metrics, data.name):
         verdict.append(("info", "Diagnosis", sanitize(diagnosis)))
     empty = [] if data.histories else [("info", "No events", "No rank has written an event to this run folder.")]
     return [*verdict, *(("warn", "Warning", w) for w in said), *empty]

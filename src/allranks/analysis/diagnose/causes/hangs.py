@@ -444,6 +444,10 @@ def _signal(case: DiagnosisCase, file: int, rank: int, call: RecordedCall) -> Lo
 
 
 MONITOR_SCORE = 0.97
+OUTSIDE = (
+    "a rank stalled outside of collectives, the others wait for it",
+    "Look at the line in which that rank is: a sleep, a lock, a loop that does not end, slow storage, a subprocess, or work that only this rank does.",
+)
 _SIGKILL = re.compile(r"exit ?code\S*\s*:?\s*-9|SIGKILL|killed", re.IGNORECASE)
 NO_RANK_SCORE = 0.7  # all ranks waited in the same place
 
@@ -456,12 +460,8 @@ def detect_monitored_hang(case: DiagnosisCase) -> None:
         named = bool(told.get("ranks"))
         found = case.propose(kind, MONITOR_SCORE if named else NO_RANK_SCORE, [signal])
         found.cause = told["message"].replace('\\"', '"').replace("\\\\", "\\")[:800].rstrip(".") + "."
-        if named and _is_outside(found.cause):
-            found.title = "a rank stalled outside of collectives, the others wait for it"
-            found.fix = (
-                "Look at the line in which that rank is: a sleep, a lock, a loop that does not end, slow storage, a subprocess, or work that only this "
-                "rank does."
-            )
+        if named and is_outside(found.cause):
+            found.title, found.fix = OUTSIDE
         if named:
             found.rank = int(told["ranks"].split(",")[0])
             found.host = told.get("host") or found.host
@@ -475,7 +475,7 @@ def detect_monitored_hang(case: DiagnosisCase) -> None:
 _NEVER_JOINED = re.compile(r"it never joined collective .*?\. It is in (?P<where>[^;]*?)(?:\. |; |$)")
 
 
-def _is_outside(message: str) -> bool:
+def is_outside(message: str) -> bool:
     """Return whether the hang watch found the stalled rank in no collective at all, so that its own work is the cause."""
     found = _NEVER_JOINED.search(message)
     return found is not None and "torch/distributed/" not in found["where"]
