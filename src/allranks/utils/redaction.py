@@ -52,6 +52,7 @@ _ABOUT = frozenset(
         "type",
     }
     | {"types", "limit", "timeout", "ttl", "budget", "parallelism", "index", "idx", "ids", "prompt", "helper", "policy"}
+    | {"project", "entity", "group", "team", "tags", "mode", "notes"}
 )
 # Special tokens of a tokenizer and counts of tokens: eos_token, max_token.
 _TEXT_TOKENS = frozenset(

@@ -319,8 +319,9 @@ def _is_literal_host(job: JobDescription, value: str) -> bool:
 
 def _of_several_nodes(job: JobDescription, name: str, value: str, offset: int, under_srun: bool) -> Iterator[Violation]:
     own = re.fullmatch(r"\$\(hostname(?:\s+-[sfd])?\)|\$\{?(?:HOSTNAME|SLURMD_NODENAME)\}?", value.replace("`", ""))
+    # A program that gets the list may expand it: only text tools are known not to.
     compressed = re.search(r"SLURM_(?:JOB_)?NODELIST", value) and not re.search(
-        r"scontrol|nodeset|hostlist|python|\[", value
+        r"scontrol|nodeset|hostlist|python|\[|\$\(\s*[^\s()]*/", value
     )
     if own and under_srun:
         yield Violation(offset, f"{name}={value} inside of srun: every node uses its own name", severity="error")

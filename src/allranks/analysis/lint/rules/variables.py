@@ -10,7 +10,7 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules import ANY, also, error, note, warning
 from allranks.planning.env_vars import DEPRECATED_VARIABLES, UNREAD_VARIABLES, is_known_variable, nearest_variable
-from allranks.utils.redaction import holds_secret, redact_arguments, redact_forms, whole_tokens
+from allranks.utils.redaction import holds_secret, whole_tokens
 from allranks.utils.text import lazy_regex
 
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "GLOO_")
@@ -486,13 +486,12 @@ def _tokens(job: JobDescription) -> Iterator[tuple[int, str]]:
         value = item.value
         if "$" not in value and len(value) >= 8 and not _is_no_secret(value) and holds_secret(item.name, value):
             yield item.offset, f"{item.name} contains"
-    for call in job.calls:
-        words = [a.text for a in call.args]
-        for before, arg, shown in zip(["", *words], call.args, redact_arguments(words), strict=False):
-            own_option = before == "-p" and redact_forms(arg.text) == arg.text  # mkdir -p
-            if arg.text != shown and "$" not in arg.text and not own_option and not _is_no_secret(arg.text):
-                yield arg.offset, f"the arguments of {call.program} contain"
-                break
+    for arg in (arg for call in job.calls for arg in call.args):
+        for part in arg.text.split(","):  # --export=ALL,WANDB_API_KEY=...
+            name, _, value = part.rpartition("=")
+            name = name.rpartition("=")[2].lstrip("-")
+            if name.isidentifier() and "$" not in value and not _is_no_secret(value) and holds_secret(name, value):
+                yield arg.offset, f"{name} contains"
     for found in whole_tokens(job.text) if job.kind == "script" else ():  # in here-documents and comments, too
         if not _is_no_secret(found[0]) and not re.search(r"(?i)abcdef|1234567", found[0]):
             yield found.start(), "the line contains"
