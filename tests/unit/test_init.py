@@ -320,7 +320,7 @@ def test_it_asks_which_column_is_what_where_no_template_fits(tmp_path: Path) -> 
     assert "  frage: Wo ist 0?" in out and "[prompt=frage, response=antwort]" in out
     assert (
         "there is no column 'frge'" in " ".join(out.split())
-        and "did you mean 'frage'" in out
+        and "did you mean 'frage'" in " ".join(out.split())
         and out.count("Roles of the columns") == 2
     )
     spec = preview.read_spec(tmp_path / "spec.yaml")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from allranks.analysis.metrics import before_and_after
 from allranks.analysis.report.page import write_report
 from allranks.analysis.stragglers import StragglerDetector
+from allranks.cli.console import SafeConsole
 from allranks.cli.options import error_line
 from allranks.cli.run import ProgressView
 from allranks.cli.run_output import samples_table, summary_rows, summary_table
@@ -62,7 +62,7 @@ def live(*, terminal: bool = False) -> tuple[ProgressView, io.StringIO]:
     )
     out = io.StringIO()
     plan = make_plan(spec, machine_facts())
-    return ProgressView(Console(file=out, force_terminal=terminal, width=200), plan), out
+    return ProgressView(SafeConsole(file=out, force_terminal=terminal, width=200), plan), out
 
 
 @usual
@@ -128,13 +128,13 @@ def test_the_summary_tells_steps_from_the_time_of_the_run() -> None:
 @usual
 @given(metrics=st.dictionaries(st.sampled_from(METRICS), anything))
 def test_any_metrics_can_be_summarised(metrics: dict[str, Any]) -> None:
-    Console(file=io.StringIO(), width=120).print(summary_table(metrics))
+    SafeConsole(file=io.StringIO(), width=120).print(summary_table(metrics))
 
 
 @usual
 @given(rows=st.lists(st.dictionaries(st.sampled_from(["prompt", "expected", "before", "after"]), anything), max_size=3))
 def test_any_samples_can_be_shown(rows: list[dict[str, Any]]) -> None:
-    Console(file=io.StringIO(), width=120).print(samples_table(rows))
+    SafeConsole(file=io.StringIO(), width=120).print(samples_table(rows))
 
 
 def test_an_evaluation_that_is_not_finite_is_said_plainly() -> None:
@@ -160,7 +160,7 @@ def test_metrics_without_any_figure_have_a_summary_and_a_page(tmp_path: Path) ->
     run = RunDir(tmp_path)
     metrics: dict[str, Any] = {**dict.fromkeys(METRICS), "model": "m", "run_name": "r", "status": "succeeded"}
     write_json(run.metrics, metrics)
-    Console(file=io.StringIO()).print(summary_table(metrics))
+    SafeConsole(file=io.StringIO()).print(summary_table(metrics))
     assert write_report(run) == run.report
 
 
@@ -207,7 +207,7 @@ def test_a_display_that_fails_is_switched_off_and_told_once(error: Exception) ->
 def test_a_closed_terminal_does_not_end_the_display_of_a_run(tmp_path: Path) -> None:
     closed = (tmp_path / "out").open("w")
     shown, _ = live()
-    shown._console = Console(file=closed)
+    shown._console = SafeConsole(file=closed)
     closed.close()
     guarded = GuardedObserver(shown)
     guarded.say("a line")

@@ -411,7 +411,7 @@ def _change_of_share(first: Any, last: Any) -> str | None:
 def samples_table(samples: list[dict[str, Any]]) -> Table:
     """Return a table of sample answers before and after training."""
     table = Table(title="Held-out questions", title_justify="left", show_lines=False)
-    early = finite_int(samples[0].get("before_step"))
+    early = finite_int(samples[0].get("before_step")) if samples else None
     titles = {
         "prompt": "question",
         "expected": "correct answer",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import pwd
@@ -88,6 +87,8 @@ def _user(number: int) -> str:
 def file_hash(path: Path) -> str:
     """Return the SHA-256 of a file, as hex."""
     with open_regular(path) as file:
+        import hashlib  # plan imports this module and hashes nothing
+
         return hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType] - typeshed's protocol is narrower
 
 

@@ -33,6 +33,7 @@ _ENDINGS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern))
     for name, pattern in (
         ("disk_full", r"are needed, \S+ \S+ are free|are free in /|No space left on device|Disk quota exceeded"),
+        ("library_missing", r"`module load [^`]+` failed"),
         ("stale_file_handle", r"Stale file handle"),
         ("output_not_writable", r"Permission denied|Read-only file system"),
         ("loss_not_finite", r"\bnot finite\b"),
@@ -102,7 +103,7 @@ def _read_sentence(run: RunDir, message: str, attempt: int) -> RunFailure:
         host = (match and match.groupdict().get("host")) or (named and named["host"]) or None
         rank = int(named["rank"]) if named and name not in ("node_unhealthy", "slurm_cancelled") else None
         return RunFailure(id=name, rank=rank, host=host, attempt=attempt)
-    what = failed["what"].partition(". Log: ")[0]
+    what = re.split(r"\. Log: |; rank \d+ then failed", failed["what"])[0]  # what other ranks met is a consequence
     ended = _KILLED.search(what)
     if "out-of-memory killer has ended a process" in what:
         name = "host_oom"
