@@ -16,7 +16,8 @@ if [ ! -x "$VENV/bin/python" ] || ! "$VENV/bin/python" -m pip --version >/dev/nu
   "$PYTHON" -m venv "$VENV" >/dev/null 2>&1 \
     || die "$PYTHON cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv"
 fi
-pip() { "$VENV/bin/python" -m pip "$@"; }
+# Compiling every module of torch and transformers takes longer than installing them; imports compile what is used.
+pip_install() { "$VENV/bin/python" -m pip_install --no-compile "$@"; }
 
 # Torch first, by itself: a machine without GPU gets the CPU build where one is to be had, which is
 # a tenth of the size. "+cpu" is looked for where pip looks anyway, then in PyTorch's own index.
@@ -26,12 +27,12 @@ if [ -n "$have" ] && { [ "${have%%+*}" = "$want" ] || [ "$TORCH" = keep ]; }; th
   echo "setup: torch $have is there and is kept"
 elif command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
   echo "setup: a GPU is here; installing torch $TORCH with CUDA"
-  pip install -q "torch==$TORCH"
+  pip_install "torch==$TORCH"
 else
   echo "setup: no GPU is here; installing the CPU build of torch $want"
-  pip install -q "torch==$want+cpu" 2>/dev/null \
-    || pip install -q --retries 1 --timeout 20 --extra-index-url https://download.pytorch.org/whl/cpu "torch==$want+cpu" 2>/dev/null \
-    || { echo "setup: no CPU build was found; installing the plain one"; pip install -q "torch==$TORCH"; }
+  pip_install "torch==$want+cpu" 2>/dev/null \
+    || pip_install --retries 1 --timeout 20 --extra-index-url https://download.pytorch.org/whl/cpu "torch==$want+cpu" 2>/dev/null \
+    || { echo "setup: no CPU build was found; installing the plain one"; pip_install "torch==$TORCH"; }
 fi
 
 extras=train,report
@@ -39,7 +40,7 @@ extras=train,report
 export DS_BUILD_OPS=0 # DeepSpeed comes as source: nothing is compiled while it is installed
 command -v nvidia-smi >/dev/null && extras=$extras,gpu
 echo "setup: installing allranks[$extras] with the versions of constraints.txt"
-pip install -q -c constraints.txt -e ".[$extras]" || die "the packages could not be installed; pip's own words are above"
+pip_install -c constraints.txt -e ".[$extras]" || die "the packages could not be installed; pip's own words are above"
 "$VENV/bin/python" - <<'PY'
 import importlib.metadata as m
 print("setup: ready: " + ", ".join(f"{n} {m.version(n)}" for n in ("allranks", "torch", "transformers", "peft")))
