@@ -17,7 +17,7 @@ if [ ! -x "$VENV/bin/python" ] || ! "$VENV/bin/python" -m pip --version >/dev/nu
     || die "$PYTHON cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv"
 fi
 # Compiling every module of torch and transformers takes longer than installing them; imports compile what is used.
-pip_install() { "$VENV/bin/python" -m pip_install --no-compile "$@"; }
+pip_install() { "$VENV/bin/python" -m pip install -q --no-compile "$@"; }
 
 # Torch first, by itself: a machine without GPU gets the CPU build where one is to be had, which is
 # a tenth of the size. "+cpu" is looked for where pip looks anyway, then in PyTorch's own index.
