@@ -36,7 +36,7 @@ from allranks.launch.outcome import RunResult
 from allranks.planning.env_vars import EnvVar
 from allranks.planning.rank_environment import secret_variables
 from allranks.planning.records import LaunchPlan
-from allranks.rundir.events import PROGRESS
+from allranks.rundir.events import CACHE_STATES, PROGRESS
 from allranks.rundir.files import open_append
 from allranks.rundir.paths import RunDir
 from allranks.spec.records import RunSpec
@@ -163,12 +163,13 @@ class ProgressView:
                 f"{count_text(one, 'rows_train')} rows of an epoch, from {count_text(one, 'rows')}"
             )
         identical = finite_int(event.get("rows_identical"))
+        prepared = CACHE_STATES.get(str(event.get("how")), format_value(event.get("how")))
         repeated = f", {identical} rows identical to another" if identical else ""
         self.say(
             f"data     {count_text(event, 'rows_train')} rows to train on, {count_text(event, 'rows_eval')} held out; "
             f"{count_text(event, 'sequences')} sequences, {number_text(event.get('fill'), '.0%')} full{shortened}{left_out}{repeated}; "
             f"{count_text(event, 'tokens_trained')} of {count_text(event, 'tokens_real')} tokens trained "
-            f"[{format_value(event.get('how'))}, {number_text(event.get('seconds'), '.1f')} s]"
+            f"[{prepared}, {number_text(event.get('seconds'), '.1f')} s]"
         )
         warnings = event.get("warnings")
         for warning in warnings if isinstance(warnings, list) else []:

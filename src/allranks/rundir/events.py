@@ -196,6 +196,8 @@ def read_telemetry(path: Path) -> list[dict[str, Any]]:
 WRITE_INTERVAL_S = 1.0  # the first report is written at once, and the last one when the program ends
 PROGRESS = "progress"
 REPORTED, READ_IN_LOG = "report", "log"
+# Texts for the key "how" of the event "data".
+CACHE_STATES = {"found": "from the cache", "built": "built now", "waited": "built by another rank"}
 
 
 class ProgressReporter:

@@ -22,6 +22,7 @@ from allranks.analysis.report.html import (
     table,
 )
 from allranks.analysis.report.run_data import AttemptRecord, RunData, versions_of
+from allranks.rundir.events import CACHE_STATES
 from allranks.utils import text
 from allranks.utils.redaction import HIDDEN, holds_secret, redact_arguments
 from allranks.utils.text import (
@@ -424,9 +425,6 @@ def findings_table(data: RunData) -> Table | None:
 
 def _counts(value: object) -> str:
     return ", ".join(f"{format_value(name)} ({format_count(count)})" for name, count in as_dict(value).items())
-
-
-CACHE_STATES = {"found": "found in the cache", "built": "built now", "waited": "built by another rank"}
 
 
 def data_facts(data: RunData) -> Table | None:
