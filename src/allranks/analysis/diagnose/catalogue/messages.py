@@ -80,7 +80,8 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
     "event_start": (Pattern(r'^\{"event": ?"start"', '"event"'),),
     "event_error": (
         Pattern(
-            r'^\{"event": ?"*error".*?"type": ?"(?P<type>\w+)".*?"message": ?"(?P<message>(?:[^"\\]|\\.)*)"(?:.*"known": ?(?P<known>true))?',
+            r'^\{"event": ?"error"(?=.*?"type": ?"(?P<type>\w+)")(?=(?:.*"known": ?(?P<known>true))?)'
+            r'.*?"message": ?"(?P<message>(?:[^"\\]|\\.)*)"',  # in any order
             '"event"',
         ),
     ),
