@@ -64,7 +64,7 @@ def smoke_command(
             print_json({"tests": [{"name": test.name, "title": test.title} for test in TESTS]})
         else:
             for test in TESTS:
-                echo(f"{test.name:<20} {test.title}")
+                echo(f"{test.name:<22} {test.title}")
             echo("\nrun some of them with: allranks smoke NAME...; all of them with: allranks smoke all", message=True)
         return EXIT_OK
     wanted = SmokeOptions(place=cast(Any, place), scale=cast(Any, scale), sets=sets, run_root=str(run_root))

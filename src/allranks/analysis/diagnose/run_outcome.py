@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.causes.hangs import OUTSIDE, is_outside
+from allranks.analysis.diagnose.causes.memory import KILLED
 from allranks.analysis.diagnose.records import (
     CandidateCause,
     DiagnosisCase,
@@ -57,7 +58,6 @@ _RANK_FAILED = re.compile(
     re.DOTALL,
 )
 _RANK = re.compile(r"\brank (?P<rank>\d+)\b(?: on (?P<host>[A-Za-z][\w.-]*))?")
-_KILLED = re.compile(r"\bended by (?P<signal>SIG\w+)")
 
 
 class RunFailure(Struct, frozen=True, kw_only=True):
@@ -85,9 +85,15 @@ def failure_headline(metrics: dict[str, Any], run: str) -> str:
     if not isinstance(failure, dict) or (entry := CATALOGUE.get(str(failure.get("id")))) is None:
         return ""
     todo = f"Look for the cause in its logs with allranks diagnose {run}" if entry.id in GENERAL else entry.fix
-    stalled = message.startswith("hang: rank") and is_outside(message)
-    title, todo = OUTSIDE if stalled else (entry.title, todo)
+    title, todo = _title_and_fix(entry.id, message) or (entry.title, todo)
     return headline(title, place(failure.get("rank"), failure.get("host")), todo)
+
+
+def _title_and_fix(name: str, message: str) -> tuple[str, str] | None:
+    """Return title and fix for what the sentence says beyond its class; None if that is nothing."""
+    if message.startswith("hang: rank") and is_outside(message):
+        return OUTSIDE
+    return KILLED if name == "rank_died" and "ended by SIGKILL" in message else None
 
 
 def _read_sentence(run: RunDir, message: str, attempt: int) -> RunFailure:
@@ -104,12 +110,11 @@ def _read_sentence(run: RunDir, message: str, attempt: int) -> RunFailure:
         rank = int(named["rank"]) if named and name not in ("node_unhealthy", "slurm_cancelled") else None
         return RunFailure(id=name, rank=rank, host=host, attempt=attempt)
     what = re.split(r"\. Log: |; rank \d+ then failed", failed["what"])[0]  # what other ranks met is a consequence
-    ended = _KILLED.search(what)
     if "out-of-memory killer has ended a process" in what:
         name = "host_oom"
     elif "different collectives" in what:
         name = "collective_mismatch"
-    elif ended:
+    elif "ended by SIG" in what:
         name = "rank_died"
     else:
         name = class_of_text(what)
@@ -171,6 +176,7 @@ def apply_outcomes(case: DiagnosisCase, candidates: list[CandidateCause]) -> lis
         lead.score, lead.against = max(lead.score, OUTCOME_SCORE), []
         if lead.id == name and (name != "application_error" or lead.cause is None):
             lead.cause = signal.text
+            lead.title, lead.fix = _title_and_fix(name, signal.text) or (lead.title, lead.fix)
         lead.rank = signal.rank if signal.rank is not None else lead.rank
         lead.host = signal.host or lead.host
         lead.elsewhere = lead.rank is None

@@ -29,6 +29,10 @@ _UNITS = {
     "MB": 10**6,
     "GB": 10**9,
 }
+KILLED = (
+    "a process was killed (SIGKILL)",
+    "Find out who sent the signal: the program's own os.kill, a clean-up script, another user, Slurm.",
+)
 NEAR_LINES = 60
 SPARE_PART = 0.2  # of the capacity; less can be lost to fragmentation
 
@@ -128,12 +132,11 @@ def _counted(case: DiagnosisCase, killed: CandidateCause, ends: list[LogSignal])
     del case.candidates["host_oom"]
     found = case.propose("rank_died", 0.75, sort_by_time(ends))
     found.rank, found.host = ends[0].rank, ends[0].host
-    found.title = "a process was killed (SIGKILL)"
     found.cause = (
         "A process was killed (SIGKILL) and wrote no message. It was not the kernel for lack of memory, whose count of such kills did not change on that "
         "machine: a person, the program itself, or Slurm (a memory limit that it polls, scancel) sent the signal."
     )
-    found.fix = "Find out who sent the signal: the program's own os.kill, a clean-up script, another user, Slurm."
+    found.title, found.fix = KILLED
     found.next_test = "sacct -j <job> -o JobID,State,MaxRSS,ReqMem; the system log of that host at that time"
 
 
