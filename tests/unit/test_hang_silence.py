@@ -570,17 +570,19 @@ def test_all_ranks_answers_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
     pages = {0: HeartbeatPage(), 1: HeartbeatPage()}
     for page in pages.values():
         page._map[1024] = 2
-    os.write(pages[0].stacks, b"x")
+    whole = b'Thread 0x1 (most recent call first):\n  File "<frozen runpy>", line 198 in _run_module_as_main\n'
+    os.write(pages[0].stacks, whole)
+    os.write(pages[1].stacks, whole[:40])  # and there its process lost the core
 
     def late() -> None:
         time.sleep(0.7)
-        os.write(pages[1].stacks, b"x")
+        os.write(pages[1].stacks, whole[40:])
 
     thread = threading.Thread(target=late)
     thread.start()
     monkeypatch.setattr(collect, "ANSWER_S", 30.0)
     collect._wait_for_answers(pages, {0: 0, 1: 0}, {})
-    assert os.fstat(pages[1].stacks).st_size == 1
+    assert os.fstat(pages[1].stacks).st_size == len(whole)
     thread.join()
     monkeypatch.setattr(collect, "ANSWER_S", 0.1)
     collect._wait_for_answers(pages, {0: 0, 1: 99}, {})
@@ -589,7 +591,7 @@ def test_all_ranks_answers_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_rank_that_works_on_its_answer_is_given_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """On an overloaded node the flight recorder's dump takes longer than usual; a rank that is blocked uses no CPU time."""
     page = HeartbeatPage()
-    os.write(page.stacks, b"x")
+    os.write(page.stacks, b"in _run_module_as_main")
     monkeypatch.setattr(collect, "ANSWER_S", 0.1)
     monkeypatch.setattr(collect, "BUSY_ANSWER_S", 20.0)
     asleep = subprocess.Popen(

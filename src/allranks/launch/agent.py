@@ -322,7 +322,11 @@ class Agent:
 
     @property
     def _store_failed(self) -> bool:
-        return any(isinstance(s, TcpStoreServer) and s.exit_code() is not None for s in self._stores)
+        return any(store.exit_code() is not None for store in self._tcp_stores)
+
+    @property
+    def _tcp_stores(self) -> list[TcpStoreServer]:
+        return [store for store in self._stores if isinstance(store, TcpStoreServer)]
 
     @property
     def _lost_reason(self) -> str:
@@ -457,6 +461,7 @@ class Agent:
             end=self._end_hung,
             device=self._plan.device,
             script=script,
+            begins=lambda: any(not s.serves for s in self._tcp_stores),
         )
 
     def _log_reader(self) -> LogProgress | None:

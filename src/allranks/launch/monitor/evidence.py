@@ -64,6 +64,7 @@ BUSY_ANSWER_S = (
 )
 PY_SPY_S = 6.0
 STACK_BYTES = 256 << 10
+OUTERMOST_FRAME = "in _run_module_as_main"  # of a rank's main thread
 MAX_CALLS = 60
 CONNECT_TIMEOUT_S = 2.0
 
@@ -204,18 +205,18 @@ def _request_stack_dump(pid: int) -> None:
 
 
 def _wait_for_answers(pages: Mapping[int, HeartbeatPage], sizes: Mapping[int, int], pids: Mapping[int, int]) -> None:
-    """Wait until all ranks have answered and their dumps have stopped growing.
+    """Wait until all ranks have answered and written the stack of their main thread, which is the last one of a dump.
 
     Wait at most `ANSWER_S`; up to `BUSY_ANSWER_S` while a rank that has not answered computes, as on an overloaded node.
     """
-    began, last = time.monotonic(), -1
+    began = time.monotonic()
     cpu_s: dict[int, float] = {}
     while (waited := time.monotonic() - began) < BUSY_ANSWER_S:
-        now = sum(os.fstat(p.stacks).st_size for p in pages.values())
-        grown = all(os.fstat(p.stacks).st_size > sizes[r] for r, p in pages.items())
-        if grown and now == last and all(p.answered for p in pages.values()):
+        if all(
+            p.answered and OUTERMOST_FRAME in p.stack_text(STACK_BYTES + sizes[r])[sizes[r] :] for r, p in pages.items()
+        ):
             return
-        last, before = now, cpu_s
+        before = cpu_s
         cpu_s = {r: procfs.work_of(pids[r]).cpu_s for r, p in pages.items() if r in pids and not p.answered}
         if waited >= ANSWER_S and not any(cpu_s[r] > before.get(r, cpu_s[r]) for r in cpu_s):
             return
