@@ -181,6 +181,25 @@ def test_what_a_spec_needs(tmp_path: Path) -> None:
     }
 
 
+def test_the_files_of_a_pattern_are_those_that_nodes_need(tmp_path: Path) -> None:
+    def facts(source: str) -> dict:
+        required = node_requirements(RunSpec(data=DataSpec(source=source)), tmp_path, here=tmp_path)
+        (wanted,) = [item for item in required.folders if item.role == "data"]
+        return probe.folder(msgspec.to_builtins(wanted))
+
+    assert not facts("rows/**/*.jsonl")["exists"]
+    (tmp_path / "rows" / "b").mkdir(parents=True)
+    for name in ("a.jsonl", "b/c.jsonl"):
+        (tmp_path / "rows" / name).write_text("{}")
+    found = facts("rows/**/*.jsonl")
+    assert found["exists"] and found["free_bytes"] and found["fingerprint"]["files"] == 2
+    assert facts(f"{tmp_path}/rows/**/*.jsonl")["fingerprint"] == found["fingerprint"]
+    (tmp_path / "rows" / "notes.txt").write_text("of no importance")
+    assert facts("rows/**/*.jsonl")["fingerprint"] == found["fingerprint"]
+    (tmp_path / "rows" / "b" / "c.jsonl").write_text("{ }")
+    assert facts("rows/**/*.jsonl")["fingerprint"] != found["fingerprint"]
+
+
 def test_lines_longer_than_slurm_passes_on_come_whole() -> None:
     def line(text: str) -> srun.OutputLine:
         return srun.OutputLine(text=text, received=1.0)

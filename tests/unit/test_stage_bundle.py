@@ -75,6 +75,7 @@ def test_parts_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:
         (project / "a.py").write_text(text)
         made = bundles.assemble([project_source(project / "a.py")], store, {})
     (store / "mine").mkdir()
+    (store / f"data-2-{'0' * 24}").mkdir()
     for entry in store.iterdir():
         os.utime(entry, (1, 1))
     again = bundles.assemble([project_source(project / "a.py")], store, {})

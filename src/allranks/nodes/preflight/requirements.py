@@ -31,7 +31,7 @@ from allranks.planning.rank_environment import (
 )
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.checkpoints import missing_room
-from allranks.spec.data_sources import parts_of
+from allranks.spec.data_sources import looks_like_file, parts_of
 from allranks.spec.records import RunSpec
 from allranks.spec.strategies import strategy_info
 from allranks.spec.validation import is_container
@@ -169,9 +169,7 @@ def _folders(spec: RunSpec, run_root: Path, here: Path) -> list[RequiredFolder]:
 
 
 def _is_path(text: str, here: Path) -> bool:
-    return not text.startswith("builtin:") and (
-        text.startswith(("/", "./", "../", "~")) or (here / text).exists() or text.endswith((".json", ".jsonl", ".csv"))
-    )
+    return not text.startswith("builtin:") and (looks_like_file(text) or (here / text).exists())
 
 
 def existing_folder(path: Path) -> Path:

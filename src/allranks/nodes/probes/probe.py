@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import importlib.machinery
 import importlib.metadata
@@ -271,18 +272,18 @@ def imports(names: list[str], limit_s: float) -> dict[str, dict[str, Any]]:
 
 
 def folder(request: dict[str, Any]) -> dict[str, Any]:
-    """Return facts about a path: whether it exists and is writable, free space, content."""
+    """Return facts about a path, or about the files of a pattern: whether they exist, free space, content; whether it is writable."""
     path = Path(request["path"])
-    facts: dict[str, Any] = {"exists": path.exists(), "is_folder": path.is_dir(), "free_bytes": None}
+    matches = () if path.exists() else tuple(n for n in glob.glob(str(path), recursive=True) if os.path.isfile(n))  # noqa: PTH113, PTH207
+    facts: dict[str, Any] = {"exists": path.exists() or bool(matches), "is_folder": path.is_dir(), "free_bytes": None}
     if request.get("nonce"):
         facts["nonce"] = read_nonce(path / request["nonce"])
     if facts["exists"]:
-        room = shutil.disk_usage(path)
-        facts["free_bytes"] = room.free
+        facts["free_bytes"] = shutil.disk_usage(matches[0] if matches else path).free
         if request.get("write"):
             facts["write_error"] = write_error(path)
         if request.get("fingerprint"):
-            facts["fingerprint"] = fingerprint(path)
+            facts["fingerprint"] = fingerprint(path, matches)
     return facts
 
 
@@ -313,10 +314,15 @@ def write_error(path: Path) -> str | None:
     return None
 
 
-def fingerprint(path: Path) -> dict[str, Any]:
-    """Return a digest of names, sizes and parts of evenly chosen files; without times, so that a copy has the same digest."""
-    names: list[str] = []
-    for root, folders, files in os.walk(path) if path.is_dir() else [(str(path.parent), [], [path.name])]:
+def fingerprint(path: Path, matches: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return a digest of names, sizes and parts of evenly chosen files; without times, so that a copy has the same digest.
+
+    Args:
+        matches: the files, if `path` is a pattern.
+    """
+    names = list(matches)
+    alone = [] if matches else [(str(path.parent), [], [path.name])]
+    for root, folders, files in os.walk(path) if path.is_dir() else alone:
         folders[:] = sorted(name for name in folders if name not in SKIP)
         names += [f"{root}/{name}" for name in files if not name.startswith(".allranks-")]
         if len(names) > MAX_FILES:

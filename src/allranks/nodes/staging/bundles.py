@@ -150,7 +150,7 @@ def _fixed_pyc(path: Path) -> bytes | None:
 
 BUNDLE_FORMAT = "1"
 UNUSED_PART_S = 30 * 86400
-PART_FOLDER = re.compile(r"^[a-z-]+-[0-9a-f]{24}$")
+PART_FOLDER = re.compile(r"^[a-z0-9-]+-[0-9a-f]{24}$")
 Log = Callable[[str], None]
 
 
