@@ -119,9 +119,11 @@ class _Chat:
             if spans:
                 break
         else:
+            twice = number > 0 and self.messages[number - 1]["role"] == "assistant"
+            join = f"join it with message {number - 1}, which is the assistant's too, or " if twice else ""
             raise DataError(
                 f"{self.place}, message {number} (assistant): it cannot be located in the output of the model's chat template: the text "
-                f"with it does not begin with the text before it, which ends with {before[-40:]!r}; use a .jinja file as data.template"
+                f"with it does not begin with the text before it, which ends with {before[-40:]!r}; {join}use a .jinja file as data.template"
             )
         turns: list[Turn] = []
         at = spans[0][0]
