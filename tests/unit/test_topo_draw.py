@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from allranks.nodes.topology.drawings import draw_svg, draw_text, numa_nodes, nvlink_mesh
+from allranks.nodes.topology.drawings import draw_svg, draw_text, numa_nodes
 from allranks.nodes.topology.nvidia_smi import parse_topology
 from allranks.planning.records import Topology, TopologyDevice, TopologyLink
 from tests.conftest import shared
@@ -32,7 +32,7 @@ def test_a100_by_switch() -> None:
         [["GPU4", "GPU5", "NIC8", "NIC9"], ["GPU6", "GPU7", "NIC4", "NIC5"]],
         [["NIC6", "NIC7"]],
     ]
-    assert nvlink_mesh(found) == 12 and "every pair of GPUs, 12 links" in draw_text(found).plain
+    assert "every pair of GPUs, 12 links" in draw_text(found).plain
     assert [g.what for node in nodes for g in node.groups] == ["joined PCIe switches"] * 4 + ["one PCIe switch"]
     assert "GPU6: nearest card NIC4=mlx5_4, NIC5=mlx5_5 (PXB)" in draw_text(found).plain
 
@@ -49,7 +49,6 @@ def test_nvlink_in_part_is_counted_by_pairs() -> None:
     gpus = [TopologyDevice(name=f"GPU{i}", numa=0) for i in range(3)]
     links = [TopologyLink(a="GPU0", b="GPU1", type="NV2"), TopologyLink(a="GPU0", b="GPU2", type="SYS")]
     found = Topology(gpus=gpus, nics=[], links=links)
-    assert nvlink_mesh(found) == 0
     assert (
         "NVLink connects 1 of 2 pairs" in draw_text(found).plain
         and "Unknown: 1 pairs of GPUs, such as GPU1-GPU2" in draw_text(found).plain

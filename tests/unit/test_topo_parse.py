@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from allranks.errors import RequestError
 from allranks.nodes.topology.advice import advise_nccl, machine_notes, short_names
-from allranks.nodes.topology.drawings import nvlink_mesh
 from allranks.nodes.topology.nvidia_smi import parse_topology
 from allranks.planning.records import Topology, TopologyDevice, link_distance
 from tests.conftest import shared
@@ -282,8 +281,6 @@ def test_the_nearest_card_whatever_its_place_in_the_list() -> None:
 def test_all_missing_pairs_are_known() -> None:
     cut = parse_topology("\tGPU0\tGPU1\tGPU2\tGPU3\nGPU0\tX\tNV4\tNV4\tNV4\n")
     assert cut.missing_pairs() == [("GPU1", "GPU2"), ("GPU1", "GPU3"), ("GPU2", "GPU3")]
-    assert nvlink_mesh(cut) == 0
-    assert nvlink_mesh(parse_topology(texts.BARE)) == 1
 
 
 LINKS = st.sampled_from(["NV1", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS", "C2C"])

@@ -5,12 +5,14 @@ A matrix alone justifies almost no setting: it shows neither interfaces nor addr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from allranks.nodes.topology.drawings import device_label, group_by_links
 from allranks.planning import network_policy
 from allranks.planning.env_vars import EnvVar, nccl_var
 from allranks.planning.records import NodeFacts, Topology
+from allranks.utils.text import format_ranges
 
 MAX_NAMED = 8
 
@@ -110,17 +112,10 @@ def _cores(topology: Topology) -> list[str]:
 
 
 def short_names(names: Sequence[str]) -> str:
-    """Return ``GPU0-3, GPU6`` for devices with consecutive numbers, else the names."""
-    numbers = [int(name[3:]) if name.startswith("GPU") and name[3:].isdecimal() else None for name in names]
-    parts: list[str] = []
-    i = 0
-    while i < len(names):
-        start, number = i, numbers[i]
-        while number is not None and i + 1 < len(names) and numbers[i + 1] == number + (i + 1 - start):
-            i += 1
-        parts.append(f"{names[start]}-{numbers[i]}" if i > start else names[start])
-        i += 1
-    return ", ".join(parts)
+    """Return ``GPU0-3, GPU6`` for devices with numbers, and the names of others."""
+    numbers = [int(name[3:]) for name in names if re.fullmatch(r"GPU\d+", name)]
+    others = [name for name in names if not re.fullmatch(r"GPU\d+", name)]
+    return ", ".join([*([f"GPU{format_ranges(numbers, ', GPU')}"] if numbers else []), *others])
 
 
 def _p2p_level(topology: Topology) -> EnvVar:
