@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,7 +12,6 @@ import msgspec
 
 from allranks.nodes.records import Check, FolderFacts, NodeRequirements, Probe
 from allranks.spec.records import RunSpec
-from allranks.utils.text import format_list
 
 if TYPE_CHECKING:
     from allranks.nodes.checks.network import ChosenNetwork, NodeLinks
@@ -73,17 +73,18 @@ class NodeSurvey(msgspec.Struct, frozen=True, kw_only=True):
 ChecksByHost = dict[str, Check]
 """Checks by host. A check that does not apply returns none."""
 Judge = Callable[[NodeSurvey], ChecksByHost]
-
-
 Ask = Callable[[RunSpec, Path, NodeRequirements], NodeRequirements]
 """Adds to the request to every node. Arguments: the spec, the folder from which its relative paths start, the request so far."""
 
 
-class NodeCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """One check: what it asks of every node, beyond what all checks share, and how it judges the answers."""
+def each_node(judge: Callable[[NodeSurvey, Probe], Check | None]) -> Judge:
+    """Make a check of all nodes from one that judges a node by itself; None: the check does not apply to it."""
 
-    judge: Judge
-    ask: Ask | None = None
+    @wraps(judge)
+    def of_all(survey: NodeSurvey) -> ChecksByHost:
+        return {probe.host: check for probe in survey.probes if (check := judge(survey, probe))}
+
+    return of_all
 
 
 def passed_check(name: str, found: str) -> Check:
@@ -104,8 +105,3 @@ def majority_value(values: Mapping[str, Value], tie: Value | None = None) -> Val
     most = max(counts.values())
     leaders = [value for value in values.values() if counts[value] == most]
     return tie if tie is not None and tie in leaders else leaders[0]
-
-
-def join_names(names: Sequence[str], limit: int = 4) -> str:
-    """Join names to one phrase."""
-    return format_list(names, limit)

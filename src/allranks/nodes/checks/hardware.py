@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.nodes.checks import ChecksByHost, NodeCheck, NodeSurvey, failed_check, majority_value, passed_check
+from allranks.nodes.checks import ChecksByHost, NodeSurvey, each_node, failed_check, majority_value, passed_check
 from allranks.nodes.records import Check, NodeRequirements, Probe
 from allranks.planning.memory.estimate import CLOSE, FITS, TOO_LARGE, verdict
 from allranks.spec.records import RunSpec
@@ -21,83 +21,74 @@ MIN_FILES = 1024
 MIN_MEMLOCK_BYTES = 2**30
 
 
-def shm(survey: NodeSurvey) -> ChecksByHost:
+@each_node
+def shm(survey: NodeSurvey, probe: Probe) -> Check:
     """Check shared memory: NCCL and data loaders pass tensors through it; if it is full, ranks die with a bus error."""
     least = MIN_SHM_GPU_BYTES if survey.need.device == "cuda" else MIN_SHM_BYTES
-    verdicts: ChecksByHost = {}
-    for probe in survey.probes:
-        shown = format_bytes_word(probe.shm_free_bytes)
-        if probe.shm_free_bytes < least:
-            cure = (
-                f"{probe.host} has {shown} free in /dev/shm, but needs {format_bytes_word(least)}: remove files there, "
-                "mount -o remount,size=8G /dev/shm, or start the container with --shm-size=8g"
-            )
-            verdicts[probe.host] = failed_check("shm", f"SMALL({shown})", cure)
-        else:
-            verdicts[probe.host] = passed_check("shm", shown)
-    return verdicts
+    shown = format_bytes_word(probe.shm_free_bytes)
+    if probe.shm_free_bytes >= least:
+        return passed_check("shm", shown)
+    cure = (
+        f"{probe.host} has {shown} free in /dev/shm, but needs {format_bytes_word(least)}: remove files there, "
+        "mount -o remount,size=8G /dev/shm, or start the container with --shm-size=8g"
+    )
+    return failed_check("shm", f"SMALL({shown})", cure)
 
 
-def _ask_tmp(spec: RunSpec, here: Path, required: NodeRequirements) -> NodeRequirements:
+def ask_tmp(spec: RunSpec, here: Path, required: NodeRequirements) -> NodeRequirements:
+    """Add the ranks' folder for temporary files."""
     return msgspec.structs.replace(required, tmp=spec.cluster.env.get("TMPDIR", ""))
 
 
-def _judge_tmp(survey: NodeSurvey) -> ChecksByHost:
+@each_node
+def tmp(survey: NodeSurvey, probe: Probe) -> Check | None:
     """Check the folder for temporary files: data loaders, compilers and downloads write there; many programs run without it."""
-    verdicts: ChecksByHost = {}
-    for probe in survey.probes:
-        if probe.tmp_free_bytes is not None and probe.tmp_free_bytes < MIN_TMP_BYTES:
-            shown = format_bytes_word(probe.tmp_free_bytes)
-            cure = f"{probe.host} has {shown} free in {probe.tmp} for temporary files: remove files there, or set TMPDIR in cluster.env"
-            verdicts[probe.host] = failed_check("tmp", f"FULL({probe.tmp},{shown})", cure, blocks=False)
-    return verdicts
+    if probe.tmp_free_bytes is None or probe.tmp_free_bytes >= MIN_TMP_BYTES:
+        return None
+    shown = format_bytes_word(probe.tmp_free_bytes)
+    cure = (
+        f"{probe.host} has {shown} free in {probe.tmp} for temporary files: remove files there, "
+        "or set TMPDIR in cluster.env"
+    )
+    return failed_check("tmp", f"FULL({probe.tmp},{shown})", cure, blocks=False)
 
 
-TMP = NodeCheck(judge=_judge_tmp, ask=_ask_tmp)
-
-
-def files(survey: NodeSurvey) -> ChecksByHost:
+@each_node
+def files(survey: NodeSurvey, probe: Probe) -> Check:
     """Check the limit of open files: a rank has a socket to every other rank, and one per file that it reads."""
-    return {
-        probe.host: passed_check("files", _number(probe.open_files))
-        if probe.open_files is None or probe.open_files >= MIN_FILES
-        else failed_check(
-            "files",
-            f"FEW({probe.open_files})",
-            f"ulimit -n 65536 on {probe.host} {'(add it to cluster.setup)' if survey.remote else 'before the run'}",
-        )
-        for probe in survey.probes
-    }
+    if probe.open_files is None:
+        return passed_check("files", "unlimited")
+    if probe.open_files >= MIN_FILES:
+        return passed_check("files", str(probe.open_files))
+    when = "(add it to cluster.setup)" if survey.remote else "before the run"
+    return failed_check("files", f"FEW({probe.open_files})", f"ulimit -n 65536 on {probe.host} {when}")
 
 
-def memlock(survey: NodeSurvey) -> ChecksByHost:
+@each_node
+def memlock(survey: NodeSurvey, probe: Probe) -> Check | None:
     """Check the limit of locked memory: with a low limit RDMA cannot register buffers, and fails or falls back to sockets."""
-    verdicts: ChecksByHost = {}
-    for probe in survey.probes:
-        if not any(_active(item) for item in probe.infiniband):
-            continue
-        if probe.memlock_bytes is not None and probe.memlock_bytes < MIN_MEMLOCK_BYTES:
-            cure = f"ulimit -l unlimited on {probe.host}; under Slurm the administrator sets LimitMEMLOCK=infinity for slurmd"
-            verdicts[probe.host] = failed_check("memlock", f"SMALL({format_bytes_word(probe.memlock_bytes)})", cure)
-        else:
-            verdicts[probe.host] = passed_check("memlock", "ok")
-    return verdicts
+    if not any(map(_active, probe.infiniband)):
+        return None
+    if probe.memlock_bytes is None or probe.memlock_bytes >= MIN_MEMLOCK_BYTES:
+        return passed_check("memlock", "ok")
+    cure = f"ulimit -l unlimited on {probe.host}; under Slurm the administrator sets LimitMEMLOCK=infinity for slurmd"
+    return failed_check("memlock", f"SMALL({format_bytes_word(probe.memlock_bytes)})", cure)
 
 
-def threads(survey: NodeSurvey) -> ChecksByHost:
+@each_node
+def threads(survey: NodeSurvey, probe: Probe) -> Check | None:
     """Check ranks times threads against the cores that this job may use on the node."""
     procs, each = survey.need.procs_per_node, survey.need.threads
-    verdicts: ChecksByHost = {}
-    for probe in survey.probes if each else []:
-        assert each is not None
-        shown = f"{procs}x{each}/{probe.cpus}"
-        if each > 1 and procs * each > probe.cpus:
-            fit = max(1, probe.cpus // procs)
-            cure = f"{probe.host} gives this job {probe.cpus} cores: --set cluster.env.OMP_NUM_THREADS={fit}, or request more (cluster.slurm.cpus_per_task)"
-            verdicts[probe.host] = failed_check("threads", f"MANY({shown})", cure, blocks=False)
-        else:
-            verdicts[probe.host] = passed_check("threads", shown)
-    return verdicts
+    if not each:
+        return None
+    shown = f"{procs}x{each}/{probe.cpus}"
+    if each == 1 or procs * each <= probe.cpus:
+        return passed_check("threads", shown)
+    cure = (
+        f"{probe.host} gives this job {probe.cpus} cores: --set cluster.env.OMP_NUM_THREADS={max(1, probe.cpus // procs)}, "
+        "or request more (cluster.slurm.cpus_per_task)"
+    )
+    return failed_check("threads", f"MANY({shown})", cure, blocks=False)
 
 
 def gpus(survey: NodeSurvey) -> ChecksByHost:
@@ -142,23 +133,23 @@ def _ecc_errors(gpu: dict[str, Any]) -> int:
     return int(count) if count.isdigit() else 0  # [N/A] if the GPU does not count them
 
 
-def memory(survey: NodeSurvey) -> ChecksByHost:
+@each_node
+def memory(survey: NodeSurvey, probe: Probe) -> Check | None:
     """Check the estimated memory of a rank against the memory of its node, which a login node does not know."""
     needed, procs = survey.need.rank_memory_bytes, survey.need.procs_per_node
-    verdicts: ChecksByHost = {}
-    for probe in survey.probes if needed else []:
-        assert needed is not None
-        there = _device_bytes(probe, procs) if survey.need.device == "cuda" else probe.memory_bytes // procs
-        word = verdict(needed, there or None)
-        need, has = format_bytes_word(needed), format_bytes_word(there)
-        cure = f"a rank needs about {need}, {probe.host} has {has}: see `allranks plan` for changes that make it fit; `--force` ignores this"
-        if word in (TOO_LARGE, CLOSE):
-            too_large = word == TOO_LARGE
-            name = "SMALL" if too_large else "CLOSE"
-            verdicts[probe.host] = failed_check("memory", f"{name}({need}/{has})", cure, blocks=too_large)
-        elif word == FITS and survey.need.device == "cuda":
-            verdicts[probe.host] = passed_check("memory", f"{need}/{has}")
-    return verdicts
+    if not needed:
+        return None
+    there = _device_bytes(probe, procs) if survey.need.device == "cuda" else probe.memory_bytes // procs
+    word = verdict(needed, there or None)
+    need, has = format_bytes_word(needed), format_bytes_word(there)
+    if word in (TOO_LARGE, CLOSE):
+        cure = (
+            f"a rank needs about {need}, {probe.host} has {has}: see `allranks plan` for changes that make it fit; "
+            "`--force` ignores this"
+        )
+        name = "SMALL" if word == TOO_LARGE else "CLOSE"
+        return failed_check("memory", f"{name}({need}/{has})", cure, blocks=word == TOO_LARGE)
+    return passed_check("memory", f"{need}/{has}") if word == FITS and survey.need.device == "cuda" else None
 
 
 def _device_bytes(probe: Probe, procs: int) -> int:
@@ -167,41 +158,37 @@ def _device_bytes(probe: Probe, procs: int) -> int:
     return min(sizes) // -(-procs // len(probe.gpus)) if sizes else 0
 
 
-def p2p(survey: NodeSurvey) -> ChecksByHost:
+@each_node
+def p2p(survey: NodeSurvey, probe: Probe) -> Check | None:
     """Check that GPUs of a node can access each other's memory; otherwise NCCL silently copies through the host."""
-    verdicts: ChecksByHost = {}
-    for probe in survey.probes:
-        if not probe.p2p:
-            continue
-        rows = [line.split() for line in probe.p2p.splitlines() if re.match(r"\s*GPU\d+\s+(X|[A-Z]+)", line)]
-        states = [word for row in rows for word in row[1:] if word in ("OK", "NS", "CNS", "GNS", "TNS", "DR")]
-        missing = sum(word != "OK" for word in states)
-        shown = f"{len(states) - missing}/{len(states)}"
-        cure = f"{missing} of {len(states)} pairs on {probe.host} have no peer access: `nvidia-smi topo -p2p r`; NCCL copies through the host there"
-        verdicts[probe.host] = (
-            failed_check("p2p", f"NONE({shown})", cure, blocks=False) if missing else passed_check("p2p", shown)
-        )
-    return verdicts
+    if not probe.p2p:
+        return None
+    rows = [line.split() for line in probe.p2p.splitlines() if re.match(r"\s*GPU\d+\s+(X|[A-Z]+)", line)]
+    states = [word for row in rows for word in row[1:] if word in ("OK", "NS", "CNS", "GNS", "TNS", "DR")]
+    missing = sum(word != "OK" for word in states)
+    shown = f"{len(states) - missing}/{len(states)}"
+    if not missing:
+        return passed_check("p2p", shown)
+    cure = (
+        f"{missing} of {len(states)} pairs on {probe.host} have no peer access: `nvidia-smi topo -p2p r`; "
+        "NCCL copies through the host there"
+    )
+    return failed_check("p2p", f"NONE({shown})", cure, blocks=False)
 
 
 def ib(survey: NodeSurvey) -> ChecksByHost:
     """Check InfiniBand and RoCE ports: a port that is down here and up elsewhere makes NCCL silently fall back to sockets."""
-    up = {item["port"] for probe in survey.probes for item in probe.infiniband if _active(item)}
+    active = {probe.host: {item["port"] for item in probe.infiniband if _active(item)} for probe in survey.probes}
+    up = set[str]().union(*active.values())
     verdicts: ChecksByHost = {}
-    for probe in survey.probes if up else []:
-        mine = {item["port"] for item in probe.infiniband if _active(item)}
-        down = sorted(up - mine)
-        if down:
-            cure = f"these ports are up on other nodes: `ibstat` on {probe.host}, or exclude the node (--exclude-bad)"
-            verdicts[probe.host] = failed_check("ib", f"DOWN({','.join(down)})", cure, blocks=False)
+    for host, mine in active.items() if up else ():
+        if mine == up:
+            verdicts[host] = passed_check("ib", f"{len(mine)}-up")
         else:
-            verdicts[probe.host] = passed_check("ib", f"{len(mine)}-up")
+            cure = f"these ports are up on other nodes: `ibstat` on {host}, or exclude the node (--exclude-bad)"
+            verdicts[host] = failed_check("ib", f"DOWN({','.join(sorted(up - mine))})", cure, blocks=False)
     return verdicts
 
 
 def _active(port: dict[str, str]) -> bool:
     return "ACTIVE" in port.get("state", "")
-
-
-def _number(count: int | None) -> str:
-    return "unlimited" if count is None else str(count)

@@ -21,9 +21,10 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from allranks.errors import EnvironmentNotAble
-from allranks.nodes.checks import ChecksByHost, NodeSurvey, failed_check, join_names, passed_check
+from allranks.nodes.checks import ChecksByHost, NodeSurvey, each_node, failed_check, passed_check
 from allranks.nodes.probes.connectivity_probe import sampled_targets
-from allranks.nodes.records import ConnectionResults, Interface, Probe, UnreachedPort
+from allranks.nodes.records import Check, ConnectionResults, Interface, Probe, UnreachedPort
+from allranks.utils.text import format_list
 
 CONTAINER_PREFIXES = ("docker", "virbr", "veth", "br-", "cni", "flannel", "cali", "kube", "podman", "lxc", "lxd")
 """Bridges inside one machine: every node may have the same address there, and they connect no nodes."""
@@ -435,20 +436,17 @@ def _addresses(probe: Probe) -> str:
     return ",".join(_outside(probe) or down) or "no-interface"
 
 
-def ifname(survey: NodeSurvey) -> ChecksByHost:
+@each_node
+def ifname(survey: NodeSurvey, probe: Probe) -> Check | None:
     """Check that an interface named by the user exists on every node: names often differ between nodes."""
-    verdicts: ChecksByHost = {}
-    for probe in survey.probes if survey.need.named else []:
-        missing = [f"{n}={v}" for n, v in survey.need.named.items() if not _matches(n, v, probe)]
-        if missing:
-            cure = (
-                f"{probe.host} has {_addresses(probe)}, but none matches {missing[0]}: remove it from cluster.env or "
-                "cluster.rendezvous.interface, so that each node's interface is detected; or list all names, separated by commas"
-            )
-            verdicts[probe.host] = failed_check("ifname", f"MISSING({','.join(missing)})", cure)
-        else:
-            verdicts[probe.host] = passed_check("ifname", "ok")
-    return verdicts
+    missing = [f"{n}={v}" for n, v in survey.need.named.items() if not _matches(n, v, probe)]
+    if not missing:
+        return passed_check("ifname", "ok") if survey.need.named else None
+    cure = (
+        f"{probe.host} has {_addresses(probe)}, but none matches {missing[0]}: remove it from cluster.env or "
+        "cluster.rendezvous.interface, so that each node's interface is detected; or list all names, separated by commas"
+    )
+    return failed_check("ifname", f"MISSING({','.join(missing)})", cure)
 
 
 def _matches(name: str, value: str, probe: Probe) -> bool:
@@ -464,58 +462,45 @@ def _matches(name: str, value: str, probe: Probe) -> bool:
     return len(hits) < len(up) if excludes else bool(hits)
 
 
-def reach(survey: NodeSurvey) -> ChecksByHost:
+@each_node
+def reach(survey: NodeSurvey, probe: Probe) -> Check | None:
     """Check connections between nodes. Failures are attributed to the faulty node, not to those that tried to reach it."""
     if survey.reach is None:
-        return {}
-    verdicts: ChecksByHost = {}
-    for probe in survey.probes:
-        host, links = probe.host, survey.reach.get(probe.host)
-        if links is None or not links.answered:
-            cure = f"{host} did not answer the connection test; see the error of srun"
-            verdicts[host] = failed_check("reach", "NO-ANSWER", cure)
-        elif not links.ok:
-            verdicts[host] = failed_check(
-                "reach", f"UNREACHABLE({','.join(links.peers[:4]) or host})", _reach_cure(links)
-            )
-        else:
-            verdicts[host] = passed_check("reach", f"{links.reached}/{links.tried}")
-    return verdicts
-
-
-def _reach_cure(links: NodeLinks) -> str:
-    host = links.host
+        return None
+    host, links = probe.host, survey.reach.get(probe.host)
+    if links is None or not links.answered:
+        return failed_check("reach", "NO-ANSWER", f"{host} did not answer the connection test; see the error of srun")
+    if links.ok:
+        return passed_check("reach", f"{links.reached}/{links.tried}")
     shown = "; ".join(links.errors) or (
         f"{links.tried - links.reached} of {links.tried} nodes not reached from {host}, "
         f"{links.tried_by - links.reached_by} of {links.tried_by} did not reach it: "
-        f"{join_names([item.text() for item in links.failed], 3)}"
+        f"{format_list([item.text() for item in links.failed], 3)}"
     )
-    return (
+    cure = (
         f"{host}: {shown}; a firewall, a broken link or the wrong network: choose another one in "
         f"cluster.rendezvous.interface, or exclude the node (--exclude-bad, cluster.slurm.exclude)"
     )
+    return failed_check("reach", f"UNREACHABLE({','.join(links.peers[:4]) or host})", cure)
 
 
-def name(survey: NodeSurvey) -> ChecksByHost:
+@each_node
+def name(survey: NodeSurvey, probe: Probe) -> Check | None:
     """Check that the node's own name resolves to a reachable address. It does not block, because ranks get addresses."""
-    verdicts: ChecksByHost = {}
-    for probe in survey.probes if survey.several else []:
-        loop = [a for a in probe.resolves or [] if ipaddress.ip_address(a).is_loopback]
-        if loop:
-            cure = (
-                f"/etc/hosts of {probe.host} maps its own name {probe.own_name} to {loop[0]}: remove that line; "
-                "until then programs that listen on their host name cannot be reached (allranks passes addresses)"
-            )
-            verdicts[probe.host] = failed_check("name", f"LOOPBACK({loop[0]})", cure, blocks=survey.network is None)
-        elif not probe.resolves:
-            why = probe.resolve_error or "no address"
-            cure = f"{probe.host} cannot resolve its own name ({why}): add it to /etc/hosts or to DNS"
-            verdicts[probe.host] = failed_check(
-                "name", f"UNKNOWN({probe.own_name})", cure, blocks=survey.network is None
-            )
-        else:
-            verdicts[probe.host] = passed_check("name", "ok")
-    return verdicts
+    if not survey.several:
+        return None
+    if loop := [a for a in probe.resolves or [] if ipaddress.ip_address(a).is_loopback]:
+        word = f"LOOPBACK({loop[0]})"
+        cure = (
+            f"/etc/hosts of {probe.host} maps its own name {probe.own_name} to {loop[0]}: remove that line; "
+            "until then programs that listen on their host name cannot be reached (allranks passes addresses)"
+        )
+    elif not probe.resolves:
+        word, why = f"UNKNOWN({probe.own_name})", probe.resolve_error or "no address"
+        cure = f"{probe.host} cannot resolve its own name ({why}): add it to /etc/hosts or to DNS"
+    else:
+        return passed_check("name", "ok")
+    return failed_check("name", word, cure, blocks=survey.network is None)
 
 
 def port(survey: NodeSurvey) -> ChecksByHost:

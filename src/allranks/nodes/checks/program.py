@@ -12,14 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.nodes.checks import ChecksByHost, NodeCheck, NodeSurvey, failed_check, join_names, passed_check
+from allranks.nodes.checks import NodeSurvey, each_node, failed_check, passed_check
 from allranks.nodes.probes.probe import adds_modules
-from allranks.nodes.records import NodeRequirements, Probe
+from allranks.nodes.records import Check, NodeRequirements, Probe
 from allranks.planning.rank_environment import program_file, working_directory
 from allranks.spec.records import RunSpec, ScriptSpec
 from allranks.spec.validation import is_container
 from allranks.utils.inputs import read_text
 from allranks.utils.redaction import redact
+from allranks.utils.text import format_list
 
 MAX_FILES = 200
 MAX_FILE_BYTES = 1 << 20
@@ -187,22 +188,19 @@ def _why_unknown(spec: RunSpec) -> str:
     return next((f"cluster.{key}" for key in ("modules", "setup") if getattr(spec.cluster, key)), "")
 
 
-def judge(survey: NodeSurvey) -> ChecksByHost:
+@each_node
+def program(survey: NodeSurvey, probe: Probe) -> Check | None:
     """Check that each package is installed, and has the submodules; not its version."""
-    verdicts: ChecksByHost = {}
     wanted = survey.required.program
-    for probe in survey.probes if wanted else []:
-        absent = {name for name in wanted if probe.program.get(name) is False}
-        missing = [name for name in wanted if name in absent and absent.isdisjoint(_packages_of(name))]
-        if not missing:
-            verdicts[probe.host] = passed_check("program", "ok")
-        elif survey.required.program_unknown:
-            verdicts[probe.host] = passed_check("program", f"unknown({','.join(missing)})")
-        else:
-            stageable = all(survey.program_here.get(name) for name in missing)
-            cure = _cure(survey, probe, missing)
-            verdicts[probe.host] = failed_check("program", f"MISSING({','.join(missing)})", cure, stageable=stageable)
-    return verdicts
+    absent = {name for name in wanted if probe.program.get(name) is False}
+    missing = [name for name in wanted if name in absent and absent.isdisjoint(_packages_of(name))]
+    if not missing:
+        return passed_check("program", "ok") if wanted else None
+    if survey.required.program_unknown:
+        return passed_check("program", f"unknown({','.join(missing)})")
+    stageable = all(survey.program_here.get(name) for name in missing)
+    cure = _cure(survey, probe, missing)
+    return failed_check("program", f"MISSING({','.join(missing)})", cure, stageable=stageable)
 
 
 def _packages_of(name: str) -> list[str]:
@@ -218,7 +216,7 @@ def _cure(survey: NodeSurvey, probe: Probe, missing: list[str]) -> str:
     packages = [name for name in missing if name not in (*hidden, *parts)]
 
     def places(names: list[str]) -> str:
-        return join_names([f"{name} ({required.program[name]})" for name in names])
+        return format_list([f"{name} ({required.program[name]})" for name in names], 4)
 
     cures = []
     if packages:
@@ -238,6 +236,3 @@ def _cure(survey: NodeSurvey, probe: Probe, missing: list[str]) -> str:
             "install the version of the package that has it"
         )
     return "; ".join(cures)
-
-
-PROGRAM = NodeCheck(judge=judge, ask=ask)

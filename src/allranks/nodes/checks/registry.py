@@ -1,24 +1,24 @@
 """The registry of node checks, in the order of the printed line. A check is one function in a file of this package, and one line here.
 
-A check that needs more facts than the others is a `NodeCheck`: it also says what to ask of every node (`program.py` is an example).
+A check that needs more facts than the others also has a function in `ASKS`, which adds to the request to every node.
 """
 
 from __future__ import annotations
 
-from allranks.nodes.checks import Judge, NodeCheck, hardware, network, program, software
+from allranks.nodes.checks import Ask, Judge, hardware, network, program, software
 
-CHECKS: tuple[Judge | NodeCheck, ...] = (
+CHECKS: tuple[Judge, ...] = (
     software.proj,
     software.workdir,
     software.pkgs,
     software.py,
     software.torch,
     software.imports,
-    program.PROGRAM,
-    software.EXTENSIONS,
+    program.program,
+    software.extensions,
     software.data,
     software.model,
-    software.HUB_NAMES,
+    software.hub,
     software.run,
     software.cache,
     network.net,
@@ -28,7 +28,7 @@ CHECKS: tuple[Judge | NodeCheck, ...] = (
     network.port,
     network.clock,
     hardware.shm,
-    hardware.TMP,
+    hardware.tmp,
     hardware.memlock,
     hardware.files,
     hardware.threads,
@@ -37,3 +37,4 @@ CHECKS: tuple[Judge | NodeCheck, ...] = (
     hardware.p2p,
     hardware.ib,
 )
+ASKS: tuple[Ask, ...] = (program.ask, software.ask_extensions, software.ask_hub_names, hardware.ask_tmp)

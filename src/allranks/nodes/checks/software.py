@@ -15,19 +15,18 @@ import msgspec
 
 from allranks.nodes.checks import (
     ChecksByHost,
-    NodeCheck,
     NodeSurvey,
+    each_node,
     failed_check,
-    join_names,
     majority_value,
     passed_check,
 )
-from allranks.nodes.records import Check, FolderFacts, HubItem, NodeRequirements, Probe, RequiredFolder
+from allranks.nodes.records import Check, FolderFacts, HubItem, NodeRequirements, Probe
 from allranks.spec.data_sources import key_of, looks_like_file, parts_of, source_of
 from allranks.spec.records import RunSpec
 from allranks.spec.strategies import strategy_info
 from allranks.utils.filesystem import datasets_cache, hub_cache
-from allranks.utils.text import format_bytes_word
+from allranks.utils.text import format_bytes_word, format_list
 
 STAGE = "put it on a file system shared by all nodes, or let `allranks stage` copy it (cluster.stage: auto)"
 
@@ -57,33 +56,25 @@ def model(survey: NodeSurvey) -> ChecksByHost:
 
 def same_content(survey: NodeSurvey, name: str, roles: list[str], cure: str) -> ChecksByHost:
     """Check that each role's path exists on every node and has the same content."""
-    wanted = [item for item in survey.required.folders if item.role in roles]
     verdicts: ChecksByHost = {}
-    for item in wanted:
-        digests = {
-            probe.host: facts.fingerprint.digest
-            for probe in survey.probes
-            if (facts := probe.folders.get(item.role)) and facts.exists and facts.fingerprint
-        }
+    for item in (item for item in survey.required.folders if item.role in roles):
+        seen = {probe.host: probe.folders.get(item.role, FolderFacts()) for probe in survey.probes}
+        digests = {h: facts.fingerprint.digest for h, facts in seen.items() if facts.exists and facts.fingerprint}
         own = survey.here.get(item.role, FolderFacts()).fingerprint
         usual = majority_value(digests, own.digest if own else None)
-        for probe in survey.probes:
-            facts = probe.folders.get(item.role, FolderFacts())
-            if probe.host in verdicts and not verdicts[probe.host].ok:
+        for host, facts in seen.items():
+            if host in verdicts and not verdicts[host].ok:
                 continue
             if facts.error:
-                verdicts[probe.host] = failed_check(
-                    name, f"UNREADABLE({item.path})", f"{probe.host}: {facts.error}; {cure}"
-                )
+                word, why = "UNREADABLE", f"{host}: {facts.error}"
             elif not facts.exists:
-                verdicts[probe.host] = failed_check(
-                    name, f"MISSING({item.path})", f"{probe.host} does not see {item.path}: {cure}"
-                )
-            elif digests.get(probe.host) != usual:
-                why = f"its content on {probe.host} differs from the other nodes: {cure}"
-                verdicts[probe.host] = failed_check(name, f"DIFFERS({item.path})", why)
+                word, why = "MISSING", f"{host} does not see {item.path}"
+            elif digests.get(host) != usual:
+                word, why = "DIFFERS", f"its content on {host} differs from the other nodes"
             else:
-                verdicts[probe.host] = passed_check(name, "ok")
+                verdicts[host] = passed_check(name, "ok")
+                continue
+            verdicts[host] = failed_check(name, f"{word}({item.path})", f"{why}; {cure}")
     return verdicts
 
 
@@ -93,8 +84,9 @@ def py(survey: NodeSurvey) -> ChecksByHost:
     verdicts: ChecksByHost = {}
     for probe in survey.probes:
         if not _right_python(survey, probe):
-            cure = f"{probe.host} does not have {survey.required.python}: create the environment on a file system shared by all nodes"
-            verdicts[probe.host] = failed_check("py", f"MISSING({survey.required.python})", cure)
+            python, share = survey.required.python, "create the environment on a file system shared by all nodes"
+            cure = f"{probe.host} does not have {python}: {share}"
+            verdicts[probe.host] = failed_check("py", f"MISSING({python})", cure)
         elif probe.python != usual:
             cure = f"the other nodes have {usual}: use one environment on a file system that all nodes share"
             verdicts[probe.host] = failed_check("py", f"VERSION({probe.python})", cure)
@@ -136,97 +128,80 @@ def pkgs(survey: NodeSurvey) -> ChecksByHost:
     return verdicts
 
 
-def torch(survey: NodeSurvey) -> ChecksByHost:
+@each_node
+def torch(survey: NodeSurvey, probe: Probe) -> Check | None:
     """Check that torch is built for the GPUs of the node. A build without a label is one of PyPI, for NVIDIA; `pkgs` compares versions."""
-    verdicts: ChecksByHost = {}
-    for probe in survey.probes:
-        if not _has(probe, "torch"):
-            continue
-        version = probe.packages["torch"].version or "?"
-        label = version.partition("+")[2]
-        names = " ".join(str(gpu.get("name")) for gpu in probe.gpus)
-        amd, nvidia = "AMD" in names, bool(names) and "AMD" not in names
-        if survey.need.device == "cuda" and (
-            label == "cpu" or (label.startswith("rocm") and nvidia) or (label.startswith("cu") and amd)
-        ):
-            cure = (
-                f"torch {version} on {probe.host} is not built for its GPUs ({names or 'none seen'}): install a build for them "
-                "(https://pytorch.org/get-started/locally), or set cluster.device: cpu"
-            )
-            verdicts[probe.host] = failed_check("torch", f"BUILD({version})", cure)
-        else:
-            verdicts[probe.host] = passed_check("torch", version)
-    return verdicts
+    if not _has(probe, "torch"):
+        return None
+    version = probe.packages["torch"].version or "?"
+    label = version.partition("+")[2]
+    names = " ".join(str(gpu.get("name")) for gpu in probe.gpus)
+    other = ("cpu",) if not names else ("cpu", "cu") if "AMD" in names else ("cpu", "rocm")
+    if survey.need.device != "cuda" or not label.startswith(other):
+        return passed_check("torch", version)
+    cure = (
+        f"torch {version} on {probe.host} is not built for its GPUs ({names or 'none seen'}): install a build for them "
+        "(https://pytorch.org/get-started/locally), or set cluster.device: cpu"
+    )
+    return failed_check("torch", f"BUILD({version})", cure)
 
 
 def _has(probe: Probe, name: str) -> bool:
     return name in probe.packages and probe.packages[name].origin is not None
 
 
-def imports(survey: NodeSurvey) -> ChecksByHost:
+@each_node
+def imports(survey: NodeSurvey, probe: Probe) -> Check | None:
     """Check that the packages can be imported within the time limit."""
-    verdicts: ChecksByHost = {}
-    for probe in survey.probes:
-        if probe.imports is None:
-            continue
-        failed = {
-            n: i.error for n, i in probe.imports.items() if i.error and (_has(probe, n) or n not in probe.packages)
-        }
-        seconds = sum(item.seconds or 0.0 for item in probe.imports.values())
-        if failed:
-            why = next(iter(failed.values()))
-            cure = f"{join_names(list(failed))} cannot be imported on {probe.host}: {why}"
-            verdicts[probe.host] = failed_check("imports", f"FAILED({','.join(failed)})", cure)
-        else:
-            verdicts[probe.host] = passed_check("imports", f"{seconds:.1f}s")
-    return verdicts
+    if probe.imports is None:
+        return None
+    failed = {n: i.error for n, i in probe.imports.items() if i.error and (_has(probe, n) or n not in probe.packages)}
+    if not failed:
+        return passed_check("imports", f"{sum(item.seconds or 0.0 for item in probe.imports.values()):.1f}s")
+    why = next(iter(failed.values()))
+    cure = f"{format_list(list(failed), 4)} cannot be imported on {probe.host}: {why}"
+    return failed_check("imports", f"FAILED({','.join(failed)})", cure)
 
 
 MIN_FREE_BYTES = 64 * 2**20
 
 
-def run(survey: NodeSurvey) -> ChecksByHost:
+@each_node
+def run(survey: NodeSurvey, probe: Probe) -> Check | None:
     """Check the run folder: every rank writes there, and rank 0 reads the files of the others."""
-    return _written(survey, "run", "run_root", "--set run_root=FOLDER")
+    return _written(survey, probe, "run", "run_root (--set run_root=FOLDER)")
 
 
-def cache(survey: NodeSurvey) -> ChecksByHost:
+@each_node
+def cache(survey: NodeSurvey, probe: Probe) -> Check | None:
     """Check the cache of models and prepared data, if the spec names one."""
-    return _written(survey, "cache", "cluster.cache", "--set cluster.cache=FOLDER")
+    return _written(survey, probe, "cache", "cluster.cache (--set cluster.cache=FOLDER)")
 
 
-def _written(survey: NodeSurvey, role: str, key: str, option: str) -> ChecksByHost:
+def _written(survey: NodeSurvey, probe: Probe, role: str, key: str) -> Check | None:
     wanted = next((item for item in survey.required.folders if item.role == role), None)
     if wanted is None:
-        return {}
-    return {
-        probe.host: _judge(survey, wanted, probe.host, probe.folders.get(role, FolderFacts()), f"{key} ({option})")
-        for probe in survey.probes
-    }
-
-
-def _judge(survey: NodeSurvey, wanted: RequiredFolder, host: str, facts: FolderFacts, key: str) -> Check:
-    name, path = wanted.role, wanted.path
-    cure = f"set {key} to a folder shared by all nodes"
-    secret = survey.nonces.get(wanted.role)
-    if facts.error:
-        return failed_check(name, f"UNREADABLE({path})", f"{host}: {facts.error}; {cure}")
-    if not facts.exists:
-        return failed_check(name, f"MISSING({path})", f"{host} does not see this folder: {cure}")
-    if survey.must_share and secret and facts.nonce != secret:
-        return failed_check(
-            name, f"NOT-SHARED({path})", f"{host} has a different folder there, not the launcher's: {cure}"
-        )
-    if facts.write_error:
-        return failed_check(name, f"READ-ONLY({path})", f"{host} cannot write there: {facts.write_error}; {cure}")
+        return None
+    host, facts, secret = probe.host, probe.folders.get(role, FolderFacts()), survey.nonces.get(role)
     free = facts.free_bytes or 0
-    if free < MIN_FREE_BYTES:
-        short = (
+    cure = f"set {key} to a folder shared by all nodes"
+    if facts.error:
+        word, why = "UNREADABLE", f"{host}: {facts.error}"
+    elif not facts.exists:
+        word, why = "MISSING", f"{host} does not see this folder"
+    elif survey.must_share and secret and facts.nonce != secret:
+        word, why = "NOT-SHARED", f"{host} has a different folder there, not the launcher's"
+    elif facts.write_error:
+        word, why = "READ-ONLY", f"{host} cannot write there: {facts.write_error}"
+    elif free < MIN_FREE_BYTES:
+        why = (
             f"less than {MIN_FREE_BYTES >> 20} MiB are free on {host}: free space there, or set {key} to another folder"
         )
-        return failed_check(name, f"FULL({path},{free >> 20}MiB)", short)
-    room = format_bytes_word(free)
-    return passed_check(name, f"rw,{room}" + ("" if secret or not survey.must_share else ",sharing-not-proved"))
+        return failed_check(role, f"FULL({wanted.path},{free >> 20}MiB)", why)
+    else:
+        proved = "" if secret or not survey.must_share else ",sharing-not-proved"
+        return passed_check(role, f"rw,{format_bytes_word(free)}{proved}")
+    return failed_check(role, f"{word}({wanted.path})", f"{why}; {cure}")
 
 
 HUB = "https://huggingface.co"
@@ -278,40 +253,27 @@ def _hub_address(environment: Mapping[str, str]) -> str:
     return f"{found.hostname}:{found.port or (443 if found.scheme == 'https' else 80)}"
 
 
-def judge_hub_names(survey: NodeSurvey) -> ChecksByHost:
+@each_node
+def hub(survey: NodeSurvey, probe: Probe) -> Check | None:
     """Check the cache of each node, and if a name is missing there, whether the node may and can reach the hub."""
-    verdicts: ChecksByHost = {}
-    for probe in survey.probes if survey.required.hub else []:
-        facts = probe.hub
-        missing = [item for item in survey.required.hub if facts and not facts.cached.get(item.name)]
-        if facts is None or not facts.cached:
-            verdicts[probe.host] = passed_check("hub", "unknown")
-        elif not missing:
-            verdicts[probe.host] = passed_check("hub", "cached")
-        elif facts.reached:
-            verdicts[probe.host] = passed_check("hub", "reachable")
-        else:
-            names = ",".join(item.name for item in missing)
-            cure = _hub_cure(probe.host, missing[0], survey.required, facts.error)
-            stageable = all(item.here for item in missing)
-            verdicts[probe.host] = failed_check("hub", f"NOT-CACHED({names})", cure, stageable=stageable)
-    return verdicts
-
-
-def _hub_cure(host: str, item: HubItem, required: NodeRequirements, error: str) -> str:
-    why = (
-        f"{required.hub_offline} disables access to the hub"
-        if required.hub_offline
-        else f"it does not reach {required.hub_address}: {error}"
+    required, facts = survey.required, probe.hub
+    if not required.hub:
+        return None
+    if facts is None or not facts.cached:
+        return passed_check("hub", "unknown")
+    missing = [item for item in required.hub if not facts.cached.get(item.name)]
+    if not missing or facts.reached:
+        return passed_check("hub", "reachable" if missing else "cached")
+    first, option = missing[0], "" if missing[0].key == "model.name" else "--repo-type dataset "
+    why = f"it does not reach {required.hub_address}: {facts.error}"
+    why = f"{required.hub_offline} disables access to the hub" if required.hub_offline else why
+    cure = (
+        f"{first.key} {first.name} is neither a path nor in {first.folders[0]} on {probe.host}, and {why}; on a machine "
+        f"with network that shares this folder: hf download {option}{first.name}; or set cluster.cache, or name a folder "
+        "or file"
     )
-    option = "" if item.key == "model.name" else "--repo-type dataset "
-    return (
-        f"{item.key} {item.name} is neither a path nor in {item.folders[0]} on {host}, and {why}; on a machine with network that shares "
-        f"this folder: hf download {option}{item.name}; or set cluster.cache, or name a folder or file"
-    )
-
-
-HUB_NAMES = NodeCheck(judge=judge_hub_names, ask=ask_hub_names)
+    names, stageable = ",".join(item.name for item in missing), all(item.here for item in missing)
+    return failed_check("hub", f"NOT-CACHED({names})", cure, stageable=stageable)
 
 
 EXTENSIONS_VARIABLE = "TORCH_EXTENSIONS_DIR"
@@ -326,22 +288,16 @@ def ask_extensions(spec: RunSpec, here: Path, required: NodeRequirements) -> Nod
     return msgspec.structs.replace(required, extensions=str(here / Path(folder).expanduser())) if loads else required
 
 
-def judge_extensions(survey: NodeSurvey) -> ChecksByHost:
+@each_node
+def extensions(survey: NodeSurvey, probe: Probe) -> Check | None:
     """Report locks that no process of the node holds open, and that are older than any build would be."""
-    verdicts: ChecksByHost = {}
-    for probe in survey.probes:
-        old = [lock for lock in probe.build_locks if not lock.held and lock.age_s >= MIN_LOCK_AGE_S]
-        if old:
-            names = ",".join(Path(lock.path).parent.name for lock in old)
-            one = len(old) == 1
-            cure = (
-                f"a killed build left {'its lock' if one else 'locks'} on {probe.host}, {max(lock.age_s for lock in old) / 60:.0f} min ago; programs that "
-                f"load {'this extension' if one else 'these extensions'} wait forever: rm {' '.join(lock.path for lock in old[:4])}"
-            )
-            verdicts[probe.host] = failed_check("extensions", f"LOCKED({names})", cure, blocks=False)
-        elif survey.required.extensions:
-            verdicts[probe.host] = passed_check("extensions", "ok")
-    return verdicts
-
-
-EXTENSIONS = NodeCheck(judge=judge_extensions, ask=ask_extensions)
+    old = [lock for lock in probe.build_locks if not lock.held and lock.age_s >= MIN_LOCK_AGE_S]
+    if not old:
+        return passed_check("extensions", "ok") if survey.required.extensions else None
+    left, load = ("its lock", "this extension") if len(old) == 1 else ("locks", "these extensions")
+    cure = (
+        f"a killed build left {left} on {probe.host}, {max(lock.age_s for lock in old) / 60:.0f} min ago; programs that "
+        f"load {load} wait forever: rm {' '.join(lock.path for lock in old[:4])}"
+    )
+    names = ",".join(Path(lock.path).parent.name for lock in old)
+    return failed_check("extensions", f"LOCKED({names})", cure, blocks=False)

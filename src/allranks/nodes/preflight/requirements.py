@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
-from allranks.nodes.checks import NodeCheck
 from allranks.nodes.records import Check, NodeRequirements, PreflightReport, RequiredFolder
 from allranks.planning import memory
 from allranks.planning.rank_environment import (
@@ -110,7 +109,7 @@ def node_requirements(
     spec: RunSpec, run_root: Path, *, ports: Sequence[int] = (), imports: bool = True, here: Path | None = None
 ) -> NodeRequirements:
     """Return the requirements for every node of the spec. Paths are the launcher's, made absolute from `here`."""
-    from allranks.nodes.checks.registry import CHECKS  # with all checks; a run on this machine needs few of them
+    from allranks.nodes.checks.registry import ASKS  # with all checks; a run on this machine needs few of them
 
     packages, here = needed_packages(spec), here or Path.cwd()
     required = NodeRequirements(
@@ -120,9 +119,8 @@ def node_requirements(
         folders=_folders(spec, run_root, here),
         ports=list(ports),
     )
-    for check in CHECKS:
-        if isinstance(check, NodeCheck) and check.ask is not None:
-            required = check.ask(spec, here, required)
+    for ask in ASKS:
+        required = ask(spec, here, required)
     return required
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
-from allranks.nodes.checks import NodeCheck, NodeSurvey, PlanRequirements
+from allranks.nodes.checks import NodeSurvey, PlanRequirements
 from allranks.nodes.checks.network import (
     ChosenNetwork,
     ConnectionRound,
@@ -39,7 +39,7 @@ from allranks.utils.machine import MachineFacts
 
 def run_checks(survey: NodeSurvey) -> list[PreflightReport]:
     """Return one report per node, in the order of the nodes."""
-    verdicts = [(check.judge if isinstance(check, NodeCheck) else check)(survey) for check in CHECKS]
+    verdicts = [check(survey) for check in CHECKS]
     return [
         PreflightReport(host=probe.host, checks=[found[probe.host] for found in verdicts if probe.host in found])
         for probe in sorted(survey.probes, key=lambda probe: probe.node_id)
