@@ -21,80 +21,65 @@ _TRACE = r"^rank(\d+)\.json\.gz$"
 _ATTEMPT = r"^attempt-(\d+)$"
 
 
+class _Below:
+    """A path at a fixed place below the folder of a run."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __get__(self, run: RunDir, _: type[RunDir]) -> Path:
+        return run.root / self._place
+
+
 class RunDir(Struct, frozen=True):
     """Folder of one run. No other code builds paths inside it."""
 
     root: Path
 
+    spec = _Below("spec.yaml")
+    plan = _Below("plan.json")
+    run_args = _Below("run_args.json")
+    preflight = _Below("preflight.json")
+    preflight_text = _Below("preflight.txt")
+    bundle = _Below("bundle.json")
+    """Bundle packed on the login node for nodes that cannot access the files."""
+    stage = _Below("stage.json")
+    """Copies that each node uses, shared or staged, with hashes."""
+    metrics = _Below("metrics.json")
+    report = _Below("report.html")
+    compare = _Below("compare.json")
+    """Comparison request; only in the folder of a comparison."""
+    engine_config = _Below("engine.json")
+    """Final configuration of another library's engine, if a strategy uses one."""
+    sbatch = _Below("job.sbatch")
+    job = _Below("job.json")
+    """Slurm's job id."""
+    driver = _Below("logs/driver.json")
+    """Last record of a Slurm job's driver: job, start number, and how it ended."""
+    cancelled = _Below("logs/cancelled")
+    """Exists once a user has cancelled a Slurm job, which is then not requeued."""
+    events = _Below("events")
+    telemetry = _Below("telemetry")
+    logs = _Below("logs")
+    traces = _Below("traces")
+    model = _Below("model")
+    checkpoints = _Below("checkpoints")
+    latest_checkpoint = _Below("checkpoints/latest")
+    best_checkpoint = _Below("checkpoints/best")
+    """Names the checkpoint with the lowest held-out loss; only with ``checkpoint.keep_best``."""
+
     @property
     def name(self) -> str:
         return self.root.name
 
-    @property
-    def spec(self) -> Path:
-        return self.root / "spec.yaml"
-
-    @property
-    def plan(self) -> Path:
-        return self.root / "plan.json"
-
-    @property
-    def run_args(self) -> Path:
-        return self.root / "run_args.json"
-
-    @property
-    def preflight(self) -> Path:
-        return self.root / "preflight.json"
-
-    @property
-    def preflight_text(self) -> Path:
-        return self.root / "preflight.txt"
-
-    @property
-    def bundle(self) -> Path:
-        """Bundle packed on the login node for nodes that cannot access the files."""
-        return self.root / "bundle.json"
-
-    @property
-    def stage(self) -> Path:
-        """Copies that each node uses, shared or staged, with hashes."""
-        return self.root / "stage.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.json"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "report.html"
-
-    @property
-    def events(self) -> Path:
-        return self.root / "events"
-
-    @property
-    def compare(self) -> Path:
-        """Comparison request; only in the folder of a comparison."""
-        return self.root / "compare.json"
-
-    @property
-    def engine_config(self) -> Path:
-        """Final configuration of another library's engine, if a strategy uses one."""
-        return self.root / "engine.json"
-
     def events_of(self, rank: int) -> Path:
         return self.events / f"rank{rank}.jsonl"
-
-    @property
-    def telemetry(self) -> Path:
-        return self.root / "telemetry"
 
     def telemetry_of(self, host: str) -> Path:
         return self.telemetry / f"{host}.jsonl"
 
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step}"
 
     def logs_of(self, attempt: int) -> Path:
         return self.logs / f"attempt-{attempt}"
@@ -108,25 +93,6 @@ class RunDir(Struct, frozen=True):
     def agent_exit(self, attempt: int, host: str) -> Path:
         """Return the path of the record of how a node's ranks ended: exit codes, signals, who failed first."""
         return self.logs_of(attempt) / f"{host}.exit.json"
-
-    @property
-    def sbatch(self) -> Path:
-        return self.root / "job.sbatch"
-
-    @property
-    def job(self) -> Path:
-        """Slurm's job id."""
-        return self.root / "job.json"
-
-    @property
-    def driver(self) -> Path:
-        """Last record of a Slurm job's driver: job, start number, and how it ended."""
-        return self.logs / "driver.json"
-
-    @property
-    def cancelled(self) -> Path:
-        """Exists once a user has cancelled a Slurm job, which is then not requeued."""
-        return self.logs / "cancelled"
 
     def channel(self, attempt: int) -> Path:
         """Address of an attempt's driver, with the token, for hand-started agents and ``allranks cancel``; mode 0600."""
@@ -164,34 +130,10 @@ class RunDir(Struct, frozen=True):
         """Return the path of a rank's last collectives, written by torch's flight recorder."""
         return self.hang(attempt) / f"flight.rank{rank}"
 
-    @property
-    def traces(self) -> Path:
-        return self.root / "traces"
-
     def trace_of(self, rank: int, attempt: int | None = None) -> Path:
         """Return a rank's profiler trace: the newest, or that of ``attempt``."""
         folder = self.traces if attempt is None else self.traces / f"attempt-{attempt}"
         return folder / f"rank{rank}.json.gz"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    def checkpoint(self, step: int) -> Path:
-        return self.checkpoints / f"step-{step}"
-
-    @property
-    def latest_checkpoint(self) -> Path:
-        return self.checkpoints / "latest"
-
-    @property
-    def best_checkpoint(self) -> Path:
-        """Names the checkpoint with the lowest held-out loss; only with ``checkpoint.keep_best``."""
-        return self.checkpoints / "best"
-
-    @property
-    def model(self) -> Path:
-        return self.root / "model"
 
     def traced_ranks(self) -> list[int]:
         """Return ranks that have a profiler trace, ascending."""
