@@ -63,12 +63,8 @@ LOST_FLAGS = frozenset({"POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
 _NOTHING = frozenset({"", "(null)", "N/A", "n/a", "None", "NONE", "Unknown", "UNKNOWN", "UNLIMITED", "INVALID"})
 _RECORD = re.compile(r"^(?=JobId=)", re.MULTILINE)
 # Group names of directory services may contain spaces: "domain users(10513)".
-_OWNER = re.compile(r"(?:^|\s)UserId=(?P<user>[^=()]*)\((?P<uid>\d+)\) GroupId=.*?\(\d+\) ")
+_OWNER = re.compile(r"(?:^|\s)UserId=[^=()]*\(\d+\) GroupId=.*?\(\d+\) ")
 _PAIR = re.compile(r"(?:^|\s)(?P<key>[A-Z][A-Za-z0-9_/:]*)=(?P<value>.*?)(?=\s+[A-Z][A-Za-z0-9_/:]*=|\s*$)")
-_NODE_REASON = re.compile(
-    r"\sReason=(?P<reason>.*?)(?=\s(?:Comment|Extra|InstanceId|InstanceType|ReservationName|TLSCertTokenSet|Topology)=|\s*$)"
-)
-_REASON_STAMP = re.compile(r"\s*\[[^\[\]]*@[^\[\]]*\]$")
 
 
 class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +82,6 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     exit_signal: int | None = None
     """The signal that ended the batch script; 0 if none did."""
     restarts: int | None = None
-    requeue_allowed: bool | None = None
     start_time: float | None = None
     """Seconds since the epoch; for a pending job, its expected start."""
     end_time: float | None = None
@@ -94,18 +89,12 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     preempt_time: float | None = None
     time_limit_s: int | None = None
     """None also for a job without a limit."""
-    run_time_s: int | None = None
     nodes: str | None = None
     """Slurm's host list expression, such as ``n[1-3]``."""
-    batch_host: str | None = None
     failed_node: str | None = None
     """The node whose failure ended the job (23.02 and newer)."""
-    user: str | None = None
-    uid: int | None = None
-    partition: str | None = None
     cancelled_by: int | None = None
     """Numeric user id from ``CANCELLED by UID`` (sacct)."""
-    comment: str | None = None
 
     @property
     def must_end_at(self) -> float | None:
@@ -126,8 +115,6 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The base state: DOWN, IDLE, ALLOCATED, MIXED, ERROR, FUTURE or UNKNOWN."""
     flags: tuple[str, ...] = ()
     """Such as DRAIN, NOT_RESPONDING, COMPLETING, REBOOT_ISSUED."""
-    reason: str | None = None
-    gres: str | None = None
     responding: bool | None = None
     """Whether the node answers slurmctld; None if the state is unknown."""
 
@@ -175,11 +162,9 @@ def _job(record: str) -> JobInfo | None:
     owner = _OWNER.search(line)
     # Free text precedes the owner (the name) and follows Command= (paths, comments).
     body = line[owner.end() :] if owner else line[number.end() :]
-    body, _, tail = body.partition(" Command=")
-    values = _pairs(body)
+    values = _pairs(body.partition(" Command=")[0])
     state, flags, cancelled_by = job_state(values.get("JobState", ""))
     code, _, signal = values.get("ExitCode", "").partition(":")
-    comment = re.search(r"\sComment=(.*?)\s*(?=\s(?:Extra|StdErr|StdOut|StdIn|Power|TresPerNode|MailUser)=|$)", tail)
     return JobInfo(
         job=number[1],
         state=state,
@@ -188,20 +173,13 @@ def _job(record: str) -> JobInfo | None:
         exit_code=_integer(code),
         exit_signal=_integer(signal),
         restarts=_integer(values.get("Restarts")),
-        requeue_allowed=_yes_no(values.get("Requeue")),
         start_time=_time(values.get("StartTime")),
         end_time=_time(values.get("EndTime")),
         preempt_time=_time(values.get("PreemptTime")),
         time_limit_s=_duration(values.get("TimeLimit")),
-        run_time_s=_duration(values.get("RunTime")),
         nodes=_known(values.get("NodeList")),
-        batch_host=_known(values.get("BatchHost")),
         failed_node=_known(values.get("FailedNode")),
-        user=owner["user"] if owner else None,
-        uid=int(owner["uid"]) if owner else None,
-        partition=_known(values.get("Partition")),
         cancelled_by=cancelled_by,
-        comment=_known(comment[1]) if comment else None,
     )
 
 
@@ -228,15 +206,12 @@ def _node(line: str) -> NodeInfo | None:
     name = re.match(r"NodeName=(\S+)", line)
     if name is None:
         return None
-    reason = _NODE_REASON.search(line)
-    values = _pairs(line[: reason.start()] if reason else line)
+    values = _pairs(line.partition(" Reason=")[0])  # free text
     state, flags = node_state(values.get("State", ""))
     return NodeInfo(
         host=name[1],
         state=state,
         flags=flags,
-        reason=_known(_REASON_STAMP.sub("", reason["reason"]).strip()) if reason else None,
-        gres=_known(values.get("Gres")),
         responding=None if state == "UNKNOWN" and not flags else "NOT_RESPONDING" not in flags,
     )
 
@@ -321,17 +296,12 @@ def end_text(info: JobInfo) -> str:
     if info.cancelled_by is not None:
         details.append(f"by user id {info.cancelled_by}")
     if info.exit_signal and info.exit_signal <= signal.SIGRTMAX:  # OUT_OF_MEMORY is printed as 0:125
-        details.append(f"the batch script was killed by signal {info.exit_signal} ({_signal_name(info.exit_signal)})")
+        names = {one.value: one.name for one in signal.Signals}
+        name = names.get(info.exit_signal, "not a signal of this system")
+        details.append(f"the batch script was killed by signal {info.exit_signal} ({name})")
     elif info.exit_code:
         details.append(f"exit code {info.exit_code}")
     return f"{info.state} ({', '.join(details)})" if details else info.state
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "not a signal of this system"
 
 
 def why_signalled(info: JobInfo | None, now: float, signal_s: int) -> SignalCause:
@@ -355,10 +325,11 @@ def why_signalled(info: JobInfo | None, now: float, signal_s: int) -> SignalCaus
     if info is None:
         return "unknown"
     words, limit = {info.state, *info.flags}, info.must_end_at
+    lost_node = info.failed_node is not None and info.state != "RUNNING"  # with --no-kill the job keeps running
     causes: list[tuple[SignalCause, bool]] = [
         ("preempted", "PREEMPTED" in words or info.preempt_time is not None),
         ("cancelled", "CANCELLED" in words),
-        ("node_fail", "NODE_FAIL" in words or info.reason in NODE_REASONS or _lost_a_node(info)),
+        ("node_fail", "NODE_FAIL" in words or info.reason in NODE_REASONS or lost_node),
         ("time_limit", "TIMEOUT" in words or info.reason in TIME_REASONS),
         ("time_limit", limit is not None and limit - now <= signal_s + SIGNAL_EARLY_S + MARGIN_S),
         ("cancelled", _ended_early(info, now)),
@@ -367,11 +338,6 @@ def why_signalled(info: JobInfo | None, now: float, signal_s: int) -> SignalCaus
         if holds:
             return cause
     return "unknown"
-
-
-def _lost_a_node(info: JobInfo) -> bool:
-    """Return whether a node failure ends the job; with ``--no-kill`` it keeps running."""
-    return info.failed_node is not None and info.state != "RUNNING"
 
 
 def _ended_early(info: JobInfo, now: float) -> bool:
@@ -451,10 +417,6 @@ def _known(text: str | None) -> str | None:
 
 def _integer(text: str | None) -> int | None:
     return int(text) if text and text.isascii() and text.isdigit() else None
-
-
-def _yes_no(text: str | None) -> bool | None:
-    return {"0": False, "1": True}.get(text or "")
 
 
 def _time(text: str | None) -> float | None:

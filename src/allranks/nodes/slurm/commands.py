@@ -204,23 +204,25 @@ class Slurm:
 
     def partitions(self, *, timeout_s: float = TRY_TIMEOUT_S) -> list[PartitionGres]:
         """Return the partitions, each once for every kind of its nodes; none if Slurm does not answer."""
-        return answers.parse_partitions(self._list_partitions("%P|%G", timeout_s))
+        listed = self._output("sinfo", "--all", "--noheader", "--format=%P|%G", timeout_s=timeout_s)
+        return answers.parse_partitions(listed or "")
 
     def partition_gpus(self, partition: str | None, *, timeout_s: float = TRY_TIMEOUT_S) -> int | None:
         """Return the GPUs of each node of a partition (None: the default one); None if unknown."""
         return answers.partition_gpus(self.partitions(timeout_s=timeout_s), partition)
 
-    def partition_limits(self, *, timeout_s: float = TRY_TIMEOUT_S) -> list[PartitionLimits]:
+    def partition_limits(self) -> list[PartitionLimits]:
         """Return the largest job of each partition; none if Slurm does not answer."""
-        return answers.parse_partition_limits(self._list_partitions("%P|%l|%s", timeout_s))
+        listed = self._output("sinfo", "--all", "--noheader", "--format=%P|%l|%s")
+        return answers.parse_partition_limits(listed or "")
 
-    def _list_partitions(self, fields: str, timeout_s: float) -> str:
-        """Return a line of fields for each partition; empty if Slurm does not answer."""
+    def _output(self, *argv: str, timeout_s: float = TRY_TIMEOUT_S) -> str | None:
+        """Return what a command prints; None if it is not installed, fails, or does not answer."""
         try:
-            done = self._ask("sinfo", "--all", "--noheader", f"--format={fields}", timeout_s=timeout_s)
+            done = self._ask(*argv, timeout_s=timeout_s)
         except EnvironmentNotAble:
-            return ""
-        return "" if done.returncode else done.stdout
+            return None
+        return None if done.returncode else done.stdout
 
     def state(self, job: str) -> JobState:
         """Return a job's state: ``GONE`` if Slurm does not know it, `NO_ANSWER` if Slurm does not answer."""
@@ -243,14 +245,8 @@ class Slurm:
         found = self.try_job(job)
         if isinstance(found, JobInfo):
             return answers.end_text(found)
-        try:
-            done = self._ask(
-                "sacct", "--jobs", job, "--parsable2", "--noheader", "--allocations", "--format=State,ExitCode",
-                timeout_s=TRY_TIMEOUT_S,
-            )  # fmt: skip
-        except EnvironmentNotAble:  # not installed
-            return "unknown"
-        recorded = answers.parse_sacct(done.stdout, job) if done.returncode == 0 else None
+        fields = ("--parsable2", "--noheader", "--allocations", "--format=State,ExitCode")
+        recorded = answers.parse_sacct(self._output("sacct", "--jobs", job, *fields) or "", job)
         return answers.end_text(recorded) if recorded else "unknown"
 
     def cancel(self, job: str, *extra: str, timeout_s: float = TRY_TIMEOUT_S) -> None:
@@ -300,11 +296,8 @@ class Slurm:
 
     def node_list(self, partition: str | None) -> list[ListedNode] | None:
         """Return the nodes of a partition (None: the default one) with their states; None if unknown."""
-        try:
-            done = self._ask("sinfo", "--noheader", "--Node", "--format=%P|%N|%T|%a|%E", timeout_s=TRY_TIMEOUT_S)
-        except EnvironmentNotAble:
-            return None
-        return answers.parse_node_list(done.stdout, partition) if done.returncode == 0 else None
+        listed = self._output("sinfo", "--noheader", "--Node", "--format=%P|%N|%T|%a|%E")
+        return None if listed is None else answers.parse_node_list(listed, partition)
 
     def restarts(self, job: str) -> int | None:
         """Return how often a job was requeued; None if Slurm does not know it or does not answer."""
@@ -313,12 +306,8 @@ class Slurm:
 
     def node_state(self, host: str) -> str:
         """Return sinfo's state of a node: ``allocated``, ``down`` and others, with ``*`` if it does not respond."""
-        try:
-            done = self._ask("sinfo", "--noheader", "--Node", f"--nodes={host}", "--format=%T", timeout_s=TRY_TIMEOUT_S)
-        except EnvironmentNotAble:
-            return "unknown"
-        lines = done.stdout.split() if done.returncode == 0 else []
-        return lines[0] if lines else "unknown"
+        listed = self._output("sinfo", "--noheader", "--Node", f"--nodes={host}", "--format=%T")
+        return next(iter((listed or "").split()), "unknown")
 
 
 def _end(process: subprocess.Popen[str]) -> None:
