@@ -19,7 +19,6 @@ from allranks.utils.kernel_counters import (
     MachineLoad,
     RunQueueClock,
     add_uses,
-    core_list,
     cores_of,
     describe_load,
     judge_machine,
@@ -28,6 +27,7 @@ from allranks.utils.kernel_counters import (
     sample_cpu,
     use_between,
 )
+from allranks.utils.text import format_ranges
 from tests.sampling import examples
 
 STAT = """cpu  10 0 10 100 0 5 5 3 0 0
@@ -70,7 +70,7 @@ def test_throttling_of_both_versions_of_cgroups() -> None:
 
 @given(st.frozensets(st.integers(0, 300), max_size=40))
 def test_a_list_of_cores_is_read_as_it_was_written(cores: frozenset[int]) -> None:
-    assert cores_of(core_list(tuple(cores))) == cores
+    assert cores_of(format_ranges(cores)) == cores
 
 
 @pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1-2-3", "0-999999", "0-99999999999", "1,,2", "²", "3-1x"])

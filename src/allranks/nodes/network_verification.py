@@ -7,12 +7,10 @@ connections in /proc.
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,9 +21,6 @@ from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 from allranks.utils.inputs import open_regular
 
-_SOCKET_LINK = re.compile(r"socket:\[(\d+)\]")
-TCP_ESTABLISHED = "01"
-
 
 def connection_addresses(
     pids: Iterable[int], *, peers: Iterable[str] | None = None, without_ports: Iterable[int] = ()
@@ -35,53 +30,21 @@ def connection_addresses(
     Excluded are the store's ports, and with `peers` (addresses of the nodes) connections to other hosts. A connection
     between two processes of this node counts at both ends. Processes that have ended are skipped.
     """
-    known = None if peers is None else set(peers)
-    mine = {inode for pid in pids for inode in _socket_inodes(pid)}
-    skip = set(without_ports)
+    import psutil  # doctor and report read logs without it
+
+    known, skip = None if peers is None else set(peers), set(without_ports)
+    ends: set[tuple[str, int, str, int]] = set()  # forked processes share connections
+    for pid in pids:
+        with suppress(psutil.Error, OSError):
+            for one in psutil.Process(pid).net_connections("tcp"):
+                if one.status == psutil.CONN_ESTABLISHED:
+                    ends.add((*one.laddr, *one.raddr))
     found: Counter[str] = Counter()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            rows = Path(table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for row in rows:
-            words = row.split()
-            if len(words) < 10 or words[3] != TCP_ESTABLISHED or words[9] not in mine:
-                continue
-            local, own = _endpoint(words[1])
-            remote, other = _endpoint(words[2])
-            if known is not None and remote not in known and not remote.startswith("127."):
-                continue
-            if own not in skip and other not in skip:
-                found[local] += 1
+    for local, own, peer, other in ends:
+        remote = peer.removeprefix("::ffff:")
+        if (known is None or remote in known or remote.startswith("127.")) and not {own, other} & skip:
+            found[local.removeprefix("::ffff:")] += 1
     return found
-
-
-def _socket_inodes(pid: int) -> list[str]:
-    found = []
-    try:
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            match = _SOCKET_LINK.match(os.readlink(entry))  # noqa: PTH115 - a pseudo link, not a path
-            if match:
-                found.append(match[1])
-    except OSError:
-        return found
-    return found
-
-
-def _endpoint(text: str) -> tuple[str, int]:
-    """``0100007F:1F90`` -> ("127.0.0.1", 8080); the kernel writes addresses in the machine's byte order."""
-    raw, _, port = text.partition(":")
-    data = bytes.fromhex(raw)
-    words = struct.unpack(f">{len(data) // 4}I", data)
-    packed = b"".join(struct.pack("=I", word) for word in words)
-    if len(packed) == 4:
-        return socket.inet_ntop(socket.AF_INET, packed), int(port, 16)
-    mapped = packed[:12] == b"\0" * 10 + b"\xff\xff"
-    return (
-        socket.inet_ntop(socket.AF_INET, packed[12:]) if mapped else socket.inet_ntop(socket.AF_INET6, packed),
-        int(port, 16),
-    )
 
 
 def count_by_interface(addresses: Counter[str], names: dict[str, str]) -> dict[str, int]:

@@ -90,7 +90,10 @@ class RunQueueClock:
 def sample_cpu() -> CpuSample:
     """Return the counters of this process and of its cores."""
     cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
-    machine_s, steal_s = _machine(cores)
+    try:
+        machine_s, steal_s = read_stat(Path("/proc/stat").read_text(), cores, 1 / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError):
+        machine_s = steal_s = None
     return CpuSample(
         at_s=time.monotonic(),
         cores=cores,
@@ -113,11 +116,11 @@ def use_between(first: CpuSample, last: CpuSample) -> CpuUse:
         busy = sum(ran + q > BUSY_THREAD_SHARE * seconds for ran, q in grown.values()) if seconds else 0
     return CpuUse(
         seconds=round(seconds, 6),
-        cores=core_list(last.cores),
+        cores=format_ranges(last.cores),
         core_count=len(last.cores),
         cpu_s=round(max(last.cpu_s - first.cpu_s, 0.0), 6),
-        queued_s=_rounded(queued),
-        queued_main_s=_rounded(main),
+        queued_s=_grown(0.0, queued),
+        queued_main_s=_grown(0.0, main),
         busy_threads=busy,
         machine_s=_grown(first.machine_s, last.machine_s) if first.cores == last.cores else None,
         steal_s=_grown(first.steal_s, last.steal_s) if first.cores == last.cores else None,
@@ -136,17 +139,8 @@ def _grown(before: float | None, now: float | None) -> float | None:
     return None if before is None or now is None or now < before else round(now - before, 6)
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
-
-
-def core_list(cores: tuple[int, ...]) -> str:
-    """Return core numbers as the kernel writes them: ``0-3,8``."""
-    return format_ranges(cores)
-
-
 def cores_of(text: str) -> frozenset[int]:
-    """Return the core numbers of a list as `core_list` writes it; none if it is malformed."""
+    """Return the core numbers of a list as `format_ranges` writes it; none if it is malformed."""
     found: set[int] = set()
     for part in text.split(","):
         low, dash, high = part.partition("-")
@@ -170,16 +164,6 @@ def _threads() -> dict[int, tuple[float, float]] | None:
         except (OSError, ValueError):  # the thread has ended
             continue
     return found or None
-
-
-def _machine(cores: tuple[int, ...]) -> tuple[float | None, float | None]:
-    """Return the seconds that all processes ran on these cores, and the seconds that the hypervisor took."""
-    try:
-        text = Path("/proc/stat").read_text()
-        tick_s = 1 / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError):
-        return None, None
-    return read_stat(text, cores, tick_s)
 
 
 def read_stat(text: str, cores: tuple[int, ...], tick_s: float) -> tuple[float | None, float | None]:
@@ -206,21 +190,16 @@ def _throttled() -> float | None:
     except OSError:
         return None
     for line in lines:
-        number, _, rest = line.partition(":")
-        names, _, path = rest.partition(":")
+        number, names, path = line.split(":", 2)
         if number == "0" and not names:
-            places = [Path("/sys/fs/cgroup" + path), Path("/sys/fs/cgroup")]
+            places = ["/sys/fs/cgroup" + path, "/sys/fs/cgroup"]
         elif "cpu" in names.split(","):
-            places = [
-                Path(f"/sys/fs/cgroup/{names}{path}"),
-                Path(f"/sys/fs/cgroup/cpu{path}"),
-                Path("/sys/fs/cgroup/cpu"),
-            ]
+            places = [f"/sys/fs/cgroup/{names}{path}", f"/sys/fs/cgroup/cpu{path}", "/sys/fs/cgroup/cpu"]
         else:
             continue
         for place in places:
             with suppress(OSError):
-                return read_throttling((place / "cpu.stat").read_text())
+                return read_throttling((Path(place) / "cpu.stat").read_text())
     return None
 
 
@@ -243,12 +222,12 @@ class MachineLoad(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     seconds: float
     cores: int
-    busy_threads: int | None
-    taken_share: float | None
-    others_cores: float | None
-    steal_cores: float | None
-    competing_share: float | None
-    throttled_share: float | None
+    busy_threads: int | None = None
+    taken_share: float | None = None
+    others_cores: float | None = None
+    steal_cores: float | None = None
+    competing_share: float | None = None
+    throttled_share: float | None = None
     compute_threads: int | None = None
     """Threads that each rank computes with, the largest number; None if not known."""
 
@@ -265,15 +244,15 @@ def judge_machine(host: str, uses: Sequence[CpuUse]) -> MachineLoad:
         uses: one record of each rank on that host, for about the same time. All of them: the CPU time of a rank that is left out
             counts as that of other processes.
     """
-    good = [u for u in uses if _sound(u)]
+    good = [u for u in uses if u.seconds > 0 and u.core_count > 0 and _sound(u)]
     cores = frozenset[int]().union(*(cores_of(u.cores) for u in good))
     seconds = min((u.seconds for u in good), default=0.0)
     known = [u for u in good if u.queued_s is not None and u.machine_s is not None]
     if len(known) < len(uses) or not known or seconds < MIN_SECONDS:
-        return _unknown(host, seconds, len(cores))
+        return MachineLoad(host=host, seconds=round(seconds, 3), cores=len(cores))
     wanted = queued = taken = others = steal = 0.0
-    for group in _groups(known):
-        g = _judge_group(group, known)
+    for own in {u.cores for u in known}:
+        g = _judge_group([u for u in known if u.cores == own], known)
         queued, taken, wanted = queued + g.queued, taken + g.taken, wanted + g.wanted
         others, steal = others + g.others, steal + g.steal
     throttled = [u.throttled_s / u.seconds for u in good if u.throttled_s is not None]
@@ -292,31 +271,8 @@ def judge_machine(host: str, uses: Sequence[CpuUse]) -> MachineLoad:
 
 
 def _sound(use: CpuUse) -> bool:
-    counted = (use.queued_s, use.queued_main_s, use.machine_s, use.steal_s, use.throttled_s)
-    values = (use.seconds, use.cpu_s, *(v for v in counted if v is not None))
-    return use.seconds > 0 and use.core_count > 0 and all(math.isfinite(v) and v >= 0 for v in values)
-
-
-def _unknown(host: str, seconds: float, cores: int) -> MachineLoad:
-    return MachineLoad(
-        host=host,
-        seconds=round(seconds, 3),
-        cores=cores,
-        busy_threads=None,
-        taken_share=None,
-        others_cores=None,
-        steal_cores=None,
-        competing_share=None,
-        throttled_share=None,
-    )
-
-
-def _groups(uses: Sequence[CpuUse]) -> list[list[CpuUse]]:
-    """Return the ranks by the cores that they may use."""
-    groups: dict[str, list[CpuUse]] = {}
-    for use in uses:
-        groups.setdefault(use.cores, []).append(use)
-    return list(groups.values())
+    values = (use.seconds, use.cpu_s, use.queued_s, use.queued_main_s, use.machine_s, use.steal_s, use.throttled_s)
+    return all(v is None or (math.isfinite(v) and v >= 0) for v in values)
 
 
 class _Group(msgspec.Struct, frozen=True):
