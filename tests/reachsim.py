@@ -15,8 +15,8 @@ from itertools import count
 
 import msgspec
 
-from allranks.nodes.checks import network
-from allranks.nodes.checks.network import ConnectionRound, NodeLinks
+from allranks.nodes.network import links as network
+from allranks.nodes.network.links import ConnectionRound, NodeLinks
 from allranks.nodes.preflight.runner import connect_window_s
 from allranks.nodes.probes import connectivity_probe
 from allranks.nodes.records import ConnectionResults

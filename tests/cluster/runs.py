@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from allranks.planning import env_vars
+from allranks.planning import network_policy
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec, write_rows
@@ -43,7 +43,7 @@ OWN_INTERFACES = {"n1": "eth0", "n2": "eno1"}
 
 def each_node_used_its_own_interface(run: RunDir, shown: str) -> None:
     """What was decided for n1 and n2, and the connections that their ranks really had, in the files and in the terminal."""
-    policy = env_vars.load_policy(run.network(1))
+    policy = network_policy.load_policy(run.network(1))
     assert policy is not None
     chosen = {node.host: {e.name: e.value for e in node.environment}["GLOO_SOCKET_IFNAME"] for node in policy.nodes}
     assert chosen == OWN_INTERFACES and all(e.reason for node in policy.nodes for e in node.environment)

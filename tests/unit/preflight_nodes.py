@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from allranks.nodes.checks import NodeSurvey, PlanRequirements
-from allranks.nodes.checks.network import ConnectionRound, NodeLinks, choose_network, judge_links, sampled_links
+from allranks.nodes.network.choose import choose_network
+from allranks.nodes.network.links import ConnectionRound, NodeLinks, judge_links, sampled_links
 from allranks.nodes.preflight.runner import run_checks
 from allranks.nodes.records import (
     Check,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.nodes.network.facts import facts_of_nodes
 from allranks.nodes.preflight.link_tests import (
     KEPT_RUNS,
     CollectiveTime,
@@ -22,10 +23,9 @@ from allranks.nodes.preflight.link_tests import (
     slow_node,
     slow_pairs,
 )
-from allranks.nodes.preflight.network_policy import facts_of_nodes
 from allranks.nodes.probes.links_probe import Pair, rounds_of, tournament
 from allranks.nodes.records import Interface, Probe
-from allranks.planning.env_vars import ExpectedNetwork, NetworkPolicy, NodeNetworkPolicy
+from allranks.planning.network_policy import ExpectedNetwork, NetworkPolicy, NodeNetworkPolicy
 from allranks.planning.planner import make_plan
 from allranks.spec import RunSpec
 from tests.unit.test_plan import facts

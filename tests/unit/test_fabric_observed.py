@@ -14,21 +14,21 @@ import msgspec
 import psutil
 import pytest
 
-from allranks.nodes.network_verification import (
+from allranks.nodes.network import copy_tests
+from allranks.nodes.network.traffic import (
     NetworkLogParser,
     ObservedNetwork,
     compare_with_policy,
-    connection_addresses,
-    count_by_interface,
     host_of_line,
     outcome_metrics,
     verify_network,
 )
 from allranks.nodes.preflight import link_tests
 from allranks.nodes.probes.links_probe import supervise
-from allranks.planning import env_vars
-from allranks.planning.env_vars import ExpectedNetwork, NetworkPolicy, NodeNetworkPolicy
+from allranks.planning import network_policy
+from allranks.planning.network_policy import ExpectedNetwork, NetworkPolicy, NodeNetworkPolicy
 from allranks.rundir.paths import RunDir
+from allranks.utils.kernel_counters import connection_addresses, count_by_interface
 from tests.conftest import shared
 from tests.unit.preflight_nodes import node as probe
 
@@ -207,7 +207,7 @@ def run_with(tmp_path: Path, logs: dict[str, str], expected: ExpectedNetwork) ->
     run.logs_of(1).mkdir(parents=True)
     for name, text in logs.items():
         (run.logs_of(1) / name).write_text(text)
-    env_vars.save_policy(
+    network_policy.save_policy(
         run.network(1), NetworkPolicy(nodes=[NodeNetworkPolicy(host="n2", environment=[], expected=expected)])
     )
     return run
@@ -229,21 +229,21 @@ def test_after_a_run(tmp_path: Path) -> None:
 
 def test_copy_tests_are_kept_for_the_same_gpus_and_driver(tmp_path: Path) -> None:
     node = probe(1, gpus=[{"name": "L4", "driver": "550"}] * 2)
-    assert link_tests.load_copy_tests(tmp_path, [node]) == {}
-    link_tests.save_copy_test(tmp_path, node, ["GPU0-GPU1"], 2)
-    assert link_tests.load_copy_tests(tmp_path, [node, probe(2)]) == {"n1": ["GPU0-GPU1"]}
+    assert copy_tests.load_copy_tests(tmp_path, [node]) == {}
+    copy_tests.save_copy_test(tmp_path, node, ["GPU0-GPU1"], 2)
+    assert copy_tests.load_copy_tests(tmp_path, [node, probe(2)]) == {"n1": ["GPU0-GPU1"]}
     changed = probe(1, gpus=[{"name": "L4", "driver": "560"}] * 2)
-    assert link_tests.load_copy_tests(tmp_path, [changed]) == {}
+    assert copy_tests.load_copy_tests(tmp_path, [changed]) == {}
     other = probe(1, gpus=[{"name": "L40", "driver": "550"}] * 2)
-    assert link_tests.load_copy_tests(tmp_path, [other]) == {}
-    link_tests.save_copy_test(tmp_path, probe(2), [], 0)
-    assert "n2" not in link_tests.load_copy_tests(tmp_path, [probe(2)]), "nothing was tested"
-    path = tmp_path / link_tests.COPY_TESTS_FOLDER / "n1.json"
+    assert copy_tests.load_copy_tests(tmp_path, [other]) == {}
+    copy_tests.save_copy_test(tmp_path, probe(2), [], 0)
+    assert "n2" not in copy_tests.load_copy_tests(tmp_path, [probe(2)]), "nothing was tested"
+    path = tmp_path / copy_tests.COPY_TESTS_FOLDER / "n1.json"
     old = json.loads(path.read_text())
     path.write_text(json.dumps({**old, "time": old["time"] - 2 * link_tests.COPY_TEST_VALID_S}))
-    assert link_tests.load_copy_tests(tmp_path, [node]) == {}
+    assert copy_tests.load_copy_tests(tmp_path, [node]) == {}
     path.write_text("damaged")
-    assert link_tests.load_copy_tests(tmp_path, [node]) == {}
+    assert copy_tests.load_copy_tests(tmp_path, [node]) == {}
 
 
 CHILD = """

@@ -9,13 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from allranks.nodes.checks.network import choose_network
-from allranks.nodes.preflight.network_policy import facts_of_nodes, parse_version, policy_for_nodes
+from allranks.nodes.network.choose import choose_network
+from allranks.nodes.network.facts import facts_of_nodes, parse_version, policy_for_nodes
 from allranks.nodes.preflight.runner import PreflightResult
 from allranks.nodes.records import Probe
 from allranks.nodes.topology.nvidia_smi import parse_topology
-from allranks.planning.env_vars import EnvVar, NetworkJob, NetworkPolicy, env_warnings, policy_lines
-from allranks.planning.network_policy import decide_network_policy, provisional_policy
+from allranks.planning.env_vars import EnvVar, env_warnings
+from allranks.planning.network_policy import (
+    NetworkJob,
+    NetworkPolicy,
+    decide_network_policy,
+    policy_lines,
+    provisional_policy,
+)
 from allranks.planning.planner import make_plan
 from allranks.planning.records import NetworkInterface, NodeAddress, NodeFacts, RdmaGid, RdmaPort
 from allranks.spec import parse_spec
@@ -442,7 +448,7 @@ def test_what_the_launchers_own_environment_sets_wins_and_is_noted(
     examined = PreflightResult(
         reports=[], probes=probes, network=choose_network(probes), port=None, probe_s=0.0, reach_s=0.0
     )
-    found = policy_for_nodes(TWO, examined, tmp_path, ["GLOO_SOCKET_IFNAME"])
+    found = policy_for_nodes(TWO, examined.probes, examined.network, tmp_path, ["GLOO_SOCKET_IFNAME"])
     assert of(found)["NCCL_NET"].value == "Socket" and of(found)["NCCL_NET"].source == "user"
     assert is_set(found)["GLOO_SOCKET_IFNAME"] != "planned"
     notes = " ".join(found.notes)

@@ -17,8 +17,8 @@ import pytest
 
 from allranks.errors import RunFailed
 from allranks.nodes import srun as nodes
-from allranks.nodes.checks import network
-from allranks.nodes.checks.network import ConnectionRound, faulty_nodes
+from allranks.nodes.network import links as network
+from allranks.nodes.network.links import ConnectionRound, faulty_nodes
 from allranks.nodes.preflight import link_tests, runner
 from allranks.nodes.preflight.runner import connect_window_s
 from allranks.nodes.probes import connectivity_probe
@@ -26,7 +26,7 @@ from allranks.nodes.probes.probe import unused_port
 from allranks.nodes.records import Probe
 from allranks.nodes.slurm.allocations import Allocation
 from allranks.nodes.staging.broadcast import StagingStep
-from allranks.planning.env_vars import NetworkPolicy
+from allranks.planning.network_policy import NetworkPolicy
 from allranks.planning.planner import make_plan
 from allranks.spec.records import RunSpec
 from allranks.utils.machine import machine_facts
@@ -94,7 +94,7 @@ def test_a_node_that_nobody_can_connect_to_is_named_with_the_direction(size: int
     assert list(run.bad()) == ["n2"]
     found = run.bad()["n2"]
     assert found.reached == found.tried > 0 and found.reached_by == 0
-    assert {item.target for item in found.failed} == {"n2"}
+    assert {item.peer for item in found.failed} == {"n2"}
     assert found.failed[0].text().startswith(f"{found.failed[0].source} -> n2 10.0.0.")
 
 
@@ -111,7 +111,7 @@ def test_one_link_is_told_from_one_node() -> None:
         run = Simulated(size, Faults(links={("n1", target)}))
         assert list(run.bad()) == ["n1"]
         (link, _) = run.bad()["n1"].failed
-        assert (link.source, link.target, link.port) == ("n1", target, PORTS[0])
+        assert (link.source, link.peer, link.port) == ("n1", target, PORTS[0])
         assert run.bad()["n1"].reached == run.bad()["n1"].tried - 1
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from allranks.errors import EnvironmentNotAble
-from allranks.nodes.checks.network import choose_network
+from allranks.nodes.network.choose import choose_network
 from allranks.nodes.preflight.requirements import port_candidates, rendezvous_port
 from tests.unit.preflight_nodes import interface, node
 

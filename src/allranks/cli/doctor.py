@@ -59,7 +59,7 @@ def doctor_command(
 
 def _print(found: Any) -> None:
     from allranks.nodes.preflight.runner import failure_lines, report_line
-    from allranks.planning.env_vars import policy_lines as network_lines
+    from allranks.planning.network_policy import policy_lines as network_lines
 
     for report in found.preflight.reports:
         echo(report_line(report), message=True)

@@ -54,7 +54,7 @@ def topo_command(file: Path | None, svg: Path | None, as_json: bool) -> int:
 
 def _live(topology: Topology) -> NodeFacts:
     """Return this machine's other facts: IOMMU, ACS, the result of an earlier copy test."""
-    from allranks.nodes.preflight.network_policy import this_machine_facts
+    from allranks.nodes.network.facts import this_machine_facts
     from allranks.utils.machine import host_name
 
     return this_machine_facts(host_name(), Path("runs"), topology)

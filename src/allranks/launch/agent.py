@@ -51,14 +51,14 @@ from allranks.launch.rendezvous import (
     interface_towards,
 )
 from allranks.launch.stop_limit import StopLimit
-from allranks.nodes.network_verification import connection_addresses, count_by_interface
-from allranks.planning import env_vars as network_file
+from allranks.planning import network_policy
 from allranks.planning.rank_environment import threads_per_rank
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import read_json, write_node_json
 from allranks.rundir.heartbeat import HEARTBEAT_VARIABLE, STORE_VARIABLE, HeartbeatPage, page_paths
 from allranks.rundir.paths import RunDir
 from allranks.utils.inputs import read_regular
+from allranks.utils.kernel_counters import connection_addresses, count_by_interface
 from allranks.utils.machine import host_name, usable_cpus
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Agent:
         self._telemetry_s = telemetry_s
         found = read_json(run.rendezvous(attempt))
         self._meeting = msgspec.convert(found, Rendezvous) if found else None
-        self._policy = network_file.load_policy(run.network(attempt))
+        self._policy = network_policy.load_policy(run.network(attempt))
         self._pages = {rank: HeartbeatPage() for rank in plan.nodes[node].ranks}
         self._ranks = processes.RankProcesses(self._host, self._pages)
         self._signals = AgentSignals()

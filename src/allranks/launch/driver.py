@@ -39,8 +39,8 @@ from allranks.launch.slurm.liveness import DriverRecord, print_log_line, slurm_n
 from allranks.launch.slurm.requeue import REQUEUE_REASONS, StopAndRequeue, StopRequested
 from allranks.launch.stop_limit import FACTOR, StopLimit
 from allranks.launch.supervisor import JobEnd, Supervisor
+from allranks.nodes.network.facts import policy_for_nodes
 from allranks.nodes.preflight import PreflightReport
-from allranks.nodes.preflight.network_policy import policy_for_nodes
 from allranks.nodes.preflight.runner import (
     PreflightResult,
     TargetNodes,
@@ -55,8 +55,7 @@ from allranks.nodes.preflight.runner import (
 from allranks.nodes.slurm.allocations import Allocation, expand_hostlist
 from allranks.nodes.slurm.commands import Slurm
 from allranks.nodes.srun import SrunStep, srun_command
-from allranks.planning import env_vars as network_file
-from allranks.planning import memory
+from allranks.planning import memory, network_policy
 from allranks.planning.planner import network_job, resolve_device
 from allranks.planning.records import LaunchPlan
 from allranks.rundir import checkpoints
@@ -326,9 +325,9 @@ class Driver:
         """Decide each node's NCCL and Gloo variables from the facts of all nodes; the agents set them."""
         job = network_job(self._spec, self._plan.device)
         planned = {item.name for item in self._plan.environment if item.value is not None}
-        policy = policy_for_nodes(job, found, self._run.root.parent, planned)
-        network_file.save_policy(self._run.network(attempt), policy)
-        for line in network_file.policy_lines(policy):
+        policy = policy_for_nodes(job, found.probes, found.network, self._run.root.parent, planned)
+        network_policy.save_policy(self._run.network(attempt), policy)
+        for line in network_policy.policy_lines(policy):
             print_log_line(line)
 
     def _show(self, place: Rendezvous) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import msgspec
 
 from allranks.errors import RequestError, SpecError
-from allranks.planning import env_vars
+from allranks.planning import network_policy
 from allranks.planning.planner import network_job
 from allranks.planning.rank_environment import as_variables, environment_commands, in_environment, program_file
 from allranks.planning.records import LaunchPlan
@@ -196,11 +196,11 @@ class LocalLauncher(Launcher):
     def start(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> LaunchedJob:
         """Start the agent."""
         from allranks.launch.local_job import LocalJob
-        from allranks.nodes.preflight.network_policy import policy_for_this_machine
+        from allranks.nodes.network.facts import policy_for_this_machine
 
         write_attempt_args(run, attempt, resume)
         job, host = network_job(spec, plan.device), plan.nodes[0].host or "localhost"
-        env_vars.save_policy(run.network(attempt), policy_for_this_machine(job, host, run.root.parent))
+        network_policy.save_policy(run.network(attempt), policy_for_this_machine(job, host, run.root.parent))
         env = as_variables(plan.environment)
         _, python = agent_command(spec, plan, run, sys.executable)
         return LocalJob(run, plan, attempt, env, spec.observe.telemetry_s, in_environment(spec.cluster.python, python))

@@ -68,7 +68,7 @@ def finalize_run(
     """
     from allranks.analysis.diagnose.run_outcome import failure_of
     from allranks.analysis.report.page import write_report
-    from allranks.nodes.network_verification import outcome_metrics, verify_network
+    from allranks.nodes.network.traffic import outcome_metrics, verify_network
 
     attempt = max(run.attempts(), default=1)
     ranks = event_files.read_run_events(run)

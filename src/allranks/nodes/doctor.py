@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from allranks.errors import EnvironmentNotAble
-from allranks.nodes.network_verification import NetworkOutcome
+from allranks.nodes.network.facts import facts_of_nodes, policy_for_nodes
+from allranks.nodes.network.traffic import NetworkOutcome
 from allranks.nodes.preflight import link_tests
 from allranks.nodes.preflight.link_tests import (
     CollectiveMeasurements,
@@ -22,12 +23,11 @@ from allranks.nodes.preflight.link_tests import (
     slow_pair_summary,
     slow_pairs,
 )
-from allranks.nodes.preflight.network_policy import facts_of_nodes, policy_for_nodes
 from allranks.nodes.preflight.request import check_start
 from allranks.nodes.preflight.runner import PreflightResult, TargetNodes, exclude_nodes, run_preflight, unusable_nodes
 from allranks.nodes.records import PreflightReport
 from allranks.planning import memory
-from allranks.planning.env_vars import NetworkPolicy, NodeNetworkPolicy
+from allranks.planning.network_policy import NetworkPolicy, NodeNetworkPolicy
 from allranks.planning.planner import network_job
 from allranks.planning.records import LaunchPlan
 from allranks.spec.records import RunSpec
@@ -214,7 +214,8 @@ def _judge_bandwidth(
 
 def _policy(spec: RunSpec, plan: LaunchPlan, found: PreflightResult) -> NetworkPolicy:
     planned = {item.name for item in plan.environment if item.value is not None}
-    return policy_for_nodes(network_job(spec, plan.device), found, Path(spec.run_root), planned)
+    job = network_job(spec, plan.device)
+    return policy_for_nodes(job, found.probes, found.network, Path(spec.run_root), planned)
 
 
 def _without_bad_nodes(

@@ -162,13 +162,22 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnreachedPort(msgspec.Struct, frozen=True, kw_only=True):
-    """A peer's port that a node did not reach, and the error of the last attempt."""
+    """A peer's port that a node did not reach in any attempt, and the error of the last one."""
 
     peer: str
     port: int
     why: str
     address: str = ""
     tries: int = 1
+    source: str = ""
+    """The node that tried; not in its own answer."""
+
+    def text(self) -> str:
+        """Return direction, address, port, and how often it failed: ``n1 -> n2 10.0.0.2:21000 timed out (4 of 4)``."""
+        place = f" {self.address}" if self.address else ""
+        return (
+            f"{self.source} -> {self.peer}{place}:{self.port} {self.why} ({self.tries} of {self.tries} attempts failed)"
+        )
 
 
 class ConnectionResults(msgspec.Struct, frozen=True, kw_only=True):

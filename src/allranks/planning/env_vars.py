@@ -1,18 +1,15 @@
-"""Record the environment variables of the ranks and the network policy of a job; warn about variables without effect.
+"""Record the environment variables of the ranks; warn about variables without effect.
 
 A variable that no library reads raises no error: the run continues as if it were not set. Therefore `env_warnings` and
-`allranks lint` compare names with tables of known, renamed and unread variables. Pure, except that `save_policy` and
-`load_policy` access files.
+`allranks lint` compare names with tables of known, renamed and unread variables. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
-from allranks.rundir.files import read_json, write_json
 from allranks.utils.text import nearest_name, suggest
 
 NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
@@ -54,54 +51,6 @@ def nccl_var(name: str, value: str | None, reason: str, risk: str) -> EnvVar:
     )
 
 
-class NetworkJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a plan that the network rules need."""
-
-    nodes: int = 1
-    device: str = "cpu"
-    backend: str = "gloo"
-    interface: str | None = None
-    """``cluster.rendezvous.interface``."""
-    user: dict[str, str] = {}
-    """``cluster.env``."""
-
-    @property
-    def nccl(self) -> bool:
-        return self.backend == "nccl"
-
-
-class ExpectedNetwork(msgspec.Struct, frozen=True, kw_only=True):
-    """Expected transport between nodes. `transport`: InfiniBand, RoCE, EFA, Socket, or empty if nothing is expected."""
-
-    transport: str = ""
-    interface: str = ""
-    devices: list[str] = []
-    inside: str = ""
-    """Between the GPUs of the node: NVLink, PCIe, host memory, or unknown."""
-    why: str = ""
-
-
-class NodeNetworkPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Network decisions for one node, and the transport expected from them."""
-
-    host: str
-    environment: list[EnvVar]
-    expected: ExpectedNetwork
-    addresses: list[str] = []
-    """All IPv4 addresses of the node; they distinguish connections to other ranks from other connections."""
-
-
-class NetworkPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Policy for all nodes of a job; `notes` describe differences between nodes and their cost."""
-
-    nodes: list[NodeNetworkPolicy]
-    notes: list[str] = []
-
-    def of(self, host: str) -> NodeNetworkPolicy | None:
-        """Return one node's part."""
-        return next((node for node in self.nodes if node.host == host), None)
-
-
 def env_warnings(env: Mapping[str, str], where: str = "cluster.env.") -> list[str]:
     """Return one sentence per variable: what is wrong with it, and what works instead."""
     found = []
@@ -131,51 +80,6 @@ def _value_warnings(env: Mapping[str, str], where: str) -> list[str]:
     if env.get("NCCL_IB_GID_INDEX", "-1") not in ("-1", ""):
         found.append(f"{where}NCCL_IB_GID_INDEX: the right index differs between nodes; NCCL chooses it since 2.21")
     return found
-
-
-USUAL_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_DEBUG")
-
-
-def policy_lines(policy: NetworkPolicy) -> list[str]:
-    """Return one line per node with its settings (nodes with equal settings share a line), then the notes."""
-    by_words: dict[str, list[str]] = {}
-    for node in policy.nodes:
-        words = " ".join(f"{item.name}={item.value}" for item in node.environment if item.value is not None)
-        expected = node.expected.transport
-        by_words.setdefault(f"{words or 'nothing set'}{f'; expected: {expected}' if expected else ''}", []).append(
-            node.host
-        )
-    found = [f"network {_short_hosts(hosts)}: {words}" for words, hosts in by_words.items()]
-    found += [f"network why {name}: {why}" for name, why in _unusual_reasons(policy).items()]
-    return [*found, *(f"network note: {note}" for note in policy.notes)]
-
-
-def _unusual_reasons(policy: NetworkPolicy) -> dict[str, str]:
-    """Return the reasons of the less common variables, without duplicates."""
-    told: dict[str, str] = {}
-    for node in policy.nodes:
-        for item in node.environment:
-            if item.value is not None and item.name not in USUAL_VARIABLES and item.source == "policy":
-                told.setdefault(f"{item.name}={item.value}", item.reason)
-    return told
-
-
-def _short_hosts(hosts: list[str]) -> str:
-    return ", ".join(hosts) if len(hosts) <= 4 else f"{', '.join(hosts[:3])} and {len(hosts) - 3} more"
-
-
-def save_policy(path: Path, policy: NetworkPolicy) -> None:
-    """Write the policy for the agents and for the later comparison with what was observed."""
-    write_json(path, msgspec.to_builtins(policy))
-
-
-def load_policy(path: Path) -> NetworkPolicy | None:
-    """Return the policy, or None if the file is missing or damaged."""
-    raw = read_json(path)
-    try:
-        return msgspec.convert(raw, NetworkPolicy) if raw is not None else None
-    except msgspec.ValidationError:
-        return None
 
 
 class UnreadVariable(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,29 +1,116 @@
-"""Decide the NCCL and Gloo variables of every node of a job, with reasons: interfaces, P2P between GPUs, RDMA. Pure.
+"""Decide the NCCL and Gloo variables of every node of a job, with reasons: interfaces, P2P between GPUs, RDMA.
 
 All ranks of a job must use the same network, RDMA or sockets. NCCL chooses the GID of a RoCE port itself since 2.21; variables
 are set only where it cannot. P2P is disabled only on evidence: a failed copy, or an IOMMU that translates the GPUs' addresses
 together with bridges that redirect their traffic. SYS in the topology matrix is not evidence: NCCL avoids P2P where it is slow,
-and pairs on one switch have hung where pairs across sockets worked.
+and pairs on one switch have hung where pairs across sockets worked. Pure, except `save_policy` and `load_policy`.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
-from allranks.planning.env_vars import (
-    NCCL_TROUBLESHOOTING_DOCS,
-    TORCH_DISTRIBUTED_DOCS,
-    EnvVar,
-    ExpectedNetwork,
-    NetworkJob,
-    NetworkPolicy,
-    NodeNetworkPolicy,
-    nccl_var,
-)
+from allranks.planning.env_vars import NCCL_TROUBLESHOOTING_DOCS, TORCH_DISTRIBUTED_DOCS, EnvVar, nccl_var
 from allranks.planning.records import NodeFacts, RdmaPort, Topology
+from allranks.rundir.files import read_json, write_json
+
+
+class NetworkJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a plan that the network rules need."""
+
+    nodes: int = 1
+    device: str = "cpu"
+    backend: str = "gloo"
+    interface: str | None = None
+    """``cluster.rendezvous.interface``."""
+    user: dict[str, str] = {}
+    """``cluster.env``."""
+
+    @property
+    def nccl(self) -> bool:
+        return self.backend == "nccl"
+
+
+class ExpectedNetwork(msgspec.Struct, frozen=True, kw_only=True):
+    """Expected transport between nodes. `transport`: InfiniBand, RoCE, EFA, Socket, or empty if nothing is expected."""
+
+    transport: str = ""
+    interface: str = ""
+    devices: list[str] = []
+    inside: str = ""
+    """Between the GPUs of the node: NVLink, PCIe, host memory, or unknown."""
+    why: str = ""
+
+
+class NodeNetworkPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Network decisions for one node, and the transport expected from them."""
+
+    host: str
+    environment: list[EnvVar]
+    expected: ExpectedNetwork
+    addresses: list[str] = []
+    """All IPv4 addresses of the node; they distinguish connections to other ranks from other connections."""
+
+
+class NetworkPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Policy for all nodes of a job; `notes` describe differences between nodes and their cost."""
+
+    nodes: list[NodeNetworkPolicy]
+    notes: list[str] = []
+
+    def of(self, host: str) -> NodeNetworkPolicy | None:
+        """Return one node's part."""
+        return next((node for node in self.nodes if node.host == host), None)
+
+
+USUAL_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_DEBUG")
+
+
+def policy_lines(policy: NetworkPolicy) -> list[str]:
+    """Return one line per node with its settings (nodes with equal settings share a line), then the notes."""
+    by_words: dict[str, list[str]] = {}
+    for node in policy.nodes:
+        words = " ".join(f"{item.name}={item.value}" for item in node.environment if item.value is not None)
+        expected = node.expected.transport
+        by_words.setdefault(f"{words or 'nothing set'}{f'; expected: {expected}' if expected else ''}", []).append(
+            node.host
+        )
+    found = [f"network {_short_hosts(hosts)}: {words}" for words, hosts in by_words.items()]
+    found += [f"network why {name}: {why}" for name, why in _unusual_reasons(policy).items()]
+    return [*found, *(f"network note: {note}" for note in policy.notes)]
+
+
+def _unusual_reasons(policy: NetworkPolicy) -> dict[str, str]:
+    """Return the reasons of the less common variables, without duplicates."""
+    told: dict[str, str] = {}
+    for node in policy.nodes:
+        for item in node.environment:
+            if item.value is not None and item.name not in USUAL_VARIABLES and item.source == "policy":
+                told.setdefault(f"{item.name}={item.value}", item.reason)
+    return told
+
+
+def _short_hosts(hosts: list[str]) -> str:
+    return ", ".join(hosts) if len(hosts) <= 4 else f"{', '.join(hosts[:3])} and {len(hosts) - 3} more"
+
+
+def save_policy(path: Path, policy: NetworkPolicy) -> None:
+    """Write the policy for the agents and for the later comparison with what was observed."""
+    write_json(path, msgspec.to_builtins(policy))
+
+
+def load_policy(path: Path) -> NetworkPolicy | None:
+    """Return the policy, or None if the file is missing or damaged."""
+    raw = read_json(path)
+    try:
+        return msgspec.convert(raw, NetworkPolicy) if raw is not None else None
+    except msgspec.ValidationError:
+        return None
+
 
 NCCL_SELECTS_GID_SINCE = (2, 21)
 

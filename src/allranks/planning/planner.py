@@ -12,7 +12,8 @@ import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.planning import rank_environment
-from allranks.planning.env_vars import MULTI_RANK_GPU, NetworkJob, env_warnings
+from allranks.planning.env_vars import MULTI_RANK_GPU, env_warnings
+from allranks.planning.network_policy import NetworkJob
 from allranks.planning.records import (
     ON_NODE,
     PARTITION,

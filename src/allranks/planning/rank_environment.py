@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import SpecError
-from allranks.planning.env_vars import EnvVar, NetworkJob
-from allranks.planning.network_policy import apply_user_env, provisional_policy
+from allranks.planning.env_vars import EnvVar
+from allranks.planning.network_policy import NetworkJob, apply_user_env, provisional_policy
 from allranks.spec.records import RunSpec, ScriptSpec
 from allranks.spec.strategies import strategy_info
 from allranks.spec.validation import is_container

@@ -1,7 +1,7 @@
 """Frozen records of planning: ranks on nodes, batch, device and hang limits; and the hardware of nodes. Pure, no torch.
 
 The hardware of a node is its PCIe and NVLink topology, its network interfaces, and its RDMA ports with their GIDs; `nodes.topology`
-and `nodes.preflight.network_policy` fill these records. A GID is the 128-bit address of an RDMA port. On InfiniBand only one is
+and `nodes.network.facts` fill these records. A GID is the 128-bit address of an RDMA port. On InfiniBand only one is
 relevant; a RoCE port (RDMA over Ethernet) has one for each address of its interface and each protocol version: v1 stays inside one
 Ethernet segment, v2 is routed in UDP. An IPv4 address is written as ``::ffff:a.b.c.d``.
 """

@@ -109,7 +109,7 @@ def read_evidence(run: RunDir, message: str = "") -> Evidence:
 
 def _nccl_transports(metrics: dict[str, Any], run: RunDir) -> dict[str, dict[str, int]]:
     """Return the transports from NCCL's lines in the ranks' logs."""
-    from allranks.nodes.network_verification import NetworkLogParser
+    from allranks.nodes.network.traffic import NetworkLogParser
 
     found: dict[str, NetworkLogParser] = {}
     for path in run.rank_logs(1).values():

@@ -14,7 +14,8 @@ from allranks.nodes.records import Check, FolderFacts, NodeRequirements, Probe
 from allranks.spec.records import RunSpec
 
 if TYPE_CHECKING:
-    from allranks.nodes.checks.network import ChosenNetwork, NodeLinks
+    from allranks.nodes.network.choose import ChosenNetwork
+    from allranks.nodes.network.links import NodeLinks
 
 Value = TypeVar("Value")
 

@@ -23,19 +23,15 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import RunFailed
-from allranks.nodes.network_verification import (
-    NetworkLogParser,
-    NetworkOutcome,
-    compare_with_policy,
-    count_by_interface,
-    host_of_line,
-)
+from allranks.nodes.network.copy_tests import save_copy_test
+from allranks.nodes.network.traffic import NetworkLogParser, NetworkOutcome, compare_with_policy, host_of_line
 from allranks.nodes.preflight.runner import PreflightResult, TargetNodes
 from allranks.nodes.probes.probe import unused_port
 from allranks.nodes.records import Probe
-from allranks.planning.env_vars import NetworkPolicy, NodeNetworkPolicy
+from allranks.planning.network_policy import NetworkPolicy, NodeNetworkPolicy
 from allranks.planning.records import LaunchPlan, NodeFacts
 from allranks.rundir.files import read_json, write_json
+from allranks.utils.kernel_counters import count_by_interface
 from allranks.utils.text import format_bytes
 
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
@@ -229,62 +225,6 @@ def compare_with_history(sweep: Sequence[CollectiveTime], earlier: Sequence[Earl
         f"slower than in {count}: {worst.kind} of {format_bytes(worst.bytes)} has a bus bandwidth of {format_rate(worst.bus_bytes_per_s)}, "
         f"{share:.0%} of their median {format_rate(usual)} (the last one on {when}, {', '.join(runs[-1].hosts[:8])})"
     )
-
-
-COPY_TESTS_FOLDER = ".copy-tests"
-COPY_TEST_VALID_S = 30 * 86400
-"""Maximum age of a valid test."""
-
-
-class CopyTestRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's result: pairs with a wrong or hanging copy. Valid for these GPUs and this driver."""
-
-    host: str
-    failed: list[str]
-    tested: int
-    gpus: list[str]
-    driver: str
-    time: float
-
-
-def save_copy_test(run_root: Path, probe: Probe, failed: Sequence[str], tested: int) -> None:
-    """Save the test. If the folder cannot be written, only the record is lost."""
-    test = CopyTestRecord(
-        host=probe.host,
-        failed=list(failed),
-        tested=tested,
-        gpus=_gpu_names(probe),
-        driver=_driver_version(probe),
-        time=time.time(),
-    )
-    try:
-        (run_root / COPY_TESTS_FOLDER).mkdir(parents=True, exist_ok=True)
-        write_json(run_root / COPY_TESTS_FOLDER / f"{probe.host}.json", msgspec.to_builtins(test))
-    except OSError:
-        return
-
-
-def load_copy_tests(run_root: Path, probes: Sequence[Probe]) -> dict[str, list[str]]:
-    """Return failed pairs by tested host; nodes with changed GPUs or driver count as untested."""
-    found = {}
-    for probe in probes:
-        raw = read_json(run_root / COPY_TESTS_FOLDER / f"{probe.host}.json")
-        try:
-            test = msgspec.convert(raw, CopyTestRecord)
-        except msgspec.ValidationError:
-            continue
-        same = test.gpus == _gpu_names(probe) and test.driver == _driver_version(probe)
-        if same and test.tested > 0 and time.time() - test.time < COPY_TEST_VALID_S:
-            found[probe.host] = test.failed
-    return found
-
-
-def _gpu_names(probe: Probe) -> list[str]:
-    return [str(gpu.get("name")) for gpu in probe.gpus]
-
-
-def _driver_version(probe: Probe) -> str:
-    return str(probe.gpus[0].get("driver")) if probe.gpus else ""
 
 
 COPY_TEST_LIMIT_S = 300.0

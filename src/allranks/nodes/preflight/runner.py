@@ -14,16 +14,9 @@ import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.nodes.checks import NodeSurvey, PlanRequirements
-from allranks.nodes.checks.network import (
-    ChosenNetwork,
-    ConnectionRound,
-    NodeLinks,
-    choose_network,
-    judge_links,
-    sampled_links,
-    second_round,
-)
 from allranks.nodes.checks.registry import CHECKS
+from allranks.nodes.network.choose import ChosenNetwork, choose_network
+from allranks.nodes.network.links import ConnectionRound, NodeLinks, judge_links, sampled_links, second_round
 from allranks.nodes.preflight.requirements import node_requirements, port_candidates, write_nonces
 from allranks.nodes.probes import connectivity_probe as reacher
 from allranks.nodes.probes import probe as prober

@@ -30,8 +30,8 @@ from datetime import timedelta
 from itertools import permutations
 from typing import Any
 
-from allranks.nodes.network_verification import connection_addresses
 from allranks.nodes.srun import write_stdin
+from allranks.utils.kernel_counters import connection_addresses
 
 COPIES_CHILD = "ALLRANKS_COPIES_CHILD"
 COPY_WORDS = 4 * 2**20

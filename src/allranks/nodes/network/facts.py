@@ -10,14 +10,13 @@ from typing import Any
 import msgspec
 
 from allranks.errors import RequestError
-from allranks.nodes.checks.network import ChosenNetwork, NodeInterface
-from allranks.nodes.preflight import link_tests
-from allranks.nodes.preflight.runner import PreflightResult
+from allranks.nodes.network.choose import ChosenNetwork, NodeInterface
+from allranks.nodes.network.copy_tests import load_copy_tests
 from allranks.nodes.probes import probe as prober
 from allranks.nodes.records import Probe
 from allranks.nodes.topology.nvidia_smi import parse_topology
-from allranks.planning.env_vars import NetworkJob, NetworkPolicy, env_warnings
-from allranks.planning.network_policy import decide_network_policy
+from allranks.planning.env_vars import env_warnings
+from allranks.planning.network_policy import NetworkJob, NetworkPolicy, decide_network_policy
 from allranks.planning.records import NetworkInterface, NodeAddress, NodeFacts, RdmaGid, RdmaPort, Topology
 from allranks.utils.redaction import holds_secret
 
@@ -48,7 +47,11 @@ def node_facts(
 
 
 def policy_for_nodes(
-    job: NetworkJob, found: PreflightResult, run_root: Path, planned: Collection[str]
+    job: NetworkJob,
+    probes: Sequence[Probe],
+    network: ChosenNetwork | None,
+    run_root: Path,
+    planned: Collection[str],
 ) -> NetworkPolicy:
     """Return the policy for the probed nodes. Variables for NCCL and Gloo in this process's environment take precedence, with a note.
 
@@ -59,8 +62,8 @@ def policy_for_nodes(
         for name, value in os.environ.items()
         if name.startswith(("NCCL_", "GLOO_")) and name not in planned and name not in job.user
     }
-    asked = msgspec.structs.replace(job, nodes=len(found.probes) or 1, user={**inherited, **job.user})
-    facts = facts_of_nodes(found.probes, found.network, link_tests.load_copy_tests(run_root, found.probes))
+    asked = msgspec.structs.replace(job, nodes=len(probes) or 1, user={**inherited, **job.user})
+    facts = facts_of_nodes(probes, network, load_copy_tests(run_root, probes))
     policy = decide_network_policy(asked, facts)
     shown = {name: "..." if holds_secret(name, value) else value for name, value in inherited.items()}
     notes = [
@@ -82,7 +85,7 @@ def this_machine_facts(host: str, run_root: Path, topology: Topology | None = No
     asked = prober.Later(3 * prober.DRIVER_LIMIT_S, prober.graphics).get()[0] or {}
     raw = {"host": host, "nccl": prober.nccl_version(), "nccl_conf": prober.nccl_conf(), "gpu_pci": prober.gpu_pci()}
     probe = msgspec.convert({**asked, **raw}, Probe)
-    failed = link_tests.load_copy_tests(run_root, [probe]).get(host)
+    failed = load_copy_tests(run_root, [probe]).get(host)
     state = "" if failed is None else "failed" if failed else "ok"
     found = node_facts(probe, None, state, failed or ())
     return found if topology is None else msgspec.structs.replace(found, topology=topology, gpus=len(topology.gpus))

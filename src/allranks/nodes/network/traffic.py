@@ -8,52 +8,16 @@ connections in /proc.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from allranks.planning.env_vars import ExpectedNetwork, NetworkPolicy, load_policy
+from allranks.planning.network_policy import ExpectedNetwork, NetworkPolicy, load_policy
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 from allranks.utils.inputs import open_regular
-
-
-def connection_addresses(
-    pids: Iterable[int], *, peers: Iterable[str] | None = None, without_ports: Iterable[int] = ()
-) -> Counter[str]:
-    """Count the local addresses of these processes' connections.
-
-    Excluded are the store's ports, and with `peers` (addresses of the nodes) connections to other hosts. A connection
-    between two processes of this node counts at both ends. Processes that have ended are skipped.
-    """
-    import psutil  # doctor and report read logs without it
-
-    known, skip = None if peers is None else set(peers), set(without_ports)
-    ends: set[tuple[str, int, str, int]] = set()  # forked processes share connections
-    for pid in pids:
-        with suppress(psutil.Error, OSError):
-            for one in psutil.Process(pid).net_connections("tcp"):
-                if one.status == psutil.CONN_ESTABLISHED:
-                    ends.add((*one.laddr, *one.raddr))
-    found: Counter[str] = Counter()
-    for local, own, peer, other in ends:
-        remote = peer.removeprefix("::ffff:")
-        if (known is None or remote in known or remote.startswith("127.")) and not {own, other} & skip:
-            found[local.removeprefix("::ffff:")] += 1
-    return found
-
-
-def count_by_interface(addresses: Counter[str], names: dict[str, str]) -> dict[str, int]:
-    """Return counts by interface; an address without an interface is listed by itself."""
-    found: Counter[str] = Counter()
-    for address, count in addresses.items():
-        found["lo" if address.startswith("127.") or address == "::1" else names.get(address, address)] += count
-    return dict(sorted(found.items()))
-
 
 _LINE = re.compile(r"(?:(?P<host>[\w.-]+):\d+:\d+ \[\d+\] )?NCCL (?:INFO|WARN) (?P<text>.*)")
 _BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?(?P<name>[^\s:]+):(?P<address>\S*?)<\d+>")
