@@ -30,6 +30,7 @@ from allranks.nodes.records import (
     RequiredFolder,
     UnreachedPort,
 )
+from allranks.planning.records import RdmaPort
 from allranks.spec import parse_spec
 from tests.unit.preflight_nodes import (
     FOLDERS,
@@ -264,7 +265,7 @@ def test_gpus_too_few_broken_or_different() -> None:
 
 
 def test_infiniband_ports_that_are_down_and_memory_that_cannot_be_locked() -> None:
-    up, down = ({"port": "mlx5_0:1", "state": state} for state in ("4: ACTIVE", "1: DOWN"))
+    up, down = (RdmaPort(device="mlx5_0", port=1, active=active, layer="InfiniBand") for active in (True, False))
     assert list(failures(survey(node(1, infiniband=[up]), node(2, infiniband=[down])))) == ["n2.ib"]
     assert list(failures(survey(node(1, infiniband=[up], memlock_bytes=2**16)))) == ["n1.memlock"]
     assert not failures(survey(node(1, memlock_bytes=2**16))), "without RDMA nothing is locked"

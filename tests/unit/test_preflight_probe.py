@@ -21,6 +21,7 @@ from allranks.nodes.preflight.requirements import node_requirements, write_nonce
 from allranks.nodes.preflight.runner import TargetNodes, run_preflight
 from allranks.nodes.probes import connectivity_probe, probe
 from allranks.nodes.records import NodeRequirements, Probe, RequiredFolder
+from allranks.planning.records import RdmaPort
 from allranks.spec.records import DataSpec, RunSpec
 
 PREFLIGHT = Path(probe.__file__).parent
@@ -402,8 +403,12 @@ def test_rdma_ports_with_their_gids(tmp_path: Path) -> None:
         },
     )
     first, second = probe.infiniband(str(root))
-    assert first["port"] == "mlx5_0:1" and first["numa"] == 1 and first["interfaces"] == ["eth7"]
-    assert first["gids"] == [[0, local, "", ""], [3, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", "eth7"]]
+    assert msgspec.convert(first, RdmaPort).name == "mlx5_0:1" and first["active"] and first["gbit"] == 100
+    assert first["numa"] == 1 and first["interfaces"] == ["eth7"] and not second["active"]
+    assert first["gids"] == [
+        {"index": 0, "gid": local, "type": "", "interface": ""},
+        {"index": 3, "gid": "0000:0000:0000:0000:0000:ffff:0a00:0001", "type": "RoCE v2", "interface": "eth7"},
+    ]
     assert second["numa"] is None and second["gids"] == [] and probe.infiniband(str(tmp_path / "none")) == []
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import EnvironmentNotAble
+from allranks.planning.records import NetworkInterface, RdmaPort
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,15 +58,11 @@ def require(report: PreflightReport) -> None:
         )
 
 
-class Interface(msgspec.Struct, frozen=True, kw_only=True):
+class Interface(NetworkInterface, frozen=True, kw_only=True):
     """One network interface of a node."""
 
-    name: str
-    address: str | None
-    prefix: int = 0
     up: bool = True
     loopback: bool = False
-    speed_mbit: int | None = None
     numa: int | None = None
     driver: str = ""
 
@@ -153,7 +150,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     gpus: list[dict[str, Any]] = []
     gpu_error: str | None = None
     p2p: str | None = None
-    infiniband: list[dict[str, Any]] = []
+    infiniband: list[RdmaPort] = []
     topo: str | None = None
     gpu_pci: list[dict[str, Any]] = []
     nccl: str | None = None

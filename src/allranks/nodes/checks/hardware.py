@@ -67,7 +67,7 @@ def files(survey: NodeSurvey, probe: Probe) -> Check:
 @each_node
 def memlock(survey: NodeSurvey, probe: Probe) -> Check | None:
     """Check the limit of locked memory: with a low limit RDMA cannot register buffers, and fails or falls back to sockets."""
-    if not any(map(_active, probe.infiniband)):
+    if not any(port.active for port in probe.infiniband):
         return None
     if probe.memlock_bytes is None or probe.memlock_bytes >= MIN_MEMLOCK_BYTES:
         return passed_check("memlock", "ok")
@@ -178,7 +178,7 @@ def p2p(survey: NodeSurvey, probe: Probe) -> Check | None:
 
 def ib(survey: NodeSurvey) -> ChecksByHost:
     """Check InfiniBand and RoCE ports: a port that is down here and up elsewhere makes NCCL silently fall back to sockets."""
-    active = {probe.host: {item["port"] for item in probe.infiniband if _active(item)} for probe in survey.probes}
+    active = {probe.host: {port.name for port in probe.infiniband if port.active} for probe in survey.probes}
     up = set[str]().union(*active.values())
     verdicts: ChecksByHost = {}
     for host, mine in active.items() if up else ():
@@ -188,7 +188,3 @@ def ib(survey: NodeSurvey) -> ChecksByHost:
             cure = f"these ports are up on other nodes: `ibstat` on {host}, or exclude the node (--exclude-bad)"
             verdicts[host] = failed_check("ib", f"DOWN({','.join(sorted(up - mine))})", cure, blocks=False)
     return verdicts
-
-
-def _active(port: dict[str, str]) -> bool:
-    return "ACTIVE" in port.get("state", "")

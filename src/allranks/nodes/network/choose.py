@@ -10,23 +10,17 @@ import msgspec
 
 from allranks.errors import EnvironmentNotAble
 from allranks.nodes.records import Interface, Probe
+from allranks.planning.records import NodeAddress
 
 CONTAINER_PREFIXES = ("docker", "virbr", "veth", "br-", "cni", "flannel", "cali", "kube", "podman", "lxc", "lxd")
 """Bridges inside one machine: every node may have the same address there, and they connect no nodes."""
-
-
-class NodeInterface(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's interface and address on the network."""
-
-    interface: str
-    address: str
 
 
 class ChosenNetwork(msgspec.Struct, frozen=True, kw_only=True):
     """The network, each node's interface and address on it by host, and the reason for the choice."""
 
     network: str
-    seats: dict[str, NodeInterface]
+    seats: dict[str, NodeAddress]
     reason: str
 
 
@@ -62,7 +56,7 @@ def choose_network(probes: Sequence[Probe], wanted_interface: str | None = None)
     return ChosenNetwork(
         network=str(best.network),
         seats={
-            host: NodeInterface(interface=item.name, address=item.address or "")
+            host: NodeAddress(interface=item.name, address=item.address or "")
             for host, item in sorted(best.seats.items())
         },
         reason=_reason(ranked, wanted_interface),
@@ -78,7 +72,7 @@ def _routed(usable: dict[str, list[Interface]], names: list[str] | None) -> Chos
     if not (names or single):
         raise EnvironmentNotAble(_nothing_common(usable))
     seats = {
-        host: NodeInterface(interface=items[0].name, address=items[0].address or "") for host, items in usable.items()
+        host: NodeAddress(interface=items[0].name, address=items[0].address or "") for host, items in usable.items()
     }
     why = "set by cluster.rendezvous.interface" if names else "each node has only this one"
     return ChosenNetwork(network="routed", seats=seats, reason=f"no network in common, so it must be routed: {why}")

@@ -5,43 +5,41 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from allranks.errors import RequestError
-from allranks.nodes.network.choose import ChosenNetwork, NodeInterface
+from allranks.nodes.network.choose import ChosenNetwork
 from allranks.nodes.network.copy_tests import load_copy_tests
 from allranks.nodes.probes import probe as prober
 from allranks.nodes.records import Probe
 from allranks.nodes.topology.nvidia_smi import parse_topology
 from allranks.planning.env_vars import env_warnings
 from allranks.planning.network_policy import NetworkJob, NetworkPolicy, decide_network_policy
-from allranks.planning.records import NetworkInterface, NodeAddress, NodeFacts, RdmaGid, RdmaPort, Topology
+from allranks.planning.records import NodeAddress, NodeFacts, Topology
 from allranks.utils.redaction import holds_secret
 
 
-def node_facts(
-    probe: Probe, seat: NodeInterface | None = None, copies: str = "", failed_pairs: Sequence[str] = ()
-) -> NodeFacts:
-    """Return the facts from a node's probe."""
-    known = [item for item in probe.gpu_pci if item.get("iommu") is not None]
+def node_facts(probe: Probe, seat: NodeAddress | None = None, failed_pairs: list[str] | None = None) -> NodeFacts:
+    """Return the facts from a node's probe. `failed_pairs`: those of an earlier copy test; None: copies were not tested."""
+    iommus = [item["iommu"] for item in probe.gpu_pci if item.get("iommu") is not None]
     bridges = [item["acs"] for item in probe.gpu_pci if item.get("acs") is not None]
+    try:
+        topology = parse_topology(probe.topo) if probe.topo else None
+    except RequestError:
+        topology = None
     return NodeFacts(
         host=probe.host,
-        interfaces=[
-            NetworkInterface(name=i.name, address=i.address, prefix=i.prefix, speed_mbit=i.speed_mbit)
-            for i in probe.interfaces
-        ],
-        ports=[_port(item) for item in probe.infiniband],
+        interfaces=[*probe.interfaces],
+        ports=probe.infiniband,
         gpus=len(probe.gpus),
-        topology=_topology(probe.topo),
-        seat=NodeAddress(interface=seat.interface, address=seat.address) if seat else None,
-        iommu=any(str(item["iommu"]).startswith("DMA") for item in known) if known else None,
+        topology=topology,
+        seat=seat,
+        iommu=any(str(kind).startswith("DMA") for kind in iommus) if iommus else None,
         acs=sorted({name for names in bridges for name in names}) if bridges else None,
-        copies=copies,
-        failed_pairs=list(failed_pairs),
-        nccl=parse_version(probe.nccl),
+        copies="" if failed_pairs is None else "failed" if failed_pairs else "ok",
+        failed_pairs=failed_pairs or [],
+        nccl=tuple(int(part) for part in (probe.nccl or "").split(".") if part.isdigit()),
         conf=probe.nccl_conf,
     )
 
@@ -85,9 +83,7 @@ def this_machine_facts(host: str, run_root: Path, topology: Topology | None = No
     asked = prober.Later(3 * prober.DRIVER_LIMIT_S, prober.graphics).get()[0] or {}
     raw = {"host": host, "nccl": prober.nccl_version(), "nccl_conf": prober.nccl_conf(), "gpu_pci": prober.gpu_pci()}
     probe = msgspec.convert({**asked, **raw}, Probe)
-    failed = load_copy_tests(run_root, [probe]).get(host)
-    state = "" if failed is None else "failed" if failed else "ok"
-    found = node_facts(probe, None, state, failed or ())
+    found = node_facts(probe, None, load_copy_tests(run_root, [probe]).get(host))
     return found if topology is None else msgspec.structs.replace(found, topology=topology, gpus=len(topology.gpus))
 
 
@@ -96,42 +92,5 @@ def facts_of_nodes(
 ) -> list[NodeFacts]:
     """Return facts of every node, in the order of the nodes. `copies`: pairs with a failed copy, by tested host."""
     seats, tested = network.seats if network else {}, copies or {}
-    found = []
-    for probe in sorted(probes, key=lambda probe: probe.node_id):
-        failed = tested.get(probe.host)
-        state = "" if failed is None else "failed" if failed else "ok"
-        found.append(node_facts(probe, seats.get(probe.host), state, failed or ()))
-    return found
-
-
-def parse_version(text: str | None) -> tuple[int, ...]:
-    """Return ``2.21.5`` as numbers; empty without a version."""
-    return tuple(int(part) for part in (text or "").split(".") if part.isdigit())
-
-
-def _topology(text: str | None) -> Topology | None:
-    try:
-        return parse_topology(text) if text else None
-    except RequestError:
-        return None
-
-
-def _port(item: dict[str, Any]) -> RdmaPort:
-    device, _, number = str(item.get("port", "")).partition(":")
-    rate = str(item.get("rate", "")).split()
-    gids = [
-        RdmaGid(index=row[0], gid=row[1], type=row[2], interface=row[3])
-        for row in item.get("gids", [])
-        if len(row) == 4
-    ]
-    numa = item.get("numa")
-    return RdmaPort(
-        device=device,
-        port=int(number) if number.isdigit() else 0,
-        active="ACTIVE" in str(item.get("state", "")),
-        layer=str(item.get("link_layer", "")),
-        gbit=float(rate[0]) if rate and rate[0].replace(".", "", 1).isdigit() else 0.0,
-        numa=numa if isinstance(numa, int) and numa >= 0 else None,
-        interfaces=list(item.get("interfaces", [])),
-        gids=gids,
-    )
+    ordered = sorted(probes, key=lambda probe: probe.node_id)
+    return [node_facts(probe, seats.get(probe.host), tested.get(probe.host)) for probe in ordered]

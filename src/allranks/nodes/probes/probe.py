@@ -398,24 +398,28 @@ def infiniband(root: str = "/sys/class/infiniband") -> list[dict[str, Any]]:
     """Return every port of every RDMA device: state, rate, NUMA node, interfaces, and addresses (GIDs) with their types."""
     found = []
     for port in sorted(Path(root).glob("*/ports/*")):
-        facts: dict[str, Any] = {key: read(f"{port}/{key}") for key in ("state", "rate", "link_layer")}
-        device = port.parent.parent
-        facts["numa"] = number(f"{device}/device/numa_node")
-        facts["interfaces"] = sorted(path.name for path in device.glob("device/net/*"))
-        facts["gids"] = gids(port)
-        found.append({"port": f"{device.name}:{port.name}", **facts})
+        device, rate = port.parent.parent, re.match(r"[\d.]+", read(f"{port}/rate"))
+        facts = {
+            "device": device.name,
+            "port": int(port.name),
+            "active": "ACTIVE" in read(f"{port}/state"),
+            "layer": read(f"{port}/link_layer"),
+            "gbit": float(rate[0]) if rate else 0.0,
+            "numa": number(f"{device}/device/numa_node"),
+            "interfaces": sorted(path.name for path in device.glob("device/net/*")),
+        }
+        found.append({**facts, "gids": gids(port)})
     return found
 
 
-def gids(port: Path) -> list[list[Any]]:
+def gids(port: Path) -> list[dict[str, Any]]:
     """Return index, address, type (``RoCE v2``) and interface of every GID that is set. The kernel has 256 entries, most of them zero."""
     found = []
-    names = [path.name for path in port.glob("gids/*") if path.name.isdigit()]
-    for index in sorted(map(int, names)):
+    for index in sorted(int(path.name) for path in port.glob("gids/*") if path.name.isdigit()):
         gid = read(f"{port}/gids/{index}")
         if gid.replace(":", "").strip("0") and not gid.endswith(":0000:0000:0000:0000"):
             kind, interface = (read(f"{port}/gid_attrs/{what}/{index}") for what in ("types", "ndevs"))
-            found.append([index, gid, kind, interface])
+            found.append({"index": index, "gid": gid, "type": kind, "interface": interface})
     return found
 
 
