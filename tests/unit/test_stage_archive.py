@@ -1,4 +1,4 @@
-"""Archives of staging: equal bytes for equal files, nothing outside the folder, no damage unnoticed."""
+"""Archives of staging: files come back as they were, nothing outside the folder, no damage unnoticed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.nodes.staging import node
-from allranks.nodes.staging.bundles import Packed, check, pack
+from allranks.nodes.staging.bundles import pack
 from allranks.nodes.staging.node import Refused, identity, unpack
+from allranks.rundir.checkpoints import file_hash
 
 
 def tree(folder: Path) -> list[tuple[str, Path]]:
@@ -30,28 +31,24 @@ def tree(folder: Path) -> list[tuple[str, Path]]:
     return [(str(p.relative_to(folder)), p) for p in folder.rglob("*") if p.is_file()]
 
 
-def test_equal_files_give_equal_bytes(tmp_path: Path) -> None:
-    first = tree(tmp_path / "one")
-    second = list(reversed(tree(tmp_path / "two")))
-    for _, path in second:
-        os.utime(path, (1, 1))
-    made = [pack(tmp_path / f"{n}.tar", files) for n, files in enumerate((first, second))]
-    assert made[0] == made[1] and (tmp_path / "0.tar").read_bytes() == (tmp_path / "1.tar").read_bytes()
-    (tmp_path / "two" / "run.sh").chmod(0o600)
-    assert pack(tmp_path / "2.tar", second).sha256 != made[0].sha256
+def packed(target: Path, files: list[tuple[str, Path]]) -> str:
+    pack(target, files)
+    return file_hash(target)
 
 
 def test_unpacking_gives_the_files_back(tmp_path: Path) -> None:
-    packed = pack(tmp_path / "p.tar", tree(tmp_path / "one"))
-    check(tmp_path / "p.tar", packed)
+    files = tree(tmp_path / "one")
+    sha256 = packed(tmp_path / "p.tar", files)
+    assert packed(tmp_path / "again.tar", list(reversed(files))) == sha256, "in any order"
     out = tmp_path / "out"
-    assert unpack(str(tmp_path / "p.tar"), str(out), packed.sha256, packed.unpacked_bytes) == packed.files == 5
+    unpack(str(tmp_path / "p.tar"), str(out), sha256)
+    assert len([path for path in out.rglob("*") if path.is_file()]) == 5 and out.stat().st_mode & 0o777 == 0o700
     assert (out / "pkg" / "a.py").read_text() == "A = 1\n"
     assert os.access(out / "run.sh", os.X_OK) and not os.access(out / "ünï", os.X_OK)
     assert not (out / "link").is_symlink() and (out / "link").read_text() == "#!/bin/sh\n"
 
 
-def test_compiled_files_stay_valid_and_stale_ones_are_left_out(tmp_path: Path) -> None:
+def test_compiled_files_stay_valid_and_stale_ones_stale(tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
     for name in ("good", "stale"):
@@ -59,15 +56,17 @@ def test_compiled_files_stay_valid_and_stale_ones_are_left_out(tmp_path: Path) -
         py_compile.compile(str(site / f"{name}.py"))
     (site / "stale.py").write_text("NAME = 'other'\n")  # of the same size
     os.utime(site / "stale.py", (9, 9))
-    packed = pack(tmp_path / "p.tar", [(str(p.relative_to(site)), p) for p in site.rglob("*") if p.is_file()])
-    unpack(str(tmp_path / "p.tar"), str(tmp_path / "out"), packed.sha256, packed.unpacked_bytes)
+    os.utime(site / "good.py", (1, 1))
+    py_compile.compile(str(site / "good.py"))
+    sha256 = packed(tmp_path / "p.tar", [(str(p.relative_to(site)), p) for p in site.rglob("*") if p.is_file()])
+    unpack(str(tmp_path / "p.tar"), str(tmp_path / "out"), sha256)
     code = "import good, stale; print(good.NAME, stale.NAME)"
     done = subprocess.run(
         [sys.executable, "-v", "-B", "-c", code], cwd=tmp_path / "out", capture_output=True, text=True, timeout=30
     )
     assert done.stdout == "good other\n"
-    assert "good.cpython" in done.stderr and "stale.cpython" not in done.stderr
     assert any("matches" in line and "good" in line for line in done.stderr.splitlines())
+    assert "bytecode is stale for 'stale'" in done.stderr
 
 
 def hostile(*entries: tarfile.TarInfo, content: bytes = b"x") -> bytes:
@@ -86,54 +85,46 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile
     return made
 
 
+@pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="this Python has no filter of archives")
 @pytest.mark.parametrize(
-    ("entries", "word"),
+    "entries",
     [
-        ([entry("/etc/evil")], "outside of the folder"),
-        ([entry("../evil")], "outside of the folder"),
-        ([entry("a/../../evil")], "outside of the folder"),
-        ([entry("..")], "outside of the folder"),
-        ([entry("out", tarfile.SYMTYPE, ".."), entry("out/evil")], "link or a device"),
-        ([entry("in", tarfile.SYMTYPE, "fine"), entry("fine")], "link or a device"),
-        ([entry("hard", tarfile.LNKTYPE, "/etc/passwd")], "link or a device"),
-        ([entry("null", tarfile.CHRTYPE)], "link or a device"),
-        ([entry("disk", tarfile.BLKTYPE)], "link or a device"),
-        ([entry("pipe", tarfile.FIFOTYPE)], "link or a device"),
-        ([entry("twice"), entry("./twice")], "twice"),
-        ([entry("much"), entry("more"), entry("most"), entry("last")], "more than"),
+        [entry("../evil")],
+        [entry("a/../../evil")],
+        [entry("out", tarfile.SYMTYPE, "../.."), entry("out/evil")],
+        [entry("hard", tarfile.LNKTYPE, "/etc/passwd")],
+        [entry("null", tarfile.CHRTYPE)],
+        [entry("pipe", tarfile.FIFOTYPE)],
     ],
 )
-def test_hostile_archives_are_refused_and_leave_nothing(
-    tmp_path: Path, entries: list[tarfile.TarInfo], word: str
-) -> None:
+def test_hostile_archives_are_refused_and_leave_nothing(tmp_path: Path, entries: list[tarfile.TarInfo]) -> None:
+    """Even with the hash that was announced, which only the user's own bundles have."""
     archive, place = tmp_path / "evil.tar", tmp_path / "place"
     archive.write_bytes(hostile(*entries))
     place.mkdir()
-    sha256 = __import__("hashlib").sha256(archive.read_bytes()).hexdigest()
-    with pytest.raises(Refused, match=word):
-        unpack(str(archive), str(place / "out"), sha256, 3)
+    with pytest.raises(Refused, match="cannot be unpacked"):
+        unpack(str(archive), str(place / "out"), file_hash(archive))
     assert list(place.iterdir()) == [] and not (tmp_path / "evil").exists()
-    with pytest.raises(Refused, match=word):
-        check(archive, Packed(sha256=sha256, bytes=0, files=0, unpacked_bytes=3))
 
 
 @pytest.mark.parametrize("where", [0.02, 0.5, 0.999])
 def test_one_changed_byte_is_found(tmp_path: Path, where: float) -> None:
-    packed = pack(tmp_path / "p.tar", tree(tmp_path / "one"))
+    sha256 = packed(tmp_path / "p.tar", tree(tmp_path / "one"))
     content = bytearray((tmp_path / "p.tar").read_bytes())
     content[int(len(content) * where)] ^= 1
     (tmp_path / "p.tar").write_bytes(content)
-    with pytest.raises(Refused):
-        unpack(str(tmp_path / "p.tar"), str(tmp_path / "out"), packed.sha256, packed.unpacked_bytes)
+    with pytest.raises(Refused, match="is damaged"):
+        unpack(str(tmp_path / "p.tar"), str(tmp_path / "out"), sha256)
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
 
 
 def test_a_cut_archive_is_found(tmp_path: Path) -> None:
-    packed = pack(tmp_path / "p.tar", tree(tmp_path / "one"))
-    for keep in (0, 700, packed.bytes - 512):
-        (tmp_path / "cut.tar").write_bytes((tmp_path / "p.tar").read_bytes()[:keep])
-        with pytest.raises(Refused):
-            unpack(str(tmp_path / "cut.tar"), str(tmp_path / "out"), packed.sha256, packed.unpacked_bytes)
+    sha256 = packed(tmp_path / "p.tar", tree(tmp_path / "one"))
+    whole = (tmp_path / "p.tar").read_bytes()
+    for keep in (0, 700, len(whole) - 512):
+        (tmp_path / "cut.tar").write_bytes(whole[:keep])
+        with pytest.raises(Refused, match="is damaged"):
+            unpack(str(tmp_path / "cut.tar"), str(tmp_path / "out"), sha256)
         assert not (tmp_path / "out").exists()
 
 

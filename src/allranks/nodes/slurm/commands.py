@@ -204,7 +204,7 @@ class Slurm:
 
     def partitions(self, *, timeout_s: float = TRY_TIMEOUT_S) -> list[PartitionGres]:
         """Return the partitions, each once for every kind of its nodes; none if Slurm does not answer."""
-        listed = self._output("sinfo", "--all", "--noheader", "--format=%P|%G", timeout_s=timeout_s)
+        listed = self.output("sinfo", "--all", "--noheader", "--format=%P|%G", timeout_s=timeout_s)
         return answers.parse_partitions(listed or "")
 
     def partition_gpus(self, partition: str | None, *, timeout_s: float = TRY_TIMEOUT_S) -> int | None:
@@ -213,10 +213,10 @@ class Slurm:
 
     def partition_limits(self) -> list[PartitionLimits]:
         """Return the largest job of each partition; none if Slurm does not answer."""
-        listed = self._output("sinfo", "--all", "--noheader", "--format=%P|%l|%s")
+        listed = self.output("sinfo", "--all", "--noheader", "--format=%P|%l|%s")
         return answers.parse_partition_limits(listed or "")
 
-    def _output(self, *argv: str, timeout_s: float = TRY_TIMEOUT_S) -> str | None:
+    def output(self, *argv: str, timeout_s: float = TRY_TIMEOUT_S) -> str | None:
         """Return what a command prints; None if it is not installed, fails, or does not answer."""
         try:
             done = self._ask(*argv, timeout_s=timeout_s)
@@ -246,7 +246,7 @@ class Slurm:
         if isinstance(found, JobInfo):
             return answers.end_text(found)
         fields = ("--parsable2", "--noheader", "--allocations", "--format=State,ExitCode")
-        recorded = answers.parse_sacct(self._output("sacct", "--jobs", job, *fields) or "", job)
+        recorded = answers.parse_sacct(self.output("sacct", "--jobs", job, *fields) or "", job)
         return answers.end_text(recorded) if recorded else "unknown"
 
     def cancel(self, job: str, *extra: str, timeout_s: float = TRY_TIMEOUT_S) -> None:
@@ -296,7 +296,7 @@ class Slurm:
 
     def node_list(self, partition: str | None) -> list[ListedNode] | None:
         """Return the nodes of a partition (None: the default one) with their states; None if unknown."""
-        listed = self._output("sinfo", "--noheader", "--Node", "--format=%P|%N|%T|%a|%E")
+        listed = self.output("sinfo", "--noheader", "--Node", "--format=%P|%N|%T|%a|%E")
         return None if listed is None else answers.parse_node_list(listed, partition)
 
     def restarts(self, job: str) -> int | None:
@@ -306,7 +306,7 @@ class Slurm:
 
     def node_state(self, host: str) -> str:
         """Return sinfo's state of a node: ``allocated``, ``down`` and others, with ``*`` if it does not respond."""
-        listed = self._output("sinfo", "--noheader", "--Node", f"--nodes={host}", "--format=%T")
+        listed = self.output("sinfo", "--noheader", "--Node", f"--nodes={host}", "--format=%T")
         return next(iter((listed or "").split()), "unknown")
 
 

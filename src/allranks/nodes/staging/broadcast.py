@@ -31,6 +31,7 @@ import msgspec
 
 from allranks.errors import AllranksError, EnvironmentNotAble, RunFailed
 from allranks.nodes.slurm.allocations import Allocation
+from allranks.nodes.slurm.commands import Slurm
 from allranks.nodes.srun import srun_command
 from allranks.nodes.staging import node
 from allranks.nodes.staging.bundles import (
@@ -45,49 +46,19 @@ from allranks.nodes.staging.bundles import (
     probe_of,
     store_of,
 )
-from allranks.nodes.staging.manifests import NodeStage, StageManifest, node_stage
+from allranks.nodes.staging.manifests import StageManifest, node_stage
 from allranks.nodes.staging.sources import TEMPORARY_FOLDERS, PartFiles, package_versions, requested_parts
 from allranks.rundir.files import write_json
 from allranks.rundir.paths import RunDir
 from allranks.spec.records import RunSpec
 
-_LOADER = (
-    "import json,sys,types\n"
-    "for name,text in json.loads(sys.stdin.buffer.readline()):\n"
-    " module=types.ModuleType(name); sys.modules[name]=module; exec(compile(text,name,'exec'),module.__dict__)\n"
-    "sys.exit(module.main())"
-)
+_LOADER = "import json,sys; exec(compile(json.loads(sys.stdin.buffer.readline()), 'node.py', 'exec'))"
 # The first available interpreter; without one, print the error in the helper's own format.
 _SHELL = (
     'loader=$1; shift; for p; do if command -v "$p" >/dev/null 2>&1; then exec "$p" -I -c "$loader"; fi; done; '
     'printf \'@allranks %s 0 1 {"error": "no Python found; tried: %s"}\\n\' "$SLURMD_NODENAME" "$*"; exit 1'
 )
 _END_S = 15.0
-
-
-def run_command(argv: Sequence[str], *, timeout_s: float) -> str:
-    """Return the output of a command that must succeed.
-
-    Raises:
-        EnvironmentNotAble, RunFailed: the program is missing; it failed, or did not end in time.
-    """
-    try:
-        done = subprocess.run(
-            list(argv), capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
-        )
-    except FileNotFoundError:
-        raise EnvironmentNotAble(f"the program {argv[0]!r} is not installed") from None
-    except subprocess.TimeoutExpired:
-        raise RunFailed(f"{' '.join(argv[-4:])!r} did not end within {timeout_s:g} s") from None
-    if done.returncode != 0:
-        raise RunFailed(f"{' '.join(argv[-4:])!r} ended with exit code {done.returncode}: {last_line(done.stderr)}")
-    return done.stdout
-
-
-def last_line(text: str) -> str:
-    """Return the last line with text."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no output"
 
 
 class StagingStep:
@@ -121,7 +92,8 @@ class StagingStep:
         except FileNotFoundError:
             raise EnvironmentNotAble(f"the program {srun[0]!r} is not installed") from None
         threading.Thread(target=self._read, daemon=True).start()
-        self.send(json.dumps(helper_texts()).encode() + b"\n" + json.dumps(request).encode() + b"\n")
+        self.send(json.dumps(Path(str(node.__file__)).read_text(encoding="utf-8")).encode() + b"\n")
+        self.order(**request)
 
     def send(self, data: bytes) -> None:
         """Send input to all nodes of the step; if the step has ended, `answers` reports it."""
@@ -146,7 +118,7 @@ class StagingStep:
                 self.send(block)
         guard.cancel()
 
-    def answers(self, timeout_s: float, alive: Callable[[], None] = lambda: None) -> dict[str, dict[str, Any]]:
+    def answers(self, timeout_s: float) -> dict[str, dict[str, Any]]:
         """Return the next answer of every node.
 
         Raises:
@@ -155,17 +127,17 @@ class StagingStep:
         found: dict[str, dict[str, Any]] = {}
         deadline = time.monotonic() + timeout_s
         while len(found) < len(self.nodes):
-            alive()
             try:
-                said = self._answers.get(timeout=min(1.0, max(0.01, deadline - time.monotonic())))
+                said = self._answers.get(timeout=max(0.01, deadline - time.monotonic()))
             except queue.Empty:
-                if time.monotonic() < deadline:
-                    continue
                 missing = sorted(set(self.nodes) - set(found))
                 raise RunFailed(f"staging: {', '.join(missing)} did not answer within {timeout_s:g} s") from None
             if said is None:
                 missing = sorted(set(self.nodes) - set(found))
-                raise RunFailed(f"staging: the step ended without an answer of {', '.join(missing)}: {self._said()}")
+                self._errors.seek(0)
+                lines = self._errors.read().decode(errors="replace").strip().splitlines()
+                why = lines[-1] if lines else "no output"
+                raise RunFailed(f"staging: the step ended without an answer of {', '.join(missing)}: {why}")
             found[said[0]] = said[1]
         wrong = [f"{name}: {answer['error']}" for name, answer in sorted(found.items()) if "error" in answer]
         if wrong:
@@ -189,10 +161,6 @@ class StagingStep:
                 end()
         self._errors.close()
 
-    def _said(self) -> str:
-        self._errors.seek(0)
-        return last_line(self._errors.read().decode(errors="replace"))
-
     def _read(self) -> None:
         """Join fragments to answers, until the step ends."""
         fragments: dict[str, list[str]] = {}
@@ -215,11 +183,6 @@ _STEP_SETTINGS = {
     *("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE", "SLURM_CPU_BIND", "SLURM_GPUS", "SLURM_GPU_BIND"),
     *("SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_NNODES", "SLURM_HOSTFILE", "SLURM_ARBITRARY_NODELIST"),
 }
-
-
-def helper_texts() -> list[tuple[str, str]]:
-    """Return the modules that run on nodes: names and texts; the last one is the program."""
-    return [(m.__name__, Path(str(m.__file__)).read_text(encoding="utf-8")) for m in (node,)]
 
 
 ANSWER_S = 180.0
@@ -267,7 +230,7 @@ def staged(
             method="+".join(sorted(used)) or "none",
             bytes_sent=sent,
             seconds=time.monotonic() - began,
-            nodes=[_node_stage(bundle, name, answers[name]) for name in allocation.nodes],
+            nodes=[node_stage(bundle, n, answers[n]["lacks"], answers[n]["folder"]) for n in allocation.nodes],
         )
     finally:
         if touched:
@@ -276,11 +239,12 @@ def staged(
 
 def ask_nodes(bundle: Bundle, allocation: Allocation, *, always: bool = False) -> StagingAnswers:
     """Query which parts each node lacks, with one step on all of them."""
+    live = Slurm([*allocation.prefix], "this job's").output("squeue", "--me", "--noheader", "--format=%A", timeout_s=60)
     request = {
         "verb": "ask",
         "always": always,
         "job": allocation.folder,
-        "live": _live_jobs(allocation),
+        "live": None if live is None else live.split(),  # without an answer of Slurm nothing old is removed
         "python": msgspec.to_builtins(bundle.python),
         "parts": [probe_of(part) for part in bundle.parts],
     }
@@ -298,14 +262,6 @@ def missing_parts(found: Sequence[PartFiles], allocation: Allocation) -> set[str
     asked = {"verb": "ask", "only_look": True, "always": False, "python": msgspec.to_builtins(python), "parts": parts}
     with StagingStep(allocation, allocation.nodes, _pythons(python), asked) as step:
         return {name for answer in step.answers(ANSWER_S).values() for name in answer["lacks"]}
-
-
-def _live_jobs(allocation: Allocation) -> list[str] | None:
-    """Return this user's active jobs; None if Slurm does not answer: then nothing old is removed."""
-    try:
-        return run_command([*allocation.prefix, "squeue", "--me", "--noheader", "--format=%A"], timeout_s=60).split()
-    except AllranksError:
-        return None
 
 
 def _pythons(python: Interpreter) -> list[str]:
@@ -343,7 +299,7 @@ def _send(
         "verb": "receive",
         "folder": folder,
         "interpreters": {name: answer.get("python") for name, answer in group.items()},
-        "parts": [{"name": p.name, "sha256": p.sha256, "unpacked_bytes": p.unpacked_bytes} for p in parts],
+        "parts": [{"name": p.name, "sha256": p.sha256} for p in parts],
     }
     with StagingStep(allocation, list(group), _pythons(bundle.python), request) as step:
         ready = step.answers(ANSWER_S)
@@ -383,8 +339,10 @@ def _transfer(
         try:
             for part in parts:
                 target = node.incoming(folder, part.name)
-                words = ["sbcast", "--force", f"--jobid={allocation.job_id}.{number}", part.archive, target]
-                run_command([*allocation.prefix, *words], timeout_s=limit)
+                words = ("sbcast", "--force", f"--jobid={allocation.job_id}.{number}", part.archive, target)
+                done = Slurm([*allocation.prefix], "this job's").call(*words, timeout_s=limit)
+                if done.returncode:
+                    raise RunFailed(" ".join(done.stderr.split())[-200:] or f"exit code {done.returncode}")
             return "sbcast"
         except AllranksError as error:
             if method == "sbcast":
@@ -393,10 +351,6 @@ def _transfer(
     for part in parts:
         step.stream(part.name, Path(part.archive), limit)
     return "stream"
-
-
-def _node_stage(bundle: Bundle, name: str, answer: dict[str, Any]) -> NodeStage:
-    return node_stage(bundle, name, answer["lacks"], answer["folder"])
 
 
 def _remove(bundle: Bundle, allocation: Allocation, nodes: tuple[str, ...], log: Log) -> None:
@@ -412,10 +366,7 @@ def _remove(bundle: Bundle, allocation: Allocation, nodes: tuple[str, ...], log:
         log(f"staging: staged files may be left on {', '.join(nodes)}: {error}; the next job there removes them")
 
 
-PackLog = Callable[[str], None]
-
-
-def pack_ahead(spec: RunSpec, run: RunDir, log: PackLog = lambda _: None) -> Bundle | None:
+def pack_ahead(spec: RunSpec, run: RunDir, log: Log = lambda _: None) -> Bundle | None:
     """Pack the script, model and data in folders for temporary files on the login node.
 
     Each node has such folders of its own, so the job's first node, which packs the other files, could not read them.
@@ -452,7 +403,7 @@ def bundle_for(
     packages: bool,
     always: bool,
     ahead: Bundle | None = None,
-    log: PackLog = lambda _: None,
+    log: Log = lambda _: None,
 ) -> Bundle:
     """Return a bundle, inside the job, of the parts that some node lacks, or of all.
 

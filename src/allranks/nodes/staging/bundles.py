@@ -1,47 +1,30 @@
-"""Pack the parts of a spec into reproducible archives, stored under the hash of their content; refuse conflicting packages.
-
-The same files give the same bytes, on any machine and at any time.
-"""
+"""Pack the parts of a spec into archives, stored under the hash of their content; refuse conflicting packages."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import re
 import shutil
-import struct
 import sys
 import sysconfig
 import tarfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
-from allranks.errors import EnvironmentNotAble, RunFailed
-from allranks.nodes.staging.node import WHOLE_BYTES, Refused, identity, members, unpack
+from allranks.errors import EnvironmentNotAble
+from allranks.nodes.staging.node import WHOLE_BYTES, identity
 from allranks.nodes.staging.sources import PartFiles, editable_packages, is_allranks_file, package_versions, part_files
-from allranks.rundir.files import write_json
+from allranks.rundir.checkpoints import MANIFEST
+from allranks.rundir.files import read_record, write_json
 from allranks.rundir.shared_cache import get_or_build
 from allranks.spec.records import RunSpec
 from allranks.utils.filesystem import cache_root, describe_os_error, owner_of, private_root, with_file_name
-from allranks.utils.inputs import open_regular, read_regular
-
-
-class PackageConflict(msgspec.Struct, frozen=True, kw_only=True):
-    """Two incompatible packages, the consequence, and the fix."""
-
-    packages: dict[str, str]
-    problem: str
-    cure: str
-
-    def __str__(self) -> str:
-        named = " with ".join(f"{name} {version}" for name, version in self.packages.items())
-        return f"{named}: {self.problem}; {self.cure}"
-
+from allranks.utils.inputs import read_regular
 
 # package, its first version that supports NumPy 2, the failure of older versions
 _NUMPY_2 = (
@@ -52,16 +35,15 @@ _NUMPY_2 = (
 )  # fmt: skip
 
 
-def package_conflicts(packages: Mapping[str, str]) -> list[PackageConflict]:
-    """Return every known conflict in a list of packages with their versions."""
+def package_conflicts(packages: Mapping[str, str]) -> list[str]:
+    """Return every known conflict in a list of packages with their versions: both, the consequence, and the fix."""
     found = []
-    numpy = packages.get("numpy")
-    if numpy is not None and parse_release(numpy) >= (2,):
-        for name, first_good, problem in _NUMPY_2:
-            have = packages.get(name)
-            if have is not None and parse_release(have) < parse_release(first_good):
-                cure = f"pip install 'numpy<2', or '{name}>={first_good}'"
-                found.append(PackageConflict(packages={name: have, "numpy": numpy}, problem=problem, cure=cure))
+    numpy = packages.get("numpy", "1")
+    for name, first_good, problem in _NUMPY_2 if parse_release(numpy) >= (2,) else ():
+        have = packages.get(name)
+        if have is not None and parse_release(have) < parse_release(first_good):
+            cure = f"pip install 'numpy<2', or '{name}>={first_good}'"
+            found.append(f"{name} {have} with numpy {numpy}: {problem}; {cure}")
     return found
 
 
@@ -71,84 +53,26 @@ def parse_release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in release.group().split(".")) if release else ()
 
 
-__all__ = ["FIXED_TIME", "Packed", "Refused", "check", "pack", "unpack"]
+def pack(target: Path, files: Iterable[tuple[str, Path]]) -> None:
+    """Write files under new names into a new tar file, without their owners. A link is packed as its target file.
 
-FIXED_TIME = 1_000_000_000
-"""Modification time of every packed file; compiled files are adjusted to it."""
-_PYC_TIMESTAMP = struct.Struct("<III")  # flags, source time, source size; after the four bytes of the magic number
-
-
-class Packed(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of packing."""
-
-    sha256: str
-    bytes: int
-    files: int
-    unpacked_bytes: int
-
-
-class _HashingWriter:
-    """A file whose bytes are hashed while they are written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.digest, self.bytes = file, hashlib.sha256(), 0
-
-    def write(self, block: bytes) -> int:
-        self.digest.update(block)
-        self.bytes += len(block)
-        return self._file.write(block)
-
-
-def pack(target: Path, files: Iterable[tuple[str, Path]]) -> Packed:
-    """Write files under new names into a new tar file: sorted, one time, one owner, no links.
-
-    A link is packed as its target file. Stale compiled Python files are skipped.
+    Times are kept, so that compiled Python files stay valid.
     """
-    count = total = 0
-    with with_file_name(target), target.open("xb") as raw:
-        sink = _HashingWriter(raw)
-        with tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT, bufsize=1 << 20) as tar:  # type: ignore[call-overload]
-            for name, path in sorted(files):
-                compiled = _fixed_pyc(path) if path.suffix == ".pyc" else b""
-                if compiled is None:
-                    continue
-                with open_regular(path) if not compiled else io.BytesIO(compiled) as content:
-                    entry = tarfile.TarInfo(name)
-                    status = path.stat()
-                    entry.size = len(compiled) or status.st_size
-                    entry.mode = 0o755 if status.st_mode & 0o100 else 0o644
-                    entry.mtime = FIXED_TIME
-                    tar.addfile(entry, content)
-                count += 1
-                total += entry.size
-    return Packed(sha256=sink.digest.hexdigest(), bytes=sink.bytes, files=count, unpacked_bytes=total)
+
+    def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.mode = 0o755 if entry.mode & 0o100 else 0o644
+        entry.uid = entry.gid = 0
+        entry.uname = entry.gname = ""
+        entry.mtime = int(entry.mtime)
+        return entry
+
+    with with_file_name(target), tarfile.open(target, "x:", format=tarfile.PAX_FORMAT, dereference=True) as tar:
+        for name, path in sorted(files):
+            tar.add(path, name, recursive=False, filter=anonymous)
 
 
-def check(archive: Path, packed: Packed) -> None:
-    """Read an archive completely, as unpacking would, and compare it with what was packed.
-
-    Raises:
-        Refused: it is damaged or contains entries that must not be unpacked.
-    """
-    files = sum(entry.isreg() for entry, _ in members(str(archive), packed.sha256, packed.unpacked_bytes))
-    if files != packed.files:
-        raise Refused(f"contains {files} files, not {packed.files}")
-
-
-def _fixed_pyc(path: Path) -> bytes | None:
-    """Return a compiled file adjusted to its source at `FIXED_TIME`; None if it is stale."""
-    source = path.parent.parent / f"{path.name.split('.', 1)[0]}.py"
-    try:
-        content, status = read_regular(path), source.stat()
-        flags, time, size = _PYC_TIMESTAMP.unpack_from(content, 4)
-    except (OSError, struct.error):
-        return None
-    if flags != 0 or time != int(status.st_mtime) & 0xFFFFFFFF or size != status.st_size & 0xFFFFFFFF:
-        return None
-    return content[:4] + _PYC_TIMESTAMP.pack(0, FIXED_TIME, size) + content[16:]
-
-
-BUNDLE_FORMAT = "1"
+BUNDLE_FORMAT = "2"
+ARCHIVE = "part.tar"
 UNUSED_PART_S = 30 * 86400
 PART_FOLDER = re.compile(r"^[a-z0-9-]+-[0-9a-f]{24}$")
 Log = Callable[[str], None]
@@ -231,7 +155,7 @@ def checked_sources(
     """
     found = package_conflicts(package_versions()) if packages else []
     if found:
-        raise EnvironmentNotAble("the packages here cannot be staged: " + "; ".join(map(str, found)))
+        raise EnvironmentNotAble("the packages here cannot be staged: " + "; ".join(found))
     parts = part_files(spec, packages=packages, without=without)
     for name, folder in editable_packages(Path(sysconfig.get_paths()["purelib"])).items() if packages else ():
         if name != "allranks" and not any(Path(folder) == part.path for part in parts):
@@ -332,29 +256,22 @@ def _pack_part(source: PartFiles, store: Path, log: Log) -> BundlePart:
     def pack_it(folder: Path) -> None:
         log(f"packing {source.name}: {len(source.files)} files of {source.path}")
         try:
-            packed = pack(folder / "part.tar", source.files)
+            pack(folder / ARCHIVE, source.files)
         except OSError as error:
             raise EnvironmentNotAble(f"part {source.name} cannot be packed: {describe_os_error(error)}") from None
-        write_json(folder / "part.json", msgspec.to_builtins(packed))
 
     entry, how = get_or_build(store, f"{source.name}-{_part_key(source, known)}", pack_it, log)
-    packed = msgspec.json.decode(read_regular(entry / "part.json"), type=Packed)
-    archive = entry / "part.tar"
-    if how != "found":
-        try:
-            check(archive, packed)
-        except Refused as error:
-            raise RunFailed(f"part {source.name}: {archive} {error}; remove its folder and build it again") from None
+    archive = read_record(entry / MANIFEST)["files"][ARCHIVE]  # `get_or_build` has compared the hash with the file
     return BundlePart(
         name=source.name,
         path=str(source.path),
         probe=list(source.probe),
         identity=known,
-        archive=str(archive),
-        sha256=packed.sha256,
-        bytes=packed.bytes,
-        files=packed.files,
-        unpacked_bytes=packed.unpacked_bytes,
+        archive=str(entry / ARCHIVE),
+        sha256=archive["sha256"],
+        bytes=archive["bytes"],
+        files=len(source.files),
+        unpacked_bytes=sum(path.stat().st_size for _, path in source.files),
         how=how,
         revision=source.revision,
         override=source.override or {},
