@@ -30,7 +30,7 @@ from allranks.lab.smoke.records import (
     evaluate_criteria,
     read_evidence,
 )
-from allranks.lab.smoke.runner import SmokeOptions, _describe_test, _result, placement_of, prepare_test, world_size_note
+from allranks.lab.smoke.runner import SmokeOptions, _describe_test, _ran, placement_of, prepare_test, world_size_note
 from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import write_json
@@ -79,7 +79,6 @@ def good(test: SmokeTest, *, gpu: bool = False) -> Raw:
         "first": first,
         "again": again,
         "step": STEPS,
-        "manifest": {},
         "files": {**dict.fromkeys(names, 100), **state},
         "damage": None,
         "engine": {
@@ -489,7 +488,7 @@ def test_what_became_of_a_test_is_said_with_where_it_ran(tmp_path: Path) -> None
     states = {"passed": "passed", "not testable": "passed", "not reached": "failed", "failed": "failed"}
     for state, status in states.items():
         one = CriterionResult(key="k", title="t", state=state, measured="", threshold="", why="w")  # type: ignore[arg-type]
-        found = _result(ready, facts(), e, [one], RunDir(tmp_path), 1.0)
+        found = _ran(ready, facts(), e, [one], RunDir(tmp_path), 1.0)
         assert found.status == status, state
         assert found.untested == (["t: w"] if state == "not testable" else [])
     assert found.setting.endswith("on CPU cores") and "8 ranks on 4 nodes" in found.setting

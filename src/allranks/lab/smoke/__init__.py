@@ -1,8 +1,8 @@
 """Smoke tests: eight small trainings that check an installation, with explicit criteria.
 
-tests.yaml    the tests, in order: spec, criteria and figures of the field notes
+tests.yaml    the tests, in order: spec, criteria and figures of the field notes; definitions of the figures
 criteria.py   the criteria, by key
-figures.py    measured figures beside those of the field notes, by name
+figures.py    measured figures beside those of the field notes
 sizes.py      the spec of a test for a machine
 records.py    records of tests and results; a run folder as one frozen record; evaluation of criteria
 runner.py     runs the tests on this machine, through Slurm, or in the cluster in a box
@@ -19,20 +19,18 @@ import yaml
 
 from allranks.errors import SpecError
 from allranks.lab.smoke.criteria import criterion_of
-from allranks.lab.smoke.figures import figure_of
-from allranks.lab.smoke.records import SmokeTest
+from allranks.lab.smoke.records import Figure, SmokeTest
 from allranks.utils.text import did_you_mean
 
 
 def _test_of(entry: dict[str, Any]) -> SmokeTest:
     keys = [key for item in entry["criteria"] for key in (item if isinstance(item, list) else [item])]
-    criteria = tuple(criterion_of(key) for key in keys)
-    return SmokeTest(**{**entry, "criteria": criteria, "figures": tuple(map(figure_of, entry["figures"]))})
+    figures = tuple(Figure(**{**_DATA["figures"][figure["name"]], **figure}) for figure in entry["figures"])
+    return SmokeTest(**{**entry, "criteria": tuple(map(criterion_of, keys)), "figures": figures})
 
 
-TESTS: tuple[SmokeTest, ...] = tuple(
-    map(_test_of, yaml.safe_load((resources.files(__name__) / "tests.yaml").read_text("utf-8")))
-)
+_DATA = yaml.safe_load((resources.files(__name__) / "tests.yaml").read_text("utf-8"))
+TESTS: tuple[SmokeTest, ...] = tuple(map(_test_of, _DATA["tests"]))
 
 
 def select_tests(names: Sequence[str]) -> list[SmokeTest]:

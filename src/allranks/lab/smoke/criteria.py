@@ -1,526 +1,442 @@
 """Criteria that several smoke tests share: rendezvous, strategy, training steps, checkpoints.
 
-Each criterion is a function of a run's records; for each, a unit test shows that it can fail.
+Each criterion is a function of a run's records; for each, a unit test shows that it can fail. It returns what it measured and whether
+that is right; `NotReached` (raised by `Evidence.every`, too) says that the run ended before it could be measured, and `NotTestable` that
+this machine lacks a requirement.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from allranks.lab.smoke.records import Criterion, Evidence, Verdict, decide, failed, not_reached, not_testable, passed
+import msgspec
+
+from allranks.lab.smoke.records import Criterion, Evidence, Measured, NotReached, NotTestable, n_ranks
+
+CRITERIA: dict[str, Criterion] = {}
+"""Every criterion that tests.yaml names, by its key."""
+Judge = Callable[..., Measured]
 
 
-def n_of(found: int, all_: int, what: str) -> str:
-    return f"{found} of {all_} {what}"
+def criterion(key: str, title: str, threshold: str, *, late: bool = False) -> Callable[[Judge], Judge]:
+    """Register a function as the criterion `key`.
+
+    Args:
+        threshold: what is expected, with the words of `Evidence.words`, and ``{args}`` for the arguments in tests.yaml.
+        late: it is only known at the very end, independent of its position in a list.
+    """
+
+    def register(judge: Judge) -> Judge:
+        CRITERIA[key] = Criterion(key=key, title=title, threshold=threshold, judge=judge, late=late)
+        return judge
+
+    return register
 
 
-def n_ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
+def criterion_of(entry: str | dict[str, Any]) -> Criterion:
+    """Return the criterion of an entry of tests.yaml."""
+    fields = {"key": entry} if isinstance(entry, str) else entry
+    known = CRITERIA[fields.get("judge", fields["key"])]
+    own = {name: fields[name] for name in ("key", "title", "args") if name in fields}
+    return msgspec.structs.replace(known, **own)
 
 
 def is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-NO_GPU = "no GPU here: the ranks ran on CPU cores"
-NO_NCCL = "no NCCL here: the ranks used gloo, whose log contains no transport"
-
-
-def own_gpu(e: Evidence) -> Verdict:
+@criterion("gpu", "GPU detected on every rank", "a GPU on every rank, none shared")
+def own_gpu(e: Evidence) -> Measured:
     """Check that every rank has its own GPU on its node."""
-    threshold = "a GPU on every rank, none shared"
     if e.plan.device != "cuda":
-        return not_testable(threshold, NO_GPU)
-    models, starts = e.last("model"), e.last("start")
-    if len(models) < len(e.ranks):
-        return not_reached(threshold)
+        raise NotTestable("no GPU here: the ranks ran on CPU cores")
+    models, starts = e.every("model"), e.last("start")
     places = {(starts[r]["host"], starts[r]["local_rank"]) for r in models if r in starts}
     names = sorted({str(m["device"]) for m in models.values()})
-    ok = len(places) == len(e.ranks) and "cpu" not in names
-    return decide(ok, f"{len(places)} GPUs: {', '.join(names)}", threshold)
+    return Measured(len(places) == len(e.ranks) and "cpu" not in names, f"{len(places)} GPUs: {', '.join(names)}")
 
 
-def versions(e: Evidence) -> Verdict:
+@criterion("torch", "One version of PyTorch", "one version of torch on every rank")
+def versions(e: Evidence) -> Measured:
     """Check that all ranks import one version of torch."""
-    threshold = "one version of torch on every rank"
-    models = e.last("model")
-    if len(models) < len(e.ranks):
-        return not_reached(threshold)
+    models = e.every("model")
     found = sorted({str(m["torch"]) for m in models.values()})
-    return decide(len(found) == 1, f"{', '.join(found)} on {n_of(len(models), len(e.ranks), 'ranks')}", threshold)
+    return Measured(len(found) == 1, f"{', '.join(found)} on {len(models)} of {len(e.ranks)} ranks")
 
 
-def world(e: Evidence) -> Verdict:
+@criterion("world", "Ranks form one group", "{ranks} in one group")
+def world(e: Evidence) -> Measured:
     """Check that all planned ranks form one group, by communication in the group and not from variables."""
-    size = len(e.ranks)
-    threshold = f"{n_ranks(size)} in one group"
-    starts, proofs = e.last("start"), e.last("proof")
+    size, starts, proofs = len(e.ranks), e.last("start"), e.last("proof")
     if len(proofs) == size and all(p["world_size"] == size for p in proofs.values()):
-        return passed(f"{n_ranks(size)}, verified at step 0", threshold)
+        return Measured(True, f"{n_ranks(size)}, verified at step 0")
     if missing := [r for r in e.ranks if r not in starts]:
-        return failed(
-            n_of(len(starts), size, "ranks started"), threshold, f"missing: rank {', '.join(map(str, missing))}"
+        return Measured(
+            False, f"{len(starts)} of {size} ranks started", f"missing: rank {', '.join(map(str, missing))}"
         )
-    said = [str(x["message"]) for x in e.last("error").values() if "ranks were planned" in str(x["message"])]
-    if said:
-        return failed("another number of ranks answered", threshold, said[0])
-    return not_reached(threshold)
+    for error in e.last("error").values():
+        if "ranks were planned" in str(error["message"]):
+            return Measured(False, "another number of ranks answered", str(error["message"]))
+    raise NotReached
 
 
-def nodes(e: Evidence) -> Verdict:
+@criterion("nodes", "Ranks on all nodes", "{nodes}, {ranks}")
+def nodes(e: Evidence) -> Measured:
     """Check that ranks ran on as many hosts as planned."""
-    wanted = len(e.plan.nodes)
-    if wanted == 1:
-        return not_testable("several nodes", "ran on one node here")
-    threshold = f"{wanted} nodes, {n_ranks(len(e.ranks))}"
-    starts = e.last("start")
-    if len(starts) < len(e.ranks):
-        return not_reached(threshold)
+    if len(e.plan.nodes) == 1:
+        raise NotTestable("ran on one node here")
+    starts = e.every("start")
     hosts = sorted({str(s["host"]) for s in starts.values()})
-    return decide(len(hosts) == wanted, f"{len(hosts)} nodes ({', '.join(hosts)}), {n_ranks(len(starts))}", threshold)
+    return Measured(len(hosts) == len(e.plan.nodes), f"{len(hosts)} nodes ({', '.join(hosts)}), {n_ranks(len(starts))}")
 
 
-def transport(*wanted: str, across: bool = False) -> Callable[[Evidence], Verdict]:
+@criterion("transport", "", "only {args} within a node")
+def transport(e: Evidence, *wanted: str, across: bool = False) -> Measured:
     """Check NCCL's log: every channel uses one of these transports. `across`: only channels between nodes count, else those inside a node."""
-
-    def judge(e: Evidence) -> Verdict:
-        where = "between nodes" if across else "within a node"
-        threshold = f"only {' or '.join(wanted)} {where}"
-        if e.plan.procs_per_node == 1 and (not across or len(e.plan.nodes) == 1):
-            return not_testable(threshold, "a node with one rank opens no channel within")
-        ways: dict[str, int] = {}
-        for found in e.ways.values():
-            for way, count in found.items():
-                if len(e.plan.nodes) == 1 or way.startswith("NET") == across:
-                    ways[way] = ways.get(way, 0) + count
-        if not ways:
-            return not_testable(threshold, NO_NCCL) if e.plan.backend != "nccl" else not_reached(threshold)
-        other = [way for way in ways if not way.startswith(wanted)]
-        shown = ", ".join(f"{count} x {way}" for way, count in sorted(ways.items()))
-        return decide(not other, shown, threshold, f"{', '.join(other)} was not expected" if other else "")
-
-    return judge
+    if e.plan.procs_per_node == 1 and (not across or len(e.plan.nodes) == 1):
+        raise NotTestable("a node with one rank opens no channel within")
+    ways: dict[str, int] = {}
+    for found in e.ways.values():
+        for way, count in found.items():
+            if len(e.plan.nodes) == 1 or way.startswith("NET") == across:
+                ways[way] = ways.get(way, 0) + count
+    if not ways and e.plan.backend != "nccl":
+        raise NotTestable("no NCCL here: the ranks used gloo, whose log contains no transport")
+    if not ways:
+        raise NotReached
+    other = [way for way in ways if not way.startswith(wanted)]
+    shown = ", ".join(f"{count} x {way}" for way, count in sorted(ways.items()))
+    return Measured(not other, shown, f"{', '.join(other)} was not expected" if other else "")
 
 
-def network_matches_policy(e: Evidence) -> Verdict:
+@criterion("across", "", "only {args} between nodes")
+def transport_between_nodes(e: Evidence, *wanted: str) -> Measured:
+    """Check the transport of channels between nodes."""
+    return transport(e, *wanted, across=True)
+
+
+@criterion("network", "Connections between the nodes as decided", "on each node the chosen network")
+def network_matches_policy(e: Evidence) -> Measured:
     """Check that the ranks used the network chosen for each node before the start: NCCL's network, gloo's interface."""
-    threshold = "on each node the chosen network"
     seen = e.metrics.get("network") or {}
+    if not e.metrics:
+        raise NotReached
     if not seen.get("line"):
-        return (
-            not_testable(threshold, "no rank log and no connection shows it") if e.metrics else not_reached(threshold)
-        )
+        raise NotTestable("no rank log and no connection shows it")
     bad = [f"{f['host']}: {f['text']}" for f in seen.get("findings", []) if f.get("level") == "bad"]
-    return decide(bool(seen.get("ok")), str(seen["line"]), threshold, "; ".join(bad)[:300])
+    return Measured(bool(seen.get("ok")), str(seen["line"]), "; ".join(bad)[:300])
 
 
-def barriers(e: Evidence) -> Verdict:
+@criterion("barriers", "Barriers complete without timeout", "{ranks} passed the last barrier, no timeout", late=True)
+def barriers(e: Evidence) -> Measured:
     """Check that all collectives completed in time, and that every rank passed the last barrier before its ``done``."""
-    threshold = f"{n_ranks(len(e.ranks))} passed the last barrier, no timeout"
-    late = [
-        x
-        for x in e.last("error").values()
-        if "timeout" in str(x["message"]).lower() and "checkpoint" not in str(x["message"])
-    ]
-    done = [r for r, p in e.events("phase").items() if any(x["name"] == "done" for x in p)]
-    if late:
-        return failed(f"rank {late[0]['rank']} timed out", threshold, str(late[0]["message"])[:200])
-    return (
-        passed(f"{n_ranks(len(done))}, no timeout", threshold) if len(done) == len(e.ranks) else not_reached(threshold)
-    )
+    for error in e.last("error").values():
+        message = str(error["message"])
+        if "timeout" in message.lower() and "checkpoint" not in message:
+            return Measured(False, f"rank {error['rank']} timed out", message[:200])
+    if len(done := e.in_phase("done")) < len(e.ranks):
+        raise NotReached
+    return Measured(True, f"{n_ranks(len(done))}, no timeout")
 
 
-def strategy_built(strategy: str) -> Callable[[Evidence], Verdict]:
+@criterion("wrapper", "", "{args} on {ranks}")
+def strategy_built(e: Evidence, strategy: str) -> Measured:
     """Check that every rank has set up the strategy on its model."""
-
-    def judge(e: Evidence) -> Verdict:
-        threshold = f"{strategy} on {n_ranks(len(e.ranks))}"
-        ready = [r for r, p in e.events("phase").items() if any(x["name"] == "prove" for x in p)]
-        if e.plan.strategy != strategy:
-            return failed(e.plan.strategy, threshold)
-        return (
-            passed(f"{strategy} on {len(ready)}", threshold) if len(ready) == len(e.ranks) else not_reached(threshold)
-        )
-
-    return judge
+    if e.plan.strategy != strategy:
+        return Measured(False, e.plan.strategy)
+    if len(ready := e.in_phase("prove")) < len(e.ranks):
+        raise NotReached
+    return Measured(True, f"{strategy} on {len(ready)}")
 
 
-def zero_stage(stage: int) -> Callable[[Evidence], Verdict]:
+@criterion("zero", "ZeRO stage 1, optimizer state sharded", "stage 1; each of {ranks} holds 1/{size} of the state")
+def zero_stage_1(e: Evidence) -> Measured:
     """Check that the engine's configuration has the stage, and the ranks have equal shards of the optimizer state."""
-
-    def judge(e: Evidence) -> Verdict:
-        size = len(e.ranks)
-        threshold = f"stage {stage}; each of {n_ranks(size)} holds 1/{size} of the state"
-        ends, model = e.last("end"), e.last("model")
-        if len(ends) < size or not e.engine:
-            return not_reached(threshold)
-        found = e.engine.get("zero_optimization", {}).get("stage")
-        total = model[0]["parameters_trained"]
-        share = max(end["state_elements"] for end in ends.values()) / total
-        whole = sum(end["state_elements"] for end in ends.values()) == total
-        return decide(
-            found == stage and whole and share < 1.05 / size, f"stage {found}; at most {share:.3f} per rank", threshold
-        )
-
-    return judge
+    held = [end["state_elements"] for end in e.every("end").values()]
+    if not e.engine:
+        raise NotReached
+    found = e.engine.get("zero_optimization", {}).get("stage")
+    total = e.last("model")[0]["parameters_trained"]
+    share = max(held) / total
+    ok = found == 1 and sum(held) == total and share < 1.05 / len(e.ranks)
+    return Measured(ok, f"stage {found}; at most {share:.3f} per rank")
 
 
-def engine(e: Evidence) -> Verdict:
+@criterion("engine", "DeepSpeed's engine created", "DeepSpeed's engine on {ranks}")
+def engine(e: Evidence) -> Measured:
     """Check that DeepSpeed's engine was created on every rank."""
-    threshold = f"DeepSpeed's engine on {n_ranks(len(e.ranks))}"
-    found = e.last("engine")
-    if len(found) < len(e.ranks):
-        return not_reached(threshold)
+    found = e.every("engine")
     names = sorted({f"{x['engine']} {x['version']}" for x in found.values()})
-    return decide(len(names) == 1, f"{', '.join(names)} on {len(found)}", threshold)
+    return Measured(len(names) == 1, f"{', '.join(names)} on {len(found)}")
 
 
-def bf16(e: Evidence) -> Verdict:
+@criterion("bf16", "bfloat16 enabled and working", "weights bfloat16, inputs bfloat16")
+def bf16(e: Evidence) -> Measured:
     """Check that weights and inputs are bfloat16."""
-    threshold = "weights bfloat16, inputs bfloat16"
-    found = e.last("batch")
-    if not found:
-        return not_reached(threshold)
+    if not (found := e.last("batch")):
+        raise NotReached
     weights = sorted({w for b in found.values() for w in b["weights"]})
     inputs = sorted({b["dtype"] for b in found.values()})
     wanted = ["bfloat16"]
     why = "" if inputs == wanted else "layers need inputs with the dtype of their weights"
-    return decide(
-        weights == wanted == inputs, f"weights {', '.join(weights)}, inputs {', '.join(inputs)}", threshold, why
-    )
+    return Measured(weights == wanted == inputs, f"weights {', '.join(weights)}, inputs {', '.join(inputs)}", why)
 
 
-def fused_adam(e: Evidence) -> Verdict:
+@criterion("jit", "FusedAdam compiled, its time separate", "FusedAdam, compiled outside of the steps")
+def fused_adam(e: Evidence) -> Measured:
     """Check that DeepSpeed compiled its fused optimizer, if the spec names it; its start-up time is separate from the steps."""
-    threshold = "FusedAdam, compiled outside of the steps"
     if e.plan.device != "cuda":
-        return not_testable(threshold, "FusedAdam is a CUDA kernel; here torch's AdamW runs inside DeepSpeed")
+        raise NotTestable("FusedAdam is a CUDA kernel; here torch's AdamW runs inside DeepSpeed")
     if e.engine and "optimizer" not in e.engine:
-        return not_testable(threshold, "no nvcc was found to compile it: torch's fused AdamW runs inside DeepSpeed")
-    found = e.last("engine").get(0)
-    if not found or "optimizer" not in found:
-        return not_reached(threshold)
-    return decide(
-        found["optimizer"] == "FusedAdam", f"{found['optimizer']}, started in {found['initialize_s']:.1f} s", threshold
+        raise NotTestable("no nvcc was found to compile it: torch's fused AdamW runs inside DeepSpeed")
+    found = e.last("engine").get(0, {})
+    if "optimizer" not in found:
+        raise NotReached
+    return Measured(
+        found["optimizer"] == "FusedAdam", f"{found['optimizer']}, started in {found['initialize_s']:.1f} s"
     )
 
 
-def adapters_only(e: Evidence) -> Verdict:
+@criterion(
+    "lora",
+    "LoRA: only adapters trained and published",
+    "less than 10 % trained; adapter_model.safetensors and no other file published",
+)
+def adapters_only(e: Evidence) -> Measured:
     """Check LoRA: a small part is trained, and the published weights are the adapter's."""
-    threshold = "less than 10 % trained; adapter_model.safetensors and no other file published"
     model = e.last("model").get(0)
     if not model or e.step is None:
-        return not_reached(threshold)
+        raise NotReached
     share = model["parameters_trained"] / model["parameters"]
     published = [n for n in e.files if n.endswith(".safetensors") and "/" not in n]
     ok = share < 0.1 and published == ["adapter_model.safetensors"]
-    return decide(ok, f"{share:.2%} trained; {', '.join(published)}", threshold)
+    return Measured(ok, f"{share:.2%} trained; {', '.join(published)}")
+
+
+@criterion("data", "Each rank trains its own rows", "rows disjoint and complete over {ranks}")
+def disjoint_rows(e: Evidence) -> Measured:
+    """Check that the ranks' rows were disjoint and complete, and each rank trained its own rows."""
+    proofs = list(e.every("proof").values())
+    return Measured(all(p["data_disjoint"] for p in proofs), f"{proofs[0]['rows_checked']:,} rows checked")
+
+
+def _computes(e: Evidence, sign: str) -> Measured:
+    """Check that a part of a step ran on every rank, by a figure that only it gives, and with a finite loss."""
+    steps = e.events("step")
+    ran = [r for r, s in steps.items() if any(is_finite(x.get(sign)) and x[sign] > 0 for x in s)]
+    for error in e.last("error").values():
+        if "not finite" in str(error["message"]):
+            return Measured(False, "a loss that is not finite", str(error["message"])[:200])
+    if len(ran) < len(e.ranks):
+        raise NotReached
+    return Measured(all(is_finite(x["loss"]) for s in steps.values() for x in s), f"on {n_ranks(len(ran))}")
+
+
+# The parts of a step have times on a CPU only. On a GPU a loss shows a forward pass, and a norm of gradients a backward pass.
+@criterion("forward", "Forward pass on every rank", "on {ranks}, loss finite")
+def forward(e: Evidence) -> Measured:
+    """Check that the forward pass ran on every rank."""
+    return _computes(e, "loss" if e.plan.device == "cuda" else "forward_s")
+
+
+@criterion("backward", "Backward pass on every rank", "on {ranks}, loss finite")
+def backward(e: Evidence) -> Measured:
+    """Check that the backward pass ran on every rank."""
+    return _computes(e, "grad_norm" if e.plan.device == "cuda" else "backward_s")
+
+
+@criterion("sync", "Gradients synchronised", "one hash of the weights on {ranks} after the last step")
+def synchronised(e: Evidence) -> Measured:
+    """Check that every rank has the same hash of the weights after the last step: gradients were averaged."""
+    ends = e.every("end")
+    hashes = {end["weights_hash"] for end in ends.values()}
+    if hashes == {None}:
+        return Measured(True, "each weight exists once, sharded over the ranks")
+    return Measured(len(hashes) == 1, f"{len(hashes)} hash{'es' * (len(hashes) > 1)} on {n_ranks(len(ends))}")
+
+
+@criterion("steps", "All training steps complete", "{steps} steps")
+def steps_done(e: Evidence) -> Measured:
+    """Check that every rank has done all optimizer steps."""
+    least = min(s["step"] for s in e.every("step").values())
+    if not e.steps or (least < e.steps and e.last("error")):
+        raise NotReached
+    return Measured(least == e.steps, f"{least} steps on every rank")
 
 
 LOSS_TOLERANCE = 1e-6  # relative; shares are added in another order than in the all-reduce
 
 
-def disjoint_rows(e: Evidence) -> Verdict:
-    """Check that the ranks' rows were disjoint and complete, and each rank trained its own rows."""
-    threshold = f"rows disjoint and complete over {n_ranks(len(e.ranks))}"
-    proofs = e.last("proof")
-    if len(proofs) < len(e.ranks):
-        return not_reached(threshold)
-    ok = all(p["data_disjoint"] for p in proofs.values())
-    return decide(ok, f"{next(iter(proofs.values()))['rows_checked']:,} rows checked", threshold)
-
-
-def computes(part: str) -> Callable[[Evidence], Verdict]:
-    """Check that ``forward`` or ``backward`` ran on every rank, with a finite loss.
-
-    The parts of a step have times on a CPU only. On a GPU a loss shows a forward pass, and a norm of gradients a backward pass.
-    """
-    on_gpu = {"forward": "loss", "backward": "grad_norm"}[part]
-
-    def judge(e: Evidence) -> Verdict:
-        threshold = f"on {n_ranks(len(e.ranks))}, loss finite"
-        steps = e.events("step")
-        sign = on_gpu if e.plan.device == "cuda" else f"{part}_s"
-        ran = [r for r, s in steps.items() if any(is_finite(x.get(sign)) and x[sign] > 0 for x in s)]
-        bad = [x for x in e.last("error").values() if "not finite" in str(x["message"])]
-        if bad:
-            return failed("a loss that is not finite", threshold, str(bad[0]["message"])[:200])
-        if len(ran) < len(e.ranks):
-            return not_reached(threshold)
-        finite = all(is_finite(x["loss"]) for s in steps.values() for x in s)
-        return decide(finite, f"on {n_ranks(len(ran))}", threshold)
-
-    return judge
-
-
-def synchronised(e: Evidence) -> Verdict:
-    """Check that every rank has the same hash of the weights after the last step: gradients were averaged."""
-    threshold = f"one hash of the weights on {n_ranks(len(e.ranks))} after the last step"
-    ends = e.last("end")
-    if len(ends) < len(e.ranks):
-        return not_reached(threshold)
-    hashes = {end["weights_hash"] for end in ends.values()}
-    if hashes == {None}:
-        return passed("each weight exists once, sharded over the ranks", threshold)
-    return decide(len(hashes) == 1, f"{len(hashes)} hash{'es' * (len(hashes) > 1)} on {n_ranks(len(ends))}", threshold)
-
-
-def steps_done(e: Evidence) -> Verdict:
-    """Check that every rank has done all optimizer steps."""
-    wanted = e.steps
-    threshold = f"{wanted} steps"
-    last = e.last("step")
-    if len(last) < len(e.ranks) or not wanted:
-        return not_reached(threshold)
-    least = min(s["step"] for s in last.values())
-    if least < wanted and e.last("error"):
-        return not_reached(threshold)
-    return decide(least == wanted, f"{least} steps on every rank", threshold)
-
-
-def loss_aggregated(e: Evidence) -> Verdict:
+@criterion(
+    "loss",
+    "Loss aggregated over the ranks",
+    f"equal on {{ranks}}, and the sum of their parts within {LOSS_TOLERANCE:g}",
+)
+def loss_aggregated(e: Evidence) -> Measured:
     """Check that every rank logs the same loss, and that it is the sum of the ranks' parts."""
-    threshold = f"equal on {n_ranks(len(e.ranks))}, and the sum of their parts within {LOSS_TOLERANCE:g}"
+    e.every("step")
     steps = {r: {x["step"]: x for x in s} for r, s in e.events("step").items()}
-    if len(steps) < len(e.ranks):
-        return not_reached(threshold)
     common = sorted(set.intersection(*(set(s) for s in steps.values())))
-    if not common:
-        return not_reached(threshold)
     for number in common:
         losses = [s[number]["loss"] for s in steps.values()]
         shares = [s[number]["loss_share"] for s in steps.values()]
         if not all(map(is_finite, [*losses, *shares])):
-            return not_reached(threshold)
+            raise NotReached
         if len(set(losses)) > 1:
-            apart = f"{min(losses):.6g} to {max(losses):.6g}"
-            return failed(f"step {number}: {apart}", threshold, "the ranks log different losses")
+            apart = f"step {number}: {min(losses):.6g} to {max(losses):.6g}"
+            return Measured(False, apart, "the ranks log different losses")
         if abs(sum(shares) - losses[0]) > LOSS_TOLERANCE * max(abs(losses[0]), 1e-12):
-            return failed(f"step {number}: {losses[0]:.6g}", threshold, f"the ranks' parts add up to {sum(shares):.6g}")
-    return passed(f"{len(common)} steps, last {steps[0][common[-1]]['loss']:.4f}", threshold)
+            why = f"the ranks' parts add up to {sum(shares):.6g}"
+            return Measured(False, f"step {number}: {losses[0]:.6g}", why)
+    if not common:
+        raise NotReached
+    return Measured(True, f"{len(common)} steps, last {steps[0][common[-1]]['loss']:.4f}")
 
 
-def batch_product(e: Evidence) -> Verdict:
+@criterion("batch", "Batch size product correct", "{batch} rows per step")
+def batch_product(e: Evidence) -> Measured:
     """Check micro x ranks x accumulation = global, in the plan, in the engine's configuration, and in the ranks' batches."""
     plan = e.plan.batch
     assert plan is not None
     product = plan.micro_batch_size * len(e.ranks) * plan.grad_accum
-    threshold = f"{plan.micro_batch_size} x {len(e.ranks)} x {plan.grad_accum} = {product} rows per step"
-    batches = e.last("batch")
-    if len(batches) < len(e.ranks):
-        return not_reached(threshold)
-    rows = sum(b["shape"][0] for b in batches.values()) * plan.grad_accum
-    told = e.engine.get("train_batch_size", plan.global_batch_size)
-    counted = _rows_a_step(e)
-    seen = {"planned": plan.global_batch_size, "engine": told, "first batches": rows}
-    seen |= {"trained": counted} if counted is not None else {}
+    rows = sum(b["shape"][0] for b in e.every("batch").values()) * plan.grad_accum
+    engines = e.engine.get("train_batch_size", plan.global_batch_size)
+    seen = {"planned": plan.global_batch_size, "engine": engines, "first batches": rows}
+    if e.spec.data is not None and e.spec.data.source == "builtin:noise":  # where a row counts as one token
+        by_step: dict[int, int] = {}
+        for step in (s for steps in e.events("step").values() for s in steps):
+            by_step[step["step"]] = by_step.get(step["step"], 0) + step["tokens"] // step.get("steps", 1)
+        if by_step:
+            seen["trained"] = max(by_step.values(), key=lambda n: abs(n - plan.global_batch_size))
     wrong = [f"{name} {n}" for name, n in seen.items() if n != product]
-    return decide(not wrong, f"{rows if counted is None else counted} rows per step", threshold, ", ".join(wrong))
+    return Measured(not wrong, f"{seen.get('trained', rows)} rows per step", ", ".join(wrong))
 
 
-def _rows_a_step(e: Evidence) -> int | None:
-    """Return the rows per step over all ranks, if a row counts as one token (noise); the value furthest from the plan if they differ."""
-    if e.spec.data is None or e.spec.data.source != "builtin:noise":
-        return None
-    by_step: dict[int, int] = {}
-    for steps in e.events("step").values():
-        for s in steps:
-            by_step[s["step"]] = by_step.get(s["step"], 0) + s["tokens"] // s.get("steps", 1)
-    assert e.plan.batch is not None
-    return max(by_step.values(), key=lambda n: abs(n - e.plan.batch.global_batch_size), default=None)  # type: ignore[union-attr]
-
-
-def prepared_once(e: Evidence) -> Verdict:
+@criterion("race", "Rows prepared once, without a race", "built by at most one rank, read by all")
+def prepared_once(e: Evidence) -> Measured:
     """Check that one rank per cache builds the data, and the others wait for it or find it: no race."""
-    threshold = "built by at most one rank, read by all"
-    found = {r: str(d["how"]) for r, d in e.last("data").items()}
-    if len(found) < len(e.ranks):
-        return not_reached(threshold)
-    builders = [r for r, how in found.items() if how in ("built", "rebuilt")]
-    return decide(len(builders) <= 1, f"{len(builders)} built, {len(found) - len(builders)} read", threshold)
+    found = e.every("data").values()
+    built = sum(d["how"] in ("built", "rebuilt") for d in found)
+    return Measured(built <= 1, f"{built} built, {len(found) - built} read")
 
 
-def throughput_written(e: Evidence) -> Verdict:
+@criterion("metrics", "Throughput written", "tokens_per_s in metrics.json")
+def throughput_written(e: Evidence) -> Measured:
     """Check that metrics.json has a throughput over all ranks."""
-    threshold = "tokens_per_s in metrics.json"
-    if not e.metrics:
-        return not_reached(threshold)
     rate = e.metrics.get("tokens_per_s")
-    if rate is None and e.metrics.get("status") != "succeeded":
-        return not_reached(threshold)
-    return decide(
-        rate is not None and is_finite(rate) and rate > 0, f"{rate or 0:,.1f} tokens/s over all ranks", threshold
-    )
+    if not e.metrics or (rate is None and e.metrics.get("status") != "succeeded"):
+        raise NotReached
+    return Measured(is_finite(rate) and rate > 0, f"{rate or 0:,.1f} tokens/s over all ranks")
 
 
-def saved(e: Evidence) -> Verdict:
+@criterion("save", "Checkpoint saved by all ranks", "written by {ranks}, every file hash correct")
+def saved(e: Evidence) -> Measured:
     """Check that every rank took part in the save, and that the published checkpoint was verified as complete."""
-    size = len(e.ranks)
-    threshold = f"written by {n_ranks(size)}, every file hash correct"
-    began = [r for r, p in e.events("phase").items() if any(x["name"] == "save" for x in p)]
-    wrote = e.last("checkpoint")
+    began, size = e.in_phase("save"), len(e.ranks)
     if not began or len(e.last("start")) < size:  # another criterion reports a missing rank
-        return not_reached(threshold)
+        raise NotReached
     if len(began) < size:
-        only = ", ".join(map(str, began))
-        return failed(
-            n_of(len(began), size, "ranks took part"), threshold, f"rank {only} alone called a collective save"
-        )
-    refused = [x for x in e.last("error").values() if x.get("type") == "CheckpointError"]
-    if refused:
-        return failed("not published", threshold, str(refused[0]["message"])[:300])
-    if len(wrote) < size or e.step is None:
-        return not_reached(threshold)
-    total = sum(e.files.values())
-    return decide(
-        e.damage is None, f"{len(e.files)} files, {total:,} bytes, by {n_ranks(len(wrote))}", threshold, e.damage or ""
+        only = f"rank {', '.join(map(str, began))} alone called a collective save"
+        return Measured(False, f"{len(began)} of {size} ranks took part", only)
+    for error in e.last("error").values():
+        if error.get("type") == "CheckpointError":
+            return Measured(False, "not published", str(error["message"])[:300])
+    wrote, total = e.every("checkpoint"), sum(e.files.values())
+    if e.step is None:
+        raise NotReached
+    return Measured(
+        e.damage is None, f"{len(e.files)} files, {total:,} bytes, by {n_ranks(len(wrote))}", e.damage or ""
     )
 
 
-def state_files(e: Evidence) -> Verdict:
+@criterion("state", "Optimizer state of every rank saved", "the complete state, in the shards of {ranks}")
+def state_files(e: Evidence) -> Measured:
     """Check that the checkpoint contains the optimizer state of every rank, and that the parts add up to the complete state."""
-    threshold = f"the shards of {n_ranks(len(e.ranks))}"
-    ends, model = e.last("end"), e.last("model")
-    state = {name: n for name, n in e.files.items() if name.startswith("state/") and name.endswith(".safetensors")}
-    if e.step is None or len(ends) < len(e.ranks):
-        return not_reached(threshold)
-    masters = bool(e.engine.get("bf16", {}).get("enabled"))
-    element = (12 if masters else 8) * model[0][
-        "parameters_trained"
-    ]  # AdamW's two moments, and master weights, in float32
-    found = sum(state.values())
-    return decide(
-        found >= element, f"{len(state)} files, {found:,} bytes of state", f"{threshold}: {element:,} bytes or more"
-    )
+    state = [n for name, n in e.files.items() if name.startswith("state/") and name.endswith(".safetensors")]
+    e.every("end")
+    if e.step is None:
+        raise NotReached
+    # AdamW's two moments, and master weights, in float32
+    element_bytes = 12 if e.engine.get("bf16", {}).get("enabled") else 8
+    least = element_bytes * e.last("model")[0]["parameters_trained"]
+    shown = f"{len(state)} files, {sum(state):,} bytes of state, which has {least:,} or more"
+    return Measured(sum(state) >= least, shown)
 
 
-def reloaded(e: Evidence) -> Verdict:
+@criterion("reload", "Checkpoint reloaded", "loaded by {ranks}, weights unchanged, next step done")
+def reloaded(e: Evidence) -> Measured:
     """Check that a second attempt loaded it on every rank with the weights of the last step, and continued training."""
     size = len(e.ranks)
-    threshold = f"loaded by {n_ranks(size)}, weights unchanged, next step done"
     resumed, proofs, steps = (e.last(kind, again=True) for kind in ("resume", "proof", "step"))
     if not e.again or len(e.last("start")) < size:
-        return not_reached(threshold)
+        raise NotReached
     if len(resumed) < size or len(proofs) < size or len(steps) < size:
         why = next((str(x["message"])[:200] for x in e.last("error", again=True).values()), e.message)
-        return failed(n_of(len(resumed), size, "ranks loaded it"), threshold, why)
+        return Measured(False, f"{len(resumed)} of {size} ranks loaded it", why)
     before, after = ({x["weights_hash"] for x in found.values()} for found in (e.last("end"), proofs))
     # None: sharded; that attempt's own check compares the files' hashes on all ranks
     as_saved = len(after) == 1 and (None in before or after <= before)
     same = as_saved and {r["from_step"] for r in resumed.values()} == {w["step"] for w in e.last("checkpoint").values()}
-    return decide(
-        same, f"{n_ranks(len(resumed))}, after step {resumed[0]['from_step']}, loss {steps[0]['loss']:.4f}", threshold
-    )
+    return Measured(same, f"{n_ranks(len(resumed))}, after step {resumed[0]['from_step']}, loss {steps[0]['loss']:.4f}")
+
+
+@criterion(
+    "eval",
+    "Evaluation: same rows, one collective, plausible perplexity",
+    "same targets each time, 1 collective, perplexity from 1 to twice the vocabulary",
+)
+def evaluation(e: Evidence) -> Measured:
+    """Check that each evaluation has the same targets, communicates once, and gives a plausible perplexity."""
+    evals = e.events("eval").get(0, [])
+    if len(evals) < 2:
+        raise NotReached
+    targets, collectives = {x["targets"] for x in evals}, {x["collectives"] for x in evals}
+    values, limit = [x["perplexity"] for x in evals], 2 * e.last("data")[0]["vocab_size"]
+    fine = all(is_finite(v) and 1 <= v < limit for v in values)
+    shown = " -> ".join("-" if v is None else f"{v:.1f}" for v in values)
+    counted = f"{len(evals)} times, {'/'.join(map(str, sorted(targets)))} targets"
+    return Measured(fine and len(targets) == 1 and collectives == {1}, f"{counted}, perplexity {shown}")
 
 
 SAVE_LIMIT_S = 10.0  # the time in the notes
+
+
+@criterion("quick", "Checkpoint takes seconds, not minutes", f"at most {SAVE_LIMIT_S:g} s")
+def save_is_quick(e: Evidence) -> Measured:
+    """Check that training pauses for a checkpoint no longer than for the weights-only one of the notes."""
+    slowest = max(float(x["seconds"]) for x in e.every("checkpoint").values())
+    return Measured(slowest <= SAVE_LIMIT_S, f"{slowest:.2f} s")
+
+
+@criterion("preflight", "Preflight: every node sees project and packages", "proj=ok pkgs=ok on {nodes}")
+def preflight(e: Evidence) -> Measured:
+    """Check that every node sees the project and the packages."""
+    lines = [line for line in e.preflight if "proj=" in line]
+    if not lines:
+        raise NotReached
+    good = [line for line in lines if "proj=ok" in line and "pkgs=ok" in line]
+    return Measured(len(good) == len(e.plan.nodes), f"{len(good)} of {len(lines)} nodes")
+
+
+@criterion("banner", "Every rank prints its number and the world size", "[RANK 0..{last}] WORLD_SIZE={size}")
+def rank_banners(e: Evidence) -> Measured:
+    """Check that every rank's log starts with its number and the world size."""
+    size = len(e.ranks)
+    if not e.heads:
+        raise NotReached
+    found = [r for r, text in e.heads.items() if f"[RANK {r}] WORLD_SIZE={size} " in text]
+    return Measured(len(found) == size, f"{len(found)} ranks print it")
+
+
 ARTIFACTS = ("config.json", "model.safetensors", "tokenizer.json")
 
 
-def evaluation(e: Evidence) -> Verdict:
-    """Check that each evaluation has the same targets, communicates once, and gives a plausible perplexity."""
-    threshold = "same targets each time, 1 collective, perplexity from 1 to twice the vocabulary"
-    evals = e.events("eval").get(0, [])
-    data = e.last("data").get(0, {})
-    if len(evals) < 2:
-        return not_reached(threshold)
-    targets, collectives = {x["targets"] for x in evals}, {x["collectives"] for x in evals}
-    values = [x["perplexity"] for x in evals]
-    fine = all(v is not None and math.isfinite(v) and 1 <= v < 2 * data["vocab_size"] for v in values)
-    ok = fine and len(targets) == 1 and collectives == {1}
-    shown = " -> ".join("-" if v is None else f"{v:.1f}" for v in values)
-    return decide(
-        ok, f"{len(evals)} times, {'/'.join(map(str, sorted(targets)))} targets, perplexity {shown}", threshold
-    )
-
-
-def save_is_quick(e: Evidence) -> Verdict:
-    """Check that training pauses for a checkpoint no longer than for the weights-only one of the notes."""
-    threshold = f"at most {SAVE_LIMIT_S:g} s"
-    wrote = e.last("checkpoint")
-    if len(wrote) < len(e.ranks):
-        return not_reached(threshold)
-    slowest = max(float(x["seconds"]) for x in wrote.values())
-    return decide(slowest <= SAVE_LIMIT_S, f"{slowest:.2f} s", threshold)
-
-
-def preflight(e: Evidence) -> Verdict:
-    """Check that every node sees the project and the packages."""
-    wanted = len(e.plan.nodes)
-    threshold = f"proj=ok pkgs=ok on {wanted} nodes"
-    lines = [line for line in e.preflight if "proj=" in line]
-    if not lines:
-        return not_reached(threshold)
-    good = [line for line in lines if "proj=ok" in line and "pkgs=ok" in line]
-    return decide(len(good) == wanted, f"{len(good)} of {len(lines)} nodes", threshold)
-
-
-def rank_banners(e: Evidence) -> Verdict:
-    """Check that every rank's log starts with its number and the world size."""
-    size = len(e.ranks)
-    threshold = f"[RANK 0..{size - 1}] WORLD_SIZE={size}"
-    if not e.heads:
-        return not_reached(threshold)
-    found = [r for r, text in e.heads.items() if f"[RANK {r}] WORLD_SIZE={size} " in text]
-    return decide(len(found) == size, f"{len(found)} ranks print it", threshold)
-
-
-def artifacts(e: Evidence) -> Verdict:
+@criterion("artifacts", "Model, configuration and tokenizer saved", ", ".join(ARTIFACTS))
+def artifacts(e: Evidence) -> Measured:
     """Check the files that the lab's hand-out lists."""
-    threshold = ", ".join(ARTIFACTS)
     if e.step is None:
-        return not_reached(threshold)
+        raise NotReached
     missing = [name for name in ARTIFACTS if name not in e.files]
-    return decide(
-        not missing, f"{len(ARTIFACTS) - len(missing)} of {len(ARTIFACTS)} exist", threshold, ", ".join(missing)
-    )
-
-
-CRITERIA: dict[str, tuple[str, Callable[..., Any]]] = {
-    "gpu": ("GPU detected on every rank", own_gpu),
-    "torch": ("One version of PyTorch", versions),
-    "world": ("Ranks form one group", world),
-    "nodes": ("Ranks on all nodes", nodes),
-    "transport": ("", transport),
-    "across": ("", partial(transport, across=True)),
-    "network": ("Connections between the nodes as decided", network_matches_policy),
-    "barriers": ("Barriers complete without timeout", barriers),
-    "wrapper": ("", strategy_built),
-    "engine": ("DeepSpeed's engine created", engine),
-    "zero": ("ZeRO stage 1, optimizer state sharded", zero_stage(1)),
-    "bf16": ("bfloat16 enabled and working", bf16),
-    "jit": ("FusedAdam compiled, its time separate", fused_adam),
-    "lora": ("LoRA: only adapters trained and published", adapters_only),
-    "data": ("Each rank trains its own rows", disjoint_rows),
-    "race": ("Rows prepared once, without a race", prepared_once),
-    "forward": ("Forward pass on every rank", computes("forward")),
-    "backward": ("Backward pass on every rank", computes("backward")),
-    "sync": ("Gradients synchronised", synchronised),
-    "steps": ("All training steps complete", steps_done),
-    "loss": ("Loss aggregated over the ranks", loss_aggregated),
-    "batch": ("Batch size product correct", batch_product),
-    "metrics": ("Throughput written", throughput_written),
-    "eval": ("Evaluation: same rows, one collective, plausible perplexity", evaluation),
-    "save": ("Checkpoint saved by all ranks", saved),
-    "quick": ("Checkpoint takes seconds, not minutes", save_is_quick),
-    "state": ("Optimizer state of every rank saved", state_files),
-    "artifacts": ("Model, configuration and tokenizer saved", artifacts),
-    "reload": ("Checkpoint reloaded", reloaded),
-    "preflight": ("Preflight: every node sees project and packages", preflight),
-    "banner": ("Every rank prints its number and the world size", rank_banners),
-}
-"""Title and function of each criterion that tests.yaml names. With arguments, the function returns the one that judges."""
-LATE = {"barriers"}
-
-
-def criterion_of(entry: str | dict[str, Any]) -> Criterion:
-    """Return the criterion of an entry of tests.yaml."""
-    fields = {"key": entry} if isinstance(entry, str) else entry
-    key = fields["key"]
-    title, judge = CRITERIA[fields.get("judge", key)]
-    if "args" in fields:
-        judge = judge(*fields["args"])
-    return Criterion(key, fields.get("title", title), judge, late=key in LATE)
+    return Measured(not missing, f"{len(ARTIFACTS) - len(missing)} of {len(ARTIFACTS)} exist", ", ".join(missing))

@@ -5,24 +5,38 @@ Criteria are functions of this evidence alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from allranks.nodes.network.traffic import verify_network
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.checkpoints import MANIFEST, find_damage
 from allranks.rundir.events import read_run_events
-from allranks.rundir.files import read_json
+from allranks.rundir.files import read_record
 from allranks.rundir.paths import RunDir
 from allranks.spec import load_spec
 from allranks.spec.records import RunSpec
-from allranks.utils.inputs import read_regular
+from allranks.utils.inputs import open_regular, read_regular
 from allranks.utils.machine import MachineFacts
 
 Event = dict[str, Any]
 HEAD_BYTES = 65_536
+
+
+class NotReached(Exception):
+    """The run ended before a criterion could be checked."""
+
+
+class NotTestable(Exception):
+    """This machine lacks a requirement of a criterion, which the message names."""
+
+
+def n_ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +55,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     first: dict[int, list[Event]]
     again: dict[int, list[Event]]
     step: int | None
-    manifest: dict[str, Any]
     files: dict[str, int]
     damage: str | None
     engine: dict[str, Any]
@@ -65,6 +78,31 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         """Return the last event of a kind by rank."""
         return {rank: events[-1] for rank, events in self.events(kind, again=again).items()}
 
+    def every(self, kind: str) -> dict[int, Event]:
+        """Return the last event of a kind of every rank; raise `NotReached` if a rank has none."""
+        found = self.last(kind)
+        if len(found) < len(self.ranks):
+            raise NotReached
+        return found
+
+    def in_phase(self, name: str) -> list[int]:
+        """Return the ranks that have reached a phase."""
+        return [rank for rank, phases in self.events("phase").items() if any(x["name"] == name for x in phases)]
+
+    @property
+    def words(self) -> dict[str, object]:
+        """Return the words of thresholds."""
+        size, nodes, batch = len(self.ranks), len(self.plan.nodes), self.plan.batch
+        parts = (batch.micro_batch_size, size, batch.grad_accum) if batch else ()
+        return {
+            "ranks": n_ranks(size),
+            "size": size,
+            "last": size - 1,
+            "nodes": f"{nodes} node{'s' * (nodes != 1)}",
+            "steps": self.steps,
+            "batch": f"{' x '.join(map(str, parts))} = {math.prod(parts)}",
+        }
+
     @property
     def steps(self) -> int:
         """Return the planned optimizer steps of the first attempt; the plan may contain those of the reload."""
@@ -86,44 +124,27 @@ def read_evidence(run: RunDir, message: str = "") -> Evidence:
         first[rank], again[rank] = events[:cut], events[cut:]
     steps = run.checkpoint_steps()
     folder = run.checkpoint(steps[-1]) if steps else None
-    facts = read_json(folder / MANIFEST) if folder else None
-    manifest: dict[str, Any] = facts if isinstance(facts, dict) else {}
-    metrics = read_json(run.metrics) or {}
+    files = read_record(folder / MANIFEST).get("files", {}) if folder else {}
+    seen = verify_network(run, 1)
     return Evidence(
         spec=load_spec(run.spec),
         plan=msgspec.json.decode(read_regular(run.plan), type=LaunchPlan),
-        metrics=metrics,
+        metrics=read_record(run.metrics),
         first=first,
         again={rank: events for rank, events in again.items() if events},
         step=steps[-1] if steps else None,
-        manifest=manifest,
-        files={name: int(facts["bytes"]) for name, facts in manifest.get("files", {}).items()},
+        files={name: int(facts["bytes"]) for name, facts in files.items()},
         damage=find_damage(folder) if folder else None,
-        engine=read_json(run.engine_config) or {},
-        ways=_nccl_transports(metrics, run),
+        engine=read_record(run.engine_config),
+        ways={item.host: item.ways for item in seen.observed if item.ways} if seen else {},
         heads={rank: _first_bytes(path) for rank, path in run.rank_logs(1).items()},
         preflight=run.preflight_text.read_text().splitlines() if run.preflight_text.exists() else [],
         message=message,
     )
 
 
-def _nccl_transports(metrics: dict[str, Any], run: RunDir) -> dict[str, dict[str, int]]:
-    """Return the transports from NCCL's lines in the ranks' logs."""
-    from allranks.nodes.network.traffic import NetworkLogParser
-
-    found: dict[str, NetworkLogParser] = {}
-    for path in run.rank_logs(1).values():
-        host = path.name.rsplit(".rank", 1)[0]
-        with path.open("rb") as file:
-            text = file.read(8 << 20)
-        lines = (line.decode(errors="replace") for line in text.splitlines() if b"NCCL" in line)
-        found.setdefault(host, NetworkLogParser(host)).take(lines)
-    seen = {host: c.observed().ways for host, c in sorted(found.items())}
-    return {host: ways for host, ways in seen.items() if ways}
-
-
 def _first_bytes(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(HEAD_BYTES).decode(errors="replace")
 
 
@@ -137,16 +158,15 @@ Scale = Literal["fit", "seed", "tiny"]
 ComparableBy = Literal["hardware", "size", "ranks"]
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a criterion: the measured value and its threshold, as text with units."""
+class Measured(NamedTuple):
+    """What a criterion measured, as text with units, and whether it is right; if not, `why` may explain it."""
 
-    state: CriterionState
-    measured: str
-    threshold: str
+    ok: bool
+    text: str
     why: str = ""
 
 
-class Criterion(msgspec.Struct, frozen=True):
+class Criterion(msgspec.Struct, frozen=True, kw_only=True):
     """One criterion of a test. ``judge`` is a pure function of the run folder's records.
 
     ``late``: it is only known at the very end, independent of its position in the list.
@@ -154,12 +174,14 @@ class Criterion(msgspec.Struct, frozen=True):
 
     key: str
     title: str
-    judge: Callable[[Evidence], Verdict]
+    threshold: str
+    judge: Callable[..., Measured]
+    args: list[str] = []
     late: bool = False
 
 
 class CriterionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A criterion with its result."""
+    """A criterion with its result: the measured value and its threshold, as text with units."""
 
     key: str
     title: str
@@ -184,29 +206,22 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         return self.nodes * self.ranks
 
 
-class SizedSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A spec as plain values, and a sentence for each difference from the notes."""
-
-    spec: dict[str, Any]
-    scaled: list[str]
-
-
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """One figure of the notes, and how it is measured here with the same definition.
 
     Attributes:
         seed: the value in the notes; None if there is none.
         correct: the correct value, if the notes compute it wrongly; ``correction`` says why.
-        measure: returns None if this run does not contain the value.
-        depends: what it depends on: ``hardware`` (GPUs are only compared with GPUs), ``size`` (only equal models), or both.
+        measure: a function of `figures.MEASURED`, or the place of a value (`figures.value_at`).
+        depends: what it depends on: ``hardware`` (GPUs are only compared with GPUs), ``size`` (only equal models), ``ranks``.
     """
 
     name: str
-    unit: str
     definition: str
-    seed: float | None
-    measure: Callable[[Evidence], float | None]
-    depends: tuple[ComparableBy, ...]
+    measure: str
+    unit: str = ""
+    seed: float | None = None
+    depends: Sequence[ComparableBy] = ("hardware", "size", "ranks")
     correct: float | None = None
     correction: str = ""
 
@@ -258,15 +273,15 @@ class TestResult(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["passed", "failed", "not run"]
     message: str
     seconds: float
-    folder: str | None
+    folder: str | None = None
     setting: str
     hardware: str
     seed_hardware: str
     scaled: list[str]
     untested: list[str]
-    criteria: list[CriterionResult]
-    figures: list[FigureRow]
-    path: str
+    criteria: list[CriterionResult] = []
+    figures: list[FigureRow] = []
+    path: str = ""
 
 
 class SmokeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,49 +305,31 @@ class SmokeReport(msgspec.Struct, frozen=True, kw_only=True):
         return any(test.status != "not run" for test in self.tests)
 
 
-def passed(measured: str, threshold: str) -> Verdict:
-    """Return that the criterion is met."""
-    return Verdict(state=PASSED, measured=measured, threshold=threshold)
-
-
-def failed(measured: str, threshold: str, why: str = "") -> Verdict:
-    """Return that the records contradict the criterion."""
-    return Verdict(state=FAILED, measured=measured, threshold=threshold, why=why)
-
-
-def not_reached(threshold: str) -> Verdict:
-    """Return that the run ended before the criterion could be checked."""
-    return Verdict(state=NOT_REACHED, measured="-", threshold=threshold)
-
-
-def not_testable(threshold: str, why: str) -> Verdict:
-    """Return the result "not testable": this machine lacks a requirement of the criterion."""
-    return Verdict(state=NOT_TESTABLE, measured="-", threshold=threshold, why=why)
-
-
-def decide(ok: bool, measured: str, threshold: str, why: str = "") -> Verdict:
-    """Return passed or failed."""
-    return passed(measured, threshold) if ok else failed(measured, threshold, why)
-
-
-def evaluate_criteria(criteria: tuple[Criterion, ...], evidence: Evidence) -> Iterator[CriterionResult]:
+def evaluate_criteria(criteria: tuple[Criterion, ...], evidence: Evidence) -> list[CriterionResult]:
     """Evaluate criteria in order. Only those that the records contradict fail.
 
     If a run ended early and no failed criterion explains it, the first criterion that was not reached fails with the run's
     message; later ones stay undecided.
     """
-    found = [criterion.judge(evidence) for criterion in criteria]
-    if evidence.message and not any(j.state == FAILED for j in found):
-        left = [i for i, j in enumerate(found) if j.state == NOT_REACHED]
-        first = min(left, key=lambda i: (criteria[i].late, i), default=None)
-        if first is not None:
-            found[first] = failed("the run ended early", found[first].threshold, evidence.message)
-    for criterion, j in zip(criteria, found, strict=True):
-        yield CriterionResult(
-            key=criterion.key,
-            title=criterion.title,
-            state=j.state,
-            measured=j.measured,
-            threshold=j.threshold,
-            why=j.why,
-        )
+    found = [_evaluate(criterion, evidence) for criterion in criteria]
+    left = [i for i, result in enumerate(found) if result.state == NOT_REACHED]
+    if evidence.message and left and not any(result.state == FAILED for result in found):
+        first = min(left, key=lambda i: (criteria[i].late, i))
+        early = {"state": FAILED, "measured": "the run ended early", "why": evidence.message}
+        found[first] = msgspec.structs.replace(found[first], **early)
+    return found
+
+
+def _evaluate(criterion: Criterion, evidence: Evidence) -> CriterionResult:
+    state, measured, why = NOT_REACHED, "-", ""
+    try:
+        ok, measured, why = criterion.judge(evidence, *criterion.args)
+        state = PASSED if ok else FAILED
+    except NotTestable as error:
+        state, why = NOT_TESTABLE, str(error)
+    except NotReached:
+        pass
+    threshold = criterion.threshold.format(**evidence.words, args=" or ".join(criterion.args))
+    return CriterionResult(
+        key=criterion.key, title=criterion.title, state=state, measured=measured, threshold=threshold, why=why
+    )

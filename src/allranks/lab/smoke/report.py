@@ -51,25 +51,26 @@ def criterion_line(j: Any) -> str:
     return f"  [{colour}]{MARKS[j.state]}[/{colour}] {escape(j.title)}: {shown}  [dim]expected: {escape(j.threshold)}[/dim]{why}"
 
 
+def overview_rows(results: SmokeReport) -> list[tuple[str, str, str, str, str, str]]:
+    """Return name, status, passed criteria, untestable ones, seconds, and setting (or why it did not run) of each test."""
+    rows = []
+    for t in results.tests:
+        ran, states = t.status != "not run", [j.state for j in t.criteria]
+        left = states.count(NOT_TESTABLE)
+        passed = f"{states.count(PASSED)} of {len(states) - left}" if states else "-"
+        seconds = f"{t.seconds:.0f}" if ran else "-"
+        rows.append((t.name, t.status, passed, str(left or "-"), seconds, t.setting if ran else t.message))
+    return rows
+
+
 def overview_table(results: SmokeReport) -> Table:
     """Return one row per test."""
     table = Table(show_edge=False, pad_edge=False)
     for name in ("test", "result", "criteria", "not testable", "seconds", "setting"):
         table.add_column(name, justify="right" if name in ("criteria", "not testable", "seconds") else "left")
-    for t in results.tests:
-        count = {state: sum(j.state == state for j in t.criteria) for state in MARKS}
-        ticked = f"{count[PASSED]} of {len(t.criteria) - count[NOT_TESTABLE]}" if t.criteria else "-"
-        colour = {"passed": "green", "failed": "red"}.get(t.status, "dim")
-        seconds = f"{t.seconds:.0f}" if t.status != "not run" else "-"
-        setting = t.setting if t.status != "not run" else t.message
-        table.add_row(
-            t.name,
-            f"[{colour}]{t.status}[/{colour}]",
-            ticked,
-            str(count[NOT_TESTABLE] or "-"),
-            seconds,
-            escape(setting),
-        )
+    for name, status, *counts, setting in overview_rows(results):
+        colour = {"passed": "green", "failed": "red"}.get(status, "dim")
+        table.add_row(name, f"[{colour}]{status}[/{colour}]", *counts, escape(setting))
     return table
 
 
@@ -142,24 +143,10 @@ def html_page(results: SmokeReport) -> str:
 
 def _page_overview(results: SmokeReport) -> html.Table | None:
     rows: list[html.Row] = []
-    for t in results.tests:
-        ran = t.status != "not run"
-        left = sum(j.state == NOT_TESTABLE for j in t.criteria)
-        passed = sum(j.state == PASSED for j in t.criteria)
-        name = Cell("", links=[html.Link(t.name, f"#{t.name}")]) if ran else Cell(t.name)
-        counts = (
-            f"{passed} of {len(t.criteria) - left}" if t.criteria else "-",
-            str(left or "-"),
-            f"{t.seconds:.0f}" if ran else "-",
-        )
-        rows.append(
-            [
-                name,
-                Cell(t.status, _TONES.get(t.status, "muted")),
-                *map(number_cell, counts),
-                long_cell(t.setting or t.message),
-            ]
-        )
+    for name, status, *counts, setting in overview_rows(results):
+        test = Cell(name) if status == "not run" else Cell("", links=[html.Link(name, f"#{name}")])
+        result = Cell(status, _TONES.get(status, "muted"))
+        rows.append([test, result, *map(number_cell, counts), long_cell(setting)])
     columns = ["test", "result", "passed", "not testable", "seconds", "setting, or why it did not run"]
     note = 'The criteria and the figures called "reference" are from the field notes on which the tests are based.'
     return html.table("overview", "", columns, rows, note)

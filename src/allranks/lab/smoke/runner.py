@@ -157,10 +157,10 @@ def prepare_test(test: SmokeTest, wanted: SmokeOptions, machine: MachineFacts) -
     asked = placement_of(test, wanted.place, wanted.scale, machine, gpu=wanted.gpu(machine))
     if isinstance(asked, str):
         return PreparedTest(test=test, spec=None, asked=None, scaled=[], unable=asked)
-    sized = build_spec(test, asked)
-    model = {"compile": False, **sized.spec.get("model", {})}  # short, and compared with figures of uncompiled runs
-    spec = parse_spec({**sized.spec, "model": model, "run_root": wanted.run_root}, wanted.sets)
-    return PreparedTest(test=test, spec=spec, asked=asked, scaled=[*world_size_note(test, asked), *sized.scaled])
+    values, scaled = build_spec(test, asked)
+    model = {"compile": False, **values.get("model", {})}  # short, and compared with figures of uncompiled runs
+    spec = parse_spec({**values, "model": model, "run_root": wanted.run_root}, wanted.sets)
+    return PreparedTest(test=test, spec=spec, asked=asked, scaled=[*world_size_note(test, asked), *scaled])
 
 
 def run_tests(
@@ -175,10 +175,8 @@ def run_tests(
         if ended:
             ready = msgspec.structs.replace(ready, spec=None, scaled=[], unable="interrupted before this test")
         watcher.begin(test, _describe_test(ready), ready.scaled)
-        if ready.spec:
-            result, ended = _run(ready, machine, watcher)
-        else:
-            result = _not_run(ready, machine)
+        result, now_ended = _run(ready, machine, watcher) if ready.spec else (_result(ready, machine), False)
+        ended = ended or now_ended
         watcher.end(result)
         results.append(result)
     return SmokeReport(
@@ -205,15 +203,15 @@ def _run(ready: PreparedTest, machine: MachineFacts, watcher: SmokeObserver) -> 
         if done.status == "succeeded":
             message, ended = _resume_one_step(run, plan.max_steps, ready, watcher)
     except EnvironmentNotAble as error:
-        return _not_run(msgspec.structs.replace(ready, unable=str(error)), machine), False
+        return _result(msgspec.structs.replace(ready, unable=str(error)), machine), False
     except AllranksError as error:  # refused before a rank was started
-        return _not_started(ready, machine, str(error), time.monotonic() - began), False
+        refused = {"status": "failed", "message": str(error), "seconds": round(time.monotonic() - began, 1)}
+        return _result(ready, machine, **refused), False
     evidence = read_evidence(run, message)
-    criteria = []
-    for judged in evaluate_criteria(ready.test.criteria, evidence):
+    criteria = evaluate_criteria(ready.test.criteria, evidence)
+    for judged in criteria:
         watcher.judged(judged)
-        criteria.append(judged)
-    return _result(ready, machine, evidence, criteria, run, time.monotonic() - began), ended
+    return _ran(ready, machine, evidence, criteria, run, time.monotonic() - began), ended
 
 
 def _is_interrupted(done: RunResult, ready: PreparedTest) -> bool:
@@ -240,7 +238,7 @@ def _resume_one_step(
     return f"resume from the checkpoint: {again.message}", _is_interrupted(again, ready)
 
 
-def _result(
+def _ran(
     ready: PreparedTest,
     machine: MachineFacts,
     e: Evidence,
@@ -248,19 +246,15 @@ def _result(
     run: RunDir,
     seconds: float,
 ) -> TestResult:
-    ok = not any(j.state in (FAILED, NOT_REACHED) for j in criteria)
-    return TestResult(
-        name=ready.test.name,
-        title=ready.test.title,
-        source=ready.test.source,
-        status="passed" if ok else "failed",
+    """Return the result of a test whose ranks were started."""
+    return _result(
+        ready,
+        machine,
+        status="failed" if any(j.state in (FAILED, NOT_REACHED) for j in criteria) else "passed",
         message=e.message,
         seconds=round(seconds, 1),
         folder=str(run.root),
-        setting=_describe_test(ready),
         hardware=_hardware(ready, machine, e),
-        seed_hardware=ready.test.hardware,
-        scaled=ready.scaled,
         untested=[f"{j.title}: {j.why}" for j in criteria if j.state == NOT_TESTABLE],
         criteria=criteria,
         figures=figure_rows(ready.test, e),
@@ -268,27 +262,24 @@ def _result(
     )
 
 
-def _not_started(ready: PreparedTest, machine: MachineFacts, why: str, seconds: float) -> TestResult:
-    return msgspec.structs.replace(_not_run(ready, machine), status="failed", message=why, seconds=round(seconds, 1))
-
-
-def _not_run(ready: PreparedTest, machine: MachineFacts) -> TestResult:
+def _result(ready: PreparedTest, machine: MachineFacts, **known: Any) -> TestResult:
+    """Return the result of a test with what is known of it; without anything, it was not run."""
+    test = ready.test
+    fields = {
+        "status": "not run",
+        "message": ready.unable,
+        "seconds": 0.0,
+        "hardware": _hardware(ready, machine, None),
+        "untested": [f"the whole test: {ready.unable}"] if ready.unable else [],
+    }
     return TestResult(
-        name=ready.test.name,
-        title=ready.test.title,
-        source=ready.test.source,
-        status="not run",
-        message=ready.unable,
-        seconds=0.0,
-        folder=None,
+        name=test.name,
+        title=test.title,
+        source=test.source,
         setting=_describe_test(ready),
-        hardware=_hardware(ready, machine, None),
-        seed_hardware=ready.test.hardware,
+        seed_hardware=test.hardware,
         scaled=ready.scaled,
-        untested=[f"the whole test: {ready.unable}"] if ready.unable else [],
-        criteria=[],
-        figures=[],
-        path="",
+        **{**fields, **known},
     )
 
 

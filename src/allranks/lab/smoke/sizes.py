@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from allranks.lab.smoke.records import Placement, SizedSpec, SmokeTest
+from allranks.lab.smoke.records import Placement, SmokeTest
 from allranks.planning import memory
 from allranks.planning.memory.estimate import TOO_LARGE
 from allranks.spec import parse_spec
@@ -23,8 +23,8 @@ TINY = {"width": 16, "rows": 4, "steps": 4}
 SPARE = 0.6  # of the memory; other programs need some
 
 
-def build_spec(test: SmokeTest, asked: Placement) -> SizedSpec:
-    """Return the test's spec for a place, with one sentence for each difference from the notes."""
+def build_spec(test: SmokeTest, asked: Placement) -> tuple[dict[str, Any], list[str]]:
+    """Return the test's spec for a place as plain values, and one sentence for each difference from the notes."""
     spec = _merged(base_spec(asked, test.run), test.spec)
     scaled: list[str] = []
     if test.mlp is not None:
@@ -38,7 +38,7 @@ def build_spec(test: SmokeTest, asked: Placement) -> SizedSpec:
         if holds[variant["when"]]:
             spec = _merged(spec, variant.get("spec", {}))
             scaled += [variant["scaled"].replace("{why}", why)] if "scaled" in variant else []
-    return SizedSpec(spec=spec, scaled=scaled)
+    return spec, scaled
 
 
 def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
