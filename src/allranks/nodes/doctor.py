@@ -25,9 +25,8 @@ from allranks.nodes.preflight.link_tests import (
 )
 from allranks.nodes.preflight.request import check_start
 from allranks.nodes.preflight.runner import PreflightResult, TargetNodes, exclude_nodes, run_preflight, unusable_nodes
-from allranks.nodes.records import PreflightReport
 from allranks.planning import memory
-from allranks.planning.network_policy import NetworkPolicy, NodeNetworkPolicy
+from allranks.planning.network_policy import NetworkPolicy
 from allranks.planning.planner import network_job
 from allranks.planning.records import LaunchPlan
 from allranks.spec.records import RunSpec
@@ -71,15 +70,21 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "ok": self.ok,
             "starts": self.starts,
-            "nodes": [_report_json(report) for report in found.reports],
+            "nodes": [{"host": r.host, "ok": r.ok, "checks": msgspec.to_builtins(r.checks)} for r in found.reports],
             "network": msgspec.to_builtins(found.network),
             "port": found.port,
-            "pairs": [_pair_json(pair) for pair in self.pairs],
+            "pairs": [_with(pair, "copy_bytes_per_s", "all_reduce_bytes_per_s") for pair in self.pairs],
             "slow_pairs": [[pair.a, pair.b] for pair in slow_pairs(self.pairs)],
             "pairs_verdict": self.pairs_verdict,
-            "sweep": [_sweep_json(one) for one in self.sweep],
+            "sweep": [_with(one, "algorithm_bytes_per_s", "bus_bytes_per_s") for one in self.sweep],
             "bandwidth": self.bandwidth,
-            "environment": {node.host: _policy_json(node) for node in self.policy.nodes},
+            "environment": {
+                node.host: {
+                    "advice": [item.advice() for item in node.environment],
+                    "expected": msgspec.to_builtins(node.expected),
+                }
+                for node in self.policy.nodes
+            },
             "observed": msgspec.to_builtins(self.outcome),
             "copies": msgspec.to_builtins(self.copies),
             "excluded": self.excluded,
@@ -88,25 +93,8 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def _policy_json(node: NodeNetworkPolicy) -> dict[str, Any]:
-    return {
-        "advice": [item.advice() for item in node.environment],
-        "expected": msgspec.to_builtins(node.expected),
-    }
-
-
-def _pair_json(pair: RankPair) -> dict[str, Any]:
-    rates = {"copy_bytes_per_s": pair.copy_bytes_per_s, "all_reduce_bytes_per_s": pair.all_reduce_bytes_per_s}
-    return {**msgspec.to_builtins(pair), **rates}
-
-
-def _sweep_json(one: CollectiveTime) -> dict[str, Any]:
-    rates = {"algorithm_bytes_per_s": one.algorithm_bytes_per_s, "bus_bytes_per_s": one.bus_bytes_per_s}
-    return {**msgspec.to_builtins(one), **rates}
-
-
-def _report_json(report: PreflightReport) -> dict[str, Any]:
-    return {"host": report.host, "ok": report.ok, "checks": msgspec.to_builtins(report.checks)}
+def _with(record: msgspec.Struct, *properties: str) -> dict[str, Any]:
+    return {**msgspec.to_builtins(record), **{name: getattr(record, name) for name in properties}}
 
 
 def doctor(

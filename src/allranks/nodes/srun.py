@@ -216,11 +216,6 @@ def run_with_srun(
     return run_command(command, timeout_s, text)
 
 
-def run_locally(argv: Sequence[str], timeout_s: float, text: str | None = None) -> NodeAnswers:
-    """Run the same on this machine."""
-    return run_command(list(argv), timeout_s, text)
-
-
 def run_command(command: list[str], timeout_s: float, text: str | None) -> NodeAnswers:
     """Run a command, and keep each line with its arrival time; after the limit it is ended."""
     began = time.monotonic()

@@ -75,17 +75,10 @@ def find_rank(box: Box, rank: str, job: str = "") -> dict[int, tuple[str, str]]:
     matches = {
         pid: (values.get("SLURM_JOB_ID", ""), node)
         for pid, (values, node) in tasks.items()
-        if (values.get("RANK") if by_torch else _slurm_rank(values)) == rank
+        # A batch script has a task number too, but it is not a rank and has no step.
+        if values.get("RANK" if by_torch else "SLURM_PROCID") == rank and (by_torch or "SLURM_STEP_ID" in values)
     }
     return {pid: value for pid, value in matches.items() if int(processes.status(pid).get("PPid", "0")) not in matches}
-
-
-def _slurm_rank(values: Mapping[str, str]) -> str | None:
-    """Return Slurm's task number; a batch script has one too, but it is not a rank and has no step."""
-    return values.get("SLURM_PROCID") if "SLURM_STEP_ID" in values else None
-
-
-RANK_FAULTS = (FaultKind(kind="kill-rank", inject=kill_rank, on_node=False),)
 
 
 def kill_node(box: Box, node: str, _arguments: Mapping[str, str]) -> dict[str, str]:
@@ -106,16 +99,6 @@ def start_node(box: Box, record: FaultRecord) -> None:
         run_command([*box.setup_prefix(login), find_program("ip"), "link", "delete", port])
         lifecycle.make_nodes(box, box.init(login), [record.node])
     lifecycle.start_slurmd_and_wait(box, record.node)
-
-
-NODE_FAULTS = (
-    FaultKind(
-        kind="kill-node",
-        inject=kill_node,
-        heal=start_node,
-        restarts=True,
-    ),
-)
 
 
 def stop_slurmd(box: Box, node: str, _arguments: Mapping[str, str]) -> dict[str, str]:
@@ -152,24 +135,6 @@ def restart_slurmctld(box: Box, node: str, arguments: Mapping[str, str]) -> dict
     stop_slurmctld(box, node, arguments)
     lifecycle.start_slurmctld(box)
     return {}
-
-
-DAEMON_FAULTS = (
-    FaultKind(
-        kind="stop-slurmd",
-        inject=stop_slurmd,
-        heal=start_slurmd,
-        in_namespaces=True,
-    ),
-    FaultKind(kind="restart-slurmd", inject=restart_slurmd),
-    FaultKind(
-        kind="stop-slurmctld",
-        inject=stop_slurmctld,
-        heal=start_slurmctld,
-        on_node=False,
-    ),
-    FaultKind(kind="restart-slurmctld", inject=restart_slurmctld, on_node=False),
-)
 
 
 _UNITS = {"kbit": 1_000, "mbit": 1_000_000, "gbit": 1_000_000_000}
@@ -244,28 +209,6 @@ def _ip(box: Box, place: str, *words: str) -> None:
     check_output([*box.setup_prefix(place), find_program("ip"), *words])
 
 
-LINK_FAULTS = (
-    FaultKind(
-        kind="cut-link",
-        inject=cut_link,
-        heal=restore_link,
-        in_namespaces=True,
-    ),
-    FaultKind(
-        kind="slow-link",
-        inject=slow_link,
-        heal=remove_rate_limit,
-        in_namespaces=True,
-    ),
-    FaultKind(
-        kind="interface-down",
-        inject=interface_down,
-        heal=interface_up,
-        in_namespaces=True,
-    ),
-)
-
-
 FILLER = ".allranks-filler"
 FILLER_BYTES = 1 << 20
 
@@ -329,22 +272,6 @@ def unhide_folder(box: Box, record: FaultRecord) -> None:
     check_output([*box.setup_prefix(record.node), find_program("umount"), "--lazy", record.detail["path"]])
 
 
-DISK_FAULTS = (
-    FaultKind(
-        kind="fill-disk",
-        inject=fill_disk,
-        heal=restore_disk,
-        in_namespaces=True,
-    ),
-    FaultKind(
-        kind="hide-folder",
-        inject=hide_folder,
-        heal=unhide_folder,
-        in_namespaces=True,
-    ),
-)
-
-
 def loopback_hosts(box: Box, node: str, _arguments: Mapping[str, str]) -> dict[str, str]:
     """Map the node's own name to 127.0.1.1 in its /etc/hosts, as Debian's installer does."""
     box.folder.hosts(node).write_text(config_files.hosts(box.plan, node, self_loopback=True))
@@ -374,29 +301,22 @@ def restore_clock(box: Box, record: FaultRecord) -> None:
     box.folder.clock(record.node).unlink(missing_ok=True)
 
 
-NAME_FAULTS = (
-    FaultKind(
-        kind="loopback-hosts",
-        inject=loopback_hosts,
-        heal=restore_hosts,
-    ),
-    FaultKind(
-        kind="wrong-clock",
-        inject=wrong_clock,
-        heal=restore_clock,
-    ),
-)
-
-
 FAULTS: Mapping[str, FaultKind] = {
     fault.kind: fault
     for fault in (
-        *RANK_FAULTS,
-        *NODE_FAULTS,
-        *DAEMON_FAULTS,
-        *LINK_FAULTS,
-        *DISK_FAULTS,
-        *NAME_FAULTS,
+        FaultKind(kind="kill-rank", inject=kill_rank, on_node=False),
+        FaultKind(kind="kill-node", inject=kill_node, heal=start_node, restarts=True),
+        FaultKind(kind="stop-slurmd", inject=stop_slurmd, heal=start_slurmd, in_namespaces=True),
+        FaultKind(kind="restart-slurmd", inject=restart_slurmd),
+        FaultKind(kind="stop-slurmctld", inject=stop_slurmctld, heal=start_slurmctld, on_node=False),
+        FaultKind(kind="restart-slurmctld", inject=restart_slurmctld, on_node=False),
+        FaultKind(kind="cut-link", inject=cut_link, heal=restore_link, in_namespaces=True),
+        FaultKind(kind="slow-link", inject=slow_link, heal=remove_rate_limit, in_namespaces=True),
+        FaultKind(kind="interface-down", inject=interface_down, heal=interface_up, in_namespaces=True),
+        FaultKind(kind="fill-disk", inject=fill_disk, heal=restore_disk, in_namespaces=True),
+        FaultKind(kind="hide-folder", inject=hide_folder, heal=unhide_folder, in_namespaces=True),
+        FaultKind(kind="loopback-hosts", inject=loopback_hosts, heal=restore_hosts),
+        FaultKind(kind="wrong-clock", inject=wrong_clock, heal=restore_clock),
     )
 }
 """Every kind of fault, by its name on the command line."""

@@ -13,7 +13,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -75,7 +75,8 @@ def _exclusive_lock() -> Iterator[None]:
                 try:
                     yield
                 finally:
-                    _remove_if_empty(state_root())
+                    with suppress(OSError):  # it contains boxes
+                        state_root().rmdir()
                 return
         except BlockingIOError:
             if time.monotonic() > deadline:
@@ -85,13 +86,6 @@ def _exclusive_lock() -> Iterator[None]:
             time.sleep(0.1)
         finally:
             os.close(handle)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    try:
-        folder.rmdir()
-    except OSError:
-        pass  # it contains boxes
 
 
 def _plan_box(options: BoxOptions, path: Path) -> BoxPlan:
@@ -200,11 +194,6 @@ def _refuse_inside(box: Box | None) -> None:
         raise RequestError(f"This process runs on '{place}' of box '{box.name}'. Start and stop boxes from outside.")
 
 
-def make_bridge(box: Box, login_pid: int) -> None:
-    """Create the bridge on the login node; it is also the login node's own interface."""
-    run_ip_batch(box, login_pid, config_files.bridge_batch(box.plan))
-
-
 def connect_nodes(box: Box, login_pid: int, pids: dict[str, int]) -> None:
     """Connect each node in ``pids`` with a link, and set its address."""
     run_ip_batch(box, login_pid, config_files.cable_batch(box.plan, pids))
@@ -224,7 +213,7 @@ def make_login(box: Box) -> int:
     login = box.plan.login
     _start_init(box, login, processes.create_login(box.plan))
     pid = _wait_ready(box, [login])[login]
-    make_bridge(box, pid)
+    run_ip_batch(box, pid, config_files.bridge_batch(box.plan))  # the bridge is the login node's own interface, too
     return pid
 
 
@@ -257,7 +246,7 @@ def _wait_ready(box: Box, names: list[str]) -> dict[str, int]:
     waiting = list(names)
     while waiting := [name for name in waiting if not box.folder.ready(name).exists()]:
         name = waiting[0]
-        dead = not processes.has_init(box.identity)
+        dead = not any(processes.is_init(pid, box.identity) for pid in processes.all_pids())
         if dead or time.monotonic() > deadline:
             log = box.folder.enter_log(name)
             said = last_lines(log.read_text(errors="replace"))

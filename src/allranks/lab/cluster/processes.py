@@ -219,17 +219,13 @@ def in_namespaces(kind: str, wanted: Iterable[str]) -> list[int]:
 def marked_processes(identity: str) -> list[int]:
     """Return every process with the box's marks outside of this process's network: marks alone may be inherited."""
     outside = namespace("self", "net")
-    return [pid for pid in all_pids() if _carries_mark(pid, identity) and namespace(pid, "net") != outside]
+    marked = [p for p in all_pids() if environment(p).get(ID_VARIABLE) == identity or is_init(p, identity)]
+    return [pid for pid in marked if namespace(pid, "net") != outside]
 
 
-def has_init(identity: str) -> bool:
-    """Return whether any first process of the box is alive or about to enter its namespaces."""
-    return any(environment(pid).get(INIT_VARIABLE, "").rpartition(":")[0] == identity for pid in all_pids())
-
-
-def _carries_mark(pid: int, identity: str) -> bool:
-    values = environment(pid)
-    return values.get(ID_VARIABLE) == identity or values.get(INIT_VARIABLE, "").rpartition(":")[0] == identity
+def is_init(pid: int, identity: str) -> bool:
+    """Return whether a process is a first process of the box, alive or about to enter its namespaces."""
+    return environment(pid).get(INIT_VARIABLE, "").rpartition(":")[0] == identity
 
 
 def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:

@@ -43,7 +43,8 @@ def imported_packages(script: Path, folders: list[Path]) -> dict[str, str]:
             place, top = f"{path.name} line {line}", name.partition(".")[0]
             if top in sys.stdlib_module_names or top == "__future__":
                 continue
-            files = [_file_in(folders, one) for one in (*_packages_of(name), name)]
+            modules = (*_packages_of(name), name)
+            files = [next((f for folder in folders for f in _files_of(folder, one)), None) for one in modules]
             if files[0] is None:
                 found.setdefault(top, place)
             if name != top and files[-1] is None and not any(adds_modules(str(file)) for file in files if file):
@@ -147,10 +148,6 @@ def _is_main(test: ast.expr) -> bool:
         return False
     sides = {ast.unparse(side) for side in (test.left, test.comparators[0])}
     return sides == {"__name__", "'__main__'"}
-
-
-def _file_in(folders: list[Path], name: str) -> Path | None:
-    return next((file for folder in folders for file in _files_of(folder, name)), None)
 
 
 def _files_of(folder: Path, name: str) -> list[Path]:

@@ -202,17 +202,13 @@ def compare_with_policy(expected: dict[str, ExpectedNetwork], observed: Sequence
     for item in observed:
         wanted = expected.get(item.host)
         if wanted is not None:
-            findings += _node_findings(wanted, item)
+            findings += [*_transport(wanted, item), *_interface(wanted, item), *_gpu_findings(wanted, item)]
         findings += [
             NetworkFinding(host=item.host, level="bad", text=f"Gloo connected {peers} peers")
             for peers in item.lost_peers
         ]
     findings += _node_differences(observed)
     return NetworkOutcome(observed=list(observed), findings=findings)
-
-
-def _node_findings(wanted: ExpectedNetwork, item: ObservedNetwork) -> list[NetworkFinding]:
-    return [*_transport(wanted, item), *_interface(wanted, item), *_gpu_findings(wanted, item)]
 
 
 def _bad_finding(item: ObservedNetwork, text: str) -> NetworkFinding:

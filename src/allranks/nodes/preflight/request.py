@@ -68,8 +68,9 @@ def check_request(spec: RunSpec) -> None:
         check_model_folder(spec.model.name)
         _check_model_files(spec.model.name)
     classifier = trains_classifier(spec)
-    if spec.data is not None:
-        _check_sources(spec, spec.data, classifier)
+    for number, part in enumerate(parts_of(spec.data) if spec.data is not None else ()):
+        with naming_source(spec.data, number):
+            _check_data(spec, part, classifier)
     if spec.data is not None and spec.eval.source is not None:
         try:
             _check_data(spec, eval_data(spec), classifier)
@@ -160,12 +161,6 @@ def _is_installed(module: str) -> bool:
         return found is not None and not rest
     folders = [Path(folder) for folder in found.submodule_search_locations]
     return any(file_of_module(".".join(rest) or "__main__", folder) is not None for folder in folders)
-
-
-def _check_sources(spec: RunSpec, data: DataSpec, classifier: bool | None) -> None:
-    for number, part in enumerate(parts_of(data)):
-        with naming_source(data, number):
-            _check_data(spec, part, classifier)
 
 
 def _check_data(spec: RunSpec, data: DataSpec, classifier: bool | None) -> None:

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,6 +44,7 @@ PORT_CANDIDATES = 4
 TRAINING_PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "numpy"]
 MIN_FREE_BYTES = 64 * 2**20
 ANSWER_S = 60.0
+_EXTRAS = {"deepspeed": "deepspeed"}
 _QUESTION = """
 import importlib.util, json, sys
 names = sys.argv[1:]
@@ -210,32 +211,21 @@ def write_nonces(required: NodeRequirements) -> Iterator[tuple[NodeRequirements,
 def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root: Path) -> PreflightReport:
     """Return every check of this machine. Where nodes run the ranks, with an interpreter of their own, its packages do not count."""
     own_ranks, same_python = spec.cluster.launched_by.runs_here, spec.cluster.python is None
-    packages = _installed_by(spec) if own_ranks or same_python else None
-    ranks_python = _ask_own_python(spec, list(packages or ()))
-    checks: list[Callable[[], Check]] = [
-        _python,
-        *([lambda: _packages(packages, ranks_python)] if packages is not None else []),
-        lambda: _disk(spec, plan, facts, run_root),
-        lambda: _writable(run_root),
-        lambda: _threads(plan, facts),
-    ]
-    return PreflightReport(host=facts.host, checks=[check() for check in checks])
-
-
-def _python() -> Check:
-    return Check(name="python", ok=True, found=".".join(map(str, sys.version_info[:3])))
-
-
-def _installed_by(spec: RunSpec) -> dict[str, str]:
-    """Return each package that the spec needs, with the command that installs it."""
-    return {
-        **dict.fromkeys(needed_packages(spec), "pip install 'allranks[train]'"),
-        **{
-            name: f"pip install 'allranks[{'deepspeed' if name == 'deepspeed' else 'train'}]'"
-            for name in engine_packages(spec)
-        },
-        **optional_packages(spec),
+    train = {
+        **dict.fromkeys(needed_packages(spec), "train"),
+        **{n: _EXTRAS.get(n, "train") for n in engine_packages(spec)},
     }
+    installed_by = {**{n: f"pip install 'allranks[{x}]'" for n, x in train.items()}, **optional_packages(spec)}
+    ranks_python = _ask_own_python(spec, list(installed_by) if own_ranks or same_python else [])
+    threads = next((e.value for e in plan.environment if e.name == "OMP_NUM_THREADS"), "?")
+    checks = [
+        Check(name="python", ok=True, found=".".join(map(str, sys.version_info[:3]))),
+        *([_packages(installed_by, ranks_python)] if own_ranks or same_python else []),
+        _disk(spec, plan, facts, run_root),
+        _writable(run_root),
+        Check(name="threads", ok=True, found=f"{plan.procs_per_node}x{threads}/{facts.cpus}-cores"),
+    ]
+    return PreflightReport(host=facts.host, checks=checks)
 
 
 def _ask_own_python(spec: RunSpec, names: Sequence[str]) -> InterpreterFacts | None:
@@ -288,11 +278,6 @@ def _writable(run_root: Path) -> Check:
         found=f"READ-ONLY({folder})" if error else "rw",
         cure=f"run_root {run_root}: cannot create a run folder there: {error}; choose another with --set run_root=FOLDER",
     )
-
-
-def _threads(plan: LaunchPlan, facts: MachineFacts) -> Check:
-    threads = next((e.value for e in plan.environment if e.name == "OMP_NUM_THREADS"), "?")
-    return Check(name="threads", ok=True, found=f"{plan.procs_per_node}x{threads}/{facts.cpus}-cores")
 
 
 def stamp() -> str:

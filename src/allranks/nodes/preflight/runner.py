@@ -21,7 +21,7 @@ from allranks.nodes.preflight.requirements import node_requirements, port_candid
 from allranks.nodes.probes import connectivity_probe as reacher
 from allranks.nodes.probes import probe as prober
 from allranks.nodes.records import Check, ConnectionResults, FolderFacts, NodeRequirements, PreflightReport, Probe
-from allranks.nodes.srun import NodeAnswers, program_text, python_command, run_locally, run_with_srun
+from allranks.nodes.srun import NodeAnswers, program_text, python_command, run_command, run_with_srun
 from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import write_json, write_text_atomic
@@ -75,7 +75,7 @@ class TargetNodes(msgspec.Struct, frozen=True, kw_only=True):
     def run(self, argv: list[str], timeout_s: float, text: str | None, only: Sequence[str] = ()) -> NodeAnswers:
         """Run a program on all nodes, or on some."""
         if not self.hosts:
-            return run_locally(argv, timeout_s, text)
+            return run_command(argv, timeout_s, text)
         hosts = list(only) or self.hosts
         return run_with_srun(
             hosts, argv, timeout_s, prefix=self.prefix, job_id=self.slurm_job, text=text, cpus=self.cpus
@@ -307,12 +307,11 @@ STAGEABLE_CHECKS = {"proj", "py", "pkgs", "imports", "program", "data", "model",
 def unusable_nodes(spec: RunSpec, reports: Sequence[PreflightReport]) -> list[PreflightReport]:
     """Return the nodes that cannot run the job, whatever a run would stage for them."""
     staging = spec.cluster.launched_by.uses_slurm and spec.cluster.stage != "never"
-    return [r for r in reports if not r.may_run and not (staging and _can_be_staged(r))]
 
+    def staged(check: Check) -> bool:  # a bundle provides what is missing
+        return staging and check.name in STAGEABLE_CHECKS and check.stageable
 
-def _can_be_staged(report: PreflightReport) -> bool:
-    """Return whether a bundle provides everything that a node lacks."""
-    return all(c.ok or not c.blocks or (c.name in STAGEABLE_CHECKS and c.stageable) for c in report.checks)
+    return [r for r in reports if not all(c.ok or not c.blocks or staged(c) for c in r.checks)]
 
 
 def require_usable_nodes(reports: Sequence[PreflightReport]) -> None:

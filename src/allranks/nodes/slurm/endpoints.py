@@ -59,14 +59,10 @@ def state_root() -> Path:
     if os.geteuid() == 0:
         return Path("/run/allranks")
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if runtime and _is_owned(runtime):
+    # After `su` and `sudo`, XDG_RUNTIME_DIR may be another user's.
+    if runtime and os.path.isdir(runtime) and os.stat(runtime).st_uid == os.geteuid():  # noqa: PTH112, PTH116
         return Path(runtime) / "allranks"
     return Path.home() / ".local" / "state" / "allranks"
-
-
-def _is_owned(folder: str) -> bool:
-    """Return whether this user owns the folder: after `su` and `sudo`, XDG_RUNTIME_DIR may be another user's."""
-    return os.path.isdir(folder) and os.stat(folder).st_uid == os.geteuid()  # noqa: PTH112, PTH116
 
 
 def boot_id() -> str:
