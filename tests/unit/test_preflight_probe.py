@@ -216,7 +216,7 @@ def test_lines_longer_than_slurm_passes_on_come_whole() -> None:
 
 
 def test_a_node_without_the_launchers_python_uses_another_and_says_so() -> None:
-    answers = srun.run_locally(srun.python_command("/no/such/python", {}), 20, srun.program_text("probe.py"))
+    answers = srun.run_command(srun.python_command("/no/such/python", {}), 20, srun.program_text("probe.py"))
     (line,) = answers.by_host().values()
     facts = line.facts()
     assert facts and facts["executable"] not in ("", "/no/such/python")
@@ -227,13 +227,13 @@ def test_a_node_without_any_python_still_answers(monkeypatch: pytest.MonkeyPatch
         (tmp_path / name).symlink_to(next(p for p in (Path("/bin") / name, Path("/usr/bin") / name) if p.exists()))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
-    answers = srun.run_locally(srun.python_command("/no/such/python", {}), 20, srun.program_text("probe.py"))
+    answers = srun.run_command(srun.python_command("/no/such/python", {}), 20, srun.program_text("probe.py"))
     assert list(answers.by_host()) == ["n7"], answers
 
 
 def test_a_command_that_hangs_is_ended_and_its_lines_kept() -> None:
     began = time.monotonic()
-    answers = srun.run_locally(["sh", "-c", 'echo "{\\"host\\": \\"a\\"}"; exec sleep 60'], 0.5)
+    answers = srun.run_command(["sh", "-c", 'echo "{\\"host\\": \\"a\\"}"; exec sleep 60'], 0.5, None)
     assert answers.returncode is None and list(answers.by_host()) == ["a"] and time.monotonic() - began < 5
 
 

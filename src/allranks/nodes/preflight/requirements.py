@@ -44,7 +44,6 @@ PORT_CANDIDATES = 4
 TRAINING_PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "numpy"]
 MIN_FREE_BYTES = 64 * 2**20
 ANSWER_S = 60.0
-_EXTRAS = {"deepspeed": "deepspeed"}
 _QUESTION = """
 import importlib.util, json, sys
 names = sys.argv[1:]
@@ -211,11 +210,10 @@ def write_nonces(required: NodeRequirements) -> Iterator[tuple[NodeRequirements,
 def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root: Path) -> PreflightReport:
     """Return every check of this machine. Where nodes run the ranks, with an interpreter of their own, its packages do not count."""
     own_ranks, same_python = spec.cluster.launched_by.runs_here, spec.cluster.python is None
-    train = {
-        **dict.fromkeys(needed_packages(spec), "train"),
-        **{n: _EXTRAS.get(n, "train") for n in engine_packages(spec)},
-    }
-    installed_by = {**{n: f"pip install 'allranks[{x}]'" for n, x in train.items()}, **optional_packages(spec)}
+    extras = dict.fromkeys(needed_packages(spec), "train")
+    extras |= {name: "deepspeed" if name == "deepspeed" else "train" for name in engine_packages(spec)}
+    installed_by = {name: f"pip install 'allranks[{extra}]'" for name, extra in extras.items()}
+    installed_by |= optional_packages(spec)
     ranks_python = _ask_own_python(spec, list(installed_by) if own_ranks or same_python else [])
     threads = next((e.value for e in plan.environment if e.name == "OMP_NUM_THREADS"), "?")
     checks = [
