@@ -12,6 +12,7 @@ from allranks.nodes.network.facts import facts_of_nodes
 from allranks.nodes.preflight.link_tests import (
     KEPT_RUNS,
     CollectiveTime,
+    EarlierRun,
     HardwareLimit,
     RankPair,
     add_to_history,
@@ -19,7 +20,6 @@ from allranks.nodes.preflight.link_tests import (
     compare_with_history,
     hardware_limit,
     history_file,
-    read_history,
     slow_node,
     slow_pairs,
 )
@@ -27,10 +27,16 @@ from allranks.nodes.probes.links_probe import Pair, rounds_of, tournament
 from allranks.nodes.records import Interface, Probe
 from allranks.planning.network_policy import ExpectedNetwork, NetworkPolicy, NodeNetworkPolicy
 from allranks.planning.planner import make_plan
+from allranks.rundir.files import read_json
 from allranks.spec import RunSpec
+from allranks.utils.text import as_records
 from tests.unit.test_plan import facts
 
 MIB = 2**20
+
+
+def read_history(path: Path) -> list[EarlierRun]:
+    return as_records(read_json(path), EarlierRun)
 
 
 @pytest.mark.parametrize(

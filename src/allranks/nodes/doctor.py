@@ -17,6 +17,7 @@ from allranks.nodes.preflight.link_tests import (
     CollectiveMeasurements,
     CollectiveTime,
     CopyResult,
+    EarlierRun,
     RankPair,
     measure_collectives,
     run_copy_test,
@@ -29,9 +30,11 @@ from allranks.planning import memory
 from allranks.planning.network_policy import NetworkPolicy
 from allranks.planning.planner import network_job
 from allranks.planning.records import LaunchPlan
+from allranks.rundir.files import read_json
 from allranks.spec.records import RunSpec
 from allranks.utils.filesystem import cache_root, private_root
 from allranks.utils.machine import MachineFacts, machine_facts
+from allranks.utils.text import as_records
 
 Log = Callable[[str], None]
 
@@ -190,7 +193,7 @@ def _judge_bandwidth(
         return []
     limit = link_tests.hardware_limit(found.probes, facts_of_nodes(found.probes, found.network, {}), policy, procs)
     history = link_tests.history_file(private_root(cache_root(spec.cluster.cache)), plan, found.probes, policy, procs)
-    earlier = link_tests.read_history(history)
+    earlier = as_records(read_json(history), EarlierRun)
     hosts = [probe.host for probe in found.probes]
     link_tests.add_to_history(history, measured.sweep, hosts, slow=bool(slow_pairs(measured.pairs)))
     told = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import pwd
 import shutil
 import stat
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import Any
 from allranks.errors import CheckpointError, RequestError
 from allranks.rundir.files import read_json, read_record, require_current
 from allranks.rundir.paths import RunDir
+from allranks.utils.filesystem import user_name
 from allranks.utils.inputs import open_regular
 from allranks.utils.text import format_bytes
 
@@ -65,7 +65,7 @@ def untrusted_reason(entry: Path) -> str | None:
     trusted = {os.geteuid(), 0, folder.st_uid}
     open_to_all = bool(folder.st_mode & stat.S_IWOTH)
     if found.st_uid not in trusted and open_to_all:
-        return f"it belongs to user {_user(found.st_uid)}, and everybody can write to {entry.parent}"
+        return f"it belongs to user {user_name(found.st_uid)}, and everybody can write to {entry.parent}"
     if found.st_mode & stat.S_IWOTH:
         return "everybody can write to it"
     for path in entry.rglob("*"):
@@ -73,15 +73,8 @@ def untrusted_reason(entry: Path) -> str | None:
         if stat.S_ISLNK(inside.st_mode):
             return f"{path.relative_to(entry)} in it is a symbolic link"
         if open_to_all and (inside.st_uid not in trusted or inside.st_mode & stat.S_IWOTH):
-            return f"{path.relative_to(entry)} in it belongs to user {_user(inside.st_uid)} and has mode {inside.st_mode & 0o777:o}"
+            return f"{path.relative_to(entry)} in it belongs to user {user_name(inside.st_uid)} and has mode {inside.st_mode & 0o777:o}"
     return None
-
-
-def _user(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
 
 
 def file_hash(path: Path) -> str:
@@ -120,15 +113,10 @@ def newest_checkpoint(run: RunDir, *, repair: bool = True) -> tuple[int, list[st
     raise CheckpointError(f"run {run.name} has no complete checkpoint: {detail}")
 
 
-def held_out_losses(run: RunDir) -> dict[int, float]:
-    """Return the finite held-out losses of the checkpoints that were evaluated, by step. The manifests contain them."""
-    found = {step: read_record(run.checkpoint(step) / MANIFEST).get("eval_loss") for step in run.checkpoint_steps()}
-    return {s: float(v) for s, v in found.items() if isinstance(v, (int, float)) and math.isfinite(v)}
-
-
 def best_checkpoint_step(run: RunDir) -> int | None:
     """Return the step of the checkpoint with the lowest held-out loss, the earliest of equal ones; None if none was evaluated."""
-    losses = held_out_losses(run)
+    found = {step: read_record(run.checkpoint(step) / MANIFEST).get("eval_loss") for step in run.checkpoint_steps()}
+    losses = {s: float(v) for s, v in found.items() if isinstance(v, (int, float)) and math.isfinite(v)}
     return min(losses, key=lambda step: (losses[step], step)) if losses else None
 
 

@@ -55,45 +55,24 @@ _COALESCED = SizeRule(
 )
 _PEERS = SizeRule(False, False, _DOCS.format("send and recv: each pair of ranks has its own size"))
 
-_RULES: dict[str, SizeRule] = {
-    "all_reduce": _SAME,
-    "all_reduce_barrier": _SAME,
-    "allreduce_coalesced": _SAME,
-    "sparse_all_reduce": _SAME,
-    "allreduce_sparse": _SAME,
-    "barrier": _SAME,
-    "broadcast": _SAME,
-    "_broadcast_oop": _SAME,
-    "reduce": _SAME,
-    "_reduce_oop": _SAME,
-    "all_gather": _LIST,
-    "all_gather_single": _SAME,
-    "all_gather_into_tensor": _SAME,
-    "all_gather_into_tensor_coalesced": _SAME,
-    "all_gather_into_tensor_out": _SAME,
-    "_all_gather_base": _SAME,
-    "allgather_coalesced": _COALESCED,
-    "all_gather_v": _GATHER_V,
-    "reduce_scatter": _LIST,
-    "reduce_scatter_single": _SAME,
-    "reduce_scatter_tensor": _SAME,
-    "reduce_scatter_tensor_coalesced": _SAME,
-    "_reduce_scatter_base": _SAME,
-    "reduce_scatter_coalesced": _COALESCED,
-    "reduce_scatter_v": _SCATTER_V,
-    "coalesced": _COALESCED,
-    "gather": _GATHER,
-    "scatter": _SCATTER,
-    "all_to_all": _SPLITS,
-    "all_to_all_single": _SPLITS,
-    "alltoall_base": _SPLITS,
-    "all_to_allv": _SPLITS,
-    "all_to_all_v_single": _SPLITS,
-    "send": _PEERS,
-    "recv": _PEERS,
-    "recv_any_source": _PEERS,
-    "sendrecv": _PEERS,
-}
+_NAMES: tuple[tuple[SizeRule, str], ...] = (
+    (
+        _SAME,
+        "all_reduce all_reduce_barrier allreduce_coalesced sparse_all_reduce allreduce_sparse barrier "
+        "broadcast _broadcast_oop reduce _reduce_oop all_gather_single all_gather_into_tensor "
+        "all_gather_into_tensor_coalesced all_gather_into_tensor_out _all_gather_base reduce_scatter_single "
+        "reduce_scatter_tensor reduce_scatter_tensor_coalesced _reduce_scatter_base",
+    ),
+    (_LIST, "all_gather reduce_scatter"),
+    (_COALESCED, "allgather_coalesced reduce_scatter_coalesced coalesced"),
+    (_GATHER_V, "all_gather_v"),
+    (_SCATTER_V, "reduce_scatter_v"),
+    (_GATHER, "gather"),
+    (_SCATTER, "scatter"),
+    (_SPLITS, "all_to_all all_to_all_single alltoall_base all_to_allv all_to_all_v_single"),
+    (_PEERS, "send recv recv_any_source sendrecv"),
+)
+"""The operations of each rule."""
 _SEPARATORS = re.compile(r"[^a-z0-9]")
 
 
@@ -102,7 +81,7 @@ def _key(name: str) -> str:
     return _SEPARATORS.sub("", operation.lower())
 
 
-_BY_KEY = {_key(name): rule for name, rule in _RULES.items()}
+_BY_KEY = {_key(name): rule for rule, names in _NAMES for name in names.split()}
 
 
 def size_rule(operation: str) -> SizeRule | None:

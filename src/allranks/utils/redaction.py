@@ -36,45 +36,18 @@ _MAYBE_WORDS = frozenset({"key", "auth", "wandb", "session", "signature", "sig",
 # Names that end like this say something about a secret, they do not hold it.
 _ABOUT = frozenset(
     {
-        "file",
-        "files",
-        "path",
-        "paths",
-        "dir",
-        "folder",
-        "name",
-        "names",
-        "length",
-        "len",
-        "count",
-        "counts",
-        "size",
-        "type",
+        *("file", "files", "path", "paths", "dir", "folder", "name", "names", "length", "len", "count", "counts"),
+        *("size", "type", "types", "limit", "timeout", "ttl", "budget", "parallelism", "index", "idx", "ids", "prompt"),
+        *("helper", "policy", "project", "entity", "group", "team", "tags", "mode", "notes"),
     }
-    | {"types", "limit", "timeout", "ttl", "budget", "parallelism", "index", "idx", "ids", "prompt", "helper", "policy"}
-    | {"project", "entity", "group", "team", "tags", "mode", "notes"}
 )
 # Special tokens of a tokenizer and counts of tokens: eos_token, max_token.
 _TEXT_TOKENS = frozenset(
     {
-        "pad",
-        "eos",
-        "bos",
-        "unk",
-        "sep",
-        "cls",
-        "mask",
-        "special",
-        "image",
-        "video",
-        "audio",
-        "im",
-        "end",
-        "start",
-        "stop",
+        *("pad", "eos", "bos", "unk", "sep", "cls", "mask", "special", "image", "video", "audio", "im", "end", "start"),
+        *("stop", "decoder", "fim", "prefix", "suffix", "middle", "per", "each", "next", "last", "first", "max", "min"),
+        *("num", "n", "added", "additional", "new", "extra", "single", "every", "sub", "any", "current", "previous"),
     }
-    | {"decoder", "fim", "prefix", "suffix", "middle", "per", "each", "next", "last", "first", "max", "min", "num", "n"}
-    | {"added", "additional", "new", "extra", "single", "every", "sub", "any", "current", "previous"}
 )
 _PATH_VARIABLES = frozenset({"PWD", "OLDPWD"})
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_]+")

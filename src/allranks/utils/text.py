@@ -240,7 +240,7 @@ _FORMULA = (
     "\uff0b",
     "\uff0d",
     "\uff20",
-)  # the last four are full-width forms
+)  # the last are full-width forms
 MAX_TEXT_LENGTH = 4000
 # Sequences of ECMA-48: control strings (OSC, DCS, ...) up to their end, CSI sequences, other escapes; 7-bit and 8-bit forms.
 _ESCAPES = (

@@ -32,7 +32,7 @@ from allranks.planning.network_policy import NetworkPolicy, NodeNetworkPolicy
 from allranks.planning.records import LaunchPlan, NodeFacts
 from allranks.rundir.files import read_json, write_json
 from allranks.utils.kernel_counters import count_by_interface
-from allranks.utils.text import format_bytes
+from allranks.utils.text import as_records, format_bytes
 
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -182,25 +182,13 @@ def history_file(cache: Path, plan: LaunchPlan, probes: Sequence[Probe], policy:
     return cache / HISTORY / f"{len(probes)}x{procs}-{plan.backend}-{hashlib.sha256(shape).hexdigest()[:12]}.json"
 
 
-def read_history(path: Path) -> list[EarlierRun]:
-    """Return earlier runs, oldest first; damaged records are left out."""
-    runs = read_json(path)
-    found = []
-    for raw in runs if isinstance(runs, list) else []:
-        try:
-            found.append(msgspec.convert(raw, EarlierRun))
-        except msgspec.ValidationError:
-            continue
-    return found
-
-
 def add_to_history(path: Path, sweep: Sequence[CollectiveTime], hosts: Sequence[str], *, slow: bool) -> None:
     """Add a run. If the folder cannot be written, only the record is lost."""
     rates = {f"{c.kind}/{c.bytes}": round(c.bus_bytes_per_s, 1) for c in sweep}
     run = EarlierRun(time=time.time(), hosts=list(hosts), bus_bytes_per_s=rates, slow=slow)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, msgspec.to_builtins([*read_history(path), run][-KEPT_RUNS:]))
+        write_json(path, msgspec.to_builtins([*as_records(read_json(path), EarlierRun), run][-KEPT_RUNS:]))
     except OSError:
         return
 

@@ -23,21 +23,8 @@ SignalCause = Literal["time_limit", "preempted", "cancelled", "node_fail", "unkn
 
 JOB_FLAGS = frozenset(
     {
-        "COMPLETING",
-        "CONFIGURING",
-        "LAUNCH_FAILED",
-        "POWER_UP_NODE",
-        "RECONFIG_FAIL",
-        "REQUEUED",
-        "REQUEUE_FED",
-        "REQUEUE_HOLD",
-        "RESIZING",
-        "RESV_DEL_HOLD",
-        "REVOKED",
-        "SIGNALING",
-        "SPECIAL_EXIT",
-        "STAGE_OUT",
-        "STOPPED",
+        *("COMPLETING", "CONFIGURING", "LAUNCH_FAILED", "POWER_UP_NODE", "RECONFIG_FAIL", "REQUEUED", "REQUEUE_FED"),
+        *("REQUEUE_HOLD", "RESIZING", "RESV_DEL_HOLD", "REVOKED", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED"),
     }
 )
 """Job state flags, which Slurm prints instead of or after the base state (man squeue, JOB STATE CODES)."""
@@ -48,16 +35,8 @@ NODE_REASONS = frozenset({"NodeDown", "NodeFail"})
 # Tolerance for clock offsets between machines and for the duration of the query.
 MARGIN_S = 15.0
 LOST_STATES = frozenset({"DOWN", "ERROR", "FUTURE"})
-UNUSABLE = (
-    "down",
-    "drain",
-    "fail",
-    "unknown",
-    "maint",
-    "power",
-    "future",
-    "inval",
-)  # sinfo's states of nodes that start no job
+UNUSABLE = ("down", "drain", "fail", "unknown", "maint", "power", "future", "inval")
+"""How sinfo's states of nodes begin that start no job."""
 LOST_FLAGS = frozenset({"POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
 
 _NOTHING = frozenset({"", "(null)", "N/A", "n/a", "None", "NONE", "Unknown", "UNKNOWN", "UNLIMITED", "INVALID"})

@@ -34,23 +34,12 @@ EXCLUDE_POLL_S = 0.2
 NO_ANSWER = "UNKNOWN"
 """The state of a job about which Slurm did not answer. The job counts as alive: nothing shows that it ended."""
 # squeue's states of jobs that have not ended.
-ALIVE_STATES = {
-    NO_ANSWER,
-    "PENDING",
-    "CONFIGURING",
-    "RUNNING",
-    "COMPLETING",
-    "SUSPENDED",
-    "STOPPED",
-    "REQUEUED",
-    "REQUEUE_FED",
-    "REQUEUE_HOLD",
-    "RESV_DEL_HOLD",
-    "SPECIAL_EXIT",
-    "SIGNALING",
-    "STAGE_OUT",
-    "RESIZING",
-}
+ALIVE_STATES = frozenset(
+    {
+        *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_FED"),
+        *("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "SIGNALING", "STAGE_OUT", "RESIZING"),
+    }
+) | {NO_ANSWER}
 # Answers about a job or node that Slurm does not know (slurm_errno.c, scontrol).
 _NOT_THERE = re.compile(r"invalid job id|invalid node name|\bnot found\b", re.IGNORECASE)
 # Variables of the user that change the selection and format of the output.
