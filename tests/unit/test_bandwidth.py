@@ -27,6 +27,7 @@ from allranks.nodes.probes.links_probe import Pair, rounds_of, tournament
 from allranks.nodes.records import Interface, Probe
 from allranks.planning.network_policy import ExpectedNetwork, NetworkPolicy, NodeNetworkPolicy
 from allranks.planning.planner import make_plan
+from allranks.planning.records import RdmaPort
 from allranks.rundir.files import read_json
 from allranks.spec import RunSpec
 from allranks.utils.text import as_records
@@ -101,10 +102,8 @@ NIC0\tPIX\tSYS\t X
 """
 
 
-def gpu_node(
-    n: int, name: str = "NVIDIA H100 80GB HBM3", topology: str = TOPOLOGY, rate: str = "400 Gb/sec (4X NDR)"
-) -> Probe:
-    port = {"port": "mlx5_0:1", "state": "4: ACTIVE", "rate": rate, "link_layer": "InfiniBand"}
+def gpu_node(n: int, name: str = "NVIDIA H100 80GB HBM3", topology: str = TOPOLOGY, gbit: float = 400.0) -> Probe:
+    port = RdmaPort(device="mlx5_0", port=1, active=True, layer="InfiniBand", gbit=gbit)
     return Probe(
         host=f"n{n}", node_id=n, gpus=[{"name": name}, {"name": name}], topo=topology, infiniband=[port],
         interfaces=[Interface(name="eth0", address=f"10.0.0.{n}", speed_mbit=25_000, driver="mlx5_core")],
@@ -126,7 +125,7 @@ def test_the_slowest_link_of_the_ring_is_the_limit() -> None:
     assert one is not None and one.bytes_per_s == 450e9 and "18 links of NVLink 4" in one.what
     both = limit_of(gpu_node(1), gpu_node(2))
     assert both is not None and both.bytes_per_s == 50e9 and "mlx5_0:1 400 Gbit/s" in both.what
-    slower = limit_of(gpu_node(1), gpu_node(2, rate="100 Gb/sec (4X EDR)"))
+    slower = limit_of(gpu_node(1), gpu_node(2, gbit=100.0))
     assert slower is not None and slower.bytes_per_s == 12.5e9 and "n2" in slower.what
     assert limit_of(gpu_node(1, name="NVIDIA B200")) == HardwareLimit(
         bytes_per_s=900e9, what="18 links of NVLink 5 with 50 GB/s on n1"
