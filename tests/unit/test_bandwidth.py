@@ -144,7 +144,7 @@ def test_the_slowest_link_of_the_ring_is_the_limit() -> None:
 )
 def test_an_unknown_link_gives_no_limit(probe: Probe) -> None:
     assert limit_of(probe) is None
-    assert limit_of(gpu_node(1), gpu_node(2, rate="")) is None
+    assert limit_of(gpu_node(1), gpu_node(2, gbit=0.0)) is None
     assert limit_of(gpu_node(1), gpu_node(2), transport="Socket") is None  # the network was not chosen
 
 
