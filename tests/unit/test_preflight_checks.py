@@ -14,7 +14,6 @@ from allranks.nodes.preflight.requirements import node_requirements
 from allranks.nodes.preflight.runner import (
     STAGEABLE_CHECKS,
     failure_lines,
-    report_line,
     require_usable_nodes,
     run_checks,
 )
@@ -61,11 +60,11 @@ def only(found, key: str) -> Check:
 def test_nodes_that_are_well_give_the_line_of_the_lab() -> None:
     reports = run_checks(three(node(3)))
     assert [r.host for r in reports] == ["n1", "n2", "n3"] and all(r.ok for r in reports)
-    assert report_line(reports[1]) == (
+    assert reports[1].line() == (
         "n2 proj=ok pkgs=ok py=3.11.7 torch=2.13.0 data=ok run=rw,12GiB net=eth0/10.0.0.2 reach=2/2 name=ok "
         "clock=+0.00s shm=8GiB files=65536 threads=2x4/8 OK"
     )
-    assert "port=21001" in report_line(reports[0])
+    assert "port=21001" in reports[0].line()
     assert failure_lines(reports) == []
 
 
@@ -76,7 +75,7 @@ def test_a_missing_package_and_a_differing_version() -> None:
     other = {**node(3).packages, "peft": Package(version="0.18.0", origin="/x")}
     check = only(three(node(3, packages=other)), "n3.pkgs")
     assert check.found == "VERSION(peft 0.18.0, others 0.19.0)" and "peft==0.19.0" in check.cure
-    assert "pkgs=MISSING(torch)" in report_line(run_checks(three(node(3, packages=gone)))[2])
+    assert "pkgs=MISSING(torch)" in run_checks(three(node(3, packages=gone)))[2].line()
 
 
 def test_an_engines_package_is_looked_for_and_not_imported(tmp_path: Path) -> None:
@@ -152,7 +151,7 @@ def test_a_run_folder_that_is_not_the_launchers() -> None:
 
 
 def test_a_folder_that_the_launcher_cannot_write_is_not_called_shared() -> None:
-    line = report_line(run_checks(replace(three(node(3)), nonces={}))[0])
+    line = run_checks(replace(three(node(3)), nonces={}))[0].line()
     assert "run=rw,12GiB,sharing-not-proved" in line
 
 
@@ -167,7 +166,7 @@ def test_own_name_on_loopback_is_bad_but_does_not_block(address: str) -> None:
 def test_the_port_counts_on_the_first_node_only() -> None:
     assert not failures(three(node(3, free_ports=[])))
     second = survey(node(1, free_ports=[PORTS[1]]), node(2))
-    assert not failures(second) and "port=21002" in report_line(run_checks(second)[0])
+    assert not failures(second) and "port=21002" in run_checks(second)[0].line()
     taken = survey(node(1, free_ports=[]), node(2))
     assert only(taken, "n1.port").found == "TAKEN(21001,21002)"
     fixed = replace(taken, need=PlanRequirements(port=29500))

@@ -58,11 +58,11 @@ def doctor_command(
 
 
 def _print(found: Any) -> None:
-    from allranks.nodes.preflight.runner import failure_lines, report_line
+    from allranks.nodes.preflight.runner import failure_lines
     from allranks.planning.network_policy import policy_lines as network_lines
 
     for report in found.preflight.reports:
-        echo(report_line(report), message=True)
+        echo(report.line(), message=True)
     network = found.preflight.network
     if network:
         echo(f"network {network.network}: {network.reason}")

@@ -46,7 +46,6 @@ from allranks.nodes.preflight.runner import (
     TargetNodes,
     exclude_nodes,
     failure_lines,
-    report_line,
     require_usable_nodes,
     run_preflight,
     unusable_nodes,
@@ -213,7 +212,7 @@ class Driver:
             found = run_preflight(where, self._spec, self._plan, self._run.root, imports=False)
         write_preflight(self._run, found)
         for report in found.reports:
-            print_log_line(report_line(report))
+            print_log_line(report.line())
         for line in failure_lines([report for report in found.reports if report.may_run]):
             print_log_line(line)
         bad = unusable_nodes(self._spec, found.reports)

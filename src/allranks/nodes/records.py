@@ -39,10 +39,9 @@ class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
         return all(check.ok or not check.blocks for check in self.checks)
 
     def line(self) -> str:
-        """Return one line per node: ``hpc07 OK py=3.11 torch=ok ...``."""
-        return f"{self.host} {'OK' if self.ok else 'FAIL'} " + " ".join(
-            f"{c.name}={c.found if c.ok else 'BAD(' + c.found + ')'}" for c in self.checks
-        )
+        """``n1 proj=ok pkgs=ok py=3.11.7 ... OK``; a failing item is in capitals: ``pkgs=MISSING(torch)``."""
+        items = " ".join(f"{check.name}={check.found}" for check in self.checks)
+        return f"{self.host} {items} {'OK' if self.ok else 'FAIL'}"
 
 
 def require(report: PreflightReport) -> None:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -466,14 +467,14 @@ def connection_addresses(
     import psutil  # takes long to import
 
     known, skip = None if peers is None else set(peers), set(without_ports)
-    ends: set[tuple[str, int, str, int]] = set()  # forked processes share connections
+    ends: set[tuple[Any, Any]] = set()  # forked processes share connections
     for pid in pids:
         with suppress(psutil.Error, OSError):
             for one in psutil.Process(pid).net_connections("tcp"):
                 if one.status == psutil.CONN_ESTABLISHED:
-                    ends.add((*one.laddr, *one.raddr))
+                    ends.add((one.laddr, one.raddr))
     found: Counter[str] = Counter()
-    for local, own, peer, other in ends:
+    for (local, own), (peer, other) in ends:
         remote = peer.removeprefix("::ffff:")
         if (known is None or remote in known or remote.startswith("127.")) and not {own, other} & skip:
             found[local.removeprefix("::ffff:")] += 1

@@ -328,7 +328,8 @@ def throughput_written(e: Evidence) -> Measured:
     rate = e.metrics.get("tokens_per_s")
     if not e.metrics or (rate is None and e.metrics.get("status") != "succeeded"):
         raise NotReached
-    return Measured(is_finite(rate) and rate > 0, f"{rate or 0:,.1f} tokens/s over all ranks")
+    fine = rate is not None and is_finite(rate) and rate > 0
+    return Measured(fine, f"{rate or 0:,.1f} tokens/s over all ranks")
 
 
 @criterion("save", "Checkpoint saved by all ranks", "written by {ranks}, every file hash correct")

@@ -68,9 +68,10 @@ def check_request(spec: RunSpec) -> None:
         check_model_folder(spec.model.name)
         _check_model_files(spec.model.name)
     classifier = trains_classifier(spec)
-    for number, part in enumerate(parts_of(spec.data) if spec.data is not None else ()):
-        with naming_source(spec.data, number):
-            _check_data(spec, part, classifier)
+    if spec.data is not None:
+        for number, part in enumerate(parts_of(spec.data)):
+            with naming_source(spec.data, number):
+                _check_data(spec, part, classifier)
     if spec.data is not None and spec.eval.source is not None:
         try:
             _check_data(spec, eval_data(spec), classifier)

@@ -286,12 +286,6 @@ def _no_answer_reports(where: TargetNodes, hosts: Sequence[str], answers: NodeAn
     return reports
 
 
-def report_line(report: PreflightReport) -> str:
-    """``n1 proj=ok pkgs=ok py=3.11.7 ... OK``; a failing item is in capitals: ``pkgs=MISSING(torch)``."""
-    items = " ".join(f"{check.name}={check.found}" for check in report.checks)
-    return f"{report.host} {items} {'OK' if report.ok else 'FAIL'}"
-
-
 def failure_lines(reports: Sequence[PreflightReport]) -> list[str]:
     """Return one line per failed check: node, problem and fix. Equal lines of several nodes are combined."""
     bad = [(report.host, check) for report in reports for check in report.checks if not check.ok]
@@ -330,7 +324,7 @@ def require_usable_nodes(reports: Sequence[PreflightReport]) -> None:
 def write_preflight(run_dir: RunDir, found: PreflightResult) -> None:
     """Write preflight.json and preflight.txt of a run."""
     write_json(run_dir.preflight, msgspec.to_builtins(found.reports))
-    lines = [*map(report_line, found.reports), *failure_lines(found.reports)]
+    lines = [*(report.line() for report in found.reports), *failure_lines(found.reports)]
     write_text_atomic(run_dir.preflight_text, "\n".join(lines) + "\n")
 
 
