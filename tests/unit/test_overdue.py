@@ -24,7 +24,7 @@ from allranks.launch.slurm.liveness import (
     DriverLiveness,
     liveness_problem,
 )
-from allranks.nodes import srun
+from allranks.nodes.slurm import srun
 from allranks.nodes.slurm.commands import JobState, Slurm
 from allranks.planning.planner import make_plan
 from allranks.rundir.files import read_json, write_json

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import RunFailed
-from allranks.nodes import srun as nodes
 from allranks.nodes.network import links as network
 from allranks.nodes.network.links import ConnectionRound, faulty_nodes
 from allranks.nodes.preflight import link_tests, runner
@@ -24,6 +23,7 @@ from allranks.nodes.preflight.runner import connect_window_s
 from allranks.nodes.probes import connectivity_probe
 from allranks.nodes.probes.probe import unused_port
 from allranks.nodes.records import Probe
+from allranks.nodes.slurm import srun as nodes
 from allranks.nodes.slurm.allocations import Allocation
 from allranks.nodes.staging.broadcast import StagingStep
 from allranks.planning.network_policy import NetworkPolicy

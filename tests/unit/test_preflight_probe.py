@@ -15,12 +15,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from allranks.nodes import srun
 from allranks.nodes.preflight.link_tests import RankPair, slow_node, slow_pair_summary, slow_pairs
 from allranks.nodes.preflight.requirements import node_requirements, write_nonces
 from allranks.nodes.preflight.runner import TargetNodes, run_preflight
 from allranks.nodes.probes import connectivity_probe, probe
 from allranks.nodes.records import NodeRequirements, Probe, RequiredFolder
+from allranks.nodes.slurm import srun
 from allranks.planning.records import RdmaPort
 from allranks.spec.records import DataSpec, RunSpec
 

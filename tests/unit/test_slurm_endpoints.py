@@ -164,5 +164,5 @@ def test_slurm_is_called_through_the_file(root: Path, tmp_path: Path, monkeypatc
 
 
 def test_finding_slurm_loads_no_test_cluster() -> None:
-    code = "import sys, allranks.nodes.slurm.commands, allranks.nodes.srun; print([m for m in sys.modules if m.startswith('allranks.lab')])"
+    code = "import sys, allranks.nodes.slurm.commands, allranks.nodes.slurm.srun; print([m for m in sys.modules if m.startswith('allranks.lab')])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=30) == "[]\n"

@@ -10,7 +10,7 @@ import allranks
 from allranks.errors import EnvironmentNotAble
 from allranks.nodes.slurm.allocations import Allocation, expand_hostlist
 from allranks.nodes.slurm.commands import Slurm
-from allranks.nodes.srun import run_with_srun, srun_command
+from allranks.nodes.slurm.srun import run_with_srun, srun_command
 from allranks.nodes.staging.broadcast import StagingStep
 
 
@@ -65,7 +65,7 @@ def test_a_host_list_that_slurm_does_not_expand_is_an_error_and_not_an_empty_job
 
 
 @pytest.mark.parametrize(
-    ("words", "place"), [('"srun"', "nodes/srun.py"), ('"hostnames"', "nodes/slurm/allocations.py")]
+    ("words", "place"), [('"srun"', "nodes/slurm/srun.py"), ('"hostnames"', "nodes/slurm/allocations.py")]
 )
 def test_no_other_module_builds_these_commands(words: str, place: str) -> None:
     package = Path(allranks.__file__).parent

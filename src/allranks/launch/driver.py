@@ -53,7 +53,7 @@ from allranks.nodes.preflight.runner import (
 )
 from allranks.nodes.slurm.allocations import Allocation, expand_hostlist
 from allranks.nodes.slurm.commands import Slurm
-from allranks.nodes.srun import SrunStep, srun_command
+from allranks.nodes.slurm.srun import SrunStep, srun_command
 from allranks.planning import memory, network_policy
 from allranks.planning.planner import network_job, resolve_device
 from allranks.planning.records import LaunchPlan

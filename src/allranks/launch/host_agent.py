@@ -22,7 +22,7 @@ from allranks.errors import EXIT_ENVIRONMENT, EXIT_OK, AllranksError
 from allranks.launch.channel import AgentLink, ChannelClient
 from allranks.launch.channel_protocol import ENDED, AgentReport, Endpoint, ProbeAnswer, ProbeRequest
 from allranks.nodes.preflight.runner import NodeProgram, TargetNodes
-from allranks.nodes.srun import (
+from allranks.nodes.slurm.srun import (
     NodeAnswers,
     OutputLine,
     join_pieces,

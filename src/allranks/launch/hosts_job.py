@@ -41,7 +41,7 @@ from allranks.nodes.preflight.runner import (
     unusable_nodes,
     write_preflight,
 )
-from allranks.nodes.srun import NodeAnswers
+from allranks.nodes.slurm.srun import NodeAnswers
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import write_json
 from allranks.rundir.paths import RunDir

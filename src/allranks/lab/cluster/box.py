@@ -24,7 +24,7 @@ from allranks.nodes.slurm.endpoints import (
     start_ticks,
     state_root,
 )
-from allranks.nodes.srun import CLOCK_VARIABLE
+from allranks.nodes.slurm.srun import CLOCK_VARIABLE
 
 
 class Box:

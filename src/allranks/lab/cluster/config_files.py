@@ -9,7 +9,7 @@ from pathlib import Path
 import jinja2
 
 from allranks.lab.cluster.plan import BoxPaths, BoxPlan
-from allranks.nodes.srun import CLOCK_VARIABLE
+from allranks.nodes.slurm.srun import CLOCK_VARIABLE
 
 BRIDGE = "bridge0"
 ACCOUNT = "lab"

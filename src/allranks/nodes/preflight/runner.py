@@ -21,7 +21,7 @@ from allranks.nodes.preflight.requirements import node_requirements, port_candid
 from allranks.nodes.probes import connectivity_probe as reacher
 from allranks.nodes.probes import probe as prober
 from allranks.nodes.records import Check, ConnectionResults, FolderFacts, NodeRequirements, PreflightReport, Probe
-from allranks.nodes.srun import NodeAnswers, program_text, python_command, run_command, run_with_srun
+from allranks.nodes.slurm.srun import NodeAnswers, program_text, python_command, run_command, run_with_srun
 from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import write_json, write_text_atomic

@@ -1,6 +1,6 @@
 """Connect this node to a few others on the chosen network; print one JSON line. Standard library only, Python 3.8 or later.
 
-    python - < connectivity_probe.py          with REQUEST filled in by `nodes.program`
+    python - < connectivity_probe.py          with REQUEST filled in by `srun.program_text`
 
 Up to `MESH_NODES` nodes all connect to all. Beyond, node i connects to its ring successor and to one node at each of
 log2(N) random distances. The distances come from a seed that all nodes share, so each node derives its own targets and

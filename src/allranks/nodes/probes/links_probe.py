@@ -30,7 +30,7 @@ from datetime import timedelta
 from itertools import permutations
 from typing import Any
 
-from allranks.nodes.srun import write_stdin
+from allranks.nodes.slurm.srun import write_stdin
 from allranks.utils.kernel_counters import connection_addresses
 
 COPIES_CHILD = "ALLRANKS_COPIES_CHILD"

@@ -13,7 +13,7 @@ import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.nodes.slurm.commands import CONTACT, Slurm, clean_words, over_limits, refusal_text, suspects, without
-from allranks.nodes.srun import wait_or_end
+from allranks.nodes.slurm.srun import wait_or_end
 from allranks.planning.slurm_request import partition_requested
 from allranks.spec.records import ClusterSpec
 from allranks.utils.redaction import redact

@@ -32,7 +32,7 @@ import msgspec
 from allranks.errors import AllranksError, EnvironmentNotAble, RunFailed
 from allranks.nodes.slurm.allocations import Allocation
 from allranks.nodes.slurm.commands import Slurm
-from allranks.nodes.srun import srun_command
+from allranks.nodes.slurm.srun import srun_command
 from allranks.nodes.staging import node
 from allranks.nodes.staging.bundles import (
     Bundle,

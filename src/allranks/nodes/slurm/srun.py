@@ -115,14 +115,14 @@ def node_clock() -> float:
 
 
 def program_text(name: str, request: Any = None) -> str:
-    """Return the text of a program of this folder that runs on the nodes.
+    """Return the text of a program of `nodes.probes`.
 
     Args:
         name: its file name.
         request: data that grows with the number of nodes. It replaces the program's line ``REQUEST = ""`` and is so passed
             on standard input: Linux refuses an argument of more than 128 KiB, 1,700 nodes' addresses.
     """
-    text = (Path(__file__).parent / "probes" / name).read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / "probes" / name).read_text(encoding="utf-8")
     if request is None:
         return text
     before, line, after = text.partition(REQUEST_LINE)
