@@ -23,7 +23,6 @@ from allranks.nodes.network.traffic import (
     outcome_metrics,
     verify_network,
 )
-from allranks.nodes.preflight import link_tests
 from allranks.nodes.probes.links_probe import supervise
 from allranks.planning import network_policy
 from allranks.planning.network_policy import ExpectedNetwork, NetworkPolicy, NodeNetworkPolicy
@@ -240,7 +239,7 @@ def test_copy_tests_are_kept_for_the_same_gpus_and_driver(tmp_path: Path) -> Non
     assert "n2" not in copy_tests.load_copy_tests(tmp_path, [probe(2)]), "nothing was tested"
     path = tmp_path / copy_tests.COPY_TESTS_FOLDER / "n1.json"
     old = json.loads(path.read_text())
-    path.write_text(json.dumps({**old, "time": old["time"] - 2 * link_tests.COPY_TEST_VALID_S}))
+    path.write_text(json.dumps({**old, "time": old["time"] - 2 * copy_tests.COPY_TEST_VALID_S}))
     assert copy_tests.load_copy_tests(tmp_path, [node]) == {}
     path.write_text("damaged")
     assert copy_tests.load_copy_tests(tmp_path, [node]) == {}

@@ -12,7 +12,7 @@ from allranks.launch.launchers import get_launcher
 from allranks.launch.runs import prepare_run
 from allranks.nodes.checks.program import ask, imported_packages, source_problem
 from allranks.nodes.checks.software import ask_hub_names as ask_hub
-from allranks.nodes.checks.software import judge_hub_names
+from allranks.nodes.checks.software import hub as check_hub
 from allranks.nodes.doctor import DoctorOptions, doctor
 from allranks.nodes.preflight.request import check_paths
 from allranks.nodes.preflight.requirements import node_requirements
@@ -174,7 +174,7 @@ def test_what_a_node_says_of_the_hub(facts: HubFacts | None, offline: str, found
     item = HubItem(key="model.name", name="org/m", folders=["/cache/hub/models--org--m"])
     required = replace(REQUIRED, hub=[item], hub_offline=offline, hub_address="" if offline else "huggingface.co:443")
     report = survey(node(1), replace(node(2), hub=facts), required=required)
-    check = judge_hub_names(report)["n2"]
+    check = check_hub(report)["n2"]
     assert check.found == found and check.ok is not found.startswith("NOT")
     if not check.ok:
         assert ("HF_HUB_OFFLINE disables" if offline else "does not reach huggingface.co:443: timed out") in check.cure
