@@ -216,7 +216,13 @@ def staged(
         answers = ask_nodes(bundle, allocation, always=always)
         lacking = {name: answer for name, answer in answers.items() if answer["lacks"]}
         touched = tuple(lacking)
-        _check_interpreters(bundle, lacking)
+        python = bundle.python
+        if none := sorted(name for name, a in lacking.items() if "env" in a["lacks"] and not a["python"]):
+            raise EnvironmentNotAble(
+                f"{', '.join(none)}: the packages are missing, and there is no Python {python.version} ({python.soabi}) to run "
+                f"staged ones (tried: {', '.join(python.candidates)}); load one with cluster.modules or cluster.setup, or "
+                "exclude the node"
+            )
         sent, used = 0, set()
         for names, parts in _groups(bundle, lacking):
             log(f"staging {', '.join(part.name for part in parts)} on {', '.join(names)}")
@@ -268,15 +274,6 @@ def _pythons(python: Interpreter) -> list[str]:
     return list(dict.fromkeys([python.executable, *python.candidates]))
 
 
-def _check_interpreters(bundle: Bundle, lacking: StagingAnswers) -> None:
-    none = sorted(name for name, answer in lacking.items() if "env" in answer["lacks"] and not answer["python"])
-    if none:
-        raise EnvironmentNotAble(
-            f"{', '.join(none)}: the packages are missing, and there is no Python {bundle.python.version} ({bundle.python.soabi}) to run staged ones "
-            f"(tried: {', '.join(bundle.python.candidates)}); load one with cluster.modules or cluster.setup, or exclude the node"
-        )
-
-
 def _groups(bundle: Bundle, lacking: StagingAnswers) -> Iterator[tuple[list[str], list[BundlePart]]]:
     """Yield nodes that lack the same parts in the same folder."""
     groups: dict[tuple[str, ...], list[str]] = {}
@@ -306,8 +303,22 @@ def _send(
         first = {name: min(set(answer["sees"]) & set(group)) for name, answer in ready.items()}
         if all(name == one for name, one in first.items()):
             need = total + sum(part.unpacked_bytes for part in parts)
-            _check_room(ready, folder, need)
-            how = _transfer(allocation, step, next(iter(ready.values()))["step"], folder, parts, method, limit, log)
+            small = [f"{name} has {a['free'] >> 20} MiB" for name, a in sorted(ready.items()) if a["free"] < need]
+            if small:
+                lack = f"{folder} needs {(need >> 20) + 1} MiB, but {', '.join(small)}"
+                raise RunFailed(f"staging: {lack}; set TMPDIR to a larger disk of the nodes")
+            how = "stream"
+            if method != "stream":
+                try:
+                    _sbcast(allocation, next(iter(ready.values()))["step"], folder, parts, limit)
+                    how = "sbcast"
+                except AllranksError as error:
+                    if method == "sbcast":
+                        raise
+                    log(f"sbcast does not work here ({error}); sending through srun")
+            if how == "stream":
+                for part in parts:
+                    step.stream(part.name, Path(part.archive), limit)
             step.order(do="unpack")
             step.answers(limit)
             return total * len(group), how
@@ -315,42 +326,19 @@ def _send(
     return _send(bundle, allocation, {one: group[one] for one in set(first.values())}, parts, method, log)
 
 
-def _check_room(ready: StagingAnswers, folder: str, need: int) -> None:
-    small = [
-        f"{name} has {answer['free'] >> 20} MiB" for name, answer in sorted(ready.items()) if answer["free"] < need
-    ]
-    if small:
-        raise RunFailed(
-            f"staging: {folder} needs {(need >> 20) + 1} MiB, but {', '.join(small)}; set TMPDIR to a larger disk of the nodes"
-        )
-
-
-def _transfer(
-    allocation: Allocation,
-    step: StagingStep,
-    number: str,
-    folder: str,
-    parts: list[BundlePart],
-    method: str,
-    limit: float,
-    log: Log,
-) -> str:
-    if method != "stream":
-        try:
-            for part in parts:
-                target = node.incoming(folder, part.name)
-                words = ("sbcast", "--force", f"--jobid={allocation.job_id}.{number}", part.archive, target)
-                done = Slurm([*allocation.prefix], "this job's").call(*words, timeout_s=limit)
-                if done.returncode:
-                    raise RunFailed(" ".join(done.stderr.split())[-200:] or f"exit code {done.returncode}")
-            return "sbcast"
-        except AllranksError as error:
-            if method == "sbcast":
-                raise
-            log(f"sbcast does not work here ({error}); sending through srun")
+def _sbcast(allocation: Allocation, step: str, folder: str, parts: list[BundlePart], limit_s: float) -> None:
+    """Copy archives to the nodes of a step of the job."""
     for part in parts:
-        step.stream(part.name, Path(part.archive), limit)
-    return "stream"
+        words = (
+            "sbcast",
+            "--force",
+            f"--jobid={allocation.job_id}.{step}",
+            part.archive,
+            node.incoming(folder, part.name),
+        )
+        done = Slurm([*allocation.prefix], "this job's").call(*words, timeout_s=limit_s)
+        if done.returncode:
+            raise RunFailed(" ".join(done.stderr.split())[-200:] or f"exit code {done.returncode}")
 
 
 def _remove(bundle: Bundle, allocation: Allocation, nodes: tuple[str, ...], log: Log) -> None:

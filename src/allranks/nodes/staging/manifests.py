@@ -126,22 +126,17 @@ def for_node(spec: RunSpec, stage: NodeStage) -> RunSpec:
     """Return the spec for the ranks of one node: with staged copies instead of missing files. Pure."""
     changed: Any = spec
     for key, value in stage.overrides.items():
-        section, _, name = key.partition(".")
-        if name.startswith("sources."):
-            changed = _with_source(changed, name, value)
-            continue
-        part = msgspec.structs.replace(getattr(changed, section), **{name: value})
+        section, name, *inner = key.split(".")  # model.name, or data.sources.0.source
+        part = getattr(changed, section)
+        if inner:
+            number, name = int(inner[0]), inner[1]
+            sources = list(part.sources)
+            sources[number] = msgspec.structs.replace(sources[number], **{name: value})
+            part = msgspec.structs.replace(part, sources=sources)
+        else:
+            part = msgspec.structs.replace(part, **{name: value})
         changed = msgspec.structs.replace(changed, **{section: part})
     return changed
-
-
-def _with_source(spec: RunSpec, name: str, value: str | None) -> RunSpec:
-    """Return the spec with another value at ``sources.<number>.<key>`` of its data."""
-    _, number, key = name.split(".")
-    assert spec.data is not None and spec.data.sources is not None
-    sources = list(spec.data.sources)
-    sources[int(number)] = msgspec.structs.replace(sources[int(number)], **{key: value})
-    return msgspec.structs.replace(spec, data=msgspec.structs.replace(spec.data, sources=sources))
 
 
 def spec_here(spec: RunSpec, manifest: Path) -> RunSpec:
@@ -176,10 +171,8 @@ def node_stage(bundle: Bundle, node: str, lacks: list[str], folder: str) -> Node
             python_path.append(path)
         for key, value in part.override.items():
             overrides[key] = None if value is None else f"{path}/{value}".rstrip("/")
-    datasets = next(
-        (u.path for u in uses if u.staged and u.name.startswith(("data", "eval-data")) and _is_hub(bundle, u.name)),
-        None,
-    )
+    hub_parts = {p.name for p in bundle.parts if p.name.startswith(("data", "eval-data")) and p.revision is not None}
+    datasets = next((use.path for use in uses if use.staged and use.name in hub_parts), None)
     return NodeStage(
         node=node,
         folder=folder if lacks else None,
@@ -189,8 +182,3 @@ def node_stage(bundle: Bundle, node: str, lacks: list[str], folder: str) -> Node
         overrides=overrides,
         variables=offline_variables(datasets_cache=datasets) if lacks else [],
     )
-
-
-def _is_hub(bundle: Bundle, name: str) -> bool:
-    part = bundle.part(name)
-    return part is not None and part.revision is not None

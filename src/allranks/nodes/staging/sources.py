@@ -350,7 +350,7 @@ def _model(name: str, revision: str | None) -> PartFiles:
         raise SpecError(f"model.name {name}: {folder} has no config.json")
     names = [p.relative_to(folder) for p in walk_files(folder)]
     found = _tree("model", folder.absolute(), names, {"model.name": "", "model.revision": None})
-    return PartFiles(**{**found.__dict__, "revision": commit})
+    return replace(found, revision=commit)
 
 
 def _data(part: str, key: str, source: str, data: DataSpec) -> list[PartFiles]:
@@ -365,7 +365,7 @@ def _data(part: str, key: str, source: str, data: DataSpec) -> list[PartFiles]:
     cache, folder, commit = cached_dataset(source, data.config, data.revision)
     names = [p.relative_to(cache) for p in walk_files(folder)]
     found = _tree(part, cache, names)
-    return [PartFiles(**{**found.__dict__, "revision": commit})]
+    return [replace(found, revision=commit)]
 
 
 def _data_root(source: str) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from allranks.errors import EnvironmentNotAble, RequestError
+from allranks.nodes.probes.probe import smi
 from allranks.planning.records import LINK_TYPES, Topology, TopologyDevice, TopologyLink, UnreadLine
 from allranks.utils.inputs import FileTooLarge, StdinClosed, name_of, read_input
 
@@ -325,7 +326,6 @@ class _Parser:
 
 MAX_TOPOLOGY_BYTES = 4 * 2**20
 """A matrix of 16 GPUs and 20 cards has 6 kB; larger input is something else."""
-DRIVER_LIMIT_S = 30.0
 _UNREADABLE = {
     IsADirectoryError: " is a folder",
     FileTooLarge: f" is larger than {MAX_TOPOLOGY_BYTES >> 20} MiB",
@@ -371,18 +371,6 @@ def query_driver() -> str:
         more = f" ({amd} is here, but topologies of AMD GPUs are not supported)" if amd else ""
         raise EnvironmentNotAble(f"there is no nvidia-smi on this machine{more}; give a file: allranks topo FILE")
     try:
-        done = subprocess.run(
-            ["nvidia-smi", "topo", "-m"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=DRIVER_LIMIT_S,
-            check=False,
-        )
+        return smi("topo", "-m")
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentNotAble(f"nvidia-smi topo -m does not answer: {error}") from None
-    if done.returncode:
-        raise EnvironmentNotAble(
-            f"nvidia-smi topo -m ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-300:]}"
-        )
-    return done.stdout
