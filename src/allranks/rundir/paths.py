@@ -8,6 +8,7 @@ import re
 import stat
 import time
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -21,14 +22,14 @@ _TRACE = r"^rank(\d+)\.json\.gz$"
 _ATTEMPT = r"^attempt-(\d+)$"
 
 
-class _Below:
+class _Below(property):
     """A path at a fixed place below the folder of a run."""
 
     def __init__(self, place: str) -> None:
-        self._place = place
+        super().__init__(lambda run: run.root / place)
 
-    def __get__(self, run: RunDir, _: type[RunDir]) -> Path:
-        return run.root / self._place
+    def __get__(self, instance: Any, owner: type | None = None, /) -> Path:
+        return super().__get__(instance, owner)
 
 
 class RunDir(Struct, frozen=True):
