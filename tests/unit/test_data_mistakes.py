@@ -37,6 +37,9 @@ def facts_of(folder: Path, name: str, content: str | bytes, data: dict[str, Any]
     ).facts
 
 
+CHATS: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": f"hi {i}"}, {"role": "assistant", "content": "yes"}]} for i in range(20)
+]
 REFUSED: dict[str, tuple[str, str | bytes, dict[str, Any], type[AllranksError], str]] = {
     "CSV column twice": ("a.csv", "instruction,output,output\na,b,c\n", {}, DataError, r"column 'output' occurs 2 times"),
     "TSV column twice": ("a.tsv", "text\ttext\na\tb\n", {}, DataError, r"column 'text' occurs 2 times"),
@@ -49,6 +52,14 @@ REFUSED: dict[str, tuple[str, str | bytes, dict[str, Any], type[AllranksError], 
     "role of another template": ("a.jsonl", lines(GOOD), {"columns": {"messages": "output"}, "template": "alpaca"}, SpecError, r"'messages' is not used"),
     "labels under a language model": (
         "a.csv", "text,label\ngood,1\nbad,0\n", {}, DataError, r"has a label column, which a language model does not learn",
+    ),
+    "message without content": (
+        "a.jsonl", lines([*CHATS, {"messages": [*CHATS[0]["messages"], {"role": "user"}]}]), {}, DataError,
+        r"data.source \S+a.jsonl, row 20, column 'messages', message 2: every message needs 'role' and 'content'",
+    ),
+    "tool call without a template": (
+        "a.jsonl", lines([*CHATS, {"messages": [CHATS[0]["messages"][0], {"role": "assistant", "tool_calls": [{"name": "f"}]}]}]), {"eval_fraction": 0},
+        DataError, r"data.source \S+a.jsonl, row 20, message 1 .assistant.: the default chat template \(the model has none\) does not write tool_calls",
     ),
     "held-out prompts all too long": (
         "a.jsonl",

@@ -209,11 +209,17 @@ def _mixture_warnings(kinds: list[str], sources: list[SourceRows]) -> list[str]:
 def _convert(
     data: DataSpec, rows: list[data_sources.Row], template: Template, chosen: Iterable[int], empty: EmptyRows
 ) -> list[Example]:
-    try:
+    with naming_file(f"data.source {source_of(data)}"):
         return empty.remove((number, template.render(rows[number], number)) for number in chosen)
+
+
+@contextmanager
+def naming_file(where: str) -> Iterator[None]:
+    """Name the key and the file in errors that begin with a row; in a mixture they begin with the name of the source."""
+    try:
+        yield
     except DataError as error:
-        text = str(error)
-        raise DataError(f"data.source {source_of(data)}, {text}" if text.startswith("row ") else text) from None
+        raise DataError(f"{where}, {error}" if str(error).startswith("row ") else str(error)) from None
 
 
 def _choose(data: DataSpec, n: int) -> Sequence[int]:

@@ -359,7 +359,7 @@ def _example(before: list[Message], after: list[Message], column: str, number: i
 def _messages(value: Any, where: str) -> list[Message]:
     if not isinstance(value, list) or not value:
         raise DataError(f"{where}: expected a list of messages")
-    return [_message(one, where) for one in value]
+    return [_message(one, f"{where}, message {number}") for number, one in enumerate(value)]
 
 
 def _message(message: Any, where: str) -> Message:

@@ -84,6 +84,8 @@ class _Chat:
     ) -> None:
         self.writer, self.place, self._at_end = writer, place, prompt
         own, self._tools = writer.tokenizer.chat_template, list(tools) or None
+        default = own in (None, DEFAULT_CHAT_TEMPLATE)
+        self._named = "the default chat template (the model has none)" if default else "the model's chat template"
         self.template: str = writer.tokenizer.get_chat_template(tools=self._tools) if own else DEFAULT_CHAT_TEMPLATE
         self._marked = re.search(r"\{%-?\s*generation\s*-?%\}", self.template) is not None
         self.messages = [_with_arguments(message, as_text=False) for message in messages]
@@ -165,9 +167,7 @@ class _Chat:
                 if self._same(number, self._tools, tool_calls=[*calls[:i], *calls[i + 1 :]]):
                     self._refuse(number, f"tool_calls[{i}]")
         if self._tools and self._same(len(self.messages) - 1, None):
-            raise DataError(
-                f"{self.place}: the model's chat template does not write the tools (column tools); {REMEDY}"
-            )
+            raise DataError(f"{self.place}: {self._named} does not write the tools (column tools); {REMEDY}")
 
     def _same(self, number: int, tools: list[Any] | None, **changed: Any) -> bool:
         """Return whether the text up to the next reply stays the same with other tools or fields of a message; None removes one."""
@@ -183,9 +183,7 @@ class _Chat:
 
     def _refuse(self, number: int, what: str) -> None:
         role = self.messages[number]["role"]
-        raise DataError(
-            f"{self.place}, message {number} ({role}): the model's chat template does not write {what}; {REMEDY}"
-        )
+        raise DataError(f"{self.place}, message {number} ({role}): {self._named} does not write {what}; {REMEDY}")
 
     def _render(
         self, messages: list[Message], tools: list[Any] | None, prompt: bool, options: dict[str, Any] | None = None

@@ -29,6 +29,7 @@ from allranks.spec.data_rows import (
     eval_data,
     label_map,
     label_warnings,
+    naming_file,
     read_examples,
     shuffle,
 )
@@ -299,7 +300,8 @@ def assemble(spec: RunSpec, tokenizer: Any, *, classifier: bool, head: Sequence[
         if not tokenizer.chat_template:
             tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
     labels, label_notes = _labels(spec, read.train, head) if classifier else ({}, [])
-    encoded = _encode(data, read.train, tokenizer, labels if classifier else None)
+    with naming_file(f"data.source {source_of(data)}"):
+        encoded = _encode(data, read.train, tokenizer, labels if classifier else None)
     kept = encoded if classifier else [row for row in encoded if row.mask[1:].any()]
     if not kept:
         raise DataError(
@@ -307,12 +309,13 @@ def assemble(spec: RunSpec, tokenizer: Any, *, classifier: bool, head: Sequence[
         )
     lost = len(encoded) - len(kept)
     packs = _pack(data, kept, classifier=classifier)
-    held = _encode(data, read.held_out, tokenizer, labels if classifier else None, evaluating=True)
+    held_out = f"eval.source {spec.eval.source}" if spec.eval.source else f"data.source {source_of(data)}"
+    with naming_file(held_out):
+        held = _encode(data, read.held_out, tokenizer, labels if classifier else None, evaluating=True)
     if held and not classifier and not any(row.mask[1:].any() for row in held):
         raise DataError(
-            f"{'eval.source' if spec.eval.source else 'data.source'} {spec.eval.source or source_of(data)}: no held-out "
-            f"row has a scored token within data.max_length {data.max_length}: every prompt is longer; increase it, hold out "
-            "more rows, or set data.eval_fraction: 0"
+            f"{held_out}: no held-out row has a scored token within data.max_length {data.max_length}: every prompt is longer; "
+            "increase it, hold out more rows, or set data.eval_fraction: 0"
         )
     real = sum(len(r.ids) for r in kept)
     facts = DataFacts(
