@@ -60,11 +60,10 @@ def node(number: int, **changes: object) -> Probe:
             "peft": Package(version="0.19.0", origin="/env/peft/__init__.py"),
         },
         folders={
-            "project": FolderFacts(exists=True, is_folder=True, fingerprint=same),
-            "run": FolderFacts(exists=True, is_folder=True, free_bytes=12 * GIB, nonce="secret"),
+            "project": FolderFacts(exists=True, fingerprint=same),
+            "run": FolderFacts(exists=True, free_bytes=12 * GIB, nonce="secret"),
             "data": FolderFacts(exists=True, fingerprint=same),
         },
-        shm_bytes=8 * GIB,
         shm_free_bytes=8 * GIB,
         open_files=65536,
     )

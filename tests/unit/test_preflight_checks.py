@@ -353,10 +353,7 @@ def test_a_full_folder_for_temporary_files_is_said_and_stops_no_run() -> None:
 def test_a_working_directory_that_a_node_lacks_is_not_staged() -> None:
     required = replace(REQUIRED, folders=[*FOLDERS, RequiredFolder(role="workdir", path="/work/at")])
     nodes = [node(n) for n in (1, 2)]
-    there = [
-        replace(one, folders={**one.folders, "workdir": FolderFacts(exists=one.host == "n1", is_folder=True)})
-        for one in nodes
-    ]
+    there = [replace(one, folders={**one.folders, "workdir": FolderFacts(exists=one.host == "n1")}) for one in nodes]
     found = failures(survey(*there, required=required))
     assert list(found) == ["n2.workdir"] and found["n2.workdir"].found == "MISSING(/work/at)"
     assert "workdir" not in STAGEABLE_CHECKS

@@ -108,7 +108,7 @@ def test_one_line_with_the_facts(tmp_path: Path) -> None:
     assert run.exists and run.write_error is None and (run.free_bytes or 0) > 0 and run.fingerprint
     assert run.fingerprint.files == 1 and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
     assert any(item.loopback and item.address == "127.0.0.1" and item.prefix == 8 for item in found.interfaces)
-    assert found.shm_bytes > 0 and found.cpus >= 1 and found.memory_bytes > 0
+    assert found.shm_free_bytes > 0 and found.cpus >= 1 and found.memory_bytes > 0
 
 
 def test_it_is_fast() -> None:

@@ -315,8 +315,8 @@ def test_clashing_packages_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_offline_variables_have_reasons() -> None:
-    found = {v.name: v for v in offline_variables("/h", "/d")}
-    assert found["HF_HUB_OFFLINE"].value == "1" and found["HF_HOME"].value == "/h"
+    found = {v.name: v for v in offline_variables("/d")}
+    assert found["HF_HUB_OFFLINE"].value == "1" and found["HF_DATASETS_CACHE"].value == "/d"
     assert all(v.reason and v.source == "stage" for v in found.values())
 
 

@@ -92,7 +92,6 @@ class FolderFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A path as the node sees it."""
 
     exists: bool = False
-    is_folder: bool = False
     free_bytes: int | None = None
     nonce: str | None = None
     write_error: str | None = None
@@ -124,7 +123,6 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     own_name: str = ""
     python: str = ""
     executable: str = ""
-    wanted_python: str | None = None
     cpus: int = 1
     memory_bytes: int = 0
     interfaces: list[Interface] = []
@@ -132,7 +130,6 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     resolve_error: str | None = None
     free_ports: list[int] = []
     unused_port: int = 0
-    ephemeral_low: int = 32_768
     clock: float = 0.0
     packages: dict[str, Package] = {}
     imports: dict[str, ImportResult] | None = None
@@ -140,7 +137,6 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     hub: HubFacts | None = None
     build_locks: list[BuildLock] = []
     folders: dict[str, FolderFacts] = {}
-    shm_bytes: int = 0
     shm_free_bytes: int = 0
     tmp: str = ""
     tmp_free_bytes: int | None = None
@@ -182,7 +178,6 @@ class ConnectionResults(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     unreached: list[UnreachedPort]
     errors: list[str] = []
-    slowest_ms: float = 0.0
     seconds: float = 0.0
 
 

@@ -309,20 +309,10 @@ def add_uses(uses: Sequence[CpuUse]) -> CpuUse | None:
     """Return the sum of consecutive records of one rank; None without records or if its cores changed."""
     if not uses or len({u.cores for u in uses}) > 1:
         return None
-    first = uses[0]
     threads = [u.busy_threads for u in uses if u.busy_threads is not None]
-    return CpuUse(
-        seconds=sum(u.seconds for u in uses),
-        cores=first.cores,
-        core_count=first.core_count,
-        cpu_s=sum(u.cpu_s for u in uses),
-        queued_s=_sum([u.queued_s for u in uses]),
-        queued_main_s=_sum([u.queued_main_s for u in uses]),
-        busy_threads=max(threads) if threads else None,
-        machine_s=_sum([u.machine_s for u in uses]),
-        steal_s=_sum([u.steal_s for u in uses]),
-        throttled_s=_sum([u.throttled_s for u in uses]),
-    )
+    added = ("seconds", "cpu_s", "queued_s", "queued_main_s", "machine_s", "steal_s", "throttled_s")
+    sums = {name: _sum([getattr(u, name) for u in uses]) for name in added}
+    return msgspec.structs.replace(uses[0], busy_threads=max(threads) if threads else None, **sums)
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
@@ -443,14 +433,11 @@ def _address(name: tuple[object, ...]) -> str:
 
 
 def _sum_counters(peer: str, connections: list[LinkCounters]) -> LinkCounters:
+    added = ("segments", "resent", "acked_bytes", "busy_s", "receiver_s")
     return LinkCounters(
         peer=peer,
         connections=len(connections),
-        segments=sum(c.segments for c in connections),
-        resent=sum(c.resent for c in connections),
-        acked_bytes=sum(c.acked_bytes for c in connections),
-        busy_s=round(sum(c.busy_s for c in connections), 6),
-        receiver_s=round(sum(c.receiver_s for c in connections), 6),
+        **{name: round(sum(getattr(c, name) for c in connections), 6) for name in added},
         rtt_s=round(max(c.rtt_s for c in connections), 6),
         min_rtt_s=round(min(c.min_rtt_s for c in connections), 6),
     )

@@ -70,10 +70,10 @@ def run_command(
         raise RunFailed(f"'{_short(argv)}' did not end within {timeout_s:g} s.") from None
 
 
-def last_lines(text: str, count: int = 2) -> str:
+def last_lines(text: str) -> str:
     """Return the last lines of an output, as part of a sentence."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " / ".join(lines[-count:]) or "no output"
+    return " / ".join(lines[-2:]) or "no output"
 
 
 def _short(argv: Sequence[str]) -> str:

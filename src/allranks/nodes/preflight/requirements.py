@@ -39,7 +39,7 @@ from allranks.utils.machine import MachineFacts
 from allranks.utils.text import format_bytes_word
 from allranks.version import __version__
 
-LOWEST_PORT = 20_000
+LOWEST_PORT, EPHEMERAL_PORTS = 20_000, 32_768
 PORT_CANDIDATES = 4
 TRAINING_PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "numpy"]
 MIN_FREE_BYTES = 64 * 2**20
@@ -56,21 +56,20 @@ print(json.dumps({"python": sys.executable, "allranks": version, "missing": miss
 """
 
 
-def rendezvous_port(job_id: str | int, low: int = LOWEST_PORT, ephemeral_low: int = 32_768, attempt: int = 0) -> int:
-    """Return a port from a hash of the job's ID (the last digits alone collide), below the kernel's ephemeral range.
+def rendezvous_port(job_id: str | int, attempt: int = 0) -> int:
+    """Return a port from a hash of the job's ID (the last digits alone collide), below Linux's ephemeral range.
 
     `attempt` selects the next candidate if a port is taken on the first node.
     """
     import hashlib  # loads OpenSSL, which no plan needs
 
-    high = ephemeral_low if ephemeral_low > low + 1000 else 32_768
     digest = hashlib.sha256(f"allranks:{job_id}:{attempt}".encode()).digest()
-    return low + int.from_bytes(digest[:8], "big") % (high - low)
+    return LOWEST_PORT + int.from_bytes(digest[:8], "big") % (EPHEMERAL_PORTS - LOWEST_PORT)
 
 
-def port_candidates(job_id: str | int, ephemeral_low: int = 32_768, count: int = PORT_CANDIDATES) -> list[int]:
+def port_candidates(job_id: str | int) -> list[int]:
     """Return ports to try, in order of preference."""
-    return [rendezvous_port(job_id, ephemeral_low=ephemeral_low, attempt=attempt) for attempt in range(count)]
+    return [rendezvous_port(job_id, attempt) for attempt in range(PORT_CANDIDATES)]
 
 
 def needed_packages(spec: RunSpec) -> list[str]:

@@ -183,7 +183,6 @@ class ProbedNode:
 
     def report(self) -> dict[str, Any]:
         """Return this node's answer."""
-        reached = [a.reached_ms for a in self.links.values() if a.reached_ms is not None]
         return {
             "host": self.host,
             "errors": list(self.closed.values()),
@@ -198,7 +197,6 @@ class ProbedNode:
                 for (peer, port), a in self.links.items()
                 if a.reached_ms is None
             ],
-            "slowest_ms": round(max(reached, default=0.0), 2),
             "cost": self.cost,
         }
 

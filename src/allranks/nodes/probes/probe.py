@@ -275,7 +275,7 @@ def folder(request: dict[str, Any]) -> dict[str, Any]:
     """Return facts about a path, or about the files of a pattern: whether they exist, free space, content; whether it is writable."""
     path = Path(request["path"])
     matches = () if path.exists() else tuple(n for n in glob.glob(str(path), recursive=True) if os.path.isfile(n))  # noqa: PTH113, PTH207
-    facts: dict[str, Any] = {"exists": path.exists() or bool(matches), "is_folder": path.is_dir(), "free_bytes": None}
+    facts: dict[str, Any] = {"exists": path.exists() or bool(matches), "free_bytes": None}
     if request.get("nonce"):
         facts["nonce"] = read_nonce(path / request["nonce"])
     if facts["exists"]:
@@ -488,7 +488,7 @@ def cpus() -> int:
 
 
 def limits() -> dict[str, int | None]:
-    """Return limits: locked memory, open files, shared memory, memory, start of ephemeral ports; None is unlimited."""
+    """Return limits: locked memory, open files, shared memory, memory; None is unlimited."""
 
     def soft(which: int) -> int | None:
         value = resource.getrlimit(which)[0]
@@ -496,14 +496,11 @@ def limits() -> dict[str, int | None]:
 
     memory = dict(line.split(":") for line in read("/proc/meminfo").splitlines() if line.count(":") == 1)
     shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None  # noqa: S108 - its size is the fact
-    low = read("/proc/sys/net/ipv4/ip_local_port_range").split()
     return {
         "memlock_bytes": soft(resource.RLIMIT_MEMLOCK),
         "open_files": soft(resource.RLIMIT_NOFILE),
-        "shm_bytes": shm.total if shm else 0,
         "shm_free_bytes": shm.free if shm else 0,
         "memory_bytes": int(memory.get("MemTotal", "0 kB").split()[0]) * 1024,
-        "ephemeral_low": int(low[0]) if low else 32768,
     }
 
 
@@ -523,7 +520,6 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
         "own_name": socket.gethostname(),
         "python": platform.python_version(),
         "executable": sys.executable,
-        "wanted_python": request.get("python"),
         "cpus": cpus(),
         "interfaces": interfaces(),
         "free_ports": [port for port in request.get("ports", []) if port_free(port)],
@@ -551,7 +547,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
     found["folders"] = {}
     for role, later in folders.items():
         value, error = later.get()
-        found["folders"][role] = {**(value or {"exists": False, "is_folder": False}), "error": error}
+        found["folders"][role] = {**(value or {"exists": False}), "error": error}
     return found
 
 

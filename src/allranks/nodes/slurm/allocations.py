@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -60,7 +60,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def request_args(cluster: ClusterSpec, exclude: Sequence[str] = ()) -> list[str]:
+def request_args(cluster: ClusterSpec) -> list[str]:
     """Return the options of sbatch, salloc and srun for the nodes of a spec."""
     slurm = cluster.slurm
     pairs = {
@@ -73,7 +73,7 @@ def request_args(cluster: ClusterSpec, exclude: Sequence[str] = ()) -> list[str]
         "mem": slurm.mem,
         "constraint": slurm.constraint,
         "reservation": slurm.reservation,
-        "exclude": ",".join([*slurm.exclude, *exclude]) or None,
+        "exclude": ",".join(slurm.exclude) or None,
     }
     return [
         f"--nodes={cluster.nodes}",
@@ -170,9 +170,7 @@ def _user() -> str:
 
 
 @contextmanager
-def allocate_nodes(
-    slurm: Slurm, cluster: ClusterSpec, *, minutes: int = 10, wait_s: float = 600.0, exclude: Sequence[str] = ()
-) -> Iterator[Allocation]:
+def allocate_nodes(slurm: Slurm, cluster: ClusterSpec, *, wait_s: float = 600.0) -> Iterator[Allocation]:
     """Yield the nodes of the current job, else newly allocated ones for the spec, which are released at the end.
 
     Raises:
@@ -184,8 +182,8 @@ def allocate_nodes(
     if why := waiting_note(slurm, cluster):
         raise EnvironmentNotAble(why)
     extra = [word for word in _extra(cluster) if not word.startswith(SBATCH_ONLY)]
-    command = [*slurm.prefix, "salloc", "--job-name=allranks-doctor", f"--time={minutes}"]
-    command += [*request_args(cluster, exclude), *extra, "sh", "-c", HOLD_SCRIPT]
+    command = [*slurm.prefix, "salloc", "--job-name=allranks-doctor", "--time=10"]
+    command += [*request_args(cluster), *extra, "sh", "-c", HOLD_SCRIPT]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
     )

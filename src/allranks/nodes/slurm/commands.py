@@ -164,24 +164,24 @@ class Slurm:
             raise SubmissionRefused(clean_words(done.stderr))
         return done.stderr.strip() if test_only else done.stdout.strip().split(";")[0]
 
-    def try_job(self, job: str, *, timeout_s: float = TRY_TIMEOUT_S) -> JobInfo | NoAnswer | None:
+    def try_job(self, job: str) -> JobInfo | NoAnswer | None:
         """Return Slurm's record of a job, `NoAnswer` if it does not answer, None if it does not know the job."""
-        text = self._show("job", job, timeout_s)
+        text = self._show("job", job)
         if text is None or isinstance(text, NoAnswer):
             return text
         return answers.parse_job(text, job) or NoAnswer(f"Slurm ({self.label}): scontrol shows no job: {text[:200]!r}")
 
-    def try_node(self, host: str, *, timeout_s: float = TRY_TIMEOUT_S) -> NodeInfo | NoAnswer | None:
+    def try_node(self, host: str) -> NodeInfo | NoAnswer | None:
         """Return Slurm's record of a node, `NoAnswer` if it does not answer, None if it does not know the node."""
-        text = self._show("node", host, timeout_s)
+        text = self._show("node", host)
         if text is None or isinstance(text, NoAnswer):
             return text
         found = answers.parse_nodes(text)
         return found[0] if found else NoAnswer(f"Slurm ({self.label}): scontrol shows no node: {text[:200]!r}")
 
-    def _show(self, what: str, name: str, timeout_s: float) -> str | NoAnswer | None:
+    def _show(self, what: str, name: str) -> str | NoAnswer | None:
         try:
-            done = self._ask("scontrol", "show", what, "--oneliner", name, timeout_s=timeout_s)
+            done = self._ask("scontrol", "show", what, "--oneliner", name, timeout_s=TRY_TIMEOUT_S)
         except EnvironmentNotAble as error:
             return NoAnswer(str(error))
         said = f"{done.stderr} {done.stdout}"

@@ -354,7 +354,7 @@ def _remove(bundle: Bundle, allocation: Allocation, nodes: tuple[str, ...], log:
         log(f"staging: staged files may be left on {', '.join(nodes)}: {error}; the next job there removes them")
 
 
-def pack_ahead(spec: RunSpec, run: RunDir, log: Log = lambda _: None) -> Bundle | None:
+def pack_ahead(spec: RunSpec, run: RunDir) -> Bundle | None:
     """Pack the script, model and data in folders for temporary files on the login node.
 
     Each node has such folders of its own, so the job's first node, which packs the other files, could not read them.
@@ -368,7 +368,7 @@ def pack_ahead(spec: RunSpec, run: RunDir, log: Log = lambda _: None) -> Bundle 
     store = store_of(spec)
     if is_node_local(store, run.root):
         store = run.root / "bundle"
-    bundle = assemble([source for part in parts for source in part.find()], store, package_versions(), log)
+    bundle = assemble([source for part in parts for source in part.find()], store, package_versions())
     write_json(run.bundle, msgspec.to_builtins(bundle))
     return bundle
 

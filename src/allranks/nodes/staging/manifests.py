@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from allranks.nodes.staging.bundles import Bundle  # each rank reads manifests, and packs nothing
 
 
-def offline_variables(hf_home: str | None = None, datasets_cache: str | None = None) -> list[EnvVar]:
+def offline_variables(datasets_cache: str | None) -> list[EnvVar]:
     """Return the variables of a node that must not access the network.
 
     Args:
-        hf_home: a folder on the node that replaces the user's cache; None does not set HF_HOME.
         datasets_cache: a staged folder with prepared data sets of the hub.
     """
     found = [
@@ -40,8 +39,6 @@ def offline_variables(hf_home: str | None = None, datasets_cache: str | None = N
         ("HF_DATASETS_OFFLINE", "1", "the same for datasets before 2.20"),
         ("HF_HUB_DISABLE_TELEMETRY", "1", "no reports to the hub from ranks"),
     ]
-    if hf_home is not None:
-        found.append(("HF_HOME", hf_home, "the user's cache is not on this node; this folder of the job replaces it"))
     if datasets_cache is not None:
         found.append(("HF_DATASETS_CACHE", datasets_cache, "the data set was staged here, at its pinned revision"))
     return [EnvVar(name=name, value=value, reason=reason, source="stage") for name, value, reason in found]
@@ -180,5 +177,5 @@ def node_stage(bundle: Bundle, node: str, lacks: list[str], folder: str) -> Node
         python_path=python_path,
         parts=uses,
         overrides=overrides,
-        variables=offline_variables(datasets_cache=datasets) if lacks else [],
+        variables=offline_variables(datasets) if lacks else [],
     )
