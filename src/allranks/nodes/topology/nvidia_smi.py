@@ -107,9 +107,8 @@ def read_header(line: str) -> Header | str | None:
     words = before.split()
     first = words[0] if words else ""
     # Text before a copied table is skipped (``stdout="""``, a prompt, a time), but never a damaged device.
-    words = words[
-        next((i for i, w in enumerate(words) if DEVICE.fullmatch(w) or w.startswith(("GPU", "NIC", "mlx"))), 0) :
-    ]
+    starts = (i for i, word in enumerate(words) if DEVICE.fullmatch(word) or word.startswith(("GPU", "NIC", "mlx")))
+    words = words[next(starts, 0) :]
     gpus = [word for word in words if GPU.fullmatch(word)]
     if not gpus or any(LINK.fullmatch(word) or P2P.fullmatch(word) for word in words):
         return None
@@ -179,11 +178,8 @@ class _Parser:
         else:
             name, *cells = line.split()
             known = any(name in h.devices for h in (self.header, self.p2p_header) if h)
-            if (
-                DEVICE.fullmatch(name)
-                and not name.endswith(":")
-                and (known or name.startswith("NIC") or GPU.fullmatch(name))
-            ):
+            device = DEVICE.fullmatch(name) and not name.endswith(":")
+            if device and (known or name.startswith("NIC") or GPU.fullmatch(name)):
                 self._row(number, line, name, cells)
             else:
                 self._report(number, line, NOT_IN_MATRIX)
@@ -216,9 +212,8 @@ class _Parser:
             cells = list(takewhile(lambda cell: not _RANGES.fullmatch(cell) and cell not in NO_VALUE, cells))
         rest = words[len(cells) :]
         unknown = [i for i, cell in enumerate(cells) if not LINK.fullmatch(cell) and cell not in self.legend]
-        if (
-            unknown and len(words) < wanted
-        ):  # cells are missing, too: the columns of those after the first unknown one are not known
+        if unknown and len(words) < wanted:
+            # Cells are missing, too: the columns of those after the first unknown one are not known.
             cells, rest, unknown = cells[: unknown[0] + 1], [], unknown[:1]
         links = {i: cell for i, cell in enumerate(cells) if i not in unknown}
         own = header.devices.index(name) if name in header.devices else None
