@@ -8,6 +8,7 @@ connections in /proc.
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -86,11 +87,8 @@ class NetworkLogParser:
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._sets: dict[str, set[str]] = {
-            key: set()
-            for key in ("assigned", "networks", "bootstrap", "sockets", "devices", "layers", "reasons", "lost")
-        }
-        self._ways: dict[str, int] = {}
+        self._sets: defaultdict[str, set[str]] = defaultdict(set)
+        self._ways: Counter[str] = Counter()
 
     def take(self, lines: Iterable[str]) -> None:
         """Parse lines of a log; lines of other programs are skipped."""
@@ -102,7 +100,7 @@ class NetworkLogParser:
             elif (
                 "connected peers" in line and (peers := _PEERS.search(line)) and int(peers["got"]) < int(peers["want"])
             ):
-                self._sets["lost"].add(f"rank {peers['rank']} ({peers['got']} of {peers['want']})")
+                self._sets["lost_peers"].add(f"rank {peers['rank']} ({peers['got']} of {peers['want']})")
 
     def _nccl(self, text: str) -> None:
         if match := _BOOTSTRAP.search(text):
@@ -112,34 +110,26 @@ class NetworkLogParser:
         elif match := _NET_SOCKET.search(text):
             self._sets["sockets"] |= {item["name"] for item in _ITEM.finditer(match["list"])}
         elif match := _NET_IB.search(text):
-            self._ports(match["list"])
+            for item in _ITEM.finditer(match["list"]):
+                number, _, layer = item["rest"].partition("/")
+                self._sets["devices"].add(f"{item['name']}:{number}")
+                self._sets["layers"] |= {"RoCE" if "roce" in layer.lower() else "IB"} if layer else set()
         elif match := _CHANNEL.search(text):
-            way = _transport_name(match["way"], match["rest"] or "")
-            self._ways[way] = self._ways.get(way, 0) + 1
+            self._ways[_transport_name(match["way"], match["rest"] or "")] += 1
         for pattern, why in _REASONS:
             if pattern.search(text):
                 self._sets["reasons"].add(why)
 
-    def _ports(self, listed: str) -> None:
-        for item in _ITEM.finditer(listed):
-            number, _, layer = item["rest"].partition("/")
-            self._sets["devices"].add(f"{item['name']}:{number}")
-            self._sets["layers"] |= {"RoCE" if "roce" in layer.lower() else "IB"} if layer else set()
-
     def observed(self, connections: dict[str, int] | None = None) -> ObservedNetwork:
         """Return the result. Assignments to a communicator take precedence over mere initialisation."""
         sets = self._sets
+        plain = ("bootstrap", "sockets", "devices", "layers", "reasons", "lost_peers")
         return ObservedNetwork(
             host=self._host,
             networks=sorted(sets["assigned"] or sets["networks"]),
-            bootstrap=sorted(sets["bootstrap"]),
-            sockets=sorted(sets["sockets"]),
-            devices=sorted(sets["devices"]),
-            layers=sorted(sets["layers"]),
             ways=dict(sorted(self._ways.items())),
-            reasons=sorted(sets["reasons"]),
             connections=connections or {},
-            lost_peers=sorted(sets["lost"]),
+            **{name: sorted(sets[name]) for name in plain},
         )
 
 
