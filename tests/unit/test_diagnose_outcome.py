@@ -215,4 +215,7 @@ def test_a_crash_without_a_time_stamp_has_the_time_of_its_end(tmp_path: Path) ->
     run = run_folder(tmp_path, "rank 0 on n2 failed: ValueError: bad sample", log)
     (run / "events").mkdir()
     _record_error(RunDir(run), 1, 0, ValueError("bad sample"), 1)
-    assert not any("10:00:00" in line for line in diagnose([run]).story)
+    started = "[RANK 1] WORLD_SIZE=2 n2 pid 9 2026-09-01 10:00:00\nRuntimeError: Connection closed by peer\n"
+    (run / "logs" / "attempt-1" / "n2.rank1.log").write_text(started)
+    (line,) = diagnose([run]).story  # the log and the event tell of one exception
+    assert "10:00:00" not in line

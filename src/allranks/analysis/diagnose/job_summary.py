@@ -178,11 +178,12 @@ def build_timeline(case: DiagnosisCase, kept: Iterable[str] = ()) -> list[str]:
     told: list[str] = []
     kinds: dict[str, int] = {}
     for signal in era:
-        who, where = (signal.owner, signal.rank, case.host_of(signal)), (signal.file, signal.line)
-        if who in seen or where in seen or kinds.get(signal.owner, 0) >= 3 or len(told) >= MAX_TIMELINE_LINES:
+        kind = "exception" if signal.owner == "event_error" else signal.owner  # in the log and in the events
+        who, where = (kind, signal.rank, case.host_of(signal)), (signal.file, signal.line)
+        if who in seen or where in seen or kinds.get(kind, 0) >= 3 or len(told) >= MAX_TIMELINE_LINES:
             continue
         seen |= {who, where}
-        kinds[signal.owner] = kinds.get(signal.owner, 0) + 1
+        kinds[kind] = kinds.get(kind, 0) + 1
         told.append(_timeline_line(case, signal, titled=signal.owner in kept))
     return told
 

@@ -510,7 +510,8 @@ def _time_near(raw: str, lines: list[bytes], i: int) -> float | None:
     for j in (*after, *before) if raw.startswith("srun:") else (*before, *after):
         found = timestamp_of(lines[j][:240].decode("ascii", "replace"))
         if found is not None:
-            return found
+            # the first line of a rank of allranks: when it started, which says nothing of when this line was written
+            return None if b"] WORLD_SIZE=" in lines[j][:60] else found
     return None
 
 
