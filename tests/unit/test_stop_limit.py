@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from allranks.launch.slurm.job import IN_ALLOCATION
 from allranks.launch.slurm.requeue import StopAndRequeue
 from allranks.launch.stop_limit import FACTOR, LEAST_S, STEPS, StopLimit
+from allranks.launch.supervisor import JobEnd
 from allranks.nodes.slurm.answers import JobInfo
 from allranks.planning.planner import make_plan
 from allranks.rundir.paths import RunDir
@@ -108,3 +110,17 @@ def test_ranks_under_slurm_are_stopped_early_if_their_checkpoint_takes_longer_th
     ending = StopAndRequeue(RunDir(tmp_path), slurm, record, job="7", restart=0, signal_s=120)
     ending.check_time_limit(needed_s)
     assert ending.why == why
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_job_that_slurm_requeued_after_a_node_failed_is_not_over(tmp_path: Path, restarts: int) -> None:
+    states: list[str] = []
+    record: Any = SimpleNamespace(write=lambda state, **more: states.append(state))
+    slurm: Any = SimpleNamespace(restarts=lambda job: restarts)
+    ending = StopAndRequeue(RunDir(tmp_path), slurm, record, job="7", restart=0, signal_s=120)
+    ending.why = "node_fail"
+    with pytest.raises(SystemExit) if restarts else nullcontext():
+        ending.requeue_after_end(
+            parse_spec(tiny_spec(Path("rows.json"), Path())), PLAN, 1, JobEnd(), stopped=True, failed=False, hosts=list
+        )
+    assert states == ["requeued"] * restarts

@@ -115,6 +115,7 @@ class StopAndRequeue:
         Raises:
             SystemExit: as `_requeue`.
         """
+        self._leave_to_slurm(attempt)
         if self.why not in REQUEUE_REASONS:
             return ""
         return self._requeue(spec, plan, attempt, REQUEUE_REASONS[self.why], [])
@@ -144,6 +145,7 @@ class StopAndRequeue:
         Raises:
             SystemExit: as `_requeue`.
         """
+        self._leave_to_slurm(attempt)
         lost = self._lost_nodes(end, hosts) if failed and not self.why else []
         unstarted = end.terminated and not end.ends
         # A preempted training whose ranks could not save may start again; a user's own program decides itself.
@@ -151,6 +153,17 @@ class StopAndRequeue:
         if ((stopped or unstarted) and self.why in REQUEUE_REASONS) or (end.terminated and may_start_again):
             return self._requeue(spec, plan, attempt, REQUEUE_REASONS[self.why], [])
         return self._requeue(spec, plan, attempt, f"without {', '.join(lost)}", lost) if lost else ""
+
+    def _leave_to_slurm(self, attempt: int) -> None:
+        """End this start of the job if Slurm has requeued it after a node failed: it waits in the queue, and is not over.
+
+        Raises:
+            SystemExit: it was requeued.
+        """
+        if self.why == "node_fail" and self._requeued_by_slurm():
+            print_log_line(f"{self.reason_text}, and has requeued it")
+            self._record.write("requeued", attempt=attempt)
+            raise SystemExit(EXIT_FAILED)
 
     def _lost_nodes(self, end: JobEnd, hosts: Callable[[], list[str]]) -> list[str]:
         """Return nodes that are lost according to evidence; an agent killed on a healthy node does not count."""
