@@ -142,7 +142,10 @@ def _finding(finding: DiagnosisFinding, width: int, *, first: bool) -> Iterator[
 
 def _item(label: str, text: str, width: int, **style: object) -> Iterator[str]:
     """Yield a label and its wrapped text; without trailing blanks, so that it can be piped and copied."""
-    for i, part in enumerate(textwrap.wrap(printable(text), _room(width), break_on_hyphens=False) or [""]):
+    parts = textwrap.wrap(
+        printable(text), _room(width), break_on_hyphens=False, break_long_words=False
+    )  # as `_wrapped`
+    for i, part in enumerate(parts or [""]):
         shown = _style(part, **style) if style else part  # type: ignore[arg-type]
         yield _style(f"  {'' if i else label:<{LABEL_WIDTH}}", "cyan") + shown
 
