@@ -12,6 +12,7 @@ from allranks.analysis.diagnose import Diagnosis, diagnose
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.records import headline
 from allranks.analysis.diagnose.run_outcome import GENERAL, failure_headline, failure_of
+from allranks.errors import CheckpointError
 from allranks.launch.rank import _record_error
 from allranks.rundir.paths import RunDir
 from tests.conftest import shared
@@ -115,6 +116,10 @@ def test_our_own_class_is_not_torchs_of_the_same_name(tmp_path: Path) -> None:
     )
     assert "autograd" not in ours.title
     assert "autograd" in torchs.title
+    run = RunDir(tmp_path / "own")
+    run.events.mkdir(parents=True)
+    _record_error(run, 1, 0, CheckpointError("rank 1 cannot load its part: CUDA out of memory"), 1)
+    assert [f.id for f in diagnose([run.events]).findings] == ["application_error"]
 
 
 @pytest.mark.parametrize(
