@@ -198,6 +198,13 @@ def test_an_end_that_names_a_cause_is_that_of_its_own_rank(tmp_path: Path) -> No
     assert first(tmp_path, {"n1.exit.json": ends((1, 1, 1.7e9), (2, -9, 1.7e9 + 5))}) == ("host_oom", 2, "n2")
 
 
+def test_ranks_that_an_agent_stopped_and_that_saved_have_not_failed(tmp_path: Path) -> None:
+    """As after the end of the command that followed them."""
+    saved = [{"rank": 0, "host": "n1", "pid": 9, "exitcode": 0, "time": 1.7e9}]
+    record = json.dumps({"reason": "the agent received SIGTERM", "failed": [], "succeeded": saved}, indent=2)
+    assert of(tmp_path, {"n1.exit.json": record}).verdict == "healthy"
+
+
 def run_folder(folder: Path, logs: dict[str, str]) -> Path:
     for name in ("plan.json", "spec.yaml"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

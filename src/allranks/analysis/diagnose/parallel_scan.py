@@ -67,6 +67,8 @@ def add_exit_records(scan: FileScan, path: Path) -> None:
     except (OSError, msgspec.DecodeError, RecursionError):
         return  # truncated by a kill: its text was scanned
     text = data.decode("utf-8", "replace").splitlines()
+    # the agent's own words, such as why it stopped its ranks, are no sign of a failure
+    scan.signals = [s for s in scan.signals if (s.kind, s.emitter) != ("sign", "allranks")]
     for signal in scan.signals:
         signal.emitter = "launcher"  # agents of allranks write these records
     for end in failed:
