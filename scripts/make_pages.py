@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 
 from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES, KnownFailure
 from allranks.analysis.lint import TOPICS
@@ -27,7 +28,7 @@ from allranks.analysis.lint.rules import RULES, LintRule
 from allranks.spec import models
 from allranks.spec.records import Record, RunSpec
 from allranks.spec.strategies import BUILT_IN
-from allranks.spec.strategies.base import Bar, StrategyInfo, StrategyPage
+from allranks.spec.strategies.base import StrategyInfo
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -179,12 +180,22 @@ COLOURS = {
 }
 
 
-def page_of(name: str) -> StrategyPage:
-    """Return what the record of a strategy says for its page."""
-    page = BUILT_IN[name].page
-    if page is None:
-        raise SystemExit(f"the StrategyInfo of {name} has no page")
-    return page
+class StrategyPage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An entry of docs/strategies.yaml."""
+
+    new: str
+    idea: str
+    improves: str
+    bytes: str
+    memory: str
+    ratio: str
+    unused: str
+    compute: tuple[tuple[str, float, float], ...]
+    communication: tuple[tuple[str, float, float], ...] = ()
+    options: dict[str, str] = {}
+
+
+PAGES = msgspec.convert(yaml.safe_load((ROOT / "docs" / "strategies.yaml").read_text()), dict[str, StrategyPage])
 
 
 def implementation(info: StrategyInfo) -> tuple[str, str, str]:
@@ -210,9 +221,9 @@ def options_of(info: StrategyInfo, page: StrategyPage) -> str:
 
 def picture(name: str) -> str:
     """Return the timeline of a step of one rank: computation above, communication below."""
-    page = page_of(name)
+    page = PAGES[name]
     left, width, x = 118, 620, lambda v: 118 + 6.2 * v
-    rows: list[tuple[str, int, tuple[Bar, ...]]] = [
+    rows = [
         ("compute", 34, page.compute),
         ("communication", 72, page.communication),
     ]
@@ -246,7 +257,7 @@ def picture(name: str) -> str:
 
 def strategy_section(name: str) -> str:
     """Return the section of a strategy."""
-    info, page = BUILT_IN[name], page_of(name)
+    info, page = BUILT_IN[name], PAGES[name]
     file, class_name, said = implementation(info)
     return f"""## `{name}`
 
@@ -277,7 +288,7 @@ def strategy_table() -> str:
     """Return the table of all strategies."""
     lines = [
         f"| [`{name}`](#{name}) | {p.new} | {p.bytes} | {_overlap(p)} | {p.memory} | {p.ratio} |"
-        for name, p in ((name, page_of(name)) for name in BUILT_IN)
+        for name, p in ((name, PAGES[name]) for name in BUILT_IN)
     ]
     head = "| strategy | what is new | bytes per step, and their collectives | overlaps with computation | memory per rank | at two ranks |"
     return "\n".join([head, "|---|---|---|---|---|---|", *lines])

@@ -177,52 +177,6 @@ class StrategyState(Protocol):
 MakeState = Callable[[ModelSizes, Options], StrategyState]
 
 
-Bar = tuple[str, float, float]
-"""What a rank does in a picture, from when to when, on a scale from 0 to 100."""
-
-
-class StrategyPage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the documentation says of a strategy. `scripts/make_pages.py` adds its options, its class and the picture.
-
-    In formulas P are the parameters; T the trained ones, n of them tensors, of g bytes each; A the micro-steps; W the ranks.
-    """
-
-    new: str
-    """In a few words, for the table of all strategies."""
-    idea: str
-    improves: str
-    """What it improves over the strategy before it."""
-    bytes: str
-    """Payload of one rank per step."""
-    memory: str
-    """Bytes of a rank, with float32 AdamW."""
-    ratio: str
-    """Memory as a ratio to plain data parallelism at two ranks, if all weights are trained."""
-    unused: str
-    """What happens to parameters without gradient."""
-    compute: tuple[Bar, ...]
-    """The timeline of a step: forward, backward, optimizer, wait."""
-    communication: tuple[Bar, ...] = ()
-    """Collectives, below it."""
-    options: dict[str, str] = {}
-    """More on an option than its name and default."""
-
-
-def bars(kind: str, width: float, *starts: float) -> tuple[Bar, ...]:
-    """Return bars of equal width for `StrategyPage`."""
-    return tuple((kind, start, start + width) for start in starts)
-
-
-ONE_MICRO_STEP: tuple[Bar, ...] = (("forward", 0, 20), ("backward", 20, 60))
-FULL_REPLICA = "4P + 12T: weights, gradients, two moments"
-ZERO_GRADIENTS = "A missing gradient counts as zeros on that rank. If it is missing on all ranks, the optimizer gets a gradient of zeros."
-OR_TORCH_ERROR = "With `find_unused_parameters: true`; without it torch raises an error."
-OFFLOAD_NOTE = (
-    "optimizer keeps moments on the host and updates there; each step copies this rank's gradients to the host and "
-    "its new weights back"
-)
-
-
 class PlannedWork(msgspec.Struct, frozen=True, kw_only=True):
     """What a `StrategyPlanner` knows of the plan."""
 
@@ -287,7 +241,6 @@ class StrategyInfo(msgspec.Struct, frozen=True):
     """The full name of a module that is a `StrategyPlanner`."""
     engine: str = "allranks.train.loop:TrainingLoop"
     """What runs the optimizer steps, as ``module:class``."""
-    page: StrategyPage | None = None
 
 
 class GradientBuffers:

@@ -17,14 +17,11 @@ import msgspec
 from allranks.errors import SpecError
 from allranks.spec.strategies.base import (
     ADAM_MOMENTS,
-    ONE_MICRO_STEP,
     ModelSizes,
     Options,
     Parts,
     StrategyInfo,
-    StrategyPage,
     StrategyState,
-    bars,
     same_setting,
     sharded_setup,
     share_per_rank,
@@ -315,14 +312,6 @@ def without_auto(config: Json) -> Json:
 
 # config: a path to a JSON file, or its content; config_from: where the content came from, for messages
 OPTIONS: Options = {"config": None, "config_from": None, "find_unused_parameters": False}
-OPTION_NOTES = {
-    "config": "a JSON file, or its content",
-    "config_from": "set by allranks, the file from which `config` was read",
-}
-OR_NAMED_ERROR = (
-    "With `find_unused_parameters: true`, as zeros and in the same order on all ranks; without it the run ends with an error that "
-    "names the parameter."
-)
 BUCKET_ELEMENTS = 500_000_000  # unless the configuration has less; never more than the trained ones
 PREFETCH_ELEMENTS = 50_000_000  # stage 3: elements that are prefetched
 MAX_LIVE_ELEMENTS = 1_000_000_000  # stage 3: gathered elements before any is freed
@@ -480,62 +469,15 @@ DEEPSPEED_ZERO1 = _strategy(
     "allranks.train.engines.deepspeed_zero:DeepSpeedZero1",
     "DeepSpeed, sharded optimizer state",
     memory=partial(_replicated, stage=1),
-    page=StrategyPage(
-        new="DeepSpeed's stage 1",
-        idea="DeepSpeed's engine, stage 1. Its JSON is filled in from the spec and checked against it; "
-        "see [DeepSpeed](deepspeed.md).",
-        improves="Nothing; the method of `zero1` with DeepSpeed's own configuration.",
-        bytes="2 T g: all-reduces after the last backward, one all-gather per parameter group in the step",
-        memory="4P + 4T + 12T/W; at the update 4P + 16T/W (a float32 copy of the rank's part of the weights)",
-        ratio="3/4",
-        unused=OR_NAMED_ERROR,
-        compute=(*ONE_MICRO_STEP, ("wait", 60, 68), ("optimizer", 68, 74), ("wait", 74, 84)),
-        communication=(("all-reduce", 60, 68), ("all-gather", 74, 84)),
-        options=OPTION_NOTES,
-    ),
 )
 DEEPSPEED_ZERO2 = _strategy(
     "allranks.train.engines.deepspeed_zero:DeepSpeedZero2",
     "DeepSpeed, sharded optimizer state and gradients",
     memory=partial(_replicated, stage=2),
-    page=StrategyPage(
-        new="DeepSpeed's stage 2",
-        idea="DeepSpeed's engine, stage 2.",
-        improves="`deepspeed_zero1` keeps full gradients until the last micro-step.",
-        bytes="(A + 1) T g: all-reduces after each backward, one all-gather per parameter group in the step",
-        memory="4P + 16T/W, and a bucket of gradients",
-        ratio="3/4",
-        unused=OR_NAMED_ERROR,
-        compute=(*ONE_MICRO_STEP, ("wait", 60, 68), ("optimizer", 68, 74), ("wait", 74, 84)),
-        communication=(("all-reduce", 60, 68), ("all-gather", 74, 84)),
-        options=OPTION_NOTES,
-    ),
 )
 DEEPSPEED_ZERO3 = _strategy(
     "allranks.train.engines.deepspeed_zero:DeepSpeedZero3",
     "DeepSpeed, sharded weights, gradients and optimizer state",
     memory=_stage3,
     gathers_in_layers=True,
-    page=StrategyPage(
-        new="DeepSpeed's stage 3",
-        idea="DeepSpeed's engine, stage 3: sharded weights, gathered module by module. Tensors with fewer "
-        "than 100,000 elements are not sharded, and weights gathered in forward are kept until "
-        "backward while fewer than 10^9 elements are gathered; both limits are keys of its JSON. With LoRA, "
-        "blocks are gathered as a whole, so that their layers can be computed together.",
-        improves="`deepspeed_zero2` keeps all weights on all ranks.",
-        bytes="A (2 P + T) g above those limits: all-gathers in forward and backward, reduce-scatters after backward",
-        memory="(4P + 16T)/W, and the gathered weights of the two limits",
-        ratio="5/8",
-        unused=OR_NAMED_ERROR,
-        compute=(
-            ("wait", 0, 5),
-            ("forward", 5, 25),
-            ("wait", 25, 30),
-            ("backward", 30, 72),
-            ("wait", 72, 78),
-            ("optimizer", 78, 82),
-        ),
-        communication=(*bars("all-gather", 4, 0, 6, 12, 18, 26, 33, 44, 55), ("reduce-scatter", 72, 78)),
-        options=OPTION_NOTES,
-    ),
 )

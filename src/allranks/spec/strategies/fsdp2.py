@@ -7,17 +7,14 @@ from itertools import accumulate
 
 from allranks.spec.strategies.base import (
     ADAM_MOMENTS,
-    OFFLOAD_NOTE,
     ModelSizes,
     Options,
     Parts,
     StrategyInfo,
-    StrategyPage,
     StrategyState,
     UnitSizes,
     add_parts,
     as_sharded,
-    bars,
     sharded_setup,
     share_per_rank,
 )
@@ -27,16 +24,6 @@ CHOICES = {
     "adapters": ("auto", "ignored", "sharded"),
     "offload": ("none", "optimizer", "all"),
     "replicate": ("auto", "nodes", "none"),
-}
-OPTION_NOTES = {
-    "adapters": "ignored keeps adapters whole on every rank (one flat all-reduce of their gradients per step, no collective to "
-    "save them), sharded shards them like other weights, auto keeps them whole if four times their bytes are at most 64 MiB or a "
-    "tenth of the rank's share of the frozen weights, and reports the choice",
-    "offload": f"{OFFLOAD_NOTE}; all also keeps the sharded weights there, so that a block's shard is copied to the device "
-    "whenever it is gathered; whole adapters stay on the device",
-    "replicate": "nodes is hybrid sharding (HSDP): every node holds a copy of the weights, sharded over its ranks, and only gradients "
-    "cross between nodes, once per optimizer step; none shards over all ranks; auto replicates if there are several nodes with several "
-    "ranks each and the memory estimate says that a rank then fits, and `allranks plan` gives the reason",
 }
 SMALL_BYTES = 64 << 20
 
@@ -180,19 +167,6 @@ PYTORCH_ZERO2 = StrategyInfo(
     CHOICES,
     memory=partial(_memory, reshard=False),
     node_sends=partial(sends_between_nodes, reshard=False),
-    page=StrategyPage(
-        new="torch's `zero2`, weights sharded between steps",
-        idea="torch's FSDP2 (`fully_shard` per block) that keeps gathered weights until backward has used them.",
-        improves="`pytorch_zero1` keeps full gradients.",
-        bytes="A (P + T) g: all-gathers in forward, reduce-scatters in backward",
-        memory="(4P + 12T)/W between steps; all weights between forward and backward",
-        ratio="1/2",
-        unused="With `find_unused_parameters: true`, which adds zeros to each block's output; without it, "
-        "ranks with different unused parameters would reduce different ones.",
-        compute=(("wait", 0, 5), ("forward", 5, 25), ("backward", 25, 67), ("optimizer", 67, 71)),
-        communication=(*bars("all-gather", 4, 0, 6, 12, 18), *bars("reduce-scatter", 4, 35, 45, 55, 63)),
-        options=OPTION_NOTES,
-    ),
 )
 PYTORCH_ZERO3 = StrategyInfo(
     "allranks.train.strategies.fsdp2:PyTorchZero3",
@@ -201,20 +175,4 @@ PYTORCH_ZERO3 = StrategyInfo(
     CHOICES,
     memory=partial(_memory, reshard=True),
     node_sends=partial(sends_between_nodes, reshard=True),
-    page=StrategyPage(
-        new="torch's `zero3`",
-        idea="torch's FSDP2 (`fully_shard` per block) that frees a block after its forward and gathers it "
-        "again for its backward.",
-        improves="`pytorch_zero2` keeps all weights gathered between forward and backward.",
-        bytes="A (2 P + T) g: all-gathers in forward and backward, reduce-scatters in backward",
-        memory="(4P + 12T)/W, and two or three gathered blocks",
-        ratio="1/2",
-        unused="As `pytorch_zero2`.",
-        compute=(("wait", 0, 5), ("forward", 5, 25), ("wait", 25, 30), ("backward", 30, 72), ("optimizer", 72, 76)),
-        communication=(
-            *bars("all-gather", 4, 0, 6, 12, 18, 26, 33, 44, 55),
-            *bars("reduce-scatter", 4, 39, 50, 61, 68),
-        ),
-        options=OPTION_NOTES,
-    ),
 )

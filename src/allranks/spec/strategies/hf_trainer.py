@@ -12,16 +12,12 @@ import msgspec
 
 from allranks.errors import SpecError
 from allranks.spec.strategies.base import (
-    ONE_MICRO_STEP,
-    OR_TORCH_ERROR,
     ModelSizes,
     Options,
     Parts,
     Replicated,
     StrategyInfo,
-    StrategyPage,
     StrategyState,
-    bars,
     same_setting,
 )
 from allranks.utils.text import did_you_mean
@@ -252,20 +248,4 @@ HF_TRAINER = StrategyInfo(
     imports_bytes=114 << 20,  # measured with a model of almost no weights, compared with pytorch_ddp
     planner="allranks.spec.strategies.hf_trainer",
     engine="allranks.train.engines.hf_trainer:TrainerLoop",
-    page=StrategyPage(
-        new="the Trainer in place of the loop",
-        idea="Hugging Face's Trainer runs the steps in place of this project's loop; its Accelerate wraps "
-        "the model in torch's DistributedDataParallel. Data, loss, learning rates, records, "
-        "evaluation, checkpoints and proofs are those of every strategy; see [HF "
-        "Trainer](hf_trainer.md).",
-        improves="Nothing; it compares the Trainer with other strategies on equal work, and refuses a Trainer "
-        "whose ranks train independently.",
-        bytes="T g, in about T g / 25 MB all-reduces started within backward",
-        memory="4P + 16T: as `pytorch_ddp`, and buckets beside the gradients",
-        ratio="5/4",
-        unused=OR_TORCH_ERROR,
-        compute=(*ONE_MICRO_STEP, ("wait", 60, 63), ("optimizer", 63, 73)),
-        communication=bars("all-reduce", 9, 30, 42, 54),
-        options={"args": "more TrainingArguments"},
-    ),
 )

@@ -6,9 +6,6 @@ from allranks.spec.strategies.base import (
     ADAM_MOMENTS,
     DEFAULT_BUCKET_MB,
     MB,
-    OFFLOAD_NOTE,
-    ONE_MICRO_STEP,
-    ZERO_GRADIENTS,
     Bucketed,
     GradientBuffers,
     ModelSizes,
@@ -16,9 +13,7 @@ from allranks.spec.strategies.base import (
     Parts,
     Replicated,
     StrategyInfo,
-    StrategyPage,
     add_parts,
-    bars,
     cut_into_buckets,
     sharded_moments,
     sharded_setup,
@@ -141,19 +136,6 @@ ZERO1 = StrategyInfo(
     OPTIONS,
     CHOICES,
     memory=lambda m, o: Bucketed(m, state=sharded_moments(m)),
-    page=StrategyPage(
-        new="sharded moments",
-        idea="Each rank updates an exactly equal part of the weights and keeps moments only for that "
-        "part; then the parts are gathered.",
-        improves="In data parallelism every rank keeps the same moments and makes the same update.",
-        bytes="2 T g: all-reduces in backward, all-gathers in the step",
-        memory="4P + 4T + 8T/W",
-        ratio="3/4",
-        unused=ZERO_GRADIENTS,
-        compute=(*ONE_MICRO_STEP, ("wait", 60, 63), ("optimizer", 63, 67), ("wait", 67, 77)),
-        communication=(*bars("all-reduce", 9, 33, 44), ("all-reduce", 55, 63), ("all-gather", 67, 77)),
-        options={"offload": OFFLOAD_NOTE},
-    ),
 )
 ZERO2 = StrategyInfo(
     "allranks.train.strategies.zero:Zero2",
@@ -161,19 +143,6 @@ ZERO2 = StrategyInfo(
     OPTIONS,
     CHOICES,
     memory=lambda m, o: ReduceScattered(m, float(o.get("bucket_mb", DEFAULT_BUCKET_MB)) * MB),
-    page=StrategyPage(
-        new="sharded gradients",
-        idea="Gradients are reduced to the rank that needs them: one reduce-scatter per bucket, after "
-        "which each rank keeps only its part.",
-        improves="`zero1` reduces full gradients on every rank, although each rank uses only a part.",
-        bytes="(A + 1) T g: reduce-scatters in each backward, all-gathers in the step",
-        memory="4P + 12T/W, and up to three buckets in flight",
-        ratio="5/8",
-        unused=ZERO_GRADIENTS,
-        compute=(*ONE_MICRO_STEP, ("wait", 60, 62), ("optimizer", 62, 66), ("wait", 66, 76)),
-        communication=(*bars("reduce-scatter", 5, 33, 44), ("reduce-scatter", 55, 62), ("all-gather", 66, 76)),
-        options={"offload": OFFLOAD_NOTE},
-    ),
 )
 ZERO3 = StrategyInfo(
     "allranks.train.strategies.zero:Zero3",
@@ -181,22 +150,4 @@ ZERO3 = StrategyInfo(
     {"offload": "none"},
     CHOICES,
     memory=lambda m, o: Zero3(m),
-    page=StrategyPage(
-        new="sharded weights, block by block",
-        idea="Weights are sharded, too. A block's weights are gathered while the block before it "
-        "computes, and freed after use; the same in backward. Weights outside of blocks (embeddings, "
-        "head) stay gathered from forward to the end of backward.",
-        improves="`zero2` keeps all weights on all ranks. Gathering the full model before forward would not "
-        "reduce the peak.",
-        bytes="A (2 P + T) g, nearly: all-gathers in forward and backward, reduce-scatters in backward",
-        memory="(4P + 12T)/W, and two or three gathered blocks",
-        ratio="1/2",
-        unused=ZERO_GRADIENTS,
-        compute=(("wait", 0, 5), ("forward", 5, 25), ("wait", 25, 30), ("backward", 30, 72), ("optimizer", 72, 76)),
-        communication=(
-            *bars("all-gather", 4, 0, 6, 12, 18, 26, 33, 44, 55),
-            *bars("reduce-scatter", 4, 39, 50, 61, 68),
-        ),
-        options={"offload": OFFLOAD_NOTE},
-    ),
 )
