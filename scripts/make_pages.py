@@ -29,6 +29,7 @@ from allranks.spec import models
 from allranks.spec.records import Record, RunSpec
 from allranks.spec.strategies import BUILT_IN
 from allranks.spec.strategies.base import StrategyInfo
+from allranks.spec.validation import descriptions
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -87,7 +88,7 @@ def model_row(entry: models.Architecture) -> str:
 
 def model_table(task: str) -> str:
     """Return the table of one task."""
-    rows = [model_row(entry) for entry in models.TESTED if entry.task == task]
+    rows = [model_row(entry) for entry in models.TYPES.tested if entry.task == task]
     return "\n".join(["| `model_type` | such as | settings that it needs | LoRA targets |", "|---|---|---|---|", *rows])
 
 
@@ -95,7 +96,7 @@ def adapter_limits() -> str:
     """Return the table of LoRA targets that do not work."""
     rows = [
         f"| `{kind}` | {', '.join(sorted(limit.refused))} | {', '.join(limit.works)} | {limit.why} |"
-        for kind, limit in models.ADAPTER_LIMITS.items()
+        for kind, limit in models.TYPES.adapter_limits.items()
     ]
     return "\n".join(["| `model_type` | refused | works | why |", "|---|---|---|---|", *rows])
 
@@ -103,33 +104,25 @@ def adapter_limits() -> str:
 # The spec
 
 
-def unwrap(annotation: typing.Any) -> tuple[str, str, type[Record] | None]:
-    """Return (type, description, record) of an annotation."""
-    description = ""
+def unwrap(annotation: typing.Any) -> tuple[str, type[Record] | None]:
+    """Return (type, record) of an annotation."""
     if typing.get_origin(annotation) is typing.Annotated:
         inner, *metas = typing.get_args(annotation)
-        name, below, record = unwrap(inner)
-        notes = [m.description for m in metas if isinstance(m, msgspec.Meta) and m.description]
+        name, record = unwrap(inner)
         words = [w for m in metas if isinstance(m, msgspec.Meta) for w in (m.extra_json_schema or {}).get("enum", [])]
-        name = " or ".join(f"`{word}`" for word in words) or name
-        return name, notes[0] if notes else below, record
+        return " or ".join(f"`{word}`" for word in words) or name, record
     if isinstance(annotation, type) and issubclass(annotation, Record):
-        return "section", (annotation.__doc__ or "").strip().splitlines()[0], annotation
+        return "section", annotation
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
-        return " or ".join(f"`{a}`" for a in args), "", None
+        return " or ".join(f"`{a}`" for a in args), None
     if args and origin in (list, dict):
-        record = unwrap(args[0])[2]
-        name = "list" if record else f"{origin.__name__} of {' to '.join(unwrap(a)[0] for a in args)}"
-        return name, "", record
+        record = unwrap(args[0])[1]
+        return "list" if record else f"{origin.__name__} of {' to '.join(unwrap(a)[0] for a in args)}", record
     if args:
         parts = [unwrap(a) for a in args if a is not type(None)]
-        return (
-            " or ".join(p[0] for p in parts),
-            next((p[1] for p in parts if p[1]), description),
-            next((p[2] for p in parts if p[2]), None),
-        )
-    return getattr(annotation, "__name__", str(annotation)), "", None
+        return " or ".join(name for name, _ in parts), next((record for _, record in parts if record), None)
+    return getattr(annotation, "__name__", str(annotation)), None
 
 
 def default_of(field: msgspec.structs.FieldInfo) -> str:
@@ -147,11 +140,11 @@ def section(record: type[Record], path: str) -> str:
     hints = typing.get_type_hints(record, include_extras=True)
     rows, below = [], ""
     for field in msgspec.structs.fields(record):
-        name, text, inner = unwrap(hints[field.name])
+        name, inner = unwrap(hints[field.name])
         if inner is not None:
             below += section(inner, f"{path}{field.encode_name}{'[]' if name == 'list' else ''}.")
             continue
-        rows.append(f"| `{path}{field.encode_name}` | {name} | `{default_of(field)}` | {text} |")
+        rows.append(f"| `{path}{field.encode_name}` | {name} | `{default_of(field)}` | {descriptions()[record.__name__, field.name]} |")
     title = f"\n## {path.rstrip('.') or 'Top level'}\n\n{(record.__doc__ or '').strip().splitlines()[0]}\n\n"
     table = "| key | type | default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
     return title + table + below
@@ -499,10 +492,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "lint_rules": lint_rules,
     "models_text": lambda: model_table("text"),
     "models_classification": lambda: model_table("classification"),
-    "encoder_decoders": lambda: ", ".join(sorted(models.ENCODER_DECODERS)),
-    "multimodal": lambda: ", ".join(sorted(models.MULTIMODAL)),
-    "state_across_rows": lambda: ", ".join(sorted(models.STATE_ACROSS_ROWS)),
-    "attention_across_rows": lambda: ", ".join(sorted(models.ATTENTION_ACROSS_ROWS)),
+    "encoder_decoders": lambda: ", ".join(sorted(models.TYPES.encoder_decoders)),
+    "multimodal": lambda: ", ".join(sorted(models.TYPES.multimodal)),
+    "state_across_rows": lambda: ", ".join(sorted(models.TYPES.state_across_rows)),
+    "attention_across_rows": lambda: ", ".join(sorted(models.TYPES.attention_across_rows)),
     "adapter_limits": adapter_limits,
     "spec": lambda: section(RunSpec, ""),
     "strategy_options": strategy_options,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.spec.models import TESTED, Architecture, packs_rows
+from allranks.spec.models import TYPES, Architecture, packs_rows
 from tests.dist.architecture_configs import CONFIGS
 from tests.dist.harness import run_ranks
 
@@ -15,13 +15,13 @@ USUAL = {"qwen3_moe", "distilbert"}
 
 
 def test_each_has_a_config() -> None:
-    assert set(CONFIGS) == {entry.model_type for entry in TESTED}
-    assert len(CONFIGS) == len(TESTED)
+    assert set(CONFIGS) == {entry.model_type for entry in TYPES.tested}
+    assert len(CONFIGS) == len(TYPES.tested)
 
 
 @pytest.mark.parametrize(
     "entry",
-    [pytest.param(e, id=e.model_type, marks=() if e.model_type in USUAL else pytest.mark.full) for e in TESTED],
+    [pytest.param(e, id=e.model_type, marks=() if e.model_type in USUAL else pytest.mark.full) for e in TYPES.tested],
 )
 def test_it_trains_and_others_read_it(entry: Architecture, tmp_path: Path) -> None:
     (found,) = run_ranks(

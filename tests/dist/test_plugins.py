@@ -17,11 +17,11 @@ pytestmark = pytest.mark.dist
 
 RECORD = """
 from allranks.spec.launchers import LauncherInfo
-from allranks.spec.strategies.base import Replicated, StrategyInfo
+from allranks.spec.strategies.base import StrategyInfo, StrategyState
 
 NICE = LauncherInfo("toy_launcher:NiceLauncher", "this machine, with low priority", "nice", runs_here=True)
-RIGHT = StrategyInfo("toy_ranks:Right", "mean of the gradients", {}, memory=lambda m, o: Replicated(m))
-WRONG = StrategyInfo("toy_ranks:Wrong", "gradients of each rank", {}, memory=lambda m, o: Replicated(m))
+RIGHT = StrategyInfo("toy_ranks:Right", "mean of the gradients", {}, memory=lambda m, o: StrategyState(m))
+WRONG = StrategyInfo("toy_ranks:Wrong", "gradients of each rank", {}, memory=lambda m, o: StrategyState(m))
 """
 RANKS = """
 import os
@@ -92,7 +92,9 @@ def test_they_are_planned_and_run(project: Path) -> None:
     plan = json.loads(planned.stdout)
     assert (plan["launcher"], plan["world_size"]) == ("nice", 2)
     kept = {moment["name"]: moment["parts"] for moment in plan["fit"]["moments"]}["loss"]
-    assert kept["optimizer_state"] == 8 * plan["fit"]["parameters_trained"]  # of `Replicated`: two moments in float32
+    assert (
+        kept["optimizer_state"] == 8 * plan["fit"]["parameters_trained"]
+    )  # of `StrategyState`: two moments in float32
     done = run(project, "run", "s.yaml", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

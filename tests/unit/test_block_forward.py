@@ -72,11 +72,8 @@ def test_a_block_keeps_what_the_estimate_says(kind: str, lora: bool) -> None:
     shapes = shapes_of(read_model_config(config_of(kind).to_dict(), "here"))
     batch = MicroBatch(sequences=2, length=24, element=4, device="cpu")
     of = BlockActivations(shapes.config, shapes.blocks[-1], trained_weights_of(spec, shapes), batch)
-    for mode, expected in (
-        ("none", of.kept()),
-        ("selective", of.output() + of.products()),
-        ("full", of.output()),
-    ):
+    hidden = batch.tokens * shapes.config.hidden * batch.stream
+    for mode, expected in (("none", of.kept()), ("selective", hidden + of.products()), ("full", hidden)):
         model = model_of(kind, lora=lora, dropout=0.0)
         set_block_forward(model, mode)
         block, made = transformer_blocks(model)[-1], []

@@ -26,9 +26,9 @@ from allranks.nodes.preflight import check_request, check_rows
 from allranks.nodes.preflight.request import check_hub
 from allranks.nodes.preflight.requirements import local_report
 from allranks.nodes.records import require
+from allranks.planning.memory.model_config import find_files
 from allranks.planning.model_checks import (
     attention_flags,
-    find_files,
     max_positions,
     model_warnings,
     require_vocabulary,

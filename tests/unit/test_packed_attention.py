@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from allranks.spec.models import TESTED, dense_mask_reason, packs_rows
+from allranks.spec.models import TYPES, dense_mask_reason, packs_rows
 from allranks.spec.records import AdapterSpec, ModelSpec
 from allranks.train.data.batches import IGNORE, Batch, packed_rows
 from allranks.train.data.tokenization import train_tokenizer
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 LENGTHS = [[9, 12, 3], [14, 10]]
 WITHIN_ROWS = [
     e.model_type
-    for e in TESTED
+    for e in TYPES.tested
     if e.task == "text" and e.attention == "sdpa" and not dense_mask_reason(e.model_type, "sdpa")
 ]
 USUAL = {"mistral", "gemma3_text", "deepseek_v3", "gpt2", "granite"}

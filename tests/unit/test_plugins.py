@@ -15,7 +15,7 @@ from allranks.utils.plugins import PluginRegistry
 PLUGIN = """
 from allranks.launch.launchers import Launcher
 from allranks.spec.launchers import LauncherInfo
-from allranks.spec.strategies.base import Replicated, StrategyInfo
+from allranks.spec.strategies.base import StrategyInfo, StrategyState
 
 BATCH = LauncherInfo("my_strategies:BatchLauncher", "a scheduler of mine", "laptop", runs_here=True)
 
@@ -29,7 +29,7 @@ class BatchLauncher(Launcher):
     def cancel(self, run, *, now):
         return "removed from the queue"
 
-MINE = StrategyInfo("my_strategies_train:Mine", "one of mine", {"power": 1.0}, memory=lambda m, o: Replicated(m))
+MINE = StrategyInfo("my_strategies_train:Mine", "one of mine", {"power": 1.0}, memory=lambda m, o: StrategyState(m))
 """
 TRAIN = """
 from allranks.train.strategies.data_parallel import SimpleDDP

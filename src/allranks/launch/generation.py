@@ -14,7 +14,8 @@ import msgspec
 
 from allranks.errors import EXIT_REQUEST, CheckpointError, EnvironmentNotAble, RequestError
 from allranks.launch.export import ADAPTER, base_of, choose_checkpoint, quiet_environment
-from allranks.planning.model_checks import find_files, has_absolute_positions, max_positions
+from allranks.planning.memory.model_config import find_files
+from allranks.planning.model_checks import has_absolute_positions, max_positions
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.checkpoints import read_manifest
 from allranks.rundir.events import read_events

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import RequestError
-from allranks.planning.model_checks import find_files
+from allranks.planning.memory.model_config import find_files
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import read_json, read_record, require_current
 from allranks.rundir.paths import RunDir

@@ -14,16 +14,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
 from allranks.errors import SpecError
-from allranks.planning.memory.model_config import find_config, known_config, model_folder, read_config_file
+from allranks.planning.memory.model_config import ModelFiles, find_config, find_files
 from allranks.planning.memory.weights import shapes_of
 from allranks.spec.data_columns import TEMPLATE_KINDS
 from allranks.spec.data_templates import require_task_template
 from allranks.spec.models import (
     EXPERT_COUNTS,
     TINY_ENCODERS,
+    TYPES,
     TaskTypes,
     architecture_warning,
     fused_parameter,
@@ -33,7 +32,6 @@ from allranks.spec.models import (
     require_parameters,
     router_loss,
     tested_settings,
-    tiny_defaults,
     tiny_family,
 )
 from allranks.spec.records import AdapterSpec, RunSpec
@@ -44,15 +42,6 @@ MAX_TOKENIZER_BYTES = 64 << 20
 MAX_SOURCE_BYTES = 4 << 20
 MAX_HEADER_BYTES = 100 << 20
 
-ABSOLUTE_POSITIONS = {
-    "albert", "bert", "bert-generation", "big_bird", "biogpt", "camembert", "codegen", "convbert", "deberta", "distilbert", "electra",
-    "ernie", "esm", "funnel", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "ibert", "layoutlm", "longformer", "megatron-bert", "mpnet",
-    "nezha", "openai-gpt", "opt", "roberta", "roberta-prelayernorm", "roc_bert", "squeezebert", "xglm", "xlm-roberta", "xlm-roberta-xl",
-    "xmod",
-}  # fmt: skip
-"""Model types with a table of positions. A longer sequence has no entry in it; rotary positions have no such limit."""
-OFFSET_POSITIONS = {"camembert", "esm", "longformer", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}  # fmt: skip
-"""Those whose first position is ``pad_token_id + 1``, so that 514 entries are for 512 tokens."""
 POSITION_KEYS = ("max_position_embeddings", "n_positions")
 ATTENTION_FLAGS = {
     "sdpa": "_supports_sdpa",
@@ -63,14 +52,6 @@ ATTENTION_FLAGS = {
 ATTENTIONS = ("eager", *ATTENTION_FLAGS)
 OLD_NAMES = ("gate_proj", "up_proj", "down_proj")
 """Targets that PEFT may apply to fused experts itself."""
-
-
-class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's raw config and the folder of its files; None for a model that is built from the spec."""
-
-    config: Mapping[str, Any]
-    folder: Path | None
-    where: str
 
 
 def check_model(spec: RunSpec) -> bool | None:
@@ -181,28 +162,6 @@ def _position_warnings(spec: RunSpec, files: ModelFiles | None) -> list[str]:
     ]
 
 
-def find_files(spec: RunSpec) -> ModelFiles | None:
-    """Return the config of ``spec.model``; None for a user's own script, an ``mlp:`` model, and a hub model that is not in the cache.
-
-    Raises:
-        SpecError: config.json cannot be read.
-    """
-    model = spec.model
-    if model is None or is_mlp(model.name):
-        return None
-    if model.name.startswith("tiny:"):
-        config = {"model_type": tiny_family(model.name), **tiny_defaults(model.name), **model.config}
-        return ModelFiles(config=config, folder=None, where=f"model {model.name}")
-    folder = model_folder(model, spec.cluster.cache)
-    if folder is None:
-        known = known_config(model.name)
-        return ModelFiles(config=known, folder=None, where=f"model {model.name}") if known is not None else None
-    raw = read_config_file(folder / "config.json")
-    nested = raw.get("text_config")  # models of text and images keep the sizes of the language model there
-    config = {**raw, **nested, "model_type": raw.get("model_type")} if isinstance(nested, dict) else raw
-    return ModelFiles(config=config, folder=folder, where=f"model {model.name}")
-
-
 def is_classifier(files: ModelFiles) -> bool | None:
     """Return whether the model is trained as a classifier; None if this transformers does not list the model type.
 
@@ -247,7 +206,7 @@ def _source(path: str) -> str | None:
 def has_absolute_positions(config: Mapping[str, Any]) -> bool:
     """Return whether the model looks positions up in a table of fixed length."""
     relative = config.get("position_embedding_type", "absolute") != "absolute"
-    return config.get("model_type") in ABSOLUTE_POSITIONS and not relative
+    return config.get("model_type") in TYPES.absolute_positions and not relative
 
 
 def max_positions(config: Mapping[str, Any]) -> int | None:
@@ -255,7 +214,7 @@ def max_positions(config: Mapping[str, Any]) -> int | None:
     value = next((config[key] for key in POSITION_KEYS if config.get(key) is not None), None)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         return None
-    if config.get("model_type") in OFFSET_POSITIONS:
+    if config.get("model_type") in TYPES.offset_positions:
         pad = config.get("pad_token_id")
         return max(1, value - 1 - (pad if isinstance(pad, int) else 1))
     return value

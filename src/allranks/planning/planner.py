@@ -383,25 +383,13 @@ def _rendezvous(spec: RunSpec) -> str:
 
 
 AUTO_MOST_S = 300.0
-
-
 AUTO_SHARE = 0.5  # share of the collectives' timeout
-
-
 SHORTEST_TIMEOUT_S = 20  # a shorter timeout leaves no time to detect and inspect a hang
-
-
 ROOM_SHARE, ROOM_S = 0.1, 8.0  # time for the inspection: share of the collectives' timeout, and minimum
-
-
 SCRIPT_S = 120.0
 """Silence of a user's own program without any work, at least."""
-
-
 SCRIPT_BUSY_S = 1200.0
 """Silence of a user's own program in which a rank works while others wait; gloo's own timeout is 1800 s."""
-
-
 SCRIPT_BUSY_FACTOR = 4.0
 
 

@@ -108,15 +108,9 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 REQUESTED = "asked"
 """The spec names the device, or its allocation requests GPUs."""
-
-
 THIS_MACHINE = "this machine"
-
-
 PARTITION = "partition"
 """The GPUs of the nodes of the partition."""
-
-
 ON_NODE = "resolved on the node"
 """Provisional: the plan is for the CPU until the nodes report their GPUs."""
 

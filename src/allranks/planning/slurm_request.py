@@ -44,7 +44,14 @@ _OWN_OPTIONS = {
 }
 """Options of sbatch that contradict the plan."""
 MIN_MEM_BYTES = 256 << 20
-_MEMORY = r"(?i)(\d+)([KMGT]?)B?"
+_MEMORY = r"(?i)(\d+(?:\.\d+)?)\s*([KMGT]?)B?"
+_MEMORY_UNITS = {
+    "": 1 << 20,
+    "K": 1 << 10,
+    "M": 1 << 20,
+    "G": 1 << 30,
+    "T": 1 << 40,
+}  # sbatch: without a letter, megabytes
 _GPU_OPTIONS = ("gpus-per-node", "gres", "gpus-per-task", "gpus", "gpus-per-socket")
 _SHARED = r"(?:^|,)(?:gres[/:])?(?:shard|mps)\b"
 
@@ -76,6 +83,12 @@ def gpus_requested(cluster: ClusterSpec) -> GpuRequest | None:
     return None
 
 
+def parse_mem(text: str) -> int | None:
+    """Return the bytes of sbatch's ``--mem``; None for 0 (the full node) and for invalid values."""
+    found = re.fullmatch(_MEMORY, text.strip())
+    return int(float(found[1]) * _MEMORY_UNITS[found[2].upper()]) or None if found else None
+
+
 def require_consistent(cluster: ClusterSpec) -> None:
     """Refuse options that contradict the plan, and memory in which no rank can start.
 
@@ -87,9 +100,8 @@ def require_consistent(cluster: ClusterSpec) -> None:
         if own is not None:
             raise SpecError(f"cluster.slurm.extra {option}: contradicts the plan; {_OWN_OPTIONS[own]}")
     mem = cluster.slurm.mem
-    found = re.fullmatch(_MEMORY, mem.strip()) if mem else None
-    size = int(found[1]) * {"K": 1 << 10, "G": 1 << 30, "T": 1 << 40}.get(found[2].upper(), 1 << 20) if found else 0
-    if 0 < size < MIN_MEM_BYTES:  # 0 stands for all memory of the node
+    size = parse_mem(mem or "")
+    if size is not None and size < MIN_MEM_BYTES:
         raise SpecError(
             f"cluster.slurm.mem {mem}: {format_bytes_word(size)} for all ranks of a node, in which not even torch can be imported; Slurm reads a number "
             "without a unit as MiB, so write 64G for 64 GiB"

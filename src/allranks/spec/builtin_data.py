@@ -244,23 +244,18 @@ def _difference(draw: PortableRandom) -> Question:
     return _phrase(draw, "difference").format(a=a, b=b), str(a - b)
 
 
-def _list(draw: PortableRandom, shortest: int = 2, longest: int = 4) -> list[str]:
-    return draw.sample(instruction_texts().listed, shortest + draw.below(longest - shortest + 1))
+def _list(draw: PortableRandom, shortest: int = 2) -> list[str]:
+    return draw.sample(instruction_texts().listed, shortest + draw.below(5 - shortest))
 
 
-def _count(draw: PortableRandom) -> Question:
-    items = _list(draw, shortest=1)
-    return _phrase(draw, "count").format(list=", ".join(items)), str(len(items))
+def _about_list(
+    family: str, answer: Callable[[list[str]], str], shortest: int = 2
+) -> Callable[[PortableRandom], Question]:
+    def question(draw: PortableRandom) -> Question:
+        items = _list(draw, shortest)
+        return _phrase(draw, family).format(list=", ".join(items)), answer(items)
 
-
-def _first(draw: PortableRandom) -> Question:
-    items = _list(draw)
-    return _phrase(draw, "first").format(list=", ".join(items)), items[0]
-
-
-def _last(draw: PortableRandom) -> Question:
-    items = _list(draw)
-    return _phrase(draw, "last").format(list=", ".join(items)), items[-1]
+    return question
 
 
 def _member(draw: PortableRandom) -> Question:
@@ -312,9 +307,9 @@ FAMILIES: dict[str, Callable[[PortableRandom], Question]] = {
     "compare_animals": _compare_animals,
     "sum": _sum,
     "difference": _difference,
-    "count": _count,
-    "first": _first,
-    "last": _last,
+    "count": _about_list("count", lambda items: str(len(items)), shortest=1),
+    "first": _about_list("first", lambda items: items[0]),
+    "last": _about_list("last", lambda items: items[-1]),
     "member": _member,
     "letter": _letter,
     "calendar": _calendar,
@@ -383,13 +378,19 @@ def _news_row(draw: PortableRandom, label: int) -> dict[str, Any]:
 
 def news_rows(draw: PortableRandom) -> Iterator[dict[str, Any]]:
     """Yield rows endlessly without repeated texts, the classes in shuffled order."""
-    told: set[tuple[str, str]] = set()
+    return _labelled_rows(draw, CLASSES, _news_row)
+
+
+def _labelled_rows(
+    draw: PortableRandom, labels: Sequence[int], row_of: Callable[[PortableRandom, int], dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    told: set[tuple[str, ...]] = set()
     while True:
-        for label in draw.shuffled(CLASSES):
-            row = _news_row(draw, label)
-            while (row["title"], row["description"]) in told:
-                row = _news_row(draw, label)
-            told.add((row["title"], row["description"]))
+        for label in draw.shuffled(labels):
+            row = row_of(draw, label)
+            while (texts := tuple(row.values())[1:]) in told:  # all but the label
+                row = row_of(draw, label)
+            told.add(texts)
             yield row
 
 
@@ -424,14 +425,7 @@ def _review_row(draw: PortableRandom, label: int) -> dict[str, Any]:
 
 def review_rows(draw: PortableRandom) -> Iterator[dict[str, Any]]:
     """Yield rows endlessly without repeated texts, the numbers of stars in shuffled order."""
-    told: set[str] = set()
-    while True:
-        for label in draw.shuffled(STARS):
-            row = _review_row(draw, label)
-            while row["text"] in told:
-                row = _review_row(draw, label)
-            told.add(row["text"])
-            yield row
+    return _labelled_rows(draw, STARS, _review_row)
 
 
 class BuiltinSet(msgspec.Struct, frozen=True):

@@ -9,8 +9,8 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ FIRST_ROWS = 20
 """Rows that are read to know the columns."""
 MAX_JSON_BYTES = 64 << 30
 """Limit for .json, .txt and .md files, which are read at once; .jsonl and .parquet have no limit."""
-TOO_DEEP = "a value is nested too deeply to be read"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 TEXT_KINDS = (".txt", ".md")
 FILE_KINDS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", *TEXT_KINDS)
@@ -182,110 +181,48 @@ def read_first_rows(source: str | Path) -> list[Row]:
         DataError: a file cannot be read, or its beginning is not what its suffix says.
     """
     path = data_files(str(source))[0]
-    kind = path.suffix.lower()
-    if kind == ".parquet":
-        return _first_parquet_rows(path)
-    if kind == ".json" and path.stat().st_size > MAX_PEEK_BYTES:
+    if path.suffix.lower() in (".json", *TEXT_KINDS) and path.stat().st_size > MAX_PEEK_BYTES:
         return []
-    if kind == ".json":
-        return read_file(path)[:FIRST_ROWS]
-    with open_regular(path) as file:
-        head = file.read(MAX_PEEK_BYTES)
-    try:
-        text = head.decode("utf-8-sig", errors="strict" if len(head) < MAX_PEEK_BYTES else "ignore")
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, error) from None
-    if kind in TEXT_KINDS:
-        return _text_rows(text, whole=False)[:FIRST_ROWS]
-    if kind in (".csv", ".tsv"):
-        return _first_table_rows(text, path)
-    return _first_json_rows(text, path, whole=len(head) < MAX_PEEK_BYTES)
-
-
-def _first_table_rows(text: str, path: Path) -> list[Row]:
-    lines = io.StringIO(text, newline="")
-    reader = csv.reader(lines, delimiter=delimiter_of(path, text))
-    try:
-        names = next(reader, None)
-        require_distinct(names or [], path)
-        if not names:
-            return []
-        rows = [dict(zip(names, fields, strict=False)) for fields in itertools.islice(reader, FIRST_ROWS) if fields]
-    except csv.Error as error:
-        raise DataError(f"data.source {path}, line {reader.line_num}: not CSV: {error}") from None
-    return [dict.fromkeys(names, "") | row for row in rows] or [dict.fromkeys(names, "")]
-
-
-def _first_json_rows(text: str, path: Path, *, whole: bool) -> list[Row]:
-    rows = []
-    for number, line in enumerate(io.StringIO(text), 1):
-        if not line.strip() or (not whole and not line.endswith("\n")):
-            continue
-        try:
-            row = _parse_json(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"data.source {path}, line {number}: not JSON: {error.msg}") from None
-        except DuplicateKey as error:
-            raise DataError(f"data.source {path}, line {number}: {error}") from None
-        except RecursionError:
-            raise DataError(f"data.source {path}, line {number}: {TOO_DEEP}") from None
-        rows.append(row)
-        if len(rows) == FIRST_ROWS:
-            break
-    return _only_rows(rows, path)
-
-
-def delimiter_of(path: Path, text: str) -> str:
-    """Return the separator of a table: a tab for .tsv; for .csv a comma, or, if the header has none, a semicolon or a tab.
-
-    Spreadsheets write semicolons in languages with a decimal comma.
-
-    Raises:
-        DataError: the first line is a spreadsheet's ``sep=;``, which is no header.
-    """
-    header = next((line for line in io.StringIO(text) if line.strip()), "")
-    if re.fullmatch(r"sep=\S?", header.strip(), re.IGNORECASE):
-        raise DataError(
-            f"data.source {path}: the first line is {header.strip()!r}; remove it, so that the header is first"
-        )
-    if path.suffix.lower() == ".tsv":
-        return "\t"
-    outside_quotes = re.sub(r'"[^"]*"', "", header)
-    return next((mark for mark in ",;\t" if mark in outside_quotes), ",")
-
-
-def _not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
-    return DataError(
-        f"data.source {path}: not UTF-8 text at byte {error.start}; convert the file to UTF-8 (spreadsheets: save as CSV UTF-8)"
-    )
-
-
-def _text_rows(text: str, *, whole: bool) -> list[Row]:
-    """Return the rows of a text file: the text, or its paragraphs, which blank lines separate."""
-    text = text.replace("\r\n", "\n")
-    parts = [text] if whole else re.split(r"\n(?:[ \t]*\n)+", text)
-    return [{"text": part.strip("\n")} for part in parts if part.strip()]
+    with _named(path):
+        columns, rows = _open_rows(path)
+        return list(itertools.islice(rows, FIRST_ROWS)) or ([dict.fromkeys(columns, "")] if columns else [])
 
 
 def read_file(path: Path, *, whole_texts: bool = False) -> list[Row]:
     """Return the rows of one local file. A text file is one row per paragraph, or one with `whole_texts`."""
-    readers: dict[str, Callable[[Path], list[Row]]] = {
-        ".json": _read_json,
-        ".jsonl": _read_jsonl,
-        ".ndjson": _read_jsonl,
-        ".csv": _read_csv,
-        ".tsv": _read_csv,
-        ".parquet": _read_parquet,
-        **dict.fromkeys(TEXT_KINDS, lambda file: _text_rows(_read_text(file), whole=whole_texts)),
-    }
+    with _named(path):
+        return list(_open_rows(path, whole_texts=whole_texts)[1])
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the file in errors of reading it."""
     try:
-        return readers[path.suffix.lower()](path)
+        yield
     except RecursionError:
-        raise DataError(f"data.source {path}: {TOO_DEEP}") from None
+        raise DataError(f"data.source {path}: a value is nested too deeply to be read") from None
     except UnicodeDecodeError as error:
-        raise _not_utf8(path, error) from None
+        raise DataError(
+            f"data.source {path}: not UTF-8 text at byte {error.start}; convert the file to UTF-8 (spreadsheets: save as CSV UTF-8)"
+        ) from None
     except OSError as error:
         raise DataError(f"data.source {path}: cannot be read: {error.strerror or error}") from None
+
+
+def _open_rows(path: Path, *, whole_texts: bool = False) -> tuple[list[str], Iterator[Row]]:
+    """Return the columns of a table, none for other kinds of files, and the rows, which are read as they are needed."""
+    match path.suffix.lower():
+        case ".csv" | ".tsv":
+            return _open_csv(path)
+        case ".parquet":
+            return _open_parquet(path)
+        case ".json":
+            return [], _json_rows(path)
+        case ".jsonl" | ".ndjson":
+            return [], _jsonl_rows(path)
+    text = _read_text(path).replace("\r\n", "\n")
+    parts = [text] if whole_texts else re.split(r"\n(?:[ \t]*\n)+", text)
+    return [], iter([{"text": part.strip("\n")} for part in parts if part.strip()])
 
 
 def _read_text(path: Path) -> str:
@@ -296,10 +233,6 @@ class DuplicateKey(ValueError):
     """A key that occurs twice in a JSON object; Python's parser would keep the last one."""
 
 
-def _parse_json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_distinct_keys)
-
-
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
     row = dict(pairs)
     if len(row) != len(pairs):
@@ -308,12 +241,51 @@ def _distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
     return row
 
 
-def require_distinct(names: Sequence[str], path: Path) -> None:
-    """Refuse a table in which two columns have one name.
+def _json_rows(path: Path) -> Iterator[Row]:
+    try:
+        value = json.loads(_read_text(path), object_pairs_hook=_distinct_keys)
+    except DuplicateKey as error:
+        raise DataError(f"data.source {path}: {error}") from None
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            yield from _jsonl_rows(path)
+            return
+        raise DataError(f"data.source {path}, line {error.lineno}: not JSON: {error.msg}") from None
+    if isinstance(value, dict):
+        lists = [v for v in value.values() if isinstance(v, list)]
+        value = lists[0] if len(lists) == 1 else value
+    if not isinstance(value, list):
+        raise DataError(f"data.source {path}: expected a list of rows, found a {type(value).__name__}")
+    for number, row in enumerate(value):
+        yield _require_object(row, path, number)
 
-    Raises:
-        DataError: names the column.
-    """
+
+def _jsonl_rows(path: Path) -> Iterator[Row]:
+    with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig") as file:
+        number = 0
+        for line_number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line, object_pairs_hook=_distinct_keys)
+            except json.JSONDecodeError as error:
+                raise DataError(f"data.source {path}, line {line_number}: not JSON: {error.msg}") from None
+            except DuplicateKey as error:
+                raise DataError(f"data.source {path}, line {line_number}: {error}") from None
+            yield _require_object(row, path, number)
+            number += 1
+
+
+def _require_object(row: Any, path: Path, number: int) -> Row:
+    if not isinstance(row, dict):
+        raise DataError(
+            f"data.source {path}, row {number}: expected an object with named columns, found a {type(row).__name__}"
+        )
+    return row
+
+
+def _require_distinct(names: Sequence[str], path: Path) -> None:
+    """Refuse a table in which two columns have one name."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DataError(
@@ -321,110 +293,74 @@ def require_distinct(names: Sequence[str], path: Path) -> None:
         )
 
 
-def _read_json(path: Path) -> list[Row]:
-    try:
-        value = _parse_json(_read_text(path))
-    except DuplicateKey as error:
-        raise DataError(f"data.source {path}: {error}") from None
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":
-            return _read_jsonl(path)
-        raise DataError(f"data.source {path}, line {error.lineno}: not JSON: {error.msg}") from None
-    if isinstance(value, dict):
-        lists = [v for v in value.values() if isinstance(v, list)]
-        if len(lists) == 1:
-            value = lists[0]
-    if not isinstance(value, list):
-        raise DataError(f"data.source {path}: expected a list of rows, found a {type(value).__name__}")
-    return _only_rows(value, path)
+def _open_csv(path: Path) -> tuple[list[str], Iterator[Row]]:
+    with _csv_reader(path) as reader:
+        names = list(reader.fieldnames or [])
+    _require_distinct(names, path)
+    return names, _csv_rows(path)
 
 
-def _read_jsonl(path: Path) -> list[Row]:
-    rows = []
-    with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    rows.append(_parse_json(line))
-                except json.JSONDecodeError as error:
-                    raise DataError(f"data.source {path}, line {number}: not JSON: {error.msg}") from None
-                except DuplicateKey as error:
-                    raise DataError(f"data.source {path}, line {number}: {error}") from None
-    return _only_rows(rows, path)
-
-
-def _only_rows(values: list[Any], path: Path) -> list[Row]:
-    for number, value in enumerate(values):
-        if not isinstance(value, dict):
-            raise DataError(
-                f"data.source {path}, row {number}: expected an object with named columns, found a {type(value).__name__}"
-            )
-    return values
-
-
-def _read_csv(path: Path) -> list[Row]:
+@contextmanager
+def _csv_reader(path: Path) -> Iterator[csv.DictReader[str]]:
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
-        delimiter = delimiter_of(path, _header(file))
-        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
-        rows = []
+        header = next((line for line in file if line.strip()), "")
+        file.seek(0)
+        reader = csv.DictReader(file, delimiter=_delimiter(path, header), strict=True)
         try:
-            require_distinct(list(reader.fieldnames or []), path)
-            for row in reader:
-                if None in row or None in row.values():
-                    raise DataError(
-                        f"data.source {path}, line {reader.line_num}: the number of fields differs from the header's {len(reader.fieldnames or [])}"
-                    )
-                rows.append(row)
+            yield reader
         except csv.Error as error:
             raise DataError(f"data.source {path}, line {reader.line_num}: not CSV: {error}") from None
-    return rows
 
 
-def _header(file: io.TextIOWrapper) -> str:
-    """Return the first line that is not blank, and go back to the beginning."""
-    line = next((line for line in file if line.strip()), "")
-    file.seek(0)
-    return line
+def _csv_rows(path: Path) -> Iterator[Row]:
+    with _csv_reader(path) as reader:
+        for row in reader:
+            if None in row or None in row.values():
+                raise DataError(
+                    f"data.source {path}, line {reader.line_num}: the number of fields differs from the header's {len(reader.fieldnames or [])}"
+                )
+            yield row
 
 
-def _parquet_columns(path: Path) -> list[str]:
+def _delimiter(path: Path, header: str) -> str:
+    """Return the separator of a table: a tab for .tsv; for .csv a comma, or, if the header has none, a semicolon or a tab.
+
+    Spreadsheets write semicolons in languages with a decimal comma. Their ``sep=;`` in the first line is no header.
+    """
+    if re.fullmatch(r"sep=\S?", header.strip(), re.IGNORECASE):
+        raise DataError(
+            f"data.source {path}: the first line is {header.strip()!r}; remove it, so that the header is first"
+        )
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    outside_quotes = re.sub(r'"[^"]*"', "", header)
+    return next((mark for mark in ",;\t" if mark in outside_quotes), ",")
+
+
+def _open_parquet(path: Path) -> tuple[list[str], Iterator[Row]]:
+    with _parquet_file(path) as file:
+        names = list(file.schema_arrow.names)
+    _require_distinct(names, path)
+    return names, _parquet_rows(path)
+
+
+@contextmanager
+def _parquet_file(path: Path) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with open_regular(path) as file:
-            names = list(pq.read_schema(file).names)
+            yield pq.ParquetFile(file)
     except pa.ArrowException as error:
         raise DataError(f"data.source {path}: not a Parquet file: {str(error).splitlines()[0]}") from None
-    require_distinct(names, path)
-    return names
 
 
-def _first_parquet_rows(path: Path) -> list[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    names = _parquet_columns(path)
-    try:
-        with open_regular(path) as file:
-            batch = next(pq.ParquetFile(file).iter_batches(batch_size=FIRST_ROWS), None)
-            rows = batch.to_pylist() if batch is not None else []
-    except pa.ArrowException as error:
-        raise DataError(f"data.source {path}: not a Parquet file: {str(error).splitlines()[0]}") from None
-    return rows or [dict.fromkeys(names, "")]
-
-
-def _read_parquet(path: Path) -> list[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    _parquet_columns(path)
-    try:
-        with open_regular(path) as file:
-            return pq.read_table(file).to_pylist()
-    except pa.ArrowException as error:
-        raise DataError(f"data.source {path}: not a Parquet file: {str(error).splitlines()[0]}") from None
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    with _parquet_file(path) as file:
+        for batch in file.iter_batches():
+            yield from batch.to_pylist()
 
 
 def _load_hub(data: DataSpec) -> list[Row]:

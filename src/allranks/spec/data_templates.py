@@ -113,31 +113,26 @@ def require_template(name: str) -> None:
 def _alpaca(data: DataSpec, columns: Columns, present: Sequence[str]) -> Render:
     instruction = columns_of("instruction", data, columns, present)
     given = columns_of("input", data, columns, present, required=False)
-    output = columns_of("output", data, columns, present)
 
-    def render(row: Row, number: int) -> Example:
+    def prompt(row: Row, number: int) -> str:
         extra = row_text(row, given, number)
         middle = f"### Input:\n{extra}\n\n" if extra.strip() else ""
-        prompt = f"### Instruction:\n{row_text(row, instruction, number)}\n\n{middle}### Response:\n"
-        answer = row_text(row, output, number)
-        return Example(
-            turns=((prompt, False), (answer, True)), answer=answer, empty="" if answer.strip() else output[0]
-        )
+        return f"### Instruction:\n{row_text(row, instruction, number)}\n\n{middle}### Response:\n"
 
-    return render
+    return _answered(prompt, columns_of("output", data, columns, present))
 
 
 def _completion(data: DataSpec, columns: Columns, present: Sequence[str]) -> Render:
-    prompt = columns_of("prompt", data, columns, present)
-    completion = columns_of("completion", data, columns, present)
+    names = columns_of("prompt", data, columns, present)
+    answer = columns_of("completion", data, columns, present)
+    return _answered(lambda row, number: row_text(row, names, number), answer)
 
+
+def _answered(prompt: Callable[[Row, int], str], output: list[str]) -> Render:
     def render(row: Row, number: int) -> Example:
-        answer = row_text(row, completion, number)
-        return Example(
-            turns=((row_text(row, prompt, number), False), (answer, True)),
-            answer=answer,
-            empty="" if answer.strip() else completion[0],
-        )
+        answer = row_text(row, output, number)
+        empty = "" if answer.strip() else output[0]
+        return Example(turns=((prompt(row, number), False), (answer, True)), answer=answer, empty=empty)
 
     return render
 
@@ -172,16 +167,9 @@ def _jinja(path: Path, *, mask_prompt: bool) -> Render:
     Raises:
         DataError: no such file, or not a template; or no block named ``response``, where the prompt is to be masked.
     """
-    from jinja2 import StrictUndefined, TemplateError
-    from jinja2.sandbox import SandboxedEnvironment
+    from jinja2 import TemplateError
 
-    if not path.is_file():
-        raise DataError(f"data.template {path}: there is no such file")
-    environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    try:
-        template = environment.from_string(read_text(path, MAX_TEMPLATE_BYTES))
-    except (TemplateError, UnicodeDecodeError, OSError) as error:
-        raise DataError(f"data.template {path}: {error}") from None
+    template = _jinja_template(path)
     if mask_prompt and "response" not in template.blocks:
         has = f"has the blocks {', '.join(template.blocks)}" if template.blocks else "has no blocks"
         raise DataError(
@@ -190,28 +178,38 @@ def _jinja(path: Path, *, mask_prompt: bool) -> Render:
         )
 
     def render(row: Row, number: int) -> Example:
+        where = f"data.template {path}, row {number}"
         try:
-            if "response" in template.blocks:
-                parts = {
-                    name: "".join(template.blocks[name](template.new_context(row)))
-                    for name in ("prompt", "response")
-                    if name in template.blocks
-                }
-                for part in parts.values():
-                    encodable(part, f"data.template {path}, row {number}")
-                return Example(
-                    turns=((parts.get("prompt", ""), False), (parts["response"], True)),
-                    answer=parts["response"],
-                    empty="" if parts["response"].strip() else "response",
-                )
-            text = encodable(template.render(**row), f"data.template {path}, row {number}")
-            return Example(turns=((text, True),), empty="" if text.strip() else "text")
+            if "response" not in template.blocks:
+                text = encodable(template.render(**row), where)
+                return Example(turns=((text, True),), empty="" if text.strip() else "text")
+            prompt = encodable(_block(template, "prompt", row), where) if "prompt" in template.blocks else ""
+            answer = encodable(_block(template, "response", row), where)
         except TemplateError as error:
-            raise DataError(
-                f"data.template {path}, row {number}: {error}; the columns are: {', '.join(map(str, row))}"
-            ) from None
+            raise DataError(f"{where}: {error}; the columns are: {', '.join(map(str, row))}") from None
+        empty = "" if answer.strip() else "response"
+        return Example(turns=((prompt, False), (answer, True)), answer=answer, empty=empty)
 
     return render
+
+
+def _jinja_template(path: Path) -> Any:
+    from jinja2 import StrictUndefined, TemplateError
+    from jinja2.sandbox import SandboxedEnvironment
+
+    if not path.is_file():
+        raise DataError(f"data.template {path}: there is no such file")
+    environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    try:
+        return environment.from_string(read_text(path, MAX_TEMPLATE_BYTES))
+    except (TemplateError, UnicodeDecodeError) as error:
+        raise DataError(f"data.template {path}: {error}") from None
+    except OSError as error:
+        raise DataError(f"data.template {path}: {error.strerror or error}") from None
+
+
+def _block(template: Any, name: str, row: Mapping[str, Any]) -> str:
+    return "".join(template.blocks[name](template.new_context(dict(row))))
 
 
 class Example(msgspec.Struct, frozen=True):
@@ -435,12 +433,7 @@ def prompt_of(kind: str, template: str, text: str) -> str | None:
     if kind == "chat":
         return None
     if kind == "alpaca":
-        data = DataSpec(source="prompt", template="alpaca")
-        return (
-            choose_template(data, [{"instruction": text, "output": ""}], classifier=False)
-            .render({"instruction": text, "output": ""}, 0)
-            .prompt
-        )
+        return str(row_prompt(kind, template, {}, {"instruction": text}))
     return _jinja_prompt(Path(template).expanduser(), text) if kind == "jinja" else text
 
 
@@ -485,47 +478,36 @@ def _require_one_template(kind: str) -> None:
 
 
 def _jinja_row_prompt(path: Path, row: Mapping[str, Any]) -> str:
-    from jinja2 import StrictUndefined, TemplateError
-    from jinja2.sandbox import SandboxedEnvironment
+    from jinja2 import TemplateError
 
-    environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    template = _jinja_template(path)
+    if "prompt" not in template.blocks:
+        raise DataError(f"data.template {path}: it has no block prompt; give the beginning of the text with --prompt")
     try:
-        template = environment.from_string(read_text(path, MAX_TEMPLATE_BYTES))
-        if "prompt" not in template.blocks:
-            raise DataError(
-                f"data.template {path}: it has no block prompt; give the beginning of the text with --prompt"
-            )
-        return "".join(template.blocks["prompt"](template.new_context(dict(row))))
+        return _block(template, "prompt", row)
     except TemplateError as error:
         raise DataError(f"--row: data.template {path}: {error}; the row has: {', '.join(row)}") from None
-    except OSError as error:
-        raise DataError(f"data.template {path}: {error.strerror or error}") from None
 
 
 def _jinja_prompt(path: Path, text: str) -> str:
     from jinja2 import meta, nodes
-    from jinja2.sandbox import SandboxedEnvironment
 
-    if not path.is_file():
-        raise DataError(f"data.template {path}: there is no such file")
-    environment = SandboxedEnvironment()
+    template = _jinja_template(path)
+    if "prompt" not in template.blocks:
+        return text  # the template renders whole texts
+    environment = template.environment
     parsed = environment.parse(read_text(path, MAX_TEMPLATE_BYTES))
     blocks = [block for block in parsed.find_all(nodes.Block) if block.name == "prompt"]
-    if not blocks:
-        return text  # the template renders whole texts
     alone = nodes.Template(blocks[0].body, lineno=1)
     alone.set_environment(environment)
     names = sorted(meta.find_undeclared_variables(alone))
     parts = [*alone.find_all(nodes.Getattr), *alone.find_all(nodes.Getitem)]
     inside = sorted({part.node.name for part in parts if isinstance(part.node, nodes.Name) and part.node.name in names})
     if len(names) != 1 or inside:
+        columns = ", ".join(f'"{name}": ...' for name in names)
         what = f"parts of {', '.join(inside)}" if inside else f"{len(names)} columns ({', '.join(names) or 'none'})"
         raise DataError(
             f"data.template {path}: its prompt uses {what}, so one text is not sufficient; give the columns with --row, such as "
-            f"--row '{_row_example(names)}', or the whole prompt with --raw"
+            f"--row '{{{columns}}}', or the whole prompt with --raw"
         )
     return _jinja_row_prompt(path, {names[0]: text})
-
-
-def _row_example(names: list[str]) -> str:
-    return "{" + ", ".join(f'"{name}": ...' for name in names) + "}"

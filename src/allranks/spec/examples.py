@@ -1,16 +1,17 @@
 """Specs to start from: the examples that come with the package, and the first spec that `init` writes.
 
-The folder of examples is a link to `examples/` of the repository; a wheel has the files. A first spec has few keys, each with a comment,
-and the next keys that one would set as comments.
+The folder of examples is a link to `examples/` of the repository; a wheel has the files. A first spec (starter.yaml.j2) has few
+keys, each with a comment, and the next keys that one would set as comments.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -115,115 +116,22 @@ def run_name(model: str, data: str) -> str:
 
 def starter_text(choices: StarterChoices, file: str) -> str:
     """Return the spec as YAML with comments. `file` is its path, for the commands in the first lines."""
-    name = choices.name or run_name(choices.model, choices.data)
-    command = " ".join(shlex.quote(printable(file)).split())
-    lines = [
-        f"# allranks plan {command}   shows what would run; allranks run {command}   runs it.",
-        "# Keys behind # are those that one sets next, with their defaults or an example; `allranks schema` has all keys.",
-        _line("name", name, "the run folder is runs/NAME-TIME"),
-        "model:",
-        _line("  name", choices.model, "hub name, folder, or a tiny model with random weights"),
-        *_model_keys(choices),
-        "data:",
-        _line("  source", choices.data, "hub name, file (`allranks data` shows its rows), folder, or built-in set"),
-        *_data_keys(choices),
-        *_adapter_keys(choices),
-        "strategy:",
-        _line("  name", choices.strategy, "pytorch_zero3 shards weights; `allranks compare` measures them"),
-        "train:",
-        _line("  max_steps", 10, "optimizer steps; instead of it, epochs: 1 for the whole data")
-        if choices.data.startswith("builtin:")
-        else _line("  epochs", 1, "times through the data; instead of it, max_steps: 500"),
-        _line("  micro_batch_size", 1, "sequences per rank at a time; `plan` shows the memory that they need"),
-        _line("  lr", "5e-5", "learning rate", plain=True),
-        _later("  grad_accum", 4, "micro-batches per step and rank"),
-        _later("  warmup_steps", 5, "steps until the learning rate is reached"),
-        _later("eval", "{every: 50}", "evaluate on held-out rows every 50 steps, not only at the end"),
-        _later("checkpoint", "{mode: full, every: 100}", "full: what `allranks resume` needs, every 100 steps"),
-        "cluster:",
-        *_cluster_keys(choices),
-    ]
-    return "\n".join(lines) + "\n"
+    from jinja2 import Environment, StrictUndefined
 
-
-def _model_keys(choices: StarterChoices) -> list[str]:
-    keys = [_later("  dtype", "auto", "bfloat16 on GPUs, float32 on CPUs")]
-    if not is_mlp(choices.model):
-        keys.append(_later("  gradient_checkpointing", "true", "less memory, about a third slower"))
-    return keys
-
-
-def _data_keys(choices: StarterChoices) -> list[str]:
-    if is_mlp(choices.model):
-        return []
-    given = []
-    if choices.template:
-        given.append(_line("  template", choices.template, "how a row becomes text; `allranks data` shows it"))
-    if choices.columns:
-        inner = ", ".join(f"{role}: {_scalar(name)}" for role, name in choices.columns)
-        given.append(_line("  columns", f"{{{inner}}}", "which column is what", plain=True))
-    if choices.packing:
-        given.append(_line("  packing", choices.packing, "one row per sequence: there are few rows"))
-    return [
-        *given,
-        _later("  max_length", 512, "tokens; longer rows are cut, and counted"),
-        _later("  subset", 100, "only so many rows, chosen by data.seed"),
-        _later("  eval_fraction", 0.05, "share of the rows that is held out"),
-    ]
-
-
-def _adapter_keys(choices: StarterChoices) -> list[str]:
-    if is_mlp(choices.model):
-        return []
-    return [_later("adapter", "{type: lora, r: 8, alpha: 16}", "train small adapters, not all weights")]
-
-
-def _cluster_keys(choices: StarterChoices) -> list[str]:
-    launcher = LAUNCHERS[choices.launcher]
-    lines = [_line("  launcher", choices.launcher, launcher.summary)]
-    if launcher.uses_hosts:
-        names = f"[{', '.join(map(_scalar, choices.hosts))}]"
-        lines.append(_line("  hosts", names, "the first one hosts the rendezvous", plain=True))
-    if not launcher.runs_here:
-        lines.append(_line("  nodes", choices.nodes, "machines of the run"))
-    ranks = "ranks per node; default: one per GPU, two without GPUs"
-    if choices.procs_per_node is not None:
-        lines.append(_line("  procs_per_node", choices.procs_per_node, ranks))
-    else:
-        lines.append(_later("  procs_per_node", choices.gpus_per_node or 2, ranks))
-    if launcher.uses_slurm:
-        lines += _slurm_keys(choices)
-    if not launcher.runs_here:
-        lines.append(_later("  env", "{NCCL_DEBUG: WARN}", "variables of the ranks; yours take precedence"))
-        lines.append(_later("  setup", '["source /etc/profile"]', "shell lines before the ranks start"))
-    return lines
-
-
-def _slurm_keys(choices: StarterChoices) -> list[str]:
-    examples = {"account": "my-account", "partition": "gpu", "gpus_per_node": 8, "time": '"01:00:00"'}
-    comments = {
-        "partition": "`sinfo -s` lists them; default: the cluster's",
-        "gpus_per_node": "default: none is requested",
-        "time": "the longer, the later it starts; default: the partition's",
-        "account": "if your cluster needs one",
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, autoescape=False)  # noqa: S701 - YAML
+    environment.filters["scalar"] = _scalar
+    template = environment.from_string((Path(__file__).parent / "starter.yaml.j2").read_text("utf-8"))
+    values = asdict(choices) | {
+        "name": choices.name or run_name(choices.model, choices.data),
+        "command": " ".join(shlex.quote(printable(file)).split()),
+        "is_mlp": is_mlp(choices.model),
+        "info": LAUNCHERS[choices.launcher],
     }
-    given = [
-        _line(f"    {key}", value, comments[key]) for key in comments if (value := getattr(choices, key)) is not None
-    ]
-    open_keys = [key for key in comments if getattr(choices, key) is None]
-    return ["  slurm:", *given, *(_later(f"    {key}", examples[key], comments[key]) for key in open_keys)]
-
-
-def _line(key: str, value: Any, comment: str, *, plain: bool = False) -> str:
-    text = f"{key}: {value if plain else _scalar(value)}"
-    return f"{text:<{COMMENT_COLUMN}} # {comment}"
-
-
-def _later(key: str, value: Any, comment: str) -> str:
-    """Return a line for a key that is not set: it is valid without its first ``# ``."""
-    indent = len(key) - len(key.lstrip())
-    text = f"{' ' * indent}# {key.strip()}: {value}"
-    return f"{text:<{COMMENT_COLUMN}} # {comment}"
+    lines = []
+    for line in template.render(values).splitlines():
+        text, mark, comment = line.rpartition(" ## ")
+        lines.append(f"{text:<{COMMENT_COLUMN}} # {comment}" if mark else line)
+    return "\n".join(lines) + "\n"
 
 
 def _scalar(value: Any) -> str:

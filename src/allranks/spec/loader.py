@@ -5,6 +5,7 @@ Every error names the file, the key and the fix.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import typing
@@ -24,6 +25,7 @@ from allranks.spec.validation import (
     RENAMED_KEYS,
     adapter_problems,
     all_keys,
+    descriptions,
     evaluation_problems,
     fields_of,
     mlp_problems,
@@ -37,64 +39,8 @@ from allranks.spec.validation import (
 from allranks.utils.inputs import FileTooLarge, is_stdin, read_input, read_regular
 from allranks.utils.text import nearest_file_hint, nearest_name, suggest
 
-KEY_SYNONYMS = {
-    "dataset": "data",
-    "datasets": "data",
-    "lora": "adapter",
-    "peft": "adapter",
-    "trainer": "train",
-    "evaluation": "eval",
-    "checkpointing": "checkpoint",
-    "output_dir": "run_root",
-    "run_name": "name",
-    "model_name": "model.name",
-    "model_name_or_path": "model.name",
-    "bf16": "model.dtype",
-    "fp16": "model.dtype",
-    "precision": "model.dtype",
-    "mixed_precision": "model.dtype",
-    "attn_implementation": "model.attention",
-    "dataset_name": "data.source",
-    "seq_len": "data.max_length",
-    "seq_length": "data.max_length",
-    "max_seq_len": "data.max_length",
-    "max_seq_length": "data.max_length",
-    "cutoff_len": "data.max_length",
-    "max_samples": "data.subset",
-    "lora_r": "adapter.r",
-    "lora_rank": "adapter.r",
-    "lora_alpha": "adapter.alpha",
-    "lora_dropout": "adapter.dropout",
-    "target_modules": "adapter.targets",
-    "batch_size": "train.micro_batch_size",
-    "per_device_train_batch_size": "train.micro_batch_size",
-    "per_device_batch_size": "train.micro_batch_size",
-    "gradient_accumulation_steps": "train.grad_accum",
-    "accumulate_grad_batches": "train.grad_accum",
-    "train_batch_size": "train.global_batch_size",
-    "learning_rate": "train.lr",
-    "num_train_epochs": "train.epochs",
-    "num_epochs": "train.epochs",
-    "steps": "train.max_steps",
-    "num_steps": "train.max_steps",
-    "lr_scheduler": "train.schedule",
-    "lr_scheduler_type": "train.schedule",
-    "scheduler": "train.schedule",
-    "gradient_clipping": "train.max_grad_norm",
-    "eval_steps": "eval.every",
-    "per_device_eval_batch_size": "eval.batch_size",
-    "save_steps": "checkpoint.every",
-    "save_total_limit": "checkpoint.keep",
-    "logging_steps": "observe.log_every",
-    "gpus": "cluster.procs_per_node",
-    "num_gpus": "cluster.procs_per_node",
-    "num_processes": "cluster.procs_per_node",
-    "nproc_per_node": "cluster.procs_per_node",
-    "ntasks_per_node": "cluster.procs_per_node",
-    "num_nodes": "cluster.nodes",
-    "nnodes": "cluster.nodes",
-    "num_machines": "cluster.nodes",
-}
+_KEY_WORDS: dict[str, str] = json.loads((Path(__file__).parent / "key_synonyms.json").read_text())
+KEY_SYNONYMS = {word: key for key, words in _KEY_WORDS.items() for word in words.split()}
 """Keys of other tools' configurations, and the key of the spec."""
 
 
@@ -108,6 +54,9 @@ _EVALUATION_SHARE = rf"{_HELD_OUT}_?(?:set_?)?(?:split|size|ratio|fraction|share
 def json_schema() -> dict[str, Any]:
     """Return the schema, draft 2020-12. A strategy's options are next to its name, as in YAML."""
     (root,), components = msgspec.json.schema_components((RunSpec,), ref_template="#/$defs/{name}")
+    for record, properties in ((name, part.get("properties", {})) for name, part in components.items()):
+        for key, schema in properties.items():
+            schema["description"] = descriptions()[record, {"async": "async_"}.get(key, key)]
     options = sorted({option for entry in REGISTRY.values() for option in entry.options})
     components["StrategySpec"] = {
         "title": "StrategySpec",

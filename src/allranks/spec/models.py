@@ -1,6 +1,6 @@
 """Describe models without torch: tested and refused architectures, and the models that allranks builds itself, ``mlp:`` and ``tiny:``.
 
-`TESTED` is the table of docs/models.md; a test trains, saves and reloads a small model of each. What is refused was measured with small
+``tested`` of model_types.json is the table of docs/models.md; a test trains, saves and reloads a small model of each. What is refused was measured with small
 models of each type of transformers 5.23: two rows in one sequence must give the logits of the rows alone, every weight of the default
 adapter must get a gradient, and a saved adapter must give the same logits in plain PEFT.
 
@@ -39,72 +39,6 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     examples: str = ""
 
 
-TESTED: tuple[Architecture, ...] = (
-    Architecture(model_type="bloom", attention="eager", examples="BLOOM"),
-    Architecture(model_type="cohere", examples="Command R"),
-    Architecture(model_type="deepseek_v3", examples="DeepSeek-V3, R1"),
-    Architecture(model_type="falcon", examples="Falcon"),
-    Architecture(model_type="falcon_mamba", attention="eager", targets=("in_proj", "x_proj"), examples="Falcon Mamba"),
-    Architecture(model_type="gemma", examples="Gemma"),
-    Architecture(model_type="gemma2", attention="eager", examples="Gemma 2"),
-    Architecture(model_type="gemma3_text", examples="Gemma 3, text only"),
-    Architecture(model_type="glm4", examples="GLM-4"),
-    Architecture(model_type="glm4_moe", examples="GLM-4.5"),
-    Architecture(model_type="gpt2", examples="GPT-2"),
-    Architecture(model_type="gpt_bigcode", examples="StarCoder"),
-    Architecture(model_type="gpt_neo", attention="eager", examples="GPT-Neo"),
-    Architecture(model_type="gpt_neox", examples="Pythia, GPT-NeoX"),
-    Architecture(model_type="gpt_oss", attention="eager", examples="gpt-oss"),
-    Architecture(model_type="gptj", attention="eager", examples="GPT-J"),
-    Architecture(model_type="granite", examples="Granite"),
-    Architecture(model_type="llama", examples="Llama, SmolLM2, TinyLlama"),
-    Architecture(model_type="mamba", attention="eager", targets=("in_proj", "x_proj"), examples="Mamba"),
-    Architecture(model_type="mamba2", attention="eager", targets=("in_proj",), examples="Mamba 2"),
-    Architecture(model_type="mistral", examples="Mistral"),
-    Architecture(model_type="mixtral", examples="Mixtral"),
-    Architecture(model_type="olmo2", examples="OLMo 2"),
-    Architecture(model_type="olmoe", examples="OLMoE"),
-    Architecture(model_type="opt", examples="OPT"),
-    Architecture(model_type="phi", examples="Phi-1, Phi-2"),
-    Architecture(model_type="phi3", examples="Phi-3, Phi-4"),
-    Architecture(model_type="qwen2", examples="Qwen2, Qwen2.5"),
-    Architecture(model_type="qwen2_moe", examples="Qwen1.5-MoE, Qwen2-57B-A14B"),
-    Architecture(model_type="qwen3", examples="Qwen3"),
-    Architecture(model_type="qwen3_moe", examples="Qwen3-30B-A3B"),
-    Architecture(model_type="smollm3", examples="SmolLM3"),
-    Architecture(model_type="stablelm", examples="StableLM"),
-    Architecture(model_type="starcoder2", examples="StarCoder2"),
-    Architecture(model_type="albert", task="classification", examples="ALBERT"),
-    Architecture(model_type="bert", task="classification", examples="BERT"),
-    Architecture(model_type="deberta-v2", task="classification", attention="eager", examples="DeBERTa V3"),
-    Architecture(model_type="distilbert", task="classification", examples="DistilBERT"),
-    Architecture(model_type="electra", task="classification", examples="ELECTRA"),
-    Architecture(model_type="modernbert", task="classification", examples="ModernBERT"),
-    Architecture(model_type="mpnet", task="classification", attention="eager", examples="MPNet"),
-    Architecture(model_type="roberta", task="classification", examples="RoBERTa"),
-    Architecture(model_type="xlm-roberta", task="classification", examples="XLM-R"),
-)
-"""Language models first, then encoders, which are trained as classifiers."""
-
-STATE_ACROSS_ROWS = frozenset({
-    "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba",
-    "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "recurrent_gemma",
-    "rwkv", "xlstm", "zamba", "zamba2",
-})  # fmt: skip
-"""Types with a state or a convolution that continues from one packed row to the next."""
-ATTENTION_ACROSS_ROWS = frozenset({
-    "afmoe", "biogpt", "bloom", "falcon", "gpt_oss", "inkling2_text", "inkling_text", "mpt", "openai-gpt", "opt", "xglm", "xlm",
-})  # fmt: skip
-"""Types whose implementation in transformers does not separate packed rows by their position ids."""
-
-MULTIMODAL_KEYS = ("vision_config", "audio_config", "speech_config", "audio_encoder", "vision_tower", "img_processor")
-MULTIMODAL = frozenset({
-    "dots3_note", "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "git", "got_ocr2", "llama4", "mllama", "moshi",
-    "moss_transcribe_diarize", "musicgen", "musicgen_melody", "phi4_multimodal", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "trocr",
-})  # fmt: skip
-"""Types of transformers' causal language models that also read or write images or audio."""
-
-
 class AdapterLimit(msgspec.Struct, frozen=True, kw_only=True):
     """Modules that LoRA cannot adapt in a model type, with the reason, and targets that work."""
 
@@ -113,25 +47,30 @@ class AdapterLimit(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-_MAMBA = "PEFT refuses out_proj and conv1d, whose weights the fused kernels read directly, and dt_proj of Mamba 1 gets no gradient"
-_DT = "dt_proj gets no gradient, because its weight is read directly"
-_INDEXER = "the indexer gets no gradient: it only chooses what attention reads"
-_ROUTER = "PEFT would wrap the router of the experts, whose output is a tuple"
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-ADAPTER_LIMITS: dict[str, AdapterLimit] = {
-    "mamba": AdapterLimit(refused=frozenset({"out_proj", "conv1d", "dt_proj"}), works=("in_proj", "x_proj"), why=_MAMBA),
-    "falcon_mamba": AdapterLimit(refused=frozenset({"out_proj", "conv1d", "dt_proj"}), works=("in_proj", "x_proj"), why=_MAMBA),
-    "mamba2": AdapterLimit(refused=frozenset({"out_proj", "conv1d"}), works=("in_proj",), why=_MAMBA),
-    "nemotron_h": AdapterLimit(refused=frozenset({"out_proj", "conv1d"}), works=("in_proj", "q_proj", "v_proj"), why=_MAMBA),
-    "falcon_h1": AdapterLimit(refused=frozenset({"out_proj", "conv1d"}), works=(*_ATTENTION, "in_proj"), why=_MAMBA),
-    "jamba": AdapterLimit(refused=frozenset({"dt_proj"}), works=(*_ATTENTION, "in_proj", "x_proj", "out_proj"), why=_DT),
-    "deepseek_v32": AdapterLimit(
-        refused=frozenset({"wq_b", "wk", "weights_proj"}), works=("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"), why=_INDEXER,
-    ),
-    "phimoe": AdapterLimit(refused=frozenset({"router"}), works=_ATTENTION, why=_ROUTER),
-    "llama4_text": AdapterLimit(refused=frozenset({"router"}), works=("q_proj", "v_proj"), why=_ROUTER),
-}  # fmt: skip
+class ModelTypes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of transformers' model types: model_types.json."""
 
+    tested: tuple[Architecture, ...]
+    """Language models first, then encoders, which are trained as classifiers."""
+    state_across_rows: frozenset[str]
+    """Types with a state or a convolution that continues from one packed row to the next."""
+    attention_across_rows: frozenset[str]
+    """Types whose implementation in transformers does not separate packed rows by their position ids."""
+    multimodal: frozenset[str]
+    """Types of transformers' causal language models that also read or write images or audio."""
+    encoder_decoders: frozenset[str]
+    """Types that are encoder-decoders where their config does not say otherwise."""
+    absolute_positions: frozenset[str]
+    """Types with a table of positions. A longer sequence has no entry in it; rotary positions have no such limit."""
+    offset_positions: frozenset[str]
+    """Those whose first position is ``pad_token_id + 1``, so that 514 entries are for 512 tokens."""
+    adapter_limits: dict[str, AdapterLimit]
+    tiny: dict[str, dict[str, Any]]
+    """Sizes of the ``tiny:`` models."""
+
+
+TYPES = msgspec.json.decode((Path(__file__).parent / "model_types.json").read_bytes(), type=ModelTypes)
+MULTIMODAL_KEYS = ("vision_config", "audio_config", "speech_config", "audio_encoder", "vision_tower", "img_processor")
 SUPPORTED = (
     "supported are causal language models (such as llama, qwen3, mistral, gpt2) and encoders as classifiers (such as bert, roberta); "
     "docs/models.md lists the tested ones; for others run your own program with script.path"
@@ -140,7 +79,7 @@ SUPPORTED = (
 
 def packs_rows(model_type: str) -> bool:
     """Return whether rows packed into one sequence (``data.packing: isolated``) do not influence each other."""
-    return model_type not in STATE_ACROSS_ROWS | ATTENTION_ACROSS_ROWS
+    return model_type not in TYPES.state_across_rows | TYPES.attention_across_rows
 
 
 def dense_mask_reason(model_type: str, attention: str) -> str:
@@ -160,7 +99,7 @@ def dense_mask_reason(model_type: str, attention: str) -> str:
 
 def tested(model_type: Any) -> Architecture | None:
     """Return the entry of a model type, or None if it is not tested."""
-    return next((entry for entry in TESTED if entry.model_type == model_type), None)
+    return next((entry for entry in TYPES.tested if entry.model_type == model_type), None)
 
 
 def tested_settings(model_type: Any) -> str:
@@ -183,7 +122,7 @@ def require_modality(config: Mapping[str, Any], where: str) -> None:
         SpecError: with what is supported.
     """
     kind = config.get("model_type")
-    if kind in MULTIMODAL or any(isinstance(config.get(key), dict) for key in MULTIMODAL_KEYS):
+    if kind in TYPES.multimodal or any(isinstance(config.get(key), dict) for key in MULTIMODAL_KEYS):
         text = f"{kind}_text"
         hint = f"use its language model alone ({text}); " if tested(text) else ""
         raise SpecError(
@@ -201,14 +140,14 @@ def require_architecture(config: Mapping[str, Any], spec: RunSpec, where: str, *
     if spec.data is not None and spec.data.packing == "isolated" and not classifier and not packs_rows(kind):
         why = (
             "its state continues across rows"
-            if kind in STATE_ACROSS_ROWS
+            if kind in TYPES.state_across_rows
             else "its attention in transformers does not separate them"
         )
         raise SpecError(
             f"data.packing is isolated, but in {where} ({kind}) rows of one sequence would influence each other: {why}; set data.packing: "
             f"none (one row per sequence), or wrapped if rows may see each other{tested_settings(kind)}"
         )
-    limit = ADAPTER_LIMITS.get(kind)
+    limit = TYPES.adapter_limits.get(kind)
     if spec.adapter.type != "lora" or limit is None or spec.adapter.target_parameters:
         return
     wanted = spec.adapter.targets
@@ -345,45 +284,6 @@ def mlp_shape(name: str, config: dict[str, Any]) -> MlpShape:
     return shape
 
 
-_DENSE = {
-    "hidden_size": 256,
-    "intermediate_size": 704,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
-_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "mistral": ("mistral", {**_DENSE, "sliding_window": None}),
-    "llama": ("llama", _DENSE),
-    "glm4_moe": (
-        "glm4_moe",
-        {
-            **_DENSE,
-            "hidden_size": 128,
-            "intermediate_size": 352,
-            "head_dim": 32,
-            "moe_intermediate_size": 96,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 2,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
-            "n_group": 1,
-            "topk_group": 1,
-        },
-    ),
-    "bert": (
-        "bert",
-        {
-            "hidden_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 256,
-            "max_position_embeddings": 512,
-        },
-    ),
-}
 TINY_ENCODERS = {"bert"}
 
 
@@ -394,15 +294,15 @@ def tiny_family(name: str) -> str:
         SpecError: unknown family.
     """
     wanted = name.removeprefix("tiny:")
-    if wanted not in _FAMILIES:
-        hint = did_you_mean(wanted, _FAMILIES, form="tiny:{}")
+    if wanted not in TYPES.tiny:
+        hint = did_you_mean(wanted, TYPES.tiny, form="tiny:{}")
         raise SpecError(f"model.name: unknown model {name!r}{hint} (known: {', '.join(tiny_names())})")
     return wanted
 
 
 def tiny_names() -> tuple[str, ...]:
     """Return ``tiny:<family>`` of every family."""
-    return tuple(f"tiny:{family}" for family in _FAMILIES)
+    return tuple(f"tiny:{family}" for family in TYPES.tiny)
 
 
 def tiny_defaults(name: str) -> dict[str, Any]:
@@ -411,7 +311,7 @@ def tiny_defaults(name: str) -> dict[str, Any]:
     Raises:
         SpecError: unknown family.
     """
-    return dict(_FAMILIES[tiny_family(name)][1])
+    return dict(TYPES.tiny[tiny_family(name)])
 
 
 class TaskTypes(msgspec.Struct, frozen=True):
@@ -420,14 +320,6 @@ class TaskTypes(msgspec.Struct, frozen=True):
     causal: Collection[str]
     masked: Collection[str]
     classifiers: Collection[str]
-
-
-ENCODER_DECODERS = {
-    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "fsmt", "led", "longt5", "m2m_100", "marian", "mbart", "mt5", "mvp",
-    "nllb-moe", "pegasus", "pegasus_x", "plbart", "prophetnet", "speech_to_text", "switch_transformers", "t5", "t5gemma", "umt5",
-    "whisper",
-}  # fmt: skip
-"""Model types that are encoder-decoders where their config does not say otherwise."""
 
 
 def model_task(config: Mapping[str, Any], types: TaskTypes, where: str) -> Literal["text", "classification"]:
@@ -440,7 +332,7 @@ def model_task(config: Mapping[str, Any], types: TaskTypes, where: str) -> Liter
         SpecError: an encoder-decoder, a model of images or audio, or neither of the two.
     """
     kind = config.get("model_type")
-    if config.get("is_encoder_decoder", kind in ENCODER_DECODERS):
+    if config.get("is_encoder_decoder", kind in TYPES.encoder_decoders):
         raise SpecError(f"{where}: a {kind} is an encoder-decoder, which allranks does not train; {SUPPORTED}")
     require_modality(config, where)
     wanted = str((config.get("architectures") or [""])[0])

@@ -5,16 +5,20 @@ Each message names the key and the allowed values.
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import types
 import typing
 from functools import cache
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from allranks.errors import SpecError
+from allranks.spec import records
 from allranks.spec.data_columns import ANSWER_NAMES, QUESTION_NAMES, TEMPLATE_KINDS
 from allranks.spec.launchers import LAUNCHERS
 from allranks.spec.models import NOISE_SOURCE, is_mlp, mlp_shape, tiny_names
@@ -52,11 +56,10 @@ def _one_of(key: str, given: str) -> str:
 
 
 def known_values(key: str) -> tuple[str, ...]:
-    """Return the words that a key can have, ``true`` and ``false`` for a boolean; empty if any text or number is possible."""
+    """Return the words that a key can have, with ``true`` and ``false`` for a boolean; empty if any text or number is possible."""
     annotation = _annotation(key)
-    if annotation is bool or bool in typing.get_args(annotation):
-        return ("true", "false")
-    return tuple(value for value in _literals(annotation) if isinstance(value, str))
+    words = tuple(value for value in _literals(annotation) if isinstance(value, str))
+    return (*words, "true", "false") if bool in (annotation, *typing.get_args(annotation)) else words
 
 
 def _annotation(key: str) -> Any:
@@ -79,6 +82,18 @@ def _literals(annotation: Any) -> list[Any]:
 def fields_of(record: type[Record]) -> dict[str, msgspec.structs.FieldInfo]:
     """Return the fields of a record by their keys. msgspec evaluates all annotations at each call, which takes long."""
     return {field.encode_name: field for field in msgspec.structs.fields(record)}
+
+
+@cache
+def descriptions() -> dict[tuple[str, str], str]:
+    """Return the text below each field of the records, by record and field. Python does not keep such texts, so the source is parsed."""
+    found = {}
+    for record in ast.parse(Path(records.__file__).read_text("utf-8")).body:
+        for field, text in pairwise(record.body if isinstance(record, ast.ClassDef) else ()):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                    found[record.name, name] = " ".join(words.split())
+    return found
 
 
 def record_class(annotation: Any) -> type[Record] | None:

@@ -59,17 +59,14 @@ class BlockActivations:
         self._by_name = {w.name.removesuffix(".weight"): w for w in unit.weights}
         self._plain_adapters = batch.plain_adapters or self._family.conv1d
 
-    def output(self) -> int:
-        """Return the bytes of the block's output."""
-        return self._batch.tokens * self._c.hidden * self._stream
-
     def kept(self) -> int:
         """Return the bytes that backward needs from this block, including its input."""
         if self._c.family == MLP:
             return self._batch.tokens * self._linears()
-        if self._family.encoder:
-            return self._batch.tokens * self._encoder_tokens() + self._attention_matrices()
-        per_token = self._norms() + self._attention() + self._mlp() + self._dropout_masks()
+        mlp = self._experts() if self._unit.kind == "moe" else self._dense(self._family.mlp, self._c.intermediate)
+        per_token = self._norms() + self._attention() + mlp
+        if self._c.dropout:  # the masks before each residual addition
+            per_token += 2 * self._c.hidden * (self._e if self._batch.device == "cpu" else 1)
         return self._batch.tokens * per_token + self._attention_matrices()
 
     def products(self) -> int:
@@ -115,11 +112,12 @@ class BlockActivations:
         """Return what the norms keep, without their outputs, which the following linear layers keep."""
         f = self._family
         states = 1 if f.parallel else len(f.norms)  # of the residual stream; each is kept once
+        after = self._stream if f.encoder else self._e  # an encoder's norms follow the residual addition
         if self._batch.compiled:  # the inputs only
-            return self._c.hidden * (states * self._stream + len(f.norms_after) * self._e)
+            return self._c.hidden * (states * self._stream + len(f.norms_after) * after)
         trained = self._trains_norms()
-        of_stream, of_output = (f.norm.kept(element, trained) for element in (self._stream, self._e))
-        return self._c.hidden * (states * of_stream + len(f.norms_after) * of_output)
+        kept_before, kept_after = (f.norm.kept(element, trained) for element in (self._stream, after))
+        return self._c.hidden * (states * kept_before + len(f.norms_after) * kept_after)
 
     def _trains_norms(self) -> bool:
         return self._what.is_trained(next(w for w in self._unit.weights if w.kind == "norm"))
@@ -137,11 +135,9 @@ class BlockActivations:
             total += (q + kv) * f.norm.kept(e, self._trains_norms())
         if self._reads_norm_of_attention():
             readers += f.mlp[:-1]
-        return (
-            total
-            + self._inputs(dict.fromkeys(readers, c.hidden), of_stream=True)
-            + self._inputs({output: q}, kept_anyway=not f.joined or self._batch.within_rows)
-        )
+        output_is_kept = not self._what.lora if f.encoder else not f.joined or self._batch.within_rows
+        total += self._inputs(dict.fromkeys(readers, c.hidden), of_stream=True)
+        return total + self._inputs({output: q}, kept_anyway=output_is_kept)
 
     def _plain_attention(self) -> bool:
         """Return whether attention is products and a softmax in float32: CPUs have no fused kernel with dropout."""
@@ -156,11 +152,6 @@ class BlockActivations:
         b = self._batch
         copied = b.packed or (b.device == "cuda" and b.element == 4 and b.attention == "sdpa")
         return copied and self._c.heads != self._c.kv_heads
-
-    def _mlp(self) -> int:
-        if self._unit.kind == "moe":
-            return self._experts()
-        return self._dense(self._family.mlp, self._c.intermediate)
 
     def _dense(self, names: Sequence[str], inner: int, *, beside: Sequence[str] = ()) -> int:
         """Return what an MLP keeps per token.
@@ -178,10 +169,6 @@ class BlockActivations:
         if self._reads_norm_of_attention():
             return total
         return total + self._inputs(dict.fromkeys((*readers, *beside), self._c.hidden), of_stream=True)
-
-    def _dropout_masks(self) -> int:
-        """Return the masks of dropout before each residual addition."""
-        return 2 * self._c.hidden * (self._e if self._batch.device == "cpu" else 1) if self._c.dropout else 0
 
     def _experts(self) -> int:
         """Return what fused experts (grouped matrix products) keep: each token once per selected expert."""
@@ -218,9 +205,9 @@ class BlockActivations:
         """
         e, what, total, shared = self._e, self._what, 0, False
         cast = of_stream and self._stream != e  # by autocast, for each layer
-        adapted = {name: width for name, width in layers.items() if what.has_lora(self._find(name))}
+        adapted = {name: width for name, width in layers.items() if what.has_lora(self._by_name[name])}
         for name, width in layers.items():
-            if what.is_trained(self._find(name)):
+            if what.is_trained(self._by_name[name]):
                 if cast:
                     total += width * e
                 else:
@@ -260,28 +247,6 @@ class BlockActivations:
         if self._plain_attention():  # softmax, mask, and their product
             return 3 * square * c.heads * 4  # always in float32
         return square * b.element if b.packed else 0
-
-    def _encoder_tokens(self) -> int:
-        """Return bytes per token for BERT: LayerNorm, one activation function, dropout before each residual addition."""
-        c, e, f = self._c, self._e, self._family
-        h, inner = c.hidden, c.intermediate
-        plain = self._plain_attention()
-        attention = h * e + 3 * h * (4 if plain else e) + (0 if plain else c.heads * 4)
-        *qkv, out = f.attention
-        up, down = f.mlp
-        return (
-            2 * h * self._stream
-            + attention
-            + inner * e
-            + self._dropout_masks()
-            + self._inputs(dict.fromkeys(qkv, h), of_stream=True)
-            + self._inputs({out: h}, kept_anyway=not self._what.lora)
-            + self._inputs({up: h}, of_stream=True)
-            + self._inputs({down: inner})
-        )
-
-    def _find(self, name: str) -> Weight:
-        return self._by_name[name]
 
 
 def kept_after_blocks(model: Shapes, what: TrainedWeights, batch: MicroBatch) -> int:

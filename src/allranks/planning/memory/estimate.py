@@ -10,7 +10,7 @@ and the heap would grow to several times one block: such ranks map tensors from 
 
 from __future__ import annotations
 
-import re
+from functools import reduce
 from itertools import accumulate
 
 import msgspec
@@ -24,11 +24,12 @@ from allranks.planning.memory.activations import (
 )
 from allranks.planning.memory.families import ENCODERS, MLP
 from allranks.planning.memory.model_config import ConfigSource, ModelConfig
-from allranks.planning.memory.weights import ElementBytes, ModelMemory, shapes_of, trained_weights_of
+from allranks.planning.memory.weights import ModelMemory, model_memory, shapes_of, trained_weights_of
 from allranks.planning.rank_environment import MAPPED_BYTES
 from allranks.planning.records import LaunchPlan
+from allranks.planning.slurm_request import parse_mem
 from allranks.spec.models import dense_mask_reason, is_mlp
-from allranks.spec.records import RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, ModelSpec, RunSpec
+from allranks.spec.records import RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RunSpec
 from allranks.spec.strategies import strategy_info, strategy_state
 from allranks.spec.strategies.base import Parts, StrategyState, add_parts
 from allranks.utils.machine import MachineFacts
@@ -112,8 +113,6 @@ def verdict(needed_bytes: int, limit_bytes: int | None) -> str:
 
 
 GIB = 1 << 30
-_MEM = r"(?i)(\d+(?:\.\d+)?)\s*([KMGT]?)B?"
-_UNITS = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}  # sbatch: without a letter, megabytes
 
 
 def capacity(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Capacity:
@@ -121,125 +120,96 @@ def capacity(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Capacity:
 
     A device that only the nodes can report has unknown capacity, so nothing is refused.
     """
-    given = spec.cluster.device_memory_gib
-    on_gpu = plan.device == "cuda"
+    given, mem, procs = spec.cluster.device_memory_gib, spec.cluster.slurm.mem, plan.procs_per_node
+    device = "GPU" if plan.device == "cuda" else "host memory"
+    known, source = None, ""
     if plan.device_is_provisional:
-        return Capacity(device="device", bytes=None, source=f"cluster.device is auto and {plan.device_source}")
-    if given is not None:
-        return Capacity(
-            device="GPU" if on_gpu else "host memory", bytes=int(given * GIB), source="cluster.device_memory_gib"
-        )
-    if not spec.cluster.launched_by.runs_here:
-        return _elsewhere(spec, plan, on_gpu)
-    if on_gpu:
-        known = [g for g in facts.gpus if g.memory_bytes]
-        if not known:
-            return Capacity(device="GPU", bytes=None, source="the driver does not report the GPU's memory")
-        least = min(known, key=lambda g: g.memory_bytes)
-        sharing = -(-plan.procs_per_node // len(facts.gpus))
-        shared = f", shared by {sharing} ranks" if sharing > 1 else ""
-        return Capacity(device=least.name, bytes=least.memory_bytes // sharing, source=f"this machine's driver{shared}")
-    each = facts.memory_bytes // plan.procs_per_node
-    return Capacity(
-        device="host memory",
-        bytes=each,
-        source=f"{format_bytes(facts.memory_bytes)} of this machine / {plan.procs_per_node} ranks",
-    )
-
-
-def _elsewhere(spec: RunSpec, plan: LaunchPlan, on_gpu: bool) -> Capacity:
-    if on_gpu:
-        return Capacity(device="GPU", bytes=None, source="set cluster.device_memory_gib to the memory of one GPU there")
-    mem = parse_mem(spec.cluster.slurm.mem) if spec.cluster.slurm.mem else None
-    if mem:
-        return Capacity(
-            device="host memory",
-            bytes=mem // plan.procs_per_node,
-            source=f"cluster.slurm.mem {spec.cluster.slurm.mem} / {plan.procs_per_node} ranks",
-        )
-    return Capacity(
-        device="host memory",
-        bytes=None,
-        source="set cluster.device_memory_gib to what one rank may use there, or cluster.slurm.mem",
-    )
-
-
-def parse_mem(text: str) -> int | None:
-    """Return the bytes of sbatch's ``--mem``; None for 0 (the full node) and for invalid values."""
-    found = re.fullmatch(_MEM, text.strip())
-    return int(float(found[1]) * _UNITS[found[2].upper()]) or None if found else None
+        device, source = "device", f"cluster.device is auto and {plan.device_source}"
+    elif given is not None:
+        known, source = int(given * GIB), "cluster.device_memory_gib"
+    elif not spec.cluster.launched_by.runs_here:
+        if plan.device == "cuda":
+            source = "set cluster.device_memory_gib to the memory of one GPU there"
+        elif (of_node := parse_mem(mem or "")) is not None:
+            known, source = of_node // procs, f"cluster.slurm.mem {mem} / {procs} ranks"
+        else:
+            source = "set cluster.device_memory_gib to what one rank may use there, or cluster.slurm.mem"
+    elif plan.device != "cuda":
+        known = facts.memory_bytes // procs
+        source = f"{format_bytes(facts.memory_bytes)} of this machine / {procs} ranks"
+    elif not (gpus := [g for g in facts.gpus if g.memory_bytes]):
+        source = "the driver does not report the GPU's memory"
+    else:
+        least, sharing = min(gpus, key=lambda g: g.memory_bytes), -(-procs // len(facts.gpus))
+        device, known = least.name, least.memory_bytes // sharing
+        source = f"this machine's driver{f', shared by {sharing} ranks' if sharing > 1 else ''}"
+    return Capacity(device=device, bytes=known, source=source)
 
 
 SETUP, LOSS, BACKWARD, END_OF_BACKWARD, UPDATE = "set-up", "loss", "backward", "end of backward", "optimizer step"
 
 
-class StepMoments:
-    """Memory of one strategy, model and micro-batch in each phase of a step."""
+def step_moments(model: ModelMemory, state: StrategyState, batch: MicroBatch, *, recomputation: str) -> list[Moment]:
+    """Return the memory of one strategy, model and micro-batch in the phases of a step, in order. ``backward`` is its worst block."""
+    shapes, what, blocks = model.shapes, model.what, model.shapes.blocks
+    recomputes = recomputation != RECOMPUTE_NONE
+    hidden = batch.tokens * shapes.config.hidden * batch.stream
+    layers = {
+        id(block): BlockActivations(shapes.config, block, what, batch) for block in blocks
+    }  # equal blocks are one object
+    whole = {key: layer.kept() for key, layer in layers.items()}
+    passing = {key: layer.passing() for key, layer in layers.items()}
+    if recomputation == RECOMPUTE_SELECTIVE:
+        kept_of = {key: hidden + layer.products() for key, layer in layers.items()}
+    else:
+        kept_of = dict.fromkeys(layers, hidden) if recomputes else whole
+    kept = [kept_of[id(block)] for block in blocks]
+    behind = kept_after_blocks(shapes, what, batch)
+    copied = model.autocast is not None and state.copies_weights
+    copies = [model.weight_copies_of(at) if copied else 0 for at in range(len(blocks))]
+    copies_behind = model.weight_copies_outside_blocks() + model.weight_copy_of_head() if copied else 0
+    kept_up_to, copies_up_to = list(accumulate(kept)), list(accumulate(copies))
+    tied = {"gradients": model.tied_gradient(gathered=not state.copies_weights)}
+    loss_activations, head_gradient = loss_bytes(shapes, what, batch)
+    on_device = state.kept_on_device()
 
-    def __init__(self, model: ModelMemory, sharing: StrategyState, batch: MicroBatch, *, recomputation: str) -> None:
-        self._m, self._s, self._b = model, sharing, batch
-        shapes = model.shapes
-        distinct = {id(block): block for block in shapes.blocks}  # equal blocks are one object
-        layers = {key: BlockActivations(shapes.config, block, model.what, batch) for key, block in distinct.items()}
-        whole = {key: layer.kept() for key, layer in layers.items()}
-        passing = {key: layer.passing() for key, layer in layers.items()}
-        output = batch.tokens * shapes.config.hidden * batch.stream
-        self._whole = [whole[id(block)] for block in shapes.blocks]
-        self._passing = [passing[id(block)] for block in shapes.blocks]
-        products = {
-            key: layer.products() if recomputation == RECOMPUTE_SELECTIVE else 0 for key, layer in layers.items()
-        }
-        self._checkpointing = recomputation != RECOMPUTE_NONE
-        self._kept = [
-            output + products[id(block)] if self._checkpointing else n
-            for block, n in zip(shapes.blocks, self._whole, strict=True)
-        ]
-        self._kept_up_to = list(accumulate(self._kept))
-        self._behind = kept_after_blocks(shapes, model.what, batch)
-        self._logits = logits_bytes(shapes, batch)
-        self._hidden = output
-        copied = model.autocast is not None and sharing.copies_weights
-        self._copies = [model.weight_copies_of(at) if copied else 0 for at in range(len(shapes.blocks))]
-        self._copies_up_to = list(accumulate(self._copies))
-        self._tied = {"gradients": model.tied_gradient(gathered=not sharing.copies_weights)}
-        self._copies_behind = model.weight_copies_outside_blocks() + model.weight_copy_of_head() if copied else 0
-        self._in_loss, self._head_gradient = loss_bytes(shapes, model.what, batch)
+    def moment(name: str, *parts: Parts, activations: int = 0, weight_copies: int = 0, logits: int = 0) -> Moment:
+        more = {"activations": activations, "weight_copies": weight_copies, "logits": logits}
+        return Moment(name=name, parts=_clean(reduce(add_parts, parts, add_parts(on_device, more))))
 
-    def moments(self) -> list[Moment]:
-        """Return the phases in order. ``backward`` is its worst block."""
-        blocks = [self._in_block(at) for at in reversed(range(len(self._kept)))]
-        return [
-            Moment(name=SETUP, parts=_clean(self._s.setup())),
-            self._loss(),
-            max((self._head(), *blocks), key=lambda m: m.total_bytes),
-            self._moment(END_OF_BACKWARD, add_parts(self._s.at_end(), self._tied), 2 * self._hidden, 0),
-            self._moment(UPDATE, self._s.at_update(), 0, 0),
-        ]
-
-    def _loss(self) -> Moment:
-        """Return the memory in the loss, at the end of forward: autocast keeps the copies of all weights until then, recomputed blocks' too."""
-        kept = sum(self._kept) + self._behind + self._in_loss
-        copies = sum(self._copies) + self._copies_behind
-        parts = add_parts(self._s.in_loss(), {"gradients": self._head_gradient})
-        return self._moment(LOSS, parts, kept, self._logits, copies)
-
-    def _head(self) -> Moment:
-        """Return the memory after backward of the output projection only."""
-        kept = sum(self._kept) + self._behind + self._hidden
-        return self._moment(
-            BACKWARD, add_parts(self._s.at_head(), self._tied), kept, 0, 0 if self._checkpointing else sum(self._copies)
+    def in_block(at: int) -> Moment:
+        key = id(blocks[at])
+        return moment(
+            BACKWARD,
+            state.in_backward(at),
+            tied,
+            activations=kept_up_to[at] + (whole[key] if recomputes else 0) + passing[key],
+            weight_copies=copies[at] if recomputes else copies_up_to[at],
         )
 
-    def _in_block(self, at: int) -> Moment:
-        recomputed = self._whole[at] if self._checkpointing else 0
-        kept = self._kept_up_to[at] + recomputed + self._passing[at]
-        copies = self._copies[at] if self._checkpointing else self._copies_up_to[at]
-        return self._moment(BACKWARD, add_parts(self._s.in_backward(at), self._tied), kept, 0, copies)
-
-    def _moment(self, name: str, parts: Parts, activations: int, scores: int, copies: int = 0) -> Moment:
-        own = add_parts(self._s.kept(), parts)
-        more = {"activations": activations, "weight_copies": copies, "logits": scores}
-        return Moment(name=name, parts=_clean(add_parts(own, more)))
+    # autocast keeps the copies of all weights until the end of forward, recomputed blocks' too
+    loss = moment(
+        LOSS,
+        state.in_loss(),
+        {"gradients": head_gradient},
+        activations=sum(kept) + behind + loss_activations,
+        weight_copies=sum(copies) + copies_behind,
+        logits=logits_bytes(shapes, batch),
+    )
+    after_head = moment(  # backward of the output projection only
+        BACKWARD,
+        state.at_head(),
+        tied,
+        activations=sum(kept) + behind + hidden,
+        weight_copies=0 if recomputes else sum(copies),
+    )
+    return [
+        Moment(name=SETUP, parts=_clean(state.setup())),
+        loss,
+        max((after_head, *map(in_block, reversed(range(len(blocks))))), key=lambda m: m.total_bytes),
+        moment(END_OF_BACKWARD, state.at_end(), tied, activations=2 * hidden),
+        moment(UPDATE, state.at_update()),
+    ]
 
 
 def _clean(parts: Parts) -> Parts:
@@ -260,59 +230,36 @@ FIXED_PARTS = ("imports", "runtime")
 TEMPORARY_PARTS = ("activations", "weight_copies", "logits", "gathered_weights", "communication")
 
 
-class HostHeap(msgspec.Struct, frozen=True):
-    """Heap usage of a CPU rank: where its tensors are allocated and how large they typically are."""
-
-    device: str
-    ranks: int
-    narrow_bytes: int  # the hidden state of a micro-batch
-    wide_bytes: int  # the widest tensor within a block
-    recomputation: str
-    engine_imports: int  # what another library's engine adds
-
-    @property
-    def imports(self) -> int:
-        """Return the bytes of the interpreter and all libraries that a CPU rank imports."""
-        return CPU_IMPORTS + self.engine_imports
-
-    @property
-    def recomputes_blocks(self) -> bool:
-        """Return whether whole blocks are recomputed. Selective recomputation keeps the large tensors, each in a mapping of its own."""
-        return self.recomputation not in (RECOMPUTE_NONE, RECOMPUTE_SELECTIVE)
-
-    @property
-    def small_share(self) -> float:
-        """Return the approximate share of activations that is allocated on the heap."""
-        recomputes = self.recomputation != RECOMPUTE_NONE
-        limit = MAPPED_BYTES[recomputes]
-        share = ((self.narrow_bytes < limit) + (self.wide_bytes < limit)) / 2
-        return max(share, SMALL_TENSORS if recomputes else 0.0)
-
-
-def with_runtime(moments: list[Moment], heap: HostHeap) -> list[Moment]:
+def with_runtime(moments: list[Moment], config: ModelConfig, batch: MicroBatch, plan: LaunchPlan) -> list[Moment]:
     """Return the phases in order, with memory that the process holds outside tensors."""
-    if heap.device == "cuda":
-        fixed = CUDA_CONTEXT + (NCCL_BUFFERS if heap.ranks > 1 else 0)
-        return [
-            _more(
-                m, {"runtime": fixed}, sum(m.parts.get(k, 0) for k in TEMPORARY_PARTS) * CUDA_SLACK + CUBLAS_WORKSPACES
-            )
-            for m in moments
-        ]
+    if plan.device == "cuda":
+        fixed = CUDA_CONTEXT + (NCCL_BUFFERS if plan.world_size > 1 else 0)
+        temporary = [sum(m.parts.get(k, 0) for k in TEMPORARY_PARTS) for m in moments]
+        slacks = [n * CUDA_SLACK + CUBLAS_WORKSPACES for n in temporary]
+        return [_more(m, {"runtime": fixed}, slack) for m, slack in zip(moments, slacks, strict=True)]
+    fixed = {"imports": CPU_IMPORTS + strategy_info(plan.strategy).imports_bytes, "runtime": CPU_RUNTIME}
+    recomputes = plan.recomputation != RECOMPUTE_NONE
+    # selective recomputation keeps the large tensors, each in a mapping of its own
+    recomputes_blocks = recomputes and plan.recomputation != RECOMPUTE_SELECTIVE
+    hidden = batch.tokens * batch.stream * config.hidden
+    widest = batch.tokens * batch.element * max(config.intermediate, config.expert_intermediate)
+    share = (
+        (hidden < MAPPED_BYTES[recomputes]) + (widest < MAPPED_BYTES[recomputes])
+    ) / 2  # of activations on the heap
+    share = max(share, SMALL_TENSORS if recomputes else 0.0)
     most, found = 0, []
-    if heap.recomputes_blocks:  # later steps begin with the heap of the first one's backward
+    if recomputes_blocks:  # later steps begin with the heap of the first one's backward
         most = max(m.parts.get("activations", 0) for m in moments)
     for moment in moments:
         now = moment.parts.get("activations", 0)
         most = max(most, now)
-        fixed = {"imports": heap.imports, "runtime": CPU_RUNTIME}
-        again = HEAP_WITH_CHECKPOINTING * most
-        slack = (
-            (again - now if moment.name == LOSS else again)  # forward fills what backward left
-            if heap.recomputes_blocks and moment.name != SETUP
-            else max(HEAP_FRAGMENTATION * now, HEAP_RETAINED * most - now)
-        )
-        found.append(_more(moment, fixed, slack * heap.small_share))
+        if recomputes_blocks and moment.name != SETUP:
+            slack = HEAP_WITH_CHECKPOINTING * most - (
+                now if moment.name == LOSS else 0
+            )  # forward fills what backward left
+        else:
+            slack = max(HEAP_FRAGMENTATION * now, HEAP_RETAINED * most - now)
+        found.append(_more(moment, fixed, slack * share))
     return found
 
 
@@ -344,12 +291,12 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: ConfigSource, capacity: Cap
     if found.config is None or spec.model is None or spec.data is None or plan.batch is None:
         return empty
     model = model_of(spec, plan, found.config)
-    shares = strategy_state(plan.strategy, model, plan.strategy_options)
-    if shares is None:
+    state = strategy_state(plan.strategy, model, plan.strategy_options)
+    if state is None:
         return msgspec.structs.replace(empty, unknown=f"the memory use of {plan.strategy} is unknown")
     batch = batch_of(spec, plan, model)
-    moments = StepMoments(model, shares, batch, recomputation=plan.recomputation).moments()
-    moments = with_runtime(moments, _heap(spec.model, found.config, batch, plan))
+    moments = step_moments(model, state, batch, recomputation=plan.recomputation)
+    moments = with_runtime(moments, found.config, batch, plan)
     peak = max(moments, key=lambda m: m.total_bytes)
     needed = peak.total_bytes
     return msgspec.structs.replace(
@@ -372,18 +319,16 @@ def model_of(spec: RunSpec, plan: LaunchPlan, config: ModelConfig) -> ModelMemor
     what = trained_weights_of(spec.adapter, shapes)
     compute, trained = DTYPE_BYTES[plan.dtype], DTYPE_BYTES[plan.param_dtype]
     assert plan.batch is not None
-    return ModelMemory(
+    return model_memory(
         shapes,
         what,
-        ElementBytes(
-            frozen=compute if what.lora else trained,
-            trained=trained,
-            autocast=compute if trained != compute and not what.only_adapters else None,
-        ),
+        element=compute if what.lora else trained,
+        trained_element=trained,
+        autocast=compute if trained != compute and not what.only_adapters else None,
         world=plan.world_size,
         node_ranks=plan.procs_per_node,
         accumulates=plan.batch.grad_accum > 1,
-        gloo=plan.backend == "gloo",
+        copies=2 if plan.backend == "gloo" else 1,
         device=plan.device,
     )
 
@@ -407,17 +352,6 @@ def batch_of(spec: RunSpec, plan: LaunchPlan, model: ModelMemory) -> MicroBatch:
         plain_adapters=strategy_info(plan.strategy).gathers_in_layers
         and bool(plan.strategy_options.get("find_unused_parameters")),
         compiled=plan.compiled and spec.model.compile is True,  # auto: what fits must still fit if the compiler fails
-    )
-
-
-def _heap(model: ModelSpec, config: ModelConfig, batch: MicroBatch, plan: LaunchPlan) -> HostHeap:
-    return HostHeap(
-        batch.device,
-        plan.world_size,
-        batch.tokens * batch.stream * config.hidden,
-        batch.tokens * batch.element * max(config.intermediate, config.expert_intermediate),
-        plan.recomputation,
-        strategy_info(plan.strategy).imports_bytes,
     )
 
 

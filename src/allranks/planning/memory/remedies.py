@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import Literal
 
 import msgspec
 
@@ -30,12 +29,12 @@ from allranks.planning.memory.estimate import (
 from allranks.planning.memory.model_config import ConfigSource, find_config
 from allranks.planning.rank_environment import with_allocator
 from allranks.planning.records import LaunchPlan
+from allranks.spec.loader import parse_spec, spec_to_dict
 from allranks.spec.records import (
     RECOMPUTE_AUTO,
     RECOMPUTE_FULL,
     RECOMPUTE_MODES,
     RECOMPUTE_NONE,
-    RECOMPUTE_SELECTIVE,
     RunSpec,
 )
 from allranks.spec.strategies import strategy_info
@@ -55,44 +54,39 @@ def decide_replication(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> 
     asked = plan.strategy_options.get(REPLICATE)
     if asked is None or plan.batch is None:
         return plan
-    nodes, procs = len(plan.nodes), plan.procs_per_node
-    if nodes == 1:
-        return _with_replication(plan, REPLICATE_NONE, "")
+    return _with_replication(plan, *_replication(str(asked), spec, plan, facts))
+
+
+def _with_replication(plan: LaunchPlan, value: str, why: str) -> LaunchPlan:
+    return msgspec.structs.replace(plan, strategy_options={**plan.strategy_options, REPLICATE: value}, replication=why)
+
+
+def _replication(asked: str, spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> tuple[str, str]:
+    """Return the value and the reason; for auto, weights are replicated if a rank then fits in its device's memory."""
+    procs = plan.procs_per_node
+    if len(plan.nodes) == 1:
+        return REPLICATE_NONE, ""
     if procs == 1 and asked == REPLICATE_NODES:
         raise SpecError(
             "strategy.replicate: nodes shards weights over the ranks of each node, and there is one rank per node; use pytorch_ddp, which "
             "replicates them, or set strategy.replicate: none"
         )
     if procs == 1:
-        return _with_replication(plan, REPLICATE_NONE, f"{SHARDED}: a node has one rank")
+        return REPLICATE_NONE, f"{SHARDED}: a node has one rank"
     saved = _sent(spec, plan)
     if asked != REPLICATE_AUTO:
         what = f"weights are sharded over the {procs} ranks of each node" if asked == REPLICATE_NODES else SHARDED
-        return _with_replication(plan, str(asked), f"{what} (strategy.replicate: {asked}){saved}")
-    return _by_memory(spec, plan, facts, saved)
-
-
-def _by_memory(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, saved: str) -> LaunchPlan:
-    """Replicate weights if a rank then fits in its device's memory."""
-    there, procs = capacity(spec, plan, facts), plan.procs_per_node
+        return asked, f"{what} (strategy.replicate: {asked}){saved}"
+    there = capacity(spec, plan, facts)
     found = estimate(spec, _with_replication(plan, REPLICATE_NODES, ""), find_config(spec), there)
     if found.unknown or there.bytes is None:
         why = found.unknown or f"the memory of a rank's device is unknown ({there.source})"
-        return _with_replication(
-            plan, REPLICATE_NONE, f"{SHARDED}: {why}; strategy.replicate: nodes replicates them nevertheless"
-        )
+        return REPLICATE_NONE, f"{SHARDED}: {why}; strategy.replicate: nodes replicates them nevertheless"
     need = f"a rank then needs about {format_bytes(found.needed_bytes)} of {format_bytes(there.bytes)}"
     if found.verdict != FITS:
-        return _with_replication(plan, REPLICATE_NONE, f"{SHARDED}: a node cannot hold a copy, because {need}")
-    return _with_replication(
-        plan,
-        REPLICATE_NODES,
-        f"every node holds a copy of the weights, sharded over its {procs} ranks (HSDP): {need}{saved}",
-    )
-
-
-def _with_replication(plan: LaunchPlan, value: str, why: str) -> LaunchPlan:
-    return msgspec.structs.replace(plan, strategy_options={**plan.strategy_options, REPLICATE: value}, replication=why)
+        return REPLICATE_NONE, f"{SHARDED}: a node cannot hold a copy, because {need}"
+    why = f"every node holds a copy of the weights, sharded over its {procs} ranks (HSDP): {need}{saved}"
+    return REPLICATE_NODES, why
 
 
 def _sent(spec: RunSpec, plan: LaunchPlan) -> str:
@@ -134,29 +128,23 @@ def choose_recomputation(plan: LaunchPlan, spec: RunSpec, facts: MachineFacts) -
     Raises:
         SpecError: the model's config is broken.
     """
-    found, there = find_config(spec), capacity(spec, plan, facts)
+    mode, reason = _recomputation(plan, spec, facts)
+    return msgspec.structs.replace(plan, recomputation=mode, recomputation_reason=reason)
+
+
+def _recomputation(plan: LaunchPlan, spec: RunSpec, facts: MachineFacts) -> tuple[str, str]:
+    config, there = find_config(spec), capacity(spec, plan, facts)
     larger: list[str] = []
     for mode in RECOMPUTE_MODES:
-        tried = msgspec.structs.replace(plan, recomputation=mode)
-        needed = estimate(spec, tried, found, there)
+        needed = estimate(spec, msgspec.structs.replace(plan, recomputation=mode), config, there)
         if needed.unknown or there.bytes is None:
             why = needed.unknown or f"the memory of the device is not known ({there.source})"
-            return _with_recomputation(plan, RECOMPUTE_NONE, f"{why}; if memory is short, set it to selective or full")
+            return RECOMPUTE_NONE, f"{why}; if memory is short, set it to selective or full"
         if needed.verdict == FITS:
-            return _with_recomputation(plan, mode, _fit_reason(needed, there.bytes, larger))
+            fits = f"a rank needs {format_bytes(needed.needed_bytes)} of {format_bytes(there.bytes)}"
+            return mode, f"{fits} ({', '.join(larger)})" if larger else fits
         larger.append(f"{mode} needs {format_bytes(needed.needed_bytes)}")
-    return _with_recomputation(
-        plan, RECOMPUTE_FULL, f"none of the modes fits: {', '.join(larger)} of {format_bytes(there.bytes or 0)}"
-    )
-
-
-def _fit_reason(needed: Fit, limit: int, larger: list[str]) -> str:
-    fits = f"a rank needs {format_bytes(needed.needed_bytes)} of {format_bytes(limit)}"
-    return f"{fits} ({', '.join(larger)})" if larger else fits
-
-
-def _with_recomputation(plan: LaunchPlan, mode: str, reason: str) -> LaunchPlan:
-    return msgspec.structs.replace(plan, recomputation=mode, recomputation_reason=reason)
+    return RECOMPUTE_FULL, f"none of the modes fits: {', '.join(larger)} of {format_bytes(there.bytes or 0)}"
 
 
 FIXED_SHARE = 0.5
@@ -212,7 +200,8 @@ SELECT, CHECKPOINTING = "model.gradient_checkpointing=selective", "model.gradien
 LORA = "adapter.type=lora"
 COMPUTE = "model.dtype=bfloat16"
 
-SpecChange = tuple[str, list[str], RunSpec, str]
+Change = tuple[str, list[str], str]
+"""What it is, its settings, and its cost."""
 
 
 def with_remedies(found: Fit, spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, config: ConfigSource) -> Fit:
@@ -222,7 +211,7 @@ def with_remedies(found: Fit, spec: RunSpec, plan: LaunchPlan, facts: MachineFac
     good: list[Remedy] = []
     nearest: Remedy | None = None
     for change in _changes(spec, plan):
-        tried = _try(change, facts, config, found)
+        tried = _try(spec, change, facts, config, found)
         if tried is None:
             continue
         if tried.fits:
@@ -236,101 +225,64 @@ def with_remedies(found: Fit, spec: RunSpec, plan: LaunchPlan, facts: MachineFac
     return msgspec.structs.replace(found, remedies=good)
 
 
-def _try(change: SpecChange, facts: MachineFacts, config: ConfigSource, before: Fit) -> Remedy | None:
-    what, settings, spec, cost = change
+def _try(spec: RunSpec, change: Change, facts: MachineFacts, config: ConfigSource, before: Fit) -> Remedy | None:
+    what, settings, cost = change
     try:
-        plan = make_plan(spec, facts)
+        changed = parse_spec(spec_to_dict(spec), settings)
+        plan = make_plan(changed, facts)
     except AllranksError:
         return None
-    got = estimate(spec, plan, config, before.capacity)
+    got = estimate(changed, plan, config, before.capacity)
     if got.unknown or got.needed_bytes >= before.needed_bytes:
         return None
     return Remedy(change=what, settings=settings, needed_bytes=got.needed_bytes, fits=got.verdict == FITS, cost=cost)
 
 
-def _changes(spec: RunSpec, plan: LaunchPlan) -> Iterator[SpecChange]:
+def _changes(spec: RunSpec, plan: LaunchPlan) -> Iterator[Change]:
     """Yield changes that keep what is trained, then LoRA; each alone, then combined with the smallest activations.
 
     Trained weights in bfloat16 come last, because the loss gets worse.
     """
-    assert spec.model is not None
-    lean, settings = spec, []
-    smaller = _smaller_batch(spec, plan)
-    if smaller is not None:
-        yield smaller
-        lean, settings = smaller[2], smaller[1]
+    assert plan.batch is not None
+    lean: list[str] = []  # settings for the smallest activations
+    if plan.batch.micro_batch_size > 1:
+        lean = ["train.micro_batch_size=1"]
+        if spec.train.global_batch_size is None:  # else the accumulation follows from it, and both together are refused
+            lean.append(f"train.grad_accum={plan.batch.grad_accum * plan.batch.micro_batch_size}")
+        yield "one sequence per micro-batch, the same global batch", lean, "smaller matrix products"
     if plan.recomputation == RECOMPUTE_NONE:
-        change = "recompute element-wise operations in backward"
-        yield change, [SELECT], _checkpointed(spec, RECOMPUTE_SELECTIVE), "a few per cent more compute"
+        yield "recompute element-wise operations in backward", [SELECT], "a few per cent more compute"
     if plan.recomputation != RECOMPUTE_FULL:
-        change = "recompute activations in backward"
-        yield change, [CHECKPOINTING], _checkpointed(spec, RECOMPUTE_FULL), "about a third more compute"
-        lean, settings = _checkpointed(lean, RECOMPUTE_FULL), [*settings, CHECKPOINTING]
-    if (narrow := _narrow(spec, plan)) is not None:
-        yield narrow
-    yield from _sharded(spec, plan, spec, [], "")
+        yield "recompute activations in backward", [CHECKPOINTING], "about a third more compute"
+        lean = [*lean, CHECKPOINTING]
+    narrow = plan.dtype == "float32" and plan.device == "cuda"
+    if narrow:
+        what = "computation in bfloat16, trained weights stay in float32"
+        yield what, [COMPUTE], "less precise activations and gradients"
+    yield from _sharded(spec, plan, [], "")
     full = spec.adapter.type == "none"
     if full:
-        yield "train only LoRA adapters", [LORA], _lora(spec), "a different kind of training; often equally good"
-    if lean is not spec:
-        yield from _sharded(spec, plan, lean, settings, ", with the smallest activations")
+        yield "train only LoRA adapters", [LORA], "a different kind of training; often equally good"
+    if lean:
+        yield from _sharded(spec, plan, lean, ", with the smallest activations")
         if full:
-            yield "LoRA, with the smallest activations", [LORA, *settings], _lora(lean), "a different kind of training"
+            yield "LoRA, with the smallest activations", [LORA, *lean], "a different kind of training"
     if full:
-        yield from _sharded(spec, plan, _lora(lean), [LORA, *settings], " and LoRA, with the smallest activations")
+        yield from _sharded(spec, plan, [LORA, *lean], " and LoRA, with the smallest activations")
     if plan.device == "cuda" and plan.world_size > 1:
-        yield _on_host(lean, settings)
-    if full and plan.param_dtype == "float32" and (narrow is not None or plan.dtype == "bfloat16"):
-        yield _low_precision(spec, [], "")
-        if lean is not spec:
-            yield _low_precision(lean, settings, ", with the smallest activations")
+        settings = [_strategy_setting(spec, "pytorch_zero3", offload="all"), *lean]
+        cost = "they are copied to the device and back in every step"
+        yield "weights and optimizer state in the host's memory", settings, cost
+    if full and plan.param_dtype == "float32" and (narrow or plan.dtype == "bfloat16"):
+        what, settings = "trained weights and optimizer state in bfloat16", [COMPUTE, "train.param_dtype=bfloat16"]
+        keeps = strategy_info(spec.strategy.name).keeps_master_weights
+        cost = "less precise gradients" if keeps else "loses small updates: expect a higher loss"
+        yield what, settings, cost
+        if lean:
+            yield f"{what}, with the smallest activations", [*settings, *lean], cost
 
 
-def _smaller_batch(spec: RunSpec, plan: LaunchPlan) -> SpecChange | None:
-    assert plan.batch is not None
-    micro = plan.batch.micro_batch_size
-    if micro == 1:
-        return None
-    settings, train = ["train.micro_batch_size=1"], msgspec.structs.replace(spec.train, micro_batch_size=1)
-    if spec.train.global_batch_size is None:  # else the accumulation follows from it, and both together are refused
-        accum = plan.batch.grad_accum * micro
-        settings, train = [*settings, f"train.grad_accum={accum}"], msgspec.structs.replace(train, grad_accum=accum)
-    return (
-        "one sequence per micro-batch, the same global batch",
-        settings,
-        msgspec.structs.replace(spec, train=train),
-        "smaller matrix products",
-    )
-
-
-def _narrow(spec: RunSpec, plan: LaunchPlan) -> SpecChange | None:
-    assert spec.model is not None
-    if plan.dtype != "float32" or plan.device != "cuda":
-        return None
-    model = msgspec.structs.replace(spec.model, dtype="bfloat16")
-    return (
-        "computation in bfloat16, trained weights stay in float32",
-        [COMPUTE],
-        msgspec.structs.replace(spec, model=model),
-        "less precise activations and gradients",
-    )
-
-
-def _low_precision(base: RunSpec, settings: list[str], more: str) -> SpecChange:
-    assert base.model is not None
-    model = msgspec.structs.replace(base.model, dtype="bfloat16")
-    train = msgspec.structs.replace(base.train, param_dtype="bfloat16")
-    return (
-        f"trained weights and optimizer state in bfloat16{more}",
-        [COMPUTE, "train.param_dtype=bfloat16", *settings],
-        msgspec.structs.replace(base, model=model, train=train),
-        "less precise gradients"
-        if strategy_info(base.strategy.name).keeps_master_weights
-        else "loses small updates: expect a higher loss",
-    )
-
-
-def _sharded(spec: RunSpec, plan: LaunchPlan, base: RunSpec, settings: list[str], more: str) -> Iterator[SpecChange]:
+def _sharded(spec: RunSpec, plan: LaunchPlan, settings: list[str], more: str) -> Iterator[Change]:
     if plan.world_size == 1:
         return
     for name, cost in (
@@ -339,9 +291,7 @@ def _sharded(spec: RunSpec, plan: LaunchPlan, base: RunSpec, settings: list[str]
         ("pytorch_zero3", "weights are gathered twice in every micro-step"),
     ):
         if name != spec.strategy.name:
-            strategy = msgspec.structs.replace(spec.strategy, name=name, options={})
-            changed = msgspec.structs.replace(base, strategy=strategy)
-            yield f"strategy {name}{more}", [_strategy_setting(spec, name), *settings], changed, cost
+            yield f"strategy {name}{more}", [_strategy_setting(spec, name), *settings], cost
 
 
 def _strategy_setting(spec: RunSpec, name: str, **options: str) -> str:
@@ -349,22 +299,3 @@ def _strategy_setting(spec: RunSpec, name: str, **options: str) -> str:
     if spec.strategy.options or options:
         return f"strategy={{{', '.join(f'{k}: {v}' for k, v in {'name': name, **options}.items())}}}"
     return f"strategy.name={name}"
-
-
-def _on_host(base: RunSpec, settings: list[str]) -> SpecChange:
-    strategy = msgspec.structs.replace(base.strategy, name="pytorch_zero3", options={"offload": "all"})
-    return (
-        "weights and optimizer state in the host's memory",
-        [_strategy_setting(base, "pytorch_zero3", offload="all"), *settings],
-        msgspec.structs.replace(base, strategy=strategy),
-        "they are copied to the device and back in every step",
-    )
-
-
-def _checkpointed(spec: RunSpec, mode: Literal["selective", "full"]) -> RunSpec:
-    assert spec.model is not None
-    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, gradient_checkpointing=mode))
-
-
-def _lora(spec: RunSpec) -> RunSpec:
-    return msgspec.structs.replace(spec, adapter=msgspec.structs.replace(spec.adapter, type="lora"))

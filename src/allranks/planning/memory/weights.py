@@ -7,15 +7,16 @@ frozen base, by PEFT's rules.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import prod
+from typing import Any
 
 import msgspec
 
 from allranks.planning.memory.families import ENCODERS, MLP, Experts, Family, family_of
 from allranks.planning.memory.model_config import ModelConfig
 from allranks.spec.records import AdapterSpec
-from allranks.spec.strategies.base import UnitSizes
+from allranks.spec.strategies.base import ModelSizes, UnitSizes
 
 CLASSIFICATION_HEADS = (
     "classifier",
@@ -273,26 +274,29 @@ class TrainedWeights(msgspec.Struct, frozen=True):
             return weight.numel  # the trained copy
         return 0
 
+    def trained_of_base(self, weights: Sequence[Weight]) -> tuple[int, ...]:
+        """Return the elements of each weight of the base that is trained."""
+        return tuple(w.numel for w in weights if self.is_trained(w))
+
+    def trained_elements(self, weights: Sequence[Weight]) -> list[int]:
+        """Return the elements of each trained parameter, in the order of the weights."""
+        elements = (w.numel if self.is_trained(w) else self.numel(w) for w in weights)
+        return [n for n in elements if n]
+
     def unit(self, unit: Unit) -> UnitSizes:
         """Return the element counts of a unit."""
-        return _sizes(self, unit)
+        trained = self.trained_of_base(unit.weights)
+        adapters = sum(self.numel(w) for w in unit.weights)
+        # PEFT trains a copy of a module that is trained in full; the original is kept as well
+        base = unit.numel + (sum(trained) if self.lora else 0)
+        largest = max([*trained, *map(self._largest_added, unit.weights)], default=0)
+        return UnitSizes(base, adapters, sum(trained), largest)
 
-
-def _sizes(adapted: TrainedWeights, unit: Unit) -> UnitSizes:
-    trained = [w.numel for w in unit.weights if adapted.is_trained(w)]
-    added = [adapted.numel(w) for w in unit.weights]
-    largest_added = max((_larger_half(adapted, w) for w in unit.weights), default=0)
-    frozen_too = (
-        sum(trained) if adapted.lora else 0
-    )  # PEFT trains a copy of such a module; the original is kept as well
-    return UnitSizes(unit.numel + frozen_too, sum(added), sum(trained), max([*trained, largest_added], default=0))
-
-
-def _larger_half(adapted: TrainedWeights, weight: Weight) -> int:
-    if not adapted.has_lora(weight):
-        return adapted.numel(weight)
-    *several, out, into = weight.shape
-    return adapted.rank_of(weight) * max(out, into) * (several[0] if several else 1)
+    def _largest_added(self, weight: Weight) -> int:
+        if not self.has_lora(weight):
+            return self.numel(weight)
+        *several, out, into = weight.shape
+        return self.rank_of(weight) * max(out, into) * (several[0] if several else 1)
 
 
 def trained_weights_of(spec: AdapterSpec, shapes: Shapes) -> TrainedWeights:
@@ -316,74 +320,11 @@ def _ends(name: str, target: str) -> bool:
     return name == target or name.endswith("." + target)
 
 
-class ElementBytes(msgspec.Struct, frozen=True):
-    """Bytes of one element of the weights.
+class ModelMemory(ModelSizes, frozen=True, kw_only=True, dict=True):
+    """The sizes of a model with its weights by name."""
 
-    Attributes:
-        frozen: of a weight of the base that is not trained.
-        trained: of a trained weight, its gradient, and each of its moments.
-        autocast: in the dtype of compute, where forward passes run under autocast; else None.
-    """
-
-    frozen: int
-    trained: int
-    autocast: int | None
-
-
-class ModelMemory:
-    """Model data that memory layouts depend on. ``blocks`` in order; ``rest``: weights outside blocks. Sums are cached.
-
-    Args:
-        accumulates: a step has several micro-steps.
-        gloo: collectives use gloo, which reduces a copy of a reduce-scatter's input.
-        device: cpu | cuda.
-    """
-
-    def __init__(
-        self,
-        shapes: Shapes,
-        what: TrainedWeights,
-        element: ElementBytes,
-        *,
-        world: int,
-        node_ranks: int,
-        accumulates: bool,
-        gloo: bool,
-        device: str,
-    ) -> None:
-        self.shapes, self.what, self.world, self.accumulates = shapes, what, world, accumulates
-        self.node_ranks = node_ranks
-        self.element, self.trained_element, self.autocast = element.frozen, element.trained, element.autocast
-        self.device, self.copies = device, 2 if gloo else 1
-        distinct = {id(block): what.unit(block) for block in {id(b): b for b in shapes.blocks}.values()}
-        self.blocks: tuple[UnitSizes, ...] = tuple(distinct[id(block)] for block in shapes.blocks)
-        self.rest: UnitSizes = what.unit(shapes.rest)
-        every = (*self.blocks, self.rest)
-        self.base = sum(self._base_bytes(u) for u in every)
-        self.adapters = sum(u.adapters for u in every) * element.trained
-        self.parameters = sum(u.base + u.adapters for u in every)
-        self.trained = sum(u.trained for u in every)  # numbers, not bytes
-        self.gradients = self.trained * element.trained
-        self.largest_gradient = max(u.largest_trained for u in every) * element.trained
-        self._head = sum(w.numel if what.is_trained(w) else 0 for w in shapes.behind)
-        self.head_gradient_bytes = self._head * element.trained  # the first gradients of backward
-        backwards = accumulate((self.gradient_of(b) for b in self.blocks[::-1]), initial=self.head_gradient_bytes)
-        self._come = list(backwards)[-2::-1]
-
-    def gradient_of(self, unit: UnitSizes) -> int:
-        """Return bytes of a unit's gradients."""
-        return unit.trained * self.trained_element
-
-    def _base_bytes(self, unit: UnitSizes) -> int:
-        return (unit.base - unit.trained_base) * self.element + unit.trained_base * self.trained_element
-
-    def bytes_of(self, unit: UnitSizes) -> int:
-        """Return bytes of a unit's weights as they are stored, including adapters."""
-        return self._base_bytes(unit) + unit.adapters * self.trained_element
-
-    def gathered_bytes_of(self, unit: UnitSizes) -> int:
-        """Return bytes of a unit's weights gathered for a forward pass, in the dtype of compute."""
-        return (unit.base + unit.adapters) * self.autocast if self.autocast else self.bytes_of(unit)
+    shapes: Shapes
+    what: TrainedWeights
 
     def weight_copies_of(self, at: int) -> int:
         """Return bytes of the casts of block `at`'s weights that autocast makes and backward needs."""
@@ -416,56 +357,20 @@ class ModelMemory:
             return 0
         return head.numel * (self.autocast if gathered and self.autocast else self.trained_element)
 
-    def gradient_bytes_before(self, at: int) -> int:
-        """Return bytes of the gradients that exist when backward reaches block `at`."""
-        return self._come[at]
 
-    def first_of(self, at: int, *, gathered: bool = False) -> int:
-        """Return bytes of the largest gradient of block `at` when backward has computed it.
-
-        Args:
-            gathered: weights are gathered in the dtype of compute, so their gradients come in it. Otherwise autocast casts them:
-                both exist.
-        """
-        return self.blocks[at].largest_trained * self._fresh_element(gathered)
-
-    def head_gradient(self, *, gathered: bool = False) -> int:
-        """Return bytes of the gradients that come as soon as backward begins, as `first_of`."""
-        return self._head * self._fresh_element(gathered)
-
-    def _fresh_element(self, gathered: bool) -> int:
-        if self.autocast is None:
-            return self.trained_element
-        return self.autocast if gathered else self.autocast + self.trained_element
-
-    @property
-    def has_adapters(self) -> bool:
-        """Whether adapters are trained next to a frozen base."""
-        return self.what.lora
-
-    @property
-    def largest_weight(self) -> int:
-        """Elements of the largest weight."""
-        return max(w.numel for w in self.shapes.weights())
-
-    def trained_bytes(self) -> list[int]:
-        """Return bytes of every trained parameter, in the model's order."""
-        known: dict[int, list[int]] = {}
-        found = self._trained(self.shapes.before)
-        for block in self.shapes.blocks:
-            if id(block) not in known:
-                known[id(block)] = self._trained(block.weights)
-            found += known[id(block)]
-        return found + self._trained(self.shapes.behind)
-
-    def _trained(self, weights: Sequence[Weight]) -> list[int]:
-        numels = (w.numel if self.what.is_trained(w) else self.what.numel(w) for w in weights)
-        return [n * self.trained_element for n in numels if n]
-
-    def trained_base_bytes(self) -> tuple[list[int], list[int]]:
-        """Return bytes of the trained parameters of the base (before the first block, after the last one)."""
-        before, behind = (
-            [w.numel * self.trained_element for w in weights if self.what.is_trained(w)]
-            for weights in (self.shapes.before, self.shapes.behind)
-        )
-        return before, behind
+def model_memory(shapes: Shapes, what: TrainedWeights, **plan: Any) -> ModelMemory:
+    """Return what a plan makes of a model's weights; `plan` are the fields of `ModelSizes` that do not depend on them."""
+    sizes = {id(block): what.unit(block) for block in shapes.blocks}  # equal blocks are one object
+    trained = {id(block): what.trained_elements(block.weights) for block in shapes.blocks}
+    inside = [n for block in shapes.blocks for n in trained[id(block)]]
+    return ModelMemory(
+        shapes=shapes,
+        what=what,
+        blocks=tuple(sizes[id(block)] for block in shapes.blocks),
+        rest=what.unit(shapes.rest),
+        trained_elements=(*what.trained_elements(shapes.before), *inside, *what.trained_elements(shapes.behind)),
+        trained_outside=(what.trained_of_base(shapes.before), what.trained_of_base(shapes.behind)),
+        largest_weight=max(w.numel for w in shapes.weights()),
+        has_adapters=what.lora,
+        **plan,
+    )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from allranks.errors import SpecError
 from allranks.spec.strategies import data_parallel, deepspeed_zero, fsdp2, hf_trainer, zero
 from allranks.spec.strategies.base import (
     ModelSizes,
-    OffloadedState,
     PlannedWork,
     StrategyInfo,
     StrategyPlanner,
@@ -63,41 +64,8 @@ REGISTRY = PluginRegistry(BUILT_IN, group="allranks.strategies", kind=StrategyIn
 """All strategies, also those of installed packages."""
 
 
-STRATEGY_SYNONYMS: dict[str, tuple[str, ...]] = {
-    "ddp": ("pytorch_ddp",),
-    "torch_ddp": ("pytorch_ddp",),
-    "dp": ("pytorch_ddp",),
-    "data_parallel": ("pytorch_ddp",),
-    "distributed_data_parallel": ("pytorch_ddp",),
-    "distributeddataparallel": ("pytorch_ddp",),
-    "horovod": ("pytorch_ddp",),
-    "fsdp": ("pytorch_zero3", "pytorch_zero2"),
-    "fsdp1": ("pytorch_zero3", "pytorch_zero2"),
-    "fsdp2": ("pytorch_zero3", "pytorch_zero2"),
-    "torch_fsdp": ("pytorch_zero3", "pytorch_zero2"),
-    "pytorch_fsdp": ("pytorch_zero3", "pytorch_zero2"),
-    "pytorch_fsdp2": ("pytorch_zero3", "pytorch_zero2"),
-    "fully_shard": ("pytorch_zero3",),
-    "full_shard": ("pytorch_zero3",),
-    "fully_sharded_data_parallel": ("pytorch_zero3",),
-    "fullyshardeddataparallel": ("pytorch_zero3",),
-    "shard_grad_op": ("pytorch_zero2",),
-    "zero_redundancy_optimizer": ("pytorch_zero1",),
-    "zeroredundancyoptimizer": ("pytorch_zero1",),
-    "zero": ("zero1", "zero2", "zero3"),
-    "deepspeed": ("deepspeed_zero3", "deepspeed_zero2", "deepspeed_zero1"),
-    "ds": ("deepspeed_zero3", "deepspeed_zero2", "deepspeed_zero1"),
-    "deepspeed1": ("deepspeed_zero1",),
-    "deepspeed2": ("deepspeed_zero2",),
-    "deepspeed3": ("deepspeed_zero3",),
-    "none": ("single",),
-    "no": ("single",),
-    "one_process": ("single",),
-    "trainer": ("hf_trainer",),
-    "hf": ("hf_trainer",),
-    "huggingface": ("hf_trainer",),
-    "accelerate": ("hf_trainer",),
-}
+_WORDS: dict[str, str] = json.loads((Path(__file__).parent / "synonyms.json").read_text())
+STRATEGY_SYNONYMS = {word: names.split() for names, words in _WORDS.items() for word in words.split()}
 """Names of other tools, in lower case with underscores, and the strategies that do the same, the most usual one first."""
 
 
@@ -221,7 +189,6 @@ def strategy_state(name: str, model: ModelSizes, options: dict[str, Any]) -> Str
     known = REGISTRY.get(name)
     if known is None or known.memory is None:
         return None
-    offload = str(options.get("offload", "none"))
-    model = as_sharded(model, options)
-    made = known.memory(model, options)
-    return made if offload == "none" else OffloadedState(made, offload, model)
+    state = known.memory(as_sharded(model, options), options)
+    state.offload = str(options.get("offload", "none"))
+    return state

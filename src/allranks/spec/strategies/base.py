@@ -1,18 +1,19 @@
 """Define the record of a strategy without torch (`StrategyInfo`), and the memory layouts that several strategies share.
 
-One class per layout. A layout says for each phase of a step which bytes of weights, gradients and optimizer state a rank holds.
-The planner computes a `ModelSizes` from the spec; `StrategyInfo.memory` makes the layout from it. At most two full gradient
-buffers are in flight, and a buffer is freed only when a later one replaces it. `OffloadedState` covers optimizer state, or also
-the weight shard, in host memory.
+One class per layout, a `StrategyState`. It says for each phase of a step which bytes of weights, gradients and optimizer state a rank
+holds. The planner computes a `ModelSizes` from the spec; `StrategyInfo.memory` makes the layout from it. At most two full gradient
+buffers are in flight, and a buffer is freed only when a later one replaces it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from copy import copy
+from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from allranks.spec.records import TrainSpec
 
 ADAM_MOMENTS = 2  # AdamW's
-NO_OPTIMIZER_TEMPORARY = 0  # fused AdamW updates in place
 BUFFERS_IN_FLIGHT = 2
 """Full gradient buffers whose reduce-scatter runs: more need memory and hide no more communication."""
 MB = 1 << 20
@@ -46,70 +46,98 @@ class UnitSizes(msgspec.Struct, frozen=True):
         return self.trained_base + self.adapters
 
 
-class ModelSizes(Protocol):
-    """What memory layouts read of a model and its plan. Sizes are in bytes, unless they are called elements.
-
-    Attributes:
-        blocks: transformer blocks, in order.
-        rest: weights outside of blocks.
-        world: number of ranks over which a strategy shards.
-        node_ranks: number of ranks of a node.
-        accumulates: a step has several micro-steps.
-        device: cpu | cuda.
-        element: bytes of a weight of the base that is not trained.
-        trained_element: bytes of a trained element, its gradient, and each of its moments.
-        autocast: bytes of an element in the dtype of compute, where forward passes run under autocast; else None.
-        copies: copies of a reduce-scatter's input: gloo reduces a copy.
-        base: weights of the base.
-        adapters: weights of the adapters.
-        trained: trained elements.
-        gradients: all gradients.
-        largest_gradient: the largest gradient of one parameter.
-        head_gradient_bytes: gradients of the weights after the last block, the first ones of backward.
-    """
+class ModelSizes(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """What memory layouts read of a model and its plan. Sizes are in bytes, unless they are called elements."""
 
     blocks: tuple[UnitSizes, ...]
+    """Transformer blocks, in order."""
     rest: UnitSizes
+    """Weights outside of blocks."""
+    trained_elements: tuple[int, ...]
+    """Elements of every trained parameter, in the model's order."""
+    trained_outside: tuple[tuple[int, ...], tuple[int, ...]]
+    """Elements of the trained parameters of the base before the first block, and after the last one."""
+    largest_weight: int
+    """Elements of the largest weight."""
+    has_adapters: bool
+    """Adapters are trained next to a frozen base."""
     world: int
+    """Number of ranks over which a strategy shards."""
     node_ranks: int
     accumulates: bool
+    """A step has several micro-steps."""
     device: str
     element: int
+    """Bytes of a weight of the base that is not trained."""
     trained_element: int
+    """Bytes of a trained element, its gradient, and each of its moments."""
     autocast: int | None
+    """Bytes of an element in the dtype of compute, where forward passes run under autocast; else None."""
     copies: int
-    base: int
-    adapters: int
-    trained: int
-    gradients: int
-    largest_gradient: int
-    head_gradient_bytes: int
+    """Copies of a reduce-scatter's input: gloo reduces a copy."""
 
     @property
-    def has_adapters(self) -> bool:
-        """Whether adapters are trained next to a frozen base."""
-        ...
+    def parameters(self) -> int:
+        """Return all elements, also of adapters."""
+        return sum(u.base + u.adapters for u in (*self.blocks, self.rest))
+
+    @cached_property
+    def base(self) -> int:
+        """Return bytes of the weights of the base."""
+        return sum(self._base_bytes(u) for u in (*self.blocks, self.rest))
+
+    @cached_property
+    def adapters(self) -> int:
+        """Return bytes of the weights of the adapters."""
+        return sum(u.adapters for u in (*self.blocks, self.rest)) * self.trained_element
+
+    @cached_property
+    def trained(self) -> int:
+        """Return the trained elements."""
+        return sum(u.trained for u in (*self.blocks, self.rest))
 
     @property
-    def largest_weight(self) -> int:
-        """Elements of the largest weight."""
-        ...
+    def gradients(self) -> int:
+        """Return bytes of all gradients."""
+        return self.trained * self.trained_element
+
+    @cached_property
+    def largest_gradient(self) -> int:
+        """Return bytes of the largest gradient of one parameter."""
+        return max(u.largest_trained for u in (*self.blocks, self.rest)) * self.trained_element
+
+    @property
+    def head_gradient_bytes(self) -> int:
+        """Return bytes of the gradients of the weights after the last block, the first ones of backward."""
+        return sum(self.trained_outside[1]) * self.trained_element
+
+    def share(self, n: int) -> int:
+        """Return a rank's share of `n` bytes or elements."""
+        return share_per_rank(n, self.world)
 
     def gradient_of(self, unit: UnitSizes) -> int:
         """Return bytes of a unit's gradients."""
-        ...
+        return unit.trained * self.trained_element
+
+    def _base_bytes(self, unit: UnitSizes) -> int:
+        return (unit.base - unit.trained_base) * self.element + unit.trained_base * self.trained_element
 
     def bytes_of(self, unit: UnitSizes) -> int:
         """Return bytes of a unit's weights as they are stored, including adapters."""
-        ...
+        return self._base_bytes(unit) + unit.adapters * self.trained_element
 
     def gathered_bytes_of(self, unit: UnitSizes) -> int:
         """Return bytes of a unit's weights gathered for a forward pass, in the dtype of compute."""
-        ...
+        return (unit.base + unit.adapters) * self.autocast if self.autocast else self.bytes_of(unit)
+
+    @cached_property
+    def _gradients_before(self) -> list[int]:
+        backwards = accumulate((self.gradient_of(b) for b in self.blocks[::-1]), initial=self.head_gradient_bytes)
+        return list(backwards)[-2::-1]
 
     def gradient_bytes_before(self, at: int) -> int:
         """Return bytes of the gradients that exist when backward reaches block `at`."""
-        ...
+        return self._gradients_before[at]
 
     def first_of(self, at: int, *, gathered: bool = False) -> int:
         """Return bytes of the largest gradient of block `at` when backward has computed it.
@@ -118,60 +146,77 @@ class ModelSizes(Protocol):
             gathered: weights are gathered in the dtype of compute, so their gradients come in it. Otherwise autocast casts them:
                 both exist.
         """
-        ...
+        return self.blocks[at].largest_trained * self._fresh_element(gathered)
 
     def head_gradient(self, *, gathered: bool = False) -> int:
         """Return bytes of the gradients that come as soon as backward begins, as `first_of`."""
-        ...
+        return sum(self.trained_outside[1]) * self._fresh_element(gathered)
 
-    def trained_bytes(self) -> list[int]:
-        """Return bytes of every trained parameter, in the model's order."""
-        ...
-
-    def trained_base_bytes(self) -> tuple[list[int], list[int]]:
-        """Return bytes of the trained parameters of the base (before the first block, after the last one)."""
-        ...
+    def _fresh_element(self, gathered: bool) -> int:
+        if self.autocast is None:
+            return self.trained_element
+        return self.autocast if gathered else self.autocast + self.trained_element
 
 
 Parts = dict[str, int]
 Options = dict[str, Any]
 
 
-class StrategyState(Protocol):
-    """Memory that this rank holds. ``at`` counts blocks from the front; backward goes from the last block to 0.
+class StrategyState:
+    """Memory that this rank holds in each phase of a step, in bytes by part. `kept` is there in each of them, except in `setup`.
 
-    ``copies_weights``: trained weights are in their own dtype in forward passes, so that autocast casts them.
+    This class itself has everything on every rank, and a gradient for each parameter. ``at`` counts blocks from the front; backward goes
+    from the last block to 0.
     """
 
-    copies_weights: bool
+    copies_weights = True
+    """Trained weights are in their own dtype in forward passes, so that autocast casts them."""
+    offload = "none"
+    """What is kept in host memory: none, optimizer, or all."""
+
+    def __init__(self, model: ModelSizes) -> None:
+        self._m = model
 
     def kept(self) -> Parts:
         """Return bytes of weights and optimizer state."""
-        ...
+        m = self._m
+        return {"weights": m.base, "adapters": m.adapters, "optimizer_state": ADAM_MOMENTS * m.gradients}
+
+    def kept_on_device(self) -> Parts:
+        """Return the same without what is offloaded. On CPUs nothing is saved, and the optimizer's weight copy is extra."""
+        parts = self.kept()
+        if self.offload == "none":
+            return parts
+        if self._m.device == "cpu":
+            copied = self._m.share(self._m.gradients) if self.offload == "optimizer" else 0
+            return parts | {"optimizer_state": parts["optimizer_state"] + copied}
+        gone = ("optimizer_state",) if self.offload == "optimizer" else ("optimizer_state", "weights", "adapters")
+        return {key: n for key, n in parts.items() if key not in gone}
 
     def setup(self) -> Parts:
         """Return the peak while the strategy is set up, when the full model is on the device."""
-        ...
+        return {"weights": self._m.base, "adapters": self._m.adapters}
 
     def in_loss(self) -> Parts:
         """Return memory between forward and backward of the last micro-step."""
-        ...
+        return {"gradients": self._m.gradients if self._m.accumulates else 0}
 
     def at_head(self) -> Parts:
         """Return memory when the gradient of the layers after the last block exists, and all activations still exist."""
-        ...
+        return {"gradients": self._m.head_gradient() + self.in_loss()["gradients"]}
 
     def in_backward(self, at: int) -> Parts:
         """Return memory inside backward of block `at`, at its activation peak, after its first gradient."""
-        ...
+        m = self._m
+        return {"gradients": (m.gradients if m.accumulates else m.gradient_bytes_before(at)) + m.first_of(at)}
 
     def at_end(self) -> Parts:
         """Return memory when the gradient of the layers before the first block is computed."""
-        ...
+        return {"gradients": self._m.gradients + (self._m.largest_gradient if self._m.accumulates else 0)}
 
     def at_update(self) -> Parts:
-        """Return memory during the optimizer update."""
-        ...
+        """Return memory during the optimizer update, which is fused: AdamW updates in place."""
+        return {"gradients": self._m.gradients}
 
 
 MakeState = Callable[[ModelSizes, Options], StrategyState]
@@ -271,77 +316,33 @@ class GradientBuffers:
         return share_per_rank(sum(self._flats), self._world), sum(self._flats[-BUFFERS_IN_FLIGHT - 1 :]) * self._copies
 
 
-class Replicated:
-    """Everything on every rank; each parameter has its own gradient. For `single` and per-parameter all-reduce."""
-
-    copies_weights = True
-
-    def __init__(self, model: ModelSizes, *, optimizer_temporary: int = NO_OPTIMIZER_TEMPORARY) -> None:
-        self._m, self._temporary = model, optimizer_temporary
-
-    def kept(self) -> Parts:
-        m = self._m
-        return {"weights": m.base, "adapters": m.adapters, "optimizer_state": ADAM_MOMENTS * m.gradients}
-
-    def setup(self) -> Parts:
-        return {"weights": self._m.base, "adapters": self._m.adapters}
-
-    def in_loss(self) -> Parts:
-        return {"gradients": self._m.gradients if self._m.accumulates else 0}
-
-    def at_head(self) -> Parts:
-        return {"gradients": self._m.head_gradient() + self.in_loss()["gradients"]}
-
-    def in_backward(self, at: int) -> Parts:
-        m = self._m
-        if m.accumulates:
-            return {"gradients": m.gradients + m.first_of(at)}
-        return {"gradients": m.gradient_bytes_before(at) + m.first_of(at)}
-
-    def at_end(self) -> Parts:
-        return {"gradients": self._m.gradients + (self._m.largest_gradient if self._m.accumulates else 0)}
-
-    def at_update(self) -> Parts:
-        return {"gradients": self._m.gradients, "optimizer_temporaries": self._temporary}
-
-
-class Bucketed(Replicated):
+class Bucketed(StrategyState):
     """Gradients are views of buckets; a new gradient is copied there. For hand-written buckets and DDP.
 
     Args:
         keeps_local_gradients: gradients of micro-steps that are not reduced stay outside of the buckets (DDP's ``no_sync``).
-        state: bytes of the optimizer state that this rank keeps; default: all of it.
+        shards_moments: this rank keeps its share of the optimizer state only.
     """
 
-    def __init__(
-        self,
-        model: ModelSizes,
-        *,
-        keeps_local_gradients: bool = False,
-        state: int | None = None,
-        optimizer_temporary: int = 0,
-    ) -> None:
-        super().__init__(model, optimizer_temporary=optimizer_temporary)
-        self._own_too = keeps_local_gradients and model.accumulates
-        self._state = ADAM_MOMENTS * model.gradients if state is None else state
+    def __init__(self, model: ModelSizes, *, keeps_local_gradients: bool = False, shards_moments: bool = False) -> None:
+        super().__init__(model)
+        self._gradients = model.gradients * (2 if keeps_local_gradients and model.accumulates else 1)
+        self._shards_moments = shards_moments
 
     def kept(self) -> Parts:
-        return super().kept() | {"optimizer_state": self._state}
+        return super().kept() | ({"optimizer_state": sharded_moments(self._m)} if self._shards_moments else {})
 
     def setup(self) -> Parts:
         return super().setup() | {"gradients": self._m.gradients}
 
     def in_loss(self) -> Parts:
-        return {"gradients": self._m.gradients * (2 if self._own_too else 1)}
+        return {"gradients": self._gradients}
 
     def in_backward(self, at: int) -> Parts:
-        return {"gradients": self.in_loss()["gradients"] + self._m.first_of(at)}
+        return {"gradients": self._gradients + self._m.first_of(at)}
 
     def at_end(self) -> Parts:
-        return {"gradients": self.in_loss()["gradients"] + self._m.largest_gradient}
-
-    def at_update(self) -> Parts:
-        return {"gradients": self._m.gradients, "optimizer_temporaries": self._temporary}
+        return {"gradients": self._gradients + self._m.largest_gradient}
 
 
 def add_parts(a: Parts, b: Parts) -> Parts:
@@ -365,45 +366,25 @@ def share_per_rank(n: int, world: int) -> int:
 
 def as_sharded(m: ModelSizes, options: Options) -> ModelSizes:
     """Return the model with the number of ranks over which these options shard it as ``world``: those of a node under HSDP."""
-    if options.get("replicate") != "nodes":
-        return m
-    m = copy(m)
-    m.world = m.node_ranks
-    return m
+    return msgspec.structs.replace(m, world=m.node_ranks) if options.get("replicate") == "nodes" else m
 
 
 def sharded_setup(m: ModelSizes, unit: int) -> Parts:
     """Return the setup peak: a GPU receives weights one unit at a time; on CPUs the first rank builds the full model."""
     if m.device == "cpu":
-        return {"weights": m.base, "adapters": m.adapters, "gathered_weights": share_per_rank(m.base, m.world)}
-    return {
-        "weights": share_per_rank(m.base, m.world),
-        "adapters": share_per_rank(m.adapters, m.world),
-        "gathered_weights": unit,
-    }
+        return {"weights": m.base, "adapters": m.adapters, "gathered_weights": m.share(m.base)}
+    return {"weights": m.share(m.base), "adapters": m.share(m.adapters), "gathered_weights": unit}
 
 
 def sharded_moments(m: ModelSizes) -> int:
-    return ADAM_MOMENTS * share_per_rank(m.gradients, m.world)
+    return ADAM_MOMENTS * m.share(m.gradients)
 
 
-class OffloadedState:
-    """A memory layout minus what is offloaded to the host. On CPUs nothing is saved, and the optimizer's weight copy is extra."""
-
-    def __init__(self, inner: StrategyState, offload: str, model: ModelSizes) -> None:
-        self._inner, self._offload, self._m = inner, offload, model
-        self.copies_weights = inner.copies_weights
-        self.setup, self.in_loss, self.at_head = inner.setup, inner.in_loss, inner.at_head
-        self.in_backward, self.at_end, self.at_update = inner.in_backward, inner.at_end, inner.at_update
-
-    def kept(self) -> Parts:
-        """Return bytes of weights and optimizer state on the device."""
-        parts = self._inner.kept()
-        if self._m.device == "cpu":
-            copied = share_per_rank(self._m.gradients, self._m.world) if self._offload == "optimizer" else 0
-            return parts | {"optimizer_state": parts["optimizer_state"] + copied}
-        gone = ("optimizer_state",) if self._offload == "optimizer" else ("optimizer_state", "weights", "adapters")
-        return {key: n for key, n in parts.items() if key not in gone}
+ENGINE_SETTINGS: dict[str, dict[str, str]] = {
+    table: {name: why for names, why in rows for name in names.split()}
+    for table, rows in json.loads((Path(__file__).parent / "engine_settings.json").read_text()).items()
+}
+"""Settings of other libraries' engines by table, with the reason why each cannot be used."""
 
 
 def same_setting(theirs: Any, ours: Any) -> bool:

@@ -7,15 +7,13 @@ from allranks.spec.strategies.base import (
     Bucketed,
     ModelSizes,
     Options,
-    Replicated,
     StrategyInfo,
     StrategyState,
-    sharded_moments,
 )
 
 
 def _replicated(m: ModelSizes, o: Options) -> StrategyState:
-    return Replicated(m)
+    return StrategyState(m)
 
 
 SINGLE = StrategyInfo(
@@ -60,5 +58,5 @@ PYTORCH_ZERO1 = StrategyInfo(
     "allranks.train.strategies.data_parallel:PyTorchZero1",
     "torch DistributedDataParallel with ZeroRedundancyOptimizer",
     {"bucket_mb": DEFAULT_BUCKET_MB, "find_unused_parameters": False},
-    memory=lambda m, o: Bucketed(m, keeps_local_gradients=True, state=sharded_moments(m)),
+    memory=lambda m, o: Bucketed(m, keeps_local_gradients=True, shards_moments=True),
 )

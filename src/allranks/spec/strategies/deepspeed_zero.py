@@ -17,6 +17,7 @@ import msgspec
 from allranks.errors import SpecError
 from allranks.spec.strategies.base import (
     ADAM_MOMENTS,
+    ENGINE_SETTINGS,
     ModelSizes,
     Options,
     Parts,
@@ -24,7 +25,6 @@ from allranks.spec.strategies.base import (
     StrategyState,
     same_setting,
     sharded_setup,
-    share_per_rank,
 )
 from allranks.utils.inputs import FileTooLarge, read_text
 from allranks.utils.text import did_you_mean
@@ -40,46 +40,11 @@ STAGES = {"deepspeed_zero1": 1, "deepspeed_zero2": 2, "deepspeed_zero3": 3}
 MAX_BYTES = 1 << 20
 FILLED = {"betas": [0.9, 0.999], "eps": 1e-8}  # as in `optim.adamw`
 
-# Sections that would change what a step means, or who talks to whom, behind the loop's back.
-UNSUPPORTED = {
-    "scheduler": "the loop sets the learning rate: train.schedule and train.warmup_steps",
-    "amp": "model.dtype says in which numbers the model computes",
-    "torch_autocast": "model.dtype says in which numbers the model computes",
-    "pipeline": "pipeline parallelism is not supported",
-    "tensor_parallel": "tensor parallelism is not supported",
-    "expert_parallel": "expert parallelism is not supported",
-    "sequence_parallel_size": "sequence parallelism is not supported",
-    "data_parallel_size": "all ranks are data parallel",
-    "hybrid_engine": "it is for inference within training",
-    "elasticity": "the batch is the spec's",
-    "autotuning": "it starts processes of its own; `allranks compare` measures strategies",
-    "curriculum_learning": "the order of the data is the spec's",
-    "data_efficiency": "the order of the data is the spec's",
-    "compression_training": "it changes the model while it trains",
-    "sparse_gradients": "gradients of embeddings are dense",
-    "zenflow": "delayed updates differ from the reference's",
-    "compile": "DeepSpeed's compiler changes the communication; use model.compile",
-}
-UNSUPPORTED_IN_ZERO = {
-    "zenflow": "delayed updates differ from the reference's",
-    "offload_optimizer": "offloading by DeepSpeed is not supported",
-    "offload_param": "offloading by DeepSpeed is not supported",
-    "cpu_offload": "offloading by DeepSpeed is not supported",
-    "cpu_offload_params": "offloading by DeepSpeed is not supported",
-    "zero_quantized_weights": "quantized communication is not exact",
-    "zero_quantized_nontrainable_weights": "quantized communication is not exact",
-    "zero_quantized_gradients": "quantized communication is not exact",
-    "zero_hpz_partition_size": "a second partition within nodes is not supported",
-    "mics_shard_size": "shards within groups of ranks are not supported",
-}
+UNSUPPORTED = ENGINE_SETTINGS["deepspeed_unsupported"]
+"""Sections that would change what a step means, or who talks to whom, behind the loop's back; and why they cannot be used."""
+UNSUPPORTED_IN_ZERO = ENGINE_SETTINGS["deepspeed_unsupported_in_zero"]
 UNSUPPORTED_OPTIMIZERS = ("OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Muon")
-KNOWN = (
-    *UNSUPPORTED, "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "zero_optimization",
-    "fp16", "bf16", "gradient_clipping", "communication_data_type", "prescale_gradients", "gradient_predivide_factor", "steps_per_print",
-    "wall_clock_breakdown", "memory_breakdown", "dump_state", "flops_profiler", "activation_checkpointing", "comms_logger", "data_types",
-    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "tensorboard", "wandb", "csv_monitor", "comet", "aio", "checkpoint",
-    "timers", "seed", "log_level",
-)  # fmt: skip
+KNOWN = (*UNSUPPORTED, *ENGINE_SETTINGS["deepspeed_supported"])
 
 
 class DeepSpeedExpectations(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,15 +282,14 @@ PREFETCH_ELEMENTS = 50_000_000  # stage 3: elements that are prefetched
 MAX_LIVE_ELEMENTS = 1_000_000_000  # stage 3: gathered elements before any is freed
 
 
-class DeepSpeedReplicated:
+class DeepSpeedReplicated(StrategyState):
     """Stages 1 and 2: weights on every rank; float32 master weights and optimizer state sharded."""
 
-    copies_weights = True
-
     def __init__(self, model: ModelSizes, stage: int, *, bucket: int | None, foreach: bool) -> None:
-        self._m, self._stage, self._foreach = model, stage, foreach
+        super().__init__(model)
+        self._stage, self._foreach = stage, foreach
         self._bucket = min(bucket or BUCKET_ELEMENTS, model.trained) * model.trained_element
-        self._part = share_per_rank(model.trained, model.world)
+        self._part = model.share(model.trained)
 
     def kept(self) -> Parts:
         m = self._m
@@ -340,15 +304,13 @@ class DeepSpeedReplicated:
             "gathered_weights": m.gradients,
         }
 
-    def _own(self) -> int:
-        """Return bytes of this rank's gradient shard."""
-        return share_per_rank(self._m.gradients, self._m.world)
-
     def in_loss(self) -> Parts:
         if not self._m.accumulates:
             return {}
         return {
-            "gradients": self._m.gradients + self._own() if self._stage == 1 else self._own(),
+            "gradients": self._m.gradients + self._m.share(self._m.gradients)
+            if self._stage == 1
+            else self._m.share(self._m.gradients),
             "communication": self._bucket,
         }
 
@@ -359,12 +321,12 @@ class DeepSpeedReplicated:
     def in_backward(self, at: int) -> Parts:
         m = self._m
         before = self.in_loss().get("gradients", 0)
-        come = m.gradient_bytes_before(at) if self._stage == 1 else share_per_rank(m.gradient_bytes_before(at), m.world)
+        come = m.gradient_bytes_before(at) if self._stage == 1 else m.share(m.gradient_bytes_before(at))
         return {"gradients": (before or come) + m.first_of(at), "communication": self._bucket}
 
     def at_end(self) -> Parts:
         m = self._m
-        kept = m.gradients if self._stage == 1 else self._own()
+        kept = m.gradients if self._stage == 1 else self._m.share(self._m.gradients)
         return {"gradients": kept + m.largest_gradient, "communication": self._bucket}
 
     def at_update(self) -> Parts:
@@ -373,32 +335,30 @@ class DeepSpeedReplicated:
         return {"gradients": 4 * self._part, "communication": self._bucket, "optimizer_temporaries": temporary}
 
 
-class DeepSpeedZero3:
+class DeepSpeedZero3(StrategyState):
     """Stage 3: weights are sharded too; weights gathered in forward stay while fewer than `MAX_LIVE_ELEMENTS` elements are gathered.
 
     Prefetched weights arrive in one tensor and are copied out of it; the tensor stays until the last of them is used.
     """
 
-    copies_weights = True
-
     def __init__(self, model: ModelSizes, *, live: int | None, bucket: int | None, prefetch: int | None) -> None:
-        m = self._m = model
+        super().__init__(m := model)
         every = sum(b.base + b.adapters for b in (*m.blocks, m.rest))
         # with LoRA a block is gathered as a whole, whatever the limit is
         block = max((b.base + b.adapters for b in m.blocks), default=0) if m.adapters else 0
         self._live = max(block, min(live or MAX_LIVE_ELEMENTS, every)) * m.element
         self._fetched = min(prefetch or PREFETCH_ELEMENTS, every) * m.element
         self._bucket = min(bucket or BUCKET_ELEMENTS, m.trained) * m.trained_element
-        self._part = share_per_rank(m.trained, m.world)
+        self._part = m.share(m.trained)
         self._largest = m.largest_weight * m.element
 
     def kept(self) -> Parts:
         m = self._m
         return {
-            "weights": share_per_rank(m.base, m.world),
-            "adapters": share_per_rank(m.adapters, m.world),
+            "weights": m.share(m.base),
+            "adapters": m.share(m.adapters),
             "optimizer_state": (1 + ADAM_MOMENTS) * 4 * self._part,
-            "gradients": share_per_rank(m.gradients, m.world),
+            "gradients": m.share(m.gradients),
             "communication": self._bucket,
         }
 

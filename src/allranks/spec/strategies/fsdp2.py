@@ -16,7 +16,6 @@ from allranks.spec.strategies.base import (
     add_parts,
     as_sharded,
     sharded_setup,
-    share_per_rank,
 )
 
 OPTIONS: Options = {"find_unused_parameters": False, "adapters": "auto", "offload": "none", "replicate": "auto"}
@@ -65,11 +64,12 @@ def sends_between_nodes(m: ModelSizes, o: Options, nodes: int, accum: int, *, re
     return int(averaged + accum * ring * (gathered + m.copies * gradients))
 
 
-class FSDP2:
+class FSDP2(StrategyState):
     """torch's fully_shard per block, the rest in the root; ``reshard`` False keeps blocks gathered until backward."""
 
     def __init__(self, model: ModelSizes, *, reshard: bool, adapters: str, offload: str) -> None:
-        self._m, self._reshard = model, reshard
+        super().__init__(model)
+        self._reshard = reshard
         self._kept_whole = model.has_adapters and keeps_adapters_whole(
             adapters=adapters,
             offload=offload,
@@ -98,9 +98,9 @@ class FSDP2:
 
     def kept(self) -> Parts:
         m = self._m
-        own = m.gradients if self._kept_whole else share_per_rank(m.gradients, m.world)
-        adapters = m.adapters if self._kept_whole else share_per_rank(m.adapters, m.world)
-        return {"weights": share_per_rank(m.base, m.world), "adapters": adapters, "optimizer_state": ADAM_MOMENTS * own}
+        own = m.gradients if self._kept_whole else m.share(m.gradients)
+        adapters = m.adapters if self._kept_whole else m.share(m.adapters)
+        return {"weights": m.share(m.base), "adapters": adapters, "optimizer_state": ADAM_MOMENTS * own}
 
     def setup(self) -> Parts:
         return sharded_setup(self._m, max((self._m.bytes_of(b) for b in self._m.blocks), default=0))
@@ -110,7 +110,7 @@ class FSDP2:
 
     def _ready(self, gradients: int) -> int:
         """Return bytes of this rank's reduced gradients."""
-        return gradients if self._kept_whole else share_per_rank(gradients, self._m.world)
+        return gradients if self._kept_whole else self._m.share(gradients)
 
     def in_loss(self) -> Parts:
         return {
@@ -151,7 +151,7 @@ class FSDP2:
 
     def at_update(self) -> Parts:
         m = self._m
-        whole = m.gradients if self._kept_whole else share_per_rank(m.gradients, m.world)
+        whole = m.gradients if self._kept_whole else m.share(m.gradients)
         return {"gradients": whole, "communication": m.gradients if self._kept_whole else 0}
 
 

@@ -12,10 +12,10 @@ import msgspec
 
 from allranks.errors import SpecError
 from allranks.spec.strategies.base import (
+    ENGINE_SETTINGS,
     ModelSizes,
     Options,
     Parts,
-    Replicated,
     StrategyInfo,
     StrategyState,
     same_setting,
@@ -53,50 +53,8 @@ FREE: dict[str, type] = {
     "tf32": bool,
     "torch_empty_cache_steps": int,
 }
-_SAVES = "allranks writes, verifies and rotates checkpoints: the section checkpoint"
-_EVALUATES = "allranks evaluates independently of batch size and ranks: the section eval"
-_LOGS = "allranks records steps as events: observe.log_every"
-_DATA = "allranks prepares the batches: the section data"
-_NUMBERS = "model.dtype says in which numbers the model computes"
-_CHECKPOINTING = "model.gradient_checkpointing turns it on, in its non-reentrant form"
-_LOSS = "it changes the loss, which would no longer be that of the other strategies"
-_HUB = "a run does not publish; `allranks export` writes a folder that you can publish"
-_OPTIMIZER = "the optimizer is the project's AdamW with train.lr and train.weight_decay"
-UNSUPPORTED: dict[str, str] = {
-    **dict.fromkeys(("save_strategy", "save_steps", "save_total_limit", "save_only_model", "save_on_each_node", "load_best_model_at_end"), _SAVES),
-    **dict.fromkeys(("metric_for_best_model", "greater_is_better", "enable_jit_checkpoint", "restore_callback_states_from_checkpoint"), _SAVES),
-    **dict.fromkeys(("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "per_device_eval_batch_size", "eval_accumulation_steps"), _EVALUATES),
-    **dict.fromkeys(("prediction_loss_only", "include_for_metrics", "batch_eval_metrics", "bf16_full_eval", "fp16_full_eval"), _EVALUATES),
-    **dict.fromkeys(("logging_strategy", "logging_steps", "logging_first_step", "logging_nan_inf_filter", "report_to", "logging_dir"), _LOGS),
-    **dict.fromkeys(("include_num_input_tokens_seen", "disable_tqdm", "run_name", "project", "log_on_each_node"), _LOGS),
-    **dict.fromkeys(("dataloader_num_workers", "dataloader_drop_last", "dataloader_pin_memory", "dataloader_prefetch_factor"), _DATA),
-    **dict.fromkeys(("dataloader_persistent_workers", "group_by_length", "train_sampling_strategy", "length_column_name", "data_seed"), _DATA),
-    **dict.fromkeys(("remove_unused_columns", "label_names", "ignore_data_skip", "auto_find_batch_size", "accelerator_config"), _DATA),
-    **dict.fromkeys(("bf16", "fp16", "half_precision_backend", "fp16_backend"), _NUMBERS),
-    **dict.fromkeys(("gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_checkpointing", "activation_checkpointing_kwargs"), _CHECKPOINTING),
-    **dict.fromkeys(("label_smoothing_factor", "neftune_noise_alpha", "average_tokens_across_devices"), _LOSS),
-    **dict.fromkeys(("push_to_hub", "hub_token", "hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push"), _HUB),
-    **dict.fromkeys(("optim_args", "optim_target_modules", "lr_scheduler_kwargs"), _OPTIMIZER),
-    "output_dir": "all output is in the run folder: run_root",
-    "overwrite_output_dir": "every run has its own folder",
-    "resume_from_checkpoint": "use `allranks resume RUN`",
-    "torch_compile": "model.compile compiles the model",
-    "torch_compile_backend": "model.compile compiles the model",
-    "torch_compile_mode": "model.compile compiles the model",
-    "use_liger_kernel": "it replaces parts of the model that were verified",
-    "fsdp": "pytorch_zero2 and pytorch_zero3 shard with FSDP2",
-    "fsdp_config": "pytorch_zero2 and pytorch_zero3 shard with FSDP2",
-    "deepspeed": "deepspeed_zero1, deepspeed_zero2 and deepspeed_zero3 run DeepSpeed",
-    "parallelism_config": "all ranks are data parallel",
-    "tp_size": "all ranks are data parallel",
-    "do_train": "train.max_steps: 0 only evaluates",
-    "do_eval": "the section eval says when to evaluate",
-    "do_predict": "the section eval says when to evaluate",
-    "local_rank": "ranks come from the launcher",
-    "ddp_timeout": "cluster.timeout_s applies to every collective; the Trainer's own setting is ignored on CPUs",
-    "debug": "it instruments every forward",
-    "use_cache": "keys and values are not cached in training",
-}  # fmt: skip
+UNSUPPORTED = ENGINE_SETTINGS["hf_trainer_unsupported"]
+"""Names that cannot be set, and why."""
 
 
 class TrainerExpectations(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,33 +168,18 @@ def _is_off(value: Any) -> bool:
     return value in (None, False, "no", "none", "", 0) or value in ([], {})
 
 
-class CopiedBuckets(Replicated):
+class CopiedBuckets(StrategyState):
     """DDP whose gradients are not views of its buckets, so both exist. The Hugging Face Trainer wraps models this way."""
 
-    def _with_buckets(self, parts: Parts) -> Parts:
-        return parts | {"communication": self._m.gradients}
+    def kept(self) -> Parts:
+        return super().kept() | {"communication": self._m.gradients}
 
     def setup(self) -> Parts:
-        return self._with_buckets(super().setup())
-
-    def in_loss(self) -> Parts:
-        return self._with_buckets(super().in_loss())
-
-    def at_head(self) -> Parts:
-        return self._with_buckets(super().at_head())
-
-    def in_backward(self, at: int) -> Parts:
-        return self._with_buckets(super().in_backward(at))
-
-    def at_end(self) -> Parts:
-        return self._with_buckets(super().at_end())
-
-    def at_update(self) -> Parts:
-        return self._with_buckets(super().at_update())
+        return super().setup() | {"communication": self._m.gradients}
 
 
 def _memory(m: ModelSizes, o: Options) -> StrategyState:
-    return Replicated(m) if m.world == 1 else CopiedBuckets(m)
+    return StrategyState(m) if m.world == 1 else CopiedBuckets(m)
 
 
 HF_TRAINER = StrategyInfo(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from allranks.spec.strategies.base import (
-    ADAM_MOMENTS,
     DEFAULT_BUCKET_MB,
     MB,
     Bucketed,
@@ -11,13 +10,12 @@ from allranks.spec.strategies.base import (
     ModelSizes,
     Options,
     Parts,
-    Replicated,
     StrategyInfo,
+    StrategyState,
     add_parts,
     cut_into_buckets,
     sharded_moments,
     sharded_setup,
-    share_per_rank,
 )
 
 # offload: what is kept in the host's memory; the update is then computed there
@@ -25,30 +23,29 @@ OPTIONS: Options = {"bucket_mb": DEFAULT_BUCKET_MB, "offload": "none"}
 CHOICES = {"offload": ("none", "optimizer")}
 
 
-class ReduceScattered(Replicated):
+class ReduceScattered(StrategyState):
     """ZeRO 2: gradients are reduced bucket by bucket; this rank keeps only its shard."""
 
     def __init__(self, model: ModelSizes, bucket_bytes: float) -> None:
         super().__init__(model)
-        flats = cut_into_buckets(model.trained_bytes()[::-1], bucket_bytes)
+        flats = cut_into_buckets([n * model.trained_element for n in model.trained_elements[::-1]], bucket_bytes)
         self._largest = max(flats, default=0)
         self._buffers = GradientBuffers(flats, model.world, copies=model.copies)
 
     def kept(self) -> Parts:
-        share = share_per_rank(self._m.gradients, self._m.world)
-        return super().kept() | {"optimizer_state": ADAM_MOMENTS * share}
+        return super().kept() | {"optimizer_state": sharded_moments(self._m)}
 
     def setup(self) -> Parts:
         return {"weights": self._m.base + self._largest, "adapters": self._m.adapters}
-
-    def _all(self) -> int:
-        return share_per_rank(self._m.gradients, self._m.world)
 
     def in_loss(self) -> Parts:
         """Return memory when the previous micro-step's buffers have arrived and are not yet reused."""
         if not self._m.accumulates:
             return {}
-        return {"gradients": self._all(), "communication": self._buffers.at(self._m.gradients, filling=False)[1]}
+        return {
+            "gradients": self._m.share(self._m.gradients),
+            "communication": self._buffers.at(self._m.gradients, filling=False)[1],
+        }
 
     def at_head(self) -> Parts:
         m = self._m
@@ -57,36 +54,37 @@ class ReduceScattered(Replicated):
     def in_backward(self, at: int) -> Parts:
         m = self._m
         parts, buffers = self._buffers.at(m.gradient_bytes_before(at), filling=True)
-        return {"gradients": self._all() if m.accumulates else parts, "communication": buffers + m.first_of(at)}
+        return {
+            "gradients": self._m.share(self._m.gradients) if m.accumulates else parts,
+            "communication": buffers + m.first_of(at),
+        }
 
     def at_end(self) -> Parts:
-        return {"gradients": self._all(), "communication": self._buffers.after_last_launch()[1]}
+        return {"gradients": self._m.share(self._m.gradients), "communication": self._buffers.after_last_launch()[1]}
 
     def at_update(self) -> Parts:
-        return {"gradients": self._all()}
+        return {"gradients": self._m.share(self._m.gradients)}
 
 
-class Zero3:
+class Zero3(StrategyState):
     """Hand-written ZeRO 3: the current and next block are gathered, and all weights outside blocks."""
 
     copies_weights = False
 
     def __init__(self, model: ModelSizes) -> None:
-        self._m = model
+        super().__init__(model)
         self._block = max((model.gathered_bytes_of(b) for b in model.blocks), default=0)
         # while a block is gathered, this rank's shard exists in the dtype of compute, too
-        self._cast_shard = share_per_rank(self._block, model.world) if model.autocast else 0
-        before, behind = (cut_into_buckets(own, self._block) for own in model.trained_base_bytes())
+        self._cast_shard = model.share(self._block) if model.autocast else 0
+        before, behind = (
+            cut_into_buckets([n * model.trained_element for n in own], self._block) for own in model.trained_outside
+        )
         blocks = [model.gradient_of(b) for b in model.blocks[::-1] if model.gradient_of(b)]
         self._buffers = GradientBuffers([*behind[::-1], *blocks, *before[::-1]], model.world, copies=model.copies)
 
     def kept(self) -> Parts:
         m = self._m
-        return {
-            "weights": share_per_rank(m.base, m.world),
-            "adapters": share_per_rank(m.adapters, m.world),
-            "optimizer_state": ADAM_MOMENTS * share_per_rank(m.gradients, m.world),
-        }
+        return {"weights": m.share(m.base), "adapters": m.share(m.adapters), "optimizer_state": sharded_moments(m)}
 
     def setup(self) -> Parts:
         return sharded_setup(self._m, max((self._m.bytes_of(b) for b in self._m.blocks), default=0))
@@ -94,15 +92,16 @@ class Zero3:
     def _whole(self, blocks: int) -> int:
         return self._m.gathered_bytes_of(self._m.rest) + min(blocks, len(self._m.blocks)) * self._block
 
-    def _all(self) -> int:
-        return share_per_rank(self._m.gradients, self._m.world)
-
     def in_loss(self) -> Parts:
         """Return memory when the previous micro-step's buffers have arrived and are not yet reused."""
         if not self._m.accumulates:
             return {"gathered_weights": self._whole(0)}
         buffers = self._buffers.at(self._m.gradients, filling=False)[1]
-        return {"gradients": self._all(), "gathered_weights": self._whole(0), "communication": buffers}
+        return {
+            "gradients": self._m.share(self._m.gradients),
+            "gathered_weights": self._whole(0),
+            "communication": buffers,
+        }
 
     def at_head(self) -> Parts:
         m = self._m
@@ -117,17 +116,21 @@ class Zero3:
         m = self._m
         parts, buffers = self._buffers.at(m.gradient_bytes_before(at), filling=True)
         return {
-            "gradients": self._all() if m.accumulates else parts,
+            "gradients": self._m.share(self._m.gradients) if m.accumulates else parts,
             "gathered_weights": self._whole(2 if at else 1),
             "communication": buffers + m.first_of(at, gathered=True) + (self._cast_shard if at else 0),
         }
 
     def at_end(self) -> Parts:
         buffers = self._buffers.after_last_launch()[1]
-        return {"gradients": self._all(), "gathered_weights": self._whole(1), "communication": buffers}
+        return {
+            "gradients": self._m.share(self._m.gradients),
+            "gathered_weights": self._whole(1),
+            "communication": buffers,
+        }
 
     def at_update(self) -> Parts:
-        return {"gradients": self._all()}
+        return {"gradients": self._m.share(self._m.gradients)}
 
 
 ZERO1 = StrategyInfo(
@@ -135,7 +138,7 @@ ZERO1 = StrategyInfo(
     "sharded optimizer state",
     OPTIONS,
     CHOICES,
-    memory=lambda m, o: Bucketed(m, state=sharded_moments(m)),
+    memory=lambda m, o: Bucketed(m, shards_moments=True),
 )
 ZERO2 = StrategyInfo(
     "allranks.train.strategies.zero:Zero2",

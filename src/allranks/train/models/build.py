@@ -14,12 +14,12 @@ from torch import nn
 
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
 from allranks.spec.models import (
-    _FAMILIES,
     TINY_ENCODERS,
     TaskTypes,
     check_model_folder,
     model_task,
     require_architecture,
+    tiny_defaults,
     tiny_family,
 )
 from allranks.spec.records import ModelSpec, RunSpec
@@ -197,7 +197,7 @@ def tiny_config(name: str, overrides: dict[str, Any], tokenizer: Any, labels: in
     """
     from transformers import AutoConfig
 
-    model_type, values = _FAMILIES[tiny_family(name)]
+    model_type, values = tiny_family(name), tiny_defaults(name)
     plain = AutoConfig.for_model(model_type)
     for key in overrides:
         if key not in values and not hasattr(plain, key):  # some settings are not fields of the class, but are used

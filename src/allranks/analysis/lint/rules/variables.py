@@ -122,7 +122,7 @@ def deprecated(job: JobDescription) -> Iterator[Violation]:
     for item in job.all_values:
         old = DEPRECATED_VARIABLES.get(item.name)
         if old and item.name not in job.used_names:
-            severity = "warning" if old.removed and not old.why.startswith("removed") else "note"
+            severity = "warning" if old.why.startswith(("renamed in", "not a ")) else "note"
             yield Violation(item.offset, f"{item.name}: {old.why}", cure=old.instead, severity=severity)
 
 
