@@ -9,14 +9,16 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from allranks.errors import SpecError
+from allranks.errors import AllranksError, SpecError
 from allranks.planning.memory.model_config import ModelFiles, find_config, find_files
 from allranks.planning.memory.weights import shapes_of
+from allranks.rundir.files import read_record
 from allranks.spec.data_columns import TEMPLATE_KINDS
 from allranks.spec.data_templates import require_task_template
 from allranks.spec.models import (
@@ -35,12 +37,12 @@ from allranks.spec.models import (
     tiny_family,
 )
 from allranks.spec.records import AdapterSpec, RunSpec
-from allranks.utils.inputs import FileTooLarge, open_regular, read_text
+from allranks.utils.inputs import FileTooLarge, read_text
+from allranks.utils.safetensors_files import INDEX, SINGLE, read_header
 from allranks.utils.text import did_you_mean
 
 MAX_TOKENIZER_BYTES = 64 << 20
 MAX_SOURCE_BYTES = 4 << 20
-MAX_HEADER_BYTES = 100 << 20
 
 POSITION_KEYS = ("max_position_embeddings", "n_positions")
 ATTENTION_FLAGS = {
@@ -301,33 +303,22 @@ def attention_flags(model_type: str) -> frozenset[str] | None:
 
 def adaptable_modules(spec: RunSpec, files: ModelFiles) -> frozenset[str]:
     """Return the full names of the model's modules, from the headers of its weight files; empty if unknown."""
-    if files.folder is not None:
-        names = stored_names(files.folder)
-    else:
+    names: Iterable[str] = ()
+    if files.folder is None:
         config = find_config(spec).config
-        names = [weight.name for weight in shapes_of(config).weights()] if config is not None else []
+        names = [weight.name for weight in shapes_of(config).weights()] if config is not None else ()
+    else:
+        index = files.folder / INDEX
+        with suppress(
+            AllranksError, KeyError, AttributeError
+        ):  # the reader of the weights reports what is wrong with them
+            listed = read_record(index)["weight_map"] if index.is_file() else read_header(files.folder / SINGLE)
+            names = listed.keys()
     found: set[str] = set()
     for name in names:
         parts = name.split(".")[:-1]
         found.update(".".join(parts[: i + 1]) for i in range(len(parts)))
     return frozenset(found)
-
-
-def stored_names(folder: Path) -> Collection[str]:
-    """Return the names of the tensors in a folder's safetensors files, from the index or the header; empty if unknown."""
-    try:
-        index = folder / "model.safetensors.index.json"
-        if index.is_file():
-            return list(json.loads(read_text(index, MAX_HEADER_BYTES))["weight_map"])
-        file = folder / "model.safetensors"
-        if not file.is_file():
-            return []
-        with open_regular(file) as opened:
-            size = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(size)) if size <= MAX_HEADER_BYTES else {}
-        return [name for name in header if name != "__metadata__"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, FileTooLarge):
-        return []  # the reader of the weights reports what is wrong with it
 
 
 def require_targets(

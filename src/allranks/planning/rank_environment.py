@@ -22,19 +22,6 @@ from allranks.utils.redaction import HIDDEN, holds_secret, is_placeholder, redac
 
 SCRIPT_ARGS = "ALLRANKS_SCRIPT_ARGS"
 """The arguments of a user's program as a JSON list, where spec.yaml has placeholders for the secret ones."""
-__all__ = [
-    "EnvVar",
-    "as_variables",
-    "decide_environment",
-    "public_variables",
-    "script_arguments",
-    "secret_variables",
-    "secret_warnings",
-    "threads_per_rank",
-    "with_allocator",
-    "with_hidden_secrets",
-    "without_script_secrets",
-]  # fmt: skip
 _INTERPRETER = re.compile(r"python[0-9.]*")
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from allranks.errors import DataError, EnvironmentNotAble
 from allranks.spec.records import DataSpec
-from allranks.utils.inputs import open_regular, read_text
+from allranks.utils.inputs import DuplicateKey, distinct_keys, open_regular, read_text
 from allranks.utils.text import did_you_mean, nearest_file_hint
 
 Row = dict[str, Any]
@@ -229,21 +229,9 @@ def _read_text(path: Path) -> str:
     return read_text(path, MAX_JSON_BYTES, encoding="utf-8-sig")
 
 
-class DuplicateKey(ValueError):
-    """A key that occurs twice in a JSON object; Python's parser would keep the last one."""
-
-
-def _distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
-    row = dict(pairs)
-    if len(row) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise DuplicateKey(f"the key {next(k for k in keys if keys.count(k) > 1)!r} occurs twice in one object")
-    return row
-
-
 def _json_rows(path: Path) -> Iterator[Row]:
     try:
-        value = json.loads(_read_text(path), object_pairs_hook=_distinct_keys)
+        value = json.loads(_read_text(path), object_pairs_hook=distinct_keys)
     except DuplicateKey as error:
         raise DataError(f"data.source {path}: {error}") from None
     except json.JSONDecodeError as error:
@@ -267,7 +255,7 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line, object_pairs_hook=_distinct_keys)
+                row = json.loads(line, object_pairs_hook=distinct_keys)
             except json.JSONDecodeError as error:
                 raise DataError(f"data.source {path}, line {line_number}: not JSON: {error.msg}") from None
             except DuplicateKey as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import re
 import select
@@ -17,7 +18,9 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+from allranks.errors import SpecError
 
 STDIN_NAME = "standard input"
 RECORD_BYTES = 256 << 20
@@ -165,6 +168,44 @@ def read_regular(path: str | Path, limit: int = RECORD_BYTES) -> bytes:
 def read_text(path: str | Path, limit: int = RECORD_BYTES, errors: str = "strict", encoding: str = "utf-8") -> str:
     """Return the text of a regular file. Raises `OSError` as `read_regular` does, and `UnicodeDecodeError`."""
     return read_regular(path, limit).decode(encoding, errors)
+
+
+class DuplicateKey(ValueError):
+    """A key that occurs twice in a JSON object; Python's parser would keep the last one."""
+
+
+def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; the ``object_pairs_hook`` of `json.loads` that raises `DuplicateKey`."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise DuplicateKey(f"the key {next(k for k in keys if keys.count(k) > 1)!r} occurs twice in one object")
+    return found
+
+
+def read_json_object(path: Path, limit: int, key: str, *, distinct: bool = False) -> dict[str, Any]:
+    """Return the JSON object in a file that a spec names.
+
+    Args:
+        key: the key of the spec, for messages.
+        distinct: refuse a key that occurs twice in an object.
+
+    Raises:
+        SpecError: it does not exist, cannot be read, is too large, or not a JSON object.
+    """
+    try:
+        found = json.loads(read_text(path, limit), object_pairs_hook=distinct_keys if distinct else None)
+    except FileTooLarge:
+        raise SpecError(f"{key}: {path} is larger than {limit >> 20} MiB; this is not a configuration") from None
+    except FileNotFoundError:
+        raise SpecError(f"{key}: file not found: {path}") from None
+    except OSError as error:
+        raise SpecError(f"{key}: {path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{key}: {path} is not valid JSON: {str(error)[:120]}") from None
+    if not isinstance(found, dict):
+        raise SpecError(f"{key}: {path}: expected a JSON object, found a {type(found).__name__}")
+    return found
 
 
 def read_lines(path: str | Path, limit: int = LINES_BYTES) -> Iterator[bytes]:

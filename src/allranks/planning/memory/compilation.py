@@ -9,6 +9,7 @@ plan has the answer and the reason, the ranks and a resume follow the plan.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import msgspec
 
@@ -54,52 +55,41 @@ def decide_compilation(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> 
     """
     if spec.model is None or plan.batch is None or spec.model.compile is False:
         return msgspec.structs.replace(plan, compiled=False, compile_reason="")
-    unable = _unable(plan)
-    if spec.model.compile != COMPILE_AUTO:
-        return msgspec.structs.replace(plan, compiled=not unable, compile_reason=unable or "model.compile: true")
-    against = unable or _unsuitable_place(spec, plan, facts) or _unsuitable_model(spec)
-    if against:
-        return msgspec.structs.replace(plan, compiled=False, compile_reason=against)
+    against = next(_reasons_against(spec, plan, facts), "")
+    if against or spec.model.compile != COMPILE_AUTO:
+        reason = against or "model.compile: true"
+        return msgspec.structs.replace(plan, compiled=not against, compile_reason=reason)
     enough, reason = _by_time(spec, plan)
     return msgspec.structs.replace(plan, compiled=enough, compile_reason=reason)
 
 
-def _unable(plan: LaunchPlan) -> str:
-    """Return why blocks cannot be compiled; empty if they can."""
+def _reasons_against(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Iterator[str]:
+    """Yield why blocks cannot be compiled; for ``auto`` also how device, training or model differ from what was measured to gain."""
+    assert spec.model is not None
     if strategy_info(plan.strategy).gathers_in_layers:
-        return f"{plan.strategy} gathers weights within the blocks"
-    return ""
-
-
-def _unsuitable_place(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> str:
-    """Return what in the device, the machine or the training speaks against compiling; empty if nothing does."""
+        yield f"{plan.strategy} gathers weights within the blocks"
+    if spec.model.compile != COMPILE_AUTO:
+        return
     if plan.device_is_provisional and plan.device != "cuda":
-        return "the nodes have not reported GPUs yet"
+        yield "the nodes have not reported GPUs yet"
     gain = GAINS[plan.device]
     if gain.ratio < LEAST_RATIO:
-        return f"compiled steps ran at {gain.ratio:.2f} times the speed in {gain.where}; at least {LEAST_RATIO:.2f} is required"
+        yield f"compiled steps ran at {gain.ratio:.2f} times the speed in {gain.where}; at least {LEAST_RATIO:.2f} is required"
     if spec.cluster.launched_by.runs_here and facts.c_compiler is False:
-        return "this machine has no C compiler (cc, gcc or clang)"
+        yield "this machine has no C compiler (cc, gcc or clang)"
     if spec.train.deterministic:
-        return "train.deterministic: the compiler chooses some kernels by timing them"
-    return ""
-
-
-def _unsuitable_model(spec: RunSpec) -> str:
-    """Return how the model differs from what was measured; empty if it does not."""
-    assert spec.model is not None
+        yield "train.deterministic: the compiler chooses some kernels by timing them"
     if is_mlp(spec.model.name):
-        return f"{spec.model.name} has no transformer blocks"
+        yield f"{spec.model.name} has no transformer blocks"
     config = find_config(spec).config
     if config is None:
-        return "the sizes of the model are not known before it is loaded, nor is the time of a step"
-    if config.family in ENCODERS:
-        return "sequences of a classifier differ in length, and each length would be compiled"
-    if config.experts:
-        return "the gain for a mixture of experts was not measured"
+        yield "the sizes of the model are not known before it is loaded, nor is the time of a step"
+    elif config.family in ENCODERS:
+        yield "sequences of a classifier differ in length, and each length would be compiled"
+    elif config.experts:
+        yield "the gain for a mixture of experts was not measured"
     if spec.data is not None and spec.data.packing == "isolated":
-        return "the gain with data.packing: isolated, where batches differ in their number of rows, was not measured on a GPU"
-    return ""
+        yield "the gain with data.packing: isolated, where batches differ in their number of rows, was not measured on a GPU"
 
 
 def _by_time(spec: RunSpec, plan: LaunchPlan) -> tuple[bool, str]:
@@ -108,10 +98,10 @@ def _by_time(spec: RunSpec, plan: LaunchPlan) -> tuple[bool, str]:
     gain, step_s = GAINS[plan.device], expected_step_s(spec, plan)
     saved = steps * step_s * (1 - 1 / gain.ratio)
     needed = PAYBACK * COMPILE_S
-    enough = saved >= needed
+    shown = f"{saved:,.0f} s" if saved >= 1 else "less than a second"
     how = f"{steps:,} steps" if known else f"{steps:,} steps, assumed for {plan.epochs:g} epochs,"
-    return enough, (
-        f"{how} of at least {step_s:.2g} s would save {_seconds(saved)} ({gain.ratio:.2f} times as fast, measured with {gain.where}), "
+    return saved >= needed, (
+        f"{how} of at least {step_s:.2g} s would save {shown} ({gain.ratio:.2f} times as fast, measured with {gain.where}), "
         f"and compiling takes about {COMPILE_S:g} s; it is done from {needed:g} s saved"
     )
 
@@ -137,7 +127,3 @@ def expected_step_s(spec: RunSpec, plan: LaunchPlan) -> float:
     model = model_of(spec, plan, config)
     tokens = plan.batch.micro_batch_size * plan.batch.grad_accum * spec.data.max_length
     return tokens * (6 * model.trained + 4 * (model.parameters - model.trained)) / TRAINING_FLOPS_PER_S
-
-
-def _seconds(value: float) -> str:
-    return f"{value:,.0f} s" if value >= 1 else "less than a second"

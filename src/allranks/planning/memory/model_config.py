@@ -18,7 +18,7 @@ from allranks.planning.memory.families import ENCODERS, FAMILIES, MLP, Experts, 
 from allranks.spec.models import DEFAULT_VOCAB, MlpShape, is_mlp, mlp_shape, tiny_defaults, tiny_family
 from allranks.spec.records import ModelSpec, RunSpec
 from allranks.utils.filesystem import hub_cache
-from allranks.utils.inputs import FileTooLarge, read_text
+from allranks.utils.inputs import read_json_object, read_text
 from allranks.utils.text import nearest_name
 
 MAX_SIZES = {"layers": 2_000, "vocab_size": 20_000_000}
@@ -236,7 +236,7 @@ def find_files(spec: RunSpec) -> ModelFiles | None:
         if known is None:
             return None
         return ModelFiles(config=known, where=where, keys_in=model.name, source="the table of well-known models")
-    raw = _read_config_file(path)
+    raw = read_json_object(path, MAX_CONFIG_BYTES, "model.name")
     nested = raw.get("text_config")  # models of text and images keep the sizes of the language model there
     config = {**raw, **nested, "model_type": raw.get("model_type")} if isinstance(nested, dict) else raw
     if local.is_dir():
@@ -257,22 +257,6 @@ def _cached_config(model: ModelSpec, cache: str | None) -> Path | None:
         return path if path.is_file() else None
     except (OSError, ValueError):
         return None
-
-
-def _read_config_file(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(read_text(path, MAX_CONFIG_BYTES))
-    except FileTooLarge:
-        raise SpecError(
-            f"model.name: {path} is larger than {MAX_CONFIG_BYTES >> 20} MiB; this is not a model config"
-        ) from None
-    except OSError as error:
-        raise SpecError(f"model.name: {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"model.name: {path} is not valid JSON: {str(error)[:120]}") from None
-    if not isinstance(found, dict):
-        raise SpecError(f"model.name: {path} expected a JSON object, found a {type(found).__name__}")
-    return found
 
 
 class ConfigSource(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ from allranks.spec.strategies.base import (
     same_setting,
     sharded_setup,
 )
-from allranks.utils.inputs import FileTooLarge, read_text
+from allranks.utils.inputs import read_json_object
 from allranks.utils.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -106,30 +106,7 @@ def read_config(value: Any, key: str) -> tuple[Json | None, str | None]:
     if not isinstance(value, str):
         raise SpecError(f"{key}: expected a path or a mapping, got {value!r}")
     path = Path(value).expanduser()
-    try:
-        found = json.loads(read_text(path, MAX_BYTES), object_pairs_hook=_no_twice)
-    except FileTooLarge:
-        raise SpecError(
-            f"{key}: {path} is larger than {MAX_BYTES} bytes; this is not a DeepSpeed configuration"
-        ) from None
-    except FileNotFoundError:
-        raise SpecError(f"{key}: file not found: {path}") from None
-    except OSError as error:
-        raise SpecError(f"{key}: {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"{key}: {path} is not valid JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise SpecError(f"{key}: {path}: expected a JSON object, found a {type(found).__name__}")
-    return found, str(path)
-
-
-def _no_twice(pairs: list[tuple[str, Any]]) -> Json:
-    """Refuse duplicate keys; the JSON parser would silently keep the last one."""
-    keys = [k for k, _ in pairs]
-    twice = sorted({k for k in keys if keys.count(k) > 1})
-    if twice:
-        raise ValueError(f"duplicate key {twice[0]!r} in one object")
-    return dict(pairs)
+    return read_json_object(path, MAX_BYTES, key, distinct=True), str(path)
 
 
 def complete_config(given: Json | None, asked: DeepSpeedExpectations, where: str) -> Json:
