@@ -56,10 +56,10 @@ def _one_of(key: str, given: str) -> str:
 
 
 def known_values(key: str) -> tuple[str, ...]:
-    """Return the words that a key can have, with ``true`` and ``false`` for a boolean; empty if any text or number is possible."""
+    """Return the words that a key can have, ``true`` and ``false`` for a boolean; empty if any text or number is possible."""
     annotation = _annotation(key)
     words = tuple(value for value in _literals(annotation) if isinstance(value, str))
-    return (*words, "true", "false") if bool in (annotation, *typing.get_args(annotation)) else words
+    return words or (("true", "false") if annotation is bool else ())
 
 
 def _annotation(key: str) -> Any:
