@@ -211,9 +211,6 @@ def _gid_index_var(node: NodeFacts, ports: list[RdmaPort], kind: RoceGidKind | N
     return nccl_var(name, None, why, risk)
 
 
-_FALSE_VALUES = {"", "0"}
-
-
 class RdmaDecision(msgspec.Struct, frozen=True, kw_only=True):
     """The family that all nodes use (or Socket), the ports of each node, the variables and the reasons."""
 
@@ -228,9 +225,7 @@ def decide_rdma(job: NetworkJob, nodes: Sequence[NodeFacts]) -> RdmaDecision:
     """Decide the network that all nodes have in common and the variables that make all of them use it."""
     forced = _socket_reason(job, nodes)
     if forced:
-        return RdmaDecision(
-            family="Socket", ports={}, environment={n.host: [_net_unset(forced)] for n in nodes}, why=forced
-        )
+        return _sockets(nodes, forced, _net_unset(forced))
     for family in ("InfiniBand", "RoCE", "EFA"):
         ports = {node.host: _usable_ports(node, family) for node in nodes}
         if nodes and all(ports.values()):
@@ -238,15 +233,20 @@ def decide_rdma(job: NetworkJob, nodes: Sequence[NodeFacts]) -> RdmaDecision:
     return _decide_sockets(nodes)
 
 
+def _sockets(nodes: Sequence[NodeFacts], why: str, decided: EnvVar, notes: Sequence[str] = ()) -> RdmaDecision:
+    environment = {node.host: [decided] for node in nodes}
+    return RdmaDecision(family="Socket", ports={}, environment=environment, why=why, notes=list(notes))
+
+
 def _socket_reason(job: NetworkJob, nodes: Sequence[NodeFacts]) -> str:
     """Return why sockets are configured: by the spec, or by /etc/nccl.conf of a node."""
-    if job.user.get("NCCL_IB_DISABLE", "0") not in _FALSE_VALUES or job.user.get("NCCL_NET", "").lower() == "socket":
+
+    def chosen(settings: dict[str, str]) -> bool:
+        return settings.get("NCCL_IB_DISABLE", "0") not in ("", "0") or settings.get("NCCL_NET", "").lower() == "socket"
+
+    if chosen(job.user):
         return "cluster.env sets it"
-    files = [
-        n.host
-        for n in nodes
-        if n.conf.get("NCCL_IB_DISABLE", "0") not in _FALSE_VALUES or n.conf.get("NCCL_NET", "").lower() == "socket"
-    ]
+    files = [node.host for node in nodes if chosen(node.conf)]
     return f"/etc/nccl.conf of {', '.join(files)} sets it" if files else ""
 
 
@@ -284,17 +284,13 @@ def _ib_hca_var(node: NodeFacts, family: str, ports: list[RdmaPort]) -> EnvVar:
             f"all active ports of {node.host} are {family} and usable ({names}); NCCL uses the nearest one to each GPU"
         )
         return nccl_var("NCCL_IB_HCA", None, why, "a fixed list is wrong on nodes with other port names")
-    left = ", ".join(f"{port.name} ({_exclusion_reason(port, family)})" for port in others)
+    left = ", ".join(
+        f"{port.name} ({port.family if port.family != family else 'no routable address'})" for port in others
+    )
     why = f"NCCL would also use {left} of {node.host}, which does not reach the other nodes' {family} ports"
     return nccl_var(
         "NCCL_IB_HCA", f"={names}", why, "ports that come up later are not used; '=' means exactly these names"
     )
-
-
-def _exclusion_reason(port: RdmaPort, family: str) -> str:
-    if port.family != family:
-        return port.family
-    return "no routable address"
 
 
 def _port_count_notes(ports: dict[str, list[RdmaPort]]) -> list[str]:
@@ -317,33 +313,22 @@ def _net_unset(why: str) -> EnvVar:
 
 
 def _decide_sockets(nodes: Sequence[NodeFacts]) -> RdmaDecision:
-    having = [node.host for node in nodes if node.active]
     lacking = [node.host for node in nodes if not node.active]
-    if not having:
+    if len(lacking) == len(nodes):
         why = "no node has an active RDMA port"
-        decided = nccl_var(
-            "NCCL_NET",
-            None,
-            f"{why}: NCCL finds none and uses sockets",
-            "none: setting NCCL_IB_DISABLE would change nothing",
-        )
-        return RdmaDecision(family="Socket", ports={}, environment={n.host: [decided] for n in nodes}, why=why)
-    what = (
-        f"{', '.join(lacking)} ha{'s' if len(lacking) == 1 else 've'} no active RDMA port"
-        if lacking
-        else "the nodes have no kind of RDMA in common"
-    )
+        risk = "none: setting NCCL_IB_DISABLE would change nothing"
+        return _sockets(nodes, why, nccl_var("NCCL_NET", None, f"{why}: NCCL finds none and uses sockets", risk))
+    names = ", ".join(lacking)
+    if lacking:
+        what = f"{names} ha{'s' if len(lacking) == 1 else 've'} no active RDMA port"
+        cure = f"exclude {names} (cluster.slurm.exclude, --exclude-bad)"
+    else:
+        what = "the nodes have no kind of RDMA in common"
+        cure = "choose nodes with equal hardware (cluster.slurm.constraint)"
     why = f"{what}, and all ranks must use the same network"
-    decided = nccl_var(
-        "NCCL_NET", "Socket", why, "the RDMA ports of the other nodes stay unused; sockets are much slower"
-    )
-    cure = (
-        f"exclude {', '.join(lacking)} (cluster.slurm.exclude, --exclude-bad)"
-        if lacking
-        else "choose nodes with equal hardware (cluster.slurm.constraint)"
-    )
+    risk = "the RDMA ports of the other nodes stay unused; sockets are much slower"
     notes = [f"{what}: all ranks use sockets; to use RDMA, {cure}"]
-    return RdmaDecision(family="Socket", ports={}, environment={n.host: [decided] for n in nodes}, why=why, notes=notes)
+    return _sockets(nodes, why, nccl_var("NCCL_NET", "Socket", why, risk), notes)
 
 
 INTERFACE_DOCS = f"{TORCH_DISTRIBUTED_DOCS}#choosing-the-network-interface-to-use"
@@ -383,14 +368,8 @@ def nccl_interface(job: NetworkJob, node: NodeFacts | None = None) -> EnvVar:
     name = "NCCL_SOCKET_IFNAME"
     if job.interface:
         said = "cluster.rendezvous.interface ('=' means exactly this name)"
-        return EnvVar(
-            name=name,
-            value=f"={job.interface}",
-            reason=said,
-            source="spec",
-            documentation=INTERFACE_DOCS,
-            risk=_NCCL_RISK,
-        )
+        found = nccl_var(name, f"={job.interface}", said, _NCCL_RISK)
+        return msgspec.structs.replace(found, source="spec", documentation=INTERFACE_DOCS)
     if job.nodes == 1:
         why = (
             "one node: NCCL would listen for its bootstrap on an external interface, where other machines can connect; the data "
@@ -440,13 +419,8 @@ def gpu_transport(node: NodeFacts) -> str:
     """Return the expected transport between the GPUs of a node; empty if unknown or with one GPU."""
     if node.gpus < 2 or node.topology is None:
         return ""
-    return (
-        "NVLink"
-        if _nvlink_coverage(node.topology) == "all"
-        else "PCIe or host memory"
-        if _nvlink_coverage(node.topology) == "none"
-        else "NVLink between some pairs"
-    )
+    named = {"all": "NVLink", "none": "PCIe or host memory"}
+    return named.get(_nvlink_coverage(node.topology), "NVLink between some pairs")
 
 
 def decide_p2p(node: NodeFacts) -> EnvVar:
@@ -485,9 +459,7 @@ def _p2p_off(nvlink: str, node: NodeFacts, why: str, documentation: str = "") ->
     name, value = ("NCCL_P2P_LEVEL", "NVL") if by_nvlink else ("NCCL_P2P_DISABLE", "1")
     said = f"{why}{'; NVLink pairs still use it' if by_nvlink else ''}"
     found = nccl_var(name, value, said, _P2P_OFF_RISK)
-    return EnvVar(
-        name=name, value=value, reason=said, documentation=documentation or found.documentation, risk=_P2P_OFF_RISK
-    )
+    return msgspec.structs.replace(found, documentation=documentation or found.documentation)
 
 
 def _p2p_unset(why: str) -> EnvVar:
@@ -637,20 +609,11 @@ def apply_user_env(decisions: Sequence[EnvVar], user: dict[str, str]) -> list[En
     """Apply ``cluster.env``: its values replace the policy's, which stay visible in the reason."""
     kept = []
     for item in decisions:
-        if item.name in user:
-            would = f"would have set {item.value}" if item.value is not None else "would not have set it"
-            would = "lets each node decide" if item.source == "nodes" else would
-            why = f"cluster.env (the policy {would}: {item.reason})"
-            kept.append(
-                EnvVar(
-                    name=item.name,
-                    value=user[item.name],
-                    reason=why,
-                    source="user",
-                    documentation=item.documentation,
-                    risk=item.risk,
-                )
-            )
-        else:
+        if item.name not in user:
             kept.append(item)
+            continue
+        would = f"would have set {item.value}" if item.value is not None else "would not have set it"
+        would = "lets each node decide" if item.source == "nodes" else would
+        why = f"cluster.env (the policy {would}: {item.reason})"
+        kept.append(msgspec.structs.replace(item, value=user[item.name], reason=why, source="user"))
     return kept

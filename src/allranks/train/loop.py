@@ -17,6 +17,7 @@ from torch import nn
 from allranks.rundir.events import EventLog
 from allranks.rundir.heartbeat import HeartbeatWriter, heartbeat
 from allranks.spec.records import TrainSpec
+from allranks.spec.strategies.base import ADAM_BETAS, ADAM_EPS
 from allranks.train.data.batch_feed import BatchFeed
 from allranks.train.distributed import DistContext
 from allranks.train.step_metrics import LoopOutcome, LoopPlan, StepMetrics, StepWork, TokenCounts, TrainingRows
@@ -194,7 +195,7 @@ def adamw(train: TrainSpec) -> MakeOptimizer:
         plain = [p for name, p in named if not has_weight_decay(name, p)]
         groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": plain, "weight_decay": 0.0}]
         return torch.optim.AdamW(
-            [g for g in groups if g["params"]], lr=train.lr, betas=(0.9, 0.999), eps=1e-8, fused=True
+            [g for g in groups if g["params"]], lr=train.lr, betas=ADAM_BETAS, eps=ADAM_EPS, fused=True
         )
 
     return make

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from allranks.spec.records import TrainSpec
 
 ADAM_MOMENTS = 2  # AdamW's
+ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8  # under every strategy
 BUFFERS_IN_FLIGHT = 2
 """Full gradient buffers whose reduce-scatter runs: more need memory and hide no more communication."""
 MB = 1 << 20

@@ -16,6 +16,8 @@ import msgspec
 
 from allranks.errors import SpecError
 from allranks.spec.strategies.base import (
+    ADAM_BETAS,
+    ADAM_EPS,
     ADAM_MOMENTS,
     ENGINE_SETTINGS,
     ModelSizes,
@@ -38,7 +40,7 @@ Json = dict[str, Any]
 AUTO = "auto"
 STAGES = {"deepspeed_zero1": 1, "deepspeed_zero2": 2, "deepspeed_zero3": 3}
 MAX_BYTES = 1 << 20
-FILLED = {"betas": [0.9, 0.999], "eps": 1e-8}  # as in `optim.adamw`
+FILLED = {"betas": list(ADAM_BETAS), "eps": ADAM_EPS}
 
 UNSUPPORTED = ENGINE_SETTINGS["deepspeed_unsupported"]
 """Sections that would change what a step means, or who talks to whom, behind the loop's back; and why they cannot be used."""

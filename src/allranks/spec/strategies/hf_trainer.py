@@ -12,6 +12,8 @@ import msgspec
 
 from allranks.errors import SpecError
 from allranks.spec.strategies.base import (
+    ADAM_BETAS,
+    ADAM_EPS,
     ENGINE_SETTINGS,
     ModelSizes,
     Options,
@@ -133,9 +135,9 @@ def _settled(asked: TrainerExpectations) -> Iterator[tuple[str, tuple[Any, str]]
     yield "num_train_epochs", (train.epochs, "train.epochs")
     yield "seed", (train.seed, "train.seed")
     yield "optim", ("adamw_torch_fused", "the project's AdamW")
-    yield "adam_beta1", (0.9, "that of the project's AdamW")
-    yield "adam_beta2", (0.999, "that of the project's AdamW")
-    yield "adam_epsilon", (1e-8, "that of the project's AdamW")
+    yield "adam_beta1", (ADAM_BETAS[0], "that of the project's AdamW")
+    yield "adam_beta2", (ADAM_BETAS[1], "that of the project's AdamW")
+    yield "adam_epsilon", (ADAM_EPS, "that of the project's AdamW")
     # On CPUs both are needed: without use_cpu the model is not wrapped and the ranks diverge silently.
     yield "use_cpu", (asked.device == "cpu", "cluster.device")
     yield "ddp_backend", (asked.backend, "cluster.backend")
