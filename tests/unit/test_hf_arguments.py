@@ -15,7 +15,7 @@ from allranks.spec.strategies.hf_trainer import FREE, UNSUPPORTED, TrainerExpect
 
 def asked(**more: Any) -> TrainerExpectations:
     usual = {"train": TrainSpec(max_steps=10), "micro_batch_size": 2, "grad_accum": 3, "world_size": 2, "device": "cpu"}
-    return TrainerExpectations(**{**usual, "find_unused_parameters": False, "max_steps": 10, **more})
+    return TrainerExpectations(**{**usual, "find_unused_parameters": False, **more})
 
 
 def test_without_any_the_spec_says_all() -> None:

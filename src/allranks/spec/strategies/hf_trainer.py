@@ -69,7 +69,6 @@ class TrainerExpectations(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     find_unused_parameters: bool
     backend: str | None = None
-    max_steps: int | None = None
 
 
 def read_options(options: Json) -> Json:
@@ -95,7 +94,6 @@ def plan_options(options: Json, train: TrainSpec, work: PlannedWork) -> Json:
         world_size=work.world_size,
         device=work.device,
         find_unused_parameters=options["find_unused_parameters"],
-        max_steps=train.max_steps,
     )
     return {**options, "args": complete_arguments(options["args"], asked)}
 
@@ -131,7 +129,7 @@ def _settled(asked: TrainerExpectations) -> Iterator[tuple[str, tuple[Any, str]]
     yield "warmup_steps", (train.warmup_steps, "train.warmup_steps")
     yield "weight_decay", (train.weight_decay, "train.weight_decay")
     yield "max_grad_norm", (train.max_grad_norm or 0.0, "train.max_grad_norm (0 is none)")
-    yield "max_steps", (asked.max_steps, "train.max_steps")
+    yield "max_steps", (train.max_steps, "train.max_steps")
     yield "num_train_epochs", (train.epochs, "train.epochs")
     yield "seed", (train.seed, "train.seed")
     yield "optim", ("adamw_torch_fused", "the project's AdamW")

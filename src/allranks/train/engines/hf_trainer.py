@@ -470,7 +470,6 @@ class TrainerLoop:
                 device=self._world.device.type,
                 find_unused_parameters=strategy.find_unused_parameters,
                 backend=dist.get_backend(self._world.group),
-                max_steps=plan.train.max_steps,
             ),
         )
         self._feed = RowDataset(self._order, self._make_batch, first, total)
