@@ -89,7 +89,9 @@ def descriptions() -> dict[tuple[str, str], str]:
     """Return the text below each field of the records, by record and field. Python does not keep such texts, so the source is parsed."""
     found = {}
     for record in ast.parse(Path(records.__file__).read_text("utf-8")).body:
-        for field, text in pairwise(record.body if isinstance(record, ast.ClassDef) else ()):
+        if not isinstance(record, ast.ClassDef):
+            continue
+        for field, text in pairwise(record.body):
             match field, text:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
                     found[record.name, name] = " ".join(words.split())
