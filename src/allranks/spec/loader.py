@@ -56,7 +56,7 @@ def json_schema() -> dict[str, Any]:
     (root,), components = msgspec.json.schema_components((RunSpec,), ref_template="#/$defs/{name}")
     for record, properties in ((name, part.get("properties", {})) for name, part in components.items()):
         for key, schema in properties.items():
-            schema["description"] = descriptions()[record, {"async": "async_"}.get(key, key)]
+            schema["description"] = descriptions()[record, "async_" if key == "async" else key]
     options = sorted({option for entry in REGISTRY.values() for option in entry.options})
     components["StrategySpec"] = {
         "title": "StrategySpec",
