@@ -24,23 +24,24 @@ def advise_nccl(topology: Topology, node: NodeFacts | None = None) -> list[EnvVa
         node: other known facts about the machine.
     """
     node = node or NodeFacts(host="this machine", gpus=len(topology.gpus), topology=topology)
-    found = [network_policy.decide_p2p(node)] if len(topology.gpus) > 1 else []
-    found += [_p2p_level(topology)] if len(topology.gpus) > 1 else []
-    found += [_ib_hca(topology), *network_policy.gpu_defaults(node)]
-    interface = nccl_var(
-        "NCCL_SOCKET_IFNAME",
-        None,
-        "a matrix shows no interfaces: one node needs none, several nodes report theirs (`allranks doctor SPEC`)",
-        "a fixed name is wrong on nodes where the interface has another name",
-    )
-    gid = nccl_var(
-        "NCCL_IB_GID_INDEX",
-        None,
-        "NCCL chooses it since 2.21; a matrix shows no addresses",
-        "the order of the GID table differs between nodes, so a fixed index becomes wrong",
-    )
-    every = [*found, interface, *([gid] if topology.nics else [])]
-    return sorted(every, key=lambda item: item.value is None)
+    found = []
+    if len(topology.gpus) > 1:
+        why = "there is no NVLink: NVL would disable peer-to-peer"
+        if any(link.nvlinks for link in topology.gpu_pairs()):
+            why = "NVLink is used first anyway; NVL would forbid peer-to-peer to the other pairs"
+        risk = "a level that is too low silently disables peer-to-peer"
+        level = nccl_var("NCCL_P2P_LEVEL", None, f"NCCL chooses by distance; {why}", risk)
+        found = [network_policy.decide_p2p(node), level]
+    risk = "a fixed list leaves cards unused, and is wrong on nodes with other names"
+    found += [nccl_var("NCCL_IB_HCA", None, _nearest_cards(topology), risk), *network_policy.gpu_defaults(node)]
+    why = "a matrix shows no interfaces: one node needs none, several nodes report theirs (`allranks doctor SPEC`)"
+    risk = "a fixed name is wrong on nodes where the interface has another name"
+    found.append(nccl_var("NCCL_SOCKET_IFNAME", None, why, risk))
+    if topology.nics:
+        why = "NCCL chooses it since 2.21; a matrix shows no addresses"
+        risk = "the order of the GID table differs between nodes, so a fixed index becomes wrong"
+        found.append(nccl_var("NCCL_IB_GID_INDEX", None, why, risk))
+    return sorted(found, key=lambda item: item.value is None)
 
 
 def machine_notes(topology: Topology, advice: Sequence[EnvVar]) -> list[str]:
@@ -118,31 +119,15 @@ def short_names(names: Sequence[str]) -> str:
     return ", ".join([*([f"GPU{format_ranges(numbers, ', GPU')}"] if numbers else []), *others])
 
 
-def _p2p_level(topology: Topology) -> EnvVar:
-    joined = any(link.nvlinks for link in topology.gpu_pairs())
-    what = (
-        "NVLink is used first anyway; NVL would forbid peer-to-peer to the other pairs"
-        if joined
-        else "there is no NVLink: NVL would disable peer-to-peer"
-    )
-    return nccl_var(
-        "NCCL_P2P_LEVEL",
-        None,
-        f"NCCL chooses by distance; {what}",
-        "a level that is too low silently disables peer-to-peer",
-    )
-
-
-def _ib_hca(topology: Topology) -> EnvVar:
-    risk = "a fixed list leaves cards unused, and is wrong on nodes with other names"
+def _nearest_cards(topology: Topology) -> str:
     if not topology.nics:
         why = "the matrix shows no network card" if topology.gpus else "the matrix shows no device"
-        return nccl_var("NCCL_IB_HCA", None, f"{why}; within one machine none is needed", risk)
+        return f"{why}; within one machine none is needed"
     near: dict[str, list[str]] = {}
     for gpu in topology.gpus[:16]:
         kind, cards = topology.nearest_nics(gpu.name)
         if cards:
             near.setdefault(f"{'/'.join(device_label(card) for card in cards[:4])} ({kind})", []).append(gpu.name)
     shown = "; ".join(f"{', '.join(names)}: {card}" for card, names in near.items())
-    why = f"NCCL uses the nearest card of each GPU ({shown}); a matrix does not show whether a card's port is up and connected to the other nodes"
-    return nccl_var("NCCL_IB_HCA", None, why, risk)
+    why = "a matrix does not show whether a card's port is up and connected to the other nodes"
+    return f"NCCL uses the nearest card of each GPU ({shown}); {why}"
