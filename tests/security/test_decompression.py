@@ -168,7 +168,7 @@ def test_ordinary_trace_is_read_whole(tmp_path: Path, small_limits: None) -> Non
 
 
 def test_program_that_unpacks_is_ended(tmp_path: Path, small_limits: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("compression", "compression.zstd", "zstandard"):
+    for name in ("compression", "compression.zstd"):
         monkeypatch.setitem(sys.modules, name, None)
     (tmp_path / "a.log").write_bytes(zstd(b"a\n" * (16 << 20)))
     started: list[int] = []

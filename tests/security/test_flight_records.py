@@ -15,6 +15,7 @@ from allranks.analysis.diagnose import parallel_scan
 from allranks.analysis.diagnose.logs import find_logs
 from allranks.analysis.diagnose.parallel_scan import scan_files
 from allranks.analysis.flight_recorder import plain_value, read_flight_record
+from allranks.utils.workers import map_in_processes
 
 LIMIT_S = 30
 GOOD = "RuntimeError: CUDA error: invalid device ordinal\n"
@@ -128,19 +129,14 @@ def test_any_error_of_a_parser_costs_its_file_only(
     assert good.signals and not good.problems
 
 
-def test_a_reader_that_is_killed_costs_its_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _die_on_two(number: int) -> int:
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * 10
+
+
+def test_a_process_that_is_killed_costs_its_own_input_only() -> None:
     """As the kernel does for want of memory."""
-
-    def die(scanner: object, number: int, source: object) -> object:
-        if number == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(scanner, number, source)  # type: ignore[arg-type]
-
-    real = parallel_scan._scan_one
-    monkeypatch.setattr(parallel_scan, "_scan_one", die)
-    for name in "abcde":
-        (tmp_path / f"{name}.log").write_text(GOOD)
-    scans = scan_files(find_logs([tmp_path])[0], workers=2)
-    assert [s.file for s in scans] == [0, 1, 2, 3, 4]
-    assert ["killed" in "".join(s.problems) for s in scans] == [False, False, True, False, False]
-    assert all(s.signals for s in scans if s.file != 2)
+    found = map_in_processes(_die_on_two, [0, 1, 2, 3, 4], workers=2)
+    assert [0 if isinstance(answer, ChildProcessError) else answer for answer in found] == [0, 10, 0, 30, 40]
+    assert "killed by signal 9" in str(found[2])

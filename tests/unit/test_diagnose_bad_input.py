@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from allranks.analysis.diagnose import Diagnosis, diagnose
 from allranks.analysis.diagnose.catalogue import CATALOGUE
-from allranks.analysis.diagnose.logs import READ_BYTES, DecompressedFile
 from allranks.cli.diagnose import diagnose_command
 from allranks.errors import RequestError
+from allranks.utils.decompression import READ_BYTES, DecompressedFile
 from tests.sampling import examples
 
 OOM = b"[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
@@ -128,7 +128,7 @@ def test_a_device_is_not_read(tmp_path: Path) -> None:
 def test_zstd_without_anything_that_reads_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.log").write_bytes(_zstd(b"hello\n" + OOM))
     (tmp_path / "good.log").write_bytes(OOM)
-    for name in ("compression", "compression.zstd", "zstandard"):
+    for name in ("compression", "compression.zstd"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setenv("PATH", "")
     found = diagnose([tmp_path])

@@ -11,7 +11,7 @@ from allranks.analysis.diagnose import diagnose
 from allranks.analysis.diagnose.catalogue import CATALOGUE, all_rules
 from allranks.analysis.diagnose.catalogue.messages import BENIGN_MESSAGES, FACT_PATTERNS
 from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES
-from allranks.analysis.diagnose.patterns import FAST_BYTES, LiteralPrefilter, Pattern, longest_literal
+from allranks.analysis.diagnose.patterns import FAST_BYTES, LiteralPrefilter, Pattern, find_anchors
 from tests.conftest import shared
 
 ENTRIES = pytest.mark.parametrize("entry", CATALOGUE.values(), ids=list(CATALOGUE))
@@ -85,17 +85,30 @@ def test_many_lines_are_searched_as_each_alone() -> None:
     assert {"collective_hang", "watchdog"} <= owners
 
 
-def test_longest_literal_is_part_of_every_match() -> None:
-    assert longest_literal(r"Host (key|name) verification failed") == " verification failed"
-    assert longest_literal(r"abcd?efgh") == "efgh"
-    assert longest_literal(r"error 802: not ready") == ": not ready"
-    assert longest_literal(r"this|that") == ""
-    assert longest_literal(r"\w+ happened(?: here)?") == " happened"
+@pytest.mark.parametrize(
+    ("regex", "anchors"),
+    [
+        (r"Host (key|name) verification failed", {" verification failed"}),
+        (r"abcd?efgh|xyz", {"abc", "xyz"}),
+        (r"error 802: not ready", {": not ready"}),  # digits end a literal
+        (r"(watchdog|monitor) (caught|saw) .{0,9}x", {"watchdog", "monitor"}),
+        (
+            r"(?:rank|worker) \d+.{0,30}(?:crashed|vanished)",
+            {"crashed", "vanished"},
+        ),  # frequent words select hardly any line
+        (r"\w+happened|\w+ happened\(\)(?: here)?", set()),  # one alternative has no literal that begins a word
+        (r"\w+ happened\(\)(?: here)?", {" happened()"}),
+        (r"(?<!no )caught(?= not)(?:-?signal)? [^a-z]trap", {"caught"}),
+        (r"trap[0-9_]{1,3}again+", {"again"}),
+    ],
+)
+def test_a_match_contains_an_anchor_at_the_start_of_a_word(regex: str, anchors: set[str]) -> None:
+    assert set(find_anchors(regex)) == anchors
 
 
 def test_anchor_must_be_usable() -> None:
     with pytest.raises(ValueError, match="anchor"):
-        Pattern(r"this|that")
+        Pattern(r"at|this")
     with pytest.raises(ValueError, match="anchor"):
         Pattern(r"error 802", "error 802")
 

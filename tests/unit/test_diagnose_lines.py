@@ -9,10 +9,10 @@ import pytest
 
 from allranks.analysis.diagnose import Diagnosis, diagnose
 from allranks.analysis.diagnose.catalogue import all_rules
+from allranks.analysis.diagnose.catalogue.structured import STRUCTURED
 from allranks.analysis.diagnose.causes import HIGHEST, MEASURED, UNSURE_HIGHEST
 from allranks.analysis.diagnose.causes.exceptions import FAMILIES, family_of
 from allranks.analysis.diagnose.lines import EMITTERS, parse_line, strip_escapes
-from allranks.analysis.diagnose.structured import STRUCTURED
 
 
 def of(tmp_path: Path, text: str, name: str = "a.log") -> Diagnosis:

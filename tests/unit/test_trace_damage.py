@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from allranks.analysis.trace import analyse
 from allranks.analysis.trace.output import write_all
-from allranks.analysis.trace.tables import report_blocks, show_blocks
+from allranks.analysis.trace.tables import report_blocks, text_lines
 from allranks.errors import AllranksError
 from tests.sampling import seeds
 from tests.tracegen import Scenario, generate
@@ -77,7 +75,7 @@ def test_damage_gives_figures_or_a_refusal(tmp_path: Path, seed: int) -> None:
             (tmp_path / "bad" / name).write_bytes(damaged(rng, document))
         try:
             reports = analyse([tmp_path / "bad"], workers=1)
-            show_blocks(Console(file=io.StringIO()), report_blocks(reports[0], 80))
+            assert list(text_lines(report_blocks(reports[0], 80), 80))
             write_all(reports, tmp_path / "out")
             read += 1
         except AllranksError as error:

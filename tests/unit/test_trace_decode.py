@@ -111,19 +111,6 @@ def test_gzip_members_of_any_sizes(tmp_path: Path, ten_seconds: None, sizes: tup
     assert stream.damage is None
 
 
-@pytest.mark.parametrize("padding", [b"", b"\0" * 512])
-@pytest.mark.parametrize("past", [-1, 0, 1])
-def test_a_gzip_member_that_ends_where_a_read_ends(
-    tmp_path: Path, ten_seconds: None, past: int, padding: bytes
-) -> None:
-    size = chrome_trace.READ_BYTES + past
-    first = next(p for n in range(size) if len(p := gzip.compress(b"a" * (size - 60 + n), 0)) == size)
-    second = b"b" * 300_000
-    path = tmp_path / "t.json.gz"
-    path.write_bytes(first + padding + gzip.compress(second))
-    assert b"".join(TraceStream(path)._chunks()) == gzip.decompress(first) + second
-
-
 @pytest.mark.parametrize(
     "text",
     [

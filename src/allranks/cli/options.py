@@ -11,7 +11,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,20 +205,6 @@ def write_new_file(path: Path, text: str, *, force: bool) -> None:
     """Write a file after `check_new_file`."""
     check_new_file(path, force=force)
     write_text_atomic(path, text)
-
-
-def pipe_width() -> int | None:
-    """Return the columns of text that goes to a file or a pipe, as rich counts them; None if only rich can tell."""
-    forced = any(name in os.environ for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"))
-    if forced or sys.stdout.isatty() or sys.stdout.encoding.lower() != "utf-8":
-        return None
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdigit():
-        return int(columns)
-    for stream in range(3):
-        with suppress(OSError):
-            return os.get_terminal_size(stream).columns or 80
-    return 80
 
 
 def print_json(value: Any) -> None:

@@ -106,21 +106,14 @@ def _write(reports: list[TraceReport], comparison: Comparison | None, out: Path)
 
 
 def _show(reports: list[TraceReport], comparison: Comparison | None, written: list[Path]) -> None:
-    from allranks.cli.options import echo, pipe_width
+    import shutil
 
-    width = pipe_width()
-    if width is not None:
-        from allranks.analysis.trace.tables import plain_text
+    from allranks.analysis.trace.tables import text_lines
+    from allranks.cli.options import echo
 
-        text = plain_text(_blocks(reports, comparison, written, width), width)
-        if text is not None:
-            echo(text)
-            return
-    from allranks.analysis.trace.tables import show_blocks
-    from allranks.cli.console import SafeConsole
-
-    console = SafeConsole()
-    show_blocks(console, _blocks(reports, comparison, written, console.width))
+    width = shutil.get_terminal_size().columns
+    for line in text_lines(_blocks(reports, comparison, written, width), width):
+        echo(line, styled=True)
 
 
 def _blocks(

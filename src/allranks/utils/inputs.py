@@ -74,7 +74,13 @@ class BoundedReader(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:  # type: ignore[override]
         """Return up to `size` bytes. Raise `ExpansionTooLarge` when the limit is reached."""
-        require_expansion(self._given, self._packed)
+        if self._given > EXPANSION_BYTES:
+            used = os.lseek(self._packed.fileno(), 0, os.SEEK_CUR)  # also correct if another process reads it
+            if self._given > EXPANSION_BYTES + EXPANSION_RATIO * used:
+                raise ExpansionTooLarge(
+                    f"it expands to more than {EXPANSION_RATIO} times its size, which no log or trace does; "
+                    f"the first {self._given >> 20} MiB were read"
+                )
         data = self._unpacked.read(size)
         self._given += len(data)
         return data
@@ -84,22 +90,6 @@ class BoundedReader(io.RawIOBase):
         if not self.closed:
             self._unpacked.close()
         super().close()
-
-
-def require_expansion(unpacked_bytes: int, packed: BinaryIO) -> None:
-    """Refuse a compressed file that expands beyond the limit.
-
-    Raises:
-        ExpansionTooLarge: `unpacked_bytes` exceeds the limit for the part of `packed` that was read.
-    """
-    if unpacked_bytes <= EXPANSION_BYTES:
-        return
-    used = os.lseek(packed.fileno(), 0, os.SEEK_CUR)  # also correct if another process reads it
-    if unpacked_bytes > EXPANSION_BYTES + EXPANSION_RATIO * used:
-        raise ExpansionTooLarge(
-            f"it expands to more than {EXPANSION_RATIO} times its size, which no log or trace does; "
-            f"the first {unpacked_bytes >> 20} MiB were read"
-        )
 
 
 def is_stdin(path: str | Path) -> bool:

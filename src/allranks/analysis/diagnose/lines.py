@@ -186,14 +186,9 @@ _EMITTERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 EMITTERS = (*dict.fromkeys(name for name, _ in _EMITTERS), "program")
 # What these mark as information or a warning is not an error. Others, such as NCCL and Slurm, report errors as warnings.
 REMARKING_EMITTERS = frozenset({"program", "python", "ray", "launcher"})
-_SYSLOG_EMITTERS = {
-    "kernel": "kernel",
-    "slurmd": "slurm_daemon",
-    "slurmctld": "slurm_daemon",
-    "slurmdbd": "slurm_daemon",
-    "slurmstepd": "slurm_daemon",
-    "munged": "slurm_daemon",
-}
+_SYSLOG_EMITTERS = {"kernel": "kernel"} | dict.fromkeys(
+    ("slurmd", "slurmctld", "slurmdbd", "slurmstepd", "munged"), "slurm_daemon"
+)
 _SEVERITY = re.compile(
     r"\b(?:NCCL|RCCL|UCX) +(?P<library>WARN|INFO|ERROR|TRACE|DIAG|FATAL)\b"
     r"|^\W{0,3}(?P<glog>[IWEF])(?:\d{3,4} [\d:.]+| \w+\.\w+:\d+\])"
@@ -203,17 +198,9 @@ _SEVERITY = re.compile(
     r"|\b\w*(?P<python>Warning): "
     r"|\[(?P<small>debug|info|warning|error|fatal|critical)\]"
 )
-_SEVERITIES = {
-    "i": "info",
-    "t": "info",
-    "d": "info",
-    "n": "info",
-    "w": "warning",
-    "e": "error",
-    "f": "fatal",
-    "c": "fatal",
-    "s": "fatal",
-}
+_SEVERITIES = (
+    dict.fromkeys("itdn", "info") | {"w": "warning", "e": "error"} | dict.fromkeys("fcs", "fatal")
+)  # first letters
 EMITTER_REACH = 400
 SEVERITY_REACH = 160  # a level stands near the start of a line
 
@@ -279,29 +266,7 @@ _NEW_MESSAGE = re.compile(
     r"|Exception|Warning)\b|(?:srun|sbatch|slurm\w+)\b|(?:NCCL|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b"
     r"|[-=*#~]{4,}|\{|\[rank)"
 )
-_UNFINISHED = (
-    ":",
-    ",",
-    "-",
-    "(",
-    "[",
-    "=",
-    "WARN",
-    "/",
-    "_",
-    "'",
-    "`",
-    " to",
-    " of",
-    " the",
-    " with",
-    " from",
-    " for",
-    " a",
-    " and",
-    " is",
-    " by",
-)
+_UNFINISHED = re.compile(r"(?:[-:,(\[=/_'`]|WARN| (?:to|of|the|with|from|for|an?|and|is|by))$")
 MAX_PARTS, PART_REACH, WRAP_MARGIN, MAX_WRAP = 3, 8, 14, 200
 
 
@@ -323,7 +288,7 @@ def continuation(lines: list[bytes], i: int, labelled: bool) -> list[str]:
         wrapped = width is not None and length >= width - WRAP_MARGIN
         if not text or _NEW_MESSAGE.match(line.text) or (before.endswith((".", "!")) and not wrapped):
             break
-        if not (wrapped or before.endswith(_UNFINISHED) or text[0].islower() or line.text[:1] in " \t"):
+        if not (wrapped or _UNFINISHED.search(before) or text[0].islower() or line.text[:1] in " \t"):
             break
         parts.append(text)
         before, length = text, len(raw)

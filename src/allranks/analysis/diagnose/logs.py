@@ -1,167 +1,39 @@
-"""Find log files, open and decompress them, and read them in blocks of lines.
-
-A truncated compressed file is read up to the damaged position.
-"""
+"""Find log files, open them, and read them in blocks of lines."""
 
 from __future__ import annotations
 
-import bz2
 import codecs
 import errno
 import io
-import lzma
 import os
 import re
 import shutil
 import stat
 import subprocess
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from msgspec import Struct
 
 from allranks.errors import RequestError
 from allranks.rundir.paths import RunDir, is_run
+from allranks.utils.decompression import decompressed
 from allranks.utils.inputs import BoundedReader, ExpansionTooLarge, open_regular
-
-READ_BYTES = 1 << 14
-XZ_MEMORY_BYTES = 512 << 20  # xz -9 needs 65 MiB; a header may request 4 GiB
-PACKED_MAGIC = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\x00"}
-
-
-class _Gzip:
-    """zlib's decompressor with the interface of bz2 and lzma."""
-
-    def __init__(self) -> None:
-        self._unzip, self._rest = zlib.decompressobj(wbits=31), b""
-
-    @property
-    def eof(self) -> bool:
-        return self._unzip.eof
-
-    @property
-    def needs_input(self) -> bool:
-        return not self._rest and not self.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._unzip.unused_data
-
-    def decompress(self, data: bytes, limit: int) -> bytes:
-        out = self._unzip.decompress(self._rest + data, limit)
-        self._rest = self._unzip.unconsumed_tail
-        return out
-
-
-_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
-    "gz": _Gzip,
-    "bz2": bz2.BZ2Decompressor,
-    "xz": partial(lzma.LZMADecompressor, memlimit=XZ_MEMORY_BYTES),
-}
-
-
-class DecompressedFile(io.RawIOBase):
-    """The content of a gz, bz2 or xz file; several streams in a row are concatenated.
-
-    `read` raises `EOFError` at a truncated or damaged position, after all data before it was returned.
-    """
-
-    def __init__(self, raw: BinaryIO, kind: str) -> None:
-        raw.seek(0)
-        self._raw, self._kind, self._unpack, self._problem = raw, kind, _DECOMPRESSORS[kind](), ""
-        self._next = b""  # data of the next stream
-
-    def read(self, size: int = -1) -> bytes:  # type: ignore[override]
-        parts: list[bytes] = []
-        left = size
-        while left > 0 and not self._problem and (data := self._more(left)) is not None:
-            parts.append(data)
-            left -= len(data)
-        if self._problem and not parts:
-            raise EOFError(self._problem)
-        return b"".join(parts)
-
-    def _more(self, limit: int) -> bytes | None:
-        """Return the next piece; None at the end or at a damaged position (`_problem`)."""
-        if self._unpack.eof and not self._begin_next():
-            return None
-        data = b""
-        if self._unpack.needs_input:
-            data, self._next = self._next or self._raw.read(READ_BYTES), b""
-            if not data:
-                self._problem = "the compressed data is truncated"
-                return None
-        try:
-            return self._unpack.decompress(data, limit)
-        except (zlib.error, lzma.LZMAError, OSError, EOFError) as error:
-            self._problem = f"the compressed data is damaged ({str(error).rpartition(':')[2].strip()})"
-            return None
-
-    def _begin_next(self) -> bool:
-        magic, rest = PACKED_MAGIC[self._kind], self._unpack.unused_data.lstrip(b"\0")
-        while len(rest) < len(magic) and (more := self._raw.read(READ_BYTES)):  # a stream may end where a read ends
-            rest = (rest + more).lstrip(b"\0")
-        if not rest.startswith(magic):
-            return False
-        self._unpack, self._next = _DECOMPRESSORS[self._kind](), rest
-        return True
-
 
 BLOCK = 1 << 20
 MAX_LINE = 1 << 18  # a longer line is passed on in pieces of this size
 MAX_LINE_READ = 16 << 20
 MAX_FILES = 20_000
-_SKIPPED_FOLDERS = frozenset(
-    {
-        "checkpoints",
-        "model",
-        "traces",
-        "tensorboard",
-        "wandb",
-        "__pycache__",
-        ".git",
-        "node_modules",
-        ".venv",
-        "site-packages",
-    }
+_SKIPPED_FOLDERS = re.compile(
+    r"checkpoints|model|traces|tensorboard|wandb|__pycache__|\.git|node_modules|\.venv|site-packages"
 )
-_NO_LOGS = frozenset(
-    [
-        ".safetensors",
-        ".bin",
-        ".pt",
-        ".pth",
-        ".ckpt",
-        ".npy",
-        ".npz",
-        ".arrow",
-        ".parquet",
-        ".html",
-        ".png",
-        ".jpg",
-        ".svg",
-        ".pdf",
-        ".so",
-        ".pyc",
-        ".py",
-        ".onnx",
-        ".tar",
-        ".zip",
-        ".whl",
-        ".model",
-        ".yaml",
-        ".yml",
-        ".toml",
-        ".sh",
-        ".sbatch",
-        ".md",
-    ]
+_NO_LOG = re.compile(
+    r".*\.(?:safetensors|bin|pth?|ckpt|np[yz]|arrow|parquet|html|png|jpg|svg|pdf|so|pyc?|onnx|tar|zip|whl|model|ya?ml|toml|sh|sbatch|md)",
+    re.IGNORECASE,
 )
-_MAGIC = {magic: kind for kind, magic in PACKED_MAGIC.items()} | {b"\x28\xb5\x2f\xfd": "zst"}
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BINARY_MAGIC = (b"\x7fELF", b"PK\x03\x04", b"\x89PNG", b"%PDF", b"ARROW1", b"PAR1", b"\x93NUMPY")
 
 
@@ -242,13 +114,15 @@ def _walk(path: Path, problems: list[tuple[str, str]]) -> Iterator[Path]:
     for folder, folders, files in os.walk(
         path, onerror=lambda e: problems.append((printable_path(e.filename), f"cannot be listed: {e.strerror}"))
     ):
-        folders[:] = sorted(f for f in folders if f not in _SKIPPED_FOLDERS and not Path(folder, f).is_symlink())
+        folders[:] = sorted(
+            f for f in folders if not _SKIPPED_FOLDERS.fullmatch(f) and not Path(folder, f).is_symlink()
+        )
         if "plan.json" in files and "spec.yaml" in files:
             folders.clear()
             yield from _logs_of_run(RunDir(Path(folder)))
             continue
         for name in sorted(files):
-            if Path(name).suffix.lower() not in _NO_LOGS:
+            if not _NO_LOG.fullmatch(name):
                 yield Path(folder, name)
 
 
@@ -276,7 +150,8 @@ def read_blocks(source: LogFile) -> Iterator[tuple[bytes, bool]]:
         with open_regular(source.path) as raw:
             head = raw.read(8192)
             raw.seek(0)
-            with closing(_open(raw, head)) as file:
+            zstd = head.startswith(_ZSTD_MAGIC)
+            with closing(cast(BinaryIO, BoundedReader(_open_zstd(raw), raw)) if zstd else decompressed(raw)) as file:
                 yield from _lines(_texts(file), left_out)
     except ExpansionTooLarge as error:
         raise UnreadableLog(f"was read only in part: {error}") from None
@@ -288,32 +163,16 @@ def read_blocks(source: LogFile) -> Iterator[tuple[bytes, bool]]:
         raise UnreadableLog(f"was read only in part: {left_out[0]}")
 
 
-def _open(raw: BinaryIO, head: bytes) -> BinaryIO:
-    kind = next((k for magic, k in _MAGIC.items() if head.startswith(magic)), None)
-    if kind is None:
-        return raw
-    unpacked = _open_zstd(raw) if kind == "zst" else cast(BinaryIO, DecompressedFile(raw, kind))
-    return cast(BinaryIO, BoundedReader(unpacked, raw))
-
-
 def _open_zstd(raw: BinaryIO) -> BinaryIO:
-    """Open with Python's own module (3.14), the package zstandard, or the program zstd, whichever is available."""
+    """Open with Python's own module (3.14) or with the program zstd."""
     try:
         from compression import zstd  # type: ignore[import-not-found]
 
         return zstd.ZstdFile(raw)
     except ImportError:
         pass
-    try:
-        import zstandard  # type: ignore[import-not-found]
-
-        return zstandard.ZstdDecompressor().stream_reader(raw)
-    except ImportError:
-        pass
     if shutil.which("zstd") is None:
-        raise UnreadableLog(
-            "is compressed with zstd, but neither the package zstandard nor the program zstd is installed; decompress it first"
-        )
+        raise UnreadableLog("is compressed with zstd, but the program zstd is not installed; decompress it first")
     return cast(BinaryIO, _Unpacker(raw))
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import msgspec
@@ -18,6 +14,7 @@ from allranks.analysis.diagnose.scanner import Scanner
 from allranks.analysis.flight_recorder import HEAD, is_flight_record, read_flight_record
 from allranks.rundir.paths import RunDir, is_run
 from allranks.utils.inputs import open_regular, read_regular
+from allranks.utils.workers import available_cores, map_in_processes
 
 EXIT_RECORD_SUFFIX = ".exit.json"
 _STOPPED = (0, -15)  # completed, or stopped because another process had failed
@@ -98,88 +95,39 @@ def _signal(owner: str, file: int, line: int, end: _Exit) -> LogSignal:
 
 PARALLEL_BYTES = 48 << 20  # below this, starting processes costs more than it saves
 AGENT_LOG_SUFFIX = ".agent.log"  # the agent only writes errors to it
-PORTIONS_PER_WORKER = 4  # to balance uneven files
 
-_Portion = list[tuple[int, LogFile]]
 _scanner: Scanner | None = None
 
 
 def scan_files(sources: list[LogFile], workers: int | None = None) -> list[FileScan]:
     """Scan every file; the results are in the order of `sources`."""
-    numbered = list(enumerate(sources))
-    count = workers or len(os.sched_getaffinity(0))
-    count = min(count, len(sources))
+    count = min(workers or available_cores(), len(sources))
     if count < 2 or (workers is None and sum(s.size for s in sources) < PARALLEL_BYTES):
-        return _scan_some(numbered)
-    portions = _portions(numbered, count * PORTIONS_PER_WORKER)
-    return sorted((scan for part in _in_processes(portions, count) for scan in part), key=lambda s: s.file)
+        return [scan_file(pair) for pair in enumerate(sources)]
+    queue = sorted(
+        enumerate(sources), key=lambda pair: -pair[1].size
+    )  # so that the processes end at about the same time
+    scans = [
+        _unread(number, f"was not read: {scan}") if isinstance(scan, ChildProcessError) else scan
+        for (number, _), scan in zip(queue, map_in_processes(scan_file, queue, count), strict=True)
+    ]
+    return sorted(scans, key=lambda scan: scan.file)
 
 
-def _in_processes(portions: list[_Portion], count: int) -> list[list[FileScan]]:
-    """Scan portions in parallel. A killed process (for example out of memory) loses only the file that it was reading."""
-    done, lost = _scan_portions(portions, count)
-    broken: list[_Portion] = []
-    for portion in lost:  # a pool that loses a process cancels its remaining work
-        found, gone = _scan_portions([portion], 1)
-        done += found
-        broken += gone
-    for file in (file for portion in broken for file in portion):
-        found, _ = _scan_portions([[file]], 1)
-        done += found or [
-            [_unread(file[0], "was not read: the process that read it was killed, possibly out of memory")]
-        ]
-    return done
-
-
-def _scan_portions(portions: list[_Portion], count: int) -> tuple[list[list[FileScan]], list[_Portion]]:
-    """Return the results, and the portions that were lost with a process."""
-    done: list[list[FileScan]] = []
-    lost: list[_Portion] = []
-    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("fork")) as pool:
-        running: list[tuple[_Portion, Future[list[FileScan]] | None]] = []
-        for portion in portions:
-            try:
-                running.append((portion, pool.submit(_scan_some, portion)))
-            except BrokenProcessPool:
-                running.append((portion, None))
-        for portion, future in running:
-            try:
-                done.append(future.result()) if future else lost.append(portion)
-            except BrokenProcessPool:
-                lost.append(portion)
-    return done, lost
+def scan_file(numbered: tuple[int, LogFile]) -> FileScan:
+    """Scan one file; an error in one file does not affect the others."""
+    global _scanner  # one per process: it caches line forms for all files  # noqa: PLW0603
+    _scanner = _scanner or Scanner()
+    try:
+        return _scan_one(_scanner, *numbered)
+    except Exception as error:  # noqa: BLE001 - files are untrusted; one must not stop the others
+        return _unread(numbered[0], f"was not read: {type(error).__name__} while it was analysed: {str(error)[:200]}")
 
 
 def _unread(number: int, why: str) -> FileScan:
     scan = FileScan(file=number)
     scan.problems = [why]
     return scan
-
-
-def _portions(numbered: list[tuple[int, LogFile]], count: int) -> list[_Portion]:
-    """Distribute files, largest first, so that portions have about equal size."""
-    portions: list[_Portion] = [[] for _ in range(count)]
-    sizes = [0] * count
-    for number, source in sorted(numbered, key=lambda pair: -pair[1].size):
-        at = sizes.index(min(sizes))
-        portions[at].append((number, source))
-        sizes[at] += source.size
-    return [p for p in portions if p]
-
-
-def _scan_some(numbered: list[tuple[int, LogFile]]) -> list[FileScan]:
-    global _scanner  # one per process: it caches line forms for all files  # noqa: PLW0603
-    if _scanner is None:
-        _scanner = Scanner()
-    return [_scan_alone(_scanner, number, source) for number, source in numbered]
-
-
-def _scan_alone(scanner: Scanner, number: int, source: LogFile) -> FileScan:
-    """Scan one file; an error in one file does not affect the others."""
-    try:
-        return _scan_one(scanner, number, source)
-    except Exception as error:  # noqa: BLE001 - files are untrusted; one must not stop the others
-        return _unread(number, f"was not read: {type(error).__name__} while it was analysed: {str(error)[:200]}")
 
 
 def _scan_one(scanner: Scanner, number: int, source: LogFile) -> FileScan:

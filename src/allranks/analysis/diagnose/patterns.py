@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 from msgspec import Struct
 
-MIN_ANCHOR = 3
+MIN_ANCHOR = 3  # letters
 
 # How strongly a message indicates its class. A stronger message wins over an earlier one.
 CERTAIN = 0.95  # states the cause itself
@@ -26,18 +26,17 @@ class Pattern:
     Args:
         regex: searched in the line without its prefix of rank, task or time.
         anchors: lower case, without digits, starting at the start of a word (a leading star allows the end of a longer word);
-            not needed if the longest literal at the top level of `regex` is sufficient.
-        weight: how strongly a match indicates the class (`CERTAIN`, `LIKELY`, `POSSIBLE`, `WEAK`).
+            needed only where `find_anchors` finds none in `regex`, or none that are rare.
+        weight: how strongly a match indicates the class (`CERTAIN`, `LIKELY`, `POSSIBLE`, `WEAK`); 0: that of `weighted`.
         passing: a warning from which programs often recover; it is harmless if the job continues after it.
+        unless: a line that also matches this does not count.
     """
 
-    def __init__(
-        self, regex: str, *anchors: str, weight: float = CERTAIN, passing: bool = False, unless: str = ""
-    ) -> None:
+    def __init__(self, regex: str, *anchors: str, weight: float = 0.0, passing: bool = False, unless: str = "") -> None:
         self.regex, self.weight, self.passing, self.unless = regex, weight, passing, unless
-        self.anchors = tuple(a.removeprefix("*") for a in anchors) or (longest_literal(regex),)
+        self.anchors = tuple(a.removeprefix("*") for a in anchors) or find_anchors(regex)
         self.suffixes = frozenset(a.removeprefix("*") for a in anchors if a.startswith("*"))
-        for anchor in self.anchors:
+        for anchor in self.anchors or [""]:
             if len(anchor) < MIN_ANCHOR or anchor != anchor.lower() or any(c.isdigit() for c in anchor):
                 raise ValueError(
                     f"pattern {regex!r}: its anchor {anchor!r} must be {MIN_ANCHOR} or more lower-case characters without digits"
@@ -62,6 +61,16 @@ class Pattern:
             return None
         return match
 
+
+def weighted(weight: float, *found: str | Pattern) -> tuple[Pattern, ...]:
+    """Return patterns of one weight, except for those that have their own."""
+    patterns = tuple(Pattern(p) if isinstance(p, str) else p for p in found)
+    for pattern in patterns:
+        pattern.weight = pattern.weight or weight
+    return patterns
+
+
+certain, likely, possible, weak = (partial(weighted, weight) for weight in (CERTAIN, LIKELY, POSSIBLE, WEAK))
 
 # Emitters (`lines.EMITTERS`) of groups of classes. "program" is everything that is not recognised.
 PROGRAM = frozenset({"python", "torch", "launcher", "ray", "program", "nccl", "hccl", "mpi"})
@@ -96,49 +105,91 @@ class FailureClass(Struct, frozen=True, kw_only=True):
         return emitter in self.emitters if self.emitters else emitter != "allranks"
 
 
-def longest_literal(regex: str) -> str:
-    """Return the longest run of plain characters in every match of `regex`; "" if alternatives at the top level prevent one.
+# A token of a regular expression: the start of a group, the end of one, a set of characters, a class, a digit, or a run of literal
+# characters; and how often it may occur.
+_TOKEN = re.compile(
+    r"(\((?:\?(?:P<\w+>|<?[=!]|-?i:|:))?|[|)]|\[\^?\]?(?:\\.|[^\]\\])*\]|\\\w|[.^$\d]"
+    r"|(?:(?:\\\W|[^\\()[\]|.^$\d*+?{])(?![*+?{]))+|\\?.)([*+?]\??|\{\d*,?\d*\}\??)?"
+)
+_NO_LETTER = frozenset([r"\b", r"\s", r"\W", r"\d", "^", "$", *"0123456789"])
+_SET_WITHOUT_LETTERS = re.compile(r"\[(?!\^)(?:\\[dsW]|\\\W|[^\\A-Za-z])*\]")
+# Words of so many lines that they select hardly any.
+_FREQUENT = re.compile(
+    r" ?(?:batch|data|device|epoch|error|exit|failed|gpu|host|job|loss|memory|model|nccl|node|process|ranks?|state|step|torch|worker) ?"
+)
+_INSIDE_WORD, _AFTER_GAP, _WORD_START = range(3)
+_Literals = dict[str, int]  # a match contains one of them; how much a literal is worth
 
-    Digits end a run: the scanner looks for anchors in lines whose digits were removed.
+
+def find_anchors(regex: str) -> tuple[str, ...]:
+    """Return literals that begin a word, one of which every match of `regex` contains; the rarest such set, or nothing.
+
+    What follows a gap, as in `error.{0,40}timeout`, is taken to begin a word. Digits end a literal: the scanner looks for anchors in
+    lines whose digits were removed.
     """
-    runs, run, i = [], "", 0
-    while i < len(regex):
-        char = regex[i]
-        if char == "|":
-            return ""
-        if char in "([":
-            runs, run, i = [*runs, run], "", _end_of_group(regex, i)
-        elif char == "\\" and i + 1 < len(regex):
-            escaped = regex[i + 1]
-            if escaped.isalnum():
-                runs, run = [*runs, run], ""
-            else:
-                run += escaped
-            i += 2
-        elif char in "*?{":
-            runs, run = [*runs, run[:-1]], ""
-            i = regex.index("}", i) + 1 if char == "{" else i + 1
-        elif char in ".^$+" or char.isdigit():
-            runs, run, i = [*runs, run], "", i + 1
-        else:
-            run, i = run + char, i + 1
-    return max([*runs, run], key=len).lower()
+    return tuple(_of_alternatives(_TOKEN.findall(regex), 0, _WORD_START)[0])
 
 
-def _end_of_group(regex: str, start: int) -> int:
-    """Return the index after the bracket that closes the one at `start`."""
-    close, depth, i = {"(": ")", "[": "]"}[regex[start]], 0, start
-    while i < len(regex):
-        if regex[i] == "\\":
-            i += 1
-        elif regex[i] == regex[start] and regex[start] == "(":
-            depth += 1
-        elif regex[i] == close and (regex[start] == "(" or i > start + 1):
-            depth -= regex[start] == "("
-            if depth <= 0:
-                return i + 1
+def _of_alternatives(tokens: list[tuple[str, str]], i: int, start: int) -> tuple[_Literals, int, int]:
+    """Return the literals of a group, whether a word may begin after it, and the index of its end."""
+    branches, ends = [], []
+    while True:
+        literals, end, i = _of_sequence(tokens, i, start)
+        branches.append(literals)
+        ends.append(end)
+        if i == len(tokens) or tokens[i][0] == ")":
+            return {k: v for found in branches for k, v in found.items()} if all(branches) else {}, min(ends), i
         i += 1
-    return len(regex)
+
+
+def _of_sequence(tokens: list[tuple[str, str]], i: int, start: int) -> tuple[_Literals, int, int]:
+    """Return the same for tokens up to the next `|` or the end of the group."""
+    best: _Literals = {}
+    run, run_start = "", start
+    while i < len(tokens) and tokens[i][0] not in ("|", ")"):
+        part, repeat = tokens[i]
+        i += 1
+        literals: _Literals = {}
+        if part[0] == "(":
+            literals, end, i = _of_alternatives(tokens, i, start)
+            repeat = tokens[i][1]
+            i += 1
+            if part[-1] in "=!":  # it looks ahead or behind
+                literals, end, repeat = {}, start, ""
+        elif part in _NO_LETTER or _SET_WITHOUT_LETTERS.fullmatch(part):
+            end = _WORD_START
+        elif part[0] in ".[" or (part[0] == "\\" and part[1].isalnum()):
+            end = _AFTER_GAP if part == "." else _INSIDE_WORD
+        else:
+            text = re.sub(r"\\(.)", r"\1", part).lower() if "\\" in part else part.lower()
+            end = _INSIDE_WORD if text[-1].isalpha() else _WORD_START
+            if not repeat or repeat[0] == "+":
+                run_start = run_start if run else start
+                run += text
+            if not repeat:
+                start = end
+                continue
+        if repeat.startswith(("*", "?", "{0", "{,")):
+            literals, end = {}, end if part == "." else min(start, end)
+        best = _rarer(_rarer(best, _literal(run, run_start)), literals)
+        run, start = "", end
+    return _rarer(best, _literal(run, run_start)), start, i
+
+
+def _literal(run: str, start: int) -> _Literals:
+    """Return a run of literal characters, from the start of a word on, with its worth."""
+    if len(run) < MIN_ANCHOR:
+        return {}
+    if start == _INSIDE_WORD:
+        run, start = run.lstrip("abcdefghijklmnopqrstuvwxyz"), _WORD_START
+    letters = sum(map(str.isalpha, run))
+    return {run: start * (1 if _FREQUENT.fullmatch(run) else letters)} if letters >= MIN_ANCHOR else {}
+
+
+def _rarer(one: _Literals, other: _Literals) -> _Literals:
+    if not one or not other:
+        return one or other
+    return max(one, other, key=lambda literals: (min(literals.values()), -len(literals)))
 
 
 _LETTERS = bytes(

@@ -17,6 +17,7 @@ from allranks.analysis.diagnose.catalogue.messages import (
     BENIGN_MESSAGES,
     COUNTED_FACTS,
 )
+from allranks.analysis.diagnose.catalogue.structured import STRUCTURED
 from allranks.analysis.diagnose.lines import (
     MAX_LINE_TEXT,
     REMARKING_EMITTERS,
@@ -30,7 +31,6 @@ from allranks.analysis.diagnose.lines import (
 )
 from allranks.analysis.diagnose.patterns import CERTAIN, POSSIBLE, LiteralPrefilter, ScanRule
 from allranks.analysis.diagnose.records import FileScan, LogSignal, RuleCount, ThreadStack
-from allranks.analysis.diagnose.structured import STRUCTURED
 
 MAX_FORMS = 100_000
 BULK_FORMS = 64  # with this many new forms in a block, they are searched together
@@ -276,16 +276,16 @@ class Meaning(NamedTuple):
 
 def _meanings(rule: ScanRule, match: re.Match[str], line: LogLine) -> list[Meaning]:
     """Return what a match means, if the class accepts the line's emitter."""
-    groups = {k: v for k, v in match.groupdict().items() if v is not None}
+    # of alternatives, a field has several groups: code, code2, ...
+    groups = {k.rstrip("123"): v for k, v in match.groupdict().items() if v is not None}
     if rule.kind in _JOINED_KINDS and line.text.lstrip().startswith('File "'):
         return []  # a path or a name in a traceback is no message
     if rule.kind == "structured":
         read = STRUCTURED[rule.owner].read(groups)
-        return [
-            Meaning(rule, r.kind, r.owner, r.weight, {**groups, **r.extra, "told": r.told}, r.rank)
-            for r in read
-            if r.kind != "class" or CATALOGUE[r.owner].accepts(line.emitter)
-        ]
+        if read is None or (read.kind == "class" and not CATALOGUE[read.owner].accepts(line.emitter)):
+            return []
+        groups |= {"told": read.told} | ({"interrupt": "yes"} if read.interrupt else {})
+        return [Meaning(rule, read.kind, read.owner, read.weight, groups, read.rank)]
     if rule.kind == "class" and not CATALOGUE[rule.owner].accepts(line.emitter):
         return []
     weight = rule.pattern.weight

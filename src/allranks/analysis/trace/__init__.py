@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -14,6 +13,7 @@ from allranks.analysis.trace.files import TraceSet, find_trace_sets
 from allranks.analysis.trace.rank import Result, UnreadableTrace, read_all
 from allranks.analysis.trace.records import Problem, TraceReport
 from allranks.errors import RequestError
+from allranks.utils.workers import available_cores
 
 SMALL_BYTES = 1 << 22  # for fewer bytes, starting a process takes longer than reading them
 
@@ -59,7 +59,7 @@ def read_traces(files: Sequence[Path], workers: int | None = None) -> dict[Path,
     `workers`: as for `analyse`; a few small files are read in this process.
     """
     queue = sorted(set(files), key=_size, reverse=True)
-    count = min(workers if workers is not None else _cores(), len(queue))
+    count = min(workers if workers is not None else available_cores(), len(queue))
     return read_all(queue, count if sum(_size(f) for f in queue) >= SMALL_BYTES else 1)
 
 
@@ -68,10 +68,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _none_read(paths: Sequence[Path], sets: list[TraceSet], unread: list[UnreadableTrace]) -> str:

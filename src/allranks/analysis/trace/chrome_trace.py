@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Raw, Struct, field
 
-from allranks.utils.inputs import ExpansionTooLarge, open_regular, require_expansion
+from allranks.utils.decompression import decompressed
+from allranks.utils.inputs import ExpansionTooLarge, open_regular
 
 _ARG_NAMES = {
     "sequence": "Sequence number",
@@ -159,62 +159,7 @@ def find_next_object(text: str, at: int) -> int:
     return found.end() - 1 if found else -1
 
 
-READ_BYTES = 1 << 16
 CHUNK_BYTES = 1 << 17
-GZIP = b"\x1f\x8b"
-
-
-def read_plain(file: Any, first: bytes) -> Iterator[bytes]:
-    """Read an uncompressed file, of which `first` was already read."""
-    yield first
-    while chunk := file.read(CHUNK_BYTES):
-        yield chunk
-
-
-def read_gzip(file: Any, chunk: bytes, damaged: Callable[[str], None]) -> Iterator[bytes]:
-    """Decompress; data before damage is returned, and the damage reported to `damaged`."""
-    packed = zlib.decompressobj(wbits=31)
-    given = 0
-    while chunk:
-        before = packed.copy()
-        try:
-            data = packed.decompress(chunk, CHUNK_BYTES)
-        except zlib.error as error:
-            damaged(f"the gzip data is damaged ({str(error).split(':')[-1].strip()})")
-            yield from _decompress_until_damage(before, chunk)
-            return
-        yield data
-        given += len(data)
-        try:
-            require_expansion(given, file)
-        except ExpansionTooLarge as error:
-            damaged(str(error))
-            return
-        if not packed.eof:
-            chunk = packed.unconsumed_tail or file.read(READ_BYTES)
-        elif chunk := _next_member(file, packed.unused_data):  # at the end, unconsumed_tail is not reliable
-            packed = zlib.decompressobj(wbits=31)
-    if not packed.eof:
-        damaged("the gzip data is truncated")
-
-
-def _next_member(file: Any, rest: bytes) -> bytes:
-    """Return the text from the next gzip member on: several in a row are one file. Padding with zeros is skipped, other text ignored."""
-    rest = rest.lstrip(b"\0")
-    while len(rest) < len(GZIP) and (more := file.read(READ_BYTES)):
-        rest = (rest + more).lstrip(b"\0")
-    return rest if rest.startswith(GZIP) else b""
-
-
-def _decompress_until_damage(unzip: Any, chunk: bytes) -> Iterator[bytes]:
-    """Return the data of a chunk before the damage in it."""
-    try:
-        for at in range(0, len(chunk), 64):
-            yield unzip.decompress(chunk[at : at + 64])
-    except zlib.error:
-        return
-
-
 PIECE_BYTES = 1 << 17  # pieces that fit into the processor's cache are decoded faster
 LARGEST_EVENT = 1 << 23
 _EVENT_SEPARATOR = re.compile(rb"\}\s*,\s*\{")
@@ -264,14 +209,14 @@ class TraceStream:
 
     def _chunks(self) -> Iterator[bytes]:
         with open_regular(self.path) as file:
-            first = file.read(READ_BYTES)
-            if not first:
+            if not file.peek(1):
                 raise NotATrace("the file is empty")
-            reader = read_gzip(file, first, self._damaged) if first[:2] == GZIP else read_plain(file, first)
-            yield from reader
-
-    def _damaged(self, why: str) -> None:
-        self.damage = why
+            reader = decompressed(file)
+            try:
+                while chunk := reader.read(CHUNK_BYTES):
+                    yield chunk
+            except (EOFError, ExpansionTooLarge) as error:
+                self.damage = str(error)
 
     def _skip_head(self, chunks: Iterator[bytes]) -> bytes:
         """Read up to the first event; return the text after the opening bracket."""

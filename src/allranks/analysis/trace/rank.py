@@ -1,21 +1,13 @@
-"""Analyse the trace of one rank: its metrics, warnings, and the data for comparison with other ranks.
-
-Ranks are read in worker processes (`read_all`); each answers every path on its standard input with one message. `multiprocessing` is
-not used because it would run the caller's script again, and a killed reader must only lose its own file.
-"""
+"""Analyse the trace of one rank: its metrics, warnings, and the data for comparison with other ranks."""
 
 from __future__ import annotations
 
 import gc
-import struct
-import sys
-from collections import deque
 from collections.abc import Sequence
 from operator import add
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
 from msgspec import Struct, field
 
 from allranks.analysis.trace.activity import (
@@ -54,11 +46,7 @@ from allranks.analysis.trace.steps import (
     phase_rows,
     sum_breakdowns,
 )
-from allranks.utils.filesystem import PACKAGE_FOLDER
-
-if TYPE_CHECKING:
-    import subprocess
-
+from allranks.utils.workers import map_in_processes
 
 Remark = tuple[Severity, str, str]  # (severity, kind, message)
 
@@ -98,7 +86,7 @@ MAX_DRAWN_SPANS = 2000
 MAX_NAMES = 1000  # maximum number of names returned per rank
 
 
-class RankResult(Struct, tag=True):
+class RankResult(Struct):
     """The result of one rank; times in the trace's microseconds unless they end in `_s`."""
 
     path: str
@@ -131,7 +119,7 @@ class RankResult(Struct, tag=True):
     remarks: list[Remark] = field(default_factory=list)
 
 
-class UnreadableTrace(Struct, tag=True):
+class UnreadableTrace(Struct):
     """A file without a result."""
 
     path: str
@@ -279,77 +267,16 @@ def _number(value: Any) -> int | None:
 
 
 Result = RankResult | UnreadableTrace
-_LENGTH = struct.Struct("<Q")
 
 
 def read_all(files: list[Path], workers: int) -> dict[Path, Result]:
     """Read each file in one of `workers` processes; a process takes the next file when it has finished one."""
     if workers <= 1:
         return {path: read_rank(path) for path in files}
-    import threading
-
-    todo = deque(files)
-    results: dict[Path, Result] = {}
-    threads = [threading.Thread(target=_run_worker, args=(todo, results), daemon=True) for _ in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
-def _run_worker(todo: deque[Path], results: dict[Path, Result]) -> None:
-    process = None
-    try:
-        while True:
-            try:
-                path = todo.popleft()
-            except IndexError:
-                return
-            process = process or _start()
-            answer = _request(process, path)
-            if answer is None:
-                code = process.wait()
-                text = f"was not read: the reader process {f'was killed by signal {-code}, possibly out of memory' if code < 0 else f'exited with code {code}'}"
-                answer, process = UnreadableTrace(str(path), "unreadable", text), None
-            results[path] = answer
-    finally:
-        if process is not None:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait()
-
-
-def _start() -> subprocess.Popen[bytes]:
-    import subprocess
-
-    # use the same packages as this process, but none from the user's current folder
-    path = [str(PACKAGE_FOLDER.parent), *(p for p in sys.path if p)]
-    code = f"import sys; sys.path[:] = {path!r}; from allranks.analysis.trace.rank import serve; serve()"
-    return subprocess.Popen([sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-
-def _request(process: subprocess.Popen[bytes], path: Path) -> Result | None:
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        process.stdin.write(msgspec.json.encode(str(path)) + b"\n")
-        process.stdin.flush()
-        head = _read_exactly(process.stdout, _LENGTH.size)
-        body = _read_exactly(process.stdout, _LENGTH.unpack(head)[0]) if head else None
-    except OSError:
-        return None
-    return msgspec.msgpack.decode(body, type=Result) if body is not None else None
-
-
-def _read_exactly(stream: IO[bytes], size: int) -> bytes | None:
-    data = stream.read(size)
-    return data if len(data) == size else None
-
-
-def serve() -> None:
-    """Answer requests until standard input ends."""
-    for line in sys.stdin.buffer:
-        body = msgspec.msgpack.encode(read_rank(Path(msgspec.json.decode(line, type=str))))
-        sys.stdout.buffer.write(_LENGTH.pack(len(body)))
-        sys.stdout.buffer.write(body)
-        sys.stdout.buffer.flush()
+    answers = zip(files, map_in_processes(read_rank, files, workers), strict=True)
+    return {
+        path: UnreadableTrace(str(path), "unreadable", f"was not read: {answer}")
+        if isinstance(answer, ChildProcessError)
+        else answer
+        for path, answer in answers
+    }

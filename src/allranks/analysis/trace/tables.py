@@ -1,9 +1,4 @@
-"""Lay out a trace report, or the comparison of two, as lines and tables with shortened names, and print them.
-
-`plain_text` gives the text that rich gives in a pipe, without importing rich, which takes as long as reading a small trace. Where that
-takes more than padding, because a table is wider than the terminal or a character can be wider than one column, `show_blocks` prints with
-rich.
-"""
+"""Lay out a trace report, or the comparison of two, as lines and tables with shortened names, for a terminal or a page."""
 
 from __future__ import annotations
 
@@ -12,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from os.path import commonprefix
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import click
 from msgspec import Struct
 
 from allranks.analysis.trace.records import (
@@ -26,12 +22,9 @@ from allranks.analysis.trace.records import (
     TraceReport,
     totals_by_phase,
 )
-from allranks.utils.text import format_bandwidth, format_bytes, format_percent_of, format_seconds
+from allranks.utils.text import format_bandwidth, format_bytes, format_percent_of, format_seconds, printable, wrapped
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table as RichTable
-
     from allranks.analysis.trace.diff import Comparison, DiffRow, Unit
 
 
@@ -51,7 +44,6 @@ class Line(Struct, frozen=True):
 
     parts: tuple[tuple[str, str], ...] = ()
     wrap: bool = False
-    highlight: bool = False  # colour the numbers
 
 
 class Rule(Struct, frozen=True):
@@ -142,7 +134,7 @@ def _breakdown(report: TraceReport, *, page: bool = False) -> Iterator[Block]:
     yield Table("Time by rank", columns, rows)
     if len(report.ranks) > len(shown):
         text = f"and {len(report.ranks) - len(shown)} more ranks (--json has all)"
-        yield Line(((text, ""),), wrap=True, highlight=True)
+        yield Line(((text, ""),), wrap=True)
 
 
 def _steps(report: TraceReport) -> Iterator[Block]:
@@ -197,7 +189,7 @@ def _collectives(report: TraceReport, *, page: bool = False) -> Iterator[Block]:
     if p.paired:
         how = f"{p.by_sequence} by sequence number, {p.by_order} by order"
         text = f"{p.paired} paired across ranks ({how}); {p.unpaired} not paired."
-        yield Line(((text, "dim"),), highlight=True)
+        yield Line(((text, "dim"),))
     yield from _launches(report)
 
 
@@ -492,97 +484,36 @@ def top_modules_by_self_time(modules: Sequence[ModuleRow], limit: int) -> list[M
 
 
 _GAP = "  "
-_WORD = re.compile(r"\S+\s*")
-_PLAIN = re.compile("[ -~\u2026]*")  # the last is the ellipsis of shortened names
+_STYLES: dict[str, dict[str, Any]] = {"": {}, "bold": {"bold": True}, "dim": {"dim": True}}  # others are colours
 
 
-def plain_text(blocks: Iterable[Block], width: int) -> str | None:
-    """Return the text for a terminal of `width` columns, or None if only rich can lay it out."""
-    lines: list[str] = []
-    for block in blocks:
-        made = _plain_lines(block, width)
-        if made is None:
-            return None
-        lines += made
-    return "\n".join(lines)
-
-
-def _plain_lines(block: Block, width: int) -> list[str] | None:
-    if isinstance(block, Table):
-        return _plain_table(block, width)
-    if isinstance(block, Rule):
-        return ["\u2500" * width]
-    text = "".join(part for part, _ in block.parts)
-    if block.wrap:
-        return _wrapped(text, width)
-    return [text] if _PLAIN.fullmatch(text) else None
-
-
-def _plain_table(table: Table, width: int) -> list[str] | None:
-    cells = [[c.text if isinstance(c, Cell) else c for c in row] for row in table.rows]
-    rows = [[c.split("\n") if i >= table.left else [c] for i, c in enumerate(row)] for row in cells]
-    rows.insert(0, [[name] for name in table.columns])
-    widths = [max(len(part) for cell in column for part in cell) for column in zip(*rows, strict=True)]
-    total = sum(widths) + len(_GAP) * (len(widths) - 1)
-    title = _wrapped(table.title, total) if table.title else None
-    if title is None or total > width or not all(widths):
-        return None
-    if not all(_PLAIN.fullmatch(part) and (part or len(cell) == 1) for row in rows for cell in row for part in cell):
-        return None
-    lines = [line.ljust(total) for line in title]
-    for row in rows:
-        for parts in zip_longest(*row, fillvalue=""):
-            aligned = (
-                part.ljust(size) if i < table.left else part.rstrip().rjust(size)
-                for i, (part, size) in enumerate(zip(parts, widths, strict=True))
-            )
-            lines.append(_GAP.join(aligned))
-    return lines
-
-
-def _wrapped(text: str, width: int) -> list[str] | None:
-    """Return the lines of a paragraph; None if a word is longer than a line."""
-    if not _PLAIN.fullmatch(text) or text.startswith(" "):
-        return None
-    lines = [""]
-    for word in _WORD.findall(text):
-        size = len(word.rstrip())
-        if size > width:
-            return None
-        if len(lines[-1]) + size > width:
-            lines.append("")
-        lines[-1] += word
-    return [line[:width] for line in lines]
-
-
-def show_blocks(console: Console, blocks: Iterable[Block]) -> None:
-    """Print all blocks."""
+def text_lines(blocks: Iterable[Block], width: int) -> Iterator[str]:
+    """Yield the lines of blocks with colour codes, which click removes if there is no terminal."""
     for block in blocks:
         if isinstance(block, Table):
-            console.print(_rich_table(block))
+            yield from _table_lines(block)
         elif isinstance(block, Rule):
-            console.rule()
+            yield "\u2500" * width
+        elif block.wrap:
+            for text, style in block.parts:
+                yield from (_styled(line, style) for line in wrapped(text, width).split("\n"))
         else:
-            _show_line(console, block)
+            yield "".join(_styled(text, style) for text, style in block.parts)
 
 
-def _show_line(console: Console, line: Line) -> None:
-    from rich.text import Text
-
-    text = Text.assemble(*line.parts)
-    if line.highlight and console.highlighter is not None:
-        text = console.highlighter(text)
-    console.print(text, soft_wrap=not line.wrap)
+def _styled(text: str, style: str) -> str:
+    return click.style(printable(text), **_STYLES.get(style, {"fg": style})) if style and text else printable(text)
 
 
-def _rich_table(table: Table) -> RichTable:
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    title = Text(table.title, style=table.title_style)
-    made = RichTable(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
-    for i, name in enumerate(table.columns):
-        made.add_column(Text(name), justify="left" if i < table.left else "right", no_wrap=True)
-    for row in table.rows:
-        made.add_row(*(Text(c.text, style=c.style) if isinstance(c, Cell) else Text(c) for c in row))
-    return made
+def _table_lines(table: Table) -> Iterator[str]:
+    head = [Cell(name, "dim") for name in table.columns]
+    rows = [head, *([c if isinstance(c, Cell) else Cell(c, "") for c in row] for row in table.rows)]
+    widths = [max(len(part) for c in column for part in c.text.split("\n")) for column in zip(*rows, strict=True)]
+    yield _styled(table.title, table.title_style)
+    for row in rows:
+        for parts in zip_longest(*(c.text.split("\n") for c in row), fillvalue=""):
+            cells = (
+                _styled(part.ljust(size) if i < table.left else part.rstrip().rjust(size), row[i].style)
+                for i, (part, size) in enumerate(zip(parts, widths, strict=True))
+            )
+            yield _GAP.join(cells)

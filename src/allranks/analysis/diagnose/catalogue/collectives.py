@@ -2,358 +2,200 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import LIKELY, NETWORK, POSSIBLE, PROGRAM, FailureClass, Pattern
+from allranks.analysis.diagnose.patterns import (
+    NETWORK,
+    PROGRAM,
+    FailureClass,
+    Pattern,
+    certain,
+    likely,
+    possible,
+)
 
-FIRST_COLLECTIVE_FAILED = FailureClass(
-    id="first_collective_failed",
-    emitters=PROGRAM,
-    title="the first collective never finished, or returned no data",
-    cause=(
-        "The very first communication between the ranks failed. A report that a rank has 0 parameters is a consequence of this, not a difference between models. "
+CLASSES: tuple[FailureClass, ...] = (
+    FailureClass(
+        id="first_collective_failed",
+        emitters=PROGRAM,
+        title="the first collective never finished, or returned no data",
+        cause="The very first communication between the ranks failed. A report that a rank has 0 parameters is a consequence of this, not a difference between models. "
         "Usual reasons: GPU peer-to-peer copies that IOMMU or PCIe ACS break, a network path that does not transfer data, a rank that is still "
-        "in its setup, or one bad node."
-    ),
-    fix=(
-        "Find the broken pair first; then disable ACS/IOMMU on that host, or keep NCCL off that path (NCCL_P2P_LEVEL or NCCL_P2P_DISABLE=1 "
-        "for PCIe cards, never on NVLink), or exclude the node."
-    ),
-    next_test="allranks doctor --collectives copies and all-reduces between all pairs; or run once with NCCL_P2P_DISABLE=1: if that works, it is P2P",
-    reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
-    patterns=(
-        Pattern(r"has (0|\d+) params, while rank \d+ has inconsistent 0 params", "params, while rank"),
-        Pattern(r"has 0 params, while rank \d+ has inconsistent \d+ params", "params, while rank"),
-        Pattern(r"^\s*(params, )?while rank \d+ has inconsistent 0 params", "while rank"),  # a message that was wrapped
-    ),
-    example="RuntimeError: DDP expects same model across all ranks, but Rank 5 has 291 params, while rank 4 has inconsistent 0 params.",
-    near_miss="RuntimeError: DDP expects same model across all ranks, but Rank 5 has 291 params, while rank 4 has inconsistent 290 params.",
-)
-
-MODEL_DIFFERS = FailureClass(
-    id="model_differs_between_ranks",
-    emitters=PROGRAM,
-    title="ranks built different models",
-    cause="Number or shapes of parameters differ between ranks, and no rank reports zero parameters: the ranks built different models.",
-    fix="Build the model from one configuration on every rank: same code, files, seed and library versions, and no code that depends on the rank.",
-    next_test="print the number and shapes of the parameters on each rank before wrapping; allranks run checks at step 0 that the weights are equal",
-    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
-    patterns=(
-        Pattern(r"has [1-9]\d* params, while rank \d+ has inconsistent [1-9]\d* params", "params, while rank"),
-        Pattern(
-            r"^\s*(params, )?while rank \d+ has inconsistent [1-9]\d* params", "while rank"
-        ),  # a message that was wrapped
-        Pattern(
-            r"params?\[\d+\] in this process with (sizes|strides) .* appears not to match", "in this process with "
+        "in its setup, or one bad node.",
+        fix="Find the broken pair first; then disable ACS/IOMMU on that host, or keep NCCL off that path (NCCL_P2P_LEVEL or NCCL_P2P_DISABLE=1 "
+        "for PCIe cards, never on NVLink), or exclude the node.",
+        next_test="allranks doctor --collectives copies and all-reduces between all pairs; or run once with NCCL_P2P_DISABLE=1: if that works, it is P2P",
+        reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+        patterns=certain(
+            r"has (0|\d+) params, while rank \d+ has inconsistent 0 params",
+            r"has 0 params, while rank \d+ has inconsistent \d+ params",
+            r"^\s*(params, )?while rank \d+ has inconsistent 0 params",  # a message that was wrapped
         ),
-        Pattern(r"appears not to match (sizes|strides) of the same param in process", "of the same param in process"),
-        Pattern(
+        example="RuntimeError: DDP expects same model across all ranks, but Rank 5 has 291 params, while rank 4 has inconsistent 0 params.",
+        near_miss="RuntimeError: DDP expects same model across all ranks, but Rank 5 has 291 params, while rank 4 has inconsistent 290 params.",
+    ),
+    FailureClass(
+        id="model_differs_between_ranks",
+        emitters=PROGRAM,
+        title="ranks built different models",
+        cause="Number or shapes of parameters differ between ranks, and no rank reports zero parameters: the ranks built different models.",
+        fix="Build the model from one configuration on every rank: same code, files, seed and library versions, and no code that depends on the rank.",
+        next_test="print the number and shapes of the parameters on each rank before wrapping; allranks run checks at step 0 that the weights are equal",
+        reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
+        patterns=certain(
+            r"has [1-9]\d* params, while rank \d+ has inconsistent [1-9]\d* params",
+            r"^\s*(params, )?while rank \d+ has inconsistent [1-9]\d* params",  # a message that was wrapped
+            r"params?\[\d+\] in this process with (sizes|strides) .* appears not to match",
+            r"appears not to match (sizes|strides) of the same param in process",
+        )
+        + likely(
             r"(weights|parameters) (differ|are not equal|are different) (between|across|on) (all |the )?ranks",
-            " ranks",
-            weight=LIKELY,
+            r"ranks? .{0,40}different (number|count|set)s? of (model )?param",
         ),
-        Pattern(r"ranks? .{0,40}different (number|count|set)s? of (model )?param", "different ", weight=LIKELY),
+        example="RuntimeError: params[2] in this process with sizes [1024, 512] appears not to match sizes of the same param in process 0.",
+        near_miss="RuntimeError: Error(s) in loading state_dict for Net: size mismatch for fc.weight",
     ),
-    example="RuntimeError: params[2] in this process with sizes [1024, 512] appears not to match sizes of the same param in process 0.",
-    near_miss="RuntimeError: Error(s) in loading state_dict for Net: size mismatch for fc.weight",
-)
-
-COLLECTIVE_MISMATCH = FailureClass(
-    id="collective_mismatch",
-    emitters=PROGRAM,
-    title="ranks are in different collectives",
-    cause=(
-        "The ranks do not make the same calls in the same order: a branch on the rank, a call on rank 0 alone, an early stop on only some "
-        "ranks, or an uneven number of batches."
-    ),
-    fix="Make every collective call on every rank: no collective inside `if rank == 0`, stop all ranks at the same step, equal batches per rank (drop_last, or Join).",
-    next_test="run with TORCH_DISTRIBUTED_DEBUG=DETAIL, which prints the two calls; or compare the ranks' flight-recorder dumps",
-    reference="https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications",
-    patterns=(
-        Pattern(r"Detected mismatch between collectives on ranks"),
-        Pattern(r"Rank \d+ is running \w+.*but Rank \d+ is running", " is running "),
-        Pattern(r"Ranks? [\d, ]+failed to pass monitoredBarrier"),
-        Pattern(r"monitoredBarrier.{0,60}(timed out|received errors while waiting)", "monitoredbarrier", weight=LIKELY),
-        Pattern(r"Mismatched collective detected"),
-        Pattern(
-            r"(lagging|dead|mismatched).{0,12}(ranks?|mismatched) (ranks? )?that caused the desync", "caused the desync"
-        ),
-        Pattern(
+    FailureClass(
+        id="collective_mismatch",
+        emitters=PROGRAM,
+        title="ranks are in different collectives",
+        cause="The ranks do not make the same calls in the same order: a branch on the rank, a call on rank 0 alone, an early stop on only some "
+        "ranks, or an uneven number of batches.",
+        fix="Make every collective call on every rank: no collective inside `if rank == 0`, stop all ranks at the same step, equal batches per rank (drop_last, or Join).",
+        next_test="run with TORCH_DISTRIBUTED_DEBUG=DETAIL, which prints the two calls; or compare the ranks' flight-recorder dumps",
+        reference="https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications",
+        patterns=certain(
+            r"Detected mismatch between collectives on ranks",
+            r"Rank \d+ is running \w+.*but Rank \d+ is running",
+            r"Ranks? [\d, ]+failed to pass monitoredBarrier",
+            r"Mismatched collective detected",
+            r"(lagging|dead|mismatched).{0,12}(ranks?|mismatched) (ranks? )?that caused the desync",
+            r"op\.preamble\.length <= op\.nbytes",
+            r"there may be a mismatch in collective sizes",
+            r"exhausted (all )?inputs.{0,40}(ranks|Throwing)",
+            r"disagreement (error )?between rank ?\d+ and rank ?\d+",
+            r"Cannot apply (the )?desired operation due to shape mismatches",
+        )
+        + likely(
+            r"monitoredBarrier.{0,60}(timed out|received errors while waiting)",
             r"joined but didn'?t finish collective|didn'?t join collective",
-            "joined but didn",
-            "join collective",
-            weight=LIKELY,
-        ),
-        Pattern(r"(collective|rank).{0,40}\bdesync", "desync", weight=LIKELY, unless=r"desync_debug|desync debug"),
-        Pattern(r"op\.preamble\.length <= op\.nbytes"),
-        Pattern(r"there may be a mismatch in collective sizes"),
-        Pattern(r"exhausted (all )?inputs.{0,40}(ranks|Throwing)", " inputs"),
-        Pattern(r"disagreement (error )?between rank ?\d+ and rank ?\d+", "disagreement "),
-        Pattern(r"Cannot apply (the )?desired operation due to shape mismatches"),
-        Pattern(
+            Pattern(r"(collective|rank).{0,40}\bdesync", unless=r"desync_debug|desync debug"),
             r"Collective (sizes?|types?|op|operation)s? mismatch|MatchState|collective type mismatch",
-            "mismatch",
-            "matchstate",
-            weight=LIKELY,
+        )
+        + possible(
+            r"(barrier|broadcast|all_?reduce|all_?gather|collective).{0,60}(only|just) (by|on|from) (rank ?0|some ranks|the main process)"
         ),
-        Pattern(
-            r"(barrier|broadcast|all_?reduce|all_?gather|collective).{0,60}(only|just) (by|on|from) (rank ?0|some ranks|the main process)",
-            "collective",
-            "barrier",
-            "broadcast",
-            "reduce",
-            "gather",
-            weight=POSSIBLE,
-        ),
+        example="RuntimeError: Detected mismatch between collectives on ranks. Rank 2 is running ALLREDUCE, but Rank 0 is running ALLGATHER",
+        near_miss="INFO all 8 ranks are running ALLREDUCE benchmarks",
     ),
-    example="RuntimeError: Detected mismatch between collectives on ranks. Rank 2 is running ALLREDUCE, but Rank 0 is running ALLGATHER",
-    near_miss="INFO all 8 ranks are running ALLREDUCE benchmarks",
-)
-
-CHECKPOINT_COLLECTIVE = FailureClass(
-    id="checkpoint_collective",
-    emitters=PROGRAM,
-    title="a collective of a checkpoint never finished",
-    cause=(
-        "Saving or loading a checkpoint is a collective in FSDP and DeepSpeed. Only some ranks called it, or it gathers the whole model over "
-        "a path so slow that the timeout was reached."
-    ),
-    fix=(
-        "Call it on every rank and let only the write depend on the rank; save adapters or shards instead of the gathered model; raise the group's "
-        "timeout only once the calls are known to match."
-    ),
-    next_test="check whether each rank's stack is inside the save; or save once with sharded state (torch.distributed.checkpoint) and see whether it passes",
-    reference="https://docs.pytorch.org/docs/stable/distributed.checkpoint.html",
-    patterns=(
-        Pattern(
+    FailureClass(
+        id="checkpoint_collective",
+        emitters=PROGRAM,
+        title="a collective of a checkpoint never finished",
+        cause="Saving or loading a checkpoint is a collective in FSDP and DeepSpeed. Only some ranks called it, or it gathers the whole model over "
+        "a path so slow that the timeout was reached.",
+        fix="Call it on every rank and let only the write depend on the rank; save adapters or shards instead of the gathered model; raise the group's "
+        "timeout only once the calls are known to match.",
+        next_test="check whether each rank's stack is inside the save; or save once with sharded state (torch.distributed.checkpoint) and see whether it passes",
+        reference="https://docs.pytorch.org/docs/stable/distributed.checkpoint.html",
+        patterns=likely(
             r"(save|load|checkpoint|state_dict)\w*.{0,80}(only (by|on|from) rank ?0|all ranks must)",
-            "only ",
-            "all ranks must",
-            weight=LIKELY,
-        ),
-        Pattern(
             r"(timed? ?out|hang|hung|stuck).{0,60}(while|during|when|in|at) (the )?(sav|load|writ|gather)\w* (of )?(the )?(\w+ )?(checkpoint|state_?dict|shards)",
-            "checkpoint",
-            "savecheckpoint",
-            "state_dict",
-            "statedict",
-            "fullstatedict",
-            "shards",
-            weight=LIKELY,
+            r"checkpoint.{0,60}(timed out|hangs?\b|hung|stuck|deadlock)",
         ),
-        Pattern(
-            r"checkpoint.{0,60}(timed out|hangs?\b|hung|stuck|deadlock)", "checkpoint", "savecheckpoint", weight=LIKELY
-        ),
+        example="ERROR gather of the checkpoint: checkpoint save timed out after 1800 s on rank 0",
+        near_miss="INFO saving checkpoint to /data/ckpt took 12.5 s",
     ),
-    example="ERROR gather of the checkpoint: checkpoint save timed out after 1800 s on rank 0",
-    near_miss="INFO saving checkpoint to /data/ckpt took 12.5 s",
-)
-
-COLLECTIVE_HANG = FailureClass(
-    id="collective_hang",
-    emitters=PROGRAM,
-    title="ranks are stuck in communication; the log does not show why",
-    cause=(
-        "The ranks waited in a collective until the timeout. The log does not show whether a rank never reached the call (diverged, busy, dead) or the network "
-        "transferred no data."
-    ),
-    fix="Find the missing rank before raising a timeout: most such failures are caused by the program, and a longer timeout does not fix them.",
-    next_test="run again with TORCH_FR_BUFFER_SIZE=2000 and compare the dumps of all ranks, or take py-spy dumps of all ranks during the hang",
-    reference="https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",
-    patterns=(
-        Pattern(
-            r"waiting for (the )?remainder of ranks for more than \d+ seconds", "remainder of ranks", weight=LIKELY
-        ),
-        Pattern(r"Watchdog caught collective operation timeout", weight=POSSIBLE),
-        Pattern(r"watchdog got stuck for \d+", "watchdog got stuck for ", weight=POSSIBLE),
-        Pattern(r"Timed out waiting \d+\s*ms for (recv|send) operation", "timed out waiting ", weight=POSSIBLE),
-        Pattern(r"collective operation (timeout|timed out)", "collective operation tim", weight=POSSIBLE),
-        Pattern(r"Timeout at NCCL work: \d+", "timeout at nccl work", weight=POSSIBLE),
-        Pattern(r"ran for \d+ (ms|milliseconds) before timing out", " before timing out", weight=POSSIBLE),
-        Pattern(
+    FailureClass(
+        id="collective_hang",
+        emitters=PROGRAM,
+        title="ranks are stuck in communication; the log does not show why",
+        cause="The ranks waited in a collective until the timeout. The log does not show whether a rank never reached the call (diverged, busy, dead) or the network "
+        "transferred no data.",
+        fix="Find the missing rank before raising a timeout: most such failures are caused by the program, and a longer timeout does not fix them.",
+        next_test="run again with TORCH_FR_BUFFER_SIZE=2000 and compare the dumps of all ranks, or take py-spy dumps of all ranks during the hang",
+        reference="https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",
+        patterns=likely(r"waiting for (the )?remainder of ranks for more than \d+ seconds")
+        + possible(
+            r"Watchdog caught collective operation timeout",
+            r"watchdog got stuck for \d+",
+            r"Timed out waiting \d+\s*ms for (recv|send) operation",
+            r"collective operation (timeout|timed out)",
+            r"Timeout at NCCL work: \d+",
+            r"ran for \d+ (ms|milliseconds) before timing out",
             r"(ALLREDUCE|ALLGATHER|BROADCAST|BARRIER|all_?reduce|all_?gather|barrier)\b.{0,60}(timed? ?out(?!\(ms\))|hangs?\b|hung\b|never return)",
-            "allreduce",
-            "allgather",
-            "broadcast",
-            "barrier",
-            "all_reduce",
-            "all_gather",
-            weight=POSSIBLE,
-        ),
-        Pattern(
             r"(stuck|hangs?|hung|deadlocked|frozen) (in|at|on|during|inside) (the )?(first )?(nccl|gloo|collective|all_?reduce|all_?gather|barrier|broadcast|init_process_group)",
-            "nccl",
-            "gloo",
-            "collective",
-            "reduce",
-            "gather",
-            "barrier",
-            "broadcast",
-            "init_process_group",
-            weight=POSSIBLE,
+            Pattern(r"heartbeat monitor (timed out|thread)", unless="starts|started|launched|exits? normally"),
         ),
-        Pattern(
-            r"heartbeat monitor (timed out|thread)",
-            "heartbeat monitor t",
-            weight=POSSIBLE,
-            unless="starts|started|launched|exits? normally",
-        ),
+        example="[rank5]:[E204 03:04:05.000001 ProcessGroupNCCL.cpp:632] [Rank 5] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3187, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600011 milliseconds before timing out.",
+        near_miss="INFO watchdog of the data server started with a timeout of 600 s",
     ),
-    example="[rank5]:[E204 03:04:05.000001 ProcessGroupNCCL.cpp:632] [Rank 5] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3187, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600011 milliseconds before timing out.",
-    near_miss="INFO watchdog of the data server started with a timeout of 600 s",
-)
-
-RANK_DIED = FailureClass(
-    id="rank_died",
-    title="one process crashed",
-    cause="A process ended by a crash signal (segmentation fault, abort) or disappeared. The other ranks only report that it is gone.",
-    fix="Take that rank's core dump or run it with PYTHONFAULTHANDLER=1 to see where it crashed; check native extensions and conflicting versions.",
-    next_test="run again with PYTHONFAULTHANDLER=1; if it is always the same host, run once without that host",
-    reference="https://docs.python.org/3/library/faulthandler.html",
-    patterns=(
-        Pattern(r"Signal \d+ \((SIGSEGV|SIGABRT|SIGILL|SIGFPE)\) received by PID", " received by pid", weight=LIKELY),
-        Pattern(r"died with <Signals\.(SIGSEGV|SIGABRT|SIGILL|SIGFPE)", "died with <signals.", weight=LIKELY),
-        Pattern(
+    FailureClass(
+        id="rank_died",
+        title="one process crashed",
+        cause="A process ended by a crash signal (segmentation fault, abort) or disappeared. The other ranks only report that it is gone.",
+        fix="Take that rank's core dump or run it with PYTHONFAULTHANDLER=1 to see where it crashed; check native extensions and conflicting versions.",
+        next_test="run again with PYTHONFAULTHANDLER=1; if it is always the same host, run once without that host",
+        reference="https://docs.python.org/3/library/faulthandler.html",
+        patterns=likely(
+            r"Signal \d+ \((SIGSEGV|SIGABRT|SIGILL|SIGFPE)\) received by PID",
+            r"died with <Signals\.(SIGSEGV|SIGABRT|SIGILL|SIGFPE)",
             r"\bterminated (with|by) signal (SIGSEGV|SIGABRT|SIGILL|SIGFPE|11|6|4|8)\b",
-            "terminated with signal",
-            "terminated by signal",
-            weight=LIKELY,
-        ),
-        Pattern(r"exitcode\W{0,2}\s*:\s*-(11|6|4|8)\b", "exitcode", weight=LIKELY),
-        Pattern(r"Segmentation fault|segfault at ", "segmentation fault", "segfault at", weight=LIKELY),
-        Pattern(
-            r"worker process has died|worker died or was killed|worker unexpectedly exit",
-            "worker process has died",
-            "worker died or was killed",
-            "worker unexpectedly exit",
-            weight=POSSIBLE,
-        ),
-        Pattern(
+            r"exitcode\W{0,2}\s*:\s*-(11|6|4|8)\b",
+            r"Segmentation fault|segfault at ",
             r"Caught signal 11|received signal 11|exited on signal (11|6|4)\b|signal (11|6) \(",
-            "signal ",
-            weight=LIKELY,
-        ),
-        Pattern(
             r"Fatal Python error: (Segmentation fault|Aborted|Illegal instruction|Floating)",
-            "fatal python error",
-            weight=LIKELY,
-        ),
-        Pattern(
             r"\bAborted\b.{0,20}\(core dumped\)|Illegal instruction|Floating point exception",
-            "core dumped",
-            "illegal instruction",
-            "floating point exception",
-            weight=LIKELY,
-        ),
-        Pattern(
             r"task \d+: (Aborted|Segmentation fault|Illegal instruction)",
-            "aborted",
-            "segmentation fault",
-            "illegal instruction",
-            weight=LIKELY,
-        ),
-        Pattern(
             r"double free or corruption|stack smashing detected|malloc\(\): |free\(\): invalid|corrupted size vs",
-            "double free",
-            "stack smashing",
-            "malloc(): ",
-            "free(): invalid",
-            "corrupted size vs",
-            weight=LIKELY,
-        ),
-        Pattern(
-            r"(rank|worker|process) \d+.{0,30}(crashed|vanished|died unexpectedly|disappeared|terminated unexpectedly)",
-            "crashed",
-            "vanished",
-            "died unexpectedly",
-            "disappeared",
-            "terminated unexpectedly",
-            weight=POSSIBLE,
-            unless=r"exit ?code:? 1\b|status:? 1\b",
-        ),
-        Pattern(
             r"DataLoader worker \(pid.{0,30}is killed by signal: (Segmentation|Aborted)",
-            "is killed by signal",
-            weight=LIKELY,
+            r"exit(ed with)? (exit )?(code|status)[ :]+(139|134)\b",
+        )
+        + possible(
+            r"worker process has died|worker died or was killed|worker unexpectedly exit",
+            Pattern(
+                r"(rank|worker|process) \d+.{0,30}(crashed|vanished|died unexpectedly|disappeared|terminated unexpectedly)",
+                unless=r"exit ?code:? 1\b|status:? 1\b",
+            ),
         ),
-        Pattern(r"exit(ed with)? (exit )?(code|status)[ :]+(139|134)\b", "code", "status", weight=LIKELY),
+        example="  traceback : Signal 11 (SIGSEGV) received by PID 40411",
+        near_miss="  traceback : Signal 15 (SIGTERM) received by PID 40411",
     ),
-    example="  traceback : Signal 11 (SIGSEGV) received by PID 40411",
-    near_miss="  traceback : Signal 15 (SIGTERM) received by PID 40411",
-)
-
-PEER_DIED_FIRST = FailureClass(
-    id="peer_died_first",
-    emitters=NETWORK,
-    title="a consequence: another rank failed or is busy elsewhere",
-    cause=(
-        "These lines only show that a peer disconnected or did not answer. The reason is in that peer's own log, most often rank 0's: "
-        "a Python error before it joined, missing packages, a prompt, or a slow save."
-    ),
-    fix="Read the log of the peer rank in the message (of rank 0 if there is none) just before the first of these lines.",
-    next_test="give diagnose the logs of all ranks and nodes together; or check where rank 0 is blocked (py-spy dump)",
-    reference="https://docs.pytorch.org/docs/stable/elastic/errors.html",
-    echo=True,
-    patterns=(
-        Pattern(r"store->get\('?[^)]*\) got error", "got error", weight=LIKELY),
-        Pattern(r"retrieving ncclUniqueId from", weight=LIKELY),
-        Pattern(r"may indicate a possible application crash on rank \d+", "application crash on rank", weight=LIKELY),
-        Pattern(
+    FailureClass(
+        id="peer_died_first",
+        emitters=NETWORK,
+        title="a consequence: another rank failed or is busy elsewhere",
+        cause="These lines only show that a peer disconnected or did not answer. The reason is in that peer's own log, most often rank 0's: "
+        "a Python error before it joined, missing packages, a prompt, or a slow save.",
+        fix="Read the log of the peer rank in the message (of rank 0 if there is none) just before the first of these lines.",
+        next_test="give diagnose the logs of all ranks and nodes together; or check where rank 0 is blocked (py-spy dump)",
+        reference="https://docs.pytorch.org/docs/stable/elastic/errors.html",
+        echo=True,
+        patterns=likely(
+            r"store->get\('?[^)]*\) got error",
+            r"retrieving ncclUniqueId from",
+            r"may indicate a possible application crash on rank \d+",
+        )
+        + possible(
             r"recvValue failed|recvBytes failed|sendBytes failed|failed to recv, got 0 bytes",
-            "recvvalue failed",
-            "recvbytes failed",
-            "sendbytes failed",
-            "failed to recv, got",
-            weight=POSSIBLE,
-        ),
-        Pattern(
             r"Connection was likely closed|Did the remote server shutdown or crash",
-            "connection was likely closed",
-            "remote server shutdown",
-            weight=POSSIBLE,
-        ),
-        Pattern(r"Connection closed by (remote )?peer", "connection closed by ", weight=POSSIBLE),
-        Pattern(r"(Read|Write) error \[[^\]]{3,60}\](:\d+)?: ", "error [", weight=POSSIBLE),
-        Pattern(
+            r"Connection closed by (remote )?peer",
+            r"(Read|Write) error \[[^\]]{3,60}\](:\d+)?: ",
             r"remote process (exit(ed|ing) prematurely|has (died|exited|terminated))",
-            "remote process ",
-            weight=POSSIBLE,
-        ),
-        Pattern(
             r"(Received a (dump )?signal|dump signal).{0,40}(from (local )?rank|due to a collective timeout)",
-            "signal",
-            weight=POSSIBLE,
-        ),
-        Pattern(r"Another rank reported a timeout", weight=POSSIBLE),
-        Pattern(r"Failed to check the .?should ?dump.? flag", "failed to check the ", weight=POSSIBLE),
-        Pattern(r"NCCL communicator was aborted", weight=POSSIBLE),
-        Pattern(
+            r"Another rank reported a timeout",
+            r"Failed to check the .?should ?dump.? flag",
+            r"NCCL communicator was aborted",
             r"RendezvousClosedError|RendezvousGracefulExitError",
-            "rendezvousclosederror",
-            "rendezvousgracefulexiterror",
-            weight=POSSIBLE,
-        ),
-        Pattern(r"(TCPStore|Socket|store).{0,60}Broken pipe", "broken pipe", weight=POSSIBLE),
-        Pattern(r"ncclRemoteError", weight=POSSIBLE),
-        Pattern(
+            r"(TCPStore|Socket|store).{0,60}Broken pipe",
+            r"ncclRemoteError",
             r"\b(RuntimeError|DistStoreError): (Socket Timeout|wait timeout)",
-            "socket timeout",
-            "wait timeout",
-            weight=POSSIBLE,
-        ),
-        Pattern(
             r"Stop_waiting response is expected|failed to recv.{0,30}from store",
-            "stop_waiting response",
-            "failed to recv",
-            weight=POSSIBLE,
+            r"The node .{1,80} has (failed|left|closed).{0,60}rendezvous",
+            Pattern(
+                r"\bKeepAlive|heartbeat.{0,30}(lost|missed|timeout).{0,30}(rank|agent|worker|node)",
+                unless="tcp_keepalive|heartbeat monitor",
+            ),
         ),
-        Pattern(r"The node .{1,80} has (failed|left|closed).{0,60}rendezvous", "rendezvous", weight=POSSIBLE),
-        Pattern(
-            r"\bKeepAlive|heartbeat.{0,30}(lost|missed|timeout).{0,30}(rank|agent|worker|node)",
-            "keepalive",
-            "heartbeat",
-            weight=POSSIBLE,
-            unless="tcp_keepalive|heartbeat monitor",
-        ),
+        example="[4] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Connection reset by peer",
+        near_miss="INFO the store got 4 keys from rank 0",
     ),
-    example="[4] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Connection reset by peer",
-    near_miss="INFO the store got 4 keys from rank 0",
 )

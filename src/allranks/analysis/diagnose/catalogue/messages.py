@@ -5,43 +5,18 @@ from __future__ import annotations
 from msgspec import Struct
 
 from allranks.analysis.diagnose.catalogue.signs import COMPLETION_PATTERNS, ENDED_PATTERNS
-from allranks.analysis.diagnose.patterns import Pattern
+from allranks.analysis.diagnose.patterns import Pattern, certain
 from allranks.analysis.stacks import FILE_LINE, THREAD_LINE
 
 # name: patterns; the groups of a match are kept by name
-FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
-    "watchdog": (
-        Pattern(
-            r"(?:Watchdog caught collective operation timeout|collective operation timeout)(?:: (?P<work>.*))?",
-            "operation timeout",
-        ),
-    ),
-    "work": (Pattern(r"^\W*(?:WorkNCCL\(|Operation: )(?P<work>.*)", "worknccl", "operation: "),),
-    "told_to_dump": (
-        Pattern(
-            r"(?:dump signal|signal to dump|Another rank reported).{0,80}",
-            "dump signal",
-            "signal to dump",
-            "another rank reported",
-        ),
-    ),
-    "dump_path": (
-        Pattern(
-            r"(?:debug info|flight recorder|trace buffer|dump(?:ed|ing)?)\b[^/]{0,80}?(?P<path>/[\w./-]{3,})",
-            "debug info",
-            "flight recorder",
-            "trace buffer",
-            "dump",
-        ),
-    ),
-    "pg_status": (
-        Pattern(
-            r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), (?:last started (?:NCCL )?work: -?\d+, )?last completed (?:NCCL )?work: (?P<completed>-?\d+)",
-            "last completed",
-        ),
-    ),
-    "frame": (Pattern(FILE_LINE, 'file "'),),
-    "stack": (
+_FACTS: dict[str, str | tuple[Pattern, ...]] = {
+    "watchdog": r"(?:Watchdog caught collective operation timeout|collective operation timeout)(?:: (?P<work>.*))?",
+    "work": r"^\W*(?:WorkNCCL\(|Operation: )(?P<work>.*)",
+    "told_to_dump": r"(?:dump signal|signal to dump|Another rank reported).{0,80}",
+    "dump_path": r"(?:debug info|flight recorder|trace buffer|dump(?:ed|ing)?)\b[^/]{0,80}?(?P<path>/[\w./-]{3,})",
+    "pg_status": r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), (?:last started (?:NCCL )?work: -?\d+, )?last completed (?:NCCL )?work: (?P<completed>-?\d+)",
+    "frame": FILE_LINE,
+    "stack": certain(
         Pattern(
             r"^\s+(?P<function>[\w<>.:]+) \((?P<path>[^()\s]+\.(?:pyx?|so[.\d]*|cpp)):?\d*\)\s*$",
             ".py:",
@@ -53,11 +28,11 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
             ".so)",
             ".cpp:",
             ".cpp)",
-        ),
+        )
     ),
-    "fr_frame": (Pattern(r"^#\d+ (?P<function>\S+) from (?P<path>\S+):\d+", " from "),),
-    "stack_head": (Pattern(THREAD_LINE, "thread "),),
-    "exception": (
+    "fr_frame": r"^#\d+ (?P<function>\S+) from (?P<path>\S+):\d+",
+    "stack_head": THREAD_LINE,
+    "exception": certain(
         Pattern(
             r"^\s*(?:[\w.-]+(?:\[\d+\])?: )?(?:[\w<>]+\.)*(?P<type>(?:\w+(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|NotFound|Refused|Abort)|Exception|(?<=\.exc\.)[A-Z]\w+|(?<=\.errors\.)[A-Z]\w+|(?<=\.exceptions\.)[A-Z]\w+))(?:\((?P<inner>\w+)\))?(?:: (?P<message>.*))?\s*$",
             "*error",
@@ -73,159 +48,65 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
             "exc.",
             "errors.",
             "exceptions.",
-        ),
+        )
     ),
     # Python prints exceptions that it ignores, most often while an interpreter ends
-    "ignored": (Pattern(r"^\s*Exception ignored in\b", "exception ignored in"),),
-    "event_start": (Pattern(r'^\{"event": ?"start"', '"event"'),),
-    "event_error": (
-        Pattern(
-            r'^\{"event": ?"error"(?=.*?"type": ?"(?P<type>\w+)")(?=(?:.*"known": ?(?P<known>true))?)'
-            r'.*?"message": ?"(?P<message>(?:[^"\\]|\\.)*)"',  # in any order
-            '"event"',
-        ),
+    "ignored": r"^\s*Exception ignored in\b",
+    "event_start": r'^\{"event": ?"start"',
+    "event_error": r'^\{"event": ?"error"(?=.*?"type": ?"(?P<type>\w+)")(?=(?:.*"known": ?(?P<known>true))?)'
+    r'.*?"message": ?"(?P<message>(?:[^"\\]|\\.)*)"',  # in any order
+    "event_hang": r'^\{"event": ?"hang".*?"kind": ?"(?P<kind>\w+)","host":(?:null|"(?P<host>[^"]*)"),"ranks":\[(?P<ranks>[\d,]*)\].*?"message": ?"(?P<message>(?:[^"\\]|\\.)*)',
+    "agent_field": r"^\s*(?P<field>time|host|rank|exitcode|error_file|traceback)\s+: (?P<value>.+?)\s*$",
+    "agent_failed": r"failed \(exitcode: (?P<code>-?\d+)\)",
+    "agent_root": r"Root Cause \(first observed failure\)",
+    "srun_exit": r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-\[\]]+): (?P<how>.+)",
+    "step_over": r"srun: (?:Job step aborted|Terminating|got SIGCONT|forcing)|Killing subprocess|sending process \d+ closing signal|closing signal SIG",
+    "comm_init": certain(
+        r"ncclCommInitRank\w* comm \S+ rank (?P<rank>\d+) nranks (?P<nranks>\d+)",
+        r"comm \S+ rank (?P<rank>\d+) nranks (?P<nranks>\d+)",
     ),
-    "event_hang": (
-        Pattern(
-            r'^\{"event": ?"hang".*?"kind": ?"(?P<kind>\w+)","host":(?:null|"(?P<host>[^"]*)"),"ranks":\[(?P<ranks>[\d,]*)\].*?"message": ?"(?P<message>(?:[^"\\]|\\.)*)',
-            '"event"',
-        ),
+    "comm_ready": r"- Init COMPLETE",
+    "channel": r"(?:Channel|Ring) \S+(?: ?: | : )?\s*\d+\[\w+\] -> \d+\[\w+\](?: \[(?:send|receive)\])? via (?P<via>[\w/]+)",
+    "network": certain(
+        r"Using network (?P<net>[\w/-]+)",
+        r"(?:Initialized|Assigned) NET plugin (?P<net>[\w-]+)",
     ),
-    "agent_field": (
-        Pattern(
-            r"^\s*(?P<field>time|host|rank|exitcode|error_file|traceback)\s+: (?P<value>.+?)\s*$",
-            "time ",
-            "host ",
-            "rank ",
-            "exitcode ",
-            "error_file ",
-            "traceback ",
-        ),
+    "net_device": r"NET/(?P<net>\w+)\s*: Using (?P<devices>.+)",
+    "bootstrap": r"Bootstrap ?: Using (?:\[\d+\])?(?P<interface>[\w.@-]+):(?P<address>[^<\s]+)",
+    "address": certain(
+        r"\b(?P<host>[A-Za-z][\w.-]*) proj=.{0,200} net=[\w.@:-]+/(?P<address>[\d.]+|[\da-f:]+)",
+        r"\bnode \d+ = (?P<host>\S+) \S+ (?P<address>[\d.]+|[\da-f:]+): ranks",
     ),
-    "agent_failed": (Pattern(r"failed \(exitcode: (?P<code>-?\d+)\)", "exitcode"),),
-    "agent_root": (Pattern(r"Root Cause \(first observed failure\)", "root cause"),),
-    "srun_exit": (
-        Pattern(r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-\[\]]+): (?P<how>.+)", "srun: error"),
+    "no_ib": certain(
+        r"NET/IB ?: No device found",
+        r"Failed to open libibverbs",
     ),
-    "step_over": (
-        Pattern(
-            r"srun: (?:Job step aborted|Terminating|got SIGCONT|forcing)|Killing subprocess|sending process \d+ closing signal|closing signal SIG",
-            "step aborted",
-            "terminating",
-            "sigcont",
-            "forcing",
-            "killing subprocess",
-            "closing signal",
-        ),
-    ),
-    "comm_init": (
-        Pattern(r"ncclCommInitRank\w* comm \S+ rank (?P<rank>\d+) nranks (?P<nranks>\d+)", "ncclcomminit"),
-        Pattern(r"comm \S+ rank (?P<rank>\d+) nranks (?P<nranks>\d+)", "nranks"),
-    ),
-    "comm_ready": (Pattern(r"- Init COMPLETE", "init complete"),),
-    "channel": (
-        Pattern(
-            r"(?:Channel|Ring) \S+(?: ?: | : )?\s*\d+\[\w+\] -> \d+\[\w+\](?: \[(?:send|receive)\])? via (?P<via>[\w/]+)",
-            " via ",
-        ),
-    ),
-    "network": (
-        Pattern(r"Using network (?P<net>[\w/-]+)", "using network"),
-        Pattern(r"(?:Initialized|Assigned) NET plugin (?P<net>[\w-]+)", "net plugin"),
-    ),
-    "net_device": (Pattern(r"NET/(?P<net>\w+)\s*: Using (?P<devices>.+)", " using"),),
-    "bootstrap": (
-        Pattern(r"Bootstrap ?: Using (?:\[\d+\])?(?P<interface>[\w.@-]+):(?P<address>[^<\s]+)", "bootstrap"),
-    ),
-    "address": (
-        Pattern(r"\b(?P<host>[A-Za-z][\w.-]*) proj=.{0,200} net=[\w.@:-]+/(?P<address>[\d.]+|[\da-f:]+)", "proj="),
-        Pattern(r"\bnode \d+ = (?P<host>\S+) \S+ (?P<address>[\d.]+|[\da-f:]+): ranks", ": ranks"),
-    ),
-    "no_ib": (
-        Pattern(r"NET/IB ?: No device found", "no device found"),
-        Pattern(r"Failed to open libibverbs", "failed to open libibverbs"),
-    ),
-    "ib_failed": (
-        Pattern(
-            r"(?:ibv_open_device failed|NET/IB ?: Unable to open device|Call to ibv_\w+ failed|Failed to initialize NET plugin IB)",
-            "ibv_open_device",
-            "unable to open device",
-            "call to ibv_",
-            "failed to initialize",
-        ),
-    ),
-    "nccl_env": (Pattern(r"(?P<name>NCCL_\w+) set (?:by environment )?to (?P<value>.+?)\.?\s*$", "nccl_"),),
-    "nccl_version": (Pattern(r"NCCL version (?P<version>[\d.]+\+?[\w.]*)", "nccl version"),),
-    "torch_version": (
-        Pattern(r"\b(?:torch|pytorch)(?: version)?[\"']?\s*[:=]+\s*[\"']?(?P<version>\d+\.\d+[\w.+]*)", "torch"),
-    ),
-    "driver_version": (
-        Pattern(r"(?:cudaDriverVersion|Driver Version:) ?(?P<version>[\d.]+)", "cudadriverversion", "driver version"),
-    ),
-    "channels": (Pattern(r"(?P<channels>\d+) coll channels", "coll channels"),),
-    "nodes": (Pattern(r"\bnNodes (?P<nodes>\d+)|nnodes[= ](?P<nnodes>\d+)", "nnodes"),),
-    "peer_to_peer": (Pattern(r"isAllDirectP2p (?P<direct>\d)", "isalldirectp"),),
-    "world": (Pattern(r"\bworld[_ ]?size['\"]?\s*[:=]+\s*(?P<world>\d+)", "world_size", "world size", "worldsize"),),
-    "saving": (
+    "ib_failed": r"(?:ibv_open_device failed|NET/IB ?: Unable to open device|Call to ibv_\w+ failed|Failed to initialize NET plugin IB)",
+    "nccl_env": r"(?P<name>NCCL_\w+) set (?:by environment )?to (?P<value>.+?)\.?\s*$",
+    "nccl_version": r"NCCL version (?P<version>[\d.]+\+?[\w.]*)",
+    "torch_version": r"\b(?:torch|pytorch)(?: version)?[\"']?\s*[:=]+\s*[\"']?(?P<version>\d+\.\d+[\w.+]*)",
+    "driver_version": r"(?:cudaDriverVersion|Driver Version:) ?(?P<version>[\d.]+)",
+    "channels": r"(?P<channels>\d+) coll channels",
+    "nodes": r"\bnNodes (?P<nodes>\d+)|nnodes[= ](?P<nodes2>\d+)",
+    "world": r"\bworld[_ ]?size['\"]?\s*[:=]+\s*(?P<world>\d+)",
+    "saving": certain(
         Pattern(
             r"(?:saving|writing|storing) (?:\w+ ){0,4}(?:checkpoint|state|model|shard|optimizer|weights)|save_checkpoint|\bcheckpoint(?:ing)? (?:to|at|started|begin)|(?:loading|restoring) (?:\w+ ){0,3}checkpoint(?! shards)",
-            "saving",
-            "writing",
-            "storing",
-            "save_checkpoint",
-            "checkpoint",
-            "loading",
-            "restoring",
             unless="initialized from",
-        ),
+        )
     ),
-    "saved": (
-        Pattern(
-            r"(?:checkpoint|model|state|weights)\b.{0,60}\b(?:saved|complete|finished|done|took)|(?:saved|finished saving|wrote) .{0,40}(?:checkpoint|model|state)",
-            "saved",
-            "complete",
-            "finished",
-            "done",
-            "took",
-            "wrote",
-        ),
-    ),
-    "optimizer": (
-        Pattern(
-            r"\boptimizer\.step\b|_multi_tensor_\w+|torch/optim/|_foreach_\w+|exp_avg|optim(?:izer)?\.py|initialize_optimizer_states|_optimizer_step|accelerate/optimizer",
-            "optimizer",
-            "_multi_tensor",
-            "torch/optim",
-            "_foreach_",
-            "exp_avg",
-            "optim",
-        ),
-    ),
-    "loading": (Pattern(r"Loading checkpoint shards|loading (?:the )?(?:model|weights)", "loading"),),
+    "saved": r"(?:checkpoint|model|state|weights)\b.{0,60}\b(?:saved|complete|finished|done|took)|(?:saved|finished saving|wrote) .{0,40}(?:checkpoint|model|state)",
+    "optimizer": r"\boptimizer\.step\b|_multi_tensor_\w+|torch/optim/|_foreach_\w+|exp_avg|optim(?:izer)?\.py|initialize_optimizer_states|_optimizer_step|accelerate/optimizer",
     "done": COMPLETION_PATTERNS,
     "ended": ENDED_PATTERNS,
-    "oom_sizes": (
-        Pattern(
-            r"Tried to allocate (?P<want>[\d.]+ \w+).*?(?:capacity of (?P<capacity>[\d.]+ \w+).*?)?(?P<free>[\d.]+ \w+) (?:is )?free",
-            "tried to allocate",
-        ),
+    "oom_sizes": r"Tried to allocate (?P<want>[\d.]+ \w+).*?(?:capacity of (?P<capacity>[\d.]+ \w+).*?)?(?P<free>[\d.]+ \w+) (?:is )?free",
+    "oom_process": certain(
+        r"Killed process \d+ .{0,80}\banon-rss:\s?(?P<rss>\d+ ?kB)",
+        r"\bMaxRSS\b.{0,40}\d+ ?[KMG]|\bmemory: usage \d+ ?kB, limit (?P<limit>\d+ ?kB)",
     ),
-    "oom_process": (
-        Pattern(r"Killed process \d+ .{0,80}\banon-rss:\s?(?P<rss>\d+ ?kB)", "killed process"),
-        Pattern(
-            r"\bMaxRSS\b.{0,40}\d+ ?[KMG]|\bmemory: usage \d+ ?kB, limit (?P<limit>\d+ ?kB)", "maxrss", "memory: usage"
-        ),
-    ),
-    "verified": (
-        Pattern(
-            r"Verification: \*\*\*PASSED|Job \d+ to start at|Granted job allocation|Submitted batch job",
-            "passed",
-            "to start at",
-            "granted job",
-            "submitted batch",
-        ),
-    ),
+    "verified": r"Verification: \*\*\*PASSED|Job \d+ to start at|Granted job allocation|Submitted batch job",
 }
+FACT_PATTERNS = {name: certain(found) if isinstance(found, str) else found for name, found in _FACTS.items()}
 # Facts that occur thousands of times: they are counted, and only the first line is parsed.
 COUNTED_FACTS = frozenset({"channel", "comm_ready"})
 # A line that shows training progress.
@@ -271,9 +152,9 @@ _MESSAGES = (
     BenignMessage(
         id="deprecation_warning",
         why="A notice about a future version; there is no error now.",
-        patterns=(
+        patterns=certain(
             Pattern(r"(Future|Deprecation|PendingDeprecation|User)Warning\b", "*warning"),
-            Pattern(r"\b(is|are|being) deprecated\b", "deprecated"),
+            r"\b(is|are|being) deprecated\b",
         ),
         example="FutureWarning: The pynvml package is deprecated. Please install nvidia-ml-py instead.",
         general=True,
@@ -281,88 +162,68 @@ _MESSAGES = (
     BenignMessage(
         id="heartbeat_thread",
         why="The heartbeat thread of earlier allranks versions failed during the import of torch; the rank itself continued.",
-        patterns=(
-            Pattern(r"^Exception in thread allranks-pulse", "exception in thread allranks"),
-            Pattern(
-                r"partially initialized module 'torch\.distributed\.distributed_c10d' has no attribute 'is_initialized'",
-                "partially initialized module",
-            ),
+        patterns=certain(
+            r"^Exception in thread allranks-pulse",
+            r"partially initialized module 'torch\.distributed\.distributed_c10d' has no attribute 'is_initialized'",
         ),
         example="Exception in thread allranks-pulse:",
     ),
     BenignMessage(
         id="deepspeed_hostfile",
         why="DeepSpeed found no host file and uses this node alone; this is normal under torchrun.",
-        patterns=(Pattern(r"Unable to find hostfile", "unable to find hostfile"),),
+        patterns=certain(r"Unable to find hostfile"),
         example="[WARNING] Unable to find hostfile, will proceed with training with local resources only.",
     ),
     BenignMessage(
         id="omp_threads",
         why="torchrun sets one thread per rank by default.",
-        patterns=(
-            Pattern(r"Setting OMP_NUM_THREADS environment variable for each process", "setting omp_num_threads"),
-        ),
+        patterns=certain(r"Setting OMP_NUM_THREADS environment variable for each process"),
         example="Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded",
     ),
     BenignMessage(
         id="unused_parameters_search",
         why="DDP searched for unused parameters and found none; this only costs time.",
-        patterns=(Pattern(r"did not find any unused parameters", "did not find any unused"),),
+        patterns=certain(r"did not find any unused parameters"),
         example="find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters",
     ),
     BenignMessage(
         id="nccl_plugin_absent",
         why="An optional plugin is not installed; NCCL uses its internal one.",
-        patterns=(
-            Pattern(
-                r"(No plugin found|Could not find:? .{0,80}(net|tuner|profiler|env)|Using internal (network|tuner|net) plugin|using internal implementation)",
-                "no plugin found",
-                "could not find",
-                "using internal",
-            ),
+        patterns=certain(
+            r"(No plugin found|Could not find:? .{0,80}(net|tuner|profiler|env)|Using internal (network|tuner|net) plugin|using internal implementation)"
         ),
         example="NCCL INFO TUNER/Plugin: Could not find: libnccl-tuner.so. Using internal tuner plugin.",
     ),
     BenignMessage(
         id="group_not_destroyed",
         why="The program ended without destroy_process_group(): a resource leak at exit, not a failure.",
-        patterns=(
-            Pattern(
-                r"destroy_process_group\(\) was not called|process group has NOT been destroyed",
-                "destroy_process_group()",
-                "has not been destroyed",
-            ),
-        ),
+        patterns=certain(r"destroy_process_group\(\) was not called|process group has NOT been destroyed"),
         example="WARNING: destroy_process_group() was not called before program exit, which can leak resources.",
     ),
     BenignMessage(
         id="nccl_abort_complete",
         why="A communicator was destroyed; this is normal after destroy_process_group.",
-        patterns=(Pattern(r"- (Abort|Destroy) COMPLETE", "abort complete", "destroy complete"),),
+        patterns=certain(r"- (Abort|Destroy) COMPLETE"),
         example="NCCL INFO comm 0x5c rank 0 nranks 2 cudaDev 0 busId 1000 - Abort COMPLETE",
     ),
     BenignMessage(
         id="barrier_device_guess",
         why="A barrier without device_ids uses a device guessed from the rank; it hangs only if the guess is wrong.",
-        patterns=(
-            Pattern(
-                r"using GPU \d+ (to perform barrier|as device used by this process is currently unknown)|barrier\(\): using the device under current context",
-                "using gpu",
-                "barrier(): using",
-            ),
+        patterns=certain(
+            r"using GPU \d+ (to perform barrier|as device used by this process is currently unknown)|barrier\(\): using the device under current context"
         ),
         example="[rank1]: using GPU 1 as device used by this process is currently unknown.",
     ),
     BenignMessage(
         id="xid_cleanup",
         why="The driver reports Xid 45 when it cleans up after an ended process; Xid 43 alone is caused by a program.",
-        patterns=(Pattern(r"\bXid\b\s*(?:\([^)]*\))?\s*:?\s*45\b", "xid", unless="previous Xid"),),
+        patterns=certain(Pattern(r"\bXid\b\s*(?:\([^)]*\))?\s*:?\s*45\b", unless="previous Xid")),
         example="NVRM: Xid (PCI:0000:17:00): 45, pid=77, name=python, Ch 00000010",
     ),
     BenignMessage(
         id="sxid_nonfatal",
         why="A non-fatal NVSwitch event.",
-        patterns=(Pattern(r"\bSXid\b.{0,80}non.?fatal", "sxid"),),
+        patterns=certain(r"\bSXid\b.{0,80}non.?fatal"),
         example="nvidia-nvswitch3: SXid (PCI:0000:86:00.0): 12028, Non-fatal, Link 31 egress non-posted PRIV error",
     ),
     BenignMessage(
@@ -371,52 +232,44 @@ _MESSAGES = (
             "FSDP could not copy one entry of a state dict and uses the entry itself: training is not affected, but the saved tensor may contain "
             "data of another tensor. Load that checkpoint and compare it before you use it."
         ),
-        patterns=(Pattern(r"Failed to clone\(\)? (the )?tensor", "failed to clone"),),
+        patterns=certain(r"Failed to clone\(\)? (the )?tensor"),
         example="Failed to clone() tensor with name base.lora_A. CUDA out of memory. Tried to allocate 2.00 MiB.",
     ),
     BenignMessage(
         id="tokenizers_fork",
         why="The tokenizers library uses one thread after a fork.",
-        patterns=(Pattern(r"huggingface/tokenizers: The current process just got forked", "just got forked"),),
+        patterns=certain(r"huggingface/tokenizers: The current process just got forked"),
         example="huggingface/tokenizers: The current process just got forked, after parallelism has already been used.",
     ),
     BenignMessage(
         id="uninitialised_head",
         why="A new head on a pretrained model starts with random weights; this is expected.",
-        patterns=(
+        patterns=certain(
             Pattern(
                 r"Some weights of .{0,120} were not (initialized|used)",
-                "some weights of",
-                unless="ForCausalLM|LMHead|ForConditionalGeneration",  # these have no new head, so weights are missing
-            ),
+                unless="ForCausalLM|LMHead|ForConditionalGeneration",
+            )
         ),
         example="Some weights of BertForSequenceClassification were not initialized from the model checkpoint",
     ),
     BenignMessage(
         id="factory_registered_twice",
         why="TensorFlow or JAX registers the CUDA libraries that torch has registered; this has no effect on training.",
-        patterns=(Pattern(r"Unable to register cu(DNN|FFT|BLAS|SOLVER) factory", "unable to register cu"),),
+        patterns=certain(r"Unable to register cu(DNN|FFT|BLAS|SOLVER) factory"),
         example="E0000 00:00:1.1 7 cuda_dnn.cc:8310] Unable to register cuDNN factory: Attempting to register factory for plugin cuDNN when one has already been registered",
     ),
     BenignMessage(
         id="login_environment",
         why="A note about the environment of a login session, which a batch job does not need.",
-        patterns=(
-            Pattern(
-                r"XDG_RUNTIME_DIR (is )?(not set|invalid)|not a git repository \(or any|from LD_PRELOAD cannot be preloaded .{0,120}\bignored\b",
-                "xdg_runtime_dir",
-                "not a git repository",
-                "ld_preload cannot be",
-            ),
+        patterns=certain(
+            r"XDG_RUNTIME_DIR (is )?(not set|invalid)|not a git repository \(or any|from LD_PRELOAD cannot be preloaded .{0,120}\bignored\b"
         ),
         example="error: XDG_RUNTIME_DIR not set in the environment.",
     ),
     BenignMessage(
         id="ras_mismatch",
         why="NCCL's RAS reports ranks that are one operation apart; a snapshot of a running job nearly always does.",
-        patterns=(
-            Pattern(r"(RAS|MISMATCH).{0,120}(operation|collective) counts?", "operation count", "collective count"),
-        ),
+        patterns=certain(r"(RAS|MISMATCH).{0,120}(operation|collective) counts?"),
         example="MISMATCH: communicator ranks have different collective operation counts",
     ),
 )

@@ -2,521 +2,350 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE, PROGRAM, FailureClass, Pattern
+from allranks.analysis.diagnose.patterns import (
+    LIKELY,
+    PROGRAM,
+    FailureClass,
+    Pattern,
+    certain,
+    likely,
+    possible,
+)
 
-SCRIPT_NOT_FOUND = FailureClass(
-    id="script_not_found",
-    title="script, module or project folder is not visible on a node",
-    cause="The path exists where the job was submitted but not on the node: it is in the /tmp of one node, on a file system that is not mounted there, or the name is wrong.",
-    fix="Put script and project on a file system that every node sees, or copy them to the nodes (allranks stage does it, and allranks run does it automatically for /tmp).",
-    next_test="srun --ntasks-per-node=1 ls -ld <path> on all nodes of the job",
-    reference="https://slurm.schedmd.com/sbcast.html",
-    patterns=(
-        Pattern(r"can'?t open file .{1,200}(No such file|Errno 2)", "open file ", weight=CERTAIN),
-        Pattern(
-            r"python[\d.]*: No module named|can'?t find '__main__' module|Error while finding module specification",
-            ": no module named",
-            "__main__",
-            "finding module spec",
-            weight=LIKELY,
-        ),
-        Pattern(
-            r"couldn'?t chdir to|could not (chdir|change (to )?directory)",
-            " chdir",
-            "change directory",
-            "change to directory",
-            weight=LIKELY,
-            unless=r"going to \S+ instead",
-        ),
-        Pattern(r"couldn'?t chdir to .{1,300}: going to \S+ instead", " chdir", weight=POSSIBLE, passing=True),
-        Pattern(
+CLASSES: tuple[FailureClass, ...] = (
+    FailureClass(
+        id="script_not_found",
+        title="script, module or project folder is not visible on a node",
+        cause="The path exists where the job was submitted but not on the node: it is in the /tmp of one node, on a file system that is not mounted there, or the name is wrong.",
+        fix="Put script and project on a file system that every node sees, or copy them to the nodes (allranks stage does it, and allranks run does it automatically for /tmp).",
+        next_test="srun --ntasks-per-node=1 ls -ld <path> on all nodes of the job",
+        reference="https://slurm.schedmd.com/sbcast.html",
+        patterns=certain(
+            r"can'?t open file .{1,200}(No such file|Errno 2)",
             r"execve\(\).{0,200}No such file|error: (Unable to open|cannot open) (file|script|batch)",
-            "execve()",
-            "unable to open",
-            "cannot open",
-            weight=CERTAIN,
-        ),
-        Pattern(
             r"\b(bash|sh|zsh|env|srun|sbatch|exec|mpirun)\b.{0,12}: .{1,160}\.?(sh|py|sbatch|slurm|bash)\S*: No such file or directory",
-            "no such file or directory",
-            weight=CERTAIN,
-        ),
-        Pattern(
+        )
+        + likely(
+            r"python[\d.]*: No module named|can'?t find '__main__' module|Error while finding module specification",
+            Pattern(r"couldn'?t chdir to|could not (chdir|change (to )?directory)", unless=r"going to \S+ instead"),
             r"\b(bash|sh|zsh|env|line \d+|slurm_script)\b.{0,20}: .{1,160}: No such file or directory",
-            "no such file or directory",
-            weight=LIKELY,
-        ),
-        Pattern(r"No such file or directory: '?[^']{0,200}\.(py|sh)\b", "no such file or directory", weight=LIKELY),
-        Pattern(
-            r"(project|script|workdir|working directory|code|folder).{0,80}(not (visible|found|there|mounted|present|exist)|does not exist|missing)( on)?",
-            "not visible",
-            "not found",
-            "not mounted",
-            "not present",
-            "does not exist",
-            "not exist",
-            "missing",
-            weight=POSSIBLE,
-            unless="checkpoint|module named|vscode|error code|exit code",
-        ),
-        Pattern(
+            r"No such file or directory: '?[^']{0,200}\.(py|sh)\b",
             r"executable file.{0,80} not found|executable .{1,80} not found in \$?PATH|unable to (find|exec\w*) (the )?(executable|program)",
-            "executable",
-            weight=LIKELY,
+            r"proj(ect)?=missing|pkgs=missing",
+            r"Unable to (open|find) .{1,100}\.(py|sh|sbatch)\b",
+        )
+        + possible(
+            Pattern(r"couldn'?t chdir to .{1,300}: going to \S+ instead", passing=True),
+            Pattern(
+                r"(project|script|workdir|working directory|code|folder).{0,80}(not (visible|found|there|mounted|present|exist)|does not exist|missing)( on)?",
+                unless="checkpoint|module named|vscode|error code|exit code",
+            ),
         ),
-        Pattern(r"proj(ect)?=missing|pkgs=missing", "=missing", weight=LIKELY),
-        Pattern(r"Unable to (open|find) .{1,100}\.(py|sh|sbatch)\b", "unable to ", weight=LIKELY),
+        example="/usr/bin/python3: can't open file '/tmp/train_job.py': [Errno 2] No such file or directory",
+        near_miss="INFO opened /shared/train_job.py on 4 nodes",
     ),
-    example="/usr/bin/python3: can't open file '/tmp/train_job.py': [Errno 2] No such file or directory",
-    near_miss="INFO opened /shared/train_job.py on 4 nodes",
-)
-
-SSH_LAUNCHER = FailureClass(
-    id="ssh_launcher",
-    title="the launcher needs SSH, or its remote side failed",
-    cause="The launcher starts remote processes by SSH (DeepSpeed's pdsh, mpirun's rsh): the cluster forbids it, keys or host keys are missing, or the command is missing on the other node.",
-    fix="Start with srun and one torchrun per node, which need no SSH (allranks run does); or set up keys, and install the command on every node.",
-    next_test="ssh -o BatchMode=yes <node> true from the first node of the job",
-    reference="https://www.deepspeed.ai/getting-started/#launching-deepspeed-training",
-    patterns=(
-        # the exit code of ssh itself is 255; others are those of the remote command
-        Pattern(r"pdsh@\S+: ", "pdsh@", weight=CERTAIN, unless="ssh exited with exit code"),
-        Pattern(r"ssh exited with exit code 255\b", "ssh exited with"),
-        Pattern(
+    FailureClass(
+        id="ssh_launcher",
+        title="the launcher needs SSH, or its remote side failed",
+        cause="The launcher starts remote processes by SSH (DeepSpeed's pdsh, mpirun's rsh): the cluster forbids it, keys or host keys are missing, or the command is missing on the other node.",
+        fix="Start with srun and one torchrun per node, which need no SSH (allranks run does); or set up keys, and install the command on every node.",
+        next_test="ssh -o BatchMode=yes <node> true from the first node of the job",
+        reference="https://www.deepspeed.ai/getting-started/#launching-deepspeed-training",
+        patterns=certain(
+            # the exit code of ssh itself is 255; others are those of the remote command
+            Pattern(r"pdsh@\S+: ", unless="ssh exited with exit code"),
+            r"ssh exited with exit code 255\b",
             r"(Permission denied|Authentication failed).{0,10}\((publickey|password|gssapi|keyboard)",
-            "permission denied",
-            "authentication failed",
-        ),
-        Pattern(
             r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED",
-            "host key verification",
-            "remote host identification",
-        ),
-        Pattern(
             r"ssh: (connect to host|Could not resolve)|(ssh|kex)_exchange_identification",
-            "ssh: ",
-            "exchange_identification",
-        ),
-        Pattern(
-            r"\bport 22\b.{0,30}(refused|timed out|No route)|connect to host \S+ port \d+",
-            "port ",
-            weight=LIKELY,
-            unless="rdzv|master",
-        ),
-        Pattern(
             r"pdsh.{0,60}(not found|not installed|No such file)|launcher '?pdsh'? (is )?not installed|backend 'pdsh'",
-            "pdsh",
-        ),
-        Pattern(
-            r"(ORTE|PRTE|orted|prted|mpirun|mpiexec|hydra).{0,160}(unable to (reliably )?(start|launch)|failed to start|unexpectedly failed|not able to launch|daemon)",
-            "orte",
-            "prte",
-            "mpirun",
-            "mpiexec",
-            "hydra",
-            weight=LIKELY,
-            unless="noticed that",
-        ),
-        Pattern(
+        )
+        + likely(
+            Pattern(
+                r"\bport 22\b.{0,30}(refused|timed out|No route)|connect to host \S+ port \d+", unless="rdzv|master"
+            ),
+            Pattern(
+                r"(ORTE|PRTE|orted|prted|mpirun|mpiexec|hydra).{0,160}(unable to (reliably )?(start|launch)|failed to start|unexpectedly failed|not able to launch|daemon)",
+                unless="noticed that",
+            ),
             r"SSH keys? (is|are) required|requires? (passwordless )?ssh|passwordless ssh",
-            " ssh",
-            "ssh key",
-            weight=LIKELY,
-        ),
-        Pattern(r"Use of .{0,60}SSH keys", "ssh keys", weight=LIKELY),
-        Pattern(
-            r"/etc/ssh/|ssh_askpass|Pseudo-terminal will not be allocated",
-            "/etc/ssh/",
-            "ssh_askpass",
-            "pseudo-terminal",
-            weight=POSSIBLE,
-        ),
+            r"Use of .{0,60}SSH keys",
+        )
+        + possible(r"/etc/ssh/|ssh_askpass|Pseudo-terminal will not be allocated"),
+        example="pdsh@login1: node-b: ssh exited with exit code 255",
+        near_miss="INFO sshd is running on node-b",
     ),
-    example="pdsh@login1: node-b: ssh exited with exit code 255",
-    near_miss="INFO sshd is running on node-b",
-)
-
-APPLICATION_ERROR = FailureClass(
-    id="application_error",
-    title="an exception of the program itself",
-    cause="The program raised an exception.",
-    fix="Look at the last own frame of the traceback: it is the line of the program. Print the values that it uses there, and compare them with those of a run that works.",
-    next_test="run the same command on one rank: if it fails there too, the cause is not distributed training",
-    reference="https://docs.pytorch.org/docs/stable/elastic/errors.html",
-    patterns=(
-        Pattern(r"^\S+\.py: error: (unrecognized|the following|argument|invalid)", ".py: error: ", weight=0.74),
-        Pattern(
-            r"^ninja: build stopped|^nvcc fatal|^ptxas fatal|Error building extension '",
-            "ninja: build stopped",
-            "nvcc fatal",
-            "ptxas fatal",
-            "error building extension",
-            weight=0.74,
+    FailureClass(
+        id="application_error",
+        title="an exception of the program itself",
+        cause="The program raised an exception.",
+        fix="Look at the last own frame of the traceback: it is the line of the program. Print the values that it uses there, and compare them with those of a run that works.",
+        next_test="run the same command on one rank: if it fails there too, the cause is not distributed training",
+        reference="https://docs.pytorch.org/docs/stable/elastic/errors.html",
+        patterns=likely(
+            Pattern(r"^\S+\.py: error: (unrecognized|the following|argument|invalid)", weight=0.74),
+            Pattern(r"^ninja: build stopped|^nvcc fatal|^ptxas fatal|Error building extension '", weight=0.74),
         ),
+        example="KeyError: 'labels'",
+        near_miss="torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
     ),
-    example="KeyError: 'labels'",
-    near_miss="torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
-)
-
-
-LOSS_NOT_FINITE = FailureClass(
-    id="loss_not_finite",
-    emitters=PROGRAM | {"allranks"},
-    ends_job=False,
-    measured=True,
-    title="the loss or the gradient is not finite",
-    cause="The loss, or the norm of the gradient, became NaN or infinite, and the program went on: all steps since then are lost, and so is every checkpoint of them. Gradients are averaged, so all ranks have it after one step.",
-    fix="Go back to a checkpoint before that step; end the program when the loss is not finite; lower the learning rate, clip gradients, use bfloat16 instead of float16, and check the data of that step.",
-    next_test="run the steps before it again with torch.autograd.set_detect_anomaly(True), and print the loss of each rank before gradients are averaged",
-    reference="https://docs.pytorch.org/docs/stable/autograd.html#anomaly-detection",
-    patterns=(
-        Pattern(
-            r"(?:\b|_)loss(?:_step|_epoch|_\w{1,12}| value)?['\"]?\s{0,3}[:=|]?\s{0,3}['\"]?(?:tensor\()?[-+]?(?:nan|inf(?:inity)?)\b",
-            "*loss",
-            weight=LIKELY,
-            passing=True,
+    FailureClass(
+        id="loss_not_finite",
+        emitters=PROGRAM | {"allranks"},
+        ends_job=False,
+        measured=True,
+        title="the loss or the gradient is not finite",
+        cause="The loss, or the norm of the gradient, became NaN or infinite, and the program went on: all steps since then are lost, and so is every checkpoint of them. Gradients are averaged, so all ranks have it after one step.",
+        fix="Go back to a checkpoint before that step; end the program when the loss is not finite; lower the learning rate, clip gradients, use bfloat16 instead of float16, and check the data of that step.",
+        next_test="run the steps before it again with torch.autograd.set_detect_anomaly(True), and print the loss of each rank before gradients are averaged",
+        reference="https://docs.pytorch.org/docs/stable/autograd.html#anomaly-detection",
+        patterns=likely(
+            Pattern(
+                r"(?:\b|_)loss(?:_step|_epoch|_\w{1,12}| value)?['\"]?\s{0,3}[:=|]?\s{0,3}['\"]?(?:tensor\()?[-+]?(?:nan|inf(?:inity)?)\b",
+                "*loss",
+                passing=True,
+            ),
+            Pattern(
+                r"\b(?:grad(?:ient)?s?[ _-]?norm|gnorm|g_norm)(?:_\w{1,12})?['\"]?\s{0,3}[:=|]?\s{0,3}['\"]?(?:tensor\()?[-+]?nan\b",
+                passing=True,
+            ),
+            Pattern(
+                r"\bloss\b(?: value)? (?:is|was|became|becomes|has become|went|turned)(?: to)? (?:nan|inf(?:inite|inity)?|not finite|non-?finite)\b"
+                r"|\b(?:nan|inf(?:inite)?|non-?finite)(?: (?:or|and) (?:nan|inf(?:inite)?))?(?: values?)? (?:(?:was |were )?(?:found|detected) )?(?:in )?(?:the )?(?:local |training |total )?(?:forward )?(?:loss|grad(?:ient)?s?)\b",
+                passing=True,
+                unless=r"\bif\b|\bwhen\b|check(?:ing)? for|\bno nan\b|\bskip|loss[ _]?scal|overflow",
+            ),
+            Pattern(r'^\{"event": ?"progress".*"loss": ?null', passing=True),
+        )
+        + possible(
+            # with float16, single steps with an infinite norm are skipped
+            Pattern(
+                r"\b(?:grad(?:ient)?s?[ _-]?norm|gnorm|g_norm)(?:_\w{1,12})?['\"]?\s{0,3}[:=|]?\s{0,3}['\"]?(?:tensor\()?[-+]?inf(?:inity)?\b",
+                passing=True,
+            )
         ),
-        Pattern(
-            r"\b(?:grad(?:ient)?s?[ _-]?norm|g_?norm)(?:_\w{1,12})?['\"]?\s{0,3}[:=|]?\s{0,3}['\"]?(?:tensor\()?[-+]?nan\b",
-            "grad",
-            "gnorm",
-            "g_norm",
-            weight=LIKELY,
-            passing=True,
-        ),
-        Pattern(
-            r"\bloss\b(?: value)? (?:is|was|became|becomes|has become|went|turned)(?: to)? (?:nan|inf(?:inite|inity)?|not finite|non-?finite)\b"
-            r"|\b(?:nan|inf(?:inite)?|non-?finite)(?: (?:or|and) (?:nan|inf(?:inite)?))?(?: values?)? (?:(?:was |were )?(?:found|detected) )?(?:in )?(?:the )?(?:local |training |total )?(?:forward )?(?:loss|grad(?:ient)?s?)\b",
-            "loss ",
-            "nan ",
-            "inf ",
-            "infinite ",
-            "non-finite ",
-            "nonfinite ",
-            weight=LIKELY,
-            passing=True,
-            unless=r"\bif\b|\bwhen\b|check(?:ing)? for|\bno nan\b|\bskip|loss[ _]?scal|overflow",
-        ),
-        # with float16, single steps with an infinite norm are skipped
-        Pattern(
-            r"\b(?:grad(?:ient)?s?[ _-]?norm|g_?norm)(?:_\w{1,12})?['\"]?\s{0,3}[:=|]?\s{0,3}['\"]?(?:tensor\()?[-+]?inf(?:inity)?\b",
-            "grad",
-            "gnorm",
-            "g_norm",
-            weight=POSSIBLE,
-            passing=True,
-        ),
-        Pattern(r'^\{"event": ?"progress".*"loss": ?null', '"event"', weight=LIKELY, passing=True),
+        example="iter 120: loss nan, time 20.11ms, mfu 3.04%",
+        near_miss="INFO loss scale is 65536, gradients contained inf, this step is skipped",
     ),
-    example="iter 120: loss nan, time 20.11ms, mfu 3.04%",
-    near_miss="INFO loss scale is 65536, gradients contained inf, this step is skipped",
-)
-
-NUMPY_CLASH = FailureClass(
-    id="numpy_clash",
-    emitters=PROGRAM,
-    title="a package was built for another NumPy major version",
-    cause="NumPy 2 changed its binary interface and removed names; a package built for or written against NumPy 1 runs with NumPy 2, or the reverse.",
-    fix="Pin numpy<2, or upgrade the package in the message to a version for NumPy 2; the same on every node.",
-    next_test="python -c 'import numpy; print(numpy.__version__, numpy.__file__)' on each node, then import the package that failed",
-    reference="https://numpy.org/doc/stable/numpy_2_0_migration_guide.html",
-    patterns=(
-        Pattern(r"compiled using NumPy 1\.x cannot be run in|compiled (using|with|against) NumPy 1", "compiled "),
-        Pattern(r"numpy\.(dtype|ndarray|ufunc) size changed", " size changed"),
-        Pattern(r"_ARRAY_API not found"),
-        Pattern(r"numpy\.core\.multiarray failed to import|numpy\._core\.multiarray failed", "multiarray failed"),
-        Pattern(
+    FailureClass(
+        id="numpy_clash",
+        emitters=PROGRAM,
+        title="a package was built for another NumPy major version",
+        cause="NumPy 2 changed its binary interface and removed names; a package built for or written against NumPy 1 runs with NumPy 2, or the reverse.",
+        fix="Pin numpy<2, or upgrade the package in the message to a version for NumPy 2; the same on every node.",
+        next_test="python -c 'import numpy; print(numpy.__version__, numpy.__file__)' on each node, then import the package that failed",
+        reference="https://numpy.org/doc/stable/numpy_2_0_migration_guide.html",
+        patterns=certain(
+            r"compiled using NumPy 1\.x cannot be run in|compiled (using|with|against) NumPy 1",
+            r"numpy\.(dtype|ndarray|ufunc) size changed",
+            r"_ARRAY_API not found",
+            r"numpy\.core\.multiarray failed to import|numpy\._core\.multiarray failed",
             r"module 'numpy' has no attribute|No module named 'numpy\.(_core|core)|cannot import name .{1,40} from 'numpy",
-            "'numpy",
-        ),
-        Pattern(r"was removed in the NumPy 2\.0|removed in NumPy 2", "numpy "),
-        Pattern(r"Unable to avoid copy while creating an array", weight=LIKELY),
-        Pattern(r"Numpy is not available", weight=LIKELY),
-        Pattern(
+            r"was removed in the NumPy 2\.0|removed in NumPy 2",
+        )
+        + likely(
+            r"Unable to avoid copy while creating an array",
+            r"Numpy is not available",
             r"NumPy 2.{0,80}(incompatible|not support|break|clash|require)|(requires?|needs?) numpy ?<\s?2",
-            "numpy",
-            weight=LIKELY,
         ),
+        example="ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from C header, got 88 from PyObject",
+        near_miss="INFO numpy 2.1.3, pandas 2.2.3",
     ),
-    example="ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from C header, got 88 from PyObject",
-    near_miss="INFO numpy 2.1.3, pandas 2.2.3",
-)
-
-NCCL_LIBRARY_MISMATCH = FailureClass(
-    id="nccl_library_mismatch",
-    title="the loaded NCCL is not the one that torch was built with",
-    cause="Another libnccl.so was loaded first (a module, LD_LIBRARY_PATH, a second pip package that overwrote it), or nodes have different versions.",
-    fix="Keep one NCCL: remove the other package or module, unset LD_LIBRARY_PATH, reinstall the version that torch requires (pip show nvidia-nccl-cu12 or -cu13).",
-    next_test="LD_DEBUG=libs python -c 'import torch' 2>&1 | grep nccl shows the file; torch.cuda.nccl.version() on every node",
-    reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
-    patterns=(
-        Pattern(r"undefined symbol: ?_?p?(nccl\w+)", "undefined symbol"),
-        Pattern(
+    FailureClass(
+        id="nccl_library_mismatch",
+        title="the loaded NCCL is not the one that torch was built with",
+        cause="Another libnccl.so was loaded first (a module, LD_LIBRARY_PATH, a second pip package that overwrote it), or nodes have different versions.",
+        fix="Keep one NCCL: remove the other package or module, unset LD_LIBRARY_PATH, reinstall the version that torch requires (pip show nvidia-nccl-cu12 or -cu13).",
+        next_test="LD_DEBUG=libs python -c 'import torch' 2>&1 | grep nccl shows the file; torch.cuda.nccl.version() on every node",
+        reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+        patterns=certain(
+            r"undefined symbol: ?_?p?(nccl\w+)",
             r"(mismatch(ed|ing)?|different|incompatible|inconsistent).{0,30}NCCL.{0,20}versions?|NCCL version.{0,40}(mismatch|differ|incompatible|!=)",
-            "nccl",
-            "libnccl",
+            r"libnccl\.so[.\d]*: (version|undefined)",
+        )
+        + likely(
+            r"NCCL.{0,40}(built|compiled) with.{0,60}(but|loaded|found|running|using)",
+            r"(libnccl|nvidia-nccl-cu\d+).{0,80}(overwr|conflict|shadow|wrong)",
         ),
-        Pattern(r"libnccl\.so[.\d]*: (version|undefined)", "libnccl.so"),
-        Pattern(
-            r"NCCL.{0,40}(built|compiled) with.{0,60}(but|loaded|found|running|using)", "nccl", "libnccl", weight=LIKELY
-        ),
-        Pattern(r"(libnccl|nvidia-nccl-cu\d+).{0,80}(overwr|conflict|shadow|wrong)", "nccl", "libnccl", weight=LIKELY),
+        example="ImportError: /opt/env/lib/libtorch_cuda.so: undefined symbol: ncclGroupSimulateEnd",
+        near_miss="node-a:1:1 [0] NCCL INFO NCCL version 2.27.3+cuda12.9",
     ),
-    example="ImportError: /opt/env/lib/libtorch_cuda.so: undefined symbol: ncclGroupSimulateEnd",
-    near_miss="node-a:1:1 [0] NCCL INFO NCCL version 2.27.3+cuda12.9",
-)
-
-LIBRARY_MISSING = FailureClass(
-    id="library_missing",
-    title="a library or import is missing",
-    cause="A package, a shared library or a name in it is missing: not installed in this environment, another environment is active on this node, or versions conflict.",
-    fix="Activate the same environment on every node (inside the step, not only in the login shell), install the missing package, or load the module that provides it.",
-    next_test="srun --ntasks-per-node=1 python -c 'import <name>; print(<name>.__file__)' on all nodes; allranks doctor SPEC runs this check",
-    reference="https://docs.python.org/3/library/exceptions.html#ModuleNotFoundError",
-    patterns=(
-        Pattern(r"ModuleNotFoundError\b", "modulenotfounderror", weight=LIKELY, unless=r"numpy\._?core"),
-        # a program that only prints the message has caught the exception
-        Pattern(
-            r"No module named ['\"]?\w",
-            "no module named",
-            weight=POSSIBLE,
-            unless=r"/python[\d.]*: No module named|^python[\d.]*: |numpy\._?core",
-        ),
-        Pattern(
-            r"cannot open shared object file",
-            weight=LIKELY,
-            unless="lib[nr]ccl-|NET/Plugin|dlerror|falling back|libibverbs: Warning",
-        ),
-        Pattern(r"undefined symbol:", weight=LIKELY, unless=r"undefined symbol: ?_?p?nccl"),
-        Pattern(r"ImportError\b", "importerror", weight=LIKELY, unless="nccl|numpy"),
-        Pattern(r"cannot import name", weight=LIKELY, unless="from 'numpy"),
-        Pattern(r"version `(GLIBC|GLIBCXX|CXXABI|CUDA)\w*[\d.]*' not found", "' not found"),
-        Pattern(
+    FailureClass(
+        id="library_missing",
+        title="a library or import is missing",
+        cause="A package, a shared library or a name in it is missing: not installed in this environment, another environment is active on this node, or versions conflict.",
+        fix="Activate the same environment on every node (inside the step, not only in the login shell), install the missing package, or load the module that provides it.",
+        next_test="srun --ntasks-per-node=1 python -c 'import <name>; print(<name>.__file__)' on all nodes; allranks doctor SPEC runs this check",
+        reference="https://docs.python.org/3/library/exceptions.html#ModuleNotFoundError",
+        patterns=certain(
+            r"version `(GLIBC|GLIBCXX|CXXABI|CUDA)\w*[\d.]*' not found",
+            r"error while loading shared libraries",
+            r"built without libuv support|use_libuv was requested",
+            r"Distributed package doesn't have \w+ (\W{0,3})?built ?in",
+        )
+        + likely(
+            Pattern(r"ModuleNotFoundError\b", unless=r"numpy\._?core"),
+            Pattern(
+                r"cannot open shared object file",
+                unless="lib[nr]ccl-|NET/Plugin|dlerror|falling back|libibverbs: Warning",
+            ),
+            Pattern(r"undefined symbol:", unless=r"undefined symbol: ?_?p?nccl"),
+            Pattern(r"ImportError\b", unless="nccl|numpy"),
+            Pattern(r"cannot import name", unless="from 'numpy"),
             r"^(\S+: )?(line \d+: )?(bash: )?\S+: command not found|command not found",
-            "command not found",
-            weight=LIKELY,
-        ),
-        Pattern(
-            r"(Lmod has detected the following error|module\(s\).{0,60}(unknown|cannot be loaded)|Unable to locate a modulefile)",
-            "lmod has detected",
-            "module(s)",
-            "modulefile",
-            weight=LIKELY - 0.1,  # the script continues, and the software may be available without the module
-        ),
-        Pattern(
+            Pattern(
+                r"(Lmod has detected the following error|module\(s\).{0,60}(unknown|cannot be loaded)|Unable to locate a modulefile)",
+                weight=LIKELY - 0.1,  # the script continues, and the software may be available without the module
+            ),
             r"CUDA_HOME (environment variable is not set|does not exist)|Ninja is required to load|nvcc.{0,20}not found",
-            "cuda_home",
-            "ninja is required",
-            "nvcc",
-            weight=LIKELY,
-        ),
-        Pattern(
             r"module 'torch\.cpu' has no attribute|AttributeError: module '(torch|transformers|datasets|accelerate|deepspeed|peft)[\w.]*' has no attribute",
-            "' has no attribute",
-            weight=LIKELY,
-        ),
-        Pattern(
+        )
+        + possible(
+            # a program that only prints the message has caught the exception
+            Pattern(
+                r"No module named ['\"]?\w", unless=r"/python[\d.]*: No module named|^python[\d.]*: |numpy\._?core"
+            ),
             r"(unable|failed) to (link|load).{0,60}librar|/ld: cannot find -l|not linked (with|against)",
-            "librar",
-            "cannot find -l",
-            "not linked",
-            weight=POSSIBLE,
+            Pattern(
+                r"(library|package|plugin|libfabric|libcuda\w*) .{0,40}(is )?(not installed|not found|missing|could not be (found|loaded))|DistributionNotFound|PackageNotFoundError",
+                unless="NET/|tuner|libnccl-net|Missing ranks|file",
+            ),
         ),
-        Pattern(
-            r"(library|package|plugin|libfabric|libcuda\w*) .{0,40}(is )?(not installed|not found|missing|could not be (found|loaded))|DistributionNotFound|PackageNotFoundError",
-            "not installed",
-            "not found",
-            "missing",
-            "could not be ",
-            "distributionnotfound",
-            "packagenotfounderror",
-            weight=POSSIBLE,
-            unless="NET/|tuner|libnccl-net|Missing ranks|file",
+        example="ModuleNotFoundError: No module named 'sentencepiece'",
+        near_miss="INFO all modules found",
+    ),
+    FailureClass(
+        id="ddp_ready_twice",
+        emitters=PROGRAM,
+        title="DDP: a parameter was marked ready twice",
+        cause="A parameter's gradient hook ran twice in one backward pass: re-entrant gradient checkpointing, often with LoRA, or a parameter used again outside "
+        "of forward.",
+        fix="Use checkpointing with use_reentrant=False, or static_graph=True if the graph never changes, or disable checkpointing; do not combine it with find_unused_parameters.",
+        next_test="one step without gradient checkpointing: if that works, this is the cause",
+        reference="https://docs.pytorch.org/docs/stable/checkpoint.html",
+        patterns=certain(
+            r"mark a variable ready only once",
+            r"marked as ready twice|ready twice",
         ),
-        Pattern(r"error while loading shared libraries"),
-        Pattern(r"built without libuv support|use_libuv was requested", "without libuv", "use_libuv was"),
-        Pattern(r"Distributed package doesn't have \w+ (\W{0,3})?built ?in", "distributed package doesn't have"),
+        example="RuntimeError: Expected to mark a variable ready only once. Parameter at index 71 has been marked as ready twice.",
+        near_miss="INFO both ranks marked ready",
     ),
-    example="ModuleNotFoundError: No module named 'sentencepiece'",
-    near_miss="INFO all modules found",
-)
-
-
-DDP_READY_TWICE = FailureClass(
-    id="ddp_ready_twice",
-    emitters=PROGRAM,
-    title="DDP: a parameter was marked ready twice",
-    cause=(
-        "A parameter's gradient hook ran twice in one backward pass: re-entrant gradient checkpointing, often with LoRA, or a parameter used again outside "
-        "of forward."
-    ),
-    fix="Use checkpointing with use_reentrant=False, or static_graph=True if the graph never changes, or disable checkpointing; do not combine it with find_unused_parameters.",
-    next_test="one step without gradient checkpointing: if that works, this is the cause",
-    reference="https://docs.pytorch.org/docs/stable/checkpoint.html",
-    patterns=(
-        Pattern(r"mark a variable ready only once"),
-        Pattern(r"marked as ready twice|ready twice", "ready twice"),
-    ),
-    example="RuntimeError: Expected to mark a variable ready only once. Parameter at index 71 has been marked as ready twice.",
-    near_miss="INFO both ranks marked ready",
-)
-
-DDP_UNUSED_PARAMS = FailureClass(
-    id="ddp_unused_params",
-    emitters=PROGRAM,
-    title="DDP: parameters without gradient",
-    cause="Some parameters were not used in the loss of a step (an expert without tokens, a branch not taken, a frozen head), so DDP waits for gradients that never arrive.",
-    fix="Set find_unused_parameters=True if it changes by step; freeze or remove what is never used; or add every branch to the loss with weight zero.",
-    next_test="TORCH_DISTRIBUTED_DEBUG=DETAIL prints the names of the parameters",
-    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
-    patterns=(
-        Pattern(r"Expected to have finished reduction"),
-        Pattern(r"Parameter indices which did not receive grad"),
-        Pattern(
-            r"parameters that were not used in (producing|computing) the loss|(did|do|does) not (receive|contribute).{0,20}(grad|loss).{0,40}rank",
-            "not used in ",
-            "not receive",
-            "not contribute",
-            weight=LIKELY,
+    FailureClass(
+        id="ddp_unused_params",
+        emitters=PROGRAM,
+        title="DDP: parameters without gradient",
+        cause="Some parameters were not used in the loss of a step (an expert without tokens, a branch not taken, a frozen head), so DDP waits for gradients that never arrive.",
+        fix="Set find_unused_parameters=True if it changes by step; freeze or remove what is never used; or add every branch to the loss with weight zero.",
+        next_test="TORCH_DISTRIBUTED_DEBUG=DETAIL prints the names of the parameters",
+        reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
+        patterns=certain(
+            r"Expected to have finished reduction",
+            r"Parameter indices which did not receive grad",
+        )
+        + likely(
+            r"parameters that were not used in (producing|computing) the loss|(did|do|does) not (receive|contribute).{0,20}(grad|loss).{0,40}rank"
+        )
+        + possible(
+            Pattern(r"unused parameters?.{0,60}(error|fail|crash|DDP|reduction)", unless="did not find any unused")
         ),
-        Pattern(
-            r"unused parameters?.{0,60}(error|fail|crash|DDP|reduction)",
-            "unused parameter",
-            weight=POSSIBLE,
-            unless="did not find any unused",
-        ),
+        example="RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. Parameter indices which did not receive grad for rank 1: 12 13",
+        near_miss="Warning: find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters in the forward pass.",
     ),
-    example="RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. Parameter indices which did not receive grad for rank 1: 12 13",
-    near_miss="Warning: find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters in the forward pass.",
-)
-
-FSDP_MIXED_DTYPE = FailureClass(
-    id="fsdp_mixed_dtype",
-    emitters=PROGRAM,
-    title="FSDP: tensors of different dtypes in one flat parameter",
-    cause="FSDP1 flattens the parameters of a module into one tensor, which has one dtype; here some are float32 (adapters, norms) and some bfloat16.",
-    fix="Convert the model to one dtype before wrapping, or use FSDP2 (fully_shard), which keeps parameters separate.",
-    next_test="print {p.dtype for p in module.parameters()} of each wrapped module",
-    reference="https://docs.pytorch.org/docs/stable/fsdp.html",
-    patterns=(
-        Pattern(r"Must flatten tensors with (uniform|the same) dtype", "must flatten tensors"),
-        Pattern(
+    FailureClass(
+        id="fsdp_mixed_dtype",
+        emitters=PROGRAM,
+        title="FSDP: tensors of different dtypes in one flat parameter",
+        cause="FSDP1 flattens the parameters of a module into one tensor, which has one dtype; here some are float32 (adapters, norms) and some bfloat16.",
+        fix="Convert the model to one dtype before wrapping, or use FSDP2 (fully_shard), which keeps parameters separate.",
+        next_test="print {p.dtype for p in module.parameters()} of each wrapped module",
+        reference="https://docs.pytorch.org/docs/stable/fsdp.html",
+        patterns=certain(
+            r"Must flatten tensors with (uniform|the same) dtype",
             r"(FSDP|flatten|fully_shard|FlatParameter).{0,80}(uniform|same|mixed|different) (original )?(parameter )?dtypes?",
-            "fsdp",
-            "flatten",
-            "fully_shard",
-            "flatparam",
+            r"expects? (uniform|all).{0,30}(original )?parameter(s)?.{0,20} dtype",
         ),
-        Pattern(r"expects? (uniform|all).{0,30}(original )?parameter(s)?.{0,20} dtype", " dtype"),
+        example="ValueError: Must flatten tensors with uniform dtype but got torch.float32 and torch.bfloat16",
+        near_miss="INFO FSDP parameters kept in torch.bfloat16",
     ),
-    example="ValueError: Must flatten tensors with uniform dtype but got torch.float32 and torch.bfloat16",
-    near_miss="INFO FSDP parameters kept in torch.bfloat16",
-)
-
-DTYPE_MISMATCH = FailureClass(
-    id="dtype_mismatch",
-    emitters=PROGRAM,
-    title="inputs and weights differ in dtype",
-    cause="An operation got two tensors of different dtypes, most often float32 inputs or a float32 module in a bfloat16 model.",
-    fix="Cast the inputs to the model's dtype at its entry, run under autocast, or convert the module that has the other dtype.",
-    next_test="print the dtypes of inputs and weights at the line in the traceback",
-    reference="https://docs.pytorch.org/docs/stable/amp.html",
-    patterns=(
-        Pattern(r"(mat1|m1|self|query).{0,40}(must|to) have the same dtype", " have the same dtype"),
-        Pattern(
+    FailureClass(
+        id="dtype_mismatch",
+        emitters=PROGRAM,
+        title="inputs and weights differ in dtype",
+        cause="An operation got two tensors of different dtypes, most often float32 inputs or a float32 module in a bfloat16 model.",
+        fix="Cast the inputs to the model's dtype at its entry, run under autocast, or convert the module that has the other dtype.",
+        next_test="print the dtypes of inputs and weights at the line in the traceback",
+        reference="https://docs.pytorch.org/docs/stable/amp.html",
+        patterns=certain(
+            r"(mat1|m1|self|query).{0,40}(must|to) have the same dtype",
             r"expected (scalar type|dtype|object of (scalar )?type) \S+ (but|for).{0,40}(found|got)?",
-            "expected scalar type",
-            "expected dtype",
-            "expected object of",
-        ),
-        Pattern(r"Input type .{0,60}(weight|bias) type .{0,60}should be the same", "should be the same"),
-        Pattern(r"found (scalar )?(d)?type \w+ but expected", "but expected"),
-        Pattern(
-            r"(same|matching|match).{0,20}dtypes?\b.{0,60}(bfloat16|BFloat16|float16|Half|Float\b|float32)",
-            "dtype",
-            weight=LIKELY,
-            unless="flatten|FSDP",
-        ),
-        Pattern(
-            r"(dtypes? (mismatch|do not match|differ|don'?t match)|mismatched dtypes?|incompatible dtypes?)",
-            "dtype",
-            weight=LIKELY,
-            unless="flatten|numpy\\.dtype",
-        ),
-        Pattern(r"not implemented for '(BFloat16|Half|Float|Long|Int)'", "not implemented for ", weight=POSSIBLE),
-        Pattern(
-            r"(source|index).{0,30}destination.{0,20}dtypes? (to )?match|require.{0,40}same dtype",
-            "dtype",
-            weight=LIKELY,
-            unless="flatten",
-        ),
+            r"Input type .{0,60}(weight|bias) type .{0,60}should be the same",
+            r"found (scalar )?(d)?type \w+ but expected",
+        )
+        + likely(
+            Pattern(
+                r"(same|matching|match).{0,20}dtypes?\b.{0,60}(bfloat16|BFloat16|float16|Half|Float\b|float32)",
+                unless="flatten|FSDP",
+            ),
+            Pattern(
+                r"(dtypes? (mismatch|do not match|differ|don'?t match)|mismatched dtypes?|incompatible dtypes?)",
+                unless="flatten|numpy\\.dtype",
+            ),
+            Pattern(
+                r"(source|index).{0,30}destination.{0,20}dtypes? (to )?match|require.{0,40}same dtype", unless="flatten"
+            ),
+        )
+        + possible(r"not implemented for '(BFloat16|Half|Float|Long|Int)'"),
+        example="RuntimeError: mat1 and mat2 must have the same dtype, but got Half and Float",
+        near_miss="INFO all tensors are of dtype bfloat16",
     ),
-    example="RuntimeError: mat1 and mat2 must have the same dtype, but got Half and Float",
-    near_miss="INFO all tensors are of dtype bfloat16",
-)
-
-DEEPSPEED_BATCH = FailureClass(
-    id="deepspeed_batch_mismatch",
-    emitters=PROGRAM,
-    title="DeepSpeed: batch sizes are not consistent",
-    cause="train_batch_size must equal micro-batch x ranks x accumulation; the file was written for another number of ranks.",
-    fix='Omit one of the three values in the JSON (DeepSpeed computes it), or set "auto" with the HF Trainer; allranks plan shows the arithmetic.',
-    next_test="multiply the three numbers in the message with the actual number of ranks",
-    reference="https://www.deepspeed.ai/docs/config-json/",
-    patterns=(
-        Pattern(r"train_batch_size is not equal to micro_batch"),
-        Pattern(r"Check batch related parameters"),
-        Pattern(
+    FailureClass(
+        id="deepspeed_batch_mismatch",
+        emitters=PROGRAM,
+        title="DeepSpeed: batch sizes are not consistent",
+        cause="train_batch_size must equal micro-batch x ranks x accumulation; the file was written for another number of ranks.",
+        fix='Omit one of the three values in the JSON (DeepSpeed computes it), or set "auto" with the HF Trainer; allranks plan shows the arithmetic.',
+        next_test="multiply the three numbers in the message with the actual number of ranks",
+        reference="https://www.deepspeed.ai/docs/config-json/",
+        patterns=certain(
+            r"train_batch_size is not equal to micro_batch",
+            r"Check batch related parameters",
             r"(Micro|Train) batch size\b.{0,30}has to be greater than 0|Gradient accumulation steps\b.{0,20}has to be greater than 0",
-            "has to be greater than",
-        ),
-        Pattern(r"\bds \w*batch_size\w*=\S+ vs hf", " vs hf"),
-        Pattern(
+            r"\bds \w*batch_size\w*=\S+ vs hf",
+        )
+        + likely(
             r"train_batch_size.{0,80}(mismatch|does not (match|equal)|must (be|equal)|!=)",
-            "train_batch_size",
-            weight=LIKELY,
+            r"batch.?size.{0,60}(not|!=).{0,40}(micro.{0,30}(world|gpus?|ranks?)|gradient_acc)",
         ),
-        Pattern(
-            r"batch.?size.{0,60}(not|!=).{0,40}(micro.{0,30}(world|gpus?|ranks?)|gradient_acc)", "batch", weight=LIKELY
+        example="AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 64 != 2 * 4 * 6",
+        near_miss="INFO train_batch_size 64 = 2 * 4 * 8",
+    ),
+    FailureClass(
+        id="deepspeed_needs_optimizer",
+        emitters=PROGRAM,
+        title="DeepSpeed: ZeRO without an optimizer",
+        cause="ZeRO shards an optimizer's state, but the engine got no optimizer: none in the JSON and none passed, or model and optimizer were prepared in separate calls.",
+        fix="Set the optimizer in the JSON or pass it to deepspeed.initialize; with accelerate, prepare model and optimizer in one call.",
+        next_test="print the configuration that deepspeed.initialize got and check for an optimizer section",
+        reference="https://www.deepspeed.ai/docs/config-json/",
+        patterns=certain(r"zero[ _]?stage[ _]?\d? ?requires an optimizer")
+        + likely(
+            r"zero.{0,40}(requires?|needs?|without) (an? )?optimizer",
+            r"without (specifying|giving|passing) an? optimizer",
         ),
+        example="AssertionError: zero stage 3 requires an optimizer",
+        near_miss="INFO ZeRO stage 3 with optimizer AdamW",
     ),
-    example="AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 64 != 2 * 4 * 6",
-    near_miss="INFO train_batch_size 64 = 2 * 4 * 8",
-)
-
-DEEPSPEED_NEEDS_OPTIMIZER = FailureClass(
-    id="deepspeed_needs_optimizer",
-    emitters=PROGRAM,
-    title="DeepSpeed: ZeRO without an optimizer",
-    cause="ZeRO shards an optimizer's state, but the engine got no optimizer: none in the JSON and none passed, or model and optimizer were prepared in separate calls.",
-    fix="Set the optimizer in the JSON or pass it to deepspeed.initialize; with accelerate, prepare model and optimizer in one call.",
-    next_test="print the configuration that deepspeed.initialize got and check for an optimizer section",
-    reference="https://www.deepspeed.ai/docs/config-json/",
-    patterns=(
-        Pattern(r"zero[ _]?stage[ _]?\d? ?requires an optimizer", "requires an optimizer"),
-        Pattern(r"zero.{0,40}(requires?|needs?|without) (an? )?optimizer", "zero", weight=LIKELY),
-        Pattern(r"without (specifying|giving|passing) an? optimizer", " an optimizer", " a optimizer", weight=LIKELY),
+    FailureClass(
+        id="extension_build_lock",
+        emitters=PROGRAM,
+        title="ranks wait for the build of a C++ extension of torch",
+        cause="One process builds the extension, the others wait until its lock file is gone. A build that was killed leaves the file, and every later run waits for ever.",
+        fix="If no compiler runs, delete the files named lock below TORCH_EXTENSIONS_DIR (by default ~/.cache/torch_extensions) on every node.",
+        next_test='find "${TORCH_EXTENSIONS_DIR:-$HOME/.cache/torch_extensions}" -name lock -ls; pgrep -a "ninja|nvcc|c\\+\\+"',
+        reference="https://docs.pytorch.org/docs/stable/cpp_extension.html",
+        patterns=certain(r"Waited on lock file .{1,200} for \d+ seconds")
+        + likely(r'file_baton\.py", line \d+,? in wait|wait \(torch/utils/file_baton\.py:\d+\)'),
+        example='UserWarning: Waited on lock file "/home/u/.cache/torch_extensions/py311_cu126/fused_adam/lock" for 300 seconds.',
+        near_miss="Using /home/u/.cache/torch_extensions/py311_cu126 as PyTorch extensions root...",
     ),
-    example="AssertionError: zero stage 3 requires an optimizer",
-    near_miss="INFO ZeRO stage 3 with optimizer AdamW",
-)
-
-EXTENSION_BUILD_LOCK = FailureClass(
-    id="extension_build_lock",
-    emitters=PROGRAM,
-    title="ranks wait for the build of a C++ extension of torch",
-    cause="One process builds the extension, the others wait until its lock file is gone. A build that was killed leaves the file, and every later run waits for ever.",
-    fix="If no compiler runs, delete the files named lock below TORCH_EXTENSIONS_DIR (by default ~/.cache/torch_extensions) on every node.",
-    next_test='find "${TORCH_EXTENSIONS_DIR:-$HOME/.cache/torch_extensions}" -name lock -ls; pgrep -a "ninja|nvcc|c\\+\\+"',
-    reference="https://docs.pytorch.org/docs/stable/cpp_extension.html",
-    patterns=(
-        Pattern(r"Waited on lock file .{1,200} for \d+ seconds", "waited on lock file"),
-        Pattern(
-            r'file_baton\.py", line \d+,? in wait|wait \(torch/utils/file_baton\.py:\d+\)',
-            "file_baton.py",
-            weight=LIKELY,
-        ),
-    ),
-    example='UserWarning: Waited on lock file "/home/u/.cache/torch_extensions/py311_cu126/fused_adam/lock" for 300 seconds.',
-    near_miss="Using /home/u/.cache/torch_extensions/py311_cu126 as PyTorch extensions root...",
 )

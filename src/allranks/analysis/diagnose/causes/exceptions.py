@@ -15,43 +15,12 @@ from allranks.analysis.diagnose.records import CandidateCause, DiagnosisCase, Lo
 from allranks.analysis.stacks import is_library_file
 
 # Raised because another process, or the launcher, ended.
-_CONSEQUENCES = frozenset(
-    [
-        "ChildFailedError",
-        "SignalException",
-        "CalledProcessError",
-        "ProcessExitedException",
-        "ProcessRaisedException",
-        "BrokenPipeError",
-        "ConnectionResetError",
-        "ConnectionAbortedError",
-        "ConnectionRefusedError",
-        "EOFError",
-        "KeyboardInterrupt",
-        "SystemExit",
-        "DistBackendError",
-        "DistNetworkError",
-        "DistStoreError",
-        "DistError",
-        "RendezvousConnectionError",
-        "RendezvousTimeoutError",
-        "RendezvousClosedError",
-        "RendezvousStateError",
-        "TimeoutExpired",
-        "RayTaskError",
-        "RayActorError",
-        "ActorDiedError",
-        "ActorUnavailableError",
-        "WorkerCrashedError",
-        "NodeDiedError",
-        "LocalRayletDiedError",
-        "RuntimeEnvSetupError",
-        "BrokenExecutor",
-        "BrokenProcessPool",
-        "WorkerError",
-        "GeneratorExit",
-        "StopIteration",
-    ]
+_CONSEQUENCES = re.compile(
+    r"ChildFailedError|SignalException|CalledProcessError|Process(?:Exited|Raised)Exception|BrokenPipeError"
+    r"|Connection(?:Reset|Aborted|Refused)Error|EOFError|KeyboardInterrupt|SystemExit|Dist(?:Backend|Network|Store)?Error"
+    r"|Rendezvous(?:Connection|Timeout|Closed|State)Error|TimeoutExpired|Ray(?:Task|Actor)Error|Actor(?:Died|Unavailable)Error"
+    r"|WorkerCrashedError|(?:Node|LocalRaylet)DiedError|RuntimeEnvSetupError|BrokenExecutor|BrokenProcessPool|WorkerError"
+    r"|GeneratorExit|StopIteration"
 )
 _COMMUNICATION = re.compile(
     r"\b(NCCL|nccl\w*|HCCL|Hccl\w*|RCCL|gloo|TCPStore|c10d|ProcessGroup\w*|collective|unhandled (system|cuda) error)\b"
@@ -110,7 +79,7 @@ def _quoted_exceptions(case: DiagnosisCase) -> list[LogSignal]:
     found: list[LogSignal] = []
     for signal in case.signals:
         match = _QUOTED.search(signal.text) if signal.kind == "sign" and signal.owner == "error_line" else None
-        if match and match["type"] not in _CONSEQUENCES and not case.went_on_after(signal):
+        if match and not _CONSEQUENCES.fullmatch(match["type"]) and not case.went_on_after(signal):
             signal.groups.update(type=match["type"], message=match["message"].strip("\"'() "))
             found.append(signal)
     return found
@@ -156,7 +125,7 @@ def is_own_exception(signal: LogSignal) -> bool:
     return (
         bool(name)
         and name[0].isupper()
-        and (name not in _CONSEQUENCES or builds)
+        and (builds or not _CONSEQUENCES.fullmatch(name))
         and not name.endswith("Warning")
         and signal.text.count(" ") < 80
         and '"echo":true' not in signal.text

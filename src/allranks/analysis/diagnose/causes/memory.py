@@ -18,17 +18,6 @@ _FIRST_TOUCH = re.compile(
 )
 _OF_MEMORY = re.compile(r"oom|memory|MaxRSS|bad_alloc|alloc", re.IGNORECASE)
 _REFUSED = re.compile(r"DefaultCPUAllocator|MemoryError|bad_alloc|[Cc]annot allocate memory|malloc of size")
-_UNITS = {
-    "B": 1,
-    "bytes": 1,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-}
 KILLED = (
     "a process was killed (SIGKILL)",
     "Find out who sent the signal: the program's own os.kill, a clean-up script, another user, Slurm.",
@@ -194,8 +183,9 @@ def _from_driver(case: DiagnosisCase, oom: CandidateCause, signals: list[LogSign
 
 
 def _bytes(text: str) -> float:
+    """Return the bytes of a size such as `2.00 GiB`; 0 if there is none."""
     number, _, unit = text.partition(" ")
     try:
-        return float(number) * _UNITS.get(unit, 0)
+        return float(number) * 1024 ** max("bKMGT".find(unit[:1]), 0)
     except ValueError:
         return 0.0

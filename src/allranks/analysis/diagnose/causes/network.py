@@ -22,7 +22,7 @@ def detect_wrong_transport(case: DiagnosisCase) -> None:
 def _unregistered(case: DiagnosisCase) -> None:
     """Say what a bad address means when memory is registered: it is rarely the limit of locked memory."""
     found = case.candidates.get("memlock_limit")
-    if found is None or not all(s.groups.get("address") or s.groups.get("address2") for s in found.signals):
+    if found is None or not all("address" in s.groups for s in found.signals):
         return
     found.title = "memory cannot be registered for RDMA"
     found.cause = (
@@ -54,9 +54,7 @@ def _fallback(case: DiagnosisCase) -> None:
         return
     tried = [*case.facts("ib_failed"), *case.facts("no_ib")]
     several_nodes = (
-        bool(over_socket)
-        or len(case.hosts) > 1
-        or any(int(s.groups.get("nodes") or s.groups.get("nnodes") or 0) > 1 for s in case.facts("nodes"))
+        bool(over_socket) or len(case.hosts) > 1 or any(int(s.groups["nodes"]) > 1 for s in case.facts("nodes"))
     )
     if broken is not None:
         case.propose("silent_socket_fallback", 0.96, used[:2])
