@@ -20,13 +20,21 @@ WEAK = 0.35  # only counts together with a stronger message
 TIMED_OUT = r"(?:timed ?out|time ?out(?!\w|['\"]?\s{0,2}(?:=|:\s{0,2}['\"]?(?:\d|none|null|datetime)|\(\w+\)=)))"
 
 
+_LETTERS = bytes(c if 97 <= c <= 122 else c + 32 if 65 <= c <= 90 else 48 if 48 <= c <= 57 else 32 for c in range(256))
+
+
+def normalize(text: str) -> str:
+    """Return text with small letters, digits as 0, and a blank for each other byte."""
+    return text.encode().translate(_LETTERS).decode("ascii")
+
+
 class Pattern:
     """A regular expression (case-insensitive) for one line, and literals (anchors); every match contains at least one of them.
 
     Args:
         regex: searched in the line without its prefix of rank, task or time.
-        anchors: lower case, without digits, starting at the start of a word (a leading star allows the end of a longer word);
-            needed only where `find_anchors` finds none in `regex`, or none that are rare.
+        anchors: without digits, starting at the start of a word (a leading star allows the end of a longer word); needed only where
+            `find_anchors` finds none in `regex`, or none that are rare.
         weight: how strongly a match indicates the class (`CERTAIN`, `LIKELY`, `POSSIBLE`, `WEAK`); 0: that of `weighted`.
         passing: a warning from which programs often recover; it is harmless if the job continues after it.
         unless: a line that also matches this does not count.
@@ -34,13 +42,12 @@ class Pattern:
 
     def __init__(self, regex: str, *anchors: str, weight: float = 0.0, passing: bool = False, unless: str = "") -> None:
         self.regex, self.weight, self.passing, self.unless = regex, weight, passing, unless
-        self.anchors = tuple(a.removeprefix("*") for a in anchors) or find_anchors(regex)
-        self.suffixes = frozenset(a.removeprefix("*") for a in anchors if a.startswith("*"))
-        for anchor in self.anchors or [""]:
-            if len(anchor) < MIN_ANCHOR or anchor != anchor.lower() or any(c.isdigit() for c in anchor):
-                raise ValueError(
-                    f"pattern {regex!r}: its anchor {anchor!r} must be {MIN_ANCHOR} or more lower-case characters without digits"
-                )
+        self.suffixes = frozenset(normalize(a[1:]) for a in anchors if a.startswith("*"))
+        self.anchors = tuple(normalize(a.removeprefix("*")) for a in anchors) or find_anchors(regex)
+        if not self.anchors or any(len(a) < MIN_ANCHOR or "0" in a for a in self.anchors):
+            raise ValueError(
+                f"pattern {regex!r}: its anchors {self.anchors} must have {MIN_ANCHOR} or more letters and no digits"
+            )
 
     @cached_property
     def compiled(self) -> re.Pattern[str]:
@@ -111,90 +118,112 @@ _TOKEN = re.compile(
     r"(\((?:\?(?:P<\w+>|<?[=!]|-?i:|:))?|[|)]|\[\^?\]?(?:\\.|[^\]\\])*\]|\\\w|[.^$\d]"
     r"|(?:(?:\\\W|[^\\()[\]|.^$\d*+?{])(?![*+?{]))+|\\?.)([*+?]\??|\{\d*,?\d*\}\??)?"
 )
+_OPTIONAL = ("*", "?", "{0", "{,")
 _NO_LETTER = frozenset([r"\b", r"\s", r"\W", r"\d", "^", "$", *"0123456789"])
+_END_OF_WORD = re.compile(r"\\[bsW]|\\[^\w]|[ $:;,=\"'/_-]")
 _SET_WITHOUT_LETTERS = re.compile(r"\[(?!\^)(?:\\[dsW]|\\\W|[^\\A-Za-z])*\]")
 # Words of so many lines that they select hardly any.
 _FREQUENT = re.compile(
-    r" ?(?:batch|data|device|epoch|error|exit|failed|gpu|host|job|loss|memory|model|nccl|node|process|ranks?|state|step|torch|worker) ?"
+    r" *(?:all|batch|data|device|epoch|error|exit|failed|from|gpu|host|job|loss|memory|model|nccl|node|process|ranks?|set|state|step|time"
+    r"|torch|with|worker) *"
 )
 _INSIDE_WORD, _AFTER_GAP, _WORD_START = range(3)
-_Literals = dict[str, int]  # a match contains one of them; how much a literal is worth
+_Words = dict[str, int]  # a match contains one of them; how much it is worth
 
 
 def find_anchors(regex: str) -> tuple[str, ...]:
-    """Return literals that begin a word, one of which every match of `regex` contains; the rarest such set, or nothing.
+    """Return words, as in `normalize`, one of which every match of `regex` contains at the start of a word; the rarest such set, or none.
 
-    What follows a gap, as in `error.{0,40}timeout`, is taken to begin a word. Digits end a literal: the scanner looks for anchors in
-    lines whose digits were removed.
+    What follows a gap, as in `error.{0,40}timeout`, is taken to begin a word.
     """
-    return tuple(_of_alternatives(_TOKEN.findall(regex), 0, _WORD_START)[0])
+    return tuple(_AnchorSearch(regex).alternatives(_WORD_START, False)[0])
 
 
-def _of_alternatives(tokens: list[tuple[str, str]], i: int, start: int) -> tuple[_Literals, int, int]:
-    """Return the literals of a group, whether a word may begin after it, and the index of its end."""
-    branches, ends = [], []
-    while True:
-        literals, end, i = _of_sequence(tokens, i, start)
-        branches.append(literals)
-        ends.append(end)
-        if i == len(tokens) or tokens[i][0] == ")":
-            return {k: v for found in branches for k, v in found.items()} if all(branches) else {}, min(ends), i
-        i += 1
+class _AnchorSearch:
+    """Walks once through the tokens of an expression."""
+
+    def __init__(self, regex: str) -> None:
+        self._tokens, self._i = _TOKEN.findall(regex), 0
+        self._ends: dict[int, int] = {}  # the end of each group, by its start
+        begun = []
+        for i, (part, _) in enumerate(self._tokens):
+            if part[0] == "(":
+                begun.append(i)
+            elif part == ")":
+                self._ends[begun.pop()] = i
+
+    def alternatives(self, start: int, ends: bool) -> tuple[_Words, int]:
+        """Return the words of a group, and whether a word may begin after it.
+
+        Args:
+            start: whether a word may begin with the group.
+            ends: whether a word ends with the group.
+        """
+        branches, starts = [], []
+        while True:
+            words, after = self._sequence(start, ends)
+            branches.append(words)
+            starts.append(after)
+            if self._i == len(self._tokens) or self._tokens[self._i][0] == ")":
+                return {k: v for found in branches for k, v in found.items()} if all(branches) else {}, min(starts)
+            self._i += 1
+
+    def _sequence(self, start: int, ends: bool) -> tuple[_Words, int]:
+        """Return the same for tokens up to the next `|` or the end of the group."""
+        best: _Words = {}
+        run, run_start = "", start
+        while self._i < len(self._tokens) and self._tokens[self._i][0] not in ("|", ")"):
+            at = self._i
+            part, repeat = self._tokens[at]
+            self._i += 1
+            words: _Words = {}
+            if part[0] == "(":
+                words, after = self.alternatives(start, self._ends_word(self._ends[at] + 1, ends))
+                repeat = self._tokens[self._i][1]
+                self._i += 1
+                if part[-1] in "=!":  # it looks ahead or behind
+                    words, after, repeat = {}, start, ""
+            elif part in _NO_LETTER or _SET_WITHOUT_LETTERS.fullmatch(part):
+                after = _WORD_START
+            elif part[0] in ".[" or (part[0] == "\\" and part[1].isalnum()):
+                after = _AFTER_GAP if part == "." else _INSIDE_WORD
+            else:
+                text = normalize(re.sub(r"\\(.)", r"\1", part) if "\\" in part else part)
+                after = _WORD_START if text[-1] == " " else _INSIDE_WORD
+                if not repeat or repeat[0] == "+":
+                    run_start = run_start if run else start
+                    run += text
+                if not repeat:
+                    start = after
+                    continue
+            if repeat.startswith(_OPTIONAL):
+                words, after = {}, after if part == "." else min(start, after)
+            best = _rarer(_rarer(best, _worth(run, run_start, self._ends_word(at, ends))), words)
+            run, start = "", after
+        return _rarer(best, _worth(run, run_start, ends)), start
+
+    def _ends_word(self, i: int, ends: bool) -> bool:
+        """Return whether the character at a token is none of a word; `ends`: whether that is so after the group."""
+        part, repeat = self._tokens[i] if i < len(self._tokens) else (")", "")
+        return ends if part == ")" else not repeat.startswith(_OPTIONAL) and _END_OF_WORD.match(part) is not None
 
 
-def _of_sequence(tokens: list[tuple[str, str]], i: int, start: int) -> tuple[_Literals, int, int]:
-    """Return the same for tokens up to the next `|` or the end of the group."""
-    best: _Literals = {}
-    run, run_start = "", start
-    while i < len(tokens) and tokens[i][0] not in ("|", ")"):
-        part, repeat = tokens[i]
-        i += 1
-        literals: _Literals = {}
-        if part[0] == "(":
-            literals, end, i = _of_alternatives(tokens, i, start)
-            repeat = tokens[i][1]
-            i += 1
-            if part[-1] in "=!":  # it looks ahead or behind
-                literals, end, repeat = {}, start, ""
-        elif part in _NO_LETTER or _SET_WITHOUT_LETTERS.fullmatch(part):
-            end = _WORD_START
-        elif part[0] in ".[" or (part[0] == "\\" and part[1].isalnum()):
-            end = _AFTER_GAP if part == "." else _INSIDE_WORD
-        else:
-            text = re.sub(r"\\(.)", r"\1", part).lower() if "\\" in part else part.lower()
-            end = _INSIDE_WORD if text[-1].isalpha() else _WORD_START
-            if not repeat or repeat[0] == "+":
-                run_start = run_start if run else start
-                run += text
-            if not repeat:
-                start = end
-                continue
-        if repeat.startswith(("*", "?", "{0", "{,")):
-            literals, end = {}, end if part == "." else min(start, end)
-        best = _rarer(_rarer(best, _literal(run, run_start)), literals)
-        run, start = "", end
-    return _rarer(best, _literal(run, run_start)), start, i
-
-
-def _literal(run: str, start: int) -> _Literals:
-    """Return a run of literal characters, from the start of a word on, with its worth."""
-    if len(run) < MIN_ANCHOR:
-        return {}
+def _worth(run: str, start: int, ends: bool) -> _Words:
+    """Return literal characters, from the start of a word on, with their worth."""
     if start == _INSIDE_WORD:
         run, start = run.lstrip("abcdefghijklmnopqrstuvwxyz"), _WORD_START
-    letters = sum(map(str.isalpha, run))
-    return {run: start * (1 if _FREQUENT.fullmatch(run) else letters)} if letters >= MIN_ANCHOR else {}
+    run = run.lstrip() + (" " if ends and run[-1:].isalpha() else "")
+    letters = len(run) - run.count(" ")
+    worth = 1 if _FREQUENT.fullmatch(run) else 2 * letters - (3 if start == _AFTER_GAP else 0)
+    return {run: worth} if letters >= MIN_ANCHOR else {}
 
 
-def _rarer(one: _Literals, other: _Literals) -> _Literals:
+def _rarer(one: _Words, other: _Words) -> _Words:
     if not one or not other:
         return one or other
-    return max(one, other, key=lambda literals: (min(literals.values()), -len(literals)))
+    return max(one, other, key=lambda words: (min(words.values()), -len(words)))
 
 
-_LETTERS = bytes(
-    c if 97 <= c <= 122 else c + 32 if 65 <= c <= 90 else 48 if 48 <= c <= 57 else 32 for c in range(256)
-)  # small letters, digits as 0, anything else blank
 FAST_BYTES = 1 << 17  # texts of this size are worth the compilation of faster patterns
 _DIGIT_LITERAL = re.compile(r"(?<![\\{,\d])\d(?![\d,]*\})")
 
@@ -216,8 +245,8 @@ class ScanRule:
 class LiteralPrefilter:
     """Find the rules whose anchors a line contains.
 
-    Text and anchors are normalised without changing positions: letters, 0 for digits, blanks. One regular expression
-    searches anchors at the start of words; a second one searches the few that may end a longer word, in the reversed text.
+    Text is normalised without changing positions. One regular expression searches anchors at the start of words; a second one searches
+    the few that may end a longer word, in the reversed text.
     """
 
     def __init__(self, rules: Sequence[ScanRule]) -> None:
@@ -225,11 +254,10 @@ class LiteralPrefilter:
         self._heads: dict[bytes, set[int]] = {}
         self._tails: dict[bytes, set[int]] = {}  # by the reversed anchor
         for rule in self.rules:
-            for anchor in rule.pattern.anchors:
-                words = _words(anchor)
-                self._heads.setdefault(words, set()).add(rule.index)
-                if anchor in rule.pattern.suffixes:
-                    self._tails.setdefault(words[::-1], set()).add(rule.index)
+            for anchor in rule.anchors:
+                self._heads.setdefault(anchor.lstrip(), set()).add(rule.index)
+            for anchor in rule.pattern.suffixes:
+                self._tails.setdefault(anchor.encode()[::-1], set()).add(rule.index)
         # an anchor that is a prefix of another one represents both: the search ends at the shorter
         # (in a lookahead, so that one inside another is found too)
         self._head = re.compile(b"[ 0](?=(" + _trie(self._heads) + b"))")
@@ -242,21 +270,18 @@ class LiteralPrefilter:
 
     def candidates(self, line: bytes) -> list[ScanRule]:
         """Return the rules whose anchors a line contains."""
-        words = _normalized(line)
+        words = normalized(line)
         found = set[int]()
         for anchor in self._head.findall(words):
             found |= self._heads[anchor]
         for anchor in self._tail.findall(words[::-1]):
             found |= self._tails[anchor]
-        if not found:
-            return []
-        low = line.lower()
         rules = (self.rules[i] for i in sorted(found))
-        return [rule for rule in rules if any(anchor in low for anchor in rule.anchors)]
+        return [rule for rule in rules if any(anchor in words for anchor in rule.anchors)]
 
     def telling(self, text: bytes) -> set[int]:
         """Return the indices of the lines of a text that may contain an anchor. One search for all lines is much faster than one each."""
-        words = _normalized(text)
+        words = normalized(text)
         heads, tail = self._fast if len(text) >= FAST_BYTES else ((self._head,), self._tail)
         places = [found.start() for head in heads for found in head.finditer(words)]
         places += [len(text) - found.start() - 1 for found in tail.finditer(words[::-1])]
@@ -275,16 +300,9 @@ class LiteralPrefilter:
         return (re.compile(b" (?=" + heads + b")"), re.compile(b"0(?=" + heads + b")")), tail
 
 
-def _normalized(text: bytes) -> bytes:
+def normalized(text: bytes) -> bytes:
+    """Return text as `normalize`, with a blank before and after it."""
     return b" " + text.translate(_LETTERS) + b" "
-
-
-def _words(anchor: str) -> bytes:
-    """Return an anchor in the form of normalised text, from its first letter on."""
-    words = anchor.encode().translate(_LETTERS).lstrip()
-    if not words.strip():
-        raise ValueError(f"anchor {anchor!r} has no letter")
-    return words
 
 
 def _trie(anchors: Iterable[bytes]) -> bytes:

@@ -29,7 +29,7 @@ from allranks.analysis.diagnose.lines import (
     strip_escapes,
     timestamp_of,
 )
-from allranks.analysis.diagnose.patterns import CERTAIN, POSSIBLE, LiteralPrefilter, ScanRule
+from allranks.analysis.diagnose.patterns import CERTAIN, POSSIBLE, LiteralPrefilter, ScanRule, normalized
 from allranks.analysis.diagnose.records import FileScan, LogSignal, RuleCount, ThreadStack
 
 MAX_FORMS = 100_000
@@ -530,10 +530,10 @@ def _windows(line: bytes, verdict: MatchingRules) -> list[str]:
     """Return the text of a line; of a very long one only the parts around possible matches."""
     if len(line) <= LONG_LINE:
         return [decode_line(line)]
-    low, spans = line.lower(), []
+    words, spans = normalized(line), []
     for rule in verdict:
         for anchor in rule.anchors:
-            at = low.find(anchor)
+            at = words.find(anchor)
             if at >= 0 and not any(a <= at < b - 200 for a, b in spans) and len(spans) < WINDOWS:
                 spans.append((max(0, at - 300), at + 700))
     return [decode_line(_from_whole_word(line, a, b)) for a, b in spans]

@@ -64,7 +64,7 @@ def _outer_spans(events: RankEvents, operators: ThreadOperators) -> tuple[list[S
     firm: list[Span] = []
     loose: list[Span] = []
     talks = [(s, s + d) for s, d, name, _ in operators if classes[name] == COMM_OP]
-    moments = [s for s, _ in talks]
+    moments = [s for s, _ in talks]  # in order, like the operators
     covered = float("-inf")
     for start, duration, name, _ in operators:
         end = start + duration
@@ -73,19 +73,12 @@ def _outer_spans(events: RankEvents, operators: ThreadOperators) -> tuple[list[S
         what = classes[name]
         if what == COMM_OP:
             covered = end  # operators inside a collective are not compute
-        elif what == COMPUTE_OP and not _holds(moments, start, end):
+        elif what == COMPUTE_OP and bisect_left(moments, start) == bisect_left(moments, end):
             firm.append((start, end))
             covered = end
         else:
             loose.append((start, end))
     return firm, subtract(merge(loose), merge(talks))
-
-
-def _holds(moments: list[float], start: float, end: float) -> bool:
-    if not moments:
-        return False
-    i = bisect_left(moments, start)
-    return i < len(moments) and moments[i] < end
 
 
 def kernel_totals(events: RankEvents) -> TimeTotals:
@@ -203,7 +196,10 @@ def module_times(events: RankEvents, on_device: bool) -> tuple[list[ModuleTime],
     ranges, source = _ranges(events)
     if not ranges:
         return [], source
-    trees = {thread: _RangeTree(mine) for thread, mine in _by_thread(ranges).items()}
+    by_thread: defaultdict[int, list[AnnotatedRange]] = defaultdict(list)
+    for found in ranges:
+        by_thread[found[3]].append(found)
+    trees = {thread: _RangeTree(mine) for thread, mine in by_thread.items()}
     work = compute_by_launch_thread(events) if on_device else _outermost_compute(events)
     nodes = _BackwardNodes(events, trees)
     for thread, pieces in work.items():
@@ -234,13 +230,6 @@ def _is_own_name(name: str) -> bool:
         ("Optimizer.", "enumerate(DataLoader)", "DistributedDataParallel.", "allranks.")
     )
     return not own and not is_comm_operator(name) and phase_of_annotation(name) is None
-
-
-def _by_thread(ranges: list[AnnotatedRange]) -> dict[int, list[AnnotatedRange]]:
-    out: dict[int, list[AnnotatedRange]] = {}
-    for r in ranges:
-        out.setdefault(r[3], []).append(r)
-    return out
 
 
 class _RangeTree:

@@ -178,7 +178,7 @@ def _pair_by_order(found: PairingResult, ordered: dict[int, list[Collective]], b
                 found.unpaired += list(group.items())
                 continue
             _keep(found, _order_name(first, n), False, group, expected)
-    _add_problems(found, told + _first_difference(ordered, by_step))
+    _add_problems(found, told)
 
 
 def _order_key(c: Collective, by_step: bool) -> Key:
@@ -213,7 +213,8 @@ def _sizes_differ(group: Mapping[int, Collective]) -> bool:
 
 
 def _count_problem(first: Collective, counts: dict[int, int]) -> tuple[str, str, int | None]:
-    text = f"{first.kind}{_of_size(first.bytes)}{_in_step(first)}: "
+    size = f" of {first.bytes} bytes" if first.bytes is not None else ""
+    text = f"{first.kind}{size}{_in_step(first)}: "
     if len(counts) == 2:  # it is unknown which one is wrong
         text += ", ".join(f"rank {r} has {n}" for r, n in sorted(counts.items()))
         return ("missing_collective", text, None)
@@ -221,40 +222,6 @@ def _count_problem(first: Collective, counts: dict[int, int]) -> tuple[str, str,
     odd = {r: n for r, n in counts.items() if n != common}
     who = ", ".join(f"rank {r} has {n}" for r, n in sorted(odd.items()))
     return ("missing_collective", f"{text}{who}, the others have {common}", next(iter(odd)) if len(odd) == 1 else None)
-
-
-def _first_difference(ordered: dict[int, list[Collective]], by_step: bool) -> list[tuple[str, str, int | None]]:
-    """Return where the ranks' sequences of kinds diverge, if they have the same length: a different bucket order."""
-    out: list[tuple[str, str, int | None]] = []
-    steps = {c.step for mine in ordered.values() for c in mine} if by_step else {None}
-    groups = {c.group for mine in ordered.values() for c in mine}
-    for step in sorted(steps, key=lambda s: (s is None, s or 0)):
-        for group in groups:
-            rows = {
-                r: [
-                    (c.kind, _common_bytes(c))
-                    for c in sorted(mine, key=_launch)
-                    if c.group == group and (not by_step or c.step == step)
-                ]
-                for r, mine in ordered.items()
-            }
-            rows = {r: row for r, row in rows.items() if row and not any(kind in POINT_TO_POINT for kind, _ in row)}
-            if len({len(row) for row in rows.values()}) == 1 and len({tuple(row) for row in rows.values()}) > 1:
-                n = next(i for i, found in enumerate(zip(*rows.values(), strict=True)) if len(set(found)) > 1)
-                text = ", ".join(f"rank {r}: {row[n][0]}{_of_size(row[n][1])}" for r, row in sorted(rows.items()))
-                where = "" if step is None else f" in step {step}"
-                out.append(
-                    (
-                        "order_differs",
-                        f"the ranks called collectives in different order{where}: number {n + 1} is {text}",
-                        None,
-                    )
-                )
-    return out
-
-
-def _launch(c: Collective) -> float:
-    return c.launched if c.launched is not None else c.start
 
 
 def _add_problems(found: PairingResult, told: Sequence[tuple[str, str, int | None]]) -> None:
@@ -276,10 +243,6 @@ def _group(c: Collective) -> str:
 
 def _in_step(c: Collective) -> str:
     return f" in step {c.step}" if c.step is not None else ""
-
-
-def _of_size(size: int | None) -> str:
-    return f" of {size} bytes" if size is not None else ""
 
 
 def _order_name(c: Collective, n: int) -> str:

@@ -138,27 +138,6 @@ def decode_trailing_metadata(rest: bytes) -> TraceMetadata | None:
         return None
 
 
-def skip_comma(buffer: bytes, end: int) -> bytes:
-    """Return the text after the comma that follows the event ending at `end`."""
-    return buffer[buffer.index(b",", end) + 1 :]
-
-
-def decode_first_value(text: str, at: int, ends: list[int]) -> tuple[Any, int]:
-    """Return the JSON value that starts at a position, tried up to each of some ends (an error costs as much as the text tried); 0: none."""
-    for end in ends:
-        try:
-            return _STDLIB.raw_decode(text[at:end])
-        except (ValueError, RecursionError):
-            continue
-    return None, 0
-
-
-def find_next_object(text: str, at: int) -> int:
-    """Return where the next event starts; -1 if the list or the text ends."""
-    found = _NEXT.match(text, at)
-    return found.end() - 1 if found else -1
-
-
 CHUNK_BYTES = 1 << 17
 PIECE_BYTES = 1 << 17  # pieces that fit into the processor's cache are decoded faster
 LARGEST_EVENT = 1 << 23
@@ -245,7 +224,9 @@ class TraceStream:
                 break
         for end in reversed(ends[-3:]):
             try:
-                return self.decode_list(b"".join((b"[", memoryview(buffer)[:end], b"]"))), skip_comma(buffer, end)
+                return self.decode_list(b"".join((b"[", memoryview(buffer)[:end], b"]"))), buffer[
+                    buffer.index(b",", end) + 1 :
+                ]
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
         if not ends and len(buffer) > LARGEST_EVENT and not _EVENT_SEPARATOR.search(buffer):
@@ -258,11 +239,17 @@ class TraceStream:
         ends = [m.start() + 1 for m in _EVENT_SEPARATOR_TEXT.finditer(text)]
         events: list[TraceEvent] = []
         at = 0
-        while (begin := find_next_object(text, at)) >= 0:
-            at = begin
+        while found := _NEXT.match(text, at):
+            at = found.end() - 1
             k = bisect_right(ends, at)
             tried = [*ends[k : k + MAX_NESTED_ENDS], *([len(text)] if last and k + MAX_NESTED_ENDS > len(ends) else [])]
-            value, length = decode_first_value(text, at, tried)
+            value, length = None, 0
+            for end in tried:  # an error costs as much as the text that was tried
+                try:
+                    value, length = _STDLIB.raw_decode(text[at:end])
+                    break
+                except (ValueError, RecursionError):
+                    continue
             if length == 0:
                 more_may_come = not last and len(text) - at < LARGEST_EVENT
                 if k == len(ends) or (more_may_come and k + MAX_NESTED_ENDS > len(ends)):

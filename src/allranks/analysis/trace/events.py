@@ -347,12 +347,12 @@ def _collective_metadata(args: EventArgs | None) -> CollectiveMetadata | None:
     told = CollectiveMetadata(
         kind=collective_kind(args.collective) if args.collective else None,
         group=args.group,
-        seq=_int(args.comm_seq),
+        seq=as_int(args.comm_seq),
         name=args.collective,
     )
-    told.size, told.source, told.target = _int(args.group_size), _int(args.source), _int(args.target)
+    told.size, told.source, told.target = as_int(args.group_size), as_int(args.source), as_int(args.target)
     told.members = str(args.group_ranks) if args.group_ranks is not None else None
-    elements = [n for n in (_int(args.in_elements), _int(args.out_elements)) if n is not None]
+    elements = [n for n in (as_int(args.in_elements), as_int(args.out_elements)) if n is not None]
     each = element_bytes(args.dtype) if args.dtype else None
     if elements and each is not None:
         told.bytes = max(elements) * each
@@ -389,9 +389,10 @@ def _product(shape: Any) -> int:
     return n
 
 
-def _int(value: Any) -> int | None:
+def as_int(value: Any) -> int | None:
+    """Return a 64-bit integer, or None for anything else."""
     try:
-        number = None if value is None or value == "" else int(value)
+        number = None if value is None or value == "" or isinstance(value, bool) else int(value)
     except (TypeError, ValueError, OverflowError):
         return None
     return number if number is not None and abs(number) < 1 << 63 else None

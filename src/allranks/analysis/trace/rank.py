@@ -30,7 +30,7 @@ from allranks.analysis.trace.chrome_trace import (
     parse_world_size,
 )
 from allranks.analysis.trace.collectives import Collective, find_collectives
-from allranks.analysis.trace.events import RankEvents
+from allranks.analysis.trace.events import RankEvents, as_int
 from allranks.analysis.trace.intervals import Span, clip, total_length
 from allranks.analysis.trace.records import Breakdown, PhaseRow, Severity
 from allranks.analysis.trace.steps import (
@@ -180,7 +180,7 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
         host=stream.head.host if isinstance(stream.head.host, str) else None,
         device="gpu" if on_device else "cpu",
         device_name=_device_name(stream.head),
-        base_ns=_number(stream.head.base_ns) or 0,
+        base_ns=as_int(stream.head.base_ns) or 0,
         damage=stream.damage,
         skipped=stream.skipped + events.odd,
         start=start,
@@ -256,14 +256,6 @@ def _device_name(head: TraceMetadata) -> str | None:
     first = devices[0] if isinstance(devices, list) and devices else None
     name = first.get("name") if isinstance(first, dict) else None
     return name if isinstance(name, str) else None
-
-
-def _number(value: Any) -> int | None:
-    try:
-        number = int(value) if value is not None and not isinstance(value, bool) else None
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if number is not None and abs(number) < 1 << 63 else None
 
 
 Result = RankResult | UnreadableTrace

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from allranks.analysis.trace.collectives import Collective
 from allranks.analysis.trace.events import COMPUTE, COMPUTE_OP, RankEvents
@@ -246,19 +246,15 @@ class BusySpans(Struct):
 
     def within(self, start: float, end: float) -> BusySpans:
         """Return the part in a span of time."""
-        return BusySpans(clip(self.compute, start, end), clip(self.comm, start, end), clip(self.copy, start, end))
+        return BusySpans(*(clip(spans, start, end) for spans in structs.astuple(self)))
 
     def thinned(self, limit: int) -> BusySpans:
         """Return at most `limit` spans of each kind, for charts."""
-        return BusySpans(
-            close_short_gaps(self.compute, limit),
-            close_short_gaps(self.comm, limit),
-            close_short_gaps(self.copy, limit),
-        )
+        return BusySpans(*(close_short_gaps(spans, limit) for spans in structs.astuple(self)))
 
     def extent(self) -> Span | None:
         """Return the span from the first start to the last end."""
-        kept = [m for m in (self.compute, self.comm, self.copy) if m]
+        kept = [spans for spans in structs.astuple(self) if spans]
         return (min(m[0][0] for m in kept), max(m[-1][1] for m in kept)) if kept else None
 
 
@@ -296,11 +292,16 @@ def phase_rows(
 ) -> list[list[PhaseRow]]:
     """Return rows of every phase, by window (steps, or the complete trace)."""
     spans = [phases.spans(p) for p in range(len(PHASES))]
-    launched = _launched_compute(events, phases, windows) if on_device else None
+    index = StepIndex([TraceStep(i, a, b) for i, (a, b) in enumerate(windows)])
+    launched = _launched_compute(events, phases, index) if on_device else None
+    comm: defaultdict[tuple[int | None, int], float] = defaultdict(float)
+    for c in collectives:
+        comm[index.at(c.launched if c.launched is not None else c.start), c.phase] += c.duration
     rows = []
     for w, (start, end) in enumerate(windows):
         row, host_left = [], end - start
-        busy_left = total_length(clip(busy.compute, start, end))
+        compute = clip(busy.compute, start, end)
+        busy_left = total_length(compute)
         for p, name in enumerate(PHASES):
             mine = clip(spans[p], start, end)
             host = total_length(mine) if name != "other" else host_left
@@ -308,27 +309,16 @@ def phase_rows(
             if launched is not None:
                 work = launched[w, p]
             else:
-                work = _host_compute(busy.compute, mine, start, end) if name != "other" else busy_left
+                work = total_length(intersect(compute, mine)) if name != "other" else busy_left
                 busy_left -= work
-            row.append(
-                PhaseRow(
-                    phase=name,
-                    host_s=max(host, 0.0) * SECONDS_PER_US,
-                    busy_s=max(work, 0.0) * SECONDS_PER_US,
-                    comm_s=0.0,
-                )
-            )
+            host_s, busy_s, comm_s = (t * SECONDS_PER_US for t in (max(host, 0.0), max(work, 0.0), comm[w, p]))
+            row.append(PhaseRow(phase=name, host_s=host_s, busy_s=busy_s, comm_s=comm_s))
         rows.append(row)
-    return _with_comm(rows, collectives, windows)
+    return rows
 
 
-def _host_compute(compute: MergedSpans, phase: MergedSpans, start: float, end: float) -> float:
-    return total_length(intersect(clip(compute, start, end), phase))
-
-
-def _launched_compute(events: RankEvents, phases: Phases, windows: list[Span]) -> defaultdict[tuple[int, int], float]:
+def _launched_compute(events: RankEvents, phases: Phases, index: StepIndex) -> defaultdict[tuple[int, int], float]:
     """Return the sum of compute kernels by (window, phase) of their launch."""
-    index = StepIndex([TraceStep(i, a, b) for i, (a, b) in enumerate(windows)])
     out: defaultdict[tuple[int, int], float] = defaultdict(float)
     for start, end, name, correlation in events.device:
         if events.kernel_classes[name] != COMPUTE:
@@ -338,19 +328,3 @@ def _launched_compute(events: RankEvents, phases: Phases, windows: list[Span]) -
         if at is not None:
             out[at, phases.at(*launch) if launch is not None else len(PHASES) - 1] += end - start
     return out
-
-
-def _with_comm(rows: list[list[PhaseRow]], collectives: list[Collective], windows: list[Span]) -> list[list[PhaseRow]]:
-    index = StepIndex([TraceStep(i, a, b) for i, (a, b) in enumerate(windows)])
-    sums: defaultdict[tuple[int, int], float] = defaultdict(float)
-    for c in collectives:
-        at = index.at(c.launched if c.launched is not None else c.start)
-        if at is not None:
-            sums[at, c.phase] += c.duration
-    return [
-        [
-            PhaseRow(phase=r.phase, host_s=r.host_s, busy_s=r.busy_s, comm_s=sums[w, p] * SECONDS_PER_US)
-            for p, r in enumerate(row)
-        ]
-        for w, row in enumerate(rows)
-    ]

@@ -81,7 +81,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"Collective (sizes?|types?|op|operation)s? mismatch|MatchState|collective type mismatch",
         )
         + possible(
-            r"(barrier|broadcast|all_?reduce|all_?gather|collective).{0,60}(only|just) (by|on|from) (rank ?0|some ranks|the main process)"
+            r"(barrier|broadcast|allreduce|all_reduce|allgather|all_gather|collective).{0,60}(only|just) (by|on|from) (rank ?0|some ranks|the main process)"
         ),
         example="RuntimeError: Detected mismatch between collectives on ranks. Rank 2 is running ALLREDUCE, but Rank 0 is running ALLGATHER",
         near_miss="INFO all 8 ranks are running ALLREDUCE benchmarks",
@@ -121,7 +121,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"collective operation (timeout|timed out)",
             r"Timeout at NCCL work: \d+",
             r"ran for \d+ (ms|milliseconds) before timing out",
-            r"(ALLREDUCE|ALLGATHER|BROADCAST|BARRIER|all_?reduce|all_?gather|barrier)\b.{0,60}(timed? ?out(?!\(ms\))|hangs?\b|hung\b|never return)",
+            r"(allreduce|allgather|broadcast|barrier|all_reduce|all_gather)\b.{0,60}(timed? ?out(?!\(ms\))|hangs?\b|hung\b|never return)",
             r"(stuck|hangs?|hung|deadlocked|frozen) (in|at|on|during|inside) (the )?(first )?(nccl|gloo|collective|all_?reduce|all_?gather|barrier|broadcast|init_process_group)",
             Pattern(r"heartbeat monitor (timed out|thread)", unless="starts|started|launched|exits? normally"),
         ),

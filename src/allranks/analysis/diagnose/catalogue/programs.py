@@ -110,8 +110,8 @@ CLASSES: tuple[FailureClass, ...] = (
                 passing=True,
             ),
             Pattern(
-                r"\bloss\b(?: value)? (?:is|was|became|becomes|has become|went|turned)(?: to)? (?:nan|inf(?:inite|inity)?|not finite|non-?finite)\b"
-                r"|\b(?:nan|inf(?:inite)?|non-?finite)(?: (?:or|and) (?:nan|inf(?:inite)?))?(?: values?)? (?:(?:was |were )?(?:found|detected) )?(?:in )?(?:the )?(?:local |training |total )?(?:forward )?(?:loss|grad(?:ient)?s?)\b",
+                r"\bloss\b(?: value)? (?:is|was|became|becomes|has become|went|turned)(?: to)? (?:nan|inf|infinite|infinity|not finite|non-finite|nonfinite)\b"
+                r"|\b(?:nan|inf|infinite|non-finite|nonfinite)\b(?: (?:or|and) (?:nan|inf(?:inite)?))?(?: values?)? (?:(?:was |were )?(?:found|detected) )?(?:in )?(?:the )?(?:local |training |total )?(?:forward )?(?:loss|grad(?:ient)?s?)\b",
                 passing=True,
                 unless=r"\bif\b|\bwhen\b|check(?:ing)? for|\bno nan\b|\bskip|loss[ _]?scal|overflow",
             ),
