@@ -13,6 +13,7 @@ from allranks.analysis.diagnose.catalogue.messages import BENIGN_MESSAGES, FACT_
 from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES
 from allranks.analysis.diagnose.patterns import FAST_BYTES, LiteralPrefilter, Pattern, find_anchors
 from tests.conftest import shared
+from tests.unit.diagnose_examples import EXAMPLES, HARMLESS, NEAR_MISSES
 
 ENTRIES = pytest.mark.parametrize("entry", CATALOGUE.values(), ids=list(CATALOGUE))
 
@@ -25,12 +26,12 @@ def _ids(tmp_path: Path, text: str) -> list[str]:
 
 @ENTRIES
 def test_example_is_named_first(entry, tmp_path: Path) -> None:
-    assert _ids(tmp_path, entry.example)[:1] == [entry.id]
+    assert _ids(tmp_path, EXAMPLES[entry.id])[:1] == [entry.id]
 
 
 @ENTRIES
 def test_near_miss_is_not_named(entry, tmp_path: Path) -> None:
-    assert entry.id not in _ids(tmp_path, entry.near_miss)
+    assert entry.id not in _ids(tmp_path, NEAR_MISSES[entry.id])
 
 
 @ENTRIES
@@ -46,7 +47,7 @@ def test_entry_says_what_a_reader_needs(entry) -> None:
 @pytest.mark.parametrize("harmless", BENIGN_MESSAGES.values(), ids=list(BENIGN_MESSAGES))
 def test_harmless_example_is_no_finding(harmless, tmp_path: Path) -> None:
     path = tmp_path / "x.log"
-    path.write_text(harmless.example + "\n")
+    path.write_text(HARMLESS[harmless.id] + "\n")
     found = diagnose([path])
     assert not found.findings
     assert [b.id for b in found.benign] == [harmless.id]
@@ -62,9 +63,7 @@ def test_gate_lets_through_what_the_patterns_match() -> None:
     """The anchors are there for speed only: with and without them the same rules match."""
     rules = all_rules()
     gate = LiteralPrefilter(rules)
-    lines = [e.example for e in CATALOGUE.values()] + [b.example for b in BENIGN_MESSAGES.values()]
-    lines += [e.near_miss for e in CATALOGUE.values()]
-    for line in lines:
+    for line in (*EXAMPLES.values(), *HARMLESS.values(), *NEAR_MISSES.values()):
         passed = {r.index for r in gate.candidates(line.encode())}
         matched = {r.index for r in rules if r.pattern.search(line)}
         assert not matched - passed, [rules[i].pattern.regex for i in matched - passed]
@@ -74,7 +73,7 @@ def test_many_lines_are_searched_as_each_alone() -> None:
     """Searched together, a line is held silent only if it has no anchor; also where anchors overlap or touch digits."""
     rules = all_rules()
     gate = LiteralPrefilter(rules)
-    lines = [e.example.encode() for e in CATALOGUE.values()] + [e.near_miss.encode() for e in CATALOGUE.values()]
+    lines = [line.encode() for line in (*EXAMPLES.values(), *NEAR_MISSES.values())]
     lines += [b"", b"quiet line 17", b"30.0s/it", b"x2failed", b"collective operation timeout", b"7TimeoutError: x"]
     for first in (lines, lines[::-1], [b"a\xff" * 9, *lines], lines * (FAST_BYTES // len(b"".join(lines)) + 2)):
         telling = gate.telling(b"\n".join(first))
@@ -93,7 +92,10 @@ def test_many_lines_are_searched_as_each_alone() -> None:
         (r"error 802: not ready", {"not ready"}),  # digits end a literal
         (r"(watchdog|monitor) (caught|saw) .{0,9}x", {"watchdog ", "monitor "}),  # words that end
         (r"\bgid\b|memory-of\d", {"gid ", "memory of"}),
-        (r"(?:rank|worker) \d+.{0,30}(?:crashed|vanished)", {"crashed", "vanished"}),  # frequent words select hardly any line
+        (
+            r"(?:rank|worker) \d+.{0,30}(?:crashed|vanished)",
+            {"crashed", "vanished"},
+        ),  # frequent words select hardly any line
         (r"\w+happened|\w+ happened\(\)(?: here)?", set()),  # one alternative has no literal that begins a word
         (r"\w+ happened\(\)(?: here)?", {"happened  "}),
         (r"(?<!no )caught(?= not)(?:-?signal)? [^a-z]trap", {"caught"}),

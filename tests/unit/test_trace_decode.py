@@ -32,8 +32,6 @@ def many(n: int) -> list[dict[str, Any]]:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So small that a piece ends within nearly every event."""
     monkeypatch.setattr(chrome_trace, "PIECE_BYTES", 1500)
-    for module in (chrome_trace, chrome_trace):
-        monkeypatch.setattr(module, "READ_BYTES", 97)
     monkeypatch.setattr(chrome_trace, "CHUNK_BYTES", 211)
 
 

@@ -20,17 +20,7 @@ def test_columns_are_aligned_and_cells_may_have_several_lines() -> None:
     table = Table("a title", ("name", "n"), [("x", "1,\n22"), (Cell("long\x1b[31m", "red"), "3")])
     lines = list(text_lines([BLANK, table, Rule(), Line((("one two three", "dim"),), wrap=True)], 9))
     plain = [click.unstyle(line) for line in lines]
-    assert plain == [
-        "",
-        "a title",
-        "name      n",
-        "x        1,",
-        "         22",
-        "long      3",
-        "─" * 9,
-        "one two",
-        "three",
-    ]
+    assert plain == ["", "a title", "name   n", "x     1,", "      22", "long   3", "─" * 9, "one two", "three"]
     assert lines[1].startswith("\x1b[1m") and "\x1b[31mlong" in lines[5] and lines[5].count("\x1b[31m") == 1
 
 

@@ -506,14 +506,15 @@ def _styled(text: str, style: str) -> str:
 
 
 def _table_lines(table: Table) -> Iterator[str]:
+    cells = [[c if isinstance(c, Cell) else Cell(c, "") for c in row] for row in table.rows]
     head = [Cell(name, "dim") for name in table.columns]
-    rows = [head, *([c if isinstance(c, Cell) else Cell(c, "") for c in row] for row in table.rows)]
+    rows = [[Cell(printable(c.text), c.style) for c in row] for row in [head, *cells]]
     widths = [max(len(part) for c in column for part in c.text.split("\n")) for column in zip(*rows, strict=True)]
     yield _styled(table.title, table.title_style)
     for row in rows:
         for parts in zip_longest(*(c.text.split("\n") for c in row), fillvalue=""):
-            cells = (
+            aligned = (
                 _styled(part.ljust(size) if i < table.left else part.rstrip().rjust(size), row[i].style)
                 for i, (part, size) in enumerate(zip(parts, widths, strict=True))
             )
-            yield _GAP.join(cells)
+            yield _GAP.join(aligned)

@@ -144,7 +144,6 @@ class BenignMessage(Struct, frozen=True, kw_only=True):
     id: str
     why: str
     patterns: tuple[Pattern, ...]
-    example: str
     general: bool = False
 
 
@@ -156,7 +155,6 @@ _MESSAGES = (
             Pattern(r"(Future|Deprecation|PendingDeprecation|User)Warning\b", "*warning"),
             r"\b(is|are|being) deprecated\b",
         ),
-        example="FutureWarning: The pynvml package is deprecated. Please install nvidia-ml-py instead.",
         general=True,
     ),
     BenignMessage(
@@ -166,25 +164,21 @@ _MESSAGES = (
             r"^Exception in thread allranks-pulse",
             r"partially initialized module 'torch\.distributed\.distributed_c10d' has no attribute 'is_initialized'",
         ),
-        example="Exception in thread allranks-pulse:",
     ),
     BenignMessage(
         id="deepspeed_hostfile",
         why="DeepSpeed found no host file and uses this node alone; this is normal under torchrun.",
         patterns=certain(r"Unable to find hostfile"),
-        example="[WARNING] Unable to find hostfile, will proceed with training with local resources only.",
     ),
     BenignMessage(
         id="omp_threads",
         why="torchrun sets one thread per rank by default.",
         patterns=certain(r"Setting OMP_NUM_THREADS environment variable for each process"),
-        example="Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded",
     ),
     BenignMessage(
         id="unused_parameters_search",
         why="DDP searched for unused parameters and found none; this only costs time.",
         patterns=certain(r"did not find any unused parameters"),
-        example="find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters",
     ),
     BenignMessage(
         id="nccl_plugin_absent",
@@ -192,19 +186,16 @@ _MESSAGES = (
         patterns=certain(
             r"(No plugin found|Could not find:? .{0,80}(net|tuner|profiler|env)|Using internal (network|tuner|net) plugin|using internal implementation)"
         ),
-        example="NCCL INFO TUNER/Plugin: Could not find: libnccl-tuner.so. Using internal tuner plugin.",
     ),
     BenignMessage(
         id="group_not_destroyed",
         why="The program ended without destroy_process_group(): a resource leak at exit, not a failure.",
         patterns=certain(r"destroy_process_group\(\) was not called|process group has NOT been destroyed"),
-        example="WARNING: destroy_process_group() was not called before program exit, which can leak resources.",
     ),
     BenignMessage(
         id="nccl_abort_complete",
         why="A communicator was destroyed; this is normal after destroy_process_group.",
         patterns=certain(r"- (Abort|Destroy) COMPLETE"),
-        example="NCCL INFO comm 0x5c rank 0 nranks 2 cudaDev 0 busId 1000 - Abort COMPLETE",
     ),
     BenignMessage(
         id="barrier_device_guess",
@@ -212,19 +203,16 @@ _MESSAGES = (
         patterns=certain(
             r"using GPU \d+ (to perform barrier|as device used by this process is currently unknown)|barrier\(\): using the device under current context"
         ),
-        example="[rank1]: using GPU 1 as device used by this process is currently unknown.",
     ),
     BenignMessage(
         id="xid_cleanup",
         why="The driver reports Xid 45 when it cleans up after an ended process; Xid 43 alone is caused by a program.",
         patterns=certain(Pattern(r"\bXid\b\s*(?:\([^)]*\))?\s*:?\s*45\b", unless="previous Xid")),
-        example="NVRM: Xid (PCI:0000:17:00): 45, pid=77, name=python, Ch 00000010",
     ),
     BenignMessage(
         id="sxid_nonfatal",
         why="A non-fatal NVSwitch event.",
         patterns=certain(r"\bSXid\b.{0,80}non.?fatal"),
-        example="nvidia-nvswitch3: SXid (PCI:0000:86:00.0): 12028, Non-fatal, Link 31 egress non-posted PRIV error",
     ),
     BenignMessage(
         id="clone_fallback",
@@ -233,13 +221,11 @@ _MESSAGES = (
             "data of another tensor. Load that checkpoint and compare it before you use it."
         ),
         patterns=certain(r"Failed to clone\(\)? (the )?tensor"),
-        example="Failed to clone() tensor with name base.lora_A. CUDA out of memory. Tried to allocate 2.00 MiB.",
     ),
     BenignMessage(
         id="tokenizers_fork",
         why="The tokenizers library uses one thread after a fork.",
         patterns=certain(r"huggingface/tokenizers: The current process just got forked"),
-        example="huggingface/tokenizers: The current process just got forked, after parallelism has already been used.",
     ),
     BenignMessage(
         id="uninitialised_head",
@@ -250,13 +236,11 @@ _MESSAGES = (
                 unless="ForCausalLM|LMHead|ForConditionalGeneration",
             )
         ),
-        example="Some weights of BertForSequenceClassification were not initialized from the model checkpoint",
     ),
     BenignMessage(
         id="factory_registered_twice",
         why="TensorFlow or JAX registers the CUDA libraries that torch has registered; this has no effect on training.",
         patterns=certain(r"Unable to register cu(DNN|FFT|BLAS|SOLVER) factory"),
-        example="E0000 00:00:1.1 7 cuda_dnn.cc:8310] Unable to register cuDNN factory: Attempting to register factory for plugin cuDNN when one has already been registered",
     ),
     BenignMessage(
         id="login_environment",
@@ -264,13 +248,11 @@ _MESSAGES = (
         patterns=certain(
             r"XDG_RUNTIME_DIR (is )?(not set|invalid)|not a git repository \(or any|from LD_PRELOAD cannot be preloaded .{0,120}\bignored\b"
         ),
-        example="error: XDG_RUNTIME_DIR not set in the environment.",
     ),
     BenignMessage(
         id="ras_mismatch",
         why="NCCL's RAS reports ranks that are one operation apart; a snapshot of a running job nearly always does.",
         patterns=certain(r"(RAS|MISMATCH).{0,120}(operation|collective) counts?"),
-        example="MISMATCH: communicator ranks have different collective operation counts",
     ),
 )
 BENIGN_MESSAGES: dict[str, BenignMessage] = {entry.id: entry for entry in _MESSAGES}

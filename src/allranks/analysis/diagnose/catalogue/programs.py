@@ -41,8 +41,6 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless="checkpoint|module named|vscode|error code|exit code",
             ),
         ),
-        example="/usr/bin/python3: can't open file '/tmp/train_job.py': [Errno 2] No such file or directory",
-        near_miss="INFO opened /shared/train_job.py on 4 nodes",
     ),
     FailureClass(
         id="ssh_launcher",
@@ -72,8 +70,6 @@ CLASSES: tuple[FailureClass, ...] = (
             r"Use of .{0,60}SSH keys",
         )
         + possible(r"/etc/ssh/|ssh_askpass|Pseudo-terminal will not be allocated"),
-        example="pdsh@login1: node-b: ssh exited with exit code 255",
-        near_miss="INFO sshd is running on node-b",
     ),
     FailureClass(
         id="application_error",
@@ -86,8 +82,6 @@ CLASSES: tuple[FailureClass, ...] = (
             Pattern(r"^\S+\.py: error: (unrecognized|the following|argument|invalid)", weight=0.74),
             Pattern(r"^ninja: build stopped|^nvcc fatal|^ptxas fatal|Error building extension '", weight=0.74),
         ),
-        example="KeyError: 'labels'",
-        near_miss="torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
     ),
     FailureClass(
         id="loss_not_finite",
@@ -124,8 +118,6 @@ CLASSES: tuple[FailureClass, ...] = (
                 passing=True,
             )
         ),
-        example="iter 120: loss nan, time 20.11ms, mfu 3.04%",
-        near_miss="INFO loss scale is 65536, gradients contained inf, this step is skipped",
     ),
     FailureClass(
         id="numpy_clash",
@@ -148,8 +140,6 @@ CLASSES: tuple[FailureClass, ...] = (
             r"Numpy is not available",
             r"NumPy 2.{0,80}(incompatible|not support|break|clash|require)|(requires?|needs?) numpy ?<\s?2",
         ),
-        example="ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from C header, got 88 from PyObject",
-        near_miss="INFO numpy 2.1.3, pandas 2.2.3",
     ),
     FailureClass(
         id="nccl_library_mismatch",
@@ -167,8 +157,6 @@ CLASSES: tuple[FailureClass, ...] = (
             r"NCCL.{0,40}(built|compiled) with.{0,60}(but|loaded|found|running|using)",
             r"(libnccl|nvidia-nccl-cu\d+).{0,80}(overwr|conflict|shadow|wrong)",
         ),
-        example="ImportError: /opt/env/lib/libtorch_cuda.so: undefined symbol: ncclGroupSimulateEnd",
-        near_miss="node-a:1:1 [0] NCCL INFO NCCL version 2.27.3+cuda12.9",
     ),
     FailureClass(
         id="library_missing",
@@ -211,8 +199,6 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless="NET/|tuner|libnccl-net|Missing ranks|file",
             ),
         ),
-        example="ModuleNotFoundError: No module named 'sentencepiece'",
-        near_miss="INFO all modules found",
     ),
     FailureClass(
         id="ddp_ready_twice",
@@ -227,8 +213,6 @@ CLASSES: tuple[FailureClass, ...] = (
             r"mark a variable ready only once",
             r"marked as ready twice|ready twice",
         ),
-        example="RuntimeError: Expected to mark a variable ready only once. Parameter at index 71 has been marked as ready twice.",
-        near_miss="INFO both ranks marked ready",
     ),
     FailureClass(
         id="ddp_unused_params",
@@ -248,8 +232,6 @@ CLASSES: tuple[FailureClass, ...] = (
         + possible(
             Pattern(r"unused parameters?.{0,60}(error|fail|crash|DDP|reduction)", unless="did not find any unused")
         ),
-        example="RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. Parameter indices which did not receive grad for rank 1: 12 13",
-        near_miss="Warning: find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters in the forward pass.",
     ),
     FailureClass(
         id="fsdp_mixed_dtype",
@@ -264,8 +246,6 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(FSDP|flatten|fully_shard|FlatParameter).{0,80}(uniform|same|mixed|different) (original )?(parameter )?dtypes?",
             r"expects? (uniform|all).{0,30}(original )?parameter(s)?.{0,20} dtype",
         ),
-        example="ValueError: Must flatten tensors with uniform dtype but got torch.float32 and torch.bfloat16",
-        near_miss="INFO FSDP parameters kept in torch.bfloat16",
     ),
     FailureClass(
         id="dtype_mismatch",
@@ -295,8 +275,6 @@ CLASSES: tuple[FailureClass, ...] = (
             ),
         )
         + possible(r"not implemented for '(BFloat16|Half|Float|Long|Int)'"),
-        example="RuntimeError: mat1 and mat2 must have the same dtype, but got Half and Float",
-        near_miss="INFO all tensors are of dtype bfloat16",
     ),
     FailureClass(
         id="deepspeed_batch_mismatch",
@@ -316,8 +294,6 @@ CLASSES: tuple[FailureClass, ...] = (
             r"train_batch_size.{0,80}(mismatch|does not (match|equal)|must (be|equal)|!=)",
             r"batch.?size.{0,60}(not|!=).{0,40}(micro.{0,30}(world|gpus?|ranks?)|gradient_acc)",
         ),
-        example="AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 64 != 2 * 4 * 6",
-        near_miss="INFO train_batch_size 64 = 2 * 4 * 8",
     ),
     FailureClass(
         id="deepspeed_needs_optimizer",
@@ -332,8 +308,6 @@ CLASSES: tuple[FailureClass, ...] = (
             r"zero.{0,40}(requires?|needs?|without) (an? )?optimizer",
             r"without (specifying|giving|passing) an? optimizer",
         ),
-        example="AssertionError: zero stage 3 requires an optimizer",
-        near_miss="INFO ZeRO stage 3 with optimizer AdamW",
     ),
     FailureClass(
         id="extension_build_lock",
@@ -345,7 +319,5 @@ CLASSES: tuple[FailureClass, ...] = (
         reference="https://docs.pytorch.org/docs/stable/cpp_extension.html",
         patterns=certain(r"Waited on lock file .{1,200} for \d+ seconds")
         + likely(r'file_baton\.py", line \d+,? in wait|wait \(torch/utils/file_baton\.py:\d+\)'),
-        example='UserWarning: Waited on lock file "/home/u/.cache/torch_extensions/py311_cu126/fused_adam/lock" for 300 seconds.',
-        near_miss="Using /home/u/.cache/torch_extensions/py311_cu126 as PyTorch extensions root...",
     ),
 )

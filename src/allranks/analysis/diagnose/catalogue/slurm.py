@@ -31,8 +31,6 @@ CLASSES: tuple[FailureClass, ...] = (
             r"walltime \d+ exceeded|TERM_RUNLIMIT|Job .{0,40}time limit (reached|exceeded|exhausted)",
         )
         + likely(r"\|TIMEOUT\b|\bTIMEOUT\|| TIMEOUT +\d+:\d+| State=TIMEOUT|JobState=TIMEOUT|Reason=TimeLimit"),
-        example="slurmstepd: error: *** JOB 88102 ON node-a CANCELLED AT 2025-04-02T10:00:12 DUE TO TIME LIMIT ***",
-        near_miss="INFO time limit of the job: 04:00:00",
     ),
     FailureClass(
         id="slurm_preempted",
@@ -48,8 +46,6 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(job|step).{0,60}(was |been |being |is )(preempted|requeued)|preempt(ed|ion) (of|by|for) (job|higher)|Reason=Preempt",
             r"(spot|instance|node).{0,40}(interruption|reclaimed|preempted|will be terminated)",
         ),
-        example="slurmstepd: error: *** JOB 88103 ON node-a CANCELLED AT 2025-04-02T11:00:12 DUE TO PREEMPTION ***",
-        near_miss="INFO partition low can be used by all; its jobs may wait",
     ),
     FailureClass(
         id="slurm_cancelled",
@@ -69,8 +65,6 @@ CLASSES: tuple[FailureClass, ...] = (
             r"srun: interrupt",
         )
         + weak(r"Force Terminated (job|StepId)|forcing job termination"),
-        example="slurmstepd: error: *** JOB 88104 ON node-a CANCELLED AT 2025-04-02T12:00:12 ***",
-        near_miss="INFO the signal handler for SIGTERM is set",
     ),
     FailureClass(
         id="slurm_submit_rejected",
@@ -116,8 +110,6 @@ CLASSES: tuple[FailureClass, ...] = (
             ),
             r"ReqNodeNotAvail|launch failed requeued held|JobHeld(Admin|User)",
         ),
-        example="sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
-        near_miss="sbatch: Job 4711 to start at 2025-04-02T13:00:00 using 64 processors on nodes node-[1-2] in partition gpu",
     ),
     FailureClass(
         id="slurm_allocation_gone",
@@ -141,8 +133,6 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(Slurm )?job \d* ?has expired|job .{0,20}(no longer|not) (exists|active|running)",
         )
         + weak(r"salloc: Job allocation \d+ has been revoked"),
-        example="srun: error: Unable to create step for job 501: Job/step already completing or completed",
-        near_miss="salloc: Granted job allocation 501",
     ),
     FailureClass(
         id="slurm_credential",
@@ -176,8 +166,6 @@ CLASSES: tuple[FailureClass, ...] = (
             r"different slurm\.conf than the slurmctld",
             r"Zero Bytes were transmitted or received",
         ),
-        example="slurmd: error: Munge decode failed: Rewound credential",
-        near_miss="munged[812]: Notice: Running on node-a",
     ),
     FailureClass(
         id="slurm_controller_error",
@@ -214,8 +202,6 @@ CLASSES: tuple[FailureClass, ...] = (
             r"accounting storage.{0,40}(error|fail|unavailable|down)|Unable to contact (the )?(database|slurmdbd)",
         )
         + possible(r"Could not open \w+ state file|Incomplete \w+ data checkpoint file"),
-        example="sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
-        near_miss="Slurmctld(primary) at ctl1 is UP",
     ),
     FailureClass(
         id="node_unhealthy",
@@ -262,7 +248,5 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless=r"nodes?\s*[:=]\s*(0|none|\[\])|to (node|host)|failed host",
             ),
         ),
-        example="nhc[2113]: ERROR: nhc: Health check failed: check_hw_ib: No IB port is ACTIVE on node-q",
-        near_miss="nhc[2113]: Health check passed on node-q",
     ),
 )
