@@ -111,7 +111,7 @@ def test_ranks_read_by_several_processes_give_the_same_report(tmp_path: Path, mo
 
 
 def test_nothing_to_read_is_a_request_that_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="does not exist"):
+    with pytest.raises(RequestError, match="No such file or directory; give a trace"):
         analyse([tmp_path / "none"])
     with pytest.raises(RequestError, match="has no traces"):
         analyse([tmp_path])

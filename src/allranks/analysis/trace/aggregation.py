@@ -8,7 +8,9 @@ and clocks that could not be aligned.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec import structs
 
 from allranks.analysis.trace.activity import KIND_NAMES, ModuleSource, TimeTotals
 from allranks.analysis.trace.alignment import (
@@ -38,6 +40,7 @@ from allranks.analysis.trace.records import (
     PhaseSpan,
     Problem,
     RankReport,
+    Severity,
     StepReport,
     StragglerRow,
     TopRow,
@@ -201,62 +204,51 @@ def straggler_rows(pairs: Iterable[CollectivePair], ranks: Mapping[int, RankResu
     return tuple(sorted(rows, key=lambda row: -row.caused_wait_s))
 
 
+def _warning(kind: str, message: str, severity: Severity = "warning") -> Problem:
+    return Problem(severity=severity, kind=kind, message=message)
+
+
 def file_problems(rank: int, result: RankResult) -> list[Problem]:
     """Return the problems with the trace of one rank."""
-    out = []
+    found = []
     if result.damage:
         text = f"is truncated or damaged: {result.damage}. The figures use the {result.n_events} events before that position"
-        out.append(Problem(severity="warning", kind="truncated", message=text, file=result.path, rank=rank))
+        found.append(_warning("truncated", text))
     if result.skipped:
         text = f"has {result.skipped} events that could not be parsed completely; the other parts are used"
-        out.append(Problem(severity="warning", kind="damaged_events", message=text, file=result.path, rank=rank))
-    out += [
-        Problem(severity=s, kind=kind, message=text, file=result.path, rank=rank) for s, kind, text in result.remarks
-    ]
+        found.append(_warning("damaged_events", text))
+    found += [_warning(kind, text, severity) for severity, kind, text in result.remarks]
     if result.world_size is None and result.collectives:
         text = "has no world size (distributedInfo); missing ranks cannot be detected"
-        out.append(Problem(severity="note", kind="no_metadata", message=text, file=result.path, rank=rank))
-    return out
+        found.append(_warning("no_metadata", text, "note"))
+    return [structs.replace(p, file=result.path, rank=rank) for p in found]
 
 
-def step_problems(ranks: Mapping[int, RankResult]) -> list[Problem]:
-    """Report if the ranks' windows are from different times."""
-    steps = [{s.number for s in r.steps} for r in ranks.values()]
-    if len(ranks) < 2 or not all(steps) or set.intersection(*steps):
-        return []
-    names = "; ".join(f"rank {r}: {x.steps[0].number} to {x.steps[-1].number}" for r, x in sorted(ranks.items())[:8])
-    text = f"no step is in the traces of all ranks ({names}); the windows may be from different times"
-    return [Problem(severity="warning", kind="steps_differ", message=text)]
-
-
-def missing_rank_problems(missing: tuple[int, ...], world: int | None, read: int) -> list[Problem]:
-    """Report ranks without a trace."""
-    if not missing or world is None:
-        return []
-    names = format_list(missing, 8)
-    text = f"{read} of {world} ranks were read; missing: {names}. If a missing rank arrived last, waiting time is counted as transfer"
-    return [Problem(severity="warning" if read > 1 else "note", kind="missing_ranks", message=text)]
-
-
-def size_problems(ranks: Mapping[int, RankResult]) -> list[Problem]:
-    """Report collectives without a size in the traces."""
-    without = sum(c.bytes is None for r in ranks.values() for c in r.collectives)
-    if not without:
-        return []
-    text = f"{without} collectives have no size and are not in bytes and bandwidths (use record_shapes=True or a newer PyTorch)"
-    return [Problem(severity="note", kind="no_sizes", message=text)]
-
-
-def clock_problems(ranks: Mapping[int, RankResult], clocks: Mapping[int, RankClock]) -> list[Problem]:
-    """Report ranks whose clock could not be compared with the others."""
+def report_problems(
+    ranks: Mapping[int, RankResult], clocks: Mapping[int, RankClock], missing: tuple[int, ...], world: int | None
+) -> Iterator[Problem]:
+    """Yield what limits the figures of all ranks together."""
     alone = [r for r, c in clocks.items() if not c.pairs]
-    if len(ranks) < 2 or not alone:
-        return []
-    names = ", ".join(str(r) for r in alone[:8])
-    text = (
-        f"the clocks of ranks {names} could not be aligned: no collective in common; their times use their own clocks"
-    )
-    return [Problem(severity="warning", kind="not_aligned", message=text)]
+    if len(ranks) > 1 and alone:
+        names = ", ".join(str(r) for r in alone[:8])
+        text = f"the clocks of ranks {names} could not be aligned: no collective in common; their times use their own clocks"
+        yield _warning("not_aligned", text)
+    steps = [{s.number for s in r.steps} for r in ranks.values()]
+    if len(ranks) > 1 and all(steps) and not set.intersection(*steps):
+        names = "; ".join(
+            f"rank {r}: {x.steps[0].number} to {x.steps[-1].number}" for r, x in sorted(ranks.items())[:8]
+        )
+        text = f"no step is in the traces of all ranks ({names}); the windows may be from different times"
+        yield _warning("steps_differ", text)
+    if missing:
+        text = (
+            f"{len(ranks)} of {world} ranks were read; missing: {format_list(missing, 8)}. "
+            "If a missing rank arrived last, waiting time is counted as transfer"
+        )
+        yield _warning("missing_ranks", text, "warning" if len(ranks) > 1 else "note")
+    if without := sum(c.bytes is None for r in ranks.values() for c in r.collectives):
+        text = f"{without} collectives have no size and are not in bytes and bandwidths (use record_shapes=True or a newer PyTorch)"
+        yield _warning("no_sizes", text, "note")
 
 
 def rank_report(rank: int, result: RankResult, clock: RankClock, zero: float, trimmed: bool) -> RankReport:
@@ -408,15 +400,14 @@ def build_report(found: TraceSet, results: Sequence[tuple[int, RankResult | Unre
         return None
     paired = pair_collectives(ranks)
     clocks = align_clocks(ranks, paired.pairs)
-    problems += paired.problems + clock_problems(ranks, clocks)
+    problems += paired.problems
     startup = trim_startup(ranks, paired.pairs, clocks)
     if startup is not None:
         text = f"the ranks' profilers started up to {startup.skew_s * 1e3:.3f} ms apart; step times start after {startup.until}"
-        problems.append(Problem(severity="note", kind="startup_skew", message=text))
+        problems.append(_warning("startup_skew", text, "note"))
     world = max((r.world_size for r in ranks.values() if r.world_size), default=found.world)
     missing = tuple(r for r in range(world) if r not in ranks) if world else ()
-    problems += step_problems(ranks)
-    problems += missing_rank_problems(missing, world, len(ranks)) + size_problems(ranks)
+    problems += report_problems(ranks, clocks, missing, world)
     zero = min(clocks[r].common(result.start) for r, result in ranks.items())
     device = "gpu" if any(r.device == "gpu" for r in ranks.values()) else "cpu"
     return TraceReport(

@@ -105,27 +105,22 @@ def _pair_by_sequence(
     found: PairingResult, numbered: Mapping[Key, dict[int, Collective]], ranks: Mapping[int, RankResult]
 ) -> None:
     spans = _number_spans(numbered)
-    told: list[tuple[str, str, int | None]] = []
+    told: list[Problem] = []
     for key, members in sorted(numbered.items(), key=lambda item: min(c.start for c in item[1].values())):
         first = next(iter(members.values()))
         expected = _expected(first, ranks)
         kinds = {r: c.kind for r, c in members.items() if c.kind not in POINT_TO_POINT}
         if len(set(kinds.values())) > 1:
             text = ", ".join(f"rank {r}: {kind}" for r, kind in sorted(kinds.items()))
-            told.append(
-                (
-                    "kinds_differ",
-                    f"group {_group(first)}, seq {key[-2]}: the ranks did not call the same collective ({text})",
-                    None,
-                )
-            )
+            text = f"group {first.group}, seq {key[-2]}: the ranks did not call the same collective ({text})"
+            told.append(_mismatch("kinds_differ", text))
             found.unpaired += list(members.items())
             continue
         for rank in expected:
             low, high = spans.get((key[0], key[1], rank), (0, 0))
             if rank not in members and low < first.seq < high:  # type: ignore[operator] - these all have a number
-                text = f"{first.kind} with seq {key[-2]} of group {_group(first)}{_in_step(first)} is on other ranks"
-                told.append(("missing_collective", f"rank {rank} lacks a collective: {text}", rank))
+                text = f"{first.kind} with seq {key[-2]} of group {first.group}{_in_step(first)} is on other ranks"
+                told.append(_mismatch("missing_collective", f"rank {rank} lacks a collective: {text}", rank))
         _keep(found, f"seq {key[-2]}", True, members, expected)
     _add_problems(found, told)
 
@@ -157,7 +152,7 @@ def _pair_by_order(found: PairingResult, ordered: dict[int, list[Collective]], b
     for rank, collectives in ordered.items():
         for c in collectives:
             rows[_order_key(c, by_step)][rank].append(c)
-    told: list[tuple[str, str, int | None]] = []
+    told: list[Problem] = []
     steps = sorted({c.step for found in ordered.values() for c in found if c.step is not None})
     for members in rows.values():
         first = next(iter(members.values()))[0]
@@ -172,9 +167,8 @@ def _pair_by_order(found: PairingResult, ordered: dict[int, list[Collective]], b
         for n, group in _rows_of(members, from_end):
             if _sizes_differ(group):
                 text = ", ".join(f"rank {r} moved {format_bytes(c.bytes, digits=4)}" for r, c in sorted(group.items()))
-                told.append(
-                    ("sizes_differ", f"{_order_name(first, n)}: {text}; treated as different collectives", None)
-                )
+                text = f"{_order_name(first, n)}: {text}; treated as different collectives"
+                told.append(_mismatch("sizes_differ", text))
                 found.unpaired += list(group.items())
                 continue
             _keep(found, _order_name(first, n), False, group, expected)
@@ -212,33 +206,26 @@ def _sizes_differ(group: Mapping[int, Collective]) -> bool:
     return len(sizes) > 1 and max(sizes) > MAX_SIZE_RATIO * max(min(sizes), 1)
 
 
-def _count_problem(first: Collective, counts: dict[int, int]) -> tuple[str, str, int | None]:
+def _count_problem(first: Collective, counts: dict[int, int]) -> Problem:
     size = f" of {first.bytes} bytes" if first.bytes is not None else ""
     text = f"{first.kind}{size}{_in_step(first)}: "
-    if len(counts) == 2:  # it is unknown which one is wrong
-        text += ", ".join(f"rank {r} has {n}" for r, n in sorted(counts.items()))
-        return ("missing_collective", text, None)
-    common = Counter(counts.values()).most_common(1)[0][0]
-    odd = {r: n for r, n in counts.items() if n != common}
-    who = ", ".join(f"rank {r} has {n}" for r, n in sorted(odd.items()))
-    return ("missing_collective", f"{text}{who}, the others have {common}", next(iter(odd)) if len(odd) == 1 else None)
+    common = (
+        Counter(counts.values()).most_common(1)[0][0] if len(counts) > 2 else None
+    )  # of two, it is unknown which one is wrong
+    odd = {r: n for r, n in sorted(counts.items()) if n != common}
+    text += ", ".join(f"rank {r} has {n}" for r, n in odd.items())
+    text += f", the others have {common}" if common is not None else ""
+    return _mismatch("missing_collective", text, next(iter(odd)) if len(odd) == 1 else None)
 
 
-def _add_problems(found: PairingResult, told: Sequence[tuple[str, str, int | None]]) -> None:
-    for kind, text, rank in told[:MAX_SHOWN_MISMATCHES]:
-        found.problems.append(Problem(severity="warning", kind=kind, message=text, rank=rank))
+def _mismatch(kind: str, text: str, rank: int | None = None) -> Problem:
+    return Problem(severity="warning", kind=kind, message=text, rank=rank)
+
+
+def _add_problems(found: PairingResult, told: Sequence[Problem]) -> None:
+    found.problems += told[:MAX_SHOWN_MISMATCHES]
     if len(told) > MAX_SHOWN_MISMATCHES:
-        found.problems.append(
-            Problem(
-                severity="warning",
-                kind="mismatches",
-                message=f"{len(told) - MAX_SHOWN_MISMATCHES} more such mismatches",
-            )
-        )
-
-
-def _group(c: Collective) -> str:
-    return c.group or "?"
+        found.problems.append(_mismatch("mismatches", f"{len(told) - MAX_SHOWN_MISMATCHES} more such mismatches"))
 
 
 def _in_step(c: Collective) -> str:

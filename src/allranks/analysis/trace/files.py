@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import stat
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -25,61 +26,45 @@ def find_trace_files(path: Path) -> tuple[list[Path], list[Problem]]:
     Raises:
         RequestError: there are no files.
     """
-    if not _is_folder(path):
+    wanted = "give a trace (.json, .json.gz), a folder of traces, or a run folder"
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {_reason(path, error)}; {wanted}") from error
+    if stat.S_ISREG(mode):
         return [path], []
+    if not stat.S_ISDIR(mode):
+        raise RequestError(f"{path} is neither a file nor a folder; {wanted}")
     own = is_run(path)
-    roots = [path / "traces", *sorted((path / "compare").glob("*/traces"))] if own else [path]
     problems: list[Problem] = []
-    named = [p for root in roots for p in _walk(root, problems)]
-    found = [p for p in named if not _hidden(p.relative_to(path)) and not _is_own_output(p)]
-    files = [p for p in found if _is_there(p, problems)]
+
+    def report(error: OSError) -> None:
+        if (
+            not isinstance(error, FileNotFoundError) or Path(error.filename).name != "traces"
+        ):  # a run may have no such folder
+            file = Path(error.filename)
+            text = f"cannot be read: {_reason(file, error)}"
+            problems.append(Problem(severity="error", kind="unreadable", message=text, file=str(file)))
+
+    files = []
+    for root in [path / "traces", *sorted((path / "compare").glob("*/traces"))] if own else [path]:
+        found = [Path(folder, name) for folder, _, names in os.walk(root, onerror=report) for name in names]
+        for file in sorted(f for f in found if f.name.endswith(SUFFIXES)):
+            if _hidden(file.relative_to(path)) or _is_own_output(file):
+                continue
+            try:
+                if stat.S_ISREG(file.stat().st_mode):
+                    files.append(file)
+            except OSError as error:
+                report(error)
     if not files:
         raise RequestError(_no_traces_message(path, own, problems))
     return files, problems
 
 
-def _is_folder(path: Path) -> bool:
-    """Return whether the path is a folder. Raises `RequestError` if it is neither a folder nor a file."""
-    try:
-        path.stat()
-    except OSError as error:
-        if _is_link(path):
-            raise RequestError(f"{path} is a broken link: {error.strerror}") from error
-        if isinstance(error, FileNotFoundError):
-            text = f"{path} does not exist; give a trace (.json, .json.gz), a folder of traces, or a run folder"
-            raise RequestError(text) from error
-        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
-    if not path.is_dir() and not path.is_file():
-        raise RequestError(f"{path} is neither a file nor a folder; give a trace, a folder of traces, or a run folder")
-    return path.is_dir()
-
-
-def _walk(root: Path, problems: list[Problem]) -> Iterator[Path]:
-    def tell(error: OSError) -> None:
-        if isinstance(error, FileNotFoundError):  # a run without traces has no such folder
-            return
-        text = f"is a folder that cannot be read: {error.strerror}; its files are skipped"
-        problems.append(Problem(severity="error", kind="unreadable", message=text, file=str(error.filename)))
-
-    found = []
-    for folder, _, names in os.walk(root, onerror=tell):
-        found += [Path(folder, name) for name in names if name.endswith(SUFFIXES)]
-    return iter(sorted(found))
-
-
-def _is_there(path: Path, problems: list[Problem]) -> bool:
-    """Return whether it is a file; report a broken link."""
-    try:
-        path.stat()
-    except OSError as error:
-        text = f"cannot be read: {error.strerror}" + (" (it is a link)" if _is_link(path) else "")
-        problems.append(Problem(severity="error", kind="unreadable", message=text, file=str(path)))
-        return False
-    return path.is_file()
-
-
-def _is_link(path: Path) -> bool:
-    return os.path.islink(path)  # noqa: PTH114 - the method raises where the folder may not be entered
+def _reason(path: Path, error: OSError) -> str:
+    is_link = os.path.islink(path)  # noqa: PTH114 - the method raises where the folder may not be entered
+    return f"{error.strerror}{' (it is a broken link)' if is_link else ''}"
 
 
 def _no_traces_message(path: Path, is_run: bool, problems: list[Problem]) -> str:
