@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 import click
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from allranks.analysis.trace.records import (
     CPU_MEMORY,
@@ -105,33 +105,42 @@ def _title(report: TraceReport) -> Iterator[Block]:
     yield Line(((report.definition, "dim"),), wrap=True)
 
 
-def _parts(b: Breakdown) -> list[str]:
-    overlap = "-" if b.overlap is None else f"{100 * b.overlap:.1f} %"
-    return [
-        format_percent_of(b.compute_s, b.span_s),
-        format_percent_of(b.exposed_comm_s, b.span_s),
-        format_percent_of(b.copy_s, b.span_s),
-        format_percent_of(b.idle_s, b.span_s),
-        format_seconds(b.comm_s),
-        overlap,
-    ]
+Columns = dict[str, Callable[[Any], str | Cell]]
+
+
+def _table(title: str, found: Iterable[Any], columns: Columns, left: int = 1) -> Table:
+    """Return a table of records; each column has a name and a function of a record."""
+    return Table(title, tuple(columns), [tuple(show(record) for show in columns.values()) for record in found], left)
+
+
+def _some(found: Sequence[Any], count: int, page: bool) -> Sequence[Any]:
+    return found[: count * (PAGE_FACTOR if page else 1)]
+
+
+def _parts(of: Callable[[Any], Breakdown]) -> Columns:
+    """Return the columns of the parts of a span of time."""
+    return {
+        "compute": lambda r: format_percent_of(of(r).compute_s, of(r).span_s),
+        "exposed comm.": lambda r: format_percent_of(of(r).exposed_comm_s, of(r).span_s),
+        "copies": lambda r: format_percent_of(of(r).copy_s, of(r).span_s),
+        "idle": lambda r: format_percent_of(of(r).idle_s, of(r).span_s),
+        "all comm.": lambda r: format_seconds(of(r).comm_s),
+        "hidden": lambda r: "-" if of(r).overlap is None else f"{100 * of(r).overlap:.1f} %",
+    }
 
 
 def _breakdown(report: TraceReport, *, page: bool = False) -> Iterator[Block]:
-    columns = ("rank", "time", "steps", "compute", "exposed comm.", "copies", "idle", "all comm.", "hidden")
-    shown = report.ranks[: SHOWN_RANKS * (PAGE_FACTOR if page else 1)]
-    rows: list[tuple[str | Cell, ...]] = [
-        (str(r.rank), format_seconds(r.total.span_s), str(len(r.steps)) if r.steps else "none", *_parts(r.total))
-        for r in shown
-    ]
+    shown = _some(report.ranks, SHOWN_RANKS, page)
+    columns: Columns = {
+        "rank": lambda r: str(r.rank),
+        "time": lambda r: format_seconds(r.total.span_s),
+        "steps": lambda r: str(len(r.steps)) if r.steps else "none",
+        **_parts(lambda r: r.total),
+    }
     if page:
-        columns += ("clock ahead",)
-        rows = [
-            (*row, format_seconds(r.clock_offset_s) if r.clock_pairs else "-")
-            for row, r in zip(rows, shown, strict=True)
-        ]
+        columns["clock ahead"] = lambda r: format_seconds(r.clock_offset_s) if r.clock_pairs else "-"
     yield BLANK
-    yield Table("Time by rank", columns, rows)
+    yield _table("Time by rank", shown, columns)
     if len(report.ranks) > len(shown):
         text = f"and {len(report.ranks) - len(shown)} more ranks (--json has all)"
         yield Line(((text, ""),), wrap=True)
@@ -142,49 +151,52 @@ def _steps(report: TraceReport) -> Iterator[Block]:
     if len(worst.steps) < 2:
         return
     why = " (most exposed communication)" if len(report.ranks) > 1 else ""
-    columns = ("step", "time", "compute", "exposed comm.", "copies", "idle", "all comm.", "hidden")
-    rows: list[tuple[str | Cell, ...]] = [
-        (f"{s.step}{' (trimmed)' if s.trimmed else ''}", format_seconds(s.breakdown.span_s), *_parts(s.breakdown))
-        for s in worst.steps[:SHOWN_STEPS]
-    ]
+    columns: Columns = {
+        "step": lambda s: f"{s.step}{' (trimmed)' if s.trimmed else ''}",
+        "time": lambda s: format_seconds(s.breakdown.span_s),
+        **_parts(lambda s: s.breakdown),
+    }
     yield BLANK
-    yield Table(f"Steps of rank {worst.rank}{why}", columns, rows)
+    yield _table(f"Steps of rank {worst.rank}{why}", worst.steps[:SHOWN_STEPS], columns)
 
 
 def _phases(report: TraceReport) -> Iterator[Block]:
     n = len(report.ranks)
-    busy = "kernels" if report.device == "gpu" else "compute"
-    rows: list[tuple[str | Cell, ...]] = []
-    for i, phase in enumerate(report.ranks[0].phases):
-        values = [(r.phases[i].host_s, r.phases[i].busy_s, r.phases[i].comm_s) for r in report.ranks]
-        means = [sum(v[k] for v in values) / n for k in range(3)]
-        if any(means):
-            rows.append((phase.phase, *(format_seconds(m) for m in means)))
+    found = [
+        (rows[0].phase, *(sum(getattr(r, name) for r in rows) / n for name in ("host_s", "busy_s", "comm_s")))
+        for rows in zip(*(rank.phases for rank in report.ranks), strict=True)
+    ]
+    columns: Columns = {
+        "phase": lambda r: r[0],
+        "host": lambda r: format_seconds(r[1]),
+        "kernels" if report.device == "gpu" else "compute": lambda r: format_seconds(r[2]),
+        "comm. launched": lambda r: format_seconds(r[3]),
+    }
     yield BLANK
-    yield Table(f"Phases, mean of {n} rank{'s' if n > 1 else ''}", ("phase", "host", busy, "comm. launched"), rows)
+    yield _table(f"Phases, mean of {n} rank{'s' if n > 1 else ''}", [r for r in found if any(r[1:])], columns)
 
 
 def _collectives(report: TraceReport, *, page: bool = False) -> Iterator[Block]:
     if not report.collectives:
         return
-    columns = (
-        "kind and size",
-        "ranks",
-        "count",
-        "each",
-        "mean",
-        *(["longest"] if page else []),
-        "waiting",
-        "alg GB/s",
-        "bus GB/s",
-    )
-    rows: list[tuple[str | Cell, ...]] = []
+    rows: list[CollectiveRow] = []
     for row in report.collectives:
-        rows.append(_collective_row(row, row.kind, page=page))
-        mine = [r for r in report.sizes if r.kind == row.kind]
-        rows += [_collective_row(part, f"  {part.size_bucket}", page=page) for part in (mine if len(mine) > 1 else [])]
+        parts = [r for r in report.sizes if r.kind == row.kind]
+        rows += [row, *(parts if len(parts) > 1 else [])]
+    longest: Columns = {"longest": lambda r: format_seconds(r.max_s)}
+    columns: Columns = {
+        "kind and size": lambda r: r.kind if r.size_bucket is None else f"  {r.size_bucket}",
+        "ranks": lambda r: str(r.group_size) if r.group_size else "-",
+        "count": lambda r: str(r.count),
+        "each": lambda r: r.sizes_text.replace(", ", ",\n").replace(" to ", " to\n"),
+        "mean": lambda r: format_seconds(r.mean_s),
+        **(longest if page else {}),
+        "waiting": lambda r: format_percent_of(r.wait_s or 0, r.total_s) if r.wait_s is not None else "-",
+        "alg GB/s": lambda r: format_bandwidth(r.algbw_bytes_s),
+        "bus GB/s": lambda r: format_bandwidth(r.busbw_bytes_s),
+    }
     yield BLANK
-    yield Table("Collectives, all ranks", columns, rows)
+    yield _table("Collectives, all ranks", rows, columns)
     p = report.pairing
     if p.paired:
         how = f"{p.by_sequence} by sequence number, {p.by_order} by order"
@@ -193,54 +205,35 @@ def _collectives(report: TraceReport, *, page: bool = False) -> Iterator[Block]:
     yield from _launches(report)
 
 
-def _collective_row(row: CollectiveRow, name: str, *, page: bool) -> tuple[str, ...]:
-    waiting = format_percent_of(row.wait_s or 0, row.total_s) if row.wait_s is not None else "-"
-    group = str(row.group_size) if row.group_size else "-"
-    return (
-        name,
-        group,
-        str(row.count),
-        row.sizes_text.replace(", ", ",\n").replace(" to ", " to\n"),
-        format_seconds(row.mean_s),
-        *([format_seconds(row.max_s)] if page else []),
-        waiting,
-        format_bandwidth(row.algbw_bytes_s),
-        format_bandwidth(row.busbw_bytes_s),
-    )
-
-
 def _launches(report: TraceReport) -> Iterator[Block]:
     """Yield where collectives were launched, per rank and step."""
     found, told, steps = totals_by_phase(report)
-    rows: list[tuple[str | Cell, ...]] = [
-        (
-            kind,
-            phase,
-            f"{count / steps:.4g}",
-            format_bytes(moved / steps, digits=4) if told else "-",
-            format_seconds(time / steps),
-        )
-        for (kind, phase), (count, moved, time) in found.items()
-    ]
-    title = "Launch location of collectives, per rank and step"
+    columns: Columns = {
+        "kind": lambda r: r[0][0],
+        "phase": lambda r: r[0][1],
+        "count": lambda r: f"{r[1][0] / steps:.4g}",
+        "bytes": lambda r: format_bytes(r[1][1] / steps, digits=4) if told else "-",
+        "time": lambda r: format_seconds(r[1][2] / steps),
+    }
     yield BLANK
-    yield Table(title, ("kind", "phase", "count", "bytes", "time"), rows, left=2)
+    yield _table("Launch location of collectives, per rank and step", found.items(), columns, left=2)
 
 
 def _stragglers(report: TraceReport, *, page: bool = False) -> Iterator[Block]:
     found = [r for r in report.stragglers if r.pairs]
     if len(found) < 2:
         return
-    columns = ("rank", "last", "of", "caused wait", "mean", "longest", "own wait")
-    rows: list[tuple[str | Cell, ...]] = [
-        (
-            str(row.rank), f"{row.last} ({100 * row.last_share:.0f} %)", str(row.pairs), format_seconds(row.caused_wait_s),
-            format_seconds(row.mean_late_s), format_seconds(row.max_late_s), format_seconds(row.wait_s),
-        )
-        for row in found[: SHOWN_ROWS * (PAGE_FACTOR if page else 1)]
-    ]  # fmt: skip
+    columns: Columns = {
+        "rank": lambda r: str(r.rank),
+        "last": lambda r: f"{r.last} ({100 * r.last_share:.0f} %)",
+        "of": lambda r: str(r.pairs),
+        "caused wait": lambda r: format_seconds(r.caused_wait_s),
+        "mean": lambda r: format_seconds(r.mean_late_s),
+        "longest": lambda r: format_seconds(r.max_late_s),
+        "own wait": lambda r: format_seconds(r.wait_s),
+    }
     yield BLANK
-    yield Table("Last ranks in collectives", columns, rows)
+    yield _table("Last ranks in collectives", _some(found, SHOWN_ROWS, page), columns)
     worst = longest_wait(report)
     if worst is not None:
         what = f"{worst.kind} ({worst.key})" if worst.kind not in worst.key else worst.key
@@ -249,13 +242,16 @@ def _stragglers(report: TraceReport, *, page: bool = False) -> Iterator[Block]:
         )
         yield Line(((text, "dim"),))
     if page:
-        waits: list[tuple[str | Cell, ...]] = [
-            (p.kind, p.key, format_bytes(p.bytes, digits=4), f"rank {p.last_rank}", format_seconds(max(p.wait_s)), format_seconds(p.transfer_s))
-            for p in report.pairing.longest[:SHOWN_ROWS]
-            if max(p.wait_s) > 0
-        ]  # fmt: skip
-        columns = ("kind", "which", "bytes", "last rank", "longest wait", "transfer")
-        yield Table("Collectives with the longest waits", columns, waits, left=2)
+        waits = [p for p in report.pairing.longest[:SHOWN_ROWS] if max(p.wait_s) > 0]
+        columns = {
+            "kind": lambda p: p.kind,
+            "which": lambda p: p.key,
+            "bytes": lambda p: format_bytes(p.bytes, digits=4),
+            "last rank": lambda p: f"rank {p.last_rank}",
+            "longest wait": lambda p: format_seconds(max(p.wait_s)),
+            "transfer": lambda p: format_seconds(p.transfer_s),
+        }
+        yield _table("Collectives with the longest waits", waits, columns, left=2)
 
 
 def longest_wait(report: TraceReport) -> PairReport | None:
@@ -270,44 +266,37 @@ def _tops(title: str, found: Sequence[TopRow], width: int, *, page: bool = False
     if not found:
         return
     # a name of a few letters is useless: in narrow terminals the mean (sum by count) is omitted
-    wide = width >= WIDE_COLUMNS
-    columns = ("name", "kind", "count", "sum", "share", *(["mean"] if wide else []), "longest")
-    shown = found[: SHOWN_ROWS * (PAGE_FACTOR if page else 1)]
-    names = short_names([r.name for r in shown], max(width - (55 if wide else 45), 20))
-    rows: list[tuple[str | Cell, ...]] = [
-        (
-            name,
-            row.kind,
-            str(row.count),
-            format_seconds(row.total_s),
-            f"{100 * row.share:.1f} %",
-            *([format_seconds(row.mean_s)] if wide else []),
-            format_seconds(row.max_s),
-        )
-        for row, name in zip(shown, names, strict=True)
-    ]
+    mean: Columns = {"mean": lambda r: format_seconds(r.mean_s)} if width >= WIDE_COLUMNS else {}
+    shown = _some(found, SHOWN_ROWS, page)
+    names = iter(short_names([r.name for r in shown], max(width - (55 if mean else 45), 20)))
+    columns: Columns = {
+        "name": lambda _: next(names),
+        "kind": lambda r: r.kind,
+        "count": lambda r: str(r.count),
+        "sum": lambda r: format_seconds(r.total_s),
+        "share": lambda r: f"{100 * r.share:.1f} %",
+        **mean,
+        "longest": lambda r: format_seconds(r.max_s),
+    }
     yield BLANK
-    yield Table(title, columns, rows, left=2)
+    yield _table(title, shown, columns, left=2)
 
 
 def _modules(report: TraceReport, width: int, *, page: bool = False) -> Iterator[Block]:
     if not report.modules:
         return
-    own = report.modules[0].source == "annotation"
-    rows: list[tuple[str | Cell, ...]] = [
-        (
-            _indented(m, max(width - 50, 20)),
-            str(m.count),
-            format_seconds(m.host_s),
-            format_seconds(m.forward_s),
-            format_seconds(m.backward_s),
-            format_seconds(m.self_s),
-        )
-        for m in top_modules_by_self_time(report.modules, SHOWN_MODULES * (PAGE_FACTOR if page else 1))
-    ]
-    title = "Ranges named by the program" if own else "Modules"
+    columns: Columns = {
+        "name": lambda m: _indented(m, max(width - 50, 20)),
+        "calls": lambda m: str(m.count),
+        "host": lambda m: format_seconds(m.host_s),
+        "forward": lambda m: format_seconds(m.forward_s),
+        "backward": lambda m: format_seconds(m.backward_s),
+        "own": lambda m: format_seconds(m.self_s),
+    }
+    title = "Ranges named by the program" if report.modules[0].source == "annotation" else "Modules"
+    shown = top_modules_by_self_time(report.modules, SHOWN_MODULES * (PAGE_FACTOR if page else 1))
     yield BLANK
-    yield Table(title, ("name", "calls", "host", "forward", "backward", "own"), rows)
+    yield _table(title, shown, columns)
 
 
 def _indented(m: ModuleRow, width: int) -> str:
@@ -319,22 +308,18 @@ def _indented(m: ModuleRow, width: int) -> str:
 
 
 def _memory(report: TraceReport) -> Iterator[Block]:
-    found = [(r, m) for r in report.ranks[:SHOWN_RANKS] for m in r.memory]
+    found = [(r.rank, m) for r in report.ranks[:SHOWN_RANKS] for m in r.memory]
     if not found:
         return
-    rows: list[tuple[str | Cell, ...]] = [
-        (
-            str(r.rank),
-            m.device,
-            format_bytes(m.peak_bytes, digits=4),
-            format_bytes(m.peak_reserved_bytes, digits=4),
-            format_bytes(m.last_bytes, digits=4),
-        )
-        for r, m in found
-    ]
-    columns = ("rank", "device", "peak", "reserved", "at the end")
+    columns: Columns = {
+        "rank": lambda r: str(r[0]),
+        "device": lambda r: r[1].device,
+        "peak": lambda r: format_bytes(r[1].peak_bytes, digits=4),
+        "reserved": lambda r: format_bytes(r[1].peak_reserved_bytes, digits=4),
+        "at the end": lambda r: format_bytes(r[1].last_bytes, digits=4),
+    }
     yield BLANK
-    yield Table("Memory that PyTorch allocated", columns, rows, left=2)
+    yield _table("Memory that PyTorch allocated", found, columns, left=2)
     if any(m.device == "cpu" for _, m in found):
         yield Line(((CPU_MEMORY, "dim"),))
 
@@ -363,12 +348,14 @@ def comparison_blocks(comparison: Comparison, width: int) -> Iterator[Block]:
 
 
 def _comparison_table(title: str, found: Sequence[DiffRow], width: int) -> Table:
-    names = short_names([r.name for r in found], max(width - 40, 20))
-    rows: list[tuple[str | Cell, ...]] = [
-        (name, format_figure(row.a, row.unit), format_figure(row.b, row.unit), _ratio(row))
-        for row, name in zip(found, names, strict=True)
-    ]
-    return Table(title, ("", "this", "other", "ratio"), rows, title_style="")
+    names = iter(short_names([r.name for r in found], max(width - 40, 20)))
+    columns: Columns = {
+        "": lambda _: next(names),
+        "this": lambda r: format_figure(r.a, r.unit),
+        "other": lambda r: format_figure(r.b, r.unit),
+        "ratio": _ratio,
+    }
+    return structs.replace(_table(title, found, columns), title_style="")
 
 
 def format_figure(value: float | None, unit: Unit) -> str:
