@@ -12,7 +12,7 @@ from allranks.planning.records import LaunchPlan
 from allranks.rundir.events import PROGRESS, READ_IN_LOG, REPORTED
 from allranks.spec.data_sources import source_of
 from allranks.spec.records import RunSpec
-from allranks.utils.text import as_list, finite_float, finite_int, format_value, sanitize
+from allranks.utils.text import as_dicts, as_list, finite_float, finite_int, format_value, sanitize
 
 WARMUP_STEPS = stragglers.WARMUP_STEPS
 Events = list[dict[str, Any]]
@@ -84,7 +84,7 @@ def _layer(name: str, counts: list[int]) -> dict[str, Any]:
 
 def before_and_after(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return rows with ``prompt``, ``expected``, ``before`` (None without an earlier evaluation), ``before_step`` and ``after``, from rank 0's events."""
-    evals = [(e.get("step"), found) for e in events if e["event"] == "eval" and (found := _samples(e))]
+    evals = [(e.get("step"), found) for e in events if e["event"] == "eval" and (found := as_dicts(e.get("samples")))]
     if not evals:
         return []
     (first_step, first), (last_step, last) = evals[0], evals[-1]
@@ -100,11 +100,6 @@ def before_and_after(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for s in (last if trained else first)
     ]
-
-
-def _samples(event: dict[str, Any]) -> list[dict[str, Any]]:
-    found = event.get("samples")
-    return [s for s in found if isinstance(s, dict)] if isinstance(found, list) else []
 
 
 def without_repeated_steps(events: Events) -> Events:
