@@ -25,7 +25,6 @@ from allranks.cli.diagnose import diagnose_command
 from allranks.errors import RequestError
 from allranks.utils.decompression import READ_BYTES, DecompressedFile
 from tests.sampling import examples
-from tests.unit.diagnose_examples import EXAMPLES
 
 OOM = b"[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 
@@ -302,13 +301,13 @@ def test_many_different_lines_are_read_in_bounded_memory(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["cuda_oom", "port_in_use", "numpy_clash", "application_error", "ddp_ready_twice"])
 def test_prefixes_do_not_hide_a_message(tmp_path: Path, line: str, name: str) -> None:
     other = line.format("working").replace("3", "1")
-    (tmp_path / "a.log").write_text(f"{other}\n{line.format(EXAMPLES[name])}\n{other}\n")
+    (tmp_path / "a.log").write_text(f"{other}\n{line.format(CATALOGUE[name].example)}\n{other}\n")
     assert _ids(diagnose([tmp_path]))[:1] == [name]
 
 
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.lists(st.binary(max_size=200) | st.sampled_from([e.encode() for e in EXAMPLES.values()]), max_size=20),
+    st.lists(st.binary(max_size=200) | st.sampled_from([e.example.encode() for e in CATALOGUE.values()]), max_size=20),
     st.sampled_from([b"\n", b"\r\n", b"\r"]),
 )
 def test_any_bytes_are_survived(tmp_path: Path, pieces: list[bytes], end: bytes) -> None:
@@ -330,7 +329,7 @@ def test_cause_is_found_among_healthy_lines_of_any_number(
     lines = [
         f"INFO rank {rng.randrange(8)} read shard {rng.randrange(999)} in {rng.random():.3f} s" for _ in range(number)
     ]
-    (tmp_path / "a.log").write_text("\n".join([*lines, EXAMPLES[name]]) + "\n")
+    (tmp_path / "a.log").write_text("\n".join([*lines, CATALOGUE[name].example]) + "\n")
     finding = diagnose([tmp_path]).findings[0]
     assert finding.id == name
     assert finding.evidence[0].line == number + 1

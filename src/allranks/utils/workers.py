@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -49,6 +48,8 @@ def map_in_processes(
 
 def _feed(function: Callable, queue: deque, results: dict) -> None:
     """Have a process do what is in the queue; start another one if it ended."""
+    import pickle  # only where processes are used
+
     process: subprocess.Popen[bytes] | None = None
     while True:
         try:
@@ -81,6 +82,8 @@ def _start() -> subprocess.Popen[bytes]:
 
 def serve() -> None:
     """Answer requests until standard input ends."""
+    import pickle
+
     while sys.stdin.buffer.peek(1):
         function, item = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the program that started this one
         pickle.dump(function(item), sys.stdout.buffer)

@@ -98,6 +98,7 @@ class FailureClass(Struct, frozen=True, kw_only=True):
     next_test: str
     reference: str
     patterns: tuple[Pattern, ...]
+    example: str
     echo: bool = False  # only reports that something else failed
     emitters: frozenset[str] = frozenset()  # whose lines may show it; empty: any
     ends_job: bool = True  # a job that goes on after it has survived it

@@ -29,6 +29,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"has 0 params, while rank \d+ has inconsistent \d+ params",
             r"^\s*(params, )?while rank \d+ has inconsistent 0 params",  # a message that was wrapped
         ),
+        example="RuntimeError: DDP expects same model across all ranks, but Rank 5 has 291 params, while rank 4 has inconsistent 0 params.",
     ),
     FailureClass(
         id="model_differs_between_ranks",
@@ -48,6 +49,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(weights|parameters) (differ|are not equal|are different) (between|across|on) (all |the )?ranks",
             r"ranks? .{0,40}different (number|count|set)s? of (model )?param",
         ),
+        example="RuntimeError: params[2] in this process with sizes [1024, 512] appears not to match sizes of the same param in process 0.",
     ),
     FailureClass(
         id="collective_mismatch",
@@ -79,6 +81,7 @@ CLASSES: tuple[FailureClass, ...] = (
         + possible(
             r"(barrier|broadcast|allreduce|all_reduce|allgather|all_gather|collective).{0,60}(only|just) (by|on|from) (rank ?0|some ranks|the main process)"
         ),
+        example="RuntimeError: Detected mismatch between collectives on ranks. Rank 2 is running ALLREDUCE, but Rank 0 is running ALLGATHER",
     ),
     FailureClass(
         id="checkpoint_collective",
@@ -95,6 +98,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(timed? ?out|hang|hung|stuck).{0,60}(while|during|when|in|at) (the )?(sav|load|writ|gather)\w* (of )?(the )?(\w+ )?(checkpoint|state_?dict|shards)",
             r"checkpoint.{0,60}(timed out|hangs?\b|hung|stuck|deadlock)",
         ),
+        example="ERROR gather of the checkpoint: checkpoint save timed out after 1800 s on rank 0",
     ),
     FailureClass(
         id="collective_hang",
@@ -117,6 +121,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(stuck|hangs?|hung|deadlocked|frozen) (in|at|on|during|inside) (the )?(first )?(nccl|gloo|collective|all_?reduce|all_?gather|barrier|broadcast|init_process_group)",
             Pattern(r"heartbeat monitor (timed out|thread)", unless="starts|started|launched|exits? normally"),
         ),
+        example="[rank5]:[E204 03:04:05.000001 ProcessGroupNCCL.cpp:632] [Rank 5] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3187, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600011 milliseconds before timing out.",
     ),
     FailureClass(
         id="rank_died",
@@ -146,6 +151,7 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless=r"exit ?code:? 1\b|status:? 1\b",
             ),
         ),
+        example="  traceback : Signal 11 (SIGSEGV) received by PID 40411",
     ),
     FailureClass(
         id="peer_died_first",
@@ -183,5 +189,6 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless="tcp_keepalive|heartbeat monitor",
             ),
         ),
+        example="[4] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Connection reset by peer",
     ),
 )

@@ -45,6 +45,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(EOFError: Ran out of input|BadZipFile|zipfile\.BadZipFile)",
             r"(UnpicklingError|pickle data was truncated|mmap length is greater than file size)",
         ),
+        example="FileNotFoundError: [Errno 2] No such file or directory: '/cache/json/default-1a2b/cache-77aa01bc.arrow'",
     ),
     FailureClass(
         id="stale_file_handle",
@@ -63,6 +64,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"Remote I/O error|\[Errno 121\]",
         )
         + possible(r"\[Errno 5\] Input/output error"),
+        example="OSError: [Errno 116] Stale file handle: '/scratch/run/model.bin'",
     ),
     FailureClass(
         id="storage_stalled",
@@ -74,6 +76,7 @@ CLASSES: tuple[FailureClass, ...] = (
         patterns=certain(
             r"^\s*(?:\S+\s+)?\d+\s.{0,60}?\bD[+<Nls]*\s.{0,60}?\b(?:nfs\d?_\w+|rpc_(?:wait|async)\w*|ldlm_\w+|osc_\w+|ptlrpc_\w+|cl_sync_io\w*|ceph_\w+|fuse_\w+|request_wait_answer|cxiWait\w*|fhgfs\w*)"
         ),
+        example=" 8121 D    nfs_start_io_read     python train.py",
     ),
     FailureClass(
         id="package_lock",
@@ -87,6 +90,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"when waiting for lock on\b.{0,300}(?:another uv process|UV_LOCK_TIMEOUT)",
             r"(?:conda|mamba)\b.{0,80}(?:could not|failed to|unable to) (?:acquire|set) (?:a )?lock|LockError: Failed to acquire lock",
         ),
+        example="error: Timeout (300s) when waiting for lock on `/shared/.venv` at `/shared/.cache/uv/.lock`, is another uv process running?",
     ),
     FailureClass(
         id="output_not_writable",
@@ -106,6 +110,7 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless="No space|errno = 28",
             ),
         ),
+        example="PermissionError: [Errno 13] Permission denied: '/results/run7/metrics.json'",
     ),
     FailureClass(
         id="dataloader_hang",
@@ -128,6 +133,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(_MultiProcessingDataLoaderIter|torch/utils/data/dataloader\.py).{0,60}(poll|_try_get_data|_get_data|_next_data)",
         )
         + weak(r"(poll|get|recv|wait) \(.{0,40}(multiprocessing/(queues|connection)|torch/utils/data)"),
+        example="RuntimeError: DataLoader timed out after 120 seconds",
     ),
     FailureClass(
         id="hub_unreachable",
@@ -172,5 +178,6 @@ CLASSES: tuple[FailureClass, ...] = (
             r"outgoing traffic has been disabled|offline mode is enabled",
         )
         + possible(r"\b(401 Unauthorized|403 Forbidden)\b"),
+        example="OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it in the cached files",
     ),
 )

@@ -36,6 +36,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"cuMemImportFromShareableHandle.{0,80}|cudaIpcOpenMemHandle.{0,60}(fail|error|invalid)",
             r"p2p\.cc:\d+.{0,40}(Cuda failure|WARN)",
         ),
+        example="node-a:3:8 [1] transport/p2p.cc:275 NCCL WARN Cuda failure 217 'peer access is not supported between these two devices'",
     ),
     FailureClass(
         id="duplicate_gpu",
@@ -50,6 +51,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"ranks? \d+ and (rank )?\d+ both on (CUDA )?device",
         )
         + likely(r"(two|multiple|several) (ranks|processes) .{0,40}(same|one) GPU"),
+        example="node-b:6:9 [0] init.cc:940 NCCL WARN Duplicate GPU detected : rank 6 and rank 2 both on CUDA device 4f000",
     ),
     FailureClass(
         id="invalid_device",
@@ -71,6 +73,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"torch\.cuda\.device_count\(\) is \d+",
             r"(device|GPU) \d+ .{0,30}(not (available|present|visible)|does not exist).{0,30}(only|device_count|visible)",
         ),
+        example="RuntimeError: CUDA error: invalid device ordinal",
     ),
     FailureClass(
         id="no_gpu",
@@ -107,6 +110,7 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless="gpu is lost",
             ),
         ),
+        example="RuntimeError: No CUDA GPUs are available",
     ),
     FailureClass(
         id="fabric_manager",
@@ -127,6 +131,7 @@ CLASSES: tuple[FailureClass, ...] = (
             Pattern(r"NVSwitch.{0,80}(fail|fatal|error|not initialized)|NV_WARN_NVSWITCH", unless="non.?fatal"),
         )
         + possible(r"fabric (manager )?state.{0,20}(In Progress|Not Started|Not Supported)"),
+        example="RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
     ),
     FailureClass(
         id="gpu_hardware_fault",
@@ -166,6 +171,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"NVLink.{0,60}inactive",  # also printed for a GPU without an NVLink bridge
             r"unspecified launch failure|cudaErrorLaunchFailure",
         ),
+        example="[ 7211.440102] NVRM: Xid (PCI:0000:c1:00): 79, pid=2201, name=python, GPU has fallen off the bus.",
     ),
     FailureClass(
         id="gpu_application_fault",
@@ -187,6 +193,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"unspecified launch failure|cudaErrorLaunchFailure",
             r"CUBLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|INVALID_VALUE)|CUDNN_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)",
         ),
+        example="torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
     ),
     FailureClass(
         id="gpu_throttled",
@@ -220,6 +227,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(overheat|too hot|over.?temperature)",
         )
         + weak(r"SW Power Cap\s*:\s*Active"),
+        example="        HW Power Brake Slowdown                          : Active",
     ),
     FailureClass(
         id="straggler",
@@ -251,5 +259,6 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(slow(est)?|lagging) (rank|node|host|gpu|worker)s?\b.{0,40}\d",
             r"relative perf(ormance)?.{0,40}(below|under|<|0\.[0-6])",
         ),
+        example="WARNING straggler detected: rank 11 on node-k, relative speed 0.62",
     ),
 )

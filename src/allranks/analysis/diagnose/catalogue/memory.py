@@ -39,6 +39,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)",
             r"\bOOM\b.{0,40}\b(GPU|CUDA|VRAM|cuda:\d)|\b(GPU|CUDA|VRAM)\b.{0,20}\bOOM\b",
         ),
+        example="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 2 has a total capacity of 79.10 GiB of which 310.00 MiB is free.",
     ),
     FailureClass(
         id="cuda_oom_optimizer_step",
@@ -52,6 +53,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"out of memory.{0,200}(optimizer\.step|optimizer step|adamw?|_foreach_|exp_avg)",
             r"(optimizer\.step|optimizer step|_multi_tensor_\w+|_foreach_\w+|exp_avg|torch/optim/).{0,200}(out of memory|OutOfMemory|\bOOM\b)",
         ),
+        example="torch.OutOfMemoryError: CUDA out of memory in optimizer.step() of AdamW. Tried to allocate 256.00 MiB.",
     ),
     FailureClass(
         id="host_oom",
@@ -97,6 +99,7 @@ CLASSES: tuple[FailureClass, ...] = (
             ),
             Pattern(r"(returned?|failed with|exit) .{0,20}(-9|exit code -9)\b", unless="exitcode"),
         ),
+        example="slurmstepd: error: Detected 2 oom_kill events in StepId=4711.0. Some of the step tasks have been OOM Killed.",
     ),
     FailureClass(
         id="shm_too_small",
@@ -124,6 +127,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"unable to open shared memory object(?!.*No such file)",
             r"/dev/shm.{0,40}\b64 ?MB?\b|shm-size",
         ),
+        example="RuntimeError: DataLoader worker (pid 881) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.",
     ),
     FailureClass(
         id="shm_removed",
@@ -144,6 +148,7 @@ CLASSES: tuple[FailureClass, ...] = (
         + possible(
             Pattern(r"unable to open shared memory object(?!.*(No such file|Too many))", weight=POSSIBLE - 0.05)
         ),
+        example="RuntimeError: unable to open shared memory object </torch_5512_88_3> in read-write mode: No such file or directory (2)",
     ),
     FailureClass(
         id="sigbus_memory",
@@ -164,6 +169,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"exit(ed with)? (exit )?(code|status)[ :]+135\b",
         )
         + possible(r"\bSIGBUS\b"),
+        example="  traceback : Signal 7 (SIGBUS) received by PID 7120",
     ),
     FailureClass(
         id="disk_full",
@@ -185,5 +191,6 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(file size limit exceeded|No inodes|inode.{0,20}exhaust)",
         )
         + possible(r"PytorchStreamWriter failed writing file|inline_container.{0,60}(write|unexpected pos)"),
+        example="OSError: [Errno 28] No space left on device: '/ckpt/step-900/model.safetensors'",
     ),
 )

@@ -56,6 +56,7 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless="huggingface|https?://|HTTPSConnectionPool|hub",
             ),
         ),
+        example="torch.distributed.DistNetworkError: The client socket has timed out after 60s while trying to connect to (node-a, 29400).",
     ),
     FailureClass(
         id="port_in_use",
@@ -80,6 +81,7 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless="tensorboard|jupyter|dashboard|wandb",
             ),
         ),
+        example="torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29400, name: EADDRINUSE, message: address already in use",
     ),
     FailureClass(
         id="wrong_interface",
@@ -122,6 +124,7 @@ CLASSES: tuple[FailureClass, ...] = (
             ),
             r"connect.{0,80}\b127\.\d+\.\d+\.\d+.{0,60}(refused|timed out|unreachable)",
         ),
+        example="node-b:511:511 [0] misc/socket.cc:501 NCCL WARN Bootstrap : no socket interface found",
     ),
     FailureClass(
         id="broken_node_network",
@@ -163,6 +166,7 @@ CLASSES: tuple[FailureClass, ...] = (
             ),
             r"symbol_?error|link_?downed|LinkDownedCounter",
         ),
+        example="Jan 11 02:17:44 node-c kernel: mlx5_core 0000:9f:00.0 ens7np0: Link is Down",
     ),
     FailureClass(
         id="rdma_unreachable",
@@ -197,6 +201,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"ibv_poll_cq.{0,60}(fail|error)|ibv_post_send.{0,40}fail",
         )
         + weak(r"ibv_modify_qp failed"),
+        example="node-d:77:99 [2] transport/net_ib.cc:1302 NCCL WARN NET/IB : Got completion from peer 10.9.0.3<47011> with error 12, opcode 0, len 0, vendor err 129 (Recv)",
     ),
     FailureClass(
         id="roce_gid_index",
@@ -216,6 +221,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"local GID ::\s*(/|,|$)|GID (is )?(all )?(zero|0000:0000:0000:0000:0000:0000:0000:0000)",
             r"ibv_modify_qp failed with (error )?.{0,6}(22\b|Invalid argument).{0,200}(GID index|RoCE)",
         ),
+        example="node-e:12:40 [1] misc/ibvwrap.cc:200 NCCL WARN Call to ibv_modify_qp failed with error No data available",
     ),
     FailureClass(
         id="memlock_limit",
@@ -246,6 +252,7 @@ CLASSES: tuple[FailureClass, ...] = (
             ),
         )
         + possible(Pattern(r"ulimit -l", unless="unlimited")),
+        example="node-f:5:9 [0] misc/ibvwrap.cc:262 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory",
     ),
     FailureClass(
         id="silent_socket_fallback",
@@ -268,6 +275,7 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless=r"No plugin found|Could not find:? ?(libnccl-net|libnccl-tuner|libnccl-profiler|none)|tuner|profiler|Using internal|completed with error|Failed to find \w+ symbol|dlerror",
             )
         ),
+        example="libibverbs: Warning: Driver hns_roce does not support the kernel ABI of 4 (supports 1 to 2) for device /sys/class/infiniband/hns_0",
     ),
     FailureClass(
         id="slow_transport",
@@ -290,5 +298,6 @@ CLASSES: tuple[FailureClass, ...] = (
             r"GPU ?Direct RDMA Disabled|GDRDMA (is )?(not (enabled|available)|disabled)|nv_?peer_?mem.{0,20}(not loaded|missing)",
             r"(busbw|bandwidth|throughput).{0,60}(slower|lower|below|only|dropp?(ed|s)?|far under) ",
         ),
+        example="node-g:61:61 [0] NCCL INFO P2P is disabled between connected GPUs 2 and 3. You can repress this message with NCCL_IGNORE_DISABLED_P2P=1.",
     ),
 )

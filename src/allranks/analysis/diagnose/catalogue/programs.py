@@ -41,6 +41,7 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless="checkpoint|module named|vscode|error code|exit code",
             ),
         ),
+        example="/usr/bin/python3: can't open file '/tmp/train_job.py': [Errno 2] No such file or directory",
     ),
     FailureClass(
         id="ssh_launcher",
@@ -70,6 +71,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"Use of .{0,60}SSH keys",
         )
         + possible(r"/etc/ssh/|ssh_askpass|Pseudo-terminal will not be allocated"),
+        example="pdsh@login1: node-b: ssh exited with exit code 255",
     ),
     FailureClass(
         id="application_error",
@@ -82,6 +84,7 @@ CLASSES: tuple[FailureClass, ...] = (
             Pattern(r"^\S+\.py: error: (unrecognized|the following|argument|invalid)", weight=0.74),
             Pattern(r"^ninja: build stopped|^nvcc fatal|^ptxas fatal|Error building extension '", weight=0.74),
         ),
+        example="KeyError: 'labels'",
     ),
     FailureClass(
         id="loss_not_finite",
@@ -118,6 +121,7 @@ CLASSES: tuple[FailureClass, ...] = (
                 passing=True,
             )
         ),
+        example="iter 120: loss nan, time 20.11ms, mfu 3.04%",
     ),
     FailureClass(
         id="numpy_clash",
@@ -140,6 +144,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"Numpy is not available",
             r"NumPy 2.{0,80}(incompatible|not support|break|clash|require)|(requires?|needs?) numpy ?<\s?2",
         ),
+        example="ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from C header, got 88 from PyObject",
     ),
     FailureClass(
         id="nccl_library_mismatch",
@@ -157,6 +162,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"NCCL.{0,40}(built|compiled) with.{0,60}(but|loaded|found|running|using)",
             r"(libnccl|nvidia-nccl-cu\d+).{0,80}(overwr|conflict|shadow|wrong)",
         ),
+        example="ImportError: /opt/env/lib/libtorch_cuda.so: undefined symbol: ncclGroupSimulateEnd",
     ),
     FailureClass(
         id="library_missing",
@@ -199,6 +205,7 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless="NET/|tuner|libnccl-net|Missing ranks|file",
             ),
         ),
+        example="ModuleNotFoundError: No module named 'sentencepiece'",
     ),
     FailureClass(
         id="ddp_ready_twice",
@@ -213,6 +220,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"mark a variable ready only once",
             r"marked as ready twice|ready twice",
         ),
+        example="RuntimeError: Expected to mark a variable ready only once. Parameter at index 71 has been marked as ready twice.",
     ),
     FailureClass(
         id="ddp_unused_params",
@@ -232,6 +240,7 @@ CLASSES: tuple[FailureClass, ...] = (
         + possible(
             Pattern(r"unused parameters?.{0,60}(error|fail|crash|DDP|reduction)", unless="did not find any unused")
         ),
+        example="RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. Parameter indices which did not receive grad for rank 1: 12 13",
     ),
     FailureClass(
         id="fsdp_mixed_dtype",
@@ -246,6 +255,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(FSDP|flatten|fully_shard|FlatParameter).{0,80}(uniform|same|mixed|different) (original )?(parameter )?dtypes?",
             r"expects? (uniform|all).{0,30}(original )?parameter(s)?.{0,20} dtype",
         ),
+        example="ValueError: Must flatten tensors with uniform dtype but got torch.float32 and torch.bfloat16",
     ),
     FailureClass(
         id="dtype_mismatch",
@@ -275,6 +285,7 @@ CLASSES: tuple[FailureClass, ...] = (
             ),
         )
         + possible(r"not implemented for '(BFloat16|Half|Float|Long|Int)'"),
+        example="RuntimeError: mat1 and mat2 must have the same dtype, but got Half and Float",
     ),
     FailureClass(
         id="deepspeed_batch_mismatch",
@@ -294,6 +305,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"train_batch_size.{0,80}(mismatch|does not (match|equal)|must (be|equal)|!=)",
             r"batch.?size.{0,60}(not|!=).{0,40}(micro.{0,30}(world|gpus?|ranks?)|gradient_acc)",
         ),
+        example="AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 64 != 2 * 4 * 6",
     ),
     FailureClass(
         id="deepspeed_needs_optimizer",
@@ -308,6 +320,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"zero.{0,40}(requires?|needs?|without) (an? )?optimizer",
             r"without (specifying|giving|passing) an? optimizer",
         ),
+        example="AssertionError: zero stage 3 requires an optimizer",
     ),
     FailureClass(
         id="extension_build_lock",
@@ -319,5 +332,6 @@ CLASSES: tuple[FailureClass, ...] = (
         reference="https://docs.pytorch.org/docs/stable/cpp_extension.html",
         patterns=certain(r"Waited on lock file .{1,200} for \d+ seconds")
         + likely(r'file_baton\.py", line \d+,? in wait|wait \(torch/utils/file_baton\.py:\d+\)'),
+        example='UserWarning: Waited on lock file "/home/u/.cache/torch_extensions/py311_cu126/fused_adam/lock" for 300 seconds.',
     ),
 )

@@ -31,6 +31,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"walltime \d+ exceeded|TERM_RUNLIMIT|Job .{0,40}time limit (reached|exceeded|exhausted)",
         )
         + likely(r"\|TIMEOUT\b|\bTIMEOUT\|| TIMEOUT +\d+:\d+| State=TIMEOUT|JobState=TIMEOUT|Reason=TimeLimit"),
+        example="slurmstepd: error: *** JOB 88102 ON node-a CANCELLED AT 2025-04-02T10:00:12 DUE TO TIME LIMIT ***",
     ),
     FailureClass(
         id="slurm_preempted",
@@ -46,6 +47,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(job|step).{0,60}(was |been |being |is )(preempted|requeued)|preempt(ed|ion) (of|by|for) (job|higher)|Reason=Preempt",
             r"(spot|instance|node).{0,40}(interruption|reclaimed|preempted|will be terminated)",
         ),
+        example="slurmstepd: error: *** JOB 88103 ON node-a CANCELLED AT 2025-04-02T11:00:12 DUE TO PREEMPTION ***",
     ),
     FailureClass(
         id="slurm_cancelled",
@@ -65,6 +67,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"srun: interrupt",
         )
         + weak(r"Force Terminated (job|StepId)|forcing job termination"),
+        example="slurmstepd: error: *** JOB 88104 ON node-a CANCELLED AT 2025-04-02T12:00:12 ***",
     ),
     FailureClass(
         id="slurm_submit_rejected",
@@ -110,6 +113,7 @@ CLASSES: tuple[FailureClass, ...] = (
             ),
             r"ReqNodeNotAvail|launch failed requeued held|JobHeld(Admin|User)",
         ),
+        example="sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
     ),
     FailureClass(
         id="slurm_allocation_gone",
@@ -133,6 +137,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(Slurm )?job \d* ?has expired|job .{0,20}(no longer|not) (exists|active|running)",
         )
         + weak(r"salloc: Job allocation \d+ has been revoked"),
+        example="srun: error: Unable to create step for job 501: Job/step already completing or completed",
     ),
     FailureClass(
         id="slurm_credential",
@@ -166,6 +171,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"different slurm\.conf than the slurmctld",
             r"Zero Bytes were transmitted or received",
         ),
+        example="slurmd: error: Munge decode failed: Rewound credential",
     ),
     FailureClass(
         id="slurm_controller_error",
@@ -202,6 +208,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"accounting storage.{0,40}(error|fail|unavailable|down)|Unable to contact (the )?(database|slurmdbd)",
         )
         + possible(r"Could not open \w+ state file|Incomplete \w+ data checkpoint file"),
+        example="sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
     ),
     FailureClass(
         id="node_unhealthy",
@@ -248,5 +255,6 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless=r"nodes?\s*[:=]\s*(0|none|\[\])|to (node|host)|failed host",
             ),
         ),
+        example="nhc[2113]: ERROR: nhc: Health check failed: check_hw_ib: No IB port is ACTIVE on node-q",
     ),
 )
