@@ -8,9 +8,15 @@ from pathlib import Path
 from msgspec import structs
 
 from allranks.analysis.diagnose.causes import decide, describe_candidates, describe_harmless, find_candidates, kind_of
-from allranks.analysis.diagnose.job_summary import align_clocks, build_timeline, compare_with_last_good, describe_health
+from allranks.analysis.diagnose.job_summary import (
+    align_clocks,
+    build_timeline,
+    compare_with_last_good,
+    count_connections,
+    describe_health,
+)
 from allranks.analysis.diagnose.logs import find_logs
-from allranks.analysis.diagnose.parallel_scan import count_connections, scan_files
+from allranks.analysis.diagnose.parallel_scan import scan_files
 from allranks.analysis.diagnose.records import (
     BenignFinding,
     ClockOffsets,

@@ -15,13 +15,25 @@ from typing import Any
 
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.lines import YEAR_KNOWN, in_year_of, times_comparable
+from allranks.analysis.diagnose.logs import started_runs
 from allranks.analysis.diagnose.patterns import WEAK
 from allranks.analysis.diagnose.records import ClockOffsets, DiagnosisCase, JobHealth, LastGoodRun, LogSignal, RunChange
 from allranks.errors import RequestError
 from allranks.rundir.files import read_record
-from allranks.rundir.paths import RunDir, is_run, list_runs
+from allranks.rundir.paths import RunDir, list_runs
 from allranks.utils.inputs import read_regular
 from allranks.utils.redaction import redact
+from allranks.utils.text import as_dict, finite_int
+
+
+def count_connections(paths: Iterable[Path]) -> dict[str, int]:
+    """Count connections between ranks by interface, such as ``{"TCP/eth0": 12}``, in the newest attempt of each run folder."""
+    found: dict[str, int] = {}
+    for run in started_runs(paths):
+        for file in sorted(run.logs_of(max(run.attempts(), default=1)).glob("*.connections.json")):
+            for name, count in as_dict(read_record(file).get("interfaces")).items():
+                found[f"TCP/{name}"] = found.get(f"TCP/{name}", 0) + (finite_int(count) or 0)
+    return found
 
 
 def describe_health(case: DiagnosisCase, connections: dict[str, int] | None = None) -> JobHealth:
@@ -219,11 +231,9 @@ _MISSING = "not set"
 
 def compare_with_last_good(paths: list[Path]) -> LastGoodRun | None:
     """Return the comparison for the first run folder among `paths`; None if there is none, or no successful run beside it."""
-    for path in paths:
-        if is_run(path) and (path / "plan.json").is_file():
-            run = RunDir(path.absolute())
-            good = _newest_good(run)
-            return _compare(good, run) if good is not None else None
+    for run in started_runs(path.absolute() for path in paths):
+        good = _newest_good(run)
+        return _compare(good, run) if good is not None else None
     return None
 
 
@@ -274,7 +284,7 @@ def _facts(run: RunDir) -> dict[str, Any]:
     facts["nodes"] = (
         ", ".join(sorted(str(n.get("host")) for n in plan.get("nodes") or [] if isinstance(n, dict))) or None
     )
-    facts["transport"] = _transport(run)
+    facts["transport"] = ", ".join(sorted(count_connections([run.root]))) or None
     facts["hash of the training data"] = _data_hash(run)
     facts["step time"] = (metrics.get("step_time_s") or {}).get("median")
     for variable in plan.get("environment") or []:
@@ -295,14 +305,6 @@ def _node_versions(run: RunDir) -> dict[str, str]:
             if check.get("name") in ("py", "torch", "nccl", "driver", "cuda", "plugin"):
                 found.setdefault(f"version of {check['name']}", set()).add(str(check.get("found")))
     return {name: ", ".join(sorted(values)) for name, values in found.items()}
-
-
-def _transport(run: RunDir) -> str | None:
-    """Return the interfaces of the connections that ranks had, without their number."""
-    names: set[str] = set()
-    for file in run.logs_of(max(run.attempts(), default=1)).glob("*.connections.json"):
-        names |= set(read_record(file).get("interfaces") or {})
-    return ", ".join(f"TCP/{name}" for name in sorted(names)) or None
 
 
 def _data_hash(run: RunDir) -> str | None:

@@ -10,7 +10,7 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -108,8 +108,8 @@ def _walk(path: Path, problems: list[tuple[str, str]]) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
-    if is_run(path) and (path / "plan.json").is_file():
-        yield from _logs_of_run(RunDir(path))
+    for run in started_runs([path]):
+        yield from _logs_of_run(run)
         return
     for folder, folders, files in os.walk(
         path, onerror=lambda e: problems.append((printable_path(e.filename), f"cannot be listed: {e.strerror}"))
@@ -124,6 +124,11 @@ def _walk(path: Path, problems: list[tuple[str, str]]) -> Iterator[Path]:
         for name in sorted(files):
             if not _NO_LOG.fullmatch(name):
                 yield Path(folder, name)
+
+
+def started_runs(paths: Iterable[Path]) -> list[RunDir]:
+    """Return the folders among some paths that are those of runs which have started."""
+    return [RunDir(path) for path in paths if is_run(path) and (path / "plan.json").is_file()]
 
 
 def _logs_of_run(run: RunDir) -> Iterator[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,7 +11,6 @@ from allranks.analysis.diagnose.logs import LogFile, UnreadableLog, read_blocks
 from allranks.analysis.diagnose.records import EMPTY_FILE, FileScan, LogSignal
 from allranks.analysis.diagnose.scanner import Scanner
 from allranks.analysis.flight_recorder import HEAD, is_flight_record, read_flight_record
-from allranks.rundir.paths import RunDir, is_run
 from allranks.utils.inputs import open_regular, read_regular
 from allranks.utils.workers import available_cores, map_in_processes
 
@@ -32,27 +30,6 @@ class _Exit(Struct):
 class _Exits(Struct):
     failed: list[_Exit] = []
     succeeded: list[_Exit] = []
-
-
-class _Connections(Struct):
-    interfaces: dict[str, int] = {}
-
-
-def count_connections(paths: Sequence[Path]) -> dict[str, int]:
-    """Count connections between ranks by interface, such as ``{"TCP/eth0": 12}``, in the newest attempt of each run folder."""
-    found: dict[str, int] = {}
-    for path in paths:
-        if not is_run(path) or not (path / "plan.json").is_file():
-            continue
-        run = RunDir(path)
-        for file in sorted(run.logs_of(max(run.attempts(), default=1)).glob("*.connections.json")):
-            try:
-                counted = msgspec.json.decode(read_regular(file), type=_Connections).interfaces
-            except (OSError, msgspec.DecodeError, RecursionError):
-                continue  # a record of the run, not a log: it is optional
-            for name, count in counted.items():
-                found[f"TCP/{name}"] = found.get(f"TCP/{name}", 0) + count
-    return found
 
 
 def add_exit_records(scan: FileScan, path: Path) -> None:

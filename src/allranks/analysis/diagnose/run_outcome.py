@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.causes.hangs import OUTSIDE, is_outside
 from allranks.analysis.diagnose.causes.memory import KILLED
+from allranks.analysis.diagnose.logs import started_runs
 from allranks.analysis.diagnose.records import (
     CandidateCause,
     DiagnosisCase,
@@ -24,7 +25,7 @@ from allranks.analysis.diagnose.records import (
     place,
 )
 from allranks.rundir.files import read_record
-from allranks.rundir.paths import RunDir, is_run
+from allranks.rundir.paths import RunDir
 from allranks.utils.inputs import read_regular
 
 OUTCOME_SCORE = 0.98
@@ -134,10 +135,7 @@ def class_of_text(text: str) -> str:
 def read_outcomes(paths: Sequence[Path]) -> list[tuple[str, int, str, RunFailure]]:
     """Return the recorded failure of each run folder: its metrics.json, the line of the message, the message, and the failure."""
     found = []
-    for path in paths:
-        run = RunDir(path)
-        if not is_run(path) or not (path / "plan.json").is_file():
-            continue
+    for run in started_runs(paths):
         metrics = read_record(run.metrics)
         message, record = str(metrics.get("message") or ""), metrics.get("failure")
         if metrics.get("status") not in ("failed", "stopped") or not message:
@@ -146,7 +144,7 @@ def read_outcomes(paths: Sequence[Path]) -> list[tuple[str, int, str, RunFailure
         if failure.attempt == max(run.attempts(), default=1):
             lines = read_regular(run.metrics).decode("utf-8", "replace").splitlines()
             line = next((i for i, text in enumerate(lines, 1) if text.lstrip().startswith('"message"')), 1)
-            found.append((f"{path.name}/metrics.json", line, message, failure))
+            found.append((f"{run.root.name}/metrics.json", line, message, failure))
     return found
 
 
