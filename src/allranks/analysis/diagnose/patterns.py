@@ -139,7 +139,7 @@ def find_anchors(regex: str) -> tuple[str, ...]:
 
 
 class _AnchorSearch:
-    """Walks once through the tokens of an expression."""
+    """Go once through the tokens of an expression."""
 
     def __init__(self, regex: str) -> None:
         self._tokens, self._i = _TOKEN.findall(regex), 0
