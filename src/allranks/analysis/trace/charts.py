@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median_low
+from typing import Any
 
 from allranks.analysis.report.figures import (
     ACTIVITY_COLOURS,
@@ -160,18 +161,13 @@ def _bars(ranks: Sequence[int], parts: Sequence[tuple[str, str, Sequence[float]]
     totals = [sum(values[i] for _, _, values in parts) for i in range(len(ranks))]
     divisor, unit = time_unit(totals)
     traces = [
-        {
-            "type": "bar",
-            "name": label(name),
-            "legendgroup": label(name),
-            "x": list(ranks),
-            "y": [v / divisor for v in values],
-            "customdata": [
-                f"{format_seconds(v)}, {100 * v / t:.1f} %" if t else "-" for v, t in zip(values, totals, strict=True)
-            ],
-            "hovertemplate": f"{label(name)}: %{{customdata}}<extra></extra>",
-            "marker": {"color": paint, "line": {"width": 0}},
-        }
+        _bar(
+            name,
+            paint,
+            [f"{format_seconds(v)}, {100 * v / t:.1f} %" if t else "-" for v, t in zip(values, totals, strict=True)],
+            x=list(ranks),
+            y=[v / divisor for v in values],
+        )
         for name, paint, values in parts
     ]
     made = layout(
@@ -273,18 +269,28 @@ def _collect(
 
 
 def _trace(name: str, paint: str, bars: Sequence[_Bar], zero: float, divisor: float) -> Figure:
+    return _bar(
+        name,
+        paint,
+        [f"{format_seconds(start - zero)} + {format_seconds(length)}" for _, start, length in bars],
+        orientation="h",
+        y=[row for row, _, _ in bars],
+        base=[(start - zero) / divisor for _, start, _ in bars],
+        x=[length / divisor for _, _, length in bars],
+        width=0.86,
+    )
+
+
+def _bar(name: str, paint: str, texts: list[str], **more: Any) -> Figure:
+    """Return bars of one colour; ``texts`` are what is shown where the pointer is."""
     return {
         "type": "bar",
-        "orientation": "h",
         "name": label(name),
         "legendgroup": label(name),
-        "y": [row for row, _, _ in bars],
-        "base": [(start - zero) / divisor for _, start, _ in bars],
-        "x": [length / divisor for _, _, length in bars],
-        "width": 0.86,
-        "customdata": [f"{format_seconds(start - zero)} + {format_seconds(length)}" for _, start, length in bars],
+        "customdata": texts,
         "hovertemplate": f"{label(name)}: %{{customdata}}<extra></extra>",
         "marker": {"color": paint, "line": {"width": 0}},
+        **more,
     }
 
 

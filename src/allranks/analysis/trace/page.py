@@ -25,6 +25,7 @@ from allranks.analysis.report.html import (
 )
 from allranks.analysis.trace import charts
 from allranks.analysis.trace.records import TraceReport
+from allranks.analysis.trace.steps import sum_breakdowns
 from allranks.analysis.trace.tables import Block, Line, report_parts
 from allranks.analysis.trace.tables import Cell as TerminalCell
 from allranks.analysis.trace.tables import Table as TerminalTable
@@ -36,51 +37,32 @@ NAME_WIDTH = 200  # of the terminal that would have the names of the page
 
 def key_figures(report: TraceReport) -> list[KeyFigure]:
     """Return the most important figures."""
-    n = len(report.ranks)
-    spans = [r.total.span_s for r in report.ranks]
+    total, p = sum_breakdowns([r.total for r in report.ranks]), report.pairing
     steps = [s.breakdown.span_s for r in report.ranks for s in r.steps]
-    whole = sum(spans)
-    made = (
-        [KeyFigure("Time of a step", format_seconds(sum(steps) / len(steps)), f"mean of {len(steps)} on {_ranks(n)}")]
-        if steps
-        else []
-    )
-    made = made or [KeyFigure("Time traced", format_seconds(max(spans)), "no steps were marked")]
-    for text, part, note in (
-        ("Compute", "compute_s", "of the time, mean of ranks"),
-        ("Exposed communication", "exposed_comm_s", "not hidden by compute"),
-        ("Idle", "idle_s", "no work"),
+    if steps:
+        note = f"mean of {len(steps)} on {_ranks(len(report.ranks))}"
+        made = [KeyFigure("Time of a step", format_seconds(sum(steps) / len(steps)), note)]
+    else:
+        longest = max(r.total.span_s for r in report.ranks)
+        made = [KeyFigure("Time traced", format_seconds(longest), "no steps were marked")]
+    for text, part, whole, note in (
+        ("Compute", total.compute_s, total.span_s, "of the time, mean of ranks"),
+        ("Exposed communication", total.exposed_comm_s, total.span_s, "not hidden by compute"),
+        ("Idle", total.idle_s, total.span_s, "no work"),
+        ("Overlap", total.overlapped_comm_s, total.comm_s, "of communication, hidden by compute"),
     ):
-        made.append(KeyFigure(text, format_percent_of(sum(getattr(r.total, part) for r in report.ranks), whole), note))
-    comm = sum(r.total.comm_s for r in report.ranks)
-    if comm > 0:
-        made.append(
-            KeyFigure(
-                "Overlap",
-                format_percent_of(sum(r.total.overlapped_comm_s for r in report.ranks), comm),
-                "of communication, hidden by compute",
-            )
-        )
-    made += _waiting(report) + _peak(report)
-    return made
-
-
-def _waiting(report: TraceReport) -> list[KeyFigure]:
-    p = report.pairing
-    if not p.paired:
-        return []
-    first = report.stragglers[0] if report.stragglers else None
-    note = f"mostly for rank {first.rank}" if first and first.caused_wait_s > 0 else "for the last rank"
-    return [KeyFigure("Waiting in collectives", format_percent_of(p.wait_s, p.wait_s + p.transfer_s), note)]
-
-
-def _peak(report: TraceReport) -> list[KeyFigure]:
+        if text != "Overlap" or whole:
+            made.append(KeyFigure(text, format_percent_of(part, whole), note))
+    if p.paired:
+        first = report.stragglers[0] if report.stragglers else None
+        note = f"mostly for rank {first.rank}" if first and first.caused_wait_s > 0 else "for the last rank"
+        made.append(KeyFigure("Waiting in collectives", format_percent_of(p.wait_s, p.wait_s + p.transfer_s), note))
     found = [(m.peak_bytes, r.rank, m.device) for r in report.ranks for m in r.memory]
-    if not found:
-        return []
-    peak, rank, device = max(found)
-    since = " since the profiler started" if device == "cpu" else ""
-    return [KeyFigure("Peak memory", format_bytes(peak, digits=4), f"rank {rank}, {device}{since}")]
+    if found:
+        peak, rank, device = max(found)
+        since = " since the profiler started" if device == "cpu" else ""
+        made.append(KeyFigure("Peak memory", format_bytes(peak, digits=4), f"rank {rank}, {device}{since}"))
+    return made
 
 
 def _ranks(n: int) -> str:
@@ -147,23 +129,20 @@ def summary_html(report: TraceReport) -> str:
 
 def verdict(report: TraceReport) -> str:
     """Return in a few sentences what the time was spent on, and for whom the ranks waited."""
-    total = [r.total for r in report.ranks]
-    span = sum(b.span_s for b in total)
-    shares = {
-        "compute": sum(b.compute_s for b in total) / span if span else 0.0,
-        "exposed communication": sum(b.exposed_comm_s for b in total) / span if span else 0.0,
-        "copies": sum(b.copy_s for b in total) / span if span else 0.0,
-        "idle time": sum(b.idle_s for b in total) / span if span else 0.0,
+    total = sum_breakdowns([r.total for r in report.ranks])
+    parts = {
+        "compute": total.compute_s,
+        "exposed communication": total.exposed_comm_s,
+        "copies": total.copy_s,
+        "idle time": total.idle_s,
     }
-    first, *rest = sorted(
-        ((part, share) for part, share in shares.items() if share >= 0.005), key=lambda one: -one[1]
-    ) or [("idle time", 1.0)]
+    shares = [(part, seconds / total.span_s) for part, seconds in parts.items() if total.span_s]
+    first, *rest = sorted((one for one in shares if one[1] >= 0.005), key=lambda one: -one[1]) or [("idle time", 1.0)]
     text = f"{first[1]:.0%} of the time is {first[0]}"
     text += "".join(f", {share:.0%} {part}" for part, share in rest) + "."
-    comm = sum(b.comm_s for b in total)
-    if not comm:
+    if not total.comm_s:
         return f"{text} No communication was traced."
-    text += f" Compute hides {sum(b.overlapped_comm_s for b in total) / comm:.0%} of the communication."
+    text += f" Compute hides {total.overlapped_comm_s / total.comm_s:.0%} of the communication."
     p = report.pairing
     if not p.paired:
         return text
