@@ -13,7 +13,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,10 +37,10 @@ def summary_csv(report: TraceReport) -> str:
 
 def collectives_csv(report: TraceReport) -> str:
     """Return a row per kind over all sizes (`size_bucket` is "all"), then the rows by size."""
-    rows: list[Row] = []
+    rows: list[CollectiveRow] = []
     for whole in report.collectives:
-        rows += [_collective_row(whole), *(_collective_row(part) for part in report.sizes if part.kind == whole.kind)]
-    return _text(rows, _collective_row(_NO_ROW))
+        rows += [whole, *(part for part in report.sizes if part.kind == whole.kind)]
+    return _text([{name: value(row) for name, value in _COLLECTIVE.items()} for row in rows], _COLLECTIVE)
 
 
 def _rank_row(report: TraceReport, rank: RankReport) -> Row:
@@ -83,29 +83,22 @@ def _rank_row(report: TraceReport, rank: RankReport) -> Row:
     }
 
 
-_NO_ROW = CollectiveRow(
-    kind="", group_size=None, size_bucket=None, count=0, bytes=None, distinct_bytes=(), n_distinct=0, total_s=0, transfer_s=None, wait_s=None, mean_s=0,
-    max_s=0, algbw_bytes_s=None, busbw_bytes_s=None,
-)  # fmt: skip
-
-
-def _collective_row(row: CollectiveRow) -> Row:
-    return {
-        "kind": row.kind,
-        "size_bucket": row.size_bucket or "all",
-        "group_size": row.group_size,
-        "count": row.count,
-        "bytes": row.bytes,
-        "smallest_bytes": row.distinct_bytes[0] if row.distinct_bytes else None,
-        "largest_bytes": row.distinct_bytes[-1] if row.distinct_bytes else None,
-        "total_s": row.total_s,
-        "transfer_s": row.transfer_s,
-        "wait_s": row.wait_s,
-        "mean_s": row.mean_s,
-        "max_s": row.max_s,
-        "algbw_bytes_per_s": row.algbw_bytes_s,
-        "busbw_bytes_per_s": row.busbw_bytes_s,
-    }
+_COLLECTIVE: dict[str, Callable[[CollectiveRow], Any]] = {
+    "kind": lambda r: r.kind,
+    "size_bucket": lambda r: r.size_bucket or "all",
+    "group_size": lambda r: r.group_size,
+    "count": lambda r: r.count,
+    "bytes": lambda r: r.bytes,
+    "smallest_bytes": lambda r: r.distinct_bytes[0] if r.distinct_bytes else None,
+    "largest_bytes": lambda r: r.distinct_bytes[-1] if r.distinct_bytes else None,
+    "total_s": lambda r: r.total_s,
+    "transfer_s": lambda r: r.transfer_s,
+    "wait_s": lambda r: r.wait_s,
+    "mean_s": lambda r: r.mean_s,
+    "max_s": lambda r: r.max_s,
+    "algbw_bytes_per_s": lambda r: r.algbw_bytes_s,
+    "busbw_bytes_per_s": lambda r: r.busbw_bytes_s,
+}
 
 
 def _text(rows: Sequence[Row], head: Iterable[str] | None = None) -> str:
