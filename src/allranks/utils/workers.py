@@ -84,7 +84,10 @@ def serve() -> None:
     """Answer requests until standard input ends."""
     import pickle
 
-    while sys.stdin.buffer.peek(1):
-        function, item = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the program that started this one
+    while True:
+        try:
+            function, item = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the program that started this one
+        except EOFError:
+            return
         pickle.dump(function(item), sys.stdout.buffer)
         sys.stdout.buffer.flush()

@@ -125,7 +125,7 @@ def _parts(of: Callable[[Any], Breakdown]) -> Columns:
         "copies": lambda r: format_percent_of(of(r).copy_s, of(r).span_s),
         "idle": lambda r: format_percent_of(of(r).idle_s, of(r).span_s),
         "all comm.": lambda r: format_seconds(of(r).comm_s),
-        "hidden": lambda r: "-" if of(r).overlap is None else f"{100 * of(r).overlap:.1f} %",
+        "hidden": lambda r: "-" if (overlap := of(r).overlap) is None else f"{100 * overlap:.1f} %",
     }
 
 
