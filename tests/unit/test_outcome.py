@@ -250,7 +250,7 @@ def test_a_person_who_interrupts_is_named_before_what_follows(attempt: Attempt) 
     ends = [end_of(r, -9, ended_by_agent=True) for r in (0, 1)]
     end = JobEnd(nodes=2, ended_nodes=2, ends=ends, lost=[GONE], ended="the launcher stopped the ranks")
     found = attempt.conclude(1, end, interrupted=True)
-    assert found.message.startswith("interrupted; the ranks did not finish their step in time")
+    assert found.message.startswith("interrupted; the ranks were killed before they had finished their step")
 
 
 @pytest.mark.parametrize("said_by", ["slurm", "driver"])

@@ -216,7 +216,7 @@ def _cancelled(run: RunDir, plan: LaunchPlan, end: _JobOutcome) -> str:
 def _interrupted(run: RunDir, plan: LaunchPlan) -> str:
     saved = run.checkpoint_steps()
     rest = f"the newest checkpoint is step {saved[-1]}" if saved else "no checkpoint had been written"
-    return f"interrupted; the ranks did not finish their step in time and were killed; {rest}"
+    return f"interrupted; the ranks were killed before they had finished their step and saved; {rest}"
 
 
 def _failed_before(now: dict[int, list[dict[str, Any]]], hang: dict[str, Any]) -> bool:
