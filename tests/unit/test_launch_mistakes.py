@@ -141,7 +141,7 @@ MISTAKES: dict[str, Case] = {
     "chat without an answer": (LLAMA, {}, [*CHATS, {"messages": [{"role": "user", "content": "a"}]}], DataError, r"row 20: chat without an assistant message", f"{REQUEST}.check_rows"),
     "row without a label": (BERT, {"data": {"max_length": 32}}, [*LABELLED, {"text": "a", "label": None}], DataError, r"row 40, column 'label': the label is missing", f"{REQUEST}.check_rows"),
     "one class only": (BERT, {"data": {"max_length": 32}}, [row | {"label": 1} for row in LABELLED], DataError, r"at least two label values", f"{REQUEST}.check_rows"),
-    "package of a logger": (LLAMA, {"observe": {"wandb": True}}, ROWS, EnvironmentNotAble, r"missing wandb; pip install 'allranks\[wandb\]'", "allranks.nodes.preflight.requirements.optional_packages"),
+    "package of a logger": (LLAMA, {"observe": {"wandb": True}}, ROWS, EnvironmentNotAble, r"missing wandb; pip install 'allranks\[wandb\]'", "allranks.nodes.preflight.requirements.required_packages"),
     "seed too large": (LLAMA, {"train": {"seed": 2**70}}, ROWS, SpecError, r"train.seed: .*4294967294", ""),
     "data seed negative": (LLAMA, {"data": {"seed": -1}}, ROWS, SpecError, r"data.seed", ""),
 }  # fmt: skip
@@ -187,7 +187,7 @@ def test_no_other_check_finds_it(tmp_path: Path, mistake: str, monkeypatch: pyte
         "has_absolute_positions": lambda config: False,
         "model_task": lambda config, types, where: "text",
         "encodable": lambda text, where: text,
-        "optional_packages": lambda spec: {},
+        "required_packages": lambda spec: {},
     }
     replacement = disabled.get(name, lambda *a, **k: None)
     for user in (module, "allranks.spec.data_rows", MODEL, REQUEST, "allranks.nodes.preflight", __name__):

@@ -81,19 +81,14 @@ def needed_packages(spec: RunSpec) -> list[str]:
     return TRAINING_PACKAGES + (["peft"] if spec.adapter.type == "lora" else [])
 
 
-def engine_packages(spec: RunSpec) -> list[str]:
-    """Return the package of another library's engine. Nodes only look for it, because importing it is slow and prints messages."""
+def required_packages(spec: RunSpec) -> dict[str, str]:
+    """Return every package that a run needs, each with the command that installs it; those that all ranks import come first."""
+    found = dict.fromkeys(needed_packages(spec), "pip install 'allranks[train]'")
     if is_container(spec.cluster.python) or spec.script is not None:
-        return []
-    package = strategy_info(spec.strategy.name).package
-    return [package] if package else []
-
-
-def optional_packages(spec: RunSpec) -> dict[str, str]:
-    """Return the packages of loggers and attention kernels that the spec asks for, with the command that installs each."""
-    if is_container(spec.cluster.python) or spec.script is not None:
-        return {}
-    found = {}
+        return found
+    # Nodes only look for the library of another engine, because importing it is slow and prints messages.
+    if package := strategy_info(spec.strategy.name).package:
+        found[package] = f"pip install 'allranks[{'deepspeed' if package == 'deepspeed' else 'train'}]'"
     if spec.observe.tensorboard:
         found["tensorboard"] = "pip install 'allranks[tensorboard]'"
     if spec.observe.wandb:
@@ -110,11 +105,11 @@ def node_requirements(
     """Return the requirements for every node of the spec. Paths are the launcher's, made absolute from `here`."""
     from allranks.nodes.checks.registry import ASKS  # with all checks; a run on this machine needs few of them
 
-    packages, here = needed_packages(spec), here or Path.cwd()
+    here = here or Path.cwd()
     required = NodeRequirements(
         python=node_python(spec),
-        packages=[*packages, *engine_packages(spec), *optional_packages(spec)],
-        imports=packages if imports else [],
+        packages=list(required_packages(spec)),
+        imports=needed_packages(spec) if imports else [],
         folders=_folders(spec, run_root, here),
         ports=list(ports),
     )
@@ -209,10 +204,7 @@ def write_nonces(required: NodeRequirements) -> Iterator[tuple[NodeRequirements,
 def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root: Path) -> PreflightReport:
     """Return every check of this machine. Where nodes run the ranks, with an interpreter of their own, its packages do not count."""
     own_ranks, same_python = spec.cluster.launched_by.runs_here, spec.cluster.python is None
-    extras = dict.fromkeys(needed_packages(spec), "train")
-    extras |= {name: "deepspeed" if name == "deepspeed" else "train" for name in engine_packages(spec)}
-    installed_by = {name: f"pip install 'allranks[{extra}]'" for name, extra in extras.items()}
-    installed_by |= optional_packages(spec)
+    installed_by = required_packages(spec)
     ranks_python = _ask_own_python(spec, list(installed_by) if own_ranks or same_python else [])
     threads = next((e.value for e in plan.environment if e.name == "OMP_NUM_THREADS"), "?")
     checks = [
