@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from allranks.errors import DataError, EnvironmentNotAble, RequestError, SpecError
+from allranks.errors import DataError, EnvironmentNotAble, SpecError
 from allranks.nodes.checks.software import HUB, hub_names, offline_variable
 from allranks.nodes.preflight.requirements import local_report, node_requirements, require_interpreter
 from allranks.nodes.records import PreflightReport, require
@@ -223,7 +223,8 @@ def _mark(spec: RunSpec, files: list[Path]) -> Path:
     import hashlib  # loads OpenSSL, which no plan needs
 
     templates = [Path(part.template).expanduser() for part in parts_of(spec.data)] if spec.data is not None else []
-    seen = [(str(p.absolute()), *_identity(p)) for p in [*files, *templates] if p.is_file()]
+    stats = [(path.absolute(), path.stat()) for path in [*files, *templates] if path.is_file()]
+    seen = [(str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in stats]
     wanted = [
         __version__,
         msgspec.to_builtins(spec.data),
@@ -233,11 +234,6 @@ def _mark(spec: RunSpec, files: list[Path]) -> Path:
     ]
     key = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:32]
     return private_root(cache_root(spec.cluster.cache)) / "checked_rows" / key
-
-
-def _identity(path: Path) -> tuple[int, int, int]:
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
 
 def check_hub(spec: RunSpec) -> None:
@@ -289,7 +285,11 @@ def _ask_hub(path: str, key: str, name: str) -> None:
             return
     except error.HTTPError as answer:
         if answer.code in (401, 403, 404):
-            raise _refused(answer.code, key, name, base) from None
+            known = answer.code == 404
+            what = "repository or revision" if known else f"public repository (HTTP {answer.code})"
+            cure = "check the name" + ("" if known else ", and set HF_TOKEN if it is private or gated")
+            missing = f"is not a local path, and the hub ({base}) has no such {what}"
+            raise SpecError(f"{key} {name}: {missing}; {cure}") from None
     except (OSError, ValueError) as problem:
         why = getattr(problem, "reason", problem)
         raise EnvironmentNotAble(
@@ -305,17 +305,6 @@ def _token() -> str:
         return read_text(Path(os.environ.get("HF_TOKEN_PATH") or hf_home() / "token"), 4096).strip()
     except (OSError, ValueError):
         return ""
-
-
-def _refused(code: int, key: str, name: str, base: str) -> RequestError:
-    if code == 404:
-        return SpecError(
-            f"{key} {name}: is not a local path, and the hub ({base}) has no such repository or revision; check the name"
-        )
-    return SpecError(
-        f"{key} {name}: is not a local path, and the hub ({base}) has no such public repository (HTTP {code}); check the name, and set "
-        "HF_TOKEN if it is private or gated"
-    )
 
 
 def check_start(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, *, required: bool = True) -> PreflightReport:
