@@ -140,7 +140,12 @@ def run_preflight(
     lines = answers.by_host()
     probes = [msgspec.convert(line.facts(), Probe) for line in lines.values()]
     probes.sort(key=lambda probe: probe.node_id)
-    network, network_error = _choose_network(probes, spec.cluster.rendezvous.interface)
+    network = network_error = None
+    if len(probes) > 1:
+        try:
+            network = choose_network(probes, spec.cluster.rendezvous.interface)
+        except EnvironmentNotAble as error:
+            network_error = str(error)
     reach, reach_s = _test_connectivity(where, asked, probes, network)
     survey = NodeSurvey(
         probes=probes,
@@ -189,15 +194,6 @@ def _launcher_folders(required: NodeRequirements) -> dict[str, FolderFacts]:
         value, error = prober.Later(prober.FOLDER_LIMIT_S, prober.folder, asked).get()
         seen[item.role] = msgspec.convert({**(value or {}), "error": error}, FolderFacts)
     return seen
-
-
-def _choose_network(probes: list[Probe], wanted: str | None) -> tuple[ChosenNetwork | None, str | None]:
-    if len(probes) < 2:
-        return None, None
-    try:
-        return choose_network(probes, wanted), None
-    except EnvironmentNotAble as error:
-        return None, str(error)
 
 
 def connect_window_s(nodes: int) -> float:

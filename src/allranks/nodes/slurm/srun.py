@@ -232,8 +232,13 @@ def run_command(command: list[str], timeout_s: float, text: str | None) -> NodeA
         raise EnvironmentNotAble(f"{command[0]} cannot be started: {error.strerror}") from None
     lines: list[OutputLine] = []
     said: list[str] = []
+
+    def keep_lines() -> None:
+        for line in process.stdout or ():
+            lines.append(OutputLine(text=line.rstrip("\n"), received=node_clock()))  # noqa: PERF401 - each with its own time
+
     threads = [
-        threading.Thread(target=_keep_lines, args=(process.stdout, lines), daemon=True),
+        threading.Thread(target=keep_lines, daemon=True),
         threading.Thread(target=lambda: said.extend(process.stderr or []), daemon=True),
         threading.Thread(target=write_stdin, args=(process.stdin, text), daemon=True),
     ]
@@ -262,11 +267,6 @@ def join_pieces(lines: Sequence[OutputLine]) -> list[OutputLine]:
             whole.append(OutputLine(text=begun.pop(task), received=line.received))
     whole += [OutputLine(text=text, received=lines[-1].received) for text in begun.values()]
     return whole
-
-
-def _keep_lines(stream: Any, lines: list[OutputLine]) -> None:
-    for line in stream:
-        lines.append(OutputLine(text=line.rstrip("\n"), received=node_clock()))  # noqa: PERF401 - each with its own time
 
 
 def write_stdin(stream: Any, text: str | None) -> None:

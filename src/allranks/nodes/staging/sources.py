@@ -73,7 +73,16 @@ def environment_source(site: Path, prefix: Path | None = None) -> PartFiles:
     Raises:
         EnvironmentNotAble: the packages would not run elsewhere, or there are none.
     """
-    problem = _incomplete_reason(prefix) if prefix is not None else None
+    problem = ""
+    if prefix is not None and (prefix / "conda-meta").is_dir():
+        problem = (
+            "it is a conda environment, whose libraries are outside of the packages; use a venv, or a container image"
+        )
+        problem += " as cluster.python"
+    elif prefix is not None and (prefix / "pyvenv.cfg").is_file():
+        settings = read_text(prefix / "pyvenv.cfg").lower().replace(" ", "").splitlines()
+        if "include-system-site-packages=true" in settings:
+            problem = "it also uses the system's packages; create a venv without --system-site-packages"
     if problem:
         raise EnvironmentNotAble(f"the packages of {prefix} cannot be staged: {problem}")
     if not site.is_dir():
@@ -115,22 +124,6 @@ def brings_packages(environment: str | None) -> bool:
         f"cluster.python {environment} is not the current environment ({sys.prefix}); "
         f"stage from it: {folder}/bin/python -m allranks.cli.main stage SPEC"
     )
-
-
-def _incomplete_reason(prefix: Path) -> str | None:
-    """Return why the packages of an environment are not sufficient for its programs."""
-    if (prefix / "conda-meta").is_dir():
-        return (
-            "it is a conda environment, whose libraries are outside of the packages; use a venv, or a container image "
-            "as cluster.python"
-        )
-    try:
-        lines = read_text(prefix / "pyvenv.cfg").lower().splitlines()
-    except OSError:
-        return None
-    if any(line.replace(" ", "") == "include-system-site-packages=true" for line in lines):
-        return "it also uses the system's packages; create a venv without --system-site-packages"
-    return None
 
 
 def package_versions() -> dict[str, str]:
