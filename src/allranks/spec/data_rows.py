@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,13 +64,23 @@ class ReadExamples(msgspec.Struct, frozen=True):
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """The rows of one source, before any are chosen."""
+    """The chosen rows of one source."""
 
     data: DataSpec
     rows: list[data_sources.Row]
     template: Template
     examples: list[Example]
-    empty: EmptyRows
+    empty: list[int]
+    """Numbers of the rows without a trained token, which are left out."""
+    empty_column: str
+
+    def warnings(self) -> list[str]:
+        """Return a sentence, if rows are left out."""
+        if not self.empty:
+            return []
+        first = ", ".join(map(str, self.empty[:5])) + (", ..." if len(self.empty) > 5 else "")
+        where = f"{self.empty_column!r} is empty or missing (row {first})"
+        return [f"{len(self.empty)} rows of {source_of(self.data)} left out: {where}"]
 
 
 def read_examples(spec: RunSpec, *, classifier: bool) -> ReadExamples:
@@ -86,12 +97,16 @@ def read_examples(spec: RunSpec, *, classifier: bool) -> ReadExamples:
     read = []
     for number, one in enumerate(parts_of(data)):
         with naming_source(data, number):
-            read.append(_read_part(spec, one, classifier=classifier))
-    empties = [part.empty for part in read]
+            read.append(_read_part(one, model=spec.model.name if spec.model else "", classifier=classifier))
+    warnings = [text for part in read for text in part.warnings()]
     sources: list[SourceRows] = []
     if spec.eval.source is not None:
-        held_out, others = _read_held_out(eval_data(spec), spec.eval.subset, classifier=classifier)
-        empties.append(others)
+        try:
+            apart = _read_part(eval_data(spec), held_out=spec.eval.subset or sys.maxsize, classifier=classifier)
+        except DataError as error:
+            raise DataError(str(error).replace("data.source", "eval.source", 1)) from None
+        held_out = apart.examples
+        warnings += apart.warnings()
         pools = [(part.examples, []) for part in read]
     else:
         pools = [_split(part.examples, data) for part in read]
@@ -112,19 +127,35 @@ def read_examples(spec: RunSpec, *, classifier: bool) -> ReadExamples:
         template_reason=read[0].template.reason if data.sources is None else "; ".join(reasons),
         train=train,
         held_out=held_out,
-        rows_empty=sum(len(part.empty.numbers) for part in read),
-        warnings=[text for empty in empties for text in empty.warnings()] + _mixture_warnings(kinds, sources),
+        rows_empty=sum(len(part.empty) for part in read),
+        warnings=warnings + _mixture_warnings(kinds, sources),
         sources=sources,
     )
 
 
-def _read_part(spec: RunSpec, data: DataSpec, *, classifier: bool) -> _Part:
+def _read_part(data: DataSpec, *, model: str = "", held_out: int | None = None, classifier: bool) -> _Part:
+    """Read ``data.subset`` rows of a source to train a model, or at most this many to hold out."""
     rows = data_sources.load_rows(data)
     template = choose_template(data, rows, classifier=classifier)
-    if spec.model is not None:
-        require_task_template(template.kind, spec.model.name, classifier=classifier)
-    empty = EmptyRows(source_of(data))
-    return _Part(data, rows, template, _convert(data, rows, template, _choose(data, len(rows)), empty), empty)
+    if model:
+        require_task_template(template.kind, model, classifier=classifier)
+    chosen: Sequence[int] = range(len(rows))
+    if held_out is not None:
+        chosen = shuffle(len(rows), data.seed, 1)[:held_out].tolist()
+    elif data.subset is not None and data.subset < len(rows):
+        chosen = shuffle(len(rows), data.seed, 0)[: data.subset].tolist()
+    kept, empty, column = [], [], ""
+    with naming_file(f"data.source {source_of(data)}"):
+        for number in chosen:
+            example = template.render(rows[number], number)
+            if example.empty:
+                empty.append(number)
+                column = column or example.empty
+            else:
+                kept.append(msgspec.structs.replace(example, row=number))
+    if not kept:
+        raise DataError(f"data.source {source_of(data)}: {column!r} is empty or missing in every row")
+    return _Part(data, rows, template, kept, empty, column)
 
 
 @contextmanager
@@ -206,13 +237,6 @@ def _mixture_warnings(kinds: list[str], sources: list[SourceRows]) -> list[str]:
     return found
 
 
-def _convert(
-    data: DataSpec, rows: list[data_sources.Row], template: Template, chosen: Iterable[int], empty: EmptyRows
-) -> list[Example]:
-    with naming_file(f"data.source {source_of(data)}"):
-        return empty.remove((number, template.render(rows[number], number)) for number in chosen)
-
-
 @contextmanager
 def naming_file(where: str) -> Iterator[None]:
     """Name the key and the file in errors that begin with a row; in a mixture they begin with the name of the source."""
@@ -222,62 +246,10 @@ def naming_file(where: str) -> Iterator[None]:
         raise DataError(f"{where}, {error}" if str(error).startswith("row ") else str(error)) from None
 
 
-def _choose(data: DataSpec, n: int) -> Sequence[int]:
-    if data.subset is None or data.subset >= n:
-        return range(n)
-    return shuffle(n, data.seed, 0)[: data.subset].tolist()
-
-
 def eval_data(spec: RunSpec) -> DataSpec:
     """Return ``spec.data`` for the rows of ``eval.source``."""
     assert spec.data is not None and spec.eval.source is not None
     return msgspec.structs.replace(spec.data, source=spec.eval.source, sources=None, subset=None)
-
-
-def _read_held_out(data: DataSpec, limit: int | None, *, classifier: bool) -> tuple[list[Example], EmptyRows]:
-    try:
-        rows = data_sources.load_rows(data)
-        template = choose_template(data, rows, classifier=classifier)
-        chosen = shuffle(len(rows), data.seed, 1)[: limit or len(rows)]
-        own = EmptyRows(source_of(data))
-        return _convert(data, rows, template, chosen.tolist(), own), own
-    except DataError as error:
-        raise DataError(str(error).replace("data.source", "eval.source", 1)) from None
-
-
-class EmptyRows:
-    """Find and count rows without a trained token."""
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self.numbers: list[int] = []
-        self._where = ""
-
-    def remove(self, examples: Iterable[tuple[int, Example]]) -> list[Example]:
-        """Return the other rows.
-
-        Raises:
-            DataError: there are none.
-        """
-        kept = []
-        for number, example in examples:
-            if example.empty:
-                self.numbers.append(number)
-                self._where = self._where or example.empty
-            else:
-                kept.append(msgspec.structs.replace(example, row=number))
-        if not kept:
-            raise DataError(f"data.source {self._source}: {self._where!r} is empty or missing in every row")
-        return kept
-
-    def warnings(self) -> list[str]:
-        """Return a sentence, if the source has such rows."""
-        if not self.numbers:
-            return []
-        first = ", ".join(map(str, self.numbers[:5])) + (", ..." if len(self.numbers) > 5 else "")
-        return [
-            f"{len(self.numbers)} rows of {self._source} left out: {self._where!r} is empty or missing (row {first})"
-        ]
 
 
 def label_map(examples: Sequence[Example]) -> dict[str, int]:
