@@ -21,7 +21,7 @@ MULTI_RANK_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"
 TORCH_DISTRIBUTED_DOCS = "https://docs.pytorch.org/docs/stable/distributed.html"
 
 
-class EnvVar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+class EnvVar(msgspec.Struct, frozen=True):
     """One decided variable. ``value`` None means: considered, and deliberately not set.
 
     `source` says who decided (policy, spec, user; nodes: each node will decide at run time), `documentation` is a link, `risk`
@@ -48,9 +48,8 @@ class EnvVar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
 
 def nccl_var(name: str, value: str | None, reason: str, risk: str) -> EnvVar:
     """Return a NCCL variable with the link to its documentation."""
-    return EnvVar(
-        name=name, value=value, reason=reason, documentation=f"{NCCL_DOCS}#{name.lower().replace('_', '-')}", risk=risk
-    )
+    link = f"{NCCL_DOCS}#{name.lower().replace('_', '-')}"
+    return EnvVar(name, value, reason, documentation=link, risk=risk)
 
 
 def env_warnings(env: Mapping[str, str], where: str = "cluster.env.") -> list[str]:

@@ -32,49 +32,30 @@ def threads_per_rank(cpus: int, procs_per_node: int) -> int:
 
 def decide_environment(spec: RunSpec, job: NetworkJob, *, cpus: int, procs_per_node: int) -> list[EnvVar]:
     """Return the policy's variables; those of the user (``cluster.env``) take precedence and are shown."""
-    threads = _threads(spec, cpus, procs_per_node)
     decisions = [
-        threads,
-        EnvVar(name="PYTHONUNBUFFERED", value="1", reason="the last lines of a killed rank must not be lost"),
-        EnvVar(
-            name="PYTHONFAULTHANDLER",
-            value="1",
-            reason="a crash in native code writes a Python stack to the rank's log",
-        ),
-        EnvVar(
-            name="TOKENIZERS_PARALLELISM",
-            value="false",
-            reason="one process prepares the data; forking after tokenizer threads have started can deadlock",
-        ),
+        _threads(spec, cpus, procs_per_node),
+        EnvVar("PYTHONUNBUFFERED", "1", "the last lines of a killed rank must not be lost"),
+        EnvVar("PYTHONFAULTHANDLER", "1", "a crash in native code writes a Python stack to the rank's log"),
     ]
+    reason = "one process prepares the data; forking after tokenizer threads have started can deadlock"
+    decisions.append(EnvVar("TOKENIZERS_PARALLELISM", "false", reason))
     if spec.train.deterministic and job.device == "cuda":
-        decisions.append(
-            EnvVar(
-                name="CUBLAS_WORKSPACE_CONFIG",
-                value=":4096:8",
-                reason="train.deterministic: cuBLAS is deterministic with a workspace of fixed size only",
-            )
-        )
+        reason = "train.deterministic: cuBLAS is deterministic with a workspace of fixed size only"
+        decisions.append(EnvVar("CUBLAS_WORKSPACE_CONFIG", ":4096:8", reason))
     if job.device == "cuda" and spec.script is None:  # a program of the user's own decides for itself
         decisions += [
             d for d in _gpu_decisions() if f"PYTORCH_CUDA_{d.name.removeprefix('PYTORCH_')}" not in spec.cluster.env
         ]
     if spec.cluster.cache:
-        decisions.append(
-            EnvVar(
-                name="HF_HOME",
-                value=spec.cluster.cache,
-                reason="cluster.cache: one cache that all ranks share",
-                source="spec",
-            )
-        )
+        reason = "cluster.cache: one cache that all ranks share"
+        decisions.append(EnvVar("HF_HOME", spec.cluster.cache, reason, source="spec"))
     if job.device == "cpu":
         needed = strategy_info(spec.strategy.name).cpu_environment
-        decisions += [EnvVar(name=name, value=value, reason=reason) for name, (value, reason) in needed.items()]
+        decisions += [EnvVar(name, value, reason) for name, (value, reason) in needed.items()]
     decisions += provisional_policy(job)
     named = {item.name for item in decisions}
     rest = {name: value for name, value in spec.cluster.env.items() if name not in named}
-    more = [EnvVar(name=k, value=v, reason="cluster.env", source="user") for k, v in rest.items()]
+    more = [EnvVar(name, value, "cluster.env", source="user") for name, value in rest.items()]
     return [*apply_user_env(decisions, spec.cluster.env), *more, *_script_arguments(spec.script)]
 
 
@@ -100,7 +81,7 @@ def with_allocator(decisions: list[EnvVar], *, device: str, recomputes: bool) ->
         risk = "other programs on the node do not get memory that a step has freed while the run goes on"
     value = ":".join(f"glibc.malloc.{name}={number}" for name, number in settings.items())
     link = "https://www.gnu.org/software/libc/manual/html_node/Memory-Allocation-Tunables.html"
-    return [*decisions, EnvVar(name=TUNABLES, value=value, reason=reason, documentation=link, risk=risk)]
+    return [*decisions, EnvVar(TUNABLES, value, reason, documentation=link, risk=risk)]
 
 
 NUMA_BINDING = "ALLRANKS_NUMA_BINDING"
@@ -109,18 +90,19 @@ NUMA_BINDING = "ALLRANKS_NUMA_BINDING"
 
 def _gpu_decisions() -> list[EnvVar]:
     """Return what a training on GPUs sets. TF32 stays off (docs/precision.md)."""
+    link = "https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf"
     return [
         EnvVar(
-            name="PYTORCH_ALLOC_CONF",
-            value="expandable_segments:True",
-            reason="sequences of many lengths fragment the memory of the GPU; segments that grow can be filled again",
-            documentation="https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf",
+            "PYTORCH_ALLOC_CONF",
+            "expandable_segments:True",
+            "sequences of many lengths fragment the memory of the GPU; segments that grow can be filled again",
+            documentation=link,
             risk="tensors cannot be shared with other processes by CUDA IPC in older versions of torch; no training here does so",
         ),
         EnvVar(
-            name=NUMA_BINDING,
-            value="1",
-            reason="a rank runs on the cores of its GPU's NUMA node, if the job has enough of them: copies do not cross sockets",
+            NUMA_BINDING,
+            "1",
+            "a rank runs on the cores of its GPU's NUMA node, if the job has enough of them: copies do not cross sockets",
             risk="a node whose firmware names wrong cores is slower; 0 turns it off",
         ),
     ]
@@ -131,7 +113,7 @@ def _script_arguments(script: ScriptSpec | None) -> list[EnvVar]:
     if script is None or redact_arguments(script.args) == script.args:
         return []
     reason = "script.args as a JSON list: one of them is a secret, and spec.yaml contains no secrets"
-    return [EnvVar(name=SCRIPT_ARGS, value=json.dumps(script.args), reason=reason, source="spec")]
+    return [EnvVar(SCRIPT_ARGS, json.dumps(script.args), reason, source="spec")]
 
 
 def script_arguments(script: ScriptSpec, environment: dict[str, str]) -> list[str]:
@@ -186,8 +168,8 @@ def _threads(spec: RunSpec, cpus: int, procs_per_node: int) -> EnvVar:
         cores, what = (cpus, "usable cores") if here else (given or 1, "cpus_per_task")
         value = str(threads_per_rank(cores, procs_per_node))
         why = f"{cores} {what} / {_ranks(procs_per_node)} on the node; torchrun would set 1, plain Python all cores for every rank"
-        return EnvVar(name=name, value=value, reason=why)
-    return EnvVar(name=name, value=None, reason=f"its usable cores / {_ranks(procs_per_node)}", source="nodes")
+        return EnvVar(name, value, why)
+    return EnvVar(name, None, f"its usable cores / {_ranks(procs_per_node)}", source="nodes")
 
 
 def as_variables(decisions: list[EnvVar]) -> dict[str, str]:
