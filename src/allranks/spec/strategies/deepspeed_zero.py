@@ -71,7 +71,7 @@ def read_options(options: Json) -> Json:
 
 def param_dtype(options: Json) -> str | None:
     """Return "bfloat16" for ``bf16.enabled: true``: DeepSpeed then casts the model, and keeps float32 master weights; else None."""
-    return "bfloat16" if _at(options["config"] or {}, "bf16.enabled") is True else None
+    return "bfloat16" if _at(options["config"], "bf16.enabled") is True else None
 
 
 def plan_options(options: Json, train: TrainSpec, work: PlannedWork) -> Json:
@@ -234,11 +234,10 @@ def _of_optimizer(config: Json, asked: DeepSpeedExpectations) -> Iterator[str]:
         )
 
 
-def _at(config: Json, path: str) -> Any:
-    value: Any = config
+def _at(config: Any, path: str) -> Any:
     for part in path.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
+        config = config.get(part) if isinstance(config, dict) else None
+    return config
 
 
 def _put(config: Json, path: str, value: Any) -> None:
@@ -366,18 +365,14 @@ class DeepSpeedZero3(StrategyState):
 
 def _zero_setting(options: Options, key: str) -> int | None:
     """Return a number of the DeepSpeed configuration, or None if it is not set."""
-    config = options.get("config")
-    section = config.get("zero_optimization") if isinstance(config, dict) else None
-    value = section.get(key) if isinstance(section, dict) else None
+    value = _at(options.get("config"), f"zero_optimization.{key}")
     return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e15 else None
 
 
 def _torch_adam(options: Options) -> bool:
     """Return whether the configuration uses torch's Adam; its foreach form needs a temporary as large as a moment, ours is fused."""
-    config = options.get("config")
-    section = config.get("optimizer") if isinstance(config, dict) else None
-    params = section.get("params") if isinstance(section, dict) else None
-    return isinstance(params, dict) and params.get("torch_adam") is True and params.get("fused") is not True
+    params = _at(options.get("config"), "optimizer.params")
+    return _at(params, "torch_adam") is True and _at(params, "fused") is not True
 
 
 def _replicated(m: ModelSizes, o: Options, *, stage: int) -> StrategyState:
