@@ -94,7 +94,7 @@ CLASSES: tuple[FailureClass, ...] = (
         next_test="check whether each rank's stack is inside the save; or save once with sharded state (torch.distributed.checkpoint) and see whether it passes",
         reference="https://docs.pytorch.org/docs/stable/distributed.checkpoint.html",
         patterns=likely(
-            r"(save|load|checkpoint|state_dict)\w*.{0,80}(only (by|on|from) rank ?0|all ranks must)",
+            r"(save|load|checkpoint|state_dict)\w*.{0,80}(only by rank ?0|only on rank ?0|only from rank ?0|all ranks must)",
             r"(timed? ?out|hang|hung|stuck).{0,60}(while|during|when|in|at) (the )?(sav|load|writ|gather)\w* (of )?(the )?(\w+ )?(checkpoint|state_?dict|shards)",
             r"checkpoint.{0,60}(timed out|hangs?\b|hung|stuck|deadlock)",
         ),

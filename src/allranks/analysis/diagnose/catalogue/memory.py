@@ -112,7 +112,8 @@ CLASSES: tuple[FailureClass, ...] = (
             r"insufficient shared memory|out of shared memory|raise your shared memory limit",
             r"unable to (write to file|allocate shared memory|mmap \d+ bytes from file) ?(\(shm\))?.{0,20}</?torch",
             r"(No space left on device|ENOSPC|posix_fallocate failed|ftruncate|cannot allocate).{0,160}(/dev/shm|shared memory|nccl-)",
-            r"(/dev/shm|shared memory|shm_open|nccl-\w+).{0,160}(No space left|ENOSPC|is full|too small|100%)",
+            r"(/dev/shm|shared memory|shm_open).{0,160}(No space left|ENOSPC|is full|too small|100%)",
+            r"nccl-\w+.{0,160}(No space left|ENOSPC|is full|too small)",
             r"\bshm\w*\.(h|cc):\d+.{0,80}(No space left|posix_fallocate|ftruncate)",
         )
         + likely(

@@ -191,7 +191,7 @@ _SIGNS = (
             ),
             Pattern(r"^\W*(?:\S+: )?(?:fatal error|fatal|error)(?: \w{1,12}\d*)?: \S", unless=_STATED_FALLBACK),
             Pattern(
-                r"\btim(?:ed|ing) ?out\b|\bconnection (?:was )?(?:closed|reset|refused|lost|aborted)\b|\b(?:hung|deadlock(?:ed)?)\b|No route to host",
+                r"\b(?:timed|timing) ?out\b|\bconnection (?:was )?(?:closed|reset|refused|lost|aborted)\b|\b(?:hung|deadlock(?:ed)?)\b|No route to host",
                 unless=r"\bif\b|\bwhen\b|may |can |0 timed out",
             ),
             Pattern(r"^\W*(?:UCX +ERROR|libfabric:.{0,80}(?:error|fail))", unless=r"<(?:warn|info|debug)>"),
