@@ -198,9 +198,8 @@ _SEVERITY = re.compile(
     r"|\b\w*(?P<python>Warning): "
     r"|\[(?P<small>debug|info|warning|error|fatal|critical)\]"
 )
-_SEVERITIES = (
-    dict.fromkeys("itdn", "info") | {"w": "warning", "e": "error"} | dict.fromkeys("fcs", "fatal")
-)  # first letters
+# first letters
+_SEVERITIES = dict.fromkeys("itdn", "info") | {"w": "warning", "e": "error"} | dict.fromkeys("fcs", "fatal")
 EMITTER_REACH = 400
 SEVERITY_REACH = 160  # a level stands near the start of a line
 

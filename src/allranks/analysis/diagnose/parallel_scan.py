@@ -81,9 +81,8 @@ def scan_files(sources: list[LogFile], workers: int | None = None) -> list[FileS
     count = min(workers or available_cores(), len(sources))
     if count < 2 or (workers is None and sum(s.size for s in sources) < PARALLEL_BYTES):
         return [scan_file(pair) for pair in enumerate(sources)]
-    queue = sorted(
-        enumerate(sources), key=lambda pair: -pair[1].size
-    )  # so that the processes end at about the same time
+    # so that the processes end at about the same time
+    queue = sorted(enumerate(sources), key=lambda pair: -pair[1].size)
     scans = [
         _unread(number, f"was not read: {scan}") if isinstance(scan, ChildProcessError) else scan
         for (number, _), scan in zip(queue, map_in_processes(scan_file, queue, count), strict=True)

@@ -102,9 +102,8 @@ class FailureClass(Struct, frozen=True, kw_only=True):
     echo: bool = False  # only reports that something else failed
     emitters: frozenset[str] = frozenset()  # whose lines may show it; empty: any
     ends_job: bool = True  # a job that goes on after it has survived it
-    measured: bool = (
-        False  # a value that the program printed: it counts at any log level, and as long as it is repeated
-    )
+    # a value that the program printed: it counts at any log level, and as long as it is repeated
+    measured: bool = False
 
     def accepts(self, emitter: str) -> bool:
         """Return whether a line of this emitter may show the class; what allranks itself wrote shows it only if the class says so."""

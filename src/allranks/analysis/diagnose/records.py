@@ -69,9 +69,8 @@ class FileScan(Struct, kw_only=True):
     tallies: dict[int, RuleCount] = field(default_factory=dict)
     stacks: list[ThreadStack] = field(default_factory=list)
     flight: FlightRecord | None = None
-    loose: list[tuple[str, ...]] = field(
-        default_factory=list
-    )  # innermost frames of tracebacks that end without an exception
+    # innermost frames of tracebacks that end without an exception
+    loose: list[tuple[str, ...]] = field(default_factory=list)
     transports: dict[str, int] = field(default_factory=dict)
     ready: int = 0
     hosts: list[str] = field(default_factory=list)
@@ -80,9 +79,8 @@ class FileScan(Struct, kw_only=True):
     first_progress: int | None = None
     last_progress: int | None = None
     late_progress: list[int] = field(default_factory=list)  # the last few lines of progress
-    last_completed: int | None = (
-        None  # the last line that says that the job completed, not only that it saved something
-    )
+    # the last line that says that the job completed, not only that it saved something
+    last_completed: int | None = None
     last_done: int | None = None  # the last line that shows completion
     last_ended: int | None = None  # the last line that shows a process that ended without an error
     last_progress_text: str = ""
@@ -258,10 +256,8 @@ _HOST_FILE = re.compile(r"^([A-Za-z][\w-]*(?:\.[\w-]+)*?)\.(?:rank\d+\.log|(?:sl
 
 SURVIVAL_LINES = 3
 REPEATED = 3
-END_LINES, END_PART = (
-    60,
-    0.1,
-)  # a log ends in progress if its last progress is within so many lines, or this part, of its end
+# a log ends in progress if its last progress is within so many lines, or this part, of its end
+END_LINES, END_PART = 60, 0.1
 # Their reports end a process: what a shell script prints afterwards does not mean that the job survived.
 ENDING_EMITTERS = frozenset({"launcher", "mpi", "slurm_client", "slurm_daemon", "shell", "kernel"})
 

@@ -456,9 +456,8 @@ class _FileState:
             self.out.ready += 1
         if meaning.owner == "agent_root":
             self._root_at = number
-        of_root = (
-            meaning.owner == "agent_field" and number - self._root_at <= ROOT_CAUSE_LINES
-        )  # it is written after all the others
+        # it is written after all the others
+        of_root = meaning.owner == "agent_field" and number - self._root_at <= ROOT_CAUSE_LINES
         source = (rule.index, rank, line.local, line.task, line.host)
         own, all_of_rule = self._kept.get(source, 0), self._kept.get(rule.index, 0)
         most = MAX_WATCHDOG_FRAMES if meaning.owner == "fr_frame" else MAX_SIGNALS_PER_SOURCE

@@ -142,9 +142,8 @@ def _finding(finding: DiagnosisFinding, width: int, *, first: bool) -> Iterator[
 
 def _item(label: str, text: str, width: int, **style: object) -> Iterator[str]:
     """Yield a label and its wrapped text; without trailing blanks, so that it can be piped and copied."""
-    parts = textwrap.wrap(
-        printable(text), _room(width), break_on_hyphens=False, break_long_words=False
-    )  # as `_wrapped`
+    # as `_wrapped`
+    parts = textwrap.wrap(printable(text), _room(width), break_on_hyphens=False, break_long_words=False)
     for i, part in enumerate(parts or [""]):
         shown = _style(part, **style) if style else part  # type: ignore[arg-type]
         yield _style(f"  {'' if i else label:<{LABEL_WIDTH}}", "cyan") + shown
@@ -167,9 +166,8 @@ def _where(finding: DiagnosisFinding) -> str:
 
 def _seen(evidence: LogEvidence, width: int) -> Iterator[str]:
     """Yield the place of a log line and its text, at most `MAX_EVIDENCE_LINES` lines."""
-    yield _style(f"  {'evidence':<{LABEL_WIDTH}}", "cyan") + _style(
-        f"{evidence.file}:{evidence.line}", dim=True
-    )  # not wrapped, so that it can be copied
+    # not wrapped, so that it can be copied
+    yield _style(f"  {'evidence':<{LABEL_WIDTH}}", "cyan") + _style(f"{evidence.file}:{evidence.line}", dim=True)
     parts = textwrap.wrap(evidence.text, _room(width))
     if len(parts) > MAX_EVIDENCE_LINES:
         parts = [*parts[: MAX_EVIDENCE_LINES - 1], parts[MAX_EVIDENCE_LINES - 1][: _room(width) - 4] + " ..."]

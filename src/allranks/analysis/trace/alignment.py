@@ -209,9 +209,8 @@ def _sizes_differ(group: Mapping[int, Collective]) -> bool:
 def _count_problem(first: Collective, counts: dict[int, int]) -> Problem:
     size = f" of {first.bytes} bytes" if first.bytes is not None else ""
     text = f"{first.kind}{size}{_in_step(first)}: "
-    common = (
-        Counter(counts.values()).most_common(1)[0][0] if len(counts) > 2 else None
-    )  # of two, it is unknown which one is wrong
+    # of two, it is unknown which one is wrong
+    common = Counter(counts.values()).most_common(1)[0][0] if len(counts) > 2 else None
     odd = {r: n for r, n in sorted(counts.items()) if n != common}
     text += ", ".join(f"rank {r} has {n}" for r, n in odd.items())
     text += f", the others have {common}" if common is not None else ""

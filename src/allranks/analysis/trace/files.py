@@ -89,9 +89,8 @@ _RANK = re.compile(r"rank[_.-]?(\d+)", re.IGNORECASE)
 _RANK_FOLDER = re.compile(r"^(?:rank|r)[_.-]?(\d+)$", re.IGNORECASE)
 _ATTEMPT = re.compile(r"^attempt-(\d{1,18})$")
 _DIGITS = re.compile(r"\d+")
-_HANDLER = re.compile(
-    r"\.(\d{10,20})\.pt\.trace$"
-)  # torch's tensorboard_trace_handler: <worker>.<nanoseconds>.pt.trace.json
+# torch's tensorboard_trace_handler: <worker>.<nanoseconds>.pt.trace.json
+_HANDLER = re.compile(r"\.(\d{10,20})\.pt\.trace$")
 SAME_START_US = 1000.0
 
 

@@ -155,9 +155,8 @@ def _write(report: TraceReport, folder: Path) -> list[Path]:
     ]
     for path, text in files:
         with with_file_name(path):
-            path.write_text(
-                text, encoding="utf-8", errors="backslashreplace", newline=""
-            )  # file names may not be UTF-8
+            # file names may not be UTF-8
+            path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
     merged = folder / "merged.json.gz"
     with with_file_name(merged):
         return [*(path for path, _ in files), write_merged(report, merged).path]

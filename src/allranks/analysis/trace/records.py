@@ -156,9 +156,8 @@ class CollectiveRow(Record, frozen=True):
     size_bucket: str | None  # "<= 64 KiB"; None in the sums over all sizes
     count: int  # over all ranks that were read
     bytes: int | None  # sum, nccl-tests' "size" of each
-    distinct_bytes: tuple[
-        int, ...
-    ]  # sizes that occurred, ascending; of more than `MAX_DISTINCT_SIZES` the smallest and the largest
+    # sizes that occurred, ascending; of more than `MAX_DISTINCT_SIZES` the smallest and the largest
+    distinct_bytes: tuple[int, ...]
     n_distinct: int
     total_s: float  # sum of durations over all ranks
     transfer_s: float | None  # part of it after the last rank had arrived; None if unpaired

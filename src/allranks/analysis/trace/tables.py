@@ -458,10 +458,8 @@ def top_modules_by_self_time(modules: Sequence[ModuleRow], limit: int) -> list[M
     ranked = sorted(range(len(modules)), key=lambda i: -modules[i].self_s)[:limit]
     shown = set(ranked)
     for i in ranked:
-        depth, at = (
-            (0 if modules[i].source == "module" else modules[i].depth),
-            i,
-        )  # the path of a module includes its parents
+        # the path of a module includes its parents
+        depth, at = (0 if modules[i].source == "module" else modules[i].depth), i
         while depth > 0 and at > 0:
             at -= 1
             if modules[at].depth < depth:

@@ -38,9 +38,8 @@ INTERRUPT_PATTERNS = certain(
 )
 
 
-_STATED_FALLBACK = (
-    r"\b(?:going to|using) \S+ instead\b|\bignor(?:ing|ed)\b|: \[(?:WARN|INFO)"  # the line says how it went on
-)
+# the line says how it went on
+_STATED_FALLBACK = r"\b(?:going to|using) \S+ instead\b|\bignor(?:ing|ed)\b|: \[(?:WARN|INFO)"
 
 
 class FailureSign(Struct, frozen=True, kw_only=True):
