@@ -16,14 +16,7 @@ from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.causes.hangs import OUTSIDE, is_outside
 from allranks.analysis.diagnose.causes.memory import KILLED
 from allranks.analysis.diagnose.logs import started_runs
-from allranks.analysis.diagnose.records import (
-    CandidateCause,
-    DiagnosisCase,
-    FileScan,
-    LogSignal,
-    headline,
-    place,
-)
+from allranks.analysis.diagnose.records import CandidateCause, DiagnosisCase, FileScan, LogSignal, headline, place
 from allranks.rundir.files import read_record
 from allranks.rundir.paths import RunDir
 from allranks.utils.inputs import read_regular

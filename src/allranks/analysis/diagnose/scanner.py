@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from msgspec import structs
+
 from allranks.analysis.diagnose.catalogue import CATALOGUE, all_rules
-from allranks.analysis.diagnose.catalogue.messages import (
-    BENIGN_MESSAGES,
-    COUNTED_FACTS,
-)
+from allranks.analysis.diagnose.catalogue.messages import BENIGN_MESSAGES, COUNTED_FACTS
 from allranks.analysis.diagnose.catalogue.structured import STRUCTURED
 from allranks.analysis.diagnose.lines import (
     MAX_LINE_TEXT,
@@ -46,6 +45,7 @@ MAX_WATCHDOG_FRAMES = 40  # frames of a stack that torch's watchdog prints
 ROOT_CAUSE_LINES = 9  # lines of the launcher's table, from `Root Cause` on
 FRAMES, FRAME_REACH, STREAMS, STACKS = 48, 200, 512, 512
 LOOSE, LOOSE_FRAMES = 32, 12
+MAX_RANKS = 1 << 16  # of one file
 TIME_STAMP_REACH = 40  # maximum distance of a time stamp that dates a line without one
 _LABEL_LINES, _LABEL_BYTES = 400, 1 << 18  # the start of a file that shows whether srun labels its lines
 _BLANK = bytes(48 if 48 <= c <= 57 else c for c in range(256))
@@ -213,9 +213,7 @@ class Scanner:
                 if match and match.start() < end < match.end() and not rule.pattern.search(line.text):
                     across.append(rule)
             if across:
-                whole = LogLine(
-                    text, line.rank, line.local, line.task, line.host, line.pid, line.emitter, line.severity
-                )
+                whole = structs.replace(line, text=text)
                 self._line(state, whole, glue.join([raw, *parts]), (lines, i), number, tuple(across))
                 return
         state.complete_exception(number, parts)
@@ -339,8 +337,7 @@ class _FileState:
 
     def start_again(self) -> None:
         """Discard the previous attempt when a new attempt starts in the event file of a run."""
-        kept = FileScan(file=self.out.file, bytes_read=self.out.bytes_read, hosts=self.out.hosts, ranks=self.out.ranks)
-        self.out = kept
+        self.out = FileScan(file=self.out.file, bytes_read=self.out.bytes_read)
         self._kept.clear()
         self._frames.clear()
         self._late.clear()
@@ -398,11 +395,14 @@ class _FileState:
         """Record which process is which rank and host."""
         if line.host and len(self._hosts) < 4096:
             self._hosts.add(line.host)
-        rank = line.rank
-        if rank is not None and len(self._ranks) < 65536:
+        if line.rank is not None:
+            self._note_rank(line.rank, line.host)
+
+    def _note_rank(self, rank: int, host: str | None) -> None:
+        if len(self._ranks) < MAX_RANKS:
             self._ranks.add(rank)
-            if line.host:
-                self.out.rank_hosts.setdefault(rank, line.host)
+            if host:
+                self.out.rank_hosts.setdefault(rank, host)
 
     def frame(self, line: LogLine, number: int, groups: dict[str, str]) -> None:
         stream = (line.rank, line.local, line.task, line.host)
@@ -440,8 +440,11 @@ class _FileState:
         tally.count += 1
         tally.last_line = number
         rank = meaning.rank if meaning.rank is not None else line.rank
-        if meaning.owner == "comm_init":
-            rank = self._introduce(line, int(groups["rank"]))
+        if meaning.owner == "comm_init":  # NCCL's line that maps a process to a rank
+            rank = int(groups["rank"])
+            self._note_rank(rank, line.host)
+            if line.pid is not None and len(self._pids) < MAX_RANKS:
+                self._pids.setdefault(line.pid, rank)
         elif rank is None and line.pid is not None:
             rank = self._pids.get(line.pid)
         if meaning.owner == "channel":
@@ -485,16 +488,6 @@ class _FileState:
             message = last.groups.get("message", "")
             if not message or message.endswith(":"):
                 last.groups["message"] = f"{message} {' '.join(parts)}".strip()[:MAX_LINE_TEXT]
-
-    def _introduce(self, line: LogLine, rank: int) -> int:
-        """Read NCCL's line that maps a process to a rank."""
-        if len(self._ranks) < 65536:
-            self._ranks.add(rank)
-            if line.host:
-                self.out.rank_hosts.setdefault(rank, line.host)
-            if line.pid is not None:
-                self._pids.setdefault(line.pid, rank)
-        return rank
 
 
 def _time_near(raw: str, lines: list[bytes], i: int) -> float | None:
