@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 import json
 import os
-import queue
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +20,8 @@ import yaml
 
 from allranks.rundir.paths import RunDir
 from tests import sampling
-from tests.conftest import REPO, remove_build_locks
+from tests.conftest import remove_build_locks
+from tests.warm import Warm
 
 STUCK = Path(__file__).parent / "stuck"
 ALLRANKS = [sys.executable, "-m", "allranks.cli.main"]
@@ -41,68 +39,6 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
-
-
-class Warm:
-    """Ranks forked from a process that has imported everything (`warm.py`); one such process a test session."""
-
-    _only: Warm | None = None
-
-    def __init__(self) -> None:
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPO}:{os.environ.get('PYTHONPATH', '')}"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.dist.warm"],
-            env=env,
-            cwd=REPO,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._answers: queue.SimpleQueue[dict[str, int]] = queue.SimpleQueue()
-        self._ended: dict[int, int] = {}
-        threading.Thread(target=self._listen, daemon=True).start()
-        atexit.register(self._process.kill)
-
-    @classmethod
-    def get(cls) -> Warm:
-        if cls._only is None or cls._only._process.poll() is not None:
-            cls._only = cls()
-        return cls._only
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._answers.put(json.loads(line))
-        self._answers.put({"over": 1})
-
-    def _next(self, deadline: float) -> dict[str, int]:
-        try:
-            answer = self._answers.get(timeout=max(0.01, deadline - time.monotonic()))
-        except queue.Empty:
-            raise TimeoutError("the ranks did not end in time") from None
-        assert "over" not in answer, "the process that forks ranks has died"
-        if "ended" in answer:
-            self._ended[answer["ended"]] = answer["code"]
-        return answer
-
-    def start(self, deadline: float, **wanted: Any) -> int:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(wanted, default=str) + "\n")
-        self._process.stdin.flush()
-        while "pid" not in (answer := self._next(deadline)):
-            pass
-        return answer["pid"]
-
-    def wait(self, pids: list[int], deadline: float) -> list[int]:
-        """The exit codes; ranks that are late are killed."""
-        try:
-            while not set(pids) <= set(self._ended):
-                self._next(deadline)
-        except TimeoutError:
-            for pid in set(pids) - set(self._ended):
-                os.kill(pid, signal.SIGKILL)
-            self.wait(pids, time.monotonic() + 20)
-        return [self._ended[pid] for pid in pids]
 
 
 def run_ranks(
@@ -128,7 +64,7 @@ def end_of_ranks(
     """
     port, warm, deadline = (
         str(free_port()),
-        Warm.get(),
+        Warm.get("ranks"),
         time.monotonic() + 30 + (3 * limit_s if sampling.ALL else limit_s),
     )
     results = [tmp_path / f"{case}.{world_size}.{rank}.json" for rank in range(world_size)]
@@ -137,12 +73,12 @@ def end_of_ranks(
         file.unlink(missing_ok=True)
     pids = []
     for rank, (result, output) in enumerate(zip(results, outputs, strict=True)):
-        env = {
+        env = os.environ | {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
             "GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(args.get("ranks_per_node", world_size)),
         }  # fmt: skip
         argv = [module, case, str(result), json.dumps(args, default=str)]
-        pids.append(warm.start(deadline, module=module, argv=argv, env=env, output=str(output)))
+        pids.append(warm.start(deadline, argv, env, output))
     return warm.wait(pids, deadline), outputs
 
 

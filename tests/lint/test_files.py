@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,15 +13,13 @@ import pytest
 from allranks.analysis.lint import lint
 from tests.conftest import without_stdin
 from tests.lint.helpers import found, lint_text
+from tests.warm import allranks
 
 SCRIPT = "#!/bin/bash\nexport NCCL_TIMEOUT=600\n"
 
 
-def allranks(*words: object, width: int = 100, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "allranks.cli.main", "lint", *map(str, words)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, input=stdin, env={**os.environ, "COLUMNS": str(width)}
-    )
+def lint_verb(*words: object, width: int = 100, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return allranks("lint", *words, stdin=stdin, env={"COLUMNS": str(width)})
 
 
 BROKEN: dict[str, tuple[bytes, str]] = {
@@ -51,7 +48,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
 def test_what_cannot_be_read_is_said(tmp_path: Path, name: str) -> None:
     content, text = BROKEN[name]
     (tmp_path / name).write_bytes(content)
-    done = allranks(tmp_path / name, width=400)
+    done = lint_verb(tmp_path / name, width=400)
     assert done.returncode == 2, done.stdout + done.stderr
     assert text in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
@@ -118,7 +115,7 @@ def test_nobody_reads_the_environment_of_the_caller(tmp_path: Path, monkeypatch:
 
 def test_one_unreadable_file_hides_no_other(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text(SCRIPT)
-    done = allranks(tmp_path / "a.sh", tmp_path / "none.sh", "--json")
+    done = lint_verb(tmp_path / "a.sh", tmp_path / "none.sh", "--json")
     assert done.returncode == 2
     document = json.loads(done.stdout)
     assert [f["id"] for f in document["findings"]] == ["unknown-variable"]
@@ -127,17 +124,17 @@ def test_one_unreadable_file_hides_no_other(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_is_not_counted_as_read(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(SCRIPT)
-    done = allranks(tmp_path / "jbo.sh", width=400)
+    done = lint_verb(tmp_path / "jbo.sh", width=400)
     assert done.returncode == 2
     assert f"not read  {tmp_path / 'jbo.sh'}: no such file; did you mean {tmp_path / 'job.sh'}?" in done.stdout
     assert done.stdout.splitlines()[-1] == "1 file not read", "not: no findings in 1 file"
-    both = allranks(tmp_path / "jbo.sh", tmp_path / "job.sh", width=400)
+    both = lint_verb(tmp_path / "jbo.sh", tmp_path / "job.sh", width=400)
     assert (both.returncode, both.stdout.splitlines()[-1]) == (2, "1 error in 1 file; 1 file not read")
 
 
 def test_standard_input(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text(SCRIPT)
-    done = allranks("-", tmp_path / "a.sh", "--json", stdin="PATH=/bin\nHOME=/root\nGLOO_SOCKET_IFNAME=^lo\n")
+    done = lint_verb("-", tmp_path / "a.sh", "--json", stdin="PATH=/bin\nHOME=/root\nGLOO_SOCKET_IFNAME=^lo\n")
     assert done.returncode == 1
     document = json.loads(done.stdout)
     assert document["files"] == ["standard input", str(tmp_path / "a.sh")]
@@ -145,7 +142,7 @@ def test_standard_input(tmp_path: Path) -> None:
         ("standard input", "gloo-interface-syntax", 3),
         (str(tmp_path / "a.sh"), "unknown-variable", 2),
     ]
-    empty = allranks("-", stdin="")
+    empty = lint_verb("-", stdin="")
     assert empty.returncode == 2 and "standard input is empty" in empty.stdout
     closed = without_stdin("lint")
     assert closed.returncode == 2 and "closed" in closed.stdout and "Traceback" not in closed.stderr
@@ -154,16 +151,16 @@ def test_standard_input(tmp_path: Path) -> None:
 def test_exit_codes_and_levels(tmp_path: Path) -> None:
     path = tmp_path / "a.sh"
     path.write_text("#!/bin/bash\nexport NCCL_IB_DISABLE=1\n")
-    assert allranks(path, "--level", "note").returncode == 1
-    done = allranks(path)
+    assert lint_verb(path, "--level", "note").returncode == 1
+    done = lint_verb(path)
     assert (done.returncode, done.stdout.strip()) == (0, "no findings in 1 file (1 note with --level note)")
-    assert allranks().returncode == 2
+    assert lint_verb().returncode == 2
 
 
 def test_json_is_one_document_with_every_field(tmp_path: Path) -> None:
     path = tmp_path / "a.sh"
     path.write_text(SCRIPT)
-    done = allranks(path, "--json")
+    done = lint_verb(path, "--json")
     assert done.returncode == 1
     finding = json.loads(done.stdout)["findings"][0]
     assert set(finding) == {
@@ -176,7 +173,7 @@ def test_json_is_one_document_with_every_field(tmp_path: Path) -> None:
 def test_the_terminal_output_fits_and_says_all(tmp_path: Path, width: int) -> None:
     path = tmp_path / "a.sh"
     path.write_text(SCRIPT + "export GLOO_SOCKET_IFNAME=^lo # [red]x[/red]\nexport NCCL_TIMEOUT=600\n")
-    lines = allranks(path, width=width).stdout.splitlines()
+    lines = lint_verb(path, width=width).stdout.splitlines()
     text = " ".join(" ".join(lines).split())
     for part in (
         "error",
@@ -194,7 +191,7 @@ def test_the_terminal_output_fits_and_says_all(tmp_path: Path, width: int) -> No
 def test_the_worst_of_a_line_comes_first_and_the_line_is_quoted_once(tmp_path: Path) -> None:
     path = tmp_path / "a.sh"
     path.write_text("#!/bin/bash\nexport NCCL_IB_DISABLE=1 TORCH_NCCL_ASYNC_ERROR_HANDLING=0 NCCL_TIMEOUT=1\n")
-    lines = allranks(path, "--level", "note").stdout.splitlines()
+    lines = lint_verb(path, "--level", "note").stdout.splitlines()
     severities = [word for line in lines if line.startswith("    2  ") for word in line.split()[1:2]]
     assert severities == ["error", "warning", "note"]
     assert sum(line.lstrip().startswith("> export") for line in lines) == 1
@@ -248,7 +245,7 @@ def test_lint_imports_nothing_heavy(tmp_path: Path) -> None:
 def test_nothing_is_run_and_nothing_written(tmp_path: Path) -> None:
     path = tmp_path / "a.sh"
     path.write_text(f"#!/bin/bash\ntouch {tmp_path}/made\nA=$(touch {tmp_path}/made)\neval 'touch {tmp_path}/made'\n")
-    allranks(path)
+    lint_verb(path)
     assert [p.name for p in tmp_path.iterdir()] == ["a.sh"]
 
 
@@ -310,7 +307,7 @@ def test_what_a_comment_allows_is_shown_and_notes_are_counted(tmp_path: Path) ->
         "#!/bin/bash\nexport NCCL_P2P_DISABLE=1 # allranks: allow transport-disabled seen\nexport NCCL_IB_DISABLE=1\n"
         "export NCCL_TIMEOUT=1\nexport NCCL_TIMEOUT=2; export NCCL_TIMEOUT=3\n"
     )
-    shown = " ".join(allranks(path, "--level", "note", width=200).stdout.split())
+    shown = " ".join(lint_verb(path, "--level", "note", width=200).stdout.split())
     assert f"allowed {path}:2 " in shown
     assert "1 note in 1 file" in shown
     assert "also line 5 " in shown

@@ -26,6 +26,7 @@ from allranks.analysis.trace import analyse
 from allranks.cli.diagnose import diagnose_command
 from allranks.errors import RequestError
 from allranks.utils import inputs
+from tests.warm import allranks
 
 LIMIT_S = 60
 ERROR = b"RuntimeError: CUDA error: invalid device ordinal\n"
@@ -100,13 +101,7 @@ def test_real_limits_bound_a_bomb_of_gigabytes(tmp_path: Path) -> None:
         for _ in range(16):
             file.write(packer.compress(b"a" * (64 << 20)))
         file.write(packer.flush())
-    done = subprocess.run(
-        [sys.executable, "-m", "allranks", "diagnose", "a.log"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    done = allranks("diagnose", "a.log", cwd=tmp_path, timeout_s=LIMIT_S)
     assert "read only in part" in done.stdout
 
 

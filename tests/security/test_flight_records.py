@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from allranks.analysis.diagnose.logs import find_logs
 from allranks.analysis.diagnose.parallel_scan import scan_files
 from allranks.analysis.flight_recorder import plain_value, read_flight_record
 from allranks.utils.workers import map_in_processes
+from tests.warm import allranks
 
 LIMIT_S = 30
 GOOD = "RuntimeError: CUDA error: invalid device ordinal\n"
@@ -75,10 +74,7 @@ ATTACKS = {
 def test_hostile_dump_costs_no_other_file(tmp_path: Path, attack: bytes) -> None:
     (tmp_path / "flight.rank0").write_bytes(attack)
     (tmp_path / "good.log").write_text(GOOD)
-    done = subprocess.run(
-        [sys.executable, "-m", "allranks", "diagnose", ".", "--json"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
+    done = allranks("diagnose", ".", "--json", cwd=tmp_path, timeout_s=LIMIT_S)
     assert done.returncode == 1, (done.returncode, done.stderr[-500:])
     assert "invalid_device" in [f["id"] for f in json.loads(done.stdout)["findings"]]
     assert not (tmp_path / "PWNED").exists()
@@ -86,13 +82,7 @@ def test_hostile_dump_costs_no_other_file(tmp_path: Path, attack: bytes) -> None
 
 def test_a_dump_that_could_not_be_read_is_not_health(tmp_path: Path) -> None:
     (tmp_path / "flight.rank0").write_bytes(ATTACKS["no mark"])
-    done = subprocess.run(
-        [sys.executable, "-m", "allranks", "diagnose", "."],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    done = allranks("diagnose", ".", cwd=tmp_path, timeout_s=LIMIT_S)
     assert done.returncode == 2 and "a MARK is missing" in " ".join(done.stdout.split())
 
 

@@ -13,6 +13,7 @@ from allranks.errors import SpecError
 from allranks.rundir.paths import RunDir
 from allranks.spec import load_spec
 from allranks.spec.loader import MAX_DEPTH, MAX_NODES, parse_yaml
+from tests.warm import allranks
 
 HEAD = "model: {name: tiny:mistral}\ndata: {source: builtin:instructions}\n"
 LIMIT_S = 20
@@ -44,10 +45,7 @@ BOMBS = {
 def test_bomb_is_refused_at_once(tmp_path: Path, text: str, word: str) -> None:
     """In a process of its own: without the limits most of these run for hours."""
     (tmp_path / "bomb.yaml").write_text(HEAD + text + "\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "allranks", "plan", "bomb.yaml"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
+    done = allranks("plan", "bomb.yaml", cwd=tmp_path, timeout_s=LIMIT_S)
     assert done.returncode == 2, done.stderr[-500:]
     assert done.stderr.startswith("allranks: bomb.yaml") and word in done.stderr
     assert len(done.stderr) < 5_000

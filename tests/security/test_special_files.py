@@ -16,16 +16,14 @@ from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
 from allranks.utils import inputs
 from allranks.utils.inputs import FileTooLarge, NotRegularFile, open_regular, read_input, read_lines, read_regular
+from tests.warm import allranks
 
 LIMIT_S = 20
 SPEC = "name: n\nmodel: {name: tiny:mistral}\ndata: {source: builtin:instructions}\n"
 
 
 def verb(*args: str, cwd: Path, code: int) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "allranks", *args],
-        cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    done = allranks(*args, cwd=cwd, timeout_s=LIMIT_S)
     assert done.returncode == code, (args, done.returncode, done.stdout[-500:], done.stderr[-500:])
     assert "bug in allranks" not in done.stderr
     return done.stdout + done.stderr
@@ -141,10 +139,7 @@ def test_a_verb_on_a_hostile_run_folder_does_not_block(tmp_path: Path, verb_of: 
         (hostile / "logs" / "attempt-1" / "n.rank0.log").write_text("a line\n")
         (hostile / name).unlink(missing_ok=True)
         os.mkfifo(hostile / name)
-        done = subprocess.run(
-            [sys.executable, "-m", "allranks", verb_of, str(hostile)],
-            cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        done = allranks(verb_of, hostile, cwd=tmp_path, timeout_s=LIMIT_S)
         assert "bug in allranks" not in done.stderr, (name, done.stderr)
 
 

@@ -10,8 +10,6 @@ import csv
 import gzip
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,6 +26,7 @@ from allranks.spec.validation import batch_warning, warmup_warning
 from allranks.train.data.prepared import PreparedData, prepare
 from allranks.utils.machine import MachineFacts
 from tests.conftest import tiny_spec
+from tests.warm import allranks
 
 MACHINE = MachineFacts(host="h", cpus=2, memory_bytes=0, gpus=[], cpu_model="", system="")
 ROOT = Path(__file__).parents[2]
@@ -547,9 +546,7 @@ def run_of(spec: Spec) -> tuple[Any, list[str]]:
 
 
 def allranks_of(*args: str) -> tuple[int, str]:
-    ended = subprocess.run(
-        [sys.executable, "-m", "allranks", *args], capture_output=True, text=True, timeout=100, check=False
-    )
+    ended = allranks(*args, timeout_s=100)
     return ended.returncode, ended.stdout + ended.stderr
 
 

@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO
+from tests.warm import allranks
 
 OOM = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB\n"
-WITHOUT_RIGHTS = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"]
 
 
 def verb(*words: str | Path) -> tuple[int, str]:
     """Exit code and all output of a verb, started without root's right to read everything."""
-    before = WITHOUT_RIGHTS if os.geteuid() == 0 else []
-    command = [*before, sys.executable, "-m", "allranks", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPO)
+    done = allranks(*words, kind="verbs without rights" if os.geteuid() == 0 else "verbs")
     return done.returncode, " ".join((done.stdout + done.stderr).split())  # wherever lines were broken
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from allranks.cli.console import SafeConsole
 from allranks.launch import preview
 from allranks.spec import parse_spec
 from tests.conftest import tiny_spec
+from tests.warm import allranks
 
 ROWS = [{"prompt": f"What is {i} + 1?", "response": f"It is {i + 1}."} for i in range(40)]
 
@@ -26,11 +25,6 @@ def spec_file(folder: Path, rows: list[dict[str, Any]], **sections: Any) -> Path
     spec = tiny_spec(folder / "rows.jsonl", folder, **sections)
     (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
     return folder / "spec.yaml"
-
-
-def allranks(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "allranks", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 def test_json_has_the_rows_with_their_mask_and_the_facts(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from allranks.spec import parse_spec
 from allranks.train.data.prepared import prepare
 from allranks.utils.machine import machine_facts
 from tests.conftest import tiny_spec, write_rows
+from tests.warm import allranks
 
 
 @pytest.fixture
@@ -95,9 +96,7 @@ def test_the_doctor_says_that_threads_are_too_many(tmp_path: Path) -> None:
     spec = tiny_spec("builtin:instructions", tmp_path, cluster={"procs_per_node": 2, "device": "cpu"})
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
     words = ["doctor", str(tmp_path / "spec.yaml"), "--no-imports", "--set", "cluster.env.OMP_NUM_THREADS='64'"]
-    done = subprocess.run(
-        [sys.executable, "-m", "allranks.cli.main", *words], capture_output=True, text=True, timeout=60
-    )
+    done = allranks(*words)
     assert done.returncode == 1, done.stderr
     assert f"threads=MANY(2x64/{len(os.sched_getaffinity(0))})" in done.stdout
     assert "--set cluster.env.OMP_NUM_THREADS=" in done.stdout

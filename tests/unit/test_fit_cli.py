@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.unit.fit_specs import raw
+from tests.warm import allranks
 
 
 @pytest.fixture
@@ -21,9 +20,7 @@ def spec_file(tmp_path: Path) -> Path:
 
 
 def ends(*words: str) -> tuple[int, str, str]:
-    """A verb in a process of its own, as a user starts it."""
-    command = [sys.executable, "-m", "allranks", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = allranks(*words)
     return done.returncode, done.stdout, done.stderr
 
 

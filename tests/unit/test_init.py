@@ -19,6 +19,7 @@ from allranks.nodes import preflight
 from allranks.spec.examples import StarterChoices, default_data, run_name, starter_text
 from allranks.spec.loader import parse_spec, parse_yaml
 from tests.conftest import REPO
+from tests.warm import allranks
 
 NEEDED = ["--model", "tiny:llama", "--data", "builtin:instructions", "--machine", "laptop"]
 HOSTS = StarterChoices(model="m", data="d", launcher="hosts", strategy="zero1", hosts=("n1", "10.0.0.2"), nodes=2)
@@ -46,15 +47,7 @@ def environment() -> dict[str, str]:
 
 def init(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run it without a terminal."""
-    return subprocess.run(
-        [sys.executable, "-m", "allranks", "init", *words],
-        cwd=cwd,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return allranks("init", *words, cwd=cwd)
 
 
 def answer(cwd: Path, answers: list[str], *words: str, limit_s: float = 60) -> tuple[int, str]:

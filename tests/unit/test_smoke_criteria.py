@@ -8,8 +8,6 @@ from __future__ import annotations
 import copy
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +35,7 @@ from allranks.rundir.files import write_json
 from allranks.rundir.paths import RunDir
 from allranks.spec import spec_to_dict
 from tests.unit.test_plan import facts
+from tests.warm import allranks
 
 BY_NAME = {test.name: test for test in TESTS}
 Raw = dict[str, Any]
@@ -538,8 +537,7 @@ def test_a_run_that_went_on_is_read_as_two(tmp_path: Path) -> None:
     ],
 )
 def test_the_verbs_answers(words: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "allranks.cli.main", "smoke", *words]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = allranks("smoke", *words, cwd=tmp_path)
     assert done.returncode == code and said in done.stdout + done.stderr, done
     if "--json" in words:
         assert [t["name"] for t in json.loads(done.stdout)["tests"]]

@@ -20,6 +20,7 @@ from rich.cells import cell_len
 from allranks.cli.console import GAP, FittedColumn, fitted_table, fold
 from allranks.cli.run_output import BAR_WIDTH, Field, clock_text, fitting_fields
 from tests.conftest import REPO
+from tests.warm import allranks
 
 BAR = re.compile("[━╸╺]+")
 CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -141,14 +142,7 @@ def test_runs_break_no_number(columns: int, run_root: Path) -> None:
 
 
 def test_runs_in_a_pipe_are_one_line_each(run_root: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "allranks", "runs"],
-        cwd=run_root,
-        env={**os.environ, "COLUMNS": "80", "PYTHONPATH": str(REPO / "src")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = allranks("runs", cwd=run_root, env={"COLUMNS": "80"})
     lines = done.stdout.splitlines()
     assert len(lines) == 1 + len(RUNS)
     assert words(lines[2]) == [
@@ -165,14 +159,7 @@ def test_a_run_that_has_not_ended_shows_what_was_requested(tmp_path: Path) -> No
     broken = tmp_path / "runs" / "broken-1"
     broken.mkdir()
     (broken / "spec.yaml").write_text("model: {nam: x}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "allranks", "runs", "--json"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPO / "src")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = allranks("runs", "--json", cwd=tmp_path)
     rows = {row["run"]: row for row in json.loads(done.stdout)}
     assert (rows["live-1"]["model"], rows["live-1"]["dataset"]) == ("tiny:bert", "builtin:news")
     assert (rows["broken-1"]["model"], rows["broken-1"]["dataset"]) == (None, None)

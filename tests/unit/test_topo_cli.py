@@ -15,12 +15,11 @@ import pytest
 from allranks.utils.machine import host_name
 from tests.conftest import REPO, shared, without_stdin
 from tests.unit import topo_texts as texts
+from tests.warm import allranks
 
 
-def topo(*words: str | Path, data: bytes | None = None, path: str | None = None) -> subprocess.CompletedProcess[bytes]:
-    env = {**os.environ, **({"PATH": path} if path else {})}
-    command = [sys.executable, "-m", "allranks.cli.main", "topo", *map(str, words)]
-    return subprocess.run(command, input=data, capture_output=True, timeout=60, env=env, cwd=REPO)
+def topo(*words: str | Path, data: str | bytes = "", path: str | None = None) -> subprocess.CompletedProcess[str]:
+    return allranks("topo", *words, stdin=data, env={"PATH": path} if path else {})
 
 
 def test_the_document(tmp_path: Path) -> None:
@@ -41,8 +40,8 @@ def test_the_document(tmp_path: Path) -> None:
 
 
 def test_the_picture_on_a_terminal_and_through_a_pipe() -> None:
-    done = topo("-", data=texts.SEED_L4.encode())
-    text = done.stdout.decode()
+    done = topo("-", data=texts.SEED_L4)
+    text = done.stdout
     assert done.returncode == 0 and "NUMA node 1  cores 32-63,96-127" in text and "NIC2=mlx5_bond_0" in text
     assert "\x1b" not in text and "NCCL_IB_GID_INDEX" in text
 
@@ -72,16 +71,16 @@ def bad_inputs(folder: Path) -> dict[str, tuple[Path, str]]:
 def test_bad_input_is_said(tmp_path: Path) -> None:
     for name, (path, said) in bad_inputs(tmp_path).items():
         done = topo(path)
-        text = done.stderr.decode()
+        text = done.stderr
         assert done.returncode == 2 and said in text, (name, text)
-        assert "Traceback" not in text and text.count("\n") == 1 and done.stdout == b"", (name, text)
+        assert "Traceback" not in text and text.count("\n") == 1 and done.stdout == "", (name, text)
 
 
 def test_a_cut_matrix_is_drawn_as_far_as_it_goes_and_refused(tmp_path: Path) -> None:
     text = shared("topo", "pcie_8gpu_NODE_SYS_two_numa.txt").read_text()
     (tmp_path / "cut").write_text(text[:300])
     done = topo(tmp_path / "cut", "--json")
-    assert done.returncode == 2 and b"is incomplete" in done.stderr and b"Traceback" not in done.stderr
+    assert done.returncode == 2 and "is incomplete" in done.stderr and "Traceback" not in done.stderr
     assert json.loads(done.stdout)["unread"]
 
 
@@ -97,28 +96,28 @@ def test_text_as_windows_writes_it() -> None:
 
 def test_without_a_driver_and_with_one(tmp_path: Path) -> None:
     done = topo(path=str(tmp_path))
-    assert done.returncode == 3 and b"no nvidia-smi" in done.stderr
+    assert done.returncode == 3 and "no nvidia-smi" in done.stderr
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n[ \"$*\" = 'topo -m' ] || exit 9\nprintf '%s' '{texts.BARE}'\n")
     program.chmod(program.stat().st_mode | stat.S_IEXEC)
     done = topo("--json", path=f"{tmp_path}:{os.environ['PATH']}")
     assert done.returncode == 0 and len(json.loads(done.stdout)["gpus"]) == 2
-    assert b"NCCL_P2P_DISABLE" in done.stdout
+    assert "NCCL_P2P_DISABLE" in done.stdout
     program.write_text("#!/bin/sh\necho NVIDIA-SMI has failed; exit 9\n")
     done = topo(path=f"{tmp_path}:{os.environ['PATH']}")
-    assert done.returncode == 3 and b"has failed" in done.stderr
+    assert done.returncode == 3 and "has failed" in done.stderr
 
 
 def test_what_was_not_understood_is_shown_as_it_stands() -> None:
-    done = topo("-", data=("[bold]odd[/bold] line\n" + texts.BARE).encode())
-    assert done.returncode == 0 and b"[bold]odd[/bold] line" in done.stdout
+    done = topo("-", data="[bold]odd[/bold] line\n" + texts.BARE)
+    assert done.returncode == 0 and "[bold]odd[/bold] line" in done.stdout
 
 
 def test_a_matrix_from_standard_input_behind_a_log() -> None:
     log = "".join(f"step {i} done\n" for i in range(9))
-    done = topo("-", data=(log + texts.SEED_L4).encode())
+    done = topo("-", data=log + texts.SEED_L4)
     assert done.returncode == 0, done.stderr
-    told = done.stdout.decode()
+    told = done.stdout
     assert (
         "line 3: not part of the matrix" in told
         and "6 more lines that are not part of the matrix, up to line 9" in told
@@ -137,16 +136,14 @@ def test_of_this_machine_its_bridges_count_too(tmp_path: Path) -> None:
     (tmp_path / "runs" / ".copy-tests").mkdir(parents=True)
     test = {"host": host_name(), "failed": ["GPU0-GPU1"], "tested": 2, "gpus": [], "driver": "", "time": time.time()}
     (tmp_path / "runs" / ".copy-tests" / f"{host_name()}.json").write_text(json.dumps(test))
-    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    command = [sys.executable, "-m", "allranks.cli.main", "topo", "--json"]
-    done = subprocess.run(command, capture_output=True, timeout=60, env=env, cwd=tmp_path)
+    done = allranks("topo", "--json", cwd=tmp_path, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     advice = {item["variable"]: item["value"] for item in json.loads(done.stdout)["advice"]}
     assert advice["NCCL_P2P_DISABLE"] == "1", done.stderr
 
 
 def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
-    done = topo("-", "--svg", tmp_path / "no" / "x.svg", data=texts.BARE.encode())
-    assert done.returncode == 2 and b"cannot be written" in done.stderr
+    done = topo("-", "--svg", tmp_path / "no" / "x.svg", data=texts.BARE)
+    assert done.returncode == 2 and "cannot be written" in done.stderr
 
 
 @pytest.mark.parametrize(

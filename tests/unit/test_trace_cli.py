@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.trace_builder import kernel, launch, mark, nccl, op, step, write_ranks
+from tests.warm import allranks
 
 
 @pytest.fixture
@@ -30,16 +30,13 @@ def folder(tmp_path: Path) -> Path:
     return write_ranks(tmp_path / "traces here", *ranks, backend="nccl")
 
 
-def allranks(*words: object, width: int = 100) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "allranks.cli.main", "trace", *map(str, words)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": str(width)}
-    )
+def trace(*words: object, width: int = 100) -> subprocess.CompletedProcess[str]:
+    return allranks("trace", *words, env={"COLUMNS": str(width)})
 
 
 def test_tables_tell_ranks_collectives_stragglers_and_write_nothing(folder: Path) -> None:
     before = sorted(p.name for p in folder.parent.rglob("*"))
-    done = allranks(folder)
+    done = trace(folder)
     assert done.returncode == 0, done.stderr
     for text in (
         "Time by rank",
@@ -54,12 +51,12 @@ def test_tables_tell_ranks_collectives_stragglers_and_write_nothing(folder: Path
 
 
 def test_tables_fit_80_columns(folder: Path) -> None:
-    lines = allranks(folder, width=80).stdout.splitlines()
+    lines = trace(folder, width=80).stdout.splitlines()
     assert max(len(line.rstrip()) for line in lines if not line.startswith(("note", "warning"))) <= 80
 
 
 def test_the_longest_wait_is_named_with_its_place(folder: Path) -> None:
-    assert "Longest: rank 1 reached all_reduce (seq 0) 100 us after the first rank." in allranks(folder).stdout
+    assert "Longest: rank 1 reached all_reduce (seq 0) 100 us after the first rank." in trace(folder).stdout
 
 
 def test_waiting_for_a_later_profiler_is_not_the_longest_wait(tmp_path: Path) -> None:
@@ -70,7 +67,7 @@ def test_waiting_for_a_later_profiler_is_not_the_longest_wait(tmp_path: Path) ->
         for starts in ((690, 20, 10, 10), (10, 10, 10, 10))
     ]
     ranks[1][0] = step(1, 1680, 1900)
-    told = allranks(write_ranks(tmp_path / "t", *ranks, backend="nccl")).stdout
+    told = trace(write_ranks(tmp_path / "t", *ranks, backend="nccl")).stdout
     assert "(trimmed)" in told
     assert "Longest: rank 1 reached all_reduce (seq 2) 10 us after the first rank." in told
 
@@ -85,12 +82,12 @@ def test_what_cpu_memory_counts_is_told(tmp_path: Path) -> None:
         ]
 
     for kind in (0, 1):
-        text = allranks(write_ranks(tmp_path / str(kind), memory(kind))).stdout
+        text = trace(write_ranks(tmp_path / str(kind), memory(kind))).stdout
         assert ("since the profiler started" in text) == (kind == 0), text
 
 
 def test_json_is_one_document_with_the_records(folder: Path) -> None:
-    done = allranks(folder, "--json")
+    done = trace(folder, "--json")
     assert done.returncode == 0, done.stderr
     (report,) = json.loads(done.stdout)["reports"]
     assert [r["rank"] for r in report["ranks"]] == [0, 1]
@@ -101,7 +98,7 @@ def test_json_is_one_document_with_the_records(folder: Path) -> None:
 def test_what_cannot_be_read_ends_with_2_and_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("no")
     for path in (tmp_path / "x.json", tmp_path / "none", tmp_path):
-        done = allranks(path)
+        done = trace(path)
         assert done.returncode == 2
         assert done.stdout == ""
         assert done.stderr.startswith("allranks: ") and "Traceback" not in done.stderr
