@@ -6,14 +6,11 @@ import json
 import os
 import stat
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from allranks.utils.machine import host_name
-from tests.conftest import REPO, shared, without_stdin
+from tests.conftest import shared, without_stdin
 from tests.unit import topo_texts as texts
 from tests.warm import allranks
 
@@ -144,17 +141,3 @@ def test_of_this_machine_its_bridges_count_too(tmp_path: Path) -> None:
 def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
     done = topo("-", "--svg", tmp_path / "no" / "x.svg", data=texts.BARE)
     assert done.returncode == 2 and "cannot be written" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "words", [["topo", "-"], ["plan", "examples/mistral-7b-lora-ddp-2node.yaml"]], ids=["topo", "plan"]
-)
-def test_it_imports_nothing_heavy(words: list[str]) -> None:
-    code = (
-        "import sys\nfrom allranks.cli.main import main\ntry:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
-        "heavy = {'torch', 'numpy', 'transformers', 'pandas', 'plotly'} & set(sys.modules)\nassert not heavy, heavy\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], input=texts.BARE, cwd=REPO, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
