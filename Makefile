@@ -40,7 +40,7 @@ compare: setup
 
 # Five tests at a time: many of them wait rather than work. A machine may be too busy for one of them beside the others.
 JOBS ?= 5
-PARALLEL = -n $(JOBS) --dist loadscope --no-loadscope-reorder
+PARALLEL = --forks $(JOBS)
 
 USUAL := -m "not full and not docs"
 

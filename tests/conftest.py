@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests import usual
+from tests.forks import Forks
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -32,8 +33,7 @@ def remove_build_locks() -> None:
             lock.unlink(missing_ok=True)
 
 
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    remove_build_locks()
+remove_build_locks()
 _skips: Counter[str] = Counter()
 _left = {"n": 0}  # tests that this run leaves to another
 
@@ -129,16 +129,6 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
     _left["n"] += len(items)
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left"] = _left["n"]  # each worker collects all tests and leaves out the same
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    _left["n"] = max(_left["n"], getattr(node, "workeroutput", {}).get("left", 0))
-
-
 def _how_late(item: pytest.Item) -> int:
     """The cluster's tests, which go one by one, and whole runs begin early, or they would be left over at the end."""
     return next(
@@ -151,11 +141,13 @@ def _how_late(item: pytest.Item) -> int:
     )
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
-    from tests.scheduling import make  # needs xdist, without which nobody calls this
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--forks", type=int, default=0, help="processes that run tests; 0: none besides this one")
 
-    return make(config, log)
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.forks:
+        config.pluginmanager.register(Forks(config.option.forks), "forks")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

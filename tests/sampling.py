@@ -23,6 +23,11 @@ def seeds(count: int) -> range:
     return range(count if ALL else 1)
 
 
+def first_of(values: list[str], usual: int) -> list[str]:
+    """Return the cases of a test, of which the usual run takes the first ones."""
+    return values if ALL else values[:usual]
+
+
 def every_fifth(values: list[str]) -> list[str]:
     """Return the cases of a test that crosses two long lists: all of them, or every fifth in the usual run."""
     return values if ALL else values[::5]

@@ -1,21 +1,30 @@
-"""Processes forked from one that has imported what they need: verbs of allranks, and the ranks of distributed tests.
+"""Processes forked from one that has imported what they need: verbs of allranks, whole runs, and the ranks of distributed tests.
 
-Importing takes longer than most of them do. Each is a process of its own all the same: its own memory, its own gloo, its own end. Only
-/proc shows the command and variables of the process that forked it, so whole runs (`allranks run`) start theirs anew, as for a user.
+Importing torch and transformers takes longer than most tests do. Each process is one of its own all the same: its own memory, its own
+signals, its own gloo, its own end. In a run that is started here, the launcher forks its agent and the agent forks its ranks where they
+would otherwise start a Python (`fork_instead`): parents and children, sessions, arguments and variables in /proc are the same, and
+allranks itself is imported anew in each. What only a new interpreter shows is left to tests that start one: imports themselves, other
+hash seeds, users' own programs, every agent of a cluster, the memory of a rank.
 
-``python -m tests.warm KIND`` reads one JSON object a line (see `Warm.start`) and answers with the process's id; when that has ended, a
-line with its exit status follows.
+``python -m tests.warm KIND FD`` listens on a socket for all workers of a test session. See `serve` for what it is asked.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
+import faulthandler
+import fcntl
+import gc
+import io
 import json
+import logging
 import os
-import queue
 import random
+import runpy
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,24 +32,30 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO
+from typing import Any, NoReturn
+
+from tests.forks import WORKER
 
 REPO = Path(__file__).resolve().parent.parent
-RANKS = (
-    "tests.dist.cases",
-    "tests.dist.saves",
-    "tests.dist.loads",
+HEAVY = (
+    "torch",
+    "torch.distributed.fsdp",
+    "transformers",
     "transformers.models.mistral.modeling_mistral",
+    "transformers.models.bert.modeling_bert",
+    "transformers.trainer",
     "peft",
     "accelerate",
+    "datasets",
 )
 
 
-def import_verbs() -> None:
-    """Everything that verbs import, except torch, which they must do without."""
+def import_light() -> None:
+    """What verbs import, without torch, which they must do without."""
     source = REPO / "src"
     for path in sorted(source.glob("allranks/**/*.py")):
         name = path.relative_to(source).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
@@ -49,13 +64,13 @@ def import_verbs() -> None:
     assert "torch" not in sys.modules
 
 
-def import_ranks() -> None:
-    for name in RANKS:
+def import_heavy() -> None:
+    for name in HEAVY:
         import_module(name)
-    try:
+    with suppress(ImportError):
         import_module("deepspeed")
-    except ImportError:
-        pass
+    for name in ("cases", "saves", "loads"):
+        import_module(f"tests.dist.{name}")
 
 
 def verb() -> None:
@@ -68,63 +83,121 @@ def verb() -> None:
         atexit._run_exitfuncs()
 
 
+def run() -> None:
+    """A verb whose processes are forked."""
+    subprocess.Popen._execute_child = fork_instead  # type: ignore[attr-defined]
+    _customize()
+    verb()
+
+
 def rank() -> None:
     """Arguments: a module of tests.dist and the words for its ``main``."""
     module = import_module(f"tests.dist.{sys.argv[0]}")
     module.main(vars(module))
 
 
-WITHOUT_RIGHTS = ("setpriv", "--inh-caps=-all", "--bounding-set=-all")  # of root, who may read everything
-KINDS: dict[str, tuple[Callable[[], None], Callable[[], None], tuple[str, ...]]] = {
-    "verbs": (import_verbs, verb, ()),
-    "verbs without rights": (import_verbs, verb, WITHOUT_RIGHTS),
-    "ranks": (import_ranks, rank, ()),
+KINDS: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
+    "light": (import_light, ()),
+    "light without rights": (import_light, ("setpriv", "--inh-caps=-all", "--bounding-set=-all")),  # of root
+    "heavy": (import_heavy, ()),
 }
-"""Kind of process: what it imports, what those that it forks call, and how it is started."""
+"""What a process imports, and the program that starts it."""
+CALLS: dict[str, Callable[[], None]] = {"verb": verb, "run": run, "rank": rank}
+
+
+class Forked:
+    """A process that was forked, with the methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, warm: Warm, argv: list[str]) -> None:
+        self.args, self._warm, self.pid = argv, warm, 0
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        end = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            if end is not None and time.monotonic() > end:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            self._warm.listen(0.5 if end is None else max(0.01, min(0.5, end - time.monotonic())))
+        return self.returncode or 0
+
+    def poll(self) -> int | None:
+        self._warm.listen(0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 class Warm:
-    """The process that forks others; one of each kind in a test session."""
+    """The connection of this worker to the process that forks others; one of each kind."""
 
     _all: dict[str, Warm] = {}  # noqa: RUF012
 
     def __init__(self, kind: str) -> None:
-        path = [str(REPO), str(REPO / "src"), os.environ.get("PYTHONPATH", "")]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))}
-        command = [*KINDS[kind][2], sys.executable, "-m", "tests.warm", kind]
-        self._process = subprocess.Popen(
-            command, env=env, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._answers: queue.SimpleQueue[dict[str, int]] = queue.SimpleQueue()
-        self._ended: dict[int, int] = {}
-        threading.Thread(target=self._listen, daemon=True).start()
-        atexit.register(self._process.kill)
+        self._lock, self._rest, self._born = threading.RLock(), b"", 0
+        self._processes: dict[int, Forked] = {}
+        session = os.getppid() if WORKER in os.environ else os.getpid()
+        self._path = f"{tempfile.gettempdir()}/allranks-warm-{session}-{kind.replace(' ', '-')}"
+        with Path(f"{self._path}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._socket = socket.socket(socket.AF_UNIX)
+            try:
+                self._socket.connect(self._path)
+            except OSError:
+                self._start(kind)
+                self._socket.connect(self._path)
+
+    def _start(self, kind: str) -> None:
+        Path(self._path).unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self._path)
+            listener.listen(64)
+            path = [str(REPO), str(REPO / "src"), os.environ.get("PYTHONPATH", "")]
+            env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))}
+            # room for the arguments and variables of what is forked, see `show_in_proc`
+            command = [sys.executable, "-m", "tests.warm", kind, str(listener.fileno()), " " * 2000]
+            env["ALLRANKS_TEST_ROOM"] = " " * 20000
+            subprocess.Popen(
+                [*KINDS[kind][1], *command],
+                env=env,
+                cwd=REPO,
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
 
     @classmethod
     def get(cls, kind: str) -> Warm:
-        if kind not in cls._all or cls._all[kind]._process.poll() is not None:
+        if kind not in cls._all:
             cls._all[kind] = cls(kind)
         return cls._all[kind]
 
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._answers.put(json.loads(line))
-        self._answers.put({"over": 1})
-
-    def _next(self, deadline: float) -> dict[str, int]:
-        try:
-            answer = self._answers.get(timeout=max(0.01, deadline - time.monotonic()))
-        except queue.Empty:
-            raise TimeoutError("the processes did not end in time") from None
-        assert "over" not in answer, "the process that forks others has died"
-        if "ended" in answer:
-            self._ended[answer["ended"]] = answer["code"]
-        return answer
+    def listen(self, seconds: float) -> None:
+        """Take the answers that come within this time; return after the first."""
+        with self._lock:
+            self._socket.settimeout(max(seconds, 0.0))
+            try:
+                piece = self._socket.recv(1 << 16)
+            except (TimeoutError, BlockingIOError):
+                return
+            assert piece, "the process that forks others has died"
+            *lines, self._rest = (self._rest + piece).split(b"\n")
+            for line in lines:
+                answer = json.loads(line)
+                if "ended" in answer:
+                    self._processes.pop(answer["ended"]).returncode = answer["code"]
+                else:
+                    self._processes[answer["pid"]] = self._next
+                    self._next.pid = answer["pid"]
 
     def start(
         self,
-        deadline: float,
+        call: str,
         argv: list[str],
         env: Mapping[str, str],
         output: Path,
@@ -132,32 +205,27 @@ class Warm:
         errors: Path | None = None,
         source: Path | str = os.devnull,
         cwd: Path | str = REPO,
-    ) -> int:
+        session: bool = False,
+    ) -> Forked:
         """Start a process.
 
         Args:
+            call: one of `CALLS`.
             output: takes what it prints; also its errors, unless they have a file of their own.
             source: its standard input.
+            session: whether it leads a session.
         """
-        assert self._process.stdin is not None
         files = {"output": str(output), "errors": str(errors or output), "source": str(source)}
-        wanted = {"argv": argv, "env": dict(env), "cwd": str(cwd), **files}
-        self._process.stdin.write(json.dumps(wanted) + "\n")
-        self._process.stdin.flush()
-        while "pid" not in (answer := self._next(deadline)):
-            pass
-        return answer["pid"]
-
-    def wait(self, pids: list[int], deadline: float) -> list[int]:
-        """The exit codes; processes that are late are killed."""
-        try:
-            while not set(pids) <= set(self._ended):
-                self._next(deadline)
-        except TimeoutError:
-            for pid in set(pids) - set(self._ended):
-                os.kill(pid, signal.SIGKILL)
-            self.wait(pids, time.monotonic() + 20)
-        return [self._ended.pop(pid) for pid in pids]
+        wanted = {"call": call, "argv": argv, "env": dict(env), "cwd": str(cwd), "session": session, **files}
+        with self._lock:
+            self._next = Forked(self, argv)
+            self._socket.settimeout(60)
+            self._socket.sendall(json.dumps(wanted).encode() + b"\n")
+            made, end = self._next, time.monotonic() + 120
+            while not made.pid:
+                assert time.monotonic() < end, "nothing was forked in time"
+                self.listen(1)
+        return made
 
 
 def allranks(
@@ -166,12 +234,13 @@ def allranks(
     env: Mapping[str, str] | None = None,
     stdin: str | bytes = b"",
     timeout_s: float = 60,
-    kind: str = "verbs",
+    kind: str = "light",
 ) -> subprocess.CompletedProcess[str]:
     """Run a verb to its end, as `subprocess.run` does.
 
     Args:
         env: variables beside those of the test.
+        kind: ``heavy`` for verbs that start runs or need torch.
 
     Raises:
         subprocess.TimeoutExpired: it took longer, and was killed.
@@ -180,9 +249,8 @@ def allranks(
     with tempfile.TemporaryDirectory(prefix="allranks-verb-") as made:
         source, output, errors = (Path(made, name) for name in ("in", "out", "err"))
         source.write_bytes(stdin if isinstance(stdin, bytes) else stdin.encode())
-        began, warm = time.monotonic(), Warm.get(kind)
-        pid = warm.start(
-            began + 60,
+        process = Warm.get(kind).start(
+            "run" if kind == "heavy" else "verb",
             argv,
             {**os.environ, **(env or {})},
             output,
@@ -190,69 +258,106 @@ def allranks(
             source=source,
             cwd=cwd or Path.cwd(),
         )
-        (code,) = warm.wait([pid], time.monotonic() + timeout_s)
-        if code == -signal.SIGKILL and time.monotonic() - began > timeout_s:
-            raise subprocess.TimeoutExpired(argv, timeout_s, output.read_bytes(), errors.read_bytes())
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired as late:
+            process.kill()
+            process.wait(20)
+            raise subprocess.TimeoutExpired(argv, timeout_s, output.read_bytes(), errors.read_bytes()) from late
         return subprocess.CompletedProcess(argv, code, output.read_text(), errors.read_text())
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not be taken for an answer
-    load, call, _ = KINDS[sys.argv[1]]
+    load = KINDS[sys.argv[1]][0]
     load()
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    serve(answers, wake, call)
+    serve(socket.socket(fileno=int(sys.argv[2])), wake)
 
 
-def serve(answers: TextIO, wake: int, call: Callable[[], None]) -> None:
-    """Until standard input ends; processes that still live then are killed."""
-    alive: set[int] = set()
+def serve(listener: socket.socket, wake: int) -> None:
+    """Fork at each request, a line of JSON; answer with the process's id, and once more with its exit status when it has ended.
+
+    Processes whose worker has gone are killed; without workers this one ends.
+    """
+    rests: dict[socket.socket, bytes] = {}
+    alive: dict[int, socket.socket] = {}
     select = selectors.DefaultSelector()
-    select.register(0, selectors.EVENT_READ)
+    select.register(listener, selectors.EVENT_READ)
     select.register(wake, selectors.EVENT_READ)
-    rest = b""
     while True:
         for key, _ in select.select():
-            if key.fd == wake:
+            if key.fileobj == wake:
                 os.read(wake, 4096)
-                reap(alive, answers)
-                continue
-            piece = os.read(0, 1 << 16)
-            if not piece:
-                for pid in alive:
-                    os.kill(pid, signal.SIGKILL)
-                return
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                alive.add(born := fork(json.loads(line), call))
-                tell(answers, pid=born)
+                reap(alive)
+            elif key.fileobj is listener:
+                worker, _ = listener.accept()
+                rests[worker] = b""
+                select.register(worker, selectors.EVENT_READ)
+            else:
+                worker: Any = key.fileobj
+                piece = worker.recv(1 << 16)
+                *lines, rests[worker] = (rests[worker] + piece).split(b"\n")
+                for line in lines:
+                    pid = fork(json.loads(line))
+                    alive[pid] = worker
+                    tell(worker, pid=pid)
+                if not piece:
+                    for pid in [pid for pid, own in alive.items() if own is worker]:
+                        os.kill(pid, signal.SIGKILL)
+                    select.unregister(worker)
+                    del rests[worker]
+                    worker.close()
+                    if not rests:
+                        Path(listener.getsockname()).unlink(missing_ok=True)
+                        return
 
 
-def reap(alive: set[int], answers: TextIO) -> None:
+def reap(alive: dict[int, socket.socket]) -> None:
     while alive:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
-        alive.discard(pid)
-        tell(answers, ended=pid, code=os.waitstatus_to_exitcode(status))
+        tell(alive.pop(pid), ended=pid, code=os.waitstatus_to_exitcode(status))
 
 
-def tell(answers: TextIO, **what: int) -> None:
-    answers.write(json.dumps(what) + "\n")
-    answers.flush()
+def tell(worker: socket.socket, **what: int) -> None:
+    with suppress(OSError):  # it has gone
+        worker.sendall(json.dumps(what).encode() + b"\n")
 
 
-def fork(wanted: dict[str, Any], call: Callable[[], None]) -> int:
+def fork(wanted: dict[str, Any]) -> int:
     pid = os.fork()
     if pid:
         return pid
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    source, output = os.open(wanted["source"], os.O_RDONLY), os.open(wanted["output"], flags, 0o644)
+    errors = output if wanted["errors"] == wanted["output"] else os.open(wanted["errors"], flags, 0o644)
+    if wanted["session"]:
+        os.setsid()
+    end_with(CALLS[wanted["call"]], wanted["argv"], wanted["env"], wanted["cwd"], (source, output, errors))
+
+
+def end_with(
+    call: Callable[[], object],
+    argv: list[str],
+    env: Mapping[str, str],
+    cwd: str,
+    files: tuple[int, int, int],
+    keep: tuple[int, ...] = (),
+) -> NoReturn:
+    """Turn a process that was just forked into one that seems to have been started anew, call the function, and end."""
     code = 1
     try:
-        become(wanted)
+        _forget_parent(files, keep)
+        os.environ.clear()
+        os.environ.update(env)
+        os.chdir(cwd)
+        sys.argv, sys.path[0] = list(argv), cwd
+        sys.modules["__main__"] = ModuleType("__main__")
+        show_in_proc([sys.executable, *argv], env)
         call()
         code = 0
     except SystemExit as end:
@@ -261,29 +366,122 @@ def fork(wanted: dict[str, Any], call: Callable[[], None]) -> int:
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None and not stream.closed:
+            with suppress(Exception):
                 stream.flush()
-        os._exit(code)
+        os._exit(code & 0xFF)
 
 
-def become(wanted: dict[str, Any]) -> None:
-    """A process like one that was started anew."""
+def _forget_parent(files: tuple[int, int, int], keep: tuple[int, ...]) -> None:
+    gc.freeze()  # nothing of the parent is freed, which could close files of this process
     atexit._clear()
+    faulthandler.disable()
+    faulthandler.cancel_dump_traceback_later()
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.environ.clear()
-    os.environ.update(wanted["env"])
-    os.chdir(wanted["cwd"])
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    os.dup2(os.open(wanted["source"], os.O_RDONLY), 0)
-    os.dup2(os.open(wanted["output"], flags, 0o644), 1)
-    os.dup2(1 if wanted["errors"] == wanted["output"] else os.open(wanted["errors"], flags, 0o644), 2)
-    os.closerange(3, 4096)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 3) if fd >= 0 else fd for fd in files]
+    for at, fd in enumerate(high):
+        if fd >= 0:
+            os.dup2(fd, at)
+    for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if fd > 2 and fd not in keep:
+            with suppress(OSError):
+                os.close(fd)
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
+    for at, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
+        raw: Any = io.FileIO(at, "w", closefd=False)
+        stream = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", errors, line_buffering=name == "stderr")
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.excepthook, threading.excepthook = sys.__excepthook__, threading.__excepthook__
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-    sys.argv, sys.path[0] = wanted["argv"], wanted["cwd"]
-    sys.modules["__main__"] = ModuleType("__main__")
+
+
+def show_in_proc(argv: list[str], env: Mapping[str, str]) -> None:
+    """Write arguments and variables where the kernel reads them for /proc; what has no room is left out."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    places = [int(field) for field in fields[45:49]]  # begin and end of the arguments, begin and end of the environment
+    for low, high, texts in (
+        (places[0], places[1], argv),
+        (places[2], places[3], [f"{k}={v}" for k, v in env.items()]),
+    ):
+        data = b"".join(os.fsencode(text) + b"\0" for text in texts)[: high - low - 1]
+        ctypes.memmove(low, data.ljust(high - low, b"\0"), high - low)
+
+
+FORKED = (
+    "allranks.launch.agent",
+    "allranks.launch.rank",
+    "allranks.cli.main",
+    "allranks.train.generate",
+    "allranks.train.export",
+    "allranks.train.inspection",
+)
+_execute_child: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+
+def fork_instead(
+    self: Any,
+    args: Any,
+    executable: Any,
+    preexec_fn: Any,
+    close_fds: Any,
+    pass_fds: Any,
+    cwd: Any,
+    env: Any,
+    *more: Any,
+) -> None:
+    """In place of `subprocess.Popen._execute_child`: fork where a module of allranks would be started in a new interpreter."""
+    _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_, new_session, _ = more
+    words = [word for word in args if word != "-u"] if isinstance(args, list) else []
+    if words[:2] != [sys.executable, "-m"] or words[2] not in FORKED or _is_own_program(words, env):
+        _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more)
+        return
+    self.pid = os.fork()
+    if not self.pid:
+        if new_session:
+            os.setsid()
+        names = [name for name in sys.modules if name.partition(".")[0] == "allranks"]
+
+        def call() -> None:
+            for name in names:  # with all that the parent has put into them
+                del sys.modules[name]
+            if "-u" in args:
+                sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+            _customize()
+            sys.argv = words[2:]
+            try:
+                runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+            finally:
+                threading._shutdown()  # type: ignore[attr-defined]
+                atexit._run_exitfuncs()
+
+        env = dict(os.environ if env is None else env)
+        end_with(call, words[1:], env, str(cwd or Path.cwd()), (p2cread, c2pwrite, errwrite), tuple(pass_fds))
+    self._child_created = True
+    self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+
+def _is_own_program(words: list[str], env: Any) -> bool:
+    """Of a rank: whether it runs a user's own program, which may look at what has been imported."""
+    spec = Path(words[3]) / "spec.yaml" if words[2] == "allranks.launch.rank" else None
+    return spec is not None and "\nscript:" in "\n" + spec.read_text()
+
+
+def _customize() -> None:
+    """Run the module ``sitecustomize`` of the path that a test has set, as a new interpreter does."""
+    for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        if folder and folder not in sys.path:
+            sys.path.insert(1, folder)
+    sys.modules.pop("sitecustomize", None)
+    with suppress(ImportError):
+        import_module("sitecustomize")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 import yaml
 
 from allranks.rundir.paths import RunDir
-from tests import sampling
+from tests import sampling, warm
 from tests.conftest import remove_build_locks
 from tests.warm import Warm
 
@@ -62,24 +63,24 @@ def end_of_ranks(
 
     Full matrices have three times the limit: other matrices with up to four ranks each run beside them.
     """
-    port, warm, deadline = (
-        str(free_port()),
-        Warm.get("ranks"),
-        time.monotonic() + 30 + (3 * limit_s if sampling.ALL else limit_s),
-    )
+    port, deadline = str(free_port()), time.monotonic() + 30 + (3 * limit_s if sampling.ALL else limit_s)
     results = [tmp_path / f"{case}.{world_size}.{rank}.json" for rank in range(world_size)]
     outputs = [result.with_suffix(".out") for result in results]
     for file in (*results, *outputs):
         file.unlink(missing_ok=True)
-    pids = []
+    ranks = []
     for rank, (result, output) in enumerate(zip(results, outputs, strict=True)):
         env = os.environ | {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
             "GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(args.get("ranks_per_node", world_size)),
         }  # fmt: skip
         argv = [module, case, str(result), json.dumps(args, default=str)]
-        pids.append(warm.start(deadline, argv, env, output))
-    return warm.wait(pids, deadline), outputs
+        ranks.append(Warm.get("heavy").start("rank", argv, env, output))
+    for one in ranks:
+        with suppress(subprocess.TimeoutExpired):
+            one.wait(max(0.0, deadline - time.monotonic()))
+        one.kill()
+    return [one.wait(20) for one in ranks], outputs
 
 
 def write_spec(tmp_path: Path, spec: dict[str, Any]) -> Path:
@@ -91,7 +92,7 @@ def write_spec(tmp_path: Path, spec: dict[str, Any]) -> Path:
 def allranks(*args: str, cwd: Path, limit_s: float = 180) -> subprocess.CompletedProcess[str]:
     """Run a verb to its end. What is killed for its time may leave the lock of a build, for which others would wait."""
     try:
-        return subprocess.run([*ALLRANKS, *args], cwd=cwd, capture_output=True, text=True, timeout=limit_s)
+        return warm.allranks(*args, cwd=cwd, timeout_s=limit_s, kind="heavy")
     except subprocess.TimeoutExpired:
         remove_build_locks()
         raise
@@ -150,12 +151,8 @@ class Background:
     def __init__(self, tmp_path: Path, *args: str) -> None:
         before = set(folders(tmp_path))
         self.out = tmp_path / "background.out"
-        self.process = subprocess.Popen(
-            [*ALLRANKS, *args],
-            cwd=tmp_path,
-            stdout=self.out.open("w"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+        self.process = Warm.get("heavy").start(
+            "run", ["allranks", *args], os.environ, self.out, cwd=tmp_path, session=True
         )
         until(lambda: set(folders(tmp_path)) - before or args[0] == "resume" or self.process.poll() is not None)
         new = sorted(set(folders(tmp_path)) - before)

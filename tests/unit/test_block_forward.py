@@ -17,6 +17,7 @@ from allranks.planning.memory.weights import shapes_of, trained_weights_of
 from allranks.spec.records import AdapterSpec
 from allranks.train.models.adapters import add_adapter
 from allranks.train.models.block_forward import Compilation, set_block_forward, transformer_blocks
+from tests.sampling import first_of
 
 CONFIG = {
     "hidden_size": 64,
@@ -66,7 +67,7 @@ def test_each_mode_gives_bitwise_the_same_gradients(lora: bool) -> None:
 
 
 @pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("kind", ["llama", "olmo2", "starcoder2", "phi", "gpt_neox", "olmoe"])
+@pytest.mark.parametrize("kind", first_of(["llama", "olmoe", "gpt_neox", "olmo2", "starcoder2", "phi"], 2))
 def test_a_block_keeps_what_the_estimate_says(kind: str, lora: bool) -> None:
     spec = AdapterSpec(type="lora", r=2) if lora else AdapterSpec()
     shapes = shapes_of(read_model_config(config_of(kind).to_dict(), "here"))

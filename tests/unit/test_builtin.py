@@ -48,18 +48,6 @@ def test_rows_do_not_depend_on_the_hash_seed() -> None:
     assert len(outs) == 1
 
 
-def test_no_torch_is_needed() -> None:
-    code = "import sys, allranks.spec.builtin_data; print({'torch', 'numpy', 'transformers'} & sys.modules.keys())"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        check=True,
-        timeout=60,
-    )
-    assert run.stdout.strip() == b"set()"
-
-
 @NAMES
 @pytest.mark.parametrize("n", [0, 1, 57, 4000])
 def test_number_of_rows(name: str, n: int) -> None:

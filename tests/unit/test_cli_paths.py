@@ -18,7 +18,7 @@ OOM = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.
 
 def verb(*words: str | Path) -> tuple[int, str]:
     """Exit code and all output of a verb, started without root's right to read everything."""
-    done = allranks(*words, kind="verbs without rights" if os.geteuid() == 0 else "verbs")
+    done = allranks(*words, kind="light without rights" if os.geteuid() == 0 else "light")
     return done.returncode, " ".join((done.stdout + done.stderr).split())  # wherever lines were broken
 
 

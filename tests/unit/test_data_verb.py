@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from tests.warm import allranks
 ROWS = [{"prompt": f"What is {i} + 1?", "response": f"It is {i + 1}."} for i in range(40)]
 
 
+def verb(*words: object) -> subprocess.CompletedProcess[str]:
+    return allranks(*words, kind="heavy", timeout_s=100)
+
+
 def spec_file(folder: Path, rows: list[dict[str, Any]], **sections: Any) -> Path:
     (folder / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     spec = tiny_spec(folder / "rows.jsonl", folder, **sections)
@@ -30,7 +35,7 @@ def spec_file(folder: Path, rows: list[dict[str, Any]], **sections: Any) -> Path
 def test_json_has_the_rows_with_their_mask_and_the_facts(tmp_path: Path) -> None:
     rows = [*ROWS, ROWS[3], {"prompt": "x", "response": ""}, {"prompt": "long " * 90, "response": "never"}]
     spec = spec_file(tmp_path, rows, data={"eval_fraction": 0.0})
-    ended = allranks("data", spec, "--json", "--rows", "2")
+    ended = verb("data", spec, "--json", "--rows", "2")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     first = found["shown"][0]
@@ -54,7 +59,7 @@ def test_json_has_the_rows_with_their_mask_and_the_facts(tmp_path: Path) -> None
 
 def test_piped_output_marks_what_is_trained_and_writes_control_characters_out(tmp_path: Path) -> None:
     rows = [{"prompt": "red \x1b[31m bell \x07 \u202e", "response": "line\nHF_TOKEN=hf_abcdefghijklmnopqrst"}, *ROWS]
-    ended = allranks("data", spec_file(tmp_path, rows, data={"eval_fraction": 0.0}), "--rows", "1")
+    ended = verb("data", spec_file(tmp_path, rows, data={"eval_fraction": 0.0}), "--rows", "1")
     assert ended.returncode == 0, ended.stderr
     text = ended.stdout
     assert "red \\x1b[31m bell \\x07 \\u202e" in text
@@ -78,10 +83,10 @@ def test_a_terminal_of_80_columns_shows_trained_text_in_green(tmp_path: Path) ->
     assert max(len(line) for line in Text.from_ansi(text).plain.splitlines()) <= 80
 
 
-@pytest.mark.parametrize("verb", ["data", "run"])
-def test_too_few_sequences_are_refused_before_the_launch(tmp_path: Path, verb: str) -> None:
+@pytest.mark.parametrize("word", ["data", "run"])
+def test_too_few_sequences_are_refused_before_the_launch(tmp_path: Path, word: str) -> None:
     spec = spec_file(tmp_path, ROWS[:4], data={"max_length": 512, "eval_fraction": 0.0})
-    ended = allranks(verb, spec)
+    ended = verb(word, spec)
     assert ended.returncode == 2
     assert (
         "4 training rows give 1 sequence of up to 512 tokens (data.packing: isolated), too few for 2 ranks; "
@@ -96,10 +101,10 @@ def test_too_few_sequences_are_refused_before_the_launch(tmp_path: Path, verb: s
 
 def test_plan_notes_too_few_sequences_and_the_cure_works(tmp_path: Path) -> None:
     spec = spec_file(tmp_path, ROWS[:4], data={"max_length": 512, "eval_fraction": 0.0})
-    assert "too few for 2 ranks" in allranks("plan", spec).stdout
-    assert "too few" not in allranks("plan", spec, "--set", "data.packing=none").stdout
-    assert "too few" not in allranks("plan", spec, "--set", "cluster.procs_per_node=1").stdout
-    ended = allranks("data", spec, "--set", "cluster.procs_per_node=5", "--set", "data.packing=none")
+    assert "too few for 2 ranks" in verb("plan", spec).stdout
+    assert "too few" not in verb("plan", spec, "--set", "data.packing=none").stdout
+    assert "too few" not in verb("plan", spec, "--set", "cluster.procs_per_node=1").stdout
+    ended = verb("data", spec, "--set", "cluster.procs_per_node=5", "--set", "data.packing=none")
     assert (
         "4 training rows give 4 sequences, too few for 5 ranks; use fewer ranks (cluster.procs_per_node: 4)"
         in ended.stderr
@@ -117,5 +122,5 @@ def test_plan_notes_too_few_sequences_and_the_cure_works(tmp_path: Path) -> None
 def test_a_spec_without_rows_or_with_wrong_ones_ends_with_2(
     tmp_path: Path, sections: dict[str, Any], words: str
 ) -> None:
-    ended = allranks("data", spec_file(tmp_path, ROWS, **sections))
+    ended = verb("data", spec_file(tmp_path, ROWS, **sections))
     assert (ended.returncode, words in ended.stderr, ended.stdout) == (2, True, ""), ended.stderr

@@ -269,6 +269,7 @@ def test_copies_that_hang_come_out_wrong_or_kill(tmp_path: Path) -> None:
     assert found == {"tested": 0, "failed": [], "error": "no torch here"}
 
 
+@pytest.mark.full
 def test_real_copies_in_memory_come_out_right() -> None:
     pytest.importorskip("torch")
     found = supervise(

@@ -74,22 +74,15 @@ def test_a_subset_is_drawn_by_the_datas_seed(rows: Path, tmp_path: Path) -> None
 
 
 def test_ranks_really_have_the_threads_that_were_planned(tmp_path: Path) -> None:
-    """Two ranks by hand take all cores each; with the plan's environment they share them."""
+    """Without the plan's environment two ranks would take all cores each."""
     cores = len(os.sched_getaffinity(0))
     spec = parse_spec(tiny_spec("builtin:instructions", tmp_path, cluster={"procs_per_node": 2, "device": "cpu"}))
     planned = as_variables(make_plan(spec, machine_facts()).environment)
     bare = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    assert threads_of_torch(bare) >= cores // 2  # torch may count physical cores alone
-    assert threads_of_torch({**bare, **planned}) == max(1, cores // 2) == int(planned["OMP_NUM_THREADS"])
-
-
-def threads_of_torch(env: dict[str, str]) -> int:
     code = "import torch; print(torch.get_num_threads())"
-    return int(
-        subprocess.run(
-            [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=True
-        ).stdout
-    )
+    command, env = [sys.executable, "-c", code], {**bare, **planned}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) == max(1, cores // 2) == int(planned["OMP_NUM_THREADS"])
 
 
 def test_the_doctor_says_that_threads_are_too_many(tmp_path: Path) -> None:
