@@ -20,6 +20,8 @@ NANOSECOND = 1e-9
 SLOW = {(3, 1): 900, (6, 2): 450}
 Made = tuple[Truth, TraceReport]
 
+# HTA 0.5.0 fails at new_names, gloo and only_one_rank_of_eight, sees no communication in rccl, takes syncs for compute, and names the rank
+# whose clock is off in clock_offsets.
 CASES: dict[str, Scenario] = {
     "new_names": Scenario(slow=SLOW),
     "old_names": Scenario(slow=SLOW, names="old"),
@@ -263,43 +265,3 @@ def test_a_clock_that_drifts_moves_no_wait_by_more_than_it_drifts(tmp_path: Path
         for rank, wait in zip(pair.ranks, pair.wait_s, strict=True):
             assert wait == seconds(c.waits[rank], slack)
     assert rank_of(report, 4).clock_offset_s - rank_of(report, 0).clock_offset_s == seconds(900, 2 * slack)
-
-
-class TestWhereHtaIsWrong:
-    """The same traces, the same questions: HTA 0.5.0 answers otherwise, and the schedule says who is right."""
-
-    def test_kernels_of_new_nccl_take_part_in_the_search_for_stragglers(self, made: Callable[[str], Made]) -> None:
-        """HTA looks for names that begin with ncclKernel and raises ValueError."""
-        _, report = made("new_names")
-        assert max(report.stragglers, key=lambda r: r.caused_wait_s).rank == 3
-
-    def test_rccl_kernels_are_communication(self, made: Callable[[str], Made]) -> None:
-        """HTA: 0 us of communication, overlap NaN; all of it counts as compute."""
-        truth, report = made("rccl_no_metadata")
-        assert rank_of(report, 0).total.comm_s == seconds(truth.total(0, "comm"))
-        assert rank_of(report, 0).total.compute_s == seconds(truth.total(0, "compute"))
-
-    def test_waits_of_streams_are_no_compute(self, made: Callable[[str], Made]) -> None:
-        """HTA: overlap 100 %, because cuda_sync events beside the collectives count as compute."""
-        truth, report = made("syncs")
-        overlap = truth.total(0, "overlapped_comm") / truth.total(0, "comm")
-        assert overlap < 0.5
-        assert rank_of(report, 0).total.overlap == pytest.approx(overlap)
-
-    def test_a_clock_that_is_off_makes_no_straggler(self, made: Callable[[str], Made]) -> None:
-        """HTA compares raw clocks and names rank 5, whose clock is 5 ms ahead; TraceLens' skew does so too."""
-        truth, report = made("clock_offsets")
-        assert max(report.stragglers, key=lambda r: r.caused_wait_s).rank == 3
-        pair = match(report, next(c for c in truth.collectives if c.last_rank == 3), True)
-        assert max(pair.end_s) - min(pair.end_s) < 2 * NANOSECOND
-
-    def test_one_rank_alone_has_no_stragglers_and_no_error(self, made: Callable[[str], Made]) -> None:
-        """HTA raises; TraceLens wants all ranks."""
-        _, report = made("only_one_rank_of_eight")
-        assert report.pairing.paired == 0
-        assert report.missing_ranks == tuple(range(1, 8))
-
-    def test_gloo_reduce_scatters_are_named_by_what_was_called(self, made: Callable[[str], Made]) -> None:
-        """HTA has no figures of gloo at all (IndexError); the profiler calls them gloo:all_reduce."""
-        _, report = made("gloo")
-        assert sum(r.count for r in report.collectives if r.kind == "reduce_scatter") == 8 * 3
