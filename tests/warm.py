@@ -86,6 +86,7 @@ def verb() -> None:
 def run() -> None:
     """A verb whose processes are forked."""
     subprocess.Popen._execute_child = fork_instead  # type: ignore[attr-defined]
+    _forget_allranks()
     _customize()
     verb()
 
@@ -447,11 +448,9 @@ def fork_instead(
     if not self.pid:
         if new_session:
             os.setsid()
-        names = [name for name in sys.modules if name.partition(".")[0] == "allranks"]
 
         def call() -> None:
-            for name in names:  # with all that the parent has put into them
-                del sys.modules[name]
+            _forget_allranks()
             if "-u" in args:
                 sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
             _customize()
@@ -466,6 +465,12 @@ def fork_instead(
         end_with(call, words[1:], env, str(cwd or Path.cwd()), (p2cread, c2pwrite, errwrite), tuple(pass_fds))
     self._child_created = True
     self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+
+def _forget_allranks() -> None:
+    """Let its modules be imported anew, without what a parent has put into them."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "allranks"]:
+        del sys.modules[name]
 
 
 def _is_own_program(words: list[str], env: Any) -> bool:

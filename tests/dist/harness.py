@@ -89,21 +89,29 @@ def write_spec(tmp_path: Path, spec: dict[str, Any]) -> Path:
     return path
 
 
-def allranks(*args: str, cwd: Path, limit_s: float = 180) -> subprocess.CompletedProcess[str]:
-    """Run a verb to its end. What is killed for its time may leave the lock of a build, for which others would wait."""
+def allranks(
+    *args: str, cwd: Path, limit_s: float = 180, anew: bool = False, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a verb to its end. What is killed for its time may leave the lock of a build, for which others would wait.
+
+    Args:
+        anew: start a new interpreter for each of its processes.
+    """
     try:
-        return warm.allranks(*args, cwd=cwd, timeout_s=limit_s, kind="heavy")
+        if anew:
+            return subprocess.run([*ALLRANKS, *args], cwd=cwd, capture_output=True, text=True, timeout=limit_s)
+        return warm.allranks(*args, cwd=cwd, timeout_s=limit_s, kind="heavy", **more)
     except subprocess.TimeoutExpired:
         remove_build_locks()
         raise
 
 
 def train(
-    tmp_path: Path, spec: dict[str, Any], *more: str, limit_s: float = 180
+    tmp_path: Path, spec: dict[str, Any], *more: str, limit_s: float = 180, anew: bool = False
 ) -> tuple[subprocess.CompletedProcess[str], RunDir]:
     """`allranks run` to its end, and its folder."""
     before = set(folders(tmp_path))
-    done = allranks("run", str(write_spec(tmp_path, spec)), *more, cwd=tmp_path, limit_s=limit_s)
+    done = allranks("run", str(write_spec(tmp_path, spec)), *more, cwd=tmp_path, limit_s=limit_s, anew=anew)
     (new,) = set(folders(tmp_path)) - before
     return done, RunDir(new)
 

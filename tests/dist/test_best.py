@@ -116,9 +116,7 @@ def test_the_best_is_exported(early: Any, tmp_path: Path) -> None:
 
 
 def replies(run: RunDir, cwd: Path, *words: str, stdin: str = "") -> Any:
-    done = subprocess.run(
-        [*ALLRANKS, "generate", run.name, "--json", *words], cwd=cwd, input=stdin, capture_output=True, text=True, timeout=120
-    )  # fmt: skip
+    done = allranks("generate", run.name, "--json", *words, cwd=cwd, stdin=stdin)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -169,9 +167,7 @@ def test_standard_input_and_refusals(early: Any) -> None:
     ):
         done = allranks("generate", run.name, *words, cwd=folder)
         assert done.returncode == 2 and says in done.stderr, done.stderr
-    shown = subprocess.run(
-        [*ALLRANKS, "generate", run.name, "--max-new-tokens", "2"], cwd=folder, input=LINES, capture_output=True, text=True, timeout=120
-    )  # fmt: skip
+    shown = allranks("generate", run.name, "--max-new-tokens", "2", cwd=folder, stdin=LINES)
     assert shown.returncode == 0 and "\x1b" not in shown.stdout
     for words in ("prompt  Zähle bis drei", "prompt  你好", "prompt  use ***"):
         assert words in shown.stdout

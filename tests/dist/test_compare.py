@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.dist.harness import ALLRANKS
+from tests.dist.harness import allranks
 
 pytestmark = pytest.mark.dist
 PLANTED = Path(__file__).parent / "planted"
@@ -33,8 +32,8 @@ def compare(
     }
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(spec))
     monkeypatch.setenv("PYTHONPATH", str(PLANTED), prepend=":")
-    command = [*ALLRANKS, "compare", "c.yaml", "--strategies", strategies, "--repeats", "1", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    words = ("c.yaml", "--strategies", strategies, "--repeats", "1", "--json")
+    done = allranks("compare", *words, cwd=tmp_path, limit_s=200)
     assert done.returncode in (0, 1), done.stderr
     document = json.loads(done.stdout)
     return done.returncode, {row["strategy"]: row for row in document["rows"]}, document["setting"]

@@ -49,9 +49,9 @@ def losses(run: RunDir) -> list[float]:
 def test_a_run_equals_pytorch_ddp_and_goes_on_bitwise(tmp_path: Path, name: str, lora: bool) -> None:
     write_rows(tmp_path / "rows.json", 80)
     more: dict[str, Any] = {"adapter": {"type": "lora", "r": 4, "dropout": 0.1}} if lora else {}
-    done, plain = train(tmp_path, spec(tmp_path, "plain", {"name": "pytorch_ddp"}, **more))
+    done, plain = train(tmp_path, spec(tmp_path, "plain", {"name": "pytorch_ddp"}, **more), anew=True)
     assert done.returncode == 0, done.stderr
-    done, ours = train(tmp_path, spec(tmp_path, "whole", {"name": name}, **more))
+    done, ours = train(tmp_path, spec(tmp_path, "whole", {"name": name}, **more), anew=True)
     assert done.returncode == 0, done.stderr
     file = "adapter_model.safetensors" if lora else "model.safetensors"
     a, b = (load_file(r.checkpoint(4) / file) for r in (ours, plain))

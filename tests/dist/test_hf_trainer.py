@@ -58,7 +58,8 @@ def test_a_run_equals_pytorch_ddp_and_goes_on_bitwise(tmp_path: Path, form: str)
     more = FORMS[form]
     done, plain = train(tmp_path, spec(tmp_path, "plain", {"name": "pytorch_ddp"}, **more))
     good(done)
-    done, ours = train(tmp_path, spec(tmp_path, "ours", {**HF, "find_unused_parameters": form in SEARCHING}, **more))
+    own = spec(tmp_path, "ours", {**HF, "find_unused_parameters": form in SEARCHING}, **more)
+    done, ours = train(tmp_path, own, anew=True)
     good(done)
     assert "Traceback" not in done.stderr
     for rank in (0, 1):  # two ranks: the same sums, dropout among them

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from allranks.lab.smoke import TESTS
 from allranks.lab.smoke.records import CriterionResult, Evidence, evaluate_criteria, read_evidence
 from allranks.rundir.paths import RunDir
 from tests import sampling
-from tests.dist.harness import ALLRANKS, Background
+from tests.dist.harness import Background, allranks
 
 pytestmark = pytest.mark.dist
 PLANTED = Path(__file__).parent / "planted_smoke"
@@ -26,11 +25,11 @@ BY_NAME = {test.name: test for test in TESTS}
 
 def smoke(folder: Path, *words: str, plant: str = "") -> tuple[int, dict[str, Any]]:
     """`allranks smoke --json`, tiny: its exit code and its document."""
-    env = {**os.environ, "HF_HOME": str(folder / "hf")}
+    env = {"HF_HOME": str(folder / "hf")}
     if plant:
         env |= {"SMOKE_PLANT": plant, "PYTHONPATH": f"{PLANTED}:{os.environ.get('PYTHONPATH', '')}"}
-    argv = [*ALLRANKS, "smoke", *words, "--scale", "tiny", "--json", "--set", "observe.telemetry_s=0"]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=280, env=env)
+    words = (*words, "--scale", "tiny", "--json", "--set", "observe.telemetry_s=0")
+    done = allranks("smoke", *words, cwd=folder, limit_s=280, env=env)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 
