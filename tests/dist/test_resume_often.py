@@ -20,6 +20,8 @@ from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import Background, allranks, shared_strategies, step_events, train, until, write_spec
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(1200)]
+KINDS = ("simple_ddp_hook", "zero1", "zero3", "pytorch_zero3", "deepspeed_zero1", "deepspeed_zero3", "hf_trainer")
+"""Those that save and load their state each in its own way; of all others: test_strategy_state.py."""
 NUMBERS = ("loss", "grad_norm", "lr", "tokens", "tokens_trained")
 
 
@@ -87,8 +89,8 @@ def same_to_the_bit(one: RunDir, other: RunDir, total: int) -> None:
     ("strategy", "stops", "steps"),
     [
         ("pytorch_ddp", 3, 250),
-        *(pytest.param(name, 3, 400, marks=pytest.mark.full) for name in shared_strategies() if name != "pytorch_ddp"),
-        pytest.param("pytorch_ddp", 20, 1500, marks=pytest.mark.full),
+        *(pytest.param(name, 3, 250, marks=pytest.mark.full) for name in KINDS if name in shared_strategies()),
+        pytest.param("pytorch_ddp", 12, 700, marks=pytest.mark.full),
     ],
 )  # fmt: skip
 def test_ended_at_random_steps_and_gone_on_with_is_never_stopped(
