@@ -257,7 +257,7 @@ def allranks(
             output,
             errors=errors,
             source=source,
-            cwd=cwd or Path.cwd(),
+            cwd=Path(cwd or ".").absolute(),
         )
         try:
             code = process.wait(timeout_s)
