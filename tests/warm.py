@@ -31,8 +31,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -41,6 +41,7 @@ from typing import Any, NoReturn
 from tests.forks import WORKER
 
 REPO = Path(__file__).resolve().parent.parent
+ANEW = "ALLRANKS_TEST_ANEW"
 HEAVY = (
     "torch",
     "torch.distributed.fsdp",
@@ -222,11 +223,46 @@ class Warm:
             self._next = Forked(self, argv)
             self._socket.settimeout(60)
             self._socket.sendall(json.dumps(wanted).encode() + b"\n")
-            made, end = self._next, time.monotonic() + 120
+            made, end = self._next, time.monotonic() + 280
             while not made.pid:
                 assert time.monotonic() < end, "nothing was forked in time"
                 self.listen(1)
         return made
+
+
+def start_verb(
+    words: Sequence[str],
+    output: Path,
+    *,
+    kind: str = "heavy",
+    anew: bool = False,
+    env: Mapping[str, str] | None = None,
+    **more: Any,
+) -> Forked | subprocess.Popen[bytes]:
+    """Start ``allranks WORDS``.
+
+    Args:
+        kind: ``heavy`` for verbs that start runs or need torch.
+        anew: start a new interpreter, and let the verb do so; the variable ALLRANKS_TEST_ANEW does it for all verbs.
+        env: variables beside those of the test.
+        more: of `Warm.start`.
+    """
+    env = {**os.environ, **(env or {})}
+    if not anew and ANEW not in os.environ:
+        return Warm.get(kind).start("run" if kind == "heavy" else "verb", ["allranks", *words], env, output, **more)
+    errors = more.get("errors")
+    with Path(more.get("source", os.devnull)).open("rb") as stdin, output.open("wb") as out, ExitStack() as stack:
+        err = stack.enter_context(errors.open("wb")) if errors else subprocess.STDOUT
+        command = [sys.executable, "-m", "allranks.cli.main", *words]
+        return subprocess.Popen(
+            command,
+            env=env,
+            cwd=more.get("cwd"),
+            stdin=stdin,
+            stdout=out,
+            stderr=err,
+            start_new_session=more.get("session", False),
+        )
 
 
 def allranks(
@@ -236,29 +272,19 @@ def allranks(
     stdin: str | bytes = b"",
     timeout_s: float = 60,
     kind: str = "light",
+    anew: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a verb to its end, as `subprocess.run` does.
-
-    Args:
-        env: variables beside those of the test.
-        kind: ``heavy`` for verbs that start runs or need torch.
+    """Run a verb to its end, as `subprocess.run` does. See `start_verb`.
 
     Raises:
         subprocess.TimeoutExpired: it took longer, and was killed.
     """
-    argv = ["allranks", *map(str, words)]
+    argv = [*map(str, words)]
     with tempfile.TemporaryDirectory(prefix="allranks-verb-") as made:
         source, output, errors = (Path(made, name) for name in ("in", "out", "err"))
         source.write_bytes(stdin if isinstance(stdin, bytes) else stdin.encode())
-        process = Warm.get(kind).start(
-            "run" if kind == "heavy" else "verb",
-            argv,
-            {**os.environ, **(env or {})},
-            output,
-            errors=errors,
-            source=source,
-            cwd=Path(cwd or ".").absolute(),
-        )
+        place = Path(cwd or ".").absolute()
+        process = start_verb(argv, output, kind=kind, anew=anew, env=env, errors=errors, source=source, cwd=place)
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired as late:

@@ -89,17 +89,9 @@ def write_spec(tmp_path: Path, spec: dict[str, Any]) -> Path:
     return path
 
 
-def allranks(
-    *args: str, cwd: Path, limit_s: float = 180, anew: bool = False, **more: Any
-) -> subprocess.CompletedProcess[str]:
-    """Run a verb to its end. What is killed for its time may leave the lock of a build, for which others would wait.
-
-    Args:
-        anew: start a new interpreter for each of its processes.
-    """
+def allranks(*args: str, cwd: Path, limit_s: float = 180, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run a verb to its end. What is killed for its time may leave the lock of a build, for which others would wait."""
     try:
-        if anew:
-            return subprocess.run([*ALLRANKS, *args], cwd=cwd, capture_output=True, text=True, timeout=limit_s)
         return warm.allranks(*args, cwd=cwd, timeout_s=limit_s, kind="heavy", **more)
     except subprocess.TimeoutExpired:
         remove_build_locks()
@@ -159,9 +151,7 @@ class Background:
     def __init__(self, tmp_path: Path, *args: str) -> None:
         before = set(folders(tmp_path))
         self.out = tmp_path / "background.out"
-        self.process = Warm.get("heavy").start(
-            "run", ["allranks", *args], os.environ, self.out, cwd=tmp_path, session=True
-        )
+        self.process = warm.start_verb(args, self.out, cwd=tmp_path, session=True)
         until(lambda: set(folders(tmp_path)) - before or args[0] == "resume" or self.process.poll() is not None)
         new = sorted(set(folders(tmp_path)) - before)
         self.run = RunDir(tmp_path / "runs" / args[1] if args[0] == "resume" else new[-1])
