@@ -467,7 +467,7 @@ def fork_instead(
     """In place of `subprocess.Popen._execute_child`: fork where a module of allranks would be started in a new interpreter."""
     _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_, new_session, _ = more
     words = [word for word in args if word != "-u"] if isinstance(args, list) else []
-    if words[:2] != [sys.executable, "-m"] or words[2] not in FORKED or _is_own_program(words, env):
+    if words[:2] != [sys.executable, "-m"] or words[2] not in FORKED or _is_own_program(words):
         _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more)
         return
     self.pid = os.fork()
@@ -499,10 +499,12 @@ def _forget_allranks() -> None:
         del sys.modules[name]
 
 
-def _is_own_program(words: list[str], env: Any) -> bool:
+def _is_own_program(words: list[str]) -> bool:
     """Of a rank: whether it runs a user's own program, which may look at what has been imported."""
-    spec = Path(words[3]) / "spec.yaml" if words[2] == "allranks.launch.rank" else None
-    return spec is not None and "\nscript:" in "\n" + spec.read_text()
+    if words[2] != "allranks.launch.rank":
+        return False
+    spec = (Path(words[3]) / "spec.yaml").read_text()
+    return "\nscript:" in spec and "\nscript: null" not in spec
 
 
 def _customize() -> None:
