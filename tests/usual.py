@@ -66,7 +66,6 @@ FILES: dict[str, set[str]] = {
         "test_a_killed_rank_on_another_node_is_named",
         "test_ctrl_c_cancels_the_job",
         "test_refusals_are_said_before_anything_runs",
-        "test_nodes_started_by_hand",
         "test_plan_and_dry_run_show_the_batch_script",
         "test_a_killed_node_sends_the_job_back_to_the_queue_and_it_goes_on[before-slurm-notices]",
         "test_cancel_and_detach",

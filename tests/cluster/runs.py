@@ -93,6 +93,11 @@ class Submitted:
         )
         assert self.process.poll() is None, self.out.read_text() + log_of(self.run)
 
+    def ready(self, ranks: int) -> bool:
+        """Return whether this many ranks of a program have printed READY."""
+        assert self.process.poll() is None, self.out.read_text() + log_of(self.run)
+        return sum("READY" in log.read_text() for log in self.run.rank_logs(1).values()) == ranks
+
     def job(self) -> str:
         return read_json(self.run.job)["job"]
 
