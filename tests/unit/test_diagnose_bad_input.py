@@ -49,7 +49,7 @@ def test_packed_logs_are_read_whatever_their_name(tmp_path: Path, pack) -> None:
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, _zstd], ids=["gz", "bz2", "xz", "zst"])
 def test_cut_archive_is_said_and_its_beginning_counts(tmp_path: Path, pack) -> None:
-    noise = random.Random(0).randbytes(1 << 18).hex().encode()
+    noise = random.Random(0).randbytes(1 << 19).hex().encode()
     text = OOM + b"\n".join(noise[i : i + 80] for i in range(0, len(noise), 80))
     whole = pack(text)
     (tmp_path / "a.log").write_bytes(whole[: int(len(whole) * 0.9)])
