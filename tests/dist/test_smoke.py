@@ -102,23 +102,7 @@ def altered(evidence: Evidence, change: Change) -> Evidence:
     raw["heads"] = {int(k): v for k, v in raw["heads"].items()}
     change(raw)
     plan = msgspec.convert(raw["plan"], type(evidence.plan))
-    kept = {
-        k: raw[k]
-        for k in (
-            "metrics",
-            "first",
-            "again",
-            "step",
-            "manifest",
-            "files",
-            "damage",
-            "engine",
-            "ways",
-            "heads",
-            "preflight",
-            "message",
-        )
-    }
+    kept = {name: value for name, value in raw.items() if name not in ("spec", "plan")}
     return Evidence(spec=evidence.spec, plan=plan, **kept)
 
 
