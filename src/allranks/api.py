@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from allranks.errors import CheckpointError, SpecError
 from allranks.launch.launchers import local_agents
 from allranks.launch.outcome import RunResult
-from allranks.launch.preview import SpecLike, batch_script, fit, hand_commands, plan, read_spec
-from allranks.launch.runs import NullObserver, Observer, cancel, launch, prepare_run, resume, running
-from allranks.nodes import preflight
+from allranks.launch.preview import SpecLike, plan, prepare
+from allranks.launch.runs import NullObserver, Observer, cancel, create, launch, resume, running
 from allranks.spec import load_spec
 
 
@@ -28,13 +27,12 @@ def run(
         RequestError: the spec or data are wrong; nothing was started.
         EnvironmentNotAble: this machine cannot run it.
     """
-    checked = read_spec(spec, sets)
-    preflight.check_request(checked)
-    run_dir, launch_plan = prepare_run(checked, force=force)
-    return launch(run_dir, checked, launch_plan, attempt=1, observer=observer or NullObserver())
+    prepared = prepare(spec, sets)
+    run_dir, launch_plan = create(prepared, force=force)
+    return launch(run_dir, prepared.spec, launch_plan, attempt=1, observer=observer or NullObserver())
 
 
 __all__ = [
-    "CheckpointError", "NullObserver", "RunResult", "SpecError", "batch_script", "cancel", "fit", "hand_commands", "launch", "load_spec",
-    "local_agents", "plan", "prepare_run", "read_spec", "resume", "run", "running",
+    "CheckpointError", "NullObserver", "RunResult", "SpecError", "cancel", "create", "launch", "load_spec", "local_agents", "plan",
+    "prepare", "resume", "run", "running",
 ]  # fmt: skip

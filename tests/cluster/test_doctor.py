@@ -203,7 +203,7 @@ from allranks.nodes.preflight.runner import TargetNodes, require_usable_nodes, r
 from allranks.rundir.paths import RunDir
 import os
 
-spec = api.read_spec(Path("spec.yaml"), ["cluster.nodes=2"])
+spec = api.load_spec(Path("spec.yaml"), ["cluster.nodes=2"])
 hosts = expand_hostlist(Slurm([], 'own'), os.environ["SLURM_JOB_NODELIST"])
 where = TargetNodes(hosts=hosts, job_id=os.environ["SLURM_JOB_ID"])
 found = run_preflight(where, spec, api.plan(spec), Path.cwd(), imports=False)

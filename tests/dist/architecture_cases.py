@@ -11,8 +11,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from allranks.launch.runs import prepare_run
-from allranks.nodes import preflight
+from allranks.launch.preview import prepare
+from allranks.launch.runs import create
 from allranks.rundir.events import read_events
 from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
@@ -115,8 +115,7 @@ def trained(root: Path, kind: str, adapter: str) -> RunDir:
             "run_root": str(root / "runs"),
         }
     )  # fmt: skip
-    preflight.check_request(spec)
-    run, _ = prepare_run(spec)
+    run, _ = create(prepare(spec))
     run.logs_of(1).mkdir(parents=True)
     assert run_rank(run, 1, spec) == 0
     return run

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from allranks.cli.plan import show_memory, show_plan
 from allranks.launch import preview
+from allranks.planning import memory
 from allranks.planning.records import LaunchPlan
 from allranks.spec.loader import parse_spec
 from allranks.utils.machine import Gpu, MachineFacts
@@ -86,7 +87,7 @@ def test_json_has_all_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("columns", [100, 80, 60, 40])
 def test_the_memory_of_a_rank_breaks_no_number_and_keeps_its_peak(columns: int) -> None:
     spec = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}})
-    found = preview.fit(spec, facts=FACTS)
+    found = memory.fit(spec, memory.make_plan(spec, FACTS), FACTS)
     out = io.StringIO()
     show_memory(Console(file=out, width=columns, force_terminal=True, color_system=None), found)  # type: ignore[arg-type]
     table = [line for line in out.getvalue().splitlines() if line.startswith(("┃", "│"))]

@@ -9,7 +9,8 @@ import pytest
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.launch.launchers import get_launcher
-from allranks.launch.runs import prepare_run
+from allranks.launch.preview import PreparedRun
+from allranks.launch.runs import create
 from allranks.nodes.checks.program import ask, imported_packages, source_problem
 from allranks.nodes.checks.software import ask_hub_names as ask_hub
 from allranks.nodes.checks.software import hub as check_hub
@@ -195,7 +196,7 @@ def test_doctor_and_run_say_the_same_of_a_program_on_this_machine(tmp_path: Path
     (check,) = (c for report in found.preflight.reports for c in report.checks if not c.ok)
     assert (check.name, check.found, found.ok, found.starts) == ("program", "MISSING(nosuch_package)", False, False)
     with pytest.raises(EnvironmentNotAble) as refused:
-        prepare_run(spec)
+        create(PreparedRun(spec))
     assert f"program: {check.cure}" in str(refused.value) and "own.py line 2" in check.cure
     assert not (tmp_path / "runs").exists()
 

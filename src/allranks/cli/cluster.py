@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -17,9 +17,34 @@ from allranks.lab.cluster.box import BoxStatus, box_names, box_status, default_n
 from allranks.nodes.slurm.endpoints import DEFAULT_NAME
 
 Value = TypeVar("Value", int, str)
-PER_NODE = "[NODE=]VALUE"
-NODE = click.argument("node")
-NAME = click.option("--name", help="Box to use if several are running.")
+NAME = click.Option(["--name"], help="Box to use if several are running.")
+NODE = click.Argument(["node"])
+
+
+def per_node(option: str, texts: tuple[str, ...], kind: type[Value]) -> dict[str, Value]:
+    """Parse ``4`` or ``n2=8`` into a map from node to value; "" is for all other nodes."""
+    values: dict[str, Value] = {}
+    for text in texts:
+        node, _, value = text.rpartition("=")
+        try:
+            values[node] = kind(value)
+        except ValueError:
+            raise RequestError(f"{option} {text}: expected an integer, or NODE=NUMBER such as n2=8.") from None
+    return values
+
+
+def _per_node(option: str, name: str, kind: type[int] | type[str], what: str, text: str) -> Any:
+    """Return the decorator of an option with a value for each node; `name` is the field of `BoxOptions`."""
+
+    def parse(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
+        return per_node(option, texts, kind)
+
+    return click.option(option, name, multiple=True, metavar=f"[NODE=]{what}", callback=parse, help=text)
+
+
+def _hidden(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> tuple[HiddenFolder, ...]:
+    parted = (text.partition("=") for text in texts)
+    return tuple(HiddenFolder(path=path, nodes=tuple(filter(None, nodes.split(",")))) for path, _, nodes in parted)
 
 
 @click.group(cls=FullHelpGroup)
@@ -30,20 +55,12 @@ def cluster() -> None:
 @cluster.command()
 @click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the box; several boxes can run at once.")
 @click.option("--nodes", default=3, show_default=True, help="Number of nodes, 1 to 16; their names are n1, n2, ...")
-@click.option("--cpus", multiple=True, metavar=PER_NODE, help="CPUs per node, as declared to Slurm. [this machine's]")
-@click.option(
-    "--memory",
-    multiple=True,
-    metavar="[NODE=]MIB",
-    help="Memory per node, as declared to Slurm. [an equal share of this machine's]",
+@_per_node("--cpus", "cpus", int, "VALUE", "CPUs per node, as declared to Slurm. [this machine's]")
+@_per_node(
+    "--memory", "memory_mb", int, "MIB", "Memory per node, as declared to Slurm. [an equal share of this machine's]"
 )
-@click.option(
-    "--gpus",
-    multiple=True,
-    metavar=PER_NODE,
-    help="GPUs per node, as declared to Slurm; the machine need not have any. [0]",
-)
-@click.option("--interface", multiple=True, metavar="[NODE=]NAME", help="Name of a node's network interface. [eth0]")
+@_per_node("--gpus", "gpus", int, "VALUE", "GPUs per node, as declared to Slurm; the machine need not have any. [0]")
+@_per_node("--interface", "interfaces", str, "NAME", "Name of a node's network interface. [eth0]")
 @click.option("--shared-tmp", is_flag=True, help="Nodes share this machine's /tmp instead of having one each.")
 @click.option(
     "--tmp-mb",
@@ -52,52 +69,30 @@ def cluster() -> None:
     help="Size of a node's /tmp; it is a tmpfs and uses memory as it fills.",
 )
 @click.option(
-    "--hide", multiple=True, metavar="FOLDER[=NODE,...]", help="A folder that the nodes (or all nodes) do not share."
+    "--hide",
+    "hidden",
+    multiple=True,
+    metavar="FOLDER[=NODE,...]",
+    callback=_hidden,
+    help="A folder that the nodes (or all nodes) do not share.",
 )
 @click.option(
-    "--partition", "partitions", multiple=True, help="A partition of all nodes; the first one is the default. [main]"
+    "--partition",
+    "partitions",
+    multiple=True,
+    default=("main",),
+    help="A partition of all nodes; the first one is the default. [main]",
 )
 @click.option("--network", help="IPv4 range of the box, such as 10.77.0.0/24. [a free one]")
 @click.option("--accounting", is_flag=True, help="Run slurmdbd with MariaDB: accounts (lab), QOS and sacct.")
 @click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A line for slurm.conf; it overrides the default.")
 @click.option("--json", "as_json", is_flag=True, help="Print the box as one JSON document.")
-def up(
-    *,
-    name: str,
-    nodes: int,
-    cpus: tuple[str, ...],
-    memory: tuple[str, ...],
-    gpus: tuple[str, ...],
-    interface: tuple[str, ...],
-    shared_tmp: bool,
-    tmp_mb: int,
-    hide: tuple[str, ...],
-    partitions: tuple[str, ...],
-    network: str | None,
-    accounting: bool,
-    conf: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def up(as_json: bool, **options: Any) -> None:
     """Start a box and return when all its nodes are idle."""
     from allranks.lab.cluster import lifecycle
 
-    options = BoxOptions(
-        name=name,
-        nodes=nodes,
-        cpus=per_node("--cpus", cpus, int),
-        memory_mb=per_node("--memory", memory, int),
-        gpus=per_node("--gpus", gpus, int),
-        interfaces=per_node("--interface", interface, str),
-        shared_tmp=shared_tmp,
-        tmp_mb=tmp_mb,
-        hidden=tuple(_hidden(text) for text in hide),
-        partitions=partitions or ("main",),
-        network=network,
-        accounting=accounting,
-        conf=conf,
-    )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was begun is taken back
-    box = lifecycle.up(options)
+    box = lifecycle.up(BoxOptions(**options))
     _print(box_status(box), as_json)
     if not as_json:
         echo("Use it: allranks cluster exec -- srun -N2 hostname   (launcher: slurm finds it automatically)", err=True)
@@ -137,23 +132,6 @@ def down(name: str | None, every: bool) -> None:
         echo(f"Box '{one}' is removed." if done else f"There is no box '{one}': nothing to do.", err=True)
 
 
-def per_node(option: str, texts: tuple[str, ...], kind: type[Value]) -> dict[str, Value]:
-    """Parse ``4`` or ``n2=8`` into a map from node to value; "" is for all other nodes."""
-    values: dict[str, Value] = {}
-    for text in texts:
-        node, _, value = text.rpartition("=")
-        try:
-            values[node] = kind(value)
-        except ValueError:
-            raise RequestError(f"{option} {text}: expected an integer, or NODE=NUMBER such as n2=8.") from None
-    return values
-
-
-def _hidden(text: str) -> HiddenFolder:
-    path, _, nodes = text.partition("=")
-    return HiddenFolder(path=path, nodes=tuple(name for name in nodes.split(",") if name))
-
-
 def _print(now: BoxStatus, as_json: bool) -> None:
     if as_json:
         echo(msgspec.json.format(msgspec.json.encode(now), indent=2).decode())
@@ -191,18 +169,10 @@ def fault() -> None:
     """Inject a fault into the box. `cluster status` lists active faults; `fault heal` undoes them."""
 
 
-def _inject(name: str | None, kind: str, node: str = "", **arguments: str) -> None:
-    from allranks.lab.cluster.faults import inject
-
-    record = inject(need_box(name), kind, node, **arguments)
-    detail = [f"{key}={value}" for key, value in record.detail.items()]
-    echo(" ".join(["injected:", kind, *([node] if node else []), *detail]), err=True)
-
-
 @fault.command()
 @click.argument("node", required=False)
 @click.option("--kind", help="Undo only faults of this kind.")
-@NAME
+@click.option("--name", help="Box to use if several are running.")
 def heal(node: str | None, kind: str | None, name: str | None) -> None:
     """Undo all faults (of NODE), the latest first."""
     from allranks.lab.cluster.faults import heal as mend
@@ -214,115 +184,64 @@ def heal(node: str | None, kind: str | None, name: str | None) -> None:
         echo("No active faults.", err=True)
 
 
-@fault.command("kill-rank")
-@click.argument("rank", type=click.IntRange(min=0))
-@click.option("--job", default="", help="Job id; needed only if several jobs are running.")
-@click.option("--signal", default="KILL", show_default=True, help="Signal to send; STOP makes the rank hang.")
-@NAME
-def kill_rank(rank: int, job: str, signal: str, name: str | None) -> None:
-    """Send a signal to the process of one RANK (torchrun's RANK, otherwise Slurm's task number)."""
-    _inject(name, "kill-rank", rank=str(rank), job=job, signal=signal)
+def _fault(kind: str, text: str, *params: click.Parameter, **settings: Any) -> None:
+    """Add the command of a kind of fault; `faults.inject` gets its arguments as texts."""
+
+    def command(name: str | None, node: str = "", **arguments: Any) -> None:
+        from allranks.lab.cluster.faults import inject
+
+        given = {key: "" if value is None else str(value) for key, value in arguments.items()}
+        record = inject(need_box(name), kind, node, **given)
+        detail = [f"{key}={value}" for key, value in record.detail.items()]
+        echo(" ".join(["injected:", kind, *([node] if node else []), *detail]), err=True)
+
+    fault.add_command(
+        click.Command(kind, callback=command, params=[*params, NAME], help=text, context_settings=settings)
+    )
 
 
-@fault.command("kill-node")
-@NODE
-@NAME
-def kill_node(node: str, name: str | None) -> None:
-    """Kill NODE and everything that runs on it; `fault heal` starts it again."""
-    _inject(name, "kill-node", node)
-
-
-@fault.command("stop-slurmd")
-@NODE
-@NAME
-def stop_slurmd(node: str, name: str | None) -> None:
-    """Stop slurmd on NODE; its jobs keep running, but Slurm loses contact with them."""
-    _inject(name, "stop-slurmd", node)
-
-
-@fault.command("restart-slurmd")
-@NODE
-@NAME
-def restart_slurmd(node: str, name: str | None) -> None:
-    """Restart slurmd on NODE."""
-    _inject(name, "restart-slurmd", node)
-
-
-@fault.command("stop-slurmctld")
-@NAME
-def stop_slurmctld(name: str | None) -> None:
-    """Stop slurmctld; jobs keep running."""
-    _inject(name, "stop-slurmctld")
-
-
-@fault.command("restart-slurmctld")
-@NAME
-def restart_slurmctld(name: str | None) -> None:
-    """Restart slurmctld."""
-    _inject(name, "restart-slurmctld")
-
-
-@fault.command("cut-link")
-@NODE
-@NAME
-def cut_link(node: str, name: str | None) -> None:
-    """Drop all packets to and from NODE silently; its interface stays up."""
-    _inject(name, "cut-link", node)
-
-
-@fault.command("slow-link")
-@NODE
-@click.option("--rate", required=True, help="Limit for both directions, such as 500kbit, 10mbit or 1gbit.")
-@click.option("--delay-ms", type=click.IntRange(min=1), help="Also delay packets; needs netem in the kernel.")
-@NAME
-def slow_link(node: str, rate: str, delay_ms: int | None, name: str | None) -> None:
-    """Limit the bandwidth of NODE's link."""
-    _inject(name, "slow-link", node, rate=rate, delay_ms=str(delay_ms or ""))
-
-
-@fault.command("interface-down")
-@NODE
-@NAME
-def interface_down(node: str, name: str | None) -> None:
-    """Take the interface of NODE down."""
-    _inject(name, "interface-down", node)
-
-
-@fault.command("fill-disk")
-@NODE
-@click.argument("path", default="/tmp")  # noqa: S108 - the node's own
-@click.option("--leave-kb", type=click.IntRange(min=0), default=0, help="Free space to leave, in KiB. [0]")
-@NAME
-def fill_disk(node: str, path: str, leave_kb: int, name: str | None) -> None:
-    """Fill NODE's own file system at PATH (default /tmp). Uses no memory."""
-    _inject(name, "fill-disk", node, path=path, leave_kb=str(leave_kb))
-
-
-@fault.command("hide-folder")
-@NODE
-@click.argument("path")
-@NAME
-def hide_folder(node: str, path: str, name: str | None) -> None:
-    """Make PATH an empty folder on NODE, as if NODE did not share that file system."""
-    _inject(name, "hide-folder", node, path=path)
-
-
-@fault.command("loopback-hosts")
-@NODE
-@NAME
-def loopback_hosts(node: str, name: str | None) -> None:
-    """Map NODE's own name to 127.0.1.1 in its /etc/hosts."""
-    _inject(name, "loopback-hosts", node)
-
-
-@fault.command("wrong-clock", context_settings={"ignore_unknown_options": True})
-@NODE
-@click.argument("seconds")
-@NAME
-def wrong_clock(node: str, seconds: str, name: str | None) -> None:
-    """Shift the clock that tasks on NODE use by SECONDS (environment variable ALLRANKS_CLOCK_OFFSET_S)."""
-    _inject(name, "wrong-clock", node, seconds=seconds)
-
+_fault(
+    "kill-rank",
+    "Send a signal to the process of one RANK (torchrun's RANK, otherwise Slurm's task number).",
+    click.Argument(["rank"], type=click.IntRange(min=0)),
+    click.Option(["--job"], default="", help="Job id; needed only if several jobs are running."),
+    click.Option(["--signal"], default="KILL", show_default=True, help="Signal to send; STOP makes the rank hang."),
+)
+_fault("kill-node", "Kill NODE and everything that runs on it; `fault heal` starts it again.", NODE)
+_fault("stop-slurmd", "Stop slurmd on NODE; its jobs keep running, but Slurm loses contact with them.", NODE)
+_fault("restart-slurmd", "Restart slurmd on NODE.", NODE)
+_fault("stop-slurmctld", "Stop slurmctld; jobs keep running.")
+_fault("restart-slurmctld", "Restart slurmctld.")
+_fault("cut-link", "Drop all packets to and from NODE silently; its interface stays up.", NODE)
+_fault(
+    "slow-link",
+    "Limit the bandwidth of NODE's link.",
+    NODE,
+    click.Option(["--rate"], required=True, help="Limit for both directions, such as 500kbit, 10mbit or 1gbit."),
+    click.Option(["--delay-ms"], type=click.IntRange(min=1), help="Also delay packets; needs netem in the kernel."),
+)
+_fault("interface-down", "Take the interface of NODE down.", NODE)
+_fault(
+    "fill-disk",
+    "Fill NODE's own file system at PATH (default /tmp). Uses no memory.",
+    NODE,
+    click.Argument(["path"], default="/tmp"),  # noqa: S108 - the node's own
+    click.Option(["--leave-kb"], type=click.IntRange(min=0), default=0, help="Free space to leave, in KiB. [0]"),
+)
+_fault(
+    "hide-folder",
+    "Make PATH an empty folder on NODE, as if NODE did not share that file system.",
+    NODE,
+    click.Argument(["path"]),
+)
+_fault("loopback-hosts", "Map NODE's own name to 127.0.1.1 in its /etc/hosts.", NODE)
+_fault(
+    "wrong-clock",
+    "Shift the clock that tasks on NODE use by SECONDS (environment variable ALLRANKS_CLOCK_OFFSET_S).",
+    NODE,
+    click.Argument(["seconds"]),
+    ignore_unknown_options=True,
+)
 
 cluster_command = cluster
 """The name that the root command looks for."""

@@ -30,23 +30,20 @@ def data_command(spec: Path, sets: tuple[str, ...], rows: int, as_json: bool) ->
     """Show the rows that a run of SPEC would train on: template, trained tokens, and rows cut, left out or repeated."""
     from allranks.cli.console import SafeConsole
     from allranks.launch import preview
-    from allranks.nodes import preflight
     from allranks.nodes.preflight.request import ask_hub
     from allranks.utils.redaction import redact_tree
 
-    checked = preview.read_spec(spec, sets)
-    preflight.check_request(checked)
-    ask_hub(checked)  # this machine loads the rows, whatever the launcher; the hub's own client tries again and again
-    read = preview.inspect_data(checked, rows=rows)
+    run = preview.prepare(spec, sets)
+    ask_hub(run.spec)  # this machine loads the rows, whatever the launcher; the hub's own client tries again and again
+    read = preview.inspect_data(run.spec, rows=rows)
     found = redact_tree(read)
     found["secrets_hidden"] = found["shown"] != read["shown"]
-    plan = preview.plan(checked)
-    problem = preview.few_sequences(checked, plan, found["facts"])
+    problem = preview.few_sequences(run.spec, run.plan, found["facts"])
     if as_json:
-        print_json({**found, "world_size": plan.world_size, "problem": problem})
+        print_json({**found, "world_size": run.plan.world_size, "problem": problem})
         warn(found["facts"]["warnings"])
     else:
-        _show(SafeConsole(), checked, found, plan.world_size)
+        _show(SafeConsole(), run.spec, found, run.plan.world_size)
     if problem is not None:
         echo(f"allranks: {problem}", err=True)
     return EXIT_OK if problem is None else EXIT_REQUEST

@@ -37,19 +37,15 @@ def doctor_command(
 
     With a Slurm spec, the nodes are allocated with salloc for the check and then released.
     """
-    from allranks.launch import preview
-    from allranks.launch.launchers import get_launcher
-    from allranks.nodes import preflight
+    from allranks.launch.preview import PreparedRun, prepare
     from allranks.nodes.doctor import DoctorOptions, doctor
     from allranks.spec.records import RunSpec
 
-    checked = preview.read_spec(spec, sets) if spec else RunSpec()
-    if spec:
-        preflight.check_request(checked)
+    run = prepare(spec, sets) if spec else PreparedRun(RunSpec())
     request = DoctorOptions(collectives=collectives, exclude_bad=exclude_bad, imports=imports)
-    say, launcher = partial(echo, err=True), get_launcher(checked.cluster.launcher)
-    nodes = launcher.nodes_to_examine(checked, wait_s=wait_s, say=say)
-    found = doctor(checked, request, nodes, say, facts=launcher.planning_facts(checked))
+    say = partial(echo, err=True)
+    nodes = run.launcher.nodes_to_examine(run.spec, wait_s=wait_s, say=say)
+    found = doctor(run.spec, request, nodes, say, facts=run.facts)
     if as_json:
         print_json(found.as_json())
     else:

@@ -313,15 +313,13 @@ def _checked_text(choices: StarterChoices, file: str) -> tuple[str, list[str]]:
         AllranksError: it would be refused.
     """
     from allranks.launch import preview
-    from allranks.nodes import preflight
     from allranks.spec.data_sources import looks_like_file
     from allranks.spec.examples import starter_text
     from allranks.spec.loader import parse_spec, parse_yaml
 
     text = starter_text(choices, file)
     spec = parse_spec(parse_yaml(text, file), where=file)
-    preflight.check_request(spec)
-    plan = preview.plan(spec)
+    plan = preview.prepare(spec).plan
     if not looks_like_file(choices.data):
         return text, []
     try:

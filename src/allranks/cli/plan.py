@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from allranks.cli.console import SafeConsole
+    from allranks.launch.preview import PreparedRun
     from allranks.planning.env_vars import EnvVar
     from allranks.planning.memory import Fit
     from allranks.planning.memory.estimate import Moment
@@ -32,31 +33,26 @@ MAX_NODE_ROWS = 8
 @json_option
 def plan_command(spec: Path, full: bool, sets: tuple[str, ...], as_json: bool) -> int:
     """Show ranks, batch arithmetic, environment variables with reasons, and memory per rank, without running anything."""
-    from allranks.launch import preview
-    from allranks.nodes import preflight
+    from allranks.launch.preview import prepare
 
-    checked = preview.read_spec(spec, sets)
-    preflight.check_request(checked)
-    show_dry_run(checked, as_json, full=full)
+    show_dry_run(prepare(spec, sets), as_json, full=full)
     return EXIT_OK
 
 
-def show_dry_run(spec: RunSpec, as_json: bool, *, full: bool = False) -> None:
+def show_dry_run(run: PreparedRun, as_json: bool, *, full: bool = False) -> None:
     """Show everything that is known about a run before it starts."""
     import msgspec
 
-    from allranks.launch import preview
+    from allranks.launch.preview import sequence_problem
 
-    facts = preview.planning_facts(spec)
-    plan = preview.plan(spec, facts=facts)
-    problem = preview.sequence_problem(spec, plan)
+    problem = sequence_problem(run.spec, run.plan)
     show_plan(
-        msgspec.structs.replace(plan, warnings=[*plan.warnings, problem]) if problem else plan,
+        msgspec.structs.replace(run.plan, warnings=[*run.plan.warnings, problem]) if problem else run.plan,
         as_json,
-        preview.batch_script(spec, facts=facts),
-        preview.fit(spec, facts=facts),
-        preview.hand_commands(spec, facts=facts),
-        training_line(spec),
+        run.batch_script,
+        run.fit,
+        run.hand_commands,
+        training_line(run.spec),
         full=full,
     )
 

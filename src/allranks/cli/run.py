@@ -33,13 +33,13 @@ from allranks.cli.run_output import (
 )
 from allranks.errors import EXIT_OK
 from allranks.launch.outcome import RunResult
+from allranks.launch.preview import PreparedRun
 from allranks.planning.env_vars import EnvVar
 from allranks.planning.rank_environment import secret_variables
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.events import CACHE_STATES, PROGRESS
 from allranks.rundir.files import open_append
 from allranks.rundir.paths import RunDir
-from allranks.spec.records import RunSpec
 from allranks.utils.text import (
     NO_VALUE,
     as_dict,
@@ -262,25 +262,23 @@ def run_command(
     """Plan, check, launch, follow and report the run described by SPEC."""
     from allranks import api
     from allranks.cli.plan import show_dry_run
-    from allranks.nodes import preflight
 
     if into is not None:
         return _follow_detached(into)
-    checked = api.read_spec(spec, (*sets, "cluster.exclude_bad=true") if exclude_bad else sets)
-    preflight.check_request(checked)
+    prepared = api.prepare(spec, (*sets, "cluster.exclude_bad=true") if exclude_bad else sets)
     if dry_run:
-        show_dry_run(checked, as_json)
+        show_dry_run(prepared, as_json)
         return EXIT_OK
-    run_dir, plan = api.prepare_run(checked, force=force)
+    run_dir, plan = api.create(prepared, force=force)
     if detach:
-        return _detach(run_dir, checked, plan, as_json)
+        return _detach(run_dir, prepared, plan, as_json)
     console = SafeConsole(stderr=as_json, quiet=as_json)
     result = run_with_progress(
         console,
-        lambda live: api.launch(run_dir, checked, plan, attempt=1, observer=live),
+        lambda live: api.launch(run_dir, prepared.spec, plan, attempt=1, observer=live),
         plan,
         run_dir.root,
-        output or (OUTPUTS[0] if checked.script is not None else NO_OUTPUT),
+        output or (OUTPUTS[0] if prepared.spec.script is not None else NO_OUTPUT),
     )
     return print_result(result, console, as_json)
 
@@ -346,13 +344,10 @@ def print_result(result: RunResult, console: SafeConsole, as_json: bool) -> int:
     return result.exit_code
 
 
-def _detach(run_dir: RunDir, spec: RunSpec, plan: LaunchPlan, as_json: bool) -> int:
+def _detach(run_dir: RunDir, prepared: PreparedRun, plan: LaunchPlan, as_json: bool) -> int:
     """Start a run without following it; if its launcher needs a process, start one in the background."""
-    from allranks.launch.launchers import get_launcher
-
-    launcher = get_launcher(spec.cluster.launcher)
-    if not launcher.needs_follower:
-        launcher.start(run_dir, spec, plan, 1, {})
+    if not prepared.launcher.needs_follower:
+        prepared.launcher.start(run_dir, prepared.spec, plan, 1, {})
     else:
         with os.fdopen(open_append(run_dir.logs / "launcher.log"), "ab") as log:
             subprocess.Popen(

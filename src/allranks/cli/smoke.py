@@ -142,7 +142,7 @@ def _show(console: SafeConsole, results: Any, folder: Path) -> None:
 
 def _show_dry(ready: list[PreparedTest], as_json: bool) -> None:
     """Show specs and batch scripts."""
-    from allranks.launch import preview
+    from allranks.launch.preview import PreparedRun
     from allranks.spec import spec_to_dict, spec_to_yaml
 
     if as_json:
@@ -154,7 +154,7 @@ def _show_dry(ready: list[PreparedTest], as_json: bool) -> None:
                         "unable": r.unable or None,
                         "scaled": r.scaled,
                         "spec": spec_to_dict(r.spec) if r.spec else None,
-                        "batch_script": preview.batch_script(r.spec) if r.spec else None,
+                        "batch_script": PreparedRun(r.spec).batch_script if r.spec else None,
                     }
                     for r in ready
                 ]
@@ -168,4 +168,4 @@ def _show_dry(ready: list[PreparedTest], as_json: bool) -> None:
             continue
         for line in r.scaled:
             echo(f"# differs from the reference: {line}")
-        echo(preview.batch_script(r.spec) or spec_to_yaml(r.spec))
+        echo(PreparedRun(r.spec).batch_script or spec_to_yaml(r.spec))

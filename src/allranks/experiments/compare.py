@@ -17,9 +17,8 @@ from allranks.experiments.conclusions import CommunicationModel, Prediction, rec
 from allranks.experiments.gates import ComparisonRow, evaluate_strategies, trial_limits
 from allranks.experiments.output import comparison_page, csv_text, find_links
 from allranks.launch import runs
-from allranks.launch.preview import planning_facts
+from allranks.launch.preview import PreparedRun, prepare
 from allranks.launch.runs import Observer
-from allranks.nodes import preflight
 from allranks.planning import memory
 from allranks.rundir.files import read_json, write_json, write_text_atomic
 from allranks.rundir.paths import RunDir
@@ -131,16 +130,15 @@ def compare(spec: RunSpec, asked: CompareRequest, observer: Observer) -> Compari
     )
     if spec.model is not None and spec.model.compile is True:
         observer.say("note     model.compile: a comparison does not compile blocks")
-    spec = without_compilation(spec)
-    preflight.check_request(spec)
-    if memory.make_plan(spec, planning_facts(spec)).world_size < 2:
+    prepared = prepare(without_compilation(spec))
+    if prepared.plan.world_size < 2:
         raise SpecError("cluster.procs_per_node: a comparison needs at least two ranks")
-    run, plan = runs.prepare_run(spec)
+    run, plan = runs.create(prepared)
     for warning in plan.warnings:
         observer.say(f"note     {warning}")
-    asked = msgspec.structs.replace(asked, strategies=[_decided(spec, entry) for entry in asked.strategies])
+    asked = msgspec.structs.replace(asked, strategies=[_decided(prepared, entry) for entry in asked.strategies])
     write_json(run.compare, msgspec.to_builtins(asked))
-    result = runs.launch(run, spec, plan, attempt=1, observer=observer)
+    result = runs.launch(run, prepared.spec, plan, attempt=1, observer=observer)
     folder = run.root / "compare"
     measured = read_json(folder / "measured.json")
     if result.exit_code or not isinstance(measured, dict):
@@ -164,13 +162,12 @@ def without_compilation(spec: RunSpec) -> RunSpec:
     return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, compile=False))
 
 
-def _decided(spec: RunSpec, entry: StrategyChoice) -> StrategyChoice:
+def _decided(prepared: PreparedRun, entry: StrategyChoice) -> StrategyChoice:
     """Return a strategy with the options that the plan decides by the memory of a rank."""
     if "replicate" not in entry.options:
         return entry
-    facts = planning_facts(spec)
-    one = msgspec.structs.replace(spec, strategy=StrategySpec(name=entry.name, options=entry.options))
-    plan = memory.make_plan(one, facts)
+    one = msgspec.structs.replace(prepared.spec, strategy=StrategySpec(name=entry.name, options=entry.options))
+    plan = memory.make_plan(one, prepared.facts)
     return msgspec.structs.replace(entry, options={**entry.options, "replicate": plan.strategy_options["replicate"]})
 
 

@@ -1,4 +1,4 @@
-"""Preview of a run before it starts: plan, memory of a rank, batch script or commands, and its data.
+"""Prepare a run: check the request, read facts, decide the plan. Also shows what would run: memory, batch script or commands, data.
 
 A separate module, so that `allranks plan` does not import the launch machinery. Rows and token counts are from a process of its own
 (`allranks.train.inspection`), without ranks.
@@ -10,13 +10,16 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_REQUEST, AllranksError, DataError, EnvironmentNotAble, SpecError
-from allranks.launch.launchers import get_launcher
+from allranks.launch.launchers import Launcher, get_launcher
+from allranks.nodes.preflight.request import check_request
 from allranks.planning import memory
 from allranks.planning.memory import Fit
 from allranks.planning.model_checks import model_warnings, trains_classifier
@@ -67,31 +70,61 @@ def plan_with_model(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     return msgspec.structs.replace(found, warnings=[*found.warnings, *model_warnings(spec)])
 
 
-def fit(spec: SpecLike, sets: Sequence[str] = (), *, facts: MachineFacts | None = None) -> Fit:
-    """Return how much memory a rank will need, whether its device has it, and what would make it fit, without side effects.
+@dataclass(frozen=True)
+class PreparedRun:
+    """A request, and what follows from it. Facts are read, and plan and memory decided, when they are first needed, and once."""
+
+    spec: RunSpec
+
+    @cached_property
+    def launcher(self) -> Launcher:
+        """Return the spec's launcher."""
+        return get_launcher(self.spec.cluster.launcher)
+
+    @cached_property
+    def facts(self) -> MachineFacts:
+        """Return what the plan depends on besides the spec."""
+        return planning_facts(self.spec)
+
+    @cached_property
+    def plan(self) -> LaunchPlan:
+        """Return what would run.
+
+        Raises:
+            SpecError, EnvironmentNotAble: as `planner.make_plan`.
+        """
+        return plan_with_model(self.spec, self.facts)
+
+    @cached_property
+    def fit(self) -> Fit:
+        """Return how much memory a rank will need, whether its device has it, and what would make it fit."""
+        return memory.fit(self.spec, self.plan, self.facts)
+
+    @property
+    def batch_script(self) -> str | None:
+        """Return the batch script for sbatch; None for launchers without a script."""
+        return self.launcher.batch_script(self.spec, self._future_run, lambda: self.plan)
+
+    @property
+    def hand_commands(self) -> list[str] | None:
+        """Return the commands to start manually, one per node; None for launchers that start the nodes themselves."""
+        return self.launcher.node_commands(self.spec, self._future_run, lambda: self.plan)
+
+    @property
+    def _future_run(self) -> RunDir:
+        """Return the folder that the run would get; TIME stands for its start time."""
+        return RunDir(Path(self.spec.run_root).absolute() / f"{self.spec.name}-TIME")
+
+
+def prepare(spec: SpecLike, sets: Sequence[str] = ()) -> PreparedRun:
+    """Read a spec and refuse what is wrong on any machine.
 
     Raises:
-        SpecError: the spec, or the model's config, is wrong.
+        SpecError, DataError: with the key and the fix.
     """
     checked = read_spec(spec, sets)
-    known = facts or planning_facts(checked)
-    return memory.fit(checked, memory.make_plan(checked, known), known)
-
-
-def batch_script(spec: RunSpec, *, facts: MachineFacts | None = None) -> str | None:
-    """Return the batch script for sbatch; None for launchers without a script."""
-    launcher = get_launcher(spec.cluster.launcher)
-    return launcher.batch_script(spec, _future_run(spec), lambda: plan(spec, facts=facts))
-
-
-def hand_commands(spec: RunSpec, *, facts: MachineFacts | None = None) -> list[str] | None:
-    """Return the commands to start manually, one per node; None for launchers that start the nodes themselves."""
-    return get_launcher(spec.cluster.launcher).node_commands(spec, _future_run(spec), lambda: plan(spec, facts=facts))
-
-
-def _future_run(spec: RunSpec) -> RunDir:
-    """Return the folder that a run would get; TIME stands for its start time."""
-    return RunDir(Path(spec.run_root).absolute() / f"{spec.name}-TIME")
+    check_request(checked)
+    return PreparedRun(checked)
 
 
 SMALL_BYTES_PER_TOKEN = 16
@@ -182,14 +215,3 @@ def sequence_problem(spec: RunSpec, plan: LaunchPlan) -> str | None:
         return few_sequences(spec, plan, inspect_data(spec, rows=0)["facts"])
     except EnvironmentNotAble:
         return None  # the tokenizer may be on the nodes only
-
-
-def require_sequences(spec: RunSpec, plan: LaunchPlan) -> None:
-    """Refuse a small file with fewer sequences than ranks.
-
-    Raises:
-        DataError: with what to set.
-    """
-    problem = sequence_problem(spec, plan)
-    if problem is not None:
-        raise DataError(problem)

@@ -25,11 +25,11 @@ from typing import Any, Protocol
 import msgspec
 
 from allranks.analysis.stragglers import StragglerDetector
-from allranks.errors import RequestError
-from allranks.launch import preview, resumption
+from allranks.errors import DataError, RequestError
+from allranks.launch import resumption
 from allranks.launch.launchers import LaunchedJob, get_launcher, launcher_of
 from allranks.launch.outcome import RunResult, finalize_run
-from allranks.launch.preview import plan_with_model, planning_facts
+from allranks.launch.preview import PreparedRun, planning_facts, sequence_problem
 from allranks.launch.stop_limit import StopLimit
 from allranks.nodes import preflight
 from allranks.nodes.preflight.request import check_start
@@ -203,27 +203,27 @@ def _show_events(events: list[dict[str, Any]], observer: Observer, slow: Straggl
             observer.say(text)
 
 
-def prepare_run(spec: RunSpec, *, force: bool = False) -> tuple[RunDir, LaunchPlan]:
-    """Plan, check this machine, and create the run folder with the request and the plan.
+def create(prepared: PreparedRun, *, force: bool = False) -> tuple[RunDir, LaunchPlan]:
+    """Check this machine, and create the run folder with the request and the plan.
 
     Raises:
+        DataError: a small file has fewer sequences than there are ranks.
         EnvironmentNotAble: this machine lacks something, or (unless `force`) a rank would not fit in memory.
     """
-    launcher = get_launcher(spec.cluster.launcher)
+    spec, launcher = prepared.spec, prepared.launcher
     launcher.require_available()
-    facts = launcher.planning_facts(spec)
-    launch_plan = plan_with_model(spec, facts)
+    launch_plan = prepared.plan
     if not force:
-        found = memory.fit(spec, launch_plan, facts)
-        memory.require(found)
-        known = None if launch_plan.device_is_provisional else memory.known_bytes(found)
+        memory.require(prepared.fit)
+        known = None if launch_plan.device_is_provisional else memory.known_bytes(prepared.fit)
         launch_plan = msgspec.structs.replace(launch_plan, rank_memory_bytes=known)
-    report = check_start(spec, launch_plan, facts)
+    report = check_start(spec, launch_plan, prepared.facts)
     if not report.ok:  # what is left does not prevent a run
         from allranks.nodes.preflight.runner import failure_lines  # with all checks
 
         launch_plan = msgspec.structs.replace(launch_plan, warnings=[*launch_plan.warnings, *failure_lines([report])])
-    preview.require_sequences(spec, launch_plan)
+    if problem := sequence_problem(spec, launch_plan):
+        raise DataError(problem)
     run_dir = create_run(spec.run_root, spec.name, group_readable=spec.cluster.group_readable)
     write_request(run_dir, spec, launch_plan)
     write_json(run_dir.preflight, [msgspec.to_builtins(report)])

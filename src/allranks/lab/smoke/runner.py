@@ -35,7 +35,7 @@ from allranks.lab.smoke.records import (
 from allranks.lab.smoke.sizes import build_spec
 from allranks.launch import runs
 from allranks.launch.outcome import RunResult
-from allranks.nodes import preflight
+from allranks.launch.preview import prepare
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec, parse_spec
 from allranks.utils.machine import MachineFacts
@@ -196,8 +196,7 @@ def _run(ready: PreparedTest, machine: MachineFacts, watcher: SmokeObserver) -> 
     assert ready.spec is not None and ready.asked is not None
     began = time.monotonic()
     try:
-        preflight.check_request(ready.spec)
-        run, plan = runs.prepare_run(ready.spec)
+        run, plan = runs.create(prepare(ready.spec))
         done = runs.launch(run, ready.spec, plan, attempt=1, observer=watcher)
         message, ended = done.message, _is_interrupted(done, ready)
         if done.status == "succeeded":
