@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.cli.main import VERB_SYNONYMS, VERBS, main
+from allranks.cli.main import SYNONYMS, VERBS, main
 from allranks.errors import SpecError
 from allranks.spec.loader import KEY_SYNONYMS, parse_spec
 from allranks.spec.records import RunSpec
@@ -82,7 +82,8 @@ def test_tables_name_only_what_exists_and_nothing_that_is_right() -> None:
     assert not set(KEY_SYNONYMS) & {name for name in keys if "." not in name}
     assert {name for meant in STRATEGY_SYNONYMS.values() for name in meant} <= set(REGISTRY)
     assert not set(STRATEGY_SYNONYMS) & set(REGISTRY)
-    assert set(VERB_SYNONYMS.values()) <= set(VERBS) and not set(VERB_SYNONYMS) & set(VERBS)
+    words = [word for words in SYNONYMS.values() for word in words]
+    assert set(SYNONYMS) <= set(VERBS) and len(set(words)) == len(words) and not set(words) & set(VERBS)
 
 
 @pytest.mark.parametrize(("wrong", "meant"), [("train", "run"), ("stop", "cancel"), ("paln", "plan"), ("Plan", "plan")])

@@ -8,17 +8,16 @@ import shlex
 import shutil
 import sys
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from allranks.cli.options import (
     any_path,
     check_new_file,
-    complete_data,
-    complete_models,
-    complete_strategy,
+    complete_values,
     echo,
     json_option,
     print_json,
@@ -39,30 +38,20 @@ MAX_ATTEMPTS = 20
 """Wrong answers after which the last message ends the verb: the input may be a program."""
 SINFO_TIMEOUT_S = 5.0
 NEEDED = ("model", "data", "machine")
-SLURM_OPTIONS = ("nodes", "partition", "gpus_per_node", "time", "account")
-HOSTS_OPTIONS = ("hosts",)
+OPTIONS_OF_SOME = {"uses_slurm": ("nodes", "partition", "gpus_per_node", "time", "account"), "uses_hosts": ("hosts",)}
+"""Options that only launchers with this property have."""
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
-_KEYS = {
-    "model": "model",
-    "data": "data",
-    "strategy": "strategy",
-    "--columns": "columns",
-    "--hosts": "hosts",
-    "--partition": "partition",
-    "--time": "time",
-}
 MAX_COLUMNS_SHOWN = 20
 MAX_VALUE_CHARACTERS = 60
 
 
 @dataclass
-class _Answers:
+class Answers:
     """Options, completed by answers. None: not given."""
 
     values: dict[str, Any]
     ask: bool
     quiet: bool = False
-    partitions: list[PartitionGres] = field(default_factory=list)
     reasked: set[str] = field(default_factory=set)
     told: list[str] = field(default_factory=list)
 
@@ -91,9 +80,15 @@ class _Answers:
 
 
 @click.command("init")
-@click.option("--model", shell_complete=complete_models, help="Hub name, folder, or a tiny model such as tiny:llama.")
 @click.option(
-    "--data", shell_complete=complete_data, help="Hub name, file, or built-in set such as builtin:instructions."
+    "--model",
+    shell_complete=complete_values("model.name"),
+    help="Hub name, folder, or a tiny model such as tiny:llama.",
+)
+@click.option(
+    "--data",
+    shell_complete=complete_values("data.source", or_files=True),
+    help="Hub name, file, or built-in set such as builtin:instructions.",
 )
 @click.option(
     "--columns", metavar="ROLE=COLUMN,...", help="Columns with other names, such as prompt=question,response=answer."
@@ -104,7 +99,7 @@ class _Answers:
 @click.option(
     "--machine", type=click.Choice([*MACHINES]), help="Where to run: this machine, Slurm, or hosts started manually."
 )
-@click.option("--strategy", shell_complete=complete_strategy, help="Strategy (default: pytorch_ddp).")
+@click.option("--strategy", shell_complete=complete_values("strategy.name"), help="Strategy (default: pytorch_ddp).")
 @click.option("--name", help="Name of the runs (default: from model and data).")
 @click.option(
     "--procs-per-node", type=click.IntRange(1), help="Ranks per node (default: one per GPU, two without GPUs)."
@@ -140,7 +135,7 @@ def init_command(output: Path, yes: bool, force: bool, as_json: bool, **options:
     if not to_stdout:
         check_new_file(output, force=force)
     ask = _may_ask(options, yes)
-    text, choices = _agree(_Answers(options, ask, quiet=as_json and not ask), "spec.yaml" if to_stdout else str(output))
+    text, choices = _agree(Answers(options, ask, quiet=as_json and not ask), "spec.yaml" if to_stdout else str(output))
     if not to_stdout:
         write_new_file(output, text, force=force)
     if as_json:
@@ -179,7 +174,7 @@ def _may_ask(options: dict[str, Any], yes: bool) -> bool:
     return True
 
 
-def _agree(answers: _Answers, file: str) -> tuple[str, StarterChoices]:
+def _agree(answers: Answers, file: str) -> tuple[str, StarterChoices]:
     """Return the text of a spec that was checked, and the choices; ask again for refused values.
 
     Raises:
@@ -206,7 +201,7 @@ def _agree(answers: _Answers, file: str) -> tuple[str, StarterChoices]:
     raise AssertionError("unreachable")
 
 
-def _choices(answers: _Answers) -> StarterChoices:
+def _choices(answers: Answers) -> StarterChoices:
     from allranks.spec.examples import StarterChoices, default_data
     from allranks.spec.strategies import strategy_info
 
@@ -214,7 +209,8 @@ def _choices(answers: _Answers) -> StarterChoices:
     data = answers.take("data", "Data: hub name, file, or a built-in set for a test", default_data(model))
     answers.tell(f"data: {data}: {describe_data(data)}")
     columns = data_columns(answers, model, data)
-    slurm = answers.ask and answers.values.get("machine") is None and _has_slurm(answers)
+    asked = answers.ask and answers.values.get("machine") is None
+    slurm = asked and shutil.which("sinfo") is not None and _partitions()
     likely = launchers_with(uses_slurm=True)[0] if slurm else DEFAULT_LAUNCHER
     machine = answers.take("machine", "Machine", LAUNCHERS[likely].machine, kind=click.Choice([*MACHINES]))
     strategy = answers.take("strategy", "Strategy", "pytorch_ddp")
@@ -242,30 +238,22 @@ def _choices(answers: _Answers) -> StarterChoices:
     return chosen
 
 
-def _options_of(launcher: LauncherInfo) -> tuple[str, ...]:
-    """Return the options that only some launchers have."""
-    return (*(SLURM_OPTIONS if launcher.uses_slurm else ()), *(HOSTS_OPTIONS if launcher.uses_hosts else ()))
-
-
-def _refuse_others(answers: _Answers, launcher: LauncherInfo) -> None:
-    own = _options_of(launcher)
-    for other in LAUNCHERS.values():
-        given = [
-            f"--{key.replace('_', '-')}"
-            for key in _options_of(other)
-            if key not in own and answers.values.get(key) is not None
-        ]
-        if given:
+def _refuse_others(answers: Answers, launcher: LauncherInfo) -> None:
+    """Refuse options that this launcher does not have."""
+    for needed, keys in OPTIONS_OF_SOME.items():
+        given = [f"--{key.replace('_', '-')}" for key in keys if answers.values.get(key) is not None]
+        if given and not getattr(launcher, needed):
+            other = next(info.machine for info in LAUNCHERS.values() if getattr(info, needed))
             raise RequestError(
-                f"{', '.join(given)}: only with --machine {other.machine}, and the machine is {launcher.machine}"
+                f"{', '.join(given)}: only with --machine {other}, and the machine is {launcher.machine}"
             )
 
 
-def _slurm(chosen: StarterChoices, answers: _Answers) -> StarterChoices:
+def _slurm(chosen: StarterChoices, answers: Answers) -> StarterChoices:
     """Complete the choices with what Slurm says, and with the answers."""
     from allranks.nodes.slurm.answers import partition_gpus
 
-    found = answers.partitions = answers.partitions or _partitions()
+    found = _partitions()
     names = list(dict.fromkeys(row.partition for row in found))
     answers.tell(f"Slurm: partitions {', '.join(names)}" if names else "Slurm: sinfo does not answer here")
     default = next((row.partition for row in found if row.default), None)
@@ -289,13 +277,7 @@ def _slurm(chosen: StarterChoices, answers: _Answers) -> StarterChoices:
     )
 
 
-def _has_slurm(answers: _Answers) -> bool:
-    """Return whether this machine has Slurm's commands and they answer."""
-    if shutil.which("sinfo") and not answers.partitions:
-        answers.partitions = _partitions()
-    return bool(answers.partitions)
-
-
+@cache
 def _partitions() -> list[PartitionGres]:
     """Return the partitions; none without an answer within seconds."""
     from allranks.nodes.slurm.commands import find_slurm
@@ -338,22 +320,8 @@ def _wrong_answer(message: str, *, columns_asked: bool) -> str | None:
     """Return the question whose answer a message refuses."""
     if columns_asked and ("data.columns" in message or "no template fits" in message):
         return "columns"
-    found = re.search(r"(?<![\w.])(model|data|strategy)\.\w|(--columns|--hosts|--partition|--time)\b", message)
-    return _KEYS[found[1] or found[2]] if found else None
-
-
-class Answers(Protocol):
-    """What `data_columns` needs of the answers of ``init``."""
-
-    values: dict[str, Any]
-    ask: bool
-    reasked: set[str]
-
-    def tell(self, text: str) -> None:
-        """Print a line, once."""
-
-    def take(self, key: str, question: str, default: Any) -> Any:
-        """Return the option, else the answer, else the default."""
+    found = re.search(r"(?<![\w.])(model|data|strategy)\.\w|--(columns|hosts|partition|time)\b", message)
+    return found[1] or found[2] if found else None
 
 
 def describe_data(source: str) -> str:
@@ -411,7 +379,7 @@ def _none_fits(source: str, rows: list[Row], model: str) -> bool:
     except NoTemplateFits as error:
         return "separated by" not in str(error)
     except DataError:
-        return False  # `plan` says it
+        pass  # `plan` says it
     return False
 
 

@@ -51,31 +51,19 @@ VERBS: dict[str, tuple[str, str]] = {
 RENAMED_OPTIONS = {"--inexact": "--allow-inexact"}
 """Options of earlier versions. They are refused, with the new name."""
 
-VERB_SYNONYMS = {
-    "train": "run",
-    "start": "run",
-    "launch": "run",
-    "fit": "plan",
-    "validate": "plan",
-    "dry-run": "plan",
-    "new": "init",
-    "create": "init",
-    "list": "runs",
-    "ls": "runs",
-    "ps": "runs",
-    "status": "runs",
-    "stop": "cancel",
-    "kill": "cancel",
-    "restart": "resume",
-    "continue": "resume",
-    "benchmark": "compare",
-    "bench": "compare",
-    "profile": "trace",
-    "preflight": "doctor",
-    "check": "doctor",
-    "debug": "diagnose",
-    "save": "export",
-    "box": "cluster",
+SYNONYMS = {
+    "run": ("train", "start", "launch"),
+    "plan": ("fit", "validate", "dry-run"),
+    "init": ("new", "create"),
+    "runs": ("list", "ls", "ps", "status"),
+    "cancel": ("stop", "kill"),
+    "resume": ("restart", "continue"),
+    "compare": ("benchmark", "bench"),
+    "trace": ("profile",),
+    "doctor": ("preflight", "check"),
+    "diagnose": ("debug",),
+    "export": ("save",),
+    "cluster": ("box",),
 }
 """Words that users try for a verb."""
 
@@ -92,8 +80,9 @@ class LazyGroup(click.Group):
                 return None
             from allranks.utils.text import nearest_name, suggest
 
-            near = nearest_name(cmd_name.lower(), [*VERBS, *VERB_SYNONYMS])
-            hint = suggest(VERB_SYNONYMS.get(near, near)) if near else ""
+            verbs = {word: verb for verb in VERBS for word in (verb, *SYNONYMS.get(verb, ()))}
+            near = nearest_name(cmd_name.lower(), verbs)
+            hint = suggest(verbs[near]) if near else ""
             raise click.UsageError(f"unknown verb {cmd_name!r}{hint} (allranks --help lists them)", ctx)
         module = import_module(f"allranks.cli.{VERBS[cmd_name][0]}")
         return getattr(module, f"{cmd_name}_command")

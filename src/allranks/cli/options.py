@@ -62,28 +62,18 @@ def complete_strategies(ctx: click.Context, param: click.Parameter, incomplete: 
     return [f"{before}{comma}{name}" for name in _starting([*names, *([] if comma else ["all"])], last)]
 
 
-def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the tiny models."""
-    from allranks.spec.models import tiny_names
+def complete_values(key: str, *, or_files: bool = False) -> Callable[..., list[CompletionItem]]:
+    """Return a completer of the values that a key of the spec can have; without one, the shell completes files, if it may."""
 
-    return _starting(tiny_names(), incomplete)
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
 
+        from allranks.spec.validation import settable_keys
 
-def complete_data(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the built-in sets; without one, let the shell complete files."""
-    from click.shell_completion import CompletionItem
+        found = [CompletionItem(name) for name in _starting(settable_keys()[key], incomplete)]
+        return found or [CompletionItem(incomplete, type="file")] * or_files
 
-    from allranks.spec.validation import settable_keys
-
-    names = _starting(settable_keys()["data.source"], incomplete)
-    return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
-
-
-def complete_strategy(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the strategies."""
-    from allranks.spec.strategies import REGISTRY
-
-    return _starting(REGISTRY, incomplete)
+    return complete
 
 
 def complete_smoke_tests(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

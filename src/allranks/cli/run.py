@@ -128,28 +128,37 @@ class ProgressView:
         shown = self._program.take(event)
         if shown is None:
             return
-        values: dict[str, Any] = {**shown}
-        step, total = self._program.step, self._program.total
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, description=TRAINING, total=total, completed=step or 0, **values)
-        elif time.monotonic() - self._last_line > PLAIN_INTERVAL_S or (total is not None and step == total):
+        total = self._program.total
+        self._update(description=TRAINING, total=total)
+        self._advance(self._program.step, total, shown)
+
+    def _update(self, **values: Any) -> bool:
+        """Change the bar; return whether there is one."""
+        if self._bar is None or self._task is None:
+            return False
+        self._bar.update(self._task, **values)
+        return True
+
+    def _advance(self, step: int | None, total: int | None, shown: dict[str, str]) -> None:
+        """Show a step in the bar; without one in a line every few seconds, and at the last step."""
+        if self._update(completed=step or 0, **shown):
+            return
+        if time.monotonic() - self._last_line > PLAIN_INTERVAL_S or (total is not None and step == total):
             self._last_line = time.monotonic()
             self.say("  ".join(filter(None, shown.values())))
 
     def _on_start(self, event: dict[str, Any]) -> None:
-        if self._bar and self._task is not None and self._plan.batch is None:
-            self._bar.update(self._task, description="your program")
+        if self._plan.batch is None:
+            self._update(description="your program")
 
     def _on_phase(self, event: dict[str, Any]) -> None:
         name = format_value(event.get("name"))
         if "total_steps" in event:
             self._total = finite_int(event["total_steps"]) or 0
-            if self._bar and self._task is not None:
-                self._bar.update(self._task, total=self._total, completed=finite_int(event.get("first_step")) or 0)
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, description=PHASES.get(name, name))
-        elif name in ("prepare", "build", "prove") or "total_steps" in event:
-            self.say(PHASES.get(name, name))
+            self._update(total=self._total, completed=finite_int(event.get("first_step")) or 0)
+        shown = PHASES.get(name, name)
+        if not self._update(description=shown) and (name in ("prepare", "build", "prove") or "total_steps" in event):
+            self.say(shown)
 
     def _on_data(self, event: dict[str, Any]) -> None:
         cut, lost = finite_int(event.get("rows_truncated")), finite_int(event.get("rows_without_target"))
@@ -216,16 +225,12 @@ class ProgressView:
             self._rate = [*self._rate[-9:], (seconds * steps, tokens * self._plan.world_size)]
         loss = number_text(event.get("loss"), ".4f", "nan" if "loss" in event else NO_VALUE)
         router = finite_float(event.get("router_aux_loss"))
-        shown: dict[str, Any] = {
+        shown = {
             "step": f"step {count_text(event, 'step')}/{self._total}",
             "loss": f"loss {loss}" + (f" + router {router:.4f}" if router is not None else ""),
             "speed": self._speed(),
         }
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=step or 0, **shown)
-        elif time.monotonic() - self._last_line > PLAIN_INTERVAL_S or step == self._total:
-            self._last_line = time.monotonic()
-            self.say("  ".join(shown.values()))
+        self._advance(step, self._total, shown)
 
     def _speed(self) -> str:
         seconds = sum(s for s, _ in self._rate)

@@ -23,7 +23,7 @@ import msgspec
 from allranks.errors import EXIT_FAILED, AllranksError, CheckpointError, EnvironmentNotAble
 from allranks.launch.channel import ChannelServer
 from allranks.launch.channel_protocol import CHANNEL_VARIABLE
-from allranks.launch.launchers import agent_command
+from allranks.launch.launchers import agent_command, agent_words
 from allranks.launch.monitor.hang_rules import HangAnalyzer
 from allranks.launch.outcome import events_of_attempt, finalize_run
 from allranks.launch.rendezvous import (
@@ -188,15 +188,6 @@ class Driver:
         """Return the cores per task for srun; since Slurm 22.05, srun does not inherit sbatch's value."""
         return os.environ.get("SLURM_CPUS_PER_TASK") or os.environ.get("SLURM_CPUS_ON_NODE", "1").split("(")[0]
 
-    def _srun(self, *command: str) -> list[str]:
-        nodes = len(self._plan.nodes)
-        return srun_command(
-            self._hosts or nodes,
-            [*self._python, "-m", *command],
-            cpus=self._cpus(),
-            options=["--input=none", "--unbuffered", "--wait=0", *self._srun_options],
-        )
-
     def _examine(self) -> PreflightResult:
         """Collect facts from every node and test connections between them; refuse nodes that cannot run the job.
 
@@ -348,14 +339,13 @@ class Driver:
         hub = ChannelServer(supervisor, nodes, self._address(place, first), control_port(fixed or 0), keep_s=KEEP_S)
         hub.start()
         os.environ[CHANNEL_VARIABLE] = msgspec.json.encode(hub.endpoint).decode()
+        command = agent_words(self._python, self._run, attempt, telemetry_s=self._spec.observe.telemetry_s)
         step = SrunStep(
-            self._srun(
-                "allranks.launch.agent",
-                str(self._run.root),
-                "--attempt",
-                str(attempt),
-                "--telemetry-s",
-                str(self._spec.observe.telemetry_s),
+            srun_command(
+                self._hosts or nodes,
+                command,
+                cpus=self._cpus(),
+                options=["--input=none", "--unbuffered", "--wait=0", *self._srun_options],
             )
         )
         try:

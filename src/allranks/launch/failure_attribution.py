@@ -62,8 +62,8 @@ class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     message: str
     step: int | None
-    exit_code: int
-    known: bool
+    exit_code: int = 1
+    known: bool = False
     echo: bool = False
 
 
@@ -111,44 +111,23 @@ def find_first_failure(
     left = _left_early(ends, errors, killed, finished or {})
     if left is not None:
         return left
-    if killed:
-        first = min(killed, key=lambda e: e.time)
-        name = signal_name(first.exitcode)
-        hint = _sender_of_sigkill(first.killed_for_memory) if name == "SIGKILL" else ""
-        return FirstFailure(
-            rank=first.rank,
-            host=first.host,
-            cause=name,
-            message=f"ended by {name}{hint}",
-            step=last_steps.get(first.rank),
-            exit_code=1,
-            known=False,
-        )
     plain = [e for e in ends if e.exitcode > 0 and e.rank in silent]
-    if plain:
-        first = min(plain, key=lambda e: e.time)
-        text = (exits or {}).get(first.rank, "")
-        return FirstFailure(
-            rank=first.rank,
-            host=first.host,
-            cause=f"exit code {first.exitcode}",
-            message=f"ended with exit code {first.exitcode}" + (f": {text}" if text else ""),
-            step=last_steps.get(first.rank),
-            exit_code=1,
-            known=False,
-        )
     early = [e for e in ends if e.exitcode == 0 and not e.done]
-    if early:
-        first = min(early, key=lambda e: e.time)
-        return FirstFailure(
-            rank=first.rank,
-            host=first.host,
-            cause="exit code 0",
-            message="ended with exit code 0 before it had finished its work",
-            step=last_steps.get(first.rank),
-            exit_code=1,
-            known=False,
-        )
+    for kind in (killed, plain, early):
+        if not kind:
+            continue
+        first = min(kind, key=lambda e: e.time)
+        code = first.exitcode
+        cause = signal_name(code) if code < 0 else f"exit code {code}"
+        text = (exits or {}).get(first.rank)
+        if code < 0:
+            message = f"ended by {cause}" + (_sender_of_sigkill(first.killed_for_memory) if cause == "SIGKILL" else "")
+        elif code:
+            message = f"ended with {cause}" + (f": {text}" if text else "")
+        else:
+            message = f"ended with {cause} before it had finished its work"
+        step = last_steps.get(first.rank)
+        return FirstFailure(rank=first.rank, host=first.host, cause=cause, message=message, step=step)
     return _from_error(min(errors, key=lambda e: e["time"]), hosts, last_steps) if errors else None
 
 
@@ -182,8 +161,6 @@ def _left_early(
         cause="exit code 0",
         message=f"ended with exit code 0 while other ranks were still running; rank {victim} then failed with {how}",
         step=None,
-        exit_code=1,
-        known=False,
     )
 
 

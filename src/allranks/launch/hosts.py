@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from allranks.launch.launchers import LaunchedJob, Launcher, agent_command, write_attempt_args
+from allranks.launch.launchers import LaunchedJob, Launcher, agent_command, agent_words, write_attempt_args
 from allranks.planning.rank_environment import SCRIPT_ARGS, environment_commands, public_variables, secret_variables
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
@@ -90,14 +90,4 @@ def node_commands(
 
 def _agent_words(run: RunDir, plan: LaunchPlan, attempt: int, node: int, python: list[str]) -> str:
     exports = [f"{name}={shlex.quote(value)}" for name, value in public_variables(plan.environment).items()]
-    words = [
-        *python,
-        "-m",
-        "allranks.launch.agent",
-        str(run.root),
-        "--attempt",
-        str(attempt),
-        "--node",
-        str(node),
-    ]
-    return " ".join([*exports, *map(shlex.quote, words)])
+    return " ".join([*exports, *map(shlex.quote, agent_words(python, run, attempt, node=node))])

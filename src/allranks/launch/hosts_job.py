@@ -20,6 +20,7 @@ from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.launch.channel import AgentLink, ChannelServer
 from allranks.launch.channel_protocol import ENDED, Orders
 from allranks.launch.host_agent import HostNodes, next_probe, one_per_machine
+from allranks.launch.launchers import LaunchedJob
 from allranks.launch.monitor.hang_rules import HangAnalyzer
 from allranks.launch.rendezvous import (
     NodeAddress,
@@ -55,7 +56,7 @@ END_S = 20.0  # for agents to end their ranks
 EXAMINED_END_S = 3.0
 
 
-class HostsJob:
+class HostsJob(LaunchedJob):
     """Agents started manually, one per node. Their hosts are examined once all have joined, then the ranks start."""
 
     interrupt_grace_s = 15.0  # other machines, some of which may be slow
@@ -177,13 +178,6 @@ class HostsJob:
         """Kill all ranks."""
         self._killed_at = self._killed_at or time.monotonic()
         self._supervisor.kill("the launcher stopped the ranks")
-
-    def kill_all_processes(self) -> None:
-        """Do nothing: `kill` is all that this process can do."""
-
-    def end_reason(self) -> str:
-        """Return nothing: there is no scheduler."""
-        return "unknown"
 
 
 def own_address(first_node: str) -> str:

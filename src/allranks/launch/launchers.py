@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -37,25 +37,38 @@ if TYPE_CHECKING:
     from allranks.nodes.preflight.runner import TargetNodes
 
 
-class LaunchedJob(Protocol):
+class LaunchedJob(ABC):
     """A launched job that runs ranks. ``interrupt_grace_s``: from Ctrl-C until ranks that have nothing to save are killed."""
 
     label: str
     interrupt_grace_s: float
 
-    def poll(self) -> int | None: ...
+    @abstractmethod
+    def poll(self) -> int | None:
+        """Return None until the job has ended, then its exit code."""
 
-    def news(self) -> str | None: ...
+    @abstractmethod
+    def request_stop(self, reason: str) -> None:
+        """Stop the ranks after a checkpoint."""
 
-    def request_stop(self, reason: str) -> None: ...
+    @abstractmethod
+    def kill(self) -> None:
+        """Kill all ranks."""
 
-    def kill(self) -> None: ...
+    @abstractmethod
+    def end(self) -> JobEnd | None:
+        """Return how agents and ranks ended; None if no driver recorded it."""
 
-    def kill_all_processes(self) -> None: ...
+    def news(self) -> str | None:
+        """Return what has changed since the last call, as a message; by default nothing: there is no queue."""
+        return None
 
-    def end_reason(self) -> str: ...
+    def kill_all_processes(self) -> None:  # noqa: B027 - by default `kill` is all that can be done
+        """Kill what is left after `kill`."""
 
-    def end(self) -> JobEnd | None: ...
+    def end_reason(self) -> str:
+        """Return how the job ended according to a scheduler."""
+        return "unknown"
 
 
 class Launcher(ABC):
@@ -249,6 +262,12 @@ def agent_command(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: str) -> 
         return [f"--container-image={image}", f"--container-mounts={','.join(f'{m}:{m}' for m in mounts)}"], ["python"]
     gpus = ["--nv"] if plan.device == "cuda" else []
     return [], ["apptainer", "exec", *gpus, *(f"--bind={m}" for m in mounts), wanted, "python"]
+
+
+def agent_words(python: list[str], run: RunDir, attempt: int, **options: object) -> list[str]:
+    """Return the command of an agent."""
+    words = [*python, "-m", "allranks.launch.agent", str(run.root), "--attempt", str(attempt)]
+    return words + [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def _mounts(spec: RunSpec, run: RunDir) -> list[str]:

@@ -15,6 +15,7 @@ from allranks.launch import process_guard
 from allranks.launch.channel import ChannelServer
 from allranks.launch.channel_protocol import CHANNEL_VARIABLE, LAUNCHER_PID_VARIABLE
 from allranks.launch.failure_attribution import signal_name
+from allranks.launch.launchers import LaunchedJob, agent_words
 from allranks.launch.monitor.hang_rules import HangAnalyzer
 from allranks.launch.rendezvous import hosts_of_ranks, remove_leftover_stores
 from allranks.launch.stop_limit import StopLimit
@@ -29,7 +30,7 @@ ORPHANS_S = 30.0  # for ranks whose agent was killed: at least; for a user's own
 INTERRUPT_GRACE_S = 3.0  # Ctrl-C while there is nothing to save: every rank is gone within 5 s
 
 
-class LocalJob:
+class LocalJob(LaunchedJob):
     """One agent and its ranks on this machine."""
 
     interrupt_grace_s = INTERRUPT_GRACE_S
@@ -44,23 +45,13 @@ class LocalJob:
         self._supervisor = Supervisor(1, judge, needs_store=plan.batch is None)
         self._hub = ChannelServer(self._supervisor, 1)
         self._hub.start()
-        command = [
-            *python,
-            "-m",
-            "allranks.launch.agent",
-            str(run.root),
-            "--attempt",
-            str(attempt),
-            "--telemetry-s",
-            str(telemetry_s),
-        ]
         # With Apptainer the agent's parent is another process.
         parent = {} if python[0] == "apptainer" else {LAUNCHER_PID_VARIABLE: str(os.getpid())}
         endpoint = msgspec.json.encode(self._hub.endpoint).decode()
         self._log: IO[bytes] = os.fdopen(open_append(log), "ab")
         # A session of its own: Ctrl-C in the terminal reaches only the launcher, which then ends the ranks in order.
         self._process = subprocess.Popen(
-            command,
+            agent_words(python, run, attempt, telemetry_s=telemetry_s),
             env={**os.environ, **env, **parent, CHANNEL_VARIABLE: endpoint},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -124,14 +115,6 @@ class LocalJob:
             why = f"process {self._process.pid} was stopped by a signal (SIGSTOP or SIGTSTP) for {STOPPED_S:.0f} s, and was killed"
             self._lost = LostAgent(node=0, host="this machine", why=why, node_lost=False)
         self._process.kill()  # the kernel then asks its ranks for a checkpoint
-
-    def news(self) -> str | None:
-        """Return nothing: a local job does not wait in a queue."""
-        return None
-
-    def end_reason(self) -> str:
-        """Return nothing: there is no scheduler."""
-        return "unknown"
 
     def request_stop(self, reason: str) -> None:
         """Stop the ranks after a checkpoint."""

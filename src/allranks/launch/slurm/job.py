@@ -11,6 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from allranks.errors import EnvironmentNotAble
+from allranks.launch.launchers import LaunchedJob
 from allranks.launch.slurm import liveness
 from allranks.launch.slurm.liveness import DriverLiveness
 from allranks.launch.supervisor import JobEnd, job_end_of
@@ -26,7 +27,7 @@ CANCEL_COMPLETES_S = 90.0  # from scancel to the end of the job as squeue shows 
 NOT_STARTED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 
 
-class SlurmJob:
+class SlurmJob(LaunchedJob):
     """A job in the queue or running. Its driver on the first node starts the agents."""
 
     interrupt_grace_s = 20.0  # a signal through Slurm takes a few seconds
@@ -157,9 +158,6 @@ class SlurmJob:
         self._killed_at = self._killed_at or self._clock()
         self._cancel()
 
-    def kill_all_processes(self) -> None:
-        """Do nothing: `kill` is all that can be done to a job."""
-
     def _not_started(self) -> bool:
         found = self._slurm.state(self._job).state
         return (self._state.state if found == NO_ANSWER else found) in NOT_STARTED
@@ -180,7 +178,7 @@ class SlurmJob:
 IN_ALLOCATION = "ALLRANKS_IN_ALLOCATION"
 
 
-class AllocationJob:
+class AllocationJob(LaunchedJob):
     """A driver in the foreground of an allocation that continues after it.
 
     Args:
@@ -226,14 +224,10 @@ class AllocationJob:
             os.killpg(self._driver.pid, signal.SIGTERM)
 
     def kill_all_processes(self) -> None:
-        """Do nothing: the driver's srun kills its tasks when the driver ends."""
+        """Kill the driver; its srun then kills its tasks."""
         if self._driver.poll() is None:
             os.killpg(self._driver.pid, signal.SIGKILL)
 
     def end(self) -> JobEnd | None:
         """Return how the agents ended, as the driver recorded it."""
         return job_end_of(read_json(self._run.driver))
-
-    def end_reason(self) -> str:
-        """Return nothing: the allocation continues."""
-        return "unknown"
