@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from allranks.launch.channel import authenticate
-from allranks.launch.channel_protocol import Endpoint, OrderRequest, encode_message
+from allranks.launch.channel_protocol import Endpoint, OrderRequest
 from allranks.rundir.files import read_json
 from allranks.rundir.heartbeat import STORE_VARIABLE
 from tests.conftest import tiny_spec, write_rows
@@ -163,7 +163,7 @@ def recorded_handshake(endpoint: Endpoint) -> bytes:
         sock.settimeout(5)
         sock.connect((endpoint.address, endpoint.port))
         sealer, _ = authenticate(sock, endpoint)
-    return b"".join([*sent, sealer.seal(encode_message(OrderRequest(order="kill", reason="a replay")))])
+    return b"".join([*sent, sealer.seal(msgspec.json.encode(OrderRequest(order="kill", reason="a replay")))])
 
 
 class Attacked:

@@ -23,8 +23,10 @@ import msgspec
 
 from allranks.errors import EnvironmentNotAble
 from allranks.launch.channel_protocol import (
+    AGENT_MESSAGES,
     ANSWER_BYTES,
     CHALLENGE_BYTES,
+    DRIVER_MESSAGES,
     MAC_BYTES,
     Acknowledgement,
     AgentReport,
@@ -38,9 +40,6 @@ from allranks.launch.channel_protocol import (
     OrderRequest,
     Orders,
     answer_challenge,
-    decode_from_agent,
-    decode_from_driver,
-    encode_message,
     new_challenge,
     new_token,
     open_session,
@@ -140,11 +139,6 @@ class ChannelServer(threading.Thread):
         """Return the state of every node that has joined."""
         return dict(self._links)
 
-    @property
-    def orders(self) -> Orders:
-        """Return the last orders sent to the agents."""
-        return self._orders
-
     def run(self) -> None:
         ticked, closing = 0.0, False
         while not closing:
@@ -174,13 +168,13 @@ class ChannelServer(threading.Thread):
             self._listener.close()
 
     def _tick(self, now: float) -> None:
-        self._drop_silent_strangers(now)
+        for peer in [p for p in self._peers.values() if p.opener is None and now - p.since > HANDSHAKE_S]:
+            self._drop(peer, CLOSED)
         orders = self._supervisor.tick(self._links, now)
         if orders != self._orders:
             self._orders = orders
-            content = encode_message(orders)
             for peer in list(self._of_node.values()):
-                self._send(peer, content)
+                self._send(peer, orders)
 
     def _serve(self, wait_s: float) -> None:
         for key, events in self._selector.select(wait_s):
@@ -202,23 +196,16 @@ class ChannelServer(threading.Thread):
             except OSError:
                 return
             if len(self._peers) - len(self._of_node) >= MAX_UNAUTHENTICATED + self._nodes:
-                self._drop_oldest_stranger()
+                # a client with the token authenticates within milliseconds, so the oldest one without has none
+                oldest = next((peer for peer in self._peers.values() if peer.opener is None), None)
+                if oldest is not None:
+                    self._drop(oldest, CLOSED)
             keep_alive(sock)
             sock.setblocking(False)
             peer = _Connection(sock, str(address[0]))
             self._peers[sock] = peer
             self._selector.register(sock, selectors.EVENT_READ)
             self._flush(peer)
-
-    def _drop_silent_strangers(self, now: float) -> None:
-        for peer in [p for p in self._peers.values() if p.opener is None and now - p.since > HANDSHAKE_S]:
-            self._drop(peer, CLOSED)
-
-    def _drop_oldest_stranger(self) -> None:
-        """Close the oldest unauthenticated connection; a client with the token authenticates within milliseconds."""
-        oldest = next((peer for peer in self._peers.values() if peer.opener is None), None)
-        if oldest is not None:
-            self._drop(oldest, CLOSED)
 
     def _read(self, peer: _Connection) -> None:
         try:
@@ -251,16 +238,16 @@ class ChannelServer(threading.Thread):
         return peer.opener.feed(data)
 
     def _take(self, peer: _Connection, content: bytes) -> None:
-        message = decode_from_agent(content)
+        message = AGENT_MESSAGES.decode(content)
         if isinstance(message, AgentReport):
             self._take_report(peer, message)
-            self._answer(peer, Acknowledgement(what="report"))
+            self._send(peer, Acknowledgement(what="report"))
         elif isinstance(message, Evidence):
             self._supervisor.evidence(message.found)
-            self._answer(peer, Acknowledgement(what="evidence"))
-        elif isinstance(message, OrderRequest):
+            self._send(peer, Acknowledgement(what="evidence"))
+        else:
             self._supervisor.request(message.order, message.reason)
-            self._answer(peer, Acknowledgement(what="request"))
+            self._send(peer, Acknowledgement(what="request"))
 
     def _take_report(self, peer: _Connection, report: AgentReport) -> None:
         if not 0 <= report.node < self._nodes:
@@ -277,18 +264,15 @@ class ChannelServer(threading.Thread):
         self._of_node[report.node] = peer
         self._links[report.node] = AgentLink(report=report, heard_at=time.monotonic(), address=peer.address)
         if new:
-            self._answer(peer, self._orders)
+            self._send(peer, self._orders)
 
-    def _answer(self, peer: _Connection, message: FromDriver) -> None:
-        self._send(peer, encode_message(message))
-
-    def _send(self, peer: _Connection, content: bytes) -> None:
+    def _send(self, peer: _Connection, message: FromDriver) -> None:
         if peer.sealer is None:
             return
         if len(peer.out) > MAX_QUEUED_BYTES:
             self._drop(peer, CLOSED)
             return
-        peer.out += peer.sealer.seal(content)
+        peer.out += peer.sealer.seal(msgspec.json.encode(message))
         self._flush(peer)
 
     def _flush(self, peer: _Connection) -> None:
@@ -419,7 +403,8 @@ class ChannelClient(threading.Thread):
     def run(self) -> None:
         while not self._closed.is_set():
             try:
-                with self._connect() as sock:
+                address = (self._endpoint.address, self._endpoint.port)
+                with socket.create_connection(address, timeout=CONNECT_S) as sock:
                     sealer, opener = authenticate(sock, self._endpoint)
                     self.ever_connected = True
                     self._serve(sock, sealer, opener)
@@ -429,9 +414,6 @@ class ChannelClient(threading.Thread):
                 self.why = f"{type(error).__name__}: {error}"
                 logging.exception("control channel: unexpected error; the agent reconnects")
             self._closed.wait(RETRY_S * random.uniform(0.5, 1.5))  # noqa: S311 - spreads reconnections
-
-    def _connect(self) -> socket.socket:
-        return socket.create_connection((self._endpoint.address, self._endpoint.port), timeout=CONNECT_S)
 
     def _serve(self, sock: socket.socket, sealer: FrameWriter, opener: FrameReader) -> None:
         keep_alive(sock)
@@ -489,7 +471,7 @@ def authenticate(sock: socket.socket, endpoint: Endpoint) -> tuple[FrameWriter, 
 
 def send_message(sock: socket.socket, sealer: FrameWriter, message: FromAgent) -> None:
     """Send one message; bounded by the socket's timeout."""
-    sock.sendall(sealer.seal(encode_message(message)))
+    sock.sendall(sealer.seal(msgspec.json.encode(message)))
 
 
 def receive_messages(sock: socket.socket, opener: FrameReader) -> list[Orders | Acknowledgement]:
@@ -501,7 +483,7 @@ def receive_messages(sock: socket.socket, opener: FrameReader) -> list[Orders | 
     data = sock.recv(1 << 16)
     if not data:
         raise ConnectionError("the driver closed the connection")
-    return [decode_from_driver(content) for content in opener.feed(data)]
+    return [DRIVER_MESSAGES.decode(content) for content in opener.feed(data)]
 
 
 def send_request(endpoint: Endpoint, order: str, reason: str, timeout_s: float = 10.0) -> None:

@@ -85,21 +85,17 @@ def verify_server(token: str, sent: bytes, answered: bytes, proof: bytes) -> Non
 def open_session(token: str, sent: bytes, answered: bytes, *, server: bool) -> tuple[FrameWriter, FrameReader]:
     """Return the keys of both directions of an authenticated connection: for sending and for receiving."""
     to_server, to_client = (
-        DirectionKey(_proof(token, label, sent, answered[:NONCE_BYTES])) for label in (b"to-server", b"to-client")
+        _proof(token, label, sent, answered[:NONCE_BYTES]) for label in (b"to-server", b"to-client")
     )
     return (
         (FrameWriter(to_client), FrameReader(to_server)) if server else (FrameWriter(to_server), FrameReader(to_client))
     )
 
 
-class DirectionKey(bytes):
-    """The key of one direction of one connection."""
-
-
 class FrameWriter:
-    """Convert messages to frames: length (4 bytes, big endian), HMAC (32 bytes), content."""
+    """Convert messages to frames: length (4 bytes, big endian), HMAC (32 bytes), content. `key` is that of one direction."""
 
-    def __init__(self, key: DirectionKey) -> None:
+    def __init__(self, key: bytes) -> None:
         self._key, self._count = key, 0
 
     def seal(self, content: bytes) -> bytes:
@@ -118,7 +114,7 @@ class FrameWriter:
 class FrameReader:
     """Convert a byte stream to messages."""
 
-    def __init__(self, key: DirectionKey) -> None:
+    def __init__(self, key: bytes) -> None:
         self._key, self._count, self._buffer = key, 0, bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -148,7 +144,7 @@ def _proof(token: str, label: bytes, sent: bytes, nonce: bytes) -> bytes:
     return hmac.new(bytes.fromhex(token), label + sent + nonce, hashlib.sha256).digest()
 
 
-def _frame_mac(key: DirectionKey, count: int, content: bytes) -> bytes:
+def _frame_mac(key: bytes, count: int, content: bytes) -> bytes:
     return hmac.new(key, count.to_bytes(8, "big") + content, hashlib.sha256).digest()
 
 
@@ -265,29 +261,5 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True, tag="received")
 
 FromAgent = AgentReport | Evidence | OrderRequest
 FromDriver = Orders | Acknowledgement
-_encoder = msgspec.json.Encoder()
-_agent_decoder: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
-_driver_decoder: msgspec.json.Decoder[FromDriver] = msgspec.json.Decoder(FromDriver)
-
-
-def encode_message(message: FromAgent | FromDriver) -> bytes:
-    """Return a message as JSON."""
-    return _encoder.encode(message)
-
-
-def decode_from_agent(content: bytes) -> FromAgent:
-    """Decode a message of a client.
-
-    Raises:
-        msgspec.DecodeError: it is not a message of this protocol.
-    """
-    return _agent_decoder.decode(content)
-
-
-def decode_from_driver(content: bytes) -> FromDriver:
-    """Decode a message of the driver.
-
-    Raises:
-        msgspec.DecodeError: it is not a message of this protocol.
-    """
-    return _driver_decoder.decode(content)
+AGENT_MESSAGES: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
+DRIVER_MESSAGES: msgspec.json.Decoder[FromDriver] = msgspec.json.Decoder(FromDriver)

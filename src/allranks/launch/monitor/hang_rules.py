@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -73,13 +73,13 @@ class HangEvidence:
             rank=rank, host=self.hosts.get(rank, ""), why=why, where=where, state=state_text(found) if found else ""
         )
 
+    def verdict(self, kind: str, stalled: Iterable[tuple[RankEvidence, str]], cause: str = "") -> HangVerdict:
+        """Return the verdict that names these ranks, each for its reason."""
+        return HangVerdict(kind=kind, stalled=[self.stalled(r.rank, why) for r, why in stalled], cause=cause)
+
     def waits(self, rank: RankEvidence) -> bool:
         """Return whether a rank is in a collective, by its stack or by an unfinished call."""
-        return self.is_in_collective(rank) or any(not c.done for c in rank.calls)
-
-    def is_in_collective(self, rank: RankEvidence) -> bool:
-        """Return whether the stack of a rank's main thread is in a collective."""
-        return is_collective_stack([str(f) for f in rank.stack])
+        return is_collective_stack(list(map(str, rank.stack))) or any(not c.done for c in rank.calls)
 
 
 def progress_text(rank: RankEvidence) -> str:
@@ -151,10 +151,7 @@ def _not_runnable(case: HangEvidence) -> HangVerdict | None:
     held = [r for r in case.ranks.values() if r.state[:1] in ("T", "t", "D")]
     if not held or len(held) == len(case.ranks):
         return None
-    return HangVerdict(
-        kind="collective_hang",
-        stalled=[case.stalled(r.rank, f"its process {r.pid} is {process_state_text(r)}") for r in held],
-    )
+    return case.verdict("collective_hang", ((r, f"its process {r.pid} is {process_state_text(r)}") for r in held))
 
 
 def _network(case: HangEvidence) -> HangVerdict | None:
@@ -178,8 +175,8 @@ def _network(case: HangEvidence) -> HangVerdict | None:
             if node in down
             else "it cannot reach the rendezvous node, the others can"
         )
-        stalled += [case.stalled(r.rank, f"the network of {node.host}: {why}") for r in node.ranks]
-    return HangVerdict(kind="collective_hang", stalled=stalled)
+        stalled += [(r, f"the network of {node.host}: {why}") for r in node.ranks]
+    return case.verdict("collective_hang", stalled)
 
 
 def _calls(case: HangEvidence) -> HangVerdict | None:
@@ -200,11 +197,8 @@ def _sequences(case: HangEvidence) -> HangVerdict | None:
         waits = [rank for rank, r in sorted(members.items()) if r.sequences[group] == most and case.waits(r)]
         behind = [r for _, r in sorted(members.items()) if r.sequences[group] < most and r.stack and not case.waits(r)]
         if waits and behind:
-            why = "it never joined collective {} of group {}, in which rank {} waits; its last one is {}"
-            stalled = [
-                case.stalled(r.rank, why.format(most, group, list_ranks(waits), r.sequences[group])) for r in behind
-            ]
-            return HangVerdict(kind="collective_mismatch", stalled=stalled)
+            why = f"it never joined collective {most} of group {group}, in which rank {list_ranks(waits)} waits; its last one is"
+            return case.verdict("collective_mismatch", ((r, f"{why} {r.sequences[group]}") for r in behind))
     return None
 
 
@@ -220,11 +214,9 @@ def _called_functions(case: HangEvidence) -> HangVerdict | None:
     ((usual, count), *others) = Counter(called.values()).most_common()
     if not others or count * 2 <= len(called):
         return None
-    why = "it called {}, other ranks called {}"
     odd = sorted(rank for rank, name in called.items() if name != usual)
-    return HangVerdict(
-        kind="collective_mismatch", stalled=[case.stalled(r, why.format(called[r], usual)) for r in odd], cause="order"
-    )
+    stalled = ((case.ranks[r], f"it called {called[r]}, other ranks called {usual}") for r in odd)
+    return case.verdict("collective_mismatch", stalled, cause="order")
 
 
 def _mismatch(case: HangEvidence, found: OpenCollective[CollectiveCall]) -> HangVerdict:
@@ -250,34 +242,26 @@ def _absent(case: HangEvidence, found: OpenCollective[CollectiveCall]) -> HangVe
 
 def _behind(case: HangEvidence) -> HangVerdict | None:
     """Name ranks behind the others, by their last reported progress."""
-    behind = _ranks_least_far(case)
+    behind = [case.ranks[rank] for rank in _ranks_least_far(case)]
     if not behind:
         return None
-    return HangVerdict(
-        kind="collective_mismatch",
-        stalled=[
-            case.stalled(r, f"it is still in {progress_text(case.ranks[r])}, other ranks are ahead") for r in behind
-        ],
-    )
+    stalled = ((r, f"it is still in {progress_text(r)}, other ranks are ahead") for r in behind)
+    return case.verdict("collective_mismatch", stalled)
 
 
 def _ranks_least_far(case: HangEvidence) -> list[int]:
     """Return ranks that are behind at least as many others; none if most ranks are there, or if it is unclear."""
     known = [r for r in case.ranks.values() if r.phase in PHASES]
-    if any(_is_between_parts(r) for r in known) and any(r.phase in BETWEEN_STEPS for r in known):
+    between_parts = any(r.phase == TRAIN_PHASE and not r.part for r in known)
+    if between_parts and any(r.phase in BETWEEN_STEPS for r in known):
         return []  # before the first part of its step, or after an evaluation in which others still are
-    far = {r.rank: (r.step if r.step is not None else NO_STEP, PHASES.index(r.phase), _part_index(r)) for r in known}
+    far = {}
+    for r in known:
+        part = PARTS.index(r.part) if r.part in PARTS else -1
+        far[r.rank] = (r.step if r.step is not None else NO_STEP, PHASES.index(r.phase), part)
     least = min(far.values(), default=None)
     behind = sorted(r for r, at in far.items() if at == least)
     return [] if len(behind) == len(far) or len(behind) * 2 > len(far) else behind
-
-
-def _is_between_parts(rank: RankEvidence) -> bool:
-    return rank.phase == TRAIN_PHASE and not rank.part
-
-
-def _part_index(rank: RankEvidence) -> int:
-    return PARTS.index(rank.part) if rank.part in PARTS else -1
 
 
 def _not_in_collective(case: HangEvidence) -> HangVerdict | None:
@@ -287,10 +271,7 @@ def _not_in_collective(case: HangEvidence) -> HangVerdict | None:
     out = [r for r in known if r.stack and not case.waits(r)]
     if not out or not waiting:
         return None
-    return HangVerdict(
-        kind="collective_mismatch",
-        stalled=[case.stalled(r.rank, "it is not in a collective, the others wait in one") for r in out],
-    )
+    return case.verdict("collective_mismatch", ((r, "it is not in a collective, the others wait in one") for r in out))
 
 
 def _first_silent(case: HangEvidence) -> HangVerdict | None:
@@ -300,8 +281,7 @@ def _first_silent(case: HangEvidence) -> HangVerdict | None:
         return None
     if len({blocking_location(r.stack) for r in case.ranks.values() if r.stack}) < 2:
         return None
-    why = "it was the first to be silent, and it is not in a collective"
-    return HangVerdict(kind="collective_hang", stalled=[case.stalled(first.rank, why)])
+    return case.verdict("collective_hang", [(first, "it was the first to be silent, and it is not in a collective")])
 
 
 def _blocked_interpreter(case: HangEvidence) -> HangVerdict | None:
@@ -310,9 +290,7 @@ def _blocked_interpreter(case: HangEvidence) -> HangVerdict | None:
     if not held or len(held) == len(case.ranks):
         return None
     why = "no Python thread has run in its process for {:.0f} s: a C call holds the interpreter"
-    return HangVerdict(
-        kind="collective_mismatch", stalled=[case.stalled(r.rank, why.format(r.python_silent_s)) for r in held]
-    )
+    return case.verdict("collective_mismatch", ((r, why.format(r.python_silent_s)) for r in held))
 
 
 def _has_blocked_interpreter(case: HangEvidence, rank: RankEvidence) -> bool:
@@ -340,12 +318,9 @@ def _ended(case: HangEvidence) -> HangVerdict | None:
     gone = [r for r in case.ranks.values() if is_ended_state(r.state)]
     if not gone or len(gone) == len(case.ranks):
         return None
-    return HangVerdict(kind="rank_died", stalled=[case.stalled(r.rank, _end_text(r)) for r in gone])
-
-
-def _end_text(rank: RankEvidence) -> str:
-    cleanly = ", cleanly, while others continue" if rank.phase == DONE_PHASE else ""
-    return f"its process {rank.pid} has exited{cleanly}"
+    cleanly = ", cleanly, while others continue"
+    stalled = ((r, f"its process {r.pid} has exited{cleanly if r.phase == DONE_PHASE else ''}") for r in gone)
+    return case.verdict("rank_died", stalled)
 
 
 RULES: tuple[Callable[[HangEvidence], HangVerdict | None], ...] = (

@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -32,10 +32,13 @@ from allranks.analysis.stacks import is_build_lock_stack, is_collective_stack
 from allranks.launch.monitor import procfs
 from allranks.launch.monitor.evidence import EvidenceCollector, save_evidence
 from allranks.launch.monitor.procfs import ProcessWork
-from allranks.launch.monitor.records import HangAlarm, NodeEvidence
+from allranks.launch.monitor.records import HangAlarm
 from allranks.planning.records import Limits
 from allranks.rundir.heartbeat import PREPARE_PHASE, SCRIPT_PHASE, TRAIN_PHASE, Heartbeat, HeartbeatPage
 from allranks.rundir.paths import RunDir
+
+if TYPE_CHECKING:
+    from allranks.launch.channel import ChannelClient
 
 LONGEST_GAP_FACTOR = 3.0  # times the longest silence that this rank has shown before, while it trained
 
@@ -52,35 +55,11 @@ def only_heartbeats_count(beat: Heartbeat) -> bool:
     return beat.phase == TRAIN_PHASE
 
 
-def own_cpu_counts(device: str, beat: Heartbeat) -> bool:
-    """Return whether the CPU time of the rank's own process is work: on GPUs only while it prepares the data, without the GPU."""
-    return device != "cuda" or beat.phase == PREPARE_PHASE
-
-
 LOOK_S = 0.5
 PAUSED_S = 5.0  # this process itself was stopped for so long: no silence counts
 VERDICT_S = 40.0  # time for the driver's verdict; then the ranks are stopped without one
 ENDED_PHASES = ("done",)
 STOPPED_STATE = "T"  # by SIGSTOP or SIGTSTP
-
-
-class DriverOrders(Protocol):
-    """The driver's orders that the monitor needs."""
-
-    @property
-    def collect(self) -> HangAlarm | None: ...
-
-    @property
-    def end(self) -> str: ...
-
-
-class EvidenceChannel(Protocol):
-    """The part of the control channel that the monitor needs."""
-
-    @property
-    def orders(self) -> DriverOrders: ...
-
-    def send_evidence(self, found: NodeEvidence) -> None: ...
 
 
 class _Sample(NamedTuple):
@@ -136,7 +115,7 @@ class HangMonitor(threading.Thread):
         watched: WatchedNode,
         limits: Limits,
         collector: EvidenceCollector,
-        channel: EvidenceChannel,
+        channel: ChannelClient,
         *,
         raise_alarm: Callable[[HangAlarm | None], None],
         end: Callable[[], None],
@@ -211,7 +190,9 @@ class HangMonitor(threading.Thread):
             if self._limits.step_s < now - since <= most and procfs.state_of(beat.pid)[:1] == STOPPED_STATE:
                 most = self._limits.step_s  # the longer limits of phases do not apply to a process stopped by a signal
             if now - since > most:
-                return self._alarm(rank, beat, since, now, most)
+                alarm = self._alarm(rank, since, now, phase=beat.phase, part=beat.part, step=beat.step, limit_s=most)
+                self._raise(alarm)
+                return alarm
         return None
 
     def _at_work(self, rank: int, beat: Heartbeat, now: float) -> float:
@@ -219,7 +200,9 @@ class HangMonitor(threading.Thread):
         before = self._worked.get(rank)
         if before is None or now - before.at >= ACTIVITY_INTERVAL_S:
             found = _Sample(now, procfs.work_of(beat.pid), (tuple(beat.sequences.items()), self._log_bytes(rank)))
-            if before is None or found.works_since(before, own_cpu=own_cpu_counts(self._device, beat)):
+            # on GPUs a rank that waits for one uses its core, too, except while it prepares the data without them
+            own_cpu = self._device != "cuda" or beat.phase == PREPARE_PHASE
+            if before is None or found.works_since(before, own_cpu=own_cpu):
                 self._active[rank] = now
             self._worked[rank] = found
         return self._active.get(rank, 0.0)
@@ -244,7 +227,12 @@ class HangMonitor(threading.Thread):
         if (found is not None) == self._suspects:
             return
         self._suspects = found is not None
-        self._raise(self._script_alarm(found, now) if found is not None else None)
+        alarm = None
+        if found is not None:
+            kind = {"whole_job": True, "stuck": found.stuck, "waiting": found.waiting}
+            place = {"phase": SCRIPT_PHASE, "part": "", "step": None, "limit_s": round(found.limit_s, 1)}
+            alarm = self._alarm(found.rank, found.since, now, **place, **kind)
+        self._raise(alarm)
 
     def _sample(self, rank: int, beat: Heartbeat, measure: bool) -> RankSample:
         return RankSample(
@@ -256,22 +244,10 @@ class HangMonitor(threading.Thread):
             or is_build_lock_stack(beat.stack),
         )
 
-    def _script_alarm(self, found: Silence, now: float) -> HangAlarm:
+    def _alarm(self, rank: int, since: float, now: float, **fields: Any) -> HangAlarm:
         clock = time.time()
-        return HangAlarm(
-            node=self._node, host=self._named, rank=found.rank, phase=SCRIPT_PHASE, part="",
-            step=None, since=round(clock - (now - found.since), 3), time=round(clock, 3), limit_s=round(found.limit_s, 1),
-            whole_job=True, stuck=found.stuck, waiting=found.waiting,
-        )  # fmt: skip
-
-    def _alarm(self, rank: int, beat: Heartbeat, since: float, now: float, most: float) -> HangAlarm:
-        clock = time.time()
-        alarm = HangAlarm(
-            node=self._node, host=self._named, rank=rank, phase=beat.phase, part=beat.part, step=beat.step,
-            since=round(clock - (now - since), 3), time=round(clock, 3), limit_s=most,
-        )  # fmt: skip
-        self._raise(alarm)
-        return alarm
+        began = round(clock - (now - since), 3)
+        return HangAlarm(node=self._node, host=self._named, rank=rank, since=began, time=round(clock, 3), **fields)
 
 
 MEDIAN_FACTOR = 10.0  # times the median interval between two signs of progress
