@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table
 
+from allranks.analysis.report.html import Link, Text
+from allranks.analysis.report.html import Table as HtmlTable
 from allranks.analysis.trace.rank import RankResult, read_rank
 from allranks.cli.compare import FIRST_REMOVED
 from allranks.cli.compare import _show as show_comparison
@@ -26,7 +28,7 @@ from allranks.experiments.compare import trace_figures, write_comparison
 from allranks.experiments.gates import ComparisonRow, Spread, evaluate_strategies, find_spread, spread_of
 from allranks.experiments.output import (
     csv_text,
-    find_links,
+    file_blocks,
     memory_table,
     number_text,
     parts_table,
@@ -288,6 +290,12 @@ def run_folder(root: Path, names: tuple[str, ...], ranks: int = 2) -> None:
     (root / "compare" / "measured.json").write_text("{}")
 
 
+def files_of(folder: Path, *strategies: str) -> tuple[Text, HtmlTable]:
+    results, files = file_blocks(folder, strategies)
+    assert isinstance(results, Text) and isinstance(files, HtmlTable)
+    return results, files
+
+
 def test_the_page_links_what_its_figures_come_from(tmp_path: Path) -> None:
     run_folder(tmp_path, ("zero1",))
     page = Page(page_of(tmp_path, three_repeats()))
@@ -298,22 +306,15 @@ def test_the_page_links_what_its_figures_come_from(tmp_path: Path) -> None:
         f"compare/zero1/{part}" for part in ("traces/rank1.json.gz", "repeat0/rank0.jsonl", "repeat10/rank1.jsonl")
     ]
     assert set(wanted) <= set(page.links)
-    assert list(find_links(tmp_path, ["zero1"]).strategies[0].columns) == [
-        "traces",
-        "verified",
-        "repeat 2",
-        "repeat 10",
-    ]
+    assert files_of(tmp_path, "zero1")[1].columns == ["strategy", "traces", "verified", "repeat 2", "repeat 10"]
 
 
 def test_many_ranks_have_one_link_and_what_is_missing_has_none(tmp_path: Path) -> None:
     run_folder(tmp_path, ("zero1",), ranks=12)
-    links = find_links(tmp_path, ["zero1", "zero2"])
-    assert [one.strategy for one in links.strategies] == ["zero1"], "zero2 left nothing"
-    assert [(link.text, link.href) for link in links.strategies[0].columns["traces"]] == [
-        ("12 ranks", "compare/zero1/traces/")
-    ]
-    assert [link.href for link in links.run] == ["compare/measured.json"]
+    results, files = files_of(tmp_path, "zero1", "zero2")
+    assert [row[0].links[0].text for row in files.rows] == ["zero1"], "zero2 left nothing"
+    assert files.rows[0][1].links == [Link("12 ranks", "compare/zero1/traces/")]
+    assert [link.href for link in results.links] == ["compare/measured.json"]
 
 
 def test_repeats_that_do_not_count_are_told_from_those_that_do(tmp_path: Path) -> None:
@@ -331,7 +332,7 @@ def test_repeats_that_do_not_count_are_told_from_those_that_do(tmp_path: Path) -
 def test_a_name_cannot_lead_out_of_the_page(tmp_path: Path) -> None:
     name = "javascript:alert(1)"
     run_folder(tmp_path, (name,))
-    hrefs = [one.folder.href for one in find_links(tmp_path, [name]).strategies]
+    hrefs = [row[0].links[0].href for row in files_of(tmp_path, name)[1].rows]
     assert hrefs == ["compare/javascript%3Aalert%281%29/"]
 
 

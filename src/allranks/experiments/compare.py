@@ -15,7 +15,7 @@ from allranks.analysis.trace.records import PHASES, Breakdown
 from allranks.errors import RunFailed, SpecError
 from allranks.experiments.conclusions import CommunicationModel, Prediction, recommend_strategy
 from allranks.experiments.gates import ComparisonRow, evaluate_strategies, trial_limits
-from allranks.experiments.output import comparison_page, csv_text, find_links
+from allranks.experiments.output import comparison_page, csv_text, file_blocks
 from allranks.launch import runs
 from allranks.launch.preview import PreparedRun, prepare
 from allranks.launch.runs import Observer
@@ -59,24 +59,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def _row_document(row: ComparisonRow) -> dict[str, Any]:
     plain = msgspec.to_builtins(row)
     figures = plain.pop("figures")
-    names = figures or dict.fromkeys(
-        (
-            "tokens_per_s",
-            "step_time_s",
-            "forward_s",
-            "backward_s",
-            "optimizer_s",
-            "exposed_comm_s",
-            "idle_s",
-            "profiled_step_s",
-            "overlap",
-            "memory",
-            "collectives",
-            "load",
-            "spread",
-        )
+    absent = (
+        "tokens_per_s step_time_s forward_s backward_s optimizer_s exposed_comm_s idle_s profiled_step_s overlap memory "
+        "collectives load spread"
     )
-    return {**plain, **names}
+    return {**plain, **(figures or dict.fromkeys(absent.split()))}
 
 
 def comparison_request(spec: RunSpec, names: Sequence[str], repeats: int) -> CompareRequest:
@@ -180,8 +167,8 @@ def write_comparison(run: RunDir, measured: dict[str, Any]) -> Comparison:
     )
     write_json(run.root / "comparison.json", done.document())
     write_text_atomic(run.root / "comparison.csv", csv_text(found))
-    links = find_links(run.root, [row.strategy for row in found])
-    page = comparison_page(run.name, measured, found, advice, predictions, links)
+    files = file_blocks(run.root, [row.strategy for row in found])
+    page = comparison_page(run.name, measured, found, advice, predictions, files)
     write_text_atomic(run.root / "comparison.html", page)
     return done
 

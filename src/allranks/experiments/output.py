@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
 from rich.table import Table
 from rich.text import Text
 
@@ -194,25 +193,6 @@ STATE_PARTS: Parts = (
 MAX_LINKED_RANKS = 8
 
 
-class StrategyLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """Files of one strategy: by column of the table, one link per rank, or one to their folder if there are many."""
-
-    strategy: str
-    folder: Link
-    columns: dict[str, list[Link]]
-
-
-class PageLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """Files of the comparison and of each strategy. Only what exists is linked."""
-
-    run: list[Link]
-    strategies: list[StrategyLinks]
-
-    @property
-    def columns(self) -> list[str]:
-        return list(dict.fromkeys(name for one in self.strategies for name in one.columns))
-
-
 RUN_FILES = {
     "measured.json": "compare/measured.json",
     "comparison.json": "comparison.json",
@@ -223,22 +203,35 @@ RUN_FILES = {
 }
 
 
-def find_links(root: Path, names: Sequence[str]) -> PageLinks:
-    """Return links to the files of a comparison in its run folder: results, and the traces and step records of each strategy."""
-    run = [Link(text, href) for text, href in RUN_FILES.items() if (root / href).is_file()]
-    return PageLinks(run=run, strategies=[_strategy_links(root, n) for n in names if (root / "compare" / n).is_dir()])
+def file_blocks(root: Path, names: Sequence[str]) -> list[html.Block | None]:
+    """Return links to the files of a comparison in its run folder: results, and traces and step records of each strategy.
 
-
-def _strategy_links(root: Path, name: str) -> StrategyLinks:
-    folder = root / "compare" / name
-    repeats = sorted(
-        (p for p in folder.glob("repeat*") if p.is_dir()), key=lambda p: int(p.name.removeprefix("repeat"))
+    Only what exists is linked: one link per rank, or one to their folder if there are many.
+    """
+    results = [Link(text, href) for text, href in RUN_FILES.items() if (root / href).is_file()]
+    folders = {name: folder for name in names if (folder := root / "compare" / name).is_dir()}
+    parts: dict[str, dict[str, list[Link]]] = {}
+    for name, folder in folders.items():
+        numbers = sorted(int(p.name.removeprefix("repeat")) for p in folder.glob("repeat*") if p.is_dir())
+        parts[name] = {"traces": _rank_links(root, folder / "traces")}
+        for n in numbers:  # in repeat 0 are the steps that were verified
+            parts[name][f"repeat {n}" if n else "verified"] = _rank_links(root, folder / f"repeat{n}")
+    columns = list(dict.fromkeys(column for known in parts.values() for column in known))
+    rows: list[html.Row] = [
+        [
+            Cell("", links=[Link(name, _href(root, folder) + "/")]),
+            *(Cell("" if (links := parts[name].get(column)) else "-", links=links or []) for column in columns),
+        ]
+        for name, folder in folders.items()
+    ]
+    note = (
+        "Traces are those of the profiled steps; allranks trace compare/STRATEGY/traces analyses them. Verified: the step records of the "
+        "parity gate; repeats: those of the timed steps. The links lead to the folder of this page."
     )
-    columns = {"traces": _rank_links(root, folder / "traces")}
-    columns |= {f"repeat {p.name.removeprefix('repeat')}": _rank_links(root, p) for p in repeats}
-    if "repeat 0" in columns:  # the steps that were verified
-        columns = {"verified" if key == "repeat 0" else key: links for key, links in columns.items()}
-    return StrategyLinks(strategy=name, folder=Link(name, _href(root, folder) + "/"), columns=columns)
+    return [
+        html.Text("", links=results) if results else None,
+        html.table("files", "", ["strategy", *columns], rows, note),
+    ]
 
 
 def _rank_links(root: Path, folder: Path) -> list[Link]:
@@ -258,7 +251,7 @@ def comparison_page(
     rows: list[ComparisonRow],
     advice: list[str],
     predictions: list[Prediction],
-    links: PageLinks | None = None,
+    files: Sequence[html.Block | None] = (),
 ) -> str:
     """Return comparison.html."""
     good = [r for r in rows if r.figures]
@@ -282,7 +275,7 @@ def comparison_page(
         Section("charts", "Charts", [("two", _charts(good, ms, unit))], lines),
         Section("figures", "Figures", [("stack", [*_page_tables(good, ms, unit, measured), _collective_table(good)])]),
         Section("prediction", "Predicted tokens/s, not measured", [("stack", [_prediction_table(predictions)])], short="Prediction"),
-        Section("files", "Files", [("stack", _files(links))]),
+        Section("files", "Files", [("stack", files)]),
     ]  # fmt: skip
     return html.render(html.Page("comparison of strategies", name, sections, _subtitle(measured, rows)))
 
@@ -348,24 +341,6 @@ def _prediction_table(predictions: list[Prediction]) -> html.Table | None:
         "of it. If ranks shared cores here, the prediction assumes the same."
     )
     return html.table("prediction", "", ["strategy", *(f"{n:,} ranks" for n in ranks), "error here"], rows, note)
-
-
-def _files(links: PageLinks | None) -> list[html.Block | None]:
-    if links is None or not (links.run or links.strategies):
-        return []
-    names = links.columns
-    rows: list[html.Row] = [
-        [Cell("", links=[one.folder]), *(Cell("" if (known := one.columns.get(name)) else "-", links=known or []) for name in names)]
-        for one in links.strategies
-    ]  # fmt: skip
-    note = (
-        "Traces are those of the profiled steps; allranks trace compare/STRATEGY/traces analyses them. Verified: the step records of the "
-        "parity gate; repeats: those of the timed steps. The links lead to the folder of this page."
-    )
-    return [
-        html.Text("", links=links.run) if links.run else None,
-        html.table("files", "", ["strategy", *names], rows, note),
-    ]
 
 
 def two_digits(value: float) -> str:
