@@ -7,12 +7,14 @@ dictionary keys are scalars, and `_call` reads a bounded number of scalars from 
 
 from __future__ import annotations
 
+import io
+import pickle
 import pickletools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeGuard, TypeVar
+from typing import Any, ClassVar, Generic, TypeGuard, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -26,32 +28,24 @@ MAX_CALLS = 4096
 MAX_OPCODES = 20_000_000  # a call with 20 frames needs about 300
 MAX_FRAMES = 24
 MAX_SIZES = 64  # limit of tensors per call, and of dimensions per tensor
-_MARK = object()
 _RANK = re.compile(r"(\d{1,9})(?:\.\w+)?$")
 HEAD = 1 << 16  # bytes needed to recognise a dump
-_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "MARK": _MARK}
-_LITERALS = frozenset(
-    [
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "LONG1",
-        "LONG4",
-        "INT",
-        "LONG",
-        "BINFLOAT",
-        "FLOAT",
-        "BINUNICODE",
-        "SHORT_BINUNICODE",
-        "BINUNICODE8",
-        "UNICODE",
-        "BINSTRING",
-        "SHORT_BINSTRING",
-        "BINBYTES",
-        "SHORT_BINBYTES",
-        "GLOBAL",
-    ]
+DAMAGE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    pickle.UnpicklingError,
+    msgspec.DecodeError,
 )
+_OPCODES = """
+PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 LONG4 INT LONG BINFLOAT FLOAT BINUNICODE
+SHORT_BINUNICODE BINUNICODE8 UNICODE BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES GLOBAL STACK_GLOBAL REDUCE POP
+BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET EMPTY_DICT EMPTY_LIST EMPTY_TUPLE LIST TUPLE TUPLE1 TUPLE2 TUPLE3 SETITEM
+SETITEMS APPEND APPENDS
+"""
+_ALLOWED = frozenset(_OPCODES.split())
 
 
 class CollectiveCall(Struct, frozen=True, kw_only=True):
@@ -170,7 +164,7 @@ def read_flight_record(path: Path) -> FlightRecord:
         raise ValueError(f"is a flight-recorder dump larger than the limit of {MAX_BYTES >> 20} MiB") from None
     try:
         value = plain_value(data) if data.startswith(b"\x80") else msgspec.json.decode(data)
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, RecursionError, msgspec.DecodeError) as error:
+    except DAMAGE as error:
         raise ValueError(
             f"looks like a flight-recorder dump but is truncated or damaged ({str(error)[:200]})"
         ) from None
@@ -185,100 +179,40 @@ def read_flight_record(path: Path) -> FlightRecord:
     )
 
 
+class _PlainUnpickler(pickle._Unpickler):
+    """Build numbers, texts, lists, tuples and dictionaries; nothing is imported. `_ALLOWED` leaves no other object to call."""
+
+    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        """Return a function that returns the value: torch marks lists and dictionaries with their type."""
+        return lambda value, *_: value
+
+    def _load_items(self) -> None:
+        """Refuse keys whose hash is expensive or can be made to collide: tuples (nested ones also exhaust C's stack), large integers."""
+        values = self.pop_mark()
+        for key in values[::2]:
+            if not isinstance(key, str) and not (isinstance(key, int) and abs(key) < 1 << 60):
+                raise ValueError(f"a key is a {type(key).__name__}, which no flight recorder writes")
+        self.stack[-1].update(zip(values[::2], values[1::2], strict=True))
+
+    def _load_item(self) -> None:
+        self.metastack.append(self.stack[:-2])
+        self.stack = self.stack[-2:]
+        self._load_items()
+
+    dispatch[pickle.SETITEMS[0]] = _load_items
+    dispatch[pickle.SETITEM[0]] = _load_item
+
+
 def plain_value(data: bytes) -> Any:
     """Return the value of a pickle of numbers, texts, lists, tuples and dictionaries; nothing in it is imported."""
-    stack: list[Any] = []
-    memo: dict[int, Any] = {}
-    for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+    for count, (opcode, _, _) in enumerate(pickletools.genops(data)):
         if count > MAX_OPCODES:
             raise ValueError(f"more than {MAX_OPCODES} opcodes")
-        if opcode.name == "STOP":
-            return stack.pop()
-        if opcode.name in _CONSTANTS:
-            stack.append(_CONSTANTS[opcode.name])
-        elif opcode.name in _LITERALS:
-            stack.append(argument)
-        elif opcode.name in ("BINPUT", "LONG_BINPUT"):
-            memo[int(argument or 0)] = stack[-1]
-        elif opcode.name == "MEMOIZE":
-            memo[len(memo)] = stack[-1]
-        elif opcode.name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[int(argument or 0)])
-        elif opcode.name in _STEPS:
-            _STEPS[opcode.name](stack)
-        elif opcode.name not in ("PROTO", "FRAME"):
+        if opcode.name not in _ALLOWED:
             raise ValueError(f"it contains the opcode {opcode.name}")
-    raise ValueError("the end is missing")
-
-
-def _since_mark(stack: list[Any]) -> list[Any]:
-    at = next((i for i in range(len(stack) - 1, -1, -1) if stack[i] is _MARK), None)
-    if at is None:
-        raise ValueError("a MARK is missing")
-    values = stack[at + 1 :]
-    del stack[at:]
-    return values
-
-
-def _set_items(stack: list[Any]) -> None:
-    values = _since_mark(stack)
-    stack[-1].update((_key(k), v) for k, v in zip(values[::2], values[1::2], strict=True))
-
-
-def _set_item(stack: list[Any]) -> None:
-    value, key = stack.pop(), stack.pop()
-    stack[-1].update([(_key(key), value)])
-
-
-def _key(key: Any) -> Any:
-    """Refuse keys whose hash is expensive or can be made to collide: tuples (nested ones also exhaust C's stack), large integers."""
-    if isinstance(key, str) or (isinstance(key, int) and abs(key) < 1 << 60):
-        return key
-    raise ValueError(f"a key is a {type(key).__name__}, which no flight recorder writes")
-
-
-def _append(stack: list[Any]) -> None:
-    value = stack.pop()
-    stack[-1].append(value)
-
-
-def _appends(stack: list[Any]) -> None:
-    values = _since_mark(stack)
-    stack[-1].extend(values)
-
-
-def _tuple(count: int) -> Callable[[list[Any]], None]:
-    def make(stack: list[Any]) -> None:
-        values = tuple(stack[len(stack) - count :])
-        del stack[len(stack) - count :]
-        stack.append(values)
-
-    return make
-
-
-def _reduce(stack: list[Any]) -> None:
-    """Return the value of a call: torch marks lists and dictionaries with their type, and the first argument is the value."""
-    arguments, _ = stack.pop(), stack.pop()
-    stack.append(arguments[0] if arguments else None)
-
-
-_STEPS: dict[str, Callable[[list[Any]], None]] = {
-    "EMPTY_DICT": lambda stack: stack.append({}),
-    "EMPTY_LIST": lambda stack: stack.append([]),
-    "EMPTY_TUPLE": lambda stack: stack.append(()),
-    "LIST": lambda stack: stack.append(list(_since_mark(stack))),
-    "TUPLE": lambda stack: stack.append(tuple(_since_mark(stack))),
-    "TUPLE1": _tuple(1),
-    "TUPLE2": _tuple(2),
-    "TUPLE3": _tuple(3),
-    "SETITEM": _set_item,
-    "SETITEMS": _set_items,
-    "APPEND": _append,
-    "APPENDS": _appends,
-    "POP": lambda stack: stack.pop() and None,
-    "STACK_GLOBAL": lambda stack: stack.append((stack.pop(), stack.pop())),
-    "REDUCE": _reduce,
-}
+    return _PlainUnpickler(io.BytesIO(data)).load()
 
 
 def _call(entry: object) -> RecordedCall | None:
