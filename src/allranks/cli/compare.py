@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.markup import escape
 
-from allranks.cli.console import SafeConsole, left_out_line, narrow_table
+from allranks.cli.console import SafeConsole, left_out_line, narrow_table, table_console
 from allranks.cli.options import any_path, complete_strategies, error_line, json_option, print_json, set_option, warn
 from allranks.errors import EXIT_FAILED, EXIT_OK
 
@@ -43,13 +43,8 @@ def compare_command(spec: Path, strategies: str, repeats: int, sets: tuple[str, 
         comparing.every_strategy() if strategies == "all" else [s.strip() for s in strategies.split(",") if s.strip()]
     )
     preview = comparing.comparison_request(checked, names, repeats)
-    done = comparing.compare(checked, preview, _ProgressPrinter(_console(as_json)))
+    done = comparing.compare(checked, preview, _ProgressPrinter(table_console(130, stderr=as_json, quiet=as_json)))
     return show_comparison(done, as_json)
-
-
-def _console(as_json: bool) -> SafeConsole:
-    console = SafeConsole(stderr=as_json, quiet=as_json)
-    return console if console.is_terminal else SafeConsole(stderr=as_json, quiet=as_json, width=130)
 
 
 def show_comparison(done: Comparison, as_json: bool) -> int:
@@ -57,7 +52,7 @@ def show_comparison(done: Comparison, as_json: bool) -> int:
     if as_json:
         print_json(done.document())
     else:
-        _show(_console(as_json), done)
+        _show(table_console(130), done)
     return EXIT_OK if done.ok else EXIT_FAILED
 
 

@@ -43,10 +43,20 @@ class SafeConsole(Console):
             yield segment if safe is segment.text else Segment(safe, segment.style)
 
 
-def table_console(**options: Any) -> SafeConsole:
-    """Return a console for tables: as wide as the terminal; without a limit for a file or a pipe, so that lines stay whole for grep."""
+def table_console(width: int = UNLIMITED_COLUMNS, **options: Any) -> SafeConsole:
+    """Return a console for tables: as wide as the terminal; of this width for a file or a pipe, so that lines stay whole for grep."""
     console = SafeConsole(**options)
-    return console if console.is_terminal else SafeConsole(width=UNLIMITED_COLUMNS, **options)
+    return console if console.is_terminal else SafeConsole(width=width, **options)
+
+
+def print_fitted(
+    console: SafeConsole, columns: Sequence[FittedColumn], rows: Sequence[Sequence[str]], more: str = ""
+) -> None:
+    """Print a table that fits the console, and the columns that were left out; `more` says where they are."""
+    table, left_out = fitted_table(columns, rows, console.width)
+    console.print(table)
+    if left_out:
+        console.print(f"[dim]{left_out_line(left_out, console.width)}{more}[/dim]", highlight=False)
 
 
 GAP = 2

@@ -55,9 +55,8 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    from allranks.cli.console import FittedColumn, fitted_table, left_out_line, table_console
+    from allranks.cli.console import FittedColumn, print_fitted, table_console
 
-    console = table_console()
     columns = [
         FittedColumn("name", fold_to=30),
         FittedColumn("what", fold_to=44),
@@ -67,10 +66,7 @@ def _list(as_json: bool) -> None:
     cells = [
         [row["name"], row["summary"], _machine(row), "nothing" if row["offline"] else "model, data"] for row in rows
     ]
-    table, left_out = fitted_table(columns, cells, console.width)
-    console.print(table)
-    if hint := left_out_line(left_out, console.width):
-        console.print(f"[dim]{hint}[/dim]", highlight=False)
+    print_fitted(table_console(), columns, cells)
     echo("\ncopy one: allranks examples NAME")
 
 

@@ -18,7 +18,7 @@ def report_command(run: str, run_root: Path, as_json: bool) -> int:
     """Show the summary of RUN and rewrite its report.html from its events; of a comparison, its tables and comparison.html."""
     from allranks import api
     from allranks.analysis.diagnose.run_outcome import failure_headline
-    from allranks.analysis.report.page import write_page
+    from allranks.analysis.report.page import write_report
     from allranks.launch.outcome import recompute_metrics
     from allranks.rundir.paths import find_run
     from allranks.utils.filesystem import environment_error
@@ -36,7 +36,7 @@ def report_command(run: str, run_root: Path, as_json: bool) -> int:
         raise RequestError(f"run {found.name} has no events yet; there is nothing to report")
     not_written: OSError | None = None
     try:
-        write_page(found)
+        write_report(found)
     except OSError as error:
         not_written = error
     if as_json:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from allranks.cli.console import FittedColumn, SafeConsole, fitted_table, left_out_line, table_console
+from allranks.cli.console import FittedColumn, SafeConsole, print_fitted, table_console
 from allranks.cli.options import echo, json_option, print_json, root_option, run_argument, set_only_option
 from allranks.errors import EXIT_OK
 from allranks.utils.text import NO_VALUE, as_dicts, format_value
@@ -43,15 +43,11 @@ def runs_command(run_root: Path, as_json: bool) -> int:
     if not rows:
         echo(f"no runs under {run_root.absolute()}")
         return EXIT_OK
-    console = table_console()
     cells = [[_cell(key, row[key]) for key in COLUMNS] for row in rows]
     for row, texts in zip(rows, cells, strict=True):
         if row["compared"]:
             texts[list(COLUMNS).index("strategy")] = f"{len(row['compared'])} compared"
-    table, left_out = fitted_table(list(COLUMNS.values()), cells, console.width)
-    console.print(table)
-    if hint := left_out_line(left_out, console.width):
-        console.print(f"[dim]{hint}; --json has all[/dim]", highlight=False)
+    print_fitted(table_console(), list(COLUMNS.values()), cells, "; --json has all")
     return EXIT_OK
 
 

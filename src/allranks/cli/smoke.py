@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from rich.markup import escape
 
-from allranks.cli.console import SafeConsole
+from allranks.cli.console import SafeConsole, table_console
 from allranks.cli.options import (
     complete_smoke_tests,
     echo,
@@ -74,9 +74,7 @@ def smoke_command(
         _show_dry(ready, as_json)
         return EXIT_OK
     make_run_root(run_root)
-    console = SafeConsole(stderr=as_json, quiet=as_json)
-    if not console.is_terminal:
-        console = SafeConsole(stderr=as_json, quiet=as_json, width=150)
+    console = table_console(150, stderr=as_json, quiet=as_json)
     watcher = _ProgressPrinter(console)
     nodes = max((r.asked.nodes for r in ready if r.asked), default=1)
     with cluster_for_tests(cast(Any, place), nodes, watcher.say):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,8 @@ def finalize_run(
     try:
         metrics["network"] = outcome_metrics(verify_network(run, attempt))
         write_json(run.metrics, metrics)
-        write_report(run)
+        with suppress(OSError):  # metrics.json has all of it
+            write_report(run)
         restrict_permissions(run)
     except OSError as error:
         message = f"{message}. metrics.json or the report cannot be written: {filesystem.describe_os_error(error)}"

@@ -129,7 +129,7 @@ UNITS = (("hours", 3600), ("minutes", 60))
 DASHES = ("solid", "dot", "dash")
 
 
-def host_charts(data: RunData) -> list[Chart]:
+def telemetry_charts(data: RunData) -> list[Chart]:
     """Return the charts of CPU, memory, network and disk of the hosts, and utilisation, memory and power of their GPUs."""
     if not data.telemetry:
         return []
@@ -140,7 +140,7 @@ def host_charts(data: RunData) -> list[Chart]:
         net.append(("loopback", "loopback_bytes_per_s"))
     disk = [("read", "disk_read_bytes_per_s"), ("written", "disk_write_bytes_per_s")]
     charts = [
-        _percent("cpu", "CPU", "Busy share of all cores.", hosts, _reader("cpu_percent")),
+        _percent("cpu", "CPU", "Busy share of all cores.", hosts, lambda row: finite_float(row.get("cpu_percent"))),
         _percent("host-memory", "Host memory", "Used share of the host's memory.", hosts, _memory_share),
         _bytes(
             "network",
@@ -191,10 +191,6 @@ def _training(data: RunData, elapsed: Elapsed) -> list[Figure]:
     return shapes
 
 
-def _reader(key: str) -> Read:
-    return lambda row: finite_float(row.get(key))
-
-
 def _memory_share(row: dict[str, Any]) -> Value:
     used, total = finite_float(row.get("memory_used_bytes")), finite_float(row.get("memory_total_bytes"))
     return 100 * used / total if used is not None and total else None
@@ -216,15 +212,15 @@ def _bytes(id: str, title: str, note: str, hosts: Hosts, keys: Keys) -> Chart | 
         return None
     divisor, unit = common_byte_unit(values)
     if len(hosts) * len(keys) > MAX_LINES:
-        traces = _draw({host: (xs, _sums(rows, keys)) for host, (xs, rows) in hosts.items()}, divisor, "hosts")
+        sums: Lines = {
+            host: (xs, [sum(finite_float(row.get(key)) or 0.0 for _, key in keys) for row in rows])
+            for host, (xs, rows) in hosts.items()
+        }
+        traces = _draw(sums, divisor, "hosts")
         note += f" Sum of {' and '.join(name for name, _ in keys)}."
     else:
         traces = _lines_of(hosts, keys, divisor)
     return _chart(id, title, note, traces, axis(rangemode="tozero", ticksuffix=f" {unit}/s"))
-
-
-def _sums(rows: Rows, keys: Keys) -> list[Value]:
-    return [sum(finite_float(row.get(key)) or 0.0 for _, key in keys) for row in rows]
 
 
 def _lines_of(hosts: Hosts, keys: Keys, divisor: float) -> list[Figure]:
@@ -328,8 +324,3 @@ def speed_charts(data: RunData) -> list[Chart]:
     """Return the charts of time and memory."""
     makers = (throughput_chart, step_time_chart, rank_time_chart, memory_chart)
     return [chart for make in makers if (chart := make(data))]
-
-
-def telemetry_charts(data: RunData) -> list[Chart]:
-    """Return the charts of the hosts."""
-    return host_charts(data)

@@ -37,23 +37,11 @@ from allranks.utils import text
 from allranks.utils.text import finite_float, finite_int, sanitize
 
 
-def write_report(run: RunDir) -> Path | None:
-    """Write the page of a run from whatever data exists.
-
-    Returns:
-        The page, or None if it could not be written (no such folder, disk full).
-    """
-    try:
-        return write_page(run)
-    except OSError:
-        return None
-
-
-def write_page(run: RunDir) -> Path:
-    """Write the page of a run and return its path.
+def write_report(run: RunDir) -> Path:
+    """Write the page of a run from whatever data exists, and return its path.
 
     Raises:
-        OSError: the page cannot be written.
+        OSError: the page cannot be written (no such folder, disk full).
     """
     write_text_atomic(run.report, render(read_run_data(run), plotly_source()))
     return run.report
