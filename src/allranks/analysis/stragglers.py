@@ -174,7 +174,7 @@ def _measured(times: Times, queued: Times, step_s: float, lost: Mapping[int, Los
     medians = {rank: statistics.median(values) for rank, values in work.items()}
     found = {}
     for rank, values in wall.items():
-        usual = _median_of_others(medians, rank)
+        usual = statistics.median([median for other, median in medians.items() if other != rank])
         found[rank] = _Measure(
             median_s=statistics.median(values),
             relative=medians[rank] / usual if usual > 0 else 1.0,
@@ -189,10 +189,6 @@ def _measured(times: Times, queued: Times, step_s: float, lost: Mapping[int, Los
 def _agree(times: list[float], queued: list[float]) -> bool:
     """Return whether the time without a core is known for each step, and less than its time."""
     return len(times) == len(queued) and all(0 <= q <= t + CLOCK_ERROR_S for t, q in zip(times, queued, strict=True))
-
-
-def _median_of_others(values: dict[int, float], rank: int) -> float:
-    return statistics.median([v for r, v in values.items() if r != rank])
 
 
 def _differs(own: list[float], others: Times, step_s: float) -> bool:

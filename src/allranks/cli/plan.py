@@ -13,8 +13,6 @@ from allranks.cli.options import any_path, json_option, print_json, set_option, 
 from allranks.errors import EXIT_OK
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from allranks.cli.console import SafeConsole
     from allranks.launch.preview import PreparedRun
     from allranks.planning.env_vars import EnvVar
@@ -81,10 +79,6 @@ def training_line(spec: RunSpec) -> str | None:
     return "\n".join(filter(None, [line, router_line(spec)]))
 
 
-def _value_text(item: EnvVar) -> str:
-    return "(on each node)" if item.source == "nodes" else "(not set)"
-
-
 def device_line(plan: LaunchPlan) -> str:
     """Return a line that says what decided the device."""
     if plan.device_is_provisional:
@@ -124,6 +118,7 @@ def show_plan(
     """
     import msgspec
     from rich.markup import escape
+    from rich.table import Table
 
     from allranks.cli.console import SafeConsole
     from allranks.planning.rank_environment import with_hidden_secrets
@@ -139,7 +134,12 @@ def show_plan(
     for sentence in _summary_lines(plan, training):
         say(sentence)
     if full:
-        console.print(_rank_table(plan))
+        table = Table(title="Ranks", title_justify="left")
+        for name in ("rank", "node", "local rank", "host"):
+            table.add_column(name)
+        for row in plan.rank_rows():
+            table.add_row(*(escape(str(value)) for value in row))
+        console.print(table)
     else:
         _show_nodes(console, plan)
     _show_environment(console, plan.environment, full=full)
@@ -153,19 +153,6 @@ def show_plan(
     if script:
         console.print("\nTo start manually, one command per node:\n" if commands else "\nBatch script:\n")
         console.print(script, highlight=False, markup=False, soft_wrap=True)
-
-
-def _rank_table(plan: LaunchPlan) -> Table:
-    """Return a row for each rank."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title="Ranks", title_justify="left")
-    for name in ("rank", "node", "local rank", "host"):
-        table.add_column(name)
-    for row in plan.rank_rows():
-        table.add_row(*(escape(str(value)) for value in row))
-    return table
 
 
 def _show_nodes(console: SafeConsole, plan: LaunchPlan) -> None:
@@ -230,7 +217,8 @@ def _show_environment(console: SafeConsole, variables: list[EnvVar], *, full: bo
         for name, width in zip(columns, _widths(columns, console.width), strict=True):
             table.add_column(name, overflow="fold", width=width)
         for item in shown:
-            value = escape(item.value) if item.value is not None else _value_text(item)
+            absent = "(on each node)" if item.source == "nodes" else "(not set)"
+            value = absent if item.value is None else escape(item.value)
             table.add_row(escape(item.name), value, item.source, escape(item.reason))
         console.print(table)
     if full:

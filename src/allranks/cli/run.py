@@ -87,9 +87,11 @@ class ProgressView:
         if self._bar:
             self._bar.stop()
 
-    def other_errors(self, told: str) -> list[str]:
-        """Return a line for each error of a rank that `told`, the result's message, does not contain; each message once."""
-        return [line for message, line in self._errors.items() if (message.splitlines() or [""])[0][:80] not in told]
+    def say_other_errors(self, message: str) -> None:
+        """Print a line for each error of a rank that the result's message does not contain; each error once."""
+        for error, line in self._errors.items():
+            if (error.splitlines() or [""])[0][:80] not in message:
+                self.say(line)
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
@@ -313,8 +315,7 @@ def run_with_progress(
     )
     with view as live, shown:
         result = start(live)
-    for line in view.other_errors(result.message):
-        view.say(line)
+    view.say_other_errors(result.message)
     return result
 
 

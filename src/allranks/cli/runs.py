@@ -69,14 +69,11 @@ def _run_row(run: Any, agents: set[str]) -> dict[str, Any]:
         "folder": str(run.root),
         "status": status,
         "compared": compared or None,
-        "strategy": None if _is_own_program(plan) else plan.get("strategy"),
+        # a user's own program has no batch
+        "strategy": None if "batch" in plan and plan["batch"] is None else plan.get("strategy"),
         "world_size": plan.get("world_size"),
         **figures,
     }
-
-
-def _is_own_program(plan: dict[str, Any]) -> bool:
-    return "batch" in plan and plan["batch"] is None
 
 
 def _requested(run: Any) -> dict[str, Any]:

@@ -355,7 +355,7 @@ class Agent:
 
     def _finish(self) -> int:
         """Write the record of this node and report the end."""
-        good = [end for end in self._report.ends if end.exitcode == 0 and end.done]
+        good = [end for end in self._report.ends if end.succeeded]
         self._publish(state=ENDED, refused=self._refused, reason=self._reason)
         self._write_exit()
         if self._refused:
@@ -389,9 +389,13 @@ class Agent:
             logging.warning("the record of this node cannot be written: %s", error)
 
     def _node_environment(self) -> None:
-        """Return variables that only this node can determine: its interface on the chosen network, its share of the cores."""
+        """Set variables that only this node can determine, and those decided for it; the job's environment takes precedence."""
         os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(usable_cpus(), self._plan.procs_per_node)))
-        self._network_environment()
+        policy = self._policy
+        mine = next((node for name in self._names if policy and (node := policy.of(name))), None)
+        for item in mine.environment if mine else []:
+            if item.value is not None:
+                os.environ.setdefault(item.name, item.value)
         if self._meeting is not None:
             interface = self._meeting.places[self._node].interface or interface_towards(self._meeting.address)
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -403,14 +407,6 @@ class Agent:
         """Return the names of this node on other nodes."""
         place = [self._meeting.places[self._node].host] if self._meeting else []
         return [*place, os.environ.get("SLURMD_NODENAME", ""), self._host]
-
-    def _network_environment(self) -> None:
-        """Return the network variables decided for this node; the job's environment takes precedence."""
-        policy = self._policy
-        mine = next((node for name in self._names if policy and (node := policy.of(name))), None)
-        for item in mine.environment if mine else []:
-            if item.value is not None:
-                os.environ.setdefault(item.name, item.value)
 
     def _watch_connections(self) -> None:
         """Record for a limited time, from the first connection on, which interfaces the ranks use."""

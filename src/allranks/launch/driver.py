@@ -96,10 +96,6 @@ def main() -> None:
     sys.exit(code)
 
 
-def _any_check_failed(reports: list[PreflightReport], names: set[str]) -> bool:
-    return any(not check.ok and check.name in names for report in reports for check in report.checks)
-
-
 class Driver:
     """One start of a job."""
 
@@ -278,10 +274,11 @@ class Driver:
         print_log_line(f"staging for {', '.join(lacking) or 'all nodes'}")
         allocation = Allocation.current()
         allocation = msgspec.structs.replace(allocation, nodes=tuple(self._hosts) or allocation.nodes)
+        failed = {check.name for report in found.reports for check in report.checks if not check.ok}
         bundle = bundle_for(
             self._spec,
             allocation,
-            packages=always or _any_check_failed(found.reports, PACKAGE_CHECKS),
+            packages=always or bool(failed & PACKAGE_CHECKS),
             always=always,
             ahead=load_packed_ahead(self._run),
             log=print_log_line,

@@ -279,14 +279,10 @@ def attribute_failure(
         rank: e["message"] for rank, events in now.items() for e in events if e["event"] == "exit" and e.get("message")
     }
     steps = {rank: _last_step(events) for rank, events in now.items()}
-    return find_first_failure(ends, errors, steps, exits, _finished(now) if own_program else None)
-
-
-def _finished(now: dict[int, list[dict[str, Any]]]) -> dict[int, float]:
-    """Return when ranks came to the end of a user's own program."""
-    return {
+    finished = {
         rank: e["time"] for rank, events in now.items() for e in events if e["event"] == "phase" and e["name"] == "done"
     }
+    return find_first_failure(ends, errors, steps, exits, finished if own_program else None)
 
 
 def describe_failure(run: RunDir, culprit: FirstFailure, attempt: int, *, in_steps: bool) -> str:
@@ -355,14 +351,9 @@ def reason_of_stop(reported: JobEnd, *, interrupted: bool) -> str:
     """Return why a stop was requested; empty if it was not, or if agents are lost or ranks had failed before."""
     signalled = next((reason for reason in reported.reasons if "the agent received" in reason), "")
     told = reported.stopped or signalled or ("interrupted" if interrupted else "")
-    if reported.lost or reported.hang or any(_failed_by_itself(end) for end in reported.ends):
-        return ""
-    return told
-
-
-def _failed_by_itself(end: RankEnd) -> bool:
-    """Return whether a rank failed in another way than a program that receives SIGTERM ends: Slurm signals ranks itself."""
-    return end.failed and end.exitcode not in (0, *_BY_SIGTERM)
+    # Slurm signals ranks itself: a program that ends by SIGTERM has not failed
+    failed = any(end.failed and end.exitcode not in (0, *_BY_SIGTERM) for end in reported.ends)
+    return "" if reported.lost or reported.hang or failed else told
 
 
 def describe_program_stop(reported: JobEnd, why: str, grace_s: float) -> tuple[str, str, int]:

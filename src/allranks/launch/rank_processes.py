@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from allranks.launch.failure_attribution import RankEnd
@@ -143,7 +144,8 @@ class RankProcesses:
         for rank in self._ranks:
             if rank.end is None and rank.process.poll() is None:
                 rank.ended_by_agent = True
-                _signal_group(rank.process.pid, number)
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(rank.process.pid, number)
 
     def end_leftovers(self) -> None:
         """Kill the processes that ended ranks have left behind; bounded by `LEFTOVER_GRACE_S`."""
@@ -153,13 +155,6 @@ class RankProcesses:
             time.sleep(0.1)
         for pid in left:
             send_signal(pid, signal.SIGKILL)
-
-
-def _signal_group(group: int, number: int) -> None:
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def has_signal_handler(pid: int, number: int) -> bool:

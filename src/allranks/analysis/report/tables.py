@@ -374,20 +374,18 @@ def preflight_table(data: RunData) -> Table | None:
                 cure = long_cell(format_value(check.get("cure")))
                 bad.append((name, Cell("✗ failed", "bad"), host, long_cell(found), cure))
     good: list[Row] = [
-        (name, Cell("✓ ok", "good"), _hosts(list(found)), long_cell(_join_distinct(list(found.values()))), "")
+        (
+            name,
+            Cell("✓ ok", "good"),
+            next(iter(found)) if len(found) == 1 else f"{len(found)} hosts",
+            long_cell(text.format_list(list(dict.fromkeys(found.values())), 3)),
+            "",
+        )
         for name, found in well.items()
     ]
     names = ["check", "verdict", "host", "found", *(["cure"] if bad else [])]
     columns = [(name, lambda row, i=i: row[i]) for i, name in enumerate(names)]
     return listing("preflight", "Preflight checks", [*bad, *good], columns, what="checks")
-
-
-def _hosts(hosts: list[str]) -> str:
-    return hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
-
-
-def _join_distinct(values: list[str]) -> str:
-    return text.format_list(list(dict.fromkeys(values)), 3)
 
 
 def network_table(data: RunData) -> Table | None:
@@ -399,17 +397,14 @@ def network_table(data: RunData) -> Table | None:
         if networks or ports or faces or ways:
             rows.append((format_value(node.get("host")), networks, long_cell(faces), long_cell(ports), long_cell(ways)))
     columns = ["host", "NCCL's network", "interfaces (connections)", "RDMA ports", "NCCL's transports (channels)"]
-    used = [i for i, _ in enumerate(columns) if any(_shown(row[i]) for row in rows)]
+    shown = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in rows]
+    used = [i for i, _ in enumerate(columns) if any(row[i] for row in shown)]
     return table(
         "network",
         "Network of the ranks",
         [columns[i] for i in used],
         [tuple(row[i] for i in used) for row in rows],
     )
-
-
-def _shown(cell: Cell | str) -> str:
-    return cell.text if isinstance(cell, Cell) else cell
 
 
 def findings_table(data: RunData) -> Table | None:
