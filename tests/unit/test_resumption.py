@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from allranks import api
-from allranks.cli import main
 from allranks.errors import RequestError, SpecError
 from allranks.launch import runs
 from allranks.launch.resumption import (
@@ -187,14 +186,3 @@ def test_a_secret_that_is_no_longer_known_is_told(monkeypatch: pytest.MonkeyPatc
     assert "cluster.env.HF_TOKEN" in notes(spec, spec)[0]
     monkeypatch.setenv("HF_TOKEN", "x")
     assert notes(spec, spec) == []
-
-
-def test_the_old_name_of_allow_inexact_is_refused_with_the_new_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["allranks", "resume", "some-run", "--inexact"])
-    assert main._run(debug=False) == 2
-    assert "Error: --inexact is now --allow-inexact\n" in capsys.readouterr().err
-    monkeypatch.setattr("sys.argv", ["allranks", "plan", "--inexact", "some.yaml"])  # it never had this option
-    assert main._run(debug=False) == 2
-    assert "No such option" in capsys.readouterr().err

@@ -48,9 +48,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "completion": ("completion", "Print the completion script for bash, zsh or fish."),
 }
 
-RENAMED_OPTIONS = {"--inexact": "--allow-inexact"}
-"""Options of earlier versions. They are refused, with the new name."""
-
 SYNONYMS = {
     "run": ("train", "start", "launch"),
     "plan": ("fit", "validate", "dry-run"),
@@ -178,10 +175,6 @@ def _print_click_error(error: click.ClickException) -> None:
     """Print a click error, sanitized: it may quote an argument, and arguments may be file names."""
     from allranks.cli.options import echo
 
-    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
-        new = RENAMED_OPTIONS.get(error.option_name)
-        if any(new in option.opts for option in error.ctx.command.params):
-            error = click.UsageError(f"{error.option_name} is now {new}", error.ctx)
     text = io.StringIO()
     error.show(text)
     echo(text.getvalue().rstrip("\n"), err=True)

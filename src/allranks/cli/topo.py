@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,7 +13,7 @@ from allranks.errors import EXIT_OK, EXIT_REQUEST
 
 if TYPE_CHECKING:
     from allranks.planning.env_vars import EnvVar
-    from allranks.planning.records import NodeFacts, Topology
+    from allranks.planning.records import Topology
 
 
 MAX_OTHERS = 3
@@ -29,16 +29,31 @@ def topo_command(file: Path | None, svg: Path | None, as_json: bool) -> int:
 
     Exit code 2 if the matrix is truncated, so that the link of some GPU pair is unknown.
     """
+    import msgspec
+
     from allranks.nodes.topology.advice import advise_nccl, machine_notes
     from allranks.nodes.topology.nvidia_smi import parse_topology, query_driver, read_matrix
 
     topology = parse_topology(query_driver() if file is None else read_matrix(file))
-    advice = advise_nccl(topology, _live(topology) if file is None else None)
+    live = None
+    if file is None:  # IOMMU, ACS, the result of an earlier copy test
+        from allranks.nodes.network.facts import this_machine_facts
+        from allranks.utils.machine import host_name
+
+        live = this_machine_facts(host_name(), Path("runs"), topology)
+    advice = advise_nccl(topology, live)
     if svg is not None:
-        _write_svg(svg, topology)
+        from allranks.nodes.topology.drawings import draw_svg
+        from allranks.utils.filesystem import write_error
+
+        try:
+            svg.write_text(draw_svg(topology), encoding="utf-8")
+        except OSError as error:
+            raise write_error(svg, error, "--svg") from None
     notes = machine_notes(topology, advice)
     if as_json:
-        print_json({**as_document(topology, advice), "notes": notes})
+        known = {key: getattr(topology, key) for key in ("gpus", "nics", "links", "unread", "p2p")}
+        print_json({**msgspec.to_builtins(known), "advice": [item.advice() for item in advice], "notes": notes})
     else:
         _print(topology, advice, notes)
     missing = topology.missing_pairs()
@@ -50,33 +65,6 @@ def topo_command(file: Path | None, svg: Path | None, as_json: bool) -> int:
         )
         return EXIT_REQUEST
     return EXIT_OK
-
-
-def _live(topology: Topology) -> NodeFacts:
-    """Return this machine's other facts: IOMMU, ACS, the result of an earlier copy test."""
-    from allranks.nodes.network.facts import this_machine_facts
-    from allranks.utils.machine import host_name
-
-    return this_machine_facts(host_name(), Path("runs"), topology)
-
-
-def as_document(topology: Topology, advice: list[EnvVar]) -> dict[str, Any]:
-    """Return the document of ``--json``."""
-    import msgspec
-
-    keep = ("gpus", "nics", "links", "unread", "p2p")
-    document = {key: msgspec.to_builtins(getattr(topology, key)) for key in keep}
-    return {**document, "advice": [item.advice() for item in advice]}
-
-
-def _write_svg(out: Path, topology: Topology) -> None:
-    from allranks.nodes.topology.drawings import draw_svg
-    from allranks.utils.filesystem import write_error
-
-    try:
-        out.write_text(draw_svg(topology), encoding="utf-8")
-    except OSError as error:
-        raise write_error(out, error, "--svg") from None
 
 
 def _print(topology: Topology, advice: list[EnvVar], notes: list[str]) -> None:

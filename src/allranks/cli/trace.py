@@ -64,8 +64,15 @@ def trace_command(
     from allranks.analysis.trace import analyse
 
     reports = analyse([resolve_run_path(path, run_root) for path in paths], select=select, workers=workers)
-    comparison = _compare(reports, resolve_run_path(other, run_root), workers) if other else None
-    written = _write(reports, comparison, out) if out else []
+    comparison, written = None, []
+    if other:
+        from allranks.analysis.trace.diff import compare_last
+
+        comparison = compare_last(reports, analyse([resolve_run_path(other, run_root)], workers=workers))
+    if out:
+        from allranks.analysis.trace.output import write_all, write_comparison
+
+        written = [*write_all(reports, out), *([write_comparison(comparison, out)] if comparison else [])]
     if as_json:
         print_json(as_document(reports, comparison, written))
     else:
@@ -88,21 +95,6 @@ def as_document(
     if written:
         document["written"] = [str(path) for path in written]
     return document
-
-
-def _compare(reports: list[TraceReport], other: Path, workers: int | None) -> Comparison:
-    """Compare our newest report with the other's newest."""
-    from allranks.analysis.trace import analyse
-    from allranks.analysis.trace.diff import compare_last
-
-    return compare_last(reports, analyse([other], workers=workers))
-
-
-def _write(reports: list[TraceReport], comparison: Comparison | None, out: Path) -> list[Path]:
-    from allranks.analysis.trace.output import write_all, write_comparison
-
-    written = write_all(reports, out)
-    return [*written, write_comparison(comparison, out)] if comparison else written
 
 
 def _show(reports: list[TraceReport], comparison: Comparison | None, written: list[Path]) -> None:

@@ -15,7 +15,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from allranks.errors import EXIT_REQUEST, CheckpointError, EnvironmentNotAble, RequestError
+from allranks.errors import (
+    EXIT_ENVIRONMENT,
+    EXIT_REQUEST,
+    AllranksError,
+    CheckpointError,
+    EnvironmentNotAble,
+    RequestError,
+)
 from allranks.rundir import checkpoints
 from allranks.rundir.checkpoints import MANIFEST
 from allranks.rundir.events import read_events
@@ -220,10 +227,13 @@ def _worker(what: str, source: Path, aside: Path, base: str | None) -> str:
     lines = done.stdout.strip().splitlines()
     if done.returncode == 0 and lines:
         return lines[-1]
-    text = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
-    if done.returncode == EXIT_REQUEST:
-        raise RequestError(text)
-    raise EnvironmentNotAble(text) if done.returncode == EnvironmentNotAble.exit_code else CheckpointError(text)
+    raise error_of_child(done.returncode, done.stderr)
+
+
+def error_of_child(code: int, errors: str) -> AllranksError:
+    """Return the error that a process of allranks printed on its last line, by its exit code."""
+    text = (errors.strip().splitlines() or [f"the process with the model ended with {code}"])[-1]
+    return {EXIT_REQUEST: RequestError, EXIT_ENVIRONMENT: EnvironmentNotAble}.get(code, CheckpointError)(text)
 
 
 def quiet_environment() -> dict[str, str]:

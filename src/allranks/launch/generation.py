@@ -12,8 +12,8 @@ from typing import IO, Any, Literal, cast
 
 import msgspec
 
-from allranks.errors import EXIT_REQUEST, CheckpointError, EnvironmentNotAble, RequestError
-from allranks.launch.export import ADAPTER, base_of, choose_checkpoint, quiet_environment
+from allranks.errors import CheckpointError, RequestError
+from allranks.launch.export import ADAPTER, base_of, choose_checkpoint, error_of_child, quiet_environment
 from allranks.planning.memory.model_config import find_files
 from allranks.planning.model_checks import has_absolute_positions, max_positions
 from allranks.planning.records import LaunchPlan
@@ -103,8 +103,8 @@ def generate(
         "dtype": _dtype(run),
         "prompts": list(prompts),
     }
-    with _worker(order) as process:
-        yield chosen, _replies(process, folder)
+    with _worker(order) as (process, errors):
+        yield chosen, _replies(process, errors, folder)
 
 
 def _require_replies(run: RunDir, spec: RunSpec) -> None:
@@ -148,14 +148,9 @@ def _dtype(run: RunDir) -> str:
         return "auto"
 
 
-class _Process(msgspec.Struct):
-    popen: subprocess.Popen[str]
-    errors: IO[str]
-
-
 @contextmanager
-def _worker(order: dict[str, Any]) -> Iterator[_Process]:
-    """Start the process, and end it with the context, also at Ctrl-C."""
+def _worker(order: dict[str, Any]) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """Start the process, yield it and its standard error, and end it with the context, also at Ctrl-C."""
     command = [sys.executable, "-m", "allranks.train.generate"]
     with (
         tempfile.TemporaryDirectory(prefix="allranks-generate-") as elsewhere,
@@ -177,28 +172,21 @@ def _worker(order: dict[str, Any]) -> Iterator[_Process]:
                 popen.stdin.close()
             except BrokenPipeError:
                 pass  # it has ended; `_replies` says why
-            yield _Process(popen, errors)
+            yield popen, errors
         finally:
             popen.kill()
 
 
-def _replies(process: _Process, folder: Path) -> Iterator[Reply]:
-    assert process.popen.stdout is not None
-    for line in process.popen.stdout:
+def _replies(process: subprocess.Popen[str], errors: IO[str], folder: Path) -> Iterator[Reply]:
+    assert process.stdout is not None
+    for line in process.stdout:
         try:
             reply = msgspec.json.decode(line, type=Reply)
         except msgspec.DecodeError:
             continue  # a library's own line
         yield msgspec.structs.replace(reply, prompt=redact(reply.prompt), reply=reply.reply and redact(reply.reply))
-    if code := process.popen.wait():
-        raise _error(process, code, folder)
-
-
-def _error(process: _Process, code: int, folder: Path) -> Exception:
-    process.errors.seek(0)
-    text = (process.errors.read().strip().splitlines() or [f"the process with the model ended with {code}"])[-1]
-    if not folder.is_dir():
-        return CheckpointError(f"{folder} was removed while it was read (checkpoint.keep); try again")
-    if code == EXIT_REQUEST:
-        return RequestError(text)
-    return EnvironmentNotAble(text) if code == EnvironmentNotAble.exit_code else CheckpointError(text)
+    if code := process.wait():
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder} was removed while it was read (checkpoint.keep); try again")
+        errors.seek(0)
+        raise error_of_child(code, errors.read())

@@ -153,11 +153,7 @@ class HostsJob(LaunchedJob):
         came = set(self._hub.links)
         if self._told is None:
             self._told, self._told_at = set(), time.monotonic()
-            count = len(self._commands)
-            several = f"start these {count} commands, one on each node, in any order:"
-            lines = [several if count > 1 else "start this command on the node:"]
-            lines += [f"  before, on each node:  {text}" for text in self._first]
-            return "\n".join([*lines, *(f"  node {i}:  {command}" for i, command in enumerate(self._commands))])
+            return commands_text("node", self._commands, self._first)
         if self._notes:
             notes, self._notes = self._notes, []
             return "\n".join(f"note     {note}" for note in notes)
@@ -178,6 +174,14 @@ class HostsJob(LaunchedJob):
         """Kill all ranks."""
         self._killed_at = self._killed_at or time.monotonic()
         self._supervisor.kill("the launcher stopped the ranks")
+
+
+def commands_text(place: str, commands: Sequence[str], first: Sequence[str] = ()) -> str:
+    """Return what users are to start, a line for each command; `first` are commands to run before on each node."""
+    several = f"start these {len(commands)} commands, one on each {place}, in any order:"
+    lines = [several if len(commands) > 1 else f"start this command on the {place}:"]
+    lines += [f"  before, on each node:  {text}" for text in first]
+    return "\n".join([*lines, *(f"  node {i}:  {command}" for i, command in enumerate(commands))])
 
 
 def own_address(first_node: str) -> str:
@@ -312,16 +316,7 @@ def examine_hosts(
         commands = {label: _command(file, node, label) for node, label in enumerate(labels)}
         hub.start()
         try:
-            say(
-                "\n".join(
-                    [
-                        f"start these {len(labels)} commands, one on each host, in any order:"
-                        if len(labels) > 1
-                        else "start this command on the host:",
-                        *map(_line, enumerate(commands.values())),
-                    ]
-                )
-            )
+            say(commands_text("host", list(commands.values())))
             waited_s = _wait(hub, labels, wait_s, say)
             hosts, notes = one_per_machine(hub.links, labels)
             node_of = {label: node for node, label in enumerate(labels)}
@@ -341,10 +336,6 @@ def examine_hosts(
 def _command(file: Path, node: int, label: str) -> str:
     words = [sys.executable, "-m", "allranks.launch.host_agent", str(file), "--node", str(node), "--name", label]
     return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(words)}"
-
-
-def _line(numbered: tuple[int, str]) -> str:
-    return f"  node {numbered[0]}:  {numbered[1]}"
 
 
 def _wait(hub: ChannelServer, labels: Sequence[str], wait_s: float, say: Callable[[str], None]) -> float:
