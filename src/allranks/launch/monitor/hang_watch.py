@@ -69,17 +69,6 @@ class _Sample(NamedTuple):
     work: ProcessWork
     progress: Hashable
 
-    def works_since(self, before: _Sample, *, own_cpu: bool) -> bool:
-        """Return whether the rank worked since an earlier sample. CPU time of its children (compilers) always counts."""
-        cpu_s = self.work.children_cpu_s - before.work.children_cpu_s
-        if own_cpu:
-            cpu_s = self.work.cpu_s - before.work.cpu_s
-        return (
-            self.progress != before.progress
-            or cpu_s > BUSY_SHARE * (self.at - before.at)
-            or self.work.io_bytes - before.work.io_bytes > BUSY_BYTES
-        )
-
 
 @dataclass(frozen=True)
 class WatchedNode:
@@ -202,7 +191,11 @@ class HangMonitor(threading.Thread):
             found = _Sample(now, procfs.work_of(beat.pid), (tuple(beat.sequences.items()), self._log_bytes(rank)))
             # on GPUs a rank that waits for one uses its core, too, except while it prepares the data without them
             own_cpu = self._device != "cuda" or beat.phase == PREPARE_PHASE
-            if before is None or found.works_since(before, own_cpu=own_cpu):
+            if (
+                before is None
+                or found.progress != before.progress
+                or found.work.is_busy(before.work, now - before.at, own_cpu=own_cpu)
+            ):
                 self._active[rank] = now
             self._worked[rank] = found
         return self._active.get(rank, 0.0)
@@ -255,8 +248,6 @@ KEPT_INTERVALS = 201
 MIN_INTERVALS = 10  # with fewer, the median is that of the program's start
 CALM_S = 5.0  # of silence, before the ranks' work is measured
 ACTIVITY_INTERVAL_S = 1.0
-BUSY_SHARE = 0.02  # of a core
-BUSY_BYTES = 1 << 16
 
 
 class RankSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -378,9 +369,7 @@ class ScriptSilence:
             if before is None:
                 known.worked_at, known.sampled_at, known.work = now, now, work
         elif passed_s >= ACTIVITY_INTERVAL_S:
-            cpu_s = work.cpu_s - before.cpu_s
-            if self._device == "cuda" and sample.stack == known.stack:
-                cpu_s = work.children_cpu_s - before.children_cpu_s
-            if cpu_s > BUSY_SHARE * passed_s or work.io_bytes - before.io_bytes > BUSY_BYTES:
+            own_cpu = self._device != "cuda" or sample.stack != known.stack
+            if work.is_busy(before, passed_s, own_cpu=own_cpu):
                 known.worked_at, known.stack = now, sample.stack
             known.sampled_at, known.work = now, work

@@ -20,6 +20,8 @@ STATE_NAMES = {
 }
 GONE = "gone"
 MAX_BLOCKED = 12
+BUSY_SHARE = 0.02  # of a core
+BUSY_BYTES = 1 << 16
 
 
 def state_of(pid: int) -> str:
@@ -72,6 +74,11 @@ class ProcessWork(NamedTuple):
     def cpu_s(self) -> float:
         """Return the CPU seconds of the process and its children."""
         return self.own_cpu_s + self.children_cpu_s
+
+    def is_busy(self, before: ProcessWork, seconds: float, *, own_cpu: bool) -> bool:
+        """Return whether it worked in the time since `before`. CPU time of its children (compilers) always counts."""
+        cpu_s = self.cpu_s - before.cpu_s if own_cpu else self.children_cpu_s - before.children_cpu_s
+        return cpu_s > BUSY_SHARE * seconds or self.io_bytes - before.io_bytes > BUSY_BYTES
 
 
 def work_of(pid: int) -> ProcessWork:
