@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from allranks.errors import CheckpointError, SpecError
 from allranks.launch.launchers import local_agents
 from allranks.launch.outcome import RunResult
-from allranks.launch.preview import SpecLike, plan, prepare
+from allranks.launch.preview import PreparedRun, SpecLike, plan, prepare
 from allranks.launch.runs import NullObserver, Observer, cancel, create, launch, resume, running
 from allranks.spec import load_spec
 
 
 def run(
-    spec: SpecLike, sets: Sequence[str] = (), observer: Observer | None = None, *, force: bool = False
+    spec: SpecLike | PreparedRun, sets: Sequence[str] = (), observer: Observer | None = None, *, force: bool = False
 ) -> RunResult:
     """Plan, check, launch, follow and report one run.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from typing import cast
 
 from rich.console import Console
 
@@ -12,7 +11,6 @@ from allranks.cli.console import SafeConsole
 from allranks.cli.options import error_line
 from allranks.cli.run import ProgressView
 from allranks.cli.run_output import samples_table
-from allranks.planning.records import LaunchPlan
 
 WILD = "one \x1b[31mred\x1b[0m \x1b]0;title\x07 two\x00"
 
@@ -44,6 +42,6 @@ def test_errors_of_a_program_move_no_cursor() -> None:
 
 def test_an_evaluation_whose_loss_is_not_finite_is_shown() -> None:
     out = io.StringIO()
-    live = ProgressView(SafeConsole(file=out, width=200), cast(LaunchPlan, None))
+    live = ProgressView(SafeConsole(file=out, width=200))
     live.event({"event": "eval", "rank": 0, "step": 20, "loss": None, "perplexity": None})
     assert out.getvalue() == "held out loss nan (after step 20)\n"

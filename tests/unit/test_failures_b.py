@@ -150,7 +150,7 @@ def test_a_run_in_the_background_gets_the_secrets_that_its_folder_does_not_hold(
     for name in env:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("allranks.cli.run.subprocess.Popen", lambda command, **how: given.update(how["env"]))
-    _detach(run, PreparedRun(spec), plan, as_json=True)
+    _detach(run, plan, PreparedRun(spec), as_json=True)
     assert {name: given.get(name) for name in ("HF_TOKEN", "HTTPS_PROXY")} == {
         k: env[k] for k in ("HF_TOKEN", "HTTPS_PROXY")
     }

@@ -62,7 +62,10 @@ def live(*, terminal: bool = False) -> tuple[ProgressView, io.StringIO]:
     )
     out = io.StringIO()
     plan = make_plan(spec, machine_facts())
-    return ProgressView(SafeConsole(file=out, force_terminal=terminal, width=200), plan), out
+    view = ProgressView(SafeConsole(file=out, force_terminal=terminal, width=200))
+    view.start(RunDir(Path("runs/x")), plan)
+    out.truncate(out.seek(0))
+    return view, out
 
 
 @usual

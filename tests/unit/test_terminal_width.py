@@ -28,12 +28,15 @@ PROGRESS = """
 import time
 from allranks.cli.console import SafeConsole
 from allranks.cli.run import ProgressView
+from pathlib import Path
 from allranks.planning.planner import make_plan
+from allranks.rundir.paths import RunDir
 from allranks.spec.loader import parse_spec
 from allranks.utils.machine import machine_facts
 
 spec = parse_spec({"model": {"name": "tiny:llama"}, "data": {"source": "builtin:instructions"}, "cluster": {"procs_per_node": 2}})
-with ProgressView(SafeConsole(), make_plan(spec, machine_facts())) as view:
+with ProgressView(SafeConsole()) as view:
+    view.start(RunDir(Path("x")), make_plan(spec, machine_facts()))
     view.event({"event": "phase", "rank": 0, "name": "train", "total_steps": 12000, "first_step": 0})
     for step in range(0, 4000, 1000):
         time.sleep(0.25)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +64,16 @@ PLAIN_INTERVAL_S = 10.0
 
 
 class ProgressView:
-    """Show a run's progress: a progress bar on a terminal, otherwise a line every few seconds."""
+    """Show a run's progress, until the block ends: a progress bar on a terminal, otherwise a line every few seconds.
 
-    def __init__(self, console: SafeConsole, plan: LaunchPlan) -> None:
-        self._console, self._plan = console, plan
+    Args:
+        output: ranks whose output is shown live, one of `OUTPUTS`; None: rank 0 of a user's own program.
+    """
+
+    def __init__(self, console: SafeConsole, output: str | None = None) -> None:
+        self._console, self._output = console, output
+        self._stack = ExitStack()
+        self._ranks, self._own_program = 1, False
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._total = 0
@@ -77,15 +83,28 @@ class ProgressView:
         self._program = ProgramProgress()
 
     def __enter__(self) -> ProgressView:
-        if self._console.is_terminal:
-            self._bar = run_progress(self._console)
-            self._bar.start()
-            self._task = self._bar.add_task("starting the ranks", total=None, step="", loss="", speed="")
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar:
-            self._bar.stop()
+        self._stack.close()
+
+    def start(self, run_dir: RunDir, launch_plan: LaunchPlan) -> None:
+        """Show what is started, then the bar."""
+        plan, self._ranks, self._own_program = launch_plan, launch_plan.world_size, launch_plan.batch is None
+        nodes = f"{len(plan.nodes)} node{'s' * (len(plan.nodes) > 1)}"
+        self.say(f"run      {run_dir.name}")
+        self.say(f"plan     {plan.world_size} rank{'s' * (plan.world_size != 1)} on {nodes}, {plan.work}")
+        for item in plan.environment:
+            if item.name == "OMP_NUM_THREADS":
+                self.say(f"threads  {_threads(item)}")
+        for warning in plan.warnings:
+            self.warn(warning)
+        output = self._output or (OUTPUTS[0] if self._own_program else NO_OUTPUT)
+        if output != NO_OUTPUT and not self._console.quiet:
+            self._stack.enter_context(ProgramOutput(run_dir, self.say, output))
+        if self._console.is_terminal:
+            self._bar = self._stack.enter_context(run_progress(self._console))
+            self._task = self._bar.add_task("starting the ranks", total=None, step="", loss="", speed="")
 
     def say_other_errors(self, message: str) -> None:
         """Print a line for each error of a rank that the result's message does not contain; each error once."""
@@ -150,7 +169,7 @@ class ProgressView:
             self.say("  ".join(filter(None, shown.values())))
 
     def _on_start(self, event: dict[str, Any]) -> None:
-        if self._plan.batch is None:
+        if self._own_program:
             self._update(description="your program")
 
     def _on_phase(self, event: dict[str, Any]) -> None:
@@ -224,7 +243,7 @@ class ProgressView:
         seconds, tokens = finite_float(event.get("step_time_s")), finite_float(event.get("tokens"))
         if seconds is not None and tokens is not None:
             steps = finite_int(event.get("steps")) or 1
-            self._rate = [*self._rate[-9:], (seconds * steps, tokens * self._plan.world_size)]
+            self._rate = [*self._rate[-9:], (seconds * steps, tokens * self._ranks)]
         loss = number_text(event.get("loss"), ".4f", "nan" if "loss" in event else NO_VALUE)
         router = finite_float(event.get("router_aux_loss"))
         shown = {
@@ -276,47 +295,18 @@ def run_command(
     if dry_run:
         show_dry_run(prepared, as_json)
         return EXIT_OK
-    run_dir, plan = api.create(prepared, force=force)
     if detach:
-        return _detach(run_dir, prepared, plan, as_json)
+        return _detach(*api.create(prepared, force=force), prepared, as_json)
+    return follow_run(lambda view: api.run(prepared, observer=view, force=force), as_json, output)
+
+
+def follow_run(start: Callable[[ProgressView], RunResult], as_json: bool, output: str | None = None) -> int:
+    """Run with a progress display, and print the result as text or JSON."""
     console = SafeConsole(stderr=as_json, quiet=as_json)
-    result = run_with_progress(
-        console,
-        lambda live: api.launch(run_dir, prepared.spec, plan, attempt=1, observer=live),
-        plan,
-        run_dir.root,
-        output or (OUTPUTS[0] if prepared.spec.script is not None else NO_OUTPUT),
-    )
-    return print_result(result, console, as_json)
-
-
-def run_with_progress(
-    console: SafeConsole,
-    start: Callable[[ProgressView], RunResult],
-    plan: LaunchPlan,
-    folder: Path,
-    output: str = NO_OUTPUT,
-) -> RunResult:
-    """Run with a progress display, and with the live output of some ranks."""
-    threads = next((e for e in plan.environment if e.name == "OMP_NUM_THREADS"), None)
-    nodes = f"{len(plan.nodes)} node{'s' * (len(plan.nodes) > 1)}"
-    lines = [
-        f"run      {folder.name}",
-        f"plan     {plan.world_size} rank{'s' * (plan.world_size != 1)} on {nodes}, {plan.work}",
-        f"threads  {_threads(threads)}" if threads else "",
-    ]
-    view = ProgressView(console, plan)
-    for line in filter(None, lines):
-        view.say(line)
-    for warning in plan.warnings:
-        view.warn(warning)
-    shown = (
-        ProgramOutput(RunDir(folder), view.say, output) if output != NO_OUTPUT and not console.quiet else nullcontext()
-    )
-    with view as live, shown:
-        result = start(live)
+    with ProgressView(console, output) as view:
+        result = start(view)
     view.say_other_errors(result.message)
-    return result
+    return print_result(result, console, as_json)
 
 
 def _threads(decided: EnvVar) -> str:
@@ -350,7 +340,7 @@ def print_result(result: RunResult, console: SafeConsole, as_json: bool) -> int:
     return result.exit_code
 
 
-def _detach(run_dir: RunDir, prepared: PreparedRun, plan: LaunchPlan, as_json: bool) -> int:
+def _detach(run_dir: RunDir, plan: LaunchPlan, prepared: PreparedRun, as_json: bool) -> int:
     """Start a run without following it; if its launcher needs a process, start one in the background."""
     if not prepared.launcher.needs_follower:
         prepared.launcher.start(run_dir, prepared.spec, plan, 1, {})

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from allranks.cli.console import FittedColumn, SafeConsole, print_fitted, table_console
+from allranks.cli.console import FittedColumn, print_fitted, table_console
 from allranks.cli.options import echo, json_option, print_json, root_option, run_argument, set_only_option
 from allranks.errors import EXIT_OK
 from allranks.utils.text import NO_VALUE, as_dicts, format_value
@@ -112,22 +112,11 @@ def _cell(key: str, value: Any) -> str:
 def resume_command(run: str, sets: tuple[str, ...], allow_inexact: bool, run_root: Path, as_json: bool) -> int:
     """Resume RUN in its folder from its newest complete checkpoint."""
     from allranks import api
-    from allranks.cli.run import print_result, run_with_progress
-    from allranks.launch.resumption import require_same_schema
-    from allranks.rundir.paths import find_run
-    from allranks.spec import load_spec
+    from allranks.cli.run import follow_run
 
-    console = SafeConsole(stderr=as_json, quiet=as_json)
-    folder = find_run(run, run_root)
-    require_same_schema(folder)
-    plan = api.plan(load_spec(folder.spec, sets))
-    result = run_with_progress(
-        console,
-        lambda live: api.resume(folder.root, allow_inexact=allow_inexact, sets=sets, observer=live),
-        plan,
-        folder.root,
+    return follow_run(
+        lambda view: api.resume(run, allow_inexact=allow_inexact, sets=sets, run_root=run_root, observer=view), as_json
     )
-    return print_result(result, console, as_json)
 
 
 @click.command("cancel")

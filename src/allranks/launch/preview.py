@@ -116,12 +116,14 @@ class PreparedRun:
         return RunDir(Path(self.spec.run_root).absolute() / f"{self.spec.name}-TIME")
 
 
-def prepare(spec: SpecLike, sets: Sequence[str] = ()) -> PreparedRun:
-    """Read a spec and refuse what is wrong on any machine.
+def prepare(spec: SpecLike | PreparedRun, sets: Sequence[str] = ()) -> PreparedRun:
+    """Read a spec and refuse what is wrong on any machine; a run that is prepared stays as it is.
 
     Raises:
         SpecError, DataError: with the key and the fix.
     """
+    if isinstance(spec, PreparedRun):
+        return spec
     checked = read_spec(spec, sets)
     check_request(checked)
     return PreparedRun(checked)

@@ -29,7 +29,7 @@ from allranks.errors import DataError, RequestError
 from allranks.launch import resumption
 from allranks.launch.launchers import LaunchedJob, get_launcher, launcher_of
 from allranks.launch.outcome import RunResult, finalize_run
-from allranks.launch.preview import PreparedRun, planning_facts, sequence_problem
+from allranks.launch.preview import PreparedRun, plan_with_model, planning_facts, sequence_problem
 from allranks.launch.stop_limit import StopLimit
 from allranks.nodes import preflight
 from allranks.nodes.preflight.request import check_start
@@ -50,7 +50,10 @@ STOP_GRACE_S = 600.0  # TERM, HUP and USR1, after which nobody waits at a termin
 
 
 class Observer(Protocol):
-    """Receiver of a run's events and messages, such as a display."""
+    """Receiver of a run's events and messages, such as a display.
+
+    If it has a method ``start(run_dir, launch_plan)``, that is called before the ranks are started.
+    """
 
     def event(self, event: dict[str, Any]) -> None: ...
 
@@ -79,6 +82,11 @@ class GuardedObserver:
         self._observer, self._log = observer, log
         self.failure: str | None = None
 
+    def start(self, run_dir: RunDir, launch_plan: LaunchPlan) -> None:
+        """Show what is started. Never raises."""
+        if (show := getattr(self._observer, "start", None)) is not None:
+            self._guarded(show, run_dir, launch_plan)
+
     def event(self, event: dict[str, Any]) -> None:
         """Show an event of any rank. Never raises."""
         self._guarded(self._observer.event, event)
@@ -87,11 +95,11 @@ class GuardedObserver:
         """Show a line. Never raises."""
         self._guarded(self._observer.say, text)
 
-    def _guarded(self, show: Callable[[Any], None], what: object) -> None:
+    def _guarded(self, show: Callable[..., None], *what: object) -> None:
         if self.failure is not None:
             return
         try:
-            show(what)
+            show(*what)
         except Exception as error:  # noqa: BLE001 - whatever shows a run must not end it
             self.failure = f"the display failed and was turned off, the run continues: {type(error).__name__}: {error}"
             if self._log is not None:
@@ -267,9 +275,10 @@ def launch(
     """Start one attempt and wait until it ends."""
     tail = EventTail(run_dir, launch_plan.world_size)
     tail.skip_existing()
+    shown = GuardedObserver(observer, logging.getLogger(__name__).warning)
+    shown.start(run_dir, launch_plan)
     with count_signals() as counts:
         job = get_launcher(spec.cluster.launcher).start(run_dir, spec, launch_plan, attempt, resume or {})
-        shown = GuardedObserver(observer, logging.getLogger(__name__).warning)
         limit = partial(StopLimit, run_dir, launch_plan)
         code = follow(job, tail, shown, counts, limit, launch_plan.grace_s)
         # The driver makes a new plan if it excluded nodes.
@@ -319,11 +328,11 @@ def resume(
     preflight.check_rows(asked)
     had = resumption.global_batch_of(run_dir, step)
     spec = (
-        resumption.keep_global_batch(before, asked, lambda one: memory.make_plan(one, machine), had)
+        resumption.keep_global_batch(before, asked, lambda one: plan_with_model(one, machine), had)
         if allow_inexact
         else asked
     )
-    launch_plan = resumption.keep_compilation(run_dir, before, spec, memory.make_plan(spec, machine))
+    launch_plan = resumption.keep_compilation(run_dir, before, spec, plan_with_model(spec, machine))
     facts = checkpoints.read_manifest(run_dir, step)
     resumption.require_resumable(run_dir, before, spec, launch_plan, facts, step, allow_inexact=allow_inexact)
     for note in resumption.resume_notes(before, asked, spec, launch_plan):
