@@ -114,8 +114,7 @@ class EvidenceCollector:
                 interface=self._interface,
                 meets=meets.result(),
             )
-            # stacks and the names of processes may hold secrets
-            return msgspec.convert(redact_tree(msgspec.to_builtins(found)), NodeEvidence)
+            return _redacted(found)
 
     def _rank(
         self,
@@ -251,3 +250,8 @@ def save_evidence(path: Path, found: NodeEvidence) -> None:
     """
     make_folder(path.parent)
     write_text_atomic(path, msgspec.json.format(msgspec.json.encode(found)).decode())
+
+
+def _redacted(found: NodeEvidence) -> NodeEvidence:
+    """Return the evidence without secrets in stacks or process names."""
+    return msgspec.convert(redact_tree(msgspec.to_builtins(found)), NodeEvidence)
