@@ -364,34 +364,26 @@ def data_columns(answers: Answers, model: str, source: str) -> tuple[tuple[str, 
         return _accept(answers, str(given), {})
     if not answers.ask or answers.values.get("template") or not data_sources.looks_like_file(source):
         return ()
-    rows = data_sources.read_first_rows(source)
-    if not rows or not _none_fits(source, rows, model):
-        return ()
-    return _ask(answers, source, rows, model)
-
-
-def _none_fits(source: str, rows: list[Row], model: str) -> bool:
+    from allranks.planning.model_checks import trains_classifier
     from allranks.spec.data_columns import NoTemplateFits, fitting_template
+    from allranks.spec.loader import parse_spec
     from allranks.spec.records import DataSpec
 
+    rows = data_sources.read_first_rows(source)
+    # False if that is not known here
+    classifier = trains_classifier(parse_spec({"model": {"name": model}, "data": {"source": "builtin:instructions"}}))
     try:
-        fitting_template(DataSpec(source=source), {}, rows, classifier=_classifies(model))
+        if rows:
+            fitting_template(DataSpec(source=source), {}, rows, classifier=classifier is True)
     except NoTemplateFits as error:
-        return "separated by" not in str(error)
+        if "separated by" not in str(error):
+            return _ask(answers, source, rows, classifier=classifier is True)
     except DataError:
         pass  # `plan` says it
-    return False
+    return ()
 
 
-def _classifies(model: str) -> bool:
-    """Return whether a model is trained as a classifier; False if that is not known here."""
-    from allranks.planning.model_checks import trains_classifier
-    from allranks.spec.loader import parse_spec
-
-    return trains_classifier(parse_spec({"model": {"name": model}, "data": {"source": "builtin:instructions"}})) is True
-
-
-def _ask(answers: Answers, source: str, rows: list[Row], model: str) -> tuple[tuple[str, str], ...]:
+def _ask(answers: Answers, source: str, rows: list[Row], *, classifier: bool) -> tuple[tuple[str, str], ...]:
     from allranks.spec.data_columns import fitting_template, label_note, merged_row, suggested_columns
     from allranks.spec.records import DataSpec
 
@@ -399,15 +391,15 @@ def _ask(answers: Answers, source: str, rows: list[Row], model: str) -> tuple[tu
     answers.tell("No template fits these columns; the first row:")
     for name, value in list(row.items())[:MAX_COLUMNS_SHOWN]:
         answers.tell(f"  {name}: {_shortened(value)}")
-    pairs = suggested_columns(row, {}, classifier=_classifies(model))
-    if note := label_note(row, pairs, classifier=_classifies(model)):
+    pairs = suggested_columns(row, {}, classifier=classifier)
+    if note := label_note(row, pairs, classifier=classifier):
         answers.tell(note.strip())
     default = ", ".join(f"{role}={name}" for role, name in pairs.items()) or f"{Path(source).stem}.jinja"
     question = "Roles of the columns (ROLE=COLUMN, ...; or a .jinja file)"
     answer = answers.take("columns", question, default)
     columns = _accept(answers, str(answer or default), row)
     if columns:  # a mistake is reported at its question
-        fitting_template(DataSpec(source=source), dict(columns), rows, classifier=_classifies(model))
+        fitting_template(DataSpec(source=source), dict(columns), rows, classifier=classifier)
     return columns
 
 

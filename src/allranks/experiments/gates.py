@@ -110,7 +110,7 @@ def reference_problem(measured: Json) -> str | None:
 
 
 def _row(measured: Json, name: str, problem: str | None) -> ComparisonRow:
-    failed = _failed(measured, name)
+    failed = next((rank[name]["failed"] for rank in measured["ranks"] if rank[name]["failed"]), None)
     if failed:
         gates = Gates(parity=False, mechanism=False, equal_work=False)
         return ComparisonRow(strategy=name, gates=gates, reasons=[failed], marks=[], parity_error=None, figures=None)
@@ -139,10 +139,6 @@ def _trials(found: Json) -> dict[str, list[Json]]:
 
 def _name_of(kind: str, i: int) -> str:
     return {"verified": "verification", "uneven": "the uneven trial"}.get(kind, f"repeat {i + 1}")
-
-
-def _failed(measured: Json, name: str) -> str | None:
-    return next((rank[name]["failed"] for rank in measured["ranks"] if rank[name]["failed"]), None)
 
 
 def _parity(measured: Json, name: str, problem: str | None) -> str | None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from typing import IO
 
 import msgspec
@@ -96,13 +97,17 @@ class LocalJob(LaunchedJob):
         left = rank_processes(self._run)
         if self._orphans.expired(time.monotonic()):
             for process in left:
-                _kill(process)
+                with suppress(psutil.Error):
+                    process.kill()
         return not left
 
     def _end_stopped_agent(self) -> None:
         """Kill an agent that a signal has stopped, or that does not exit after it reported the end of its ranks."""
         now = time.monotonic()
-        stopped = is_stopped(self._process.pid)
+        stopped = False
+        with suppress(psutil.Error):  # by a signal or a debugger
+            status = psutil.Process(self._process.pid).status()
+            stopped = status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         self._stopped_since = (self._stopped_since or now) if stopped else None
         ended = self._supervisor.all_ended
         self._ended_since = (self._ended_since or now) if ended else None
@@ -133,8 +138,10 @@ class LocalJob(LaunchedJob):
             processes = []
         self._signal(signal.SIGKILL)
         for process in [*processes, *rank_processes(self._run)]:
-            if not is_guard(process):  # it ends what these have left behind, and then itself
-                _kill(process)
+            with suppress(psutil.Error):
+                # the guard of the ranks ends what these have left behind, and then itself
+                if process_guard.__file__ not in process.cmdline():
+                    process.kill()
 
     def _signal(self, number: int) -> None:
         if self._process.poll() is None:
@@ -146,36 +153,8 @@ def rank_processes(run: RunDir) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "allranks.launch.rank" in words and str(run.root) in words and not _ended(process):
-            found.append(process)
+        if "allranks.launch.rank" in words and str(run.root) in words:
+            with suppress(psutil.Error):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
     return found
-
-
-def is_guard(process: psutil.Process) -> bool:
-    """Return whether a process is the guard of an agent's ranks."""
-    try:
-        return process_guard.__file__ in process.cmdline()
-    except psutil.Error:
-        return False
-
-
-def _ended(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return True
-
-
-def _kill(process: psutil.Process) -> None:
-    try:
-        process.kill()
-    except psutil.Error:
-        return
-
-
-def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal or a debugger."""
-    try:
-        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    except psutil.Error:
-        return False

@@ -60,7 +60,10 @@ def main() -> None:
     code, complete, own_program = _work(run, attempt, rank, own)
     if os.getpid() == own:
         if complete and own_program:
-            _wait_for_threads()
+            try:  # non-daemon threads have no time limit
+                threading._shutdown()  # type: ignore[attr-defined] - called by Python at exit
+            except BaseException:  # noqa: BLE001 - the signal handler of the program has raised
+                _print(traceback.format_exc())
         if complete:
             heartbeat.phase(FINISH_PHASE)
         _run_exit_handlers(code, complete)
@@ -219,14 +222,6 @@ def _text_of(error: object) -> str:
         return str(error)
     except Exception:  # noqa: BLE001 - the program's own exception class may fail
         return "(its message cannot be shown)"
-
-
-def _wait_for_threads() -> None:
-    """Wait for non-daemon threads without a time limit."""
-    try:
-        threading._shutdown()  # type: ignore[attr-defined] - called by Python at exit
-    except BaseException:  # noqa: BLE001 - the signal handler of the program has raised
-        _print(traceback.format_exc())
 
 
 def _run_exit_handlers(code: int, complete: bool) -> None:

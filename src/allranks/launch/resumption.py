@@ -174,15 +174,14 @@ def require_resumable(
         )
     if reason := _other_arithmetic(run, folder, before, spec, plan, facts):
         raise RequestError(f"{reason}, or --allow-inexact")
-    if changed := _changed(before, spec, DATA_KEYS):
-        raise RequestError(
-            f"{folder} was saved with {_was(before, changed)}; the data would continue in another order: remove --set {changed[0]}, or use --allow-inexact"
-        )
-    if changed := _changed(before, spec, STEP_KEYS):
-        raise RequestError(
-            f"{folder} was saved with {_was(before, changed)}; the steps would compute something else: remove --set {changed[0]}, or use "
-            "--allow-inexact"
-        )
+    for keys, why in (
+        (DATA_KEYS, "the data would continue in another order"),
+        (STEP_KEYS, "the steps would compute something else"),
+    ):
+        if changed := _changed(before, spec, keys):
+            raise RequestError(
+                f"{folder} was saved with {_was(before, changed)}; {why}: remove --set {changed[0]}, or use --allow-inexact"
+            )
     had = global_batch_of(run, step)
     if had and plan.batch and plan.batch.global_batch_size != had:
         raise RequestError(

@@ -21,7 +21,7 @@ from allranks.analysis.report.figures import (
     layout,
     line,
     scale,
-    smooth,
+    smoothed,
     step_layout,
 )
 from allranks.analysis.report.run_data import RunData, StepRecord
@@ -296,14 +296,9 @@ def _draw(lines: Lines, divisor: float, what: str) -> list[Figure]:
 
 def curve(name: str, xs: list[float], ys: list[Value], paint: str, *, faint: bool, dash: str = "solid") -> list[Figure]:
     """Return a measure over time; with very many samples its running mean, and the samples faint behind it."""
+    width = len(xs) // 200 if len(xs) > SMOOTH_ABOVE else None
     style = {"width": 1.5, "mode": "lines", "dash": dash}
-    if len(xs) <= SMOOTH_ABOVE:
-        return [line(name, xs, ys, paint, **style)]
-    mean = line(name, xs, smooth(ys, len(xs) // 200), paint, **style)
-    if not faint:
-        return [mean]
-    behind = {"width": 1, "mode": "lines", "group": name, "showlegend": False, "hoverinfo": "skip"}
-    return [line(name, xs, ys, f"{paint}/0.2", **behind), mean]
+    return smoothed(name, xs, ys, paint, width, faint="0.2" if faint else "", **style)
 
 
 def _chart(id: str, title: str, note: str, traces: list[Figure], y: Figure) -> Chart | None:

@@ -337,6 +337,17 @@ def line(name: str, xs: Sequence[float], ys: Sequence[Value], paint: str, *, axi
     return trace | more
 
 
+def smoothed(
+    name: str, xs: Sequence[float], ys: Sequence[Value], paint: str, width: int | None, *, faint: str = "", **style: Any
+) -> list[Figure]:
+    """Return a curve; with a width its running mean, and behind it the values themselves with this opacity, if there is one."""
+    if not width:
+        return [line(name, xs, ys, paint, **style)]
+    mean = line(name, xs, smooth(ys, width), paint, **style)
+    behind = {**style, "width": 1, "mode": "lines", "group": name, "showlegend": False, "hoverinfo": "skip"}
+    return [line(name, xs, ys, f"{paint}/{faint}", **behind), mean] if faint else [mean]
+
+
 def layout(height: int, x_title: str, **more: Any) -> Figure:
     """Return a layout with one x axis; `more` adds or replaces entries."""
     return {

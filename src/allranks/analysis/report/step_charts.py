@@ -24,6 +24,7 @@ from allranks.analysis.report.figures import (
     rates,
     row_name,
     smooth,
+    smoothed,
     smoothing_width,
     step_layout,
     times,
@@ -146,24 +147,7 @@ def throughput_chart(data: RunData) -> Chart | None:
     for name, values, paint, row in lines:
         if all(v is None for v in values):
             continue
-        if width:
-            faint = f"{paint}/0.25"
-            traces.append(
-                line(
-                    name,
-                    xs,
-                    values,
-                    faint,
-                    axis=row,
-                    width=1,
-                    mode="lines",
-                    group=name,
-                    showlegend=False,
-                    hoverinfo="skip",
-                )
-            )
-        shown = smooth(values, width) if width else values
-        traces.append(line(name, xs, shown, paint, axis=row, showlegend=row == 1))
+        traces += smoothed(name, xs, values, paint, width, faint="0.25", axis=row, showlegend=row == 1)
     parts = {
         "yaxis": axis(0.36, 1.0, rangemode="tozero", tickformat="~s"),
         "yaxis2": axis(0.0, 0.24, rangemode="tozero", tickformat="~s", nticks=3),
