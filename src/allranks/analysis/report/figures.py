@@ -338,12 +338,19 @@ def line(name: str, xs: Sequence[float], ys: Sequence[Value], paint: str, *, axi
 
 
 def smoothed(
-    name: str, xs: Sequence[float], ys: Sequence[Value], paint: str, width: int | None, *, faint: str = "", **style: Any
+    name: str,
+    xs: Sequence[float],
+    ys: Sequence[Value],
+    paint: str,
+    window: int | None,
+    *,
+    faint: str = "",
+    **style: Any,
 ) -> list[Figure]:
-    """Return a curve; with a width its running mean, and behind it the values themselves with this opacity, if there is one."""
-    if not width:
+    """Return a curve; with a window its running mean, and behind it the values themselves with this opacity, if there is one."""
+    if not window:
         return [line(name, xs, ys, paint, **style)]
-    mean = line(name, xs, smooth(ys, width), paint, **style)
+    mean = line(name, xs, smooth(ys, window), paint, **style)
     behind = {**style, "width": 1, "mode": "lines", "group": name, "showlegend": False, "hoverinfo": "skip"}
     return [line(name, xs, ys, f"{paint}/{faint}", **behind), mean] if faint else [mean]
 
