@@ -167,13 +167,9 @@ def inspect_data(spec: RunSpec, *, rows: int) -> dict[str, Any]:
             f"the data could not be tokenized (exit code {done.returncode}): {last}{cure}"
         ) from None
     if "error" in answer:
-        raise _error(answer)
+        kinds = {EXIT_REQUEST: DataError, EXIT_ENVIRONMENT: EnvironmentNotAble}
+        raise kinds.get(answer["exit_code"], AllranksError)(answer["error"])
     return answer
-
-
-def _error(answer: dict[str, Any]) -> AllranksError:
-    kinds = {EXIT_REQUEST: DataError, EXIT_ENVIRONMENT: EnvironmentNotAble}
-    return kinds.get(answer["exit_code"], AllranksError)(answer["error"])
 
 
 def few_sequences(spec: RunSpec, plan: LaunchPlan, facts: dict[str, Any]) -> str | None:

@@ -20,6 +20,7 @@ from allranks.analysis.report.figures import (
     label,
     layout,
     line,
+    marked_area,
     scale,
     smoothed,
     step_layout,
@@ -82,29 +83,11 @@ def band_traces(
 ) -> list[Figure]:
     """Return lowest to highest as an area, and the median, for more lines than can be distinguished."""
     group = f"median of the {what} (area: lowest to highest)"
+    edge = {"width": 1, "mode": "lines", "showlegend": False, "group": group}
+    area = {**edge, "fill": "tonexty", "fillcolor": "--c1/0.18"}
     return [
-        line(
-            f"lowest of the {what}",
-            xs,
-            scale(low, divisor),
-            "--c1/0.5",
-            width=1,
-            mode="lines",
-            showlegend=False,
-            group=group,
-        ),
-        line(
-            f"highest of the {what}",
-            xs,
-            scale(high, divisor),
-            "--c1/0.5",
-            width=1,
-            mode="lines",
-            showlegend=False,
-            fill="tonexty",
-            fillcolor="--c1/0.18",
-            group=group,
-        ),
+        line(f"lowest of the {what}", xs, scale(low, divisor), "--c1/0.5", **edge),
+        line(f"highest of the {what}", xs, scale(high, divisor), "--c1/0.5", **area),
         line(group, xs, scale(middle, divisor), colour(0), mode="lines"),
     ]
 
@@ -185,9 +168,7 @@ def _training(data: RunData, elapsed: Elapsed) -> list[Figure]:
     for attempt in data.zero.attempts:
         starts = [at for name, at in attempt.phases if name == "train"]
         if starts and attempt.ended is not None:
-            span = {"x0": elapsed(starts[0]), "x1": elapsed(attempt.ended)}
-            area = {"type": "rect", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
-            shapes.append({**area, **span, "fillcolor": "--area", "line": {"width": 0}})
+            shapes.append(marked_area(elapsed(starts[0]), elapsed(attempt.ended), "--area"))
     return shapes
 
 

@@ -408,34 +408,21 @@ def warmup_shapes(first: int, last: int) -> list[Figure]:
     """Return the shape that marks the warm-up steps; nothing if the chart shows only warm-up steps, or none of them."""
     if first > WARMUP_STEPS or last <= WARMUP_STEPS:
         return []
-    return [
-        {
-            "type": "rect",
-            "xref": "x",
-            "yref": "paper",
-            "x0": min(first, 1) - 0.5,
-            "x1": WARMUP_STEPS + 0.5,
-            "y0": 0,
-            "y1": 1,
-            "fillcolor": "--shade",
-            "line": {"width": 0},
-            "layer": "below",
-        }
-    ]
+    return [marked_area(min(first, 1) - 0.5, WARMUP_STEPS + 0.5, "--shade")]
+
+
+def marked_area(start: float, end: float, paint: str) -> Figure:
+    """Return an area behind all rows."""
+    return {**_shape("rect", start, end), "fillcolor": paint, "line": {"width": 0}, "layer": "below"}
 
 
 def marker_line(x: float, dash: str = "dot", paint: str = "--muted") -> Figure:
     """Return a vertical line through all rows."""
-    return {
-        "type": "line",
-        "xref": "x",
-        "yref": "paper",
-        "x0": x,
-        "x1": x,
-        "y0": 0,
-        "y1": 1,
-        "line": {"color": paint, "width": 1, "dash": dash},
-    }
+    return {**_shape("line", x, x), "line": {"color": paint, "width": 1, "dash": dash}}
+
+
+def _shape(kind: str, start: float, end: float) -> Figure:
+    return {"type": kind, "xref": "x", "yref": "paper", "x0": start, "x1": end, "y0": 0, "y1": 1}
 
 
 def common_byte_unit(values: Sequence[Value]) -> tuple[float, str]:
