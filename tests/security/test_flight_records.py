@@ -53,6 +53,7 @@ ATTACKS = {
     "doubling lists in a frame": _entry("frames", b"](}(" + _text("filename") + _doubling(b"l") + b"ue"),
     "doubling tuples as key": PROTO + b"}(" + KEY + b"}" + _doubling(b"t") + b"Nu.",
     "deep tuple as key": PROTO + b"}(" + KEY + b"})" + b"\x85" * 1_000_000 + b"Nu.",
+    "deep tuple as key of an older opcode": PROTO + b"}(" + KEY + b"()" + b"\x85" * 1_000_000 + b"Ndu.",
     "keys that collide": PROTO + b"}(" + KEY + b"}"
     + b"".join(b"\x8a\x0c" + (i * ((1 << 61) - 1)).to_bytes(12, "little") + b"N" for i in range(1, 60_000)) + b"u.",
     "no mark": PROTO + KEY + b"l.",
