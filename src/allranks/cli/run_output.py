@@ -282,7 +282,7 @@ def summary_table(metrics: dict[str, Any]) -> Table:
 
 def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of the summary whose values are known."""
-    nodes = finite_int(m.get("nodes"))
+    nodes, epoch_s = finite_int(m.get("nodes")), finite_float(m.get("epoch_s"))
     ranks = f"{format_count(m.get('world_size'))} on {format_count(nodes)} node{'s' * (nodes != 1)}"
     network = as_dict(m.get("network")).get("line")
     if m.get("model") is None:  # a user's own program, whose steps, tokens or proofs are unknown
@@ -306,13 +306,13 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         ("held-out loss", _change(m, "eval_loss_first", "eval_loss", trained=bool(m.get("eval_s")))),
         ("best", _best(m)),
         ("ended early", _ended_early(m)),
-        ("perplexity", _format_or_none(m.get("perplexity"), ".3f")),
-        ("accuracy", _format_or_none(m.get("accuracy"), ".1%")),
+        ("perplexity", number_text(m.get("perplexity"), ".3f", "")),
+        ("accuracy", number_text(m.get("accuracy"), ".1%", "")),
         ("exact match", _change_of_share(m.get("exact_match_first"), m.get("exact_match"))),
         ("tokens", ", ".join(f"{format_count(m.get(f'tokens_{key}'))} {word}" for key, word in TOKEN_KINDS)),
         ("speed", _rate(m)),
         ("step time", _step_time(as_dict(m.get("step_time_s")))),
-        ("epoch", _format_number(m.get("epoch_s"), lambda s: f"{format_duration(s)} of training")),
+        ("epoch", None if epoch_s is None else f"{format_duration(epoch_s)} of training"),
         ("network", network),
         ("MFU", _mfu(m)),
         ("peak memory", format_bytes(m.get("peak_memory_bytes")) + " per rank"),
@@ -325,7 +325,7 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _mfu(m: dict[str, Any]) -> str | None:
     """Format the model FLOP utilisation, and with attention if that is known."""
-    plain, more = (_format_or_none(m.get(key), ".1%") for key in ("mfu", "mfu_with_attention"))
+    plain, more = (number_text(m.get(key), ".1%", "") for key in ("mfu", "mfu_with_attention"))
     return f"{plain}, {more} with attention" if plain and more else plain
 
 
@@ -390,15 +390,6 @@ def _step_time(step: dict[str, Any]) -> str | None:
     if finite_float(step.get("median")) is None:
         return None
     return f"median {number_text(step.get('median'), '.3f')} s, p90 {number_text(step.get('p90'), '.3f')} s"
-
-
-def _format_or_none(value: Any, form: str) -> str | None:
-    return _format_number(value, lambda found: format(found, form))
-
-
-def _format_number(value: Any, text: Callable[[float], str]) -> str | None:
-    found = finite_float(value)
-    return None if found is None else text(found)
 
 
 def _change_of_share(first: Any, last: Any) -> str | None:

@@ -356,10 +356,6 @@ def cancel(run_dir: RunDir, *, now: bool = False) -> str:
     return launcher_of(run_dir).cancel(run_dir, now=now)
 
 
-def running(run_dir: RunDir, agents: set[str] | None = None) -> bool:
-    """Return whether an agent of this run lives on this machine, or its job has not left Slurm's queue.
-
-    Args:
-        agents: result of `local_agents`, if many runs are checked.
-    """
-    return launcher_of(run_dir).is_running(run_dir, agents)
+def running(run_dir: RunDir) -> bool:
+    """Return whether an agent of this run lives on this machine, or its job has not left Slurm's queue."""
+    return launcher_of(run_dir).is_running(run_dir)

@@ -134,6 +134,7 @@ class EvidenceCollector:
         state = procfs.state_of(beat.pid)
         self._keep(rank, text)
         calls, no_calls = self._calls(rank, page)
+        threads, memory_bytes = procfs.threads_and_memory(beat.pid)
         return RankEvidence(
             rank=rank,
             pid=beat.pid,
@@ -149,8 +150,8 @@ class EvidenceCollector:
             wait_channel=procfs.wait_channel(beat.pid),
             kernel_stack=procfs.kernel_stack(beat.pid),
             cpu_share=round((procfs.work_of(beat.pid).cpu_s - cpu_before) / max(waited, 0.01), 2),
-            threads=procfs.threads(beat.pid),
-            memory_bytes=procfs.memory_bytes(beat.pid),
+            threads=threads,
+            memory_bytes=memory_bytes,
             stack=frames,
             stack_by=by if frames else "",
             no_stack="" if frames else "the process did not answer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,8 @@ BUSY_BYTES = 1 << 16
 
 def state_of(pid: int) -> str:
     """Return the kernel's state letter and name of a process; `GONE` if it does not exist."""
-    letter = _field(pid, "State")[:1]
+    found = re.search(r"^State:\s*(\w)", _read(f"/proc/{pid}/status"), re.MULTILINE)
+    letter = found[1] if found else ""
     return f"{letter} {STATE_NAMES.get(letter, '')}".strip() if letter else GONE
 
 
@@ -51,16 +53,13 @@ def kernel_stack(pid: int) -> list[str]:
     return [line.strip()[:120] for line in _read(f"/proc/{pid}/stack").splitlines()[:16]]
 
 
-def threads(pid: int) -> int | None:
-    """Return a process's threads."""
-    found = _field(pid, "Threads")
-    return int(found) if found.isdigit() else None
-
-
-def memory_bytes(pid: int) -> int | None:
-    """Return a process's resident memory."""
-    found = _field(pid, "VmRSS").split()
-    return int(found[0]) * 1024 if found and found[0].isdigit() else None
+def threads_and_memory(pid: int) -> tuple[int | None, int | None]:
+    """Return a process's threads and its resident memory in bytes."""
+    try:
+        process = psutil.Process(pid)
+        return process.num_threads(), process.memory_info().rss
+    except psutil.Error:
+        return None, None
 
 
 class ProcessWork(NamedTuple):
@@ -140,14 +139,6 @@ def load1() -> float | None:
         return os.getloadavg()[0]
     except OSError:
         return None
-
-
-def _field(pid: int, name: str) -> str:
-    for line in _read(f"/proc/{pid}/status").splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return value.strip()
-    return ""
 
 
 def _read(path: str) -> str:
