@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.progress import Progress, TaskID
@@ -32,9 +32,6 @@ from allranks.cli.run_output import (
     run_progress,
 )
 from allranks.errors import EXIT_OK
-from allranks.launch.outcome import RunResult
-from allranks.launch.preview import PreparedRun
-from allranks.planning.env_vars import EnvVar
 from allranks.planning.rank_environment import secret_variables
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.events import CACHE_STATES, PROGRESS
@@ -50,6 +47,11 @@ from allranks.utils.text import (
     format_value,
     sanitize,
 )
+
+if TYPE_CHECKING:
+    from allranks.launch.outcome import RunResult
+    from allranks.launch.preview import PreparedRun
+    from allranks.planning.env_vars import EnvVar
 
 PHASES = {
     "prepare": "preparing data",
