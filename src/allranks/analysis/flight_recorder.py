@@ -179,30 +179,33 @@ def read_flight_record(path: Path) -> FlightRecord:
     )
 
 
+def _load_items(reader: Any) -> None:
+    """Refuse keys whose hash is expensive or can be made to collide: tuples (nested ones also exhaust C's stack), large integers."""
+    values = reader.pop_mark()
+    for key in values[::2]:
+        if not isinstance(key, str) and not (isinstance(key, int) and abs(key) < 1 << 60):
+            raise ValueError(f"a key is a {type(key).__name__}, which no flight recorder writes")
+    reader.stack[-1].update(zip(values[::2], values[1::2], strict=True))
+
+
+def _load_item(reader: Any) -> None:
+    reader.metastack.append(reader.stack[:-2])
+    reader.stack = reader.stack[-2:]
+    _load_items(reader)
+
+
 class _PlainUnpickler(pickle._Unpickler):
     """Build numbers, texts, lists, tuples and dictionaries; nothing is imported. `_ALLOWED` leaves no other object to call."""
 
-    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.SETITEMS[0]: _load_items,
+        pickle.SETITEM[0]: _load_item,
+    }
 
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
+    def find_class(self, module: str, name: str) -> Any:
         """Return a function that returns the value: torch marks lists and dictionaries with their type."""
         return lambda value, *_: value
-
-    def _load_items(self) -> None:
-        """Refuse keys whose hash is expensive or can be made to collide: tuples (nested ones also exhaust C's stack), large integers."""
-        values = self.pop_mark()
-        for key in values[::2]:
-            if not isinstance(key, str) and not (isinstance(key, int) and abs(key) < 1 << 60):
-                raise ValueError(f"a key is a {type(key).__name__}, which no flight recorder writes")
-        self.stack[-1].update(zip(values[::2], values[1::2], strict=True))
-
-    def _load_item(self) -> None:
-        self.metastack.append(self.stack[:-2])
-        self.stack = self.stack[-2:]
-        self._load_items()
-
-    dispatch[pickle.SETITEMS[0]] = _load_items
-    dispatch[pickle.SETITEM[0]] = _load_item
 
 
 def plain_value(data: bytes) -> Any:

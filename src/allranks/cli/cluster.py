@@ -33,7 +33,7 @@ def per_node(option: str, texts: tuple[str, ...], kind: type[Value]) -> dict[str
     return values
 
 
-def _per_node(option: str, name: str, kind: type[int] | type[str], what: str, text: str) -> Any:
+def _per_node(option: str, name: str, kind: type[Any], what: str, text: str) -> Any:
     """Return the decorator of an option with a value for each node; `name` is the field of `BoxOptions`."""
 
     def parse(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
