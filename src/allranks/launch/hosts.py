@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from allranks.launch.launchers import LaunchedJob, Launcher, agent_command, agent_words, write_attempt_args
+from allranks.launch.launchers import Launcher, agent_command, agent_words, write_attempt_args
 from allranks.planning.rank_environment import SCRIPT_ARGS, environment_commands, public_variables, secret_variables
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
 from allranks.spec.records import RunSpec
 
 if TYPE_CHECKING:
+    from allranks.launch.supervisor import LaunchedJob
     from allranks.nodes.preflight.runner import TargetNodes
 
 HIDDEN_VALUE_HINT = "a secret, not contained in the commands"

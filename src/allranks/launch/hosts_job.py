@@ -20,7 +20,6 @@ from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.launch.channel import AgentLink, ChannelServer
 from allranks.launch.channel_protocol import ENDED, Orders
 from allranks.launch.host_agent import HostNodes, next_probe, one_per_machine
-from allranks.launch.launchers import LaunchedJob
 from allranks.launch.monitor.hang_rules import HangAnalyzer
 from allranks.launch.rendezvous import (
     NodeAddress,
@@ -31,7 +30,7 @@ from allranks.launch.rendezvous import (
     own_address_towards,
 )
 from allranks.launch.stop_limit import StopLimit
-from allranks.launch.supervisor import JobEnd, Supervisor
+from allranks.launch.supervisor import JobEnd, LaunchedJob, Supervisor
 from allranks.nodes.preflight.requirements import existing_folder
 from allranks.nodes.preflight.runner import (
     NodeProgram,

@@ -33,42 +33,8 @@ from allranks.spec.validation import is_container
 from allranks.utils.machine import MachineFacts, machine_facts
 
 if TYPE_CHECKING:
-    from allranks.launch.supervisor import JobEnd
+    from allranks.launch.supervisor import LaunchedJob
     from allranks.nodes.preflight.runner import TargetNodes
-
-
-class LaunchedJob(ABC):
-    """A launched job that runs ranks. ``interrupt_grace_s``: from Ctrl-C until ranks that have nothing to save are killed."""
-
-    label: str
-    interrupt_grace_s: float
-
-    @abstractmethod
-    def poll(self) -> int | None:
-        """Return None until the job has ended, then its exit code."""
-
-    @abstractmethod
-    def request_stop(self, reason: str) -> None:
-        """Stop the ranks after a checkpoint."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """Kill all ranks."""
-
-    @abstractmethod
-    def end(self) -> JobEnd | None:
-        """Return how agents and ranks ended; None if no driver recorded it."""
-
-    def news(self) -> str | None:
-        """Return what has changed since the last call, as a message; by default nothing: there is no queue."""
-        return None
-
-    def kill_all_processes(self) -> None:  # noqa: B027 - by default `kill` is all that can be done
-        """Kill what is left after `kill`."""
-
-    def end_reason(self) -> str:
-        """Return how the job ended according to a scheduler."""
-        return "unknown"
 
 
 class Launcher(ABC):

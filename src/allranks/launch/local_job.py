@@ -16,11 +16,10 @@ from allranks.launch import process_guard
 from allranks.launch.channel import ChannelServer
 from allranks.launch.channel_protocol import CHANNEL_VARIABLE, LAUNCHER_PID_VARIABLE
 from allranks.launch.failure_attribution import signal_name
-from allranks.launch.launchers import LaunchedJob, agent_words
 from allranks.launch.monitor.hang_rules import HangAnalyzer
 from allranks.launch.rendezvous import hosts_of_ranks, remove_leftover_stores
 from allranks.launch.stop_limit import StopLimit
-from allranks.launch.supervisor import JobEnd, LostAgent, Supervisor
+from allranks.launch.supervisor import JobEnd, LaunchedJob, LostAgent, Supervisor
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import open_append, write_json
 from allranks.rundir.paths import RunDir
@@ -46,13 +45,14 @@ class LocalJob(LaunchedJob):
         self._supervisor = Supervisor(1, judge, needs_store=plan.batch is None)
         self._hub = ChannelServer(self._supervisor, 1)
         self._hub.start()
+        options = ["--attempt", str(attempt), "--telemetry-s", str(telemetry_s)]
         # With Apptainer the agent's parent is another process.
         parent = {} if python[0] == "apptainer" else {LAUNCHER_PID_VARIABLE: str(os.getpid())}
         endpoint = msgspec.json.encode(self._hub.endpoint).decode()
         self._log: IO[bytes] = os.fdopen(open_append(log), "ab")
         # A session of its own: Ctrl-C in the terminal reaches only the launcher, which then ends the ranks in order.
         self._process = subprocess.Popen(
-            agent_words(python, run, attempt, telemetry_s=telemetry_s),
+            [*python, "-m", "allranks.launch.agent", str(run.root), *options],
             env={**os.environ, **env, **parent, CHANNEL_VARIABLE: endpoint},
             stdin=subprocess.DEVNULL,
             stdout=self._log,

@@ -27,10 +27,11 @@ import msgspec
 from allranks.analysis.stragglers import StragglerDetector
 from allranks.errors import DataError, RequestError
 from allranks.launch import resumption
-from allranks.launch.launchers import LaunchedJob, get_launcher, launcher_of
+from allranks.launch.launchers import get_launcher, launcher_of
 from allranks.launch.outcome import RunResult, finalize_run
 from allranks.launch.preview import PreparedRun, plan_with_model, planning_facts, sequence_problem
 from allranks.launch.stop_limit import StopLimit
+from allranks.launch.supervisor import LaunchedJob
 from allranks.nodes import preflight
 from allranks.nodes.preflight.request import check_start
 from allranks.planning import memory, rank_environment

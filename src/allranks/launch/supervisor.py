@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import signal
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,40 @@ class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether every rank finished its work and exited with 0."""
         good = [end for end in self.ends if end.succeeded]
         return len(good) >= world_size and self.ended_nodes == self.nodes
+
+
+class LaunchedJob(ABC):
+    """A launched job that runs ranks. ``interrupt_grace_s``: from Ctrl-C until ranks that have nothing to save are killed."""
+
+    label: str
+    interrupt_grace_s: float
+
+    @abstractmethod
+    def poll(self) -> int | None:
+        """Return None until the job has ended, then its exit code."""
+
+    @abstractmethod
+    def request_stop(self, reason: str) -> None:
+        """Stop the ranks after a checkpoint."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Kill all ranks."""
+
+    @abstractmethod
+    def end(self) -> JobEnd | None:
+        """Return how agents and ranks ended; None if no driver recorded it."""
+
+    def news(self) -> str | None:
+        """Return what has changed since the last call, as a message; by default nothing: there is no queue."""
+        return None
+
+    def kill_all_processes(self) -> None:  # noqa: B027 - by default `kill` is all that can be done
+        """Kill what is left after `kill`."""
+
+    def end_reason(self) -> str:
+        """Return how the job ended according to a scheduler."""
+        return "unknown"
 
 
 def job_end_of(driver: object) -> JobEnd | None:

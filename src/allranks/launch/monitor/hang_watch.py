@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -36,9 +36,6 @@ from allranks.launch.monitor.records import HangAlarm
 from allranks.planning.records import Limits
 from allranks.rundir.heartbeat import PREPARE_PHASE, SCRIPT_PHASE, TRAIN_PHASE, Heartbeat, HeartbeatPage
 from allranks.rundir.paths import RunDir
-
-if TYPE_CHECKING:
-    from allranks.launch.channel import ChannelClient
 
 LONGEST_GAP_FACTOR = 3.0  # times the longest silence that this rank has shown before, while it trained
 
@@ -92,6 +89,7 @@ class HangMonitor(threading.Thread):
     """Monitor until `stop`. After an alarm of any node, examine the ranks of this node once.
 
     Args:
+        channel: the agent's `launch.channel.ChannelClient`.
         device: ``cuda`` or ``cpu``: where the ranks compute.
         script: for a user's own program, which hangs only if all its nodes raise an alarm.
         begins: whether the ranks still wait for a process of allranks: their silence does not count.
@@ -104,7 +102,7 @@ class HangMonitor(threading.Thread):
         watched: WatchedNode,
         limits: Limits,
         collector: EvidenceCollector,
-        channel: ChannelClient,
+        channel: Any,
         *,
         raise_alarm: Callable[[HangAlarm | None], None],
         end: Callable[[], None],

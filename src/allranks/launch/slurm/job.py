@@ -11,10 +11,9 @@ from collections.abc import Callable
 import msgspec
 
 from allranks.errors import EnvironmentNotAble
-from allranks.launch.launchers import LaunchedJob
 from allranks.launch.slurm import liveness
 from allranks.launch.slurm.liveness import DriverLiveness
-from allranks.launch.supervisor import JobEnd, job_end_of
+from allranks.launch.supervisor import JobEnd, LaunchedJob, job_end_of
 from allranks.nodes.records import PreflightReport
 from allranks.nodes.slurm.commands import NO_ANSWER, JobState, Slurm
 from allranks.rundir.files import read_json, write_json

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from allranks.errors import EXIT_ENVIRONMENT, AllranksError, EnvironmentNotAble
-from allranks.launch.launchers import LaunchedJob, Launcher
+from allranks.launch.launchers import Launcher
 from allranks.launch.slurm.script import render_batch_script, render_environment_test
 from allranks.planning import rank_environment
 from allranks.planning.rank_environment import environment_commands, in_environment
@@ -24,6 +24,7 @@ from allranks.spec.records import RunSpec
 from allranks.utils.machine import MachineFacts, machine_facts
 
 if TYPE_CHECKING:
+    from allranks.launch.supervisor import LaunchedJob
     from allranks.nodes.preflight.runner import TargetNodes
     from allranks.nodes.slurm.commands import Slurm
 

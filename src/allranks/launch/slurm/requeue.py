@@ -197,8 +197,7 @@ class StopAndRequeue:
         self._record.write("requeued", attempt=attempt)
         self._signalled = ""
         refused = self._slurm.try_requeue(self._job)
-        # Slurm requeues a job itself once its node is DOWN
-        if refused and (self._slurm.restarts(self._job) or 0) <= self._restart:
+        if refused and not self._requeued_by_slurm():
             return self._not_requeued(f"Slurm refused the requeue: {refused}")
         if lost and (kept := self._slurm.try_exclude(self._job, excluded)):
             print_log_line(f"Slurm does not exclude {', '.join(excluded)} from the next start: {kept}")
@@ -210,6 +209,10 @@ class StopAndRequeue:
         return self._not_requeued(
             f"Slurm accepted the requeue, but did not end this start of the job within {REQUEUED_S:.0f} s"
         )
+
+    def _requeued_by_slurm(self) -> bool:
+        """Return whether the job is in the queue already: Slurm requeues a job itself once its node is DOWN."""
+        return (self._slurm.restarts(self._job) or 0) > self._restart
 
     @staticmethod
     def _not_requeued(why: str) -> str:
