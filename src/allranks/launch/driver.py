@@ -421,6 +421,8 @@ class Driver:
         more = {"gave_up": refused[0].upper() + refused[1:]} if refused else {}
         self._record.write("running", end=msgspec.to_builtins(end), why=self._ending.why, **more)
         finalize_run(self._run, self._spec, self._plan, code, end=end)  # there may be no follower
+        if state == "failed" and self._ending.requeued_by_slurm():  # Slurm has found a node of the job down meanwhile
+            state = "requeued"
         self._record.write(state, exit_code=code)
         return code
 

@@ -160,7 +160,7 @@ class StopAndRequeue:
         Raises:
             SystemExit: it was requeued.
         """
-        if self.why == "node_fail" and self._requeued_by_slurm():
+        if self.why == "node_fail" and self.requeued_by_slurm():
             print_log_line(f"{self.reason_text}, and has requeued it")
             self._record.write("requeued", attempt=attempt)
             raise SystemExit(EXIT_FAILED)
@@ -197,7 +197,7 @@ class StopAndRequeue:
         self._record.write("requeued", attempt=attempt)
         self._signalled = ""
         refused = self._slurm.try_requeue(self._job)
-        if refused and not self._requeued_by_slurm():
+        if refused and not self.requeued_by_slurm():
             return self._not_requeued(f"Slurm refused the requeue: {refused}")
         if lost and (kept := self._slurm.try_exclude(self._job, excluded)):
             print_log_line(f"Slurm does not exclude {', '.join(excluded)} from the next start: {kept}")
@@ -210,7 +210,7 @@ class StopAndRequeue:
             f"Slurm accepted the requeue, but did not end this start of the job within {REQUEUED_S:.0f} s"
         )
 
-    def _requeued_by_slurm(self) -> bool:
+    def requeued_by_slurm(self) -> bool:
         """Return whether the job is in the queue already: Slurm requeues a job itself once its node is DOWN."""
         return (self._slurm.restarts(self._job) or 0) > self._restart
 
