@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 
 from allranks.spec.strategies import hf_trainer as hf_arguments
+from allranks.train import strategies
 from allranks.train.checkpoint import loader
 from allranks.train.distributed import DistContext
 from allranks.train.engines import deepspeed_engine, deepspeed_zero, hf_trainer
+from allranks.train.evaluation import Evaluator
 from allranks.train.models import lora_experts, moe
 from allranks.train.strategies import data_parallel, fsdp2, gradient_sync, sharded_optimizer, zero
 
@@ -388,6 +390,25 @@ class _Bugs:
             return [replace(r, offset=r.offset + 1, length=r.length - 1) if r.offset else r for r in usual(zero, named)]
 
         deepspeed_engine.fragment_ranges = late  # type: ignore[attr-defined]
+
+    @staticmethod
+    def evaluations_of_the_first_weights(world: DistContext) -> None:
+        """As of an evaluation of a copy of the weights that is made once."""
+        made: list[Any] = []
+        create, run, first = strategies.create, Evaluator.run, dict[int, list[torch.Tensor]]()
+
+        def evaluate(self: Any) -> Any:
+            weights = [s.tensor for s in made[-1].weight_shards() if s.key.startswith("model/")]
+            now = [weight.clone() for weight in weights]
+            for weight, old in zip(weights, first.setdefault(id(self), now), strict=True):
+                weight.data.copy_(old)
+            found = run(self)
+            for weight, new in zip(weights, now, strict=True):
+                weight.data.copy_(new)
+            return found
+
+        strategies.create = lambda *args: made.append(create(*args)) or made[-1]  # type: ignore[assignment]
+        Evaluator.run = evaluate  # type: ignore[method-assign]
 
     @staticmethod
     def moments_of_another_parameter(world: DistContext) -> None:

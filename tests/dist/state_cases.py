@@ -106,6 +106,8 @@ def states(world: DistContext, args: dict[str, Any]) -> Any:
     folder = Path(args["folder"])
     tokens = tokens_of(folder / f"rank{world.rank}", 37)
     found = []
+    if args.get("plant"):
+        plants.plant(args["plant"], world)
     bugs = args.get("plants") or [None] * len(args["triples"])
     for i, ((saver, loader, variant), bug) in enumerate(zip(args["triples"], bugs, strict=True)):
         how = VARIANTS[variant]
