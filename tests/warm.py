@@ -45,14 +45,25 @@ ANEW = "ALLRANKS_TEST_ANEW"
 HEAVY = (
     "torch",
     "torch.distributed.fsdp",
+    "torch.distributed.optim",
     "transformers",
     "transformers.models.mistral.modeling_mistral",
     "transformers.models.bert.modeling_bert",
+    "transformers.models.glm4_moe.modeling_glm4_moe",
     "transformers.trainer",
     "peft",
     "accelerate",
     "datasets",
 )
+
+DEEPSPEED = (
+    "deepspeed",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.ops.op_builder.all_ops",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.runtime.superoffload.superoffload_stage3",
+)
+"""With what it imports when an engine is made."""
 
 
 def import_light() -> None:
@@ -68,8 +79,11 @@ def import_light() -> None:
 def import_heavy() -> None:
     for name in HEAVY:
         import_module(name)
-    with suppress(ImportError):
-        import_module("deepspeed")
+    for name in DEEPSPEED:
+        with suppress(ImportError):
+            import_module(name)
+    with suppress(ImportError, AttributeError):  # the patterns of all architectures' names, which PEFT asks for
+        import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("")
     for name in ("cases", "saves", "loads"):
         import_module(f"tests.dist.{name}")
 

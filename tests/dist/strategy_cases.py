@@ -50,7 +50,7 @@ FORMS = {**VARIANTS, **REPLICATED, **ALONE}
 
 def parities(world: DistContext, args: dict[str, Any]) -> Any:
     """For each (strategy, variant): how far its weights after some steps are from those of one process that goes through
-    the ranks' micro-batches in order."""
+    the ranks' micro-batches in order. The first rank tells it."""
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     if args.get("plant"):
         plants.plant(args["plant"], world)
@@ -62,26 +62,18 @@ def parities(world: DistContext, args: dict[str, Any]) -> Any:
             how["salt"] = a_salt(world, tokens, how)
             if name in UNUSED_OPTIONS and "options" not in how:
                 how["options"] = {"find_unused_parameters": True}
-        if variant not in references:
+        if world.is_first and variant not in references:
             references[variant] = reference_of(world, tokens, how)
-        reference, right_norms, right_losses = references[variant]
-        start = {n: p.detach().clone() for n, p in built(how).named_parameters() if p.requires_grad}
         ours, spread, norms, routers, losses = train_with(name, world, tokens, how, Path(args["folder"]))
-        moved = max((float(v.abs().max()) for k, v in ours.items() if "lora_B" in k), default=None)
-        error = update_error(ours, reference, start) if ours else None
-        norm_error = max(abs(n - r) / r for n, r in zip(norms, right_norms, strict=True))
-        found.append(
-            {
-                "strategy": name,
-                "variant": variant,
-                "error": error,
-                "norm_error": norm_error,
+        found.append({"strategy": name, "variant": variant, "error": None, "spread": spread, "routers": routers})
+        if world.is_first:
+            start, reference, right_norms, right_losses = references[variant]
+            found[-1] |= {
+                "error": update_error(ours, reference, start),
+                "norm_error": max(abs(n - r) / r for n, r in zip(norms, right_norms, strict=True)),
                 "loss_error": float(np.abs(np.subtract(losses, right_losses)).max()),
-                "moved": moved,
-                "spread": spread,
-                "routers": routers,
+                "moved": max((float(v.abs().max()) for k, v in ours.items() if "lora_B" in k), default=None),
             }
-        )
     return found
 
 
@@ -314,14 +306,15 @@ def _step_with_whole_gradients(self: Any) -> torch.Tensor:
 
 def reference_of(
     world: DistContext, tokens: TokenSet, how: dict[str, Any]
-) -> tuple[dict[str, torch.Tensor], list[float], list[list[float]]]:
-    """One process, no strategy, no allranks loop: the arithmetic that all of it must come to. A load-balancing loss is
-    that of transformers, computed by the model itself from labels.
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[float], list[list[float]]]:
+    """One process, no strategy, no allranks loop: the weights before and after, norms and losses that all of it must come to.
+    A load-balancing loss is that of transformers, computed by the model itself from labels.
 
     The loss is scaled as DDP's mean over ranks needs it: in bfloat16 a factor that is no power of 2 rounds otherwise.
     """
     loss_model = built(how).train()
     named = [(n, p) for n, p in loss_model.named_parameters() if p.requires_grad]
+    start = {n: p.detach().clone() for n, p in named}
     optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-2, weight_decay=0.0, fused=True)  # rounds as ours does
     orders = orders_of(world, tokens, how)
     norms, losses = [], []
@@ -345,7 +338,7 @@ def reference_of(
             torch.nn.utils.clip_grad_norm_([p for _, p in named], how.get("clip", 1.0))
         optimizer.step()
         optimizer.zero_grad()
-    return {n: p.detach().clone() for n, p in named}, norms, losses
+    return start, {n: p.detach().clone() for n, p in named}, norms, losses
 
 
 def plain_losses(model: Any, batch: Batch) -> tuple[torch.Tensor, float]:

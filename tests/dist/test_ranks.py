@@ -93,23 +93,27 @@ def pairs_of(world: int) -> list[tuple[str, str]]:
     return [(n, v) for n in STRATEGIES for v in VARIANTS if applies(n, v) and v not in SLOW]
 
 
-def covering() -> list[tuple[str, str]]:
-    """Every strategy in plain, and each with other variants in turn, so that each variant meets one."""
-    rest, count = [v for v in VARIANTS if v != "plain"], len(STRATEGIES)
-    pairs = [
-        (n, v)
-        for i, n in enumerate(STRATEGIES)
-        for k, v in enumerate(["plain", *rest])
-        if k == 0 or (i + k) % count == 0
-    ]
-    return [
-        *(pair for pair in pairs if applies(*pair) and pair[1] not in ONLY),
-        *((n, v) for v, names in ONLY.items() for n in names if v not in SLOW),
-    ]
+def covering(kind: str) -> list[tuple[str, str]]:
+    """Of ``plain``, ``moe or lora``, or ``other`` variants: every strategy in plain and with an eighth of the others in turn, every variant
+    of a few strategies with one of them, and all in which a bug shows."""
+    rest = [v for v in VARIANTS if v != "plain"]
+    turns = [(n, v) for i, n in enumerate(STRATEGIES) for k, v in enumerate(rest, 1) if (i + k) % 8 == 0]
+    pairs = {
+        *((n, "plain") for n in STRATEGIES),
+        *(pair for pair in turns if pair[1] not in ONLY),
+        *((names[k % len(names)], v) for k, (v, names) in enumerate(ONLY.items()) if v not in SLOW),
+        *PLANTS.values(),
+    }
+    return sorted((n, v) for n, v in pairs if v in VARIANTS and applies(n, v) and kind_of(v) == kind)
 
 
-def test_strategies_equal_one_process_that_takes_the_ranks_in_turn(tmp_path: Path) -> None:
-    results = run_ranks("parities", 2, tmp_path, folder=tmp_path, pairs=covering())
+def kind_of(variant: str) -> str:
+    return "plain" if variant == "plain" else "moe or lora" if "moe" in variant or "lora" in variant else "other"
+
+
+@pytest.mark.parametrize("kind", ["plain", "moe or lora", "other"])
+def test_strategies_equal_one_process_that_takes_the_ranks_in_turn(tmp_path: Path, kind: str) -> None:
+    results = run_ranks("parities", 2, tmp_path, folder=tmp_path, pairs=covering(kind))
     for found in results:
         check(found, 2)
     assert all(one["error"] is not None for one in results[0])
