@@ -22,7 +22,6 @@ from allranks.train.checkpoint import commit as publishing
 from allranks.train.checkpoint import load_full, load_weights_only, plan_published_files, saver
 from allranks.train.checkpoint import writer as writing
 from allranks.train.distributed import DistContext
-from allranks.train.models import safetensors_files
 from allranks.train.strategies import shards
 from tests.dist.making import built, go_on, main, prepared, saver_of, tokens_of, whole_state
 
@@ -100,17 +99,17 @@ def one_fails(world: DistContext, args: dict[str, Any]) -> Any:
     _, _, keeper, run = trained(Path(args["folder"]), "pytorch_ddp", world, LORA)
     keeper.save(1, "full")
 
-    def broken(aside: Path, random: Any) -> None:
+    def broken(aside: Path, *more: Any) -> Any:
         if world.rank == 1:
             raise OSError(28, "No space left on device", str(aside))
-        usual(aside, random)
+        return usual(aside, *more)
 
-    usual = keeper._write_random
-    keeper._write_random = broken
+    usual = writing.write_files
+    writing.write_files = broken
     first = said(lambda: keeper.save(2, "full"))
     keeper.save(2, "full", behind=True)  # behind training's back it is heard of at the next occasion
     later = said(keeper.finish)
-    keeper._write_random = usual
+    writing.write_files = usual
     after = run.checkpoint_steps()
     for step in (3, 4):
         keeper.save(step, "weights_only")
@@ -127,13 +126,11 @@ def planted(world: DistContext, args: dict[str, Any]) -> Any:
         keeper.save(1, "full")
         for bug in args["bugs"]:
             put_back = getattr(Bugs, bug)(strategy, keeper, world)
-            keeper._collector._kept.clear()  # the views of the save before would hide it
             if put_back is not None:
                 problems[f"{name} {'lora' if how else 'full'} {bug}"] = said(
                     lambda keeper=keeper: keeper.save(2, "full")
                 )
                 put_back()
-                keeper._collector._kept.clear()
         assert run.checkpoint_steps() == [1], (name, run.checkpoint_steps(), problems)
         assert newest_checkpoint(run) == (1, [])
         keeper.save(3, "full")
@@ -189,16 +186,16 @@ class Bugs:
     def a_part_changed_on_its_way(strategy: Any, keeper: Any, world: DistContext) -> Any:
         if strategy.replicated:
             return None
-        usual = shards.write_shards
+        usual = shards.write_parts
 
-        def write(parts: Any, folder: Path, group: Any) -> None:
-            usual(parts, folder, group)
-            if world.rank == 0:
-                _flip(min(folder.iterdir()))
-            dist.barrier(group=group)
+        def write(parts: Any, path: Path) -> bytes:
+            written = usual(parts, path)
+            if world.rank == 0 and path.parent.name == "on-the-way":
+                _flip(path)
+            return written
 
-        shards.write_shards = write
-        return lambda: setattr(shards, "write_shards", usual)
+        shards.write_parts = write
+        return lambda: setattr(shards, "write_parts", usual)
 
     @staticmethod
     def cut_short(strategy: Any, keeper: Any, world: DistContext) -> Any:
@@ -227,10 +224,11 @@ def _after_writing(spoil: Any) -> Any:
     """Does something to the first file for others as soon as it is written: on rank 0 alone, which wrote it (a bit flipped twice is whole)."""
     usual = writing.write_safetensors
 
-    def write(file: Path, *more: Any, **how: Any) -> None:
-        usual(file, *more, **how)
+    def write(file: Path, *more: Any) -> bytes:
+        written = usual(file, *more)
         if dist.get_rank() == 0:
             spoil(min(file.parent.glob("*.safetensors")))
+        return written
 
     writing.write_safetensors = write
     return lambda: setattr(writing, "write_safetensors", usual)
@@ -243,11 +241,11 @@ def behind(world: DistContext, args: dict[str, Any]) -> Any:
     strategy, _, keeper, run = trained(folder, args["name"], world, args["how"])
     heard: list[Any] = []
     keeper._told = heard.append
-    gate, usual, copied = threading.Event(), keeper._begin, keeper._copies.of
+    gate, usual, copied = threading.Event(), keeper._write, keeper._copies.of
 
-    def held_up(aside: Path, mode: str) -> None:
+    def held_up(save: Any) -> Any:
         gate.wait(60)
-        usual(aside, mode)
+        return usual(save)
 
     def slowly(parts: Any) -> Any:
         time.sleep(1.0)
@@ -256,12 +254,12 @@ def behind(world: DistContext, args: dict[str, Any]) -> Any:
     def weights() -> dict[str, torch.Tensor]:
         return {s.key: s.tensor.clone() for s in strategy.weight_shards()}
 
-    keeper._begin, keeper._copies.of = held_up, slowly
+    keeper._write, keeper._copies.of = held_up, slowly
     moments = [weights()]
     keeper.save(1, "full", behind=True)
     before = run.checkpoint_steps()
     tokens = tokens_of(folder / f"rank{world.rank}", 37)
-    go_on(strategy, world, tokens, args["how"], 3, 4, folder)  # its update waits until the state is copied
+    go_on(strategy, world, tokens, args["how"], 3, 4, folder)
     moments.append(weights())
     memory = {k: t.data_ptr() for k, t in keeper._copies._kept.items()}
     gate.set()
@@ -299,25 +297,16 @@ def written_first(world: DistContext, args: dict[str, Any]) -> Any:
     of files that are damaged by then, or that cannot be flushed, training hears at the next occasion."""
     folder = Path(args["folder"])
     strategy, _, keeper, run = trained(folder, args["name"], world, args["how"])
-    changed, compared, gate, heard = threading.Event(), threading.Event(), threading.Event(), []
+    gate, heard, usual = threading.Event(), [], keeper._complete
     keeper._told = heard.append
-    files: Any = publishing.CompleteFiles
-    early = _count_early_writes()
-    usual, usual_end = files.wait_for_disk, files.all_written
 
-    def held_up(work: Any) -> None:
-        compared.set()
+    def held_up(*more: Any) -> None:
         assert gate.wait(60)
-        usual(work)
+        usual(*more)
 
-    def later(work: Any) -> None:
-        assert changed.wait(60)
-        usual_end(work)
-
-    files.wait_for_disk, files.all_written = held_up, later
+    keeper._complete = held_up
     moment = {s.key: s.tensor.clone() for s in strategy.weight_shards()}
     waited_s = keeper.save(1, "full", wait_for_disk=False)
-    early_meanwhile = len(early)
     tokens = tokens_of(folder / f"rank{world.rank}", 37)
     go_on(strategy, world, tokens, args["how"], 3, 4, folder)
     moved = max(
@@ -325,8 +314,6 @@ def written_first(world: DistContext, args: dict[str, Any]) -> Any:
         for s in strategy.weight_shards()
         if s.tensor.numel() and s.key in moment
     )
-    changed.set()
-    assert compared.wait(60)
     before = run.checkpoint_steps()
     gate.set()
     keeper.finish()
@@ -337,33 +324,29 @@ def written_first(world: DistContext, args: dict[str, Any]) -> Any:
         for s in fresh.weight_shards()
         if s.tensor.numel() and s.tensor.is_floating_point()
     )
-    files.wait_for_disk = usual
 
-    def damaged(work: Any) -> None:
+    def damaged(save: Any, *more: Any) -> None:
         if world.is_first:
-            _flip(min((run.checkpoints / ".step-2.tmp").glob("*.safetensors")))
-        usual_end(work)
+            _flip(min(save.aside.glob("*.safetensors")))
+        usual(save, *more)
 
-    def full_disk(work: Any) -> None:
+    def full_disk(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    def unwritten(*_: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    files.all_written = damaged
+    keeper._complete = damaged
     keeper.save(2, "full", wait_for_disk=False)
     spoilt = said(keeper.finish)
-    files.all_written = usual_end
+    keeper._complete = usual
+    flush, write = publishing.flush_file, writing.write_files
     if world.rank == 1:
-        files.wait_for_disk = full_disk
+        publishing.flush_file = full_disk
     keeper.save(3, "full", wait_for_disk=False)
     unflushed = said(keeper.finish)
-    files.wait_for_disk = usual
-    write = keeper._write_files
+    publishing.flush_file = flush
     if world.rank == 1:
-        keeper._write_files = unwritten
+        writing.write_files = full_disk
     at_once = said(lambda: keeper.save(4, "full", wait_for_disk=False)) or said(keeper.finish)
-    keeper._write_files = write
+    writing.write_files = write
     after = run.checkpoint_steps()
     keeper.save(5, "full")
     return {
@@ -375,23 +358,7 @@ def written_first(world: DistContext, args: dict[str, Any]) -> Any:
         "unflushed": unflushed,
         "at_once": at_once,
         "blocked": (waited_s, heard[0].stalled_s, heard[0].seconds),
-        "early": (early_meanwhile, len(early)),
     }
-
-
-def _count_early_writes() -> list[int]:
-    """Return a list that grows whenever the kernel is told to begin to write to the disk."""
-    found: list[int] = []
-    usual = safetensors_files.start_write_back
-    safetensors_files.WRITE_BACK_BYTES = 1
-    safetensors_files.CALL_BYTES = 4096
-
-    def counted(fd: int, begin: int, end: int) -> None:
-        found.append(end - begin)
-        usual(fd, begin, end)
-
-    safetensors_files.start_write_back = counted
-    return found
 
 
 def lite_moves(world: DistContext, args: dict[str, Any]) -> Any:
@@ -452,12 +419,12 @@ def killed(world: DistContext, args: dict[str, Any]) -> Any:
 
 # what is never reached again by the rank that is killed
 STAGES: dict[str, tuple[Any, str]] = {
-    "before": (None, "_find_room"),
-    "while writing": (None, "_write_files"),
-    "before proof": (None, "_prove"),
+    "before": (None, "_write"),
+    "while writing": (writing, "write_files"),
+    "before proof": (None, "_complete"),
     "before the rename": (saver, "publish_checkpoint"),
     "between the renames": (Path, "rename"),
-    "after the rename": (publishing, "point_latest_to"),
+    "after the rename": (publishing, "write_text_atomic"),
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from allranks.errors import ProofFailed
 from allranks.rundir.paths import RunDir
@@ -35,7 +36,10 @@ def save_shards(world: DistContext, args: dict[str, Any]) -> Any:
         with Collectives() as calls:
             parts = [*strategy.weight_shards(), *shards.state_shards(strategy.state_ranges())]
         assert not calls.seen, calls.seen
-        shards.write_shards(parts, folder, world.control)
+        own = [part for shard in parts if (part := shards.share_to_write(shard, world.rank, world.size)).tensor.numel()]
+        folder.mkdir(exist_ok=True)
+        shards.write_parts(own, folder / shards.shard_file(world.rank))
+        dist.barrier(group=world.control)
         state = whole_state(strategy, world)
         if world.is_first:
             torch.save(state, Path(args["folder"]) / f"{name}.pt")

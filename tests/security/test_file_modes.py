@@ -120,7 +120,7 @@ def test_a_checkpoint_is_closed_when_it_is_published(tmp_path: Path) -> None:
     aside = run.checkpoints / ".step-1.tmp"
     (aside / "state").mkdir(0o755, parents=True)
     (aside / "state" / "rank0.pt").touch(0o644)
-    publish_checkpoint(run, aside, 1, keep=2)
+    publish_checkpoint(run, aside, 1)
     assert (run.checkpoint(1) / "state" / "rank0.pt").exists() and too_open(run.root) == {}
     assert run.latest_checkpoint.read_text() == "step-1\n"
 

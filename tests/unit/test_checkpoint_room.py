@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from allranks.errors import CheckpointError
-from allranks.train.checkpoint import agreement
-from allranks.train.checkpoint.agreement import RankAgreement
+from allranks.train.checkpoint import saver
+from allranks.train.checkpoint.saver import RankAgreement
 from allranks.utils import filesystem
 
 
@@ -20,7 +20,7 @@ def test_a_full_disk_is_told_whatever_the_writer_says(
 ) -> None:
     alone: Any = RankAgreement.__new__(RankAgreement)
     alone.size, alone.group, alone._folder = 1, None, tmp_path
-    monkeypatch.setattr(agreement.dist, "all_gather_object", lambda answers, mine, group: answers.__setitem__(0, mine))
+    monkeypatch.setattr(saver.dist, "all_gather_object", lambda answers, mine, group: answers.__setitem__(0, mine))
 
     def said(free: int) -> str:
         monkeypatch.setattr(filesystem.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))

@@ -14,7 +14,7 @@ from allranks.rundir.checkpoints import best_checkpoint, hash_files
 from allranks.rundir.files import SCHEMA_VERSION, write_json
 from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
-from allranks.train.checkpoint.commit import make_room, publish_checkpoint
+from allranks.train.checkpoint.commit import make_room, publish_checkpoint, remove_old_checkpoints
 from allranks.train.evaluation import EarlyStopping, evaluations_until
 
 
@@ -83,7 +83,8 @@ def saved(run: RunDir, step: int, loss: float | None, *, keep: int, keep_best: b
     (aside / "weights").write_bytes(b"x" * (10 << 20))
     facts = {"schema_version": SCHEMA_VERSION, "step": step, "mode": "full", "world_size": 2, "eval_loss": loss}
     write_json(aside / "manifest.json", {**facts, "files": hash_files(aside)})
-    publish_checkpoint(run, aside, step, keep, keep_best=keep_best)
+    publish_checkpoint(run, aside, step, keep_best=keep_best)
+    remove_old_checkpoints(run, step, keep, keep_best=keep_best)
 
 
 def test_the_best_stays_and_the_pointer_names_it(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from allranks.planning.planner import make_plan
 from allranks.planning.rank_environment import NUMA_BINDING
 from allranks.spec import parse_spec
 from allranks.train.checkpoint.saver import Saver
-from allranks.train.checkpoint.snapshot import UpdateGuard
 from allranks.train.distributed import (
     SINGLE_PROCESS,
     bind_beside_gpu,
@@ -227,10 +226,12 @@ def test_the_thread_that_writes_a_checkpoint_has_its_ranks_gpu(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "set_device", lambda d: seen.append((threading.current_thread().name, d)))
     saver = Saver.__new__(Saver)
     saver.world = dataclasses.replace(SINGLE_PROCESS, device=torch.device("cuda", 3))
-    saver._guard, saver._together = UpdateGuard(), SimpleNamespace(meet=lambda what: None)  # type: ignore[assignment]
-    monkeypatch.setattr(Saver, "_write_out", lambda self, *a: seen.append(("written", torch.device("cpu"))))
-    arguments: Any = (lambda: seen.append(("copied", torch.device("cpu"))), None, 1, "full", None, None, True)
-    thread = threading.Thread(target=saver._behind, args=arguments, name="checkpoint")
+    saver._together = SimpleNamespace(meet=lambda what: None)  # type: ignore[assignment]
+    monkeypatch.setattr(Saver, "_write", lambda self, *a: seen.append(("written", torch.device("cpu"))))
+    monkeypatch.setattr(Saver, "_complete", lambda self, *a: seen.append(("published", torch.device("cpu"))))
+    thread = threading.Thread(target=saver._go_on, args=(SimpleNamespace(step=1), None, 0.0), name="checkpoint")
     thread.start()
     thread.join()
-    assert [what for what, _ in seen] == ["checkpoint", "copied", "written"] and seen[0][1] == torch.device("cuda", 3)
+    assert [what for what, _ in seen] == ["checkpoint", "written", "published"] and seen[0][1] == torch.device(
+        "cuda", 3
+    )

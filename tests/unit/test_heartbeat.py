@@ -101,7 +101,7 @@ def test_the_agent_is_answered_although_the_record_fails(page: HeartbeatPage, mo
     assert read(page).monitor_error.startswith("MemoryError")
 
 
-def test_the_thread_survives_what_it_cannot_even_record(
+def test_the_thread_survives_and_records_what_ended_a_report(
     page: HeartbeatPage, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[int] = []
@@ -118,6 +118,7 @@ def test_the_thread_survives_what_it_cannot_even_record(
     monkeypatch.setattr(rank_hooks, "_report", fails)
     threading.Thread(target=rank_hooks._heartbeat_loop, args=(Path("unused"),), daemon=True).start()
     assert survived.wait(20)
+    assert read(page).monitor_error.startswith("RuntimeError")
     assert capfd.readouterr().err == ""
 
 

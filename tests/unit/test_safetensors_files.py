@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import sys
+import hashlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from safetensors.torch import load_file
 
 from allranks.errors import CheckpointError
 from allranks.train.models import safetensors_files
-from allranks.train.models.safetensors_files import write_safetensors
+from allranks.train.models.safetensors_files import check_file, write_safetensors
 from allranks.train.strategies.shards import (
     TensorShard,
     read_shards,
@@ -41,37 +38,46 @@ def test_safetensors_reads_what_is_written(tmp_path: Path) -> None:
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
 
 
-@pytest.mark.parametrize("most", [1, 5, 1000])
-def test_a_kernel_that_writes_less_than_it_is_given_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
+def test_a_file_is_written_in_pieces_and_read_again_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = {f"t{i}": torch.arange(float(i)) for i in range(40)}
-    write_safetensors(tmp_path / "usual", made, {"format": "pt"})
-    monkeypatch.setattr(safetensors_files, "MAX_BUFFERS", 3)
+    usual = write_safetensors(tmp_path / "usual", made, {"format": "pt"})
     monkeypatch.setattr(safetensors_files, "CALL_BYTES", 64)
-    monkeypatch.setattr(safetensors_files, "WRITE_BACK_BYTES", 100)
-    monkeypatch.setattr(os, "writev", lambda fd, buffers: os.write(fd, b"".join(buffers)[:most]))
-    write_safetensors(tmp_path / "short", made, {"format": "pt"})
-    assert (tmp_path / "short").read_bytes() == (tmp_path / "usual").read_bytes()
+    monkeypatch.setattr(safetensors_files, "PIECE_BYTES", 100)
+    pieces = write_safetensors(tmp_path / "pieces", made, {"format": "pt"})
+    content = (tmp_path / "pieces").read_bytes()
+    assert content == (tmp_path / "usual").read_bytes() and pieces == usual
+    facts = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert check_file(tmp_path / "pieces", pieces) == facts
 
 
-def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(fd: int, buffers: Any) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@pytest.mark.parametrize("at", [0, 9, -9, -1])
+@pytest.mark.parametrize("damage", ["a bit", "cut", "longer"])
+def test_a_file_that_is_not_what_was_in_memory_is_refused_by_name(tmp_path: Path, damage: str, at: int) -> None:
+    file = tmp_path / "a.safetensors"
+    tensor = torch.arange(600_000.0)
+    written = write_safetensors(file, {"t": tensor, "b": torch.ones(5)}, {"format": "pt"})
+    tensor.add_(1)  # the file is compared with what was in memory then
+    check_file(file, written)
+    content = bytearray(file.read_bytes())
+    if damage == "a bit":
+        content[at] ^= 4
+    else:
+        content = content[:at] if damage == "cut" else content + b"x"
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"a\.safetensors: differs from memory after it was read again"):
+        check_file(file, written)
 
-    monkeypatch.setattr(os, "writev", full)
-    with pytest.raises(OSError, match=r"No space left on device: '.*/x\.safetensors'"):
-        write_safetensors(tmp_path / "x.safetensors", {"t": torch.zeros(3)}, {})
+
+def test_a_name_with_the_prefix_of_a_wrapper_is_refused(tmp_path: Path) -> None:
+    for name in ("_orig_mod.a", "model/module.a"):
+        with pytest.raises(CheckpointError, match=f"{name} has a wrapper's prefix"):
+            write_safetensors(tmp_path / "x.safetensors", {name: torch.ones(2)}, {})
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can start to write a range of a file to the disk")
-def test_the_kernel_takes_the_range_that_it_is_to_write_back(tmp_path: Path) -> None:
-    with (tmp_path / "x").open("wb", buffering=0) as file:
-        file.write(b"x" * 10_000)
-        start = safetensors_files._sync_file_range
-        assert start is not None
-        assert start(file.fileno(), 4096, 4096, safetensors_files.SYNC_FILE_RANGE_WRITE) == 0
-        assert start(-1, 4096, 4096, safetensors_files.SYNC_FILE_RANGE_WRITE) == -1
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_a_full_disk_is_told_with_the_file() -> None:
+    with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
+        write_safetensors(Path("/dev/full"), {"t": torch.zeros(3)}, {})
 
 
 def test_each_of_two_copies_writes_half_and_all_is_read(tmp_path: Path) -> None:

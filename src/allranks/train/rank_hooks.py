@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,13 @@ def start_rank_hooks(run: RunDir, attempt: int, rank: int) -> None:
 
 
 def _heartbeat_loop(target: Path) -> None:
-    """Report until the process ends. Failures are neither raised nor printed."""
+    """Report until the process ends. Failures are recorded in the page, neither raised nor printed."""
     while True:
         try:
             _report(target)
-        except Exception:  # noqa: BLE001, S110 - recording the failure failed, too; the next report may succeed
-            pass
+        except Exception as error:  # noqa: BLE001 - the next report may succeed
+            with suppress(Exception):  # the page itself may be what fails
+                heartbeat.monitor_error(_error_text(error))
         time.sleep(HEARTBEAT_INTERVAL_S)
 
 
@@ -109,14 +111,11 @@ def _write_flight_record(target: Path) -> None:
     data = _flight_recorder()
     if not data or len(data) > MAX_DUMP_BYTES:
         return
-    try:
-        temporary = target.with_name(f".{target.name}.tmp")
-        with os.fdopen(open_append(temporary), "wb") as file:
-            file.truncate()
-            file.write(data)
-        temporary.replace(target)
-    except OSError:
-        return
+    temporary = target.with_name(f".{target.name}.tmp")
+    with os.fdopen(open_append(temporary), "wb") as file:
+        file.truncate()
+        file.write(data)
+    temporary.replace(target)
 
 
 def _flight_recorder() -> bytes | None:

@@ -18,7 +18,7 @@ PLACES = {
     "build": ("allranks.train.worker", "Worker", "_prove"),
     "step": ("allranks.train.tasks", "", "collate"),
     "eval": ("allranks.train.evaluation", "Evaluator", "run"),
-    "save": ("allranks.train.checkpoint.saver", "Saver", "_write_out"),
+    "save": ("allranks.train.checkpoint.saver", "Saver", "_write"),
     "end": ("allranks.train.worker", "Worker", "_finish"),
 }
 

@@ -1,23 +1,27 @@
 """Decide when a checkpoint is due, and save it in the foreground or in the background.
 
-Ranks agree on each phase through a separate process group, and every wait has a time limit.
+A save in the order of execution: `Saver.save`, `Saver._write` (until the files of all ranks are written), `Saver._complete` (until the
+checkpoint is published). Ranks agree on each phase through a separate process group, and every wait has a time limit.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from allranks.errors import CheckpointError
@@ -28,16 +32,97 @@ from allranks.spec.records import CheckpointSpec
 from allranks.train import distributed
 from allranks.train.attempt import Attempt
 from allranks.train.checkpoint import commit, writer
-from allranks.train.checkpoint.agreement import RankAgreement
-from allranks.train.checkpoint.commit import CompleteFiles, TensorDigest, make_room, publish_checkpoint, require_room
-from allranks.train.checkpoint.snapshot import CpuCopies, PartCollector, UpdateGuard, on_cpu, on_own_stream
-from allranks.train.checkpoint.writer import PublishedFiles, RankParts, TrainingIdentity, digests_of
+from allranks.train.checkpoint.commit import make_room, publish_checkpoint, require_room
+from allranks.train.checkpoint.snapshot import CpuCopies, collect_parts, on_cpu
+from allranks.train.checkpoint.writer import PartHash, PublishedFiles, RankParts, TrainingIdentity
 from allranks.train.distributed import DistContext
+from allranks.train.models.safetensors_files import check_file, content_hash
 from allranks.train.strategies import shards
 from allranks.train.strategies.base import Strategy
+from allranks.utils.filesystem import low_space_text
 from allranks.version import __version__
 
+T = TypeVar("T")
 SLOW_DISK_BYTES_PER_S = 20e6
+
+
+class RankAgreement:
+    """Run actions on all ranks so that they succeed or fail together.
+
+    Args:
+        meet_timeout_s: how long ranks wait for all ranks to join a save.
+        work_timeout_s: how long a rank may take to write its part.
+        folder: the target folder, for messages about free space; None if nothing is written.
+    """
+
+    def __init__(self, meet_timeout_s: float, work_timeout_s: float, folder: Path | None = None) -> None:
+        self.work_timeout_s, self._folder = work_timeout_s, folder
+        self._meet_timeout = timedelta(seconds=meet_timeout_s)
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=work_timeout_s), group_desc="checkpoint")
+        self.group = cast(dist.ProcessGroup, group)
+        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+
+    def meet(self, what: str) -> None:
+        """Wait for all ranks.
+
+        Raises:
+            CheckpointError: a rank did not join in time; rank 0 names it.
+        """
+        began = time.monotonic()
+        try:
+            dist.monitored_barrier(self.group, timeout=self._meet_timeout, wait_all_ranks=True)
+        except RuntimeError as error:
+            seconds, waited_s = self._meet_timeout.total_seconds(), time.monotonic() - began
+            found = re.search(r"[Rr]anks? ([\d, ]+) failed", str(error))
+            who = "rank 0" if self.rank else f"rank {found.group(1).strip()}" if found else "another rank"
+            if waited_s < seconds * 0.9:  # not a timeout: the connection was closed
+                raise CheckpointError(
+                    f"{what} was abandoned after {waited_s:.0f} s: {who} ended (Connection closed by peer); earlier checkpoints are untouched"
+                ) from None
+            if self.rank != 0:
+                raise CheckpointError(
+                    f"{what} was abandoned: not all ranks joined within {seconds:.0f} s, or rank 0 ended; rank 0 names the missing ranks"
+                ) from None
+            raise CheckpointError(
+                f"{what}: {who} did not join within {seconds:.0f} s (checkpoint.timeout_s), and every rank must; "
+                "earlier checkpoints are untouched"
+            ) from None
+
+    def each(self, what: str, action: Callable[[], T]) -> list[T]:
+        """Run an action on all ranks, and fail on all if it failed on one.
+
+        Returns:
+            The results of all ranks, in rank order.
+
+        Raises:
+            CheckpointError: on every rank; names the first rank that failed.
+        """
+        mine: tuple[T | None, str | None] = (None, None)
+        try:
+            mine = (action(), None)
+        except CheckpointError as error:
+            mine = (None, str(error))
+        except OSError as error:
+            mine = (None, f"{error.filename or ''}: {error.strerror or error}".lstrip(": ") + self._full())
+        except Exception as error:  # noqa: BLE001 - errors of other libraries' writers; the other ranks must fail, too
+            mine = (None, (str(error) or type(error).__name__).splitlines()[0] + self._full())
+        answers: list[Any] = [None] * self.size
+        dist.all_gather_object(answers, mine, group=self.group)
+        for rank, (_, problem) in enumerate(answers):
+            if problem is not None:
+                raise CheckpointError(
+                    f"the checkpoint could not be saved: rank {rank} failed to {what}: {problem}. Earlier checkpoints are untouched"
+                )
+        return [value for value, _ in answers]
+
+    def _full(self) -> str:
+        """Mention the free space if it is low: torch's writer reports a full disk as "unexpected pos"."""
+        low = low_space_text(self._folder) if self._folder else ""
+        return f" ({low})" if low else ""
+
+    def first(self, what: str, action: Callable[[], T]) -> T:
+        """Run an action on rank 0 only, and return its result on all ranks; otherwise like `each`."""
+        return self.each(what, lambda: action() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -76,65 +161,26 @@ class CheckpointContent:
     progress: Callable[[int], dict[str, Any]] = lambda step: {"step": step}
 
 
-@dataclass
-class _Wait:
-    """Training's wait for one save.
+@dataclass(frozen=True)
+class _Save:
+    """A save under way on this rank. ``started``: the clock when it was asked for."""
 
-    Attributes:
-        started: the clock when it began.
-        ends_when_written: training goes on when this rank's files are written, before they are compared and on the disk.
-        blocked_s: how long it lasted; None while it lasts.
-    """
-
+    step: int
+    mode: str
+    parts: RankParts
+    eval_loss: float | None
     started: float
-    ends_when_written: bool
-    blocked_s: float | None = None
-    _over: threading.Event = field(default_factory=threading.Event)
-
-    def end(self) -> float:
-        """Let training go on; return how long it waited."""
-        if self.blocked_s is None:
-            self.blocked_s = time.perf_counter() - self.started
-        self._over.set()
-        return self.blocked_s
-
-    def until_over(self, thread: threading.Thread) -> None:
-        """Wait until training may go on, or the thread that saves has ended."""
-        while thread.is_alive() and not self._over.wait(0.05):
-            pass
+    aside: Path
 
 
 @dataclass(frozen=True)
 class _Written:
-    """What a rank has written and checked.
+    """What a rank has written. ``hashes`` of its files of tensors, ``places``: file of each key, ``others``: its files without tensors."""
 
-    Attributes:
-        facts: size and hash of its files of tensors.
-        places: file of each key.
-        held: digests of the scattered parts that it holds.
-        assembled: digests of the same ranges in the weights that it put together.
-        flushed: its files that are on the disk.
-    """
-
-    facts: commit.FileFacts
+    hashes: dict[str, bytes]
     places: dict[str, str]
-    held: list[TensorDigest]
-    assembled: list[TensorDigest]
-    flushed: list[str]
-
-
-@dataclass(frozen=True)
-class _Announced:
-    """What a rank is going to write.
-
-    Attributes:
-        bytes: the room that it needs.
-        scattered, state: positions of its parts.
-    """
-
-    bytes: int
-    scattered: list[tuple[str, int, int, int]]
-    state: list[tuple[str, int, int, int]]
+    others: list[str]
+    removed: tuple[int, ...]
 
 
 class Saver:
@@ -159,8 +205,7 @@ class Saver:
         self._flush_events = flush_events
         slow = 4 * content.published.bytes / SLOW_DISK_BYTES_PER_S
         self._together = RankAgreement(spec.timeout_s, spec.timeout_s + slow, run.checkpoints)
-        self._collector = PartCollector(content.strategy, content.published, world.rank, world.size)
-        self._copies, self._guard = CpuCopies(), UpdateGuard()
+        self._copies = CpuCopies()
         self._configs: dict[str, bytes] | None = None
         self._in_flight: threading.Thread | None = None
         self._removing: threading.Thread | None = None
@@ -177,12 +222,9 @@ class Saver:
         Raises:
             CheckpointError: on every rank.
         """
-        need = self._spec.least_bytes(self._published.bytes)
-        if not need:
-            return
-        self._together.first(
-            "find room for the first checkpoint", lambda: require_room(self.run, need, keep_best=self._spec.keep_best)
-        )
+        if need := self._spec.least_bytes(self._published.bytes):
+            find = partial(require_room, self.run, need, keep_best=self._spec.keep_best)
+            self._together.first("find room for the first checkpoint", find)
 
     def save(
         self,
@@ -197,10 +239,9 @@ class Saver:
 
         Args:
             eval_loss: the held-out loss of these weights, for the manifest; None if they were not evaluated.
-            behind: write in the background, at most one save at a time. The state is copied there, too, while training goes on; the next
-                update of the optimizer waits until it is copied.
-            wait_for_disk: return when the checkpoint is published. False: return when this rank's files are written and the memory that
-                they must equal is hashed; they are read again, flushed to the disk and published in the background.
+            behind: copy the state to host memory and write it in the background, at most one save at a time.
+            wait_for_disk: return when the checkpoint is published. False: return when the files of all ranks are written and the
+                memory that they must equal is hashed; they are read again, flushed to the disk and published in the background.
 
         Returns:
             Seconds that training was blocked.
@@ -209,38 +250,25 @@ class Saver:
             CheckpointError: on every rank, if this save or an earlier background save failed on any rank. Earlier checkpoints
                 are untouched.
         """
-        wait = _Wait(time.perf_counter(), ends_when_written=not wait_for_disk)
+        started = time.perf_counter()
         self.finish()
-        self._guard.waited_s = 0.0
         if not behind:
             self._together.meet(f"the checkpoint of step {steps_done}")
         random = distributed.rng_state() if mode == "full" else None
-        guarded = behind and self._content.strategy.updates_in_step
-        parts = self._collector.collect(random, copy_buffers=guarded)
-        if not behind and wait_for_disk:
-            self._write_out(steps_done, mode, on_cpu(parts), wait, eval_loss)
-            return wait.end()
-        copy = None
-        if not behind:
-            parts = on_cpu(parts)
-        elif guarded:
-            self._guard.begin(self._collector.optimizers())
-            copy = on_own_stream(self.world.device, partial(self._copies.of, parts))
-        else:
-            parts = self._copies.of(parts)
-        if behind:
-            wait.end()
+        parts = collect_parts(self._content.strategy, self._published, self.world.rank, self.world.size, random)
+        parts = self._copies.of(parts) if behind else on_cpu(parts)
+        aside = self.run.checkpoints / f".step-{steps_done}.tmp"
+        save = _Save(steps_done, mode, parts, eval_loss, started, aside)
+        every = None if behind else self._write(save)
+        if every is not None and wait_for_disk:
+            self._complete(save, every, None)
+            return time.perf_counter() - started
+        blocked_s = time.perf_counter() - started
         self._in_flight = threading.Thread(
-            target=self._behind,
-            args=(copy, parts, steps_done, mode, wait, eval_loss, behind),
-            name="checkpoint",
-            daemon=True,
+            target=self._go_on, args=(save, every, blocked_s), name="checkpoint", daemon=True
         )
         self._in_flight.start()
-        wait.until_over(self._in_flight)
-        if wait.blocked_s is None:  # it failed before the files were written
-            self.finish()
-        return wait.end()
+        return blocked_s
 
     def finish(self) -> None:
         """Wait for the background save, if there is one, and until old checkpoints are removed.
@@ -258,195 +286,147 @@ class Saver:
             failed, self._failed = self._failed, None
             raise failed
 
-    def _behind(
-        self,
-        copy: Callable[[], RankParts] | None,
-        parts: RankParts,
-        step: int,
-        mode: str,
-        wait: _Wait,
-        eval_loss: float | None,
-        meet: bool,
-    ) -> None:
-        """Copy the state if that is left to do, and write it, in a thread of its own."""
+    def _go_on(self, save: _Save, every: list[_Written] | None, blocked_s: float) -> None:
+        """Write what is not written yet, and complete the save, in a thread of its own."""
         if self.world.device.type == "cuda":  # a new thread has GPU 0, on which each rank would open a context
             torch.cuda.set_device(self.world.device)
         try:
-            try:
-                parts = copy() if copy else parts
-            finally:
-                self._guard.end()
-            if meet:
-                self._together.meet(f"the checkpoint of step {step}")
-            self._write_out(step, mode, parts, wait, eval_loss)
+            if every is None:
+                self._together.meet(f"the checkpoint of step {save.step}")
+                every = self._write(save)
+            self._complete(save, every, blocked_s)
         except CheckpointError as error:
             self._failed = error
         except RuntimeError as error:  # the process group failed because another rank ended
             self._failed = CheckpointError(f"the checkpoint could not be saved: {str(error).splitlines()[0]}")
 
-    def _find_room(
-        self, parts: RankParts, aside: Path, mode: str
-    ) -> tuple[tuple[int, ...], dict[str, list[tuple[int, int]]]]:
-        """Make room on the disk, and the folder.
-
-        Returns:
-            The steps whose checkpoints were removed; by key, offset and number of elements of the parts of all scattered weights.
-        """
-        mine = _Announced(parts.bytes, shards.positions_of(parts.scattered), shards.positions_of(parts.state))
-        every = self._together.each("count its parts", lambda: mine)
-        need = sum(announced.bytes for announced in every)
-
-        def make() -> tuple[int, ...]:
-            shards.require_whole_tensors(part for announced in every for part in announced.state)
-            removed = tuple(make_room(self.run, need, keep_best=self._spec.keep_best))
-            self._begin(aside, mode)
-            return removed
-
-        ranges: dict[str, list[tuple[int, int]]] = {}
-        for announced in every:
-            for key, offset, count, _ in announced.scattered:
-                ranges.setdefault(key, []).append((offset, count))
-        return self._together.first("find room for it", make), ranges
-
-    def _write_out(
-        self,
-        step: int,
-        mode: str,
-        parts: RankParts,
-        wait: _Wait,
-        eval_loss: float | None,
-    ) -> None:
-        """Write, check and publish. Complete files are read again and flushed to the disk while others are written, or afterwards if
-        training waits for the writing."""
-        aside = self.run.checkpoints / f".step-{step}.tmp"
+    def _write(self, save: _Save) -> list[_Written]:
+        """Make room, and write the files of this rank. Return what all ranks have written; nothing is on the disk yet."""
+        parts, rank, size = save.parts, self.world.rank, self.world.size
         try:
-            removed, ranges = self._find_room(parts, aside, mode)
-            held = self._write_scattered(aside, parts) if ranges else []
-            with ThreadPoolExecutor(2, "checkpoint") as threads:
-                files = CompleteFiles(self.run, aside, threads, after_writing=wait.ends_when_written)
-                files.flush_events(self._flush_events)
+            positions = [shards.positions_of(parts.scattered), shards.positions_of(parts.state)]
+            announced = self._together.each("count its parts", lambda: (parts.bytes, *positions))
 
-                def write() -> _Written:
-                    assembled, places = self._write_files(aside, parts, mode, step, files, ranges)
-                    if wait.ends_when_written:  # nothing is read from the memory of the training any more
-                        wait.end()
-                    files.all_written()
-                    facts = self._prove(files)
-                    files.wait_for_disk()
-                    return _Written(facts, places, held, assembled, files.flushed)
+            def make() -> tuple[int, ...]:
+                for kind in (1, 2):
+                    shards.require_whole_tensors(part for of_rank in announced for part in of_rank[kind])
+                removed = make_room(self.run, sum(of_rank[0] for of_rank in announced), keep_best=self._spec.keep_best)
+                for left in self.run.checkpoints.glob(".step-*.tmp"):  # left by a save that was killed
+                    shutil.rmtree(left, ignore_errors=True)
+                (save.aside / "on-the-way").mkdir(parents=True)
+                if save.mode == "full":
+                    (save.aside / "state").mkdir()
+                return tuple(removed)
 
-                every = self._together.each("write its files", write)
-            self._together.first("publish it", lambda: self._publish(aside, step, mode, every, eval_loss))
-            if self.world.is_first:  # training does not wait for it
-                keep, best = self._spec.keep, self._spec.keep_best
-                remove = partial(commit.remove_old_checkpoints, self.run, step, keep, keep_best=best)
-                self._removing = threading.Thread(target=remove, name="checkpoint-removal")
-                self._removing.start()
+            removed = self._together.first("find room for it", make)
+
+            def write_scattered() -> list[PartHash]:
+                """Write the parts of weights that only this rank has, for the ranks that put them together."""
+                if parts.scattered:
+                    shards.write_parts(parts.scattered, save.aside / "on-the-way" / shards.shard_file(rank))
+                return [PartHash(s.key, s.offset, s.tensor.numel(), content_hash(s.tensor)) for s in parts.scattered]
+
+            held: list[PartHash] = []
+            if any(scattered for _, scattered, _ in announced):
+                every = self._together.each("write its parts of the weights", write_scattered)
+                held = [part for of_rank in every for part in of_rank]
+
+            def write() -> _Written:
+                hashes, others = {}, []
+                if parts.state:
+                    name = f"state/{shards.shard_file(rank)}"
+                    hashes[name] = shards.write_parts(parts.state, save.aside / name)
+                published, places = writer.write_files(
+                    save.aside, parts, self._published, self._content.model, rank, size, held
+                )
+                if parts.random is not None:
+                    others.append(f"state/rank{rank}.pt")
+                    torch.save(parts.random, save.aside / others[0])
+                if self.world.is_first:
+                    others += self._write_small(save)
+                return _Written(hashes | published, places, others, removed)
+
+            return self._together.each("write its files", write)
         except CheckpointError:
-            if self.world.is_first:
-                shutil.rmtree(aside, ignore_errors=True)
+            self._discard(save)
             raise
-        seconds = time.perf_counter() - wait.started
-        blocked = seconds if wait.blocked_s is None else wait.blocked_s + self._guard.waited_s
-        self._told(SavedCheckpoint(step, mode, blocked, seconds, parts.bytes, removed))
 
-    def _begin(self, aside: Path, mode: str) -> None:
-        for left in self.run.checkpoints.glob(".step-*.tmp"):  # left by a save that was killed
-            shutil.rmtree(left, ignore_errors=True)
-        (aside / "on-the-way").mkdir(parents=True)
-        if mode == "full":
-            (aside / "state").mkdir()
-
-    def _write_scattered(self, aside: Path, parts: RankParts) -> list[TensorDigest]:
-        """Write the parts of weights that only this rank has, for the ranks that put them together; return their digests."""
-
-        def write() -> list[TensorDigest]:
-            shards.write_shards(parts.scattered, aside / "on-the-way", self._together.group)
-            return digests_of(parts.scattered)
-
-        return self._together.each("write its parts of the weights", write)[self.world.rank]
-
-    def _write_files(
-        self,
-        aside: Path,
-        parts: RankParts,
-        mode: str,
-        step: int,
-        files: CompleteFiles,
-        ranges: Mapping[str, Sequence[tuple[int, int]]],
-    ) -> tuple[list[TensorDigest], dict[str, str]]:
-        """Write this rank's files. Returns the digests of what it put together, and the file of each key."""
-        early, rank = files.write_back, self.world.rank
-        writer.write_state(aside, rank, parts.state, files.check, write_back=early)
-        written = writer.write_files(
-            aside,
-            parts,
-            self._published,
-            self._content.model,
-            rank,
-            self.world.size,
-            files.check,
-            ranges,
-            write_back=early,
-        )
-        if parts.random is not None:
-            self._write_random(aside, parts.random)
-            files.flush(f"state/rank{rank}.pt")
-        if self.world.is_first:
-            for name in self._write_small(aside, mode, step):
-                files.flush(name)
-        return written
-
-    def _write_random(self, aside: Path, random: dict[str, Any]) -> None:
-        torch.save(random, aside / "state" / f"rank{self.world.rank}.pt")
-
-    def _write_small(self, aside: Path, mode: str, step: int) -> list[str]:
+    def _write_small(self, save: _Save) -> list[str]:
         """Write the files that have no tensors; return their names."""
         if self._configs is None:
             self._configs = writer.read_configs(self._published, self._content.model, self._content.tokenizer)
         files = dict(self._configs)
-        if mode == "full":
-            files["state/progress.json"] = json_text(self._content.progress(step)).encode()
+        if save.mode == "full":
+            files["state/progress.json"] = json_text(self._content.progress(save.step)).encode()
             if self.run.spec.exists():
                 files["state/spec.yaml"] = self.run.spec.read_bytes()
         for name, content in files.items():
-            (aside / name).parent.mkdir(exist_ok=True)
-            (aside / name).write_bytes(content)
+            (save.aside / name).parent.mkdir(exist_ok=True)
+            (save.aside / name).write_bytes(content)
         return list(files)
 
-    def _prove(self, files: CompleteFiles) -> commit.FileFacts:
-        """Wait until this rank's files equal memory; return their facts."""
-        return files.compared()
+    def _complete(self, save: _Save, every: list[_Written], blocked_s: float | None) -> None:
+        """Read the files again, flush them to the disk, and publish the checkpoint.
 
-    def _publish(self, aside: Path, step: int, mode: str, every: list[_Written], eval_loss: float | None) -> None:
+        Args:
+            blocked_s: how long training waited; None if it still waits.
+        """
+        own = every[self.world.rank]
+
+        def verify() -> commit.FileFacts:
+            self._flush_events()
+            with ThreadPoolExecutor(2, "checkpoint") as threads:
+                flushed = threads.map(
+                    lambda name: commit.flush_file(self.run, save.aside / name), [*own.hashes, *own.others]
+                )
+                checked = threads.map(lambda name: check_file(save.aside / name, own.hashes[name]), own.hashes)
+                facts = dict(zip(own.hashes, checked, strict=True))
+                list(flushed)  # raises what a flush has raised
+            return facts
+
+        try:
+            facts = self._together.each("write its files", verify)
+            self._together.first("publish it", lambda: self._publish(save, every, facts))
+        except CheckpointError:
+            self._discard(save)
+            raise
+        if self.world.is_first:  # training does not wait for it
+            keep, best = self._spec.keep, self._spec.keep_best
+            remove = partial(commit.remove_old_checkpoints, self.run, save.step, keep, keep_best=best)
+            self._removing = threading.Thread(target=remove, name="checkpoint-removal")
+            self._removing.start()
+        seconds = time.perf_counter() - save.started
+        waited_s = seconds if blocked_s is None else blocked_s
+        self._told(SavedCheckpoint(save.step, save.mode, waited_s, seconds, save.parts.bytes, own.removed))
+
+    def _discard(self, save: _Save) -> None:
+        if self.world.is_first:
+            shutil.rmtree(save.aside, ignore_errors=True)
+
+    def _publish(self, save: _Save, every: list[_Written], facts: list[commit.FileFacts]) -> None:
         """Check that the files of all ranks are here and complete, and publish them."""
+        aside, checked = save.aside, {name: fact for of_rank in facts for name, fact in of_rank.items()}
         shutil.rmtree(aside / "on-the-way")
-        found = {name: facts for written in every for name, facts in written.facts.items()}
-        commit.require_files(aside, found)
-        commit.compare_digests(
-            (digest for written in every for digest in written.held),
-            (digest for written in every for digest in written.assembled),
-        )
+        commit.require_files(aside, checked)
         writer.write_index(aside, self._published, {k: f for written in every for k, f in written.places.items()})
-        facts = {
+        files = {str(p.relative_to(aside)): p for p in sorted(aside.rglob("*")) if p.is_file()}
+        manifest = {
             "schema_version": SCHEMA_VERSION,
-            "step": step,
-            "mode": mode,
+            "step": save.step,
+            "mode": save.mode,
             "world_size": self.world.size,
             "allranks": __version__,
             "torch": str(torch.__version__),
             **self._content.identity,
-            "eval_loss": eval_loss,
+            "eval_loss": save.eval_loss,
+            "created": time.time(),
+            "files": {
+                name: checked.get(name) or {"bytes": path.stat().st_size, "sha256": file_hash(path)}
+                for name, path in files.items()
+            },
         }
-        paths = sorted(p for p in aside.rglob("*") if p.is_file())
-        files = {str(p.relative_to(aside)): p for p in paths}
-        hashes = {
-            name: found.get(name) or {"bytes": path.stat().st_size, "sha256": file_hash(path)}
-            for name, path in files.items()
-        }
-        write_json(aside / "manifest.json", {**facts, "created": time.time(), "files": hashes})
-        flushed = {name for written in every for name in written.flushed} | {"manifest.json"}
-        publish_checkpoint(self.run, aside, step, None, keep_best=self._spec.keep_best, flushed=flushed)
+        write_json(aside / "manifest.json", manifest)
+        publish_checkpoint(self.run, aside, save.step, keep_best=self._spec.keep_best)
 
 
 def make_saver(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,9 @@ import msgspec
 import torch
 from torch import nn
 
-from allranks.train.checkpoint.commit import ExpectedTensor, TensorDigest, content_hash
+from allranks.errors import CheckpointError
 from allranks.train.models.adapters import is_adapted
-from allranks.train.models.safetensors_files import bytes_view, write_safetensors
-from allranks.train.models.weight_sources import NAME_OF
+from allranks.train.models.safetensors_files import content_hash, write_safetensors
 from allranks.train.strategies import shards
 from allranks.train.strategies.shards import TensorShard
 
@@ -177,33 +176,17 @@ def weight_name(key: str) -> str:
     return key.removeprefix(MODEL).removeprefix(PREFIX)
 
 
-def digests_of(shards: Iterable[TensorShard]) -> list[TensorDigest]:
-    """Return the digests of parts on the CPU."""
-    return [digest_of(s.key, s.offset, s.tensor) for s in shards]
-
-
-def digest_of(key: str, offset: int, tensor: torch.Tensor) -> TensorDigest:
-    """Return the digest of a range on the CPU."""
-    flat = tensor.detach().contiguous().view(-1)
-    return TensorDigest(key, offset, flat.numel(), content_hash(bytes_view(flat)), NAME_OF[flat.dtype])
-
-
 def bytes_in(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-WrittenFile = Callable[[str, Mapping[str, ExpectedTensor]], None]
-"""Take note of a complete file of tensors, given its name and what it must hold."""
+class PartHash(msgspec.Struct, frozen=True):
+    """Hash of a range of a flattened weight, in the memory of the rank that holds it. ``key``: ``model/<name>``."""
 
-
-def write_state(
-    folder: Path, rank: int, state: Sequence[TensorShard], written: WrittenFile, *, write_back: bool = True
-) -> None:
-    """Write this rank's parts of the state into ``state/``, for `shards.read_shards`."""
-    if state:
-        name = f"state/{shards.shard_file(rank)}"
-        shards.write_parts(state, folder / name, write_back=write_back)
-        written(name, {s.key: ExpectedTensor.of(s.tensor, (s.tensor.numel(),), s.offset) for s in state})
+    key: str
+    offset: int
+    numel: int
+    hash: bytes
 
 
 def write_files(
@@ -213,75 +196,50 @@ def write_files(
     model: nn.Module,
     rank: int,
     world: int,
-    written: WrittenFile,
-    ranges: Mapping[str, Sequence[tuple[int, int]]],
-    *,
-    write_back: bool = True,
-) -> tuple[list[TensorDigest], dict[str, str]]:
+    held: Sequence[PartHash],
+) -> tuple[dict[str, bytes], dict[str, str]]:
     """Write this rank's published files, one after the other: never more than one is put together from parts.
 
     Args:
         folder: its ``on-the-way`` has the scattered parts of weights.
-        ranges: by ``model/<name>``, offset and number of elements of all scattered parts.
-        write_back: as in `write_safetensors`.
+        held: of all scattered parts, by the ranks that hold them.
 
     Returns:
-        Digests of the ranges in the weights that were put together from parts, and the file of each key.
+        The hash of each file, and the file of each key.
+
+    Raises:
+        CheckpointError: a weight that was put together from parts differs from these.
     """
-    digests: list[TensorDigest] = []
+    by_key: dict[str, list[PartHash]] = {}
+    for part in held:
+        by_key.setdefault(part.key, []).append(part)
+    hashes: dict[str, bytes] = {}
     places: dict[str, str] = {}
     for i, (file, names) in enumerate(zip(published.file_names(), published.files, strict=True)):
-        if i % world == rank:
-            found, expected = _write_file(folder, file, names, parts, published, model, ranges, write_back)
-            written(file, expected)
-            digests += found
-            places |= dict.fromkeys(expected, file)
-    return digests, places
-
-
-def _write_file(
-    folder: Path,
-    file: str,
-    names: tuple[str, ...],
-    parts: RankParts,
-    published: PublishedFiles,
-    model: nn.Module,
-    ranges: Mapping[str, Sequence[tuple[int, int]]],
-    write_back: bool,
-) -> tuple[list[TensorDigest], dict[str, ExpectedTensor]]:
-    """Write a published file; return the digests of what was put together, and what the file must hold."""
-    tensors = _whole(folder / "on-the-way", parts, published, names)
-    digests = []
-    for name in names:
-        flat = tensors[name].view(-1)
-        digests += [digest_of(MODEL + name, o, flat[o : o + n]) for o, n in ranges.get(MODEL + name, ())]
-    out = {published.keys[n]: t for n, t in tensors.items()} if published.adapted else dict(converted(model, tensors))
-    write_safetensors(folder / file, out, {"format": "pt"}, write_back=write_back)
-    # weights that are not converted are compared with the strategy's memory
-    expected = {
-        published.keys[n]: ExpectedTensor.of(t, tuple(published.whole[n][1]))
-        for n, t in tensors.items()
-        if n in published.keys
-    }
-    expected |= {k: ExpectedTensor.of(t, tuple(t.shape)) for k, t in out.items() if k not in expected}
-    return digests, expected
-
-
-def _whole(
-    on_the_way: Path, parts: RankParts, published: PublishedFiles, names: tuple[str, ...]
-) -> dict[str, torch.Tensor]:
-    tensors = {}
-    away = []
-    for name in names:
-        dtype, shape = published.whole[name]
-        if name in parts.owned:
-            tensors[name] = parts.owned[name].view(shape)
+        if i % world != rank:
             continue
-        tensors[name] = torch.empty(shape, dtype=dtype)
-        away.append(TensorShard(MODEL + name, shape.numel(), 0, tensors[name].view(-1)))
-    if away:
-        shards.read_shards(away, on_the_way)
-    return tensors
+        tensors, away = {}, []
+        for name in names:
+            dtype, shape = published.whole[name]
+            if name in parts.owned:
+                tensors[name] = parts.owned[name].view(shape)
+            else:
+                tensors[name] = torch.empty(shape, dtype=dtype)
+                away.append(TensorShard(MODEL + name, shape.numel(), 0, tensors[name].view(-1)))
+        if away:
+            shards.read_shards(away, folder / "on-the-way")
+        for whole in away:
+            for part in by_key.get(whole.key, ()):
+                if content_hash(whole.tensor[part.offset : part.offset + part.numel]) != part.hash:
+                    raise CheckpointError(
+                        f"{part.key} (elements {part.offset} to {part.offset + part.numel}) differs from the memory of the rank that holds it"
+                    )
+        out = (
+            {published.keys[n]: t for n, t in tensors.items()} if published.adapted else dict(converted(model, tensors))
+        )
+        hashes[file] = write_safetensors(folder / file, out, {"format": "pt"})
+        places |= dict.fromkeys(out, file)
+    return hashes, places
 
 
 def write_index(folder: Path, published: PublishedFiles, places: dict[str, str]) -> None:

@@ -290,7 +290,6 @@ class DeepSpeedZero(LoopStrategy):
     """Train with a DeepSpeed engine. Subclasses define the stage and what depends on it."""
 
     keeps_master = True
-    updates_in_step = False  # what the engine does around its optimizer's step is its own
     stage: int
 
     def __init__(self, config: Json | None, config_from: str | None, find_unused_parameters: bool) -> None:

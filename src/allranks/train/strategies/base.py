@@ -86,8 +86,6 @@ class Strategy(ABC):
     """Loads the weights if `loads_in_parts`; None: the model has its weights."""
     keeps_master: bool = False
     """The optimizer updates copies of the weights, so that master weights of a checkpoint are loaded, too."""
-    updates_in_step: bool = False
-    """Weights and state change only in ``step`` of the optimizers that `state_ranges` names, so that a save can copy them until then."""
     remarks: tuple[str, ...] = ()
     """Sentences on choices that `setup` made by itself, for the log."""
     engine_facts: Mapping[str, Any] | None = None
@@ -136,14 +134,6 @@ class Strategy(ABC):
     def state_ranges(self) -> list[StateRange]:
         """Return which parameter's state this rank's optimizer holds where. Not collective."""
 
-    def weight_tensors(self) -> Sequence[torch.Tensor] | None:
-        """Return the tensors of which `weight_shards` returns views, without buffers. Not collective.
-
-        While these, the buffers and the optimizer's state stay where they are in memory, a checkpoint uses the views of the one before.
-        None: it makes them anew.
-        """
-        return None
-
     def finish_loading(self) -> None:  # noqa: B027 - optional
         """Apply values that were read into `weight_shards` and `state_ranges` to copies of them. Collective."""
 
@@ -155,7 +145,6 @@ class Strategy(ABC):
 class LoopStrategy(Strategy):
     """A strategy whose optimizer steps `train.loop.TrainingLoop` runs (see the top of this file)."""
 
-    updates_in_step = True
     warmup: Literal["never", "after_resume", "always"] = "never"
     """When one forward and backward pass is run and discarded before the first step."""
 
@@ -327,9 +316,6 @@ class ReplicatedWeights(Strategy):
 
     def weight_shards(self) -> list[TensorShard]:
         return whole_weights([*self._named, *self._model.named_buffers()])
-
-    def weight_tensors(self) -> Sequence[torch.Tensor]:
-        return [p for _, p in self._named]
 
     def state_ranges(self) -> list[StateRange]:
         return whole_states(self._named, self.optimizer, everywhere=True)

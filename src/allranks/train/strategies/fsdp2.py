@@ -415,10 +415,6 @@ class FSDP2(LoopStrategy):
         ]
         return [*own, *whole_weights([*self._kept, *self.module.named_buffers()])]
 
-    def weight_tensors(self) -> list[torch.Tensor]:
-        own = [cast(DTensor, p)._local_tensor for _, p in self._named]  # `to_local` takes 10 us a tensor
-        return [*own, *(p for _, p in self._kept)]
-
     def state_ranges(self) -> list[StateRange]:
         own = []
         for (name, p), (_, local) in zip(self._named, self._local, strict=True):

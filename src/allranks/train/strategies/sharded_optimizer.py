@@ -303,9 +303,6 @@ class ShardedOptimizer(LoopStrategy):
     def weight_shards(self) -> list[TensorShard]:
         return whole_weights([*trained_parameters(self.module), *self.module.named_buffers()])
 
-    def weight_tensors(self) -> list[torch.Tensor]:
-        return [p for flat in self._flats for _, p in flat.named]
-
     def state_ranges(self) -> list[StateRange]:
         return flat_states(self._flats, self.optimizer)
 

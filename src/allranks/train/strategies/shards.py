@@ -196,22 +196,6 @@ def _scalar_device(parameter: torch.Tensor) -> torch.device:
     return parameter.device
 
 
-def write_shards(shards: Iterable[TensorShard], folder: Path, group: dist.ProcessGroup) -> None:
-    """Write every rank's parts, on the CPU, into `folder`, for files that are read again at once and removed. Collective over a CPU group.
-
-    Raises:
-        CheckpointError: on every rank; the parts of all ranks are not a tensor each, without gaps and overlaps.
-    """
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
-    mine = [own for shard in shards if (own := share_to_write(shard, rank, world)).tensor.numel()]
-    every: list[Any] = [None] * world
-    dist.all_gather_object(every, positions_of(mine), group=group)
-    require_whole_tensors(part for parts in every for part in parts)
-    if mine:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_parts(mine, folder / shard_file(rank), write_back=False)
-
-
 def positions_of(parts: Iterable[TensorShard]) -> list[tuple[str, int, int, int]]:
     """Return of each part: key, offset, number of elements, and elements of the full tensor."""
     return [(p.key, p.offset, p.tensor.numel(), p.numel) for p in parts]
@@ -222,11 +206,11 @@ def shard_file(rank: int) -> str:
     return f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
 
 
-def write_parts(parts: Sequence[TensorShard], path: Path, *, write_back: bool = True) -> None:
-    """Write parts to one file that ``HuggingFaceStorageReader`` reads: its header has the offset of each part."""
+def write_parts(parts: Sequence[TensorShard], path: Path) -> bytes:
+    """Write parts to one file that ``HuggingFaceStorageReader`` reads: its header has the offset of each part. Return the file's hash."""
     where = {part.key: {"saved_offsets": [part.offset]} for part in parts}
     metadata = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(where)}
-    write_safetensors(path, {part.key: part.tensor.detach().cpu() for part in parts}, metadata, write_back=write_back)
+    return write_safetensors(path, {part.key: part.tensor.detach().cpu() for part in parts}, metadata)
 
 
 def require_whole_tensors(parts: Iterable[tuple[str, int, int, int]]) -> None:

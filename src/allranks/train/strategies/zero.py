@@ -346,9 +346,6 @@ class Zero3(LoopStrategy):
         own = flat_weights(self._trained, [parts[id(flat)] for flat in self._trained])
         return [*own, *whole_weights(self.module.named_buffers())]
 
-    def weight_tensors(self) -> list[torch.Tensor]:
-        return self.extra_weights()
-
     def state_ranges(self) -> list[StateRange]:
         return flat_states(self._trained, self.optimizer)
 
