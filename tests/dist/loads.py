@@ -176,8 +176,6 @@ def plant(what: str | None, world: DistContext) -> None:
             scatter(own, None if chunks is None else [*chunks[1:], chunks[0]], **how)
 
         dist.scatter = neighbours  # type: ignore[assignment]
-    if what == "failing":  # the ranks compare after every tensor, not only at the end
-        filling.AGREE_BYTES = 1
     if what in ("short", "failing", "ended", "changed") and world.rank == 1:  # where each rank reads
         reads, done = os.preadv, []
 
@@ -193,19 +191,19 @@ def plant(what: str | None, world: DistContext) -> None:
 
         os.preadv = preadv  # type: ignore[assignment]
     if what == "unkept":  # a rank that does not keep what it read of one parameter
-        part, keeper = filling.WeightLoader._read_part, 3 if world.size == 4 else 1  # of four, one on the second node
+        part = filling.WeightLoader._read_part
 
-        def unkept(self: Any, name: str, own: torch.Tensor, *more: Any) -> None:
-            part(self, name, own, *more)
-            if "gate_proj" in name and world.rank == keeper:
+        def unkept(self: Any, name: str, own: torch.Tensor, *more: Any, **named: Any) -> None:
+            part(self, name, own, *more, **named)
+            if "gate_proj" in name and world.rank == 1:
                 own.zero_()
 
         filling.WeightLoader._read_part = unkept  # type: ignore[method-assign]
     if what == "unread":  # no rank reads the last element of its part of a parameter
         ranges = weight_sources.DirectReads.ranges
 
-        def fewer(self: Any, name: str, start: int, stop: int, readers: int) -> Any:
-            return ranges(self, name, start, stop - ("gate_proj" in name), readers)
+        def fewer(self: Any, name: str, start: int, stop: int) -> Any:
+            return ranges(self, name, start, stop - ("gate_proj" in name))
 
         weight_sources.DirectReads.ranges = fewer  # type: ignore[method-assign]
     if what in ("unreadable", "killed"):  # after some tensors the file cannot be read; or the reader is no more

@@ -36,11 +36,10 @@ def check(
     names: list[str],
     world: int,
     sent: str = "",
-    readers: str = "every rank",
     *,
     kept_whole: bool = False,
 ) -> None:
-    """What ranks found of these strategies. `sent`: part of the reason why rank 0 has read all; empty if `readers` should read."""
+    """What ranks found of these strategies. `sent`: part of the reason why rank 0 has read all; empty if every rank should read."""
     for name in names:
         ranks = [f[name] for f in found]
         assert all("error" not in r for r in ranks), ranks
@@ -59,8 +58,8 @@ def check(
             assert all(r["readers"] == "rank 0" and reason in r["why"] and r["base"] == "" for r in ranks[1:]), ranks
             assert ranks[0]["read"] > 0 and all(r["read"] == 0 for r in ranks[1:]), (name, ranks)
         else:
-            assert all(r["readers"] == readers and r["why"].startswith("all ranks see") for r in ranks), ranks
-            assert all(("read 1 tensors, because nodes keep" in r["why"]) == kept_whole for r in ranks), ranks
+            assert all(r["readers"] == "every rank" and r["why"].startswith("all ranks see") for r in ranks), ranks
+            assert all(("sends 1 tensors, because nodes keep" in r["why"]) == kept_whole for r in ranks), ranks
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -84,7 +83,7 @@ def test_files_give_what_transformers_gives(world: int, lora: bool, tmp_path: Pa
     assert bool(found[0]["zero3"]["base"]) == lora
 
 
-NODES = {"ranks_per_node": 2, "ranks_per_host": 2, "pieces": {"PIECE_BYTES": 4096, "LEAST_BYTES": 256}}
+NODES = {"ranks_per_node": 2, "ranks_per_host": 2, "pieces": {"PIECE_BYTES": 4096}}
 
 
 def test_weights_that_several_nodes_keep_have_one_digest(tmp_path: Path) -> None:
@@ -97,35 +96,16 @@ def test_weights_that_several_nodes_keep_have_one_digest(tmp_path: Path) -> None
         found = run_ranks("loads", 4, tmp_path, limit_s=240, module="loads", **how)
         check(found, names[:1], 4, kept_whole=hosts > 1)
         check(found, names[1:2], 4)
-        check(found, names[2:], 4, readers="ranks 0 to 1" if hosts > 1 else "every rank")
+        check(found, names[2:], 4, sent="nodes keep the same weights" if hosts > 1 else "")
         bases |= {found[0][name]["base"] for name in names}
     assert len(bases) == 1 and "" not in bases
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_weights_that_several_nodes_keep_are_read_once_and_sent_once(dtype: str, tmp_path: Path) -> None:
-    """Two nodes of two ranks: the first node's ranks read their rows and send them to the rank with the same ones, or read in turn."""
-    folder = saved(tmp_path / "model", dtype=dtype, intermediate_size=61)
-    names = ["pytorch_zero3:nodes", "pytorch_ddp"]
-    how = {**NODES, "module": "loads", "model": str(folder), "names": names, "dtype": dtype}
-    found = run_ranks("loads", 4, tmp_path, limit_s=240, **how)
-    check(found, names, 4, readers="ranks 0 to 1")
-    for name in names:
-        ranks = [f[name] for f in found]
-        total = ranks[0]["total"]
-        assert sum(r["read"] for r in ranks) == total and ranks[2]["read"] == ranks[3]["read"] == 0, ranks
-        assert all(r["read"] > 0.4 * total for r in ranks[:2]), ranks
-        assert all(r["read"] + r["received"] == r["kept"] for r in ranks), ranks  # nothing twice
-    rows = [f["pytorch_zero3:nodes"] for f in found]
-    assert [r["sent"] for r in rows] == [rows[2]["received"], rows[3]["received"], 0, 0]
-    assert [f["pytorch_ddp"]["sent"] for f in found] == [3 * f["pytorch_ddp"]["read"] for f in found]
-
-
-def test_rows_that_rank_0_reads_go_once_to_each_node(tmp_path: Path) -> None:
-    """Rank 3 does not see the files: rank 0 sends rows to ranks 1 and 2, and rank 1 passes its own on to rank 3."""
+def test_rows_that_several_nodes_keep_are_read_by_rank_0_and_go_once_to_each_node(tmp_path: Path) -> None:
+    """Rank 0 sends rows to ranks 1 and 2, and rank 1 passes its own on to rank 3."""
     folder, name = saved(tmp_path / "model"), "pytorch_zero3:nodes"
-    found = run_ranks("loads", 4, tmp_path, module="loads", model=str(folder), names=[name], unseen=3, **NODES)
-    check(found, [name], 4, sent="rank 3 on node1 does not see")
+    found = run_ranks("loads", 4, tmp_path, module="loads", model=str(folder), names=[name], **NODES)
+    check(found, [name], 4, sent="nodes keep the same weights")
     ranks = [f[name] for f in found]
     half = ranks[0]["kept"]
     assert [r["kept"] for r in ranks] == [half] * 4 and 2 * half == ranks[0]["total"]
@@ -183,35 +163,11 @@ def test_all_ranks_hear_why_one_cannot_read_its_part(bug: str, message: str, cod
         assert len({f["error"] for f in found}) == 1, found
 
 
-@pytest.mark.parametrize(
-    ("bug", "message", "code"),
-    [
-        ("short", "rank 1: .*: the file was truncated to .* while it was read", 3),
-        ("failing", "rank 1: .*: .*weight cannot be read: Input/output error", 3),
-        ("changed", "rank [01]: .*: was changed while the model was loaded", 3),
-        ("unkept", "layers.0.mlp.gate_proj.weight and 1 more tensors: .* differ from those that ranks 0 to 1 read", 1),
-        ("unread", "layers.0.mlp.gate_proj.weight and 1 more tensors: .* differ from those that ranks 0 to 1 read", 1),
-    ],
-    ids=["short", "failing", "changed", "unkept", "unread"],
-)
-def test_all_nodes_hear_why_one_that_reads_for_others_cannot(bug: str, message: str, code: int, tmp_path: Path) -> None:
-    """The other ranks are in a broadcast of its pieces when it cannot read, or at another parameter."""
-    names = ["pytorch_zero3:nodes", *([] if bug.startswith("un") else ["pytorch_ddp"])]
-    for name in names:
-        folder = saved(tmp_path / name.replace(":", "-"))
-        how = {**NODES, "module": "loads", "model": str(folder), "names": [name], "plant": bug}
-        found = [f[name] for f in run_ranks("loads", 4, tmp_path, **how)]
-        assert all(re.search(message, f["error"]) and f["exit_code"] == code for f in found), (name, found)
-        assert len({f["error"] for f in found}) == 1, found
-
-
-@pytest.mark.parametrize("name", ["pytorch_zero3", "pytorch_zero3:nodes"])
-def test_ranks_end_when_one_that_reads_its_part_is_killed(name: str, tmp_path: Path) -> None:
-    folder, world = saved(tmp_path / "model"), 4 if name.endswith("nodes") else 3
-    how = {"module": "loads", "model": str(folder), "names": [name], "plant": "ended", **(NODES if world == 4 else {})}
+def test_ranks_end_when_one_that_reads_its_part_is_killed(tmp_path: Path) -> None:
+    how = {"module": "loads", "model": str(saved(tmp_path / "model")), "names": ["pytorch_zero3"], "plant": "ended"}
     with pytest.raises(AssertionError, match=r"rank 0, exit ") as caught:
-        run_ranks("loads", world, tmp_path, limit_s=240, **how)
-    assert f"rank {world - 1}, exit " in str(caught.value)
+        run_ranks("loads", 3, tmp_path, limit_s=240, **how)
+    assert "rank 2, exit " in str(caught.value)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -234,41 +190,17 @@ def with_experts(folder: Path, family: str, **how: Any) -> Path:
     return save_family(folder, family, config, torch.bfloat16, **how)
 
 
-@pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("lora", [False, True])
-def test_each_rank_reads_its_own_experts(world: int, lora: bool, tmp_path: Path) -> None:
-    """Five experts on two or three ranks; a checksum of frozen weights is that of a model that rank 0 has read."""
+def test_experts_that_the_files_hold_separately_are_sent_by_rank_0(lora: bool, tmp_path: Path) -> None:
     names = ["pytorch_zero3", "zero3", "pytorch_ddp"]
-    for family, one_file in (("glm4_moe", False), ("mixtral", True), ("qwen2_moe", False)):
+    for family, one_file in (("glm4_moe", False), ("mixtral", True)):
         folder = with_experts(tmp_path / family, family, max_shard_size="1GB" if one_file else "90KB")
         assert (len(list(folder.glob("*.safetensors"))) == 1) == one_file
-        how = {"module": "loads", "model": str(folder), "names": names, "lora": lora}
-        found = run_ranks("loads", world, tmp_path, limit_s=240, **how)
-        check(found, names, world)
-        size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-        for name in names:
-            ranks = [f[name] for f in found]
-            assert all(r["why"] == "all ranks see the same files" and r["received"] == 0 for r in ranks), ranks
-            share = {"pytorch_ddp": 1.0, "zero3": 1 / world}.get(name, -(-5 // world) / 5)
-            assert all(r["read"] <= share * size + 0.05 * size for r in ranks), (name, size, ranks)
+        found = run_ranks("loads", 2, tmp_path, limit_s=240, module="loads", model=str(folder), names=names, lora=lora)
+        check(found, names, 2)
+        assert all("because the files hold them in another layout" in f[name]["why"] for f in found for name in names)
         bases = {found[0][name]["base"] for name in names}
         assert len(bases) == 1 and bool(bases.pop()) == lora
-    if lora:
-        hidden = run_ranks("loads", world, tmp_path, limit_s=240, **{**how, "names": ["zero3"], "unseen": world - 1})
-        assert hidden[0]["zero3"]["readers"] == "rank 0" and hidden[0]["zero3"]["base"] == found[0]["zero3"]["base"]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_experts_that_several_nodes_keep_are_read_once(dtype: str, tmp_path: Path) -> None:
-    folder, names = with_experts(tmp_path / "model", "glm4_moe"), ["pytorch_zero3:nodes", "pytorch_ddp"]
-    how = {**NODES, "module": "loads", "model": str(folder), "names": names, "dtype": dtype}
-    found = run_ranks("loads", 4, tmp_path, limit_s=240, **how)
-    check(found, names, 4, readers="ranks 0 to 1")
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    for name in names:
-        read = [f[name]["read"] for f in found]
-        assert 0.9 * size < sum(read) <= size and read[2:] == [0, 0] and max(read) < 0.65 * size, read
-        assert all("rank 0 sends" not in f[name]["why"] for f in found), found
 
 
 def test_a_config_gives_what_one_process_draws(tmp_path: Path) -> None:

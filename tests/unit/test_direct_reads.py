@@ -15,7 +15,6 @@ from allranks.errors import AllranksError
 from allranks.train.models import weight_sources
 from allranks.train.models.weight_sources import (
     DirectReads,
-    StoredRange,
     WeightFiles,
     crc_followed_by,
     difference,
@@ -36,7 +35,7 @@ def files(folder: Path, *more: str) -> WeightFiles:
     for path in paths:
         save_file(WEIGHTS, path)
     places = {
-        f"{i}{name}": [StoredRange(i, entry.offset, entry.dtype, WEIGHTS[name].numel())]
+        f"{i}{name}": (i, entry.offset, entry.dtype)
         for i, path in enumerate(paths)
         for name, entry in read_header(path).items()
     }
@@ -48,7 +47,7 @@ def reads(known: WeightFiles, dtype: torch.dtype | None = None) -> DirectReads:
 
 
 def pieces(direct: DirectReads, name: str, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
-    return [(low, direct.read(name, low, high).clone()) for low, high in direct.ranges(name, start, stop, 1)]
+    return [(low, direct.read(name, low, high).clone()) for low, high in direct.ranges(name, start, stop)]
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
@@ -100,7 +99,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
     path, content = known.files[0].path, known.files[0].path.read_bytes()
     direct = reads(known)
     assert len(pieces(direct, "0a", 0, 10)) == 1
-    os.truncate(path, known.places["0a"][0].offset + 50)
+    os.truncate(path, known.places["0a"][1] + 50)
     with pytest.raises(AllranksError, match=f"{path}: 0a cannot be read: the file was truncated"):
         pieces(direct, "0a", 0, 3000)
     with pytest.raises(AllranksError, match=f"{path}: was changed while the model was loaded"):
@@ -127,17 +126,3 @@ def test_a_tensor_in_another_layout_is_not_read_as_ranges(tmp_path: Path) -> Non
     direct = DirectReads(files(tmp_path), {})
     assert direct.why_not("0a") == ""
     assert "another layout" in direct.why_not("fused")
-
-
-def test_several_readers_divide_a_tensor_but_not_into_tiny_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weight_sources, "LEAST_BYTES", 400)
-    direct = DirectReads(files(tmp_path), {})
-    assert direct.ranges("0a", 0, 3000, 1) == [(0, 3000)]
-    assert direct.ranges("0a", 0, 3000, 4) == [(0, 750), (750, 1500), (1500, 2250), (2250, 3000)]
-    assert direct.ranges("0a", 0, 3000, 7)[-1] == (6 * 429, 3000)
-    assert direct.ranges("0a", 100, 350, 4) == [(100, 200), (200, 300), (300, 350)]
-    assert direct.ranges("0one", 0, 1, 4) == [(0, 1)] and direct.ranges("0none", 0, 0, 4) == []
-    monkeypatch.setattr(weight_sources, "PIECE_BYTES", 1000)
-    assert [high - low for low, high in direct.ranges("0a", 0, 3000, 4)] == [250] * 12

@@ -6,10 +6,8 @@ place.) Buffers that are in no file, such as rotary frequencies, are real.
 
 A tensor arrives in one of two ways, with the same result:
 
-- The ranks that keep it read it in pieces, if all ranks see the same files and the tensor's elements are only moved from those of the
-  files (`DirectReads`). Each rank reads its own part. Parts that ranks of several nodes keep are read on the first node only, whose ranks
-  broadcast the pieces: the file system delivers each byte once. A rank that cannot read goes on without reading, and broadcasts
-  undefined pieces; the ranks compare at intervals and fail together.
+- The ranks that keep it read it in pieces, if all ranks see the same files, and the tensor is stored as the model has it (`DirectReads`).
+  Each rank reads its own part. What several nodes keep is not read so, because each of them would read the same bytes of the file system.
 - The reader, rank 0, reads the tensor, sends each rank its part, and frees it. Before, it reports whether it could be read, so that
   all ranks fail together with the reason. The reader's host holds one tensor at a time, a device its shard and one tensor. Under HSDP
   the ranks of the first copy receive rows, and each sends its own to the other copies.
@@ -40,7 +38,7 @@ from allranks.errors import AllranksError, EnvironmentNotAble, ProofFailed
 from allranks.train.data.tokenization import first_line
 from allranks.train.distributed import DistContext
 from allranks.train.models.transfer_checksums import TransferChecksums
-from allranks.train.models.weight_sources import DirectReads, PartReaders, WeightSource, crc_followed_by, xor_over_ranks
+from allranks.train.models.weight_sources import DirectReads, WeightSource, crc_followed_by, xor_over_ranks
 from allranks.train.sync_proof import checksums
 
 
@@ -156,7 +154,6 @@ def from_meta(model: Any, given: Iterable[str], dtypes: dict[str, torch.dtype], 
 
 
 READER = 0
-AGREE_BYTES = 4 << 30  # of the model, after which the ranks compare whether each could read
 BUSY_S = 5.0  # interval of the reader's signs of life: far below any timeout of collectives
 _BUSY, _DONE, _RESULT, _ERROR = range(4)
 
@@ -254,11 +251,9 @@ class WeightLoader:
         self._direct, self._why_not_direct, self._first_node = direct, why_not_direct, first_node
         self._problem: AllranksError | None = None  # why this rank could not read
         self._sent_because: Counter[str] = Counter()  # tensors that rank 0 sends although all ranks see the files
-        self._shared = 0  # tensors of which ranks of the first node read parts for other nodes
         # frozen weights that ranks other than 0 read, too: dtype and shape by origin
         self._summed: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._crcs: Counter[str] = Counter()  # by origin, this rank's share of the CRC-32
-        self._since = 0  # bytes of the model since the ranks have compared
         self._origins: dict[str, str] = {}
         self._frozen: set[str] = set()
         self._done: set[str] = set()
@@ -291,10 +286,9 @@ class WeightLoader:
         for name, parameter in named:
             if not self.waits(name):
                 continue
-            if self._reads_directly(name):
+            if self._reads_directly(name, self._world.size):
                 self._allocate(parameter)
-                readers = self._readers(range(self._first_node), self._world.size, self._world.group)
-                self._read_part(name, parameter.data, 0, parameter.shape, readers)
+                self._read_part(name, parameter.data, 0, parameter.shape, counts=self._world.rank == READER)
                 mark_materialized(parameter)
             else:
                 self._give_whole(name, parameter)
@@ -319,9 +313,8 @@ class WeightLoader:
                 continue
             first = min(max(low, start), stop)
             own = slice(first - start, max(min(high, stop), first) - start)
-            if self._reads_directly(name, needs_whole):
-                readers = self._readers([self._world.rank], 1, None)
-                self._read_part(name, parameter.data.view(-1)[own], own.start, parameter.shape, readers)
+            if self._reads_directly(name, 1, needs_whole):
+                self._read_part(name, parameter.data.view(-1)[own], own.start, parameter.shape)
                 mark_materialized(parameter)
             else:
                 self._give_whole(name, parameter)
@@ -402,9 +395,8 @@ class WeightLoader:
         rows = -(-shape[0] // count)  # like `torch.chunk`: the last shards may be shorter or empty
         first = min(world.rank % count * rows, shape[0]) * shape[1:].numel()
         copies = world.size // count
-        if self._reads_directly(name):
-            readers = self._readers([world.rank % count], copies, mesh.get_group(0))
-            self._read_part(name, local, first, shape, readers)
+        if self._reads_directly(name, copies):
+            self._read_part(name, local, first, shape, counts=world.rank < count)
         else:
             self._scatter_rows(name, local, rows, mesh, parameter.dtype, shape)
         self._keep(name, local, first, copies)
@@ -449,87 +441,45 @@ class WeightLoader:
             self._source.forget(origin)
         return tensor
 
-    def _reads_directly(self, name: str, needs_whole: str = "") -> bool:
-        """Return whether ranks that keep a parameter read it; otherwise rank 0 does, and sends it."""
+    def _reads_directly(self, name: str, copies: int, needs_whole: str = "") -> bool:
+        """Return whether ranks that keep a parameter read it; otherwise rank 0 does, and sends it.
+
+        Args:
+            copies: how often all ranks together keep it. On one node the page cache serves all but the first.
+        """
         if self._direct is None:
             return False
         reason = needs_whole or self._direct.why_not(self._origins[name])
+        if not reason and copies > 1 and self._first_node < self._world.size:
+            reason = "nodes keep the same weights"
         if reason:
             self._sent_because[reason] += 1
         return not reason
 
-    def _readers(self, ranks: Sequence[int], copies: int, group: dist.ProcessGroup | None) -> PartReaders:
-        """Return who reads a part of a parameter that all ranks together keep `copies` times.
-
-        On one node each rank reads for itself: the page cache serves all but the first.
-
-        Args:
-            ranks: those of the first node that keep the part.
-            group: all ranks that keep it.
-        """
-        if copies == 1 or self._first_node == self._world.size:
-            return PartReaders([self._world.rank], None, counts=self._world.rank == ranks[0])
-        self._shared += 1
-        return PartReaders(ranks, group, counts=True)
-
-    def _read_part(self, name: str, part: torch.Tensor, start: int, shape: torch.Size, readers: PartReaders) -> None:
-        """Fill this rank's part of a parameter: its elements from index `start`. Collective over the readers' group.
-
-        The readers read one piece each, at the same time, and then broadcast them.
+    def _read_part(self, name: str, part: torch.Tensor, start: int, shape: torch.Size, *, counts: bool = True) -> None:
+        """Fill this rank's part of a parameter: its elements from index `start`; undefined after a failure, until all ranks fail together.
 
         Args:
             shape: of the full parameter.
+            counts: whether what this rank reads is part of the checksums, in which each element counts once.
         """
-        direct, origin, flat, me = self._direct, self._origins[name], part.view(-1), self._world.rank
+        direct, origin, flat = self._direct, self._origins[name], part.view(-1)
         assert direct is not None
         summed = name in self._frozen and origin not in self._summed
         if summed:
             self._summed[origin] = str(direct.dtype(origin)), tuple(shape)
-        ranges = direct.ranges(origin, start, start + flat.numel(), len(readers.ranks))
-        for i in range(0, len(ranges), len(readers.ranks)):
-            turn = list(zip(readers.ranks, ranges[i:], strict=False))
-            read = {
-                rank: self._read_piece(name, low, high, part.dtype, shape.numel() if summed else 0, readers)
-                for rank, (low, high) in turn
-                if rank == me
-            }
-            for rank, (low, high) in turn:
-                piece = read[rank] if rank == me else self._empty(high - low, part.dtype)
-                if readers.group is not None:
-                    dist.broadcast(piece, src=rank, group=readers.group)
-                flat[low - start : high - start].copy_(piece)
-        self._done.add(name)
-        self._since += shape.numel() * direct.dtype(origin).itemsize
-        if self._since >= AGREE_BYTES:
-            self._since = 0
-            self._fail_together()
-
-    def _read_piece(
-        self, name: str, low: int, high: int, dtype: torch.dtype, total: int, readers: PartReaders
-    ) -> torch.Tensor:
-        """Return the elements from `low` to `high` of a parameter; undefined ones after a failure, until all ranks fail together.
-
-        Args:
-            total: number of elements of the parameter, if it takes part in the digest of frozen weights; else 0.
-        """
-        direct, origin = self._direct, self._origins[name]
-        assert direct is not None
         try:
-            if self._problem is None:
+            for low, high in direct.ranges(origin, start, start + flat.numel()) if self._problem is None else ():
                 piece = direct.read(origin, low, high)
-                if total and readers.counts:
+                if summed and counts:
                     crc = zlib.crc32(piece.view(torch.uint8).numpy().data)
-                    self._crcs[origin] ^= crc_followed_by(crc, (total - high) * piece.itemsize)
-                own = piece.to(self._world.device, dtype)
-                if readers.counts:
+                    self._crcs[origin] ^= crc_followed_by(crc, (shape.numel() - high) * piece.itemsize)
+                own = flat[low - start : high - start].copy_(piece)
+                if counts:
                     self._send(name, own, low)
-                return own
         except (AllranksError, MemoryError) as error:
             self._problem = error if isinstance(error, AllranksError) else EnvironmentNotAble(f"{origin}: {error}")
-        return self._empty(high - low, dtype)
-
-    def _empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(count, dtype=dtype, device=self._world.device)
+        self._done.add(name)
 
     def _fail_together(self) -> None:
         """Raise on all ranks what the lowest rank that could not read has met. Collective."""
@@ -566,16 +516,8 @@ class WeightLoader:
         sent, because = self._sent_because.total(), "; ".join(self._sent_because)
         if sent == len(self._origins):
             return (f"rank {READER}", because) if sent else ("", "")
-        node = f"rank {READER}" if self._first_node == 1 else f"ranks {READER} to {self._first_node - 1}"
-        only = self._shared + sent == len(self._origins)
         why = "all ranks see the same files"
-        if only:
-            why += ", and nodes keep the same weights"
-        elif self._shared:
-            why += f"; {node} read {self._shared} tensors, because nodes keep the same ones"
-        if sent:
-            why += f"; rank {READER} sends {sent} tensors, because {because}"
-        return node if only else "every rank", why
+        return "every rank", f"{why}; rank {READER} sends {sent} tensors, because {because}" if sent else why
 
     def _send(self, name: str, part: torch.Tensor, start: int = 0) -> None:
         if self._tally:

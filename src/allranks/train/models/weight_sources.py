@@ -4,12 +4,11 @@ Names and layouts in files may differ from the model's: experts may be separate 
 prefixes may differ. The rules run first on tensors without content, so that names, shapes and dtypes are checked before any weight is
 read.
 
-Ranks read their own parts of the files (`DirectReads`), if all ranks see the same files and conversion only moves elements
-(`weight_layout`): rank 0 describes each file by its path,
-size, time of change, and a hash of its header and of samples of its weights, and every rank compares this with what it finds under
-the path. If one rank finds anything else, all ranks receive the weights from rank 0. A rank reads ranges of bytes with `pread`, in
-pieces: a shard is one range. A mapped file would end the process with SIGBUS if it were truncated meanwhile; `pread` returns fewer
-bytes, which becomes an error with the name of the file.
+Ranks read their own parts of the files (`DirectReads`) if all ranks see the same files, of tensors that are stored as the model has
+them: rank 0 describes each file by its path, size, time of change, and a hash of its header and of samples of its weights, and every
+rank compares this with what it finds under the path. If one rank finds anything else, all ranks receive the weights from rank 0. A
+rank reads ranges of bytes with `pread`, in pieces: a shard is one range. A mapped file would end the process with SIGBUS if it were
+truncated meanwhile; `pread` returns fewer bytes, which becomes an error with the name of the file.
 """
 
 from __future__ import annotations
@@ -17,22 +16,19 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from allranks.errors import AllranksError, EnvironmentNotAble, SpecError
+from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.train.data.tokenization import first_line
 from allranks.train.distributed import DistContext
-from allranks.train.models.weight_layout import ElementRange, TracedTensor, ranges_of
 from allranks.utils.inputs import open_regular
 from allranks.utils.safetensors_files import MAX_HEADER, StoredTensor
 
@@ -54,8 +50,6 @@ NAME_OF = {dtype: name for name, dtype in OF_NAME.items()}
 Give = Callable[[str], torch.Tensor]
 MAPPED_BYTES = 64 << 20  # limit of pages that stay mapped after they are read
 PIECE_BYTES = 16 << 20  # read at a time: each rank has one buffer of this size
-LEAST_BYTES = 1 << 20  # of a piece, where several ranks divide a tensor among them
-OPEN_FILES = 16  # at most, of those that a rank reads: gate and up projections of experts may lie in different files
 SAMPLES, SAMPLE_BYTES = 8, 4096  # of the weights in each file
 CRC_POLYNOMIAL = 0xEDB88320  # of CRC-32, with reversed bits
 
@@ -82,18 +76,6 @@ class WeightConversion:
             rule.add_tensor(self.first, name, pattern, lambda name=name: give(name))
         made = rule.convert(self.first, model=model, config=model.config)
         return {n: t[0] if isinstance(t, list) else t for n, t in made.items()}
-
-    def ranges(self, stored: Mapping[str, StoredTensor], model: Any) -> dict[str, list[ElementRange]]:
-        """Return the ranges of stored tensors that the model's tensors consist of, without tensors that need more than moves."""
-
-        def give(name: str) -> Any:
-            return TracedTensor.of(name, stored[name].shape)
-
-        try:
-            made = self.make(give, model)
-        except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError):
-            return {}
-        return {name: found for name, traced in made.items() if (found := ranges_of(traced, len(self.parts)))}
 
 
 @dataclass(frozen=True)
@@ -255,15 +237,10 @@ class FileSource:
         """The folder of the files."""
         return next(iter(self._stored.values())).file.parent
 
-    def ranges(self) -> dict[str, list[tuple[StoredTensor, ElementRange]]]:
-        """Return, by name, of which ranges of stored tensors the model's tensors consist, if conversion only moves elements."""
-        recipes = {id(recipe): recipe for recipe in self._recipes.by_name.values()}
-        return {
-            name: [(self._stored[r.stored], r) for r in ranges]
-            for recipe in recipes.values()
-            for name, ranges in recipe.ranges(self._stored, self.model).items()
-            if self._recipes.by_name.get(name) is recipe
-        }
+    def unconverted(self) -> dict[str, StoredTensor]:
+        """Return, by name, the model's tensors that are stored as they are, perhaps in another dtype."""
+        recipes = self._recipes.by_name.items()
+        return {name: self._stored[recipe.stored[0]] for name, recipe in recipes if recipe.rule is None}
 
     def take(self, name: str) -> torch.Tensor:
         if name in self._made:
@@ -323,25 +300,16 @@ class FileFacts:
     content: str
 
 
-class StoredRange(NamedTuple):
-    """Where elements of a tensor lie: index of the file, offset of the first byte, the dtype's name in the format, and their number."""
-
-    file: int
-    offset: int
-    dtype: str
-    length: int
-
-
 @dataclass(frozen=True)
 class WeightFiles:
-    """The files of a model, and the places of those tensors whose elements conversion only moves.
+    """The files of a model, and the tensors in them that are stored as the model has them.
 
     Attributes:
-        places: by the model's names, in the order of the flattened tensor.
+        places: by the model's names, the index of the file, the offset of the first byte, and the dtype's name in the format.
     """
 
     files: list[FileFacts]
-    places: dict[str, list[StoredRange]]
+    places: dict[str, tuple[int, int, str]]
 
 
 @dataclass(frozen=True)
@@ -363,28 +331,14 @@ def describe(source: FileSource) -> WeightFiles:
     Raises:
         EnvironmentNotAble: a file cannot be read.
     """
-    ranges = source.ranges()
-    paths = sorted({entry.file for found in ranges.values() for entry, _ in found})
-    index = {path: i for i, path in enumerate(paths)}
+    stored = source.unconverted()
+    paths = sorted({entry.file for entry in stored.values()})
     try:
         facts = [_facts(path.absolute()) for path in paths]
     except OSError as error:
         raise EnvironmentNotAble(f"{error.filename or source.folder}: cannot be read: {error.strerror}") from None
-    return WeightFiles(facts, {name: _places(found, index) for name, found in ranges.items()})
-
-
-def _places(found: Sequence[tuple[StoredTensor, ElementRange]], index: Mapping[Path, int]) -> list[StoredRange]:
-    """Return where ranges lie; those that follow each other in the file, too, become one."""
-    places: list[StoredRange] = []
-    for entry, (_, start, length) in found:
-        size = OF_NAME[entry.dtype].itemsize
-        place = StoredRange(index[entry.file], entry.offset + start * size, entry.dtype, length)
-        last = places[-1] if places else None
-        if last and last == (place.file, place.offset - last.length * size, place.dtype, last.length):
-            places[-1] = last._replace(length=last.length + length)
-        else:
-            places.append(place)
-    return places
+    index = {path: i for i, path in enumerate(paths)}
+    return WeightFiles(facts, {name: (index[e.file], e.offset, e.dtype) for name, e in stored.items()})
 
 
 def agree(world: DistContext, known: WeightFiles) -> Agreement:
@@ -434,29 +388,13 @@ def _content(stream: BinaryIO, size: int) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class PartReaders:
-    """Who reads a part of a parameter.
-
-    Attributes:
-        ranks: global ranks that read its pieces in turn.
-        group: all ranks that keep the part; pieces are broadcast to them. None: only this rank reads and keeps it.
-        counts: whether checksums of what this rank reads are added up. Each element counts once.
-    """
-
-    ranks: Sequence[int]
-    group: dist.ProcessGroup | None
-    counts: bool
-
-
 class DirectReads:
     """Read ranges of the stored tensors of a model."""
 
     def __init__(self, known: WeightFiles, dtypes: Mapping[str, torch.dtype]) -> None:
         """Initialize. `dtypes` has the dtype by name to which `read` converts."""
         self._known, self._dtypes = known, dtypes
-        self._starts = {name: [0, *accumulate(p.length for p in places[:-1])] for name, places in known.places.items()}
-        self._open: dict[int, int] = {}  # descriptors by the file's index, in the order of opening
+        self._open: dict[int, int] = {}  # descriptors by the file's index
         self._buffer: torch.Tensor | None = None
         self.read_bytes = 0
 
@@ -468,15 +406,9 @@ class DirectReads:
         """Return the dtype of a tensor as `read` returns it."""
         return self._dtypes[name]
 
-    def ranges(self, name: str, start: int, stop: int, readers: int) -> list[tuple[int, int]]:
-        """Divide the elements from `start` to `stop` of a flattened tensor into ranges for `read`; equal on all ranks.
-
-        Args:
-            readers: how many ranks read at the same time: small tensors are divided among them.
-        """
-        size = max(OF_NAME[place.dtype].itemsize for place in self._known.places[name])
-        share = max(-(-(stop - start) // readers), LEAST_BYTES // size)
-        step = min(PIECE_BYTES // size, share) if readers > 1 else PIECE_BYTES // size
+    def ranges(self, name: str, start: int, stop: int) -> list[tuple[int, int]]:
+        """Divide the elements from `start` to `stop` of a flattened tensor into ranges for `read`."""
+        step = PIECE_BYTES // OF_NAME[self._known.places[name][2]].itemsize
         return [(low, min(low + step, stop)) for low in range(start, stop, step)]
 
     def read(self, name: str, low: int, high: int) -> torch.Tensor:
@@ -487,21 +419,27 @@ class DirectReads:
         """
         if self._buffer is None:
             self._buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
-        buffer = self._buffer
-        places, starts, target = self._known.places[name], self._starts[name], self._dtypes[name]
-        first, last = bisect_right(starts, low) - 1, bisect_left(starts, high)
-        one_dtype = len({place.dtype for place in places[first:last]}) == 1
-        made, used = torch.empty(0 if one_dtype else high - low, dtype=target), 0
-        for place, start in zip(places[first:last], starts[first:last], strict=True):
-            stored = OF_NAME[place.dtype]
-            begin, end = max(low, start), min(high, start + place.length)
-            raw = buffer[used : used + (end - begin) * stored.itemsize]
-            self._fill(raw, place.file, place.offset + (begin - start) * stored.itemsize, name)
-            if one_dtype:
-                used += len(raw)
-            else:
-                made[begin - low : end - low] = raw.view(stored)
-        return buffer[:used].view(OF_NAME[places[first].dtype]).to(target) if one_dtype else made
+        index, offset, stored = self._known.places[name]
+        dtype = OF_NAME[stored]
+        raw = self._buffer[: (high - low) * dtype.itemsize]
+        path, view, done = self._known.files[index].path, raw.numpy().data, 0
+        try:
+            if index not in self._open:
+                with open_regular(path) as stream:
+                    self._open[index] = os.dup(stream.fileno())
+                self._require_unchanged(index)
+            while done < len(view):
+                at = offset + low * dtype.itemsize + done
+                count = os.preadv(self._open[index], [view[done:]], at)
+                if count == 0:
+                    raise EnvironmentNotAble(
+                        f"{path}: {name} cannot be read: the file was truncated to {at} bytes or fewer while it was read. Download it again"
+                    )
+                done += count
+        except OSError as error:
+            raise EnvironmentNotAble(f"{path}: {name} cannot be read: {error.strerror}") from None
+        self.read_bytes += len(view)
+        return raw.view(dtype).to(self._dtypes[name])
 
     def close(self) -> None:
         """Close the open files.
@@ -509,50 +447,16 @@ class DirectReads:
         Raises:
             EnvironmentNotAble: one was changed while it was read.
         """
-        problem: AllranksError | None = None
-        while self._open:
-            try:
-                self._close_one()
-            except AllranksError as error:
-                problem = problem or error
-        if problem:
-            raise problem
-
-    def _close_one(self) -> None:
-        index = next(iter(self._open))
-        descriptor = self._open.pop(index)
         try:
-            self._require_unchanged(index, descriptor)
+            for index in self._open:
+                self._require_unchanged(index)
         finally:
-            os.close(descriptor)
+            for descriptor in self._open.values():
+                os.close(descriptor)
+            self._open.clear()
 
-    def _fill(self, raw: torch.Tensor, index: int, offset: int, name: str) -> None:
-        path, view, done = self._known.files[index].path, raw.numpy().data, 0
-        try:
-            descriptor = self._descriptor(index)
-            while done < len(view):
-                count = os.preadv(descriptor, [view[done:]], offset + done)
-                if count == 0:
-                    raise EnvironmentNotAble(
-                        f"{path}: {name} cannot be read: the file was truncated to {offset + done} bytes or fewer while it was "
-                        "read. Download it again"
-                    )
-                done += count
-        except OSError as error:
-            raise EnvironmentNotAble(f"{path}: {name} cannot be read: {error.strerror}") from None
-        self.read_bytes += len(view)
-
-    def _descriptor(self, index: int) -> int:
-        if index not in self._open:
-            while len(self._open) >= OPEN_FILES:
-                self._close_one()
-            with open_regular(self._known.files[index].path) as stream:
-                self._open[index] = os.dup(stream.fileno())
-            self._require_unchanged(index, self._open[index])
-        return self._open[index]
-
-    def _require_unchanged(self, index: int, descriptor: int) -> None:
-        known, status = self._known.files[index], os.fstat(descriptor)
+    def _require_unchanged(self, index: int) -> None:
+        known, status = self._known.files[index], os.fstat(self._open[index])
         if (status.st_size, status.st_mtime_ns) != (known.size, known.changed_ns):
             raise EnvironmentNotAble(
                 f"{known.path}: was changed while the model was loaded ({known.size} bytes before, {status.st_size} now): start the "
