@@ -142,9 +142,9 @@ class _Bugs:
             self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
         ) -> Any:
             self._running.enter("forward")
-            loss = model(inputs.batch)
+            loss = model(inputs)
             self._running.add(inputs, loss)
-            self._share = loss / inputs.batch.tokens_trained / self.args.gradient_accumulation_steps
+            self._share = loss / inputs.tokens_trained / self.args.gradient_accumulation_steps
             return self._share
 
         hf_trainer.RanksTrainer.compute_loss = compute_loss  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ from allranks.train import strategies
 from allranks.train.data.batches import IGNORE, collate
 from allranks.train.distributed import DistContext, seed_rank
 from allranks.train.engines import engine_of
-from allranks.train.loop import NullStepWatcher, adamw
+from allranks.train.loop import StepWatcher, adamw
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from tests.dist.making import built, options_of, orders_of, tokens_of
 
@@ -101,7 +101,7 @@ def _trained(name: str, world: DistContext, tokens: Any, how: dict[str, Any], fo
     return looks.updates
 
 
-class _Looks(NullStepWatcher):
+class _Looks(StepWatcher):
     """Takes the update of the weights after some of the steps. Every rank has one, because sharded weights are gathered."""
 
     def __init__(self, strategy: Any, start: Weights, looks: Sequence[int]) -> None:

@@ -18,8 +18,8 @@ from allranks.spec.records import ModelSpec
 from allranks.train.data.tokenization import train_tokenizer
 from allranks.train.distributed import SINGLE_PROCESS
 from allranks.train.models.build import require_complete
-from allranks.train.models.transfer_checksums import TransferChecksums
 from allranks.train.models.weight_loader import (
+    TransferChecksums,
     is_unmaterialized,
     unmaterialize,
     unmaterialized_parameter,

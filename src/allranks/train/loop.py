@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,41 +24,11 @@ from allranks.train.step_metrics import LoopOutcome, LoopPlan, StepMetrics, Step
 from allranks.train.step_timers import StepTimer
 from allranks.train.strategies.base import LoopStrategy, MakeOptimizer, has_weight_decay
 
-
-class HeartbeatWatcher:
-    """Write heartbeats and forward every call to another `StepWatcher`."""
-
-    def __init__(self, other: StepWatcher, beats: HeartbeatWriter = heartbeat) -> None:
-        self._other, self._pulse = other, beats
-
-    def attach(self, quiet: Callable[[], None]) -> None:
-        """Forward the call."""
-        self._other.attach(quiet)
-
-    def step_begins(self, step: int) -> None:
-        """Write a heartbeat with the step's number."""
-        self._pulse.step(step)
-        self._other.step_begins(step)
-
-    def part(self, name: str) -> AbstractContextManager[Any]:
-        """Write a heartbeat with the part's name."""
-        self._pulse.part(name)
-        return self._other.part(name)
-
-    def step_ends(self, step: int) -> bool:
-        """Forward the call."""
-        return self._other.step_ends(step)
-
-    def close(self) -> None:
-        """Forward the call."""
-        self._other.close()
-
-
 _NOTHING = nullcontext()
 
 
-class StepWatcher(Protocol):
-    """Observe where steps and their parts begin and end. Steps count from 0."""
+class StepWatcher:
+    """Observe where steps and their parts begin and end. Steps count from 0. This one does nothing."""
 
     def attach(self, quiet: Callable[[], None]) -> None:
         """Prepare before the first step.
@@ -66,39 +36,37 @@ class StepWatcher(Protocol):
         ``quiet()`` waits until all communication that the loop started on this rank is finished. It may be called whenever
         a step begins or ends.
         """
-        ...
 
     def step_begins(self, step: int) -> None:
         """Handle the beginning of a step."""
-        ...
 
     def part(self, name: str) -> AbstractContextManager[Any]:
         """Return a context for one part: ``data``, ``forward``, ``backward``, ``optimizer`` or ``control``."""
-        ...
-
-    def step_ends(self, step: int) -> bool:
-        """Handle the end of a step; return whether the watcher used time that must not count as training time."""
-        ...
-
-    def close(self) -> None:
-        """Finish after the last step."""
-        ...
-
-
-class NullStepWatcher:
-    """A watcher that does nothing."""
-
-    def attach(self, quiet: Callable[[], None]) -> None: ...
-
-    def step_begins(self, step: int) -> None: ...
-
-    def part(self, name: str) -> AbstractContextManager[Any]:
         return _NOTHING
 
     def step_ends(self, step: int) -> bool:
+        """Handle the end of a step; return whether the watcher used time that must not count as training time."""
         return False
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Finish after the last step."""
+
+
+class HeartbeatWatcher(StepWatcher):
+    """Write heartbeats, and forward every call to another watcher."""
+
+    def __init__(self, other: StepWatcher, beats: HeartbeatWriter = heartbeat) -> None:
+        self._beats = beats
+        self.attach, self.close, self.step_ends = other.attach, other.close, other.step_ends
+        self._other = other
+
+    def step_begins(self, step: int) -> None:
+        self._beats.step(step)
+        self._other.step_begins(step)
+
+    def part(self, name: str) -> AbstractContextManager[Any]:
+        self._beats.part(name)
+        return self._other.part(name)
 
 
 class TrainingLoop:
@@ -113,7 +81,7 @@ class TrainingLoop:
         events: EventLog,
         watcher: StepWatcher | None = None,
     ) -> None:
-        self._watcher = watcher or NullStepWatcher()
+        self._watcher = watcher or StepWatcher()
         self._world, self._strategy, self._rows, self._plan = world, strategy, rows, plan
         self._clock = StepTimer(world.device)
         self._step_metrics = StepMetrics(world, rows, plan, events, self._clock)

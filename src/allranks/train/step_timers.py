@@ -13,7 +13,7 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
@@ -77,26 +77,6 @@ class _Moment:
         self.at, self.waited, self.queued = time.perf_counter(), waited_s(), queued_s()
 
 
-class ComputeTimer(Protocol):
-    """Measure this rank's own compute time in a step."""
-
-    def begin(self) -> None:
-        """Start a step."""
-        ...
-
-    def lap(self, part: str) -> None:
-        """End a part: ``data``, ``forward``, ``backward`` or another one."""
-        ...
-
-    def backward_over(self) -> None:
-        """Record that the gradient of the first weight exists."""
-        ...
-
-    def end_step(self) -> ComputeTimes:
-        """Return the seconds of this rank's own work; kinds that cannot be measured are left out."""
-        ...
-
-
 def hook_end_of_backward(module: nn.Module, over: Callable[[], None]) -> None:
     """Call `over` near the end of each backward pass; never if all trained weights are sharded (FSDP2)."""
     for p in module.parameters():
@@ -106,7 +86,11 @@ def hook_end_of_backward(module: nn.Module, over: Callable[[], None]) -> None:
 
 
 class CpuComputeTimer:
-    """Measure compute time on a CPU."""
+    """Measure this rank's own compute time in a step on a CPU.
+
+    `lap` ends a part: ``data``, ``forward``, ``backward`` or another one. `backward_over` records that the gradient of the first weight
+    exists. `end_step` returns the seconds of this rank's own work; kinds that cannot be measured are left out.
+    """
 
     def __init__(self) -> None:
         self._own: ComputeTimes = {}
@@ -227,7 +211,7 @@ class StepTimer:
     _optimizer_hidden: bool = False
 
     def __post_init__(self) -> None:
-        self._own: ComputeTimer = CudaComputeTimer() if self.device.type == "cuda" else CpuComputeTimer()
+        self._own = CudaComputeTimer() if self.device.type == "cuda" else CpuComputeTimer()
 
     def follow(self, module: nn.Module, *, update_times_comparable: bool = True) -> None:
         """Measure backward passes of this module without the wait at their end, and its updates if ranks can be compared."""

@@ -26,7 +26,7 @@ from allranks.train.distributed import from_first, join_process_group, leave_pro
 from allranks.train.engines import engine_of
 from allranks.train.evaluation import EarlyStopping, evaluations_until, sample_answers
 from allranks.train.loggers import make_loggers
-from allranks.train.loop import HeartbeatWatcher, NullStepWatcher, StepWatcher
+from allranks.train.loop import HeartbeatWatcher, StepWatcher
 from allranks.train.setup import TrainingSetup, build_training, log_end, log_experts, restore
 from allranks.train.step_metrics import LoopOutcome, LoopPlan, StopRequest, TrainingRows
 from allranks.train.sync_proof import prove_ranks
@@ -273,7 +273,7 @@ class Worker:
     def _watcher(self, built: TrainingSetup, first_step: int, total: int) -> StepWatcher:
         here, wanted = self._here, self._here.spec.observe.profile
         if wanted is None or (wanted.ranks is not None and here.world.rank not in wanted.ranks):
-            return NullStepWatcher()
+            return StepWatcher()
         if (warning := window_warning(wanted, total - first_step)) and here.world.is_first:
             here.events.write("warning", what="profile", message=warning)
         from allranks.train.profiler import Profiler, TraceMetadata

@@ -12,8 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from allranks.errors import EnvironmentNotAble, ProofFailed
 
@@ -26,7 +25,6 @@ except ImportError as error:  # before transformers' Trainer, which needs it and
     ) from None
 
 import msgspec
-import numpy as np
 import torch
 import torch.distributed as dist
 import transformers
@@ -43,7 +41,7 @@ from allranks.spec.strategies import hf_trainer
 from allranks.train import distributed
 from allranks.train.data.batches import Batch, Rows, SampleOrder
 from allranks.train.distributed import DistContext
-from allranks.train.loop import NullStepWatcher, StepWatcher, learning_rate
+from allranks.train.loop import StepWatcher, learning_rate
 from allranks.train.patches import define_cpu_set_device
 from allranks.train.step_metrics import (
     LoopOutcome,
@@ -63,73 +61,28 @@ from allranks.train.strategies.base import (
     skip_if_not_finite,
     trained_parameters,
 )
-from allranks.train.sync_proof import prove_weights, refuse_rows
+from allranks.train.sync_proof import prove_weights
 
 NORM_TOLERANCE = 1e-5  # of the mean norm; averaged gradients are equal to the last bit
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """A micro-batch and the numbers of its sequences."""
-
-    rows: Rows
-    batch: Batch
-
-
-class RowDataset(IterableDataset[MicroBatch]):
+class RowDataset(IterableDataset[Batch]):
     """Yield the micro-batches of steps ``first`` to ``last`` (exclusive), in the same order as every engine."""
 
     def __init__(self, order: SampleOrder, make_batch: Callable[[Rows], Batch], first: int, last: int) -> None:
         self._order, self._make, self._first, self._last = order, make_batch, first, last
-        self._seen: MicroBatch | None = None
+        self._seen: Batch | None = None
 
-    def peek(self) -> MicroBatch:
+    def peek(self) -> Batch:
         """Return the first micro-batch without consuming it."""
-        rows = self._order.micro_batches(self._first)[0]
-        self._seen = self._seen or MicroBatch(rows, self._make(rows))
+        self._seen = self._seen or self._make(self._order.micro_batches(self._first)[0])
         return self._seen
 
-    def __iter__(self) -> Iterator[MicroBatch]:
+    def __iter__(self) -> Iterator[Batch]:
         for step in range(self._first, self._last):
             for rows in self._order.micro_batches(step):
                 seen, self._seen = self._seen, None
-                yield seen or MicroBatch(rows, self._make(rows))
-
-
-def loader(feed: RowDataset) -> DataLoader[MicroBatch]:
-    """Return a loader that runs in this process, with its own generator: the default one would change dropout's random state."""
-    return DataLoader(feed, batch_size=None, generator=torch.Generator())
-
-
-def check_rows(order: SampleOrder, step: int, fed: list[Rows]) -> None:
-    """Check that the Trainer trained the rows that were planned for this rank and step.
-
-    Raises:
-        ProofFailed: the rows or their order differ.
-    """
-    planned = order.micro_batches(step)
-    if len(fed) != len(planned) or any(not np.array_equal(a, b) for a, b in zip(fed, planned, strict=False)):
-        raise ProofFailed(
-            f"step {step + 1}: the Trainer trained sequences {_first_few(fed)}, the plan was {_first_few(planned)}; "
-            "its loader or sampler was replaced"
-        )
-
-
-def prove_fed(world: DistContext, order: SampleOrder, step: int, fed: list[Rows]) -> None:
-    """Check that all ranks together trained the global batch, each sequence as often as planned. Collective.
-
-    Raises:
-        ProofFailed: sequences were trained twice or not at all.
-    """
-    mine = [int(r) for rows in fed for r in rows]
-    every: list[Any] = [None] * world.size
-    dist.all_gather_object(every, mine, group=world.control)
-    if sorted(r for rows in every for r in rows) != sorted(order.global_batch(step).tolist()):
-        refuse_rows(world, step, mine, order)
-
-
-def _first_few(parts: list[Rows]) -> list[int]:
-    return [int(r) for rows in parts for r in rows][:8]
+                yield seen or self._make(rows)
 
 
 class TrainerStep:
@@ -143,7 +96,6 @@ class TrainerStep:
     def begin(self, step: int, trained: int, rate: float) -> None:
         """Start optimizer step `step` (from 0), in which all ranks together train `trained` tokens at learning rate `rate`."""
         self.step, self.trained, self._rate = step, trained, rate
-        self.fed: list[Rows] = []
         self._sequences: list[int] = []
         self._counts, self._norm = TokenCounts(), None
         self._loss_sum = torch.zeros((), dtype=torch.float32, device=self._device)
@@ -163,11 +115,10 @@ class TrainerStep:
         """Discard a step that does not end."""
         self._open.close()
 
-    def add(self, micro: MicroBatch, loss: torch.Tensor) -> None:
+    def add(self, batch: Batch, loss: torch.Tensor) -> None:
         """Add a micro-batch after its forward pass; `loss` is its sum over trained tokens."""
-        self.fed.append(micro.rows)
-        self._sequences += micro.batch.sequences
-        self._counts.add(micro.batch)
+        self._sequences += batch.sequences
+        self._counts.add(batch)
         self._loss_sum += loss.detach().float()
 
     def clipped(self, norm: torch.Tensor) -> None:
@@ -181,8 +132,6 @@ class TrainerStep:
             EnvironmentNotAble: this version of transformers is not supported.
         """
         if self._norm is None:
-            import transformers
-
             raise EnvironmentNotAble(
                 f"hf_trainer: the Trainer of transformers {transformers.__version__} did not compute the gradient norm, "
                 "so a non-finite loss would not be noticed; use a version that this project was tested with (5.23), "
@@ -215,7 +164,7 @@ class RanksTrainer(Trainer):
     def __init__(
         self,
         *,
-        feed: DataLoader[MicroBatch],
+        feed: DataLoader[Batch],
         running: TrainerStep,
         ranks: int,
         begin: Callable[[int], None],
@@ -226,13 +175,13 @@ class RanksTrainer(Trainer):
         super().__init__(**kwargs)
         self.remove_callback(PrinterCallback)
 
-    def get_train_dataloader(self) -> DataLoader[MicroBatch]:
+    def get_train_dataloader(self) -> DataLoader[Batch]:
         """Return the loader without Accelerate's preparation, which would divide this rank's part among the ranks again."""
         return self._feed
 
     def get_batch_samples(
-        self, epoch_iterator: Iterator[MicroBatch], num_batches: int, device: torch.device
-    ) -> tuple[list[MicroBatch], int]:
+        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
+    ) -> tuple[list[Batch], int]:
         """Return the step's micro-batches and the trained tokens of all ranks, known without communication."""
         self._begin(self.state.global_step)
         self._running.enter("data")
@@ -256,7 +205,7 @@ class RanksTrainer(Trainer):
     ) -> torch.Tensor:
         """Return this micro-batch's share of the step's mean loss, times the number of ranks."""
         self._running.enter("forward")
-        loss = model(inputs.batch)
+        loss = model(inputs)
         self._running.leave("forward")
         self._running.add(inputs, loss)
         self._share = loss * (self._ranks / max(int(num_items_in_batch), 1))
@@ -280,8 +229,6 @@ class RanksTrainer(Trainer):
         self._checked = True
         share = self._share.detach()
         if not torch.allclose(used, share, rtol=1e-6, atol=0.0, equal_nan=True):
-            import transformers
-
             raise EnvironmentNotAble(
                 f"hf_trainer: the Trainer of transformers {transformers.__version__} ran backward from {float(used):.6g}, but "
                 f"the step's token-weighted loss is {float(share):.6g}: it averages over micro-steps on its own. "
@@ -302,22 +249,10 @@ class RanksTrainer(Trainer):
         return norm
 
 
-class TrainerEvents(Protocol):
-    """Receive the Trainer's events."""
-
-    def train_begins(self) -> None: ...
-
-    def updated(self) -> None: ...
-
-    def step_ended(self) -> bool:
-        """Return whether all ranks must stop."""
-        ...
-
-
 class MetricsCallback(TrainerCallback):
     """Report the wrapped model, each update, and the end of each step; end the training when all ranks agree to stop."""
 
-    def __init__(self, steps: TrainerEvents) -> None:
+    def __init__(self, steps: TrainerLoop) -> None:
         self._steps = steps
 
     def on_train_begin(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
@@ -416,7 +351,7 @@ class TrainerLoop:
         self._world, self._strategy, self._plan, self._events = world, strategy, plan, events
         self._order = rows.order
         self._make_batch: Callable[[Rows], Batch] = lambda micro: rows.make_batch(micro).to(world.device)
-        self._watcher = watcher or NullStepWatcher()
+        self._watcher = watcher or StepWatcher()
         self._running = TrainerStep(world.device, self._watcher.part)
         self._step_metrics = StepMetrics(
             world,
@@ -475,7 +410,8 @@ class TrainerLoop:
         self._feed = RowDataset(self._order, self._make_batch, first, total)
         define_cpu_set_device()
         return RanksTrainer(
-            feed=loader(self._feed),
+            # with its own generator: the default one would change dropout's random state
+            feed=DataLoader(self._feed, batch_size=None, generator=torch.Generator()),
             running=self._running,
             ranks=self._world.size,
             begin=self._step_begins,
@@ -512,7 +448,7 @@ class TrainerLoop:
         """
         model: Any = self._trainer.model_wrapped
         model.train()
-        (model(self._feed.peek().batch) * 0.0).backward()
+        (model(self._feed.peek()) * 0.0).backward()
         self._strategy.optimizer.zero_grad(set_to_none=True)
         if self._plan.router_loss is not None:
             self._plan.router_loss.take()
@@ -530,9 +466,6 @@ class TrainerLoop:
         """Record the step, run the callbacks that are due, and return whether all ranks must stop."""
         work = self._running.end()
         step = work.step
-        if step == self._plan.first_step:
-            prove_fed(self._world, self._order, step, self._running.fed)
-        check_rows(self._order, step, self._running.fed)
         with self._watcher.part("control"):
             agreed = self._step_metrics.exchange(work)
         if self._watcher.step_ends(step):
