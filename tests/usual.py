@@ -108,7 +108,7 @@ FILES: dict[str, set[str]] = {
         "test_a_rank_that_sees_other_files_gets_those_of_rank_0[last]",
         "test_all_ranks_hear_why_one_cannot_read_its_part[failing]",
         "test_all_ranks_refuse_damaged_files",
-        "test_weights_that_several_nodes_keep_are_read_once_and_sent_once[float32]",
+        "test_rows_that_several_nodes_keep_are_read_by_rank_0_and_go_once_to_each_node",
         "test_ranks_end_when_the_reader_is_killed",
     },
     "dist/test_evaluation.py": set(),

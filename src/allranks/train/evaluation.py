@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from allranks.rundir.heartbeat import heartbeat
-from allranks.train.data.batches import Batch, Rows, collate, collate_labelled
+from allranks.train.data.batches import Rows, collate, collate_labelled
 from allranks.train.data.prepared import TokenSet
 from allranks.train.data.tokenization import prefix_tokens
 from allranks.train.distributed import DistContext
@@ -75,7 +75,7 @@ class Evaluator:
         loss = loss_sum / max(targets, 1.0)
         return EvalResult(
             loss=loss,
-            perplexity=None if self._classifier else _exp(loss),
+            perplexity=None if self._classifier else math.exp(loss) if loss < 700 else math.inf,
             accuracy=right / max(rows_seen, 1.0) if self._classifier else None,
             targets=int(targets),
             rows=int(rows_seen),
@@ -105,16 +105,9 @@ class Evaluator:
             right = (logits.argmax(-1) == batch.targets).sum()
             return torch.stack([loss, loss.new_tensor(len(rows)), right.double(), loss.new_tensor(len(rows))])
         batch = collate(self._tokens, rows, self._pad_id, None).to(self._world.device)
-        return self._score_text(batch, len(rows))
-
-    def _score_text(self, batch: Batch, rows: int) -> torch.Tensor:
         loss = self._model.token_losses(batch).double().sum()
         targets = loss.new_tensor(batch.tokens_trained)
-        return torch.stack([loss, targets, torch.zeros_like(loss), loss.new_tensor(rows)])
-
-
-def _exp(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf
+        return torch.stack([loss, targets, torch.zeros_like(loss), loss.new_tensor(len(rows))])
 
 
 @contextmanager
@@ -136,12 +129,6 @@ class SampleAnswers(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[dict[str, Any]]
 
 
-def is_checkable(questions: list[dict[str, str]]) -> bool:
-    """Return whether nearly all reference answers are one short line, so that equality is a fair test."""
-    short = sum(len(q["answer"]) <= CHECKABLE_CHARS and "\n" not in q["answer"].strip() for q in questions)
-    return bool(questions) and short >= 0.95 * len(questions)
-
-
 def sample_answers(
     world: DistContext,
     model: nn.Module,
@@ -155,7 +142,9 @@ def sample_answers(
 
     With `lockstep` all ranks make the same number of forward passes, because a strategy may communicate within forward.
     """
-    check = is_checkable(questions)
+    # nearly all reference answers are one short line, so that equality is a fair test
+    short = sum(len(q["answer"]) <= CHECKABLE_CHARS and "\n" not in q["answer"].strip() for q in questions)
+    check = bool(questions) and short >= 0.95 * len(questions)
     asked = questions if check else questions[:samples]
     longest = max((len(tokenizer(q["answer"], add_special_tokens=False)["input_ids"]) for q in asked), default=0)
     limit = min(SAMPLE_TOKENS, longest + 4)
@@ -236,7 +225,8 @@ def generate_replies(
             eos_token_id=ends or None,
             **how,
         )
-    return [_until_end(row, ends) for row in out[:, width:].tolist()]
+    added = out[:, width:].tolist()
+    return [row[: next((i + 1 for i, token in enumerate(row) if token in ends), len(row))] for row in added]
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
@@ -250,10 +240,6 @@ def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
     """Return the tokens of a prompt, after those that the tokenizer writes before a text."""
     ids, prefix = tokenizer(prompt, add_special_tokens=False)["input_ids"], prefix_tokens(tokenizer)
     return ids if ids[: len(prefix)] == prefix else [*prefix, *ids]
-
-
-def _until_end(ids: list[int], ends: list[int]) -> list[int]:
-    return ids[: next((i + 1 for i, token in enumerate(ids) if token in ends), len(ids))]
 
 
 class EarlyStopping:

@@ -106,6 +106,7 @@ def inspect(spec: RunSpec, *, classifier: bool | None, rows: int) -> Inspection:
     def numbers(chosen: Iterator[int]) -> list[int]:
         return list(islice(dict.fromkeys(train[i].row for i in chosen), MAX_NUMBERS))
 
+    by_example = ((position, list(parts)) for position, parts in groupby(built.encoded, key=lambda row: row.example))
     return Inspection(
         columns=built.read.columns,
         tokenizer="trained on these rows" if named is None else f"of {model.name}",
@@ -118,15 +119,10 @@ def inspect(spec: RunSpec, *, classifier: bool | None, rows: int) -> Inspection:
         ),
         shown=[
             _shown(built, train[position], row, part, len(parts))
-            for position, parts in islice(_by_example(built.encoded), rows)
+            for position, parts in islice(by_example, rows)
             for part, row in enumerate(parts, 1)
         ],
     )
-
-
-def _by_example(rows: list[EncodedRow]) -> Iterator[tuple[int, list[EncodedRow]]]:
-    for position, parts in groupby(rows, key=lambda row: row.example):
-        yield position, list(parts)
 
 
 def _shown(built: AssembledData, example: Example, row: EncodedRow, part: int, parts: int) -> ShownRow:

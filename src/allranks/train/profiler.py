@@ -72,13 +72,6 @@ def publish_trace(export: Callable[[str], object], target: Path, before: Callabl
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def keep_earlier_trace(current: Path, earlier: Path) -> None:
-    """Rename the trace of an earlier attempt, if there is one, to free its name."""
-    if current.exists():
-        make_folder(earlier.parent)
-        current.replace(earlier)
-
-
 def _require_whole(path: Path) -> None:
     if not path.exists():
         raise TraceNotWritten(f"the profiler wrote no file in {path.parent.parent}; is the disk full?")
@@ -129,7 +122,7 @@ class Profiler:
         self._modules: _ModuleRanges | None = None
         self._step: record_function | None = None
         self._recorded: list[int] = []
-        self._quiet: Callable[[], None] = _do_nothing
+        self._quiet: Callable[[], None] = lambda: None
 
     def attach(self, quiet: Callable[[], None]) -> None:
         """Keep the function that waits for pending communication."""
@@ -225,10 +218,10 @@ class Profiler:
         written = [e for e in read_events(self._run.events_of(rank)) if e["event"] == "trace"]
         attempt = written[-1].get("attempt") if written else None
         number = attempt if isinstance(attempt, int) else self._facts.attempt - 1
-        keep_earlier_trace(self._run.trace_of(rank), self._run.trace_of(rank, attempt=number))
-
-
-def _do_nothing() -> None: ...
+        current, earlier = self._run.trace_of(rank), self._run.trace_of(rank, attempt=number)
+        if current.exists():
+            make_folder(earlier.parent)
+            current.replace(earlier)
 
 
 class _ModuleRanges:

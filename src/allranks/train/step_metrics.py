@@ -250,13 +250,6 @@ class _LogInterval:
     times: list[dict[str, Any]] = field(default_factory=list)
 
 
-def _mean_times(times: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the mean of each time over the steps that have it."""
-    names = dict.fromkeys(name for t in times for name in t)
-    told = {name: [t[name] for t in times if name in t] for name in names}
-    return {name: round(sum(values) / len(values), 6) for name, values in told.items()}
-
-
 class StepMetrics:
     """Reduce metrics asynchronously, one step behind, and write the step events.
 
@@ -382,7 +375,10 @@ class StepMetrics:
 
     def _log(self, done: int, agreed: ReducedStep, work: StepWork) -> None:
         into, self._interval = self._interval, _LogInterval()
-        parts = _mean_times(into.times)
+        times = {
+            name: [t[name] for t in into.times if name in t] for name in dict.fromkeys(n for t in into.times for n in t)
+        }
+        parts = {name: round(sum(values) / len(values), 6) for name, values in times.items()}
         several: dict[str, Any] = {"step_times_s": [t["step_time_s"] for t in into.times]} if into.steps > 1 else {}
         if self._plan.router_loss is not None:
             several["router_aux_loss"] = into.router_sum / max(into.trained_everywhere, 1)

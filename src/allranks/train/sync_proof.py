@@ -14,7 +14,7 @@ Training goes on with the third: each step's reduction carries a checksum of the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -108,13 +108,6 @@ def prove_ranks(
     )
 
 
-def _all_gather(world: DistContext, values: torch.Tensor) -> list[torch.Tensor]:
-    values = values.to(world.device)
-    out = [torch.zeros_like(values) for _ in range(world.size)]
-    dist.all_gather(out, values, group=world.group)
-    return [t.cpu() for t in out]
-
-
 def _check_ranks(world: DistContext, planned_size: int) -> None:
     one_each = torch.zeros(planned_size, dtype=torch.int64, device=world.device)
     if world.rank < planned_size:
@@ -137,13 +130,8 @@ def weights_digest(model: nn.Module) -> bytes:
 
     For sharded weights `WeightLoader.finish` computes the same digest from the sums of the ranks' shards.
     """
-    return tensors_digest(model.state_dict())
-
-
-def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Return the SHA-256 over names, shapes, dtypes and checksums."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
+    for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {checksums(tensor)}".encode())
     return digest.digest()
 
@@ -168,7 +156,10 @@ def _check_weights(
     cure: str = "Ranks must build the same model from the same seed and files",
 ) -> str:
     mine = before_sharding or weights_digest(model)
-    digests = [bytes(t.tolist()) for t in _all_gather(world, torch.tensor(list(mine), dtype=torch.uint8))]
+    own = torch.tensor(list(mine), dtype=torch.uint8, device=world.device)
+    every = [torch.zeros_like(own) for _ in range(world.size)]
+    dist.all_gather(every, own, group=world.group)
+    digests = [bytes(t.tolist()) for t in every]
     if len(set(digests)) == 1:
         return mine.hex()
     usual = max(set(digests), key=digests.count)

@@ -79,7 +79,11 @@ def _run_as_main(script: ScriptSpec, arguments: list[str]) -> None:
             raise EnvironmentNotAble(f"script.workdir {script.workdir}: {error.strerror}") from None
     # The current folder is first, because this process was started with -m. With a script that is the place of its folder.
     sys.path[:1] = [str(path.parent) if path is not None else str(Path.cwd())]
-    spec, code, file = _code_of_file(path) if path is not None else _code_of_module(script.module or "")
+    if path is not None:
+        with io.open_code(str(path)) as source:
+            spec, code, file = None, compile(source.read(), str(path), "exec"), str(path)
+    else:
+        spec, code, file = _code_of_module(script.module or "")
     main = ModuleType("__main__")
     main.__file__, main.__spec__ = file, spec
     main.__package__ = spec.parent if spec is not None else None
@@ -89,11 +93,6 @@ def _run_as_main(script: ScriptSpec, arguments: list[str]) -> None:
     _kept.append(sys.modules["__main__"])
     sys.modules["__main__"] = main
     exec(code, main.__dict__)  # noqa: S102 - the user's own program
-
-
-def _code_of_file(path: Path) -> tuple[ModuleSpec | None, CodeType, str]:
-    with io.open_code(str(path)) as file:
-        return None, compile(file.read(), str(path), "exec"), str(path)
 
 
 def _code_of_module(name: str) -> tuple[ModuleSpec, CodeType, str]:

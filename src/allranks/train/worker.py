@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from functools import partial
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -75,21 +73,16 @@ class StepCallbacks:
             return False
         if self._spec.every and done % self._spec.every == 0:
             self._evaluate(done)
-            self.ended_early = self._ends_early(done)
+            if reason := self._stopping.reason:
+                self.ended_early, best = True, self._stopping
+                if self._here.world.is_first:
+                    best_step = best.best_step or None
+                    self._here.events.write(
+                        "early_stop", step=done, reason=reason, best_step=best_step, best_eval_loss=best.best_loss
+                    )
+                self._here.say_once(f"training ends after step {done}: {reason}")
         self.saves.save_due(done)
         return self.ended_early
-
-    def _ends_early(self, done: int) -> bool:
-        reason = self._stopping.reason
-        if reason is None:
-            return False
-        best = self._stopping
-        if self._here.world.is_first:
-            self._here.events.write(
-                "early_stop", step=done, reason=reason, best_step=best.best_step or None, best_eval_loss=best.best_loss
-            )
-        self._here.say_once(f"training ends after step {done}: {reason}")
-        return True
 
     def at_end(self, first_step: int, done: int) -> None:
         """Evaluate and save after the last step, `done`."""
@@ -110,25 +103,21 @@ class StepCallbacks:
         if self._spec.patience is not None:
             self._stopping.add(done, from_first(here.world, result.loss))
         self.saves.evaluated(done, result.loss)
-        answers = self._answers()
+        answers: dict[str, Any] = {}
+        if self._data.questions and self._spec.samples and not self._task.classifier:
+            started = time.perf_counter()
+            samples = sample_answers(
+                here.world,
+                self._built.model,
+                self._data.tokenizer,
+                self._data.questions,
+                self._spec.samples,
+                forward_has_collectives=self._built.strategy.forward_has_collectives,
+            )
+            answers = {**msgspec.to_builtins(samples), "answers_s": round(time.perf_counter() - started, 3)}
         if here.world.is_first:
             here.events.write("eval", step=done, **msgspec.to_builtins(result), **answers)
         here.phase("train", step=done)
-
-    def _answers(self) -> dict[str, Any]:
-        """Return sample answers of the model, or nothing if the data has no questions."""
-        if self._task.classifier or not self._data.questions or not self._spec.samples:
-            return {}
-        started = time.perf_counter()
-        found = sample_answers(
-            self._here.world,
-            self._built.model,
-            self._data.tokenizer,
-            self._data.questions,
-            self._spec.samples,
-            forward_has_collectives=self._built.strategy.forward_has_collectives,
-        )
-        return {**msgspec.to_builtins(found), "answers_s": round(time.perf_counter() - started, 3)}
 
 
 def run_rank(run: RunDir, attempt: int, spec: RunSpec) -> int:
@@ -143,18 +132,14 @@ def run_rank(run: RunDir, attempt: int, spec: RunSpec) -> int:
     plan = load_plan(run)
     args = load_attempt_args(run, attempt)
     stop = StopRequest()
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, partial(_request_stop, stop))
+    for wanted in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(wanted, lambda number, frame: stop.ask(signal.Signals(number).name))
     with open_event_log(run, attempt, args.resume_step) as events:
         world = join_process_group(plan)
         here = Attempt(number=attempt, run=run, spec=spec, plan=plan, args=args, world=world, events=events, stop=stop)
         code = Worker(here).run()
         leave_process_group()
     return code
-
-
-def _request_stop(stop: StopRequest, number: int, frame: FrameType | None) -> None:
-    stop.ask(signal.Signals(number).name)
 
 
 class Worker:
@@ -195,34 +180,28 @@ class Worker:
         )
 
     def _train(self, data: PreparedData, order: SampleOrder, built: TrainingSetup, first_step: int) -> int:
-        total = self._total_steps(order)
-        self._warn(order, total)
-        callbacks = StepCallbacks(self._here, self._task, data, built, total)
+        here, plan = self._here, self._here.plan
+        total = plan.max_steps
+        if plan.epochs is not None:
+            total = steps_of_epochs(order.n, plan.epochs, here.batch.global_batch_size)
+        assert total is not None
+        if here.world.is_first and total > 0:  # warnings that need the number of sequences
+            if not is_mlp(here.model.name) and (text := batch_warning(here.batch.global_batch_size, order.n)):
+                here.events.write("warning", what="batch", message=text)
+            # with max_steps the plan has warned before the start
+            if plan.epochs is not None and (text := warmup_warning(here.spec.train, total)):
+                here.events.write("warning", what="schedule", message=text)
+        callbacks = StepCallbacks(here, self._task, data, built, total)
         callbacks.before(first_step)
-        self._here.phase("train", total_steps=total, first_step=first_step)
+        here.phase("train", total_steps=total, first_step=first_step)
         outcome = self._steps(data, order, built, callbacks, first_step, total)
         if outcome.stopped and not callbacks.ended_early:
-            return self._end_stopped(outcome.steps_done)
-        callbacks.at_end(first_step, outcome.steps_done)
+            reason = here.stop.reason or "requested on another rank"
+            here.events.write("stop", step=outcome.steps_done, reason=reason)
+            here.say(f"stopped after step {outcome.steps_done} ({reason}); a full checkpoint was written")
+        else:
+            callbacks.at_end(first_step, outcome.steps_done)
         return self._finish()
-
-    def _warn(self, order: SampleOrder, total: int) -> None:
-        """Record warnings that need the number of sequences."""
-        here = self._here
-        if not here.world.is_first or total == 0:
-            return
-        if not is_mlp(here.model.name) and (text := batch_warning(here.batch.global_batch_size, order.n)):
-            here.events.write("warning", what="batch", message=text)
-        # with max_steps the plan has warned before the start
-        if here.plan.epochs is not None and (text := warmup_warning(here.spec.train, total)):
-            here.events.write("warning", what="schedule", message=text)
-
-    def _total_steps(self, order: SampleOrder) -> int:
-        plan = self._here.plan
-        if plan.epochs is not None:
-            return steps_of_epochs(order.n, plan.epochs, self._here.batch.global_batch_size)
-        assert plan.max_steps is not None
-        return plan.max_steps
 
     def _steps(
         self,
@@ -289,12 +268,6 @@ class Worker:
             grad_accum=here.batch.grad_accum,
         )
         return Profiler(wanted, facts, here.run, built.loss_model, here.events, first_step)
-
-    def _end_stopped(self, done: int) -> int:
-        reason = self._here.stop.reason or "requested on another rank"
-        self._here.events.write("stop", step=done, reason=reason)
-        self._here.say(f"stopped after step {done} ({reason}); a full checkpoint was written")
-        return self._finish()
 
     def _finish(self) -> int:
         self._here.events.write("phase", name="done")

@@ -74,7 +74,9 @@ class Baseline:
         began, bench = time.perf_counter(), self._bench
         if self._world.is_first:
             bench.folder.mkdir(parents=True, exist_ok=True)
-            start = _trained_weights(module)
+            start = {
+                n: p.detach().to("cpu", copy=True).contiguous() for n, p in module.named_parameters() if p.requires_grad
+            }
             save_file(start, self._start_file)
             trainer = self._trainer()
             trained: nn.Module = module
@@ -157,10 +159,6 @@ def _distances(ours: PlainTraining, reference: PlainTraining, start: dict[str, t
         "norm_error": relative_error(ours.norms, reference.norms),
         "loss_error": relative_error(ours.losses, reference.losses),
     }
-
-
-def _trained_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {n: p.detach().to("cpu", copy=True).contiguous() for n, p in module.named_parameters() if p.requires_grad}
 
 
 def _restore(module: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:

@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain, takewhile
 from typing import Any
 
@@ -85,12 +85,9 @@ class PlannedRows:
         size, out = self.batch.micro_batch_size, []
         for micro in range(self.batch.grad_accum):
             first = step * self.batch.global_batch_size + (micro * self.world_size + rank) * size
-            out.append([self._at(first + k) for k in range(size)])
+            places = [divmod(first + k, self._n) for k in range(size)]
+            out.append([self._epoch(epoch)[within] for epoch, within in places])
         return out
-
-    def _at(self, position: int) -> int:
-        epoch, within = divmod(position, self._n)
-        return self._epoch(epoch)[within]
 
 
 def plain_sequences(spec: RunSpec, data: PreparedData, *, classifier: bool) -> tuple[list[PlainSequence], str | None]:
@@ -473,11 +470,7 @@ def without_random_numbers(model: nn.Module) -> None:
         if hasattr(module, "jitter_noise"):
             module.jitter_noise = 0.0  # type: ignore[assignment]
         if type(module).__name__.endswith("Router"):
-            setattr(module.eval(), "train", partial(_stay, module))  # noqa: B010 - a method of this module alone
-
-
-def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
-    return module
+            module.eval().train = lambda mode=True, module=module: module  # for this module alone
 
 
 def _join(parameters: list[nn.Parameter]) -> None:

@@ -299,7 +299,12 @@ def assemble(spec: RunSpec, tokenizer: Any, *, classifier: bool, head: Sequence[
         chat_template = "model" if tokenizer.chat_template not in (None, DEFAULT_CHAT_TEMPLATE) else "default"
         if not tokenizer.chat_template:
             tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
-    labels, label_notes = _labels(spec, read.train, head) if classifier else ({}, [])
+    labels: dict[str, int] = {}
+    label_notes: list[str] = []
+    if classifier and spec.model is not None:
+        own = label_map(read.train)
+        labels, notes = classes_of_head(own, head, spec.model.name)
+        label_notes = [*label_warnings(own), *notes]
     with naming_file(f"data.source {source_of(data)}"):
         encoded = _encode(data, read.train, tokenizer, labels if classifier else None)
     kept = encoded if classifier else [row for row in encoded if row.mask[1:].any()]
@@ -318,6 +323,7 @@ def assemble(spec: RunSpec, tokenizer: Any, *, classifier: bool, head: Sequence[
             "increase it, hold out more rows, or set data.eval_fraction: 0"
         )
     real = sum(len(r.ids) for r in kept)
+    trained_texts = {_text_of(example) for example in read.train} if read.held_out else set()
     facts = DataFacts(
         source=source_of(data),
         sources=read.sources,
@@ -339,7 +345,7 @@ def assemble(spec: RunSpec, tokenizer: Any, *, classifier: bool, head: Sequence[
         rows_empty=read.rows_empty,
         rows_eval_truncated=sum(r.cut_tokens > 0 for r in held),
         rows_eval_without_target=0 if classifier else sum(not r.mask[1:].any() for r in held),
-        rows_duplicated=_count_common(read.train, read.held_out),
+        rows_duplicated=sum(_text_of(example) in trained_texts for example in read.held_out),
         rows_identical=len(identical_rows(read.train)),
     )
     warnings = [*read.warnings, *label_notes, *_split_chats(encoded), *data_warnings(facts, data.max_length)]
@@ -347,14 +353,6 @@ def assemble(spec: RunSpec, tokenizer: Any, *, classifier: bool, head: Sequence[
     return AssembledData(
         read, tokenizer, encoded, kept, packs, held, questions, msgspec.structs.replace(facts, warnings=warnings)
     )
-
-
-def _labels(spec: RunSpec, train: Sequence[Example], head: Sequence[str]) -> tuple[dict[str, int], list[str]]:
-    """Return the class number of each label, and warnings."""
-    assert spec.model is not None
-    own = label_map(train)
-    labels, notes = classes_of_head(own, head, spec.model.name)
-    return labels, [*label_warnings(own), *notes]
 
 
 def _encode(
@@ -451,12 +449,6 @@ def data_warnings(facts: DataFacts, max_length: int) -> list[str]:
             f"{facts.rows_duplicated} of {facts.rows_eval} held-out rows are also training rows: the held-out loss is too low; remove duplicates"
         )
     return found
-
-
-def _count_common(train: Sequence[Example], held_out: Sequence[Example]) -> int:
-    """Return how many held-out rows are training rows, too."""
-    trained = {_text_of(example) for example in train} if held_out else set()
-    return sum(_text_of(example) in trained for example in held_out)
 
 
 def identical_rows(train: Sequence[Example]) -> list[int]:

@@ -132,7 +132,10 @@ def encode_text(
     Args:
         max_length: rows are cut to this many tokens; None does not cut.
     """
-    prefix, eos = prefix_tokens(tokenizer), _end(tokenizer)
+    prefix = prefix_tokens(tokenizer)
+    eos = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    if eos is None:
+        raise DataError("the tokenizer has no end-of-text token, which must separate rows")
     writer = ChatWriter(tokenizer)
     rows = []
     for start in range(0, len(examples), BATCH):
@@ -162,13 +165,6 @@ def prefix_tokens(tokenizer: Any) -> list[int]:
     whole, plain = tokenizer("x")["input_ids"], tokenizer("x", add_special_tokens=False)["input_ids"]
     starts = [i for i in range(len(whole) - len(plain) + 1) if whole[i : i + len(plain)] == plain]
     return whole[: starts[0]] if plain and starts else []
-
-
-def _end(tokenizer: Any) -> int:
-    eos = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
-    if eos is None:
-        raise DataError("the tokenizer has no end-of-text token, which must separate rows")
-    return eos
 
 
 def _encode(rows: list[Turns], tokenizer: Any) -> Iterator[tuple[list[int], list[int]]]:

@@ -17,7 +17,7 @@ import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any, cast
@@ -375,15 +375,12 @@ class DeepSpeedZero(LoopStrategy):
         return torch.maximum(self._bad, _not_finite(_norm(self._zero, self._bad.device)))
 
     @contextmanager
-    def _held_back(self) -> Iterator[None]:
+    def accumulate(self) -> Iterator[None]:
         self._engine.set_gradient_accumulation_boundary(False)
         try:
             yield
         finally:
             self._engine.set_gradient_accumulation_boundary(True)
-
-    def accumulate(self) -> AbstractContextManager[Any]:
-        return self._held_back()
 
     def backward(self, loss: torch.Tensor) -> None:
         # The loss is already the micro-batch's share of the step: DeepSpeed must not divide it by the number of micro-steps.
@@ -418,7 +415,7 @@ class DeepSpeedReplicated(DeepSpeedZero):
         groups = len(self._inner.param_groups)
         gathered = sum(
             flat.numel() * p.element_size() * world
-            for flat, p in zip(partition_tensors(self._zero), self._firsts(), strict=True)
+            for flat, (p, *_) in zip(partition_tensors(self._zero), self._zero.bit16_groups, strict=True)
         )
         times = accum if self.reduces_each_micro_step else 1
         flag = int(self._zero.check_grad_overflow)  # with bfloat16: a byte that flags non-finite gradients
@@ -427,9 +424,6 @@ class DeepSpeedReplicated(DeepSpeedZero):
             Traffic("all_reduce", "step", groups + flag, 4 * groups + flag),
             Traffic("all_gather", "step", None, gathered),
         ]
-
-    def _firsts(self) -> list[nn.Parameter]:
-        return [group[0] for group in self._zero.bit16_groups]
 
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
         return replicated_weights(self._model, trained_only)
@@ -454,11 +448,6 @@ def partition_tensors(zero: Any) -> list[torch.Tensor]:
     """Return this rank's partitions, one per group: the tensors that the inner optimizer updates."""
     stage3 = getattr(zero, "fp32_partitioned_groups_flat", None)
     return list(stage3 if stage3 is not None else zero.single_partition_of_fp32_groups)
-
-
-def counts_in_tensors(zero: Any) -> bool:
-    """Torch's optimizers keep the step in a tensor, DeepSpeed's own in a number."""
-    return type(zero.optimizer).__module__.startswith("torch.")
 
 
 def fragment_ranges(zero: Any, named: Named) -> list[StateRange]:
@@ -516,7 +505,7 @@ def renew_copies(weights: Sequence[TensorShard], ranges: Sequence[StateRange]) -
 
 def plain_numbers(zero: Any) -> None:
     """Convert steps that were read as tensors to integers if the optimizer uses integers (DeepSpeed's own do)."""
-    if counts_in_tensors(zero):
+    if type(zero.optimizer).__module__.startswith("torch."):  # torch's optimizers keep it in a tensor
         return
     for flat in partition_tensors(zero):
         state = zero.optimizer.state[flat]

@@ -127,7 +127,7 @@ class DeepSpeedZero3(DeepSpeedZero):
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         whole = {p.ds_id for p in self._zero.persistent_parameters}
-        each = {p: _padded_bytes(p, world) for p in self._model.parameters()}
+        each = {p: -(-p.ds_numel // world) * world * p.element_size() for p in self._model.parameters()}  # type: ignore[attr-defined]
         once = [p for p in each if p.ds_id not in whole]  # type: ignore[attr-defined]
         zero = self._config["zero_optimization"]
         limit = min(
@@ -137,7 +137,9 @@ class DeepSpeedZero3(DeepSpeedZero):
         freed = sum(p.ds_numel for p in once) > limit  # type: ignore[attr-defined]
         # a tied weight is gathered for each of its modules if it is freed after the first one
         used = [p for m in self._model.modules() for p in m.parameters(recurse=False) if p in set(once)]
-        idle = _without_backward(self._model)
+        embedding: Any = getattr(self._model, "model", self._model)
+        idle = embedding.get_input_embeddings().weight  # if it is frozen, it has no backward
+        idle = None if idle.requires_grad else idle
         expected = [
             Traffic("all_gather", "forward", None, accum * sum(each[p] for p in (used if freed else once))),
             Traffic("all_gather", "backward", None, accum * sum(each[p] for p in used if p is not idle) * freed),
@@ -200,14 +202,3 @@ def _differentiate_input(block: torch.nn.Module, args: tuple[Any, ...]) -> tuple
             "set strategy.find_unused_parameters: true, which gathers the weights of each layer separately, or use zero3"
         )
     return None if args[0].requires_grad else (args[0].detach().requires_grad_(), *args[1:])
-
-
-def _padded_bytes(p: torch.nn.Parameter, world: int) -> int:
-    return -(-p.ds_numel // world) * world * p.element_size()  # type: ignore[attr-defined]
-
-
-def _without_backward(model: torch.nn.Module) -> torch.nn.Parameter | None:
-    """Return the embedding weight if it is frozen: it has no backward."""
-    inner = getattr(model, "model", model)
-    weight = inner.get_input_embeddings().weight  # type: ignore[operator]
-    return None if weight.requires_grad else weight

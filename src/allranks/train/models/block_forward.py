@@ -47,10 +47,6 @@ class Compilation:
         self._report = report
         self._how: dict[str, Any] = {"dynamic": False if static else None, "backend": backend}
 
-    def begin(self, blocks: int) -> None:
-        """Prepare the compiler for this many blocks."""
-        compile_blocks_separately(blocks)
-
     def compiled(self, function: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
         """Return the compiled function; it calls `plain` from the call on in which the compiler fails."""
         program, failed = torch.compile(function, **self._how), False
@@ -61,25 +57,18 @@ class Compilation:
                 try:
                     return program(*args, **kwargs)
                 except Exception as error:
-                    if not _of_compiler(error):
+                    from torch._dynamo.exc import TorchDynamoException
+
+                    if not isinstance(error, TorchDynamoException):
                         raise
                     failed = True
-                    self._fail(error)
+                    if self.failure is None:
+                        cause = getattr(error, "inner_exception", error)  # what the backend raised
+                        self.failure = f"{type(cause).__name__}: {first_line(cause)}"
+                        self._report(self.failure)
             return plain(*args, **kwargs)
 
         return run
-
-    def _fail(self, error: Exception) -> None:
-        if self.failure is None:
-            cause = getattr(error, "inner_exception", error)  # what the backend raised
-            self.failure = f"{type(cause).__name__}: {first_line(cause)}"
-            self._report(self.failure)
-
-
-def _of_compiler(error: Exception) -> bool:
-    from torch._dynamo.exc import TorchDynamoException
-
-    return isinstance(error, TorchDynamoException)
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
@@ -104,7 +93,7 @@ def set_block_forward(model: nn.Module, recomputation: str, compilation: Compila
         return 0
     blocks = transformer_blocks(model)
     if compilation is not None:
-        compilation.begin(len(blocks))
+        compile_blocks_separately(len(blocks))
     for block in blocks:
         plain = block.forward
         eager = _recomputed(plain, recomputation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,10 @@ def open_files(
     opened: list[FileSource] = []  # only on the rank that reads
 
     def check() -> tuple[list[str], list[int], WeightFiles | None]:
-        opened.append(_opened(spec, make, dtype, classifier=classifier))
+        stored = stored_tensors(folder_of(spec), spec.name)
+        model = _on_meta(make)
+        opened.append(FileSource(stored, conversions_for(model, stored, dtype, spec.name), model))
+        require_complete(opened[0], spec.name, classifier=classifier)
         return opened[0].names, opened[0].rules_used, describe(opened[0]) if world.size > 1 else None
 
     given, rules, files = run_on_reader(world, check)
@@ -98,7 +101,9 @@ def open_files(
 
         with suppress(OSError):
             model.generation_config = GenerationConfig.from_pretrained(spec.name, revision=spec.revision or "main")
-    drawn = new_heads(model, given) if classifier else ()
+    # weights of a classifier's head that no file holds, so that they are drawn from the seed
+    drawn = tuple(sorted(n for n in model.state_dict() if n not in given and NEW_HEADS & set(n.split("."))))
+    drawn = drawn if classifier else ()
     if files is None:
         return model, WeightLoader(world, source, drawn=drawn)
     agreed = agree(world, files)
@@ -111,14 +116,6 @@ def open_files(
 def _on_meta(make: Make) -> Any:
     with torch.device("meta"):
         return make()
-
-
-def _opened(spec: ModelSpec, make: Make, dtype: torch.dtype, *, classifier: bool) -> FileSource:
-    stored = stored_tensors(folder_of(spec), spec.name)
-    model = _on_meta(make)
-    source = FileSource(stored, conversions_for(model, stored, dtype, spec.name), model)
-    require_complete(source, spec.name, classifier=classifier)
-    return source
 
 
 def _same_buffers(world: DistContext, model: Any) -> None:
@@ -168,25 +165,14 @@ def require_complete(source: FileSource, name: str, *, classifier: bool) -> None
             f"model.name {name}: no file in {source.folder} has {lost[0]}{more}: config.json does not match the weight files"
         )
     for group in places.values():
-        _require_equal(source, [n for n in group if n in given], name)
-
-
-def new_heads(model: nn.Module, given: Sequence[str]) -> tuple[str, ...]:
-    """Return the weights of a classifier's head that no file holds, so that they are drawn from the seed."""
-    there = set(given)
-    return tuple(sorted(n for n in model.state_dict() if n not in there and NEW_HEADS & set(n.split("."))))
-
-
-def _require_equal(source: FileSource, tied: list[str], name: str) -> None:
-    if len(tied) < 2:
-        return
-    first, *others = (source.take(n) for n in tied)
-    for other, tensor in zip(tied[1:], others, strict=True):
-        if not torch.equal(first, tensor):
-            raise SpecError(
-                f"model.name {name}: the config ties {tied[0]} and {other}, but the files in {source.folder} hold different weights "
-                "for them: set tie_word_embeddings: false in its config.json"
-            )
+        tied = [n for n in group if n in given]
+        first = source.take(tied[0]) if len(tied) > 1 else None
+        for other in tied[1:]:
+            if not torch.equal(first, source.take(other)):  # type: ignore[arg-type]
+                raise SpecError(
+                    f"model.name {name}: the config ties {tied[0]} and {other}, but the files in {source.folder} hold different weights "
+                    "for them: set tie_word_embeddings: false in its config.json"
+                )
 
 
 def tiny_config(name: str, overrides: dict[str, Any], tokenizer: Any, labels: int) -> Any:
@@ -289,9 +275,11 @@ def load_model(
     def make() -> Any:
         if tiny:
             config = tiny_config(spec.name, spec.config, tokenizer, len(labels))
-            _name_labels(config, labels)
+            if labels:
+                config.id2label, config.label2id = {n: value for value, n in labels.items()}, dict(labels)
         else:
-            heads = {"num_labels": len(labels), "id2label": _id2label(labels), "label2id": dict(labels)}
+            named = {"id2label": {n: value for value, n in labels.items()}, "label2id": dict(labels)}
+            heads = {"num_labels": len(labels), **named}
             config = AutoConfig.from_pretrained(local_name(spec), revision=spec.revision, **(heads if labels else {}))
         torch.manual_seed(seed)
         try:
@@ -322,13 +310,3 @@ def local_name(spec: ModelSpec) -> str:
     """Return a folder's path with ``~`` expanded; a hub name unchanged."""
     folder = Path(spec.name).expanduser()
     return str(folder) if folder.is_dir() else spec.name
-
-
-def _id2label(labels: dict[str, int]) -> dict[int, str]:
-    return {number: value for value, number in labels.items()}
-
-
-def _name_labels(config: Any, labels: dict[str, int]) -> None:
-    if labels:
-        config.id2label = _id2label(labels)
-        config.label2id = dict(labels)

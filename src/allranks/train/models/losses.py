@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,7 +119,11 @@ class HeadLoss:
 
         Hooks on the module's parts may communicate, and ranks may have different numbers of parts: then there is only one.
         """
-        size = len(flat) if _has_hooks(self._head) else loss_chunk_tokens(_vocabulary(self._head), flat.device.type)
+        size = (
+            len(flat)
+            if _has_hooks(self._head)
+            else loss_chunk_tokens(max((p.shape[0] for p in self._head.parameters()), default=1), flat.device.type)
+        )
 
         def loss(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             logits = self._logits(hidden).float() * self._scale
@@ -152,10 +155,6 @@ def _has_hooks(head: nn.Module) -> bool:
     return any(m._forward_pre_hooks or m._forward_hooks for m in head.modules() if m is not head)
 
 
-def _vocabulary(head: nn.Module) -> int:
-    return max((p.shape[0] for p in head.parameters()), default=1)
-
-
 def logit_scale(model: Any) -> float:
     """Return by what a causal language model multiplies what its output projection returns to get logits, mostly 1.
 
@@ -171,11 +170,12 @@ def logit_scale(model: Any) -> float:
         raise LogitsError("it has no separate output projection")
     returned = [torch.tensor(x) for x in (1.0, -2.5, 1e-3, 1e4)]
     stood_in = [(module, vars(module).get("forward")) for module in (inner, head)]
-    replace_forward(inner, lambda *args, **kwargs: _hidden_state(model.config))
+    hidden = torch.zeros(1, 1, model.config.get_text_config().hidden_size)
+    replace_forward(inner, lambda *args, **kwargs: _Output(last_hidden_state=hidden))
     found = []
     try:
         for scalar in returned:
-            replace_forward(head, partial(_return, scalar))
+            replace_forward(head, lambda *args, scalar=scalar, **kwargs: scalar)
             with torch.no_grad():
                 ids = torch.zeros(1, 1, dtype=torch.int64)
                 found.append(type(model).forward(model, input_ids=ids, use_cache=False).logits)
@@ -195,10 +195,6 @@ def logit_scale(model: Any) -> float:
     return scale
 
 
-def _return(value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return value
-
-
 class LogitsError(ValueError):
     """The logits of a model are not its output projection's output times a number."""
 
@@ -214,10 +210,6 @@ class _Output(SimpleNamespace):
         return self.last_hidden_state if at == 0 else (None,)[:0]
 
 
-def _hidden_state(config: Any) -> _Output:
-    return _Output(last_hidden_state=torch.zeros(1, 1, config.get_text_config().hidden_size))
-
-
 def _each(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, ignore: int
 ) -> torch.Tensor:
@@ -228,13 +220,6 @@ def _each(
         for h, t in zip(hidden.split(size), targets.split(size), strict=True)
     ]
     return torch.cat(parts)
-
-
-def _probabilities(logits: torch.Tensor) -> torch.Tensor:
-    """Return the softmax of logits (N, V) in float32; float32 logits on a CPU are overwritten, which halves the memory that it touches."""
-    if probabilities_in_place(logits.element_size(), logits.device.type):
-        return torch.ops.aten._softmax.out(logits, -1, False, out=logits)
-    return logits.softmax(dim=-1, dtype=torch.float32)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -268,7 +253,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
             index = targets[here].masked_fill(~kept, 0).unsqueeze(1)
             # -log p[target] by the largest p, which cannot be 0; one exponential less than from log_softmax
             behind = (logits.amax(-1, keepdim=True).float() - logits.gather(1, index).float()).squeeze(1)
-            p = _probabilities(logits)
+            # in float32; float32 logits on a CPU are overwritten, which halves the memory that is touched
+            if probabilities_in_place(logits.element_size(), logits.device.type):
+                p = torch.ops.aten._softmax.out(logits, -1, False, out=logits)
+            else:
+                p = logits.softmax(dim=-1, dtype=torch.float32)
             each[here] = (behind - p.amax(-1).log()) * kept
             del logits
             if d_hidden is None and d_weight is None and d_bias is None:
@@ -399,7 +388,8 @@ class LossModel(nn.Module):
         ):  # the loss is 0, but communication in forward and backward takes place
             index = torch.zeros(1, dtype=torch.int64, device=targets.device)
         router_loss = None if each else self.router_loss
-        with head.scoring(targets, index, IGNORE, each=each) as loss_of, self._packing(batch):
+        packing = known_packing(batch.rows, packed=batch.position_ids is not None)
+        with head.scoring(targets, index, IGNORE, each=each) as loss_of, packing:
             output = self.model(**self._inputs(batch, router_loss))
             loss = loss_of(output)
         return loss if router_loss is None else loss + router_loss.of(output, batch)
@@ -415,9 +405,6 @@ class LossModel(nn.Module):
         if router_loss is not None:
             return inputs | router_loss.arguments(batch)
         return inputs | {"output_router_logits": False} if self._routes else inputs
-
-    def _packing(self, batch: Batch) -> AbstractContextManager[None]:
-        return known_packing(batch.rows, packed=batch.position_ids is not None)
 
     def token_logits(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return float32 logits (B, K, V) and targets (B, K) at the K positions where any row of the batch has a target.
@@ -435,5 +422,5 @@ class LossModel(nn.Module):
             if 0 < len(wanted) < targets.shape[1]:
                 inputs["logits_to_keep"] = wanted
                 targets = targets[:, wanted]
-        with self._packing(batch):
+        with known_packing(batch.rows, packed=batch.position_ids is not None):
             return self.model(**inputs), targets

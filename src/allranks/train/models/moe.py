@@ -52,7 +52,9 @@ def active_parameters(model: nn.Module) -> tuple[int, int] | None:
             return None
         shares[f"{name.rpartition('.')[0]}.experts."] = chosen / int(router.weight.shape[0])  # type: ignore[union-attr,arg-type]
     found = {prefix: [p for n, p in model.named_parameters() if n.startswith(prefix)] for prefix in shares}
-    if not all(found.values()) or (not shares and _has_experts(config)):
+    counts = (getattr(config, key, None) for key in EXPERT_COUNTS)
+    has_experts = any(isinstance(count, int) and count > 1 for count in counts)
+    if not all(found.values()) or (not shares and has_experts):
         return None
     unused = [(p, 1 - shares[prefix]) for prefix, parameters in found.items() for p in parameters]
     everything, trained = count_parameters(model)
@@ -60,11 +62,6 @@ def active_parameters(model: nn.Module) -> tuple[int, int] | None:
         everything - round(sum(p.numel() * share for p, share in unused)),
         trained - round(sum(p.numel() * share for p, share in unused if p.requires_grad)),
     )
-
-
-def _has_experts(config: Any) -> bool:
-    counts = (getattr(config, key, None) for key in EXPERT_COUNTS)
-    return any(isinstance(count, int) and count > 1 for count in counts)
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
@@ -153,14 +150,15 @@ class ExpertLoad:
     def __init__(self, loss_model: nn.Module, device: torch.device, *, compiled: bool = False) -> None:
         self._from = 0
         routers = routers_of(loss_model)
-        self._names = [_block_of(name) for name in routers]
+        # the block's number, such as 3 for model.layers.3.mlp.gate; the full name if there is none
+        self._names = [next((part for part in name.split(".") if part.isdigit()), name) for name in routers]
         width = max((int(r.weight.shape[0]) for r in routers.values()), default=0)  # type: ignore[union-attr,arg-type]
         self._experts = [int(r.weight.shape[0]) for r in routers.values()]  # type: ignore[union-attr,arg-type]
         self._seen = torch.zeros(len(routers), width, dtype=torch.int64, device=device)
         self._real: torch.Tensor | None = None
         if routers:  # evaluation and generation do not call this forward; a recomputation in backward runs after it
             loss_model.register_forward_pre_hook(self._look_at)
-            loss_model.register_forward_hook(self._look_away)
+            loss_model.register_forward_hook(lambda module, args, output: setattr(self, "_real", None))
         # not within a compiled program, because a recomputation does not count
         count = torch.compiler.disable(self._count) if compiled and routers else self._count
         for i, router in enumerate(routers.values()):
@@ -178,9 +176,6 @@ class ExpertLoad:
         if module.training:
             self._real = args[0].real_tokens().flatten().long()
 
-    def _look_away(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._real = None
-
     def _count(self, i: int, module: nn.Module, args: Any, output: Any) -> None:
         if self._real is None:
             return
@@ -196,8 +191,3 @@ class ExpertLoad:
         found = ExpertCounts(step=step, from_step=self._from, layers=layers)
         self._from = step
         return found
-
-
-def _block_of(name: str) -> str:
-    """Return the block number, such as ``3`` for ``model.layers.3.mlp.gate``; the full name if there is none."""
-    return next((part for part in name.split(".") if part.isdigit()), name)

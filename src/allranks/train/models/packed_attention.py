@@ -187,7 +187,9 @@ def _attention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute attention as transformers' ``sdpa`` does, with a `RowMask` within rows; in training on a CPU possibly in blocks."""
     if attention_mask is None and dropout == 0.0 and _whole_in_blocks(module, query, key, value, kwargs):
-        attention_mask = _whole_sequences(query)
+        batch, _, length, _ = query.shape
+        ends = torch.arange(0, (batch + 1) * length, length)
+        attention_mask = RowMask(PackedRows(ends, ends, (batch, length), length), None, None)
     if not isinstance(attention_mask, RowMask):
         if attention_mask is None or isinstance(attention_mask, torch.Tensor):
             return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
@@ -225,12 +227,6 @@ def _whole_in_blocks(
         and query.shape[1] % key.shape[1] == 0
         and blockwise_attention.blocks_pay(query, key, value)
     )
-
-
-def _whole_sequences(query: torch.Tensor) -> RowMask:
-    batch, _, length, _ = query.shape
-    ends = torch.arange(0, (batch + 1) * length, length)
-    return RowMask(PackedRows(ends, ends, (batch, length), length), None, None)
 
 
 def dense_mask(mask: RowMask, device: torch.device) -> torch.Tensor:

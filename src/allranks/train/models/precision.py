@@ -51,10 +51,10 @@ def use_autocast(model: nn.Module, dtype: torch.dtype, device: torch.device) -> 
     Returns:
         Whether autocast is used.
     """
-    if not any(p.dtype != dtype and not _of_adapter(n) for n, p in model.named_parameters() if p.requires_grad):
+    if not any(p.dtype != dtype and ".lora_" not in n for n, p in model.named_parameters() if p.requires_grad):
         return False
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    replace_forward(base, _under_autocast(base.forward, device.type, dtype))
+    replace_forward(base, torch.autocast(device.type, dtype=dtype)(base.forward))
     setattr(model, _ATTRIBUTE, dtype)
     for router in routers_of(base).values():
         if router.weight.dtype == torch.float32:
@@ -91,19 +91,6 @@ def compute_dtype(module: nn.Module) -> torch.dtype | None:
 def keeps_own_dtype(model: nn.Module) -> set[nn.Parameter]:
     """Return parameters that are never cast to the compute dtype: those of routers."""
     return {p for router in routers_of(model).values() for p in router.parameters()}
-
-
-def _of_adapter(name: str) -> bool:
-    return ".lora_" in name
-
-
-def _under_autocast(forward: Callable[..., Any], device_type: str, dtype: torch.dtype) -> Callable[..., Any]:
-    @wraps(forward)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device_type, dtype=dtype):
-            return forward(*args, **kwargs)
-
-    return run
 
 
 def _with_cast(module: Any, names: list[str], dtype: torch.dtype) -> Callable[..., Any]:

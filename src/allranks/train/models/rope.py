@@ -23,16 +23,13 @@ def use_row_lengths(model: nn.Module) -> bool:
     found = False
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
-        if not hasattr(module, "original_max_seq_len") or not any(map(_depends, _values(kinds))):
+        each = kinds.values() if isinstance(kinds, dict) else [kinds]  # by the type of layer
+        if not hasattr(module, "original_max_seq_len") or not any(map(_depends, each)):
             continue
         found = True
         if not isinstance(module.forward, partial):
             replace_forward(module, partial(_forward, module, module.forward))
     return found
-
-
-def _values(kinds: Any) -> list[Any]:
-    return list(kinds.values()) if isinstance(kinds, dict) else [kinds]
 
 
 def _depends(kind: Any) -> bool:

@@ -41,16 +41,11 @@ from allranks.train.models.weight_sources import DirectReads, WeightSource, crc_
 from allranks.train.sync_proof import MODULUS, TensorSums, add_checksums, checksums
 
 
-def make_unmaterialized(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor of this shape that shares one storage element."""
-    return torch.zeros((), dtype=dtype, device=device).expand(shape)
-
-
 def unmaterialized_parameter(
     shape: torch.Size, dtype: torch.dtype, device: torch.device, origin: str, trained: bool
 ) -> nn.Parameter:
     """Return a parameter without storage that will receive the weights of `origin`; deep copies of it behave the same."""
-    parameter = nn.Parameter(make_unmaterialized(shape, dtype, device), requires_grad=trained)
+    parameter = nn.Parameter(torch.zeros((), dtype=dtype, device=device).expand(shape), requires_grad=trained)
     parameter.origin = origin  # type: ignore[attr-defined]
     parameter.__deepcopy__ = partial(_copy, parameter)  # type: ignore[attr-defined] - otherwise a copy would allocate the full size
     return parameter
@@ -376,10 +371,6 @@ class WeightLoader:
             else:
                 self._give_whole(name, parameter)
             self._keep(name, parameter.data.flatten()[own], own.start)
-
-    def prepare_parts(self, module: nn.Module) -> None:
-        """Prepare for `fully_shard`, which requires parameters without content to be on the ``meta`` device."""
-        to_meta(module)
 
     def parts(self, module: nn.Module, device: torch.device) -> None:
         """Load this rank's rows of every unmaterialized parameter, on `device`. Call after `fully_shard`."""

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -56,6 +56,7 @@ from allranks.spec.strategies.fsdp2 import keeps_adapters_whole
 from allranks.train.models.adapters import is_adapted
 from allranks.train.models.moe import routers_of
 from allranks.train.models.precision import compute_dtype, keeps_own_dtype
+from allranks.train.models.weight_loader import to_meta
 from allranks.train.strategies.base import (
     LoopStrategy,
     MakeOptimizer,
@@ -91,14 +92,6 @@ def shard_routers_separately(
             if dtypes(own) and (mixed or dtypes(own) != dtypes(set(block.parameters()) - own)):
                 found.append(router)
     return found
-
-
-def require_one_dtype_in_each(model: nn.Module, units: Sequence[nn.Module], ignored: Set[nn.Parameter]) -> None:
-    """Apply `require_one_dtype` to each unit, inner ones first, and to the parameters outside of all units."""
-    done = set(ignored)
-    for unit in (*units, model):
-        require_one_dtype(model, [p for p in unit.parameters() if p not in done])
-        done |= set(unit.parameters())
 
 
 def require_one_dtype(model: nn.Module, unit: Sequence[nn.Parameter]) -> None:
@@ -148,13 +141,14 @@ def zero_missing_gradients(unit: nn.Module) -> None:
         }
         own = [p for p in module.parameters() if p.requires_grad and id(p) not in nested]
         nothing = sum(p.flatten()[0].float() * 0.0 for p in own)
-        return tree_map(lambda t: t + cast(torch.Tensor, nothing).to(t.dtype) if _differentiable(t) else t, output)
+        return tree_map(
+            lambda t: (
+                t + cast(torch.Tensor, nothing).to(t.dtype) if isinstance(t, torch.Tensor) and t.requires_grad else t
+            ),
+            output,
+        )
 
     unit.register_forward_hook(add_nothing, prepend=True)
-
-
-def _differentiable(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -238,13 +232,19 @@ class FSDP2(LoopStrategy):
         self._kept = trained_parameters(model) if self._keeps_whole(model) else []
         if self.weight_loader:
             self.weight_loader.whole(self._kept)
-            self.weight_loader.prepare_parts(model)
+            to_meta(model)
         ignored = {p for _, p in self._kept}
         compute = compute_dtype(model)
         routers = shard_routers_separately(blocks, ignored, mixed=compute is not None)
         blocks = [*routers, *blocks]
-        require_one_dtype_in_each(model, blocks, ignored)
-        how: dict[str, Any] = {"mesh": mesh, "offload_policy": self._policy()}
+        done = set(ignored)
+        for unit in (*blocks, model):  # inner ones first, then the parameters outside of all units
+            require_one_dtype(model, [p for p in unit.parameters() if p not in done])
+            done |= set(unit.parameters())
+        offload = OffloadPolicy()
+        if self._offload == "all":
+            offload = CPUOffloadPolicy(pin_memory=self._device.type != "cpu")
+        how: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
         for block in blocks:
             own = ignored & set(block.parameters())
             policy = MixedPrecisionPolicy() if block in routers else _mixed_precision(compute)
@@ -263,7 +263,7 @@ class FSDP2(LoopStrategy):
             for unit in (*blocks, model):
                 zero_missing_gradients(unit)
         for entrance in forward_entry_points(model)[1:]:  # evaluation and generation start below the loss
-            entrance.register_forward_pre_hook(self._enter)
+            entrance.register_forward_pre_hook(lambda module, args: self._root.unshard())
         self._named = [] if self._kept else trained_parameters(model)
         copied = self._offload == "optimizer"
         self._local = [
@@ -313,12 +313,6 @@ class FSDP2(LoopStrategy):
             )
         return kept
 
-    def _policy(self) -> OffloadPolicy:
-        return CPUOffloadPolicy(pin_memory=self._device.type != "cpu") if self._offload == "all" else OffloadPolicy()
-
-    def _enter(self, module: nn.Module, args: Any) -> None:
-        self._root.unshard()
-
     def _reshard(self) -> None:
         """Free gathered weights: after an evaluation, no backward has freed them."""
         for module in self.module.modules():
@@ -330,13 +324,9 @@ class FSDP2(LoopStrategy):
         """False with sharded gradients: functional collectives, which do not call `Work.wait`, compute their norm."""
         return not self._named
 
-    def accumulate(self) -> AbstractContextManager[Any]:
-        return self._within_nodes() if self._copies > 1 else nullcontext()
-
     @contextmanager
-    def _within_nodes(self) -> Iterator[None]:
-        """Reduce gradients within nodes only."""
-        self._root.set_requires_all_reduce(False)
+    def accumulate(self) -> Iterator[None]:
+        self._root.set_requires_all_reduce(False)  # with copies on nodes: reduce gradients within nodes only
         try:
             yield
         finally:

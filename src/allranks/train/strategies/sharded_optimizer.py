@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class FlatParameter:
         self.low = dist.get_rank(group) * self.part
         self.high = self.low + self.part
         self._decayed = sum(p.numel() for name, p in self.named if has_weight_decay(name, p))
-        self.spans = [(stop - n, stop) for n, stop in zip(sizes, _running(sizes), strict=True)]
+        self.spans = [(stop - n, stop) for n, stop in zip(sizes, accumulate(sizes), strict=True)]
         first = self.named[0][1]
         self.trained = first.requires_grad
         self.dtype = first.dtype  # dtype of this rank's part, its gradient and the optimizer state
@@ -124,14 +125,6 @@ class FlatParameter:
             name: whole[start:stop].view(p.shape)
             for (name, p), (start, stop) in zip(self.named, self.spans, strict=True)
         }
-
-
-def _running(sizes: Sequence[int]) -> list[int]:
-    total, out = 0, []
-    for n in sizes:
-        total += n
-        out.append(total)
-    return out
 
 
 def make_flat_parameters(groups: Sequence[Sequence[Named]], group: dist.ProcessGroup) -> list[FlatParameter]:

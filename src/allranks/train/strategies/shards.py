@@ -103,26 +103,21 @@ class _CheckpointableShard(torch.Tensor):
         part._offset, part._whole = shard.offset, shard.numel
         return part
 
-    def _plain(self) -> torch.Tensor:
-        return self.as_subclass(torch.Tensor)
-
     def size(self, dim: int | None = None) -> Any:  # type: ignore[override] - size of the full tensor, which is compared with the file
         whole = torch.Size([self._whole])
         return whole if dim is None else whole[dim]
-
-    def _chunk(self) -> ChunkStorageMetadata:
-        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
-
-        return ChunkStorageMetadata(offsets=torch.Size([self._offset]), sizes=torch.Size([self._plain().numel()]))
 
     def __create_write_items__(self, fqn: str, _: Any) -> Any:
         raise NotImplementedError("the protocol requires it; `write_parts` writes")
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [self._chunk()]
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+        size = self.as_subclass(torch.Tensor).numel()
+        return [ChunkStorageMetadata(offsets=torch.Size([self._offset]), sizes=torch.Size([size]))]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        return self._plain()
+        return self.as_subclass(torch.Tensor)
 
 
 def whole_weights(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[TensorShard]:
@@ -183,17 +178,13 @@ def allocate_state(ranges: Sequence[StateRange], stored: Iterable[str]) -> list[
             keys.get(r.name, []), reverse=True
         ):  # the same order on all ranks, independent of the order of files
             if kind == "scalar":
-                value = state.setdefault(key, torch.zeros((), dtype=torch.float32, device=_scalar_device(r.parameter)))
+                # fused optimizers keep the step on the device of the parameter
+                value = state.setdefault(key, torch.zeros((), dtype=torch.float32, device=r.parameter.device))
                 out.append(TensorShard(f"scalar/{r.name}/{key}", 1, 0, value.reshape(1)))
             elif key != MASTER or r.is_master:
                 value = r.parameter if key == MASTER else state.setdefault(key, torch.zeros_like(r.parameter))
                 out.append(TensorShard(f"optimizer/{r.name}/{key}", r.numel, r.offset, r.of(value)))
     return out
-
-
-def _scalar_device(parameter: torch.Tensor) -> torch.device:
-    """Return the device on which fused optimizers keep the step."""
-    return parameter.device
 
 
 def positions_of(parts: Iterable[TensorShard]) -> list[tuple[str, int, int, int]]:

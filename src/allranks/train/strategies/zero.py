@@ -36,7 +36,7 @@ Source: ZeRO stage 3, Rajbhandari et al. 2020; the order of gathering follows FS
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -279,7 +279,7 @@ class Zero3(LoopStrategy):
             return
         outputs = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
         if torch.is_grad_enabled() and outputs:
-            register_multi_grad_hook(outputs, _once(partial(self._before_backward, i)), mode="any")
+            register_multi_grad_hook(outputs, lambda gradient: self._before_backward(i), mode="any")
         unit.free()
 
     def _before_backward(self, i: int) -> None:
@@ -374,7 +374,3 @@ def _apart(
     """Split each part into parameters that are cast for a forward pass, and others."""
     split = ([item for item in part if (item[1] in others) is other] for part in parts for other in (False, True))
     return [part for part in split if part]
-
-
-def _once(action: Callable[[], None]) -> Callable[[torch.Tensor], None]:
-    return lambda gradient: action()
