@@ -19,7 +19,7 @@ from allranks.rundir.paths import RunDir
 from allranks.spec.data_templates import choose_template, prompt_of, row_prompt
 from allranks.spec.records import DataSpec, ModelSpec
 from allranks.train.data.tokenization import train_tokenizer
-from allranks.train.evaluation import Sampling, end_tokens, generate_replies
+from allranks.train.evaluation import end_tokens, generate_replies
 from tests.dist.making import build_model
 
 
@@ -149,8 +149,8 @@ def test_a_comparison_is_refused(tmp_path: Path) -> None:
 def test_a_reply_ends_at_any_end_token_of_the_generation_config() -> None:
     tokenizer = train_tokenizer(["hello world 123"], 300, classifier=False)
     model: Any = build_model(ModelSpec(name="tiny:llama"), tokenizer, dtype="float32", labels={}, seed=1)
-    (whole,) = generate_replies(model, tokenizer, ["hello"], 6, torch.device("cpu"), sampling=Sampling(temperature=1.0))
+    (whole,) = generate_replies(model, tokenizer, ["hello"], 6, torch.device("cpu"), temperature=1.0)
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, whole[2]]
-    (reply,) = generate_replies(model, tokenizer, ["hello"], 6, torch.device("cpu"), sampling=Sampling(temperature=1.0))
+    (reply,) = generate_replies(model, tokenizer, ["hello"], 6, torch.device("cpu"), temperature=1.0)
     assert reply == whole[: whole.index(whole[2]) + 1] and len(reply) < len(whole)
     assert end_tokens(model, tokenizer) == sorted([tokenizer.eos_token_id, whole[2]])

@@ -235,7 +235,9 @@ def test_loggers_get_the_numbers_of_steps_and_evaluations_apart() -> None:
 
     kept = Kept()
     for kind in ("step", "eval", "phase"):
-        MetricLoggers([kept], print).event(kind, {"step": 3, "loss": 2, "lr": None, "name": "x"})
+        MetricLoggers({"Kept": (kept.log, kept.close)}, print).event(
+            kind, {"step": 3, "loss": 2, "lr": None, "name": "x"}
+        )
     assert kept.rows == [(3, {"train/loss": 2.0}), (3, {"eval/loss": 2.0})]
 
 
@@ -254,11 +256,12 @@ def test_a_logger_that_fails_is_left_out_and_the_run_goes_on() -> None:
 
     said: list[str] = []
     first, second = Fails(2), Fails(99)
-    loggers = MetricLoggers([first, second], said.append)
+    both = {"First": (first.log, first.close), "Second": (second.log, second.close)}
+    loggers = MetricLoggers(both, said.append)
     for step in (1, 2, 3):
         loggers.event("step", {"step": step, "loss": None})
     assert (first.calls, second.calls) == (2, 3)
-    assert said == ["observe: Fails is disabled from here on: ConnectionError: no route to the server"]
+    assert said == ["observe: First is disabled from here on: ConnectionError: no route to the server"]
     loggers.close()
     assert "No space left" in said[1]
     assert len(said) == 2

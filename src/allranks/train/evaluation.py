@@ -181,13 +181,6 @@ def sample_answers(
     )
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How the next token is chosen: the most probable one at temperature 0, else drawn from the seed, from all tokens."""
-
-    temperature: float = 0.0
-    seed: int = 0
-
-
 def generate_replies(
     model: nn.Module,
     tokenizer: Any,
@@ -195,14 +188,15 @@ def generate_replies(
     limit: int,
     device: torch.device,
     *,
-    sampling: Sampling | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
     forward_has_collectives: bool = False,
 ) -> list[list[int]]:
     """Return the tokens that the model adds to each prompt, up to the first of `end_tokens`.
 
     Args:
         limit: the largest number of tokens.
-        sampling: None is greedy.
+        temperature: 0 takes the most probable token; otherwise each is drawn from `seed`, from all tokens.
         forward_has_collectives: all ranks make the same number of forward passes.
     """
     encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
@@ -211,9 +205,9 @@ def generate_replies(
     ids = torch.tensor([[pad] * (width - len(e)) + e for e in encoded], device=device)
     mask = torch.tensor([[0] * (width - len(e)) + [1] * len(e) for e in encoded], device=device)
     how: dict[str, Any] = {"do_sample": False}
-    if sampling is not None and sampling.temperature > 0:
-        torch.manual_seed(sampling.seed)
-        how = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+    if temperature > 0:
+        torch.manual_seed(seed)
+        how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     with evaluating(model), torch.no_grad():
         out = model.generate(  # type: ignore[operator]
             input_ids=ids,

@@ -108,7 +108,7 @@ def _model(order: Order, device: Any) -> Any:
 
 
 def _reply(order: Order, model: Any, tokenizer: Any, prompt: str, number: int) -> dict[str, Any]:
-    from allranks.train.evaluation import Sampling, encode_prompt, end_tokens, generate_replies
+    from allranks.train.evaluation import encode_prompt, end_tokens, generate_replies
 
     length = len(encode_prompt(tokenizer, prompt))
     if length == 0:
@@ -120,8 +120,10 @@ def _reply(order: Order, model: Any, tokenizer: Any, prompt: str, number: int) -
             raise RequestError(
                 f"prompt {number + 1} has {length} tokens, but the model has {order.positions} positions; shorten it"
             )
-    sampling = Sampling(temperature=order.temperature, seed=(order.seed + number) % 2**32)
-    (added,) = generate_replies(model, tokenizer, [prompt], limit, model.device, sampling=sampling)
+    seed = (order.seed + number) % 2**32
+    (added,) = generate_replies(
+        model, tokenizer, [prompt], limit, model.device, temperature=order.temperature, seed=seed
+    )
     ended = bool(added) and added[-1] in end_tokens(model, tokenizer)
     reply = tokenizer.decode(added, skip_special_tokens=True)
     return {"reply": reply, "tokens": len(added), "finish": "end" if ended else "length"}

@@ -2,63 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from allranks.errors import EnvironmentNotAble
 from allranks.rundir.paths import RunDir
+from allranks.spec import spec_to_dict
 from allranks.spec.records import RunSpec
 
-
-class MetricLogger(Protocol):
-    """Log named values at a step."""
-
-    def log(self, step: int, values: dict[str, float]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class TensorBoard:
-    """Write event files into ``<run>/tensorboard``."""
-
-    def __init__(self, run: RunDir) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise EnvironmentNotAble(
-                "observe.tensorboard: the package tensorboard is missing; pip install 'allranks[tensorboard]'"
-            ) from None
-        self._writer = SummaryWriter(str(run.root / "tensorboard"))
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class WandB:
-    """Log to Weights & Biases under the run's name; mode and key come from the WANDB_ variables."""
-
-    def __init__(self, spec: RunSpec, run: RunDir) -> None:
-        try:
-            import wandb  # pyright: ignore[reportMissingImports] - an extra
-        except ImportError:
-            raise EnvironmentNotAble(
-                "observe.wandb: the package wandb is missing; pip install 'allranks[wandb]'"
-            ) from None
-        from allranks.spec import spec_to_dict
-
-        self._run = wandb.init(
-            project="allranks", name=run.name, dir=str(run.root), config=spec_to_dict(spec), resume="allow", id=run.name
-        )
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        self._run.log(values, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+Log = Callable[[int, dict[str, float]], Any]
 
 
 LOGGED_FIELDS = {
@@ -68,45 +20,69 @@ LOGGED_FIELDS = {
 
 
 class MetricLoggers:
-    """Pass metrics to the loggers. A logger that fails (no network, full disk) is reported once and disabled; the run continues.
+    """Pass metrics to other programs. One that fails (no network, full disk) is reported once and disabled; the run continues.
 
     Args:
+        loggers: by name, what logs values at a step, and what closes.
         report: takes one line for the rank's log.
     """
 
-    def __init__(self, loggers: Sequence[MetricLogger], report: Callable[[str], None]) -> None:
-        self._loggers, self._report = list(loggers), report
+    def __init__(self, loggers: Mapping[str, tuple[Log, Callable[[], Any]]], report: Callable[[str], None]) -> None:
+        self._loggers, self._report = dict(loggers), report
 
     def event(self, event: str, fields: dict[str, Any]) -> None:
         """Log the metrics of a step or an evaluation; other events have none."""
         if event not in LOGGED_FIELDS:
             return
         prefix = "train" if event == "step" else "eval"
-        values = {
-            f"{prefix}/{k}": float(fields[k]) for k in LOGGED_FIELDS[event] if isinstance(fields.get(k), (int, float))
-        }
-        self._each(lambda logger: logger.log(int(fields["step"]), values))
+        given = {k: fields.get(k) for k in LOGGED_FIELDS[event]}
+        values = {f"{prefix}/{k}": float(v) for k, v in given.items() if isinstance(v, (int, float))}
+        for name, (log, _) in list(self._loggers.items()):
+            self._try(name, lambda log=log: log(int(fields["step"]), values))
 
     def close(self) -> None:
         """Close all loggers, which flushes them."""
-        self._each(lambda logger: logger.close())
+        for name, (_, close) in list(self._loggers.items()):
+            self._try(name, close)
 
-    def _each(self, action: Callable[[MetricLogger], None]) -> None:
-        for logger in list(self._loggers):
-            try:
-                action(logger)
-            except Exception as error:  # noqa: BLE001 - other libraries; reporting never ends a run
-                self._loggers.remove(logger)
-                self._report(
-                    f"observe: {type(logger).__name__} is disabled from here on: {type(error).__name__}: {error}"
-                )
+    def _try(self, name: str, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - other libraries; reporting never ends a run
+            del self._loggers[name]
+            self._report(f"observe: {name} is disabled from here on: {type(error).__name__}: {error}")
 
 
 def make_loggers(spec: RunSpec, run: RunDir, report: Callable[[str], None]) -> MetricLoggers | None:
-    """Return the loggers that the spec enables, or None."""
-    loggers: list[MetricLogger] = []
+    """Return the loggers that the spec enables, or None.
+
+    TensorBoard's event files are in ``<run>/tensorboard``. Weights & Biases has the run's name; mode and key come from the WANDB_ variables.
+
+    Raises:
+        EnvironmentNotAble: a package is missing.
+    """
+    loggers: dict[str, tuple[Log, Callable[[], Any]]] = {}
     if spec.observe.tensorboard:
-        loggers.append(TensorBoard(run))
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise EnvironmentNotAble(
+                "observe.tensorboard: the package tensorboard is missing; pip install 'allranks[tensorboard]'"
+            ) from None
+        writer = SummaryWriter(str(run.root / "tensorboard"))
+        loggers["TensorBoard"] = (
+            lambda step, values: [writer.add_scalar(name, value, step) for name, value in values.items()],
+            writer.close,
+        )
     if spec.observe.wandb:
-        loggers.append(WandB(spec, run))
+        try:
+            import wandb  # pyright: ignore[reportMissingImports] - an extra
+        except ImportError:
+            raise EnvironmentNotAble(
+                "observe.wandb: the package wandb is missing; pip install 'allranks[wandb]'"
+            ) from None
+        own = wandb.init(
+            project="allranks", name=run.name, dir=str(run.root), config=spec_to_dict(spec), resume="allow", id=run.name
+        )
+        loggers["WandB"] = (lambda step, values: own.log(values, step=step), own.finish)
     return MetricLoggers(loggers, report) if loggers else None

@@ -29,6 +29,7 @@ from allranks.rundir.events import EventLog, read_events
 from allranks.rundir.files import file_mode, make_folder
 from allranks.rundir.paths import RunDir
 from allranks.spec.records import ProfileSpec
+from allranks.train.loop import StepWatcher
 
 _COMPRESSION = 3  # a third of the time of 9, a tenth larger
 
@@ -99,8 +100,8 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     grad_accum: int
 
 
-class Profiler:
-    """Profile a window of steps and write ``traces/rank<R>.json.gz`` at its end. Implements `allranks.train.loop.StepWatcher`.
+class Profiler(StepWatcher):
+    """Profile a window of steps and write ``traces/rank<R>.json.gz`` at its end.
 
     A profiler that does not start, or a trace that cannot be written, is a ``warning`` event; training continues.
     """

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,11 @@ from torch import nn
 
 from allranks.planning.records import LaunchPlan
 from allranks.rundir import checkpoints
+from allranks.rundir.files import write_json
 from allranks.spec.records import COMPILE_AUTO, RunSpec
+from allranks.spec.strategies import offload_warnings
 from allranks.train import checkpoint, distributed, strategies
-from allranks.train.attempt import Attempt, log_engine, log_model, log_remarks
+from allranks.train.attempt import Attempt, versions
 from allranks.train.checkpoint.loader import require_same
 from allranks.train.checkpoint.saver import make_saver
 from allranks.train.checkpoint.writer import write_model
@@ -33,7 +33,7 @@ from allranks.train.models.moe import ExpertLoad, active_parameters, count_param
 from allranks.train.models.weight_loader import LoadReport, WeightLoader
 from allranks.train.strategies.base import MakeOptimizer, Strategy
 from allranks.train.sync_proof import weights_digest
-from allranks.train.tasks import TrainingTask
+from allranks.train.tasks import TokenTask
 from allranks.utils.filesystem import apply_umask
 
 
@@ -82,7 +82,7 @@ class TrainingSetup:
     identity: checkpoint.TrainingIdentity
 
 
-def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> TrainingSetup:
+def build_training(here: Attempt, task: TokenTask, data: PreparedData) -> TrainingSetup:
     """Load or create the model, add adapters, and call the strategy's `setup`. Collective."""
     spec, world = here.spec, here.world
     started = time.perf_counter()
@@ -90,14 +90,24 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
     strategy = strategies.create(
         here.plan.strategy, dict(here.plan.strategy_options)
     )  # first, so that a missing library is reported early
-    model, filler = task.load(
-        world, data, stored_dtype(here.plan, spec), partial(_save_base_model, here, data.tokenizer)
-    )
+
+    def save_base_model(model: Any) -> None:
+        """Save a model that was built from a config, so that its adapters can name it as their base."""
+        if spec.adapter.type != "none" and not (here.run.model / "config.json").exists():
+            write_model(here.run.model, model, data.tokenizer)
+            apply_umask(here.run.model)
+
+    model, filler = task.load(world, data, stored_dtype(here.plan, spec), save_base_model)
+    base = here.model.name  # as the saved adapter names it
+    if base.startswith("tiny:"):
+        base = str(here.run.model.absolute())
+    elif (folder := Path(base).expanduser()).is_dir():
+        base = str(folder.absolute())
     model = adapters.add_adapter(
         model,
         spec.adapter,
         classifier=task.classifier,
-        base=_base_name(here),
+        base=base,
         revision=here.model.revision,
         seed=spec.train.seed,
     )
@@ -122,12 +132,38 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
     if loaded.readers:
         here.say_once(f"loading: {loaded.readers} read the weight files, because {loaded.why}")
     if filler.drawn and here.plan.max_steps == 0 and world.is_first:
-        here.events.write("warning", what="model", message=untrained_head(here.model.name, filler.drawn))
-    log_remarks(here, adapted, strategy, ways)
-    log_engine(here, strategy)
-    log_model(here, parameters, active, attention, time.perf_counter() - started)
-    base = loaded.digest if spec.adapter.type != "none" else ""
-    identity = checkpoint.TrainingIdentity(sequences=len(data.train), data_hash=data.facts.train_hash, base_hash=base)
+        message = (
+            f"model.name {here.model.name} has no trained classifier: {', '.join(filler.drawn)} are random, and train.max_steps is 0, so that "
+            "accuracy and loss say nothing about the model; train it, or name a model with a classifier"
+        )
+        here.events.write("warning", what="model", message=message)
+    remarks = [("adapter", text) for text in adapted]
+    remarks += [("strategy", text) for text in offload_warnings(here.plan.strategy_options, world.device.type)]
+    remarks += [("strategy", text) for text in strategy.remarks]
+    remarks += [("model", text) for text in ways]
+    for what, remark in remarks:
+        here.events.write("remark", what=what, message=remark)
+        here.say_once(remark)
+    if strategy.engine_facts:  # the strategy uses another library's
+        here.events.write("engine", **strategy.engine_facts)
+    if strategy.engine_config and world.is_first:
+        write_json(here.run.engine_config, strategy.engine_config)
+    here.events.write(
+        "model",
+        parameters=parameters[0],
+        parameters_trained=parameters[1],
+        parameters_active=active[0] if active else None,
+        parameters_trained_active=active[1] if active else None,
+        attention_flops_per_pair=attention.flops_per_pair if attention else None,
+        attention_window=attention.window if attention else None,
+        seconds=round(time.perf_counter() - started, 3),
+        device=torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
+        torch=str(torch.__version__),
+        versions=versions(),
+        threads=torch.get_num_threads(),
+    )
+    frozen = loaded.digest if spec.adapter.type != "none" else ""
+    identity = checkpoint.TrainingIdentity(sequences=len(data.train), data_hash=data.facts.train_hash, base_hash=frozen)
     saver = make_saver(here, strategy, model, data.tokenizer, published, identity)
     return TrainingSetup(model, loss_model, strategy, published, saver, digest, experts if experts else None, identity)
 
@@ -145,14 +181,6 @@ def ways_of_computing(here: Attempt, loss_model: nn.Module) -> list[str]:
         if loss_model.routers:
             remarks.append(loss_model.routers)
     return remarks
-
-
-def untrained_head(name: str, drawn: Sequence[str]) -> str:
-    """Return the warning for an evaluation (``max_steps: 0``) with a classifier whose head is new."""
-    return (
-        f"model.name {name} has no trained classifier: {', '.join(drawn)} are random, and train.max_steps is 0, so that accuracy and loss "
-        "say nothing about the model; train it, or name a model with a classifier"
-    )
 
 
 def stored_dtype(plan: LaunchPlan, spec: RunSpec) -> str:
@@ -187,23 +215,6 @@ def _compilation(here: Attempt, *, classifier: bool) -> Compilation | None:
             report(here.plan.compile_reason)
         return None
     return Compilation(static=not classifier, report=lambda failure: report(f"the compiler failed: {failure}"))
-
-
-def _base_name(here: Attempt) -> str:
-    """Return the base model's name for the adapter's config."""
-    name = here.model.name
-    if name.startswith("tiny:"):
-        return str(here.run.model.absolute())
-    folder = Path(name).expanduser()
-    return str(folder.absolute()) if folder.is_dir() else name
-
-
-def _save_base_model(here: Attempt, tokenizer: Any, model: Any) -> None:
-    """Save a model that was built from a config, so that its adapters can name it as their base."""
-    folder = here.run.model
-    if here.spec.adapter.type != "none" and not (folder / "config.json").exists():
-        write_model(folder, model, tokenizer)
-        apply_umask(folder)
 
 
 def restore(here: Attempt, built: TrainingSetup) -> int:

@@ -1,6 +1,6 @@
 """Define the training tasks: text with a language model, labels with a classifier, noise with a perceptron.
 
-Worker and loop use only the task contract defined here. The perceptron (``mlp:``) is a transformers model class, so that it is
+The perceptron (``mlp:``) is a transformers model class, so that it is
 loaded, sharded and saved like all others.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -19,7 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from allranks.rundir import shared_cache
 from allranks.spec.models import MlpShape, is_mlp, mlp_shape
 from allranks.spec.records import RunSpec
-from allranks.train.data.batches import Batch, NoiseBatch, Rows, collate, collate_labelled, noise_batch, prepared_noise
+from allranks.train.data.batches import NoiseBatch, Rows, collate, collate_labelled, noise_batch, prepared_noise
 from allranks.train.data.prepared import PreparedData, TokenSet, prepare
 from allranks.train.distributed import DistContext
 from allranks.train.evaluation import EvalResult, Evaluator
@@ -32,24 +32,39 @@ from allranks.train.models.weight_loader import WeightLoader
 from allranks.train.patches import repeat_keys_in_float32
 
 
-class TrainingTask(Protocol):
-    """A kind of training, created from a spec."""
+class TokenTask:
+    """Train a language model or a classifier on text. Other kinds of training have the same methods."""
 
-    classifier: bool
+    def __init__(self, spec: RunSpec, *, classifier: bool) -> None:
+        self._spec, self.classifier = spec, classifier
 
     def prepare(self, cache_root: Path, log: shared_cache.Log) -> PreparedData:
         """Find, wait for, or build the data. Safe to call on any number of ranks at once."""
-        ...
+        return prepare(self._spec, cache_root, classifier=self.classifier, log=log)
 
     def load(
         self, world: DistContext, data: PreparedData, dtype: str, built: Callable[[Any], None]
     ) -> tuple[nn.Module, WeightLoader]:
         """Load the model; see `train.models.build.load_model`."""
-        ...
+        assert self._spec.model is not None
+        labels, seed = data.facts.labels, self._spec.train.seed
+        return load_model(world, self._spec.model, data.tokenizer, dtype=dtype, labels=labels, seed=seed, built=built)
 
-    def loss_model(self, model: nn.Module) -> nn.Module:
+    def loss_model(self, model: nn.Module) -> Any:
         """Return the model, which is on its device, with its loss: forward(batch) gives the sum over trained tokens, a float32 scalar."""
-        ...
+        assert self._spec.model is not None
+        loss_model = LossModel(model, classifier=self.classifier)
+        coefficient, loss_model.routers = router_coefficient(model, self._spec.model.router_aux_loss)
+        if coefficient:
+            loss_model.router_loss = RouterLoss(model, coefficient)
+        repeat_keys_in_float32()
+        assert self._spec.data is not None
+        first = next(model.parameters())
+        isolated = self._spec.data.packing == "isolated"
+        if not self.classifier and (isolated or first.device.type == "cpu"):  # where whole sequences gain by it, too
+            packed = use_packed_attention(model, first.device, compute_dtype(model) or first.dtype)
+            loss_model.packed = packed if isolated else None
+        return loss_model
 
     def batches(
         self, data: PreparedData, dtype: str, device: torch.device, *, compiled: bool = False
@@ -59,21 +74,35 @@ class TrainingTask(Protocol):
         Args:
             compiled: blocks are compiled, for which all batches should have one shape.
         """
-        ...
+        assert self._spec.data is not None
+        pad_id = data.tokenizer.pad_token_id
+        if self.classifier:
+            return lambda rows: collate_labelled(data.train, rows, pad_id)
+        fixed = self._spec.data.packing == "none" or device.type == "cuda" or compiled
+        pad_to = self._spec.data.max_length if fixed else None
+        return lambda rows: collate(data.train, rows, pad_id, pad_to)
 
     def evaluator(self, world: DistContext, loss_model: Any, data: PreparedData, dtype: str) -> Evaluator | None:
         """Return the evaluator of the held-out rows, or None if there are none."""
-        ...
+        if data.held_out is None:
+            return None
+        return Evaluator(
+            world,
+            loss_model,
+            data.held_out,
+            pad_id=data.tokenizer.pad_token_id,
+            batch_size=self._spec.eval.batch_size,
+            classifier=self.classifier,
+        )
 
 
-class NoiseTask:
-    """Train a perceptron on noise; see `TrainingTask`."""
-
-    classifier = False
+class NoiseTask(TokenTask):
+    """Train a perceptron on noise."""
 
     def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec, classifier=False)
         assert spec.model is not None and spec.data is not None
-        self._spec, self._data = spec, spec.data
+        self._data = spec.data
         self._shape = mlp_shape(spec.model.name, spec.model.config)
 
     def prepare(self, cache_root: Path, log: shared_cache.Log) -> PreparedData:
@@ -96,7 +125,7 @@ class NoiseTask:
     ) -> Callable[[Rows], NoiseBatch]:
         return partial(noise_batch, self._data, data.train, width=self._shape.width, dtype=DTYPES[dtype])
 
-    def evaluator(self, world: DistContext, loss_model: MlpLoss, data: PreparedData, dtype: str) -> Evaluator | None:
+    def evaluator(self, world: DistContext, loss_model: Any, data: PreparedData, dtype: str) -> Evaluator | None:
         if data.held_out is None:
             return None
         make = partial(noise_batch, self._data, data.held_out, width=self._shape.width, dtype=DTYPES[dtype])
@@ -129,62 +158,7 @@ class NoiseEvaluator(Evaluator):
         return torch.stack([loss, loss.new_tensor(len(rows)), torch.zeros_like(loss), loss.new_tensor(len(rows))])
 
 
-class TokenTask:
-    """Train a language model or a classifier on text; see `TrainingTask`."""
-
-    def __init__(self, spec: RunSpec, *, classifier: bool) -> None:
-        self._spec, self.classifier = spec, classifier
-
-    def prepare(self, cache_root: Path, log: shared_cache.Log) -> PreparedData:
-        return prepare(self._spec, cache_root, classifier=self.classifier, log=log)
-
-    def load(
-        self, world: DistContext, data: PreparedData, dtype: str, built: Callable[[Any], None]
-    ) -> tuple[nn.Module, WeightLoader]:
-        assert self._spec.model is not None
-        labels, seed = data.facts.labels, self._spec.train.seed
-        return load_model(world, self._spec.model, data.tokenizer, dtype=dtype, labels=labels, seed=seed, built=built)
-
-    def loss_model(self, model: nn.Module) -> LossModel:
-        assert self._spec.model is not None
-        loss_model = LossModel(model, classifier=self.classifier)
-        coefficient, loss_model.routers = router_coefficient(model, self._spec.model.router_aux_loss)
-        if coefficient:
-            loss_model.router_loss = RouterLoss(model, coefficient)
-        repeat_keys_in_float32()
-        assert self._spec.data is not None
-        first = next(model.parameters())
-        isolated = self._spec.data.packing == "isolated"
-        if not self.classifier and (isolated or first.device.type == "cpu"):  # where whole sequences gain by it, too
-            packed = use_packed_attention(model, first.device, compute_dtype(model) or first.dtype)
-            loss_model.packed = packed if isolated else None
-        return loss_model
-
-    def batches(
-        self, data: PreparedData, dtype: str, device: torch.device, *, compiled: bool = False
-    ) -> Callable[[Rows], Batch]:
-        assert self._spec.data is not None
-        pad_id = data.tokenizer.pad_token_id
-        if self.classifier:
-            return lambda rows: collate_labelled(data.train, rows, pad_id)
-        fixed = self._spec.data.packing == "none" or device.type == "cuda" or compiled
-        pad_to = self._spec.data.max_length if fixed else None
-        return lambda rows: collate(data.train, rows, pad_id, pad_to)
-
-    def evaluator(self, world: DistContext, loss_model: Any, data: PreparedData, dtype: str) -> Evaluator | None:
-        if data.held_out is None:
-            return None
-        return Evaluator(
-            world,
-            loss_model,
-            data.held_out,
-            pad_id=data.tokenizer.pad_token_id,
-            batch_size=self._spec.eval.batch_size,
-            classifier=self.classifier,
-        )
-
-
-def task_of(spec: RunSpec) -> TrainingTask:
+def task_of(spec: RunSpec) -> TokenTask:
     """Return the training task of a spec.
 
     Raises:
@@ -198,7 +172,7 @@ def task_of(spec: RunSpec) -> TrainingTask:
     return TokenTask(spec, classifier=is_classifier(spec))
 
 
-def whole_model(task: TrainingTask, data: PreparedData, dtype: str) -> nn.Module:
+def whole_model(task: TokenTask, data: PreparedData, dtype: str) -> nn.Module:
     """Return the model with its weights on the CPU, without communication."""
     from allranks.train.distributed import SINGLE_PROCESS
 

@@ -16,7 +16,7 @@ from allranks.rundir.paths import RunDir
 from allranks.spec.models import is_mlp
 from allranks.spec.records import RunSpec
 from allranks.spec.validation import batch_warning, warmup_warning, window_warning
-from allranks.train.attempt import Attempt, load_attempt_args, load_plan, log_batch, open_event_log
+from allranks.train.attempt import Attempt, load_attempt_args, load_plan, open_event_log
 from allranks.train.checkpoint.saver import CheckpointSchedule
 from allranks.train.data.batches import SampleOrder, steps_of_epochs
 from allranks.train.data.prepared import PreparedData
@@ -28,7 +28,7 @@ from allranks.train.loop import HeartbeatWatcher, StepWatcher
 from allranks.train.setup import TrainingSetup, build_training, log_end, log_experts, restore
 from allranks.train.step_metrics import LoopOutcome, LoopPlan, StopRequest, TrainingRows
 from allranks.train.sync_proof import prove_ranks
-from allranks.train.tasks import TrainingTask, task_of
+from allranks.train.tasks import TokenTask, task_of
 from allranks.utils.filesystem import cache_root
 
 
@@ -36,7 +36,7 @@ class StepCallbacks:
     """Run evaluations and checkpoints between steps. Every rank calls every method at the same step."""
 
     def __init__(
-        self, here: Attempt, task: TrainingTask, data: PreparedData, built: TrainingSetup, total_steps: int
+        self, here: Attempt, task: TokenTask, data: PreparedData, built: TrainingSetup, total_steps: int
     ) -> None:
         self._here, self._task, self._data, self._built, self._total = here, task, data, built, total_steps
         self._spec = here.spec.eval
@@ -217,7 +217,10 @@ class Worker:
         make_batch = self._task.batches(data, here.plan.dtype, here.world.device, compiled=here.plan.compiled)
         if total > first:
             sample = make_batch(order.micro_batches(0)[0]).to(here.world.device)
-            log_batch(here, sample, built.model)
+            # layers refuse inputs of another dtype than their weights
+            weights = sorted({str(p.dtype).removeprefix("torch.") for p in built.model.parameters()})
+            dtype = str(sample.inputs.dtype).removeprefix("torch.")
+            here.events.write("batch", shape=list(sample.inputs.shape), dtype=dtype, weights=weights)
             built.strategy.warm_up(sample, resumed=first > 0)
         router_loss = getattr(built.loss_model, "router_loss", None)
         if router_loss is not None:

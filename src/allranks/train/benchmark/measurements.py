@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from allranks.train.distributed import DistContext
+from allranks.train.loop import StepWatcher
 from allranks.train.strategies.base import Strategy
 from allranks.utils.kernel_counters import CpuUse, judge_machine, sample_cpu, use_between
 
@@ -103,8 +104,8 @@ def _total(tensors: Iterable[torch.Tensor]) -> int:
     return sum(s.nbytes() for s in _storages(tensors).values())
 
 
-class CollectiveRecorder(TorchDispatchMode):
-    """Record every c10d operation of a window of steps: (kind, phase, bytes). Implements `StepWatcher`.
+class CollectiveRecorder(TorchDispatchMode, StepWatcher):
+    """Record every c10d operation of a window of steps: (kind, phase, bytes).
 
     The phase is where it was launched: ``forward``, ``backward`` while autograd's engine runs, ``after_backward`` in the
     rest of the strategy's backward, ``step``. Bytes are the larger of input and output.
@@ -124,11 +125,8 @@ class CollectiveRecorder(TorchDispatchMode):
             self.inside = True
             self.__enter__()
 
-    def part(self, name: str) -> AbstractContextManager[Any]:
-        return self._within(name)
-
     @contextmanager
-    def _within(self, name: str) -> Iterator[None]:
+    def part(self, name: str) -> Iterator[None]:
         self._part = name
         try:
             yield
@@ -180,7 +178,7 @@ def wait_for_collectives(quiet: Callable[[], None]) -> None:
         time.sleep(0.2)  # the barrier does not cover collectives of other groups
 
 
-class ProfileWindow:
+class ProfileWindow(StepWatcher):
     """Profile the steps from `first` to `last`, and write the trace to `path`."""
 
     def __init__(self, first: int, last: int, device: torch.device, path: Path) -> None:
@@ -223,8 +221,6 @@ class ProfileWindow:
             self._profile.export_chrome_trace(str(self._path))
             return True
         return False
-
-    def close(self) -> None: ...
 
 
 def with_load(world: DistContext, action: Callable[[], Result]) -> tuple[Result, dict[str, Any]]:

@@ -37,6 +37,7 @@ from allranks.train.benchmark.measurements import (
 )
 from allranks.train.distributed import DistContext, join_process_group, leave_process_group
 from allranks.train.engines import engine_of
+from allranks.train.loop import StepWatcher
 from allranks.train.strategies.base import Sizes, Traffic
 from allranks.train.strategies.data_parallel import SimpleDDP
 from allranks.train.sync_proof import prove_ranks
@@ -315,7 +316,7 @@ class Verifier:
         return steps, {"load": load, **self.baselines["timed"].judge(strategy, model, steps, work)}
 
 
-class _RecordThenProfile:
+class _RecordThenProfile(StepWatcher):
     """Record collectives in the first steps and profile later ones."""
 
     def __init__(self, recorder: CollectiveRecorder, window: ProfileWindow, held: MemoryUsage) -> None:

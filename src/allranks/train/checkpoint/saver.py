@@ -304,13 +304,13 @@ class Saver:
         """Make room, and write the files of this rank. Return what all ranks have written; nothing is on the disk yet."""
         parts, rank, size = save.parts, self.world.rank, self.world.size
         try:
-            positions = [shards.positions_of(parts.scattered), shards.positions_of(parts.state)]
-            announced = self._together.each("count its parts", lambda: (parts.bytes, *positions))
+            positions = shards.positions_of(parts.scattered), shards.positions_of(parts.state)
+            announced = self._together.each("count its parts", lambda: (parts.bytes, positions))
 
             def make() -> tuple[int, ...]:
-                for kind in (1, 2):
-                    shards.require_whole_tensors(part for of_rank in announced for part in of_rank[kind])
-                removed = make_room(self.run, sum(of_rank[0] for of_rank in announced), keep_best=self._spec.keep_best)
+                for kind in (0, 1):
+                    shards.require_whole_tensors(part for _, of_rank in announced for part in of_rank[kind])
+                removed = make_room(self.run, sum(size for size, _ in announced), keep_best=self._spec.keep_best)
                 for left in self.run.checkpoints.glob(".step-*.tmp"):  # left by a save that was killed
                     shutil.rmtree(left, ignore_errors=True)
                 (save.aside / "on-the-way").mkdir(parents=True)
@@ -327,7 +327,7 @@ class Saver:
                 return [PartHash(s.key, s.offset, s.tensor.numel(), content_hash(s.tensor)) for s in parts.scattered]
 
             held: list[PartHash] = []
-            if any(scattered for _, scattered, _ in announced):
+            if any(scattered for _, (scattered, _) in announced):
                 every = self._together.each("write its parts of the weights", write_scattered)
                 held = [part for of_rank in every for part in of_rank]
 
