@@ -137,13 +137,11 @@ def build_training(here: Attempt, task: TokenTask, data: PreparedData) -> Traini
             "accuracy and loss say nothing about the model; train it, or name a model with a classifier"
         )
         here.events.write("warning", what="model", message=message)
-    remarks = [("adapter", text) for text in adapted]
-    remarks += [("strategy", text) for text in offload_warnings(here.plan.strategy_options, world.device.type)]
-    remarks += [("strategy", text) for text in strategy.remarks]
-    remarks += [("model", text) for text in ways]
-    for what, remark in remarks:
-        here.events.write("remark", what=what, message=remark)
-        here.say_once(remark)
+    about_strategy = [*offload_warnings(here.plan.strategy_options, world.device.type), *strategy.remarks]
+    for what, remarks in (("adapter", adapted), ("strategy", about_strategy), ("model", ways)):
+        for remark in remarks:
+            here.events.write("remark", what=what, message=remark)
+            here.say_once(remark)
     if strategy.engine_facts:  # the strategy uses another library's
         here.events.write("engine", **strategy.engine_facts)
     if strategy.engine_config and world.is_first:
