@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import allranks
-from allranks.train.patches import PATCHES, cached_scan
+from allranks.train.patches import VERIFIED, cached_scan
 from tests.conftest import REPO
 
 SOURCE = Path(allranks.__file__).parent
@@ -77,8 +77,8 @@ def test_the_tested_versions_are_those_that_the_patches_were_verified_for() -> N
     lines = (REPO / "constraints.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if "==" in line)
     (pinned["torch"],) = re.findall(r"TORCH:-([\d.]+)", (REPO / "scripts" / "setup.sh").read_text())
-    for patch in PATCHES:
-        assert version(patch.first) <= version(pinned[patch.package]) <= version(patch.last), patch
+    for package, (first, last) in VERIFIED.items():
+        assert version(first) <= version(pinned[package]) <= version(last), package
 
 
 def test_transformers_reads_its_sources_in_the_first_process_only(tmp_path: Path) -> None:

@@ -1,4 +1,13 @@
-"""Change objects of other libraries, where they have no public hook for it. All such changes are here, with the versions they were verified for.
+"""Change objects of other libraries, where they have no public hook for it. All such changes are made here, for the versions in `VERIFIED`:
+
+- torch: ``torch.distributed.Work.wait`` (measures waits), ``distributed_c10d._unregister_process_group`` (releases the GIL, see
+  `let_collectives_end`), ``torch.cpu.set_device`` (missing), settings of ``torch._dynamo`` and ``torch._functorch`` (blocks are compiled
+  one by one, with their backward in the first forward; settings that a version lacks are left out).
+- transformers: ``import_utils.create_import_structure_from_path`` (below), ``integrations.sdpa_attention.use_gqa_in_sdpa`` (float32
+  attention on GPUs), the forward of experts with adapters (an implementation in ALL_EXPERTS_FUNCTIONS gets weights, not adapters), of
+  output projections (the loss is computed where the logits would be), of rotary embeddings (frequencies of each row's own length), and of
+  modules under autocast (torch has hooks before and after a forward pass, and none around it).
+- peft: the forward of LoRA's Linear and ParamWrapper (PEFT registers custom layers only by a private method of its config).
 
 torch is not imported here: a user's own program may not use it. Attributes that a library reads by its own protocol
 (``found_inf`` of fused optimizers, ``_weight_conversions`` of transformers' models) are set where they belong.
@@ -20,7 +29,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from allranks.rundir.files import make_folder, write_text_atomic
@@ -35,99 +43,13 @@ if TYPE_CHECKING:
 RELEASE_S = 0.05  # a thread of gloo that waits for the GIL gets it within 5 ms on an idle core
 
 
-@dataclass(frozen=True)
-class Patch:
-    """One change, and why it is needed. A test fails if the tested version of the package is not in the verified range."""
-
-    target: str
-    package: str
-    first: str
-    """The oldest verified version."""
-    last: str
-    """The newest verified version; later patch releases count."""
-    why: str
-
-
-PATCHES = (
-    Patch(
-        "torch.distributed.Work.wait",
-        "torch",
-        "2.13",
-        "2.13",
-        "measure the time in waits: torch has no hook there",
-    ),
-    Patch(
-        "torch.distributed.distributed_c10d._unregister_process_group",
-        "torch",
-        "2.13",
-        "2.13",
-        "destroy_process_group frees a gloo group with the GIL held, and hangs",
-    ),
-    Patch(
-        "transformers.utils.import_utils.create_import_structure_from_path",
-        "transformers",
-        "5.23",
-        "5.23",
-        "import transformers reads the sources of all its models in every process, and twice: its cache tells a folder from a file in it",
-    ),
-    Patch("torch.cpu.set_device", "accelerate", "1.15", "1.15", "Accelerate calls it, and torch may not define it"),
-    Patch(
-        "forward of peft.tuners.lora.layer.Linear",
-        "peft",
-        "0.21",
-        "0.21",
-        "layers of one input together, in its dtype; PEFT registers custom layers only by a private method of its config",
-    ),
-    Patch(
-        "forward of peft.tuners.lora.layer.ParamWrapper",
-        "peft",
-        "0.21",
-        "0.21",
-        "adapters of experts without a full tensor of their products",
-    ),
-    Patch(
-        "forward of classes with transformers.integrations.use_experts_implementation",
-        "transformers",
-        "5.23",
-        "5.23",
-        "adapters of experts: an implementation in ALL_EXPERTS_FUNCTIONS gets weights, not adapters",
-    ),
-    Patch(
-        "forward of the output projection of language models",
-        "transformers",
-        "5.23",
-        "5.23",
-        "the loss is computed where the logits would be, some tokens at a time: transformers passes on whatever the projection returns",
-    ),
-    Patch(
-        "forward of rotary embeddings with transformers.modeling_rope_utils.dynamic_rope_update",
-        "transformers",
-        "5.23",
-        "5.23",
-        "frequencies that depend on the length are those of the longest row of the batch, not of each row",
-    ),
-    Patch(
-        "settings of torch._dynamo and torch._functorch",
-        "torch",
-        "2.13",
-        "2.13",
-        "blocks are compiled one by one, with their backward in the first forward; settings that a version lacks are left out",
-    ),
-    Patch(
-        "transformers.integrations.sdpa_attention.use_gqa_in_sdpa",
-        "transformers",
-        "5.17",
-        "5.23",
-        "float32 attention with fewer keys than queries has no fused kernel on GPUs, and keeps matrices of the length squared",
-    ),
-    Patch(
-        "forward of modules under autocast",
-        "transformers",
-        "5.23",
-        "5.23",
-        "autocast on or off in some modules: torch has hooks before and after a forward pass, and none around it",
-    ),
-)
+VERIFIED = {
+    "torch": ("2.13", "2.13"),
+    "transformers": ("5.23", "5.23"),
+    "peft": ("0.21", "0.21"),
+    "accelerate": ("1.15", "1.15"),
+}
+"""The oldest and the newest version for which all changes were verified; later patch releases count. A test fails beyond them."""
 
 
 def replace_work_wait(wait: Callable[..., Any]) -> Callable[..., Any]:

@@ -82,25 +82,25 @@ class TrainingSetup:
     identity: checkpoint.TrainingIdentity
 
 
-def build_training(here: Attempt, task: TokenTask, data: PreparedData) -> TrainingSetup:
+def build_training(attempt: Attempt, task: TokenTask, data: PreparedData) -> TrainingSetup:
     """Load or create the model, add adapters, and call the strategy's `setup`. Collective."""
-    spec, world = here.spec, here.world
+    spec, world = attempt.spec, attempt.world
     started = time.perf_counter()
     torch.use_deterministic_algorithms(spec.train.deterministic)
     strategy = strategies.create(
-        here.plan.strategy, dict(here.plan.strategy_options)
+        attempt.plan.strategy, dict(attempt.plan.strategy_options)
     )  # first, so that a missing library is reported early
 
     def save_base_model(model: Any) -> None:
         """Save a model that was built from a config, so that its adapters can name it as their base."""
-        if spec.adapter.type != "none" and not (here.run.model / "config.json").exists():
-            write_model(here.run.model, model, data.tokenizer)
-            apply_umask(here.run.model)
+        if spec.adapter.type != "none" and not (attempt.run.model / "config.json").exists():
+            write_model(attempt.run.model, model, data.tokenizer)
+            apply_umask(attempt.run.model)
 
-    model, filler = task.load(world, data, stored_dtype(here.plan, spec), save_base_model)
-    base = here.model.name  # as the saved adapter names it
+    model, filler = task.load(world, data, stored_dtype(attempt.plan, spec), save_base_model)
+    base = attempt.model.name  # as the saved adapter names it
     if base.startswith("tiny:"):
-        base = str(here.run.model.absolute())
+        base = str(attempt.run.model.absolute())
     elif (folder := Path(base).expanduser()).is_dir():
         base = str(folder.absolute())
     model = adapters.add_adapter(
@@ -108,18 +108,18 @@ def build_training(here: Attempt, task: TokenTask, data: PreparedData) -> Traini
         spec.adapter,
         classifier=task.classifier,
         base=base,
-        revision=here.model.revision,
+        revision=attempt.model.revision,
         seed=spec.train.seed,
     )
     adapted = adapters.adapter_remarks(model, spec.adapter)
-    compilation = _compilation(here, classifier=task.classifier)
-    set_forward(model, here.plan, world.device, compilation)
+    compilation = _compilation(attempt, classifier=task.classifier)
+    set_forward(model, attempt.plan, world.device, compilation)
     published = checkpoint.plan_published_files(model, world.size)
     model.to(world.device)
     loss_model = task.loss_model(model)
-    ways = ways_of_computing(here, loss_model)
-    if compilation is not None and here.model.compile == COMPILE_AUTO:
-        ways.append(f"transformer blocks are compiled: {here.plan.compile_reason}")
+    ways = ways_of_computing(attempt, loss_model)
+    if compilation is not None and attempt.model.compile == COMPILE_AUTO:
+        ways.append(f"transformer blocks are compiled: {attempt.plan.compile_reason}")
     experts = ExpertLoad(loss_model, world.device, compiled=compilation is not None)
     # before sharding: a strategy may leave only empty tensors
     parameters, active = count_parameters(model), active_parameters(model)
@@ -128,25 +128,25 @@ def build_training(here: Attempt, task: TokenTask, data: PreparedData) -> Traini
     digest, loaded = set_up_strategy(
         strategy, filler, loss_model, model, adamw(spec.train), world.group, spec.train.max_grad_norm
     )
-    here.events.write("load", **msgspec.to_builtins(loaded))
+    attempt.events.write("load", **msgspec.to_builtins(loaded))
     if loaded.readers:
-        here.say_once(f"loading: {loaded.readers} read the weight files, because {loaded.why}")
-    if filler.drawn and here.plan.max_steps == 0 and world.is_first:
+        attempt.say_once(f"loading: {loaded.readers} read the weight files, because {loaded.why}")
+    if filler.drawn and attempt.plan.max_steps == 0 and world.is_first:
         message = (
-            f"model.name {here.model.name} has no trained classifier: {', '.join(filler.drawn)} are random, and train.max_steps is 0, so that "
+            f"model.name {attempt.model.name} has no trained classifier: {', '.join(filler.drawn)} are random, and train.max_steps is 0, so that "
             "accuracy and loss say nothing about the model; train it, or name a model with a classifier"
         )
-        here.events.write("warning", what="model", message=message)
-    about_strategy = [*offload_warnings(here.plan.strategy_options, world.device.type), *strategy.remarks]
+        attempt.events.write("warning", what="model", message=message)
+    about_strategy = [*offload_warnings(attempt.plan.strategy_options, world.device.type), *strategy.remarks]
     for what, remarks in (("adapter", adapted), ("strategy", about_strategy), ("model", ways)):
         for remark in remarks:
-            here.events.write("remark", what=what, message=remark)
-            here.say_once(remark)
+            attempt.events.write("remark", what=what, message=remark)
+            attempt.say_once(remark)
     if strategy.engine_facts:  # the strategy uses another library's
-        here.events.write("engine", **strategy.engine_facts)
+        attempt.events.write("engine", **strategy.engine_facts)
     if strategy.engine_config and world.is_first:
-        write_json(here.run.engine_config, strategy.engine_config)
-    here.events.write(
+        write_json(attempt.run.engine_config, strategy.engine_config)
+    attempt.events.write(
         "model",
         parameters=parameters[0],
         parameters_trained=parameters[1],
@@ -162,16 +162,16 @@ def build_training(here: Attempt, task: TokenTask, data: PreparedData) -> Traini
     )
     frozen = loaded.digest if spec.adapter.type != "none" else ""
     identity = checkpoint.TrainingIdentity(sequences=len(data.train), data_hash=data.facts.train_hash, base_hash=frozen)
-    saver = make_saver(here, strategy, model, data.tokenizer, published, identity)
+    saver = make_saver(attempt, strategy, model, data.tokenizer, published, identity)
     return TrainingSetup(model, loss_model, strategy, published, saver, digest, experts if experts else None, identity)
 
 
-def ways_of_computing(here: Attempt, loss_model: nn.Module) -> list[str]:
+def ways_of_computing(attempt: Attempt, loss_model: nn.Module) -> list[str]:
     """Log how attention of packed rows is computed, and return remarks on what takes more memory than usual."""
     remarks = []
     if isinstance(loss_model, LossModel):
         if loss_model.packed is not None and loss_model.packed.within_rows:
-            here.events.write("remark", what="model", message=loss_model.packed.remark)
+            attempt.events.write("remark", what="model", message=loss_model.packed.remark)
         elif loss_model.packed is not None:
             remarks.append(loss_model.packed.remark)
         if loss_model.whole_logits:
@@ -198,24 +198,24 @@ def set_forward(
     set_block_forward(model, plan.recomputation, compilation)
 
 
-def _compilation(here: Attempt, *, classifier: bool) -> Compilation | None:
+def _compilation(attempt: Attempt, *, classifier: bool) -> Compilation | None:
     """Return how blocks are compiled, or None if they are not."""
-    if here.model.compile is False:
+    if attempt.model.compile is False:
         return None
 
     def report(reason: str) -> None:
         message = f"model.compile: this rank continues without compiled blocks, because {reason}"
-        here.events.write("remark", what="compile", message=message)
-        here.say(message)
+        attempt.events.write("remark", what="compile", message=message)
+        attempt.say(message)
 
-    if not here.plan.compiled:
-        if here.model.compile is True:  # auto has decided
-            report(here.plan.compile_reason)
+    if not attempt.plan.compiled:
+        if attempt.model.compile is True:  # auto has decided
+            report(attempt.plan.compile_reason)
         return None
     return Compilation(static=not classifier, report=lambda failure: report(f"the compiler failed: {failure}"))
 
 
-def restore(here: Attempt, built: TrainingSetup) -> int:
+def restore(attempt: Attempt, built: TrainingSetup) -> int:
     """Load the checkpoint that the launcher chose, if any.
 
     Returns:
@@ -224,34 +224,36 @@ def restore(here: Attempt, built: TrainingSetup) -> int:
     Raises:
         CheckpointError: on every rank; it was written with other data or another base model, unless the resume may be inexact.
     """
-    step = here.args.resume_step
+    step = attempt.args.resume_step
     if step is None:
-        if here.args.anew:
-            here.events.write("resume", from_step=0, inexact=False)
+        if attempt.args.anew:
+            attempt.events.write("resume", from_step=0, inexact=False)
         return 0
-    folder = here.run.checkpoint(step)
-    if here.args.inexact and not (folder / "state").is_dir():
+    folder = attempt.run.checkpoint(step)
+    if attempt.args.inexact and not (folder / "state").is_dir():
         checkpoint.load_weights_only(folder, built.strategy, built.published, built.model)
     else:
-        require_same(here.world, folder, built.identity, allow_inexact=here.args.inexact)
-        checkpoint.load_full(folder, built.strategy, built.published, here.world.rank)
+        require_same(attempt.world, folder, built.identity, allow_inexact=attempt.args.inexact)
+        checkpoint.load_full(folder, built.strategy, built.published, attempt.world.rank)
     if built.digest is not None:  # each rank has read its ranges of files whose hashes were verified
-        built.digest = hashlib.sha256(msgspec.json.encode(checkpoints.read_manifest(here.run, step)["files"])).digest()
-    here.events.write("resume", from_step=step, inexact=here.args.inexact)
+        built.digest = hashlib.sha256(
+            msgspec.json.encode(checkpoints.read_manifest(attempt.run, step)["files"])
+        ).digest()
+    attempt.events.write("resume", from_step=step, inexact=attempt.args.inexact)
     return step
 
 
-def log_experts(here: Attempt, built: TrainingSetup, done: int) -> None:
+def log_experts(attempt: Attempt, built: TrainingSetup, done: int) -> None:
     """Log how many tokens each expert of a mixture received since the last call. Collective."""
     if built.experts:
-        counts = built.experts.counts(done, here.world.group)
-        if here.world.is_first:
-            here.events.write("experts", **msgspec.to_builtins(counts))
+        counts = built.experts.counts(done, attempt.world.group)
+        if attempt.world.is_first:
+            attempt.events.write("experts", **msgspec.to_builtins(counts))
 
 
-def log_end(here: Attempt, built: TrainingSetup, done: int) -> None:
+def log_end(attempt: Attempt, built: TrainingSetup, done: int) -> None:
     """Log this rank's own norms and sizes: comparing ranks shows whether gradients were averaged and state was sharded."""
-    if here.spec.observe.proof_at_end:
+    if attempt.spec.observe.proof_at_end:
         digest = weights_digest(built.model).hex() if built.strategy.replicated else None
         elements = sum(r.length for r in built.strategy.state_ranges())
-        here.events.write("end", step=done, weights_hash=digest, state_elements=elements)
+        attempt.events.write("end", step=done, weights_hash=digest, state_elements=elements)

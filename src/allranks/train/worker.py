@@ -36,12 +36,12 @@ class StepCallbacks:
     """Run evaluations and checkpoints between steps. Every rank calls every method at the same step."""
 
     def __init__(
-        self, here: Attempt, task: TokenTask, data: PreparedData, built: TrainingSetup, total_steps: int
+        self, attempt: Attempt, task: TokenTask, data: PreparedData, built: TrainingSetup, total_steps: int
     ) -> None:
-        self._here, self._task, self._data, self._built, self._total = here, task, data, built, total_steps
-        self._spec = here.spec.eval
-        self._evaluator = task.evaluator(here.world, built.loss_model, data, here.plan.dtype)
-        self.saves = CheckpointSchedule(here, built.saver)
+        self._attempt, self._task, self._data, self._built, self._total = attempt, task, data, built, total_steps
+        self._spec = attempt.spec.eval
+        self._evaluator = task.evaluator(attempt.world, built.loss_model, data, attempt.plan.dtype)
+        self.saves = CheckpointSchedule(attempt, built.saver)
         self._stopping = EarlyStopping(self._spec.patience, self._spec.min_delta)
         self.ended_early = False
 
@@ -50,15 +50,17 @@ class StepCallbacks:
         if first_step == 0 and (self._spec.baseline or self._total == 0):
             self._evaluate(0)
         if first_step and self._spec.patience is not None:
-            here = self._here
-            mine = evaluations_until(read_events(here.run.events_of(0)), first_step) if here.world.is_first else []
-            self._stopping.replay(from_first(here.world, mine))
+            attempt = self._attempt
+            mine = (
+                evaluations_until(read_events(attempt.run.events_of(0)), first_step) if attempt.world.is_first else []
+            )
+            self._stopping.replay(from_first(attempt.world, mine))
 
     def is_due(self, done: int) -> bool:
         """Return whether a callback is due after `done` steps; the final step is handled separately."""
         return done < self._total and any(
             every and done % every == 0
-            for every in (self._spec.every if self._evaluator else None, self._here.spec.checkpoint.every)
+            for every in (self._spec.every if self._evaluator else None, self._attempt.spec.checkpoint.every)
         )
 
     def run_callbacks(self, done: int, stopping: bool) -> bool:
@@ -67,7 +69,7 @@ class StepCallbacks:
         Returns:
             Whether the training ends with this step, because the held-out loss has stopped falling (``eval.patience``).
         """
-        log_experts(self._here, self._built, done)
+        log_experts(self._attempt, self._built, done)
         if stopping:
             self.saves.save(done, "full", last=True)
             return False
@@ -75,12 +77,12 @@ class StepCallbacks:
             self._evaluate(done)
             if reason := self._stopping.reason:
                 self.ended_early, best = True, self._stopping
-                if self._here.world.is_first:
+                if self._attempt.world.is_first:
                     best_step = best.best_step or None
-                    self._here.events.write(
+                    self._attempt.events.write(
                         "early_stop", step=done, reason=reason, best_step=best_step, best_eval_loss=best.best_loss
                     )
-                self._here.say_once(f"training ends after step {done}: {reason}")
+                self._attempt.say_once(f"training ends after step {done}: {reason}")
         self.saves.save_due(done)
         return self.ended_early
 
@@ -88,8 +90,8 @@ class StepCallbacks:
         """Evaluate and save after the last step, `done`."""
         if done > first_step:
             if not self.ended_early:
-                log_experts(self._here, self._built, done)
-            log_end(self._here, self._built, done)
+                log_experts(self._attempt, self._built, done)
+            log_end(self._attempt, self._built, done)
         if self._spec.at_end and done > 0 and not self.ended_early:
             self._evaluate(done)
         self.saves.save_end(done)
@@ -97,17 +99,17 @@ class StepCallbacks:
     def _evaluate(self, done: int) -> None:
         if self._evaluator is None:
             return
-        here = self._here
-        here.phase("evaluate", step=done)
+        attempt = self._attempt
+        attempt.phase("evaluate", step=done)
         result = self._evaluator.run()
         if self._spec.patience is not None:
-            self._stopping.add(done, from_first(here.world, result.loss))
+            self._stopping.add(done, from_first(attempt.world, result.loss))
         self.saves.evaluated(done, result.loss)
         answers: dict[str, Any] = {}
         if self._data.questions and self._spec.samples and not self._task.classifier:
             started = time.perf_counter()
             samples = sample_answers(
-                here.world,
+                attempt.world,
                 self._built.model,
                 self._data.tokenizer,
                 self._data.questions,
@@ -115,9 +117,9 @@ class StepCallbacks:
                 forward_has_collectives=self._built.strategy.forward_has_collectives,
             )
             answers = {**msgspec.to_builtins(samples), "answers_s": round(time.perf_counter() - started, 3)}
-        if here.world.is_first:
-            here.events.write("eval", step=done, **msgspec.to_builtins(result), **answers)
-        here.phase("train", step=done)
+        if attempt.world.is_first:
+            attempt.events.write("eval", step=done, **msgspec.to_builtins(result), **answers)
+        attempt.phase("train", step=done)
 
 
 def run_rank(run: RunDir, attempt: int, spec: RunSpec) -> int:
@@ -136,8 +138,8 @@ def run_rank(run: RunDir, attempt: int, spec: RunSpec) -> int:
         signal.signal(wanted, lambda number, frame: stop.ask(signal.Signals(number).name))
     with open_event_log(run, attempt, args.resume_step) as events:
         world = join_process_group(plan)
-        here = Attempt(number=attempt, run=run, spec=spec, plan=plan, args=args, world=world, events=events, stop=stop)
-        code = Worker(here).run()
+        own = Attempt(number=attempt, run=run, spec=spec, plan=plan, args=args, world=world, events=events, stop=stop)
+        code = Worker(own).run()
         leave_process_group()
     return code
 
@@ -145,60 +147,60 @@ def run_rank(run: RunDir, attempt: int, spec: RunSpec) -> int:
 class Worker:
     """Run all phases of one rank. Methods are in execution order."""
 
-    def __init__(self, here: Attempt) -> None:
-        self._here, self._task = here, task_of(here.spec)
-        self._loggers = make_loggers(here.spec, here.run, here.say) if here.world.is_first else None
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt, self._task = attempt, task_of(attempt.spec)
+        self._loggers = make_loggers(attempt.spec, attempt.run, attempt.say) if attempt.world.is_first else None
         if self._loggers is not None:
-            here.events.listener = self._loggers.event
+            attempt.events.listener = self._loggers.event
 
     def run(self) -> int:
-        here = self._here
+        attempt = self._attempt
         data = self._prepare()
-        order = SampleOrder(len(data.train), here.data.seed, here.batch, here.world.rank, here.world.size)
-        here.phase("build")
-        built = build_training(here, self._task, data)
-        first_step = restore(here, built)
+        order = SampleOrder(len(data.train), attempt.data.seed, attempt.batch, attempt.world.rank, attempt.world.size)
+        attempt.phase("build")
+        built = build_training(attempt, self._task, data)
+        first_step = restore(attempt, built)
         self._prove(built, order, data)
         return self._train(data, order, built, first_step)
 
     def _prepare(self) -> PreparedData:
-        here = self._here
-        here.phase(PREPARE_PHASE)
+        attempt = self._attempt
+        attempt.phase(PREPARE_PHASE)
         started = time.perf_counter()
-        data = self._task.prepare(cache_root(here.spec.cluster.cache), here.say)
+        data = self._task.prepare(cache_root(attempt.spec.cluster.cache), attempt.say)
         prepare_s = time.perf_counter() - started
-        here.events.write("data", how=data.how, seconds=round(prepare_s, 3), **msgspec.to_builtins(data.facts))
+        attempt.events.write("data", how=data.how, seconds=round(prepare_s, 3), **msgspec.to_builtins(data.facts))
         return data
 
     def _prove(self, built: TrainingSetup, order: SampleOrder, data: PreparedData) -> None:
-        here = self._here
-        here.phase("prove")
-        proof = prove_ranks(here.world, here.plan.world_size, built.model, order, built.digest, data.train)
-        here.events.write("proof", **msgspec.to_builtins(proof))
-        here.say_once(
+        attempt = self._attempt
+        attempt.phase("prove")
+        proof = prove_ranks(attempt.world, attempt.plan.world_size, built.model, order, built.digest, data.train)
+        attempt.events.write("proof", **msgspec.to_builtins(proof))
+        attempt.say_once(
             f"proof: {proof.world_size} ranks, weights equal ({proof.weights_hash[:12]}), rows disjoint and complete ({proof.rows_checked})"
         )
 
     def _train(self, data: PreparedData, order: SampleOrder, built: TrainingSetup, first_step: int) -> int:
-        here, plan = self._here, self._here.plan
+        attempt, plan = self._attempt, self._attempt.plan
         total = plan.max_steps
         if plan.epochs is not None:
-            total = steps_of_epochs(order.n, plan.epochs, here.batch.global_batch_size)
+            total = steps_of_epochs(order.n, plan.epochs, attempt.batch.global_batch_size)
         assert total is not None
-        if here.world.is_first and total > 0:  # warnings that need the number of sequences
-            if not is_mlp(here.model.name) and (text := batch_warning(here.batch.global_batch_size, order.n)):
-                here.events.write("warning", what="batch", message=text)
+        if attempt.world.is_first and total > 0:  # warnings that need the number of sequences
+            if not is_mlp(attempt.model.name) and (text := batch_warning(attempt.batch.global_batch_size, order.n)):
+                attempt.events.write("warning", what="batch", message=text)
             # with max_steps the plan has warned before the start
-            if plan.epochs is not None and (text := warmup_warning(here.spec.train, total)):
-                here.events.write("warning", what="schedule", message=text)
-        callbacks = StepCallbacks(here, self._task, data, built, total)
+            if plan.epochs is not None and (text := warmup_warning(attempt.spec.train, total)):
+                attempt.events.write("warning", what="schedule", message=text)
+        callbacks = StepCallbacks(attempt, self._task, data, built, total)
         callbacks.before(first_step)
-        here.phase("train", total_steps=total, first_step=first_step)
+        attempt.phase("train", total_steps=total, first_step=first_step)
         outcome = self._steps(data, order, built, callbacks, first_step, total)
         if outcome.stopped and not callbacks.ended_early:
-            reason = here.stop.reason or "requested on another rank"
-            here.events.write("stop", step=outcome.steps_done, reason=reason)
-            here.say(f"stopped after step {outcome.steps_done} ({reason}); a full checkpoint was written")
+            reason = attempt.stop.reason or "requested on another rank"
+            attempt.events.write("stop", step=outcome.steps_done, reason=reason)
+            attempt.say(f"stopped after step {outcome.steps_done} ({reason}); a full checkpoint was written")
         else:
             callbacks.at_end(first_step, outcome.steps_done)
         return self._finish()
@@ -213,14 +215,14 @@ class Worker:
         total: int,
     ) -> LoopOutcome:
         """Run steps from `first` until `total` are done or all ranks agree to stop."""
-        here, spec = self._here, self._here.spec
-        make_batch = self._task.batches(data, here.plan.dtype, here.world.device, compiled=here.plan.compiled)
+        attempt, spec = self._attempt, self._attempt.spec
+        make_batch = self._task.batches(data, attempt.plan.dtype, attempt.world.device, compiled=attempt.plan.compiled)
         if total > first:
-            sample = make_batch(order.micro_batches(0)[0]).to(here.world.device)
+            sample = make_batch(order.micro_batches(0)[0]).to(attempt.world.device)
             # layers refuse inputs of another dtype than their weights
             weights = sorted({str(p.dtype).removeprefix("torch.") for p in built.model.parameters()})
             dtype = str(sample.inputs.dtype).removeprefix("torch.")
-            here.events.write("batch", shape=list(sample.inputs.shape), dtype=dtype, weights=weights)
+            attempt.events.write("batch", shape=list(sample.inputs.shape), dtype=dtype, weights=weights)
             built.strategy.warm_up(sample, resumed=first > 0)
         router_loss = getattr(built.loss_model, "router_loss", None)
         if router_loss is not None:
@@ -232,50 +234,52 @@ class Worker:
             total,
             spec.train,
             spec.observe.log_every,
-            here.batch.global_batch_size,
+            attempt.batch.global_batch_size,
             callbacks.is_due,
             callbacks.run_callbacks,
-            here.stop,
+            attempt.stop,
             router_loss=router_loss,
         )
         rows = TrainingRows(order, data.train, make_batch)
         watcher = HeartbeatWatcher(self._watcher(built, first, total))
         try:
-            outcome = engine_of(here.plan.strategy)(here.world, built.strategy, rows, plan, here.events, watcher).run()
+            outcome = engine_of(attempt.plan.strategy)(
+                attempt.world, built.strategy, rows, plan, attempt.events, watcher
+            ).run()
         except NonFiniteLoss as error:
             try:
                 callbacks.saves.save_last_good(error.step)
             except AllranksError as second:  # the first error is the cause, and the one to report
-                here.say(f"the last good state could not be saved: {second}")
+                attempt.say(f"the last good state could not be saved: {second}")
             raise
         # Only after success: writing a trace waits for communication, which would delay the report of an error.
         watcher.close()
         return outcome
 
     def _watcher(self, built: TrainingSetup, first_step: int, total: int) -> StepWatcher:
-        here, wanted = self._here, self._here.spec.observe.profile
-        if wanted is None or (wanted.ranks is not None and here.world.rank not in wanted.ranks):
+        attempt, wanted = self._attempt, self._attempt.spec.observe.profile
+        if wanted is None or (wanted.ranks is not None and attempt.world.rank not in wanted.ranks):
             return StepWatcher()
-        if (warning := window_warning(wanted, total - first_step)) and here.world.is_first:
-            here.events.write("warning", what="profile", message=warning)
+        if (warning := window_warning(wanted, total - first_step)) and attempt.world.is_first:
+            attempt.events.write("warning", what="profile", message=warning)
         from allranks.train.profiler import Profiler, TraceMetadata
 
         facts = TraceMetadata(
-            run=here.run.name,
-            attempt=here.number,
-            rank=here.world.rank,
-            world_size=here.world.size,
-            backend=here.plan.backend,
-            device=here.world.device.type,
-            strategy=here.plan.strategy,
-            grad_accum=here.batch.grad_accum,
+            run=attempt.run.name,
+            attempt=attempt.number,
+            rank=attempt.world.rank,
+            world_size=attempt.world.size,
+            backend=attempt.plan.backend,
+            device=attempt.world.device.type,
+            strategy=attempt.plan.strategy,
+            grad_accum=attempt.batch.grad_accum,
         )
-        return Profiler(wanted, facts, here.run, built.loss_model, here.events, first_step)
+        return Profiler(wanted, facts, attempt.run, built.loss_model, attempt.events, first_step)
 
     def _finish(self) -> int:
-        self._here.events.write("phase", name="done")
+        self._attempt.events.write("phase", name="done")
         heartbeat.phase(FINISH_PHASE)
         if self._loggers is not None:
             self._loggers.close()
-        dist.barrier(group=self._here.world.control)
+        dist.barrier(group=self._attempt.world.control)
         return 0

@@ -404,7 +404,7 @@ class Saver:
             shutil.rmtree(save.aside, ignore_errors=True)
 
     def _publish(self, save: _Save, every: list[_Written], facts: list[commit.FileFacts]) -> None:
-        """Check that the files of all ranks are here and complete, and publish them."""
+        """Check that the files of all ranks are present and complete, and publish them."""
         aside, checked = save.aside, {name: fact for of_rank in facts for name, fact in of_rank.items()}
         shutil.rmtree(aside / "on-the-way")
         commit.require_files(aside, checked)
@@ -430,7 +430,7 @@ class Saver:
 
 
 def make_saver(
-    here: Attempt,
+    attempt: Attempt,
     strategy: Strategy,
     model: torch.nn.Module,
     tokenizer: Any,
@@ -438,48 +438,50 @@ def make_saver(
     identity: TrainingIdentity,
 ) -> Saver:
     """Return the saver of this run's checkpoints."""
-    facts = {"strategy": here.plan.strategy, "shard_ranks": here.plan.shard_ranks, "run": here.run.name}
-    content = CheckpointContent(strategy, model, tokenizer, published, facts, partial(_progress, here, identity))
-    return Saver(here.run, here.world, content, here.spec.checkpoint, partial(_log_saved, here), here.events.sync)
+    facts = {"strategy": attempt.plan.strategy, "shard_ranks": attempt.plan.shard_ranks, "run": attempt.run.name}
+    content = CheckpointContent(strategy, model, tokenizer, published, facts, partial(_progress, attempt, identity))
+    return Saver(
+        attempt.run, attempt.world, content, attempt.spec.checkpoint, partial(_log_saved, attempt), attempt.events.sync
+    )
 
 
-def _progress(here: Attempt, identity: TrainingIdentity, done: int) -> dict[str, Any]:
+def _progress(attempt: Attempt, identity: TrainingIdentity, done: int) -> dict[str, Any]:
     """Return what a resume needs beside the state: schedule and data depend only on the step and on these facts."""
     return {
         "step": done,
         **msgspec.to_builtins(identity),
-        "sequences_done": done * here.batch.global_batch_size,
-        "global_batch_size": here.batch.global_batch_size,
-        "data_seed": here.data.seed,
+        "sequences_done": done * attempt.batch.global_batch_size,
+        "global_batch_size": attempt.batch.global_batch_size,
+        "data_seed": attempt.data.seed,
         "scaler": None,  # bfloat16 and float32 need no loss scaling
     }
 
 
-def _log_saved(here: Attempt, saved: SavedCheckpoint) -> None:
-    if saved.removed and here.world.is_first:
+def _log_saved(attempt: Attempt, saved: SavedCheckpoint) -> None:
+    if saved.removed and attempt.world.is_first:
         steps = ", ".join(str(step) for step in saved.removed)
-        here.events.write(
+        attempt.events.write(
             "warning",
             what="checkpoint",
             message=f"checkpoints of steps {steps} were removed to make room on the disk",
         )
-    here.events.write(
+    attempt.events.write(
         "checkpoint",
         step=saved.step,
         mode=saved.mode,
         seconds=round(saved.stalled_s, 4),
         written_s=round(saved.seconds, 4),
         bytes=saved.bytes,
-        path=str(here.run.checkpoint(saved.step)),
+        path=str(attempt.run.checkpoint(saved.step)),
     )
 
 
 class CheckpointSchedule:
     """Save when due, each state once. Every rank calls every method."""
 
-    def __init__(self, here: Attempt, saver: Saver) -> None:
-        self._here, self._saver = here, saver
-        self._spec = here.spec.checkpoint
+    def __init__(self, attempt: Attempt, saver: Saver) -> None:
+        self._attempt, self._saver = attempt, saver
+        self._spec = attempt.spec.checkpoint
         self._saved: set[tuple[int, str]] = set()
         self._evaluated: tuple[int, float | None] = (0, None)
         saver.require_room()
@@ -495,13 +497,13 @@ class CheckpointSchedule:
     def save(self, done: int, mode: str, *, last: bool = False) -> None:
         if (done, mode) in self._saved or (done, "full") in self._saved:
             return
-        self._here.phase("save", step=done, limit_s=self._saver.limit_s)
+        self._attempt.phase("save", step=done, limit_s=self._saver.limit_s)
         # saves at a stop or at the end return when they are published: no training is left to overlap with
         step, loss = self._evaluated
         evaluated = loss if step == done else None
         self._saver.save(done, mode, behind=self._spec.async_ and not last, wait_for_disk=last, eval_loss=evaluated)
         self._saved.add((done, mode))
-        self._here.phase("train", step=done)
+        self._attempt.phase("train", step=done)
 
     def save_due(self, done: int) -> None:
         if self.due(done):
@@ -515,5 +517,5 @@ class CheckpointSchedule:
 
     def save_last_good(self, done: int) -> None:
         """Save after a non-finite loss, in any mode: the weights are those before it."""
-        if done > 0 and self._spec.mode != "none" and not self._here.run.checkpoint(done).exists():
+        if done > 0 and self._spec.mode != "none" and not self._attempt.run.checkpoint(done).exists():
             self.save(done, "full", last=True)
