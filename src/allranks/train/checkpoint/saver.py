@@ -310,7 +310,7 @@ class Saver:
             def make() -> tuple[int, ...]:
                 for kind in (0, 1):
                     shards.require_whole_tensors(part for _, of_rank in announced for part in of_rank[kind])
-                removed = make_room(self.run, sum(size for size, _ in announced), keep_best=self._spec.keep_best)
+                removed = make_room(self.run, sum(own for own, _ in announced), keep_best=self._spec.keep_best)
                 for left in self.run.checkpoints.glob(".step-*.tmp"):  # left by a save that was killed
                     shutil.rmtree(left, ignore_errors=True)
                 (save.aside / "on-the-way").mkdir(parents=True)

@@ -249,23 +249,6 @@ class RanksTrainer(Trainer):
         return norm
 
 
-class MetricsCallback(TrainerCallback):
-    """Report the wrapped model, each update, and the end of each step; end the training when all ranks agree to stop."""
-
-    def __init__(self, steps: TrainerLoop) -> None:
-        self._steps = steps
-
-    def on_train_begin(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
-        self._steps.train_begins()
-
-    def on_optimizer_step(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
-        self._steps.updated()
-
-    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
-        if self._steps.step_ended():
-            control.should_training_stop = True
-
-
 class RunSchedule(LRScheduler):
     """Schedule the rates of `optimizer.learning_rate`, starting at optimizer step `first` (counted from 0)."""
 
@@ -336,7 +319,7 @@ def check_norms(rank: int, agreed: ReducedStep) -> None:
         )
 
 
-class TrainerLoop:
+class TrainerLoop(TrainerCallback):
     """Run optimizer steps in a Trainer until all planned steps are done or all ranks agree to stop."""
 
     def __init__(
@@ -418,16 +401,23 @@ class TrainerLoop:
             model=strategy.module,
             args=transformers.TrainingArguments(**{**given, "output_dir": folder, "max_steps": total - first}),
             optimizers=(strategy.optimizer, RunSchedule(strategy.optimizer, plan.train, first, total)),
-            callbacks=[MetricsCallback(self)],
+            callbacks=[self],
         )
 
-    def train_begins(self) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
         """Check the wrapped model and fix its bucket layout before training."""
         check_wrapped(self._trainer, self._world, self._strategy.find_unused_parameters)
         if self._world.size > 1:
             self._strategy.bucket_bytes = bucket_bytes(self._trainer.model_wrapped)
             if self._plan.first_step or self._plan.settled:
-                self._warm_up()
+                # DDP rebuilds its buckets after the first backward pass, and with three or more ranks the sums depend on the layout:
+                # without a pass whose gradients are discarded, the first step after a resume would be rounded differently
+                model: Any = self._trainer.model_wrapped
+                model.train()
+                (model(self._feed.peek()) * 0.0).backward()
+                self._strategy.optimizer.zero_grad(set_to_none=True)
+                if self._plan.router_loss is not None:
+                    self._plan.router_loss.take()
         self._events.write(
             "engine",
             engine="hf_trainer",
@@ -440,30 +430,17 @@ class TrainerLoop:
         distributed.set_rng_state(self._random)  # the Trainer has seeded all ranks equally
         self._running.clock.pause()
 
-    def _warm_up(self) -> None:
-        """Run one forward and backward pass and discard the gradients, in a run that continues another or is measured.
-
-        DDP rebuilds its buckets after the first backward pass, and with three or more ranks the sums depend on the layout.
-        Without this the first step after a resume would be rounded differently.
-        """
-        model: Any = self._trainer.model_wrapped
-        model.train()
-        (model(self._feed.peek()) * 0.0).backward()
-        self._strategy.optimizer.zero_grad(set_to_none=True)
-        if self._plan.router_loss is not None:
-            self._plan.router_loss.take()
-
     def _step_begins(self, done: int) -> None:
         step = self._plan.first_step + done
         self._watcher.step_begins(step)
         self._running.begin(step, self._step_metrics.trained(step), self._strategy.optimizer.param_groups[0]["lr"])
 
-    def updated(self) -> None:
+    def on_optimizer_step(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
         """Record that the optimizer has made its step."""
         self._running.leave("optimizer")
 
-    def step_ended(self) -> bool:
-        """Record the step, run the callbacks that are due, and return whether all ranks must stop."""
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+        """Record the step, run the callbacks that are due, and end the training when all ranks agree to stop."""
         work = self._running.end()
         step = work.step
         with self._watcher.part("control"):
@@ -477,7 +454,8 @@ class TrainerLoop:
             self._running.clock.pause()
         elif self._done == self._plan.total_steps:
             self._step_metrics.count_queued_work()  # before the Trainer's own end
-        return stop
+        if stop:
+            control.should_training_stop = True
 
 
 class HFTrainer(ReplicatedWeights):
