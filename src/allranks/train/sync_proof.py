@@ -100,8 +100,13 @@ def prove_ranks(
     """
     _check_ranks(world, planned_size)
     weights = _check_weights(world, model, before_sharding)
-    if tokens is not None:
-        _check_sequences(tokens)
+    if tokens is not None:  # each row is in exactly one sequence
+        counts = np.bincount(tokens.pack_rows, minlength=len(tokens.labels))
+        if (counts != 1).any():
+            raise ProofFailed(
+                f"step-0 proof: the sequences do not hold each row once: of {len(counts)} rows {int((counts > 1).sum())} are in several "
+                f"sequences and {int((counts == 0).sum())} in none. Remove the cache entry of the data"
+            )
     rows = _check_rows(world, order)
     return SyncProof(
         world_size=world.size, weights_equal=True, data_disjoint=True, weights_hash=weights, rows_checked=rows
@@ -181,16 +186,6 @@ def _where_they_differ(world: DistContext, model: nn.Module, odd: int) -> str:
     keys = sorted(everyone[odd].keys() | everyone[other].keys())
     different = [k for k in keys if everyone[odd].get(k) != everyone[other].get(k)]
     return f", in {len(different)} of {len(keys)} tensors, first {different[0]}" if different else ""
-
-
-def _check_sequences(tokens: TokenSet) -> None:
-    """Check that each row is in exactly one sequence."""
-    counts = np.bincount(tokens.pack_rows, minlength=len(tokens.labels))
-    if (counts != 1).any():
-        raise ProofFailed(
-            f"step-0 proof: the sequences do not hold each row once: of {len(counts)} rows {int((counts > 1).sum())} are in several "
-            f"sequences and {int((counts == 0).sum())} in none. Remove the cache entry of the data"
-        )
 
 
 def _check_rows(world: DistContext, order: SampleOrder) -> int:

@@ -198,15 +198,12 @@ def relative_error(ours: Sequence[float | None], reference: Sequence[float]) -> 
     """
     if len(ours) != len(reference):
         return math.inf
-    return max((_relative_difference(n, r) for n, r in zip(ours, reference, strict=True)), default=0.0)
-
-
-def _relative_difference(ours: float | None, reference: float) -> float:
-    if ours is None or not math.isfinite(ours) or not math.isfinite(reference):
-        return math.inf
-    if ours == reference:
-        return 0.0
-    return abs(ours - reference) / abs(reference) if reference else math.inf
+    worst = 0.0
+    for own, wanted in zip(ours, reference, strict=True):
+        if own is None or not math.isfinite(own) or not math.isfinite(wanted) or (wanted == 0 != own):
+            return math.inf
+        worst = max(worst, abs(own - wanted) / (abs(wanted) or 1.0))
+    return worst
 
 
 def uneven_trial(spec: RunSpec, plan: LaunchPlan) -> tuple[RunSpec, LaunchPlan]:

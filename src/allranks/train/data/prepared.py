@@ -112,7 +112,11 @@ def prepare(spec: RunSpec, cache_root: Path, *, classifier: bool, log: shared_ca
         "tokenizer": tokenizer_hash(named) if named is not None else f"trained {own_vocabulary(spec)}",
         "classifier": classifier,
         "head": head,
-        "template": [_template_hash(part.template) for part in parts],
+        "template": [
+            hashlib.sha256(read_regular(file, MAX_TEMPLATE_BYTES)).hexdigest() if file.is_file() else part.template
+            for part in parts
+            for file in [Path(part.template).expanduser()]
+        ],
     }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -127,11 +131,6 @@ def prepare(spec: RunSpec, cache_root: Path, *, classifier: bool, log: shared_ca
 def _identity(data: DataSpec) -> dict[str, Any]:
     raw = msgspec.to_builtins(data)
     return {k: v for k, v in raw.items() if k not in ("source", "sources")} | {"kind": Path(source_of(data)).suffix}
-
-
-def _template_hash(name: str) -> str:
-    path = Path(name).expanduser()
-    return hashlib.sha256(read_regular(path, MAX_TEMPLATE_BYTES)).hexdigest() if path.is_file() else name
 
 
 def _write(folder: Path, built: AssembledData, *, own_tokenizer: bool) -> None:

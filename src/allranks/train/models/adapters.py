@@ -40,14 +40,17 @@ def add_adapter(
 
     dimensions = {name: p.ndim for name, p in model.named_parameters()}
     require_parameters(spec, dimensions, "the model")
+    # PEFT would adapt and train them in full: it also saves what ends like a classifier (DistilBERT)
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    second_heads = [name for name in linear if name.endswith("pre_classifier")] or None
     config = LoraConfig(
         r=spec.r,
-        lora_alpha=_whole(spec.alpha),  # type: ignore[arg-type] - PEFT accepts fractions, too
+        lora_alpha=int(spec.alpha) if float(spec.alpha).is_integer() else spec.alpha,  # type: ignore[arg-type] - PEFT accepts fractions, too
         lora_dropout=spec.dropout,
         target_modules=spec.targets if spec.targets is not None else (None if spec.target_parameters else "all-linear"),
         target_parameters=spec.target_parameters or None,
         modules_to_save=spec.modules_to_save or None,
-        exclude_modules=_second_heads(model) if classifier and spec.targets is None else None,
+        exclude_modules=second_heads if classifier and spec.targets is None else None,
         task_type=TaskType.SEQ_CLS if classifier else TaskType.CAUSAL_LM,
     )
     torch.manual_seed(seed + 1)  # equal initial weights of the adapter on every rank
@@ -62,12 +65,6 @@ def add_adapter(
     adapted.peft_config["default"].base_model_name_or_path = base
     adapted.peft_config["default"].revision = revision
     return adapted
-
-
-def _second_heads(model: nn.Module) -> list[str] | None:
-    """Return the linear layers that PEFT would adapt and train in full: it also saves what ends like a classifier (DistilBERT)."""
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return [name for name in names if name.endswith("pre_classifier")] or None
 
 
 def _require_targets(adapted: Any, spec: AdapterSpec, dimensions: Mapping[str, int]) -> None:
@@ -124,9 +121,18 @@ def adapter_remarks(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:
         return ()
     peft: Any = model
     places = sorted(peft.peft_config["default"].target_parameters or [])
-    copied = (*_pefts_forward(model), *_full_copies(model))
+    copied = [
+        f"adapters: {len(names)} layers use PEFT's forward, first {names[0].removeprefix('base_model.model.')}: {why}"
+        for why, names in left_to_peft(model).items()
+    ]
+    wrappers: list[Any] = [m for m in model.modules() if type(m).__name__ == "ParamWrapper"]
+    if plain := [m for m in wrappers if m.num_experts > 1 and "forward" not in vars(m)]:
+        copied.append(
+            f"adapters: PEFT adds the adapters of {len(plain)} parameters to a full copy of their weights in each forward pass, first of "
+            f"{plain[0].parameter_name} in {type(plain[0].get_base_layer()).__name__}, which is not one of transformers' usual classes of experts"
+        )
     if not places:
-        return copied
+        return tuple(copied)
     wanted = spec.targets if spec.targets is not None else ([] if spec.target_parameters else None)
     head = peft.get_output_embeddings()  # PEFT excludes it from "all linear layers"
     left = [
@@ -138,37 +144,13 @@ def adapter_remarks(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:
         and (wanted is None or any(name == t or name.endswith(f".{t}") for t in wanted))
     ]
     if not left:
-        return copied
+        return tuple(copied)
     asked = "every linear layer" if wanted is None else ", ".join(wanted)
     return (
         f"adapters: for {asked}, PEFT adapts the fused experts instead ({', '.join(places)}) and skips {len(left)} linear layers, "
         f"first {left[0]}; name the layers in adapter.targets and the parameters in adapter.target_parameters",
         *copied,
     )
-
-
-def _pefts_forward(model: nn.Module) -> tuple[str, ...]:
-    """Return a remark for each reason why `fuse_lora` left layers to PEFT's own forward."""
-    return tuple(
-        f"adapters: {len(names)} layers use PEFT's forward, first {names[0].removeprefix('base_model.model.')}: {why}"
-        for why, names in left_to_peft(model).items()
-    )
-
-
-def _full_copies(model: nn.Module) -> tuple[str, ...]:
-    """Return a remark if `fuse_expert_lora` left adapters of parameters to PEFT's own forward."""
-    wrappers: list[Any] = [m for m in model.modules() if type(m).__name__ == "ParamWrapper"]
-    plain = [m for m in wrappers if m.num_experts > 1 and "forward" not in vars(m)]
-    if not plain:
-        return ()
-    return (
-        f"adapters: PEFT adds the adapters of {len(plain)} parameters to a full copy of their weights in each forward pass, first of "
-        f"{plain[0].parameter_name} in {type(plain[0].get_base_layer()).__name__}, which is not one of transformers' usual classes of experts",
-    )
-
-
-def _whole(alpha: float) -> int | float:
-    return int(alpha) if float(alpha).is_integer() else alpha
 
 
 def is_adapted(model: nn.Module) -> bool:

@@ -8,6 +8,7 @@ Strategies that gather weights for a forward pass gather them in the compute dty
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from types import MethodType
 from typing import Any
@@ -65,17 +66,12 @@ def use_autocast(model: nn.Module, dtype: torch.dtype, device: torch.device) -> 
             replace_forward(module, _with_cast(module, fused, dtype))
         if isinstance(module, nn.LayerNorm) and module.elementwise_affine and not module.weight.requires_grad:
             replace_forward(module, MethodType(_layer_norm, module))
-    embedding = _input_embedding(base)
+    embedding = None
+    with suppress(AttributeError, NotImplementedError):  # as transformers says of a model without one
+        embedding = base.get_input_embeddings()
     if embedding is not None and any(p.requires_grad for p in embedding.parameters()):
         embedding.register_forward_hook(lambda module, args, output: output.float())
     return True
-
-
-def _input_embedding(model: Any) -> nn.Module | None:
-    try:
-        return model.get_input_embeddings()
-    except (AttributeError, NotImplementedError):  # as transformers says of a model without one
-        return None
 
 
 def compute_dtype(module: nn.Module) -> torch.dtype | None:

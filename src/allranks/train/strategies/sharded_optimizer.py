@@ -73,11 +73,6 @@ class FlatParameter:
         """Bytes of the full tensor with padding, in the dtype in which it is gathered."""
         return self.whole.numel() * self.whole.element_size()
 
-    @property
-    def gradient_bytes(self) -> int:
-        """Bytes of the full gradient with padding."""
-        return self.whole.numel() * self.dtype.itemsize
-
     def gather_in(self, dtype: torch.dtype) -> None:
         """Gather in another dtype than that of this rank's part; the full tensor must have no memory now."""
         self.whole = torch.empty(self.whole.numel(), dtype=dtype, device=self.whole.device)

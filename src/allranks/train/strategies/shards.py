@@ -10,8 +10,7 @@ of other users.)
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -260,25 +259,17 @@ def read_shards(shards: Sequence[TensorShard], folder: Path, group: dist.Process
     from torch.distributed.checkpoint import load as dcp_load
 
     parts = {shard.key: _CheckpointableShard.of(shard) for shard in shards if shard.tensor.numel()}
-    reader = HuggingFaceStorageReader(str(folder))
-    with _as_checkpoint_error():
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
         dcp_load(
             cast("dict[str, Any]", parts),
-            storage_reader=reader,
+            storage_reader=HuggingFaceStorageReader(str(folder)),
             planner=DefaultLoadPlanner(),
             process_group=group,
             no_dist=group is None,
         )
-
-
-@contextmanager
-def _as_checkpoint_error() -> Iterator[None]:
-    """Convert the errors of `torch.distributed.checkpoint`, which raises a rank's failure on all ranks as a `BaseException`."""
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    try:
-        yield
-    except CheckpointException as error:
+    except CheckpointException as error:  # a rank's failure, on all ranks; a `BaseException`
         rank, (problem, _) = min(error.failures.items())
         raise CheckpointError(f"rank {rank}: {str(problem).splitlines()[0] if str(problem) else problem!r}") from None
 

@@ -320,7 +320,7 @@ class Zero3(LoopStrategy):
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         blocks = [flat.bytes for unit in self._units for flat in unit.flats]
         root = [flat.bytes for flat in self._root.flats]
-        gradients = [flat.gradient_bytes for flat in self._trained]
+        gradients = [flat.whole.numel() * flat.dtype.itemsize for flat in self._trained]
         return [
             Traffic("all_gather", "forward", (len(blocks) + len(root)) * accum, (sum(blocks) + sum(root)) * accum),
             Traffic("all_gather", "backward", len(blocks) * accum, sum(blocks) * accum),
