@@ -179,10 +179,13 @@ def wait_for_collectives(quiet: Callable[[], None]) -> None:
 
 
 class ProfileWindow(StepWatcher):
-    """Profile the steps from `first` to `last`, and write the trace to `path`."""
+    """Record collectives in the steps of `recorder`; later profile those from `first` to `last`, and write the trace to `path`."""
 
-    def __init__(self, first: int, last: int, device: torch.device, path: Path) -> None:
-        self.first, self._last, self._device, self._path = first, last, device, path
+    def __init__(
+        self, recorder: CollectiveRecorder, held: MemoryUsage, first: int, last: int, device: torch.device, path: Path
+    ) -> None:
+        self._recorder, self._held = recorder, held
+        self._first, self._last, self._device, self._path = first, last, device, path
         self._profile: profile | None = None
         self._on = False
         self.peak_bytes = 0
@@ -192,7 +195,9 @@ class ProfileWindow(StepWatcher):
         self._quiet = quiet
 
     def step_begins(self, step: int) -> None:
-        if step == self.first:
+        self._recorder.step_begins(step)
+        if step == self._first:
+            self.before_bytes = self._held.kept_between_steps()
             cuda = self._device.type == "cuda"
             if cuda:
                 torch.cuda.reset_peak_memory_stats(self._device)
@@ -206,9 +211,10 @@ class ProfileWindow(StepWatcher):
             self._mark.__enter__()
 
     def part(self, name: str) -> AbstractContextManager[Any]:
-        return record_function(f"allranks.{name}")
+        return self._recorder.part(name) if self._recorder.inside else record_function(f"allranks.{name}")
 
     def step_ends(self, step: int) -> bool:
+        self._recorder.step_ends(step)
         if self._on:
             self._mark.__exit__(None, None, None)
         if step == self._last and self._profile is not None:
@@ -221,6 +227,9 @@ class ProfileWindow(StepWatcher):
             self._profile.export_chrome_trace(str(self._path))
             return True
         return False
+
+    def close(self) -> None:
+        self._recorder.close()
 
 
 def with_load(world: DistContext, action: Callable[[], Result]) -> tuple[Result, dict[str, Any]]:

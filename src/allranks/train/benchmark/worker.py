@@ -37,7 +37,6 @@ from allranks.train.benchmark.measurements import (
 )
 from allranks.train.distributed import DistContext, join_process_group, leave_process_group
 from allranks.train.engines import engine_of
-from allranks.train.loop import StepWatcher
 from allranks.train.strategies.base import Sizes, Traffic
 from allranks.train.strategies.data_parallel import SimpleDDP
 from allranks.train.sync_proof import prove_ranks
@@ -274,11 +273,10 @@ class Verifier:
         model = bench.setup(strategy)
         held, recorder = MemoryUsage(strategy, model), CollectiveRecorder(1, 2)
         trace = bench.folder / name / "traces" / f"rank{self._world.rank}.json.gz"
-        window = ProfileWindow(3, VERIFY_STEPS - 1, self._world.device, trace)
-        watcher = _RecordThenProfile(recorder, window, held)
+        window = ProfileWindow(recorder, held, 3, VERIFY_STEPS - 1, self._world.device, trace)
         (steps, work), load = with_load(
             self._world,
-            lambda: bench.train(strategy, VERIFY_STEPS, bench.log(name, "repeat0"), watcher, engine_of(name)),
+            lambda: bench.train(strategy, VERIFY_STEPS, bench.log(name, "repeat0"), window, engine_of(name)),
         )
         work.updates = held.updates
         expected: list[Traffic] = strategy.traffic(self.sizes, self._world.size, bench.batch.grad_accum)
@@ -314,29 +312,3 @@ class Verifier:
             self._world, lambda: bench.train(strategy, self.timed_steps, log, None, engine_of(name))
         )
         return steps, {"load": load, **self.baselines["timed"].judge(strategy, model, steps, work)}
-
-
-class _RecordThenProfile(StepWatcher):
-    """Record collectives in the first steps and profile later ones."""
-
-    def __init__(self, recorder: CollectiveRecorder, window: ProfileWindow, held: MemoryUsage) -> None:
-        self._recorder, self._window, self._held = recorder, window, held
-
-    def attach(self, quiet: Callable[[], None]) -> None:
-        self._window.attach(quiet)
-
-    def step_begins(self, step: int) -> None:
-        self._recorder.step_begins(step)
-        if step == self._window.first:
-            self._window.before_bytes = self._held.kept_between_steps()
-        self._window.step_begins(step)
-
-    def part(self, name: str) -> Any:
-        return self._recorder.part(name) if self._recorder.inside else self._window.part(name)
-
-    def step_ends(self, step: int) -> bool:
-        self._recorder.step_ends(step)
-        return self._window.step_ends(step)
-
-    def close(self) -> None:
-        self._recorder.close()
