@@ -85,8 +85,20 @@ class StrategyResult:
     undisturbed: int = 0
 
 
+class Unsynchronised(SimpleDDP):
+    """`simple_ddp` without its all-reduce."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+
 class BenchmarkWorker:
-    """Run one rank's part of a comparison. All ranks call every method."""
+    """Run one rank's part of a comparison: compare strategies with references that rank 0 computes first, then time them.
+
+    ``verified`` trains the spec for a few recorded steps. ``uneven`` trains a small perceptron in float32 whose weights no number
+    of ranks divides, with accumulation, clipping, weight decay and a schedule, on rows that do not fill the last batch of an epoch.
+    ``timed`` is the work of the timed repeats. All ranks call every method.
+    """
 
     def __init__(
         self, run: RunDir, spec: RunSpec, plan: LaunchPlan, asked: CompareRequest, world: DistContext, events: EventLog
@@ -97,25 +109,32 @@ class BenchmarkWorker:
 
     def run(self) -> int:
         self._phase(PREPARE_PHASE)
-        wanted = self._asked.warmup_steps + self._asked.steps
-        self._verifier = Verifier(self._run, self._spec, self._plan, self._world, wanted)
-        bench = self._verifier.bench
+        self._timed_steps = self._asked.warmup_steps + self._asked.steps
+        bench = self._bench = TrialRunner(self._run, self._spec, self._plan, self._world)
+        uneven = self._uneven = TrialRunner(self._run, *uneven_trial(self._spec, self._plan), self._world)
+        model = bench.model()
+        self._parameters = sum(p.numel() for p in model.parameters())
+        self._sizes = Sizes(tuple(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad))
         self._phase("prove")
-        proof = prove_ranks(
-            self._world, self._plan.world_size, self._verifier.model, bench.order, tokens=bench.data.train
-        )
+        proof = prove_ranks(self._world, self._plan.world_size, model.model, bench.order, tokens=bench.data.train)
         self._events.write("proof", **msgspec.to_builtins(proof))
         self._phase("train", total_steps=0)
         self._tell("one process computes the references")
-        self._verifier.compute_references()
+        self._verified = Baseline(bench, "verified", VERIFY_STEPS)
+        self._timed = Baseline(bench, "timed", self._timed_steps)
+        self._verified.compute(model)
+        self._timed.compute(model)
+        del model
+        self._uneven_baseline = Baseline(uneven, "uneven", UNEVEN_STEPS)
+        self._uneven_baseline.compute(uneven.model())
         self._tell("negative control: no synchronisation")
-        control = self._verifier.negative_control()
-        found = {entry.name: StrategyResult() for entry in self._asked.strategies}
+        control = self._negative_control()
+        results = {entry.name: StrategyResult() for entry in self._asked.strategies}
         for entry in self._asked.strategies:
             self._tell(f"verifying {entry.name}")
-            self._guarded(found[entry.name], lambda e=entry: self._verify(e.name, e.options, found[e.name]))
-        self._rounds(found)
-        self._write(found, control)
+            self._guarded(results[entry.name], lambda e=entry: self._verify(e, results[e.name]))
+        self._rounds(results)
+        self._write(results, control)
         self._events.write("phase", name="done")
         heartbeat.phase(FINISH_PHASE)
         dist.barrier(group=self._world.control)
@@ -147,7 +166,7 @@ class BenchmarkWorker:
         if known.failed is not None:
             return
         self._tell(text)
-        self._guarded(known, lambda: known.repeats.append(self._time(entry.name, entry.options, len(known.repeats))))
+        self._guarded(known, lambda: known.repeats.append(self._time(entry, len(known.repeats))))
         if known.failed is None:
             known.undisturbed += not was_disturbed(self._world, known.repeats[-1]["load"])
 
@@ -169,16 +188,64 @@ class BenchmarkWorker:
         if self._world.is_first:
             self._events.write("compare", text=text, seconds=round(time.perf_counter() - self._started, 1))
 
-    def _verify(self, name: str, options: dict[str, Any], found: StrategyResult) -> None:
-        found.verified = self._verifier.verify(name, options)
-        gc.collect()
-        found.uneven = self._verifier.verify_uneven(name, options)
+    def _negative_control(self) -> dict[str, Any]:
+        """Train without synchronisation: the parity check must fail, otherwise it proves nothing."""
+        bench, strategy = self._bench, Unsynchronised()
+        model = bench.setup(strategy)
+        steps, work = bench.train(strategy, VERIFY_STEPS, bench.log("negative-control", "repeat0"), None)
+        return self._verified.judge(strategy, model, steps, work)
 
-    def _time(self, name: str, options: dict[str, Any], repeat: int) -> dict[str, Any]:
-        steps, found = self._verifier.time(name, options, repeat)
+    def _verify(self, entry: StrategyChoice, result: StrategyResult) -> None:
+        result.verified = self._record(entry)
+        gc.collect()
+        bench, strategy = self._uneven, strategies.create(entry.name, entry.options)
+        model = bench.setup(strategy)
+        log = bench.log(entry.name, "uneven")
+        steps, work = bench.train(strategy, UNEVEN_STEPS, log, None, engine_of(entry.name))
+        result.uneven = self._uneven_baseline.judge(strategy, model, steps, work)
+
+    def _record(self, entry: StrategyChoice) -> dict[str, Any]:
+        """Return what a strategy did in `VERIFY_STEPS` steps, and what it declares."""
+        bench, name = self._bench, entry.name
+        strategy = strategies.create(name, entry.options)
+        model = bench.setup(strategy)
+        held, recorder = MemoryUsage(strategy, model), CollectiveRecorder(1, 2)
+        trace = bench.folder / name / "traces" / f"rank{self._world.rank}.json.gz"
+        window = ProfileWindow(recorder, held, 3, VERIFY_STEPS - 1, self._world.device, trace)
+        (steps, work), load = with_load(
+            self._world,
+            lambda: bench.train(strategy, VERIFY_STEPS, bench.log(name, "repeat0"), window, engine_of(name)),
+        )
+        work.updates = held.updates
+        expected: list[Traffic] = strategy.traffic(self._sizes, self._world.size, bench.batch.grad_accum)
+        measured = {
+            "claims_overlap": strategy.claims_overlap,
+            "expected": [vars(t) for t in expected],
+            "measured": recorder.totals(),
+            "memory": {
+                "weights_bytes": held.weights(),
+                "gradients_bytes": held.gradients,
+                "optimizer_bytes": held.optimizer_state(),
+                "peak_bytes": window.peak_bytes,  # 0 on a CPU: the peak is in the trace, counted from before_bytes
+            },
+            "before_bytes": window.before_bytes,
+            "load": load,
+        }
+        held.remove()
+        return measured | self._verified.judge(strategy, model, steps, work)
+
+    def _time(self, entry: StrategyChoice, repeat: int) -> dict[str, Any]:
+        """Run the timed steps once; return their figures, the load meanwhile, and how far the weights are from the reference."""
+        bench, strategy = self._bench, strategies.create(entry.name, entry.options)
+        model = bench.setup(strategy)
+        log = bench.log(entry.name, f"repeat{repeat + 1}")
+        (steps, work), load = with_load(
+            self._world, lambda: bench.train(strategy, self._timed_steps, log, None, engine_of(entry.name))
+        )
         counted = steps[self._asked.warmup_steps :]
         return {
-            **found,
+            "load": load,
+            **self._timed.judge(strategy, model, steps, work),
             "tokens": [e["tokens"] for e in counted],
             **{part: [e.get(part, 0.0) for e in counted] for part in PARTS},
         }
@@ -189,9 +256,10 @@ class BenchmarkWorker:
         dist.all_gather_object(every, mine, group=self._world.control)
         if not self._world.is_first:
             return
-        model, batch, baselines = self._spec.model, self._verifier.bench.batch, self._verifier.baselines
+        model, batch = self._spec.model, self._bench.batch
+        baselines = {"verified": self._verified, "uneven": self._uneven_baseline, "timed": self._timed}
         write_json(
-            self._verifier.bench.folder / "measured.json",
+            self._bench.folder / "measured.json",
             {
                 "world_size": self._world.size,
                 "nodes": len(self._plan.nodes),
@@ -199,8 +267,8 @@ class BenchmarkWorker:
                 "dtype": self._plan.dtype,
                 "param_dtype": self._plan.param_dtype,
                 "model": model.name if model else None,
-                "parameters": self._verifier.parameters,
-                "trained_bytes": self._verifier.sizes.trained_bytes,
+                "parameters": self._parameters,
+                "trained_bytes": self._sizes.trained_bytes,
                 "grad_accum": batch.grad_accum,
                 "global_batch_size": batch.global_batch_size,
                 "steps": self._asked.steps,
@@ -216,99 +284,3 @@ class BenchmarkWorker:
                 "ranks": every,
             },
         )
-
-
-class Unsynchronised(SimpleDDP):
-    """`simple_ddp` without its all-reduce."""
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-
-
-class Verifier:
-    """Compare strategies with references that rank 0 computes first. All ranks call the same methods.
-
-    ``verified`` trains the spec for a few recorded steps. ``uneven`` trains a small perceptron in float32 whose weights no number
-    of ranks divides, with accumulation, clipping, weight decay and a schedule, on rows that do not fill the last batch of an epoch.
-    ``timed`` is the work of the timed repeats.
-    """
-
-    def __init__(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, world: DistContext, timed_steps: int) -> None:
-        self._world = world
-        self.bench = TrialRunner(run, spec, plan, world)
-        self._uneven = TrialRunner(run, *uneven_trial(spec, plan), world)
-        self._model = self.bench.model()
-        self.parameters = sum(p.numel() for p in self._model.parameters())
-        self.sizes = Sizes(tuple(p.numel() * p.element_size() for p in self._model.parameters() if p.requires_grad))
-        self.timed_steps = timed_steps
-        self.baselines = {
-            "verified": Baseline(self.bench, "verified", VERIFY_STEPS),
-            "uneven": Baseline(self._uneven, "uneven", UNEVEN_STEPS),
-            "timed": Baseline(self.bench, "timed", timed_steps),
-        }
-
-    @property
-    def model(self) -> Any:
-        """The model without its loss."""
-        return self._model.model
-
-    def compute_references(self) -> None:
-        """Compute the references on rank 0; the others wait on the control group."""
-        self.baselines["verified"].compute(self._model)
-        self.baselines["timed"].compute(self._model)
-        del self._model
-        self.baselines["uneven"].compute(self._uneven.model())
-
-    def negative_control(self) -> dict[str, Any]:
-        """Train without synchronisation: the parity check must fail, otherwise it proves nothing."""
-        strategy = Unsynchronised()
-        model = self.bench.setup(strategy)
-        steps, work = self.bench.train(strategy, VERIFY_STEPS, self.bench.log("negative-control", "repeat0"), None)
-        return self.baselines["verified"].judge(strategy, model, steps, work)
-
-    def verify(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
-        """Return what a strategy did in `VERIFY_STEPS` steps, and what it declares."""
-        bench = self.bench
-        strategy = strategies.create(name, options)
-        model = bench.setup(strategy)
-        held, recorder = MemoryUsage(strategy, model), CollectiveRecorder(1, 2)
-        trace = bench.folder / name / "traces" / f"rank{self._world.rank}.json.gz"
-        window = ProfileWindow(recorder, held, 3, VERIFY_STEPS - 1, self._world.device, trace)
-        (steps, work), load = with_load(
-            self._world,
-            lambda: bench.train(strategy, VERIFY_STEPS, bench.log(name, "repeat0"), window, engine_of(name)),
-        )
-        work.updates = held.updates
-        expected: list[Traffic] = strategy.traffic(self.sizes, self._world.size, bench.batch.grad_accum)
-        found = {
-            "claims_overlap": strategy.claims_overlap,
-            "expected": [vars(t) for t in expected],
-            "measured": recorder.totals(),
-            "memory": {
-                "weights_bytes": held.weights(),
-                "gradients_bytes": held.gradients,
-                "optimizer_bytes": held.optimizer_state(),
-                "peak_bytes": window.peak_bytes,  # 0 on a CPU: the peak is in the trace, counted from before_bytes
-            },
-            "before_bytes": window.before_bytes,
-            "load": load,
-        }
-        held.remove()
-        return found | self.baselines["verified"].judge(strategy, model, steps, work)
-
-    def verify_uneven(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
-        """Return what a strategy did in `UNEVEN_STEPS` steps of the uneven trial."""
-        bench, strategy = self._uneven, strategies.create(name, options)
-        model = bench.setup(strategy)
-        steps, work = bench.train(strategy, UNEVEN_STEPS, bench.log(name, "uneven"), None, engine_of(name))
-        return self.baselines["uneven"].judge(strategy, model, steps, work)
-
-    def time(self, name: str, options: dict[str, Any], repeat: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Run the timed steps once; return their events, the load meanwhile, and how far the weights are from the reference."""
-        bench, strategy = self.bench, strategies.create(name, options)
-        model = bench.setup(strategy)
-        log = bench.log(name, f"repeat{repeat + 1}")
-        (steps, work), load = with_load(
-            self._world, lambda: bench.train(strategy, self.timed_steps, log, None, engine_of(name))
-        )
-        return steps, {"load": load, **self.baselines["timed"].judge(strategy, model, steps, work)}
