@@ -67,7 +67,7 @@ def test_saves_that_lie_are_refused(tmp_path: Path) -> None:
     assert not missed
     assert all("Earlier checkpoints are untouched" in problem for problem in found[0].values())
     slices = [p for n, p in found[0].items() if n.endswith("only_the_first_ranks_slice")]
-    assert all("element" in p for p in slices), slices
+    assert all("element" in p or "shape" in p for p in slices), slices
     said = {
         "a_weight_changed_on_its_way": "differs from memory after it was read again",
         "a_weight_missing": "differs from memory after it was read again",
