@@ -20,7 +20,9 @@ from allranks.nodes.staging.broadcast import staged
 from allranks.nodes.staging.bundles import Bundle, assemble
 from allranks.nodes.staging.manifests import NodeStage, load_manifest
 from allranks.nodes.staging.sources import environment_source, project_source
+from allranks.rundir.files import read_json
 from tests.cluster.helpers import SRC, on, submit, wait_state
+from tests.cluster.runs import log_of, run, spec_in
 
 TRAIN = "import fake, helper, sys; print('RAN', fake.VALUE, fake.__file__, helper.__file__, sys.argv[1])\n"
 UID = os.getuid()
@@ -100,6 +102,33 @@ def test_only_the_node_that_lacks_it_gets_it_and_runs_it(box: Box, bundle: Bundl
             manifest.save(shared / "stage.json")
             assert load_manifest(shared / "stage.json") == manifest
         assert [left(box, name) for name in ("n1", "n2", "n3")] == [[], [], []]
+
+
+def test_folders_and_patterns_of_data_reach_the_node_that_lacks_them(box: Box, shared: Path) -> None:
+    """Two sources and the rows to evaluate on: a folder of texts, and patterns, one of them relative."""
+    for number in range(24):
+        for kind, text in (
+            ("texts/{}.md", f"# Page {number}\n\nSay word."),
+            ("rows/{}.jsonl", f'{{"text": "say word {number}"}}\n'),
+        ):
+            path = shared / "data" / kind.format(f"sub/{number}" if number % 2 else number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    sources = [{"source": str(shared / "data" / "texts")}, {"source": "data/rows/**/*.jsonl"}]
+    spec = spec_in(shared, cluster={"nodes": 2}, eval={"source": f"{shared}/data/rows/*.jsonl", "samples": 0})
+    spec["data"] = {"sources": sources, "max_length": 64}
+    with injected(box, "hide-folder", "n2", path=str(shared / "data")):
+        done, run_dir = run(shared, spec)
+        assert done.returncode == 0, done.stdout + done.stderr + log_of(run_dir)
+        staged_on = {
+            n["node"]: [p["name"] for p in n["parts"] if p["staged"]] for n in read_json(run_dir.stage)["nodes"]
+        }
+        assert staged_on == {"n1": [], "n2": ["data-1", "data-2", "eval-data"]}
+        never, _ = run(shared, {**spec, "cluster": {**spec["cluster"], "stage": "never"}})
+        assert never.returncode == 3
+        assert "n2 does not see" in never.stderr
+    done, run_dir = run(shared, {**spec, "cluster": {**spec["cluster"], "stage": "never"}})
+    assert done.returncode == 0, done.stdout + done.stderr + log_of(run_dir)
 
 
 def test_nothing_is_sent_where_nothing_is_missing(box: Box, bundle: Bundle) -> None:
