@@ -27,6 +27,8 @@ LEAST_S = 10.0
 """For steps, however short: a busy machine or file system delays the next one."""
 UNKNOWN_S = 600.0
 """For the first step or evaluation, if hangs are not monitored; otherwise the limit of the hang monitor."""
+COMPARISON_S = 3.0
+"""The ranks of a comparison have nothing to save and do not look for a stop: waiting longer gains nothing."""
 NOTHING_TRAINED = ("start", "prepare", "build", "prove")
 
 
@@ -39,8 +41,9 @@ class StopLimit:
     """
 
     def __init__(self, run: RunDir, plan: LaunchPlan, least_s: float, rank: int = 0) -> None:
-        self._file, self._least_s = run.events_of(rank), least_s
-        self._saves = plan.batch is not None and not run.compare.exists()
+        comparison = run.compare.exists()
+        self._file, self._least_s = run.events_of(rank), min(least_s, COMPARISON_S) if comparison else least_s
+        self._saves = plan.batch is not None and not comparison
         self._unknown_s = plan.hang.long_s if plan.hang else UNKNOWN_S
         self._since = time.monotonic()
         self._read_at, self._offset = 0.0, 0
