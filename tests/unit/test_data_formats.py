@@ -120,7 +120,7 @@ def test_speakers_and_their_roles() -> None:
     (example,) = rendered([{"conversations": [{"from": who, "value": what} for who, what in said]}])
     assert [m["role"] for m in example.messages] == ["system", "user", "assistant", "tool", "tool", "assistant"]
     with pytest.raises(
-        DataError, match=r"row 0, column 'conversations': unknown speaker 'npc' in 'from' \(known: human"
+        DataError, match=r"row 0, column 'conversations', message 0: unknown speaker 'npc' in 'from' \(known: human"
     ):
         rendered([{"conversations": [{"from": "npc", "value": "x"}]}])
 

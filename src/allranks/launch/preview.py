@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -70,8 +69,7 @@ def plan_with_model(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     return msgspec.structs.replace(found, warnings=[*found.warnings, *model_warnings(spec)])
 
 
-@dataclass(frozen=True)
-class PreparedRun:
+class PreparedRun(msgspec.Struct, frozen=True, dict=True):
     """A request, and what follows from it. Facts are read, and plan and memory decided, when they are first needed, and once."""
 
     spec: RunSpec
