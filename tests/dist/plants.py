@@ -418,7 +418,7 @@ class _Bugs:
             out = usual(ranges, stored)
             at = [i for i, s in enumerate(out) if s.key.endswith("/exp_avg")]
             for i, j in itertools.pairwise(at):
-                if out[i].numel == out[j].numel and world.rank == 1:
+                if out[i].numel == out[j].numel:
                     out[i], out[j] = replace(out[i], key=out[j].key), replace(out[j], key=out[i].key)
             return out
 
