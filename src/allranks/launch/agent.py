@@ -457,7 +457,7 @@ class Agent:
             end=self._end_hung,
             device=self._plan.device,
             script=script,
-            begins=lambda: any(not s.serves for s in self._tcp_stores),
+            awaits_store=lambda: any(not s.serves for s in self._tcp_stores),
         )
 
     def _log_reader(self) -> LogProgress | None:

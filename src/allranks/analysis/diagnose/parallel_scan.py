@@ -12,7 +12,8 @@ from allranks.analysis.diagnose.records import EMPTY_FILE, FileScan, LogSignal
 from allranks.analysis.diagnose.scanner import Scanner
 from allranks.analysis.flight_recorder import HEAD, is_flight_record, read_flight_record
 from allranks.utils.inputs import open_regular, read_regular
-from allranks.utils.workers import available_cores, map_in_processes
+from allranks.utils.machine import usable_cpus
+from allranks.utils.workers import map_in_processes
 
 EXIT_RECORD_SUFFIX = ".exit.json"
 _STOPPED = (0, -15)  # completed, or stopped because another process had failed
@@ -78,7 +79,7 @@ _scanner: Scanner | None = None
 
 def scan_files(sources: list[LogFile], workers: int | None = None) -> list[FileScan]:
     """Scan every file; the results are in the order of `sources`."""
-    count = min(workers or available_cores(), len(sources))
+    count = min(workers or usable_cpus(), len(sources))
     if count < 2 or (workers is None and sum(s.size for s in sources) < PARALLEL_BYTES):
         return [scan_file(pair) for pair in enumerate(sources)]
     # so that the processes end at about the same time

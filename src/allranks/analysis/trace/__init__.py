@@ -13,7 +13,7 @@ from allranks.analysis.trace.files import TraceSet, find_trace_sets
 from allranks.analysis.trace.rank import Result, UnreadableTrace, read_all
 from allranks.analysis.trace.records import Problem, TraceReport
 from allranks.errors import RequestError
-from allranks.utils.workers import available_cores
+from allranks.utils.machine import usable_cpus
 
 SMALL_BYTES = 1 << 22  # for fewer bytes, starting a process takes longer than reading them
 
@@ -59,7 +59,7 @@ def read_traces(files: Sequence[Path], workers: int | None = None) -> dict[Path,
     `workers`: as for `analyse`; a few small files are read in this process.
     """
     queue = sorted(set(files), key=_size, reverse=True)
-    count = min(workers if workers is not None else available_cores(), len(queue))
+    count = min(workers if workers is not None else usable_cpus(), len(queue))
     return read_all(queue, count if sum(_size(f) for f in queue) >= SMALL_BYTES else 1)
 
 

@@ -92,7 +92,7 @@ class HangMonitor(threading.Thread):
         channel: the agent's `launch.channel.ChannelClient`.
         device: ``cuda`` or ``cpu``: where the ranks compute.
         script: for a user's own program, which hangs only if all its nodes raise an alarm.
-        begins: whether the ranks still wait for a process of allranks: their silence does not count.
+        awaits_store: whether the ranks still wait for the process of their store to start: their silence does not count.
         raise_alarm: sends the alarm to the driver, or (None) withdraws it.
         end: stops the ranks of this node; always called after the examination, even if nothing can be written.
     """
@@ -108,13 +108,14 @@ class HangMonitor(threading.Thread):
         end: Callable[[], None],
         device: str = "cpu",
         script: ScriptSilence | None = None,
-        begins: Callable[[], bool] = lambda: False,
+        awaits_store: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(name="hangs", daemon=True)
         self._run, self._attempt, self._node = watched.run, watched.attempt, watched.node
         self._named, self._host, self._pages = watched.named, watched.host, watched.pages
         self._limits, self._collector, self._channel = limits, collector, channel
-        self._raise, self._end, self._script, self._device, self._begins = raise_alarm, end, script, device, begins
+        self._raise, self._end, self._script, self._device = raise_alarm, end, script, device
+        self._awaits_store = awaits_store
         self._suspects = False
         self._floor = time.monotonic()
         self._worked: dict[int, _Sample] = {}
@@ -125,7 +126,7 @@ class HangMonitor(threading.Thread):
         last = time.monotonic()
         while not self._stopped.wait(LOOK_S):
             now = time.monotonic()
-            if now - last > PAUSED_S or self._begins():
+            if now - last > PAUSED_S or self._awaits_store():
                 self._floor = now
             last = now
             try:
