@@ -1,8 +1,9 @@
-"""Read dumps of torch's flight recorder without unpickling (only plain values are built), and find where ranks diverge in their collectives.
+"""Read dumps of torch's flight recorder without unpickling (only plain values are built), and find where ranks diverge
+in their collectives.
 
-A dump may come from any user. Pickled values can share parts through the memo, so a dump of 1 kB can expand to 2**60 values, and
-nesting has no limit. Building values takes linear time in the number of opcodes, which is bounded. No code walks a complete value:
-dictionary keys are scalars, and `_call` reads a bounded number of scalars from known places.
+A dump may come from any user. Pickled values can share parts through the memo, so a dump of 1 kB can expand to 2**60
+values, and nesting has no limit. Building values takes linear time in the number of opcodes, which is bounded. No code
+walks a complete value: dictionary keys are scalars, and `_call` reads a bounded number of scalars from known places.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ _ALLOWED = frozenset(_OPCODES.split())
 class CollectiveCall(Struct, frozen=True, kw_only=True):
     """One collective that a rank has called.
 
-    ``sizes`` are those of its inputs; ``done``: it has completed on this rank; ``where``: the program's line, ``file:line:function``.
+    ``sizes`` are those of its inputs; ``done``: it has completed on this rank; ``where``: the program's line,
+    ``file:line:function``.
     """
 
     group: str
@@ -69,7 +71,8 @@ C = TypeVar("C", bound=CollectiveCall)
 class OpenCollective(Struct, Generic[C], frozen=True):
     """The first collective of a group that is unfinished on a rank.
 
-    ``calls``: by rank, what was called as this number of the group. ``absent``: ranks whose last call in the group is an earlier one.
+    ``calls``: by rank, what was called as this number of the group. ``absent``: ranks whose last call in the group is
+    an earlier one.
     """
 
     group: str
@@ -84,7 +87,8 @@ class OpenCollective(Struct, Generic[C], frozen=True):
 
     @property
     def differs(self) -> bool:
-        """Return whether the ranks called different operations, or one operation with sizes that must be equal and are not."""
+        """Return whether the ranks called different operations, or one operation with sizes that must be equal and are
+        not."""
         return len({c.op for c in self.calls.values() if c.op}) > 1 or any(len(s) > 1 for s in self._sizes())
 
     @property
@@ -180,7 +184,8 @@ def read_flight_record(path: Path) -> FlightRecord:
 
 
 def _load_items(reader: Any) -> None:
-    """Refuse keys whose hash is expensive or can be made to collide: tuples (nested ones also exhaust C's stack), large integers."""
+    """Refuse keys whose hash is expensive or can be made to collide: tuples (nested ones also exhaust C's stack), large
+    integers."""
     values = reader.pop_mark()
     for key in values[::2]:
         if not isinstance(key, str) and not (isinstance(key, int) and abs(key) < 1 << 60):
@@ -195,7 +200,8 @@ def _load_item(reader: Any) -> None:
 
 
 class _PlainUnpickler(pickle._Unpickler):
-    """Build numbers, texts, lists, tuples and dictionaries; nothing is imported. `_ALLOWED` leaves no other object to call."""
+    """Build numbers, texts, lists, tuples and dictionaries; nothing is imported. `_ALLOWED` leaves no other object to
+    call."""
 
     dispatch: ClassVar[dict[int, Any]] = {
         **pickle._Unpickler.dispatch,

@@ -1,4 +1,5 @@
-"""Find out from ``cpu_load`` events what happened to the CPU time of the ranks: given, taken by others, or not known. Pure."""
+"""Find out from ``cpu_load`` events what happened to the CPU time of the ranks: given, taken by others, or not known.
+Pure."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def records_during(records: Sequence[LoadRecord], begin: float, end: float) -> l
 
 
 def lost_time(records: Sequence[LoadRecord]) -> Lost:
-    """Return what a rank may have lost beside its main thread's own time without a core; nothing if that is not known."""
+    """Return what a rank may have lost beside its main thread's own time without a core; nothing if that is not
+    known."""
     use = add_uses([r.use for r in records])
     if use is None:
         return Lost()
@@ -121,12 +123,15 @@ def machine_message(load: MachineLoad, differs: bool) -> str | None:
     because = describe_load(load)
     not_slow = "; no rank is called slow for it" if differs else ""
     if load.taken_share is not None and (load.taken_share >= TAKEN_SHARE or (differs and load.overloaded)):
-        return f"{load.host} is overloaded: {load.taken_share:.0%} of the CPU time of its ranks was taken ({because}){not_slow}"
+        return (
+            f"{load.host} is overloaded: {load.taken_share:.0%} of the CPU time of its ranks was taken "
+            f"({because}){not_slow}"
+        )
     if load.competing_share is not None and load.competing_share >= COMPETING and differs:
         fewer_threads = "" if load.compute_threads == 1 else ", or a smaller OMP_NUM_THREADS"
         return (
-            f"the ranks on {load.host} compete for its cores: {load.competing_share:.0%} of the CPU time that they want goes to each "
-            f"other ({because}){not_slow}. Use fewer ranks per node{fewer_threads}"
+            f"the ranks on {load.host} compete for its cores: {load.competing_share:.0%} of the CPU time that they "
+            f"want goes to each other ({because}){not_slow}. Use fewer ranks per node{fewer_threads}"
         )
     return None
 

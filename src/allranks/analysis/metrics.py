@@ -1,4 +1,5 @@
-"""Compute metrics.json from the events of all ranks: of trainings, also failed ones, and of users' own programs. Pure."""
+"""Compute metrics.json from the events of all ranks: of trainings, also failed ones, and of users' own programs.
+Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ from allranks.utils.text import as_dicts, as_list, finite_float, finite_int, for
 WARMUP_STEPS = stragglers.WARMUP_STEPS
 Events = list[dict[str, Any]]
 PEAK_FLOPS = {
-    # Dense bf16 peaks in FLOP/s, without sparsity, from the vendors' data sheets (NVIDIA's give twice as much, "with sparsity").
-    # The names are those of the drivers, in full: "H100" is also part of H100 NVL and of its MIG instances. Others have no MFU.
+    # Dense bf16 peaks in FLOP/s, without sparsity, from the vendors' data sheets (NVIDIA's give twice as much, "with
+    # sparsity"). The names are those of the drivers, in full: "H100" is also part of H100 NVL and of its MIG instances.
+    # Others have no MFU.
     "NVIDIA A10": 125e12,
     "NVIDIA A10G": 70e12,
     "NVIDIA A30": 165e12,
@@ -49,9 +51,10 @@ def expert_load(story: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the share of tokens of each expert in each block, over all training steps; None for a dense model.
 
     Returns:
-        ``experts``: number of experts per block; ``min`` and ``max``: the smallest and the largest share in any block; ``layers``: for
-        each block ``layer`` (its number), ``min``, ``mean`` and ``max`` share, ``most`` (the expert with the largest share) and
-        ``unused`` (experts without tokens). With even load every expert has the share ``mean``.
+        ``experts``: number of experts per block; ``min`` and ``max``: the smallest and the largest share in any block;
+        ``layers``: for
+        each block ``layer`` (its number), ``min``, ``mean`` and ``max`` share, ``most`` (the expert with the largest
+        share) and ``unused`` (experts without tokens). With even load every expert has the share ``mean``.
     """
     totals: dict[str, list[int]] = {}
     for event in story:
@@ -83,7 +86,8 @@ def _layer(name: str, counts: list[int]) -> dict[str, Any]:
 
 
 def before_and_after(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows with ``prompt``, ``expected``, ``before`` (None without an earlier evaluation), ``before_step`` and ``after``, from rank 0's events."""
+    """Return rows with ``prompt``, ``expected``, ``before`` (None without an earlier evaluation), ``before_step`` and
+    ``after``, from rank 0's events."""
     evals = [(e.get("step"), found) for e in events if e["event"] == "eval" and (found := as_dicts(e.get("samples")))]
     if not evals:
         return []
@@ -234,7 +238,8 @@ def _unknown_of_program(steps: dict[int, Events]) -> dict[str, Any]:
 
 
 def best_evaluation(story: Events) -> dict[str, Any]:
-    """Return ``best_step`` and ``best_eval_loss``: the evaluation with the lowest held-out loss after a step; None without one."""
+    """Return ``best_step`` and ``best_eval_loss``: the evaluation with the lowest held-out loss after a step; None
+    without one."""
     found = [(e["loss"], e["step"]) for e in story if e["event"] == "eval" and e.get("loss") is not None and e["step"]]
     loss, step = min(found, default=(None, None))
     return {"best_step": step, "best_eval_loss": loss}
@@ -262,7 +267,8 @@ def own_time(story: dict[int, Events]) -> dict[str, Any] | None:
 def engine_of(story: Events) -> dict[str, Any] | None:
     """Return the engine of another library that a strategy uses: name, version, and start-up times.
 
-    ``import_s`` and ``initialize_s`` (with compilation) are the seconds of importing and starting it; no step includes them.
+    ``import_s`` and ``initialize_s`` (with compilation) are the seconds of importing and starting it; no step includes
+    them.
     """
     found = last_event(story, "engine")
     keys = ("engine", "version", "import_s", "initialize_s")
@@ -281,7 +287,8 @@ def epoch_time(times: list[float], data: dict[str, Any], plan: LaunchPlan) -> fl
 
 
 def throughput(steps: dict[int, Events]) -> float | None:
-    """Return real tokens per second over all ranks, in the steps after warm-up. Ranks are synchronous, so rank 0's time is used."""
+    """Return real tokens per second over all ranks, in the steps after warm-up. Ranks are synchronous, so rank 0's time
+    is used."""
     tokens = sum(e["tokens"] for s in steps.values() for e in _after_warm_up(s))
     seconds = sum(sum(e.get("step_times_s") or [e["step_time_s"]]) for e in _after_warm_up(steps.get(0, [])))
     return tokens / seconds if seconds else None
@@ -306,7 +313,8 @@ def _not_compiled(ranks: dict[int, Events]) -> str | None:
 
 
 def wall_time(ranks: dict[int, Events]) -> float | None:
-    """Return the seconds from the first to the last event of an attempt, summed over attempts (without the time between them)."""
+    """Return the seconds from the first to the last event of an attempt, summed over attempts (without the time between
+    them)."""
     times: dict[int, list[float]] = {}
     for events in ranks.values():
         attempt = 0
@@ -327,7 +335,8 @@ def quantile(values: list[float], q: float) -> float:
 
 
 def mfu(rate: float | None, model: dict[str, Any], plan: LaunchPlan) -> float | None:
-    """Return the model FLOP utilisation; None on a CPU, and if the peak of the GPU or the parameters that a token uses are unknown.
+    """Return the model FLOP utilisation; None on a CPU, and if the peak of the GPU or the parameters that a token uses
+    are unknown.
 
     Counts 6 FLOPs per parameter and token; with LoRA 4 per frozen and 6 per trained parameter (frozen weights get no
     gradient; NeMo counts the same way). Of a mixture of experts, only the parameters that a token uses count.
@@ -342,7 +351,8 @@ def mfu(rate: float | None, model: dict[str, Any], plan: LaunchPlan) -> float | 
 def attention_flops_per_token(steps: dict[int, Events], model: dict[str, Any], spec: RunSpec) -> float | None:
     """Return the FLOPs of attention per real token in the steps after warm-up, forward and backward.
 
-    A token attends to those of its row up to itself (in an encoder: to all of its row), so that this depends on the lengths of the rows.
+    A token attends to those of its row up to itself (in an encoder: to all of its row), so that this depends on the
+    lengths of the rows.
 
     Returns:
         None for a run that did not record them, and where a sliding window may be shorter than a row.
@@ -359,7 +369,8 @@ def attention_flops_per_token(steps: dict[int, Events], model: dict[str, Any], s
 def add_attention(
     utilisation: float | None, attention: float | None, rate: float | None, model: dict[str, Any], plan: LaunchPlan
 ) -> float | None:
-    """Return the model FLOP utilisation with the FLOPs of attention (Chowdhery et al. 2022, PaLM, appendix B); None if it is not known.
+    """Return the model FLOP utilisation with the FLOPs of attention (Chowdhery et al. 2022, PaLM, appendix B); None if
+    it is not known.
 
     Args:
         utilisation: the result of `mfu`.
@@ -388,8 +399,8 @@ def progress_events(events: Events) -> Events:
 def progress_metrics(ranks: dict[int, Events]) -> dict[str, Any]:
     """Return the values of metrics.json that a user's own program has made known; empty if there are none.
 
-    ``progress_source`` is ``report`` or ``log``. Steps and losses are those of the lowest rank that has said any. Rates are measured from the
-    first record to the last one; ``tokens_per_s`` adds up the ranks that have reported tokens.
+    ``progress_source`` is ``report`` or ``log``. Steps and losses are those of the lowest rank that has said any. Rates
+    are measured from the first record to the last one; ``tokens_per_s`` adds up the ranks that have reported tokens.
     """
     story = {rank: found for rank, events in sorted(ranks.items()) if (found := progress_events(events))}
     if any(e["source"] == REPORTED for found in story.values() for e in found):
@@ -427,14 +438,16 @@ def progress_metrics(ranks: dict[int, Events]) -> dict[str, Any]:
 
 
 def _not_finite_since(lossy: Events) -> int | None:
-    """Return the index of the first loss after which none was finite; None if the last one was. JSON has no NaN: its value is null."""
+    """Return the index of the first loss after which none was finite; None if the last one was. JSON has no NaN: its
+    value is null."""
     finite = [i for i, e in enumerate(lossy) if finite_float(e["loss"]) is not None]
     first = finite[-1] + 1 if finite else 0
     return first if first < len(lossy) else None
 
 
 def describe_non_finite_loss(metrics: dict[str, Any]) -> str:
-    """Return since when the loss of a user's own program is not finite, as a sentence without a full stop; empty if it is, or nothing is known."""
+    """Return since when the loss of a user's own program is not finite, as a sentence without a full stop; empty if it
+    is, or nothing is known."""
     found = metrics.get("loss_not_finite")
     if not isinstance(found, dict):
         return ""

@@ -1,7 +1,7 @@
 """Parse stack dumps and determine what a thread is doing. Pure.
 
-The hang watch of a run, the message about a crashed rank and `allranks diagnose` use it. Frames are ``file:function`` texts, innermost
-first, where the line number does not matter.
+The hang watch of a run, the message about a crashed rank and `allranks diagnose` use it. Frames are ``file:function``
+texts, innermost first, where the line number does not matter.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def is_library_file(path: str) -> bool:
 
 
 def main_thread_frames(text: str) -> list[StackFrame]:
-    """Return the frames of the main thread in a dump of faulthandler or py-spy, innermost first; empty if the text has none."""
+    """Return the frames of the main thread in a dump of faulthandler or py-spy, innermost first; empty if the text has
+    none."""
     threads: list[_Thread] = []
     for line in text.splitlines():
         if _THREAD_LINE.match(line):
@@ -163,7 +164,8 @@ def is_build_lock_stack(frames: Sequence[str]) -> bool:
 
 
 def is_checkpoint_frame(frame: str) -> bool:
-    """Return whether a frame writes or reads a checkpoint, or gathers the model for one; not activation checkpointing."""
+    """Return whether a frame writes or reads a checkpoint, or gathers the model for one; not activation
+    checkpointing."""
     return _CHECKPOINT.search(frame) is not None
 
 
@@ -178,7 +180,8 @@ def foreground_frames(frames: Sequence[str]) -> list[str]:
 
 
 def thread_activity(frames: Sequence[str]) -> Activity:
-    """Return what a thread is doing; it is in a collective of a checkpoint if the collective is not among the innermost frames."""
+    """Return what a thread is doing; it is in a collective of a checkpoint if the collective is not among the innermost
+    frames."""
     near = foreground_frames(frames)
     saves = any(map(is_checkpoint_frame, near))
     if any(_COLLECTIVE.search(f) or _DEVICE_WAIT.search(f) for f in (near[:6] if saves else near)):

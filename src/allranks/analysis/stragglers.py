@@ -1,16 +1,17 @@
-"""Find ranks that are always slower than the others in their own work, and slow or lossy links between hosts. Pure: uses the events of the ranks only.
+"""Find ranks that are always slower than the others in their own work, and slow or lossy links between hosts. Pure:
+uses the events of the ranks only.
 
-With synchronous training, every rank's step takes as long as that of the slowest rank, so step times show nothing. ``own_s`` of
-a step event is the time before the rank had to wait: data and forward passes, without waits inside them;
+With synchronous training, every rank's step takes as long as that of the slowest rank, so step times show nothing.
+``own_s`` of a step event is the time before the rank had to wait: data and forward passes, without waits inside them;
 ``own_backward_s`` and ``own_optimizer_s`` are the same for backward passes and optimizer, if they can be measured (see
 `allranks.train.step_timers`). ``own_queued_s`` etc. is the part of each in which the rank had no core.
 
-A rank is slow if it differs from the others without the time that was taken from it. If that time explains the difference, the
-machine is the reason, not the rank.
+A rank is slow if it differs from the others without the time that was taken from it. If that time explains the
+difference, the machine is the reason, not the rank.
 
-Links are judged by the TCP counters in ``links`` events. Only the kernel's own evidence counts: segments that had to be sent again, and
-the time per byte that data was on its way, without the time in which the receiver did not read. Links that use no TCP (InfiniBand,
-shared memory) are not known.
+Links are judged by the TCP counters in ``links`` events. Only the kernel's own evidence counts: segments that had to be
+sent again, and the time per byte that data was on its way, without the time in which the receiver did not read. Links
+that use no TCP (InfiniBand, shared memory) are not known.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ MAX_LINKS_REPORTED = 3
 class RankPace(msgspec.Struct, frozen=True, kw_only=True):
     """The pace of one rank: the median of its own time per step, and its ratio to the median of the other ranks.
 
-    The same for its backward passes and its optimizer, or None if they cannot be measured. ``queued_share`` is the part of all of
-    them in which the rank had no core. ``slow_in`` are the measures in which it is slow; ``reason`` is None if it does not differ.
+    The same for its backward passes and its optimizer, or None if they cannot be measured. ``queued_share`` is the part
+    of all of them in which the rank had no core. ``slow_in`` are the measures in which it is slow; ``reason`` is None
+    if it does not differ.
     """
 
     rank: int
@@ -96,7 +98,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Measure(msgspec.Struct, frozen=True):
-    """One measure of one rank. ``queued_s`` is the sum over all steps, None if not known; ``spent_s`` that of the whole measure."""
+    """One measure of one rank. ``queued_s`` is the sum over all steps, None if not known; ``spent_s`` that of the whole
+    measure."""
 
     median_s: float
     relative: float
@@ -116,7 +119,8 @@ def measure_pace(
     """Return the ranks' pace over the same steps; None if it cannot be determined (one rank, too few steps).
 
     Args:
-        times: for each measure, each rank's own time of each step, in seconds, in the same order of steps. `OWN` is needed.
+        times: for each measure, each rank's own time of each step, in seconds, in the same order of steps. `OWN` is
+        needed.
         steps_s: durations of these complete steps on any rank.
         hosts: the host of each rank.
         queued: the part of `times` in which the rank had no core; without it the reason of a difference is not known.
@@ -207,8 +211,8 @@ def straggler_message(found: RankPace) -> str:
     kind = max(found.slow_in or (OWN,), key=lambda k: ratios.get(k, 0.0))
     verb = "take" if kind == BACKWARD else "takes"
     text = (
-        f"rank {found.rank}{where} is slow: its {MEASURE_NAMES[kind]} {verb} {ratios.get(kind, 0.0):.1f} times the median of the others "
-        f"in the last {WINDOW_STEPS} steps; the others wait for it"
+        f"rank {found.rank}{where} is slow: its {MEASURE_NAMES[kind]} {verb} {ratios.get(kind, 0.0):.1f} times the "
+        f"median of the others in the last {WINDOW_STEPS} steps; the others wait for it"
     )
     if found.reason == "unknown":
         text += ". It is not known whether its CPU time was taken by other processes (no /proc/<pid>/schedstat)"
@@ -348,7 +352,8 @@ MIN_BYTES = 1 << 20
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """What went from the ranks of one host to another one. ``relative`` is the time per byte against the fast ones of the others."""
+    """What went from the ranks of one host to another one. ``relative`` is the time per byte against the fast ones of
+    the others."""
 
     host: str
     peer: str
@@ -465,7 +470,8 @@ def link_message(link: Link) -> str:
     parts = []
     if link.slow and link.bytes_per_s is not None:
         parts.append(
-            f"{link.bytes_per_s / 1e6:.1f} MB/s, {link.relative:.1f} times the time per byte of the fastest other links, busy {link.busy_share:.0%} of the time"
+            f"{link.bytes_per_s / 1e6:.1f} MB/s, {link.relative:.1f} times the time per byte of the fastest other "
+            f"links, busy {link.busy_share:.0%} of the time"
         )
     if link.lossy and link.resent_share is not None:
         parts.append(f"{link.resent_share:.1%} of its segments were sent again")

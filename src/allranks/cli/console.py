@@ -23,7 +23,8 @@ UNLIMITED_COLUMNS = 10_000
 
 
 class SafeConsole(Console):
-    """Strip escape sequences and control characters from all text; keep the colours and cursor movements that rich adds.
+    """Strip escape sequences and control characters from all text; keep the colours and cursor movements that rich
+    adds.
 
     A name such as ``a:key:b`` is shown as it is: rich would put an emoji in its place.
     """
@@ -44,7 +45,8 @@ class SafeConsole(Console):
 
 
 def table_console(width: int = UNLIMITED_COLUMNS, **options: Any) -> SafeConsole:
-    """Return a console for tables: as wide as the terminal; of this width for a file or a pipe, so that lines stay whole for grep."""
+    """Return a console for tables: as wide as the terminal; of this width for a file or a pipe, so that lines stay
+    whole for grep."""
     console = SafeConsole(**options)
     return console if console.is_terminal else SafeConsole(width=width, **options)
 
@@ -115,7 +117,8 @@ def _kept(columns: Sequence[FittedColumn], naturals: Sequence[int], width: int) 
 def column_widths(
     columns: Sequence[FittedColumn], naturals: Sequence[int], kept: Sequence[int], width: int
 ) -> list[int]:
-    """Return the width of each column: the widest that can be folded are narrowed until all fit, beyond `fold_to` if necessary.
+    """Return the width of each column: the widest that can be folded are narrowed until all fit, beyond `fold_to` if
+    necessary.
 
     Args:
         naturals: the widths without folding.

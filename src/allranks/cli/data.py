@@ -88,7 +88,8 @@ def data_lines(spec: RunSpec, found: dict[str, Any], world_size: int) -> Iterato
         yield (
             "source",
             f"{one['source']}: weight {one['weight']:g}, {one['rows_train']:,} of the rows of an epoch "
-            f"({one['rows_train'] / sum(other['rows_train'] for other in facts['sources']):.0%}), from {one['rows']:,} rows; {used}",
+            f"({one['rows_train'] / sum(other['rows_train'] for other in facts['sources']):.0%}), from {one['rows']:,} "
+            f"rows; {used}",
         )
     used = f"{_rows(facts['rows_train'])} to train on, {facts['rows_eval']:,} held out"
     yield (
@@ -99,12 +100,18 @@ def data_lines(spec: RunSpec, found: dict[str, Any], world_size: int) -> Iterato
     if cut:
         yield (
             "cut",
-            f"{_rows(cut)} longer than data.max_length {data.max_length}, {facts['tokens_cut']:,} tokens lost{_numbers(numbers['cut'])}",
+            (
+                f"{_rows(cut)} longer than data.max_length {data.max_length}, {facts['tokens_cut']:,} tokens "
+                f"lost{_numbers(numbers['cut'])}"
+            ),
         )
     if facts["rows_without_target"]:
         yield (
             "dropped",
-            f"{_rows(facts['rows_without_target'])}, whose prompt alone is longer than data.max_length{_numbers(numbers['dropped'])}",
+            (
+                f"{_rows(facts['rows_without_target'])}, whose prompt alone is longer than "
+                f"data.max_length{_numbers(numbers['dropped'])}"
+            ),
         )
     if facts["rows_identical"]:
         yield (
@@ -115,19 +122,25 @@ def data_lines(spec: RunSpec, found: dict[str, Any], world_size: int) -> Iterato
     trained = (
         ""
         if facts["labels"]
-        else f", {facts['tokens_trained']:,} of them trained ({facts['tokens_trained'] / max(1, facts['tokens_real']):.0%})"
+        else (
+            f", {facts['tokens_trained']:,} of them trained "
+            f"({facts['tokens_trained'] / max(1, facts['tokens_real']):.0%})"
+        )
     )
     yield (
         "tokens",
-        f"{facts['tokens_real']:,}{trained}; rows of {size['shortest']} to {size['longest']} tokens, median {size['median']}; tokenizer {found['tokenizer']}",
+        (
+            f"{facts['tokens_real']:,}{trained}; rows of {size['shortest']} to {size['longest']} tokens, median "
+            f"{size['median']}; tokenizer {found['tokenizer']}"
+        ),
     )
     if facts["labels"]:
         yield "labels", ", ".join(f"{label} = {number}" for label, number in facts["labels"].items())
     packing = "one per row" if facts["labels"] else f"data.packing: {data.packing}"
     yield (
         "sequences",
-        f"{facts['sequences']:,} of at most {data.max_length} tokens, {facts['fill']:.0%} full ({packing}), for {world_size} "
-        f"rank{'s' * (world_size != 1)}",
+        f"{facts['sequences']:,} of at most {data.max_length} tokens, {facts['fill']:.0%} full ({packing}), for "
+        f"{world_size} rank{'s' * (world_size != 1)}",
     )
     for warning in facts["warnings"]:
         yield "warning", warning

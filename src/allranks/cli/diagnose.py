@@ -26,8 +26,8 @@ from allranks.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEST, RequestError
 def diagnose_command(paths: tuple[Path, ...], workers: int | None, run_root: Path, as_json: bool) -> int:
     """Find what went wrong in run folders, log folders or single log files, compressed or not.
 
-    Reads Slurm output, torchrun, NCCL, kernel and system logs, sacct tables, py-spy and faulthandler dumps. Exit code 0 if the
-    verdict is healthy; 1 if it is found, unexplained or incomplete; 2 if nothing could be read.
+    Reads Slurm output, torchrun, NCCL, kernel and system logs, sacct tables, py-spy and faulthandler dumps. Exit code 0
+    if the verdict is healthy; 1 if it is found, unexplained or incomplete; 2 if nothing could be read.
     """
     import msgspec
 
@@ -65,7 +65,8 @@ CLASS_FIELDS = (
 @click.argument("name", required=False)
 @json_option
 def failures_command(name: str | None, as_json: bool) -> int:
-    """List the failures that `diagnose` names and those that allranks prevents or refuses; NAME (a class or number) shows one."""
+    """List the failures that `diagnose` names and those that allranks prevents or refuses; NAME (a class or number)
+    shows one."""
     from allranks.analysis.diagnose.catalogue import CATALOGUE
     from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES
 

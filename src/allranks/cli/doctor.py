@@ -135,7 +135,10 @@ def _show_bundle(bundle: Bundle) -> None:
     console = SafeConsole()
     console.print(table)
     console.print(
-        f"{format_bytes(bundle.bytes)}, verified in {bundle.seconds:.1f} s; nodes need Python {bundle.python.version} ({bundle.python.soabi})",
+        (
+            f"{format_bytes(bundle.bytes)}, verified in {bundle.seconds:.1f} s; nodes need Python "
+            f"{bundle.python.version} ({bundle.python.soabi})"
+        ),
         highlight=False,
     )
     console.print(bundle.file, highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,5 @@
-"""Use a checkpoint of a run: try prompts on it, or write it as a Hugging Face model (``allranks generate``, ``export``)."""
+"""Use a checkpoint of a run: try prompts on it, or write it as a Hugging Face model (``allranks generate``,
+``export``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``allranks init``: write a first spec from a few answers or options. It is checked as `plan` does before it is written."""
+"""``allranks init``: write a first spec from a few answers or options. It is checked as `plan` does before it is
+written."""
 
 from __future__ import annotations
 
@@ -129,7 +130,8 @@ class Answers:
 def init_command(output: Path, yes: bool, force: bool, as_json: bool, **options: Any) -> int:
     """Write a minimal spec with comments, which `plan` accepts and `run` runs.
 
-    Asks for model, data and machine if standard input is a terminal; with --model, --data and --machine, or with --yes, it asks no questions.
+    Asks for model, data and machine if standard input is a terminal; with --model, --data and --machine, or with --yes,
+    it asks no questions.
     """
     to_stdout = str(output) == "-"
     if not to_stdout:
@@ -169,7 +171,8 @@ def _may_ask(options: dict[str, Any], yes: bool) -> bool:
         return False
     if not sys.stdin.isatty():
         raise RequestError(
-            f"standard input is not a terminal, so no questions can be asked: give {', '.join(missing)}, or --yes for a test run on this machine"
+            f"standard input is not a terminal, so no questions can be asked: give {', '.join(missing)}, or --yes for "
+            "a test run on this machine"
         )
     return True
 
@@ -289,7 +292,8 @@ def _partitions() -> list[PartitionGres]:
 
 
 def _checked_text(choices: StarterChoices, file: str) -> tuple[str, list[str]]:
-    """Return the text of a spec that `plan` and `data` accept, and notes on its rows; rows that are too few to be packed are not packed.
+    """Return the text of a spec that `plan` and `data` accept, and notes on its rows; rows that are too few to be
+    packed are not packed.
 
     Raises:
         AllranksError: it would be refused.
@@ -352,7 +356,8 @@ def describe_data(source: str) -> str:
 def data_columns(answers: Answers, model: str, source: str) -> tuple[tuple[str, str], ...]:
     """Return the roles of columns: those of the option, or of the answer where no template fits the file.
 
-    The answer can also be the name of a Jinja file, which becomes the option ``template``. If there is no such file, its beginning is written.
+    The answer can also be the name of a Jinja file, which becomes the option ``template``. If there is no such file,
+    its beginning is written.
 
     Raises:
         RequestError: the option or the answer is neither of both.
@@ -424,7 +429,8 @@ def _accept(answers: Answers, text: str, row: Row) -> tuple[tuple[str, str], ...
 
 
 def parse_columns(text: str) -> tuple[tuple[str, str], ...]:
-    """Return roles and columns of ``prompt=question, response=answer``; the YAML form ``{prompt: question}`` is taken, too.
+    """Return roles and columns of ``prompt=question, response=answer``; the YAML form ``{prompt: question}`` is taken,
+    too.
 
     Raises:
         RequestError: it has another form, or names a role twice.
@@ -435,8 +441,8 @@ def parse_columns(text: str) -> tuple[tuple[str, str], ...]:
         found = re.fullmatch(r"\s*(\w+)\s*[=:]\s*(\S(?:.*\S)?)\s*", part)
         if found is None:
             raise RequestError(
-                f"--columns {text}: expected ROLE=COLUMN, ..., such as prompt=question,response=answer; columns whose names have a comma "
-                "are written in the spec"
+                f"--columns {text}: expected ROLE=COLUMN, ..., such as prompt=question,response=answer; columns whose "
+                "names have a comma are written in the spec"
             )
         pairs.append((found[1], found[2].strip("\"'") if found[2][0] in "\"'" else found[2]))
     roles = [role for role, _ in pairs]

@@ -87,7 +87,8 @@ def _chosen(run: RunDir, attempt: int, ranks: tuple[int, ...], node: str | None)
     unknown = [r for r in ranks if r not in files]
     if unknown:
         raise RequestError(
-            f"run {run.name}, attempt {attempt} has no log of rank {unknown[0]}; ranks with logs: {', '.join(map(str, files)) or 'none'}"
+            f"run {run.name}, attempt {attempt} has no log of rank {unknown[0]}; ranks with logs: "
+            f"{', '.join(map(str, files)) or 'none'}"
         )
     hosts = sorted({p.name.rsplit(".rank", 1)[0] for p in files.values()})
     if node is not None and node not in hosts:

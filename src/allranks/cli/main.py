@@ -160,7 +160,8 @@ def _run(debug: bool) -> int:
         if debug:
             raise
         _print_error(
-            f"unexpected {type(error).__name__}: {error}. This is a bug in allranks; run again with --debug to see the traceback"
+            f"unexpected {type(error).__name__}: {error}. This is a bug in allranks; run again with --debug to see the "
+            "traceback"
         )
         return EXIT_FAILED
 

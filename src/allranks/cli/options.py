@@ -1,4 +1,5 @@
-"""Options and output that several verbs share, and what the shell completes: runs, items of ``--set``, strategies, smoke tests.
+"""Options and output that several verbs share, and what the shell completes: runs, items of ``--set``, strategies,
+smoke tests.
 
 A completer never fails. How words reach bash is in `allranks.cli.completion`, which loads what verbs do not need.
 """
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 COMPLETE_VARIABLE = "_ALLRANKS_COMPLETE"
 """Set by the shell's completion function."""
-# json.dumps escapes the control characters below a blank; these it does not, and halves of surrogate pairs cannot be printed
+# json.dumps escapes the control characters below a blank; these it does not, and halves of surrogate pairs cannot be
+# printed
 _UNPRINTABLE = "[\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
 
 
@@ -63,7 +65,8 @@ def complete_strategies(ctx: click.Context, param: click.Parameter, incomplete: 
 
 
 def complete_values(key: str, *, or_files: bool = False) -> Callable[..., list[CompletionItem]]:
-    """Return a completer of the values that a key of the spec can have; without one, the shell completes files, if it may."""
+    """Return a completer of the values that a key of the spec can have; without one, the shell completes files, if it
+    may."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
@@ -157,7 +160,8 @@ def error_line(event: dict[str, Any]) -> str:
 def echo(text: str = "", *, err: bool = False, styled: bool = False, message: bool = False) -> None:
     """Print a line on the terminal, without control sequences.
 
-    All verbs print through this or `cli.console.SafeConsole`: a line may quote a log, a script, a spec or a folder's name.
+    All verbs print through this or `cli.console.SafeConsole`: a line may quote a log, a script, a spec or a folder's
+    name.
 
     Args:
         err: print to standard error.

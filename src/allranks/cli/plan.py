@@ -30,7 +30,8 @@ MAX_NODE_ROWS = 8
 @set_option
 @json_option
 def plan_command(spec: Path, full: bool, sets: tuple[str, ...], as_json: bool) -> int:
-    """Show ranks, batch arithmetic, environment variables with reasons, and memory per rank, without running anything."""
+    """Show ranks, batch arithmetic, environment variables with reasons, and memory per rank, without running
+    anything."""
     from allranks.launch.preview import prepare
 
     show_dry_run(prepare(spec, sets), as_json, full=full)
@@ -56,7 +57,8 @@ def show_dry_run(run: PreparedRun, as_json: bool, *, full: bool = False) -> None
 
 
 def training_line(spec: RunSpec) -> str | None:
-    """Return model, data and schedule in one line, a second one on routers, or the command line of a user's own program."""
+    """Return model, data and schedule in one line, a second one on routers, or the command line of a user's own
+    program."""
     if spec.script is not None:
         from allranks.planning.rank_environment import command_line, working_directory
 
@@ -75,7 +77,10 @@ def training_line(spec: RunSpec) -> str | None:
     shape = "" if data.source == "builtin:noise" else f", at most {data.max_length} tokens each"
     warm = f" after {train.warmup_steps} warm-up steps" if train.warmup_steps else ""
     adapter = f" with {spec.adapter.type}" if spec.adapter.type != "none" else ""
-    line = f"training: {spec.model.name}{adapter} on {source_of(data)}{rows}{shape}; lr {train.lr:g} {train.schedule}{warm}, seed {train.seed}"
+    line = (
+        f"training: {spec.model.name}{adapter} on {source_of(data)}{rows}{shape}; lr {train.lr:g} "
+        f"{train.schedule}{warm}, seed {train.seed}"
+    )
     return "\n".join(filter(None, [line, router_line(spec)]))
 
 
@@ -92,12 +97,13 @@ def hang_line(plan: LaunchPlan) -> str:
         return "hangs: not monitored (observe.hang_s)"
     if plan.batch is None:
         return (
-            f"hangs: if no rank makes progress for 10 times the usual interval, at least {plan.hang.step_s:g} s, and none works, or for {plan.hang.long_s:g} s "
-            "while one works and others wait for it, the ranks are inspected and reported (observe.hang_s)"
+            f"hangs: if no rank makes progress for 10 times the usual interval, at least {plan.hang.step_s:g} s, and "
+            f"none works, or for {plan.hang.long_s:g} s while one works and others wait for it, the ranks are "
+            "inspected and reported (observe.hang_s)"
         )
     return (
-        f"hangs: a rank that makes no progress for {plan.hang.step_s:g} s in a step, or {plan.hang.long_s:g} s in other phases, is inspected and reported "
-        "(observe.hang_s)"
+        f"hangs: a rank that makes no progress for {plan.hang.step_s:g} s in a step, or {plan.hang.long_s:g} s in "
+        "other phases, is inspected and reported (observe.hang_s)"
     )
 
 
@@ -236,8 +242,9 @@ def _summary_lines(plan: LaunchPlan, training: str | None) -> Iterator[str]:
     from rich.markup import escape
 
     yield (
-        f"[bold]{escape(plan.run_name)}[/bold]: {plan.world_size} rank{'s' * (plan.world_size > 1)} on {len(plan.nodes)} "
-        f"node{'s' * (len(plan.nodes) > 1)}, {'strategy ' if plan.batch else ''}{plan.work}, launcher {plan.launcher}"
+        f"[bold]{escape(plan.run_name)}[/bold]: {plan.world_size} rank{'s' * (plan.world_size > 1)} on "
+        f"{len(plan.nodes)} node{'s' * (len(plan.nodes) > 1)}, {'strategy ' if plan.batch else ''}{plan.work}, "
+        f"launcher {plan.launcher}"
     )
     yield escape(device_line(plan))
     if training:
@@ -247,8 +254,8 @@ def _summary_lines(plan: LaunchPlan, training: str | None) -> Iterator[str]:
     if plan.batch:
         length = f"{plan.epochs:g} epochs" if plan.epochs is not None else f"{plan.max_steps} steps"
         yield (
-            f"{length} of {plan.batch.micro_batch_size} micro x {plan.world_size} ranks x {plan.batch.grad_accum} accumulation"
-            f" = {plan.batch.global_batch_size} sequences"
+            f"{length} of {plan.batch.micro_batch_size} micro x {plan.world_size} ranks x {plan.batch.grad_accum} "
+            f"accumulation = {plan.batch.global_batch_size} sequences"
         )
     if plan.batch and any(value is not None for value in plan.strategy_options.values()):
         yield f"{plan.strategy}: {escape(_options(plan.strategy_options))}"
@@ -314,7 +321,10 @@ def show_memory(console: SafeConsole, found: Fit) -> None:
 
     say = partial(console.print, highlight=False, soft_wrap=not console.is_terminal)  # piped: whole lines, for grep
     if found.moments:
-        of = f"{found.model} ({found.model_source}): {found.parameters:,} parameters, {found.parameters_trained:,} trained"
+        of = (
+            f"{found.model} ({found.model_source}): {found.parameters:,} parameters, {found.parameters_trained:,} "
+            "trained"
+        )
         say(escape(of))
         table = Table(title="Memory of one rank, estimated", title_justify="left")
         table.add_column("phase")

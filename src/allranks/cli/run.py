@@ -126,7 +126,8 @@ class ProgressView:
             self.say(f"note     {text}")
 
     def event(self, event: dict[str, Any]) -> None:
-        """Handle one event of any rank; show those of rank 0. Events come from files, so any field may be missing or malformed."""
+        """Handle one event of any rank; show those of rank 0. Events come from files, so any field may be missing or
+        malformed."""
         kind = event.get("event")
         if kind == "error" and not event.get("echo"):
             # the end comes within seconds and names one of them; several ranks may raise the same error
@@ -199,9 +200,10 @@ class ProgressView:
         repeated = f", {identical} rows identical to another" if identical else ""
         self.say(
             f"data     {count_text(event, 'rows_train')} rows to train on, {count_text(event, 'rows_eval')} held out; "
-            f"{count_text(event, 'sequences')} sequences, {number_text(event.get('fill'), '.0%')} full{shortened}{left_out}{repeated}; "
-            f"{count_text(event, 'tokens_trained')} of {count_text(event, 'tokens_real')} tokens trained "
-            f"[{prepared}, {number_text(event.get('seconds'), '.1f')} s]"
+            f"{count_text(event, 'sequences')} sequences, {number_text(event.get('fill'), '.0%')} "
+            f"full{shortened}{left_out}{repeated}; {count_text(event, 'tokens_trained')} of "
+            f"{count_text(event, 'tokens_real')} tokens trained [{prepared}, "
+            f"{number_text(event.get('seconds'), '.1f')} s]"
         )
         warnings = event.get("warnings")
         for warning in warnings if isinstance(warnings, list) else []:
@@ -213,9 +215,9 @@ class ProgressView:
     def _on_model(self, event: dict[str, Any]) -> None:
         threads = finite_int(event.get("threads"))
         self.say(
-            f"model    {format_count(event.get('parameters'))} parameters, {format_count(event.get('parameters_trained'))} trained; "
-            f"{format_value(event.get('device'))}, torch {format_value(event.get('torch'))}, "
-            f"{format_count(threads)} thread{'s' * (threads != 1)} per rank"
+            f"model    {format_count(event.get('parameters'))} parameters, "
+            f"{format_count(event.get('parameters_trained'))} trained; {format_value(event.get('device'))}, torch "
+            f"{format_value(event.get('torch'))}, {format_count(threads)} thread{'s' * (threads != 1)} per rank"
         )
 
     def _on_proof(self, event: dict[str, Any]) -> None:
@@ -333,7 +335,10 @@ def print_result(result: RunResult, console: SafeConsole, as_json: bool) -> int:
         if run.report.exists():
             console.print(f"report       {run.report}", highlight=False, markup=False, soft_wrap=True)
         if traced := run.traced_ranks():
-            text = f"traces       {run.traces} ({len(traced)} rank{'s' * (len(traced) > 1)}); next: allranks trace {result.folder}"
+            text = (
+                f"traces       {run.traces} ({len(traced)} rank{'s' * (len(traced) > 1)}); next: allranks trace "
+                f"{result.folder}"
+            )
             console.say(text)
     if result.status != "succeeded":
         echo(f"allranks: {result.message}", err=True)
@@ -360,7 +365,10 @@ def _detach(run_dir: RunDir, plan: LaunchPlan, prepared: PreparedRun, as_json: b
         print_json({"run": run_dir.name, "folder": str(run_dir.root)})
     else:
         echo(
-            f"started {run_dir.name}; follow it with: allranks logs {run_dir.name} --follow; end it with: allranks cancel {run_dir.name}",
+            (
+                f"started {run_dir.name}; follow it with: allranks logs {run_dir.name} --follow; end it with: allranks "
+                f"cancel {run_dir.name}"
+            ),
             message=True,
         )
     return EXIT_OK

@@ -1,4 +1,5 @@
-"""Show a run: a progress line that fits the terminal, the output of a user's own program, and the summary at the end."""
+"""Show a run: a progress line that fits the terminal, the output of a user's own program, and the summary at the
+end."""
 
 from __future__ import annotations
 
@@ -182,7 +183,8 @@ class ProgramProgress:
 class ProgramOutput(threading.Thread):
     """Show new lines of the ranks' logs until the block ends; as a context manager around the run.
 
-    Escape sequences and secrets are removed. Of a line that a program overwrites (carriage returns, as progress bars do) the last state is shown.
+    Escape sequences and secrets are removed. Of a line that a program overwrites (carriage returns, as progress bars
+    do) the last state is shown.
 
     Args:
         show: prints a line.

@@ -105,7 +105,10 @@ def _cell(key: str, value: Any) -> str:
 @click.option(
     "--allow-inexact",
     is_flag=True,
-    help="Allow a resume that is not bitwise: from a weights-only checkpoint, or with other ranks, strategy, data or batch.",
+    help=(
+        "Allow a resume that is not bitwise: from a weights-only checkpoint, or with other ranks, strategy, data or "
+        "batch."
+    ),
 )
 @root_option
 @json_option
@@ -138,7 +141,8 @@ def cancel_command(run: str, now: bool, run_root: Path) -> int:
 @root_option
 @json_option
 def report_command(run: str, run_root: Path, as_json: bool) -> int:
-    """Show the summary of RUN and rewrite its report.html from its events; of a comparison, its tables and comparison.html."""
+    """Show the summary of RUN and rewrite its report.html from its events; of a comparison, its tables and
+    comparison.html."""
     from allranks import api
     from allranks.analysis.diagnose.run_outcome import failure_headline
     from allranks.analysis.report.page import write_report

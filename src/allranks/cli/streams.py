@@ -41,7 +41,8 @@ class Output(io.FileIO):
 
 
 def protect() -> dict[str, Output]:
-    """Replace sys.stdout and sys.stderr by streams that do not fail. Closed standard descriptors are opened on /dev/null.
+    """Replace sys.stdout and sys.stderr by streams that do not fail. Closed standard descriptors are opened on
+    /dev/null.
 
     Returns:
         The outputs that are open, by ``"stdout"`` and ``"stderr"``.

@@ -58,8 +58,9 @@ def trace_command(
 ) -> int:
     """Analyse profiler traces from files, folders or runs (`latest`, a name, or a folder).
 
-    Shows per rank: compute, overlapped and exposed communication, copies, idle time. Shows per collective: transfer time, wait
-    time, bandwidth, the last rank. Writes files only with --out. merged.json.gz has all ranks on one clock, for ui.perfetto.dev.
+    Shows per rank: compute, overlapped and exposed communication, copies, idle time. Shows per collective: transfer
+    time, wait time, bandwidth, the last rank. Writes files only with --out. merged.json.gz has all ranks on one clock,
+    for ui.perfetto.dev.
     """
     from allranks.analysis.trace import analyse
 
@@ -83,9 +84,11 @@ def trace_command(
 def as_document(
     reports: list[TraceReport], comparison: Comparison | None = None, written: list[Path] | None = None
 ) -> dict[str, object]:
-    """Return the document of ``--json``: ``{"reports": [...]}``, each as the records of `allranks.analysis.trace.records`.
+    """Return the document of ``--json``: ``{"reports": [...]}``, each as the records of
+    `allranks.analysis.trace.records`.
 
-    With ``--compare`` also ``comparison`` (`allranks.analysis.trace.diff.Comparison`), with ``--out`` also ``written``, the files' paths.
+    With ``--compare`` also ``comparison`` (`allranks.analysis.trace.diff.Comparison`), with ``--out`` also ``written``,
+    the files' paths.
     """
     import msgspec
 

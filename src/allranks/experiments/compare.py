@@ -1,4 +1,5 @@
-"""Run `allranks compare`: one job in which all strategies take turns, and its evaluation, with figures of the profiler traces."""
+"""Run `allranks compare`: one job in which all strategies take turns, and its evaluation, with figures of the profiler
+traces."""
 
 from __future__ import annotations
 
@@ -60,8 +61,8 @@ def _row_document(row: ComparisonRow) -> dict[str, Any]:
     plain = msgspec.to_builtins(row)
     figures = plain.pop("figures")
     absent = (
-        "tokens_per_s step_time_s forward_s backward_s optimizer_s exposed_comm_s idle_s profiled_step_s overlap memory "
-        "collectives load spread"
+        "tokens_per_s step_time_s forward_s backward_s optimizer_s exposed_comm_s idle_s profiled_step_s overlap "
+        "memory collectives load spread"
     )
     return {**plain, **(figures or dict.fromkeys(absent.split()))}
 
@@ -143,7 +144,8 @@ def finished_comparison(run: RunDir) -> Comparison | None:
 
 
 def without_compilation(spec: RunSpec) -> RunSpec:
-    """Return the spec with ``model.compile: false``: all strategies are compared with the same arithmetic as one process."""
+    """Return the spec with ``model.compile: false``: all strategies are compared with the same arithmetic as one
+    process."""
     if spec.model is None:
         return spec
     return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, compile=False))
@@ -212,7 +214,8 @@ def _add_profile(verified: Json, found: RankResult) -> None:
 def trace_figures(found: RankResult) -> Json:
     """Return the seconds per step as in `allranks trace`, and the collectives of training as (kind, bytes, seconds).
 
-    The seconds are those of compute, communication (exposed and overlapped) and idle time; ``steps`` has them for each step.
+    The seconds are those of compute, communication (exposed and overlapped) and idle time; ``steps`` has them for each
+    step.
     """
     n = max(len(found.steps), 1)
     training = [c for c in found.collectives if c.phase != UNPHASED]

@@ -1,10 +1,10 @@
 """Conclude from a comparison: which strategy is fastest, which needs least memory, what more ranks would do. Pure.
 
-Each sentence is a rule on measured figures, and is left out where the figures do not carry it. Step times on more ranks are
-predicted with an alpha-beta model that is fitted to measured collectives: a ring collective over W ranks takes
+Each sentence is a rule on measured figures, and is left out where the figures do not carry it. Step times on more ranks
+are predicted with an alpha-beta model that is fitted to measured collectives: a ring collective over W ranks takes
 ``hops * alpha + sent * beta``, alpha seconds per message, beta seconds per byte (Hockney 1994; ring algorithms: Thakur,
-Rabenseifner and Gropp 2005). An all-reduce takes 2(W-1) hops and sends 2(W-1)/W of its bytes, a reduce-scatter or all-gather
-half of both, a broadcast W-1 hops and all bytes.
+Rabenseifner and Gropp 2005). An all-reduce takes 2(W-1) hops and sends 2(W-1)/W of its bytes, a reduce-scatter or
+all-gather half of both, a broadcast W-1 hops and all bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def recommend_strategy(
 
 
 def collective_timings(measured: Json) -> list[tuple[str, float, float]]:
-    """Return (kind, bytes, seconds) of collectives: the shortest of each kind and size, because longer ones include waiting."""
+    """Return (kind, bytes, seconds) of collectives: the shortest of each kind and size, because longer ones include
+    waiting."""
     best: dict[tuple[str, int], float] = {}
     for rank in measured["ranks"]:
         for known in rank.values():
@@ -66,9 +67,15 @@ def _alike(one: Json, other: Json) -> bool:
 def _fastest_here(measured: Json, ranked: list[ComparisonRow]) -> str:
     first = ranked[0]
     assert first.figures is not None
-    here = f"{measured['world_size']} ranks on {measured['nodes']} node{'s' * (measured['nodes'] > 1)} ({measured['device']})"
+    here = (
+        f"{measured['world_size']} ranks on {measured['nodes']} node{'s' * (measured['nodes'] > 1)} "
+        f"({measured['device']})"
+    )
     speed = first.figures["tokens_per_s"]
-    text = f"Fastest on {here}: {first.strategy} with {speed['median']:,.0f} tokens/s [{speed['min']:,.0f} to {speed['max']:,.0f}]"
+    text = (
+        f"Fastest on {here}: {first.strategy} with {speed['median']:,.0f} tokens/s [{speed['min']:,.0f} to "
+        f"{speed['max']:,.0f}]"
+    )
     share, overlap = exposed_share(first.figures), first.figures["overlap"]
     if share is not None:
         text += f"; {share:.0%} of its profiled step is exposed communication"
@@ -87,7 +94,10 @@ def _memory(ranked: list[ComparisonRow]) -> list[str]:
         return []
     slower = 1 - _tokens_per_s(least) / _tokens_per_s(ranked[0])
     speed = "not distinguishable in speed" if _alike(least.figures, first) else f"{slower:.0%} slower here"
-    text = f"Least memory: {least.strategy}, peak {format_bytes(low)} against {format_bytes(high)} of {ranked[0].strategy}, {speed}."
+    text = (
+        f"Least memory: {least.strategy}, peak {format_bytes(low)} against {format_bytes(high)} of "
+        f"{ranked[0].strategy}, {speed}."
+    )
     saved = first["memory"]["state_bytes"] - least.figures["memory"]["state_bytes"]
     if saved > 0:
         text += f" {format_bytes(saved)} of it are weights, gradients and optimizer state."
@@ -123,19 +133,21 @@ def _predictions(
 def _outlook(found: CommunicationModel, predicted: list[Prediction], errors: dict[str, float]) -> list[str]:
     bandwidth = f"{1 / found.beta_s / 1e9:.2f} GB/s" if found.beta_s > 0 else "no measurable time per byte"
     text = [
-        f"Communication model, fitted to {found.points} sizes of collectives: {found.alpha_s * 1e6:.0f} us per message, {bandwidth}; "
-        f"its error is {found.residual:.0%} (root mean square)."
+        f"Communication model, fitted to {found.points} sizes of collectives: {found.alpha_s * 1e6:.0f} us per "
+        f"message, {bandwidth}; its error is {found.residual:.0%} (root mean square)."
     ]
     if found.residual > MAX_MODEL_ERROR:
         return [
             *text,
-            f"Nothing is predicted for more ranks, because this error is above {MAX_MODEL_ERROR:.0%}: the collectives did not take a constant "
-            "time per message and per byte, as on a machine with other work or with more ranks than cores.",
+            f"Nothing is predicted for more ranks, because this error is above {MAX_MODEL_ERROR:.0%}: the collectives "
+            "did not take a constant time per message and per byte, as on a machine with other work or with more "
+            "ranks than cores.",
         ]
     missed = [f"{name} ({_percent(error)})" for name, error in errors.items() if error > MAX_MODEL_ERROR]
     if missed:
         text.append(
-            f"Not predicted, because the model misses the measured step time by more than {MAX_MODEL_ERROR:.0%}: {', '.join(missed)}."
+            f"Not predicted, because the model misses the measured step time by more than {MAX_MODEL_ERROR:.0%}: "
+            f"{', '.join(missed)}."
         )
     if not predicted:
         return text
@@ -264,8 +276,8 @@ def predict_step_time(
 ) -> tuple[float, float]:
     """Return (step time in seconds, tokens/s) on `world` ranks.
 
-    The measured step is kept, and the modelled growth of its exposed communication from `measured` to `world` ranks is added. More ranks
-    are never predicted to make a step shorter, so speed grows at most in proportion to the ranks.
+    The measured step is kept, and the modelled growth of its exposed communication from `measured` to `world` ranks is
+    added. More ranks are never predicted to make a step shorter, so speed grows at most in proportion to the ranks.
     """
     growth = communication_time_s(figures["collectives"], found, world) - communication_time_s(
         figures["collectives"], found, measured

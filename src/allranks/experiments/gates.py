@@ -1,4 +1,5 @@
-"""Evaluate measurements of strategies: three gates, and figures with their range only for strategies that pass all of them. Pure.
+"""Evaluate measurements of strategies: three gates, and figures with their range only for strategies that pass all of
+them. Pure.
 
 Measurements that an overloaded machine has disturbed are not counted, and are reported with the evidence.
 """
@@ -42,7 +43,8 @@ class Gates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One strategy. ``reasons`` say why a gate failed, ``marks`` are other remarks; ``parity_error`` is that of the first trial."""
+    """One strategy. ``reasons`` say why a gate failed, ``marks`` are other remarks; ``parity_error`` is that of the
+    first trial."""
 
     strategy: str
     gates: Gates
@@ -83,7 +85,8 @@ def _precision(measured: Json) -> str:
 
 
 def reference_problem(measured: Json) -> str | None:
-    """Return why the parity gate itself is invalid: wrong data, too much rounding, or a defect that it would not detect."""
+    """Return why the parity gate itself is invalid: wrong data, too much rounding, or a defect that it would not
+    detect."""
     for kind, reference in measured["references"].items():
         if reference["problem"]:
             return f"the data are not those of the spec: {reference['problem']}"
@@ -93,8 +96,8 @@ def reference_problem(measured: Json) -> str | None:
         )
         if limit > most:
             return (
-                f"nothing can be proved: two equivalent trainings in one process differ by {limit / SPREAD_FACTOR:.1e} of the update ({kind}); "
-                "use fewer steps, a lower train.lr, or float32"
+                f"nothing can be proved: two equivalent trainings in one process differ by {limit / SPREAD_FACTOR:.1e} "
+                f"of the update ({kind}); use fewer steps, a lower train.lr, or float32"
             )
     clip = measured["uneven_clip_norm"]
     if min(measured["references"]["uneven"]["norms"]) < 2 * clip:
@@ -157,11 +160,14 @@ def _trial_parity(trial: Json, limits: dict[str, float], apart: float) -> str | 
     error, norm, loss = (_number_or_inf(trial[key]) for key in ("error", "norm_error", "loss_error"))
     if not error <= limits["error"]:
         steps = len(trial["work"])
-        return f"the weights after {steps} steps differ from those of one process by {error:.1e} of the update (limit {limits['error']:.0e})"
+        return (
+            f"the weights after {steps} steps differ from those of one process by {error:.1e} of the update (limit "
+            f"{limits['error']:.0e})"
+        )
     if not norm <= limits["norm_error"]:
         return (
-            f"the gradient norm differs from that of one process by {norm:.1e} (relative; limit {limits['norm_error']:.0e}): "
-            "a factor that AdamW hides, such as a missing division by the number of ranks"
+            f"the gradient norm differs from that of one process by {norm:.1e} (relative; limit "
+            f"{limits['norm_error']:.0e}): a factor that AdamW hides, such as a missing division by the number of ranks"
         )
     if not loss <= limits["loss_error"]:
         return f"the loss differs from that of one process by {loss:.1e} (relative; limit {limits['loss_error']:.0e})"
@@ -193,7 +199,10 @@ def compare_traffic(expected: list[Json], measured: list[Json]) -> str | None:
             continue
         count, size = left.pop((e["kind"], e["phase"]), (0, 0))
         if count != e["count"] or size != e["bytes"]:
-            return f"{e['kind']} in {e['phase']}: {count:g} calls of {size:,.0f} bytes per step, expected {e['count']} of {e['bytes']:,}"
+            return (
+                f"{e['kind']} in {e['phase']}: {count:g} calls of {size:,.0f} bytes per step, expected {e['count']} of "
+                f"{e['bytes']:,}"
+            )
     if left:
         (kind, phase), (count, size) = next(iter(left.items()))
         return f"unexpected: {count:g} {kind} of {size:,.0f} bytes per step in {phase}"
@@ -203,8 +212,8 @@ def compare_traffic(expected: list[Json], measured: list[Json]) -> str | None:
 def _take_any_phase(left: dict[tuple[str, str], list[float]], wanted: Json) -> float:
     """Return bytes of a kind in any phase.
 
-    A library prefetches, so its gathers of forward and backward cannot be distinguished; each line of the formula takes its own
-    bytes and leaves the rest.
+    A library prefetches, so its gathers of forward and backward cannot be distinguished; each line of the formula takes
+    its own bytes and leaves the rest.
     """
     total = 0.0
     order = sorted((k for k in left if k[0] == wanted["kind"]), key=lambda k: k[1] != wanted["phase"])
@@ -380,7 +389,8 @@ def find_spread(figures: Json, name: str) -> Spread | None:
 
 
 def _worst(loads: Sequence[Json | None]) -> MachineLoad | None:
-    """Return the load of the host that lost the largest share, from the records of all ranks; None if a record is missing."""
+    """Return the load of the host that lost the largest share, from the records of all ranks; None if a record is
+    missing."""
     hosts: dict[str, list[CpuUse]] = {}
     for load in loads:
         try:
@@ -429,14 +439,16 @@ def load_marks(measured: Json, name: str) -> list[str]:
     if disturbed and len(disturbed) == len(loads):
         worst = max(disturbed, key=lambda load: load.taken_share or 0.0)
         marks.append(
-            f"timed on an overloaded machine in all {len(loads)} repeats: up to {worst.taken_share:.0%} of the CPU time was taken"
+            f"timed on an overloaded machine in all {len(loads)} repeats: up to {worst.taken_share:.0%} of the CPU "
+            "time was taken"
         )
     elif disturbed:
         marks.append(f"{len(disturbed)} of {len(loads)} repeats are not counted: the machine was overloaded")
     verified = _worst([rank[name]["verified"].get("load") for rank in measured["ranks"]])
     if verified is not None and verified.overloaded:
         marks.append(
-            f"profiled on an overloaded machine ({verified.taken_share:.0%} of the CPU time was taken): exposed communication, idle and overlap are disturbed"
+            f"profiled on an overloaded machine ({verified.taken_share:.0%} of the CPU time was taken): exposed "
+            "communication, idle and overlap are disturbed"
         )
     return marks
 
@@ -455,10 +467,11 @@ def load_conclusions(measured: Json, names: Sequence[str]) -> list[str]:
     worst = max(disturbed, key=lambda load: load.taken_share or 0.0)
     total = sum(len(repeat_loads(measured, name)) for name in names)
     text = (
-        f"{worst.host} was overloaded in {len(disturbed)} of {total} timed repeats: up to {worst.taken_share:.0%} of the CPU time of the "
-        f"ranks was taken ({describe_load(worst)})."
+        f"{worst.host} was overloaded in {len(disturbed)} of {total} timed repeats: up to {worst.taken_share:.0%} of "
+        f"the CPU time of the ranks was taken ({describe_load(worst)})."
         if len({load.host for load in disturbed}) == 1
-        else f"The machines were overloaded in {len(disturbed)} of {total} timed repeats: on {worst.host} up to {worst.taken_share:.0%} of the "
+        else f"The machines were overloaded in {len(disturbed)} of {total} timed repeats: on {worst.host} up to "
+        f"{worst.taken_share:.0%} of the "
         f"CPU time of the ranks was taken ({describe_load(worst)})."
     )
     spoiled = [name for name in names if not load_figures(measured, name)["undisturbed"]]

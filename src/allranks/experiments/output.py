@@ -1,4 +1,5 @@
-"""Show a comparison: tables of 80 columns in a terminal, CSV, and an offline page with links to the files that its figures come from."""
+"""Show a comparison: tables of 80 columns in a terminal, CSV, and an offline page with links to the files that its
+figures come from."""
 
 from __future__ import annotations
 
@@ -146,7 +147,8 @@ def memory_table(rows: list[ComparisonRow], base: str | None) -> Table:
 
 
 def csv_text(rows: list[ComparisonRow]) -> str:
-    """Return one line per strategy; units in the names, empty without figures. Ranges are columns with ``_min`` and ``_max``."""
+    """Return one line per strategy; units in the names, empty without figures. Ranges are columns with ``_min`` and
+    ``_max``."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     parts = ["forward_s", "backward_s", "optimizer_s", "compute_s", "comm_s", "exposed_comm_s", "idle_s", "overlap"]
@@ -204,7 +206,8 @@ RUN_FILES = {
 
 
 def file_blocks(root: Path, names: Sequence[str]) -> list[html.Block | None]:
-    """Return links to the files of a comparison in its run folder: results, and traces and step records of each strategy.
+    """Return links to the files of a comparison in its run folder: results, and traces and step records of each
+    strategy.
 
     Only what exists is linked: one link per rank, or one to their folder if there are many.
     """
@@ -225,8 +228,8 @@ def file_blocks(root: Path, names: Sequence[str]) -> list[html.Block | None]:
         for name, folder in folders.items()
     ]
     note = (
-        "Traces are those of the profiled steps; allranks trace compare/STRATEGY/traces analyses them. Verified: the step records of the "
-        "parity gate; repeats: those of the timed steps. The links lead to the folder of this page."
+        "Traces are those of the profiled steps; allranks trace compare/STRATEGY/traces analyses them. Verified: the "
+        "step records of the parity gate; repeats: those of the timed steps. The links lead to the folder of this page."
     )
     return [
         html.Text("", links=results) if results else None,
@@ -262,12 +265,12 @@ def comparison_page(
 
     control = measured["negative_control"]["error"]
     gates = (
-        f"Only strategies that pass all three gates have figures. Negative control (ranks without communication): {control:.2g} of the "
-        "update away from one process (must be large)."
+        "Only strategies that pass all three gates have figures. Negative control (ranks without communication): "
+        f"{control:.2g} of the update away from one process (must be large)."
     )
     lines = (
-        "The line in a bar reaches from min to max: of the repeats for timed steps, of ranks and steps for profiled steps, of ranks "
-        "for memory."
+        "The line in a bar reaches from min to max: of the repeats for timed steps, of ranks and steps for profiled "
+        "steps, of ranks for memory."
     )
     sections = [
         Section("recommendation", "Recommendation", [("stack", [html.Text("", advice)])]),
@@ -291,7 +294,8 @@ def _subtitle(measured: Json, rows: list[ComparisonRow]) -> list[str]:
 
 
 def _repeats_text(measured: Json, rows: list[ComparisonRow]) -> str:
-    """Return how many repeats count; those of a disturbed strategy are timed again, and the disturbed ones do not count."""
+    """Return how many repeats count; those of a disturbed strategy are timed again, and the disturbed ones do not
+    count."""
     wanted, timed = measured["repeats"], [load_figures(measured, r.strategy) for r in rows]
     more = max((t["repeats"] for t in timed), default=wanted) - wanted
     text = f"{wanted} alternating repeats" if wanted > 1 else "1 repeat"
@@ -336,9 +340,10 @@ def _prediction_table(predictions: list[Prediction]) -> html.Table | None:
         for name, error in errors.items()
     ]
     note = (
-        "Assumes the same links and the same batch per rank, with a two-parameter model fitted to this run's collectives. The error is how "
-        "far the model is from the measured step time; strategies with a larger one than 20 % have no row. Values have two digits because "
-        "of it. If ranks shared cores here, the prediction assumes the same."
+        "Assumes the same links and the same batch per rank, with a two-parameter model fitted to this run's "
+        "collectives. The error is how far the model is from the measured step time; strategies with a larger one than "
+        "20 % have no row. Values have two digits because of it. If ranks shared cores here, the prediction assumes "
+        "the same."
     )
     return html.table("prediction", "", ["strategy", *(f"{n:,} ranks" for n in ranks), "error here"], rows, note)
 
@@ -410,7 +415,8 @@ def _communication(figures: Json) -> Json:
 def _chart(
     title: str, rows: list[ComparisonRow], values: Callable[[Json], Json], parts: Parts, whole: str, text: Callable[[float], str]
 ) -> html.Bars:  # fmt: skip
-    """Return stacked bars as shares of the longest one, or of the longest range; `whole` is the figure that a bar shows."""
+    """Return stacked bars as shares of the longest one, or of the longest range; `whole` is the figure that a bar
+    shows."""
     found = [(r.strategy, values(r.figures), find_spread(r.figures, whole)) for r in rows if r.figures]
     ends = [max(sum(v[k] for k, _, _ in parts), spread.max if spread else 0.0) for _, v, spread in found]
     longest = max(ends, default=1.0) or 1.0

@@ -189,7 +189,8 @@ class Agent:
         except OSError as error:
             self._refused = (
                 f"node 0 cannot listen on {address}:{port} for the store of the ranks: {error.strerror}; leave "
-                "cluster.rendezvous.port and address null, so that a free port is chosen, or end the program that uses it (ss -ltnp shows it)"
+                "cluster.rendezvous.port and address null, so that a free port is chosen, or end the program that "
+                "uses it (ss -ltnp shows it)"
             )
             return
         if server.note:
@@ -212,15 +213,22 @@ class Agent:
                 if (answered := answers.take(orders.probe)) is not None:
                     self._publish(answer=answered)
             if self._store_failed:
-                self._refused = "the process that serves the ranks' store exited before the ranks were started; see its error above in this log"
+                self._refused = (
+                    "the process that serves the ranks' store exited before the ranks were started; see its error "
+                    "above in this log"
+                )
             silent = self._channel.silent_s
             if not self._channel.ever_connected and silent > REACH_S:
                 self._refused = (
-                    f"this node could not reach the run's driver at {self._channel.where} within {REACH_S:.0f} s: {self._channel.why}; "
-                    "a firewall between the nodes may be the cause (cluster.rendezvous.port and interface select port and network)"
+                    f"this node could not reach the run's driver at {self._channel.where} within {REACH_S:.0f} s: "
+                    f"{self._channel.why}; a firewall between the nodes may be the cause (cluster.rendezvous.port and "
+                    "interface select port and network)"
                 )
             elif self._driver_lost(silent):
-                self._refused = f"the connection to the run's driver at {self._channel.where} was lost before the ranks were started: {self._channel.why}"
+                self._refused = (
+                    f"the connection to the run's driver at {self._channel.where} was lost before the ranks were "
+                    f"started: {self._channel.why}"
+                )
             time.sleep(POLL_S)
         return None
 
@@ -315,7 +323,8 @@ class Agent:
         return end if deadline is None else min(deadline, end)
 
     def _stop_expired(self, now: float) -> bool:
-        """Return whether the ranks have had their time for a checkpoint, or a user's own program its grace period, without the driver."""
+        """Return whether the ranks have had their time for a checkpoint, or a user's own program its grace period,
+        without the driver."""
         least_s = STOP_GRACE_S if self._plan.grace_s is None else self._plan.grace_s
         self._limit = self._limit or StopLimit(self._run, self._plan, least_s, min(self._pages))
         return self._limit.expired(now)
@@ -389,7 +398,8 @@ class Agent:
             logging.warning("the record of this node cannot be written: %s", error)
 
     def _node_environment(self) -> None:
-        """Set variables that only this node can determine, and those decided for it; the job's environment takes precedence."""
+        """Set variables that only this node can determine, and those decided for it; the job's environment takes
+        precedence."""
         os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(usable_cpus(), self._plan.procs_per_node)))
         policy = self._policy
         mine = next((node for name in self._names if policy and (node := policy.of(name))), None)

@@ -1,8 +1,9 @@
-"""The control channel of a run: agents report to the driver and receive its orders over one authenticated TCP connection each.
+"""The control channel of a run: agents report to the driver and receive its orders over one authenticated TCP
+connection each.
 
 The server in the driver has one thread, one selector, and one connection per node. Its thread also calls the supervisor
-(`allranks.launch.supervisor`) several times per second, so that a blocked display or file system cannot delay orders. The client
-in an agent is a thread that keeps one connection to the driver and sends reports in batches.
+(`allranks.launch.supervisor`) several times per second, so that a blocked display or file system cannot delay orders.
+The client in an agent is a thread that keeps one connection to the driver and sends reports in batches.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ _UNREACHABLE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EN
 class AgentLink(msgspec.Struct, frozen=True, kw_only=True):
     """The driver's knowledge of one node's agent.
 
-    ``heard_at`` and ``closed_at`` are `time.monotonic` times. ``closed`` is empty while the connection is open, `CLOSED` if the
-    agent's kernel closed it (the process is gone, the node is alive), `UNREACHABLE` if the network failed.
+    ``heard_at`` and ``closed_at`` are `time.monotonic` times. ``closed`` is empty while the connection is open,
+    `CLOSED` if the agent's kernel closed it (the process is gone, the node is alive), `UNREACHABLE` if the network
+    failed.
     """
 
     report: AgentReport
@@ -301,7 +303,10 @@ class ChannelServer(threading.Thread):
 
 
 def _refusal(address: str, port: int, error: OSError) -> str:
-    cure = "end the program that uses the port (ss -ltnp shows it), or choose another cluster.rendezvous.port; null uses a free one"
+    cure = (
+        "end the program that uses the port (ss -ltnp shows it), or choose another cluster.rendezvous.port; null uses "
+        "a free one"
+    )
     return (
         f"cannot listen on {address}:{port} for the control channel (its port is cluster.rendezvous.port + 1): "
         f"{os.strerror(error.errno or 0)}; {cure}"

@@ -3,10 +3,10 @@
 The protocol is a mutual challenge-response handshake, then authenticated JSON frames.
 
 Both sides know a random token, which travels through the scheduler (the environment of the agents) or in a file of mode
-0600, and never over the channel. The server sends a nonce; the client answers with its own nonce and a proof (HMAC-SHA256)
-that it knows the token; the server answers with its proof. Every frame then carries an HMAC over its number and its content, with one
-key per direction, so a frame can be neither forged nor replayed. Nothing is encrypted: the channel carries no secrets.
-Both sides always send their full state, so lost or repeated messages are harmless.
+0600, and never over the channel. The server sends a nonce; the client answers with its own nonce and a proof
+(HMAC-SHA256) that it knows the token; the server answers with its proof. Every frame then carries an HMAC over its
+number and its content, with one key per direction, so a frame can be neither forged nor replayed. Nothing is encrypted:
+the channel carries no secrets. Both sides always send their full state, so lost or repeated messages are harmless.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def open_session(token: str, sent: bytes, answered: bytes, *, server: bool) -> t
 
 
 class FrameWriter:
-    """Convert messages to frames: length (4 bytes, big endian), HMAC (32 bytes), content. `key` is that of one direction."""
+    """Convert messages to frames: length (4 bytes, big endian), HMAC (32 bytes), content. `key` is that of one
+    direction."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._count = key, 0
@@ -155,8 +156,8 @@ JOINED, RUNNING, ENDED = "joined", "running", "ended"
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Address of the driver. ``keep_s``: how long an agent keeps its ranks running without the driver; None: as long as the
-    connection stays open (the driver is a command on this machine that the user may suspend)."""
+    """Address of the driver. ``keep_s``: how long an agent keeps its ranks running without the driver; None: as long as
+    the connection stays open (the driver is a command on this machine that the user may suspend)."""
 
     address: str
     port: int
@@ -181,8 +182,8 @@ class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
-    """State of one node's agent. ``host`` is its name on other nodes, ``machine`` its own host name; ``store`` is the address and port of the
-    store on node 0; ``answer`` what the program of the newest `ProbeRequest` printed."""
+    """State of one node's agent. ``host`` is its name on other nodes, ``machine`` its own host name; ``store`` is the
+    address and port of the store on node 0; ``answer`` what the program of the newest `ProbeRequest` printed."""
 
     node: int
     host: str
@@ -226,7 +227,8 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A program of `nodes.probes` that some nodes are to run; they have it in their own allranks, only its name is sent."""
+    """A program of `nodes.probes` that some nodes are to run; they have it in their own allranks, only its name is
+    sent."""
 
     number: int
     nodes: list[int]
@@ -240,8 +242,10 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Orders(msgspec.Struct, frozen=True, kw_only=True, tag="orders"):
     """Orders to every agent; always the full state.
 
-    ``stop``: the ranks write a checkpoint and exit. ``end``: the agent kills the ranks after ``end_grace_s``. Both hold the reason.
-    ``collect``: examine the ranks because of this alarm. ``probe``: agents without ranks run this program. ``interval_s``: seconds between reports of an agent.
+    ``stop``: the ranks write a checkpoint and exit. ``end``: the agent kills the ranks after ``end_grace_s``. Both hold
+    the reason.
+    ``collect``: examine the ranks because of this alarm. ``probe``: agents without ranks run this program.
+    ``interval_s``: seconds between reports of an agent.
     """
 
     start: StartOrder | None = None

@@ -1,7 +1,7 @@
 """Runs in the batch script, on the first node: examines the nodes, starts the agents and supervises them.
 
-``python -m allranks.launch.driver RUN``. A requeued job starts the driver again, which then continues from the newest full
-checkpoint as the next attempt.
+``python -m allranks.launch.driver RUN``. A requeued job starts the driver again, which then continues from the newest
+full checkpoint as the next attempt.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ class Driver:
         except StopRequested:
             return self._end_before_start(attempt)
         except AllranksError:
-            # With GraceTime, a preemption signals the steps of a job, such as that of the preflight, and not this script.
+            # With GraceTime, a preemption signals the steps of a job, such as that of the preflight, and not this
+            # script.
             if self._ending.why or self._ending.ask_slurm_for_cause() != "preempted":
                 raise
             self._ending.why = "preempted"
@@ -158,7 +159,8 @@ class Driver:
         return EXIT_FAILED
 
     def _resume_args(self, attempt: int) -> dict[str, object]:
-        """Return the arguments with which a later start of the job resumes from the newest full checkpoint, if there is one."""
+        """Return the arguments with which a later start of the job resumes from the newest full checkpoint, if there is
+        one."""
         given = read_json(self._run.logs / "resume.json")
         if attempt == 1:
             return {}
@@ -319,7 +321,8 @@ class Driver:
 
     def _show(self, place: Rendezvous) -> None:
         print_log_line(
-            f"job {self._job} start {self._restart}: rendezvous on node 0, {place.address}, network {place.network} ({place.reason})"
+            f"job {self._job} start {self._restart}: rendezvous on node 0, {place.address}, network {place.network} "
+            f"({place.reason})"
         )
         for p in place.places:
             ranks = self._plan.nodes[p.node].ranks
@@ -361,7 +364,8 @@ class Driver:
         return own_address_towards(first)  # in an allocation, on another machine
 
     def _wait(self, step: SrunStep, supervisor: Supervisor) -> int:
-        """Wait for the end of the agents' job step, for a bounded time after all agents have ended or were ordered to end."""
+        """Wait for the end of the agents' job step, for a bounded time after all agents have ended or were ordered to
+        end."""
         reported: set[int] = set()
         ended_since: float | None = None
         ordered_since: float | None = None

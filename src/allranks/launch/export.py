@@ -1,4 +1,5 @@
-"""Export a run's checkpoint as a Hugging Face folder and verify it before publication; write its model card. No torch in this process."""
+"""Export a run's checkpoint as a Hugging Face folder and verify it before publication; write its model card. No torch
+in this process."""
 
 from __future__ import annotations
 
@@ -148,7 +149,8 @@ def _require_known(run: RunDir) -> None:
         raise RequestError(f"run {run.name} runs your own program, which saves its model itself")
     if spec.model is not None and is_mlp(spec.model.name):
         raise RequestError(
-            f"run {run.name}: {spec.model.name} is not a Hugging Face model; its weights are in the checkpoint's model.safetensors"
+            f"run {run.name}: {spec.model.name} is not a Hugging Face model; its weights are in the checkpoint's "
+            "model.safetensors"
         )
 
 

@@ -27,10 +27,11 @@ _TRACEBACK = "Traceback (most recent call last):"
 class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How one rank ended, as its agent observed it.
 
-    ``exitcode`` is negative for a signal. ``done``: the rank reported completion before it exited. ``ended_by_agent``: the
-    agent killed it for a known reason, which is never the cause of a failure. ``failure``: the error that the rank wrote to
-    its heartbeat page, type and message. ``killed_for_memory``, of a rank that ended by SIGKILL: whether the kernel has ended a process
-    of this machine for lack of memory since the rank's start; None where the kernel does not count that.
+    ``exitcode`` is negative for a signal. ``done``: the rank reported completion before it exited. ``ended_by_agent``:
+    the agent killed it for a known reason, which is never the cause of a failure. ``failure``: the error that the rank
+    wrote to its heartbeat page, type and message. ``killed_for_memory``, of a rank that ended by SIGKILL: whether the
+    kernel has ended a process of this machine for lack of memory since the rank's start; None where the kernel does not
+    count that.
     """
 
     rank: int
@@ -89,15 +90,15 @@ def find_first_failure(
     exits: dict[int, str] | None = None,
     finished: dict[int, float] | None = None,
 ) -> FirstFailure | None:
-    """Find the first failed rank. Exceptions other than peer errors come first (they have a time); then ranks killed by a
-    signal that the agent did not send; then ranks that exited by themselves; then the earliest peer error, unless a rank had
-    come to its end before.
+    """Find the first failed rank. Exceptions other than peer errors come first (they have a time); then ranks killed by
+    a signal that the agent did not send; then ranks that exited by themselves; then the earliest peer error, unless a
+    rank had come to its end before.
 
     Args:
         ends: how ranks ended; those that succeeded are needed only with `finished`.
         exits: the text that a rank passed to ``sys.exit``, from its event ``exit``.
-        finished: when ranks of a user's own program came to their end. One that did so while others still communicated with
-            it is the cause of their errors.
+        finished: when ranks of a user's own program came to their end. One that did so while others still communicated
+            with it is the cause of their errors.
     """
     ends = [e for e in ends if not e.ended_by_agent]
     errors = [*errors, *_errors_only_in_heartbeat(ends, errors)]
@@ -135,14 +136,21 @@ def _sender_of_sigkill(for_memory: bool | None) -> str:
     if for_memory is None:
         return " (the kernel's out-of-memory killer and Slurm's memory limit send it too)"
     if for_memory:
-        return ", and the kernel's out-of-memory killer has ended a process on this machine since the start, most likely this rank"
-    return ", but not by the kernel's out-of-memory killer, which has ended no process here since the start: a user or Slurm sent it"
+        return (
+            ", and the kernel's out-of-memory killer has ended a process on this machine since the start, most likely "
+            "this rank"
+        )
+    return (
+        ", but not by the kernel's out-of-memory killer, which has ended no process here since the start: a user or "
+        "Slurm sent it"
+    )
 
 
 def _left_early(
     ends: list[RankEnd], errors: list[dict[str, Any]], killed: list[RankEnd], finished: dict[int, float]
 ) -> FirstFailure | None:
-    """Return the rank whose end with exit code 0 made others fail: they reported that a peer is gone, or a watchdog aborted them."""
+    """Return the rank whose end with exit code 0 made others fail: they reported that a peer is gone, or a watchdog
+    aborted them."""
     if any(end.exitcode != -signal.SIGABRT for end in killed):
         return None
     victims = [(e["time"], e["rank"], f"{e['type']}: {e['message']}".splitlines()[0]) for e in errors]

@@ -51,8 +51,8 @@ class ChosenModel(msgspec.Struct, frozen=True, kw_only=True):
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """What the model says to one prompt. Secrets are hidden.
 
-    ``finish`` is ``end`` (the model ended its reply) or ``length``. A classifier has ``labels`` with their probabilities, the most
-    probable one first, and no ``reply``.
+    ``finish`` is ``end`` (the model ended its reply) or ``length``. A classifier has ``labels`` with their
+    probabilities, the most probable one first, and no ``reply``.
     """
 
     prompt: str
@@ -70,14 +70,16 @@ def generate(
     *,
     checkpoint: int | str | None = None,
 ) -> Iterator[tuple[ChosenModel, Iterator[Reply]]]:
-    """Start a process with the model, and yield the checkpoint and an iterator of the replies, in the order of the prompts.
+    """Start a process with the model, and yield the checkpoint and an iterator of the replies, in the order of the
+    prompts.
 
     Args:
         prompts: texts, or rows without their response, as columns and values.
         checkpoint: a step, ``best``, or None for the newest complete one.
 
     Raises:
-        RequestError: there is no such checkpoint, the run has no language model or classifier, or a prompt does not suit it.
+        RequestError: there is no such checkpoint, the run has no language model or classifier, or a prompt does not
+        suit it.
         CheckpointError: the checkpoint is damaged.
         EnvironmentNotAble: torch is missing, or the base model cannot be loaded.
     """

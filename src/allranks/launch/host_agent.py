@@ -1,8 +1,8 @@
 """Run the programs of the preflight on hosts with an agent: ask for them over the control channel, and answer.
 
-The agents of a run answer, and so does the agent that a user starts on each host for ``allranks doctor``, which starts no ranks:
-``python -m allranks.launch.host_agent CHANNEL --node N --name HOST``; CHANNEL is the file with the address of the doctor. Only the
-programs of `nodes.probes` are run, as they are on this host. No torch.
+The agents of a run answer, and so does the agent that a user starts on each host for ``allranks doctor``, which starts
+no ranks: ``python -m allranks.launch.host_agent CHANNEL --node N --name HOST``; CHANNEL is the file with the address of
+the doctor. Only the programs of `nodes.probes` are run, as they are on this host. No torch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ PROGRAMS = ("probe.py", "connectivity_probe.py")
 
 
 class HostNodes(TargetNodes, frozen=True, kw_only=True):
-    """Hosts with an agent. ``ask`` sends some of them a program with a time limit, and returns the number of the request."""
+    """Hosts with an agent. ``ask`` sends some of them a program with a time limit, and returns the number of the
+    request."""
 
     channel: Any
     ask: Callable[[Sequence[int], NodeProgram, float], int]
@@ -154,8 +155,8 @@ def main() -> None:
     found = read_json(args.channel)
     if found is None:
         sys.exit(
-            f"allranks: {args.channel} is missing or unreadable on {host_name()}: the doctor has ended, or its run_root is not a folder that "
-            "all hosts share"
+            f"allranks: {args.channel} is missing or unreadable on {host_name()}: the doctor has ended, or its "
+            "run_root is not a folder that all hosts share"
         )
     sys.exit(serve(msgspec.convert(found, Endpoint), args.node, args.name))
 

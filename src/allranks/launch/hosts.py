@@ -1,7 +1,7 @@
 """Launcher for manual start, without scheduler or SSH: print one command per node and wait until all have ended.
 
-The run folder must be on a file system that all nodes share: from it the agents read the plan, and where this process listens
-for their reports. They keep their ranks for `hosts_job.KEEP_S` without it, then end them with a checkpoint.
+The run folder must be on a file system that all nodes share: from it the agents read the plan, and where this process
+listens for their reports. They keep their ranks for `hosts_job.KEEP_S` without it, then end them with a checkpoint.
 """
 
 from __future__ import annotations

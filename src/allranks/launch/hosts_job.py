@@ -1,4 +1,5 @@
-"""Wait for agents that users start manually, one per node: supervise those of a run, or examine their hosts for ``doctor``."""
+"""Wait for agents that users start manually, one per node: supervise those of a run, or examine their hosts for
+``doctor``."""
 
 from __future__ import annotations
 
@@ -109,7 +110,8 @@ class HostsJob(LaunchedJob):
     def _problem_of_hosts(self) -> str:
         """Return why ranks must not start; empty if they may.
 
-        Imports are not tested: the ranks import at once anyway. The port of the store is not either: node 0 listens on it already.
+        Imports are not tested: the ranks import at once anyway. The port of the store is not either: node 0 listens on
+        it already.
         """
         labels = host_labels(self._spec.cluster.hosts)
         hosts, _ = one_per_machine(self._hub.links, labels)
@@ -193,8 +195,8 @@ def own_address(first_node: str) -> str:
         return own_address_towards(first_node)
     except OSError as error:
         raise EnvironmentNotAble(
-            f"this machine has no route to {first_node}, the first of cluster.hosts: {error.strerror or error}; the agents on the nodes "
-            "report to this machine over the network"
+            f"this machine has no route to {first_node}, the first of cluster.hosts: {error.strerror or error}; the "
+            "agents on the nodes report to this machine over the network"
         ) from None
 
 
@@ -242,11 +244,13 @@ def _address_of(host: str) -> str:
         address = socket.gethostbyname(host)
     except OSError:
         raise SpecError(
-            f"cluster.hosts: {host!r} does not resolve on this machine; use its address, or set cluster.rendezvous.address"
+            f"cluster.hosts: {host!r} does not resolve on this machine; use its address, or set "
+            "cluster.rendezvous.address"
         ) from None
     if address.startswith("127.") and len(host.split(".")) != 4:
         raise SpecError(
-            f"cluster.hosts: {host!r} resolves to {address}, which other nodes cannot reach; set cluster.rendezvous.address to its address on the network"
+            f"cluster.hosts: {host!r} resolves to {address}, which other nodes cannot reach; set "
+            "cluster.rendezvous.address to its address on the network"
         )
     return address
 
@@ -290,8 +294,8 @@ class DoctorHosts(HostNodes, frozen=True, kw_only=True):
             return super().silence_cure(host, answers, why)
         where = f"{self.channel.endpoint.address}:{self.channel.endpoint.port}"
         return (
-            f"no agent on {host} reported within {self.waited_s:.0f} s: start its command there; if it was started, see what it printed: "
-            f"run_root must be shared, and {where} reachable from {host}: {self.commands[host]}"
+            f"no agent on {host} reported within {self.waited_s:.0f} s: start its command there; if it was started, "
+            f"see what it printed: run_root must be shared, and {where} reachable from {host}: {self.commands[host]}"
         )
 
 

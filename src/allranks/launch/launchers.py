@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 
 class Launcher(ABC):
-    """Start the agents of a run, one per node. Only `start` must be defined; the defaults are for agents that report to this process.
+    """Start the agents of a run, one per node. Only `start` must be defined; the defaults are for agents that report to
+    this process.
 
     An instance serves one command: it may cache facts about a scheduler.
     """
@@ -96,7 +97,8 @@ class Launcher(ABC):
         """Write the files that this launcher reads from the run folder, besides spec and plan."""
 
     def prepare(self, run: RunDir, spec: RunSpec) -> list[str]:
-        """Do what takes long, and find out whether a scheduler would refuse the job; called once, before the first start.
+        """Do what takes long, and find out whether a scheduler would refuse the job; called once, before the first
+        start.
 
         Returns:
             Notes for the user.
@@ -110,7 +112,8 @@ class Launcher(ABC):
         return False
 
     def is_running(self, run: RunDir, agents: set[str] | None = None) -> bool:
-        """Return whether the run is alive, as far as this machine can tell; by default whether it has an agent on this machine.
+        """Return whether the run is alive, as far as this machine can tell; by default whether it has an agent on this
+        machine.
 
         Args:
             agents: the result of `local_agents`, if the caller queries many runs.
@@ -138,14 +141,18 @@ class Launcher(ABC):
             send_request(msgspec.convert(endpoint, Endpoint), "kill" if now else "stop", "allranks cancel")
         except (OSError, ChannelError, msgspec.ValidationError) as error:
             raise RequestError(
-                f"run {run.name} does not run: what started it no longer listens at {endpoint.get('address')}:{endpoint.get('port')} ({error}); "
-                "if it runs on another machine, cancel it there"
+                f"run {run.name} does not run: what started it no longer listens at "
+                f"{endpoint.get('address')}:{endpoint.get('port')} ({error}); if it runs on another machine, cancel it "
+                "there"
             ) from None
         if now:
             return "stopped its ranks"
         grace_s = read_record(run.plan).get("grace_s")  # of a user's own program
         if grace_s is None:
-            return "asked its ranks to finish their step, write a checkpoint and exit; to end them at once: allranks cancel --now"
+            return (
+                "asked its ranks to finish their step, write a checkpoint and exit; to end them at once: allranks "
+                "cancel --now"
+            )
         return f"sent SIGTERM to its ranks; what still runs after {grace_s:g} s (script.grace_s) is killed"
 
     # After the end
@@ -170,7 +177,8 @@ class Launcher(ABC):
 
 
 class LocalLauncher(Launcher):
-    """``launcher: local``: one agent on this machine, which this process supervises. Everything else has the defaults."""
+    """``launcher: local``: one agent on this machine, which this process supervises. Everything else has the
+    defaults."""
 
     def start(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> LaunchedJob:
         """Start the agent."""

@@ -117,7 +117,10 @@ class LocalJob(LaunchedJob):
         if not too_long:
             return
         if not ended:
-            why = f"process {self._process.pid} was stopped by a signal (SIGSTOP or SIGTSTP) for {STOPPED_S:.0f} s, and was killed"
+            why = (
+                f"process {self._process.pid} was stopped by a signal (SIGSTOP or SIGTSTP) for {STOPPED_S:.0f} s, and "
+                "was killed"
+            )
             self._lost = LostAgent(node=0, host="this machine", why=why, node_lost=False)
         self._process.kill()  # the kernel then asks its ranks for a checkpoint
 

@@ -1,4 +1,5 @@
-"""Determine how a run ended: status, a one-sentence explanation, the summary and the report; for a user's own program, how each rank ended."""
+"""Determine how a run ended: status, a one-sentence explanation, the summary and the report; for a user's own program,
+how each rank ended."""
 
 from __future__ import annotations
 
@@ -32,13 +33,16 @@ from allranks.utils.redaction import redact
 from allranks.utils.text import sanitize
 
 TAIL_BYTES = 64 << 10
-UNFINISHED_MESSAGE = "the run has ended, but its outcome was not recorded, because the command that followed it was killed. Continue with: allranks resume {}"
+UNFINISHED_MESSAGE = (
+    "the run has ended, but its outcome was not recorded, because the command that followed it was killed. Continue "
+    "with: allranks resume {}"
+)
 _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a run. ``status``: succeeded, stopped (a checkpoint was written, or a user's own program ended with exit code 0
-    after SIGTERM) or failed."""
+    """Result of a run. ``status``: succeeded, stopped (a checkpoint was written, or a user's own program ended with
+    exit code 0 after SIGTERM) or failed."""
 
     run: str
     folder: str
@@ -151,7 +155,8 @@ def _why_failed(
     end: _JobOutcome,
     culprit: FirstFailure | None,
 ) -> tuple[str, int]:
-    """Return message and exit code of the first that applies: a user's request, a hang, a lost agent, a failed rank, the launcher."""
+    """Return message and exit code of the first that applies: a user's request, a hang, a lost agent, a failed rank,
+    the launcher."""
     cancelled, lost = _cancelled(run, plan, end), _lost(run, plan, end)
     hang = read_record(run.hang_report(attempt))
     if end.interrupted or cancelled:
@@ -229,7 +234,8 @@ def _failed_before(now: dict[int, list[dict[str, Any]]], hang: dict[str, Any]) -
 
 
 def _without_failed_rank(run: RunDir, plan: LaunchPlan, attempt: int, end: _JobOutcome) -> tuple[str, int]:
-    """Explain a failure without a failed rank from the reports of agents, driver or scheduler, and the log's last line."""
+    """Explain a failure without a failed rank from the reports of agents, driver or scheduler, and the log's last
+    line."""
     if end.reported.refused:
         return end.reported.refused, EXIT_ENVIRONMENT
     ends = [read_record(path) for path in sorted(run.logs_of(attempt).glob("*.exit.json"))]
@@ -359,7 +365,8 @@ def reason_of_stop(reported: JobEnd, *, interrupted: bool) -> str:
 def describe_program_stop(reported: JobEnd, why: str, grace_s: float) -> tuple[str, str, int]:
     """Return status, message and exit code of a run after a stop request.
 
-    The status is ``stopped`` if every rank then ended by itself with exit code 0. Whether it has saved anything is not known.
+    The status is ``stopped`` if every rank then ended by itself with exit code 0. Whether it has saved anything is not
+    known.
     """
     groups: dict[str, list[int]] = {}
     for end in reported.ends:

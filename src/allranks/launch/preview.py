@@ -1,7 +1,8 @@
-"""Prepare a run: check the request, read facts, decide the plan. Also shows what would run: memory, batch script or commands, data.
+"""Prepare a run: check the request, read facts, decide the plan. Also shows what would run: memory, batch script or
+commands, data.
 
-A separate module, so that `allranks plan` does not import the launch machinery. Rows and token counts are from a process of its own
-(`allranks.train.inspection`), without ranks.
+A separate module, so that `allranks plan` does not import the launch machinery. Rows and token counts are from a
+process of its own (`allranks.train.inspection`), without ranks.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def read_spec(spec: SpecLike, sets: Sequence[str] = ()) -> RunSpec:
 
 
 def planning_facts(spec: RunSpec) -> MachineFacts:
-    """Return the facts that the plan of a spec depends on: of this machine, and what its launcher adds, such as the GPUs of the partition."""
+    """Return the facts that the plan of a spec depends on: of this machine, and what its launcher adds, such as the
+    GPUs of the partition."""
     return get_launcher(spec.cluster.launcher).planning_facts(spec)
 
 
@@ -70,7 +72,8 @@ def plan_with_model(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
 
 
 class PreparedRun(msgspec.Struct, frozen=True, dict=True):
-    """A request, and what follows from it. Facts are read, and plan and memory decided, when they are first needed, and once."""
+    """A request, and what follows from it. Facts are read, and plan and memory decided, when they are first needed, and
+    once."""
 
     spec: RunSpec
 
@@ -181,8 +184,8 @@ def few_sequences(spec: RunSpec, plan: LaunchPlan, facts: dict[str, Any]) -> str
     cure = f"set data.packing: none, which gives {rows} sequences, or {fewer}" if packed else f"{fewer}, or add rows"
     give = "row gives" if rows == 1 else "rows give"
     return (
-        f"data.source {facts['source']}: {rows} training {give} {sequences} sequence{'s' * (sequences != 1)}{why}, too few for "
-        f"{plan.world_size} ranks; {cure}"
+        f"data.source {facts['source']}: {rows} training {give} {sequences} sequence{'s' * (sequences != 1)}{why}, too "
+        f"few for {plan.world_size} ranks; {cure}"
     )
 
 

@@ -1,4 +1,5 @@
-"""Find and end all processes of a run on one node, also those that its ranks have started; and do so when the agent is killed.
+"""Find and end all processes of a run on one node, also those that its ranks have started; and do so when the agent is
+killed.
 
 ``python -I -S process_guard.py FD RUN_ID AGENT_PID GRACE_S`` waits until the other end of the pipe FD is closed,
 which is when the agent has ended, however it did. It then ends what is left of the agent's ranks, whose process ids

@@ -7,10 +7,10 @@ How a rank ends:
 
 - After success it leaves the process group, runs its exit handlers, finally writes the phase ``done`` to its heartbeat
   page, and exits with code 0. Code 0 without ``done`` means that something ended the process early (``os._exit(0)``).
-- After an error it first prints the traceback, records the event, and writes the error to its heartbeat page. It never calls
-  ``destroy_process_group``: under NCCL that waits for peers which wait for this rank.
-- Exit handlers and non-daemon threads get a bounded time, then the process ends without them. A user's own program that has
-  come to its end may work on in threads as long as it likes, as in Python.
+- After an error it first prints the traceback, records the event, and writes the error to its heartbeat page. It never
+  calls ``destroy_process_group``: under NCCL that waits for peers which wait for this rank.
+- Exit handlers and non-daemon threads get a bounded time, then the process ends without them. A user's own program that
+  has come to its end may work on in threads as long as it likes, as in Python.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def end_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> 
 
 
 def _work(run: RunDir, attempt: int, rank: int, own: int) -> tuple[int, bool, bool]:
-    """Run the work; return the exit code, whether the work finished by itself, and whether it then was a user's own program.
+    """Run the work; return the exit code, whether the work finished by itself, and whether it then was a user's own
+    program.
 
     Args:
         own: this process. A program may fork; a child that returns here is not the rank and records nothing.
@@ -144,7 +145,8 @@ def _start(run: RunDir, attempt: int) -> bool:
 
 
 def _print_error(error: BaseException) -> None:
-    """Print an error with its traceback. That of a user's own program begins in the program and goes to its ``sys.excepthook``, as in Python."""
+    """Print an error with its traceback. That of a user's own program begins in the program and goes to its
+    ``sys.excepthook``, as in Python."""
     frames = list(_frames(error.__traceback__))
     ours = [frame for frame in frames if frame.tb_frame.f_code.co_filename in (__file__, _USER_SCRIPT)]
     begin = next((frame for frame in frames if frame not in ours), None)
@@ -178,7 +180,8 @@ def _print_exit(end: SystemExit) -> int:
 
 
 def _record_exit(run: RunDir, attempt: int, rank: int, code: int, end: SystemExit) -> None:
-    """Record the event ``exit``. It is not an ``error``: a program may exit because a peer has failed, which is the cause."""
+    """Record the event ``exit``. It is not an ``error``: a program may exit because a peer has failed, which is the
+    cause."""
     text = "" if end.code is None or isinstance(end.code, int) else _text_of(end.code)
     if code:
         heartbeat.failure(f"sys.exit: {text or f'exit code {code}'}")
@@ -227,8 +230,8 @@ def _text_of(error: object) -> str:
 def _run_exit_handlers(code: int, complete: bool) -> None:
     """Wait for non-daemon threads, then run the functions registered with ``atexit``, as Python does at exit.
 
-    Both have a time limit, after which the process exits with its code and a line in the log. An interpreter that a C call
-    blocks exits with a dump of its stacks and code 1.
+    Both have a time limit, after which the process exits with its code and a line in the log. An interpreter that a C
+    call blocks exits with a dump of its stacks and code 1.
     """
     limit_s = EXIT_HANDLERS_FAILED_S if code else EXIT_HANDLERS_S
     faulthandler.dump_traceback_later(limit_s + BLOCKED_INTERPRETER_S, exit=True, file=2)  # sys.stderr may be closed
@@ -250,7 +253,8 @@ def _end_after_timeout(limit_s: float, code: int, complete: bool) -> None:
     others = [t.name for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
     what = f"threads {', '.join(others)}" if others else "exit handlers"
     _print(
-        f"allranks: {what} of the program did not finish within {limit_s:g} s; the process exits without waiting for them\n"
+        f"allranks: {what} of the program did not finish within {limit_s:g} s; the process exits without waiting for "
+        "them\n"
     )
     if complete:
         heartbeat.phase(DONE_PHASE)

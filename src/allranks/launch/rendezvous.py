@@ -1,6 +1,7 @@
 """The network on which the ranks of several nodes meet, and the store through which they exchange addresses.
 
-Also the addresses and ports of it that are derived: this node's own on the route to another, and that of the control channel.
+Also the addresses and ports of it that are derived: this node's own on the route to another, and that of the control
+channel.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
-    """Node 0 opens the store at ``address``:``port``, or at any free port if the port is 0, or taken and not ``port_fixed``
-    (by the spec); the other nodes learn the port over the control channel."""
+    """Node 0 opens the store at ``address``:``port``, or at any free port if the port is 0, or taken and not
+    ``port_fixed`` (by the spec); the other nodes learn the port over the control channel."""
 
     address: str
     port: int
@@ -115,7 +116,8 @@ class TcpStoreServer:
     """Process that serves a TCPStore on a socket bound by this process, so that no other program can take the port.
 
     Args:
-        address: the address to listen on. If this node does not have it (a forwarded address), the store listens on all.
+        address: the address to listen on. If this node does not have it (a forwarded address), the store listens on
+        all.
         port: 0 for any free one.
 
     Raises:

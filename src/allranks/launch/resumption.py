@@ -18,7 +18,8 @@ from allranks.rundir.paths import RunDir
 from allranks.spec.records import COMPILE_AUTO, RunSpec
 from allranks.utils.redaction import HIDDEN
 
-# What a checkpoint's weights, or its place in the data, are of: a resume cannot change it, and a failed try must not be kept.
+# What a checkpoint's weights, or its place in the data, are of: a resume cannot change it, and a failed try must not be
+# kept.
 MODEL_KEYS = (
     "model.config",
     *(f"adapter.{key}" for key in ("type", "r", "alpha", "targets", "target_parameters", "modules_to_save")),
@@ -72,7 +73,8 @@ def keep_global_batch(
 def keep_compilation(run: RunDir, before: RunSpec, spec: RunSpec, plan: LaunchPlan) -> LaunchPlan:
     """Return the plan with what the run did for ``model.compile: auto``, because compiled blocks round differently.
 
-    The spec stays at auto, on which the memory estimate and so the recomputation depend. If the compiler failed, blocks were not compiled.
+    The spec stays at auto, on which the memory estimate and so the recomputation depend. If the compiler failed, blocks
+    were not compiled.
     """
     if spec.model is None or spec.model.compile != COMPILE_AUTO:
         return plan
@@ -97,23 +99,27 @@ def global_batch_of(run: RunDir, step: int) -> int | None:
 def resume_notes(before: RunSpec, asked: RunSpec, spec: RunSpec, plan: LaunchPlan) -> list[str]:
     """Return notes for the user before the run resumes."""
     said = [
-        f"cluster.env.{name} is a secret and not saved in the run folder: it stays unset unless you export it or set it with --set cluster.env.{name}=..."
+        (
+            f"cluster.env.{name} is a secret and not saved in the run folder: it stays unset unless you export it or "
+            f"set it with --set cluster.env.{name}=..."
+        )
         for name, value in spec.cluster.env.items()
         if value == HIDDEN and name not in os.environ
     ]
     if spec.train.schedule != "constant" and _changed(before, spec, ("train.max_steps", "train.epochs")):
         said.append(
-            f"the run ends at another step than before, so train.schedule {spec.train.schedule} gives the remaining steps other learning "
-            "rates: a run of this length from the start would differ"
+            f"the run ends at another step than before, so train.schedule {spec.train.schedule} gives the remaining "
+            "steps other learning rates: a run of this length from the start would differ"
         )
     if plan.device == "cuda" and not spec.train.deterministic:
         said.append(
-            "kernels on GPUs may not be deterministic: the resumed losses can differ in the last digits from an uninterrupted run; "
-            "train.deterministic: true makes them so, at some cost in speed"
+            "kernels on GPUs may not be deterministic: the resumed losses can differ in the last digits from an "
+            "uninterrupted run; train.deterministic: true makes them so, at some cost in speed"
         )
     if asked.train.global_batch_size != spec.train.global_batch_size:
         said.append(
-            f"train.global_batch_size stays {spec.train.global_batch_size}, so that the data continues at the same position; override it with --set"
+            f"train.global_batch_size stays {spec.train.global_batch_size}, so that the data continues at the same "
+            "position; override it with --set"
         )
     return said
 
@@ -128,7 +134,8 @@ def require_resumable(
     *,
     allow_inexact: bool,
 ) -> None:
-    """Refuse a completed run, settings that do not fit the checkpoint of `step`, and, unless `allow_inexact`, a resume that is not bitwise.
+    """Refuse a completed run, settings that do not fit the checkpoint of `step`, and, unless `allow_inexact`, a resume
+    that is not bitwise.
 
     Args:
         before: the run's own spec, without the settings of this resume.
@@ -145,32 +152,35 @@ def require_resumable(
     ended = read_record(run.metrics).get("stopped_early")
     if isinstance(ended, dict) and ended.get("step") == step and not _changed(before, spec, PATIENCE_KEYS):
         raise RequestError(
-            f"run {run.name} ended early after step {step}: {ended.get('reason')}; raise --set eval.patience=N, or set it to null, to train on"
+            f"run {run.name} ended early after step {step}: {ended.get('reason')}; raise --set eval.patience=N, or set "
+            "it to null, to train on"
         )
     if changed := _changed(before, spec, MODEL_KEYS):
         raise RequestError(
-            f"{folder} was saved with {_was(before, changed)}: it does not fit another model; remove --set {changed[0]}, or start a new run"
+            f"{folder} was saved with {_was(before, changed)}: it does not fit another model; remove --set "
+            f"{changed[0]}, or start a new run"
         )
     if different := _different_sizes(run, before, spec, step):
         raise RequestError(
-            f"{folder} was saved from a model with {different}: it does not fit another model; use the model of the run, or start a new run"
+            f"{folder} was saved from a model with {different}: it does not fit another model; use the model of the "
+            "run, or start a new run"
         )
     if facts["mode"] != "full" and not allow_inexact:
         raise RequestError(
-            f"{folder} is a weights-only checkpoint without optimizer and random states, so an exact resume is not possible; "
-            "resume from the weights alone with --allow-inexact, or train with checkpoint.mode: full"
+            f"{folder} is a weights-only checkpoint without optimizer and random states, so an exact resume is not "
+            "possible; resume from the weights alone with --allow-inexact, or train with checkpoint.mode: full"
         )
     if allow_inexact:
         return
     if facts["world_size"] != plan.world_size:
         raise RequestError(
-            f"{folder} was written by {facts['world_size']} rank{'s' * (facts['world_size'] != 1)}, the plan has {plan.world_size}; "
-            "losses would not be bitwise equal: use the same number of ranks, or --allow-inexact"
+            f"{folder} was written by {facts['world_size']} rank{'s' * (facts['world_size'] != 1)}, the plan has "
+            f"{plan.world_size}; losses would not be bitwise equal: use the same number of ranks, or --allow-inexact"
         )
     if facts.get("strategy", plan.strategy) != plan.strategy:
         raise RequestError(
-            f"{folder} was written by {facts['strategy']}, the plan has {plan.strategy}; losses would not be bitwise equal: use that "
-            "strategy, or --allow-inexact"
+            f"{folder} was written by {facts['strategy']}, the plan has {plan.strategy}; losses would not be bitwise "
+            "equal: use that strategy, or --allow-inexact"
         )
     if reason := _other_arithmetic(run, folder, before, spec, plan, facts):
         raise RequestError(f"{reason}, or --allow-inexact")
@@ -180,13 +190,15 @@ def require_resumable(
     ):
         if changed := _changed(before, spec, keys):
             raise RequestError(
-                f"{folder} was saved with {_was(before, changed)}; {why}: remove --set {changed[0]}, or use --allow-inexact"
+                f"{folder} was saved with {_was(before, changed)}; {why}: remove --set {changed[0]}, or use "
+                "--allow-inexact"
             )
     had = global_batch_of(run, step)
     if had and plan.batch and plan.batch.global_batch_size != had:
         raise RequestError(
-            f"{folder} was trained with {had} sequences per step, the plan has {plan.batch.global_batch_size}; data would be skipped or seen "
-            f"twice: use --set train.global_batch_size={had} --set train.grad_accum=null, or --allow-inexact"
+            f"{folder} was trained with {had} sequences per step, the plan has {plan.batch.global_batch_size}; data "
+            f"would be skipped or seen twice: use --set train.global_batch_size={had} --set train.grad_accum=null, or "
+            "--allow-inexact"
         )
 
 
@@ -199,7 +211,8 @@ SIZE_KEYS = (
 
 
 def _different_sizes(run: RunDir, before: RunSpec, spec: RunSpec, step: int) -> str:
-    """Return how the sizes of the checkpoint's model differ from those of the spec's; empty if they are equal or unknown.
+    """Return how the sizes of the checkpoint's model differ from those of the spec's; empty if they are equal or
+    unknown.
 
     A checkpoint of adapters has no config of its own; there the run's model is compared.
     """
@@ -218,25 +231,28 @@ def _different_sizes(run: RunDir, before: RunSpec, spec: RunSpec, step: int) -> 
 def _other_arithmetic(
     run: RunDir, folder: Path, before: RunSpec, spec: RunSpec, plan: LaunchPlan, facts: dict[str, Any]
 ) -> str:
-    """Return why the plan would add numbers in another order than the checkpoint's run did, and what to set; empty if it would not."""
+    """Return why the plan would add numbers in another order than the checkpoint's run did, and what to set; empty if
+    it would not."""
     shared = facts.get("shard_ranks", facts["world_size"])
     if shared != plan.shard_ranks:
         was = "none" if shared == facts["world_size"] else "nodes"
         return (
-            f"{folder} was written with weights sharded over {shared} ranks, the plan shards them over {plan.shard_ranks}; losses would not be "
-            f"bitwise equal: use as many ranks per node and --set strategy.{REPLICATE}={was}"
+            f"{folder} was written with weights sharded over {shared} ranks, the plan shards them over "
+            f"{plan.shard_ranks}; losses would not be bitwise equal: use as many ranks per node and --set "
+            f"strategy.{REPLICATE}={was}"
         )
     compiled = was_compiled(run, before)
     if spec.model and spec.model.compile != COMPILE_AUTO and compiled != plan.compiled:  # auto goes on as the run did
         return (
-            f"{folder} was trained {'with' if compiled else 'without'} compiled blocks, the plan is {'without' if compiled else 'with'} them; "
-            f"losses would not be bitwise equal: use --set model.compile={str(compiled).lower()}"
+            f"{folder} was trained {'with' if compiled else 'without'} compiled blocks, the plan is "
+            f"{'without' if compiled else 'with'} them; losses would not be bitwise equal: use --set "
+            f"model.compile={str(compiled).lower()}"
         )
     mode = read_record(run.plan).get("recomputation", plan.recomputation)
     if plan.compiled and mode != plan.recomputation:
         return (
-            f"{folder} was trained with recomputation {mode}, the plan has {plan.recomputation}: with model.compile the losses would not be "
-            f"bitwise equal; use --set model.gradient_checkpointing={mode}"
+            f"{folder} was trained with recomputation {mode}, the plan has {plan.recomputation}: with model.compile "
+            f"the losses would not be bitwise equal; use --set model.gradient_checkpointing={mode}"
         )
     return ""
 

@@ -1,10 +1,12 @@
 """Make a run folder, start a run, follow it to its end; resume and cancel runs, and find out which ones are running.
 
-A run is followed by passing its events to an observer, and by turning signals into an orderly stop. A display never ends a run.
+A run is followed by passing its events to an observer, and by turning signals into an orderly stop. A display never
+ends a run.
 
 How ranks start: `launch` calls the launcher (``LocalLauncher`` in ``launch/launchers.py``, ``launch/hosts.py``,
-``launch/slurm/launcher.py``), which starts one agent per node (``launch/agent.py``); under Slurm the driver in the batch script does
-(``launch/driver.py``). An agent starts one process per rank, ``python -m allranks.launch.rank``, with the environment of torchrun.
+``launch/slurm/launcher.py``), which starts one agent per node (``launch/agent.py``); under Slurm the driver in the
+batch script does (``launch/driver.py``). An agent starts one process per rank, ``python -m allranks.launch.rank``, with
+the environment of torchrun.
 """
 
 from __future__ import annotations
@@ -126,7 +128,8 @@ class SignalCounts:
 
 @contextmanager
 def count_signals() -> Iterator[SignalCounts]:
-    """Count INT, TERM, HUP and USR1 inside the context, then restore their handlers. Does nothing outside the main thread.
+    """Count INT, TERM, HUP and USR1 inside the context, then restore their handlers. Does nothing outside the main
+    thread.
 
     A signal that the caller ignores (HUP under nohup) stays ignored.
     """
@@ -201,7 +204,10 @@ def follow(
 def _stopping_text(stop: StopLimit, program_grace_s: float | None, *, by_interrupt: bool) -> str:
     now = "; Ctrl-C again kills them now" if by_interrupt else ""
     if program_grace_s is not None:
-        return f"stopping: SIGTERM to every rank; what still runs after {program_grace_s:g} s (script.grace_s) is killed{now}"
+        return (
+            f"stopping: SIGTERM to every rank; what still runs after {program_grace_s:g} s (script.grace_s) is "
+            f"killed{now}"
+        )
     return f"stopping: {stop.text}{now}"
 
 
@@ -308,8 +314,8 @@ def resume(
     """Resume a run from its newest complete checkpoint, in the same folder.
 
     Raises:
-        RequestError: no such run, it is complete, or the request does not fit its newest checkpoint, or only with `allow_inexact`;
-            or another version of allranks wrote the plan or the checkpoint.
+        RequestError: no such run, it is complete, or the request does not fit its newest checkpoint, or only with
+            `allow_inexact`; or another version of allranks wrote the plan or the checkpoint.
         CheckpointError: no checkpoint is whole.
     """
     run_dir, observer = find_run(str(name), run_root), observer or NullObserver()
@@ -320,7 +326,8 @@ def resume(
         raise RequestError(f"run {run_dir.name} is still running; end it first")
     if before.script is not None:
         raise RequestError(
-            f"run {run_dir.name} runs your own program, whose checkpoints allranks does not know; start it again with: allranks run {run_dir.spec}"
+            f"run {run_dir.name} runs your own program, whose checkpoints allranks does not know; start it again with: "
+            f"allranks run {run_dir.spec}"
         )
     step, problems = checkpoints.newest_checkpoint(run_dir)
     for problem in problems:

@@ -1,8 +1,8 @@
 """Decide how long ranks that were asked to stop may take to write their checkpoint, from what the run has measured.
 
-The events of one rank say which phase it is in and how long steps, evaluations and saves have taken. Each phase has its own limit:
-ranks that make progress are not killed, stalled ones are. All processes that may kill ranks use it: the command, an agent without
-its driver, the supervisor that has lost an agent.
+The events of one rank say which phase it is in and how long steps, evaluations and saves have taken. Each phase has its
+own limit: ranks that make progress are not killed, stalled ones are. All processes that may kill ranks use it: the
+command, an agent without its driver, the supervisor that has lost an agent.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class StopLimit:
         return max(found, self._least_s)
 
     def measured_s(self, now: float) -> float:
-        """Return how long a stop takes according to the longest recent step and save; 0 before a full save was measured."""
+        """Return how long a stop takes according to the longest recent step and save; 0 before a full save was
+        measured."""
         self._read_if_due(now)
         return STEPS * max(self._steps) + self._save_s if self._steps and self._save_s else 0.0
 

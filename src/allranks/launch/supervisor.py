@@ -1,7 +1,8 @@
-"""Decide for a run, from its agents' reports, when to start, stop, end and examine ranks. Pure except for clock and hang analyzer.
+"""Decide for a run, from its agents' reports, when to start, stop, end and examine ranks. Pure except for clock and
+hang analyzer.
 
-A failed rank ends the run, and its error is the result. An agent that disappears ends the run too; whether its *node* is
-lost is decided separately, from evidence about the node.
+A failed rank ends the run, and its error is the result. An agent that disappears ends the run too; whether its *node*
+is lost is decided separately, from evidence about the node.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ SHORTEST_S, LONGEST_S = 1.0, 10.0
 class LostAgent(msgspec.Struct, frozen=True, kw_only=True):
     """An agent that no longer answers.
 
-    ``node_lost`` is evidence for the reader of the record, and decides nothing: True where the network could not reach the node,
-    False where the node's kernel answered, None where neither is known. A job is requeued without a node only after
-    `slurm.liveness.examine_node` has found the node itself lost.
+    ``node_lost`` is evidence for the reader of the record, and decides nothing: True where the network could not reach
+    the node, False where the node's kernel answered, None where neither is known. A job is requeued without a node only
+    after `slurm.liveness.examine_node` has found the node itself lost.
     """
 
     node: int
@@ -75,7 +76,8 @@ class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def terminated(self) -> bool:
-        """Return whether ranks died of an external SIGTERM or never started, as when Slurm ends the agents' job step."""
+        """Return whether ranks died of an external SIGTERM or never started, as when Slurm ends the agents' job
+        step."""
         if self.refused or self.lost or self.ended_nodes < self.nodes:
             return False
         return not self.ends or any(end.exitcode == -signal.SIGTERM and not end.ended_by_agent for end in self.ends)
@@ -87,7 +89,8 @@ class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchedJob(ABC):
-    """A launched job that runs ranks. ``interrupt_grace_s``: from Ctrl-C until ranks that have nothing to save are killed."""
+    """A launched job that runs ranks. ``interrupt_grace_s``: from Ctrl-C until ranks that have nothing to save are
+    killed."""
 
     label: str
     interrupt_grace_s: float
@@ -134,11 +137,13 @@ class Supervisor:
 
     Args:
         nodes: number of agents.
-        judge: called once after an alarm with the nodes' evidence; writes the report and returns the verdict in one sentence.
+        judge: called once after an alarm with the nodes' evidence; writes the report and returns the verdict in one
+        sentence.
         join_s: time limit for all agents to join; None if users start them by hand.
         needs_store: whether node 0 opens a store for the rendezvous.
         hold: whether the ranks start only after `release`, once all nodes have joined and have been examined.
-        limit: begins the time limit for the checkpoint of the other ranks once an agent is gone, of at least so many seconds.
+        limit: begins the time limit for the checkpoint of the other ranks once an agent is gone, of at least so many
+        seconds.
     """
 
     def __init__(
@@ -255,7 +260,8 @@ class Supervisor:
         return list(self._lost.values())
 
     def result(self) -> JobEnd:
-        """Return how the agents have ended so far. An agent whose connection closed without a final report counts as lost."""
+        """Return how the agents have ended so far. An agent whose connection closed without a final report counts as
+        lost."""
         reports = [self._links[n].report for n in sorted(self._links)]
         lost = {
             n: found
@@ -357,14 +363,20 @@ def find_lost_agent(node: int, link: AgentLink, now: float, floor: float = 0.0) 
         return None
     ranks = [p.rank for p in report.ranks]
     if link.closed == CLOSED and now - max(link.closed_at, floor) > RECONNECT_S:
-        why = f"its connection was closed by {report.host}, and it did not reconnect within {RECONNECT_S:.0f} s: process {report.pid} was killed"
+        why = (
+            f"its connection was closed by {report.host}, and it did not reconnect within {RECONNECT_S:.0f} s: process "
+            f"{report.pid} was killed"
+        )
         return LostAgent(node=node, host=report.host, why=why, node_lost=None, ranks=ranks)
     if link.closed == UNREACHABLE and now - max(link.closed_at, floor) > RECONNECT_S:
         return LostAgent(
             node=node, host=report.host, why="the node is not reachable over the network", node_lost=True, ranks=ranks
         )
     if not link.closed and now - max(link.heard_at, floor) > SILENT_S:
-        why = f"process {report.pid} has reported nothing for {SILENT_S:.0f} s, although its node keeps the connection: it is stopped or gets no CPU time"
+        why = (
+            f"process {report.pid} has reported nothing for {SILENT_S:.0f} s, although its node keeps the connection: "
+            "it is stopped or gets no CPU time"
+        )
         return LostAgent(node=node, host=report.host, why=why, node_lost=False, ranks=ranks)
     return None
 

@@ -1,1 +1,2 @@
-"""Query nodes, check whether they can run a job, and prepare them: preflight, topology, network, staging, Slurm client."""
+"""Query nodes, check whether they can run a job, and prepare them: preflight, topology, network, staging, Slurm
+client."""

@@ -111,11 +111,13 @@ def doctor(
     """Check the nodes that the spec would use, as far as they can be reached from here.
 
     Args:
-        nodes: returns the nodes, and notes for the reader (`launch.launchers.Launcher.nodes_to_examine`); entered once the spec is planned.
+        nodes: returns the nodes, and notes for the reader (`launch.launchers.Launcher.nodes_to_examine`); entered once
+        the spec is planned.
         facts: facts about this machine and the partition for the plan (`launch.preview.planning_facts`).
 
     Raises:
-        SpecError, DataError: Slurm refuses account, partition or resources; or `check_start` refuses the spec, as for a run.
+        SpecError, DataError: Slurm refuses account, partition or resources; or `check_start` refuses the spec, as for a
+        run.
         EnvironmentNotAble: this machine lacks something, Slurm does not answer, or the nodes are not free.
     """
     plan = memory.make_plan(spec, facts)
@@ -212,7 +214,8 @@ def _policy(spec: RunSpec, plan: LaunchPlan, found: PreflightResult) -> NetworkP
 def _without_bad_nodes(
     where: TargetNodes, spec: RunSpec, plan: LaunchPlan, request: DoctorOptions, found: PreflightResult
 ) -> tuple[PreflightResult, list[str], str]:
-    """Check the other nodes again: a bad node may have hidden other failures. The verdicts on the bad nodes are kept."""
+    """Check the other nodes again: a bad node may have hidden other failures. The verdicts on the bad nodes are
+    kept."""
     bad = found.bad_hosts
     try:
         smaller = exclude_nodes(spec, bad, machine_facts())

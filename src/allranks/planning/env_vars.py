@@ -24,8 +24,8 @@ TORCH_DISTRIBUTED_DOCS = "https://docs.pytorch.org/docs/stable/distributed.html"
 class EnvVar(msgspec.Struct, frozen=True):
     """One decided variable. ``value`` None means: considered, and deliberately not set.
 
-    `source` says who decided (policy, spec, user; nodes: each node will decide at run time), `documentation` is a link, `risk`
-    says what can go wrong.
+    `source` says who decided (policy, spec, user; nodes: each node will decide at run time), `documentation` is a link,
+    `risk` says what can go wrong.
     """
 
     name: str
@@ -70,8 +70,8 @@ def _value_warnings(env: Mapping[str, str], where: str) -> list[str]:
     gloo = env.get("GLOO_SOCKET_IFNAME", "")
     if gloo.startswith(("^", "=")):
         found.append(
-            f"{where}GLOO_SOCKET_IFNAME is {gloo!r}, but Gloo only accepts exact names ('^' and '=' are NCCL's syntax): "
-            "remove the line; allranks then determines the interface on each node"
+            f"{where}GLOO_SOCKET_IFNAME is {gloo!r}, but Gloo only accepts exact names ('^' and '=' are NCCL's "
+            "syntax): remove the line; allranks then determines the interface on each node"
         )
     if env.get("NCCL_P2P_DISABLE") == "1":
         found.append(
@@ -108,7 +108,8 @@ OTHER_NAMES = frozenset(" ".join(_TABLES["torch_and_gloo"]).split())
 
 
 def is_known_variable(name: str) -> bool:
-    """Return whether a library or an NCCL plugin reads this ``NCCL_...``, ``TORCH_NCCL_...``, ``TORCH_FR_...`` or ``GLOO_...``."""
+    """Return whether a library or an NCCL plugin reads this ``NCCL_...``, ``TORCH_NCCL_...``, ``TORCH_FR_...`` or
+    ``GLOO_...``."""
     return name.removeprefix("NCCL_") in NCCL_NAMES or name.startswith(PLUGINS) or name in OTHER_NAMES
 
 

@@ -1,4 +1,5 @@
-"""Check a spec against its model's files before anything is started: task, positions, tokenizer, attention, adapter targets.
+"""Check a spec against its model's files before anything is started: task, positions, tokenizer, attention, adapter
+targets.
 
 Only files on this machine are read, without torch. What they do not show is checked on the ranks.
 """
@@ -77,8 +78,8 @@ def check_model(spec: RunSpec) -> bool | None:
     limit = max_positions(files.config)
     if limit is not None and spec.data.max_length > limit and has_absolute_positions(files.config):
         raise SpecError(
-            f"data.max_length is {spec.data.max_length}, but {files.where} has {limit} positions: a longer sequence cannot be computed; set "
-            f"data.max_length: {limit} or less"
+            f"data.max_length is {spec.data.max_length}, but {files.where} has {limit} positions: a longer sequence "
+            f"cannot be computed; set data.max_length: {limit} or less"
         )
     require_vocabulary(files)
     require_attention(files.config.get("model_type"), spec.model.attention, files.where)
@@ -94,7 +95,8 @@ def check_model(spec: RunSpec) -> bool | None:
 
 
 def router_line(spec: RunSpec) -> str:
-    """Return what happens with the routers of a mixture of experts, as the run says it; nothing if that is unknown, or for a dense model."""
+    """Return what happens with the routers of a mixture of experts, as the run says it; nothing if that is unknown, or
+    for a dense model."""
     files = find_files(spec)
     return _router_loss(spec, files) if files is not None else ""
 
@@ -143,7 +145,8 @@ def trains_classifier(spec: RunSpec) -> bool | None:
 
 
 def model_warnings(spec: RunSpec) -> list[str]:
-    """Return warnings on a model whose config is on this machine: an untested architecture, sequences longer than it was made for."""
+    """Return warnings on a model whose config is on this machine: an untested architecture, sequences longer than it
+    was made for."""
     files = find_files(spec) if spec.data is not None else None
     untested = architecture_warning(files.config.get("model_type"), files.where) if files is not None else None
     return [*([untested] if untested else []), *_position_warnings(spec, files)]
@@ -160,7 +163,8 @@ def _position_warnings(spec: RunSpec, files: ModelFiles | None) -> list[str]:
     ):
         return []
     return [
-        f"data.max_length is {spec.data.max_length}, but {files.where} was made for {limit} positions; is its rotary embedding scaled for more?"
+        f"data.max_length is {spec.data.max_length}, but {files.where} was made for {limit} positions; is its rotary "
+        "embedding scaled for more?"
     ]
 
 
@@ -234,8 +238,9 @@ def require_vocabulary(files: ModelFiles) -> None:
     token, number = highest_token(files.folder)
     if number is not None and number >= size:
         raise SpecError(
-            f"{files.where}: its tokenizer has the token {token!r} with the id {number}, but the model's vocabulary ends at {size - 1} "
-            "(vocab_size in config.json): the tokenizer is another model's, or tokens were added without resizing the embedding"
+            f"{files.where}: its tokenizer has the token {token!r} with the id {number}, but the model's vocabulary "
+            f"ends at {size - 1} (vocab_size in config.json): the tokenizer is another model's, or tokens were added "
+            "without resizing the embedding"
         )
 
 
@@ -283,8 +288,8 @@ def require_attention(model_type: Any, wanted: str, where: str) -> None:
         return
     has = ["eager", *(name for name, flag in ATTENTION_FLAGS.items() if flag in flags)]
     raise SpecError(
-        f"model.attention {wanted}: {where} ({model_type}) does not have it in transformers; set model.attention to one of {', '.join(has)}"
-        f"{tested_settings(model_type)}"
+        f"model.attention {wanted}: {where} ({model_type}) does not have it in transformers; set model.attention to "
+        f"one of {', '.join(has)}{tested_settings(model_type)}"
     )
 
 
@@ -331,8 +336,8 @@ def require_targets(
 ) -> None:
     """Check that each target of the adapter is a module of the model. PEFT ignores one that is not, if another one is.
 
-    transformers may rename modules of the files and fuse experts; so only a name that resembles nothing in a mixture of experts
-    passes here, and is checked on the ranks.
+    transformers may rename modules of the files and fuse experts; so only a name that resembles nothing in a mixture of
+    experts passes here, and is checked on the ranks.
 
     Args:
         dimensions: how many dimensions the model's parameters have, if known.

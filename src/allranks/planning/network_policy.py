@@ -1,9 +1,10 @@
 """Decide the NCCL and Gloo variables of every node of a job, with reasons: interfaces, P2P between GPUs, RDMA.
 
-All ranks of a job must use the same network, RDMA or sockets. NCCL chooses the GID of a RoCE port itself since 2.21; variables
-are set only where it cannot. P2P is disabled only on evidence: a failed copy, or an IOMMU that translates the GPUs' addresses
-together with bridges that redirect their traffic. SYS in the topology matrix is not evidence: NCCL avoids P2P where it is slow,
-and pairs on one switch have hung where pairs across sockets worked. Pure, except `save_policy` and `load_policy`.
+All ranks of a job must use the same network, RDMA or sockets. NCCL chooses the GID of a RoCE port itself since 2.21;
+variables are set only where it cannot. P2P is disabled only on evidence: a failed copy, or an IOMMU that translates the
+GPUs' addresses together with bridges that redirect their traffic. SYS in the topology matrix is not evidence: NCCL
+avoids P2P where it is slow, and pairs on one switch have hung where pairs across sockets worked. Pure, except
+`save_policy` and `load_policy`.
 """
 
 from __future__ import annotations
@@ -140,7 +141,10 @@ def decide_gid_index(nodes: Sequence[NodeFacts], chosen: dict[str, list[RdmaPort
             nccl_var(
                 "NCCL_IB_ADDR_FAMILY",
                 "AF_INET6",
-                "the RoCE ports of every node have routable IPv6 GIDs, but not all have IPv4 ones, which NCCL selects by default",
+                (
+                    "the RoCE ports of every node have routable IPv6 GIDs, but not all have IPv4 ones, which NCCL "
+                    "selects by default"
+                ),
                 "NCCL before 2.21 does not support it",
             )
         )
@@ -193,9 +197,15 @@ def _gid_network(node: NodeFacts, address: ipaddress.IPv4Address) -> ipaddress.I
 def _gid_index_var(node: NodeFacts, ports: list[RdmaPort], kind: RoceGidKind | None) -> EnvVar:
     """Decide NCCL_IB_GID_INDEX: only for NCCL versions that do not choose it themselves."""
     name = "NCCL_IB_GID_INDEX"
-    risk = "the order of the GID table differs between nodes and changes with the addresses, so a fixed index becomes wrong"
+    risk = (
+        "the order of the GID table differs between nodes and changes with the addresses, so a fixed index becomes "
+        "wrong"
+    )
     if kind is None:
-        why = "no kind of GID (v2 or v1, IPv4 or IPv6) is on all RoCE ports of all nodes: assign addresses to their interfaces first"
+        why = (
+            "no kind of GID (v2 or v1, IPv4 or IPv6) is on all RoCE ports of all nodes: assign addresses to their "
+            "interfaces first"
+        )
         return nccl_var(name, None, why, risk)
     found = [{gid.index for gid in port.routable(kind.version, kind.four)} for port in ports]
     same = set.intersection(*found) if found else set()
@@ -205,9 +215,15 @@ def _gid_index_var(node: NodeFacts, ports: list[RdmaPort], kind: RoceGidKind | N
         return nccl_var(name, None, why, risk)
     text = ".".join(map(str, node.nccl))
     if same:
-        why = f"NCCL {text} uses index 0 by default; here RoCE v{kind.version} with {'IPv4' if kind.four else 'IPv6'} is at this one"
+        why = (
+            f"NCCL {text} uses index 0 by default; here RoCE v{kind.version} with {'IPv4' if kind.four else 'IPv6'} is "
+            "at this one"
+        )
         return nccl_var(name, str(min(same)), why, risk)
-    why = f"NCCL {text} needs it, but the ports of {node.host} have the right GID at different indices: use NCCL 2.21 or newer"
+    why = (
+        f"NCCL {text} needs it, but the ports of {node.host} have the right GID at different indices: use NCCL 2.21 or "
+        "newer"
+    )
     return nccl_var(name, None, why, risk)
 
 
@@ -266,7 +282,8 @@ def _decide_ports(nodes: Sequence[NodeFacts], family: str, ports: dict[str, list
             environment[host] += found
         if common_gid_kind(ports) is None:
             notes.append(
-                "the RoCE ports have no kind of GID in common: `show_gids` on each node; NCCL may fail or fall back to sockets"
+                "the RoCE ports have no kind of GID in common: `show_gids` on each node; NCCL may fail or fall back to "
+                "sockets"
             )
     why = f"every node has active {family} ports"
     for node in nodes:
@@ -299,7 +316,8 @@ def _port_count_notes(ports: dict[str, list[RdmaPort]]) -> list[str]:
         return []
     shown = ", ".join(f"{host} {count}" for host, count in counts.items())
     return [
-        f"the nodes have different numbers of usable RDMA ports ({shown}): the node with the fewest limits the bandwidth; check for ports that are down"
+        f"the nodes have different numbers of usable RDMA ports ({shown}): the node with the fewest limits the "
+        "bandwidth; check for ports that are down"
     ]
 
 
@@ -372,8 +390,8 @@ def nccl_interface(job: NetworkJob, node: NodeFacts | None = None) -> EnvVar:
         return msgspec.structs.replace(found, source="spec", documentation=INTERFACE_DOCS)
     if job.nodes == 1:
         why = (
-            "one node: NCCL would listen for its bootstrap on an external interface, where other machines can connect; the data "
-            "between GPUs does not depend on it"
+            "one node: NCCL would listen for its bootstrap on an external interface, where other machines can connect; "
+            "the data between GPUs does not depend on it"
         )
         return nccl_var(name, "=lo", why, "none is known")
     if node is not None and node.seat is not None:
@@ -388,12 +406,13 @@ def nccl_interface(job: NetworkJob, node: NodeFacts | None = None) -> EnvVar:
 
 
 def socket_threads(node: NodeFacts | None, over_sockets: bool) -> EnvVar:
-    """Recommend measuring NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD on a fast network; never set them unmeasured."""
+    """Recommend measuring NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD on a fast network; never set them
+    unmeasured."""
     speed = _interface_speed(node)
     if over_sockets and speed >= FAST_NETWORK_MBIT:
         why = (
-            f"sockets over {speed // 1000} Gbit/s: one connection may not fill it; measure with NCCL_SOCKET_NTHREADS=4 and "
-            "NCCL_NSOCKS_PERTHREAD=4 (their product may be 64 at most) before keeping them"
+            f"sockets over {speed // 1000} Gbit/s: one connection may not fill it; measure with NCCL_SOCKET_NTHREADS=4 "
+            "and NCCL_NSOCKS_PERTHREAD=4 (their product may be 64 at most) before keeping them"
         )
     else:
         why = "matters only when NCCL sends over sockets on a network of 100 Gbit/s or more"
@@ -435,7 +454,10 @@ def decide_p2p(node: NodeFacts) -> EnvVar:
         return _p2p_unset("NVLink connects every pair of GPUs; ACS and IOMMU do not affect it")
     if node.acs and node.iommu:
         shown = ", ".join(node.acs[:3])
-        why = f"on {node.host} an IOMMU translates the GPUs' addresses and ACS redirects their traffic at {shown}; untested. {P2P_TEST_HINT}"
+        why = (
+            f"on {node.host} an IOMMU translates the GPUs' addresses and ACS redirects their traffic at {shown}; "
+            f"untested. {P2P_TEST_HINT}"
+        )
         return _p2p_off(nvlink, node, why, documentation=NCCL_TROUBLESHOOTING_DOCS)
     doubts = [
         f"ACS redirects traffic at {', '.join(node.acs[:3])}" if node.acs else "",
@@ -494,7 +516,10 @@ def _far_nics(node: NodeFacts | None) -> str:
     far = [gpu.name for gpu in topology.gpus if topology.nearest_nics(gpu.name)[0] in ("PHB", "NODE", "SYS", "SOC")]
     if not far:
         return "every GPU has a card behind its own PCIe switch"
-    return f"{', '.join(far[:8])} ha{'s' if len(far) == 1 else 've'} no card behind the same switch, so data goes through host memory there"
+    return (
+        f"{', '.join(far[:8])} ha{'s' if len(far) == 1 else 've'} no card behind the same switch, so data goes through "
+        "host memory there"
+    )
 
 
 def _nvlink_coverage(topology: Topology | None) -> str:
@@ -601,7 +626,10 @@ def _addresses(node: NodeFacts) -> list[str]:
 
 def nccl_debug() -> EnvVar:
     """Decide NCCL_DEBUG=INFO: without it, what NCCL used cannot be determined afterwards."""
-    why = "NCCL then logs at startup which network and GPU transport it uses, and allranks compares that with what is expected"
+    why = (
+        "NCCL then logs at startup which network and GPU transport it uses, and allranks compares that with what is "
+        "expected"
+    )
     return nccl_var("NCCL_DEBUG", "INFO", why, DEBUG_RISK)
 
 

@@ -1,7 +1,8 @@
-"""Compute a launch plan from a spec and machine facts: device, ranks, batch arithmetic, rendezvous, environment. No I/O, no torch.
+"""Compute a launch plan from a spec and machine facts: device, ranks, batch arithmetic, rendezvous, environment. No
+I/O, no torch.
 
-The planning machine is not the training machine: with ``launcher: slurm``, the login node's GPUs are ignored. The requested
-allocation decides the device; if it requests no GPUs, the nodes' facts decide when the job runs.
+The planning machine is not the training machine: with ``launcher: slurm``, the login node's GPUs are ignored. The
+requested allocation decides the device; if it requests no GPUs, the nodes' facts decide when the job runs.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def choose_device(spec: RunSpec, facts: MachineFacts) -> DeviceChoice:
     launcher = spec.cluster.launched_by
     if launcher.runs_here and spec.cluster.device == "cuda" and not facts.gpus:
         raise EnvironmentNotAble(
-            f"cluster.device is cuda, but {facts.host} has no GPU that this process may use (nvidia-smi -L; AMD: /dev/kfd, /dev/dri); "
-            "set cluster.device: auto to run on the CPU"
+            f"cluster.device is cuda, but {facts.host} has no GPU that this process may use (nvidia-smi -L; AMD: "
+            "/dev/kfd, /dev/dri); set cluster.device: auto to run on the CPU"
         )
     found = _slurm(spec, facts) if launcher.uses_slurm else _machine(spec, facts)
     if spec.cluster.device == "auto":
@@ -113,7 +114,8 @@ def _provisional(spec: RunSpec, reason: str, gpus: int | None) -> DeviceChoice:
 
 
 def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
-    """Decide everything that can be decided before a process starts, except compilation, and recomputation for auto (`memory.make_plan`).
+    """Decide everything that can be decided before a process starts, except compilation, and recomputation for auto
+    (`memory.make_plan`).
 
     Raises:
         SpecError: the spec contradicts itself or the machine facts (batch that is not divisible, more ranks than GPUs).
@@ -128,11 +130,13 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     chosen = strategy_info(spec.strategy.name)
     if chosen.single_process and world != 1:
         raise SpecError(
-            f"strategy {spec.strategy.name} is for one process, the plan has {world}; set cluster.procs_per_node: 1 or another strategy"
+            f"strategy {spec.strategy.name} is for one process, the plan has {world}; set cluster.procs_per_node: 1 or "
+            "another strategy"
         )
     if device == "cuda" and cluster.launched_by.runs_here and procs > len(facts.gpus) and cluster.backend != "gloo":
         raise SpecError(
-            f"cluster.procs_per_node is {procs}, but {facts.host} has {len(facts.gpus)} GPUs; NCCL needs one per rank (or set cluster.backend: gloo to share)"
+            f"cluster.procs_per_node is {procs}, but {facts.host} has {len(facts.gpus)} GPUs; NCCL needs one per rank "
+            "(or set cluster.backend: gloo to share)"
         )
     if cluster.launched_by.runs_here:
         _require_whole_gpus(spec, device, procs, facts)
@@ -143,7 +147,8 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     unused = [f"cluster.{key}" for key in ("modules", "setup") if getattr(cluster, key)]
     if unused and cluster.launched_by.runs_here:
         warnings.append(
-            f"{' and '.join(unused)}: not used by the {cluster.launcher} launcher, whose ranks have the environment of this shell"
+            f"{' and '.join(unused)}: not used by the {cluster.launcher} launcher, whose ranks have the environment of "
+            "this shell"
         )
     if cluster.launched_by.uses_slurm:
         require_consistent(cluster)
@@ -215,15 +220,17 @@ def _time_warnings(spec: RunSpec) -> list[str]:
     slurm = spec.cluster.slurm
     if spec.cluster.launched_by.uses_slurm and spec.script is not None and spec.script.grace_s > slurm.signal_s:
         return [
-            f"script.grace_s {spec.script.grace_s:g} is more than the {slurm.signal_s} s before the time limit at which the ranks "
-            "receive SIGTERM (cluster.slurm.signal_s): Slurm kills them at the limit; increase signal_s or reduce grace_s"
+            f"script.grace_s {spec.script.grace_s:g} is more than the {slurm.signal_s} s before the time limit at "
+            "which the ranks receive SIGTERM (cluster.slurm.signal_s): Slurm kills them at the limit; increase "
+            "signal_s or reduce grace_s"
         ]
     limit = parse_time_limit(slurm.time) if spec.cluster.launched_by.uses_slurm and slurm.time else None
     if limit is None or limit > slurm.signal_s + SIGNAL_EARLY_S:
         return []
     return [
-        f"cluster.slurm.time {slurm.time} leaves the ranks almost no time: they receive the stop signal {slurm.signal_s} s before it "
-        f"(cluster.slurm.signal_s), and Slurm does so up to {SIGNAL_EARLY_S} s early; increase the time limit or reduce signal_s"
+        f"cluster.slurm.time {slurm.time} leaves the ranks almost no time: they receive the stop signal "
+        f"{slurm.signal_s} s before it (cluster.slurm.signal_s), and Slurm does so up to {SIGNAL_EARLY_S} s early; "
+        "increase the time limit or reduce signal_s"
     ]
 
 
@@ -237,8 +244,8 @@ def batch_plan(spec: RunSpec, world_size: int) -> BatchPlan:
     if wanted % unit:
         below, above = wanted // unit * unit or unit, (wanted // unit + 1) * unit
         raise SpecError(
-            f"train.global_batch_size {wanted} is not divisible by micro_batch_size {micro} x {world_size} ranks = {unit}; "
-            f"the nearest valid value: {str(below) + ' or ' if below != above else ''}{above}"
+            f"train.global_batch_size {wanted} is not divisible by micro_batch_size {micro} x {world_size} ranks = "
+            f"{unit}; the nearest valid value: {str(below) + ' or ' if below != above else ''}{above}"
         )
     return BatchPlan(micro_batch_size=micro, grad_accum=wanted // unit, global_batch_size=wanted)
 
@@ -278,8 +285,9 @@ def resolve_device(spec: RunSpec, plan: LaunchPlan, gpus_by_host: Mapping[str, i
     if without and len(without) < len(gpus_by_host):
         others = sorted(set(gpus_by_host) - set(without))
         raise EnvironmentNotAble(
-            f"cluster.device is auto, but {', '.join(others)} {_show(others)} GPUs and {', '.join(without)} {_show(without)} none; "
-            "set cluster.slurm.gpus_per_node or cluster.device: cpu, or exclude nodes with cluster.slurm.exclude"
+            f"cluster.device is auto, but {', '.join(others)} {_show(others)} GPUs and {', '.join(without)} "
+            f"{_show(without)} none; set cluster.slurm.gpus_per_node or cluster.device: cpu, or exclude nodes with "
+            "cluster.slurm.exclude"
         )
     chosen = DeviceChoice(
         device="cpu" if without else "cuda", source=ON_NODE, reason="", gpus=min(gpus_by_host.values())
@@ -312,8 +320,8 @@ def _dtypes(spec: RunSpec, device: str) -> tuple[str, str]:
     if spec.script is None and (dtype, stored) == ("float32", "bfloat16"):
         because = "model.dtype is float32" if wanted != "auto" else "model.dtype: auto is float32 on a CPU"
         raise SpecError(
-            f"train.param_dtype is bfloat16, but {because}: trained weights cannot have less precision than the computation; "
-            "remove param_dtype, or set model.dtype: bfloat16"
+            f"train.param_dtype is bfloat16, but {because}: trained weights cannot have less precision than the "
+            "computation; remove param_dtype, or set model.dtype: bfloat16"
         )
     engine = engine_param_dtype(spec) if dtype == "bfloat16" else None
     return dtype, engine or stored
@@ -326,24 +334,25 @@ def _require_whole_gpus(spec: RunSpec, device: str, procs: int, facts: MachineFa
         return
     if any(gpu.is_mig for gpu in facts.gpus):
         raise SpecError(
-            f"cluster.procs_per_node is {procs}, and the GPUs of {facts.host} are MIG instances: NCCL refuses several ranks on instances of one "
-            f"GPU. Set cluster.procs_per_node: 1, or cluster.backend: gloo, or (NCCL 2.31 and later) cluster.env.{MULTI_RANK_GPU}: '1'"
+            f"cluster.procs_per_node is {procs}, and the GPUs of {facts.host} are MIG instances: NCCL refuses several "
+            "ranks on instances of one GPU. Set cluster.procs_per_node: 1, or cluster.backend: gloo, or (NCCL 2.31 "
+            f"and later) cluster.env.{MULTI_RANK_GPU}: '1'"
         )
 
 
 def _require_isolation(spec: RunSpec) -> None:
     """Refuse a batch in which flash attention would let packed rows attend to each other.
 
-    transformers finds the rows of a packed sequence by its position ids only if the batch has one sequence. It is told their lengths
-    (`flash_lengths`), but layers of some model types do not pass them on.
+    transformers finds the rows of a packed sequence by its position ids only if the batch has one sequence. It is told
+    their lengths (`flash_lengths`), but layers of some model types do not pass them on.
     """
     if spec.model is None or spec.data is None or "flash" not in spec.model.attention:
         return
     if spec.data.packing == "isolated" and spec.train.micro_batch_size > 1:
         raise SpecError(
-            f"model.attention {spec.model.attention} with data.packing: isolated and train.micro_batch_size {spec.train.micro_batch_size}: "
-            "rows of one sequence would attend to each other; set train.micro_batch_size: 1 (and grad_accum instead), "
-            "data.packing: none, or model.attention: sdpa"
+            f"model.attention {spec.model.attention} with data.packing: isolated and train.micro_batch_size "
+            f"{spec.train.micro_batch_size}: rows of one sequence would attend to each other; set "
+            "train.micro_batch_size: 1 (and grad_accum instead), data.packing: none, or model.attention: sdpa"
         )
 
 
@@ -358,8 +367,8 @@ def _precision_warnings(param_dtype: str, strategy: str) -> list[str]:
     if param_dtype == "float32" or strategy_info(strategy).keeps_master_weights:
         return []
     return [
-        "train.param_dtype is bfloat16: updates smaller than about 1/256 of a weight are lost to rounding, and AdamW's second moment "
-        "barely decays; expect a higher loss than with the default float32"
+        "train.param_dtype is bfloat16: updates smaller than about 1/256 of a weight are lost to rounding, and AdamW's "
+        "second moment barely decays; expect a higher loss than with the default float32"
     ]
 
 
@@ -412,7 +421,7 @@ def limits_of(spec: RunSpec) -> Limits | None:
         return None
     if asked >= timeout:
         raise SpecError(
-            f"observe.hang_s is {asked:g}, but collectives time out after {timeout} s (cluster.timeout_s), which would end the ranks before "
-            "they could be inspected; reduce it, or increase cluster.timeout_s"
+            f"observe.hang_s is {asked:g}, but collectives time out after {timeout} s (cluster.timeout_s), which would "
+            "end the ranks before they could be inspected; reduce it, or increase cluster.timeout_s"
         )
     return Limits(step_s=asked, long_s=max(asked, timeout - max(ROOM_SHARE * timeout, ROOM_S)))

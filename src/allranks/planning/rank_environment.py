@@ -1,6 +1,8 @@
-"""Decide how ranks are started: the file of the user's program, its Python, and each environment variable with value, reason and source. Pure.
+"""Decide how ranks are started: the file of the user's program, its Python, and each environment variable with value,
+reason and source. Pure.
 
-Network variables are decided in `network_policy`; some of them need facts from the nodes. No program of the user is imported.
+Network variables are decided in `network_policy`; some of them need facts from the nodes. No program of the user is
+imported.
 """
 
 from __future__ import annotations
@@ -97,12 +99,18 @@ def _gpu_decisions() -> list[EnvVar]:
             "expandable_segments:True",
             "sequences of many lengths fragment the memory of the GPU; segments that grow can be filled again",
             documentation=link,
-            risk="tensors cannot be shared with other processes by CUDA IPC in older versions of torch; no training here does so",
+            risk=(
+                "tensors cannot be shared with other processes by CUDA IPC in older versions of torch; no training "
+                "here does so"
+            ),
         ),
         EnvVar(
             NUMA_BINDING,
             "1",
-            "a rank runs on the cores of its GPU's NUMA node, if the job has enough of them: copies do not cross sockets",
+            (
+                "a rank runs on the cores of its GPU's NUMA node, if the job has enough of them: copies do not cross "
+                "sockets"
+            ),
             risk="a node whose firmware names wrong cores is slower; 0 turns it off",
         ),
     ]
@@ -136,8 +144,9 @@ def script_arguments(script: ScriptSpec, environment: dict[str, str]) -> list[st
         return given
     index = next(i for i, word in enumerate(script.args) if is_placeholder(word))
     raise SpecError(
-        f"script.args[{index}] is {script.args[index]!r}, a placeholder: a saved spec.yaml contains no secrets. Give the value in the spec or with "
-        f"--set script.args=[...], or export {SCRIPT_ARGS} as a JSON list of all {len(script.args)} arguments where the ranks are started"
+        f"script.args[{index}] is {script.args[index]!r}, a placeholder: a saved spec.yaml contains no secrets. Give "
+        f"the value in the spec or with --set script.args=[...], or export {SCRIPT_ARGS} as a JSON list of all "
+        f"{len(script.args)} arguments where the ranks are started"
     )
 
 
@@ -147,11 +156,15 @@ def without_script_secrets(script: ScriptSpec | None) -> ScriptSpec | None:
 
 
 def secret_warnings(spec: RunSpec) -> list[str]:
-    """Return one warning for each shell line of the spec that contains a secret: the batch script and spec.yaml keep it in plain text."""
+    """Return one warning for each shell line of the spec that contains a secret: the batch script and spec.yaml keep it
+    in plain text."""
     lines = [("cluster.setup", text) for text in spec.cluster.setup]
     lines += [("cluster.slurm.extra", text) for text in spec.cluster.slurm.extra]
     return [
-        f"{key}: {redact(text)!r} contains a secret, which spec.yaml and the batch script would save; set it in cluster.env instead"
+        (
+            f"{key}: {redact(text)!r} contains a secret, which spec.yaml and the batch script would save; set it in "
+            "cluster.env instead"
+        )
         for key, text in lines
         if redact(text) != text
     ]
@@ -167,7 +180,10 @@ def _threads(spec: RunSpec, cpus: int, procs_per_node: int) -> EnvVar:
     if here or given:
         cores, what = (cpus, "usable cores") if here else (given or 1, "cpus_per_task")
         value = str(threads_per_rank(cores, procs_per_node))
-        why = f"{cores} {what} / {_ranks(procs_per_node)} on the node; torchrun would set 1, plain Python all cores for every rank"
+        why = (
+            f"{cores} {what} / {_ranks(procs_per_node)} on the node; torchrun would set 1, plain Python all cores for "
+            "every rank"
+        )
         return EnvVar(name, value, why)
     return EnvVar(name, None, f"its usable cores / {_ranks(procs_per_node)}", source="nodes")
 
@@ -200,13 +216,15 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def is_interpreter(wanted: str) -> bool:
-    """Return whether ``cluster.python`` names an interpreter, such as ``/opt/py/bin/python3.12``, and not an environment's folder."""
+    """Return whether ``cluster.python`` names an interpreter, such as ``/opt/py/bin/python3.12``, and not an
+    environment's folder."""
     path = Path(wanted)
     return path.parent.name == "bin" and _INTERPRETER.fullmatch(path.name) is not None
 
 
 def needed_file(wanted: str) -> Path | None:
-    """Return the file without which ``cluster.python`` cannot be used; None for conda environments and images of a registry."""
+    """Return the file without which ``cluster.python`` cannot be used; None for conda environments and images of a
+    registry."""
     if wanted.startswith(("conda:", "pyxis:")):
         return None
     path = Path(wanted).expanduser()
@@ -216,8 +234,9 @@ def needed_file(wanted: str) -> Path | None:
 def environment_commands(wanted: str | None, python: str) -> tuple[list[str], list[str]]:
     """Return shell lines that activate the environment, and the command of its Python, outside of containers.
 
-    ``cluster.python`` is a virtual environment's folder, an interpreter, ``conda:NAME``, an Apptainer image (``.sif``), or
-    ``pyxis:IMAGE``, which srun enters itself. Slurm's driver runs outside of containers, because they lack srun and scontrol.
+    ``cluster.python`` is a virtual environment's folder, an interpreter, ``conda:NAME``, an Apptainer image (``.sif``),
+    or ``pyxis:IMAGE``, which srun enters itself. Slurm's driver runs outside of containers, because they lack srun and
+    scontrol.
 
     Raises:
         SpecError: the value cannot be written into a shell line.
@@ -239,7 +258,8 @@ def environment_commands(wanted: str | None, python: str) -> tuple[list[str], li
 
 
 def in_environment(wanted: str | None, python: list[str]) -> list[str]:
-    """Return the command that starts a Python of `environment_commands` in its environment; the arguments of Python follow them."""
+    """Return the command that starts a Python of `environment_commands` in its environment; the arguments of Python
+    follow them."""
     lines, _ = environment_commands(wanted, "")
     return ["bash", "-c", " && ".join([*lines, 'exec "$@"']), "bash", *python] if lines else python
 

@@ -1,6 +1,7 @@
 """Parse the Slurm options that planning depends on: GPUs, partition, whole nodes, time limit. Pure.
 
-Options in ``cluster.slurm.extra`` follow those of the named keys in the batch script, so they take precedence in sbatch.
+Options in ``cluster.slurm.extra`` follow those of the named keys in the batch script, so they take precedence in
+sbatch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _TIME_LIMIT = r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})"
 
 
 def parse_time_limit(text: str) -> int | None:
-    """Convert ``90`` (minutes), ``90:00``, ``1:30:00``, ``2-0``, ``2-1:30`` or ``2-1:30:00`` to seconds; None for other text."""
+    """Convert ``90`` (minutes), ``90:00``, ``1:30:00``, ``2-0``, ``2-1:30`` or ``2-1:30:00`` to seconds; None for other
+    text."""
     found = re.fullmatch(_TIME_LIMIT, text.strip())
     if found is None:
         return None
@@ -103,8 +105,8 @@ def require_consistent(cluster: ClusterSpec) -> None:
     size = parse_mem(mem or "")
     if size is not None and size < MIN_MEM_BYTES:
         raise SpecError(
-            f"cluster.slurm.mem {mem}: {format_bytes_word(size)} for all ranks of a node, in which not even torch can be imported; Slurm reads a number "
-            "without a unit as MiB, so write 64G for 64 GiB"
+            f"cluster.slurm.mem {mem}: {format_bytes_word(size)} for all ranks of a node, in which not even torch can "
+            "be imported; Slurm reads a number without a unit as MiB, so write 64G for 64 GiB"
         )
 
 

@@ -55,9 +55,9 @@ def find_damage(entry: Path) -> str | None:
 def untrusted_reason(entry: Path) -> str | None:
     """Return why an entry of a shared cache may be another user's work, or None.
 
-    Hashes reveal damage, not intent: whoever writes an entry also writes its manifest. So it matters who can write here.
-    Trusted are this user, root, the owner of the cache folder, and the members of its group if only the group can write to the
-    folder. Entries that are symbolic links are not followed.
+    Hashes reveal damage, not intent: whoever writes an entry also writes its manifest. So it matters who can write
+    here. Trusted are this user, root, the owner of the cache folder, and the members of its group if only the group can
+    write to the folder. Entries that are symbolic links are not followed.
     """
     folder, found = entry.parent.stat(), entry.lstat()
     if stat.S_ISLNK(found.st_mode):
@@ -73,7 +73,10 @@ def untrusted_reason(entry: Path) -> str | None:
         if stat.S_ISLNK(inside.st_mode):
             return f"{path.relative_to(entry)} in it is a symbolic link"
         if open_to_all and (inside.st_uid not in trusted or inside.st_mode & stat.S_IWOTH):
-            return f"{path.relative_to(entry)} in it belongs to user {user_name(inside.st_uid)} and has mode {inside.st_mode & 0o777:o}"
+            return (
+                f"{path.relative_to(entry)} in it belongs to user {user_name(inside.st_uid)} and has mode "
+                f"{inside.st_mode & 0o777:o}"
+            )
     return None
 
 
@@ -99,7 +102,8 @@ def newest_checkpoint(run: RunDir, *, repair: bool = True) -> tuple[int, list[st
 
     Raises:
         CheckpointError: there is none.
-        RequestError: a newer complete checkpoint was written by another version of allranks; older ones are not used instead.
+        RequestError: a newer complete checkpoint was written by another version of allranks; older ones are not used
+        instead.
     """
     problems = []
     if repair:
@@ -114,7 +118,8 @@ def newest_checkpoint(run: RunDir, *, repair: bool = True) -> tuple[int, list[st
 
 
 def best_checkpoint_step(run: RunDir) -> int | None:
-    """Return the step of the checkpoint with the lowest held-out loss, the earliest of equal ones; None if none was evaluated."""
+    """Return the step of the checkpoint with the lowest held-out loss, the earliest of equal ones; None if none was
+    evaluated."""
     found = {step: read_record(run.checkpoint(step) / MANIFEST).get("eval_loss") for step in run.checkpoint_steps()}
     losses = {s: float(v) for s, v in found.items() if isinstance(v, (int, float)) and math.isfinite(v)}
     return min(losses, key=lambda step: (losses[step], step)) if losses else None
@@ -130,8 +135,8 @@ def best_checkpoint(run: RunDir) -> int:
     step = best_checkpoint_step(run)
     if step is None:
         raise RequestError(
-            f"run {run.name}: no checkpoint has a held-out loss, so none is the best; evaluate where checkpoints are saved (eval.every and "
-            "checkpoint.every, or both at_end), with checkpoint.keep_best: true"
+            f"run {run.name}: no checkpoint has a held-out loss, so none is the best; evaluate where checkpoints are "
+            "saved (eval.every and checkpoint.every, or both at_end), with checkpoint.keep_best: true"
         )
     if problem := checkpoint_problem(run.checkpoint(step), step):
         raise CheckpointError(f"{run.checkpoint(step)}, the best checkpoint: {problem}; name another step")

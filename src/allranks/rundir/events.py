@@ -1,8 +1,9 @@
-"""Write and read events: one JSON object per line, one file per rank, append-only; also what a user's own program reports.
+"""Write and read events: one JSON object per line, one file per rank, append-only; also what a user's own program
+reports.
 
-An event ``progress`` summarizes the reports by ``allranks.report`` since the one before it: ``step`` and ``loss`` as given last, ``tokens``
-added up, ``reports`` their number, ``last`` the time of the last one. ``source`` is ``report``, or ``log`` for what the agent has read in the
-log of rank 0 (`allranks.launch.monitor.log_progress`).
+An event ``progress`` summarizes the reports by ``allranks.report`` since the one before it: ``step`` and ``loss`` as
+given last, ``tokens`` added up, ``reports`` their number, ``last`` the time of the last one. ``source`` is ``report``,
+or ``log`` for what the agent has read in the log of rank 0 (`allranks.launch.monitor.log_progress`).
 """
 
 from __future__ import annotations

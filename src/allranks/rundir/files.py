@@ -1,4 +1,5 @@
-"""Write and read files of a run: atomically, with private permissions, without following links; refuse those of another version of allranks."""
+"""Write and read files of a run: atomically, with private permissions, without following links; refuse those of another
+version of allranks."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ UNVERSIONED = 0
 def file_mode(folder: Path) -> int:
     """Return the permissions of a new file in a folder: only users who may enter the folder can read it.
 
-    The process's umask applies as usual. In a run folder (0700) files get 0600, in a shared folder what the umask leaves.
+    The process's umask applies as usual. In a run folder (0700) files get 0600, in a shared folder what the umask
+    leaves.
     """
     return 0o600 | (folder.stat().st_mode & 0o066)
 
@@ -76,9 +78,11 @@ def json_text(value: Any) -> str:
 
 
 def write_node_json(path: Path, node: int, value: dict[str, Any]) -> Path:
-    """Write a record of a node into a file named after its host; return its path, which has the node's number if another node has the file.
+    """Write a record of a node into a file named after its host; return its path, which has the node's number if
+    another node has the file.
 
-    Several agents that people start by hand can be on one host. Only one of them can create the file; each replaces its own.
+    Several agents that people start by hand can be on one host. Only one of them can create the file; each replaces its
+    own.
 
     Args:
         value: the record; its ``node`` tells whose it is.

@@ -1,7 +1,7 @@
 """Heartbeat of a rank: a memory page that the rank writes and the agent of its node reads. Standard library only.
 
-The agent creates the page and a file for stack dumps as anonymous files (``memfd``): they use no disk and disappear with
-the processes. A rank opens them through the agent's ``/proc/PID/fd``.
+The agent creates the page and a file for stack dumps as anonymous files (``memfd``): they use no disk and disappear
+with the processes. A rank opens them through the agent's ``/proc/PID/fd``.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     ``longest_s`` is the longest time between two beats within training steps. ``alive_at`` is when the rank's heartbeat
     thread last ran and ``alive_beats`` how often it has run; 0 means never, which says nothing about the rank.
     ``monitor_error`` is the current failure of that thread, empty while it works. ``sequences`` holds the number of the
-    last collective by group, and ``stack`` the innermost frames of the main thread (``file:function``), as that thread saw
-    them. ``failure`` is the error with which the rank is about to exit, type and message; empty if there is none.
+    last collective by group, and ``stack`` the innermost frames of the main thread (``file:function``), as that thread
+    saw them. ``failure`` is the error with which the rank is about to exit, type and message; empty if there is none.
     """
 
     beats: int
@@ -169,8 +169,9 @@ class HeartbeatWriter:
         self._pid = self._owner = os.getpid()
 
     def phase(self, name: str) -> None:
-        """Report the beginning of a phase: ``start``, ``prepare``, ``build``, ``prove``, ``train``, ``evaluate``, ``save``, ``finish``,
-        ``done``; or ``script``. The first training step is a separate phase, because it compiles kernels and fills caches."""
+        """Report the beginning of a phase: ``start``, ``prepare``, ``build``, ``prove``, ``train``, ``evaluate``,
+        ``save``, ``finish``, ``done``; or ``script``. The first training step is a separate phase, because it compiles
+        kernels and fills caches."""
         self._phase = (FIRST_STEP_PHASE if name == TRAIN_PHASE and not self._steps else name).encode()
         self._part = b""
         self.beat()
@@ -204,7 +205,8 @@ class HeartbeatWriter:
         _COUNT.pack_into(self._map, _COUNT_AT, count, count)
 
     def alive(self, sequences: dict[str, int], stack: Sequence[str] = ()) -> None:
-        """Report that the heartbeat thread is running, with the last collective of each group and the main thread's stack."""
+        """Report that the heartbeat thread is running, with the last collective of each group and the main thread's
+        stack."""
         if self._map is None:
             return
         text = json.dumps(sequences).encode()[:_TEXT_BYTES]

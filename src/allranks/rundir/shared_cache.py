@@ -5,8 +5,8 @@ collective waits while it is built:
 
 1. the key is a hash of everything that the content depends on, so equal keys mean equal content;
 2. the first process to create ``<key>.claim`` (O_EXCL) builds into ``<key>.tmp-...`` and publishes with one rename;
-3. the others watch the claim: a builder on the same host is alive while its process exists, one on another host while it
-   keeps rewriting its claim; the claim of a dead builder is taken over (by a rename, which one waiter wins);
+3. the others watch the claim: a builder on the same host is alive while its process exists, one on another host while
+   it keeps rewriting its claim; the claim of a dead builder is taken over (by a rename, which one waiter wins);
 4. a reader checks every file against the manifest's hashes; a damaged entry is moved aside and rebuilt;
 5. an entry that an untrusted user may have written (`untrusted_reason`) is refused: hashes do not show who wrote it.
 
@@ -104,8 +104,8 @@ def _get_or_build(folder: Path, key: str, build: Callable[[Path], None], log: Lo
         if _exists(entry):
             if (why := untrusted_reason(entry)) is not None:
                 raise EnvironmentNotAble(
-                    f"cache entry {entry} is not used: {why}. Remove it if you did not expect it, and use a cache to which only "
-                    "users whom you trust can write: --set cluster.cache=FOLDER"
+                    f"cache entry {entry} is not used: {why}. Remove it if you did not expect it, and use a cache to "
+                    "which only users whom you trust can write: --set cluster.cache=FOLDER"
                 )
             problem = find_damage(entry)
             if problem is None:
@@ -181,7 +181,8 @@ def _claim(claim: Path) -> bool:
 
 
 def _place() -> str:
-    """Return the scope in which a process id is valid: this boot of this machine, this process namespace (containers)."""
+    """Return the scope in which a process id is valid: this boot of this machine, this process namespace
+    (containers)."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -238,7 +239,8 @@ def _build(folder: Path, key: str, build: Callable[[Path], None], claim: Path) -
                 raise
     except OSError as error:
         raise EnvironmentNotAble(
-            f"cache {folder}: cannot build the entry: {error.filename or folder}: {error.strerror}; {_room(error)}{ANOTHER}"
+            f"cache {folder}: cannot build the entry: {error.filename or folder}: {error.strerror}; "
+            f"{_room(error)}{ANOTHER}"
         ) from None
     finally:
         ended.set()
@@ -275,7 +277,8 @@ def _wait(entry: Path, claim: Path, deadline: float, log: Log) -> None:
             return
         if time.monotonic() > deadline:
             raise EnvironmentNotAble(
-                f"cache {claim}: the builder {builder} did not finish in time; remove the file if the builder is not running"
+                f"cache {claim}: the builder {builder} did not finish in time; remove the file if the builder is not "
+                "running"
             )
         if not said:
             said = True
@@ -327,7 +330,8 @@ def _take_over(claim: Path, beat: Any, log: Log) -> None:
         raise _refusal(claim, "its builder has died, and it cannot be removed", error) from None
     found = read_json(grave)
     if isinstance(found, dict) and found.get("beat") != beat:
-        # Another process claimed the entry between the check and the rename: restore its claim, unless there is a new one.
+        # Another process claimed the entry between the check and the rename: restore its claim, unless there is a new
+        # one.
         with suppress(OSError):
             os.link(grave, claim)
     else:

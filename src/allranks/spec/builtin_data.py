@@ -1,8 +1,8 @@
 """Generate the rows of the built-in data sets ``builtin:<name>``, for demos and tests that must work with no network.
 
 The texts are in ``builtin/<name>.json``; all are fictitious. The same seed gives the same rows on every machine and
-every version of Python, and a shorter call gives the beginning of a longer one. The order of the lists in these files is
-part of the data: another order gives other rows.
+every version of Python, and a shorter call gives the beginning of a longer one. The order of the lists in these files
+is part of the data: another order gives other rows.
 
 ``builtin:instructions``: short questions of many families, each with one answer that can be checked exactly.
 ``builtin:news``: a title and a description, in the four classes of AG News (labels 1 to 4).
@@ -44,8 +44,8 @@ class InstructionWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class InstructionTexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """What ``builtin:instructions`` asks, and how.
 
-    ``phrases`` are the wordings of each family of questions. Blanks are in braces. The text after ``|`` becomes the row's
-    ``input``; wordings without it have an empty one.
+    ``phrases`` are the wordings of each family of questions. Blanks are in braces. The text after ``|`` becomes the
+    row's ``input``; wordings without it have an empty one.
     """
 
     words: InstructionWords
@@ -131,8 +131,8 @@ def review_texts() -> ReviewTexts:
 class PortableRandom:
     """A stream of draws, named by a text such as ``"news:42"``.
 
-    Python promises to keep only what ``random.Random.random()`` returns for a seed; ``choice``, ``sample`` and ``shuffle``
-    may change from one version to the next. So every draw is made of ``random()`` alone.
+    Python promises to keep only what ``random.Random.random()`` returns for a seed; ``choice``, ``sample`` and
+    ``shuffle`` may change from one version to the next. So every draw is made of ``random()`` alone.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,4 +1,5 @@
-"""Match the columns of a data set with what the templates need, choose a template, and suggest a mapping if none fits."""
+"""Match the columns of a data set with what the templates need, choose a template, and suggest a mapping if none
+fits."""
 
 from __future__ import annotations
 
@@ -90,12 +91,14 @@ def columns_of(
     separator = _separator_hint(present)
     hint = (not separator and did_you_mean(missing[0], present)) or f"{separator}."
     raise DataError(
-        f"data.source {data.source}: there is no column {missing[0]!r} (data.columns.{role}){hint} The columns are: {listed(present)}"
+        f"data.source {data.source}: there is no column {missing[0]!r} (data.columns.{role}){hint} The columns are: "
+        f"{listed(present)}"
     )
 
 
 def merged_row(rows: Sequence[Row]) -> Row:
-    """Return the columns that any row has, in the order in which they appear, with a value of each where the first rows have one."""
+    """Return the columns that any row has, in the order in which they appear, with a value of each where the first rows
+    have one."""
     merged: Row = {}
     for number, row in enumerate(rows):
         if number < MAX_VALUE_ROWS or not row.keys() <= merged.keys():
@@ -163,8 +166,8 @@ def _fitting(data: DataSpec, columns: Columns, first: Row, *, classifier: bool) 
     template, roles = found
     if template == "text" and has("label"):
         raise DataError(
-            f"data.source {data.source}: has a label column, which a language model does not learn; {ENCODER_NEEDED}. Or set data.template: "
-            "text to train on the text alone, or name a .jinja template that contains the label"
+            f"data.source {data.source}: has a label column, which a language model does not learn; {ENCODER_NEEDED}. "
+            "Or set data.template: text to train on the text alone, or name a .jinja template that contains the label"
         )
     names = [name for role in roles if has(role) for name in by_role(role)]
     return template, f"column{'s' * (len(names) > 1)} {', '.join(names)}"
@@ -196,7 +199,8 @@ def no_template_message(
     pairs = suggested_columns(row, given, classifier=classifier)
     if not pairs:
         return (
-            f"{head}; their values are no texts, so write a Jinja file and name it under data:\n  template: rows.jinja\n"
+            f"{head}; their values are no texts, so write a Jinja file and name it under data:\n  template: "
+            "rows.jinja\n"
             f"The file could begin with\n{_indented(suggested_jinja(row))}\nThe templates and their columns:\n{needs}"
         )
     note = (
@@ -206,11 +210,15 @@ def no_template_message(
     )
     note += label_note(row, pairs, classifier=classifier)
     line = columns_line(pairs)
-    return f"{head}; say under data: which column is what, for example\n  {line}{note}\nThe templates and their columns:\n{needs}"
+    return (
+        f"{head}; say under data: which column is what, for example\n  {line}{note}\nThe templates and their "
+        f"columns:\n{needs}"
+    )
 
 
 def label_note(row: Row, pairs: Mapping[str, str | list[str]], *, classifier: bool) -> str:
-    """Return what to do to learn a label that no role of a language model reads, on a line of its own; else an empty text."""
+    """Return what to do to learn a label that no role of a language model reads, on a line of its own; else an empty
+    text."""
     label = None if classifier else _find(LABEL_NAMES, [name for name in row if name not in pairs.values()])
     return f"\nThe column {label} looks like a label: {ENCODER_NEEDED}." if label else ""
 

@@ -1,4 +1,5 @@
-"""Read the rows of a spec, convert them to text and split them into training and held-out rows. No tokenizer, no torch."""
+"""Read the rows of a spec, convert them to text and split them into training and held-out rows. No tokenizer, no
+torch."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def shuffle(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 
 
 class SourceRows(msgspec.Struct, frozen=True, kw_only=True):
-    """What one source of a mixture gives to an epoch. ``rows`` are those that can be used; ``rows_train`` counts repeated ones."""
+    """What one source of a mixture gives to an epoch. ``rows`` are those that can be used; ``rows_train`` counts
+    repeated ones."""
 
     source: str
     weight: float
@@ -50,7 +52,8 @@ class SourceRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadExamples(msgspec.Struct, frozen=True):
-    """The rows of a spec as text. ``rows`` counts all rows of all sources; ``sources`` is empty without ``data.sources``."""
+    """The rows of a spec as text. ``rows`` counts all rows of all sources; ``sources`` is empty without
+    ``data.sources``."""
 
     rows: int
     columns: list[str]
@@ -198,8 +201,8 @@ def _mix(
         weight = data.sources[number].weight
         if share == 0:
             raise DataError(
-                f"data.sources[{number}].weight {weight:g}: {source_of(part.data)} would give none of the {total} rows of an epoch; "
-                "increase it, or remove the source"
+                f"data.sources[{number}].weight {weight:g}: {source_of(part.data)} would give none of the {total} rows "
+                "of an epoch; increase it, or remove the source"
             )
         if not train:
             raise DataError(
@@ -225,21 +228,23 @@ def _mix(
 def _mixture_warnings(kinds: list[str], sources: list[SourceRows]) -> list[str]:
     """Return warnings on a mixture: rows repeated often in one epoch, and prompts written in several forms."""
     found = [
-        f"each row of {one.source} occurs about {one.rows_train / (one.rows - one.rows_held_out):.0f} times in an epoch; a smaller weight "
-        "repeats it less"
+        f"each row of {one.source} occurs about {one.rows_train / (one.rows - one.rows_held_out):.0f} times in an "
+        "epoch; a smaller weight repeats it less"
         for one in sources
         if one.rows_train > MANY_REPEATS * (one.rows - one.rows_held_out)
     ]
     if len(set(kinds) - {"text"}) > 1:
         found.append(
-            f"the sources use different templates ({', '.join(kinds)}), so that the model learns several forms of a prompt"
+            f"the sources use different templates ({', '.join(kinds)}), so that the model learns several forms of a "
+            "prompt"
         )
     return found
 
 
 @contextmanager
 def naming_file(where: str) -> Iterator[None]:
-    """Name the key and the file in errors that begin with a row; in a mixture they begin with the name of the source."""
+    """Name the key and the file in errors that begin with a row; in a mixture they begin with the name of the
+    source."""
     try:
         yield
     except DataError as error:
@@ -275,7 +280,8 @@ def require_known_labels(held_out: Iterable[Example], labels: Collection[str], w
     for example in held_out:
         if example.label not in labels:
             raise DataError(
-                f"{where}, row {example.row}: label {example.label!r} is not among those of the training rows: {', '.join(labels)}"
+                f"{where}, row {example.row}: label {example.label!r} is not among those of the training rows: "
+                f"{', '.join(labels)}"
             )
 
 
@@ -289,13 +295,14 @@ def require_classes(examples: Sequence[Example]) -> None:
     for same in _by(values, _class_of).values():
         if len(same) > 1:
             raise DataError(
-                f"the labels {shown(same)} differ only in blanks or in how a number is written, but would be {len(same)} classes; "
-                "write them identically"
+                f"the labels {shown(same)} differ only in blanks or in how a number is written, but would be "
+                f"{len(same)} classes; write them identically"
             )
     if len(values) >= MANY_CLASSES and len(values) > len(examples) / 2:
         raise DataError(
-            f"{len(examples)} rows have {len(values)} label values ({shown(values)}), so that most would be a class of one row: "
-            "classification needs classes, not measures or texts; group the values, or name another column with data.columns.label"
+            f"{len(examples)} rows have {len(values)} label values ({shown(values)}), so that most would be a class of "
+            "one row: classification needs classes, not measures or texts; group the values, or name another column "
+            "with data.columns.label"
         )
 
 
@@ -332,12 +339,12 @@ def classes_of_head(labels: dict[str, int], head: Sequence[str], model: str) -> 
         return {str(number): number for number in range(len(head))}, [] if _unnamed(head) else said
     if len(labels) != len(head):
         raise DataError(
-            f"model.name {model}: its classifier has {len(head)} classes ({shown(head)}), the data has {len(labels)} labels ({shown(labels)}); "
-            "use data with these classes, or a model without a classifier"
+            f"model.name {model}: its classifier has {len(head)} classes ({shown(head)}), the data has {len(labels)} "
+            f"labels ({shown(labels)}); use data with these classes, or a model without a classifier"
         )
     return labels, [
-        f"the classifier of {model} has other class names than the data; they are matched in this order: {_pairs(labels, head)}. "
-        "Without training, accuracy and loss are wrong if the classes differ"
+        f"the classifier of {model} has other class names than the data; they are matched in this order: "
+        f"{_pairs(labels, head)}. Without training, accuracy and loss are wrong if the classes differ"
     ]
 
 

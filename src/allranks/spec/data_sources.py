@@ -64,7 +64,8 @@ def _load_source(data: DataSpec) -> list[Row]:
 
 
 def looks_like_file(source: str) -> bool:
-    """Return whether this is local rather than a hub name: it exists, is a pattern, has a known suffix, or starts like a path."""
+    """Return whether this is local rather than a hub name: it exists, is a pattern, has a known suffix, or starts like
+    a path."""
     path = Path(source).expanduser()
     known = path.suffix.lower() in FILE_KINDS or is_pattern(source)
     return known or path.exists() or source.startswith(("/", "./", "../", "~")) or source.endswith("/")
@@ -76,7 +77,8 @@ def is_pattern(source: str) -> bool:
 
 
 def data_files(source: str) -> list[Path]:
-    """Return the files of a local source in the order in which they are read: a file, those below a folder, or those of a pattern.
+    """Return the files of a local source in the order in which they are read: a file, those below a folder, or those of
+    a pattern.
 
     Raises:
         DataError: there are none, one cannot be used, or those of a folder do not belong together.
@@ -111,8 +113,8 @@ def _files_below(folder: Path) -> list[Path]:
     if held_out and len(held_out) < len(files):
         train = next(name for name in files if name not in held_out)
         raise DataError(
-            f"data.source {folder}: {held_out[0]} looks like evaluation data, which would be trained; name the training files alone, such as "
-            f"data.source: {folder / train}, and the others as eval.source"
+            f"data.source {folder}: {held_out[0]} looks like evaluation data, which would be trained; name the "
+            f"training files alone, such as data.source: {folder / train}, and the others as eval.source"
         )
     return [folder / name for name in files]
 
@@ -173,7 +175,8 @@ def check_data_file(path: Path) -> None:
 
 
 def read_first_rows(source: str | Path) -> list[Row]:
-    """Return the first rows of a local source if reading them is cheap, for checks before the run starts; none if it is not.
+    """Return the first rows of a local source if reading them is cheap, for checks before the run starts; none if it is
+    not.
 
     A table without rows gives one row with empty values, so that its columns are known.
 
@@ -203,7 +206,8 @@ def _named(path: Path) -> Iterator[None]:
         raise DataError(f"data.source {path}: a value is nested too deeply to be read") from None
     except UnicodeDecodeError as error:
         raise DataError(
-            f"data.source {path}: not UTF-8 text at byte {error.start}; convert the file to UTF-8 (spreadsheets: save as CSV UTF-8)"
+            f"data.source {path}: not UTF-8 text at byte {error.start}; convert the file to UTF-8 (spreadsheets: save "
+            "as CSV UTF-8)"
         ) from None
     except OSError as error:
         raise DataError(f"data.source {path}: cannot be read: {error.strerror or error}") from None
@@ -306,13 +310,15 @@ def _csv_rows(path: Path) -> Iterator[Row]:
         for row in reader:
             if None in row or None in row.values():
                 raise DataError(
-                    f"data.source {path}, line {reader.line_num}: the number of fields differs from the header's {len(reader.fieldnames or [])}"
+                    f"data.source {path}, line {reader.line_num}: the number of fields differs from the header's "
+                    f"{len(reader.fieldnames or [])}"
                 )
             yield row
 
 
 def _delimiter(path: Path, header: str) -> str:
-    """Return the separator of a table: a tab for .tsv; for .csv a comma, or, if the header has none, a semicolon or a tab.
+    """Return the separator of a table: a tab for .tsv; for .csv a comma, or, if the header has none, a semicolon or a
+    tab.
 
     Spreadsheets write semicolons in languages with a decimal comma. Their ``sep=;`` in the first line is no header.
     """
@@ -431,7 +437,8 @@ def mixture_problems(data: DataSpec) -> list[str]:
 
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
-    """Return whole numbers that sum to `total`, proportional to the weights (largest remainder; the first of equal ones)."""
+    """Return whole numbers that sum to `total`, proportional to the weights (largest remainder; the first of equal
+    ones)."""
     exact = [total * weight / sum(weights) for weight in weights]
     shares = [int(value) for value in exact]
     by_rest = sorted(range(len(weights)), key=lambda i: (shares[i] - exact[i], i))

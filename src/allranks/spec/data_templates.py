@@ -1,6 +1,8 @@
-"""Convert rows to text: prompt (not trained with ``mask_prompt``) and response, messages of a chat, or text with a label.
+"""Convert rows to text: prompt (not trained with ``mask_prompt``) and response, messages of a chat, or text with a
+label.
 
-A prompt for generation is made by the same template, from a user's text or from the columns of a row without its response.
+A prompt for generation is made by the same template, from a user's text or from the columns of a row without its
+response.
 """
 
 from __future__ import annotations
@@ -54,13 +56,13 @@ def require_task_template(kind: str, model: str, *, classifier: bool) -> None:
     """
     if classifier and kind != "classification":
         raise DataError(
-            f"data.template {kind} gives text for a language model, but model.name {model} is trained as a classifier; set data.template: "
-            "classification, with columns text and label, or choose a causal language model"
+            f"data.template {kind} gives text for a language model, but model.name {model} is trained as a classifier; "
+            "set data.template: classification, with columns text and label, or choose a causal language model"
         )
     if not classifier and kind == "classification":
         raise DataError(
-            f"data.template classification gives labels for a classifier, but model.name {model} is a causal language model; choose another "
-            "template, or an encoder such as bert"
+            f"data.template classification gives labels for a classifier, but model.name {model} is a causal language "
+            "model; choose another template, or an encoder such as bert"
         )
 
 
@@ -173,8 +175,9 @@ def _jinja(path: Path, *, mask_prompt: bool) -> Render:
     if mask_prompt and "response" not in template.blocks:
         has = f"has the blocks {', '.join(template.blocks)}" if template.blocks else "has no blocks"
         raise DataError(
-            f"data.template {path}: no block named response ({has}), so that the prompt would be trained although data.mask_prompt is "
-            "true; write {% block prompt %}...{% endblock %}{% block response %}...{% endblock %}, or set data.mask_prompt: false"
+            f"data.template {path}: no block named response ({has}), so that the prompt would be trained although "
+            "data.mask_prompt is true; write {% block prompt %}...{% endblock %}{% block response %}...{% "
+            "endblock %}, or set data.mask_prompt: false"
         )
 
     def render(row: Row, number: int) -> Example:
@@ -278,8 +281,8 @@ def encodable(text: str, where: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{where}: character {error.start} is \\u{ord(text[error.start]):04x}, half of a surrogate pair, which is not text; remove it, "
-            "or write both halves"
+            f"{where}: character {error.start} is \\u{ord(text[error.start]):04x}, half of a surrogate pair, which is "
+            "not text; remove it, or write both halves"
         ) from None
     return text
 
@@ -363,7 +366,8 @@ def _messages(value: Any, where: str) -> list[Message]:
 def _message(message: Any, where: str) -> Message:
     if not isinstance(message, dict):
         raise DataError(
-            f"{where}: every message needs 'role' and 'content' (or 'from' and 'value'), found a {type(message).__name__}"
+            f"{where}: every message needs 'role' and 'content' (or 'from' and 'value'), found a "
+            f"{type(message).__name__}"
         )
     if "role" not in message and "from" in message:
         said = message["from"]
@@ -420,7 +424,8 @@ ANSWER_ROLES = {"alpaca": ("output",), "completion": ("completion",), "chat": ("
 
 
 def prompt_of(kind: str, template: str, text: str) -> str | None:
-    """Return a user's text as the prompt of a row of the template; None for chats, which need the tokenizer's own template.
+    """Return a user's text as the prompt of a row of the template; None for chats, which need the tokenizer's own
+    template.
 
     Args:
         kind: the template of the run's data, as its events name it.
@@ -438,7 +443,8 @@ def prompt_of(kind: str, template: str, text: str) -> str | None:
 
 
 def row_prompt(kind: str, template: str, columns: Columns, row: Mapping[str, Any]) -> str | Example:
-    """Return the prompt of a row without its response; of a chat the messages and tools, which need the tokenizer's own template.
+    """Return the prompt of a row without its response; of a chat the messages and tools, which need the tokenizer's own
+    template.
 
     Args:
         kind: the template of the run's data, as its events name it.
@@ -473,7 +479,8 @@ def row_prompt(kind: str, template: str, columns: Columns, row: Mapping[str, Any
 def _require_one_template(kind: str) -> None:
     if " + " in kind:
         raise DataError(
-            f"the run mixed rows of several templates ({kind}), so one text is not a prompt; give the whole prompt with --raw"
+            f"the run mixed rows of several templates ({kind}), so one text is not a prompt; give the whole prompt "
+            "with --raw"
         )
 
 
@@ -507,7 +514,7 @@ def _jinja_prompt(path: Path, text: str) -> str:
         columns = ", ".join(f'"{name}": ...' for name in names)
         what = f"parts of {', '.join(inside)}" if inside else f"{len(names)} columns ({', '.join(names) or 'none'})"
         raise DataError(
-            f"data.template {path}: its prompt uses {what}, so one text is not sufficient; give the columns with --row, such as "
-            f"--row '{{{columns}}}', or the whole prompt with --raw"
+            f"data.template {path}: its prompt uses {what}, so one text is not sufficient; give the columns with "
+            f"--row, such as --row '{{{columns}}}', or the whole prompt with --raw"
         )
     return _jinja_row_prompt(path, {names[0]: text})

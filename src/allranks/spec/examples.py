@@ -1,7 +1,7 @@
 """Specs to start from: the examples that come with the package, and the first spec that `init` writes.
 
-The folder of examples is a link to `examples/` of the repository; a wheel has the files. A first spec (starter.yaml.j2) has few
-keys, each with a comment, and the next keys that one would set as comments.
+The folder of examples is a link to `examples/` of the repository; a wheel has the files. A first spec (starter.yaml.j2)
+has few keys, each with a comment, and the next keys that one would set as comments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Registry of the launchers, and what the rest of the package needs to know of each. No class of a launcher is imported."""
+"""Registry of the launchers, and what the rest of the package needs to know of each. No class of a launcher is
+imported."""
 
 from __future__ import annotations
 

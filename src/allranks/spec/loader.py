@@ -95,8 +95,8 @@ MAX_NUMBER = 100
 class _Loader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2 numbers (such as ``1e-4``), errors for duplicate keys, and bounded work.
 
-    An alias is a copy of its anchor, so nested aliases grow exponentially in a document of a few hundred bytes. Every node
-    is counted while the document is composed; composing stops at the limit.
+    An alias is a copy of its anchor, so nested aliases grow exponentially in a document of a few hundred bytes. Every
+    node is counted while the document is composed; composing stops at the limit.
     """
 
     def __init__(self, stream: str) -> None:
@@ -148,7 +148,8 @@ _LITERAL_ARGUMENT = (*_LITERAL, "tag:yaml.org,2002:bool", "tag:yaml.org,2002:tim
 
 
 def _keep_text(key: str, node: yaml.Node) -> None:
-    """Keep numbers as they are written (``1.10``, ``007``) among arguments and environment variables, which are text."""
+    """Keep numbers as they are written (``1.10``, ``007``) among arguments and environment variables, which are
+    text."""
     if key == "args" and isinstance(node, yaml.SequenceNode):
         values, tags = node.value, _LITERAL_ARGUMENT
     elif key == "env" and isinstance(node, yaml.MappingNode):
@@ -410,13 +411,15 @@ def _cluster_problems(cluster: ClusterSpec) -> list[str]:
     launcher = cluster.launched_by
     if launcher.uses_hosts and not cluster.hosts:
         problems.append(
-            f"cluster.launcher is {cluster.launcher}, but cluster.hosts is empty; list the nodes; the first one hosts the rendezvous"
+            f"cluster.launcher is {cluster.launcher}, but cluster.hosts is empty; list the nodes; the first one hosts "
+            "the rendezvous"
         )
     if cluster.hosts and len(cluster.hosts) != cluster.nodes and launcher.uses_hosts:
         problems.append(f"cluster.hosts names {len(cluster.hosts)} hosts, cluster.nodes says {cluster.nodes}")
     if not launcher.uses_slurm and cluster.python is not None and cluster.python.startswith("pyxis:"):
         problems.append(
-            f"cluster.python: only srun can enter a pyxis: image; use launcher {' or '.join(launchers_with(uses_slurm=True))}, or an Apptainer image (.sif)"
+            "cluster.python: only srun can enter a pyxis: image; use launcher "
+            f"{' or '.join(launchers_with(uses_slurm=True))}, or an Apptainer image (.sif)"
         )
     if launcher.runs_here and cluster.nodes != 1:
         problems.append(

@@ -1,14 +1,16 @@
-"""Describe models without torch: tested and refused architectures, and the models that allranks builds itself, ``mlp:`` and ``tiny:``.
+"""Describe models without torch: tested and refused architectures, and the models that allranks builds itself, ``mlp:``
+and ``tiny:``.
 
-``tested`` of model_types.json is the table of docs/models.md; a test trains, saves and reloads a small model of each. What is refused was measured with small
-models of each type of transformers 5.23: two rows in one sequence must give the logits of the rows alone, every weight of the default
-adapter must get a gradient, and a saved adapter must give the same logits in plain PEFT.
+``tested`` of model_types.json is the table of docs/models.md; a test trains, saves and reloads a small model of each.
+What is refused was measured with small models of each type of transformers 5.23: two rows in one sequence must give the
+logits of the rows alone, every weight of the default adapter must get a gradient, and a saved adapter must give the
+same logits in plain PEFT.
 
 ``tiny:<family>`` is a small model with random weights, built from the family's config; nothing is downloaded.
 ``mlp:<width>x<layers>`` is a multilayer perceptron in one of two shapes (``model.config: {shape: ..., expansion: 4}``):
 
-``blocks``  `layers` times width -> expansion x width -> width, with a GELU inside each pair and none between pairs (default).
-``wide``    `layers` linear layers; the inner ones are expansion x width wide, with a GELU between any two.
+``blocks``  `layers` times width -> expansion x width -> width, with a GELU inside each pair and none between pairs
+(default). ``wide``    `layers` linear layers; the inner ones are expansion x width wide, with a GELU between any two.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from allranks.utils.text import did_you_mean, nearest_file_hint
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """A tested model type.
 
-    ``attention`` is a ``model.attention`` that it has; ``targets`` are ``adapter.targets`` that work, None for every linear layer.
+    ``attention`` is a ``model.attention`` that it has; ``targets`` are ``adapter.targets`` that work, None for every
+    linear layer.
     """
 
     model_type: str
@@ -72,8 +75,8 @@ class ModelTypes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 TYPES = msgspec.json.decode((Path(__file__).parent / "model_types.json").read_bytes(), type=ModelTypes)
 MULTIMODAL_KEYS = ("vision_config", "audio_config", "speech_config", "audio_encoder", "vision_tower", "img_processor")
 SUPPORTED = (
-    "supported are causal language models (such as llama, qwen3, mistral, gpt2) and encoders as classifiers (such as bert, roberta); "
-    "docs/models.md lists the tested ones; for others run your own program with script.path"
+    "supported are causal language models (such as llama, qwen3, mistral, gpt2) and encoders as classifiers (such as "
+    "bert, roberta); docs/models.md lists the tested ones; for others run your own program with script.path"
 )
 
 
@@ -83,10 +86,11 @@ def packs_rows(model_type: str) -> bool:
 
 
 def dense_mask_reason(model_type: str, attention: str) -> str:
-    """Return why packed rows of this model type need a dense mask of the sequence length squared, or nothing if they do not.
+    """Return why packed rows of this model type need a dense mask of the sequence length squared, or nothing if they do
+    not.
 
-    With ``sdpa``, attention is computed within each row (`train.models.packed_attention`); tests compare each type with single rows.
-    transformers' flash and flex implementations have no dense mask, either.
+    With ``sdpa``, attention is computed within each row (`train.models.packed_attention`); tests compare each type with
+    single rows. transformers' flash and flex implementations have no dense mask, either.
     """
     if attention == "eager":
         return "model.attention is eager; sdpa would be computed within rows"
@@ -144,8 +148,9 @@ def require_architecture(config: Mapping[str, Any], spec: RunSpec, where: str, *
             else "its attention in transformers does not separate them"
         )
         raise SpecError(
-            f"data.packing is isolated, but in {where} ({kind}) rows of one sequence would influence each other: {why}; set data.packing: "
-            f"none (one row per sequence), or wrapped if rows may see each other{tested_settings(kind)}"
+            f"data.packing is isolated, but in {where} ({kind}) rows of one sequence would influence each other: "
+            f"{why}; set data.packing: none (one row per sequence), or wrapped if rows may see each "
+            f"other{tested_settings(kind)}"
         )
     limit = TYPES.adapter_limits.get(kind)
     if spec.adapter.type != "lora" or limit is None or spec.adapter.target_parameters:
@@ -159,7 +164,8 @@ def require_architecture(config: Mapping[str, Any], spec: RunSpec, where: str, *
             else f"adapter.targets names {', '.join(wrong)}"
         )
         raise SpecError(
-            f"{asked}, which does not work for {where} ({kind}): {limit.why}; set adapter.targets: [{', '.join(limit.works)}]"
+            f"{asked}, which does not work for {where} ({kind}): {limit.why}; set adapter.targets: "
+            f"[{', '.join(limit.works)}]"
         )
 
 
@@ -183,7 +189,10 @@ def router_loss(
     """
     why = ""
     if biased:
-        why = "; its routers are balanced by a correction bias (e_score_correction_bias), which training leaves as it was loaded"
+        why = (
+            "; its routers are balanced by a correction bias (e_score_correction_bias), which training leaves as it "
+            "was loaded"
+        )
     coefficient = 0.0 if wanted in ("auto", "off") else float(wanted)
     if coefficient and own is None:
         what = "has no load-balancing loss in transformers" if experts else "is not a mixture of experts"
@@ -207,7 +216,8 @@ def fused_parameter(target: str, dimensions: Mapping[str, int]) -> str:
 
 
 def require_parameters(adapter: AdapterSpec, dimensions: Mapping[str, int], where: str) -> None:
-    """Refuse a target that is not one of the model's parameters, whose numbers of dimensions are given by name. PEFT may ignore it.
+    """Refuse a target that is not one of the model's parameters, whose numbers of dimensions are given by name. PEFT
+    may ignore it.
 
     Raises:
         SpecError: names the target and the nearest parameter, or says that the model is dense.
@@ -226,7 +236,10 @@ def architecture_warning(model_type: Any, where: str) -> str | None:
     """Return a warning for a model type that no test covers."""
     if not isinstance(model_type, str) or tested(model_type) is not None:
         return None
-    return f"{where} is a {model_type}, which is not among the tested architectures (docs/models.md); compare its first losses with another program's"
+    return (
+        f"{where} is a {model_type}, which is not among the tested architectures (docs/models.md); compare its first "
+        "losses with another program's"
+    )
 
 
 MLP_PREFIX, NOISE_SOURCE = "mlp:", "builtin:noise"
@@ -341,7 +354,8 @@ def model_task(config: Mapping[str, Any], types: TaskTypes, where: str) -> Liter
             raise SpecError(f"{where}: a {kind} ({wanted}) has no sequence classifier in transformers; {SUPPORTED}")
         return "classification"
     if kind in types.masked and kind in types.classifiers and not config.get("is_decoder"):
-        return "classification"  # bert has a causal form, too, but its attention sees the next token unless is_decoder is true
+        # bert has a causal form, too, but its attention sees the next token unless is_decoder is true
+        return "classification"
     if kind in types.causal:
         return "text"
     if kind in types.classifiers:
@@ -358,8 +372,8 @@ def check_model_folder(name: str) -> None:
         raise SpecError(f"model.name {name}: there is no such folder{nearest_file_hint(path)}")
     if not (path / "config.json").is_file() and (path / "adapter_config.json").is_file():
         raise SpecError(
-            f"model.name {name}: this folder holds an adapter, not a model; merge it into its base model (allranks export RUN --merge), or "
-            "name the base model"
+            f"model.name {name}: this folder holds an adapter, not a model; merge it into its base model (allranks "
+            "export RUN --merge), or name the base model"
         )
     if not (path / "config.json").is_file():
         raise SpecError(f"model.name {name}: this folder has no config.json, so it is not a model")

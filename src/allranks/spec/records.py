@@ -1,10 +1,11 @@
 """Frozen records of the spec and of a comparison request.
 
-Field names are the YAML keys; all defaults are defined here and nowhere else. The text below a field is its description in the JSON Schema
-and in docs/spec.md (`validation.descriptions`). The ranks read the comparison request from the run folder.
+Field names are the YAML keys; all defaults are defined here and nowhere else. The text below a field is its description
+in the JSON Schema and in docs/spec.md (`validation.descriptions`). The ranks read the comparison request from the run
+folder.
 
-Annotations are not kept as text here (``from __future__ import annotations``): msgspec would compile each of them when a
-spec is read, which would take a twentieth of the time of ``allranks plan``.
+Annotations are not kept as text here (``from __future__ import annotations``): msgspec would compile each of them when
+a spec is read, which would take a twentieth of the time of ``allranks plan``.
 """
 
 from typing import Annotated, Any, Final, Literal
@@ -26,7 +27,8 @@ NARROW_RATIO = 16
 
 
 def keeps_product(inner: int, width: int) -> bool:
-    """Return whether ``selective`` keeps the output of a matrix product: not if it is much wider than the sum is long, as in LoRA."""
+    """Return whether ``selective`` keeps the output of a matrix product: not if it is much wider than the sum is long,
+    as in LoRA."""
     return inner * NARROW_RATIO >= width
 
 
@@ -253,7 +255,8 @@ class CheckpointSpec(Record, frozen=True):
     """how long ranks wait for a rank that does not take part in a save"""
 
     def least_bytes(self, weights_bytes: int) -> int:
-        """Return what the first checkpoint takes at least: its weights, and for ``full`` the two moments of AdamW; 0 if none is saved."""
+        """Return what the first checkpoint takes at least: its weights, and for ``full`` the two moments of AdamW; 0 if
+        none is saved."""
         if self.mode == "none" or not (self.every or self.at_end):
             return 0
         return weights_bytes * (3 if self.mode == "full" else 1)

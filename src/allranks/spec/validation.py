@@ -1,4 +1,5 @@
-"""Check values of a spec and their combinations (adapters, ``mlp:`` models, the profiler window), and list its keys. Pure, no torch.
+"""Check values of a spec and their combinations (adapters, ``mlp:`` models, the profiler window), and list its keys.
+Pure, no torch.
 
 Each message names the key and the allowed values.
 """
@@ -27,8 +28,18 @@ from allranks.spec.strategies import REGISTRY, strategy_hint
 from allranks.utils.text import did_you_mean
 
 # What people write in place of a section: its most important key's value.
-MAIN_KEYS = {"model": "name", "data": "source", "adapter": "type", "checkpoint": "mode", "strategy": "name", "script": "path"}  # fmt: skip
-_NAME = "a run name may contain only letters, digits, '.', '_' and '-', must start with a letter or digit, and have at most 100 characters"
+MAIN_KEYS = {
+    "model": "name",
+    "data": "source",
+    "adapter": "type",
+    "checkpoint": "mode",
+    "strategy": "name",
+    "script": "path",
+}
+_NAME = (
+    "a run name may contain only letters, digits, '.', '_' and '-', must start with a letter or digit, and have at "
+    "most 100 characters"
+)
 
 RENAMED_KEYS = {"train.clip_norm": "train.max_grad_norm", "cluster.environment": "cluster.python"}
 """Keys of earlier versions. They are refused, with the new name."""
@@ -36,7 +47,8 @@ RENAMED_VALUES = {("checkpoint.mode", "lite"): "weights_only"}
 
 
 def readable_error(message: str) -> str:
-    """Rewrite msgspec's ``Expected `int`, got `str` - at `$.train.max_steps` `` as ``train.max_steps: expected int, got str``."""
+    """Rewrite msgspec's ``Expected `int`, got `str` - at `$.train.max_steps` `` as ``train.max_steps: expected int, got
+    str``."""
     text, _, place = message.partition(" - at ")
     key = place.strip("`").removeprefix("$").removeprefix(".") or "spec"
     if wrong := re.match(r"Invalid enum value '?(.*?)'?$", text):
@@ -56,7 +68,8 @@ def _one_of(key: str, given: str) -> str:
 
 
 def known_values(key: str) -> tuple[str, ...]:
-    """Return the words that a key can have, ``true`` and ``false`` for a boolean; empty if any text or number is possible."""
+    """Return the words that a key can have, ``true`` and ``false`` for a boolean; empty if any text or number is
+    possible."""
     annotation = _annotation(key)
     words = tuple(value for value in _literals(annotation) if isinstance(value, str))
     return words or (("true", "false") if annotation is bool else ())
@@ -86,7 +99,8 @@ def fields_of(record: type[Record]) -> dict[str, msgspec.structs.FieldInfo]:
 
 @cache
 def descriptions() -> dict[tuple[str, str], str]:
-    """Return the text below each field of the records, by record and field. Python does not keep such texts, so the source is parsed."""
+    """Return the text below each field of the records, by record and field. Python does not keep such texts, so the
+    source is parsed."""
     found = {}
     for record in ast.parse(Path(records.__file__).read_text("utf-8")).body:
         if not isinstance(record, ast.ClassDef):
@@ -116,7 +130,10 @@ def require_sections(raw: dict[str, Any], where: str) -> None:
         SpecError: ``model: tiny:mistral``.
     """
     problems = [
-        f"{section}: write it as {{{key}: {raw[section]}}}{_strategy_hint(raw[section]) if section == 'strategy' else ''}"
+        (
+            f"{section}: write it as {{{key}: "
+            f"{raw[section]}}}{_strategy_hint(raw[section]) if section == 'strategy' else ''}"
+        )
         for section, key in MAIN_KEYS.items()
         if isinstance(raw.get(section), str)
     ]
@@ -153,15 +170,16 @@ def adapter_problems(spec: RunSpec) -> list[str]:
     problems = []
     if lora and spec.adapter.target_parameters and spec.adapter.dropout:
         problems.append(
-            f"adapter.dropout is {spec.adapter.dropout:g}, but adapter.target_parameters does not support dropout: a weight delta "
-            "has no input to drop; set adapter.dropout: 0"
+            f"adapter.dropout is {spec.adapter.dropout:g}, but adapter.target_parameters does not support dropout: a "
+            "weight delta has no input to drop; set adapter.dropout: 0"
         )
     if options.get("adapters") == "ignored" and not lora:
         problems.append("strategy.adapters: ignored keeps adapters on every rank, and adapter.type is none")
     elif options.get("adapters") == "ignored" and options.get("offload") == "optimizer":
         problems.append(
-            "strategy.offload: optimizer has nothing to keep in host memory with strategy.adapters: ignored, which leaves adapters and "
-            "their moments on every rank's device; set adapters: sharded, or offload: all for the frozen weights"
+            "strategy.offload: optimizer has nothing to keep in host memory with strategy.adapters: ignored, which "
+            "leaves adapters and their moments on every rank's device; set adapters: sharded, or offload: all for the "
+            "frozen weights"
         )
     return problems
 
@@ -171,7 +189,8 @@ def router_problems(spec: RunSpec) -> list[str]:
     given = spec.model.router_aux_loss if spec.model is not None else "auto"
     if given is True or (isinstance(given, float) and not 0 <= given < math.inf):
         return [
-            f"model.router_aux_loss is {str(given).lower()}: give auto, off, or a coefficient of 0 or more, such as 0.01"
+            f"model.router_aux_loss is {str(given).lower()}: give auto, off, or a coefficient of 0 or more, such as "
+            "0.01"
         ]
     if spec.model is not None and is_mlp(spec.model.name) and given not in ("auto", "off", False, 0):
         return [f"model.router_aux_loss: {spec.model.name} is not a mixture of experts"]
@@ -205,13 +224,14 @@ def model_config_warnings(spec: RunSpec) -> list[str]:
     if model is None or not model.config or model.name.startswith("tiny:") or is_mlp(model.name):
         return []
     return [
-        f"model.config is ignored ({', '.join(model.config)}): it is only for tiny: and mlp: models, and {model.name} has its own "
-        "config.json; remove it, or change that file"
+        f"model.config is ignored ({', '.join(model.config)}): it is only for tiny: and mlp: models, and {model.name} "
+        "has its own config.json; remove it, or change that file"
     ]
 
 
 def evaluation_problems(spec: RunSpec) -> list[str]:
-    """Return a sentence for each contradiction of ``eval.patience`` and ``checkpoint.keep_best`` with what they depend on."""
+    """Return a sentence for each contradiction of ``eval.patience`` and ``checkpoint.keep_best`` with what they depend
+    on."""
     keys = {"eval.patience": spec.eval.patience is not None, "checkpoint.keep_best": spec.checkpoint.keep_best}
     wanted = [key for key, on in keys.items() if on]
     if not wanted or spec.data is None:
@@ -231,12 +251,13 @@ def _best_problems(every: int, spec: RunSpec) -> list[str]:
     problems = []
     if saves.every is None or every % saves.every:
         problems.append(
-            f"checkpoint.keep_best needs a checkpoint at each evaluation: checkpoint.every is {saves.every or 'null'}, eval.every is {every}; "
-            f"set checkpoint.every: {every}, or a divisor of it"
+            f"checkpoint.keep_best needs a checkpoint at each evaluation: checkpoint.every is {saves.every or 'null'}, "
+            f"eval.every is {every}; set checkpoint.every: {every}, or a divisor of it"
         )
     if spec.eval.at_end and not saves.at_end:
         problems.append(
-            "checkpoint.keep_best: the evaluation at the end (eval.at_end) needs a checkpoint; set checkpoint.at_end: true, or eval.at_end: false"
+            "checkpoint.keep_best: the evaluation at the end (eval.at_end) needs a checkpoint; set checkpoint.at_end: "
+            "true, or eval.at_end: false"
         )
     return problems
 
@@ -251,8 +272,8 @@ def column_warnings(spec: RunSpec) -> list[str]:
         asked, answer = columns.get(question, []), columns.get(reply, [])
         if ANSWER_NAMES & {n.lower() for n in asked} and QUESTION_NAMES & {n.lower() for n in answer}:
             found.append(
-                f"data.columns: {question} reads {', '.join(asked)} and {reply} reads {', '.join(answer)}, which look swapped: the model "
-                "would learn to write the question from its answer"
+                f"data.columns: {question} reads {', '.join(asked)} and {reply} reads {', '.join(answer)}, which look "
+                "swapped: the model would learn to write the question from its answer"
             )
     for target in ("output", "response", "completion", "label"):
         for role, names in columns.items():
@@ -272,7 +293,8 @@ def training_warnings(spec: RunSpec, max_steps: int | None) -> list[str]:
     found = [*model_config_warnings(spec), *column_warnings(spec)]
     if spec.eval.source is None and spec.data.eval_fraction > 0.5:
         found.append(
-            f"data.eval_fraction is {spec.data.eval_fraction:g}: only {1 - spec.data.eval_fraction:.0%} of the rows are trained"
+            f"data.eval_fraction is {spec.data.eval_fraction:g}: only {1 - spec.data.eval_fraction:.0%} of the rows "
+            "are trained"
         )
     if max_steps == 0:
         return found
@@ -284,7 +306,8 @@ def training_warnings(spec: RunSpec, max_steps: int | None) -> list[str]:
         found.append(text)
     if saves.mode != "none" and not saves.at_end and _never(saves.every, max_steps):
         found.append(
-            f"checkpoint: nothing will be saved, because at_end is false and {_every(saves.every, max_steps)}; set checkpoint.at_end: true"
+            f"checkpoint: nothing will be saved, because at_end is false and {_every(saves.every, max_steps)}; set "
+            "checkpoint.at_end: true"
         )
     if spec.eval.source and not spec.eval.at_end and _never(spec.eval.every, max_steps):
         found.append(
@@ -311,8 +334,9 @@ def batch_warning(global_batch_size: int, sequences: int) -> str | None:
     if global_batch_size <= sequences:
         return None
     return (
-        f"one optimizer step takes {global_batch_size} sequences (the global batch), but there are only {sequences}: each is trained up to "
-        f"{math.ceil(global_batch_size / sequences)} times in one step; reduce the batch or use more data"
+        f"one optimizer step takes {global_batch_size} sequences (the global batch), but there are only {sequences}: "
+        f"each is trained up to {math.ceil(global_batch_size / sequences)} times in one step; reduce the batch or use "
+        "more data"
     )
 
 
@@ -381,7 +405,8 @@ def all_keys(record: type[Record], path: str = "") -> list[str]:
 
 
 def settable_keys() -> dict[str, tuple[str, ...]]:
-    """Return every key that ``--set`` can set, with the values that are known: words, booleans, built-in sets and models."""
+    """Return every key that ``--set`` can set, with the values that are known: words, booleans, built-in sets and
+    models."""
     from allranks.spec.builtin_data import BUILTIN
 
     names = all_keys(RunSpec)

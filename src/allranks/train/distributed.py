@@ -48,7 +48,8 @@ def open_store(world_size: int, timeout: timedelta) -> dist.Store | None:
 
 @dataclass(frozen=True)
 class DistContext:
-    """Rank, world size, device and process groups. ``group`` is for training; ``control`` (Gloo, CPU) for small messages."""
+    """Rank, world size, device and process groups. ``group`` is for training; ``control`` (Gloo, CPU) for small
+    messages."""
 
     rank: int
     local_rank: int
@@ -97,14 +98,15 @@ def why_no_gpu(version: str, cuda: str | None, hip: str | None) -> str:
     """Explain why torch shows no GPU to a rank that is planned for one."""
     if cuda is None and hip is None:
         return (
-            f"the ranks are planned for GPUs, but torch {version} is a build for CPUs: install one for the GPU of this node "
-            "(https://pytorch.org/get-started/locally), or set cluster.device: cpu"
+            f"the ranks are planned for GPUs, but torch {version} is a build for CPUs: install one for the GPU of this "
+            "node (https://pytorch.org/get-started/locally), or set cluster.device: cpu"
         )
     kind = f"CUDA {cuda} (NVIDIA)" if cuda is not None else f"ROCm {hip} (AMD)"
     hidden = [f"{name}={os.environ[name]}" for name in (*AMD_FILTERS, "SLURM_JOB_GPUS") if name in os.environ]
     return (
-        f"the ranks are planned for GPUs, but torch {version}, built for {kind}, finds none: the GPU is of another vendor, its driver is too "
-        f"old for this build, or the environment hides it ({', '.join(hidden) or 'no variable does'}); or set cluster.device: cpu"
+        f"the ranks are planned for GPUs, but torch {version}, built for {kind}, finds none: the GPU is of another "
+        "vendor, its driver is too old for this build, or the environment hides it "
+        f"({', '.join(hidden) or 'no variable does'}); or set cluster.device: cpu"
     )
 
 
@@ -121,14 +123,16 @@ def gpu_of(local_rank: int, procs_per_node: int, visible: int, backend: str, ins
         return local_rank
     if backend == "nccl" and instances and MULTI_RANK_GPU not in os.environ:
         raise EnvironmentNotAble(
-            f"{procs_per_node} ranks of this node have {instances} MIG instance{'s' * (instances != 1)}, and NCCL refuses several ranks on instances "
-            f"of one GPU: set cluster.procs_per_node: 1, or cluster.backend: gloo, or (NCCL 2.31 and later) cluster.env.{MULTI_RANK_GPU}: '1'"
+            f"{procs_per_node} ranks of this node have {instances} MIG instance{'s' * (instances != 1)}, and NCCL "
+            "refuses several ranks on instances of one GPU: set cluster.procs_per_node: 1, or cluster.backend: gloo, "
+            f"or (NCCL 2.31 and later) cluster.env.{MULTI_RANK_GPU}: '1'"
         )
     if backend == "nccl" and instances < procs_per_node:
         raise EnvironmentNotAble(
-            f"{procs_per_node} ranks of this node see {visible} GPU{'s' * (visible != 1)} ({VISIBLE_DEVICES}="
-            f"{os.environ.get(VISIBLE_DEVICES, 'not set')}), and NCCL needs one for each. Under Slurm a node has one task, whose GPUs all its ranks "
-            f"share: set cluster.slurm.gpus_per_node: {procs_per_node} instead of --gpus-per-task; or cluster.procs_per_node: {visible}"
+            f"{procs_per_node} ranks of this node see {visible} GPU{'s' * (visible != 1)} "
+            f"({VISIBLE_DEVICES}={os.environ.get(VISIBLE_DEVICES, 'not set')}), and NCCL needs one for each. Under "
+            "Slurm a node has one task, whose GPUs all its ranks share: set cluster.slurm.gpus_per_node: "
+            f"{procs_per_node} instead of --gpus-per-task; or cluster.procs_per_node: {visible}"
         )
     return local_rank % visible
 
@@ -136,8 +140,8 @@ def gpu_of(local_rank: int, procs_per_node: int, visible: int, backend: str, ins
 def bind_beside_gpu(bus: str, environment: Mapping[str, str], devices: Path = PCI_DEVICES) -> set[int]:
     """Bind this process to the cores of its GPU's NUMA node, as far as it may use them.
 
-    Call before threads are started: they inherit the cores. Nothing happens without `NUMA_BINDING`, if the kernel does not know
-    the cores, or if fewer would be left than the rank has threads.
+    Call before threads are started: they inherit the cores. Nothing happens without `NUMA_BINDING`, if the kernel does
+    not know the cores, or if fewer would be left than the rank has threads.
 
     Args:
         bus: PCI address of the GPU, such as ``0000:1b:00.0``.
@@ -222,8 +226,8 @@ def join_process_group(plan: LaunchPlan) -> DistContext:
 def leave_process_group() -> None:
     """Leave the process group, if in one.
 
-    Only after success: under NCCL this waits for the peers, which may wait in a collective for a failed rank. A failed rank
-    ends its process instead (`allranks.launch.rank`).
+    Only after success: under NCCL this waits for the peers, which may wait in a collective for a failed rank. A failed
+    rank ends its process instead (`allranks.launch.rank`).
     """
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -242,7 +246,8 @@ def from_first(world: DistContext, value: T) -> T:
 
 
 def rng_state() -> dict[str, Any]:
-    """Return the states of the Python, NumPy, torch CPU and (if present) CUDA generators; loadable with weights_only."""
+    """Return the states of the Python, NumPy, torch CPU and (if present) CUDA generators; loadable with
+    weights_only."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
     state = {

@@ -1,4 +1,5 @@
-"""Evaluate the loss on held-out rows, generate sample answers, and compute the share of correct answers if they are checkable.
+"""Evaluate the loss on held-out rows, generate sample answers, and compute the share of correct answers if they are
+checkable.
 
 The loss does not depend on batch size or number of ranks: token-weighted sums in float64, one all-reduce.
 """
@@ -32,7 +33,8 @@ BATCH = 32
 
 
 class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of an evaluation: loss in nats per target; ``perplexity`` is None for classifiers, ``accuracy`` None for language models."""
+    """Result of an evaluation: loss in nats per target; ``perplexity`` is None for classifiers, ``accuracy`` None for
+    language models."""
 
     loss: float
     perplexity: float | None
@@ -122,7 +124,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class SampleAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """Generated answers. ``exact_match`` is the share that equals the reference exactly, None if the data is not checkable."""
+    """Generated answers. ``exact_match`` is the share that equals the reference exactly, None if the data is not
+    checkable."""
 
     exact_match: float | None
     checked: int
@@ -224,7 +227,8 @@ def generate_replies(
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Return the tokens that end a reply: the tokenizer's, with which rows are trained, and all of generation_config.json."""
+    """Return the tokens that end a reply: the tokenizer's, with which rows are trained, and all of
+    generation_config.json."""
     own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     several = own if isinstance(own, list) else [own]
     return sorted({token for token in (tokenizer.eos_token_id, *several) if token is not None})
@@ -239,7 +243,8 @@ def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
 class EarlyStopping:
     """Count the evaluations since the held-out loss was last lower than before.
 
-    A loss that is not finite is never lower. The evaluation before the first step does not count: there is no checkpoint of it.
+    A loss that is not finite is never lower. The evaluation before the first step does not count: there is no
+    checkpoint of it.
 
     Args:
         patience: evaluations in a row without a lower loss after which the training ends; None never ends it.
@@ -281,7 +286,8 @@ class EarlyStopping:
 
 
 def evaluations_until(events: Iterable[dict[str, Any]], step: int) -> list[tuple[int, float | None]]:
-    """Return step and loss of each evaluation up to `step` in the events of rank 0, without those that an attempt repeated."""
+    """Return step and loss of each evaluation up to `step` in the events of rank 0, without those that an attempt
+    repeated."""
     found: list[tuple[int, float | None]] = []
     for event in events:
         if event["event"] == "resume":

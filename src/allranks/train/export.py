@@ -1,7 +1,7 @@
 """Run the parts of an export that need torch: ``python -m allranks.train.export merge|prove SOURCE TARGET BASE``.
 
-``merge`` writes base and adapter as one model. ``prove`` compares the logits of the export with those of the checkpoint, both
-read from their files, and prints the largest difference divided by the largest logit.
+``merge`` writes base and adapter as one model. ``prove`` compares the logits of the export with those of the
+checkpoint, both read from their files, and prints the largest difference divided by the largest logit.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def verify_logits(source: Path, target: Path, base: str) -> str:
     limit = LOGIT_LIMITS.get(dtype, 3e-2) if merged else 0.0
     if not difference <= limit:
         raise CheckpointError(
-            f"{target}: its logits differ from the checkpoint's by {difference:.1e} of the largest (limit {limit:.0e}); nothing was published"
+            f"{target}: its logits differ from the checkpoint's by {difference:.1e} of the largest (limit "
+            f"{limit:.0e}); nothing was published"
         )
     return json.dumps(difference)
 

@@ -1,7 +1,7 @@
 """Reply to prompts with the model of a checkpoint: ``python -m allranks.train.generate``, a process of its own.
 
-Reads one JSON object from standard input (`Order`) and writes one JSON object a line for each prompt, in their order. Prompts are computed
-one by one, so that a reply does not depend on the other prompts. The precision is that of the run.
+Reads one JSON object from standard input (`Order`) and writes one JSON object a line for each prompt, in their order.
+Prompts are computed one by one, so that a reply does not depend on the other prompts. The precision is that of the run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from allranks.utils.machine import run_short_process
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """What to load and what to reply to.
 
-    ``labels`` are the class numbers of a classifier by label; ``positions`` is the number of tokens that the model can read at most.
+    ``labels`` are the class numbers of a classifier by label; ``positions`` is the number of tokens that the model can
+    read at most.
     """
 
     folder: str
@@ -87,7 +88,8 @@ def _prompt(order: Order, given: str | dict[str, Any], tokenizer: Any) -> str:
 
 
 def _model(order: Order, device: Any) -> Any:
-    """Return the model in the run's precision: trained weights as saved, with autocast, and a frozen base in the dtype of compute."""
+    """Return the model in the run's precision: trained weights as saved, with autocast, and a frozen base in the dtype
+    of compute."""
     from allranks.train.export import load
     from allranks.train.models.adapters import is_adapted
     from allranks.train.models.lora import fuse_lora

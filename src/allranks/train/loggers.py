@@ -20,7 +20,8 @@ LOGGED_FIELDS = {
 
 
 class MetricLoggers:
-    """Pass metrics to other programs. One that fails (no network, full disk) is reported once and disabled; the run continues.
+    """Pass metrics to other programs. One that fails (no network, full disk) is reported once and disabled; the run
+    continues.
 
     Args:
         loggers: by name, what logs values at a step, and what closes.
@@ -56,7 +57,8 @@ class MetricLoggers:
 def make_loggers(spec: RunSpec, run: RunDir, report: Callable[[str], None]) -> MetricLoggers | None:
     """Return the loggers that the spec enables, or None.
 
-    TensorBoard's event files are in ``<run>/tensorboard``. Weights & Biases has the run's name; mode and key come from the WANDB_ variables.
+    TensorBoard's event files are in ``<run>/tensorboard``. Weights & Biases has the run's name; mode and key come from
+    the WANDB_ variables.
 
     Raises:
         EnvironmentNotAble: a package is missing.

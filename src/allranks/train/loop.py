@@ -1,7 +1,8 @@
-"""Run the training loop: one optimizer step after another, with AdamW and a learning rate that is a pure function of the step.
+"""Run the training loop: one optimizer step after another, with AdamW and a learning rate that is a pure function of
+the step.
 
-Observers see each step begin, its parts, and its end. The loop does not depend on a strategy, a model or a file format; observers
-implement a contract defined here.
+Observers see each step begin, its parts, and its end. The loop does not depend on a strategy, a model or a file format;
+observers implement a contract defined here.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class StepWatcher:
     def attach(self, quiet: Callable[[], None]) -> None:
         """Prepare before the first step.
 
-        ``quiet()`` waits until all communication that the loop started on this rank is finished. It may be called whenever
-        a step begins or ends.
+        ``quiet()`` waits until all communication that the loop started on this rank is finished. It may be called
+        whenever a step begins or ends.
         """
 
     def step_begins(self, step: int) -> None:
@@ -155,7 +156,8 @@ class TrainingLoop:
 def adamw(train: TrainSpec) -> MakeOptimizer:
     """Return a function that creates a fused AdamW; biases and norms have no weight decay.
 
-    The fused form runs one kernel per group and, unlike the foreach form, needs no temporary of the size of the weights.
+    The fused form runs one kernel per group and, unlike the foreach form, needs no temporary of the size of the
+    weights.
     """
 
     def make(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
@@ -170,7 +172,8 @@ def adamw(train: TrainSpec) -> MakeOptimizer:
 
 
 def learning_rate(train: TrainSpec, step: int, total_steps: int) -> float:
-    """Return the learning rate of optimizer step `step` (from 0): linear warm-up, then the schedule down to 0 at `total_steps`."""
+    """Return the learning rate of optimizer step `step` (from 0): linear warm-up, then the schedule down to 0 at
+    `total_steps`."""
     if step < train.warmup_steps:
         return train.lr * (step + 1) / train.warmup_steps
     span = max(1, total_steps - train.warmup_steps)

@@ -1,20 +1,25 @@
-"""Change objects of other libraries, where they have no public hook for it. All such changes are made here, for the versions in `VERIFIED`:
+"""Change objects of other libraries, where they have no public hook for it. All such changes are made here, for the
+versions in `VERIFIED`:
 
-- torch: ``torch.distributed.Work.wait`` (measures waits), ``distributed_c10d._unregister_process_group`` (releases the GIL, see
-  `let_collectives_end`), ``torch.cpu.set_device`` (missing), settings of ``torch._dynamo`` and ``torch._functorch`` (blocks are compiled
-  one by one, with their backward in the first forward; settings that a version lacks are left out).
-- transformers: ``import_utils.create_import_structure_from_path`` (below), ``integrations.sdpa_attention.use_gqa_in_sdpa`` (float32
-  attention on GPUs), the forward of experts with adapters (an implementation in ALL_EXPERTS_FUNCTIONS gets weights, not adapters), of
-  output projections (the loss is computed where the logits would be), of rotary embeddings (frequencies of each row's own length), and of
-  modules under autocast (torch has hooks before and after a forward pass, and none around it).
-- peft: the forward of LoRA's Linear and ParamWrapper (PEFT registers custom layers only by a private method of its config).
+- torch: ``torch.distributed.Work.wait`` (measures waits), ``distributed_c10d._unregister_process_group`` (releases the
+  GIL, see `let_collectives_end`), ``torch.cpu.set_device`` (missing), settings of ``torch._dynamo`` and
+  ``torch._functorch`` (blocks are compiled one by one, with their backward in the first forward; settings that a
+  version lacks are left out).
+- transformers: ``import_utils.create_import_structure_from_path`` (below),
+  ``integrations.sdpa_attention.use_gqa_in_sdpa`` (float32 attention on GPUs), the forward of experts with adapters (an
+  implementation in ALL_EXPERTS_FUNCTIONS gets weights, not adapters), of output projections (the loss is computed where
+  the logits would be), of rotary embeddings (frequencies of each row's own length), and of modules under autocast
+  (torch has hooks before and after a forward pass, and none around it).
+- peft: the forward of LoRA's Linear and ParamWrapper (PEFT registers custom layers only by a private method of its
+  config).
 
 torch is not imported here: a user's own program may not use it. Attributes that a library reads by its own protocol
 (``found_inf`` of fused optimizers, ``_weight_conversions`` of transformers' models) are set where they belong.
 
-``import transformers`` reads some 2,500 files, which takes a fifth of the time that a rank needs for its imports, and more on a network
-file system. The result depends on these files alone, so that only the first process reads them: `cached_scan` keeps the names that
-transformers finds in the user's private folder of the cache, under a name made of the paths, sizes and modification times of all of them.
+``import transformers`` reads some 2,500 files, which takes a fifth of the time that a rank needs for its imports, and
+more on a network file system. The result depends on these files alone, so that only the first process reads them:
+`cached_scan` keeps the names that transformers finds in the user's private folder of the cache, under a name made of
+the paths, sizes and modification times of all of them.
 """
 
 from __future__ import annotations
@@ -62,10 +67,12 @@ def replace_work_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def let_collectives_end(c10d: Any) -> None:
-    """Make ``destroy_process_group`` release the GIL for a moment before the group can be freed. Do nothing the second time.
+    """Make ``destroy_process_group`` release the GIL for a moment before the group can be freed. Do nothing the second
+    time.
 
-    torch 2.13 frees a gloo group with the GIL held and joins its threads, and such a thread needs the GIL to free the tensors of
-    the last collective. A program that destroys its group within 5 ms of that collective hangs, under torchrun as well.
+    torch 2.13 frees a gloo group with the GIL held and joins its threads, and such a thread needs the GIL to free the
+    tensors of the last collective. A program that destroys its group within 5 ms of that collective hangs, under
+    torchrun as well.
     """
     for name in ("_unregister_all_process_groups", "_unregister_process_group"):
         original = getattr(c10d, name, None)
@@ -83,7 +90,8 @@ def _after_pause(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compile_blocks_separately(blocks: int) -> None:
-    """Set the compiler of this process for `blocks` blocks, each of which is compiled by itself, with its backward in the first forward."""
+    """Set the compiler of this process for `blocks` blocks, each of which is compiled by itself, with its backward in
+    the first forward."""
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
 
@@ -136,7 +144,8 @@ def _of_folder(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def scan_transformers_once() -> None:
-    """Let the import of transformers read the sources of its models only if they have changed. Do nothing if it was imported."""
+    """Let the import of transformers read the sources of its models only if they have changed. Do nothing if it was
+    imported."""
     if "transformers" not in sys.modules:
         sys.meta_path.insert(0, _ScanOnce())  # type: ignore[arg-type]
 
@@ -150,10 +159,11 @@ def define_cpu_set_device() -> None:
 
 
 def repeat_keys_in_float32() -> None:
-    """Let transformers repeat keys and values for float32 attention on GPUs, which is fused then. Do nothing the second time.
+    """Let transformers repeat keys and values for float32 attention on GPUs, which is fused then. Do nothing the second
+    time.
 
-    torch's memory-efficient kernel, the only one for float32, has no grouped queries: with ``enable_gqa`` attention falls back to
-    plain products.
+    torch's memory-efficient kernel, the only one for float32, has no grouped queries: with ``enable_gqa`` attention
+    falls back to plain products.
     """
     import torch
 
@@ -180,7 +190,8 @@ MANY_FOLDERS = 100  # folders: less is scanned as fast as it is read
 
 
 def cached_scan(scan: Callable[[str], dict[Any, Any]], folder: str) -> dict[Any, Any]:
-    """Return what `scan` finds in a folder of packages: from the cache if no file has changed since. A folder of few is always scanned.
+    """Return what `scan` finds in a folder of packages: from the cache if no file has changed since. A folder of few is
+    always scanned.
 
     Args:
         scan: returns a nested dict with the keys str and frozenset[str]; the innermost values are sets of str.

@@ -1,10 +1,10 @@
 """Profile a window of steps with the PyTorch profiler and publish one Perfetto-readable trace file per rank.
 
-The first ``wait`` steps of an attempt run without the profiler, the next ``warmup`` steps warm it up, and the next ``active``
-steps are recorded. Steps are marked ``ProfilerStep#N`` with N as in the events (the first is 1), their parts ``allranks.data``,
-``allranks.forward``, ``allranks.backward``, ``allranks.optimizer`` and ``allranks.control``, modules ``allranks.module:<name>``.
-Evaluation and checkpoints are outside the marks. Traces are written to a temporary file, checked, compressed and renamed;
-earlier ones are kept.
+The first ``wait`` steps of an attempt run without the profiler, the next ``warmup`` steps warm it up, and the next
+``active`` steps are recorded. Steps are marked ``ProfilerStep#N`` with N as in the events (the first is 1), their parts
+``allranks.data``, ``allranks.forward``, ``allranks.backward``, ``allranks.optimizer`` and ``allranks.control``, modules
+``allranks.module:<name>``. Evaluation and checkpoints are outside the marks. Traces are written to a temporary file,
+checked, compressed and renamed; earlier ones are kept.
 """
 
 from __future__ import annotations
@@ -171,14 +171,18 @@ class Profiler(StepWatcher):
             work()
         except (OSError, RuntimeError, TraceNotWritten) as error:  # RuntimeError: raised by torch if tracing fails
             self._profile = None
-            text = f"observe.profile: no trace of rank {self._facts.rank}: {str(error).splitlines()[0][:300]}; training continues without it"
+            text = (
+                f"observe.profile: no trace of rank {self._facts.rank}: {str(error).splitlines()[0][:300]}; training "
+                "continues without it"
+            )
             self._events.write("warning", what="profile", message=text)
 
     def _prepare(self) -> None:
         activities = [ProfilerActivity.CPU]
         if self._facts.device == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        # no with_stack: it makes every call several times slower. with_modules names modules of TorchScript only; _ModuleRanges names all
+        # no with_stack: it makes every call several times slower. with_modules names modules of TorchScript only;
+        # _ModuleRanges names all
         made = profile(activities=activities, record_shapes=True, profile_memory=True)
         self._settle()
         made.prepare_trace()
@@ -209,8 +213,8 @@ class Profiler(StepWatcher):
         )
 
     def _settle(self) -> None:
-        """Wait until no collective runs: starting or stopping torch's profiler while Gloo threads work can corrupt the heap,
-        which crashes the process later."""
+        """Wait until no collective runs: starting or stopping torch's profiler while Gloo threads work can corrupt the
+        heap, which crashes the process later."""
         self._quiet()
         time.sleep(SETTLE_S)
 

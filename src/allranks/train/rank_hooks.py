@@ -1,8 +1,8 @@
 """Serve the agent's requests in a rank: dump stacks on a signal, and write the flight recorder.
 
-A heartbeat thread reports twice a second that Python is running, with the numbers of the last collectives. torch is used only
-if the rank has imported it. Nothing in this module may end a rank or write a traceback to its log: monitoring failures are
-recorded in the heartbeat page (`allranks.rundir.heartbeat.Heartbeat.monitor_error`).
+A heartbeat thread reports twice a second that Python is running, with the numbers of the last collectives. torch is
+used only if the rank has imported it. Nothing in this module may end a rank or write a traceback to its log: monitoring
+failures are recorded in the heartbeat page (`allranks.rundir.heartbeat.Heartbeat.monitor_error`).
 """
 
 from __future__ import annotations

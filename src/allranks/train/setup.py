@@ -133,8 +133,9 @@ def build_training(attempt: Attempt, task: TokenTask, data: PreparedData) -> Tra
         attempt.say_once(f"loading: {loaded.readers} read the weight files, because {loaded.why}")
     if filler.drawn and attempt.plan.max_steps == 0 and world.is_first:
         message = (
-            f"model.name {attempt.model.name} has no trained classifier: {', '.join(filler.drawn)} are random, and train.max_steps is 0, so that "
-            "accuracy and loss say nothing about the model; train it, or name a model with a classifier"
+            f"model.name {attempt.model.name} has no trained classifier: {', '.join(filler.drawn)} are random, and "
+            "train.max_steps is 0, so that accuracy and loss say nothing about the model; train it, or name a model "
+            "with a classifier"
         )
         attempt.events.write("warning", what="model", message=message)
     about_strategy = [*offload_warnings(attempt.plan.strategy_options, world.device.type), *strategy.remarks]
@@ -182,14 +183,16 @@ def ways_of_computing(attempt: Attempt, loss_model: nn.Module) -> list[str]:
 
 
 def stored_dtype(plan: LaunchPlan, spec: RunSpec) -> str:
-    """Return the dtype in which the model is loaded: that of trained weights, or with adapters that of the frozen base."""
+    """Return the dtype in which the model is loaded: that of trained weights, or with adapters that of the frozen
+    base."""
     return plan.param_dtype if spec.adapter.type == "none" else plan.dtype
 
 
 def set_forward(
     model: nn.Module, plan: LaunchPlan, device: torch.device, compilation: Compilation | None = None
 ) -> None:
-    """Store trained weights in the plan's ``param_dtype``, compute in its ``dtype``, recompute activations as it says, and compile.
+    """Store trained weights in the plan's ``param_dtype``, compute in its ``dtype``, recompute activations as it says,
+    and compile.
 
     Before the strategy's `setup`, so that its hooks are outside of what is compiled.
     """
@@ -222,7 +225,8 @@ def restore(attempt: Attempt, built: TrainingSetup) -> int:
         The first step to run.
 
     Raises:
-        CheckpointError: on every rank; it was written with other data or another base model, unless the resume may be inexact.
+        CheckpointError: on every rank; it was written with other data or another base model, unless the resume may be
+        inexact.
     """
     step = attempt.args.resume_step
     if step is None:
@@ -252,7 +256,8 @@ def log_experts(attempt: Attempt, built: TrainingSetup, done: int) -> None:
 
 
 def log_end(attempt: Attempt, built: TrainingSetup, done: int) -> None:
-    """Log this rank's own norms and sizes: comparing ranks shows whether gradients were averaged and state was sharded."""
+    """Log this rank's own norms and sizes: comparing ranks shows whether gradients were averaged and state was
+    sharded."""
     if attempt.spec.observe.proof_at_end:
         digest = weights_digest(built.model).hex() if built.strategy.replicated else None
         elements = sum(r.length for r in built.strategy.state_ranges())

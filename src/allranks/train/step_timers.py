@@ -1,10 +1,11 @@
 """Measure the time of each step, this rank's own compute time, and its time in communication waits.
 
 Waits are measured in ``Work.wait``, which torch.distributed and the strategies call, so strategies need no code for it.
-On a GPU ``wait`` does not block the host, and nothing is measured. Own compute time is data loading, forward and backward
-passes, and the optimizer. A backward pass counts until the gradient of the model's first weight exists; what follows is waiting
-for other ranks, and torch's DDP waits outside of Python. On a GPU, passes are timed by events that are read one step later without
-blocking. The time in which the main thread had no core (run-queue wait) is measured beside each of them: it is no work.
+On a GPU ``wait`` does not block the host, and nothing is measured. Own compute time is data loading, forward and
+backward passes, and the optimizer. A backward pass counts until the gradient of the model's first weight exists; what
+follows is waiting for other ranks, and torch's DDP waits outside of Python. On a GPU, passes are timed by events that
+are read one step later without blocking. The time in which the main thread had no core (run-queue wait) is measured
+beside each of them: it is no work.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def waited_s() -> float:
 
 
 def queued_s() -> float | None:
-    """Return the seconds that the training thread had no core, without those in waits for other ranks; None if unknown."""
+    """Return the seconds that the training thread had no core, without those in waits for other ranks; None if
+    unknown."""
     found = _run_queue.read() if _run_queue is not None else None
     return None if found is None else found - _queued_in_waits
 
@@ -88,8 +90,9 @@ def hook_end_of_backward(module: nn.Module, over: Callable[[], None]) -> None:
 class CpuComputeTimer:
     """Measure this rank's own compute time in a step on a CPU.
 
-    `lap` ends a part: ``data``, ``forward``, ``backward`` or another one. `backward_over` records that the gradient of the first weight
-    exists. `end_step` returns the seconds of this rank's own work; kinds that cannot be measured are left out.
+    `lap` ends a part: ``data``, ``forward``, ``backward`` or another one. `backward_over` records that the gradient of
+    the first weight exists. `end_step` returns the seconds of this rank's own work; kinds that cannot be measured are
+    left out.
     """
 
     def __init__(self) -> None:
@@ -134,9 +137,9 @@ class CpuComputeTimer:
 class CudaComputeTimer:
     """Measure compute time on a GPU: data by the host's clock, passes by CUDA events.
 
-    Waits within a forward pass count as compute time: strategies that gather there show no straggler, and their backward
-    passes are not measured. An optimizer that waits for other ranks is not measured either. The time without a core is that of
-    the host, until it has queued data and forward pass.
+    Waits within a forward pass count as compute time: strategies that gather there show no straggler, and their
+    backward passes are not measured. An optimizer that waits for other ranks is not measured either. The time without a
+    core is that of the host, until it has queued data and forward pass.
     """
 
     def __init__(self) -> None:
@@ -197,11 +200,11 @@ def _record_event() -> torch.cuda.Event:
 class StepTimer:
     """Measure from the end of one step to the end of the next; `pause` excludes evaluation and checkpoints.
 
-    On a GPU the host ends a step when it is queued. It is at most one step ahead (`step_metrics`), so that the times of several
-    steps add up to those of the GPU if the last one includes `rest_of_step`. ``forward_s`` and the other parts are host times; on
-    a GPU they only show when work was queued, so only ``step_time_s`` is kept. ``own_s``, ``own_backward_s`` and
-    ``own_optimizer_s`` are this rank's compute times without waits for other ranks, and ``own_queued_s`` etc. the part of each in
-    which the main thread had no core.
+    On a GPU the host ends a step when it is queued. It is at most one step ahead (`step_metrics`), so that the times of
+    several steps add up to those of the GPU if the last one includes `rest_of_step`. ``forward_s`` and the other parts
+    are host times; on a GPU they only show when work was queued, so only ``step_time_s`` is kept. ``own_s``,
+    ``own_backward_s`` and ``own_optimizer_s`` are this rank's compute times without waits for other ranks, and
+    ``own_queued_s`` etc. the part of each in which the main thread had no core.
     """
 
     device: torch.device
@@ -214,7 +217,8 @@ class StepTimer:
         self._own = CudaComputeTimer() if self.device.type == "cuda" else CpuComputeTimer()
 
     def follow(self, module: nn.Module, *, update_times_comparable: bool = True) -> None:
-        """Measure backward passes of this module without the wait at their end, and its updates if ranks can be compared."""
+        """Measure backward passes of this module without the wait at their end, and its updates if ranks can be
+        compared."""
         hook_end_of_backward(module, self._own.backward_over)
         self._optimizer_hidden = not update_times_comparable
 
@@ -243,7 +247,8 @@ class StepTimer:
         return taken
 
     def rest_of_step(self) -> float:
-        """Return the seconds since the last step ended for the host. Call after the GPU has ended it: this is the rest of that step."""
+        """Return the seconds since the last step ended for the host. Call after the GPU has ended it: this is the rest
+        of that step."""
         now = time.perf_counter()
         rest, self.edge = now - self.edge, now
         return rest

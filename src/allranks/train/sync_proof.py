@@ -1,8 +1,8 @@
 """Verify with checksums at step 0 that all ranks hold equal weights and disjoint rows.
 
-Checksums are additive: those of the parts sum to that of the full tensor, so no rank needs all of it. Three things are verified
-over the same group that training uses, because environment variables are no evidence (with some launch settings every rank
-trains alone and still reports the right RANK and WORLD_SIZE):
+Checksums are additive: those of the parts sum to that of the full tensor, so no rank needs all of it. Three things are
+verified over the same group that training uses, because environment variables are no evidence (with some launch
+settings every rank trains alone and still reports the right RANK and WORLD_SIZE):
 
 1. the planned number of ranks answers, each once;
 2. trained and frozen weights have the same hash on all ranks;
@@ -91,8 +91,8 @@ def prove_ranks(
     """Verify ranks, weights and rows.
 
     Args:
-        before_sharding: if the weights are already sharded, this rank's digest of the full weights, taken when the model was
-            built or the checkpoint was read.
+        before_sharding: if the weights are already sharded, this rank's digest of the full weights, taken when the
+            model was built or the checkpoint was read.
         tokens: the sequences of `order`; each of their rows must be in exactly one sequence.
 
     Raises:
@@ -104,8 +104,9 @@ def prove_ranks(
         counts = np.bincount(tokens.pack_rows, minlength=len(tokens.labels))
         if (counts != 1).any():
             raise ProofFailed(
-                f"step-0 proof: the sequences do not hold each row once: of {len(counts)} rows {int((counts > 1).sum())} are in several "
-                f"sequences and {int((counts == 0).sum())} in none. Remove the cache entry of the data"
+                f"step-0 proof: the sequences do not hold each row once: of {len(counts)} rows "
+                f"{int((counts > 1).sum())} are in several sequences and {int((counts == 0).sum())} in none. Remove "
+                "the cache entry of the data"
             )
     rows = _check_rows(world, order)
     return SyncProof(
@@ -207,8 +208,8 @@ def _check_rows(world: DistContext, order: SampleOrder) -> int:
     if twice == 0 and (never == 0 if complete else n < order.n or int(total.sum()) == planned):
         return int(total.sum())
     raise ProofFailed(
-        f"step-0 proof: the ranks' rows are not disjoint and complete: of {n} rows {twice} are taken more than once and {never} are not taken"
-        f"{_who_overlaps(world, counts)}. Each rank must read its own part of the data"
+        f"step-0 proof: the ranks' rows are not disjoint and complete: of {n} rows {twice} are taken more than once "
+        f"and {never} are not taken{_who_overlaps(world, counts)}. Each rank must read its own part of the data"
     )
 
 
@@ -224,8 +225,8 @@ def require_own_random_numbers(world: DistContext) -> None:
     for rank, seed in enumerate(seeds):
         if (first := seeds.index(seed)) < rank:
             raise ProofFailed(
-                f"rank {first} and rank {rank} draw the same random numbers (seed {seed}), so that their dropout is equal; "
-                "each rank must keep the seed that it was given"
+                f"rank {first} and rank {rank} draw the same random numbers (seed {seed}), so that their dropout is "
+                "equal; each rank must keep the seed that it was given"
             )
 
 
@@ -243,8 +244,9 @@ def refuse_rows(world: DistContext, step: int, mine: Sequence[int], order: Sampl
     who = f"; rank {shared[0]} and rank {shared[1]} both trained {sorted(shared[2])[:8]}" if shared else ""
     trained = {row for rows in every for row in rows}
     raise ProofFailed(
-        f"step {step + 1}: the ranks did not train the planned sequences: of {len(set(planned))} planned {len(set(planned) - trained)} were "
-        f"not trained, and {len(trained - set(planned))} others were{who}. Each rank must read its own part of the data"
+        f"step {step + 1}: the ranks did not train the planned sequences: of {len(set(planned))} planned "
+        f"{len(set(planned) - trained)} were not trained, and {len(trained - set(planned))} others were{who}. Each "
+        "rank must read its own part of the data"
     )
 
 

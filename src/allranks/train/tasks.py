@@ -51,7 +51,8 @@ class TokenTask:
         return load_model(world, self._spec.model, data.tokenizer, dtype=dtype, labels=labels, seed=seed, built=built)
 
     def loss_model(self, model: nn.Module) -> Any:
-        """Return the model, which is on its device, with its loss: forward(batch) gives the sum over trained tokens, a float32 scalar."""
+        """Return the model, which is on its device, with its loss: forward(batch) gives the sum over trained tokens, a
+        float32 scalar."""
         assert self._spec.model is not None
         loss_model = LossModel(model, classifier=self.classifier)
         coefficient, loss_model.routers = router_coefficient(model, self._spec.model.router_aux_loss)
@@ -69,7 +70,8 @@ class TokenTask:
     def batches(
         self, data: PreparedData, dtype: str, device: torch.device, *, compiled: bool = False
     ) -> Callable[[Rows], Any]:
-        """Return a function that makes micro-batches for the device in host memory. They have ``inputs``, ``to``, and token counts.
+        """Return a function that makes micro-batches for the device in host memory. They have ``inputs``, ``to``, and
+        token counts.
 
         Args:
             compiled: blocks are compiled, for which all batches should have one shape.
@@ -224,7 +226,8 @@ def _block(pairs: list[tuple[int, int]], *, after_another: bool) -> nn.Sequentia
 
 
 class MlpLoss(nn.Module):
-    """The model with its loss: forward(batch) returns the sum over rows of the row's mean squared error, a float32 scalar.
+    """The model with its loss: forward(batch) returns the sum over rows of the row's mean squared error, a float32
+    scalar.
 
     Divided by the number of rows, it equals torch's ``MSELoss``.
     """

@@ -1,4 +1,5 @@
-"""Run the user's own torchrun program (``script: {path, args}`` or ``{module, args}``) as the main program of a rank."""
+"""Run the user's own torchrun program (``script: {path, args}`` or ``{module, args}``) as the main program of a
+rank."""
 
 from __future__ import annotations
 
@@ -70,14 +71,16 @@ def run_user_script(run: RunDir, script: ScriptSpec, attempt: int) -> int:
 
 
 def _run_as_main(script: ScriptSpec, arguments: list[str]) -> None:
-    """Execute the program as the module ``__main__``, which it stays: threads and exit handlers that run later still find it."""
+    """Execute the program as the module ``__main__``, which it stays: threads and exit handlers that run later still
+    find it."""
     path = Path(script.path).expanduser().absolute() if script.path is not None else None
     if script.workdir is not None:
         try:
             os.chdir(Path(script.workdir).expanduser())
         except OSError as error:
             raise EnvironmentNotAble(f"script.workdir {script.workdir}: {error.strerror}") from None
-    # The current folder is first, because this process was started with -m. With a script that is the place of its folder.
+    # The current folder is first, because this process was started with -m. With a script that is the place of its
+    # folder.
     sys.path[:1] = [str(path.parent) if path is not None else str(Path.cwd())]
     if path is not None:
         with io.open_code(str(path)) as source:
@@ -96,7 +99,8 @@ def _run_as_main(script: ScriptSpec, arguments: list[str]) -> None:
 
 
 def _code_of_module(name: str) -> tuple[ModuleSpec, CodeType, str]:
-    """Find a module, or the ``__main__`` of a package, as ``python -m`` does; this imports the package that contains it.
+    """Find a module, or the ``__main__`` of a package, as ``python -m`` does; this imports the package that contains
+    it.
 
     Raises:
         ModuleNotFoundError: there is none.
@@ -115,7 +119,8 @@ def _code_of_module(name: str) -> tuple[ModuleSpec, CodeType, str]:
 
 
 def _close_files(own: int) -> None:
-    """Close the files that the program has left open, as Python does when it clears its modules: rank processes end without that."""
+    """Close the files that the program has left open, as Python does when it clears its modules: rank processes end
+    without that."""
     if os.getpid() != own:
         return
     # `isinstance` would ask objects for their class: some warn or import modules on any attribute access.

@@ -46,7 +46,8 @@ class StepCallbacks:
         self.ended_early = False
 
     def before(self, first_step: int) -> None:
-        """Evaluate before the first step of a new run, if the spec asks for it. Continue the count of ``eval.patience``."""
+        """Evaluate before the first step of a new run, if the spec asks for it. Continue the count of
+        ``eval.patience``."""
         if first_step == 0 and (self._spec.baseline or self._total == 0):
             self._evaluate(0)
         if first_step and self._spec.patience is not None:
@@ -178,7 +179,8 @@ class Worker:
         proof = prove_ranks(attempt.world, attempt.plan.world_size, built.model, order, built.digest, data.train)
         attempt.events.write("proof", **msgspec.to_builtins(proof))
         attempt.say_once(
-            f"proof: {proof.world_size} ranks, weights equal ({proof.weights_hash[:12]}), rows disjoint and complete ({proof.rows_checked})"
+            f"proof: {proof.world_size} ranks, weights equal ({proof.weights_hash[:12]}), rows disjoint and complete "
+            f"({proof.rows_checked})"
         )
 
     def _train(self, data: PreparedData, order: SampleOrder, built: TrainingSetup, first_step: int) -> int:

@@ -1,8 +1,8 @@
 """State for each collective whether the sizes of its tensors must agree between ranks.
 
-The names are those that torch records: in flight-recorder dumps (``nccl:_all_gather_base``), in traces (``c10d::_allgather_base_``) and in
-messages of the watchdog (``_ALLGATHER_BASE``). `size_rule` looks a name up exactly, after removing the prefix of the backend, ranks of a
-send, and differences in case and underscores.
+The names are those that torch records: in flight-recorder dumps (``nccl:_all_gather_base``), in traces
+(``c10d::_allgather_base_``) and in messages of the watchdog (``_ALLGATHER_BASE``). `size_rule` looks a name up exactly,
+after removing the prefix of the backend, ranks of a send, and differences in case and underscores.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _MATCH = "torch/distributed/flight_recorder/components/types.py, Op.match: {}"
 class SizeRule(Struct, frozen=True):
     """Whether the sizes of a collective must be equal on all ranks.
 
-    ``inputs`` and ``outputs``: equal sizes are required. ``called_uneven``: the call also accepts unequal sizes, but then NCCL runs and
-    records another operation (``ALLGATHER_coalesced``), and Gloo refuses it. A trace shows the call; a flight recorder and the watchdog
-    show the operation.
+    ``inputs`` and ``outputs``: equal sizes are required. ``called_uneven``: the call also accepts unequal sizes, but
+    then NCCL runs and records another operation (``ALLGATHER_coalesced``), and Gloo refuses it. A trace shows the call;
+    a flight recorder and the watchdog show the operation.
     """
 
     inputs: bool
@@ -38,7 +38,10 @@ _SAME = SizeRule(True, True, _MATCH.format("input and output sizes are compared"
 _LIST = SizeRule(
     True,
     True,
-    "ProcessGroupNCCL.cpp, allgather and reduce_scatter: check_same_size decides between this operation and a coalesced one",
+    (
+        "ProcessGroupNCCL.cpp, allgather and reduce_scatter: check_same_size decides between this operation and a "
+        "coalesced one"
+    ),
     called_uneven=True,
 )
 _GATHER = SizeRule(True, False, _MATCH.format("output sizes are not compared, because only the root has outputs"))
@@ -85,5 +88,6 @@ _BY_KEY = {_key(name): rule for rule, names in _NAMES for name in names.split()}
 
 
 def size_rule(operation: str) -> SizeRule | None:
-    """Return the rule of an operation, such as ``nccl:_all_gather_base`` or ``ALLTOALL_BASE``; None for an unknown one."""
+    """Return the rule of an operation, such as ``nccl:_all_gather_base`` or ``ALLTOALL_BASE``; None for an unknown
+    one."""
     return _BY_KEY.get(_key(operation))

@@ -1,8 +1,9 @@
 """Open files that a user or a run folder supplies: regular files only, read up to a limit.
 
-Opening a named pipe blocks until a process writes to it, and a device such as ``/dev/zero`` never ends. A run folder, a log folder or a
-cache may belong to another user, so every reader of such a file uses this module. All refusals are subclasses of `OSError` with a
-``strerror`` that says what is wrong, so code that handles unreadable files handles them too.
+Opening a named pipe blocks until a process writes to it, and a device such as ``/dev/zero`` never ends. A run folder, a
+log folder or a cache may belong to another user, so every reader of such a file uses this module. All refusals are
+subclasses of `OSError` with a ``strerror`` that says what is wrong, so code that handles unreadable files handles them
+too.
 """
 
 from __future__ import annotations
@@ -199,7 +200,8 @@ def read_json_object(path: Path, limit: int, key: str, *, distinct: bool = False
 
 
 def read_lines(path: str | Path, limit: int = LINES_BYTES) -> Iterator[bytes]:
-    """Yield the lines of a regular file without line ends, up to `limit` bytes; lines longer than `LINE_BYTES` are skipped.
+    """Yield the lines of a regular file without line ends, up to `limit` bytes; lines longer than `LINE_BYTES` are
+    skipped.
 
     Raises:
         OSError: it cannot be read, or is not a regular file.
@@ -211,8 +213,8 @@ def read_lines(path: str | Path, limit: int = LINES_BYTES) -> Iterator[bytes]:
 def read_input(path: str | Path, limit: int) -> bytes:
     """Return the bytes of a file named on the command line.
 
-    ``-`` is standard input. A pipe is accepted only under the names that a shell uses for ``<(command)`` (``/dev/fd/63``), and
-    must end within `PIPE_TIMEOUT_S`.
+    ``-`` is standard input. A pipe is accepted only under the names that a shell uses for ``<(command)``
+    (``/dev/fd/63``), and must end within `PIPE_TIMEOUT_S`.
 
     Raises:
         StdinClosed: there is no standard input.

@@ -1,8 +1,9 @@
-"""Read the Linux kernel's counters: CPU time that this process got and waited for, and its TCP connections by peer address.
+"""Read the Linux kernel's counters: CPU time that this process got and waited for, and its TCP connections by peer
+address.
 
-`judge_machine` says from the differences of two samples who took the CPU time that this process did not get. Gloo, and NCCL over sockets,
-send on the TCP connections; connections within one host are left out. What cannot be read is None, or is left out: absence is not
-evidence. Standard library only.
+`judge_machine` says from the differences of two samples who took the CPU time that this process did not get. Gloo, and
+NCCL over sockets, send on the TCP connections; connections within one host are left out. What cannot be read is None,
+or is left out: absence is not evidence. Standard library only.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ MIN_SECONDS = 0.05
 class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time during some seconds, in seconds: of this process, and of all processes on the cores that it may use.
 
-    ``queued_s`` is the time in which threads of this process could run but had no core (run-queue wait), summed over threads, and
-    ``queued_main_s`` the same for the main thread. ``machine_s`` and ``steal_s`` are of the cores in ``cores``.
+    ``queued_s`` is the time in which threads of this process could run but had no core (run-queue wait), summed over
+    threads, and ``queued_main_s`` the same for the main thread. ``machine_s`` and ``steal_s`` are of the cores in
+    ``cores``.
     """
 
     seconds: float
@@ -215,10 +217,12 @@ def read_throttling(text: str) -> float | None:
 
 
 class MachineLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to the CPU time of the ranks on one host. Shares are relative to the CPU time that the ranks requested.
+    """What happened to the CPU time of the ranks on one host. Shares are relative to the CPU time that the ranks
+    requested.
 
-    ``taken_share`` is None if it is not known. ``others_cores`` and ``steal_cores`` are means over the time: 2.0 means that other
-    processes, or the hypervisor, used two cores all the time. ``competing_share`` is what the ranks took from each other.
+    ``taken_share`` is None if it is not known. ``others_cores`` and ``steal_cores`` are means over the time: 2.0 means
+    that other processes, or the hypervisor, used two cores all the time. ``competing_share`` is what the ranks took
+    from each other.
     """
 
     host: str
@@ -243,8 +247,8 @@ def judge_machine(host: str, uses: Sequence[CpuUse]) -> MachineLoad:
     """Return what happened to the ranks of a host.
 
     Args:
-        uses: one record of each rank on that host, for about the same time. All of them: the CPU time of a rank that is left out
-            counts as that of other processes.
+        uses: one record of each rank on that host, for about the same time. All of them: the CPU time of a rank that is
+            left out counts as that of other processes.
     """
     good = [u for u in uses if u.seconds > 0 and u.core_count > 0 and _sound(u)]
     cores = frozenset[int]().union(*(cores_of(u.cores) for u in good))
@@ -342,9 +346,10 @@ _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 class LinkCounters(msgspec.Struct, frozen=True, kw_only=True):
     """Counters of all connections to one address since they were opened.
 
-    ``segments`` and ``resent`` count segments with data that were sent, and sent again. ``acked_bytes`` arrived. ``busy_s`` is the
-    time in which data was on its way, ``receiver_s`` the part of it in which the receiver's window was full: the receiver did
-    not read. ``rtt_s`` is the largest smoothed round-trip time, ``min_rtt_s`` the smallest one ever seen.
+    ``segments`` and ``resent`` count segments with data that were sent, and sent again. ``acked_bytes`` arrived.
+    ``busy_s`` is the time in which data was on its way, ``receiver_s`` the part of it in which the receiver's window
+    was full: the receiver did not read. ``rtt_s`` is the largest smoothed round-trip time, ``min_rtt_s`` the smallest
+    one ever seen.
     """
 
     peer: str
@@ -359,7 +364,8 @@ class LinkCounters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_tcp_info(peer: str, data: bytes) -> LinkCounters | None:
-    """Return the counters of one connection from a struct tcp_info (linux/tcp.h); None if the kernel (before 4.10) reports fewer fields."""
+    """Return the counters of one connection from a struct tcp_info (linux/tcp.h); None if the kernel (before 4.10)
+    reports fewer fields."""
     if len(data) < 192:
         return None
     (rtt_us,) = struct.unpack_from("=I", data, 68)

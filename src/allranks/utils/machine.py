@@ -85,7 +85,8 @@ def cpu_model() -> str:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the GPUs that the environment allows, from the driver of NVIDIA, else from that of AMD; none without a driver."""
+    """Return the GPUs that the environment allows, from the driver of NVIDIA, else from that of AMD; none without a
+    driver."""
     return _nvidia_gpus() or amd_gpus()
 
 
@@ -208,7 +209,8 @@ def machine_facts() -> MachineFacts:
 
 
 def oom_kills() -> int | None:
-    """Return how many processes the kernel has ended for lack of memory since it started, in any cgroup; None if it does not say."""
+    """Return how many processes the kernel has ended for lack of memory since it started, in any cgroup; None if it
+    does not say."""
     try:
         text = Path("/proc/vmstat").read_text()
     except OSError:
@@ -221,8 +223,8 @@ def oom_kills() -> int | None:
 def no_garbage_collection() -> Iterator[None]:
     """Import without garbage collection, and exclude the imported objects from all later collections.
 
-    They live as long as the process. Collecting while they are imported takes a quarter of the time of the imports, and each full collection
-    during training would visit them again.
+    They live as long as the process. Collecting while they are imported takes a quarter of the time of the imports, and
+    each full collection during training would visit them again.
     """
     gc.disable()
     try:
@@ -235,8 +237,8 @@ def no_garbage_collection() -> Iterator[None]:
 def run_short_process(main: Callable[[], int | None]) -> NoReturn:
     """Run the main function of a process that imports torch for a short task, and exit with its code.
 
-    Garbage is collected rarely. After the exit handlers the process ends at once: the interpreter would free every imported object, which
-    takes about a second. An exception ends the process as usual.
+    Garbage is collected rarely. After the exit handlers the process ends at once: the interpreter would free every
+    imported object, which takes about a second. An exception ends the process as usual.
     """
     gc.set_threshold(RARELY)
     code = main() or 0

@@ -14,8 +14,8 @@ T = TypeVar("T")
 class PluginRegistry(MutableMapping[str, T], Generic[T]):
     """Records by name: first the built-in ones, then those of installed packages.
 
-    Entry points are read when a name is not built in, or when all names are listed: reading them takes as long as many a command.
-    A built-in name cannot be replaced. A package that cannot be loaded is not listed; `problem_of` says why.
+    Entry points are read when a name is not built in, or when all names are listed: reading them takes as long as many
+    a command. A built-in name cannot be replaced. A package that cannot be loaded is not listed; `problem_of` says why.
     """
 
     def __init__(self, builtin: Mapping[str, T], *, group: str, kind: type[T]) -> None:
@@ -52,7 +52,8 @@ class PluginRegistry(MutableMapping[str, T], Generic[T]):
         Args:
             key: the key, for messages.
             what: what the names are.
-            hint: returns the suggestion for an unknown name, such as ``; did you mean 'slurm'?``; None: the nearest name.
+            hint: returns the suggestion for an unknown name, such as ``; did you mean 'slurm'?``; None: the nearest
+            name.
 
         Raises:
             SpecError: unknown name.

@@ -1,9 +1,9 @@
 """Redact secrets in text, command-line arguments and environment variables. Pure.
 
-One set of rules serves everything that is written to a file or shown: the run folder, pages, diagnoses and the output of
-``allranks logs``. A secret is recognised by its form (an access token with a published prefix, a private key, a password
-in a URL), or by its name (``HF_TOKEN=...``, ``--api-key ...``, ``"password": ...``). Under names that
-only suggest a secret (``WANDB``, ``AUTH``), the value must look random as well.
+One set of rules serves everything that is written to a file or shown: the run folder, pages, diagnoses and the output
+of ``allranks logs``. A secret is recognised by its form (an access token with a published prefix, a private key, a
+password in a URL), or by its name (``HF_TOKEN=...``, ``--api-key ...``, ``"password": ...``). Under names that only
+suggest a secret (``WANDB``, ``AUTH``), the value must look random as well.
 
 Token forms follow the rule set of gitleaks (https://github.com/gitleaks/gitleaks, config/gitleaks.toml), as does the
 search for a rule's keywords before its pattern runs. The entropy limits are those of
@@ -59,8 +59,8 @@ def kind_of_name(name: str) -> Kind | None:
     """Return how likely a variable, key or option of this name holds a secret.
 
     Returns:
-        ``always``, ``token`` (an access token, which in text may also be a token of a tokenizer), ``maybe`` (only a value
-        that looks random is a secret), or None.
+        ``always``, ``token`` (an access token, which in text may also be a token of a tokenizer), ``maybe`` (only a
+        value that looks random is a secret), or None.
     """
     words = [word.lower() for word in _WORD.findall(name)]
     if not words or name in _PATH_VARIABLES:
@@ -279,7 +279,8 @@ def _whole() -> re.Pattern[str]:
 
 
 def whole_tokens(text: str) -> Iterator[re.Match[str]]:
-    """Yield what has the full published form of a token. Shorter beginnings, which `redact_forms` masks, too, are not among them."""
+    """Yield what has the full published form of a token. Shorter beginnings, which `redact_forms` masks, too, are not
+    among them."""
     return _whole().finditer(text)
 
 

@@ -25,7 +25,8 @@ ITEM_BYTES = {
 
 
 class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor in a file. ``dtype`` is the format's name (F32, BF16, ...), ``offset`` the place of its first byte in the file."""
+    """A tensor in a file. ``dtype`` is the format's name (F32, BF16, ...), ``offset`` the place of its first byte in
+    the file."""
 
     file: Path
     dtype: str
@@ -51,8 +52,9 @@ def stored_tensors(folder: Path, name: str) -> dict[str, StoredTensor]:
     other = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
     if other:
         raise SpecError(
-            f"model.name {name}: {folder / other[0]} is a pickle or another format that can run code when loaded, so it is not opened; "
-            f"use a revision with {SINGLE}, or convert it if you trust it: AutoModel.from_pretrained(...).save_pretrained(folder)"
+            f"model.name {name}: {folder / other[0]} is a pickle or another format that can run code when loaded, so "
+            f"it is not opened; use a revision with {SINGLE}, or convert it if you trust it: "
+            "AutoModel.from_pretrained(...).save_pretrained(folder)"
         )
     raise EnvironmentNotAble(
         f"model.name {name}: {folder} has neither {SINGLE} nor {INDEX}: download the weights again"
@@ -74,7 +76,8 @@ def _of_index(index: Path) -> dict[str, StoredTensor]:
         path = index.with_name(file)
         if not path.is_file():
             raise EnvironmentNotAble(
-                f"{path}: is missing; according to {index.name} it holds {_first_and_count(tensors)}. Download the model again"
+                f"{path}: is missing; according to {index.name} it holds {_first_and_count(tensors)}. Download the "
+                "model again"
             )
         inside = read_header(path)
         lost = [t for t in tensors if t not in inside]
@@ -121,8 +124,8 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     cut = sorted((end, n) for n, end in ends.items() if end > there)
     if cut:
         raise EnvironmentNotAble(
-            f"{file}: is truncated: it has {there} of {max(ends.values())} bytes of weights; the first incomplete tensor is "
-            f"{cut[0][1]}. Download it again"
+            f"{file}: is truncated: it has {there} of {max(ends.values())} bytes of weights; the first incomplete "
+            f"tensor is {cut[0][1]}. Download it again"
         )
     return {
         n: StoredTensor(
@@ -143,6 +146,7 @@ def _check_entry(file: Path, name: str, entry: dict[str, Any]) -> int:
         raise EnvironmentNotAble(f"{file}: {name} has the unknown dtype {entry['dtype']}")
     if begin < 0 or end - begin != math.prod(entry["shape"]) * item:
         raise EnvironmentNotAble(
-            f"{file}: {name} of shape {tuple(entry['shape'])} and dtype {entry['dtype']} do not match its {end - begin} bytes: the file is damaged"
+            f"{file}: {name} of shape {tuple(entry['shape'])} and dtype {entry['dtype']} do not match its "
+            f"{end - begin} bytes: the file is damaged"
         )
     return end

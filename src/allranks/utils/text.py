@@ -1,4 +1,5 @@
-"""Format values as text, numbers with their units; make text from files safe for terminals, pages and CSV files; suggest the nearest name. Pure."""
+"""Format values as text, numbers with their units; make text from files safe for terminals, pages and CSV files;
+suggest the nearest name. Pure."""
 
 from __future__ import annotations
 
@@ -242,7 +243,8 @@ _FORMULA = (
     "\uff20",
 )  # the last are full-width forms
 MAX_TEXT_LENGTH = 4000
-# Sequences of ECMA-48: control strings (OSC, DCS, ...) up to their end, CSI sequences, other escapes; 7-bit and 8-bit forms.
+# Sequences of ECMA-48: control strings (OSC, DCS, ...) up to their end, CSI sequences, other escapes; 7-bit and 8-bit
+# forms.
 _ESCAPES = (
     r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]{0,4096}(?:\x07|\x1b\\|\x9c)"
     r"|(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}[@-~]|\x1b[ -/]{0,8}[0-~]"
@@ -282,7 +284,8 @@ def printable(text: str, *, styled: bool = False) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return text whose lines are broken between words to fit the width, with their indentation; longer words stay whole."""
+    """Return text whose lines are broken between words to fit the width, with their indentation; longer words stay
+    whole."""
     import textwrap  # only for a terminal
 
     lines = []
@@ -301,7 +304,8 @@ def wrapped(text: str, width: int) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text whose control and invisible characters are written out, such as ``\\x1b``; tabs and line feeds stay."""
+    """Return text whose control and invisible characters are written out, such as ``\\x1b``; tabs and line feeds
+    stay."""
     return _compiled(_CONTROL_OR_RETURN).sub(lambda match: _escape(match.group()), text)
 
 
@@ -366,7 +370,8 @@ def suggest(*names: str) -> str:
 
 
 def nearest_file_hint(path: Path) -> str:
-    """Return ``; did you mean job.sh?`` if the folder of a missing file has one of a similar name; else an empty text."""
+    """Return ``; did you mean job.sh?`` if the folder of a missing file has one of a similar name; else an empty
+    text."""
     try:
         names = [entry.name for entry in path.parent.iterdir()]
     except (OSError, ValueError):

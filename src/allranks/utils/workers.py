@@ -1,4 +1,5 @@
-"""Apply a function to many inputs in worker processes. A process that is killed, for example for lack of memory, loses only its own input.
+"""Apply a function to many inputs in worker processes. A process that is killed, for example for lack of memory, loses
+only its own input.
 
 `multiprocessing` is not used because it would run the caller's script again, or copy its threads.
 """

@@ -1,7 +1,8 @@
-"""Summarize the job: ranks, transports and versions, clock offsets of hosts, a timeline of events, and what changed since the last good run.
+"""Summarize the job: ranks, transports and versions, clock offsets of hosts, a timeline of events, and what changed
+since the last good run.
 
-Clock offsets come from steps that all ranks end together; the timeline converts all times to one clock. The last good run is the newest
-successful run folder of the same spec.
+Clock offsets come from steps that all ranks end together; the timeline converts all times to one clock. The last good
+run is the newest successful run folder of the same spec.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from allranks.utils.text import as_dict, finite_int
 
 
 def count_connections(paths: Iterable[Path]) -> dict[str, int]:
-    """Count connections between ranks by interface, such as ``{"TCP/eth0": 12}``, in the newest attempt of each run folder."""
+    """Count connections between ranks by interface, such as ``{"TCP/eth0": 12}``, in the newest attempt of each run
+    folder."""
     found: dict[str, int] = {}
     for run in started_runs(paths):
         for file in sorted(run.logs_of(max(run.attempts(), default=1)).glob("*.connections.json")):
@@ -37,7 +39,8 @@ def count_connections(paths: Iterable[Path]) -> dict[str, int]:
 
 
 def describe_health(case: DiagnosisCase, connections: dict[str, int] | None = None) -> JobHealth:
-    """Return the facts of a job, from lines of NCCL and the program, and the connections that a run of allranks recorded."""
+    """Return the facts of a job, from lines of NCCL and the program, and the connections that a run of allranks
+    recorded."""
     transports = dict(connections or {})
     for scan in case.scans:
         for via, count in scan.transports.items():
@@ -79,11 +82,13 @@ def _advice(case: DiagnosisCase, transports: dict[str, int], network: list[str])
             said.append(f"{name} has different versions on the ranks ({', '.join(versions[:4])}); they should be equal")
     if "SHM" in kinds and "P2P" not in kinds:
         said.append(
-            "GPUs of one node exchange data through host memory (SHM); with NVLink or PCIe peer access they would use P2P"
+            "GPUs of one node exchange data through host memory (SHM); with NVLink or PCIe peer access they would use "
+            "P2P"
         )
     if any(name.upper().startswith("NET/SOCKET") for name in transports) or [n.lower() for n in network] == ["socket"]:
         said.append(
-            "data between nodes uses TCP sockets; normal on plain Ethernet, ten times too slow if InfiniBand or RoCE is available"
+            "data between nodes uses TCP sockets; normal on plain Ethernet, ten times too slow if InfiniBand or RoCE "
+            "is available"
         )
     if len(case.hosts) == 1 and any(n.startswith("NET") for n in kinds) and "P2P" not in kinds:
         said.append("data within one node goes over the network; P2P or SHM is the usual transport")
@@ -96,8 +101,8 @@ MIN_OFFSET_S = 1.0  # smaller differences are not reported: ranks may end a step
 def align_clocks(case: DiagnosisCase) -> ClockOffsets:
     """Find the clock offsets between hosts, and convert the times of all signals to the first host's clock.
 
-    Ranks that exchange gradients end a step together, so the difference between two hosts' times of the same step is their clock
-    offset. If hosts have no step in common, nothing is changed, and the result says so.
+    Ranks that exchange gradients end a step together, so the difference between two hosts' times of the same step is
+    their clock offset. If hosts have no step in common, nothing is changed, and the result says so.
     """
     _add_missing_year(case)
     steps = _steps_by_host(case)
@@ -176,7 +181,8 @@ _ENDS = ("exception", "event_error", "event_hang", "srun_exit", "step_over", "wa
 
 
 def build_timeline(case: DiagnosisCase, kept: Iterable[str] = ()) -> list[str]:
-    """Return the first line of each kind from each rank or host, at most `MAX_TIMELINE_LINES`, with comparable times only.
+    """Return the first line of each kind from each rank or host, at most `MAX_TIMELINE_LINES`, with comparable times
+    only.
 
     Clocks of nodes may differ: a cause can then appear after its consequence here, but not in the order of findings.
     """
@@ -230,7 +236,8 @@ _MISSING = "not set"
 
 
 def compare_with_last_good(paths: list[Path]) -> LastGoodRun | None:
-    """Return the comparison for the first run folder among `paths`; None if there is none, or no successful run beside it."""
+    """Return the comparison for the first run folder among `paths`; None if there is none, or no successful run beside
+    it."""
     for run in started_runs(path.absolute() for path in paths):
         good = _newest_good(run)
         return _compare(good, run) if good is not None else None

@@ -1,4 +1,5 @@
-"""List the forty known failures of the field notes (known_failures.json), and how each is prevented, refused or diagnosed."""
+"""List the forty known failures of the field notes (known_failures.json), and how each is prevented, refused or
+diagnosed."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class KnownFailure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     ``how`` is P (prevented by construction), R (refused before the ranks start) or D (named by `diagnose`).
     ``where`` says how it is prevented or found.
-    ``evidence``: whether the tests that `page` lists reproduce the failure, or replay logs and facts of it because it needs
+    ``evidence``: whether the tests that `page` lists reproduce the failure, or replay logs and facts of it because it
+    needs
     GPUs or a fabric.
     ``classes`` are the failure classes by which `diagnose` reports it outside of allranks.
     """

@@ -1,7 +1,8 @@
 """Split a line of a log into emitter, severity, subject (rank, host) and text.
 
-The emitter decides how a text is read: `No space left on device` of the kernel, of NCCL and of Python are different failures. A class
-of the catalogue names the emitters whose lines it accepts. A line whose emitter is not recognised belongs to the program.
+The emitter decides how a text is read: `No space left on device` of the kernel, of NCCL and of Python are different
+failures. A class of the catalogue names the emitters whose lines it accepts. A line whose emitter is not recognised
+belongs to the program.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from msgspec import Struct, structs
 
 from allranks import errors
 
-# Escape codes: of a terminal; written out by a program that quotes its output (\\x1b[4m, ^[[4m); and those that lost their first character.
+# Escape codes: of a terminal; written out by a program that quotes its output (\\x1b[4m, ^[[4m); and those that lost
+# their first character.
 _SGR = rb"\[(?:\d{1,3}(?:;\d{1,3}){0,4})?m"
 ANSI = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])"
@@ -78,7 +80,8 @@ _MONTHS = {
 class LogLine(Struct, frozen=True):
     """A parsed line. ``local`` is a rank within its node, ``task`` the number that srun --label prints before the line.
 
-    ``text`` has no prefixes; ``emitter`` (after `identified`) is one of `EMITTERS`, ``severity`` is info, warning, error, fatal or "" if the line has none.
+    ``text`` has no prefixes; ``emitter`` (after `identified`) is one of `EMITTERS`, ``severity`` is info, warning,
+    error, fatal or "" if the line has none.
     """
 
     text: str
@@ -91,7 +94,8 @@ class LogLine(Struct, frozen=True):
     severity: str = ""
 
     def identified(self) -> LogLine:
-        """Return the line with its emitter and severity. Most lines are never asked for them, and finding them costs more than the rest."""
+        """Return the line with its emitter and severity. Most lines are never asked for them, and finding them costs
+        more than the rest."""
         ours = self.text.startswith('{"event"') and '"known":true' in self.text
         emitter = "allranks" if ours else self.emitter or emitter_of(self.text[:EMITTER_REACH])
         return structs.replace(self, emitter=emitter, severity=severity_of(self.text))
@@ -110,7 +114,8 @@ _OWN_ERRORS = "|".join(name for name, value in vars(errors).items() if isinstanc
 _EMITTERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern))
     for name, pattern in (
-        # What allranks itself wrote: its exceptions, by their module, and the sentences in its records. Patterns for libraries do not apply.
+        # What allranks itself wrote: its exceptions, by their module, and the sentences in its records. Patterns for
+        # libraries do not apply.
         (
             "allranks",
             rf"^\s*allranks(?:\.\w+)*(?:\.[A-Z]\w*(?::|\s*$)|: )|^\s*\"failure\": \"(?:{_OWN_ERRORS}): "
@@ -184,7 +189,8 @@ _EMITTERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 EMITTERS = (*dict.fromkeys(name for name, _ in _EMITTERS), "program")
-# What these mark as information or a warning is not an error. Others, such as NCCL and Slurm, report errors as warnings.
+# What these mark as information or a warning is not an error. Others, such as NCCL and Slurm, report errors as
+# warnings.
 REMARKING_EMITTERS = frozenset({"program", "python", "ray", "launcher"})
 _SYSLOG_EMITTERS = {"kernel": "kernel"} | dict.fromkeys(
     ("slurmd", "slurmctld", "slurmdbd", "slurmstepd", "munged"), "slurm_daemon"
@@ -221,7 +227,8 @@ _RAY_DAEMONS = ("raylet", "gcs_server")
 
 
 def parse_line(text: str, labelled: bool) -> LogLine:
-    """Split a line: strip the prefixes of srun, torchrun, Ray, syslog and NCCL, which name its subject and may name its emitter."""
+    """Split a line: strip the prefixes of srun, torchrun, Ray, syslog and NCCL, which name its subject and may name its
+    emitter."""
     emitter, task = "", None
     if labelled and (match := _TASK.match(text)):
         task, text = int(match["task"]), text[match.end() :]
@@ -270,7 +277,8 @@ MAX_PARTS, PART_REACH, WRAP_MARGIN, MAX_WRAP = 3, 8, 14, 200
 
 
 def continuation(lines: list[bytes], i: int, labelled: bool) -> list[str]:
-    """Return the texts of the next lines that belong to the message in line `i`: a wrapped message, or a header and its message.
+    """Return the texts of the next lines that belong to the message in line `i`: a wrapped message, or a header and its
+    message.
 
     Lines of other ranks in between are skipped.
     """
@@ -308,8 +316,8 @@ def has_task_labels(lines: list[bytes]) -> bool:
 def timestamp_of(text: str) -> float | None:
     """Return the first time stamp in a line as seconds since the epoch, or None.
 
-    A stamp without a year gets the year 2000, one without a zone is taken as UTC: only the order matters. Times within one
-    log family can be compared; times of families with and without a year cannot (`times_comparable`).
+    A stamp without a year gets the year 2000, one without a zone is taken as UTC: only the order matters. Times within
+    one log family can be compared; times of families with and without a year cannot (`times_comparable`).
     """
     if match := _ISO.search(text[:200]):
         zone = (match["zone"] or "").replace("Z", "+00:00")

@@ -147,8 +147,9 @@ def _logs_of_run(run: RunDir) -> Iterator[Path]:
 def read_blocks(source: LogFile) -> Iterator[tuple[bytes, bool]]:
     """Yield the file's text in pieces that end at line ends, each with whether its last line is complete.
 
-    UTF-16 is converted to UTF-8. Raises `UnreadableLog` with the reason; text before it was yielded. Of a compressed file that
-    expands without limit, and of a line that is too long, only the beginning is read; `UnreadableLog` is then raised at the end.
+    UTF-16 is converted to UTF-8. Raises `UnreadableLog` with the reason; text before it was yielded. Of a compressed
+    file that expands without limit, and of a line that is too long, only the beginning is read; `UnreadableLog` is then
+    raised at the end.
     """
     left_out: list[str] = []
     try:

@@ -1,4 +1,5 @@
-"""Patterns and failure classes, and a search for the literal words (anchors) that select the patterns to try on a line."""
+"""Patterns and failure classes, and a search for the literal words (anchors) that select the patterns to try on a
+line."""
 
 from __future__ import annotations
 
@@ -29,13 +30,15 @@ def normalize(text: str) -> str:
 
 
 class Pattern:
-    """A regular expression (case-insensitive) for one line, and literals (anchors); every match contains at least one of them.
+    """A regular expression (case-insensitive) for one line, and literals (anchors); every match contains at least one
+    of them.
 
     Args:
         regex: searched in the line without its prefix of rank, task or time.
-        anchors: without digits, starting at the start of a word (a leading star allows the end of a longer word); needed only where
-            `find_anchors` finds none in `regex`, or none that are rare.
-        weight: how strongly a match indicates the class (`CERTAIN`, `LIKELY`, `POSSIBLE`, `WEAK`); 0: that of `weighted`.
+        anchors: without digits, starting at the start of a word (a leading star allows the end of a longer word);
+            needed only where `find_anchors` finds none in `regex`, or none that are rare.
+        weight: how strongly a match indicates the class (`CERTAIN`, `LIKELY`, `POSSIBLE`, `WEAK`); 0: that of
+        `weighted`.
         passing: a warning from which programs often recover; it is harmless if the job continues after it.
         unless: a line that also matches this does not count.
     """
@@ -106,12 +109,13 @@ class FailureClass(Struct, frozen=True, kw_only=True):
     measured: bool = False
 
     def accepts(self, emitter: str) -> bool:
-        """Return whether a line of this emitter may show the class; what allranks itself wrote shows it only if the class says so."""
+        """Return whether a line of this emitter may show the class; what allranks itself wrote shows it only if the
+        class says so."""
         return emitter in self.emitters if self.emitters else emitter != "allranks"
 
 
-# A token of a regular expression: the start of a group, the end of one, a set of characters, a class, a digit, or a run of literal
-# characters; and how often it may occur.
+# A token of a regular expression: the start of a group, the end of one, a set of characters, a class, a digit, or a run
+# of literal characters; and how often it may occur.
 _TOKEN = re.compile(
     r"(\((?:\?(?:P<\w+>|<?[=!]|-?i:|:))?|[|)]|\[\^?\]?(?:\\.|[^\]\\])*\]|\\\w|[.^$\d]"
     r"|(?:(?:\\\W|[^\\()[\]|.^$\d*+?{])(?![*+?{]))+|\\?.)([*+?]\??|\{\d*,?\d*\}\??)?"
@@ -130,7 +134,8 @@ _Words = dict[str, int]  # a match contains one of them; how much it is worth
 
 
 def find_anchors(regex: str) -> tuple[str, ...]:
-    """Return words, as in `normalize`, one of which every match of `regex` contains at the start of a word; the rarest such set, or none.
+    """Return words, as in `normalize`, one of which every match of `regex` contains at the start of a word; the rarest
+    such set, or none.
 
     What follows a gap, as in `error.{0,40}timeout`, is taken to begin a word.
     """
@@ -243,8 +248,8 @@ class ScanRule:
 class LiteralPrefilter:
     """Find the rules whose anchors a line contains.
 
-    Text is normalised without changing positions. One regular expression searches anchors at the start of words; a second one searches
-    the few that may end a longer word, in the reversed text.
+    Text is normalised without changing positions. One regular expression searches anchors at the start of words; a
+    second one searches the few that may end a longer word, in the reversed text.
     """
 
     def __init__(self, rules: Sequence[ScanRule]) -> None:
@@ -278,7 +283,8 @@ class LiteralPrefilter:
         return [rule for rule in rules if any(anchor in words for anchor in rule.anchors)]
 
     def telling(self, text: bytes) -> set[int]:
-        """Return the indices of the lines of a text that may contain an anchor. One search for all lines is much faster than one each."""
+        """Return the indices of the lines of a text that may contain an anchor. One search for all lines is much faster
+        than one each."""
         words = normalized(text)
         heads, tail = self._fast if len(text) >= FAST_BYTES else ((self._head,), self._tail)
         places = [found.start() for head in heads for found in head.finditer(words)]
@@ -292,7 +298,8 @@ class LiteralPrefilter:
 
     @cached_property
     def _fast(self) -> tuple[tuple[re.Pattern[bytes], ...], re.Pattern[bytes]]:
-        """Patterns without groups, for anchors after a blank and after a digit: `re` finds one literal much faster than one of two."""
+        """Patterns without groups, for anchors after a blank and after a digit: `re` finds one literal much faster than
+        one of two."""
         heads = _trie(self._heads)
         tail = re.compile(b" (?=" + _trie(self._tails) + b")")
         return (re.compile(b" (?=" + heads + b")"), re.compile(b"0(?=" + heads + b")")), tail

@@ -1,4 +1,5 @@
-"""Records of a diagnosis: the content of a scanned file (matched lines, counts, ranks), the reported findings, and the case.
+"""Records of a diagnosis: the content of a scanned file (matched lines, counts, ranks), the reported findings, and the
+case.
 
 The case is the scans of all files together, with the candidate causes.
 """
@@ -19,8 +20,9 @@ from allranks.analysis.flight_recorder import FlightRecord
 class LogSignal(Struct, kw_only=True):
     """One matched line.
 
-    ``kind`` is class, fact, sign or benign; ``owner`` the class, fact, sign or message. ``frames`` are the nearest traceback's
-    ``file:function``, outermost first. ``dated``: the line itself has a time stamp. ``file`` is an index into the scanned files.
+    ``kind`` is class, fact, sign or benign; ``owner`` the class, fact, sign or message. ``frames`` are the nearest
+    traceback's ``file:function``, outermost first. ``dated``: the line itself has a time stamp. ``file`` is an index
+    into the scanned files.
     """
 
     kind: str
@@ -122,7 +124,8 @@ class DiagnosisFinding(Struct, frozen=True, kw_only=True):
 
 
 class UnexplainedFailure(Struct, frozen=True, kw_only=True):
-    """A failure whose cause is not in the logs: the lines that show it, who wrote them, and which log may have the cause."""
+    """A failure whose cause is not in the logs: the lines that show it, who wrote them, and which log may have the
+    cause."""
 
     says: str
     emitter: str
@@ -186,7 +189,8 @@ class JobHealth(Struct, frozen=True, kw_only=True):
 class ClockOffsets(Struct, frozen=True, kw_only=True):
     """Clock offsets between hosts.
 
-    ``offsets_s``: seconds by which a host's clock is ahead of the first host's, if they differ. ``unknown``: hosts without a
+    ``offsets_s``: seconds by which a host's clock is ahead of the first host's, if they differ. ``unknown``: hosts
+    without a
     known offset; the order in time between these and others is uncertain.
     """
 
@@ -213,7 +217,8 @@ def headline(what: str, where: str, todo: str) -> str:
 class Diagnosis(Struct, frozen=True, kw_only=True):
     """The complete result; ``findings`` has the most likely root cause first.
 
-    ``verdict``: found (a class explains the failure), unexplained (something failed, and no class explains it), healthy (nothing failed
+    ``verdict``: found (a class explains the failure), unexplained (something failed, and no class explains it), healthy
+    (nothing failed
     and the logs end in progress or completion), or incomplete (neither).
     """
 
@@ -347,9 +352,11 @@ class DiagnosisCase:
         return max(scan.last_progress or 0, scan.last_done or 0) > last
 
     def survived(self, signal: LogSignal) -> bool:
-        """Return whether the job went on after the last of these messages: `SURVIVAL_LINES` lines of progress, or its completion.
+        """Return whether the job went on after the last of these messages: `SURVIVAL_LINES` lines of progress, or its
+        completion.
 
-        One line of progress may be another rank's, which did not yet know of the failure. Nothing is survived that a user interrupted.
+        One line of progress may be another rank's, which did not yet know of the failure. Nothing is survived that a
+        user interrupted.
         """
         if "interrupt" in signal.groups:
             return False
@@ -361,7 +368,8 @@ class DiagnosisCase:
         return later >= SURVIVAL_LINES or (done and (later > 0 or signal.emitter not in ENDING_EMITTERS))
 
     def repeats_to_end(self, signal: LogSignal) -> bool:
-        """Return whether messages of this rule, at least `REPEATED`, go on to the end of the file's progress, as often as before."""
+        """Return whether messages of this rule, at least `REPEATED`, go on to the end of the file's progress, as often
+        as before."""
         scan = self.scans[signal.file]
         tally = scan.tallies.get(signal.rule)
         if tally is None or tally.count < REPEATED:

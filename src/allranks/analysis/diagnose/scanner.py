@@ -1,7 +1,7 @@
 """Scan one log file in one pass; memory use does not grow with the file.
 
-A trie of the patterns' literal anchors selects the patterns to try, with one search per line or block. Lines that differ only
-in digits are looked up in a table: only new forms are matched against patterns.
+A trie of the patterns' literal anchors selects the patterns to try, with one search per line or block. Lines that
+differ only in digits are looked up in a table: only new forms are matched against patterns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from allranks.analysis.diagnose.records import FileScan, LogSignal, RuleCount, T
 MAX_FORMS = 100_000
 BULK_FORMS = 64  # with this many new forms in a block, they are searched together
 MAX_FORM = 512  # longer lines are not cached
-MOSTLY = 0.5  # with more than this part of its lines in new forms, a block is followed by `UNLIKE_BLOCKS` that are not split into forms
+# with more than this part of its lines in new forms, a block is followed by `UNLIKE_BLOCKS` that are not split into
+# forms
+MOSTLY = 0.5
 UNLIKE_BLOCKS = 8
 LONG_LINE = 4096
 WINDOWS = 16
@@ -99,7 +101,8 @@ class Scanner:
         state.line += ended + (1 if whole and not block.endswith(b"\n") else 0)
 
     def _unlike_block(self, state: _FileState, block: bytes) -> None:
-        """Search a block for anchors first, and look only at lines that contain one: the lines before it were nearly all new."""
+        """Search a block for anchors first, and look only at lines that contain one: the lines before it were nearly
+        all new."""
         state.unlike_blocks -= 1
         found = sorted(self.gate.telling(block))
         if not found:
@@ -169,7 +172,8 @@ class Scanner:
                 yield i, verdict
 
     def _classify(self, state: _FileState, line: bytes, form: bytes) -> MatchingRules:
-        """Return the rules that may match lines of this form: those that match this line, and those that depend on its digits."""
+        """Return the rules that may match lines of this form: those that match this line, and those that depend on its
+        digits."""
         if len(line) > LONG_LINE:
             return tuple(self.gate.candidates(line))
         candidates = self.gate.candidates(line)
@@ -328,7 +332,8 @@ class _FileState:
         return self.out
 
     def ignores(self, meaning: Meaning, number: int) -> bool:
-        """Return whether a message belongs to an exception that Python said to ignore; the exception itself ends its block."""
+        """Return whether a message belongs to an exception that Python said to ignore; the exception itself ends its
+        block."""
         if number - self.ignored_from > IGNORED_LINES:
             return False
         if meaning.owner == "exception":
@@ -491,7 +496,8 @@ class _FileState:
 
 
 def _time_near(raw: str, lines: list[bytes], i: int) -> float | None:
-    """Return the line's own time stamp, or the nearest one before or after; srun's exit messages are dated by the next one."""
+    """Return the line's own time stamp, or the nearest one before or after; srun's exit messages are dated by the next
+    one."""
     found = timestamp_of(raw)
     if found is not None:
         return found

@@ -62,7 +62,10 @@ def diagnosis_lines(diagnosis: Diagnosis, width: int) -> Iterator[str]:
     yield from _timeline(diagnosis.story, diagnosis.clocks, width)
     yield from _benign(diagnosis, width)
     yield from _problems(diagnosis, width)
-    read = f"{diagnosis.files} file{'s' if diagnosis.files != 1 else ''}, {format_bytes_decimal(diagnosis.bytes_read)} read"
+    read = (
+        f"{diagnosis.files} file{'s' if diagnosis.files != 1 else ''}, {format_bytes_decimal(diagnosis.bytes_read)} "
+        "read"
+    )
     yield _style(read, dim=True)
 
 
@@ -108,8 +111,8 @@ def _no_failure(diagnosis: Diagnosis, width: int) -> Iterator[str]:
         yield _style("No failure found in these logs; they end in progress or completion.", "green", bold=True)
     else:
         said = (
-            "No failure found, but these logs are incomplete: they end neither in progress nor in completion. Whatever happened next "
-            "is in a later part, or in the log of another rank or of the scheduler."
+            "No failure found, but these logs are incomplete: they end neither in progress nor in completion. Whatever "
+            "happened next is in a later part, or in the log of another rank or of the scheduler."
         )
         yield from _wrapped(said, width, fg="yellow", bold=True)
 

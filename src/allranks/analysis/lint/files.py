@@ -43,7 +43,8 @@ class UnreadableInput(Exception):
 
 
 def open_file(path: Path) -> OpenedFile:
-    """Read and classify a file; ``-`` is standard input, which cannot be a spec, because a spec refers to files next to it.
+    """Read and classify a file; ``-`` is standard input, which cannot be a spec, because a spec refers to files next to
+    it.
 
     Raises:
         UnreadableInput: missing, a folder, too large, empty, binary, or neither shell nor environment nor spec.
@@ -124,7 +125,8 @@ def kind_of(path: Path, text: str) -> FileKind:
 
 
 def _is_dump(lines: list[str]) -> bool:
-    """Return whether this is a dump of `env`, which prints multi-line values unquoted; recognised by its first line and some names."""
+    """Return whether this is a dump of `env`, which prints multi-line values unquoted; recognised by its first line and
+    some names."""
     names = {line.partition("=")[0] for line in lines}
     return bool(ENVIRONMENT_LINE.match(lines[0])) and len(names & {"PATH", "HOME", "PWD", "USER", "SHELL"}) >= 2
 
@@ -160,7 +162,8 @@ def _lines_with_placeholders(text: str) -> tuple[tuple[int, str], ...]:
 
 
 def neutralise_placeholders(text: str) -> str:
-    """Return the text with the signs of placeholders replaced that a shell would read: <, >, %( ), and those of a text behind ``=#``."""
+    """Return the text with the signs of placeholders replaced that a shell would read: <, >, %( ), and those of a text
+    behind ``=#``."""
     return PLACEHOLDER.sub(_neutral, text)
 
 

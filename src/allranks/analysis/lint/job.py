@@ -36,8 +36,8 @@ ACCELERATORS = lazy_regex(r"(?:gpu|dcu|npu|mlu|gcd)(?::|\Z)")
 ONE_OF_KIND = lazy_regex(r"(?:gpu|dcu|npu|mlu|gcd):(?=\w*[a-z\d])[A-Za-z][\w.-]{2,}")
 """A request that names the kind of GPU only is for one: ``gpu:a100``, but not ``gpu:NGPUS``."""
 LIMITS_MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
-# Partitions that allocate whole nodes, by the documentation of LUMI (standard, standard-g) and JSC (booster, dc-gpu, batch-like names
-# are too general to be listed).
+# Partitions that allocate whole nodes, by the documentation of LUMI (standard, standard-g) and JSC (booster, dc-gpu,
+# batch-like names are too general to be listed).
 EXCLUSIVE_PARTITIONS = {"standard-g", "booster", "develbooster", "dc-gpu", "dc-gpu-devel"}
 # https://docs.nersc.gov/jobs/policy/: all QOS of the GPU nodes but the shared ones
 NERSC_EXCLUSIVE_QOS = {"regular", "debug", "premium", "preempt", "overrun", "realtime"}
@@ -103,7 +103,8 @@ class LauncherCall(msgspec.Struct, frozen=True):
         return option.value if option else None
 
     def place_of(self, arg: Argument, part: str) -> int:
-        """Return where the last such part of an option's value stands, perhaps in a variable's value further up; else the option."""
+        """Return where the last such part of an option's value stands, perhaps in a variable's value further up; else
+        the option."""
         start = self.call.args.index(arg)
         for word in self.call.args[start : start + 2]:
             index = word.source.text.rfind(part)
@@ -138,7 +139,8 @@ class JobDescription:
 
     @cached_property
     def heading(self) -> dict[str, Directive]:
-        """Return the directives that sbatch reads; the last of a name counts. If all come too late, return those that were intended."""
+        """Return the directives that sbatch reads; the last of a name counts. If all come too late, return those that
+        were intended."""
         read = [d for d in self.directives if not d.late] or self.directives
         return {d.name: d for d in read if d.name}
 
@@ -182,7 +184,8 @@ class JobDescription:
         return found
 
     def number(self, text: str | None, depth: int = 0) -> int | None:
-        """Return a count written as digits, as one of Slurm's variables, or calculated from these; None if it is unknown."""
+        """Return a count written as digits, as one of Slurm's variables, or calculated from these; None if it is
+        unknown."""
         if text is None or depth > MAX_LEVELS:
             return None
         text = text.strip().strip("\"'")
@@ -228,8 +231,13 @@ class JobDescription:
             return 1
         if tasks and per_node:
             return -(-tasks // per_node)
-        literal = [int(n.value) for c in self.calls if c.program in ("srun", "salloc") and not c.in_substitution
-                   for n in [slurm_options(c).get("nodes")] if n and n.value and n.value.isdecimal() and len(n.value) < 9]  # fmt: skip
+        literal = [
+            int(n.value)
+            for c in self.calls
+            if c.program in ("srun", "salloc") and not c.in_substitution
+            for n in [slurm_options(c).get("nodes")]
+            if n and n.value and n.value.isdecimal() and len(n.value) < 9
+        ]
         literal += [int(v) for launch in self.launches for v in [launch.value("nnodes", "num_machines", "num_nodes")]
                     if v and v.isdecimal() and len(v) < 9]  # fmt: skip
         if literal:
@@ -293,7 +301,8 @@ class JobDescription:
 
     @cached_property
     def requests_all(self) -> bool:
-        """Return whether the script itself seems to request all that it needs, nothing on the command line of sbatch."""
+        """Return whether the script itself seems to request all that it needs, nothing on the command line of
+        sbatch."""
         counts = {"nodes", "ntasks", "ntasks-per-node"} & self.heading.keys()
         more = {"time", "partition", "gres", "mem", "gpus-per-node", "gpus", "account"} & self.heading.keys()
         return bool(counts) and bool(more)
@@ -355,7 +364,8 @@ class JobDescription:
 
     @cached_property
     def chooses_launcher(self) -> bool:
-        """Return whether a variable has one of several commands, one of which starts ranks: the reader knows only the last."""
+        """Return whether a variable has one of several commands, one of which starts ranks: the reader knows only the
+        last."""
         named = ({a.value for a in items} for items in self.by_name.values())
         return any(len(values) > 1 and any(STARTS.match(value) for value in values) for values in named)
 
@@ -410,7 +420,8 @@ class JobDescription:
         return any(part in a.value for a in self.by_name.get(name, ()))
 
     def is_copy(self, item: Assignment) -> bool:
-        """Return whether the value is that of another assignment, at which a finding stands already: ``export A=$A``."""
+        """Return whether the value is that of another assignment, at which a finding stands already: ``export
+        A=$A``."""
         line, origin = self.lines.place(item.offset)[0], self.lines.place(item.source.where(0))[0]
         return line != origin and origin in self._assigning_lines
 

@@ -14,7 +14,8 @@ import msgspec
 
 from allranks.utils.text import lazy_regex
 
-# Text that an outer shell has expanded before an inner one reads it: OPEN name CLOSE. Private-use characters, removed from files.
+# Text that an outer shell has expanded before an inner one reads it: OPEN name CLOSE. Private-use characters, removed
+# from files.
 UNRESOLVED_OPEN, UNRESOLVED_CLOSE = "\ue000", "\ue001"
 _UNRESOLVED = lazy_regex(f"{UNRESOLVED_OPEN}([^{UNRESOLVED_OPEN}{UNRESOLVED_CLOSE}]*){UNRESOLVED_CLOSE}")
 

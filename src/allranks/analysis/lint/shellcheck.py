@@ -1,4 +1,5 @@
-"""What is wrong with a script for any shell: the findings of ShellCheck, and without it the syntax errors of ``bash -n``. Nothing is run."""
+"""What is wrong with a script for any shell: the findings of ShellCheck, and without it the syntax errors of ``bash
+-n``. Nothing is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Build the charts of memory and host telemetry, and group all charts of a run for the page. Pure; does not import plotly."""
+"""Build the charts of memory and host telemetry, and group all charts of a run for the page. Pure; does not import
+plotly."""
 
 from __future__ import annotations
 
@@ -113,7 +114,8 @@ DASHES = ("solid", "dot", "dash")
 
 
 def telemetry_charts(data: RunData) -> list[Chart]:
-    """Return the charts of CPU, memory, network and disk of the hosts, and utilisation, memory and power of their GPUs."""
+    """Return the charts of CPU, memory, network and disk of the hosts, and utilisation, memory and power of their
+    GPUs."""
     if not data.telemetry:
         return []
     elapsed = Elapsed(_moments(data))
@@ -205,7 +207,8 @@ def _bytes(id: str, title: str, note: str, hosts: Hosts, keys: Keys) -> Chart | 
 
 
 def _lines_of(hosts: Hosts, keys: Keys, divisor: float) -> list[Figure]:
-    """Return one colour per measure on a single host; on several hosts, one colour per host and one line style per measure."""
+    """Return one colour per measure on a single host; on several hosts, one colour per host and one line style per
+    measure."""
     single = len(hosts) == 1
     traces = []
     for i, (host, (xs, rows)) in enumerate(hosts.items()):

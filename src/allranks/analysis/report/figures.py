@@ -1,7 +1,8 @@
 """Build plotly figures as plain dictionaries from the steps of all ranks, and define the colours of all pages. Pure.
 
-A series has at most `MAX_POINTS` points. Colours are names of the page's CSS variables ("--c1", or "--c1/0.2" with opacity). The page
-replaces them by values, so one figure works in light and dark mode. Titles are HTML above the figure, not text inside it.
+A series has at most `MAX_POINTS` points. Colours are names of the page's CSS variables ("--c1", or "--c1/0.2" with
+opacity). The page replaces them by values, so one figure works in light and dark mode. Titles are HTML above the
+figure, not text inside it.
 """
 
 from __future__ import annotations
@@ -347,7 +348,8 @@ def smoothed(
     faint: str = "",
     **style: Any,
 ) -> list[Figure]:
-    """Return a curve; with a window its running mean, and behind it the values themselves with this opacity, if there is one."""
+    """Return a curve; with a window its running mean, and behind it the values themselves with this opacity, if there
+    is one."""
     if not window:
         return [line(name, xs, ys, paint, **style)]
     mean = line(name, xs, smooth(ys, window), paint, **style)

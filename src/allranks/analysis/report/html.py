@@ -1,7 +1,8 @@
-"""Render the pages of runs, traces, comparisons and smoke tests: one offline file with light and dark mode, which also prints well.
+"""Render the pages of runs, traces, comparisons and smoke tests: one offline file with light and dark mode, which also
+prints well.
 
-A page is a list of sections, each a list of blocks: tables, charts, bars, lists and texts. `render` makes HTML of any of them: it
-escapes every text, hides secrets, and gives the page a policy that forbids loading anything.
+A page is a list of sections, each a list of blocks: tables, charts, bars, lists and texts. `render` makes HTML of any
+of them: it escapes every text, hides secrets, and gives the page a policy that forbids loading anything.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell; `tone` is a CSS class: good, warn, bad, muted, code, num, long or wrap (several lines), or none; `note` stands below."""
+    """A cell; `tone` is a CSS class: good, warn, bad, muted, code, num, long or wrap (several lines), or none; `note`
+    stands below."""
 
     text: str
     tone: str = ""

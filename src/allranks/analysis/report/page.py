@@ -51,8 +51,8 @@ def render(data: RunData, plotly: str | None) -> str:
     """Return the page as HTML. Without plotly it has no charts, and explains how to get them."""
     again = f"allranks report {data.name}"
     defined = (
-        "Real tokens exclude padding; trained tokens are included in the loss. Speed and step time exclude the first 5 steps, "
-        "in which caches are filled and kernels are compiled."
+        "Real tokens exclude padding; trained tokens are included in the loss. Speed and step time exclude the first 5 "
+        "steps, in which caches are filled and kernels are compiled."
     )
     page = Page(
         "run report",

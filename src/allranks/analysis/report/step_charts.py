@@ -38,7 +38,8 @@ WARMUP_NOTE = f"Shaded: the {WARMUP_STEPS} warm-up steps."
 
 
 def loss_chart(data: RunData) -> Chart | None:
-    """Return the chart of the train loss of every step and held-out losses, with learning rate and gradient norm below."""
+    """Return the chart of the train loss of every step and held-out losses, with learning rate and gradient norm
+    below."""
     steps, evals = data.zero.steps, [e for e in data.zero.of("eval") if finite_float(e.get("loss")) is not None]
     if not steps and len(evals) < 2:
         return None
@@ -162,7 +163,8 @@ def throughput_chart(data: RunData) -> Chart | None:
 def _throughput_note(data: RunData, width: int | None) -> str:
     ranks = sum(bool(story.steps) for story in data.histories.values())
     parts = [
-        f"Sum over {ranks} rank{'s' * (ranks != 1)}. Real tokens exclude padding; trained tokens are included in the loss."
+        f"Sum over {ranks} rank{'s' * (ranks != 1)}. Real tokens exclude padding; trained tokens are included in the "
+        "loss."
     ]
     if data.world_size and ranks < data.world_size:
         parts.append(f"{data.world_size - ranks} of {data.world_size} ranks logged no step and are not included.")
@@ -200,7 +202,10 @@ def step_time_chart(data: RunData) -> Chart | None:
         marker_line(median * factor, "solid", "--ink"),
         marker_line(p90 * factor, "dash", "--ink"),
     ]
-    note = f"Solid line: median {format_duration(median)}; dashed: p90 {format_duration(p90)}{'' if after else ', of warm-up steps only'}."
+    note = (
+        f"Solid line: median {format_duration(median)}; dashed: p90 "
+        f"{format_duration(p90)}{'' if after else ', of warm-up steps only'}."
+    )
     if bins.beyond:
         note += f" {bins.beyond} step{'s were' if bins.beyond > 1 else ' was'} outside this chart, up to {format_duration(bins.longest)}."
     return Chart("step-time", "Step time", note, figure)

@@ -1,7 +1,7 @@
 """Build the tables of the page. Pure.
 
-First the results: evaluations, checkpoints, expert load, hangs, own work of the ranks, CPU time, links. Then the setup of the run: plan,
-ranks, environment, preflight, network, data, model, versions.
+First the results: evaluations, checkpoints, expert load, hangs, own work of the ranks, CPU time, links. Then the setup
+of the run: plan, ranks, environment, preflight, network, data, model, versions.
 """
 
 from __future__ import annotations
@@ -152,12 +152,13 @@ def error_table(data: RunData) -> Table | None:
 
 
 def expert_table(data: RunData) -> Table | None:
-    """Return the smallest, even and largest share of a block's experts, over all training steps; least even blocks first."""
+    """Return the smallest, even and largest share of a block's experts, over all training steps; least even blocks
+    first."""
     load = as_dict(data.metrics.get("expert_load"))
     layers = sorted(as_dicts(load.get("layers")), key=lambda layer: -(finite_float(layer.get("max")) or 0.0))
     note = (
-        "Shares of the tokens of all training steps, without padding. Even: the share if all experts got the same number; "
-        "unused: experts without a token."
+        "Shares of the tokens of all training steps, without padding. Even: the share if all experts got the same "
+        "number; unused: experts without a token."
     )
     columns = [
         ("block", column("layer")),
@@ -177,7 +178,10 @@ def hang_table(data: RunData) -> Table | None:
     items = [{**i, "state": "stalled"} for i in stalled[:MAX_ROWS]]
     items += [{**i, "state": "waits", "why": i.get("call")} for i in waiting[: max(MAX_ROWS - len(items), 1)]]
     alarm, left = as_dict(data.hang.get("alarm")), len(stalled) + len(waiting) - len(items)
-    note = f"Limit without progress: {format_duration(alarm.get('limit_s'))}. Stacks and calls of all ranks: {format_value(data.hang.get('files'))}."
+    note = (
+        f"Limit without progress: {format_duration(alarm.get('limit_s'))}. Stacks and calls of all ranks: "
+        f"{format_value(data.hang.get('files'))}."
+    )
     more = [f"{left} more ranks are not shown."] if left > 0 else []
     columns = [
         ("rank", column("rank", lambda rank: NO_VALUE if finite_int(rank) is None else str(finite_int(rank)))),
@@ -202,8 +206,8 @@ def straggler_table(data: RunData) -> Table | None:
     found = as_dict(data.metrics.get("own_time"))
     factor = finite_float(found.get("factor"))
     note = (
-        "Medians of a step, without waiting for other ranks. Relative to the median of the others, without the time in which the rank "
-        "had no core."
+        "Medians of a step, without waiting for other ranks. Relative to the median of the others, without the time in "
+        "which the rank had no core."
     )
     if factor is not None:
         note += f" A rank is slow from a ratio of {factor:g}, if it persists."
@@ -232,8 +236,9 @@ def machine_table(data: RunData) -> Table | None:
     rows = as_dicts(data.metrics.get("machine_load"))
     rows = sorted(rows, key=lambda item: -(finite_float(item.get("taken_share")) or 0.0))
     note = (
-        "During training. Taken: the part of the CPU time that the ranks wanted and other processes or the hypervisor used. "
-        "Competing: the part that they took from each other. Quota: the part of the time in which a CPU quota stopped them."
+        "During training. Taken: the part of the CPU time that the ranks wanted and other processes or the hypervisor "
+        "used. Competing: the part that they took from each other. Quota: the part of the time in which a CPU quota "
+        "stopped them."
     )
     columns = [
         ("host", column("host", tone="")),
@@ -258,8 +263,8 @@ def link_table(data: RunData) -> Table | None:
         return NO_VALUE if bytes_per_s is None else f"{bytes_per_s / 1e6:,.1f} MB/s"
 
     note = (
-        "From the kernel's counters of the ranks' TCP connections. Relative: time per byte against the fastest other links, "
-        "without the time in which the receiver did not read."
+        "From the kernel's counters of the ranks' TCP connections. Relative: time per byte against the fastest other "
+        "links, without the time in which the receiver did not read."
     )
     columns = [
         ("link", lambda i: f"{format_value(i.get('host'))} to {format_value(i.get('peer'))}"),
@@ -295,7 +300,10 @@ def plan_facts(data: RunData) -> Table | None:
     steps = data.total_steps
     accum, world = finite_int(batch.get("grad_accum")), data.world_size
     sequences = (
-        f"{format_value(batch.get('micro_batch_size'))} per rank x {world} ranks x {accum} accumulated = {format_value(batch.get('global_batch_size'))} sequences"  # noqa: E501
+        (
+            f"{format_value(batch.get('micro_batch_size'))} per rank x {world} ranks x {accum} accumulated = "
+            f"{format_value(batch.get('global_batch_size'))} sequences"
+        )  # noqa: E501
         if batch
         else ""
     )
@@ -441,7 +449,10 @@ def data_facts(data: RunData) -> Table | None:
             ("template", format_value(d.get("template"))),
             (
                 "rows",
-                f"{format_count(rows)}: {format_count(d.get('rows_train'))} for training, {format_count(d.get('rows_eval'))} held out",
+                (
+                    f"{format_count(rows)}: {format_count(d.get('rows_train'))} for training, "
+                    f"{format_count(d.get('rows_eval'))} held out"
+                ),
             ),
             ("truncated rows", f"{format_count(cut)}{share}, {format_count(d.get('tokens_cut'))} tokens lost"),
             ("skipped rows", f"{format_count(d.get('rows_without_target'))} with a prompt longer than a sequence"),
@@ -449,7 +460,10 @@ def data_facts(data: RunData) -> Table | None:
             ("sequences", f"{format_count(d.get('sequences'))}, {text.format_percent(d.get('fill'))} full"),
             (
                 "tokens",
-                f"{format_count(d.get('tokens_real'))} real, {format_count(d.get('tokens_trained'))} of them trained, in one epoch",
+                (
+                    f"{format_count(d.get('tokens_real'))} real, {format_count(d.get('tokens_trained'))} of them "
+                    "trained, in one epoch"
+                ),
             ),
             ("vocabulary", format_count(d.get("vocab_size"))),
             ("labels", f"{len(labels)}: {names}" if labels else ""),

@@ -30,7 +30,8 @@ TimeTotals = dict[str, list[float]]  # name: [count, total, longest, kind]
 
 
 def busy_on_device(events: RankEvents, collectives: list[Collective]) -> BusySpans:
-    """Merge kernels of all streams by kind; collectives that run on the host (gloo with a GPU) also count as communication."""
+    """Merge kernels of all streams by kind; collectives that run on the host (gloo with a GPU) also count as
+    communication."""
     spans: dict[int, list[Span]] = {COMPUTE: [], COMM: [], COPY: []}
     kinds = events.kernel_classes
     for start, end, name, _ in events.device:
@@ -42,8 +43,8 @@ def busy_on_device(events: RankEvents, collectives: list[Collective]) -> BusySpa
 def busy_on_host(events: RankEvents, collectives: list[Collective], waits: list[Span]) -> BusySpans:
     """Return operators that compute, and communication.
 
-    The own time of a node that may contain a blocking hook counts as compute only while no communication is in progress: the profiler
-    cannot distinguish a waiting hook from a working one.
+    The own time of a node that may contain a blocking hook counts as compute only while no communication is in
+    progress: the profiler cannot distinguish a waiting hook from a working one.
     """
     comm = merge([*((c.start, c.end) for c in collectives), *waits])
     firm: list[Span] = []

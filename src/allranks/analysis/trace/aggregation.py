@@ -1,8 +1,8 @@
 """Build the report of a run from the results of its ranks.
 
 Collectives are summed by kind, size and launch location, and paired across ranks to find waits and last ranks; kernels,
-operators and modules are summed over ranks; times use a clock common to all ranks. Problems report damaged files, missing ranks
-and clocks that could not be aligned.
+operators and modules are summed over ranks; times use a clock common to all ranks. Problems report damaged files,
+missing ranks and clocks that could not be aligned.
 """
 
 from __future__ import annotations
@@ -212,7 +212,10 @@ def file_problems(rank: int, result: RankResult) -> list[Problem]:
     """Return the problems with the trace of one rank."""
     found = []
     if result.damage:
-        text = f"is truncated or damaged: {result.damage}. The figures use the {result.n_events} events before that position"
+        text = (
+            f"is truncated or damaged: {result.damage}. The figures use the {result.n_events} events before that "
+            "position"
+        )
         found.append(_warning("truncated", text))
     if result.skipped:
         text = f"has {result.skipped} events that could not be parsed completely; the other parts are used"
@@ -231,7 +234,10 @@ def report_problems(
     alone = [r for r, c in clocks.items() if not c.pairs]
     if len(ranks) > 1 and alone:
         names = ", ".join(str(r) for r in alone[:8])
-        text = f"the clocks of ranks {names} could not be aligned: no collective in common; their times use their own clocks"
+        text = (
+            f"the clocks of ranks {names} could not be aligned: no collective in common; their times use their own "
+            "clocks"
+        )
         yield _warning("not_aligned", text)
     steps = [{s.number for s in r.steps} for r in ranks.values()]
     if len(ranks) > 1 and all(steps) and not set.intersection(*steps):
@@ -247,12 +253,16 @@ def report_problems(
         )
         yield _warning("missing_ranks", text, "warning" if len(ranks) > 1 else "note")
     if without := sum(c.bytes is None for r in ranks.values() for c in r.collectives):
-        text = f"{without} collectives have no size and are not in bytes and bandwidths (use record_shapes=True or a newer PyTorch)"
+        text = (
+            f"{without} collectives have no size and are not in bytes and bandwidths (use record_shapes=True or a "
+            "newer PyTorch)"
+        )
         yield _warning("no_sizes", text, "note")
 
 
 def rank_report(rank: int, result: RankResult, clock: RankClock, zero: float, trimmed: bool) -> RankReport:
-    """Build the report of a rank; ``zero``: time 0 of the common clock; ``trimmed``: the start of the first step was cut."""
+    """Build the report of a rank; ``zero``: time 0 of the common clock; ``trimmed``: the start of the first step was
+    cut."""
 
     def at(t: float) -> float:
         return (clock.common(t) - zero) * SECONDS_PER_US
@@ -375,12 +385,13 @@ def module_rows(ranks: Mapping[int, RankResult]) -> tuple[ModuleRow, ...]:
 
 
 GPU_DEFINITION = (
-    "Compute: kernels except communication, all streams merged. Communication: NCCL, RCCL and similar kernels. Copies: memcpy and memset. "
-    "Synchronisation events and annotations are not counted as work."
+    "Compute: kernels except communication, all streams merged. Communication: NCCL, RCCL and similar kernels. Copies: "
+    "memcpy and memset. Synchronisation events and annotations are not counted as work."
 )
 CPU_DEFINITION = (
-    "Compute: outermost operators on all threads except gloo's; a node that may contain a blocking hook counts with its own time only while no "
-    "communication runs. Communication: gloo's spans (they include waiting for other ranks) and operators that wait for a collective."
+    "Compute: outermost operators on all threads except gloo's; a node that may contain a blocking hook counts with "
+    "its own time only while no communication runs. Communication: gloo's spans (they include waiting for other ranks) "
+    "and operators that wait for a collective."
 )
 
 
@@ -403,7 +414,10 @@ def build_report(found: TraceSet, results: Sequence[tuple[int, RankResult | Unre
     problems += paired.problems
     startup = trim_startup(ranks, paired.pairs, clocks)
     if startup is not None:
-        text = f"the ranks' profilers started up to {startup.skew_s * 1e3:.3f} ms apart; step times start after {startup.until}"
+        text = (
+            f"the ranks' profilers started up to {startup.skew_s * 1e3:.3f} ms apart; step times start after "
+            f"{startup.until}"
+        )
         problems.append(_warning("startup_skew", text, "note"))
     world = max((r.world_size for r in ranks.values() if r.world_size), default=found.world)
     missing = tuple(r for r in range(world) if r not in ranks) if world else ()

@@ -1,8 +1,9 @@
-"""Match collectives across ranks, align the clocks of the ranks and correct for profilers that started at different times.
+"""Match collectives across ranks, align the clocks of the ranks and correct for profilers that started at different
+times.
 
-Collectives are matched by communicator and sequence number, otherwise by order. Paired collectives end at the same time on all
-ranks, which gives the common clock. If profilers started at different times, the first one seems to wait for the others, but
-only in the first step.
+Collectives are matched by communicator and sequence number, otherwise by order. Paired collectives end at the same time
+on all ranks, which gives the common clock. If profilers started at different times, the first one seems to wait for the
+others, but only in the first step.
 """
 
 from __future__ import annotations
@@ -251,7 +252,8 @@ class RankClock(Struct):
 
 
 def align_clocks(ranks: Mapping[int, RankResult], pairs: Sequence[CollectivePair]) -> dict[int, RankClock]:
-    """Return offsets from the median difference of end times, across common collectives. Ranks without any keep their own clock."""
+    """Return offsets from the median difference of end times, across common collectives. Ranks without any keep their
+    own clock."""
     reference = min(ranks)
     bases = {r: result.base_ns for r, result in ranks.items()}
     known = all(bases.values()) or not any(bases.values())
@@ -279,7 +281,8 @@ def align_clocks(ranks: Mapping[int, RankResult], pairs: Sequence[CollectivePair
 def _common_ends(
     pairs: Sequence[CollectivePair], clocks: Mapping[int, RankClock]
 ) -> dict[tuple[int, int], list[float]]:
-    """Return differences of end times (second minus first) by pair of ranks; each collective links its lowest rank to its others."""
+    """Return differences of end times (second minus first) by pair of ranks; each collective links its lowest rank to
+    its others."""
     out: dict[tuple[int, int], list[float]] = defaultdict(list)
     for p in pairs:
         if p.first.kind not in SYNCHRONISING:
@@ -301,9 +304,11 @@ MIN_SKEW_PER_LATER_SKEW = 3.0  # nor one that later steps show too: then the ran
 def trim_startup(
     ranks: Mapping[int, RankResult], pairs: Sequence[CollectivePair], clocks: Mapping[int, RankClock]
 ) -> StartupTrim | None:
-    """Start each rank's first step at the first collective that synchronised the ranks, if their profilers started at different times.
+    """Start each rank's first step at the first collective that synchronised the ranks, if their profilers started at
+    different times.
 
-    Changes the results. Waiting in all collectives of that step is not counted either: a late rank stays late until the step's end.
+    Changes the results. Waiting in all collectives of that step is not counted either: a late rank stays late until the
+    step's end.
     """
     shared = [r for r in ranks if ranks[r].steps and clocks[r].pairs]
     if len(shared) < 2:
@@ -355,7 +360,8 @@ def _is_startup(
 def _first_synchronising(
     pairs: Sequence[CollectivePair], shared: Sequence[int], step: int, late: int
 ) -> dict[int, CollectivePair]:
-    """Return by rank the first collective that it shares with the latest starter, else with any rank; {} if a rank has none."""
+    """Return by rank the first collective that it shares with the latest starter, else with any rank; {} if a rank has
+    none."""
     firsts: dict[int, CollectivePair] = {}
     usable = [p for p in pairs if p.first.step == step and p.first.kind in SYNCHRONISING]
     for wanted in (True, False):

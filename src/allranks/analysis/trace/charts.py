@@ -122,7 +122,10 @@ def bandwidth_chart(report: TraceReport) -> Chart | None:
     )
     ticks = [1024**p * f for p in range(4) for f in (1, 32)]
     made["xaxis"] |= {"type": "log", "tickvals": ticks, "ticktext": [format_bytes(t, digits=4) for t in ticks]}
-    text = "Bytes over transfer time, times the factor of nccl-tests that makes kinds and rank counts comparable. GB is 10^9 bytes."
+    text = (
+        "Bytes over transfer time, times the factor of nccl-tests that makes kinds and rank counts comparable. GB is "
+        "10^9 bytes."
+    )
     return Chart("bandwidth", "Bus bandwidth by size", text, {"data": traces, "layout": made})
 
 
@@ -186,7 +189,8 @@ def _left_out_note(report: TraceReport) -> str:
 
 
 def worst_first(report: TraceReport, count: int) -> list[RankReport]:
-    """Return some ranks in order: the first, those that others waited for, those with the most exposed communication."""
+    """Return some ranks in order: the first, those that others waited for, those with the most exposed
+    communication."""
     order = [s.rank for s in report.stragglers[: count // 2]]
     order = [report.ranks[0].rank, *order]
     order += [r.rank for r in sorted(report.ranks, key=lambda r: -r.total.exposed_comm_s)]

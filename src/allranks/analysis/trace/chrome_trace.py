@@ -1,7 +1,8 @@
 """Read a profiler trace (Chrome trace event format, plain or gzip) incrementally into typed events.
 
-Memory use does not grow with the file, and events before a damaged position are kept. The text is cut into pieces between events:
-a cut is guessed from the text and confirmed by decoding, because a valid JSON array cannot end inside a string or object.
+Memory use does not grow with the file, and events before a damaged position are kept. The text is cut into pieces
+between events: a cut is guessed from the text and confirmed by decoding, because a valid JSON array cannot end inside a
+string or object.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ METADATA_AND_EVENTS_DECODER = msgspec.json.Decoder(_MetadataAndEvents, strict=Fa
 
 
 def decode_event(value: Any) -> tuple[TraceEvent | None, bool]:
-    """Return the event, and whether it was parsed completely: an event with damaged arguments still has its name and time."""
+    """Return the event, and whether it was parsed completely: an event with damaged arguments still has its name and
+    time."""
     if not isinstance(value, dict) or "ph" not in value:
         return None, False
     for drop in ((), ("args",)):
@@ -164,7 +166,8 @@ class TraceStream:
 
     @staticmethod
     def convert(value: Any) -> tuple[Any, bool]:
-        """Convert an event of the standard library's JSON; also return whether it was parsed completely. None if it is not an event."""
+        """Convert an event of the standard library's JSON; also return whether it was parsed completely. None if it is
+        not an event."""
         return decode_event(value)
 
     def __init__(self, path: Path) -> None:
@@ -292,7 +295,8 @@ class TraceStream:
 
 
 def read_metadata(path: Path, limit: int = 1 << 17) -> tuple[TraceMetadata, float | None]:
-    """Return the metadata of a trace and the `ts` of its first event with a time, from the start of the file. Errors give empty metadata."""
+    """Return the metadata of a trace and the `ts` of its first event with a time, from the start of the file. Errors
+    give empty metadata."""
     stream = TraceStream(path)
     text = b""
     try:

@@ -130,7 +130,8 @@ def _collective(
 
 @cache
 def _may_be_uneven(name: str, kind: str) -> bool:
-    """Return whether the size may differ between ranks, by the name of the call, or by its kind if the name is unknown."""
+    """Return whether the size may differ between ranks, by the name of the call, or by its kind if the name is
+    unknown."""
     rule = size_rule(name) or size_rule(kind)
     return rule is not None and not rule.even_calls
 
@@ -149,7 +150,8 @@ def _outermost(calls: list[HostCommCall]) -> list[HostCommCall]:
 def _of_gloo(spans: list[HostCommCall], calls: list[HostCommCall], default: int | None) -> list[Collective]:
     """Name gloo's spans by their calls: a span only has tensors, and a reduce-scatter is recorded as an all-reduce.
 
-    Both have the same order: a span gets the earliest call before it of a kind that gloo runs this way, of its size if there is one.
+    Both have the same order: a span gets the earliest call before it of a kind that gloo runs this way, of its size if
+    there is one.
     """
     waiting = deque(c for c in _outermost([c for c in calls if not c.name.startswith(_GLOO)]) if c.kind is not None)
     found = []

@@ -64,7 +64,10 @@ def compare_last(a: Sequence[TraceReport], b: Sequence[TraceReport]) -> Comparis
     """Compare the last report of each; add a remark if there were several."""
     found = compare_reports(a[-1], b[-1])
     told = [
-        f"{len(reports)} runs or windows were found; the last one, {_title(reports[-1])}, is compared. To compare another, give its path"
+        (
+            f"{len(reports)} runs or windows were found; the last one, {_title(reports[-1])}, is compared. To compare "
+            "another, give its path"
+        )
         for reports in (a, b)
         if len(reports) > 1
     ]
@@ -156,7 +159,8 @@ def _counts(report: TraceReport, device: str) -> bool:
 
 
 def _changed(left: _ComparedRun, right: _ComparedRun) -> list[DiffRow]:
-    """Return rows of both lists by the size of their difference. A row in one list only may be below the end of the other."""
+    """Return rows of both lists by the size of their difference. A row in one list only may be below the end of the
+    other."""
     rows = _tops("kernel", left, right, left.report.top_kernels, right.report.top_kernels)
     rows += _tops("operator", left, right, left.report.top_operators, right.report.top_operators)
     return sorted(rows, key=lambda r: -abs((r.a or 0.0) - (r.b or 0.0)))[:MAX_CHANGED_ROWS]

@@ -72,7 +72,10 @@ def _no_traces_message(path: Path, is_run: bool, problems: list[Problem]) -> str
         told = "; ".join(f"{p.file} {p.message}" for p in problems[:MAX_SHOWN_PROBLEMS])
         return f"no trace under {path} can be read: {told}"
     if is_run:
-        return f"the run {path} has no traces: set observe.profile in its spec (for example {{wait: 10, active: 3}}) and run again"
+        return (
+            f"the run {path} has no traces: set observe.profile in its spec (for example {{wait: 10, active: 3}}) and "
+            "run again"
+        )
     return f"{path} has no traces (.json or .json.gz); a run writes traces if its spec has observe.profile"
 
 
@@ -180,7 +183,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _joined(groups: list[list[TraceFile]]) -> list[list[TraceFile]]:
-    """Join files of one folder with unrelated names into one run if their metadata says so: other ranks of the same world."""
+    """Join files of one folder with unrelated names into one run if their metadata says so: other ranks of the same
+    world."""
     out: list[list[TraceFile]] = []
     for group in groups:
         worlds, ranks = {f.world for f in group}, {f.rank for f in group}

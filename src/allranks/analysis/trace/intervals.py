@@ -1,7 +1,7 @@
 """Set operations on time intervals, and mean and median.
 
-A *merged* list has ascending (start, end) pairs with start < end that neither overlap nor touch. Mean and median are here
-because importing `statistics` takes longer than reading a small trace.
+A *merged* list has ascending (start, end) pairs with start < end that neither overlap nor touch. Mean and median are
+here because importing `statistics` takes longer than reading a small trace.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def close_short_gaps(merged: Sequence[Span], limit: int) -> MergedSpans:
 
 
 def flatten(spans: Iterable[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
-    """Convert nested or overlapping labelled spans to disjoint segments; the span with the latest start takes precedence."""
+    """Convert nested or overlapping labelled spans to disjoint segments; the span with the latest start takes
+    precedence."""
     edges: list[tuple[float, int, int]] = []
     kept = list(spans)
     for i, (a, b, _) in enumerate(kept):

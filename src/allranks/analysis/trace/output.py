@@ -1,8 +1,8 @@
 """Write the files of a trace analysis: summary.html, summary.csv, collectives.csv, merged.json.gz, comparison.json.
 
-merged.json.gz is one Chrome trace of all ranks on one clock, for Perfetto (ui.perfetto.dev) and chrome://tracing. Ranks are read one
-after another in pieces and written at once, so memory use does not grow with their number or size. Only `ts`, `pid` and `id` of an
-event are rewritten; everything else is copied unchanged.
+merged.json.gz is one Chrome trace of all ranks on one clock, for Perfetto (ui.perfetto.dev) and chrome://tracing. Ranks
+are read one after another in pieces and written at once, so memory use does not grow with their number or size. Only
+`ts`, `pid` and `id` of an event are rewritten; everything else is copied unchanged.
 """
 
 from __future__ import annotations

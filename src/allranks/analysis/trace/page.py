@@ -117,8 +117,8 @@ SEVERITIES = {"error": "bad", "warning": "warn", "note": "muted"}
 def summary_html(report: TraceReport) -> str:
     """Return the page. Without plotly (the `report` extra) it has no charts, and explains how to get them."""
     files = (
-        "summary.csv and collectives.csv contain these figures in machine-readable form; merged.json.gz contains the traces of all "
-        "ranks on one clock, for ui.perfetto.dev."
+        "summary.csv and collectives.csv contain these figures in machine-readable form; merged.json.gz contains the "
+        "traces of all ranks on one clock, for ui.perfetto.dev."
     )
     name, banner = sanitize(report.name, 200), ("info", "Where the time goes", verdict(report))
     page = Page(
@@ -159,8 +159,8 @@ def _sections(report: TraceReport) -> list[Section]:
     parts = {name: page_tables(blocks) for name, blocks in report_parts(report, NAME_WIDTH, page=True).items()}
     shares = "Compute, exposed communication, copies and idle are shares of a rank's time; their sum is 100 %."
     sums = (
-        "Counts and times are totals of all ranks. Bandwidth is bytes over transfer time, or over the whole duration of collectives that "
-        "were found on one rank only; GB is 10^9 bytes."
+        "Counts and times are totals of all ranks. Bandwidth is bytes over transfer time, or over the whole duration "
+        "of collectives that were found on one rank only; GB is 10^9 bytes."
     )
     startup, problems = (
         _startup(report),

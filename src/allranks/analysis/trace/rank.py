@@ -54,7 +54,8 @@ Remark = tuple[Severity, str, str]  # (severity, kind, message)
 def find_remarks(
     events: RankEvents, steps: list[TraceStep], collectives: list[Collective], waits: Sequence[object], busy: BusySpans
 ) -> list[Remark]:
-    """Return remarks. ``waits``: spans in which communication blocked a host thread; ``steps``: after adding device work."""
+    """Return remarks. ``waits``: spans in which communication blocked a host thread; ``steps``: after adding device
+    work."""
     out: list[Remark] = []
     if not steps:
         out.append(("warning", "no_steps", "has no ProfilerStep marks; the complete trace is used as one window"))
@@ -63,8 +64,8 @@ def find_remarks(
         out.append(("warning", "calls_only", text))
     if events.host_comms and not collectives and not waits:
         text = (
-            f"calls communication {len(events.host_comms)} times ({events.host_comms[0].name}), but has neither kernels nor sizes, "
-            "so figures of communication are missing"
+            f"calls communication {len(events.host_comms)} times ({events.host_comms[0].name}), but has neither "
+            "kernels nor sizes, so figures of communication are missing"
         )
         out.append(("warning", "calls_only", text))
     return out + (_work_outside_steps(busy, steps) if steps else [])
@@ -77,7 +78,10 @@ def _work_outside_steps(busy: BusySpans, steps: list[TraceStep]) -> list[Remark]
         whole = total_length(spans)
         inside = sum(total_length(clip(spans, s.start, s.end)) for s in steps)
         if whole - inside > max(0.1 * whole, 0.01 * (steps[-1].end - steps[0].start)):
-            text = f"{(whole - inside) * SECONDS_PER_US:.3f} s of {whole * SECONDS_PER_US:.3f} s of {what} are outside of the step marks and not included"
+            text = (
+                f"{(whole - inside) * SECONDS_PER_US:.3f} s of {whole * SECONDS_PER_US:.3f} s of {what} are outside of "
+                "the step marks and not included"
+            )
             out.append(("warning", "outside_steps", text))
     return out
 

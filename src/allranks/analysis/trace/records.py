@@ -1,8 +1,8 @@
 """Records of a trace report, and sums of its collectives by phase.
 
-One `TraceReport` covers all ranks of one run (or one window of it). Times are in seconds, sizes in bytes. Points in time
-(`start_s`, `end_s`) count from the earliest window start of any rank, on the clock derived from paired collectives: equal points
-on two ranks are the same time, as far as the traces show. docs/trace.md defines each metric.
+One `TraceReport` covers all ranks of one run (or one window of it). Times are in seconds, sizes in bytes. Points in
+time (`start_s`, `end_s`) count from the earliest window start of any rank, on the clock derived from paired
+collectives: equal points on two ranks are the same time, as far as the traces show. docs/trace.md defines each metric.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Problem(Record, frozen=True):
     """A limitation of the figures; `error`: a file was not read, `note`: how a figure was computed."""
 
     severity: Severity
-    kind: str  # one of: unreadable, truncated, damaged_events, not_a_trace, no_rank, duplicate_rank, missing_ranks, no_steps, ...
+    # one of: unreadable, truncated, damaged_events, not_a_trace, no_rank, duplicate_rank, missing_ranks, no_steps, ...
+    kind: str
     message: str
     file: str | None = None
     rank: int | None = None
@@ -72,7 +73,8 @@ class StepReport(Record, frozen=True):
 
 
 class Band(Record, frozen=True):
-    """Merged spans of one kind of work, for charts: (start_s, end_s) pairs, ascending, short gaps closed when there are many."""
+    """Merged spans of one kind of work, for charts: (start_s, end_s) pairs, ascending, short gaps closed when there are
+    many."""
 
     kind: Literal["compute", "comm", "copy"]
     spans: tuple[tuple[float, float], ...]
@@ -117,7 +119,8 @@ class TopRow(Record, frozen=True):
 class ModuleRow(Record, frozen=True):
     """A module of the model (or a `record_function` name if the profiler recorded no modules), summed over ranks.
 
-    forward/backward are times of the work launched in it: kernels on a GPU, operators on a CPU; including its children. `self_s` excludes them.
+    forward/backward are times of the work launched in it: kernels on a GPU, operators on a CPU; including its children.
+    `self_s` excludes them.
     """
 
     name: str
@@ -148,7 +151,8 @@ MAX_DISTINCT_SIZES = 2
 class CollectiveRow(Record, frozen=True):
     """All collectives of one kind (in `TraceReport.collectives`), or of one kind and size bucket (in `.sizes`).
 
-    Bandwidths are bytes over *transfer* time if the collective was paired across ranks, over its own duration otherwise; None without sizes.
+    Bandwidths are bytes over *transfer* time if the collective was paired across ranks, over its own duration
+    otherwise; None without sizes.
     """
 
     kind: str
@@ -280,7 +284,8 @@ class TraceReport(Record, frozen=True):
 
 
 def totals_by_phase(report: TraceReport) -> tuple[dict[tuple[str, Phase], list[float]], bool, int]:
-    """Return sums of (count, bytes, seconds) by kind and phase over ranks and steps; whether all sizes are known; ranks times steps."""
+    """Return sums of (count, bytes, seconds) by kind and phase over ranks and steps; whether all sizes are known; ranks
+    times steps."""
     sums: dict[tuple[str, Phase], list[float]] = {}
     for r in report.launches:
         row = sums.setdefault((r.kind, r.phase), [0, 0, 0.0])

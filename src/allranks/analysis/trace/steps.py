@@ -70,7 +70,8 @@ def phase_of_annotation(name: str) -> int | None:
 
 
 def find_phases(events: RankEvents) -> Phases:
-    """Return the phases from the program's marks; a phase without marks is inferred from the profiler's marks and from operators."""
+    """Return the phases from the program's marks; a phase without marks is inferred from the profiler's marks and from
+    operators."""
     spans: dict[int, list[tuple[float, float]]] = {p: [] for p in range(len(PHASES))}
     for start, end, name, _ in events.marks:
         phase = phase_of_annotation(name)
@@ -125,7 +126,8 @@ def _backward(events: RankEvents, nodes: dict[int, list[tuple[float, float]]]) -
 
 
 def _forward(events: RankEvents, spans: dict[int, list[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Return spans from the first to the last operator whose node a backward pass ran, and DDP's forward marks; before each backward pass."""
+    """Return spans from the first to the last operator whose node a backward pass ran, and DDP's forward marks; before
+    each backward pass."""
     main = main_thread(events)
     backward = merge(spans[BACKWARD])
     if main is None or not backward:
@@ -155,8 +157,8 @@ def _forward(events: RankEvents, spans: dict[int, list[tuple[float, float]]]) ->
 def _forward_operators(events: RankEvents, thread: int) -> list[tuple[float, float]]:
     """Return the operators of a thread that created the nodes of a backward pass.
 
-    Autograd gives an operator the number of the next node, so the last operator with a number created the node; its callers with the
-    same number belong to it.
+    Autograd gives an operator the number of the next node, so the last operator with a number created the node; its
+    callers with the same number belong to it.
     """
     is_node = [name.startswith(AUTOGRAD_NODE_PREFIX) for name in events.names]
     if not any(is_node):
@@ -207,7 +209,8 @@ class StepIndex:
 
 
 def find_steps(events: RankEvents) -> tuple[list[TraceStep], list[str]]:
-    """Return the steps from `ProfilerStep#N` marks, and remarks. A last mark without any work is the end of the profiler, not a step."""
+    """Return the steps from `ProfilerStep#N` marks, and remarks. A last mark without any work is the end of the
+    profiler, not a step."""
     marks: dict[int, tuple[float, float]] = {}
     for start, end, name, _ in events.marks:
         found = STEP_PATTERN.match(name)

@@ -1,4 +1,5 @@
-"""Lay out a trace report, or the comparison of two, as lines and tables with shortened names, for a terminal or a page."""
+"""Lay out a trace report, or the comparison of two, as lines and tables with shortened names, for a terminal or a
+page."""
 
 from __future__ import annotations
 
@@ -255,7 +256,8 @@ def _stragglers(report: TraceReport, *, page: bool = False) -> Iterator[Block]:
 
 
 def longest_wait(report: TraceReport) -> PairReport | None:
-    """Return the collective with the longest wait, without waits for profilers that started later; None without waiting."""
+    """Return the collective with the longest wait, without waits for profilers that started later; None without
+    waiting."""
     first = report.ranks[0].steps[0].step if report.startup is not None and report.ranks[0].steps else None
     pairs = [p for p in report.pairing.longest if report.startup is None or p.step != first]
     worst = max(pairs, key=lambda p: max(p.wait_s), default=None)
@@ -376,7 +378,8 @@ def format_figure(value: float | None, unit: Unit) -> str:
 
 
 def _ratio(row: DiffRow) -> str | Cell:
-    """Return the ratio; colour times that changed by at least a tenth. For other figures, more is neither better nor worse."""
+    """Return the ratio; colour times that changed by at least a tenth. For other figures, more is neither better nor
+    worse."""
     ratio = f"{row.ratio:.3g}" if row.ratio is not None else "-"
     if row.unit != "s" or row.ratio is None or row.name == "hidden communication" or 0.9 <= row.ratio <= 1.1:
         return ratio

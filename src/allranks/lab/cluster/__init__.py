@@ -1,8 +1,9 @@
 """Run a real Slurm cluster on one machine: each node has its own network, host-name, mount and PID namespaces.
 
-`find_box` returns the running box, if any; `Box.command_prefix` is the prefix with which ``sbatch``, ``srun``, ``squeue`` or
-``scontrol`` run inside it. For tests: `up`, `down`, and `allranks.lab.cluster.faults`. Importing this package starts
-nothing. The launcher does not import it: it finds a box by the file that `allranks.nodes.slurm.endpoints` reads.
+`find_box` returns the running box, if any; `Box.command_prefix` is the prefix with which ``sbatch``, ``srun``,
+``squeue`` or ``scontrol`` run inside it. For tests: `up`, `down`, and `allranks.lab.cluster.faults`. Importing this
+package starts nothing. The launcher does not import it: it finds a box by the file that
+`allranks.nodes.slurm.endpoints` reads.
 """
 
 from __future__ import annotations

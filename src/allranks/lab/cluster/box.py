@@ -57,7 +57,8 @@ class Box:
     def place(self) -> str | None:
         """Return the node, or the login node, that this process runs on; None outside the box.
 
-        Only inside the box a file system is mounted on the spool folder. The environment is not reliable: jobs may lose it.
+        Only inside the box a file system is mounted on the spool folder. The environment is not reliable: jobs may lose
+        it.
         """
         inside = any(mount.target == str(self.folder.spool) for mount in processes.mounts("self"))
         return socket.gethostname() if inside else None

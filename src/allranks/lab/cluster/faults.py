@@ -4,8 +4,8 @@
     heal(box, "n2")                      heals all recorded faults of n2; heal(box) heals all
     with injected(box, "slow-link", "n2", rate="10mbit"): ...
 
-`FAULTS` lists the kinds: killed ranks and nodes, stopped Slurm daemons, cut and slow links, full disks, hidden folders, wrong
-names and clocks. Each has two small functions, or one if there is nothing to heal.
+`FAULTS` lists the kinds: killed ranks and nodes, stopped Slurm daemons, cut and slow links, full disks, hidden folders,
+wrong names and clocks. Each has two small functions, or one if there is nothing to heal.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def kill_rank(box: Box, _node: str, arguments: Mapping[str, str]) -> dict[str, s
 
 
 def find_rank(box: Box, rank: str, job: str = "") -> dict[int, tuple[str, str]]:
-    """Return the topmost processes of a rank: pid to (job, node). RANK, set by torchrun, takes precedence over Slurm's number."""
+    """Return the topmost processes of a rank: pid to (job, node). RANK, set by torchrun, takes precedence over Slurm's
+    number."""
     spaces = {processes.namespace(pid, "pid"): name for name, pid in box.inits().items() if name != box.plan.login}
     tasks: dict[int, tuple[dict[str, str], str]] = {}
     for pid in processes.in_namespaces("pid", [space for space in spaces if space]):
@@ -279,7 +280,8 @@ def loopback_hosts(box: Box, node: str, _arguments: Mapping[str, str]) -> dict[s
 
 
 def restore_hosts(box: Box, record: FaultRecord) -> None:
-    """Restore the node's address in its hosts file. The file is written in place, because nodes bind-mount the file itself."""
+    """Restore the node's address in its hosts file. The file is written in place, because nodes bind-mount the file
+    itself."""
     box.folder.hosts(record.node).write_text(config_files.hosts(box.plan, record.node))
 
 

@@ -188,7 +188,8 @@ def _end_processes(identity: str, name: str) -> None:
 
 
 def _refuse_inside(box: Box | None) -> None:
-    """Refuse to run inside a box: it cannot remove itself, and on a node, where its processes are hidden, it would look dead."""
+    """Refuse to run inside a box: it cannot remove itself, and on a node, where its processes are hidden, it would look
+    dead."""
     place = box.place() if box is not None else None
     if box is not None and place is not None:
         raise RequestError(f"This process runs on '{place}' of box '{box.name}'. Start and stop boxes from outside.")
@@ -202,7 +203,8 @@ def connect_nodes(box: Box, login_pid: int, pids: dict[str, int]) -> None:
 
 
 def run_ip_batch(box: Box, pid: int, commands: str) -> None:
-    """Run ``ip`` commands in the network namespace of ``pid``. Their process IDs are outside IDs, so no PID namespace is entered."""
+    """Run ``ip`` commands in the network namespace of ``pid``. Their process IDs are outside IDs, so no PID namespace
+    is entered."""
     check_output(
         [*processes.enter_for_setup(box.plan, pid, ("net",)), find_program("ip"), "-batch", "-"], text=commands
     )

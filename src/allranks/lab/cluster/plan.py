@@ -1,4 +1,5 @@
-"""Options and plan of a box: names, addresses, interfaces, as frozen records saved in its folder; every path of its state."""
+"""Options and plan of a box: names, addresses, interfaces, as frozen records saved in its folder; every path of its
+state."""
 
 from __future__ import annotations
 

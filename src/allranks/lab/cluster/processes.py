@@ -2,9 +2,9 @@
 
 Commands enter a box with ``nsenter``, because ``ip netns exec`` would mount a fresh /sys and hide the cgroup tree.
 
-Processes are identified by their own state, never by a stored pid: the first process of the login node and of each node has a
-mark in its environment, and all others share their namespaces. So a box can be found and stopped after a crash, and a reused
-pid is never killed.
+Processes are identified by their own state, never by a stored pid: the first process of the login node and of each node
+has a mark in its environment, and all others share their namespaces. So a box can be found and stopped after a crash,
+and a reused pid is never killed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def check_output(
     done = run_command(argv, timeout_s=timeout_s, text=text)
     if done.returncode != 0:
         raise RunFailed(
-            f"{what or repr(_short(argv))} ended with exit code {done.returncode}: {last_lines(done.stderr or done.stdout)}"
+            f"{what or repr(_short(argv))} ended with exit code {done.returncode}: "
+            f"{last_lines(done.stderr or done.stdout)}"
         )
     return done.stdout
 
@@ -126,7 +127,8 @@ def create_node(plan: BoxPlan, login_pid: int) -> list[str]:
 
 
 def set_environment(values: dict[str, str], *, cwd: str | None = None, clean: bool = False) -> list[str]:
-    """Return the prefix that changes the environment and the folder. ``env`` does both after entering the namespaces."""
+    """Return the prefix that changes the environment and the folder. ``env`` does both after entering the
+    namespaces."""
     folder = [f"--chdir={cwd}"] if cwd is not None else []
     return [
         find_program("env"),

@@ -91,7 +91,8 @@ def this_machine() -> Machine:
 
 
 def _python_folders() -> tuple[str, ...]:
-    """Return the folders inside /tmp that a node needs to start this Python and import this package; none inside another.
+    """Return the folders inside /tmp that a node needs to start this Python and import this package; none inside
+    another.
 
     A package that runs from a clone comes with the whole clone: its examples name files beside them.
     """

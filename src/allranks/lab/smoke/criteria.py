@@ -1,8 +1,8 @@
 """Criteria that several smoke tests share: rendezvous, strategy, training steps, checkpoints.
 
-Each criterion is a function of a run's records; for each, a unit test shows that it can fail. It returns what it measured and whether
-that is right; `NotReached` (raised by `Evidence.every`, too) says that the run ended before it could be measured, and `NotTestable` that
-this machine lacks a requirement.
+Each criterion is a function of a run's records; for each, a unit test shows that it can fail. It returns what it
+measured and whether that is right; `NotReached` (raised by `Evidence.every`, too) says that the run ended before it
+could be measured, and `NotTestable` that this machine lacks a requirement.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def nodes(e: Evidence) -> Measured:
 
 @criterion("transport", "", "only {args} within a node")
 def transport(e: Evidence, *wanted: str, across: bool = False) -> Measured:
-    """Check NCCL's log: every channel uses one of these transports. `across`: only channels between nodes count, else those inside a node."""
+    """Check NCCL's log: every channel uses one of these transports. `across`: only channels between nodes count, else
+    those inside a node."""
     if e.plan.procs_per_node == 1 and (not across or len(e.plan.nodes) == 1):
         raise NotTestable("a node with one rank opens no channel within")
     ways: dict[str, int] = {}
@@ -186,7 +187,8 @@ def bf16(e: Evidence) -> Measured:
 
 @criterion("jit", "FusedAdam compiled, its time separate", "FusedAdam, compiled outside of the steps")
 def fused_adam(e: Evidence) -> Measured:
-    """Check that DeepSpeed compiled its fused optimizer, if the spec names it; its start-up time is separate from the steps."""
+    """Check that DeepSpeed compiled its fused optimizer, if the spec names it; its start-up time is separate from the
+    steps."""
     if e.plan.device != "cuda":
         raise NotTestable("FusedAdam is a CUDA kernel; here torch's AdamW runs inside DeepSpeed")
     if e.engine and "optimizer" not in e.engine:
@@ -234,7 +236,8 @@ def _computes(e: Evidence, sign: str) -> Measured:
     return Measured(all(is_finite(x["loss"]) for s in steps.values() for x in s), f"on {n_ranks(len(ran))}")
 
 
-# The parts of a step have times on a CPU only. On a GPU a loss shows a forward pass, and a norm of gradients a backward pass.
+# The parts of a step have times on a CPU only. On a GPU a loss shows a forward pass, and a norm of gradients a backward
+# pass.
 @criterion("forward", "Forward pass on every rank", "on {ranks}, loss finite")
 def forward(e: Evidence) -> Measured:
     """Check that the forward pass ran on every rank."""
@@ -297,7 +300,8 @@ def loss_aggregated(e: Evidence) -> Measured:
 
 @criterion("batch", "Batch size product correct", "{batch} rows per step")
 def batch_product(e: Evidence) -> Measured:
-    """Check micro x ranks x accumulation = global, in the plan, in the engine's configuration, and in the ranks' batches."""
+    """Check micro x ranks x accumulation = global, in the plan, in the engine's configuration, and in the ranks'
+    batches."""
     plan = e.plan.batch
     assert plan is not None
     product = plan.micro_batch_size * len(e.ranks) * plan.grad_accum
@@ -354,7 +358,8 @@ def saved(e: Evidence) -> Measured:
 
 @criterion("state", "Optimizer state of every rank saved", "the complete state, in the shards of {ranks}")
 def state_files(e: Evidence) -> Measured:
-    """Check that the checkpoint contains the optimizer state of every rank, and that the parts add up to the complete state."""
+    """Check that the checkpoint contains the optimizer state of every rank, and that the parts add up to the complete
+    state."""
     state = [n for name, n in e.files.items() if name.startswith("state/") and name.endswith(".safetensors")]
     e.every("end")
     if e.step is None:

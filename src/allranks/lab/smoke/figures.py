@@ -1,6 +1,7 @@
 """Define and measure the figures of the smoke tests. Pure.
 
-A figure is shown next to that of the field notes, with the same definition; if they are not comparable, the reason is given.
+A figure is shown next to that of the field notes, with the same definition; if they are not comparable, the reason is
+given.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def figure_rows(test: SmokeTest, e: Evidence) -> list[FigureRow]:
 
 
 def value_at(e: Evidence, place: str) -> float | None:
-    """Return a value of metrics.json (``metrics.epoch_s``) or of the last event of a kind of rank 0 (``eval.seconds``)."""
+    """Return a value of metrics.json (``metrics.epoch_s``) or of the last event of a kind of rank 0
+    (``eval.seconds``)."""
     kind, _, key = place.partition(".")
     return (e.metrics if kind == "metrics" else e.last(kind).get(0, {})).get(key)
 
@@ -85,7 +87,8 @@ def peak_gb(e: Evidence) -> float | None:
 
 
 def state_gb_a_rank(e: Evidence) -> float | None:
-    """Return the optimizer state that a rank writes, in 1e9 bytes: the two moments, and with bfloat16 weights DeepSpeed's float32 master weights."""
+    """Return the optimizer state that a rank writes, in 1e9 bytes: the two moments, and with bfloat16 weights
+    DeepSpeed's float32 master weights."""
     ends = e.last("end")
     if not ends:
         return None

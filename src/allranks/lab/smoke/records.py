@@ -1,4 +1,5 @@
-"""Records of smoke tests, criteria and results; the evidence of a run, which is its folder read once; evaluation of criteria on it.
+"""Records of smoke tests, criteria and results; the evidence of a run, which is its folder read once; evaluation of
+criteria on it.
 
 Criteria are functions of this evidence alone.
 """
@@ -43,7 +44,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """One run and its reload.
 
     Attributes:
-        first: events of each rank in the first attempt; ``again`` those of the attempt that resumed from its checkpoint.
+        first: events of each rank in the first attempt; ``again`` those of the attempt that resumed from its
+        checkpoint.
         files: of the newest checkpoint, by name: bytes. ``damage``: its damage, if any.
         ways: NCCL's channels by transport (SHM, P2P, NET/IB, ...), by host; empty without NCCL.
         heads: the first lines of each rank's log.
@@ -192,7 +194,8 @@ class CriterionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """The place for which a test's spec is built. ``nodes`` and ``ranks`` (per node) are those of this place; ``gpu``: ranks run on GPUs."""
+    """The place for which a test's spec is built. ``nodes`` and ``ranks`` (per node) are those of this place; ``gpu``:
+    ranks run on GPUs."""
 
     machine: MachineFacts
     place: PlaceName
@@ -213,7 +216,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         seed: the value in the notes; None if there is none.
         correct: the correct value, if the notes compute it wrongly; ``correction`` says why.
         measure: a function of `figures.MEASURED`, or the place of a value (`figures.value_at`).
-        depends: what it depends on: ``hardware`` (GPUs are only compared with GPUs), ``size`` (only equal models), ``ranks``.
+        depends: what it depends on: ``hardware`` (GPUs are only compared with GPUs), ``size`` (only equal models),
+        ``ranks``.
     """
 
     name: str
@@ -308,8 +312,8 @@ class SmokeReport(msgspec.Struct, frozen=True, kw_only=True):
 def evaluate_criteria(criteria: tuple[Criterion, ...], evidence: Evidence) -> list[CriterionResult]:
     """Evaluate criteria in order. Only those that the records contradict fail.
 
-    If a run ended early and no failed criterion explains it, the first criterion that was not reached fails with the run's
-    message; later ones stay undecided.
+    If a run ended early and no failed criterion explains it, the first criterion that was not reached fails with the
+    run's message; later ones stay undecided.
     """
     found = [_evaluate(criterion, evidence) for criterion in criteria]
     left = [i for i, result in enumerate(found) if result.state == NOT_REACHED]

@@ -48,11 +48,15 @@ def criterion_line(j: Any) -> str:
     colour = COLOURS[j.state]
     why = f"  ({escape(j.why)})" if j.why else ""
     shown = j.state if j.state in (NOT_TESTABLE, NOT_REACHED) else escape(j.measured)
-    return f"  [{colour}]{MARKS[j.state]}[/{colour}] {escape(j.title)}: {shown}  [dim]expected: {escape(j.threshold)}[/dim]{why}"
+    return (
+        f"  [{colour}]{MARKS[j.state]}[/{colour}] {escape(j.title)}: {shown}  [dim]expected: "
+        f"{escape(j.threshold)}[/dim]{why}"
+    )
 
 
 def overview_rows(results: SmokeReport) -> list[tuple[str, str, str, str, str, str]]:
-    """Return name, status, passed criteria, untestable ones, seconds, and setting (or why it did not run) of each test."""
+    """Return name, status, passed criteria, untestable ones, seconds, and setting (or why it did not run) of each
+    test."""
     rows = []
     for t in results.tests:
         ran, states = t.status != "not run", [j.state for j in t.criteria]
@@ -75,7 +79,8 @@ def overview_table(results: SmokeReport) -> Table:
 
 
 def figures_title(test: TestResult) -> str:
-    """Return the hardware of each column of `figures_table`. Not the table's own title, which would be wrapped at its width."""
+    """Return the hardware of each column of `figures_table`. Not the table's own title, which would be wrapped at its
+    width."""
     return f"{test.name}: reference ({test.seed_hardware}) and measured ({test.hardware})"
 
 

@@ -62,7 +62,8 @@ def world_size_note(test: SmokeTest, asked: Placement) -> list[str]:
         return []
     why = "no GPU here" if not asked.gpu else f"{len(asked.machine.gpus)} GPUs here"
     return [
-        f"{asked.world} rank{'s' * (asked.world > 1)} on {asked.nodes} node{'s' * (asked.nodes > 1)} instead of {wanted} on {test.nodes}; {why}"
+        f"{asked.world} rank{'s' * (asked.world > 1)} on {asked.nodes} node{'s' * (asked.nodes > 1)} instead of "
+        f"{wanted} on {test.nodes}; {why}"
     ]
 
 
@@ -141,7 +142,8 @@ class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
     run_root: str = "runs"
 
     def gpu(self, machine: MachineFacts) -> bool:
-        """Return whether ranks use GPUs: those of this machine; under Slurm unless the device is set to CPU; never in the box."""
+        """Return whether ranks use GPUs: those of this machine; under Slurm unless the device is set to CPU; never in
+        the box."""
         told = [s.partition("=")[2].strip() for s in self.sets if s.startswith("cluster.device=")]
         if told:
             return told[-1] == "cuda"
@@ -214,7 +216,8 @@ def _run(ready: PreparedTest, machine: MachineFacts, watcher: SmokeObserver) -> 
 
 
 def _is_interrupted(done: RunResult, ready: PreparedTest) -> bool:
-    """Return whether Ctrl-C ended it; on this machine any other stop signal counts too, because no scheduler could have sent it."""
+    """Return whether Ctrl-C ended it; on this machine any other stop signal counts too, because no scheduler could have
+    sent it."""
     interrupted = done.message.startswith("interrupted") or "(interrupted)" in done.message
     return interrupted or (done.status == "stopped" and ready.asked is not None and ready.asked.place == "local")
 

@@ -1,4 +1,5 @@
-"""Build the spec of a smoke test for a machine: the size of the field notes, or the nearest that fits. Pure, except `has_nvcc`.
+"""Build the spec of a smoke test for a machine: the size of the field notes, or the nearest that fits. Pure, except
+`has_nvcc`.
 
 A test requests the size of the notes and gets the nearest size that fits into memory and, on CPU cores, ends in time.
 """
@@ -82,7 +83,8 @@ def threads(asked: Placement) -> int:
 def mlp_spec(
     asked: Placement, base: dict[str, Any], width: int, layers: int, shape: str, rows: int, steps: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the base with a perceptron on noise of the notes' size, or the largest half, quarter, ... of its width that fits."""
+    """Return the base with a perceptron on noise of the notes' size, or the largest half, quarter, ... of its width
+    that fits."""
     if asked.scale == "tiny":
         chosen, rows_now, steps_now = TINY["width"], TINY["rows"], TINY["steps"]
         why = "requested by --scale tiny"

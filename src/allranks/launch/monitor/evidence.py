@@ -1,7 +1,7 @@
 """Collect evidence of stalled ranks on one node: stacks, flight recorder, process and network state.
 
-Stack dumps come from faulthandler or py-spy. The agent collects evidence before any process is killed, in bounded time and
-size, without secrets.
+Stack dumps come from faulthandler or py-spy. The agent collects evidence before any process is killed, in bounded time
+and size, without secrets.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ class EvidenceCollector:
         cpu_before: float,
         asked: tuple[float, float],
     ) -> RankEvidence:
-        """Return the evidence of a rank. ``asked``: when it was asked, and how long the answer was waited for, in seconds."""
+        """Return the evidence of a rank. ``asked``: when it was asked, and how long the answer was waited for, in
+        seconds."""
         at, waited = asked  # silence counts up to the request, since the answer itself may take long
         dumped = page.stack_text(STACK_BYTES + size)[size:]
         text, by = (spied, "py-spy") if spied else (dumped, "faulthandler")
@@ -208,7 +209,8 @@ def _request_stack_dump(pid: int) -> None:
 def _wait_for_answers(pages: Mapping[int, HeartbeatPage], sizes: Mapping[int, int], pids: Mapping[int, int]) -> None:
     """Wait until all ranks have answered and written the stack of their main thread, which is the last one of a dump.
 
-    Wait at most `ANSWER_S`; up to `BUSY_ANSWER_S` while a rank that has not answered computes, as on an overloaded node.
+    Wait at most `ANSWER_S`; up to `BUSY_ANSWER_S` while a rank that has not answered computes, as on an overloaded
+    node.
     """
     began = time.monotonic()
     cpu_s: dict[int, float] = {}

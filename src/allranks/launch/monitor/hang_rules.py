@@ -1,12 +1,13 @@
 """Find the stalled rank from the evidence of all nodes, describe the hang in one paragraph, and write hang.json.
 
-The driver does this after an alarm. The rules run from the strongest to the weakest evidence, and the first one that names a
-rank decides: a process that cannot run; a network that is down; the collectives called (a rank that never joined, or called
-another one); a node that does not answer; a blocked interpreter; the progress of each rank; the position of its stack.
+The driver does this after an alarm. The rules run from the strongest to the weakest evidence, and the first one that
+names a rank decides: a process that cannot run; a network that is down; the collectives called (a rank that never
+joined, or called another one); a node that does not answer; a blocked interpreter; the progress of each rank; the
+position of its stack.
 
 A new rule is a function and an entry in the list of rules. A rule names a rank only for what was observed: if a rank's
-heartbeat, stack, calls or step is missing, the rule ignores that rank, because the reason is unknown. Only a complete node
-that does not answer is named for its silence, after all other rules about observations.
+heartbeat, stack, calls or step is missing, the rule ignores that rank, because the reason is unknown. Only a complete
+node that does not answer is named for its silence, after all other rules about observations.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ def pending_call_text(rank: RankEvidence) -> str:
 def due_alarm(alarms: Sequence[HangAlarm], nodes: int) -> HangAlarm | None:
     """Return the alarm that has all ranks examined, or None.
 
-    A user's own program is silent only if all of its nodes are, and it hangs only if no rank works, or others wait for one that does.
+    A user's own program is silent only if all of its nodes are, and it hangs only if no rank works, or others wait for
+    one that does.
 
     Args:
         alarms: those that are raised now.
@@ -190,20 +192,25 @@ def _calls(case: HangEvidence) -> HangVerdict | None:
 
 
 def _sequences(case: HangEvidence) -> HangVerdict | None:
-    """Name ranks outside collectives that have called fewer than a rank that waits, where no record shows the calls themselves."""
+    """Name ranks outside collectives that have called fewer than a rank that waits, where no record shows the calls
+    themselves."""
     for group in sorted({name for r in case.ranks.values() for name in r.sequences}):
         members = {r.rank: r for r in case.ranks.values() if group in r.sequences}
         most = max(r.sequences[group] for r in members.values())
         waits = [rank for rank, r in sorted(members.items()) if r.sequences[group] == most and case.waits(r)]
         behind = [r for _, r in sorted(members.items()) if r.sequences[group] < most and r.stack and not case.waits(r)]
         if waits and behind:
-            why = f"it never joined collective {most} of group {group}, in which rank {list_ranks(waits)} waits; its last one is"
+            why = (
+                f"it never joined collective {most} of group {group}, in which rank {list_ranks(waits)} waits; its "
+                "last one is"
+            )
             return case.verdict("collective_mismatch", ((r, f"{why} {r.sequences[group]}") for r in behind))
     return None
 
 
 def _called_functions(case: HangEvidence) -> HangVerdict | None:
-    """Name ranks that are in another function of torch.distributed than most, where no record shows the calls themselves.
+    """Name ranks that are in another function of torch.distributed than most, where no record shows the calls
+    themselves.
 
     All ranks must be known to be in one, and none may be ahead of another in its number of calls.
     """
@@ -234,8 +241,8 @@ def _mismatch(case: HangEvidence, found: OpenCollective[CollectiveCall]) -> Hang
 def _absent(case: HangEvidence, found: OpenCollective[CollectiveCall]) -> HangVerdict:
     waits = found.waiting
     why = (
-        f"it never joined collective {found.seq} of group {found.group} ({describe_call(found.calls[waits[0]])}), in which "
-        f"rank {list_ranks(waits)} waits"
+        f"it never joined collective {found.seq} of group {found.group} ({describe_call(found.calls[waits[0]])}), in "
+        f"which rank {list_ranks(waits)} waits"
     )
     return HangVerdict(kind="collective_mismatch", stalled=[case.stalled(r, why) for r in found.absent])
 
@@ -296,8 +303,9 @@ def _blocked_interpreter(case: HangEvidence) -> HangVerdict | None:
 def _has_blocked_interpreter(case: HangEvidence, rank: RankEvidence) -> bool:
     """Return whether only a blocked interpreter can explain the silence of a rank's heartbeat thread.
 
-    The thread worked before and reports no failure; the main thread fell silent at the same time, since later progress would
-    mean that Python ran; and the main thread's stack is known and not in a collective, where it would wait for peers.
+    The thread worked before and reports no failure; the main thread fell silent at the same time, since later progress
+    would mean that Python ran; and the main thread's stack is known and not in a collective, where it would wait for
+    peers.
     """
     silent_s = rank.python_silent_s
     return (
@@ -314,7 +322,8 @@ def _has_blocked_interpreter(case: HangEvidence, rank: RankEvidence) -> bool:
 
 
 def _ended(case: HangEvidence) -> HangVerdict | None:
-    """Name processes that have exited. The weakest rule: a rank whose collective timed out may exit during the examination."""
+    """Name processes that have exited. The weakest rule: a rank whose collective timed out may exit during the
+    examination."""
     gone = [r for r in case.ranks.values() if is_ended_state(r.state)]
     if not gone or len(gone) == len(case.ranks):
         return None
@@ -342,24 +351,29 @@ def hang_message(verdict: HangVerdict, waiting: list[WaitingRank], alarm: HangAl
             )
         if verdict.cause == "build":
             return (
-                f"hang: {silent}; all ranks wait until another process has built a C++ extension of torch ({first}): if no compiler runs, one "
-                "that was killed left its lock: delete the files named lock below TORCH_EXTENSIONS_DIR (by default ~/.cache/torch_extensions)"
+                f"hang: {silent}; all ranks wait until another process has built a C++ extension of torch ({first}): "
+                "if no compiler runs, one that was killed left its lock: delete the files named lock below "
+                "TORCH_EXTENSIONS_DIR (by default ~/.cache/torch_extensions)"
             )
         if (other := next((w for w in waiting if w.where and w.where != first), None)) is not None:
             return (
-                f"hang: {silent}; no rank is known to have stalled: rank {waiting[0].rank} is in {first}, rank {other.rank} in {other.where}: "
-                "check whether these calls belong together, then the network and the GPUs"
+                f"hang: {silent}; no rank is known to have stalled: rank {waiting[0].rank} is in {first}, rank "
+                f"{other.rank} in {other.where}: check whether these calls belong together, then the network and the "
+                "GPUs"
             )
         return (
-            f"hang: {silent}; all ranks wait in the same place ({first}) and none stalled: check the network and the GPUs rather than "
-            "the program"
+            f"hang: {silent}; all ranks wait in the same place ({first}) and none stalled: check the network and the "
+            "GPUs rather than the program"
         )
     who = verdict.stalled[0]
     ranks = list_ranks([f.rank for f in verdict.stalled if f.rank is not None])
     hosts = ", ".join(dict.fromkeys(f.host for f in verdict.stalled if f.host))
     one = len(verdict.stalled) == 1
     it = "It" if one else f"Rank {who.rank}"
-    text = f"hang: rank{'' if one else 's'} {ranks} on {hosts} stalled, {who.why if one else f'rank {who.rank}: {who.why}'}. {_location_text(it, who)}"
+    text = (
+        f"hang: rank{'' if one else 's'} {ranks} on {hosts} stalled, "
+        f"{who.why if one else f'rank {who.rank}: {who.why}'}. {_location_text(it, who)}"
+    )
     for other in verdict.stalled[1:3]:
         if other.where not in (who.where, UNKNOWN):
             text += f"; rank {other.rank} in {other.where}"

@@ -1,18 +1,22 @@
 """Monitor the ranks of one node, raise an alarm when a rank is silent for longer than its limit, and collect evidence.
 
-Training steps use the limit of the spec. Long phases (joining, data, model, first step, evaluation, checkpoints) may take
-almost ``cluster.timeout_s``, after which the collective in which the other ranks wait would end them and the evidence.
-On GPUs the CPU time of a rank's own process proves nothing in these phases: a thread that waits for the GPU uses a whole core.
+Training steps use the limit of the spec. Long phases (joining, data, model, first step, evaluation, checkpoints) may
+take almost ``cluster.timeout_s``, after which the collective in which the other ranks wait would end them and the
+evidence. On GPUs the CPU time of a rank's own process proves nothing in these phases: a thread that waits for the GPU
+uses a whole core.
 
-A user's own program has no phases (`ScriptSilence`). Progress is a line in a log, a new collective or a call of ``allranks.report``.
-Silence alone proves nothing: a rank may evaluate, compile or prepare data. Therefore two limits apply:
+A user's own program has no phases (`ScriptSilence`). Progress is a line in a log, a new collective or a call of
+``allranks.report``. Silence alone proves nothing: a rank may evaluate, compile or prepare data. Therefore two limits
+apply:
 
-- the shorter one if no rank works: each of them is in a collective, or idle (no CPU time, no reads or writes) with the stack that
-  it had when its silence began;
-- the longer one if a rank works, and others wait in a collective: an endless loop cannot be told from a long computation.
+- the shorter one if no rank works: each of them is in a collective, or idle (no CPU time, no reads or writes) with the
+  stack that it had when its silence began;
+- the longer one if a rank works, and others wait in a collective: an endless loop cannot be told from a long
+  computation.
 
 The agent sends alarm and evidence to the driver over the control channel; the driver decides
-(`allranks.launch.monitor.hang_rules`). The evidence is also saved in the run folder, for nodes that the driver cannot reach.
+(`allranks.launch.monitor.hang_rules`). The evidence is also saved in the run folder, for nodes that the driver cannot
+reach.
 """
 
 from __future__ import annotations
@@ -48,7 +52,8 @@ def silence_limit_s(limits: Limits, beat: Heartbeat) -> float:
 
 
 def only_heartbeats_count(beat: Heartbeat) -> bool:
-    """Return whether only heartbeats count as progress; otherwise collectives, log lines, I/O and CPU time count too."""
+    """Return whether only heartbeats count as progress; otherwise collectives, log lines, I/O and CPU time count
+    too."""
     return beat.phase == TRAIN_PHASE
 
 
@@ -92,7 +97,8 @@ class HangMonitor(threading.Thread):
         channel: the agent's `launch.channel.ChannelClient`.
         device: ``cuda`` or ``cpu``: where the ranks compute.
         script: for a user's own program, which hangs only if all its nodes raise an alarm.
-        awaits_store: whether the ranks still wait for the process of their store to start: their silence does not count.
+        awaits_store: whether the ranks still wait for the process of their store to start: their silence does not
+        count.
         raise_alarm: sends the alarm to the driver, or (None) withdraws it.
         end: stops the ranks of this node; always called after the examination, even if nothing can be written.
     """
@@ -299,8 +305,8 @@ class ScriptSilence:
 
     Args:
         limits: ``step_s`` and ``long_s`` are the shorter and the longer limit.
-        device: on ``cuda`` a thread that waits for the GPU uses a whole core, so its CPU time with an unchanged stack is
-            no work; that of its children, such as compilers, is.
+        device: on ``cuda`` a thread that waits for the GPU uses a whole core, so its CPU time with an unchanged stack
+            is no work; that of its children, such as compilers, is.
     """
 
     def __init__(self, limits: Limits, device: str) -> None:
@@ -316,7 +322,8 @@ class ScriptSilence:
         return max(self._limits.step_s, MEDIAN_FACTOR * usual)
 
     def wants_activity(self, now: float) -> bool:
-        """Return whether the next samples should say how much the ranks work: only after some silence, once a second."""
+        """Return whether the next samples should say how much the ranks work: only after some silence, once a
+        second."""
         silent_s = now - (self._progress_at if self._progress_at is not None else now)
         latest = max((known.sampled_at for known in self._ranks.values() if known.work is not None), default=0.0)
         return silent_s >= min(CALM_S, self._limits.step_s / 4) and now - latest >= ACTIVITY_INTERVAL_S

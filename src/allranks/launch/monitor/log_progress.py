@@ -1,8 +1,11 @@
-"""Read the progress of a user's own program in the output of its rank 0: lines that well-known libraries and programs print.
+"""Read the progress of a user's own program in the output of its rank 0: lines that well-known libraries and programs
+print.
 
-Read are: the dictionaries of the Hugging Face Trainer, bars of tqdm, the progress lines of Lightning, and lines with a step and a loss
-(``step 5 loss 54.3``, ``iter 5: loss 4.1``, ``Epoch [1/3], Step [5/40], Loss: 4.1``). A bar gives the step only if it is that of a
-training: the Trainer's own, one named ``Epoch N`` or one that shows a loss. Steps that start again with each epoch are counted on. What
+Read are: the dictionaries of the Hugging Face Trainer, bars of tqdm, the progress lines of Lightning, and lines with a
+step and a loss (``step 5 loss 54.3``, ``iter 5: loss 4.1``, ``Epoch [1/3], Step [5/40], Loss: 4.1``). A bar gives the
+step only if it is that of a
+training: the Trainer's own, one named ``Epoch N`` or one that shows a loss. Steps that start again with each epoch are
+counted on. What
 a line does not say stays absent. The output may hold anything: lines of any length, escape sequences, invalid UTF-8.
 """
 
@@ -130,7 +133,8 @@ class LineReader:
             self._keep(step=step, **({} if self._bars.before else {"total": total}), **loss)
 
     def _step_of_epoch(self, number: int, last: int, done: int, total: int, *, lightning: bool) -> int | None:
-        """Return the step over all epochs. Lightning counts epochs from 0, and in a file shows only the bar of the last one."""
+        """Return the step over all epochs. Lightning counts epochs from 0, and in a file shows only the bar of the last
+        one."""
         if self._bars.epoch is None:
             first = 0 if lightning else min(number, 1)
             self._bars.before = (number - first) * total
@@ -149,7 +153,8 @@ class LineReader:
         self._found |= values
 
     def take(self, *, last: bool = False) -> list[dict[str, Any]]:
-        """Return what has been found since the last call, one record per loss; of very many losses the first ones and the last.
+        """Return what has been found since the last call, one record per loss; of very many losses the first ones and
+        the last.
 
         A loss of the Trainer whose step has not been read yet is kept for the next call, except at the `last`.
         """

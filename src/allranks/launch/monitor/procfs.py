@@ -63,7 +63,8 @@ def threads_and_memory(pid: int) -> tuple[int | None, int | None]:
 
 
 class ProcessWork(NamedTuple):
-    """What a process has done so far: CPU seconds of its own and of its children, bytes that all of them read and wrote."""
+    """What a process has done so far: CPU seconds of its own and of its children, bytes that all of them read and
+    wrote."""
 
     own_cpu_s: float = 0.0
     children_cpu_s: float = 0.0
@@ -81,7 +82,8 @@ class ProcessWork(NamedTuple):
 
 
 def work_of(pid: int) -> ProcessWork:
-    """Return what a process and its children have done; children that have ended are counted, unless a child did not wait for them."""
+    """Return what a process and its children have done; children that have ended are counted, unless a child did not
+    wait for them."""
     try:
         process = psutil.Process(pid)
         own, *children = (_cpu_and_io(p) for p in (process, *process.children(recursive=True)))

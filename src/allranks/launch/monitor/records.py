@@ -15,8 +15,8 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
     ``state`` is the kernel's state letter and name of its main thread; ``silent_s`` the time without progress;
     ``python_silent_s`` the time since its heartbeat thread last ran (None: never). ``python_beats`` counts how often
-    that thread has run, and ``monitor_error`` is its own failure: both show whether its silence is meaningful. ``stack``
-    is the main thread's, innermost first.
+    that thread has run, and ``monitor_error`` is its own failure: both show whether its silence is meaningful.
+    ``stack`` is the main thread's, innermost first.
     """
 
     rank: int
@@ -64,7 +64,8 @@ class NodeEvidence(msgspec.Struct, frozen=True, kw_only=True):
 class HangAlarm(msgspec.Struct, frozen=True, kw_only=True):
     """The first silence that was detected. ``since`` and ``time`` in seconds since the epoch.
 
-    ``whole_job``: this is a user's own program, and the alarm counts only once every node has raised one. ``stuck``: no rank of
+    ``whole_job``: this is a user's own program, and the alarm counts only once every node has raised one. ``stuck``: no
+    rank of
     the node works; ``waiting``: one of them is in a collective.
     """
 

@@ -122,7 +122,10 @@ class SlurmJob(LaunchedJob):
     def _text(self) -> str | None:
         state = self._state
         if self._unanswered and self._clock() - self._answered_at > UNANSWERED_S:
-            return f"job {self._job}: Slurm has not answered for {UNANSWERED_S:.0f} s ({self._unanswered}); still following the run"
+            return (
+                f"job {self._job}: Slurm has not answered for {UNANSWERED_S:.0f} s ({self._unanswered}); still "
+                "following the run"
+            )
         if state.state == "PENDING":
             when = f", estimated start {state.start}" if state.start not in ("", "N/A") else ""
             reason = state.reason if state.reason not in ("", "None") else "Slurm has not said why yet"

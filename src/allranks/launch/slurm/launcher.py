@@ -1,4 +1,5 @@
-"""The Slurm launcher: a batch script whose driver starts the agents; inside an allocation, the driver in the foreground."""
+"""The Slurm launcher: a batch script whose driver starts the agents; inside an allocation, the driver in the
+foreground."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ PARTITION_TIMEOUT_S = 5.0
 
 
 def inside_allocation() -> bool:
-    """Return whether this is the shell of an allocation; not inside an srun task, whose nodes belong to another program."""
+    """Return whether this is the shell of an allocation; not inside an srun task, whose nodes belong to another
+    program."""
     return "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
 
 
@@ -55,7 +57,8 @@ class SlurmLauncher(Launcher):
     def planning_facts(self, spec: RunSpec) -> MachineFacts:
         """Return the facts of this machine, and the GPUs of the partition if none are requested.
 
-        Slurm is queried only if its answer matters, for at most seconds; without an answer the device is decided on the nodes.
+        Slurm is queried only if its answer matters, for at most seconds; without an answer the device is decided on the
+        nodes.
         """
         from allranks.nodes.slurm.commands import find_slurm
 
@@ -112,7 +115,8 @@ class SlurmLauncher(Launcher):
         os.close(open_append(run.logs / "slurm.log"))  # Slurm appends to it, and would make it with the job's umask
 
     def prepare(self, run: RunDir, spec: RunSpec) -> list[str]:
-        """Pack files that the nodes may lack, and let Slurm check the script: a refusal then takes a second, not an hour in the queue."""
+        """Pack files that the nodes may lack, and let Slurm check the script: a refusal then takes a second, not an
+        hour in the queue."""
         from allranks.nodes.slurm.allocations import test_only, waiting_note
 
         if spec.cluster.stage != "never":
@@ -160,7 +164,8 @@ class SlurmLauncher(Launcher):
         return run.job.exists() or run.driver.exists()
 
     def is_running(self, run: RunDir, agents: set[str] | None = None) -> bool:
-        """Return whether the job is in Slurm's queue; before and after its driver ran, whether an agent is on this machine."""
+        """Return whether the job is in Slurm's queue; before and after its driver ran, whether an agent is on this
+        machine."""
         driver = read_record(run.driver)
         if driver.get("state") not in ("running", "requeued"):
             return super().is_running(run, agents)
@@ -170,7 +175,8 @@ class SlurmLauncher(Launcher):
             return False
 
     def cancel(self, run: RunDir, *, now: bool) -> str:
-        """Cancel the job or signal it; a driver in an allocation, which has no separate job, receives the request over its channel."""
+        """Cancel the job or signal it; a driver in an allocation, which has no separate job, receives the request over
+        its channel."""
         from allranks.launch.slurm.job import SlurmJob
 
         job, driver = read_record(run.job), read_record(run.driver)
@@ -212,7 +218,8 @@ def _require_environment(where: TargetNodes, spec: RunSpec) -> None:
     done = where.run(["bash", "-c", script], ENVIRONMENT_TIMEOUT_S, None, [first])
     if done.returncode is None:
         raise EnvironmentNotAble(
-            f"cluster.modules, cluster.setup and cluster.python did not end within {ENVIRONMENT_TIMEOUT_S:g} s on {first}"
+            f"cluster.modules, cluster.setup and cluster.python did not end within {ENVIRONMENT_TIMEOUT_S:g} s on "
+            f"{first}"
         )
     if done.returncode:
         said = [line for line in done.said.splitlines() if not line.startswith("srun:")]
@@ -222,7 +229,8 @@ def _require_environment(where: TargetNodes, spec: RunSpec) -> None:
 
 
 def _sbatch_export(names: list[str], extra: list[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return SBATCH_EXPORT extended by these variables, for jobs that do not inherit the full environment (``NONE``)."""
+    """Return SBATCH_EXPORT extended by these variables, for jobs that do not inherit the full environment
+    (``NONE``)."""
     given = [option.partition("=")[2] for option in extra if option.startswith("--export=")]
     asked = environment.get("SBATCH_EXPORT") or (given[-1] if given else "ALL")
     if not names or asked.split(",")[0].upper() == "ALL":

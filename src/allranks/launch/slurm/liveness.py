@@ -1,8 +1,9 @@
-"""Keep ``driver.json``, the driver's heartbeat; detect from it a lost first node or a silent driver, and cancel or requeue the job.
+"""Keep ``driver.json``, the driver's heartbeat; detect from it a lost first node or a silent driver, and cancel or
+requeue the job.
 
-The driver runs in the job's script, on its first node. Slurm notices the loss of that node only after minutes, and then starts
-the job again. Whoever follows the job therefore reads the heartbeat, asks Slurm and the node whether the node is lost, and
-cancels or requeues the job itself.
+The driver runs in the job's script, on its first node. Slurm notices the loss of that node only after minutes, and then
+starts the job again. Whoever follows the job therefore reads the heartbeat, asks Slurm and the node whether the node is
+lost, and cancels or requeues the job itself.
 """
 
 from __future__ import annotations
@@ -250,7 +251,8 @@ def handle_dead_driver(
 
 
 def _write_driver_record(run: RunDir, driver: Mapping[str, Any]) -> None:
-    """Write ``driver.json`` in place of the driver. A full disk is logged; it does not end the command that follows the job."""
+    """Write ``driver.json`` in place of the driver. A full disk is logged; it does not end the command that follows the
+    job."""
     try:
         write_json(run.driver, driver)
     except OSError as error:
@@ -266,14 +268,14 @@ def _describe_loss(sign: str, run: RunDir, slurm: Slurm, job: str, driver: Mappi
     state = slurm.node_state(str(host))
     if sign == SILENT and node.lost is False:
         return (
-            f"the driver of job {job} on {host} recorded nothing for too long: its process is stopped or gets no CPU time ({node.text}). "
-            f"Job {job} was cancelled"
+            f"the driver of job {job} on {host} recorded nothing for too long: its process is stopped or gets no CPU "
+            f"time ({node.text}). Job {job} was cancelled"
         )
     what = "has recorded nothing for too long" if sign == SILENT else "has finished, but Slurm has not noticed"
     mute = ", that is, it does not answer" if state.endswith("*") else ""
     return (
-        f"{host}, the job's first node, where its script and {few} ran, {what}: Slurm reports the node as {state}{mute} ({node.text}). "
-        f"Job {job} was cancelled"
+        f"{host}, the job's first node, where its script and {few} ran, {what}: Slurm reports the node as "
+        f"{state}{mute} ({node.text}). Job {job} was cancelled"
     )
 
 

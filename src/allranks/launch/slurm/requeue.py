@@ -155,7 +155,8 @@ class StopAndRequeue:
         return self._requeue(spec, plan, attempt, f"without {', '.join(lost)}", lost) if lost else ""
 
     def _leave_to_slurm(self, attempt: int) -> None:
-        """End this start of the job if Slurm has requeued it after a node failed: it waits in the queue, and is not over.
+        """End this start of the job if Slurm has requeued it after a node failed: it waits in the queue, and is not
+        over.
 
         Raises:
             SystemExit: it was requeued.

@@ -30,7 +30,10 @@ def render_batch_script(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: st
     what = plan.strategy if plan.batch else "your own program"
     return _render(
         spec,
-        title=f"allranks run {run.name}: {_count_text(plan.world_size, 'rank')} on {_count_text(len(plan.nodes), 'node')}, {what}",
+        title=(
+            f"allranks run {run.name}: {_count_text(plan.world_size, 'rank')} on "
+            f"{_count_text(len(plan.nodes), 'node')}, {what}"
+        ),
         options=sbatch_options(spec, plan, run),
         verdict=str(run.driver),
         exports=exports,
@@ -39,7 +42,8 @@ def render_batch_script(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: st
 
 
 def render_environment_test(spec: RunSpec) -> str | None:
-    """Return the part of the batch script that loads modules, runs the setup and activates the environment; None without any of them.
+    """Return the part of the batch script that loads modules, runs the setup and activates the environment; None
+    without any of them.
 
     What fails is named in the last line of its standard output, in the words of a run.
     """
@@ -62,8 +66,8 @@ def _render(spec: RunSpec, **values: object) -> str:
     return jinja.get_template("job.sbatch.j2").render(
         modules=_modules(spec.cluster.modules),
         no_modules=_json_text(
-            f"cluster.modules {', '.join(spec.cluster.modules)}: the job's first node has no `module` command; remove the list, or load the "
-            "system's start-up file in cluster.setup"
+            f"cluster.modules {', '.join(spec.cluster.modules)}: the job's first node has no `module` command; remove "
+            "the list, or load the system's start-up file in cluster.setup"
         ),
         setup=spec.cluster.setup,
         activate=activate,
@@ -73,7 +77,8 @@ def _render(spec: RunSpec, **values: object) -> str:
 
 
 def _environment_file(wanted: str | None) -> tuple[str, str] | None:
-    """Return the file that ``cluster.python`` needs on the first node, and the error message without it, escaped for a JSON string."""
+    """Return the file that ``cluster.python`` needs on the first node, and the error message without it, escaped for a
+    JSON string."""
     path = needed_file(wanted) if wanted is not None else None
     if path is None:
         return None
@@ -100,8 +105,9 @@ def _modules(names: list[str]) -> list[tuple[str, str]]:
 def _module_error(before: list[str], name: str) -> str:
     when = f"after {', '.join(before)}" if before else "as the first of the list"
     return (
-        f"cluster.modules: `module load {name}` failed on the job's first node, {when}. They are loaded in list order, and some are visible "
-        f"only after another one is loaded: run `module spider {name}` (Lmod) or `module avail` on such a node"
+        f"cluster.modules: `module load {name}` failed on the job's first node, {when}. They are loaded in list order, "
+        f"and some are visible only after another one is loaded: run `module spider {name}` (Lmod) or `module avail` "
+        "on such a node"
     )
 
 
@@ -148,5 +154,6 @@ def _one_line(key: str, value: str) -> str:
 
 
 def _quoted(key: str, value: str) -> str:
-    """Quote a value for sbatch, which parses quotes like a shell but expands nothing except its own ``%j`` in file names."""
+    """Quote a value for sbatch, which parses quotes like a shell but expands nothing except its own ``%j`` in file
+    names."""
     return shlex.quote(_one_line(key, value))

@@ -42,7 +42,8 @@ def ask_tmp(spec: RunSpec, here: Path, required: NodeRequirements) -> NodeRequir
 
 @each_node
 def tmp(survey: NodeSurvey, probe: Probe) -> Check | None:
-    """Check the folder for temporary files: data loaders, compilers and downloads write there; many programs run without it."""
+    """Check the folder for temporary files: data loaders, compilers and downloads write there; many programs run
+    without it."""
     if probe.tmp_free_bytes is None or probe.tmp_free_bytes >= MIN_TMP_BYTES:
         return None
     shown = format_bytes_word(probe.tmp_free_bytes)
@@ -66,7 +67,8 @@ def files(survey: NodeSurvey, probe: Probe) -> Check:
 
 @each_node
 def memlock(survey: NodeSurvey, probe: Probe) -> Check | None:
-    """Check the limit of locked memory: with a low limit RDMA cannot register buffers, and fails or falls back to sockets."""
+    """Check the limit of locked memory: with a low limit RDMA cannot register buffers, and fails or falls back to
+    sockets."""
     if not any(port.active for port in probe.infiniband):
         return None
     if probe.memlock_bytes is None or probe.memlock_bytes >= MIN_MEMLOCK_BYTES:
@@ -85,8 +87,8 @@ def threads(survey: NodeSurvey, probe: Probe) -> Check | None:
     if each == 1 or procs * each <= probe.cpus:
         return passed_check("threads", shown)
     cure = (
-        f"{probe.host} gives this job {probe.cpus} cores: --set cluster.env.OMP_NUM_THREADS={max(1, probe.cpus // procs)}, "
-        "or request more (cluster.slurm.cpus_per_task)"
+        f"{probe.host} gives this job {probe.cpus} cores: --set "
+        f"cluster.env.OMP_NUM_THREADS={max(1, probe.cpus // procs)}, or request more (cluster.slurm.cpus_per_task)"
     )
     return failed_check("threads", f"MANY({shown})", cure, blocks=False)
 
@@ -117,7 +119,10 @@ def _gpu_check(survey: NodeSurvey, probe: Probe, usual: tuple[str, ...] | None) 
         cure = f"{wanted}: set cluster.slurm.gpus_per_node or cluster.procs_per_node, or exclude {probe.host}"
         return failed_check("gpus", f"FEW({len(probe.gpus)})", cure)
     if broken:
-        cure = f"uncorrectable memory errors on GPU {', '.join(broken)} of {probe.host}: reset or replace it; exclude the node (--exclude-bad)"
+        cure = (
+            f"uncorrectable memory errors on GPU {', '.join(broken)} of {probe.host}: reset or replace it; exclude the "
+            "node (--exclude-bad)"
+        )
         return failed_check("gpus", f"ECC({','.join(broken)})", cure, blocks=blocks)
     if probe.gpus and _kinds(probe) != usual:
         cure = (
@@ -177,7 +182,8 @@ def p2p(survey: NodeSurvey, probe: Probe) -> Check | None:
 
 
 def ib(survey: NodeSurvey) -> ChecksByHost:
-    """Check InfiniBand and RoCE ports: a port that is down here and up elsewhere makes NCCL silently fall back to sockets."""
+    """Check InfiniBand and RoCE ports: a port that is down here and up elsewhere makes NCCL silently fall back to
+    sockets."""
     active = {probe.host: {port.name for port in probe.infiniband if port.active} for probe in survey.probes}
     up = set[str]().union(*active.values())
     verdicts: ChecksByHost = {}

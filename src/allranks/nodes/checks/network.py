@@ -51,7 +51,8 @@ def ifname(survey: NodeSurvey, probe: Probe) -> Check | None:
         return passed_check("ifname", "ok") if survey.need.named else None
     cure = (
         f"{probe.host} has {_addresses(probe)}, but none matches {missing[0]}: remove it from cluster.env or "
-        "cluster.rendezvous.interface, so that each node's interface is detected; or list all names, separated by commas"
+        "cluster.rendezvous.interface, so that each node's interface is detected; or list all names, separated by "
+        "commas"
     )
     return failed_check("ifname", f"MISSING({','.join(missing)})", cure)
 
@@ -71,7 +72,8 @@ def _matches(name: str, value: str, probe: Probe) -> bool:
 
 @each_node
 def reach(survey: NodeSurvey, probe: Probe) -> Check | None:
-    """Check connections between nodes. Failures are attributed to the faulty node, not to those that tried to reach it."""
+    """Check connections between nodes. Failures are attributed to the faulty node, not to those that tried to reach
+    it."""
     if survey.reach is None:
         return None
     host, links = probe.host, survey.reach.get(probe.host)
@@ -93,7 +95,8 @@ def reach(survey: NodeSurvey, probe: Probe) -> Check | None:
 
 @each_node
 def name(survey: NodeSurvey, probe: Probe) -> Check | None:
-    """Check that the node's own name resolves to a reachable address. It does not block, because ranks get addresses."""
+    """Check that the node's own name resolves to a reachable address. It does not block, because ranks get
+    addresses."""
     if not survey.several:
         return None
     if loop := [a for a in probe.resolves or [] if ipaddress.ip_address(a).is_loopback]:
@@ -119,7 +122,10 @@ def port(survey: NodeSurvey) -> ChecksByHost:
     if first.free_ports:
         return {first.host: passed_check("port", str(first.free_ports[0]))}
     if survey.need.port is not None:
-        cure = f"another program listens on port {survey.need.port} of {first.host}: set cluster.rendezvous.port to null, so that a free port is chosen"
+        cure = (
+            f"another program listens on port {survey.need.port} of {first.host}: set cluster.rendezvous.port to null, "
+            "so that a free port is chosen"
+        )
         return {first.host: failed_check("port", f"TAKEN({survey.need.port})", cure)}
     cure = f"other programs listen on all these ports on {first.host}: set a free port in cluster.rendezvous.port"
     return {first.host: failed_check("port", f"TAKEN({','.join(map(str, asked))})", cure)}

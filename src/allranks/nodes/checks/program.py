@@ -1,4 +1,5 @@
-"""Check that the nodes have the packages that the user's own program imports, found by reading its source without executing it."""
+"""Check that the nodes have the packages that the user's own program imports, found by reading its source without
+executing it."""
 
 from __future__ import annotations
 
@@ -29,11 +30,12 @@ CHANGES_PATH = ("sys", "site", "importlib", "pkgutil", "pyximport", "subprocess"
 
 
 def imported_packages(script: Path, folders: list[Path]) -> dict[str, str]:
-    """Return each package and submodule that a program imports in any case, with the place: ``{"numpy": "train.py line 3"}``.
+    """Return each package and submodule that a program imports in any case, with the place: ``{"numpy": "train.py line
+    3"}``.
 
-    Only imports at the top level of a module count, outside of ``if`` and ``try``; in the program itself those with which
-    ``if __name__ == "__main__"`` begins, too. Modules in `folders`, where Python looks first, are read instead of being
-    returned, unless a package there lacks the submodule. A file that cannot be read or parsed imports nothing.
+    Only imports at the top level of a module count, outside of ``if`` and ``try``; in the program itself those with
+    which ``if __name__ == "__main__"`` begins, too. Modules in `folders`, where Python looks first, are read instead of
+    being returned, unless a package there lacks the submodule. A file that cannot be read or parsed imports nothing.
     """
     found: dict[str, str] = {}
     left, seen = [script], {script}
@@ -56,7 +58,8 @@ def imported_packages(script: Path, folders: list[Path]) -> dict[str, str]:
 
 
 def source_problem(script: ScriptSpec, path: Path, *, same_python: bool = True) -> str | None:
-    """Return why a program cannot be executed, as its source shows: a syntax error, another language, a relative import without a package.
+    """Return why a program cannot be executed, as its source shows: a syntax error, another language, a relative import
+    without a package.
 
     Args:
         same_python: the ranks use this interpreter, so that its syntax is theirs.
@@ -69,8 +72,8 @@ def source_problem(script: ScriptSpec, path: Path, *, same_python: bool = True) 
     first = text.partition("\n")[0].strip()
     if first.startswith("#!") and "python" not in first:
         return (
-            f"{key}: its first line is {redact(first)!r}, so it is not a Python program; name the Python file that it starts as script.path, "
-            "and the arguments as script.args"
+            f"{key}: its first line is {redact(first)!r}, so it is not a Python program; name the Python file that it "
+            "starts as script.path, and the arguments as script.args"
         )
     try:
         module = _parse(path.read_bytes())
@@ -90,8 +93,8 @@ def source_problem(script: ScriptSpec, path: Path, *, same_python: bool = True) 
         folder = folder.parent
     package = ".".join(path.relative_to(folder).with_suffix("").parts)
     return (
-        f"{key}: line {found.lineno}: a relative import fails here, because the program is started as a file, not as part of a package; "
-        f"set script.module: {package} and script.workdir: {folder}"
+        f"{key}: line {found.lineno}: a relative import fails here, because the program is started as a file, not as "
+        f"part of a package; set script.module: {package} and script.workdir: {folder}"
     )
 
 
@@ -162,7 +165,8 @@ def _files_of(folder: Path, name: str) -> list[Path]:
 
 
 def ask(spec: RunSpec, here: Path, required: NodeRequirements) -> NodeRequirements:
-    """Add the packages of the program; none where only the node knows: in a container, or where shell lines and modules change its Python."""
+    """Add the packages of the program; none where only the node knows: in a container, or where shell lines and modules
+    change its Python."""
     if spec.script is None or is_container(spec.cluster.python):
         return required
     script = program_file(spec.script)
@@ -218,18 +222,19 @@ def _cure(survey: NodeSurvey, probe: Probe, missing: list[str]) -> str:
     cures = []
     if packages:
         cures.append(
-            f"the program imports {places(packages)}, which {python} on {probe.host} does not have: {python} -m pip install "
-            f"{' '.join(packages)} (a package can have another name than its module), or one environment that all nodes share"
+            f"the program imports {places(packages)}, which {python} on {probe.host} does not have: {python} -m pip "
+            f"install {' '.join(packages)} (a package can have another name than its module), or one environment that "
+            "all nodes share"
         )
     if hidden:
         cures.append(
-            f"the program imports {places(hidden)}, which is in {required.program_hidden[hidden[0]]}, where Python does not look: with script.path it "
-            "finds modules beside the program, with script.module those in the working directory; use the other key, or add the folder to "
-            "PYTHONPATH in cluster.env"
+            f"the program imports {places(hidden)}, which is in {required.program_hidden[hidden[0]]}, where Python "
+            "does not look: with script.path it finds modules beside the program, with script.module those in the "
+            "working directory; use the other key, or add the folder to PYTHONPATH in cluster.env"
         )
     if parts:
         cures.append(
-            f"the program imports {places(parts)}, but there is no such module in the package as {probe.host} has it: check the name, or "
-            "install the version of the package that has it"
+            f"the program imports {places(parts)}, but there is no such module in the package as {probe.host} has it: "
+            "check the name, or install the version of the package that has it"
         )
     return "; ".join(cures)

@@ -1,4 +1,5 @@
-"""The registry of node checks, in the order of the printed line. A check is one function in a file of this package, and one line here.
+"""The registry of node checks, in the order of the printed line. A check is one function in a file of this package, and
+one line here.
 
 A check that needs more facts than the others also has a function in `ASKS`, which adds to the request to every node.
 """

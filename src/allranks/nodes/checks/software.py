@@ -1,7 +1,7 @@
 """Check project, interpreter, packages, model, data and folders: present, writable and the same on every node.
 
-Models and data sets of the Hugging Face hub must be in a node's cache, or the node must reach the hub. A killed build of a C++ extension
-must not have left its lock: every program that loads the extension would wait forever.
+Models and data sets of the Hugging Face hub must be in a node's cache, or the node must reach the hub. A killed build
+of a C++ extension must not have left its lock: every program that loads the extension would wait forever.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def pkgs(survey: NodeSurvey) -> ChecksByHost:
 
 @each_node
 def torch(survey: NodeSurvey, probe: Probe) -> Check | None:
-    """Check that torch is built for the GPUs of the node. A build without a label is one of PyPI, for NVIDIA; `pkgs` compares versions."""
+    """Check that torch is built for the GPUs of the node. A build without a label is one of PyPI, for NVIDIA; `pkgs`
+    compares versions."""
     if not _has(probe, "torch"):
         return None
     version = probe.packages["torch"].version or "?"
@@ -230,7 +231,8 @@ def offline_variable(environment: Mapping[str, str]) -> str:
 
 
 def ask_hub_names(spec: RunSpec, here: Path, required: NodeRequirements) -> NodeRequirements:
-    """Add the folders of each name in the cache, and the hub's address. Nodes of the local launcher are this machine: `check_hub` asks the hub itself."""
+    """Add the folders of each name in the cache, and the hub's address. Nodes of the local launcher are this machine:
+    `check_hub` asks the hub itself."""
     from allranks.nodes.probes.probe import is_cached  # `hub_names` is used without it
 
     if spec.cluster.launched_by.runs_here:
@@ -268,9 +270,9 @@ def hub(survey: NodeSurvey, probe: Probe) -> Check | None:
     why = f"it does not reach {required.hub_address}: {facts.error}"
     why = f"{required.hub_offline} disables access to the hub" if required.hub_offline else why
     cure = (
-        f"{first.key} {first.name} is neither a path nor in {first.folders[0]} on {probe.host}, and {why}; on a machine "
-        f"with network that shares this folder: hf download {option}{first.name}; or set cluster.cache, or name a folder "
-        "or file"
+        f"{first.key} {first.name} is neither a path nor in {first.folders[0]} on {probe.host}, and {why}; on a "
+        f"machine with network that shares this folder: hf download {option}{first.name}; or set cluster.cache, or "
+        "name a folder or file"
     )
     names, stageable = ",".join(item.name for item in missing), all(item.here for item in missing)
     return failed_check("hub", f"NOT-CACHED({names})", cure, stageable=stageable)
@@ -296,8 +298,8 @@ def extensions(survey: NodeSurvey, probe: Probe) -> Check | None:
         return passed_check("extensions", "ok") if survey.required.extensions else None
     left, load = ("its lock", "this extension") if len(old) == 1 else ("locks", "these extensions")
     cure = (
-        f"a killed build left {left} on {probe.host}, {max(lock.age_s for lock in old) / 60:.0f} min ago; programs that "
-        f"load {load} wait forever: rm {' '.join(lock.path for lock in old[:4])}"
+        f"a killed build left {left} on {probe.host}, {max(lock.age_s for lock in old) / 60:.0f} min ago; programs "
+        f"that load {load} wait forever: rm {' '.join(lock.path for lock in old[:4])}"
     )
     names = ",".join(Path(lock.path).parent.name for lock in old)
     return failed_check("extensions", f"LOCKED({names})", cure, blocks=False)

@@ -1,4 +1,5 @@
-"""What is observed about the nodes' network: the network that all are on, failing links, hardware facts, and what the ranks used.
+"""What is observed about the nodes' network: the network that all are on, failing links, hardware facts, and what the
+ranks used.
 
 choose.py    the network that every node is on
 links.py     failing nodes and links, from connections between a sample of the nodes

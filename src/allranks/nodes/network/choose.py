@@ -37,9 +37,9 @@ class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
 def choose_network(probes: Sequence[Probe], wanted_interface: str | None = None) -> ChosenNetwork:
     """Return the IPv4 network in which every node has an address on an interface that is up; names may differ.
 
-    Of several: the fastest, then the one with the fewest different interface names, then the one to which the nodes' own
-    names resolve, then the one of the lowest addresses. `wanted_interface` restricts the choice to that name (or names, joined
-    by commas).
+    Of several: the fastest, then the one with the fewest different interface names, then the one to which the nodes'
+    own names resolve, then the one of the lowest addresses. `wanted_interface` restricts the choice to that name (or
+    names, joined by commas).
 
     Raises:
         EnvironmentNotAble: the nodes have no network in common; the message names the nodes without it.
@@ -153,5 +153,11 @@ def _reason(ranked: list[_Candidate], wanted: str | None) -> str:
         return "the only network that all nodes are on"
     other = ranked[1]
     if best.speed != other.speed:
-        return f"the fastest of {len(ranked)} that all nodes are on: {best.speed} Mbit/s, {other.network} has {other.speed or 'no stated speed'}"
-    return f"one of {len(ranked)} of the same speed; it has the fewest different interface names, or the nodes' own names resolve to it"
+        return (
+            f"the fastest of {len(ranked)} that all nodes are on: {best.speed} Mbit/s, {other.network} has "
+            f"{other.speed or 'no stated speed'}"
+        )
+    return (
+        f"one of {len(ranked)} of the same speed; it has the fewest different interface names, or the nodes' own names "
+        "resolve to it"
+    )

@@ -21,7 +21,8 @@ from allranks.utils.redaction import holds_secret
 
 
 def node_facts(probe: Probe, seat: NodeAddress | None = None, failed_pairs: list[str] | None = None) -> NodeFacts:
-    """Return the facts from a node's probe. `failed_pairs`: those of an earlier copy test; None: copies were not tested."""
+    """Return the facts from a node's probe. `failed_pairs`: those of an earlier copy test; None: copies were not
+    tested."""
     iommus = [item["iommu"] for item in probe.gpu_pci if item.get("iommu") is not None]
     bridges = [item["acs"] for item in probe.gpu_pci if item.get("acs") is not None]
     try:
@@ -51,7 +52,8 @@ def policy_for_nodes(
     run_root: Path,
     planned: Collection[str],
 ) -> NetworkPolicy:
-    """Return the policy for the probed nodes. Variables for NCCL and Gloo in this process's environment take precedence, with a note.
+    """Return the policy for the probed nodes. Variables for NCCL and Gloo in this process's environment take
+    precedence, with a note.
 
     `planned`: variables that the plan has set, which are not inherited.
     """
@@ -79,7 +81,8 @@ def policy_for_this_machine(job: NetworkJob, host: str, run_root: Path) -> Netwo
 
 
 def this_machine_facts(host: str, run_root: Path, topology: Topology | None = None) -> NodeFacts:
-    """Return facts of this machine's GPUs, with the result of an earlier copy test. `topology` avoids a query of the driver."""
+    """Return facts of this machine's GPUs, with the result of an earlier copy test. `topology` avoids a query of the
+    driver."""
     asked = prober.Later(3 * prober.DRIVER_LIMIT_S, prober.graphics).get()[0] or {}
     raw = {"host": host, "nccl": prober.nccl_version(), "nccl_conf": prober.nccl_conf(), "gpu_pci": prober.gpu_pci()}
     probe = msgspec.convert({**asked, **raw}, Probe)

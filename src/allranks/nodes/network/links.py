@@ -4,10 +4,10 @@
     if retry := second_round(hosts, first, seed):
         verdict = judge_links(hosts, first, ConnectionRound(targets=retry, answers=...))
 
-A round has targets (who connects to whom; a sample) and the answer of each node. A link is directed: it fails if any port of its end
-was not reached in any attempt. A node is faulty if most of its links fail; a failure between two other nodes is
-reported as a link. Only suspects take part in the second round, each with a few healthy nodes, and only failures that
-repeat there are reported.
+A round has targets (who connects to whom; a sample) and the answer of each node. A link is directed: it fails if any
+port of its end was not reached in any attempt. A node is faulty if most of its links fail; a failure between two other
+nodes is reported as a link. Only suspects take part in the second round, each with a few healthy nodes, and only
+failures that repeat there are reported.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def suspect_nodes(hosts: Sequence[str], first: ConnectionRound) -> list[str]:
 def second_round(hosts: Sequence[str], first: ConnectionRound, seed: str) -> dict[str, list[str]]:
     """Return who connects to whom in the second round; empty if there are no suspects.
 
-    Each suspect is tested with a few nodes with a failed link to it and the same number of healthy ones, in both directions. The
-    latter are distributed: with many suspects, no healthy node is tested with all of them.
+    Each suspect is tested with a few nodes with a failed link to it and the same number of healthy ones, in both
+    directions. The latter are distributed: with many suspects, no healthy node is tested with all of them.
     """
     asked = suspect_nodes(hosts, first)
     if not asked:
@@ -170,9 +170,9 @@ def judge_links(
 ) -> dict[str, NodeLinks]:
     """Return each node's verdict.
 
-    A link that failed in the first round counts only if it failed in the second too, or if its source was asked again and
-    did not answer. A node that answered in neither round is silent; this gives no information about the others. Failed links are
-    listed in the order of `hosts`, independent of the seed of the second round.
+    A link that failed in the first round counts only if it failed in the second too, or if its source was asked again
+    and did not answer. A node that answered in neither round is silent; this gives no information about the others.
+    Failed links are listed in the order of `hosts`, independent of the seed of the second round.
     """
     links = first.links() if second is None else _merged(first, second)
     latest = {**first.answers, **(second.answers if second else {})}

@@ -1,4 +1,5 @@
-"""Verify the network that the ranks used against the policy: NCCL's log lines and the TCP connections of the rank processes.
+"""Verify the network that the ranks used against the policy: NCCL's log lines and the TCP connections of the rank
+processes.
 
 The main failure to find is RDMA that silently fell back to sockets. Source of the log lines: NCCL 2.4 to 2.30 with
 NCCL_DEBUG=INFO. Gloo only logs how many peers it reached (GLOO_LOG_LEVEL=INFO), so its interface is read from the
@@ -248,7 +249,10 @@ def _gpu_findings(wanted: ExpectedNetwork, item: ObservedNetwork) -> list[Networ
         found.append(_bad_finding(item, text))
     rdma = [way for way in item.ways if way.startswith(("NET/IB", "NET/AWS"))]
     if rdma and not any(way.endswith("GDRDMA") for way in rdma):
-        text = "RDMA goes through host memory, without GPUDirect (nvidia-peermem or DMA-BUF is missing, or the network card is far from the GPU)"
+        text = (
+            "RDMA goes through host memory, without GPUDirect (nvidia-peermem or DMA-BUF is missing, or the network "
+            "card is far from the GPU)"
+        )
         found.append(NetworkFinding(host=item.host, level="note", text=text))
     return found
 

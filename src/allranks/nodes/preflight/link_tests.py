@@ -1,11 +1,13 @@
-"""Measure collectives and pairs of ranks, judge their bandwidth, and test all copies between GPUs on the nodes of a preflight.
+"""Measure collectives and pairs of ranks, judge their bandwidth, and test all copies between GPUs on the nodes of a
+preflight.
 
-Results of copy tests are saved next to the runs, so that later runs on the same node respect them. The pair measurement names
-the pair, or the node, that is slower than the others. Bandwidth is compared with what the hardware gives, and with earlier runs.
+Results of copy tests are saved next to the runs, so that later runs on the same node respect them. The pair measurement
+names the pair, or the node, that is slower than the others. Bandwidth is compared with what the hardware gives, and
+with earlier runs.
 
-nccl-tests (doc/PERFORMANCE.md): the algorithm bandwidth is the size by the time. The bus bandwidth is that times a factor of the
-kind and of the number of ranks n, so that it can be compared with the rate of the slowest link for any n. The size of an all-gather is
-what a rank receives, that of a reduce-scatter what it sends.
+nccl-tests (doc/PERFORMANCE.md): the algorithm bandwidth is the size by the time. The bus bandwidth is that times a
+factor of the kind and of the number of ranks n, so that it can be compared with the rate of the slowest link for any n.
+The size of an all-gather is what a rank receives, that of a reduce-scatter what it sends.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ class HardwareLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EarlierRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Bus bandwidths of one earlier run, by ``kind/bytes``. `slow`: it had a slow pair; it is kept, but nothing is compared with it."""
+    """Bus bandwidths of one earlier run, by ``kind/bytes``. `slow`: it had a slow pair; it is kept, but nothing is
+    compared with it."""
 
     time: float
     hosts: list[str]
@@ -162,7 +165,10 @@ def compare_with_hardware(sweep: Sequence[CollectiveTime], limit: HardwareLimit 
     )
     if large is None:
         return ""
-    rate = f"all_reduce of {format_bytes(large.bytes)} by {large.ranks} ranks: bus bandwidth {format_rate(large.bus_bytes_per_s)}"
+    rate = (
+        f"all_reduce of {format_bytes(large.bytes)} by {large.ranks} ranks: bus bandwidth "
+        f"{format_rate(large.bus_bytes_per_s)}"
+    )
     if limit is None:
         return f"{rate}; what the hardware gives is not known"
     share = large.bus_bytes_per_s / limit.bytes_per_s
@@ -171,7 +177,8 @@ def compare_with_hardware(sweep: Sequence[CollectiveTime], limit: HardwareLimit 
 
 
 def history_file(cache: Path, plan: LaunchPlan, probes: Sequence[Probe], policy: NetworkPolicy, procs: int) -> Path:
-    """Return the file of earlier runs on this cluster with as many nodes and ranks, the same GPUs, backend and transport.
+    """Return the file of earlier runs on this cluster with as many nodes and ranks, the same GPUs, backend and
+    transport.
 
     Nodes whose names differ in their numbers alone are taken for nodes of one cluster.
     """
@@ -194,7 +201,8 @@ def add_to_history(path: Path, sweep: Sequence[CollectiveTime], hosts: Sequence[
 
 
 def compare_with_history(sweep: Sequence[CollectiveTime], earlier: Sequence[EarlierRun]) -> str:
-    """Return one sentence about the bandwidths relative to the medians of earlier runs without slow pairs; empty without a sweep."""
+    """Return one sentence about the bandwidths relative to the medians of earlier runs without slow pairs; empty
+    without a sweep."""
     runs = [run for run in earlier if not run.slow]
     shares: list[tuple[float, float, CollectiveTime]] = []
     for one in sweep:
@@ -210,8 +218,9 @@ def compare_with_history(sweep: Sequence[CollectiveTime], earlier: Sequence[Earl
         return f"as fast as in {count}: {statistics.median(s for s, *_ in shares):.0%} of their bus bandwidths"
     when = time.strftime("%Y-%m-%d", time.localtime(runs[-1].time))
     return (
-        f"slower than in {count}: {worst.kind} of {format_bytes(worst.bytes)} has a bus bandwidth of {format_rate(worst.bus_bytes_per_s)}, "
-        f"{share:.0%} of their median {format_rate(usual)} (the last one on {when}, {', '.join(runs[-1].hosts[:8])})"
+        f"slower than in {count}: {worst.kind} of {format_bytes(worst.bytes)} has a bus bandwidth of "
+        f"{format_rate(worst.bus_bytes_per_s)}, {share:.0%} of their median {format_rate(usual)} (the last one on "
+        f"{when}, {', '.join(runs[-1].hosts[:8])})"
     )
 
 
@@ -230,7 +239,10 @@ class CopyResult(msgspec.Struct, frozen=True, kw_only=True):
     def line(self) -> str:
         """Return one line for the terminal."""
         if self.failed:
-            return f"{self.host}: copies between {', '.join(self.failed)} hang or return wrong values; runs on this node do not use peer-to-peer"
+            return (
+                f"{self.host}: copies between {', '.join(self.failed)} hang or return wrong values; runs on this node "
+                "do not use peer-to-peer"
+            )
         told = f" ({self.error})" if self.error else ""
         return f"{self.host}: {self.tested} copies between GPUs were correct{told}"
 
@@ -289,7 +301,8 @@ class RankPair(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def all_reduce_bytes_per_s(self) -> float:
-        """Return the bandwidth of an all-reduce: each of two ranks sends and receives the data once, so this is the load of the link."""
+        """Return the bandwidth of an all-reduce: each of two ranks sends and receives the data once, so this is the
+        load of the link."""
         return self.bytes / self.all_reduce_s
 
     def line(self) -> str:

@@ -1,7 +1,9 @@
-"""Check on the launcher's machine, before any node is contacted: the request, and what `run` and `doctor` need here. No torch.
+"""Check on the launcher's machine, before any node is contacted: the request, and what `run` and `doctor` need here. No
+torch.
 
-`check_request` reads the spec, the model's config, tokenizer and headers, and the first row of the data: less than a second.
-`check_rows` reads and converts every row, as the ranks will. `check_start` makes all checks of this machine; `run` and `doctor` call it.
+`check_request` reads the spec, the model's config, tokenizer and headers, and the first row of the data: less than a
+second. `check_rows` reads and converts every row, as the ranks will. `check_start` makes all checks of this machine;
+`run` and `doctor` call it.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ TIMEOUT_S = 5.0
 
 
 def check_request(spec: RunSpec) -> None:
-    """Refuse what is invalid on any machine: an unknown or unsuitable model, a missing or empty data file, a missing column.
+    """Refuse what is invalid on any machine: an unknown or unsuitable model, a missing or empty data file, a missing
+    column.
 
     Raises:
         SpecError, DataError: with the key and the fix.
@@ -80,7 +83,8 @@ def check_request(spec: RunSpec) -> None:
 
 
 def _check_model_files(name: str) -> None:
-    """Refuse a local folder whose weights are pickles or damaged, or that has no tokenizer; a folder with only a config can be planned.
+    """Refuse a local folder whose weights are pickles or damaged, or that has no tokenizer; a folder with only a config
+    can be planned.
 
     Raises:
         SpecError, EnvironmentNotAble: names the file.
@@ -91,8 +95,8 @@ def _check_model_files(name: str) -> None:
     stored_tensors(folder, name)
     if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
         raise SpecError(
-            f"model.name {name}: this folder has weights but no tokenizer (tokenizer.json, tokenizer.model or vocab.*); copy the tokenizer's "
-            "files of the same model into it"
+            f"model.name {name}: this folder has weights but no tokenizer (tokenizer.json, tokenizer.model or "
+            "vocab.*); copy the tokenizer's files of the same model into it"
         )
 
 
@@ -119,13 +123,13 @@ def _check_script(script: ScriptSpec, python: str | None) -> None:
         return
     if folder.joinpath(*module.split("."), "__init__.py").is_file():
         raise SpecError(
-            f"script.module {module}: this package in {folder} has no __main__.py, so it cannot be started; name one of its modules, such as "
-            f"{module}.train"
+            f"script.module {module}: this package in {folder} has no __main__.py, so it cannot be started; name one "
+            f"of its modules, such as {module}.train"
         )
     if not _is_installed(module):
         raise SpecError(
-            f"script.module {module}: there is no such module in {folder}, the program's working directory, and no installed package has it, or it "
-            "has no __main__.py; set script.workdir to the folder that contains it"
+            f"script.module {module}: there is no such module in {folder}, the program's working directory, and no "
+            "installed package has it, or it has no __main__.py; set script.workdir to the folder that contains it"
         )
 
 
@@ -138,7 +142,8 @@ def _check_source(script: ScriptSpec, python: str | None) -> None:
 
 
 def missing_program_paths(script: ScriptSpec) -> Iterator[tuple[Path, str]]:
-    """Yield the working directory and the file of a program, as the spec has them, if this machine lacks them; each with what to say."""
+    """Yield the working directory and the file of a program, as the spec has them, if this machine lacks them; each
+    with what to say."""
     folder = working_directory(script)
     if script.workdir is not None and not folder.is_dir():
         problem = f"script.workdir {folder}: there is no such folder; current folder: {Path.cwd()}"
@@ -187,9 +192,11 @@ def _check_data(spec: RunSpec, data: DataSpec, classifier: bool | None) -> None:
 
 
 def check_rows(spec: RunSpec) -> None:
-    """Read and convert all rows of local files as the ranks will, so that a row that cannot be used is known before they start.
+    """Read and convert all rows of local files as the ranks will, so that a row that cannot be used is known before
+    they start.
 
-    A file above `MAX_ROW_BYTES`, and one that this machine does not see, is left to the ranks. The result is remembered in the
+    A file above `MAX_ROW_BYTES`, and one that this machine does not see, is left to the ranks. The result is remembered
+    in the
     cache: rows that passed are not read again until the file or the settings change.
 
     Raises:
@@ -293,7 +300,8 @@ def _ask_hub(path: str, key: str, name: str) -> None:
     except (OSError, ValueError) as problem:
         why = getattr(problem, "reason", problem)
         raise EnvironmentNotAble(
-            f"{key} {name}: is neither a local path nor in this machine's cache, and the hub ({base}) is not reachable: {why}; {cure}"
+            f"{key} {name}: is neither a local path nor in this machine's cache, and the hub ({base}) is not "
+            f"reachable: {why}; {cure}"
         ) from None
 
 
@@ -314,7 +322,8 @@ def check_start(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, *, require
         required: refuse to continue if the report has a failed check; False where the caller shows these checks itself.
 
     Raises:
-        SpecError, DataError: the program is not where the spec says, the hub does not know a name, or a row cannot be used.
+        SpecError, DataError: the program is not where the spec says, the hub does not know a name, or a row cannot be
+        used.
         EnvironmentNotAble: this machine lacks something.
     """
     check_paths(spec)
@@ -330,7 +339,8 @@ def check_start(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, *, require
 
 
 def _with_node_checks(report: PreflightReport, spec: RunSpec, plan: LaunchPlan) -> PreflightReport:
-    """Return the report with the checks that ``doctor`` makes of a node that runs ranks; a port is chosen when they start.
+    """Return the report with the checks that ``doctor`` makes of a node that runs ranks; a port is chosen when they
+    start.
 
     Raises:
         EnvironmentNotAble: a check failed that blocks a run.
@@ -348,7 +358,8 @@ def _with_node_checks(report: PreflightReport, spec: RunSpec, plan: LaunchPlan) 
 
 
 def check_paths(spec: RunSpec) -> None:
-    """Refuse a program, an environment or a working directory that is missing here, unless only the nodes may see its folder.
+    """Refuse a program, an environment or a working directory that is missing here, unless only the nodes may see its
+    folder.
 
     Raises:
         SpecError: names key and path.
@@ -361,7 +372,8 @@ def check_paths(spec: RunSpec) -> None:
     image = python is not None and is_container(python)
     if needed is not None and not needed.is_file() and _counts(needed if image else needed.parent.parent, spec):
         raise SpecError(
-            f"cluster.python {python}: there is no {needed}; name a virtual environment's folder, an interpreter, conda:NAME, or a container's image"
+            f"cluster.python {python}: there is no {needed}; name a virtual environment's folder, an interpreter, "
+            "conda:NAME, or a container's image"
         )
     if launcher.uses_slurm and chdir is not None and not Path(chdir).is_dir() and _counts(Path(chdir), spec):
         raise SpecError(
@@ -372,8 +384,8 @@ def check_paths(spec: RunSpec) -> None:
 def _counts(missing: Path, spec: RunSpec) -> bool:
     """Return whether a path that is missing here is missing on the nodes, too, as far as this machine can tell.
 
-    A relative path starts from the current folder, which the nodes share. An absolute one may be in a folder that only they see, such as
-    a folder for temporary files.
+    A relative path starts from the current folder, which the nodes share. An absolute one may be in a folder that only
+    they see, such as a folder for temporary files.
     """
     from allranks.nodes.staging.broadcast import is_node_local  # loads much, and most runs have nothing that is missing
 

@@ -82,7 +82,8 @@ def needed_packages(spec: RunSpec) -> list[str]:
 
 
 def required_packages(spec: RunSpec) -> dict[str, str]:
-    """Return every package that a run needs, each with the command that installs it; those that all ranks import come first."""
+    """Return every package that a run needs, each with the command that installs it; those that all ranks import come
+    first."""
     found = dict.fromkeys(needed_packages(spec), "pip install 'allranks[train]'")
     if is_container(spec.cluster.python) or spec.script is not None:
         return found
@@ -119,7 +120,8 @@ def node_requirements(
 
 
 def node_python(spec: RunSpec) -> str:
-    """Return the interpreter that the nodes must have: that of ``cluster.python`` if it is a path, else the current one.
+    """Return the interpreter that the nodes must have: that of ``cluster.python`` if it is a path, else the current
+    one.
 
     Containers bring their own, and what conda activates is only known inside the job.
     """
@@ -176,7 +178,8 @@ def existing_folder(path: Path) -> Path:
 def write_nonces(required: NodeRequirements) -> Iterator[tuple[NodeRequirements, dict[str, str]]]:
     """Write a file with a secret to every folder that must be shared; removed at the end.
 
-    Yields the requirements with the files' names, and the secret by role. A folder that cannot be written from here gets none.
+    Yields the requirements with the files' names, and the secret by role. A folder that cannot be written from here
+    gets none.
     """
     import secrets
 
@@ -202,7 +205,8 @@ def write_nonces(required: NodeRequirements) -> Iterator[tuple[NodeRequirements,
 
 
 def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root: Path) -> PreflightReport:
-    """Return every check of this machine. Where nodes run the ranks, with an interpreter of their own, its packages do not count."""
+    """Return every check of this machine. Where nodes run the ranks, with an interpreter of their own, its packages do
+    not count."""
     own_ranks, same_python = spec.cluster.launched_by.runs_here, spec.cluster.python is None
     installed_by = required_packages(spec)
     ranks_python = _ask_own_python(spec, list(installed_by) if own_ranks or same_python else [])
@@ -321,6 +325,7 @@ def ask_interpreter(wanted: str, packages: Sequence[str]) -> InterpreterFacts:
     if found.allranks != __version__:
         has = f"has allranks {found.allranks}, not {__version__}" if found.allranks else "has no allranks"
         raise EnvironmentNotAble(
-            f"cluster.python {wanted} {has}, which must start the ranks; install this version there: {found.python} -m pip install allranks=={__version__}"
+            f"cluster.python {wanted} {has}, which must start the ranks; install this version there: {found.python} -m "
+            f"pip install allranks=={__version__}"
         )
     return found

@@ -88,7 +88,10 @@ class TargetNodes(msgspec.Struct, frozen=True, kw_only=True):
 
     def silence_cure(self, host: str, answers: NodeAnswers, why: str) -> str:
         """Return what to do about a node without an answer."""
-        return f"{host} did not answer within {answers.seconds:.0f} s ({why}): exclude it (--exclude-bad, cluster.slurm.exclude)"
+        return (
+            f"{host} did not answer within {answers.seconds:.0f} s ({why}): exclude it (--exclude-bad, "
+            "cluster.slurm.exclude)"
+        )
 
 
 class PreflightResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,5 @@
-"""Connect this node to a few others on the chosen network; print one JSON line. Standard library only, Python 3.8 or later.
+"""Connect this node to a few others on the chosen network; print one JSON line. Standard library only, Python 3.8 or
+later.
 
     python - < connectivity_probe.py          with REQUEST filled in by `srun.program_text`
 
@@ -74,7 +75,8 @@ def sampled_visitors(index: int, nodes: int, seed: str) -> list[int]:
 
 
 def encode_seats(seats: list[list[Any]]) -> str:
-    """Return ``[host, address, [port, ...]]`` of each node as text, one line each, of which a node parses only a few."""
+    """Return ``[host, address, [port, ...]]`` of each node as text, one line each, of which a node parses only a
+    few."""
     return "\n".join(" ".join([host, address, *map(str, ports)]) for host, address, ports in seats)
 
 
@@ -241,7 +243,8 @@ class Sockets:
         return self.node.report()
 
     def _pause_s(self, now: float) -> float:
-        """Return the time until the next event: an attempt, the end of one, a port to open, or the end of the window."""
+        """Return the time until the next event: an attempt, the end of one, a port to open, or the end of the
+        window."""
         waiting = [a.next_s for a in self.node.links.values() if not a.running and a.reached_ms is None]
         ends = [conversation.until for conversation in self.open.values()]
         soonest = min([self.node.deadline, now + POLL_S, *waiting, *ends, *self.to_open.values()])

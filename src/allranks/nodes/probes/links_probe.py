@@ -1,17 +1,19 @@
 """Test copies between the GPUs of a node, and measure collectives and pairs of ranks. Runs on the nodes, with torch.
 
     python -m allranks.nodes.probes.links_probe copies --json-args '{"devices": null, "limit_s": 20}'
-    python -m allranks.nodes.probes.links_probe pairs < request.json    {"hosts": ["n1", "n2"], "environment": {...}, "port": 21000, ...}
+    python -m allranks.nodes.probes.links_probe pairs < request.json    {"hosts": ["n1", "n2"], "environment": {...},
+    "port": 21000, ...}
 
-``copies`` tests copies between all pairs of GPUs of one node and compares every value. A pair with broken peer-to-peer does not fail: it
-hangs, or copies wrong values. So the copies run in a separate process, which reports each copy before it starts; if it hangs, it is
-killed, the pair has failed, and another process continues.
+``copies`` tests copies between all pairs of GPUs of one node and compares every value. A pair with broken peer-to-peer
+does not fail: it hangs, or copies wrong values. So the copies run in a separate process, which reports each copy before
+it starts; if it hangs, it is killed, the pair has failed, and another process continues.
 
-``pairs`` measures collectives of all ranks by size, then copies and all-reduces between pairs of ranks. Its request grows with the number of
-nodes, so it is passed on standard input: one argument has at most 128 KiB. Started once per node, the program starts its ranks itself.
-Pairs are measured in rounds of a round-robin tournament: no rank is in two pairs of a round, and between nodes no node is, so that pairs
-of a round share no link. All rounds of n ranks take n - 1 times as long as one pair; after log2(n) rounds each node has been measured with
-as many others. Rank 0 prints, also if the time ends before the last round.
+``pairs`` measures collectives of all ranks by size, then copies and all-reduces between pairs of ranks. Its request
+grows with the number of nodes, so it is passed on standard input: one argument has at most 128 KiB. Started once per
+node, the program starts its ranks itself. Pairs are measured in rounds of a round-robin tournament: no rank is in two
+pairs of a round, and between nodes no node is, so that pairs of a round share no link. All rounds of n ranks take n - 1
+times as long as one pair; after log2(n) rounds each node has been measured with as many others. Rank 0 prints, also if
+the time ends before the last round.
 """
 
 from __future__ import annotations
@@ -80,7 +82,8 @@ def _plain(pair: str) -> str:
 def _watch(
     command: Sequence[str], request: dict[str, Any], limit_s: float, done: list[str], failed: list[str]
 ) -> tuple[str | None, int | None, str]:
-    """Follow one process until its end or first hang; return the pair in which it hung or died, its exit code and last output."""
+    """Follow one process until its end or first hang; return the pair in which it hung or died, its exit code and last
+    output."""
     process = subprocess.Popen(
         [*command, "--json-args", json.dumps(request)],
         env={**os.environ, COPIES_CHILD: "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
@@ -230,7 +233,8 @@ def measure(request: dict[str, Any], rank: int) -> None:
 
 
 def tournament(players: int) -> list[list[Pair]]:
-    """Return rounds of disjoint pairs in which each two players meet once (circle method); with an odd number one rests in each."""
+    """Return rounds of disjoint pairs in which each two players meet once (circle method); with an odd number one rests
+    in each."""
     seats = [*range(players), *([-1] if players % 2 else [])]
     rounds = []
     for _ in range(len(seats) - 1):
@@ -242,7 +246,8 @@ def tournament(players: int) -> list[list[Pair]]:
 
 
 def rounds_of(nodes: int, procs: int) -> list[list[Pair]]:
-    """Return the rounds: pairs within all nodes at a time, then between nodes the first rank of each node, then the second, and so on."""
+    """Return the rounds: pairs within all nodes at a time, then between nodes the first rank of each node, then the
+    second, and so on."""
     within = [[(n * procs + a, n * procs + b) for n in range(nodes) for a, b in pairs] for pairs in tournament(procs)]
     between = tournament(nodes)
     return [*within, *([(a * procs + i, b * procs + i) for a, b in pairs] for i in range(procs) for pairs in between)]
@@ -321,7 +326,8 @@ class Ranks:
         return best, done, len(rounds)
 
     def _group(self, members: list[int]) -> Any:
-        """Create a group without the other ranks. Each rank creates one per round, also if it rests: its name contains their number."""
+        """Create a group without the other ranks. Each rank creates one per round, also if it rests: its name contains
+        their number."""
         return self._dist.new_group(members, timeout=timedelta(seconds=LIMIT_S), use_local_synchronization=True)
 
     def _pair(self, pair: Pair, group: Any, size: int) -> dict[str, float]:

@@ -1,10 +1,11 @@
-"""Collect facts about one node and print them as one JSON line. Standard library only: allranks need not be installed there.
+"""Collect facts about one node and print them as one JSON line. Standard library only: allranks need not be installed
+there.
 
-    python probe.py --json-args '{"packages": ["torch"], "folders": [{"role": "run", "path": "/data/runs", "write": true}]}'
-    python - --json-args '{...}' < probe.py
+    python probe.py --json-args '{"packages": ["torch"], "folders": [{"role": "run", "path": "/data/runs", "write":
+    true}]}' python - --json-args '{...}' < probe.py
 
-The probe reports facts; `checks` evaluates them. Calls that may hang (a dead file system, a name server, a driver) run in a
-thread or process with a time limit, and their failure is reported as well.
+The probe reports facts; `checks` evaluates them. Calls that may hang (a dead file system, a name server, a driver) run
+in a thread or process with a time limit, and their failure is reported as well.
 """
 
 from __future__ import annotations
@@ -171,7 +172,8 @@ def package(name: str) -> dict[str, str | None]:
 def has_module(name: str) -> bool:
     """Return whether a module can be found, without importing it or its packages.
 
-    A folder without ``__init__.py`` counts if it holds something. A submodule that is not found counts if its package may add it.
+    A folder without ``__init__.py`` counts if it holds something. A submodule that is not found counts if its package
+    may add it.
     """
     top, *parts = name.split(".")
     try:
@@ -194,7 +196,8 @@ def has_module(name: str) -> bool:
 
 @contextlib.contextmanager
 def program_folder_left_out() -> Iterator[None]:
-    """Take this process's working directory from the start of ``sys.path``: the ranks have the program's folder there."""
+    """Take this process's working directory from the start of ``sys.path``: the ranks have the program's folder
+    there."""
     given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]  # noqa: PTH100
     kept = list(sys.path)
     try:
@@ -207,7 +210,8 @@ def program_folder_left_out() -> Iterator[None]:
 
 
 def adds_modules(path: str) -> bool:
-    """Return whether the source of a package may make modules that have no file, or look for them elsewhere; also if it cannot be read."""
+    """Return whether the source of a package may make modules that have no file, or look for them elsewhere; also if it
+    cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace") if path.endswith(".py") else ""
     except OSError:
@@ -216,7 +220,8 @@ def adds_modules(path: str) -> bool:
 
 
 def is_cached(path: str) -> bool:
-    """Return whether a folder of the hub's cache holds a snapshot, or one of prepared data something; an interrupted download has no snapshot."""
+    """Return whether a folder of the hub's cache holds a snapshot, or one of prepared data something; an interrupted
+    download has no snapshot."""
     pattern = "snapshots/*/*" if Path(path).name.startswith(("models--", "datasets--")) else "*"
     try:
         return next(Path(path).glob(pattern), None) is not None
@@ -272,7 +277,8 @@ def imports(names: list[str], limit_s: float) -> dict[str, dict[str, Any]]:
 
 
 def folder(request: dict[str, Any]) -> dict[str, Any]:
-    """Return facts about a path, or about the files of a pattern: whether they exist, free space, content; whether it is writable."""
+    """Return facts about a path, or about the files of a pattern: whether they exist, free space, content; whether it
+    is writable."""
     path = Path(request["path"])
     matches = () if path.exists() else tuple(n for n in glob.glob(str(path), recursive=True) if os.path.isfile(n))  # noqa: PTH113, PTH207
     facts: dict[str, Any] = {"exists": path.exists() or bool(matches), "free_bytes": None}
@@ -288,7 +294,8 @@ def folder(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_nonce(path: Path) -> str | None:
-    """Return the launcher's secret: a node that reads it sees the launcher's folder, not another one of the same name."""
+    """Return the launcher's secret: a node that reads it sees the launcher's folder, not another one of the same
+    name."""
     deadline = time.monotonic() + NONCE_WAIT_S
     while True:
         text = read(str(path))
@@ -315,7 +322,8 @@ def write_error(path: Path) -> str | None:
 
 
 def fingerprint(path: Path, matches: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return a digest of names, sizes and parts of evenly chosen files; without times, so that a copy has the same digest.
+    """Return a digest of names, sizes and parts of evenly chosen files; without times, so that a copy has the same
+    digest.
 
     Args:
         matches: the files, if `path` is a pattern.
@@ -345,7 +353,8 @@ def fingerprint(path: Path, matches: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def graphics() -> dict[str, Any]:
-    """Return GPUs, pairs without peer access, and the topology; empty without a driver. AMD GPUs only without nvidia-smi."""
+    """Return GPUs, pairs without peer access, and the topology; empty without a driver. AMD GPUs only without
+    nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return {"gpus": amd(), "p2p": None, "topo": None}
     fields = "index,name,driver_version,memory.total,ecc.errors.uncorrected.volatile.total"
@@ -360,7 +369,8 @@ def graphics() -> dict[str, Any]:
 
 
 def amd(nodes: str = "/sys/class/kfd/kfd/topology/nodes", devices: str = "/dev/dri") -> list[dict[str, Any]]:
-    """Return the AMD GPUs whose device this process can open, as `allranks.utils.machine.amd_gpus` does on one machine."""
+    """Return the AMD GPUs whose device this process can open, as `allranks.utils.machine.amd_gpus` does on one
+    machine."""
     found = []
     for node in sorted((p for p in Path(nodes).glob("*") if p.name.isdigit()), key=lambda p: int(p.name)):
         facts = dict(line.split(None, 1) for line in read(f"{node}/properties").splitlines() if " " in line)
@@ -395,7 +405,8 @@ def smi(*words: str) -> str:
 
 
 def infiniband(root: str = "/sys/class/infiniband") -> list[dict[str, Any]]:
-    """Return every port of every RDMA device: state, rate, NUMA node, interfaces, and addresses (GIDs) with their types."""
+    """Return every port of every RDMA device: state, rate, NUMA node, interfaces, and addresses (GIDs) with their
+    types."""
     found = []
     for port in sorted(Path(root).glob("*/ports/*")):
         device, rate = port.parent.parent, re.match(r"[\d.]+", read(f"{port}/rate"))
@@ -413,7 +424,8 @@ def infiniband(root: str = "/sys/class/infiniband") -> list[dict[str, Any]]:
 
 
 def gids(port: Path) -> list[dict[str, Any]]:
-    """Return index, address, type (``RoCE v2``) and interface of every GID that is set. The kernel has 256 entries, most of them zero."""
+    """Return index, address, type (``RoCE v2``) and interface of every GID that is set. The kernel has 256 entries,
+    most of them zero."""
     found = []
     for index in sorted(int(path.name) for path in port.glob("gids/*") if path.name.isdigit()):
         gid = read(f"{port}/gids/{index}")
@@ -424,7 +436,8 @@ def gids(port: Path) -> list[dict[str, Any]]:
 
 
 def gpu_pci(root: str = "/sys/bus/pci/devices") -> list[dict[str, Any]]:
-    """Return NVIDIA GPUs on the PCI bus: NUMA node, kind of IOMMU domain, and bridges above them that redirect peer traffic.
+    """Return NVIDIA GPUs on the PCI bus: NUMA node, kind of IOMMU domain, and bridges above them that redirect peer
+    traffic.
 
     `iommu` is ``DMA`` or ``DMA-FQ`` (addresses are translated), ``identity`` (passed through), or None (no IOMMU, or
     unknown). `acs` is None if the registers cannot be read, which needs root.
@@ -442,7 +455,8 @@ def gpu_pci(root: str = "/sys/bus/pci/devices") -> list[dict[str, Any]]:
 
 
 def acs(bridge: Path) -> str | None:
-    """Return the bridge's name if it redirects traffic between devices below it to the CPU, empty if not, None if unknown.
+    """Return the bridge's name if it redirects traffic between devices below it to the CPU, empty if not, None if
+    unknown.
 
     PCI Express extended capability 13, control register at offset 6: bit 2 redirects requests, bit 3 completions.
     """

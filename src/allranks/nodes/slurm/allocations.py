@@ -105,7 +105,8 @@ test_only.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for 
 def refusal(slurm: Slurm, cluster: ClusterSpec, said: str) -> SpecError | EnvironmentNotAble:
     """Return the error for a refusal of sbatch, with the key of the spec that it is about.
 
-    If several keys may be the cause, the request is repeated without each of them: the key without which Slurm accepts the job is named.
+    If several keys may be the cause, the request is repeated without each of them: the key without which Slurm accepts
+    the job is named.
     """
     if CONTACT.search(said):
         return EnvironmentNotAble(f"Slurm ({slurm.label}) does not answer sbatch: {said}")
@@ -119,7 +120,8 @@ def refusal(slurm: Slurm, cluster: ClusterSpec, said: str) -> SpecError | Enviro
 
 
 def _not_usable(slurm: Slurm, cluster: ClusterSpec, said: str) -> str:
-    """Return which nodes of the partition start no job, with their reasons, where a refusal may be about them; else an empty text."""
+    """Return which nodes of the partition start no job, with their reasons, where a refusal may be about them; else an
+    empty text."""
     if not UNAVAILABLE.search(said):
         return ""
     bad = [node for node in slurm.node_list(_partition(cluster)) or () if not node.usable]
@@ -130,12 +132,16 @@ def _not_usable(slurm: Slurm, cluster: ClusterSpec, said: str) -> str:
 
 
 def waiting_note(slurm: Slurm, cluster: ClusterSpec) -> str:
-    """Return that a job of the spec would wait because its partition is down; empty if it is up, or if Slurm does not say."""
+    """Return that a job of the spec would wait because its partition is down; empty if it is up, or if Slurm does not
+    say."""
     nodes = slurm.node_list(_partition(cluster)) or ()
     if {node.partition_state for node in nodes} != {"down"}:
         return ""
     name = ", ".join(dict.fromkeys(node.partition for node in nodes))
-    return f"cluster.slurm.partition {name}: it is down, so a job waits until an administrator opens it again; see `sinfo -s`"
+    return (
+        f"cluster.slurm.partition {name}: it is down, so a job waits until an administrator opens it again; see `sinfo "
+        "-s`"
+    )
 
 
 def _partition(cluster: ClusterSpec) -> str | None:
@@ -226,7 +232,8 @@ def _wait_for_nodes(process: subprocess.Popen[str], cluster: ClusterSpec, wait_s
         return words[0], words[1]
     if readers[0].is_alive():
         raise EnvironmentNotAble(
-            f"{cluster.nodes} nodes were not free within {wait_s:g} s (squeue shows who uses them): wait longer with --wait-s"
+            f"{cluster.nodes} nodes were not free within {wait_s:g} s (squeue shows who uses them): wait longer with "
+            "--wait-s"
         )
     readers[1].join(1)
     why = " ".join(line.strip() for line in said[-3:])

@@ -3,8 +3,8 @@
 The formats are those of Slurm 21.08 to 25.05. ``scontrol --oneliner`` prints ``Key=value`` pairs on one line without
 quoting, and a few values are free text with spaces and possibly further ``Key=`` pairs (a job's name and comment, a
 node's reason). Keys are therefore read from the part of the line without free text, and the first occurrence counts.
-Unknown keys are ignored. A value that Slurm prints as unknown (``Unknown``, ``N/A``, ``None``, ``(null)``, ``UNLIMITED``,
-``INVALID``) becomes None.
+Unknown keys are ignored. A value that Slurm prints as unknown (``Unknown``, ``N/A``, ``None``, ``(null)``,
+``UNLIMITED``, ``INVALID``) becomes None.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ class NoAnswer(msgspec.Struct, frozen=True):
 
 
 def parse_jobs(text: str) -> list[JobInfo]:
-    """Parse the output of ``scontrol show job --oneliner``: one record per job, array task or heterogeneous component."""
+    """Parse the output of ``scontrol show job --oneliner``: one record per job, array task or heterogeneous
+    component."""
     return [job for part in _RECORD.split(text) if part.startswith("JobId=") and (job := _job(part)) is not None]
 
 
@@ -220,7 +221,8 @@ def parse_partitions(text: str) -> list[PartitionGres]:
 
 
 def parse_partition_limits(text: str) -> list[PartitionLimits]:
-    """Parse the output of ``sinfo --noheader --format=%P|%l|%s``: name, longest time, smallest and largest number of nodes."""
+    """Parse the output of ``sinfo --noheader --format=%P|%l|%s``: name, longest time, smallest and largest number of
+    nodes."""
     rows = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 2]
     return [
         PartitionLimits(
@@ -250,7 +252,8 @@ def partition_gpus(found: Iterable[PartitionGres], partition: str | None) -> int
 
 
 def parse_sacct(text: str, job: str) -> JobInfo | None:
-    """Parse the first line of ``sacct --parsable2 --noheader --allocations --format=State,ExitCode``; None if there is none."""
+    """Parse the first line of ``sacct --parsable2 --noheader --allocations --format=State,ExitCode``; None if there is
+    none."""
     line = next((line for line in text.splitlines() if re.match(r"[A-Z]", line)), "")
     text_state, _, code = line.partition("|")
     state, flags, by = job_state(text_state)
@@ -335,8 +338,8 @@ def _ended_early(info: JobInfo, now: float) -> bool:
 def is_lost(node: NodeInfo | NoAnswer | None) -> bool | None:
     """Return whether Slurm has given up a node, so that no job on it continues; None if unknown.
 
-    A node that does not respond but is not DOWN is not known to be lost: slurmctld marks it after one unanswered ping and
-    sets it DOWN after SlurmdTimeout. `NodeInfo.responding` distinguishes the two. Draining nodes finish their jobs.
+    A node that does not respond but is not DOWN is not known to be lost: slurmctld marks it after one unanswered ping
+    and sets it DOWN after SlurmdTimeout. `NodeInfo.responding` distinguishes the two. Draining nodes finish their jobs.
     """
     if not isinstance(node, NodeInfo):
         return None

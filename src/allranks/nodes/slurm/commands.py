@@ -1,4 +1,5 @@
-"""Call sbatch, scontrol, squeue, sinfo, sacct and scancel, each with a time limit; name the key of a spec that a refusal is about.
+"""Call sbatch, scontrol, squeue, sinfo, sacct and scancel, each with a time limit; name the key of a spec that a
+refusal is about.
 
 The output is parsed in `allranks.nodes.slurm.answers`. "Slurm does not know the job" and "Slurm did not answer"
 are always different results: a restarting controller gives no information about a job.
@@ -146,7 +147,8 @@ class Slurm:
         except subprocess.TimeoutExpired:
             _end(process)
             raise EnvironmentNotAble(
-                f"Slurm ({self.label}): {argv[0]} did not answer within {timeout_s:g} s; check that slurmctld is running"
+                f"Slurm ({self.label}): {argv[0]} did not answer within {timeout_s:g} s; check that slurmctld is "
+                "running"
             ) from None
         except BaseException:
             _end(process)
@@ -323,7 +325,8 @@ def find_slurm(cwd: Path, *, timeout_s: float = TRY_TIMEOUT_S) -> Slurm:
     if box is not None:
         return Slurm(box.command_prefix(cwd), f"the cluster in a box {box.name!r}")
     raise EnvironmentNotAble(
-        "cluster.launcher is slurm, but no Slurm answers on this machine and no cluster in a box is running; use a login node, or run: allranks cluster up"
+        "cluster.launcher is slurm, but no Slurm answers on this machine and no cluster in a box is running; use a "
+        "login node, or run: allranks cluster up"
     )
 
 
@@ -352,7 +355,8 @@ def without(cluster: ClusterSpec, key: str) -> ClusterSpec | None:
 def over_limits(cluster: ClusterSpec, limits: Sequence[PartitionLimits], default: str | None) -> list[str]:
     """Return the keys that exceed the limits of every partition that may run the job.
 
-    Slurm accepts such a job unless its administrator set EnforcePartLimits. A QOS may lift the limits, so nothing is reported if the spec has one.
+    Slurm accepts such a job unless its administrator set EnforcePartLimits. A QOS may lift the limits, so nothing is
+    reported if the spec has one.
 
     Args:
         default: the partition if the spec names none; None: Slurm's default.

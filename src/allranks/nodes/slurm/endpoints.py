@@ -1,7 +1,8 @@
 """Find a Slurm cluster in namespaces of this machine, by the file that it publishes while it is running.
 
-``cluster up`` writes the file ``client.json`` into the folder of a box as its last step, and ``cluster down`` removes it first. The file
-contains the prefix that enters the cluster, and the process that must be alive for it to be valid. Slurm clients read only this file.
+``cluster up`` writes the file ``client.json`` into the folder of a box as its last step, and ``cluster down`` removes
+it first. The file contains the prefix that enters the cluster, and the process that must be alive for it to be valid.
+Slurm clients read only this file.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class SlurmEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str]
 
     def is_alive(self) -> bool:
-        """Return whether the login node is the published process. On a node the pid belongs to another process, or to none."""
+        """Return whether the login node is the published process. On a node the pid belongs to another process, or to
+        none."""
         return (boot_id(), start_ticks(self.pid)) == (self.boot_id, self.start_ticks)
 
     def command_prefix(self, cwd: Path | str) -> list[str]:
@@ -89,7 +91,8 @@ def _mount_points() -> set[str]:
 
 
 def read_endpoint(folder: Path) -> SlurmEndpoint | None:
-    """Return the cluster whose state is in this folder; None if it is not running, or if others could have written its file."""
+    """Return the cluster whose state is in this folder; None if it is not running, or if others could have written its
+    file."""
     try:
         with open_regular(folder / CLIENT_FILE) as file:
             found = os.fstat(file.fileno())

@@ -1,8 +1,8 @@
 """Run commands on the nodes of a job with srun, in bounded time.
 
-A program is passed on standard input, so a node only needs an interpreter; if the launcher's interpreter is missing there,
-another one is used and the answer says so. The srun of the agents' job step ends in bounded time even if it cannot reach its
-tasks.
+A program is passed on standard input, so a node only needs an interpreter; if the launcher's interpreter is missing
+there, another one is used and the answer says so. The srun of the agents' job step ends in bounded time even if it
+cannot reach its tasks.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def program_text(name: str, request: Any = None) -> str:
 
     Args:
         name: its file name.
-        request: data that grows with the number of nodes. It replaces the program's line ``REQUEST = ""`` and is so passed
-            on standard input: Linux refuses an argument of more than 128 KiB, 1,700 nodes' addresses.
+        request: data that grows with the number of nodes. It replaces the program's line ``REQUEST = ""`` and is so
+            passed on standard input: Linux refuses an argument of more than 128 KiB, 1,700 nodes' addresses.
     """
     text = (Path(__file__).parents[1] / "probes" / name).read_text(encoding="utf-8")
     if request is None:
@@ -147,8 +147,8 @@ def python_command(python: str, request: dict[str, Any] | None = None) -> list[s
 def compress_hosts(hosts: Iterable[str]) -> str:
     """Return names in Slurm's compressed form: ``n1,n2,n3,login`` becomes ``n[1-3],login``.
 
-    Only a number at the end of a name is compressed; leading zeros are kept. 10,000 uncompressed names can exceed Linux's limit
-    of 128 KiB for one argument.
+    Only a number at the end of a name is compressed; leading zeros are kept. 10,000 uncompressed names can exceed
+    Linux's limit of 128 KiB for one argument.
     """
     plain: list[str] = []
     groups: dict[tuple[str, int], list[int]] = {}
@@ -206,7 +206,8 @@ def run_with_srun(
     text: str | None = None,
     cpus: int = 1,
 ) -> NodeAnswers:
-    """Run one srun with one task per node. `text` is every task's standard input; without, it is closed. `--export` is not changed.
+    """Run one srun with one task per node. `text` is every task's standard input; without, it is closed. `--export` is
+    not changed.
 
     The nodes belong to the job, or to that of this process. Failures on nodes raise no exception.
     """
@@ -253,7 +254,8 @@ def run_command(command: list[str], timeout_s: float, text: str | None) -> NodeA
 
 
 def join_pieces(lines: Sequence[OutputLine]) -> list[OutputLine]:
-    """Join the pieces of all tasks, which arrive in any order among tasks, to lines; the time is that of the last piece."""
+    """Join the pieces of all tasks, which arrive in any order among tasks, to lines; the time is that of the last
+    piece."""
     whole: list[OutputLine] = []
     begun: dict[str, str] = {}
     for line in lines:
@@ -281,7 +283,8 @@ def write_stdin(stream: Any, text: str | None) -> None:
 
 
 def wait_or_end(process: subprocess.Popen[str], timeout_s: float, grace_s: float = GRACE_S) -> int | None:
-    """Return the exit code of a process; None if it had to be ended after the time limit, by SIGTERM and then by SIGKILL."""
+    """Return the exit code of a process; None if it had to be ended after the time limit, by SIGTERM and then by
+    SIGKILL."""
     try:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:

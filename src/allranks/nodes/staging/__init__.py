@@ -1,4 +1,5 @@
-"""Stage code, packages, model and data for nodes without access to them: build once, send where missing, verify, remove.
+"""Stage code, packages, model and data for nodes without access to them: build once, send where missing, verify,
+remove.
 
 bundle = build(spec)                                        # on the login node, or: allranks stage SPEC
 with staged(bundle, Allocation.current()) as manifest:      # inside the job

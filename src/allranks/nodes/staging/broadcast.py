@@ -1,16 +1,17 @@
-"""Stage a bundle in a running job: query what each node lacks, send it with sbcast or srun, verify it there, remove it at the end.
+"""Stage a bundle in a running job: query what each node lacks, send it with sbcast or srun, verify it there, remove it
+at the end.
 
     with staged(bundle, Allocation.current()) as manifest:
         manifest.save(run.stage)
         ...                             # start each node's agent with manifest.of(node)
 
-sbcast before Slurm 24.11 has no node list option, but it sends to the nodes of a job step: so a small step is started on
-the nodes that lack something, creates the folder, and waits while ``sbcast --jobid=JOB.STEP`` writes there. If sbcast does not
-work, the same step receives the archives through srun's standard input. Helper steps run node.py, one task per node, and
-exchange JSON through srun.
+sbcast before Slurm 24.11 has no node list option, but it sends to the nodes of a job step: so a small step is started
+on the nodes that lack something, creates the folder, and waits while ``sbcast --jobid=JOB.STEP`` writes there. If
+sbcast does not work, the same step receives the archives through srun's standard input. Helper steps run node.py, one
+task per node, and exchange JSON through srun.
 
-Files that only the login node sees are packed before the job is submitted, the others inside the job, and only if some node
-lacks them.
+Files that only the login node sees are packed before the job is submitted, the others inside the job, and only if some
+node lacks them.
 """
 
 from __future__ import annotations
@@ -219,9 +220,9 @@ def staged(
         python = bundle.python
         if none := sorted(name for name, a in lacking.items() if "env" in a["lacks"] and not a["python"]):
             raise EnvironmentNotAble(
-                f"{', '.join(none)}: the packages are missing, and there is no Python {python.version} ({python.soabi}) to run "
-                f"staged ones (tried: {', '.join(python.candidates)}); load one with cluster.modules or cluster.setup, or "
-                "exclude the node"
+                f"{', '.join(none)}: the packages are missing, and there is no Python {python.version} "
+                f"({python.soabi}) to run staged ones (tried: {', '.join(python.candidates)}); load one with "
+                "cluster.modules or cluster.setup, or exclude the node"
             )
         sent, used = 0, set()
         for names, parts in _groups(bundle, lacking):

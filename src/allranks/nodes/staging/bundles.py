@@ -160,7 +160,8 @@ def checked_sources(
     for name, folder in editable_packages(Path(sysconfig.get_paths()["purelib"])).items() if packages else ():
         if name != "allranks" and not any(Path(folder) == part.path for part in parts):
             log(
-                f"note: {name} is installed in editable mode from {folder} and is not in the bundle; install it without -e"
+                f"note: {name} is installed in editable mode from {folder} and is not in the bundle; install it "
+                "without -e"
             )
     return parts
 
@@ -180,7 +181,8 @@ def assemble(
         store.chmod(0o700)  # code and data of one user, in a cache that may be shared
     except OSError as error:
         raise EnvironmentNotAble(
-            f"bundles cannot be kept in {store}: {error.strerror}: {owner_of(store)}; choose another with --set cluster.cache=FOLDER"
+            f"bundles cannot be kept in {store}: {error.strerror}: {owner_of(store)}; choose another with --set "
+            "cluster.cache=FOLDER"
         ) from None
     parts = [*(_pack_part(source, store, log) for source in found), *packed]
     key = hashlib.sha256("".join(f"{part.name} {part.sha256}\n" for part in parts).encode()).hexdigest()[:32]

@@ -1,4 +1,5 @@
-"""Describe what each node of a job uses, the shared or the staged copy of each part, with its environment. Saved as stage.json.
+"""Describe what each node of a job uses, the shared or the staged copy of each part, with its environment. Saved as
+stage.json.
 
 Nodes without network get variables that keep Hugging Face's libraries offline, each with its reason.
 """
@@ -69,7 +70,8 @@ class NodeStage(msgspec.Struct, frozen=True, kw_only=True):
     variables: list[EnvVar]
 
     def environment(self, inherited: str | None = None) -> dict[str, str]:
-        """Return the variables to set on this node; ``inherited`` is a PYTHONPATH that is appended to the staged folders."""
+        """Return the variables to set on this node; ``inherited`` is a PYTHONPATH that is appended to the staged
+        folders."""
         values = {v.name: v.value for v in self.variables if v.value is not None}
         if self.python_path:
             values["PYTHONPATH"] = ":".join([*self.python_path, *([inherited] if inherited else [])])
@@ -95,10 +97,11 @@ class StageManifest(msgspec.Struct, frozen=True, kw_only=True):
         raise KeyError(node)
 
     def python(self, default: Sequence[str] | None = None) -> list[str]:
-        """Return the command that replaces Python in one srun over all nodes: each node uses its own, with its variables.
+        """Return the command that replaces Python in one srun over all nodes: each node uses its own, with its
+        variables.
 
-        `default` starts Python on nodes that have the packages; if it is not given, the interpreter that built the bundle
-        does (the current interpreter may itself be staged).
+        `default` starts Python on nodes that have the packages; if it is not given, the interpreter that built the
+        bundle does (the current interpreter may itself be staged).
         """
         default = default or [self.interpreter]
         cases: dict[str, list[str]] = {}

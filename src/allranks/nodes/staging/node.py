@@ -1,8 +1,9 @@
-"""Run staging on a node: verify and unpack archives. Standard library only, Python 3.8 or later: it is sent there as source text.
+"""Run staging on a node: verify and unpack archives. Standard library only, Python 3.8 or later: it is sent there as
+source text.
 
 The text arrives on standard input, followed by one line of JSON, the request: ``ask`` (which parts are missing here),
-``receive`` (receive parts, verify them, unpack them) or ``remove``. Answers are lines ``@allranks NODE I N FRAGMENT``: short,
-because srun may mix long lines of several nodes.
+``receive`` (receive parts, verify them, unpack them) or ``remove``. Answers are lines ``@allranks NODE I N FRAGMENT``:
+short, because srun may mix long lines of several nodes.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ SAMPLE_BYTES = 1 << 16
 BLOCK = 1 << 20
 FRAGMENT = 600
 ABOUT_PYTHON = (
-    "import sys,sysconfig;"
-    "print('%d.%d' % sys.version_info[:2],sysconfig.get_config_var('SOABI'),getattr(sys,'_base_executable',sys.executable),sep='\\n')"
+    "import sys,sysconfig;print('%d.%d' % "
+    "sys.version_info[:2],sysconfig.get_config_var('SOABI'),getattr(sys,'_base_executable',sys.executable),sep='\\n"
+    "')"
 )
 
 
@@ -36,7 +38,8 @@ class Refused(Exception):
 def identity(root: str, names: list[str]) -> str | None:
     """Return a hash of these files below `root` (or of the file `root`, for the name ""); None if one is missing.
 
-    Files above 1 MiB are identified by their size and three samples, so that a network file system is not read completely.
+    Files above 1 MiB are identified by their size and three samples, so that a network file system is not read
+    completely.
     """
     digest = hashlib.sha256()
     try:
@@ -59,7 +62,8 @@ def unpack(archive: str, target: str, sha256: str) -> None:
     """Unpack into the new folder `target`, which only appears if the archive is complete and the one that was packed.
 
     Raises:
-        Refused: it has another hash, or entries that no bundle has: outside of the folder, devices, links to other places.
+        Refused: it has another hash, or entries that no bundle has: outside of the folder, devices, links to other
+        places.
     """
     digest = hashlib.sha256()
     with open(archive, "rb") as file:
@@ -126,7 +130,8 @@ def find_python(need: dict[str, Any]) -> str | None:
 
 
 def job_root() -> str:
-    """Return the folder of this user's jobs on this node: below the first suitable of SLURM_TMPDIR, TMPDIR, /tmp, /var/tmp."""
+    """Return the folder of this user's jobs on this node: below the first suitable of SLURM_TMPDIR, TMPDIR, /tmp,
+    /var/tmp."""
     bases = [os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/tmp", "/var/tmp"]  # noqa: S108
     base = next((b for b in bases if b and will_do(b)), "/tmp")  # noqa: S108
     return os.path.join(base, f"allranks-{os.getuid()}")

@@ -1,4 +1,5 @@
-"""List the files of every part that nodes may lack: code, Python packages, model, data, from folders or the Hugging Face cache.
+"""List the files of every part that nodes may lack: code, Python packages, model, data, from folders or the Hugging
+Face cache.
 
 For each part: its files, its path on nodes that have it, and the files that show that they have it. Only reads files.
 """
@@ -102,7 +103,8 @@ def environment_source(site: Path, prefix: Path | None = None) -> PartFiles:
 
 
 def is_allranks_file(path: Path, site: Path) -> bool:
-    """Return whether a file belongs to the installed allranks, a separate part: reinstalling it does not change the others."""
+    """Return whether a file belongs to the installed allranks, a separate part: reinstalling it does not change the
+    others."""
     top = path.relative_to(site).parts[0]
     return top == "allranks" or top.startswith("allranks-") or top in ("_editable_impl_allranks.pth", "__pycache__")
 
@@ -190,7 +192,8 @@ def _shards(folder: Path) -> set[str]:
 
 
 def cached_dataset(name: str, config: str | None, revision: str | None) -> tuple[Path, Path, str]:
-    """Return cache, folder and commit of a prepared data set of the hub: ``<cache>/<owner>___<name>/<config>/<version>/<commit>``.
+    """Return cache, folder and commit of a prepared data set of the hub:
+    ``<cache>/<owner>___<name>/<config>/<version>/<commit>``.
 
     Raises:
         EnvironmentNotAble: that revision is missing here, or there are several and none is pinned.
@@ -229,7 +232,8 @@ class RequestedPart:
 
 
 def part_files(spec: RunSpec, *, packages: bool = True, without: Collection[str] = ()) -> list[PartFiles]:
-    """Return every part that nodes need for a spec, except those in ``without``; ``packages=False`` omits the Python packages.
+    """Return every part that nodes need for a spec, except those in ``without``; ``packages=False`` omits the Python
+    packages.
 
     Raises:
         SpecError, DataError: the script, the model folder or the data file does not exist.
@@ -291,7 +295,8 @@ def _program(script: ScriptSpec, file: Path) -> PartFiles:
 
 
 def project_source(script: Path, top: Path | None = None) -> PartFiles:
-    """Return the project of a script: the nearest parent folder with .git or pyproject.toml, else the script's own folder.
+    """Return the project of a script: the nearest parent folder with .git or pyproject.toml, else the script's own
+    folder.
 
     In a git work tree, ignored files are omitted. A script directly in a home folder or a folder for temporary files,
     which contain unrelated files, is sent alone.
@@ -315,8 +320,8 @@ def project_source(script: Path, top: Path | None = None) -> PartFiles:
     if total > MAX_PROJECT_BYTES:
         large = sorted(names, key=lambda n: -(root / n).stat().st_size)[:3]
         raise SpecError(
-            f"script.path: the project {root} has {total >> 20} MiB (largest: {', '.join(map(str, large))}), too much to send as code; "
-            "move data out of it, or list it in .gitignore"
+            f"script.path: the project {root} has {total >> 20} MiB (largest: {', '.join(map(str, large))}), too much "
+            "to send as code; move data out of it, or list it in .gitignore"
         )
     return _tree("project", root, names, {"script.path": str(script.relative_to(root))})
 
@@ -362,7 +367,8 @@ def _data(part: str, key: str, source: str, data: DataSpec) -> list[PartFiles]:
 
 
 def _data_root(source: str) -> Path:
-    """Return the file or folder that holds local data: of a pattern, the folder above its first part with a wildcard."""
+    """Return the file or folder that holds local data: of a pattern, the folder above its first part with a
+    wildcard."""
     path = Path(source).expanduser()
     if not is_pattern(source):
         return path

@@ -37,9 +37,11 @@ class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def numa_nodes(topology: Topology) -> list[NumaNode]:
-    """Return NUMA nodes in order of their numbers; if older drivers report none, devices are grouped by their local cores.
+    """Return NUMA nodes in order of their numbers; if older drivers report none, devices are grouped by their local
+    cores.
 
-    A card is assigned to the node of a GPU that it reaches without leaving the NUMA node: the matrix has no column for it.
+    A card is assigned to the node of a GPU that it reaches without leaving the NUMA node: the matrix has no column for
+    it.
     """
     place = {gpu.name: (gpu.numa, None if gpu.numa is not None else gpu.cpus) for gpu in topology.gpus}
     for nic in topology.nics:
@@ -195,5 +197,8 @@ def draw_svg(topology: Topology) -> str:
     width = max(len(line) for line in text.plain.splitlines()) + 1
     console = Console(record=True, width=width, file=io.StringIO(), highlight=False)
     console.print(text, soft_wrap=True)
-    title = f"{len(topology.gpus)} GPU{'s' * (len(topology.gpus) != 1)}, {len(topology.nics)} network card{'s' * (len(topology.nics) != 1)}"
+    title = (
+        f"{len(topology.gpus)} GPU{'s' * (len(topology.gpus) != 1)}, {len(topology.nics)} network "
+        f"card{'s' * (len(topology.nics) != 1)}"
+    )
     return _FONT_FACE.sub("", console.export_svg(title=title, theme=DEFAULT_TERMINAL_THEME))

@@ -1,8 +1,9 @@
 """Read and parse the output of `nvidia-smi topo -m` from a file, standard input, or the driver of this machine.
 
-Supported are tables with tabs or spaces, with escape codes or table bars, with or without legend, NIC rows, affinity columns
-and header; cards under their own names; the table of ``topo -p2p`` next to it; text that was copied with escaped ``\\n`` and
-``\\t``. Lines that cannot be parsed are reported, never guessed. Pure, except `read_matrix` and `query_driver`.
+Supported are tables with tabs or spaces, with escape codes or table bars, with or without legend, NIC rows, affinity
+columns and header; cards under their own names; the table of ``topo -p2p`` next to it; text that was copied with
+escaped ``\\n`` and ``\\t``. Lines that cannot be parsed are reported, never guessed. Pure, except `read_matrix` and
+`query_driver`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from allranks.planning.records import LINK_TYPES, Topology, TopologyDevice, Topo
 from allranks.utils.inputs import FileTooLarge, StdinClosed, name_of, read_input
 
 _ESCAPES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|\^\[\[[0-9;]*m")
-# Colours whose escape byte was spelt out, shown as a symbol, or lost when the text was copied: nvidia-smi underlines its header, ``[4m``.
+# Colours whose escape byte was spelt out, shown as a symbol, or lost when the text was copied: nvidia-smi underlines
+# its header, ``[4m``.
 _DAMAGED_ESCAPES = re.compile(
     r"(?:\\(?:033|0?33|x1[bB]|e|u001[bB])|[\u241b\u2190\ufffd])\[[0-9;]*m|\[(?:\d{1,3}(?:;\d{1,3})*)?m(?=\s|\[|[A-Za-z]|\Z)"
 )
@@ -81,7 +83,8 @@ def strip_control_codes(line: str) -> str:
 
 
 class Header(NamedTuple):
-    """Names of the columns: devices, then the facts about each device (in lower case), with their positions in the line."""
+    """Names of the columns: devices, then the facts about each device (in lower case), with their positions in the
+    line."""
 
     devices: list[str]
     named: list[str]
@@ -156,7 +159,8 @@ class _Parser:
                 self._line(number, line)
 
     def _report(self, number: int, text: str, why: str) -> None:
-        """List a line that could not be parsed. Of each kind there is a limit, so that a long log does not hide damage."""
+        """List a line that could not be parsed. Of each kind there is a limit, so that a long log does not hide
+        damage."""
         alike = sum((item.why == NOT_IN_MATRIX) == (why == NOT_IN_MATRIX) for item in self.unread)
         if alike >= MAX_UNREAD:
             self.dropped += 1
@@ -220,7 +224,10 @@ class _Parser:
         crosses = [i for i, cell in links.items() if cell == "X"]
         more = len(cells) == wanted and bool(rest) and LINK.fullmatch(rest[0])
         if more or (crosses and own not in crosses) or (own is not None and links.get(own, "X") != "X"):
-            why = "the X of the row is not in its own column, or there are more cells than columns: they do not fit the header"
+            why = (
+                "the X of the row is not in its own column, or there are more cells than columns: they do not fit the "
+                "header"
+            )
             self._report(number, line, why)
             return
         for i in unknown:

@@ -1,15 +1,17 @@
 """Estimate the bytes that forward keeps for backward, operation by operation, as transformers 5 implements its models.
 
 The counts follow what autograd saves (a test compares each tensor): a linear layer keeps its input only
-if its weight is trained, a norm in bfloat16 keeps a float32 copy of its input, LoRA keeps its own input, and so on. Published tables
-(34 bytes per token and hidden unit, Korthikanti et al. 2022) assume a fused layer, which these models do not have.
+if its weight is trained, a norm in bfloat16 keeps a float32 copy of its input, LoRA keeps its own input, and so on.
+Published tables (34 bytes per token and hidden unit, Korthikanti et al. 2022) assume a fused layer, which these models
+do not have.
 
-LoRA layers that read one tensor keep it once, in the dtype of compute, and their rank-r products (`train.models.lora`); GPT-2's
-``Conv1D`` layers, and all of them under DeepSpeed's stage 3, are PEFT's own, which keep a copy in the adapter's dtype each.
+LoRA layers that read one tensor keep it once, in the dtype of compute, and their rank-r products (`train.models.lora`);
+GPT-2's ``Conv1D`` layers, and all of them under DeepSpeed's stage 3, are PEFT's own, which keep a copy in the adapter's
+dtype each.
 
-Under autocast the residual stream behind a trained embedding, and norms on it, are float32. A linear layer casts its input by
-itself and keeps the copy: queries, keys and values keep three copies of one tensor. The casts of weights are no activations
-(`ModelMemory.weight_copies_of`).
+Under autocast the residual stream behind a trained embedding, and norms on it, are float32. A linear layer casts its
+input by itself and keeps the copy: queries, keys and values keep three copies of one tensor. The casts of weights are
+no activations (`ModelMemory.weight_copies_of`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from allranks.spec.records import keeps_product
 
 
 class MicroBatch(msgspec.Struct, frozen=True):
-    """One micro-batch as the model receives it. ``packed``: rows share sequences, and attention gets a dense mask for it."""
+    """One micro-batch as the model receives it. ``packed``: rows share sequences, and attention gets a dense mask for
+    it."""
 
     sequences: int
     length: int
@@ -70,7 +73,8 @@ class BlockActivations:
         return self._batch.tokens * per_token + self._attention_matrices()
 
     def products(self) -> int:
-        """Return the bytes of the outputs of matrix products and attention, which selective recomputation keeps beside the input."""
+        """Return the bytes of the outputs of matrix products and attention, which selective recomputation keeps beside
+        the input."""
         c, e, b = self._c, self._e, self._batch
         per_token = 0
         for weight in self._unit.weights:
@@ -87,7 +91,8 @@ class BlockActivations:
         return b.tokens * per_token
 
     def _adapter_products(self, weight: Weight, into: int, out: int) -> int:
-        """Return bytes per token of an adapter's products that are kept: its second one is part of the layer's, except in PEFT's own forward."""
+        """Return bytes per token of an adapter's products that are kept: its second one is part of the layer's, except
+        in PEFT's own forward."""
         r, own = self._what.r, self._batch.adapter_element
         if not self._what.has_lora(weight):
             return 0
@@ -250,7 +255,8 @@ class BlockActivations:
 
 
 def kept_after_blocks(model: Shapes, what: TrainedWeights, batch: MicroBatch) -> int:
-    """Return what the last norm keeps, and the gradient of the output projection's input, which is computed with the loss."""
+    """Return what the last norm keeps, and the gradient of the output projection's input, which is computed with the
+    loss."""
     c, e = model.config, batch.element
     if c.family in (*ENCODERS, MLP):
         return batch.sequences * batch.length * c.hidden * e
@@ -285,9 +291,11 @@ def probabilities_in_place(element: int, device: str) -> bool:
 
 
 def logits_bytes(model: Shapes, batch: MicroBatch) -> int:
-    """Return bytes of the logits that exist at a time, in the dtype of compute and in float32, and of their log-probabilities.
+    """Return bytes of the logits that exist at a time, in the dtype of compute and in float32, and of their
+    log-probabilities.
 
-    Their gradient is written over the latter, so it needs no further memory, and so may the probabilities be over the logits.
+    Their gradient is written over the latter, so it needs no further memory, and so may the probabilities be over the
+    logits.
     """
     c = model.config
     if c.family in (*ENCODERS, MLP) or c.labels:
@@ -298,9 +306,11 @@ def logits_bytes(model: Shapes, batch: MicroBatch) -> int:
 
 
 def loss_bytes(model: Shapes, what: TrainedWeights, batch: MicroBatch) -> tuple[int, int]:
-    """Return bytes of hidden states, and of the float32 gradient of the output projection's weight, that exist during the loss only.
+    """Return bytes of hidden states, and of the float32 gradient of the output projection's weight, that exist during
+    the loss only.
 
-    The hidden states are the projection's input and the copy of those that are scored. The gradient becomes the weight's own.
+    The hidden states are the projection's input and the copy of those that are scored. The gradient becomes the
+    weight's own.
     """
     head = output_projection(model)
     if head is None or model.config.labels:

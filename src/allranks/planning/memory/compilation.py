@@ -1,9 +1,10 @@
 """Decide whether transformer blocks are compiled in training (``model.compile``), by what was measured. No torch.
 
-``auto`` compiles where a measurement shows a gain and the run is long enough: the step time that it saves must be at least `PAYBACK`
-times the time that compiling takes. Everything that is not like what was measured (shapes that vary, experts, a model of unknown sizes)
-is left alone, and so is a run that must be exact (``train.deterministic``). `decide_compilation` is the only place that decides; the
-plan has the answer and the reason, the ranks and a resume follow the plan.
+``auto`` compiles where a measurement shows a gain and the run is long enough: the step time that it saves must be at
+least `PAYBACK` times the time that compiling takes. Everything that is not like what was measured (shapes that vary,
+experts, a model of unknown sizes) is left alone, and so is a run that must be exact (``train.deterministic``).
+`decide_compilation` is the only place that decides; the plan has the answer and the reason, the ranks and a resume
+follow the plan.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def decide_compilation(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> 
 
 
 def _reasons_against(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Iterator[str]:
-    """Yield why blocks cannot be compiled; for ``auto`` also how device, training or model differ from what was measured to gain."""
+    """Yield why blocks cannot be compiled; for ``auto`` also how device, training or model differ from what was
+    measured to gain."""
     assert spec.model is not None
     if strategy_info(plan.strategy).gathers_in_layers:
         yield f"{plan.strategy} gathers weights within the blocks"
@@ -101,8 +103,8 @@ def _by_time(spec: RunSpec, plan: LaunchPlan) -> tuple[bool, str]:
     shown = f"{saved:,.0f} s" if saved >= 1 else "less than a second"
     how = f"{steps:,} steps" if known else f"{steps:,} steps, assumed for {plan.epochs:g} epochs,"
     return saved >= needed, (
-        f"{how} of at least {step_s:.2g} s would save {shown} ({gain.ratio:.2f} times as fast, measured with {gain.where}), "
-        f"and compiling takes about {COMPILE_S:g} s; it is done from {needed:g} s saved"
+        f"{how} of at least {step_s:.2g} s would save {shown} ({gain.ratio:.2f} times as fast, measured with "
+        f"{gain.where}), and compiling takes about {COMPILE_S:g} s; it is done from {needed:g} s saved"
     )
 
 
@@ -120,7 +122,8 @@ def _expected_steps(spec: RunSpec, plan: LaunchPlan) -> tuple[int, bool]:
 def expected_step_s(spec: RunSpec, plan: LaunchPlan) -> float:
     """Return the seconds of a step's matrix products on an H100, of a model with known sizes.
 
-    As for MFU: 6 FLOPs per trained parameter and token, 4 per frozen one. Without attention, recomputation and communication.
+    As for MFU: 6 FLOPs per trained parameter and token, 4 per frozen one. Without attention, recomputation and
+    communication.
     """
     config = find_config(spec).config
     assert config is not None and spec.data is not None and plan.batch is not None

@@ -2,9 +2,9 @@
 
 Memory outside tensors counts too: libraries, contexts, and unused memory of an allocator. On a CPU this is glibc's
 heap: it contains tensors under 32 MiB (larger ones are mapped and returned at once), and the small pieces that backward
-frees are too small for the larger gradients and optimizer state. With recomputation, blocks are recomputed between tensors that stay,
-and the heap would grow to several times one block: such ranks map tensors from 1 MiB on by themselves
-(`rank_environment.with_allocator`). The constants were fitted on models other than those of
+frees are too small for the larger gradients and optimizer state. With recomputation, blocks are recomputed between
+tensors that stay, and the heap would grow to several times one block: such ranks map tensors from 1 MiB on by
+themselves (`rank_environment.with_allocator`). The constants were fitted on models other than those of
 ``benchmarks/fit_cases.json``, except `HEAP_WITH_CHECKPOINTING`, which was fitted on that benchmark's first cases.
 """
 
@@ -150,7 +150,8 @@ SETUP, LOSS, BACKWARD, END_OF_BACKWARD, UPDATE = "set-up", "loss", "backward", "
 
 
 def step_moments(model: ModelMemory, state: StrategyState, batch: MicroBatch, *, recomputation: str) -> list[Moment]:
-    """Return the memory of one strategy, model and micro-batch in the phases of a step, in order. ``backward`` is its worst block."""
+    """Return the memory of one strategy, model and micro-batch in the phases of a step, in order. ``backward`` is its
+    worst block."""
     shapes, what, blocks = model.shapes, model.what, model.shapes.blocks
     recomputes = recomputation != RECOMPUTE_NONE
     hidden = batch.tokens * shapes.config.hidden * batch.stream

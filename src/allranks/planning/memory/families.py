@@ -1,7 +1,7 @@
 """Describe model types: how their configs name sizes, and how transformers builds and computes their blocks.
 
-One entry of families.json is all that the estimate needs of a type; tests compare each with transformers' models. It has what differs
-from the defaults of `Family`, or from the type that ``like`` names.
+One entry of families.json is all that the estimate needs of a type; tests compare each with transformers' models. It
+has what differs from the defaults of `Family`, or from the type that ``like`` names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Flag(msgspec.Struct, frozen=True, array_like=True):
 class Norm(msgspec.Struct, frozen=True, kw_only=True):
     """What a norm keeps for backward.
 
-    ``float32``: tensors in float32 of its input's size; 0: its input. ``scales_float32``: the dtype of what its weight multiplies,
+    ``float32``: tensors in float32 of its input's size; 0: its input. ``scales_float32``: the dtype of what its weight
+    multiplies,
     which is kept if the weight is trained, is float32, and not the input's.
     """
 

@@ -1,7 +1,7 @@
 """Find a model's config without network access, and check its sizes.
 
-It is built in, in a folder, in the hub's cache, or in a table of well-known models (known_models.json). Sizes are integers in a plausible
-range; otherwise a message names the key.
+It is built in, in a folder, in the hub's cache, or in a table of well-known models (known_models.json). Sizes are
+integers in a plausible range; otherwise a message names the key.
 """
 
 from __future__ import annotations
@@ -187,7 +187,8 @@ _SHORT |= {f"gpt2-{size}": f"openai-community/gpt2-{size}" for size in ("medium"
 
 
 def known_config(name: str) -> dict[str, Any] | None:
-    """Return the config of a hub name (case-insensitive), or None if unknown. Fine-tuned models have the sizes of their base."""
+    """Return the config of a hub name (case-insensitive), or None if unknown. Fine-tuned models have the sizes of their
+    base."""
     low = name.lower()
     low = _SHORT.get(low, low)
     return KNOWN.get(low) or KNOWN.get(low.removesuffix("-instruct").replace("-chat-hf", "-hf"))
@@ -197,7 +198,8 @@ MAX_CONFIG_BYTES = 4 << 20
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's raw config and the folder of its files; None for a model that is built from the spec, or known by its name only."""
+    """A model's raw config and the folder of its files; None for a model that is built from the spec, or known by its
+    name only."""
 
     config: Mapping[str, Any]
     folder: Path | None = None
@@ -210,7 +212,8 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_files(spec: RunSpec) -> ModelFiles | None:
-    """Return the config of ``spec.model``; None for a user's own script, an ``mlp:`` model, and an unknown hub model that is not in the cache.
+    """Return the config of ``spec.model``; None for a user's own script, an ``mlp:`` model, and an unknown hub model
+    that is not in the cache.
 
     Raises:
         SpecError: config.json cannot be read.

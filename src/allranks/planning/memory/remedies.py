@@ -1,8 +1,9 @@
 """Make a run fit in memory: choose replication and recomputation for ``auto``, and find changes of the spec.
 
-Replication between nodes (hybrid sharding, HSDP, of an FSDP2 strategy) needs more memory and less network; recomputation of activations
-needs less memory and more time: as little of it as possible, so that the plan fits. Changes of the spec are ordered by cost: first those
-that are free, then those that change what is trained, last weights of less precision.
+Replication between nodes (hybrid sharding, HSDP, of an FSDP2 strategy) needs more memory and less network;
+recomputation of activations needs less memory and more time: as little of it as possible, so that the plan fits.
+Changes of the spec are ordered by cost: first those that are free, then those that change what is trained, last weights
+of less precision.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def _replication(asked: str, spec: RunSpec, plan: LaunchPlan, facts: MachineFact
         return REPLICATE_NONE, ""
     if procs == 1 and asked == REPLICATE_NODES:
         raise SpecError(
-            "strategy.replicate: nodes shards weights over the ranks of each node, and there is one rank per node; use pytorch_ddp, which "
-            "replicates them, or set strategy.replicate: none"
+            "strategy.replicate: nodes shards weights over the ranks of each node, and there is one rank per node; use "
+            "pytorch_ddp, which replicates them, or set strategy.replicate: none"
         )
     if procs == 1:
         return REPLICATE_NONE, f"{SHARDED}: a node has one rank"
@@ -90,7 +91,8 @@ def _replication(asked: str, spec: RunSpec, plan: LaunchPlan, facts: MachineFact
 
 
 def _sent(spec: RunSpec, plan: LaunchPlan) -> str:
-    """Return what a node sends to others with and without copies, as part of a sentence; empty if the model is unknown."""
+    """Return what a node sends to others with and without copies, as part of a sentence; empty if the model is
+    unknown."""
     sends, config = strategy_info(plan.strategy).node_sends, find_config(spec).config
     if sends is None or config is None or plan.batch is None:
         return ""
@@ -99,13 +101,18 @@ def _sent(spec: RunSpec, plan: LaunchPlan) -> str:
         sends(model, {**plan.strategy_options, REPLICATE: value}, nodes, accum)
         for value in (REPLICATE_NODES, REPLICATE_NONE)
     )
-    return f"; a node sends {format_bytes(copies)} to other nodes in an optimizer step with copies, {format_bytes(shards)} without"
+    return (
+        f"; a node sends {format_bytes(copies)} to other nodes in an optimizer step with copies, "
+        f"{format_bytes(shards)} without"
+    )
 
 
 def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
-    """Return the plan of `planner.make_plan`, with the compilation, the recomputation and the replication between nodes that ``auto`` means.
+    """Return the plan of `planner.make_plan`, with the compilation, the recomputation and the replication between nodes
+    that ``auto`` means.
 
-    Whether nodes hold copies of the weights is decided first, for the recomputation that saves most: traffic between nodes costs more.
+    Whether nodes hold copies of the weights is decided first, for the recomputation that saves most: traffic between
+    nodes costs more.
 
     Raises:
         SpecError, EnvironmentNotAble: as `planner.make_plan`; the model's config is broken.
@@ -123,7 +130,8 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
 
 
 def choose_recomputation(plan: LaunchPlan, spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
-    """Return the plan with the first mode that fits and the reason; ``full`` if none fits, ``none`` if memory or model is unknown.
+    """Return the plan with the first mode that fits and the reason; ``full`` if none fits, ``none`` if memory or model
+    is unknown.
 
     Raises:
         SpecError: the model's config is broken.

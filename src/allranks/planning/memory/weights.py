@@ -1,7 +1,8 @@
-"""List every weight of a model by name and shape, from its config, determine which ones are trained, and compute their bytes under a strategy.
+"""List every weight of a model by name and shape, from its config, determine which ones are trained, and compute their
+bytes under a strategy.
 
-Names are those of transformers, because adapters select weights by name. Either all weights are trained, or LoRA's next to a
-frozen base, by PEFT's rules.
+Names are those of transformers, because adapters select weights by name. Either all weights are trained, or LoRA's next
+to a frozen base, by PEFT's rules.
 """
 
 from __future__ import annotations
@@ -345,7 +346,8 @@ class ModelMemory(ModelSizes, frozen=True, kw_only=True, dict=True):
         return head.numel * self.autocast if head is not None and self.autocast and self.what.is_trained(head) else 0
 
     def tied_gradient(self, *, gathered: bool) -> int:
-        """Return bytes of the gradient that a tied embedding gets from the output projection, and keeps until backward ends.
+        """Return bytes of the gradient that a tied embedding gets from the output projection, and keeps until backward
+        ends.
 
         Autograd adds up the gradients of a weight before it passes them on.
 
@@ -359,7 +361,8 @@ class ModelMemory(ModelSizes, frozen=True, kw_only=True, dict=True):
 
 
 def model_memory(shapes: Shapes, what: TrainedWeights, **plan: Any) -> ModelMemory:
-    """Return what a plan makes of a model's weights; `plan` are the fields of `ModelSizes` that do not depend on them."""
+    """Return what a plan makes of a model's weights; `plan` are the fields of `ModelSizes` that do not depend on
+    them."""
     sizes = {id(block): what.unit(block) for block in shapes.blocks}  # equal blocks are one object
     trained = {id(block): what.trained_elements(block.weights) for block in shapes.blocks}
     inside = [n for block in shapes.blocks for n in trained[id(block)]]

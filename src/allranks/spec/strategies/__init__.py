@@ -1,4 +1,5 @@
-"""Registry of the strategies: options and memory model of each. No torch, because `plan` reads it on machines without torch."""
+"""Registry of the strategies: options and memory model of each. No torch, because `plan` reads it on machines without
+torch."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ def strategy_hint(name: str) -> str:
 
 
 def near_strategies(name: str, known: Iterable[str]) -> list[str]:
-    """Return the strategies that a wrong name may mean, most likely first; by what other tools call them, then by spelling."""
+    """Return the strategies that a wrong name may mean, most likely first; by what other tools call them, then by
+    spelling."""
     names = list(known)
     plain = name.strip().lower().replace("-", "_").replace(" ", "_")
     meant = STRATEGY_SYNONYMS.get(plain) or STRATEGY_SYNONYMS.get(plain.replace("_", ""))
@@ -135,7 +137,8 @@ def read_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def engine_param_dtype(spec: RunSpec) -> str | None:
-    """Return the dtype of trained weights that the configuration of another library's engine sets; None if it sets none."""
+    """Return the dtype of trained weights that the configuration of another library's engine sets; None if it sets
+    none."""
     known = strategy_info(spec.strategy.name)
     if not known.planner or spec.script is not None:
         return None
@@ -180,7 +183,10 @@ def offload_warnings(options: dict[str, Any], device: str) -> tuple[str, ...]:
     if offload == "none" or device != "cpu":
         return ()
     return (
-        f"strategy.offload: {offload} saves nothing: these ranks compute on CPUs, so everything is already in host memory",
+        (
+            f"strategy.offload: {offload} saves nothing: these ranks compute on CPUs, so everything is already in host "
+            "memory"
+        ),
     )
 
 

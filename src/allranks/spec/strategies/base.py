@@ -1,8 +1,8 @@
 """Define the record of a strategy without torch (`StrategyInfo`), and the memory layouts that several strategies share.
 
-One class per layout, a `StrategyState`. It says for each phase of a step which bytes of weights, gradients and optimizer state a rank
-holds. The planner computes a `ModelSizes` from the spec; `StrategyInfo.memory` makes the layout from it. At most two full gradient
-buffers are in flight, and a buffer is freed only when a later one replaces it.
+One class per layout, a `StrategyState`. It says for each phase of a step which bytes of weights, gradients and
+optimizer state a rank holds. The planner computes a `ModelSizes` from the spec; `StrategyInfo.memory` makes the layout
+from it. At most two full gradient buffers are in flight, and a buffer is freed only when a later one replaces it.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return bytes of the largest gradient of block `at` when backward has computed it.
 
         Args:
-            gathered: weights are gathered in the dtype of compute, so their gradients come in it. Otherwise autocast casts them:
-                both exist.
+            gathered: weights are gathered in the dtype of compute, so their gradients come in it. Otherwise autocast
+                casts them: both exist.
         """
         return self.blocks[at].largest_trained * self._fresh_element(gathered)
 
@@ -164,10 +164,11 @@ Options = dict[str, Any]
 
 
 class StrategyState:
-    """Memory that this rank holds in each phase of a step, in bytes by part. `kept` is there in each of them, except in `setup`.
+    """Memory that this rank holds in each phase of a step, in bytes by part. `kept` is there in each of them, except in
+    `setup`.
 
-    This class itself has everything on every rank, and a gradient for each parameter. ``at`` counts blocks from the front; backward goes
-    from the last block to 0.
+    This class itself has everything on every rank, and a gradient for each parameter. ``at`` counts blocks from the
+    front; backward goes from the last block to 0.
     """
 
     copies_weights = True
@@ -184,7 +185,8 @@ class StrategyState:
         return {"weights": m.base, "adapters": m.adapters, "optimizer_state": ADAM_MOMENTS * m.gradients}
 
     def kept_on_device(self) -> Parts:
-        """Return the same without what is offloaded. On CPUs nothing is saved, and the optimizer's weight copy is extra."""
+        """Return the same without what is offloaded. On CPUs nothing is saved, and the optimizer's weight copy is
+        extra."""
         parts = self.kept()
         if self.offload == "none":
             return parts
@@ -203,7 +205,8 @@ class StrategyState:
         return {"gradients": self._m.gradients if self._m.accumulates else 0}
 
     def at_head(self) -> Parts:
-        """Return memory when the gradient of the layers after the last block exists, and all activations still exist."""
+        """Return memory when the gradient of the layers after the last block exists, and all activations still
+        exist."""
         return {"gradients": self._m.head_gradient() + self.in_loss()["gradients"]}
 
     def in_backward(self, at: int) -> Parts:
@@ -321,7 +324,8 @@ class Bucketed(StrategyState):
     """Gradients are views of buckets; a new gradient is copied there. For hand-written buckets and DDP.
 
     Args:
-        keeps_local_gradients: gradients of micro-steps that are not reduced stay outside of the buckets (DDP's ``no_sync``).
+        keeps_local_gradients: gradients of micro-steps that are not reduced stay outside of the buckets (DDP's
+        ``no_sync``).
         shards_moments: this rank keeps its share of the optimizer state only.
     """
 
@@ -366,12 +370,14 @@ def share_per_rank(n: int, world: int) -> int:
 
 
 def as_sharded(m: ModelSizes, options: Options) -> ModelSizes:
-    """Return the model with the number of ranks over which these options shard it as ``world``: those of a node under HSDP."""
+    """Return the model with the number of ranks over which these options shard it as ``world``: those of a node under
+    HSDP."""
     return msgspec.structs.replace(m, world=m.node_ranks) if options.get("replicate") == "nodes" else m
 
 
 def sharded_setup(m: ModelSizes, unit: int) -> Parts:
-    """Return the setup peak: a GPU receives weights one unit at a time; on CPUs the first rank builds the full model."""
+    """Return the setup peak: a GPU receives weights one unit at a time; on CPUs the first rank builds the full
+    model."""
     if m.device == "cpu":
         return {"weights": m.base, "adapters": m.adapters, "gathered_weights": m.share(m.base)}
     return {"weights": m.share(m.base), "adapters": m.share(m.adapters), "gathered_weights": unit}

@@ -1,7 +1,8 @@
-"""DeepSpeed's ZeRO, ``deepspeed_zero1``, ``deepspeed_zero2`` and ``deepspeed_zero3``: records, and JSON configuration. No torch, no DeepSpeed.
+"""DeepSpeed's ZeRO, ``deepspeed_zero1``, ``deepspeed_zero2`` and ``deepspeed_zero3``: records, and JSON configuration.
+No torch, no DeepSpeed.
 
-It has flat weights, a bucket as large as all gradients, and its own master weights. Its configuration is completed from the spec and
-checked against the spec.
+It has flat weights, a bucket as large as all gradients, and its own master weights. Its configuration is completed from
+the spec and checked against the spec.
 """
 
 from __future__ import annotations
@@ -64,13 +65,15 @@ class DeepSpeedExpectations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_options(options: Json) -> Json:
-    """Return the options with the file content in place of a path in `config`; `config_from` keeps the path for messages."""
+    """Return the options with the file content in place of a path in `config`; `config_from` keeps the path for
+    messages."""
     config, where = read_config(options.get("config"), "strategy.config")
     return options if where is None else {**options, "config": config, "config_from": where}
 
 
 def param_dtype(options: Json) -> str | None:
-    """Return "bfloat16" for ``bf16.enabled: true``: DeepSpeed then casts the model, and keeps float32 master weights; else None."""
+    """Return "bfloat16" for ``bf16.enabled: true``: DeepSpeed then casts the model, and keeps float32 master weights;
+    else None."""
     return "bfloat16" if _at(options["config"], "bf16.enabled") is True else None
 
 
@@ -114,8 +117,8 @@ def read_config(value: Any, key: str) -> tuple[Json | None, str | None]:
 def complete_config(given: Json | None, asked: DeepSpeedExpectations, where: str) -> Json:
     """Return the configuration completed with all values that the spec determines.
 
-    A value that is missing or ``"auto"`` comes from the spec. Values that stay ``"auto"`` are known only to the ranks (the dtype
-    of trained weights), or left to DeepSpeed's default.
+    A value that is missing or ``"auto"`` comes from the spec. Values that stay ``"auto"`` are known only to the ranks
+    (the dtype of trained weights), or left to DeepSpeed's default.
 
     Args:
         where: the file, for messages.
@@ -229,8 +232,8 @@ def _of_optimizer(config: Json, asked: DeepSpeedExpectations) -> Iterator[str]:
         yield f"optimizer.type {name} uses its own communication, which differs from the reference's; use AdamW"
     elif asked.device == "cpu" and name.lower() in ("adam", "adamw") and params.get("torch_adam") is not True:
         yield (
-            f"optimizer.type {name} would be compiled when the run starts, which is useless on a CPU; add params.torch_adam: true, "
-            "or leave the section out for the project's own AdamW"
+            f"optimizer.type {name} would be compiled when the run starts, which is useless on a CPU; add "
+            "params.torch_adam: true, or leave the section out for the project's own AdamW"
         )
 
 
@@ -248,7 +251,8 @@ def _put(config: Json, path: str, value: Any) -> None:
 
 
 def without_auto(config: Json) -> Json:
-    """Return the configuration without values that are still ``"auto"``: DeepSpeed has defaults for them but rejects "auto"."""
+    """Return the configuration without values that are still ``"auto"``: DeepSpeed has defaults for them but rejects
+    "auto"."""
     kept = {k: without_auto(v) if isinstance(v, dict) else v for k, v in config.items()}
     return {k: v for k, v in kept.items() if not (isinstance(v, str) and v == AUTO)}
 
@@ -314,7 +318,8 @@ class DeepSpeedReplicated(StrategyState):
 
 
 class DeepSpeedZero3(StrategyState):
-    """Stage 3: weights are sharded too; weights gathered in forward stay while fewer than `MAX_LIVE_ELEMENTS` elements are gathered.
+    """Stage 3: weights are sharded too; weights gathered in forward stay while fewer than `MAX_LIVE_ELEMENTS` elements
+    are gathered.
 
     Prefetched weights arrive in one tensor and are copied out of it; the tensor stays until the last of them is used.
     """
@@ -370,7 +375,8 @@ def _zero_setting(options: Options, key: str) -> int | None:
 
 
 def _torch_adam(options: Options) -> bool:
-    """Return whether the configuration uses torch's Adam; its foreach form needs a temporary as large as a moment, ours is fused."""
+    """Return whether the configuration uses torch's Adam; its foreach form needs a temporary as large as a moment, ours
+    is fused."""
     params = _at(options.get("config"), "optimizer.params")
     return _at(params, "torch_adam") is True and _at(params, "fused") is not True
 

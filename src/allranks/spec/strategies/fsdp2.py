@@ -30,8 +30,8 @@ SMALL_BYTES = 64 << 20
 def keeps_adapters_whole(*, adapters: str, offload: str, trained_bytes: int, frozen_bytes: int, shards: int) -> bool:
     """Return whether adapters stay whole on every rank, for planning and for training alike.
 
-    Under ``auto`` they do if four times their bytes (weight, gradient, two moments) are at most 64 MiB, or a tenth of the rank's share
-    of the frozen weights. With moments on the host, device memory is scarce, and ``auto`` shards them.
+    Under ``auto`` they do if four times their bytes (weight, gradient, two moments) are at most 64 MiB, or a tenth of
+    the rank's share of the frozen weights. With moments on the host, device memory is scarce, and ``auto`` shards them.
 
     Args:
         shards: number of ranks over which weights are sharded: those of a node under HSDP.
@@ -44,8 +44,8 @@ def keeps_adapters_whole(*, adapters: str, offload: str, trained_bytes: int, fro
 def sends_between_nodes(m: ModelSizes, o: Options, nodes: int, accum: int, *, reshard: bool) -> int:
     """Return the bytes that a node sends to other nodes per optimizer step, with rings in the order of ranks.
 
-    In a ring of W ranks, each rank sends (W-1)/W of the full size in an all-gather or a reduce-scatter, twice that in an all-reduce,
-    and one rank of a node sends to another node. Gloo's reduce-scatter is an all-reduce.
+    In a ring of W ranks, each rank sends (W-1)/W of the full size in an all-gather or a reduce-scatter, twice that in
+    an all-reduce, and one rank of a node sends to another node. Gloo's reduce-scatter is an all-reduce.
 
     Args:
         m: the model; ``m.world`` is the number of all ranks.

@@ -169,7 +169,8 @@ def _is_off(value: Any) -> bool:
 
 
 class CopiedBuckets(StrategyState):
-    """DDP whose gradients are not views of its buckets, so both exist. The Hugging Face Trainer wraps models this way."""
+    """DDP whose gradients are not views of its buckets, so both exist. The Hugging Face Trainer wraps models this
+    way."""
 
     def kept(self) -> Parts:
         return super().kept() | {"communication": self._m.gradients}

@@ -1,7 +1,8 @@
-"""Measure a strategy's steps: bytes held on this rank, collectives sent, a profiled window, and the load of the machines meanwhile.
+"""Measure a strategy's steps: bytes held on this rank, collectives sent, a profiled window, and the load of the
+machines meanwhile.
 
-Bytes are counted from storages, each once. Collectives are recorded where torch dispatches them to the process group, not inside
-a strategy. The trace stays in the run folder; `experiments.compare` reads it after the run.
+Bytes are counted from storages, each once. Collectives are recorded where torch dispatches them to the process group,
+not inside a strategy. The trace stays in the run folder; `experiments.compare` reads it after the run.
 """
 
 from __future__ import annotations
@@ -107,8 +108,8 @@ def _total(tensors: Iterable[torch.Tensor]) -> int:
 class CollectiveRecorder(TorchDispatchMode, StepWatcher):
     """Record every c10d operation of a window of steps: (kind, phase, bytes).
 
-    The phase is where it was launched: ``forward``, ``backward`` while autograd's engine runs, ``after_backward`` in the
-    rest of the strategy's backward, ``step``. Bytes are the larger of input and output.
+    The phase is where it was launched: ``forward``, ``backward`` while autograd's engine runs, ``after_backward`` in
+    the rest of the strategy's backward, ``step``. Bytes are the larger of input and output.
     """
 
     def __init__(self, first: int, last: int) -> None:
@@ -170,8 +171,8 @@ def _bytes(values: list[Any]) -> int:
 
 
 def wait_for_collectives(quiet: Callable[[], None]) -> None:
-    """Wait until no collective runs on any rank: starting or stopping torch's profiler while Gloo threads work can corrupt
-    the heap, which crashes the process later."""
+    """Wait until no collective runs on any rank: starting or stopping torch's profiler while Gloo threads work can
+    corrupt the heap, which crashes the process later."""
     if dist.is_initialized():
         quiet()
         dist.barrier()
@@ -179,7 +180,8 @@ def wait_for_collectives(quiet: Callable[[], None]) -> None:
 
 
 class ProfileWindow(StepWatcher):
-    """Record collectives in the steps of `recorder`; later profile those from `first` to `last`, and write the trace to `path`."""
+    """Record collectives in the steps of `recorder`; later profile those from `first` to `last`, and write the trace to
+    `path`."""
 
     def __init__(
         self, recorder: CollectiveRecorder, held: MemoryUsage, first: int, last: int, device: torch.device, path: Path

@@ -1,12 +1,14 @@
-"""Train as one process would, with plain code: no strategy, no collectives, and nothing of the loop, the collator or the schedule.
+"""Train as one process would, with plain code: no strategy, no collectives, and nothing of the loop, the collator or
+the schedule.
 
-What each rank must train in each step is recomputed from the documentation (docs/data.md, docs/how-it-works.md): a second
-implementation of rows, masks, sequences and their order. Of the package it uses only what reads files and renders templates,
-and the tokenizer.
+What each rank must train in each step is recomputed from the documentation (docs/data.md, docs/how-it-works.md): a
+second implementation of rows, masks, sequences and their order. Of the package it uses only what reads files and
+renders templates, and the tokenizer.
 
-Rows are never packed: each row of a sequence is a row of its own in the batch. `Variant.RANKS` does the same work as ranks may: gradients are
-added up for each rank and then over the ranks in their order, weights are parts of one tensor, and rows are trained one by one, with more padding. It
-is as right as the first, so that the distance of the two is what rounding alone does.
+Rows are never packed: each row of a sequence is a row of its own in the batch. `Variant.RANKS` does the same work as
+ranks may: gradients are added up for each rank and then over the ranks in their order, weights are parts of one tensor,
+and rows are trained one by one, with more padding. It is as right as the first, so that the distance of the two is what
+rounding alone does.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ MORE_PADDING = 31
 
 @dataclass(frozen=True)
 class PlainRow:
-    """A row as it is trained: its tokens, and whether each is a target. A classifier's row has a class, noise only a number."""
+    """A row as it is trained: its tokens, and whether each is a target. A classifier's row has a class, noise only a
+    number."""
 
     ids: Sequence[int]
     wanted: Sequence[bool]
@@ -93,8 +96,8 @@ class PlannedRows:
 def plain_sequences(spec: RunSpec, data: PreparedData, *, classifier: bool) -> tuple[list[PlainSequence], str | None]:
     """Return all training sequences, and how the prepared ones differ from them, or None.
 
-    Not recomputed are mixtures (``data.sources``), sets of more than `MAX_ROWS` rows, and texts of tokenizers without offsets: their
-    sequences are those that were prepared.
+    Not recomputed are mixtures (``data.sources``), sets of more than `MAX_ROWS` rows, and texts of tokenizers without
+    offsets: their sequences are those that were prepared.
     """
     assert spec.model is not None and spec.data is not None
     if is_mlp(spec.model.name):
@@ -242,7 +245,10 @@ def _difference(ours: list[PlainSequence], tokens: TokenSet, *, classifier: bool
             if not _equal(tokens.ids[part], row.ids):
                 return f"sequence {i} was prepared with other tokens than the documented rules give"
             if classifier and int(tokens.labels[r]) != row.label:
-                return f"sequence {i} was prepared with class {int(tokens.labels[r])}, the documented rules give {row.label}"
+                return (
+                    f"sequence {i} was prepared with class {int(tokens.labels[r])}, the documented rules give "
+                    f"{row.label}"
+                )
             if not classifier and not _equal(tokens.mask[part][1:].astype(bool), row.wanted[1:]):
                 return f"sequence {i} was prepared with other trained tokens than the documented rules give"
     return None
@@ -269,7 +275,8 @@ class PlainTraining:
 
 
 def plain_rate(train: TrainSpec, step: int, steps: int) -> float:
-    """Return the learning rate of a step (from 1): the n-th of N warm-up steps takes n/N of it; the schedule would end one step later."""
+    """Return the learning rate of a step (from 1): the n-th of N warm-up steps takes n/N of it; the schedule would end
+    one step later."""
     warm = train.warmup_steps
     if step <= warm:
         return train.lr * step / warm
@@ -343,7 +350,8 @@ class PlainTrainer:
         return total
 
     def _losses(self, model: Any, rows: list[PlainRow], variant: Variant) -> Iterator[torch.Tensor]:
-        """Yield the losses of parts of a micro-batch; with a load-balancing loss, which is no sum over rows, that of all of it."""
+        """Yield the losses of parts of a micro-batch; with a load-balancing loss, which is no sum over rows, that of
+        all of it."""
         parts = (self._loss_sum(model, part, variant) for part in self._parts(rows, variant))
         if not self._router:
             yield from (loss for loss, _ in parts)
@@ -358,7 +366,8 @@ class PlainTrainer:
     def _sums_of_ranks(
         self, model: Any, parameters: list[nn.Parameter], micro_batches: list[list[PlainRow]], targets: int
     ) -> float:
-        """Add up the gradients of each rank's micro-batches, then those of the ranks in their order, and divide, as data parallelism does."""
+        """Add up the gradients of each rank's micro-batches, then those of the ranks in their order, and divide, as
+        data parallelism does."""
         total, sums = 0.0, dict[nn.Parameter, torch.Tensor]()
         for rank in range(self._world):
             total += self._accumulate(model, micro_batches[rank :: self._world], Variant.RANKS, targets / self._world)
@@ -412,7 +421,8 @@ class PlainTrainer:
     def _loss_sum(
         self, model: Any, rows: list[PlainRow], variant: Variant
     ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
-        """Return the loss of the rows, summed over their targets, and the router logits of their tokens in each layer if they are used."""
+        """Return the loss of the rows, summed over their targets, and the router logits of their tokens in each layer
+        if they are used."""
         if self._width:
             inputs, wanted = self._noise(rows)
             return (model(inputs).float() - wanted.float()).pow(2).mean(dim=1).sum(), ()
@@ -459,7 +469,8 @@ def _forget_lengths(model: nn.Module) -> None:
 
 
 def without_random_numbers(model: nn.Module) -> None:
-    """Let training draw no random numbers: dropout, and in mixtures of experts jitter and experts drawn at random (Phi-3.5-MoE).
+    """Let training draw no random numbers: dropout, and in mixtures of experts jitter and experts drawn at random
+    (Phi-3.5-MoE).
 
     Ranks and a single process would draw different ones.
     """
@@ -474,7 +485,8 @@ def without_random_numbers(model: nn.Module) -> None:
 
 
 def _join(parameters: list[nn.Parameter]) -> None:
-    """Make parameters parts of one tensor of their dtype. They are not aligned there, and kernels add up in another order than if they are."""
+    """Make parameters parts of one tensor of their dtype. They are not aligned there, and kernels add up in another
+    order than if they are."""
     for dtype in {p.dtype for p in parameters}:
         own = [p for p in parameters if p.dtype == dtype]
         whole = torch.cat([own[0].data.new_zeros(1), *(p.data.flatten() for p in own)])

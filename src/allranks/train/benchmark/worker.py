@@ -1,7 +1,7 @@
 """Run one rank of a comparison: prepare data, verify each strategy, then run timed repeats alternately.
 
-Strategies are verified in short trials: their weights are compared with a single-process reference, and traffic, memory and
-overlap are checked. A negative control without communication, which is not in the registry, must fail.
+Strategies are verified in short trials: their weights are compared with a single-process reference, and traffic, memory
+and overlap are checked. A negative control without communication, which is not in the registry, must fail.
 """
 
 from __future__ import annotations
@@ -93,11 +93,12 @@ class Unsynchronised(SimpleDDP):
 
 
 class BenchmarkWorker:
-    """Run one rank's part of a comparison: compare strategies with references that rank 0 computes first, then time them.
+    """Run one rank's part of a comparison: compare strategies with references that rank 0 computes first, then time
+    them.
 
-    ``verified`` trains the spec for a few recorded steps. ``uneven`` trains a small perceptron in float32 whose weights no number
-    of ranks divides, with accumulation, clipping, weight decay and a schedule, on rows that do not fill the last batch of an epoch.
-    ``timed`` is the work of the timed repeats. All ranks call every method.
+    ``verified`` trains the spec for a few recorded steps. ``uneven`` trains a small perceptron in float32 whose weights
+    no number of ranks divides, with accumulation, clipping, weight decay and a schedule, on rows that do not fill the
+    last batch of an epoch. ``timed`` is the work of the timed repeats. All ranks call every method.
     """
 
     def __init__(
@@ -235,7 +236,8 @@ class BenchmarkWorker:
         return measured | self._verified.judge(strategy, model, steps, work)
 
     def _time(self, entry: StrategyChoice, repeat: int) -> dict[str, Any]:
-        """Run the timed steps once; return their figures, the load meanwhile, and how far the weights are from the reference."""
+        """Run the timed steps once; return their figures, the load meanwhile, and how far the weights are from the
+        reference."""
         bench, strategy = self._bench, strategies.create(entry.name, entry.options)
         model = bench.setup(strategy)
         log = bench.log(entry.name, f"repeat{repeat + 1}")

@@ -26,7 +26,8 @@ def require_files(folder: Path, facts: FileFacts) -> None:
             size = (folder / name).stat().st_size
         except FileNotFoundError:
             raise CheckpointError(
-                f"{folder / name}: another rank wrote it, but it is not here: the run folder must be shared by all nodes"
+                f"{folder / name}: another rank wrote it, but it is not here: the run folder must be shared by all "
+                "nodes"
             ) from None
         if size != fact["bytes"]:
             raise CheckpointError(f"{folder / name}: has {size} bytes, {fact['bytes']} were written")
@@ -103,7 +104,8 @@ def publish_checkpoint(run: RunDir, aside: Path, step: int, *, keep_best: bool =
 
 
 def remove_old_checkpoints(run: RunDir, step: int, keep: int, *, keep_best: bool = False) -> None:
-    """Remove checkpoints beyond the newest `keep`, and those that were replaced; never that of `step`, which is published."""
+    """Remove checkpoints beyond the newest `keep`, and those that were replaced; never that of `step`, which is
+    published."""
     best = best_checkpoint_step(run) if keep_best else None
     shutil.rmtree(run.checkpoints / f".{run.checkpoint(step).name}.old", ignore_errors=True)
     for number in run.checkpoint_steps()[:-keep]:

@@ -68,8 +68,8 @@ def require_same(world: DistContext, folder: Path, now: TrainingIdentity, *, all
     """Compare what a checkpoint was trained on with what this attempt has. Every rank calls.
 
     Raises:
-        CheckpointError: on every rank: the number of sequences differs, on which their order depends; or, unless `allow_inexact`, their
-            content or the weights of the frozen base.
+        CheckpointError: on every rank: the number of sequences differs, on which their order depends; or, unless
+            `allow_inexact`, their content or the weights of the frozen base.
     """
     progress = read_json(folder / "state" / "progress.json")
     had = progress if isinstance(progress, dict) else {}
@@ -81,8 +81,9 @@ def _difference(
 ) -> CheckpointError | None:
     if isinstance(had.get("sequences"), int) and had["sequences"] != now.sequences:
         return CheckpointError(
-            f"{folder}: the checkpoint was written with {had['sequences']} training sequences, now there are {now.sequences}, so the order of "
-            "the data would change; use the same data, or start a new run from these weights"
+            f"{folder}: the checkpoint was written with {had['sequences']} training sequences, now there are "
+            f"{now.sequences}, so the order of the data would change; use the same data, or start a new run from these "
+            "weights"
         )
     changed = []
     for key, what in (

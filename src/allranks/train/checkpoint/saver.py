@@ -1,7 +1,8 @@
 """Decide when a checkpoint is due, and save it in the foreground or in the background.
 
-A save in the order of execution: `Saver.save`, `Saver._write` (until the files of all ranks are written), `Saver._complete` (until the
-checkpoint is published). Ranks agree on each phase through a separate process group, and every wait has a time limit.
+A save in the order of execution: `Saver.save`, `Saver._write` (until the files of all ranks are written),
+`Saver._complete` (until the checkpoint is published). Ranks agree on each phase through a separate process group, and
+every wait has a time limit.
 """
 
 from __future__ import annotations
@@ -77,11 +78,13 @@ class RankAgreement:
             who = "rank 0" if self.rank else f"rank {found.group(1).strip()}" if found else "another rank"
             if waited_s < seconds * 0.9:  # not a timeout: the connection was closed
                 raise CheckpointError(
-                    f"{what} was abandoned after {waited_s:.0f} s: {who} ended (Connection closed by peer); earlier checkpoints are untouched"
+                    f"{what} was abandoned after {waited_s:.0f} s: {who} ended (Connection closed by peer); earlier "
+                    "checkpoints are untouched"
                 ) from None
             if self.rank != 0:
                 raise CheckpointError(
-                    f"{what} was abandoned: not all ranks joined within {seconds:.0f} s, or rank 0 ended; rank 0 names the missing ranks"
+                    f"{what} was abandoned: not all ranks joined within {seconds:.0f} s, or rank 0 ended; rank 0 names "
+                    "the missing ranks"
                 ) from None
             raise CheckpointError(
                 f"{what}: {who} did not join within {seconds:.0f} s (checkpoint.timeout_s), and every rank must; "
@@ -111,7 +114,8 @@ class RankAgreement:
         for rank, (_, problem) in enumerate(answers):
             if problem is not None:
                 raise CheckpointError(
-                    f"the checkpoint could not be saved: rank {rank} failed to {what}: {problem}. Earlier checkpoints are untouched"
+                    f"the checkpoint could not be saved: rank {rank} failed to {what}: {problem}. Earlier checkpoints "
+                    "are untouched"
                 )
         return [value for value, _ in answers]
 
@@ -175,7 +179,8 @@ class _Save:
 
 @dataclass(frozen=True)
 class _Written:
-    """What a rank has written. ``hashes`` of its files of tensors, ``places``: file of each key, ``others``: its files without tensors."""
+    """What a rank has written. ``hashes`` of its files of tensors, ``places``: file of each key, ``others``: its files
+    without tensors."""
 
     hashes: dict[str, bytes]
     places: dict[str, str]
@@ -235,20 +240,22 @@ class Saver:
         wait_for_disk: bool = True,
         eval_loss: float | None = None,
     ) -> float:
-        """Save after `steps_done` steps; ``mode`` is weights_only (trained weights) or full (everything that a resume needs).
+        """Save after `steps_done` steps; ``mode`` is weights_only (trained weights) or full (everything that a resume
+        needs).
 
         Args:
             eval_loss: the held-out loss of these weights, for the manifest; None if they were not evaluated.
             behind: copy the state to host memory and write it in the background, at most one save at a time.
-            wait_for_disk: return when the checkpoint is published. False: return when the files of all ranks are written and the
-                memory that they must equal is hashed; they are read again, flushed to the disk and published in the background.
+            wait_for_disk: return when the checkpoint is published. False: return when the files of all ranks are
+                written and the memory that they must equal is hashed; they are read again, flushed to the disk and
+                published in the background.
 
         Returns:
             Seconds that training was blocked.
 
         Raises:
-            CheckpointError: on every rank, if this save or an earlier background save failed on any rank. Earlier checkpoints
-                are untouched.
+            CheckpointError: on every rank, if this save or an earlier background save failed on any rank. Earlier
+                checkpoints are untouched.
         """
         started = time.perf_counter()
         self.finish()
@@ -301,7 +308,8 @@ class Saver:
             self._failed = CheckpointError(f"the checkpoint could not be saved: {str(error).splitlines()[0]}")
 
     def _write(self, save: _Save) -> list[_Written]:
-        """Make room, and write the files of this rank. Return what all ranks have written; nothing is on the disk yet."""
+        """Make room, and write the files of this rank. Return what all ranks have written; nothing is on the disk
+        yet."""
         parts, rank, size = save.parts, self.world.rank, self.world.size
         try:
             positions = shards.positions_of(parts.scattered), shards.positions_of(parts.state)

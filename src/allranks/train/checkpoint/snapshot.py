@@ -41,7 +41,8 @@ def collect_parts(
 
 
 def ends_of_shares(published: PublishedFiles, world: int, state_bytes: int) -> list[int] | None:
-    """Return for `share_to_write` how the state that every rank holds is divided so that all ranks write the same number of bytes.
+    """Return for `share_to_write` how the state that every rank holds is divided so that all ranks write the same
+    number of bytes.
 
     A rank that writes published files writes less of the state.
 
@@ -81,7 +82,8 @@ class CpuCopies:
     _kept: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def of(self, parts: RankParts) -> RankParts:
-        """Return copies of the parts. On CUDA all copies run asynchronously on the current stream, with one synchronisation."""
+        """Return copies of the parts. On CUDA all copies run asynchronously on the current stream, with one
+        synchronisation."""
         used: dict[str, torch.Tensor] = {}
         device = None
 

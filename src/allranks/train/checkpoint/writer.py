@@ -1,4 +1,5 @@
-"""Write the files that other programs read (PEFT's adapter file or a Hugging Face model folder), and this rank's parts of the state.
+"""Write the files that other programs read (PEFT's adapter file or a Hugging Face model folder), and this rank's parts
+of the state.
 
 Each published file is written by one rank, from its own weights and from parts on disk.
 """
@@ -36,7 +37,8 @@ class TrainingIdentity(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         sequences: number of training sequences.
         data_hash: SHA-256 of the training sequences; "" if unknown.
-        base_hash: SHA-256 over the weights of a frozen base model as they were loaded; "" without one, and on ranks that do not read files.
+        base_hash: SHA-256 over the weights of a frozen base model as they were loaded; "" without one, and on ranks
+        that do not read files.
     """
 
     sequences: int
@@ -50,8 +52,8 @@ class PublishedFiles:
 
     Attributes:
         files: names of the weights in each file. File ``i`` is written by rank ``i % W``.
-        keys: key in the file by weight name, for weights stored bitwise. Weights that transformers stores in another layout
-            (fused experts) have no key.
+        keys: key in the file by weight name, for weights stored bitwise. Weights that transformers stores in another
+            layout (fused experts) have no key.
         whole: dtype and full shape by name.
         adapted: the files are those of an adapter.
     """
@@ -129,8 +131,8 @@ def _unchanged(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> list[st
 
 
 def _shared_out(sizes: Mapping[str, int], count: int) -> tuple[tuple[str, ...], ...]:
-    """Distribute weights to `count` files of about equal size, in order. Weights of one layer stay together, because their layout
-    may be converted together."""
+    """Distribute weights to `count` files of about equal size, in order. Weights of one layer stay together, because
+    their layout may be converted together."""
     total, done = max(sum(sizes.values()), 1), 0
     files: list[list[str]] = [[] for _ in range(count)]
     home: dict[str, int] = {}
@@ -232,7 +234,8 @@ def write_files(
             for part in by_key.get(whole.key, ()):
                 if content_hash(whole.tensor[part.offset : part.offset + part.numel]) != part.hash:
                     raise CheckpointError(
-                        f"{part.key} (elements {part.offset} to {part.offset + part.numel}) differs from the memory of the rank that holds it"
+                        f"{part.key} (elements {part.offset} to {part.offset + part.numel}) differs from the memory of "
+                        "the rank that holds it"
                     )
         out = (
             {published.keys[n]: t for n, t in tensors.items()} if published.adapted else dict(converted(model, tensors))

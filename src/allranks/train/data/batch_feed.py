@@ -1,10 +1,11 @@
 """Make the micro-batches of a rank in the order of training, and on a GPU one ahead of their use.
 
-On a GPU a thread collates the next micro-batch while the current one computes. It packs the tensors into one of two pinned buffers, and
-copies them to the device with one copy on a stream of its own; the stream of the computation waits for that copy, the host does not.
+On a GPU a thread collates the next micro-batch while the current one computes. It packs the tensors into one of two
+pinned buffers, and copies them to the device with one copy on a stream of its own; the stream of the computation waits
+for that copy, the host does not.
 
-A rank that computes on a CPU makes each batch when it is used: collating 4,096 tokens takes 0.4 ms of its core, with a thread and a second
-copy 1.3 ms (processor time).
+A rank that computes on a CPU makes each batch when it is used: collating 4,096 tokens takes 0.4 ms of its core, with a
+thread and a second copy 1.3 ms (processor time).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class HostBatch(Protocol):
     """A micro-batch in host memory."""
 
     def map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        """Return a copy with what the function returns for each tensor that the device needs, always in the same order."""
+        """Return a copy with what the function returns for each tensor that the device needs, always in the same
+        order."""
         ...
 
 
@@ -44,7 +46,8 @@ class SentBatch:
 
 
 class PinnedBuffers:
-    """Two host buffers, from which batches are copied to the device in turn. On a GPU they are pinned, and copies are asynchronous."""
+    """Two host buffers, from which batches are copied to the device in turn. On a GPU they are pinned, and copies are
+    asynchronous."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._pinned = device, device.type == "cuda"
@@ -115,7 +118,8 @@ def _spans(tensors: Sequence[torch.Tensor]) -> tuple[list[tuple[int, int]], int]
 class BatchFeed:
     """The micro-batches of steps ``first`` to ``last`` (exclusive) on the device, one after the other.
 
-    Which rows belong to a step does not depend on what was made ahead: a resume begins with the step after the checkpoint's.
+    Which rows belong to a step does not depend on what was made ahead: a resume begins with the step after the
+    checkpoint's.
 
     Args:
         make_batch: collates rows in host memory; called in another thread if `ahead`.

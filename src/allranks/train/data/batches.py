@@ -4,8 +4,8 @@ The stream of sequences is the shuffled set, epoch after epoch. Optimizer step `
 ``s*G .. (s+1)*G`` of it (``G`` = global batch), for any number of ranks: another world size sees the same data
 in the same order. Within a step, micro-step ``m`` of rank ``r`` takes the ``(m*W + r)``-th slice of the batch.
 
-Noise rows are generated on demand and only serve to run steps. Row `i` of a seed is the same on every machine, for any batch
-size and number of ranks, because each row has its own generator.
+Noise rows are generated on demand and only serve to run steps. Row `i` of a seed is the same on every machine, for any
+batch size and number of ranks, because each row has its own generator.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def _to_device(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
 class PackedRows:
     """Where the rows of packed sequences end. Padding at the end of a sequence counts as a row.
 
-    ``ends`` (rows + 1,) int64, in host memory: 0, and after each row the number of tokens up to its end, sequence after sequence;
+    ``ends`` (rows + 1,) int64, in host memory: 0, and after each row the number of tokens up to its end, sequence after
+    sequence;
     ``ends_on_device``: the same in int32 on the device; ``shape``: (B, L); ``longest``: tokens of the longest row.
     """
 
@@ -194,7 +195,8 @@ class Batch:
         return at if self.lengths is None else torch.where(self.real_tokens(), at, at - self.lengths.unsqueeze(1))
 
     def map_tensors(self, function: Map) -> Batch:
-        """Return a copy with what the function returns for each tensor that the device needs, always in the same order."""
+        """Return a copy with what the function returns for each tensor that the device needs, always in the same
+        order."""
 
         def of(tensor: torch.Tensor | None) -> torch.Tensor | None:
             return None if tensor is None else function(tensor)

@@ -1,8 +1,8 @@
 """Write chats with the tokenizer's chat template, and find in the text what the model has to write.
 
-Each reply is trained after exactly the text that the model reads when it has to write this reply. Most templates only append, so
-that one text has all replies of a chat. Others write a reply differently once messages follow, such as without its reasoning: the
-next reply then begins a row of its own.
+Each reply is trained after exactly the text that the model reads when it has to write this reply. Most templates only
+append, so that one text has all replies of a chat. Others write a reply differently once messages follow, such as
+without its reasoning: the next reply then begins a row of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from allranks.errors import DataError
 from allranks.spec.data_templates import Example, Message
 
 DEFAULT_CHAT_TEMPLATE = (
-    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}{{ eos_token if m['role'] == 'assistant' else '' }}\n{% endfor %}"
+    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}{{ eos_token if m['role'] == 'assistant' else '' "
+    "}}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 """For models without a chat template: base models, and those that are built from a config."""
@@ -45,7 +46,8 @@ class ChatWriter:
         """Return the rows of a chat as turns, each up to its last reply; a row that is no chat as it is.
 
         Raises:
-            DataError: the template refuses the messages, does not write a part of them, or does not show where a reply begins.
+            DataError: the template refuses the messages, does not write a part of them, or does not show where a reply
+            begins.
         """
         if not example.messages:
             return [example]
@@ -107,7 +109,8 @@ class _Chat:
         """Return the text before a reply and the reply, as the model has to write it: nothing follows it.
 
         Raises:
-            DataError: the text of the prompt is not the beginning of the text with the reply, and the template marks no reply.
+            DataError: the text of the prompt is not the beginning of the text with the reply, and the template marks no
+            reply.
         """
         for options in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
             before, earlier = self._render(self.messages[:number], self._tools, True, options)
@@ -124,8 +127,9 @@ class _Chat:
             twice = number > 0 and self.messages[number - 1]["role"] == "assistant"
             join = f"join it with message {number - 1}, which is the assistant's too, or " if twice else ""
             raise DataError(
-                f"{self.place}, message {number} (assistant): it cannot be located in the output of the model's chat template: the text "
-                f"with it does not begin with the text before it, which ends with {before[-40:]!r}; {join}use a .jinja file as data.template"
+                f"{self.place}, message {number} (assistant): it cannot be located in the output of the model's chat "
+                f"template: the text with it does not begin with the text before it, which ends with {before[-40:]!r}; "
+                f"{join}use a .jinja file as data.template"
             )
         turns: list[Turn] = []
         at = spans[0][0]
@@ -170,7 +174,8 @@ class _Chat:
             raise DataError(f"{self.place}: {self._named} does not write the tools (column tools); {REMEDY}")
 
     def _same(self, number: int, tools: list[Any] | None, **changed: Any) -> bool:
-        """Return whether the text up to the next reply stays the same with other tools or fields of a message; None removes one."""
+        """Return whether the text up to the next reply stays the same with other tools or fields of a message; None
+        removes one."""
         ends = [i for i, message in enumerate(self.messages) if i >= number and message["role"] == "assistant"]
         upto = self.messages[: ends[0] + 1 if ends else None]
         prompt = self._at_end and not ends
@@ -217,13 +222,14 @@ class _Chat:
             roles = ", ".join(message["role"] for message in self.messages[:8])
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise DataError(
-                f"{self.place}: the model's chat template refuses these messages (roles {roles}): {reason}; correct the row, or use a "
-                ".jinja file as data.template"
+                f"{self.place}: the model's chat template refuses these messages (roles {roles}): {reason}; correct "
+                "the row, or use a .jinja file as data.template"
             ) from None
 
 
 def _joined_replies(chat: _Chat, first: int) -> list[list[Turn]]:
-    """Return rows with all replies from message `first` on; a reply continues a row if the text before it begins with that row."""
+    """Return rows with all replies from message `first` on; a reply continues a row if the text before it begins with
+    that row."""
     rows: list[list[Turn]] = []
     for number in range(first, len(chat.messages)):
         if chat.messages[number]["role"] != "assistant":
@@ -246,7 +252,8 @@ def _joined_replies(chat: _Chat, first: int) -> list[list[Turn]]:
 
 
 def _as_history(row: list[Turn], writer: ChatWriter) -> Iterator[list[Turn]]:
-    """Yield a row, and the row without special tokens at its end: many templates write these at the end of a conversation only."""
+    """Yield a row, and the row without special tokens at its end: many templates write these at the end of a
+    conversation only."""
     yield row
     reply = row[-1][0].rstrip()
     while starts := [match.start() for match in writer.special.finditer(reply) if match.end() == len(reply)]:
@@ -264,7 +271,8 @@ def _functions(message: Message) -> list[dict[str, Any]]:
 
 
 def _with_arguments(message: Message, *, as_text: bool) -> Message:
-    """Return a message whose arguments of tool calls are objects, as transformers documents, or JSON text, as in OpenAI's format."""
+    """Return a message whose arguments of tool calls are objects, as transformers documents, or JSON text, as in
+    OpenAI's format."""
     if not _functions(message):
         return message
     calls = []

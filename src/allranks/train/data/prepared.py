@@ -200,7 +200,8 @@ def _map(folder: Path, name: str) -> TokenSet:
 
 
 def _wrong_shape(arrays: dict[str, Any]) -> str | None:
-    """Return what is wrong with the arrays, or None: dtypes, lengths, offsets out of range. Later code does not check them."""
+    """Return what is wrong with the arrays, or None: dtypes, lengths, offsets out of range. Later code does not check
+    them."""
     types = {"ids": np.int32, "mask": np.uint8}
     for name, values in arrays.items():
         if values.dtype != types.get(name, np.int64) or values.ndim != 1:
@@ -258,7 +259,8 @@ class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class AssembledData:
-    """Encoded rows and their packing. ``encoded`` are all training rows, in the order of ``read.train``; ``kept`` those with a target."""
+    """Encoded rows and their packing. ``encoded`` are all training rows, in the order of ``read.train``; ``kept`` those
+    with a target."""
 
     read: ReadExamples
     tokenizer: Any
@@ -309,7 +311,8 @@ def assemble(spec: RunSpec, tokenizer: Any, *, classifier: bool, head: Sequence[
     kept = encoded if classifier else [row for row in encoded if row.mask[1:].any()]
     if not kept:
         raise DataError(
-            f"data.source {source_of(data)}: no row has a trained token within data.max_length {data.max_length}; increase it"
+            f"data.source {source_of(data)}: no row has a trained token within data.max_length {data.max_length}; "
+            "increase it"
         )
     lost = len(encoded) - len(kept)
     packs = _pack(data, kept, classifier=classifier)
@@ -318,8 +321,8 @@ def assemble(spec: RunSpec, tokenizer: Any, *, classifier: bool, head: Sequence[
         held = _encode(data, read.held_out, tokenizer, labels if classifier else None, evaluating=True)
     if held and not classifier and not any(row.mask[1:].any() for row in held):
         raise DataError(
-            f"{held_out}: no held-out row has a scored token within data.max_length {data.max_length}: every prompt is longer; "
-            "increase it, hold out more rows, or set data.eval_fraction: 0"
+            f"{held_out}: no held-out row has a scored token within data.max_length {data.max_length}: every prompt is "
+            "longer; increase it, hold out more rows, or set data.eval_fraction: 0"
         )
     real = sum(len(r.ids) for r in kept)
     trained_texts = {_text_of(example) for example in read.train} if read.held_out else set()
@@ -425,8 +428,9 @@ def _split_chats(encoded: list[EncodedRow]) -> list[str]:
     rows = [count for count in Counter(row.example for row in encoded).values() if count > 1]
     return (
         [
-            f"{len(rows)} chats are {sum(rows)} rows: the chat template writes earlier replies differently once messages follow (without their "
-            "reasoning, for example), and each reply is trained as the model writes it, after the text that the model then reads"
+            f"{len(rows)} chats are {sum(rows)} rows: the chat template writes earlier replies differently once "
+            "messages follow (without their reasoning, for example), and each reply is trained as the model writes "
+            "it, after the text that the model then reads"
         ]
         if rows
         else []
@@ -445,7 +449,8 @@ def data_warnings(facts: DataFacts, max_length: int) -> list[str]:
     found = [f"{share:.0%} {words.format(max_length)}" for share, words in shares if share >= WARN_SHARE]
     if facts.rows_duplicated:
         found.append(
-            f"{facts.rows_duplicated} of {facts.rows_eval} held-out rows are also training rows: the held-out loss is too low; remove duplicates"
+            f"{facts.rows_duplicated} of {facts.rows_eval} held-out rows are also training rows: the held-out loss is "
+            "too low; remove duplicates"
         )
     return found
 

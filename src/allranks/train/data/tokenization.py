@@ -34,7 +34,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, *, classifier: bool) 
     special = [PAD, UNK, CLS, SEP] if classifier else [PAD, UNK, BOS, EOS]
     if vocab_size < 256 + len(special):
         raise DataError(
-            f"model.config.vocab_size {vocab_size} is too small; a byte-level tokenizer needs at least {256 + len(special)}"
+            f"model.config.vocab_size {vocab_size} is too small; a byte-level tokenizer needs at least "
+            f"{256 + len(special)}"
         )
     tokenizer = Tokenizer(models.BPE(unk_token=UNK))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -76,7 +77,8 @@ def load_tokenizer(name: str, revision: str | None) -> Any:
 
 
 def head_classes(name: str, revision: str | None) -> list[str]:
-    """Return the names of the classes of a trained classifier, in their order; none if the model has no classifier yet."""
+    """Return the names of the classes of a trained classifier, in their order; none if the model has no classifier
+    yet."""
     from transformers import AutoConfig
 
     folder = Path(name).expanduser()
@@ -126,8 +128,8 @@ def encode_text(
 ) -> list[EncodedRow]:
     """Encode text rows to token ids; a chat may be several rows.
 
-    The full text is encoded at once, so that words at turn boundaries are split as at inference. A token is trained if any part
-    of it is in a trained turn. The end-of-text token is appended and trained.
+    The full text is encoded at once, so that words at turn boundaries are split as at inference. A token is trained if
+    any part of it is in a trained turn. The end-of-text token is appended and trained.
 
     Args:
         max_length: rows are cut to this many tokens; None does not cut.
@@ -161,7 +163,8 @@ def encode_text(
 
 
 def prefix_tokens(tokenizer: Any) -> list[int]:
-    """Return what this tokenizer writes before a text: the beginning-of-text token, others (``[gMASK] <sop>``), or nothing."""
+    """Return what this tokenizer writes before a text: the beginning-of-text token, others (``[gMASK] <sop>``), or
+    nothing."""
     whole, plain = tokenizer("x")["input_ids"], tokenizer("x", add_special_tokens=False)["input_ids"]
     starts = [i for i in range(len(whole) - len(plain) + 1) if whole[i : i + len(plain)] == plain]
     return whole[: starts[0]] if plain and starts else []
@@ -181,7 +184,8 @@ def _encode(rows: list[Turns], tokenizer: Any) -> Iterator[tuple[list[int], list
 
 
 def _encode_without_offsets(turns: Turns, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Encode the row at once if a token ends at the end of each turn, otherwise turn by turn: both show exactly what is trained."""
+    """Encode the row at once if a token ends at the end of each turn, otherwise turn by turn: both show exactly what is
+    trained."""
 
     def encode(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -1,10 +1,12 @@
-"""Run DeepSpeed's engine on this run's ranks, for all three DeepSpeed strategies, and find its weights and state for checkpoints.
+"""Run DeepSpeed's engine on this run's ranks, for all three DeepSpeed strategies, and find its weights and state for
+checkpoints.
 
-DeepSpeed is imported when a strategy is set up, because the import takes seconds, which are recorded separately. Parameters
-without a gradient in a backward are refused or zero-filled, because ranks would otherwise reduce different parameters together.
+DeepSpeed is imported when a strategy is set up, because the import takes seconds, which are recorded separately.
+Parameters without a gradient in a backward are refused or zero-filled, because ranks would otherwise reduce different
+parameters together.
 
-State is stored by parameter name and range, as for all other strategies, so that any world size can read it. In every stage
-the optimizer updates a float32 copy of this rank's part of the weights, also for float32 models.
+State is stored by parameter name and range, as for all other strategies, so that any world size can read it. In every
+stage the optimizer updates a float32 copy of this rank's part of the weights, also for float32 models.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ from allranks.train.strategies.base import (
 )
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_weights
 
-_CURE = f"it may require another torch than {torch.__version__}: pip install --upgrade 'deepspeed>=0.16', or use zero1, zero2, zero3"
+_CURE = (
+    f"it may require another torch than {torch.__version__}: pip install --upgrade 'deepspeed>=0.16', or use zero1, "
+    "zero2, zero3"
+)
 Json = dict[str, Any]
 Named = Sequence[tuple[str, nn.Parameter]]
 
@@ -65,7 +70,10 @@ def load_deepspeed() -> Any:
             deepspeed: Any = import_module("deepspeed")
     except ImportError as error:
         raise EnvironmentNotAble(
-            "DeepSpeed is not installed here; pip install 'allranks[deepspeed]', or use zero1, zero2, zero3 or pytorch_zero3"
+            (
+                "DeepSpeed is not installed here; pip install 'allranks[deepspeed]', or use zero1, zero2, zero3 or "
+                "pytorch_zero3"
+            )
             if error.name == "deepspeed"
             else f"DeepSpeed cannot be imported: {_first_line(error)}; {_CURE}"
         ) from None
@@ -118,7 +126,8 @@ def silence_deepspeed() -> Iterator[None]:
 
 @contextmanager
 def readable_arch_list(device: torch.device) -> Iterator[None]:
-    """Let DeepSpeed compile its kernels for this GPU if TORCH_CUDA_ARCH_LIST has entries that torch reads and DeepSpeed cannot, like ``9.0a``."""
+    """Let DeepSpeed compile its kernels for this GPU if TORCH_CUDA_ARCH_LIST has entries that torch reads and DeepSpeed
+    cannot, like ``9.0a``."""
     name = "TORCH_CUDA_ARCH_LIST"
     before = os.environ.get(name, "")
     if device.type != "cuda" or all(_ARCHITECTURE.fullmatch(word) for word in re.split(r"[;\s]+", before.strip())):
@@ -225,20 +234,22 @@ class MissingGradientCheck:
         self._seen = [False] * len(self._names)
         if missing:
             raise RunFailed(
-                f"{len(missing)} trained parameters got no gradient in a backward, first {missing[0]}: DeepSpeed would mix different "
-                "parameters of different ranks; set strategy.find_unused_parameters: true, or do not train them"
+                f"{len(missing)} trained parameters got no gradient in a backward, first {missing[0]}: DeepSpeed would "
+                "mix different parameters of different ranks; set strategy.find_unused_parameters: true, or do not "
+                "train them"
             )
 
 
 def zero_missing_gradients(model: nn.Module, *, each_module: bool) -> None:
     """Give every trained parameter a gradient, zeros if necessary, in the same order on every rank.
 
-    A graph node that is created before a forward runs last in its backward, and every parameter's gradient waits for it. Without
-    this, gradients of unused parameters would be ready earlier, and DeepSpeed fills its buckets in the order of readiness.
+    A graph node that is created before a forward runs last in its backward, and every parameter's gradient waits for
+    it. Without this, gradients of unused parameters would be ready earlier, and DeepSpeed fills its buckets in the
+    order of readiness.
 
     Args:
-        each_module: parameters are gathered only while their own module computes (stage 3). Call this after DeepSpeed has
-            registered its hooks. Otherwise all gradients are ready together at the end of backward.
+        each_module: parameters are gathered only while their own module computes (stage 3). Call this after DeepSpeed
+            has registered its hooks. Otherwise all gradients are ready together at the end of backward.
     """
     if not each_module:
         _ZeroGradientHook([p for p in model.parameters() if p.requires_grad], model)
@@ -343,7 +354,8 @@ class DeepSpeedZero(LoopStrategy):
         return without_auto(config)
 
     def _trains_in_bf16(self, where: str) -> bool:
-        """Return whether bf16 is on: then DeepSpeed casts the full model. It always requires one dtype of trained parameters."""
+        """Return whether bf16 is on: then DeepSpeed casts the full model. It always requires one dtype of trained
+        parameters."""
         whole = self._named[0][1].dtype == torch.bfloat16
         named = self._model.named_parameters() if whole else self._named
         require_one_dtype(named, self._named[0], where=where, who="DeepSpeed", others="zero3 or pytorch_ddp")
@@ -368,7 +380,8 @@ class DeepSpeedZero(LoopStrategy):
         return engine, zero
 
     def _take_weights(self) -> None:
-        """Prepare weights before the engine is created and after parameter shapes are read: stage 3 shards the model here."""
+        """Prepare weights before the engine is created and after parameter shapes are read: stage 3 shards the model
+        here."""
 
     def _found_inf(self) -> torch.Tensor:
         """Return 1 (on the device) if a gradient of this or an earlier step was not finite, else 0."""
@@ -383,7 +396,8 @@ class DeepSpeedZero(LoopStrategy):
             self._engine.set_gradient_accumulation_boundary(True)
 
     def backward(self, loss: torch.Tensor) -> None:
-        # The loss is already the micro-batch's share of the step: DeepSpeed must not divide it by the number of micro-steps.
+        # The loss is already the micro-batch's share of the step: DeepSpeed must not divide it by the number of
+        # micro-steps.
         self._engine.backward(loss, scale_wrt_gas=False)
         self._complete.check()
 
@@ -399,7 +413,8 @@ class DeepSpeedZero(LoopStrategy):
         return partition_tensors(self._zero)
 
     def finish_loading(self) -> None:
-        """Apply values that were read into `weight_shards` and `state_ranges`, also to DeepSpeed's copies. Collective."""
+        """Apply values that were read into `weight_shards` and `state_ranges`, also to DeepSpeed's copies.
+        Collective."""
         renew_copies(self.weight_shards(), self.state_ranges())
         plain_numbers(self._zero)
 
@@ -451,7 +466,8 @@ def partition_tensors(zero: Any) -> list[torch.Tensor]:
 
 
 def fragment_ranges(zero: Any, named: Named) -> list[StateRange]:
-    """Return ranges for stages 1 and 2: a group's parameters are concatenated and split evenly, with padding at the end."""
+    """Return ranges for stages 1 and 2: a group's parameters are concatenated and split evenly, with padding at the
+    end."""
     names, out = {p: name for name, p in named}, []
     flat: Any
     for flat, group in zip(partition_tensors(zero), zero.bit16_groups, strict=True):
@@ -470,7 +486,8 @@ def fragment_ranges(zero: Any, named: Named) -> list[StateRange]:
 
 
 def partition_ranges(zero: Any, named: Named) -> list[StateRange]:
-    """Return ranges for stage 3: each parameter is split evenly, with padding at its end; a group's parts are concatenated."""
+    """Return ranges for stage 3: each parameter is split evenly, with padding at its end; a group's parts are
+    concatenated."""
     out = []
     for name, p in named:
         at, start, _ = zero.grad_position[zero.get_param_id(p)]
@@ -494,7 +511,8 @@ def partitions(named: Named) -> list[TensorShard]:
 
 
 def renew_copies(weights: Sequence[TensorShard], ranges: Sequence[StateRange]) -> None:
-    """Copy weights that were read into the tensors that the optimizers update, except master weights, which were read, too."""
+    """Copy weights that were read into the tensors that the optimizers update, except master weights, which were read,
+    too."""
     by_key = {shard.key: shard for shard in weights}
     for r in ranges:
         shard = by_key[f"model/{r.name}"]

@@ -2,28 +2,30 @@
 
 ``deepspeed_zero1``: DeepSpeed's ZeRO stage 1: sharded optimizer state.
 
-Communication per step: all-reduces of buckets after the last micro-step's backward (T g bytes, T trained parameters of g
-bytes), an all-reduce of 4 bytes per parameter group for the gradient norm, an all-gather of the updated weights per group (T g).
-Memory per rank (P parameters, float32 AdamW): 4P + 4T + 12T/W bytes; at the update itself 4P + 16T/W. Also in float32,
-DeepSpeed updates a copy of its part of the weights (4T/W), and copies it back.
+Communication per step: all-reduces of buckets after the last micro-step's backward (T g bytes, T trained parameters of
+g bytes), an all-reduce of 4 bytes per parameter group for the gradient norm, an all-gather of the updated weights per
+group (T g). Memory per rank (P parameters, float32 AdamW): 4P + 4T + 12T/W bytes; at the update itself 4P + 16T/W. Also
+in float32, DeepSpeed updates a copy of its part of the weights (4T/W), and copies it back.
 Predecessor (``zero1``): the same without that copy. DeepSpeed adds its JSON configuration and offloading.
 
 ``deepspeed_zero2``: DeepSpeed's ZeRO stage 2: sharded optimizer state and gradients.
 
-Communication per step: all-reduces of buckets after each micro-step's backward (A T g bytes, A micro-steps, T trained parameters
-of g bytes; DeepSpeed all-reduces a bucket of which several ranks own parts, the paper uses a reduce-scatter), an all-reduce
-of 4 bytes per parameter group for the norm, an all-gather of the updated weights per group (T g).
-Memory per rank (P parameters, float32 AdamW): 4P + 16T/W bytes between backward and update, and a bucket of gradients.
+Communication per step: all-reduces of buckets after each micro-step's backward (A T g bytes, A micro-steps, T trained
+parameters of g bytes; DeepSpeed all-reduces a bucket of which several ranks own parts, the paper uses a
+reduce-scatter), an all-reduce of 4 bytes per parameter group for the norm, an all-gather of the updated weights per
+group (T g). Memory per rank (P parameters, float32 AdamW): 4P + 16T/W bytes between backward and update, and a bucket
+of gradients.
 Predecessor (``deepspeed_zero1``): full gradients until the last micro-step.
 
 ``deepspeed_zero3``: DeepSpeed's ZeRO stage 3: sharded weights, gradients and optimizer state.
 
-Communication per micro-step: all-gathers of each module's weights before its forward and, unless they are still gathered,
-before its backward (P g bytes each), reduce-scatters after backward (T g); per step an all-reduce of 8 bytes per parameter
-group. Tensors below ``stage3_param_persistence_threshold`` (100,000 elements) are not sharded and are gathered once per step;
-weights gathered in forward are kept until backward while fewer than ``stage3_max_live_parameters`` (10^9) are gathered.
-Memory per rank (P parameters, T trained, float32 AdamW): (4P + 16T)/W bytes, and the gathered weights of those two limits.
-With LoRA, the weights of a block are gathered together, so that its layers can be computed together (`train.models.lora`).
+Communication per micro-step: all-gathers of each module's weights before its forward and, unless they are still
+gathered, before its backward (P g bytes each), reduce-scatters after backward (T g); per step an all-reduce of 8 bytes
+per parameter group. Tensors below ``stage3_param_persistence_threshold`` (100,000 elements) are not sharded and are
+gathered once per step; weights gathered in forward are kept until backward while fewer than
+``stage3_max_live_parameters`` (10^9) are gathered. Memory per rank (P parameters, T trained, float32 AdamW): (4P +
+16T)/W bytes, and the gathered weights of those two limits. With LoRA, the weights of a block are gathered together, so
+that its layers can be computed together (`train.models.lora`).
 Predecessor (``deepspeed_zero2``): full weights on every rank.
 """
 
@@ -91,7 +93,8 @@ class DeepSpeedZero3(DeepSpeedZero):
     def _register_adapters_of_experts(self, gathered: Set[torch.nn.Module]) -> None:
         """Register what PEFT's adapters of expert weights read outside of the modules that own it.
 
-        DeepSpeed finds such parameters itself only in a forward of its engine, and an evaluation before the first step calls the model.
+        DeepSpeed finds such parameters itself only in a forward of its engine, and an evaluation before the first step
+        calls the model.
 
         Args:
             gathered: modules whose weights are gathered with their block.
@@ -180,14 +183,15 @@ def fused_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def gather_together(block: torch.nn.Module, deepspeed: Any) -> None:
-    """Let DeepSpeed gather the weights of a block when the block is called, and free them after it (a "leaf module" of stage 3).
+    """Let DeepSpeed gather the weights of a block when the block is called, and free them after it (a "leaf module" of
+    stage 3).
 
-    DeepSpeed gathers weights in hooks of the module that owns them. A product for several layers reads weights of layers that are not
-    called yet, and hooks of inner layers that never run would be needed for it.
+    DeepSpeed gathers weights in hooks of the module that owns them. A product for several layers reads weights of
+    layers that are not called yet, and hooks of inner layers that never run would be needed for it.
 
-    DeepSpeed reduces the gradients of a leaf module in a backward hook, which torch calls when the gradient of the module's first
-    input is there. Without such a gradient (the first block over frozen embeddings) torch would call it before the block's own
-    backward, and gradients of that step would be lost: the input of a block always gets one.
+    DeepSpeed reduces the gradients of a leaf module in a backward hook, which torch calls when the gradient of the
+    module's first input is there. Without such a gradient (the first block over frozen embeddings) torch would call it
+    before the block's own backward, and gradients of that step would be lost: the input of a block always gets one.
     """
     deepspeed.utils.set_z3_leaf_modules(block, [type(block)])
     block.register_forward_pre_hook(_differentiate_input)
@@ -198,7 +202,8 @@ def _differentiate_input(block: torch.nn.Module, args: tuple[Any, ...]) -> tuple
         return None
     if not args or not isinstance(args[0], torch.Tensor):
         raise RunFailed(
-            f"{type(block).__name__} gets its input by name: DeepSpeed would reduce its gradients before they are computed; "
-            "set strategy.find_unused_parameters: true, which gathers the weights of each layer separately, or use zero3"
+            f"{type(block).__name__} gets its input by name: DeepSpeed would reduce its gradients before they are "
+            "computed; set strategy.find_unused_parameters: true, which gathers the weights of each layer separately, "
+            "or use zero3"
         )
     return None if args[0].requires_grad else (args[0].detach().requires_grad_(), *args[1:])

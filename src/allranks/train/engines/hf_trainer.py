@@ -1,8 +1,9 @@
-"""Run the optimizer steps with Hugging Face's Trainer in place of the loop, with the same data, loss, records and stops.
+"""Run the optimizer steps with Hugging Face's Trainer in place of the loop, with the same data, loss, records and
+stops.
 
-The Trainer's subclass reads this rank's rows with their row numbers, computes the loss and accounts for its steps; steps with
-non-finite values are skipped on all ranks. The scheduler uses the run's learning rates, callbacks write the step records, and
-checks refuse launch settings that silently break the Trainer.
+The Trainer's subclass reads this rank's rows with their row numbers, computes the loss and accounts for its steps;
+steps with non-finite values are skipped on all ranks. The scheduler uses the run's learning rates, callbacks write the
+step records, and checks refuse launch settings that silently break the Trainer.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ class TrainerStep:
         self._open = ExitStack()
 
     def begin(self, step: int, trained: int, rate: float) -> None:
-        """Start optimizer step `step` (from 0), in which all ranks together train `trained` tokens at learning rate `rate`."""
+        """Start optimizer step `step` (from 0), in which all ranks together train `trained` tokens at learning rate
+        `rate`."""
         self.step, self.trained, self._rate = step, trained, rate
         self._sequences: list[int] = []
         self._counts, self._norm = TokenCounts(), None
@@ -133,9 +135,9 @@ class TrainerStep:
         """
         if self._norm is None:
             raise EnvironmentNotAble(
-                f"hf_trainer: the Trainer of transformers {transformers.__version__} did not compute the gradient norm, "
-                "so a non-finite loss would not be noticed; use a version that this project was tested with (5.23), "
-                "or strategy pytorch_ddp"
+                f"hf_trainer: the Trainer of transformers {transformers.__version__} did not compute the gradient "
+                "norm, so a non-finite loss would not be noticed; use a version that this project was tested with "
+                "(5.23), or strategy pytorch_ddp"
             )
         return StepWork(
             self.step,
@@ -176,7 +178,8 @@ class RanksTrainer(Trainer):
         self.remove_callback(PrinterCallback)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
-        """Return the loader without Accelerate's preparation, which would divide this rank's part among the ranks again."""
+        """Return the loader without Accelerate's preparation, which would divide this rank's part among the ranks
+        again."""
         return self._feed
 
     def get_batch_samples(
@@ -230,9 +233,10 @@ class RanksTrainer(Trainer):
         share = self._share.detach()
         if not torch.allclose(used, share, rtol=1e-6, atol=0.0, equal_nan=True):
             raise EnvironmentNotAble(
-                f"hf_trainer: the Trainer of transformers {transformers.__version__} ran backward from {float(used):.6g}, but "
-                f"the step's token-weighted loss is {float(share):.6g}: it averages over micro-steps on its own. "
-                "Use a version that this project was tested with (5.23), or strategy pytorch_ddp"
+                f"hf_trainer: the Trainer of transformers {transformers.__version__} ran backward from "
+                f"{float(used):.6g}, but the step's token-weighted loss is {float(share):.6g}: it averages over "
+                "micro-steps on its own. Use a version that this project was tested with (5.23), or strategy "
+                "pytorch_ddp"
             )
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
@@ -273,7 +277,8 @@ def check_wrapped(trainer: Any, world: DistContext, find_unused_parameters: bool
     found = trainer.accelerator.num_processes
     if found != world.size:
         raise ProofFailed(
-            f"hf_trainer: Accelerate sees {found} processes, the run has {world.size} ranks: this rank would train alone on all rows"
+            f"hf_trainer: Accelerate sees {found} processes, the run has {world.size} ranks: this rank would train "
+            "alone on all rows"
         )
     ours, its = world.device, trainer.args.device
     if ours.type != its.type or (ours.type == "cuda" and ours.index != its.index):
@@ -283,15 +288,16 @@ def check_wrapped(trainer: Any, world: DistContext, find_unused_parameters: bool
     wrapped = trainer.model_wrapped
     if not isinstance(wrapped, DistributedDataParallel):
         raise ProofFailed(
-            f"hf_trainer: the Trainer left the model as a {type(wrapped).__name__} instead of wrapping it in DistributedDataParallel: "
-            "the ranks' weights would diverge silently (on CPUs it wraps only with use_cpu)"
+            f"hf_trainer: the Trainer left the model as a {type(wrapped).__name__} instead of wrapping it in "
+            "DistributedDataParallel: the ranks' weights would diverge silently (on CPUs it wraps only with use_cpu)"
         )
     size = dist.get_world_size(wrapped.process_group)
     if size != world.size:
         raise ProofFailed(f"hf_trainer: the wrapper averages over {size} of {world.size} ranks")
     if bool(wrapped.find_unused_parameters) != find_unused_parameters:
         raise ProofFailed(
-            f"hf_trainer: the wrapper has find_unused_parameters={wrapped.find_unused_parameters}, expected {find_unused_parameters}"
+            f"hf_trainer: the wrapper has find_unused_parameters={wrapped.find_unused_parameters}, expected "
+            f"{find_unused_parameters}"
         )
 
 
@@ -314,8 +320,8 @@ def check_norms(rank: int, agreed: ReducedStep) -> None:
     own = agreed.own_grad_norm
     if abs(own - agreed.grad_norm) > NORM_TOLERANCE * max(abs(agreed.grad_norm), torch.finfo(torch.float32).tiny):
         raise ProofFailed(
-            f"step {agreed.step + 1}: rank {rank} has a gradient norm of {own:.8g}, the mean over ranks is {agreed.grad_norm:.8g}: "
-            "gradients are not averaged over the ranks, so the weights diverge"
+            f"step {agreed.step + 1}: rank {rank} has a gradient norm of {own:.8g}, the mean over ranks is "
+            f"{agreed.grad_norm:.8g}: gradients are not averaged over the ranks, so the weights diverge"
         )
 
 
@@ -366,7 +372,8 @@ class TrainerLoop(TrainerCallback):
                     self._trainer.train()
                 finally:
                     self._running.abandon()
-                # Only after success: freeing memory waits for the device, which may be in a collective that a failed rank never joins.
+                # Only after success: freeing memory waits for the device, which may be in a collective that a failed
+                # rank never joins.
                 self._trainer.accelerator.free_memory()
                 del self._trainer
                 gc.collect()  # the Trainer has reference cycles, which would keep the wrapper's buckets alive
@@ -410,8 +417,9 @@ class TrainerLoop(TrainerCallback):
         if self._world.size > 1:
             self._strategy.bucket_bytes = bucket_bytes(self._trainer.model_wrapped)
             if self._plan.first_step or self._plan.settled:
-                # DDP rebuilds its buckets after the first backward pass, and with three or more ranks the sums depend on the layout:
-                # without a pass whose gradients are discarded, the first step after a resume would be rounded differently
+                # DDP rebuilds its buckets after the first backward pass, and with three or more ranks the sums depend
+                # on the layout: without a pass whose gradients are discarded, the first step after a resume would be
+                # rounded differently
                 model: Any = self._trainer.model_wrapped
                 model.train()
                 (model(self._feed.peek()) * 0.0).backward()

@@ -1,9 +1,10 @@
 """Dropout of the inputs of adapters: drawn with few random numbers, and kept for backward in few bytes.
 
-``nn.Dropout`` draws 64 random bits per element on a CPU and keeps a mask in the dtype of its input. Here, what is rarely dropped is
-drawn by its gaps: between two dropped elements there are ``floor(log(u) / log(1 - p))`` kept ones, u uniform, so that a number is drawn
-per dropped element, and their positions are kept (L. Devroye, Non-Uniform Random Variate Generation, 1986, chapter X.2). Above
-`planning.memory.activations.INDEXED_DROPOUT`, 16 bits are drawn and a byte is kept per element.
+``nn.Dropout`` draws 64 random bits per element on a CPU and keeps a mask in the dtype of its input. Here, what is
+rarely dropped is drawn by its gaps: between two dropped elements there are ``floor(log(u) / log(1 - p))`` kept ones, u
+uniform, so that a number is drawn per dropped element, and their positions are kept (L. Devroye, Non-Uniform Random
+Variate Generation, 1986, chapter X.2). Above `planning.memory.activations.INDEXED_DROPOUT`, 16 bits are drawn and a
+byte is kept per element.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _SMALLEST = 2.0**-33  # half of the distance between two of the uniform numbers
 class LowMemoryDropout(nn.Module):
     """Dropout for few random numbers and little memory on a CPU; on a GPU it is ``F.dropout``.
 
-    With more than `INDEXED_DROPOUT`, the probability is rounded to a multiple of 2^-16, and kept elements are scaled by the rounded
-    value, so the mean is exact.
+    With more than `INDEXED_DROPOUT`, the probability is rounded to a multiple of 2^-16, and kept elements are scaled by
+    the rounded value, so the mean is exact.
     """
 
     def __init__(self, p: float) -> None:
@@ -47,8 +48,8 @@ class LowMemoryDropout(nn.Module):
     def draw(self, x: torch.Tensor) -> tuple[torch.Tensor, float]:
         """Return which elements of `x` are dropped, for `dropped` and `drop_`, and the factor of kept elements.
 
-        The former has 1 where an element is kept, else 0, in the shape of x and one byte each; or it has the positions of dropped
-        elements in the flattened x, int64.
+        The former has 1 where an element is kept, else 0, in the shape of x and one byte each; or it has the positions
+        of dropped elements in the flattened x, int64.
         """
         if x.is_cuda or torch.compiler.is_compiling():  # random_ would end the compiled graph
             return torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - self.p), 1 / (1 - self.p)

@@ -1,7 +1,7 @@
 """Add LoRA adapters with PEFT.
 
-PEFT supports linear layers, fused expert weights (``target_parameters``) and fully trained modules. `lora` and `lora_experts`
-compute the forward and backward passes of the first two.
+PEFT supports linear layers, fused expert weights (``target_parameters``) and fully trained modules. `lora` and
+`lora_experts` compute the forward and backward passes of the first two.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def _named(linear: list[str]) -> str:
 def _why(error: ValueError, model: nn.Module, spec: AdapterSpec, dimensions: Mapping[str, int]) -> str:
     if "ParamWrapper" in str(error) and spec.dropout:
         return (
-            f"dropout is {spec.dropout:g}, but PEFT adapts the fused experts of this model as parameters, which do not support dropout; "
-            "set adapter.dropout: 0, or limit adapter.targets to attention layers"
+            f"dropout is {spec.dropout:g}, but PEFT adapts the fused experts of this model as parameters, which do not "
+            "support dropout; set adapter.dropout: 0, or limit adapter.targets to attention layers"
         )
     for target in spec.targets or ():
         if advice := fused_parameter(target, dimensions):
@@ -112,10 +112,10 @@ def _why(error: ValueError, model: nn.Module, spec: AdapterSpec, dimensions: Map
 def adapter_remarks(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:
     """Return remarks on targets that PEFT interpreted differently, and on layers that its own forward computes.
 
-    For mixtures of experts whose projections transformers has fused, PEFT maps the old names (gate_proj, w1, ...) to the
-    experts' parameters, and "all linear layers" also includes the router. Layers outside of the experts with such a name get no
-    adapter. And a remark on adapters of parameters that need a full copy of them in each forward pass. A model without adapters
-    has no remarks.
+    For mixtures of experts whose projections transformers has fused, PEFT maps the old names (gate_proj, w1, ...) to
+    the experts' parameters, and "all linear layers" also includes the router. Layers outside of the experts with such a
+    name get no adapter. And a remark on adapters of parameters that need a full copy of them in each forward pass. A
+    model without adapters has no remarks.
     """
     if not is_adapted(model):
         return ()
@@ -128,8 +128,9 @@ def adapter_remarks(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:
     wrappers: list[Any] = [m for m in model.modules() if type(m).__name__ == "ParamWrapper"]
     if plain := [m for m in wrappers if m.num_experts > 1 and "forward" not in vars(m)]:
         copied.append(
-            f"adapters: PEFT adds the adapters of {len(plain)} parameters to a full copy of their weights in each forward pass, first of "
-            f"{plain[0].parameter_name} in {type(plain[0].get_base_layer()).__name__}, which is not one of transformers' usual classes of experts"
+            f"adapters: PEFT adds the adapters of {len(plain)} parameters to a full copy of their weights in each "
+            f"forward pass, first of {plain[0].parameter_name} in {type(plain[0].get_base_layer()).__name__}, which is "
+            "not one of transformers' usual classes of experts"
         )
     if not places:
         return tuple(copied)
@@ -147,8 +148,9 @@ def adapter_remarks(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:
         return tuple(copied)
     asked = "every linear layer" if wanted is None else ", ".join(wanted)
     return (
-        f"adapters: for {asked}, PEFT adapts the fused experts instead ({', '.join(places)}) and skips {len(left)} linear layers, "
-        f"first {left[0]}; name the layers in adapter.targets and the parameters in adapter.target_parameters",
+        f"adapters: for {asked}, PEFT adapts the fused experts instead ({', '.join(places)}) and skips {len(left)} "
+        f"linear layers, first {left[0]}; name the layers in adapter.targets and the parameters in "
+        "adapter.target_parameters",
         *copied,
     )
 

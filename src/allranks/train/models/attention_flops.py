@@ -1,11 +1,14 @@
-"""Count the FLOPs of attention, which no parameter takes part in: products of queries with keys, and of weights with values.
+"""Count the FLOPs of attention, which no parameter takes part in: products of queries with keys, and of weights with
+values.
 
-For a pair of a query and a key that it attends to, a head of width d takes 2 d FLOPs for the score (Q K^T) and 2 d for the sum of the values
-(P V). Backward has two products for each of them: dQ = dS K and dK = dS^T Q; dP = dO V^T and dV = P^T dO. That makes 12 d per pair and head, as in
-Chowdhery et al. 2022 (PaLM), appendix B, which however counts all pairs of a sequence. Here a causal row of n tokens has n (n + 1) / 2.
+For a pair of a query and a key that it attends to, a head of width d takes 2 d FLOPs for the score (Q K^T) and 2 d for
+the sum of the values (P V). Backward has two products for each of them: dQ = dS K and dK = dS^T Q; dP = dO V^T and dV =
+P^T dO. That makes 12 d per pair and head, as in Chowdhery et al. 2022 (PaLM), appendix B, which however counts all
+pairs of a sequence. Here a causal row of n tokens has n (n + 1) / 2.
 
-Frozen weights do not change this where a trained weight lies below: the gradient passes through all four products. Blocks below all
-trained weights have a forward pass only. (In the lowest block with trained weights some products may be missing; they are counted.)
+Frozen weights do not change this where a trained weight lies below: the gradient passes through all four products.
+Blocks below all trained weights have a forward pass only. (In the lowest block with trained weights some products may
+be missing; they are counted.)
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ _BLOCK = re.compile(r"(.*?\.\d+)\.")
 
 
 class AttentionCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What attention takes. ``flops_per_pair``: FLOPs of all layers for a query and a key, forward and backward, without recomputation.
+    """What attention takes. ``flops_per_pair``: FLOPs of all layers for a query and a key, forward and backward,
+    without recomputation.
 
     ``window``: the smallest sliding window in tokens; None: none.
     """

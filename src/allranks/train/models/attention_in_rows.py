@@ -1,7 +1,8 @@
 """Causal attention within the rows of packed sequences on a CPU, each row by itself.
 
-A row is computed in blocks where that is faster (`blockwise_attention`), else by torch's attention kernel. For torch.compile and for
-modes that watch operations it is one operation; otherwise a plain autograd function, which costs less time for each call.
+A row is computed in blocks where that is faster (`blockwise_attention`), else by torch's attention kernel. For
+torch.compile and for modes that watch operations it is one operation; otherwise a plain autograd function, which costs
+less time for each call.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def fits(query: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def window_mask(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
-    """Return the boolean mask (L, L) of causal attention with a window; None if the window is not shorter than the row."""
+    """Return the boolean mask (L, L) of causal attention with a window; None if the window is not shorter than the
+    row."""
     n = query.shape[2]
     if window is None or n <= window:
         return None

@@ -1,16 +1,18 @@
 """Recompute the activations of transformer blocks in the backward pass, and compile the blocks' forward passes.
 
-Both replace the ``forward`` of each block for training passes: evaluation and generation run the model's own code. Hooks of a block
-(of FSDP2, ZeRO 3 and DeepSpeed) stay outside, and its modules, weights and names do not change.
+Both replace the ``forward`` of each block for training passes: evaluation and generation run the model's own code.
+Hooks of a block (of FSDP2, ZeRO 3 and DeepSpeed) stay outside, and its modules, weights and names do not change.
 
-Recomputation is non-reentrant: the reentrant form calls DDP's hooks twice for LoRA weights ("marked ready twice"). With ``full``, a
-block keeps its input only. With ``selective``, it also keeps the outputs of matrix products and of attention, so that only element-wise
-operations run again (`torch.utils.checkpoint.create_selective_checkpoint_contexts`); narrow products, such as LoRA's second one, run
-again as well, because they are cheap and their outputs are wide.
+Recomputation is non-reentrant: the reentrant form calls DDP's hooks twice for LoRA weights ("marked ready twice"). With
+``full``, a block keeps its input only. With ``selective``, it also keeps the outputs of matrix products and of
+attention, so that only element-wise operations run again
+(`torch.utils.checkpoint.create_selective_checkpoint_contexts`); narrow products, such as LoRA's second one, run again
+as well, because they are cheap and their outputs are wide.
 
-A block is compiled by itself ("regional compilation"): equal blocks share one compiled program, masks are built outside, and shapes
-are static where all batches have one. With ``selective`` the compiler sees the recomputation, and with ``full`` it is around the
-compiled program. The backward program is compiled in the first forward pass, so that a compiler that fails does so before anything has
+A block is compiled by itself ("regional compilation"): equal blocks share one compiled program, masks are built
+outside, and shapes are static where all batches have one. With ``selective`` the compiler sees the recomputation, and
+with ``full`` it is around the compiled program. The backward program is compiled in the first forward pass, so that a
+compiler that fails does so before anything has
 changed: the block then runs uncompiled, and so do all others from the next pass on.
 """
 

@@ -1,14 +1,15 @@
 """Causal attention of one sequence on a CPU, some queries at a time, as batched matrix products.
 
-For a block of n queries at positions a .. a + n - 1, and e = a + n (per key and value head, whose R query heads are rows of one matrix):
+For a block of n queries at positions a .. a + n - 1, and e = a + n (per key and value head, whose R query heads are
+rows of one matrix):
 
     S = scale Q K[:e]^T + mask (R n, e),  P = exp(S - log sum exp S),  O = P V[:e]
     dV[:e] += P^T dO,  dS = P * (dP - sum(P * dP)) with dP = dO V[:e]^T,  dQ = scale dS K[:e],  dK[:e] += scale dS^T Q
 
-Backward computes S and P again, from the log-sums that forward returns, so that nothing of the square of the length is kept; two matrices
-of `MATRIX_ELEMENTS` at most are in use. Scores are multiplied by log2(e) with the scale: torch's exp2 takes a third of the time of its exp.
-torch's own kernel for CPUs does the same arithmetic in one call, for one head at a time; its products are so small that packing their
-operands takes much of the time.
+Backward computes S and P again, from the log-sums that forward returns, so that nothing of the square of the length is
+kept; two matrices of `MATRIX_ELEMENTS` at most are in use. Scores are multiplied by log2(e) with the scale: torch's
+exp2 takes a third of the time of its exp. torch's own kernel for CPUs does the same arithmetic in one call, for one
+head at a time; its products are so small that packing their operands takes much of the time.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def blocks_pay(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> b
 
 
 class _Part(NamedTuple):
-    """Key and value heads ``heads``, queries ``here``, keys up to them ``seen``; ``last``: no later block adds to their gradients."""
+    """Key and value heads ``heads``, queries ``here``, keys up to them ``seen``; ``last``: no later block adds to their
+    gradients."""
 
     heads: slice
     here: slice
@@ -77,8 +79,8 @@ _kept = threading.local()
 
 
 class _Matrices:
-    """Memory for the (heads, R n, e) matrices of a part, used again for the next, and in the next call: new memory of this size for each
-    call would fragment the heap."""
+    """Memory for the (heads, R n, e) matrices of a part, used again for the next, and in the next call: new memory of
+    this size for each call would fragment the heap."""
 
     def __init__(self, count: int, heads: int, group: int, length: int) -> None:
         rows, together = _block(heads, group, length)
@@ -99,7 +101,8 @@ def _scores(into: torch.Tensor, query: torch.Tensor, key: torch.Tensor, scale: f
     """Write ``(scale query @ key^T + mask) log2(e)`` into a matrix.
 
     Args:
-        query: (heads, R n, D), rows ordered by head, then position. ``key``: (heads, e, D), the last n of the queries' positions.
+        query: (heads, R n, D), rows ordered by head, then position. ``key``: (heads, e, D), the last n of the queries'
+        positions.
     """
     torch.baddbmm(into, query, key.transpose(1, 2), beta=0, alpha=scale * _LOG2_E, out=into)
     heads, rows, columns = into.shape

@@ -70,7 +70,8 @@ def open_files(
 ) -> tuple[Any, WeightLoader]:
     """Open a model whose weights are in a folder or on the hub.
 
-    Rank 0 checks the files. If the other ranks see the same files, each rank reads its own part; otherwise they need only the config.
+    Rank 0 checks the files. If the other ranks see the same files, each rank reads its own part; otherwise they need
+    only the config.
 
     Raises:
         SpecError, EnvironmentNotAble: on every rank; names the file and the tensor.
@@ -162,7 +163,8 @@ def require_complete(source: FileSource, name: str, *, classifier: bool) -> None
     if lost:
         more = f" and {len(lost) - 1} more of the model's weights" if len(lost) > 1 else ""
         raise SpecError(
-            f"model.name {name}: no file in {source.folder} has {lost[0]}{more}: config.json does not match the weight files"
+            f"model.name {name}: no file in {source.folder} has {lost[0]}{more}: config.json does not match the weight "
+            "files"
         )
     for group in places.values():
         tied = [n for n in group if n in given]
@@ -170,8 +172,8 @@ def require_complete(source: FileSource, name: str, *, classifier: bool) -> None
         for other in tied[1:]:
             if not torch.equal(first, source.take(other)):  # type: ignore[arg-type]
                 raise SpecError(
-                    f"model.name {name}: the config ties {tied[0]} and {other}, but the files in {source.folder} hold different weights "
-                    "for them: set tie_word_embeddings: false in its config.json"
+                    f"model.name {name}: the config ties {tied[0]} and {other}, but the files in {source.folder} hold "
+                    "different weights for them: set tie_word_embeddings: false in its config.json"
                 )
 
 
@@ -242,8 +244,8 @@ def _hub_config(model: ModelSpec) -> Any:
         )
     except (OSError, ValueError, KeyError) as error:
         raise EnvironmentNotAble(
-            f"model.name {model.name}: is not a local folder and cannot be loaded from the hub: {first_line(error)}; check the name, "
-            "set HF_TOKEN for a gated model, or give a local folder"
+            f"model.name {model.name}: is not a local folder and cannot be loaded from the hub: {first_line(error)}; "
+            "check the name, set HF_TOKEN for a gated model, or give a local folder"
         ) from None
 
 
@@ -297,7 +299,8 @@ def load_model(
 def _configured(model: Any, spec: ModelSpec, tokenizer: Any) -> Any:
     if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
         raise DataError(
-            f"model.name {spec.name}: the tokenizer has {len(tokenizer)} tokens, but the model only {model.get_input_embeddings().weight.shape[0]}"
+            f"model.name {spec.name}: the tokenizer has {len(tokenizer)} tokens, but the model only "
+            f"{model.get_input_embeddings().weight.shape[0]}"
         )
     keep_routers_in_float32(model)
     model.config.use_cache = False

@@ -1,8 +1,8 @@
 """Compute PEFT's LoRA layers of one input together, in the dtype of their input.
 
-PEFT computes ``base(x) + B(A(dropout(x))) * scaling`` layer by layer, adapters in float32: below bfloat16 layers it copies x to
-float32 for each layer, and makes three passes over a float32 tensor of the layer's full width, and again in backward. Here
-(x: (N, I), layer i of n with W_i (O_i, I), A_i (r_i, I), B_i (O_i, r_i), scaling s_i):
+PEFT computes ``base(x) + B(A(dropout(x))) * scaling`` layer by layer, adapters in float32: below bfloat16 layers it
+copies x to float32 for each layer, and makes three passes over a float32 tensor of the layer's full width, and again in
+backward. Here (x: (N, I), layer i of n with W_i (O_i, I), A_i (r_i, I), B_i (O_i, r_i), scaling s_i):
 
     m = x @ [A_1; ...; A_n]^T                       one product for all layers that read x (q, k, v; gate, up)
     y_i = s_i m_i @ B_i^T + b_i, y_i += x @ W_i^T     added in place
@@ -10,17 +10,18 @@ float32 for each layer, and makes three passes over a float32 tensor of the laye
     dx = dm @ [A_1; ...; A_n] + sum_i dy_i @ W_i      summed in one tensor
     [dA_1; ...; dA_n] = dm^T @ x
 
-The narrow product comes first: the wide one then reads the sum while it computes, instead of a second pass over a wide tensor that
-takes longer than its arithmetic; and the sum is rounded once less where it is large. m and dm are stored transposed, (sum r_i, N):
-for narrow products, kernels for CPUs are several times faster in that form.
+The narrow product comes first: the wide one then reads the sum while it computes, instead of a second pass over a wide
+tensor that takes longer than its arithmetic; and the sum is rounded once less where it is large. m and dm are stored
+transposed, (sum r_i, N): for narrow products, kernels for CPUs are several times faster in that form.
 
 Backward keeps x once and m; nothing of width O_i. With dropout, each layer's adapter has its own input, as in PEFT: the
-products with A are separate, and backward also keeps which elements were dropped (`adapter_dropout`), and drops them again. Adapters keep
-their own dtype (float32); in each pass they are cast to the dtype of x, or under autocast to autocast's.
+products with A are separate, and backward also keeps which elements were dropped (`adapter_dropout`), and drops them
+again. Adapters keep their own dtype (float32); in each pass they are cast to the dtype of x, or under autocast to
+autocast's.
 
-Weights, names, files, initialization and scaling are PEFT's own. Its own forward computes whatever is not plain LoRA on a
-linear layer with a frozen base, and layers with hooks on their inner modules, which may gather weights. (Under DeepSpeed's stage 3
-the hooks are on the block: `train.engines.deepspeed_zero.gather_together`.)
+Weights, names, files, initialization and scaling are PEFT's own. Its own forward computes whatever is not plain LoRA on
+a linear layer with a frozen base, and layers with hooks on their inner modules, which may gather weights. (Under
+DeepSpeed's stage 3 the hooks are on the block: `train.engines.deepspeed_zero.gather_together`.)
 """
 
 from __future__ import annotations
@@ -71,9 +72,11 @@ def fuse_lora(model: nn.Module) -> int:
 
 @dataclass(eq=False)
 class InputGroup:
-    """Layers that are computed together when the first of them is called; the others return what was computed for the same tensor.
+    """Layers that are computed together when the first of them is called; the others return what was computed for the
+    same tensor.
 
-    If a layer is not called with that tensor, the layers do not share their input, and are computed one by one from then on.
+    If a layer is not called with that tensor, the layers do not share their input, and are computed one by one from
+    then on.
     """
 
     layers: list[Any]
@@ -134,7 +137,8 @@ def sole_adapter(layer: Any) -> str | None:
 
 
 def left_to_peft(model: nn.Module) -> dict[str, list[str]]:
-    """Return the names of LoRA layers that PEFT's own forward computes, by the reason. Adapters of parameters are not among them."""
+    """Return the names of LoRA layers that PEFT's own forward computes, by the reason. Adapters of parameters are not
+    among them."""
     from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 
     found: dict[str, list[str]] = {}
@@ -170,7 +174,8 @@ def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Te
 
 
 def _together(group: InputGroup, caller: nn.Module, parts: _Parts, dtype: torch.dtype) -> dict[int, _Parts] | None:
-    """Return the weights of all layers of a group by id; None if another layer's hooks, which may gather weights, must run first."""
+    """Return the weights of all layers of a group by id; None if another layer's hooks, which may gather weights, must
+    run first."""
     found: dict[int, _Parts] = {}
     for layer in group.layers:
         theirs = parts if layer is caller else _parts(layer, dtype)
@@ -203,8 +208,8 @@ class LoRALinears(torch.autograd.Function):
         Args:
             x: (..., I), in the dtype of the base weights.
             scales: s_i, the scaling of each adapter times the factor of kept elements.
-            tensors: for all layers what their dropout drops (each None, or from `LowMemoryDropout.draw`), W_i, biases (each may be
-                None), A_i, and B_i.
+            tensors: for all layers what their dropout drops (each None, or from `LowMemoryDropout.draw`), W_i, biases
+                (each may be None), A_i, and B_i.
         """
         n, dtype = len(scales), x.dtype
         masks, bases, biases, downs, ups = (tensors[i * n : (i + 1) * n] for i in range(5))
@@ -293,7 +298,8 @@ def _sum(
 ) -> torch.Tensor:
     """Return ``sum_i scales[i] * firsts[i] @ seconds[i] + bias``, (N, O), added up in one tensor.
 
-    One operation for the compiler, which would copy the sum for each product, and for selective recomputation, which keeps the result.
+    One operation for the compiler, which would copy the sum for each product, and for selective recomputation, which
+    keeps the result.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return torch.ops.allranks.sum_of_products(firsts, seconds, scales, bias)

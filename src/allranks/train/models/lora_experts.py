@@ -1,13 +1,14 @@
 """Compute PEFT's LoRA on fused expert weights for the tokens of each expert, without the full product of its factors.
 
-PEFT adds ``scaling * B_e @ A_e`` of all experts to a copy of their weights before the experts compute, and backward makes a gradient
-of that size. Here (x_e: the tokens that are routed to expert e; W_e (O, I), A_e (r, I), B_e (O, r))::
+PEFT adds ``scaling * B_e @ A_e`` of all experts to a copy of their weights before the experts compute, and backward
+makes a gradient of that size. Here (x_e: the tokens that are routed to expert e; W_e (O, I), A_e (r, I), B_e (O, r))::
 
     m_e = x_e @ A_e^T, y_e = x_e @ W_e^T + scaling * m_e @ B_e^T
 
-with tokens sorted by expert: by grouped matrix products on GPUs, expert by expert on CPUs. The order of operations is that of
-transformers' ``grouped_mm`` implementation, which the classes decorated with ``use_experts_implementation`` share.
-PEFT's own forward computes other classes, quantized or expert-parallel weights, merged adapters and several active ones.
+with tokens sorted by expert: by grouped matrix products on GPUs, expert by expert on CPUs. The order of operations is
+that of transformers' ``grouped_mm`` implementation, which the classes decorated with ``use_experts_implementation``
+share. PEFT's own forward computes other classes, quantized or expert-parallel weights, merged adapters and several
+active ones.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _PARAMETERS = {True: ("gate_up_proj", "down_proj"), False: ("up_proj", "down_pro
 
 
 class ExpertLoRA(NamedTuple):
-    """Adapter of one fused parameter of E experts: PEFT's A (r E, I), expert by expert, and B (O, r E), the experts of each rank."""
+    """Adapter of one fused parameter of E experts: PEFT's A (r E, I), expert by expert, and B (O, r E), the experts of
+    each rank."""
 
     down: nn.Parameter
     up: nn.Parameter
@@ -120,7 +122,8 @@ def _adapters(chain: list[Any], experts: Any) -> dict[str, ExpertLoRA] | None:
 
 
 def _experts_forward(experts: Any, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Return the experts' weighted outputs (N, H) for the inputs (N, H), chosen experts (N, k) and their weights (N, k)."""
+    """Return the experts' weighted outputs (N, H) for the inputs (N, H), chosen experts (N, k) and their weights (N,
+    k)."""
     adapters: dict[str, ExpertLoRA] | None = vars(experts).get(_ADAPTERS)
     if adapters is None:
         return type(experts).forward(experts, hidden, *args, **kwargs)
@@ -150,7 +153,8 @@ def _experts_forward(experts: Any, hidden: torch.Tensor, *args: Any, **kwargs: A
 
 
 class GroupedLoRA(torch.autograd.Function):
-    """Frozen linear layers of experts, with LoRA, on rows sorted by expert. Backward keeps the rows and the rank-r products.
+    """Frozen linear layers of experts, with LoRA, on rows sorted by expert. Backward keeps the rows and the rank-r
+    products.
 
     Parameters are kept themselves, not views of them: strategies that gather weights replace their memory.
     """
@@ -250,7 +254,8 @@ class Groups:
             out[start:end].addmm_(rows[start:end], matrices[e], alpha=scale)
 
     def outer(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Return (E, J, K): each expert's ``left^T @ right`` of the rows (S, J) and (S, K); zeros for one without rows."""
+        """Return (E, J, K): each expert's ``left^T @ right`` of the rows (S, J) and (S, K); zeros for one without
+        rows."""
         out = left.new_zeros(self._count, left.shape[1], right.shape[1])
         for e, start, end in self._parts:
             torch.mm(left[start:end].t(), right[start:end], out=out[e])
@@ -258,14 +263,16 @@ class Groups:
 
 
 class GpuGroups(Groups):
-    """Grouped matrix products of torch on a GPU, without a sync with the host; for checks of the layer see tests/gpu."""
+    """Grouped matrix products of torch on a GPU, without a sync with the host; for checks of the layer see
+    tests/gpu."""
 
     def __init__(self, ends: torch.Tensor) -> None:
         self._ends, self._count = ends, len(ends)
 
     @staticmethod
     def fits(rows: torch.Tensor, weight: torch.Tensor) -> bool:
-        """Return whether torch has the kernel: bfloat16, rows of a multiple of 16 bytes, compute capability 8.0 or later."""
+        """Return whether torch has the kernel: bfloat16, rows of a multiple of 16 bytes, compute capability 8.0 or
+        later."""
         return (
             rows.is_cuda
             and rows.dtype == weight.dtype == torch.bfloat16

@@ -2,15 +2,16 @@
 
 The caller divides the sum by the token count of the optimizer step.
 
-Cross-entropy is computed within the output projection, some tokens at a time, so that the logits of a batch never exist.
-`HeadLoss` replaces the forward pass of a causal language model's output projection ("head"). While `scoring`, it returns the summed
-loss instead of logits, and transformers' model passes it on. So the head is called once, as always: hooks that gather its weight,
-and autocast, apply. What the model does with the logits after its head, it does with the loss. If it multiplies them by a number
-(`logit_scale`), that is reckoned with; models that do something else (soft capping) keep the usual way.
+Cross-entropy is computed within the output projection, some tokens at a time, so that the logits of a batch never
+exist. `HeadLoss` replaces the forward pass of a causal language model's output projection ("head"). While `scoring`, it
+returns the summed loss instead of logits, and transformers' model passes it on. So the head is called once, as always:
+hooks that gather its weight, and autocast, apply. What the model does with the logits after its head, it does with the
+loss. If it multiplies them by a number (`logit_scale`), that is reckoned with; models that do something else (soft
+capping) keep the usual way.
 
-With a plain linear head, gradients are computed with the loss, from each part of the logits while it exists, so that nothing is
-computed twice; other heads (with an adapter) recompute each part in backward. The method is that of fused linear cross-entropy
-kernels (Hsu et al. 2024, Liger Kernel), in plain torch.
+With a plain linear head, gradients are computed with the loss, from each part of the logits while it exists, so that
+nothing is computed twice; other heads (with an adapter) recompute each part in backward. The method is that of fused
+linear cross-entropy kernels (Hsu et al. 2024, Liger Kernel), in plain torch.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ class HeadLoss:
     def _through_module(self, flat: torch.Tensor, how: _Scoring) -> torch.Tensor:
         """Compute the loss with the module's own forward pass on each part.
 
-        Hooks on the module's parts may communicate, and ranks may have different numbers of parts: then there is only one.
+        Hooks on the module's parts may communicate, and ranks may have different numbers of parts: then there is only
+        one.
         """
         size = (
             len(flat)
@@ -158,8 +160,8 @@ def _has_hooks(head: nn.Module) -> bool:
 def logit_scale(model: Any) -> float:
     """Return by what a causal language model multiplies what its output projection returns to get logits, mostly 1.
 
-    Its forward pass is run with a stand-in for the base model, which returns one hidden state of zeros, and one for the projection:
-    no weight is used, so that they need not be loaded.
+    Its forward pass is run with a stand-in for the base model, which returns one hidden state of zeros, and one for the
+    projection: no weight is used, so that they need not be loaded.
 
     Raises:
         LogitsError: it does something else with them, such as soft capping.
@@ -312,7 +314,8 @@ class _SumCrossEntropy(torch.autograd.Function):
 
 
 def sum_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, ignore: int) -> torch.Tensor:
-    """Return the sum of negative log-likelihoods like ``F.cross_entropy(..., reduction="sum")``, with one buffer instead of three.
+    """Return the sum of negative log-likelihoods like ``F.cross_entropy(..., reduction="sum")``, with one buffer
+    instead of three.
 
     Args:
         logits: (N, V) float32.
@@ -327,9 +330,9 @@ def sum_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, ignore: int) 
 class LossModel(nn.Module):
     """The model with its loss, so that a strategy wraps one module whose forward gives the loss.
 
-    forward(batch) returns the sum over trained tokens of their negative log-likelihood in nats, a float32 scalar, with the
-    `router_loss` in training. Logits are computed some tokens at a time (`HeadLoss`), and only where there are targets;
-    ``whole_logits`` says why they are not.
+    forward(batch) returns the sum over trained tokens of their negative log-likelihood in nats, a float32 scalar, with
+    the `router_loss` in training. Logits are computed some tokens at a time (`HeadLoss`), and only where there are
+    targets; ``whole_logits`` says why they are not.
     """
 
     packed: PackedAttention | None = None
@@ -369,7 +372,8 @@ class LossModel(nn.Module):
         return self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **positions).logits.float()
 
     def token_losses(self, batch: Batch) -> torch.Tensor:
-        """Return the negative log-likelihoods of tokens in nats, float32, without gradients: 0 where there is no target.
+        """Return the negative log-likelihoods of tokens in nats, float32, without gradients: 0 where there is no
+        target.
 
         They are those of all positions, (B L,), or at least of all with a target.
         """
@@ -407,7 +411,8 @@ class LossModel(nn.Module):
         return inputs | {"output_router_logits": False} if self._routes else inputs
 
     def token_logits(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return float32 logits (B, K, V) and targets (B, K) at the K positions where any row of the batch has a target.
+        """Return float32 logits (B, K, V) and targets (B, K) at the K positions where any row of the batch has a
+        target.
 
         The vocabulary projection, often the largest layer, is not computed for prompts and padding.
         """

@@ -1,7 +1,7 @@
 """Keep the routers of mixture-of-experts models in float32, add their load-balancing loss, and count tokens per expert.
 
-A router is a module whose transformers class is named like one (``Glm4MoeTopkRouter``, ``MixtralTopKRouter``, ...) and whose
-outputs hold the ids of the selected experts, (tokens, k) integers.
+A router is a module whose transformers class is named like one (``Glm4MoeTopkRouter``, ``MixtralTopKRouter``, ...) and
+whose outputs hold the ids of the selected experts, (tokens, k) integers.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ def routers_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def keep_routers_in_float32(model: nn.Module) -> None:
-    """Store routers in float32 for any dtype of the model: in bfloat16 most updates of a trained router would be rounded away.
+    """Store routers in float32 for any dtype of the model: in bfloat16 most updates of a trained router would be
+    rounded away.
 
-    This applies only to routers that compute in float32 (those with a correction bias for balance, as in DeepSeek-V3 and GLM);
-    others expect their weight in the dtype of their input.
+    This applies only to routers that compute in float32 (those with a correction bias for balance, as in DeepSeek-V3
+    and GLM); others expect their weight in the dtype of their input.
     """
     for router in routers_of(model).values():
         if hasattr(router, "e_score_correction_bias"):
@@ -39,7 +40,8 @@ def keep_routers_in_float32(model: nn.Module) -> None:
 
 
 def active_parameters(model: nn.Module) -> tuple[int, int] | None:
-    """Return how many (all, trained) parameters a token uses: of the experts of a block only those to which it is routed.
+    """Return how many (all, trained) parameters a token uses: of the experts of a block only those to which it is
+    routed.
 
     Returns:
         None for a mixture of experts whose routers or experts are not found.
@@ -71,7 +73,8 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
 
 
 def router_coefficient(model: Any, wanted: float | str | bool) -> tuple[float, str]:
-    """Return the coefficient of the load-balancing loss, 0 for none, and a sentence on it for the log, empty for a dense model.
+    """Return the coefficient of the load-balancing loss, 0 for none, and a sentence on it for the log, empty for a
+    dense model.
 
     Args:
         model: a model of transformers, or PEFT's around it.
@@ -99,8 +102,9 @@ def router_coefficient(model: Any, wanted: float | str | bool) -> tuple[float, s
 class RouterLoss:
     """Add the load-balancing loss that transformers computes within the forward pass of a causal language model.
 
-    It counts once for each micro-batch, weighted by its trained tokens. transformers leaves out padding by the attention mask, which
-    the blocks must not get: padding is behind all tokens, and packed rows are separated by their positions.
+    It counts once for each micro-batch, weighted by its trained tokens. transformers leaves out padding by the
+    attention mask, which the blocks must not get: padding is behind all tokens, and packed rows are separated by their
+    positions.
     """
 
     def __init__(self, model: Any, coefficient: float) -> None:
@@ -136,7 +140,8 @@ class RouterLoss:
 class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that each expert received in the training steps after `from_step` up to `step`, over all ranks.
 
-    ``layers`` is indexed by the number of the block. A token counts once for each expert it is routed to; padding does not count.
+    ``layers`` is indexed by the number of the block. A token counts once for each expert it is routed to; padding does
+    not count.
     """
 
     step: int

@@ -1,14 +1,15 @@
 """Attention within each row of a packed sequence, without a mask of the sequence's length squared.
 
-transformers finds packed rows by their position ids, and its ``sdpa`` then computes with a dense (B, 1, L, L) mask. Here, the
-lengths of the rows reach attention instead, through transformers' public `AttentionInterface` and `AttentionMaskInterface`: the
-"mask" of a packed batch is a `RowMask`. Because it is an argument of each block, recomputation in backward gets the same one.
+transformers finds packed rows by their position ids, and its ``sdpa`` then computes with a dense (B, 1, L, L) mask.
+Here, the lengths of the rows reach attention instead, through transformers' public `AttentionInterface` and
+`AttentionMaskInterface`: the "mask" of a packed batch is a `RowMask`. Because it is an argument of each block,
+recomputation in backward gets the same one.
 
-On CPUs, each row is computed by itself, by torch's attention kernel or in blocks (`blockwise_attention`). On GPUs, one kernel of
-variable length does (torch's own, else that of flash-attn), else compiled FlexAttention. A GPU kernel is used only after a trial on
-the device whose outputs and gradients equal those of one row at a time; otherwise, the dense mask remains, and a remark says why.
-Whatever has no packed batch as its input (evaluation, generation, training but where blocks are faster), or needs another mask than
-causal or sliding-window attention within rows, is computed by ``sdpa``.
+On CPUs, each row is computed by itself, by torch's attention kernel or in blocks (`blockwise_attention`). On GPUs, one
+kernel of variable length does (torch's own, else that of flash-attn), else compiled FlexAttention. A GPU kernel is used
+only after a trial on the device whose outputs and gradients equal those of one row at a time; otherwise, the dense mask
+remains, and a remark says why. Whatever has no packed batch as its input (evaluation, generation, training but where
+blocks are faster), or needs another mask than causal or sliding-window attention within rows, is computed by ``sdpa``.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ _packed: bool | None = None  # whether the current forward pass has packed rows;
 def known_packing(rows: PackedRows | None, *, packed: bool) -> Iterator[None]:
     """Tell transformers within this context whether the rows are packed, and their lengths if they are known.
 
-    Without it, transformers finds out from the position ids in each forward pass, for which the host waits for the GPU. Versions of
-    transformers without that function are not changed.
+    Without it, transformers finds out from the position ids in each forward pass, for which the host waits for the GPU.
+    Versions of transformers without that function are not changed.
     """
     global _packed, _rows
     _answer_for_transformers()
@@ -124,10 +125,11 @@ def use_packed_attention(model: Any, device: torch.device, dtype: torch.dtype) -
 
 
 def flash_lengths(model: Any, rows: PackedRows | None) -> dict[str, Any]:
-    """Return the arguments with which transformers' flash attention is told the lengths of packed rows; none for other attention.
+    """Return the arguments with which transformers' flash attention is told the lengths of packed rows; none for other
+    attention.
 
-    Without them, each layer finds the rows by the position ids, for which the host waits for the GPU, and takes several sequences
-    for one row each.
+    Without them, each layer finds the rows by the position ids, for which the host waits for the GPU, and takes several
+    sequences for one row each.
     """
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
     if rows is None or not str(base.config._attn_implementation).startswith("flash_"):
@@ -152,7 +154,8 @@ def _register(kernel: Kernel | None, *, flex: bool) -> None:
 
 @torch.compiler.disable()
 def _mask(dense: Callable[..., Any], kernel: Kernel | None, flex: Callable[..., Any] | None, **asked: Any) -> Any:
-    """Return the `RowMask` of a packed batch, else the mask of ``sdpa``. Called by transformers for each kind of its layers."""
+    """Return the `RowMask` of a packed batch, else the mask of ``sdpa``. Called by transformers for each kind of its
+    layers."""
     rows, config, window = _rows, asked["config"], asked.get("local_size")
     ours = (
         rows is not None
@@ -185,7 +188,8 @@ def _attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute attention as transformers' ``sdpa`` does, with a `RowMask` within rows; in training on a CPU possibly in blocks."""
+    """Compute attention as transformers' ``sdpa`` does, with a `RowMask` within rows; in training on a CPU possibly in
+    blocks."""
     if attention_mask is None and dropout == 0.0 and _whole_in_blocks(module, query, key, value, kwargs):
         batch, _, length, _ = query.shape
         ends = torch.arange(0, (batch + 1) * length, length)
@@ -216,7 +220,8 @@ def _attention(
 def _whole_in_blocks(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, asked: dict[str, Any]
 ) -> bool:
-    """Return whether sequences without packed rows are trained faster in blocks, and ``sdpa`` would compute plain causal attention."""
+    """Return whether sequences without packed rows are trained faster in blocks, and ``sdpa`` would compute plain
+    causal attention."""
     causal = asked.get("is_causal")
     return (
         not torch.compiler.is_compiling()  # the number of threads is not known to a compiled graph
@@ -393,7 +398,8 @@ TRIAL_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 1e-
 def trial(
     kernel: Kernel, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int, *, window: bool
 ) -> str:
-    """Return how a kernel's output or gradients differ from those of one row at a time in float32, or nothing if they agree.
+    """Return how a kernel's output or gradients differ from those of one row at a time in float32, or nothing if they
+    agree.
 
     Args:
         window: also try a sliding window.

@@ -1,7 +1,7 @@
 """Give each row the rotary frequencies of its own length, where they depend on it (LongRoPE as in Phi-3, dynamic NTK).
 
-transformers takes the largest position of the whole batch, padding included, and with dynamic NTK that of earlier batches. So a row
-would be trained with other frequencies than those with which it is evaluated, or used alone.
+transformers takes the largest position of the whole batch, padding included, and with dynamic NTK that of earlier
+batches. So a row would be trained with other frequencies than those with which it is evaluated, or used alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def _depends(kind: Any) -> bool:
 
 
 def row_lengths(position_ids: torch.Tensor) -> torch.Tensor:
-    """Return for each token of (..., L) the largest position of its row and 1; a row begins where positions do not continue."""
+    """Return for each token of (..., L) the largest position of its row and 1; a row begins where positions do not
+    continue."""
     rows = (position_ids.diff(prepend=position_ids[..., :1] - 1) != 1).cumsum(-1)
     return torch.zeros_like(position_ids).scatter_reduce_(-1, rows, position_ids, "amax").gather(-1, rows) + 1
 

@@ -1,16 +1,17 @@
 """Load weights into every rank, full or as shards; parameters stay unmaterialized until then.
 
-An unmaterialized parameter has the right shape, dtype and device, but all its elements share one storage element, so it needs
-no memory. (On the ``meta`` device, PEFT would discard the initial values of adapters, and a parameter could not get storage in
-place.) Buffers that are in no file, such as rotary frequencies, are real.
+An unmaterialized parameter has the right shape, dtype and device, but all its elements share one storage element, so it
+needs no memory. (On the ``meta`` device, PEFT would discard the initial values of adapters, and a parameter could not
+get storage in place.) Buffers that are in no file, such as rotary frequencies, are real.
 
 A tensor arrives in one of two ways, with the same result:
 
-- The ranks that keep it read it in pieces, if all ranks see the same files, and the tensor is stored as the model has it (`DirectReads`).
-  Each rank reads its own part. What several nodes keep is not read so, because each of them would read the same bytes of the file system.
-- The reader, rank 0, reads the tensor, sends each rank its part, and frees it. Before, it reports whether it could be read, so that
-  all ranks fail together with the reason. The reader's host holds one tensor at a time, a device its shard and one tensor. Under HSDP
-  the ranks of the first copy receive rows, and each sends its own to the other copies.
+- The ranks that keep it read it in pieces, if all ranks see the same files, and the tensor is stored as the model has
+  it (`DirectReads`). Each rank reads its own part. What several nodes keep is not read so, because each of them would
+  read the same bytes of the file system.
+- The reader, rank 0, reads the tensor, sends each rank its part, and frees it. Before, it reports whether it could be
+  read, so that all ranks fail together with the reason. The reader's host holds one tensor at a time, a device its
+  shard and one tensor. Under HSDP the ranks of the first copy receive rows, and each sends its own to the other copies.
 
 Checksums then show that the ranks together hold what was read.
 """
@@ -44,7 +45,8 @@ from allranks.train.sync_proof import MODULUS, TensorSums, add_checksums, checks
 def unmaterialized_parameter(
     shape: torch.Size, dtype: torch.dtype, device: torch.device, origin: str, trained: bool
 ) -> nn.Parameter:
-    """Return a parameter without storage that will receive the weights of `origin`; deep copies of it behave the same."""
+    """Return a parameter without storage that will receive the weights of `origin`; deep copies of it behave the
+    same."""
     parameter = nn.Parameter(torch.zeros((), dtype=dtype, device=device).expand(shape), requires_grad=trained)
     parameter.origin = origin  # type: ignore[attr-defined]
     parameter.__deepcopy__ = partial(_copy, parameter)  # type: ignore[attr-defined] - otherwise a copy would allocate the full size
@@ -113,8 +115,8 @@ def to_meta(model: nn.Module) -> None:
 def from_meta(model: Any, given: Iterable[str], dtypes: dict[str, torch.dtype], device: torch.device) -> None:
     """Complete a transformers model that was built on the ``meta`` device.
 
-    Parameters become unmaterialized. Buffers and weights that are in no file (a new classification head) are created on the CPU
-    and initialized as transformers does.
+    Parameters become unmaterialized. Buffers and weights that are in no file (a new classification head) are created on
+    the CPU and initialized as transformers does.
 
     Args:
         given: names of parameters and buffers in the files; for a tied parameter, any of its names.
@@ -174,7 +176,8 @@ def run_on_reader(world: DistContext, action: Callable[[], Any]) -> Any:
 
 
 def raise_on_all_ranks(world: DistContext, problem: BaseException | None, result: Any = None) -> Any:
-    """Return the reader's result on all ranks, or raise its exception on all. Collective; only the reader's arguments count."""
+    """Return the reader's result on all ranks, or raise its exception on all. Collective; only the reader's arguments
+    count."""
     error = _named(problem)
     if world.size > 1:
         told = int(_word(world, _ERROR if error else _DONE if result is None else _RESULT))
@@ -220,7 +223,8 @@ class TransferChecksums:
         self._copies: dict[str, int] = {}
 
     def send(self, name: str, part: torch.Tensor, start: int = 0) -> None:
-        """Add data that was read: elements of the flattened parameter from index `start`. All ranks together read it once."""
+        """Add data that was read: elements of the flattened parameter from index `start`. All ranks together read it
+        once."""
         self._sent[name] = add_checksums(self._sent.get(name, NO_SUMS), checksums(part, start))
 
     def keep(self, name: str, part: torch.Tensor, start: int = 0, copies: int = 1) -> None:
@@ -392,8 +396,8 @@ class WeightLoader:
         """Check that all weights arrived, and release the files.
 
         Returns:
-            For sharded weights the digest of the full weights (equal to `weights_digest` of a full copy), else None; and a
-            report.
+            For sharded weights the digest of the full weights (equal to `weights_digest` of a full copy), else None;
+            and a report.
 
         Raises:
             ProofFailed: names a parameter that got no weights, or whose shards differ from what was read.
@@ -505,7 +509,8 @@ class WeightLoader:
         return not reason
 
     def _read_part(self, name: str, part: torch.Tensor, start: int, shape: torch.Size, *, counts: bool = True) -> None:
-        """Fill this rank's part of a parameter: its elements from index `start`; undefined after a failure, until all ranks fail together.
+        """Fill this rank's part of a parameter: its elements from index `start`; undefined after a failure, until all
+        ranks fail together.
 
         Args:
             shape: of the full parameter.
@@ -542,7 +547,8 @@ class WeightLoader:
         raise getattr(errors, kind, EnvironmentNotAble)(text)
 
     def _end_direct_reads(self) -> int:
-        """Close the files, and fail together if a rank could not read. Collective; return the bytes that this rank has read."""
+        """Close the files, and fail together if a rank could not read. Collective; return the bytes that this rank has
+        read."""
         if self._direct is None:
             return 0
         try:

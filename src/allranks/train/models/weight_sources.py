@@ -1,14 +1,18 @@
-"""Read safetensors headers, map stored tensors to the model's by transformers' rules, and read them one at a time or as ranges.
+"""Read safetensors headers, map stored tensors to the model's by transformers' rules, and read them one at a time or as
+ranges.
 
-Names and layouts in files may differ from the model's: experts may be separate in files and one tensor in the model, and
-prefixes may differ. The rules run first on tensors without content, so that names, shapes and dtypes are checked before any weight is
-read.
+Names and layouts in files may differ from the model's: experts may be separate in files and one tensor in the model,
+and prefixes may differ. The rules run first on tensors without content, so that names, shapes and dtypes are checked
+before any weight is read.
 
-Ranks read their own parts of the files (`DirectReads`) if all ranks see the same files, of tensors that are stored as the model has
-them: rank 0 describes each file by its path, size, time of change, and a hash of its header and of samples of its weights, and every
-rank compares this with what it finds under the path. If one rank finds anything else, all ranks receive the weights from rank 0. A
-rank reads ranges of bytes with `pread`, in pieces: a shard is one range. A mapped file would end the process with SIGBUS if it were
-truncated meanwhile; `pread` returns fewer bytes, which becomes an error with the name of the file.
+Ranks read their own parts of the files (`DirectReads`) if all ranks see the same files, of tensors that are stored as
+the model has
+them: rank 0 describes each file by its path, size, time of change, and a hash of its header and of samples of its
+weights, and every
+rank compares this with what it finds under the path. If one rank finds anything else, all ranks receive the weights
+from rank 0. A rank reads ranges of bytes with `pread`, in pieces: a shard is one range. A mapped file would end the
+process with SIGBUS if it were truncated meanwhile; `pread` returns fewer bytes, which becomes an error with the name of
+the file.
 """
 
 from __future__ import annotations
@@ -116,8 +120,8 @@ def conversions_for(model: Any, stored: Mapping[str, StoredTensor], dtype: torch
             )
             if tensor.shape != wanted[target].shape:
                 raise SpecError(
-                    f"model.name {name}: {files}: gives {target} the shape {tuple(tensor.shape)}, the model's config requires "
-                    f"{tuple(wanted[target].shape)}: config.json does not match the weight files"
+                    f"model.name {name}: {files}: gives {target} the shape {tuple(tensor.shape)}, the model's config "
+                    f"requires {tuple(wanted[target].shape)}: config.json does not match the weight files"
                 )
             for part in recipe.stored:
                 _check_dtype(stored[part], part, dtypes[target], name)
@@ -172,8 +176,8 @@ def _traced(
         return recipe.make(give, model)
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
         raise SpecError(
-            f"model.name {name}: {stored[recipe.stored[0]].file}: {', '.join(recipe.stored[:3])} cannot be converted to {recipe.first}: "
-            f"{first_line(error)[:200]}"
+            f"model.name {name}: {stored[recipe.stored[0]].file}: {', '.join(recipe.stored[:3])} cannot be converted "
+            f"to {recipe.first}: {first_line(error)[:200]}"
         ) from None
 
 
@@ -182,8 +186,8 @@ def _check_dtype(entry: StoredTensor, part: str, target: torch.dtype, name: str)
     if have is not None and have.is_floating_point == target.is_floating_point:
         return
     raise SpecError(
-        f"model.name {name}: {entry.file}: {part} is {entry.dtype}, the model needs {str(target).removeprefix('torch.')}: "
-        "quantised weights cannot be trained; use a revision in F32, F16 or BF16"
+        f"model.name {name}: {entry.file}: {part} is {entry.dtype}, the model needs "
+        f"{str(target).removeprefix('torch.')}: quantised weights cannot be trained; use a revision in F32, F16 or BF16"
     )
 
 
@@ -305,7 +309,8 @@ class WeightFiles:
     """The files of a model, and the tensors in them that are stored as the model has them.
 
     Attributes:
-        places: by the model's names, the index of the file, the offset of the first byte, and the dtype's name in the format.
+        places: by the model's names, the index of the file, the offset of the first byte, and the dtype's name in the
+        format.
     """
 
     files: list[FileFacts]
@@ -342,7 +347,8 @@ def describe(source: FileSource) -> WeightFiles:
 
 
 def agree(world: DistContext, known: WeightFiles) -> Agreement:
-    """Compare the files that this rank sees with those that rank 0 has described. Collective; all ranks get the same answer."""
+    """Compare the files that this rank sees with those that rank 0 has described. Collective; all ranks get the same
+    answer."""
     mine = next((reason for facts in known.files if (reason := difference(facts))), "")
     every: list[tuple[str, str]] = [("", "")] * world.size
     dist.all_gather_object(every, (mine, world.host), group=world.control)
@@ -433,7 +439,8 @@ class DirectReads:
                 count = os.preadv(self._open[index], [view[done:]], at)
                 if count == 0:
                     raise EnvironmentNotAble(
-                        f"{path}: {name} cannot be read: the file was truncated to {at} bytes or fewer while it was read. Download it again"
+                        f"{path}: {name} cannot be read: the file was truncated to {at} bytes or fewer while it was "
+                        "read. Download it again"
                     )
                 done += count
         except OSError as error:
@@ -459,8 +466,8 @@ class DirectReads:
         known, status = self._known.files[index], os.fstat(self._open[index])
         if (status.st_size, status.st_mtime_ns) != (known.size, known.changed_ns):
             raise EnvironmentNotAble(
-                f"{known.path}: was changed while the model was loaded ({known.size} bytes before, {status.st_size} now): start the "
-                "run again when the file is complete"
+                f"{known.path}: was changed while the model was loaded ({known.size} bytes before, {status.st_size} "
+                "now): start the run again when the file is complete"
             )
 
 

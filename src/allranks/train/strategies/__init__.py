@@ -1,4 +1,5 @@
-"""Build the implementation of a strategy. A new strategy is a class in a file next to this one and a line in the registry."""
+"""Build the implementation of a strategy. A new strategy is a class in a file next to this one and a line in the
+registry."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ The loop calls of a `LoopStrategy`, for every optimizer step with ``A`` micro-ba
             strategy.backward(loss * W / T)          # T: trained tokens of the step over all ranks, W: world size
     norm = strategy.step()
 
-Gradients that a strategy passes to the optimizer are the **mean** over ranks; the factor ``W`` makes it the sum. A comparison
-checks the expected communication against the observed collectives. Strategies that gather weights use one unit per transformer
-block and one for the rest.
+Gradients that a strategy passes to the optimizer are the **mean** over ranks; the factor ``W`` makes it the sum. A
+comparison checks the expected communication against the observed collectives. Strategies that gather weights use one
+unit per transformer block and one for the rest.
 """
 
 from __future__ import annotations
@@ -167,7 +167,8 @@ class LoopStrategy(Strategy):
         """
 
     def warm_up(self, batch: Any, *, resumed: bool) -> None:
-        """Run a forward and backward pass with loss 0 if `warmup` says so, for libraries that record the order of gradients."""
+        """Run a forward and backward pass with loss 0 if `warmup` says so, for libraries that record the order of
+        gradients."""
         if self.warmup == "never" or (self.warmup == "after_resume" and not resumed):
             return
         state = distributed.rng_state()
@@ -183,7 +184,8 @@ def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def has_weight_decay(name: str, parameter: torch.Tensor) -> bool:
-    """Return whether AdamW decays a parameter: a matrix that is no bias (of experts, two-dimensional) and no scale of a norm."""
+    """Return whether AdamW decays a parameter: a matrix that is no bias (of experts, two-dimensional) and no scale of a
+    norm."""
     parts = name.split(".")
     return parameter.ndim >= 2 and not parts[-1].endswith("bias") and not any(p.endswith("norm") for p in parts[:-1])
 
@@ -203,8 +205,8 @@ def require_one_dtype(
     for name, p in named:
         if p.is_floating_point() and p.dtype != first[1].dtype:
             raise SpecError(
-                f"{where}: {name} is {p.dtype}, {first[0]} is {first[1].dtype}: {who} supports only one dtype; set model.dtype so that they "
-                f"agree, or use {others}"
+                f"{where}: {name} is {p.dtype}, {first[0]} is {first[1].dtype}: {who} supports only one dtype; set "
+                f"model.dtype so that they agree, or use {others}"
             )
 
 
@@ -251,9 +253,9 @@ def total_norm(gradients: Sequence[torch.Tensor], *, joined: bool = False) -> to
     """Return the global L2 norm as a float32 scalar, computed in float32 for any dtype of the gradients.
 
     Args:
-        joined: the gradients of several parameters are parts of one tensor. On a CPU torch adds up a tensor in few float32 sums: for 3e6
-            elements the norm is wrong by 2e-4, for 1e8 by 0.9 %. Here it is then the norm of the norms of rows. Otherwise it is torch's,
-            which other libraries clip by.
+        joined: the gradients of several parameters are parts of one tensor. On a CPU torch adds up a tensor in few
+            float32 sums: for 3e6 elements the norm is wrong by 2e-4, for 1e8 by 0.9 %. Here it is then the norm of the
+            norms of rows. Otherwise it is torch's, which other libraries clip by.
     """
     if joined and gradients and all(g.device.type == "cpu" for g in gradients):
         return torch.linalg.vector_norm(
@@ -287,7 +289,8 @@ def replicated_weights(model: nn.Module, trained_only: bool) -> dict[str, torch.
 
 
 def forward_entry_points(model: nn.Module) -> list[nn.Module]:
-    """Return modules at which a forward pass may start: the loss, the model, and the base model that generation calls."""
+    """Return modules at which a forward pass may start: the loss, the model, and the base model that generation
+    calls."""
     inner = getattr(model, "model", model)
     base = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # type: ignore[operator]
     return list(dict.fromkeys([model, inner, base]))
@@ -337,7 +340,8 @@ class Replicated(ReplicatedWeights, LoopStrategy):
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy in host memory. From a GPU it is pinned and asynchronous: call `wait_for_host_copies` before it is read."""
+    """Return a copy in host memory. From a GPU it is pinned and asynchronous: call `wait_for_host_copies` before it is
+    read."""
     made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
     return made.copy_(tensor, non_blocking=True)
 

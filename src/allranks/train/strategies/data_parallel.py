@@ -1,9 +1,9 @@
 """Implement the strategies that keep weights and optimizer state on every rank: single, the *_ddp* and pytorch_zero1.
 
 All but the last two are written by hand, each of them improving on the one before it; the last two use torch's
-DistributedDataParallel. ``pytorch_zero1`` shards the optimizer state only. Below: P parameters, T of them trained, n of them
-tensors, of g bytes each; A micro-steps; W ranks; memory with fp32 AdamW. On a ring, an all-reduce of T g bytes sends
-2 T g (W-1)/W bytes from each rank.
+DistributedDataParallel. ``pytorch_zero1`` shards the optimizer state only. Below: P parameters, T of them trained, n of
+them tensors, of g bytes each; A micro-steps; W ranks; memory with fp32 AdamW. On a ring, an all-reduce of T g bytes
+sends 2 T g (W-1)/W bytes from each rank.
 
 ``single``: one process.
 
@@ -13,9 +13,10 @@ Predecessor: none; it is the reference for the other strategies.
 
 ``simple_ddp``: all-reduce every gradient after every backward.
 
-Communication: one blocking all-reduce per trained parameter after each micro-step's backward: n A calls and A T g bytes per
-step. Averaging does not change the part of a sum that is already the mean of all ranks, so accumulation is correct, but wasteful.
-Memory per rank: 4P + 12T bytes: weights, gradients, two moments.
+Communication: one blocking all-reduce per trained parameter after each micro-step's backward: n A calls and A T g bytes
+per
+step. Averaging does not change the part of a sum that is already the mean of all ranks, so accumulation is correct, but
+wasteful. Memory per rank: 4P + 12T bytes: weights, gradients, two moments.
 Predecessor (``single``): one process.
 
 ``simple_ddp_ga``: all-reduce every gradient once per optimizer step.
@@ -31,7 +32,8 @@ Communication: one blocking all-reduce per trained parameter, called in the back
 n calls, T g bytes per step. The order is always from the last parameter to the first, independent of the order in which
 gradients are ready; missing gradients are zeros, reduced at the end of backward.
 Memory per rank: 4P + 12T bytes.
-Predecessor (``simple_ddp_ga``): communication begins only after backward. Here it begins early, but each call blocks, so
+Predecessor (``simple_ddp_ga``): communication begins only after backward. Here it begins early, but each call blocks,
+so
 communication does not overlap with computation yet.
 
 ``simple_ddp_async``: start each gradient's all-reduce in backward, and wait for all of them before the update.
@@ -43,11 +45,13 @@ Predecessor (``simple_ddp_hook``): its hooks wait, so that communication blocks 
 
 ``bucket_ddp_async``: gradients in buckets, one asynchronous all-reduce per bucket.
 
-Communication: one all-reduce per bucket (25 MB by default), started in the backward of the last micro-step when the bucket
+Communication: one all-reduce per bucket (25 MB by default), started in the backward of the last micro-step when the
+bucket
 is full, and waited for in ``step``: about T g / 25 MB calls, T g bytes per step.
-Buckets are filled and launched from the last parameter to the first, in the same order on all ranks (checked at the start).
-Memory per rank: 4P + 12T bytes; gradients are views into the buckets.
-Predecessor (``simple_ddp_async``): hundreds of small messages, each with its own latency. Filling buckets in the order in
+Buckets are filled and launched from the last parameter to the first, in the same order on all ranks (checked at the
+start). Memory per rank: 4P + 12T bytes; gradients are views into the buckets.
+Predecessor (``simple_ddp_async``): hundreds of small messages, each with its own latency. Filling buckets in the order
+in
 which hooks run would be simpler, but that order may differ between ranks, which silently corrupts gradients.
 
 ``pytorch_ddp``: torch's DistributedDataParallel.
@@ -60,8 +64,8 @@ same on all ranks, instead of a fixed order.
 
 ``pytorch_zero1``: torch's DistributedDataParallel with its ZeroRedundancyOptimizer.
 
-Communication per step: DDP's all-reduces in the last backward (T g bytes), then one broadcast per parameter from the rank
-that has updated it (T g bytes).
+Communication per step: DDP's all-reduces in the last backward (T g bytes), then one broadcast per parameter from the
+rank that has updated it (T g bytes).
 Memory per rank: 4P + 4T + about 8T/W bytes: full parameters are assigned to ranks, so that parts differ in size.
 Predecessor (``pytorch_ddp``): every rank keeps the same moments.
 """
@@ -274,7 +278,8 @@ class PyTorchDDP(Replicated):
     """Use DistributedDataParallel with gradients as bucket views."""
 
     claims_overlap = True
-    # DDP rebuilds its buckets after the first backward. With three or more ranks the order of a ring's sums depends on the
+    # DDP rebuilds its buckets after the first backward. With three or more ranks the order of a ring's sums depends on
+    # the
     # layout: without a warm-up the first step after a resume would be rounded differently than without the stop.
     # A new run needs none: its first step is always rounded alike.
     warmup = "after_resume"
@@ -296,7 +301,8 @@ class PyTorchDDP(Replicated):
                 model,
                 process_group=group,
                 gradient_as_bucket_view=True,
-                broadcast_buffers=False,  # buffers are constant and equal from the start: no broadcast per step is needed
+                # buffers are constant and equal from the start: no broadcast per step is needed
+                broadcast_buffers=False,
                 **self._options,
             )
         self.module = self._ddp

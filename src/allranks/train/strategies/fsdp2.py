@@ -5,13 +5,15 @@ Both use `fully_shard` per block and an optimizer on this rank's local tensors.
 Adapters may stay unsharded (``adapters: ignored``): every rank holds all of them, their gradients are averaged by
 one flat all-reduce per optimizer step, and saving them needs no collective. ``auto`` does so while they are small.
 
-``offload: optimizer`` keeps moments and a copy of this rank's shard of the weights in host memory, and updates there: in each step,
-gradients are copied to the host, new weights back. ``offload: all`` keeps the sharded weights there too (FSDP2's own offloading): a
-block's shard is copied to the device whenever it is gathered.
+``offload: optimizer`` keeps moments and a copy of this rank's shard of the weights in host memory, and updates there:
+in each step,
+gradients are copied to the host, new weights back. ``offload: all`` keeps the sharded weights there too (FSDP2's own
+offloading): a block's shard is copied to the device whenever it is gathered.
 
-``replicate: nodes`` is hybrid sharding (HSDP): weights are sharded over the ranks of each node and replicated between nodes, so W
-below is the number of ranks of a node. Every micro-step reduces gradients within nodes; the last one of an optimizer step also
-averages them between nodes, by an all-reduce of each rank's shards (T g / W bytes).
+``replicate: nodes`` is hybrid sharding (HSDP): weights are sharded over the ranks of each node and replicated between
+nodes, so W
+below is the number of ranks of a node. Every micro-step reduces gradients within nodes; the last one of an optimizer
+step also averages them between nodes, by an all-reduce of each rank's shards (T g / W bytes).
 
 ``pytorch_zero2``: FSDP2 (``fully_shard``) that keeps gathered weights until the backward.
 
@@ -22,8 +24,8 @@ Predecessor (``pytorch_zero1``): every rank keeps full gradients.
 
 ``pytorch_zero3``: FSDP2 (``fully_shard``) that frees a block's weights after its forward and gathers them again.
 
-Communication per micro-step: an all-gather per block before its forward and again before its backward, a reduce-scatter per
-block in backward: about A (2 P + T) g (W-1)/W sent by each rank, P parameters of g bytes, T trained, A micro-steps.
+Communication per micro-step: an all-gather per block before its forward and again before its backward, a reduce-scatter
+per block in backward: about A (2 P + T) g (W-1)/W sent by each rank, P parameters of g bytes, T trained, A micro-steps.
 Memory per rank (fp32 AdamW): (4P + 12T)/W bytes, and two or three gathered blocks.
 Predecessor (``pytorch_zero2``): all weights are gathered between forward and backward.
 """
@@ -105,8 +107,9 @@ def require_one_dtype(model: nn.Module, unit: Sequence[nn.Parameter]) -> None:
     for p in ours:
         if p.dtype != ours[0].dtype:
             raise SpecError(
-                f"{names[p]} is {p.dtype}, {names[ours[0]]} in the same unit is {ours[0].dtype}: FSDP2 reduces the gradients of a unit (a block, or all "
-                "parameters outside of blocks) together and needs one dtype; set model.dtype so that base and adapters agree, or use zero3"
+                f"{names[p]} is {p.dtype}, {names[ours[0]]} in the same unit is {ours[0].dtype}: FSDP2 reduces the "
+                "gradients of a unit (a block, or all parameters outside of blocks) together and needs one dtype; set "
+                "model.dtype so that base and adapters agree, or use zero3"
             )
 
 
@@ -123,12 +126,14 @@ def require_own_weights(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
         block = next((path for path in inside if name.startswith(path)), "")
         if home.setdefault(p, block) != block:
             raise SpecError(
-                f"{name} is shared between a block and a module outside of it: FSDP2 would untie it; use zero3 or pytorch_ddp"
+                f"{name} is shared between a block and a module outside of it: FSDP2 would untie it; use zero3 or "
+                "pytorch_ddp"
             )
 
 
 def zero_missing_gradients(unit: nn.Module) -> None:
-    """Give every parameter of a unit a gradient, zeros if necessary, because all FSDP2 ranks must reduce the same ones."""
+    """Give every parameter of a unit a gradient, zeros if necessary, because all FSDP2 ranks must reduce the same
+    ones."""
 
     def add_nothing(module: nn.Module, args: Any, output: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -177,7 +182,8 @@ def padded_bytes(parameter: nn.Parameter, world: int, dtype: torch.dtype | None 
 
 
 def _mixed_precision(compute: torch.dtype | None) -> MixedPrecisionPolicy:
-    """Gather weights in `compute`, reduce gradients in float32; inputs keep their dtype, because autocast casts them."""
+    """Gather weights in `compute`, reduce gradients in float32; inputs keep their dtype, because autocast casts
+    them."""
     if compute is None:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -291,7 +297,8 @@ class FSDP2(LoopStrategy):
         self._shards = int(os.environ["LOCAL_WORLD_SIZE"])
         if world % self._shards:
             raise SpecError(
-                f"strategy.replicate: nodes needs nodes with equally many ranks, and {world} ranks are not a multiple of {self._shards}"
+                f"strategy.replicate: nodes needs nodes with equally many ranks, and {world} ranks are not a multiple "
+                f"of {self._shards}"
             )
         self._copies = world // self._shards
         mesh = init_device_mesh(self._device.type, (self._copies, self._shards), mesh_dim_names=("replicate", "shard"))
@@ -308,8 +315,9 @@ class FSDP2(LoopStrategy):
         )
         if kept and self._offload == "optimizer":
             raise SpecError(
-                "strategy.offload: optimizer has nothing to keep in host memory with strategy.adapters: ignored, which leaves adapters and "
-                "their moments on every rank's device; set adapters: sharded, or offload: all for the frozen weights"
+                "strategy.offload: optimizer has nothing to keep in host memory with strategy.adapters: ignored, which "
+                "leaves adapters and their moments on every rank's device; set adapters: sharded, or offload: all for "
+                "the frozen weights"
             )
         return kept
 
@@ -353,7 +361,8 @@ class FSDP2(LoopStrategy):
         return norm
 
     def _with_updated(self) -> list[tuple[torch.Tensor, nn.Parameter]]:
-        """Return this rank's shard of each weight and what the optimizer updates, which is another tensor with ``offload: optimizer``."""
+        """Return this rank's shard of each weight and what the optimizer updates, which is another tensor with
+        ``offload: optimizer``."""
         return [(local_of(p.data), local) for (_, p), (_, local) in zip(self._named, self._local, strict=True)]
 
     def finish_loading(self) -> None:
@@ -414,7 +423,8 @@ class FSDP2(LoopStrategy):
         return [*own, *whole_states(self._kept, self.optimizer, everywhere=True)]
 
     def _whole(self, local: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-        """Gather a tensor that is sharded like this parameter; host shards are copied through the device. Collective."""
+        """Gather a tensor that is sharded like this parameter; host shards are copied through the device.
+        Collective."""
         like = cast(DTensor, parameter.data)
         part = local.to(self._device)
         made = DTensor.from_local(

@@ -1,4 +1,5 @@
-"""Synchronise gradients in backward: equal initial weights, collectives in one order on all ranks, bucketed all-reduce."""
+"""Synchronise gradients in backward: equal initial weights, collectives in one order on all ranks, bucketed
+all-reduce."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def require_same_order(named: Sequence[tuple[str, nn.Parameter]], group: dist.Pr
     if odd:
         raise ProofFailed(
             f"the order of gradients is not the same on all ranks: rank {', '.join(odd)} differs from the others; "
-            "their sums would mix different parameters. Ranks must build the same model, with the same parameters trained"
+            "their sums would mix different parameters. Ranks must build the same model, with the same parameters "
+            "trained"
         )
 
 
@@ -80,8 +82,8 @@ class MicroStepState:
 class OrderedCollectives:
     """Launch items 0, 1, 2, ... as soon as they are ready, but always in this order.
 
-    The order of readiness may differ between ranks, and items may never be ready (a parameter without gradient); the order of
-    collectives must not depend on it.
+    The order of readiness may differ between ranks, and items may never be ready (a parameter without gradient); the
+    order of collectives must not depend on it.
     """
 
     def __init__(self, n: int, launch: Callable[[int], None]) -> None:

@@ -1,8 +1,8 @@
 """Shard flat parameters, gradients (reduce-scatter) and optimizer state evenly over ranks.
 
-Parameters are concatenated into one flat tensor, so that every rank owns an equal part. Shards of full parameters would differ
-in size (by 1.3 with one large embedding); parts of the flat tensor differ by less than W elements of padding, and one
-collective handles them all.
+Parameters are concatenated into one flat tensor, so that every rank owns an equal part. Shards of full parameters would
+differ in size (by 1.3 with one large embedding); parts of the flat tensor differ by less than W elements of padding,
+and one collective handles them all.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Named = tuple[str, nn.Parameter]
 class FlatParameter:
     """Parameters of one dtype and device in one flat tensor.
 
-    ``whole`` (W n elements) holds the weights, and the parameters are views of it; this rank owns ``whole[low:high]`` (n
-    elements).
+    ``whole`` (W n elements) holds the weights, and the parameters are views of it; this rank owns ``whole[low:high]``
+    (n elements).
     """
 
     def __init__(self, named: Sequence[Named], group: dist.ProcessGroup) -> None:
@@ -85,7 +85,8 @@ class FlatParameter:
         return self.whole[self.low : self.high]
 
     def cut(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """Split a part into what has weight decay as (1, k) and the rest as (n-k,), by which the optimizer tells them apart."""
+        """Split a part into what has weight decay as (1, k) and the rest as (n-k,), by which the optimizer tells them
+        apart."""
         border = min(max(self._decayed - self.low, 0), self.part)
         return [p for p in (part[:border].view(1, -1), part[border:]) if p.numel()]
 
@@ -102,7 +103,8 @@ class FlatParameter:
             piece.grad = host_copy(gradient) if self._on_host else gradient
 
     def give_weights(self) -> None:
-        """Copy weights that were loaded to pieces on the host. Otherwise these have the weights, because they are updated there."""
+        """Copy weights that were loaded to pieces on the host. Otherwise these have the weights, because they are
+        updated there."""
         if self._on_host:
             for piece, own in zip(self.pieces, self.cut(self._own), strict=True):
                 piece.data.copy_(own, non_blocking=True)

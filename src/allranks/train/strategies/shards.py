@@ -1,10 +1,11 @@
-"""Read and write this rank's ranges of weights and optimizer state, in the safetensors format of torch.distributed.checkpoint.
+"""Read and write this rank's ranges of weights and optimizer state, in the safetensors format of
+torch.distributed.checkpoint.
 
-A part is a range of the flattened tensor. That fits every strategy: flat parts of hand-written ZeRO, which start and end
-anywhere, FSDP2's rows, and full tensors. So a checkpoint of one strategy on W ranks can be read by another on V ranks: each
-reads its own ranges, and nothing is gathered. Every rank writes one ``shard-<rank>-*.safetensors``, whose header holds the
-positions of its ranges. (torch's default ``.distcp`` format keeps its index as a pickle, which is unsafe to read from files
-of other users.)
+A part is a range of the flattened tensor. That fits every strategy: flat parts of hand-written ZeRO, which start and
+end anywhere, FSDP2's rows, and full tensors. So a checkpoint of one strategy on W ranks can be read by another on V
+ranks: each reads its own ranges, and nothing is gathered. Every rank writes one ``shard-<rank>-*.safetensors``, whose
+header holds the positions of its ranges. (torch's default ``.distcp`` format keeps its index as a pickle, which is
+unsafe to read from files of other users.)
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class TensorShard:
         offset: where the part begins in the flattened full tensor.
         tensor: the part, 1-D and contiguous, on any device. Reading fills it in place.
         everywhere: every rank holds the same; each writes a share of it and reads all of it.
-        copy, copies: this is copy number `copy` of `copies` that as many ranks hold; each writes a share of it and reads all of it.
+        copy, copies: this is copy number `copy` of `copies` that as many ranks hold; each writes a share of it and
+        reads all of it.
     """
 
     key: str
@@ -197,7 +199,8 @@ def shard_file(rank: int) -> str:
 
 
 def write_parts(parts: Sequence[TensorShard], path: Path) -> bytes:
-    """Write parts to one file that ``HuggingFaceStorageReader`` reads: its header has the offset of each part. Return the file's hash."""
+    """Write parts to one file that ``HuggingFaceStorageReader`` reads: its header has the offset of each part. Return
+    the file's hash."""
     where = {part.key: {"saved_offsets": [part.offset]} for part in parts}
     metadata = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(where)}
     return write_safetensors(path, {part.key: part.tensor.detach().cpu() for part in parts}, metadata)
@@ -231,7 +234,8 @@ def share_to_write(shard: TensorShard, rank: int, world: int, ends: Sequence[int
     """Return what this rank writes: an even share if several ranks hold the same.
 
     Args:
-        ends: by rank, where its share ends of what every rank holds, as multiples of ``1 / ends[-1]``; None: even shares.
+        ends: by rank, where its share ends of what every rank holds, as multiples of ``1 / ends[-1]``; None: even
+        shares.
     """
     at, of = (rank, world) if shard.everywhere else (shard.copy, shard.copies)
     if of == 1:
@@ -243,7 +247,8 @@ def share_to_write(shard: TensorShard, rank: int, world: int, ends: Sequence[int
 
 
 def read_shards(shards: Sequence[TensorShard], folder: Path, group: dist.ProcessGroup | None = None) -> None:
-    """Fill the parts from files written by any number of ranks. Collective over the group; without one, each rank reads alone.
+    """Fill the parts from files written by any number of ranks. Collective over the group; without one, each rank reads
+    alone.
 
     Raises:
         CheckpointError: a tensor is missing, has another number of elements, or lacks a range.

@@ -1,33 +1,37 @@
-"""Implement the strategies zero1, zero2 and zero3: optimizer state, then gradients, then weights are sharded evenly over ranks.
+"""Implement the strategies zero1, zero2 and zero3: optimizer state, then gradients, then weights are sharded evenly
+over ranks.
 
-Below: P parameters, T of them trained, of g bytes each; A micro-steps; W ranks; memory with fp32 AdamW. Each strategy also
+Below: P parameters, T of them trained, of g bytes each; A micro-steps; W ranks; memory with fp32 AdamW. Each strategy
+also
 sends one float32 for the gradient norm per step.
 
 ``zero1``: each rank updates its own part of the weights and keeps optimizer state only for that part.
 
-Communication per step: an asynchronous all-reduce per bucket in the last backward (T g bytes in total), then an all-gather of
-the new weights per bucket (T g bytes): 3 T g (W-1)/W sent by each rank on a ring, compared to 2 T g (W-1)/W without sharding.
-Memory per rank: 4P + 4T + 8T/W bytes; at two ranks and T = P 3/4 of plain data parallelism.
+Communication per step: an asynchronous all-reduce per bucket in the last backward (T g bytes in total), then an
+all-gather of the new weights per bucket (T g bytes): 3 T g (W-1)/W sent by each rank on a ring, compared to 2 T g
+(W-1)/W without sharding. Memory per rank: 4P + 4T + 8T/W bytes; at two ranks and T = P 3/4 of plain data parallelism.
 Predecessor (``bucket_ddp_async``): every rank keeps the same moments and makes the same update.
 Source: ZeRO stage 1, Rajbhandari et al. 2020. Parts have exactly equal size; they are not full parameters.
 
 ``zero2``: gradients are sharded, too; each rank gets only the mean of its own part.
 
-Communication: a reduce-scatter per bucket in the backward of every micro-step (A T g bytes per step), then an all-gather of
-the new weights per bucket (T g bytes): (A + 1) T g (W-1)/W sent by each rank on a ring. Without accumulation this equals plain
+Communication: a reduce-scatter per bucket in the backward of every micro-step (A T g bytes per step), then an
+all-gather of
+the new weights per bucket (T g bytes): (A + 1) T g (W-1)/W sent by each rank on a ring. Without accumulation this
+equals plain data parallelism.
+Memory per rank: 4P + 12T/W bytes, and up to three buckets of gradients in flight; at two ranks and T = P 5/8 of plain
 data parallelism.
-Memory per rank: 4P + 12T/W bytes, and up to three buckets of gradients in flight; at two ranks and T = P 5/8 of plain data
-parallelism.
 Predecessor (``zero1``): every rank reduces full gradients, but uses only one part.
 Source: ZeRO stage 2, Rajbhandari et al. 2020.
 
 ``zero3``: weights are sharded, too; a block's weights are gathered only while it computes.
 
-Communication per micro-step: an all-gather per unit before its forward and again before its backward (the unit of parameters
-outside of blocks stays gathered in between), and a reduce-scatter per unit in backward: nearly A (2 P + T) g (W-1)/W sent by
-each rank on a ring. The next unit's weights are gathered while one computes.
-Memory per rank: (4P + 12T)/W bytes, and two or three gathered units; at two ranks and T = P 1/2 of plain data parallelism.
-All collectives are called in one order on all ranks, whatever parameters a rank's batch uses, as NCCL requires.
+Communication per micro-step: an all-gather per unit before its forward and again before its backward (the unit of
+parameters outside of blocks stays gathered in between), and a reduce-scatter per unit in backward: nearly A (2 P + T) g
+(W-1)/W sent by each rank on a ring. The next unit's weights are gathered while one computes.
+Memory per rank: (4P + 12T)/W bytes, and two or three gathered units; at two ranks and T = P 1/2 of plain data
+parallelism. All collectives are called in one order on all ranks, whatever parameters a rank's batch uses, as NCCL
+requires.
 Predecessor (``zero2``): all weights on all ranks. Gathering the full model before forward would not reduce peak memory:
 weights must be gathered and freed block by block.
 Source: ZeRO stage 3, Rajbhandari et al. 2020; the order of gathering follows FSDP, Zhao et al. 2023.
@@ -147,7 +151,8 @@ class Zero2(ShardedOptimizer):
 
 
 class GatheredUnit:
-    """Flat parameters that are gathered and freed together. ``parts`` are this rank's own parts, which are always in memory.
+    """Flat parameters that are gathered and freed together. ``parts`` are this rank's own parts, which are always in
+    memory.
 
     Args:
         compute: the dtype in which trained weights are gathered; None: their own. Weights in `own_dtype` are not cast.
@@ -246,7 +251,8 @@ class Zero3(LoopStrategy):
         groups = [[(named.pop(p), p) for p in block.parameters() if places[p] == 1] for block in blocks]
         how = compute_dtype(model), keeps_own_dtype(model)
         units = [GatheredUnit(self._flats(_apart([part], how[1])), group, *how) for part in groups]
-        # parameters outside of blocks (embeddings, head) are gathered together; their gradients are reduced in block-sized pieces
+        # parameters outside of blocks (embeddings, head) are gathered together; their gradients are reduced in
+        # block-sized pieces
         largest = max((flat.bytes for unit in units for flat in unit.flats), default=0)
         rest = [[(named[p], p) for p in part] for part in split_into_buckets(list(named), largest)]
         return GatheredUnit(self._flats(_apart(rest, how[1])), group, *how), units
@@ -289,8 +295,8 @@ class Zero3(LoopStrategy):
         unit.use()
         if i + 1 < len(self._units):
             self._units[i + 1].free()
-        # gathers and reduce-scatters share a communicator, so that all ranks must call them in one order: not when a gradient is
-        # ready, which differs between ranks (unused experts), but between the blocks
+        # gathers and reduce-scatters share a communicator, so that all ranks must call them in one order: not when a
+        # gradient is ready, which differs between ranks (unused experts), but between the blocks
         self._gradients.launch(self._complete[i])
         if i > 0:
             self._units[i - 1].gather()
@@ -355,7 +361,8 @@ class Zero3(LoopStrategy):
 
 
 def _complete_before(flats: list[FlatParameter], units: list[GatheredUnit], place: dict[str, int]) -> list[int]:
-    """Return for each block how many of the `flats`, in their order, have all their gradients when backward reaches the block's end.
+    """Return for each block how many of the `flats`, in their order, have all their gradients when backward reaches the
+    block's end.
 
     Those are the flats of later blocks, and those behind the last block (the head).
     """

@@ -1,4 +1,5 @@
-"""Patterns of log messages that are not failures: job facts (ranks, transports), training progress, and harmless warnings with reasons."""
+"""Patterns of log messages that are not failures: job facts (ranks, transports), training progress, and harmless
+warnings with reasons."""
 
 from __future__ import annotations
 
@@ -159,7 +160,10 @@ _MESSAGES = (
     ),
     BenignMessage(
         id="heartbeat_thread",
-        why="The heartbeat thread of earlier allranks versions failed during the import of torch; the rank itself continued.",
+        why=(
+            "The heartbeat thread of earlier allranks versions failed during the import of torch; the rank itself "
+            "continued."
+        ),
         patterns=certain(
             r"^Exception in thread allranks-pulse",
             r"partially initialized module 'torch\.distributed\.distributed_c10d' has no attribute 'is_initialized'",
@@ -217,8 +221,9 @@ _MESSAGES = (
     BenignMessage(
         id="clone_fallback",
         why=(
-            "FSDP could not copy one entry of a state dict and uses the entry itself: training is not affected, but the saved tensor may contain "
-            "data of another tensor. Load that checkpoint and compare it before you use it."
+            "FSDP could not copy one entry of a state dict and uses the entry itself: training is not affected, but "
+            "the saved tensor may contain data of another tensor. Load that checkpoint and compare it before you use "
+            "it."
         ),
         patterns=certain(r"Failed to clone\(\)? (the )?tensor"),
     ),

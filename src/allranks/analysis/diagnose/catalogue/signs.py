@@ -10,10 +10,13 @@ from msgspec import Struct
 from allranks.analysis.diagnose.patterns import Pattern, certain, possible
 
 _RANK_LOG = (
-    "the output (stderr) of the rank that is named here, or of every rank: with torchrun --log-dir=DIR --redirects=3 --tee=3 each rank has a file; "
-    "`@record` of torch.distributed.elastic saves the traceback of the main function"
+    "the output (stderr) of the rank that is named here, or of every rank: with torchrun --log-dir=DIR --redirects=3 "
+    "--tee=3 each rank has a file; `@record` of torch.distributed.elastic saves the traceback of the main function"
 )
-_KERNEL_LOG = "the kernel log of that host at that time (dmesg -T, journalctl -k), and sacct -j <job> -o JobID,State,ExitCode,MaxRSS for who ended it"
+_KERNEL_LOG = (
+    "the kernel log of that host at that time (dmesg -T, journalctl -k), and sacct -j <job> -o "
+    "JobID,State,ExitCode,MaxRSS for who ended it"
+)
 _NCCL_LOG = "the same run with NCCL_DEBUG=INFO on all ranks, and the first of these lines on each rank"
 _SCHEDULER_LOG = (
     "sacct -j <job> -o JobID,State,ExitCode,Reason, then the log of slurmd on that host (or of slurmctld) at that time"
@@ -21,7 +24,8 @@ _SCHEDULER_LOG = (
 _PROGRAM_LOG = "the lines just before these, and the program's own log files"
 
 
-# An interrupt at the terminal, or SIGINT by another way. Nothing that follows, such as a last checkpoint, makes it a success.
+# An interrupt at the terminal, or SIGINT by another way. Nothing that follows, such as a last checkpoint, makes it a
+# success.
 INTERRUPT_PATTERNS = certain(
     Pattern(
         r"(?P<interrupt>\bKeyboardInterrupt\b)",
@@ -224,7 +228,8 @@ COMPLETION_PATTERNS: tuple[Pattern, ...] = certain(
     )
 )
 
-# A process that ended without an error. It ends a log well, but says nothing about an earlier failure of another process.
+# A process that ended without an error. It ends a log well, but says nothing about an earlier failure of another
+# process.
 ENDED_PATTERNS: tuple[Pattern, ...] = certain(
     Pattern(
         r"\b(?:run|job|test)s? (?:has |is |was )?(?:complete[d]?|finished|succeeded|done|ended well)\b|^[^a-z]{0,60}\[(?:finished|done)\]",

@@ -1,6 +1,8 @@
-"""Parsers of structured messages: each reads its fields and decides by their values, where a pattern could only find words.
+"""Parsers of structured messages: each reads its fields and decides by their values, where a pattern could only find
+words.
 
-A parser is one `StructuredMessage`: a pattern that finds the message and takes its fields, and a function that returns what they mean.
+A parser is one `StructuredMessage`: a pattern that finds the message and takes its fields, and a function that returns
+what they mean.
 """
 
 from __future__ import annotations
@@ -151,7 +153,10 @@ def _missing_ranks(fields: Fields) -> Reading:
 
 def _store_barrier(fields: Fields) -> Reading | None:
     size, there = int(fields["size"]), int(fields["there"])
-    told = f"Only {there} of {size} processes joined the process group before the timeout; the others never started, failed before, or cannot reach it."
+    told = (
+        f"Only {there} of {size} processes joined the process group before the timeout; the others never started, "
+        "failed before, or cannot reach it."
+    )
     return Reading("rendezvous_unreachable", LIKELY, told) if there < size else None
 
 

@@ -1,8 +1,8 @@
 """Find the causes of a failure, and decide whether anything failed at all.
 
-`find_candidates` runs all detectors, separates root causes from consequences and ranks them. `decide` gives the verdict, independently of
-the failure classes, and describes a failure that no class explains. The confidence of a finding follows from measured hit rates of the
-kind of rule that found it, and from what speaks against it.
+`find_candidates` runs all detectors, separates root causes from consequences and ranks them. `decide` gives the
+verdict, independently of the failure classes, and describes a failure that no class explains. The confidence of a
+finding follows from measured hit rates of the kind of rule that found it, and from what speaks against it.
 """
 
 from __future__ import annotations
@@ -253,7 +253,8 @@ def _sign(signal: LogSignal) -> FailureSign | None:
 def decide(
     case: DiagnosisCase, candidates: list[CandidateCause]
 ) -> tuple[Verdict, list[CandidateCause], UnexplainedFailure | None]:
-    """Return the verdict, the candidates that remain findings, and the description of a failure that no finding explains."""
+    """Return the verdict, the candidates that remain findings, and the description of a failure that no finding
+    explains."""
     signs = find_signs(case)
     kept = candidates if signs else [c for c in candidates if not _is_remark(case, c)]
     if kept:
@@ -267,8 +268,8 @@ def decide(
 def _is_remark(case: DiagnosisCase, candidate: CandidateCause) -> bool:
     """Return whether a candidate needs a sign of failure beside it.
 
-    That is what a logger marks as a warning, an ambiguous message of an unknown emitter, and an ambiguous sign of slowness in a job that
-    ends well.
+    That is what a logger marks as a warning, an ambiguous message of an unknown emitter, and an ambiguous sign of
+    slowness in a job that ends well.
     """
     own = [s for s in candidate.signals if s.kind == "class" and s.owner == candidate.id]
     if CATALOGUE[candidate.id].measured:
@@ -329,7 +330,8 @@ _REPORTING = frozenset({"launcher", "mpi", "shell", "slurm_client", "slurm_daemo
 
 
 def only_reported(candidate: CandidateCause) -> bool:
-    """Return whether all that is known of a crash is the signal, by the report of a launcher, a shell or the scheduler."""
+    """Return whether all that is known of a crash is the signal, by the report of a launcher, a shell or the
+    scheduler."""
     own = [s for s in candidate.signals if s.kind == "class"]
     return (
         candidate.id == "rank_died"
@@ -413,7 +415,8 @@ def _finding(case: DiagnosisCase, candidate: CandidateCause, end: FirstExit, con
 
 
 def _count(case: DiagnosisCase, signals: list[LogSignal]) -> int:
-    """Estimate the number of matching lines: several rules may match one line, so the busiest rule of each file counts."""
+    """Estimate the number of matching lines: several rules may match one line, so the busiest rule of each file
+    counts."""
     busiest: dict[int, int] = {}
     for file, rule in {(s.file, s.rule) for s in signals if s.rule >= 0}:
         busiest[file] = max(busiest.get(file, 0), case.scans[file].tallies[rule].count)

@@ -1,7 +1,7 @@
 """Detect exceptions of the program that no failure class explains, with a remedy by family of exceptions.
 
-A family says what such an exception means, what to change, and what to test. It is one `ExceptionFamily`; the first whose pattern
-matches ``Type: message`` applies.
+A family says what such an exception means, what to change, and what to test. It is one `ExceptionFamily`; the first
+whose pattern matches ``Type: message`` applies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _GENERAL = frozenset({"Error", "Exception", "Failure", "Timeout", "Exit", "Inter
 
 
 def detect_exceptions(case: DiagnosisCase) -> None:
-    """Propose `application_error` for exceptions that no class explains; do not guess from bare communication errors."""
+    """Propose `application_error` for exceptions that no class explains; do not guess from bare communication
+    errors."""
     explained = {(s.file, s.line) for s in case.signals if s.kind in ("class", "benign")}
     if "output_not_writable" in case.candidates:
         explained |= {(s.file, s.line) for s in case.candidates["output_not_writable"].signals}
@@ -43,7 +44,10 @@ def detect_exceptions(case: DiagnosisCase) -> None:
     plain = [s for s in plain if not _after_lost_peer(case, s)] or plain
     if communication and not case.candidates:
         found = case.propose("collective_hang", POSSIBLE, communication)
-        found.cause = "An operation between the ranks failed, and the log does not say why: it contains only a general message of NCCL or Gloo."
+        found.cause = (
+            "An operation between the ranks failed, and the log does not say why: it contains only a general message "
+            "of NCCL or Gloo."
+        )
         found.next_test = (
             "run again with NCCL_DEBUG=INFO (or TORCH_CPP_LOG_LEVEL=INFO) and give diagnose all ranks' logs"
         )
@@ -103,7 +107,8 @@ def _explain(case: DiagnosisCase, found: CandidateCause, first: LogSignal) -> No
 
 
 def own_place(signal: LogSignal) -> str:
-    """Return the innermost line of the program itself in a traceback, ``file:line in function``; empty if there is none."""
+    """Return the innermost line of the program itself in a traceback, ``file:line in function``; empty if there is
+    none."""
     own = (p for p in reversed(signal.places) if not is_library_file(p) and "/allranks/" not in p)
     return next(own, "")
 
@@ -159,7 +164,8 @@ NEAR_FRAMES = 5
 
 
 def detect_unwritable_output(case: DiagnosisCase) -> None:
-    """Propose `output_not_writable` for a file that could not be opened in a function that writes: the message itself does not say it."""
+    """Propose `output_not_writable` for a file that could not be opened in a function that writes: the message itself
+    does not say it."""
     if {"disk_full", "output_not_writable"} & case.candidates.keys():
         return
     for signal in case.facts("exception"):
@@ -168,8 +174,8 @@ def detect_unwritable_output(case: DiagnosisCase) -> None:
         if writes and _CANNOT_OPEN.search(signal.groups.get("message", "")) and not case.survived(signal):
             found = case.propose("output_not_writable", LIKELY, [signal])
             found.cause = (
-                f"A file could not be opened for writing: {signal.groups['message'][:200].rstrip('. ')}. Its folder does not exist or is not writable on "
-                "that node, or the file system or a quota is full."
+                f"A file could not be opened for writing: {signal.groups['message'][:200].rstrip('. ')}. Its folder "
+                "does not exist or is not writable on that node, or the file system or a quota is full."
             )
             found.next_test = (
                 "touch a file in that folder from within a job step on each node; df -h, df -i and quota -s of it"
@@ -196,7 +202,10 @@ FAMILIES: tuple[ExceptionFamily, ...] = (
         "too many open files",
         r"too many open files|\bEMFILE\b|\bENFILE\b|\[Errno 2[34]\]|received 0 items of ancdata",
         "The process reached its limit of open file descriptors (sockets of the ranks, data workers, shards).",
-        "Raise the limit where the job starts (ulimit -n 65536), use fewer data workers, or torch.multiprocessing.set_sharing_strategy('file_system').",
+        (
+            "Raise the limit where the job starts (ulimit -n 65536), use fewer data workers, or "
+            "torch.multiprocessing.set_sharing_strategy('file_system')."
+        ),
         "inside the step: ulimit -n; ls /proc/<pid>/fd | wc -l while it runs",
     ),
     ExceptionFamily(
@@ -204,19 +213,28 @@ FAMILIES: tuple[ExceptionFamily, ...] = (
         r"size mismatch for|Error\(s\) in loading state_dict|(missing|unexpected) key\(s\)|Missing key in checkpoint"
         r"|shape mismatch.{0,40}(checkpoint|param|weight)|checkpoint.{0,80}(shape|size|world.?size|mismatch"
         r"|parallel)|loaded state dict|mismatched_sizes|Unexpected key\(s\)",
-        "Names or shapes in the checkpoint differ from those of the model that was built: another configuration, vocabulary, "
-        "adapter rank, library version or number of shards.",
-        "Build the model from the configuration that is saved with the checkpoint; resize embeddings as in the training "
-        "run; convert sharded checkpoints before loading them on another number of ranks.",
-        "compare the keys and shapes of both: {k: v.shape for k, v in torch.load(path, map_location='meta').items()} and model.state_dict()",
+        "Names or shapes in the checkpoint differ from those of the model that was built: another configuration, "
+        "vocabulary, adapter rank, library version or number of shards.",
+        "Build the model from the configuration that is saved with the checkpoint; resize embeddings as in the "
+        "training run; convert sharded checkpoints before loading them on another number of ranks.",
+        (
+            "compare the keys and shapes of both: {k: v.shape for k, v in torch.load(path, "
+            "map_location='meta').items()} and model.state_dict()"
+        ),
     ),
     ExceptionFamily(
         "a checkpoint cannot be read",
         r"Weights only load failed|invalid header or archive is corrupted|failed finding central directory"
         r"|PytorchStreamReader|UnpicklingError|HeaderTooLarge|MetadataIncompleteBuffer|safetensors.{0,60}(error"
         r"|invalid|corrupt|rust)|incomplete metadata",
-        "The file is truncated or damaged, is a Git LFS pointer, holds objects that torch does not load by default, or was written by another version.",
-        "Check size and hash against the source, download or copy it again; for trusted files with Python objects pass weights_only=False.",
+        (
+            "The file is truncated or damaged, is a Git LFS pointer, holds objects that torch does not load by "
+            "default, or was written by another version."
+        ),
+        (
+            "Check size and hash against the source, download or copy it again; for trusted files with Python objects "
+            "pass weights_only=False."
+        ),
         "ls -l and sha256sum of the file on each node; head -c 200 of it shows an LFS pointer",
     ),
     ExceptionFamily(
@@ -235,7 +253,10 @@ FAMILIES: tuple[ExceptionFamily, ...] = (
         r"same device|on the same device|found at least two devices|dtype|scalar type|expected .{0,40}(Half"
         r"|Float|BFloat16|Long|Int|Double)\b|Input type .{0,80}weight type",
         "An operation got tensors on two devices or of two data types.",
-        "Move or cast at the line in the traceback (.to(device), .to(dtype)); create tensors on the device of an input; use one dtype or autocast.",
+        (
+            "Move or cast at the line in the traceback (.to(device), .to(dtype)); create tensors on the device of an "
+            "input; use one dtype or autocast."
+        ),
         "print .device and .dtype of each argument at that line",
     ),
     ExceptionFamily(
@@ -244,8 +265,14 @@ FAMILIES: tuple[ExceptionFamily, ...] = (
         r"|must match the (existing )?size|Dimension (out of range|specified)|Sizes of tensors must match|shape '.*' is invalid"
         r"|cannot reshape|Expected .{0,40}(dim|channels|shape|size)|index out of (range|bounds)|out of bounds"
         r"|Target \d+ is out|view size is not compatible|not divisible|divisible by|too many indices|stack expects each tensor",
-        "Sizes differ from what the operation needs: sequence length, head or vocabulary size, or a batch that the number of ranks does not divide.",
-        "Print the shapes at the last own frame of the traceback; pad or drop the last batch, and check sizes against the number of ranks.",
+        (
+            "Sizes differ from what the operation needs: sequence length, head or vocabulary size, or a batch that the "
+            "number of ranks does not divide."
+        ),
+        (
+            "Print the shapes at the last own frame of the traceback; pad or drop the last batch, and check sizes "
+            "against the number of ranks."
+        ),
         "the same batch on one rank: if it fails too, it is the data or the model, not the distribution",
     ),
     ExceptionFamily(
@@ -264,8 +291,8 @@ FAMILIES: tuple[ExceptionFamily, ...] = (
         r"|nvcc|gcc|cmake|make)|CppCompileError|Unsupported (gcc|compiler|gpu arch)|CompilationError|InductorError"
         r"|BackendCompilerFailed|CompilerError|PTXAS|triton.{0,40}(compil|error)|lower(ing)? (error|exception)"
         r"|LoweringException",
-        "A C++/CUDA extension or a generated kernel did not compile: no compiler or headers in this environment, versions "
-        "that do not fit, or two ranks that build in one folder.",
+        "A C++/CUDA extension or a generated kernel did not compile: no compiler or headers in this environment, "
+        "versions that do not fit, or two ranks that build in one folder.",
         "Load a compiler and the CUDA toolkit of torch's version (torch.version.cuda), build once before the run, set "
         "TORCH_EXTENSIONS_DIR or TRITON_CACHE_DIR to a local folder; or disable the fused kernel or torch.compile.",
         "inside the step: which gcc nvcc ninja; nvcc --version; python -c 'import torch; print(torch.version.cuda)'",
@@ -276,18 +303,30 @@ FAMILIES: tuple[ExceptionFamily, ...] = (
         r"|keyword)|has no attribute|cannot import name|undefined symbol|requires .{0,40}(version|>=|<=|==)"
         r"|version.{0,40}(mismatch|required|not support|incompatible|conflict)|VersionConflict|ABI|deprecated"
         r"|removed in|is not available in this version|was not found.{0,20}version|circular import",
-        "The code calls a name or an argument that this version of a library does not have, or binary interfaces differ.",
-        "Install the versions that the program was written for (its lock or requirements file), the same on every node.",
-        "pip list on each node, compared with the requirements; python -c 'import <library>; print(<library>.__version__, <library>.__file__)'",
+        (
+            "The code calls a name or an argument that this version of a library does not have, or binary interfaces "
+            "differ."
+        ),
+        (
+            "Install the versions that the program was written for (its lock or requirements file), the same on every "
+            "node."
+        ),
+        (
+            "pip list on each node, compared with the requirements; python -c 'import <library>; "
+            "print(<library>.__version__, <library>.__file__)'"
+        ),
     ),
     ExceptionFamily(
         "autograd cannot compute this gradient",
         r"does not require grad|modified by an inplace operation|backward through the graph a second time|element 0 of tensors"
         r"|leaf [Vv]ariable|grad can be implicitly created|one of the differentiated|different (number|metadata).{0,60}recomput"
         r"|CheckpointError|saved tensors?.{0,60}(recomput|checkpoint)",
-        "The graph has no gradient to compute (all parameters are frozen, inputs do not require it), or a tensor was changed after it was used.",
-        "Enable gradients where the graph begins (model.enable_input_require_grads() with LoRA and checkpointing, use_reentrant=False), "
-        "and avoid in-place operations on saved tensors.",
+        (
+            "The graph has no gradient to compute (all parameters are frozen, inputs do not require it), or a tensor "
+            "was changed after it was used."
+        ),
+        "Enable gradients where the graph begins (model.enable_input_require_grads() with LoRA and checkpointing, "
+        "use_reentrant=False), and avoid in-place operations on saved tensors.",
         "torch.autograd.set_detect_anomaly(True) for one step; count the parameters with requires_grad",
     ),
     ExceptionFamily(
@@ -296,7 +335,10 @@ FAMILIES: tuple[ExceptionFamily, ...] = (
         r"|must|equal|mismatch|not match|greater|less|does not|invalid|exceed)|mesh.{0,40}(size|shape|dim)"
         r"|not enough (ranks|gpus|devices)",
         "The product of the parallel sizes, or a size of the model, does not fit the number of ranks.",
-        "Choose data, tensor and pipeline sizes whose product is the number of ranks, and that divide heads, layers and batch.",
+        (
+            "Choose data, tensor and pipeline sizes whose product is the number of ranks, and that divide heads, "
+            "layers and batch."
+        ),
         "allranks plan SPEC shows the layout; print WORLD_SIZE at the start of the program",
     ),
     ExceptionFamily(
@@ -319,7 +361,10 @@ FAMILIES: tuple[ExceptionFamily, ...] = (
         "a service or a connection did not answer",
         r"Timeout|timed out|ConnectionError|HTTPError|SSLError|URLError|ConnectTimeout|BrokenPipe|gRPC|grpc|RpcError|wandb|CommError|UsageError",
         "A request to another service or process was not answered in time or was refused.",
-        "Check that the service runs and is reachable from that node; run without it (offline mode of the tracker) to decide whether it matters.",
+        (
+            "Check that the service runs and is reachable from that node; run without it (offline mode of the tracker) "
+            "to decide whether it matters."
+        ),
         "curl or nc to the address in the message, inside a step on that node",
     ),
     ExceptionFamily(
@@ -336,8 +381,14 @@ FAMILIES: tuple[ExceptionFamily, ...] = (
     ExceptionFamily(
         "a key or a name is missing",
         r"^(KeyError|NameError|UnboundLocalError|AttributeError|IndexError)\b|NoneType",
-        "The program reads a name, key or index that is not there: another data format, an optional value that is None, or a typing error.",
-        "Look at the last own frame of the traceback and print the object there; check the columns of the data and the keys of the configuration.",
+        (
+            "The program reads a name, key or index that is not there: another data format, an optional value that is "
+            "None, or a typing error."
+        ),
+        (
+            "Look at the last own frame of the traceback and print the object there; check the columns of the data and "
+            "the keys of the configuration."
+        ),
         "the same code on one rank and one sample",
     ),
     ExceptionFamily(

@@ -1,7 +1,7 @@
 """Detect the cause of a hang.
 
-The detectors use watchdog timeouts of collectives, stack dumps (py-spy, faulthandler), flight-recorder dumps, what the hang watch of
-`allranks run` reported, and Gloo's check of the sizes that ranks send.
+The detectors use watchdog timeouts of collectives, stack dumps (py-spy, faulthandler), flight-recorder dumps, what the
+hang watch of `allranks run` reported, and Gloo's check of the sizes that ranks send.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def _mismatched_calls(case: DiagnosisCase, works: list[TimedOutCollective]) -> N
 
 
 def _sizes_by_rule(told: list[TimedOutCollective]) -> list[str]:
-    """Return the sizes of each report, of inputs or else of outputs, if they must be equal and are not; else nothing."""
+    """Return the sizes of each report, of inputs or else of outputs, if they must be equal and are not; else
+    nothing."""
     rule = size_rule(told[0].op or "")
     for required, sizes in (
         (rule is not None and rule.inputs, [w.size for w in told]),
@@ -134,7 +135,8 @@ def _sizes_by_rule(told: list[TimedOutCollective]) -> list[str]:
 
 
 def _checkpoint(case: DiagnosisCase, works: list[TimedOutCollective], signals: list[LogSignal]) -> None:
-    """Detect a checkpoint, from stack frames, from the last messages before the timeout, or from a gather as large as a model."""
+    """Detect a checkpoint, from stack frames, from the last messages before the timeout, or from a gather as large as a
+    model."""
     in_frames = [s for s in (*signals, *case.facts("exception")) if any(map(is_checkpoint_frame, s.frames))]
     in_frames += [
         s for s in case.facts("fr_frame") if is_checkpoint_frame(f"{s.groups['path']}:{s.groups['function']}")
@@ -153,8 +155,8 @@ def _checkpoint(case: DiagnosisCase, works: list[TimedOutCollective], signals: l
     if huge:
         found = case.propose("checkpoint_collective", POSSIBLE + 0.04, [w.signal for w in huge])
         found.cause = (
-            f"The gather that did not finish has {huge[0].elements_out:,} output elements, more than one layer: most likely it gathers the whole model "
-            "to save a checkpoint."
+            f"The gather that did not finish has {huge[0].elements_out:,} output elements, more than one layer: most "
+            "likely it gathers the whole model to save a checkpoint."
         )
         found.against.append(
             "the log does not show what the program was doing; a sharded layer of that size would look the same"
@@ -195,8 +197,9 @@ def _first(case: DiagnosisCase, works: list[TimedOutCollective]) -> None:
         found = case.propose("first_collective_failed", score, [*first, *none_done])
         op = next((f" ({w.op})" for w in works if w.op), "")
         found.cause = (
-            f"The very first collective{op} never finished on any rank that reported. Usual reasons: GPU peer-to-peer copies that IOMMU or PCIe ACS "
-            "break, a network path that does not transfer data, a rank that is still in its setup, or one bad node."
+            f"The very first collective{op} never finished on any rank that reported. Usual reasons: GPU peer-to-peer "
+            "copies that IOMMU or PCIe ACS break, a network path that does not transfer data, a rank that is still in "
+            "its setup, or one bad node."
         )
 
 
@@ -212,8 +215,8 @@ def _two_groups(case: DiagnosisCase, works: list[TimedOutCollective]) -> None:
             found.rank = rank
             named = ", ".join(f"{w.op} {w.seq}" for w in own[:3])
             found.cause = (
-                f"Rank {rank} waits in several groups at once ({named}): ranks that call the collectives of two groups in different "
-                "order wait for each other."
+                f"Rank {rank} waits in several groups at once ({named}): ranks that call the collectives of two groups "
+                "in different order wait for each other."
             )
             return
 
@@ -236,8 +239,9 @@ def _never_called(case: DiagnosisCase, works: list[TimedOutCollective]) -> None:
             found = case.propose("collective_mismatch", 0.75, [*(w.signal for w in stuck[:3]), *idle.values()])
             found.rank = min(idle)
             found.cause = (
-                f"Rank {first.rank} waits in collective {first.seq} ({first.op}) of its group; rank {', '.join(str(r) for r in sorted(idle)[:8])} "
-                f"had completed all earlier calls, up to {next(iter(idle.values())).groups['enqueued']}, and had not made this one."
+                f"Rank {first.rank} waits in collective {first.seq} ({first.op}) of its group; rank "
+                f"{', '.join(str(r) for r in sorted(idle)[:8])} had completed all earlier calls, up to "
+                f"{next(iter(idle.values())).groups['enqueued']}, and had not made this one."
             )
             found.against.append("a rank that is only delayed by data or a checkpoint looks the same")
             return
@@ -250,7 +254,8 @@ def _group(signal: LogSignal) -> str | None:
 
 
 def _missing(case: DiagnosisCase, works: list[TimedOutCollective], signals: list[LogSignal]) -> None:
-    """Report ranks of the group without a timeout report. A rank that dumped on request of another may also have waited."""
+    """Report ranks of the group without a timeout report. A rank that dumped on request of another may also have
+    waited."""
     told = {w.rank for w in works if w.rank is not None}
     found = case.propose("collective_hang", POSSIBLE, signals)
     size = _group_size(works) or (case.world_size if len(case.scans) > 1 else None)
@@ -403,8 +408,8 @@ def _first_open(
         proposed = case.propose("collective_hang", 0.66, shown)
         if not alone:
             proposed.cause = (
-                f"All {len(calls)} ranks made the same call (collective {found.seq} of group {found.group}) and it did not finish: check the network and "
-                "the GPUs rather than the program."
+                f"All {len(calls)} ranks made the same call (collective {found.seq} of group {found.group}) and it did "
+                "not finish: check the network and the GPUs rather than the program."
             )
 
 
@@ -426,8 +431,8 @@ def _absent_ranks(
     proposed.rank = rank
     named = ", ".join(str(r) for r in found.absent[:8])
     proposed.cause = (
-        f"Rank {named} never called collective {found.seq} of group {found.group}, in which {len(last) - len(found.absent)} others wait; "
-        f"the last call of rank {rank} was {call.op}{_at(call)}."
+        f"Rank {named} never called collective {found.seq} of group {found.group}, in which "
+        f"{len(last) - len(found.absent)} others wait; the last call of rank {rank} was {call.op}{_at(call)}."
     )
 
 
@@ -446,14 +451,18 @@ def _signal(case: DiagnosisCase, file: int, rank: int, call: RecordedCall) -> Lo
 MONITOR_SCORE = 0.97
 OUTSIDE = (
     "a rank stalled outside of collectives, the others wait for it",
-    "Look at the line in which that rank is: a sleep, a lock, a loop that does not end, slow storage, a subprocess, or work that only this rank does.",
+    (
+        "Look at the line in which that rank is: a sleep, a lock, a loop that does not end, slow storage, a "
+        "subprocess, or work that only this rank does."
+    ),
 )
 _SIGKILL = re.compile(r"exit ?code\S*\s*:?\s*-9|SIGKILL|killed", re.IGNORECASE)
 NO_RANK_SCORE = 0.7  # all ranks waited in the same place
 
 
 def detect_monitored_hang(case: DiagnosisCase) -> None:
-    """Propose the cause that a hang event reports. The stacks and calls that were recorded with it are read by other detectors."""
+    """Propose the cause that a hang event reports. The stacks and calls that were recorded with it are read by other
+    detectors."""
     for signal in case.facts("event_hang"):
         told = signal.groups
         kind = told["kind"] if told["kind"] in CATALOGUE else "collective_hang"
@@ -466,8 +475,8 @@ def detect_monitored_hang(case: DiagnosisCase) -> None:
             found.rank = int(told["ranks"].split(",")[0])
             found.host = told.get("host") or found.host
         found.next_test = (
-            "read the stacks and the calls of all ranks in the folder hang/ of the run; run again, and check whether the same rank or "
-            "the same host stalls"
+            "read the stacks and the calls of all ranks in the folder hang/ of the run; run again, and check whether "
+            "the same rank or the same host stalls"
         )
         _own_kills(case)
 
@@ -476,13 +485,15 @@ _NEVER_JOINED = re.compile(r"it never joined collective .*?\. It is in (?P<where
 
 
 def is_outside(message: str) -> bool:
-    """Return whether the hang watch found the stalled rank in no collective at all, so that its own work is the cause."""
+    """Return whether the hang watch found the stalled rank in no collective at all, so that its own work is the
+    cause."""
     found = _NEVER_JOINED.search(message)
     return found is not None and "torch/distributed/" not in found["where"]
 
 
 def detect_size_mismatch(case: DiagnosisCase) -> None:
-    """Say what Gloo's error about sizes shows, and what not: the rank that aborts is the one that received more than it expected."""
+    """Say what Gloo's error about sizes shows, and what not: the rank that aborts is the one that received more than it
+    expected."""
     found = case.candidates.get("collective_mismatch")
     if found is None or case.facts("event_hang"):
         return
@@ -490,12 +501,14 @@ def detect_size_mismatch(case: DiagnosisCase) -> None:
     if sizes is None:
         return
     found.cause = (
-        f"The ranks are in different collectives: a rank received {sizes['received']} bytes in a call in which it expected {sizes['expected']}. A branch on "
-        "the rank, a call on one rank alone, an early stop on only some ranks, or an uneven number of batches."
+        f"The ranks are in different collectives: a rank received {sizes['received']} bytes in a call in which it "
+        f"expected {sizes['expected']}. A branch on the rank, a call on one rank alone, an early stop on only some "
+        "ranks, or an uneven number of batches."
     )
     found.against.append(
-        "the named rank is the one that received more than it expected; the call that should not be there may be another rank's: compare the lines in which "
-        "the ranks were (the message at the end of the run, and the end of each rank's log)"
+        "the named rank is the one that received more than it expected; the call that should not be there may be "
+        "another rank's: compare the lines in which the ranks were (the message at the end of the run, and the end of "
+        "each rank's log)"
     )
 
 
@@ -517,7 +530,10 @@ def detect_calls_in_tracebacks(case: DiagnosisCase) -> None:
     shown = sorted(waited.items())[:4]
     found = case.propose("collective_mismatch", 0.93, [signal for _, (_, _, signal) in shown])
     calls = "; ".join(f"rank {rank} in {call}" + (f" ({place})" if place else "") for rank, (call, place, _) in shown)
-    found.cause = f"The ranks waited in different collectives until the timeout: {calls}. All ranks of a group must make the same calls in the same order."
+    found.cause = (
+        f"The ranks waited in different collectives until the timeout: {calls}. All ranks of a group must make the "
+        "same calls in the same order."
+    )
 
 
 _AGENT_NODE = re.compile(r"The node '(?P<node>[^']+?)(?:_\d+_\d+)?' has failed to send a keep-alive")
@@ -542,8 +558,8 @@ def detect_failed_restart(case: DiagnosisCase) -> None:
         found.rank, found.host = lost[0][0].rank, lost[0][1]["node"]
     who = f"The agent on {found.host}" if found.host else "A peer"
     found.cause = (
-        f"{who} was lost. The other ranks only report that they waited for it, and torchrun's attempt to form the group again failed in next_rendezvous "
-        f"({failed[0].groups['type']}), which is a consequence."
+        f"{who} was lost. The other ranks only report that they waited for it, and torchrun's attempt to form the "
+        f"group again failed in next_rendezvous ({failed[0].groups['type']}), which is a consequence."
     )
     found.fix = (
         "Find out why that node was lost, then start the whole job again: the rendezvous cannot be joined any more."
@@ -568,8 +584,8 @@ def detect_stalled_storage(case: DiagnosisCase) -> None:
     found.signals = [*begun[-1:], *found.signals]
     if lines:
         found.cause = (
-            f"Processes wait in uninterruptible sleep (state D) in calls of a network file system ({', '.join(calls[:4])}){since}. "
-            "They cannot go on, nor be killed, until its server answers."
+            "Processes wait in uninterruptible sleep (state D) in calls of a network file system "
+            f"({', '.join(calls[:4])}){since}. They cannot go on, nor be killed, until its server answers."
         )
 
 

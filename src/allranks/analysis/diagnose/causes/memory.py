@@ -59,7 +59,8 @@ def _in_the_optimizer(signal: LogSignal) -> bool:
 
 
 def _in_a_closure(signal: LogSignal) -> bool:
-    """Return whether the optimizer's step had called the program's closure: its forward or backward pass needed the memory."""
+    """Return whether the optimizer's step had called the program's closure: its forward or backward pass needed the
+    memory."""
     called = max((i for i, f in enumerate(signal.frames) if _CLOSURE.search(f)), default=-1)
     return called >= 0 and not any(_OPTIMIZER.search(f) for f in signal.frames[called + 1 :])
 
@@ -69,8 +70,9 @@ def _on_the_host(case: DiagnosisCase) -> None:
     found = case.candidates.get("host_oom")
     if found is not None and any(_in_the_optimizer(s) for s in found.signals):
         found.cause = (
-            "Host memory ran out in the optimizer's step: forward and backward fit, but AdamW allocates two more values per parameter at its first step. "
-            "Train fewer parameters (LoRA), shard the optimizer's state (ZeRO-1), or request more memory."
+            "Host memory ran out in the optimizer's step: forward and backward fit, but AdamW allocates two more "
+            "values per parameter at its first step. Train fewer parameters (LoRA), shard the optimizer's state "
+            "(ZeRO-1), or request more memory."
         )
         found.next_test = "allranks plan SPEC shows weights, gradients and optimizer state separately"
 
@@ -80,8 +82,9 @@ def _refused(case: DiagnosisCase) -> None:
     found = case.candidates.get("host_oom")
     if found is not None and found.cause is None and all(_REFUSED.search(s.text) for s in found.signals):
         found.cause = (
-            "An allocation of host memory was refused, and the program ended by that exception: the machine's memory or a limit of the process "
-            "(ulimit -v, a container) was exhausted. Every rank loads the whole model or data set, or there are too many data workers."
+            "An allocation of host memory was refused, and the program ended by that exception: the machine's memory "
+            "or a limit of the process (ulimit -v, a container) was exhausted. Every rank loads the whole model or "
+            "data set, or there are too many data workers."
         )
 
 
@@ -99,8 +102,9 @@ def _killed(case: DiagnosisCase) -> None:
         return
     killed.score = min(killed.score, 0.7)
     killed.cause = (
-        "A process was killed (SIGKILL) and wrote no message. The usual sender is the kernel or Slurm when host memory runs out: every rank loads "
-        "the whole model or data set, there are too many data workers, or the job requested too little memory."
+        "A process was killed (SIGKILL) and wrote no message. The usual sender is the kernel or Slurm when host memory "
+        "runs out: every rank loads the whole model or data set, there are too many data workers, or the job requested "
+        "too little memory."
     )
     killed.against.append(
         "these logs contain no message of the kernel or Slurm about memory: somebody may have sent the signal"
@@ -114,16 +118,18 @@ def _counted(case: DiagnosisCase, killed: CandidateCause, ends: list[LogSignal])
         killed.score = LIKELY + 0.1
         killed.rank, killed.host = for_memory[0].rank, for_memory[0].host
         killed.cause = (
-            "A process was killed (SIGKILL) after the kernel had counted an out-of-memory kill on its machine: every rank loads the whole model or data set, "
-            "there are too many data workers, or the job requested too little memory."
+            "A process was killed (SIGKILL) after the kernel had counted an out-of-memory kill on its machine: every "
+            "rank loads the whole model or data set, there are too many data workers, or the job requested too little "
+            "memory."
         )
         return
     del case.candidates["host_oom"]
     found = case.propose("rank_died", 0.75, sort_by_time(ends))
     found.rank, found.host = ends[0].rank, ends[0].host
     found.cause = (
-        "A process was killed (SIGKILL) and wrote no message. It was not the kernel for lack of memory, whose count of such kills did not change on that "
-        "machine: a person, the program itself, or Slurm (a memory limit that it polls, scancel) sent the signal."
+        "A process was killed (SIGKILL) and wrote no message. It was not the kernel for lack of memory, whose count of "
+        "such kills did not change on that machine: a person, the program itself, or Slurm (a memory limit that it "
+        "polls, scancel) sent the signal."
     )
     found.title, found.fix = KILLED
     found.next_test = "sacct -j <job> -o JobID,State,MaxRSS,ReqMem; the system log of that host at that time"
@@ -160,7 +166,10 @@ def _implausible_oom(case: DiagnosisCase, signals: list[LogSignal]) -> None:
 
 def _to_spare(case: DiagnosisCase, oom: CandidateCause, spare: list[LogSignal]) -> None:
     found = case.propose("gpu_hardware_fault", LIKELY - 0.02, spare)
-    found.cause = "The allocation failed although much more memory was free than it requested: a memory limit is set for the process, or the GPU is faulty."
+    found.cause = (
+        "The allocation failed although much more memory was free than it requested: a memory limit is set for the "
+        "process, or the GPU is faulty."
+    )
     oom.against.append("more memory was free than was requested")
     oom.score = min(oom.score, 0.7)
 
@@ -168,8 +177,8 @@ def _to_spare(case: DiagnosisCase, oom: CandidateCause, spare: list[LogSignal]) 
 def _at_first_touch(case: DiagnosisCase, oom: CandidateCause, early: list[LogSignal]) -> None:
     found = case.propose("gpu_hardware_fault", oom.score + 0.02, early)
     found.cause = (
-        "The GPU reported `out of memory` at the first operation, before the program had allocated anything: another process "
-        "uses the GPU, or the GPU is faulty. The memory use of the program is not the cause."
+        "The GPU reported `out of memory` at the first operation, before the program had allocated anything: another "
+        "process uses the GPU, or the GPU is faulty. The memory use of the program is not the cause."
     )
     found.against.append("another process on the same GPU looks the same: check nvidia-smi")
     oom.against.append("the program had not allocated anything yet")
@@ -177,7 +186,10 @@ def _at_first_touch(case: DiagnosisCase, oom: CandidateCause, early: list[LogSig
 
 def _from_driver(case: DiagnosisCase, oom: CandidateCause, signals: list[LogSignal]) -> None:
     found = case.propose("gpu_hardware_fault", 0.45, signals[:1])
-    found.cause = "The driver itself reported `out of memory`, without the allocator's figures: sometimes the GPU is faulty rather than full."
+    found.cause = (
+        "The driver itself reported `out of memory`, without the allocator's figures: sometimes the GPU is faulty "
+        "rather than full."
+    )
     found.against.append("these logs contain no ECC error, Xid or NVLink error")
     oom.against.append("no sizes are given: faulty GPUs and GPUs in exclusive mode give the same error")
 

@@ -26,12 +26,13 @@ def _unregistered(case: DiagnosisCase) -> None:
         return
     found.title = "memory cannot be registered for RDMA"
     found.cause = (
-        "The network adapter could not register a buffer (bad address): for memory of a GPU, the module nvidia_peermem or the DMA-BUF support of the driver "
-        "is missing or does not match; for memory of the host, it may not be locked (ulimit -l), or the process forked."
+        "The network adapter could not register a buffer (bad address): for memory of a GPU, the module nvidia_peermem "
+        "or the DMA-BUF support of the driver is missing or does not match; for memory of the host, it may not be "
+        "locked (ulimit -l), or the process forked."
     )
     found.fix = (
-        "Load nvidia_peermem (or a driver with DMA-BUF) on every node and raise the limit of locked memory; NCCL_NET_GDR_LEVEL=LOC, or NCCL_IB_DISABLE=1 "
-        "at the price of speed, shows whether it is that."
+        "Load nvidia_peermem (or a driver with DMA-BUF) on every node and raise the limit of locked memory; "
+        "NCCL_NET_GDR_LEVEL=LOC, or NCCL_IB_DISABLE=1 at the price of speed, shows whether it is that."
     )
     found.next_test = (
         "lsmod | grep peermem and ulimit -l inside the job on each node; then the same run with NCCL_NET_GDR_LEVEL=LOC"
@@ -65,7 +66,8 @@ def _fallback(case: DiagnosisCase) -> None:
 
 
 def _asked_for(case: DiagnosisCase) -> list[LogSignal]:
-    """Return settings that only make sense with RDMA. Without them, a missing device is normal on an Ethernet cluster."""
+    """Return settings that only make sense with RDMA. Without them, a missing device is normal on an Ethernet
+    cluster."""
     return [
         s
         for s in case.facts("nccl_env")
@@ -104,5 +106,8 @@ def _bootstrap(case: DiagnosisCase) -> None:
         name = chosen[0].groups["interface"]
         case.propose(
             "wrong_interface", 0.85, chosen[:2],
-            cause=f"NCCL bootstraps over {name} ({chosen[0].groups['address']}), which other hosts cannot reach; no communicator was initialised.",
+            cause=(
+                f"NCCL bootstraps over {name} ({chosen[0].groups['address']}), which other hosts cannot reach; no "
+                "communicator was initialised."
+            ),
         )  # fmt: skip

@@ -33,7 +33,10 @@ def detect_silent_exits(case: DiagnosisCase) -> None:
             "The errors of the other ranks only report that it is gone."
         )
         found.title = "the program exited" + ("" if first.groups["said"] else " without an error message")
-        found.fix = f"Find the call that exits with {first.groups['code']} on rank {first.rank} only; raise an exception with the reason there."
+        found.fix = (
+            f"Find the call that exits with {first.groups['code']} on rank {first.rank} only; raise an exception with "
+            "the reason there."
+        )
         found.next_test = f"read the end of the log of rank {first.rank}, written just before the exit"
 
 
@@ -51,12 +54,12 @@ def _early_ends(case: DiagnosisCase, ends: list[LogSignal], spoke: set[int | Non
     found.rank, found.host = first.rank, first.host
     found.title = "a rank left early with exit code 0"
     found.cause = (
-        f"Rank {first.rank} ended with exit code 0 (the end of the program, sys.exit(0), or os._exit(0)) while other ranks still communicated "
-        "with it. Their errors only report that it is gone."
+        f"Rank {first.rank} ended with exit code 0 (the end of the program, sys.exit(0), or os._exit(0)) while other "
+        "ranks still communicated with it. Their errors only report that it is gone."
     )
     found.fix = (
-        f"Find out why rank {first.rank} does less work than the others: fewer batches, a condition on the rank, an early return. All ranks must "
-        "take part in the same collectives."
+        f"Find out why rank {first.rank} does less work than the others: fewer batches, a condition on the rank, an "
+        "early return. All ranks must take part in the same collectives."
     )
     found.next_test = "print the number of steps or batches of each rank before the loop"
 
@@ -69,7 +72,8 @@ class FirstExit(Struct, frozen=True):
 
 
 def first_exit(case: DiagnosisCase) -> FirstExit:
-    """Return the agent's root cause; else the first task that srun reports as failed (with its rank if each task is one rank)."""
+    """Return the agent's root cause; else the first task that srun reports as failed (with its rank if each task is one
+    rank)."""
     noted = sort_by_time(case.facts("rank_end"))
     if noted:
         return FirstExit(noted[0].host, noted[0].rank)
@@ -111,8 +115,8 @@ def detect_lost_peers(case: DiagnosisCase) -> None:
         if match and int(match["rank"]) != signal.rank:
             echo.rank = int(match["rank"])
             echo.cause = (
-                f"These lines only report that rank {echo.rank} disconnected or did not answer. The reason is in that rank's own log, "
-                "which is missing here or contains no error."
+                f"These lines only report that rank {echo.rank} disconnected or did not answer. The reason is in that "
+                "rank's own log, which is missing here or contains no error."
             )
             return
     hosts = [m["host"] for s in echo.signals if (m := _PEER_HOST.search(s.text))]
@@ -131,7 +135,10 @@ def _by_address(case: DiagnosisCase, echo: CandidateCause) -> None:
     owners = {s.groups["address"]: s.groups["host"] for s in case.facts("address")}
     owners |= {s.groups["address"]: s.host for s in case.facts("bootstrap") if s.host}
     echo.host = owners.get(address, address)
-    echo.cause = f"These lines only report that the processes on {echo.host} disconnected. The reason is in the logs of that host, or the host is down."
+    echo.cause = (
+        f"These lines only report that the processes on {echo.host} disconnected. The reason is in the logs of that "
+        "host, or the host is down."
+    )
 
 
 def _by_silence(case: DiagnosisCase, echo: CandidateCause) -> None:
@@ -149,8 +156,8 @@ def _by_silence(case: DiagnosisCase, echo: CandidateCause) -> None:
         if echo.host == own or echo.host not in case.rank_hosts.values():
             echo.host = own
             echo.cause = (
-                f"These lines only report that a peer disconnected. The log of rank {echo.rank} ends without an error: it was killed, or its host "
-                f"{own or ''} went down."
+                f"These lines only report that a peer disconnected. The log of rank {echo.rank} ends without an error: "
+                f"it was killed, or its host {own or ''} went down."
             )
 
 
@@ -165,12 +172,18 @@ def detect_old_system_library(case: DiagnosisCase) -> None:
         return
     system = "C library (glibc)" if needs[0].startswith("GLIBC_") else "C++ library (libstdc++)"
     found.title = f"the system's {system} is too old for a package"
-    found.cause = f"A package was built for {needs[0]}, which the {system} of this node does not have: the node's system is older than the one it was built on."
-    found.fix = (
-        "Run in a container or on nodes with a newer system, or install a build for the older one (an older wheel, conda-forge, or compile it on that node); "
-        "installing another package does not help."
+    found.cause = (
+        f"A package was built for {needs[0]}, which the {system} of this node does not have: the node's system is "
+        "older than the one it was built on."
     )
-    found.next_test = "ldd --version, and strings $(gcc -print-file-name=libstdc++.so.6) | grep GLIBCXX, on that node and where it was built"
+    found.fix = (
+        "Run in a container or on nodes with a newer system, or install a build for the older one (an older wheel, "
+        "conda-forge, or compile it on that node); installing another package does not help."
+    )
+    found.next_test = (
+        "ldd --version, and strings $(gcc -print-file-name=libstdc++.so.6) | grep GLIBCXX, on that node and where it "
+        "was built"
+    )
 
 
 _NODE_FAILED = re.compile(r"node.?fail", re.IGNORECASE)
@@ -190,7 +203,8 @@ def detect_failed_node(case: DiagnosisCase) -> None:
 
 
 def detect_non_finite_loss(case: DiagnosisCase) -> None:
-    """Say when the loss was not finite for the first time. No rank is named: gradients are averaged before anybody prints a loss."""
+    """Say when the loss was not finite for the first time. No rank is named: gradients are averaged before anybody
+    prints a loss."""
     found = case.candidates.get("loss_not_finite")
     if found is None:
         return

@@ -21,8 +21,14 @@ WITHOUT_EFFECT_ON_JOB = {"job-name", "comment", "mail-user", "mail-type", "wckey
 
 @error(
     "variable-in-directive",
-    why="sbatch reads these lines as text: $NAME, ~ and `...` are not expanded, and the option is refused or means another file.",
-    cure="set it on the command line, where a shell expands it (sbatch --nodes=$N job.sh), or use Slurm's patterns (%x name, %j job, %u user)",
+    why=(
+        "sbatch reads these lines as text: $NAME, ~ and `...` are not expanded, and the option is refused or means "
+        "another file."
+    ),
+    cure=(
+        "set it on the command line, where a shell expands it (sbatch --nodes=$N job.sh), or use Slurm's patterns (%x "
+        "name, %j job, %u user)"
+    ),
     source="tested with Slurm 22.05",
     bad="#SBATCH --nodes=$NODES\nsrun torchrun train.py",
     good="# sbatch --nodes=$NODES job.sbatch\nsrun torchrun train.py",
@@ -45,7 +51,8 @@ ALONE = lazy_regex(r"(?m)^\$\{([A-Z][A-Z0-9_]*)\}[ \t]*$")
 
 
 def _is_filled_in(job: JobDescription) -> bool:
-    """Return whether a program fills in the variables: in a folder of templates, or where a whole line is one that nothing sets."""
+    """Return whether a program fills in the variables: in a folder of templates, or where a whole line is one that
+    nothing sets."""
     folder = job.folder.name.lower() if job.folder else ""
     lines = any(not job.has(found[1]) for found in ALONE.finditer(job.text))
     return folder in ("template", "templates") or lines or re.search(r"£[\w({]", job.text) is not None
@@ -247,7 +254,10 @@ OWN_PATH = lazy_regex(r"\$\{?(?:0|BASH_SOURCE)(?![0-9A-Za-z_])")
 
 @warning(
     "script-folder",
-    why="sbatch runs a copy of the script in the node's spool folder: $0 and BASH_SOURCE point there, where no other files are.",
+    why=(
+        "sbatch runs a copy of the script in the node's spool folder: $0 and BASH_SOURCE point there, where no other "
+        "files are."
+    ),
     cure='cd "$SLURM_SUBMIT_DIR", the folder where sbatch was called (or use a full path)',
     source="Slurm's sbatch and srun manuals",
     bad='cd "$(dirname "$0")"\nsrun torchrun train.py',
@@ -277,7 +287,10 @@ def counted_gpus(job: JobDescription) -> Iterator[Violation]:
         any(c.program == "srun" and not c.in_substitution for c in job.calls),
     )
     if found and not found.late and per_node and of_gres and per_node != of_gres and steps:
-        text = f"--gpus-per-node={found.value}, but --gres={job.heads('gres')}: srun asks for the one and the job has the other"
+        text = (
+            f"--gpus-per-node={found.value}, but --gres={job.heads('gres')}: srun asks for the one and the job has the "
+            "other"
+        )
         why = "srun stops with 'Invalid generic resource (gres) specification', or uses a part of the GPUs."
         yield Violation(found.offset, text, why=why, cure="remove one of the two")
     each, found, nodes = per_node or of_gres, job.heading.get("gpus"), job.number(job.heads("nodes"))
@@ -285,7 +298,10 @@ def counted_gpus(job: JobDescription) -> Iterator[Violation]:
     if found is None or found.late or not each or not whole or "gpus-per-socket" in job.heading:
         return
     if whole < each or (nodes and whole != each * nodes):
-        text = f"--gpus={found.value} is the total, but the job requests {each} GPU{'s' * (each > 1)} on each of {nodes or 'its'} nodes"
+        text = (
+            f"--gpus={found.value} is the total, but the job requests {each} GPU{'s' * (each > 1)} on each of "
+            f"{nodes or 'its'} nodes"
+        )
         yield Violation(found.offset, text, cure=f"remove --gpus, or --gpus={each * (nodes or 1)}")
 
 
@@ -312,7 +328,10 @@ FIRST_THAT_CREATES = (23, 2)
 
 @warning(
     "output-folder",
-    why="Slurm opens the output file before the script runs. Before 23.02 it creates no folder: the job fails at once without a log.",
+    why=(
+        "Slurm opens the output file before the script runs. Before 23.02 it creates no folder: the job fails at once "
+        "without a log."
+    ),
     cure="create the folder before sbatch (mkdir -p), or use an existing one",
     source="release notes of Slurm 23.02; tested with Slurm 22.05",
     bad="#SBATCH --output=logs/%j.txt\nsrun torchrun train.py",

@@ -61,7 +61,8 @@ FOREVER = lazy_regex(
 
 
 def _background_work(job: JobDescription) -> list[ProgramCall]:
-    """Return the commands that do the job's work, with calls of functions that contain it instead of what they contain."""
+    """Return the commands that do the job's work, with calls of functions that contain it instead of what they
+    contain."""
     outside = [w for w in job.work if not w.in_function]
     if len(outside) == len(job.work) or any(c.program == "wait" and c.in_function for c in job.calls):
         return outside
@@ -70,8 +71,15 @@ def _background_work(job: JobDescription) -> list[ProgramCall]:
     return sorted({c.offset: c for c in [*outside, *calls]}.values(), key=lambda c: c.offset)
 
 
-TORCHRUN_HAS = {"num_gpus": "nproc_per_node", "num_processes": "nproc_per_node", "num_machines": "nnodes", "machine_rank": "node_rank",
-                "main_process_ip": "master_addr", "main_process_port": "master_port", "num_nodes": "nnodes"}  # fmt: skip
+TORCHRUN_HAS = {
+    "num_gpus": "nproc_per_node",
+    "num_processes": "nproc_per_node",
+    "num_machines": "nnodes",
+    "machine_rank": "node_rank",
+    "main_process_ip": "master_addr",
+    "main_process_port": "master_port",
+    "num_nodes": "nnodes",
+}
 NO_OPTION = {
     "torchrun": TORCHRUN_HAS,
     "torch.distributed.launch": TORCHRUN_HAS,
@@ -83,7 +91,10 @@ NO_OPTION = {
 
 @error(
     "launcher-option",
-    why="The launcher stops with 'unrecognized arguments', or the program gets the option and the launcher uses its default.",
+    why=(
+        "The launcher stops with 'unrecognized arguments', or the program gets the option and the launcher uses its "
+        "default."
+    ),
     cure="the launcher's own options stand before the program",
     source="torch/distributed/run.py; accelerate and deepspeed launch",
     bad="accelerate launch --nproc_per_node=2 train.py",
@@ -155,11 +166,17 @@ STARTERS = lazy_regex(r"\b(?:torchrun|torch\.distributed|deepspeed|accelerate la
 
 @note(
     "needs-ssh",
-    why="It starts the ranks of other nodes through SSH. Many clusters forbid SSH between compute nodes; the job then waits or asks for a key.",
+    why=(
+        "It starts the ranks of other nodes through SSH. Many clusters forbid SSH between compute nodes; the job then "
+        "waits or asks for a key."
+    ),
     cure="srun --ntasks-per-node=1 torchrun ...; or deepspeed --no_ssh --node_rank=$SLURM_NODEID in a task's shell",
     source="DeepSpeed#1603, #2958",
     bad="deepspeed --hostfile=hosts --num_gpus=2 train.py",
-    good="srun bash -c 'deepspeed --no_ssh --node_rank=$SLURM_NODEID --num_nodes=2 --num_gpus=2 --master_addr=$MASTER_ADDR train.py'",
+    good=(
+        "srun bash -c 'deepspeed --no_ssh --node_rank=$SLURM_NODEID --num_nodes=2 --num_gpus=2 "
+        "--master_addr=$MASTER_ADDR train.py'"
+    ),
 )
 def ssh(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
@@ -178,7 +195,10 @@ def ssh(job: JobDescription) -> Iterator[Violation]:
 
 @note(
     "old-launcher",
-    why="torch.distributed.launch is deprecated; it passes --local-rank, which programs that know only --local_rank refuse.",
+    why=(
+        "torch.distributed.launch is deprecated; it passes --local-rank, which programs that know only --local_rank "
+        "refuse."
+    ),
     cure="use torchrun, which has the same options",
     source="torch/distributed/run.py",
     bad="python -m torch.distributed.launch --nproc_per_node=2 train.py",
@@ -207,7 +227,10 @@ INNER_COMMAND = lazy_regex(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$\{[^}]*\}")
 
 @error(
     "export-comma",
-    why="Slurm treats every comma as the end of a value: --export=ALL,X=^lo,docker0 gives X=^lo. Quotes do not help; they become part of the value.",
+    why=(
+        "Slurm treats every comma as the end of a value: --export=ALL,X=^lo,docker0 gives X=^lo. Quotes do not help; "
+        "they become part of the value."
+    ),
     cure="export the variable in the script before srun; --export=ALL is the default and passes it on",
     source="tested with Slurm 22.05",
     bad="srun --export=ALL,NCCL_SOCKET_IFNAME=^lo,docker0 python train.py",
@@ -229,7 +252,10 @@ def comma(job: JobDescription) -> Iterator[Violation]:
 
 @warning(
     "export-drops-environment",
-    why="The step only gets the named variables (and SLURM_*): PATH, modules, NCCL and cache settings of the script do not reach the ranks.",
+    why=(
+        "The step only gets the named variables (and SLURM_*): PATH, modules, NCCL and cache settings of the script do "
+        "not reach the ranks."
+    ),
     cure="omit --export, or write --export=ALL; set variables with export lines before srun",
     source="tested with Slurm 22.05",
     bad="srun --export=NCCL_DEBUG=INFO torchrun train.py",
@@ -271,7 +297,10 @@ def login(job: JobDescription) -> Iterator[Violation]:
         if before and not again:
             yield Violation(
                 call.offset,
-                f"{call.program} {flags[0]} reads the profile again, after '{before[-1].written}' prepared the environment",
+                (
+                    f"{call.program} {flags[0]} reads the profile again, after '{before[-1].written}' prepared the "
+                    "environment"
+                ),
             )
 
 
@@ -301,8 +330,14 @@ def _traps(job: JobDescription, name: str) -> list[ProgramCall]:
 
 @warning(
     "signal-kills-torchrun",
-    why="Without B: Slurm sends the signal to every process of every step. It ends torchrun (exit code 138), and its workers keep running.",
-    cure="in the task's shell: trap '' USR1; exec torchrun ...; or #SBATCH --signal=B:USR1@<seconds> with a trap in the batch script",
+    why=(
+        "Without B: Slurm sends the signal to every process of every step. It ends torchrun (exit code 138), and its "
+        "workers keep running."
+    ),
+    cure=(
+        "in the task's shell: trap '' USR1; exec torchrun ...; or #SBATCH --signal=B:USR1@<seconds> with a trap in the "
+        "batch script"
+    ),
     source="tested with Slurm 22.05",
     bad="#SBATCH --signal=USR1@120\nsrun torchrun train.py",
     good="#SBATCH --signal=USR1@120\nsrun bash -c \"trap '' USR1; exec torchrun train.py\"",
@@ -322,7 +357,10 @@ def signal(job: JobDescription) -> Iterator[Violation]:
 
 @warning(
     "signal-not-trapped",
-    why="The signal goes to the batch shell and ends it unless it has a trap; bash runs a trap only when no foreground program is running.",
+    why=(
+        "The signal goes to the batch shell and ends it unless it has a trap; bash runs a trap only when no foreground "
+        "program is running."
+    ),
     cure="trap '<command>' USR1; srun ... & wait",
     source="bash manual, signals; tested with Slurm 22.05",
     bad="#SBATCH --signal=B:USR1@120\nsrun torchrun train.py",
@@ -358,7 +396,10 @@ LOGIN_SHELL = lazy_regex(r"#!\s*\S+(?:\s+\S+)*\s+-(?:\S*[li]|-login)")
 
 @warning(
     "conda-not-set-up",
-    why="conda activate needs a function that conda's start-up code defines. A batch script does not run it, and goes on with the caller's Python.",
+    why=(
+        "conda activate needs a function that conda's start-up code defines. A batch script does not run it, and goes "
+        "on with the caller's Python."
+    ),
     cure='eval "$(conda shell.bash hook)" before it, or source <conda>/etc/profile.d/conda.sh, or #!/bin/bash -l',
     source="conda documentation, activate",
     bad="conda activate train\nsrun torchrun train.py",
@@ -409,7 +450,10 @@ def defines_conda(call: ProgramCall) -> bool:
 
 @warning(
     "module-after-activation",
-    why="The module puts its own Python in front of PATH: the programs run without the packages of the activated environment.",
+    why=(
+        "The module puts its own Python in front of PATH: the programs run without the packages of the activated "
+        "environment."
+    ),
     cure="load all modules first, then activate the environment",
     source="Lmod user guide, PATH",
     bad="source ~/conda/etc/profile.d/conda.sh\nconda activate mine\nmodule load pytorch/2.4\nsrun python train.py",
@@ -434,7 +478,10 @@ def module_after(job: JobDescription) -> Iterator[Violation]:
             own = next((n for n in new if OWN_PYTHON.search(n)), None)
             loaded = (call, own) if own and not call.instead_of(active) else loaded
         elif active is not None and loaded is not None and _uses_python(call):
-            text = f"module {loaded[1]} is loaded after the environment was activated in line {job.lines.place(active.offset)[0]}"
+            text = (
+                f"module {loaded[1]} is loaded after the environment was activated in line "
+                f"{job.lines.place(active.offset)[0]}"
+            )
             # A virtual environment was often made with this very module.
             framework = re.search(r"(?i)(?:^|/)(?:pytorch|tensorflow|keras|jax|horovod)", loaded[1])
             likely = framework and not sourced and _activates_conda(active)
@@ -476,7 +523,8 @@ def without_gpu(job: JobDescription) -> Iterator[Violation]:
                 continue
             related = (c for c in job.calls if c.program == outer.program or c in call.under)
             if any(GPU_FLAG.fullmatch(a.text) for c in related for a in c.args):
-                continue  # it stands elsewhere in the command; or another step gets the GPUs, and this one works without
+                # it stands elsewhere in the command; or another step gets the GPUs, and this one works without
+                continue
             text = f"{outer.program} without an option for GPUs, in a job that requests them"
             # Where a site provides the image, its configuration often adds --nv.
             prepares = any(PREPARES.search(w) for w in words)
@@ -510,7 +558,10 @@ def _hides_gpus(job: JobDescription, call: ProgramCall) -> bool:
 
 @note(
     "buffered-output",
-    why="Python buffers some kB of output if it does not write to a terminal; when a rank is killed, its last lines are lost.",
+    why=(
+        "Python buffers some kB of output if it does not write to a terminal; when a rank is killed, its last lines "
+        "are lost."
+    ),
     cure="export PYTHONUNBUFFERED=1",
     source="Python manual, -u",
     bad="#SBATCH --ntasks-per-node=2\nsrun python train.py",
@@ -541,7 +592,10 @@ def shell_flags(job: JobDescription) -> tuple[bool, bool]:
 
 @warning(
     "exit-code-lost",
-    why="The job's state is the exit code of its last command. A failed training is reported as COMPLETED, and dependent jobs start.",
+    why=(
+        "The job's state is the exit code of its last command. A failed training is reported as COMPLETED, and "
+        "dependent jobs start."
+    ),
     cure="set -eo pipefail at the top of the script",
     source="bash manual, pipelines",
     bad="set -e\ntorchrun --standalone train.py | tee train.log",
@@ -592,7 +646,8 @@ def _status_is_used(job: JobDescription, last: ProgramCall) -> bool:
 
 
 def _add_pipefail(job: JobDescription, errexit: bool) -> tuple[Edit, ...]:
-    """Return the edit that adds ``set -o pipefail`` above the first command; none where it could end the script early."""
+    """Return the edit that adds ``set -o pipefail`` above the first command; none where it could end the script
+    early."""
     if errexit or not re.match(r"#!\S*(?:/|env\s+)(?:ba|k|z)sh\b", job.lines.line(1)):
         return ()
     first = min((c.offset for c in [*job.calls, *job.assignments]), default=None)

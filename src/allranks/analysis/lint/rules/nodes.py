@@ -24,8 +24,14 @@ from allranks.utils.text import lazy_regex
 
 @error(
     "several-torchruns",
-    why="Every task starts a launcher that starts all ranks of the node: too many ranks per GPU, and several launchers on the same port.",
-    cure="#SBATCH --ntasks-per-node=1, so that one launcher starts the ranks of its node; or srun --ntasks=$SLURM_JOB_NUM_NODES",
+    why=(
+        "Every task starts a launcher that starts all ranks of the node: too many ranks per GPU, and several launchers "
+        "on the same port."
+    ),
+    cure=(
+        "#SBATCH --ntasks-per-node=1, so that one launcher starts the ranks of its node; or srun "
+        "--ntasks=$SLURM_JOB_NUM_NODES"
+    ),
     source="tested with Slurm 22.05",
     bad="#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun torchrun --nproc_per_node=4 train.py",
     good="#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun torchrun --nproc_per_node=4 train.py",
@@ -40,13 +46,20 @@ def several(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(launch.call.offset, text, severity="error" if _certain_tasks(job, launch) else "note")
         elif (started := started_by(job, launch)) and (started.per_node or 1) > 1:
             if launch.value("nproc_per_node", "num_processes", "num_gpus") != "1":
-                text = f"{started.starter.program} starts {started.per_node} processes per node, and each starts {launch.kind}"
-                cure = "one process per node: mpirun -np <nodes> --map-by ppr:1:node; jsrun -r 1 -a 1 -g ALL_GPUS -c ALL_CPUS"
+                text = (
+                    f"{started.starter.program} starts {started.per_node} processes per node, and each starts "
+                    f"{launch.kind}"
+                )
+                cure = (
+                    "one process per node: mpirun -np <nodes> --map-by ppr:1:node; jsrun -r 1 -a 1 -g ALL_GPUS -c "
+                    "ALL_CPUS"
+                )
                 yield Violation(launch.call.offset, text, cure=cure)
 
 
 def _certain_tasks(job: JobDescription, launch: LauncherCall) -> bool:
-    """Return whether the number of tasks is certain: whether --ntasks-per-node of srun replaces that of the job depends on Slurm's version."""
+    """Return whether the number of tasks is certain: whether --ntasks-per-node of srun replaces that of the job depends
+    on Slurm's version."""
     own = slurm_options(launch.srun).get("ntasks-per-node") if launch.srun else None
     other = own is not None and own.value != job.heads("ntasks-per-node") and "ntasks-per-node" in job.heading
     return not other or job.slurm_version == FIRST_WITHOUT_CPUS
@@ -54,7 +67,10 @@ def _certain_tasks(job: JobDescription, launch: LauncherCall) -> bool:
 
 @error(
     "one-node-only",
-    why="The batch script runs on the first node only. Without srun the other nodes are idle, or the launcher waits for them until the timeout.",
+    why=(
+        "The batch script runs on the first node only. Without srun the other nodes are idle, or the launcher waits "
+        "for them until the timeout."
+    ),
     cure="start it on every node: srun --ntasks-per-node=1 torchrun ...",
     source="Slurm's sbatch and srun manuals",
     bad="torchrun --nnodes=2 --nproc_per_node=2 train.py",
@@ -153,14 +169,17 @@ def count(job: JobDescription) -> Iterator[Violation]:
 
 
 ALONE_WHY = (
-    "The launcher's default is one node: every node trains its own model without an error, or waits for others with the same rendezvous id "
-    "until the timeout."
+    "The launcher's default is one node: every node trains its own model without an error, or waits for others with "
+    "the same rendezvous id until the timeout."
 )
 
 
 @error(
     "fewer-tasks-than-nodes",
-    why="Slurm allocates at most as many nodes as the job has tasks, with only a warning; the launcher then waits for nodes that never join.",
+    why=(
+        "Slurm allocates at most as many nodes as the job has tasks, with only a warning; the launcher then waits for "
+        "nodes that never join."
+    ),
     cure="#SBATCH --ntasks-per-node=1 instead of --ntasks",
     source="Slurm's sbatch and srun manuals",
     bad="#SBATCH --nodes=2\n#SBATCH --ntasks=1\nsrun torchrun --nnodes=2 train.py",
@@ -209,7 +228,10 @@ def processes(job: JobDescription) -> Iterator[Violation]:
 
 @note(
     "one-failed-rest-waits",
-    why="By default, when one task fails, srun does not end the others; they wait for it in a collective until the timeout.",
+    why=(
+        "By default, when one task fails, srun does not end the others; they wait for it in a collective until the "
+        "timeout."
+    ),
     cure="srun --kill-on-bad-exit=1 (srun may then return 143 instead of the first task's code)",
     source="tested with Slurm 22.05",
     bad="srun torchrun --nnodes=2 --nproc_per_node=2 train.py",
@@ -226,7 +248,10 @@ def kill(job: JobDescription) -> Iterator[Violation]:
 
 @error(
     "step-exceeds-job",
-    why="srun refuses the step: it waits for resources that the job does not have, or stops with 'More processors requested than permitted'.",
+    why=(
+        "srun refuses the step: it waits for resources that the job does not have, or stops with 'More processors "
+        "requested than permitted'."
+    ),
     cure="request the same in #SBATCH",
     source="Slurm's sbatch and srun manuals",
     bad="srun --nodes=4 --ntasks=4 python train.py",
@@ -287,8 +312,14 @@ def _megabytes(value: str | None) -> float | None:
 
 @error(
     "nodes-in-sequence",
-    why="The first launcher waits for the others, which start only after it has ended; it stops at the rendezvous timeout.",
-    cure="srun --ntasks-per-node=1 without --nodelist starts all nodes at once; or end the line with & and add wait after the loop",
+    why=(
+        "The first launcher waits for the others, which start only after it has ended; it stops at the rendezvous "
+        "timeout."
+    ),
+    cure=(
+        "srun --ntasks-per-node=1 without --nodelist starts all nodes at once; or end the line with & and add wait "
+        "after the loop"
+    ),
     source="torch/distributed/run.py",
     bad="for node in $NODES; do\n  srun -N1 -n1 -w $node torchrun --nnodes=2 --nproc_per_node=2 train.py\ndone",
     good="srun --ntasks-per-node=1 torchrun --nnodes=2 --nproc_per_node=2 train.py",
@@ -352,14 +383,21 @@ WRITES = {"echo", "printf", "cat", "scontrol", "sed", "awk", "cp", "tee", "sort"
 
 @error(
     "host-file",
-    why="deepspeed reads lines of the form '<host> slots=<GPUs>' and stops at any other, or takes only the hosts that it understands.",
+    why=(
+        "deepspeed reads lines of the form '<host> slots=<GPUs>' and stops at any other, or takes only the hosts that "
+        "it understands."
+    ),
     cure='for host in $(scontrol show hostnames); do echo "$host slots=8"; done > hostfile.$SLURM_JOB_ID',
     source="DeepSpeed's launcher, runner.py",
     bad="scontrol show hostnames > hosts.$SLURM_JOB_ID\ndeepspeed --hostfile=hosts.$SLURM_JOB_ID train.py",
-    good='scontrol show hostnames | sed "s/$/ slots=2/" > hosts.$SLURM_JOB_ID\ndeepspeed --hostfile=hosts.$SLURM_JOB_ID train.py',
+    good=(
+        'scontrol show hostnames | sed "s/$/ slots=2/" > hosts.$SLURM_JOB_ID\ndeepspeed --hostfile=hosts.$SLURM_JOB_ID '
+        "train.py"
+    ),
 )
 def host_lines(job: JobDescription) -> Iterator[Violation]:
-    """Report a host file of deepspeed that the script writes in another form, or of which only the last line is left."""
+    """Report a host file of deepspeed that the script writes in another form, or of which only the last line is
+    left."""
     for launch in job.launches:
         option = launch.option("hostfile", "H") if launch.kind == "deepspeed" else launch.option("deepspeed_hostfile")
         name = option.plain_value if option else ""
@@ -384,11 +422,17 @@ ONE_HOST = lazy_regex(
 
 @error(
     "step-nodes",
-    why="A step has as many nodes and tasks as the job, unless -N and -n say otherwise: -w only names nodes that it has to contain.",
+    why=(
+        "A step has as many nodes and tasks as the job, unless -N and -n say otherwise: -w only names nodes that it "
+        "has to contain."
+    ),
     cure="srun -N 1 -n 1 -w <host> ...",
     source="tested with Slurm 22.05",
     bad="nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST))\nsrun -w ${nodes[0]} ray start --head --block &",
-    good="nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST))\nsrun -N 1 -n 1 -w ${nodes[0]} ray start --head --block &",
+    good=(
+        "nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST))\nsrun -N 1 -n 1 -w ${nodes[0]} ray start --head "
+        "--block &"
+    ),
 )
 def step_nodes(job: JobDescription) -> Iterator[Violation]:
     nodes, total = job.nodes, job.number("$SLURM_NTASKS")
@@ -406,7 +450,10 @@ def step_nodes(job: JobDescription) -> Iterator[Violation]:
         count = job.number(asked.value) if asked else None
         if asked is not None and count and total and count < nodes and total > count:
             each, cure = -(-total // count), f"-n {max(1, total * count // nodes)} too"
-            text = f"srun on {count} of {nodes} nodes, but with all {total} tasks of the job: {each} on a node, or it is refused"
+            text = (
+                f"srun on {count} of {nodes} nodes, but with all {total} tasks of the job: {each} on a node, or it is "
+                "refused"
+            )
             yield Violation(asked.arg.offset, text, cure=cure)
         elif asked is None and named is not None and _is_one_host(job, named):
             text = f"{named.written} names one node, but without -N 1 -n 1 the step runs on all {nodes} nodes"
@@ -440,6 +487,7 @@ SETS_UP = lazy_regex(
 
 
 def sources_unknown(job: JobDescription) -> bool:
-    """Return whether the script reads a file that may start programs on the other nodes: none that sets up an environment, by its name."""
+    """Return whether the script reads a file that may start programs on the other nodes: none that sets up an
+    environment, by its name."""
     sourced = [c.args[0].text for c in job.calls if c.program in ("source", ".") and c.args]
     return job.sources_files and not all(SETS_UP.search(name) or SETS_PATHS_ONLY.search(name) for name in sourced)

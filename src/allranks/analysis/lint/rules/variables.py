@@ -83,7 +83,8 @@ OTHER_NAMES = {"MASTER_ADDRESS": "MASTER_ADDR", "OMP_THREADS": "OMP_NUM_THREADS"
 
 
 def _usual_name(name: str) -> str | None:
-    """Return the usual variable of which this is a misspelling: one or two letters wrong, missing, too many or swapped."""
+    """Return the usual variable of which this is a misspelling: one or two letters wrong, missing, too many or
+    swapped."""
     head, _, rest = name.partition("_")
     meant = f"NCCL_{rest}"
     if head not in OTHER_COLLECTIVES and rest and edits(head, "NCCL", 1) == 1:
@@ -127,13 +128,28 @@ def deprecated(job: JobDescription) -> Iterator[Violation]:
 
 
 SWITCHES = ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE")
-NUMBERS = ("NCCL_IB_GID_INDEX", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "NCCL_IB_TC", "NCCL_IB_SL", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS",
-           "NCCL_NSOCKS_PERTHREAD", "NCCL_SOCKET_NTHREADS", "NCCL_BUFFSIZE", "NCCL_NTHREADS", "NCCL_CROSS_NIC")  # fmt: skip
+NUMBERS = (
+    "NCCL_IB_GID_INDEX",
+    "NCCL_IB_TIMEOUT",
+    "NCCL_IB_RETRY_CNT",
+    "NCCL_IB_TC",
+    "NCCL_IB_SL",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_NSOCKS_PERTHREAD",
+    "NCCL_SOCKET_NTHREADS",
+    "NCCL_BUFFSIZE",
+    "NCCL_NTHREADS",
+    "NCCL_CROSS_NIC",
+)
 
 
 @error(
     "gloo-interface-syntax",
-    why="Gloo only accepts exact interface names; ^ and = are NCCL's syntax, and Gloo stops with 'Unable to find address'.",
+    why=(
+        "Gloo only accepts exact interface names; ^ and = are NCCL's syntax, and Gloo stops with 'Unable to find "
+        "address'."
+    ),
     cure="GLOO_SOCKET_IFNAME=<the interface's exact name, determined on the node>; NCCL and Gloo need separate values",
     source="tested with torch 2.13",
     bad="export GLOO_SOCKET_IFNAME=^lo,docker0",
@@ -180,8 +196,20 @@ def invalid(job: JobDescription) -> Iterator[Violation]:
 
 LEVELS = r"(?:LOC|NVL|PIX|PXB|PXN|PHB|P2C|C2C|SYS|[0-5])"
 PROTOCOL, ALGORITHM = "(?:LL|LL128|SIMPLE)", "(?:TREE|RING|COLLNET(?:DIRECT|CHAIN)?|NVLS(?:TREE)?|PAT)"
-NUMBERS = ("NCCL_IB_GID_INDEX", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "NCCL_IB_TC", "NCCL_IB_SL", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS",
-           "NCCL_NSOCKS_PERTHREAD", "NCCL_SOCKET_NTHREADS", "NCCL_BUFFSIZE", "NCCL_NTHREADS", "NCCL_CROSS_NIC")  # fmt: skip
+NUMBERS = (
+    "NCCL_IB_GID_INDEX",
+    "NCCL_IB_TIMEOUT",
+    "NCCL_IB_RETRY_CNT",
+    "NCCL_IB_TC",
+    "NCCL_IB_SL",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_NSOCKS_PERTHREAD",
+    "NCCL_SOCKET_NTHREADS",
+    "NCCL_BUFFSIZE",
+    "NCCL_NTHREADS",
+    "NCCL_CROSS_NIC",
+)
 ALLOWED: dict[str, tuple[str, str]] = {
     "NCCL_P2P_LEVEL": (LEVELS, "one of LOC, NVL, PIX, PXB, PHB or SYS"),
     "NCCL_NET_GDR_LEVEL": (LEVELS, "one of LOC, PIX, PXB, PHB or SYS"),
@@ -212,7 +240,10 @@ def _socket_threads(job: JobDescription) -> Iterator[Violation]:
 
 @warning(
     "error-handling-off",
-    why="When a rank dies, the others wait in their collective without end; by default torch ends them after the timeout.",
+    why=(
+        "When a rank dies, the others wait in their collective without end; by default torch ends them after the "
+        "timeout."
+    ),
     cure="remove it",
     source="ProcessGroupNCCL.hpp",
     bad="export TORCH_NCCL_ASYNC_ERROR_HANDLING=0",
@@ -229,7 +260,10 @@ def handling_off(job: JobDescription) -> Iterator[Violation]:
 
 @note(
     "debug-setting",
-    why="The setting is for debugging: copies and communication no longer overlap with computation, and training is slower.",
+    why=(
+        "The setting is for debugging: copies and communication no longer overlap with computation, and training is "
+        "slower."
+    ),
     cure="remove it",
     source="CUDA C++ programming guide, environment variables",
     bad="export CUDA_LAUNCH_BLOCKING=1",
@@ -271,8 +305,14 @@ def _names(value: str) -> list[str]:
 
 @note(
     "hard-coded-interface",
-    why="Interface names differ between nodes. NCCL does not report a missing interface; it uses another one or hangs. Gloo stops with an error.",
-    cure="leave NCCL_SOCKET_IFNAME unset, or exclude interfaces (^lo,docker), or determine the name on each node (ip -o route get)",
+    why=(
+        "Interface names differ between nodes. NCCL does not report a missing interface; it uses another one or hangs. "
+        "Gloo stops with an error."
+    ),
+    cure=(
+        "leave NCCL_SOCKET_IFNAME unset, or exclude interfaces (^lo,docker), or determine the name on each node (ip -o "
+        "route get)"
+    ),
     source="nccl#286, nccl#1837",
     bad="export NCCL_SOCKET_IFNAME=eth0",
     good="export NCCL_SOCKET_IFNAME=^lo,docker",
@@ -292,7 +332,10 @@ def interface(job: JobDescription) -> Iterator[Violation]:
 @error(
     "loopback-across-nodes",
     why="lo only connects processes of one node; ranks on other nodes wait until the timeout.",
-    cure="leave NCCL_SOCKET_IFNAME unset, or exclude interfaces (^lo,docker), or determine the name on each node (ip -o route get)",
+    cure=(
+        "leave NCCL_SOCKET_IFNAME unset, or exclude interfaces (^lo,docker), or determine the name on each node (ip -o "
+        "route get)"
+    ),
     source="NCCL user guide, environment variables",
     bad="export GLOO_SOCKET_IFNAME=lo",
     good="# no line: each rank uses the interface of its host's name",
@@ -307,8 +350,14 @@ def loopback(job: JobDescription) -> Iterator[Violation]:
 
 @note(
     "transport-disabled",
-    why="A working transport is disabled on every node: without InfiniBand collectives are 10 to 20 times slower, without P2P about 8.",
-    cure="remove it; if doctor --collectives shows that it fails, keep it with # allranks: ignore[transport-disabled] <reason>",
+    why=(
+        "A working transport is disabled on every node: without InfiniBand collectives are 10 to 20 times slower, "
+        "without P2P about 8."
+    ),
+    cure=(
+        "remove it; if doctor --collectives shows that it fails, keep it with # allranks: ignore[transport-disabled] "
+        "<reason>"
+    ),
     source="nccl#667, nccl#1838",
     bad="export NCCL_IB_HCA=mlx5\nexport NCCL_IB_DISABLE=1",
     good="export NCCL_IB_HCA=mlx5\n# the firmware of these adapters hangs, replaced in May\nexport NCCL_IB_DISABLE=1",
@@ -358,7 +407,10 @@ OFF = {
 
 @note(
     "fixed-gid-index",
-    why="The index of the RoCE v2 address differs between nodes and changes when addresses change. NCCL 2.21 and later select it.",
+    why=(
+        "The index of the RoCE v2 address differs between nodes and changes when addresses change. NCCL 2.21 and later "
+        "select it."
+    ),
     cure="remove it, or determine it on each node",
     source="NCCL 2.21 notes",
     bad="export NCCL_IB_GID_INDEX=3",
@@ -443,7 +495,10 @@ NEEDED_OPTIONS = {
 
 @note(
     "slurm-tmpdir",
-    why="Slurm does not set SLURM_TMPDIR; only the prologs of some clusters do. Elsewhere it is empty, and $SLURM_TMPDIR/x is /x.",
+    why=(
+        "Slurm does not set SLURM_TMPDIR; only the prologs of some clusters do. Elsewhere it is empty, and "
+        "$SLURM_TMPDIR/x is /x."
+    ),
     cure="${SLURM_TMPDIR:-/tmp/$USER.$SLURM_JOB_ID}, created with mkdir -p on every node",
     source="tested with Slurm 22.05",
     bad="cp data.tar $SLURM_TMPDIR/",
@@ -467,7 +522,10 @@ def tmpdir(job: JobDescription) -> Iterator[Violation]:
 @warning(
     "secret-in-script",
     why="Everybody who can read the file, its history or the job's command line has the token.",
-    cure="revoke it; read the token from a file that only you can read: export HF_TOKEN=$(cat ~/.hf_token), or huggingface-cli login",
+    cure=(
+        "revoke it; read the token from a file that only you can read: export HF_TOKEN=$(cat ~/.hf_token), or "
+        "huggingface-cli login"
+    ),
     source="huggingface_hub's documentation, security",
     bad="export WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567",
     good="export WANDB_API_KEY=$(cat ~/.wandb_key)",
@@ -498,7 +556,8 @@ def _tokens(job: JobDescription) -> Iterator[tuple[int, str]]:
 
 
 def _is_no_secret(value: str) -> bool:
-    """Return whether a value that the redactor would hide is a placeholder, a path, or a word that an open server takes for a key."""
+    """Return whether a value that the redactor would hide is a placeholder, a path, or a word that an open server takes
+    for a key."""
     name, equals, rest = value.partition("=")
     text = rest if equals and rest.strip("=") and re.fullmatch(r"-{0,2}[\w.-]+", name) else value
     return bool(
