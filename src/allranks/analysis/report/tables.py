@@ -303,7 +303,7 @@ def plan_facts(data: RunData) -> Table | None:
         (
             f"{format_value(batch.get('micro_batch_size'))} per rank x {world} ranks x {accum} accumulated = "
             f"{format_value(batch.get('global_batch_size'))} sequences"
-        )  # noqa: E501
+        )
         if batch
         else ""
     )
