@@ -144,7 +144,9 @@ def section(record: type[Record], path: str) -> str:
         if inner is not None:
             below += section(inner, f"{path}{field.encode_name}{'[]' if name == 'list' else ''}.")
             continue
-        rows.append(f"| `{path}{field.encode_name}` | {name} | `{default_of(field)}` | {descriptions()[record.__name__, field.name]} |")
+        rows.append(
+            f"| `{path}{field.encode_name}` | {name} | `{default_of(field)}` | {descriptions()[record.__name__, field.name]} |"
+        )
     title = f"\n## {path.rstrip('.') or 'Top level'}\n\n{(record.__doc__ or '').strip().splitlines()[0]}\n\n"
     table = "| key | type | default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
     return title + table + below

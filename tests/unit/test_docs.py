@@ -16,6 +16,7 @@ import allranks
 from allranks.cli.main import VERBS
 from allranks.launch import preview
 from allranks.spec.loader import parse_spec, parse_yaml
+from scripts import count_paths
 from tests.conftest import REPO
 from tests.unit.topo_texts import BARE
 
@@ -104,7 +105,7 @@ def _stale_names(page: Path, files: set[str], folders: set[str]) -> set[str]:
 
 
 PAGES = [
-    *(REPO / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")),
+    *(REPO / name for name in ("README.md", "AGENTS.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")),
     *sorted((REPO / "docs").rglob("*.md")),
     *sorted((REPO / "examples").rglob("*.md")),
     *sorted((REPO / "tests").rglob("*.md")),
@@ -138,12 +139,18 @@ def test_a_stale_name_is_found(tmp_path: Path, tree: tuple[set[str], set[str]]) 
 
 
 def test_pages_name_every_folder_and_verb() -> None:
-    tree, verbs = (REPO / "CONTRIBUTING.md").read_text(), (REPO / "docs" / "verbs.md").read_text()
+    tree, verbs = (REPO / "docs" / "architecture.md").read_text(), (REPO / "docs" / "verbs.md").read_text()
     for folder in (REPO / "src" / "allranks").iterdir():
         if folder.is_dir() and folder.name != "__pycache__":
             assert f"{folder.name}/" in tree, folder.name
     for verb in VERBS:
         assert f"`{verb}" in verbs, verb
+
+
+def test_the_map_of_the_source_is_true() -> None:
+    counts, wrong = count_paths.problems()
+    assert len(counts) > 10
+    assert not wrong
 
 
 LIGHT = [
