@@ -5,6 +5,7 @@ python scripts/count_paths.py    prints the counts; exit code 1 and the reasons 
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -46,7 +47,7 @@ def problems() -> tuple[list[tuple[str, int, int]], list[str]]:
             for name in files
             if not NEW.search(name) and not path_of(name).is_file()
         ]
-        for before, after in zip(steps, steps[1:], strict=False):
+        for before, after in itertools.pairwise(steps):
             if path_of(before[-1]).is_file() and not names_file(path_of(before[-1]).read_text(), after[0]):
                 wrong.append(f"{question}: {before[-1]} neither imports nor starts {after[0]}")
     return counts, wrong

@@ -11,12 +11,12 @@ import sys
 from pathlib import Path, PurePosixPath
 
 import pytest
+from scripts import count_paths
 
 import allranks
 from allranks.cli.main import VERBS
 from allranks.launch import preview
 from allranks.spec.loader import parse_spec, parse_yaml
-from scripts import count_paths
 from tests.conftest import REPO
 from tests.unit.topo_texts import BARE
 
