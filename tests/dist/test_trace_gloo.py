@@ -77,10 +77,6 @@ def test_reductions_after_backward_are_not_launched_in_it(tmp_path: Path) -> Non
     for rank in (0, 1):
         assert launched(report, rank, "backward") == set()
         assert launched(report, rank, "other") == {("all_reduce", PARAMETERS, GRADIENT_BYTES)}
-    names = {m.name for m in report.modules}
-    assert {"Sequential_0", "Linear_0", "ReLU_0"} <= names
-    linear = next(m for m in report.modules if m.name == "Linear_1")
-    assert linear.count == STEPS * 2 and linear.forward_s > 0 and linear.backward_s > 0
 
 
 def test_each_kind_is_named_by_what_was_called(tmp_path: Path) -> None:

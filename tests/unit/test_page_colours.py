@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 import allranks
 from allranks.analysis.report.figures import ACTIVITY_COLOURS, PHASE_COLOURS, STATE_COLOURS, css_value, stylesheet
 from allranks.experiments import output
@@ -43,16 +41,6 @@ def test_light_and_dark_define_the_same_colours() -> None:
     light, dark = stylesheet().split("@media")
     names = re.compile(r"(--[a-z0-9-]+):")
     assert names.findall(light) == names.findall(dark)
-
-
-@pytest.mark.parametrize("group", [ACTIVITY_COLOURS, PHASE_COLOURS, STATE_COLOURS])
-def test_colours_of_one_chart_differ(group: dict[str, str]) -> None:
-    assert len(set(group.values())) == len(group)
-
-
-def test_a_timeline_tells_phases_from_activities() -> None:
-    drawn = {ACTIVITY_COLOURS[name] for name in ("compute", "exposed", "copy")}
-    assert not drawn & set(PHASE_COLOURS.values())
 
 
 def test_the_comparison_has_the_colours_of_the_other_pages() -> None:

@@ -17,7 +17,7 @@ import pytest
 from allranks.analysis.report import page as page_module
 from allranks.analysis.report.charts import speed_charts, telemetry_charts, training_charts
 from allranks.analysis.report.figures import MAX_POINTS, Chart, log_ticks
-from allranks.analysis.report.page import key_figures, sample_answers, write_report
+from allranks.analysis.report.page import write_report
 from allranks.analysis.report.run_data import RunData, read_run_data
 from allranks.analysis.report.tables import network_table
 from allranks.rundir.files import read_record, write_json
@@ -205,16 +205,6 @@ def test_of_a_program_of_ones_own_nothing_is_said_that_allranks_does_not_know(tm
         assert words not in page.text, words
 
 
-def test_a_rank_that_died_without_a_word_still_shows_its_log(tmp_path: Path) -> None:
-    make = Maker(tmp_path, "killed")
-    make.begin()
-    for rank in (0, 1):
-        make.run.log_of(1, "one", rank).write_text(f"last words of rank {rank}\n")
-    ends = [{"rank": 0, "exitcode": -15, "time": 1.0}, {"rank": 1, "exitcode": -9, "time": 2.0}]
-    make.run.agent_exit(1, "one").write_text(json.dumps({"failed": ends}))
-    assert "last words of rank 1" in Page(write_report(make.write(status="failed", message="rank 1 was killed"))).text
-
-
 EVIL = "</script><script>alert(1)</script><img src=http://evil/x onerror=alert(2)>'\"&<b>"
 
 
@@ -392,45 +382,6 @@ def test_many_ranks_and_gpus_are_drawn_as_areas(tmp_path: Path) -> None:
     assert max(gpu["highest of the 40 GPUs"]["y"]) == 61 and min(gpu["lowest of the 40 GPUs"]["y"]) == 60
 
 
-def test_the_slow_rank_is_named(tmp_path: Path) -> None:
-    for slow, expected in ((2, "Rank 2 needs 5"), (None, "No rank is much slower than the others.")):
-        make = Maker(tmp_path, f"slow-{slow}", ranks=4)
-        make.begin()
-        make.steps(1, 20, slow_rank=slow)
-        note = next(c.note for c in speed_charts(read_run_data(make.write())) if c.id == "rank-time")
-        assert expected in note
-
-
-def test_a_run_without_evaluation_says_so(tmp_path: Path) -> None:
-    make = Maker(tmp_path)
-    make.begin()
-    make.steps(1, 4)
-    page = Page(write_report(make.write()))
-    assert "There was no evaluation." in page.text and "Held-out questions" not in page.text
-    assert "held-out loss" not in page.text and "score" not in page.figures
-
-
-def test_answers_carry_the_time_at_which_they_were_given(tmp_path: Path) -> None:
-    make = Maker(tmp_path)
-    make.begin()
-    make.steps(1, 4)
-    make.evaluate(4, loss=2.0, samples=answers(3))
-    page = Page(write_report(make.write()))
-    assert "before training not evaluated after step 4 ✓ right 4" in page.text
-
-
-def test_a_question_has_no_blank_lines(tmp_path: Path) -> None:
-    make = Maker(tmp_path)
-    make.begin()
-    make.steps(1, 4)
-    asked = {
-        **answers(1)[0],
-        "prompt": "### Instruction:\nCount the words.\n\n### Input:\ncar, table\n\n### Response:\n",
-    }
-    make.evaluate(4, loss=2.0, samples=[asked])
-    assert [s.question for s in sample_answers(read_run_data(make.write()))] == ["Count the words.\ncar, table"]
-
-
 def test_a_loss_that_fell_far_has_an_axis_whose_ticks_are_whole_values(tmp_path: Path) -> None:
     """Plotly's own ticks of a logarithmic axis say 5 for 0.5, 5 and 50."""
     assert log_ticks(0.03, 7.3)["ticktext"] == [
@@ -459,14 +410,6 @@ def test_the_networks_table_has_no_empty_columns(tmp_path: Path) -> None:
     found = network_table(with_network)
     assert found is not None and found.columns == ["host", "interfaces (connections)"]
     assert [len(row) for row in found.rows] == [2]
-
-
-def test_mfu_is_shown_with_attention_where_that_is_known(tmp_path: Path) -> None:
-    data = read_run_data(complete_run(tmp_path))
-    for more, note in ((0.4567, f"; {text.format_percent(0.4567)} with attention"), (None, "")):
-        metrics = {**data.metrics, "mfu": 0.4, "mfu_with_attention": more}
-        (found,) = (card for card in key_figures(RunData(**{**vars(data), "metrics": metrics})) if card.label == "MFU")
-        assert found.note == f"of the dense bf16 peak{note}"
 
 
 def test_a_failed_proof_is_not_a_tick(tmp_path: Path) -> None:
@@ -540,9 +483,3 @@ def _painted(value: Any) -> Any:
 )
 def test_values_for_people(shown: str, expected: str) -> None:
     assert shown == expected
-
-
-@pytest.mark.parametrize("steps", [1, 3, 10, 200])
-def test_runs_of_any_length_get_a_page(tmp_path: Path, steps: int) -> None:
-    page = write_report(complete_run(tmp_path, steps=steps))
-    assert page is not None and page.stat().st_size > 10_000

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from allranks.analysis.report.charts import speed_charts, telemetry_charts, training_charts
-from allranks.analysis.report.figures import Elapsed, downsample, figures_json, histogram, warmup_shapes
+from allranks.analysis.report.figures import Elapsed, downsample, histogram
 from allranks.analysis.report.html import MAX_ROWS
-from allranks.analysis.report.page import key_figures, proof, sample_answers, time_budget
+from allranks.analysis.report.page import proof, time_budget
 from allranks.analysis.report.run_data import RunData, read_run_data
 from allranks.analysis.report.tables import (
     attempt_table,
@@ -22,7 +22,6 @@ from allranks.analysis.report.tables import (
     preflight_table,
     straggler_table,
 )
-from allranks.rundir.events import read_telemetry
 from allranks.utils import text
 from tests.unit.report_runs import Maker, complete_run, failed_run
 
@@ -34,27 +33,10 @@ def made(root: Path, *, ranks: int = 2, **written: Any) -> RunData:
     return read_run_data(make.write(**written))
 
 
-def test_the_least_memory_is_named_only_beside_a_greater(tmp_path: Path) -> None:
-    notes = [
-        next(c.note for c in key_figures(made(tmp_path / str(n), ranks=n)) if c.label == "peak memory per rank")
-        for n in (1, 3)
-    ]
-    assert notes == ["rank 0", "rank 2; lowest: rank 0, 676 MiB"]
-
-
 def test_ranks_that_did_not_answer_are_no_tick(tmp_path: Path) -> None:
     shown = proof(made(tmp_path, plan={"world_size": 3}))
     assert shown is not None
     assert (shown.items[0].detail, shown.items[0].mark) == ("2 of 3", "✗")
-
-
-def test_an_answer_that_should_be_empty_is_not_right_by_being_so(tmp_path: Path) -> None:
-    make = Maker(tmp_path)
-    make.begin()
-    make.steps(1, 4)
-    make.evaluate(4, loss=2.0, samples=[{"prompt": "p", "expected": " ", "reply": ""}])
-    (asked,) = sample_answers(read_run_data(make.write()))
-    assert [a.right for a in asked.answers] == [False, False, False]
 
 
 def test_the_time_of_all_attempts_counts(tmp_path: Path) -> None:
@@ -68,12 +50,6 @@ def test_the_time_of_all_attempts_counts(tmp_path: Path) -> None:
     found = {part.name: part for part in shown.bars[0].parts}
     assert found["preparing data"].value == "1.20 s"
     assert sum(s.share for s in found.values()) == pytest.approx(100)
-
-
-def test_figures_can_stand_in_a_script(tmp_path: Path) -> None:
-    written = figures_json(speed_charts(made(tmp_path)))
-    assert "extra" in written
-    assert not set("<>&") & set(written)
 
 
 def test_errors_stand_before_what_followed_from_them(tmp_path: Path) -> None:
@@ -113,10 +89,6 @@ def test_time_between_attempts_is_taken_out() -> None:
     assert [elapsed(t) for t in (10.0, 12.0, 5000.0, 5001.0)] == [0.0, 2.0, 2.0, 3.0]
 
 
-def test_the_shade_of_warm_up_is_there_only_beside_other_steps() -> None:
-    assert [len(warmup_shapes(*span)) for span in ((1, 10), (1, 5), (6, 10), (5, 6))] == [1, 0, 0, 1]
-
-
 def test_a_loss_that_fell_a_hundredfold_has_a_logarithmic_axis(tmp_path: Path) -> None:
     for last, kind in ((0.01, "log"), (1.0, None)):
         make = Maker(tmp_path, str(last))
@@ -139,11 +111,6 @@ def test_telemetry_has_an_axis_that_can_be_read_and_loopback_of_one_host_alone(
     charts = {c.id: c for c in telemetry_charts(read_run_data(make.write()))}
     assert charts["cpu"].figure["layout"]["xaxis"]["title"]["text"] == f"{unit} since the start"
     assert any("loopback" in trace["name"] for trace in charts["network"].figure["data"]) == (hosts == 1)
-
-
-def test_telemetry_goes_on_behind_a_damaged_line(tmp_path: Path) -> None:
-    (tmp_path / "n1.jsonl").write_text('{"time": 1}\n{"time": \n[2]\n{"time": 3}\n')
-    assert [row["time"] for row in read_telemetry(tmp_path / "n1.jsonl")] == [1, 3]
 
 
 def test_what_became_of_a_checkpoint(tmp_path: Path) -> None:
@@ -209,10 +176,6 @@ def test_ranks_that_lost_their_cpu_time_are_not_called_slow(tmp_path: Path) -> N
     assert [(row[0].text, row[2].text) for row in machines.rows] == [("b", "50.0%"), ("a", "10.0%")]
     assert [row[-1].text for row in between.rows] == ["slow", ""]
     assert machine_table(made(tmp_path / "none", metrics={})) is None
-
-
-def test_ranks_that_do_not_follow_each_other_are_no_span() -> None:
-    assert text.format_ranks([0, 2, 3]) == "0, 2-3"
 
 
 def test_a_rank_slow_in_work_of_its_own_is_named_though_all_steps_take_as_long(tmp_path: Path) -> None:

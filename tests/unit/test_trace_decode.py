@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from allranks.analysis.trace import analyse, chrome_trace
-from allranks.analysis.trace.chrome_trace import NotATrace, TraceStream, distributed_info
+from allranks.analysis.trace.chrome_trace import TraceStream, distributed_info
 from allranks.errors import RequestError
 from tests.conftest import shared
 from tests.unit.trace_builder import document, kernel, op, step, write
@@ -129,20 +129,10 @@ def test_what_is_no_trace_is_a_request_that_is_wrong(tmp_path: Path, text: bytes
         analyse([path])
 
 
-def test_a_large_file_that_is_no_trace_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chrome_trace, "LARGEST_EVENT", 1 << 12)
-    monkeypatch.setattr(chrome_trace, "PIECE_BYTES", 1 << 10)
-    path = tmp_path / "x.json"
-    path.write_text("[" + "1, " * 500_000 + "1]")
-    stream = TraceStream(path)
-    with pytest.raises(NotATrace):
-        list(stream.pieces())
-
-
 def test_an_event_that_cannot_be_understood_costs_itself_only(tmp_path: Path) -> None:
     events = many(20)
     events[4]["ts"] = "soon"
-    events[7]["args"] = {"Sequence number": "x"}
+    events[7]["args"] = {"Total Allocated": "x"}
     text = json.dumps(document(events)).replace('"aten::op9"', '"aten::op9')  # a quote is missing
     path = tmp_path / "t.json"
     path.write_text(text.replace('"dur": 5', '"dur": NaN', 1))
@@ -186,13 +176,6 @@ def test_a_real_trace_cut_or_changed_anywhere_never_ends_in_a_traceback(tmp_path
         b = report.ranks[0].total
         assert b.compute_s + b.exposed_comm_s + b.copy_s + b.idle_s == pytest.approx(b.span_s)
     assert outcomes["report"] > outcomes["refused"]
-
-
-def test_a_mark_of_the_byte_order_before_the_text_is_no_damage(tmp_path: Path) -> None:
-    path = write(tmp_path / "rank0.json", many(5), 3, 4)
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    (report,) = analyse([path])
-    assert report.ranks[0].whole and report.ranks[0].rank == 3
 
 
 @pytest.mark.parametrize("behind", [b"garbage", b"\n{}", None])

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from allranks.analysis.trace import analyse
-from allranks.analysis.trace.diff import Comparison, compare_last, compare_reports
+from allranks.analysis.trace.diff import Comparison, compare_reports
 from allranks.analysis.trace.records import TraceReport
 from allranks.analysis.trace.tables import comparison_blocks, text_lines
 from tests.tracegen import Scenario, generate
@@ -71,17 +71,3 @@ def test_what_only_one_run_has_has_no_ratio_and_is_shown(base: TraceReport, tmp_
     text = click.unstyle("\n".join(text_lines(comparison_blocks(comparison, 80), 80)))
     assert "all_gather, count" in text and "per rank" in text
     assert max(map(len, text.splitlines())) <= 80 or "note" in text
-
-
-def test_of_several_runs_the_one_compared_is_told(base: TraceReport) -> None:
-    """A folder of runs has no newest one that could be meant."""
-    assert not compare_last([base], [base]).remarks
-    (said,) = compare_last([base, base, base], [base]).remarks
-    assert said.startswith("3 runs or windows were found") and base.name in said
-
-
-def test_phases_of_two_cpu_runs_are_not_called_launches(base: TraceReport, tmp_path: Path) -> None:
-    cpu = report(tmp_path, backend="gloo", world=2)
-    names = {row.name for row in compare_reports(cpu, cpu).rows if row.group == "phase"}
-    assert names and all(name.endswith(", compute") for name in names)
-    assert any(row.name.endswith(", compute launched") for row in compare_reports(cpu, base).rows)

@@ -38,36 +38,6 @@ def test_a_folder_is_no_trace_whatever_its_name(tmp_path: Path) -> None:
     assert [f.name for f in files] == ["rank0.json.gz"] and not problems
 
 
-def test_a_device_is_no_trace() -> None:
-    with pytest.raises(RequestError, match="neither a file nor a folder"):
-        find_trace_files(Path(os.devnull))
-
-
-def test_a_folder_that_may_not_be_entered_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may enter all, so the system's answer is given in its place."""
-    write_ranks(tmp_path / "open", WORK)
-    write_ranks(tmp_path / "shut", WORK)
-    real_list, real_stat = os.scandir, os.stat
-
-    def scandir(path: str) -> object:
-        if str(path).endswith("shut"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return real_list(path)
-
-    def stat(path: object, **how: object) -> os.stat_result:
-        if "shut" in str(path):
-            raise PermissionError(13, "Permission denied", str(path))
-        return real_stat(path, **how)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    files, problems = find_trace_files(tmp_path)
-    assert [f.parent.name for f in files] == ["open"]
-    assert [(p.kind, p.file) for p in problems] == [("unreadable", str(tmp_path / "shut"))]
-    monkeypatch.setattr(os, "stat", stat)
-    with pytest.raises(RequestError, match="cannot be read: Permission denied"):
-        find_trace_files(tmp_path / "shut" / "rank0.json.gz")
-
-
 def test_a_name_that_is_no_utf_8_can_be_written_about(tmp_path: Path) -> None:
     from allranks.analysis.trace.output import write_all
 

@@ -10,7 +10,6 @@ from allranks.analysis.trace.intervals import (
     SegmentIndex,
     Span,
     clip,
-    close_short_gaps,
     flatten,
     intersect,
     merge,
@@ -40,11 +39,6 @@ def test_union_difference_intersection_and_clipping_are_those_of_sets(seed: int)
     low, high = sorted((rng.randrange(70), rng.randrange(70)))
     assert points(clip(a, low, high)) == points(one) & set(range(low, high))
     assert total_length(a) == len(points(one))
-
-
-def test_thinning_closes_the_shortest_gaps_first() -> None:
-    assert close_short_gaps([(0, 1), (2, 3), (9, 10), (11, 12)], 2) == [(0, 3), (9, 12)]
-    assert close_short_gaps([(0, 1), (5, 6)], 5) == [(0, 1), (5, 6)]
 
 
 def test_of_labels_over_one_another_the_latest_begun_holds() -> None:

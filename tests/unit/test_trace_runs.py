@@ -81,22 +81,6 @@ def test_without_numbers_the_order_within_a_step_pairs(tmp_path: Path) -> None:
     assert report.pairing.wait_s == pytest.approx((80 + 70 + 40) * 1e-6)
 
 
-def test_a_rank_whose_first_step_began_late_is_paired_from_its_end(tmp_path: Path) -> None:
-    one = [
-        step(1, 0, 1000),
-        *gloo(8, 10, 20, 120),
-        *gloo(8, 200, 210, 300),
-        step(2, 1000, 2000),
-        *gloo(8, 1100, 1110, 1200),
-    ]
-    other = [step(1, 0, 1000), *gloo(8, 200, 280, 300), step(2, 1000, 2000), *gloo(8, 1100, 1150, 1200)]
-    report = run(tmp_path, one, other)
-    (text,) = told(report, "missing_collective")
-    assert "step 1" in text and "rank 0 has 2, rank 1 has 1" in text
-    assert report.pairing.wait_s == pytest.approx((70 + 40) * 1e-6)
-    assert report.pairing.unpaired == 1
-
-
 def test_order_alone_pairs_no_all_to_alls_of_wholly_other_sizes(tmp_path: Path) -> None:
     """As in samples of a long run: the ranks' n-th need not be the same. Uneven shares of one are paired."""
 
@@ -191,14 +175,6 @@ def test_windows_of_different_times_are_said(tmp_path: Path) -> None:
     report = run(tmp_path, [step(1, 0, 100), kernel("a", 10, 20)], [step(9, 0, 100), kernel("a", 10, 20)])
     (text,) = told(report, "steps_differ")
     assert "rank 0: 1 to 1; rank 1: 9 to 9" in text
-
-
-def test_drawn_spans_are_few_and_figures_exact_however_many_there_are(tmp_path: Path) -> None:
-    many = [step(1, 0, 100_000), *(kernel("a", 10 * i, 10 * i + 4) for i in range(9000))]
-    (report,) = analyse([write(tmp_path / "rank0.json", many)])
-    (band,) = report.ranks[0].bands
-    assert len(band.spans) <= 2000
-    assert report.ranks[0].total.compute_s == pytest.approx(36e-3)
 
 
 @pytest.mark.parametrize(("name", "paired"), [("all_gather", 2), ("_allgather_base", 0), ("_reduce_scatter_base", 0)])

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.analysis.trace.records import ModuleRow
-from allranks.analysis.trace.tables import short_name, short_names, short_path, top_modules_by_self_time
+from allranks.analysis.trace.tables import short_name, short_names
 
 ADD = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >"
@@ -37,37 +36,3 @@ def test_names_that_differ_in_their_middle_stay_apart(width: int) -> None:
 def test_any_names_fit_and_none_is_lost(names: list[str], width: int) -> None:
     found = short_names(names, width)
     assert len(found) == len(names) and all(len(text) <= width for text in found)
-
-
-def test_a_path_keeps_its_end() -> None:
-    assert short_path("model.layers.0.mlp", 30) == "model.layers.0.mlp"
-    assert short_path("model.model.layers.11.self_attn.o_proj", 26).endswith(".self_attn.o_proj")
-    assert len(short_path("a" * 50, 20)) == 20
-
-
-def row(name: str, depth: int, own: float, source: str = "annotation") -> ModuleRow:
-    return ModuleRow(
-        name=name,
-        depth=depth,
-        count=1,
-        host_s=1,
-        forward_s=1,
-        backward_s=1,
-        self_s=own,
-        source=source,  # type: ignore[arg-type]
-    )
-
-
-def test_a_range_stands_below_those_that_it_ran_in() -> None:
-    rows = [row("a", 0, 5), row("b", 0, 0), row("b.c", 1, 0), row("b.c.d", 2, 9), row("e", 0, 0.1)]
-    assert [m.name for m in top_modules_by_self_time(rows, 2)] == [
-        "a",
-        "b",
-        "b.c",
-        "b.c.d",
-    ]  # not "a" and below it "b.c.d"
-
-
-def test_modules_name_those_that_they_are_in_themselves() -> None:
-    rows = [row("m", 0, 0, "module"), row("m.x", 1, 3, "module"), row("m.y", 1, 4, "module")]
-    assert [m.name for m in top_modules_by_self_time(rows, 1)] == ["m.y"]

@@ -1,8 +1,8 @@
 """Build the report of a run from the results of its ranks.
 
 Collectives are summed by kind, size and launch location, and paired across ranks to find waits and last ranks; kernels,
-operators and modules are summed over ranks; times use a clock common to all ranks. Problems report damaged files,
-missing ranks and clocks that could not be aligned.
+and operators are summed over ranks; times use a clock common to all ranks. Problems report damaged files, missing ranks
+and clocks that could not be aligned.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import structs
 
-from allranks.analysis.trace.activity import KIND_NAMES, ModuleSource, TimeTotals
+from allranks.analysis.trace.activity import KIND_NAMES, TimeTotals
 from allranks.analysis.trace.alignment import (
     CollectivePair,
     PairingResult,
@@ -25,19 +25,16 @@ from allranks.analysis.trace.collectives import Collective
 from allranks.analysis.trace.events import bus_factor
 from allranks.analysis.trace.files import TraceSet
 from allranks.analysis.trace.intervals import mean
-from allranks.analysis.trace.rank import MAX_DRAWN_SPANS, RankResult, UnreadableTrace
+from allranks.analysis.trace.rank import RankResult, UnreadableTrace
 from allranks.analysis.trace.records import (
     MAX_DISTINCT_SIZES,
     PHASES,
-    Band,
     CollectiveRow,
     LaunchRow,
     MemoryReport,
-    ModuleRow,
     Pairing,
     PairReport,
     PhaseRow,
-    PhaseSpan,
     Problem,
     RankReport,
     Severity,
@@ -278,7 +275,6 @@ def rank_report(rank: int, result: RankResult, clock: RankClock, zero: float, tr
         )
         for i, s in enumerate(result.steps)
     )
-    spans = (("compute", result.busy.compute), ("comm", result.busy.comm), ("copy", result.busy.copy))
     return RankReport(
         rank=rank,
         path=result.path,
@@ -299,11 +295,6 @@ def rank_report(rank: int, result: RankResult, clock: RankClock, zero: float, tr
         total=result.total,
         steps=steps,
         phases=_sum_phases(result.phases),
-        bands=tuple(Band(kind=k, spans=tuple((at(a), at(b)) for a, b in m)) for k, m in spans if m),  # type: ignore[arg-type]
-        phase_spans=tuple(
-            PhaseSpan(phase=PHASES[p], start_s=at(a), end_s=at(b))
-            for a, b, p in result.phase_segments[:MAX_DRAWN_SPANS]
-        ),
         memory=tuple(
             MemoryReport(
                 device=device,
@@ -355,32 +346,6 @@ def top_rows(parts: Iterable[TimeTotals]) -> tuple[TopRow, ...]:
             share=time / whole,
         )
         for name, (count, time, longest, kind) in ranked
-    )
-
-
-def module_rows(ranks: Mapping[int, RankResult]) -> tuple[ModuleRow, ...]:
-    """Return all modules, in the order of the first rank that has them."""
-    rows: dict[str, list[float]] = {}
-    depths: dict[str, int] = {}
-    sources: list[ModuleSource] = [r.module_source for r in ranks.values() if r.modules]
-    for result in ranks.values():
-        for m in result.modules:
-            row = rows.setdefault(m.name, [0, 0.0, 0.0, 0.0, 0.0])
-            depths.setdefault(m.name, m.depth)
-            for i, value in enumerate((m.count, m.host, m.forward, m.backward, m.own)):
-                row[i] += value
-    return tuple(
-        ModuleRow(
-            name=name,
-            depth=depths[name],
-            count=int(count),
-            host_s=host * SECONDS_PER_US,
-            forward_s=forward * SECONDS_PER_US,
-            backward_s=backward * SECONDS_PER_US,
-            self_s=own * SECONDS_PER_US,
-            source=sources[0] if sources else "module",
-        )
-        for name, (count, host, forward, backward, own) in rows.items()
     )
 
 
@@ -442,6 +407,5 @@ def build_report(found: TraceSet, results: Sequence[tuple[int, RankResult | Unre
         startup=startup,
         top_kernels=top_rows([r.kernels for r in ranks.values()]),
         top_operators=top_rows([r.operators for r in ranks.values()]),
-        modules=module_rows(ranks),
         problems=tuple(problems),
     )

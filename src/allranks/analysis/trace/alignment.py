@@ -381,6 +381,5 @@ def _trim_first_step(result: RankResult, t: float) -> float:
     step.start = t
     result.start = t
     result.by_step[0] = compute_breakdown(result.first, step.start, step.end)
-    result.busy = result.busy.within(step.start, result.end)
     result.total = sum_breakdowns(result.by_step)
     return removed

@@ -1,14 +1,12 @@
-"""Build the charts and the timeline of the trace page. Pure; the size of a figure is bounded for any run."""
+"""Build the charts of the trace page. Pure; the size of a figure is bounded for any run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from statistics import median_low
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from allranks.analysis.report.figures import (
     ACTIVITY_COLOURS,
-    PHASE_COLOURS,
     Chart,
     Figure,
     axis,
@@ -19,8 +17,7 @@ from allranks.analysis.report.figures import (
     line,
     scale,
 )
-from allranks.analysis.trace.intervals import Span, clip, close_short_gaps
-from allranks.analysis.trace.records import CPU_MEMORY, PHASES, Breakdown, RankReport, TraceReport
+from allranks.analysis.trace.records import CPU_MEMORY, Breakdown, TraceReport
 from allranks.utils.text import format_bytes, format_seconds
 
 MAX_BARS = 128
@@ -188,103 +185,6 @@ def _left_out_note(report: TraceReport) -> str:
     return f" {rest} more ranks are in summary.csv." if rest > 0 else ""
 
 
-def worst_first(report: TraceReport, count: int) -> list[RankReport]:
-    """Return some ranks in order: the first, those that others waited for, those with the most exposed
-    communication."""
-    order = [s.rank for s in report.stragglers[: count // 2]]
-    order = [report.ranks[0].rank, *order]
-    order += [r.rank for r in sorted(report.ranks, key=lambda r: -r.total.exposed_comm_s)]
-    chosen = set(list(dict.fromkeys(order))[:count])
-    return [r for r in report.ranks if r.rank in chosen]
-
-
-MAX_TIMELINE_RANKS = 8
-MAX_TIMELINE_SPANS = 250  # per kind and rank
-ROW_PIXELS = 17
-MIN_TIMELINE_HEIGHT = 130  # below it, the title of the axis would overlap its numbers
-_BANDS = {
-    "compute": ("compute", ACTIVITY_COLOURS["compute"]),
-    "comm": ("communication", ACTIVITY_COLOURS["exposed"]),
-    "copy": ("copies", ACTIVITY_COLOURS["copy"]),
-}
-_Bar = tuple[float, float, float]  # row, start_s, length_s
-
-
-def timeline_chart(report: TraceReport) -> Chart | None:
-    """Return one step of up to eight ranks on the common clock, or the whole window if no steps were marked."""
-    ranks = worst_first(report, MAX_TIMELINE_RANKS)
-    chosen = _choose_step(ranks)
-    windows = {r.rank: _window(r, chosen) for r in ranks}
-    ranks = [r for r in ranks if windows[r.rank][1] > windows[r.rank][0]]
-    bars, rows = _collect(ranks, windows)
-    if not bars:
-        return None
-    zero = min(windows[r.rank][0] for r in ranks)
-    divisor, unit = time_unit([windows[r.rank][1] - zero for r in ranks])
-    traces = [_trace(name, paint, spans, zero, divisor) for (name, paint), spans in bars.items()]
-    figure = {"data": traces, "layout": _layout(rows, unit)}
-    what = f"step {chosen}" if chosen is not None else "the whole window"
-    return Chart("timeline", f"Timeline of {what}", _note(report, ranks, chosen), figure, wide=True)
-
-
-def _choose_step(ranks: Sequence[RankReport]) -> int | None:
-    """Choose a step that all of the ranks have completely, of median length and not the first one."""
-    common = set.intersection(*({s.step for s in r.steps if not s.trimmed} for r in ranks))
-    if not common:
-        common = set.intersection(*({s.step for s in r.steps} for r in ranks))
-    lengths = {n: max(s.end_s - s.start_s for r in ranks for s in r.steps if s.step == n) for n in common}
-    if not lengths:
-        return None
-    middle = median_low(lengths.values())
-    return next(n for n in sorted(lengths) if lengths[n] == middle)
-
-
-def _window(rank: RankReport, step: int | None) -> Span:
-    found = next((s for s in rank.steps if s.step == step), None)
-    return (found.start_s, found.end_s) if found else (rank.start_s, rank.end_s)
-
-
-def _collect(
-    ranks: Iterable[RankReport], windows: dict[int, Span]
-) -> tuple[dict[tuple[str, str], list[_Bar]], dict[float, str]]:
-    """Return bars by (name, colour), and the names of their rows from the top."""
-    bars: dict[tuple[str, str], list[_Bar]] = {(p, PHASE_COLOURS[p]): [] for p in PHASES} | {
-        b: [] for b in _BANDS.values()
-    }
-    rows: dict[float, str] = {}
-    at = 0.0
-    for rank in ranks:
-        start, end = windows[rank.rank]
-        phases = [(p.phase, a, b) for p in rank.phase_spans if (a := max(p.start_s, start)) < (b := min(p.end_s, end))]
-        if phases:
-            rows[at] = f"rank {rank.rank} phases"
-            for phase, a, b in phases[: 2 * MAX_TIMELINE_SPANS]:
-                bars[phase, PHASE_COLOURS[phase]].append((at, a, b - a))
-            at += 1
-        for band in rank.bands:
-            spans = close_short_gaps(clip(list(band.spans), start, end), MAX_TIMELINE_SPANS)
-            if spans:
-                name, _ = _BANDS[band.kind]
-                rows[at] = name if phases else f"rank {rank.rank} {name}"
-                bars[_BANDS[band.kind]] += [(at, a, b - a) for a, b in spans]
-                at += 1
-        at += 0.6
-    return {key: spans for key, spans in bars.items() if spans}, rows
-
-
-def _trace(name: str, paint: str, bars: Sequence[_Bar], zero: float, divisor: float) -> Figure:
-    return _bar(
-        name,
-        paint,
-        [f"{format_seconds(start - zero)} + {format_seconds(length)}" for _, start, length in bars],
-        orientation="h",
-        y=[row for row, _, _ in bars],
-        base=[(start - zero) / divisor for _, start, _ in bars],
-        x=[length / divisor for _, _, length in bars],
-        width=0.86,
-    )
-
-
 def _bar(name: str, paint: str, texts: list[str], **more: Any) -> Figure:
     """Return bars of one colour; ``texts`` are what is shown where the pointer is."""
     return {
@@ -296,36 +196,3 @@ def _bar(name: str, paint: str, texts: list[str], **more: Any) -> Figure:
         "marker": {"color": paint, "line": {"width": 0}},
         **more,
     }
-
-
-def _layout(rows: dict[float, str], unit: str) -> Figure:
-    last = max(rows)
-    made = layout(
-        max(MIN_TIMELINE_HEIGHT, int(70 + ROW_PIXELS * (last + 1))),
-        f"time, {unit}",
-        barmode="overlay",
-        hovermode="closest",
-    )
-    made["yaxis"] = axis(
-        range=[last + 0.6, -0.6],
-        tickvals=list(rows),
-        ticktext=[label(name) for name in rows.values()],
-        showgrid=False,
-        fixedrange=True,
-        tickfont={"size": 10},
-    )
-    return made
-
-
-def _note(report: TraceReport, ranks: Sequence[RankReport], step: int | None) -> str:
-    note = "Drag to zoom, double-click to reset. Clocks are aligned by paired collectives."
-    if len(report.ranks) == 1:
-        note = "Drag to zoom, double-click to reset."
-    if len(ranks) < len(report.ranks):
-        note += f" {len(ranks)} of {len(report.ranks)} ranks: the first, those that others waited for, and those that waited most."
-    if step is None:
-        note += " No step was marked on all of these ranks."
-    return (
-        note
-        + " If there are many short gaps, they are closed; merged.json.gz has every event (open it at ui.perfetto.dev)."
-    )

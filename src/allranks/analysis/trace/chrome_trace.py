@@ -21,7 +21,6 @@ from allranks.utils.decompression import decompressed
 from allranks.utils.inputs import ExpansionTooLarge, open_regular
 
 _ARG_NAMES = {
-    "sequence": "Sequence number",
     "dims": "Input Dims",
     "types": "Input type",
     "collective": "Collective name",
@@ -47,7 +46,6 @@ class EventArgs(Struct, rename=lambda name: _ARG_NAMES.get(name, name), gc=False
     """The arguments that the analysis needs; others are skipped while decoding."""
 
     correlation: int | None = None
-    sequence: Int64 | None = None
     dims: Raw = Raw()
     types: Raw = Raw()
     name: Any = None

@@ -111,7 +111,6 @@ _CATEGORIES: dict[str | None, int] = {
     "privateuse1_runtime": _RUNTIME, "mtia_runtime": _RUNTIME, "Runtime": _RUNTIME, "user_annotation": _ANNOTATION,
     "Annotation": _ANNOTATION, "cpu_op": _OPERATOR, "Operator": _OPERATOR, "python_function": _PYTHON,
 }  # fmt: skip
-MODULE_PREFIX = "nn.Module: "
 LONGEST_US = 1e13  # some months
 LATEST_US = 1e17  # clocks count from 1970; larger 64-bit floats have no microsecond resolution
 
@@ -154,26 +153,24 @@ class CommKernel(Struct, gc=False):
 
 
 class ThreadOperators:
-    """The host operators of one thread, 28 bytes each. Iteration yields (start, duration, name id, autograd's sequence
-    number or -1)."""
+    """The host operators of one thread, 20 bytes each. Iteration yields (start, duration, name id)."""
 
-    __slots__ = ("durations", "names", "sequences", "starts")
+    __slots__ = ("durations", "names", "starts")
 
     def __init__(self) -> None:
         self.starts = array("d")
         self.durations = array("d")
         self.names = array("i")
-        self.sequences = array("q")
 
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __iter__(self) -> Iterator[tuple[float, float, int, int]]:
-        return zip(self.starts, self.durations, self.names, self.sequences, strict=True)
+    def __iter__(self) -> Iterator[tuple[float, float, int]]:
+        return zip(self.starts, self.durations, self.names, strict=True)
 
-    def extend(self, rows: Sequence[tuple[float, float, int, int]]) -> None:
+    def extend(self, rows: Sequence[tuple[float, float, int]]) -> None:
         """Add operators. `struct` converts a list of numbers several times faster than `array` does."""
-        for slot, values in zip(("starts", "durations", "names", "sequences"), zip(*rows, strict=True), strict=True):
+        for slot, values in zip(("starts", "durations", "names"), zip(*rows, strict=True), strict=True):
             into = getattr(self, slot)
             into.frombytes(struct.pack(f"{len(rows)}{into.typecode}", *values))
 
@@ -207,7 +204,6 @@ class RankEvents:
         self.comm_kernels: list[CommKernel] = []
         self.host_comms: list[HostCommCall] = []
         self.marks: list[tuple[float, float, str, int]] = []
-        self.modules: list[tuple[float, float, str, int]] = []
         self.backward_calls: list[tuple[float, float]] = []
         self.launches: dict[int, tuple[float, int]] = {}
         self.memory: dict[tuple[int, int], list[tuple[float, int, int]]] = {}
@@ -218,8 +214,8 @@ class RankEvents:
         pid: int | str | None = None
         tid: int | str | None = None
         thread = -1
-        rows: dict[int, list[tuple[float, float, int, int]]] = {}
-        row: list[tuple[float, float, int, int]] = []
+        rows: dict[int, list[tuple[float, float, int]]] = {}
+        row: list[tuple[float, float, int]] = []
         for e in events:
             self.count += 1
             ph = e.ph
@@ -244,8 +240,7 @@ class RankEvents:
                 if e.tid != tid or e.pid != pid:
                     pid, tid, thread = e.pid, e.tid, self._thread(e)
                     row = rows.setdefault(thread, [])
-                args = e.args
-                row.append((e.ts, e.dur, number, -1 if args is None or args.sequence is None else args.sequence))
+                row.append((e.ts, e.dur, number))
                 if what == COMM_OP:
                     self._host_comm(e, thread)
             elif what == _RUNTIME:
@@ -256,7 +251,8 @@ class RankEvents:
                         row = rows.setdefault(thread, [])
                     launches[args.correlation] = (e.ts, thread)
             elif what == _PYTHON:
-                self._python(e)
+                if "method run_backward" in e.name:
+                    self.backward_calls.append((e.ts, e.ts + e.dur))
             elif what == _ANNOTATION:
                 self._mark(e)
             elif what is not None:
@@ -328,13 +324,6 @@ class RankEvents:
             self.comm_kernels.append(
                 CommKernel(e.ts, end, name, collective_kind_of_kernel(name), correlation, _collective_metadata(args))
             )
-
-    def _python(self, e: TraceEvent) -> None:
-        name = e.name
-        if name.startswith(MODULE_PREFIX):
-            self.modules.append((e.ts, e.ts + e.dur, name[len(MODULE_PREFIX) :], self._thread(e)))
-        elif "method run_backward" in name:
-            self.backward_calls.append((e.ts, e.ts + e.dur))
 
     def _memory(self, e: TraceEvent) -> None:
         args = e.args

@@ -79,22 +79,6 @@ def subtract(one: Sequence[Span], other: Sequence[Span]) -> MergedSpans:
     return out
 
 
-def close_short_gaps(merged: Sequence[Span], limit: int) -> MergedSpans:
-    """Reduce to at most `limit` spans by closing the shortest gaps. For charts only."""
-    if len(merged) <= limit:
-        return list(merged)
-    gaps = sorted((merged[i + 1][0] - merged[i][1] for i in range(len(merged) - 1)), reverse=True)
-    least = gaps[limit - 1]
-    out: MergedSpans = []
-    start, end = merged[0]
-    for a, b in merged[1:]:
-        if a - end > least:
-            out.append((start, end))
-            start = a
-        end = b
-    return [*out, (start, end)]
-
-
 def flatten(spans: Iterable[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
     """Convert nested or overlapping labelled spans to disjoint segments; the span with the latest start takes
     precedence."""

@@ -174,10 +174,9 @@ def _sections(report: TraceReport) -> list[Section]:
     time = [charts.breakdown_chart(report), charts.overlap_chart(report), charts.step_chart(report)]
     return [
         Section("time", "Time", [("two", time), ("stack", parts["time"])], shares),
-        Section("timeline", "Timeline", [("two", [charts.timeline_chart(report)])]),
         Section("collectives", "Collectives", [("two", communication), ("stack", parts["collectives"])], sums),
         Section("stragglers", "Stragglers", [("stack", parts["stragglers"])]),
-        Section("program", "Phases and modules", [("stack", [*parts["phases"], *parts["modules"]])]),
+        Section("program", "Phases", [("stack", parts["phases"])]),
         Section("tops", "Kernels and operators", [("stack", parts["tops"])]),
         Section("memory", "Memory", [("two", [charts.memory_chart(report)]), ("stack", parts["memory"])]),
         Section("problems", "Notes about these figures", [("stack", notes)], short="Notes"),

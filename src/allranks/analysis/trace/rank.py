@@ -11,14 +11,11 @@ from typing import Any
 from msgspec import Struct, field
 
 from allranks.analysis.trace.activity import (
-    ModuleSource,
-    ModuleTime,
     TimeTotals,
     busy_on_device,
     busy_on_host,
     kernel_totals,
     memory_timeline,
-    module_times,
     operator_self_times,
 )
 from allranks.analysis.trace.chrome_trace import (
@@ -86,7 +83,6 @@ def _work_outside_steps(busy: BusySpans, steps: list[TraceStep]) -> list[Remark]
     return out
 
 
-MAX_DRAWN_SPANS = 2000
 MAX_NAMES = 1000  # maximum number of names returned per rank
 
 
@@ -111,14 +107,10 @@ class RankResult(Struct):
     total: Breakdown
     by_step: list[Breakdown]
     phases: list[list[PhaseRow]]  # by step; one list without steps
-    phase_segments: list[tuple[float, float, int]]
-    busy: BusySpans  # for charts
     first: BusySpans  # of the first step, exact: its start may still move
     collectives: list[Collective]
     kernels: TimeTotals
     operators: TimeTotals
-    modules: list[ModuleTime]
-    module_source: ModuleSource
     memory: dict[str, tuple[int, int, int | None, int, list[tuple[float, int]]]]
     remarks: list[Remark] = field(default_factory=list)
 
@@ -173,7 +165,6 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
     _assign_phases_and_steps(collectives, phases, StepIndex(steps))
     by_step = [compute_breakdown(busy, s.start, s.end) for s in steps]
     windows = [(s.start, s.end) for s in steps] or [(start, end)]
-    modules, source = module_times(events, on_device)
     return RankResult(
         path=str(path),
         file_bytes=path.stat().st_size,
@@ -193,14 +184,10 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
         total=sum_breakdowns(by_step) if steps else compute_breakdown(busy, start, end),
         by_step=by_step,
         phases=phase_rows(events, phases, busy, collectives, windows, on_device),
-        phase_segments=[s for s in phases.segments if s[1] > start and s[0] < end],
-        busy=busy.within(start, end).thinned(MAX_DRAWN_SPANS),
         first=busy.within(*windows[0]),
         collectives=[c for c in collectives if not steps or c.step is not None],
         kernels=_longest(kernel_totals(events)),
         operators=_longest(operator_self_times(events)),
-        modules=modules,
-        module_source=source,
         memory=memory_timeline(events),
         remarks=[
             *(("note", "empty_step", text) for text in empty),

@@ -72,22 +72,6 @@ class StepReport(Record, frozen=True):
     phases: tuple[PhaseRow, ...] = ()
 
 
-class Band(Record, frozen=True):
-    """Merged spans of one kind of work, for charts: (start_s, end_s) pairs, ascending, short gaps closed when there are
-    many."""
-
-    kind: Literal["compute", "comm", "copy"]
-    spans: tuple[tuple[float, float], ...]
-
-
-class PhaseSpan(Record, frozen=True):
-    """A span of a phase on the host, for charts."""
-
-    phase: Phase
-    start_s: float
-    end_s: float
-
-
 CPU_MEMORY = (
     "On the CPU PyTorch counts allocations since the profiler started: weights allocated before are not included."
 )
@@ -114,23 +98,6 @@ class TopRow(Record, frozen=True):
     mean_s: float
     max_s: float
     share: float  # of the sum over all rows, shown or not
-
-
-class ModuleRow(Record, frozen=True):
-    """A module of the model (or a `record_function` name if the profiler recorded no modules), summed over ranks.
-
-    forward/backward are times of the work launched in it: kernels on a GPU, operators on a CPU; including its children.
-    `self_s` excludes them.
-    """
-
-    name: str
-    depth: int
-    count: int
-    host_s: float
-    forward_s: float
-    backward_s: float
-    self_s: float
-    source: Literal["module", "annotation"]
 
 
 class LaunchRow(Record, frozen=True):
@@ -250,8 +217,6 @@ class RankReport(Record, frozen=True):
     total: Breakdown
     steps: tuple[StepReport, ...]
     phases: tuple[PhaseRow, ...]
-    bands: tuple[Band, ...]
-    phase_spans: tuple[PhaseSpan, ...]
     memory: tuple[MemoryReport, ...]
 
 
@@ -275,7 +240,6 @@ class TraceReport(Record, frozen=True):
     startup: StartupTrim | None
     top_kernels: tuple[TopRow, ...]
     top_operators: tuple[TopRow, ...]
-    modules: tuple[ModuleRow, ...]
     problems: tuple[Problem, ...]
 
     def rank(self, number: int) -> RankReport | None:

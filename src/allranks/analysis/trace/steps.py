@@ -14,13 +14,12 @@ from itertools import pairwise
 from msgspec import Struct, structs
 
 from allranks.analysis.trace.collectives import Collective
-from allranks.analysis.trace.events import COMPUTE, COMPUTE_OP, RankEvents
+from allranks.analysis.trace.events import COMPUTE, RankEvents
 from allranks.analysis.trace.intervals import (
     MergedSpans,
     SegmentIndex,
     Span,
     clip,
-    close_short_gaps,
     flatten,
     intersect,
     merge,
@@ -30,7 +29,6 @@ from allranks.analysis.trace.intervals import (
 from allranks.analysis.trace.records import PHASES, Breakdown, PhaseRow
 
 FORWARD, BACKWARD, OPTIMIZER, DATA, OTHER = range(5)
-AUTOGRAD_NODE_PREFIX = "autograd::engine::evaluate_function"
 STEP_PATTERN = re.compile(r"^ProfilerStep\s*#\s*(\d{1,18})(?!\d)")
 
 # names that programs use for the parts of a step; matched without decoration
@@ -70,8 +68,7 @@ def phase_of_annotation(name: str) -> int | None:
 
 
 def find_phases(events: RankEvents) -> Phases:
-    """Return the phases from the program's marks; a phase without marks is inferred from the profiler's marks and from
-    operators."""
+    """Return the phases from the program's marks; otherwise from the profiler's, backward also from nodes."""
     spans: dict[int, list[tuple[float, float]]] = {p: [] for p in range(len(PHASES))}
     for start, end, name, _ in events.marks:
         phase = phase_of_annotation(name)
@@ -81,107 +78,17 @@ def find_phases(events: RankEvents) -> Phases:
         spans[OPTIMIZER] = [(a, b) for a, b, name, _ in events.marks if name.startswith("Optimizer.")]
     if not spans[DATA]:
         spans[DATA] = [(a, b) for a, b, name, _ in events.marks if name.startswith("enumerate(DataLoader)")]
-    nodes = _nodes(events)
     if not spans[BACKWARD]:
-        spans[BACKWARD] = merge(events.backward_calls) or _backward(events, nodes)
+        is_node = [name.startswith("autograd::engine::evaluate_function") for name in events.names]
+        nodes = ((s, s + d) for operators in events.operators for s, d, name in operators if is_node[name])
+        spans[BACKWARD] = merge(events.backward_calls or nodes)
     if not spans[FORWARD]:
-        spans[FORWARD] = _forward(events, spans)
+        spans[FORWARD] = [
+            (a, b) for a, b, name, _ in events.marks if name.startswith("DistributedDataParallel.forward")
+        ]
     labelled = [(a, b, phase) for phase, found in spans.items() for a, b in found]
     autograd = frozenset(t for t, name in events.thread_names.items() if "pt_autograd" in name)
     return Phases(flatten(labelled), autograd)
-
-
-def _nodes(events: RankEvents) -> dict[int, list[tuple[float, float]]]:
-    """Return by thread the spans in which the autograd engine ran its nodes."""
-    is_node = [name.startswith(AUTOGRAD_NODE_PREFIX) for name in events.names]
-    found: dict[int, list[tuple[float, float]]] = {}
-    if not any(is_node):
-        return found
-    for thread, operators in enumerate(events.operators):
-        spans = merge((s, s + d) for s, d, name, _ in operators if is_node[name])
-        if spans:
-            found[thread] = spans
-    return found
-
-
-def _backward(events: RankEvents, nodes: dict[int, list[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Join consecutive nodes to one backward pass, until an operator that belongs to no node runs between them."""
-    out: list[tuple[float, float]] = []
-    for thread, spans in nodes.items():
-        between = SegmentIndex([(a, b, 0) for a, b in spans])
-        foreign = sorted(
-            s for s, _, name, _ in events.operators[thread] if events.classes[name] == COMPUTE_OP and between.at(s) < 0
-        )
-        at = 0
-        start, end = spans[0]
-        for a, b in spans[1:]:
-            while at < len(foreign) and foreign[at] < end:
-                at += 1
-            if at < len(foreign) and foreign[at] < a:
-                out.append((start, end))
-                start = a
-            end = b
-        out.append((start, end))
-    return merge(out)
-
-
-def _forward(events: RankEvents, spans: dict[int, list[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Return spans from the first to the last operator whose node a backward pass ran, and DDP's forward marks; before
-    each backward pass."""
-    main = main_thread(events)
-    backward = merge(spans[BACKWARD])
-    if main is None or not backward:
-        return []
-    taken = SegmentIndex(flatten([(a, b, p) for p, found in spans.items() for a, b in found]))
-    made = [m for m in _forward_operators(events, main) if taken.at(m[0]) < 0]
-    made += [(a, b) for a, b, name, _ in events.marks if name.startswith("DistributedDataParallel.forward")]
-    made.sort()
-    borders = sorted(
-        {b for found in spans.values() for _, b in found} | {a for a, _, n, _ in events.marks if STEP_PATTERN.match(n)}
-    )
-    out: list[tuple[float, float]] = []
-    at = 0
-    for begin, _ in backward:
-        i = bisect_right(borders, begin) - 1
-        since = borders[i] if i >= 0 else float("-inf")
-        while at < len(made) and made[at][0] < since:
-            at += 1
-        first = at
-        while at < len(made) and made[at][0] < begin:
-            at += 1
-        if at > first:
-            out.append((made[first][0], min(max(e for _, e in made[first:at]), begin)))
-    return merge(out)
-
-
-def _forward_operators(events: RankEvents, thread: int) -> list[tuple[float, float]]:
-    """Return the operators of a thread that created the nodes of a backward pass.
-
-    Autograd gives an operator the number of the next node, so the last operator with a number created the node; its
-    callers with the same number belong to it.
-    """
-    is_node = [name.startswith(AUTOGRAD_NODE_PREFIX) for name in events.names]
-    if not any(is_node):
-        return []
-    ran = {q for operators in events.operators for _, _, name, q in operators if q >= 0 and is_node[name]}
-    by_number: dict[int, list[tuple[float, float]]] = {}
-    for start, duration, name, number in events.operators[thread]:
-        if number in ran and events.classes[name] == COMPUTE_OP:
-            by_number.setdefault(number, []).append((start, start + duration))
-    out = []
-    for found in by_number.values():
-        last = found[-1][0]
-        out += [f for f in found if f[1] >= last]
-    return out
-
-
-def main_thread(events: RankEvents) -> int | None:
-    """Return the thread of the step marks, else the one with most operators."""
-    for _, _, name, thread in events.marks:
-        if STEP_PATTERN.match(name):
-            return thread
-    sizes = [(len(o), t) for t, o in enumerate(events.operators) if o]
-    return max(sizes)[1] if sizes else None
 
 
 SECONDS_PER_US = 1e-6
@@ -250,10 +157,6 @@ class BusySpans(Struct):
     def within(self, start: float, end: float) -> BusySpans:
         """Return the part in a span of time."""
         return BusySpans(*(clip(spans, start, end) for spans in structs.astuple(self)))
-
-    def thinned(self, limit: int) -> BusySpans:
-        """Return at most `limit` spans of each kind, for charts."""
-        return BusySpans(*(close_short_gaps(spans, limit) for spans in structs.astuple(self)))
 
     def extent(self) -> Span | None:
         """Return the span from the first start to the last end."""

@@ -4,7 +4,6 @@ page."""
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from os.path import commonprefix
@@ -17,7 +16,6 @@ from allranks.analysis.trace.records import (
     CPU_MEMORY,
     Breakdown,
     CollectiveRow,
-    ModuleRow,
     PairReport,
     TopRow,
     TraceReport,
@@ -33,7 +31,6 @@ WIDE_COLUMNS = 100
 SHOWN_RANKS = 32
 SHOWN_STEPS = 12
 SHOWN_ROWS = 10
-SHOWN_MODULES = 15
 PAGE_FACTOR = 2  # rows of a table on a page for each one in a terminal
 _LIBRARY_NAMESPACES = re.compile(
     r"\b(?:at::native|at::cuda|at::detail|c10|cutlass|cub|cudnn::ops|cudnn|thrust)::|\(anonymous namespace\)::"
@@ -91,7 +88,6 @@ def report_parts(report: TraceReport, width: int, *, page: bool = False) -> dict
             _tops("Kernels", report.top_kernels, width, page=page),
             _tops("Operators, self time on the host", report.top_operators, width, page=page),
         ),
-        "modules": _modules(report, width, page=page),
         "memory": _memory(report),
     }
 
@@ -284,31 +280,6 @@ def _tops(title: str, found: Sequence[TopRow], width: int, *, page: bool = False
     yield _table(title, shown, columns, left=2)
 
 
-def _modules(report: TraceReport, width: int, *, page: bool = False) -> Iterator[Block]:
-    if not report.modules:
-        return
-    columns: Columns = {
-        "name": lambda m: _indented(m, max(width - 50, 20)),
-        "calls": lambda m: str(m.count),
-        "host": lambda m: format_seconds(m.host_s),
-        "forward": lambda m: format_seconds(m.forward_s),
-        "backward": lambda m: format_seconds(m.backward_s),
-        "own": lambda m: format_seconds(m.self_s),
-    }
-    title = "Ranges named by the program" if report.modules[0].source == "annotation" else "Modules"
-    shown = top_modules_by_self_time(report.modules, SHOWN_MODULES * (PAGE_FACTOR if page else 1))
-    yield BLANK
-    yield _table(title, shown, columns)
-
-
-def _indented(m: ModuleRow, width: int) -> str:
-    """Indent a name of the program by its depth; the path of a module already shows its position."""
-    if m.source == "module":
-        return short_path(m.name, width)
-    indent = "  " * min(m.depth, 6)
-    return indent + short_name(m.name, width - len(indent))
-
-
 def _memory(report: TraceReport) -> Iterator[Block]:
     found = [(r.rank, m) for r in report.ranks[:SHOWN_RANKS] for m in r.memory]
     if not found:
@@ -397,14 +368,18 @@ def short_name(name: str, width: int) -> str:
 
 def short_names(names: Sequence[str], width: int) -> list[str]:
     """Apply `short_name` to each name. Of names that would be equal, the different part is shown."""
-    shown = [short_name(name, width) for name in names]
-    for text, count in Counter(shown).items():
-        if count > 1:
-            alike = [i for i, other in enumerate(shown) if other == text]
-            for i, own in zip(
-                alike, _distinguish([_strip_signature(names[i], width) for i in alike], width), strict=True
-            ):
-                shown[i] = own
+    plain = [_strip_signature(name, width) for name in names]
+    alike: dict[str, list[str]] = {}
+    for name, own in zip(names, plain, strict=True):
+        alike.setdefault(short_name(name, width), []).append(own)
+    starts = {text: len(commonprefix(group)) for text, group in alike.items()}  # noqa: RUF071 - characters are meant
+    head = width // 3
+    shown = []
+    for name, own in zip(names, plain, strict=True):
+        text = short_name(name, width)
+        if len(set(alike[text])) > 1:
+            text = f"{own[:head]}…{own[max(starts[text] - 2, head) :]}"[:width]
+        shown.append(text)
     return shown
 
 
@@ -417,30 +392,6 @@ def _strip_signature(name: str, width: int) -> str:
     return name
 
 
-def _distinguish(names: list[str], width: int) -> list[str]:
-    """Return the start and the part after the first difference; repeated for names that differ later."""
-    same = len(commonprefix(names))  # noqa: RUF071 - characters are what is meant
-    head = width // 3
-    start = max(min(same - 2, min(map(len, names)) - 1), head)
-    room = width - head - 1
-    made = [f"{n[:head]}…{n[start:] if len(n) - start <= room else n[start : start + room - 1] + '…'}" for n in names]
-    for text, count in Counter(made).items():
-        alike = [i for i, other in enumerate(made) if other == text]
-        if 1 < count < len(names):
-            for i, own in zip(alike, _distinguish([names[i] for i in alike], width), strict=True):
-                made[i] = own
-    return made
-
-
-def short_path(path: str, width: int) -> str:
-    """Shorten a dotted path to `width` columns: keep the end, starting at a dot if possible."""
-    if len(path) <= width:
-        return path
-    end = path[len(path) - (width - 1) :]
-    dot = end.find(".")
-    return "…" + (end[dot:] if 0 <= dot < width // 3 else end)
-
-
 def _without_parameters(name: str) -> str:
     """Return a C++ signature without its last parameter list."""
     if not name.endswith(")"):
@@ -451,24 +402,6 @@ def _without_parameters(name: str) -> str:
         if depth == 0:
             return name[:at] or name
     return name
-
-
-def top_modules_by_self_time(modules: Sequence[ModuleRow], limit: int) -> list[ModuleRow]:
-    """Return the modules with the largest self time in their order, each with its parents.
-
-    Without its parents, an indented module would seem to belong to the row above it.
-    """
-    ranked = sorted(range(len(modules)), key=lambda i: -modules[i].self_s)[:limit]
-    shown = set(ranked)
-    for i in ranked:
-        # the path of a module includes its parents
-        depth, at = (0 if modules[i].source == "module" else modules[i].depth), i
-        while depth > 0 and at > 0:
-            at -= 1
-            if modules[at].depth < depth:
-                depth = modules[at].depth
-                shown.add(at)
-    return [modules[i] for i in sorted(shown)]
 
 
 _GAP = "  "
