@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from allranks.errors import AllranksError
@@ -16,7 +15,7 @@ from allranks.train.evaluation import Evaluator
 from allranks.train.models.losses import LossModel
 from allranks.train.step_metrics import AsyncStepReduction
 from allranks.train.sync_proof import prove_ranks
-from tests.dist.making import Collectives, batch_of, built, model_of, prepared, tokens_of
+from tests.dist.making import Collectives, batch_of, model_of, prepared, tokens_of
 
 
 class LateSampler(SampleOrder):
@@ -54,53 +53,6 @@ def evaluation(world: DistContext, args: dict[str, Any]) -> Any:
         )
         result = evaluator.run()
         found.append([result.loss, result.perplexity, result.targets, result.rows])
-    return found
-
-
-def evaluation_beside_trainer(world: DistContext, args: dict[str, Any]) -> Any:
-    """Loss and collectives of our evaluation and of HF Trainer's, for several batch sizes."""
-    from tests.dist.trainer_evaluation import Collectives as Counted
-    from tests.dist.trainer_evaluation import trainer
-
-    folder = Path(args["folder"])
-    tokens, module = tokens_of(folder / f"rank{world.rank}of{world.size}", 23), built({"lora": True})
-    found = []
-    for size in args["sizes"]:
-        evaluator = Evaluator(world, module, tokens, pad_id=0, batch_size=size, classifier=False)
-        peer = trainer(module.model, tokens, size, folder / "trainer")
-        assert peer.accelerator.num_processes == world.size
-        with Counted() as own:
-            ours = evaluator.run()
-        with Counted() as its:
-            theirs = float(peer.evaluate()["eval_loss"])
-        found.append(
-            {
-                "size": size,
-                "ours": ours.loss,
-                "said": ours.collectives,
-                "theirs": theirs,
-                "own": len(own.seen),
-                "its": len(its.seen),
-            }
-        )
-    return found
-
-
-def row_losses(world: DistContext, args: dict[str, Any]) -> Any:
-    """(sum, targets) of each row, one at a time, by torch alone."""
-    tokens, module = tokens_of(Path(args["folder"]) / "plain", 23), built({"lora": True}).eval()
-    found = []
-    for row in range(23):
-        own = slice(int(tokens.offsets[row]), int(tokens.offsets[row + 1]))
-        ids, wanted = (
-            torch.from_numpy(tokens.ids[own].astype(np.int64)),
-            torch.from_numpy(tokens.mask[own].astype(bool))[1:],
-        )
-        with torch.no_grad():
-            each = torch.nn.functional.cross_entropy(
-                module.model(input_ids=ids[None]).logits[0, :-1], ids[1:], reduction="none"
-            )
-        found.append([float(each[wanted].double().sum()), int(wanted.sum())])
     return found
 
 

@@ -1,7 +1,4 @@
-"""Plant a defect in a copy of the package, compare strategies with it, and tell what refused it.
-
-python -m tests.dist.planted_runs edits.yaml [ID...]    # prints one line per defect
-"""
+"""Plant a defect in a copy of the package, compare strategies with it, and tell what refused it."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -95,15 +91,3 @@ def run(edit: dict[str, Any], folder: Path) -> dict[str, Any]:
         "reasons": list(dict.fromkeys(reason for row in rows for reason in row["reasons"])),
         "rows": {row["strategy"]: all(row["gates"].values()) for row in rows},
     }
-
-
-def main(file: str, wanted: list[str]) -> None:
-    for edit in edits(file):
-        if not wanted or edit["id"] in wanted:
-            with tempfile.TemporaryDirectory() as folder:
-                found = run(edit, Path(folder))
-            print(f"{edit['id']}: {' '.join(found['by']) or 'NOT REFUSED'}; {found['reasons']}", flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])

@@ -419,7 +419,6 @@ def killed(world: DistContext, args: dict[str, Any]) -> Any:
 
 # what is never reached again by the rank that is killed
 STAGES: dict[str, tuple[Any, str]] = {
-    "before": (None, "_write"),
     "while writing": (writing, "write_files"),
     "before proof": (None, "_complete"),
     "before the rename": (saver, "publish_checkpoint"),

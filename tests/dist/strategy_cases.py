@@ -33,7 +33,6 @@ from allranks.train.strategies.base import Sizes, clip_and_update, transformer_b
 from tests.dist import plants
 from tests.dist.making import (
     STEPS,
-    Collectives,
     a_salt,
     built,
     go_on,
@@ -267,17 +266,6 @@ class _Watching:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._recorder, name)
-
-
-def adapter_saves(world: DistContext, args: dict[str, Any]) -> Any:
-    """Collectives while the adapters' weights are taken, and how many weights came."""
-    found = {}
-    for how in ("ignored", "sharded"):
-        strategy, _ = prepared("pytorch_zero3", world, {"lora": True, "options": {"adapters": how}})
-        with Collectives() as calls:
-            weights = strategy.weights(trained_only=True)
-        found[how] = {"collectives": len(calls.seen), "weights": len(weights)}
-    return found
 
 
 def memory(world: DistContext, args: dict[str, Any]) -> Any:

@@ -85,17 +85,6 @@ def test_a_resume_continues_the_count_and_an_ended_run_is_not_resumed(early: Any
     assert done.returncode == 2 and "ended early after step" in done.stderr and "eval.patience" in done.stderr
 
 
-@pytest.mark.full
-def test_the_trainer_of_transformers_ends_early_too(tmp_path: Path) -> None:
-    done, run = train(tmp_path, spec_of(tmp_path, strategy={"name": "hf_trainer"}, checkpoint={"async": True}))
-    assert done.returncode == 0, done.stderr + done.stdout
-    losses, metrics = losses_of(run), read_json(run.metrics)
-    best = min(losses, key=lambda step: losses[step])
-    assert metrics["stopped_early"]["step"] == metrics["steps"] == best + 2 * PATIENCE
-    assert run.checkpoint_steps() == [best, metrics["steps"]]
-    assert run.best_checkpoint.read_text() == f"step-{best}\n"
-
-
 def test_the_best_is_exported(early: Any, tmp_path: Path) -> None:
     """From elsewhere to a relative folder; the process that verifies it starts in another one. Its base is absolute, and its card tells of the run."""
     folder, _, run = early

@@ -46,9 +46,7 @@ MIXED = {"dtype": "bfloat16", "param_dtype": "float32"}
         ("zero2", {}),
         ("zero3", {"gradient_checkpointing": True}),
         ("pytorch_zero3", {"adapter": "lora", "max_length": 512}),
-        ("pytorch_ddp", MIXED),
         ("pytorch_ddp", {**MIXED, "gradient_checkpointing": True}),
-        ("zero3", MIXED),
         ("pytorch_zero3", MIXED),
     ],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.rundir.checkpoints import newest_checkpoint
 from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec
 from tests.dist.harness import allranks, folders, train, write_spec
@@ -76,6 +77,7 @@ def test_a_disk_that_is_full_before_the_run_or_fills_up_during_it(disk: Path, tm
     done, run = train(tmp_path, spec)
     filler.join()
     said = done.stdout + done.stderr
+    assert newest_checkpoint(run)[0] >= 50, "the last good checkpoint stays"
     assert done.returncode in (1, 3) and "defect" not in said and "Traceback" not in said, said
     assert "No space left on device" in said or "are free" in said, said
     is_told(allranks("run", str(write_spec(tmp_path, spec)), cwd=tmp_path), "disk")

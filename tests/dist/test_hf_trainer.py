@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,14 +15,13 @@ from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import Background, allranks, memory_is_as_estimated, run_ranks, step_events, train, write_spec
+from tests.dist.harness import allranks, memory_is_as_estimated, run_ranks, step_events, train, write_spec
 
 pytestmark = pytest.mark.dist
 HF = {"name": "hf_trainer"}
 STEPS = {"max_steps": 4, "grad_accum": 2, "schedule": "cosine", "warmup_steps": 1}
 FORMS: dict[str, dict[str, Any]] = {
     "lora": {"adapter": {"type": "lora", "r": 4, "dropout": 0.1}},
-    "whole": {"adapter": {"type": "none"}},
     "padded": {"adapter": {"type": "none"}, "data": {"packing": "none"}, "train": {**STEPS, "max_grad_norm": None}},
     "checkpointing": {"adapter": {"type": "lora", "r": 4, "dropout": 0.1}, "model": {"gradient_checkpointing": True}},
 }
@@ -51,7 +48,7 @@ def good(done: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "form", ["lora", *(pytest.param(f, marks=pytest.mark.full) for f in ("whole", "padded", "checkpointing"))]
+    "form", ["lora", *(pytest.param(f, marks=pytest.mark.full) for f in ("padded", "checkpointing"))]
 )
 def test_a_run_equals_pytorch_ddp_and_goes_on_bitwise(tmp_path: Path, form: str) -> None:
     write_rows(tmp_path / "rows.json", 80)
@@ -75,7 +72,6 @@ def test_a_run_equals_pytorch_ddp_and_goes_on_bitwise(tmp_path: Path, form: str)
         "eval_loss",
         "perplexity",
         "sync_proof",
-        "parameters",
         "parameters_trained",
         "tokens_real",
         "tokens_trained",
@@ -93,62 +89,6 @@ def test_a_run_equals_pytorch_ddp_and_goes_on_bitwise(tmp_path: Path, form: str)
     assert [steps(ours, rank) for rank in (0, 1)] == uninterrupted
     again = load_file(ours.checkpoint(4) / file)
     assert all(torch.equal(a[k], again[k]) for k in a)
-
-
-def test_a_classifier_equals_pytorch_ddp(tmp_path: Path) -> None:
-    runs = []
-    for name in ("pytorch_ddp", "hf_trainer"):
-        own = {
-            "name": name, "model": {"name": "tiny:bert"}, "data": {"source": "builtin:news", "subset": 120, "max_length": 32},
-            "strategy": {"name": name}, "train": {"max_steps": 4, "micro_batch_size": 4, "lr": 1e-3}, "checkpoint": {"mode": "none"},
-            "cluster": {"cache": str(tmp_path / "cache")}, "run_root": str(tmp_path / "runs"),
-        }  # fmt: skip
-        done, run = train(tmp_path, own)
-        good(done)
-        runs.append(run)
-    assert steps(runs[0]) == steps(runs[1])
-    accuracies = [read_json(r.metrics)["accuracy"] for r in runs]  # type: ignore[index]
-    assert accuracies[0] == accuracies[1] is not None
-
-
-def test_a_stopped_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.json", 80)
-    long = {"max_steps": 150, "grad_accum": 2, "warmup_steps": 5}
-    done, whole = train(tmp_path, spec(tmp_path, "whole", HF, train=long, eval={"samples": 0}))
-    good(done)
-    background = Background(
-        tmp_path, "run", str(write_spec(tmp_path, spec(tmp_path, "parts", HF, train=long, eval={"samples": 0})))
-    )
-    background.until_step(3)
-    background.signal(signal.SIGTERM)
-    code, out = background.wait()
-    assert code == 1
-    assert "stopped after step" in out
-    assert 3 <= background.run.checkpoint_steps()[-1] < 150
-    good(allranks("resume", background.run.name, cwd=tmp_path))
-    for rank in (0, 1):
-        assert steps(whole, rank) == steps(background.run, rank)
-    a, b = (load_file(run.checkpoint(150) / "adapter_model.safetensors") for run in (whole, background.run))
-    assert all(torch.equal(a[k], b[k]) for k in a)
-
-
-@pytest.mark.full
-def test_a_killed_rank_is_named_and_the_others_end(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.json", 40)
-    background = Background(
-        tmp_path, "run", str(write_spec(tmp_path, spec(tmp_path, "endless", HF, train={"max_steps": 1000000})))
-    )
-    try:
-        background.until_step(3)
-        pids = background.all_pids()
-        psutil.Process(background.pid_of(1)).kill()
-        code, out = background.wait(limit_s=60)
-    finally:
-        background.stop()
-    assert code == 1
-    for words in ("rank 1 ", "SIGKILL", "after step "):
-        assert words in out, out
-    assert not any(psutil.pid_exists(p) for p in pids)
 
 
 @pytest.mark.full
@@ -210,30 +150,6 @@ def test_three_ranks_go_on_bitwise_from_a_step_in_the_middle(tmp_path: Path) -> 
     assert steps(run) == uninterrupted
     again = load_file(run.checkpoint(4) / "model.safetensors")
     assert all(torch.equal(whole[k], again[k]) for k in whole)
-
-
-def test_compare_measures_it_with_all_gates(tmp_path: Path) -> None:
-    own = spec(
-        tmp_path, "c", {"name": "pytorch_ddp"}, adapter={"type": "none"}, train={"max_steps": 3, "grad_accum": 2}
-    )
-    write_rows(tmp_path / "rows.json", 80)
-    command = [
-        "compare",
-        str(write_spec(tmp_path, own)),
-        "--strategies",
-        "pytorch_ddp,hf_trainer",
-        "--repeats",
-        "1",
-        "--json",
-    ]
-    done = allranks(*command, cwd=tmp_path)
-    good(done)
-    rows = {row["strategy"]: row for row in json.loads(done.stdout)["rows"]}
-    for row in rows.values():
-        assert row["gates"] == {"parity": True, "mechanism": True, "equal_work": True}, row
-        assert row["tokens_per_s"] is not None
-    plain, ours = (rows[name]["memory"]["state_bytes"] for name in ("pytorch_ddp", "hf_trainer"))
-    assert ours / plain == pytest.approx(5 / 4, rel=0.02), "buckets lie beside the gradients"
 
 
 def test_arguments_that_are_free_reach_the_trainer_and_others_are_refused_by_plan(tmp_path: Path) -> None:

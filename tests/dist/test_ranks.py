@@ -54,15 +54,7 @@ STRATEGIES = shared_strategies()
 BITWISE = {
     "simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "pytorch_ddp", "deepspeed_zero1", "deepspeed_zero2",
 }  # fmt: skip
-BF16 = (
-    "bf16",
-    "lora_on_bf16",
-    "lora_whole",
-    "lora_sharded_on_bf16",
-    "moe_bf16",
-    "moe_lora_on_bf16",
-    "moe_lora_recomputed",
-)
+BF16 = [v for v, how in VARIANTS.items() if "bfloat16" in (how.get("dtype"), how.get("base_dtype"))]
 TOLERANCE = dict.fromkeys(BF16, 0.2)  # of what the training has changed; else:
 NORM_TOLERANCE = dict.fromkeys(BF16, 0.05)  # of the reference's gradient norm; a missing division is 1.0 at two ranks
 NORM_FP32 = 1e-3
@@ -119,11 +111,9 @@ def test_strategies_equal_one_process_that_takes_the_ranks_in_turn(tmp_path: Pat
     assert all(one["error"] is not None for one in results[0])
 
 
-@pytest.mark.parametrize(
-    "variant", ["moe_router_loss", pytest.param("moe_router_loss_recomputed", marks=pytest.mark.full)]
-)
-def test_a_router_loss_is_that_of_one_process_with_plain_transformers(tmp_path: Path, variant: str) -> None:
-    pairs = [(name, variant) for name in FAMILIES if name in STRATEGIES]
+def test_a_router_loss_is_that_of_one_process_with_plain_transformers(tmp_path: Path) -> None:
+    pairs = [(name, "moe_router_loss") for name in FAMILIES if name in STRATEGIES]
+    pairs += [(name, "moe_router_loss_recomputed") for name in ("pytorch_ddp", "zero3") if sampling.ALL]
     results = run_ranks("parities", 2, tmp_path, folder=tmp_path, pairs=pairs)
     for found in results:
         check(found, 2)
@@ -175,24 +165,18 @@ def test_compiled_blocks_give_the_same_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [2, 3])
 def test_every_strategy_in_every_variant(tmp_path: Path, world: int) -> None:
     for found in run_ranks("parities", world, tmp_path, 280, folder=tmp_path, pairs=pairs_of(world)):
         check(found, world)
 
 
-SEVERAL_NODES = [
-    ("pytorch_zero3", "replicated_accumulation"),
-    ("pytorch_zero2", "replicated_lora_sharded"),
-]
+SEVERAL_NODES = [("pytorch_zero3", "replicated_accumulation"), ("pytorch_zero2", "replicated_lora_sharded")]
 
 
 @pytest.mark.parametrize(
     ("world", "pairs"),
-    [
-        (2, SEVERAL_NODES),
-        pytest.param(4, [(n, v) for n in FSDP2 for v in REPLICATED], marks=pytest.mark.full),
-    ],
+    [(2, SEVERAL_NODES), pytest.param(4, [(n, v) for n in FSDP2 for v in REPLICATED], marks=pytest.mark.full)],
 )
 def test_weights_replicated_on_two_nodes_equal_one_process(
     tmp_path: Path, world: int, pairs: list[tuple[str, str]]
@@ -216,13 +200,6 @@ def test_fsdp2_refuses_what_it_would_spoil_and_names_the_weight(tmp_path: Path) 
         assert all("lm_head.weight is torch.bfloat16" in text for text in said[1::4]), said
         assert all("nothing to keep in host memory" in text for text in said[2::4]), said
         assert all("this model has none" in text for text in said[3::4]), said
-
-
-def test_adapters_out_of_the_sharding_are_saved_without_a_collective(tmp_path: Path) -> None:
-    first, other = run_ranks("adapter_saves", 2, tmp_path)
-    assert first["ignored"]["collectives"] == other["ignored"]["collectives"] == 0
-    assert first["ignored"]["weights"] == first["sharded"]["weights"] > 0
-    assert first["sharded"]["collectives"] >= first["sharded"]["weights"]
 
 
 def test_a_router_that_deepspeed_would_round_is_refused_by_name(tmp_path: Path) -> None:
@@ -285,9 +262,8 @@ MECHANISM = [
 ]
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.full)])
-def test_collectives_are_those_of_the_formula(tmp_path: Path, world: int) -> None:
-    for found in run_ranks("mechanism", world, tmp_path, folder=tmp_path, pairs=MECHANISM):
+def test_collectives_are_those_of_the_formula(tmp_path: Path) -> None:
+    for found in run_ranks("mechanism", 2, tmp_path, folder=tmp_path, pairs=MECHANISM):
         assert [one for one in found if one["problem"]] == []
         assert all(one["steps"] == 2 for one in found)
 

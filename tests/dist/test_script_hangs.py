@@ -22,11 +22,6 @@ import torch.distributed as dist
 def fetch():
     time.sleep(3600)
 
-def spin():
-    count = 0
-    while True:
-        count += 1
-
 def evaluate_alone(seconds):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -42,18 +37,12 @@ for i in range(6):
     time.sleep(0.1)
 if what == "sleep" and rank == 1:
     fetch()
-if what == "loop" and rank == 1:
-    spin()
-if what == "all" :
-    fetch()
 if what == "works" and rank == 0:
     evaluate_alone(6)
 if what == "speaks" and rank == 0:
     for i in range(7):
         time.sleep(1)
         print("still downloading", i, flush=True)
-if what == "alone":
-    evaluate_alone(10)
 if what != "skip" or rank != 1:
     dist.all_reduce(torch.ones(4))
 dist.all_gather([torch.ones(4) for _ in range(dist.get_world_size())], torch.ones(4))
@@ -66,8 +55,7 @@ from torch.nn.parallel import DistributedDataParallel
 from allranks.train import rank_hooks
 
 faulthandler.dump_traceback_later(20, exit=True)
-if sys.argv[1] == "watched":
-    rank_hooks._sequences()
+rank_hooks._sequences()
 for _ in range(40):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = DistributedDataParallel(torch.nn.Linear(2, 2))
@@ -97,8 +85,7 @@ def end_of(tmp_path: Path, what: str, hang_s: float = 6, ranks: int = 2) -> tupl
     ("what", "ranks", "reason", "where"),
     [
         ("sleep", 2, "never joined collective", "program.py:7 in fetch"),
-        pytest.param("loop", 2, "never joined collective", "in spin, running", marks=pytest.mark.full),
-        pytest.param("skip", 3, "other ranks called all_reduce", "program.py:42 in <module>", marks=pytest.mark.full),
+        pytest.param("skip", 3, "other ranks called all_reduce", "program.py:31 in <module>", marks=pytest.mark.full),
     ],
 )
 def test_the_rank_that_hangs_is_named_with_its_reason(
@@ -117,14 +104,6 @@ def test_the_rank_that_hangs_is_named_with_its_reason(
     assert report["alarm"]["phase"] == "script"
 
 
-@pytest.mark.full
-def test_ranks_that_all_sleep_are_ended_and_none_is_blamed(tmp_path: Path) -> None:
-    done, run = end_of(tmp_path, "all")
-    assert done.returncode == 1
-    assert read_json(run.hang_report(1))["stalled"] == []
-    assert "none is in a collective" in done.stderr
-
-
 def test_ranks_that_wait_for_the_lock_of_a_killed_build_are_told_to_delete_it(tmp_path: Path) -> None:
     done, run = end_of(tmp_path, "lock", hang_s=3)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -134,7 +113,7 @@ def test_ranks_that_wait_for_the_lock_of_a_killed_build_are_told_to_delete_it(tm
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("what", ["works", "speaks", "alone"])
+@pytest.mark.parametrize("what", ["works", "speaks"])
 def test_a_program_that_is_only_slow_is_not_blamed(tmp_path: Path, what: str) -> None:
     done, run = end_of(tmp_path, what)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -145,16 +124,6 @@ def test_a_group_that_ddp_frees_does_not_hang(tmp_path: Path) -> None:
     """torch frees it with the GIL held, while a thread of gloo needs the GIL (about 1 of 10 runs of accelerate's nlp_example)."""
     (tmp_path / "program.py").write_text(GROUP_OF_DDP)
     done = subprocess.run(
-        [sys.executable, tmp_path / "program.py", "watched"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == "freed\n", done.stderr
-
-
-@pytest.mark.full
-def test_without_the_pause_torch_hangs(tmp_path: Path) -> None:
-    """If this fails, torch has been corrected, and `patches.let_collectives_end` can go."""
-    (tmp_path / "program.py").write_text(GROUP_OF_DDP)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "program.py", "bare"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert "freed" not in done.stdout

@@ -39,7 +39,6 @@ if os.environ["RANK"] == "0":
 else:
     print("only in the log of rank 1")
 """
-SILENT = "print('nothing to tell')\n"
 
 
 def end_of(tmp_path: Path, program: str) -> tuple[Any, Any, dict[str, Any]]:
@@ -77,13 +76,3 @@ def test_progress_is_read_in_the_output_and_labelled(tmp_path: Path) -> None:
     assert "bytes are not shown" in done.stdout
     assert "only in the log of rank 1" not in done.stdout
     assert len(done.stdout) < 200_000
-
-
-@pytest.mark.full
-def test_a_program_that_tells_nothing_has_no_values(tmp_path: Path) -> None:
-    done, _, metrics = end_of(tmp_path, SILENT)
-    assert "progress_source" not in metrics
-    assert not metrics.get("steps")
-    assert metrics.get("train_loss_last") is None
-    assert "nothing to tell" in done.stdout
-    assert "steps" not in done.stdout.split("nothing to tell")[1]

@@ -58,7 +58,6 @@ def test_trainer_with_lora_on_one_node(tmp_path: Path) -> None:
     ("twin", "strategies"),
     [
         ("002/ddp", ["simple_ddp_ga", "bucket_ddp_async"]),
-        pytest.param("002/ddp", None, marks=pytest.mark.full),
         pytest.param("002/sharding", None, marks=pytest.mark.full),
     ],
 )

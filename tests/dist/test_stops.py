@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from allranks.launch.local_job import INTERRUPT_GRACE_S
-from allranks.rundir.checkpoints import newest_checkpoint
 from allranks.rundir.files import read_json
 from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import Background, allranks, slow_down, stall_ranks, step_events, train, until, write_spec
+from tests.dist.harness import Background, slow_down, stall_ranks, step_events, train, until, write_spec
 
 pytestmark = pytest.mark.dist
 
@@ -181,43 +177,3 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(t
     assert run.checkpoint_steps() == [1]
     weights = load_file(run.checkpoint(1) / "model.safetensors")
     assert all(bool(torch.isfinite(v).all()) for v in weights.values())
-
-
-def fill(path: Path, *, left_bytes: int) -> None:
-    """Takes all of a disk on which somebody else may write at the same moment but so much."""
-    with path.open("wb", buffering=0) as file, suppress(OSError):
-        while psutil.disk_usage(str(path.parent)).free > left_bytes:
-            file.write(bytes(2**16))
-
-
-def test_a_full_disk_fails_clearly_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
-    small = tmp_path / "runs"
-    small.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=128m", "none", str(small)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, timeout=10).returncode:
-        pytest.skip("mounting a small file system needs root")
-    write_rows(tmp_path / "rows.json", 60)
-    filler = small / "filler"
-    try:
-        filler.write_bytes(b"x" * (100 * 2**20))
-        refused = allranks("run", str(write_spec(tmp_path, tiny_spec(tmp_path / "rows.json", tmp_path))), cwd=tmp_path)
-        assert refused.returncode == 3
-        assert "free" in refused.stderr
-        filler.unlink()
-        spec = tiny_spec(
-            tmp_path / "rows.json",
-            tmp_path,
-            train={"max_steps": 1000000},
-            checkpoint={"mode": "full", "every": 5, "keep": 1},
-        )
-        background = Background(tmp_path, "run", str(write_spec(tmp_path, spec)))
-        background.until_step(12)
-        fill(filler, left_bytes=2**17)
-        code, out = background.wait(limit_s=90)
-        assert code == 1
-        assert "Traceback" not in out
-        assert "free" in out or "No space" in out, out
-        filler.unlink()
-        assert newest_checkpoint(background.run)[0] >= 5
-    finally:
-        subprocess.run(["umount", "--lazy", str(small)], timeout=10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -33,7 +32,7 @@ from allranks.spec import parse_spec
 from allranks.train.distributed import open_store
 from allranks.utils.machine import machine_facts
 from tests.conftest import tiny_spec
-from tests.dist.harness import free_port, until
+from tests.dist.harness import until
 
 pytestmark = pytest.mark.dist
 SHORT = timedelta(seconds=20)
@@ -69,25 +68,6 @@ def test_where_the_address_is_not_of_this_node_all_are_listened_on_and_that_is_r
         assert TCPStore("127.0.0.1", server.port, None, False, SHORT).add("n", 2) == 2
     finally:
         server.close()
-
-
-def test_two_runs_never_share_a_store() -> None:
-    """A second one at the same address and port is refused, whether it is ours or torch's own."""
-    first = TcpStoreServer("127.0.0.1", 0)
-    try:
-        TCPStore("127.0.0.1", first.port, None, False, SHORT).set("word", "of the first")
-        with pytest.raises(OSError, match="Address already in use"):
-            TcpStoreServer("127.0.0.1", first.port)
-        with pytest.raises(RuntimeError, match="EADDRINUSE"):
-            TCPStore("127.0.0.1", first.port, None, True, SHORT, False)
-        assert TCPStore("127.0.0.1", first.port, None, False, SHORT).get("word") == b"of the first"
-    finally:
-        first.close()
-    second = TcpStoreServer("127.0.0.1", first.port)  # at once: the port is free again
-    try:
-        assert not TCPStore("127.0.0.1", second.port, None, False, SHORT).check(["word"])
-    finally:
-        second.close()
 
 
 def test_keys_of_one_training_are_not_those_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,51 +161,6 @@ def test_what_a_killed_agent_left_is_removed_and_nothing_of_others(monkeypatch: 
         other.close()
 
 
-RANK = """
-import json, os, sys
-from datetime import timedelta
-import torch, torch.distributed as dist
-from allranks.train.distributed import open_store
-rank = int(sys.argv[1])
-store = open_store(2, timedelta(seconds=60))
-dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
-x = torch.tensor([rank + 1.0])
-dist.all_reduce(x)
-store.set(f"rank{rank}", str(os.getpid()))
-other = int(store.get(f"rank{1 - rank}"))
-dist.barrier()
-print(json.dumps([type(store).__name__, x.item(), os.getpid(), other]))
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.parametrize("kind", ["file", "tcp"])
-def test_two_processes_meet_at_the_store_that_their_agent_names(kind: str) -> None:
-    place = FileStoreFolder() if kind == "file" else None
-    server = TcpStoreServer("127.0.0.1", 0) if kind == "tcp" else None
-    try:
-        where = place.environment if place else {STORE_VARIABLE: f"tcp:127.0.0.1:{server.port if server else 0}:0f3a"}
-        env = {**os.environ, **where, "OMP_NUM_THREADS": "1"}
-        ranks = [
-            subprocess.Popen([sys.executable, "-c", RANK, str(r)], env=env, stdout=subprocess.PIPE, text=True)
-            for r in (0, 1)
-        ]
-        try:
-            said = [json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-        assert [(s[0], s[1]) for s in said] == [("FileStore" if kind == "file" else "PrefixStore", 3.0)] * 2
-        assert (said[0][2], said[1][2]) == (said[1][3], said[0][3])
-        if server:  # nothing of a training lies outside its prefix
-            assert not TCPStore("127.0.0.1", server.port, None, False, SHORT).check(["rank0"])
-            assert TCPStore("127.0.0.1", server.port, None, False, SHORT).check(["0f3a/rank0"])
-    finally:
-        for one in filter(None, (place, server)):
-            one.close()
-
-
 def test_a_program_of_the_users_own_has_no_named_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(STORE_VARIABLE, raising=False)
     assert open_store(2, SHORT) is None
@@ -299,17 +234,6 @@ def test_a_port_that_was_only_found_free_may_have_been_taken_since(tmp_path: Pat
             assert listens(used) == {"127.0.0.1"}
         finally:
             agent.close()
-
-
-def test_a_fixed_port_is_used(tmp_path: Path) -> None:
-    port = free_port()
-    agent = FirstAgent(tmp_path, port, fixed=True)
-    try:
-        until(lambda: agent.report() is not None and agent.report().store is not None, limit_s=60)
-        assert agent.report().store == ("127.0.0.1", port)
-    finally:
-        agent.close()
-    until(lambda: not listens(port), limit_s=30)  # the agent was killed
 
 
 def test_a_taken_port_of_the_control_channel_is_an_explained_refusal() -> None:

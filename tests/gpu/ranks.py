@@ -61,11 +61,7 @@ def batch_maker(tokens: Any) -> Any:
 
 def one_process(world: DistContext, tokens: Any, variant: str) -> tuple[dict[str, torch.Tensor], list[float]]:
     """Weights and gradient norms of plain torch that goes through the ranks' micro-batches in order, on the same device."""
-    how, module, make = (
-        GPU_VARIANTS[variant],
-        module_of(variant, world.device).train(),
-        batch_maker(tokens),
-    )
+    how, module, make = (GPU_VARIANTS[variant], module_of(variant, world.device).train(), batch_maker(tokens))
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     weights = [p for _, p in named]
     optimizer = torch.optim.AdamW(weights, lr=LEARNING_RATE, weight_decay=0.0, fused=True)

@@ -54,17 +54,6 @@ def test_ranks_share_the_state_so_that_all_write_the_same(files: list[int], worl
         assert max(total) - min(total) <= world + 1
 
 
-@given(
-    st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.integers(0, 10**9), min_size=1, max_size=30),
-    st.integers(1, 9),
-)
-def test_every_weight_is_in_one_file(sizes: dict[str, int], count: int) -> None:
-    files = _shared_out(sizes, count)
-    assert sorted(n for part in files for n in part) == sorted(sizes)
-    assert len(files) <= count
-    assert all(files)
-
-
 def test_a_layer_stays_in_one_file() -> None:
     sizes = {f"model.layers.{i}.{part}": 10 for i in range(5) for part in ("up", "down", "gate")}
     files = _shared_out(sizes, 4)
@@ -146,8 +135,6 @@ def test_a_manifest_that_is_damaged_or_anothers_is_passed_over_by_name(
     ("change", "words"),
     [
         ({"schema_version": SCHEMA_VERSION + 1}, f"has schema_version {SCHEMA_VERSION + 1} (allranks 9.9);"),
-        ({"schema_version": "x"}, "has schema_version 'x' (allranks 9.9);"),
-        ({"schema_version": True}, "has schema_version True (allranks 9.9);"),
         ({"schema_version": None}, "has no schema_version, as only older versions of allranks wrote (allranks 9.9);"),
         ({"schema_version": SCHEMA_VERSION + 1, "files": ["in another form"]}, f"has schema_version {SCHEMA_VERSION + 1} (allranks 9.9);"),
     ],
@@ -168,14 +155,6 @@ def test_a_checkpoint_of_another_version_is_refused_and_none_taken_in_its_place(
         f"{file} {words} this program, allranks {__version__}, has schema_version {SCHEMA_VERSION}: "
         "use the version of allranks that wrote it, or start a new run"
     )
-
-
-def test_a_damaged_manifest_without_a_version_is_damaged_and_not_of_another_version(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    for step in (4, 8):
-        publish(run, step, keep=2)
-    write_json(run.checkpoint(8) / "manifest.json", {})
-    assert newest_checkpoint(run)[0] == 4
 
 
 def test_a_kill_between_two_renames_loses_nothing(tmp_path: Path) -> None:

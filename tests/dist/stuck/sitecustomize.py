@@ -54,10 +54,6 @@ def slow_optimizer() -> None:
     _delay_optimizer(sleep_a_while)
 
 
-def burning_optimizer() -> None:
-    _delay_optimizer(burn_a_while)
-
-
 def _delay_optimizer(delay) -> None:
     from torch.optim import optimizer
 

@@ -15,13 +15,7 @@ from torch import nn
 from allranks.errors import CheckpointError
 from allranks.rundir.files import read_json
 from allranks.train import distributed
-from allranks.train.checkpoint.writer import (
-    ADAPTER_FILE,
-    INDEX_FILE,
-    PublishedFiles,
-    TrainingIdentity,
-    weight_name,
-)
+from allranks.train.checkpoint.writer import ADAPTER_FILE, INDEX_FILE, PublishedFiles, TrainingIdentity, weight_name
 from allranks.train.distributed import DistContext
 from allranks.train.models.weight_loader import raise_on_all_ranks
 from allranks.train.strategies import shards

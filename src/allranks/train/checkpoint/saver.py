@@ -469,9 +469,7 @@ def _log_saved(attempt: Attempt, saved: SavedCheckpoint) -> None:
     if saved.removed and attempt.world.is_first:
         steps = ", ".join(str(step) for step in saved.removed)
         attempt.events.write(
-            "warning",
-            what="checkpoint",
-            message=f"checkpoints of steps {steps} were removed to make room on the disk",
+            "warning", what="checkpoint", message=f"checkpoints of steps {steps} were removed to make room on the disk"
         )
     attempt.events.write(
         "checkpoint",

@@ -164,13 +164,7 @@ class RanksTrainer(Trainer):
     loss_is_scaled_for_ga = True  # so that the Trainer does not also divide by the number of micro-steps
 
     def __init__(
-        self,
-        *,
-        feed: DataLoader[Batch],
-        running: TrainerStep,
-        ranks: int,
-        begin: Callable[[int], None],
-        **kwargs: Any,
+        self, *, feed: DataLoader[Batch], running: TrainerStep, ranks: int, begin: Callable[[int], None], **kwargs: Any
     ) -> None:
         self._feed, self._running, self._ranks, self._begin = feed, running, ranks, begin
         self._checked = False
@@ -200,11 +194,7 @@ class RanksTrainer(Trainer):
         return 0
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """Return this micro-batch's share of the step's mean loss, times the number of ranks."""
         self._running.enter("forward")
@@ -343,12 +333,7 @@ class TrainerLoop(TrainerCallback):
         self._watcher = watcher or StepWatcher()
         self._running = TrainerStep(world.device, self._watcher.part)
         self._step_metrics = StepMetrics(
-            world,
-            rows,
-            plan,
-            events,
-            self._running.clock,
-            lambda work, agreed: check_norms(world.rank, agreed),
+            world, rows, plan, events, self._running.clock, lambda work, agreed: check_norms(world.rank, agreed)
         )
         self._watcher.attach(self._step_metrics.quiet)
         self._running.clock.follow(strategy.module)
