@@ -129,7 +129,7 @@ class Rank:
 
     def train(self, strategy: Strategy, steps: int) -> None:
         """Real steps of the real loop."""
-        plan = LoopPlan(0, steps, self._spec.train, 1, 1, lambda done: False, lambda done, stop: None)
+        plan = LoopPlan(train=self._spec.train, total_steps=steps)
         events = EventLog(self._folder / f"events{self._world.rank}.jsonl", self._world.rank)
         engine = engine_of(self._plan.strategy)
         engine(self._world, strategy, TrainingRows(self._order, self._tokens, self._batch), plan, events).run()

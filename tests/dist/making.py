@@ -237,6 +237,39 @@ def built(how: dict[str, Any]) -> LossModel:
     return module
 
 
+def warm_up(strategy: Any, world: DistContext, tokens: TokenSet, how: dict[str, Any]) -> None:
+    rows = orders_of(world, tokens, how)[world.rank].micro_batches(0)[0]
+    strategy.warm_up(collate(tokens, rows, 0, None), resumed=True)
+
+
+def run_steps(
+    name: str,
+    strategy: Any,
+    world: DistContext,
+    tokens: TokenSet,
+    how: dict[str, Any],
+    folder: Path,
+    last: int,
+    *,
+    first: int = 0,
+    lr: float = 1e-2,
+    reader: int | None = None,
+    seed_of_rank: int | None = None,
+    watcher: Any = None,
+    router_loss: Any = None,
+) -> list[dict[str, Any]]:
+    """Run optimizer steps in the strategy's engine; return their events on this rank."""
+    order = orders_of(world, tokens, how)[world.rank if reader is None else reader]
+    rows = TrainingRows(order, tokens, lambda rows: collate(tokens, rows, 0, None))
+    train = TrainSpec(lr=lr, schedule="constant")
+    plan = LoopPlan(train=train, first_step=first, total_steps=last, router_loss=router_loss)
+    seed_rank(1, world.rank if seed_of_rank is None else seed_of_rank)
+    file = folder / f"events{world.rank}.jsonl"
+    with EventLog(file, world.rank) as events:
+        engine_of(name)(world, strategy, rows, plan, events, watcher).run()
+    return [e for e in read_events(file) if e["event"] == "step"][first - last :]
+
+
 def train_with(
     name: str, world: DistContext, tokens: TokenSet, how: dict[str, Any], folder: Path
 ) -> tuple[dict[str, torch.Tensor], float, list[float], list[str], list[list[float]]]:
@@ -250,25 +283,9 @@ def train_with(
     routers: set[str] = set()
     for router in routers_of(module).values():
         router.register_forward_pre_hook(lambda m, args: routers.add(str(m.weight.dtype)))
-    order = orders_of(world, tokens, how)[plants.reader(world)]
-    plan = LoopPlan(
-        0,
-        STEPS,
-        TrainSpec(lr=1e-2, schedule="constant"),
-        1,
-        1,
-        lambda done: False,
-        lambda done, stop: None,
-        router_loss=module.router_loss,
+    logged = run_steps(
+        name, strategy, world, tokens, how, folder, STEPS, reader=plants.reader(world), router_loss=module.router_loss
     )
-    events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
-
-    def make(rows: Any) -> Batch:
-        return collate(tokens, rows, 0, None)
-
-    seed_rank(1, world.rank)
-    engine_of(name)(world, strategy, TrainingRows(order, tokens, make), plan, events).run()
-    logged = [e for e in read_events(folder / f"events{world.rank}.jsonl") if e["event"] == "step"][-STEPS:]
     norms, losses = [e["grad_norm"] for e in logged], [[e["loss"], e.get("router_aux_loss", 0.0)] for e in logged]
     whole = {n: w for n, w in strategy.weights(trained_only=True).items() if n in wanted}
     assert world.rank != 0 or whole.keys() == wanted
@@ -300,18 +317,9 @@ def go_on(
     seed_of_rank: int | None = None,
 ) -> None:
     """Train some steps. Ranks have their own random numbers, or all those of one of them."""
-    order = orders_of(world, tokens, how)[world.rank]
-
-    def make(rows: Any) -> Batch:
-        return collate(tokens, rows, 0, None)
-
-    strategy.warm_up(make(order.micro_batches(0)[0]), resumed=True)
-    plan = LoopPlan(
-        first, last, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None
-    )
-    events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
-    seed_rank(1, world.rank if seed_of_rank is None else seed_of_rank)
-    engine_of(strategy.named_here)(world, strategy, TrainingRows(order, tokens, make), plan, events).run()
+    warm_up(strategy, world, tokens, how)
+    seed = world.rank if seed_of_rank is None else seed_of_rank
+    run_steps(strategy.named_here, strategy, world, tokens, how, folder, last, first=first, seed_of_rank=seed)
 
 
 def whole_state(strategy: Any, world: DistContext) -> dict[str, torch.Tensor]:

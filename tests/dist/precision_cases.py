@@ -10,15 +10,12 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from allranks.rundir.events import EventLog
 from allranks.spec.records import TrainSpec
 from allranks.train import strategies
 from allranks.train.data.batches import IGNORE, collate
-from allranks.train.distributed import DistContext, seed_rank
-from allranks.train.engines import engine_of
+from allranks.train.distributed import DistContext
 from allranks.train.loop import StepWatcher, adamw
-from allranks.train.step_metrics import LoopPlan, TrainingRows
-from tests.dist.making import built, options_of, orders_of, tokens_of
+from tests.dist.making import built, options_of, orders_of, run_steps, tokens_of, warm_up
 
 LOOKS = (1, 20, 100)
 LR = 3e-4
@@ -87,17 +84,9 @@ def _trained(name: str, world: DistContext, tokens: Any, how: dict[str, Any], fo
     module = built(how)
     start = {n: p.detach().double() for n, p in module.named_parameters() if p.requires_grad}
     strategy.setup(module, adamw(TrainSpec(lr=LR)), world.group, how["clip"])
-    strategy.warm_up(
-        collate(tokens, orders_of(world, tokens, how)[world.rank].micro_batches(0)[0], 0, None), resumed=True
-    )
+    warm_up(strategy, world, tokens, how)
     looks = _Looks(strategy, start, how["looks"])
-    train = TrainSpec(lr=LR, schedule="constant")
-    plan = LoopPlan(0, how["looks"][-1], train, 1, 1, lambda done: False, lambda done, stop: None)
-    with EventLog(folder / f"events{world.rank}.jsonl", world.rank) as events:
-        order = orders_of(world, tokens, how)[world.rank]
-        rows = TrainingRows(order, tokens, lambda rows: collate(tokens, rows, 0, None))
-        seed_rank(1, world.rank)
-        engine_of(name)(world, strategy, rows, plan, events, looks).run()
+    run_steps(name, strategy, world, tokens, how, folder, how["looks"][-1], lr=LR, watcher=looks)
     return looks.updates
 
 

@@ -15,19 +15,16 @@ from torch import optim
 
 from allranks.errors import AllranksError
 from allranks.experiments.gates import compare_traffic
-from allranks.rundir.events import EventLog
 from allranks.spec.records import TrainSpec
 from allranks.train import strategies
 from allranks.train.benchmark.baseline import update_error
 from allranks.train.benchmark.measurements import CollectiveRecorder, MemoryUsage
 from allranks.train.data.batches import IGNORE, Batch, collate
 from allranks.train.data.prepared import TokenSet
-from allranks.train.distributed import DistContext, seed_rank
-from allranks.train.engines import engine_of
+from allranks.train.distributed import DistContext
 from allranks.train.loop import adamw
 from allranks.train.models import lora, lora_experts
 from allranks.train.models.losses import LossModel
-from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies import zero
 from allranks.train.strategies.base import Sizes, clip_and_update, transformer_blocks
 from tests.dist import plants
@@ -39,6 +36,7 @@ from tests.dist.making import (
     options_of,
     orders_of,
     prepared,
+    run_steps,
     tokens_of,
     train_with,
 )
@@ -235,15 +233,7 @@ def mechanism(world: DistContext, args: dict[str, Any]) -> Any:
         strategy, _ = prepared(name, world, how)
         sizes = Sizes(tuple(p.numel() * p.element_size() for p in built(how).parameters() if p.requires_grad))
         recorder = CollectiveRecorder(1, 2)
-        plan = LoopPlan(
-            0, 3, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None
-        )
-        events = EventLog(Path(args["folder"]) / f"events{world.rank}.jsonl", world.rank)
-        order = orders_of(world, tokens, how)[world.rank]
-        watcher = _Watching(recorder)
-        rows = TrainingRows(order, tokens, lambda rows: collate(tokens, rows, 0, None))
-        seed_rank(1, world.rank)
-        engine_of(name)(world, strategy, rows, plan, events, watcher).run()
+        run_steps(name, strategy, world, tokens, how, Path(args["folder"]), 3, watcher=_Watching(recorder))
         expected = [asdict(t) for t in strategy.traffic(sizes, world.size, how.get("accum", 1))]
         found.append(
             {

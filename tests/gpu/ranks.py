@@ -14,18 +14,15 @@ import torch
 import torch.distributed as dist
 
 from allranks.errors import EnvironmentNotAble
-from allranks.rundir.events import EventLog, read_events
 from allranks.spec.records import TrainSpec
 from allranks.train import strategies
 from allranks.train.benchmark.baseline import update_error
-from allranks.train.data.batches import Batch, collate
-from allranks.train.distributed import DistContext, seed_rank
-from allranks.train.engines import engine_of
+from allranks.train.data.batches import collate
+from allranks.train.distributed import DistContext
 from allranks.train.loop import adamw
 from allranks.train.models import precision
 from allranks.train.models.losses import LossModel
-from allranks.train.step_metrics import LoopPlan, TrainingRows
-from tests.dist.making import STEPS, built, options_of, orders_of, tokens_of
+from tests.dist.making import STEPS, built, options_of, orders_of, run_steps, tokens_of
 from tests.dist.variants import GPU_VARIANTS
 
 LEARNING_RATE = 1e-2
@@ -52,16 +49,9 @@ def module_of(variant: str, device: torch.device) -> LossModel:
     return module.to(device)
 
 
-def batch_maker(tokens: Any) -> Any:
-    def make(rows: Any) -> Batch:
-        return collate(tokens, rows, 0, None)
-
-    return make
-
-
 def one_process(world: DistContext, tokens: Any, variant: str) -> tuple[dict[str, torch.Tensor], list[float]]:
     """Weights and gradient norms of plain torch that goes through the ranks' micro-batches in order, on the same device."""
-    how, module, make = (GPU_VARIANTS[variant], module_of(variant, world.device).train(), batch_maker(tokens))
+    how, module = GPU_VARIANTS[variant], module_of(variant, world.device).train()
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     weights = [p for _, p in named]
     optimizer = torch.optim.AdamW(weights, lr=LEARNING_RATE, weight_decay=0.0, fused=True)
@@ -70,7 +60,8 @@ def one_process(world: DistContext, tokens: Any, variant: str) -> tuple[dict[str
         total = int(tokens.trained[orders[0].global_batch(step)].sum())
         for micro in range(how.get("accum", 1)):
             for order in orders:
-                (module(make(order.micro_batches(step)[micro]).to(world.device)) / total).backward()
+                batch = collate(tokens, order.micro_batches(step)[micro], 0, None).to(world.device)
+                (module(batch) / total).backward()
         norms.append(float(torch.nn.utils.get_total_norm([p.grad.float() for p in weights if p.grad is not None])))
         if how.get("clip", 1.0):
             torch.nn.utils.clip_grad_norm_(weights, how.get("clip", 1.0))
@@ -88,14 +79,8 @@ def trained(
     module = module_of(variant, world.device)
     wanted = {n for n, p in module.named_parameters() if p.requires_grad}
     strategy.setup(module, adamw(TrainSpec(lr=LEARNING_RATE)), world.group, how.get("clip", 1.0))
-    make, log = batch_maker(tokens), folder / f"events-{name}-{variant}-{world.rank}.jsonl"
-    order = orders_of(world, tokens, how)[world.rank]
-    train = TrainSpec(lr=LEARNING_RATE, schedule="constant")
-    plan = LoopPlan(0, STEPS, train, 1, 1, lambda done: False, lambda done, stop: None)
-    events = EventLog(log, world.rank)
-    seed_rank(1, world.rank)
-    engine_of(name)(world, strategy, TrainingRows(order, tokens, make), plan, events).run()
-    norms = [e["grad_norm"] for e in read_events(log) if e["event"] == "step"]
+    own = folder / f"events-{name}-{variant}"
+    norms = [e["grad_norm"] for e in run_steps(name, strategy, world, tokens, how, own, STEPS)]
     weights = strategy.weights(trained_only=True)
     return {n: w.detach().cpu() for n, w in weights.items() if n in wanted}, norms
 

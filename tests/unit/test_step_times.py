@@ -72,7 +72,7 @@ def test_the_times_of_the_steps_add_up_to_those_of_the_gpu(
     )  # fmt: skip
     order = SampleOrder(64, 1, BatchPlan(micro_batch_size=1, grad_accum=1, global_batch_size=1), 0, 1)
     rows = TrainingRows(order, tokens, lambda rows: pytest.fail("no batch is made"))
-    plan = LoopPlan(0, STEPS, TrainSpec(), 1, 1, lambda done: done in edges, lambda done, stopping: None)
+    plan = LoopPlan(train=TrainSpec(), total_steps=STEPS, is_due=lambda done: done in edges)
     clock = StepTimer(torch.device("cuda"))
     with EventLog(tmp_path / "rank0.jsonl", 0) as events:
         metrics = StepMetrics(world, rows, plan, events, clock)
@@ -82,10 +82,20 @@ def test_the_times_of_the_steps_add_up_to_those_of_the_gpu(
             numbers = [int(i) for part in order.micro_batches(step) for i in part]
             times = {"step_time_s": clock.end_step()["step_time_s"]}
             one = torch.ones(())
-            work = StepWork(step, one, one, TokenCounts(1, 1, 0), 1, 0.1, times, numbers)
+            work = StepWork(
+                step=step,
+                loss_sum=one,
+                grad_norm=one,
+                counts=TokenCounts(1, 1, 0),
+                trained=1,
+                lr=0.1,
+                times=times,
+                sequences=numbers,
+            )
             metrics.process_reduced(metrics.exchange(work))
-            if metrics.callbacks_due(step + 1, False):
-                metrics.run_callbacks(step + 1, False)
+            if plan.is_due(step + 1):
+                metrics.drain()
+                metrics.restart()
                 clock.pause()
         metrics.count_queued_work()
         metrics.drain()

@@ -95,48 +95,47 @@ class TrainingLoop:
         Raises:
             NonFiniteLoss: on every rank; the weights are those before the named step.
         """
+        world, plan, metrics = self._world, self._plan, self._step_metrics
         self._strategy.module.train()
-        first, last = self._plan.first_step, self._plan.total_steps
-        with closing(BatchFeed(self._rows.order, self._rows.make_batch, self._world.device, first, last)) as feed:
-            done = self._steps(feed)
-        self._step_metrics.drain()
-        return LoopOutcome(done, stopped=done < last)
+        step = plan.first_step
+        with closing(BatchFeed(self._rows.order, self._rows.make_batch, world.device, step, plan.total_steps)) as feed:
+            self._clock.pause()
+            while step < plan.total_steps:
+                self._watcher.step_begins(step)
+                work = self.train_step(step, feed)
+                with self._watcher.part("control"):
+                    earlier_step = metrics.exchange(work)
+                if self._watcher.step_ends(step):
+                    self._clock.pause()
+                step += 1
+                stop = metrics.process_reduced(earlier_step)
+                if stop or plan.is_due(step):
+                    stop = metrics.drain() or stop  # every rank has done the same number of steps now
+                    stop = bool(plan.run_callbacks(step, stop and step < plan.total_steps)) or stop
+                    metrics.restart()
+                    self._strategy.module.train()
+                    self._clock.pause()
+                if stop:
+                    break
+        metrics.drain()
+        return LoopOutcome(step, stopped=step < plan.total_steps)
 
-    def _steps(self, feed: BatchFeed) -> int:
-        """Run steps; return how many are done."""
-        step = self._plan.first_step
-        self._clock.pause()
-        while step < self._plan.total_steps:
-            self._watcher.step_begins(step)
-            work = self._step(step, feed)
-            with self._watcher.part("control"):
-                agreed = self._step_metrics.exchange(work)
-            if self._watcher.step_ends(step):
-                self._clock.pause()
-            step += 1
-            stop = self._step_metrics.process_reduced(agreed)
-            if self._step_metrics.callbacks_due(step, stop):
-                stop = self._step_metrics.run_callbacks(step, stop)
-                self._strategy.module.train()
-                self._clock.pause()
-            if stop:
-                break
-        return step
-
-    def _step(self, step: int, feed: BatchFeed) -> StepWork:
-        """Run one optimizer step."""
+    def train_step(self, step: int, feed: BatchFeed) -> StepWork:
+        """Run one optimizer step: forward and backward of its micro-batches, then the update."""
         clock, part = self._clock, self._watcher.part
         set_learning_rate(self._strategy.optimizer, learning_rate(self._plan.train, step, self._plan.total_steps))
         clock.begin()
         trained = self._step_metrics.trained(step)
+        # strategies average gradients over ranks: the factor makes it the mean over all trained tokens of the step
         scale = self._world.size / max(trained, 1)
         loss_sum = torch.zeros((), dtype=torch.float32, device=self._world.device)
         counts, sequences = TokenCounts(), []
-        for left in reversed(range(self._rows.order.micro_steps)):
+        micro_steps = self._rows.order.micro_steps
+        for i in range(micro_steps):
             with part("data"):
                 batch = feed.take()
             clock.lap("data")
-            with nullcontext() if left == 0 else self._strategy.accumulate():
+            with nullcontext() if i == micro_steps - 1 else self._strategy.accumulate():
                 with part("forward"):
                     loss = self._strategy.module(batch)
                 clock.lap("forward")
@@ -149,8 +148,16 @@ class TrainingLoop:
         with part("optimizer"):
             norm = self._strategy.step()
         clock.lap("optimizer")
-        rate = self._strategy.optimizer.param_groups[0]["lr"]
-        return StepWork(step, loss_sum, norm, counts, trained, rate, clock.end_step(), sequences)
+        return StepWork(
+            step=step,
+            loss_sum=loss_sum,
+            grad_norm=norm,
+            counts=counts,
+            trained=trained,
+            lr=self._strategy.optimizer.param_groups[0]["lr"],
+            times=clock.end_step(),
+            sequences=sequences,
+        )
 
 
 def adamw(train: TrainSpec) -> MakeOptimizer:

@@ -1,10 +1,8 @@
-"""Reduce each step's metrics over ranks asynchronously, one step behind, and write the step events and samples of the
-machine's load.
+"""Reduce each step's metrics over ranks asynchronously, one step behind, and write the step events and samples of the machine's load.
 
-One small all-reduce per optimizer step carries what the ranks must agree on (stop? non-finite values?) and, on logging
-steps, the loss. It runs on the control group (gloo, CPU) while the next step computes, and is read at the end of that
-step: all ranks read the same numbers at the same step and decide equally. All engines use this module, so their records
-are computed alike.
+One small all-reduce per optimizer step carries what the ranks must agree on (stop? non-finite values?) and, on logging steps,
+the loss. It runs on the control group (gloo, CPU) while the next step computes, and is read at the end of that step: all ranks
+read the same numbers at the same step and decide equally. All engines use this module, so their records are computed alike.
 """
 
 from __future__ import annotations
@@ -35,9 +33,8 @@ from allranks.utils.kernel_counters import sample_cpu, tcp_links, use_between
 class ReducedStep:
     """One step's metrics, reduced over all ranks. Steps count from 0.
 
-    ``loss_sum`` is in nats over ``trained`` tokens; ``own_loss_sum`` is this rank's part of it. ``router_sum`` is the
-    load-balancing loss of a mixture of experts, which is no part of them. ``grad_norm`` is the mean over the ranks,
-    ``own_grad_norm`` this rank's.
+    ``loss_sum`` is in nats over ``trained`` tokens; ``own_loss_sum`` is this rank's part of it. ``router_sum`` is the load-balancing
+    loss of a mixture of experts, which is no part of them. ``grad_norm`` is the mean over the ranks, ``own_grad_norm`` this rank's.
     """
 
     step: int
@@ -70,13 +67,12 @@ class AsyncStepReduction:
         planned_rows: int = 0,
         router_sum: torch.Tensor | None = None,
     ) -> None:
-        """Start the reduction for `step`. The tensors are float32 scalars on the device; `router_sum` is a part of
-        `loss_sum`.
+        """Start the reduction for `step`. The tensors are float32 scalars on the device; `router_sum` is a part of `loss_sum`.
 
         `rows` is the checksum of the sequences that this rank trained, `planned_rows` that of all ranks' planned ones.
 
-        On a GPU the values are first copied asynchronously, and their reduction starts at the end of the next step,
-        when the copy is complete: the host never waits for the step that it has just queued.
+        On a GPU the values are first copied asynchronously, and their reduction starts at the end of the next step, when the
+        copy is complete: the host never waits for the step that it has just queued.
         """
         loss, norm = loss_sum.detach().double(), grad_norm.detach().double()
         router = torch.zeros_like(loss) if router_sum is None else router_sum.double()
@@ -148,8 +144,7 @@ class AsyncStepReduction:
 class StopRequest:
     """A stop request, set by SIGTERM or SIGUSR1; all ranks stop together at the end of a step.
 
-    There is no lock: a second signal may interrupt the handler of the first in the same thread, and a lock would
-    deadlock.
+    There is no lock: a second signal may interrupt the handler of the first in the same thread, and a lock would deadlock.
     """
 
     def __init__(self) -> None:
@@ -165,30 +160,29 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """The rows that a rank trains: which ones in each step, their tokens, and the function that makes a batch of them
-    in host memory."""
+    """The rows that a rank trains: which ones in each step, their tokens, and the function that makes a batch of them in host memory."""
 
     order: SampleOrder
     tokens: TokenSet
     make_batch: Callable[[Rows], Batch]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LoopPlan:
-    """Steps to run, and ``run_callbacks(steps_done, stopping)``, which evaluates and saves when due.
+    """Steps to run, and ``run_callbacks(steps_done, stopping)``, which evaluates and saves when ``is_due(steps_done)``.
 
     ``run_callbacks`` returns True on every rank if the training ends with this step. ``stop`` is set by a signal.
     ``settled`` makes a strategy of another library run a pass before the first step also in a new run, so that DDP has
     rebuilt its buckets before measurements. ``router_loss`` computes a part of the loss, which is reported beside it.
     """
 
-    first_step: int
-    total_steps: int
     train: TrainSpec
-    log_every: int
-    global_batch_size: int
-    is_due: Callable[[int], bool]
-    run_callbacks: Callable[[int, bool], bool | None]
+    total_steps: int
+    first_step: int = 0
+    log_every: int = 1
+    global_batch_size: int = 1
+    is_due: Callable[[int], bool] = lambda steps_done: False
+    run_callbacks: Callable[[int, bool], bool | None] = lambda steps_done, stopping: None
     stop: StopRequest = field(default_factory=StopRequest)
     settled: bool = False
     router_loss: RouterLoss | None = None
@@ -219,13 +213,12 @@ class TokenCounts:
         self.attention_pairs += more.attention_pairs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepWork:
     """One optimizer step of this rank.
 
-    ``loss_sum`` (nats over this rank's trained tokens) and ``grad_norm`` are scalars on the device; ``trained`` counts
-    the trained tokens of all ranks; ``times`` come from the step timer; ``sequences`` are those in this rank's
-    micro-batches.
+    ``loss_sum`` (nats over this rank's trained tokens) and ``grad_norm`` are scalars on the device; ``trained`` counts the
+    trained tokens of all ranks; ``times`` come from the step timer; ``sequences`` are those in this rank's micro-batches.
     """
 
     step: int
@@ -333,21 +326,9 @@ class StepMetrics:
             self._log(*self._last)
         return agreed.stop
 
-    def callbacks_due(self, done: int, stop: bool) -> bool:
-        """Return whether a callback is due after this step."""
-        return stop or self._plan.is_due(done)
-
-    def run_callbacks(self, done: int, stop: bool) -> bool:
-        """Drain the reductions between two steps, when every rank has done the same number; then evaluate and save if
-        due.
-
-        Returns:
-            True if all ranks must stop.
-        """
-        stop = self.drain() or stop
-        ended = self._plan.run_callbacks(done, stop and done < self._plan.total_steps)
+    def restart(self) -> None:
+        """Leave out of the machine's samples what an evaluation or a save between two steps has used."""
         self._machine.restart()
-        return stop or bool(ended)
 
     def drain(self) -> bool:
         """Finish all pending reductions; return whether all ranks must stop."""
@@ -362,8 +343,7 @@ class StepMetrics:
         return stop
 
     def count_queued_work(self) -> None:
-        """Add to the time of the last step what the GPU still had to do when the host had queued it. A second call does
-        nothing."""
+        """Add to the time of the last step what the GPU still had to do when the host had queued it. A second call does nothing."""
         if self._world.device.type != "cuda" or not self._waiting or max(self._waiting) == self._counted:
             return
         self._counted = max(self._waiting)
@@ -422,10 +402,7 @@ class StepMetrics:
         if bad:
             rank, loss, rows = bad[0]
             names = ", ".join(str(r) for r, _, _ in bad)
-            what = (
-                f"the loss of rank {names} is not finite ({loss}) in step {agreed.step + 1}; rank {rank} trained "
-                f"sequences {rows[:8]}"
-            )
+            what = f"the loss of rank {names} is not finite ({loss}) in step {agreed.step + 1}; rank {rank} trained sequences {rows[:8]}"
         else:
             what = f"the gradient is not finite in step {agreed.step + 1}, though every rank's loss is"
         raise NonFiniteLoss(

@@ -232,14 +232,14 @@ class Worker:
         if built.experts:
             built.experts.begin(first)
         plan = LoopPlan(
-            first,
-            total,
-            spec.train,
-            spec.observe.log_every,
-            attempt.batch.global_batch_size,
-            callbacks.is_due,
-            callbacks.run_callbacks,
-            attempt.stop,
+            train=spec.train,
+            first_step=first,
+            total_steps=total,
+            log_every=spec.observe.log_every,
+            global_batch_size=attempt.batch.global_batch_size,
+            is_due=callbacks.is_due,
+            run_callbacks=callbacks.run_callbacks,
+            stop=attempt.stop,
             router_loss=router_loss,
         )
         rows = TrainingRows(order, data.train, make_batch)

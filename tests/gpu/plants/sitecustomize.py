@@ -28,7 +28,7 @@ def _plant(how, call):
     from allranks.train import loop
     from allranks.train.models import losses
 
-    plain_step, plain_forward, steps = loop.TrainingLoop._step, losses.LossModel.forward, 0
+    plain_step, plain_forward, steps = loop.TrainingLoop.train_step, losses.LossModel.forward, 0
     inside = False
 
     def step(self, *args):
@@ -43,7 +43,7 @@ def _plant(how, call):
         loss = plain_forward(self, *args, **more)
         return globals()[how](loss) if inside and steps == call else loss
 
-    loop.TrainingLoop._step, losses.LossModel.forward = step, forward
+    loop.TrainingLoop.train_step, losses.LossModel.forward = step, forward
 
 
 def _refuse_host_syncs(first):
@@ -52,7 +52,7 @@ def _refuse_host_syncs(first):
 
     from allranks.train import loop
 
-    plain, steps = loop.TrainingLoop._step, 0
+    plain, steps = loop.TrainingLoop.train_step, 0
 
     def step(self, *args):
         nonlocal steps
@@ -65,7 +65,7 @@ def _refuse_host_syncs(first):
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    loop.TrainingLoop._step = step
+    loop.TrainingLoop.train_step = step
 
 
 if "RANK" in os.environ:

@@ -327,14 +327,7 @@ class TrialRunner:
             return self.make_batch(rows)
 
         plan = LoopPlan(
-            0,
-            steps,
-            self.spec.train,
-            1,
-            self.batch.global_batch_size,
-            lambda done: False,
-            lambda done, stop: None,
-            settled=True,
+            train=self.spec.train, total_steps=steps, global_batch_size=self.batch.global_batch_size, settled=True
         )
         with EventLog(log, self.world.rank) as events:
             engine(self.world, strategy, TrainingRows(self.order, self.data.train, make), plan, events, watcher).run()

@@ -140,14 +140,14 @@ class TrainerStep:
                 "(5.23), or strategy pytorch_ddp"
             )
         return StepWork(
-            self.step,
-            self._loss_sum,
-            self._norm,
-            self._counts,
-            self.trained,
-            self._rate,
-            self.clock.end_step(),
-            self._sequences,
+            step=self.step,
+            loss_sum=self._loss_sum,
+            grad_norm=self._norm,
+            counts=self._counts,
+            trained=self.trained,
+            lr=self._rate,
+            times=self.clock.end_step(),
+            sequences=self._sequences,
         )
 
 
@@ -442,10 +442,13 @@ class TrainerLoop(TrainerCallback):
             self._running.clock.pause()
         self._done = step + 1
         stop = self._step_metrics.process_reduced(agreed)
-        if self._step_metrics.callbacks_due(self._done, stop):
-            stop = self._step_metrics.run_callbacks(self._done, stop)
+        plan = self._plan
+        if stop or plan.is_due(self._done):
+            stop = self._step_metrics.drain() or stop
+            stop = bool(plan.run_callbacks(self._done, stop and self._done < plan.total_steps)) or stop
+            self._step_metrics.restart()
             self._running.clock.pause()
-        elif self._done == self._plan.total_steps:
+        elif self._done == plan.total_steps:
             self._step_metrics.count_queued_work()  # before the Trainer's own end
         if stop:
             control.should_training_stop = True
