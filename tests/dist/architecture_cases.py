@@ -1,4 +1,5 @@
-"""Train a small model of an architecture in one process, with the code of a rank, and read it back with plain transformers and PEFT."""
+"""Train a small model of an architecture in one process, with the code of a rank, and read it back with plain
+transformers and PEFT."""
 
 from __future__ import annotations
 
@@ -107,7 +108,8 @@ def trained(root: Path, kind: str, adapter: str) -> RunDir:
                 "source": str(root / "rows.json"), "max_length": 64, "eval_fraction": 0.2,
                 "packing": "isolated" if packs_rows(kind) or entry.task == "classification" else "none",
             },
-            "adapter": {"type": adapter, "r": 2, "targets": list(entry.targets) if entry.targets and adapter == "lora" else None},
+            "adapter": {"type": adapter, "r": 2,
+                "targets": list(entry.targets) if entry.targets and adapter == "lora" else None},
             "strategy": {"name": "single"},
             "train": {"max_steps": STEPS, "micro_batch_size": 2, "lr": 0.02, "schedule": "constant"},
             "eval": {"samples": 0},
@@ -152,7 +154,8 @@ def _row_loss(model: Any, held: TokenSet, row: int, *, classifier: bool) -> tupl
 
 
 def untrained(run: RunDir, adapter: str) -> dict[str, Any]:
-    """Return the adapters that the training has left as they were (their second factor starts at zero), and the number of all."""
+    """Return the adapters that the training has left as they were (their second factor starts at zero), and the number
+    of all."""
     from safetensors.torch import load_file
 
     if adapter == "none":

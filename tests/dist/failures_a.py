@@ -1,4 +1,5 @@
-"""Failures of the field notes, made to happen on two real ranks under torchrun: ``torchrun ... -m tests.dist.failures_a FOLDER``.
+"""Failures of the field notes, made to happen on two real ranks under torchrun: ``torchrun ... -m tests.dist.failures_a
+FOLDER``.
 
 What each raised is written as its traceback; what the ranks only warn of goes to their own output.
 """
@@ -56,7 +57,8 @@ def one_backward(model: Any, **how: Any) -> None:
 
 
 def mixed_dtypes() -> None:
-    """Adapters in float32 over a base in bfloat16, in FSDP of the first kind, which makes one flat parameter of both."""
+    """Adapters in float32 over a base in bfloat16, in FSDP of the first kind, which makes one flat parameter of
+    both."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     FullyShardedDataParallel(

@@ -61,8 +61,8 @@ def end_of_ranks(
 ) -> tuple[list[int], list[Path]]:
     """The exit status and the output of each rank of a case; what it returned lies beside the output.
 
-    Full matrices have three times the limit: other matrices with up to four ranks each run beside them. Time in which ranks could run and
-    other processes had the cores does not count.
+    Full matrices have three times the limit: other matrices with up to four ranks each run beside them. Time in which
+    ranks could run and other processes had the cores does not count.
     """
     port = str(free_port())
     results = [tmp_path / f"{case}.{world_size}.{rank}.json" for rank in range(world_size)]
@@ -72,7 +72,8 @@ def end_of_ranks(
     ranks = []
     for rank, (result, output) in enumerate(zip(results, outputs, strict=True)):
         env = os.environ | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
             "GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(args.get("ranks_per_node", world_size)),
         }  # fmt: skip
         argv = [module, case, str(result), json.dumps(args, default=str)]
@@ -123,7 +124,8 @@ def train(
 
 
 def memory_is_as_estimated(run: RunDir) -> None:
-    """What `plan` says of a rank's memory, against the most that a rank of the run had. Measured for torch without CUDA alone."""
+    """What `plan` says of a rank's memory, against the most that a rank of the run had. Measured for torch without CUDA
+    alone."""
     import torch
 
     from allranks.planning.memory import fit
@@ -176,7 +178,8 @@ class Background:
         return list(read_events(self.run.events_of(rank)))
 
     def until_step(self, step: int, attempt: int = 1) -> None:
-        """Until every rank of the attempt has begun, and rank 0 has done the step in it (earlier attempts may have gone further)."""
+        """Until every rank of the attempt has begun, and rank 0 has done the step in it (earlier attempts may have gone
+        further)."""
         until(lambda: self._has_done(step, attempt) or self.process.poll() is not None)
 
     def _has_done(self, step: int, attempt: int) -> bool:

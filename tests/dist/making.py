@@ -69,7 +69,8 @@ def model_of(seed: int = 1, family: str = "mistral", **config: Any) -> tuple[Any
 
 
 def mixtral_of(coefficient: float) -> torch.nn.Module:
-    """A mixture whose config asks for its load-balancing loss. Random numbers are larger than usual, so that it is not balanced."""
+    """A mixture whose config asks for its load-balancing loss. Random numbers are larger than usual, so that it is not
+    balanced."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(1)
@@ -274,8 +275,8 @@ def train_with(
     name: str, world: DistContext, tokens: TokenSet, how: dict[str, Any], folder: Path
 ) -> tuple[dict[str, torch.Tensor], float, list[float], list[str], list[list[float]]]:
     """Weights after some steps, on rank 0; how far the ranks' own copies are apart, where they have any; the gradients'
-    norm of each step, without which AdamW would hide a gradient that is W times too large; the dtype that routers computed in;
-    the loss and the load-balancing loss of each step."""
+    norm of each step, without which AdamW would hide a gradient that is W times too large; the dtype that routers
+    computed in; the loss and the load-balancing loss of each step."""
     strategy = strategies.create(name, options_of(name, how))
     module = built(how)
     wanted = {n for n, p in module.named_parameters() if p.requires_grad}
@@ -323,7 +324,8 @@ def go_on(
 
 
 def whole_state(strategy: Any, world: DistContext) -> dict[str, torch.Tensor]:
-    """Weights, buffers and optimizer state of all ranks, flattened, by the keys of a checkpoint; without a file. Every rank calls."""
+    """Weights, buffers and optimizer state of all ranks, flattened, by the keys of a checkpoint; without a file. Every
+    rank calls."""
     parts = [*strategy.weight_shards(), *shards.state_shards(strategy.state_ranges())]
     every: list[Any] = [None] * world.size
     dist.all_gather_object(every, [(s.key, s.numel, s.offset, s.tensor.cpu().clone()) for s in parts], world.control)

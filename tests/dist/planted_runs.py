@@ -64,7 +64,8 @@ def edited(edit: dict[str, Any]) -> str:
 
 
 def run(edit: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Compare with the defect; return ``by`` (the gates that refused, or ``run``, or nothing) and ``reasons``, over all strategies."""
+    """Compare with the defect; return ``by`` (the gates that refused, or ``run``, or nothing) and ``reasons``, over all
+    strategies."""
     source = plant(edit, folder)
     spec = json.loads(json.dumps(SPEC))
     for key, value in {**NEEDS.get(edit["id"], {}), **edit.get("spec", {})}.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -126,7 +127,8 @@ class _Bugs:
 
     @staticmethod
     def trainer_averages(world: DistContext) -> None:
-        """The Trainer divides by the number of micro-steps on its own, as it does with losses that it holds for means."""
+        """The Trainer divides by the number of micro-steps on its own, as it does with losses that it holds for
+        means."""
         hf_trainer.RanksTrainer.loss_is_scaled_for_ga = False
 
     @staticmethod
@@ -136,7 +138,8 @@ class _Bugs:
 
     @staticmethod
     def trainer_mean_loss(world: DistContext) -> None:
-        """The mean over this rank's own tokens, as the Trainer takes it by default for such a model, instead of over all ranks'."""
+        """The mean over this rank's own tokens, as the Trainer takes it by default for such a model, instead of over
+        all ranks'."""
 
         def compute_loss(
             self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -153,13 +156,14 @@ class _Bugs:
     def router_loss_without_weights(world: DistContext) -> None:
         """Every micro-batch counts alike, whatever tokens it trains."""
         usual = moe.RouterLoss.of
-        moe.RouterLoss.of = lambda self, output, batch: usual(self, output, replace(batch, tokens_trained=20))  # type: ignore[method-assign]
+        alike = partial(replace, tokens_trained=20)
+        moe.RouterLoss.of = lambda self, output, batch: usual(self, output, alike(batch))  # type: ignore
 
     @staticmethod
     def router_loss_not_divided(world: DistContext) -> None:
         """The sum of the ranks' losses instead of their mean; what is logged is right."""
         usual = moe.RouterLoss.of
-        moe.RouterLoss.of = lambda self, output, batch: usual(self, output, batch) * world.size  # type: ignore[method-assign]
+        moe.RouterLoss.of = lambda self, output, batch: usual(self, output, batch) * world.size  # type: ignore
 
     @staticmethod
     def hooks_within_lora(world: DistContext) -> None:
@@ -267,7 +271,8 @@ class _Bugs:
 
     @staticmethod
     def adapters_not_averaged(world: DistContext) -> None:
-        fsdp2.average_gradients = lambda parameters, group: [gradient_sync.gradient_of(p) for p in parameters]  # type: ignore[assignment]
+        own = gradient_sync.gradient_of
+        fsdp2.average_gradients = lambda parameters, group: [own(p) for p in parameters]  # type: ignore
 
     @staticmethod
     def adapters_summed(world: DistContext) -> None:
@@ -341,12 +346,12 @@ class _Bugs:
     @staticmethod
     def divided_by_micro_steps_too(world: DistContext) -> None:
         # DeepSpeed's own default, right for a loss that is a micro-batch's mean
-        deepspeed_engine.DeepSpeedZero.backward = lambda self, loss: self._engine.backward(loss)  # type: ignore[method-assign]
+        deepspeed_engine.DeepSpeedZero.backward = lambda self, loss: self._engine.backward(loss)  # type: ignore
 
     @staticmethod
     def loss_without_the_ranks_factor(world: DistContext) -> None:
         usual = deepspeed_engine.DeepSpeedZero.backward
-        deepspeed_engine.DeepSpeedZero.backward = lambda self, loss: usual(self, loss / world.size)  # type: ignore[method-assign]
+        deepspeed_engine.DeepSpeedZero.backward = lambda self, loss: usual(self, loss / world.size)  # type: ignore
 
     @staticmethod
     def gradients_as_they_come(world: DistContext) -> None:
@@ -380,7 +385,7 @@ class _Bugs:
             whole[shard.offset : shard.offset + shard.tensor.numel()] = shard.tensor
             return replace(shard, offset=0, tensor=whole, everywhere=True)
 
-        deepspeed_zero.DeepSpeedZero3.weight_shards = lambda self: [padded(s) for s in usual(self)]  # type: ignore[method-assign]
+        deepspeed_zero.DeepSpeedZero3.weight_shards = lambda self: [padded(s) for s in usual(self)]  # type: ignore
 
     @staticmethod
     def fragments_one_element_late(world: DistContext) -> None:

@@ -23,8 +23,8 @@ Weights = dict[str, torch.Tensor]
 
 
 def precisions(world: DistContext, args: dict[str, Any]) -> Any:
-    """For each (strategy, form of the model): the relative L2 distance of the weight update to float64's after 1, 20 and 100 steps,
-    and that of plain autocast. Only rank 0's are figures."""
+    """For each (strategy, form of the model): the relative L2 distance of the weight update to float64's after 1, 20
+    and 100 steps, and that of plain autocast. Only rank 0's are figures."""
     how_far = args.get("looks", LOOKS)
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     found, plain = [], {}
@@ -68,7 +68,8 @@ def _plant(bug: str | None) -> None:
         assert bug is None, bug
 
 
-CHANCE = 0.02  # of the elements: their gradient is as small as its rounding, so that chance decides the sign of AdamW's first updates
+# of the elements: their gradient is as small as its rounding, so that chance decides the sign of AdamW's first updates
+CHANCE = 0.02
 
 
 def distance(update: Weights, exact: Weights) -> float:
@@ -91,7 +92,8 @@ def _trained(name: str, world: DistContext, tokens: Any, how: dict[str, Any], fo
 
 
 class _Looks(StepWatcher):
-    """Takes the update of the weights after some of the steps. Every rank has one, because sharded weights are gathered."""
+    """Takes the update of the weights after some of the steps. Every rank has one, because sharded weights are
+    gathered."""
 
     def __init__(self, strategy: Any, start: Weights, looks: Sequence[int]) -> None:
         self._strategy, self._start, self._looks = strategy, start, looks
@@ -107,8 +109,8 @@ class _Looks(StepWatcher):
 def _reference(world: DistContext, tokens: Any, how: dict[str, Any], kind: torch.dtype) -> list[Weights]:
     """Plain torch in one process: the loss, the sums over tokens, clipping and AdamW are written out here.
 
-    The loss of each rank is scaled as DDP's mean over ranks needs it: a factor that is no power of 2 rounds otherwise, and after 20 steps
-    of an adapter plain autocast with the factor 3 is twice as far from float64 as without.
+    The loss of each rank is scaled as DDP's mean over ranks needs it: a factor that is no power of 2 rounds otherwise,
+    and after 20 steps of an adapter plain autocast with the factor 3 is twice as far from float64 as without.
     """
     module = copy.deepcopy(built({**how, "mixed": False, "base_dtype": "float32"}).model)
     if how.get("moe"):

@@ -1,4 +1,5 @@
-"""Public training programs that nobody here wrote, with their specs, and two as a user of DeepSpeed and TRL writes them."""
+"""Public training programs that nobody here wrote, with their specs, and two as a user of DeepSpeed and TRL writes
+them."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ from datasets import load_dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 model, data, out = sys.argv[1:4]
-args = SFTConfig(output_dir=out, max_steps=20, per_device_train_batch_size=4, logging_steps=5, max_length=64, save_strategy="no",
+args = SFTConfig(output_dir=out, max_steps=20, per_device_train_batch_size=4, logging_steps=5, max_length=64,
+                 save_strategy="no",
                  report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False)
 rows = load_dataset("json", data_files=data, split="train")
 SFTTrainer(AutoModelForCausalLM.from_pretrained(model), args, train_dataset=rows,
@@ -63,7 +65,8 @@ SFTTrainer(AutoModelForCausalLM.from_pretrained(model), args, train_dataset=rows
 
 
 def lay_out(name: str, folder: Path) -> dict[str, Any]:
-    """Copy one program with its data to a folder; return its spec. Skip where the programs or a package it needs are not here."""
+    """Copy one program with its data to a folder; return its spec. Skip where the programs or a package it needs are
+    not here."""
     source = shared("programs")
     for package in NEEDS[name]:
         if importlib.util.find_spec(package) is None:

@@ -50,7 +50,8 @@ def said(action: Any) -> str | None:
 
 
 def elsewhere(world: DistContext, args: dict[str, Any]) -> Any:
-    """What each strategy saved, each other loads: full with the optimizer's state, weights_only without. Where weights stand is counted."""
+    """What each strategy saved, each other loads: full with the optimizer's state, weights_only without. Where weights
+    stand is counted."""
     folder, found = Path(args["folder"]), []
     for writer, reader, how in args["triples"]:
         strategy, _, keeper, run = trained(folder / writer, writer, world, how)
@@ -74,7 +75,7 @@ def elsewhere(world: DistContext, args: dict[str, Any]) -> Any:
                 found.append({"writer": writer, "reader": reader, "step": step, "weights": apart, "moments": moments})
         if world.is_first:
             state = run.checkpoint(3) / "state"
-            keys = {k for p in state.glob("shard-*.safetensors") for k in safe_open(p, "pt").keys()}  # noqa: SIM118 - no dict
+            keys = {k for p in state.glob("shard-*.safetensors") for k in safe_open(p, "pt").keys()}  # noqa: SIM118
             found[-1]["twice"] = sorted(k for k in keys if k.startswith("model/") and ("lora" in k or "proj" in k))
             found[-1]["whole"] = [find_damage(run.checkpoint(step)) for step in (3, 4)]
             found[-1]["latest"] = run.latest_checkpoint.read_text().strip()
@@ -221,7 +222,8 @@ def _spoilt(change: Any) -> Any:
 
 
 def _after_writing(spoil: Any) -> Any:
-    """Does something to the first file for others as soon as it is written: on rank 0 alone, which wrote it (a bit flipped twice is whole)."""
+    """Does something to the first file for others as soon as it is written: on rank 0 alone, which wrote it (a bit
+    flipped twice is whole)."""
     usual = writing.write_safetensors
 
     def write(file: Path, *more: Any) -> bytes:
@@ -235,8 +237,8 @@ def _after_writing(spoil: Any) -> Any:
 
 
 def behind(world: DistContext, args: dict[str, Any]) -> Any:
-    """A save behind training's back holds the weights of its moment, though a step changes them before it is written; a second one
-    waits for the first, and uses its memory again."""
+    """A save behind training's back holds the weights of its moment, though a step changes them before it is written; a
+    second one waits for the first, and uses its memory again."""
     folder = Path(args["folder"])
     strategy, _, keeper, run = trained(folder, args["name"], world, args["how"])
     heard: list[Any] = []
@@ -293,8 +295,9 @@ def behind(world: DistContext, args: dict[str, Any]) -> Any:
 
 
 def written_first(world: DistContext, args: dict[str, Any]) -> Any:
-    """A save that does not wait for the disk holds the weights of its moment, though a step changes them before the files are read again;
-    of files that are damaged by then, or that cannot be flushed, training hears at the next occasion."""
+    """A save that does not wait for the disk holds the weights of its moment, though a step changes them before the
+    files are read again; of files that are damaged by then, or that cannot be flushed, training hears at the next
+    occasion."""
     folder = Path(args["folder"])
     strategy, _, keeper, run = trained(folder, args["name"], world, args["how"])
     gate, heard, usual = threading.Event(), [], keeper._complete
@@ -362,7 +365,8 @@ def written_first(world: DistContext, args: dict[str, Any]) -> Any:
 
 
 def lite_moves(world: DistContext, args: dict[str, Any]) -> Any:
-    """What a weights-only save of adapters sends and writes, by strategy, beside the bytes of the adapters and of what is frozen."""
+    """What a weights-only save of adapters sends and writes, by strategy, beside the bytes of the adapters and of what
+    is frozen."""
     from torch.profiler import ProfilerActivity, profile
 
     found = {}
@@ -380,7 +384,8 @@ def lite_moves(world: DistContext, args: dict[str, Any]) -> Any:
             if event.name.startswith(("c10d::", "_c10d_functional::")):
                 sent[event.name] = sent.get(event.name, 0) + sum(_numel(s) for s in event.input_shapes)
         found[name] = {
-            "sent": sent, "written": heard[0].bytes, "trained": sum(b for b, t in whole if t), "frozen": sum(b for b, t in whole if not t),
+            "sent": sent, "written": heard[0].bytes, "trained": sum(b for b, t in whole if t), "frozen": sum(b for b,
+            t in whole if not t),
             "keys": len(load_file(run.checkpoint(1) / "adapter_model.safetensors")),
         }  # fmt: skip
     return found

@@ -73,7 +73,8 @@ def load_shards(world: DistContext, args: dict[str, Any]) -> Any:
             wrong += [(name, source, n) for n in _copies_that_differ(ranges, saved)]
             again = whole_state(strategy, world)
             wrong += [(name, source, n) for n in _state_that_differs(saved, again)]
-            # DeepSpeed's stage 3 has small weights whole and in parts; it looks at the parts once it was asked for the whole
+            # DeepSpeed's stage 3 has small weights whole and in parts; it looks at the parts once it was asked for the
+            # whole
             for whole in (strategy.weights(trained_only=True), strategy.weights(trained_only=True)):
                 wrong += [
                     (name, source, n) for n, w in whole.items() if not torch.equal(w.flatten(), saved[f"model/{n}"])
@@ -82,7 +83,8 @@ def load_shards(world: DistContext, args: dict[str, Any]) -> Any:
 
 
 def _state_that_differs(saved: dict[str, torch.Tensor], again: dict[str, torch.Tensor]) -> list[str]:
-    """Keys whose values were lost or changed; moments have the dtype of what they update, masters are not kept by all."""
+    """Keys whose values were lost or changed; moments have the dtype of what they update, masters are not kept by
+    all."""
     assert len(saved) > 20
     missing = [key for key in saved if key not in again and not key.endswith(f"/{MASTER}")]
     return missing + [
@@ -103,9 +105,11 @@ def _copies_that_differ(ranges: Any, saved: dict[str, torch.Tensor]) -> list[str
 
 
 def states(world: DistContext, args: dict[str, Any]) -> Any:
-    """For (saved under, loaded under, variant): how far two steps, a checkpoint, a load of it and two steps are from four steps.
+    """For (saved under, loaded under, variant): how far two steps, a checkpoint, a load of it and two steps are from
+    four steps.
 
-    ``evaluations``: the held-out losses after two and after four steps, and those of one process with the same weights (on rank 0).
+    ``evaluations``: the held-out losses after two and after four steps, and those of one process with the same weights
+    (on rank 0).
     """
     folder = Path(args["folder"])
     tokens = tokens_of(folder / f"rank{world.rank}", 37)
@@ -140,7 +144,8 @@ def states(world: DistContext, args: dict[str, Any]) -> Any:
 
 
 def _loss_alone(how: dict[str, Any], weights: dict[str, torch.Tensor], tokens: TokenSet, world: DistContext) -> Any:
-    """The held-out loss of a new model with these trained weights, by one process; None on other ranks than the first."""
+    """The held-out loss of a new model with these trained weights, by one process; None on other ranks than the
+    first."""
     if not world.is_first:
         return None
     model = built(how)
@@ -166,7 +171,8 @@ def same_seeds(world: DistContext, args: dict[str, Any]) -> Any:
 
 
 def reloaded_adapter(world: DistContext, args: dict[str, Any]) -> Any:
-    """For each strategy: trains an adapter, saves it, and compares its answers with those of plain PEFT that loads the files.
+    """For each strategy: trains an adapter, saves it, and compares its answers with those of plain PEFT that loads the
+    files.
 
     ``changed`` compares them with PEFT's model whose forward is the run's.
     """

@@ -46,8 +46,8 @@ FORMS = {**VARIANTS, **REPLICATED, **ALONE}
 
 
 def parities(world: DistContext, args: dict[str, Any]) -> Any:
-    """For each (strategy, variant): how far its weights after some steps are from those of one process that goes through
-    the ranks' micro-batches in order. The first rank tells it."""
+    """For each (strategy, variant): how far its weights after some steps are from those of one process that goes
+    through the ranks' micro-batches in order. The first rank tells it."""
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     if args.get("plant"):
         plants.plant(args["plant"], world)
@@ -77,7 +77,8 @@ def parities(world: DistContext, args: dict[str, Any]) -> Any:
 def forwards_of_lora(world: DistContext, args: dict[str, Any]) -> Any:
     """For each (strategy, variant): what computed LoRA in a step, and the strategy's remarks.
 
-    ``together``: linear layers of each call of the fused function; ``experts``: calls of that of experts; ``peft``: calls of PEFT's own
+    ``together``: linear layers of each call of the fused function; ``experts``: calls of that of experts; ``peft``:
+    calls of PEFT's own
     forward of an adapted layer.
     """
     if args.get("plant"):
@@ -127,8 +128,8 @@ def counted_lora() -> Iterator[dict[str, Any]]:
 
 
 def bad_gradient(world: DistContext, args: dict[str, Any]) -> Any:
-    """For each strategy: two good steps, one whose loss is not finite on rank 1 alone, and a good one after it. The weights
-    must be those of the two steps on all ranks until the host hears of it."""
+    """For each strategy: two good steps, one whose loss is not finite on rank 1 alone, and a good one after it. The
+    weights must be those of the two steps on all ranks until the host hears of it."""
     if args.get("plant") == "not_sticky":
         usual = optim.AdamW.step
 
@@ -177,8 +178,8 @@ def _said(name: str, options: dict[str, Any], module: LossModel, world: DistCont
 
 
 def gathered_at_once(world: DistContext, args: dict[str, Any]) -> Any:
-    """The most blocks of `zero3` whose weights are whole at one time, and the most bytes of them, seen at every module's
-    forward and at every gradient."""
+    """The most blocks of `zero3` whose weights are whole at one time, and the most bytes of them, seen at every
+    module's forward and at every gradient."""
     if args.get("plant") == "never_freed":
         zero.GatheredUnit.free = lambda self: self.use()  # type: ignore[method-assign]
     how = {"config": {"num_hidden_layers": args["blocks"]}}
@@ -200,8 +201,8 @@ def gathered_at_once(world: DistContext, args: dict[str, Any]) -> Any:
 
 
 def gathered_by_deepspeed(world: DistContext, args: dict[str, Any]) -> Any:
-    """With LoRA under `deepspeed_zero3`: the largest share of the model's elements that is gathered at one time, seen in every block's
-    forward and at every gradient; and how many weights are gathered after each step."""
+    """With LoRA under `deepspeed_zero3`: the largest share of the model's elements that is gathered at one time, seen
+    in every block's forward and at every gradient; and how many weights are gathered after each step."""
     how = {"lora": True, "accum": 2, "config": {"num_hidden_layers": args["blocks"]}, **args["how"]}
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     strategy, module = prepared("deepspeed_zero3", world, how)
@@ -285,8 +286,8 @@ def _step_with_whole_gradients(self: Any) -> torch.Tensor:
 def reference_of(
     world: DistContext, tokens: TokenSet, how: dict[str, Any]
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[float], list[list[float]]]:
-    """One process, no strategy, no allranks loop: the weights before and after, norms and losses that all of it must come to.
-    A load-balancing loss is that of transformers, computed by the model itself from labels.
+    """One process, no strategy, no allranks loop: the weights before and after, norms and losses that all of it must
+    come to. A load-balancing loss is that of transformers, computed by the model itself from labels.
 
     The loss is scaled as DDP's mean over ranks needs it: in bfloat16 a factor that is no power of 2 rounds otherwise.
     """

@@ -86,7 +86,8 @@ def test_a_resume_continues_the_count_and_an_ended_run_is_not_resumed(early: Any
 
 
 def test_the_best_is_exported(early: Any, tmp_path: Path) -> None:
-    """From elsewhere to a relative folder; the process that verifies it starts in another one. Its base is absolute, and its card tells of the run."""
+    """From elsewhere to a relative folder; the process that verifies it starts in another one. Its base is absolute,
+    and its card tells of the run."""
     folder, _, run = early
     best = int(run.best_checkpoint.read_text().removeprefix("step-"))
     done = allranks("export", str(run.root), "--best", "--json", "--out", "given", cwd=tmp_path)
@@ -97,7 +98,8 @@ def test_the_best_is_exported(early: Any, tmp_path: Path) -> None:
     assert Path(config["base_model_name_or_path"]).is_absolute() and Path(config["base_model_name_or_path"]).is_dir()
     card = (tmp_path / "given" / "README.md").read_text()
     for words in (
-        f"base_model: {run.model}", "library_name: peft", f"checkpoint of step {best}", "held-out loss", "rows_train", "torch", "max_steps: 200",
+        f"base_model: {run.model}", "library_name: peft", f"checkpoint of step {best}", "held-out loss", "rows_train",
+        "torch", "max_steps: 200",
     ):  # fmt: skip
         assert words in card, card
     assert not list(tmp_path.glob(".given*"))
@@ -181,7 +183,10 @@ def test_an_interrupt_ends_the_process_with_the_model(early: Any) -> None:
 
 
 def test_a_classifier_says_labels_and_a_run_without_a_checkpoint_refuses(tmp_path: Path) -> None:
-    rows = [{"text": f"{'good great fine' if i % 2 else 'bad awful poor'} {i}", "label": ["bad", "good"][i % 2]} for i in range(60)]  # fmt: skip
+    rows = [
+        {"text": f"{'good great fine' if i % 2 else 'bad awful poor'} {i}", "label": ["bad", "good"][i % 2]}
+        for i in range(60)
+    ]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     spec = tiny_spec(tmp_path / "rows.json", tmp_path, train={"max_steps": 40, "lr": 5e-3})
     spec["model"], spec["adapter"] = {"name": "tiny:bert"}, {"type": "lora", "r": 4}

@@ -53,7 +53,8 @@ def test_honest_strategies_pass_and_hold_what_theory_says(tmp_path: Path, monkey
     for name in honest:
         assert all(found[name]["gates"].values()), found[name]["reasons"]
         assert all(error < 1e-5 for error in found[name]["parity_errors"].values()), found[name]["parity_errors"]
-    # a defect that begins after the verification is in the timed steps; clipping that the spec leaves inactive, in the uneven trial
+    # a defect that begins after the verification is in the timed steps; clipping that the spec leaves inactive, in the
+    # uneven trial
     for name in defective:
         assert found[name]["parity_error"] < 1e-5 and found[name]["reasons"][0].startswith(f"parity: {DEFECTIVE[name]}")
         assert found[name]["tokens_per_s"] is None

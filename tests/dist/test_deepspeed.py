@@ -114,7 +114,8 @@ def test_lora_in_blocks_that_are_gathered_as_a_whole_equals_one_process(tmp_path
 
 
 def test_a_first_block_whose_input_gets_no_gradient_would_be_seen(tmp_path: Path) -> None:
-    """DeepSpeed reduces its gradients before they are there: they are wrong, or their weights are no longer gathered."""
+    """DeepSpeed reduces its gradients before they are there: they are wrong, or their weights are no longer
+    gathered."""
     try:
         (one,) = parity(tmp_path, ["lora"], plant="input_without_gradient")
     except AssertionError as error:

@@ -1,4 +1,5 @@
-"""Failures of the field notes on two real ranks: what torch says by hand, that diagnose names it, and that allranks does otherwise."""
+"""Failures of the field notes on two real ranks: what torch says by hand, that diagnose names it, and that allranks
+does otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Failures 21 to 40 on two real ranks: what torch, DeepSpeed and the kernel say, that diagnose names it, and that allranks does otherwise."""
+"""Failures 21 to 40 on two real ranks: what torch, DeepSpeed and the kernel say, that diagnose names it, and that
+allranks does otherwise."""
 
 from __future__ import annotations
 
@@ -138,7 +139,8 @@ def test_a_stale_handle_is_named_and_a_killed_rank_loses_no_word(tmp_path: Path)
 
 @pytest.mark.full
 def test_compiling_is_no_training_time(tmp_path: Path) -> None:
-    """torch.compile of a real model: one of the first steps waits for the compiler, and the rate knows nothing of it."""
+    """torch.compile of a real model: one of the first steps waits for the compiler, and the rate knows nothing of
+    it."""
     write_rows(tmp_path / "rows.json", 60)
     spec = tiny_spec(
         tmp_path / "rows.json",

@@ -1,4 +1,5 @@
-"""A disk that fills up, for real (a small tmpfs): one paragraph that names file and cure, exit code 3, never a defect."""
+"""A disk that fills up, for real (a small tmpfs): one paragraph that names file and cure, exit code 3, never a
+defect."""
 
 from __future__ import annotations
 

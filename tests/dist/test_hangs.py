@@ -1,4 +1,5 @@
-"""Ranks that stand still: noticed, looked at, named with their line, and ended; and slow ones, which are not. Real processes."""
+"""Ranks that stand still: noticed, looked at, named with their line, and ended; and slow ones, which are not. Real
+processes."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def nothing_left(run: RunDir) -> bool:
 def test_slow_ranks_are_named_and_one_that_sleeps_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is slow with its data, the other in its backward passes: every step takes both equally long. At last one sleeps."""
+    """One is slow with its data, the other in its backward passes: every step takes both equally long. At last one
+    sleeps."""
     plant(monkeypatch, "sleep_a_while:1:-1;slow_backward:0:-1;sleep_forever:1:33", seconds=0.2)
     done, run = train(tmp_path, spec(tmp_path))
     assert done.returncode == 1, done.stdout + done.stderr
@@ -171,7 +173,8 @@ def test_slow_steps_a_long_evaluation_and_a_long_checkpoint_are_no_hang(
 
 
 def slow_ranks_are_named(shown: str, run: RunDir) -> None:
-    """Rank 1 in its data, rank 0 in its backward passes: in the terminal while they ran, in the metrics and in the report."""
+    """Rank 1 in its data, rank 0 in its backward passes: in the terminal while they ran, in the metrics and in the
+    report."""
     said = [line for line in shown.splitlines() if "is slow" in line]
     assert sorted(line.split("rank ")[1][0] for line in said) == ["0", "1"]
     assert any("rank 1 on" in line and "its own work (data and forward)" in line for line in said)

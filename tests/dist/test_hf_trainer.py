@@ -1,4 +1,5 @@
-"""The engine `hf_trainer`: the losses, records and files of `pytorch_ddp`; what would make it train apart is refused."""
+"""The engine `hf_trainer`: the losses, records and files of `pytorch_ddp`; what would make it train apart is
+refused."""
 
 from __future__ import annotations
 
@@ -136,7 +137,8 @@ def test_a_trainer_that_would_train_apart_is_refused(
 
 @pytest.mark.full
 def test_three_ranks_go_on_bitwise_from_a_step_in_the_middle(tmp_path: Path) -> None:
-    """From three ranks on the order of sums depends on how buckets are laid out, which DDP settles after its first backward."""
+    """From three ranks on the order of sums depends on how buckets are laid out, which DDP settles after its first
+    backward."""
     write_rows(tmp_path / "rows.json", 120)
     more = {
         "cluster": {"procs_per_node": 3, "cache": str(tmp_path / "cache")},

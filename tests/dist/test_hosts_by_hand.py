@@ -21,7 +21,8 @@ PROGRAM = "import os, sys, time\nif os.environ['RANK'] == '1':\n    time.sleep(2
 def started(
     folder: Path, before: str = ""
 ) -> Iterator[tuple[subprocess.Popen[bytes], list[subprocess.Popen[bytes]], Path]]:
-    """The command `run`, the agents that were started by what it printed, and its output. `before` goes before each of them."""
+    """The command `run`, the agents that were started by what it printed, and its output. `before` goes before each of
+    them."""
     (folder / "own.py").write_text(PROGRAM)
     cluster = {"launcher": "hosts", "nodes": 2, "hosts": ["127.0.0.1"] * 2, "procs_per_node": 1, "device": "cpu"}
     spec = {"name": "h", "script": {"path": "own.py"}, "cluster": cluster, "run_root": "runs"}

@@ -1,4 +1,5 @@
-"""Loading on real gloo ranks: the same weights as transformers and PEFT give, read by one rank or by each, kept in parts."""
+"""Loading on real gloo ranks: the same weights as transformers and PEFT give, read by one rank or by each, kept in
+parts."""
 
 from __future__ import annotations
 
@@ -26,13 +27,15 @@ def saved(folder: Path, family: str = "mistral", dtype: str = "float32", **confi
     """A model folder in several files, as the hub has them (experts apart)."""
     _, tokenizer = model_of()
     spec = ModelSpec(name=f"tiny:{family}", config={**CONFIG, **config})
-    build_model(spec, tokenizer, dtype=dtype, labels={}, seed=7).save_pretrained(folder, max_shard_size="30KB")  # type: ignore[operator]
+    model: Any = build_model(spec, tokenizer, dtype=dtype, labels={}, seed=7)
+    model.save_pretrained(folder, max_shard_size="30KB")
     assert len(list(folder.glob("model-*.safetensors"))) > 1
     return folder
 
 
 def check(found: list[Any], names: list[str], world: int, sent: str = "", *, kept_whole: bool = False) -> None:
-    """What ranks found of these strategies. `sent`: part of the reason why rank 0 has read all; empty if every rank should read."""
+    """What ranks found of these strategies. `sent`: part of the reason why rank 0 has read all; empty if every rank
+    should read."""
     for name in names:
         ranks = [f[name] for f in found]
         assert all("error" not in r for r in ranks), ranks
@@ -80,7 +83,8 @@ NODES = {"ranks_per_node": 2, "ranks_per_host": 2, "pieces": {"PIECE_BYTES": 409
 
 
 def test_weights_that_several_nodes_keep_have_one_digest(tmp_path: Path) -> None:
-    """Two shards with a copy each. On one host both copies are read, also by LoRA, whose frozen weights have a checksum."""
+    """Two shards with a copy each. On one host both copies are read, also by LoRA, whose frozen weights have a
+    checksum."""
     folder = saved(tmp_path / "model", intermediate_size=61)
     names = ["pytorch_zero3", "zero3", "pytorch_ddp", "pytorch_zero3:nodes"]
     bases: set[str] = set()

@@ -1,4 +1,5 @@
-"""Real ranks on two cores that other processes use, too: the machine is named, slow ranks still are, and nobody else."""
+"""Real ranks on two cores that other processes use, too: the machine is named, slow ranks still are, and nobody
+else."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ LIMIT_S = 150
 BUSY = f"""
 import glob, sys, time
 end = time.monotonic() + {LIMIT_S}
-while len(sys.argv) > 1 and time.monotonic() < end and not any('"step"' in open(file).read() for file in glob.glob(sys.argv[1])):
+while len(sys.argv) > 1 and time.monotonic() < end:
+    if any('"step"' in open(file).read() for file in glob.glob(sys.argv[1])):
+        break
     time.sleep(0.2)
 while time.monotonic() < end:
     pass

@@ -1,4 +1,5 @@
-"""Defects planted in the source: a comparison on two gloo ranks refuses each of them. See planted/edits.yaml and planted/blind_edits.yaml."""
+"""Defects planted in the source: a comparison on two gloo ranks refuses each of them. See planted/edits.yaml and
+planted/blind_edits.yaml."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from tests.dist.harness import run_ranks, shared_strategies, train
 pytestmark = pytest.mark.dist
 NAMES = shared_strategies()
 LIMIT = 1.25  # times plain autocast's distance
-# Measured: 0.8 to 1.6 with one base or another, by chance; the gradient of the loss is rounded once more before it is scaled.
+# Measured: 0.8 to 1.6 with one base or another, by chance; the gradient of the loss is rounded once more before it is
+# scaled.
 ADAPTER_LIMIT = 2.0
 NOISE = 0.005  # of the update: what a few elements near AdamW's eps differ by after one step of an adapter
 SHARDED = ("pytorch_ddp", "zero3", "pytorch_zero3")
@@ -62,7 +63,8 @@ def test_updates_rounded_to_bfloat16_would_be_seen(tmp_path: Path) -> None:
 def test_a_run_in_bfloat16_saves_float32_weights_and_moments(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.json", 40)
     spec = tiny_spec(
-        tmp_path / "rows.json", tmp_path, adapter={"type": "none"}, strategy={"name": "pytorch_zero3"}, checkpoint={"mode": "full"},
+        tmp_path / "rows.json", tmp_path, adapter={"type": "none"}, strategy={"name": "pytorch_zero3"},
+        checkpoint={"mode": "full"},
         train={"max_steps": 3, "lr": 1e-6},
     )  # fmt: skip
     spec["model"]["dtype"] = "bfloat16"

@@ -48,7 +48,8 @@ def test_each_rank_leaves_a_trace_with_all_that_analysis_needs(tmp_path: Path, m
             "checkpoint": [0, 1],
         }
         assert document["allranks"] == {
-            "run": run.name, "attempt": 1, "rank": rank, "world_size": 2, "backend": "gloo", "device": "cpu", "strategy": "pytorch_ddp", "grad_accum": 2,
+            "run": run.name, "attempt": 1, "rank": rank, "world_size": 2, "backend": "gloo", "device": "cpu",
+            "strategy": "pytorch_ddp", "grad_accum": 2,
         }  # fmt: skip
         names = [e["name"] for e in document["traceEvents"] if e.get("cat") == "user_annotation"]
         assert sorted(n for n in names if n.startswith("ProfilerStep")) == ["ProfilerStep#4", "ProfilerStep#5"]

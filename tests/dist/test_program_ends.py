@@ -1,4 +1,5 @@
-"""How runs of a user's own program are stopped, and that nothing of them is left. Whole runs, real signals; the programs need no torch."""
+"""How runs of a user's own program are stopped, and that nothing of them is left. Whole runs, real signals; the
+programs need no torch."""
 
 from __future__ import annotations
 
@@ -22,10 +23,14 @@ from tests.dist.harness import Background, allranks, train, until, write_spec
 pytestmark = pytest.mark.dist
 
 BEGIN = "import os, pathlib, signal, subprocess, sys, time\nrank = int(os.environ['RANK'])\n"
-READY = "pathlib.Path(f'ready{rank}').write_text(f'{os.getpid()} ' + ' '.join(str(c.pid) for c in children))\ntime.sleep(600)\n"
+READY = (
+    "pathlib.Path(f'ready{rank}').write_text(f'{os.getpid()} ' + ' '.join(str(c.pid) for c in "
+    "children))\ntime.sleep(600)\n"
+)
 SAVES = BEGIN + (
     "children = []\n"
-    "def stop(number, frame):\n    time.sleep(1.0)\n    print('saved', flush=True)\n    os._exit(0) if rank else sys.exit(0)\n"
+    "def stop(number, frame):\n    time.sleep(1.0)\n    print('saved', flush=True)\n    os._exit(0) if rank else "
+    "sys.exit(0)\n"
     "signal.signal(signal.SIGTERM, stop)\n"
 )
 PLAIN = BEGIN + "children = []\n"
@@ -65,7 +70,10 @@ def test_a_program_that_python_cannot_read_starts_no_rank(tmp_path: Path) -> Non
 
 
 def test_an_error_goes_to_the_excepthook_of_the_program(tmp_path: Path) -> None:
-    hook = "import sys\ndef hook(kind, error, trace):\n    print('hook', kind.__name__, trace.tb_lineno)\n    {0}\nsys.excepthook = hook\n1 / 0\n"
+    hook = (
+        "import sys\ndef hook(kind, error, trace):\n    print('hook', kind.__name__, trace.tb_lineno)\n    "
+        "{0}\nsys.excepthook = hook\n1 / 0\n"
+    )
     assert log_of(tmp_path, hook.format("pass")) == ["hook ZeroDivisionError 6"]
     first, second, *_ = log_of(tmp_path, hook.format("sys.__excepthook__(kind, error, trace)"))[1:]  # as torch's does
     assert (first, second) == (

@@ -1,4 +1,5 @@
-"""Public programs run unchanged, and a fault in one of them is named by rank and reason, in the terminal and by diagnose. Real ranks."""
+"""Public programs run unchanged, and a fault in one of them is named by rank and reason, in the terminal and by
+diagnose. Real ranks."""
 
 from __future__ import annotations
 
@@ -56,7 +57,10 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
         "The ranks are in different collectives",
     ),
     "memory limit of the process": (
-        "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); hog = [torch.ones(1 << 26) for _ in range(64)]",
+        (
+            "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); hog = [torch.ones(1 << 26) "
+            "for _ in range(64)]"
+        ),
         "rank 1 on HOST failed: RuntimeError: [enforce fail at alloc_cpu.cpp",
         "host_oom",
         "An allocation of host memory was refused",
@@ -126,7 +130,10 @@ def test_a_loss_that_becomes_nan_is_named_with_its_step(tmp_path: Path) -> None:
     fault = "raw_model.lm_head.weight.data.fill_(float('nan'))"
     done, run, (first, *others) = end_of(tmp_path, "nanogpt", fault)
     assert done.returncode == 0, done.stdout + done.stderr
-    warning = "all 2 ranks succeeded, but the loss is not finite (NaN or infinite) from step 10 on, as the output of rank 0 says"
+    warning = (
+        "all 2 ranks succeeded, but the loss is not finite (NaN or infinite) from step 10 on, as the output of rank 0 "
+        "says"
+    )
     assert warning in " ".join(done.stderr.split())
     assert "-> nan (not finite)" in done.stdout
     metrics = read_json(run.metrics)
@@ -149,7 +156,8 @@ def test_lack_of_host_memory_is_told_from_a_kill(tmp_path: Path, cgroup: Path) -
 
 @pytest.mark.full
 def test_an_extra_collective_that_sends_more_is_shown_with_the_lines_of_both_ranks(tmp_path: Path) -> None:
-    """Gloo aborts the rank that receives too much, here the other one; who is wrong cannot be known, where both are can."""
+    """Gloo aborts the rank that receives too much, here the other one; who is wrong cannot be known, where both are
+    can."""
     done, _, (first, *_) = end_of(tmp_path, "nanogpt", "torch.distributed.all_reduce(torch.ones(1 << 20))")
     assert "the ranks are in different collectives" in done.stderr
     for place in ("rank 0 in ", "train.py:306 in <module>; rank 1 in ", "train.py:290 in <module>"):

@@ -1,4 +1,5 @@
-"""What must not end a run, and what an error leaves behind. Whole runs of two gloo ranks with an end planted into them."""
+"""What must not end a run, and what an error leaves behind. Whole runs of two gloo ranks with an end planted into
+them."""
 
 from __future__ import annotations
 

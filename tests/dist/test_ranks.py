@@ -52,7 +52,8 @@ def test_evaluation_is_the_same_for_any_ranks_and_batch_size(tmp_path: Path) -> 
 
 STRATEGIES = shared_strategies()
 BITWISE = {
-    "simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "pytorch_ddp", "deepspeed_zero1", "deepspeed_zero2",
+    "simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "pytorch_ddp",
+    "deepspeed_zero1", "deepspeed_zero2",
 }  # fmt: skip
 BF16 = [v for v, how in VARIANTS.items() if "bfloat16" in (how.get("dtype"), how.get("base_dtype"))]
 TOLERANCE = dict.fromkeys(BF16, 0.2)  # of what the training has changed; else:
@@ -86,8 +87,8 @@ def pairs_of(world: int) -> list[tuple[str, str]]:
 
 
 def covering(kind: str) -> list[tuple[str, str]]:
-    """Of ``plain``, ``moe or lora``, or ``other`` variants: every strategy in plain and with an eighth of the others in turn, every variant
-    of a few strategies with one of them, and all in which a bug shows."""
+    """Of ``plain``, ``moe or lora``, or ``other`` variants: every strategy in plain and with an eighth of the others in
+    turn, every variant of a few strategies with one of them, and all in which a bug shows."""
     rest = [v for v in VARIANTS if v != "plain"]
     turns = [(n, v) for i, n in enumerate(STRATEGIES) for k, v in enumerate(rest, 1) if (i + k) % 8 == 0]
     pairs = {

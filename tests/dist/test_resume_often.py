@@ -1,5 +1,6 @@
-"""Runs that are ended again and again at random steps, by signals and by kill -9 of a random rank, and gone on with: they
-are bitwise one that was never stopped. On other numbers of ranks: the same data in the same order, losses within a tolerance."""
+"""Runs that are ended again and again at random steps, by signals and by kill -9 of a random rank, and gone on with:
+they are bitwise one that was never stopped. On other numbers of ranks: the same data in the same order, losses within a
+tolerance."""
 
 from __future__ import annotations
 
@@ -25,10 +26,12 @@ NUMBERS = ("loss", "grad_norm", "lr", "tokens", "tokens_trained")
 
 
 def often(folder: Path, name: str, strategy: str, steps: int) -> dict[str, Any]:
-    """Adapters with dropout, packed rows, two micro-steps, a schedule; a checkpoint every ten steps for what is killed."""
+    """Adapters with dropout, packed rows, two micro-steps, a schedule; a checkpoint every ten steps for what is
+    killed."""
     return tiny_spec(
         folder / "rows.json", folder, name=name, strategy={"name": strategy}, eval={"samples": 0, "at_end": False},
-        train={"max_steps": steps, "grad_accum": 2, "warmup_steps": 5}, checkpoint={"mode": "full", "every": 10, "keep": 2, "async": True},
+        train={"max_steps": steps, "grad_accum": 2, "warmup_steps": 5}, checkpoint={"mode": "full", "every": 10,
+            "keep": 2, "async": True},
     )  # fmt: skip
 
 
@@ -99,7 +102,8 @@ def test_ended_at_random_steps_and_gone_on_with_is_never_stopped(tmp_path: Path,
 
 @pytest.mark.parametrize(("strategy", "ranks"), [("zero3", 3), pytest.param("zero2", 1, marks=pytest.mark.full)])
 def test_on_another_number_of_ranks_the_data_is_the_same(tmp_path: Path, strategy: str, ranks: int) -> None:
-    """Without dropout, whose masks belong to ranks. Rows are not packed, so that each step's tokens are a mark of its rows."""
+    """Without dropout, whose masks belong to ranks. Rows are not packed, so that each step's tokens are a mark of its
+    rows."""
     write_rows(tmp_path / "rows.json", 60)
     spec = often(tmp_path, "whole", strategy, 24)
     spec["data"]["packing"] = "none"

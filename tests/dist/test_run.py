@@ -207,7 +207,8 @@ def test_weights_only_checkpoints_resume_only_when_told_so(tmp_path: Path, rows_
 
 
 def test_other_forms_of_one_run(tmp_path: Path) -> None:
-    """Chat data, wrapped packing, bf16, checkpointing, full fine-tuning, epochs, one process, seldom logging: all at once."""
+    """Chat data, wrapped packing, bf16, checkpointing, full fine-tuning, epochs, one process, seldom logging: all at
+    once."""
     from transformers import AutoModelForCausalLM
 
     rows = [

@@ -121,7 +121,8 @@ def test_a_program_that_is_only_slow_is_not_blamed(tmp_path: Path, what: str) ->
 
 
 def test_a_group_that_ddp_frees_does_not_hang(tmp_path: Path) -> None:
-    """torch frees it with the GIL held, while a thread of gloo needs the GIL (about 1 of 10 runs of accelerate's nlp_example)."""
+    """torch frees it with the GIL held, while a thread of gloo needs the GIL (about 1 of 10 runs of accelerate's
+    nlp_example)."""
     (tmp_path / "program.py").write_text(GROUP_OF_DDP)
     done = subprocess.run(
         [sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=60, check=False

@@ -1,4 +1,5 @@
-"""The smoke tests on two gloo ranks, tiny: what is right is ticked off, and each planted fault turns its criterion red, no other."""
+"""The smoke tests on two gloo ranks, tiny: what is right is ticked off, and each planted fault turns its criterion red,
+no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ends of all kinds: signals, kills, bad numbers, a full disk; and going on after them. Real processes, real signals."""
+"""Ends of all kinds: signals, kills, bad numbers, a full disk; and going on after them. Real processes, real
+signals."""
 
 from __future__ import annotations
 
@@ -68,10 +69,11 @@ def resumable(folder: Path, name: str) -> dict[str, Any]:
 def test_a_resumed_run_is_bitwise_one_that_never_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: tuple[signal.Signals, ...]
 ) -> None:
-    """Stopped, and stopped again by another signal: dropout, packing, accumulation, schedule and optimizer go on as if nothing had been.
+    """Stopped, and stopped again by another signal: dropout, packing, accumulation, schedule and optimizer go on as if
+    nothing had been.
 
-    So does a mixture of data, although its cache is gone. Every rank ends soon after a signal, and leaves a folder that can be read.
-    After Ctrl-C the steps and the save take longer than ranks with nothing to save get.
+    So does a mixture of data, although its cache is gone. Every rank ends soon after a signal, and leaves a folder that
+    can be read. After Ctrl-C the steps and the save take longer than ranks with nothing to save get.
     """
     write_rows(tmp_path / "rows.json", 60)
     done, whole = train(tmp_path, resumable(tmp_path, "whole"))
@@ -126,7 +128,8 @@ def test_a_killed_rank_is_named_and_the_others_end(endless: Background) -> None:
 
 
 def test_a_rank_that_is_deaf_is_ended_with_the_others(endless: Background) -> None:
-    """The peer of the dead rank is stopped (SIGSTOP): it can heed no signal but SIGKILL, like one inside a collective."""
+    """The peer of the dead rank is stopped (SIGSTOP): it can heed no signal but SIGKILL, like one inside a
+    collective."""
     pids = endless.all_pids()
     psutil.Process(endless.pid_of(0)).suspend()
     psutil.Process(endless.pid_of(1)).kill()

@@ -1,4 +1,5 @@
-"""The store at which ranks meet: where it listens, who can use it, and that it ends with its run. Real processes and torch's stores."""
+"""The store at which ranks meet: where it listens, who can use it, and that it ends with its run. Real processes and
+torch's stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A checkpoint holds all that a strategy needs, another strategy can go on from it; what a rank holds, and what a bad step changes."""
+"""A checkpoint holds all that a strategy needs, another strategy can go on from it; what a rank holds, and what a bad
+step changes."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ FSDP2 = ("pytorch_zero2", "pytorch_zero3")
 SPLIT = ("pytorch_ddp", "zero1", "zero3", *FSDP2)
 SLOW = ("compiled", "compiled_selective")
 FAMILIES = (
-    "simple_ddp_hook", "pytorch_ddp", "bucket_ddp_async", "zero1", "zero2", "zero3", *FSDP2, "deepspeed_zero1", "deepspeed_zero3", "hf_trainer",
+    "simple_ddp_hook", "pytorch_ddp", "bucket_ddp_async", "zero1", "zero2", "zero3", *FSDP2, "deepspeed_zero1",
+    "deepspeed_zero3", "hf_trainer",
 )  # fmt: skip
 """One or two strategies of each kind."""
 # variants of some strategies

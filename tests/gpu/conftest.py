@@ -1,4 +1,5 @@
-"""Skip without a GPU; ALLRANKS_GPU_REHEARSAL=1 runs what can run on a CPU. ALLRANKS_GPU_LOG names a file for the result of each test."""
+"""Skip without a GPU; ALLRANKS_GPU_REHEARSAL=1 runs what can run on a CPU. ALLRANKS_GPU_LOG names a file for the result
+of each test."""
 
 from __future__ import annotations
 

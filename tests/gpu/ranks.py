@@ -1,4 +1,5 @@
-"""What the ranks of tests/gpu do. ``python -m tests.gpu.ranks RESULTS ARGS``, one process a rank; appends one JSON line per strategy."""
+"""What the ranks of tests/gpu do. ``python -m tests.gpu.ranks RESULTS ARGS``, one process a rank; appends one JSON line
+per strategy."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def module_of(variant: str, device: torch.device) -> LossModel:
 
 
 def one_process(world: DistContext, tokens: Any, variant: str) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Weights and gradient norms of plain torch that goes through the ranks' micro-batches in order, on the same device."""
+    """Weights and gradient norms of plain torch that goes through the ranks' micro-batches in order, on the same
+    device."""
     how, module = GPU_VARIANTS[variant], module_of(variant, world.device).train()
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     weights = [p for _, p in named]

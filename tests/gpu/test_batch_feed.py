@@ -30,7 +30,8 @@ def late(cycles: int = 2_000_000) -> None:
 
 
 def test_each_batch_has_its_own_values_when_the_device_comes_to_it(device: str) -> None:
-    """Fails if a buffer is filled again before its copy, or if the memory of a batch is used again before it was read."""
+    """Fails if a buffer is filled again before its copy, or if the memory of a batch is used again before it was
+    read."""
     place = torch.device(device)
     feed = BatchFeed(order(), make, place, 0, STEPS, ahead=True)
     found, planned = [], []

@@ -1,4 +1,5 @@
-"""LoRA of linear layers and of experts on a GPU in bfloat16: as close to float32 as PEFT's, and without a sync with the host."""
+"""LoRA of linear layers and of experts on a GPU in bfloat16: as close to float32 as PEFT's, and without a sync with the
+host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whole runs on one GPU: a gradient that is not finite, host synchronisation, resume, memory, and a rank that spins in a kernel."""
+"""Whole runs on one GPU: a gradient that is not finite, host synchronisation, resume, memory, and a rank that spins in
+a kernel."""
 
 from __future__ import annotations
 
@@ -98,7 +99,8 @@ def test_a_host_sync_that_is_planted_is_found(cuda: str, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("how", ["deterministic", "usual"])
 def test_20_steps_resumed_to_30_equal_30_unbroken(how: str, device: str, tmp_path: Path) -> None:
-    """Asynchronous full checkpoints. Bitwise with train.deterministic; else kernels with atomic additions may round differently."""
+    """Asynchronous full checkpoints. Bitwise with train.deterministic; else kernels with atomic additions may round
+    differently."""
     sections: dict[str, Any] = {
         "checkpoint": {"mode": "full", "every": 10, "async": True},
         "train": {"deterministic": how == "deterministic"},

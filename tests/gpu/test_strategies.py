@@ -1,4 +1,5 @@
-"""Every strategy on one GPU, and the data-parallel family with two Gloo ranks that share it, against one process of plain torch."""
+"""Every strategy on one GPU, and the data-parallel family with two Gloo ranks that share it, against one process of
+plain torch."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def attempt(results: Path, pairs: list[tuple[str, str]], world: int, device: str
     ranks = []
     for rank in range(world):
         env = {
-            **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
+            **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         output = results.with_suffix(f".rank{rank}.out").open("w")

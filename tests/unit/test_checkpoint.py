@@ -136,7 +136,8 @@ def test_a_manifest_that_is_damaged_or_anothers_is_passed_over_by_name(
     [
         ({"schema_version": SCHEMA_VERSION + 1}, f"has schema_version {SCHEMA_VERSION + 1} (allranks 9.9);"),
         ({"schema_version": None}, "has no schema_version, as only older versions of allranks wrote (allranks 9.9);"),
-        ({"schema_version": SCHEMA_VERSION + 1, "files": ["in another form"]}, f"has schema_version {SCHEMA_VERSION + 1} (allranks 9.9);"),
+        ({"schema_version": SCHEMA_VERSION + 1, "files": ["in another form"]},
+        f"has schema_version {SCHEMA_VERSION + 1} (allranks 9.9);"),
     ],
 )  # fmt: skip
 def test_a_checkpoint_of_another_version_is_refused_and_none_taken_in_its_place(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -28,7 +30,8 @@ class Trained(Single):
 
     def __init__(self, module: nn.Module) -> None:
         named = list(module.named_parameters())
-        self._hold(module, named, lambda own: torch.optim.AdamW([p for _, p in own], lr=0.1), None, None)  # type: ignore[arg-type]
+        group: Any = None
+        self._hold(module, named, lambda own: torch.optim.AdamW([p for _, p in own], lr=0.1), group, None)
         self.update()
 
     def update(self) -> None:

@@ -1,4 +1,5 @@
-"""All ranks call their collectives in one order, whatever part of the model a rank's batch uses. One process, torch's fake group."""
+"""All ranks call their collectives in one order, whatever part of the model a rank's batch uses. One process, torch's
+fake group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""On a GPU the host ends a step when it is queued: what the GPU still has to do belongs to that step. No GPU: its clock is played."""
+"""On a GPU the host ends a step when it is queued: what the GPU still has to do belongs to that step. No GPU: its clock
+is played."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Reduce each step's metrics over ranks asynchronously, one step behind, and write the step events and samples of the machine's load.
+"""Reduce each step's metrics over ranks asynchronously, one step behind, and write the step events and samples of the
+machine's load.
 
-One small all-reduce per optimizer step carries what the ranks must agree on (stop? non-finite values?) and, on logging steps,
-the loss. It runs on the control group (gloo, CPU) while the next step computes, and is read at the end of that step: all ranks
-read the same numbers at the same step and decide equally. All engines use this module, so their records are computed alike.
+One small all-reduce per optimizer step carries what the ranks must agree on (stop? non-finite values?) and, on logging
+steps, the loss. It runs on the control group (gloo, CPU) while the next step computes, and is read at the end of that
+step: all ranks read the same numbers at the same step and decide equally. All engines use this module, so their records
+are computed alike.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ from allranks.utils.kernel_counters import sample_cpu, tcp_links, use_between
 class ReducedStep:
     """One step's metrics, reduced over all ranks. Steps count from 0.
 
-    ``loss_sum`` is in nats over ``trained`` tokens; ``own_loss_sum`` is this rank's part of it. ``router_sum`` is the load-balancing
-    loss of a mixture of experts, which is no part of them. ``grad_norm`` is the mean over the ranks, ``own_grad_norm`` this rank's.
+    ``loss_sum`` is in nats over ``trained`` tokens; ``own_loss_sum`` is this rank's part of it. ``router_sum`` is the
+    load-balancing loss of a mixture of experts, which is no part of them. ``grad_norm`` is the mean over the ranks,
+    ``own_grad_norm`` this rank's.
     """
 
     step: int
@@ -67,12 +70,13 @@ class AsyncStepReduction:
         planned_rows: int = 0,
         router_sum: torch.Tensor | None = None,
     ) -> None:
-        """Start the reduction for `step`. The tensors are float32 scalars on the device; `router_sum` is a part of `loss_sum`.
+        """Start the reduction for `step`. The tensors are float32 scalars on the device; `router_sum` is a part of
+        `loss_sum`.
 
         `rows` is the checksum of the sequences that this rank trained, `planned_rows` that of all ranks' planned ones.
 
-        On a GPU the values are first copied asynchronously, and their reduction starts at the end of the next step, when the
-        copy is complete: the host never waits for the step that it has just queued.
+        On a GPU the values are first copied asynchronously, and their reduction starts at the end of the next step,
+        when the copy is complete: the host never waits for the step that it has just queued.
         """
         loss, norm = loss_sum.detach().double(), grad_norm.detach().double()
         router = torch.zeros_like(loss) if router_sum is None else router_sum.double()
@@ -144,7 +148,8 @@ class AsyncStepReduction:
 class StopRequest:
     """A stop request, set by SIGTERM or SIGUSR1; all ranks stop together at the end of a step.
 
-    There is no lock: a second signal may interrupt the handler of the first in the same thread, and a lock would deadlock.
+    There is no lock: a second signal may interrupt the handler of the first in the same thread, and a lock would
+    deadlock.
     """
 
     def __init__(self) -> None:
@@ -160,7 +165,8 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """The rows that a rank trains: which ones in each step, their tokens, and the function that makes a batch of them in host memory."""
+    """The rows that a rank trains: which ones in each step, their tokens, and the function that makes a batch of them
+    in host memory."""
 
     order: SampleOrder
     tokens: TokenSet
@@ -217,8 +223,9 @@ class TokenCounts:
 class StepWork:
     """One optimizer step of this rank.
 
-    ``loss_sum`` (nats over this rank's trained tokens) and ``grad_norm`` are scalars on the device; ``trained`` counts the
-    trained tokens of all ranks; ``times`` come from the step timer; ``sequences`` are those in this rank's micro-batches.
+    ``loss_sum`` (nats over this rank's trained tokens) and ``grad_norm`` are scalars on the device; ``trained`` counts
+    the trained tokens of all ranks; ``times`` come from the step timer; ``sequences`` are those in this rank's
+    micro-batches.
     """
 
     step: int
@@ -343,7 +350,8 @@ class StepMetrics:
         return stop
 
     def count_queued_work(self) -> None:
-        """Add to the time of the last step what the GPU still had to do when the host had queued it. A second call does nothing."""
+        """Add to the time of the last step what the GPU still had to do when the host had queued it. A second call does
+        nothing."""
         if self._world.device.type != "cuda" or not self._waiting or max(self._waiting) == self._counted:
             return
         self._counted = max(self._waiting)
@@ -402,7 +410,10 @@ class StepMetrics:
         if bad:
             rank, loss, rows = bad[0]
             names = ", ".join(str(r) for r, _, _ in bad)
-            what = f"the loss of rank {names} is not finite ({loss}) in step {agreed.step + 1}; rank {rank} trained sequences {rows[:8]}"
+            what = (
+                f"the loss of rank {names} is not finite ({loss}) in step {agreed.step + 1}; rank {rank} trained "
+                f"sequences {rows[:8]}"
+            )
         else:
             what = f"the gradient is not finite in step {agreed.step + 1}, though every rank's loss is"
         raise NonFiniteLoss(
@@ -416,7 +427,7 @@ LINKS_INTERVAL_S = 5.0
 MIN_LOAD_S = 0.1
 MIN_LINKS_S = 1.0
 MAX_COST = 0.001
-"""Share of the time that samples may take; they become rarer if one takes longer, as with thousands of threads or connections."""
+"""Share of the time that samples may take; slower ones become rarer, as with thousands of threads or connections."""
 
 
 class MachineSamples:

@@ -53,7 +53,8 @@ class Broken(SimpleDDPAccumulating):
 
 
 class Undivided(SimpleDDPAccumulating):
-    """Forgets the division by the number of ranks. AdamW hides that: its update does not depend on the gradient's size."""
+    """Forgets the division by the number of ranks. AdamW hides that: its update does not depend on the gradient's
+    size."""
 
     def backward(self, loss: torch.Tensor) -> None:
         super().backward(loss * dist.get_world_size(self._group))

@@ -1,4 +1,5 @@
-"""Makes ranks of a test's run stand still, as ``STUCK=HOW:RANK:CALL;...`` says: at their CALL-th batch, in the path of their data."""
+"""Makes ranks of a test's run stand still, as ``STUCK=HOW:RANK:CALL;...`` says: at their CALL-th batch, in the path of
+their data."""
 
 import os
 import sys

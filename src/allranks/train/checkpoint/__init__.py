@@ -3,10 +3,9 @@
 checkpoints/step-N/
     manifest.json                 step, mode, world size, and the hash of every file
     adapter_model.safetensors, adapter_config.json     or a Hugging Face model folder; and the tokenizer
-    state/                        mode full: shard-*.safetensors (each rank's part of the optimizer state, and weights
-    that the
-                                  files above do not hold bitwise), rank<R>.pt (random generators), progress.json,
-                                  spec.yaml
+    state/                        mode full: shard-*.safetensors (each rank's part of the optimizer
+                                  state, and weights that the files above do not hold bitwise),
+                                  rank<R>.pt (random generators), progress.json, spec.yaml
 checkpoints/latest                name of the newest checkpoint
 
 Weights are not gathered in memory: shards are combined into the published file through the disk.

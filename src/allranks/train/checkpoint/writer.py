@@ -105,7 +105,7 @@ def _adapter_keys(model: nn.Module, names: Sequence[str]) -> dict[str, str]:
     from peft import get_peft_model_state_dict
 
     numbered = {name: torch.tensor([i]) for i, name in enumerate(names)}
-    chosen = get_peft_model_state_dict(model, state_dict=numbered, save_embedding_layers=False)  # type: ignore[arg-type]
+    chosen = get_peft_model_state_dict(model, state_dict=numbered, save_embedding_layers=False)  # type: ignore
     return {names[int(t)]: key for key, t in chosen.items()}
 
 

@@ -126,11 +126,11 @@ class DeepSpeedZero3(DeepSpeedZero):
             p.partition()  # type: ignore[attr-defined]
 
     def extra_weights(self) -> list[torch.Tensor]:
-        return [*super().extra_weights(), *(p.ds_tensor for p in self._model.parameters())]  # type: ignore[attr-defined]
+        return [*super().extra_weights(), *(p.ds_tensor for p in self._model.parameters())]  # type: ignore
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         whole = {p.ds_id for p in self._zero.persistent_parameters}
-        each = {p: -(-p.ds_numel // world) * world * p.element_size() for p in self._model.parameters()}  # type: ignore[attr-defined]
+        each = {p: -(-p.ds_numel // world) * world * p.element_size() for p in self._model.parameters()}  # type: ignore
         once = [p for p in each if p.ds_id not in whole]  # type: ignore[attr-defined]
         zero = self._config["zero_optimization"]
         limit = min(
@@ -146,7 +146,7 @@ class DeepSpeedZero3(DeepSpeedZero):
         expected = [
             Traffic("all_gather", "forward", None, accum * sum(each[p] for p in (used if freed else once))),
             Traffic("all_gather", "backward", None, accum * sum(each[p] for p in used if p is not idle) * freed),
-            Traffic("all_gather", "step", None, sum(s for p, s in each.items() if p.ds_id in whole)),  # type: ignore[attr-defined]
+            Traffic("all_gather", "step", None, sum(s for p, s in each.items() if p.ds_id in whole)),  # type: ignore
             Traffic("reduce_scatter", "after_backward", None, accum * sum(each[p] for _, p in self._named)),
         ]
         groups = len(self._inner.param_groups)

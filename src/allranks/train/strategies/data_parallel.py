@@ -347,7 +347,7 @@ class PyTorchZero1(PyTorchDDP):
         return False
 
     def step(self) -> torch.Tensor:
-        return clip_and_update(_Outer(self._zero), (p for _, p in self._named), self._clip_norm)  # type: ignore[arg-type]
+        return clip_and_update(_Outer(self._zero), (p for _, p in self._named), self._clip_norm)  # type: ignore
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         return [

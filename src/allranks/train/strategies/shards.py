@@ -104,7 +104,7 @@ class _CheckpointableShard(torch.Tensor):
         part._offset, part._whole = shard.offset, shard.numel
         return part
 
-    def size(self, dim: int | None = None) -> Any:  # type: ignore[override] - size of the full tensor, which is compared with the file
+    def size(self, dim: int | None = None) -> Any:  # type: ignore
         whole = torch.Size([self._whole])
         return whole if dim is None else whole[dim]
 
