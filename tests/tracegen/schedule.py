@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-from tests.tracegen.scenario import Scenario
+from typing import Literal
 
 ORIGIN = 100_000  # where the first step begins
 GAP = 6  # between two pieces of work of a stream: the device idles
@@ -13,8 +12,36 @@ MAIN, SECOND, COPY, COMM, COMM2 = 7, 13, 9, 20, 24
 
 
 @dataclass(frozen=True)
+class Scenario:
+    """One job and one way to trace it. Times in microseconds."""
+
+    world: int = 8
+    steps: int = 3
+    layers: int = 4
+    backend: Literal["nccl", "gloo"] = "nccl"
+    names: Literal["dev", "old", "rccl"] = "dev"  # of the collective kernels
+    metadata: Literal["full", "no_seq", "none"] = "full"
+    # one a layer, in backward
+    collectives: tuple[str, ...] = ("all_reduce", "all_reduce", "all_gather", "reduce_scatter")
+    elements: int = 1_000_000  # of collective 0; each further one has as many more
+    transfer_us: int = 700  # of collective 0; each further one takes 100 longer
+    slow: dict[tuple[int, int], int] = field(default_factory=dict)  # (rank, step): this much longer in forward
+    offset_us: dict[int, int] = field(default_factory=dict)  # rank: what its clock shows beyond the true one
+    start_skew_us: dict[int, int] = field(default_factory=dict)  # rank: so much later its first step begins
+    absent: frozenset[int] = frozenset()  # ranks whose file is missing
+    dropped: tuple[int, int, int] | None = None  # (rank, step, index): this collective is not in that rank's trace
+    second_group: bool = False  # each step one more all-reduce on another communicator, whose order differs by rank
+    second_stream: bool = False  # compute kernels that overlap each other
+    memcpy: bool = False
+    step_marks: bool = True  # ProfilerStep#N
+    part_marks: bool = True  # allranks.forward and so on
+    twins: bool = False  # gpu_user_annotation over the same time as kernels
+    syncs: bool = False  # cuda_sync events over the same time as collectives
+
+
+@dataclass(frozen=True)
 class Piece:
-    """One stretch of work on one rank; ``copied_bytes`` is set for memory copies."""
+    """One stretch of work on one rank."""
 
     name: str
     what: str  # compute | memcpy
@@ -22,7 +49,6 @@ class Piece:
     start: int
     end: int
     part: str
-    copied_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,7 +115,7 @@ def lay_out(s: Scenario) -> Timeline:
 def _forward_and_backward(s: Scenario, rank: int, number: int, start: int) -> StepOf:
     step, t = StepOf(start), start + 40
     if s.memcpy:
-        step.pieces.append(Piece("Memcpy HtoD (Pinned -> Device)", "memcpy", MAIN, t, t + 100, "data", 1_000_000))
+        step.pieces.append(Piece("Memcpy HtoD (Pinned -> Device)", "memcpy", MAIN, t, t + 100, "data"))
         t += 100 + GAP
     t += 20
     for layer in range(s.layers):
@@ -104,9 +130,7 @@ def _forward_and_backward(s: Scenario, rank: int, number: int, start: int) -> St
         end = t + 500 + 20 * layer
         step.pieces.append(Piece(f"gemm_backward_{layer}", "compute", MAIN, t, end, "backward"))
         if s.memcpy:  # partly under compute, partly in the gap
-            step.pieces.append(
-                Piece("Memcpy DtoD (Device -> Device)", "memcpy", COPY, end - 30, end + 4, "backward", 4096)
-            )
+            step.pieces.append(Piece("Memcpy DtoD (Device -> Device)", "memcpy", COPY, end - 30, end + 4, "backward"))
         t = end + 30
     return step
 
@@ -147,7 +171,7 @@ def _finish(step: StepOf, s: Scenario, reduced: int) -> None:
     t += 400
     if s.memcpy:
         step.pieces.append(
-            Piece("Memcpy DtoH (Device -> Pageable)", "memcpy", MAIN, t + GAP, t + GAP + 20, "optimizer", 4)
+            Piece("Memcpy DtoH (Device -> Pageable)", "memcpy", MAIN, t + GAP, t + GAP + 20, "optimizer")
         )
         t += GAP + 20
     step.end = t + 30

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.tracegen.scenario import Scenario
-from tests.tracegen.schedule import Collective, StepOf, Timeline
+from tests.tracegen.schedule import Collective, Scenario, StepOf, Timeline
 
 BYTES = 4  # float32
 
@@ -46,8 +45,6 @@ class CollectiveTruth:
     busbw: float
     waits: dict[int, int]
     last_rank: int | None  # None where several came last together
-    late_by: int  # of the last behind the last but one
-    missing: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,6 @@ class Truth:
     steps: dict[tuple[int, int], StepTruth]  # (rank, step)
     collectives: tuple[CollectiveTruth, ...]
     offset_us: dict[int, int]  # against the first rank that is there
-    start_skew_us: dict[int, int]
 
     def total(self, rank: int, field: str) -> int:
         """A field summed over the steps of a rank."""
@@ -80,7 +76,6 @@ def answer(s: Scenario, timeline: Timeline) -> Truth:
         steps=steps,
         collectives=tuple(_collective(s, c, ranks) for c in timeline.collectives),
         offset_us={r: s.offset_us.get(r, 0) - first for r in ranks},
-        start_skew_us={r: s.start_skew_us.get(r, 0) for r in ranks},
     )
 
 
@@ -137,6 +132,4 @@ def _collective(s: Scenario, c: Collective, ranks: tuple[int, ...]) -> Collectiv
         busbw=size / seconds * factor,
         waits={r: c.members[r].end - c.transfer - at for r, at in there.items()},
         last_rank=last[0] if len(last) == 1 else None,
-        late_by=order[-1] - order[-2] if len(order) > 1 else 0,
-        missing=frozenset(r for r in range(s.world) if r not in there),
     )

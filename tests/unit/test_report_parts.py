@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 
 from allranks.analysis.report.charts import speed_charts, telemetry_charts, training_charts
-from allranks.analysis.report.figures import Elapsed, downsample, histogram
+from allranks.analysis.report.figures import downsample, histogram
 from allranks.analysis.report.html import MAX_ROWS
 from allranks.analysis.report.page import proof, time_budget
 from allranks.analysis.report.run_data import RunData, read_run_data
 from allranks.analysis.report.tables import (
     attempt_table,
     checkpoint_table,
+    expert_table,
     hang_table,
     link_table,
     machine_table,
+    plan_facts,
     preflight_table,
     straggler_table,
 )
@@ -82,11 +84,6 @@ def test_steps_far_too_long_are_counted_and_not_drawn() -> None:
     found = histogram([], [0.1] * 40 + [7.0])
     assert found is not None
     assert (sum(found.counts), found.beyond, found.longest) == (40, 1, 7.0)
-
-
-def test_time_between_attempts_is_taken_out() -> None:
-    elapsed = Elapsed([10.0, 11.0, 12.0, 5000.0, 5001.0])
-    assert [elapsed(t) for t in (10.0, 12.0, 5000.0, 5001.0)] == [0.0, 2.0, 2.0, 3.0]
 
 
 def test_a_loss_that_fell_a_hundredfold_has_a_logarithmic_axis(tmp_path: Path) -> None:
@@ -154,17 +151,9 @@ def test_ranks_beyond_those_shown_are_counted(tmp_path: Path) -> None:
 
 def test_ranks_that_lost_their_cpu_time_are_not_called_slow(tmp_path: Path) -> None:
     own = [
-        {
-            "rank": 0,
-            "host": "n",
-            "own_s": 0.3,
-            "relative": 1.0,
-            "slow": False,
-            "reason": "machine",
-            "queued_share": 0.6,
-        },
-        {"rank": 1, "host": "n", "own_s": 0.2, "relative": 2.0, "slow": True, "reason": "unknown"},
-        {"rank": 2, "host": "n", "own_s": 0.1, "relative": 1.0, "slow": False, "reason": ["damaged"]},
+        {"rank": 0, "own_s": 0.3, "relative": 1.0, "slow": False, "reason": "machine", "queued_share": 0.6},
+        {"rank": 1, "own_s": 0.2, "relative": 2.0, "slow": True, "reason": "unknown"},
+        {"rank": 2, "own_s": 0.1, "relative": 1.0, "slow": False, "reason": ["damaged"]},
     ]
     loads = [{"host": "a", "taken_share": 0.1, "cores": 2}, {"host": "b", "taken_share": 0.5, "others_cores": 1.25}, 3]
     links = [{"host": "a", "peer": "b", "ranks": [0, 1, "x"], "lossy": True, "resent_share": 0.04}, {"host": None}]
@@ -200,3 +189,17 @@ def test_the_end_of_a_rank_that_wrote_none_is_that_of_the_run(tmp_path: Path, ev
     shown = attempt_table(read_run_data(run))
     assert shown is not None
     assert [cell.text for cell in shown.rows[0]][-2:] == [text.format_duration(wall_s), end]
+
+
+def test_the_least_even_blocks_come_first_and_remarks_stand_below_the_plan(tmp_path: Path) -> None:
+    row = {"min": 0.0, "mean": 0.125, "most": 7, "unused": 3}
+    layers = [{"layer": f"{i}", "max": 0.2 + i / 100, **row} for i in range(1, MAX_ROWS + 5)]
+    data = made(tmp_path, metrics={"expert_load": {"experts": 8, "layers": layers}})
+    experts = expert_table(data)
+    assert experts is not None and experts.note.endswith("4 more even blocks are not shown.")
+    assert [cell.text for cell in experts.rows[0]] == [f"{MAX_ROWS + 4}", "0.0 %", "12.5 %", "40.0 %", "7", "3"]
+    make = Maker(tmp_path / "remark")
+    make.begin()
+    make.tell("remark", what="strategy", message="adapters: whole <b>everywhere</b>")
+    plan = plan_facts(read_run_data(make.write()))
+    assert plan is not None and plan.note == "Adapters: whole <b>everywhere</b>."

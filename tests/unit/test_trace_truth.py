@@ -20,30 +20,28 @@ NANOSECOND = 1e-9
 SLOW = {(3, 1): 900, (6, 2): 450}
 Made = tuple[Truth, TraceReport]
 
-# HTA 0.5.0 fails at new_names, gloo and only_one_rank_of_eight, sees no communication in rccl, takes syncs for compute, and names the rank
-# whose clock is off in clock_offsets.
+# HTA 0.5.0 fails at new_names, gloo and only_one_rank_of_eight, sees no communication in rccl, takes syncs for compute,
+# and names the rank whose clock is off in clock_offsets.
 CASES: dict[str, Scenario] = {
     "new_names": Scenario(slow=SLOW),
     "old_names": Scenario(slow=SLOW, names="old"),
     "rccl": Scenario(slow=SLOW, names="rccl"),
     "no_seq": Scenario(slow=SLOW, metadata="no_seq"),
-    "no_metadata": Scenario(slow=SLOW, metadata="none"),
-    "old_no_metadata": Scenario(slow=SLOW, metadata="none", names="old"),
     "rccl_no_metadata": Scenario(slow=SLOW, metadata="none", names="rccl"),
     "clock_offsets": Scenario(slow=SLOW, offset_us={0: 40, 3: -7000, 5: 5000, 7: 1_000_000}),
     "missing_rank": Scenario(slow=SLOW, absent=frozenset({0, 4})),
     "only_one_rank_of_eight": Scenario(absent=frozenset(range(1, 8))),
     "one_rank_in_all": Scenario(world=1),
     "streams_and_copies": Scenario(slow=SLOW, second_stream=True, memcpy=True),
-    "two_groups": Scenario(slow=SLOW, second_group=True),
     "two_groups_no_seq": Scenario(slow=SLOW, second_group=True, metadata="no_seq"),
-    "twins": Scenario(slow=SLOW, twins=True),
     "syncs": Scenario(slow=SLOW, syncs=True),
     "no_part_marks": Scenario(slow=SLOW, part_marks=False),
-    "all": Scenario(slow=SLOW, second_stream=True, memcpy=True, second_group=True, twins=True, syncs=True, offset_us={5: 5000}, absent=frozenset({2})),
+    "all": Scenario(
+        slow=SLOW, second_stream=True, memcpy=True, second_group=True, twins=True, syncs=True, offset_us={5: 5000},
+        absent=frozenset({2}),
+    ),
     "gloo": Scenario(slow=SLOW, backend="gloo"),
     "gloo_clock_offsets": Scenario(slow=SLOW, backend="gloo", world=3, offset_us={1: -2500}),
-    "gloo_one_rank": Scenario(backend="gloo", world=2, absent=frozenset({1})),
 }  # fmt: skip
 SHARED = [name for name, s in CASES.items() if s.world - len(s.absent) > 1]  # with something to pair
 
@@ -80,8 +78,10 @@ def seconds(microseconds: float, slack: float = 2 * NANOSECOND) -> Any:
 def assert_step(found: Any, true: StepTruth) -> None:
     b = found.breakdown
     told = (b.span_s, b.compute_s, b.exposed_comm_s, b.copy_s, b.idle_s, b.comm_s, b.overlapped_comm_s, b.copy_total_s)
-    known = (true.duration, true.compute, true.exposed_comm, true.memcpy_alone, true.idle, true.comm, true.overlapped_comm, true.memcpy)  # fmt: skip
-    assert [round(t * 1e6, 3) for t in told] == list(known)
+    assert [round(t * 1e6, 3) for t in told] == [
+        true.duration, true.compute, true.exposed_comm, true.memcpy_alone, true.idle, true.comm, true.overlapped_comm,
+        true.memcpy,
+    ]  # fmt: skip
     assert b.overlap == pytest.approx(true.overlap)
 
 
@@ -91,35 +91,30 @@ def test_how_each_step_of_each_rank_spent_its_time(made: Callable[[str], Made], 
     assert tuple(r.rank for r in report.ranks) == truth.ranks
     for rank in report.ranks:
         assert [s.step for s in rank.steps] == [n + 1 for r, n in truth.steps if r == rank.rank]
+        assert rank.total.exposed_comm_s == seconds(truth.total(rank.rank, "exposed_comm"))
         for step in rank.steps:
-            assert_step(step, truth.steps[rank.rank, step.step - 1])
+            true = truth.steps[rank.rank, step.step - 1]
+            assert_step(step, true)
+            told = {p.phase: p.host_s for p in step.phases}
+            if CASES[name].part_marks and not CASES[name].second_group:
+                assert all(told[phase] == seconds(t) for phase, t in true.parts.items())  # type: ignore[index]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_collectives_by_kind_with_bytes_and_time(made: Callable[[str], Made], name: str) -> None:
+def test_collectives_by_kind_with_bytes_time_and_bandwidth(made: Callable[[str], Made], name: str) -> None:
     truth, report = made(name)
-    sized = CASES[name].metadata != "none"
-    for kind in {c.kind for c in truth.collectives}:
-        rows = [r for r in report.collectives if r.kind == kind]
-        mine = [c for c in truth.collectives if c.kind == kind]
-        held = sum(len(c.waits) for c in mine)
-        assert sum(r.count for r in rows) == held
-        assert sum(r.total_s for r in rows) == seconds(sum(c.transfer + w for c in mine for w in c.waits.values()))
-        if sized:
-            assert sum(r.bytes or 0 for r in rows) == sum(c.size_bytes * len(c.waits) for c in mine)
     assert {r.kind for r in report.collectives} == {c.kind for c in truth.collectives}
-
-
-@pytest.mark.parametrize("name", [n for n in SHARED if CASES[n].metadata != "none"])
-def test_bandwidths_are_over_the_transfer_and_not_over_the_waiting(made: Callable[[str], Made], name: str) -> None:
-    truth, report = made(name)
-    for kind in {c.kind for c in truth.collectives}:
-        mine = [c for c in truth.collectives if c.kind == kind]
-        (row,) = [r for r in report.collectives if r.kind == kind]
-        time, size = sum(c.transfer for c in mine) / 1e6, sum(c.size_bytes for c in mine)
-        assert row.algbw_bytes_s == pytest.approx(size / time, rel=1e-6)
-        factor = mine[0].busbw / mine[0].algbw
-        assert row.busbw_bytes_s == pytest.approx(size / time * factor, rel=1e-6)
+    for row in report.collectives:
+        mine = [c for c in truth.collectives if c.kind == row.kind]
+        assert row.count == sum(len(c.waits) for c in mine)
+        assert row.total_s == seconds(sum(c.transfer + w for c in mine for w in c.waits.values()))
+        if CASES[name].metadata == "none":
+            continue
+        assert row.bytes == sum(c.size_bytes * len(c.waits) for c in mine)
+        if name in SHARED:  # over the transfer, not over the waiting
+            rate = sum(c.size_bytes for c in mine) / sum(c.transfer for c in mine) * 1e6
+            assert row.algbw_bytes_s == pytest.approx(rate, rel=1e-6)
+            assert row.busbw_bytes_s == pytest.approx(rate * mine[0].busbw / mine[0].algbw, rel=1e-6)
 
 
 def match(report: TraceReport, c: CollectiveTruth, many: bool) -> PairReport:
@@ -131,7 +126,7 @@ def match(report: TraceReport, c: CollectiveTruth, many: bool) -> PairReport:
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_waiting_and_transfer_of_each_collective_and_rank(made: Callable[[str], Made], name: str) -> None:
+def test_waiting_transfer_and_the_last_rank_of_each_collective(made: Callable[[str], Made], name: str) -> None:
     truth, report = made(name)
     assert report.pairing.paired == len(truth.collectives)
     assert report.pairing.unpaired == 0
@@ -144,10 +139,6 @@ def test_waiting_and_transfer_of_each_collective_and_rank(made: Callable[[str], 
         if c.last_rank is not None:
             assert pair.last_rank == c.last_rank
 
-
-@pytest.mark.parametrize("name", SHARED)
-def test_who_was_last_and_how_long_others_waited_for_it(made: Callable[[str], Made], name: str) -> None:
-    truth, report = made(name)
     rows = {r.rank: r for r in report.stragglers}
     decided = [c for c in truth.collectives if c.last_rank is not None]
     for rank in truth.ranks:
@@ -156,8 +147,6 @@ def test_who_was_last_and_how_long_others_waited_for_it(made: Callable[[str], Ma
         assert rows[rank].caused_wait_s == seconds(sum(mine))
         assert rows[rank].max_late_s == seconds(max(mine, default=0))
         assert rows[rank].pairs == len(truth.collectives)
-    worst = max(truth.ranks, key=lambda r: rows[r].caused_wait_s)
-    assert worst == 3 if 3 in truth.ranks else True
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -183,32 +172,16 @@ def test_the_phase_that_each_collective_was_launched_in(made: Callable[[str], Ma
             assert [(r.phase, r.count) for r in rows] == [("backward", len(same))]
 
 
-@pytest.mark.parametrize("name", ["new_names", "streams_and_copies", "gloo"])
-def test_the_host_time_of_the_phases(made: Callable[[str], Made], name: str) -> None:
-    truth, report = made(name)
-    for rank in report.ranks:
-        for step in rank.steps:
-            parts = truth.steps[rank.rank, step.step - 1].parts
-            told = {p.phase: p.host_s for p in step.phases}
-            assert {phase: told[phase] for phase in parts} == {phase: seconds(t) for phase, t in parts.items()}  # type: ignore[index]
-
-
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
 def test_a_collective_that_one_rank_lacks_is_said_and_spoils_no_other(tmp_path: Path, backend: Any) -> None:
     truth, report = make(Scenario(world=4, slow={(2, 1): 300}, dropped=(1, 0, 1), backend=backend), tmp_path)
-    assert any(p.severity != "note" and p.rank in (None, 1) and "all_reduce" in p.message for p in report.problems), (
-        report.problems
-    )
+    assert any(p.kind == "missing_collective" and p.rank in (None, 1) for p in report.problems), report.problems
+    if backend == "nccl":
+        pairs = {p.key: p.ranks for p in report.pairing.longest}
+        assert (pairs["seq 1"], pairs["seq 2"]) == ((0, 2, 3), (0, 1, 2, 3))
     for c in truth.collectives[4:]:
         pair = match(report, c, True)
         assert dict(zip(pair.ranks, (round(w * 1e6) for w in pair.wait_s), strict=True)) == c.waits
-
-
-def test_ranks_that_are_not_there_are_said(made: Callable[[str], Made]) -> None:
-    _, report = made("missing_rank")
-    assert report.missing_ranks == (0, 4)
-    assert any(p.kind == "missing_ranks" for p in report.problems)
-    assert report.world_size == 8
 
 
 def test_without_step_marks_the_sums_stay_and_it_is_said(tmp_path: Path) -> None:
