@@ -142,7 +142,6 @@ FILES: dict[str, set[str]] = {
     "dist/test_resume_often.py": set(),
     "dist/test_run.py": {
         "test_metrics_hold_all_that_the_contract_names",
-        "test_the_network_that_the_ranks_used_is_recorded",
         "test_token_counts_are_those_of_the_data",
         "test_the_run_folder_is_complete",
         "test_secrets_reach_no_file",

@@ -152,13 +152,6 @@ def see_elsewhere(model: str, there: str) -> None:
 
 def plant(what: str | None, world: DistContext) -> None:
     """A bug in loading; it stays in this process."""
-    if what == "swapped":  # the rows of one parameter are sent as another's of the same shape
-        usual = weight_sources.FileSource.take
-
-        def take(self: Any, name: str) -> torch.Tensor:
-            return usual(self, name.replace("layers.0", "layers.1") if "k_proj" in name else name)
-
-        weight_sources.FileSource.take = take  # type: ignore[method-assign]
     if what == "dropped" and world.rank == 1:  # a rank that keeps nothing of one parameter
         rows = filling.WeightLoader._give_rows
 

@@ -62,17 +62,3 @@ def test_hosts_are_examined_before_the_ranks_start(tmp_path: Path) -> None:
         run = RunDir(next((tmp_path / "runs").iterdir()))
         assert "files=FEW(512)" in run.preflight_text.read_text()
         assert not run.rank_logs(1)
-
-
-def test_this_machine_is_examined_alike_by_run_and_doctor(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("")
-    spec = {"name": "h", "script": {"path": "own.py"}, "cluster": {"procs_per_node": 1, "device": "cpu"}}
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
-    few = ["bash", "-c", 'ulimit -n 512; exec "$@"', "few", *ALLRANKS]
-    done = {
-        verb: subprocess.run([*few, verb, "spec.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-        for verb in ("run", "doctor")
-    }
-    assert (done["run"].returncode, done["doctor"].returncode) == (3, 1)
-    for one in done.values():
-        assert "files: ulimit -n 65536" in " ".join((one.stdout + one.stderr).split()), one

@@ -17,39 +17,12 @@ from tests.dist.harness import allranks, folders, step_events, train, write_spec
 pytestmark = pytest.mark.dist
 
 METRICS = [
-    "run_name",
-    "strategy",
-    "world_size",
-    "nodes",
-    "device",
-    "torch",
-    "model",
-    "dataset",
-    "use_lora",
-    "dtype",
-    "gradient_checkpointing",
-    "steps",
-    "wall_time_s",
-    "train_loss_first",
-    "train_loss_last",
-    "eval_loss",
-    "perplexity",
-    "tokens_real",
-    "tokens_trained",
-    "tokens_padded",
-    "tokens_per_s",
-    "tokens_per_s_per_rank",
-    "warmup_s",
-    "step_time_s",
-    "mfu",
-    "mfu_with_attention",
-    "attention_flops_per_token",
-    "peak_memory_bytes",
-    "prepare_s",
-    "eval_s",
-    "checkpoint_s",
-    "sync_proof",
-]
+    "run_name", "strategy", "world_size", "nodes", "device", "torch", "model", "dataset", "use_lora", "dtype",
+    "gradient_checkpointing", "steps", "wall_time_s", "train_loss_first", "train_loss_last", "eval_loss",
+    "perplexity", "tokens_real", "tokens_trained", "tokens_padded", "tokens_per_s", "tokens_per_s_per_rank",
+    "warmup_s", "step_time_s", "mfu", "mfu_with_attention", "attention_flops_per_token", "peak_memory_bytes",
+    "prepare_s", "eval_s", "checkpoint_s", "sync_proof",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +55,8 @@ def test_metrics_hold_all_that_the_contract_names(finished: Any) -> None:
     assert metrics["tokens_per_s"] > 0
     assert metrics["mfu"] is None and metrics["mfu_with_attention"] is None
     assert metrics["attention_flops_per_token"] > 0
-
-
-def test_the_network_that_the_ranks_used_is_recorded(finished: Any) -> None:
-    _, _, run = finished
-    network = read_json(run.metrics)["network"]
-    (seen,) = network["observed"]
-    assert network["ok"] and network["findings"] == [] and list(seen["connections"]) == ["lo"], network
+    (seen,) = metrics["network"]["observed"]
+    assert metrics["network"]["findings"] == [] and list(seen["connections"]) == ["lo"], metrics["network"]
     decided = read_json(run.network(1))["nodes"][0]["environment"]
     assert {item["name"]: item["value"] for item in decided if item["value"]} == {"GLOO_SOCKET_IFNAME": "lo"}
 
@@ -109,7 +77,6 @@ def test_the_run_folder_is_complete(finished: Any) -> None:
         run.run_args,
         run.preflight,
         run.preflight_text,
-        run.metrics,
         run.events_of(0),
         run.events_of(1),
     ):

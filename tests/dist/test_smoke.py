@@ -134,11 +134,6 @@ def _few_steps(raw: dict[str, Any]) -> None:
         raw["first"][rank].remove(last)
 
 
-def _no_backward(raw: dict[str, Any]) -> None:
-    for e in events(raw, "step"):
-        e["backward_s"] = 0.0
-
-
 def _nan(raw: dict[str, Any]) -> None:
     each(raw, "step", loss=None)
 

@@ -62,15 +62,6 @@ def test_the_store_listens_on_its_address_only() -> None:
     assert server.exit_code() == -signal.SIGKILL
 
 
-def test_where_the_address_is_not_of_this_node_all_are_listened_on_and_that_is_reported() -> None:
-    server = TcpStoreServer("203.0.113.7", 0)
-    try:
-        assert server.note == "203.0.113.7 is not an address of this node, so the store listens on all addresses"
-        assert TCPStore("127.0.0.1", server.port, None, False, SHORT).add("n", 2) == 2
-    finally:
-        server.close()
-
-
 def test_keys_of_one_training_are_not_those_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     server = TcpStoreServer("127.0.0.1", 0)
     try:

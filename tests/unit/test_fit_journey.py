@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.spec.strategies.base import GradientBuffers, cut_into_buckets
+from allranks.spec.strategies.base import GradientBuffers, bucket_sizes
 
 
 @pytest.mark.parametrize(
@@ -28,5 +28,5 @@ def test_gloo_sends_a_copy() -> None:
 
 
 def test_buckets_take_neighbours_up_to_their_size() -> None:
-    assert cut_into_buckets([10, 10, 10, 50, 5, 5], 25) == [20, 10, 50, 10]
-    assert cut_into_buckets([], 25) == []
+    assert bucket_sizes([10, 10, 10, 50, 5, 5], 25) == [20, 10, 50, 10]
+    assert bucket_sizes([], 25) == []

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -223,6 +223,20 @@ class StrategyState:
         return {"gradients": self._m.gradients}
 
 
+class ShardedGradients(StrategyState):
+    """A rank has only its share of the gradients when it updates."""
+
+    def at_update(self) -> Parts:
+        return {"gradients": self._m.share(self._m.gradients)}
+
+
+class ShardedWeights(ShardedGradients):
+    """A rank keeps its share of the weights too, and a block is whole on it only while it computes."""
+
+    def setup(self) -> Parts:
+        return sharded_setup(self._m, max((self._m.bytes_of(b) for b in self._m.blocks), default=0))
+
+
 MakeState = Callable[[ModelSizes, Options], StrategyState]
 
 
@@ -354,15 +368,35 @@ def add_parts(a: Parts, b: Parts) -> Parts:
     return {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b}}
 
 
-def cut_into_buckets(sizes: Sequence[int], bucket_bytes: float) -> list[int]:
-    """Return buckets of adjacent parameters, up to `bucket_bytes` each; a larger parameter gets its own bucket."""
-    found: list[int] = []
-    for size in sizes:
-        if found and found[-1] + size <= bucket_bytes:
-            found[-1] += size
+T = TypeVar("T")
+
+
+def cut_into_buckets(
+    items: Iterable[T],
+    bytes_of: Callable[[T], int],
+    bucket_bytes: float,
+    kind_of: Callable[[T], Any] = lambda item: None,
+) -> list[list[T]]:
+    """Group adjacent items of one kind into buckets of up to `bucket_bytes`; a larger item gets its own bucket.
+
+    Ranks fill their buckets by it, and the planner counts by it.
+    """
+    buckets: list[list[T]] = []
+    size = 0
+    for item in items:
+        own = bytes_of(item)
+        if buckets and kind_of(buckets[-1][0]) == kind_of(item) and size + own <= bucket_bytes:
+            buckets[-1].append(item)
+            size += own
         else:
-            found.append(size)
-    return found
+            buckets.append([item])
+            size = own
+    return buckets
+
+
+def bucket_sizes(sizes: Iterable[int], bucket_bytes: float) -> list[int]:
+    """Return the bytes of the buckets of gradients with these bytes."""
+    return [sum(bucket) for bucket in cut_into_buckets(sizes, int, bucket_bytes)]
 
 
 def share_per_rank(n: int, world: int) -> int:

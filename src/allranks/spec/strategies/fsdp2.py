@@ -10,12 +10,12 @@ from allranks.spec.strategies.base import (
     ModelSizes,
     Options,
     Parts,
+    ShardedWeights,
     StrategyInfo,
     StrategyState,
     UnitSizes,
     add_parts,
     as_sharded,
-    sharded_setup,
 )
 
 OPTIONS: Options = {"find_unused_parameters": False, "adapters": "auto", "offload": "none", "replicate": "auto"}
@@ -64,7 +64,7 @@ def sends_between_nodes(m: ModelSizes, o: Options, nodes: int, accum: int, *, re
     return int(averaged + accum * ring * (gathered + m.copies * gradients))
 
 
-class FSDP2(StrategyState):
+class FSDP2(ShardedWeights):
     """torch's fully_shard per block, the rest in the root; ``reshard`` False keeps blocks gathered until backward."""
 
     def __init__(self, model: ModelSizes, *, reshard: bool, adapters: str, offload: str) -> None:
@@ -101,9 +101,6 @@ class FSDP2(StrategyState):
         own = m.gradients if self._kept_whole else m.share(m.gradients)
         adapters = m.adapters if self._kept_whole else m.share(m.adapters)
         return {"weights": m.share(m.base), "adapters": adapters, "optimizer_state": ADAM_MOMENTS * own}
-
-    def setup(self) -> Parts:
-        return sharded_setup(self._m, max((self._m.bytes_of(b) for b in self._m.blocks), default=0))
 
     def _whole(self) -> int:
         return self._root + (0 if self._reshard else sum(self._blocks))

@@ -10,12 +10,12 @@ from allranks.spec.strategies.base import (
     ModelSizes,
     Options,
     Parts,
+    ShardedGradients,
+    ShardedWeights,
     StrategyInfo,
-    StrategyState,
     add_parts,
-    cut_into_buckets,
+    bucket_sizes,
     sharded_moments,
-    sharded_setup,
 )
 
 # offload: what is kept in the host's memory; the update is then computed there
@@ -23,12 +23,12 @@ OPTIONS: Options = {"bucket_mb": DEFAULT_BUCKET_MB, "offload": "none"}
 CHOICES = {"offload": ("none", "optimizer")}
 
 
-class ReduceScattered(StrategyState):
+class ReduceScattered(ShardedGradients):
     """ZeRO 2: gradients are reduced bucket by bucket; this rank keeps only its shard."""
 
     def __init__(self, model: ModelSizes, bucket_bytes: float) -> None:
         super().__init__(model)
-        flats = cut_into_buckets([n * model.trained_element for n in model.trained_elements[::-1]], bucket_bytes)
+        flats = bucket_sizes([n * model.trained_element for n in model.trained_elements[::-1]], bucket_bytes)
         self._largest = max(flats, default=0)
         self._buffers = GradientBuffers(flats, model.world, copies=model.copies)
 
@@ -62,11 +62,8 @@ class ReduceScattered(StrategyState):
     def at_end(self) -> Parts:
         return {"gradients": self._m.share(self._m.gradients), "communication": self._buffers.after_last_launch()[1]}
 
-    def at_update(self) -> Parts:
-        return {"gradients": self._m.share(self._m.gradients)}
 
-
-class Zero3(StrategyState):
+class Zero3(ShardedWeights):
     """Hand-written ZeRO 3: the current and next block are gathered, and all weights outside blocks."""
 
     copies_weights = False
@@ -77,7 +74,7 @@ class Zero3(StrategyState):
         # while a block is gathered, this rank's shard exists in the dtype of compute, too
         self._cast_shard = model.share(self._block) if model.autocast else 0
         before, behind = (
-            cut_into_buckets([n * model.trained_element for n in own], self._block) for own in model.trained_outside
+            bucket_sizes([n * model.trained_element for n in own], self._block) for own in model.trained_outside
         )
         blocks = [model.gradient_of(b) for b in model.blocks[::-1] if model.gradient_of(b)]
         self._buffers = GradientBuffers([*behind[::-1], *blocks, *before[::-1]], model.world, copies=model.copies)
@@ -85,9 +82,6 @@ class Zero3(StrategyState):
     def kept(self) -> Parts:
         m = self._m
         return {"weights": m.share(m.base), "adapters": m.share(m.adapters), "optimizer_state": sharded_moments(m)}
-
-    def setup(self) -> Parts:
-        return sharded_setup(self._m, max((self._m.bytes_of(b) for b in self._m.blocks), default=0))
 
     def _whole(self, blocks: int) -> int:
         return self._m.gathered_bytes_of(self._m.rest) + min(blocks, len(self._m.blocks)) * self._block
@@ -128,9 +122,6 @@ class Zero3(StrategyState):
             "gathered_weights": self._whole(1),
             "communication": buffers,
         }
-
-    def at_update(self) -> Parts:
-        return {"gradients": self._m.share(self._m.gradients)}
 
 
 ZERO1 = StrategyInfo(

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from allranks.errors import ProofFailed
+from allranks.spec.strategies.base import cut_into_buckets
 from allranks.train.models.weight_loader import is_unmaterialized
 
 
@@ -159,18 +160,9 @@ class GradientBucket:
 
 def split_into_buckets(parameters: list[nn.Parameter], bucket_bytes: float) -> list[list[nn.Parameter]]:
     """Group neighbouring parameters of one dtype and device into buckets of up to `bucket_bytes`."""
-    buckets: list[list[nn.Parameter]] = []
-    size = 0
-    for p in parameters:
-        bytes_ = p.numel() * p.element_size()
-        alike = bool(buckets) and (buckets[-1][0].dtype, buckets[-1][0].device) == (p.dtype, p.device)
-        if alike and size + bytes_ <= bucket_bytes:
-            buckets[-1].append(p)
-            size += bytes_
-        else:
-            buckets.append([p])
-            size = bytes_
-    return buckets
+    return cut_into_buckets(
+        parameters, lambda p: p.numel() * p.element_size(), bucket_bytes, lambda p: (p.dtype, p.device)
+    )
 
 
 class BucketAllReduce:
