@@ -242,7 +242,7 @@ def behind(world: DistContext, args: dict[str, Any]) -> Any:
     folder = Path(args["folder"])
     strategy, _, keeper, run = trained(folder, args["name"], world, args["how"])
     heard: list[Any] = []
-    keeper._told = heard.append
+    keeper._on_published = heard.append
     gate, usual, copied = threading.Event(), keeper._write, keeper._copies.of
 
     def held_up(save: Any) -> Any:
@@ -301,7 +301,7 @@ def written_first(world: DistContext, args: dict[str, Any]) -> Any:
     folder = Path(args["folder"])
     strategy, _, keeper, run = trained(folder, args["name"], world, args["how"])
     gate, heard, usual = threading.Event(), [], keeper._complete
-    keeper._told = heard.append
+    keeper._on_published = heard.append
 
     def held_up(*more: Any) -> None:
         assert gate.wait(60)
@@ -373,7 +373,7 @@ def lite_moves(world: DistContext, args: dict[str, Any]) -> Any:
     for name in args["names"]:
         heard: list[Any] = []
         strategy, _, keeper, run = trained(Path(args["folder"]) / name, name, world, LORA)
-        keeper._told = heard.append
+        keeper._on_published = heard.append
         whole = [(p.numel() * p.element_size(), p.requires_grad) for p in built(LORA).parameters()]
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as traced:
             if args.get("plant"):

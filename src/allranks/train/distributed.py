@@ -170,11 +170,11 @@ def parse_cpu_list(text: str) -> set[int]:
     Raises:
         ValueError: it is no such list.
     """
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.strip().split(",") if text.strip() else []:
         first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+        numbers |= set(range(int(first), int(last or first) + 1))
+    return numbers
 
 
 def pci_address(device: torch.device) -> str:
@@ -240,9 +240,9 @@ def from_first(world: DistContext, value: T) -> T:
     """Return rank 0's value on every rank. Collective."""
     if world.size == 1:
         return value
-    found: list[Any] = [value]
-    dist.broadcast_object_list(found, src=0, group=world.control)
-    return found[0]
+    values: list[Any] = [value]
+    dist.broadcast_object_list(values, src=0, group=world.control)
+    return values[0]
 
 
 def rng_state() -> dict[str, Any]:

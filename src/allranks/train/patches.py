@@ -130,15 +130,15 @@ class _ScanOnce:
 
 
 def _of_folder(original: Callable[..., Any]) -> Callable[..., Any]:
-    found: dict[str, Any] = {}
+    scans: dict[str, Any] = {}
 
     @functools.wraps(original)
     def scan(module_path: Any) -> Any:
         path = str(module_path)
         folder = os.path.dirname(path) if path.endswith(".py") else path  # noqa: PTH120 - as transformers
-        if folder not in found:
-            found[folder] = cached_scan(original, folder)
-        return found[folder]
+        if folder not in scans:
+            scans[folder] = cached_scan(original, folder)
+        return scans[folder]
 
     return scan
 
@@ -206,14 +206,14 @@ def cached_scan(scan: Callable[[str], dict[Any, Any]], folder: str) -> dict[Any,
     with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):  # absent, damaged, or not ours to read
         if file.stat().st_uid == os.geteuid() and (kept := _decoded_scan(json.loads(read_regular(file)))):
             return kept
-    found = scan(folder)
+    structure = scan(folder)
     with suppress(OSError, TypeError):  # a full or read-only disk, or a form that is not known here
-        text = json.dumps(_encoded_scan(found), separators=(",", ":"))
+        text = json.dumps(_encoded_scan(structure), separators=(",", ":"))
         old = list(own.glob("transformers-*.json")) if own.is_dir() else []
         write_text_atomic(make_folder(own) / file.name, text, private=True)
         for other in sorted(old, key=lambda path: path.stat().st_mtime)[:-3]:
             other.unlink(missing_ok=True)
-    return found
+    return structure
 
 
 def _fingerprint_of_sources(folder: str) -> str:
@@ -230,15 +230,15 @@ def _source_files(folder: str) -> Iterator[str]:
         if entry.is_dir():
             yield from _source_files(entry.path)
         elif entry.name.endswith(".py"):
-            found = entry.stat()
-            yield f"{entry.path} {found.st_size} {found.st_mtime_ns}\n"
+            facts = entry.stat()
+            yield f"{entry.path} {facts.st_size} {facts.st_mtime_ns}\n"
 
 
-def _encoded_scan(found: dict[Any, Any] | set[str]) -> Any:
+def _encoded_scan(structure: dict[Any, Any] | set[str]) -> Any:
     """Return a form that JSON can hold: a set as a list, a dict as pairs, whose key is a list if it was a frozenset."""
-    if isinstance(found, set):
-        return sorted(found)
-    return {"": [[sorted(k) if isinstance(k, frozenset) else k, _encoded_scan(v)] for k, v in found.items()]}
+    if isinstance(structure, set):
+        return sorted(structure)
+    return {"": [[sorted(k) if isinstance(k, frozenset) else k, _encoded_scan(v)] for k, v in structure.items()]}
 
 
 def _decoded_scan(text: Any) -> Any:

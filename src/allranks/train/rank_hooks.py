@@ -79,11 +79,11 @@ def _report(target: Path) -> None:
 def _main_stack() -> list[str]:
     """Return the innermost frames of the main thread, as ``file:function``."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    found: list[str] = []
-    while frame is not None and len(found) < STACK_FRAMES:
-        found.append(f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
+    frames: list[str] = []
+    while frame is not None and len(frames) < STACK_FRAMES:
+        frames.append(f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
         frame = frame.f_back
-    return found
+    return frames
 
 
 def _error_text(error: Exception) -> str:
@@ -98,13 +98,13 @@ def _sequences() -> dict[str, int]:
     world = getattr(c10d, "_world", None)
     if initialized is None or world is None or not initialized():
         return {}
-    found = {}
+    numbers = {}
     for group in list(world.pg_map):
         try:
-            found[str(group.group_desc or group.group_name)[:60]] = int(group._get_sequence_number_for_group())
+            numbers[str(group.group_desc or group.group_name)[:60]] = int(group._get_sequence_number_for_group())
         except (RuntimeError, AttributeError):  # not every backend counts, and none before its first collective
             continue
-    return found
+    return numbers
 
 
 def _write_flight_record(target: Path) -> None:
@@ -128,9 +128,9 @@ def _flight_recorder() -> bytes | None:
         if dump is None:
             continue
         try:
-            found = dump(includeCollectives=True, includeStackTraces=True, onlyActive=False)
+            record = dump(includeCollectives=True, includeStackTraces=True, onlyActive=False)
         except (RuntimeError, TypeError):
             continue
-        if found and b"collective_seq_id" in found:
-            return found
+        if record and b"collective_seq_id" in record:
+            return record
     return None

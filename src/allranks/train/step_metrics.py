@@ -138,11 +138,11 @@ class AsyncStepReduction:
 
     def drain(self) -> list[ReducedStep]:
         """Return the results of all pending reductions, oldest first. All ranks call after the same step."""
-        found = [self.finish()]
+        reduced = [self.finish()]
         copied, self._copied = self._copied, None
         self._reduce_copied(copied)
-        found.append(self.finish())
-        return [agreed for agreed in found if agreed is not None]
+        reduced.append(self.finish())
+        return [agreed for agreed in reduced if agreed is not None]
 
 
 class StopRequest:

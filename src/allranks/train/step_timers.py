@@ -40,8 +40,8 @@ def waited_s() -> float:
 def queued_s() -> float | None:
     """Return the seconds that the training thread had no core, without those in waits for other ranks; None if
     unknown."""
-    found = _run_queue.read() if _run_queue is not None else None
-    return None if found is None else found - _queued_in_waits
+    queued = _run_queue.read() if _run_queue is not None else None
+    return None if queued is None else queued - _queued_in_waits
 
 
 def start_wait_timer() -> None:
@@ -99,11 +99,11 @@ class CpuComputeTimer:
         self._own: ComputeTimes = {}
         self._mark = _Moment()
         self._over: _Moment | None = None
-        self._told = True
+        self._backward_known = True
 
     def begin(self) -> None:
         self._mark = _Moment()
-        self._own, self._over, self._told = {}, None, True
+        self._own, self._over, self._backward_known = {}, None, True
 
     def backward_over(self) -> None:
         self._over = _Moment()
@@ -116,7 +116,7 @@ class CpuComputeTimer:
         elif part == "backward" and self._over is not None:
             self._add(OWN_BACKWARD, self._over)
         elif part == "backward":
-            self._told = False  # it may contain waits
+            self._backward_known = False  # it may contain waits
         elif part == "optimizer":
             self._add(OWN_OPTIMIZER, now)
         self._mark = now
@@ -130,7 +130,7 @@ class CpuComputeTimer:
             self._own[QUEUED[kind]] = self._own.get(QUEUED[kind], 0.0) + queued
 
     def end_step(self) -> ComputeTimes:
-        hidden = () if self._told else (OWN_BACKWARD, QUEUED[OWN_BACKWARD])
+        hidden = () if self._backward_known else (OWN_BACKWARD, QUEUED[OWN_BACKWARD])
         return {k: v for k, v in self._own.items() if k not in hidden}
 
 

@@ -105,17 +105,17 @@ def _code_of_module(name: str) -> tuple[ModuleSpec, CodeType, str]:
     Raises:
         ModuleNotFoundError: there is none.
     """
-    found = importlib.util.find_spec(name)
-    if found is not None and found.submodule_search_locations is not None:
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
         name = f"{name}.__main__"
-        found = importlib.util.find_spec(name)
-    get_code = getattr(found.loader, "get_code", None) if found is not None else None
+        spec = importlib.util.find_spec(name)
+    get_code = getattr(spec.loader, "get_code", None) if spec is not None else None
     code = get_code(name) if get_code is not None else None
-    if found is None or code is None:
+    if spec is None or code is None:
         raise ModuleNotFoundError(
             f"No module named {name!r} in {Path.cwd()} or among the installed packages", name=name
         )
-    return found, code, found.origin or name
+    return spec, code, spec.origin or name
 
 
 def _close_files(own: int) -> None:
@@ -124,7 +124,7 @@ def _close_files(own: int) -> None:
     if os.getpid() != own:
         return
     # `isinstance` would ask objects for their class: some warn or import modules on any attribute access.
-    files = [found for found in gc.get_objects() if issubclass(type(found), io.IOBase)]
+    files = [file for file in gc.get_objects() if issubclass(type(file), io.IOBase)]
     # A text file writes to a buffer, and a compressed one to another; the outermost comes first.
     for kind in (io.TextIOBase, io.BufferedIOBase):
         for file in files:

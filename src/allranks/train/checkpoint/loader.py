@@ -84,9 +84,9 @@ def _difference(
         ("data_hash", "the training data (its rows, the template or the tokenizer)"),
         ("base_hash", "the weights of the base model"),
     ):
-        before, found = had.get(key), getattr(now, key)
-        if before and found and before != found:
-            changed.append(f"{what} changed ({before[:12]} then, {found[:12]} now)")
+        before, after = had.get(key), getattr(now, key)
+        if before and after and before != after:
+            changed.append(f"{what} changed ({before[:12]} then, {after[:12]} now)")
     if not changed or allow_inexact:
         return None
     return CheckpointError(

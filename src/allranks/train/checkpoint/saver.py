@@ -74,8 +74,8 @@ class RankAgreement:
             dist.monitored_barrier(self.group, timeout=self._meet_timeout, wait_all_ranks=True)
         except RuntimeError as error:
             seconds, waited_s = self._meet_timeout.total_seconds(), time.monotonic() - began
-            found = re.search(r"[Rr]anks? ([\d, ]+) failed", str(error))
-            who = "rank 0" if self.rank else f"rank {found.group(1).strip()}" if found else "another rank"
+            named = re.search(r"[Rr]anks? ([\d, ]+) failed", str(error))
+            who = "rank 0" if self.rank else f"rank {named.group(1).strip()}" if named else "another rank"
             if waited_s < seconds * 0.9:  # not a timeout: the connection was closed
                 raise CheckpointError(
                     f"{what} was abandoned after {waited_s:.0f} s: {who} ended (Connection closed by peer); earlier "
@@ -192,7 +192,7 @@ class Saver:
     """Save checkpoints in the foreground or background. `save` and `finish` are collective.
 
     Args:
-        told: called with each published checkpoint, in the thread that wrote it.
+        on_published: called with each published checkpoint, in the thread that wrote it.
         flush_events: waits until what led up to the checkpoint is on the disk; called before it is published.
     """
 
@@ -202,11 +202,11 @@ class Saver:
         world: DistContext,
         content: CheckpointContent,
         spec: CheckpointSpec,
-        told: Callable[[SavedCheckpoint], None] = lambda saved: None,
+        on_published: Callable[[SavedCheckpoint], None] = lambda saved: None,
         flush_events: Callable[[], None] = lambda: None,
     ) -> None:
         self.run, self.world, self._content = run, world, content
-        self._published, self._spec, self._told = content.published, spec, told
+        self._published, self._spec, self._on_published = content.published, spec, on_published
         self._flush_events = flush_events
         slow = 4 * content.published.bytes / SLOW_DISK_BYTES_PER_S
         self._together = RankAgreement(spec.timeout_s, spec.timeout_s + slow, run.checkpoints)
@@ -272,7 +272,7 @@ class Saver:
             return time.perf_counter() - started
         blocked_s = time.perf_counter() - started
         self._in_flight = threading.Thread(
-            target=self._go_on, args=(save, every, blocked_s), name="checkpoint", daemon=True
+            target=self._save_in_background, args=(save, every, blocked_s), name="checkpoint", daemon=True
         )
         self._in_flight.start()
         return blocked_s
@@ -293,7 +293,7 @@ class Saver:
             failed, self._failed = self._failed, None
             raise failed
 
-    def _go_on(self, save: _Save, every: list[_Written] | None, blocked_s: float) -> None:
+    def _save_in_background(self, save: _Save, every: list[_Written] | None, blocked_s: float) -> None:
         """Write what is not written yet, and complete the save, in a thread of its own."""
         if self.world.device.type == "cuda":  # a new thread has GPU 0, on which each rank would open a context
             torch.cuda.set_device(self.world.device)
@@ -405,7 +405,7 @@ class Saver:
             self._removing.start()
         seconds = time.perf_counter() - save.started
         waited_s = seconds if blocked_s is None else blocked_s
-        self._told(SavedCheckpoint(save.step, save.mode, waited_s, seconds, save.parts.bytes, own.removed))
+        self._on_published(SavedCheckpoint(save.step, save.mode, waited_s, seconds, save.parts.bytes, own.removed))
 
     def _discard(self, save: _Save) -> None:
         if self.world.is_first:

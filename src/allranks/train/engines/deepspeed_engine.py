@@ -338,10 +338,10 @@ class DeepSpeedZero(LoopStrategy):
 
     def _final(self, device: torch.device, world: int, clip_norm: float | None) -> Json:
         where = self._from or "strategy.config"
-        asked = DeepSpeedExpectations(
+        expected = DeepSpeedExpectations(
             stage=self.stage, world_size=world, clip_norm=clip_norm or 0.0, device=device.type
         )
-        config = complete_config(self._given, asked, where)
+        config = complete_config(self._given, expected, where)
         if "train_batch_size" not in config:  # the spec does not set it; the loop defines the micro-batches
             config |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "train_batch_size": world}
         bf16 = config.setdefault("bf16", {})

@@ -264,10 +264,10 @@ def check_wrapped(trainer: Any, world: DistContext, find_unused_parameters: bool
     Raises:
         ProofFailed: it trains alone, on another device, or without the DDP wrapper.
     """
-    found = trainer.accelerator.num_processes
-    if found != world.size:
+    processes = trainer.accelerator.num_processes
+    if processes != world.size:
         raise ProofFailed(
-            f"hf_trainer: Accelerate sees {found} processes, the run has {world.size} ranks: this rank would train "
+            f"hf_trainer: Accelerate sees {processes} processes, the run has {world.size} ranks: this rank would train "
             "alone on all rows"
         )
     ours, its = world.device, trainer.args.device

@@ -240,10 +240,10 @@ def clip_and_update(
         squared = norm.square()
         dist.all_reduce(squared, group=shards_of)
         norm = squared.sqrt()
-    here = norm.to(parameters[0].device if parameters else home)
+    placed_norm = norm.to(parameters[0].device if parameters else home)
     if clip_norm is not None:
-        torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, here)
-    skip_if_not_finite(optimizer, here)
+        torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, placed_norm)
+    skip_if_not_finite(optimizer, placed_norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm

@@ -81,13 +81,13 @@ def shard_routers_separately(
     def dtypes(parameters: Iterable[nn.Parameter]) -> set[torch.dtype]:
         return {p.dtype for p in parameters if p.requires_grad and p not in ignored}
 
-    found = []
+    separate = []
     for block in blocks:
         for router in routers_of(block).values():
             own = set(router.parameters())
             if dtypes(own) and (mixed or dtypes(own) != dtypes(set(block.parameters()) - own)):
-                found.append(router)
-    return found
+                separate.append(router)
+    return separate
 
 
 def require_one_dtype(model: nn.Module, unit: Sequence[nn.Parameter]) -> None:
@@ -244,15 +244,19 @@ class FSDP2(LoopStrategy):
         offload = OffloadPolicy()
         if self._offload == "all":
             offload = CPUOffloadPolicy(pin_memory=self._device.type != "cpu")
-        how: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
+        placement: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
         for block in blocks:
             own = ignored & set(block.parameters())
             policy = MixedPrecisionPolicy() if block in routers else _mixed_precision(compute)
             fully_shard(
-                block, reshard_after_forward=self.reshard_after_forward, ignored_params=own, mp_policy=policy, **how
+                block,
+                reshard_after_forward=self.reshard_after_forward,
+                ignored_params=own,
+                mp_policy=policy,
+                **placement,
             )
         root = fully_shard(
-            model, reshard_after_forward=False, ignored_params=ignored, mp_policy=_mixed_precision(compute), **how
+            model, reshard_after_forward=False, ignored_params=ignored, mp_policy=_mixed_precision(compute), **placement
         )
         if self.weight_loader:
             self.weight_loader.parts(model, torch.device("cpu") if self._offload == "all" else self._device)

@@ -284,9 +284,9 @@ def stored_sizes(folder: Path) -> Mapping[str, tuple[int, int]]:
     from torch.distributed.checkpoint import HuggingFaceStorageReader
 
     metadata = HuggingFaceStorageReader(str(folder)).read_metadata()
-    found = {}
+    sizes = {}
     for key, tensor in metadata.state_dict_metadata.items():
         chunks = getattr(tensor, "chunks", ())
         end = max((c.offsets[0] + c.sizes[0] for c in chunks), default=0)
-        found[key] = (end, sum(c.sizes[0] for c in chunks))
-    return found
+        sizes[key] = (end, sum(c.sizes[0] for c in chunks))
+    return sizes

@@ -249,13 +249,13 @@ class Zero3(LoopStrategy):
         places = Counter(p for _, p in model.named_parameters(remove_duplicate=False))
         # a weight shared by two blocks would be freed by one while the other needs it: it stays outside of blocks
         groups = [[(named.pop(p), p) for p in block.parameters() if places[p] == 1] for block in blocks]
-        how = compute_dtype(model), keeps_own_dtype(model)
-        units = [GatheredUnit(self._flats(_apart([part], how[1])), group, *how) for part in groups]
+        dtypes = compute_dtype(model), keeps_own_dtype(model)
+        units = [GatheredUnit(self._flats(_apart([part], dtypes[1])), group, *dtypes) for part in groups]
         # parameters outside of blocks (embeddings, head) are gathered together; their gradients are reduced in
         # block-sized pieces
         largest = max((flat.bytes for unit in units for flat in unit.flats), default=0)
         rest = [[(named[p], p) for p in part] for part in split_into_buckets(list(named), largest)]
-        return GatheredUnit(self._flats(_apart(rest, how[1])), group, *how), units
+        return GatheredUnit(self._flats(_apart(rest, dtypes[1])), group, *dtypes), units
 
     def _flats(self, parts: Iterable[list[tuple[str, nn.Parameter]]]) -> Iterator[FlatParameter]:
         for part in parts:
@@ -367,12 +367,12 @@ def _complete_before(flats: list[FlatParameter], units: list[GatheredUnit], plac
     Those are the flats of later blocks, and those behind the last block (the head).
     """
     blocks = [[place[name] for flat in unit.flats for name, _ in flat.named] for unit in units]
-    found = []
+    complete = []
     for i in range(len(units)):
         last = max((at for block in blocks[: i + 1] for at in block), default=-1)
         early = (at for at, flat in enumerate(flats) if min(place[name] for name, _ in flat.named) <= last)
-        found.append(next(early, len(flats)))
-    return found
+        complete.append(next(early, len(flats)))
+    return complete
 
 
 def _apart(
