@@ -304,7 +304,6 @@ ON_A_GPU: dict[str, tuple[str, ...]] = {
     "Loading of models": ("full", "plain"),
     "DeepSpeed": ("one_rank.one_rank_equals_plain_torch[deepspeed", "demo.deepspeed"),
     "Engine `hf_trainer`": ("one_rank.one_rank_equals_plain_torch[hf_trainer", "demo.hf_trainer"),
-    "Perceptrons": ("smoke",),
     "Comparison": ("sharing",),
     "Smoke tests": ("smoke",),
     "Recomputation, compiled blocks": ("compiled", "recomputed", "selective"),

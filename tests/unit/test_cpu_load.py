@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.utils.kernel_counters import (
@@ -28,7 +28,6 @@ from allranks.utils.kernel_counters import (
     use_between,
 )
 from allranks.utils.text import format_ranges
-from tests.sampling import examples
 
 STAT = """cpu  10 0 10 100 0 5 5 3 0 0
 cpu0 100 10 50 1000 7 3 9 20 0 0
@@ -44,23 +43,6 @@ def test_busy_and_stolen_time_is_that_of_the_allowed_cores() -> None:
     assert read_stat(STAT, (10,), 0.01) == (pytest.approx(9.0), 0.0)
 
 
-@pytest.mark.parametrize(
-    ("text", "cores"),
-    [
-        (STAT, ()),
-        (STAT, (0, 3)),
-        (STAT, (2,)),
-        ("", (0,)),
-        ("cpu0 1 2 3\n", (0,)),
-        ("cpu0 a b c d e f g h\n", (0,)),
-        ("cpu0 -1 0 0 0 0 0 0 0\n", (0,)),
-        ("\n", (0,)),
-    ],
-)
-def test_a_stat_that_lacks_a_core_is_not_known(text: str, cores: tuple[int, ...]) -> None:
-    assert read_stat(text, cores, 0.01) == (None, None)
-
-
 def test_throttling_of_both_versions_of_cgroups() -> None:
     assert read_throttling("usage_usec 5\nnr_throttled 3\nthrottled_usec 2500000\n") == 2.5
     assert read_throttling("nr_periods 4\nthrottled_time 2500000000\n") == 2.5
@@ -71,11 +53,6 @@ def test_throttling_of_both_versions_of_cgroups() -> None:
 @given(st.frozensets(st.integers(0, 300), max_size=40))
 def test_a_list_of_cores_is_read_as_it_was_written(cores: frozenset[int]) -> None:
     assert cores_of(format_ranges(cores)) == cores
-
-
-@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1-2-3", "0-999999", "0-99999999999", "1,,2", "²", "3-1x"])
-def test_a_malformed_list_of_cores_is_none(text: str) -> None:
-    assert cores_of(text) == frozenset()
 
 
 def test_a_busy_loop_is_seen_as_own_cpu_time_and_sleep_is_not() -> None:
@@ -187,12 +164,6 @@ def test_own_threads_that_are_more_than_cores_are_told_apart() -> None:
     assert "8 busy threads of its ranks share 2 cores" in describe_load(found)
 
 
-def test_others_on_idle_cores_take_nothing() -> None:
-    found = judge(use(10.0, 0.05, 60.0, cores="0-7", core_count=8))
-    assert not found.overloaded
-    assert found.others_cores == pytest.approx(5.0, abs=0.1)
-
-
 def test_steal_counts_and_is_named() -> None:
     found = judge(use(8.0, 0.0, 16.0, steal_s=4.0), use(8.0, 0.0, 16.0, steal_s=4.0))
     assert found.taken_share == pytest.approx(0.2, abs=0.02)
@@ -258,15 +229,6 @@ uses = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=examples(2000), deadline=None)
-@given(st.lists(uses, max_size=4))
-def test_whatever_is_read_the_shares_are_shares_or_not_known(found: list[CpuUse]) -> None:
-    load = judge_machine("n", found)
-    assert load.taken_share is None or 0 <= load.taken_share <= 1
-    assert load.competing_share is None or 0 <= load.competing_share <= 1
-    describe_load(load)
-
-
 def test_consecutive_records_add_up() -> None:
     total = add_uses([use(1.0, 0.5, 4.0), use(2.0, 0.25, 6.0, seconds=5.0, busy_threads=3)])
     assert total is not None
@@ -281,8 +243,3 @@ def test_consecutive_records_add_up() -> None:
     assert unknown is not None and unknown.queued_s is None
     assert add_uses([]) is None
     assert add_uses([use(1.0, 0.5, 4.0), use(1.0, 0.5, 4.0, cores="3", core_count=1)]) is None
-
-
-def test_the_agent_and_the_command_of_the_run_are_no_overload() -> None:
-    """They use some per cent of a core, and the ranks' own threads wait for each other meanwhile."""
-    assert not judge(use(8.0, 3.0, 16.0 + 1.0), use(8.0, 3.0, 16.0 + 1.0)).overloaded

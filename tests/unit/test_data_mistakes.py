@@ -105,11 +105,6 @@ def test_rows_without_a_response_are_left_out_and_told_with_their_numbers(tmp_pa
     assert any("2 rows of" in text and "'output' is empty or missing (row 3, 7)" in text for text in facts.warnings)
 
 
-def test_a_response_key_that_some_rows_lack_is_told(tmp_path: Path) -> None:
-    facts = facts_of(tmp_path, "a.jsonl", lines([*GOOD, {"instruction": "a"}]), {})
-    assert any("(row 40)" in text for text in facts.warnings)
-
-
 def test_empty_texts_and_replies_are_left_out(tmp_path: Path) -> None:
     texts = lines([{"text": "some words here"}] * 30 + [{"text": ""}, {"text": None}])
     assert facts_of(tmp_path, "a.jsonl", texts, {}).rows_empty == 2
@@ -118,13 +113,6 @@ def test_empty_texts_and_replies_are_left_out(tmp_path: Path) -> None:
         for c in ["yes"] * 30 + [""]
     ]
     assert facts_of(tmp_path, "b.jsonl", lines(chat), {}).rows_empty == 1
-
-
-def test_rows_that_are_trained_and_held_out_are_told(tmp_path: Path) -> None:
-    facts = facts_of(tmp_path, "a.jsonl", lines(GOOD[:10] * 4), {"eval_fraction": 0.5})
-    assert facts.rows_duplicated > 10
-    assert any("held-out rows are also training rows" in text for text in facts.warnings)
-    assert facts_of(tmp_path, "b.jsonl", lines(GOOD), {"eval_fraction": 0.5}).rows_duplicated == 0
 
 
 def test_many_rows_cut_or_lost_are_told(tmp_path: Path) -> None:

@@ -110,11 +110,6 @@ def test_what_the_ranks_were_not_meant_to_use() -> None:
     assert slow.ok and "without GPUDirect" in slow.findings[0].text
 
 
-def test_nodes_that_disagree() -> None:
-    found = compare_with_policy({}, [seen("n1", IB_LINES), seen("n2", SOCKET_LINES)])
-    assert [item.text for item in found.findings] == ["n2 use sockets while n1 use RDMA"]
-
-
 def test_nothing_seen_is_no_finding() -> None:
     expected = {"n1": ExpectedNetwork(transport="InfiniBand", interface="ib0", devices=["mlx5_0:1"])}
     found = compare_with_policy(expected, [seen("n1", "step 1 loss 2.0\nNCCL is fine\n")])
@@ -126,12 +121,6 @@ def test_real_logs_one_of_them_without_the_beginning_of_its_lines() -> None:
     assert fallback.ways == {"NET/Socket": 1} and "NCCL found no RDMA device" in fallback.reasons[0]
     peer = shared("logs", "dev019.log").read_text()
     assert seen("x", peer).ways["P2P"] >= 1 and host_of_line(peer.splitlines()[0]) == "8a9faed5c3c4"
-
-
-def test_gloo_peers_that_are_missing() -> None:
-    line = "[context.cc:243] INFO Rank 1 is connected to {}. Expected number of connected peers is: 3"
-    assert compare_with_policy({}, [seen("n1", line.format(3))]).ok
-    assert "rank 1 (2 of 3)" in compare_with_policy({}, [seen("n1", line.format(2))]).findings[0].text
 
 
 def test_connections_of_a_process_by_interface() -> None:

@@ -10,9 +10,8 @@ import http.server
 import importlib
 import importlib.util
 import json
-import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +28,6 @@ from allranks.nodes.records import require
 from allranks.planning.memory.model_config import find_files
 from allranks.planning.model_checks import (
     attention_flags,
-    max_positions,
     model_warnings,
     require_vocabulary,
     task_types,
@@ -178,27 +176,6 @@ def test_it_is_refused_before_the_launch(tmp_path: Path, mistake: str, monkeypat
     assert str(refused.value).count("\n") == 0
 
 
-@pytest.mark.parametrize("mistake", [name for name, case in MISTAKES.items() if case[5]])
-def test_no_other_check_finds_it(tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = MISTAKES[mistake]
-    lacking("wandb", monkeypatch)
-    module, name = case[5].rsplit(".", 1)
-    disabled: dict[str, Callable[..., Any]] = {
-        "has_absolute_positions": lambda config: False,
-        "model_task": lambda config, types, where: "text",
-        "encodable": lambda text, where: text,
-        "required_packages": lambda spec: {},
-    }
-    replacement = disabled.get(name, lambda *a, **k: None)
-    for user in (module, "allranks.spec.data_rows", MODEL, REQUEST, "allranks.nodes.preflight", __name__):
-        if hasattr(importlib.import_module(user), name):
-            monkeypatch.setattr(f"{user}.{name}", replacement)
-    try:
-        before_launch(spec_of(case, tmp_path))
-    except (AllranksError, UnicodeError) as error:
-        assert not re.search(case[4], str(error)), "the named check is not the one that finds it"
-
-
 def good_spec(folder: Path, config: dict[str, Any] = LLAMA, **sections: Any) -> dict[str, Any]:
     return spec_of((config, sections, ROWS, SpecError, "", ""), folder)
 
@@ -245,17 +222,6 @@ def test_rows_that_are_not_packed_or_may_see_each_other_pass(kind: str, packing:
     require_architecture({"model_type": kind}, isolated, "model x", classifier=True)
     with pytest.raises(SpecError, match="would influence each other"):
         require_architecture({"model_type": kind}, isolated, "model x", classifier=False)
-
-
-@pytest.mark.parametrize(
-    ("config", "limit"),
-    [
-        (GPT2, 64), (BERT, 64), (LLAMA, 128), ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
-        ({"model_type": "bloom"}, None), ({"model_type": "gpt2", "n_positions": "many"}, None),
-    ],
-)  # fmt: skip
-def test_positions(config: dict[str, Any], limit: int | None) -> None:
-    assert max_positions(config) == limit
 
 
 def test_a_config_of_text_and_images_keeps_the_sizes_of_its_language_model(tmp_path: Path) -> None:
@@ -366,22 +332,6 @@ def test_a_hub_with_troubles_of_its_own_and_nodes_with_another_network_decide_no
         check_hub(hub_spec(tmp_path, "org/gone"))
     (snapshots / "abc" / "config.json").mkdir(parents=True)
     check_hub(hub_spec(tmp_path, "org/gone"))
-
-
-def test_a_hub_that_does_not_answer_is_told_at_once(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(
-        EnvironmentNotAble,
-        match=r"org/name: is neither a local path nor in .* cache, and the hub \(http://127.0.0.1:9\) is not reachable: .*refused",
-    ):
-        check_hub(hub_spec(tmp_path, "org/name"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(EnvironmentNotAble, match="HF_HUB_OFFLINE disables"):
-        check_hub(hub_spec(tmp_path, source="org/rows"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setenv("HF_ENDPOINT", "file:///etc")
-    with pytest.raises(EnvironmentNotAble, match="must be an http or https address"):
-        check_hub(hub_spec(tmp_path, "org/name"))
 
 
 def test_data_asks_before_the_client_of_the_hub_tries_again_and_again(

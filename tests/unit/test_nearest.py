@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-import allranks
 from allranks.utils.text import did_you_mean, nearest_file_hint, nearest_name, suggest
 
 
@@ -23,10 +20,3 @@ def test_a_file_is_suggested_from_its_folder(tmp_path: Path) -> None:
     (tmp_path / "job.sh").touch()
     assert nearest_file_hint(tmp_path / "jobs.sh") == f"; did you mean {tmp_path}/job.sh?"
     assert nearest_file_hint(tmp_path / "missing" / "job.sh") == ""
-
-
-@pytest.mark.parametrize("used", ["get_close_matches", '"; did you mean'])
-def test_no_other_module_suggests_names_by_itself(used: str) -> None:
-    package = Path(allranks.__file__).parent
-    found = {path.relative_to(package) for path in package.rglob("*.py") if used in path.read_text("utf-8")}
-    assert found <= {Path("utils/text.py")}

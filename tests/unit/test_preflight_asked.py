@@ -12,7 +12,7 @@ from allranks.nodes.preflight import check_request
 from allranks.nodes.preflight.requirements import needed_packages
 from allranks.nodes.preflight.runner import exclude_nodes, failure_lines, require_usable_nodes
 from allranks.nodes.records import Check, PreflightReport
-from allranks.nodes.slurm.allocations import allocate_nodes, refusal, waiting_note
+from allranks.nodes.slurm.allocations import refusal
 from allranks.nodes.slurm.allocations import test_only as ask_sbatch
 from allranks.nodes.slurm.answers import parse_partition_limits
 from allranks.nodes.slurm.commands import Slurm, SubmissionRefused, over_limits
@@ -135,21 +135,6 @@ def test_nodes_that_start_no_job_are_named_with_their_reasons(tmp_path: Path, pa
         and (f"; {said}, so they start no job" if said else "sinfo") in words
     )
     assert ("start no job" in words) == bool(said)
-
-
-def test_a_partition_that_is_down_is_said_before_the_job_waits(tmp_path: Path) -> None:
-    gpu, main = (
-        spec_of("cluster.launcher=slurm", f"cluster.slurm.partition={name}").cluster for name in ("gpu", "main")
-    )
-    down = saying(tmp_path, out=SINFO.format("down"))
-    assert waiting_note(down, gpu).startswith("cluster.slurm.partition gpu: it is down, so a job waits")
-    assert waiting_note(down, main) == "", "half of its lines say that it is up"
-    with pytest.raises(EnvironmentNotAble, match="gpu: it is down"), allocate_nodes(down, gpu):
-        pass
-
-
-def test_a_job_of_several_clusters_has_a_number_all_the_same(tmp_path: Path) -> None:
-    assert saying(tmp_path, out="4711;north\n").submit(tmp_path / "job.sbatch") == "4711"
 
 
 def test_how_a_job_ended_in_slurms_words(tmp_path: Path) -> None:

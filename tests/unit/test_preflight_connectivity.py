@@ -17,7 +17,7 @@ import pytest
 
 from allranks.errors import RunFailed
 from allranks.nodes.network import links as network
-from allranks.nodes.network.links import ConnectionRound, faulty_nodes
+from allranks.nodes.network.links import faulty_nodes
 from allranks.nodes.preflight import link_tests, runner
 from allranks.nodes.preflight.runner import connect_window_s
 from allranks.nodes.probes import connectivity_probe
@@ -32,11 +32,10 @@ from allranks.spec.records import RunSpec
 from allranks.utils.machine import machine_facts
 from tests.reachsim import PORTS, Faults, Simulated, hosts_of
 
-SIZES = (64, 256, 1024, 4096)
-SIMULATED_SIZES = (64, 256, 1024)
+SIMULATED_SIZES = (64, 512)
 
 
-@pytest.mark.parametrize("size", [2, 3, 8, 9, *SIZES])
+@pytest.mark.parametrize("size", [2, 8, 9, 64, 4096])
 def test_every_node_is_tried_by_as_many_distinct_others_as_it_tries(size: int) -> None:
     expected = size - 1 if size <= connectivity_probe.MESH_NODES else 1 + (size - 1).bit_length()
     tried_by: dict[int, set[int]] = {index: set() for index in range(size)}
@@ -49,15 +48,6 @@ def test_every_node_is_tried_by_as_many_distinct_others_as_it_tries(size: int) -
     assert {len(sources) for sources in tried_by.values()} == {expected}
     for index in (0, 1, size - 1):
         assert set(connectivity_probe.sampled_visitors(index, size, "job 5")) == tried_by[index]
-
-
-def test_the_graph_comes_from_the_seed_alone() -> None:
-    assert (
-        connectivity_probe.distances(1000, "12.0")
-        == connectivity_probe.distances(1000, "12.0")
-        != connectivity_probe.distances(1000, "13.0")
-    )
-    assert connectivity_probe.distances(20, "12.0") == [1, 2, 6, 10, 14, 13], "every Python version must draw the same"
 
 
 def test_operations_per_node_grow_no_faster_than_log_n() -> None:
@@ -77,7 +67,7 @@ def test_operations_per_node_grow_no_faster_than_log_n() -> None:
             assert cost[large][name] <= growth * cost[small][name], (small, large, name)
 
 
-@pytest.mark.parametrize("size", [4, 8, 9, 64, 1024])
+@pytest.mark.parametrize("size", [4, 9, 64])
 def test_a_node_that_is_down_is_named_and_no_other(size: int) -> None:
     host = f"n{size // 2}"
     run = Simulated(size, Faults(down={host}))
@@ -88,7 +78,7 @@ def test_a_node_that_is_down_is_named_and_no_other(size: int) -> None:
     assert len(run.again) <= 1 + 2 * network.RETRIED_PEERS, "only the suspect and its helpers are asked again"
 
 
-@pytest.mark.parametrize("size", [3, 8, 64, 1024])
+@pytest.mark.parametrize("size", [3, 64])
 def test_a_node_that_nobody_can_connect_to_is_named_with_the_direction(size: int) -> None:
     run = Simulated(size, Faults(deaf={"n2"}))
     assert list(run.bad()) == ["n2"]
@@ -98,15 +88,8 @@ def test_a_node_that_nobody_can_connect_to_is_named_with_the_direction(size: int
     assert found.failed[0].text().startswith(f"{found.failed[0].source} -> n2 10.0.0.")
 
 
-def test_failed_links_are_listed_in_the_order_of_the_nodes_whichever_answers_first() -> None:
-    run = Simulated(5, Faults(deaf={"n2"}))
-    for hosts in (run.hosts, run.hosts[::-1]):
-        first = ConnectionRound(targets=run.first.targets, answers={host: run.first.answers[host] for host in hosts})
-        assert network.judge_links(run.hosts, first, run.second)["n2"].peers == ["n1", "n3", "n4", "n5"]
-
-
 def test_one_link_is_told_from_one_node() -> None:
-    for size in (3, 64, 1024):
+    for size in (3, 64):
         target = hosts_of(size)[connectivity_probe.sampled_targets(0, size, "7")[-1]]
         run = Simulated(size, Faults(links={("n1", target)}))
         assert list(run.bad()) == ["n1"]
@@ -117,7 +100,7 @@ def test_one_link_is_told_from_one_node() -> None:
 
 def test_several_bad_nodes_are_all_named_and_no_other() -> None:
     draw = random.Random(3)
-    for size, bad in ((64, 5), (1024, 5), (1024, 60)):
+    for size, bad in ((64, 5), (256, 20)):
         chosen = set(draw.sample(hosts_of(size), bad))
         run = Simulated(size, Faults(down=chosen))
         assert set(run.bad()) == chosen
@@ -132,7 +115,7 @@ def test_two_halves_that_do_not_reach_each_other_do_not_pass() -> None:
 
 
 def test_a_node_that_starts_late_or_drops_connections_is_not_reported() -> None:
-    for size in (3, 64, 1024):
+    for size in (3, 64):
         within = Faults(start_s={"n2": connect_window_s(size) - 1}, busy={"n3": 5})
         run = Simulated(size, within)
         assert run.bad() == {} and run.second is None, "attempts go on within the window"
@@ -230,9 +213,9 @@ def test_host_lists_are_folded_as_slurm_does() -> None:
     assert nodes.compress_hosts(["n7"]) == "n7"
 
 
-def test_64_processes_agree_with_the_simulation() -> None:
+def test_16_processes_agree_with_the_simulation() -> None:
     """Real sockets, each process on an address of its own."""
-    hosts = hosts_of(64)
+    hosts = hosts_of(16)
     seats = [[host, f"127.0.61.{n}", [21000, unused_port()]] for n, host in enumerate(hosts, 1)]
     text = nodes.program_text(
         "connectivity_probe.py", {"seats": connectivity_probe.encode_seats(seats), "seed": "7", "window_s": 60.0}
@@ -252,8 +235,8 @@ def test_64_processes_agree_with_the_simulation() -> None:
         process.stdin.write(text)
         process.stdin.close()
     answers = [json.loads(process.stdout.read()) for process in started if process.stdout]
-    assert [process.wait(60) for process in started] == [0] * 64
-    simulated = Simulated(64).first_cost
+    assert [process.wait(60) for process in started] == [0] * 16
+    simulated = Simulated(16).first_cost
     assert [answer["host"] for answer in answers] == hosts and not any(a["unreached"] + a["errors"] for a in answers)
     for answer in answers:
         cost, expected = answer["cost"], simulated[answer["host"]]

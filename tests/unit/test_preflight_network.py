@@ -33,24 +33,6 @@ def test_the_fastest_of_several() -> None:
     assert choose_network(nodes, "eth0").network == "10.0.0.0/24"
 
 
-def test_the_slowest_node_makes_the_speed() -> None:
-    def pair(n: int, fast: int):
-        first = interface("eth0", f"10.0.0.{n}", speed_mbit=1000)
-        return on(n, first, interface("ens1", f"10.9.0.{n}", speed_mbit=fast))
-
-    assert choose_network([pair(1, 100000), pair(2, 100)]).network == "10.0.0.0/24"
-
-
-def test_of_equally_fast_ones_names_that_differ_least_come_before_the_nodes_own_names() -> None:
-    def of(n: int, other: str, address: str):
-        same, apart = interface("ib0", f"10.9.0.{n}"), interface(other, f"10.0.0.{n}")
-        return node(n, interfaces=[same, apart], resolves=[address.format(n=n)])
-
-    assert choose_network([of(n, f"eth{n}", "10.0.0.{n}") for n in (1, 2)]).network == "10.9.0.0/24"
-    assert choose_network([of(n, "eth0", "10.9.0.{n}") for n in (1, 2)]).network == "10.9.0.0/24"
-    assert choose_network([of(n, "eth0", "10.0.0.{n}") for n in (1, 2)]).network == "10.0.0.0/24"
-
-
 def test_container_bridges_loopback_and_link_local_do_not_count() -> None:
     for useless in (
         interface("docker0", "172.17.0.1", 16),

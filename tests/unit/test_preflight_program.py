@@ -71,14 +71,6 @@ def test_only_imports_that_always_run_count_and_modules_beside_the_program_are_r
     assert not (tmp_path / "__pycache__").exists(), "nothing was imported"
 
 
-@pytest.mark.parametrize(
-    "line", ["sys.path.append('../common')", "import site; site.addsitedir('x')", "x = importlib.import_module('y')"]
-)
-def test_nothing_is_said_of_what_follows_a_change_of_the_search_path(tmp_path: Path, line: str) -> None:
-    script = write(tmp_path, own=f"import sys, importlib, before\n{line}\nimport after\n")
-    assert imported_packages(script, [tmp_path]) == {"before": "own.py line 1"}
-
-
 def test_imports_with_which_the_main_part_begins_count_in_the_program_alone(tmp_path: Path) -> None:
     main = "if __name__ == '__main__':\n    import {0}\n    run()\n    import later\nelse:\n    import other\n"
     script = write(tmp_path, own="import beside\n" + main.format("wandb"), beside=main.format("never"))
@@ -120,13 +112,6 @@ def test_the_node_that_lacks_a_package_is_named_with_the_line(tmp_path: Path) ->
     assert not failures(survey(*nodes, required=required))["n2.program"].stageable, (
         "the launcher's machine lacks it, too"
     )
-
-
-def test_an_empty_folder_is_no_module_and_a_namespace_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "empty_one").mkdir()
-    write(tmp_path, own="", space__part="")
-    assert [has_module(name) for name in ("empty_one", "space", "own", "nowhere")] == [False, True, True, False]
 
 
 def test_a_name_of_the_hub_is_looked_for_on_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,16 +99,6 @@ def alive(status: Path) -> bool:
         return False
 
 
-def test_the_users_formats_do_not_change_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
-    monkeypatch.setenv("SINFO_PARTITION", "other")
-    monkeypatch.setenv("SLURM_CONF", "/kept")
-    found = stub(tmp_path, scontrol="echo JobId=7 JobState=RUNNING Reason=$SLURM_TIME_FORMAT:$SLURM_CONF").try_job("7")
-    assert isinstance(found, JobInfo) and found.reason == "standard:/kept"
-    printed = stub(tmp_path, sinfo='echo "x*|gpu:${SINFO_PARTITION:-3}"').partition_gpus(None)
-    assert printed == 3
-
-
 @pytest.mark.parametrize(
     ("recorded", "said"),
     [

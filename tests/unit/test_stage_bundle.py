@@ -13,14 +13,12 @@ import pytest
 
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
 from allranks.nodes.staging import bundles
-from allranks.nodes.staging import sources as parts
 from allranks.nodes.staging.bundles import package_conflicts, parse_release
 from allranks.nodes.staging.manifests import (
     StageManifest,
     for_node,
     load_manifest,
     node_stage,
-    offline_variables,
     spec_here,
 )
 from allranks.nodes.staging.sources import (
@@ -82,19 +80,6 @@ def test_parts_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:
     again = bundles.assemble([project_source(project / "a.py")], store, {})
     assert again.parts[0].how == "found" and again.key == made.key
     assert {p.name for p in store.iterdir()} == {Path(again.parts[0].archive).parent.name, "bundles", "mine"}
-
-
-def test_every_file_of_a_large_project_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "MAX_PROBES", 2)
-    for number in range(7):
-        (tmp_path / f"f{number}.py").write_text("1")
-    seen = set()
-    for number in range(7):
-        (tmp_path / f"f{number}.py").write_text("2")
-        source = project_source(tmp_path / "f0.py")
-        assert len(source.probe) == 2
-        seen.add(bundles.assemble([source], tmp_path.with_name("store"), {}).key)
-    assert len(seen) == 7
 
 
 def test_a_damaged_archive_is_built_anew(tmp_path: Path) -> None:
@@ -313,12 +298,6 @@ def test_clashing_packages_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(bundles, "package_versions", lambda: {"datasets": "2.19.0", "numpy": "2.0.0"})
     with pytest.raises(EnvironmentNotAble, match=r"datasets 2.19.0 with numpy 2.0.0.*pip install"):
         bundles.build(spec_of(tmp_path))
-
-
-def test_offline_variables_have_reasons() -> None:
-    found = {v.name: v for v in offline_variables("/d")}
-    assert found["HF_HUB_OFFLINE"].value == "1" and found["HF_DATASETS_CACHE"].value == "/d"
-    assert all(v.reason and v.source == "stage" for v in found.values())
 
 
 def test_the_verb_prints_one_document(tmp_path: Path) -> None:

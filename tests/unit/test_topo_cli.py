@@ -6,10 +6,8 @@ import json
 import os
 import stat
 import subprocess
-import time
 from pathlib import Path
 
-from allranks.utils.machine import host_name
 from tests.conftest import shared, without_stdin
 from tests.unit import topo_texts as texts
 from tests.warm import allranks
@@ -81,16 +79,6 @@ def test_a_cut_matrix_is_drawn_as_far_as_it_goes_and_refused(tmp_path: Path) -> 
     assert json.loads(done.stdout)["unread"]
 
 
-def test_text_as_windows_writes_it() -> None:
-    for encoded in (
-        texts.BARE.encode("utf-16"),
-        b"\xef\xbb\xbf" + texts.BARE.encode(),
-        texts.BARE.replace("\n", "\r\n").encode(),
-    ):
-        done = topo("-", "--json", data=encoded)
-        assert done.returncode == 0 and len(json.loads(done.stdout)["links"]) == 1, done.stderr
-
-
 def test_without_a_driver_and_with_one(tmp_path: Path) -> None:
     done = topo(path=str(tmp_path))
     assert done.returncode == 3 and "no nvidia-smi" in done.stderr
@@ -105,11 +93,6 @@ def test_without_a_driver_and_with_one(tmp_path: Path) -> None:
     assert done.returncode == 3 and "has failed" in done.stderr
 
 
-def test_what_was_not_understood_is_shown_as_it_stands() -> None:
-    done = topo("-", data="[bold]odd[/bold] line\n" + texts.BARE)
-    assert done.returncode == 0 and "[bold]odd[/bold] line" in done.stdout
-
-
 def test_a_matrix_from_standard_input_behind_a_log() -> None:
     log = "".join(f"step {i} done\n" for i in range(9))
     done = topo("-", data=log + texts.SEED_L4)
@@ -121,23 +104,3 @@ def test_a_matrix_from_standard_input_behind_a_log() -> None:
     )
     closed = without_stdin("topo")
     assert closed.returncode == 2 and "standard input is closed" in closed.stderr and "Traceback" not in closed.stderr
-
-
-def test_of_this_machine_its_bridges_count_too(tmp_path: Path) -> None:
-    """What a matrix does not show: an earlier copy test is kept beside the runs."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text(
-        f"#!/bin/sh\n[ \"$*\" = 'topo -m' ] || exit 9\nprintf '%s' '{texts.BARE.replace('NV1', 'PIX')}'\n"
-    )
-    program.chmod(program.stat().st_mode | stat.S_IEXEC)
-    (tmp_path / "runs" / ".copy-tests").mkdir(parents=True)
-    test = {"host": host_name(), "failed": ["GPU0-GPU1"], "tested": 2, "gpus": [], "driver": "", "time": time.time()}
-    (tmp_path / "runs" / ".copy-tests" / f"{host_name()}.json").write_text(json.dumps(test))
-    done = allranks("topo", "--json", cwd=tmp_path, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    advice = {item["variable"]: item["value"] for item in json.loads(done.stdout)["advice"]}
-    assert advice["NCCL_P2P_DISABLE"] == "1", done.stderr
-
-
-def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
-    done = topo("-", "--svg", tmp_path / "no" / "x.svg", data=texts.BARE)
-    assert done.returncode == 2 and "cannot be written" in done.stderr

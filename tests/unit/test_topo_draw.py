@@ -10,7 +10,6 @@ from allranks.nodes.topology.drawings import draw_svg, draw_text, numa_nodes
 from allranks.nodes.topology.nvidia_smi import parse_topology
 from allranks.planning.records import Topology, TopologyDevice, TopologyLink
 from tests.conftest import shared
-from tests.unit import topo_texts as texts
 from tests.unit.test_topo_parse import REAL
 
 
@@ -37,14 +36,6 @@ def test_a100_by_switch() -> None:
     assert "GPU6: nearest card NIC4=mlx5_4, NIC5=mlx5_5 (PXB)" in draw_text(found).plain
 
 
-def test_numa_nodes_by_their_cores_where_the_driver_tells_no_number() -> None:
-    nodes = numa_nodes(parse_topology(texts.OLD_NAMED))
-    assert [(n.number, n.cpus, [d.name for g in n.groups for d in (*g.gpus, *g.nics)]) for n in nodes] == [
-        (None, "0-19,40-59", ["GPU0", "mlx5_0"]),
-        (None, "20-39,60-79", ["GPU1", "mlx5_1"]),
-    ]
-
-
 def test_nvlink_in_part_is_counted_by_pairs() -> None:
     gpus = [TopologyDevice(name=f"GPU{i}", numa=0) for i in range(3)]
     links = [TopologyLink(a="GPU0", b="GPU1", type="NV2"), TopologyLink(a="GPU0", b="GPU2", type="SYS")]
@@ -54,17 +45,6 @@ def test_nvlink_in_part_is_counted_by_pairs() -> None:
         and "Unknown: 1 pairs of GPUs, such as GPU1-GPU2" in draw_text(found).plain
     )
     assert "?" in draw_text(found).plain
-
-
-def test_nvlink_of_different_width_between_all_and_of_a_cut_matrix() -> None:
-    three = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV1\tNV2\nGPU1\tNV1\tX\tNV2\n"
-    assert (
-        "NVLink connects every pair of GPUs, 1 to 2 links each."
-        in draw_text(parse_topology(three + "GPU2\tNV2\tNV2\tX\n")).plain
-    )
-    four = three.replace("GPU2\n", "GPU2\tGPU3\n", 1).replace("NV2\n", "NV2\tNV2\n")
-    assert "NVLink connects every known pair of GPUs, 1 to 2 links each." in draw_text(parse_topology(four)).plain
-    assert "go over PCIe" not in draw_text(parse_topology(four)).plain
 
 
 def test_names_out_of_a_file_cannot_break_the_picture() -> None:

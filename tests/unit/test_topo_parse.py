@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import RequestError
-from allranks.nodes.topology.advice import advise_nccl, machine_notes, short_names
+from allranks.nodes.topology.advice import advise_nccl, machine_notes
 from allranks.nodes.topology.nvidia_smi import parse_topology
-from allranks.planning.records import Topology, TopologyDevice, link_distance
+from allranks.planning.records import Topology, TopologyDevice
 from tests.conftest import shared
 from tests.sampling import examples
 from tests.unit import topo_texts as texts
@@ -92,30 +92,6 @@ def test_forms(text: str, kind: str, cpus: str | None) -> None:
     assert found.gpus[1].cpus == cpus
 
 
-def test_an_empty_cell_between_columns_padded_with_spaces() -> None:
-    rows = (
-        ["", "GPU0", "GPU1", "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"],
-        ["GPU0", " X", "NODE", "", "1", "N/A"],
-        ["GPU1", "NODE", " X", "0-7", "", "N/A"],
-    )
-    found = parse_topology("\n".join("".join(f"{cell:<16}" for cell in row) for row in rows))
-    assert [(g.cpus, g.numa) for g in found.gpus] == [(None, 1), ("0-7", None)]
-    tabs = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\tX\tNODE\t\t1\nGPU1\tNODE\tX\t0-7\t\n"
-    assert [(g.cpus, g.numa) for g in parse_topology(tabs).gpus] == [(None, 1), ("0-7", None)]
-
-
-def test_escape_codes_around_any_word() -> None:
-    text = texts.BARE.replace("NV1", "\x1b[32mNV1\x1b[0m").replace("GPU1 ", "\x1b[1mGPU1\x1b[0m ")
-    found = parse_topology(text)
-    assert types(found) == [("GPU0", "GPU1", "NV1")] and found.unread == []
-
-
-def test_escape_codes_without_their_first_character() -> None:
-    lost = texts.BARE.replace("GPU1 ", "[4mGPU1[0m ").replace("NV1", "[1;32mNV1[m")
-    found = parse_topology(lost)
-    assert types(found) == [("GPU0", "GPU1", "NV1")] and found.unread == []
-
-
 def test_a_header_that_lost_a_column_is_not_believed() -> None:
     text = "\tGPU1\tGPU2\nGPU0\t X \tNV1\tSYS\nGPU1\tNV1\t X \tPIX\nGPU2\tSYS\tPIX\t X \n"
     with pytest.raises(RequestError, match="no row has a link type"):
@@ -175,24 +151,6 @@ def test_what_is_no_matrix_is_refused(text: str, said: str) -> None:
         parse_topology(text)
 
 
-def test_of_two_states_of_a_pair_the_worse_is_kept() -> None:
-    table = "\tGPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tPIX\tX\n\n\tGPU0\tGPU1\nGPU0\tX\t{}\nGPU1\t{}\tX\n"
-    for states in (("OK", "CNS"), ("CNS", "OK")):
-        assert [link.type for link in parse_topology(table.format(*states)).p2p] == ["CNS"], states
-
-
-def test_much_that_is_not_understood_is_counted() -> None:
-    found = parse_topology("".join(f"line {i} says\n" for i in range(70)) + texts.BARE)
-    assert len(found.unread) == 51 and found.unread[-1].why == "20 more lines could not be parsed"
-
-
-def test_damage_is_told_behind_a_long_log() -> None:
-    found = parse_topology(
-        "".join(f"line {i} says\n" for i in range(70)) + "\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV1\tX\tSYS\n"
-    )
-    assert any("more cells than columns" in item.why for item in found.unread)
-
-
 @pytest.mark.parametrize("mark", ["# ", " * ", "// ", "> ", ">> "])
 def test_a_matrix_in_a_comment_or_a_quotation(mark: str) -> None:
     found = parse_topology(
@@ -205,15 +163,6 @@ def test_a_matrix_in_a_comment_or_a_quotation(mark: str) -> None:
     assert (padded.gpus[0].cpus, padded.gpus[0].numa) == (None, 1), "columns padded with spaces stay below their names"
 
 
-def test_behind_a_cell_that_is_unknown_in_a_row_that_is_short_nothing_is_believed() -> None:
-    header = "\tGPU0\tGPU1\tNIC0\tNIC1\tNIC2\n"
-    short = parse_topology(header + "GPU0\tX\tNV1\tPI-X\tSYS\nGPU1\tNV1\tX\tSYS\tSYS\tPIX\n")
-    assert short.between("GPU0", "NIC1") is None and short.between("GPU0", "NIC2") is None
-    whole = parse_topology(header + "GPU0\tX\tNV1\tP?X\tSYS\tPHB\nGPU1\tNV1\tX\tSYS\tSYS\tPIX\n")
-    link = whole.between("GPU0", "NIC2")
-    assert link is not None and link.type == "PHB"
-
-
 def test_a_header_that_was_shortened_is_refused_and_no_gpu_invented() -> None:
     text = (
         "     GPU0 GPU1 NIC0 ... NIC5 CPU Affinity\nGPU0  X  NV18 NODE ... SYS 0-71\nGPU1 NV18 X  NODE ... SYS 0-71\n"
@@ -222,11 +171,6 @@ def test_a_header_that_was_shortened_is_refused_and_no_gpu_invented() -> None:
         parse_topology(text)
     with pytest.raises(RequestError):
         parse_topology("GPU0 X" + " NV1" * 2000)
-
-
-def test_two_names_of_cards_in_a_line_of_the_legend() -> None:
-    found = parse_topology(texts.SEED_L4.partition("NIC Legend")[0] + "NIC0: mlx5_2   NIC1: mlx5_3\nNIC2: bond_0\n")
-    assert [nic.device for nic in found.nics] == ["mlx5_2", "mlx5_3", "bond_0"] and found.unread == []
 
 
 def test_headers_and_cells_that_cannot_be() -> None:
@@ -241,28 +185,6 @@ def test_headers_and_cells_that_cannot_be() -> None:
     assert types(shifted) == [("GPU0", "GPU1", "NV1")] and "not in its own column" in shifted.unread[0].why
     none = parse_topology("\tGPU0\tGPU1\tGPU2\tCPU Affinity\nGPU0\tX\tN/A\tSYS\t0-7\n")
     assert types(none) == [("GPU0", "GPU2", "SYS")], "one cell that is no type, in a row that is whole"
-
-
-def test_spelt_out_tabs_and_legends() -> None:
-    told = parse_topology(texts.SPELT_OUT)
-    assert told.gpus[1].cpus == "0-7" and told.unread == []
-    assert parse_topology(texts.SEED_L4).meaning == {}
-    known = texts.BARE.replace("NV1", "SYS") + "\nLegend:\n\n  SYS  = Connection traversing PCIe\n"
-    assert parse_topology(known).meaning == {}, "only what is not known here"
-
-
-def test_numbers_of_several_numa_nodes_and_lists_with_blanks() -> None:
-    text = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\tX\tNV1\t0-7, 16-23\t0-1\nGPU1\tNV1\tX\t8-15\t1\n"
-    found = parse_topology(text)
-    assert [(g.cpus, g.numa) for g in found.gpus] == [("0-7,16-23", 0), ("8-15", 1)]
-    short = parse_topology(
-        "\tGPU0\tGPU1\tGPU2\tCPU Affinity\nGPU0\tX\t0-7\nGPU1\tNV1\tX\tNV1\t0-7\nGPU2\tNV1\tNV1\tX\t0-7\n"
-    )
-    assert short.gpus[0].cpus == "0-7" and any("ends after 1 of 3" in item.why for item in short.unread)
-
-
-def test_types_in_order_of_their_distance() -> None:
-    assert sorted(("new", "SYS", "PIX", "NV4", "C2C"), key=link_distance) == ["NV4", "C2C", "PIX", "SYS", "new"]
 
 
 def test_the_nearest_card_whatever_its_place_in_the_list() -> None:
@@ -343,23 +265,6 @@ def test_a_cut_machine_is_never_read_as_another(machine: tuple, data: st.DataObj
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("[4m", "[0m"),
-        ("\\033[4m", "\\033[0m"),
-        ("\\e[4m", "\\e[m"),
-        ("\u2190[1;4m", "\u2190[0m"),
-        ("\ufffd[4m", "\ufffd[0m"),
-        ("^[[4m", "^[[0m"),
-    ],
-)
-def test_a_header_whose_escape_byte_was_lost(before: str, after: str) -> None:
-    text = f"\t{before}GPU0\tGPU1\tCPU Affinity{after}\nGPU0\t X \tNV4\t0-7\nGPU1\tNV4\t X \t0-7\n"
-    found = parse_topology(text)
-    assert types(found) == [("GPU0", "GPU1", "NV4")] and found.unread == [] and found.gpus[1].cpus == "0-7"
-
-
-@pytest.mark.parametrize(
     "text",
     [
         texts.ROCM,
@@ -390,8 +295,3 @@ def test_advice_begins_with_what_matters_on_this_machine() -> None:
     assert "GPU0-1; GPU2" in machine_notes(part, advise_nccl(part))[0]
     ring = parse_topology("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV4\tSYS\nGPU1\tNV4\tX\tNV4\nGPU2\tSYS\tNV4\tX\n")
     assert "does not connect all pairs" in machine_notes(ring, advise_nccl(ring))[0]
-
-
-def test_names_of_gpus_are_shortened() -> None:
-    assert short_names(["GPU0", "GPU1", "GPU2", "GPU6"]) == "GPU0-2, GPU6"
-    assert short_names(["GPU0", "GPU-a"]) == "GPU0, GPU-a"
