@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from allranks.analysis.lint import lint
 from allranks.analysis.lint.readers import ShellReader
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN, MappedText
-from tests.lint.helpers import CASES, Case
+from tests.lint.helpers import CASES
 from tests.sampling import examples
 
 SCRIPTS = [case.script for case in CASES]
@@ -55,12 +54,6 @@ def test_any_mixture_of_shell_is_read(text: str) -> None:
 @given(st.binary(max_size=400), st.sampled_from(["a.sh", "a.env", "a.yaml", "a", "a.sbatch"]))
 def test_any_bytes_are_read_or_refused(content: bytes, name: str) -> None:
     _lint(content, name)
-
-
-@settings(max_examples=examples(80), deadline=None)
-@given(st.sampled_from(SCRIPTS), st.floats(0, 1))
-def test_scripts_cut_anywhere(text: str, share: float) -> None:
-    _lint(text[: int(len(text) * share)].encode())
 
 
 WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc", "Co"]), max_size=12), min_size=1, max_size=6)
@@ -122,17 +115,3 @@ def test_variables_hold_what_was_last_set(pairs: list[tuple[str, str]]) -> None:
     reading.read(MappedText("".join(f"{n}={v}\n" for n, v in pairs) + "".join(f'echo "${{{n}}}."\n' for n, _ in pairs)))
     last = dict(pairs)
     assert [c.args[0].text for c in reading.calls] == [last[n] + "." for n, _ in pairs]
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(st.sampled_from([c for c in CASES if c.line]), st.integers(1, 4))
-def test_comments_above_move_findings_and_change_none(case: Case, count: int) -> None:
-    rule, line = case.rule, case.line
-    head, _, rest = case.script.partition("\n")
-    moved = head + "\n" + "# a comment 'with a quote\n" * count + rest
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "job.sbatch"
-        path.write_text(moved)
-        places = {(f.id, f.line) for f in lint([path]).findings}
-    assert (rule, line + count if line > 1 else line) in places
-    assert not re.search(UNRESOLVED_OPEN, moved)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import allranks.analysis.lint as lint_package
-from allranks.analysis.lint.command_options import slurm_option
 from allranks.analysis.lint.readers import ShellReader
 from allranks.analysis.lint.shell_lexer import lex
 from allranks.analysis.lint.shell_tokens import LineIndex, MappedText
@@ -119,35 +118,12 @@ def test_truncated_text_is_told_with_its_place() -> None:
         assert what in trouble[1]
 
 
-def test_unset_takes_a_value_away() -> None:
-    assert [a.removed for a in read("A=1\nunset A\n").assignments] == [False, True]
-    assert programs("A=1\nunset A\necho $A\n")[-1] == ([], "echo", ["$A"])
-
-
-def test_loops_and_functions_end_where_they_end() -> None:
-    calls = read(
-        "for i in 1; do a; done\nb\nf() {\n c\n { d; }\n}\ne\nfunction g { h; }\ni\nwhile true; do j; done; k\n"
-    ).calls
-    assert [c.program for c in calls if c.in_loop] == ["a", "j"]
-    assert [c.program for c in calls if c.in_function] == ["c", "d", "h"]
-
-
 def test_conditions_and_operators_around_a_command() -> None:
     calls = {c.program: c for c in read("if a; then b || c; fi\n! d\ne | f 2>&1 | g &\n").calls}
     assert {p for p, c in calls.items() if c.tested} == {"a", "d"}
     assert (calls["b"].after, calls["c"].before) == ("||", "||")
     assert (calls["e"].after, calls["f"].before, calls["g"].after) == ("|", "|", "&")
     assert calls["f"].args == ()
-
-
-def test_short_options_of_srun_in_one_word_and_a_step_of_several_parts() -> None:
-    assert [slurm_option(word) for word in ("-lu", "-K1", "-n4", "-n")] == [
-        ("label", None, False),
-        ("kill-on-bad-exit", "1", False),
-        ("ntasks", "4", False),
-        ("ntasks", None, True),
-    ]
-    assert programs("srun -n1 : -n2 ls x\n")[-1] == (["srun"], "ls", ["x"])
 
 
 def test_options_of_python_before_the_module() -> None:
@@ -197,15 +173,6 @@ def test_what_a_nested_shell_or_a_single_command_sets_stays_there() -> None:
     assert programs("A=1\nbash -c 'A=2'\necho $A\n")[-1][2] == ["1"]
     assert programs("A=1 ls\necho $A\n")[-1][2] == ["$A"]
     assert programs("i=1\nfor i in a b; do ls; done\necho $i\n")[-1][2] == ["$i"]
-
-
-def test_a_variable_that_was_exported_stays_so() -> None:
-    assert [a.exported for a in read("export A=1\nA=2\nB=1\nB=2\n").assignments] == [True, True, False, False]
-
-
-def test_what_cannot_be_computed_here_is_left_as_it_is_written() -> None:
-    assert values("A=xy\nB=${A#x}\n")["B"] == "${A#x}"
-    assert values('a=(x y)\nB="${a[7]}"\n')["B"] == ""
 
 
 def test_quotes_within_what_is_not_known_here_are_no_trouble() -> None:

@@ -82,15 +82,6 @@ def test_placeholders_are_reported_once_and_silence_their_lines(tmp_path: Path) 
     assert "<account> (line 2), {{ $nodes }} (line 3)" in report.findings[0].message
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.line][::5])
-def test_every_finding_says_all(tmp_path: Path, case: tuple[str, int, str, str]) -> None:
-    for finding in lint_text(tmp_path, case[3]).findings:
-        assert finding.message and finding.why and finding.cure and finding.source, finding
-        assert finding.severity in ("error", "warning", "note")
-        assert finding.text in case[3] or finding.id == "secret-in-script", "only secrets are redacted"
-        assert finding.column >= 1
-
-
 def test_rules_in_brackets_are_ignored(tmp_path: Path) -> None:
     line = "export NCCL_P2P_DISABLE=1"
     for text in (

@@ -77,15 +77,6 @@ def test_archives_in_a_row_are_one_log(tmp_path: Path, pack) -> None:
     assert found.findings[0].evidence[0].line == 6
 
 
-def test_an_archive_with_a_damaged_part_is_read_up_to_there(tmp_path: Path) -> None:
-    noise = random.Random(0).randbytes(100_000).hex().encode()
-    packed = bytearray(gzip.compress(OOM + noise))
-    packed[80_000:80_100] = bytes(100)
-    (tmp_path / "a.log").write_bytes(packed)
-    found = diagnose([tmp_path])
-    assert _ids(found) == ["cuda_oom"] and "damaged" in found.problems[0].text
-
-
 def test_binary_and_empty_files_are_said(tmp_path: Path) -> None:
     (tmp_path / "core.1").write_bytes(b"\x7fELF" + os.urandom(4000))
     (tmp_path / "noise.log").write_bytes(os.urandom(40000))
@@ -187,16 +178,6 @@ def test_ranks_that_write_into_one_file_are_told_apart(tmp_path: Path) -> None:
     assert found["application_error"].rank == 1
 
 
-def test_file_that_may_not_be_read_is_said(tmp_path: Path) -> None:
-    secret = tmp_path / "closed.log"
-    secret.write_bytes(OOM)
-    secret.chmod(0)
-    if os.access(secret, os.R_OK):
-        pytest.skip("this user may read every file")
-    found = diagnose([tmp_path])
-    assert "cannot be read" in found.problems[0].text
-
-
 def test_absent_path_is_the_callers_mistake(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no such file"):
         diagnose([tmp_path / "nowhere"])
@@ -252,18 +233,6 @@ def test_endless_line_is_read_in_bounded_memory(tmp_path: Path) -> None:
     assert peak < 8 << 20
 
 
-@pytest.mark.parametrize("twice", [False, True], ids=["no two lines alike", "each line twice"])
-def test_what_tells_is_found_among_lines_unlike_each_other(tmp_path: Path, twice: bool) -> None:
-    """New forms of lines are searched many at a time: the one that tells is not lost among them, nor its number."""
-    rng = random.Random(2)
-    lines = [" ".join("".join(rng.choices("abcdefghij", k=9)) for _ in range(6)) for _ in range(2000)]
-    lines = [line for line in lines for _ in range(1 + twice)]
-    lines[700:700] = [OOM.decode().rstrip(), "ModuleNotFoundError: No module named 'peft'"]
-    (tmp_path / "a.log").write_text("\n".join(lines) + "\n")
-    found = {f.id: f.evidence[0].line for f in diagnose([tmp_path]).findings}
-    assert found == {"cuda_oom": 701, "library_missing": 702}
-
-
 def test_many_different_lines_are_read_in_bounded_memory(tmp_path: Path) -> None:
     import tracemalloc
 
@@ -314,25 +283,6 @@ def test_any_bytes_are_survived(tmp_path: Path, pieces: list[bytes], end: bytes)
     (tmp_path / "a.log").write_bytes(end.join(pieces))
     done = CliRunner().invoke(diagnose_command, [str(tmp_path), "--json"], standalone_mode=False)
     assert done.exception is None, done.exception
-
-
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.sampled_from(sorted(set(CATALOGUE) - {"application_error"})),
-    st.integers(0, 4000),
-    st.randoms(use_true_random=False),
-)
-def test_cause_is_found_among_healthy_lines_of_any_number(
-    tmp_path: Path, name: str, number: int, rng: random.Random
-) -> None:
-    """Where a message stands in a file does not matter, as long as the job does not go on after it."""
-    lines = [
-        f"INFO rank {rng.randrange(8)} read shard {rng.randrange(999)} in {rng.random():.3f} s" for _ in range(number)
-    ]
-    (tmp_path / "a.log").write_text("\n".join([*lines, CATALOGUE[name].example]) + "\n")
-    finding = diagnose([tmp_path]).findings[0]
-    assert finding.id == name
-    assert finding.evidence[0].line == number + 1
 
 
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])

@@ -59,13 +59,6 @@ def test_only_the_host_that_nothing_compares_is_unsure(tmp_path: Path) -> None:
     assert "node-c" in found.clocks.note
 
 
-def test_one_host_needs_no_comparison(tmp_path: Path) -> None:
-    (tmp_path / "node-a.rank0.log").write_text(_log(0, 100, DISK))
-    (tmp_path / "node-a.rank1.log").write_text(_log(0, 97, DEVICE))
-    clocks = diagnose([tmp_path]).clocks
-    assert (clocks.offsets_s, clocks.unknown, clocks.note) == ({}, [], "")
-
-
 def test_steps_that_ranks_do_not_end_together_tell_nothing(tmp_path: Path) -> None:
     """Without exchange, ranks drift apart: that is no difference of clocks."""
     (tmp_path / "node-a.rank0.log").write_text(_log(0, 100, DISK))

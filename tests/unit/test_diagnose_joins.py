@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from allranks.analysis.diagnose import Diagnosis, diagnose
-from allranks.analysis.diagnose.lines import in_year_of, parse_line, timestamp_of
-from allranks.analysis.diagnose.records import DiagnosisCase, FileScan, LogSignal, sort_by_time
-from tests.unit.test_diagnose_judge import LOST, STATUS, watchdog
+from allranks.analysis.diagnose.lines import in_year_of, timestamp_of
+from tests.unit.test_diagnose_judge import LOST, watchdog
 
 DEVICE = "RuntimeError: CUDA error: invalid device ordinal"
 DISK = "OSError: [Errno 28] No space left on device: 'x'"
@@ -63,48 +62,6 @@ def test_where_a_rank_ran_may_stand_in_another_file(tmp_path: Path) -> None:
     assert first(tmp_path, files) == ("invalid_device", 2, "10.0.0.7")
 
 
-def test_labels_of_tasks_are_taken_off_only_where_most_lines_have_one() -> None:
-    assert parse_line("2: step 5", labelled=True).task == 2
-    assert parse_line("2: step 5", labelled=False).task is None
-    assert parse_line("2: step 5", labelled=False).text == "2: step 5"
-
-
-def test_a_tasks_label_hides_no_rank(tmp_path: Path) -> None:
-    text = "\n".join(f"{task}: [rank{task}]: working" for task in range(3))
-    assert first(tmp_path, {"job.out": f"{text}\n3: [rank3]: {DEVICE}"}) == ("invalid_device", 3, None)
-
-
-def signal(file: int, line: int, time: float | None, rank: int | None = None) -> LogSignal:
-    return LogSignal(
-        kind="class", owner="x", rule=0, weight=0.9, passing=False, file=file, line=line, time=time, rank=rank, local=None, task=None,
-        host=None, text="x",
-    )  # fmt: skip
-
-
-def test_order_is_by_time_only_where_all_have_one_that_compares() -> None:
-    year = datetime(2025, 3, 1, tzinfo=UTC).timestamp()
-    none = datetime(2000, 3, 1, tzinfo=UTC).timestamp()
-    a, b = signal(0, 5, year + 9), signal(1, 2, year)
-    assert sort_by_time([a, b]) == [b, a]
-    assert sort_by_time([a, signal(1, 2, none)]) == [a, signal(1, 2, none)]
-    assert sort_by_time([a, signal(1, 2, None)]) == [a, signal(1, 2, None)]
-
-
-def test_a_candidate_only_grows() -> None:
-    case = DiagnosisCase(["a.log"], [FileScan(file=0)])
-    case.propose("x", 0.9, [signal(0, 1, None)], cause="one")
-    found = case.propose("x", 0.5, [signal(0, 1, None), signal(0, 2, None)])
-    assert (found.score, [s.line for s in found.signals], found.cause) == (0.9, [1, 2], "one")
-
-
-@pytest.mark.parametrize(
-    ("name", "ranks", "rank"),
-    [("job.out", [0, 1], None), ("job.out", [3], 3), ("n1.rank2.log", [0, 1], 2), ("job.out", [], None)],
-)
-def test_the_rank_of_a_file(name: str, ranks: list[int], rank: int | None) -> None:
-    assert DiagnosisCase([name], [FileScan(file=0, ranks=ranks)]).file_rank(0) == rank
-
-
 def test_the_worlds_size_is_the_largest_that_is_believable(tmp_path: Path) -> None:
     comm = "n1:7:7 [0] NCCL INFO ncclCommInitRank comm 0x{n} rank 0 nranks {n} cudaDev 0"
     text = "\n".join([comm.format(n=2), comm.format(n=8), "world_size: 99999999"])
@@ -117,8 +74,92 @@ def test_a_warning_that_comes_again_after_the_last_step_was_not_survived(tmp_pat
     assert (ids(found), found.benign, found.findings[0].count) == (["rendezvous_unreachable"], [], 2)
 
 
-def test_a_failure_that_no_program_recovers_from_stays_one_whatever_others_write_after_it(tmp_path: Path) -> None:
-    assert ids(of(tmp_path, {"a.log": f"[rank1]: {DEVICE}\n[rank0]: step 3/9 loss 2.0"})) == ["invalid_device"]
+def oom(more: str = "", *, want: str = "1.00 GiB", free: str = "") -> str:
+    tail = f" GPU 0 has a total capacity of 79.10 GiB of which {free} is free." if free else ""
+    return f"{more}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {want}.{tail}"
+
+
+CANCELLED = "slurmstepd: error: *** STEP 9.0 ON n1 CANCELLED AT 2025-02-04T03:05:00 ***"
+PREEMPTED = "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2025-02-04T03:05:00 DUE TO PREEMPTION ***"
+CRASH = "  exitcode  : -11 (pid: 7)\n  traceback : Signal 11 (SIGSEGV) received by PID 7"
+AWAY = "[rank1]: torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (n1, 1)."
+BARE = "RuntimeError: NCCL communicator: something"
+OPTIMIZER = '  File "/v/torch/optim/adamw.py", line 5, in _multi_tensor_adamw'
+BARRIER = '  File "/v/torch/distributed/distributed_c10d.py", line 3, in barrier'
+HOST_OOM = "RuntimeError: [enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+SPARE, NONE_FREE = oom(want="20.00 MiB", free="71.00 GiB"), oom(want="20.00 MiB", free="10.00 MiB")
+SAVES = '[rank{}]:   File "/code/x.py", line 3, in save_checkpoint'
+WRAPPED = (
+    "[rank{r}]:[E204 03:04:05.000001 ProcessGroupNCCL.cpp:632] [Rank {r}] Watchdog caught collective operation timeout:\n"
+    "[rank{r}]: WorkNCCL(SeqNum=900, OpType={op}, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600011 milliseconds before timing out."
+)
+MAY_INDICATE = "[rank2]: This may indicate a possible application crash on rank {} or a network set up issue."
+SOCKET, SECOND = (f"n{n}:7:7 [0] NCCL INFO Using network Socket" for n in (1, 2))
+NO_IB = "n1:7:7 [0] NCCL INFO NET/IB : No device found."
+WANTS_IB = "n1:7:7 [0] NCCL INFO NCCL_IB_HCA set by environment to mlx5_0."
+WANTS_ETH = "n1:7:7 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth0."
+BRIDGE, BRIDGE_2 = (f"n{n}:7:7 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>" for n in (1, 2))
+READY = "n1:7:7 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE"
+
+
+@pytest.mark.parametrize(
+    ("lines", "named", "rank", "says"),
+    [
+        # how causes weigh against each other
+        ([DEVICE, "srun: error: n2: task 5: Exited with exit code 1"], ["invalid_device"], 5, ""),
+        ([f"[rank1]: {DEVICE}", "[rank0]: step 3/9 loss 2.0"], ["invalid_device"], 1, ""),
+        ([LOST, "Failed to initialize NVML"], ["no_gpu"], None, ""),
+        ([f"[rank0]: {LOST}", "[rank1]: KeyError: 'labels'"], ["application_error"], 1, "labels"),
+        ([AWAY], ["rendezvous_unreachable"], 1, ""),
+        ([AWAY, "[rank0]: bind: Address already in use"], ["port_in_use"], 0, ""),
+        ([PREEMPTED, CANCELLED], ["slurm_preempted"], None, ""),
+        ([watchdog(0), CRASH], ["rank_died"], None, ""),
+        ([DEVICE, "[rank1]: KeyError: 'labels'"], ["invalid_device", "application_error"], None, ""),
+        (["KeyError: 'labels'", *(f"step {n}/9 loss 1.0" for n in (2, 3, 4))], [], None, ""),
+        (["step 2/9 loss 1.0", "KeyError: 'labels'"], ["application_error"], None, ""),
+        ([BARE], ["collective_hang"], None, "does not say why"),
+        ([BARE, DEVICE], ["invalid_device"], None, ""),
+        (["misc/ibvwrap.cc:7 ibv_modify_qp failed"], [], None, ""),
+        ([MAY_INDICATE.format(1)], ["peer_died_first"], 1, "rank 1 disconnected"),
+        (["[rank1]: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d"], ["peer_died_first"], 0, ""),
+        ([*(f"{r}: [rank{r}]: working" for r in range(3)), f"3: [rank3]: {DEVICE}"], ["invalid_device"], 3, ""),
+        # collectives that timed out
+        ([WRAPPED.format(r=0, op="ALLREDUCE"), WRAPPED.format(r=1, op="BROADCAST")], ["collective_mismatch"], 0, ""),
+        ([watchdog(r, op="ALLTOALL", size=10 + r) for r in (0, 1)], ["collective_hang"], None, ""),
+        ([watchdog(r, op="COALESCED", size=10 + r) for r in (0, 1)], ["collective_hang"], None, ""),
+        ([watchdog(r, op="ALLGATHER", size=10 + r) for r in (0, 1)], ["collective_mismatch"], 0, "rank 0: 10, rank 1: 11"),
+        ([watchdog(0, seq=901), watchdog(1, op="BROADCAST"), watchdog(2, seq=901)], ["collective_mismatch"], 1, ""),
+        ([watchdog(0, seq=500), watchdog(0, seq=700, op="BROADCAST")], ["collective_mismatch"], 0, "several groups at once"),
+        ([watchdog(0), watchdog(1), SAVES.format(0), SAVES.format(1)], ["checkpoint_collective"], None, ""),
+        # memory
+        (["[rank0]: optimizer.step()", oom("[rank0]: ")], ["cuda_oom_optimizer_step"], 0, ""),
+        (["[rank1]: optimizer.step()", oom("[rank0]: ")], ["cuda_oom"], 0, ""),
+        ([oom(want="20.00 MiB", free="500.00 MiB")], ["cuda_oom"], None, ""),
+        ([SPARE, NONE_FREE], ["cuda_oom"], None, ""),
+        ([BARRIER, "RuntimeError: CUDA error: out of memory"], ["gpu_hardware_fault", "cuda_oom"], None, "first operation"),
+        ([OPTIMIZER, HOST_OOM], ["host_oom"], None, "optimizer's step"),
+        ([OPTIMIZER, "ValueError: a", *["quiet"] * 80, "step 7/9 loss 2.0", oom()], ["cuda_oom", "application_error"], None, ""),
+        ([OPTIMIZER, *["quiet"] * 250, oom()], ["cuda_oom"], None, ""),
+        ([f"{r}: {line}" for r in (0, 1) for line in (OPTIMIZER, oom())], ["cuda_oom_optimizer_step"], None, ""),
+        # the path of the data
+        (["n1:7:7 [0] NCCL WARN Call to ibv_open_device failed", SOCKET], ["silent_socket_fallback"], None, ""),
+        ([WANTS_IB, NO_IB, SOCKET], [], None, ""),  # one node, and nothing that broke
+        ([WANTS_ETH, NO_IB, SOCKET, SECOND], [], None, ""),  # nobody asked for RDMA
+        ([WANTS_IB, SOCKET, SECOND], [], None, ""),  # it was not missing
+        ([WANTS_IB, NO_IB, SOCKET, SECOND], ["silent_socket_fallback"], None, ""),
+        ([BRIDGE, BRIDGE_2], ["wrong_interface"], None, ""),
+        ([BRIDGE, BRIDGE_2, READY], [], None, ""),
+        ([BRIDGE], [], None, ""),
+    ],
+)  # fmt: skip
+def test_what_lines_name_together(
+    tmp_path: Path, lines: list[str], named: list[str], rank: int | None, says: str
+) -> None:
+    diagnosis = of(tmp_path, {"a.log": "\n".join(lines)})
+    assert ids(diagnosis) == named
+    if named:
+        assert diagnosis.findings[0].rank == rank
+        assert says in diagnosis.findings[0].cause
 
 
 @pytest.mark.parametrize(
@@ -166,20 +207,6 @@ def test_the_agents_table_names_the_rank_and_only_its_own_lines_count(tmp_path: 
     assert (found.unexplained.emitter, found.unexplained.rank, found.unexplained.host) == ("launcher", 13, "node-d")
 
 
-@pytest.mark.parametrize("how", ["Exited with exit code 1", "Exited with exit code 17"])
-def test_of_ends_that_srun_reports_the_terminated_ones_are_not_the_first(tmp_path: Path, how: str) -> None:
-    text = f"srun: error: n1: tasks 0-3: Terminated\nsrun: error: n2: task 5: {how}"
-    found = of(tmp_path, {"a.out": text})
-    assert (found.verdict, ids(found)) == ("unexplained", [])
-    assert found.unexplained is not None
-    assert (found.unexplained.emitter, found.unexplained.rank, found.unexplained.host) == ("slurm_client", 5, "n2")
-
-
-def test_an_exit_code_says_nothing_more_where_the_error_itself_is_told(tmp_path: Path) -> None:
-    text = f"{DEVICE}\nsrun: error: n2: task 5: Exited with exit code 1"
-    assert ids(of(tmp_path, {"a.out": text})) == ["invalid_device"]
-
-
 def ends(*rows: tuple[int, int, float]) -> str:
     failed = [{"rank": r, "host": f"n{r}", "pid": 9 + r, "exitcode": c, "time": t} for r, c, t in rows]
     return json.dumps({"host": "n1", "attempt": 1, "failed": failed}, indent=2)
@@ -191,11 +218,6 @@ def test_of_ends_that_a_node_noted_the_first_in_time_counts(tmp_path: Path) -> N
     assert first(tmp_path, files) == ("host_oom", 2, "n2")
     nobodys = {"job.out": DEVICE, "n1.exit.json": ends((1, 1, 1.7e9 + 5), (2, 1, 1.7e9), (0, -15, 1.7e9 - 5))}
     assert first(tmp_path / "nobodys", nobodys) == ("invalid_device", 2, "n2"), "it is of whoever ended first"
-
-
-def test_an_end_that_names_a_cause_is_that_of_its_own_rank(tmp_path: Path) -> None:
-    """Not of the one that ended first."""
-    assert first(tmp_path, {"n1.exit.json": ends((1, 1, 1.7e9), (2, -9, 1.7e9 + 5))}) == ("host_oom", 2, "n2")
 
 
 def test_ranks_that_an_agent_stopped_and_that_saved_have_not_failed(tmp_path: Path) -> None:
@@ -336,26 +358,6 @@ def test_a_rank_that_ended_itself_without_a_word_is_named_before_those_that_miss
     assert "exit code 7" not in of(tmp_path, files).findings[0].cause  # it said why
 
 
-@pytest.mark.parametrize(
-    ("line", "rank", "host"),
-    [
-        (
-            "[rank1]: DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store",
-            0,
-            None,
-        ),
-        ("[rank1]: Connection closed by remote peer n7<4711>", None, "n7"),
-    ],
-)
-def test_echoes_that_name_whom_they_echo(tmp_path: Path, line: str, rank: int | None, host: str | None) -> None:
-    found = of(tmp_path, {"a.log": line})
-    if ids(found) == ["peer_died_first"]:
-        assert (found.findings[0].rank, found.findings[0].host) == (rank, host)
-    else:
-        assert "peer_died_first" not in ids(found), found.findings
-        pytest.fail(f"{ids(found)}")
-
-
 def test_addresses_of_lost_peers_name_one_host_or_none(tmp_path: Path) -> None:
     lost = [LOST.replace("127.0.0.1", a) for a in ("10.7.0.12", "10.7.0.13")]
     found = of(tmp_path, {"n1.rank0.log": lost[0], "n3.rank2.log": lost[1]})
@@ -365,82 +367,6 @@ def test_addresses_of_lost_peers_name_one_host_or_none(tmp_path: Path) -> None:
     assert "10.7.0.12" in same.findings[0].cause
     own = of(tmp_path, {"n1.rank0.log": LOST, "n3.rank2.log": LOST})
     assert "127.0.0.1" not in own.findings[0].cause
-
-
-def test_of_several_silent_ranks_none_is_named(tmp_path: Path) -> None:
-    files = {"n1.rank0.log": LOST, "n1.rank1.log": "step 1 loss 2.0", "n1.rank2.log": "step 1 loss 2.0"}
-    assert first(tmp_path, files)[:2] != ("peer_died_first", 1)
-
-
-def test_an_echo_is_a_finding_only_where_nothing_else_is(tmp_path: Path) -> None:
-    assert ids(of(tmp_path, {"a.rank0.log": LOST})) == ["peer_died_first"]
-    assert ids(of(tmp_path, {"a.rank1.log": "KeyError: 'labels'"})) == ["application_error"]
-
-
-def test_beside_an_echo_a_cause_that_only_fits_stands_alone(tmp_path: Path) -> None:
-    assert ids(of(tmp_path, {"a.log": f"{LOST}\nFailed to initialize NVML"})) == ["no_gpu"]
-
-
-def test_an_echo_that_names_its_own_rank_names_nobody(tmp_path: Path) -> None:
-    line = "[rank2]: This may indicate a possible application crash on rank 2 or a network set up issue."
-    (finding,) = of(tmp_path, {"a.log": line}).findings
-    assert (finding.id, "rank 2 disconnected" in finding.cause) == ("peer_died_first", False)
-    other = of(tmp_path, {"a.log": line.replace("rank 2 or", "rank 1 or")}).findings[0]
-    assert (other.rank, "rank 1 disconnected" in other.cause) == (1, True)
-
-
-def test_a_port_in_use_explains_that_others_do_not_reach_it(tmp_path: Path) -> None:
-    away = "[rank1]: torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (n1, 29400)."
-    assert ids(of(tmp_path, {"b.log": away})) == ["rendezvous_unreachable"]
-    assert ids(of(tmp_path, {"a.log": "[rank0]: bind: Address already in use"})) == ["port_in_use"]
-
-
-def test_a_special_cause_explains_the_general_one(tmp_path: Path) -> None:
-    preempted = "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2025-02-04T03:05:00 DUE TO PREEMPTION ***"
-    cancelled = "slurmstepd: error: *** STEP 9.0 ON n1 CANCELLED AT 2025-02-04T03:05:00 ***"
-    assert ids(of(tmp_path, {"a.log": f"{preempted}\n{cancelled}"})) == ["slurm_preempted"]
-
-
-def test_a_crash_of_its_own_is_no_abort_of_the_watchdog(tmp_path: Path) -> None:
-    crash = "  exitcode  : -11 (pid: 7)\n  traceback : Signal 11 (SIGSEGV) received by PID 7"
-    found = of(tmp_path, {"a.log": f"{watchdog(0)}\n{crash}"})
-    assert "rank_died" in ids(found)
-
-
-def test_an_error_of_the_programs_own_stands_behind_a_cause_that_names_itself(tmp_path: Path) -> None:
-    found = of(tmp_path, {"a.rank0.log": DEVICE, "a.rank1.log": "KeyError: 'labels'"})
-    assert ids(found) == ["invalid_device", "application_error"]
-    assert found.findings[1].confidence <= found.findings[0].confidence - 0.1 + 1e-9
-
-
-def test_an_error_after_which_training_went_on_is_none(tmp_path: Path) -> None:
-    assert (
-        ids(of(tmp_path, {"a.log": "KeyError: 'labels'\nstep 2/9 loss 1.0\nstep 3/9 loss 1.0\nstep 4/9 loss 1.0"}))
-        == []
-    )
-    assert ids(of(tmp_path, {"a.log": "step 2/9 loss 1.0\nKeyError: 'labels'"})) == ["application_error"]
-
-
-def test_a_bare_error_of_communication_abstains(tmp_path: Path) -> None:
-    bare = "RuntimeError: NCCL communicator: something"
-    found = of(tmp_path, {"a.log": bare})
-    assert ids(found) == ["collective_hang"]
-    assert "does not say why" in found.findings[0].cause
-    assert ids(of(tmp_path, {"a.log": f"{bare}\n{DEVICE}"})) == ["invalid_device"]
-
-
-def test_a_message_that_names_no_class_but_hints_is_no_finding_alone(tmp_path: Path) -> None:
-    """Nor does it hide that a process ended with an error of its own."""
-    hint = "misc/ibvwrap.cc:7 ibv_modify_qp failed"
-    assert ids(of(tmp_path, {"a.log": hint})) == []
-    ended = "srun: error: n2: task 5: Exited with exit code 1"
-    found = of(tmp_path, {"a.log": f"{hint}\n{ended}"})
-    assert (found.verdict, ids(found)) == ("unexplained", [])
-
-
-def test_lines_that_several_rules_match_are_counted_once(tmp_path: Path) -> None:
-    text = "\n".join(["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB"] * 5)
-    assert of(tmp_path, {"a.log": text}).findings[0].count == 5
 
 
 def test_a_warning_that_names_a_failure_is_no_harmless_one(tmp_path: Path) -> None:
@@ -453,82 +379,10 @@ def test_a_warning_that_names_a_failure_is_no_harmless_one(tmp_path: Path) -> No
     assert (ids(often), often.benign[0].count) == ([], 10)
 
 
-def test_a_failure_that_names_a_step_is_no_progress(tmp_path: Path) -> None:
-    assert not of(tmp_path, {"a.log": f"{DEVICE} at step 5, loss 2.0"}).health.progressed
-
-
-OPTIMIZER = '  File "/v/torch/optim/adamw.py", line 5, in _multi_tensor_adamw'
-
-
-@pytest.mark.parametrize(
-    ("between", "kind"),
-    [
-        ("", "cuda_oom_optimizer_step"),
-        ("ValueError: a\n" + "quiet\n" * 80 + "step 7/9 loss 2.0\n", "cuda_oom"),  # the frames were that error's
-        ("quiet\n" * 250, "cuda_oom"),  # too far away
-    ],
-)
-def test_frames_belong_to_the_next_error_and_to_no_later_one(tmp_path: Path, between: str, kind: str) -> None:
-    assert ids(of(tmp_path, {"a.log": f"{OPTIMIZER}\n{between}{oom()}"}))[0] == kind
-    labelled = "\n".join(f"{r}: {line}" for r in (0, 1) for line in (OPTIMIZER, oom()))
-    assert ids(of(tmp_path, {"a.log": labelled})) == ["cuda_oom_optimizer_step"]
-
-
 def test_many_lines_of_one_rank_crowd_out_no_other(tmp_path: Path) -> None:
     lines = [f"[rank0]: 2025-02-04 10:00:09 {DEVICE}"] * 200 + [f"[rank1]: 2025-02-04 10:00:01 {DEVICE}"]
     finding = of(tmp_path, {"a.log": "\n".join(lines)}).findings[0]
     assert (finding.rank, finding.count) == (1, 201)
-
-
-def test_the_last_step_of_a_log_is_compared_too(tmp_path: Path) -> None:
-    def told(ahead: int, steps: range) -> str:
-        lines = [f"[2025-02-04 10:00:{n + ahead:02d},000] step {n} loss 2.0" for n in steps]
-        return "\n".join([*lines, f"[2025-02-04 10:00:{50 + ahead // 9:02d},000] {DEVICE}"])
-
-    files = {"node-a.rank0.log": told(0, range(1, 6)), "node-b.rank1.log": told(9, range(5, 6))}
-    assert of(tmp_path, files).clocks.offsets_s == {"node-b": 9.0}
-
-
-def test_lines_behind_a_progress_bar_keep_their_numbers(tmp_path: Path) -> None:
-    bar = "".join(f"\r {i}%|##   | {i}/100" for i in range(50))
-    found = of(tmp_path, {"a.log": f"begin\n{bar}\nquiet\n{DEVICE}"})
-    assert found.findings[0].evidence[0].line == 4
-
-
-def test_a_host_with_several_ranks_names_none_of_them(tmp_path: Path) -> None:
-    files = {f"n2.rank{r}.log": "step 3 loss 0.2" for r in (2, 3)} | {f"n2.rank{r}.stack": "x" for r in (2, 3)}
-    files["slurm.log"] = "\n".join(
-        [*(f"n2: [Rank {r}] step 1 loss 2.0" for r in (2, 3)), "srun: error: Node failure on n2"]
-    )
-    assert first(tmp_path, files) == ("node_unhealthy", None, "n2")
-
-
-# Collectives that timed out
-
-
-def test_a_report_that_is_wrapped_is_read_from_its_next_line(tmp_path: Path) -> None:
-    head = "[rank{r}]:[E204 03:04:05.000001 ProcessGroupNCCL.cpp:632] [Rank {r}] Watchdog caught collective operation timeout:"
-    work = "[rank{r}]: WorkNCCL(SeqNum=900, OpType={op}, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600011 milliseconds before timing out."
-    rows = [t.format(r=r, op=op) for r, op in ((0, "ALLREDUCE"), (1, "BROADCAST")) for t in (head, work)]
-    assert ids(of(tmp_path, {"a.log": "\n".join(rows)}))[0] == "collective_mismatch"
-
-
-@pytest.mark.parametrize("op", ["ALLTOALL_BASE", "ALLTOALL", "COALESCED"])
-def test_unequal_sizes_are_no_mismatch_where_they_are_allowed(tmp_path: Path, op: str) -> None:
-    text = "\n".join(watchdog(r, op=op, size=10 + r) for r in (0, 1))
-    assert "collective_mismatch" not in ids(of(tmp_path, {"a.log": text}))
-
-
-@pytest.mark.parametrize("op", ["ALLGATHER", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE", "BROADCAST"])
-def test_unequal_sizes_are_a_mismatch_where_they_must_be_equal(tmp_path: Path, op: str) -> None:
-    text = "\n".join(watchdog(r, op=op, size=10 + r) for r in (0, 1))
-    (finding, *_) = of(tmp_path, {"a.log": text}).findings
-    assert finding.id == "collective_mismatch" and "rank 0: 10, rank 1: 11" in finding.cause
-
-
-def test_the_rank_that_is_behind_is_named(tmp_path: Path) -> None:
-    text = "\n".join([watchdog(0, seq=901), watchdog(1, seq=900, op="BROADCAST"), watchdog(2, seq=901)])
-    assert first(tmp_path, {"a.log": text})[:2] == ("collective_mismatch", 1)
 
 
 @pytest.mark.parametrize(
@@ -545,30 +399,6 @@ def test_frames_tell_what_the_rank_was_doing(tmp_path: Path, frame: str, kind: s
     found = of(tmp_path, {"a.log": "\n".join([watchdog(1), *lines, watchdog(0)])})
     assert kind in ids(found) or (kind == "dataloader_hang" and not last), ids(found)
     assert kind != "collective_hang" or ids(found) == [kind]
-
-
-def test_frames_at_the_end_of_a_log_that_was_cut_off_count(tmp_path: Path) -> None:
-    frame = '[rank{}]:   File "/code/x.py", line 3, in save_checkpoint'
-    lines = [watchdog(0), watchdog(1), *(frame.format(r) for r in (0, 1))]
-    assert ids(of(tmp_path, {"a.log": "\n".join(lines)}))[0] == "checkpoint_collective"
-
-
-@pytest.mark.parametrize(
-    ("seqs", "done", "kind"), [((1, 1), -1, "first"), ((1, 7), -1, "later"), ((1, 1), 40, "later")]
-)
-def test_the_first_collective_is_called_the_first_only_if_none_had_ended(
-    tmp_path: Path, seqs: tuple[int, int], done: int, kind: str
-) -> None:
-    lines = [watchdog(r, seq=s) for r, s in enumerate(seqs)]
-    lines += [STATUS.format(rank=r, second=6, seq=s, done=done) for r, s in enumerate(seqs)]
-    assert ("first_collective_failed" in ids(of(tmp_path, {"a.log": "\n".join(lines)}))) == (kind == "first")
-
-
-def test_calls_of_two_groups_that_crossed(tmp_path: Path) -> None:
-    text = "\n".join([watchdog(0, seq=500, op="ALLREDUCE"), watchdog(0, seq=700, op="_ALLGATHER_BASE")])
-    finding = of(tmp_path, {"a.log": text}).findings[0]
-    assert (finding.id, finding.rank) == ("collective_mismatch", 0)
-    assert "several groups at once" in finding.cause
 
 
 @pytest.mark.parametrize(
@@ -599,77 +429,6 @@ def test_a_gather_tells_how_many_its_group_has(tmp_path: Path) -> None:
     assert finding.rank is None  # none of those that tell of it
 
 
-# Memory
-
-
-def oom(more: str = "", *, want: str = "1.00 GiB", free: str = "") -> str:
-    tail = f" GPU 0 has a total capacity of 79.10 GiB of which {free} is free." if free else ""
-    return f"{more}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {want}.{tail}"
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("[rank0]: optimizer.step()\n[rank0]: " + oom(), "cuda_oom_optimizer_step"),
-        ("[rank1]: optimizer.step()\n[rank0]: " + oom(), "cuda_oom"),
-        ("[rank0]: optimizer.step()\n" + "[rank0]: quiet\n" * 80 + "[rank0]: " + oom(), "cuda_oom"),
-        (oom(want="20.00 MiB", free="500.00 MiB"), "cuda_oom"),  # much more than asked for, and yet little
-    ],
-)
-def test_kinds_of_exhausted_memory(tmp_path: Path, text: str, kind: str) -> None:
-    assert ids(of(tmp_path, {"a.log": text})) == [kind]
-
-
-def test_memory_to_spare_speaks_for_the_gpu_only_if_it_always_was_to_spare(tmp_path: Path) -> None:
-    spare, none = oom(want="20.00 MiB", free="71.00 GiB"), oom(want="20.00 MiB", free="10.00 MiB")
-    assert "gpu_hardware_fault" in ids(of(tmp_path, {"a.log": spare}))
-    assert "gpu_hardware_fault" not in ids(of(tmp_path, {"a.log": f"{spare}\n{none}"}))
-
-
-def test_memory_that_ends_at_the_first_touch_is_not_the_programs_size(tmp_path: Path) -> None:
-    frame = '  File "/v/torch/distributed/distributed_c10d.py", line 3, in barrier'
-    found = of(tmp_path, {"a.log": f"{frame}\nRuntimeError: CUDA error: out of memory"})
-    assert ids(found)[0] == "gpu_hardware_fault"
-    assert "first operation" in found.findings[0].cause
-    plain = of(tmp_path, {"a.log": "RuntimeError: CUDA error: out of memory"})
-    assert ids(plain)[0] == "cuda_oom"
-
-
-def test_host_memory_that_ends_in_the_optimizer_is_told_as_that(tmp_path: Path) -> None:
-    frame = '  File "/v/torch/optim/adamw.py", line 3, in _multi_tensor_adamw'
-    error = "RuntimeError: [enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
-    finding = of(tmp_path, {"a.log": f"{frame}\n{error}"}).findings[0]
-    assert finding.id == "host_oom"
-    assert "optimizer's step" in finding.cause
-
-
-# The path of the data
-
-
-def test_a_fallback_is_told_by_what_failed_before_it(tmp_path: Path) -> None:
-    failed = "n1:7:7 [0] NCCL WARN Call to ibv_open_device failed"
-    used = "n1:7:7 [0] NCCL INFO Using network Socket"
-    assert "silent_socket_fallback" in ids(of(tmp_path, {"a.log": f"{failed}\n{used}"}))
-    none = "n1:7:7 [0] NCCL INFO NET/IB : No device found."
-    asked = "n1:7:7 [0] NCCL INFO NCCL_IB_HCA set by environment to mlx5_0."
-    second = "n2:7:7 [0] NCCL INFO Using network Socket"
-    assert ids(of(tmp_path, {"a.log": f"{asked}\n{none}\n{used}"})) == []  # one node, and nothing that broke
-    assert ids(of(tmp_path, {"a.log": f"{none}\n{used}\n{second}"})) == []  # nobody asked for RDMA
-    other = asked.replace("NCCL_IB_HCA set by environment to mlx5_0", "NCCL_SOCKET_IFNAME set by environment to eth0")
-    assert ids(of(tmp_path, {"a.log": f"{other}\n{none}\n{used}\n{second}"})) == []  # nor so
-    assert ids(of(tmp_path, {"a.log": f"{asked}\n{used}\n{second}"})) == []  # nor did it say that it found none
-    assert ids(of(tmp_path, {"a.log": f"{asked}\n{none}\n{used}\n{second}"})) == ["silent_socket_fallback"]
-
-
-def test_a_bridge_that_is_one_hosts_own_is_named_unless_it_worked(tmp_path: Path) -> None:
-    one = "n{i}:7:7 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>"
-    ready = "n1:7:7 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE"
-    both = "\n".join(one.format(i=i) for i in (1, 2))
-    assert ids(of(tmp_path, {"a.log": both})) == ["wrong_interface"]
-    assert ids(of(tmp_path, {"a.log": f"{both}\n{ready}"})) == []
-    assert ids(of(tmp_path, {"a.log": one.format(i=1)})) == []
-
-
 def test_advice_on_the_path(tmp_path: Path) -> None:
     def advice(*lines: str) -> str:
         both = [f"n{i}:7:7 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.{i}<0>" for i in (1, 2)]
@@ -685,15 +444,6 @@ def test_advice_on_the_path(tmp_path: Path) -> None:
     assert advice("NCCL version 2.27.3+cuda12.9") == ""
 
 
-def test_the_busiest_way_comes_first_and_progress_is_told(tmp_path: Path) -> None:
-    way = "n1:7:7 [0] NCCL INFO Channel 0{}/0 : 0[0] -> 1[1] via {}"
-    lines = [way.format(0, "SHM/direct/direct"), *(way.format(i, "P2P/IPC") for i in range(3))]
-    found = of(tmp_path, {"a.log": "\n".join(lines)})
-    assert list(found.health.transports) == ["P2P/IPC", "SHM/direct"]
-    assert not found.health.progressed
-    assert of(tmp_path, {"b.log": "step 1/9 loss 2.0"}).health.progressed
-
-
 def shown(found: Diagnosis, width: int = 100) -> str:
     import click
 
@@ -706,26 +456,17 @@ def test_what_a_person_is_shown(tmp_path: Path) -> None:
     causes = [DEVICE, DISK, "ModuleNotFoundError: No module named 'peft'", "bind: Address already in use", oom()]
     files = {f"n{i}.rank{i}.log": f"[2025-02-04 10:00:0{i},000] {text}" for i, text in enumerate(causes)}
     files |= {f"x{i}.log": "\x00\x01\x02\x03" * 2000 for i in range(14)}
-    files["n0.rank0.log"] += "\nFutureWarning: x is deprecated" * 3
-    found = of(tmp_path, files)
-    text = shown(found)
-    assert len(found.findings) == 5
-    assert text.count("or perhaps") == 1
-    assert "less likely: " in text
-    assert all(f.id in text for f in found.findings)
-    assert f"and {len(found.problems) - 12} more (--json has all)" in text
-    assert "(3 times)" in text
-    assert "In order of time:" in text
-    assert f"note: {found.clocks.note}" in " ".join(text.split()) or found.clocks.note.split()[0] in text
-    many = of(tmp_path / "many", {"a.log": "\n".join([f"[rank1]: {DEVICE}"] * 3)})
-    assert "rank 1 (3 such lines)" in shown(many)
-    long = of(tmp_path / "long", {"a.log": DEVICE + " y" * 250})
-    assert " ..." in shown(long, 80)
-    assert max(len(line) for line in shown(long, 80).splitlines()[1:]) <= 80  # the first is one line for a pager
-
-
-def test_the_story_tells_each_once_and_only_what_compares(tmp_path: Path) -> None:
-    lines = [f"[2025-02-04 10:00:0{i},000] [rank0]: {DEVICE}" for i in range(4)]
-    lines.append("E0204 10:00:09.000000 7 x.cc:3] [rank1]: KeyError: 'x'")
-    found = of(tmp_path, {"a.log": "\n".join(lines)})
-    assert len([line for line in found.story if "GPU that does not exist" in line]) == 1, found.story
+    files["n0.rank0.log"] += f" {'y' * 250}" + "\nFutureWarning: x is deprecated" * 3
+    diagnosis = of(tmp_path, files)
+    text = shown(diagnosis, 80)
+    assert len(diagnosis.findings) == 5 and all(f.id in text for f in diagnosis.findings)
+    for part in (
+        "or perhaps",
+        "less likely: ",
+        f"and {len(diagnosis.problems) - 12} more",
+        "(3 times)",
+        "In order of time:",
+        " ...",
+    ):
+        assert part in text, part
+    assert max(len(line) for line in text.splitlines()[1:]) <= 80  # the first is one line for a pager

@@ -75,11 +75,6 @@ def test_a_slow_rank_on_a_loaded_machine_is_named_and_the_machine_too() -> None:
     assert "n1 is overloaded" in texts[1]
 
 
-def test_a_slow_rank_on_an_idle_machine_is_named_alone() -> None:
-    texts = said({0: story(0, 0.02, 0.0, 0.0, machine_s=1.9), 1: story(1, 0.08, 0.0, 0.0, machine_s=1.9)})
-    assert len(texts) == 1 and "rank 1 on n1 is slow" in texts[0]
-
-
 def test_ranks_that_take_the_cores_from_each_other_are_told_apart_from_other_processes() -> None:
     ranks = {r: story(r, own, own - 0.02, 0.5, cpu_s=1.0, queued_s=3.0) for r, own in ((0, 0.02), (1, 0.08))}
     (text,) = said(ranks)
@@ -173,15 +168,6 @@ def test_figures_of_an_overloaded_machine_alone_are_marked_first_of_all() -> Non
     assert "All figures are those" in recommend_strategy(both, evaluate_strategies(both))[0][0]
 
 
-@pytest.mark.parametrize("taken", [None, 0.0])
-def test_a_machine_that_was_not_overloaded_or_of_which_nothing_is_known_is_not_mentioned(taken: float | None) -> None:
-    found = comparison(zero1=[repeat(taken)], zero2=[repeat(taken)])
-    rows = evaluate_strategies(found)
-    assert not any("overloaded" in text for text in (*recommend_strategy(found, rows)[0], *rows[0].marks))
-    assert rows[0].figures is not None
-    assert rows[0].figures["load"]["taken_share"] == (None if taken is None else 0.0)
-
-
 def test_the_other_rank_is_no_other_process() -> None:
     """Two ranks that fill both cores: judged one at a time, each would be disturbed by the other."""
     busy = {"host": "n1", **load(0, 0.0, 0.0, cpu_s=0.95, queued_s=0.05, machine_s=1.98)}
@@ -189,11 +175,3 @@ def test_the_other_rank_is_no_other_process() -> None:
     assert load_figures(comparison(zero1=[one]), "zero1")["disturbed"] == 0
     damaged = comparison(zero1=[{**one, "load": {"host": "n1"}}])
     assert load_figures(damaged, "zero1")["taken_share"] is None
-
-
-def test_a_profile_of_an_overloaded_machine_is_marked() -> None:
-    found = comparison(zero1=[repeat(0.0)])
-    for own in found["ranks"]:
-        own["zero1"]["verified"]["load"] = {"host": "n1", **load(0, 0.0, 0.5)}
-    (mark,) = [m for m in evaluate_strategies(found)[0].marks if "profiled" in m]
-    assert "exposed communication, idle and overlap are disturbed" in mark

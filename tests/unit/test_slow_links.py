@@ -92,12 +92,6 @@ def test_a_network_that_is_slow_everywhere_names_no_link() -> None:
     assert named(ranks) == []
 
 
-def test_all_links_of_a_node_are_named_if_its_cable_is_slow() -> None:
-    ranks = ring(busy_s=5.0)
-    ranks[2] = story(2, counters("10.0.0.0", 100, 4.0))
-    assert named(ranks) == [("n1", "n2"), ("n2", "n0")]
-
-
 def test_the_message_has_the_evidence() -> None:
     (link,) = [k for k in links_of_run(ring(busy_s=5.0, resent=2000)) if k.slow]
     text = link_message(link)

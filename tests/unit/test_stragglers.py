@@ -10,7 +10,6 @@ import pytest
 from allranks.analysis.machine_load import Lost
 from allranks.analysis.stragglers import (
     BACKWARD,
-    OPTIMIZER,
     OWN,
     WINDOW_STEPS,
     StragglerDetector,
@@ -60,32 +59,12 @@ def test_backward_passes_are_judged_by_themselves() -> None:
     assert [r.backward_s for r in untold.ranks] == [None] * 3
 
 
-def test_a_rank_whose_backward_is_not_told_in_some_steps_is_judged_by_the_others() -> None:
-    ranks = {
-        r: [{**e, "own_backward_s": 0.1 if r else 0.3} for e in events(r, 0.1) if e["event"] == "step"] for r in (0, 1)
-    }
-    for e in ranks[1][::2]:
-        del e["own_backward_s"]
-    for e in ranks[0][::2]:
-        e["own_backward_s"] = 0.1
-    pace = pace_of_run(ranks)
-    assert pace is not None
-    assert [(r.rank, r.slow_in) for r in pace.ranks] == [(0, ("own_backward_s",)), (1, ())]
-
-
 def test_uneven_batches_are_no_straggler() -> None:
     draw = random.Random(1)
     own = {r: [draw.uniform(0.06, 0.18) for _ in range(200)] for r in range(4)}
     pace = measure_pace({OWN: own}, [0.3] * 200, {})
     assert pace is not None
     assert pace.slow == []
-
-
-def test_a_slow_optimizer_is_named() -> None:
-    pace = measure_pace({OWN: EVEN, OPTIMIZER: EVEN | {1: [0.3] * 30}}, STEPS, {})
-    assert pace is not None
-    assert (pace.ranks[0].rank, pace.ranks[0].slow_in, pace.ranks[0].optimizer_relative) == (1, (OPTIMIZER,), 3.0)
-    assert "rank 1 is slow: its optimizer takes 3.0 times" in straggler_message(pace.ranks[0])
 
 
 NO_WAIT = {r: [0.0] * 30 for r in EVEN}
@@ -142,14 +121,6 @@ def test_it_is_said_once_while_the_run_goes_on_and_stands_in_the_summary() -> No
     pace = pace_of_run(ranks)
     assert pace is not None
     assert (pace.ranks[0].rank, pace.ranks[0].relative, pace.ranks[0].slow) == (1, 2.5, True)
-
-
-def test_events_without_own_time_or_of_one_rank_say_nothing() -> None:
-    assert pace_of_run({0: events(0, 0.1)}) is None
-    old = {r: [{k: v for k, v in e.items() if k != "own_s"} for e in events(r, 0.1)] for r in (0, 1)}
-    assert pace_of_run(old) is None
-    listener = StragglerDetector()
-    assert [t for e in old[0] + old[1] for t in listener.take(e)] == []
 
 
 def said(ranks: dict[int, list[dict[str, Any]]], listener: StragglerDetector) -> list[str]:
