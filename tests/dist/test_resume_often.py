@@ -20,7 +20,7 @@ from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import Background, allranks, shared_strategies, step_events, train, write_spec
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(1200)]
-KINDS = ("zero3", "deepspeed_zero3", "hf_trainer")
+KINDS = ("zero3", "deepspeed_zero3")
 """Those that save and load their state each in its own way; of all others: test_strategy_state.py."""
 NUMBERS = ("loss", "grad_norm", "lr", "tokens", "tokens_trained")
 

@@ -29,14 +29,6 @@ def burn_a_while() -> None:
 
 def slow_backward() -> None:
     """From now on backward passes that begin with a sleep, within autograd."""
-    _delay_backward(sleep_a_while)
-
-
-def burning_backward() -> None:
-    _delay_backward(burn_a_while)
-
-
-def _delay_backward(delay) -> None:
     import torch
 
     plain = torch.Tensor.backward
@@ -44,22 +36,11 @@ def _delay_backward(delay) -> None:
         return
 
     def backward(loss, *args, **more):
-        loss.register_hook(lambda gradient: delay())
+        loss.register_hook(lambda gradient: sleep_a_while())
         return plain(loss, *args, **more)
 
     backward.planted = True
     torch.Tensor.backward = backward
-
-
-def slow_optimizer() -> None:
-    _delay_optimizer(sleep_a_while)
-
-
-def _delay_optimizer(delay) -> None:
-    from torch.optim import optimizer
-
-    if not hasattr(optimizer, "planted"):
-        optimizer.planted = optimizer.register_optimizer_step_pre_hook(lambda *args: delay())
 
 
 def slow_everywhere() -> None:
