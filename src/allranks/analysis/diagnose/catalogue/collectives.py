@@ -23,39 +23,28 @@ CLASSES: tuple[FailureClass, ...] = (
         "Usual reasons: GPU peer-to-peer copies that IOMMU or PCIe ACS break, a network path that does not transfer "
         "data, a rank that is still in its setup, or one bad node.",
         fix="Find the broken pair first; then disable ACS/IOMMU on that host, or keep NCCL off that path "
-        "(NCCL_P2P_LEVEL or NCCL_P2P_DISABLE=1 "
-        "for PCIe cards, never on NVLink), or exclude the node.",
-        next_test=(
-            "allranks doctor --collectives copies and all-reduces between all pairs; or run once with "
-            "NCCL_P2P_DISABLE=1: if that works, it is P2P"
-        ),
+        "(NCCL_P2P_LEVEL or NCCL_P2P_DISABLE=1 for PCIe cards, never on NVLink), or exclude the node.",
+        next_test="allranks doctor --collectives copies and all-reduces between all pairs; or run once with "
+        "NCCL_P2P_DISABLE=1: if that works, it is P2P",
         reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
         patterns=certain(
             r"has (0|\d+) params, while rank \d+ has inconsistent 0 params",
             r"has 0 params, while rank \d+ has inconsistent \d+ params",
             r"^\s*(params, )?while rank \d+ has inconsistent 0 params",  # a message that was wrapped
         ),
-        example=(
-            "RuntimeError: DDP expects same model across all ranks, but Rank 5 has 291 params, while rank 4 has "
-            "inconsistent 0 params."
-        ),
+        example="RuntimeError: DDP expects same model across all ranks, but Rank 5 has 291 params, while rank 4 has "
+        "inconsistent 0 params.",
     ),
     FailureClass(
         id="model_differs_between_ranks",
         emitters=PROGRAM,
         title="ranks built different models",
-        cause=(
-            "Number or shapes of parameters differ between ranks, and no rank reports zero parameters: the ranks built "
-            "different models."
-        ),
-        fix=(
-            "Build the model from one configuration on every rank: same code, files, seed and library versions, and no "
-            "code that depends on the rank."
-        ),
-        next_test=(
-            "print the number and shapes of the parameters on each rank before wrapping; allranks run checks at step 0 "
-            "that the weights are equal"
-        ),
+        cause="Number or shapes of parameters differ between ranks, and no rank reports zero parameters: the ranks "
+        "built different models.",
+        fix="Build the model from one configuration on every rank: same code, files, seed and library versions, and no "
+        "code that depends on the rank.",
+        next_test="print the number and shapes of the parameters on each rank before wrapping; allranks run checks at "
+        "step 0 that the weights are equal",
         reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
         patterns=certain(
             r"has [1-9]\d* params, while rank \d+ has inconsistent [1-9]\d* params",
@@ -67,26 +56,19 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(weights|parameters) (differ|are not equal|are different) (between|across|on) (all |the )?ranks",
             r"ranks? .{0,40}different (number|count|set)s? of (model )?param",
         ),
-        example=(
-            "RuntimeError: params[2] in this process with sizes [1024, 512] appears not to match sizes of the same "
-            "param in process 0."
-        ),
+        example="RuntimeError: params[2] in this process with sizes [1024, 512] appears not to match sizes of the same "
+        "param in process 0.",
     ),
     FailureClass(
         id="collective_mismatch",
         emitters=PROGRAM,
         title="ranks are in different collectives",
         cause="The ranks do not make the same calls in the same order: a branch on the rank, a call on rank 0 alone, "
-        "an early stop on only some "
-        "ranks, or an uneven number of batches.",
-        fix=(
-            "Make every collective call on every rank: no collective inside `if rank == 0`, stop all ranks at the same "
-            "step, equal batches per rank (drop_last, or Join)."
-        ),
-        next_test=(
-            "run with TORCH_DISTRIBUTED_DEBUG=DETAIL, which prints the two calls; or compare the ranks' "
-            "flight-recorder dumps"
-        ),
+        "an early stop on only some ranks, or an uneven number of batches.",
+        fix="Make every collective call on every rank: no collective inside `if rank == 0`, stop all ranks at the same "
+        "step, equal batches per rank (drop_last, or Join).",
+        next_test="run with TORCH_DISTRIBUTED_DEBUG=DETAIL, which prints the two calls; or compare the ranks' "
+        "flight-recorder dumps",
         reference="https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications",
         patterns=certain(
             r"Detected mismatch between collectives on ranks",
@@ -109,25 +91,19 @@ CLASSES: tuple[FailureClass, ...] = (
         + possible(
             r"(barrier|broadcast|allreduce|all_reduce|allgather|all_gather|collective).{0,60}(only|just) (by|on|from) (rank ?0|some ranks|the main process)"
         ),
-        example=(
-            "RuntimeError: Detected mismatch between collectives on ranks. Rank 2 is running ALLREDUCE, but Rank 0 is "
-            "running ALLGATHER"
-        ),
+        example="RuntimeError: Detected mismatch between collectives on ranks. Rank 2 is running ALLREDUCE, but Rank 0 "
+        "is running ALLGATHER",
     ),
     FailureClass(
         id="checkpoint_collective",
         emitters=PROGRAM,
         title="a collective of a checkpoint never finished",
         cause="Saving or loading a checkpoint is a collective in FSDP and DeepSpeed. Only some ranks called it, or it "
-        "gathers the whole model over "
-        "a path so slow that the timeout was reached.",
+        "gathers the whole model over a path so slow that the timeout was reached.",
         fix="Call it on every rank and let only the write depend on the rank; save adapters or shards instead of the "
-        "gathered model; raise the group's "
-        "timeout only once the calls are known to match.",
-        next_test=(
-            "check whether each rank's stack is inside the save; or save once with sharded state "
-            "(torch.distributed.checkpoint) and see whether it passes"
-        ),
+        "gathered model; raise the group's timeout only once the calls are known to match.",
+        next_test="check whether each rank's stack is inside the save; or save once with sharded state "
+        "(torch.distributed.checkpoint) and see whether it passes",
         reference="https://docs.pytorch.org/docs/stable/distributed.checkpoint.html",
         patterns=likely(
             r"(save|load|checkpoint|state_dict)\w*.{0,80}(only by rank ?0|only on rank ?0|only from rank ?0|all ranks must)",
@@ -141,16 +117,11 @@ CLASSES: tuple[FailureClass, ...] = (
         emitters=PROGRAM,
         title="ranks are stuck in communication; the log does not show why",
         cause="The ranks waited in a collective until the timeout. The log does not show whether a rank never reached "
-        "the call (diverged, busy, dead) or the network "
-        "transferred no data.",
-        fix=(
-            "Find the missing rank before raising a timeout: most such failures are caused by the program, and a "
-            "longer timeout does not fix them."
-        ),
-        next_test=(
-            "run again with TORCH_FR_BUFFER_SIZE=2000 and compare the dumps of all ranks, or take py-spy dumps of all "
-            "ranks during the hang"
-        ),
+        "the call (diverged, busy, dead) or the network transferred no data.",
+        fix="Find the missing rank before raising a timeout: most such failures are caused by the program, and a "
+        "longer timeout does not fix them.",
+        next_test="run again with TORCH_FR_BUFFER_SIZE=2000 and compare the dumps of all ranks, or take py-spy dumps "
+        "of all ranks during the hang",
         reference="https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",
         patterns=likely(r"waiting for (the )?remainder of ranks for more than \d+ seconds")
         + possible(
@@ -164,23 +135,17 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(stuck|hangs?|hung|deadlocked|frozen) (in|at|on|during|inside) (the )?(first )?(nccl|gloo|collective|all_?reduce|all_?gather|barrier|broadcast|init_process_group)",
             Pattern(r"heartbeat monitor (timed out|thread)", unless="starts|started|launched|exits? normally"),
         ),
-        example=(
-            "[rank5]:[E204 03:04:05.000001 ProcessGroupNCCL.cpp:632] [Rank 5] Watchdog caught collective operation "
-            "timeout: WorkNCCL(SeqNum=3187, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for "
-            "600011 milliseconds before timing out."
-        ),
+        example="[rank5]:[E204 03:04:05.000001 ProcessGroupNCCL.cpp:632] [Rank 5] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=3187, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600011 "
+        "milliseconds before timing out.",
     ),
     FailureClass(
         id="rank_died",
         title="one process crashed",
-        cause=(
-            "A process ended by a crash signal (segmentation fault, abort) or disappeared. The other ranks only report "
-            "that it is gone."
-        ),
-        fix=(
-            "Take that rank's core dump or run it with PYTHONFAULTHANDLER=1 to see where it crashed; check native "
-            "extensions and conflicting versions."
-        ),
+        cause="A process ended by a crash signal (segmentation fault, abort) or disappeared. The other ranks only "
+        "report that it is gone.",
+        fix="Take that rank's core dump or run it with PYTHONFAULTHANDLER=1 to see where it crashed; check native "
+        "extensions and conflicting versions.",
         next_test="run again with PYTHONFAULTHANDLER=1; if it is always the same host, run once without that host",
         reference="https://docs.python.org/3/library/faulthandler.html",
         patterns=likely(
@@ -211,12 +176,9 @@ CLASSES: tuple[FailureClass, ...] = (
         emitters=NETWORK,
         title="a consequence: another rank failed or is busy elsewhere",
         cause="These lines only show that a peer disconnected or did not answer. The reason is in that peer's own log, "
-        "most often rank 0's: "
-        "a Python error before it joined, missing packages, a prompt, or a slow save.",
-        fix=(
-            "Read the log of the peer rank in the message (of rank 0 if there is none) just before the first of these "
-            "lines."
-        ),
+        "most often rank 0's: a Python error before it joined, missing packages, a prompt, or a slow save.",
+        fix="Read the log of the peer rank in the message (of rank 0 if there is none) just before the first of these "
+        "lines.",
         next_test="give diagnose the logs of all ranks and nodes together; or check where rank 0 is blocked (py-spy dump)",
         reference="https://docs.pytorch.org/docs/stable/elastic/errors.html",
         echo=True,
@@ -246,9 +208,7 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless="tcp_keepalive|heartbeat monitor",
             ),
         ),
-        example=(
-            "[4] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key "
-            "'0', but store->get('0') got error: Connection reset by peer"
-        ),
+        example="[4] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by "
+        "key '0', but store->get('0') got error: Connection reset by peer",
     ),
 )

@@ -17,18 +17,12 @@ CLASSES: tuple[FailureClass, ...] = (
         id="dataset_race",
         emitters=PROGRAM,
         title="ranks create or read the same files at once",
-        cause=(
-            "Several ranks prepare the same cached files at the same time; one rank reads, renames or deletes a file "
-            "that another has not finished."
-        ),
-        fix=(
-            "Prepare on one rank, then a barrier, then all ranks read; or give each rank its own cache. allranks locks "
-            "its cache and publishes it by one rename."
-        ),
-        next_test=(
-            "prepare the data once with a single process, then start the ranks on the finished cache: if that works, "
-            "it was the race condition"
-        ),
+        cause="Several ranks prepare the same cached files at the same time; one rank reads, renames or deletes a file "
+        "that another has not finished.",
+        fix="Prepare on one rank, then a barrier, then all ranks read; or give each rank its own cache. allranks locks "
+        "its cache and publishes it by one rename.",
+        next_test="prepare the data once with a single process, then start the ranks on the finished cache: if that "
+        "works, it was the race condition",
         reference="https://huggingface.co/docs/datasets/cache",
         patterns=likely(
             Pattern(
@@ -59,14 +53,10 @@ CLASSES: tuple[FailureClass, ...] = (
     FailureClass(
         id="stale_file_handle",
         title="a network file system lost its server or its file handles",
-        cause=(
-            "A file on a network file system became unavailable during the job: it was replaced on the server, or the "
-            "client lost its connection and was evicted."
-        ),
-        fix=(
-            "Wait for the file system and resume from the checkpoint; do not replace files that a running job reads; "
-            "keep small files on a local disk."
-        ),
+        cause="A file on a network file system became unavailable during the job: it was replaced on the server, or "
+        "the client lost its connection and was evicted.",
+        fix="Wait for the file system and resume from the checkpoint; do not replace files that a running job reads; "
+        "keep small files on a local disk.",
         next_test="ls of that path on each node; check the kernel log for nfs, lustre or gpfs messages at that time",
         reference="https://man7.org/linux/man-pages/man3/errno.3.html",
         patterns=certain(
@@ -84,18 +74,12 @@ CLASSES: tuple[FailureClass, ...] = (
     FailureClass(
         id="storage_stalled",
         title="processes wait for a network file system",
-        cause=(
-            "Processes are in uninterruptible sleep (state D) in calls of a network file system, whose server does not "
-            "answer."
-        ),
-        fix=(
-            "Have the server checked (load, quota, failover; the node's kernel log says 'server not responding'); end "
-            "the job and resume from the last complete checkpoint. Save to a local disk first, or fewer ranks at once."
-        ),
-        next_test=(
-            "ps -eo pid,stat,wchan:32,cmd | awk '$2 ~ /^D/' on every node; dmesg | grep -i -e nfs -e lustre; time dd "
-            "to that folder"
-        ),
+        cause="Processes are in uninterruptible sleep (state D) in calls of a network file system, whose server does "
+        "not answer.",
+        fix="Have the server checked (load, quota, failover; the node's kernel log says 'server not responding'); end "
+        "the job and resume from the last complete checkpoint. Save to a local disk first, or fewer ranks at once.",
+        next_test="ps -eo pid,stat,wchan:32,cmd | awk '$2 ~ /^D/' on every node; dmesg | grep -i -e nfs -e lustre; "
+        "time dd to that folder",
         reference="https://man7.org/linux/man-pages/man1/ps.1.html",
         patterns=certain(
             r"^\s*(?:\S+\s+)?\d+\s.{0,60}?\bD[+<Nls]*\s.{0,60}?\b(?:nfs\d?_\w+|rpc_(?:wait|async)\w*|ldlm_\w+|osc_\w+|ptlrpc_\w+|cl_sync_io\w*|ceph_\w+|fuse_\w+|request_wait_answer|cxiWait\w*|fhgfs\w*)"
@@ -106,36 +90,26 @@ CLASSES: tuple[FailureClass, ...] = (
         id="package_lock",
         emitters=PROGRAM | {"shell"},
         title="tasks wait for the lock of one package environment",
-        cause=(
-            "Many tasks build or check the same package environment at once, on shared storage: one holds the lock of "
-            "its cache, and the others give up."
-        ),
-        fix=(
-            "Build the environment once before srun (uv sync, pip install, conda env create), and start the ranks with "
-            "its own python, or with uv run --no-sync."
-        ),
-        next_test=(
-            "remove the installer from the command that every task runs; ls -l of the lock file shows whether a dead "
-            "process left it"
-        ),
+        cause="Many tasks build or check the same package environment at once, on shared storage: one holds the lock "
+        "of its cache, and the others give up.",
+        fix="Build the environment once before srun (uv sync, pip install, conda env create), and start the ranks with "
+        "its own python, or with uv run --no-sync.",
+        next_test="remove the installer from the command that every task runs; ls -l of the lock file shows whether a "
+        "dead process left it",
         reference="https://docs.astral.sh/uv/concepts/cache/",
         patterns=certain(
             r"when waiting for lock on\b.{0,300}(?:another uv process|UV_LOCK_TIMEOUT)",
             r"(?:conda|mamba)\b.{0,80}(?:could not|failed to|unable to) (?:acquire|set) (?:a )?lock|LockError: Failed to acquire lock",
         ),
-        example=(
-            "error: Timeout (300s) when waiting for lock on `/shared/.venv` at `/shared/.cache/uv/.lock`, is another "
-            "uv process running?"
-        ),
+        example="error: Timeout (300s) when waiting for lock on `/shared/.venv` at `/shared/.cache/uv/.lock`, is "
+        "another uv process running?",
     ),
     FailureClass(
         id="output_not_writable",
         title="the output folder cannot be written",
         cause="The process has no permission to write to the configured folder, or the file system is mounted read-only.",
-        fix=(
-            "Choose a folder that the job's user can write to on every node, and check it before the run starts "
-            "(allranks doctor does)."
-        ),
+        fix="Choose a folder that the job's user can write to on every node, and check it before the run starts "
+        "(allranks doctor does).",
         next_test="touch a file in that folder from within a job step on each node",
         reference="https://man7.org/linux/man-pages/man2/open.2.html",
         patterns=likely(
@@ -155,14 +129,10 @@ CLASSES: tuple[FailureClass, ...] = (
         id="dataloader_hang",
         emitters=PROGRAM,
         title="one rank waits for its data while the others wait for it",
-        cause=(
-            "A rank is blocked in its data loader: a worker hangs or died, a file system does not answer, or the rank "
-            "has no batches. The others wait in the collective."
-        ),
-        fix=(
-            "Check that rank's workers and paths; set DataLoader(timeout=...) so that it fails with an error; avoid "
-            "fork with threads (multiprocessing_context='spawn')."
-        ),
+        cause="A rank is blocked in its data loader: a worker hangs or died, a file system does not answer, or the "
+        "rank has no batches. The others wait in the collective.",
+        fix="Check that rank's workers and paths; set DataLoader(timeout=...) so that it fails with an error; avoid "
+        "fork with threads (multiprocessing_context='spawn').",
         next_test="py-spy dump --pid of that rank and of its workers shows where they are blocked",
         reference="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
         patterns=certain(r"DataLoader timed out after \d+")
@@ -184,14 +154,10 @@ CLASSES: tuple[FailureClass, ...] = (
         id="hub_unreachable",
         emitters=PROGRAM | {"shell"},
         title="a model or data hub refuses or cannot be reached",
-        cause=(
-            "The node cannot reach the hub, or the hub refuses: no network on compute nodes, a missing or invalid "
-            "token, a gated model, or too many requests."
-        ),
-        fix=(
-            "Download on the login node and run offline (HF_HUB_OFFLINE=1; allranks stage does it), or set the token "
-            "(HF_TOKEN) where the ranks run."
-        ),
+        cause="The node cannot reach the hub, or the hub refuses: no network on compute nodes, a missing or invalid "
+        "token, a gated model, or too many requests.",
+        fix="Download on the login node and run offline (HF_HUB_OFFLINE=1; allranks stage does it), or set the token "
+        "(HF_TOKEN) where the ranks run.",
         next_test="inside the step: curl -sI https://huggingface.co; then the same with the token",
         reference="https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables",
         patterns=certain(
@@ -229,9 +195,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"outgoing traffic has been disabled|offline mode is enabled",
         )
         + possible(r"\b(401 Unauthorized|403 Forbidden)\b"),
-        example=(
-            "OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it in the "
-            "cached files"
-        ),
+        example="OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it in the "
+        "cached files",
     ),
 )

@@ -18,14 +18,10 @@ CLASSES: tuple[FailureClass, ...] = (
         id="p2p_unsupported",
         emitters=MACHINE,
         title="GPU peer access fails between GPUs",
-        cause=(
-            "The driver refuses direct access from one GPU to the memory of another: a GPU model that does not support "
-            "it, a virtual machine, or two containers."
-        ),
-        fix=(
-            "Set NCCL_P2P_DISABLE=1 for such GPUs; for CUDA failure 217 with NCCL's cuMem, set "
-            "NCCL_CUMEM_HOST_ENABLE=0 or NCCL_CUMEM_ENABLE=0."
-        ),
+        cause="The driver refuses direct access from one GPU to the memory of another: a GPU model that does not "
+        "support it, a virtual machine, or two containers.",
+        fix="Set NCCL_P2P_DISABLE=1 for such GPUs; for CUDA failure 217 with NCCL's cuMem, set "
+        "NCCL_CUMEM_HOST_ENABLE=0 or NCCL_CUMEM_ENABLE=0.",
         next_test="torch.cuda.can_device_access_peer(0, 1), or p2pBandwidthLatencyTest; nvidia-smi topo -p2p r",
         reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disable",
         patterns=certain(
@@ -42,23 +38,17 @@ CLASSES: tuple[FailureClass, ...] = (
             r"cuMemImportFromShareableHandle.{0,80}|cudaIpcOpenMemHandle.{0,60}(fail|error|invalid)",
             r"p2p\.cc:\d+.{0,40}(Cuda failure|WARN)",
         ),
-        example=(
-            "node-a:3:8 [1] transport/p2p.cc:275 NCCL WARN Cuda failure 217 'peer access is not supported between "
-            "these two devices'"
-        ),
+        example="node-a:3:8 [1] transport/p2p.cc:275 NCCL WARN Cuda failure 217 'peer access is not supported between "
+        "these two devices'",
     ),
     FailureClass(
         id="duplicate_gpu",
         emitters=PROGRAM,
         title="two ranks on one GPU",
-        cause=(
-            "Two ranks of a group use the same GPU: the program does not select it by local rank, or each process sees "
-            "only the same device."
-        ),
-        fix=(
-            "Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before any GPU work; start one launcher per "
-            "node, and no more ranks than GPUs."
-        ),
+        cause="Two ranks of a group use the same GPU: the program does not select it by local rank, or each process "
+        "sees only the same device.",
+        fix="Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before any GPU work; start one launcher per "
+        "node, and no more ranks than GPUs.",
         next_test="print rank, host, CUDA_VISIBLE_DEVICES and the device's UUID on each rank",
         reference="https://docs.pytorch.org/docs/stable/elastic/run.html",
         patterns=certain(
@@ -72,18 +62,12 @@ CLASSES: tuple[FailureClass, ...] = (
         id="invalid_device",
         emitters=PROGRAM,
         title="a rank selects a GPU that does not exist",
-        cause=(
-            "The device index is not below the number of GPUs that the process sees: more ranks than GPUs, a global "
-            "rank used as device, or Slurm binding one GPU to each task."
-        ),
-        fix=(
-            "Use the local rank as device, and start as many ranks per node as it has visible GPUs; with "
-            "--gpus-per-task=1 every rank's device is 0."
-        ),
-        next_test=(
-            "on that node: echo $CUDA_VISIBLE_DEVICES; python -c 'import torch; print(torch.cuda.device_count())' "
-            "inside the same step"
-        ),
+        cause="The device index is not below the number of GPUs that the process sees: more ranks than GPUs, a global "
+        "rank used as device, or Slurm binding one GPU to each task.",
+        fix="Use the local rank as device, and start as many ranks per node as it has visible GPUs; with "
+        "--gpus-per-task=1 every rank's device is 0.",
+        next_test="on that node: echo $CUDA_VISIBLE_DEVICES; python -c 'import torch; "
+        "print(torch.cuda.device_count())' inside the same step",
         reference="https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html",
         patterns=certain(
             Pattern(
@@ -103,18 +87,12 @@ CLASSES: tuple[FailureClass, ...] = (
         id="no_gpu",
         emitters=MACHINE | {"shell"},
         title="no GPU is visible to the process",
-        cause=(
-            "The process sees no usable GPU: none was requested from the scheduler, the container was started without "
-            "GPUs, the driver is missing or incompatible, or torch is a CPU build."
-        ),
-        fix=(
-            "Request GPUs (--gpus-per-node), start the container with them (--nv, --gpus all), install a torch build "
-            "that matches the driver."
-        ),
-        next_test=(
-            "inside the same step: nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES; python -c 'import torch; "
-            "print(torch.version.cuda, torch.cuda.is_available())'"
-        ),
+        cause="The process sees no usable GPU: none was requested from the scheduler, the container was started "
+        "without GPUs, the driver is missing or incompatible, or torch is a CPU build.",
+        fix="Request GPUs (--gpus-per-node), start the container with them (--nv, --gpus all), install a torch build "
+        "that matches the driver.",
+        next_test="inside the same step: nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES; python -c 'import torch; "
+        "print(torch.version.cuda, torch.cuda.is_available())'",
         reference="https://docs.pytorch.org/get-started/locally/",
         patterns=certain(
             r"No CUDA GPUs are available|no (CUDA|NVIDIA|HIP) (GPUs?|devices?) (are |were )?(found|available|detected|visible)",
@@ -149,18 +127,12 @@ CLASSES: tuple[FailureClass, ...] = (
         id="fabric_manager",
         emitters=MACHINE,
         title="the NVSwitch fabric manager is not ready",
-        cause=(
-            "On machines with NVSwitch the GPUs cannot be used until nvidia-fabricmanager runs, in exactly the "
-            "driver's version. nvidia-smi works without it."
-        ),
-        fix=(
-            "systemctl restart nvidia-fabricmanager on that node (same version as the driver); exclude the node until "
-            "then."
-        ),
-        next_test=(
-            "on the node: systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric must say State: "
-            "Completed"
-        ),
+        cause="On machines with NVSwitch the GPUs cannot be used until nvidia-fabricmanager runs, in exactly the "
+        "driver's version. nvidia-smi works without it.",
+        fix="systemctl restart nvidia-fabricmanager on that node (same version as the driver); exclude the node until "
+        "then.",
+        next_test="on the node: systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric must say State: "
+        "Completed",
         reference="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html",
         patterns=certain(r"system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY")
         + likely(
@@ -180,18 +152,12 @@ CLASSES: tuple[FailureClass, ...] = (
         emitters=MACHINE,
         ends_job=False,
         title="the GPU or its link is faulty",
-        cause=(
-            "The driver reports an error of the device itself: uncorrectable ECC errors, NVLink or PCIe errors, a GPU "
-            "that fell off the bus, or firmware (GSP) that does not respond."
-        ),
-        fix=(
-            "Exclude the node (--exclude=<node>), reset the GPU or reboot, and replace the GPU if the error returns. "
-            "Code and batch size are not the cause."
-        ),
-        next_test=(
-            "on that node: dmesg | grep -i xid; nvidia-smi -q -d ECC,ROW_REMAPPER; dcgmi diag -r 3; the same job on "
-            "other nodes"
-        ),
+        cause="The driver reports an error of the device itself: uncorrectable ECC errors, NVLink or PCIe errors, a "
+        "GPU that fell off the bus, or firmware (GSP) that does not respond.",
+        fix="Exclude the node (--exclude=<node>), reset the GPU or reboot, and replace the GPU if the error returns. "
+        "Code and batch size are not the cause.",
+        next_test="on that node: dmesg | grep -i xid; nvidia-smi -q -d ECC,ROW_REMAPPER; dcgmi diag -r 3; the same job "
+        "on other nodes",
         reference="https://docs.nvidia.com/deploy/xid-errors/index.html",
         patterns=certain(
             Pattern(
@@ -228,18 +194,12 @@ CLASSES: tuple[FailureClass, ...] = (
         id="gpu_application_fault",
         emitters=MACHINE,
         title="illegal memory access of the program on the GPU",
-        cause=(
-            "A kernel read or wrote outside of its memory, or an assertion on the device failed (most often an index "
-            "out of range, such as a label or token ID beyond the table size)."
-        ),
-        fix=(
-            "Run with CUDA_LAUNCH_BLOCKING=1 to see the operation, check indices against vocabulary and label sizes, "
-            "and check custom kernels."
-        ),
-        next_test=(
-            "the same batch on CPU shows the bad index; compute-sanitizer shows the kernel. If the same host fails "
-            "with other programs, it is the GPU"
-        ),
+        cause="A kernel read or wrote outside of its memory, or an assertion on the device failed (most often an index "
+        "out of range, such as a label or token ID beyond the table size).",
+        fix="Run with CUDA_LAUNCH_BLOCKING=1 to see the operation, check indices against vocabulary and label sizes, "
+        "and check custom kernels.",
+        next_test="the same batch on CPU shows the bad index; compute-sanitizer shows the kernel. If the same host "
+        "fails with other programs, it is the GPU",
         reference="https://docs.nvidia.com/deploy/xid-errors/index.html",
         patterns=certain(
             r"illegal memory access|cudaErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS",
@@ -260,14 +220,10 @@ CLASSES: tuple[FailureClass, ...] = (
         emitters=MACHINE,
         ends_job=False,
         title="GPU clocks are throttled by power or temperature",
-        cause=(
-            "The GPU runs far below its clock because it is too hot, the power supply signals a power brake, or a "
-            "power limit was set."
-        ),
-        fix=(
-            "Exclude the node and report it: fans, inlet temperature, power supplies; reset a power limit that was set "
-            "by hand."
-        ),
+        cause="The GPU runs far below its clock because it is too hot, the power supply signals a power brake, or a "
+        "power limit was set.",
+        fix="Exclude the node and report it: fans, inlet temperature, power supplies; reset a power limit that was set "
+        "by hand.",
         next_test="compare nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE under load with a healthy node",
         reference="https://docs.nvidia.com/deploy/nvidia-smi/index.html",
         patterns=certain(
@@ -300,18 +256,12 @@ CLASSES: tuple[FailureClass, ...] = (
         emitters=PROGRAM,
         ends_job=False,
         title="one rank is slower than its peers",
-        cause=(
-            "Every step waits for the slowest rank. One rank or host is always slower: a throttled or slow GPU, a slow "
-            "path to data, or a busy CPU."
-        ),
-        fix=(
-            "Exclude that host, or find what is slow there (clocks, data loading, other processes); the other ranks "
-            "are not the cause."
-        ),
-        next_test=(
-            "compare step times without waiting (compute only) per rank; swap the ranks between hosts and check "
-            "whether the slowness stays with the host"
-        ),
+        cause="Every step waits for the slowest rank. One rank or host is always slower: a throttled or slow GPU, a "
+        "slow path to data, or a busy CPU.",
+        fix="Exclude that host, or find what is slow there (clocks, data loading, other processes); the other ranks "
+        "are not the cause.",
+        next_test="compare step times without waiting (compute only) per rank; swap the ranks between hosts and check "
+        "whether the slowness stays with the host",
         reference="https://nvidia.github.io/nvidia-resiliency-ext/straggler_det/index.html",
         patterns=certain(
             r"STRAGGLER DETECTION WARNING",

@@ -18,14 +18,10 @@ CLASSES: tuple[FailureClass, ...] = (
         emitters=PROGRAM,
         title="GPU memory exhausted",
         cause="The model, its activations or another process on the same GPU need more memory than the GPU has.",
-        fix=(
-            "Use a smaller micro-batch or sequence with more accumulation, gradient checkpointing, sharding (ZeRO, "
-            "FSDP) or LoRA; check that no other process uses the GPU."
-        ),
-        next_test=(
-            "allranks plan SPEC shows the memory per rank before anything runs; nvidia-smi lists other processes on "
-            "the GPU"
-        ),
+        fix="Use a smaller micro-batch or sequence with more accumulation, gradient checkpointing, sharding (ZeRO, "
+        "FSDP) or LoRA; check that no other process uses the GPU.",
+        next_test="allranks plan SPEC shows the memory per rank before anything runs; nvidia-smi lists other processes "
+        "on the GPU",
         reference="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
         patterns=certain(
             Pattern(r"(CUDA|HIP|XPU|NPU) out of memory", passing=True),
@@ -45,27 +41,19 @@ CLASSES: tuple[FailureClass, ...] = (
             r"CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)",
             r"\bOOM\b.{0,40}\b(GPU|CUDA|VRAM|cuda:\d)|\b(GPU|CUDA|VRAM)\b.{0,20}\bOOM\b",
         ),
-        example=(
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 2 has a total capacity of "
-            "79.10 GiB of which 310.00 MiB is free."
-        ),
+        example="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 2 has a total capacity of "
+        "79.10 GiB of which 310.00 MiB is free.",
     ),
     FailureClass(
         id="cuda_oom_optimizer_step",
         emitters=PROGRAM,
         title="GPU memory exhausted when the optimizer first steps",
-        cause=(
-            "Forward and backward fit, but the optimizer allocates its state at its first step: AdamW needs two more "
-            "values per parameter (and often a float32 copy), which does not fit."
-        ),
-        fix=(
-            "Train fewer parameters (LoRA), shard the optimizer's state (ZeRO-1 or FSDP), offload it, or use an "
-            "optimizer with less state."
-        ),
-        next_test=(
-            "allranks plan SPEC shows weights, gradients and optimizer state separately; if one step with SGD fits, "
-            "this is the cause"
-        ),
+        cause="Forward and backward fit, but the optimizer allocates its state at its first step: AdamW needs two more "
+        "values per parameter (and often a float32 copy), which does not fit.",
+        fix="Train fewer parameters (LoRA), shard the optimizer's state (ZeRO-1 or FSDP), offload it, or use an "
+        "optimizer with less state.",
+        next_test="allranks plan SPEC shows weights, gradients and optimizer state separately; if one step with SGD "
+        "fits, this is the cause",
         reference="https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html",
         patterns=certain(
             r"out of memory.{0,200}(optimizer\.step|optimizer step|adamw?|_foreach_|exp_avg)",
@@ -76,18 +64,12 @@ CLASSES: tuple[FailureClass, ...] = (
     FailureClass(
         id="host_oom",
         title="host memory exhausted",
-        cause=(
-            "The kernel or Slurm killed a process because host memory ran out: every rank loads the whole model or "
-            "data set, there are too many data workers, or the job requested too little memory."
-        ),
-        fix=(
-            "Request more (--mem), load weights once per node or directly to the device, use fewer data workers, and "
-            "use pinned memory sparingly."
-        ),
-        next_test=(
-            "sacct -j <job> -o JobID,State,MaxRSS,ReqMem; dmesg on the node shows the process that was killed and its "
-            "size"
-        ),
+        cause="The kernel or Slurm killed a process because host memory ran out: every rank loads the whole model or "
+        "data set, there are too many data workers, or the job requested too little memory.",
+        fix="Request more (--mem), load weights once per node or directly to the device, use fewer data workers, and "
+        "use pinned memory sparingly.",
+        next_test="sacct -j <job> -o JobID,State,MaxRSS,ReqMem; dmesg on the node shows the process that was killed "
+        "and its size",
         reference="https://slurm.schedmd.com/sacct.html",
         patterns=certain(
             Pattern(
@@ -126,22 +108,16 @@ CLASSES: tuple[FailureClass, ...] = (
             ),
             Pattern(r"(returned?|failed with|exit) .{0,20}(-9|exit code -9)\b", unless="exitcode"),
         ),
-        example=(
-            "slurmstepd: error: Detected 2 oom_kill events in StepId=4711.0. Some of the step tasks have been OOM "
-            "Killed."
-        ),
+        example="slurmstepd: error: Detected 2 oom_kill events in StepId=4711.0. Some of the step tasks have been OOM "
+        "Killed.",
     ),
     FailureClass(
         id="shm_too_small",
         title="/dev/shm is too small or full",
-        cause=(
-            "Data workers and NCCL share memory through /dev/shm. It is full, or the container has the default size of "
-            "64 MB."
-        ),
-        fix=(
-            "Start the container with --ipc=host or --shm-size=16g; remove files that dead jobs left in /dev/shm; use "
-            "fewer data workers or prefetched batches."
-        ),
+        cause="Data workers and NCCL share memory through /dev/shm. It is full, or the container has the default size "
+        "of 64 MB.",
+        fix="Start the container with --ipc=host or --shm-size=16g; remove files that dead jobs left in /dev/shm; use "
+        "fewer data workers or prefetched batches.",
         next_test="df -h /dev/shm and ls -la /dev/shm on that node while the job runs",
         reference="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
         patterns=certain(
@@ -164,22 +140,16 @@ CLASSES: tuple[FailureClass, ...] = (
             r"unable to open shared memory object(?!.*No such file)",
             r"/dev/shm.{0,40}\b64 ?MB?\b|shm-size",
         ),
-        example=(
-            "RuntimeError: DataLoader worker (pid 881) is killed by signal: Bus error. It is possible that "
-            "dataloader's workers are out of shared memory."
-        ),
+        example="RuntimeError: DataLoader worker (pid 881) is killed by signal: Bus error. It is possible that "
+        "dataloader's workers are out of shared memory.",
     ),
     FailureClass(
         id="shm_removed",
         title="shared-memory files were removed while the job used them",
-        cause=(
-            "Files in /dev/shm that the job used were deleted: systemd removed them when the user's last login session "
-            "ended (RemoveIPC), or a clean-up script or another job of the user deleted them."
-        ),
-        fix=(
-            "Set RemoveIPC=no in logind.conf or enable lingering for the user; keep clean-up scripts from removing "
-            "files of running jobs."
-        ),
+        cause="Files in /dev/shm that the job used were deleted: systemd removed them when the user's last login "
+        "session ended (RemoveIPC), or a clean-up script or another job of the user deleted them.",
+        fix="Set RemoveIPC=no in logind.conf or enable lingering for the user; keep clean-up scripts from removing "
+        "files of running jobs.",
         next_test="check whether it fails when the user logs out of that node: journalctl -u systemd-logind around that time",
         reference="https://www.freedesktop.org/software/systemd/man/latest/logind.conf.html",
         patterns=certain(
@@ -194,18 +164,14 @@ CLASSES: tuple[FailureClass, ...] = (
         + possible(
             Pattern(r"unable to open shared memory object(?!.*(No such file|Too many))", weight=POSSIBLE - 0.05)
         ),
-        example=(
-            "RuntimeError: unable to open shared memory object </torch_5512_88_3> in read-write mode: No such file or "
-            "directory (2)"
-        ),
+        example="RuntimeError: unable to open shared memory object </torch_5512_88_3> in read-write mode: No such file "
+        "or directory (2)",
     ),
     FailureClass(
         id="sigbus_memory",
         title="a bus error caused by lack of memory",
-        cause=(
-            "SIGBUS: the kernel could not provide memory for a mapped page (host memory or a file system was full, or "
-            "a mapped file was truncated). It looks like a driver fault, but is not one."
-        ),
+        cause="SIGBUS: the kernel could not provide memory for a mapped page (host memory or a file system was full, "
+        "or a mapped file was truncated). It looks like a driver fault, but is not one.",
         fix="Request more memory for the job; check /dev/shm and the disk that holds memory-mapped files.",
         next_test="dmesg around that time: without an Xid it is not a driver fault; free -g and df -h on the node under load",
         reference="https://man7.org/linux/man-pages/man2/mmap.2.html",
@@ -226,14 +192,10 @@ CLASSES: tuple[FailureClass, ...] = (
     FailureClass(
         id="disk_full",
         title="a file system is full",
-        cause=(
-            "A write failed because the file system or the user's quota is full, most often from checkpoints, caches "
-            "and core dumps."
-        ),
-        fix=(
-            "Delete old checkpoints and caches (in allranks, checkpoint.keep limits the number of checkpoints), or "
-            "write to another file system."
-        ),
+        cause="A write failed because the file system or the user's quota is full, most often from checkpoints, caches "
+        "and core dumps.",
+        fix="Delete old checkpoints and caches (in allranks, checkpoint.keep limits the number of checkpoints), or "
+        "write to another file system.",
         next_test="df -h and df -i of the path in the message; quota -s (or lfs quota) for the user",
         reference="https://man7.org/linux/man-pages/man2/write.2.html",
         patterns=certain(

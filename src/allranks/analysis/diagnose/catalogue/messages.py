@@ -160,10 +160,8 @@ _MESSAGES = (
     ),
     BenignMessage(
         id="heartbeat_thread",
-        why=(
-            "The heartbeat thread of earlier allranks versions failed during the import of torch; the rank itself "
-            "continued."
-        ),
+        why="The heartbeat thread of earlier allranks versions failed during the import of torch; the rank itself "
+        "continued.",
         patterns=certain(
             r"^Exception in thread allranks-pulse",
             r"partially initialized module 'torch\.distributed\.distributed_c10d' has no attribute 'is_initialized'",
@@ -220,11 +218,8 @@ _MESSAGES = (
     ),
     BenignMessage(
         id="clone_fallback",
-        why=(
-            "FSDP could not copy one entry of a state dict and uses the entry itself: training is not affected, but "
-            "the saved tensor may contain data of another tensor. Load that checkpoint and compare it before you use "
-            "it."
-        ),
+        why="FSDP could not copy one entry of a state dict and uses the entry itself: training is not affected, but "
+        "the saved tensor may contain data of another tensor. Load that checkpoint and compare it before you use it.",
         patterns=certain(r"Failed to clone\(\)? (the )?tensor"),
     ),
     BenignMessage(

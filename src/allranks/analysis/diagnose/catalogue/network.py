@@ -29,10 +29,8 @@ CLASSES: tuple[FailureClass, ...] = (
         fix="Use an address of the first node that every node can reach, start the launcher on every node, and with "
         "c10d set is_host=1 on the first node "
         "(--rdzv-conf is_host=1). A name that resolves to 127.0.x.x on its own node does not work.",
-        next_test=(
-            "on another node: getent hosts <address>, then nc -vz <address> <port> while the first node waits; "
-            "allranks doctor SPEC runs both checks"
-        ),
+        next_test="on another node: getent hosts <address>, then nc -vz <address> <port> while the first node waits; "
+        "allranks doctor SPEC runs both checks",
         reference="https://docs.pytorch.org/docs/stable/elastic/run.html",
         patterns=certain(
             r"client socket has timed out after \d+",
@@ -62,23 +60,17 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless="huggingface|https?://|HTTPSConnectionPool|hub",
             ),
         ),
-        example=(
-            "torch.distributed.DistNetworkError: The client socket has timed out after 60s while trying to connect to "
-            "(node-a, 29400)."
-        ),
+        example="torch.distributed.DistNetworkError: The client socket has timed out after 60s while trying to connect "
+        "to (node-a, 29400).",
     ),
     FailureClass(
         id="port_in_use",
         emitters=PROGRAM,
         title="the rendezvous port is taken",
-        cause=(
-            "Another process already listens on that port: another job on the node, a left-over process, or a second "
-            "launcher of this same job."
-        ),
-        fix=(
-            "Use a free port per job (allranks finds one on the first node), or --standalone on one node; start one "
-            "torchrun per node (--ntasks-per-node=1)."
-        ),
+        cause="Another process already listens on that port: another job on the node, a left-over process, or a second "
+        "launcher of this same job.",
+        fix="Use a free port per job (allranks finds one on the first node), or --standalone on one node; start one "
+        "torchrun per node (--ntasks-per-node=1).",
         next_test="on that node: ss -ltnp 'sport = :<port>' shows the process that holds it",
         reference="https://docs.pytorch.org/docs/stable/elastic/run.html",
         patterns=certain(
@@ -96,25 +88,20 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless="tensorboard|jupyter|dashboard|wandb",
             ),
         ),
-        example=(
-            "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
-            "port: 29400, name: EADDRINUSE, message: address already in use"
-        ),
+        example="torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
+        "address. port: 29400, name: EADDRINUSE, message: address already in use",
     ),
     FailureClass(
         id="wrong_interface",
         emitters=NETWORK,
         title="NCCL or Gloo uses a network interface that is missing or cannot reach the peers",
         cause="The interface that was chosen or configured does not exist on this node, has no address, or connects "
-        "only to networks inside this host "
-        "(loopback, a container bridge).",
+        "only to networks inside this host (loopback, a container bridge).",
         fix="Do not set one name for all nodes. Unset NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, or exclude "
         "(NCCL_SOCKET_IFNAME=^lo,docker0), or resolve the name "
         "on each node, as allranks does. In containers use the host's network.",
-        next_test=(
-            "on each node: ip -4 -br addr; the interface must be up and have an address in the network of the other "
-            "nodes"
-        ),
+        next_test="on each node: ip -4 -br addr; the interface must be up and have an address in the network of the "
+        "other nodes",
         reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname",
         patterns=certain(
             r"no socket interface found",
@@ -155,10 +142,8 @@ CLASSES: tuple[FailureClass, ...] = (
         title="a node's network is down or flapping",
         cause="The node itself reports that a link or port went down. Connections over it break, whatever the job does.",
         fix="Exclude the node (--exclude=<node>) and report the port: cable, transceiver, switch port or adapter.",
-        next_test=(
-            "on the node: ip -br link, ibstat, and the kernel log for more of the same; compare the port's error "
-            "counters before and after a run"
-        ),
+        next_test="on the node: ip -br link, ibstat, and the kernel log for more of the same; compare the port's error "
+        "counters before and after a run",
         reference="https://docs.nvidia.com/networking/display/mlnxofedv590560/troubleshooting",
         patterns=certain(
             r"Lost carrier",
@@ -201,10 +186,8 @@ CLASSES: tuple[FailureClass, ...] = (
         cause="A queue pair to the peer could not be set up, or its retries were exhausted: the two ports are on "
         "separate fabrics (or one is InfiniBand and the other "
         "Ethernet), the subnet has no route, or the peer's port or process is gone.",
-        fix=(
-            "Restrict NCCL_IB_HCA to ports of one fabric, the same on every node; exclude the node whose port fails; "
-            "check whether the peer process died before."
-        ),
+        fix="Restrict NCCL_IB_HCA to ports of one fabric, the same on every node; exclude the node whose port fails; "
+        "check whether the peer process died before.",
         next_test="ib_write_bw between the two nodes over the two named ports; ibstat on both (state Active, same link layer)",
         reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
         patterns=certain(
@@ -231,27 +214,19 @@ CLASSES: tuple[FailureClass, ...] = (
             r"ibv_poll_cq.{0,60}(fail|error)|ibv_post_send.{0,40}fail",
         )
         + weak(r"ibv_modify_qp failed"),
-        example=(
-            "node-d:77:99 [2] transport/net_ib.cc:1302 NCCL WARN NET/IB : Got completion from peer 10.9.0.3<47011> "
-            "with error 12, opcode 0, len 0, vendor err 129 (Recv)"
-        ),
+        example="node-d:77:99 [2] transport/net_ib.cc:1302 NCCL WARN NET/IB : Got completion from peer 10.9.0.3<47011> "
+        "with error 12, opcode 0, len 0, vendor err 129 (Recv)",
     ),
     FailureClass(
         id="roce_gid_index",
         emitters=NETWORK,
         title="wrong RoCE GID index",
-        cause=(
-            "The configured GID index for RoCE is empty or has another type on this port: indices differ between nodes "
-            "and change when an interface restarts."
-        ),
-        fix=(
-            "Leave NCCL_IB_GID_INDEX unset: NCCL 2.21 and newer choose a RoCE v2 entry with an IPv4 address on each "
-            "port. For older ones, look it up per node."
-        ),
-        next_test=(
-            "show_gids (or /sys/class/infiniband/<dev>/ports/1/gids) on every node: which index is RoCE v2 with an "
-            "IPv4 address?"
-        ),
+        cause="The configured GID index for RoCE is empty or has another type on this port: indices differ between "
+        "nodes and change when an interface restarts.",
+        fix="Leave NCCL_IB_GID_INDEX unset: NCCL 2.21 and newer choose a RoCE v2 entry with an IPv4 address on each "
+        "port. For older ones, look it up per node.",
+        next_test="show_gids (or /sys/class/infiniband/<dev>/ports/1/gids) on every node: which index is RoCE v2 with "
+        "an IPv4 address?",
         reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index",
         patterns=certain(
             r"ibv_modify_qp failed with (error )?.{0,6}(61\b|No data available)",
@@ -269,14 +244,10 @@ CLASSES: tuple[FailureClass, ...] = (
         id="memlock_limit",
         emitters=NETWORK | {"shell", "slurm_daemon"},
         title="the limit of locked memory is too low for RDMA",
-        cause=(
-            "RDMA pins memory; the process may not lock enough of it (ulimit -l), so registering buffers or queues "
-            "fails."
-        ),
-        fix=(
-            "Raise it to unlimited where the job starts: limits.conf for login shells, LimitMEMLOCK=infinity for "
-            "slurmd, --ulimit memlock=-1 for containers."
-        ),
+        cause="RDMA pins memory; the process may not lock enough of it (ulimit -l), so registering buffers or queues "
+        "fails.",
+        fix="Raise it to unlimited where the job starts: limits.conf for login shells, LimitMEMLOCK=infinity for "
+        "slurmd, --ulimit memlock=-1 for containers.",
         next_test="inside the job: ulimit -l must print unlimited; a login shell may show another value",
         reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
         patterns=certain(
@@ -313,10 +284,8 @@ CLASSES: tuple[FailureClass, ...] = (
         fix="Make the RDMA devices and the matching user-space driver (libmlx5, libbnxt_re, libfabric with "
         "aws-ofi-nccl) visible where the ranks run; set NCCL_NET=IB (or "
         "the plugin's name) so that it fails with an error instead of falling back.",
-        next_test=(
-            "ibv_devices and ibv_devinfo inside the container; then NCCL_DEBUG=INFO must show NET/IB or the plugin in "
-            "`via NET/...`"
-        ),
+        next_test="ibv_devices and ibv_devinfo inside the container; then NCCL_DEBUG=INFO must show NET/IB or the "
+        "plugin in `via NET/...`",
         reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net",
         patterns=likely(
             r"Driver \w+ does not support the kernel ABI",
@@ -328,28 +297,20 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless=r"No plugin found|Could not find:? ?(libnccl-net|libnccl-tuner|libnccl-profiler|none)|tuner|profiler|Using internal|completed with error|Failed to find \w+ symbol|dlerror",
             )
         ),
-        example=(
-            "libibverbs: Warning: Driver hns_roce does not support the kernel ABI of 4 (supports 1 to 2) for device "
-            "/sys/class/infiniband/hns_0"
-        ),
+        example="libibverbs: Warning: Driver hns_roce does not support the kernel ABI of 4 (supports 1 to 2) for "
+        "device /sys/class/infiniband/hns_0",
     ),
     FailureClass(
         id="slow_transport",
         emitters=NETWORK,
         ends_job=False,
         title="communication works, but over a slow path",
-        cause=(
-            "Ranks exchange data over a path that is slower than the hardware allows: peer-to-peer is disabled, copies "
-            "go through host memory, or there are too few channels."
-        ),
-        fix=(
-            "Unset NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and channel limits where P2P works; otherwise check IOMMU/ACS "
-            "and the placement of the GPUs."
-        ),
-        next_test=(
-            "compare all_reduce_perf with and without the setting; nvidia-smi topo -m (allranks topo) shows which "
-            "links the machine has"
-        ),
+        cause="Ranks exchange data over a path that is slower than the hardware allows: peer-to-peer is disabled, "
+        "copies go through host memory, or there are too few channels.",
+        fix="Unset NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and channel limits where P2P works; otherwise check IOMMU/ACS "
+        "and the placement of the GPUs.",
+        next_test="compare all_reduce_perf with and without the setting; nvidia-smi topo -m (allranks topo) shows "
+        "which links the machine has",
         reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         patterns=likely(
             Pattern(r"Avg bus bandwidth\s*:\s*0\.0*[1-9]", weight=LIKELY - 0.1),
@@ -363,9 +324,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"GPU ?Direct RDMA Disabled|GDRDMA (is )?(not (enabled|available)|disabled)|nv_?peer_?mem.{0,20}(not loaded|missing)",
             r"(busbw|bandwidth|throughput).{0,60}(slower|lower|below|only|dropp?(ed|s)?|far under) ",
         ),
-        example=(
-            "node-g:61:61 [0] NCCL INFO P2P is disabled between connected GPUs 2 and 3. You can repress this message "
-            "with NCCL_IGNORE_DISABLED_P2P=1."
-        ),
+        example="node-g:61:61 [0] NCCL INFO P2P is disabled between connected GPUs 2 and 3. You can repress this "
+        "message with NCCL_IGNORE_DISABLED_P2P=1.",
     ),
 )

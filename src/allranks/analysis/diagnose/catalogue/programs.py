@@ -17,14 +17,10 @@ CLASSES: tuple[FailureClass, ...] = (
     FailureClass(
         id="script_not_found",
         title="script, module or project folder is not visible on a node",
-        cause=(
-            "The path exists where the job was submitted but not on the node: it is in the /tmp of one node, on a file "
-            "system that is not mounted there, or the name is wrong."
-        ),
-        fix=(
-            "Put script and project on a file system that every node sees, or copy them to the nodes (allranks stage "
-            "does it, and allranks run does it automatically for /tmp)."
-        ),
+        cause="The path exists where the job was submitted but not on the node: it is in the /tmp of one node, on a "
+        "file system that is not mounted there, or the name is wrong.",
+        fix="Put script and project on a file system that every node sees, or copy them to the nodes (allranks stage "
+        "does it, and allranks run does it automatically for /tmp).",
         next_test="srun --ntasks-per-node=1 ls -ld <path> on all nodes of the job",
         reference="https://slurm.schedmd.com/sbcast.html",
         patterns=certain(
@@ -53,14 +49,10 @@ CLASSES: tuple[FailureClass, ...] = (
     FailureClass(
         id="ssh_launcher",
         title="the launcher needs SSH, or its remote side failed",
-        cause=(
-            "The launcher starts remote processes by SSH (DeepSpeed's pdsh, mpirun's rsh): the cluster forbids it, "
-            "keys or host keys are missing, or the command is missing on the other node."
-        ),
-        fix=(
-            "Start with srun and one torchrun per node, which need no SSH (allranks run does); or set up keys, and "
-            "install the command on every node."
-        ),
+        cause="The launcher starts remote processes by SSH (DeepSpeed's pdsh, mpirun's rsh): the cluster forbids it, "
+        "keys or host keys are missing, or the command is missing on the other node.",
+        fix="Start with srun and one torchrun per node, which need no SSH (allranks run does); or set up keys, and "
+        "install the command on every node.",
         next_test="ssh -o BatchMode=yes <node> true from the first node of the job",
         reference="https://www.deepspeed.ai/getting-started/#launching-deepspeed-training",
         patterns=certain(
@@ -90,10 +82,8 @@ CLASSES: tuple[FailureClass, ...] = (
         id="application_error",
         title="an exception of the program itself",
         cause="The program raised an exception.",
-        fix=(
-            "Look at the last own frame of the traceback: it is the line of the program. Print the values that it uses "
-            "there, and compare them with those of a run that works."
-        ),
+        fix="Look at the last own frame of the traceback: it is the line of the program. Print the values that it uses "
+        "there, and compare them with those of a run that works.",
         next_test="run the same command on one rank: if it fails there too, the cause is not distributed training",
         reference="https://docs.pytorch.org/docs/stable/elastic/errors.html",
         patterns=likely(
@@ -108,19 +98,13 @@ CLASSES: tuple[FailureClass, ...] = (
         ends_job=False,
         measured=True,
         title="the loss or the gradient is not finite",
-        cause=(
-            "The loss, or the norm of the gradient, became NaN or infinite, and the program went on: all steps since "
-            "then are lost, and so is every checkpoint of them. Gradients are averaged, so all ranks have it after one "
-            "step."
-        ),
-        fix=(
-            "Go back to a checkpoint before that step; end the program when the loss is not finite; lower the learning "
-            "rate, clip gradients, use bfloat16 instead of float16, and check the data of that step."
-        ),
-        next_test=(
-            "run the steps before it again with torch.autograd.set_detect_anomaly(True), and print the loss of each "
-            "rank before gradients are averaged"
-        ),
+        cause="The loss, or the norm of the gradient, became NaN or infinite, and the program went on: all steps since "
+        "then are lost, and so is every checkpoint of them. Gradients are averaged, so all ranks have it after one "
+        "step.",
+        fix="Go back to a checkpoint before that step; end the program when the loss is not finite; lower the learning "
+        "rate, clip gradients, use bfloat16 instead of float16, and check the data of that step.",
+        next_test="run the steps before it again with torch.autograd.set_detect_anomaly(True), and print the loss of "
+        "each rank before gradients are averaged",
         reference="https://docs.pytorch.org/docs/stable/autograd.html#anomaly-detection",
         patterns=likely(
             Pattern(
@@ -153,15 +137,11 @@ CLASSES: tuple[FailureClass, ...] = (
         id="numpy_clash",
         emitters=PROGRAM,
         title="a package was built for another NumPy major version",
-        cause=(
-            "NumPy 2 changed its binary interface and removed names; a package built for or written against NumPy 1 "
-            "runs with NumPy 2, or the reverse."
-        ),
+        cause="NumPy 2 changed its binary interface and removed names; a package built for or written against NumPy 1 "
+        "runs with NumPy 2, or the reverse.",
         fix="Pin numpy<2, or upgrade the package in the message to a version for NumPy 2; the same on every node.",
-        next_test=(
-            "python -c 'import numpy; print(numpy.__version__, numpy.__file__)' on each node, then import the package "
-            "that failed"
-        ),
+        next_test="python -c 'import numpy; print(numpy.__version__, numpy.__file__)' on each node, then import the "
+        "package that failed",
         reference="https://numpy.org/doc/stable/numpy_2_0_migration_guide.html",
         patterns=certain(
             r"compiled using NumPy 1\.x cannot be run in|compiled (using|with|against) NumPy 1",
@@ -176,26 +156,18 @@ CLASSES: tuple[FailureClass, ...] = (
             r"Numpy is not available",
             r"NumPy 2.{0,80}(incompatible|not support|break|clash|require)|(requires?|needs?) numpy ?<\s?2",
         ),
-        example=(
-            "ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from C header, got "
-            "88 from PyObject"
-        ),
+        example="ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from C header, "
+        "got 88 from PyObject",
     ),
     FailureClass(
         id="nccl_library_mismatch",
         title="the loaded NCCL is not the one that torch was built with",
-        cause=(
-            "Another libnccl.so was loaded first (a module, LD_LIBRARY_PATH, a second pip package that overwrote it), "
-            "or nodes have different versions."
-        ),
-        fix=(
-            "Keep one NCCL: remove the other package or module, unset LD_LIBRARY_PATH, reinstall the version that "
-            "torch requires (pip show nvidia-nccl-cu12 or -cu13)."
-        ),
-        next_test=(
-            "LD_DEBUG=libs python -c 'import torch' 2>&1 | grep nccl shows the file; torch.cuda.nccl.version() on "
-            "every node"
-        ),
+        cause="Another libnccl.so was loaded first (a module, LD_LIBRARY_PATH, a second pip package that overwrote "
+        "it), or nodes have different versions.",
+        fix="Keep one NCCL: remove the other package or module, unset LD_LIBRARY_PATH, reinstall the version that "
+        "torch requires (pip show nvidia-nccl-cu12 or -cu13).",
+        next_test="LD_DEBUG=libs python -c 'import torch' 2>&1 | grep nccl shows the file; torch.cuda.nccl.version() "
+        "on every node",
         reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
         patterns=certain(
             r"undefined symbol: ?_?p?(nccl\w+)",
@@ -211,18 +183,12 @@ CLASSES: tuple[FailureClass, ...] = (
     FailureClass(
         id="library_missing",
         title="a library or import is missing",
-        cause=(
-            "A package, a shared library or a name in it is missing: not installed in this environment, another "
-            "environment is active on this node, or versions conflict."
-        ),
-        fix=(
-            "Activate the same environment on every node (inside the step, not only in the login shell), install the "
-            "missing package, or load the module that provides it."
-        ),
-        next_test=(
-            "srun --ntasks-per-node=1 python -c 'import <name>; print(<name>.__file__)' on all nodes; allranks doctor "
-            "SPEC runs this check"
-        ),
+        cause="A package, a shared library or a name in it is missing: not installed in this environment, another "
+        "environment is active on this node, or versions conflict.",
+        fix="Activate the same environment on every node (inside the step, not only in the login shell), install the "
+        "missing package, or load the module that provides it.",
+        next_test="srun --ntasks-per-node=1 python -c 'import <name>; print(<name>.__file__)' on all nodes; allranks "
+        "doctor SPEC runs this check",
         reference="https://docs.python.org/3/library/exceptions.html#ModuleNotFoundError",
         patterns=certain(
             r"version `(GLIBC|GLIBCXX|CXXABI|CUDA)\w*[\d.]*' not found",
@@ -265,35 +231,26 @@ CLASSES: tuple[FailureClass, ...] = (
         emitters=PROGRAM,
         title="DDP: a parameter was marked ready twice",
         cause="A parameter's gradient hook ran twice in one backward pass: re-entrant gradient checkpointing, often "
-        "with LoRA, or a parameter used again outside "
-        "of forward.",
-        fix=(
-            "Use checkpointing with use_reentrant=False, or static_graph=True if the graph never changes, or disable "
-            "checkpointing; do not combine it with find_unused_parameters."
-        ),
+        "with LoRA, or a parameter used again outside of forward.",
+        fix="Use checkpointing with use_reentrant=False, or static_graph=True if the graph never changes, or disable "
+        "checkpointing; do not combine it with find_unused_parameters.",
         next_test="one step without gradient checkpointing: if that works, this is the cause",
         reference="https://docs.pytorch.org/docs/stable/checkpoint.html",
         patterns=certain(
             r"mark a variable ready only once",
             r"marked as ready twice|ready twice",
         ),
-        example=(
-            "RuntimeError: Expected to mark a variable ready only once. Parameter at index 71 has been marked as ready "
-            "twice."
-        ),
+        example="RuntimeError: Expected to mark a variable ready only once. Parameter at index 71 has been marked as "
+        "ready twice.",
     ),
     FailureClass(
         id="ddp_unused_params",
         emitters=PROGRAM,
         title="DDP: parameters without gradient",
-        cause=(
-            "Some parameters were not used in the loss of a step (an expert without tokens, a branch not taken, a "
-            "frozen head), so DDP waits for gradients that never arrive."
-        ),
-        fix=(
-            "Set find_unused_parameters=True if it changes by step; freeze or remove what is never used; or add every "
-            "branch to the loss with weight zero."
-        ),
+        cause="Some parameters were not used in the loss of a step (an expert without tokens, a branch not taken, a "
+        "frozen head), so DDP waits for gradients that never arrive.",
+        fix="Set find_unused_parameters=True if it changes by step; freeze or remove what is never used; or add every "
+        "branch to the loss with weight zero.",
         next_test="TORCH_DISTRIBUTED_DEBUG=DETAIL prints the names of the parameters",
         reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
         patterns=certain(
@@ -306,23 +263,17 @@ CLASSES: tuple[FailureClass, ...] = (
         + possible(
             Pattern(r"unused parameters?.{0,60}(error|fail|crash|DDP|reduction)", unless="did not find any unused")
         ),
-        example=(
-            "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. "
-            "Parameter indices which did not receive grad for rank 1: 12 13"
-        ),
+        example="RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. "
+        "Parameter indices which did not receive grad for rank 1: 12 13",
     ),
     FailureClass(
         id="fsdp_mixed_dtype",
         emitters=PROGRAM,
         title="FSDP: tensors of different dtypes in one flat parameter",
-        cause=(
-            "FSDP1 flattens the parameters of a module into one tensor, which has one dtype; here some are float32 "
-            "(adapters, norms) and some bfloat16."
-        ),
-        fix=(
-            "Convert the model to one dtype before wrapping, or use FSDP2 (fully_shard), which keeps parameters "
-            "separate."
-        ),
+        cause="FSDP1 flattens the parameters of a module into one tensor, which has one dtype; here some are float32 "
+        "(adapters, norms) and some bfloat16.",
+        fix="Convert the model to one dtype before wrapping, or use FSDP2 (fully_shard), which keeps parameters "
+        "separate.",
         next_test="print {p.dtype for p in module.parameters()} of each wrapped module",
         reference="https://docs.pytorch.org/docs/stable/fsdp.html",
         patterns=certain(
@@ -336,14 +287,10 @@ CLASSES: tuple[FailureClass, ...] = (
         id="dtype_mismatch",
         emitters=PROGRAM,
         title="inputs and weights differ in dtype",
-        cause=(
-            "An operation got two tensors of different dtypes, most often float32 inputs or a float32 module in a "
-            "bfloat16 model."
-        ),
-        fix=(
-            "Cast the inputs to the model's dtype at its entry, run under autocast, or convert the module that has the "
-            "other dtype."
-        ),
+        cause="An operation got two tensors of different dtypes, most often float32 inputs or a float32 module in a "
+        "bfloat16 model.",
+        fix="Cast the inputs to the model's dtype at its entry, run under autocast, or convert the module that has the "
+        "other dtype.",
         next_test="print the dtypes of inputs and weights at the line in the traceback",
         reference="https://docs.pytorch.org/docs/stable/amp.html",
         patterns=certain(
@@ -372,10 +319,8 @@ CLASSES: tuple[FailureClass, ...] = (
         id="deepspeed_batch_mismatch",
         emitters=PROGRAM,
         title="DeepSpeed: batch sizes are not consistent",
-        cause=(
-            "train_batch_size must equal micro-batch x ranks x accumulation; the file was written for another number "
-            "of ranks."
-        ),
+        cause="train_batch_size must equal micro-batch x ranks x accumulation; the file was written for another number "
+        "of ranks.",
         fix=(
             'Omit one of the three values in the JSON (DeepSpeed computes it), or set "auto" with the HF Trainer; '
             "allranks plan shows the arithmetic."
@@ -392,23 +337,17 @@ CLASSES: tuple[FailureClass, ...] = (
             r"train_batch_size.{0,80}(mismatch|does not (match|equal)|must (be|equal)|!=)",
             r"batch.?size.{0,60}(not|!=).{0,40}(micro.{0,30}(world|gpus?|ranks?)|gradient_acc)",
         ),
-        example=(
-            "AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
-            "gradient_acc_step * world_size 64 != 2 * 4 * 6"
-        ),
+        example="AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu "
+        "* gradient_acc_step * world_size 64 != 2 * 4 * 6",
     ),
     FailureClass(
         id="deepspeed_needs_optimizer",
         emitters=PROGRAM,
         title="DeepSpeed: ZeRO without an optimizer",
-        cause=(
-            "ZeRO shards an optimizer's state, but the engine got no optimizer: none in the JSON and none passed, or "
-            "model and optimizer were prepared in separate calls."
-        ),
-        fix=(
-            "Set the optimizer in the JSON or pass it to deepspeed.initialize; with accelerate, prepare model and "
-            "optimizer in one call."
-        ),
+        cause="ZeRO shards an optimizer's state, but the engine got no optimizer: none in the JSON and none passed, or "
+        "model and optimizer were prepared in separate calls.",
+        fix="Set the optimizer in the JSON or pass it to deepspeed.initialize; with accelerate, prepare model and "
+        "optimizer in one call.",
         next_test="print the configuration that deepspeed.initialize got and check for an optimizer section",
         reference="https://www.deepspeed.ai/docs/config-json/",
         patterns=certain(r"zero[ _]?stage[ _]?\d? ?requires an optimizer")
@@ -422,14 +361,10 @@ CLASSES: tuple[FailureClass, ...] = (
         id="extension_build_lock",
         emitters=PROGRAM,
         title="ranks wait for the build of a C++ extension of torch",
-        cause=(
-            "One process builds the extension, the others wait until its lock file is gone. A build that was killed "
-            "leaves the file, and every later run waits for ever."
-        ),
-        fix=(
-            "If no compiler runs, delete the files named lock below TORCH_EXTENSIONS_DIR (by default "
-            "~/.cache/torch_extensions) on every node."
-        ),
+        cause="One process builds the extension, the others wait until its lock file is gone. A build that was killed "
+        "leaves the file, and every later run waits for ever.",
+        fix="If no compiler runs, delete the files named lock below TORCH_EXTENSIONS_DIR (by default "
+        "~/.cache/torch_extensions) on every node.",
         next_test=(
             'find "${TORCH_EXTENSIONS_DIR:-$HOME/.cache/torch_extensions}" -name lock -ls; pgrep -a '
             '"ninja|nvcc|c\\+\\+"'

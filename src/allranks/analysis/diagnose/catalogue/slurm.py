@@ -22,10 +22,8 @@ CLASSES: tuple[FailureClass, ...] = (
         emitters=SCHEDULER,
         title="ended by the time limit",
         cause="The job ran into its wall-time limit and the scheduler ended it.",
-        fix=(
-            "Request more time, or save before the limit and resume afterwards (allranks does both: a checkpoint at "
-            "the signal, then resume)."
-        ),
+        fix="Request more time, or save before the limit and resume afterwards (allranks does both: a checkpoint at "
+        "the signal, then resume).",
         next_test="sacct -j <job> -o State,Elapsed,Timelimit",
         reference="https://slurm.schedmd.com/sbatch.html#OPT_time",
         patterns=certain(
@@ -41,10 +39,8 @@ CLASSES: tuple[FailureClass, ...] = (
         emitters=SCHEDULER,
         title="preempted or requeued by the scheduler",
         cause="A job of higher priority took the nodes, or the job was requeued.",
-        fix=(
-            "Let it be requeued and resume from its checkpoint (--requeue, allranks resume), or use a partition or QOS "
-            "without preemption."
-        ),
+        fix="Let it be requeued and resume from its checkpoint (--requeue, allranks resume), or use a partition or QOS "
+        "without preemption.",
         next_test="sacct -j <job> --duplicates -o State,Start,End,QOS",
         reference="https://slurm.schedmd.com/preempt.html",
         patterns=certain(r"DUE TO (JOB )?PREEMPT|DUE TO JOB REQUEUE|DUE TO REQUEUE")
@@ -80,18 +76,12 @@ CLASSES: tuple[FailureClass, ...] = (
         id="slurm_submit_rejected",
         emitters=SCHEDULER,
         title="the scheduler refuses the request",
-        cause=(
-            "Account, partition, QOS or the requested resources (nodes, tasks, memory, GPUs, array) are not valid on "
-            "this cluster."
-        ),
-        fix=(
-            "Correct the value in the message; sinfo, sacctmgr show assoc user=$USER and scontrol show partition list "
-            "what is allowed."
-        ),
-        next_test=(
-            "sbatch --test-only checks the request without submitting it (it can pass although the real submission is "
-            "refused)"
-        ),
+        cause="Account, partition, QOS or the requested resources (nodes, tasks, memory, GPUs, array) are not valid on "
+        "this cluster.",
+        fix="Correct the value in the message; sinfo, sacctmgr show assoc user=$USER and scontrol show partition list "
+        "what is allowed.",
+        next_test="sbatch --test-only checks the request without submitting it (it can pass although the real "
+        "submission is refused)",
         reference="https://slurm.schedmd.com/sbatch.html",
         patterns=certain(
             r"Requested (node configuration|partition configuration|nodes?|time limit|GRES).{0,40}(not available|is invalid|invalid|missing|not support)",
@@ -135,14 +125,10 @@ CLASSES: tuple[FailureClass, ...] = (
         id="slurm_allocation_gone",
         emitters=SCHEDULER,
         title="the allocation had ended",
-        cause=(
-            "A step was started for a job that had ended: it reached its time limit, it was cancelled, or the shell "
-            "still has the variables of an old allocation."
-        ),
-        fix=(
-            "Start a new allocation; unset SLURM_JOB_ID in shells that outlived their allocation; sacct shows why the "
-            "old one ended."
-        ),
+        cause="A step was started for a job that had ended: it reached its time limit, it was cancelled, or the shell "
+        "still has the variables of an old allocation.",
+        fix="Start a new allocation; unset SLURM_JOB_ID in shells that outlived their allocation; sacct shows why the "
+        "old one ended.",
         next_test="squeue -j $SLURM_JOB_ID; sacct -j $SLURM_JOB_ID -o State,End",
         reference="https://slurm.schedmd.com/srun.html",
         patterns=certain(
@@ -165,14 +151,10 @@ CLASSES: tuple[FailureClass, ...] = (
         id="slurm_credential",
         emitters=SCHEDULER,
         title="a munge or job credential was refused",
-        cause=(
-            "Slurm's daemons cannot authenticate each other: munge keys, clocks, user IDs or slurm.conf differ between "
-            "nodes, or munged does not run."
-        ),
-        fix=(
-            "Use the same munge.key, synchronised clocks, same user IDs and the same slurm.conf on all hosts; restart "
-            "munged and slurmd there."
-        ),
+        cause="Slurm's daemons cannot authenticate each other: munge keys, clocks, user IDs or slurm.conf differ "
+        "between nodes, or munged does not run.",
+        fix="Use the same munge.key, synchronised clocks, same user IDs and the same slurm.conf on all hosts; restart "
+        "munged and slurmd there.",
         next_test="munge -n | ssh <node> unmunge (or pipe it through srun); compare date and slurm.conf's hash on both",
         reference="https://slurm.schedmd.com/authentication.html",
         patterns=certain(
@@ -205,14 +187,10 @@ CLASSES: tuple[FailureClass, ...] = (
         id="slurm_controller_error",
         emitters=SCHEDULER,
         title="the scheduler's controller does not work",
-        cause=(
-            "slurmctld or slurmdbd does not answer, cannot start, has another protocol version than this client, or "
-            "this host cannot resolve the name of a node that it was given."
-        ),
-        fix=(
-            "The job is not the cause: try again later, or send these lines to the administrators; a submission that "
-            "timed out may still have been accepted (squeue)."
-        ),
+        cause="slurmctld or slurmdbd does not answer, cannot start, has another protocol version than this client, or "
+        "this host cannot resolve the name of a node that it was given.",
+        fix="The job is not the cause: try again later, or send these lines to the administrators; a submission that "
+        "timed out may still have been accepted (squeue).",
         next_test="scontrol ping; sdiag; on the controller: systemctl status slurmctld and its log",
         reference="https://slurm.schedmd.com/troubleshoot.html",
         patterns=certain(
@@ -250,10 +228,8 @@ CLASSES: tuple[FailureClass, ...] = (
         ends_job=False,
         title="a node failed or is unhealthy",
         cause="A node no longer answers, or a health check or Slurm found it unhealthy.",
-        fix=(
-            "Exclude that node (--exclude; in allranks cluster.slurm.exclude) and tell its administrators; then "
-            "continue from the newest checkpoint."
-        ),
+        fix="Exclude that node (--exclude; in allranks cluster.slurm.exclude) and tell its administrators; then "
+        "continue from the newest checkpoint.",
         next_test="scontrol show node <node> (State, Reason); run the failed health check again on that node alone",
         reference="https://slurm.schedmd.com/scontrol.html",
         patterns=certain(

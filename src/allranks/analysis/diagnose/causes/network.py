@@ -106,8 +106,6 @@ def _bootstrap(case: DiagnosisCase) -> None:
         name = chosen[0].groups["interface"]
         case.propose(
             "wrong_interface", 0.85, chosen[:2],
-            cause=(
-                f"NCCL bootstraps over {name} ({chosen[0].groups['address']}), which other hosts cannot reach; no "
-                "communicator was initialised."
-            ),
+            cause=f"NCCL bootstraps over {name} ({chosen[0].groups['address']}), which other hosts cannot reach; no "
+            "communicator was initialised.",
         )  # fmt: skip

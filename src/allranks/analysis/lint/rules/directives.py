@@ -21,14 +21,10 @@ WITHOUT_EFFECT_ON_JOB = {"job-name", "comment", "mail-user", "mail-type", "wckey
 
 @error(
     "variable-in-directive",
-    why=(
-        "sbatch reads these lines as text: $NAME, ~ and `...` are not expanded, and the option is refused or means "
-        "another file."
-    ),
-    cure=(
-        "set it on the command line, where a shell expands it (sbatch --nodes=$N job.sh), or use Slurm's patterns (%x "
-        "name, %j job, %u user)"
-    ),
+    why="sbatch reads these lines as text: $NAME, ~ and `...` are not expanded, and the option is refused or means "
+    "another file.",
+    cure="set it on the command line, where a shell expands it (sbatch --nodes=$N job.sh), or use Slurm's patterns (%x "
+    "name, %j job, %u user)",
     source="tested with Slurm 22.05",
     bad="#SBATCH --nodes=$NODES\nsrun torchrun train.py",
     good="# sbatch --nodes=$NODES job.sbatch\nsrun torchrun train.py",
@@ -254,10 +250,8 @@ OWN_PATH = lazy_regex(r"\$\{?(?:0|BASH_SOURCE)(?![0-9A-Za-z_])")
 
 @warning(
     "script-folder",
-    why=(
-        "sbatch runs a copy of the script in the node's spool folder: $0 and BASH_SOURCE point there, where no other "
-        "files are."
-    ),
+    why="sbatch runs a copy of the script in the node's spool folder: $0 and BASH_SOURCE point there, where no other "
+    "files are.",
     cure='cd "$SLURM_SUBMIT_DIR", the folder where sbatch was called (or use a full path)',
     source="Slurm's sbatch and srun manuals",
     bad='cd "$(dirname "$0")"\nsrun torchrun train.py',
@@ -328,10 +322,8 @@ FIRST_THAT_CREATES = (23, 2)
 
 @warning(
     "output-folder",
-    why=(
-        "Slurm opens the output file before the script runs. Before 23.02 it creates no folder: the job fails at once "
-        "without a log."
-    ),
+    why="Slurm opens the output file before the script runs. Before 23.02 it creates no folder: the job fails at once "
+    "without a log.",
     cure="create the folder before sbatch (mkdir -p), or use an existing one",
     source="release notes of Slurm 23.02; tested with Slurm 22.05",
     bad="#SBATCH --output=logs/%j.txt\nsrun torchrun train.py",

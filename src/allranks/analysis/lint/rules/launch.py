@@ -91,10 +91,8 @@ NO_OPTION = {
 
 @error(
     "launcher-option",
-    why=(
-        "The launcher stops with 'unrecognized arguments', or the program gets the option and the launcher uses its "
-        "default."
-    ),
+    why="The launcher stops with 'unrecognized arguments', or the program gets the option and the launcher uses its "
+    "default.",
     cure="the launcher's own options stand before the program",
     source="torch/distributed/run.py; accelerate and deepspeed launch",
     bad="accelerate launch --nproc_per_node=2 train.py",
@@ -166,17 +164,13 @@ STARTERS = lazy_regex(r"\b(?:torchrun|torch\.distributed|deepspeed|accelerate la
 
 @note(
     "needs-ssh",
-    why=(
-        "It starts the ranks of other nodes through SSH. Many clusters forbid SSH between compute nodes; the job then "
-        "waits or asks for a key."
-    ),
+    why="It starts the ranks of other nodes through SSH. Many clusters forbid SSH between compute nodes; the job then "
+    "waits or asks for a key.",
     cure="srun --ntasks-per-node=1 torchrun ...; or deepspeed --no_ssh --node_rank=$SLURM_NODEID in a task's shell",
     source="DeepSpeed#1603, #2958",
     bad="deepspeed --hostfile=hosts --num_gpus=2 train.py",
-    good=(
-        "srun bash -c 'deepspeed --no_ssh --node_rank=$SLURM_NODEID --num_nodes=2 --num_gpus=2 "
-        "--master_addr=$MASTER_ADDR train.py'"
-    ),
+    good="srun bash -c 'deepspeed --no_ssh --node_rank=$SLURM_NODEID --num_nodes=2 --num_gpus=2 "
+    "--master_addr=$MASTER_ADDR train.py'",
 )
 def ssh(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
@@ -195,10 +189,8 @@ def ssh(job: JobDescription) -> Iterator[Violation]:
 
 @note(
     "old-launcher",
-    why=(
-        "torch.distributed.launch is deprecated; it passes --local-rank, which programs that know only --local_rank "
-        "refuse."
-    ),
+    why="torch.distributed.launch is deprecated; it passes --local-rank, which programs that know only --local_rank "
+    "refuse.",
     cure="use torchrun, which has the same options",
     source="torch/distributed/run.py",
     bad="python -m torch.distributed.launch --nproc_per_node=2 train.py",
@@ -227,10 +219,8 @@ INNER_COMMAND = lazy_regex(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$\{[^}]*\}")
 
 @error(
     "export-comma",
-    why=(
-        "Slurm treats every comma as the end of a value: --export=ALL,X=^lo,docker0 gives X=^lo. Quotes do not help; "
-        "they become part of the value."
-    ),
+    why="Slurm treats every comma as the end of a value: --export=ALL,X=^lo,docker0 gives X=^lo. Quotes do not help; "
+    "they become part of the value.",
     cure="export the variable in the script before srun; --export=ALL is the default and passes it on",
     source="tested with Slurm 22.05",
     bad="srun --export=ALL,NCCL_SOCKET_IFNAME=^lo,docker0 python train.py",
@@ -252,10 +242,8 @@ def comma(job: JobDescription) -> Iterator[Violation]:
 
 @warning(
     "export-drops-environment",
-    why=(
-        "The step only gets the named variables (and SLURM_*): PATH, modules, NCCL and cache settings of the script do "
-        "not reach the ranks."
-    ),
+    why="The step only gets the named variables (and SLURM_*): PATH, modules, NCCL and cache settings of the script do "
+    "not reach the ranks.",
     cure="omit --export, or write --export=ALL; set variables with export lines before srun",
     source="tested with Slurm 22.05",
     bad="srun --export=NCCL_DEBUG=INFO torchrun train.py",
@@ -330,14 +318,10 @@ def _traps(job: JobDescription, name: str) -> list[ProgramCall]:
 
 @warning(
     "signal-kills-torchrun",
-    why=(
-        "Without B: Slurm sends the signal to every process of every step. It ends torchrun (exit code 138), and its "
-        "workers keep running."
-    ),
-    cure=(
-        "in the task's shell: trap '' USR1; exec torchrun ...; or #SBATCH --signal=B:USR1@<seconds> with a trap in the "
-        "batch script"
-    ),
+    why="Without B: Slurm sends the signal to every process of every step. It ends torchrun (exit code 138), and its "
+    "workers keep running.",
+    cure="in the task's shell: trap '' USR1; exec torchrun ...; or #SBATCH --signal=B:USR1@<seconds> with a trap in "
+    "the batch script",
     source="tested with Slurm 22.05",
     bad="#SBATCH --signal=USR1@120\nsrun torchrun train.py",
     good="#SBATCH --signal=USR1@120\nsrun bash -c \"trap '' USR1; exec torchrun train.py\"",
@@ -357,10 +341,8 @@ def signal(job: JobDescription) -> Iterator[Violation]:
 
 @warning(
     "signal-not-trapped",
-    why=(
-        "The signal goes to the batch shell and ends it unless it has a trap; bash runs a trap only when no foreground "
-        "program is running."
-    ),
+    why="The signal goes to the batch shell and ends it unless it has a trap; bash runs a trap only when no foreground "
+    "program is running.",
     cure="trap '<command>' USR1; srun ... & wait",
     source="bash manual, signals; tested with Slurm 22.05",
     bad="#SBATCH --signal=B:USR1@120\nsrun torchrun train.py",
@@ -396,10 +378,8 @@ LOGIN_SHELL = lazy_regex(r"#!\s*\S+(?:\s+\S+)*\s+-(?:\S*[li]|-login)")
 
 @warning(
     "conda-not-set-up",
-    why=(
-        "conda activate needs a function that conda's start-up code defines. A batch script does not run it, and goes "
-        "on with the caller's Python."
-    ),
+    why="conda activate needs a function that conda's start-up code defines. A batch script does not run it, and goes "
+    "on with the caller's Python.",
     cure='eval "$(conda shell.bash hook)" before it, or source <conda>/etc/profile.d/conda.sh, or #!/bin/bash -l',
     source="conda documentation, activate",
     bad="conda activate train\nsrun torchrun train.py",
@@ -450,10 +430,8 @@ def defines_conda(call: ProgramCall) -> bool:
 
 @warning(
     "module-after-activation",
-    why=(
-        "The module puts its own Python in front of PATH: the programs run without the packages of the activated "
-        "environment."
-    ),
+    why="The module puts its own Python in front of PATH: the programs run without the packages of the activated "
+    "environment.",
     cure="load all modules first, then activate the environment",
     source="Lmod user guide, PATH",
     bad="source ~/conda/etc/profile.d/conda.sh\nconda activate mine\nmodule load pytorch/2.4\nsrun python train.py",
@@ -558,10 +536,8 @@ def _hides_gpus(job: JobDescription, call: ProgramCall) -> bool:
 
 @note(
     "buffered-output",
-    why=(
-        "Python buffers some kB of output if it does not write to a terminal; when a rank is killed, its last lines "
-        "are lost."
-    ),
+    why="Python buffers some kB of output if it does not write to a terminal; when a rank is killed, its last lines "
+    "are lost.",
     cure="export PYTHONUNBUFFERED=1",
     source="Python manual, -u",
     bad="#SBATCH --ntasks-per-node=2\nsrun python train.py",
@@ -592,10 +568,8 @@ def shell_flags(job: JobDescription) -> tuple[bool, bool]:
 
 @warning(
     "exit-code-lost",
-    why=(
-        "The job's state is the exit code of its last command. A failed training is reported as COMPLETED, and "
-        "dependent jobs start."
-    ),
+    why="The job's state is the exit code of its last command. A failed training is reported as COMPLETED, and "
+    "dependent jobs start.",
     cure="set -eo pipefail at the top of the script",
     source="bash manual, pipelines",
     bad="set -e\ntorchrun --standalone train.py | tee train.log",

@@ -24,14 +24,10 @@ from allranks.utils.text import lazy_regex
 
 @error(
     "several-torchruns",
-    why=(
-        "Every task starts a launcher that starts all ranks of the node: too many ranks per GPU, and several launchers "
-        "on the same port."
-    ),
-    cure=(
-        "#SBATCH --ntasks-per-node=1, so that one launcher starts the ranks of its node; or srun "
-        "--ntasks=$SLURM_JOB_NUM_NODES"
-    ),
+    why="Every task starts a launcher that starts all ranks of the node: too many ranks per GPU, and several launchers "
+    "on the same port.",
+    cure="#SBATCH --ntasks-per-node=1, so that one launcher starts the ranks of its node; or srun "
+    "--ntasks=$SLURM_JOB_NUM_NODES",
     source="tested with Slurm 22.05",
     bad="#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun torchrun --nproc_per_node=4 train.py",
     good="#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun torchrun --nproc_per_node=4 train.py",
@@ -67,10 +63,8 @@ def _certain_tasks(job: JobDescription, launch: LauncherCall) -> bool:
 
 @error(
     "one-node-only",
-    why=(
-        "The batch script runs on the first node only. Without srun the other nodes are idle, or the launcher waits "
-        "for them until the timeout."
-    ),
+    why="The batch script runs on the first node only. Without srun the other nodes are idle, or the launcher waits "
+    "for them until the timeout.",
     cure="start it on every node: srun --ntasks-per-node=1 torchrun ...",
     source="Slurm's sbatch and srun manuals",
     bad="torchrun --nnodes=2 --nproc_per_node=2 train.py",
@@ -176,10 +170,8 @@ ALONE_WHY = (
 
 @error(
     "fewer-tasks-than-nodes",
-    why=(
-        "Slurm allocates at most as many nodes as the job has tasks, with only a warning; the launcher then waits for "
-        "nodes that never join."
-    ),
+    why="Slurm allocates at most as many nodes as the job has tasks, with only a warning; the launcher then waits for "
+    "nodes that never join.",
     cure="#SBATCH --ntasks-per-node=1 instead of --ntasks",
     source="Slurm's sbatch and srun manuals",
     bad="#SBATCH --nodes=2\n#SBATCH --ntasks=1\nsrun torchrun --nnodes=2 train.py",
@@ -228,10 +220,8 @@ def processes(job: JobDescription) -> Iterator[Violation]:
 
 @note(
     "one-failed-rest-waits",
-    why=(
-        "By default, when one task fails, srun does not end the others; they wait for it in a collective until the "
-        "timeout."
-    ),
+    why="By default, when one task fails, srun does not end the others; they wait for it in a collective until the "
+    "timeout.",
     cure="srun --kill-on-bad-exit=1 (srun may then return 143 instead of the first task's code)",
     source="tested with Slurm 22.05",
     bad="srun torchrun --nnodes=2 --nproc_per_node=2 train.py",
@@ -248,10 +238,8 @@ def kill(job: JobDescription) -> Iterator[Violation]:
 
 @error(
     "step-exceeds-job",
-    why=(
-        "srun refuses the step: it waits for resources that the job does not have, or stops with 'More processors "
-        "requested than permitted'."
-    ),
+    why="srun refuses the step: it waits for resources that the job does not have, or stops with 'More processors "
+    "requested than permitted'.",
     cure="request the same in #SBATCH",
     source="Slurm's sbatch and srun manuals",
     bad="srun --nodes=4 --ntasks=4 python train.py",
@@ -312,14 +300,10 @@ def _megabytes(value: str | None) -> float | None:
 
 @error(
     "nodes-in-sequence",
-    why=(
-        "The first launcher waits for the others, which start only after it has ended; it stops at the rendezvous "
-        "timeout."
-    ),
-    cure=(
-        "srun --ntasks-per-node=1 without --nodelist starts all nodes at once; or end the line with & and add wait "
-        "after the loop"
-    ),
+    why="The first launcher waits for the others, which start only after it has ended; it stops at the rendezvous "
+    "timeout.",
+    cure="srun --ntasks-per-node=1 without --nodelist starts all nodes at once; or end the line with & and add wait "
+    "after the loop",
     source="torch/distributed/run.py",
     bad="for node in $NODES; do\n  srun -N1 -n1 -w $node torchrun --nnodes=2 --nproc_per_node=2 train.py\ndone",
     good="srun --ntasks-per-node=1 torchrun --nnodes=2 --nproc_per_node=2 train.py",
@@ -383,10 +367,8 @@ WRITES = {"echo", "printf", "cat", "scontrol", "sed", "awk", "cp", "tee", "sort"
 
 @error(
     "host-file",
-    why=(
-        "deepspeed reads lines of the form '<host> slots=<GPUs>' and stops at any other, or takes only the hosts that "
-        "it understands."
-    ),
+    why="deepspeed reads lines of the form '<host> slots=<GPUs>' and stops at any other, or takes only the hosts that "
+    "it understands.",
     cure='for host in $(scontrol show hostnames); do echo "$host slots=8"; done > hostfile.$SLURM_JOB_ID',
     source="DeepSpeed's launcher, runner.py",
     bad="scontrol show hostnames > hosts.$SLURM_JOB_ID\ndeepspeed --hostfile=hosts.$SLURM_JOB_ID train.py",
@@ -422,17 +404,13 @@ ONE_HOST = lazy_regex(
 
 @error(
     "step-nodes",
-    why=(
-        "A step has as many nodes and tasks as the job, unless -N and -n say otherwise: -w only names nodes that it "
-        "has to contain."
-    ),
+    why="A step has as many nodes and tasks as the job, unless -N and -n say otherwise: -w only names nodes that it "
+    "has to contain.",
     cure="srun -N 1 -n 1 -w <host> ...",
     source="tested with Slurm 22.05",
     bad="nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST))\nsrun -w ${nodes[0]} ray start --head --block &",
-    good=(
-        "nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST))\nsrun -N 1 -n 1 -w ${nodes[0]} ray start --head "
-        "--block &"
-    ),
+    good="nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST))\nsrun -N 1 -n 1 -w ${nodes[0]} ray start --head "
+    "--block &",
 )
 def step_nodes(job: JobDescription) -> Iterator[Violation]:
     nodes, total = job.nodes, job.number("$SLURM_NTASKS")

@@ -33,20 +33,14 @@ def is_torchrun(launch: LauncherCall) -> bool:
 
 @warning(
     "fixed-port",
-    why=(
-        "Two jobs on one node use the same port: one stops with 'Address already in use', or with c10d joins the store "
-        "of the other."
-    ),
-    cure=(
-        "derive it from the job ID, below the ephemeral range: MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000)); on one "
-        "node use torchrun --standalone"
-    ),
+    why="Two jobs on one node use the same port: one stops with 'Address already in use', or with c10d joins the store "
+    "of the other.",
+    cure="derive it from the job ID, below the ephemeral range: MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000)); on one "
+    "node use torchrun --standalone",
     source="torch/distributed/elastic/rendezvous",
     bad="#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nexport MASTER_PORT=29500\nsrun python train.py",
-    good=(
-        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nexport MASTER_PORT=$((15000 + SLURM_JOB_ID % "
-        "15000))\nsrun python train.py"
-    ),
+    good="#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nexport MASTER_PORT=$((15000 + SLURM_JOB_ID % "
+    "15000))\nsrun python train.py",
     files=ANY,
 )
 def port(job: JobDescription) -> Iterator[Violation]:
@@ -106,10 +100,8 @@ def _ports_of_launchers(job: JobDescription) -> Iterator[tuple[int, int, str]]:
 @error(
     "port-per-node",
     why="Every node gets a different value, so the nodes never find each other.",
-    cure=(
-        "derive it from the job ID, below the ephemeral range: MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000)); on one "
-        "node use torchrun --standalone"
-    ),
+    cure="derive it from the job ID, below the ephemeral range: MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000)); on one "
+    "node use torchrun --standalone",
     source="LLaMA-Factory's launcher",
     bad="srun bash -c 'export MASTER_PORT=$((15000 + RANDOM % 10000)); python train.py'",
     good="export MASTER_PORT=$((15000 + RANDOM % 10000))\nsrun python train.py",
@@ -133,20 +125,14 @@ def port_per_node(job: JobDescription) -> Iterator[Violation]:
 
 @note(
     "fixed-rendezvous-id",
-    why=(
-        "Jobs with the same id, address and port share one rendezvous: one of them is killed, or it uses nodes of the "
-        "other."
-    ),
+    why="Jobs with the same id, address and port share one rendezvous: one of them is killed, or it uses nodes of the "
+    "other.",
     cure="--rdzv_id=$SLURM_JOB_ID (with requeue: $SLURM_JOB_ID.$SLURM_RESTART_COUNT)",
     source="torch/distributed/elastic/rendezvous",
-    bad=(
-        "srun torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=101 "
-        "--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT train.py"
-    ),
-    good=(
-        "srun torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID "
-        "--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT train.py"
-    ),
+    bad="srun torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=101 "
+    "--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT train.py",
+    good="srun torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID "
+    "--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT train.py",
 )
 def identity(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches if not job.whole_nodes else ():
@@ -169,19 +155,13 @@ LOOPBACK = lazy_regex(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
 @note(
     "node-rank-ignored",
     why="With c10d, node ranks come from the sorted host names, and --node_rank is ignored: rank 0 may be on any node.",
-    cure=(
-        "remove --node_rank; or, if ranks must follow Slurm's order, use --master_addr and --master_port instead of "
-        "the --rdzv options"
-    ),
+    cure="remove --node_rank; or, if ranks must follow Slurm's order, use --master_addr and --master_port instead of "
+    "the --rdzv options",
     source="torch/distributed/run.py, pytorch#150660",
-    bad=(
-        "srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --rdzv_backend=c10d "
-        "--rdzv_endpoint=$MASTER_ADDR:15000 train.py'"
-    ),
-    good=(
-        "srun torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID "
-        "--rdzv_endpoint=$MASTER_ADDR:15000 train.py"
-    ),
+    bad="srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --rdzv_backend=c10d "
+    "--rdzv_endpoint=$MASTER_ADDR:15000 train.py'",
+    good="srun torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID "
+    "--rdzv_endpoint=$MASTER_ADDR:15000 train.py",
 )
 def node_rank(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
@@ -193,16 +173,12 @@ def node_rank(job: JobDescription) -> Iterator[Violation]:
 @error(
     "node-rank-missing",
     why="Without --node_rank every node is node 0, and all wait for the others until the timeout.",
-    cure=(
-        "--node_rank=$SLURM_NODEID in single quotes inside the srun command, or --rdzv_backend=c10d with "
-        "--rdzv_endpoint and --rdzv_id"
-    ),
+    cure="--node_rank=$SLURM_NODEID in single quotes inside the srun command, or --rdzv_backend=c10d with "
+    "--rdzv_endpoint and --rdzv_id",
     source="torch/distributed/run.py",
     bad="srun torchrun --nnodes=2 --nproc_per_node=2 --master_addr=$MASTER_ADDR --master_port=$MASTER_PORT train.py",
-    good=(
-        "srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR "
-        "--master_port=$MASTER_PORT train.py'"
-    ),
+    good="srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR "
+    "--master_port=$MASTER_PORT train.py'",
 )
 def rank_missing(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches if job.multi_node and not job.has("PET_NODE_RANK") else ():
@@ -395,14 +371,10 @@ DRAWN = lazy_regex(
     why="Nodes meet if they have the same id. Each of these waits alone in its own rendezvous until the timeout.",
     cure="--rdzv_id=$SLURM_JOB_ID",
     source="torch/distributed/elastic/rendezvous",
-    bad=(
-        "srun bash -c 'torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_id=$SLURM_PROCID "
-        "--rdzv_endpoint=$MASTER_ADDR:15000 train.py'"
-    ),
-    good=(
-        "srun bash -c 'torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID "
-        "--rdzv_endpoint=$MASTER_ADDR:15000 train.py'"
-    ),
+    bad="srun bash -c 'torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_id=$SLURM_PROCID "
+    "--rdzv_endpoint=$MASTER_ADDR:15000 train.py'",
+    good="srun bash -c 'torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID "
+    "--rdzv_endpoint=$MASTER_ADDR:15000 train.py'",
 )
 def id_per_node(job: JobDescription) -> Iterator[Violation]:
     if not job.multi_node and job.is_job:
@@ -422,23 +394,15 @@ def id_per_node(job: JobDescription) -> Iterator[Violation]:
 
 @warning(
     "address-without-host",
-    why=(
-        "torchrun compares host names to decide whether it hosts the store: an address of another interface matches "
-        "none, and all wait."
-    ),
-    cure=(
-        "use the host name of the first node; or --rdzv_conf=is_host=1 on it and is_host=0 elsewhere; or --master_addr "
-        "with a static rendezvous"
-    ),
+    why="torchrun compares host names to decide whether it hosts the store: an address of another interface matches "
+    "none, and all wait.",
+    cure="use the host name of the first node; or --rdzv_conf=is_host=1 on it and is_host=0 elsewhere; or "
+    "--master_addr with a static rendezvous",
     source="torch/distributed/elastic/rendezvous, pytorch#73656",
-    bad=(
-        "head=$(srun -N 1 ip -4 -o addr show dev ib0)\nsrun torchrun --nnodes=2 --rdzv_backend=c10d "
-        "--rdzv_endpoint=$head:15000 train.py"
-    ),
-    good=(
-        "head=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\nsrun torchrun --nnodes=2 --rdzv_backend=c10d "
-        "--rdzv_endpoint=$head:15000 train.py"
-    ),
+    bad="head=$(srun -N 1 ip -4 -o addr show dev ib0)\nsrun torchrun --nnodes=2 --rdzv_backend=c10d "
+    "--rdzv_endpoint=$head:15000 train.py",
+    good="head=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\nsrun torchrun --nnodes=2 "
+    "--rdzv_backend=c10d --rdzv_endpoint=$head:15000 train.py",
 )
 def hostless(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
@@ -455,10 +419,8 @@ def hostless(job: JobDescription) -> Iterator[Violation]:
 
 @warning(
     "scontrol-in-container",
-    why=(
-        "scontrol is on the host, not in the image; the substitution is empty, and with a fall-back to localhost every "
-        "node forms its own group."
-    ),
+    why="scontrol is on the host, not in the image; the substitution is empty, and with a fall-back to localhost every "
+    "node forms its own group.",
     cure=(
         'in the batch script, outside of containers: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | '
         "head -n 1)"
@@ -497,16 +459,12 @@ EMPTY_WHY = "The batch shell expands it before srun starts, where it is not set;
 @error(
     "expanded-too-early",
     why="The batch shell expands it before srun starts, where it is 0; every task on every node gets 0.",
-    cure=(
-        "let the task's own shell expand it: srun bash -c '... $SLURM_NODEID ...' in single quotes, or \\$SLURM_NODEID "
-        "in double quotes"
-    ),
+    cure="let the task's own shell expand it: srun bash -c '... $SLURM_NODEID ...' in single quotes, or "
+    "\\$SLURM_NODEID in double quotes",
     source="accelerate#2816",
     bad="srun torchrun --nnodes=2 --nproc_per_node=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR train.py",
-    good=(
-        "srun bash -c 'torchrun --nnodes=2 --nproc_per_node=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR "
-        "train.py'"
-    ),
+    good="srun bash -c 'torchrun --nnodes=2 --nproc_per_node=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR "
+    "train.py'",
 )
 def early(job: JobDescription) -> Iterator[Violation]:
     starts = any(c.program == "srun" and not c.in_substitution for c in job.calls)
@@ -588,20 +546,14 @@ OWN_SHELL = REMOTE_SHELLS | {"parallel", "xargs", "flux"}
 
 @error(
     "never-expanded",
-    why=(
-        "srun starts the program without a shell, and single quotes or \\$ keep the batch shell from expanding it: the "
-        "program gets the text."
-    ),
+    why="srun starts the program without a shell, and single quotes or \\$ keep the batch shell from expanding it: the "
+    "program gets the text.",
     cure="srun bash -c '... $SLURM_NODEID ...', whose shell expands it in every task",
     source="bash manual, quoting",
-    bad=(
-        "srun torchrun --nnodes=2 --nproc_per_node=2 --node_rank=\\$SLURM_NODEID --master_addr=$MASTER_ADDR "
-        "--master_port=15000 train.py"
-    ),
-    good=(
-        "srun bash -c 'torchrun --nnodes=2 --nproc_per_node=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR "
-        "--master_port=15000 train.py'"
-    ),
+    bad="srun torchrun --nnodes=2 --nproc_per_node=2 --node_rank=\\$SLURM_NODEID --master_addr=$MASTER_ADDR "
+    "--master_port=15000 train.py",
+    good="srun bash -c 'torchrun --nnodes=2 --nproc_per_node=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR "
+    "--master_port=15000 train.py'",
 )
 def literal(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:

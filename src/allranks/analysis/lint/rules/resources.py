@@ -160,10 +160,8 @@ PARTS = lazy_regex(r"(?i)\bpvc\b|xpu|\bZE_AFFINITY_MASK\b")
 
 @error(
     "more-ranks-than-gpus",
-    why=(
-        "Ranks without a GPU stop with 'invalid device ordinal', or two ranks share one and NCCL reports a duplicate "
-        "GPU."
-    ),
+    why="Ranks without a GPU stop with 'invalid device ordinal', or two ranks share one and NCCL reports a duplicate "
+    "GPU.",
     cure="set both to the same number",
     source="torch/distributed/run.py",
     bad="#SBATCH --gres=gpu:2\ntorchrun --standalone --nproc_per_node=4 train.py",
@@ -245,10 +243,8 @@ DEVICE_NAME = lazy_regex(
 
 @error(
     "device-of-one-gpu",
-    why=(
-        "Each task sees only its own GPU, as number 0: cuda:LOCAL_RANK fails from the second rank on, and copies "
-        "between GPUs may not work."
-    ),
+    why="Each task sees only its own GPU, as number 0: cuda:LOCAL_RANK fails from the second rank on, and copies "
+    "between GPUs may not work.",
     cure="--gpus-per-node=<n>, so that every task sees all GPUs of its node and uses the one of its local rank",
     source="Slurm's sbatch and srun manuals",
     bad="#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=1\nsrun bash -c 'python train.py --gpu $SLURM_LOCALID'",
@@ -361,14 +357,10 @@ def ranks_of(job: JobDescription, launch: LauncherCall) -> int | None:
     why="The program checks these numbers when it starts, and stops.",
     cure="ranks = tensor x pipeline x context x data parallel size",
     source="Megatron-LM's arguments; torchtitan's ParallelDims",
-    bad=(
-        "srun --nodes=1 --ntasks=1 torchrun --standalone --nproc_per_node=2 pretrain_gpt.py "
-        "--tensor-model-parallel-size 4"
-    ),
-    good=(
-        "srun --nodes=1 --ntasks=1 torchrun --standalone --nproc_per_node=2 pretrain_gpt.py "
-        "--tensor-model-parallel-size 2"
-    ),
+    bad="srun --nodes=1 --ntasks=1 torchrun --standalone --nproc_per_node=2 pretrain_gpt.py "
+    "--tensor-model-parallel-size 4",
+    good="srun --nodes=1 --ntasks=1 torchrun --standalone --nproc_per_node=2 pretrain_gpt.py "
+    "--tensor-model-parallel-size 2",
 )
 def parallel_sizes(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
@@ -399,10 +391,8 @@ def _batches(numbers: dict[str, tuple[int, Argument] | None], replicas: int | No
 
 @note(
     "cpus-not-inherited",
-    why=(
-        "From Slurm 22.05 to 23.02 srun does not read --cpus-per-task of the job: each task may get one CPU, which its "
-        "data loaders share."
-    ),
+    why="From Slurm 22.05 to 23.02 srun does not read --cpus-per-task of the job: each task may get one CPU, which its "
+    "data loaders share.",
     cure='srun --cpus-per-task="$SLURM_CPUS_PER_TASK", or export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
     source="release notes of Slurm 22.05, Lightning#18650",
     bad="#SBATCH --ntasks-per-node=8\n#SBATCH --cpus-per-task=8\nsrun python train.py",
@@ -431,16 +421,12 @@ def inherited(job: JobDescription) -> Iterator[Violation]:
 @note(
     "cpus-missing",
     why="Without --cpus-per-task a task has one CPU, which all ranks and data loaders of the node share.",
-    cure=(
-        "#SBATCH --cpus-per-task=<CPUs of a node / tasks per node>, and the same for srun; or --exclusive, or "
-        "--cpus-per-gpu"
-    ),
+    cure="#SBATCH --cpus-per-task=<CPUs of a node / tasks per node>, and the same for srun; or --exclusive, or "
+    "--cpus-per-gpu",
     source="Slurm's sbatch and srun manuals",
     bad="#SBATCH --nodes=1\n#SBATCH --gres=gpu:2\ntorchrun --standalone --nproc_per_node=2 train.py",
-    good=(
-        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:2\n#SBATCH --cpus-per-task=16\ntorchrun --standalone --nproc_per_node=2 "
-        "train.py"
-    ),
+    good="#SBATCH --nodes=1\n#SBATCH --gres=gpu:2\n#SBATCH --cpus-per-task=16\ntorchrun --standalone "
+    "--nproc_per_node=2 train.py",
 )
 def missing(job: JobDescription) -> Iterator[Violation]:
     names = {"cpus-per-task", "cpus-per-gpu", "exclusive", "mincpus", "cores-per-socket", "threads-per-core"}
@@ -463,14 +449,10 @@ def missing(job: JobDescription) -> Iterator[Violation]:
     why="Ranks and the workers of their data loaders take turns on the CPUs: the GPUs wait for data.",
     cure="#SBATCH --cpus-per-task=<ranks per task x (1 + loader workers)>",
     source="Slurm's sbatch and srun manuals",
-    bad=(
-        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n#SBATCH --cpus-per-task=1\ntorchrun --standalone --nproc_per_node=4 "
-        "train.py"
-    ),
-    good=(
-        "#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n#SBATCH --cpus-per-task=32\ntorchrun --standalone --nproc_per_node=4 "
-        "train.py"
-    ),
+    bad="#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n#SBATCH --cpus-per-task=1\ntorchrun --standalone --nproc_per_node=4 "
+    "train.py",
+    good="#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n#SBATCH --cpus-per-task=32\ntorchrun --standalone "
+    "--nproc_per_node=4 train.py",
 )
 def few_cpus(job: JobDescription) -> Iterator[Violation]:
     found = job.heading.get("cpus-per-task")
@@ -513,10 +495,8 @@ def _ranks_of_task(job: JobDescription, launch: LauncherCall) -> int | None:
 
 @note(
     "threads-missing",
-    why=(
-        "torchrun and accelerate set OMP_NUM_THREADS=1 if it is missing; with other launchers every rank starts a "
-        "thread for each core."
-    ),
+    why="torchrun and accelerate set OMP_NUM_THREADS=1 if it is missing; with other launchers every rank starts a "
+    "thread for each core.",
     cure="export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / <ranks per task>))",
     source="torch/distributed/run.py",
     bad="torchrun --nproc_per_node=2 train.py",
@@ -552,10 +532,8 @@ def threads(job: JobDescription) -> Iterator[Violation]:
 
 @note(
     "gpus-for-the-job",
-    why=(
-        "--gpus counts GPUs of the whole job; Slurm may distribute them unevenly, 7 and 1, while the launcher expects "
-        "the same number on every node."
-    ),
+    why="--gpus counts GPUs of the whole job; Slurm may distribute them unevenly, 7 and 1, while the launcher expects "
+    "the same number on every node.",
     cure="--gpus-per-node=<n>",
     source="Slurm's sbatch and srun manuals",
     bad="#SBATCH --nodes=2\n#SBATCH --gpus=7\nsrun python train.py",
@@ -571,10 +549,8 @@ def gpus_total(job: JobDescription) -> Iterator[Violation]:
 
 @note(
     "gpu-per-task",
-    why=(
-        "Each task sees only its own GPU, as number 0: cuda:LOCAL_RANK fails from the second rank on, and copies "
-        "between GPUs may not work."
-    ),
+    why="Each task sees only its own GPU, as number 0: cuda:LOCAL_RANK fails from the second rank on, and copies "
+    "between GPUs may not work.",
     cure="--gpus-per-node=<n>, so that every task sees all GPUs of its node and uses the one of its local rank",
     source="Slurm's sbatch and srun manuals",
     bad="#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=1\nsrun python train.py",
@@ -599,10 +575,8 @@ SURELY_GB = {"mem": 100, "mem-per-gpu": 100, "mem-per-cpu": 25}
 
 @warning(
     "memory-unit",
-    why=(
-        "Slurm takes a number without a unit as megabytes: the job is killed with out of memory when it loads its "
-        "first library."
-    ),
+    why="Slurm takes a number without a unit as megabytes: the job is killed with out of memory when it loads its "
+    "first library.",
     cure="--mem=64G",
     source="Slurm's sbatch and srun manuals",
     bad="#SBATCH --nodes=1\n#SBATCH --mem=64\nsrun torchrun train.py",

@@ -44,14 +44,10 @@ def _on_every_node(job: JobDescription, path: str, launch: ProgramCall) -> bool:
 
 @error(
     "node-local-file",
-    why=(
-        "/tmp is local to each node. Other nodes do not see files written there: 'can't open file', or checkpoints of "
-        "one node only."
-    ),
-    cure=(
-        "use a folder that all nodes see ($HOME, a scratch file system), or copy it to every node first: sbcast, or "
-        "srun --ntasks-per-node=1 cp"
-    ),
+    why="/tmp is local to each node. Other nodes do not see files written there: 'can't open file', or checkpoints of "
+    "one node only.",
+    cure="use a folder that all nodes see ($HOME, a scratch file system), or copy it to every node first: sbcast, or "
+    "srun --ntasks-per-node=1 cp",
     source="tested with Slurm 22.05",
     bad="srun torchrun --nnodes=2 --nproc_per_node=2 train.py --output_dir=/tmp/$USER/out",
     good="srun torchrun --nnodes=2 --nproc_per_node=2 train.py --output_dir=$HOME/out",
@@ -80,10 +76,8 @@ def _where(arg: Argument) -> int:
 
 @warning(
     "fixed-name-in-tmp",
-    why=(
-        "A file of another user with this name cannot be overwritten, and two of your jobs on one node overwrite each "
-        "other's file."
-    ),
+    why="A file of another user with this name cannot be overwritten, and two of your jobs on one node overwrite each "
+    "other's file.",
     cure="use a folder per job: d=$(mktemp -d)",
     source="the sticky bit of /tmp",
     bad="#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nrm -rf /tmp/cache",
@@ -138,17 +132,13 @@ def unshared(job: JobDescription) -> Iterator[Violation]:
 
 @note(
     "cache-missing",
-    why=(
-        "The default is ~/.cache/huggingface: home quotas are small, and without a shared home each node downloads the "
-        "model."
-    ),
+    why="The default is ~/.cache/huggingface: home quotas are small, and without a shared home each node downloads the "
+    "model.",
     cure="export HF_HOME=<a folder that all nodes see>; let one rank prepare data before the others load it",
     source="huggingface_hub's defaults",
     bad="srun torchrun --nnodes=2 --nproc_per_node=2 train.py --model_name_or_path mistralai/Mistral-7B-v0.1",
-    good=(
-        "export HF_HOME=/shared/hf\nsrun torchrun --nnodes=2 --nproc_per_node=2 train.py --model_name_or_path "
-        "mistralai/Mistral-7B-v0.1"
-    ),
+    good="export HF_HOME=/shared/hf\nsrun torchrun --nnodes=2 --nproc_per_node=2 train.py --model_name_or_path "
+    "mistralai/Mistral-7B-v0.1",
 )
 def missing(job: JobDescription) -> Iterator[Violation]:
     if not job.multi_node or not job.launches or sources_settings(job) or job.has(*CACHES, "XDG_CACHE_HOME"):
@@ -165,10 +155,8 @@ def missing(job: JobDescription) -> Iterator[Violation]:
 
 @warning(
     "sbcast",
-    why=(
-        "sbcast copies one file: it overwrites nothing without --force, does not copy folders, and the target folder "
-        "must exist."
-    ),
+    why="sbcast copies one file: it overwrites nothing without --force, does not copy folders, and the target folder "
+    "must exist.",
     cure="use one tar file, sbcast --force, and srun --ntasks-per-node=1 tar -xf",
     source="tested with Slurm 22.05",
     bad="sbcast data.tar /tmp/data.tar",
@@ -192,10 +180,8 @@ CHOOSES_TASK = lazy_regex(r"SLURM_(?:PROCID|LOCALID)|LOCAL_RANK|OMPI_COMM_WORLD|
 
 @warning(
     "prepared-by-all-tasks",
-    why=(
-        "srun starts the command once per task: all change the same files at once, and some fail or read a file that "
-        "is half written."
-    ),
+    why="srun starts the command once per task: all change the same files at once, and some fail or read a file that "
+    "is half written.",
     cure="run it once before srun, or on each node: srun --ntasks-per-node=1 --ntasks=$SLURM_NNODES",
     source="Slurm's sbatch and srun manuals",
     bad="#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=4\nsrun pip install -r requirements.txt\nsrun python train.py",

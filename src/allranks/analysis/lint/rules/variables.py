@@ -146,10 +146,8 @@ NUMBERS = (
 
 @error(
     "gloo-interface-syntax",
-    why=(
-        "Gloo only accepts exact interface names; ^ and = are NCCL's syntax, and Gloo stops with 'Unable to find "
-        "address'."
-    ),
+    why="Gloo only accepts exact interface names; ^ and = are NCCL's syntax, and Gloo stops with 'Unable to find "
+    "address'.",
     cure="GLOO_SOCKET_IFNAME=<the interface's exact name, determined on the node>; NCCL and Gloo need separate values",
     source="tested with torch 2.13",
     bad="export GLOO_SOCKET_IFNAME=^lo,docker0",
@@ -240,10 +238,8 @@ def _socket_threads(job: JobDescription) -> Iterator[Violation]:
 
 @warning(
     "error-handling-off",
-    why=(
-        "When a rank dies, the others wait in their collective without end; by default torch ends them after the "
-        "timeout."
-    ),
+    why="When a rank dies, the others wait in their collective without end; by default torch ends them after the "
+    "timeout.",
     cure="remove it",
     source="ProcessGroupNCCL.hpp",
     bad="export TORCH_NCCL_ASYNC_ERROR_HANDLING=0",
@@ -260,10 +256,8 @@ def handling_off(job: JobDescription) -> Iterator[Violation]:
 
 @note(
     "debug-setting",
-    why=(
-        "The setting is for debugging: copies and communication no longer overlap with computation, and training is "
-        "slower."
-    ),
+    why="The setting is for debugging: copies and communication no longer overlap with computation, and training is "
+    "slower.",
     cure="remove it",
     source="CUDA C++ programming guide, environment variables",
     bad="export CUDA_LAUNCH_BLOCKING=1",
@@ -305,14 +299,10 @@ def _names(value: str) -> list[str]:
 
 @note(
     "hard-coded-interface",
-    why=(
-        "Interface names differ between nodes. NCCL does not report a missing interface; it uses another one or hangs. "
-        "Gloo stops with an error."
-    ),
-    cure=(
-        "leave NCCL_SOCKET_IFNAME unset, or exclude interfaces (^lo,docker), or determine the name on each node (ip -o "
-        "route get)"
-    ),
+    why="Interface names differ between nodes. NCCL does not report a missing interface; it uses another one or hangs. "
+    "Gloo stops with an error.",
+    cure="leave NCCL_SOCKET_IFNAME unset, or exclude interfaces (^lo,docker), or determine the name on each node (ip "
+    "-o route get)",
     source="nccl#286, nccl#1837",
     bad="export NCCL_SOCKET_IFNAME=eth0",
     good="export NCCL_SOCKET_IFNAME=^lo,docker",
@@ -332,10 +322,8 @@ def interface(job: JobDescription) -> Iterator[Violation]:
 @error(
     "loopback-across-nodes",
     why="lo only connects processes of one node; ranks on other nodes wait until the timeout.",
-    cure=(
-        "leave NCCL_SOCKET_IFNAME unset, or exclude interfaces (^lo,docker), or determine the name on each node (ip -o "
-        "route get)"
-    ),
+    cure="leave NCCL_SOCKET_IFNAME unset, or exclude interfaces (^lo,docker), or determine the name on each node (ip "
+    "-o route get)",
     source="NCCL user guide, environment variables",
     bad="export GLOO_SOCKET_IFNAME=lo",
     good="# no line: each rank uses the interface of its host's name",
@@ -350,14 +338,10 @@ def loopback(job: JobDescription) -> Iterator[Violation]:
 
 @note(
     "transport-disabled",
-    why=(
-        "A working transport is disabled on every node: without InfiniBand collectives are 10 to 20 times slower, "
-        "without P2P about 8."
-    ),
-    cure=(
-        "remove it; if doctor --collectives shows that it fails, keep it with # allranks: ignore[transport-disabled] "
-        "<reason>"
-    ),
+    why="A working transport is disabled on every node: without InfiniBand collectives are 10 to 20 times slower, "
+    "without P2P about 8.",
+    cure="remove it; if doctor --collectives shows that it fails, keep it with # allranks: ignore[transport-disabled] "
+    "<reason>",
     source="nccl#667, nccl#1838",
     bad="export NCCL_IB_HCA=mlx5\nexport NCCL_IB_DISABLE=1",
     good="export NCCL_IB_HCA=mlx5\n# the firmware of these adapters hangs, replaced in May\nexport NCCL_IB_DISABLE=1",
@@ -407,10 +391,8 @@ OFF = {
 
 @note(
     "fixed-gid-index",
-    why=(
-        "The index of the RoCE v2 address differs between nodes and changes when addresses change. NCCL 2.21 and later "
-        "select it."
-    ),
+    why="The index of the RoCE v2 address differs between nodes and changes when addresses change. NCCL 2.21 and later "
+    "select it.",
     cure="remove it, or determine it on each node",
     source="NCCL 2.21 notes",
     bad="export NCCL_IB_GID_INDEX=3",
@@ -495,10 +477,8 @@ NEEDED_OPTIONS = {
 
 @note(
     "slurm-tmpdir",
-    why=(
-        "Slurm does not set SLURM_TMPDIR; only the prologs of some clusters do. Elsewhere it is empty, and "
-        "$SLURM_TMPDIR/x is /x."
-    ),
+    why="Slurm does not set SLURM_TMPDIR; only the prologs of some clusters do. Elsewhere it is empty, and "
+    "$SLURM_TMPDIR/x is /x.",
     cure="${SLURM_TMPDIR:-/tmp/$USER.$SLURM_JOB_ID}, created with mkdir -p on every node",
     source="tested with Slurm 22.05",
     bad="cp data.tar $SLURM_TMPDIR/",
@@ -522,10 +502,8 @@ def tmpdir(job: JobDescription) -> Iterator[Violation]:
 @warning(
     "secret-in-script",
     why="Everybody who can read the file, its history or the job's command line has the token.",
-    cure=(
-        "revoke it; read the token from a file that only you can read: export HF_TOKEN=$(cat ~/.hf_token), or "
-        "huggingface-cli login"
-    ),
+    cure="revoke it; read the token from a file that only you can read: export HF_TOKEN=$(cat ~/.hf_token), or "
+    "huggingface-cli login",
     source="huggingface_hub's documentation, security",
     bad="export WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567",
     good="export WANDB_API_KEY=$(cat ~/.wandb_key)",
